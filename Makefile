@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+# make demo: everything from nothing to the five drafters' table.
+# make test: lint, overlay checks and all CPU tests.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+PYTEST_ARGS ?=
+# An edit of an overlay file is live; what else goes into the install is listed here.
+INSTALL_INPUTS := $(wildcard requirements/*.txt) base.toml seams.lock hatch_build.py \
+    pyproject.toml $(wildcard tools/overlay/*.py) \
+    $(shell find vllm -type d -not -name __pycache__)
+
+.DELETE_ON_ERROR:
+.PHONY: demo test lint env test-env rebase-report clean
+
+demo: env
+	$(BIN)/python examples/offline_inference/spec_decode.py
+
+test: lint
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: test-env
+	PATH="$(abspath $(BIN)):$$PATH" pre-commit run --all-files --show-diff-on-failure
+
+env: $(VENV)/installed
+test-env: $(VENV)/test-installed
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/installed: $(BIN)/python $(INSTALL_INPUTS)
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --editable .
+	touch $@
+
+$(VENV)/test-installed: $(VENV)/installed requirements/test.txt
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet -r requirements/test.txt
+	touch $@
+
+# make rebase-report VERSION=0.33.0 [DEVICE=cuda]: what another release would change.
+DEVICE ?= cuda
+rebase-report: test-env
+	$(BIN)/python -m tools.overlay rebase --version $(VERSION) --device $(DEVICE)
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis

@@ -16,23 +16,33 @@ from typing import Any
 _PREFIX = "vllm."
 
 
+def _upstream_name(name: str) -> str:
+    return f"{__name__}.{name.removeprefix(_PREFIX)}"
+
+
 class Seam(ModuleType):
     """A module that defines some names and shows an upstream module's for the rest."""
 
-    __upstream__: ModuleType
+    @property
+    def __upstream__(self) -> ModuleType:
+        return sys.modules[_upstream_name(self.__name__)]
 
     def __getattr__(self, name: str) -> Any:
         try:
-            return getattr(self.__dict__["__upstream__"], name)
-        except AttributeError:
-            message = f"module {self.__name__!r} has no attribute {name!r}"
-            raise AttributeError(message) from None
+            value = getattr(self.__upstream__, name)
+            # A package's moved submodule stays hidden behind that submodule's seam.
+            if value is not sys.modules.get(f"{_upstream_name(self.__name__)}.{name}"):
+                return value
+        except (AttributeError, KeyError):
+            pass
+        raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name not in self.__dict__ and name in vars(self.__upstream__):
-            setattr(self.__upstream__, name, value)
-        else:
+        is_submodule = value is sys.modules.get(f"{self.__name__}.{name}")
+        if name in self.__dict__ or name.startswith("__") or is_submodule:
             super().__setattr__(name, value)
+        else:
+            setattr(self.__upstream__, name, value)
 
     def __delattr__(self, name: str) -> None:
         if name in self.__dict__:
@@ -62,8 +72,6 @@ def stand_on(name: str) -> ModuleType:
         The upstream module. A seam that overrides a name which upstream's own
         functions look up as a global assigns it there too.
     """
-    upstream = import_module(f"{__name__}.{name.removeprefix(_PREFIX)}")
-    module = sys.modules[name]
-    module.__upstream__ = upstream
-    module.__class__ = Seam
-    return upstream
+    # First a seam: what upstream imports may already ask the seam for upstream's names.
+    sys.modules[name].__class__ = Seam
+    return import_module(_upstream_name(name))

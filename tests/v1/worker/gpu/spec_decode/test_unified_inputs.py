@@ -1,0 +1,267 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The input kernel against its PyTorch reference, over ragged batches."""
+
+import copy
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vllm.platforms import current_platform
+from vllm.triton_utils import HAS_TRITON
+from vllm.v1.attention.backends.utils import PAD_SLOT_ID
+from vllm.v1.worker.gpu.block_table import BlockTables
+from vllm.v1.worker.gpu.spec_decode.unified.buffers import DraftBuffers
+from vllm.v1.worker.gpu.spec_decode.unified.inputs import (
+    HiddenRows,
+    PreviousPass,
+    VerifiedBatch,
+    prepare_inputs,
+)
+from vllm.v1.worker.gpu.spec_decode.unified.layout import DraftLayout
+from vllm.v1.worker.gpu.spec_decode.unified.reference import prepare_inputs_reference
+
+pytestmark = pytest.mark.skipif(not HAS_TRITON, reason="needs Triton, or TRITON_INTERPRET=1")
+
+if current_platform.is_cpu():
+    import vllm.v1.worker.cpu.shm  # noqa: F401  (what Runner V2 needs on a CPU)
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+MAX_REQS, MAX_TOKENS, MAX_MODEL_LEN, HIDDEN = 5, 96, 64, 24
+MASK = 999
+BLOCK_SIZES = {1: [16], 2: [16, 4]}
+# What no step writes: found where it must not be, a slot was written out of bounds.
+POISON = -77
+
+
+@dataclass
+class Case:
+    layout: DraftLayout
+    batch: VerifiedBatch
+    tables: BlockTables
+    hidden: HiddenRows | None
+    limit: int
+    query_lens: list[int]
+    num_drafts: int
+
+
+@st.composite
+def layouts(draw) -> DraftLayout:
+    k = draw(st.integers(1, 9))
+    return DraftLayout(k, draw(st.integers(0, 1)), draw(st.integers(1, k)))
+
+
+@st.composite
+def cases(draw) -> Case:
+    layout = draw(layouts())
+    num_reqs = draw(st.integers(1, MAX_REQS))
+    num_padded = draw(st.integers(0, MAX_REQS - num_reqs))
+    seed = draw(st.integers(0, 2**31))
+    rng = torch.Generator().manual_seed(seed)
+
+    def integer(low: int, high: int) -> int:
+        return int(torch.randint(low, high + 1, (1,), generator=rng))
+
+    left, query_lens, starts = MAX_TOKENS, [], []
+    for i in range(num_reqs):
+        most = min(left - (num_reqs - 1 - i), MAX_MODEL_LEN)
+        near = draw(st.sampled_from(["decode", "any", "limit"]))
+        q = integer(1, min(most, layout.num_speculative_tokens + 1 if near == "decode" else most))
+        room = MAX_MODEL_LEN - q
+        starts.append(room if near == "limit" else integer(0, room))
+        query_lens.append(q)
+        left -= q
+    tables = make_tables(rng, draw(st.sampled_from([1, 2])), integer)
+    dummy = draw(st.booleans()) and draw(st.booleans())
+    batch = make_batch(rng, query_lens, starts, num_padded, dummy, integer)
+    hidden = None
+    if layout.token_shift:
+        rows = torch.randn(MAX_TOKENS, HIDDEN, generator=rng).to(DEVICE)
+        hidden = HiddenRows(rows, torch.randn(HIDDEN, generator=rng).to(DEVICE))
+    limit = draw(st.sampled_from([MAX_MODEL_LEN, 20]))
+    num_drafts = draw(st.integers(1, layout.num_speculative_tokens))
+    return Case(layout, batch, tables, hidden, limit, query_lens, num_drafts)
+
+
+def make_tables(rng, groups: int, integer) -> BlockTables:
+    sizes = BLOCK_SIZES[groups]
+    width = [-(-MAX_MODEL_LEN // size) for size in sizes]
+    tables = BlockTables(sizes, MAX_REQS, MAX_TOKENS, width, DEVICE)
+    for group, table in enumerate(tables.block_tables):
+        # Stale ids stand behind the blocks that a request holds, null blocks within.
+        ids = torch.randint(0, 30, table.gpu.shape, generator=rng, dtype=torch.int32)
+        table.gpu.copy_(ids)
+        for req in range(MAX_REQS):
+            tables.num_blocks.np[group, req] = integer(0, width[group])
+    tables.num_blocks.copy_to_uva()
+    return tables
+
+
+def make_batch(rng, query_lens, starts, num_padded, dummy, integer) -> VerifiedBatch:
+    num_reqs, num_tokens = len(query_lens), sum(query_lens)
+    ends = torch.tensor([0, *query_lens, *[0] * num_padded]).cumsum(0)
+    positions = torch.cat(
+        [torch.arange(s, s + q) for s, q in zip(starts, query_lens, strict=True)]
+    )
+    states = torch.randperm(MAX_REQS, generator=rng)[:num_reqs]
+    states = torch.full_like(states, -1) if dummy else states
+    rejected = [integer(0, q - 1) if integer(0, 1) else 0 for q in query_lens]
+    sampled = [integer(0, 1) for _ in query_lens]
+    pad = [0] * num_padded
+
+    def ids(*shape: int) -> torch.Tensor:
+        return torch.randint(1, 900, shape, generator=rng, dtype=torch.int32).to(DEVICE)
+
+    def int32(values) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int32, device=DEVICE)
+
+    return VerifiedBatch(
+        input_ids=ids(num_tokens),
+        positions=positions.to(DEVICE),
+        query_start_loc=ends.to(DEVICE, torch.int32),
+        idx_mapping=torch.cat([states, torch.full((num_padded,), -1)]).to(DEVICE),
+        num_sampled=int32(sampled + pad),
+        num_rejected=int32(rejected + pad),
+        last_sampled=ids(MAX_REQS, 1),
+        next_prefill_tokens=ids(MAX_REQS),
+    )
+
+
+def make_buffers(layout: DraftLayout, groups: int) -> DraftBuffers:
+    size = HIDDEN if layout.token_shift else None
+    buffers = DraftBuffers(layout, MAX_TOKENS, MAX_REQS, DEVICE, size, torch.float32)
+    buffers.allocate_slot_mappings(groups)
+    for tensor in tensors_of(buffers).values():
+        tensor.fill_(POISON)
+    return buffers
+
+
+def tensors_of(buffers: DraftBuffers) -> dict[str, torch.Tensor]:
+    skipped = ("is_padding", "dcp_local_seq_lens")
+    return {
+        name: value
+        for name, value in vars(buffers).items()
+        if isinstance(value, torch.Tensor) and name not in skipped
+    }
+
+
+def assert_same(actual: DraftBuffers, expected: DraftBuffers) -> None:
+    for name, tensor in tensors_of(expected).items():
+        torch.testing.assert_close(
+            tensors_of(actual)[name], tensor, rtol=0, atol=0, msg=lambda m, n=name: f"{n}: {m}"
+        )
+
+
+def run_passes(prepare, case: Case) -> list[DraftBuffers]:
+    """The draft batch after each pass, with made-up drafts between them."""
+    layout, batch = case.layout, case.batch
+    buffers = make_buffers(layout, case.tables.num_kv_cache_groups)
+    num_reqs = batch.idx_mapping.shape[0]
+    total = sum(case.query_lens) + layout.num_extra_slots * len(case.query_lens)
+    rng = torch.Generator().manual_seed(1)
+    drafts = torch.randint(
+        1, 900, (num_reqs, layout.num_speculative_tokens), generator=rng
+    ).to(DEVICE)
+    after = []
+    for draft_pass in range(layout.passes_for(case.num_drafts)):
+        done = draft_pass * layout.parallel_width
+        source, hidden, rows = batch, case.hidden, total
+        if draft_pass:
+            source = PreviousPass(drafts, batch.idx_mapping, draft_pass)
+            rows = layout.num_follow_slots * len(case.query_lens)
+        prepare(
+            source,
+            layout,
+            buffers,
+            case.tables,
+            num_samples=min(layout.parallel_width, case.num_drafts - done),
+            num_padded_tokens=min(rows + 3, buffers.max_num_tokens),
+            limit=case.limit,
+            max_query_len=max(case.query_lens),
+            mask_token_id=MASK,
+            hidden=hidden,
+        )
+        after.append(copy.deepcopy(buffers))
+    return after
+
+
+@settings(max_examples=1000, deadline=None)
+@given(cases())
+def test_kernel_equals_reference(case: Case):
+    actual = run_passes(prepare_inputs, case)
+    expected = run_passes(prepare_inputs_reference, case)
+    for got, wanted in zip(actual, expected, strict=True):
+        assert_same(got, wanted)
+
+
+@settings(max_examples=300, deadline=None)
+@given(cases())
+def test_only_owned_slots_are_written(case: Case):
+    """Stated on its own, not through the reference: the KV safety of every pass."""
+    batch, tables = case.batch, case.tables
+    for buffers in run_passes(prepare_inputs, case):
+        for req, state in enumerate(batch.idx_mapping.tolist()):
+            begin, end = buffers.query_start_loc[req : req + 2].tolist()
+            for group, size in enumerate(tables.block_sizes):
+                slots = buffers.slot_mappings[group, begin:end]
+                used = slots[slots != PAD_SLOT_ID]
+                if state < 0:
+                    assert used.numel() == 0
+                    continue
+                held = int(tables.num_blocks.gpu[group, state])
+                owned = tables.block_tables[group].gpu[state, :held]
+                assert set((used // size).tolist()) <= set(owned.tolist()) - {0}
+                at = buffers.positions[begin:end][slots != PAD_SLOT_ID]
+                assert torch.equal(used % size, at % size)
+                assert bool((at < case.limit).all())
+                assert at.unique().numel() == at.numel()
+
+
+@pytest.mark.parametrize("shift", [0, 1])
+@pytest.mark.parametrize("width", [1, 3, 7])
+def test_layout_of_a_decode_step(shift: int, width: int):
+    """The table of the layout's docstring, spelled out for one request."""
+    layout = DraftLayout(7, shift, width)
+    ones = torch.ones(1, dtype=torch.int32, device=DEVICE)
+    tables = BlockTables([16], 1, 32, [4], DEVICE)
+    tables.block_tables[0].gpu[0] = torch.arange(1, 5)
+    tables.num_blocks.np[0, 0] = 4
+    tables.num_blocks.copy_to_uva()
+    batch = VerifiedBatch(
+        input_ids=torch.arange(100, 108, dtype=torch.int32, device=DEVICE),
+        positions=torch.arange(20, 28, device=DEVICE),
+        query_start_loc=torch.tensor([0, 8], dtype=torch.int32, device=DEVICE),
+        idx_mapping=torch.zeros(1, dtype=torch.int64, device=DEVICE),
+        num_sampled=ones * 3,
+        num_rejected=ones * 5,
+        last_sampled=(ones * 55)[:, None],
+        next_prefill_tokens=ones * 66,
+    )
+    hidden = None
+    if shift:
+        rows = torch.arange(8.0, device=DEVICE)[:, None].expand(8, 2).contiguous()
+        hidden = HiddenRows(rows, torch.full((2,), -1.0, device=DEVICE))
+    buffers = DraftBuffers(layout, 8, 1, DEVICE, 2 if shift else None, torch.float32)
+    buffers.allocate_slot_mappings(1)
+    prepare_inputs(
+        batch, layout, buffers, tables, num_samples=width, num_padded_tokens=8,
+        limit=64, max_query_len=8, mask_token_id=MASK, hidden=hidden,
+    )  # fmt: skip
+    tokens = [100, 101, 102, 55, *[MASK] * (width - 1)][shift:]
+    count = 8 + width - shift
+    live = len(tokens)
+    assert buffers.query_start_loc.tolist() == [0, count]
+    assert buffers.seq_lens.tolist() == [20 + count]
+    assert buffers.input_ids[:count].tolist() == tokens + [0] * (count - live)
+    positions = list(range(20, 20 + live))
+    assert buffers.positions[:count].tolist() == positions + [0] * (count - live)
+    slots = [16 + p for p in positions]
+    assert buffers.slot_mappings[0, :count].tolist() == slots + [-1] * (count - live)
+    assert buffers.sample_rows.tolist() == [live - width + i for i in range(width)]
+    # The first draft follows the next token, which stands at position 23.
+    assert buffers.sample_positions.tolist() == [23 + i for i in range(width)]
+    if shift:
+        fed = buffers.hidden_states[:live, 0].tolist()
+        assert fed == [0.0, 1.0, 2.0, *[-1.0] * (width - 1)]

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The slots of a draft batch: the one place where their numbers are computed.
+
+A step hands the drafter `q` target tokens of a request, of which `r` were rejected
+and `v = q - r` are valid. The first draft pass lays its slots out like this
+(K = `num_speculative_tokens`, W = `parallel_width`, x = padding):
+
+    token_shift 0   t0 t1 .. t(v-1)  next  mask x (W-1)  x x (r)    q + W slots
+    token_shift 1      t1 .. t(v-1)  next  mask x (W-1)  x x (r)    q + W - 1 slots
+
+Slot j has the position of the request's j-th target token, whatever token it holds.
+`next` is the token just sampled, or the next prompt token while a prompt is being
+chunked. The W slots from `next` on are sampled: they are drafts 1 to W.
+
+Where W < K, later passes follow. Each is fed the W drafts of the pass before, as
+tokens now, and W - 1 masks behind them, and samples the next W drafts:
+
+    later pass      d(i+1) .. d(i+W)  mask x (W-1)                  2W - 1 slots
+
+W = 1 is autoregressive drafting, W = K drafts all tokens at once.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class DraftLayout:
+    """How many slots a drafter needs, for which mode.
+
+    Attributes:
+        num_speculative_tokens: drafts per request and step (K).
+        token_shift: 1 if hidden state i is paired with token i + 1 (EAGLE), 0 if
+            slots hold the tokens themselves (draft models).
+        parallel_width: drafts sampled per pass (W), from 1 to K.
+
+    Raises:
+        ValueError: a number is out of its range.
+    """
+
+    num_speculative_tokens: int
+    token_shift: int
+    parallel_width: int = 1
+
+    def __post_init__(self) -> None:
+        if self.token_shift not in (0, 1):
+            raise ValueError(f"token_shift must be 0 or 1, not {self.token_shift}.")
+        if not 1 <= self.parallel_width <= self.num_speculative_tokens:
+            raise ValueError(
+                f"parallel_width must be from 1 to num_speculative_tokens "
+                f"({self.num_speculative_tokens}), not {self.parallel_width}."
+            )
+
+    @property
+    def num_masks(self) -> int:
+        """Mask slots of a request in each pass."""
+        return self.parallel_width - 1
+
+    @property
+    def num_extra_slots(self) -> int:
+        """Slots that the first pass adds to a request's target tokens."""
+        return self.parallel_width - self.token_shift
+
+    @property
+    def num_follow_slots(self) -> int:
+        """Slots of a request in each later pass."""
+        return 2 * self.parallel_width - 1
+
+    @property
+    def num_passes(self) -> int:
+        return -(-self.num_speculative_tokens // self.parallel_width)
+
+    def passes_for(self, num_drafts: int) -> int:
+        """Passes needed where a step asks for fewer drafts than K."""
+        return -(-num_drafts // self.parallel_width)
+
+    def num_samples(self, draft_pass: int) -> int:
+        """Drafts kept of a pass (numbered from 0): W, or what is left to K."""
+        left = self.num_speculative_tokens - draft_pass * self.parallel_width
+        return min(self.parallel_width, left)
+
+    @property
+    def num_lookahead_tokens(self) -> int:
+        """Token positions past a step's target tokens that drafting may write.
+
+        The last slot of the last pass lies `passes * W - token_shift` positions
+        past the request's last target token.
+        """
+        return self.num_passes * self.parallel_width - self.token_shift
+
+    def max_num_tokens(self, max_num_batched_tokens: int, max_num_reqs: int) -> int:
+        """Slots of the widest draft batch: what buffers and compile range cover."""
+        first = max_num_batched_tokens + self.num_extra_slots * max_num_reqs
+        later = self.num_follow_slots * max_num_reqs if self.num_passes > 1 else 0
+        return max(first, later)

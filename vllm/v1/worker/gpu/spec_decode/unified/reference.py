@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The input kernel in plain PyTorch: its specification, slow and readable."""
+
+import torch
+
+from vllm.v1.attention.backends.utils import PAD_SLOT_ID
+from vllm.v1.worker.gpu.block_table import BlockTables
+
+from .buffers import DraftBuffers
+from .inputs import HiddenRows, PreviousPass, VerifiedBatch
+from .layout import DraftLayout
+
+# One request's slots: their tokens (None for a mask), the position of the first, how
+# many there are with padding, and the rows of `HiddenRows.rows` for its tokens.
+_Slots = tuple[list[int | None], int, int, int]
+
+
+def prepare_inputs_reference(
+    source: VerifiedBatch | PreviousPass,
+    layout: DraftLayout,
+    buffers: DraftBuffers,
+    block_tables: BlockTables,
+    *,
+    num_samples: int,
+    num_padded_tokens: int,
+    limit: int,
+    max_query_len: int,
+    mask_token_id: int = 0,
+    hidden: HiddenRows | None = None,
+) -> None:
+    """See `inputs.prepare_inputs`, which takes the same arguments."""
+    origins = buffers.first_positions.tolist()
+    _pad_everything(buffers, num_padded_tokens)
+    row = 0
+    for req, state in enumerate(source.idx_mapping.tolist()):
+        if isinstance(source, VerifiedBatch):
+            slots = _first_slots(source, layout, req, state)
+        else:
+            slots = _later_slots(source, layout, req, origins[req])
+        if slots is None:
+            continue
+        tokens, start, count, rows = slots
+        tokens += [None] * (num_samples - 1)
+        sampled = len(tokens) - num_samples  # first sampled slot
+        for slot in range(count):
+            position = start + slot
+            if slot >= len(tokens) or position >= limit:
+                continue
+            token = tokens[slot]
+            at = row + slot
+            buffers.input_ids[at] = mask_token_id if token is None else token
+            buffers.positions[at] = position
+            buffers.slot_mappings[:, at] = _kv_slots(block_tables, state, position)
+            if hidden is not None:
+                is_mask = token is None
+                value = hidden.mask_hidden if is_mask else hidden.rows[rows + slot]
+                buffers.hidden_states[at] = value
+        for draft in range(layout.parallel_width):
+            to, position = req * layout.parallel_width + draft, start + sampled + draft
+            may = draft < num_samples and position < limit
+            buffers.sample_rows[to] = row + sampled + draft
+            buffers.sample_positions[to] = position + layout.token_shift
+            buffers.sample_requests[to] = state if may else -1
+        is_first = isinstance(source, VerifiedBatch)
+        buffers.first_positions[req] = start + sampled if is_first else origins[req]
+        row += count
+        buffers.query_start_loc[req + 1 :] = row
+        buffers.seq_lens[req] = start + count
+
+
+def _pad_everything(buffers: DraftBuffers, num_padded_tokens: int) -> None:
+    buffers.input_ids[:num_padded_tokens] = 0
+    buffers.positions[:num_padded_tokens] = 0
+    buffers.slot_mappings[:, :num_padded_tokens] = PAD_SLOT_ID
+    for tensor in (buffers.sample_rows, buffers.sample_positions):
+        tensor.zero_()
+    for tensor in (buffers.query_start_loc, buffers.seq_lens):
+        tensor.zero_()
+    buffers.sample_requests.fill_(-1)
+    buffers.first_positions.fill_(-1)
+
+
+def _first_slots(
+    batch: VerifiedBatch, layout: DraftLayout, req: int, state: int
+) -> _Slots | None:
+    begin, end = batch.query_start_loc[req : req + 2].tolist()
+    if begin == end:
+        return None
+    valid = end - begin - int(batch.num_rejected[req])
+    tokens: list[int | None] = batch.input_ids[begin : begin + valid].tolist()
+    after = batch.last_sampled if batch.num_sampled[req] else batch.next_prefill_tokens
+    tokens.append(int(after.flatten()[state]) if state >= 0 else 0)
+    start = int(batch.positions[begin])
+    count = end - begin + layout.num_extra_slots
+    return tokens[layout.token_shift :], start, count, begin
+
+
+def _later_slots(
+    source: PreviousPass, layout: DraftLayout, req: int, origin: int
+) -> _Slots | None:
+    if origin < 0:
+        return None
+    width = layout.parallel_width
+    done = (source.draft_pass - 1) * width
+    tokens = source.draft_tokens[req, done : done + width].tolist()
+    return tokens, origin + done + 1, layout.num_follow_slots, req * width
+
+
+def _kv_slots(tables: BlockTables, state: int, position: int) -> torch.Tensor:
+    slots = []
+    for group, size in enumerate(tables.block_sizes):
+        block, slot = position // size, PAD_SLOT_ID
+        if state >= 0 and block < int(tables.num_blocks.gpu[group, state]):
+            block_id = int(tables.block_tables[group].gpu[state, block])
+            if block_id > 0:  # 0 is the null block
+                slot = block_id * size + position % size
+        slots.append(slot)
+    return torch.tensor(slots)

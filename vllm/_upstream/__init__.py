@@ -14,10 +14,15 @@ from types import ModuleType
 from typing import Any
 
 _PREFIX = "vllm."
+_NOTHING = object()
 
 
 def _upstream_name(name: str) -> str:
     return f"{__name__}.{name.removeprefix(_PREFIX)}"
+
+
+def _submodule(package: str, name: str) -> Any:
+    return sys.modules.get(f"{package}.{name}", _NOTHING)
 
 
 class Seam(ModuleType):
@@ -30,15 +35,16 @@ class Seam(ModuleType):
     def __getattr__(self, name: str) -> Any:
         try:
             value = getattr(self.__upstream__, name)
-            # A package's moved submodule stays hidden behind that submodule's seam.
-            if value is not sys.modules.get(f"{_upstream_name(self.__name__)}.{name}"):
-                return value
         except (AttributeError, KeyError):
-            pass
-        raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+            value = _NOTHING
+        # A package's moved submodule stays behind the seam of that submodule.
+        hidden = _submodule(_upstream_name(self.__name__), name)
+        if value is _NOTHING or value is hidden:
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        return value
 
     def __setattr__(self, name: str, value: Any) -> None:
-        is_submodule = value is sys.modules.get(f"{self.__name__}.{name}")
+        is_submodule = value is _submodule(self.__name__, name)
         if name in self.__dict__ or name.startswith("__") or is_submodule:
             super().__setattr__(name, value)
         else:

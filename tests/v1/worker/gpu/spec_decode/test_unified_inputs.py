@@ -23,7 +23,9 @@ from vllm.v1.worker.gpu.spec_decode.unified.inputs import (
 from vllm.v1.worker.gpu.spec_decode.unified.layout import DraftLayout
 from vllm.v1.worker.gpu.spec_decode.unified.reference import prepare_inputs_reference
 
-pytestmark = pytest.mark.skipif(not HAS_TRITON, reason="needs Triton, or TRITON_INTERPRET=1")
+pytestmark = pytest.mark.skipif(
+    not HAS_TRITON, reason="needs Triton, or TRITON_INTERPRET=1"
+)
 
 if current_platform.is_cpu():
     import vllm.v1.worker.cpu.shm  # noqa: F401  (what Runner V2 needs on a CPU)
@@ -68,7 +70,10 @@ def cases(draw) -> Case:
     for i in range(num_reqs):
         most = min(left - (num_reqs - 1 - i), MAX_MODEL_LEN)
         near = draw(st.sampled_from(["decode", "any", "limit"]))
-        q = integer(1, min(most, layout.num_speculative_tokens + 1 if near == "decode" else most))
+        q = integer(
+            1,
+            min(most, layout.num_speculative_tokens + 1 if near == "decode" else most),
+        )
         room = MAX_MODEL_LEN - q
         starts.append(room if near == "limit" else integer(0, room))
         query_lens.append(q)
@@ -150,7 +155,11 @@ def tensors_of(buffers: DraftBuffers) -> dict[str, torch.Tensor]:
 def assert_same(actual: DraftBuffers, expected: DraftBuffers) -> None:
     for name, tensor in tensors_of(expected).items():
         torch.testing.assert_close(
-            tensors_of(actual)[name], tensor, rtol=0, atol=0, msg=lambda m, n=name: f"{n}: {m}"
+            tensors_of(actual)[name],
+            tensor,
+            rtol=0,
+            atol=0,
+            msg=lambda m, n=name: f"{n}: {m}",
         )
 
 
@@ -165,8 +174,7 @@ def run_passes(prepare, case: Case) -> list[DraftBuffers]:
         1, 900, (num_reqs, layout.num_speculative_tokens), generator=rng
     ).to(DEVICE)
     after = []
-    for draft_pass in range(layout.passes_for(case.num_drafts)):
-        done = draft_pass * layout.parallel_width
+    for draft_pass, samples in enumerate(layout.samples_per_pass(case.num_drafts)):
         source, hidden, rows = batch, case.hidden, total
         if draft_pass:
             source = PreviousPass(drafts, batch.idx_mapping, draft_pass)
@@ -176,7 +184,7 @@ def run_passes(prepare, case: Case) -> list[DraftBuffers]:
             layout,
             buffers,
             case.tables,
-            num_samples=min(layout.parallel_width, case.num_drafts - done),
+            num_samples=samples,
             num_padded_tokens=min(rows + 3, buffers.max_num_tokens),
             limit=case.limit,
             max_query_len=max(case.query_lens),

@@ -107,7 +107,9 @@ def _next_token(src, state):
 
 
 @triton.jit
-def _store_slots(tables, out, state, row, position, in_batch, live, GROUPS: tl.constexpr):
+def _store_slots(
+    tables, out, state, row, position, in_batch, live, GROUPS: tl.constexpr
+):
     """KV slots of a block of rows; PAD wherever the request owns no block."""
     for group in tl.static_range(GROUPS):
         size = tl.load(tables.block_sizes + group)

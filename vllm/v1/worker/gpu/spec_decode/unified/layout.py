@@ -67,25 +67,30 @@ class DraftLayout:
 
     @property
     def num_passes(self) -> int:
-        return -(-self.num_speculative_tokens // self.parallel_width)
+        return len(self.samples_per_pass(self.num_speculative_tokens))
 
-    def passes_for(self, num_drafts: int) -> int:
-        """Passes needed where a step asks for fewer drafts than K."""
-        return -(-num_drafts // self.parallel_width)
+    @property
+    def num_room_tokens(self) -> int:
+        """Positions past the longest sequence that padding may seem to hold.
 
-    def num_samples(self, draft_pass: int) -> int:
-        """Drafts kept of a pass (numbered from 0): W, or what is left to K."""
-        left = self.num_speculative_tokens - draft_pass * self.parallel_width
-        return min(self.parallel_width, left)
+        A request's slots are counted in its `seq_lens`, padding included, so that
+        causal attention aligns the valid ones.
+        """
+        return self.num_extra_slots + self.num_passes * self.parallel_width
+
+    def samples_per_pass(self, num_drafts: int) -> list[int]:
+        """What each pass samples where a step asks for `num_drafts`, at most K."""
+        width = self.parallel_width
+        return [min(width, num_drafts - at) for at in range(0, num_drafts, width)]
 
     @property
     def num_lookahead_tokens(self) -> int:
-        """Token positions past a step's target tokens that drafting may write.
+        """Positions past a step's target tokens that drafting may write.
 
-        The last slot of the last pass lies `passes * W - token_shift` positions
-        past the request's last target token.
+        The last slot written is the one that draft K is sampled from; masks that
+        would lie behind it are padding.
         """
-        return self.num_passes * self.parallel_width - self.token_shift
+        return self.num_speculative_tokens - self.token_shift
 
     def max_num_tokens(self, max_num_batched_tokens: int, max_num_reqs: int) -> int:
         """Slots of the widest draft batch: what buffers and compile range cover."""

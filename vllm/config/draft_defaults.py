@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fills and checks a SpeculativeConfig by what its checkpoint says of itself."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vllm.config.drafting import METHODS, DraftCheckpoint, read_checkpoint
+from vllm.logger import init_logger
+
+if TYPE_CHECKING:
+    from vllm.config.speculative import SpeculativeConfig
+
+logger = init_logger(__name__)
+
+
+def fill_from_checkpoint(spec: "SpeculativeConfig") -> None:
+    """Sets `parallel_drafting` and `num_speculative_tokens` where they are unset.
+
+    Raises:
+        ValueError: parallel drafting is asked of a checkpoint not trained for it.
+    """
+    checkpoint = _read(spec)
+    if checkpoint is None:
+        spec.parallel_drafting = bool(spec.parallel_drafting)
+        return
+    if spec.parallel_drafting is None:
+        spec.parallel_drafting = checkpoint.is_parallel
+    elif spec.parallel_drafting and checkpoint.mask_token_id is None:
+        raise ValueError(
+            f"parallel_drafting is set, but {spec.model} was not trained for it: its "
+            "config names no mask_token_id, pard_token or ptd_token_id. Unset "
+            "parallel_drafting, or use a PARD or P-EAGLE checkpoint."
+        )
+    elif not spec.parallel_drafting and checkpoint.is_parallel:
+        logger.warning(
+            "%s was trained for parallel drafting, but parallel_drafting=false makes "
+            "it draft one token per pass: unset parallel_drafting to use it as meant.",
+            spec.model,
+        )
+    if spec.num_speculative_tokens is None:
+        spec.num_speculative_tokens = checkpoint.num_speculative_tokens
+
+
+def _read(spec: "SpeculativeConfig") -> DraftCheckpoint | None:
+    """What the checkpoint says; None where it is not one that we draft with."""
+    if spec.model is None or spec.method not in (None, *METHODS):
+        return None
+    if spec.method is None and spec.model in ("ngram", "[ngram]"):
+        return None
+    from transformers import PretrainedConfig
+
+    try:
+        config, _ = PretrainedConfig.get_config_dict(spec.model, revision=spec.revision)
+    except (OSError, ValueError):
+        return None  # no readable config.json: the base says what is wrong with it
+    path = Path(spec.model)
+    return read_checkpoint(config, path if path.is_dir() else None)
+
+
+def verify_drafting(spec: "SpeculativeConfig") -> None:
+    """Checks what only the finished config can tell.
+
+    Raises:
+        ValueError: the drafting settings contradict each other.
+    """
+    width, drafts = spec.parallel_drafting_width, spec.num_speculative_tokens
+    if width is not None and not spec.parallel_drafting:
+        raise ValueError(
+            "parallel_drafting_width needs a drafter trained for parallel drafting, "
+            "and parallel_drafting not set to false."
+        )
+    if width is not None and width > drafts:
+        raise ValueError(
+            f"parallel_drafting_width ({width}) must be at most "
+            f"num_speculative_tokens ({drafts})."
+        )
+    if spec.parallel_drafting and spec.method == "eagle":
+        raise ValueError(
+            "parallel_drafting needs a drafter with a learned mask_hidden, which "
+            'method "eagle" has not: use an EAGLE-3 style checkpoint (P-EAGLE) with '
+            'method "eagle3".'
+        )

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a draft checkpoint says of itself, and what the unified speculator covers.
+
+Pure Python on plain values, so that configuration can ask before anything loads.
+"""
+
+import json
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+METHODS = ("draft_model", "eagle", "eagle3")
+# Where checkpoints keep the id of the token that stands for "to be drafted":
+# speculators and NeMo, PARD, P-EAGLE of Amazon. The first one found counts.
+MASK_TOKEN_KEYS = ("mask_token_id", "pard_token", "ptd_token_id")
+
+
+@dataclass(frozen=True)
+class DraftCheckpoint:
+    """How a checkpoint was trained to draft.
+
+    Attributes:
+        mask_token_id: token of the mask slots; None if the config names none.
+        is_parallel: whether it was trained to draft several tokens per pass.
+        num_speculative_tokens: drafts it was trained for; None if it does not say.
+    """
+
+    mask_token_id: int | None
+    is_parallel: bool
+    num_speculative_tokens: int | None
+
+
+def get_mask_token_id(config: Any) -> int | None:
+    """The mask token id of a draft model's config, a mapping or an object."""
+    for key in MASK_TOKEN_KEYS:
+        value = _get(config, key)
+        if value is not None:
+            return int(value)
+    return None
+
+
+def _get(config: Any, key: str) -> Any:
+    if isinstance(config, Mapping):
+        return config.get(key)
+    return getattr(config, key, None)
+
+
+def read_checkpoint(config: Mapping[str, Any], path: Path | None) -> DraftCheckpoint:
+    """Reads a draft model's raw config, as in its config.json.
+
+    Args:
+        config: the parsed config.json.
+        path: the checkpoint's folder if it is local, to look for `mask_hidden`.
+    """
+    mask = get_mask_token_id(config)
+    is_parallel = (
+        config.get("pard_token") is not None
+        or config.get("ptd_token_id") is not None
+        or config.get("speculators_model_type") == "peagle"
+        or bool(config.get("parallel_drafting"))
+        or (mask is not None and path is not None and _has_tensor(path, "mask_hidden"))
+    )
+    return DraftCheckpoint(mask, is_parallel, _trained_depth(config))
+
+
+def _trained_depth(config: Mapping[str, Any]) -> int | None:
+    methods = (config.get("speculators_config") or {}).get("proposal_methods") or [{}]
+    depth = methods[0].get("speculative_tokens") or config.get("num_depths")
+    return None if depth is None else int(depth)
+
+
+def _has_tensor(folder: Path, name: str) -> bool:
+    """Whether a safetensors file in the folder holds a tensor, by its header alone."""
+    for file in folder.glob("*.safetensors"):
+        with file.open("rb") as stream:
+            (size,) = struct.unpack("<Q", stream.read(8))
+            header = json.loads(stream.read(size))
+        if any(key.rpartition(".")[2] == name for key in header):
+            return True
+    return False
+
+
+def is_unified_method(vllm_config: "VllmConfig") -> bool:
+    """Whether the config drafts by one of the methods of the unified speculator."""
+    spec = vllm_config.speculative_config
+    return spec is not None and spec.method in METHODS
+
+
+def why_not_unified(vllm_config: "VllmConfig") -> str | None:
+    """Why the unified speculator leaves a config to upstream's; None if it does not.
+
+    Only for the methods in METHODS; all others are upstream's in any case.
+    """
+    spec, parallel = vllm_config.speculative_config, vllm_config.parallel_config
+    draft = spec.draft_model_config
+    if draft is None:
+        return "a drafter without a model config"
+    reasons = {
+        "use_heterogeneous_vocab": spec.use_heterogeneous_vocab,
+        "enable_adaptive_verification": spec.enable_adaptive_verification,
+        "watermarking": getattr(vllm_config, "watermark_config", None) is not None,
+        "decode context parallelism": parallel.decode_context_parallel_size > 1,
+        "prefill context parallelism": parallel.prefill_context_parallel_size > 1,
+        "a draft model with M-RoPE": draft.uses_mrope,
+        "EAGLE on a multimodal target": spec.use_eagle()
+        and vllm_config.model_config.supports_multimodal_inputs,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)

@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Seam on `vllm/config/vllm.py`.
+
+Why: the base sends parallel drafting to the deprecated Runner V1, and takes the
+    drafter's extra slots off the scheduler's token budget.
+How: where the unified speculator covers the config, that reason is dropped and the
+    speculative config is marked as having a drafter with buffers of its own.
+Upstream: "[Spec Decode] Parallel drafting on Model Runner V2".
+Until: upstream's Runner V2 runs parallel drafting.
+"""
+
+from vllm._upstream import stand_on
+from vllm.config.drafting import is_unified_method, why_not_unified
+
+upstream = stand_on(__name__)
+VllmConfig = upstream.VllmConfig
+
+UNSUPPORTED = "parallel drafting for EAGLE speculative decoding"
+_unsupported_features = VllmConfig._get_v2_model_runner_unsupported_features
+_set_max_num_scheduled_tokens = VllmConfig._set_max_num_scheduled_tokens
+
+
+def _without_parallel_drafting(self: VllmConfig) -> list[str]:
+    features = _unsupported_features(self)
+    if is_unified_method(self) and why_not_unified(self) is None:
+        return [feature for feature in features if feature != UNSUPPORTED]
+    return features
+
+
+def _mark_drafter(self: VllmConfig) -> None:
+    if is_unified_method(self):
+        owns = why_not_unified(self) is None and self.use_v2_model_runner
+        self.speculative_config.drafter_owns_buffers = owns
+    _set_max_num_scheduled_tokens(self)
+
+
+VllmConfig._get_v2_model_runner_unsupported_features = _without_parallel_drafting
+VllmConfig._set_max_num_scheduled_tokens = _mark_drafter

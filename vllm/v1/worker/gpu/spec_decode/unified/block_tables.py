@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The block tables as a draft pass reads them."""
+
+from copy import copy
+
+import torch
+
+from vllm.v1.worker.gpu.block_table import BlockTables
+
+
+def with_room(block_tables: BlockTables, room: int) -> "DraftBlockTables":
+    """A view of the target's block tables that draft slots may overhang.
+
+    Args:
+        block_tables: the target's; blocks and states stay shared.
+        room: positions past the longest sequence that padding slots may stand for.
+    """
+    view = copy(block_tables)
+    view.__class__ = DraftBlockTables
+    view.narrow = block_tables.input_block_tables
+    view.wide = [
+        torch.zeros(
+            (table.shape[0], table.shape[1] + -(-room // size)),
+            dtype=table.dtype,
+            device=table.device,
+        )
+        for table, size in zip(view.narrow, view.block_sizes, strict=True)
+    ]
+    view.room = room
+    return view
+
+
+class DraftBlockTables(BlockTables):
+    """Made by `with_room` only.
+
+    A draft batch counts its padding slots in `seq_lens`. In the last steps before
+    `max_model_len` attention may therefore look past the end of a row: at blocks of
+    padding only, but a row must be there. Wider rows are copied for those steps.
+    """
+
+    narrow: list[torch.Tensor]  # G x [R, width], in batch order
+    wide: list[torch.Tensor]  # G x [R, width + room], zeros (the null block) behind
+    room: int
+
+    def fit(self, num_reqs: int, longest: int) -> None:
+        """Chooses rows for a batch whose longest target sequence is `longest`."""
+        self.input_block_tables = self.narrow
+        capacity = min(
+            table.shape[1] * size
+            for table, size in zip(self.narrow, self.block_sizes, strict=True)
+        )
+        if longest + self.room <= capacity:
+            return
+        for narrow, wide in zip(self.narrow, self.wide, strict=True):
+            wide[:num_reqs, : narrow.shape[1]].copy_(narrow[:num_reqs])
+        self.input_block_tables = self.wide

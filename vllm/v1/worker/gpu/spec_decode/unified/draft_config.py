@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The drafter's own view of the engine's config.
+
+A draft batch is wider than the target's. The drafter is therefore built with a token
+budget and a compile range that reach to its own widest batch, while the target's stay
+as they are. Both share one `static_forward_context`, where attention layers register.
+"""
+
+from copy import copy
+
+from vllm.config import VllmConfig
+
+from .layout import DraftLayout
+
+
+def draft_layout(vllm_config: VllmConfig) -> DraftLayout:
+    spec = vllm_config.speculative_config
+    return DraftLayout(
+        num_speculative_tokens=spec.num_speculative_tokens,
+        token_shift=0 if spec.uses_draft_model() else 1,
+        parallel_width=spec.drafting_width,
+    )
+
+
+def widened_config(vllm_config: VllmConfig, layout: DraftLayout) -> VllmConfig:
+    """A copy whose token budget is the widest draft batch.
+
+    Copied, not `replace`d: replacing runs the config's checks again, on parts that
+    the target goes on using.
+    """
+    scheduler = copy(vllm_config.scheduler_config)
+    widest = layout.max_num_tokens(
+        scheduler.max_num_batched_tokens, scheduler.max_num_seqs
+    )
+    compilation = copy(vllm_config.compilation_config)
+    endpoints = compilation.compile_ranges_endpoints or []
+    if endpoints and endpoints[-1] == scheduler.max_num_batched_tokens:
+        endpoints = endpoints[:-1]
+    compilation.compile_ranges_endpoints = [*endpoints, widest]
+    scheduler.max_num_batched_tokens = widest
+    config = copy(vllm_config)
+    config.scheduler_config = scheduler
+    config.compilation_config = compilation
+    return config
+
+
+def attention_config(config: VllmConfig, layout: DraftLayout) -> VllmConfig:
+    """What the draft's attention metadata builders are built with.
+
+    Their heads are the draft model's; their block tables reach past the target's
+    longest sequence; their decode queries are as wide as the first draft pass.
+    """
+    target, spec = config.model_config, config.speculative_config
+    view = copy(config)
+    view.model_config = copy(spec.draft_model_config)
+    view.model_config.max_model_len = target.max_model_len + layout.num_room_tokens
+    view.speculative_config = copy(spec)
+    view.speculative_config.num_speculative_tokens += layout.num_extra_slots
+    return view

@@ -2,7 +2,7 @@
 """Prepare, one pass or several, sample: the same for every kind of drafter."""
 
 from abc import abstractmethod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,6 +21,15 @@ from .block_tables import DraftBlockTables, with_room
 from .buffers import DraftBuffers
 from .draft_config import attention_config, draft_layout, widened_config
 from .inputs import HiddenRows, PreviousPass, VerifiedBatch, prepare_inputs
+
+
+class _Shape(NamedTuple):
+    """How large a pass is, as far as the host knows."""
+
+    query_start_loc: np.ndarray  # [num_reqs + 1] int32, equal to the device's
+    num_tokens: int  # rows of the draft batch, padding for other ranks included
+    across_dp: torch.Tensor | None  # [dp_size] int32, rows on each rank
+    step: int  # by how much sequences may be longer than the target's
 
 
 class UnifiedSpeculator(DraftModelSpeculator):
@@ -168,30 +177,25 @@ class UnifiedSpeculator(DraftModelSpeculator):
 
     def _shape(
         self, batch: InputBatch, draft_pass: int, sync: DPSyncState | None
-    ) -> "_Shape":
-        n, layout = batch.num_reqs, self.layout
-        query_start_loc = self.arange_np[: n + 1] * layout.num_follow_slots
-        step = layout.num_extra_slots + draft_pass * layout.parallel_width
-        if draft_pass == 0:
-            query_start_loc = self.arange_np[: n + 1] * layout.num_extra_slots
+    ) -> _Shape:
+        n, layout, is_first = batch.num_reqs, self.layout, draft_pass == 0
+        added = layout.num_extra_slots if is_first else layout.num_follow_slots
+        query_start_loc = self.arange_np[: n + 1] * added
+        if is_first:
             query_start_loc = query_start_loc + batch.query_start_loc_np[: n + 1]
-        num_tokens, across = int(query_start_loc[-1]), None
-        if sync is not None:
-            # Every rank pads to what it told the others of the target's batch.
-            across = sync.num_reqs * layout.num_follow_slots
-            if draft_pass == 0:
-                extra = sync.num_reqs * layout.num_extra_slots
-                across = sync.num_tokens_across_dp + extra
-            else:
-                across = torch.full_like(sync.num_tokens_across_dp, across)
-            num_tokens = int(across[self.dp_rank])
-        return _Shape(query_start_loc, num_tokens, across, step)
+        step = layout.num_extra_slots + draft_pass * layout.parallel_width
+        if sync is None:
+            return _Shape(query_start_loc, int(query_start_loc[-1]), None, step)
+        # Every rank pads to what the ranks told each other of the target's batch.
+        target = sync.num_tokens_across_dp
+        across = (target if is_first else 0 * target) + sync.num_reqs * added
+        return _Shape(query_start_loc, int(across[self.dp_rank]), across, step)
 
     def _prepare(
         self,
         source: VerifiedBatch | PreviousPass,
         batch: InputBatch,
-        shape: "_Shape",
+        shape: _Shape,
         hidden: HiddenRows | None,
         num_samples: int,
     ) -> None:
@@ -209,7 +213,7 @@ class UnifiedSpeculator(DraftModelSpeculator):
         )
 
     def _run_model(
-        self, batch: InputBatch, shape: "_Shape"
+        self, batch: InputBatch, shape: _Shape
     ) -> tuple[torch.Tensor, torch.Tensor]:
         num_reqs, slots = batch.num_reqs, self.input_buffers.slot_mappings
         desc = BatchExecutionDescriptor(
@@ -280,26 +284,3 @@ class UnifiedSpeculator(DraftModelSpeculator):
         last, _ = self._forward(batch.num_tokens + extra, None, None, None)
         samples = self.layout.samples_per_pass(self.num_speculative_steps)[0]
         self._sample(last, num_reqs, 0, samples)
-
-
-class _Shape:
-    """How large a pass is, as far as the host knows.
-
-    Attributes:
-        query_start_loc: [num_reqs + 1] int32, equal to the device's.
-        num_tokens: rows of the draft batch, padding for other ranks included.
-        across_dp: [dp_size] int32, rows on each rank; None without data parallelism.
-        step: by how much sequences may be longer than the target's.
-    """
-
-    def __init__(
-        self,
-        query_start_loc: np.ndarray,
-        num_tokens: int,
-        across_dp: torch.Tensor | None,
-        step: int,
-    ):
-        self.query_start_loc = query_start_loc
-        self.num_tokens = num_tokens
-        self.across_dp = across_dp
-        self.step = step

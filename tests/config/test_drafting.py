@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a draft checkpoint says of itself, and what becomes of the settings."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from vllm.config import SpeculativeConfig
+from vllm.config.draft_defaults import fill_from_checkpoint, verify_drafting
+from vllm.config.drafting import DraftCheckpoint, get_mask_token_id, read_checkpoint
+
+SPECULATORS = {"proposal_methods": [{"speculative_tokens": 8}]}
+
+
+@pytest.mark.parametrize(
+    "config, expected",
+    [
+        ({"architectures": ["LlamaForCausalLM"]}, (None, False, None)),
+        ({"pard_token": 128020, "spd_type": "pard"}, (128020, True, None)),
+        ({"ptd_token_id": 201020}, (201020, True, None)),
+        (
+            {"parallel_drafting": True, "mask_token_id": 7, "num_depths": 6},
+            (7, True, 6),
+        ),
+        (
+            {
+                "speculators_model_type": "peagle",
+                "mask_token_id": 5,
+                "speculators_config": SPECULATORS,
+            },
+            (5, True, 8),
+        ),
+        (
+            {"speculators_model_type": "eagle3", "speculators_config": SPECULATORS},
+            (None, False, 8),
+        ),
+        # A masked language model names a mask token too; it drafts nothing.
+        ({"mask_token_id": 103}, (103, False, None)),
+        ({"mask_token_id": None, "pard_token": 0}, (0, True, None)),
+    ],
+)
+def test_read_checkpoint(config: dict, expected: tuple):
+    assert read_checkpoint(config, None) == DraftCheckpoint(*expected)
+
+
+def test_mask_hidden_makes_a_mask_token_parallel(tmp_path: Path):
+    save_file({"model.mask_hidden": torch.zeros(1, 4)}, tmp_path / "model.safetensors")
+    assert read_checkpoint({"mask_token_id": 3}, tmp_path).is_parallel
+    save_file({"fc.weight": torch.zeros(1, 4)}, tmp_path / "model.safetensors")
+    assert not read_checkpoint({"mask_token_id": 3}, tmp_path).is_parallel
+
+
+@pytest.mark.parametrize("wrap", [dict, lambda **keys: SimpleNamespace(**keys)])
+def test_mask_token_comes_from_the_first_key_set(wrap):
+    assert get_mask_token_id(wrap(mask_token_id=1, pard_token=2, ptd_token_id=3)) == 1
+    assert get_mask_token_id(wrap(mask_token_id=None, pard_token=2)) == 2
+    assert get_mask_token_id(wrap(ptd_token_id=0)) == 0
+    assert get_mask_token_id(wrap(vocab_size=9)) is None
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path):
+    def make(**config) -> str:
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        return str(tmp_path)
+
+    return make
+
+
+def settings(model: str, **changes) -> SimpleNamespace:
+    """A SpeculativeConfig as far as defaults need it, before it is verified."""
+    values = {
+        "model": model,
+        "method": "draft_model",
+        "revision": None,
+        "parallel_drafting": None,
+        "parallel_drafting_width": None,
+        "num_speculative_tokens": None,
+    }
+    return SimpleNamespace(**values | changes)
+
+
+@pytest.mark.parametrize("is_pard", [True, False])
+def test_unset_parallel_drafting_is_the_checkpoints(checkpoint, is_pard: bool):
+    keys = {"pard_token": 4} if is_pard else {}
+    spec = settings(checkpoint(model_type="llama", **keys))
+    fill_from_checkpoint(spec)
+    assert spec.parallel_drafting is is_pard
+
+
+def test_number_of_drafts_is_what_was_trained_unless_set(checkpoint):
+    model = checkpoint(model_type="llama", speculators_config=SPECULATORS)
+    spec = settings(model)
+    fill_from_checkpoint(spec)
+    assert spec.num_speculative_tokens == 8
+    spec = settings(model, num_speculative_tokens=3)
+    fill_from_checkpoint(spec)
+    assert spec.num_speculative_tokens == 3
+
+
+def test_parallel_drafting_without_a_mask_token_is_refused(checkpoint):
+    spec = settings(checkpoint(model_type="llama"), parallel_drafting=True)
+    with pytest.raises(ValueError, match=r"Unset\s+parallel_drafting, or use a PARD"):
+        fill_from_checkpoint(spec)
+
+
+def test_autoregressive_use_of_a_parallel_drafter_warns_once(checkpoint, caplog_vllm):
+    spec = settings(checkpoint(pard_token=4), parallel_drafting=False)
+    fill_from_checkpoint(spec)
+    assert spec.parallel_drafting is False
+    (record,) = caplog_vllm.records
+    assert "unset parallel_drafting" in record.getMessage()
+
+
+@pytest.fixture
+def caplog_vllm(caplog, monkeypatch):
+    """Sees the project's log, which does not reach the root logger."""
+    import logging
+
+    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
+    caplog.set_level(logging.WARNING, logger="vllm")
+    return caplog
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"parallel_drafting_width": 4}, "needs a drafter trained for parallel"),
+        (
+            {"parallel_drafting": True, "parallel_drafting_width": 9},
+            r"parallel_drafting_width \(9\) must be at most",
+        ),
+        ({"parallel_drafting": True, "method": "eagle"}, 'method "eagle3"'),
+    ],
+)
+def test_contradictions_are_refused(changes: dict, message: str):
+    spec = settings("m", num_speculative_tokens=8, **changes)
+    with pytest.raises(ValueError, match=message):
+        verify_drafting(spec)
+
+
+@pytest.mark.parametrize(
+    "parallel, width, expected", [(False, None, 1), (True, None, 8), (True, 4, 4)]
+)
+def test_drafting_width(parallel: bool, width: int | None, expected: int):
+    spec = settings("m", num_speculative_tokens=8)
+    spec.parallel_drafting, spec.parallel_drafting_width = parallel, width
+    assert SpeculativeConfig.drafting_width.fget(spec) == expected
+
+
+def test_unknown_keys_are_still_refused():
+    with pytest.raises(ValueError, match="no_such_key"):
+        SpeculativeConfig(method="ngram", num_speculative_tokens=2, no_such_key=1)
+
+
+def test_other_methods_are_left_alone():
+    spec = SpeculativeConfig(method="ngram", num_speculative_tokens=2)
+    assert spec.parallel_drafting is False
+    assert spec.max_num_new_slots_for_drafting == 0

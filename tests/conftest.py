@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fixtures for tests that run whole engines."""
+
+import os
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="session")
+def models() -> Path:
+    """The bundled target, draft, pard, eagle3 and peagle checkpoints.
+
+    `VLLM_TEST_MODELS` names another folder of the same layout.
+    """
+    folder = Path(os.environ.get("VLLM_TEST_MODELS", ROOT / "models"))
+    assert (folder / "target" / "config.json").is_file(), f"no target in {folder}"
+    return folder
+
+
+@pytest.fixture(scope="session")
+def on_cpu() -> bool:
+    return "cpu" in version("vllm")
+
+
+@pytest.fixture(scope="session")
+def engine_env(on_cpu: bool) -> dict[str, str]:
+    """Environment of a process that runs an engine: offline, V2 on a CPU too."""
+    env = {
+        **os.environ,
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    on_cpu_only = {"TRITON_INTERPRET": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
+    return env | (on_cpu_only if on_cpu else {})
+
+
+@pytest.fixture(scope="session")
+def engine_flags(on_cpu: bool) -> list[str]:
+    """Flags of `vllm serve` for the bundled models: small, and free of equal logits."""
+    flags = ["--dtype=float32", "--max-num-seqs=8", "--gpu-memory-utilization=0.3"]
+    return flags + (["--enforce-eager"] if on_cpu else [])

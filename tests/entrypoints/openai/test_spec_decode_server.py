@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`vllm serve` with the bundled target and PARD, through the OpenAI client.
+
+A first server without speculation gives the answers to expect.
+"""
+
+import contextlib
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import openai
+import psutil
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+HOST = "127.0.0.1"
+START_SECONDS, STOP_SECONDS = 180, 30
+NUM_SPEC_TOKENS = 7
+COUNTERS = "vllm:spec_decode_"
+CODE = "import os\nimport sys\n\n\ndef main(argv):\n    "
+MESSAGES = [{"role": "user", "content": "def read(self, size=-1):"}]
+GREEDY = {"model": "target", "temperature": 0, "max_tokens": 24}
+
+
+class Server:
+    """A running `vllm serve`."""
+
+    def __init__(self, model: Path, flags: list[str], env: dict[str, str], log: Path):
+        self.log = log
+        self.url = f"http://{HOST}:{free_port()}"
+        command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve"]
+        command += [str(model), "--served-model-name=target", f"--host={HOST}"]
+        command += [f"--port={self.url.rpartition(':')[2]}", *flags]
+        with log.open("w") as file:
+            self.process = subprocess.Popen(
+                command, env=env, stdout=file, stderr=subprocess.STDOUT
+            )
+        self.client = openai.OpenAI(base_url=f"{self.url}/v1", api_key="none")
+
+    def get(self, path: str) -> str:
+        with urllib.request.urlopen(self.url + path, timeout=10) as response:
+            return response.read().decode()
+
+    def wait_until_healthy(self) -> None:
+        deadline = time.monotonic() + START_SECONDS
+        while time.monotonic() < deadline:
+            assert self.process.poll() is None, self.log.read_text()
+            with contextlib.suppress(urllib.error.URLError, ConnectionError):
+                self.get("/health")
+                return
+            time.sleep(0.5)
+        pytest.fail(f"not healthy in {START_SECONDS} s:\n{self.log.read_text()}")
+
+    def terminate(self) -> tuple[int, list[psutil.Process]]:
+        """Exit status after SIGTERM, and what children of it still live."""
+        children = psutil.Process(self.process.pid).children(recursive=True)
+        self.process.send_signal(signal.SIGTERM)
+        status = self.process.wait(timeout=STOP_SECONDS)
+        _, alive = psutil.wait_procs(children, timeout=5)
+        return status, alive
+
+    def kill(self) -> None:
+        """For a test that failed: leaves nothing behind."""
+        if self.process.poll() is None:
+            for child in psutil.Process(self.process.pid).children(recursive=True):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    child.kill()
+            self.process.kill()
+            self.process.wait()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def serve(models, engine_env, engine_flags, tmp_path_factory):
+    """Context manager: a healthy server with these extra flags."""
+
+    @contextlib.contextmanager
+    def started(*flags: str) -> Iterator[Server]:
+        log = tmp_path_factory.mktemp("server") / "log.txt"
+        server = Server(models / "target", [*engine_flags, *flags], engine_env, log)
+        try:
+            server.wait_until_healthy()
+            yield server
+        finally:
+            server.kill()
+
+    return started
+
+
+# One way to ask, each: client -> text.
+
+
+def complete(client: openai.OpenAI) -> str:
+    return client.completions.create(prompt=CODE, **GREEDY).choices[0].text
+
+
+def complete_streaming(client: openai.OpenAI) -> str:
+    chunks = list(client.completions.create(prompt=CODE, stream=True, **GREEDY))
+    assert len(chunks) > 1
+    return "".join(chunk.choices[0].text for chunk in chunks)
+
+
+def chat(client: openai.OpenAI) -> str:
+    answer = client.chat.completions.create(messages=MESSAGES, **GREEDY)
+    return answer.choices[0].message.content
+
+
+def chat_streaming(client: openai.OpenAI) -> str:
+    chunks = list(
+        client.chat.completions.create(messages=MESSAGES, stream=True, **GREEDY)
+    )
+    assert len(chunks) > 1
+    return "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+
+
+def complete_batch(client: openai.OpenAI) -> str:
+    """Prompts of unequal length, in one batch."""
+    prompts = [CODE[:n] for n in (10, 20, 30, len(CODE))]
+    answer = client.completions.create(prompt=prompts, **GREEDY)
+    return "\0".join(choice.text for choice in answer.choices)
+
+
+ASK = (complete, complete_streaming, chat, chat_streaming, complete_batch)
+
+
+@pytest.fixture(scope="module")
+def expected(serve) -> dict[Callable, str]:
+    """What the target says without speculation."""
+    with serve() as server:
+        return {ask: ask(server.client) for ask in (complete, chat, complete_batch)}
+
+
+@pytest.fixture(scope="module")
+def server(serve, models, expected) -> Iterator[Server]:
+    """The target with PARD. Started when the other server has ended."""
+    config = {
+        "model": str(models / "pard"),
+        "method": "draft_model",
+        "num_speculative_tokens": NUM_SPEC_TOKENS,
+        "parallel_drafting": True,
+    }
+    with serve("--speculative-config", json.dumps(config)) as running:
+        yield running
+
+
+@pytest.mark.parametrize("ask", ASK, ids=lambda ask: ask.__name__)
+def test_same_text_as_without_speculation(server, expected, ask):
+    plain = {complete_streaming: complete, chat_streaming: chat}.get(ask, ask)
+    assert ask(server.client) == expected[plain] != ""
+
+
+def test_metrics_count_drafts(server):
+    before = spec_decode_counters(server)
+    complete(server.client)
+    after = spec_decode_counters(server)
+    grown = {name: after[name] - before[name] for name in after}
+    drafts = grown["num_drafts_total"]
+    assert drafts > 0
+    assert 0 < grown["num_draft_tokens_total"] <= drafts * NUM_SPEC_TOKENS
+    by_position = [
+        grown[f"num_accepted_tokens_per_pos_total.{i}"] for i in range(NUM_SPEC_TOKENS)
+    ]
+    assert sum(by_position) == grown["num_accepted_tokens_total"] > 0
+    assert sorted(by_position, reverse=True) == by_position
+
+
+def spec_decode_counters(server: Server) -> dict[str, float]:
+    """By name, and by name.position where there is one."""
+    found = {}
+    for family in text_string_to_metric_families(server.get("/metrics")):
+        for sample in family.samples:
+            if sample.name.startswith(COUNTERS) and sample.name.endswith("_total"):
+                name = sample.name.removeprefix(COUNTERS)
+                position = sample.labels.get("position")
+                found[f"{name}.{position}" if position else name] = sample.value
+    return found
+
+
+def test_sigterm_ends_it_cleanly(server):
+    """Last: it stops the server the other tests use."""
+    status, alive = server.terminate()
+    assert status == 0, server.log.read_text()
+    assert not alive
+    with pytest.raises(urllib.error.URLError):
+        server.get("/health")

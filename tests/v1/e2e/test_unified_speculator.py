@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every kind of drafter on Runner V2: the target's own output, the oracle's drafts."""
+
+from typing import Any
+
+import pytest
+
+from .conftest import RunEngine
+
+MAX_MODEL_LEN = 320
+MODES = {
+    "draft": {"method": "draft_model"},
+    "pard": {"method": "draft_model"},
+    "eagle3": {"method": "eagle3"},
+    "peagle": {"method": "eagle3"},
+}
+PARALLEL = ("pard", "peagle")
+# The last one ends exactly at max_model_len.
+LENGTHS = {1: 24, 2: 24, 3: 24, 16: 24, 17: 24, 63: 24, 128: 24, 300: 20}
+# Name of an engine: what it is started with. The token budget of "tiny" cuts every
+# prompt into chunks, and is the smallest one that its requests allow.
+ENGINES: dict[str, dict[str, Any]] = {
+    "wide": {"max_num_seqs": 8, "max_num_batched_tokens": 512},
+    "tiny": {
+        "max_num_seqs": 3,
+        "max_num_batched_tokens": 16,
+        "enable_prefix_caching": False,
+    },
+    "alone": {"max_num_seqs": 1, "max_num_batched_tokens": 320},
+}
+DRAFTS = {"wide": 7, "tiny": 15, "alone": 1}
+
+
+@pytest.fixture(scope="module")
+def scenarios(make_prompt) -> dict[str, list[dict[str, Any]]]:
+    lengths = [
+        {"prompt": make_prompt(length, 0), "max_tokens": tokens}
+        for length, tokens in LENGTHS.items()
+    ]
+    aborted = [
+        {"prompt": make_prompt(40, seed), "max_tokens": 32, "abort_after": 3 + 4 * seed}
+        for seed in range(4)
+    ]
+    kept = [{"prompt": make_prompt(40, 9 + i), "max_tokens": 24} for i in range(4)]
+    mixed = [request for pair in zip(aborted, kept, strict=True) for request in pair]
+    return {"lengths": lengths, "again": lengths, "aborts": mixed}
+
+
+@pytest.fixture(scope="module")
+def expected(run_engine: RunEngine, scenarios) -> dict[str, list[list[int]]]:
+    """The target alone, on Runner V1's native kernels."""
+    whole = {
+        name: [{k: v for k, v in r.items() if k != "abort_after"} for r in requests]
+        for name, requests in scenarios.items()
+    }
+    result = run_engine(whole, "V1", max_model_len=MAX_MODEL_LEN, **ENGINES["wide"])
+    return {name: found["tokens"] for name, found in result["scenarios"].items()}
+
+
+def speculative(models, mode: str, drafts: int, **more: Any) -> dict[str, Any]:
+    return {
+        "model": str(models / mode),
+        "num_speculative_tokens": drafts,
+        **MODES[mode],
+        **more,
+    }
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("mode", MODES)
+def test_greedy_output_is_the_targets(
+    mode: str, engine: str, run_engine: RunEngine, models, scenarios, expected
+):
+    """Ragged prompts, chunked ones, cache hits, aborts, and the context's end."""
+    names = ("lengths",) if engine == "alone" else scenarios
+    more = {}
+    if engine == "tiny" and mode in PARALLEL:
+        more["parallel_drafting_width"] = 4  # four passes, the last one narrower
+    result = run_engine(
+        {name: scenarios[name] for name in names},
+        speculative_config=speculative(models, mode, DRAFTS[engine], **more),
+        max_model_len=MAX_MODEL_LEN,
+        **ENGINES[engine],
+    )
+    assert result["drafter"] in ("DraftModelDrafter", "EagleDrafter")
+    for name, found in result["scenarios"].items():
+        assert found["counters"]["num_drafts"][0] > 0
+        for tokens, wanted in zip(found["tokens"], expected[name], strict=True):
+            assert tokens is None or tokens == wanted
+    assert result["leaked_blocks"] == 0
+
+
+@pytest.mark.parametrize("requests_at_once", [1, 8])
+@pytest.mark.parametrize("mode", MODES)
+def test_acceptance_by_position_is_the_oracles(
+    mode: str, requests_at_once: int, run_engine: RunEngine, models, make_prompt
+):
+    """Runner V1 drafts with other code: equal acceptance means equal drafts."""
+    requests = [
+        {"prompt": make_prompt(48, 50 + i), "max_tokens": 48}
+        for i in range(8 if requests_at_once == 8 else 4)
+    ]
+    rates = {}
+    for runner in ("V1", "V2"):
+        result = run_engine(
+            {"text": requests},
+            runner,
+            speculative_config=speculative(
+                models, mode, 7, parallel_drafting=mode in PARALLEL
+            ),
+            max_model_len=MAX_MODEL_LEN,
+            max_num_seqs=requests_at_once,
+            max_num_batched_tokens=1024,
+        )
+        found = result["scenarios"]["text"]["counters"]
+        drafts = found["num_drafts"][0]
+        accepted = found["num_accepted_tokens_per_pos"]
+        rates[runner] = [count / drafts for count in accepted]
+    assert rates["V2"] == pytest.approx(rates["V1"], abs=0.03)
+    assert rates["V1"][0] > 0.3  # the drafter is a trained one

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The layout's numbers, against its docstring's table and against the base."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from vllm.config import SpeculativeConfig, VllmConfig
+from vllm.v1.worker.gpu.spec_decode.unified.layout import DraftLayout
+
+METHODS = {0: "draft_model", 1: "eagle3"}
+K = [1, 2, 3, 5, 7, 8, 15]
+
+
+def base_config(drafts: int, shift: int, parallel: bool) -> SimpleNamespace:
+    """What the base's properties read of a speculative config, and of its owner."""
+    method = METHODS[shift]
+    spec = SimpleNamespace(
+        num_speculative_tokens=drafts,
+        parallel_drafting=parallel,
+        use_dflash=lambda: False,
+        use_dspark=lambda: False,
+        uses_draft_model=lambda: method == "draft_model",
+        use_eagle=lambda: method == "eagle3",
+    )
+    return SimpleNamespace(speculative_config=spec, num_speculative_tokens=drafts)
+
+
+@pytest.mark.parametrize("parallel", [False, True])
+@pytest.mark.parametrize("shift", [0, 1])
+@pytest.mark.parametrize("drafts", K)
+def test_extra_slots_are_the_bases(drafts: int, shift: int, parallel: bool):
+    layout = DraftLayout(drafts, shift, drafts if parallel else 1)
+    base = SpeculativeConfig.__base__.max_num_new_slots_for_drafting.fget
+    config = base_config(drafts, shift, parallel)
+    assert layout.num_extra_slots == base(config.speculative_config)
+
+
+@pytest.mark.parametrize("shift", [0, 1])
+@pytest.mark.parametrize("drafts", K)
+def test_the_base_reserves_every_position_that_is_written(drafts: int, shift: int):
+    for width in range(1, drafts + 1):
+        layout = DraftLayout(drafts, shift, width)
+        config = base_config(drafts, shift, width > 1)
+        reserved = VllmConfig.num_lookahead_tokens.fget(config)
+        assert layout.num_lookahead_tokens <= reserved
+
+
+@pytest.mark.parametrize(
+    "drafts, width, samples",
+    [(8, 4, [4, 4]), (7, 4, [4, 3]), (5, 5, [5]), (3, 1, [1, 1, 1])],
+)
+def test_samples_per_pass(drafts: int, width: int, samples: list[int]):
+    layout = DraftLayout(drafts, 0, width)
+    assert layout.samples_per_pass(drafts) == samples
+    assert layout.num_passes == len(samples)
+
+
+def test_fewer_drafts_than_the_most():
+    layout = DraftLayout(8, 1, 4)
+    assert layout.samples_per_pass(5) == [4, 1]
+    assert layout.samples_per_pass(0) == []
+
+
+@pytest.mark.parametrize("shift, width, first", [(0, 1, 1), (0, 7, 7), (1, 7, 6)])
+def test_widest_batch(shift: int, width: int, first: int):
+    layout = DraftLayout(7, shift, width)
+    assert layout.max_num_tokens(100, 8) == 100 + 8 * first
+
+
+def test_a_later_pass_can_be_the_widest():
+    # With the smallest token budget, one token a request.
+    assert DraftLayout(8, 1, 4).max_num_tokens(8, 8) == 8 * 7
+
+
+@pytest.mark.parametrize("shift, width", [(0, 0), (0, 8), (2, 1)])
+def test_numbers_out_of_range_are_refused(shift: int, width: int):
+    with pytest.raises(ValueError):
+        DraftLayout(7, shift, width)

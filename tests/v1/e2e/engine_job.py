@@ -78,7 +78,9 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
         results[name] = {
             "tokens": tokens,
             "counters": {
-                key: [new - old for new, old in zip(after[key], before[key], strict=True)]
+                key: [
+                    new - old for new, old in zip(after[key], before[key], strict=True)
+                ]
                 for key in after
             },
         }

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Draft models that are plain Llamas: autoregressive, and PARD."""
+
+import torch
+from speculators.losses import compound_loss, resolve_loss_config
+from speculators.models.peagle.attention import create_peagle_mask_mod
+from speculators.models.peagle.data import generate_cod_sample_indices
+from torch.nn.attention.flex_attention import create_mask
+from transformers import LlamaForCausalLM
+
+from . import distill, estimate, export, loop, target
+from .settings import DEPTHS, LOSS, MASK_ID, K, Run
+
+TERMS = resolve_loss_config(LOSS, "eager")
+
+
+def distillation_loss(
+    logits: torch.Tensor, targets: torch.Tensor, mask: torch.Tensor
+) -> torch.Tensor:
+    """Mean loss against the target's ``targets``; logits [batch, n, vocab]."""
+    flat, wanted = logits.flatten(0, 1)[None], targets.flatten(0, 1)[None]
+    loss, _ = compound_loss(flat, wanted, mask.reshape(1, -1), mask, loss_config=TERMS)
+    return loss
+
+
+def train_draft(run: Run) -> None:
+    """The plain autoregressive draft model."""
+    loop.seed(3)
+    model = target.new_llama("draft").to(run.device)
+    record = fit_text(run, "draft", model)
+    export.save_llama(run, "draft", model)
+    loop.write_record(run.model_dir("draft"), record)
+
+
+def fit_text(run: Run, name: str, model: LlamaForCausalLM) -> dict[str, object]:
+    """Train ``model`` to write the next token as the target does."""
+    plan = run.plan(name)
+    teacher = target.load(run)
+    train, held = distill.load(run)
+
+    def batch_loss() -> torch.Tensor:
+        ids = distill.pick(train, plan.batch)
+        with torch.no_grad():
+            wanted = teacher(ids, use_cache=False).logits
+        logits = model(ids, use_cache=False).logits
+        return distillation_loss(logits, wanted, distill.until_eos(ids))
+
+    def evaluate() -> dict[str, object]:
+        with torch.no_grad(), loop.autocast(run.device):
+            best = model(held, use_cache=False).logits.argmax(-1)
+        hits = estimate.hits_of_next(best[:, :-1] == held[:, 1:])
+        return estimate.from_hits(hits, held)
+
+    return loop.fit(name, model, batch_loss, plan, run.device, evaluate)
+
+
+class MaskedRows:
+    """Which rows a PARD pass holds: the text, then masks at sampled places.
+
+    A row is (anchor, depth): depth 0 is the text itself; depth d > 0 is the d-th mask
+    after the text ended at ``anchor``. Deeper masks are sampled more thinly (COD).
+    """
+
+    def __init__(self, length: int, depths: int, keep: float, device: str) -> None:
+        self.anchor, self.depth = generate_cod_sample_indices(
+            seq_length=length,
+            loss_mask=torch.ones(1, length, device=device),
+            num_depths=depths,
+            down_sample_ratio=keep,
+            down_sample_ratio_min=min(keep, 0.2) if keep < 1 else 1.0,
+        )
+        self.positions = self.anchor + self.depth
+
+    def forward(self, model: LlamaForCausalLM, ids: torch.Tensor) -> torch.Tensor:
+        """Logits [batch, rows, vocab] of the rows over ``ids`` [batch, length]."""
+        rows = torch.where(self.depth == 0, ids[:, self.positions], MASK_ID)
+        positions = self.positions.expand_as(rows)
+        mask = self._attention(ids.shape[1])
+        out = model(rows, attention_mask=mask, position_ids=positions, use_cache=False)
+        return out.logits
+
+    def _attention(self, length: int) -> torch.Tensor:
+        """[1, 1, rows, rows] bool: a mask sees its text and the masks before it."""
+        one_text = torch.zeros(length, dtype=torch.long, device=self.depth.device)
+        allowed = create_peagle_mask_mod(self.anchor, self.depth, one_text)
+        rows = len(self.depth)
+        return create_mask(allowed, None, None, rows, rows, device=str(one_text.device))
+
+
+def train_pard(run: Run) -> None:
+    """The PARD draft: K tokens in one pass, K - 1 of them from mask tokens.
+
+    As PARD's authors do, a model that drafts one token at a time is adapted.
+    """
+    plan = run.plan("pard")
+    teacher = target.load(run)
+    train, held = distill.load(run)
+    loop.seed(4)
+    model = target.new_llama("pard").to(run.device)
+    before = fit_text(run, "pard_text", model)
+
+    def batch_loss() -> torch.Tensor:
+        ids = distill.pick(train, plan.batch)
+        rows = MaskedRows(plan.length, DEPTHS, 0.7, run.device)
+        with torch.no_grad():
+            wanted = teacher(ids, use_cache=False).logits[:, rows.positions]
+        mask = distill.until_eos(ids)[:, rows.positions]
+        return distillation_loss(rows.forward(model, ids), wanted, mask)
+
+    record = loop.fit(
+        "pard",
+        model,
+        batch_loss,
+        plan,
+        run.device,
+        lambda: estimate.from_hits(pard_hits(run, model, held), held),
+    )
+    export.save_llama(run, "pard", model, **export.pard_keys())
+    loop.write_record(run.model_dir("pard"), record | {"before": before})
+
+
+def pard_hits(run: Run, model: LlamaForCausalLM, ids: torch.Tensor) -> torch.Tensor:
+    """[rows, length, K] bool; see ``estimate.from_hits``."""
+    length = ids.shape[1]
+    rows = MaskedRows(length, K, 1.0, run.device)
+    hits = torch.zeros(*ids.shape, K, dtype=torch.bool, device=ids.device)
+    wanted = torch.nn.functional.pad(ids, (0, 1), value=-1)[:, rows.positions + 1]
+    with torch.no_grad(), loop.autocast(run.device):
+        parts = [rows.forward(model, part).argmax(-1) for part in ids.split(8)]
+    hits[:, rows.anchor, rows.depth] = torch.cat(parts) == wanted
+    return hits

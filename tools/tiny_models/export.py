@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints as vLLM and Hugging Face read them, in bf16."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import LlamaForCausalLM
+
+from . import corpus
+from .settings import MASK_ID, Run
+
+
+def save_llama(run: Run, name: str, model: LlamaForCausalLM, **keys: Any) -> None:
+    """Save a plain Llama with its tokenizer; ``keys`` go into its config."""
+    folder = run.model_dir(name)
+    model.config.update(keys)
+    model.to(torch.bfloat16).save_pretrained(folder)
+    for path in sorted((run.work / "tokenizer").iterdir()):
+        shutil.copy(path, folder)
+
+
+def pard_keys() -> dict[str, Any]:
+    """All that tells a PARD draft from the Llama it is."""
+    return {"pard_token": MASK_ID, "spd_type": "pard"}
+
+
+def save_head(run: Run, name: str, head: Any, drop: tuple[str, ...] = ()) -> None:
+    """Save a head of speculators, without the target's frozen weights.
+
+    Args:
+        drop: tensors left out because vLLM then shares the target's.
+    """
+    # The path that was trained with may mean nothing elsewhere.
+    head.config.speculators_config.verifier.name_or_path = "models/target"
+    head.to(torch.bfloat16)
+    frozen = (*drop, "verifier_norm.weight", "verifier_lm_head.weight")
+    state = {k: v for k, v in head.state_dict().items() if k not in frozen}
+    head.save_pretrained(run.model_dir(name), state_dict=state)
+    _drop_code(run.model_dir(name))
+
+
+def _drop_code(folder: Path) -> None:
+    """Remove the library's config class, saved beside the weights: no loader of ours
+    or of vLLM runs code out of a checkpoint."""
+    (folder / "config.py").unlink(missing_ok=True)
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    config.pop("auto_map", None)
+    path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+
+
+def write_held_out(run: Run) -> None:
+    names = json.dumps(list(corpus.HELD_OUT), indent=1)
+    (run.out / "held_out.json").write_text(names + "\n")

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every size, step count and seed of the tiny models."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+SEED = 20260101
+VOCAB_SIZE = 2560
+BOS, EOS, MASK = "<|bos|>", "<|eos|>", "<|mask|>"
+BOS_ID, EOS_ID, MASK_ID = 0, 1, 2
+
+# Tokens drafted when acceptance is estimated and measured.
+K = 7
+# Depths trained: one more than K, so that K is not the edge.
+DEPTHS = 8
+# Residual streams fed to the heads, counted as vLLM does: i enters layer i. Named
+# because the default (2, L // 2, L - 3) holds 3 twice for six layers.
+AUX_LAYERS = (1, 3, 5)
+# Tokens that the EAGLE-3 and P-EAGLE heads can draft.
+DRAFT_VOCAB_SIZE = 1536
+# Equal parts of the target's distribution and of its greedy choice.
+LOSS = '{"kl_div": 0.5, "ce": 0.5}'
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Size of one Llama decoder; every head is 64 wide, as FlashAttention likes."""
+
+    layers: int
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How long one model trains: ``batch`` sequences of ``length`` tokens a step."""
+
+    steps: int
+    batch: int
+    length: int
+    lr: float
+    # Past this the schedule is hurried to its end, and the seed fixes less.
+    seconds: float = float("inf")
+
+    def scaled(self, scale: float, batch_scale: float, seconds: float) -> "Plan":
+        return replace(
+            self,
+            seconds=seconds,
+            steps=max(2, round(self.steps * scale)),
+            batch=max(1, round(self.batch * batch_scale)),
+        )
+
+
+SHAPES = {
+    "target": Shape(6, 256, 512, 4, 2),
+    "draft": Shape(2, 128, 384, 2, 1),
+    # Parallel drafters must find the text behind several masks: that takes depth.
+    "pard": Shape(4, 192, 384, 3, 1),
+    "eagle3": Shape(1, 256, 512, 4, 2),
+    "peagle": Shape(4, 256, 384, 4, 2),
+}
+PLANS = {
+    "target": Plan(1600, 64, 1024, 2e-3),
+    "draft": Plan(4000, 64, 512, 3e-3),
+    "pard_text": Plan(2500, 64, 512, 3e-3),
+    "pard": Plan(6000, 24, 512, 1.5e-3),
+    "eagle3": Plan(2500, 4, 512, 1e-3),
+    "peagle": Plan(7000, 8, 512, 1e-3),
+}
+# One round of text written by the target: prompt length, temperature (0: greedy).
+ROUNDS = ((32, 0.0), (64, 0.0), (128, 0.0), (256, 0.0), (96, 0.0), (48, 0.7))
+ROUND_SEQUENCES = 4096
+
+
+@dataclass(frozen=True)
+class Run:
+    """One invocation: where to read and write, and how much to do."""
+
+    out: Path
+    work: Path
+    stdlib: Path
+    device: str
+    scale: float = 1.0
+    batch_scale: float = 1.0
+    seconds: float = float("inf")
+
+    def plan(self, name: str) -> Plan:
+        return PLANS[name].scaled(self.scale, self.batch_scale, self.seconds)
+
+    def model_dir(self, name: str) -> Path:
+        return self.out / name

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The target: a small Llama trained on the corpus."""
+
+import torch
+import torch.nn.functional as F
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from . import export, loop, tokenizer
+from .settings import AUX_LAYERS, BOS_ID, EOS_ID, SHAPES, VOCAB_SIZE, Run, Shape
+
+HELD_OUT_WINDOW = 512
+
+
+def llama_config(shape: Shape, **more: object) -> LlamaConfig:
+    return LlamaConfig(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.intermediate,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        head_dim=64,
+        max_position_embeddings=2048,
+        rms_norm_eps=1e-5,
+        bos_token_id=BOS_ID,
+        eos_token_id=EOS_ID,
+        pad_token_id=None,
+        **more,
+    )
+
+
+def new_llama(name: str, **more: object) -> LlamaForCausalLM:
+    config = llama_config(SHAPES[name], tie_word_embeddings=True, **more)
+    config._attn_implementation = "sdpa"
+    return LlamaForCausalLM(config)
+
+
+def next_token_loss(model: LlamaForCausalLM, ids: torch.Tensor) -> torch.Tensor:
+    """Mean cross entropy of ``ids`` [batch, length] in nats a token."""
+    logits = model(ids[:, :-1], use_cache=False).logits.float()
+    return F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
+
+
+def train(run: Run) -> None:
+    plan = run.plan("target")
+    ids = tokenizer.encode_corpus(run).to(run.device)
+    held = tokenizer.held_out_prompts(run, HELD_OUT_WINDOW, 2).to(run.device)
+    loop.seed(1)
+    model = new_llama("target").to(run.device)
+
+    def evaluate() -> dict[str, float]:
+        with torch.no_grad(), loop.autocast(run.device):
+            losses = [next_token_loss(model, row[None]).item() for row in held]
+        return {"held_out_loss": round(sum(losses) / len(losses), 4)}
+
+    record = loop.fit(
+        "target",
+        model,
+        lambda: next_token_loss(model, loop.windows(ids, plan.batch, plan.length)),
+        plan,
+        run.device,
+        evaluate,
+    )
+    record["corpus_tokens"] = len(ids)
+    export.save_llama(run, "target", model)
+    loop.write_record(run.model_dir("target"), record)
+
+
+def load(run: Run) -> LlamaForCausalLM:
+    """The saved target, frozen: single precision, but rounded as it was saved."""
+    model = LlamaForCausalLM.from_pretrained(
+        run.model_dir("target"), dtype=torch.float32, attn_implementation="sdpa"
+    )
+    return model.to(run.device).eval().requires_grad_(False)
+
+
+class Tapped:
+    """A target whose forward pass also yields what an EAGLE-3 head reads.
+
+    The ids of ``AUX_LAYERS`` count as in vLLM: the stream that *enters* that layer.
+    """
+
+    def __init__(self, model: LlamaForCausalLM) -> None:
+        self.model = model
+        self._seen: dict[str, torch.Tensor] = {}
+        for i in AUX_LAYERS:
+            model.model.layers[i].register_forward_pre_hook(self._keep(str(i)))
+        model.model.norm.register_forward_pre_hook(self._keep("last"))
+
+    def _keep(self, key: str):
+        def hook(module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> None:
+            self._seen[key] = args[0]
+
+        return hook
+
+    def __call__(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Hidden states of ``ids`` [batch, length].
+
+        Returns:
+            [batch, length, aux * hidden] of the tapped layers, side by side, and
+            [batch, length, hidden] before the final norm.
+        """
+        with torch.no_grad():
+            self.model.model(ids, use_cache=False)
+        aux = [self._seen[str(i)] for i in AUX_LAYERS]
+        return torch.cat(aux, dim=-1), self._seen["last"]

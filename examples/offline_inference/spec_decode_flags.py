@@ -123,7 +123,7 @@ def add_engine_flags(group: Any) -> None:
         help="share of the memory (default: 0.3 for the bundled models and on a "
         "CPU, else vLLM's)",
     )
-    add("--dtype", help="default: float32 for the bundled target, else auto")
+    add("--dtype", help="default: float32 for the bundled target on a CPU, else auto")
 
 
 def checked_plan(args: argparse.Namespace) -> list[Drafting]:
@@ -217,8 +217,9 @@ def fill_in_defaults(args: argparse.Namespace) -> None:
     if bundled:
         args.model_dir = str(args.bundle / "target")
     if args.dtype is None:
-        # Two bfloat16 logits are often equal, and then the order of a sum decides.
-        args.dtype = "float32" if bundled else "auto"
+        # Two bfloat16 logits are often equal, and then the order of a sum decides. On
+        # a GPU float32 would not help: its attention kernels multiply in TF32.
+        args.dtype = "float32" if bundled and runs_on_cpu() else "auto"
     if args.gpu_memory_utilization is None and (bundled or runs_on_cpu()):
         args.gpu_memory_utilization = 0.3
     if args.enforce_eager is None:

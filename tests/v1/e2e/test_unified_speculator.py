@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every kind of drafter on Runner V2: the target's own output, the oracle's drafts."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from .conftest import RunEngine
 
@@ -16,7 +20,7 @@ MODES = {
 }
 PARALLEL = ("pard", "peagle")
 # The last one ends exactly at max_model_len.
-LENGTHS = {1: 24, 2: 24, 3: 24, 16: 24, 17: 24, 63: 24, 128: 24, 300: 20}
+LENGTHS = {1: 20, 2: 20, 3: 20, 16: 20, 17: 20, 63: 20, 128: 20, 300: 20}
 # Name of an engine: what it is started with. The token budget of "tiny" cuts every
 # prompt into chunks, and is the smallest one that its requests allow.
 ENGINES: dict[str, dict[str, Any]] = {
@@ -66,6 +70,15 @@ def speculative(models, mode: str, drafts: int, **more: Any) -> dict[str, Any]:
     }
 
 
+def assert_same_output(result: dict[str, Any], expected: dict[str, Any]) -> None:
+    """Nothing but the target's own tokens, from a drafter of ours, and no block kept."""
+    assert result["drafter"] in ("DraftModelDrafter", "EagleDrafter")
+    for name, found in result["scenarios"].items():
+        for tokens, wanted in zip(found["tokens"], expected[name], strict=True):
+            assert tokens is None or tokens == wanted
+    assert result["leaked_blocks"] == 0
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("mode", MODES)
 def test_greedy_output_is_the_targets(
@@ -82,12 +95,84 @@ def test_greedy_output_is_the_targets(
         max_model_len=MAX_MODEL_LEN,
         **ENGINES[engine],
     )
-    assert result["drafter"] in ("DraftModelDrafter", "EagleDrafter")
-    for name, found in result["scenarios"].items():
+    assert_same_output(result, expected)
+    for found in result["scenarios"].values():
         assert found["counters"]["num_drafts"][0] > 0
-        for tokens, wanted in zip(found["tokens"], expected[name], strict=True):
-            assert tokens is None or tokens == wanted
-    assert result["leaked_blocks"] == 0
+
+
+@pytest.mark.parametrize("mode", PARALLEL)
+def test_smallest_token_budget(
+    mode: str, run_engine: RunEngine, models, scenarios, expected
+):
+    """Every draft batch is wider than the target's budget, and the last is widest."""
+    short = {"lengths": scenarios["lengths"][:4]}
+    result = run_engine(
+        short,
+        speculative_config=speculative(models, mode, 7),
+        max_model_len=MAX_MODEL_LEN,
+        max_num_seqs=4,
+        max_num_batched_tokens=4,
+    )
+    assert_same_output(result, {"lengths": expected["lengths"][:4]})
+
+
+@pytest.mark.parametrize("mode", ["draft", "pard"])
+def test_draft_context_shorter_than_the_targets(
+    mode: str, run_engine: RunEngine, models, scenarios, expected
+):
+    """Past the draft model's context the request goes on, and nothing is drafted."""
+    lengths = scenarios["lengths"]
+    result = run_engine(
+        {"lengths": lengths, "past": lengths[-2:]},
+        speculative_config=speculative(models, mode, 7, max_model_len=72),
+        max_model_len=MAX_MODEL_LEN,
+        **ENGINES["wide"],
+    )
+    assert_same_output(
+        result, {"lengths": expected["lengths"], "past": expected["lengths"][-2:]}
+    )
+    drafts = {
+        name: found["counters"]["num_draft_tokens"][0]
+        for name, found in result["scenarios"].items()
+    }
+    assert drafts["lengths"] > 0
+    assert drafts["past"] == 0
+
+
+@pytest.fixture(scope="module")
+def eagle_head(models, tmp_path_factory) -> Path:
+    """An EAGLE-1 head made of the target's last layer; it drafts badly, but drafts."""
+    folder = tmp_path_factory.mktemp("eagle")
+    config = json.loads((models / "target" / "config.json").read_text())
+    layers, size = config["num_hidden_layers"], config["hidden_size"]
+    target = load_file(models / "target" / "model.safetensors")
+    last = f"model.layers.{layers - 1}."
+    head = {
+        name.replace(last, "layers.0."): tensor
+        for name, tensor in target.items()
+        if name.startswith(last) and "input_layernorm" not in name
+    }
+    half = torch.eye(size, dtype=torch.bfloat16) / 2
+    head["fc.weight"] = torch.cat([half, half], dim=1)
+    save_file(head, folder / "model.safetensors")
+    config |= {"num_hidden_layers": 1, "tie_word_embeddings": False}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def test_eagle(run_engine: RunEngine, scenarios, expected, eagle_head: Path):
+    result = run_engine(
+        {"lengths": scenarios["lengths"]},
+        speculative_config={
+            "model": str(eagle_head),
+            "method": "eagle",
+            "num_speculative_tokens": 3,
+        },
+        max_model_len=MAX_MODEL_LEN,
+        **ENGINES["wide"],
+    )
+    assert result["drafter"] == "EagleDrafter"
+    assert_same_output(result, expected)
 
 
 @pytest.mark.parametrize("requests_at_once", [1, 8])

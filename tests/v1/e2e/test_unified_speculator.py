@@ -71,7 +71,7 @@ def speculative(models, mode: str, drafts: int, **more: Any) -> dict[str, Any]:
 
 
 def assert_same_output(result: dict[str, Any], expected: dict[str, Any]) -> None:
-    """Nothing but the target's own tokens, from a drafter of ours, and no block kept."""
+    """The target's own tokens, from a drafter of ours, and no block kept."""
     assert result["drafter"] in ("DraftModelDrafter", "EagleDrafter")
     for name, found in result["scenarios"].items():
         for tokens, wanted in zip(found["tokens"], expected[name], strict=True):

@@ -4,7 +4,7 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
-PYTEST_ARGS ?=
+PYTEST_ARGS ?= -n 2 --dist worksteal
 # An edit of an overlay file is live; what else goes into the install is listed here.
 INSTALL_INPUTS := $(wildcard requirements/*.txt) base.toml seams.lock hatch_build.py \
     pyproject.toml $(wildcard tools/overlay/*.py) \

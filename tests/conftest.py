@@ -35,7 +35,13 @@ def engine_env(on_cpu: bool) -> dict[str, str]:
         "VLLM_NO_USAGE_STATS": "1",
         "TOKENIZERS_PARALLELISM": "false",
     }
-    on_cpu_only = {"TRITON_INTERPRET": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
+    on_cpu_only = {
+        "TRITON_INTERPRET": "1",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        # The interpreter is one thread; a second one would only spin, and keep the
+        # core from tests that run at the same time.
+        "OMP_NUM_THREADS": "1",
+    }
     return env | (on_cpu_only if on_cpu else {})
 
 

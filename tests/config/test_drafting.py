@@ -80,6 +80,7 @@ def settings(model: str, **changes) -> SimpleNamespace:
         "parallel_drafting": None,
         "parallel_drafting_width": None,
         "num_speculative_tokens": None,
+        "target_parallel_config": None,
     }
     return SimpleNamespace(**values | changes)
 
@@ -140,6 +141,17 @@ def caplog_vllm(caplog, monkeypatch):
 def test_contradictions_are_refused(changes: dict, message: str):
     spec = settings("m", num_speculative_tokens=8, **changes)
     with pytest.raises(ValueError, match=message):
+        verify_drafting(spec)
+
+
+@pytest.mark.parametrize("method, refused", [("draft_model", True), ("eagle3", False)])
+def test_draft_model_shares_the_targets_parallelism(method: str, refused: bool):
+    spec = settings("m", num_speculative_tokens=8, method=method)
+    spec.draft_tensor_parallel_size = 1
+    spec.target_parallel_config = SimpleNamespace(tensor_parallel_size=2)
+    if not refused:
+        return verify_drafting(spec)
+    with pytest.raises(ValueError, match=r"leave it unset"):
         verify_drafting(spec)
 
 

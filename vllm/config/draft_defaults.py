@@ -80,3 +80,11 @@ def verify_drafting(spec: "SpeculativeConfig") -> None:
             'method "eagle" has not: use an EAGLE-3 style checkpoint (P-EAGLE) with '
             'method "eagle3".'
         )
+    target = spec.target_parallel_config
+    if spec.method == "draft_model" and target is not None:
+        ours, theirs = spec.draft_tensor_parallel_size, target.tensor_parallel_size
+        if ours != theirs:
+            raise ValueError(
+                f"draft_tensor_parallel_size ({ours}) must equal the target's "
+                f"tensor_parallel_size ({theirs}) for a draft model: leave it unset."
+            )

@@ -148,23 +148,33 @@ class UnifiedSpeculator(DraftModelSpeculator):
             last_sampled,
             next_prefill_tokens[0],
         )
-        longest = int(input_batch.seq_lens_cpu_upper_bound[:num_reqs].max())
-        self.block_tables.fit(num_reqs, longest)
         drafts = self.num_speculative_steps
         if num_speculative_tokens is not None:
             drafts = num_speculative_tokens
+        self._run_passes(batch, input_batch, hidden, drafts, dp_sync_state)
+        return self.draft_tokens[:num_reqs]
+
+    def _run_passes(
+        self,
+        verified: VerifiedBatch,
+        batch: InputBatch,
+        hidden: HiddenRows | None,
+        num_drafts: int,
+        sync: DPSyncState | None,
+    ) -> None:
+        num_reqs = batch.num_reqs
+        longest = int(batch.seq_lens_cpu_upper_bound[:num_reqs].max())
+        self.block_tables.fit(num_reqs, longest)
         # Without drafts the first pass still runs: it writes the verified tokens' KV.
-        for draft_pass, samples in enumerate(
-            self.layout.samples_per_pass(drafts) or [0]
-        ):
-            source = batch if draft_pass == 0 else self._previous(num_reqs, draft_pass)
-            shape = self._shape(input_batch, draft_pass, dp_sync_state)
-            self._prepare(source, input_batch, shape, hidden, max(samples, 1))
-            last, feedback = self._run_model(input_batch, shape)
+        samples_per_pass = self.layout.samples_per_pass(num_drafts) or [0]
+        for draft_pass, samples in enumerate(samples_per_pass):
+            source = self._previous(num_reqs, draft_pass) if draft_pass else verified
+            shape = self._shape(batch, draft_pass, sync)
+            self._prepare(source, batch, shape, hidden, max(samples, 1))
+            last, feedback = self._run_model(batch, shape)
             if samples:
                 self._sample(last, num_reqs, draft_pass, samples)
                 hidden = self.fed_back(feedback, num_reqs)
-        return self.draft_tokens[:num_reqs]
 
     def _previous(self, num_reqs: int, draft_pass: int) -> PreviousPass:
         return PreviousPass(

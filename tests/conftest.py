@@ -9,6 +9,10 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 
+if "cpu" in version("vllm"):
+    # Before anything imports Triton: it decides then how its kernels run.
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 
 @pytest.fixture(scope="session")
 def models() -> Path:

@@ -93,7 +93,10 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
         "seconds": seconds,
         "counters": delta,
         "token_ids": [list(output.outputs[0].token_ids) for output in outputs],
-        "prompts": [llm.get_tokenizer().decode(ids) for ids in job["prompts"]],
+        "prompts": [
+            llm.get_tokenizer().decode(ids, skip_special_tokens=True)
+            for ids in job["prompts"]
+        ],
         "texts": [output.outputs[0].text for output in outputs],
     }
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# make demo: everything from nothing to the five drafters' table.
+# make demo: everything from nothing to the drafters' table.
 # make test: lint, overlay checks and all CPU tests.
 PYTHON ?= python3
 VENV   ?= .venv

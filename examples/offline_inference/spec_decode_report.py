@@ -124,7 +124,8 @@ def remarks(report: dict[str, Any]) -> list[str]:
             f"{found['token']} on."
             for found in row["differences"]
         ]
-    if exit_status(rows) and settings["dtype"] != "float32":
+    on_cpu = rows[0]["device"] == "CPU"
+    if exit_status(rows) and on_cpu and settings["dtype"] != "float32":
         lines.append("Equal logits can do that in a short dtype: try --dtype float32.")
     return lines
 

@@ -11,7 +11,13 @@ from safetensors.torch import save_file
 
 from vllm.config import SpeculativeConfig
 from vllm.config.draft_defaults import fill_from_checkpoint, verify_drafting
-from vllm.config.drafting import DraftCheckpoint, get_mask_token_id, read_checkpoint
+from vllm.config.drafting import (
+    DraftCheckpoint,
+    draft_limit,
+    get_mask_token_id,
+    read_checkpoint,
+    refuse_uncovered,
+)
 
 SPECULATORS = {"proposal_methods": [{"speculative_tokens": 8}]}
 
@@ -142,6 +148,66 @@ def test_contradictions_are_refused(changes: dict, message: str):
     spec = settings("m", num_speculative_tokens=8, **changes)
     with pytest.raises(ValueError, match=message):
         verify_drafting(spec)
+
+
+@pytest.mark.parametrize("mask", [None, -1, 100])
+def test_mask_token_out_of_range_is_refused(mask: int | None):
+    spec = settings("m", num_speculative_tokens=8, parallel_drafting=True)
+    spec.draft_model_config = SimpleNamespace(
+        hf_config=SimpleNamespace(pard_token=mask), get_vocab_size=lambda: 100
+    )
+    with pytest.raises(ValueError, match=r"its config names (None|-1|100): correct"):
+        verify_drafting(spec)
+
+
+def engine_config(**changes) -> SimpleNamespace:
+    spec = {
+        "method": "eagle3",
+        "parallel_drafting": True,
+        "parallel_drafting_width": None,
+        "use_heterogeneous_vocab": False,
+        "enable_adaptive_verification": False,
+        "draft_model_config": SimpleNamespace(uses_mrope=False),
+        "use_eagle": lambda: True,
+    }
+    return SimpleNamespace(
+        speculative_config=SimpleNamespace(**spec | changes),
+        parallel_config=SimpleNamespace(
+            decode_context_parallel_size=1, prefill_context_parallel_size=1
+        ),
+        model_config=None,
+        use_v2_model_runner=True,
+    )
+
+
+def test_parallel_drafting_that_is_not_covered_is_refused(monkeypatch):
+    monkeypatch.delenv("VLLM_USE_V2_MODEL_RUNNER", raising=False)
+    refuse_uncovered(engine_config())
+    refuse_uncovered(
+        engine_config(enable_adaptive_verification=True, parallel_drafting=False)
+    )
+    with pytest.raises(ValueError, match="support enable_adaptive_verification"):
+        refuse_uncovered(engine_config(enable_adaptive_verification=True))
+
+
+def test_width_needs_runner_v2():
+    config = engine_config(parallel_drafting_width=4)
+    config.use_v2_model_runner = False
+    with pytest.raises(ValueError, match="needs Model Runner V2"):
+        refuse_uncovered(config)
+
+
+@pytest.mark.parametrize(
+    "method, asked, expected",
+    [("draft_model", None, 64), ("eagle3", None, 128), ("eagle3", 32, 32)],
+)
+def test_draft_limit(method: str, asked: int | None, expected: int):
+    spec = SimpleNamespace(
+        method=method,
+        max_model_len=asked,
+        draft_model_config=SimpleNamespace(max_model_len=64),
+    )
+    assert draft_limit(spec, 128) == expected
 
 
 @pytest.mark.parametrize("method, refused", [("draft_model", True), ("eagle3", False)])

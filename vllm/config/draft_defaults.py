@@ -4,7 +4,12 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vllm.config.drafting import METHODS, DraftCheckpoint, read_checkpoint
+from vllm.config.drafting import (
+    METHODS,
+    DraftCheckpoint,
+    get_mask_token_id,
+    read_checkpoint,
+)
 from vllm.logger import init_logger
 
 if TYPE_CHECKING:
@@ -64,7 +69,7 @@ def verify_drafting(spec: "SpeculativeConfig") -> None:
         ValueError: the drafting settings contradict each other.
     """
     width, drafts = spec.parallel_drafting_width, spec.num_speculative_tokens
-    if width is not None and not spec.parallel_drafting:
+    if width is not None and not (spec.parallel_drafting and spec.method in METHODS):
         raise ValueError(
             "parallel_drafting_width needs a drafter trained for parallel drafting, "
             "and parallel_drafting not set to false."
@@ -80,6 +85,16 @@ def verify_drafting(spec: "SpeculativeConfig") -> None:
             'method "eagle" has not: use an EAGLE-3 style checkpoint (P-EAGLE) with '
             'method "eagle3".'
         )
+    if spec.parallel_drafting and spec.method in METHODS:
+        mask = get_mask_token_id(spec.draft_model_config.hf_config)
+        vocab = spec.draft_model_config.get_vocab_size()
+        if mask is None or not 0 <= mask < vocab:
+            raise ValueError(
+                f"parallel_drafting needs a mask token of the draft model's {vocab} "
+                f"tokens, but its config names {mask}: correct mask_token_id, "
+                "pard_token or ptd_token_id in config.json, or unset "
+                "parallel_drafting."
+            )
     target = spec.target_parallel_config
     if spec.method == "draft_model" and target is not None:
         ours, theirs = spec.draft_tensor_parallel_size, target.tensor_parallel_size

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import vllm.envs as envs
+
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
@@ -85,6 +87,17 @@ def _has_tensor(folder: Path, name: str) -> bool:
     return False
 
 
+def draft_limit(spec: Any, target_limit: int) -> int:
+    """First position that a drafter cannot draft; the target's where it has none.
+
+    A draft model has its own context. EAGLE heads share the target's positions,
+    whatever their config says, and end earlier only where the user says so.
+    """
+    if spec.method == "draft_model":
+        return spec.draft_model_config.max_model_len
+    return spec.max_model_len or target_limit
+
+
 def is_unified_method(vllm_config: "VllmConfig") -> bool:
     """Whether the config drafts by one of the methods of the unified speculator."""
     spec = vllm_config.speculative_config
@@ -108,6 +121,29 @@ def why_not_unified(vllm_config: "VllmConfig") -> str | None:
         "prefill context parallelism": parallel.prefill_context_parallel_size > 1,
         "a draft model with M-RoPE": draft.uses_mrope,
         "EAGLE on a multimodal target": spec.use_eagle()
+        and vllm_config.model_config is not None
         and vllm_config.model_config.supports_multimodal_inputs,
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
+
+
+def refuse_uncovered(vllm_config: "VllmConfig") -> None:
+    """Refuses parallel drafting that would end on Runner V1 without a word of why.
+
+    Raises:
+        ValueError: only Runner V1 could run the config, and nobody asked for it.
+    """
+    spec = vllm_config.speculative_config
+    if spec.parallel_drafting_width and not vllm_config.use_v2_model_runner:
+        raise ValueError(
+            "parallel_drafting_width needs Model Runner V2: unset it, or run V2 (on a "
+            "CPU with TRITON_INTERPRET=1)."
+        )
+    reason = why_not_unified(vllm_config)
+    asked_for_v1 = envs.VLLM_USE_V2_MODEL_RUNNER is False
+    if spec.parallel_drafting and reason is not None and not asked_for_v1:
+        raise ValueError(
+            f"Parallel drafting does not support {reason} on Model Runner V2: turn "
+            "that off, draft with parallel_drafting=false, or set "
+            "VLLM_USE_V2_MODEL_RUNNER=0 for the deprecated Runner V1."
+        )

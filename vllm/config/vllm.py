@@ -4,13 +4,14 @@
 Why: the base sends parallel drafting to the deprecated Runner V1, and takes the
     drafter's extra slots off the scheduler's token budget.
 How: where the unified speculator covers the config, that reason is dropped and the
-    speculative config is marked as having a drafter with buffers of its own.
+    speculative config is marked as having a drafter with buffers of its own; parallel
+    drafting that it does not cover is refused.
 Upstream: "[Spec Decode] Parallel drafting on Model Runner V2".
 Until: upstream's Runner V2 runs parallel drafting.
 """
 
 from vllm._upstream import stand_on
-from vllm.config.drafting import is_unified_method, why_not_unified
+from vllm.config.drafting import is_unified_method, refuse_uncovered, why_not_unified
 
 upstream = stand_on(__name__)
 VllmConfig = upstream.VllmConfig
@@ -29,6 +30,7 @@ def _without_parallel_drafting(self: VllmConfig) -> list[str]:
 
 def _mark_drafter(self: VllmConfig) -> None:
     if is_unified_method(self):
+        refuse_uncovered(self)
         owns = why_not_unified(self) is None and self.use_v2_model_runner
         self.speculative_config.drafter_owns_buffers = owns
     _set_max_num_scheduled_tokens(self)

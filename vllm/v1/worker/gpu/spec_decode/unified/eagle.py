@@ -40,6 +40,11 @@ class EagleDrafter(UnifiedSpeculator):
     def _refresh_mask_hidden(self) -> None:
         """Projects the learned hidden state of a mask, once for all steps."""
         if self.layout.num_masks:
+            if not hasattr(self.model, "mask_hidden"):
+                raise ValueError(
+                    f"{type(self.model).__name__} has no mask_hidden, which parallel "
+                    "drafting feeds to mask slots: set parallel_drafting=false."
+                )
             learned = self.model.mask_hidden.view(1, -1)
             self.mask_hidden.copy_(self._combined(learned).view(-1))
 

@@ -9,7 +9,7 @@ import torch
 
 from vllm.config import VllmConfig
 from vllm.config.compilation import CUDAGraphMode
-from vllm.config.drafting import get_mask_token_id
+from vllm.config.drafting import draft_limit, get_mask_token_id
 from vllm.forward_context import BatchDescriptor, set_forward_context
 from vllm.v1.worker.gpu.attn_utils import build_slot_mappings_by_layer
 from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor
@@ -75,9 +75,7 @@ class UnifiedSpeculator(DraftModelSpeculator):
         Asked for each step: the engine may lower max_model_len to fit its KV cache.
         """
         limit = self.vllm_config.model_config.max_model_len
-        if self.speculative_config.uses_draft_model():
-            limit = min(limit, self.draft_model_config.max_model_len)
-        return limit
+        return min(limit, draft_limit(self.speculative_config, limit))
 
     @property
     def attn_vllm_config(self) -> VllmConfig:
@@ -229,7 +227,9 @@ class UnifiedSpeculator(DraftModelSpeculator):
         desc = BatchExecutionDescriptor(
             cg_mode=CUDAGraphMode.NONE, num_tokens=shape.num_tokens, num_reqs=num_reqs
         )
-        self.draft_max_seq_len = self.vllm_config.model_config.max_model_len
+        self.draft_max_seq_len = (
+            self.vllm_config.model_config.max_model_len + self.layout.num_room_tokens
+        )
         metadata = self._build_attn_metadata(
             num_reqs,
             desc,
@@ -288,9 +288,9 @@ class UnifiedSpeculator(DraftModelSpeculator):
 
     def _profile(self, batch: InputBatch) -> None:
         """Runs the widest batch there can be, before there is a KV cache."""
-        buffers, num_reqs = self.input_buffers, batch.num_reqs
-        buffers.reset()
-        extra = self.layout.num_extra_slots * num_reqs
-        last, _ = self._forward(batch.num_tokens + extra, None, None, None)
+        num_reqs = batch.num_reqs
+        self.input_buffers.reset()
+        num_tokens = self.layout.max_num_tokens(batch.num_tokens, num_reqs)
+        last, _ = self._forward(num_tokens, None, None, None)
         samples = self.layout.samples_per_pass(self.num_speculative_steps)[0]
         self._sample(last, num_reqs, 0, samples)

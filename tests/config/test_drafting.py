@@ -94,7 +94,7 @@ def settings(model: str, **changes) -> SimpleNamespace:
 @pytest.mark.parametrize("is_pard", [True, False])
 def test_unset_parallel_drafting_is_the_checkpoints(checkpoint, is_pard: bool):
     keys = {"pard_token": 4} if is_pard else {}
-    spec = settings(checkpoint(model_type="llama", **keys))
+    spec = settings(checkpoint(model_type="llama", **keys), num_speculative_tokens=7)
     fill_from_checkpoint(spec)
     assert spec.parallel_drafting is is_pard
 
@@ -109,6 +109,11 @@ def test_number_of_drafts_is_what_was_trained_unless_set(checkpoint):
     assert spec.num_speculative_tokens == 3
 
 
+def test_number_of_drafts_that_nothing_says_is_asked_for(checkpoint):
+    with pytest.raises(ValueError, match=r'add\s+"num_speculative_tokens" to'):
+        fill_from_checkpoint(settings(checkpoint(pard_token=4), method=None))
+
+
 def test_parallel_drafting_without_a_mask_token_is_refused(checkpoint):
     spec = settings(checkpoint(model_type="llama"), parallel_drafting=True)
     with pytest.raises(ValueError, match=r"Unset\s+parallel_drafting, or use a PARD"):
@@ -116,7 +121,9 @@ def test_parallel_drafting_without_a_mask_token_is_refused(checkpoint):
 
 
 def test_autoregressive_use_of_a_parallel_drafter_warns_once(checkpoint, caplog_vllm):
-    spec = settings(checkpoint(pard_token=4), parallel_drafting=False)
+    spec = settings(
+        checkpoint(pard_token=4), parallel_drafting=False, num_speculative_tokens=7
+    )
     fill_from_checkpoint(spec)
     assert spec.parallel_drafting is False
     (record,) = caplog_vllm.records

@@ -22,7 +22,8 @@ def fill_from_checkpoint(spec: "SpeculativeConfig") -> None:
     """Sets `parallel_drafting` and `num_speculative_tokens` where they are unset.
 
     Raises:
-        ValueError: parallel drafting is asked of a checkpoint not trained for it.
+        ValueError: parallel drafting is asked of a checkpoint not trained for it, or
+            nothing says how many tokens to draft.
     """
     checkpoint = _read(spec)
     if checkpoint is None:
@@ -44,6 +45,12 @@ def fill_from_checkpoint(spec: "SpeculativeConfig") -> None:
         )
     if spec.num_speculative_tokens is None:
         spec.num_speculative_tokens = checkpoint.num_speculative_tokens
+    is_ours = spec.method in METHODS or checkpoint.is_parallel
+    if spec.num_speculative_tokens is None and is_ours:
+        raise ValueError(
+            f"{spec.model} does not say how many tokens it was trained to draft: add "
+            '"num_speculative_tokens" to the speculative config, for example 7.'
+        )
 
 
 def _read(spec: "SpeculativeConfig") -> DraftCheckpoint | None:

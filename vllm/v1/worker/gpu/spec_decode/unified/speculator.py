@@ -11,6 +11,7 @@ from vllm.config import VllmConfig
 from vllm.config.compilation import CUDAGraphMode
 from vllm.config.drafting import draft_limit, get_mask_token_id
 from vllm.forward_context import BatchDescriptor, set_forward_context
+from vllm.logger import init_logger
 from vllm.v1.worker.gpu.attn_utils import build_slot_mappings_by_layer
 from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor
 from vllm.v1.worker.gpu.dp_utils import DPSyncState
@@ -21,6 +22,8 @@ from .block_tables import DraftBlockTables, with_room
 from .buffers import DraftBuffers
 from .draft_config import attention_config, draft_layout, widened_config
 from .inputs import HiddenRows, PreviousPass, VerifiedBatch, prepare_inputs
+
+logger = init_logger(__name__)
 
 
 class _Shape(NamedTuple):
@@ -55,8 +58,14 @@ class UnifiedSpeculator(DraftModelSpeculator):
             self.fed_hidden_size,
             self.dtype,
         )
-        # Column of `draft_logits` for each sampled slot, per pass.
         width = self.layout.parallel_width
+        logger.info(
+            "Unified speculator: method %s, %d tokens a step, %d a pass.",
+            self.method,
+            self.num_speculative_steps,
+            width,
+        )
+        # Column of `draft_logits` for each sampled slot, per pass.
         columns = torch.arange(self.layout.num_passes * width, dtype=torch.int32)
         self.sample_columns = (
             columns.view(-1, 1, width).repeat(1, self.max_num_reqs, 1).to(device)

@@ -28,7 +28,7 @@ sys.path.insert(0, str(ROOT / "tools"))
 
 from overlay import base as overlay_base  # noqa: E402
 from overlay.compose import compose  # noqa: E402
-from overlay.dependencies import read_requirements  # noqa: E402
+from overlay.dependencies import info_text, read_requirements  # noqa: E402
 
 BUILD = ROOT / "build"
 T = TypeVar("T")
@@ -60,8 +60,8 @@ class MetadataHook(MetadataHookInterface):
         metadata["dependencies"] = read_requirements(requirements)
         with ZipFile(overlay_base.find_wheel(base)) as wheel:
             info = f"{base.name}.dist-info"
-            self._take_extras(metadata, wheel.read(f"{info}/METADATA").decode())
-            self._take_entry_points(metadata, wheel.read(f"{info}/entry_points.txt"))
+            self._take_extras(metadata, info_text(wheel, "METADATA").decode())
+            self._take_entry_points(metadata, info_text(wheel, "entry_points.txt"))
             metadata["license-files"] = self._licences(wheel, info)
 
     @staticmethod

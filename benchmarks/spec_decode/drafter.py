@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The target and the drafter inside an engine of either runner, and their clocks."""
+
+import time
+from statistics import median
+from typing import Any
+
+import torch
+import torch.nn as nn
+
+from vllm.model_executor.layers.vocab_parallel_embedding import (
+    ParallelLMHead,
+    VocabParallelEmbedding,
+)
+
+
+def find_drafter(runner: Any) -> Any | None:
+    """What has a `propose`: Runner V2's speculator, Runner V1's drafter."""
+    return getattr(runner, "speculator", None) or getattr(runner, "drafter", None)
+
+
+def set_acceptance(runner: Any, rates: list[float]) -> None:
+    """Changes the chance of each draft to be accepted where those before it were.
+
+    Does nothing in an engine that verifies its drafts.
+    """
+    held = runner.rejection_sampler.synthetic_conditional_rates
+    if held is not None:
+        held.copy_(torch.tensor(rates, dtype=held.dtype))
+
+
+def bytes_read(model: Any) -> int:
+    """Bytes of weights that a pass reads once: all but tables rows are picked from."""
+    while hasattr(model, "unwrap"):
+        model = model.unwrap()
+    heads = {
+        parameter.data_ptr()
+        for module in model.modules()
+        if isinstance(module, ParallelLMHead)
+        for parameter in module.parameters(recurse=False)
+    }
+    tied = getattr(getattr(model, "config", None), "tie_word_embeddings", False)
+    sizes = {}
+    for module in model.modules():
+        picked = type(module) is VocabParallelEmbedding and not tied
+        for parameter in module.parameters(recurse=False):
+            if not picked or parameter.data_ptr() in heads:
+                sizes[parameter.data_ptr()] = parameter.nbytes
+    return sum(sizes.values())
+
+
+def model_of(drafter: Any) -> nn.Module | None:
+    return getattr(drafter, "model", None)
+
+
+class DraftClock:
+    """Times every `propose` on the device, without waiting for it."""
+
+    def __init__(self, drafter: Any, device: str):
+        self.is_cuda = device == "cuda"
+        self.calls: list[tuple[float, Any, Any]] = []
+        self.propose = drafter.propose
+        drafter.propose = self._timed
+
+    def _timed(self, *args, **kwargs):
+        called, begin = time.perf_counter(), self._mark()
+        with torch.profiler.record_function("draft_pass"):
+            drafts = self.propose(*args, **kwargs)
+        self.calls.append((called, begin, self._mark()))
+        return drafts
+
+    def _mark(self) -> Any:
+        if not self.is_cuda:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def read(self, begin: float, end: float) -> float | None:
+        """Median seconds of the calls between two moments; forgets all calls."""
+        if self.is_cuda:
+            torch.cuda.synchronize()
+        seconds = [
+            self._between(*marks)
+            for called, *marks in self.calls
+            if begin <= called <= end
+        ]
+        self.calls.clear()
+        return median(seconds) if seconds else None
+
+    def _between(self, begin: Any, end: Any) -> float:
+        return begin.elapsed_time(end) / 1e3 if self.is_cuda else end - begin

@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Engines of ours and of the base side by side on one device; see README.md.
+
+Several engines are loaded at once and measured strictly one at a time, in turns, so
+that what a device does over time hits all of them. Every measurement is written when
+it is made.
+"""
+
+import argparse
+import datetime
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.spec_decode import results as files
+from benchmarks.spec_decode.flags import parse
+from benchmarks.spec_decode.plan import (
+    Setup,
+    acceptance_length,
+    engines_at_once,
+    plan_groups,
+    python_of,
+)
+from benchmarks.spec_decode.process import ROOT, WorkerError, WorkerProcess
+from benchmarks.spec_decode.results import EngineKey, PointKey
+from benchmarks.spec_decode.shapes import write_shapes
+
+WARM_UP_TOKENS = 24
+ANSWER_S = 180
+
+
+class Run:
+    """One call of the benchmark: starts groups of engines and measures them."""
+
+    def __init__(self, args: argparse.Namespace, setup: Setup, device: dict[str, Any]):
+        self.args, self.setup = args, setup
+        self.begin = time.monotonic()
+        self.group_start_s = 0.0  # longest start of a group so far
+        self.name = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        self.logs = Path(tempfile.mkdtemp(prefix="spec_decode_logs_"))
+        name = files.slug(args.gpu or device["name"])
+        self.path = args.output or files.RESULTS / name / "engine.json"
+        settings = {
+            k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()
+        }
+        del settings["site"], settings["output"]
+        self.results: files.Results = {section: {} for section in files.SECTIONS}
+        self.results["runs"][self.name] = {"device": device, "settings": settings}
+
+    def is_over(self, needed_s: float = 0.0) -> bool:
+        return time.monotonic() - self.begin + needed_s > self.args.time_limit
+
+    def say(self, text: str) -> None:
+        print(f"[{time.monotonic() - self.begin:5.0f} s] {text}", flush=True)
+
+    def save(self) -> None:
+        files.save(self.path, self.results)
+
+    def fail(self, key: object, error: Exception) -> None:
+        self.say(f"{key}: FAILED: {error}")
+        self.results["failures"][str(key)] = {"error": str(error), "run": self.name}
+        self.save()
+
+    def run_group(self, keys: list[EngineKey]) -> None:
+        begin = time.monotonic()
+        self.say("starting " + ", ".join(map(str, keys)))
+        workers = {key: self.start(key) for key in keys}
+        try:
+            ready = {k: w for k, w in workers.items() if self.await_ready(k, w)}
+            took = time.monotonic() - begin
+            self.group_start_s = max(self.group_start_s, took)
+            self.say(f"{len(ready)} engines ready")
+            self.measure_all(ready)
+            if self.args.profile:
+                self.profile_all(ready)
+        finally:
+            for worker in workers.values():
+                worker.stop()
+
+    def start(self, key: EngineKey) -> WorkerProcess:
+        python, env = self.setup.command(key)
+        log = self.logs / (str(key).replace("/", "_") + ".log")
+        job = {"engine": self.setup.llm_args(key), "device": self.setup.device}
+        return WorkerProcess(python, env, job, log)
+
+    def await_ready(self, key: EngineKey, worker: WorkerProcess) -> bool:
+        try:
+            found = worker.answer(self.args.start_timeout)
+        except WorkerError as error:
+            self.fail(key, error)
+            return False
+        self.results["engines"][str(key)] = {**found, "run": self.name}
+        return True
+
+    def measure_all(self, workers: dict[EngineKey, WorkerProcess]) -> None:
+        for repeat in range(self.args.repeats):
+            for acceptance in self.args.acceptance:
+                for concurrency in self.args.concurrency:
+                    for key in list(workers):
+                        if self.is_over():
+                            return
+                        point = PointKey(key, acceptance, concurrency)
+                        self.measure(point, workers, is_first=repeat == 0)
+
+    def measure(
+        self, point: PointKey, workers: dict[EngineKey, WorkerProcess], is_first: bool
+    ) -> None:
+        key = point.engine
+        length = acceptance_length(point.acceptance, key.mode, key.num_tokens)
+        if length is None or key not in workers:
+            return
+        request = {
+            "command": "measure",
+            "concurrency": point.concurrency,
+            "prompt_len": self.args.prompt_len,
+            "acceptance_length": length,
+        }
+        try:
+            if is_first:  # compiles and tunes what this batch size needs
+                workers[key].ask(ANSWER_S, **request, output_len=WARM_UP_TOKENS)
+            found = workers[key].ask(
+                ANSWER_S, **request, output_len=self.args.output_len
+            )
+        except WorkerError as error:
+            self.fail(point, error)
+            workers.pop(key).stop()
+            return
+        self.record(point, length, found)
+
+    def record(self, point: PointKey, length: float, found: dict[str, Any]) -> None:
+        entry = self.results["measurements"].setdefault(
+            str(point),
+            {"run": self.name, "acceptance_length": length, "repeats": []},
+        )
+        entry["repeats"].append(found)
+        self.save()
+        step = found["step_s"]
+        self.say(
+            f"{point}: {found['tokens_per_s']:.1f} tokens/s, step "
+            + ("unknown" if step is None else f"{step * 1e3:.2f} ms")
+            + (f", draft {found['draft_s'] * 1e3:.2f} ms" if found["draft_s"] else "")
+        )
+
+    def profile_all(self, workers: dict[EngineKey, WorkerProcess]) -> None:
+        acceptance = self.args.acceptance[0]
+        for concurrency in self.args.profile:
+            for key in list(workers):
+                if self.is_over():
+                    return
+                point = PointKey(key, acceptance, concurrency)
+                length = acceptance_length(acceptance, key.mode, key.num_tokens)
+                if length is not None:
+                    self.profile(point, workers[key], length)
+
+    def profile(self, point: PointKey, worker: WorkerProcess, length: float) -> None:
+        try:
+            found = worker.ask(
+                ANSWER_S,
+                command="profile",
+                concurrency=point.concurrency,
+                prompt_len=self.args.prompt_len,
+                output_len=self.args.output_len,
+                num_steps=self.args.profile_steps,
+                acceptance_length=length,
+            )
+        except WorkerError as error:
+            self.fail(point, error)
+            return
+        self.results["profiles"][str(point)] = {**found, "run": self.name}
+        self.save()
+        self.say(f"{point}: profiled")
+
+
+def probe_device(site: str, env: dict[str, str]) -> dict[str, Any]:
+    python, env = python_of(site, env)
+    command = [*python, "-m", "benchmarks.spec_decode.device"]
+    done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"The device could not be probed: {done.stderr.strip()[-500:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def main() -> None:
+    import os
+
+    args = parse()
+    with tempfile.TemporaryDirectory() as folder:
+        device = probe_device(next(iter(args.site.values())), dict(os.environ))
+        setup = Setup(
+            sites=args.site,
+            models=write_shapes(args.shapes, Path(folder)),
+            device=args.device,
+            max_num_seqs=max(args.concurrency),
+            kv_cache_gib=args.kv_cache_gib,
+            engine_args=args.engine_args,
+        )
+        run = Run(args, setup, device)
+        at_once = args.engines_at_once
+        if at_once is None:
+            at_once = engines_at_once(device["memory_bytes"], args.kv_cache_gib)
+        run.say(f"results: {run.path}, logs: {run.logs}")
+        groups = plan_groups(
+            args.implementations, args.modes, args.num_speculative_tokens, at_once
+        )
+        for number, keys in enumerate(groups):
+            if run.is_over(run.group_start_s):
+                left = ", ".join(str(key) for group in groups[number:] for key in group)
+                run.say(f"time limit reached, not measured: {left}")
+                break
+            run.run_group(keys)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Flags of the engine benchmark."""
+
+import argparse
+import json
+from pathlib import Path
+
+from benchmarks.spec_decode.plan import ACCEPTANCES, EQUAL
+from benchmarks.spec_decode.results import IMPLEMENTATIONS, OURS
+from benchmarks.spec_decode.shapes import MODES, SETS
+
+
+def add_site_flag(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--site",
+        action="append",
+        required=True,
+        metavar="NAME=PATH",
+        help="where ours and base are: a folder of packages for PYTHONPATH, or a "
+        "Python interpreter; give it for each name",
+    )
+
+
+def parse_sites(parser: argparse.ArgumentParser, sites: list[str]) -> dict[str, str]:
+    found = dict(site.partition("=")[::2] for site in sites)
+    for name, path in found.items():
+        if name not in (OURS, "base") or not Path(path).exists():
+            parser.error(f"--site {name}={path}: give ours=PATH or base=PATH")
+    return found
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.spec_decode.engine",
+        description=__doc__,
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add_site_flag(parser)
+    _add_matrix(parser)
+    _add_limits(parser)
+    args = parser.parse_args(arguments)
+    args.site = parse_sites(parser, args.site)
+    for name in args.implementations:
+        if (site := OURS if name == OURS else "base") not in args.site:
+            parser.error(f"{name} needs --site {site}=PATH")
+    return args
+
+
+def _add_matrix(parser: argparse.ArgumentParser) -> None:
+    def many(flag: str, **more) -> None:
+        parser.add_argument(flag, nargs="+", **more)
+
+    many("--implementations", choices=IMPLEMENTATIONS, default=list(IMPLEMENTATIONS))
+    many("--modes", choices=list(MODES), default=list(MODES))
+    many("--num-speculative-tokens", type=int, default=[3, 5, 7, 11])
+    many("--concurrency", type=int, default=[1, 2, 4, 8, 16, 32, 64])
+    many(
+        "--acceptance",
+        choices=ACCEPTANCES,
+        default=[EQUAL],
+        help="acceptance lengths: equal for all, or as published for P-EAGLE and "
+        "EAGLE-3 on a data set",
+    )
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--prompt-len", type=int, default=128)
+    parser.add_argument("--output-len", type=int, default=256)
+    many("--profile", type=int, default=[], help="profile at these concurrencies too")
+    parser.add_argument("--profile-steps", type=int, default=20)
+
+
+def _add_limits(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--shapes", choices=SETS, default=SETS[0])
+    add("--device", choices=("cuda", "cpu"), default="cuda")
+    add("--gpu", help="name of the results folder; detected by default")
+    add(
+        "--output", type=Path, help="results file; results/<gpu>/engine.json by default"
+    )
+    add("--engines-at-once", type=int, help="engines loaded together; what fits")
+    add("--kv-cache-gib", type=float, default=5.0, help="KV cache of each engine")
+    add("--time-limit", type=float, default=570.0, help="seconds, then stop cleanly")
+    add("--start-timeout", type=float, default=400.0, help="seconds for an engine")
+    add(
+        "--engine-args",
+        type=json.loads,
+        default={},
+        help="more arguments of LLM, as JSON",
+    )

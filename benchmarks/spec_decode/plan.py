@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which engines to measure, which of them side by side, and how each is started."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.spec_decode.results import BASE_V1, BASE_V2, OURS, EngineKey
+from benchmarks.spec_decode.shapes import PARALLEL, speculative_config
+
+GIB = 1 << 30
+# Weights of the target and a drafter, activations, CUDA graphs and context; the KV
+# cache comes on top.
+ENGINE_GIB = 22
+# Mean tokens per step by K, the same for every mode and implementation.
+ACCEPTANCE = {3: 2.5, 5: 3.0, 7: 3.5, 11: 4.0}
+# As published for GPT-OSS-20B with P-EAGLE and with EAGLE-3 (see README.md).
+PUBLISHED_ACCEPTANCE = {
+    "humaneval": {"peagle": {3: 3.02, 7: 3.94}, "eagle3": {3: 2.65, 7: 3.03}},
+    "speed-bench": {"peagle": {3: 2.87, 7: 3.38}, "eagle3": {3: 2.24, 7: 2.59}},
+    "mt-bench": {"peagle": {3: 2.87, 7: 3.70}, "eagle3": {3: 2.70, 7: 3.27}},
+}
+EQUAL = "equal"
+ACCEPTANCES = (EQUAL, *PUBLISHED_ACCEPTANCE)
+
+
+def runs_mode(implementation: str, mode: str) -> bool:
+    """The base's Runner V2 refuses parallel drafting."""
+    return implementation != BASE_V2 or mode not in PARALLEL
+
+
+def plan_groups(
+    implementations: list[str], modes: list[str], num_tokens: list[int], at_once: int
+) -> list[list[EngineKey]]:
+    """Engines that run side by side: those of a mode and K stay together.
+
+    A set that is larger than a group is cut.
+    """
+    pairs = [("none", 0)] if "none" in modes else []
+    pairs += [(mode, k) for k in num_tokens for mode in modes if mode != "none"]
+    sets = [
+        [EngineKey(name, mode, k) for name in implementations if runs_mode(name, mode)]
+        for mode, k in pairs
+    ]
+    groups: list[list[EngineKey]] = []
+    for whole in sets:
+        for start in range(0, len(whole), at_once):
+            part = whole[start : start + at_once]
+            if groups and len(groups[-1]) + len(part) <= at_once:
+                groups[-1].extend(part)
+            else:
+                groups.append(part)
+    return groups
+
+
+def acceptance_length(label: str, mode: str, num_tokens: int) -> float | None:
+    """Mean tokens per step of a mode under an acceptance label.
+
+    None where the label says nothing of the mode and K, so there is no such point.
+    """
+    if mode == "none":
+        return 1.0
+    if label == EQUAL:
+        return ACCEPTANCE.get(num_tokens, min(1 + num_tokens, 2.5 + num_tokens / 8))
+    return PUBLISHED_ACCEPTANCE[label].get(mode, {}).get(num_tokens)
+
+
+def engines_at_once(memory_bytes: int, kv_cache_gib: float) -> int:
+    return max(1, int(memory_bytes / GIB / (ENGINE_GIB + kv_cache_gib)))
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What all engines of a run share.
+
+    Attributes:
+        sites: by "ours" and "base", a folder for PYTHONPATH or a Python interpreter.
+        models: folder of each model's config.
+        device: "cuda" or "cpu".
+        kv_cache_gib: KV cache of each engine.
+        engine_args: further arguments of LLM, over those chosen here.
+    """
+
+    sites: dict[str, str]
+    models: dict[str, Path]
+    device: str
+    max_num_seqs: int
+    kv_cache_gib: float
+    engine_args: dict[str, Any]
+
+    def llm_args(self, key: EngineKey) -> dict[str, Any]:
+        length = acceptance_length(EQUAL, key.mode, key.num_tokens)
+        args = {
+            "model": str(self.models["target"]),
+            "speculative_config": speculative_config(
+                key.mode, self.models, key.num_tokens, length
+            ),
+            "load_format": "dummy",
+            "skip_tokenizer_init": True,
+            "max_model_len": 1024,
+            "max_num_seqs": self.max_num_seqs,
+            "max_num_batched_tokens": 8192,
+            "enable_prefix_caching": False,
+            "disable_log_stats": False,
+            "gpu_memory_utilization": 0.02,
+            "kv_cache_memory_bytes": int(self.kv_cache_gib * GIB),
+        }
+        if self.device == "cpu":
+            args |= {
+                "dtype": "float32",
+                "enforce_eager": True,
+                "gpu_memory_utilization": 0.1,
+            }
+            if key.implementation == BASE_V1 and args["speculative_config"]:
+                # Runner V1 cannot draw acceptance on a CPU: it verifies drafts.
+                del args["speculative_config"]["rejection_sample_method"]
+                del args["speculative_config"]["synthetic_acceptance_length"]
+        return args | self.engine_args
+
+    def command(self, key: EngineKey) -> tuple[list[str], dict[str, str]]:
+        """Interpreter with its arguments so far, and the environment."""
+        is_v2 = key.implementation != BASE_V1
+        env = os.environ | {
+            "VLLM_USE_V2_MODEL_RUNNER": str(int(is_v2)),
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            "VLLM_NO_USAGE_STATS": "1",
+            "HF_HUB_OFFLINE": "1",
+        }
+        if self.device == "cpu":
+            env |= {
+                "TRITON_INTERPRET": str(int(is_v2)),
+                "VLLM_CPU_KVCACHE_SPACE": "1",
+                "OMP_NUM_THREADS": "1",
+            }
+        site = self.sites[OURS if key.implementation == OURS else "base"]
+        return python_of(site, env)
+
+
+def python_of(site: str, env: dict[str, str]) -> tuple[list[str], dict[str, str]]:
+    """A site is an interpreter, or a folder for the python3 on the path."""
+    if Path(site).is_file():
+        return [site], env
+    paths = [str(Path(site).resolve()), env.get("PYTHONPATH", "")]
+    return ["python3"], env | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}

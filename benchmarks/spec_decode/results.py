@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Results files: merged by key, and what follows from their numbers.
+
+A file holds `runs` (what was run, by its start), and `measurements`, `profiles`,
+`engines` and `failures`, by the key of what they are about.
+"""
+
+import json
+import os
+import re
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+RESULTS = Path(__file__).resolve().parents[1] / "results"
+OURS, BASE_V2, BASE_V1 = "ours", "base-v2", "base-v1"
+IMPLEMENTATIONS = (OURS, BASE_V2, BASE_V1)
+SECTIONS = ("runs", "engines", "measurements", "profiles", "failures")
+Results = dict[str, dict[str, Any]]
+
+
+class EngineKey(NamedTuple):
+    """One engine of the matrix; K is 0 without speculation."""
+
+    implementation: str
+    mode: str
+    num_tokens: int
+
+    def __str__(self) -> str:
+        return f"{self.implementation}/{self.mode}/K{self.num_tokens}"
+
+
+class PointKey(NamedTuple):
+    """One measured point. The acceptance label says what length was drawn."""
+
+    engine: EngineKey
+    acceptance: str
+    concurrency: int
+
+    def __str__(self) -> str:
+        return f"{self.engine}/{self.acceptance}/c{self.concurrency}"
+
+    @classmethod
+    def parse(cls, text: str) -> "PointKey":
+        implementation, mode, tokens, acceptance, concurrency = text.split("/")
+        engine = EngineKey(implementation, mode, int(tokens[1:]))
+        return cls(engine, acceptance, int(concurrency[1:]))
+
+
+def slug(device_name: str) -> str:
+    """A folder's name for a device: nvidia-h200."""
+    return re.sub(r"[^a-z0-9]+", "-", device_name.lower()).strip("-")
+
+
+def merge(old: Results, new: Results) -> Results:
+    """`new` over `old`, key by key; a point that succeeds forgets its failure."""
+    merged = {s: {**old.get(s, {}), **new.get(s, {})} for s in SECTIONS}
+    done = new.get("engines", {}).keys() - new.get("failures", {}).keys()
+    for key in done:
+        merged["failures"].pop(key, None)
+    return merged
+
+
+def load(path: Path) -> Results:
+    return json.loads(path.read_text()) if path.is_file() else {}
+
+
+def save(path: Path, results: Results) -> None:
+    """Merges into a file, which is whole at any moment."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(merge(load(path), results), indent=1, sort_keys=True)
+    part = path.with_suffix(".part")
+    part.write_text(text + "\n")
+    os.replace(part, path)
+
+
+class Spread(NamedTuple):
+    """A median, and half the distance from least to most as a share of it."""
+
+    median: float
+    spread: float
+    count: int
+
+
+def spread(values: list[float | None]) -> Spread | None:
+    """None where nothing was measured."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return None
+    middle = median(known)
+    half = (max(known) - min(known)) / 2
+    return Spread(middle, half / middle if middle else 0.0, len(known))
+
+
+def column(point: dict[str, Any], name: str) -> Spread | None:
+    return spread([repeat.get(name) for repeat in point["repeats"]])
+
+
+def steady_tokens_per_s(point: dict[str, Any], concurrency: int) -> float | None:
+    """Tokens per second while all requests decode, at the nominal acceptance length.
+
+    Free of the chance in what was accepted, and of prefill and tail.
+    """
+    step = column(point, "step_s")
+    if step is None:
+        return None
+    return concurrency * (point.get("acceptance_length") or 1.0) / step.median
+
+
+def best_base(measurements: dict[str, Any], key: PointKey) -> str | None:
+    """The base's faster runner at a point, by median tokens per second."""
+    names = [
+        str(key._replace(engine=key.engine._replace(implementation=name)))
+        for name in (BASE_V2, BASE_V1)
+    ]
+    measured = {
+        n: column(measurements[n], "tokens_per_s") for n in names if n in measurements
+    }
+    rated = {name: found.median for name, found in measured.items() if found}
+    return max(rated, key=rated.__getitem__) if rated else None
+
+
+def ratio_to_base(measurements: dict[str, Any], key: PointKey) -> float | None:
+    """Median tokens per second over those of the base's best; None without both."""
+    base, own = best_base(measurements, key), measurements.get(str(key))
+    ours = own and column(own, "tokens_per_s")
+    if base is None or not ours:
+        return None
+    return ours.median / column(measurements[base], "tokens_per_s").median
+
+
+def num_passes(mode: str, num_tokens: int, parallel: tuple[str, ...]) -> int:
+    """Draft passes of a step."""
+    return 1 if mode in parallel and num_tokens else num_tokens
+
+
+def floor_step_s(
+    target_bytes: int, draft_bytes: int, passes: int, bytes_per_s: float
+) -> float:
+    """Seconds of a step that only reads every weight once per pass.
+
+    Args:
+        bytes_per_s: what a copy reads and writes per second, together.
+    """
+    return (target_bytes + passes * draft_bytes) / bytes_per_s
+
+
+def floor_share(
+    results: Results, key: PointKey, parallel: tuple[str, ...]
+) -> float | None:
+    """Which share of a step the memory floor is: 1 is as fast as memory allows."""
+    engine = results.get("engines", {}).get(str(key.engine))
+    point = results["measurements"].get(str(key))
+    step = point and column(point, "step_s")
+    if not engine or not step:
+        return None
+    run = results["runs"][point["run"]]
+    passes = num_passes(key.engine.mode, key.engine.num_tokens, parallel)
+    floor = floor_step_s(
+        engine["target_bytes"],
+        engine["draft_bytes"],
+        passes,
+        run["device"]["copy_bytes_per_s"],
+    )
+    return floor / step.median

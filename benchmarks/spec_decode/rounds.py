@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A round: requests that start together, and what a log of its steps tells."""
+
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+
+
+@dataclass(frozen=True)
+class Step:
+    """One engine step that returned tokens.
+
+    Attributes:
+        time: when it returned, seconds.
+        tokens: new tokens by request.
+        finished: whether a request ended with it.
+    """
+
+    time: float
+    tokens: dict[str, int]
+    finished: bool
+
+
+@dataclass(frozen=True)
+class Steady:
+    """The part of a round in which every request decodes, first step excluded.
+
+    Attributes:
+        begin, end: when it began and ended, seconds.
+        step_s: median duration of a step.
+        tokens_per_step: mean tokens per request and step, the acceptance length.
+        num_steps: steps it is made of.
+    """
+
+    begin: float
+    end: float
+    step_s: float
+    tokens_per_step: float
+    num_steps: int
+
+
+def find_steady(steps: list[Step], concurrency: int) -> Steady | None:
+    """None where the requests were never all decoding for three steps in a row."""
+    seen: set[str] = set()
+    run: list[Step] = []
+    for step in steps:
+        decoding = len(seen) == concurrency == len(step.tokens)
+        seen |= step.tokens.keys()
+        if decoding and not step.finished:
+            run.append(step)
+        elif run:
+            break
+    if len(run) < 3:
+        return None
+    durations = [after.time - before.time for before, after in pairwise(run)]
+    tokens = sum(sum(step.tokens.values()) for step in run[1:])
+    return Steady(
+        begin=run[0].time,
+        end=run[-1].time,
+        step_s=median(durations),
+        tokens_per_step=tokens / (len(run) - 1) / concurrency,
+        num_steps=len(durations),
+    )
+
+
+def time_per_output_token(steps: list[Step]) -> float | None:
+    """Median over requests of seconds per token after the first step's, TPOT."""
+    first: dict[str, float] = {}
+    last: dict[str, float] = {}
+    later: dict[str, int] = {}
+    for step in steps:
+        for request, count in step.tokens.items():
+            if request in first:
+                later[request] = later.get(request, 0) + count
+                last[request] = step.time
+            else:
+                first[request] = step.time
+    rates = [(last[r] - first[r]) / later[r] for r in later if later[r]]
+    return median(rates) if rates else None
+
+
+def minimum_variance_rates(length: float, num_tokens: int) -> list[float]:
+    """Chance that draft i is accepted given that those before it were.
+
+    The first drafts always are and one of them sometimes, so that short rounds come
+    close to the acceptance length too.
+
+    Raises:
+        ValueError: no drafter of so many tokens has this acceptance length.
+    """
+    accepted = length - 1
+    if not 0 <= accepted <= num_tokens:
+        raise ValueError(
+            f"an acceptance length of {length} needs {accepted} accepted drafts, but "
+            f"{num_tokens} are drafted"
+        )
+    return [min(max(accepted - i, 0.0), 1.0) for i in range(num_tokens)]

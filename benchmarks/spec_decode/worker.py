@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One engine in a process of its own, told what to do by lines of JSON.
+
+The first line is the engine's arguments, every later one a command. Each is answered
+by one line, `{"error": ...}` where it failed. What the engine prints goes to stderr.
+"""
+
+import json
+import os
+import random
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+COUNTERS = ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
+
+
+class Worker:
+    """Rounds of requests on an in-process LLM."""
+
+    def __init__(self, engine: dict[str, Any], device: str):
+        from benchmarks.spec_decode.drafter import DraftClock, find_drafter
+        from vllm import LLM
+
+        begin = time.perf_counter()
+        self.llm = LLM(**engine)
+        self.start_s = time.perf_counter() - begin
+        self.device = device
+        # In process, so the runner itself comes back.
+        self.runner = self.llm.collective_rpc(lambda worker: worker.model_runner)[0]
+        self.drafter = find_drafter(self.runner)
+        self.clock = DraftClock(self.drafter, device) if self.drafter else None
+        self.vocab = self.llm.llm_engine.model_config.get_vocab_size()
+        self.random = random.Random(0)
+        self.num_requests = 0
+
+    def describe(self) -> dict[str, Any]:
+        import torch
+
+        import vllm
+        from benchmarks.spec_decode.drafter import bytes_read, model_of
+
+        homes = {base.__module__ for base in type(self.runner).__mro__}
+        is_v2 = any("worker.gpu.model_runner" in home for home in homes)
+        draft = model_of(self.drafter)
+        config = self.llm.llm_engine.vllm_config
+        return {
+            "runner": "V2" if is_v2 else "V1",
+            "drafter": type(self.drafter).__name__ if self.drafter else None,
+            "target_bytes": bytes_read(self.runner.model),
+            "draft_bytes": bytes_read(draft) if draft is not None else 0,
+            "start_s": self.start_s,
+            "vllm": vllm.__version__,
+            "torch": torch.__version__,
+            "async_scheduling": config.scheduler_config.async_scheduling,
+            "cudagraph_mode": str(config.compilation_config.cudagraph_mode),
+        }
+
+    def measure(
+        self,
+        concurrency: int,
+        prompt_len: int,
+        output_len: int,
+        acceptance_length: float | None = None,
+    ) -> dict[str, Any]:
+        """One round; see results.py for what comes back."""
+        from benchmarks.spec_decode.rounds import find_steady, time_per_output_token
+
+        self._accept(acceptance_length)
+        before, begin = self._counters(), time.perf_counter()
+        steps = list(self._run(concurrency, prompt_len, output_len))
+        seconds = steps[-1].time - begin
+        steady = find_steady(steps, concurrency)
+        draft_s = None
+        if self.clock:
+            span = (steady.begin, steady.end) if steady else (begin, steps[-1].time)
+            draft_s = self.clock.read(*span)
+        counted = {k: v - before[k] for k, v in self._counters().items()}
+        return {
+            "tokens_per_s": sum(sum(s.tokens.values()) for s in steps) / seconds,
+            "tpot_s": time_per_output_token(steps),
+            "step_s": steady and steady.step_s,
+            "steady_steps": steady.num_steps if steady else 0,
+            "tokens_per_step": steady and steady.tokens_per_step,
+            "draft_s": draft_s,
+            "counted_acceptance_length": _acceptance_length(counted),
+            "seconds": seconds,
+        }
+
+    def profile(
+        self,
+        concurrency: int,
+        prompt_len: int,
+        output_len: int,
+        num_steps: int,
+        acceptance_length: float | None = None,
+    ) -> dict[str, Any]:
+        """A profile of `num_steps` steps in the middle of a round."""
+        from benchmarks.spec_decode.gpu_profile import ProfileWindow, summarise
+
+        self._accept(acceptance_length)
+        window = ProfileWindow(num_steps)
+        seen: set[str] = set()
+        for step in self._run(concurrency, prompt_len, output_len):
+            window.after_step(is_steady=len(seen) == concurrency)
+            seen |= step.tokens.keys()
+        if self.clock:
+            self.clock.calls.clear()
+        if window.trace is None:
+            raise ValueError(f"no {num_steps} steady steps: raise --output-len")
+        return summarise(window.trace, num_steps)
+
+    def _accept(self, length: float | None) -> None:
+        from benchmarks.spec_decode.drafter import set_acceptance
+        from benchmarks.spec_decode.rounds import minimum_variance_rates
+
+        if self.drafter is None or length is None:
+            return
+        num_tokens = (
+            self.llm.llm_engine.vllm_config.speculative_config.num_speculative_tokens
+        )
+        set_acceptance(self.runner, minimum_variance_rates(length, num_tokens))
+
+    def _run(self, concurrency: int, prompt_len: int, output_len: int) -> Iterator[Any]:
+        """Yields the steps of requests that arrive together."""
+        from benchmarks.spec_decode.rounds import Step
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        engine = self.llm.llm_engine
+        sampling = SamplingParams(
+            temperature=0,
+            max_tokens=output_len,
+            ignore_eos=True,
+            detokenize=False,
+            output_kind=RequestOutputKind.DELTA,
+        )
+        for _ in range(concurrency):
+            self.num_requests += 1
+            prompt = [self.random.randrange(5, self.vocab) for _ in range(prompt_len)]
+            request = {"prompt_token_ids": prompt}
+            engine.add_request(str(self.num_requests), request, sampling)
+        while engine.has_unfinished_requests():
+            outputs = engine.step()
+            if outputs:
+                tokens = {o.request_id: len(o.outputs[0].token_ids) for o in outputs}
+                ended = any(output.finished for output in outputs)
+                yield Step(time.perf_counter(), tokens, ended)
+
+    def _counters(self) -> dict[str, float]:
+        prefix = "vllm:spec_decode_"
+        return {
+            metric.name.removeprefix(prefix): metric.value
+            for metric in self.llm.get_metrics()
+            if metric.name.removeprefix(prefix) in COUNTERS
+        }
+
+
+def _acceptance_length(counted: dict[str, float]) -> float | None:
+    drafts = counted.get("num_drafts")
+    return 1 + counted["num_accepted_tokens"] / drafts if drafts else None
+
+
+def serve() -> None:
+    """Answers commands until stdin ends."""
+    channel = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    job = json.loads(sys.stdin.readline())
+    try:
+        worker = Worker(job["engine"], job["device"])
+        print(json.dumps(worker.describe()), file=channel)
+    except Exception as error:
+        print(json.dumps({"error": f"{type(error).__name__}: {error}"}), file=channel)
+        raise
+    for line in sys.stdin:
+        command = json.loads(line)
+        try:
+            answer = getattr(worker, command.pop("command"))(**command)
+        except Exception as error:
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        print(json.dumps(answer), file=channel)
+
+
+if __name__ == "__main__":
+    serve()

@@ -9,6 +9,7 @@ it is made.
 import argparse
 import datetime
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -185,8 +186,6 @@ def probe_device(site: str, env: dict[str, str]) -> dict[str, Any]:
 
 
 def main() -> None:
-    import os
-
     args = parse()
     with tempfile.TemporaryDirectory() as folder:
         device = probe_device(next(iter(args.site.values())), dict(os.environ))
@@ -194,7 +193,7 @@ def main() -> None:
             sites=args.site,
             models=write_shapes(args.shapes, Path(folder)),
             device=args.device,
-            max_num_seqs=max(args.concurrency),
+            max_num_seqs=args.max_num_seqs,
             kv_cache_gib=args.kv_cache_gib,
             engine_args=args.engine_args,
         )

@@ -77,6 +77,7 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         "--output", type=Path, help="results file; results/<gpu>/engine.json by default"
     )
     add("--engines-at-once", type=int, help="engines loaded together; what fits")
+    add("--max-num-seqs", type=int, default=64)
     add("--kv-cache-gib", type=float, default=5.0, help="KV cache of each engine")
     add("--time-limit", type=float, default=570.0, help="seconds, then stop cleanly")
     add("--start-timeout", type=float, default=400.0, help="seconds for an engine")

@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 PYTEST_ARGS ?= -n 2 --dist worksteal
 # An edit of an overlay file is live; what else goes into the install is listed here.
 INSTALL_INPUTS := $(wildcard requirements/*.txt) base.toml seams.lock hatch_build.py \
-    pyproject.toml $(wildcard tools/overlay/*.py) \
+    pyproject.toml CMakeLists.txt $(wildcard csrc/* tools/overlay/*.py) \
     $(shell find vllm -type d -not -name __pycache__)
 
 .DELETE_ON_ERROR:

@@ -29,6 +29,7 @@ sys.path.insert(0, str(ROOT / "tools"))
 from overlay import base as overlay_base  # noqa: E402
 from overlay.compose import compose  # noqa: E402
 from overlay.dependencies import info_text, read_requirements  # noqa: E402
+from overlay.native import build, build_requirements  # noqa: E402
 
 BUILD = ROOT / "build"
 T = TypeVar("T")
@@ -106,6 +107,11 @@ class BuildHook(BuildHookInterface):
     """Composes the tree: copied into the wheel, or linked for an editable install."""
 
     @one_clear_error
+    def dependencies(self) -> list[str]:
+        is_cpu = overlay_base.target_device() == "cpu"
+        return build_requirements() if is_cpu else []
+
+    @one_clear_error
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         base = overlay_base.pinned_base(overlay_base.target_device())
         wheel = overlay_base.find_wheel(base)
@@ -113,6 +119,8 @@ class BuildHook(BuildHookInterface):
         self.tree = BUILD / ("editable" if editable else "wheel")
         ours = self.metadata.version
         compose(wheel, self.tree, version=ours, link=editable)
+        if base.device == "cpu":
+            build(self.tree)
         build_data["tag"] = "-".join(wheel.stem.split("-")[-3:])
         build_data["pure_python"] = False
         if not editable:

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Builds the native input kernel, `csrc/`, into a composed tree for CPUs.
+
+An install never fails over it: without the library Triton's interpreter runs the
+kernel, slower.
+"""
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from .base import ROOT
+
+COMPILERS = ("c++", "g++", "clang++")
+
+
+def compiler() -> str | None:
+    """Path of the C++ compiler that CMake will find: `CXX`, else a usual name."""
+    given = shlex.split(os.environ.get("CXX", ""))[:1]
+    return next(filter(None, map(shutil.which, given or COMPILERS)), None)
+
+
+def build_requirements() -> list[str]:
+    """What a build needs of the package index beside what this machine has."""
+    if compiler() is None:
+        return []
+    wanted = [] if shutil.which("cmake") else ["cmake>=3.18"]
+    return wanted + ([] if shutil.which("ninja") or shutil.which("make") else ["ninja"])
+
+
+def build(tree: Path, root: Path = ROOT) -> str | None:
+    """Builds the library and installs it into `tree`.
+
+    Returns:
+        None, or the line that has been printed: what is missing, and what to do.
+    """
+    why = _missing() or _run_cmake(tree, root)
+    if why is None:
+        return None
+    line = (
+        f"The native input kernel was not built: {why}. On a CPU Triton's interpreter "
+        "will run the kernel, slower; mend this and install again."
+    )
+    print(line, file=sys.stderr)
+    return line
+
+
+def _missing() -> str | None:
+    if compiler() is None:
+        return f"there is no C++ compiler ({', '.join(COMPILERS)}, or CXX=<one>)"
+    return None if shutil.which("cmake") else "there is no cmake"
+
+
+def _run_cmake(tree: Path, root: Path) -> str | None:
+    """The last line of an error of CMake's or the compiler's, or None."""
+    with tempfile.TemporaryDirectory() as folder:
+        configure = [
+            "cmake",
+            "-S",
+            str(root),
+            "-B",
+            folder,
+            "-DCMAKE_BUILD_TYPE=Release",
+        ]
+        if shutil.which("ninja"):
+            configure += ["-G", "Ninja"]
+        build = ["cmake", "--build", folder]
+        install = ["cmake", "--install", folder, "--prefix", str(tree)]
+        for command in (configure, build, install):
+            done = subprocess.run(
+                command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            )
+            if done.returncode:
+                return f"`{shlex.join(command[:2])}` failed: {_reason(done.stdout)}"
+    return None
+
+
+def _reason(output: str) -> str:
+    """The first line that names an error, or else the last one."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    errors = [line for line in lines if "error" in line.lower()]
+    return (errors or lines[-1:] or ["no message"])[0]

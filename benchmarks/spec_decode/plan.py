@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.spec_decode import published
 from benchmarks.spec_decode.results import BASE_V1, BASE_V2, OURS, EngineKey
 from benchmarks.spec_decode.shapes import PARALLEL, speculative_config
 
@@ -15,14 +16,8 @@ GIB = 1 << 30
 ENGINE_GIB = 22
 # Mean tokens per step by K, the same for every mode and implementation.
 ACCEPTANCE = {3: 2.5, 5: 3.0, 7: 3.5, 11: 4.0}
-# As published for GPT-OSS-20B with P-EAGLE and with EAGLE-3 (see README.md).
-PUBLISHED_ACCEPTANCE = {
-    "humaneval": {"peagle": {3: 3.02, 7: 3.94}, "eagle3": {3: 2.65, 7: 3.03}},
-    "speed-bench": {"peagle": {3: 2.87, 7: 3.38}, "eagle3": {3: 2.24, 7: 2.59}},
-    "mt-bench": {"peagle": {3: 2.87, 7: 3.70}, "eagle3": {3: 2.70, 7: 3.27}},
-}
 EQUAL = "equal"
-ACCEPTANCES = (EQUAL, *PUBLISHED_ACCEPTANCE)
+ACCEPTANCES = (EQUAL, *published.ACCEPTANCE)
 
 
 def runs_mode(implementation: str, mode: str) -> bool:
@@ -63,7 +58,7 @@ def acceptance_length(label: str, mode: str, num_tokens: int) -> float | None:
         return 1.0
     if label == EQUAL:
         return ACCEPTANCE.get(num_tokens, min(1 + num_tokens, 2.5 + num_tokens / 8))
-    return PUBLISHED_ACCEPTANCE[label].get(mode, {}).get(num_tokens)
+    return published.ACCEPTANCE[label].get(mode, {}).get(num_tokens)
 
 
 def engines_at_once(memory_bytes: int, kv_cache_gib: float) -> int:

@@ -55,8 +55,8 @@ def slug(device_name: str) -> str:
 def merge(old: Results, new: Results) -> Results:
     """`new` over `old`, key by key; a point that succeeds forgets its failure."""
     merged = {s: {**old.get(s, {}), **new.get(s, {})} for s in SECTIONS}
-    done = new.get("engines", {}).keys() - new.get("failures", {}).keys()
-    for key in done:
+    done = new.get("engines", {}).keys() | new.get("measurements", {}).keys()
+    for key in done - new.get("failures", {}).keys():
         merged["failures"].pop(key, None)
     return merged
 
@@ -94,39 +94,6 @@ def spread(values: list[float | None]) -> Spread | None:
 
 def column(point: dict[str, Any], name: str) -> Spread | None:
     return spread([repeat.get(name) for repeat in point["repeats"]])
-
-
-def steady_tokens_per_s(point: dict[str, Any], concurrency: int) -> float | None:
-    """Tokens per second while all requests decode, at the nominal acceptance length.
-
-    Free of the chance in what was accepted, and of prefill and tail.
-    """
-    step = column(point, "step_s")
-    if step is None:
-        return None
-    return concurrency * (point.get("acceptance_length") or 1.0) / step.median
-
-
-def best_base(measurements: dict[str, Any], key: PointKey) -> str | None:
-    """The base's faster runner at a point, by median tokens per second."""
-    names = [
-        str(key._replace(engine=key.engine._replace(implementation=name)))
-        for name in (BASE_V2, BASE_V1)
-    ]
-    measured = {
-        n: column(measurements[n], "tokens_per_s") for n in names if n in measurements
-    }
-    rated = {name: found.median for name, found in measured.items() if found}
-    return max(rated, key=rated.__getitem__) if rated else None
-
-
-def ratio_to_base(measurements: dict[str, Any], key: PointKey) -> float | None:
-    """Median tokens per second over those of the base's best; None without both."""
-    base, own = best_base(measurements, key), measurements.get(str(key))
-    ours = own and column(own, "tokens_per_s")
-    if base is None or not ours:
-        return None
-    return ours.median / column(measurements[base], "tokens_per_s").median
 
 
 def num_passes(mode: str, num_tokens: int, parallel: tuple[str, ...]) -> int:

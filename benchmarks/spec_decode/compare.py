@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Points of an engine results file set beside each other."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from benchmarks.spec_decode import results as files
+from benchmarks.spec_decode.results import BASE_V1, BASE_V2, EngineKey, PointKey, Spread
+from benchmarks.spec_decode.shapes import PARALLEL
+
+BASE = "base"  # whichever of its runners is the faster at a point
+
+
+@dataclass(frozen=True)
+class Row:
+    """One point's numbers, medians over repeats; None where there is none."""
+
+    key: PointKey
+    tokens_per_s: Spread
+    acceptance_length: float
+    tpot_s: float | None
+    step_s: float | None
+    draft_s: float | None
+    tokens_per_step: float | None
+    floor_share: float | None
+
+    @property
+    def target_s(self) -> float | None:
+        """The rest of a step: the target's pass, sampling and the host."""
+        if self.step_s is None:
+            return None
+        return self.step_s - (self.draft_s or 0.0)
+
+
+class Comparison:
+    """The measurements of one results file."""
+
+    def __init__(self, results: files.Results):
+        self.results = results
+        self.measurements = results.get("measurements", {})
+        self.keys = [PointKey.parse(text) for text in self.measurements]
+
+    def row(self, key: PointKey) -> Row | None:
+        point = self.measurements.get(str(key))
+        if not point or not (speed := files.column(point, "tokens_per_s")):
+            return None
+
+        def value(name: str) -> float | None:
+            found = files.column(point, name)
+            return found and found.median
+
+        return Row(
+            key=key,
+            tokens_per_s=speed,
+            acceptance_length=point["acceptance_length"],
+            tpot_s=value("tpot_s"),
+            step_s=value("step_s"),
+            draft_s=value("draft_s"),
+            tokens_per_step=value("tokens_per_step"),
+            floor_share=files.floor_share(self.results, key, PARALLEL),
+        )
+
+    def at(
+        self, name: str, mode: str, k: int, acceptance: str, concurrency: int
+    ) -> Row | None:
+        """The row of an implementation, or of the base's faster runner."""
+        names = (BASE_V2, BASE_V1) if name == BASE else (name,)
+        keys = [
+            PointKey(EngineKey(one, mode, k), acceptance, concurrency) for one in names
+        ]
+        return fastest(self.row(key) for key in keys)
+
+    def best_k(
+        self, name: str, mode: str, acceptance: str, concurrency: int
+    ) -> Row | None:
+        """The row of the K that is the fastest."""
+        drafts = {key.engine.num_tokens for key in self.keys}
+        return fastest(
+            self.at(name, mode, k, acceptance, concurrency) for k in sorted(drafts)
+        )
+
+    def values(self, mode: str, acceptance: str) -> tuple[list[int], list[int]]:
+        """The K and the concurrencies measured for a mode."""
+        keys = [
+            key
+            for key in self.keys
+            if key.engine.mode == mode and key.acceptance == acceptance
+        ]
+        return (
+            sorted({key.engine.num_tokens for key in keys}),
+            sorted({key.concurrency for key in keys}),
+        )
+
+
+def fastest(rows: Iterable[Row | None]) -> Row | None:
+    known = [row for row in rows if row is not None]
+    return max(known, key=lambda row: row.tokens_per_s.median) if known else None
+
+
+def ratio(ours: Row | None, base: Row | None) -> float | None:
+    if ours is None or base is None:
+        return None
+    return ours.tokens_per_s.median / base.tokens_per_s.median
+
+
+def step_ratio(ours: Row | None, base: Row | None) -> float | None:
+    """How much shorter a steady step is: free of prefill, tail and chance."""
+    if ours is None or base is None or not ours.step_s or not base.step_s:
+        return None
+    return base.step_s / ours.step_s

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Markdown tables of engine results."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from benchmarks.spec_decode import published
+from benchmarks.spec_decode.compare import BASE, Comparison, Row, ratio
+from benchmarks.spec_decode.plan import EQUAL
+from benchmarks.spec_decode.results import OURS, Spread
+from benchmarks.spec_decode.shapes import MODES
+
+NAMES = {
+    "none": "No speculation",
+    "draft": "Draft model",
+    "pard": "PARD",
+    "eagle3": "EAGLE-3",
+    "peagle": "P-EAGLE",
+}
+Cell = str | float | int | None
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
+    """A Markdown table; nothing at all without rows."""
+    if not rows:
+        return ""
+    lines = [head, ["---:"] * len(head), *([text(cell) for cell in r] for r in rows)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+
+
+def text(cell: Cell) -> str:
+    if cell is None:
+        return "–"
+    return f"{cell:.2f}" if isinstance(cell, float) else str(cell)
+
+
+def speed(found: Spread | None) -> str | None:
+    """A median with half its range: 412 ± 3 %."""
+    if found is None:
+        return None
+    return f"{found.median:.0f} ± {found.spread * 100:.0f} %"
+
+
+def times(value: float | None) -> str | None:
+    return None if value is None else f"{value:.2f}×"
+
+
+def percent(value: float | None) -> str | None:
+    return None if value is None else f"{value * 100:.0f} %"
+
+
+def ms(seconds: float | None) -> float | None:
+    return None if seconds is None else seconds * 1e3
+
+
+POINT_HEAD = (
+    "K",
+    "requests",
+    "ours, tokens/s",
+    "base's best",
+    "ratio",
+    "ratio of steps",
+    "TPOT, ms",
+    "step, ms",
+    "target, ms",
+    "draft, ms",
+    "of the floor",
+    "base: step, ms",
+    "base: draft, ms",
+)
+
+
+def point_cells(ours: Row | None, base: Row | None) -> list[Cell]:
+    own = [None] * 5
+    if ours:
+        step = (ours.tpot_s, ours.step_s, ours.target_s, ours.draft_s)
+        own = [*map(ms, step), percent(ours.floor_share)]
+    best = (
+        base and f"{speed(base.tokens_per_s)} ({base.key.engine.implementation[-2:]})"
+    )
+    return [
+        ours and speed(ours.tokens_per_s),
+        best,
+        times(ratio(ours, base)),
+        *own,
+        base and ms(base.step_s),
+        base and ms(base.draft_s),
+    ]
+
+
+def mode_table(compared: Comparison, mode: str) -> str:
+    """Every K and concurrency of a mode at equal acceptance length."""
+    drafts, concurrencies = compared.values(mode, EQUAL)
+    rows = []
+    for k in drafts:
+        for concurrency in concurrencies:
+            pair = [compared.at(n, mode, k, EQUAL, concurrency) for n in (OURS, BASE)]
+            if any(pair):
+                rows.append([k, concurrency, *point_cells(*pair)])
+    return table(POINT_HEAD, rows)
+
+
+def envelope_table(compared: Comparison) -> str:
+    """Each mode at its best K."""
+    rows = []
+    for mode in MODES:
+        for concurrency in compared.values(mode, EQUAL)[1]:
+            best = [compared.best_k(n, mode, EQUAL, concurrency) for n in (OURS, BASE)]
+            cells = [b and f"{b.tokens_per_s.median:.0f} (K={_k(b)})" for b in best]
+            rows.append([NAMES[mode], concurrency, *cells, times(ratio(*best))])
+    return table(("mode", "requests", "ours, tokens/s", "base's best", "ratio"), rows)
+
+
+def _k(row: Row) -> int:
+    return row.key.engine.num_tokens
+
+
+def published_table(compared: Comparison, data_set: str) -> str:
+    """P-EAGLE over EAGLE-3, each at its best K, beside the post's ratio."""
+    rows = []
+    for concurrency in compared.values("peagle", data_set)[1]:
+        cells: list[Cell] = [concurrency]
+        for name in (OURS, BASE):
+            best = [
+                compared.best_k(name, mode, data_set, concurrency)
+                for mode in ("peagle", "eagle3")
+            ]
+            cells += [b and f"{b.tokens_per_s.median:.0f} (K={_k(b)})" for b in best]
+            cells.append(times(ratio(*best)))
+        rows.append([*cells, times(published.ratio(data_set, concurrency))])
+    head = ["requests"]
+    for name in ("ours", "base"):
+        head += [f"{name}: P-EAGLE", f"{name}: EAGLE-3", f"{name}: ratio"]
+    return table([*head, "post's ratio"], rows)
+
+
+PROFILE_COLUMNS = {
+    "step, ms": lambda p: ms(p["step_s"]),
+    "GPU busy": lambda p: percent(p["busy_share"]),
+    "kernels": lambda p: p["device_kernels"],
+    "of them draft": lambda p: p["draft_kernels"],
+    "launches": lambda p: p["kernel_launches"],
+    "graphs": lambda p: p["graph_launches"],
+    "copies": lambda p: p["copies"],
+    "to host": lambda p: p["device_to_host"],
+    "waits": lambda p: p["synchronisations"],
+}
+
+
+def profile_table(profiles: dict[str, dict[str, Any]]) -> str:
+    """What a steady step does; the profiler makes the host slower."""
+    rows = [
+        [key, *(get(profile) for get in PROFILE_COLUMNS.values())]
+        for key, profile in sorted(profiles.items())
+    ]
+    return table(["engine", *PROFILE_COLUMNS], rows)
+
+
+def engine_sections(compared: Comparison) -> Iterator[tuple[str, str]]:
+    """Title and table of all that a results file has."""
+    yield "Each mode at its best K", envelope_table(compared)
+    for mode in MODES:
+        yield f"{NAMES[mode]}, equal acceptance length", mode_table(compared, mode)
+    for data_set in published.RATIOS:
+        title = f"P-EAGLE against EAGLE-3 at the acceptance lengths of {data_set}"
+        yield title, published_table(compared, data_set)
+    profiles = compared.results.get("profiles", {})
+    yield "Where the time of a step goes", profile_table(profiles)

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which engines run side by side, and how."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.spec_decode.plan import acceptance_length, plan_groups
+from benchmarks.spec_decode.process import WorkerError, WorkerProcess, last_error
+from benchmarks.spec_decode.results import IMPLEMENTATIONS, EngineKey
+from benchmarks.spec_decode.shapes import MODES, SETS, speculative_config, write_shapes
+from vllm.config.drafting import read_checkpoint
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 3, 5])
+def test_every_engine_once_and_peers_together(at_once: int):
+    groups = plan_groups(list(IMPLEMENTATIONS), list(MODES), [3, 7], at_once)
+    keys = [key for group in groups for key in group]
+    assert len(keys) == len(set(keys)) == 3 + 2 * (3 + 2 + 3 + 2)
+    assert max(map(len, groups)) <= at_once
+    assert EngineKey("base-v2", "pard", 7) not in keys
+    if at_once >= 3:
+        for group in groups:
+            for _, mode, k in group:
+                peers = {key for key in keys if key[1:] == (mode, k)}
+                assert peers <= set(group)
+
+
+def test_acceptance_of_every_label():
+    assert acceptance_length("equal", "none", 0) == 1.0
+    assert acceptance_length("mt-bench", "eagle3", 7) == 3.27
+    assert acceptance_length("mt-bench", "pard", 7) is None
+    for k in range(1, 16):
+        assert 1 <= acceptance_length("equal", "draft", k) <= 1 + k
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_shapes_are_what_they_are_called(name: str, tmp_path: Path):
+    models = write_shapes(name, tmp_path)
+    for mode in list(MODES)[1:]:
+        config = json.loads((models[mode] / "config.json").read_text())
+        found = read_checkpoint(config, models[mode])
+        spec = speculative_config(mode, models, 7, 3.5)
+        assert found.is_parallel == spec.get("parallel_drafting", False)
+
+
+def test_unknown_shapes(tmp_path: Path):
+    with pytest.raises(ValueError, match=r"llama-3\.1-8b"):
+        write_shapes("gpt", tmp_path)
+
+
+def test_last_error():
+    log = "INFO x\nValueError: too large\n  at y\nRuntimeError: engine died\nbye\n"
+    assert last_error(log) == "RuntimeError: engine died"
+    assert last_error("only this\n") == "only this"
+
+
+def fake_python(tmp_path: Path, body: str) -> list[str]:
+    """An interpreter that runs `body` whatever it is asked to run."""
+    script = tmp_path / "fake.sh"
+    script.write_text(f"#!/bin/sh\nread job\n{body}\n")
+    script.chmod(0o755)
+    return [str(script)]
+
+
+@pytest.mark.parametrize(
+    ("body", "match"),
+    [
+        ('echo \'{"error": "no memory"}\'', "no memory"),
+        ("echo 'OSError: gone' >&2; exit 1", "OSError: gone"),
+        ("sleep 60", "no answer within 1 s"),
+    ],
+)
+def test_a_worker_that_fails(body: str, match: str, tmp_path: Path):
+    worker = WorkerProcess(fake_python(tmp_path, body), {}, {}, tmp_path / "log")
+    try:
+        with pytest.raises(WorkerError, match=match):
+            worker.answer(1.0)
+    finally:
+        worker.stop()
+    assert worker.process.poll() is not None
+
+
+def test_a_worker_answers_each_command(tmp_path: Path):
+    python = fake_python(tmp_path, 'while read line; do echo "$line"; done')
+    worker = WorkerProcess(python, {}, {}, tmp_path / "log")
+    try:
+        assert worker.ask(5.0, command="x", a=1) == {"command": "x", "a": 1}
+        assert worker.ask(5.0, command="y") == {"command": "y"}
+    finally:
+        worker.stop()

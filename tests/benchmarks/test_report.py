@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables, and the document that they stand in."""
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.spec_decode import report
+from benchmarks.spec_decode import results as files
+from benchmarks.spec_decode.report import BEGIN, END, between_markers
+from benchmarks.spec_decode.tables import table
+
+
+def point(speed: float, length: float = 3.5) -> dict:
+    repeat = {"tokens_per_s": speed, "step_s": 0.01, "draft_s": 0.001, "tpot_s": 0.003}
+    return {"run": "2026", "acceptance_length": length, "repeats": [repeat]}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    device = {"name": "NVIDIA H200", "torch": "2", "copy_bytes_per_s": 4e12}
+    engine = {"target_bytes": 10**10, "draft_bytes": 10**9, "vllm": "0.32.0"}
+    measurements = {
+        "ours/peagle/K7/equal/c1": point(600.0),
+        "base-v1/peagle/K7/equal/c1": point(500.0),
+        "ours/peagle/K7/mt-bench/c1": point(620.0),
+        "ours/eagle3/K3/mt-bench/c1": point(310.0),
+    }
+    files.save(
+        tmp_path / "results" / "nvidia-h200" / "engine.json",
+        {
+            "runs": {"2026": {"device": device}},
+            "engines": {"ours/peagle/K7": engine},
+            "measurements": measurements,
+            "failures": {"base-v2/draft/K7": {"error": "ValueError: no"}},
+        },
+    )
+    return tmp_path
+
+
+def test_table():
+    assert table(["a", "b"], [[1, None], ["x", 0.5]]) == (
+        "| a | b |\n| ---: | ---: |\n| 1 | – |\n| x | 0.50 |\n"
+    )
+    assert table(["a"], []) == ""
+
+
+def test_text_outside_the_markers_stays():
+    first = between_markers("# Title\n", "one")
+    assert first == f"# Title\n\n{BEGIN}\n\none\n\n{END}\n"
+    again = between_markers(first + "\nBelow.\n", "two")
+    assert again == f"# Title\n\n{BEGIN}\n\ntwo\n\n{END}\n\nBelow.\n"
+    with pytest.raises(ValueError, match="both"):
+        between_markers(BEGIN, "x")
+
+
+def test_document(folder: Path):
+    document = folder / "docs" / "performance.md"
+    arguments = ["--results", str(folder / "results"), "--document", str(document)]
+    report.main(arguments)
+    text = document.read_text()
+    assert "| P-EAGLE | 1 | 600 (K=7) | 500 (K=7) | 1.20× |" in text
+    assert "| 620 (K=7) | 310 (K=3) | 2.00× | – | – | – | 1.55× |" in text
+    assert "- base-v2/draft/K7: ValueError: no" in text
+    assert "(images/nvidia-h200-ratio.png)" in text
+    assert (document.parent / "images" / "nvidia-h200-ratio.png").stat().st_size > 1000
+    report.main(arguments)
+    assert document.read_text() == text

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Merging results files, and the numbers that follow from them."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.spec_decode import results as files
+from benchmarks.spec_decode.compare import BASE, Comparison, ratio, step_ratio
+from benchmarks.spec_decode.results import EngineKey, PointKey
+from benchmarks.spec_decode.shapes import PARALLEL
+
+
+def point(speeds: list[float], step_s: float = 0.01, **more) -> dict:
+    repeats = [{"tokens_per_s": s, "step_s": step_s, "draft_s": 0.002} for s in speeds]
+    return {"run": "r", "acceptance_length": 3.5, "repeats": repeats, **more}
+
+
+@pytest.fixture
+def results() -> files.Results:
+    return {
+        "runs": {"r": {"device": {"copy_bytes_per_s": 4e12}}},
+        "engines": {
+            "ours/draft/K7": {"target_bytes": 16_000_000_000, "draft_bytes": 10**9},
+            "ours/pard/K7": {"target_bytes": 16_000_000_000, "draft_bytes": 10**9},
+        },
+        "measurements": {
+            "ours/draft/K7/equal/c8": point([300.0, 200.0, 400.0]),
+            "base-v2/draft/K7/equal/c8": point([100.0], step_s=0.02),
+            "base-v1/draft/K7/equal/c8": point([150.0], step_s=0.015),
+            "ours/draft/K3/equal/c8": point([310.0]),
+            "ours/pard/K7/equal/c8": point([500.0]),
+        },
+    }
+
+
+def test_point_key_reads_what_it_writes():
+    key = PointKey(EngineKey("base-v1", "peagle", 11), "mt-bench", 64)
+    assert PointKey.parse(str(key)) == key
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("NVIDIA H200", "nvidia-h200"),
+        ("NVIDIA H100 80GB HBM3", "nvidia-h100-80gb-hbm3"),
+    ],
+)
+def test_slug(name: str, expected: str):
+    assert files.slug(name) == expected
+
+
+def test_saving_merges_by_key(tmp_path: Path):
+    path = tmp_path / "gpu" / "engine.json"
+    files.save(path, {"measurements": {"a": 1, "b": 1}, "failures": {"b": 1, "c": 1}})
+    files.save(path, {"measurements": {"b": 2}, "engines": {"c": 2}})
+    found = json.loads(path.read_text())
+    assert found["measurements"] == {"a": 1, "b": 2}
+    assert found["failures"] == {}
+    assert [file.name for file in path.parent.iterdir()] == ["engine.json"]
+
+
+def test_a_new_failure_stays(tmp_path: Path):
+    merged = files.merge({}, {"engines": {"c": 1}, "failures": {"c": 1}})
+    assert merged["failures"] == {"c": 1}
+
+
+def test_spread():
+    assert files.spread([300.0, None, 200.0, 400.0]) == (300.0, pytest.approx(1 / 3), 3)
+    assert files.spread([None]) is None
+
+
+def test_ratio_is_to_the_bases_faster_runner(results: files.Results):
+    compared = Comparison(results)
+    ours = compared.at("ours", "draft", 7, "equal", 8)
+    base = compared.at(BASE, "draft", 7, "equal", 8)
+    assert base.key.engine.implementation == "base-v1"
+    assert ratio(ours, base) == pytest.approx(2.0)
+    assert step_ratio(ours, base) == pytest.approx(1.5)
+    assert ratio(ours, compared.at(BASE, "draft", 7, "equal", 1)) is None
+
+
+def test_best_k(results: files.Results):
+    best = Comparison(results).best_k("ours", "draft", "equal", 8)
+    assert best.key.engine.num_tokens == 3
+
+
+@pytest.mark.parametrize(("mode", "passes"), [("draft", 7), ("pard", 1)])
+def test_share_of_the_memory_floor(mode: str, passes: int, results: files.Results):
+    row = Comparison(results).at("ours", mode, 7, "equal", 8)
+    floor = (16e9 + passes * 1e9) / 4e12
+    assert row.floor_share == pytest.approx(floor / 0.01)
+    assert row.target_s == pytest.approx(0.008)
+
+
+def test_no_passes_without_speculation():
+    assert files.num_passes("none", 0, PARALLEL) == 0

@@ -6,6 +6,7 @@ import os
 import tempfile
 from bisect import bisect_right
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from typing import Any
 
 DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
@@ -41,14 +42,30 @@ class ProfileWindow:
 
     def _stop(self) -> None:
         self.profiler.stop()
-        handle, path = tempfile.mkstemp(suffix=".json")
-        os.close(handle)
-        try:
-            self.profiler.export_chrome_trace(path)
-            with open(path) as file:
-                self.trace = json.load(file)["traceEvents"]
-        finally:
-            os.unlink(path)
+        self.trace = read_trace(self.profiler)
+
+
+def read_trace(profiler: Any) -> list[dict[str, Any]]:
+    handle, path = tempfile.mkstemp(suffix=".json")
+    os.close(handle)
+    try:
+        profiler.export_chrome_trace(path)
+        with open(path) as file:
+            return json.load(file)["traceEvents"]
+    finally:
+        os.unlink(path)
+
+
+def count_launches(call: Callable[[], Any]) -> int:
+    """Kernels, copies and fills that a call puts on the device."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiler:
+        call()
+        torch.cuda.synchronize()
+    return sum(e.get("cat") in DEVICE_WORK for e in read_trace(profiler))
 
 
 def summarise(

@@ -7,7 +7,7 @@ from typing import Any
 from benchmarks.spec_decode import published
 from benchmarks.spec_decode.compare import BASE, Comparison, Row, ratio
 from benchmarks.spec_decode.plan import EQUAL
-from benchmarks.spec_decode.results import OURS, Spread
+from benchmarks.spec_decode.results import IMPLEMENTATIONS, OURS, Spread
 from benchmarks.spec_decode.shapes import MODES
 
 NAMES = {
@@ -154,6 +154,40 @@ def profile_table(profiles: dict[str, dict[str, Any]]) -> str:
         for key, profile in sorted(profiles.items())
     ]
     return table(["engine", *PROFILE_COLUMNS], rows)
+
+
+def prepare_table(measurements: dict[str, dict[str, Any]]) -> str:
+    """Input preparation, microseconds on the device and on the host."""
+    rows: dict[tuple[str, ...], dict[str, Any]] = {}
+    for key, found in measurements.items():
+        implementation, *point = key.split("/")
+        rows.setdefault(tuple(point), {})[implementation] = found
+    head = ["mode", "pass", "K", "requests"]
+    for name in IMPLEMENTATIONS:
+        head += [f"{name}: launches", "device, µs", "host, µs"]
+    cells = [
+        [*_labels(point), *_prepare_cells(rows[point])]
+        for point in sorted(rows, key=_labels)
+    ]
+    return table([*head, "floor, µs"], cells)
+
+
+def _labels(point: tuple[str, ...]) -> tuple[str, str, int, int]:
+    mode, which, drafts, requests = point
+    return NAMES[mode], which, int(drafts[1:]), int(requests[1:])
+
+
+def _prepare_cells(found: dict[str, Any]) -> list[Cell]:
+    cells: list[Cell] = []
+    for name in IMPLEMENTATIONS:
+        entry = found.get(name, {})
+        cells.append(entry.get("launches"))
+        cells += [us(entry.get("device_s")), us(entry.get("host_s"))]
+    return [*cells, us(found.get(OURS, {}).get("floor_s"))]
+
+
+def us(seconds: float | None) -> str | None:
+    return None if seconds is None else f"{seconds * 1e6:.1f}"
 
 
 def engine_sections(compared: Comparison) -> Iterator[tuple[str, str]]:

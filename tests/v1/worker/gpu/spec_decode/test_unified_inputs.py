@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The input kernel against its PyTorch reference, over ragged batches."""
+"""The input kernel, in Triton and in C++, against its PyTorch reference."""
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tools.overlay.native import compiler
 from vllm.platforms import current_platform
 from vllm.v1.attention.backends.utils import PAD_SLOT_ID
 from vllm.v1.worker.gpu.block_table import BlockTables
@@ -17,6 +20,7 @@ from vllm.v1.worker.gpu.spec_decode.unified.inputs import (
     HiddenRows,
     PreviousPass,
     VerifiedBatch,
+    native_library,
     prepare_inputs,
 )
 from vllm.v1.worker.gpu.spec_decode.unified.layout import DraftLayout
@@ -26,11 +30,25 @@ if current_platform.is_cpu():
     import vllm.v1.worker.cpu.shm  # noqa: F401  (what Runner V2 needs on a CPU)
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-MAX_REQS, MAX_TOKENS, MAX_MODEL_LEN, HIDDEN = 5, 96, 64, 24
+MAX_TOKENS, MAX_MODEL_LEN, HIDDEN = 96, 64, 24
 MASK = 999
 BLOCK_SIZES = {1: [16], 2: [16, 4]}
 # What no step writes: found where it must not be, a slot was written out of bounds.
 POISON = -77
+GUARD = 64  # elements of poison before and behind each tensor of the buffers
+
+
+@pytest.fixture(scope="module", params=["triton", "native"])
+def prepare(request) -> Callable[..., None]:
+    """Each implementation of the input kernel."""
+    native = request.param == "native"
+    if native and DEVICE.type != "cpu":
+        pytest.skip("the native kernel is for tensors on a CPU")
+    if native and native_library() is None:
+        if compiler() is None:
+            pytest.skip("there is no C++ compiler to build the native kernel")
+        pytest.fail("the native kernel was not built: run `make env`")
+    return partial(prepare_inputs, native=native)
 
 
 @dataclass
@@ -42,6 +60,7 @@ class Case:
     limit: int
     query_lens: list[int]
     num_drafts: int
+    num_padding: int  # rows behind the batch that are padded, if there are as many
 
 
 @st.composite
@@ -53,8 +72,10 @@ def layouts(draw) -> DraftLayout:
 @st.composite
 def cases(draw) -> Case:
     layout = draw(layouts())
-    num_reqs = draw(st.integers(1, MAX_REQS))
-    num_padded = draw(st.integers(0, MAX_REQS - num_reqs))
+    # The tails of 300 requests are longer than a block of the kernel's.
+    max_num_reqs = draw(st.sampled_from([5, 12, 300]))
+    num_reqs = draw(st.integers(1, 5))
+    num_padded = draw(st.integers(0, min(max_num_reqs - num_reqs, 8)))
     seed = draw(st.integers(0, 2**31))
     rng = torch.Generator().manual_seed(seed)
 
@@ -73,40 +94,52 @@ def cases(draw) -> Case:
         starts.append(room if near == "limit" else integer(0, room))
         query_lens.append(q)
         left -= q
-    tables = make_tables(rng, draw(st.sampled_from([1, 2])), integer)
-    dummy = draw(st.booleans()) and draw(st.booleans())
-    batch = make_batch(rng, query_lens, starts, num_padded, dummy, integer)
+    tables = make_tables(rng, draw(st.sampled_from([1, 2])), max_num_reqs)
+    states = torch.randperm(max_num_reqs, generator=rng)[:num_reqs]
+    dummies = draw(st.sampled_from(["none", "none", "some", "all"]))
+    if dummies != "none":
+        states[integer(0, num_reqs - 1) if dummies == "some" else slice(None)] = -1
+    batch = make_batch(
+        rng, query_lens, starts, states, num_padded, max_num_reqs, integer
+    )
     hidden = None
     if layout.token_shift:
-        rows = torch.randn(MAX_TOKENS, HIDDEN, generator=rng).to(DEVICE)
-        hidden = HiddenRows(rows, torch.randn(HIDDEN, generator=rng).to(DEVICE))
+        hidden = make_hidden(rng, MAX_TOKENS, draw(st.sampled_from([1, 3])))
     limit = draw(st.sampled_from([MAX_MODEL_LEN, 20]))
-    num_drafts = draw(st.integers(1, layout.num_speculative_tokens))
-    return Case(layout, batch, tables, hidden, limit, query_lens, num_drafts)
+    num_drafts = draw(st.integers(0, layout.num_speculative_tokens))
+    padding = draw(st.sampled_from([0, 3, 20, 600]))
+    return Case(layout, batch, tables, hidden, limit, query_lens, num_drafts, padding)
 
 
-def make_tables(rng, groups: int, integer) -> BlockTables:
+def make_hidden(rng, num_rows: int, num_sources: int) -> HiddenRows:
+    def rows(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=rng).to(DEVICE)
+
+    sources = tuple(rows(num_rows, HIDDEN) for _ in range(num_sources))
+    return HiddenRows(sources, rows(num_sources * HIDDEN))
+
+
+def make_tables(rng, groups: int, max_num_reqs: int) -> BlockTables:
     sizes = BLOCK_SIZES[groups]
     width = [-(-MAX_MODEL_LEN // size) for size in sizes]
-    tables = BlockTables(sizes, MAX_REQS, MAX_TOKENS, width, DEVICE)
+    tables = BlockTables(sizes, max_num_reqs, MAX_TOKENS, width, DEVICE)
     for group, table in enumerate(tables.block_tables):
         # Stale ids stand behind the blocks that a request holds, null blocks within.
         ids = torch.randint(0, 30, table.gpu.shape, generator=rng, dtype=torch.int32)
         table.gpu.copy_(ids)
-        for req in range(MAX_REQS):
-            tables.num_blocks.np[group, req] = integer(0, width[group])
+        held = torch.randint(0, width[group] + 1, (max_num_reqs,), generator=rng)
+        tables.num_blocks.np[group] = held
     tables.num_blocks.copy_to_uva()
     return tables
 
 
-def make_batch(rng, query_lens, starts, num_padded, dummy, integer) -> VerifiedBatch:
-    num_reqs, num_tokens = len(query_lens), sum(query_lens)
+def make_batch(
+    rng, query_lens, starts, states, num_padded, max_num_reqs, integer
+) -> VerifiedBatch:
     ends = torch.tensor([0, *query_lens, *[0] * num_padded]).cumsum(0)
     positions = torch.cat(
         [torch.arange(s, s + q) for s, q in zip(starts, query_lens, strict=True)]
     )
-    states = torch.randperm(MAX_REQS, generator=rng)[:num_reqs]
-    states = torch.full_like(states, -1) if dummy else states
     rejected = [integer(0, q - 1) if integer(0, 1) else 0 for q in query_lens]
     sampled = [integer(0, 1) for _ in query_lens]
     pad = [0] * num_padded
@@ -118,24 +151,43 @@ def make_batch(rng, query_lens, starts, num_padded, dummy, integer) -> VerifiedB
         return torch.tensor(values, dtype=torch.int32, device=DEVICE)
 
     return VerifiedBatch(
-        input_ids=ids(num_tokens),
+        input_ids=ids(sum(query_lens)),
         positions=positions.to(DEVICE),
         query_start_loc=ends.to(DEVICE, torch.int32),
         idx_mapping=torch.cat([states, torch.full((num_padded,), -1)]).to(DEVICE),
         num_sampled=int32(sampled + pad),
         num_rejected=int32(rejected + pad),
-        last_sampled=ids(MAX_REQS, 1),
-        next_prefill_tokens=ids(MAX_REQS),
+        last_sampled=ids(max_num_reqs, 1).long(),
+        next_prefill_tokens=ids(max_num_reqs),
+        temperature=torch.rand(max_num_reqs, generator=rng).to(DEVICE),
+        seeds=ids(max_num_reqs).long(),
     )
 
 
-def make_buffers(layout: DraftLayout, groups: int) -> DraftBuffers:
+def make_buffers(case: Case) -> DraftBuffers:
+    layout, max_num_reqs = case.layout, case.tables.max_num_reqs
     size = HIDDEN if layout.token_shift else None
-    buffers = DraftBuffers(layout, MAX_TOKENS, MAX_REQS, DEVICE, size, torch.float32)
-    buffers.allocate_slot_mappings(groups)
-    for tensor in tensors_of(buffers).values():
-        tensor.fill_(POISON)
+    buffers = DraftBuffers(
+        layout, MAX_TOKENS, max_num_reqs, DEVICE, size, torch.float32
+    )
+    buffers.allocate_kv_groups(case.tables.num_kv_cache_groups)
+    if case.hidden is not None:
+        buffers.fed_rows(case.hidden.mask_hidden)
+    for name, tensor in tensors_of(buffers).items():
+        setattr(buffers, name, poisoned(tensor))
     return buffers
+
+
+def poisoned(like: torch.Tensor) -> torch.Tensor:
+    """A tensor full of poison that lies in the middle of poison."""
+    around = like.new_full((like.numel() + 2 * GUARD,), POISON)
+    return around[GUARD:-GUARD].view(like.shape)
+
+
+def with_guards(tensor: torch.Tensor) -> torch.Tensor:
+    whole = tensor.new_empty(0).set_(tensor.untyped_storage())
+    assert whole.numel() == tensor.numel() + 2 * GUARD
+    return whole
 
 
 def tensors_of(buffers: DraftBuffers) -> dict[str, torch.Tensor]:
@@ -150,8 +202,8 @@ def tensors_of(buffers: DraftBuffers) -> dict[str, torch.Tensor]:
 def assert_same(actual: DraftBuffers, expected: DraftBuffers) -> None:
     for name, tensor in tensors_of(expected).items():
         torch.testing.assert_close(
-            tensors_of(actual)[name],
-            tensor,
+            with_guards(tensors_of(actual)[name]),
+            with_guards(tensor),
             rtol=0,
             atol=0,
             msg=lambda m, n=name: f"{n}: {m}",
@@ -161,7 +213,7 @@ def assert_same(actual: DraftBuffers, expected: DraftBuffers) -> None:
 def run_passes(prepare, case: Case) -> list[DraftBuffers]:
     """The draft batch after each pass, with made-up drafts between them."""
     layout, batch = case.layout, case.batch
-    buffers = make_buffers(layout, case.tables.num_kv_cache_groups)
+    buffers = make_buffers(case)
     num_reqs = batch.idx_mapping.shape[0]
     total = sum(case.query_lens) + layout.num_extra_slots * len(case.query_lens)
     rng = torch.Generator().manual_seed(1)
@@ -169,10 +221,14 @@ def run_passes(prepare, case: Case) -> list[DraftBuffers]:
         1, 900, (num_reqs, layout.num_speculative_tokens), generator=rng
     ).to(DEVICE)
     after = []
-    for draft_pass, samples in enumerate(layout.samples_per_pass(case.num_drafts)):
+    # Without drafts the speculator still prepares a first pass, for its KV.
+    samples_per_pass = layout.samples_per_pass(case.num_drafts) or [1]
+    for draft_pass, samples in enumerate(samples_per_pass):
         source, hidden, rows = batch, case.hidden, total
         if draft_pass:
-            source = PreviousPass(drafts, batch.idx_mapping, draft_pass)
+            source = PreviousPass(drafts, draft_pass)
+            if hidden is not None:
+                hidden = make_hidden(rng, num_reqs * layout.parallel_width, 1)
             rows = layout.num_follow_slots * len(case.query_lens)
         prepare(
             source,
@@ -180,7 +236,7 @@ def run_passes(prepare, case: Case) -> list[DraftBuffers]:
             buffers,
             case.tables,
             num_samples=samples,
-            num_padded_tokens=min(rows + 3, buffers.max_num_tokens),
+            num_padded_tokens=min(rows + case.num_padding, buffers.max_num_tokens),
             limit=case.limit,
             max_query_len=max(case.query_lens),
             mask_token_id=MASK,
@@ -192,8 +248,8 @@ def run_passes(prepare, case: Case) -> list[DraftBuffers]:
 
 @settings(max_examples=2000, deadline=None)
 @given(cases())
-def test_kernel_equals_reference(case: Case):
-    actual = run_passes(prepare_inputs, case)
+def test_kernel_equals_reference(prepare, case: Case):
+    actual = run_passes(prepare, case)
     expected = run_passes(prepare_inputs_reference, case)
     for got, wanted in zip(actual, expected, strict=True):
         assert_same(got, wanted)
@@ -201,10 +257,10 @@ def test_kernel_equals_reference(case: Case):
 
 @settings(max_examples=500, deadline=None)
 @given(cases())
-def test_only_owned_slots_are_written(case: Case):
+def test_only_owned_slots_are_written(prepare, case: Case):
     """Stated on its own, not through the reference: the KV safety of every pass."""
     batch, tables = case.batch, case.tables
-    for buffers in run_passes(prepare_inputs, case):
+    for buffers in run_passes(prepare, case):
         for req, state in enumerate(batch.idx_mapping.tolist()):
             begin, end = buffers.query_start_loc[req : req + 2].tolist()
             for group, size in enumerate(tables.block_sizes):
@@ -224,7 +280,7 @@ def test_only_owned_slots_are_written(case: Case):
 
 @pytest.mark.parametrize("shift", [0, 1])
 @pytest.mark.parametrize("width", [1, 3, 7])
-def test_layout_of_a_decode_step(shift: int, width: int):
+def test_layout_of_a_decode_step(prepare, shift: int, width: int):
     """The table of the layout's docstring, spelled out for one request."""
     layout = DraftLayout(7, shift, width)
     ones = torch.ones(1, dtype=torch.int32, device=DEVICE)
@@ -239,16 +295,18 @@ def test_layout_of_a_decode_step(shift: int, width: int):
         idx_mapping=torch.zeros(1, dtype=torch.int64, device=DEVICE),
         num_sampled=ones * 3,
         num_rejected=ones * 5,
-        last_sampled=(ones * 55)[:, None],
+        last_sampled=(ones * 55)[:, None].long(),
         next_prefill_tokens=ones * 66,
+        temperature=torch.full((1,), 0.5, device=DEVICE),
+        seeds=ones.long() * 7,
     )
     hidden = None
     if shift:
         rows = torch.arange(8.0, device=DEVICE)[:, None].expand(8, 2).contiguous()
-        hidden = HiddenRows(rows, torch.full((2,), -1.0, device=DEVICE))
+        hidden = HiddenRows((rows,), torch.full((2,), -1.0, device=DEVICE))
     buffers = DraftBuffers(layout, 8, 1, DEVICE, 2 if shift else None, torch.float32)
-    buffers.allocate_slot_mappings(1)
-    prepare_inputs(
+    buffers.allocate_kv_groups(1)
+    prepare(
         batch, layout, buffers, tables, num_samples=width, num_padded_tokens=8,
         limit=64, max_query_len=8, mask_token_id=MASK, hidden=hidden,
     )  # fmt: skip
@@ -263,8 +321,9 @@ def test_layout_of_a_decode_step(shift: int, width: int):
     slots = [16 + p for p in positions]
     assert buffers.slot_mappings[0, :count].tolist() == slots + [-1] * (count - live)
     assert buffers.sample_rows.tolist() == [live - width + i for i in range(width)]
+    assert (buffers.temperature.tolist(), buffers.seeds.tolist()) == ([0.5], [7])
     # The first draft follows the next token, which stands at position 23.
     assert buffers.sample_positions.tolist() == [23 + i for i in range(width)]
     if shift:
-        fed = buffers.hidden_states[:live, 0].tolist()
+        fed = buffers.fed[:live, 0].tolist()
         assert fed == [0.0, 1.0, 2.0, *[-1.0] * (width - 1)]

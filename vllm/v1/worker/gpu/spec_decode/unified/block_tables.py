@@ -42,15 +42,20 @@ class DraftBlockTables(BlockTables):
     wide: list[torch.Tensor]  # G x [R, width + room], zeros (the null block) behind
     room: int
 
-    def fit(self, num_reqs: int, longest: int) -> None:
-        """Chooses rows for a batch whose longest target sequence is `longest`."""
+    def fit(self, num_reqs: int, longest: int) -> bool:
+        """Chooses rows for a batch whose longest target sequence is `longest`.
+
+        Returns:
+            Whether they are the rows that CUDA graphs are recorded with.
+        """
         self.input_block_tables = self.narrow
         capacity = min(
             table.shape[1] * size
             for table, size in zip(self.narrow, self.block_sizes, strict=True)
         )
         if longest + self.room <= capacity:
-            return
+            return True
         for narrow, wide in zip(self.narrow, self.wide, strict=True):
             wide[:num_reqs, : narrow.shape[1]].copy_(narrow[:num_reqs])
         self.input_block_tables = self.wide
+        return False

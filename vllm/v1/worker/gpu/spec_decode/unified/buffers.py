@@ -13,7 +13,7 @@ class DraftBuffers(InputBuffers):
     """The draft batch, as the input kernel writes it and the drafter reads it.
 
     R is the most requests, N the slots of the widest draft batch, G the number of KV
-    groups, W the layout's parallel width, H the width of the fed hidden states.
+    groups, W the layout's parallel width, H the drafter's hidden size.
 
     From InputBuffers, with what padding holds:
         input_ids: [N] int32, 0.
@@ -33,36 +33,74 @@ class DraftBuffers(InputBuffers):
     ):
         num_tokens = layout.max_num_tokens(max_num_batched_tokens, max_num_reqs)
         super().__init__(max_num_reqs, num_tokens, device)
-        num_samples = max_num_reqs * layout.parallel_width
+
+        def int64(size: int) -> torch.Tensor:
+            return torch.empty(size, dtype=torch.int64, device=device)
 
         # [G, N], padding PAD_SLOT_ID; allocated once the KV groups are known.
         self.slot_mappings = torch.empty(0, 0, dtype=torch.int64, device=device)
-        # [N, H], padding is left as it is; None for a drafter that takes none.
-        self.hidden_states: torch.Tensor | None = None
-        if hidden_size is not None:
-            shape = (num_tokens, hidden_size)
-            self.hidden_states = torch.zeros(shape, dtype=dtype, device=device)
-
-        # Position of the first sampled slot of the first pass, -1 for padding: later
-        # passes count on from it.
-        self.first_positions = torch.empty(
-            max_num_reqs, dtype=torch.int64, device=device
+        # The requests of the batch, [R]. Request state, -1 for padding; position of
+        # the first sampled slot of the first pass, -1 for padding: later passes count
+        # on from it; and [G, R] int32, the KV blocks held, padding is left as it is.
+        self.idx_mapping, self.first_positions = (
+            int64(max_num_reqs),
+            int64(max_num_reqs),
         )
+        self.num_blocks = torch.empty(0, 0, dtype=torch.int32, device=device)
         # The sampled slots, W per request: row of the draft batch, position before
         # the draft's own, request state. Padding, and a slot that must not be
         # sampled: a row in range, and request -1.
+        num_samples = max_num_reqs * layout.parallel_width
         self.sample_rows, self.sample_positions, self.sample_requests = (
-            torch.empty(num_samples, dtype=torch.int64, device=device) for _ in range(3)
+            int64(num_samples) for _ in range(3)
         )
+        # [R], by request state: copies, since the engine's own move each step.
+        self.temperature = torch.zeros(max_num_reqs, device=device)
+        self.seeds = torch.zeros(max_num_reqs, dtype=torch.int64, device=device)
+
+        # For a drafter that is fed hidden states; padding is left as it is.
+        # [N, what it takes of the target]; allocated once that width is known.
+        self.fed: torch.Tensor | None = None
+        # Later passes: [R * W, H], the drafter's output at the sampled slots of the
+        # pass before, and [R * (2W - 1), H], the same laid out over the slots.
+        self.feedback: torch.Tensor | None = None
+        self.own_rows: torch.Tensor | None = None
+        if hidden_size is not None and layout.num_passes > 1:
+            self.feedback, self.own_rows = (
+                torch.zeros(rows, hidden_size, dtype=dtype, device=device)
+                for rows in (num_samples, max_num_reqs * layout.num_follow_slots)
+            )
         self.reset()
 
-    def allocate_slot_mappings(self, num_kv_groups: int) -> None:
+    def allocate_kv_groups(self, num_kv_groups: int) -> None:
         self.slot_mappings = torch.full(
             (num_kv_groups, self.max_num_tokens),
             PAD_SLOT_ID,
             dtype=torch.int64,
             device=self.device,
         )
+        self.num_blocks = torch.zeros(
+            (num_kv_groups, self.max_num_reqs), dtype=torch.int32, device=self.device
+        )
+
+    def fed_rows(self, like: torch.Tensor) -> torch.Tensor:
+        """`fed`, allocated by the first batch: only the target knows how wide it is.
+
+        Args:
+            like: [width], in the dtype of the hidden states.
+        """
+        if self.fed is None:
+            self.fed = like.new_zeros(self.max_num_tokens, like.numel())
+        return self.fed
+
+    def lay_out_uniform(self, num_reqs: int, query_len: int) -> None:
+        """A batch of dummy requests, as a graph of that shape is recorded on."""
+        self.reset()
+        ends = torch.arange(1, num_reqs + 1, device=self.device) * query_len
+        self.query_start_loc[1 : num_reqs + 1] = ends
+        self.query_start_loc[num_reqs + 1 :] = num_reqs * query_len
+        self.seq_lens[:num_reqs] = query_len
+        self.first_positions[:num_reqs] = 0
 
     def reset(self) -> None:
         """Makes the whole batch padding: a run over it changes nothing."""
@@ -71,5 +109,5 @@ class DraftBuffers(InputBuffers):
         for tensor in (self.query_start_loc, self.seq_lens, self.sample_positions):
             tensor.zero_()
         self.slot_mappings.fill_(PAD_SLOT_ID)
-        self.first_positions.fill_(-1)
-        self.sample_requests.fill_(-1)
+        for tensor in (self.first_positions, self.idx_mapping, self.sample_requests):
+            tensor.fill_(-1)

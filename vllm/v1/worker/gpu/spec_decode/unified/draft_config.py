@@ -9,6 +9,8 @@ as they are. Both share one `static_forward_context`, where attention layers reg
 from copy import copy
 
 from vllm.config import VllmConfig
+from vllm.config.compilation import CompilationMode, CUDAGraphMode
+from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
 
 from .layout import DraftLayout
 
@@ -20,6 +22,20 @@ def draft_layout(vllm_config: VllmConfig) -> DraftLayout:
         token_shift=0 if spec.uses_draft_model() else 1,
         parallel_width=spec.drafting_width,
     )
+
+
+def draft_lengths(vllm_config: VllmConfig) -> list[int]:
+    """The numbers of drafts that a step may ask for, the most last."""
+    spec = vllm_config.speculative_config
+    most = spec.num_speculative_tokens
+    if not spec.uses_dynamic_speculative_decoding():
+        return [most]
+    by_batch_size = build_dynamic_sd_schedule_lookup(
+        spec.num_speculative_tokens_per_batch_size,
+        vllm_config.scheduler_config.max_num_seqs,
+        most,
+    )
+    return sorted({most, *by_batch_size[1:]})
 
 
 def widened_config(vllm_config: VllmConfig, layout: DraftLayout) -> VllmConfig:
@@ -38,6 +54,12 @@ def widened_config(vllm_config: VllmConfig, layout: DraftLayout) -> VllmConfig:
         endpoints = endpoints[:-1]
     compilation.compile_ranges_endpoints = [*endpoints, widest]
     scheduler.max_num_batched_tokens = widest
+    if vllm_config.speculative_config.enforce_eager:
+        compilation.mode = CompilationMode.NONE
+        compilation.cudagraph_mode = CUDAGraphMode.NONE
+        # Nothing fuses plain operations without a compiler.
+        ops = [op for op in compilation.custom_ops if op not in ("all", "none")]
+        compilation.custom_ops = ["all", *ops]
     config = copy(vllm_config)
     config.scheduler_config = scheduler
     config.compilation_config = compilation
@@ -56,4 +78,10 @@ def attention_config(config: VllmConfig, layout: DraftLayout) -> VllmConfig:
     view.model_config.max_model_len = target.max_model_len + layout.num_room_tokens
     view.speculative_config = copy(spec)
     view.speculative_config.num_speculative_tokens += layout.num_extra_slots
+    # Metadata is fit for graphs up to this many tokens: the drafter's are wider.
+    view.compilation_config = copy(config.compilation_config)
+    largest = config.compilation_config.max_cudagraph_capture_size or 0
+    most = config.scheduler_config.max_num_seqs
+    slots = max(layout.num_extra_slots, layout.num_follow_slots)
+    view.compilation_config.max_cudagraph_capture_size = largest + slots * most
     return view

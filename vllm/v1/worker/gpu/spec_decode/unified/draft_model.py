@@ -28,7 +28,12 @@ class DraftModelDrafter(UnifiedSpeculator):
     ) -> HiddenRows | None:
         return None
 
-    def model_inputs(self, num_tokens: int) -> dict[str, torch.Tensor | None]:
+    def fed_back(self, rows: torch.Tensor) -> HiddenRows | None:
+        return None
+
+    def model_inputs(
+        self, num_tokens: int, is_first: bool
+    ) -> dict[str, torch.Tensor | None]:
         buffers = self.input_buffers
         return {
             "input_ids": buffers.input_ids[:num_tokens],

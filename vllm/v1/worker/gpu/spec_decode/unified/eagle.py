@@ -18,9 +18,12 @@ class EagleDrafter(UnifiedSpeculator):
         spec = vllm_config.speculative_config
         self.fed_hidden_size = spec.draft_model_config.get_hidden_size()
         super().__init__(vllm_config, device)
-        # What mask slots are fed. Allocated here: what is allocated while weights
-        # load is lost when an engine sleeps.
-        self.mask_hidden = torch.zeros(
+        # What mask slots are fed: in the first pass as the target's hidden states
+        # are, [S * H] and known with the first batch, in later ones as the drafter's
+        # own. Allocated here: what is allocated while weights load is lost when an
+        # engine sleeps.
+        self.target_mask: torch.Tensor | None = None
+        self.own_mask = torch.zeros(
             self.fed_hidden_size, dtype=self.dtype, device=device
         )
 
@@ -31,22 +34,22 @@ class EagleDrafter(UnifiedSpeculator):
 
     def load_model(self, target_model: nn.Module) -> None:
         super().load_model(target_model)
-        self._refresh_mask_hidden()
+        if self.layout.num_masks and not hasattr(self.model, "mask_hidden"):
+            raise ValueError(
+                f"{type(self.model).__name__} has no mask_hidden, which parallel "
+                "drafting feeds to mask slots: set parallel_drafting=false."
+            )
+        self._refresh_own_mask()
 
     def set_attn(self, *args) -> None:
         super().set_attn(*args)
-        self._refresh_mask_hidden()
+        self._refresh_own_mask()
 
-    def _refresh_mask_hidden(self) -> None:
+    def _refresh_own_mask(self) -> None:
         """Projects the learned hidden state of a mask, once for all steps."""
-        if self.layout.num_masks:
-            if not hasattr(self.model, "mask_hidden"):
-                raise ValueError(
-                    f"{type(self.model).__name__} has no mask_hidden, which parallel "
-                    "drafting feeds to mask slots: set parallel_drafting=false."
-                )
+        if self.layout.num_masks and self.layout.num_passes > 1:
             learned = self.model.mask_hidden.view(1, -1)
-            self.mask_hidden.copy_(self._combined(learned).view(-1))
+            self.own_mask.copy_(self._combined(learned).view(-1))
 
     def _combined(self, hidden_states: torch.Tensor) -> torch.Tensor:
         if self.method != "eagle3":
@@ -56,19 +59,32 @@ class EagleDrafter(UnifiedSpeculator):
     def target_hidden(
         self, last: torch.Tensor, aux: list[torch.Tensor] | None
     ) -> HiddenRows | None:
-        rows = self._combined(torch.cat(aux, dim=-1)) if aux else last
-        return HiddenRows(rows, self.mask_hidden)
+        sources = tuple(aux) if aux else (last,)
+        if self.target_mask is None:
+            size = sum(rows.shape[1] for rows in sources)
+            self.target_mask = (
+                self.model.mask_hidden.view(-1)
+                if self.layout.num_masks
+                else sources[0].new_zeros(size)
+            )
+        return HiddenRows(sources, self.target_mask)
 
-    def fed_back(self, feedback: torch.Tensor, num_reqs: int) -> HiddenRows | None:
-        count = num_reqs * self.layout.parallel_width
-        rows = feedback[self.input_buffers.sample_rows[:count]]
-        return HiddenRows(rows, self.mask_hidden)
+    def fed_back(self, rows: torch.Tensor) -> HiddenRows | None:
+        return HiddenRows((rows,), self.own_mask)
 
-    def model_inputs(self, num_tokens: int) -> dict[str, torch.Tensor | None]:
+    def model_inputs(
+        self, num_tokens: int, is_first: bool
+    ) -> dict[str, torch.Tensor | None]:
         buffers = self.input_buffers
+        if is_first:
+            # Combined only now: laying out reads the target's rows where they are,
+            # and writes them once.
+            hidden_states = self._combined(buffers.fed[:num_tokens])
+        else:
+            hidden_states = buffers.own_rows[:num_tokens]
         return {
             "input_ids": buffers.input_ids[:num_tokens],
             "positions": buffers.positions[:num_tokens],
-            "hidden_states": buffers.hidden_states[:num_tokens],
+            "hidden_states": hidden_states,
             "inputs_embeds": None,
         }

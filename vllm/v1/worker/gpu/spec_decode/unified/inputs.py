@@ -2,9 +2,11 @@
 """One launch from the verified batch, or from the pass before, to the draft batch.
 
 `layout.py` says which slots there are; `reference.py` is the same function in plain
-PyTorch and the specification of the kernel.
+PyTorch and the specification of the kernel; `native.py` is its twin in C++, which runs
+instead of it on a CPU.
 """
 
+import ctypes
 from typing import NamedTuple
 
 import torch
@@ -14,6 +16,7 @@ from vllm.v1.attention.backends.utils import PAD_SLOT_ID
 from vllm.v1.worker.gpu.block_table import BlockTables
 from vllm.v1.worker.gpu.buffer_utils import _load_ptr
 
+from . import native as native_kernel
 from .buffers import DraftBuffers
 from .layout import DraftLayout
 
@@ -33,39 +36,41 @@ class VerifiedBatch(NamedTuple):
     idx_mapping: torch.Tensor  # [n] int64, request state or -1
     num_sampled: torch.Tensor  # [n] int32, 0 while a prompt is being chunked
     num_rejected: torch.Tensor  # [n] int32
-    last_sampled: torch.Tensor  # [R] or [R, 1], by request state
-    next_prefill_tokens: torch.Tensor  # [R], by request state
+    last_sampled: torch.Tensor  # [R] or [R, 1] int64, by request state
+    next_prefill_tokens: torch.Tensor  # [R] int32, by request state
+    temperature: torch.Tensor  # [R] float32, by request state
+    seeds: torch.Tensor  # [R] int64, by request state
 
 
 class PreviousPass(NamedTuple):
-    """What a later pass goes on from."""
+    """What a later pass goes on from, beside the buffers."""
 
     draft_tokens: torch.Tensor  # [n, K] int64, the drafts so far
-    idx_mapping: torch.Tensor  # [n] int64, request state or -1
     draft_pass: int  # the pass to prepare; the first is 0, so from 1 on
 
 
 class HiddenRows(NamedTuple):
-    """Where the draft batch's hidden states come from."""
+    """Where the draft batch's hidden states come from.
 
-    # [num_tokens, H], the target's rows, or [n * W, H], the drafter's own at the
-    # slots that the pass before sampled.
-    rows: torch.Tensor
-    mask_hidden: torch.Tensor  # [H], for mask slots
+    Sources stand side by side in a row of the draft batch, S * H wide.
+    """
+
+    # S x [num_tokens, H], the target's rows, or one [n * W, H], the drafter's own at
+    # the slots that the pass before sampled.
+    sources: tuple[torch.Tensor, ...]
+    mask_hidden: torch.Tensor  # [S * H], for mask slots
 
 
 class _Drafts(NamedTuple):
     draft_tokens: torch.Tensor
     draft_stride: int
-    idx_mapping: torch.Tensor
-    draft_pass: int
 
 
 class _KVTables(NamedTuple):
     block_table_ptrs: torch.Tensor  # [G] uint64, to [R, max_blocks] int32
     strides: torch.Tensor  # [G] int64
     block_sizes: torch.Tensor  # [G] int32
-    num_blocks: torch.Tensor  # [G, R] int32
+    num_blocks: torch.Tensor  # [G, R] int32, by request state
     num_blocks_stride: int
 
 
@@ -74,10 +79,13 @@ class _Out(NamedTuple):
     positions: torch.Tensor
     slot_mappings: torch.Tensor
     slot_mappings_stride: int
-    num_padded_tokens: int
     query_start_loc: torch.Tensor
     seq_lens: torch.Tensor
     first_positions: torch.Tensor
+    idx_mapping: torch.Tensor
+    num_blocks: torch.Tensor
+    temperature: torch.Tensor
+    seeds: torch.Tensor
     sample_rows: torch.Tensor
     sample_positions: torch.Tensor
     sample_requests: torch.Tensor
@@ -85,10 +93,8 @@ class _Out(NamedTuple):
 
 
 class _Hidden(NamedTuple):
-    rows: torch.Tensor
     mask_hidden: torch.Tensor
     out: torch.Tensor
-    size: int
 
 
 @triton.jit
@@ -107,18 +113,36 @@ def _next_token(src, state):
 
 
 @triton.jit
+def _num_blocks(tables, out, req, state, group, IS_FIRST: tl.constexpr):
+    """KV blocks that a request holds; a dummy request holds none.
+
+    The engine's counts are at another address each step. Later passes, which a graph
+    replays, read the copy that the first pass makes.
+    """
+    if IS_FIRST:
+        held = tables.num_blocks + group * tables.num_blocks_stride + state
+        return tl.load(held, mask=state >= 0, other=0)
+    return tl.load(out.num_blocks + group * out.max_num_reqs + req)
+
+
+@triton.jit
 def _store_slots(
-    tables, out, state, row, position, in_batch, live, GROUPS: tl.constexpr
+    tables,
+    out,
+    req,
+    state,
+    row,
+    position,
+    in_batch,
+    live,
+    GROUPS: tl.constexpr,
+    IS_FIRST: tl.constexpr,
 ):
     """KV slots of a block of rows; PAD wherever the request owns no block."""
     for group in tl.static_range(GROUPS):
         size = tl.load(tables.block_sizes + group)
         block = position // size
-        held = tl.load(
-            tables.num_blocks + group * tables.num_blocks_stride + state,
-            mask=state >= 0,
-            other=0,  # a dummy request owns nothing
-        )
+        held = _num_blocks(tables, out, req, state, group, IS_FIRST)
         owned = live & (block < held)
         table = _load_ptr(tables.block_table_ptrs + group, tl.int32)
         table += state * tl.load(tables.strides + group)
@@ -130,7 +154,45 @@ def _store_slots(
 
 
 @triton.jit
-def _store_tails(out, req, end, WIDTH: tl.constexpr, GROUPS: tl.constexpr):
+def _store_request(src, tables, out, req, state, origin, GROUPS: tl.constexpr):
+    """What later passes and sampling read of a request, at a lasting address."""
+    tl.store(out.first_positions + req, origin)
+    tl.store(out.idx_mapping + req, state)
+    for group in tl.static_range(GROUPS):
+        held = _num_blocks(tables, out, req, state, group, True)
+        tl.store(out.num_blocks + group * out.max_num_reqs + req, held)
+    if state >= 0:
+        tl.store(out.temperature + state, tl.load(src.temperature + state))
+        tl.store(out.seeds + state, tl.load(src.seeds + state))
+
+
+@triton.jit
+def _store_samples(
+    out,
+    req,
+    state,
+    first,
+    start,
+    sampled,
+    num_samples,
+    limit,
+    SHIFT: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK_W: tl.constexpr,
+):
+    """The sampled slots of a request, from slot `sampled` on."""
+    draft = tl.arange(0, BLOCK_W)
+    inside, slot, to = draft < WIDTH, sampled + draft, req * WIDTH + draft
+    is_sampled = (draft < num_samples) & (start + slot < limit)
+    tl.store(out.sample_rows + to, first + slot, mask=inside)
+    tl.store(out.sample_positions + to, start + slot + SHIFT, mask=inside)
+    tl.store(out.sample_requests + to, tl.where(is_sampled, state, -1), mask=inside)
+
+
+@triton.jit
+def _store_tails(
+    out, req, end, num_padded_tokens, WIDTH: tl.constexpr, GROUPS: tl.constexpr
+):
     """Pads what lies behind the last request, as a replayed graph reads it."""
     BLOCK: tl.constexpr = 256
     lane = tl.arange(0, BLOCK)
@@ -139,13 +201,14 @@ def _store_tails(out, req, end, WIDTH: tl.constexpr, GROUPS: tl.constexpr):
         tl.store(out.query_start_loc + 1 + i + lane, end, mask=behind)
         tl.store(out.seq_lens + i + lane, 0, mask=behind)
         tl.store(out.first_positions + i + lane, -1, mask=behind)
+        tl.store(out.idx_mapping + i + lane, -1, mask=behind)
     for i in range((req + 1) * WIDTH, out.max_num_reqs * WIDTH, BLOCK):
         behind = i + lane < out.max_num_reqs * WIDTH
         tl.store(out.sample_rows + i + lane, 0, mask=behind)
         tl.store(out.sample_positions + i + lane, 0, mask=behind)
         tl.store(out.sample_requests + i + lane, -1, mask=behind)
-    for i in range(end, out.num_padded_tokens, BLOCK):
-        behind = i + lane < out.num_padded_tokens
+    for i in range(end, num_padded_tokens, BLOCK):
+        behind = i + lane < num_padded_tokens
         tl.store(out.input_ids + i + lane, 0, mask=behind)
         tl.store(out.positions + i + lane, 0, mask=behind)
         for group in tl.static_range(GROUPS):
@@ -154,45 +217,73 @@ def _store_tails(out, req, end, WIDTH: tl.constexpr, GROUPS: tl.constexpr):
 
 
 @triton.jit
-def _store_hidden(hidden, row, source, is_mask, live, BLOCK_H: tl.constexpr):
-    """Hidden states of a block of rows: copied, or the learned one for masks."""
-    for h in range(0, hidden.size, BLOCK_H):
-        col = h + tl.arange(0, BLOCK_H)
-        inside = col < hidden.size
-        mask_hidden = tl.load(hidden.mask_hidden + col, mask=inside)
-        at = source.to(tl.int64)[:, None] * hidden.size + col[None, :]
-        copied = (live & ~is_mask)[:, None] & inside[None, :]
-        value = tl.load(hidden.rows + at, mask=copied)
-        value = tl.where(is_mask[:, None], mask_hidden[None, :], value)
-        to = row.to(tl.int64)[:, None] * hidden.size + col[None, :]
-        tl.store(hidden.out + to, value, mask=live[:, None] & inside[None, :])
+def _store_hidden(
+    sources,
+    hidden,
+    row,
+    source_row,
+    is_mask,
+    live,
+    chunk,
+    SOURCES: tl.constexpr,
+    SIZE: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+):
+    """A chunk of columns of a block of rows: copied, or the learned ones for masks."""
+    CHUNKS: tl.constexpr = (SIZE + BLOCK_H - 1) // BLOCK_H
+    which = chunk // CHUNKS
+    col = chunk % CHUNKS * BLOCK_H + tl.arange(0, BLOCK_H)
+    inside = col < SIZE
+    learned = tl.load(hidden.mask_hidden + which * SIZE + col, mask=inside, other=0)
+    at = source_row.to(tl.int64)[:, None] * SIZE + col[None, :]
+    copied = (live & ~is_mask)[:, None] & inside[None, :]
+    value = tl.broadcast_to(learned[None, :], (is_mask.shape[0], BLOCK_H))
+    for s in tl.static_range(SOURCES):
+        value = tl.load(sources[s] + at, mask=copied & (which == s), other=value)
+    to = (row.to(tl.int64)[:, None] * SOURCES + which) * SIZE + col[None, :]
+    tl.store(hidden.out + to, value, mask=live[:, None] & inside[None, :])
 
 
-@triton.jit
+# Numbers that vary while serving are not specialised: each would compile again.
+@triton.jit(
+    do_not_specialize=[
+        "draft_pass",
+        "num_samples",
+        "num_padded_tokens",
+        "limit",
+        "mask_token_id",
+    ]
+)
 def _prepare_inputs_kernel(
-    src,  # VerifiedBatch or PreviousPass
+    src,  # VerifiedBatch or _Drafts
     tables,  # _KVTables
     out,  # _Out
+    sources,  # HiddenRows.sources or ()
     hidden,  # _Hidden or None
+    draft_pass,
     num_samples,  # drafts to sample in this pass, at most WIDTH
+    num_padded_tokens,  # rows up to which the batch is padded
     limit,  # first position that must not be drafted
     mask_token_id,
     SHIFT: tl.constexpr,
     WIDTH: tl.constexpr,
     IS_FIRST: tl.constexpr,
     GROUPS: tl.constexpr,
+    SOURCES: tl.constexpr,
+    SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
     BLOCK_W: tl.constexpr,
     BLOCK_H: tl.constexpr,
 ):
-    """One program lays out BLOCK slots of one request."""
+    """Programs (request, block of slots, 0) lay slots out, (.., .., 1 + c) copy
+    chunk c of their hidden states."""
     req, num_reqs = tl.program_id(0), tl.num_programs(0)
-    state = tl.load(src.idx_mapping + req)
     slot = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
 
     # Where the request's slots begin, how many there are, how many hold tokens that
     # are known (`valid`), and the position of slot 0.
     if IS_FIRST:
+        state = tl.load(src.idx_mapping + req)
         begin = tl.load(src.query_start_loc + req)
         end = tl.load(src.query_start_loc + req + 1)
         if begin == end:
@@ -202,22 +293,19 @@ def _prepare_inputs_kernel(
         first = begin + req * (WIDTH - SHIFT)
         count = end - begin + WIDTH - SHIFT
         start = tl.load(src.positions + begin)
-        token = _verified_token(src, begin, state, valid, slot + SHIFT)
-        source = begin + slot
+        source_row = begin + slot
     else:
         origin = tl.load(out.first_positions + req)
         if origin < 0:
             return
+        state = tl.load(out.idx_mapping + req)
         behind = tl.minimum(req + 1, num_reqs - 1)
         last = (behind == req) | (tl.load(out.first_positions + behind) < 0)
         valid = WIDTH - 1 + SHIFT
         first = req * (2 * WIDTH - 1)
         count = 2 * WIDTH - 1
-        start = origin + (src.draft_pass - 1) * WIDTH + 1
-        drafts = src.draft_tokens + req * src.draft_stride
-        drafts += (src.draft_pass - 1) * WIDTH
-        token = tl.load(drafts + slot, mask=slot < WIDTH, other=0).to(tl.int32)
-        source = req * WIDTH + slot
+        start = origin + (draft_pass - 1) * WIDTH + 1
+        source_row = req * WIDTH + slot
 
     at = slot + SHIFT  # index of the slot's token in the request
     in_batch = slot < count
@@ -225,32 +313,42 @@ def _prepare_inputs_kernel(
     live = in_batch & (at < valid + num_samples) & (position < limit)
     is_mask = at > valid
     row = first + slot
+    chunk = tl.program_id(2) - 1
+    if chunk >= 0:
+        if SOURCES > 0:
+            _store_hidden(
+                sources, hidden, row, source_row, is_mask, live, chunk,
+                SOURCES, SIZE, BLOCK_H,
+            )  # fmt: skip
+        return
+
+    if IS_FIRST:
+        token = _verified_token(src, begin, state, valid, at)
+    else:
+        drafts = src.draft_tokens + req * src.draft_stride + (draft_pass - 1) * WIDTH
+        token = tl.load(drafts + slot, mask=slot < WIDTH, other=0).to(tl.int32)
     token = tl.where(is_mask, mask_token_id, token)
     tl.store(out.input_ids + row, tl.where(live, token, 0), mask=in_batch)
     tl.store(out.positions + row, tl.where(live, position, 0), mask=in_batch)
-    _store_slots(tables, out, state, row, position, in_batch, live, GROUPS)
-    if hidden is not None:
-        _store_hidden(hidden, row, source, is_mask, live, BLOCK_H)
+    _store_slots(
+        tables, out, req, state, row, position, in_batch, live, GROUPS, IS_FIRST
+    )
     if tl.program_id(1) > 0:
         return
 
-    draft = tl.arange(0, BLOCK_W)
-    sampled = valid - SHIFT + draft
-    is_sampled = (draft < num_samples) & (start + sampled < limit)
-    to = req * WIDTH + draft
-    tl.store(out.sample_rows + to, first + sampled, mask=draft < WIDTH)
-    key = start + sampled + SHIFT
-    tl.store(out.sample_positions + to, key, mask=draft < WIDTH)
-    tl.store(out.sample_requests + to, tl.where(is_sampled, state, -1), draft < WIDTH)
+    _store_samples(
+        out, req, state, first, start, valid - SHIFT, num_samples, limit,
+        SHIFT, WIDTH, BLOCK_W,
+    )  # fmt: skip
     tl.store(out.query_start_loc + req, first)
     tl.store(out.query_start_loc + req + 1, first + count)
     # Padding slots count too: the last query is the last key, so that causal
     # attention gives every valid slot exactly the keys before it.
     tl.store(out.seq_lens + req, (start + count).to(tl.int32))
     if IS_FIRST:
-        tl.store(out.first_positions + req, start + valid - SHIFT)
+        _store_request(src, tables, out, req, state, start + valid - SHIFT, GROUPS)
     if last:
-        _store_tails(out, req, first + count, WIDTH, GROUPS)
+        _store_tails(out, req, first + count, num_padded_tokens, WIDTH, GROUPS)
 
 
 def prepare_inputs(
@@ -265,6 +363,7 @@ def prepare_inputs(
     max_query_len: int,
     mask_token_id: int = 0,
     hidden: HiddenRows | None = None,
+    native: bool = True,
 ) -> None:
     """Writes the next draft batch into `buffers`, in one launch.
 
@@ -273,45 +372,68 @@ def prepare_inputs(
         layout: the mode's slots.
         buffers: where the draft batch goes.
         block_tables: the block tables of the target and the drafter.
-        num_samples: drafts that this pass is to sample, at most the layout's width.
+        num_samples: drafts that this pass is to sample, from 1 to the layout's width.
         num_padded_tokens: rows up to which the batch is padded, at least its own.
         limit: first position that must be neither drafted nor written.
         max_query_len: most target tokens of a request; ignored in later passes.
         mask_token_id: what mask slots hold.
         hidden: the hidden states to feed; None for a drafter that takes none.
+        native: run the C++ twin if tensors are on a CPU and it was built.
     """
     is_first = isinstance(source, VerifiedBatch)
     extra = layout.num_extra_slots
     slots = max_query_len + extra if is_first else layout.num_follow_slots
-    num_reqs = source.idx_mapping.shape[0]
-    assert num_samples <= layout.parallel_width
+    num_reqs = (source.idx_mapping if is_first else source.draft_tokens).shape[0]
+    assert 1 <= num_samples <= layout.parallel_width
     assert num_padded_tokens <= buffers.max_num_tokens
     assert buffers.slot_mappings.shape[0] == block_tables.num_kv_cache_groups
-    # Rows with hidden states are long: fewer of them keep more programs busy.
-    block = min(triton.next_power_of_2(slots), 128 if hidden is None else 16)
-    hidden_size = 0 if hidden is None else hidden.rows.shape[1]
-    _prepare_inputs_kernel[(num_reqs, triton.cdiv(slots, block))](
+    sources = () if hidden is None else hidden.sources
+    size = sources[0].shape[1] if sources else 0
+    arguments = (
         source if is_first else _drafts(source),
         _kv_tables(block_tables),
-        _out(buffers, num_padded_tokens),
-        None if hidden is None else _hidden(hidden, buffers),
+        _out(buffers),
+        sources,
+        _hidden(hidden, buffers, is_first) if sources else None,
+        0 if is_first else source.draft_pass,
         num_samples,
+        num_padded_tokens,
         limit,
         mask_token_id,
+    )
+    shape = dict(
         SHIFT=layout.token_shift,
         WIDTH=layout.parallel_width,
         IS_FIRST=is_first,
         GROUPS=block_tables.num_kv_cache_groups,
+        SOURCES=len(sources),
+        SIZE=size,
+    )
+    library = native_library() if native and buffers.device.type == "cpu" else None
+    if library is not None:
+        return native_kernel.launch(library, num_reqs, *arguments, **shape)
+    # Rows with hidden states are long: fewer of them keep more programs busy.
+    block = min(triton.next_power_of_2(slots), 16 if sources else 128)
+    block_h = min(triton.next_power_of_2(size), 512) if sources else 1
+    chunks = len(sources) * triton.cdiv(size, block_h)
+    _prepare_inputs_kernel[(num_reqs, triton.cdiv(slots, block), 1 + chunks)](
+        *arguments,
+        **shape,
         BLOCK=block,
         BLOCK_W=triton.next_power_of_2(layout.parallel_width),
-        BLOCK_H=min(triton.next_power_of_2(hidden_size), 1024),
+        BLOCK_H=block_h,
     )
+
+
+def native_library() -> ctypes.CDLL | None:
+    """The twin of the kernel, for tensors on a CPU; None where it was not built."""
+    structs = VerifiedBatch, _Drafts, _KVTables, _Out, _Hidden
+    return native_kernel.load(*structs)
 
 
 def _drafts(source: PreviousPass) -> _Drafts:
     assert source.draft_pass > 0 and source.draft_tokens.stride(1) == 1
-    stride = source.draft_tokens.stride(0)
-    return _Drafts(source.draft_tokens, stride, source.idx_mapping, source.draft_pass)
+    return _Drafts(source.draft_tokens, source.draft_tokens.stride(0))
 
 
 def _kv_tables(tables: BlockTables) -> _KVTables:
@@ -325,16 +447,19 @@ def _kv_tables(tables: BlockTables) -> _KVTables:
     )
 
 
-def _out(buffers: DraftBuffers, num_padded_tokens: int) -> _Out:
+def _out(buffers: DraftBuffers) -> _Out:
     return _Out(
         buffers.input_ids,
         buffers.positions,
         buffers.slot_mappings,
         buffers.slot_mappings.stride(0),
-        num_padded_tokens,
         buffers.query_start_loc,
         buffers.seq_lens,
         buffers.first_positions,
+        buffers.idx_mapping,
+        buffers.num_blocks,
+        buffers.temperature,
+        buffers.seeds,
         buffers.sample_rows,
         buffers.sample_positions,
         buffers.sample_requests,
@@ -342,8 +467,9 @@ def _out(buffers: DraftBuffers, num_padded_tokens: int) -> _Out:
     )
 
 
-def _hidden(hidden: HiddenRows, buffers: DraftBuffers) -> _Hidden:
-    out = buffers.hidden_states
-    assert out is not None and hidden.rows.is_contiguous()
-    assert hidden.rows.shape[1] == hidden.mask_hidden.numel() == out.shape[1]
-    return _Hidden(hidden.rows, hidden.mask_hidden, out, out.shape[1])
+def _hidden(hidden: HiddenRows, buffers: DraftBuffers, is_first: bool) -> _Hidden:
+    out = buffers.fed_rows(hidden.mask_hidden) if is_first else buffers.own_rows
+    size = sum(source.shape[1] for source in hidden.sources)
+    assert all(source.is_contiguous() for source in hidden.sources)
+    assert size == hidden.mask_hidden.numel() == out.shape[1]
+    return _Hidden(hidden.mask_hidden, out)

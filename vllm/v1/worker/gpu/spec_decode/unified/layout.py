@@ -20,7 +20,7 @@ tokens now, and W - 1 masks behind them, and samples the next W drafts:
 W = 1 is autoregressive drafting, W = K drafts all tokens at once.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,12 @@ class DraftLayout:
                 f"parallel_width must be from 1 to num_speculative_tokens "
                 f"({self.num_speculative_tokens}), not {self.parallel_width}."
             )
+
+    def for_drafts(self, num_drafts: int) -> "DraftLayout":
+        """The layout of a step that asks for fewer drafts, at least one."""
+        k = max(num_drafts, 1)
+        width = min(self.parallel_width, k)
+        return replace(self, num_speculative_tokens=k, parallel_width=width)
 
     @property
     def num_masks(self) -> int:

@@ -11,7 +11,7 @@ from .inputs import HiddenRows, PreviousPass, VerifiedBatch
 from .layout import DraftLayout
 
 # One request's slots: their tokens (None for a mask), the position of the first, how
-# many there are with padding, and the rows of `HiddenRows.rows` for its tokens.
+# many there are with padding, and the rows of `HiddenRows.sources` for its tokens.
 _Slots = tuple[list[int | None], int, int, int]
 
 
@@ -29,17 +29,21 @@ def prepare_inputs_reference(
     hidden: HiddenRows | None = None,
 ) -> None:
     """See `inputs.prepare_inputs`, which takes the same arguments."""
+    is_first = isinstance(source, VerifiedBatch)
+    states = (source if is_first else buffers).idx_mapping.tolist()
     origins = buffers.first_positions.tolist()
+    held = block_tables.num_blocks.gpu[:, states] if is_first else buffers.num_blocks
+    held = held.clone()
     _pad_everything(buffers, num_padded_tokens)
     row = 0
-    for req, state in enumerate(source.idx_mapping.tolist()):
-        if isinstance(source, VerifiedBatch):
+    for req, state in enumerate(states):
+        if is_first:
             slots = _first_slots(source, layout, req, state)
         else:
             slots = _later_slots(source, layout, req, origins[req])
         if slots is None:
             continue
-        tokens, start, count, rows = slots
+        tokens, start, count, begin = slots
         tokens += [None] * (num_samples - 1)
         sampled = len(tokens) - num_samples  # first sampled slot
         for slot in range(count):
@@ -50,19 +54,28 @@ def prepare_inputs_reference(
             at = row + slot
             buffers.input_ids[at] = mask_token_id if token is None else token
             buffers.positions[at] = position
-            buffers.slot_mappings[:, at] = _kv_slots(block_tables, state, position)
+            buffers.slot_mappings[:, at] = _kv_slots(
+                block_tables, state, held[:, req], position
+            )
             if hidden is not None:
-                is_mask = token is None
-                value = hidden.mask_hidden if is_mask else hidden.rows[rows + slot]
-                buffers.hidden_states[at] = value
+                fed = hidden.mask_hidden
+                if token is not None:
+                    fed = torch.cat([rows[begin + slot] for rows in hidden.sources])
+                out = buffers.fed_rows(fed) if is_first else buffers.own_rows
+                out[at] = fed
         for draft in range(layout.parallel_width):
             to, position = req * layout.parallel_width + draft, start + sampled + draft
             may = draft < num_samples and position < limit
             buffers.sample_rows[to] = row + sampled + draft
             buffers.sample_positions[to] = position + layout.token_shift
             buffers.sample_requests[to] = state if may else -1
-        is_first = isinstance(source, VerifiedBatch)
         buffers.first_positions[req] = start + sampled if is_first else origins[req]
+        buffers.idx_mapping[req] = state
+        if is_first:
+            buffers.num_blocks[:, req] = held[:, req] if state >= 0 else 0
+        if is_first and state >= 0:
+            buffers.temperature[state] = source.temperature[state]
+            buffers.seeds[state] = source.seeds[state]
         row += count
         buffers.query_start_loc[req + 1 :] = row
         buffers.seq_lens[req] = start + count
@@ -76,8 +89,12 @@ def _pad_everything(buffers: DraftBuffers, num_padded_tokens: int) -> None:
         tensor.zero_()
     for tensor in (buffers.query_start_loc, buffers.seq_lens):
         tensor.zero_()
-    buffers.sample_requests.fill_(-1)
-    buffers.first_positions.fill_(-1)
+    for tensor in (
+        buffers.sample_requests,
+        buffers.first_positions,
+        buffers.idx_mapping,
+    ):
+        tensor.fill_(-1)
 
 
 def _first_slots(
@@ -106,11 +123,13 @@ def _later_slots(
     return tokens, origin + done + 1, layout.num_follow_slots, req * width
 
 
-def _kv_slots(tables: BlockTables, state: int, position: int) -> torch.Tensor:
+def _kv_slots(
+    tables: BlockTables, state: int, held: torch.Tensor, position: int
+) -> torch.Tensor:
     slots = []
     for group, size in enumerate(tables.block_sizes):
         block, slot = position // size, PAD_SLOT_ID
-        if state >= 0 and block < int(tables.num_blocks.gpu[group, state]):
+        if state >= 0 and block < int(held[group]):
             block_id = int(tables.block_tables[group].gpu[state, block])
             if block_id > 0:  # 0 is the null block
                 slot = block_id * size + position % size

@@ -1,115 +1,55 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prepare, one pass or several, sample: the same for every kind of drafter."""
 
-from abc import abstractmethod
+import time
+from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
+from vllm.compilation.breakable_cudagraph import is_breakable_cudagraph_enabled
 from vllm.config import VllmConfig
 from vllm.config.compilation import CUDAGraphMode
-from vllm.config.drafting import draft_limit, get_mask_token_id
-from vllm.forward_context import BatchDescriptor, set_forward_context
 from vllm.logger import init_logger
-from vllm.v1.worker.gpu.attn_utils import build_slot_mappings_by_layer
-from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor
+from vllm.v1.worker.gpu.attn_utils import (
+    build_attn_metadata,
+    build_slot_mappings_by_layer,
+)
+from vllm.v1.worker.gpu.cudagraph_utils import has_compiled_submodule
 from vllm.v1.worker.gpu.dp_utils import DPSyncState
 from vllm.v1.worker.gpu.input_batch import InputBatch
-from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
+from vllm.v1.worker.utils import get_uniform_decode_token_count
 
-from .block_tables import DraftBlockTables, with_room
-from .buffers import DraftBuffers
-from .draft_config import attention_config, draft_layout, widened_config
-from .inputs import HiddenRows, PreviousPass, VerifiedBatch, prepare_inputs
+from .graphs import DraftBatchDescriptor, DraftGraphs, batches_to_record
+from .inputs import HiddenRows, VerifiedBatch, prepare_inputs
+from .passes import DraftPasses, Drafts
 
 logger = init_logger(__name__)
 
 
 class _Shape(NamedTuple):
-    """How large a pass is, as far as the host knows."""
+    """How large a draft batch is, as far as the host knows."""
 
+    batch: DraftBatchDescriptor
     query_start_loc: np.ndarray  # [num_reqs + 1] int32, equal to the device's
-    num_tokens: int  # rows of the draft batch, padding for other ranks included
     across_dp: torch.Tensor | None  # [dp_size] int32, rows on each rank
-    step: int  # by how much sequences may be longer than the target's
 
 
-class UnifiedSpeculator(DraftModelSpeculator):
+class UnifiedSpeculator(DraftPasses):
     """Drafts with any model that `layout.py` has a row for."""
 
-    # The drafter's width is its own affair: the target runs at its whole budget.
-    num_query_per_req = 1
-    num_extra_query_per_req = 0
-    # Width of the hidden states a drafter is fed; None if it takes none.
-    fed_hidden_size: int | None = None
-
     def __init__(self, vllm_config: VllmConfig, device: torch.device):
-        self.layout = draft_layout(vllm_config)
-        super().__init__(widened_config(vllm_config, self.layout), device)
-        self.mask_token_id = 0
-        if self.layout.num_masks:
-            self.mask_token_id = get_mask_token_id(self.draft_model_config.hf_config)
-        self.input_buffers: DraftBuffers = DraftBuffers(
-            self.layout,
-            vllm_config.scheduler_config.max_num_batched_tokens,
-            self.max_num_reqs,
-            device,
-            self.fed_hidden_size,
-            self.dtype,
-        )
-        width = self.layout.parallel_width
+        super().__init__(vllm_config, device)
+        # What a dummy run hands over: requests that own nothing.
+        self.no_requests = torch.full_like(self.idx_mapping, -1)
         logger.info(
             "Unified speculator: method %s, %d tokens a step, %d a pass.",
             self.method,
             self.num_speculative_steps,
-            width,
+            self.layout.parallel_width,
         )
-        # Column of `draft_logits` for each sampled slot, per pass.
-        columns = torch.arange(self.layout.num_passes * width, dtype=torch.int32)
-        self.sample_columns = (
-            columns.view(-1, 1, width).repeat(1, self.max_num_reqs, 1).to(device)
-        )
-
-    def set_attn(self, model_state, kv_cache_config, block_tables, *args) -> None:
-        super().set_attn(model_state, kv_cache_config, block_tables, *args)
-        self.input_buffers.allocate_slot_mappings(block_tables.num_kv_cache_groups)
-        room = self.layout.num_room_tokens
-        self.block_tables: DraftBlockTables = with_room(block_tables, room)
-
-    @property
-    def limit(self) -> int:
-        """First position that must be neither drafted nor written.
-
-        Asked for each step: the engine may lower max_model_len to fit its KV cache.
-        """
-        limit = self.vllm_config.model_config.max_model_len
-        return min(limit, draft_limit(self.speculative_config, limit))
-
-    @property
-    def attn_vllm_config(self) -> VllmConfig:
-        return attention_config(self.draft_vllm_config, self.layout)
-
-    @property
-    def draft_vllm_config(self) -> VllmConfig:
-        """The config that the draft model was loaded with, as to its KV cache."""
-        return self.vllm_config
-
-    def init_cudagraph_manager(self, cudagraph_mode: CUDAGraphMode) -> None:
-        pass  # every pass is eager
-
-    def capture(self) -> None:
-        pass  # every pass is eager
-
-    @abstractmethod
-    def target_hidden(
-        self, last: torch.Tensor, aux: list[torch.Tensor] | None
-    ) -> HiddenRows | None:
-        """What the first pass is fed of the target's hidden states."""
-
-    @abstractmethod
-    def model_inputs(self, num_tokens: int) -> dict[str, torch.Tensor | None]:
-        """The model's arguments, from the buffers."""
 
     @torch.inference_mode()
     def propose(
@@ -137,169 +77,286 @@ class UnifiedSpeculator(DraftModelSpeculator):
         Returns:
             [num_reqs, K] int64 draft tokens, of which `num_speculative_tokens` count.
         """
-        num_reqs = input_batch.num_reqs
-        self._copy_request_inputs(
-            num_reqs, input_batch.idx_mapping, temperature, seeds, dummy_run
-        )
+        n = input_batch.num_reqs
+        drafts = self.lengths[self.num_speculative_steps]
+        if num_speculative_tokens is not None:
+            drafts = self.lengths[num_speculative_tokens]
         hidden = self.target_hidden(last_hidden_states, aux_hidden_states)
         if dummy_run and skip_attn_for_dummy_run:
-            self._profile(input_batch)
-            return self.draft_tokens[:num_reqs]
-        batch = VerifiedBatch(
+            self._profile(input_batch, hidden)
+            return self.draft_tokens[:n]
+        verified = VerifiedBatch(
             input_batch.input_ids,
             input_batch.positions,
-            input_batch.query_start_loc[: num_reqs + 1],
-            self.idx_mapping[:num_reqs],
+            input_batch.query_start_loc[: n + 1],
+            self.no_requests[:n] if dummy_run else input_batch.idx_mapping,
             num_sampled,
             num_rejected,
             last_sampled,
             next_prefill_tokens[0],
+            temperature,
+            seeds,
         )
-        drafts = self.num_speculative_steps
-        if num_speculative_tokens is not None:
-            drafts = num_speculative_tokens
-        self._run_passes(batch, input_batch, hidden, drafts, dp_sync_state)
-        return self.draft_tokens[:num_reqs]
+        longest = int(input_batch.seq_lens_cpu_upper_bound[:n].max())
+        may_replay = self.block_tables.fit(n, longest)
+        shape = self._first_shape(input_batch, drafts, may_replay, dp_sync_state)
+        self._run_first_pass(verified, hidden, input_batch, drafts, shape)
+        if drafts.layout.num_passes > 1:
+            shape = self._later_shape(n, drafts, may_replay, dp_sync_state)
+            self._run_later_passes(input_batch, drafts, shape)
+        return self.draft_tokens[:n]
 
-    def _run_passes(
+    # The shape of a draft batch, and the graph that serves it.
+
+    def _first_shape(
         self,
-        verified: VerifiedBatch,
         batch: InputBatch,
-        hidden: HiddenRows | None,
-        num_drafts: int,
+        drafts: Drafts,
+        may_replay: bool,
         sync: DPSyncState | None,
-    ) -> None:
-        num_reqs = batch.num_reqs
-        longest = int(batch.seq_lens_cpu_upper_bound[:num_reqs].max())
-        self.block_tables.fit(num_reqs, longest)
-        # Without drafts the first pass still runs: it writes the verified tokens' KV.
-        samples_per_pass = self.layout.samples_per_pass(num_drafts) or [0]
-        for draft_pass, samples in enumerate(samples_per_pass):
-            source = self._previous(num_reqs, draft_pass) if draft_pass else verified
-            shape = self._shape(batch, draft_pass, sync)
-            self._prepare(source, batch, shape, hidden, max(samples, 1))
-            last, feedback = self._run_model(batch, shape)
-            if samples:
-                self._sample(last, num_reqs, draft_pass, samples)
-                hidden = self.fed_back(feedback, num_reqs)
-
-    def _previous(self, num_reqs: int, draft_pass: int) -> PreviousPass:
-        return PreviousPass(
-            self.draft_tokens[:num_reqs], self.idx_mapping[:num_reqs], draft_pass
+    ) -> _Shape:
+        n, extra = batch.num_reqs, drafts.layout.num_extra_slots
+        starts = batch.query_start_loc_np[: n + 1] + self.arange_np[: n + 1] * extra
+        verified = get_uniform_decode_token_count(
+            n,
+            batch.num_tokens,
+            int(batch.num_scheduled_tokens.max()),
+            batch.decode_graph_eligible,
         )
+        if sync is not None:
+            verified = sync.uniform_token_count
+            may_replay = may_replay and not sync.eager
+        graph = None
+        if self.graphs is not None and may_replay:
+            most = n if sync is None else sync.num_reqs
+            if verified is not None:
+                graph = self.graphs.find_full(
+                    most, verified + extra, drafts.num_drafts, 0
+                )
+            if graph is None and sync is None:
+                graph = self.graphs.find_piecewise(int(starts[-1]))
+        if sync is None or graph is not None:
+            return self._shape(graph, starts, sync)
+        # Every rank pads to what the ranks told each other of the target's batch.
+        return self._shape(None, starts, sync, sync.num_tokens_across_dp, extra)
 
-    def fed_back(self, feedback: torch.Tensor, num_reqs: int) -> HiddenRows | None:
-        """What a later pass is fed of the drafter's own hidden states."""
-        return None
+    def _later_shape(
+        self,
+        n: int,
+        drafts: Drafts,
+        may_replay: bool,
+        sync: DPSyncState | None,
+    ) -> _Shape:
+        slots = drafts.layout.num_follow_slots
+        starts = self.arange_np[: n + 1] * slots
+        graph = None
+        if self.graphs is not None and may_replay and not (sync and sync.eager):
+            most = n if sync is None else sync.num_reqs
+            graph = self.graphs.find_full(most, slots, drafts.num_drafts, 1)
+        if sync is None or graph is not None:
+            return self._shape(graph, starts, sync)
+        return self._shape(None, starts, sync, 0 * sync.num_tokens_across_dp, slots)
 
     def _shape(
-        self, batch: InputBatch, draft_pass: int, sync: DPSyncState | None
-    ) -> _Shape:
-        n, layout, is_first = batch.num_reqs, self.layout, draft_pass == 0
-        added = layout.num_extra_slots if is_first else layout.num_follow_slots
-        query_start_loc = self.arange_np[: n + 1] * added
-        if is_first:
-            query_start_loc = query_start_loc + batch.query_start_loc_np[: n + 1]
-        step = layout.num_extra_slots + draft_pass * layout.parallel_width
-        if sync is None:
-            return _Shape(query_start_loc, int(query_start_loc[-1]), None, step)
-        # Every rank pads to what the ranks told each other of the target's batch.
-        target = sync.num_tokens_across_dp
-        across = (target if is_first else 0 * target) + sync.num_reqs * added
-        return _Shape(query_start_loc, int(across[self.dp_rank]), across, step)
-
-    def _prepare(
         self,
-        source: VerifiedBatch | PreviousPass,
-        batch: InputBatch,
-        shape: _Shape,
+        graph: DraftBatchDescriptor | None,
+        starts: np.ndarray,
+        sync: DPSyncState | None,
+        tokens_across_dp: torch.Tensor | None = None,
+        added_slots: int = 0,
+    ) -> _Shape:
+        across = None
+        if graph is not None:
+            if sync is not None:
+                across = torch.full_like(sync.num_tokens_across_dp, graph.num_tokens)
+            return _Shape(graph, starts, across)
+        num_tokens = int(starts[-1])
+        if sync is not None:
+            across = tokens_across_dp + sync.num_reqs * added_slots
+            num_tokens = int(across[self.dp_rank])
+        eager = DraftBatchDescriptor(CUDAGraphMode.NONE, num_tokens, len(starts) - 1)
+        return _Shape(eager, starts, across)
+
+    # Running the passes.
+
+    def _run_first_pass(
+        self,
+        verified: VerifiedBatch,
         hidden: HiddenRows | None,
-        num_samples: int,
+        batch: InputBatch,
+        drafts: Drafts,
+        shape: _Shape,
     ) -> None:
         prepare_inputs(
-            source,
-            self.layout,
+            verified,
+            drafts.layout,
             self.input_buffers,
             self.block_tables,
-            num_samples=num_samples,
-            num_padded_tokens=shape.num_tokens,
+            # Without drafts the next token is laid out all the same.
+            num_samples=max(drafts.num_samples(0), 1),
+            num_padded_tokens=shape.batch.num_tokens,
             limit=self.limit,
             max_query_len=int(batch.num_scheduled_tokens.max()),
             mask_token_id=self.mask_token_id,
             hidden=hidden,
         )
+        if self._is_self_contained(shape):
+            self._replay(shape)
+        else:
+            self._run_with_metadata(shape, batch, drafts, 0)
 
-    def _run_model(
-        self, batch: InputBatch, shape: _Shape
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        num_reqs, slots = batch.num_reqs, self.input_buffers.slot_mappings
-        desc = BatchExecutionDescriptor(
-            cg_mode=CUDAGraphMode.NONE, num_tokens=shape.num_tokens, num_reqs=num_reqs
-        )
-        self.draft_max_seq_len = (
-            self.vllm_config.model_config.max_model_len + self.layout.num_room_tokens
-        )
+    def _run_later_passes(
+        self, batch: InputBatch, drafts: Drafts, shape: _Shape
+    ) -> None:
+        if self._is_self_contained(shape):
+            self._replay(shape)
+            return
+        n, num_tokens = batch.num_reqs, shape.batch.num_tokens
+        for draft_pass in range(1, drafts.layout.num_passes):
+            self._prepare_later(drafts, draft_pass, n, num_tokens)
+            self._run_with_metadata(shape, batch, drafts, draft_pass)
+
+    def _is_self_contained(self, shape: _Shape) -> bool:
+        """Whether a graph needs nothing of the host but to be replayed."""
+        is_full = shape.batch.cg_mode == CUDAGraphMode.FULL
+        return is_full and self.supports_decode_metadata_update
+
+    def _replay(self, shape: _Shape) -> None:
+        self._prepare_eplb_forward(int(shape.query_start_loc[-1]))
+        for groups in self.attn_groups:
+            for group in groups:
+                tables = self.block_tables.input_block_tables
+                group.map_to_kernel_block_table(tables[group.kv_cache_group_id])
+        self.graphs.run_fullgraph(shape.batch)
+
+    def _run_with_metadata(
+        self, shape: _Shape, batch: InputBatch, drafts: Drafts, draft_pass: int
+    ) -> None:
+        """One pass, with attention metadata built by the host."""
+        desc, layout = shape.batch, drafts.layout
+        is_full = desc.cg_mode == CUDAGraphMode.FULL
+        slots = self.input_buffers.slot_mappings[:, : desc.num_tokens]
+        num_tokens = int(shape.query_start_loc[-1])
+        self._prepare_eplb_forward(num_tokens)
         metadata = self._build_attn_metadata(
-            num_reqs,
+            batch.num_reqs,
             desc,
             shape.query_start_loc,
             batch.seq_lens_cpu_upper_bound,
-            step=shape.step,
-            slot_mappings=slots[:, : int(shape.query_start_loc[-1])],
+            step=layout.num_extra_slots + draft_pass * layout.parallel_width,
+            slot_mappings=slots if is_full else slots[:, :num_tokens],
         )
-        by_layer = build_slot_mappings_by_layer(
-            slots[:, : shape.num_tokens], self.kv_cache_config
+        if is_full:
+            span = {"first_pass": draft_pass, "end_pass": draft_pass + 1}
+            self.graphs.run_fullgraph(replace(desc, **span))
+            return
+        self._run_pass(
+            drafts,
+            draft_pass,
+            batch.num_reqs,
+            desc.num_tokens,
+            metadata,
+            build_slot_mappings_by_layer(slots, self.kv_cache_config),
+            shape.across_dp,
+            desc.cg_mode,
         )
-        return self._forward(shape.num_tokens, metadata, by_layer, shape.across_dp)
 
-    def _forward(
-        self,
-        num_tokens: int,
-        attn_metadata: dict[str, Any] | None,
-        slot_mappings: dict[str, torch.Tensor] | None,
-        num_tokens_across_dp: torch.Tensor | None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns the hidden states to sample from, and those to feed back."""
-        self._prepare_eplb_forward(num_tokens)
-        with set_forward_context(
-            attn_metadata,
-            self.vllm_config,
-            num_tokens=num_tokens,
-            num_tokens_across_dp=num_tokens_across_dp,
-            slot_mapping=slot_mappings,
-            batch_descriptor=BatchDescriptor(num_tokens=num_tokens),
-        ):
-            output = self.model(**self.model_inputs(num_tokens))
-        return output if isinstance(output, tuple) else (output, output)
-
-    def _sample(
-        self, hidden_states: torch.Tensor, num_reqs: int, draft_pass: int, samples: int
-    ) -> None:
-        """Draws drafts from the sampled slots of a pass into `draft_tokens`."""
-        buffers, width = self.input_buffers, self.layout.parallel_width
-
-        def kept(tensor: torch.Tensor) -> torch.Tensor:
-            return tensor[: num_reqs * width].view(num_reqs, width)[:, :samples]
-
-        columns = self.sample_columns[draft_pass, :num_reqs, :samples]
-        tokens = self.sample_draft(
-            hidden_states[kept(buffers.sample_rows).flatten()],
-            kept(buffers.sample_positions).flatten(),
-            kept(buffers.sample_requests).flatten(),
-            self.temperature,
-            self.seeds,
-            columns.flatten(),
-            self.draft_logits,
-        )
-        done = draft_pass * width
-        drafts = self.draft_tokens[:num_reqs, done : done + samples]
-        drafts.copy_(tokens.view(num_reqs, samples))
-
-    def _profile(self, batch: InputBatch) -> None:
+    def _profile(self, batch: InputBatch, hidden: HiddenRows | None) -> None:
         """Runs the widest batch there can be, before there is a KV cache."""
-        num_reqs = batch.num_reqs
         self.input_buffers.reset()
-        num_tokens = self.layout.max_num_tokens(batch.num_tokens, num_reqs)
-        last, _ = self._forward(num_tokens, None, None, None)
-        samples = self.layout.samples_per_pass(self.num_speculative_steps)[0]
-        self._sample(last, num_reqs, 0, samples)
+        if hidden is not None:
+            self.input_buffers.fed_rows(hidden.mask_hidden)
+        drafts = self.lengths[self.num_speculative_steps]
+        num_tokens = self.layout.max_num_tokens(batch.num_tokens, batch.num_reqs)
+        self._prepare_eplb_forward(num_tokens)
+        self._run_pass(drafts, 0, batch.num_reqs, num_tokens, None, None, None)
+
+    # Recording graphs.
+
+    def init_cudagraph_manager(self, cudagraph_mode: CUDAGraphMode) -> None:
+        batches = batches_to_record(
+            self.target_config,
+            cudagraph_mode,
+            {k: drafts.layout for k, drafts in self.lengths.items()},
+            self.attn_cg_support.min_cg_support,
+            piecewise=is_breakable_cudagraph_enabled()
+            or has_compiled_submodule(self.model),
+            fused=self.supports_decode_metadata_update,
+        )
+        mode = cudagraph_mode if batches else CUDAGraphMode.NONE
+        self.graphs = DraftGraphs(self.vllm_config, self.device, mode, batches)
+
+    def capture(self) -> None:
+        if not self.graphs.needs_capture():
+            return
+        start, free = time.perf_counter(), torch.accelerator.get_memory_info()[0]
+        if self.graphs.use_breakable_cg:
+            self.graphs.init_breakable_cg_runner(self.model)
+        self.graphs.capture(self._recorder, "Capturing draft CUDA graphs")
+        self.input_buffers.reset()
+        taken = free - torch.accelerator.get_memory_info()[0]
+        logger.info(
+            "Captured %d draft CUDA graphs in %.1f s, %.2f GiB.",
+            len(self.graphs.graphs),
+            time.perf_counter() - start,
+            taken / 2**30,
+        )
+
+    def _recorder(self, desc: DraftBatchDescriptor, warmup: bool):
+        """Lays a dummy batch out; returns what runs over it, to be recorded."""
+        across = None
+        if self.dp_size > 1:
+            across = torch.full((self.dp_size,), desc.num_tokens, dtype=torch.int32)
+        if desc.cg_mode == CUDAGraphMode.PIECEWISE:
+            self.input_buffers.reset()
+            return partial(self._forward, desc.num_tokens, True, None, None, across)
+        self.input_buffers.lay_out_uniform(desc.num_reqs, desc.uniform_token_count)
+        slots = self.input_buffers.slot_mappings[:, : desc.num_tokens]
+        metadata = self._metadata_to_record(desc, slots)
+        by_layer = build_slot_mappings_by_layer(slots, self.kv_cache_config)
+        return lambda _: self._run_recorded(desc, metadata, by_layer, across)
+
+    def _metadata_to_record(
+        self, desc: DraftBatchDescriptor, slots: torch.Tensor
+    ) -> dict[str, Any]:
+        n, buffers = desc.num_reqs, self.input_buffers
+        starts = torch.from_numpy(self.arange_np[: n + 1] * desc.uniform_token_count)
+        return build_attn_metadata(
+            attn_groups=self.attn_groups,
+            num_reqs=n,
+            num_tokens=desc.num_tokens,
+            query_start_loc_gpu=buffers.query_start_loc[: n + 1],
+            query_start_loc_cpu=starts,
+            max_query_len=desc.uniform_token_count,
+            seq_lens=buffers.seq_lens[:n],
+            max_seq_len=self.draft_max_seq_len,
+            block_tables=[rows[:n] for rows in self.block_tables.input_block_tables],
+            slot_mappings=slots,
+            kv_cache_config=self.kv_cache_config,
+            positions=buffers.positions[: desc.num_tokens],
+            is_prefilling=self.draft_is_prefilling[:n],
+            for_cudagraph_capture=True,
+        )
+
+    def _run_recorded(
+        self,
+        desc: DraftBatchDescriptor,
+        attn_metadata: dict[str, Any],
+        slot_mappings: dict[str, torch.Tensor],
+        across_dp: torch.Tensor | None,
+    ) -> None:
+        drafts, n = self.lengths[desc.num_drafts], desc.num_reqs
+        for draft_pass in range(desc.first_pass, desc.end_pass):
+            if self.supports_decode_metadata_update:
+                if draft_pass > 0:
+                    self._prepare_later(drafts, draft_pass, n, desc.num_tokens)
+                self._update_draft_decode_metadata(attn_metadata, n)
+            self._run_pass(
+                drafts,
+                draft_pass,
+                n,
+                desc.num_tokens,
+                attn_metadata,
+                slot_mappings,
+                across_dp,
+            )

@@ -40,10 +40,14 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     _add_limits(parser)
     args = parser.parse_args(arguments)
     args.site = parse_sites(parser, args.site)
+    check_sites(parser, args)
+    return args
+
+
+def check_sites(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
     for name in args.implementations:
         if (site := OURS if name == OURS else "base") not in args.site:
             parser.error(f"{name} needs --site {site}=PATH")
-    return args
 
 
 def _add_matrix(parser: argparse.ArgumentParser) -> None:

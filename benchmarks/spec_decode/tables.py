@@ -186,6 +186,40 @@ def _prepare_cells(found: dict[str, Any]) -> list[Cell]:
     return [*cells, us(found.get(OURS, {}).get("floor_s"))]
 
 
+SERVING_COLUMNS = (
+    "num_prompts",
+    "output_throughput",
+    "request_throughput",
+    *(
+        f"{kind}_{name}_ms"
+        for name in ("ttft", "tpot", "itl")
+        for kind in ("median", "p99")
+    ),
+)
+
+
+def serving_table(measurements: dict[str, dict[str, Any]]) -> str:
+    """What `vllm bench serve` found, by mode and request rate."""
+
+    def place(key: str) -> tuple[str, str, float, int]:
+        name, mode, drafts, rate = key.split("/")
+        order = IMPLEMENTATIONS.index(name)
+        return mode, drafts, float(rate.removeprefix("rate")), order
+
+    rows = [
+        [
+            NAMES[key.split("/")[1]],
+            int(key.split("/")[2][1:]),
+            f"{place(key)[2]:g}",
+            key.split("/")[0],
+            *(measurements[key].get(column) for column in SERVING_COLUMNS),
+        ]
+        for key in sorted(measurements, key=place)
+    ]
+    columns = [name.replace("_", " ") for name in SERVING_COLUMNS]
+    return table(["mode", "K", "requests/s", "", *columns], rows)
+
+
 def us(seconds: float | None) -> str | None:
     return None if seconds is None else f"{seconds * 1e6:.1f}"
 

@@ -1,0 +1,264 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`vllm bench serve` against `vllm serve`, ours and the base; see README.md."""
+
+import argparse
+import contextlib
+import datetime
+import json
+import os
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks.spec_decode import results as files
+from benchmarks.spec_decode.engine import probe_device
+from benchmarks.spec_decode.flags import add_site_flag, check_sites, parse_sites
+from benchmarks.spec_decode.plan import Setup, runs_mode
+from benchmarks.spec_decode.process import ROOT, last_error
+from benchmarks.spec_decode.results import IMPLEMENTATIONS, EngineKey
+from benchmarks.spec_decode.shapes import LLAMA_3_1_8B, MODES, SETS, write_shapes
+from benchmarks.spec_decode.tokenizer import write_tokenizer
+
+CLI = ["-m", "vllm.entrypoints.cli.main"]
+# For an LLM in process only: a server has statistics, and sizes its own cache.
+NOT_SERVED = (
+    "model",
+    "skip_tokenizer_init",
+    "disable_log_stats",
+    "kv_cache_memory_bytes",
+)
+METRICS = ("ttft", "tpot", "itl")
+KEPT = (
+    "completed",
+    "duration",
+    "request_throughput",
+    "output_throughput",
+    *(f"{kind}_{metric}_ms" for kind in ("median", "p99") for metric in METRICS),
+)
+
+
+def as_flags(args: dict[str, Any]) -> list[str]:
+    """LLM's arguments as those of `vllm serve`."""
+    flags = []
+    for name, value in args.items():
+        flag = name.replace("_", "-")
+        if value is None or name in NOT_SERVED:
+            continue
+        if isinstance(value, bool):
+            flags.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            text = json.dumps(value) if isinstance(value, dict) else str(value)
+            flags += [f"--{flag}", text]
+    return flags
+
+
+@contextlib.contextmanager
+def server(
+    key: EngineKey, setup: Setup, log: Path, timeout_s: float
+) -> Iterator[tuple[list[str], dict[str, str], str]]:
+    """A server that answers: the interpreter and environment it has, and its URL.
+
+    Raises:
+        RuntimeError: it did not start.
+    """
+    python, env = setup.command(key)
+    env["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"
+    port = free_port()
+    args = setup.llm_args(key)
+    command = [*python, *CLI, "serve", args["model"], "--port", str(port)]
+    with log.open("w") as out:
+        process = subprocess.Popen(
+            [*command, *as_flags(args)],
+            cwd=ROOT,
+            env=env,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    url = f"http://127.0.0.1:{port}"
+    try:
+        await_health(process, url, timeout_s, log)
+        yield python, env, url
+    finally:
+        stop(process)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def await_health(
+    process: subprocess.Popen, url: str, timeout_s: float, log: Path
+) -> None:
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise RuntimeError(last_error(log.read_text(errors="replace")))
+        with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/health"):
+            return
+        time.sleep(0.5)
+    raise RuntimeError(f"no server within {timeout_s:.0f} s, see {log}")
+
+
+def stop(process: subprocess.Popen) -> None:
+    """Asks it to end, then ends it; waits until its memory is free."""
+    for sign in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, sign)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=20)
+
+
+def load(
+    python: list[str],
+    env: dict[str, str],
+    url: str,
+    model: Path,
+    args: argparse.Namespace,
+    rate: float,
+) -> dict[str, Any]:
+    """One run of `vllm bench serve`.
+
+    Raises:
+        RuntimeError: it failed.
+    """
+    prompts = args.max_prompts
+    if rate != float("inf"):
+        prompts = min(prompts, max(4, round(rate * args.seconds)))
+    with tempfile.TemporaryDirectory() as folder:
+        flags = {
+            "backend": "openai",
+            "base-url": url,
+            "model": model,
+            "dataset-name": "random",
+            "random-input-len": args.prompt_len,
+            "random-output-len": args.output_len,
+            "num-prompts": prompts,
+            "num-warmups": args.num_warmups,
+            "request-rate": rate,
+            "temperature": 0,
+            "percentile-metrics": ",".join(METRICS),
+            "result-dir": folder,
+            "result-filename": "result.json",
+        }
+        command = [*python, *CLI, "bench", "serve", "--ignore-eos", "--save-result"]
+        command += [part for k, v in flags.items() for part in (f"--{k}", str(v))]
+        done = subprocess.run(
+            command, env=env, cwd=ROOT, capture_output=True, text=True
+        )
+        result = Path(folder, "result.json")
+        if done.returncode or not result.is_file():
+            raise RuntimeError(last_error(done.stdout + done.stderr))
+        found = json.loads(result.read_text())
+    return {"num_prompts": prompts, **{name: found.get(name) for name in KEPT}}
+
+
+class Run:
+    """All servers, one after the other."""
+
+    def __init__(self, args: argparse.Namespace, setup: Setup, device: dict[str, Any]):
+        self.args, self.setup = args, setup
+        self.begin = time.monotonic()
+        self.name = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        self.logs = Path(tempfile.mkdtemp(prefix="spec_decode_logs_"))
+        folder = files.RESULTS / files.slug(args.gpu or device["name"])
+        self.path = args.output or folder / "serving.json"
+        self.results: files.Results = {section: {} for section in files.SECTIONS}
+        self.results["runs"][self.name] = {"device": device}
+
+    def is_over(self) -> bool:
+        return time.monotonic() - self.begin > self.args.time_limit
+
+    def measure(self, key: EngineKey) -> None:
+        model = self.setup.models["target"]
+        log = self.logs / (str(key).replace("/", "_") + ".log")
+        try:
+            with server(key, self.setup, log, self.args.start_timeout) as running:
+                for rate in self.args.request_rate:
+                    if self.is_over():
+                        return
+                    self.record(key, rate, load(*running, model, self.args, rate))
+        except RuntimeError as error:
+            self.results["failures"][str(key)] = {"error": str(error)}
+            print(f"{key}: FAILED: {error}", flush=True)
+            files.save(self.path, self.results)
+
+    def record(self, key: EngineKey, rate: float, found: dict[str, Any]) -> None:
+        print(
+            f"[{time.monotonic() - self.begin:4.0f} s] {key} {rate} {found}", flush=True
+        )
+        point = {**found, "run": self.name}
+        self.results["measurements"][f"{key}/rate{rate}"] = point
+        files.save(self.path, self.results)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    add_site_flag(parser)
+    add = parser.add_argument
+    implementations = list(IMPLEMENTATIONS)
+    add(
+        "--implementations", nargs="+", choices=implementations, default=implementations
+    )
+    add("--modes", nargs="+", choices=list(MODES), default=["peagle"])
+    add("--num-speculative-tokens", type=int, default=7)
+    add(
+        "--request-rate",
+        type=float,
+        nargs="+",
+        default=[1, 4, 16, float("inf")],
+        help="requests per second; inf sends all at once",
+    )
+    add("--seconds", type=float, default=12.0, help="of requests at each rate")
+    add("--max-prompts", type=int, default=256, help="requests at each rate, at most")
+    add("--num-warmups", type=int, default=8, help="requests before each rate")
+    add("--prompt-len", type=int, default=128)
+    add("--output-len", type=int, default=256)
+    add("--max-num-seqs", type=int, default=64)
+    add("--shapes", choices=SETS, default=SETS[0])
+    add("--device", choices=("cuda", "cpu"), default="cuda")
+    add("--gpu", help="name of the results folder; detected by default")
+    add(
+        "--output",
+        type=Path,
+        help="results/<gpu>/serving.json by default",
+    )
+    add("--time-limit", type=float, default=570.0, help="seconds, then stop cleanly")
+    add("--start-timeout", type=float, default=400.0, help="seconds for a server")
+    args = parser.parse_args()
+    args.site = parse_sites(parser, args.site)
+    check_sites(parser, args)
+    return args
+
+
+def main() -> None:
+    args = parse()
+    with tempfile.TemporaryDirectory() as folder:
+        models = write_shapes(args.shapes, Path(folder))
+        if args.shapes != "tiny":
+            write_tokenizer(models["target"], LLAMA_3_1_8B["target"]["vocab_size"])
+        engine_args = {"gpu_memory_utilization": 0.85 if args.device == "cuda" else 0.1}
+        setup = Setup(
+            args.site, models, args.device, args.max_num_seqs, 0.0, engine_args
+        )
+        device = probe_device(next(iter(args.site.values())), dict(os.environ))
+        run = Run(args, setup, device)
+        for mode in args.modes:
+            drafts = 0 if mode == "none" else args.num_speculative_tokens
+            for name in args.implementations:
+                if runs_mode(name, mode) and not run.is_over():
+                    run.measure(EngineKey(name, mode, drafts))
+
+
+if __name__ == "__main__":
+    main()

@@ -14,6 +14,7 @@ from packaging.requirements import Requirement
 
 from tests.overlay.fakes import PLATFORM, seam, write_overlay, write_wheel
 from tools.overlay.base import ROOT
+from tools.overlay.native import compiler
 
 PART = "vllm/part.py"
 SAY = "\ndef say():\n    return 'ours over ' + upstream.say()\n"
@@ -67,7 +68,7 @@ def prepare(folder: Path) -> Install:
     for path in ROOT.iterdir():
         if path.is_file() and path.name not in ("base.toml", "seams.lock"):
             shutil.copy(path, root)
-    for name in ("tools/overlay", "requirements"):
+    for name in ("tools/overlay", "requirements", "csrc"):
         shutil.copytree(ROOT / name, root / name, dirs_exist_ok=True)
     venv = folder / "venv"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
@@ -98,6 +99,11 @@ def test_entry_points(installed):
         if point.group == "vllm.general_plugins"
     ]
     assert (plugin.name, plugin.value) == ("plugin", "vllm.cli:main")
+
+
+def test_native_kernel(installed):
+    names = [path.name for path in installed.distribution().files]
+    assert names.count("_prepare_inputs.so") == (compiler() is not None)
 
 
 def test_licences(installed):
@@ -138,5 +144,7 @@ def test_editable(tmp_path):
     source.write_text(source.read_text().replace("ours", "edited"))
     assert install.output(*command) == "edited over upstream"
     assert install.output("vllm") == "the command ran"
+    libraries = list((install.root / "build/editable").rglob("_prepare_inputs.so"))
+    assert len(libraries) == (compiler() is not None)
     install.uninstall()
     assert install.files() == before

@@ -69,7 +69,10 @@ class Run:
     def run_group(self, keys: list[EngineKey]) -> None:
         begin = time.monotonic()
         self.say("starting " + ", ".join(map(str, keys)))
-        workers = {key: self.start(key) for key in keys}
+        workers = {}
+        for key in keys:
+            lane = sum(started[:2] == key[:2] for started in workers)
+            workers[key] = self.start(key, lane)
         try:
             ready = {k: w for k, w in workers.items() if self.await_ready(k, w)}
             took = time.monotonic() - begin
@@ -82,8 +85,8 @@ class Run:
             for worker in workers.values():
                 worker.stop()
 
-    def start(self, key: EngineKey) -> WorkerProcess:
-        python, env = self.setup.command(key)
+    def start(self, key: EngineKey, lane: int) -> WorkerProcess:
+        python, env = self.setup.command(key, lane)
         log = self.logs / (str(key).replace("/", "_") + ".log")
         job = {"engine": self.setup.llm_args(key), "device": self.setup.device}
         return WorkerProcess(python, env, job, log)

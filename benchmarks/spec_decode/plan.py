@@ -113,14 +113,23 @@ class Setup:
                 del args["speculative_config"]["synthetic_acceptance_length"]
         return args | self.engine_args
 
-    def command(self, key: EngineKey) -> tuple[list[str], dict[str, str]]:
-        """Interpreter with its arguments so far, and the environment."""
+    def command(
+        self, key: EngineKey, lane: int = 0
+    ) -> tuple[list[str], dict[str, str]]:
+        """Interpreter with its arguments so far, and the environment.
+
+        Args:
+            lane: tells engines apart that start together and differ in K alone.
+        """
         is_v2 = key.implementation != BASE_V1
         env = os.environ | {
             "VLLM_USE_V2_MODEL_RUNNER": str(int(is_v2)),
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
             "VLLM_NO_USAGE_STATS": "1",
             "HF_HUB_OFFLINE": "1",
+            # Engines that compile at the same time must not write the same files;
+            # one of another K later reads them.
+            "VLLM_CACHE_ROOT": str(cache_root() / f"{key[0]}-{key[1]}-{lane}"),
         }
         if self.device == "cpu":
             env |= {
@@ -130,6 +139,11 @@ class Setup:
             }
         site = self.sites[OURS if key.implementation == OURS else "base"]
         return python_of(site, env)
+
+
+def cache_root() -> Path:
+    root = os.environ.get("VLLM_CACHE_ROOT", "~/.cache/vllm")
+    return Path(root).expanduser() / "spec_decode_benchmarks"
 
 
 def python_of(site: str, env: dict[str, str]) -> tuple[list[str], dict[str, str]]:

@@ -71,20 +71,5 @@ def test_prepare_table():
             },
         }
     )
-    cells = [
-        "PARD",
-        "first",
-        "7",
-        "8",
-        "1",
-        "3.0",
-        "40.0",
-        "–",
-        "–",
-        "–",
-        "25",
-        "90.0",
-        "300.0",
-        "1.0",
-    ]
-    assert found.splitlines()[2] == "| " + " | ".join(cells) + " |"
+    cells = "PARD|first|7|8|1|3.0|40.0|–|–|–|25|90.0|300.0|1.0"
+    assert found.splitlines()[2] == f"| {cells.replace('|', ' | ')} |"

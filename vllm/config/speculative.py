@@ -3,9 +3,11 @@
 
 Why: whether a checkpoint drafts in parallel, and how far, stands in its files; the
     base asks the user. Its drafting slots are taken off the target's token budget.
+    Which draft length fits which load, the user has to find out.
 How: `parallel_drafting` and `num_speculative_tokens` left unset come from the
     checkpoint, and what contradicts it is refused; `parallel_drafting_width` is new;
-    a drafter that owns its buffers takes no slots off the target.
+    a drafter that owns its buffers takes no slots off the target; the schedule of
+    draft lengths may be "auto".
 Upstream: "[Spec Decode] Take parallel drafting and its length from the checkpoint".
 Until: upstream detects parallel drafters itself.
 """
@@ -14,6 +16,7 @@ from pydantic import Field
 
 from vllm._upstream import stand_on
 from vllm.config.draft_defaults import fill_from_checkpoint, verify_drafting
+from vllm.config.draft_length import DraftLengthSchedule, verify_draft_length
 from vllm.config.utils import config
 
 upstream = stand_on(__name__)
@@ -29,11 +32,15 @@ class SpeculativeConfig(upstream.SpeculativeConfig):
     parallel_drafting_width: int | None = Field(default=None, ge=1)
     """Tokens drafted per pass with parallel drafting, at most
     `num_speculative_tokens`, which is the default. Fewer make several passes."""
+    num_speculative_tokens_per_batch_size: DraftLengthSchedule = None
+    """How many tokens to draft: `[first batch size, last batch size, draft length]`
+    for each range, or "auto", which goes by step times and acceptance so far."""
 
     def __post_init__(self):
         fill_from_checkpoint(self)
         super().__post_init__()
         verify_drafting(self)
+        verify_draft_length(self)
 
     @property
     def drafting_width(self) -> int:

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which steps are timed, and that the workers are given consistent ones."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from vllm.config.draft_length import candidate_lengths
+from vllm.v1.spec_decode.dynamic import pass_times
+from vllm.v1.spec_decode.dynamic.pass_times import (
+    measure_pass_times,
+    seconds_per_step,
+    sizes_to_measure,
+)
+
+
+@pytest.mark.parametrize(
+    "largest, sizes",
+    [
+        (1, [1]),
+        (2, [1, 2]),
+        (3, [1, 3, 2]),
+        (8, [1, 8, 4, 2, 6, 3]),
+        (20, [1, 20, 8, 4, 16, 2, 12, 6, 3]),
+        (64, [1, 64, 8, 4, 16, 2, 32, 48, 24, 12, 6, 3]),
+    ],
+)
+def test_the_ends_come_first_then_the_middle(largest: int, sizes: list[int]):
+    assert sizes_to_measure(largest) == sizes
+
+
+class FakeExecutor:
+    """Two workers, the second one slower."""
+
+    def __init__(self, max_num_seqs: int = 8, max_num_batched_tokens: int = 512):
+        self.vllm_config = SimpleNamespace(
+            speculative_config=SimpleNamespace(num_speculative_tokens=3),
+            scheduler_config=SimpleNamespace(
+                max_num_seqs=max_num_seqs,
+                max_num_batched_tokens=max_num_batched_tokens,
+            ),
+        )
+
+    def collective_rpc(self, method, args):
+        assert method is seconds_per_step
+        num_reqs, num_drafts = args
+        return [num_reqs + num_drafts, 2.0 * num_reqs + num_drafts]
+
+
+def test_the_slowest_worker_counts():
+    times = measure_pass_times(FakeExecutor())
+    assert sorted(times) == [1, 2, 3, 4, 6, 8]
+    for n, row in times.items():
+        assert row == {k: 2.0 * n + k for k in candidate_lengths(3)}
+
+
+def test_the_ends_are_measured_whatever_it_takes(monkeypatch):
+    monkeypatch.setattr(pass_times, "BUDGET_SECONDS", -1.0)
+    assert sorted(measure_pass_times(FakeExecutor())) == [1, 8]
+
+
+def test_no_more_requests_than_the_token_budget_has_tokens():
+    times = measure_pass_times(FakeExecutor(max_num_batched_tokens=4))
+    assert max(times) == 4
+
+
+class FakeWorker:
+    """Records the steps that it is given, and when it is waited for."""
+
+    def __init__(self, max_num_batched_tokens=512, max_model_len=4096, num_blocks=100):
+        spec = SimpleNamespace(block_size=16)
+        self.model_runner = SimpleNamespace(
+            max_model_len=max_model_len,
+            kv_connector=SimpleNamespace(set_disabled=self.set_disabled),
+            kv_cache_config=SimpleNamespace(
+                num_blocks=num_blocks,
+                kv_cache_groups=[SimpleNamespace(kv_cache_spec=spec)] * 2,
+            ),
+            vllm_config=SimpleNamespace(
+                scheduler_config=SimpleNamespace(
+                    max_num_batched_tokens=max_num_batched_tokens
+                ),
+                num_lookahead_tokens=0,
+                model_config=SimpleNamespace(seed=0),
+                parallel_config=SimpleNamespace(data_parallel_index=0),
+            ),
+            model_state=SimpleNamespace(),
+        )
+        self.steps, self.waited_after, self.connector = [], [], []
+
+    def set_disabled(self, disabled: bool) -> None:
+        self.connector.append(disabled)
+
+    def execute_model(self, step) -> None:
+        self.steps.append(step)
+
+    def sample_tokens(self, grammar) -> None:
+        pass
+
+    def synchronize_device(self) -> None:
+        self.waited_after.append(len(self.steps))
+
+
+@pytest.mark.parametrize("drafts", [0, 1, 7])
+def test_steps_verify_what_the_step_before_drafted(drafts: int):
+    worker = FakeWorker()
+    assert seconds_per_step(worker, 3, drafts) > 0
+    first, *decodes, last = worker.steps
+    untimed = 2
+    assert worker.waited_after == [untimed, untimed + pass_times.TIMED_STEPS]
+    assert worker.connector == [True, False]
+
+    assert len(first.scheduled_new_reqs) == 3
+    computed = {r.req_id: r.num_computed_tokens for r in first.scheduled_new_reqs}
+    assert set(first.num_scheduled_tokens.values()) == {1}
+    before = first
+    for step in decodes:
+        cached = step.scheduled_cached_reqs
+        for req_id, known in zip(
+            cached.req_ids, cached.num_computed_tokens, strict=True
+        ):
+            computed[req_id] += before.num_scheduled_tokens[req_id]
+            assert known == computed[req_id]
+            verified = step.scheduled_spec_decode_tokens.get(req_id, [])
+            assert len(verified) == drafts == before.num_spec_tokens_to_schedule
+            assert step.num_scheduled_tokens[req_id] == drafts + 1
+        assert step.total_num_scheduled_tokens == 3 * (drafts + 1)
+        before = step
+    assert last.finished_req_ids == set(computed)
+    assert last.total_num_scheduled_tokens == 0
+
+
+@pytest.mark.parametrize("num_blocks", [30, 1000])
+def test_every_token_has_a_block_and_none_the_null_block(num_blocks: int):
+    worker = FakeWorker(num_blocks=num_blocks)
+    seconds_per_step(worker, 4, 7)
+    new = worker.steps[0].scheduled_new_reqs
+    ids = [block for request in new for group in request.block_ids for block in group]
+    assert 0 < min(ids) <= max(ids) < num_blocks
+    assert (len(set(ids)) == len(ids)) == (num_blocks == 1000)
+    tokens = new[0].num_computed_tokens + sum(
+        step.num_scheduled_tokens.get(new[0].req_id, 0) for step in worker.steps
+    )
+    assert all(16 * len(group) >= tokens for group in new[0].block_ids)
+
+
+@pytest.mark.parametrize("max_model_len", [34, 40, 300])
+def test_steps_stay_within_a_short_context(max_model_len: int):
+    worker = FakeWorker(max_model_len=max_model_len)
+    seconds_per_step(worker, 2, 15)
+    request = worker.steps[0].scheduled_new_reqs[0]
+    tokens = request.num_computed_tokens + sum(
+        step.num_scheduled_tokens.get(request.req_id, 0) for step in worker.steps
+    )
+    assert tokens <= max_model_len
+
+
+def test_few_tokens_a_step_cut_what_is_verified():
+    worker = FakeWorker(max_num_batched_tokens=8)
+    seconds_per_step(worker, 3, 7)
+    for step in worker.steps[1:-1]:
+        assert step.total_num_scheduled_tokens == 6
+        assert step.num_spec_tokens_to_schedule == 7

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`num_speculative_tokens_per_batch_size="auto"`: which lengths there are, and where.
+
+The string stays in the config. Whatever reads the schedule asks
+`build_dynamic_sd_schedule_lookup` for it, which for "auto" names every candidate, so
+that each has its CUDA graphs; the scheduler then puts a live lookup in its place.
+"""
+
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import BeforeValidator
+
+from vllm.config.drafting import METHODS, why_not_unified
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+AUTO = "auto"
+# Between neighbours the best throughput differs by little; each one costs graphs.
+CANDIDATES = (0, 1, 2, 3, 4, 5, 7, 9, 12, 16, 21, 28)
+
+
+def is_auto(spec: Any) -> bool:
+    """Whether a speculative config, or None, leaves the draft length to the engine."""
+    return spec is not None and spec.num_speculative_tokens_per_batch_size == AUTO
+
+
+def candidate_lengths(num_speculative_tokens: int) -> list[int]:
+    """The draft lengths to choose from, ascending, the longest allowed included."""
+    shorter = [k for k in CANDIDATES if k < num_speculative_tokens]
+    return [*shorter, num_speculative_tokens]
+
+
+def covering_lookup(max_batch_size: int, num_speculative_tokens: int) -> list[int]:
+    """A lookup by batch size that names every candidate.
+
+    The candidates stand at the largest batch sizes: graphs of a length are captured
+    up to the largest batch that has it. Where there are more candidates than batch
+    sizes, the lookup is longer than the batch sizes ask for.
+    """
+    candidates = candidate_lengths(num_speculative_tokens)
+    rest = max(1, max_batch_size + 1 - len(candidates))  # entry 0 stands for nothing
+    return [num_speculative_tokens] * rest + candidates
+
+
+def check_schedule(value: Any) -> Any:
+    """The field's validator: names what may stand there.
+
+    Raises:
+        ValueError: a string other than "auto".
+    """
+    if isinstance(value, str) and value != AUTO:
+        raise ValueError(
+            f'num_speculative_tokens_per_batch_size must be "{AUTO}" or a list of '
+            f"[first batch size, last batch size, draft length], not {value!r}."
+        )
+    return value
+
+
+DraftLengthSchedule = Annotated[
+    list[tuple[int, int, int]] | Literal["auto"] | None, BeforeValidator(check_schedule)
+]
+
+
+def verify_draft_length(spec: Any) -> None:
+    """Checks what the speculative config alone can tell.
+
+    Raises:
+        ValueError: "auto" with a method, or a parallelism, that it does not support.
+    """
+    if not is_auto(spec):
+        return
+    if spec.method not in METHODS:
+        raise ValueError(
+            f'num_speculative_tokens_per_batch_size="{AUTO}" supports the methods '
+            f"{', '.join(METHODS)}, not {spec.method}: give a schedule or unset it."
+        )
+    parallel = spec.target_parallel_config
+    if parallel is not None and parallel.data_parallel_size > 1:
+        raise ValueError(
+            f'num_speculative_tokens_per_batch_size="{AUTO}" does not support data '
+            "parallelism, whose ranks must draft equally many tokens: unset it, or "
+            "set data_parallel_size=1."
+        )
+
+
+def refuse_uncovered_auto(vllm_config: "VllmConfig") -> None:
+    """Checks what only the whole config can tell.
+
+    Raises:
+        ValueError: "auto" where the unified speculator does not run.
+    """
+    if not is_auto(vllm_config.speculative_config):
+        return
+    reason = why_not_unified(vllm_config)
+    if reason is None and not vllm_config.use_v2_model_runner:
+        reason = "Model Runner V1 (on a CPU, set TRITON_INTERPRET=1 to run V2)"
+    if reason is not None:
+        raise ValueError(
+            f'num_speculative_tokens_per_batch_size="{AUTO}" does not support '
+            f"{reason}: turn that off, give a schedule, or unset it."
+        )

@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How long a step takes, by number of requests and draft length; measured at warm-up.
+
+The steps are the engine's own, from the input batch to the drafts: target, logits,
+rejection sampling, drafter, and what the host adds. Their requests are made up, and
+so are the tokens of their cached context.
+"""
+
+import time
+from typing import TYPE_CHECKING
+
+from vllm.config.draft_length import candidate_lengths
+from vllm.logger import init_logger
+from vllm.sampling_params import SamplingParams
+from vllm.utils.torch_utils import set_random_seed
+from vllm.v1.core.sched.output import (
+    CachedRequestData,
+    NewRequestData,
+    SchedulerOutput,
+)
+
+from .draft_length import PassTimes
+
+if TYPE_CHECKING:
+    from vllm.v1.executor.abstract import Executor
+    from vllm.v1.worker.gpu.model_runner import GPUModelRunner
+    from vllm.v1.worker.worker_base import WorkerBase
+
+logger = init_logger(__name__)
+
+MAX_REQUESTS = 256  # more are extrapolated
+CONTEXT = 256  # tokens that each request has behind it
+TIMED_STEPS = 4
+BUDGET_SECONDS = 4.0  # after which no further number of requests is begun
+
+
+def measure_pass_times(executor: "Executor") -> PassTimes:
+    """Times steps on all workers; the slowest worker counts.
+
+    One request and the most requests are always measured, numbers between them while
+    the budget lasts.
+    """
+    config = executor.vllm_config
+    lengths = candidate_lengths(config.speculative_config.num_speculative_tokens)
+    scheduler = config.scheduler_config
+    largest = min(
+        scheduler.max_num_seqs, scheduler.max_num_batched_tokens, MAX_REQUESTS
+    )
+    started = time.perf_counter()
+    times: PassTimes = {}
+    for count, size in enumerate(sizes_to_measure(largest)):
+        if count >= 2 and time.perf_counter() - started > BUDGET_SECONDS:
+            break
+        times[size] = {
+            length: max(executor.collective_rpc(seconds_per_step, args=(size, length)))
+            for length in lengths
+        }
+    logger.info(
+        "Measured the steps of %d draft lengths for %s requests in %.1f seconds.",
+        len(lengths),
+        ", ".join(str(size) for size in sorted(times)),
+        time.perf_counter() - started,
+    )
+    return times
+
+
+def sizes_to_measure(largest: int) -> list[int]:
+    """Numbers of requests, in the order of what they tell.
+
+    The ends, the powers of two between them from the middle out, then what lies
+    halfway between those, largest first: times bend most in large batches.
+    """
+    powers = [
+        1 << bits for bits in range(1, largest.bit_length()) if 1 << bits < largest
+    ]
+    middle = len(powers) // 2
+    outwards = sorted(range(len(powers)), key=lambda at: abs(at - middle))
+    halfway = [size * 3 // 2 for size in reversed(powers) if size * 3 // 2 < largest]
+    return list(dict.fromkeys([1, largest, *(powers[at] for at in outwards), *halfway]))
+
+
+def seconds_per_step(worker: "WorkerBase", num_reqs: int, num_drafts: int) -> float:
+    """Runs decode steps that verify and draft, back to back; seconds of one of them.
+
+    To be run on every worker at once, between warm-up and the first request.
+    """
+    runner = worker.model_runner
+    requests = _Requests(runner, num_reqs, num_drafts)
+    runner.kv_connector.set_disabled(True)
+    try:
+        _run(worker, requests.first_step())
+        _run(worker, requests.next_step())
+        worker.synchronize_device()
+        started = time.perf_counter()
+        for _ in range(requests.timed_steps):
+            _run(worker, requests.next_step())
+        worker.synchronize_device()
+        seconds = (time.perf_counter() - started) / requests.timed_steps
+        worker.execute_model(requests.finish())
+    finally:
+        runner.kv_connector.set_disabled(False)
+    # As warm-up leaves it: what is sampled must not depend on what was measured.
+    config = runner.vllm_config
+    set_random_seed(
+        config.model_config.seed, config.parallel_config.data_parallel_index
+    )
+    return seconds
+
+
+def _run(worker: "WorkerBase", step: SchedulerOutput) -> None:
+    worker.execute_model(step)
+    worker.sample_tokens(None)
+
+
+class _Requests:
+    """Requests in the middle of their output, and the steps that go on with them."""
+
+    def __init__(self, runner: "GPUModelRunner", num_reqs: int, num_drafts: int):
+        self.runner = runner
+        self.num_drafts = num_drafts
+        # Few tokens a step cut the drafts that are verified, as scheduling would.
+        budget = runner.vllm_config.scheduler_config.max_num_batched_tokens
+        self.query_len = min(num_drafts, budget // num_reqs - 1) + 1
+        room = runner.max_model_len - 2
+        self.timed_steps = max(1, min(TIMED_STEPS, room // self.query_len - 1))
+        num_new = (1 + self.timed_steps) * self.query_len
+        self.num_computed = max(1, min(CONTEXT, room - num_new))
+        self.num_tokens = self.num_computed + 1 + num_new
+        self.req_ids = [f"_pass_times_{i}" for i in range(num_reqs)]
+
+    def first_step(self) -> SchedulerOutput:
+        """The last prompt token of every request; the rest counts as cached."""
+        step = self._step(1)
+        step.scheduled_new_reqs = [self._request(i) for i in range(len(self.req_ids))]
+        self.num_computed += 1
+        return step
+
+    def next_step(self) -> SchedulerOutput:
+        """Verifies the drafts of the step before."""
+        step, count = self._step(self.query_len), len(self.req_ids)
+        cached = CachedRequestData.make_empty()
+        cached.req_ids = self.req_ids
+        cached.num_computed_tokens = [self.num_computed] * count
+        cached.num_output_tokens = [1] * count
+        cached.new_block_ids = [None] * count
+        step.scheduled_cached_reqs = cached
+        if self.query_len > 1:
+            drafts = [-1] * (self.query_len - 1)  # the workers have them
+            step.scheduled_spec_decode_tokens = dict.fromkeys(self.req_ids, drafts)
+        self.num_computed += self.query_len
+        return step
+
+    def finish(self) -> SchedulerOutput:
+        step = SchedulerOutput.make_empty()
+        step.finished_req_ids = set(self.req_ids)
+        return step
+
+    def _step(self, query_len: int) -> SchedulerOutput:
+        step = SchedulerOutput.make_empty()
+        step.num_scheduled_tokens = dict.fromkeys(self.req_ids, query_len)
+        step.total_num_scheduled_tokens = query_len * len(self.req_ids)
+        step.num_spec_tokens_to_schedule = self.num_drafts
+        return step
+
+    def _request(self, index: int) -> NewRequestData:
+        prompt = [0] * (self.num_computed + 1)
+        return NewRequestData(
+            req_id=self.req_ids[index],
+            prompt_token_ids=prompt,
+            prefill_token_ids=prompt,
+            mm_features=[],
+            sampling_params=SamplingParams(max_tokens=self.num_tokens),
+            pooling_params=None,
+            block_ids=self._blocks(index),
+            num_computed_tokens=self.num_computed,
+            lora_request=None,
+        )
+
+    def _blocks(self, index: int) -> tuple[list[int], ...]:
+        """Blocks for all steps; shared between requests where there are too few."""
+        # Here: the engine's own process, which sends the function, has no runner.
+        from vllm.v1.worker.gpu.warmup import _warmup_block_counter
+
+        config = self.runner.kv_cache_config
+        block_count = _warmup_block_counter(self.runner)
+        counts = [
+            block_count(self.num_tokens, group.kv_cache_spec)
+            for group in config.kv_cache_groups
+        ]
+        ids, start = [], index * sum(counts)
+        for count in counts:
+            # Block 0 is the null block.
+            numbers = range(start, start + count)
+            ids.append([1 + number % (config.num_blocks - 1) for number in numbers])
+            start += count
+        return tuple(ids)

@@ -68,6 +68,12 @@ def free_blocks(llm: LLM) -> int:
     return core.scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
 
 
+def timed_requests(llm: LLM) -> list[int]:
+    """The numbers of requests that an automatic draft length has times for."""
+    lengths = llm.llm_engine.engine_core.engine_core.scheduler.draft_lengths
+    return [] if lengths is None else sorted(lengths.seconds)
+
+
 def run(job: dict[str, Any]) -> dict[str, Any]:
     llm = LLM(**job["engine"])
     blocks, results = free_blocks(llm), {}
@@ -86,6 +92,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
         }
     leaked = blocks - free_blocks(llm)
     found = llm.collective_rpc(runner_of)[0]
+    found["timed_requests"] = timed_requests(llm)
     return {**found, "scenarios": results, "leaked_blocks": leaked}
 
 

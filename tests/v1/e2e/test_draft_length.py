@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The draft length changes from step to step; the output stays the target's."""
+
+from typing import Any
+
+import pytest
+
+from .conftest import RunEngine
+
+MODES = {
+    "draft": "draft_model",
+    "pard": "draft_model",
+    "eagle3": "eagle3",
+    "peagle": "eagle3",
+}
+# Batches of 8 shrink to 1, through sizes that draft nothing.
+SCHEDULE = [[1, 2, 3], [3, 4, 0], [5, 8, 7]]
+ENGINE = {"max_num_seqs": 8, "max_num_batched_tokens": 256, "max_model_len": 320}
+
+
+@pytest.fixture(scope="module")
+def scenarios(make_prompt) -> dict[str, list[dict[str, Any]]]:
+    shrinking = [
+        {"prompt": make_prompt(24 + 9 * i, 70 + i), "max_tokens": 8 + 8 * i}
+        for i in range(8)
+    ]
+    return {"shrinking": shrinking, "alone": shrinking[-1:]}
+
+
+@pytest.fixture(scope="module")
+def expected(run_engine: RunEngine, scenarios) -> dict[str, list[list[int]]]:
+    """The target alone, on Runner V1's native kernels."""
+    result = run_engine(scenarios, "V1", **ENGINE)
+    return {name: found["tokens"] for name, found in result["scenarios"].items()}
+
+
+def run(run_engine, models, mode, scenarios, drafts, schedule) -> dict[str, Any]:
+    spec = {
+        "model": str(models / mode),
+        "method": MODES[mode],
+        "num_speculative_tokens": drafts,
+        "num_speculative_tokens_per_batch_size": schedule,
+    }
+    return run_engine(scenarios, speculative_config=spec, **ENGINE)
+
+
+def assert_same_output(result, expected) -> None:
+    for name, found in result["scenarios"].items():
+        assert found["tokens"] == expected[name]
+    assert result["leaked_blocks"] == 0
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_schedule(mode: str, run_engine: RunEngine, models, scenarios, expected):
+    result = run(run_engine, models, mode, scenarios, 7, SCHEDULE)
+    assert_same_output(result, expected)
+    assert not result["timed_requests"]
+    alone = result["scenarios"]["alone"]["counters"]
+    assert 0 < alone["num_draft_tokens"][0] <= 3 * alone["num_drafts"][0]
+    found = result["scenarios"]["shrinking"]["counters"]
+    # Some steps of 8 to 5 requests drafted all 7, those of 2 and 1 only 3.
+    drafts, tokens = found["num_drafts"][0], found["num_draft_tokens"][0]
+    assert 3 * drafts < tokens < 7 * drafts
+
+
+@pytest.mark.parametrize("mode", ["eagle3", "pard"])
+def test_auto(mode: str, run_engine: RunEngine, models, scenarios, expected):
+    result = run(run_engine, models, mode, scenarios, 3, "auto")
+    assert_same_output(result, expected)
+    assert {1, 8} <= set(result["timed_requests"])
+    assert result["scenarios"]["shrinking"]["counters"]["num_drafts"][0] > 0

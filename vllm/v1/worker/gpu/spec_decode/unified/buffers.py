@@ -65,6 +65,8 @@ class DraftBuffers(InputBuffers):
         # pass before, and [R * (2W - 1), H], the same laid out over the slots.
         self.feedback: torch.Tensor | None = None
         self.own_rows: torch.Tensor | None = None
+        # [largest piecewise graph, H], what such a graph reads.
+        self.combined: torch.Tensor | None = None
         if hidden_size is not None and layout.num_passes > 1:
             self.feedback, self.own_rows = (
                 torch.zeros(rows, hidden_size, dtype=dtype, device=device)
@@ -92,6 +94,12 @@ class DraftBuffers(InputBuffers):
         if self.fed is None:
             self.fed = like.new_zeros(self.max_num_tokens, like.numel())
         return self.fed
+
+    def at_lasting_address(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """A copy where piecewise graphs read it; the first one is the largest."""
+        if self.combined is None:
+            self.combined = torch.empty_like(hidden_states)
+        return self.combined[: len(hidden_states)].copy_(hidden_states)
 
     def lay_out_uniform(self, num_reqs: int, query_len: int) -> None:
         """A batch of dummy requests, as a graph of that shape is recorded on."""

@@ -4,6 +4,7 @@
 import torch
 
 from vllm.config import VllmConfig
+from vllm.config.compilation import CUDAGraphMode
 from vllm.v1.worker.gpu.spec_decode.standalone_ar.speculator import (
     StandaloneARSpeculator,
 )
@@ -32,7 +33,7 @@ class DraftModelDrafter(UnifiedSpeculator):
         return None
 
     def model_inputs(
-        self, num_tokens: int, is_first: bool
+        self, num_tokens: int, is_first: bool, mode: CUDAGraphMode
     ) -> dict[str, torch.Tensor | None]:
         buffers = self.input_buffers
         return {

@@ -5,6 +5,7 @@ import torch
 import torch.nn as nn
 
 from vllm.config import VllmConfig
+from vllm.config.compilation import CUDAGraphMode
 from vllm.v1.worker.gpu.spec_decode.eagle.utils import load_eagle_model
 
 from .inputs import HiddenRows
@@ -73,7 +74,7 @@ class EagleDrafter(UnifiedSpeculator):
         return HiddenRows((rows,), self.own_mask)
 
     def model_inputs(
-        self, num_tokens: int, is_first: bool
+        self, num_tokens: int, is_first: bool, mode: CUDAGraphMode
     ) -> dict[str, torch.Tensor | None]:
         buffers = self.input_buffers
         if is_first:
@@ -82,6 +83,8 @@ class EagleDrafter(UnifiedSpeculator):
             hidden_states = self._combined(buffers.fed[:num_tokens])
         else:
             hidden_states = buffers.own_rows[:num_tokens]
+        if mode == CUDAGraphMode.PIECEWISE:
+            hidden_states = buffers.at_lasting_address(hidden_states)
         return {
             "input_ids": buffers.input_ids[:num_tokens],
             "positions": buffers.positions[:num_tokens],

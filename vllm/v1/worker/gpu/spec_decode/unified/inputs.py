@@ -412,8 +412,9 @@ def prepare_inputs(
     library = native_library() if native and buffers.device.type == "cpu" else None
     if library is not None:
         return native_kernel.launch(library, num_reqs, *arguments, **shape)
-    # Rows with hidden states are long: fewer of them keep more programs busy.
-    block = min(triton.next_power_of_2(slots), 16 if sources else 128)
+    # Rows with hidden states are long: fewer of them keep more programs busy. The same
+    # for every batch, lest one of another size compiles the kernel again.
+    block = 16 if sources else 128
     block_h = min(triton.next_power_of_2(size), 512) if sources else 1
     chunks = len(sources) * triton.cdiv(size, block_h)
     _prepare_inputs_kernel[(num_reqs, triton.cdiv(slots, block), 1 + chunks)](

@@ -117,7 +117,7 @@ class DraftPasses(DraftModelSpeculator):
 
     @abstractmethod
     def model_inputs(
-        self, num_tokens: int, is_first: bool
+        self, num_tokens: int, is_first: bool, mode: CUDAGraphMode
     ) -> dict[str, torch.Tensor | None]:
         """The model's arguments, from the buffers."""
 
@@ -195,7 +195,7 @@ class DraftPasses(DraftModelSpeculator):
             slot_mapping=slot_mappings,
             batch_descriptor=BatchDescriptor(num_tokens=num_tokens),
         ):
-            inputs = self.model_inputs(num_tokens, is_first)
+            inputs = self.model_inputs(num_tokens, is_first, mode)
             if mode == CUDAGraphMode.PIECEWISE:
                 output = self.graphs.run_pw_graph(self.model, inputs)
             else:

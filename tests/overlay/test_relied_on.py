@@ -14,9 +14,16 @@ if current_platform.is_cpu():
     import vllm.v1.worker.cpu.shm  # noqa: F401  (what Runner V2 needs on a CPU)
 
 from vllm.transformers_utils.config import get_safetensors_params_metadata
-from vllm.v1.worker.gpu.attn_utils import build_slot_mappings_by_layer
+from vllm.v1.worker.block_table import get_block_table_width
+from vllm.v1.worker.gpu.attn_utils import (
+    build_attn_metadata,
+    build_slot_mappings_by_layer,
+)
 from vllm.v1.worker.gpu.block_table import BlockTables
-from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor
+from vllm.v1.worker.gpu.cudagraph_utils import (
+    BatchExecutionDescriptor,
+    CudaGraphManager,
+)
 from vllm.v1.worker.gpu.dp_utils import DPSyncState
 from vllm.v1.worker.gpu.input_batch import InputBatch, InputBuffers
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
@@ -30,7 +37,9 @@ from vllm.v1.worker.gpu.spec_decode.standalone_ar.speculator import (
 )
 from vllm.v1.worker.gpu.spec_decode.unified.draft_model import DraftModelDrafter
 from vllm.v1.worker.gpu.spec_decode.unified.eagle import EagleDrafter
+from vllm.v1.worker.gpu.spec_decode.unified.passes import DraftPasses
 from vllm.v1.worker.gpu.spec_decode.unified.speculator import UnifiedSpeculator
+from vllm.v1.worker.utils import AttentionGroup, get_uniform_decode_token_count
 
 # Callable of the base: the positional arguments we pass, and the keywords.
 CALLED = [
@@ -42,10 +51,32 @@ CALLED = [
         "",
     ),
     (
-        DraftModelSpeculator._copy_request_inputs,
-        "self num_reqs idx_mapping temperature seeds dummy_run",
+        DraftModelSpeculator._update_draft_decode_metadata,
+        "self attn_metadata num_reqs",
         "",
     ),
+    (
+        build_attn_metadata,
+        "",
+        "attn_groups num_reqs num_tokens query_start_loc_gpu query_start_loc_cpu "
+        "max_query_len seq_lens max_seq_len block_tables slot_mappings kv_cache_config "
+        "positions is_prefilling for_cudagraph_capture",
+    ),
+    (
+        CudaGraphManager.__init__,
+        "self vllm_config device cudagraph_mode",
+        "decode_query_len",
+    ),
+    (CudaGraphManager.capture, "self create_forward_fn progress_bar_desc", ""),
+    (CudaGraphManager.run_fullgraph, "self desc", ""),
+    (CudaGraphManager.run_pw_graph, "self model model_inputs", ""),
+    (AttentionGroup.map_to_kernel_block_table, "self block_table", ""),
+    (
+        get_uniform_decode_token_count,
+        "num_reqs num_tokens max_query_len decode_graph_eligible",
+        "",
+    ),
+    (get_block_table_width, "max_num_blocks block_size", ""),
     (
         DraftModelSpeculator._build_attn_metadata,
         "self num_reqs batch_desc query_start_loc_np seq_lens_cpu_upper_bound",
@@ -71,7 +102,7 @@ CALLED = [
 ]
 OWN = {
     member
-    for cls in (UnifiedSpeculator, DraftModelDrafter, EagleDrafter)
+    for cls in (DraftPasses, UnifiedSpeculator, DraftModelDrafter, EagleDrafter)
     for member in vars(cls)
 }
 # Ours alone; all else in OWN overrides something of the base.

@@ -32,7 +32,9 @@ def drafter(method: str, **hf_config) -> EagleDrafter:
 )
 def test_eagle3_is_fed_the_aux_states(eagle_config: dict | None):
     hidden = drafter("eagle3", eagle_config=eagle_config).target_hidden(LAST, AUX)
-    assert [rows is aux for rows, aux in zip(hidden.rows, AUX, strict=True)] == [True] * 2
+    assert [rows is aux for rows, aux in zip(hidden.sources, AUX, strict=True)] == [
+        True
+    ] * 2
     assert hidden.mask_hidden.shape == (8,)
 
 
@@ -40,9 +42,9 @@ def test_a_head_that_takes_no_aux_states_is_fed_the_last_ones():
     """The runner collects aux states for every head of method eagle3."""
     no_aux = drafter("eagle3", eagle_config={"use_aux_hidden_state": False})
     hidden = no_aux.target_hidden(LAST, AUX)
-    assert len(hidden.rows) == 1 and hidden.rows[0] is LAST
+    assert len(hidden.sources) == 1 and hidden.sources[0] is LAST
     assert hidden.mask_hidden.shape == (4,)
 
 
 def test_eagle_is_fed_the_last_states():
-    assert drafter("eagle").target_hidden(LAST, None).rows[0] is LAST
+    assert drafter("eagle").target_hidden(LAST, None).sources[0] is LAST

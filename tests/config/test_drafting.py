@@ -50,14 +50,24 @@ SPECULATORS = {"proposal_methods": [{"speculative_tokens": 8}]}
     ],
 )
 def test_read_checkpoint(config: dict, expected: tuple):
-    assert read_checkpoint(config, None) == DraftCheckpoint(*expected)
+    assert read_checkpoint(config, list) == DraftCheckpoint(*expected)
 
 
-def test_mask_hidden_makes_a_mask_token_parallel(tmp_path: Path):
-    save_file({"model.mask_hidden": torch.zeros(1, 4)}, tmp_path / "model.safetensors")
-    assert read_checkpoint({"mask_token_id": 3}, tmp_path).is_parallel
-    save_file({"fc.weight": torch.zeros(1, 4)}, tmp_path / "model.safetensors")
-    assert not read_checkpoint({"mask_token_id": 3}, tmp_path).is_parallel
+@pytest.mark.parametrize("name", ["mask_hidden", "model.mask_hidden"])
+def test_mask_hidden_makes_a_mask_token_parallel(name: str):
+    config = {"mask_token_id": 3}
+    assert read_checkpoint(config, lambda: ["fc.weight", name]).is_parallel
+    assert not read_checkpoint(
+        config, lambda: ["fc.weight", "mask_hidden.fc"]
+    ).is_parallel
+
+
+def test_tensors_are_not_asked_for_where_the_config_says_enough():
+    def never() -> list[str]:
+        raise AssertionError("a header was read for nothing")
+
+    assert read_checkpoint({"pard_token": 3}, never).is_parallel
+    assert not read_checkpoint({"model_type": "llama"}, never).is_parallel
 
 
 @pytest.mark.parametrize("wrap", [dict, lambda **keys: SimpleNamespace(**keys)])
@@ -89,6 +99,50 @@ def settings(model: str, **changes) -> SimpleNamespace:
         "target_parallel_config": None,
     }
     return SimpleNamespace(**values | changes)
+
+
+@pytest.mark.parametrize("name", ["mask_hidden", "fc.weight"])
+@pytest.mark.parametrize("is_on_hub", [False, True])
+def test_mask_hidden_is_looked_for(
+    checkpoint, tmp_path, monkeypatch, name: str, is_on_hub: bool
+):
+    model = checkpoint(model_type="llama", mask_token_id=3)
+    save_file({name: torch.zeros(1, 4)}, tmp_path / "model.safetensors")
+    if is_on_hub:
+        model = cached(tmp_path, "someone/head", monkeypatch)
+    spec = settings(model, method="eagle3", num_speculative_tokens=7)
+    fill_from_checkpoint(spec)
+    assert spec.parallel_drafting is (name == "mask_hidden")
+
+
+def cached(checkpoint: Path, repo: str, monkeypatch) -> str:
+    """Puts a checkpoint where an offline machine finds it by its id on the hub."""
+    from huggingface_hub import constants
+
+    cache, commit = checkpoint / "hub", "0" * 40
+    home = cache / f"models--{repo.replace('/', '--')}"
+    snapshot = home / "snapshots" / commit
+    snapshot.mkdir(parents=True)
+    (home / "refs").mkdir()
+    (home / "refs" / "main").write_text(commit)
+    for file in ("config.json", "model.safetensors"):
+        (checkpoint / file).rename(snapshot / file)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    return repo
+
+
+def test_checkpoint_without_headers_says_how_to_draft_in_parallel(
+    checkpoint, tmp_path, caplog_vllm
+):
+    (tmp_path / "pytorch_model.bin").touch()
+    spec = settings(
+        checkpoint(mask_token_id=3), method="eagle3", num_speculative_tokens=7
+    )
+    fill_from_checkpoint(spec)
+    assert spec.parallel_drafting is False
+    (record,) = caplog_vllm.records
+    assert "unless parallel_drafting=true is set" in record.getMessage()
 
 
 @pytest.mark.parametrize("is_pard", [True, False])

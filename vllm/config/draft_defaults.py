@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fills and checks a SpeculativeConfig by what its checkpoint says of itself."""
 
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING
 
 from vllm.config.drafting import (
@@ -65,8 +65,25 @@ def _read(spec: "SpeculativeConfig") -> DraftCheckpoint | None:
         config, _ = PretrainedConfig.get_config_dict(spec.model, revision=spec.revision)
     except (OSError, ValueError):
         return None  # no readable config.json: the base says what is wrong with it
-    path = Path(spec.model)
-    return read_checkpoint(config, path if path.is_dir() else None)
+    return read_checkpoint(config, partial(_tensor_names, spec))
+
+
+def _tensor_names(spec: "SpeculativeConfig") -> list[str]:
+    """Names of a checkpoint's tensors, local, cached or on the hub, by headers alone.
+
+    None are found in a checkpoint without safetensors; one log line says so.
+    """
+    from vllm.transformers_utils.config import get_safetensors_params_metadata
+
+    names = list(get_safetensors_params_metadata(spec.model, revision=spec.revision))
+    if not names and spec.parallel_drafting is None:
+        logger.warning(
+            "%s names a mask token, but has no safetensors headers to tell whether it "
+            "was trained for parallel drafting: it drafts one token per pass unless "
+            "parallel_drafting=true is set.",
+            spec.model,
+        )
+    return names
 
 
 def verify_drafting(spec: "SpeculativeConfig") -> None:

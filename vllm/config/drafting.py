@@ -4,11 +4,8 @@
 Pure Python on plain values, so that configuration can ask before anything loads.
 """
 
-import json
-import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import vllm.envs as envs
@@ -52,12 +49,15 @@ def _get(config: Any, key: str) -> Any:
     return getattr(config, key, None)
 
 
-def read_checkpoint(config: Mapping[str, Any], path: Path | None) -> DraftCheckpoint:
+def read_checkpoint(
+    config: Mapping[str, Any], tensor_names: Callable[[], Iterable[str]]
+) -> DraftCheckpoint:
     """Reads a draft model's raw config, as in its config.json.
 
     Args:
         config: the parsed config.json.
-        path: the checkpoint's folder if it is local, to look for `mask_hidden`.
+        tensor_names: names of the checkpoint's tensors, asked for only where the
+            config leaves open whether its mask token is for drafting.
     """
     mask = get_mask_token_id(config)
     is_parallel = (
@@ -65,26 +65,19 @@ def read_checkpoint(config: Mapping[str, Any], path: Path | None) -> DraftCheckp
         or config.get("ptd_token_id") is not None
         or config.get("speculators_model_type") == "peagle"
         or bool(config.get("parallel_drafting"))
-        or (mask is not None and path is not None and _has_tensor(path, "mask_hidden"))
+        or (mask is not None and _has_mask_hidden(tensor_names()))
     )
     return DraftCheckpoint(mask, is_parallel, _trained_depth(config))
+
+
+def _has_mask_hidden(tensor_names: Iterable[str]) -> bool:
+    return any(name.rpartition(".")[2] == "mask_hidden" for name in tensor_names)
 
 
 def _trained_depth(config: Mapping[str, Any]) -> int | None:
     methods = (config.get("speculators_config") or {}).get("proposal_methods") or [{}]
     depth = methods[0].get("speculative_tokens") or config.get("num_depths")
     return None if depth is None else int(depth)
-
-
-def _has_tensor(folder: Path, name: str) -> bool:
-    """Whether a safetensors file in the folder holds a tensor, by its header alone."""
-    for file in folder.glob("*.safetensors"):
-        with file.open("rb") as stream:
-            (size,) = struct.unpack("<Q", stream.read(8))
-            header = json.loads(stream.read(size))
-        if any(key.rpartition(".")[2] == name for key in header):
-            return True
-    return False
 
 
 def draft_limit(spec: Any, target_limit: int) -> int:

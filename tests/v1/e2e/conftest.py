@@ -27,12 +27,25 @@ RunEngine = Callable[..., dict[str, Any]]
 def run_engine(models: Path, engine_env: dict[str, str]) -> RunEngine:
     """Runs scenarios in an engine with the bundled target.
 
-    Arguments: the scenarios, the runner ("V1" or "V2"), the speculative config, and
-    the engine's own arguments. Returns what `engine_job.run` returns.
+    Arguments: the scenarios, the runner ("V1" or "V2"), the speculative config, what
+    `engine_job` explains, and the engine's own arguments. Returns what
+    `engine_job.run` returns, and the engine's log.
     """
 
-    def run(scenarios, runner="V2", speculative_config=None, **engine):
+    def run(
+        scenarios,
+        runner="V2",
+        speculative_config=None,
+        *,
+        async_scheduling=False,
+        idle_every=0,
+        record_drafts=False,
+        **engine,
+    ):
         job = {
+            "async_scheduling": async_scheduling,
+            "idle_every": idle_every,
+            "record_drafts": record_drafts,
             "engine": {
                 **ENGINE,
                 "model": str(models / "target"),
@@ -43,7 +56,7 @@ def run_engine(models: Path, engine_env: dict[str, str]) -> RunEngine:
         }
         env = engine_env | {
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-            "VLLM_LOGGING_LEVEL": "ERROR",
+            "VLLM_LOGGING_LEVEL": "INFO",
         }
         if runner == "V1":
             env |= {"VLLM_USE_V2_MODEL_RUNNER": "0", "TRITON_INTERPRET": "0"}
@@ -54,6 +67,7 @@ def run_engine(models: Path, engine_env: dict[str, str]) -> RunEngine:
             done = subprocess.run(command, env=env, capture_output=True, text=True)
             assert done.returncode == 0, done.stderr[-6000:]
             result = json.loads(files[1].read_text())
+            result["log"] = done.stdout + done.stderr
         assert result["is_v2"] == (runner == "V2")
         return result
 

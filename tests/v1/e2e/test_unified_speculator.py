@@ -2,6 +2,7 @@
 """Every kind of drafter on Runner V2: the target's own output, the oracle's drafts."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from .conftest import RunEngine
+from .draft_oracle import PardOracle, PEagleOracle
 
 MAX_MODEL_LEN = 320
 MODES = {
@@ -21,18 +23,26 @@ MODES = {
 PARALLEL = ("pard", "peagle")
 # The last one ends exactly at max_model_len.
 LENGTHS = {1: 20, 2: 20, 3: 20, 16: 20, 17: 20, 63: 20, 128: 20, 300: 20}
-# Name of an engine: what it is started with. The token budget of "tiny" cuts every
-# prompt into chunks, and is the smallest one that its requests allow.
+# Name of an engine: what it is started with. The token budget of "tiny" cuts prompts
+# into chunks, and its KV cache holds one request of the longest there can be.
 ENGINES: dict[str, dict[str, Any]] = {
     "wide": {"max_num_seqs": 8, "max_num_batched_tokens": 512},
     "tiny": {
         "max_num_seqs": 3,
-        "max_num_batched_tokens": 16,
+        "max_num_batched_tokens": 32,
         "enable_prefix_caching": False,
+        "block_size": 32,
+        "num_gpu_blocks_override": 1 + MAX_MODEL_LEN // 32,
     },
     "alone": {"max_num_seqs": 1, "max_num_batched_tokens": 320},
 }
+SCENARIOS = {
+    "wide": ("lengths", "again", "aborts"),
+    "tiny": ("lengths", "aborts", "preempted"),
+    "alone": ("lengths",),
+}
 DRAFTS = {"wide": 7, "tiny": 15, "alone": 1}
+TINY_WIDTH = 4  # four passes, the last one narrower
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +57,14 @@ def scenarios(make_prompt) -> dict[str, list[dict[str, Any]]]:
     ]
     kept = [{"prompt": make_prompt(40, 9 + i), "max_tokens": 24} for i in range(4)]
     mixed = [request for pair in zip(aborted, kept, strict=True) for request in pair]
-    return {"lengths": lengths, "again": lengths, "aborts": mixed}
+    # Two of them fit into the KV cache of "tiny" when they start, but not to the end.
+    growing = [{"prompt": make_prompt(120, 70 + i), "max_tokens": 60} for i in range(3)]
+    return {
+        "lengths": lengths,
+        "again": lengths,
+        "aborts": mixed,
+        "preempted": growing,
+    }
 
 
 @pytest.fixture(scope="module")
@@ -79,25 +96,99 @@ def assert_same_output(result: dict[str, Any], expected: dict[str, Any]) -> None
     assert result["leaked_blocks"] == 0
 
 
+def assert_no_fallback(log: str, method: str, drafts: int, width: int) -> None:
+    """The log says which speculator runs, and of no other that stands in for it."""
+    lines = log.splitlines()
+    said = f"Unified speculator: method {method}, {drafts} tokens a step, {width} a "
+    assert sum(said in line for line in lines) == 1
+    assert sum("Using V2 Model Runner" in line for line in lines) == 1
+    gave_up = [
+        line
+        for line in lines
+        if re.search(r"fall(s|ing)? ?back|V1 model runner|Model Runner V1", line, re.I)
+        # The CPU's attention has no metadata that a CUDA graph could refresh.
+        and "rebuilding attention metadata" not in line
+    ]
+    assert gave_up == []
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("mode", MODES)
 def test_greedy_output_is_the_targets(
     mode: str, engine: str, run_engine: RunEngine, models, scenarios, expected
 ):
-    """Ragged prompts, chunked ones, cache hits, aborts, and the context's end."""
-    names = ("lengths",) if engine == "alone" else scenarios
-    more = {}
-    if engine == "tiny" and mode in PARALLEL:
-        more["parallel_drafting_width"] = 4  # four passes, the last one narrower
+    """Ragged prompts, chunked ones, cache hits, aborts, and the context's end.
+
+    With "tiny", also preemption, and batches of an idle data-parallel rank between
+    the steps.
+    """
+    is_tiny, method, drafts = engine == "tiny", MODES[mode]["method"], DRAFTS[engine]
+    width, more = 1, {}
+    if mode in PARALLEL:
+        width = TINY_WIDTH if is_tiny else drafts
+        more = {"parallel_drafting_width": width} if is_tiny else {}
     result = run_engine(
-        {name: scenarios[name] for name in names},
-        speculative_config=speculative(models, mode, DRAFTS[engine], **more),
+        {name: scenarios[name] for name in SCENARIOS[engine]},
+        speculative_config=speculative(models, mode, drafts, **more),
         max_model_len=MAX_MODEL_LEN,
+        idle_every=7 if is_tiny else 0,
+        record_drafts=is_tiny and mode in PARALLEL,
         **ENGINES[engine],
     )
     assert_same_output(result, expected)
+    assert_no_fallback(result["log"], method, drafts, width)
     for found in result["scenarios"].values():
         assert found["counters"]["num_drafts"][0] > 0
+    if is_tiny:
+        assert result["scenarios"]["preempted"]["counters"]["num_preemptions"][0] > 0
+        assert result["idle_batches"] > 15
+        assert result["touched_kv"] == 0
+    if is_tiny and mode in PARALLEL:
+        assert_drafts_are_the_oracles(result, mode, models, scenarios)
+
+
+def assert_drafts_are_the_oracles(
+    result: dict[str, Any], mode: str, models: Path, scenarios: dict[str, Any]
+) -> None:
+    """Blocks of masks in several passes, against plain PyTorch, token for token."""
+    if mode == "pard":
+        oracle = PardOracle(models / "pard")
+    else:
+        oracle = PEagleOracle(models / "peagle", models / "target")
+    compared = 0
+    for name, found in result["scenarios"].items():
+        texts = [
+            request["prompt"] + (tokens or [])
+            for request, tokens in zip(scenarios[name], found["tokens"], strict=True)
+        ]
+        for request, known, drafts in found["drafts"][::4]:
+            text = texts[int(request)]
+            count = min(len(drafts), MAX_MODEL_LEN - known)
+            if known > len(text) or count < 1:
+                continue  # past the last token kept, or past max_model_len
+            assert drafts[:count] == oracle.drafts(text[:known], count, TINY_WIDTH)
+            compared += 1
+    assert compared > 20
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_async_scheduling(
+    mode: str, run_engine: RunEngine, models, scenarios, expected
+):
+    """Steps scheduled ahead: placeholders for drafts, some for none that were made."""
+    names = ("lengths", "aborts")
+    result = run_engine(
+        {name: scenarios[name] for name in names},
+        speculative_config=speculative(models, mode, 5),
+        max_model_len=MAX_MODEL_LEN,
+        async_scheduling=True,
+        max_num_seqs=4,
+        max_num_batched_tokens=48,
+    )
+    assert result["scheduler"] == "AsyncScheduler"
+    assert_same_output(result, expected)
+    for found in result["scenarios"].values():
+        assert found["counters"]["num_accepted_tokens"][0] > 0
 
 
 @pytest.mark.parametrize("mode", PARALLEL)
@@ -161,18 +252,29 @@ def eagle_head(models, tmp_path_factory) -> Path:
 
 
 def test_eagle(run_engine: RunEngine, scenarios, expected, eagle_head: Path):
-    result = run_engine(
-        {"lengths": scenarios["lengths"]},
-        speculative_config={
-            "model": str(eagle_head),
-            "method": "eagle",
-            "num_speculative_tokens": 3,
-        },
-        max_model_len=MAX_MODEL_LEN,
-        **ENGINES["wide"],
-    )
-    assert result["drafter"] == "EagleDrafter"
-    assert_same_output(result, expected)
+    """Prompts in chunks, and acceptance by position as Runner V1's."""
+    spec = {"model": str(eagle_head), "method": "eagle", "num_speculative_tokens": 3}
+    requests = {"together": scenarios["lengths"], "alone": scenarios["lengths"][5:6]}
+    results = {
+        runner: run_engine(
+            requests,
+            runner,
+            speculative_config=spec,
+            max_model_len=MAX_MODEL_LEN,
+            max_num_seqs=4,
+            max_num_batched_tokens=40,
+            enable_prefix_caching=False,
+        )
+        for runner in ("V1", "V2")
+    }
+    lengths = expected["lengths"]
+    assert results["V2"]["drafter"] == "EagleDrafter"
+    assert_same_output(results["V2"], {"together": lengths, "alone": lengths[5:6]})
+    assert_no_fallback(results["V2"]["log"], "eagle", 3, 1)
+    rates = {runner: acceptance_rates(result) for runner, result in results.items()}
+    for batch in ("alone", "together"):
+        assert rates["V2"][batch] == pytest.approx(rates["V1"][batch], abs=0.03)
+    assert rates["V1"]["together"][0] > 0.05  # it drafts something
 
 
 @pytest.mark.parametrize("mode", MODES)

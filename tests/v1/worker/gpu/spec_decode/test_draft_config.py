@@ -16,11 +16,14 @@ def engine_config(endpoints: list[int] | None) -> SimpleNamespace:
     return SimpleNamespace(
         scheduler_config=SimpleNamespace(max_num_batched_tokens=64, max_num_seqs=8),
         compilation_config=SimpleNamespace(
-            compile_ranges_endpoints=endpoints, static_forward_context={}
+            compile_ranges_endpoints=endpoints,
+            static_forward_context={},
+            max_cudagraph_capture_size=None,
         ),
         model_config=SimpleNamespace(max_model_len=128),
         speculative_config=SimpleNamespace(
             num_speculative_tokens=7,
+            enforce_eager=False,
             draft_model_config=SimpleNamespace(max_model_len=32),
         ),
     )

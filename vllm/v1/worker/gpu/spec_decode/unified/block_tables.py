@@ -5,6 +5,8 @@ from copy import copy
 
 import torch
 
+from vllm.utils.math_utils import cdiv
+from vllm.v1.worker.block_table import get_block_table_width
 from vllm.v1.worker.gpu.block_table import BlockTables
 
 
@@ -20,7 +22,7 @@ def with_room(block_tables: BlockTables, room: int) -> "DraftBlockTables":
     view.narrow = block_tables.input_block_tables
     view.wide = [
         torch.zeros(
-            (table.shape[0], table.shape[1] + -(-room // size)),
+            (table.shape[0], _width(table.shape[1] * size + room, size)),
             dtype=table.dtype,
             device=table.device,
         )
@@ -28,6 +30,14 @@ def with_room(block_tables: BlockTables, room: int) -> "DraftBlockTables":
     ]
     view.room = room
     return view
+
+
+def _width(num_tokens: int, block_size: int) -> int:
+    """Blocks of a row of so many tokens, aligned as the base aligns its own rows.
+
+    Kernels with blocks of another size than the cache's read whole such rows.
+    """
+    return get_block_table_width(cdiv(num_tokens, block_size), block_size)
 
 
 class DraftBlockTables(BlockTables):

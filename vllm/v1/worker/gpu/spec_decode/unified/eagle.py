@@ -57,10 +57,19 @@ class EagleDrafter(UnifiedSpeculator):
             return hidden_states
         return self.model.combine_hidden_states(hidden_states)
 
+    @property
+    def takes_aux_hidden_states(self) -> bool:
+        """Whether the head is fed states of several layers, and not the last one's.
+
+        The runner collects them for every EAGLE-3 head, also for one that says no.
+        """
+        config = getattr(self.draft_model_config.hf_config, "eagle_config", None) or {}
+        return self.method == "eagle3" and config.get("use_aux_hidden_state", True)
+
     def target_hidden(
         self, last: torch.Tensor, aux: list[torch.Tensor] | None
     ) -> HiddenRows | None:
-        sources = tuple(aux) if aux else (last,)
+        sources = tuple(aux) if aux and self.takes_aux_hidden_states else (last,)
         if self.target_mask is None:
             size = sum(rows.shape[1] for rows in sources)
             self.target_mask = (

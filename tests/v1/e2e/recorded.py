@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CUDA graphs without CUDA: what would be recorded is kept as a call, and replayed.
+
+All that decides which graph serves a batch, lays out its padding and refreshes its
+metadata is the code that a GPU runs. A replay, as on a GPU, sees nothing of the step
+but what stands in the buffers.
+"""
+
+from collections import Counter
+from typing import Any
+
+from vllm.config.compilation import CUDAGraphMode
+from vllm.v1.attention.backend import AttentionCGSupport
+from vllm.v1.worker.gpu.spec_decode.unified.graphs import (
+    DraftBatchDescriptor,
+    DraftGraphs,
+    batches_to_record,
+)
+from vllm.v1.worker.gpu.spec_decode.unified.speculator import UnifiedSpeculator
+
+CAPTURE_SIZES = [1, 2, 4, 8, 16, 24, 32, 64]
+
+
+class RecordedCalls(DraftGraphs):
+    """Holds calls where the real one holds graphs."""
+
+    replayed: Counter
+
+    def record(self, speculator: UnifiedSpeculator) -> None:
+        self.replayed = Counter()
+        self.graphs = {
+            desc: speculator._recorder(desc, warmup=False)
+            for descs in self._capture_descs.values()
+            for desc in descs
+            if desc.cg_mode == CUDAGraphMode.FULL
+        }
+        self._graphs_captured = True
+        speculator.input_buffers.reset()
+
+    def run_fullgraph(self, desc: DraftBatchDescriptor) -> None:
+        self.replayed[desc.first_pass] += 1
+        self.graphs[desc](CUDAGraphMode.NONE)
+
+
+def refresh(self: UnifiedSpeculator, attn_metadata: dict[str, Any], num_reqs: int):
+    """What a GPU backend does inside a graph: metadata anew from the buffers."""
+    buffers = self.input_buffers
+    lens = buffers.query_start_loc[: num_reqs + 1].diff()
+    real = int((lens > 0).sum())
+    starts = buffers.query_start_loc[: real + 1].numpy()
+    end = int(starts[-1])
+    batch = DraftBatchDescriptor(CUDAGraphMode.NONE, end, real)
+    fresh = self._build_attn_metadata(
+        real,
+        batch,
+        starts,
+        buffers.seq_lens[:real],
+        step=0,
+        slot_mappings=buffers.slot_mappings[:, :end],
+    )
+    attn_metadata.clear()
+    attn_metadata.update(fresh)
+
+
+def record_graphs(worker: Any) -> None:
+    """Runs in the worker: from here on decode batches replay."""
+    speculator = worker.model_runner.speculator
+    config = speculator.target_config
+    config.compilation_config.cudagraph_capture_sizes = CAPTURE_SIZES
+    config.compilation_config.max_cudagraph_capture_size = CAPTURE_SIZES[-1]
+    UnifiedSpeculator._update_draft_decode_metadata = refresh
+    speculator.supports_decode_metadata_update = True
+    batches = batches_to_record(
+        config,
+        CUDAGraphMode.FULL_DECODE_ONLY,
+        {k: drafts.layout for k, drafts in speculator.lengths.items()},
+        AttentionCGSupport.ALWAYS,
+        piecewise=False,
+        fused=True,
+    )
+    mode = CUDAGraphMode.NONE  # asks for no memory pool
+    graphs = RecordedCalls(speculator.vllm_config, speculator.device, mode, batches)
+    graphs.record(speculator)
+    speculator.graphs = graphs
+
+
+def replays(worker: Any) -> dict[int, int]:
+    """Runs in the worker: how often graphs of a first pass, and later ones, ran."""
+    return dict(worker.model_runner.speculator.graphs.replayed)

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of the block tables, for padding slots that overhang the longest sequence."""
+
+import pytest
+import torch
+
+from vllm.platforms import current_platform
+
+if current_platform.is_cpu():
+    import vllm.v1.worker.cpu.shm  # noqa: F401  (what Runner V2 needs on a CPU)
+
+from vllm.v1.worker.block_table import get_block_table_width
+from vllm.v1.worker.gpu.block_table import BlockTables
+from vllm.v1.worker.gpu.spec_decode.unified.block_tables import with_room
+
+CPU = torch.device("cpu")
+
+
+def width(num_tokens: int, block_size: int) -> int:
+    """As the base sizes rows, and tables of kernels with smaller blocks."""
+    return get_block_table_width(-(-num_tokens // block_size), block_size)
+
+
+def tables(max_model_len: int, sizes: list[int]) -> BlockTables:
+    widths = [width(max_model_len, size) for size in sizes]
+    made = BlockTables(sizes, 3, 8, widths, CPU)
+    for table in made.input_block_tables:
+        table.fill_(5)
+    return made
+
+
+@pytest.mark.parametrize("room", [1, 14, 30])
+@pytest.mark.parametrize("max_model_len", [64, 127, 128, 250, 256, 1000])
+@pytest.mark.parametrize("block_size", [16, 32, 48, 128, 256])
+def test_wide_rows_are_what_the_base_would_give(
+    block_size: int, max_model_len: int, room: int
+):
+    base = tables(max_model_len, [block_size])
+    view = with_room(base, room)
+    view.fit(3, max_model_len)
+    (rows,) = view.input_block_tables
+    # A kernel's own table is that wide: rows must neither exceed nor fall short.
+    assert rows.shape[1] == width(max_model_len + room, block_size)
+
+
+def test_only_long_sequences_need_them():
+    base = tables(128, [16, 64])
+    view = with_room(base, 14)
+    view.fit(3, 128 - 14)
+    assert view.input_block_tables is base.input_block_tables
+    view.fit(2, 128 - 13)
+    for rows, narrow in zip(
+        view.input_block_tables, base.input_block_tables, strict=True
+    ):
+        held = narrow.shape[1]
+        assert torch.equal(rows[:2, :held], narrow[:2])
+        assert rows[:, held:].eq(0).all() and rows[2].eq(0).all()
+    view.fit(3, 20)
+    assert view.input_block_tables is base.input_block_tables

@@ -154,6 +154,7 @@ int32_t num_blocks(const Kernel& k, const VerifiedBatch&, const Request& r,
 }
 
 int32_t num_blocks(const Kernel& k, const Drafts&, const Request& r, int64_t group) {
+  if (r.state < 0) return 0;
   return k.out.num_blocks[group * k.out.max_num_reqs + r.req];
 }
 

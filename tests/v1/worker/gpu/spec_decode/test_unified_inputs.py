@@ -327,3 +327,24 @@ def test_layout_of_a_decode_step(prepare, shift: int, width: int):
     if shift:
         fed = buffers.fed[:live, 0].tolist()
         assert fed == [0.0, 1.0, 2.0, *[-1.0] * (width - 1)]
+
+
+@pytest.mark.parametrize("width", [1, 3])
+def test_recorded_batch_owns_nothing(prepare, width: int):
+    """A graph's dummy requests, where steps before have left their block counts."""
+    layout = DraftLayout(7, 0, width)
+    tables = BlockTables([16], 4, 64, [4], DEVICE)
+    tables.block_tables[0].gpu.fill_(9)
+    buffers = DraftBuffers(layout, 64, 4, DEVICE)
+    buffers.allocate_kv_groups(1)
+    slots = layout.num_follow_slots
+    buffers.lay_out_uniform(3, slots)
+    buffers.num_blocks.fill_(4)
+    prepare(
+        PreviousPass(torch.ones(3, 7, dtype=torch.int64, device=DEVICE), 1),
+        layout, buffers, tables, num_samples=width, num_padded_tokens=3 * slots,
+        limit=64, max_query_len=0, mask_token_id=MASK,
+    )  # fmt: skip
+    assert buffers.query_start_loc.tolist() == [0, slots, 2 * slots, *[3 * slots] * 2]
+    assert bool((buffers.slot_mappings == PAD_SLOT_ID).all())
+    assert buffers.sample_requests.tolist() == [-1] * 4 * width

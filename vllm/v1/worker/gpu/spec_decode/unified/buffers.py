@@ -116,6 +116,7 @@ class DraftBuffers(InputBuffers):
             tensor.zero_()
         for tensor in (self.query_start_loc, self.seq_lens, self.sample_positions):
             tensor.zero_()
+        self.num_blocks.zero_()
         self.slot_mappings.fill_(PAD_SLOT_ID)
         for tensor in (self.first_positions, self.idx_mapping, self.sample_requests):
             tensor.fill_(-1)

@@ -121,8 +121,9 @@ def _num_blocks(tables, out, req, state, group, IS_FIRST: tl.constexpr):
     """
     if IS_FIRST:
         held = tables.num_blocks + group * tables.num_blocks_stride + state
-        return tl.load(held, mask=state >= 0, other=0)
-    return tl.load(out.num_blocks + group * out.max_num_reqs + req)
+    else:
+        held = out.num_blocks + group * out.max_num_reqs + req
+    return tl.load(held, mask=state >= 0, other=0)
 
 
 @triton.jit

@@ -310,6 +310,7 @@ class UnifiedSpeculator(DraftPasses):
         if desc.cg_mode == CUDAGraphMode.PIECEWISE:
             self.input_buffers.reset()
             return partial(self._forward, desc.num_tokens, True, None, None, across)
+        self.block_tables.fit(desc.num_reqs, longest=0)
         self.input_buffers.lay_out_uniform(desc.num_reqs, desc.uniform_token_count)
         slots = self.input_buffers.slot_mappings[:, : desc.num_tokens]
         metadata = self._metadata_to_record(desc, slots)

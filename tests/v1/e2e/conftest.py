@@ -40,12 +40,14 @@ def run_engine(models: Path, engine_env: dict[str, str]) -> RunEngine:
         async_scheduling=False,
         idle_every=0,
         record_drafts=False,
+        record_graphs=False,
         **engine,
     ):
         job = {
             "async_scheduling": async_scheduling,
             "idle_every": idle_every,
             "record_drafts": record_drafts,
+            "record_graphs": record_graphs,
             "engine": {
                 **ENGINE,
                 "model": str(models / "target"),

@@ -9,7 +9,8 @@ may ask for
     async_scheduling: steps are scheduled before the last one's tokens are known;
     idle_every: a dummy batch, as an idle data-parallel rank runs it, every so many
         steps; `touched_kv` then counts those that changed a byte of the KV cache;
-    record_drafts: all drafts made, each with the number of tokens known before it.
+    record_drafts: all drafts made, each with the number of tokens known before it;
+    record_graphs: draft passes run as on a GPU with CUDA graphs, see `recorded.py`.
 """
 
 import json
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from recorded import record_graphs
 
 from vllm import LLM, SamplingParams
 
@@ -158,6 +160,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     worker = llm.collective_rpc(lambda worker: worker)[0]
     idle = IdleRank(worker, job["idle_every"])
     record = DraftRecord(worker.model_runner) if job["record_drafts"] else None
+    graphs = record_graphs(worker) if job["record_graphs"] else None
     blocks, results = free_blocks(core.scheduler), {}
     for name, requests in job["scenarios"].items():
         before = counters(llm)
@@ -181,6 +184,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
         "idle_batches": idle.ran,
         "touched_kv": idle.touched_kv,
         "timed_requests": timed_requests(core.scheduler),
+        "replays": graphs.counts() if graphs else {},
     }
 
 

@@ -24,7 +24,10 @@ CAPTURE_SIZES = [1, 2, 4, 8, 16, 24, 32, 64]
 class RecordedCalls(DraftGraphs):
     """Holds calls where the real one holds graphs."""
 
-    replayed: Counter
+    replayed: Counter  # by first pass: 0, or 1 for all later ones together
+
+    def counts(self) -> dict[str, int]:
+        return {"first": self.replayed[0], "later": self.replayed[1]}
 
     def record(self, speculator: UnifiedSpeculator) -> None:
         self.replayed = Counter()
@@ -62,8 +65,8 @@ def refresh(self: UnifiedSpeculator, attn_metadata: dict[str, Any], num_reqs: in
     attn_metadata.update(fresh)
 
 
-def record_graphs(worker: Any) -> None:
-    """Runs in the worker: from here on decode batches replay."""
+def record_graphs(worker: Any) -> RecordedCalls:
+    """From here on, draft passes over decode batches are replays."""
     speculator = worker.model_runner.speculator
     config = speculator.target_config
     config.compilation_config.cudagraph_capture_sizes = CAPTURE_SIZES
@@ -82,8 +85,4 @@ def record_graphs(worker: Any) -> None:
     graphs = RecordedCalls(speculator.vllm_config, speculator.device, mode, batches)
     graphs.record(speculator)
     speculator.graphs = graphs
-
-
-def replays(worker: Any) -> dict[int, int]:
-    """Runs in the worker: how often graphs of a first pass, and later ones, ran."""
-    return dict(worker.model_runner.speculator.graphs.replayed)
+    return graphs

@@ -34,14 +34,16 @@ def expected(run_engine: RunEngine, scenarios) -> dict[str, list[list[int]]]:
     return {name: found["tokens"] for name, found in result["scenarios"].items()}
 
 
-def run(run_engine, models, mode, scenarios, drafts, schedule) -> dict[str, Any]:
+def run(
+    run_engine, models, mode, scenarios, drafts, schedule, **how: Any
+) -> dict[str, Any]:
     spec = {
         "model": str(models / mode),
         "method": MODES[mode],
         "num_speculative_tokens": drafts,
         "num_speculative_tokens_per_batch_size": schedule,
     }
-    return run_engine(scenarios, speculative_config=spec, **ENGINE)
+    return run_engine(scenarios, speculative_config=spec, **ENGINE, **how)
 
 
 def assert_same_output(result, expected) -> None:
@@ -52,8 +54,11 @@ def assert_same_output(result, expected) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_schedule(mode: str, run_engine: RunEngine, models, scenarios, expected):
-    result = run(run_engine, models, mode, scenarios, 7, SCHEDULE)
+    """With every length as a graph of its own, and batches smaller than a graph."""
+    result = run(run_engine, models, mode, scenarios, 7, SCHEDULE, record_graphs=True)
     assert_same_output(result, expected)
+    assert result["replays"]["first"] > 0
+    assert (result["replays"]["later"] > 0) == (mode in ("draft", "eagle3"))
     assert not result["timed_requests"]
     alone = result["scenarios"]["alone"]["counters"]
     assert 0 < alone["num_draft_tokens"][0] <= 3 * alone["num_drafts"][0]

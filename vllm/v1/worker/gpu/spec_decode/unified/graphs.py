@@ -63,8 +63,8 @@ def batches_to_record(
         else:
             logger.info("Batches with prompts draft eagerly: no compiled draft model.")
     if cudagraph_mode.decode_mode() == CUDAGraphMode.FULL:
+        batches += uniform_batches(vllm_config, layouts)
         for num_drafts, layout in layouts.items():
-            batches += uniform_batches(vllm_config, layout, num_drafts)
             batches += later_batches(vllm_config, layout, num_drafts, fused)
     usable = [batch for batch in batches if _is_supported(batch, support)]
     if len(usable) < len(batches):
@@ -86,18 +86,38 @@ def _is_supported(batch: DraftBatchDescriptor, support: AttentionCGSupport) -> b
     return support.value >= needed.value
 
 
+def first_pass_twins(layouts: dict[int, DraftLayout]) -> dict[int, int]:
+    """For each number of drafts, the largest one whose first pass is the same.
+
+    Without drafts nothing is sampled, so that pass is like no other.
+    """
+
+    def largest(num_drafts: int) -> int:
+        width = layouts[num_drafts].parallel_width
+        return max(k for k, layout in layouts.items() if layout.parallel_width == width)
+
+    return {k: largest(k) if k else 0 for k in layouts}
+
+
 def uniform_batches(
-    vllm_config: VllmConfig, layout: DraftLayout, num_drafts: int
+    vllm_config: VllmConfig, layouts: dict[int, DraftLayout]
 ) -> Iterator[DraftBatchDescriptor]:
     """The first passes of decode batches: those the target has FULL graphs for.
 
-    A request that was given `num_drafts` drafts verifies `num_drafts + 1` tokens; the
-    next step most often asks for as many again.
+    A request that was given k drafts verifies k + 1 tokens, and the next step most
+    often asks for as many again. Where first passes are the same, whatever the number
+    of drafts, a step that asks for another number is covered too.
     """
-    verified = num_drafts + 1
-    for num_reqs in _request_counts(vllm_config, verified):
-        slots = verified + layout.num_extra_slots
-        yield _full(num_reqs, slots, num_drafts, 0, 1)
+    twins = first_pass_twins(layouts)
+    for num_drafts in sorted(set(twins.values())):
+        layout = layouts[num_drafts]
+        before = {k for k, twin in twins.items() if twin == num_drafts}
+        if layout.parallel_width == 1 and num_drafts and 0 in layouts:
+            before.add(0)
+        for verified in sorted(k + 1 for k in before):
+            slots = verified + layout.num_extra_slots
+            for num_reqs in _request_counts(vllm_config, verified):
+                yield _full(num_reqs, slots, num_drafts, 0, 1)
 
 
 def later_batches(

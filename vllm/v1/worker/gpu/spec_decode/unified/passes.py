@@ -20,7 +20,7 @@ from .draft_config import (
     draft_lengths,
     widened_config,
 )
-from .graphs import DraftGraphs
+from .graphs import DraftGraphs, first_pass_twins
 from .inputs import HiddenRows, PreviousPass, prepare_inputs
 from .layout import DraftLayout
 
@@ -69,6 +69,8 @@ class DraftPasses(DraftModelSpeculator):
         self.temperature, self.seeds = buffers.temperature, buffers.seeds
         self.idx_mapping = buffers.idx_mapping
         self.lengths = {k: self._drafts(k) for k in draft_lengths(vllm_config)}
+        layouts = {k: drafts.layout for k, drafts in self.lengths.items()}
+        self.first_pass_twins = first_pass_twins(layouts)
         self.graphs: DraftGraphs | None = None
 
     def _drafts(self, num_drafts: int) -> Drafts:

@@ -78,9 +78,10 @@ class UnifiedSpeculator(DraftPasses):
             [num_reqs, K] int64 draft tokens, of which `num_speculative_tokens` count.
         """
         n = input_batch.num_reqs
-        drafts = self.lengths[self.num_speculative_steps]
+        k = self.num_speculative_steps
         if num_speculative_tokens is not None:
-            drafts = self.lengths[num_speculative_tokens]
+            k = num_speculative_tokens
+        drafts = self.lengths[k]
         hidden = self.target_hidden(last_hidden_states, aux_hidden_states)
         if dummy_run and skip_attn_for_dummy_run:
             self._profile(input_batch, hidden)
@@ -125,16 +126,14 @@ class UnifiedSpeculator(DraftPasses):
         )
         if sync is not None:
             verified = sync.uniform_token_count
-            may_replay = may_replay and not sync.eager
         graph = None
-        if self.graphs is not None and may_replay:
+        if self._may_use_graphs(sync) and verified is not None:
             most = n if sync is None else sync.num_reqs
-            if verified is not None:
-                graph = self.graphs.find_full(
-                    most, verified + extra, drafts.num_drafts, 0
-                )
-            if graph is None and sync is None:
-                graph = self.graphs.find_piecewise(int(starts[-1]))
+            twin = self.first_pass_twins[drafts.num_drafts]
+            graph = self.graphs.find_full(most, verified + extra, twin, 0)
+        graph = self._replayable(graph, may_replay, sync)
+        if graph is None and sync is None and self.graphs is not None:
+            graph = self.graphs.find_piecewise(int(starts[-1]))
         if sync is None or graph is not None:
             return self._shape(graph, starts, sync)
         # Every rank pads to what the ranks told each other of the target's batch.
@@ -150,12 +149,26 @@ class UnifiedSpeculator(DraftPasses):
         slots = drafts.layout.num_follow_slots
         starts = self.arange_np[: n + 1] * slots
         graph = None
-        if self.graphs is not None and may_replay and not (sync and sync.eager):
+        if self._may_use_graphs(sync):
             most = n if sync is None else sync.num_reqs
             graph = self.graphs.find_full(most, slots, drafts.num_drafts, 1)
+        graph = self._replayable(graph, may_replay, sync)
         if sync is None or graph is not None:
             return self._shape(graph, starts, sync)
         return self._shape(None, starts, sync, 0 * sync.num_tokens_across_dp, slots)
+
+    def _may_use_graphs(self, sync: DPSyncState | None) -> bool:
+        return self.graphs is not None and not (sync and sync.eager)
+
+    @staticmethod
+    def _replayable(
+        graph: DraftBatchDescriptor | None, may_replay: bool, sync: DPSyncState | None
+    ) -> DraftBatchDescriptor | None:
+        """The graph, or what to run where this rank's block tables do not fit it."""
+        if graph is None or may_replay:
+            return graph
+        # The other ranks replay it: this one pads its batch to the same shape.
+        return replace(graph, cg_mode=CUDAGraphMode.NONE) if sync else None
 
     def _shape(
         self,

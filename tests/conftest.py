@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fixtures for tests that run whole engines."""
 
+import logging
 import os
 from importlib.metadata import version
 from pathlib import Path
@@ -54,3 +55,11 @@ def engine_flags(on_cpu: bool) -> list[str]:
     """Flags of `vllm serve` for the bundled models: small, and free of equal logits."""
     flags = ["--dtype=float32", "--max-num-seqs=8", "--gpu-memory-utilization=0.3"]
     return flags + (["--enforce-eager"] if on_cpu else [])
+
+
+@pytest.fixture
+def caplog_vllm(caplog, monkeypatch):
+    """Sees the project's log, which does not reach the root logger."""
+    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
+    caplog.set_level(logging.WARNING, logger="vllm")
+    return caplog

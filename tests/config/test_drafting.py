@@ -184,16 +184,6 @@ def test_autoregressive_use_of_a_parallel_drafter_warns_once(checkpoint, caplog_
     assert "unset parallel_drafting" in record.getMessage()
 
 
-@pytest.fixture
-def caplog_vllm(caplog, monkeypatch):
-    """Sees the project's log, which does not reach the root logger."""
-    import logging
-
-    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
-    caplog.set_level(logging.WARNING, logger="vllm")
-    return caplog
-
-
 @pytest.mark.parametrize(
     "changes, message",
     [

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which draft batches are recorded as graphs, and which graph serves a batch."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from vllm.config.compilation import CUDAGraphMode
+from vllm.v1.attention.backend import AttentionCGSupport
+from vllm.v1.worker.gpu.spec_decode.unified.graphs import (
+    DraftBatchDescriptor,
+    DraftGraphs,
+    batches_to_record,
+    first_pass_twins,
+)
+from vllm.v1.worker.gpu.spec_decode.unified.layout import DraftLayout
+
+SIZES = [1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64]
+FULL, PIECEWISE = CUDAGraphMode.FULL, CUDAGraphMode.PIECEWISE
+
+
+def config(max_num_seqs: int = 8, enforce_eager: bool | None = None):
+    compilation = SimpleNamespace(
+        cudagraph_capture_sizes=SIZES, max_cudagraph_capture_size=SIZES[-1]
+    )
+    return SimpleNamespace(
+        compilation_config=compilation,
+        scheduler_config=SimpleNamespace(max_num_seqs=max_num_seqs),
+        speculative_config=SimpleNamespace(enforce_eager=enforce_eager),
+    )
+
+
+def layouts_of(width: int, shift: int, lengths: list[int]) -> dict[int, DraftLayout]:
+    widest = DraftLayout(max(lengths), shift, width)
+    return {k: widest.for_drafts(k) for k in lengths}
+
+
+def record(layouts, vllm_config=None, **more) -> list[DraftBatchDescriptor]:
+    how = {
+        "cudagraph_mode": CUDAGraphMode.FULL_AND_PIECEWISE,
+        "support": AttentionCGSupport.ALWAYS,
+        "piecewise": True,
+        "fused": True,
+    } | more
+    mode, support = how.pop("cudagraph_mode"), how.pop("support")
+    return batches_to_record(vllm_config or config(), mode, layouts, support, **how)
+
+
+@pytest.fixture
+def graphs():
+    """A manager that holds batches, without a device to record them on."""
+
+    def make(batches) -> DraftGraphs:
+        manager = DraftGraphs.__new__(DraftGraphs)
+        manager._batches = batches
+        manager._init_candidates()
+        manager._graphs_captured = True
+        return manager
+
+    return make
+
+
+@pytest.mark.parametrize("shift", [0, 1])
+@pytest.mark.parametrize("width", [1, 3, 7])
+def test_every_decode_batch_has_graphs(graphs, width: int, shift: int):
+    layouts = layouts_of(width, shift, [7])
+    found = graphs(record(layouts))
+    layout = layouts[7]
+    for num_reqs in range(1, 9):
+        first = found.find_full(num_reqs, 8 + layout.num_extra_slots, 7, 0)
+        assert first.num_reqs == num_reqs
+        assert first.num_tokens == num_reqs * (8 + layout.num_extra_slots)
+        if width < 7:
+            later = found.find_full(num_reqs, layout.num_follow_slots, 7, 1)
+            assert num_reqs <= later.num_reqs <= 8
+            assert (later.first_pass, later.end_pass) == (1, layout.num_passes)
+    assert found.find_full(9, 8 + layout.num_extra_slots, 7, 0) is None
+    assert found.find_full(1, 5, 7, 0) is None
+    assert found.find_piecewise(17).num_tokens == 24
+    assert found.find_piecewise(65) is None
+
+
+def test_largest_are_recorded_first(graphs):
+    """So that the smaller ones fit into the memory that they took."""
+    descs = graphs(record(layouts_of(1, 1, [3])))._capture_descs
+    for mode in (FULL, PIECEWISE):
+        tokens = [desc.num_tokens for desc in descs[mode]]
+        assert tokens == sorted(tokens, reverse=True)
+
+
+def test_nothing_is_found_before_it_is_recorded(graphs):
+    found = graphs(record(layouts_of(7, 0, [7])))
+    found._graphs_captured = False
+    assert found.find_full(1, 15, 7, 0) is None
+    assert found.find_piecewise(1) is None
+
+
+@pytest.mark.parametrize(
+    "width, twins",
+    [
+        (1, {0: 0, 1: 7, 3: 7, 7: 7}),
+        (3, {0: 0, 1: 1, 3: 7, 7: 7}),
+        (7, {0: 0, 1: 1, 3: 3, 7: 7}),
+    ],
+)
+def test_first_passes_that_are_the_same(width: int, twins: dict[int, int]):
+    assert first_pass_twins(layouts_of(width, 1, [0, 1, 3, 7])) == twins
+
+
+@pytest.mark.parametrize("shift", [0, 1])
+def test_autoregressive_lengths_may_change(graphs, shift: int):
+    """A step that verifies k drafts may ask for any other number of them."""
+    lengths = [0, 1, 3, 7]
+    layouts = layouts_of(1, shift, lengths)
+    found, twins = graphs(record(layouts)), first_pass_twins(layouts)
+    for before in lengths:
+        for after in (1, 3, 7):
+            slots = before + 1 + layouts[after].num_extra_slots
+            assert found.find_full(2, slots, twins[after], 0) is not None
+
+
+def test_one_graph_a_pass_where_metadata_is_the_hosts():
+    batches = record(layouts_of(1, 1, [4]), fused=False)
+    spans = {(b.first_pass, b.end_pass) for b in batches if b.cg_mode == FULL}
+    assert spans == {(0, 1), (1, 2), (2, 3), (3, 4)}
+
+
+def test_draft_model_may_be_eager():
+    assert record(layouts_of(1, 0, [4]), config(enforce_eager=True)) == []
+
+
+@pytest.mark.parametrize(
+    "mode, kinds",
+    [
+        (CUDAGraphMode.NONE, set()),
+        (PIECEWISE, {PIECEWISE}),
+        (CUDAGraphMode.FULL_DECODE_ONLY, {FULL}),
+        (CUDAGraphMode.FULL_AND_PIECEWISE, {FULL, PIECEWISE}),
+    ],
+)
+def test_what_the_target_runs_with_counts(mode: CUDAGraphMode, kinds: set):
+    batches = record(layouts_of(1, 0, [4]), cudagraph_mode=mode)
+    assert {batch.cg_mode for batch in batches} == kinds
+
+
+def test_attention_that_records_single_tokens_only(caplog_vllm):
+    support = AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE
+    batches = record(layouts_of(1, 0, [4]), support=support, piecewise=False)
+    assert {batch.uniform_token_count for batch in batches} == {1}
+    assert "attention_backend" in caplog_vllm.text
+
+
+def test_descriptors_are_all_different():
+    layouts = layouts_of(3, 1, [0, 1, 3, 5, 7])
+    batches = record(layouts, config(max_num_seqs=5))
+    assert len(batches) == len(set(batches)) > 0

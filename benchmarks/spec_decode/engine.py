@@ -10,6 +10,7 @@ import argparse
 import datetime
 import json
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -50,7 +51,13 @@ class Run:
         }
         del settings["site"], settings["output"]
         self.results: files.Results = {section: {} for section in files.SECTIONS}
-        self.results["runs"][self.name] = {"device": device, "settings": settings}
+        self.results["runs"][self.name] = {
+            "command": shlex.join(
+                ["python", "-m", "benchmarks.spec_decode.engine", *sys.argv[1:]]
+            ),
+            "device": device,
+            "settings": settings,
+        }
 
     def is_over(self, needed_s: float = 0.0) -> bool:
         return time.monotonic() - self.begin + needed_s > self.args.time_limit

@@ -85,6 +85,7 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
     add("--kv-cache-gib", type=float, default=5.0, help="KV cache of each engine")
     add("--time-limit", type=float, default=570.0, help="seconds, then stop cleanly")
     add("--start-timeout", type=float, default=400.0, help="seconds for an engine")
+    add("--note", help="circumstances, kept with the results")
     add(
         "--engine-args",
         type=json.loads,

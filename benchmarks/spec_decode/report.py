@@ -44,19 +44,29 @@ def device_line(results: files.Results) -> str:
     )
 
 
+def notes(results: files.Results) -> Iterator[str]:
+    for run in results["runs"].values():
+        if note := run.get("note") or run["settings"].get("note"):
+            yield f"Note: {note}"
+
+
 def engine_text(path: Path, images: Path, docs: Path) -> Iterator[str]:
     results = files.load(path)
     if not results.get("measurements"):
         return
     compared = Comparison(results)
     yield device_line(results)
+    yield from notes(results)
     for plot in draw_all(compared, images, path.parent.name):
         yield f"![{plot.stem}]({plot.relative_to(docs)})"
     for title, found in engine_sections(compared):
         if found:
             yield f"### {title}\n\n{found}"
     if results.get("failures"):
-        lines = [f"- {k}: {v['error']}" for k, v in results["failures"].items()]
+        lines = [
+            f"- {k}: {v['error'].splitlines()[0]}"
+            for k, v in results["failures"].items()
+        ]
         yield "### What did not run\n\n" + "\n".join(lines)
 
 

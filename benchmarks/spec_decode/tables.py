@@ -24,6 +24,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
     """A Markdown table; nothing at all without rows."""
     if not rows:
         return ""
+    assert all(len(row) == len(head) for row in rows), "a row does not fit its head"
     lines = [head, ["---:"] * len(head), *([text(cell) for cell in r] for r in rows)]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 
@@ -70,6 +71,13 @@ POINT_HEAD = (
 )
 
 
+def step_ratio(ours: Row | None, base: Row | None) -> float | None:
+    """How much sooner a step ends where all requests decode; acceptance is equal."""
+    if not (ours and base and ours.step_s and base.step_s):
+        return None
+    return base.step_s / ours.step_s
+
+
 def point_cells(ours: Row | None, base: Row | None) -> list[Cell]:
     own = [None] * 5
     if ours:
@@ -82,6 +90,7 @@ def point_cells(ours: Row | None, base: Row | None) -> list[Cell]:
         ours and speed(ours.tokens_per_s),
         best,
         times(ratio(ours, base)),
+        times(step_ratio(ours, base)),
         *own,
         base and ms(base.step_s),
         base and ms(base.draft_s),

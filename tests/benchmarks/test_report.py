@@ -43,6 +43,8 @@ def test_table():
         "| a | b |\n| ---: | ---: |\n| 1 | – |\n| x | 0.50 |\n"
     )
     assert table(["a"], []) == ""
+    with pytest.raises(AssertionError, match="does not fit"):
+        table(["a", "b"], [[1]])
 
 
 def test_text_outside_the_markers_stays():

@@ -85,9 +85,17 @@ class DraftPasses(DraftModelSpeculator):
         self.input_buffers.allocate_kv_groups(block_tables.num_kv_cache_groups)
         room = self.layout.num_room_tokens
         self.block_tables: DraftBlockTables = with_room(block_tables, room)
-        self.draft_max_seq_len = self.vllm_config.model_config.max_model_len + room
-        # What the base cuts the host's bound of a sequence's length at.
-        self.max_model_len = self.draft_max_seq_len
+        self.draft_max_seq_len = self.max_model_len
+
+    @property
+    def max_model_len(self) -> int:
+        """The longest sequence that attention may meet: padding slots count too."""
+        target = self.vllm_config.model_config.max_model_len
+        return target + self.layout.num_room_tokens
+
+    @max_model_len.setter
+    def max_model_len(self, value: int) -> None:
+        pass  # the base's __init__ sets the target's
 
     @property
     def limit(self) -> int:

@@ -1,0 +1,251 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Do CUDA graphs change what is drafted or what comes out? The bundled models, greedy.
+
+Each drafter runs with graphs, with an eager drafter, and with all of the engine eager,
+on the same prompts as the target alone. Where an output differs from the target's, the
+gap between the target's two best logits at that token says whether it was a tie.
+"""
+
+import argparse
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.spec_decode import results as files
+from benchmarks.spec_decode.shapes import BUNDLED, MODES
+
+ROOT = Path(__file__).resolve().parents[2]
+HOW = ("graphs", "eager-drafter", "eager")
+# Chances closer than this are equal as far as bf16 matrix products of another shape
+# can tell.
+TIE = 0.1
+
+
+def speculative_config(mode: str, how: str, num_tokens: int) -> dict[str, Any] | None:
+    if mode == "none":
+        return None
+    spec = {**MODES[mode], "model": str(BUNDLED / mode)}
+    spec["num_speculative_tokens"] = num_tokens
+    if how == "eager-drafter":
+        spec["enforce_eager"] = True
+    return spec
+
+
+def prompts(num_prompts: int) -> list[list[int]]:
+    """Pieces of held-out modules of the standard library, all of other lengths."""
+    import sysconfig
+
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(BUNDLED / "target")
+    library, tokens = Path(sysconfig.get_path("stdlib")), []
+    for name in json.loads((BUNDLED / "held_out.json").read_text()):
+        if (file := library / f"{name}.py").is_file():
+            tokens += tokenizer(file.read_text(), add_special_tokens=False).input_ids
+    return [
+        tokens[at : at + 16 + 13 * i] for i, at in enumerate(range(0, 997 * 99, 997))
+    ][:num_prompts]
+
+
+class Replays:
+    """Counts draft passes, and the graphs that stood for them."""
+
+    def __init__(self, speculator: Any):
+        self.steps = self.graphs = 0
+        self.propose, manager = speculator.propose, speculator.graphs
+        speculator.propose = self._counted
+        if manager is not None:
+            self.replay = manager.run_fullgraph
+            manager.run_fullgraph = self._replayed
+
+    def _counted(self, *args, **kwargs):
+        self.steps += 1
+        return self.propose(*args, **kwargs)
+
+    def _replayed(self, desc):
+        self.graphs += 1
+        return self.replay(desc)
+
+
+def run_engine(job: dict[str, Any]) -> dict[str, Any]:
+    """One engine over all prompts, together and then some of them alone."""
+    from vllm import LLM, SamplingParams
+
+    mode, how = job["mode"], job["how"]
+    llm = LLM(
+        str(BUNDLED / "target"),
+        speculative_config=speculative_config(mode, how, job["num_tokens"]),
+        enforce_eager=how == "eager",
+        disable_log_stats=False,
+        max_model_len=1024,
+        **job["engine"],
+    )
+    # In process, so the runner itself comes back.
+    speculator = llm.collective_rpc(lambda worker: worker.model_runner.speculator)[0]
+    replays = Replays(speculator) if speculator is not None else None
+    sampling = SamplingParams(
+        temperature=0,
+        max_tokens=job["output_len"],
+        ignore_eos=True,
+        logprobs=2 if mode == "none" else None,
+    )
+    found = [{"prompt_token_ids": ids} for ids in prompts(job["num_prompts"])]
+    outputs = llm.generate(found, sampling, use_tqdm=False)
+    for prompt in found[:4]:
+        outputs += llm.generate([prompt], sampling, use_tqdm=False)
+    metrics = {metric.name: metric for metric in llm.get_metrics()}
+    drafts = metrics.get("vllm:spec_decode_num_drafts")
+    by_position = metrics.get("vllm:spec_decode_num_accepted_tokens_per_pos")
+    return {
+        "tokens": [list(output.outputs[0].token_ids) for output in outputs],
+        "gaps": [gaps(output.outputs[0].logprobs) for output in outputs],
+        "acceptance": [n / drafts.value for n in by_position.values] if drafts else [],
+        "steps": replays.steps if replays else 0,
+        "graphs_replayed": replays.graphs if replays else 0,
+    }
+
+
+def gaps(logprobs: list[dict[int, Any]] | None) -> list[float]:
+    """By how much the best token's logprob exceeds the second's, at each position."""
+    best = [
+        sorted(found.values(), key=lambda x: x.rank)[:2] for found in logprobs or ()
+    ]
+    return [first.logprob - second.logprob for first, second in best]
+
+
+def compare(found: dict[str, Any], alone: dict[str, Any]) -> dict[str, Any]:
+    """What of an engine's outcome is kept, beside the target alone."""
+    differences = []
+    for request, (tokens, wanted) in enumerate(
+        zip(found["tokens"], alone["tokens"], strict=True)
+    ):
+        if tokens != wanted:
+            at = next(
+                i for i, (a, b) in enumerate(zip(tokens, wanted, strict=True)) if a != b
+            )
+            gap = alone["gaps"][request][at]
+            differences.append({"request": request, "token": at, "logprob_gap": gap})
+    return {
+        "requests": len(found["tokens"]),
+        "differences": differences,
+        "are_ties": all(d["logprob_gap"] < TIE for d in differences),
+        "acceptance_length": 1 + sum(found["acceptance"]),
+        "acceptance_by_position": found["acceptance"],
+        "steps": found["steps"],
+        "graphs_replayed": found["graphs_replayed"],
+    }
+
+
+def start(job: dict[str, Any], result: Path, log: Path) -> subprocess.Popen:
+    defaults = {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+    }
+    if job["device"] == "cpu":
+        defaults |= {"TRITON_INTERPRET": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
+    command = [sys.executable, "-m", "benchmarks.spec_decode.correctness"]
+    with log.open("w") as stream:
+        return subprocess.Popen(
+            [*command, "--job", json.dumps(job), "--result", str(result)],
+            env=defaults | os.environ,
+            cwd=ROOT,
+            stdout=stream,
+            stderr=stream,
+        )
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    add = parser.add_argument
+    add("--device", choices=("cuda", "cpu"), default="cuda")
+    add("--modes", nargs="+", choices=list(MODES)[1:], default=list(MODES)[1:])
+    add("--how", nargs="+", choices=HOW, default=list(HOW))
+    add("--dtype", default="bfloat16")
+    add("--num-speculative-tokens", type=int, default=7)
+    add("--num-prompts", type=int, default=24)
+    add("--output-len", type=int, default=100)
+    add("--engines-at-once", type=int, default=5)
+    add("--output", type=Path)
+    add("--job", type=json.loads, help=argparse.SUPPRESS)
+    add("--result", type=Path, help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def run_all(args: argparse.Namespace, folder: Path) -> dict[str, dict[str, Any]]:
+    """Outcomes by mode and how; an engine that fails ends the program."""
+    memory = {"kv_cache_memory_bytes": 2 << 30, "gpu_memory_utilization": 0.02}
+    if args.device == "cpu":
+        memory = {"gpu_memory_utilization": 0.1}
+    waiting = [("none", args.how[0]), *((m, h) for m in args.modes for h in args.how)]
+    running: dict[str, subprocess.Popen] = {}
+    outcomes: dict[str, dict[str, Any]] = {}
+    while waiting or running:
+        while waiting and len(running) < args.engines_at_once:
+            mode, how = waiting.pop(0)
+            name = f"{mode}-{how}"
+            job = {
+                "mode": mode,
+                "how": how,
+                "device": args.device,
+                "num_tokens": args.num_speculative_tokens,
+                "num_prompts": args.num_prompts,
+                "output_len": args.output_len,
+                "engine": {"dtype": args.dtype, "max_num_seqs": 16, **memory},
+            }
+            files_of = folder / f"{name}.json", folder / f"{name}.log"
+            running[name] = start(job, *files_of)
+        time.sleep(0.5)
+        for name in [n for n, process in running.items() if process.poll() is not None]:
+            if running.pop(name).returncode:
+                for process in running.values():
+                    process.kill()
+                sys.exit(
+                    f"{name} failed:\n" + (folder / f"{name}.log").read_text()[-3000:]
+                )
+            outcomes[name] = json.loads((folder / f"{name}.json").read_text())
+    return outcomes
+
+
+def main() -> None:
+    args = parse()
+    if args.job:
+        args.result.write_text(json.dumps(run_engine(args.job)))
+        return
+    from benchmarks.spec_decode.engine import probe_device
+
+    device = probe_device(str(Path(sys.executable)), dict(os.environ))
+    with tempfile.TemporaryDirectory() as folder:
+        outcomes = run_all(args, Path(folder))
+    alone = outcomes.pop(f"none-{args.how[0]}")
+    rows = {name: compare(found, alone) for name, found in sorted(outcomes.items())}
+    report = {
+        "command": shlex.join(
+            ["python", "-m", "benchmarks.spec_decode.correctness", *sys.argv[1:]]
+        ),
+        "device": device,
+        "date": time.strftime("%Y-%m-%d"),
+        "dtype": args.dtype,
+        "tie": TIE,
+        "engines": rows,
+    }
+    folder = files.RESULTS / files.slug(device["name"])
+    path = args.output or folder / "correctness.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(report, indent=1) + "\n")
+    for name, row in rows.items():
+        print(
+            f"{name}: {row['requests'] - len(row['differences'])} of {row['requests']} "
+            f"outputs equal{'' if row['are_ties'] else ', NOT all ties'}, acceptance "
+            f"length {row['acceptance_length']:.2f}"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -5,6 +5,7 @@ from abc import abstractmethod
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn as nn
 
 from vllm.config import VllmConfig
 from vllm.config.compilation import CUDAGraphMode
@@ -79,6 +80,24 @@ class DraftPasses(DraftModelSpeculator):
         columns = torch.arange(passes * width, dtype=torch.int32, device=self.device)
         columns = columns.view(passes, 1, width).repeat(1, self.max_num_reqs, 1)
         return Drafts(num_drafts, layout, columns)
+
+    def load_model(self, target_model: nn.Module) -> None:
+        super().load_model(target_model)
+        if self.draft_logits is None and self._may_rank_own_vocabulary():
+            self.use_local_argmax_reduction = True
+
+    def _may_rank_own_vocabulary(self) -> bool:
+        """Whether the best token is found without logits of the whole vocabulary.
+
+        It is the same token. A head of fewer tokens need not spread their logits over
+        the target's vocabulary, and ranks of a tensor-parallel group exchange their
+        best tokens, not their logits.
+        """
+        if not hasattr(self.model, "get_top_tokens"):
+            return False
+        has_own = getattr(self.model, "draft_id_to_target_id", None) is not None
+        ranks = self.speculative_config.draft_parallel_config.tensor_parallel_size
+        return (has_own or ranks > 1) and self.model.logits_processor.scale > 0
 
     def set_attn(self, model_state, kv_cache_config, block_tables, *args) -> None:
         super().set_attn(model_state, kv_cache_config, block_tables, *args)

@@ -1,9 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fills and checks a SpeculativeConfig by what its checkpoint says of itself."""
 
+import os
 from functools import partial
 from typing import TYPE_CHECKING
 
+from vllm.config.draft_checks import check_drafter
+from vllm.config.draft_families import DraftFamily, tapped_layers
+from vllm.config.draft_length import verify_draft_length
+from vllm.config.draft_vocab import match_vocabularies
 from vllm.config.drafting import (
     METHODS,
     DraftCheckpoint,
@@ -19,16 +24,43 @@ logger = init_logger(__name__)
 
 
 def fill_from_checkpoint(spec: "SpeculativeConfig") -> None:
-    """Sets `parallel_drafting` and `num_speculative_tokens` where they are unset.
+    """Sets what is unset of method, parallel drafting and number of tokens.
 
     Raises:
-        ValueError: parallel drafting is asked of a checkpoint not trained for it, or
-            nothing says how many tokens to draft.
+        ValueError: a setting contradicts the checkpoint, the checkpoint is of a kind
+            that is not supported, or nothing says how many tokens to draft.
     """
     checkpoint = _read(spec)
     if checkpoint is None:
         spec.parallel_drafting = bool(spec.parallel_drafting)
         return
+    family = checkpoint.family
+    if family is not None:
+        _refuse_contradictions(spec, family)
+        spec.method, spec.draft_family = family.method, family.name
+    # The base would go by words like "eagle-" in the path.
+    spec.known_method = spec.method
+    _fill_parallel_drafting(spec, checkpoint)
+    _fill_num_drafts(spec, checkpoint)
+
+
+def _refuse_contradictions(spec: "SpeculativeConfig", family: DraftFamily) -> None:
+    if not family.is_supported:
+        raise ValueError(
+            f"{spec.model} is a {family.name} checkpoint ({family.told_by}), which is "
+            "not supported yet: use a PARD or P-EAGLE checkpoint."
+        )
+    if spec.method not in (None, family.method):
+        raise ValueError(
+            f'method is "{spec.method}", but {spec.model} is a checkpoint of '
+            f"{family.name} ({family.told_by}), which drafts with "
+            f'"{family.method}": unset method.'
+        )
+
+
+def _fill_parallel_drafting(
+    spec: "SpeculativeConfig", checkpoint: DraftCheckpoint
+) -> None:
     if spec.parallel_drafting is None:
         spec.parallel_drafting = checkpoint.is_parallel
     elif spec.parallel_drafting and checkpoint.mask_token_id is None:
@@ -43,10 +75,16 @@ def fill_from_checkpoint(spec: "SpeculativeConfig") -> None:
             "it draft one token per pass: unset parallel_drafting to use it as meant.",
             spec.model,
         )
-    if spec.num_speculative_tokens is None:
-        spec.num_speculative_tokens = checkpoint.num_speculative_tokens
-    is_ours = spec.method in METHODS or checkpoint.is_parallel
-    if spec.num_speculative_tokens is None and is_ours:
+
+
+def _fill_num_drafts(spec: "SpeculativeConfig", checkpoint: DraftCheckpoint) -> None:
+    if spec.num_speculative_tokens is not None:
+        return
+    family = checkpoint.family
+    spec.num_speculative_tokens = checkpoint.num_speculative_tokens
+    if spec.num_speculative_tokens is None and family is not None:
+        spec.num_speculative_tokens = family.num_drafts
+    if spec.num_speculative_tokens is None and spec.method in METHODS:
         raise ValueError(
             f"{spec.model} does not say how many tokens it was trained to draft: add "
             '"num_speculative_tokens" to the speculative config, for example 7.'
@@ -65,7 +103,8 @@ def _read(spec: "SpeculativeConfig") -> DraftCheckpoint | None:
         config, _ = PretrainedConfig.get_config_dict(spec.model, revision=spec.revision)
     except (OSError, ValueError):
         return None  # no readable config.json: the base says what is wrong with it
-    return read_checkpoint(config, partial(_tensor_names, spec))
+    files = os.listdir(spec.model) if os.path.isdir(spec.model) else ()
+    return read_checkpoint(config, partial(_tensor_names, spec), files)
 
 
 def _tensor_names(spec: "SpeculativeConfig") -> list[str]:
@@ -84,6 +123,35 @@ def _tensor_names(spec: "SpeculativeConfig") -> list[str]:
             spec.model,
         )
     return names
+
+
+def log_drafter(spec: "SpeculativeConfig") -> None:
+    """One line on what was made of a checkpoint."""
+    if spec.method not in METHODS or spec.draft_model_config is None:
+        return
+    config = spec.draft_model_config.hf_config
+    mask = get_mask_token_id(config) if spec.parallel_drafting else None
+    layers = tapped_layers(config) or "the target's defaults"
+    logger.info(
+        "Drafter %s: family %s, method %s, %d tokens a step, %d a pass, mask token "
+        "%s, fed by layers %s.",
+        spec.model,
+        getattr(spec, "draft_family", None) or "unknown",
+        spec.method,
+        spec.num_speculative_tokens,
+        spec.drafting_width,
+        mask,
+        layers if spec.method == "eagle3" else "none",
+    )
+
+
+def settle_drafting(spec: "SpeculativeConfig") -> None:
+    """What is left to do once the base has read the draft model's config."""
+    check_drafter(spec)
+    match_vocabularies(spec)
+    verify_drafting(spec)
+    verify_draft_length(spec)
+    log_drafter(spec)
 
 
 def verify_drafting(spec: "SpeculativeConfig") -> None:

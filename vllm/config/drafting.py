@@ -4,11 +4,12 @@
 Pure Python on plain values, so that configuration can ask before anything loads.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import vllm.envs as envs
+from vllm.config.draft_families import DraftFamily, DraftFiles, find_family
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -24,14 +25,19 @@ class DraftCheckpoint:
     """How a checkpoint was trained to draft.
 
     Attributes:
+        family: which drafters it is published like; None for a language model.
         mask_token_id: token of the mask slots; None if the config names none.
-        is_parallel: whether it was trained to draft several tokens per pass.
         num_speculative_tokens: drafts it was trained for; None if it does not say.
     """
 
+    family: DraftFamily | None
     mask_token_id: int | None
-    is_parallel: bool
     num_speculative_tokens: int | None
+
+    @property
+    def is_parallel(self) -> bool:
+        """Whether it was trained to draft several tokens per pass."""
+        return self.family is not None and self.family.is_parallel
 
 
 def get_mask_token_id(config: Any) -> int | None:
@@ -50,7 +56,9 @@ def _get(config: Any, key: str) -> Any:
 
 
 def read_checkpoint(
-    config: Mapping[str, Any], tensor_names: Callable[[], Iterable[str]]
+    config: Mapping[str, Any],
+    tensor_names: Callable[[], Collection[str]] = list,
+    file_names: Collection[str] = (),
 ) -> DraftCheckpoint:
     """Reads a draft model's raw config, as in its config.json.
 
@@ -58,20 +66,10 @@ def read_checkpoint(
         config: the parsed config.json.
         tensor_names: names of the checkpoint's tensors, asked for only where the
             config leaves open whether its mask token is for drafting.
+        file_names: of the files beside config.json, as far as they are known.
     """
-    mask = get_mask_token_id(config)
-    is_parallel = (
-        config.get("pard_token") is not None
-        or config.get("ptd_token_id") is not None
-        or config.get("speculators_model_type") == "peagle"
-        or bool(config.get("parallel_drafting"))
-        or (mask is not None and _has_mask_hidden(tensor_names()))
-    )
-    return DraftCheckpoint(mask, is_parallel, _trained_depth(config))
-
-
-def _has_mask_hidden(tensor_names: Iterable[str]) -> bool:
-    return any(name.rpartition(".")[2] == "mask_hidden" for name in tensor_names)
+    family = find_family(DraftFiles(config, tensor_names, file_names))
+    return DraftCheckpoint(family, get_mask_token_id(config), _trained_depth(config))
 
 
 def _trained_depth(config: Mapping[str, Any]) -> int | None:

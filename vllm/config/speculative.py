@@ -1,29 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
 """Seam on `vllm/config/speculative.py`.
 
-Why: whether a checkpoint drafts in parallel, and how far, stands in its files; the
-    base asks the user. Its drafting slots are taken off the target's token budget.
+Why: how a checkpoint drafts stands in its files; the base asks the user, or guesses by
+    words in the path. Its drafting slots are taken off the target's token budget.
     Which draft length fits which load, the user has to find out.
-How: `parallel_drafting` and `num_speculative_tokens` left unset come from the
-    checkpoint, and what contradicts it is refused; `parallel_drafting_width` is new;
-    a drafter that owns its buffers takes no slots off the target; the schedule of
-    draft lengths may be "auto".
-Upstream: "[Spec Decode] Take parallel drafting and its length from the checkpoint".
-Until: upstream detects parallel drafters itself.
+How: what is unset comes from the checkpoint, and what contradicts it is refused;
+    `parallel_drafting_width` is new; a drafter that owns its buffers takes no slots
+    off the target; the schedule of draft lengths may be "auto".
+Upstream: "[Spec Decode] Take method and parallel drafting from the checkpoint".
+Until: upstream detects drafters by what is in their files.
 """
 
 from pydantic import Field
 
 from vllm._upstream import stand_on
-from vllm.config.draft_defaults import fill_from_checkpoint, verify_drafting
-from vllm.config.draft_length import DraftLengthSchedule, verify_draft_length
+from vllm.config.draft_defaults import fill_from_checkpoint, settle_drafting
+from vllm.config.draft_families import as_the_base_reads_it
+from vllm.config.draft_length import DraftLengthSchedule
+from vllm.config.draft_settings import DraftSettings
 from vllm.config.utils import config
 
 upstream = stand_on(__name__)
+upstream_config = upstream.SpeculativeConfig
 
 
 @config
-class SpeculativeConfig(upstream.SpeculativeConfig):
+class SpeculativeConfig(DraftSettings, upstream_config):
     """Configuration for speculative decoding."""
 
     parallel_drafting: bool | None = None
@@ -39,15 +41,11 @@ class SpeculativeConfig(upstream.SpeculativeConfig):
     def __post_init__(self):
         fill_from_checkpoint(self)
         super().__post_init__()
-        verify_drafting(self)
-        verify_draft_length(self)
+        settle_drafting(self)
 
-    @property
-    def drafting_width(self) -> int:
-        """Tokens drafted per pass: 1 for autoregressive drafting."""
-        if not self.parallel_drafting:
-            return 1
-        return self.parallel_drafting_width or self.num_speculative_tokens
+    @staticmethod
+    def hf_config_override(hf_config):
+        return upstream_config.hf_config_override(as_the_base_reads_it(hf_config))
 
     @property
     def max_num_new_slots_for_drafting(self) -> int:

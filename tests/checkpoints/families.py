@@ -1,0 +1,563 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Drafters as they are published, shrunk: keys, names, dtypes and kinds of files.
+
+Hidden sizes and vocabularies are small; what the families differ in is kept: heads
+that do not divide the hidden size, layers' names, masks' shapes, missing embeddings,
+vocabularies padded by 128 rows, keys in the style of older and newer transformers.
+"""
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from .tensors import (
+    Config,
+    Tensors,
+    draft_vocabulary,
+    head,
+    language_model,
+    random,
+)
+
+# TOKENS are the bundled tokenizer's, the rest of the rows is padding: so is the mask.
+HIDDEN, TOKENS, VOCAB, DRAFT_VOCAB = 128, 2560, 2688, 640
+MASK = VOCAB - 10
+NUM_TARGET_LAYERS = 8
+
+_ROPE = {"rope_theta": 10000.0}
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 32.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,  # small, so that it tells
+}
+
+
+def _config(model_type: str, architecture: str, **changes: Any) -> dict[str, Any]:
+    config = {
+        "architectures": [architecture],
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+        "hidden_act": "silu",
+        "hidden_size": HIDDEN,
+        "initializer_range": 0.02,
+        "intermediate_size": 448,
+        "max_position_embeddings": 2048,
+        "model_type": model_type,
+        "num_attention_heads": 4,
+        "num_hidden_layers": 1,
+        "num_key_value_heads": 1,
+        "head_dim": 64,
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+        "transformers_version": "4.52.4",
+        "use_cache": True,
+        "vocab_size": VOCAB,
+    } | changes
+    return {key: value for key, value in config.items() if value is not ...}
+
+
+def _target(model_type: str, architecture: str, **changes: Any) -> dict[str, Any]:
+    shape = {"num_hidden_layers": NUM_TARGET_LAYERS, "intermediate_size": 256}
+    return _config(model_type, architecture, **shape, **_ROPE, **changes)
+
+
+TARGETS = {
+    "llama": _target("llama", "LlamaForCausalLM"),
+    "qwen2": _target("qwen2", "Qwen2ForCausalLM", vocab_size=VOCAB + 128),
+    "qwen3": _target("qwen3", "Qwen3ForCausalLM"),
+}
+
+
+@dataclass(frozen=True)
+class Published:
+    """One drafter as published, and what is to be made of it.
+
+    Attributes:
+        family: its row in `vllm.config.draft_families.FAMILIES`.
+        config: its config.json; None where it depends on the target's folder.
+        tensors: name to values, float32 where they are not integers.
+        target: a key of TARGETS.
+        num_drafts, width, mask, layers: what must be detected; layers None means the
+            target's defaults.
+        dtype: of the tensors in the file.
+        files: "safetensors", "bin", or "sharded" safetensors with an index.
+    """
+
+    family: str
+    config: Config
+    tensors: Callable[[Config], Tensors]
+    num_drafts: int
+    width: int = 1
+    mask: int | None = None
+    layers: tuple[int, ...] | None = None
+    target: str = "llama"
+    dtype: torch.dtype = torch.bfloat16
+    files: str = "safetensors"
+
+    @property
+    def method(self) -> str:
+        return "draft_model" if self.family == "PARD" else "eagle3"
+
+
+# PARD: a language model with two more keys.
+
+
+def _pard(model_type: str, architecture: str, **more: Any) -> dict[str, Any]:
+    shape = {
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "tie_word_embeddings": True,
+        "pard_token": MASK,
+        "spd_type": "pard",
+    }
+    return _config(model_type, architecture, **shape | more)
+
+
+def _model(config: Config) -> Tensors:
+    return language_model(config, lm_head=False)
+
+
+def _model_with_lm_head(config: Config) -> Tensors:
+    return language_model(config, lm_head=True)
+
+
+_PARD = {
+    "family": "PARD",
+    "num_drafts": 8,
+    "width": 8,
+    "mask": MASK,
+}
+_QWEN3 = _pard("qwen3", "Qwen3ForCausalLM", rms_norm_eps=1e-6, rope_theta=1e6)
+_PARDS = {
+    "pard-qwen3": Published(config=_QWEN3, tensors=_model, target="qwen3", **_PARD),
+    # Published so too: tied, and yet with an lm_head of its own in the file.
+    "pard-qwen3-lm-head": Published(
+        config=_QWEN3, tensors=_model_with_lm_head, target="qwen3", **_PARD
+    ),
+    # As Qwen2.5-0.5B for Qwen2.5-7B: 128 rows of padding fewer than the target.
+    "pard-qwen2.5": Published(
+        config=_pard("qwen2", "Qwen2ForCausalLM", head_dim=..., rope_theta=1e6),
+        tensors=_model,
+        target="qwen2",
+        **_PARD,
+    ),
+    # Keys as newer transformers write them, and tensors in two files.
+    "pard-llama": Published(
+        config=_pard(
+            "llama",
+            "LlamaForCausalLM",
+            torch_dtype=...,
+            dtype="bfloat16",
+            rope_parameters=_ROPE | _LLAMA3,
+        ),
+        tensors=_model,
+        files="sharded",
+        **_PARD,
+    ),
+}
+
+
+# P-EAGLE as Amazon publishes it: `midlayer`, then `layers.1` on.
+
+
+def _amazon(config: Config) -> Tensors:
+    fed = 3 * HIDDEN
+    return head(config, 3, first="midlayer", mask_shape=(1, 1, fed)) | draft_vocabulary(
+        VOCAB, VOCAB, torch.int64
+    )
+
+
+def _amazon_reduced(config: Config) -> Tensors:
+    fed = 3 * HIDDEN
+    return head(config, 3, first="midlayer", mask_shape=(1, fed)) | draft_vocabulary(
+        VOCAB, DRAFT_VOCAB, torch.int32
+    )
+
+
+def _nemo(config: Config) -> Tensors:
+    made = head(config, 3, mask_shape=(1, 1, 3 * HIDDEN))
+    tops = ("lm_head.weight", "mask_hidden")
+    named = {n if n in tops else f"model.{n}": w for n, w in made.items()}
+    return named | draft_vocabulary(VOCAB, DRAFT_VOCAB, torch.int64)
+
+
+_PEAGLES = {
+    "peagle-amazon": Published(
+        family="P-EAGLE, Amazon",
+        config=_config(
+            "llama",
+            "LlamaForCausalLMEagle3",
+            num_hidden_layers=4,
+            draft_vocab_size=VOCAB,
+            ptd_token_id=MASK,
+            rope_scaling=_LLAMA3,
+            attention_bias=False,
+        ),
+        tensors=_amazon,
+        num_drafts=7,
+        width=7,
+        mask=MASK,
+    ),
+    "peagle-amazon-reduced": Published(
+        family="P-EAGLE, Amazon",
+        config=_config(
+            "llama",
+            "LlamaForCausalLM",
+            num_hidden_layers=2,
+            draft_vocab_size=DRAFT_VOCAB,
+            ptd_token_id=MASK,
+        ),
+        tensors=_amazon_reduced,
+        num_drafts=7,
+        width=7,
+        mask=MASK,
+    ),
+    "peagle-nemo": Published(
+        family="P-EAGLE, NeMo",
+        config=_config(
+            "llama",
+            "LlamaEagle3DraftModel",
+            num_hidden_layers=2,
+            draft_vocab_size=DRAFT_VOCAB,
+            parallel_drafting=True,
+            mask_token_id=MASK,
+            num_depths=6,
+        ),
+        tensors=_nemo,
+        num_drafts=6,
+        width=6,
+        mask=MASK,
+    ),
+    # The mask token alone could be a masked language model's; mask_hidden decides.
+    "peagle-specforge": Published(
+        family="P-EAGLE, SpecForge",
+        config=_config(
+            "llama",
+            "PEagleDraftModel",
+            num_hidden_layers=2,
+            draft_vocab_size=DRAFT_VOCAB,
+            mask_token_id=MASK,
+            eagle_config={"eagle_aux_hidden_state_layer_ids": [1, 3, 6]},
+        ),
+        tensors=lambda config: (
+            head(
+                config, 3, first="midlayer", embed=False, mask_shape=(1, 1, 3 * HIDDEN)
+            )
+            | draft_vocabulary(VOCAB, DRAFT_VOCAB, torch.int64)
+        ),
+        num_drafts=7,
+        width=7,
+        mask=MASK,
+        layers=(1, 3, 6),
+    ),
+}
+
+
+# Heads of speculators: the transformer's config is nested.
+
+_NESTED = ("architectures", "torch_dtype", "transformers_version")
+
+
+def _speculators(kind: str, shape: Config, num_drafts: int, **more: Any) -> Config:
+    names = {"eagle3": "Eagle3Speculator", "peagle": "PEagleDraftModel"}
+    proposal = {
+        "accept_tolerance": 0.0,
+        "proposal_type": "greedy",
+        "speculative_tokens": num_drafts,
+        "verifier_accept_k": 1,
+    }
+    return {
+        "architectures": [names[kind]],
+        "draft_vocab_size": DRAFT_VOCAB,
+        "speculators_config": {
+            "algorithm": kind,
+            "default_proposal_method": "greedy",
+            "proposal_methods": [proposal],
+            # The target's folder is filled in as the files are written.
+            "verifier": {"architectures": ["LlamaForCausalLM"], "name_or_path": ""},
+        },
+        "speculators_model_type": kind,
+        "speculators_version": "0.5.0.dev5",
+        "tie_word_embeddings": False,
+        "torch_dtype": "float32",
+        "transformer_layer_config": {
+            key: value for key, value in shape.items() if key not in _NESTED
+        },
+        "transformers_version": "4.55.4",
+        **more,
+    }
+
+
+def _speculators_head(num_taps: int, *, parallel: bool, reduced: bool = True):
+    def make(config: Config) -> Tensors:
+        shape = config["transformer_layer_config"] | {
+            "draft_vocab_size": config["draft_vocab_size"]
+        }
+        mask = (1, 1, num_taps * HIDDEN) if parallel else None
+        made = head(shape, num_taps, mask_shape=mask)
+        if config.get("norm_before_fc"):
+            made["input_norm.weight"] = random("input_norm", num_taps * HIDDEN)
+        if config.get("fc_norm"):
+            for i in range(num_taps):
+                made[f"fc_norm.{i}.weight"] = random(f"fc_norm.{i}", HIDDEN)
+        if reduced:
+            made |= draft_vocabulary(VOCAB, DRAFT_VOCAB, torch.int64)
+        return made
+
+    return make
+
+
+_EAGLE3, _PEAGLE = "EAGLE-3, speculators", "P-EAGLE, speculators"
+_SPECULATORS = {
+    # As the ones converted from SafeAILab's: no layer ids, and null for a size.
+    "speculators-eagle3": Published(
+        family=_EAGLE3,
+        config=_speculators(
+            "eagle3",
+            _config("llama", "LlamaForCausalLM"),
+            5,
+            auto_map={"": "eagle3.Eagle3SpeculatorConfig"},
+            norm_before_residual=False,
+            target_hidden_size=None,
+            eagle_aux_hidden_state_layer_ids=None,
+        ),
+        tensors=_speculators_head(3, parallel=False),
+        num_drafts=5,
+        dtype=torch.float32,
+    ),
+    "speculators-eagle3-4-layers": Published(
+        family=_EAGLE3,
+        config=_speculators(
+            "eagle3",
+            _config("llama", "LlamaForCausalLM", num_hidden_layers=2),
+            3,
+            norm_before_residual=True,
+            eagle_aux_hidden_state_layer_ids=[1, 3, 4, 7],
+        ),
+        tensors=_speculators_head(4, parallel=False),
+        num_drafts=3,
+        layers=(1, 3, 4, 7),
+    ),
+    # As RedHatAI's for gpt-oss: a norm before the projection, and a narrow MLP.
+    "speculators-eagle3-input-norm": Published(
+        family=_EAGLE3,
+        config=_speculators(
+            "eagle3",
+            _config("llama", "LlamaForCausalLM", intermediate_size=HIDDEN),
+            3,
+            norm_before_fc=True,
+            norm_before_residual=True,
+        ),
+        tensors=_speculators_head(3, parallel=False),
+        num_drafts=3,
+    ),
+    "speculators-peagle-qwen3": Published(
+        family=_PEAGLE,
+        config=_speculators(
+            "peagle",
+            _config("qwen3", "Qwen3ForCausalLM", num_hidden_layers=2),
+            8,
+            draft_vocab_size=VOCAB,
+            embed_requires_grad=True,
+            mask_token_id=MASK,
+            norm_before_residual=False,
+            eagle_aux_hidden_state_layer_ids=[2, 4, 6],
+        ),
+        tensors=_speculators_head(3, parallel=True, reduced=False),
+        target="qwen3",
+        num_drafts=8,
+        width=8,
+        mask=MASK,
+        layers=(2, 4, 6),
+    ),
+    # Trained as EAGLE-3.1: a norm of each tapped layer, and normed states fed back.
+    "speculators-peagle-fc-norm": Published(
+        family=_PEAGLE,
+        config=_speculators(
+            "peagle",
+            _config("llama", "LlamaForCausalLM", num_hidden_layers=4),
+            4,
+            embed_requires_grad=True,
+            fc_norm=True,
+            norm_output=True,
+            mask_token_id=MASK,
+            eagle_aux_hidden_state_layer_ids=[1, 2, 5, 7],
+        ),
+        tensors=_speculators_head(4, parallel=True),
+        num_drafts=4,
+        width=4,
+        mask=MASK,
+        layers=(1, 2, 5, 7),
+    ),
+}
+
+
+# EAGLE-3 of SafeAILab (yuhuili), SpecForge and NVIDIA.
+
+
+def _midlayer(config: Config) -> Tensors:
+    return head(config, 3, first="midlayer", embed=False) | draft_vocabulary(
+        VOCAB, DRAFT_VOCAB, torch.int64
+    )
+
+
+def _eagle_config(layers: list[int] | None) -> dict[str, Any]:
+    return {
+        "eagle_aux_hidden_state_layer_ids": layers,
+        "next_layer_regular": True,
+        "parallel_draft_step": 1,
+        "use_aux_hidden_state": True,
+        "use_input_layernorm_in_first_layer": True,
+        "use_last_layernorm": True,
+        "use_mtp_layernorm": False,
+    }
+
+
+_NESTED_LAYERS = "EAGLE-3, SpecForge or NVIDIA"
+_EAGLES = {
+    "eagle3-yuhuili": Published(
+        family="EAGLE-3, SafeAILab",
+        config=_config(
+            "llama",
+            "LlamaForCausalLM",
+            num_attention_heads=2,
+            head_dim=...,
+            draft_vocab_size=DRAFT_VOCAB,
+            max_position_embeddings=48,  # less than the target's: never binding
+            pad_token_id=0,
+            torch_dtype="float16",
+            transformers_version="4.28.1",
+        ),
+        tensors=_midlayer,
+        num_drafts=3,
+        dtype=torch.float16,
+        files="bin",
+    ),
+    "eagle3-angelslim": Published(
+        family=_NESTED_LAYERS,
+        config=_config("llama", "LlamaForCausalLMEagle3", draft_vocab_size=DRAFT_VOCAB),
+        tensors=_midlayer,
+        target="qwen3",
+        num_drafts=3,
+        files="bin",
+    ),
+    "eagle3-specforge": Published(
+        family=_NESTED_LAYERS,
+        config=_config(
+            "llama",
+            "LlamaForCausalLMEagle3",
+            draft_vocab_size=DRAFT_VOCAB,
+            torch_dtype=...,
+            dtype="bfloat16",
+            eagle_config={
+                "eagle_aux_hidden_state_layer_ids": [1, 4, 6],
+                "use_aux_hidden_state": True,
+            },
+        ),
+        tensors=_midlayer,
+        num_drafts=3,
+        layers=(1, 4, 6),
+    ),
+    # The whole vocabulary, no table of ids, null for the layers.
+    "eagle3-nvidia": Published(
+        family=_NESTED_LAYERS,
+        config=_config(
+            "llama",
+            "LlamaForCausalLMEagle3",
+            draft_vocab_size=VOCAB,
+            rope_scaling=None,
+            attention_dropout=0.0,
+            mlp_bias=False,
+            eagle_config=_eagle_config(None),
+        ),
+        tensors=lambda config: head(config, 3, embed=False),
+        num_drafts=3,
+    ),
+    # Between the two: layers by number, but called midlayer.
+    "eagle3-nvidia-midlayers": Published(
+        family=_NESTED_LAYERS,
+        config=_config(
+            "llama",
+            "LlamaForCausalLMEagle3",
+            num_hidden_layers=2,
+            draft_vocab_size=DRAFT_VOCAB,
+            eagle_config=_eagle_config([2, 5, 7]),
+        ),
+        tensors=lambda config: (
+            head(config, 3, first="midlayer.0", later="midlayer.{}", embed=False)
+            | draft_vocabulary(VOCAB, DRAFT_VOCAB, torch.int64)
+        ),
+        num_drafts=3,
+        layers=(2, 5, 7),
+    ),
+}
+PUBLISHED: dict[str, Published] = _PARDS | _PEAGLES | _SPECULATORS | _EAGLES
+
+
+# Writing them.
+
+
+def write_target(name: str, folder: Path, tokenizer: Path) -> Path:
+    """A target of random weights, with the tokenizer of the folder `tokenizer`."""
+    config = TARGETS[name]
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    tensors = language_model(config, lm_head=True)
+    tensors["lm_head.weight"][TOKENS:] = 0  # padding is never the likeliest
+    save_file(tensors, folder / "model.safetensors")
+    _copy_tokenizer(tokenizer, folder)
+    return folder
+
+
+def write_drafter(name: str, folder: Path, target: Path) -> Path:
+    """A drafter of PUBLISHED; a language model gets the target's tokenizer."""
+    drafter = PUBLISHED[name]
+    folder.mkdir(parents=True, exist_ok=True)
+    config = json.loads(json.dumps(drafter.config))
+    if "speculators_config" in config:
+        config["speculators_config"]["verifier"]["name_or_path"] = str(target)
+    (folder / "config.json").write_text(json.dumps(config, indent=2))
+    write_tensors(_stored(drafter.tensors(config), drafter.dtype), folder, drafter)
+    if drafter.method == "draft_model":
+        _copy_tokenizer(target, folder)
+    return folder
+
+
+def write_tensors(tensors: Tensors, folder: Path, drafter: Published) -> None:
+    if drafter.files == "bin":
+        torch.save(tensors, folder / "pytorch_model.bin")
+    elif drafter.files == "sharded":
+        _save_shards(tensors, folder)
+    else:
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def _stored(tensors: Tensors, dtype: torch.dtype) -> Tensors:
+    return {n: w.to(dtype) if w.is_floating_point() else w for n, w in tensors.items()}
+
+
+def _save_shards(tensors: Tensors, folder: Path) -> None:
+    names = sorted(tensors)
+    halves = names[::2], names[1::2]
+    files = {}
+    for number, half in enumerate(halves, start=1):
+        file = f"model-{number:05d}-of-{len(halves):05d}.safetensors"
+        save_file({n: tensors[n] for n in half}, folder / file, {"format": "pt"})
+        files |= dict.fromkeys(half, file)
+    size = sum(w.nbytes for w in tensors.values())
+    index = {"metadata": {"total_size": size}, "weight_map": files}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def _copy_tokenizer(source: Path, folder: Path) -> None:
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(source / file, folder / file)

@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The families of published drafters, and the key that tells each one.
+
+Pure Python on plain values. `docs/checkpoints.md` shows this table.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+# Architectures that the base does not know by name, and what it calls them.
+ARCHITECTURES = {
+    "LlamaEagle3DraftModel": "LlamaForCausalLMEagle3",
+    "PEagleDraftModel": "LlamaForCausalLMEagle3",
+}
+TAPPED_LAYERS = "eagle_aux_hidden_state_layer_ids"
+
+
+@dataclass(frozen=True)
+class DraftFiles:
+    """What there is to look at of a checkpoint.
+
+    Attributes:
+        config: the parsed config.json.
+        tensor_names: its tensors' names, read only when called.
+        file_names: names of files beside config.json, where it is a local folder.
+    """
+
+    config: Mapping[str, Any]
+    tensor_names: Callable[[], Collection[str]] = list
+    file_names: Collection[str] = ()
+
+    def has(self, key: str) -> bool:
+        return self.config.get(key) is not None
+
+    def has_architecture(self, name: str) -> bool:
+        return name in (self.config.get("architectures") or ())
+
+    def has_tensor(self, name: str) -> bool:
+        return any(found.rpartition(".")[2] == name for found in self.tensor_names())
+
+
+@dataclass(frozen=True)
+class DraftFamily:
+    """Drafters that are published alike.
+
+    Attributes:
+        name: as logs and docs name it.
+        method: of the speculative config.
+        is_parallel: whether it drafts several tokens per pass.
+        num_drafts: where neither the user nor the checkpoint says how many; as many
+            as its authors train or evaluate it with.
+        told_by: in words, the keys that `matches` looks at.
+        matches: whether a checkpoint is of this family.
+    """
+
+    name: str
+    method: str
+    is_parallel: bool
+    num_drafts: int
+    told_by: str
+    matches: Callable[[DraftFiles], bool]
+    is_supported: bool = True
+
+
+def _is_pard2(files: DraftFiles) -> bool:
+    keys = ("pard2", "pard2_target_dim", "pard2_target_layers")
+    return (
+        files.config.get("spd_type") == "pard2"
+        or any(files.config.get(key) for key in keys)
+        or "warp_model.bin" in files.file_names
+    )
+
+
+def _is_speculators(kind: str) -> Callable[[DraftFiles], bool]:
+    return lambda files: files.config.get("speculators_model_type") == kind
+
+
+def _is_nemo_parallel(files: DraftFiles) -> bool:
+    return bool(files.config.get("parallel_drafting")) and files.has("mask_token_id")
+
+
+def _is_specforge_parallel(files: DraftFiles) -> bool:
+    return files.has("mask_token_id") and (
+        files.has_architecture("PEagleDraftModel") or files.has_tensor("mask_hidden")
+    )
+
+
+def _is_eagle3(files: DraftFiles) -> bool:
+    names = files.config.get("architectures") or ()
+    return bool(files.config.get("eagle_config")) or any("Eagle3" in n for n in names)
+
+
+# The first one that matches counts.
+FAMILIES = (
+    DraftFamily(
+        "PARD-2",
+        "draft_model",
+        True,
+        15,
+        '`spd_type: "pard2"`, `pard2…`, or a file `warp_model.bin`',
+        _is_pard2,
+        is_supported=False,
+    ),
+    DraftFamily(
+        "P-EAGLE, speculators",
+        "eagle3",
+        True,
+        7,
+        '`speculators_model_type: "peagle"`',
+        _is_speculators("peagle"),
+    ),
+    DraftFamily(
+        "EAGLE-3, speculators",
+        "eagle3",
+        False,
+        3,
+        '`speculators_model_type: "eagle3"`',
+        _is_speculators("eagle3"),
+    ),
+    DraftFamily(
+        "PARD",
+        "draft_model",
+        True,
+        8,
+        "`pard_token`",
+        lambda files: files.has("pard_token"),
+    ),
+    DraftFamily(
+        "P-EAGLE, Amazon",
+        "eagle3",
+        True,
+        7,
+        "`ptd_token_id`",
+        lambda files: files.has("ptd_token_id"),
+    ),
+    DraftFamily(
+        "P-EAGLE, NeMo",
+        "eagle3",
+        True,
+        7,
+        "`parallel_drafting: true` with `mask_token_id`",
+        _is_nemo_parallel,
+    ),
+    DraftFamily(
+        "P-EAGLE, SpecForge",
+        "eagle3",
+        True,
+        7,
+        "`mask_token_id` with a tensor `mask_hidden` or a P-EAGLE architecture",
+        _is_specforge_parallel,
+    ),
+    DraftFamily(
+        "EAGLE-3, SpecForge or NVIDIA",
+        "eagle3",
+        False,
+        3,
+        "`eagle_config`, or `Eagle3` in `architectures`",
+        _is_eagle3,
+    ),
+    DraftFamily(
+        "EAGLE-3, SafeAILab",
+        "eagle3",
+        False,
+        3,
+        "`draft_vocab_size`",
+        lambda files: files.has("draft_vocab_size"),
+    ),
+)
+
+
+# Drafters of other methods, which the base detects, have some of the keys above.
+def _is_another_method(config: Mapping[str, Any]) -> bool:
+    kind = config.get("speculators_model_type")
+    return (
+        kind not in (None, "eagle3", "peagle")
+        or any(key in config for key in ("dflash_config", "dspark_noise_token_id"))
+        or any(
+            word in name
+            for name in config.get("architectures") or ()
+            for word in ("DFlash", "DSpark", "MTP", "Medusa")
+        )
+    )
+
+
+def find_family(files: DraftFiles) -> DraftFamily | None:
+    """The family of a checkpoint; None for a language model, or another method."""
+    if _is_another_method(files.config):
+        return None
+    return next((family for family in FAMILIES if family.matches(files)), None)
+
+
+def tapped_layers(config: Any) -> tuple[int, ...] | None:
+    """Ids of the target's layers whose inputs a head is fed; None: its defaults.
+
+    Args:
+        config: a Hugging Face config, with the ids at its top or in `eagle_config`.
+    """
+    nested = getattr(config, "eagle_config", None) or {}
+    ids = (
+        getattr(config, TAPPED_LAYERS, None)
+        or nested.get(TAPPED_LAYERS)
+        or nested.get("layer_ids")
+    )
+    return tuple(ids) if ids else None
+
+
+def as_the_base_reads_it(config: Any) -> Any:
+    """Puts into a draft model's config what the base looks for elsewhere.
+
+    Changes `config`, a Hugging Face config, and returns it.
+    """
+    names = getattr(config, "architectures", None) or ()
+    if any(name in ARCHITECTURES for name in names):
+        config.architectures = [ARCHITECTURES.get(name, name) for name in names]
+    ids = tapped_layers(config)
+    # The base's Llama heads count nested ids alone, and else take three.
+    if ids and getattr(config, "num_aux_hidden_states", None) is None:
+        config.num_aux_hidden_states = len(ids)
+    return config
+
+
+def table_rows() -> Iterator[tuple[str, ...]]:
+    """Family, keys, method, width and default K, as text for the docs."""
+    for family in FAMILIES:
+        if not family.is_supported:
+            yield family.name, family.told_by, "refused: not supported yet", "", ""
+            continue
+        width = "K" if family.is_parallel else "1"
+        yield (
+            family.name,
+            family.told_by,
+            f"`{family.method}`",
+            width,
+            str(family.num_drafts),
+        )

@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a SpeculativeConfig of ours does beyond the base's."""
+
+from typing import Any
+
+
+class DraftSettings:
+    """Mixed into the base's config; its fields stand in the seam.
+
+    Once `known_method` is set, the method is not guessed anew by words in a path.
+    """
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "method":
+            value = self.__dict__.get("known_method") or value
+        super().__setattr__(name, value)
+
+    @property
+    def drafting_width(self) -> int:
+        """Tokens drafted per pass: 1 for autoregressive drafting."""
+        if not self.parallel_drafting:
+            return 1
+        return self.parallel_drafting_width or self.num_speculative_tokens

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensors of draft checkpoints: as the base takes them, and none missing."""
+
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.nn as nn
+
+from vllm.config import ModelConfig, get_current_vllm_config_or_none
+from vllm.config.drafting import METHODS
+
+NamedTensor = tuple[str, torch.Tensor]
+
+
+class DraftWeights:
+    """The tensors of one draft model on their way into it.
+
+    Attributes:
+        is_head: whether the model is an EAGLE-3 head, and has `d2t` or could.
+        seen: names of the tensors so far, as in the checkpoint but for what
+            `_head_name` unifies.
+    """
+
+    def __init__(self, model: nn.Module, model_config: ModelConfig):
+        self.model, self.config = model, model_config.hf_config
+        self.path, self.is_quantized = model_config.model, model_config.quantization
+        self.is_head = hasattr(model, "draft_id_to_target_id")
+        self.seen: set[str] = set()
+
+    # Names and shapes.
+
+    def adapted(self, weights: Iterable[NamedTensor]) -> Iterator[NamedTensor]:
+        """Each tensor under the name, and with the rows, that the base takes."""
+        for name, tensor in weights:
+            if self.is_head:
+                name = _head_name(name)
+                if name == "d2t":
+                    self._check_d2t(tensor)
+                    if self.model.draft_id_to_target_id is None:
+                        continue  # every id is its own: the base has no table
+            self.seen.add(name)
+            yield name, self._with_target_rows(name, tensor)
+
+    def _check_d2t(self, offsets: torch.Tensor) -> None:
+        """Ids of the draft are offset by `d2t` to be the target's.
+
+        Raises:
+            ValueError: some would be outside of the target's vocabulary, or two the
+                same.
+        """
+        size = self.config.vocab_size
+        ids = torch.arange(len(offsets)) + offsets.cpu()
+        if ids.min() < 0 or ids.max() >= size or len(ids.unique()) < len(ids):
+            raise ValueError(
+                f"d2t in {self.path} does not map the draft's {len(ids)} tokens to "
+                f"different ones of {size}: it must hold offsets, target id - draft id."
+            )
+
+    def _with_target_rows(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """Pads or cuts a vocabulary to the target's, see `config.draft_vocab`.
+
+        The last row is padding itself, and the first of equal logits wins: repeated,
+        it never changes what is drafted.
+        """
+        own = getattr(self.config, "checkpoint_vocab_size", None)
+        is_vocabulary = name.rpartition(".")[0].endswith(("embed_tokens", "lm_head"))
+        if own is None or not is_vocabulary or len(tensor) != own:
+            return tensor
+        missing = self.config.vocab_size - own
+        if missing <= 0:
+            return tensor[: self.config.vocab_size]
+        return torch.cat([tensor, tensor[-1:].repeat_interleave(missing, dim=0)])
+
+    # What was not loaded.
+
+    @contextmanager
+    def checked(self) -> Iterator[None]:
+        """Within, the model loads; then every parameter must have been written.
+
+        Raises:
+            ValueError: a tensor is missing from the checkpoint; it is named.
+        """
+        config = get_current_vllm_config_or_none()
+        spec = config.speculative_config if config else None
+        if spec is None or spec.method not in METHODS or self.is_quantized:
+            # Other methods leave out what the target has, quantized ones what follows
+            # from other tensors.
+            yield
+            return
+        for _, parameter in self.model.named_parameters():
+            parameter.data.fill_(_mark(parameter.dtype))
+        yield
+        missing = sorted(self._missing())
+        if missing:
+            raise ValueError(
+                f"{self.path} lacks {', '.join(missing[:8])}"
+                f"{' and more' if len(missing) > 8 else ''}: the checkpoint is "
+                "incomplete, or its config.json is of another one."
+            )
+
+    def _missing(self) -> Iterator[str]:
+        for name, parameter in self.model.named_parameters():
+            if _is_unwritten(parameter) and not self._may_lack(name):
+                parts = self._parts(name)
+                absent = [part for part in parts if part not in self.seen]
+                # Names of other models than we know may differ: then the parameter's.
+                yield from absent or [name]
+
+    def _may_lack(self, name: str) -> bool:
+        """Whether the target has the parameter too, or nothing uses it."""
+        if not hasattr(self.model, "has_own_lm_head") and not self.is_head:
+            return False
+        if name.startswith("lm_head."):
+            return getattr(self.model, "draft_id_to_target_id", None) is None
+        unused = re.search(r"\.layers\.[1-9]\d*\.hidden_norm\.", name)
+        return ".embed_tokens." in name or unused is not None
+
+    def _parts(self, name: str) -> list[str]:
+        """Names that a checkpoint has for a parameter of the model."""
+        if self.is_head:
+            name = _head_name(name).replace("draft_id_to_target_id", "d2t")
+        packed = getattr(self.model, "packed_modules_mapping", {})
+        for whole, parts in packed.items():
+            if f".{whole}." in name:
+                return [name.replace(whole, part) for part in parts]
+        return [name]
+
+
+def _head_name(name: str) -> str:
+    """A head's tensor, whatever its authors call its only or first layer."""
+    name = name.removeprefix("model.")
+    name = re.sub(r"^midlayer\.(?=\d)", "layers.", name)
+    return re.sub(r"^midlayer\.", "layers.0.", name)
+
+
+def _mark(dtype: torch.dtype) -> float | int:
+    return float("nan") if dtype.is_floating_point else torch.iinfo(dtype).min
+
+
+def _is_unwritten(parameter: torch.Tensor) -> bool:
+    """Whether some row still holds the mark; a tensor of a file fills whole rows."""
+    first = parameter.data.select(-1, 0) if parameter.dim() > 1 else parameter.data
+    if first.dtype.is_floating_point:
+        return bool(first.isnan().any())
+    return bool((first == _mark(first.dtype)).any())

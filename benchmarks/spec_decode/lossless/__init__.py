@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Is sampled output distributed as the target's own? Counted: see `__main__.py`."""

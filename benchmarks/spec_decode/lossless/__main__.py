@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Draws outputs with every kind of drafter and counts them against exact chances.
+
+The target has a vocabulary so small that each output of three tokens has its own count.
+Its exact distribution comes from its logits after every possible beginning. Each mode
+drafts greedily and by chance, at several temperatures and with top-p. An acceptance
+rule that takes any draft must be found out by the same test.
+"""
+
+import argparse
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.spec_decode import results as files
+from benchmarks.spec_decode.lossless.chi_square import p_value, sequence_chances
+from benchmarks.spec_decode.lossless.models import MODES, VOCAB, write_models
+
+ROOT = Path(__file__).resolve().parents[3]
+ENGINE = Path(__file__).with_name("engine.py")
+LENGTH = 3
+NUM_DRAFTS = 3
+# So that of all tests together one in some hundred runs would fail by chance.
+SIGNIFICANCE = 1e-4
+SETTINGS = [
+    *({"temperature": t, "top_p": 1.0} for t in (0.3, 0.7, 1.0, 1.5)),
+    {"temperature": 1.0, "top_p": 0.7},
+]
+WRONG_RULE = {
+    "rejection_sample_method": "synthetic",
+    "synthetic_acceptance_rates": [1.0] * NUM_DRAFTS,
+}
+
+
+def speculative_config(
+    models: dict[str, Path], mode: str, method: str, **more: Any
+) -> dict[str, Any]:
+    return {
+        "model": str(models[mode]),
+        "method": "draft_model" if mode in ("draft", "pard") else "eagle3",
+        "num_speculative_tokens": NUM_DRAFTS,
+        "draft_sample_method": method,
+        **more,
+    }
+
+
+def plan(
+    models: dict[str, Path], modes: list[str], methods: list[str]
+) -> dict[str, dict[str, Any] | None]:
+    """The engines by name: the target alone, each drafter, and the wrong rule."""
+    engines: dict[str, dict[str, Any] | None] = {"target": None}
+    for mode, method in product(modes, methods):
+        engines[f"{mode}/{method}"] = speculative_config(models, mode, method)
+    wrong = speculative_config(models, modes[0], "greedy", **WRONG_RULE)
+    return engines | {"wrong rule": wrong}
+
+
+def run_engine(job: dict[str, Any], device: str) -> subprocess.Popen:
+    defaults = {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        "HF_HUB_OFFLINE": "1",
+    }
+    if device == "cpu":
+        defaults |= {"TRITON_INTERPRET": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
+    folder = Path(job["folder"])
+    (folder / "job.json").write_text(json.dumps(job))
+    with (folder / "log").open("w") as log:
+        return subprocess.Popen(
+            [
+                sys.executable,
+                str(ENGINE),
+                *(str(folder / n) for n in ("job.json", "out")),
+            ],
+            env=defaults | os.environ,
+            cwd=ROOT,
+            stdout=log,
+            stderr=log,
+        )
+
+
+def run_all(
+    engines: dict[str, dict[str, Any] | None], folder: Path, args: argparse.Namespace
+) -> dict[str, dict[str, Any]]:
+    """Results by name.
+
+    Raises:
+        SystemExit: an engine failed; its log's end is the message.
+    """
+    waiting, running = list(engines), {}
+    results: dict[str, dict[str, Any]] = {}
+    while waiting or running:
+        while waiting and len(running) < args.engines_at_once:
+            name = waiting.pop(0)
+            place = folder / "engines" / name.replace("/", "-").replace(" ", "-")
+            place.mkdir(parents=True)
+            running[name] = (
+                place,
+                run_engine(make_job(args, engines[name], folder, place), args.device),
+            )
+        time.sleep(0.2)
+        for name, (place, process) in list(running.items()):
+            if process.poll() is None:
+                continue
+            del running[name]
+            if process.returncode:
+                for _, other in running.values():
+                    other.kill()
+                sys.exit(f"{name} failed:\n" + (place / "log").read_text()[-3000:])
+            results[name] = json.loads((place / "out").read_text())
+    return results
+
+
+def make_job(
+    args: argparse.Namespace, spec: dict[str, Any] | None, folder: Path, place: Path
+) -> dict[str, Any]:
+    engine = {"dtype": "float32", "gpu_memory_utilization": 0.1}
+    if args.device == "cuda":
+        memory = {"kv_cache_memory_bytes": 1 << 30, "gpu_memory_utilization": 0.02}
+        engine = {"dtype": args.dtype, **memory}
+    known = [k for n in range(LENGTH) for k in product(range(VOCAB), repeat=n)]
+    return {
+        "folder": str(place),
+        "target": str(folder / "target"),
+        "speculative_config": spec,
+        "max_num_seqs": args.max_num_seqs,
+        "vocab": VOCAB,
+        "length": LENGTH,
+        "samples": args.samples,
+        "settings": SETTINGS,
+        "known": [list(k) for k in known] if spec is None else [],
+        "engine": engine | args.engine_args,
+    }
+
+
+def judge(results: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The p-value and acceptance length of each engine and setting."""
+    known = [k for n in range(LENGTH) for k in product(range(VOCAB), repeat=n)]
+    found = results["target"]["logprobs"]
+    logprobs = {k: torch.tensor(row) for k, row in zip(known, found, strict=True)}
+    rows = {}
+    for at, setting in enumerate(SETTINGS):
+        chances = sequence_chances(logprobs, LENGTH, **setting)
+        for name, result in results.items():
+            drawn = result["draws"][at]
+            label = f"{name}/T{setting['temperature']}"
+            if setting["top_p"] < 1:
+                label += f"/top-p {setting['top_p']}"
+            rows[label] = {
+                "samples": len(drawn["tokens"]),
+                "p_value": p_value(map(tuple, drawn["tokens"]), chances),
+                "acceptance_length": drawn["acceptance_length"],
+            }
+    return rows
+
+
+def failures(rows: dict[str, dict[str, Any]]) -> list[str]:
+    """Distributions that are not the target's, and a wrong rule not found out."""
+    return [
+        name
+        for name, row in rows.items()
+        if (row["p_value"] < SIGNIFICANCE) != name.startswith("wrong rule")
+    ]
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.spec_decode.lossless", description=__doc__
+    )
+    add = parser.add_argument
+    add("--device", choices=("cuda", "cpu"), default="cuda")
+    add("--dtype", default="float32")
+    add("--samples", type=int, default=20000, help="outputs for each setting")
+    add("--modes", nargs="+", choices=MODES, default=list(MODES))
+    add("--methods", nargs="+", default=["greedy", "probabilistic"])
+    add("--max-num-seqs", type=int, default=256)
+    add("--engines-at-once", type=int, default=5)
+    add("--engine-args", type=json.loads, default={}, help="more of LLM, as JSON")
+    add("--output", type=Path)
+    return parser.parse_args(arguments)
+
+
+def main() -> None:
+    args = parse()
+    from benchmarks.spec_decode.engine import probe_device
+
+    device = probe_device(sys.executable, dict(os.environ))
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        engines = plan(write_models(folder), args.modes, args.methods)
+        rows = judge(run_all(engines, folder, args))
+    report = {
+        "command": shlex.join(
+            ["python", "-m", "benchmarks.spec_decode.lossless", *sys.argv[1:]]
+        ),
+        "device": device,
+        "date": time.strftime("%Y-%m-%d"),
+        "significance": SIGNIFICANCE,
+        "tests": rows,
+    }
+    path = args.output or files.RESULTS / files.slug(device["name"]) / "lossless.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(report, indent=1) + "\n")
+    for label, row in rows.items():
+        length = row["acceptance_length"]
+        drafted = "" if length is None else f", acceptance length {length:.2f}"
+        print(f"{label}: p = {row['p_value']:.4f}{drafted}")
+    if wrong := failures(rows):
+        sys.exit("Not as it should be: " + ", ".join(wrong))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The chi-square test of counted outcomes against exact probabilities."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from itertools import product
+
+import torch
+
+Sequence = tuple[int, ...]
+# Fewer expected outcomes than this in a cell, and chi-square is no good guide.
+FEWEST_EXPECTED = 5.0
+
+
+def sampled(logprobs: torch.Tensor, temperature: float, top_p: float) -> torch.Tensor:
+    """[V] probabilities that a token is drawn with.
+
+    Args:
+        logprobs: [V], the model's own, float64.
+        temperature: above 0.
+        top_p: the smallest set of likeliest tokens with at least this share is kept.
+    """
+    chances = torch.softmax(logprobs / temperature, dim=-1)
+    if top_p < 1:
+        ordered, order = chances.sort(descending=True)
+        before = ordered.cumsum(-1) - ordered
+        chances[order[before >= top_p]] = 0
+    return chances / chances.sum()
+
+
+def sequence_chances(
+    logprobs: Mapping[Sequence, torch.Tensor],
+    length: int,
+    temperature: float,
+    top_p: float = 1.0,
+) -> dict[Sequence, float]:
+    """Probability of every output of `length` tokens.
+
+    Args:
+        logprobs: [V] by what was generated so far, the empty sequence included.
+    """
+    chances = {
+        known: sampled(found.double(), temperature, top_p).tolist()
+        for known, found in logprobs.items()
+    }
+    vocab = range(len(chances[()]))
+    result = {}
+    for tokens in product(vocab, repeat=length):
+        chance = 1.0
+        for i, token in enumerate(tokens):
+            chance *= chances[tokens[:i]][token]
+        result[tokens] = chance
+    return result
+
+
+def p_value(outcomes: Iterable[Sequence], chances: Mapping[Sequence, float]) -> float:
+    """How likely counts at least as far off are, if the chances are right.
+
+    Cells with few expected outcomes are taken together. An outcome of chance 0 makes
+    it 0.
+    """
+    counts = Counter(outcomes)
+    total = sum(counts.values())
+    if any(chances[tokens] == 0 for tokens in counts):
+        return 0.0
+    cells, rest = [], [0.0, 0]
+    for tokens, chance in chances.items():
+        expected, count = chance * total, counts[tokens]
+        if expected < FEWEST_EXPECTED:
+            rest = [rest[0] + expected, rest[1] + count]
+        else:
+            cells.append((expected, count))
+    if rest[0] >= FEWEST_EXPECTED:
+        cells.append(tuple(rest))
+    statistic = sum((count - expected) ** 2 / expected for expected, count in cells)
+    half = torch.tensor([(len(cells) - 1) / 2, statistic / 2], dtype=torch.float64)
+    return float(torch.special.gammaincc(half[0], half[1]))

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The test that tells a distribution from another one, on outcomes drawn here."""
+
+import json
+from itertools import product
+
+import pytest
+import torch
+
+from benchmarks.spec_decode.lossless.__main__ import failures
+from benchmarks.spec_decode.lossless.chi_square import (
+    p_value,
+    sampled,
+    sequence_chances,
+)
+from benchmarks.spec_decode.lossless.models import MASK, MODES, write_models
+from vllm.config.drafting import get_mask_token_id
+
+VOCAB, LENGTH = 4, 2
+
+
+@pytest.fixture
+def logprobs() -> dict[tuple[int, ...], torch.Tensor]:
+    torch.manual_seed(1)
+    known = [k for n in range(LENGTH) for k in product(range(VOCAB), repeat=n)]
+    return {k: torch.randn(VOCAB).log_softmax(-1) for k in known}
+
+
+def draw(chances, count: int) -> list[tuple[int, ...]]:
+    weights = torch.tensor(list(chances.values()))
+    picked = torch.multinomial(weights, count, replacement=True).tolist()
+    outcomes = list(chances)
+    return [outcomes[i] for i in picked]
+
+
+def test_chances_of_all_outputs_add_up(logprobs):
+    for temperature, top_p in ((0.3, 1.0), (1.0, 0.7)):
+        chances = sequence_chances(logprobs, LENGTH, temperature, top_p)
+        assert len(chances) == VOCAB**LENGTH
+        assert sum(chances.values()) == pytest.approx(1)
+
+
+def test_top_p_keeps_the_token_that_crosses_it():
+    logprobs = torch.tensor([0.5, 0.3, 0.15, 0.05]).log()
+    kept = sampled(logprobs.double(), 1.0, 0.7)
+    assert kept.tolist() == pytest.approx([0.625, 0.375, 0, 0])
+
+
+@pytest.mark.parametrize("temperature", [0.3, 1.0, 1.5])
+def test_own_distribution_passes_and_others_do_not(logprobs, temperature: float):
+    chances = sequence_chances(logprobs, LENGTH, temperature)
+    outcomes = draw(chances, 20000)
+    assert p_value(outcomes, chances) > 1e-3
+    other = sequence_chances(logprobs, LENGTH, temperature * 1.3)
+    assert p_value(outcomes, other) < 1e-4
+
+
+def test_impossible_output_is_found(logprobs):
+    chances = sequence_chances(logprobs, LENGTH, 1.0, top_p=0.5)
+    impossible = next(tokens for tokens, chance in chances.items() if chance == 0)
+    assert p_value([*draw(chances, 100), impossible], chances) == 0
+
+
+def test_wrong_rule_must_fail():
+    good, bad = {"p_value": 0.5}, {"p_value": 1e-9}
+    assert failures({"pard/greedy/T1.0": good, "wrong rule/T1.0": bad}) == []
+    wrong = {"pard/greedy/T1.0": bad, "wrong rule/T1.0": good}
+    assert failures(wrong) == list(wrong)
+
+
+def test_parallel_drafters_name_a_mask(tmp_path):
+    folders = write_models(tmp_path)
+    for mode in MODES:
+        config = json.loads((folders[mode] / "config.json").read_text())
+        mask = get_mask_token_id(config)
+        assert mask == (MASK if mode in ("pard", "peagle") else None)

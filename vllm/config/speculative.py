@@ -14,6 +14,7 @@ Until: upstream detects drafters by what is in their files.
 from pydantic import Field
 
 from vllm._upstream import stand_on
+from vllm.config.draft_checks import check_settings
 from vllm.config.draft_defaults import fill_from_checkpoint, settle_drafting
 from vllm.config.draft_families import as_the_base_reads_it
 from vllm.config.draft_length import DraftLengthSchedule
@@ -39,6 +40,7 @@ class SpeculativeConfig(DraftSettings, upstream_config):
     for each range, or "auto", which goes by step times and acceptance so far."""
 
     def __post_init__(self):
+        check_settings(self)
         fill_from_checkpoint(self)
         super().__post_init__()
         settle_drafting(self)

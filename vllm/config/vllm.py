@@ -5,13 +5,16 @@ Why: the base sends parallel drafting to the deprecated Runner V1, and takes the
     drafter's extra slots off the scheduler's token budget.
 How: where the unified speculator covers the config, that reason is dropped and the
     speculative config is marked as having a drafter with buffers of its own; parallel
-    drafting that it does not cover is refused, and so is "auto" as draft length.
+    drafting that it does not cover is refused, and so are "auto" as draft length and
+    drafters whose files cannot be theirs.
 Upstream: "[Spec Decode] Parallel drafting on Model Runner V2".
 Until: upstream's Runner V2 runs parallel drafting.
 """
 
 from vllm._upstream import stand_on
+from vllm.config.draft_checks import check_parallelism
 from vllm.config.draft_length import refuse_uncovered_auto
+from vllm.config.draft_weights import check_weights
 from vllm.config.drafting import is_unified_method, refuse_uncovered, why_not_unified
 
 upstream = stand_on(__name__)
@@ -32,6 +35,8 @@ def _without_parallel_drafting(self: VllmConfig) -> list[str]:
 def _mark_drafter(self: VllmConfig) -> None:
     refuse_uncovered_auto(self)
     if is_unified_method(self):
+        check_parallelism(self)
+        check_weights(self)
         refuse_uncovered(self)
         owns = why_not_unified(self) is None and self.use_v2_model_runner
         self.speculative_config.drafter_owns_buffers = owns

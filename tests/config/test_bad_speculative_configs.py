@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What cannot draft is refused while the engine is configured, by one clear error."""
+
+import re
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from vllm.engine.arg_utils import EngineArgs
+
+from .bad_checkpoints import CONFIGS, FILES
+from .bad_row import GONE, WEIGHTS, Bad, Break, config, speculative_config, tensors
+from .bad_settings import SETTINGS
+from .test_drafting import cached
+
+ROWS = [*SETTINGS, *CONFIGS, *FILES]
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "troubleshooting.md"
+# Errors as the page lists them: the first cell of each row of its tables.
+LISTED = re.findall(r"^\| `(.*?)` \| .+ \| .+ \|$", DOCS.read_text(), re.MULTILINE)
+
+
+@pytest.fixture(autouse=True)
+def no_hang():
+    """A row that takes a minute fails."""
+
+    def stop(*_):
+        raise TimeoutError("the configuration hangs")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(60)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.fixture
+def configure(models, tmp_path_factory, monkeypatch):
+    """Configures an engine for a row, as `vllm serve` does; loads nothing."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    # Not a folder named after the test: the base reads methods off paths.
+    folder = tmp_path_factory.mktemp("checkpoint") / "drafter"
+
+    def run(row: Bad):
+        shutil.copytree(models / row.drafter, folder)
+        for apply in row.breaks:
+            apply(folder)
+        arguments = {"dtype": "float32", "enforce_eager": True} | row.engine
+        return EngineArgs(
+            model=str(models / "target"),
+            speculative_config=speculative_config(row, folder),
+            **arguments,
+        ).create_engine_config()
+
+    return run
+
+
+def entry(says: str) -> str:
+    """The one error of the page with these words."""
+    (found,) = [error for error in LISTED if says in error]
+    return found
+
+
+def is_one_error(error: BaseException) -> bool:
+    hides_context = error.__suppress_context__ or error.__context__ is None
+    return error.__cause__ is None and hides_context
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.id)
+def test_is_refused_as_documented(configure, row: Bad):
+    with pytest.raises(ValueError) as caught:
+        configure(row)
+    said = re.sub(r"\s+", " ", str(caught.value))
+    pattern = ".*?".join(map(re.escape, entry(row.says).split("…")))
+    assert re.search(pattern, said), said
+    assert is_one_error(caught.value)
+
+
+def test_each_documented_error_has_a_row():
+    assert {entry(row.says) for row in ROWS} == set(LISTED)
+
+
+def test_the_hubs_cache_is_checked_too(models, tmp_path, monkeypatch):
+    shutil.copytree(models / "peagle", folder := tmp_path / "drafter")
+    tensors({"mask_hidden": GONE})(folder)
+    spec = {"model": cached(folder, "someone/head", monkeypatch)}
+    arguments = EngineArgs(model=str(models / "target"), speculative_config=spec)
+    with pytest.raises(ValueError, match="someone/head has no tensor mask_hidden"):
+        arguments.create_engine_config()
+
+
+def renamed(change) -> Break:
+    """Gives the tensors other names."""
+
+    def apply(folder: Path) -> None:
+        weights = load_file(folder / WEIGHTS)
+        save_file(
+            {change(name): weight for name, weight in weights.items()}, folder / WEIGHTS
+        )
+
+    return apply
+
+
+def pickled(folder: Path) -> None:
+    torch.save(load_file(folder / WEIGHTS), folder / "pytorch_model.bin")
+    (folder / WEIGHTS).unlink()
+
+
+def as_nemo(name: str) -> str:
+    at_the_top = ("lm_head.weight", "d2t", "t2d", "mask_hidden")
+    return name if name in at_the_top else f"model.{name}"
+
+
+FULL_VOCABULARY = (
+    config(draft_vocab_size=2560),
+    tensors(
+        {"lm_head.weight": (2560, 256), "d2t": torch.zeros(2560, dtype=torch.int32)}
+    ),
+)
+GOOD = [
+    *(Bad(name, "", name) for name in ("draft", "pard", "eagle3", "peagle")),
+    Bad("one token per pass", "", "peagle", spec={"parallel_drafting": False}),
+    Bad("blocks of masks", "", "peagle", spec={"parallel_drafting_width": 2}),
+    Bad("keys with dashes", "", spec={"draft-sample-method": "probabilistic"}),
+    Bad(
+        "K is left to the checkpoint",
+        "",
+        "peagle",
+        spec={"num_speculative_tokens": GONE},
+    ),
+    Bad(
+        "a schedule",
+        "",
+        spec={"num_speculative_tokens_per_batch_size": [[1, 8, 4], [9, 64, 0]]},
+    ),
+    Bad("LoRA for the target", "", engine={"enable_lora": True}),
+    Bad(
+        "midlayer",
+        "",
+        "eagle3",
+        (renamed(lambda name: name.replace("layers.0.", "midlayer.")),),
+    ),
+    Bad("prefix model.", "", "peagle", (renamed(as_nemo),)),
+    Bad(
+        "mask_hidden of two dimensions",
+        "",
+        "peagle",
+        (tensors({"mask_hidden": (1, 768)}),),
+    ),
+    Bad("d2t of zeros over the whole vocabulary", "", "peagle", FULL_VOCABULARY),
+    Bad(
+        "whole vocabulary without d2t",
+        "",
+        "eagle3",
+        (*FULL_VOCABULARY, tensors({"d2t": GONE})),
+    ),
+    Bad("pickled weights", "", breaks=(pickled,)),
+    Bad(
+        "weights are made up",
+        "",
+        breaks=(lambda f: (f / WEIGHTS).unlink(),),
+        engine={"load_format": "dummy"},
+    ),
+]
+
+
+@pytest.mark.parametrize("row", GOOD, ids=lambda row: row.id)
+def test_what_can_draft_is_not_refused(configure, row: Bad):
+    assert configure(row).speculative_config.num_speculative_tokens > 0

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads the headers of safetensors files, and refuses files that are broken."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+INDEX = "model.safetensors.index.json"
+LARGEST_HEADER = 100_000_000  # bytes; the format's own limit
+AGAIN = "download or export the checkpoint again"
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """What a header says of one tensor."""
+
+    name: str
+    file: Path
+    dtype: str
+    shape: tuple[int, ...]
+
+
+def read_header(file: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file by name.
+
+    Raises:
+        ValueError: the file is cut short, or is none.
+    """
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        if size < 8 or length > min(size - 8, LARGEST_HEADER):
+            raise ValueError(
+                f"{file} is no safetensors file, or cut short ({size} bytes; its "
+                f"header would take {length}): {AGAIN}."
+            )
+        try:
+            header = json.loads(stream.read(length))
+            header.pop("__metadata__", None)
+            end = max((int(t["data_offsets"][1]) for t in header.values()), default=0)
+            found = {
+                name: Tensor(name, file, t["dtype"], tuple(t["shape"]))
+                for name, t in header.items()
+            }
+        except (ValueError, LookupError, TypeError, AttributeError):
+            raise ValueError(
+                f"{file} has a corrupt safetensors header: {AGAIN}."
+            ) from None
+    if size != 8 + length + end:
+        raise ValueError(
+            f"{file} is cut short or corrupt: its header promises {8 + length + end} "
+            f"bytes, it has {size}: {AGAIN}."
+        )
+    return found
+
+
+def read_headers(folder: Path) -> dict[str, Tensor]:
+    """The tensors that would be loaded from a folder, by name; none without headers.
+
+    Raises:
+        ValueError: a file is broken, or missing although the index names it.
+    """
+    files = sorted(folder.glob("*.safetensors"))
+    if (folder / INDEX).is_file():
+        files = [folder / name for name in sorted(_shards(folder / INDEX))]
+    for file in files:
+        if not file.is_file():
+            raise ValueError(f"{file} is missing, which {INDEX} names: {AGAIN}.")
+    return {
+        name: tensor for file in files for name, tensor in read_header(file).items()
+    }
+
+
+def _shards(index: Path) -> set[str]:
+    try:
+        return set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise ValueError(f"{index} is no safetensors index: {AGAIN}.") from None

@@ -1,0 +1,278 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Refuses drafters whose weight files are broken or do not fit their config.
+
+Only safetensors headers are read, and the small table d2t: no weights are loaded.
+Checked are folders and what the hub's cache holds; what has yet to be downloaded, and
+what no header describes, is left to the loader.
+"""
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vllm.config.draft_families import tapped_layers
+from vllm.config.draft_headers import AGAIN, INDEX, Tensor, read_headers
+from vllm.config.drafting import METHODS
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.config.speculative import SpeculativeConfig
+
+FROM_FILES = ("auto", "hf", "safetensors")  # load formats that read them
+# Architectures whose tensors are laid out as the names and shapes below.
+DENSE = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+HEADS = (
+    "Eagle3LlamaForCausalLM",
+    "LlamaForCausalLMEagle3",
+    "PeagleLlamaForCausalLM",
+    "Eagle3Qwen3ForCausalLM",
+    "PeagleQwen3ForCausalLM",
+)
+LAYER = re.compile(r"(?:(?:layers|midlayer)\.(\d+)|midlayer)\.(?=[a-z])")
+IN_A_LAYER = {
+    *(f"self_attn.{name}_proj.weight" for name in "qkvo"),
+    *(f"mlp.{name}_proj.weight" for name in ("gate", "up", "down")),
+    "input_layernorm.weight",
+    "post_attention_layernorm.weight",
+}
+
+
+def check_weights(vllm_config: "VllmConfig") -> None:
+    """Checks a drafter's files against its config and the target's.
+
+    Raises:
+        ValueError: they are broken, or cannot be those of the config.
+    """
+    spec = vllm_config.speculative_config
+    load = spec.draft_load_config or vllm_config.load_config
+    _check_load_format(spec)
+    if spec.method not in METHODS or load.load_format not in FROM_FILES:
+        return
+    folder = _local_folder(spec)
+    tensors = {} if folder is None else read_headers(folder)
+    if not tensors:
+        return _check_other_weights(folder)
+    weights = _Weights(spec, tensors)
+    arch = spec.draft_model_config.architectures[0]
+    if spec.method == "eagle3" and arch in HEADS:
+        weights.check_head()
+        weights.check_layers()
+        weights.check_attention()
+    elif spec.method == "draft_model" and arch in DENSE:
+        weights.check_embeddings()
+        weights.check_layers()
+        weights.check_attention()
+
+
+def _check_load_format(spec: "SpeculativeConfig") -> None:
+    if spec.draft_load_config is None:
+        return
+    from vllm.model_executor.model_loader import get_model_loader
+
+    try:
+        get_model_loader(spec.draft_load_config)
+    except ValueError as error:
+        raise ValueError(
+            f'draft_load_config: {error}: set "load_format" to "auto", or leave '
+            "draft_load_config unset."
+        ) from None
+
+
+def _check_other_weights(folder: Path | None) -> None:
+    if folder and not any(next(folder.glob(kind), None) for kind in ("*.bin", "*.pt")):
+        raise ValueError(
+            f'"model" of speculative_config: {folder} holds no weights: {AGAIN}, or '
+            "name a folder with model.safetensors."
+        )
+
+
+def _local_folder(spec: "SpeculativeConfig") -> Path | None:
+    """Where a checkpoint lies, or None: it is elsewhere, or one file of all."""
+    if (path := Path(spec.model)).exists():
+        return path if path.is_dir() else None
+    from huggingface_hub import snapshot_download
+
+    try:
+        found = snapshot_download(
+            spec.model, revision=spec.revision, local_files_only=True
+        )
+    except (OSError, ValueError):
+        return None
+    # Only what is there whole can be checked: what is missing is yet to come.
+    has_weights = any(Path(found).glob("*.safetensors"))
+    return Path(found) if has_weights and not (Path(found) / INDEX).exists() else None
+
+
+class _Weights:
+    """A drafter's tensors, and what its config says of their shapes."""
+
+    def __init__(self, spec: "SpeculativeConfig", tensors: dict[str, Tensor]) -> None:
+        self.spec, self.model = spec, spec.model
+        self.tensors = {name.removeprefix("model."): t for name, t in tensors.items()}
+        self.config: Any = spec.draft_model_config.hf_text_config
+        self.target_width = spec.target_model_config.get_hidden_size()
+        # Packed weights have other shapes.
+        self.is_quantized = spec.draft_model_config.quantization is not None
+
+    @property
+    def num_taps(self) -> int:
+        """Layers of the target that an EAGLE-3 head is fed."""
+        number = getattr(self.config, "num_aux_hidden_states", None)
+        return number or len(tapped_layers(self.config) or ()) or 3
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the embeddings, before they are padded or cut to the target's."""
+        own = getattr(self.config, "checkpoint_vocab_size", None)
+        return own or self.config.vocab_size
+
+    def check_shape(self, name: str, *sizes: tuple[str, int]) -> None:
+        """Compares a tensor, if there is one, with sizes and the keys they are of."""
+        tensor = self.tensors.get(name)
+        expected = tuple(size for _, size in sizes)
+        if tensor is None or self.is_quantized or tensor.shape == expected:
+            return
+        keys = " and ".join(key for key, _ in sizes)
+        raise ValueError(
+            f"{name} of {self.model} has shape {list(tensor.shape)}, but {keys} in its "
+            f"config.json make it {list(expected)}: correct them, or {AGAIN}."
+        )
+
+    def need(self, name: str, why: str) -> Tensor:
+        if name not in self.tensors:
+            raise ValueError(f"{self.model} has no tensor {name}: {why}.")
+        return self.tensors[name]
+
+    def check_embeddings(self) -> None:
+        self.check_shape(
+            "embed_tokens.weight",
+            ("vocab_size", self.num_rows),
+            ("hidden_size", self.config.hidden_size),
+        )
+
+    def check_layers(self) -> None:
+        layers: dict[int, set[str]] = {}
+        for name in self.tensors:
+            if match := LAYER.match(name):
+                layers.setdefault(int(match[1] or 0), set()).add(name[match.end() :])
+        depth = self.config.num_hidden_layers
+        if set(layers) != set(range(depth)):
+            raise ValueError(
+                f"{self.model} has the layers {sorted(layers)}, but num_hidden_layers "
+                f"in its config.json is {depth}: correct it, or {AGAIN}."
+            )
+        if not self.is_quantized:
+            for number, found in layers.items():
+                self._check_layer(number, found)
+
+    def _check_layer(self, number: int, found: set[str]) -> None:
+        if missing := sorted(IN_A_LAYER - found):
+            raise ValueError(
+                f"{self.model} has no tensor {missing[0]} in layer {number}: {AGAIN}."
+            )
+
+    def check_attention(self) -> None:
+        """Compares the rows of projections with the heads that the config names."""
+        draft, config = self.spec.draft_model_config, self.config
+        head = draft.get_head_size()
+        rows = {
+            "q": ("num_attention_heads", config.num_attention_heads),
+            "k": ("num_key_value_heads", draft.get_total_num_kv_heads()),
+        }
+        for name, tensor in self.tensors.items():
+            kind = name.removesuffix("_proj.weight").rpartition(".")[2]
+            key, heads = rows.get(kind, ("", 0))
+            if heads and tensor.shape[0] != heads * head and not self.is_quantized:
+                raise ValueError(
+                    f"{name} of {self.model} has {tensor.shape[0]} rows, but {key} "
+                    f"({heads}) of head_dim {head} in its config.json make it "
+                    f"{heads * head}: correct them, or {AGAIN}."
+                )
+
+    def check_head(self) -> None:
+        uses_taps = (getattr(self.config, "eagle_config", None) or {}).get(
+            "use_aux_hidden_state", True
+        )
+        if uses_taps and not self.is_quantized:
+            self._check_fc()
+        if self.spec.parallel_drafting:
+            self._check_mask_hidden()
+        self._check_shared_embeddings()
+        self._check_vocabulary()
+
+    def _check_fc(self) -> None:
+        fc = self.need(
+            "fc.weight",
+            "it is no EAGLE-3 head; with a draft model of its own vocabulary and "
+            'embeddings set "method": "draft_model"',
+        )
+        hidden, taps = self.config.hidden_size, self.num_taps
+        expected = (hidden, taps * self.target_width)
+        if fc.shape != expected:
+            raise ValueError(
+                f"fc.weight of {self.model} has shape {list(fc.shape)}, but its "
+                f"hidden_size and {taps} layers of the target's hidden size "
+                f"({self.target_width}) make it {list(expected)}: use a head that was "
+                "trained for this target, or correct config.json."
+            )
+
+    def _check_mask_hidden(self) -> None:
+        mask = self.need(
+            "mask_hidden",
+            "parallel drafting needs it; use a P-EAGLE checkpoint, or set "
+            "parallel_drafting=false",
+        )
+        width = self.num_taps * self.target_width
+        if mask.shape[-1] != width or len(mask.shape) - mask.shape.count(1) > 1:
+            raise ValueError(
+                f"mask_hidden of {self.model} has shape {list(mask.shape)}, but fc "
+                f"takes {width} values: {AGAIN}, or set parallel_drafting=false."
+            )
+
+    def _check_shared_embeddings(self) -> None:
+        hidden = self.config.hidden_size
+        self.check_embeddings()
+        if "embed_tokens.weight" not in self.tensors and hidden != self.target_width:
+            raise ValueError(
+                f"{self.model} has no embed_tokens.weight, and cannot use the "
+                f"target's: its hidden_size ({hidden}) is not the target's "
+                f"({self.target_width}): {AGAIN}."
+            )
+
+    def _check_vocabulary(self) -> None:
+        target = self.spec.target_model_config.get_vocab_size()
+        reduced = getattr(self.config, "draft_vocab_size", None)
+        reduced = reduced or self.config.vocab_size
+        table = self.tensors.get("d2t")
+        # Where only padding differs, tokens have the same ids in both.
+        if reduced != self.config.vocab_size:
+            why = f"it drafts {reduced} of the target's {target} tokens; {AGAIN}"
+            table = self.need("d2t", why)
+        if table is not None:
+            self._check_d2t(table, reduced, target)
+        if reduced != target and not self.is_quantized:
+            self.need("lm_head.weight", f"its draft_vocab_size is {reduced}; {AGAIN}")
+        self.check_shape(
+            "lm_head.weight",
+            ("draft_vocab_size", reduced),
+            ("hidden_size", self.config.hidden_size),
+        )
+
+    def _check_d2t(self, table: Tensor, reduced: int, target: int) -> None:
+        """d2t[i] added to the drafter's token i gives the target's."""
+        if table.shape != (reduced,) or table.dtype[0] not in "IU":
+            raise ValueError(
+                f"d2t of {self.model} must hold {reduced} integers (draft_vocab_size), "
+                f"but is {table.dtype} {list(table.shape)}: {AGAIN}."
+            )
+        from safetensors import safe_open
+
+        with safe_open(table.file, "pt") as file:
+            offsets = file.get_tensor(table.name).tolist()
+        tokens = [i + offset for i, offset in enumerate(offsets)]
+        if min(tokens) < 0 or max(tokens) >= target:
+            raise ValueError(
+                f"d2t of {self.model} names tokens from {min(tokens)} to "
+                f"{max(tokens)}, but the target has {target}: use a head that was "
+                "trained for this target."
+            )

@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.checkpoints.families import PUBLISHED, write_drafter, write_target
 from vllm.engine.arg_utils import EngineArgs
 
 from .bad_checkpoints import CONFIGS, FILES
@@ -170,3 +171,12 @@ GOOD = [
 @pytest.mark.parametrize("row", GOOD, ids=lambda row: row.id)
 def test_what_can_draft_is_not_refused(configure, row: Bad):
     assert configure(row).speculative_config.num_speculative_tokens > 0
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_drafters_are_not_refused(models, tmp_path, name: str):
+    target = PUBLISHED[name].target
+    target = write_target(target, tmp_path / "target", models / "target")
+    drafter = write_drafter(name, tmp_path / "drafter", target)
+    spec = {"model": str(drafter)}
+    EngineArgs(model=str(target), speculative_config=spec).create_engine_config()

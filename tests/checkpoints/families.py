@@ -364,7 +364,7 @@ _SPECULATORS = {
         family=_PEAGLE,
         config=_speculators(
             "peagle",
-            _config("qwen3", "Qwen3ForCausalLM", num_hidden_layers=2),
+            _config("qwen3", "Qwen3ForCausalLM", num_hidden_layers=2, rope_theta=1e6),
             8,
             draft_vocab_size=VOCAB,
             embed_requires_grad=True,

@@ -4,7 +4,7 @@
 Pure Python on plain values. `docs/checkpoints.md` shows this table.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -218,19 +218,3 @@ def as_the_base_reads_it(config: Any) -> Any:
     if ids and getattr(config, "num_aux_hidden_states", None) is None:
         config.num_aux_hidden_states = len(ids)
     return config
-
-
-def table_rows() -> Iterator[tuple[str, ...]]:
-    """Family, keys, method, width and default K, as text for the docs."""
-    for family in FAMILIES:
-        if not family.is_supported:
-            yield family.name, family.told_by, "refused: not supported yet", "", ""
-            continue
-        width = "K" if family.is_parallel else "1"
-        yield (
-            family.name,
-            family.told_by,
-            f"`{family.method}`",
-            width,
-            str(family.num_drafts),
-        )

@@ -13,6 +13,8 @@ from vllm.platforms import current_platform
 if current_platform.is_cpu():
     import vllm.v1.worker.cpu.shm  # noqa: F401  (what Runner V2 needs on a CPU)
 
+from vllm.config import SpeculativeConfig
+from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 from vllm.transformers_utils.config import get_safetensors_params_metadata
 from vllm.v1.worker.block_table import get_block_table_width
 from vllm.v1.worker.gpu.attn_utils import (
@@ -99,6 +101,9 @@ CALLED = [
     (BatchExecutionDescriptor, "", "cg_mode num_tokens num_reqs"),
     (InputBuffers, "max_num_reqs max_num_tokens device", ""),
     (get_safetensors_params_metadata, "model", "revision"),
+    (DefaultModelLoader.__base__.load_weights, "self model model_config", ""),
+    (DefaultModelLoader.__base__.get_all_weights, "self model_config model", ""),
+    (SpeculativeConfig.__mro__[2].hf_config_override, "hf_config", ""),
 ]
 OWN = {
     member

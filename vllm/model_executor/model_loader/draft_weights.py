@@ -47,12 +47,14 @@ class DraftWeights:
         """Ids of the draft are offset by `d2t` to be the target's.
 
         Raises:
-            ValueError: some would be outside of the target's vocabulary, or two the
-                same.
+            ValueError: some would be outside of the target's vocabulary, two the same,
+                or all there but in another order, for which the base has no table.
         """
         size = self.config.vocab_size
         ids = torch.arange(len(offsets)) + offsets.cpu()
-        if ids.min() < 0 or ids.max() >= size or len(ids.unique()) < len(ids):
+        is_reordered = self.model.draft_id_to_target_id is None and offsets.any()
+        is_outside = ids.min() < 0 or ids.max() >= size
+        if is_outside or is_reordered or len(ids.unique()) < len(ids):
             raise ValueError(
                 f"d2t in {self.path} does not map the draft's {len(ids)} tokens to "
                 f"different ones of {size}: it must hold offsets, target id - draft id."

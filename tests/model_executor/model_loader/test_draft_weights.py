@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensors of draft checkpoints on their way into a model; none may be missing."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import ClassVar
+
+import pytest
+import torch
+import torch.nn as nn
+
+from vllm.model_executor.model_loader import draft_weights
+from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
+from vllm.model_executor.model_loader.draft_weights import DraftWeights
+
+VOCAB, HIDDEN = 6, 4
+
+
+def parameter(*shape: int, dtype=torch.float32) -> nn.Parameter:
+    return nn.Parameter(torch.zeros(*shape, dtype=dtype), requires_grad=False)
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv_proj = nn.Module()
+        self.qkv_proj.weight = parameter(6, HIDDEN)
+        self.hidden_norm = nn.Module()
+        self.hidden_norm.weight = parameter(HIDDEN)
+
+
+class Model(nn.Module):
+    packed_modules_mapping: ClassVar = {"qkv_proj": ["q_proj", "k_proj", "v_proj"]}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = nn.Module()
+        self.model.embed_tokens = nn.Module()
+        self.model.embed_tokens.weight = parameter(VOCAB, HIDDEN)
+        self.model.layers = nn.ModuleList([Layer(), Layer()])
+
+    def fill(self, weights) -> None:
+        """What a loader does: parts of a packed weight go to rows of their own."""
+        parameters = dict(self.named_parameters())
+        rows = {"q_proj": slice(0, 2), "k_proj": slice(2, 4), "v_proj": slice(4, 6)}
+        for name, tensor in weights:
+            name = name.replace("d2t", "draft_id_to_target_id")
+            part = next((part for part in rows if part in name), None)
+            name = name.replace(part, "qkv_proj") if part else name
+            whole = parameters.get(name, parameters.get(f"model.{name}"))
+            (whole.data[rows[part]] if part else whole.data).copy_(tensor)
+
+
+class Head(Model):
+    def __init__(self, reduced: bool) -> None:
+        super().__init__()
+        self.lm_head = nn.Module()
+        self.lm_head.weight = parameter(3 if reduced else VOCAB, HIDDEN)
+        self.draft_id_to_target_id = parameter(3, dtype=torch.long) if reduced else None
+
+
+def tensors(prefix: str = "model.") -> dict[str, torch.Tensor]:
+    made = {f"{prefix}embed_tokens.weight": torch.ones(VOCAB, HIDDEN)}
+    for layer in (0, 1):
+        at = f"{prefix}layers.{layer}"
+        made[f"{at}.hidden_norm.weight"] = torch.ones(HIDDEN)
+        for part in "qkv":
+            made[f"{at}.{part}_proj.weight"] = torch.ones(2, HIDDEN)
+    return made
+
+
+def head_tensors(reduced: bool) -> dict[str, torch.Tensor]:
+    made = tensors("") | {"lm_head.weight": torch.ones(3 if reduced else VOCAB, HIDDEN)}
+    return made | ({"d2t": torch.tensor([0, 1, 2])} if reduced else {})
+
+
+@pytest.fixture
+def load(monkeypatch) -> Callable[..., Model]:
+    """Loads tensors into a model; raises what loading raises."""
+
+    def run(model: Model, given, method="eagle3", quantization=None, **config):
+        spec = SimpleNamespace(method=method)
+        monkeypatch.setattr(
+            draft_weights,
+            "get_current_vllm_config_or_none",
+            lambda: SimpleNamespace(speculative_config=spec),
+        )
+        hf_config = SimpleNamespace(**{"vocab_size": VOCAB} | config)
+        model_config = SimpleNamespace(
+            model="a/drafter", hf_config=hf_config, quantization=quantization
+        )
+        weights = DraftWeights(model, model_config)
+        with weights.checked():
+            model.fill(weights.adapted(given.items()))
+        return model
+
+    return run
+
+
+@pytest.mark.parametrize("name", tensors())
+def test_missing_tensor_of_a_draft_model_is_named(name: str, load):
+    given = tensors()
+    load(Model(), given, "draft_model")
+    del given[name]
+    with pytest.raises(ValueError, match=f"a/drafter lacks {name}: the checkpoint"):
+        load(Model(), given, "draft_model")
+
+
+@pytest.mark.parametrize("reduced", [True, False])
+@pytest.mark.parametrize("name", head_tensors(True))
+def test_missing_tensor_of_a_head(name: str, reduced: bool, load):
+    given = head_tensors(reduced)
+    load(Head(reduced), given)
+    if given.pop(name, None) is None:
+        return
+    is_shared = "embed_tokens" in name or (name == "lm_head.weight" and not reduced)
+    if is_shared or name == "layers.1.hidden_norm.weight":
+        load(Head(reduced), given)
+        return
+    with pytest.raises(ValueError, match=f"lacks {name}: the checkpoint"):
+        load(Head(reduced), given)
+
+
+def test_quantized_drafters_and_other_methods_are_not_checked(load):
+    load(Model(), {}, "medusa")
+    load(Model(), {}, "draft_model", quantization="fp8")
+
+
+@pytest.mark.parametrize(
+    "rename",
+    [
+        lambda name: name if name in ("lm_head.weight", "d2t") else f"model.{name}",
+        lambda name: name.replace("layers.0.", "midlayer."),
+        lambda name: name.replace("layers.", "midlayer."),
+    ],
+    ids=["nemo", "midlayer", "midlayer.0"],
+)
+def test_names_of_heads(rename: Callable[[str], str], load):
+    given = {rename(name): tensor for name, tensor in head_tensors(True).items()}
+    head = load(Head(True), given)
+    assert all((p == 1).all() for n, p in head.named_parameters() if "weight" in n)
+    assert head.draft_id_to_target_id.tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_d2t_of_a_whole_vocabulary_is_dropped(dtype: torch.dtype, load):
+    load(Head(False), head_tensors(False) | {"d2t": torch.zeros(VOCAB, dtype=dtype)})
+
+
+@pytest.mark.parametrize(
+    "reduced, offsets",
+    [
+        (True, [0, 1, 9]),
+        (True, [-1, 0, 0]),
+        (True, [1, 0, 0]),
+        (False, [0, 1, 2, 3, 4, 5]),
+        (False, [1, -1, 0, 0, 0, 0]),
+    ],
+)
+def test_d2t_that_maps_nowhere_is_refused(reduced: bool, offsets: list[int], load):
+    given = head_tensors(reduced) | {"d2t": torch.tensor(offsets)}
+    with pytest.raises(ValueError, match="it must hold offsets"):
+        load(Head(reduced), given)
+
+
+@pytest.mark.parametrize("own", [VOCAB - 2, VOCAB + 2])
+def test_vocabulary_gets_the_targets_rows(own: int, load):
+    """Padding repeats the last row, and so never is the first of the likeliest."""
+    rows = torch.arange(own * HIDDEN, dtype=torch.float32).view(own, HIDDEN)
+    given = tensors() | {"model.embed_tokens.weight": rows}
+    model = load(Model(), given, "draft_model", checkpoint_vocab_size=own)
+    loaded = model.model.embed_tokens.weight
+    common = min(own, VOCAB)
+    assert torch.equal(loaded[:common], rows[:common])
+    assert (loaded[common:] == rows[-1]).all()
+
+
+def test_only_drafters_pass_through_it(monkeypatch):
+    """The target's loader goes on as the base's."""
+    base = DefaultModelLoader.__mro__[1]
+    seen = []
+    monkeypatch.setattr(base, "load_weights", lambda *args: seen.append(args[1:]))
+    loader = DefaultModelLoader.__new__(DefaultModelLoader)
+    target = SimpleNamespace(runner_type="generate")
+    loader.load_weights("model", target)
+    assert seen == [("model", target)]
+    assert not hasattr(loader, "draft_weights")

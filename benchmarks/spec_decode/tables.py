@@ -61,6 +61,7 @@ POINT_HEAD = (
     "base's best",
     "ratio",
     "ratio of steps",
+    "were drafts free",
     "TPOT, ms",
     "step, ms",
     "target, ms",
@@ -78,6 +79,13 @@ def step_ratio(ours: Row | None, base: Row | None) -> float | None:
     return base.step_s / ours.step_s
 
 
+def free_ratio(ours: Row | None, base: Row | None) -> float | None:
+    """The ratio of steps if drafting took no time; no drafter exceeds it."""
+    if not (ours and base and ours.target_s and base.step_s):
+        return None
+    return base.step_s / ours.target_s
+
+
 def point_cells(ours: Row | None, base: Row | None) -> list[Cell]:
     own = [None] * 5
     if ours:
@@ -91,6 +99,7 @@ def point_cells(ours: Row | None, base: Row | None) -> list[Cell]:
         best,
         times(ratio(ours, base)),
         times(step_ratio(ours, base)),
+        times(free_ratio(ours, base)),
         *own,
         base and ms(base.step_s),
         base and ms(base.draft_s),

@@ -29,7 +29,6 @@ DEFAULT_LAYERS = (2, 4, 5)  # 2, L // 2 and L - 3 of a target of 8 layers
 # Engines cost seconds: some run one after the other in one process.
 GROUPS = [tuple(PUBLISHED)[start::4] for start in range(4)]
 SERVED_ALONE = "speculators-eagle3"
-PROBABILISTIC = "pard-qwen2.5"
 PROMPTS = [list(range(100, 105)), list(range(200, 223))]
 
 
@@ -41,7 +40,7 @@ def targets(models: Path, tmp_path_factory) -> dict[str, Path]:
     }
 
 
-def engine_job(folder: Path, target: Path, **spec: Any) -> dict[str, Any]:
+def engine_job(folder: Path, target: Path) -> dict[str, Any]:
     """The engine's job; a drafter that names its target may be served alone."""
     alone = folder.name == SERVED_ALONE
     request = {"max_tokens": 12}
@@ -54,7 +53,7 @@ def engine_job(folder: Path, target: Path, **spec: Any) -> dict[str, Any]:
         "engine": {
             **ENGINE,
             "model": str(folder if alone else target),
-            "speculative_config": None if alone else {"model": str(folder), **spec},
+            "speculative_config": None if alone else {"model": str(folder)},
             "max_model_len": 96,
             "max_num_seqs": 4,
             "max_num_batched_tokens": 64,
@@ -86,9 +85,7 @@ def test_drafts_are_those_of_plain_pytorch(
     for name in names:
         target = targets[PUBLISHED[name].target]
         folders[name] = write_drafter(name, tmp_path / name, target)
-        is_probabilistic = name == PROBABILISTIC
-        spec = {"draft_sample_method": "probabilistic"} if is_probabilistic else {}
-        jobs[name] = engine_job(folders[name], target, **spec)
+        jobs[name] = engine_job(folders[name], target)
     results = run_engines(jobs, engine_env, tmp_path)
     for name in names:
         result, target = results[name], targets[PUBLISHED[name].target]
@@ -136,30 +133,32 @@ def assert_same_drafts(
     assert len(kinds) > 20  # a drafter that always says the same would prove nothing
 
 
+def without(tensors: dict[str, torch.Tensor], name: str) -> None:
+    del tensors[name]
+
+
+def with_unknown(tensors: dict[str, torch.Tensor], name: str) -> None:
+    tensors[name] = torch.zeros(4)
+
+
+# What becomes of a tensor of a head, and what the error names.
+CHANGES = {
+    "midlayer.self_attn.k_proj.weight": (without, "layers.0.self_attn.k_proj.weight"),
+    "d2t": (without, "lacks d2t"),
+    "parallel_draft_heads.0.lm_head.weight": (with_unknown, "parallel_draft_heads"),
+}
+
+
 def test_incomplete_checkpoints_are_refused(targets, engine_env, tmp_path):
     """A pickled file has no headers to look at before it is loaded."""
-    name, target = "eagle3-yuhuili", targets["llama"]
-
-    def without(tensor: str) -> None:
-        del tensors[tensor]
-
-    def with_unknown(tensor: str) -> None:
-        tensors[tensor] = torch.zeros(4)
-
-    changes = {
-        "midlayer.self_attn.k_proj.weight": without,
-        "norm.weight": without,
-        "d2t": without,
-        "parallel_draft_heads.0.lm_head.weight": with_unknown,
-    }
     jobs = {}
-    for number, (tensor, change) in enumerate(changes.items()):
-        folder = write_drafter(name, tmp_path / str(number), target)
+    for number, (tensor, (change, _)) in enumerate(CHANGES.items()):
+        folder = tmp_path / str(number)
+        write_drafter("eagle3-yuhuili", folder, targets["llama"])
         tensors = torch.load(folder / "pytorch_model.bin", weights_only=True)
-        change(tensor)
+        change(tensors, tensor)
         torch.save(tensors, folder / "pytorch_model.bin")
-        jobs[tensor] = engine_job(folder, target)
+        jobs[tensor] = engine_job(folder, targets["llama"])
     results = run_engines(jobs, engine_env, tmp_path)
-    for tensor, result in results.items():
-        said = tensor.replace("midlayer.", "layers.0.")
-        assert said in result.get("error", "it loaded"), (tensor, result)
+    for tensor, (_, said) in CHANGES.items():
+        assert said in results[tensor].get("error", "it loaded")

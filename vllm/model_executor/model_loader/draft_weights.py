@@ -18,7 +18,7 @@ class DraftWeights:
     """The tensors of one draft model on their way into it.
 
     Attributes:
-        is_head: whether the model is an EAGLE-3 head, and has `d2t` or could.
+        has_ids: whether the model is an EAGLE-3 head, which has `d2t` or could.
         seen: names of the tensors so far, as in the checkpoint but for what
             `_head_name` unifies.
     """
@@ -26,7 +26,7 @@ class DraftWeights:
     def __init__(self, model: nn.Module, model_config: ModelConfig):
         self.model, self.config = model, model_config.hf_config
         self.path, self.is_quantized = model_config.model, model_config.quantization
-        self.is_head = hasattr(model, "draft_id_to_target_id")
+        self.has_ids = hasattr(model, "draft_id_to_target_id")
         self.seen: set[str] = set()
 
     # Names and shapes.
@@ -34,7 +34,7 @@ class DraftWeights:
     def adapted(self, weights: Iterable[NamedTensor]) -> Iterator[NamedTensor]:
         """Each tensor under the name, and with the rows, that the base takes."""
         for name, tensor in weights:
-            if self.is_head:
+            if self.has_ids:
                 name = _head_name(name)
                 if name == "d2t":
                     self._check_d2t(tensor)
@@ -94,7 +94,8 @@ class DraftWeights:
         for _, parameter in self.model.named_parameters():
             parameter.data.fill_(_mark(parameter.dtype))
         yield
-        missing = sorted(self._missing())
+        is_head = spec.method != "draft_model"
+        missing = sorted(self._missing(is_head))
         if missing:
             raise ValueError(
                 f"{self.path} lacks {', '.join(missing[:8])}"
@@ -102,18 +103,17 @@ class DraftWeights:
                 "incomplete, or its config.json is of another one."
             )
 
-    def _missing(self) -> Iterator[str]:
+    def _missing(self, is_head: bool) -> Iterator[str]:
+        """Names of the tensors that were not loaded; a head may lack some."""
         for name, parameter in self.model.named_parameters():
-            if _is_unwritten(parameter) and not self._may_lack(name):
+            if _is_unwritten(parameter) and not (is_head and self._may_lack(name)):
                 parts = self._parts(name)
                 absent = [part for part in parts if part not in self.seen]
                 # Names of other models than we know may differ: then the parameter's.
                 yield from absent or [name]
 
     def _may_lack(self, name: str) -> bool:
-        """Whether the target has the parameter too, or nothing uses it."""
-        if not hasattr(self.model, "has_own_lm_head") and not self.is_head:
-            return False
+        """Whether a head shares the parameter with the target, or does not use it."""
         if name.startswith("lm_head."):
             return getattr(self.model, "draft_id_to_target_id", None) is None
         unused = re.search(r"\.layers\.[1-9]\d*\.hidden_norm\.", name)
@@ -121,7 +121,7 @@ class DraftWeights:
 
     def _parts(self, name: str) -> list[str]:
         """Names that a checkpoint has for a parameter of the model."""
-        if self.is_head:
+        if self.has_ids:
             name = _head_name(name).replace("draft_id_to_target_id", "d2t")
         packed = getattr(self.model, "packed_modules_mapping", {})
         for whole, parts in packed.items():

@@ -61,6 +61,12 @@ def test_impossible_output_is_found(logprobs):
     assert p_value([*draw(chances, 100), impossible], chances) == 0
 
 
+def test_too_few_outcomes_tell_nothing(logprobs):
+    chances = sequence_chances(logprobs, LENGTH, 1.5)
+    with pytest.raises(ValueError, match="raise --samples"):
+        p_value(draw(chances, 6), chances)
+
+
 def test_wrong_rule_must_fail():
     good, bad = {"p_value": 0.5}, {"p_value": 1e-9}
     assert failures({"pard/greedy/T1.0": good, "wrong rule/T1.0": bad}) == []

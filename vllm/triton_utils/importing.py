@@ -6,6 +6,7 @@ Why: on a CPU the base turns Triton off unless Triton has a `cpu` backend, altho
     kernels, can then not run on a machine without a GPU.
 How: when the interpreter is asked for (TRITON_INTERPRET=1) on the CPU platform,
     `HAS_TRITON` stays true, and one log line says so in place of upstream's warning.
+    What the interpreter lacks and kernels of the base use is put into it.
 Upstream: "[CPU] Keep Triton enabled under TRITON_INTERPRET=1".
 Until: upstream takes that change, or ships a Triton `cpu` backend.
 """
@@ -35,7 +36,10 @@ logging.getLogger("vllm._upstream.triton_utils.importing").disabled = INTERPRETE
 upstream = stand_on(__name__)
 
 if INTERPRETED:
+    from vllm.triton_utils.interpreted import install
+
     upstream.HAS_TRITON = True
+    install()
     logger.info(
         "Triton kernels run under Triton's interpreter (TRITON_INTERPRET=1): right "
         "results, but slow. Unset it to run without Triton kernels."

@@ -19,11 +19,11 @@ GAINS = {"q_proj": 2, "k_proj": 2, "o_proj": 6, "down_proj": 6}
 
 
 def random(name: str, *shape: int) -> torch.Tensor:
-    """float32; a vector stands for the weight of a norm, and is near one."""
+    """float32; a vector is a bias, or a norm's weight and near one."""
     generator = torch.Generator().manual_seed(zlib.crc32(f"{name}{shape}".encode()))
     values = torch.randn(*shape, generator=generator)
     if len(shape) == 1:
-        return 1 + values / 4
+        return values / 4 + (not name.endswith(".bias"))
     gain = next((g for part, g in GAINS.items() if part in name), 1)
     return values * gain / shape[-1] ** 0.5
 

@@ -125,6 +125,9 @@ def _tensor_names(spec: "SpeculativeConfig") -> list[str]:
     return names
 
 
+_FED_BY = {"draft_model": "tokens alone", "eagle": "the last layer"}
+
+
 def log_drafter(spec: "SpeculativeConfig") -> None:
     """One line on what was made of a checkpoint."""
     if spec.method not in METHODS or spec.draft_model_config is None:
@@ -133,15 +136,15 @@ def log_drafter(spec: "SpeculativeConfig") -> None:
     mask = get_mask_token_id(config) if spec.parallel_drafting else None
     layers = tapped_layers(config) or "the target's defaults"
     logger.info(
-        "Drafter %s: family %s, method %s, %d tokens a step, %d a pass, mask token "
-        "%s, fed by layers %s.",
+        "Drafter %s: family %r, method %s, %d tokens a step, %d a pass, mask token "
+        "%s, fed by %s.",
         spec.model,
         getattr(spec, "draft_family", None) or "unknown",
         spec.method,
         spec.num_speculative_tokens,
         spec.drafting_width,
         mask,
-        layers if spec.method == "eagle3" else "none",
+        _FED_BY.get(spec.method) or f"layers {layers}",
     )
 
 

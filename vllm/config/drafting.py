@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import vllm.envs as envs
 from vllm.config.draft_families import DraftFamily, DraftFiles, find_family
+from vllm.logger import init_logger
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+
+logger = init_logger(__name__)
 
 METHODS = ("draft_model", "eagle", "eagle3")
 # Where checkpoints keep the id of the token that stands for "to be drafted":
@@ -137,4 +140,16 @@ def refuse_uncovered(vllm_config: "VllmConfig") -> None:
             f"Parallel drafting does not support {reason} on Model Runner V2: turn "
             "that off, draft with parallel_drafting=false, or set "
             "VLLM_USE_V2_MODEL_RUNNER=0 for the deprecated Runner V1."
+        )
+
+
+def say_that_v1_drafts(vllm_config: "VllmConfig") -> None:
+    """Warns of a drafter that ends on Runner V1 without anyone having asked for it."""
+    asked_for_v1 = envs.VLLM_USE_V2_MODEL_RUNNER is False
+    if not asked_for_v1 and not vllm_config.use_v2_model_runner:
+        logger.warning_once(
+            "Drafting falls back to Runner V1, without the unified speculator, because "
+            "Model Runner V2 cannot run this engine: see the line above. On a CPU set "
+            "TRITON_INTERPRET=1; VLLM_USE_V2_MODEL_RUNNER=1 tells what else is in the "
+            "way."
         )

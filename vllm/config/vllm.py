@@ -15,7 +15,12 @@ from vllm._upstream import stand_on
 from vllm.config.draft_checks import check_parallelism
 from vllm.config.draft_length import refuse_uncovered_auto
 from vllm.config.draft_weights import check_weights
-from vllm.config.drafting import is_unified_method, refuse_uncovered, why_not_unified
+from vllm.config.drafting import (
+    is_unified_method,
+    refuse_uncovered,
+    say_that_v1_drafts,
+    why_not_unified,
+)
 
 upstream = stand_on(__name__)
 VllmConfig = upstream.VllmConfig
@@ -40,6 +45,13 @@ def _mark_drafter(self: VllmConfig) -> None:
         refuse_uncovered(self)
         owns = why_not_unified(self) is None and self.use_v2_model_runner
         self.speculative_config.drafter_owns_buffers = owns
+        if owns:
+            # The base's would warn that drafting cuts the budget, which is untrue here.
+            scheduler = self.scheduler_config
+            if scheduler.max_num_scheduled_tokens is None:
+                scheduler.max_num_scheduled_tokens = scheduler.max_num_batched_tokens
+            return
+        say_that_v1_drafts(self)
     _set_max_num_scheduled_tokens(self)
 
 

@@ -72,5 +72,6 @@ def test_schedule(mode: str, run_engine: RunEngine, models, scenarios, expected)
 def test_auto(mode: str, run_engine: RunEngine, models, scenarios, expected):
     result = run(run_engine, models, mode, scenarios, 3, "auto")
     assert_same_output(result, expected)
-    assert {1, 8} <= set(result["timed_requests"])
+    # One request, and at least as many more as a slow machine can afford.
+    assert result["timed_requests"][0] == 1 and len(result["timed_requests"]) > 1
     assert result["scenarios"]["shrinking"]["counters"]["num_drafts"][0] > 0

@@ -100,12 +100,13 @@ def test_drafts_are_those_of_plain_pytorch(
 def expected_line(name: str, folder: Path) -> str:
     made = PUBLISHED[name]
     layers: Any = made.layers or "the target's defaults"
+    fed_by = f"layers {layers}"
     if made.method == "draft_model":
-        layers = "none"
+        fed_by = "tokens alone"
     return (
-        f"Drafter {folder}: family {made.family}, method {made.method}, "
+        f"Drafter {folder}: family {made.family!r}, method {made.method}, "
         f"{made.num_drafts} tokens a step, {made.width} a pass, mask token "
-        f"{made.mask}, fed by layers {layers}."
+        f"{made.mask}, fed by {fed_by}."
     )
 
 

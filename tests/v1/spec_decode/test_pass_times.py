@@ -54,9 +54,13 @@ def test_the_slowest_worker_counts():
         assert row == {k: 2.0 * n + k for k in candidate_lengths(3)}
 
 
-def test_the_ends_are_measured_whatever_it_takes(monkeypatch):
+@pytest.mark.parametrize("is_cpu, ends", [(False, [1, 8]), (True, [1, 2])])
+def test_ends_are_measured_whatever_it_takes(monkeypatch, is_cpu: bool, ends):
+    """On a CPU, where all requests of a step add up, the far end comes nearer."""
     monkeypatch.setattr(pass_times, "BUDGET_SECONDS", -1.0)
-    assert sorted(measure_pass_times(FakeExecutor())) == [1, 8]
+    platform = SimpleNamespace(is_cpu=lambda: is_cpu)
+    monkeypatch.setattr(pass_times, "current_platform", platform)
+    assert sorted(measure_pass_times(FakeExecutor())) == ends
 
 
 def test_no_more_requests_than_the_token_budget_has_tokens():

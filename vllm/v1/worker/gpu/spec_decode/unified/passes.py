@@ -106,6 +106,14 @@ class DraftPasses(DraftModelSpeculator):
         self.block_tables: DraftBlockTables = with_room(block_tables, room)
         self.draft_max_seq_len = self.max_model_len
 
+    def _configure_decode_metadata_update(self) -> None:
+        mode = self.target_config.compilation_config.cudagraph_mode
+        if mode == CUDAGraphMode.NONE:
+            # Only graphs gain by it: no reason to say that it is not there.
+            self.supports_decode_metadata_update = False
+            return
+        super()._configure_decode_metadata_update()
+
     @property
     def max_model_len(self) -> int:
         """The longest sequence that attention may meet: padding slots count too."""

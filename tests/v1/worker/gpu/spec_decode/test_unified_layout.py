@@ -31,7 +31,8 @@ def base_config(drafts: int, shift: int, parallel: bool) -> SimpleNamespace:
 @pytest.mark.parametrize("drafts", K)
 def test_extra_slots_are_the_bases(drafts: int, shift: int, parallel: bool):
     layout = DraftLayout(drafts, shift, drafts if parallel else 1)
-    base = SpeculativeConfig.__base__.max_num_new_slots_for_drafting.fget
+    name = "max_num_new_slots_for_drafting"
+    _, base = (vars(c)[name].fget for c in SpeculativeConfig.__mro__ if name in vars(c))
     config = base_config(drafts, shift, parallel)
     assert layout.num_extra_slots == base(config.speculative_config)
 
@@ -77,3 +78,12 @@ def test_a_later_pass_can_be_the_widest():
 def test_numbers_out_of_range_are_refused(shift: int, width: int):
     with pytest.raises(ValueError):
         DraftLayout(7, shift, width)
+
+
+@pytest.mark.parametrize("width, narrower", [(1, 1), (4, 2), (8, 2)])
+def test_layout_of_a_shorter_step(width: int, narrower: int):
+    """No wider than its drafts; without drafts it has the next token's slot still."""
+    layout = DraftLayout(8, 0, width)
+    assert layout.for_drafts(8) == layout
+    assert layout.for_drafts(2) == DraftLayout(2, 0, narrower)
+    assert layout.for_drafts(0) == DraftLayout(1, 0, 1)

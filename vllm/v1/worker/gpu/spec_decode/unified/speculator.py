@@ -127,17 +127,12 @@ class UnifiedSpeculator(DraftPasses):
         if sync is not None:
             verified = sync.uniform_token_count
         graph = None
-        if self._may_use_graphs(sync) and verified is not None:
-            most = n if sync is None else sync.num_reqs
+        if verified is not None:
             twin = self.first_pass_twins[drafts.num_drafts]
-            graph = self.graphs.find_full(most, verified + extra, twin, 0)
-        graph = self._replayable(graph, may_replay, sync)
+            graph = self._find_full(n, verified + extra, twin, 0, may_replay, sync)
         if graph is None and sync is None and self.graphs is not None:
             graph = self.graphs.find_piecewise(int(starts[-1]))
-        if sync is None or graph is not None:
-            return self._shape(graph, starts, sync)
-        # Every rank pads to what the ranks told each other of the target's batch.
-        return self._shape(None, starts, sync, sync.num_tokens_across_dp, extra)
+        return self._shape(graph, starts, sync, extra, is_first=True)
 
     def _later_shape(
         self,
@@ -147,24 +142,24 @@ class UnifiedSpeculator(DraftPasses):
         sync: DPSyncState | None,
     ) -> _Shape:
         slots = drafts.layout.num_follow_slots
+        graph = self._find_full(n, slots, drafts.num_drafts, 1, may_replay, sync)
         starts = self.arange_np[: n + 1] * slots
-        graph = None
-        if self._may_use_graphs(sync):
-            most = n if sync is None else sync.num_reqs
-            graph = self.graphs.find_full(most, slots, drafts.num_drafts, 1)
-        graph = self._replayable(graph, may_replay, sync)
-        if sync is None or graph is not None:
-            return self._shape(graph, starts, sync)
-        return self._shape(None, starts, sync, 0 * sync.num_tokens_across_dp, slots)
+        return self._shape(graph, starts, sync, slots, is_first=False)
 
-    def _may_use_graphs(self, sync: DPSyncState | None) -> bool:
-        return self.graphs is not None and not (sync and sync.eager)
-
-    @staticmethod
-    def _replayable(
-        graph: DraftBatchDescriptor | None, may_replay: bool, sync: DPSyncState | None
+    def _find_full(
+        self,
+        n: int,
+        slots: int,
+        num_drafts: int,
+        first_pass: int,
+        may_replay: bool,
+        sync: DPSyncState | None,
     ) -> DraftBatchDescriptor | None:
         """The graph, or what to run where this rank's block tables do not fit it."""
+        if self.graphs is None or (sync and sync.eager):
+            return None
+        most = n if sync is None else sync.num_reqs
+        graph = self.graphs.find_full(most, slots, num_drafts, first_pass)
         if graph is None or may_replay:
             return graph
         # The other ranks replay it: this one pads its batch to the same shape.
@@ -175,8 +170,8 @@ class UnifiedSpeculator(DraftPasses):
         graph: DraftBatchDescriptor | None,
         starts: np.ndarray,
         sync: DPSyncState | None,
-        tokens_across_dp: torch.Tensor | None = None,
-        added_slots: int = 0,
+        added_slots: int,
+        is_first: bool,
     ) -> _Shape:
         across = None
         if graph is not None:
@@ -185,7 +180,9 @@ class UnifiedSpeculator(DraftPasses):
             return _Shape(graph, starts, across)
         num_tokens = int(starts[-1])
         if sync is not None:
-            across = tokens_across_dp + sync.num_reqs * added_slots
+            # Every rank pads to what the ranks told each other of the target's batch.
+            target = sync.num_tokens_across_dp
+            across = (target if is_first else 0 * target) + sync.num_reqs * added_slots
             num_tokens = int(across[self.dp_rank])
         eager = DraftBatchDescriptor(CUDAGraphMode.NONE, num_tokens, len(starts) - 1)
         return _Shape(eager, starts, across)

@@ -205,6 +205,16 @@ def tapped_layers(config: Any) -> tuple[int, ...] | None:
     return tuple(ids) if ids else None
 
 
+def takes_aux_hidden_states(config: Any) -> bool:
+    """Whether an EAGLE-3 head is fed states of several layers, not the last one's.
+
+    Args:
+        config: a Hugging Face config.
+    """
+    nested = getattr(config, "eagle_config", None) or {}
+    return nested.get("use_aux_hidden_state", True)
+
+
 def as_the_base_reads_it(config: Any) -> Any:
     """Puts into a draft model's config what the base looks for elsewhere.
 

@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vllm.config.draft_families import tapped_layers
+from vllm.config.draft_families import takes_aux_hidden_states, tapped_layers
 from vllm.config.draft_headers import AGAIN, INDEX, Tensor, read_headers
 from vllm.config.drafting import METHODS
 
@@ -190,10 +190,7 @@ class _Weights:
                 )
 
     def check_head(self) -> None:
-        uses_taps = (getattr(self.config, "eagle_config", None) or {}).get(
-            "use_aux_hidden_state", True
-        )
-        if uses_taps and not self.is_quantized:
+        if takes_aux_hidden_states(self.config) and not self.is_quantized:
             self._check_fc()
         if self.spec.parallel_drafting:
             self._check_mask_hidden()

@@ -121,6 +121,10 @@ def why_not_unified(vllm_config: "VllmConfig") -> str | None:
     return next((reason for reason, holds in reasons.items() if holds), None)
 
 
+def _asked_for_v1() -> bool:
+    return envs.VLLM_USE_V2_MODEL_RUNNER is False
+
+
 def refuse_uncovered(vllm_config: "VllmConfig") -> None:
     """Refuses parallel drafting that would end on Runner V1 without a word of why.
 
@@ -134,8 +138,7 @@ def refuse_uncovered(vllm_config: "VllmConfig") -> None:
             "CPU with TRITON_INTERPRET=1)."
         )
     reason = why_not_unified(vllm_config)
-    asked_for_v1 = envs.VLLM_USE_V2_MODEL_RUNNER is False
-    if spec.parallel_drafting and reason is not None and not asked_for_v1:
+    if spec.parallel_drafting and reason is not None and not _asked_for_v1():
         raise ValueError(
             f"Parallel drafting does not support {reason} on Model Runner V2: turn "
             "that off, draft with parallel_drafting=false, or set "
@@ -145,8 +148,7 @@ def refuse_uncovered(vllm_config: "VllmConfig") -> None:
 
 def say_that_v1_drafts(vllm_config: "VllmConfig") -> None:
     """Warns of a drafter that ends on Runner V1 without anyone having asked for it."""
-    asked_for_v1 = envs.VLLM_USE_V2_MODEL_RUNNER is False
-    if not asked_for_v1 and not vllm_config.use_v2_model_runner:
+    if not _asked_for_v1() and not vllm_config.use_v2_model_runner:
         logger.warning_once(
             "Drafting falls back to Runner V1, without the unified speculator, because "
             "Model Runner V2 cannot run this engine: see the line above. On a CPU set "

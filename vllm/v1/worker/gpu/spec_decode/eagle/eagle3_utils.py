@@ -11,6 +11,7 @@ Until: upstream reads it.
 
 from vllm._upstream import stand_on
 from vllm.config import SpeculativeConfig
+from vllm.config.draft_families import tapped_layers
 
 upstream = stand_on(__name__)
 _get_ids = upstream.get_eagle3_aux_layers_from_config
@@ -23,10 +24,7 @@ def get_eagle3_aux_layers_from_config(
     found = _get_ids(spec_config)
     if found or not (spec_config and spec_config.draft_model_config):
         return found
-    hf_config = spec_config.draft_model_config.hf_config
-    nested = getattr(hf_config, "eagle_config", None) or {}
-    ids = nested.get("eagle_aux_hidden_state_layer_ids")
-    return tuple(ids) if ids else None
+    return tapped_layers(spec_config.draft_model_config.hf_config)
 
 
 upstream.get_eagle3_aux_layers_from_config = get_eagle3_aux_layers_from_config

@@ -6,6 +6,7 @@ import torch.nn as nn
 
 from vllm.config import VllmConfig
 from vllm.config.compilation import CUDAGraphMode
+from vllm.config.draft_families import takes_aux_hidden_states
 from vllm.v1.worker.gpu.spec_decode.eagle.utils import load_eagle_model
 
 from .inputs import HiddenRows
@@ -63,8 +64,8 @@ class EagleDrafter(UnifiedSpeculator):
 
         The runner collects them for every EAGLE-3 head, also for one that says no.
         """
-        config = getattr(self.draft_model_config.hf_config, "eagle_config", None) or {}
-        return self.method == "eagle3" and config.get("use_aux_hidden_state", True)
+        config = self.draft_model_config.hf_config
+        return self.method == "eagle3" and takes_aux_hidden_states(config)
 
     def target_hidden(
         self, last: torch.Tensor, aux: list[torch.Tensor] | None

@@ -29,6 +29,8 @@ ROOT = Path(__file__).resolve().parents[3]
 ENGINE = Path(__file__).with_name("engine.py")
 LENGTH = 3
 NUM_DRAFTS = 3
+# All that may be known when a token is drawn.
+KNOWN = [k for n in range(LENGTH) for k in product(range(VOCAB), repeat=n)]
 # So that of all tests together one in some hundred runs would fail by chance.
 SIGNIFICANCE = 1e-4
 SETTINGS = [
@@ -128,7 +130,6 @@ def make_job(
     if args.device == "cuda":
         memory = {"kv_cache_memory_bytes": 1 << 30, "gpu_memory_utilization": 0.02}
         engine = {"dtype": args.dtype, **memory}
-    known = [k for n in range(LENGTH) for k in product(range(VOCAB), repeat=n)]
     return {
         "folder": str(place),
         "target": str(folder / "target"),
@@ -138,16 +139,15 @@ def make_job(
         "length": LENGTH,
         "samples": args.samples,
         "settings": SETTINGS,
-        "known": [list(k) for k in known] if spec is None else [],
+        "known": [list(k) for k in KNOWN] if spec is None else [],
         "engine": engine | args.engine_args,
     }
 
 
 def judge(results: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """The p-value and acceptance length of each engine and setting."""
-    known = [k for n in range(LENGTH) for k in product(range(VOCAB), repeat=n)]
     found = results["target"]["logprobs"]
-    logprobs = {k: torch.tensor(row) for k, row in zip(known, found, strict=True)}
+    logprobs = {k: torch.tensor(row) for k, row in zip(KNOWN, found, strict=True)}
     rows = {}
     for at, setting in enumerate(SETTINGS):
         chances = sequence_chances(logprobs, LENGTH, **setting)

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Points of an engine results file set beside each other."""
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from benchmarks.spec_decode import results as files
+from benchmarks.spec_decode.plan import BY_POSITION
 from benchmarks.spec_decode.results import BASE_V1, BASE_V2, EngineKey, PointKey, Spread
 from benchmarks.spec_decode.shapes import PARALLEL
 
@@ -22,6 +25,8 @@ class Row:
     step_s: float | None
     draft_s: float | None
     tokens_per_step: float | None
+    expected_tokens_per_s: float | None
+    mean_k: float
     floor_share: float | None
 
     @property
@@ -57,6 +62,8 @@ class Comparison:
             step_s=value("step_s"),
             draft_s=value("draft_s"),
             tokens_per_step=value("tokens_per_step"),
+            expected_tokens_per_s=value("expected_tokens_per_s"),
+            mean_k=mean_k(key.engine.num_tokens, point["repeats"]),
             floor_share=files.floor_share(self.results, key, PARALLEL),
         )
 
@@ -69,6 +76,26 @@ class Comparison:
             PointKey(EngineKey(one, mode, k), acceptance, concurrency) for one in names
         ]
         return fastest(self.row(key) for key in keys)
+
+    def by_draft_length(self, mode: str, concurrency: int) -> tuple[list[Row], Row]:
+        """Ours at each fixed K, and choosing K itself, acceptance by position.
+
+        Raises:
+            LookupError: one of the two was not measured.
+        """
+        keys = [
+            key
+            for key in sorted(self.keys)
+            if key.engine.mode == mode
+            and (key.acceptance, key.concurrency) == (BY_POSITION, concurrency)
+        ]
+        rows = [self.row(key) for key in keys]
+        known = [row for row in rows if row and row.expected_tokens_per_s]
+        fixed = [row for row in known if not row.key.engine.is_auto]
+        chosen = [row for row in known if row.key.engine.is_auto]
+        if not fixed or not chosen:
+            raise LookupError(f"{mode} at {concurrency}: no {BY_POSITION} points")
+        return fixed, chosen[-1]
 
     def best_k(
         self, name: str, mode: str, acceptance: str, concurrency: int
@@ -90,6 +117,17 @@ class Comparison:
             sorted({key.engine.num_tokens for key in keys}),
             sorted({key.concurrency for key in keys}),
         )
+
+
+def mean_k(longest: int, repeats: list[dict[str, Any]]) -> float:
+    """Mean tokens drafted per request and step."""
+    counts: Counter[int] = Counter()
+    for repeat in repeats:
+        for length, steps in repeat.get("drafted", {}).items():
+            counts[int(length)] += steps
+    if not counts:
+        return float(longest)
+    return sum(k * n for k, n in counts.items()) / counts.total()
 
 
 def fastest(rows: Iterable[Row | None]) -> Row | None:

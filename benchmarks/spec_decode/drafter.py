@@ -2,6 +2,7 @@
 """The target and the drafter inside an engine of either runner, and their clocks."""
 
 import time
+from collections import Counter
 from statistics import median
 from typing import Any
 
@@ -58,7 +59,7 @@ class DraftClock:
 
     def __init__(self, drafter: Any, device: str):
         self.is_cuda = device == "cuda"
-        self.calls: list[tuple[float, Any, Any]] = []
+        self.calls: list[tuple[float, int | None, Any, Any]] = []
         self.propose = drafter.propose
         drafter.propose = self._timed
 
@@ -66,7 +67,8 @@ class DraftClock:
         called, begin = time.perf_counter(), self._mark()
         with torch.profiler.record_function("draft_pass"):
             drafts = self.propose(*args, **kwargs)
-        self.calls.append((called, begin, self._mark()))
+        length = kwargs.get("num_speculative_tokens")
+        self.calls.append((called, length, begin, self._mark()))
         return drafts
 
     def _mark(self) -> Any:
@@ -76,17 +78,20 @@ class DraftClock:
         event.record()
         return event
 
-    def read(self, begin: float, end: float) -> float | None:
-        """Median seconds of the calls between two moments; forgets all calls."""
+    def read(self, begin: float, end: float) -> tuple[float | None, dict[int, int]]:
+        """Forgets all calls; tells of those between two moments.
+
+        Returns:
+            Median seconds of a call, and how many calls drafted how many tokens, where
+            the runner chooses for each step.
+        """
         if self.is_cuda:
             torch.cuda.synchronize()
-        seconds = [
-            self._between(*marks)
-            for called, *marks in self.calls
-            if begin <= called <= end
-        ]
+        calls = [call for call in self.calls if begin <= call[0] <= end]
         self.calls.clear()
-        return median(seconds) if seconds else None
+        seconds = [self._between(*marks) for _, _, *marks in calls]
+        drafted = Counter(length for _, length, *_ in calls if length is not None)
+        return median(seconds) if seconds else None, drafted
 
     def _between(self, begin: Any, end: Any) -> float:
         return begin.elapsed_time(end) / 1e3 if self.is_cuda else end - begin

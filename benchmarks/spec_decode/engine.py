@@ -22,13 +22,14 @@ from benchmarks.spec_decode import results as files
 from benchmarks.spec_decode.flags import parse
 from benchmarks.spec_decode.plan import (
     Setup,
-    acceptance_length,
+    acceptance_rates,
     engines_at_once,
     plan_groups,
     python_of,
 )
 from benchmarks.spec_decode.process import ROOT, WorkerError, WorkerProcess
 from benchmarks.spec_decode.results import EngineKey, PointKey
+from benchmarks.spec_decode.rounds import expected_tokens_per_s, mean_length
 from benchmarks.spec_decode.shapes import write_shapes
 
 WARM_UP_TOKENS = 24
@@ -121,14 +122,14 @@ class Run:
         self, point: PointKey, workers: dict[EngineKey, WorkerProcess], is_first: bool
     ) -> None:
         key = point.engine
-        length = acceptance_length(point.acceptance, key.mode, key.num_tokens)
-        if length is None or key not in workers:
+        rates = acceptance_rates(point.acceptance, key)
+        if rates is None or key not in workers:
             return
         request = {
             "command": "measure",
             "concurrency": point.concurrency,
             "prompt_len": self.args.prompt_len,
-            "acceptance_length": length,
+            "acceptance_rates": rates,
         }
         try:
             if is_first:  # compiles and tunes what this batch size needs
@@ -140,12 +141,17 @@ class Run:
             self.fail(point, error)
             workers.pop(key).stop()
             return
-        self.record(point, length, found)
+        self.record(point, rates, found)
 
-    def record(self, point: PointKey, length: float, found: dict[str, Any]) -> None:
+    def record(
+        self, point: PointKey, rates: list[float], found: dict[str, Any]
+    ) -> None:
+        found["expected_tokens_per_s"] = expected_tokens_per_s(
+            point.concurrency, rates, found
+        )
         entry = self.results["measurements"].setdefault(
             str(point),
-            {"run": self.name, "acceptance_length": length, "repeats": []},
+            {"run": self.name, "acceptance_length": mean_length(rates), "repeats": []},
         )
         entry["repeats"].append(found)
         self.save()
@@ -163,11 +169,13 @@ class Run:
                 if self.is_over():
                     return
                 point = PointKey(key, acceptance, concurrency)
-                length = acceptance_length(acceptance, key.mode, key.num_tokens)
-                if length is not None:
-                    self.profile(point, workers[key], length)
+                rates = acceptance_rates(acceptance, key)
+                if rates is not None:
+                    self.profile(point, workers[key], rates)
 
-    def profile(self, point: PointKey, worker: WorkerProcess, length: float) -> None:
+    def profile(
+        self, point: PointKey, worker: WorkerProcess, rates: list[float]
+    ) -> None:
         try:
             found = worker.ask(
                 ANSWER_S,
@@ -176,7 +184,7 @@ class Run:
                 prompt_len=self.args.prompt_len,
                 output_len=self.args.output_len,
                 num_steps=self.args.profile_steps,
-                acceptance_length=length,
+                acceptance_rates=rates,
             )
         except WorkerError as error:
             self.fail(point, error)
@@ -213,7 +221,11 @@ def main() -> None:
             at_once = engines_at_once(device["memory_bytes"], args.kv_cache_gib)
         run.say(f"results: {run.path}, logs: {run.logs}")
         groups = plan_groups(
-            args.implementations, args.modes, args.num_speculative_tokens, at_once
+            args.implementations,
+            args.modes,
+            args.num_speculative_tokens,
+            at_once,
+            args.auto,
         )
         for number, keys in enumerate(groups):
             if run.is_over(run.group_start_s):

@@ -57,13 +57,20 @@ def _add_matrix(parser: argparse.ArgumentParser) -> None:
     many("--implementations", choices=IMPLEMENTATIONS, default=list(IMPLEMENTATIONS))
     many("--modes", choices=list(MODES), default=list(MODES))
     many("--num-speculative-tokens", type=int, default=[3, 5, 7, 11])
+    parser.add_argument(
+        "--auto",
+        type=int,
+        metavar="K",
+        help="also an engine of ours that chooses how much to draft, up to K; its "
+        "points are those of --acceptance by-position",
+    )
     many("--concurrency", type=int, default=[1, 2, 4, 8, 16, 32, 64])
     many(
         "--acceptance",
         choices=ACCEPTANCES,
         default=[EQUAL],
-        help="acceptance lengths: equal for all, or as published for P-EAGLE and "
-        "EAGLE-3 on a data set",
+        help="acceptance: equal lengths for all, the same by position (ours alone, to "
+        "compare lengths of draft), or lengths published for P-EAGLE and EAGLE-3",
     )
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--prompt-len", type=int, default=128)

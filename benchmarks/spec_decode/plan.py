@@ -8,16 +8,27 @@ from typing import Any
 
 from benchmarks.spec_decode import published
 from benchmarks.spec_decode.results import BASE_V1, BASE_V2, OURS, EngineKey
+from benchmarks.spec_decode.rounds import (
+    conditional_rates,
+    mean_length,
+    minimum_variance_rates,
+)
 from benchmarks.spec_decode.shapes import PARALLEL, speculative_config
 
 GIB = 1 << 30
 # Weights of the target and a drafter, activations, CUDA graphs and context; the KV
 # cache comes on top.
 ENGINE_GIB = 22
-# Mean tokens per step by K, the same for every mode and implementation.
-ACCEPTANCE = {3: 2.5, 5: 3.0, 7: 3.5, 11: 4.0}
+# Chance that drafts 1 to i are all accepted, the same for every mode: a step yields
+# 2.5 tokens on average with K=3, 3.0 with 5, 3.5 with 7, 4.0 with 11.
+CURVE = (0.7, 0.45, 0.35, 0.25, 0.25, 0.25, 0.25, 0.125, 0.125, 0.125, 0.125)
+# The same mean lengths with as little chance in them as there can be, so that short
+# rounds compare well; a drafter that is this even would be best at another K.
 EQUAL = "equal"
-ACCEPTANCES = (EQUAL, *published.ACCEPTANCE)
+# Drafts accepted by position as the curve has it, so that lengths of one drafter
+# compare with each other.
+BY_POSITION = "by-position"
+ACCEPTANCES = (EQUAL, BY_POSITION, *published.ACCEPTANCE)
 
 
 def runs_mode(implementation: str, mode: str) -> bool:
@@ -26,11 +37,18 @@ def runs_mode(implementation: str, mode: str) -> bool:
 
 
 def plan_groups(
-    implementations: list[str], modes: list[str], num_tokens: list[int], at_once: int
+    implementations: list[str],
+    modes: list[str],
+    num_tokens: list[int],
+    at_once: int,
+    auto: int | None = None,
 ) -> list[list[EngineKey]]:
     """Engines that run side by side: those of a mode and K stay together.
 
     A set that is larger than a group is cut.
+
+    Args:
+        auto: also an engine of ours per mode that chooses K itself, up to this.
     """
     pairs = [("none", 0)] if "none" in modes else []
     pairs += [(mode, k) for k in num_tokens for mode in modes if mode != "none"]
@@ -38,6 +56,10 @@ def plan_groups(
         [EngineKey(name, mode, k) for name in implementations if runs_mode(name, mode)]
         for mode, k in pairs
     ]
+    if auto is not None:
+        sets += [
+            [EngineKey(OURS, mode, auto, True)] for mode in modes if mode != "none"
+        ]
     groups: list[list[EngineKey]] = []
     for whole in sets:
         for start in range(0, len(whole), at_once):
@@ -49,16 +71,27 @@ def plan_groups(
     return groups
 
 
-def acceptance_length(label: str, mode: str, num_tokens: int) -> float | None:
-    """Mean tokens per step of a mode under an acceptance label.
+def curve(num_tokens: int) -> tuple[float, ...]:
+    """The curve for so many drafts, its end drawn out where they are more."""
+    return (CURVE + CURVE[-1:] * num_tokens)[:num_tokens]
 
-    None where the label says nothing of the mode and K, so there is no such point.
+
+def acceptance_rates(label: str, key: EngineKey) -> list[float] | None:
+    """Chance that draft i is accepted given that those before it were, by label.
+
+    None where the label says nothing of the mode and K, so there is no such point. The
+    base does not choose its K, so at a K of its own it has one mean length only: points
+    by position are ours alone.
     """
-    if mode == "none":
-        return 1.0
+    rates = conditional_rates(curve(key.num_tokens))
+    if label == BY_POSITION:
+        return rates if key.implementation == OURS and key.mode != "none" else None
+    if key.is_auto:
+        return None
     if label == EQUAL:
-        return ACCEPTANCE.get(num_tokens, min(1 + num_tokens, 2.5 + num_tokens / 8))
-    return published.ACCEPTANCE[label].get(mode, {}).get(num_tokens)
+        return minimum_variance_rates(mean_length(rates), key.num_tokens)
+    length = published.ACCEPTANCE[label].get(key.mode, {}).get(key.num_tokens)
+    return length and minimum_variance_rates(length, key.num_tokens)
 
 
 def engines_at_once(memory_bytes: int, kv_cache_gib: float) -> int:
@@ -85,12 +118,14 @@ class Setup:
     engine_args: dict[str, Any]
 
     def llm_args(self, key: EngineKey) -> dict[str, Any]:
-        length = acceptance_length(EQUAL, key.mode, key.num_tokens)
+        spec = speculative_config(
+            key.mode, self.models, key.num_tokens, curve(key.num_tokens)
+        )
+        if key.is_auto:
+            spec["num_speculative_tokens_per_batch_size"] = "auto"
         args = {
             "model": str(self.models["target"]),
-            "speculative_config": speculative_config(
-                key.mode, self.models, key.num_tokens, length
-            ),
+            "speculative_config": spec,
             "load_format": "dummy",
             "skip_tokenizer_init": True,
             "max_model_len": 1024,
@@ -107,10 +142,10 @@ class Setup:
                 "enforce_eager": True,
                 "gpu_memory_utilization": 0.1,
             }
-            if key.implementation == BASE_V1 and args["speculative_config"]:
+            if key.implementation == BASE_V1 and spec:
                 # Runner V1 cannot draw acceptance on a CPU: it verifies drafts.
-                del args["speculative_config"]["rejection_sample_method"]
-                del args["speculative_config"]["synthetic_acceptance_length"]
+                del spec["rejection_sample_method"]
+                del spec["synthetic_acceptance_rates"]
         return args | self.engine_args
 
     def command(

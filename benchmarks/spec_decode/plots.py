@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """PNG plots of engine results."""
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
-from benchmarks.spec_decode.compare import BASE, Comparison, ratio
-from benchmarks.spec_decode.plan import EQUAL
+from benchmarks.spec_decode.compare import BASE, Comparison, Row, ratio
+from benchmarks.spec_decode.plan import BY_POSITION, EQUAL
 from benchmarks.spec_decode.results import OURS
 from benchmarks.spec_decode.shapes import MODES
 from benchmarks.spec_decode.tables import NAMES
@@ -24,6 +25,7 @@ def draw_all(compared: Comparison, folder: Path, gpu: str) -> list[Path]:
         ("ratio", draw_ratio),
         ("envelope", draw_envelope),
         ("step", draw_step),
+        ("draft-length", draw_draft_length),
     ):
         figure = draw(compared)
         if figure is not None:
@@ -91,6 +93,52 @@ def draw_envelope(compared: Comparison) -> Any | None:
     axes.set_yscale("log")
     _by_request(axes, shown)
     return figure
+
+
+def draw_draft_length(compared: Comparison) -> Any | None:
+    """Speed of each fixed K over that of the best one, and of "auto"."""
+    from matplotlib.figure import Figure
+
+    rows = {
+        mode: found for mode in DRAFTING if (found := _by_concurrency(compared, mode))
+    }
+    if not rows:
+        return None
+    figure = Figure(figsize=(7, 2.1 + 1.5 * len(rows)), layout="constrained")
+    for axes, (mode, points) in zip(
+        figure.subplots(len(rows), squeeze=False)[:, 0], rows.items(), strict=True
+    ):
+        best = {c: max(_speeds(fixed).values()) for c, (fixed, _) in points.items()}
+        for k in sorted({k for fixed, _ in points.values() for k in _speeds(fixed)}):
+            line = {
+                c: _speeds(fixed)[k] / best[c]
+                for c, (fixed, _) in points.items()
+                if k in _speeds(fixed)
+            }
+            axes.plot(line.keys(), line.values(), linewidth=1, label=f"K={k}")
+        auto = {
+            c: row.expected_tokens_per_s / best[c] for c, (_, row) in points.items()
+        }
+        axes.plot(auto.keys(), auto.values(), "k-o", markersize=4, label="auto")
+        axes.set(title=NAMES[mode], ylabel="of the best fixed K")
+        axes.grid(alpha=0.3)
+        _by_request(axes, set(points))
+    axes.set_xlabel("concurrent requests")
+    return figure
+
+
+def _by_concurrency(
+    compared: Comparison, mode: str
+) -> dict[int, tuple[list[Row], Row]]:
+    points = {}
+    for concurrency in compared.values(mode, BY_POSITION)[1]:
+        with contextlib.suppress(LookupError):
+            points[concurrency] = compared.by_draft_length(mode, concurrency)
+    return points
+
+
+def _speeds(rows: list[Row]) -> dict[int, float]:
+    return {row.key.engine.num_tokens: row.expected_tokens_per_s for row in rows}
 
 
 def draw_step(compared: Comparison) -> Any | None:

@@ -20,14 +20,21 @@ Results = dict[str, dict[str, Any]]
 
 
 class EngineKey(NamedTuple):
-    """One engine of the matrix; K is 0 without speculation."""
+    """One engine of the matrix.
+
+    Attributes:
+        num_tokens: K, 0 without speculation.
+        is_auto: K is the most that a step may draft, and every step chooses its own.
+    """
 
     implementation: str
     mode: str
     num_tokens: int
+    is_auto: bool = False
 
     def __str__(self) -> str:
-        return f"{self.implementation}/{self.mode}/K{self.num_tokens}"
+        auto = "auto" if self.is_auto else ""
+        return f"{self.implementation}/{self.mode}/K{self.num_tokens}{auto}"
 
 
 class PointKey(NamedTuple):
@@ -43,7 +50,8 @@ class PointKey(NamedTuple):
     @classmethod
     def parse(cls, text: str) -> "PointKey":
         implementation, mode, tokens, acceptance, concurrency = text.split("/")
-        engine = EngineKey(implementation, mode, int(tokens[1:]))
+        number = tokens[1:].removesuffix("auto")
+        engine = EngineKey(implementation, mode, int(number), tokens.endswith("auto"))
         return cls(engine, acceptance, int(concurrency[1:]))
 
 
@@ -53,11 +61,18 @@ def slug(device_name: str) -> str:
 
 
 def merge(old: Results, new: Results) -> Results:
-    """`new` over `old`, key by key; a point that succeeds forgets its failure."""
+    """`new` over `old`, key by key.
+
+    A point that succeeds forgets its failure; an older run of which nothing is left is
+    forgotten.
+    """
     merged = {s: {**old.get(s, {}), **new.get(s, {})} for s in SECTIONS}
     done = new.get("engines", {}).keys() | new.get("measurements", {}).keys()
     for key in done - new.get("failures", {}).keys():
         merged["failures"].pop(key, None)
+    runs = {e.get("run") for s in SECTIONS[1:] for e in merged[s].values()}
+    latest = new.get("runs", {}).keys()
+    merged["runs"] = {k: r for k, r in merged["runs"].items() if k in runs | latest}
     return merged
 
 

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """A round: requests that start together, and what a log of its steps tells."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
+from operator import mul
 from statistics import median
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,7 @@ class Steady:
     Attributes:
         begin, end: when it began and ended, seconds.
         step_s: median duration of a step.
+        mean_step_s: mean duration of a step.
         tokens_per_step: mean tokens per request and step, the acceptance length.
         num_steps: steps it is made of.
     """
@@ -35,6 +39,7 @@ class Steady:
     begin: float
     end: float
     step_s: float
+    mean_step_s: float
     tokens_per_step: float
     num_steps: int
 
@@ -58,6 +63,7 @@ def find_steady(steps: list[Step], concurrency: int) -> Steady | None:
         begin=run[0].time,
         end=run[-1].time,
         step_s=median(durations),
+        mean_step_s=(run[-1].time - run[0].time) / len(durations),
         tokens_per_step=tokens / (len(run) - 1) / concurrency,
         num_steps=len(durations),
     )
@@ -95,3 +101,36 @@ def minimum_variance_rates(length: float, num_tokens: int) -> list[float]:
             f"{num_tokens} are drafted"
         )
     return [min(max(accepted - i, 0.0), 1.0) for i in range(num_tokens)]
+
+
+def conditional_rates(curve: Sequence[float]) -> list[float]:
+    """Chance that draft i is accepted given that those before it were.
+
+    Args:
+        curve: chance that drafts 1 to i are all accepted, for each i.
+    """
+    return [here / before for before, here in pairwise([1.0, *curve])]
+
+
+def mean_length(rates: Sequence[float]) -> float:
+    """Mean tokens of a step whose drafts are accepted at conditional `rates`."""
+    return sum(accumulate(rates, mul, initial=1.0))
+
+
+def expected_tokens_per_s(
+    concurrency: int, rates: Sequence[float], found: dict[str, Any]
+) -> float | None:
+    """Tokens per second of steady decode had acceptance been just its mean.
+
+    How many drafts a round happens to accept varies by more than what is compared;
+    how long its steps are does not.
+
+    Args:
+        found: what a round measured: mean_step_s, and drafted, steps by draft length;
+            empty where every step drafts as many tokens as there are rates.
+    """
+    if not found["mean_step_s"]:
+        return None
+    drafted = found["drafted"] or {len(rates): 1}
+    tokens = sum(n * mean_length(rates[: int(k)]) for k, n in drafted.items())
+    return concurrency * tokens / sum(drafted.values()) / found["mean_step_s"]

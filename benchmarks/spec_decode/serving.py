@@ -21,7 +21,7 @@ from benchmarks.spec_decode.engine import probe_device
 from benchmarks.spec_decode.flags import add_site_flag, check_sites, parse_sites
 from benchmarks.spec_decode.plan import Setup, runs_mode
 from benchmarks.spec_decode.process import ROOT, last_error
-from benchmarks.spec_decode.results import IMPLEMENTATIONS, EngineKey
+from benchmarks.spec_decode.results import IMPLEMENTATIONS, OURS, EngineKey
 from benchmarks.spec_decode.shapes import LLAMA_3_1_8B, MODES, SETS, write_shapes
 from benchmarks.spec_decode.tokenizer import write_tokenizer
 
@@ -222,6 +222,7 @@ def parse() -> argparse.Namespace:
     add("--seconds", type=float, default=12.0, help="of requests at each rate")
     add("--max-prompts", type=int, default=256, help="requests at each rate, at most")
     add("--num-warmups", type=int, default=8, help="requests before each rate")
+    add("--auto", type=int, help="ours also choosing its draft lengths, up to this")
     add("--prompt-len", type=int, default=128)
     add("--output-len", type=int, default=256)
     add("--max-num-seqs", type=int, default=64)
@@ -258,6 +259,8 @@ def main() -> None:
             for name in args.implementations:
                 if runs_mode(name, mode) and not run.is_over():
                     run.measure(EngineKey(name, mode, drafts))
+            if drafts and args.auto and not run.is_over():
+                run.measure(EngineKey(OURS, mode, args.auto, is_auto=True))
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ Speed depends on shapes, not on what the weights hold, so nothing is downloaded.
 """
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -92,13 +93,13 @@ def write_shapes(name: str, folder: Path) -> dict[str, Path]:
 
 
 def speculative_config(
-    mode: str, models: dict[str, Path], num_tokens: int, acceptance_length: float
+    mode: str, models: dict[str, Path], num_tokens: int, acceptance: Sequence[float]
 ) -> dict[str, Any] | None:
     """What an engine is started with; None without speculation.
 
     Args:
-        acceptance_length: mean tokens per step, drawn instead of verified, so that
-            every engine accepts the same.
+        acceptance: chance that drafts 1 to i are all accepted, drawn instead of
+            verified, so that every engine accepts the same: [num_tokens].
     """
     if mode == "none":
         return None
@@ -107,5 +108,5 @@ def speculative_config(
         "model": str(models[mode]),
         "num_speculative_tokens": num_tokens,
         "rejection_sample_method": "synthetic",
-        "synthetic_acceptance_length": acceptance_length,
+        "synthetic_acceptance_rates": list(acceptance),
     }

@@ -6,7 +6,7 @@ from typing import Any
 
 from benchmarks.spec_decode import published
 from benchmarks.spec_decode.compare import BASE, Comparison, Row, ratio
-from benchmarks.spec_decode.plan import EQUAL
+from benchmarks.spec_decode.plan import BY_POSITION, EQUAL
 from benchmarks.spec_decode.results import IMPLEMENTATIONS, OURS, Spread
 from benchmarks.spec_decode.shapes import MODES
 
@@ -133,6 +133,51 @@ def _k(row: Row) -> int:
     return row.key.engine.num_tokens
 
 
+def auto_table(compared: Comparison, mode: str) -> str:
+    """A draft length that every step chooses, beside the fixed ones."""
+    rows = []
+    lengths: list[int] = []
+    for concurrency in compared.values(mode, BY_POSITION)[1]:
+        try:
+            fixed, auto = compared.by_draft_length(mode, concurrency)
+        except LookupError:
+            continue
+        speeds = {_k(row): row.expected_tokens_per_s for row in fixed}
+        lengths = sorted({*lengths, *speeds})
+        none = compared.at(OURS, "none", 0, EQUAL, concurrency)
+        base = compared.at(BASE, mode, 7, EQUAL, concurrency)
+        best = max(speeds.values())
+        chosen = auto.expected_tokens_per_s
+        cells = [
+            f"{chosen:.0f} (mean K {auto.mean_k:.1f})",
+            times(chosen / best),
+            times(steady_ratio(chosen, base)),
+            times(steady_ratio(chosen, none)),
+        ]
+        rows.append((concurrency, speeds, cells))
+    head = (
+        "requests",
+        *(f"K={k}, tokens/s" for k in lengths),
+        "auto, tokens/s",
+        "auto to the best fixed K",
+        "auto to the base's best at K=7",
+        "auto to no speculation",
+    )
+    cells_of = (
+        [c, *(s.get(k) and f"{s[k]:.0f}" for k in lengths), *cells]
+        for c, s, cells in rows
+    )
+    return table(head, list(cells_of))
+
+
+def steady_ratio(tokens_per_s: float, other: Row | None) -> float | None:
+    """To what another does in steady decode, acceptance being just its mean."""
+    if other is None or not other.step_s:
+        return None
+    steady = other.key.concurrency * other.acceptance_length / other.step_s
+    return tokens_per_s / steady
+
+
 def published_table(compared: Comparison, data_set: str) -> str:
     """P-EAGLE over EAGLE-3, each at its best K, beside the post's ratio."""
     rows = []
@@ -219,16 +264,16 @@ SERVING_COLUMNS = (
 def serving_table(measurements: dict[str, dict[str, Any]]) -> str:
     """What `vllm bench serve` found, by mode and request rate."""
 
-    def place(key: str) -> tuple[str, str, float, int]:
+    def place(key: str) -> tuple[str, float, int, str]:
         name, mode, drafts, rate = key.split("/")
         order = IMPLEMENTATIONS.index(name)
-        return mode, drafts, float(rate.removeprefix("rate")), order
+        return mode, float(rate.removeprefix("rate")), order, drafts
 
     rows = [
         [
             NAMES[key.split("/")[1]],
-            int(key.split("/")[2][1:]),
-            f"{place(key)[2]:g}",
+            key.split("/")[2][1:].replace("auto", ", auto"),
+            f"{place(key)[1]:g}",
             key.split("/")[0],
             *(measurements[key].get(column) for column in SERVING_COLUMNS),
         ]
@@ -247,6 +292,8 @@ def engine_sections(compared: Comparison) -> Iterator[tuple[str, str]]:
     yield "Each mode at its best K", envelope_table(compared)
     for mode in MODES:
         yield f"{NAMES[mode]}, equal acceptance length", mode_table(compared, mode)
+    for mode in MODES:
+        yield f"{NAMES[mode]}, draft length", auto_table(compared, mode)
     for data_set in published.RATIOS:
         title = f"P-EAGLE against EAGLE-3 at the acceptance lengths of {data_set}"
         yield title, published_table(compared, data_set)

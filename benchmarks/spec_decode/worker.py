@@ -62,28 +62,30 @@ class Worker:
         concurrency: int,
         prompt_len: int,
         output_len: int,
-        acceptance_length: float | None = None,
+        acceptance_rates: list[float],
     ) -> dict[str, Any]:
-        """One round; see results.py for what comes back."""
+        """One round; see README.md for what comes back."""
         from benchmarks.spec_decode.rounds import find_steady, time_per_output_token
 
-        self._accept(acceptance_length)
+        self._accept(acceptance_rates)
         before, begin = self._counters(), time.perf_counter()
         steps = list(self._run(concurrency, prompt_len, output_len))
         seconds = steps[-1].time - begin
         steady = find_steady(steps, concurrency)
-        draft_s = None
+        draft_s, drafted = None, {}
         if self.clock:
             span = (steady.begin, steady.end) if steady else (begin, steps[-1].time)
-            draft_s = self.clock.read(*span)
+            draft_s, drafted = self.clock.read(*span)
         counted = {k: v - before[k] for k, v in self._counters().items()}
         return {
             "tokens_per_s": sum(sum(s.tokens.values()) for s in steps) / seconds,
             "tpot_s": time_per_output_token(steps),
             "step_s": steady and steady.step_s,
+            "mean_step_s": steady and steady.mean_step_s,
             "steady_steps": steady.num_steps if steady else 0,
             "tokens_per_step": steady and steady.tokens_per_step,
             "draft_s": draft_s,
+            "drafted": drafted,
             "counted_acceptance_length": _acceptance_length(counted),
             "seconds": seconds,
         }
@@ -94,33 +96,28 @@ class Worker:
         prompt_len: int,
         output_len: int,
         num_steps: int,
-        acceptance_length: float | None = None,
+        acceptance_rates: list[float],
     ) -> dict[str, Any]:
         """A profile of `num_steps` steps in the middle of a round."""
         from benchmarks.spec_decode.gpu_profile import ProfileWindow, summarise
 
-        self._accept(acceptance_length)
+        self._accept(acceptance_rates)
         window = ProfileWindow(num_steps)
         seen: set[str] = set()
         for step in self._run(concurrency, prompt_len, output_len):
             window.after_step(is_steady=len(seen) == concurrency)
             seen |= step.tokens.keys()
         if self.clock:
-            self.clock.calls.clear()
+            self.clock.read(0.0, 0.0)
         if window.trace is None:
             raise ValueError(f"no {num_steps} steady steps: raise --output-len")
         return summarise(window.trace, num_steps)
 
-    def _accept(self, length: float | None) -> None:
+    def _accept(self, rates: list[float]) -> None:
         from benchmarks.spec_decode.drafter import set_acceptance
-        from benchmarks.spec_decode.rounds import minimum_variance_rates
 
-        if self.drafter is None or length is None:
-            return
-        num_tokens = (
-            self.llm.llm_engine.vllm_config.speculative_config.num_speculative_tokens
-        )
-        set_acceptance(self.runner, minimum_variance_rates(length, num_tokens))
+        if self.drafter is not None:
+            set_acceptance(self.runner, rates)
 
     def _run(self, concurrency: int, prompt_len: int, output_len: int) -> Iterator[Any]:
         """Yields the steps of requests that arrive together."""

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.spec_decode.plan import acceptance_length, plan_groups
+from benchmarks.spec_decode.plan import acceptance_rates, curve, plan_groups
 from benchmarks.spec_decode.process import WorkerError, WorkerProcess, last_error
 from benchmarks.spec_decode.results import IMPLEMENTATIONS, EngineKey
+from benchmarks.spec_decode.rounds import mean_length
 from benchmarks.spec_decode.shapes import MODES, SETS, speculative_config, write_shapes
 from vllm.config.drafting import read_checkpoint
 
@@ -22,17 +23,34 @@ def test_every_engine_once_and_peers_together(at_once: int):
     assert EngineKey("base-v2", "pard", 7) not in keys
     if at_once >= 3:
         for group in groups:
-            for _, mode, k in group:
-                peers = {key for key in keys if key[1:] == (mode, k)}
+            for _, *drafter in group:
+                peers = {key for key in keys if list(key[1:]) == drafter}
                 assert peers <= set(group)
 
 
+def test_one_engine_of_a_mode_chooses_its_draft_length():
+    groups = plan_groups(
+        ["ours", "base-v1"], ["none", "pard", "draft"], [7], 3, auto=11
+    )
+    chosen = [key for group in groups for key in group if key.is_auto]
+    assert [str(key) for key in chosen] == ["ours/pard/K11auto", "ours/draft/K11auto"]
+
+
 def test_acceptance_of_every_label():
-    assert acceptance_length("equal", "none", 0) == 1.0
-    assert acceptance_length("mt-bench", "eagle3", 7) == 3.27
-    assert acceptance_length("mt-bench", "pard", 7) is None
-    for k in range(1, 16):
-        assert 1 <= acceptance_length("equal", "draft", k) <= 1 + k
+    def length(label: str, *key) -> float | None:
+        rates = acceptance_rates(label, EngineKey(*key))
+        return rates if rates is None else mean_length(rates)
+
+    assert length("equal", "base-v1", "none", 0) == 1.0
+    assert length("mt-bench", "ours", "eagle3", 7) == 3.27
+    assert length("mt-bench", "ours", "pard", 7) is None
+    assert length("by-position", "base-v2", "eagle3", 7) is None
+    assert length("equal", "ours", "eagle3", 7, True) is None
+    assert length("by-position", "ours", "eagle3", 11, True) == pytest.approx(4.0)
+    for k, wanted in {3: 2.5, 5: 3.0, 7: 3.5, 11: 4.0}.items():
+        for label in ("equal", "by-position"):
+            assert length(label, "ours", "draft", k) == pytest.approx(wanted)
+    assert len(curve(15)) == 15
 
 
 @pytest.mark.parametrize("name", SETS)
@@ -41,7 +59,7 @@ def test_shapes_are_what_they_are_called(name: str, tmp_path: Path):
     for mode in list(MODES)[1:]:
         config = json.loads((models[mode] / "config.json").read_text())
         found = read_checkpoint(config, models[mode])
-        spec = speculative_config(mode, models, 7, 3.5)
+        spec = speculative_config(mode, models, 7, curve(7))
         assert found.is_parallel == spec.get("parallel_drafting", False)
 
 

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.spec_decode import report
+from benchmarks.spec_decode import report, tables
 from benchmarks.spec_decode import results as files
+from benchmarks.spec_decode.compare import Comparison
 from benchmarks.spec_decode.report import BEGIN, END, between_markers
 from benchmarks.spec_decode.tables import table
 
@@ -36,6 +37,24 @@ def folder(tmp_path: Path) -> Path:
         },
     )
     return tmp_path
+
+
+def test_chosen_draft_length_beside_fixed_ones():
+    def at(speed: float, drafted: dict[str, int]) -> dict:
+        repeat = {"tokens_per_s": 1.0, "expected_tokens_per_s": speed, "step_s": 0.01}
+        return {"acceptance_length": 3.5, "repeats": [{**repeat, "drafted": drafted}]}
+
+    measurements = {
+        "ours/pard/K3/by-position/c8": at(2000.0, {"3": 9}),
+        "ours/pard/K7/by-position/c8": at(1600.0, {"7": 9}),
+        "ours/pard/K11auto/by-position/c8": at(1900.0, {"3": 3, "4": 1}),
+        "ours/pard/K7/by-position/c1": at(300.0, {"7": 9}),
+        "base-v1/pard/K7/equal/c8": at(1500.0, {}),
+    }
+    found = tables.auto_table(Comparison({"measurements": measurements}), "pard")
+    row = "| 8 | 2000 | 1600 | 1900 (mean K 3.2) | 0.95× | 0.68× | – |"
+    assert row in found
+    assert len(found.splitlines()) == 3
 
 
 def test_table():

@@ -36,8 +36,9 @@ def results() -> files.Results:
 
 
 def test_point_key_reads_what_it_writes():
-    key = PointKey(EngineKey("base-v1", "peagle", 11), "mt-bench", 64)
-    assert PointKey.parse(str(key)) == key
+    for is_auto in (False, True):
+        key = PointKey(EngineKey("ours", "peagle", 11, is_auto), "by-position", 64)
+        assert PointKey.parse(str(key)) == key
 
 
 @pytest.mark.parametrize(
@@ -53,17 +54,26 @@ def test_slug(name: str, expected: str):
 
 def test_saving_merges_by_key(tmp_path: Path):
     path = tmp_path / "gpu" / "engine.json"
-    files.save(path, {"measurements": {"a": 1, "b": 1}, "failures": {"b": 1, "c": 1}})
-    files.save(path, {"measurements": {"b": 2}, "engines": {"c": 2}})
+    old, new = {"run": "1"}, {"run": "2"}
+    files.save(
+        path, {"measurements": {"a": old, "b": old}, "failures": {"b": old, "c": old}}
+    )
+    files.save(path, {"measurements": {"b": new}, "engines": {"c": new}})
     found = json.loads(path.read_text())
-    assert found["measurements"] == {"a": 1, "b": 2}
+    assert found["measurements"] == {"a": old, "b": new}
     assert found["failures"] == {}
     assert [file.name for file in path.parent.iterdir()] == ["engine.json"]
 
 
+def test_a_run_is_kept_as_long_as_something_of_it(tmp_path: Path):
+    old = {"runs": {"1": {}, "2": {}}, "measurements": {"a": {"run": "1"}}}
+    new = {"runs": {"3": {}}, "measurements": {"b": {"run": "3"}}}
+    assert files.merge(old, new)["runs"].keys() == {"1", "3"}
+
+
 def test_a_new_failure_stays(tmp_path: Path):
-    merged = files.merge({}, {"engines": {"c": 1}, "failures": {"c": 1}})
-    assert merged["failures"] == {"c": 1}
+    merged = files.merge({}, {"engines": {"c": {}}, "failures": {"c": {}}})
+    assert merged["failures"] == {"c": {}}
 
 
 def test_spread():

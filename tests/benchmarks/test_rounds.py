@@ -5,7 +5,10 @@ import pytest
 
 from benchmarks.spec_decode.rounds import (
     Step,
+    conditional_rates,
+    expected_tokens_per_s,
     find_steady,
+    mean_length,
     minimum_variance_rates,
     time_per_output_token,
 )
@@ -31,6 +34,7 @@ def test_steady_part_leaves_out_prefill_and_tail():
     steady = find_steady(ROUND, 2)
     assert (steady.begin, steady.end, steady.num_steps) == (6.0, 9.5, 3)
     assert steady.step_s == 1.0
+    assert steady.mean_step_s == pytest.approx(3.5 / 3)
     assert steady.tokens_per_step == pytest.approx((3 + 6 + 4) / 3 / 2)
 
 
@@ -47,12 +51,22 @@ def test_time_per_output_token():
 
 @pytest.mark.parametrize("length", [1.0, 2.5, 3.0, 3.7, 8.0])
 def test_rates_give_the_acceptance_length(length: float):
-    rates = minimum_variance_rates(length, 7)
-    survived, mean = 1.0, 1.0
-    for rate in rates:
-        survived *= rate
-        mean += survived
-    assert mean == pytest.approx(length)
+    assert mean_length(minimum_variance_rates(length, 7)) == pytest.approx(length)
+
+
+def test_rates_of_a_curve():
+    rates = conditional_rates([0.8, 0.4, 0.4])
+    assert rates == pytest.approx([0.8, 0.5, 1.0])
+    assert mean_length(rates) == pytest.approx(1 + 0.8 + 0.4 + 0.4)
+
+
+def test_speed_at_the_mean_acceptance():
+    rates = [0.5, 1.0]
+    found = {"mean_step_s": 0.1, "drafted": {}}
+    assert expected_tokens_per_s(4, rates, found) == pytest.approx(4 * 2.0 / 0.1)
+    found["drafted"] = {"2": 3, "1": 1}
+    assert expected_tokens_per_s(4, rates, found) == pytest.approx(4 * 7.5 / 4 / 0.1)
+    assert expected_tokens_per_s(4, rates, {"mean_step_s": None}) is None
 
 
 def test_too_long_an_acceptance():

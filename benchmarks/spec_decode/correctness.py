@@ -2,14 +2,17 @@
 """Do CUDA graphs change what is drafted or what comes out? The bundled models, greedy.
 
 Each drafter runs with graphs, with an eager drafter, and with all of the engine eager,
-on the same prompts as the target alone. Where an output differs from the target's, the
-gap between the target's two best logits at that token says whether it was a tie.
+on the same prompts as the target alone; if asked, also on two GPUs (`tensor-parallel`,
+`local-argmax`), still beside the target on one. Where an output differs from the
+target's, the gap between the target's two best logits at that token says whether it
+was a tie.
 """
 
 import argparse
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -21,20 +24,40 @@ from benchmarks.spec_decode import results as files
 from benchmarks.spec_decode.shapes import BUNDLED, MODES
 
 ROOT = Path(__file__).resolve().parents[2]
-HOW = ("graphs", "eager-drafter", "eager")
+ONE_GPU = ("graphs", "eager-drafter", "eager")
+TWO_GPUS = ("tensor-parallel", "local-argmax")
 # Chances closer than this are equal as far as bf16 matrix products of another shape
 # can tell.
 TIE = 0.1
 
 
-def speculative_config(mode: str, how: str, num_tokens: int) -> dict[str, Any] | None:
+def speculative_config(
+    mode: str, how: str, num_tokens: int, folder: Path
+) -> dict[str, Any] | None:
     if mode == "none":
         return None
     spec = {**MODES[mode], "model": str(BUNDLED / mode)}
     spec["num_speculative_tokens"] = num_tokens
     if how == "eager-drafter":
         spec["enforce_eager"] = True
+    if how in TWO_GPUS and mode == "pard":
+        # The bundled PARD has three heads: the draft model's weights, with PARD's mask
+        # token, take its place.
+        spec["model"] = str(masked_draft_model(folder))
+    if how == "local-argmax":
+        spec["use_local_argmax_reduction"] = True
     return spec
+
+
+def masked_draft_model(folder: Path) -> Path:
+    place = folder / "masked-draft-model"
+    shutil.copytree(BUNDLED / "draft", place)
+    config = json.loads((place / "config.json").read_text())
+    config["pard_token"] = json.loads((BUNDLED / "pard" / "config.json").read_text())[
+        "pard_token"
+    ]
+    (place / "config.json").write_text(json.dumps(config))
+    return place
 
 
 def prompts(num_prompts: int) -> list[list[int]]:
@@ -78,17 +101,20 @@ def run_engine(job: dict[str, Any]) -> dict[str, Any]:
     from vllm import LLM, SamplingParams
 
     mode, how = job["mode"], job["how"]
-    llm = LLM(
-        str(BUNDLED / "target"),
-        speculative_config=speculative_config(mode, how, job["num_tokens"]),
-        enforce_eager=how == "eager",
-        disable_log_stats=False,
-        max_model_len=1024,
-        **job["engine"],
-    )
-    # In process, so the runner itself comes back.
-    speculator = llm.collective_rpc(lambda worker: worker.model_runner.speculator)[0]
-    replays = Replays(speculator) if speculator is not None else None
+    with tempfile.TemporaryDirectory() as folder:
+        spec = speculative_config(mode, how, job["num_tokens"], Path(folder))
+        llm = LLM(
+            str(BUNDLED / "target"),
+            speculative_config=spec,
+            enforce_eager=how == "eager",
+            tensor_parallel_size=2 if how in TWO_GPUS else 1,
+            disable_log_stats=False,
+            max_model_len=1024,
+            **job["engine"],
+        )
+    replays = None
+    if spec and how in ONE_GPU:  # in process, so the runner itself comes back
+        replays = Replays(llm.collective_rpc(lambda w: w.model_runner.speculator)[0])
     sampling = SamplingParams(
         temperature=0,
         max_tokens=job["output_len"],
@@ -106,8 +132,8 @@ def run_engine(job: dict[str, Any]) -> dict[str, Any]:
         "tokens": [list(output.outputs[0].token_ids) for output in outputs],
         "gaps": [gaps(output.outputs[0].logprobs) for output in outputs],
         "acceptance": [n / drafts.value for n in by_position.values] if drafts else [],
-        "steps": replays.steps if replays else 0,
-        "graphs_replayed": replays.graphs if replays else 0,
+        "steps": replays and replays.steps,
+        "graphs_replayed": replays and replays.graphs,
     }
 
 
@@ -166,7 +192,7 @@ def parse() -> argparse.Namespace:
     add = parser.add_argument
     add("--device", choices=("cuda", "cpu"), default="cuda")
     add("--modes", nargs="+", choices=list(MODES)[1:], default=list(MODES)[1:])
-    add("--how", nargs="+", choices=HOW, default=list(HOW))
+    add("--how", nargs="+", choices=[*ONE_GPU, *TWO_GPUS], default=list(ONE_GPU))
     add("--dtype", default="bfloat16")
     add("--num-speculative-tokens", type=int, default=7)
     add("--num-prompts", type=int, default=24)
@@ -178,12 +204,17 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def alone(args: argparse.Namespace) -> str:
+    """How the target runs that all are compared with."""
+    return next((how for how in args.how if how in ONE_GPU), ONE_GPU[0])
+
+
 def run_all(args: argparse.Namespace, folder: Path) -> dict[str, dict[str, Any]]:
     """Outcomes by mode and how; an engine that fails ends the program."""
     memory = {"kv_cache_memory_bytes": 2 << 30, "gpu_memory_utilization": 0.02}
     if args.device == "cpu":
         memory = {"gpu_memory_utilization": 0.1}
-    waiting = [("none", args.how[0]), *((m, h) for m in args.modes for h in args.how)]
+    waiting = [("none", alone(args)), *((m, h) for m in args.modes for h in args.how)]
     running: dict[str, subprocess.Popen] = {}
     outcomes: dict[str, dict[str, Any]] = {}
     while waiting or running:
@@ -223,22 +254,25 @@ def main() -> None:
     device = probe_device(str(Path(sys.executable)), dict(os.environ))
     with tempfile.TemporaryDirectory() as folder:
         outcomes = run_all(args, Path(folder))
-    alone = outcomes.pop(f"none-{args.how[0]}")
-    rows = {name: compare(found, alone) for name, found in sorted(outcomes.items())}
-    report = {
+    target = outcomes.pop(f"none-{alone(args)}")
+    rows = {name: compare(found, target) for name, found in sorted(outcomes.items())}
+    run = {
         "command": shlex.join(
             ["python", "-m", "benchmarks.spec_decode.correctness", *sys.argv[1:]]
         ),
         "device": device,
-        "date": time.strftime("%Y-%m-%d"),
         "dtype": args.dtype,
         "tie": TIE,
-        "engines": rows,
     }
+    begin = time.strftime("%Y-%m-%dT%H:%M:%S%z")
     folder = files.RESULTS / files.slug(device["name"])
-    path = args.output or folder / "correctness.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(report, indent=1) + "\n")
+    files.save(
+        args.output or folder / "correctness.json",
+        {
+            "runs": {begin: run},
+            "engines": {name: {**row, "run": begin} for name, row in rows.items()},
+        },
+    )
     for name, row in rows.items():
         print(
             f"{name}: {row['requests'] - len(row['differences'])} of {row['requests']} "

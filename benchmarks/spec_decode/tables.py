@@ -318,7 +318,7 @@ def correctness_table(engines: dict[str, Any]) -> str:
             "yes" if found["are_ties"] else "**no**",
             found["acceptance_length"],
             " ".join(f"{rate:.2f}" for rate in found["acceptance_by_position"]),
-            f"{found['graphs_replayed']} in {found['steps']} steps",
+            found["steps"] and f"{found['graphs_replayed']} in {found['steps']} steps",
         ]
         for name, found in engines.items()
     ]

@@ -9,6 +9,7 @@ from typing import Any
 from benchmarks.spec_decode import results as files
 from benchmarks.spec_decode.compare import Comparison
 from benchmarks.spec_decode.plots import draw_all
+from benchmarks.spec_decode.soak.table import soak_table
 from benchmarks.spec_decode.tables import (
     correctness_table,
     engine_sections,
@@ -87,6 +88,8 @@ def other_text(folder: Path) -> Iterator[str]:
     correctness = files.load(folder / "correctness.json")
     if found := correctness_table(correctness.get("engines", {})):
         yield f"### Outputs and drafts, with graphs and without\n\n{found}"
+    if found := soak_table(files.load(folder / "soak.json").get("soaks", {})):
+        yield f"### Soak of `vllm serve`\n\n{found}"
 
 
 def generate(results: Path, docs: Path) -> str:

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What clients ask, and what the target alone would have answered."""
+
+import random
+from bisect import bisect_left
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The target alone on one prompt, greedy and past any end of text.
+
+    Attributes:
+        gaps: by how much the best logprob exceeds the second, for each of `tokens`.
+    """
+
+    prompt: list[int]
+    tokens: list[int]
+    gaps: list[float]
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One request, and when its client leaves.
+
+    Attributes:
+        stop: a string of the answer, at which it must end.
+        leave_after_tokens: a stream is closed once it has brought so many.
+        leave_after_s: the connection is closed then, whatever has come.
+    """
+
+    answer: Answer
+    max_tokens: int
+    ignore_eos: bool
+    is_stream: bool
+    stop: str | None = None
+    leave_after_tokens: int | None = None
+    leave_after_s: float | None = None
+
+    def body(self) -> dict[str, Any]:
+        """The JSON of a completion request."""
+        return {
+            "prompt": self.answer.prompt,
+            "max_tokens": self.max_tokens,
+            "ignore_eos": self.ignore_eos,
+            "stream": self.is_stream,
+            "stop": self.stop,
+            "temperature": 0,
+            "return_token_ids": True,
+        }
+
+
+class Asks:
+    """Draws requests.
+
+    Args:
+        tokenizer: a tokenizer of transformers, the target's.
+        leaving: share of clients that leave before their answer is whole.
+    """
+
+    def __init__(
+        self, answers: list[Answer], tokenizer: Any, leaving: float, seed: int
+    ):
+        self.answers, self.tokenizer, self.leaving = answers, tokenizer, leaving
+        self.random = random.Random(seed)
+
+    def text(self, tokens: list[int]) -> str:
+        return self.tokenizer.decode(tokens, skip_special_tokens=True)
+
+    def draw(self) -> Ask:
+        draw = self.random
+        answer = draw.choice(self.answers)
+        longest = len(answer.tokens)
+        max_tokens = 1 if draw.random() < 0.05 else draw.randint(2, longest)
+        is_stream = draw.random() < 0.6
+        leave: dict[str, Any] = {}
+        if draw.random() < self.leaving:
+            if is_stream and draw.random() < 0.7:
+                leave["leave_after_tokens"] = draw.randint(1, max_tokens)
+            else:
+                leave["leave_after_s"] = 10 ** draw.uniform(-2, 0.5)
+        return Ask(
+            answer,
+            max_tokens,
+            ignore_eos=draw.random() < 0.5,
+            is_stream=is_stream,
+            stop=self._stop(answer.tokens) if draw.random() < 0.3 else None,
+            **leave,
+        )
+
+    def _stop(self, tokens: list[int]) -> str | None:
+        """Some characters out of the answer, wherever tokens begin and end."""
+        text = self.text(tokens)
+        if not text.isascii() or len(text) < 4:
+            return None  # bytes of a character may stand in several tokens
+        begin = self.random.randrange(len(text) - 3)
+        return text[begin : begin + self.random.randint(1, 8)]
+
+    def expected(self, ask: Ask) -> tuple[list[int], str]:
+        """Token ids and text of the whole answer."""
+        tokens = ask.answer.tokens[: ask.max_tokens]
+        end = self.tokenizer.eos_token_id
+        if not ask.ignore_eos and end in tokens:
+            tokens = tokens[: tokens.index(end) + 1]
+        text = self.text(tokens)
+        if ask.stop and ask.stop in text:
+            count = bisect_left(
+                range(len(tokens)),
+                True,
+                key=lambda n: ask.stop in self.text(tokens[:n]),
+            )
+            return tokens[:count], text[: text.index(ask.stop)]
+        return tokens, text
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How an answer compares.
+
+    Attributes:
+        wrong: tokens from the first difference on; 0 if it was a tie.
+        tie: whether the first difference was one.
+    """
+
+    wrong: int = 0
+    tie: bool = False
+
+
+def compare(
+    found: list[int], wanted: list[int], gaps: list[float], is_whole: bool, tie: float
+) -> Verdict:
+    """Token ids against those of the target alone.
+
+    Args:
+        gaps: of the target's logprobs, at least as many as `wanted`.
+        is_whole: else the beginning is enough.
+        tie: logprobs closer than this are equal.
+    """
+    pairs = zip(found, wanted, strict=False)
+    at = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
+    if at is None:
+        if len(found) > len(wanted):
+            return Verdict(len(found) - len(wanted))
+        return Verdict(len(wanted) - len(found) if is_whole else 0)
+    if gaps[at] < tie:
+        return Verdict(tie=True)
+    return Verdict(len(found) - at)

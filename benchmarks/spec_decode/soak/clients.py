@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Concurrent clients of one server: traffic for some seconds, then silence."""
+
+import asyncio
+import json
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import aiohttp
+
+from benchmarks.spec_decode.soak.asks import Ask, Asks, compare
+from benchmarks.spec_decode.soak.server import MODEL
+
+DRAIN_S = 300  # for the requests that are under way when a round ends
+IDLE_S = 60  # for the server to notice that clients left
+
+
+class Traffic:
+    """Clients that ask, and a count of what came of it.
+
+    Attributes:
+        counts: requests, whole, aborted (a stream closed by its client), disconnected
+            (closed at any time), tokens, ties, wrong_answers, wrong_tokens, errors.
+        complaints: the first wrong answers and errors, in words.
+    """
+
+    def __init__(self, url: str, asks: Asks, tie: float):
+        self.url, self.asks, self.tie = url, asks, tie
+        self.counts: Counter = Counter()
+        self.complaints: list[str] = []
+
+    async def round(self, num_clients: int, seconds: float, leave: bool) -> None:
+        """All clients ask one request after the other, until the time is over.
+
+        Args:
+            leave: all of them leave then, at once; else they wait for their answers.
+
+        Raises:
+            TimeoutError: a request was never answered.
+        """
+        until = time.monotonic() + seconds
+        connector = aiohttp.TCPConnector(limit=0)
+        async with aiohttp.ClientSession(
+            self.url,
+            connector=connector,
+            timeout=aiohttp.ClientTimeout(total=None),
+            read_bufsize=1 << 20,
+        ) as session:
+            clients = [self._client(session, until, leave) for _ in range(num_clients)]
+            await asyncio.wait_for(asyncio.gather(*clients), seconds + DRAIN_S)
+
+    async def _client(
+        self, session: aiohttp.ClientSession, until: float, leave: bool
+    ) -> None:
+        while (left := until - time.monotonic()) > 0:
+            ask = self.asks.draw()
+            if leave:
+                patience = min(ask.leave_after_s or left, left)
+                ask = replace(ask, leave_after_s=patience)
+            self.counts["requests"] += 1
+            try:
+                await self._ask(session, ask)
+            except (aiohttp.ClientError, ValueError, KeyError) as error:
+                self.counts["errors"] += 1
+                self._complain(f"{type(error).__name__}: {error}")
+                await asyncio.sleep(0.2)
+
+    async def _ask(self, session: aiohttp.ClientSession, ask: Ask) -> None:
+        tokens: list[int] = []
+        text: list[str] = []
+        try:
+            async with asyncio.timeout(ask.leave_after_s):
+                async for choice in answer(session, ask):
+                    tokens += choice["token_ids"] or []
+                    text.append(choice["text"])
+                    if len(tokens) >= (ask.leave_after_tokens or 1 << 30):
+                        self.counts["aborted"] += 1
+                        return self._judge(ask, tokens)
+        except TimeoutError:
+            self.counts["disconnected"] += 1
+            return self._judge(ask, tokens)
+        self.counts["whole"] += 1
+        self._judge(ask, tokens, "".join(text))
+
+    def _judge(self, ask: Ask, tokens: list[int], text: str | None = None) -> None:
+        """Compares with the target alone; a text belongs to a whole answer."""
+        self.counts["tokens"] += len(tokens)
+        wanted, whole_text = self.asks.expected(ask)
+        is_whole = text is not None
+        verdict = compare(tokens, wanted, ask.answer.gaps, is_whole, self.tie)
+        self.counts["ties"] += verdict.tie
+        wrong = verdict.wrong
+        if tokens == wanted and is_whole and text != whole_text:
+            wrong = 1  # right tokens, but not the text that they are
+        if wrong:
+            self.counts["wrong_answers"] += 1
+            self.counts["wrong_tokens"] += wrong
+            self._complain(f"{ask}: {tokens} {text!r} is not {wanted} {whole_text!r}")
+
+    def _complain(self, text: str) -> None:
+        if len(self.complaints) < 5:
+            self.complaints.append(text)
+
+
+async def answer(
+    session: aiohttp.ClientSession, ask: Ask
+) -> AsyncIterator[dict[str, Any]]:
+    """The choices of all chunks, or the one choice of an answer in one piece.
+
+    Leaving it closes the connection.
+
+    Raises:
+        aiohttp.ClientError: the server refused, or went away.
+        ValueError: it answered an error in a stream, or the stream did not end.
+    """
+    body = ask.body() | {"model": MODEL}
+    async with session.post("/v1/completions", json=body) as response:
+        response.raise_for_status()
+        if not ask.is_stream:
+            yield (await response.json())["choices"][0]
+            return
+        async for line in response.content:
+            data = line.removeprefix(b"data: ").strip()
+            if data == b"[DONE]":
+                return
+            if data:
+                chunk = json.loads(data)
+                if "error" in chunk:
+                    raise ValueError(chunk["error"])
+                for choice in chunk["choices"]:
+                    yield choice
+        raise ValueError("the stream ended in the middle")

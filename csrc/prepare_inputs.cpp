@@ -63,7 +63,8 @@ struct Out {
 };
 
 struct Hidden {
-  const char* mask_hidden;
+  const char* stand_ins;
+  int64_t kv_group;
   char* out;
 };
 
@@ -90,9 +91,10 @@ struct Kernel {
 };
 
 // Where a request's slots begin, how many there are, how many hold tokens that are
-// known (`valid`), the position of slot 0, and the row of its hidden state.
+// known (`valid`), the position of slot 0, and the row of a source, of which slot 0 with
+// a token_shift has the hidden state, and slot 1 without one.
 struct Request {
-  int64_t req, state, first, count, valid, start, source_row;
+  int64_t req, state, first, count, valid, start, source;
 };
 
 // ---- requests; none where padding begins ----
@@ -107,7 +109,7 @@ std::optional<Request> locate(const Kernel& k, const VerifiedBatch& src, int64_t
                  end - begin + extra,
                  end - begin - src.num_rejected[req],
                  src.positions[begin],
-                 begin};
+                 begin - 1};
 }
 
 std::optional<Request> locate(const Kernel& k, const Drafts&, int64_t req) {
@@ -119,7 +121,7 @@ std::optional<Request> locate(const Kernel& k, const Drafts&, int64_t req) {
                  2 * width - 1,
                  width - 1 + k.pass.shift,
                  origin + (k.pass.draft_pass - 1) * width + 1,
-                 req * width};
+                 req * width - k.pass.shift};
 }
 
 // ---- tokens; the masks behind them are the caller's ----
@@ -135,7 +137,8 @@ int32_t next_token(const VerifiedBatch& src, const Request& r) {
 int32_t known_token(const Kernel& k, const VerifiedBatch& src, const Request& r,
                     int64_t slot) {
   const int64_t at = slot + k.pass.shift;
-  return at == r.valid ? next_token(src, r) : src.input_ids[r.source_row + at];
+  if (at == r.valid) return next_token(src, r);
+  return src.input_ids[src.query_start_loc[r.req] + at];
 }
 
 int32_t known_token(const Kernel& k, const Drafts& src, const Request& r,
@@ -158,40 +161,74 @@ int32_t num_blocks(const Kernel& k, const Drafts&, const Request& r, int64_t gro
   return k.out.num_blocks[group * k.out.max_num_reqs + r.req];
 }
 
+// The id of a request's block, counted from its first; 0, the null block, which also
+// stands for blocks given back, where it holds none.
+template <class Source>
+int64_t block_id(const Kernel& k, const Source& src, const Request& r, int64_t block,
+                 int64_t group) {
+  if (block < 0 || block >= num_blocks(k, src, r, group)) return 0;
+  const int32_t* table = k.tables.block_table_ptrs[group];
+  return table[r.state * k.tables.strides[group] + block];
+}
+
 template <class Source>
 int64_t kv_slot(const Kernel& k, const Source& src, const Request& r, int64_t position,
                 int64_t group) {
-  const int64_t size = k.tables.block_sizes[group], block = position / size;
-  if (block >= num_blocks(k, src, r, group)) return PAD_SLOT;
-  const int32_t* table = k.tables.block_table_ptrs[group];
-  const int64_t id = table[r.state * k.tables.strides[group] + block];
-  // Block 0 is the null block, which stands for blocks given back.
+  const int64_t size = k.tables.block_sizes[group];
+  const int64_t id = block_id(k, src, r, position / size, group);
   return id > 0 ? id * size + position % size : PAD_SLOT;
 }
 
-// ---- hidden states: copied, or the learned ones for masks ----
+// ---- hidden states: copied, or those that stand in where no source has one ----
 
-void store_hidden(const Kernel& k, const Request& r, int64_t slot, bool is_mask) {
+constexpr int64_t COPIED = -1;
+
+// The row that stands in for a slot's hidden state, or COPIED.
+int64_t stand_in(const Kernel& k, const VerifiedBatch& src, const Request& r,
+                 int64_t slot) {
+  if (k.pass.shift == 1) return slot + 1 > r.valid ? 0 : COPIED;
+  if (slot > 0) return COPIED;
+  const int64_t group = k.hidden->kv_group;
+  return block_id(k, src, r, r.start / k.tables.block_sizes[group] - 1, group);
+}
+
+int64_t stand_in(const Kernel& k, const Drafts&, const Request& r, int64_t slot) {
+  return k.pass.shift == 1 && slot + 1 > r.valid ? 0 : COPIED;
+}
+
+template <class Source>
+void store_hidden(const Kernel& k, const Source& src, const Request& r, int64_t slot) {
   const int64_t bytes = k.pass.source_bytes, sources = k.pass.num_sources;
   char* to = k.hidden->out + (r.first + slot) * sources * bytes;
-  if (is_mask) {
-    std::memcpy(to, k.hidden->mask_hidden, sources * bytes);
+  const int64_t other = stand_in(k, src, r, slot);
+  if (other != COPIED) {
+    std::memcpy(to, k.hidden->stand_ins + other * sources * bytes, sources * bytes);
     return;
   }
+  const int64_t row = r.source + std::min(slot + k.pass.shift, r.valid);
   for (int64_t s = 0; s < sources; ++s) {
-    const char* from = k.sources[s] + (r.source_row + slot) * bytes;
-    std::memcpy(to + s * bytes, from, bytes);
+    std::memcpy(to + s * bytes, k.sources[s] + row * bytes, bytes);
   }
 }
+
+// Whether the step before has laid slot 0 out already.
+bool is_laid_out(const Kernel& k, const VerifiedBatch&, const Request& r) {
+  if (!k.hidden || k.pass.shift == 1) return false;
+  return r.start % k.tables.block_sizes[k.hidden->kv_group] != 0;
+}
+
+bool is_laid_out(const Kernel&, const Drafts&, const Request&) { return false; }
 
 // ---- slots ----
 
 template <class Source>
 void store_slots(const Kernel& k, const Source& src, const Request& r) {
+  const int64_t first_new = is_laid_out(k, src, r) ? 1 : 0;
   for (int64_t slot = 0; slot < r.count; ++slot) {
     const int64_t at = slot + k.pass.shift, row = r.first + slot;
     const int64_t position = r.start + slot;
-    const bool live = at < r.valid + k.pass.num_samples && position < k.pass.limit;
+    const bool live = slot >= first_new && at < r.valid + k.pass.num_samples &&
+                      position < k.pass.limit;
     const bool is_mask = at > r.valid;
     int64_t token = 0;
     if (live) token = is_mask ? k.pass.mask_token_id : known_token(k, src, r, slot);
@@ -201,7 +238,7 @@ void store_slots(const Kernel& k, const Source& src, const Request& r) {
       k.out.slot_mappings[group * k.out.slot_mappings_stride + row] =
           live ? kv_slot(k, src, r, position, group) : PAD_SLOT;
     }
-    if (live && k.hidden) store_hidden(k, r, slot, is_mask);
+    if (live && k.hidden) store_hidden(k, src, r, slot);
   }
 }
 

@@ -35,7 +35,7 @@ def test_eagle3_is_fed_the_aux_states(eagle_config: dict | None):
     assert [rows is aux for rows, aux in zip(hidden.sources, AUX, strict=True)] == [
         True
     ] * 2
-    assert hidden.mask_hidden.shape == (8,)
+    assert hidden.stand_ins.shape == (8,)
 
 
 def test_a_head_that_takes_no_aux_states_is_fed_the_last_ones():
@@ -43,7 +43,7 @@ def test_a_head_that_takes_no_aux_states_is_fed_the_last_ones():
     no_aux = drafter("eagle3", eagle_config={"use_aux_hidden_state": False})
     hidden = no_aux.target_hidden(LAST, AUX)
     assert len(hidden.sources) == 1 and hidden.sources[0] is LAST
-    assert hidden.mask_hidden.shape == (4,)
+    assert hidden.stand_ins.shape == (4,)
 
 
 def test_eagle_is_fed_the_last_states():

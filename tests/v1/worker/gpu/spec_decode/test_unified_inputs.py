@@ -48,7 +48,9 @@ def prepare(request) -> Callable[..., None]:
     if native and DEVICE.type != "cpu":
         pytest.skip("the native kernel is for tensors on a CPU")
     if native and native_library() is None:
-        overlay = pytest.importorskip("tools.overlay.native", reason="nothing builds it")
+        overlay = pytest.importorskip(
+            "tools.overlay.native", reason="nothing builds it"
+        )
         if overlay.compiler() is None:
             pytest.skip("there is no C++ compiler to build the native kernel")
         pytest.fail("the native kernel was not built: run `make env`")
@@ -109,7 +111,8 @@ def cases(draw) -> Case:
     hidden = None
     num_sources = draw(st.sampled_from([1, 3] if layout.token_shift else [0, 1, 2]))
     if num_sources:
-        hidden = make_hidden(rng, layout, MAX_TOKENS, num_sources, len(tables.block_sizes))
+        groups = len(tables.block_sizes)
+        hidden = make_hidden(rng, layout, MAX_TOKENS, num_sources, groups)
     limit = draw(st.sampled_from([MAX_MODEL_LEN, 20]))
     num_drafts = draw(st.integers(0, layout.num_speculative_tokens))
     padding = draw(st.sampled_from([0, 3, 20, 600]))
@@ -135,7 +138,7 @@ def make_tables(rng, groups: int, max_num_reqs: int) -> BlockTables:
     tables = BlockTables(sizes, max_num_reqs, MAX_TOKENS, width, DEVICE)
     for group, table in enumerate(tables.block_tables):
         # Stale ids stand behind the blocks that a request holds, null blocks within.
-        ids = torch.randint(0, NUM_BLOCKS, table.gpu.shape, generator=rng, dtype=torch.int32)
+        ids = torch.randint(0, NUM_BLOCKS, table.gpu.shape, generator=rng)
         table.gpu.copy_(ids)
         held = torch.randint(0, width[group] + 1, (max_num_reqs,), generator=rng)
         tables.num_blocks.np[group] = held
@@ -338,6 +341,62 @@ def test_layout_of_a_decode_step(prepare, shift: int, width: int):
     if shift:
         fed = buffers.fed[:live, 0].tolist()
         assert fed == [0.0, 1.0, 2.0, *[-1.0] * (width - 1)]
+
+
+FED_STEPS = {
+    # First position: rows of slots 0 to 3, where 100 + b is what block b left.
+    "begins at position 0": (0, [100, 0, 1, 2]),
+    "goes on within a block": (20, [None, 0, 1, 2]),
+    "goes on where a block begins": (32, [107, 0, 1, 2]),
+}
+
+
+@pytest.mark.parametrize("name", FED_STEPS)
+@pytest.mark.parametrize("width", [1, 3])
+def test_hidden_states_of_unshifted_tokens(prepare, name: str, width: int):
+    """Each token with the state before it, masks with the last; spelled out."""
+    start, fed = FED_STEPS[name]
+    layout = DraftLayout(7, 0, width)
+    tables = BlockTables([16], 1, 32, [4], DEVICE)
+    tables.block_tables[0].gpu[0] = torch.tensor([6, 7, 8, 9])
+    tables.num_blocks.np[0, 0] = 4
+    tables.num_blocks.copy_to_uva()
+    ones = torch.ones(1, dtype=torch.int32, device=DEVICE)
+    batch = VerifiedBatch(
+        input_ids=torch.arange(50, 55, dtype=torch.int32, device=DEVICE),
+        positions=torch.arange(start, start + 5, device=DEVICE),
+        query_start_loc=torch.tensor([0, 5], dtype=torch.int32, device=DEVICE),
+        idx_mapping=torch.zeros(1, dtype=torch.int64, device=DEVICE),
+        num_sampled=ones * 3,
+        num_rejected=ones * 2,
+        last_sampled=(ones * 55)[:, None].long(),
+        next_prefill_tokens=ones * 66,
+        temperature=torch.zeros(1, device=DEVICE),
+        seeds=ones.long(),
+    )
+
+    def rows(*values: float) -> torch.Tensor:
+        column = torch.tensor(values, device=DEVICE)[:, None]
+        return column.expand(len(values), 2).contiguous()
+
+    hidden = HiddenRows((rows(0, 1, 2, 3, 4),), rows(*range(100, 110)))
+    buffers = DraftBuffers(layout, 8, 1, DEVICE, 2, torch.float32)
+    buffers.allocate_kv_groups(1)
+    prepare(
+        batch, layout, buffers, tables, num_samples=width, num_padded_tokens=8,
+        limit=64, max_query_len=5, mask_token_id=MASK, hidden=hidden,
+    )  # fmt: skip
+    live = len(fed) + width - 1
+    first = 1 if fed[0] is None else 0
+    wanted = [*fed, *[2] * (width - 1)][first:]
+    assert buffers.fed[first:live, 0].tolist() == wanted
+    tokens = [0 if first else 50, 51, 52, 55, *[MASK] * (width - 1)]
+    assert buffers.input_ids[:live].tolist() == tokens
+    # What the step before laid out is padding now: its KV stays as it is.
+    assert (int(buffers.slot_mappings[0, 0]) == PAD_SLOT_ID) == bool(first)
+    assert bool((buffers.slot_mappings[0, 1:live] >= 0).all())
+    assert buffers.sample_rows.tolist() == [3 + i for i in range(width)]
+    assert buffers.seq_lens.tolist() == [start + 5 + width]
 
 
 @pytest.mark.parametrize("width", [1, 3])

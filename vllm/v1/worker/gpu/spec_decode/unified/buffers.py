@@ -89,10 +89,10 @@ class DraftBuffers(InputBuffers):
         """`fed`, allocated by the first batch: only the target knows how wide it is.
 
         Args:
-            like: [width], in the dtype of the hidden states.
+            like: [width] or [any, width], in the dtype of the hidden states.
         """
         if self.fed is None:
-            self.fed = like.new_zeros(self.max_num_tokens, like.numel())
+            self.fed = like.new_zeros(self.max_num_tokens, like.shape[-1])
         return self.fed
 
     def at_lasting_address(self, hidden_states: torch.Tensor) -> torch.Tensor:

@@ -58,7 +58,11 @@ class HiddenRows(NamedTuple):
     # S x [num_tokens, H], the target's rows, or one [n * W, H], the drafter's own at
     # the slots that the pass before sampled.
     sources: tuple[torch.Tensor, ...]
-    mask_hidden: torch.Tensor  # [S * H], for mask slots
+    # Rows for the slots that no source has one for. With token_shift 1: [S * H], for
+    # masks. With token_shift 0: [blocks, S * H], by KV block, the state of the block's
+    # last token, for slot 0; that of the null block is for position 0.
+    stand_ins: torch.Tensor
+    kv_group: int = 0  # the KV group that the blocks are of
 
 
 class _Drafts(NamedTuple):
@@ -93,7 +97,8 @@ class _Out(NamedTuple):
 
 
 class _Hidden(NamedTuple):
-    mask_hidden: torch.Tensor
+    stand_ins: torch.Tensor
+    kv_group: int
     out: torch.Tensor
 
 
@@ -124,6 +129,25 @@ def _num_blocks(tables, out, req, state, group, IS_FIRST: tl.constexpr):
     else:
         held = out.num_blocks + group * out.max_num_reqs + req
     return tl.load(held, mask=state >= 0, other=0)
+
+
+@triton.jit
+def _block_before(tables, hidden, state, start):
+    """KV block that the token before a request's slots ends; 0 at position 0.
+
+    Also whether slot 0 is to be laid out: where that token ends no block, the step
+    before has done so.
+    """
+    group = hidden.kv_group
+    size = tl.load(tables.block_sizes + group)
+    block = start // size - 1
+    held = tables.num_blocks + group * tables.num_blocks_stride + state
+    held = tl.load(held, mask=state >= 0, other=0)
+    table = _load_ptr(tables.block_table_ptrs + group, tl.int32)
+    table += state * tl.load(tables.strides + group)
+    is_held = (block >= 0) & (block < held)
+    block_id = tl.load(table + block, mask=is_held, other=0)
+    return block_id.to(tl.int64), start % size == 0
 
 
 @triton.jit
@@ -223,22 +247,24 @@ def _store_hidden(
     hidden,
     row,
     source_row,
-    is_mask,
+    stand_in,  # row of the stand-ins for those that have no source's, a number
+    is_stood_in,
     live,
     chunk,
     SOURCES: tl.constexpr,
     SIZE: tl.constexpr,
     BLOCK_H: tl.constexpr,
 ):
-    """A chunk of columns of a block of rows: copied, or the learned ones for masks."""
+    """A chunk of columns of a block of rows: copied, or the stand-in's."""
     CHUNKS: tl.constexpr = (SIZE + BLOCK_H - 1) // BLOCK_H
     which = chunk // CHUNKS
     col = chunk % CHUNKS * BLOCK_H + tl.arange(0, BLOCK_H)
     inside = col < SIZE
-    learned = tl.load(hidden.mask_hidden + which * SIZE + col, mask=inside, other=0)
+    other = hidden.stand_ins + (stand_in * SOURCES + which) * SIZE
+    other = tl.load(other + col, mask=inside, other=0)
     at = source_row.to(tl.int64)[:, None] * SIZE + col[None, :]
-    copied = (live & ~is_mask)[:, None] & inside[None, :]
-    value = tl.broadcast_to(learned[None, :], (is_mask.shape[0], BLOCK_H))
+    copied = (live & ~is_stood_in)[:, None] & inside[None, :]
+    value = tl.broadcast_to(other[None, :], (is_stood_in.shape[0], BLOCK_H))
     for s in tl.static_range(SOURCES):
         value = tl.load(sources[s] + at, mask=copied & (which == s), other=value)
     to = (row.to(tl.int64)[:, None] * SOURCES + which) * SIZE + col[None, :]
@@ -294,7 +320,7 @@ def _prepare_inputs_kernel(
         first = begin + req * (WIDTH - SHIFT)
         count = end - begin + WIDTH - SHIFT
         start = tl.load(src.positions + begin)
-        source_row = begin + slot
+        source = begin - 1
     else:
         origin = tl.load(out.first_positions + req)
         if origin < 0:
@@ -306,19 +332,27 @@ def _prepare_inputs_kernel(
         first = req * (2 * WIDTH - 1)
         count = 2 * WIDTH - 1
         start = origin + (draft_pass - 1) * WIDTH + 1
-        source_row = req * WIDTH + slot
+        source = req * WIDTH - SHIFT
 
     at = slot + SHIFT  # index of the slot's token in the request
     in_batch = slot < count
     position = start + slot
     live = in_batch & (at < valid + num_samples) & (position < limit)
     is_mask = at > valid
+    stand_in, is_stood_in = 0, is_mask
+    if SOURCES > 0 and SHIFT == 0:
+        is_stood_in = slot < 0
+        if IS_FIRST:
+            is_stood_in = slot == 0
+            stand_in, is_new = _block_before(tables, hidden, state, start)
+            live &= is_new | ~is_stood_in
     row = first + slot
     chunk = tl.program_id(2) - 1
     if chunk >= 0:
         if SOURCES > 0:
+            source_row = source + tl.minimum(at, valid)
             _store_hidden(
-                sources, hidden, row, source_row, is_mask, live, chunk,
+                sources, hidden, row, source_row, stand_in, is_stood_in, live, chunk,
                 SOURCES, SIZE, BLOCK_H,
             )  # fmt: skip
         return
@@ -470,8 +504,8 @@ def _out(buffers: DraftBuffers) -> _Out:
 
 
 def _hidden(hidden: HiddenRows, buffers: DraftBuffers, is_first: bool) -> _Hidden:
-    out = buffers.fed_rows(hidden.mask_hidden) if is_first else buffers.own_rows
+    out = buffers.fed_rows(hidden.stand_ins) if is_first else buffers.own_rows
     size = sum(source.shape[1] for source in hidden.sources)
-    assert all(source.is_contiguous() for source in hidden.sources)
-    assert size == hidden.mask_hidden.numel() == out.shape[1]
-    return _Hidden(hidden.mask_hidden, out)
+    assert all(rows.is_contiguous() for rows in (*hidden.sources, hidden.stand_ins))
+    assert size == hidden.stand_ins.shape[-1] == out.shape[1]
+    return _Hidden(hidden.stand_ins, hidden.kv_group, out)

@@ -112,7 +112,7 @@ def launch(
     """
     row_bytes = 0
     if sources:
-        dtypes = {tensor.dtype for tensor in (*sources, *hidden)}
+        dtypes = {rows.dtype for rows in (*sources, hidden.stand_ins, hidden.out)}
         assert len(dtypes) == 1, f"hidden states of several dtypes: {dtypes}"
         row_bytes = SIZE * hidden.out.element_size()
     shape = _Pass(num_reqs, *numbers, SHIFT, WIDTH, GROUPS, SOURCES, row_bytes)

@@ -11,7 +11,7 @@ from .inputs import HiddenRows, PreviousPass, VerifiedBatch
 from .layout import DraftLayout
 
 # One request's slots: their tokens (None for a mask), the position of the first, how
-# many there are with padding, and the rows of `HiddenRows.sources` for its tokens.
+# many there are with padding, and the row of `HiddenRows.sources` for the first.
 _Slots = tuple[list[int | None], int, int, int]
 
 
@@ -44,11 +44,19 @@ def prepare_inputs_reference(
         if slots is None:
             continue
         tokens, start, count, begin = slots
+        last = len(tokens) - 1
         tokens += [None] * (num_samples - 1)
         sampled = len(tokens) - num_samples  # first sampled slot
+        before, is_laid_out = None, False
+        if hidden is not None and layout.hidden_offset < 0 and is_first:
+            before, is_laid_out = _before(
+                hidden, block_tables, state, held[:, req], start
+            )
         for slot in range(count):
             position = start + slot
             if slot >= len(tokens) or position >= limit:
+                continue
+            if slot == 0 and is_laid_out:
                 continue
             token = tokens[slot]
             at = row + slot
@@ -58,9 +66,13 @@ def prepare_inputs_reference(
                 block_tables, state, held[:, req], position
             )
             if hidden is not None:
-                fed = hidden.mask_hidden
-                if token is not None:
-                    fed = torch.cat([rows[begin + slot] for rows in hidden.sources])
+                if slot == 0 and before is not None:
+                    fed = before
+                elif token is None and layout.token_shift:
+                    fed = hidden.stand_ins
+                else:
+                    row_of = begin + min(slot, last)
+                    fed = torch.cat([rows[row_of] for rows in hidden.sources])
                 out = buffers.fed_rows(fed) if is_first else buffers.own_rows
                 out[at] = fed
         for draft in range(layout.parallel_width):
@@ -109,7 +121,7 @@ def _first_slots(
     tokens.append(int(after.flatten()[state]) if state >= 0 else 0)
     start = int(batch.positions[begin])
     count = end - begin + layout.num_extra_slots
-    return tokens[layout.token_shift :], start, count, begin
+    return tokens[layout.token_shift :], start, count, begin + layout.hidden_offset
 
 
 def _later_slots(
@@ -121,6 +133,21 @@ def _later_slots(
     done = (source.draft_pass - 1) * width
     tokens = source.draft_tokens[req, done : done + width].tolist()
     return tokens, origin + done + 1, layout.num_follow_slots, req * width
+
+
+def _before(
+    hidden: HiddenRows,
+    tables: BlockTables,
+    state: int,
+    held: torch.Tensor,
+    start: int,
+) -> tuple[torch.Tensor, bool]:
+    """What slot 0 is fed, and whether the step before has laid it out already."""
+    size = tables.block_sizes[hidden.kv_group]
+    block, block_id = start // size - 1, 0
+    if state >= 0 and 0 <= block < int(held[hidden.kv_group]):
+        block_id = int(tables.block_tables[hidden.kv_group].gpu[state, block])
+    return hidden.stand_ins[block_id], start % size != 0
 
 
 def _kv_slots(

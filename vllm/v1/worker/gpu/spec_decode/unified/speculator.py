@@ -275,7 +275,7 @@ class UnifiedSpeculator(DraftPasses):
         """Runs the widest batch there can be, before there is a KV cache."""
         self.input_buffers.reset()
         if hidden is not None:
-            self.input_buffers.fed_rows(hidden.mask_hidden)
+            self.input_buffers.fed_rows(hidden.stand_ins)
         drafts = self.lengths[self.num_speculative_steps]
         num_tokens = self.layout.max_num_tokens(batch.num_tokens, batch.num_reqs)
         self._prepare_eplb_forward(num_tokens)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # make demo: everything from nothing to the drafters' table.
-# make test: lint, overlay checks and all CPU tests.
+# make test: lint, overlay checks and all CPU tests, of the documentation too.
+# make docs: renews what the documentation takes from code and results; build/docs.
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
@@ -11,7 +12,7 @@ INSTALL_INPUTS := $(wildcard requirements/*.txt) base.toml seams.lock hatch_buil
     $(shell find vllm -type d -not -name __pycache__)
 
 .DELETE_ON_ERROR:
-.PHONY: demo test lint env test-env rebase-report clean
+.PHONY: demo test lint docs env test-env rebase-report clean
 
 demo: env
 	$(BIN)/python examples/offline_inference/spec_decode.py
@@ -21,6 +22,10 @@ test: lint
 
 lint: test-env
 	PATH="$(abspath $(BIN)):$$PATH" pre-commit run --all-files --show-diff-on-failure
+
+docs: test-env
+	$(BIN)/python -m tools.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 env: $(VENV)/installed
 test-env: $(VENV)/test-installed

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Host and device agree on where each request's slots begin, rejected ones included."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from vllm.platforms import current_platform
+
+if current_platform.is_cpu():
+    import vllm.v1.worker.cpu.shm  # noqa: F401  (what Runner V2 needs on a CPU)
+
+from vllm.v1.worker.gpu.block_table import BlockTables
+from vllm.v1.worker.gpu.spec_decode.unified.buffers import DraftBuffers
+from vllm.v1.worker.gpu.spec_decode.unified.draft_model import DraftModelDrafter
+from vllm.v1.worker.gpu.spec_decode.unified.inputs import (
+    PreviousPass,
+    VerifiedBatch,
+    prepare_inputs,
+)
+from vllm.v1.worker.gpu.spec_decode.unified.layout import DraftLayout
+from vllm.v1.worker.gpu.spec_decode.unified.passes import Drafts
+
+CPU = torch.device("cpu")
+STARTS, REJECTED = [0, 8, 9, 14], [5, 0, 3]
+
+
+def int32(values: list[int]) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int32)
+
+
+@pytest.fixture
+def batch() -> VerifiedBatch:
+    """Three requests of 8, 1 and 5 tokens."""
+    return VerifiedBatch(
+        input_ids=torch.arange(14, dtype=torch.int32),
+        positions=torch.cat([torch.arange(20, 28), torch.arange(1), torch.arange(5)]),
+        query_start_loc=int32(STARTS),
+        idx_mapping=torch.arange(3),
+        num_sampled=int32([3, 0, 2]),
+        num_rejected=int32(REJECTED),
+        last_sampled=torch.ones(4, 1, dtype=torch.int64),
+        next_prefill_tokens=int32([7] * 4),
+        temperature=torch.zeros(4),
+        seeds=torch.zeros(4, dtype=torch.int64),
+    )
+
+
+@pytest.mark.parametrize("shift, width", [(0, 1), (0, 3), (0, 7), (1, 1), (1, 4)])
+def test_bounds(batch: VerifiedBatch, shift: int, width: int):
+    layout = DraftLayout(7, shift, width)
+    drafter = DraftModelDrafter.__new__(DraftModelDrafter)
+    drafter.graphs, drafter.arange_np = None, np.arange(5, dtype=np.int32)
+    told = SimpleNamespace(
+        num_reqs=3,
+        num_tokens=STARTS[-1],
+        query_start_loc_np=np.array(STARTS, dtype=np.int32),
+        num_scheduled_tokens=np.diff(STARTS),
+        decode_graph_eligible=False,
+    )
+    drafts = Drafts(7, layout, torch.empty(0))
+    first = drafter._first_shape(told, drafts, True, None)
+    later = drafter._later_shape(3, drafts, True, None)
+
+    buffers, tables = (
+        DraftBuffers(layout, 64, 4, CPU),
+        BlockTables([16], 4, 64, [4], CPU),
+    )
+    buffers.allocate_kv_groups(1)
+    source, shapes = batch, [first] + [later] * (layout.num_passes - 1)
+    for draft_pass, shape in enumerate(shapes):
+        if draft_pass:
+            tokens = torch.ones(3, 7, dtype=torch.int64)
+            source = PreviousPass(tokens, draft_pass)
+        prepare_inputs(
+            source, layout, buffers, tables, num_samples=1, limit=64, max_query_len=8,
+            num_padded_tokens=shape.batch.num_tokens,
+        )  # fmt: skip
+        assert buffers.query_start_loc[:4].tolist() == shape.query_start_loc.tolist()
+        assert int(buffers.query_start_loc[-1]) == shape.batch.num_tokens

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a step with drafts costs, by the benchmarks' results."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from benchmarks.spec_decode import published
+from benchmarks.spec_decode import results as files
+from benchmarks.spec_decode.compare import Comparison
+from benchmarks.spec_decode.plan import EQUAL
+from benchmarks.spec_decode.results import OURS
+from benchmarks.spec_decode.shapes import MODES
+from benchmarks.spec_decode.tables import NAMES
+
+CONCURRENCY = (1, 8, 32, 64)
+
+
+def _table(head: list[str], rows: list[list[str]]) -> str:
+    lines = [head, ["---"] + ["---:"] * (len(head) - 1), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def cost_tables(folder: Path = files.RESULTS) -> str:
+    """Steps with drafts over plain steps, by device, mode, K and requests."""
+    found = (_cost_of(path) for path in sorted(folder.glob("*/engine.json")))
+    return "\n\n".join(filter(None, found))
+
+
+def _cost_of(path: Path) -> str:
+    results = files.load(path)
+    compared = Comparison(results)
+    rows = list(_cost_rows(compared))
+    if not rows:
+        return ""
+    run = results["runs"][max(results["runs"])]
+    head = ["drafter", "K", *(f"{n} request{'s' * (n > 1)}" for n in CONCURRENCY)]
+    return f"{run['device']['name']}:\n\n{_table(head, rows)}"
+
+
+def _cost_rows(compared: Comparison) -> Iterator[list[str]]:
+    plain = {n: compared.at(OURS, "none", 0, EQUAL, n) for n in CONCURRENCY}
+    for mode in MODES:
+        for k in filter(None, compared.values(mode, EQUAL)[0]):
+            cells = []
+            for n, without in plain.items():
+                drafted = compared.at(OURS, mode, k, EQUAL, n)
+                known = without and drafted and without.step_s and drafted.step_s
+                cells.append(f"{drafted.step_s / without.step_s:.2f}" if known else "–")
+            if set(cells) != {"–"}:
+                yield [NAMES[mode], str(k), *cells]
+
+
+def published_table() -> str:
+    """Acceptance lengths that the P-EAGLE post reports."""
+    rows = [
+        [f"{NAMES[mode]}, K={k}", *(f"{by_mode[mode][k]:.2f}" for by_mode in sets)]
+        for sets in [list(published.ACCEPTANCE.values())]
+        for mode in ("peagle", "eagle3")
+        for k in sets[0][mode]
+    ]
+    return _table(["drafter", *published.ACCEPTANCE], rows)

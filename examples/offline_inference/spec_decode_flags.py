@@ -21,6 +21,11 @@ METHODS: dict[str, tuple[str | None, tuple[str | None, str | None]]] = {
     "eagle": ("eagle_dir", (None, None)),
     "eagle3": ("eagle_dir", ("eagle3", "peagle")),
 }
+# What users may take for a method, and how to ask for it.
+MODES = {
+    "pard": "--method draft_model --parallel-drafting",
+    "peagle": "--method eagle3 --parallel-drafting",
+}
 DEFAULT_K = 7
 
 
@@ -63,6 +68,15 @@ def number(kind: type, low: float, high: float = float("inf")) -> Callable[[str]
     return parse
 
 
+def known_method(text: str) -> str:
+    """An argparse type: a key of METHODS."""
+    if text in METHODS:
+        return text
+    asked = MODES.get(re.sub("[-_]", "", text).lower())
+    remedy = f"write {asked}" if asked else f"choose from {', '.join(METHODS)}"
+    raise argparse.ArgumentTypeError(f"{text!r} is no method: {remedy}")
+
+
 def make_parser(description: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -76,7 +90,8 @@ def make_parser(description: str) -> argparse.ArgumentParser:
 
 def add_model_flags(group: Any) -> None:
     add = group.add_argument
-    add("--method", choices=tuple(METHODS), help="run this method only")
+    names = f"{{{','.join(METHODS)}}}"
+    add("--method", type=known_method, metavar=names, help="run this method only")
     add("--model-dir", help="target model (default: the bundled one)")
     add("--draft-model", help="draft model or PARD model")
     add("--eagle-dir", help="EAGLE, EAGLE-3 or P-EAGLE head")

@@ -29,6 +29,7 @@ class Bad:
         breaks: what is done to a copy of it, one after the other.
         spec: changes of the speculative config; a string or list stands in its place.
         engine: engine arguments beyond model and speculative config.
+        env: environment variables.
     """
 
     id: str
@@ -37,6 +38,7 @@ class Bad:
     breaks: tuple[Break, ...] = ()
     spec: Any = field(default_factory=dict)
     engine: dict[str, Any] = field(default_factory=dict)
+    env: dict[str, str] = field(default_factory=dict)
 
 
 def speculative_config(row: Bad, model: Path) -> Any:

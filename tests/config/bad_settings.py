@@ -197,6 +197,12 @@ SETTINGS = [
         },
     ),
     Bad(
+        "auto on Runner V1",
+        "does not support Model Runner V1",
+        spec={"num_speculative_tokens_per_batch_size": "auto"},
+        env={"VLLM_USE_V2_MODEL_RUNNER": "0"},
+    ),
+    Bad(
         "auto with data parallelism",
         "ranks must draft",
         spec={"num_speculative_tokens_per_batch_size": "auto"},

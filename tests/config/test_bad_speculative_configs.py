@@ -49,6 +49,8 @@ def configure(models, tmp_path_factory, monkeypatch):
         shutil.copytree(models / row.drafter, folder)
         for apply in row.breaks:
             apply(folder)
+        for name, value in row.env.items():
+            monkeypatch.setenv(name, value)
         arguments = {"dtype": "float32", "enforce_eager": True} | row.engine
         return EngineArgs(
             model=str(models / "target"),

@@ -3,6 +3,9 @@
 
 from typing import Any
 
+# Methods by another name, where they draft several tokens per pass.
+PARALLEL_MODES = {"draft_model": "pard", "eagle3": "peagle"}
+
 
 class DraftSettings:
     """Mixed into the base's config; its fields stand in the seam.
@@ -21,3 +24,12 @@ class DraftSettings:
         if not self.parallel_drafting:
             return 1
         return self.parallel_drafting_width or self.num_speculative_tokens
+
+    @property
+    def drafting_mode(self) -> str:
+        """What metrics call the way it drafts: the method, PARD or P-EAGLE."""
+        if "PARD-2" in (getattr(self, "draft_family", None) or ""):
+            return "pard2"
+        if self.parallel_drafting:
+            return PARALLEL_MODES.get(self.method, self.method)
+        return self.method

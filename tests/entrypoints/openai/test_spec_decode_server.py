@@ -6,6 +6,7 @@ A first server without speculation gives the answers to expect.
 
 import contextlib
 import json
+import re
 import signal
 import socket
 import subprocess
@@ -15,11 +16,16 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import openai
 import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
+
+from tests.examples.promql import parse, unexported
+from tools.dashboard import FILE
 
 HOST = "127.0.0.1"
 START_SECONDS, STOP_SECONDS = 180, 30
@@ -90,7 +96,8 @@ def serve(models, engine_env, engine_flags, tmp_path_factory):
     @contextlib.contextmanager
     def started(*flags: str) -> Iterator[Server]:
         log = tmp_path_factory.mktemp("server") / "log.txt"
-        server = Server(models / "target", [*engine_flags, *flags], engine_env, log)
+        env = engine_env | {"VLLM_LOG_STATS_INTERVAL": "1"}
+        server = Server(models / "target", [*engine_flags, *flags], env, log)
         try:
             server.wait_until_healthy()
             yield server
@@ -177,15 +184,73 @@ def test_metrics_count_drafts(server):
     assert sorted(by_position, reverse=True) == by_position
 
 
-def spec_decode_counters(server: Server) -> dict[str, float]:
-    """By name, and by name.position where there is one."""
-    found = {}
+def test_metrics_tell_mode_length_and_time(server):
+    found = wait_until(lambda: timed(server), ask=lambda: complete(server.client))
+    assert found["num_steps_total.7"] >= 16 * found["num_timed_steps_total"]
+    assert found["num_steps_total.3"] == 0
+    assert found["target_seconds_total"] > 0 < found["draft_seconds_total"]
+    drafted = [found[f"num_draft_tokens_per_pos_total.{i}"] for i in range(7)]
+    assert sum(drafted) == found["num_draft_tokens_total"]
+    for name, labels in spec_decode_labels(server).items():
+        own = {"method": "draft_model", "mode": "pard", "model_name": "target"}
+        assert own.items() <= labels.items(), name
+
+
+def timed(server: Server) -> dict[str, float] | None:
+    found = spec_decode_counters(server)
+    return found if found["num_timed_steps_total"] else None
+
+
+def test_log_tells_mode_length_and_time(server):
+    line = re.compile(
+        r"SpecDecoding metrics: Mean acceptance length: .*Per-position acceptance.*, "
+        r"Mode: pard, Draft time share: \d+\.\d%, Draft length: 7\n"
+    )
+    wait_until(
+        lambda: line.search(server.log.read_text()), ask=lambda: complete(server.client)
+    )
+
+
+def test_dashboard_asks_for_what_is_exported(server):
+    exported = {
+        sample.name: set(sample.labels) for sample in samples(server, prefix="vllm:")
+    }
+    found = json.loads(FILE.read_text())
+    queries = [
+        target["expr"] for panel in found["panels"] for target in panel["targets"]
+    ]
+    queries += [variable["query"] for variable in found["templating"]["list"][1:]]
+    for query in queries:
+        assert unexported(parse(query), exported, {"job", "instance"}) == [], query
+
+
+def wait_until(found: Callable[[], Any], ask: Callable[[], Any]) -> Any:
+    """What is found in the end, while the server is kept busy."""
+    deadline = time.monotonic() + 30
+    while (result := found()) is None:
+        assert time.monotonic() < deadline
+        ask()
+    return result
+
+
+def samples(server: Server, prefix: str = COUNTERS) -> Iterator[Sample]:
     for family in text_string_to_metric_families(server.get("/metrics")):
         for sample in family.samples:
-            if sample.name.startswith(COUNTERS) and sample.name.endswith("_total"):
-                name = sample.name.removeprefix(COUNTERS)
-                position = sample.labels.get("position")
-                found[f"{name}.{position}" if position else name] = sample.value
+            if sample.name.startswith(prefix) and not sample.name.endswith("_created"):
+                yield sample
+
+
+def spec_decode_labels(server: Server) -> dict[str, dict[str, str]]:
+    return {sample.name: sample.labels for sample in samples(server)}
+
+
+def spec_decode_counters(server: Server) -> dict[str, float]:
+    """By name, and by name.position or name.length where there is one."""
+    found = {}
+    for sample in samples(server):
+        name = sample.name.removeprefix(COUNTERS)
+        number = sample.labels.get("position") or sample.labels.get("draft_length")
+        found[f"{name}.{number}" if number else name] = sample.value
     return found
 
 

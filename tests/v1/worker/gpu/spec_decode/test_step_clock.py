@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One step in many is timed, and what is not finished is not waited for."""
+
+import inspect
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from vllm.platforms import current_platform
+
+if current_platform.is_cpu():
+    import vllm.v1.worker.cpu.shm  # noqa: F401  (what Runner V2 needs on a CPU)
+
+from vllm.v1.worker.gpu.async_utils import AsyncOutput
+from vllm.v1.worker.gpu.model_runner import GPUModelRunner
+from vllm.v1.worker.gpu.spec_decode import step_clock
+from vllm.v1.worker.gpu.spec_decode.step_clock import StepClock
+
+EVERY = 4
+
+
+class Device:
+    """Works off what is recorded when `run` is called, a millisecond each."""
+
+    def __init__(self) -> None:
+        self.now, self.queue, self.records = 0, [], 0
+
+    def run(self) -> None:
+        for event in self.queue:
+            self.now += 1
+            event.done_at = self.now
+        self.queue.clear()
+
+    def event(self, enable_timing: bool) -> SimpleNamespace:
+        assert enable_timing
+        event = SimpleNamespace(done_at=None)
+        event.query = lambda: event.done_at is not None
+        event.elapsed_time = lambda later: later.done_at - event.done_at
+        event.record = lambda: self.record(event)
+        return event
+
+    def record(self, event: SimpleNamespace) -> None:
+        event.done_at = None
+        self.records += 1
+        self.queue.append(event)
+
+
+@pytest.fixture
+def device(monkeypatch) -> Device:
+    device = Device()
+    monkeypatch.setattr(step_clock, "TIMED_EVERY", EVERY)
+    monkeypatch.setattr(torch.cuda, "Event", device.event)
+    return device
+
+
+def run_steps(clock: StepClock, number: int) -> list:
+    found = []
+    for _ in range(number):
+        clock.begin()
+        clock.sampled()
+        found.append(clock.end())
+    return found
+
+
+def test_one_step_in_many_is_recorded(device):
+    clock = StepClock(torch.device("cuda"))
+    run_steps(clock, EVERY - 1)
+    assert device.records == 0
+    run_steps(clock, 1)
+    assert device.records == 3
+
+
+def test_result_comes_once_and_when_it_is_there(device):
+    clock = StepClock(torch.device("cuda"))
+    assert run_steps(clock, EVERY + 1) == [None] * (EVERY + 1)
+    device.run()
+    assert run_steps(clock, 2) == [(0.001, 0.001), None]
+
+
+def test_no_other_step_is_recorded_meanwhile(device):
+    clock = StepClock(torch.device("cuda"))
+    assert set(run_steps(clock, 5 * EVERY)) == {None}
+    assert device.records == 3
+    device.run()
+    assert run_steps(clock, 1) == [(0.001, 0.001)]
+    run_steps(clock, EVERY)
+    assert device.records == 6
+
+
+def test_step_without_an_end_is_forgotten(device):
+    """A step that had nothing to run returns before it samples."""
+    clock = StepClock(torch.device("cuda"))
+    run_steps(clock, EVERY - 1)
+    clock.begin()
+    device.run()
+    assert run_steps(clock, EVERY - 1) == [None] * (EVERY - 1)
+    run_steps(clock, 1)
+    device.run()
+    assert run_steps(clock, 1) == [(0.001, 0.001)]
+
+
+def test_cpu_measures_the_host(monkeypatch):
+    monkeypatch.setattr(step_clock, "TIMED_EVERY", EVERY)
+    seconds = iter([10.0, 10.5, 10.75])
+    monkeypatch.setattr(step_clock.time, "perf_counter", lambda: next(seconds))
+    clock = StepClock(torch.device("cpu"))
+    assert run_steps(clock, EVERY)[-1] == pytest.approx((0.5, 0.25))
+
+
+def test_the_base_samples_and_drafts_in_this_order():
+    """What the seam on the model runner stands on."""
+    base = GPUModelRunner.__base__
+    source = inspect.getsource(base.sample_tokens)
+    calls = ["self.sample(", "self.postprocess_sampled(", "self.speculator.propose("]
+    at = [source.index(call) for call in calls]
+    assert at == sorted(at)
+    assert [source.count(call) for call in calls] == [1, 1, 1]
+    assert "self.model_runner_output = " in inspect.getsource(AsyncOutput.__init__)
+    assert "dummy_run=True" in inspect.getsource(base._dummy_run)
+
+
+class Idle:
+    """Methods of a runner that does nothing."""
+
+    def __init__(self, vllm_config, device) -> None:
+        self.speculator, self.device = vllm_config, device
+        self.output = SimpleNamespace(model_runner_output=SimpleNamespace())
+
+    def execute_model(self, *args, **kwargs):
+        return None
+
+    postprocess_sampled = execute_model
+
+    def sample_tokens(self, *args):
+        return self.output
+
+
+@pytest.fixture
+def make_runner(monkeypatch):
+    """A runner of the seam whose base does nothing; False: it does not draft."""
+    for name in ("__init__", "execute_model", "postprocess_sampled", "sample_tokens"):
+        monkeypatch.setattr(GPUModelRunner.__base__, name, vars(Idle)[name])
+    monkeypatch.setattr(step_clock, "TIMED_EVERY", 1)
+
+    def make(drafts: bool) -> GPUModelRunner:
+        return GPUModelRunner(object() if drafts else None, torch.device("cpu"))
+
+    return make
+
+
+@pytest.mark.parametrize("drafts", [True, False])
+def test_output_carries_what_was_timed(make_runner, drafts):
+    runner = make_runner(drafts)
+    runner.execute_model(None)
+    runner.postprocess_sampled()
+    output = runner.sample_tokens(None).model_runner_output
+    assert hasattr(output, "step_seconds") == drafts
+    assert not drafts or all(seconds >= 0 for seconds in output.step_seconds)
+
+
+def test_dummy_steps_are_not_timed(make_runner):
+    runner = make_runner(True)
+    runner.execute_model(None, dummy_run=True)
+    assert runner.sample_tokens(None).model_runner_output.step_seconds is None

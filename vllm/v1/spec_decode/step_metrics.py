@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is shown of drafting beyond accepted tokens: mode, draft length, time.
+
+`docs/observability.md` lists the metrics.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from vllm.config import SpeculativeConfig, VllmConfig
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.outputs import ModelRunnerOutput
+    from vllm.v1.spec_decode.metrics import SpecDecodingStats
+
+PREFIX = "vllm:spec_decode_"
+
+
+@dataclass
+class StepDrafting:
+    """What one step says of its drafting; goes from the scheduler to the front end.
+
+    Attributes:
+        mode: what drafts, see `DraftSettings.drafting_mode`.
+        draft_length: how many tokens each request was to draft in the step.
+        seconds: of the target and of drafting in a step that was timed, which is an
+            earlier one on most devices; None in most steps.
+    """
+
+    mode: str
+    draft_length: int
+    seconds: tuple[float, float] | None = None
+
+    def added_to(
+        self, stats: "SpecDecodingStats | None", num_spec_tokens: int
+    ) -> "SpecDecodingStats":
+        """Stats with this in them; new ones if no drafts were verified."""
+        from vllm.v1.spec_decode.metrics import SpecDecodingStats
+
+        stats = stats or SpecDecodingStats.new(num_spec_tokens)
+        stats.step = self
+        return stats
+
+
+def step_drafting(
+    vllm_config: "VllmConfig",
+    scheduler_output: "SchedulerOutput",
+    output: "ModelRunnerOutput",
+) -> StepDrafting | None:
+    """Of a step that has run; None if it ran nothing, or nothing drafts."""
+    spec = vllm_config.speculative_config
+    if spec is None or not scheduler_output.total_num_scheduled_tokens:
+        return None
+    return StepDrafting(
+        spec.drafting_mode,
+        scheduler_output.num_spec_tokens_to_schedule,
+        getattr(output, "step_seconds", None),
+    )
+
+
+class StepSummary:
+    """Steps of one logging interval."""
+
+    def __init__(self) -> None:
+        self.mode: str | None = None
+        self.steps_by_length: Counter[int] = Counter()
+        self.seconds = np.zeros(2)  # target, drafting
+        # [K], by position; scalars until the first step is seen.
+        self.drafted = self.accepted = np.zeros(())
+
+    def observe(self, stats: "SpecDecodingStats") -> None:
+        if (step := stats.step) is None:
+            return
+        self.mode = step.mode
+        self.steps_by_length[step.draft_length] += 1
+        self.drafted = self.drafted + stats.num_draft_tokens_per_pos
+        self.accepted = self.accepted + stats.num_accepted_tokens_per_pos
+        if step.seconds is not None:
+            self.seconds += step.seconds
+
+    def describe(self) -> str:
+        """For a log line; empty if there was no step."""
+        return ", ".join(self._parts()) if self.steps_by_length else ""
+
+    def _parts(self) -> Iterator[str]:
+        yield f"Mode: {self.mode}"
+        if self.seconds.any():
+            yield f"Draft time share: {self.seconds[1] / self.seconds.sum():.1%}"
+        steps, lengths = self.steps_by_length.total(), sorted(self.steps_by_length)
+        if len(lengths) == 1:
+            yield f"Draft length: {lengths[0]}"
+            return
+        shares = (f"{k} ({self.steps_by_length[k] / steps:.0%})" for k in lengths)
+        yield f"Draft length (of steps): {', '.join(shares)}"
+        # Of all drafts, as the base counts, later positions would seem rejected.
+        rates = self.accepted[self.drafted > 0] / self.drafted[self.drafted > 0]
+        if rates.size:
+            listed = ", ".join(f"{rate:.3f}" for rate in rates)
+            yield f"Per-position acceptance rate where drafted: {listed}"
+
+
+class StepCounters:
+    """The Prometheus counters.
+
+    Args:
+        counter_cls: Prometheus' counter, or one with its interface.
+        num_spec_tokens: K, the longest draft.
+        labelnames: of every metric.
+        labelvalues: of each engine, by its index.
+    """
+
+    def __init__(
+        self,
+        counter_cls: Any,
+        num_spec_tokens: int,
+        labelnames: list[str],
+        labelvalues: dict[int, list[object]],
+    ):
+        self._made = counter_cls, labelnames, labelvalues
+        self.drafted = self._by_value(
+            "num_draft_tokens_per_pos",
+            "Draft tokens that were verified, per draft position.",
+            "position",
+            num_spec_tokens,
+        )
+        self.steps = self._by_value(
+            "num_steps",
+            "Engine steps, by how many tokens each request was to draft.",
+            "draft_length",
+            num_spec_tokens + 1,
+        )
+        self.timed = self._counter("num_timed_steps", "Steps that were timed.")
+        self.target_seconds = self._counter(
+            "target_seconds",
+            "Seconds of timed steps up to the target's sampled tokens.",
+        )
+        self.draft_seconds = self._counter(
+            "draft_seconds", "Seconds of timed steps spent drafting."
+        )
+
+    def _counter(self, name: str, documentation: str) -> dict[int, Any]:
+        """By engine."""
+        counter_cls, names, values = self._made
+        counter = counter_cls(PREFIX + name, documentation, names)
+        return {engine: counter.labels(*own) for engine, own in values.items()}
+
+    def _by_value(
+        self, name: str, documentation: str, label: str, num_values: int
+    ) -> dict[int, list[Any]]:
+        """By engine, one for each value of another label: 0, 1, .."""
+        counter_cls, names, values = self._made
+        counter = counter_cls(PREFIX + name, documentation, [*names, label])
+        return {
+            engine: [counter.labels(*own, str(i)) for i in range(num_values)]
+            for engine, own in values.items()
+        }
+
+    def observe(self, stats: "SpecDecodingStats", engine: int) -> None:
+        if (step := stats.step) is None:
+            return
+        drafted = stats.num_draft_tokens_per_pos
+        for counter, count in zip(self.drafted[engine], drafted, strict=True):
+            counter.inc(count)
+        self.steps[engine][step.draft_length].inc()
+        if step.seconds is not None:
+            target, draft = step.seconds
+            self.timed[engine].inc()
+            self.target_seconds[engine].inc(target)
+            self.draft_seconds[engine].inc(draft)
+
+
+def with_mode(
+    spec: "SpeculativeConfig | None",
+    names: list[str],
+    values: dict[int, list[object]],
+) -> tuple[list[str], dict[int, list[object]]]:
+    """Names and values, by engine, of a metric's labels, with those of drafting."""
+    if spec is None:
+        return names, values
+    own = [spec.method, spec.drafting_mode]
+    own_values = {engine: [*given, *own] for engine, given in values.items()}
+    return [*names, "method", "mode"], own_values

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # make demo: everything from nothing to the drafters' table.
-# make test: lint, overlay checks and all CPU tests, of the documentation too.
+# make test: lint, overlay checks and all CPU tests, of the documentation too: the CPU
+# steps of .buildkite/.
 # make docs: renews what the documentation takes from code and results; build/docs.
 PYTHON ?= python3
 VENV   ?= .venv
@@ -12,20 +13,20 @@ INSTALL_INPUTS := $(wildcard requirements/*.txt) base.toml seams.lock hatch_buil
     $(shell find vllm -type d -not -name __pycache__)
 
 .DELETE_ON_ERROR:
-.PHONY: demo test lint docs env test-env rebase-report clean
+.PHONY: demo test lint docs wheel env test-env rebase-report clean
 
 demo: env
 	$(BIN)/python examples/offline_inference/spec_decode.py
 
-test: lint
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+test: test-env
+	$(BIN)/python -m tools.ci test -- $(PYTEST_ARGS)
 
 lint: test-env
-	PATH="$(abspath $(BIN)):$$PATH" pre-commit run --all-files --show-diff-on-failure
+	$(BIN)/python -m tools.ci run Lint
 
 docs: test-env
 	$(BIN)/python -m tools.docs
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 env: $(VENV)/installed
 test-env: $(VENV)/test-installed
@@ -40,6 +41,10 @@ $(VENV)/installed: $(BIN)/python $(INSTALL_INPUTS)
 $(VENV)/test-installed: $(VENV)/installed requirements/test.txt
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet -r requirements/test.txt
 	touch $@
+
+# make wheel DEVICE=cpu|cuda: a wheel for release, in dist/.
+wheel: $(BIN)/python
+	$(BIN)/python -m tools.package build --device $(DEVICE)
 
 # make rebase-report VERSION=0.33.0 [DEVICE=cuda]: what another release would change.
 DEVICE ?= cuda

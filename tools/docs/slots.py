@@ -31,18 +31,21 @@ class Mode:
         name: of its picture's file.
         title: what it is called.
         layout: its numbers, with the drafts that its picture shows.
+        takes_hidden: whether it is fed the target's hidden states.
     """
 
     name: str
     title: str
     layout: DraftLayout
+    takes_hidden: bool = False
 
 
 MODES = (
     Mode("draft-model", "Draft model", DraftLayout(4, 0)),
     Mode("pard", "PARD", DraftLayout(4, 0, 4)),
-    Mode("eagle", "EAGLE, EAGLE-3", DraftLayout(4, 1)),
-    Mode("p-eagle", "P-EAGLE", DraftLayout(4, 1, 4)),
+    Mode("pard-2", "PARD-2", DraftLayout(4, 0, 4), takes_hidden=True),
+    Mode("eagle", "EAGLE, EAGLE-3", DraftLayout(4, 1), takes_hidden=True),
+    Mode("p-eagle", "P-EAGLE", DraftLayout(4, 1, 4), takes_hidden=True),
     Mode("blocks", "PARD in blocks of two", DraftLayout(4, 0, 2)),
 )
 # The step that all pictures show: 5 target tokens, 2 of them rejected.
@@ -75,16 +78,18 @@ def verified() -> list[Slot]:
     return [Slot(kind, at, at) for at, kind in enumerate(kinds)]
 
 
-def first_pass(layout: DraftLayout, num_tokens: int, num_rejected: int) -> list[Slot]:
-    """A request's slots in the first pass of a step."""
-    valid = num_tokens - num_rejected
+def first_pass(mode: Mode) -> list[Slot]:
+    """A request's slots in the first pass of the step that pictures show."""
+    layout, valid = mode.layout, NUM_TARGET_TOKENS - NUM_REJECTED
+    # Fed hidden states, yet not shifted: what slot 0 is fed was in the step before.
+    first_new = 1 if mode.takes_hidden and not layout.token_shift else 0
     sampled = valid - layout.token_shift
     samples = layout.samples_per_pass(layout.num_speculative_tokens)[0]
     slots = []
-    for slot in range(num_tokens + layout.num_extra_slots):
+    for slot in range(NUM_TARGET_TOKENS + layout.num_extra_slots):
         at = slot + layout.token_shift
         kind = TARGET if at < valid else NEXT if at == valid else MASK
-        if at >= valid + samples:
+        if slot < first_new or at >= valid + samples:
             kind = PADDING
         draft = slot - sampled + 1 if sampled <= slot < sampled + samples else None
         slots.append(Slot(kind, at if kind == TARGET else 0, slot, draft))
@@ -112,8 +117,19 @@ def later_pass(layout: DraftLayout, draft_pass: int, start: int) -> list[Slot]:
     return slots
 
 
-def passes(layout: DraftLayout) -> list[list[Slot]]:
+def passes(mode: Mode) -> list[list[Slot]]:
     """The slots of every pass of the step that pictures show."""
+    layout = mode.layout
     start = NUM_TARGET_TOKENS - NUM_REJECTED - layout.token_shift
     later = [later_pass(layout, at, start) for at in range(1, layout.num_passes)]
-    return [first_pass(layout, NUM_TARGET_TOKENS, NUM_REJECTED), *later]
+    return [first_pass(mode), *later]
+
+
+def hidden_row(mode: Mode, column: int) -> int | None:
+    """Which of the target's hidden states a slot of the first pass is fed, by row of
+    the verified batch; None for the learned one."""
+    layout, valid = mode.layout, NUM_TARGET_TOKENS - NUM_REJECTED
+    row = column + layout.hidden_offset
+    if row < valid:
+        return row
+    return None if layout.token_shift else valid - 1

@@ -45,7 +45,7 @@ DARK = {
 
 def picture(mode: Mode) -> str:
     """The whole SVG document of a mode."""
-    rows = [slots.verified(), *slots.passes(mode.layout)]
+    rows = [slots.verified(), *slots.passes(mode)]
     names = ["verified", *(f"pass {number}" for number in range(1, len(rows)))]
     kinds = [kind for kind in KINDS if any(s.kind == kind for row in rows for s in row)]
     width = LEFT + max(len(row) for row in rows) * CELL_WIDTH + 16
@@ -88,9 +88,9 @@ def _row(mode: Mode, name: str, row: list[Slot], y: int) -> Iterator[str]:
     middle = y + CELL_HEIGHT // 2 + 4
     yield f'<text class="left" x="16" y="{middle}">{name}</text>'
     yield f'<text class="left beside" x="16" y="{y + CELL_HEIGHT + 17}">position</text>'
-    is_fed_hidden = mode.layout.token_shift and name != "verified"
+    is_fed = mode.takes_hidden and name != "verified"
     for column, slot in enumerate(row):
-        hidden = hidden_text(slot, column) if is_fed_hidden else ""
+        hidden = hidden_text(mode, slot, column) if is_fed else ""
         yield from _cell(slot, hidden, LEFT + column * CELL_WIDTH, y)
 
 
@@ -118,10 +118,12 @@ def token_text(slot: Slot) -> str:
     return "" if slot.kind == slots.PADDING else slot.kind
 
 
-def hidden_text(slot: Slot, column: int) -> str:
-    """The hidden state that a head is fed in a slot: the target's, learned, or own."""
-    names = {slots.MASK: "learned", slots.DRAFT: "own", slots.PADDING: ""}
-    return names.get(slot.kind, f"h{column}")
+def hidden_text(mode: Mode, slot: Slot, column: int) -> str:
+    """The hidden state that a slot is fed: the target's, a learned one, or its own."""
+    if slot.kind in (slots.PADDING, slots.DRAFT):
+        return "own" if slot.kind == slots.DRAFT else ""
+    row = slots.hidden_row(mode, column)
+    return "learned" if row is None else f"h{row}"
 
 
 def _p(slot: Slot) -> str:

@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every command in the README and the docs is run here, is run by the test or step that
+this file names for it, or is marked as needing what a test machine lacks."""
+
+import importlib
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from contextlib import suppress
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from tools.docs import DOCS, ROOT, names
+from tools.docs.pages import NEEDS, Fence, commands, fences, pages, spans
+
+BLOCKS = [f for page in pages() for f in fences(page) if f.info == "bash"]
+HERE = "tests/docs/test_commands.py::"
+SERVER = HERE + "test_serving_session"
+EXAMPLE = "tests/examples/test_spec_decode_example.py::test_default_run_succeeds"
+INSTALL = "tests/overlay/test_install.py::test_modules"
+MAKE = "make test"  # runs it, as a whole or as one of its steps
+# What runs a command that stands on a page: a test, or MAKE.
+RUN_BY = {
+    r"export \w+=.*": SERVER,
+    r"vllm serve models/target .*": SERVER,
+    r"curl .*": SERVER,
+    r"python -m tools\.overlay lock": HERE + "test_lock",
+    r"pre-commit install": HERE + "test_pre_commit_installs",
+    r"python -m tools\.overlay check": MAKE,
+    r"make (test|lint|env|test-env)": MAKE,
+    r"pytest tests[\w./]*": MAKE,
+    r"make docs": "tests/docs/test_docs.py::test_builds_without_a_warning",
+    r"make demo": EXAMPLE,
+    r"python examples/offline_inference/spec_decode\.py": EXAMPLE,
+    r"python3 -m venv venv && \. venv/bin/activate": INSTALL,
+    r"\. \.venv/bin/activate": MAKE,
+    r"pip install \.": INSTALL,
+}
+
+
+def runs(command: str) -> list[str]:
+    return [by for pattern, by in RUN_BY.items() if re.fullmatch(pattern, command)]
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.where)
+def test_each_command_is_run_or_marked(block: Fence):
+    if block.needs:
+        assert block.needs in NEEDS
+        return
+    served = {command for block in session_blocks() for command in commands(block)}
+    for command in commands(block):
+        assert len(runs(command)) == 1, f"{block.where}: what runs `{command}`?"
+        assert command in served or runs(command) != [SERVER]
+
+
+def test_what_runs_commands_exists():
+    found = {c for block in BLOCKS if not block.needs for c in commands(block)}
+    for pattern, by in RUN_BY.items():
+        assert by == MAKE or not list(names._problems(by)), by
+        assert any(re.fullmatch(pattern, c) for c in found) or "docs" in pattern
+
+
+def test_steps_of_make_test():
+    """What stands for MAKE is what `make test` does."""
+    recipe = subprocess.run(
+        ["make", "--dry-run", "--always-make", "test"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    for step in ("-m venv", "install", "--editable .", "pre-commit run", "-m pytest"):
+        assert step in recipe
+    assert "python -m tools.overlay check" in (
+        (ROOT / ".pre-commit-config.yaml").read_text()
+    )
+    demo = subprocess.run(
+        ["make", "--dry-run", "demo"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert "python examples/offline_inference/spec_decode.py" in demo.stdout
+
+
+# Flags and keys of every command, those that need a GPU too.
+
+
+def flags_of(block: Fence) -> list[str]:
+    return [c for c in commands(block) if re.match(r"(vllm |--|python examples/)", c)]
+
+
+WITH_FLAGS = [(b.where, c) for b in BLOCKS for c in flags_of(b)]
+
+
+@pytest.mark.parametrize("command", [c for _, c in WITH_FLAGS], ids=str)
+def test_flags_are_known(command: str, monkeypatch):
+    from vllm.config import SpeculativeConfig
+
+    words = shlex.split(command)
+    if words[0].startswith("--"):
+        words = ["vllm", "serve", "a-model", *words]
+    program, rest = "example", words[2:]
+    if words[:3] == ["vllm", "bench", "serve"]:
+        program, rest = "bench", words[3:]
+    elif words[0] == "vllm":
+        program, rest = "serve", words[2:]
+    args = PARSERS[program](monkeypatch).parse_args(rest)
+    spec = getattr(args, "speculative_config", None)
+    if spec:
+        spec = json.loads(spec) if isinstance(spec, str) else spec
+        assert spec.keys() <= {field.name for field in fields(SpeculativeConfig)}
+
+
+def serve_parser(monkeypatch):
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    return make_arg_parser(FlexibleArgumentParser())
+
+
+def bench_parser(monkeypatch):
+    from vllm.benchmarks.serve import add_cli_args
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    parser = FlexibleArgumentParser()
+    add_cli_args(parser)
+    return parser
+
+
+def example_parser(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "examples/offline_inference"))
+    return importlib.import_module("spec_decode_flags").make_parser("")
+
+
+PARSERS = {"serve": serve_parser, "bench": bench_parser, "example": example_parser}
+
+
+def test_flags_on_pages_exist(monkeypatch):
+    """Every `--flag` in a code span or block is one of a program that has it."""
+    known = {"--editable", "--help"}  # of pip and of everything
+    for make in PARSERS.values():
+        known |= make(monkeypatch)._option_string_actions.keys()
+    for folder in ("benchmarks", "examples", "tools"):
+        for source in (ROOT / folder).rglob("*.py"):
+            known |= set(re.findall(r'"(--[a-z][\w-]*)"', source.read_text()))
+    for page in pages():
+        code = [text for _, text in spans(page.read_text())]
+        code += re.findall(r"^    .*$", page.read_text(), re.MULTILINE)
+        code += [fence.body for fence in fences(page)]
+        for flag in re.findall(r"(?<![\w-])--[a-z][\w-]*", "\n".join(code)):
+            assert flag in known, f"{page.relative_to(ROOT)}: {flag}"
+
+
+# Commands that are run as they stand.
+
+
+def test_lock(tmp_path: Path):
+    """It finds the seams that are locked, in a copy of the tree."""
+    for folder in ("vllm", "tools/overlay"):
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=ignored)
+    shutil.copy(ROOT / "base.toml", tmp_path)
+    command = [sys.executable, "-m", "tools.overlay", "lock"]
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
+    assert (tmp_path / "seams.lock").read_text() == (ROOT / "seams.lock").read_text()
+
+
+def test_pre_commit_installs(tmp_path: Path):
+    shutil.copy(ROOT / ".pre-commit-config.yaml", tmp_path)
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
+    command = [sys.executable, "-m", "pre_commit", "install"]
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
+    assert (tmp_path / ".git/hooks/pre-commit").is_file()
+
+
+def session_blocks() -> list[Fence]:
+    """The blocks of the start page that serve without a GPU."""
+    found = [f for f in fences(DOCS / "start.md") if f.info == "bash" and not f.needs]
+    return [f for f in found if SERVER in map(runs_one, commands(f))]
+
+
+def runs_one(command: str) -> str:
+    return next(iter(runs(command)), "")
+
+
+def test_serving_session(engine_env, on_cpu: bool, tmp_path: Path):
+    """The start page's server and what is asked of it, on a free port."""
+    if not on_cpu:
+        pytest.skip("the session is for a machine without a GPU")
+    server, *asked = session_blocks()
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    scripts = Path(sys.executable).parent
+    env = {**engine_env, "PATH": f"{scripts}:{os.environ['PATH']}"}
+    log = tmp_path / "log.txt"
+    script = server.body.rstrip() + f" --port {port}\n"
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            ["bash", "-ec", script],
+            cwd=ROOT,
+            env=env,
+            stdout=file,
+            stderr=file,
+            start_new_session=True,
+        )
+    try:
+        wait_until_healthy(process, port, log)
+        said = log.read_text()
+        for line in expected_lines():
+            assert line in said
+        for block in asked:
+            body = block.body.replace("localhost:8000", f"localhost:{port}")
+            done = subprocess.run(
+                ["bash", "-eo", "pipefail", "-c", body],
+                env=env,
+                capture_output=True,
+                text=True,
+                timeout=120,
+            )
+            assert done.returncode == 0, done.stderr
+        accepted = re.search(
+            r"^vllm:spec_decode_num_accepted_tokens_total\S* (\S+)", done.stdout, re.M
+        )
+        assert float(accepted[1]) > 0
+        assert '"text":' in done.stdout
+    finally:
+        end(process)
+
+
+def expected_lines() -> list[str]:
+    """What the page says stands in the log."""
+    (block,) = [f for f in fences(DOCS / "start.md") if "Unified speculator" in f.body]
+    return [line.removesuffix("...").rstrip() for line in block.body.splitlines()]
+
+
+def wait_until_healthy(process: subprocess.Popen, port: int, log: Path) -> None:
+    deadline = time.monotonic() + 180
+    while time.monotonic() < deadline:
+        assert process.poll() is None, log.read_text()
+        with suppress(urllib.error.URLError, ConnectionError):
+            urllib.request.urlopen(f"http://localhost:{port}/health", timeout=10)
+            return
+        time.sleep(0.5)
+    pytest.fail(f"not healthy:\n{log.read_text()}")
+
+
+def end(process: subprocess.Popen) -> None:
+    """SIGTERM to the server and its children and, where it is not enough, SIGKILL."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=30)

@@ -30,6 +30,7 @@ from overlay import base as overlay_base  # noqa: E402
 from overlay.compose import compose  # noqa: E402
 from overlay.dependencies import info_text, read_requirements  # noqa: E402
 from overlay.native import build, build_requirements  # noqa: E402
+from overlay.sbom import write_sbom  # noqa: E402
 
 BUILD = ROOT / "build"
 T = TypeVar("T")
@@ -125,6 +126,11 @@ class BuildHook(BuildHookInterface):
         build_data["pure_python"] = False
         if not editable:
             build_data["force_include"][str(self.tree / "vllm")] = "vllm"
+            bill = BUILD / "sboms" / overlay_base.BILL
+            requirements = self.metadata.core.dependencies
+            write_sbom(bill, base, ours, requirements, self.tree)
+            bills = [bill, *sorted((self.tree / "info/sboms").glob("*"))]  # the base's
+            build_data["sbom_files"] += map(str, bills)
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact: str) -> None:
         if version != "editable":

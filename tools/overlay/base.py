@@ -19,6 +19,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 DEVICES = ("cpu", "cuda")
+BILL = "vllm.cdx.json"  # our bill of materials, in .dist-info/sboms
 PYTHONS = ((3, 11), (3, 14))  # first and last minor version the base supports
 
 

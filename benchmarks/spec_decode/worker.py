@@ -21,8 +21,10 @@ class Worker:
 
     def __init__(self, engine: dict[str, Any], device: str):
         from benchmarks.spec_decode.drafter import DraftClock, find_drafter
+        from benchmarks.spec_decode.heads import give_heads_their_own_lm_head
         from vllm import LLM
 
+        give_heads_their_own_lm_head()
         begin = time.perf_counter()
         self.llm = LLM(**engine)
         self.start_s = time.perf_counter() - begin

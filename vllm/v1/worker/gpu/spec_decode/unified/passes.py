@@ -95,7 +95,10 @@ class DraftPasses(DraftModelSpeculator):
         """
         if not hasattr(self.model, "get_top_tokens"):
             return False
-        has_own = getattr(self.model, "draft_id_to_target_id", None) is not None
+        ids = getattr(self.model, "draft_id_to_target_id", None)
+        # Without weights to load (load_format="dummy") the base gives a head of fewer
+        # tokens the target's lm_head, the end of which is none of its tokens.
+        has_own = ids is not None and self.model.lm_head.org_vocab_size == len(ids)
         ranks = self.speculative_config.draft_parallel_config.tensor_parallel_size
         return (has_own or ranks > 1) and self.model.logits_processor.scale > 0
 

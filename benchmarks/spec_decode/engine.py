@@ -10,7 +10,6 @@ import argparse
 import datetime
 import json
 import os
-import shlex
 import subprocess
 import sys
 import tempfile
@@ -53,9 +52,7 @@ class Run:
         del settings["site"], settings["output"]
         self.results: files.Results = {section: {} for section in files.SECTIONS}
         self.results["runs"][self.name] = {
-            "command": shlex.join(
-                ["python", "-m", "benchmarks.spec_decode.engine", *sys.argv[1:]]
-            ),
+            "command": files.command_line("engine"),
             "device": device,
             "settings": settings,
         }

@@ -114,7 +114,8 @@ def main() -> None:
     results = measure_all(args, device)
     for entry in results["measurements"].values():
         entry["run"] = name
-    results["runs"] = {name: {"device": device}}
+    command = files.command_line("prepare_inputs")
+    results["runs"] = {name: {"command": command, "device": device}}
     folder = files.RESULTS / files.slug(args.gpu or str(device["name"]))
     files.save(args.output or folder / "prepare_inputs.json", results)
 

@@ -8,6 +8,8 @@ A file holds `runs` (what was run, by its start), and `measurements`, `profiles`
 import json
 import os
 import re
+import shlex
+import sys
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -53,6 +55,15 @@ class PointKey(NamedTuple):
         number = tokens[1:].removesuffix("auto")
         engine = EngineKey(implementation, mode, int(number), tokens.endswith("auto"))
         return cls(engine, acceptance, int(concurrency[1:]))
+
+
+def command_line(module: str) -> str:
+    """How this program was called, but for where its results go."""
+    arguments = sys.argv[1:]
+    if "--output" in arguments:
+        at = arguments.index("--output")
+        del arguments[at : at + 2]
+    return shlex.join(["python", "-m", f"benchmarks.spec_decode.{module}", *arguments])
 
 
 def slug(device_name: str) -> str:

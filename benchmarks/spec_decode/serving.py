@@ -25,7 +25,7 @@ from benchmarks.spec_decode.results import IMPLEMENTATIONS, OURS, EngineKey
 from benchmarks.spec_decode.shapes import LLAMA_3_1_8B, MODES, SETS, write_shapes
 from benchmarks.spec_decode.tokenizer import write_tokenizer
 
-CLI = ["-m", "vllm.entrypoints.cli.main"]
+VLLM = ["-m", "benchmarks.spec_decode.api_server"]  # `vllm`, for random weights
 # For an LLM in process only: a server has statistics, and sizes its own cache.
 NOT_SERVED = (
     "model",
@@ -71,7 +71,7 @@ def server(
     env["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"
     port = free_port()
     args = setup.llm_args(key)
-    command = [*python, *CLI, "serve", args["model"], "--port", str(port)]
+    command = [*python, *VLLM, "serve", args["model"], "--port", str(port)]
     with log.open("w") as out:
         process = subprocess.Popen(
             [*command, *as_flags(args)],
@@ -149,7 +149,7 @@ def load(
             "result-dir": folder,
             "result-filename": "result.json",
         }
-        command = [*python, *CLI, "bench", "serve", "--ignore-eos", "--save-result"]
+        command = [*python, *VLLM, "bench", "serve", "--ignore-eos", "--save-result"]
         command += [part for k, v in flags.items() for part in (f"--{k}", str(v))]
         done = subprocess.run(
             command, env=env, cwd=ROOT, capture_output=True, text=True
@@ -172,7 +172,8 @@ class Run:
         folder = files.RESULTS / files.slug(args.gpu or device["name"])
         self.path = args.output or folder / "serving.json"
         self.results: files.Results = {section: {} for section in files.SECTIONS}
-        self.results["runs"][self.name] = {"device": device}
+        run = {"command": files.command_line("serving"), "device": device}
+        self.results["runs"][self.name] = run
 
     def is_over(self) -> bool:
         return time.monotonic() - self.begin > self.args.time_limit

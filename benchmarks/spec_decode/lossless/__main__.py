@@ -10,7 +10,6 @@ rule that takes any draft must be found out by the same test.
 import argparse
 import json
 import os
-import shlex
 import subprocess
 import sys
 import tempfile
@@ -200,9 +199,7 @@ def main() -> None:
         engines = plan(write_models(folder), args.modes, args.methods)
         rows = judge(run_all(engines, folder, args))
     report = {
-        "command": shlex.join(
-            ["python", "-m", "benchmarks.spec_decode.lossless", *sys.argv[1:]]
-        ),
+        "command": files.command_line("lossless"),
         "device": device,
         "date": time.strftime("%Y-%m-%d"),
         "significance": SIGNIFICANCE,

@@ -177,12 +177,17 @@ def test_vocabulary_gets_the_targets_rows(own: int, load):
 
 
 def test_only_drafters_pass_through_it(monkeypatch):
-    """The target's loader goes on as the base's."""
-    base = DefaultModelLoader.__mro__[1]
-    seen = []
-    monkeypatch.setattr(base, "load_weights", lambda *args: seen.append(args[1:]))
+    """The target's weights go from its files to the model."""
     loader = DefaultModelLoader.__new__(DefaultModelLoader)
-    target = SimpleNamespace(runner_type="generate")
-    loader.load_weights("model", target)
-    assert seen == [("model", target)]
+    for name in ("_init_ep_weight_filter", "_init_mm_encoder_only_weight_filter"):
+        monkeypatch.setattr(DefaultModelLoader, name, lambda *args: None)
+    monkeypatch.setattr(loader, "_get_weights_iterator", lambda source: ["weight"])
+    loader.counter_before_loading_weights, loader.enable_weights_track = 0.0, False
+    target = SimpleNamespace(
+        runner_type="generate", quantization=None, model="target", revision=None
+    )
+    seen = []
+    model = SimpleNamespace(load_weights=lambda weights: seen.extend(weights))
+    loader.load_weights(model, target)
+    assert seen == ["weight"]
     assert not hasattr(loader, "draft_weights")

@@ -32,7 +32,9 @@ def base_config(drafts: int, shift: int, parallel: bool) -> SimpleNamespace:
 def test_extra_slots_are_the_bases(drafts: int, shift: int, parallel: bool):
     layout = DraftLayout(drafts, shift, drafts if parallel else 1)
     name = "max_num_new_slots_for_drafting"
-    _, base = (vars(c)[name].fget for c in SpeculativeConfig.__mro__ if name in vars(c))
+    *_, base = (
+        vars(c)[name].fget for c in SpeculativeConfig.__mro__ if name in vars(c)
+    )
     config = base_config(drafts, shift, parallel)
     assert layout.num_extra_slots == base(config.speculative_config)
 

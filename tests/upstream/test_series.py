@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The exported series applies to the base's files, and its tests pass there."""
+
+import ast
+import re
+from importlib.util import resolve_name
+from pathlib import Path
+
+import pytest
+
+from tools.overlay.base import ROOT, find_wheel, pinned_base, target_device
+from tools.upstream import series as series_module
+from tools.upstream.export import export
+from tools.upstream.series import SeriesError, load, rewritten
+from tools.upstream.tree import git
+from tools.upstream.trial import apply_series, failing_imports, run_tests, touched
+
+UNIFIED = "tests/v1/spec_decode/unified"
+# Of what the series brings: kernels, layout, settings, weights, and one engine.
+FAST = [
+    f"{UNIFIED}/kernels",
+    f"{UNIFIED}/config/test_drafting.py",
+    f"{UNIFIED}/model_executor/model_loader/test_draft_weights.py",
+    f"{UNIFIED}/spec_decode/test_draft_length.py",
+    f"{UNIFIED}/worker/gpu/spec_decode/test_eagle3_layers.py",
+    f"{UNIFIED}/worker/gpu/spec_decode/test_unified_layout.py",
+    f"{UNIFIED}/worker/gpu/spec_decode/test_draft_graphs.py",
+    f"{UNIFIED}/worker/gpu/spec_decode/test_draft_pass.py",
+    f"{UNIFIED}/e2e/test_unified_speculator.py::test_smallest_token_budget[pard]",
+]
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory) -> Path:
+    """The base's files with the series on top, importable."""
+    wheel = find_wheel(pinned_base(target_device()))
+    patches = export(tmp_path_factory.mktemp("patches"), wheel)
+    tree = tmp_path_factory.mktemp("series") / "tree"
+    apply_series(patches, wheel, tree)
+    return tree
+
+
+def commits(tree: Path) -> list[str]:
+    return git(tree, "rev-list", "--reverse", "HEAD").split()[1:]
+
+
+def test_every_patch_stands_on_those_before(tree):
+    """What its files import of vLLM or of the tests is there once it is applied."""
+    missing = []
+    for commit in commits(tree):
+        known = git(tree, "ls-tree", "-r", "--name-only", commit).splitlines()
+        modules = {path.removesuffix(".py").removesuffix("/__init__") for path in known}
+        modules |= {path.rpartition("/")[0] for path in known}
+        for path in touched(tree, commit):
+            if path.endswith(".py"):
+                text = git(tree, "show", f"{commit}:{path}")
+                missing += [
+                    f"{commit}:{path}: {name}"
+                    for name in imported_modules(path, text)
+                    if name.replace(".", "/") not in modules
+                ]
+    assert missing == []
+
+
+def imported_modules(path: str, text: str):
+    package = path.rpartition("/")[0].replace("/", ".")
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ImportFrom):
+            name = resolve_name("." * node.level + (node.module or ""), package)
+            # Of the base some modules are compiled, or generated when it is built.
+            if name.startswith(("vllm.config.", "tests.")) or "spec_decode" in name:
+                yield name
+
+
+def test_nothing_of_the_overlay_is_left(tree):
+    files = {path for commit in commits(tree) for path in touched(tree, commit)}
+    for path in files:
+        text = (tree / path).read_text()
+        assert "vllm._upstream" not in text and "stand_on(" not in text, path
+        assert not re.search(r"^(from|import) tools\b", text, re.MULTILINE), path
+
+
+def test_modules_import(tree):
+    files = {path for commit in commits(tree) for path in touched(tree, commit)}
+    assert failing_imports(tree, sorted(files)) == {}
+
+
+def test_tests_pass_on_the_patched_tree(tree):
+    status, said = run_tests(tree, FAST, "-n", "0")
+    assert status == 0, said[-6000:]
+    assert re.search(r"\d\d+ passed", said)
+
+
+def test_pull_request_texts():
+    """Each has its parts, and the files that it refers to are there."""
+    series = load()
+    for patch in series.patches:
+        text = (ROOT / patch.text).read_text()
+        assert text.startswith(f"# {patch.title}\n")
+        assert re.findall(r"(?m)^## (.*)", text) == [
+            "Purpose",
+            "Test plan",
+            "Test result",
+        ]
+        for path in re.findall(r"\b(?:benchmarks|docs)/[\w./-]+\w", text):
+            assert (ROOT / path).exists(), path
+        placed = {series.place(file) for file in series_module.our_files()}
+        for path in re.findall(rf"{UNIFIED}[\w./]*\w", text):
+            assert any(f"{file}/".startswith(f"{path}/") for file in placed), path
+
+
+@pytest.fixture
+def repository(tmp_path) -> Path:
+    for name in ("vllm/config/vllm.py", "vllm/new.py", "tests/test_new.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("")
+    return tmp_path
+
+
+def load_text(folder: Path, files: list[str], downstream: str = "") -> dict:
+    text = f"""
+        downstream = {{ {downstream} }}
+        places = {{ "tests" = "tests/place" }}
+        patch = [{{ title = "t", text = "t.md", files = {files} }}]
+    """
+    (folder / "series.toml").write_text(text)
+    return load(folder / "series.toml").homes(folder)
+
+
+def test_files_have_one_place_each(repository):
+    found = load_text(
+        repository, ["vllm/*", "tests/*"], downstream='"vllm/new.py" = "why"'
+    )
+    assert found == {
+        "vllm/config/vllm.py": 0,
+        "vllm/new.py": "downstream",
+        "tests/test_new.py": 0,
+    }
+
+
+@pytest.mark.parametrize(
+    "files, error",
+    [
+        (["vllm/*"], "tests/test_new.py is in 0 places"),
+        (["vllm/*", "vllm/n*", "tests/*"], "vllm/new.py is in 2 places"),
+        (["vllm/*", "tests/*", "gone/*"], "gone/[*] matches no file"),
+    ],
+)
+def test_files_without_one_place_are_told(repository, files, error):
+    with pytest.raises(SeriesError, match=error):
+        load_text(repository, files)
+
+
+def test_moved_files_find_each_other():
+    moves = {"tests/a/one.py": "tests/b/c/one.py", "tests/a/test_x.py": "tests/b/x.py"}
+    text = (
+        "from tests.a.one import f\n# see tests/a/one.py\n"
+        'DOC = Path(__file__).resolve().parents[2] / "docs"\n'
+    )
+    assert rewritten(text, "tests/a/one.py", moves) == (
+        "from tests.b.c.one import f\n# see tests/b/c/one.py\n"
+        'DOC = Path(__file__).resolve().parents[3] / "docs"\n'
+    )
+    assert "parents[2]" in rewritten(text, "vllm/two.py", moves)

@@ -12,6 +12,7 @@ import asyncio
 import json
 import os
 import shlex
+import signal
 import sys
 import tempfile
 import time
@@ -223,6 +224,8 @@ def save(path: Path, soaks: dict[str, Any]) -> None:
 
 def main() -> None:
     args = parse()
+    # So that a server does not outlive a run that is terminated.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
     env = environment(args.device, args.threads)
     device = probe_device(sys.executable, dict(os.environ))
     path = args.output or files.RESULTS / files.slug(device["name"]) / "soak.json"

@@ -281,6 +281,8 @@ def main() -> None:
             f"outputs equal{'' if row['are_ties'] else ', NOT all ties'}, acceptance "
             f"length {row['acceptance_length']:.2f}"
         )
+    if wrong := [name for name, row in rows.items() if not row["are_ties"]]:
+        sys.exit("Outputs that are not the target's: " + ", ".join(wrong))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 """The pipeline that Buildkite is given."""
 
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -36,16 +37,16 @@ class Plain(yaml.SafeDumper):
 def group_step(
     steps: list[Step], pipelines: Pipelines, nightly: bool
 ) -> dict[str, Any]:
-    name = steps[0].area.name.rpartition("/")[2].removesuffix(".yaml")
+    area = Path(steps[0].area.name).stem
     found = []
     for step in steps:
         command = command_step(step, pipelines)
         if step.optional and not nightly:
-            button = {"block": f"Run {step.label}", "key": f"block-{step.key}"}
-            found.append({**button, "depends_on": []})
-            command["depends_on"] = [*command["depends_on"], f"block-{step.key}"]
+            key, name = f"block-{step.key}", step.label.replace(" %N", "")
+            found.append({"block": f"Run {name}", "key": key, "depends_on": []})
+            command["depends_on"].append(key)
         found.append(command)
-    return {"group": steps[0].group, "key": f"group-{name}", "steps": found}
+    return {"group": steps[0].group, "key": f"group-{area}", "steps": found}
 
 
 def command_step(step: Step, pipelines: Pipelines) -> dict[str, Any]:

@@ -76,9 +76,9 @@ def pressed(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def speculative_config(args: argparse.Namespace, mode: str) -> dict[str, Any]:
-    bundled = {**MODES[mode], "model": str(BUNDLED / mode)}
-    bundled["num_speculative_tokens"] = args.num_speculative_tokens
-    return args.speculative_config or bundled
+    config = {**MODES[mode], "model": str(args.models / mode)}
+    config["num_speculative_tokens"] = args.num_speculative_tokens
+    return args.speculative_config or config
 
 
 def idle_moment(server: Server, device: str) -> dict[str, Any]:
@@ -173,7 +173,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--longest-output", type=int, default=128, help="tokens")
     add("--max-num-seqs", type=int, default=32)
     add("--kv-blocks", type=int, default=97, help=f"KV cache, blocks of {BLOCK} tokens")
-    add("--model", type=Path, default=BUNDLED / "target")
+    add("--models", type=Path, default=BUNDLED, help="folder of target and drafters")
+    add("--model", type=Path, help="another target, for --speculative-config")
     add("--speculative-config", type=json.loads, help="JSON, over --modes' own")
     add("--engine-args", type=json.loads, default={}, help="more of LLM, as JSON")
     add("--threads", type=int, default=1, help="of an engine on a CPU")
@@ -182,6 +183,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--seed", type=int, default=0)
     add("--output", type=Path, help="results/<gpu>/soak.json by default")
     args = parser.parse_args(arguments)
+    args.model = args.model or args.models / "target"
     if args.dtype is None:
         args.dtype = "float32" if args.device == "cpu" else "bfloat16"
     return args

@@ -17,13 +17,13 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.spec_decode.process import ROOT
 from benchmarks.spec_decode.serving import (
-    CLI,
     as_flags,
     await_health,
     free_port,
     stop,
 )
 
+CLI = ["-m", "vllm.entrypoints.cli.main"]
 MODEL = "target"  # the name it is served under
 
 

@@ -38,6 +38,7 @@ RUN_BY = {
     r"python -m tools\.overlay lock": HERE + "test_lock",
     r"pre-commit install": HERE + "test_pre_commit_installs",
     r"python -m tools\.overlay check": MAKE,
+    r"python -m tools\.ci .*": "tests/ci/test_main.py::test_documented_commands",
     r"make (test|lint|env|test-env)": MAKE,
     r"pytest tests[\w./]*": MAKE,
     r"make docs": "tests/docs/test_docs.py::test_builds_without_a_warning",

@@ -230,9 +230,29 @@ FILES = [
     ),
     Bad(
         "d2t past the vocabulary",
-        "d2t of … names",
+        "d2t of … names tokens",
         "eagle3",
         breaks=(tensors({"d2t": torch.full((1536,), 5000)}),),
+    ),
+    Bad(
+        "d2t names a token twice",
+        "it must hold offsets",
+        "eagle3",
+        breaks=(tensors({"d2t": torch.tensor([1] + [0] * 1535)}),),
+    ),
+    Bad(
+        "d2t in another order",
+        "it must hold offsets",
+        "eagle3",
+        breaks=(
+            config(draft_vocab_size=2560),
+            tensors(
+                {
+                    "lm_head.weight": (2560, 256),
+                    "d2t": torch.tensor([1, -1] + [0] * 2558),
+                }
+            ),
+        ),
     ),
     Bad(
         "d2t of floats",

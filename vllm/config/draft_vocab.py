@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draft models whose vocabulary is padded to another size than the target's.
+"""Drafters whose vocabulary is not the target's, row for row.
 
-Qwen2.5-0.5B has 151936 rows and Qwen2.5-7B 152064, for the same 151665 tokens.
+Draft models may be padded to another size: Qwen2.5-0.5B has 151936 rows and Qwen2.5-7B
+152064, for the same 151665 tokens. Heads may draft some of the target's tokens alone.
 """
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
+
+import torch
 
 if TYPE_CHECKING:
     from vllm.config.speculative import SpeculativeConfig
@@ -71,3 +74,33 @@ def why_different(
         if names.get(number, token) != token or target.get(token, number) != number:
             return f"its token {number}, {token!r}, is not the target's"
     return None
+
+
+def check_token_offsets(
+    offsets: torch.Tensor, model: str, num_target_tokens: int, is_whole: bool
+) -> None:
+    """Checks the table `d2t` of a head: its token i is the target's i + offsets[i].
+
+    Args:
+        offsets: [tokens of the head], integers.
+        model: name of the head, for errors.
+        num_target_tokens: size of the target's vocabulary.
+        is_whole: whether the head drafts every token, for which the base has no table.
+
+    Raises:
+        ValueError: the table names tokens that are not the target's, one of them
+            twice, or all in another order.
+    """
+    tokens = torch.arange(len(offsets)) + offsets.cpu()
+    least, most = int(tokens.min()), int(tokens.max())
+    if least < 0 or most >= num_target_tokens:
+        raise ValueError(
+            f"d2t of {model} names tokens from {least} to {most}, but the target has "
+            f"{num_target_tokens}: use a head that was trained for this target."
+        )
+    if len(tokens.unique()) < len(tokens) or (is_whole and offsets.any()):
+        what = "all tokens in another order" if is_whole else "a token twice"
+        raise ValueError(
+            f"d2t of {model} names {what}: it must hold offsets, the target's id less "
+            "the head's own; export the checkpoint again."
+        )

@@ -14,7 +14,7 @@ Until: upstream's Runner V2 runs parallel drafting.
 from vllm._upstream import stand_on
 from vllm.config.draft_checks import check_parallelism
 from vllm.config.draft_length import refuse_uncovered_auto
-from vllm.config.draft_weights import check_weights
+from vllm.config.draft_tensors import check_weights
 from vllm.config.drafting import (
     is_unified_method,
     refuse_uncovered,

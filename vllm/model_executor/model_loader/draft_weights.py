@@ -9,6 +9,7 @@ import torch
 import torch.nn as nn
 
 from vllm.config import ModelConfig, get_current_vllm_config_or_none
+from vllm.config.draft_vocab import check_token_offsets
 from vllm.config.drafting import METHODS
 
 NamedTensor = tuple[str, torch.Tensor]
@@ -37,28 +38,13 @@ class DraftWeights:
             if self.has_ids:
                 name = _head_name(name)
                 if name == "d2t":
-                    self._check_d2t(tensor)
-                    if self.model.draft_id_to_target_id is None:
+                    is_whole = self.model.draft_id_to_target_id is None
+                    vocab_size = self.config.vocab_size
+                    check_token_offsets(tensor, self.path, vocab_size, is_whole)
+                    if is_whole:
                         continue  # every id is its own: the base has no table
             self.seen.add(name)
             yield name, self._with_target_rows(name, tensor)
-
-    def _check_d2t(self, offsets: torch.Tensor) -> None:
-        """Ids of the draft are offset by `d2t` to be the target's.
-
-        Raises:
-            ValueError: some would be outside of the target's vocabulary, two the same,
-                or all there but in another order, for which the base has no table.
-        """
-        size = self.config.vocab_size
-        ids = torch.arange(len(offsets)) + offsets.cpu()
-        is_reordered = self.model.draft_id_to_target_id is None and offsets.any()
-        is_outside = ids.min() < 0 or ids.max() >= size
-        if is_outside or is_reordered or len(ids.unique()) < len(ids):
-            raise ValueError(
-                f"d2t in {self.path} does not map the draft's {len(ids)} tokens to "
-                f"different ones of {size}: it must hold offsets, target id - draft id."
-            )
 
     def _with_target_rows(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """Pads or cuts a vocabulary to the target's, see `config.draft_vocab`.

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.config.draft_families import takes_aux_hidden_states, tapped_layers
 from vllm.config.draft_headers import AGAIN, INDEX, Tensor, read_headers
+from vllm.config.draft_vocab import check_token_offsets
 from vllm.config.drafting import METHODS
 
 if TYPE_CHECKING:
@@ -256,7 +257,6 @@ class _Weights:
         )
 
     def _check_d2t(self, table: Tensor, reduced: int, target: int) -> None:
-        """d2t[i] added to the drafter's token i gives the target's."""
         if table.shape != (reduced,) or table.dtype[0] not in "IU":
             raise ValueError(
                 f"d2t of {self.model} must hold {reduced} integers (draft_vocab_size), "
@@ -265,11 +265,6 @@ class _Weights:
         from safetensors import safe_open
 
         with safe_open(table.file, "pt") as file:
-            offsets = file.get_tensor(table.name).tolist()
-        tokens = [i + offset for i, offset in enumerate(offsets)]
-        if min(tokens) < 0 or max(tokens) >= target:
-            raise ValueError(
-                f"d2t of {self.model} names tokens from {min(tokens)} to "
-                f"{max(tokens)}, but the target has {target}: use a head that was "
-                "trained for this target."
-            )
+            offsets = file.get_tensor(table.name)
+        is_whole = reduced == self.config.vocab_size
+        check_token_offsets(offsets, self.model, target, is_whole)

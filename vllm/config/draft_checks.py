@@ -5,14 +5,13 @@ Each error names the key at fault and says what to change. What the base refuses
 clearly itself is left to it.
 """
 
-import json
 from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm.config.draft_families import tapped_layers
-from vllm.config.draft_headers import AGAIN, read_headers
+from vllm.config.draft_headers import AGAIN, read_config, read_headers
 from vllm.config.drafting import MASK_TOKEN_KEYS, METHODS, draft_limit
 
 if TYPE_CHECKING:
@@ -101,7 +100,7 @@ def _check_folder(folder: Path) -> None:
             "holds the drafter's config.json and weights."
         )
     if (folder / "config.json").is_file():
-        _check_config(folder, _read_config(folder / "config.json"))
+        _check_config(folder, read_config(folder / "config.json"))
     elif (folder / "adapter_config.json").is_file():
         raise ValueError(
             f'"model" of speculative_config: {folder} is a LoRA adapter, which cannot '
@@ -113,16 +112,6 @@ def _check_folder(folder: Path) -> None:
             f"drafter's folder, or {AGAIN}."
         )
     read_headers(folder)
-
-
-def _read_config(file: Path) -> Mapping[str, Any]:
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{file} is not valid JSON ({error}): {AGAIN}.") from None
-    if not isinstance(config, Mapping):
-        raise ValueError(f"{file} must hold a JSON object: {AGAIN}.")
-    return config
 
 
 def _check_config(folder: Path, config: Mapping[str, Any]) -> None:

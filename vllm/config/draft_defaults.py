@@ -3,10 +3,12 @@
 
 import os
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vllm.config.draft_checks import check_drafter
 from vllm.config.draft_families import DraftFamily, tapped_layers
+from vllm.config.draft_headers import read_config, read_headers
 from vllm.config.draft_length import verify_draft_length
 from vllm.config.draft_vocab import match_vocabularies
 from vllm.config.drafting import (
@@ -99,11 +101,16 @@ def _read(spec: "SpeculativeConfig") -> DraftCheckpoint | None:
         return None
     from transformers import PretrainedConfig
 
+    folder = Path(spec.model)
     try:
-        config, _ = PretrainedConfig.get_config_dict(spec.model, revision=spec.revision)
+        if (file := folder / "config.json").is_file():
+            config = read_config(file)
+        else:
+            revision = spec.revision
+            config, _ = PretrainedConfig.get_config_dict(spec.model, revision=revision)
     except (OSError, ValueError):
         return None  # no readable config.json: the base says what is wrong with it
-    files = os.listdir(spec.model) if os.path.isdir(spec.model) else ()
+    files = os.listdir(folder) if folder.is_dir() else ()
     return read_checkpoint(config, partial(_tensor_names, spec), files)
 
 
@@ -114,7 +121,11 @@ def _tensor_names(spec: "SpeculativeConfig") -> list[str]:
     """
     from vllm.transformers_utils.config import get_safetensors_params_metadata
 
-    names = list(get_safetensors_params_metadata(spec.model, revision=spec.revision))
+    model, revision = spec.model, spec.revision
+    if (folder := Path(model)).is_dir():
+        names = list(read_headers(folder))
+    else:
+        names = list(get_safetensors_params_metadata(model, revision=revision))
     if not names and spec.parallel_drafting is None:
         logger.warning(
             "%s names a mask token, but has no safetensors headers to tell whether it "

@@ -1,13 +1,56 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the headers of safetensors files, and refuses files that are broken."""
+"""Reads config.json and the headers of safetensors files; refuses broken files.
+
+Several checks ask for them: a file is read once, as long as it does not change.
+"""
 
 import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache, wraps
 from pathlib import Path
+from typing import Any, TypeVar
 
 INDEX = "model.safetensors.index.json"
 LARGEST_HEADER = 100_000_000  # bytes; the format's own limit
 AGAIN = "download or export the checkpoint again"
+
+
+T = TypeVar("T")
+
+
+def once(read: Callable[[Path], T]) -> Callable[[Path], T]:
+    """A function that reads a file again only if it has changed. Errors are not kept.
+
+    What it returns is shared: nobody may change it.
+    """
+
+    @lru_cache(maxsize=64)
+    def cached(file: Path, size: int, modified: int) -> T:
+        return read(file)
+
+    @wraps(read)
+    def asked(file: Path) -> T:
+        status = file.stat()
+        return cached(file, status.st_size, status.st_mtime_ns)
+
+    return asked
+
+
+@once
+def read_config(file: Path) -> Mapping[str, Any]:
+    """The content of a config.json.
+
+    Raises:
+        ValueError: it is not a JSON object.
+    """
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{file} is not valid JSON ({error}): {AGAIN}.") from None
+    if not isinstance(config, Mapping):
+        raise ValueError(f"{file} must hold a JSON object: {AGAIN}.")
+    return config
 
 
 @dataclass(frozen=True)
@@ -20,6 +63,7 @@ class Tensor:
     shape: tuple[int, ...]
 
 
+@once
 def read_header(file: Path) -> dict[str, Tensor]:
     """The tensors of a safetensors file by name.
 

@@ -67,7 +67,7 @@ PATH = "vllm/part.py"
 
 
 def folded(body: str, **more) -> str:
-    return fold(PATH, BASE, SEAM + dedent(body), **more).text
+    return fold(PATH, BASE, SEAM + dedent(body), **more)
 
 
 def run(body: str, **more) -> dict:
@@ -215,6 +215,18 @@ def test_else_ours_calls_the_base_by_a_private_name(name, argument, results):
     assert run(body)[name](argument) == results
 
 
+def test_a_private_name_that_nothing_has():
+    body = """
+        def many(x):
+            return upstream.many(x) + upstream.many(0)
+
+        upstream.many = many
+    """
+    assert "def _plain_many(" in folded(body, taken={"_many"})
+    with pytest.raises(FoldError, match="the base has _many, _plain_many"):
+        folded(body, taken={"_many", "_plain_many"})
+
+
 def test_names_that_would_mean_two_things_are_kept_apart():
     body = """
         def value(x):
@@ -238,7 +250,7 @@ def test_a_parameter_that_the_base_changes_is_kept():
         seen = []
         upstream.value = value
     """
-    text = fold(PATH, base, SEAM + dedent(body)).text
+    text = fold(PATH, base, SEAM + dedent(body))
     names: dict = {}
     exec(text, names)
     names["value"](2)

@@ -2,11 +2,16 @@
 """The exported series applies to the base's files, and its tests pass there."""
 
 import ast
+import json
 import re
+import subprocess
+import sys
 from importlib.util import resolve_name
 from pathlib import Path
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 from tools.overlay.base import ROOT, find_wheel, pinned_base, target_device
 from tools.upstream import series as series_module
@@ -16,18 +21,17 @@ from tools.upstream.tree import git
 from tools.upstream.trial import apply_series, failing_imports, run_tests, touched
 
 UNIFIED = "tests/v1/spec_decode/unified"
-# Of what the series brings: kernels, layout, settings, weights, and one engine.
+# Of what the series brings: kernels, layout, settings, weights.
 FAST = [
     f"{UNIFIED}/kernels",
     f"{UNIFIED}/config/test_drafting.py",
     f"{UNIFIED}/model_executor/model_loader/test_draft_weights.py",
-    f"{UNIFIED}/spec_decode/test_draft_length.py",
     f"{UNIFIED}/worker/gpu/spec_decode/test_eagle3_layers.py",
-    f"{UNIFIED}/worker/gpu/spec_decode/test_unified_layout.py",
     f"{UNIFIED}/worker/gpu/spec_decode/test_draft_graphs.py",
-    f"{UNIFIED}/worker/gpu/spec_decode/test_draft_pass.py",
-    f"{UNIFIED}/e2e/test_unified_speculator.py::test_smallest_token_budget[pard]",
+    f"{UNIFIED}/worker/gpu/spec_decode/test_unified_inputs.py",
+    f"{UNIFIED}/worker/gpu/spec_decode/test_unified_layout.py",
 ]
+DRAFTS, NUM_TOKENS = 3, 12
 
 
 @pytest.fixture(scope="module")
@@ -85,10 +89,64 @@ def test_modules_import(tree):
     assert failing_imports(tree, sorted(files)) == {}
 
 
-def test_tests_pass_on_the_patched_tree(tree):
-    status, said = run_tests(tree, FAST, "-n", "0")
+def test_tests_pass_on_the_patched_tree(tree, monkeypatch):
+    monkeypatch.setenv("VLLM_TEST_EXAMPLES", "20")
+    status, said = run_tests(tree, FAST, "-n", "0", "-k", "not mask_hidden")
     assert status == 0, said[-6000:]
     assert re.search(r"\d\d+ passed", said)
+
+
+def test_an_engine_drafts_on_the_patched_tree(tree, tmp_path, models, engine_env):
+    """Greedy output of a drafting engine is what transformers says of the target."""
+    prompt = list(range(20, 44))
+    job = {
+        "engine": {
+            "model": str(models / "target"),
+            "speculative_config": {
+                "model": str(models / "pard"),
+                "num_speculative_tokens": DRAFTS,
+            },
+            "dtype": "float32",
+            "enforce_eager": True,
+            "disable_log_stats": False,
+            "gpu_memory_utilization": 0.1,
+            "max_model_len": 64,
+            "max_num_seqs": 2,
+        },
+        "scenarios": {"one": [{"prompt": prompt, "max_tokens": NUM_TOKENS}]},
+    } | dict.fromkeys(("async_scheduling", "idle_every"), 0)
+    job |= dict.fromkeys(("record_drafts", "record_graphs"), False)
+    found = run_engine_job(tree, tmp_path, job, engine_env)
+    assert found["drafter"] == "DraftModelDrafter"
+    assert found["scenarios"]["one"]["counters"]["num_drafts"][0] > 0
+    assert found["scenarios"]["one"]["tokens"] == [greedy(models / "target", prompt)]
+
+
+def run_engine_job(tree: Path, folder: Path, job: dict, engine_env: dict) -> dict:
+    (folder / "job.json").write_text(json.dumps(job))
+    files = [str(folder / name) for name in ("job.json", "result.json")]
+    environment = engine_env | {
+        "PYTHONPATH": str(tree),
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    }
+    done = subprocess.run(
+        [sys.executable, str(tree / UNIFIED / "e2e" / "engine_job.py"), *files],
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-6000:]
+    return json.loads((folder / "result.json").read_text())
+
+
+def greedy(folder: Path, prompt: list[int]) -> list[int]:
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    text = torch.tensor([prompt])
+    with torch.inference_mode():
+        for _ in range(NUM_TOKENS):
+            following = model(text).logits[:, -1:].argmax(-1)
+            text = torch.cat([text, following], dim=1)
+    return text[0, len(prompt) :].tolist()
 
 
 def test_pull_request_texts():

@@ -13,7 +13,7 @@ one that mentions it. Anything else is refused with the reason.
 import ast
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from importlib.util import resolve_name
 
@@ -56,7 +56,8 @@ def fold(
     rule: Rule = Rule(),
     wanted: Callable[[str], bool] = lambda name: True,
     mixins: dict[str, set[str]] | None = None,
-) -> "Folded":
+    taken: Collection[str] = (),
+) -> str:
     """The text of the base's file with the seam folded into it.
 
     Args:
@@ -65,6 +66,7 @@ def fold(
             that stands beside the base's in a class's header, `Class(Mixin)`.
         mixins: for classes of ours that a class of the seam has beside the base's,
             the names that they define.
+        taken: names that the base uses in any file.
 
     Raises:
         FoldError: the seam has a shape that is not known, or that would change what
@@ -72,20 +74,11 @@ def fold(
     """
     base = Source(path, base_text)
     seam = read_seam(Source(path, seam_text), base, rule.drop)
-    folding = Folding(base, seam, wanted, mixins or {})
-    text = folding.run(rule)
+    text = Folding(base, seam, wanted, mixins or {}, taken).run(rule)
     left = used_names(text) & {"stand_on", *seam.modules}
     if left or "_upstream" in text:
         raise FoldError(f"{path}: what is folded still mentions {left or '_upstream'}")
-    return Folded(tidied(text), folding.private)
-
-
-@dataclass
-class Folded:
-    """A file, and the new names of what it keeps of the base under another one."""
-
-    text: str
-    private: set[str]
+    return tidied(text)
 
 
 def tidied(text: str) -> str:
@@ -122,9 +115,10 @@ class Folding:
         seam: Seam,
         wanted: Callable[[str], bool],
         mixins: dict[str, set[str]],
+        taken: Collection[str],
     ):
         self.base, self.seam, self.wanted, self.mixins = base, seam, wanted, mixins
-        self.edits, self.texts, self.private = Edits(), list[str](), set[str]()
+        self.edits, self.texts, self.taken = Edits(), list[str](), taken
 
     def run(self, rule: Rule) -> str:
         for name, node in self.seam.overrides.items():
@@ -156,8 +150,10 @@ class Folding:
         if not isinstance(old, ast.FunctionDef | ast.AsyncFunctionDef):
             raise self.seam.source.error(node, f"{name} of the base is no function")
         self._check_published(name, node, old)
-        override = Override(name, self.seam, self.base, scope, node, old, self.texts)
-        self.private |= override.fold(self.edits)
+        override = Override(
+            name, self.seam, self.base, scope, node, old, self.texts, self.taken
+        )
+        override.fold(self.edits)
 
     def _check_published(self, name: str, node: ast.stmt, old: ast.stmt) -> None:
         """Folded, an override is what the base's own code calls, too."""

@@ -2,7 +2,8 @@
 """Folds one function that overrides the base's: into its body, or around it."""
 
 import ast
-from dataclasses import dataclass, field
+from collections.abc import Collection
+from dataclasses import dataclass
 
 from .seam import Seam
 from .text import (
@@ -27,6 +28,7 @@ class Override:
         name: the base's, `f` or `Class.method`.
         scope: the body that `old` stands in, the module's or a class's.
         texts: what has been put into the base so far, for its imports.
+        taken: names that the base uses anywhere.
     """
 
     name: str
@@ -35,7 +37,8 @@ class Override:
     scope: list[ast.stmt]
     new: ast.FunctionDef
     old: ast.FunctionDef
-    texts: list[str] = field(default_factory=list)
+    texts: list[str]
+    taken: Collection[str] = ()
 
     def __post_init__(self) -> None:
         self.owner, _, self.member = self.name.rpartition(".")
@@ -64,11 +67,11 @@ class Override:
             return self._means_old(node)
         return isinstance(node, ast.Call) and self._means_old(node.func)
 
-    def fold(self, edits: Edits) -> set[str]:
-        """Adds what to change; returns the private names that it gives."""
+    def fold(self, edits: Edits) -> None:
         if isinstance(self.old, ast.AsyncFunctionDef):
             raise self.seam.source.error(self.new, f"{self.name} of the base is async")
-        return set() if self._fold_into(edits) else self._fold_around(edits)
+        if not self._fold_into(edits):
+            self._fold_around(edits)
 
     # Into the base's function: what comes before its body, and what after.
 
@@ -191,7 +194,7 @@ class Override:
 
     # Around it: the base's function gets a private name, and ours calls it.
 
-    def _fold_around(self, edits: Edits) -> set[str]:
+    def _fold_around(self, edits: Edits) -> None:
         if self.name in self.seam.registered:
             raise self.seam.source.error(
                 self.new,
@@ -199,8 +202,6 @@ class Override:
                 "at the top level of the override, so that both can be one function",
             )
         private = self._private_name()
-        if binding(self.scope, private) is not None:
-            raise FoldError(f"{self.base.path}: there already is a name {private}")
         if self.originals:
             self._rename(edits, private)
         else:
@@ -211,11 +212,21 @@ class Override:
         self.texts.append(text)
         columns = self.old.col_offset
         edits.after(self.old.end_lineno, gap + shifted(text, columns))
-        return {private} if self.originals else set()
 
     def _private_name(self) -> str:
+        """A name that nothing of the base has, which may be a subclass."""
         named = [ours for ours, base in self.seam.aliases.items() if base == self.name]
-        return next(iter(named), "_" + self.member.strip("_"))
+        plain = self.member.strip("_")
+        names = [*named, f"_{plain}", f"_plain_{plain}"]
+        free = (
+            name
+            for name in names
+            if name not in self.taken and binding(self.scope, name) is None
+        )
+        private = next(free, None)
+        if private is None:
+            raise FoldError(f"{self.base.path}: the base has {', '.join(names)}")
+        return private
 
     def _rename(self, edits: Edits, private: str) -> None:
         line = self.old.lineno

@@ -6,15 +6,16 @@ import os
 import re
 import subprocess
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from zipfile import ZipFile
 
 from tools.overlay.base import ROOT
 from tools.overlay.seams import seams_among
 
-from .fold import fold, tidied
+from .fold import Rule, fold, tidied
 from .series import DOWNSTREAM, Series, rewritten
-from .text import FoldError, bound_names
+from .text import bound_names
 
 LIBRARY = ".so"
 
@@ -89,30 +90,28 @@ class States:
 
     def _folded(self, file: str, text: str, number: int) -> str:
         base = self.wheel.read(file).decode()
-        rule = self.series.rules.get(file)
-        more = {"rule": rule} if rule else {}
+        rule = self.series.rules.get(file, Rule())
         wanted = self.series.takes(file, number, self.homes)
-        folded = fold(file, base, text, wanted=wanted, mixins=self._mixins(), **more)
-        for name in folded.private:
-            self._check_free(name)
-        return folded.text
+        return fold(file, base, text, rule, wanted, self.mixins, self.private_names)
 
-    def _mixins(self) -> dict[str, set[str]]:
+    @cached_property
+    def mixins(self) -> dict[str, set[str]]:
         """The classes of our additions, with the names that they define."""
-        added = [file for file in self.homes if file not in self.seams]
         return {
             node.name: bound_names(node.body)
-            for file in added
+            for file in self.homes
             if file.startswith("vllm/") and file.endswith(".py")
+            if file not in self.seams
             for node in ast.parse((self.root / file).read_text()).body
             if isinstance(node, ast.ClassDef)
         }
 
-    def _check_free(self, name: str) -> None:
-        """A class of the base's may define what a folded one would call."""
-        pattern = re.compile(rf"\b{name}\b".encode())
-        for path in self.wheel.namelist():
-            if path.endswith(".py") and pattern.search(self.wheel.read(path)):
-                raise FoldError(
-                    f"{path}: the base has a {name}, too: name it otherwise"
-                )
+    @cached_property
+    def private_names(self) -> set[str]:
+        """Names with an underscore in front that any file of the base has."""
+        texts = (self.wheel.read(n) for n in self.wheel.namelist() if n.endswith(".py"))
+        return {
+            name.decode()
+            for text in texts
+            for name in re.findall(rb"\b_[a-zA-Z]\w*", text)
+        }

@@ -63,6 +63,7 @@ def run_tests(tree: Path, tests: list[str], *options: str) -> tuple[int, str]:
     """Runs tests of the patched tree; returns the exit status and what pytest says."""
     command = [sys.executable, "-P", "-m", "pytest", "-p", "no:cacheprovider"]
     command += ["-c", str(ROOT / "pyproject.toml"), "--rootdir", str(tree), "-q"]
+    command += ["-o", f"pythonpath={tree}"]  # and nothing of this repository
     environment = os.environ | {
         "PYTHONPATH": str(tree),
         "VLLM_TEST_MODELS": os.environ.get("VLLM_TEST_MODELS", str(ROOT / "models")),

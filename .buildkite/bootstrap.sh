@@ -9,7 +9,7 @@ main=${BUILDKITE_PIPELINE_DEFAULT_BRANCH:-main}
 if [[ ${BUILDKITE_BRANCH:-} == "$main" || ${NIGHTLY:-0} == 1 ]]; then
   which=(--all)
 else
-  git fetch --quiet origin "$main"
+  git fetch --quiet origin "${BUILDKITE_PULL_REQUEST_BASE_BRANCH:-$main}"
   which=(--since FETCH_HEAD)
 fi
 [[ ${NIGHTLY:-0} != 1 ]] || which+=(--nightly)

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from . import DOCS, drafters, seams, slots, svg
+from . import DOCS, drafters, log_lines, seams, slots, svg
 
 Text = Callable[[], str]
 
@@ -38,6 +38,7 @@ TEXTS: dict[str, Text] = {
     "layout": layout_table,
     "cost of a step": drafters.cost_tables,
     "seams": seams.seam_table,
+    "warnings": log_lines.warning_table,
     "published acceptance": drafters.published_table,
 }
 

@@ -6,6 +6,7 @@ kernel, slower.
 """
 
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -82,5 +83,5 @@ def _run_cmake(tree: Path, root: Path) -> str | None:
 def _reason(output: str) -> str:
     """The first line that names an error, or else the last one."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
-    errors = [line for line in lines if "error" in line.lower()]
+    errors = [line for line in lines if re.search(r"\berror\b", line, re.I)]
     return (errors or lines[-1:] or ["no message"])[0]

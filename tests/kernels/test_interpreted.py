@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Device functions under Triton's interpreter."""
+"""Device functions and reductions under Triton's interpreter."""
 
 import pytest
 import torch
@@ -20,3 +20,36 @@ def test_log1p(on_cpu: bool):
     out = torch.empty_like(x)
     _log1p_kernel[(1,)](x, out, BLOCK=8)
     torch.testing.assert_close(out, torch.log1p(x))
+
+
+@triton.jit
+def _argmax_of(x):
+    return tl.max(x, axis=0, return_indices=True)
+
+
+@triton.jit
+def _argmax_kernel(x_ptr, out_ptr, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    _, index = _argmax_of(tl.load(x_ptr + row * BLOCK + tl.arange(0, BLOCK)))
+    tl.store(out_ptr + row, index)
+
+
+def test_argmax_of_nothing_but_nan_is_an_index(on_cpu: bool):
+    """As of a profile run's logits, which nobody computes."""
+    if not on_cpu:
+        pytest.skip("compiled there")
+    x = torch.tensor([[torch.nan] * 4, [1.0, torch.nan, 3.0, 2.0]])
+    out = torch.full((2,), -1)
+    _argmax_kernel[(2,)](x, out, BLOCK=4)
+    assert 0 <= out[0] < 4
+    assert out[1] == 2
+
+
+def test_kernel_runs_again_after_one_that_calls_another(on_cpu: bool):
+    """Operations are put in place once a launch, and taken back after it."""
+    if not on_cpu:
+        pytest.skip("compiled there")
+    x, out = torch.zeros(1, 4), torch.empty(1)
+    for _ in range(2):
+        _argmax_kernel[(1,)](x, out, BLOCK=4)
+        assert tl.core.is_builtin(tl.load)

@@ -90,6 +90,7 @@ class Published:
             target's defaults.
         dtype: of the tensors in the file.
         files: "safetensors", "bin", or "sharded" safetensors with an index.
+        warp: what is in warp_model.bin, if there is one.
     """
 
     family: str
@@ -102,10 +103,11 @@ class Published:
     target: str = "llama"
     dtype: torch.dtype = torch.bfloat16
     files: str = "safetensors"
+    warp: Callable[[Config], Tensors] | None = None
 
     @property
     def method(self) -> str:
-        return "draft_model" if self.family == "PARD" else "eagle3"
+        return "draft_model" if self.family.startswith("PARD") else "eagle3"
 
 
 # PARD: a language model with two more keys.
@@ -162,6 +164,75 @@ _PARDS = {
         tensors=_model,
         files="sharded",
         **_PARD,
+    ),
+}
+
+
+# PARD-2: beside such a model, a projection of the target's states. They weigh about as
+# much as the embeddings, and each layer's block of columns has weights of its own.
+
+_SCALE = 0.02
+_LAYERS = [-1, -3, -5, -7]
+
+
+def _projection(num_layers: int, bias: bool = False) -> Callable[[Config], Tensors]:
+    def make(config: Config) -> Tensors:
+        blocks = [
+            random(f"target_proj.{i}", config["hidden_size"], HIDDEN) / 4 / _SCALE
+            for i in range(num_layers)
+        ]
+        made = {"target_proj.weight": torch.cat(blocks, dim=1)}
+        if bias:
+            made["target_proj.bias"] = random("target_proj.bias", HIDDEN) / _SCALE
+        return made
+
+    return make
+
+
+def _pard2(model_type: str, architecture: str, **more: Any) -> dict[str, Any]:
+    keys = {
+        "pard2": True,
+        "spd_type": "pard2",
+        "pard2_proj_bias": False,
+        "pard2_scale": _SCALE,
+        "pard2_target_dim": len(_LAYERS) * HIDDEN,
+        "pard2_target_layers": _LAYERS,
+    }
+    return _pard(model_type, architecture, **keys | more)
+
+
+_PARD2 = {"family": "PARD-2", "num_drafts": 15, "width": 15, "mask": MASK}
+_PARD2S = {
+    "pard2-qwen3": Published(
+        config=_pard2("qwen3", "Qwen3ForCausalLM", rms_norm_eps=1e-6, rope_theta=1e6),
+        tensors=_model,
+        warp=_projection(len(_LAYERS)),
+        layers=(8, 6, 4, 2),  # of nine states: the last one's after the norm
+        target="qwen3",
+        **_PARD2,
+    ),
+    # Keys by the names they had at first, the last layer alone, and a bias.
+    "pard2-llama-bias": Published(
+        config=_pard2(
+            "llama",
+            "LlamaForCausalLM",
+            rope_parameters=_ROPE | _LLAMA3,
+            pard2_scale=...,
+            feat_scale=_SCALE,
+            pard2_target_dim=...,
+            pard_target_dim=HIDDEN,
+            pard2_target_layers=...,
+            pard2_proj_bias=...,
+            proj_bias=True,
+        ),
+        tensors=_model,
+        warp=_projection(1, bias=True),
+        layers=(8,),
+        **_PARD2,
+    ),
+    # As it was once published: without the projection it is a PARD.
+    "pard2-no-warp": Published(
+        config=_pard2("llama", "LlamaForCausalLM"), tensors=_model, **_PARD2
     ),
 }
 
@@ -500,7 +571,7 @@ _EAGLES = {
         layers=(2, 5, 7),
     ),
 }
-PUBLISHED: dict[str, Published] = _PARDS | _PEAGLES | _SPECULATORS | _EAGLES
+PUBLISHED: dict[str, Published] = _PARDS | _PARD2S | _PEAGLES | _SPECULATORS | _EAGLES
 
 
 # Writing them.
@@ -527,6 +598,9 @@ def write_drafter(name: str, folder: Path, target: Path) -> Path:
         config["speculators_config"]["verifier"]["name_or_path"] = str(target)
     (folder / "config.json").write_text(json.dumps(config, indent=2))
     write_tensors(_stored(drafter.tensors(config), drafter.dtype), folder, drafter)
+    if drafter.warp is not None:
+        warp = _stored(drafter.warp(config), drafter.dtype)
+        torch.save(warp, folder / "warp_model.bin")
     if drafter.method == "draft_model":
         _copy_tokenizer(target, folder)
     return folder

@@ -6,8 +6,21 @@ from pathlib import Path
 
 import torch
 
-from .bad_row import GONE, WEIGHTS, Bad, config, cut, file, gone, tensors, without_layer
+from .bad_row import (
+    GONE,
+    WEIGHTS,
+    Bad,
+    config,
+    cut,
+    file,
+    gone,
+    saved,
+    tensors,
+    without_layer,
+)
 
+WARP = "warp_model.bin"
+PROJECTION = {"target_proj.weight": torch.zeros(192, 256)}
 INDEX = json.dumps({"weight_map": {"fc.weight": "model-2-of-2.safetensors"}}).encode()
 
 CONFIGS = [
@@ -190,6 +203,36 @@ FILES = [
         "the index is damaged",
         "no safetensors index",
         breaks=(file("model.safetensors.index.json", b"{"),),
+    ),
+    Bad(
+        "projection of PARD-2 is a web page",
+        "holds more than tensors",
+        breaks=(file(WARP, b"<!DOCTYPE html><html>Not found</html>"),),
+    ),
+    Bad(
+        "projection of PARD-2 cut short",
+        "holds more than tensors",
+        breaks=(saved(WARP, PROJECTION), cut(WARP, -1000)),
+    ),
+    Bad(
+        "projection of PARD-2 pickles code",
+        "holds more than tensors",
+        breaks=(saved(WARP, PROJECTION | {"run": Path}),),
+    ),
+    Bad(
+        "projection of PARD-2 is a list",
+        "must hold target_proj.weight",
+        breaks=(saved(WARP, [1, 2]),),
+    ),
+    Bad(
+        "projection of PARD-2 has another tensor",
+        "must hold target_proj.weight",
+        breaks=(saved(WARP, PROJECTION | {"fc.weight": torch.zeros(2)}),),
+    ),
+    Bad(
+        "projection of PARD-2 lacks its bias",
+        "contradicts",
+        breaks=(saved(WARP, PROJECTION), config(pard2_proj_bias=True)),
     ),
     Bad(
         "mask_hidden missing",

@@ -107,6 +107,11 @@ def file(name: str, content: bytes) -> Break:
     return lambda folder: (folder / name).write_bytes(content) and None
 
 
+def saved(name: str, value: Any) -> Break:
+    """A file of torch.save."""
+    return lambda folder: torch.save(value, folder / name)
+
+
 def gone(*names: str) -> Break:
     """Takes files away; without names the folder itself."""
 

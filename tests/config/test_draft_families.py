@@ -70,7 +70,7 @@ def test_published(name: str, checkpoint):
 
 def test_every_family_is_published():
     tested = {made.family for made in PUBLISHED.values()}
-    assert tested == {family.name for family in FAMILIES if family.is_supported}
+    assert tested == {family.name for family in FAMILIES}
 
 
 @pytest.mark.parametrize(
@@ -97,12 +97,15 @@ def test_other_models_are_left_to_the_base(config: dict):
         ({"pard_token": 5, "spd_type": "pard"}, "warp_model.bin"),
     ],
 )
-def test_pard2_is_refused(config: dict, file: str | None, checkpoint):
+def test_pard2(config: dict, file: str | None, checkpoint):
+    """Either its config or its file tells it from PARD."""
     folder = checkpoint(config)
     if file is not None:
         (folder / file).touch()
-    with pytest.raises(ValueError, match=r"PARD-2 .* not supported yet"):
-        fill_from_checkpoint(settings(folder))
+    spec = settings(folder)
+    fill_from_checkpoint(spec)
+    assert (spec.draft_family, spec.method) == ("PARD-2", "draft_model")
+    assert spec.parallel_drafting and spec.num_speculative_tokens == 15
 
 
 @pytest.mark.parametrize(

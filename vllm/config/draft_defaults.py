@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from vllm.config.draft_checks import check_drafter
 from vllm.config.draft_families import DraftFamily, tapped_layers
+from vllm.config.draft_features import settle_target_features
 from vllm.config.draft_headers import read_config, read_headers
 from vllm.config.draft_length import verify_draft_length
 from vllm.config.draft_vocab import match_vocabularies
@@ -47,11 +48,6 @@ def fill_from_checkpoint(spec: "SpeculativeConfig") -> None:
 
 
 def _refuse_contradictions(spec: "SpeculativeConfig", family: DraftFamily) -> None:
-    if not family.is_supported:
-        raise ValueError(
-            f"{spec.model} is a {family.name} checkpoint ({family.told_by}), which is "
-            "not supported yet: use a PARD or P-EAGLE checkpoint."
-        )
     if spec.method not in (None, family.method):
         raise ValueError(
             f'method is "{spec.method}", but {spec.model} is a checkpoint of '
@@ -136,7 +132,11 @@ def _tensor_names(spec: "SpeculativeConfig") -> list[str]:
     return names
 
 
-_FED_BY = {"draft_model": "tokens alone", "eagle": "the last layer"}
+_FED_BY = {
+    "draft_model": "tokens alone",
+    "eagle": "the last layer",
+    "eagle3": "layers the target's defaults",
+}
 
 
 def log_drafter(spec: "SpeculativeConfig") -> None:
@@ -145,7 +145,8 @@ def log_drafter(spec: "SpeculativeConfig") -> None:
         return
     config = spec.draft_model_config.hf_config
     mask = get_mask_token_id(config) if spec.parallel_drafting else None
-    layers = tapped_layers(config) or "the target's defaults"
+    features = spec.target_features
+    layers = features.layers if features else tapped_layers(config)
     logger.info(
         "Drafter %s: family %r, method %s, %d tokens a step, %d a pass, mask token "
         "%s, fed by %s.",
@@ -155,13 +156,14 @@ def log_drafter(spec: "SpeculativeConfig") -> None:
         spec.num_speculative_tokens,
         spec.drafting_width,
         mask,
-        _FED_BY.get(spec.method) or f"layers {layers}",
+        f"layers {layers}" if layers else _FED_BY[spec.method],
     )
 
 
 def settle_drafting(spec: "SpeculativeConfig") -> None:
     """What is left to do once the base has read the draft model's config."""
     check_drafter(spec)
+    settle_target_features(spec)
     match_vocabularies(spec)
     verify_drafting(spec)
     verify_draft_length(spec)

@@ -60,7 +60,6 @@ class DraftFamily:
     num_drafts: int
     told_by: str
     matches: Callable[[DraftFiles], bool]
-    is_supported: bool = True
 
 
 def _is_pard2(files: DraftFiles) -> bool:
@@ -100,7 +99,6 @@ FAMILIES = (
         15,
         '`spd_type: "pard2"`, `pard2…`, or a file `warp_model.bin`',
         _is_pard2,
-        is_supported=False,
     ),
     DraftFamily(
         "P-EAGLE, speculators",

@@ -49,6 +49,12 @@ class SpeculativeConfig(DraftSettings, upstream_config):
     def hf_config_override(hf_config):
         return upstream_config.hf_config_override(as_the_base_reads_it(hf_config))
 
+    def compute_hash(self) -> str:
+        """The base's, and the layers that the target's graph hands out beside."""
+        features = getattr(self, "target_features", None)
+        tapped = features.tapped if features else ()
+        return f"{super().compute_hash()}{tapped or ''}"
+
     @property
     def max_num_new_slots_for_drafting(self) -> int:
         if getattr(self, "drafter_owns_buffers", False):

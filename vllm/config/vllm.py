@@ -13,6 +13,7 @@ Until: upstream's Runner V2 runs parallel drafting.
 
 from vllm._upstream import stand_on
 from vllm.config.draft_checks import check_parallelism
+from vllm.config.draft_features import feed_on_v2_only
 from vllm.config.draft_length import refuse_uncovered_auto
 from vllm.config.draft_tensors import check_weights
 from vllm.config.drafting import (
@@ -45,8 +46,9 @@ def _mark_drafter(self: VllmConfig) -> None:
         refuse_uncovered(self)
         owns = why_not_unified(self) is None and self.use_v2_model_runner
         self.speculative_config.drafter_owns_buffers = owns
+        feed_on_v2_only(self.speculative_config, owns)
         if owns:
-            # The base's would warn that drafting cuts the budget, which is untrue here.
+            # What follows would warn that drafting cuts the budget: untrue here.
             scheduler = self.scheduler_config
             if scheduler.max_num_scheduled_tokens is None:
                 scheduler.max_num_scheduled_tokens = scheduler.max_num_batched_tokens

@@ -39,6 +39,48 @@ class ModelOracle(PardOracle):
         self.mask = read_config(folder)["pard_token"]
 
 
+class Pard2Oracle(ModelOracle):
+    """A language model that is fed the target's states beside the tokens.
+
+    Each token has the state of the token before it, the first one zeros; masks and
+    drafts have the last one that there is.
+
+    Args:
+        folder: the drafter's.
+        target: a transformers model.
+        layers: of the states that transformers lists, those that it is fed, in order.
+    """
+
+    def __init__(
+        self, folder: Path, target: torch.nn.Module, layers: tuple[int, ...]
+    ) -> None:
+        super().__init__(folder)
+        self.target, self.layers = target, layers
+        config = read_config(folder)
+        self.scale = config.get("pard2_scale") or config["feat_scale"]
+        warp = torch.load(folder / "warp_model.bin", weights_only=True)
+        self.weight = warp["target_proj.weight"].float()
+        self.bias = warp.get("target_proj.bias", torch.zeros(1)).float()
+
+    @torch.inference_mode()
+    def drafts(self, known: list[int], count: int, width: int) -> list[int]:
+        states = torch.zeros(len(known), self.weight.shape[1])
+        if len(known) > 1:
+            ids = torch.tensor([known[:-1]])
+            out = self.target(ids, output_hidden_states=True).hidden_states
+            states[1:] = torch.cat([out[layer][0] for layer in self.layers], dim=-1)
+        fed = (states @ self.weight.T + self.bias) * self.scale
+        drafts: list[int] = []
+        while len(drafts) < count:
+            now = min(width, count - len(drafts))
+            rows = torch.tensor(known + drafts + [self.mask] * (now - 1))
+            more = fed[-1:].expand(len(rows) - len(fed), -1)
+            embeds = self.model.get_input_embeddings()(rows) + torch.cat([fed, more])
+            logits = self.model(inputs_embeds=embeds[None]).logits[0, -now:]
+            drafts += logits.argmax(-1).tolist()
+        return drafts
+
+
 class HeadOracle(PEagleOracle):
     """An EAGLE-3 head of any family, parallel or not.
 

@@ -22,7 +22,7 @@ from tests.checkpoints.families import (
 )
 
 from .conftest import ENGINE
-from .head_oracle import HeadOracle, ModelOracle, load_model
+from .head_oracle import HeadOracle, ModelOracle, Pard2Oracle, load_model
 
 JOB = Path(__file__).with_name("families_job.py")
 DEFAULT_LAYERS = (2, 4, 5)  # 2, L // 2 and L - 3 of a target of 8 layers
@@ -99,10 +99,10 @@ def test_drafts_are_those_of_plain_pytorch(
 
 def expected_line(name: str, folder: Path) -> str:
     made = PUBLISHED[name]
-    layers: Any = made.layers or "the target's defaults"
-    fed_by = f"layers {layers}"
+    default = "layers the target's defaults"
     if made.method == "draft_model":
-        fed_by = "tokens alone"
+        default = "tokens alone"
+    fed_by = f"layers {made.layers}" if made.layers else default
     return (
         f"Drafter {folder}: family {made.family!r}, method {made.method}, "
         f"{made.num_drafts} tokens a step, {made.width} a pass, mask token "
@@ -114,7 +114,9 @@ def assert_same_drafts(
     name: str, result: dict[str, Any], folder: Path, target: Path
 ) -> None:
     made = PUBLISHED[name]
-    if made.method == "draft_model":
+    if made.warp is not None:
+        oracle = Pard2Oracle(folder, load_model(target), made.layers)
+    elif made.method == "draft_model":
         oracle = ModelOracle(folder)
     else:
         oracle = HeadOracle(folder, load_model(target), made.layers or DEFAULT_LAYERS)

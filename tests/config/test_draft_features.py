@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a PARD-2 drafter is fed of the target, and when it drafts without."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from vllm.config import SpeculativeConfig
+from vllm.config.draft_features import WARP, load_warp
+from vllm.engine.arg_utils import EngineArgs
+
+WIDTH, DEPTH, HIDDEN = 256, 6, 192  # the bundled target, and the drafter's width
+
+
+def projection(rows: int, columns: int) -> dict[str, torch.Tensor]:
+    return {"target_proj.weight": torch.zeros(rows, columns, dtype=torch.bfloat16)}
+
+
+@pytest.fixture
+def configure(models, tmp_path):
+    """The speculative config of the bundled target with a PARD-2 of these keys."""
+
+    def run(tensors: dict | None, **keys) -> SpeculativeConfig:
+        folder = tmp_path / "drafter"
+        shutil.copytree(models / "pard", folder)
+        config = json.loads((folder / "config.json").read_text())
+        config |= {"spd_type": "pard2"} | keys
+        (folder / "config.json").write_text(json.dumps(config))
+        if tensors is not None:
+            torch.save(tensors, folder / WARP)
+        engine = EngineArgs(
+            model=str(models / "target"),
+            dtype="float32",
+            enforce_eager=True,
+            speculative_config={"model": str(folder)},
+        )
+        return engine.create_engine_config().speculative_config
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "named, layers, tapped",
+    [
+        ([-1, -3, -5], (6, 4, 2), (2, 4)),
+        ([-1], (6,), ()),
+        ([3, -2, 3], (3, 5, 3), (3, 5)),
+        ([-7], (0,), (0,)),
+    ],
+)
+def test_layers(configure, named: list[int], layers: tuple, tapped: tuple):
+    """As transformers counts states: the last one is after the norm, none is tapped."""
+    tensors = projection(HIDDEN, len(named) * WIDTH)
+    spec = configure(tensors, pard2_target_layers=named, pard2_scale=0.5)
+    features = spec.target_features
+    assert (features.layers, features.depth, features.scale) == (layers, DEPTH, 0.5)
+    assert features.tapped == tapped
+    config = spec.draft_model_config.hf_config
+    assert config.eagle_aux_hidden_state_layer_ids == list(tapped)
+    # The target's compiled graph hands them out: one without them is another.
+    whole, spec.target_features = spec.compute_hash(), None
+    assert (spec.compute_hash() == whole) == (not tapped)
+
+
+@pytest.mark.parametrize(
+    "keys, layers",
+    [
+        ({}, (6,)),
+        ({"target_layers": [-2]}, (5,)),
+        ({"pard2_target_layers": [-4], "target_layers": [-2]}, (3,)),
+    ],
+)
+def test_older_keys(configure, keys: dict, layers: tuple[int, ...]):
+    features = configure(projection(HIDDEN, WIDTH), feat_scale=2, **keys)
+    assert features.target_features.layers == layers
+    assert features.target_features.scale == 2.0
+
+
+@pytest.mark.parametrize(
+    "tensors, keys, why",
+    [
+        (None, {}, "it has no warp_model.bin. Download that file too."),
+        (
+            projection(HIDDEN, WIDTH * 2),
+            {},
+            "has shape [192, 512], and 1 layers of this target need [192, 256].",
+        ),
+        (projection(128, WIDTH), {}, "has shape [128, 256]"),
+        (
+            projection(HIDDEN, WIDTH * 4),
+            {"pard2_ml": True},
+            "it is fed layers [-1, -8, -16, -24], and the target has 6.",
+        ),
+    ],
+)
+def test_drafts_without_the_target(configure, caplog_vllm, tensors, keys, why: str):
+    spec = configure(tensors, **keys)
+    assert spec.target_features is None
+    assert spec.parallel_drafting and spec.method == "draft_model"
+    said = [r.getMessage() for r in caplog_vllm.records if "PARD-2" in r.getMessage()]
+    assert len(said) == 1 and why in said[0]
+    assert "drafts without the target's hidden states" in said[0]
+
+
+def test_drafts_without_the_target_on_runner_v1(configure, caplog_vllm, monkeypatch):
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
+    spec = configure(projection(HIDDEN, WIDTH))
+    assert spec.target_features is None
+    assert "the unified speculator does not run" in caplog_vllm.text
+
+
+def test_no_pickled_code_is_run(tmp_path: Path):
+    class Payload:
+        def __reduce__(self):
+            return Path.touch, (tmp_path / "it ran",)
+
+    torch.save({"target_proj.weight": Payload()}, tmp_path / WARP)
+    with pytest.raises(ValueError, match="holds more than tensors"):
+        load_warp(tmp_path / WARP)
+    assert not (tmp_path / "it ran").exists()

@@ -11,6 +11,8 @@ from vllm.config import VllmConfig
 from vllm.config.compilation import CUDAGraphMode
 from vllm.config.drafting import draft_limit, get_mask_token_id
 from vllm.forward_context import BatchDescriptor, set_forward_context
+from vllm.logger import init_logger
+from vllm.v1.worker.gpu.spec_decode.noise import draft_keys
 from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
 
 from .block_tables import DraftBlockTables, with_room
@@ -24,6 +26,8 @@ from .draft_config import (
 from .graphs import DraftGraphs, first_pass_twins
 from .inputs import HiddenRows, PreviousPass, prepare_inputs
 from .layout import DraftLayout
+
+logger = init_logger(__name__)
 
 
 class Drafts(NamedTuple):
@@ -73,6 +77,20 @@ class DraftPasses(DraftModelSpeculator):
         layouts = {k: drafts.layout for k, drafts in self.lengths.items()}
         self.first_pass_twins = first_pass_twins(layouts)
         self.graphs: DraftGraphs | None = None
+        self.verifies_blocks = (
+            self.speculative_config.rejection_sample_method == "block"
+        )
+        self._say_memory()
+
+    def _say_memory(self) -> None:
+        if self.draft_logits is not None:
+            logger.info(
+                "Draft probabilities take %.3f GiB: logits of %d requests x %d drafts "
+                "x %d tokens, %s. Lower max_num_seqs to save memory.",
+                self.draft_logits.nbytes / 2**30,
+                *self.draft_logits.shape,
+                self.draft_logits.dtype,
+            )
 
     def _drafts(self, num_drafts: int) -> Drafts:
         layout = self.layout.for_drafts(num_drafts)
@@ -269,13 +287,18 @@ class DraftPasses(DraftModelSpeculator):
             by_request = tensor[: num_reqs * width].view(num_reqs, width)
             return by_request[:, :samples].flatten()
 
+        keys = sampled(buffers.sample_positions)
+        columns = drafts.columns[draft_pass, :num_reqs, :samples].flatten()
+        if self.draft_logits is not None:
+            most = self.num_speculative_steps
+            keys = draft_keys(keys, columns, most, self.verifies_blocks)
         tokens = self.sample_draft(
             hidden_states.reshape(-1, size),
-            sampled(buffers.sample_positions),
+            keys,
             sampled(buffers.sample_requests),
             self.temperature,
             self.seeds,
-            drafts.columns[draft_pass, :num_reqs, :samples].flatten(),
+            columns,
             self.draft_logits,
         )
         done = draft_pass * width

@@ -12,6 +12,7 @@ from zipfile import ZipFile
 
 from .base import ROOT, Base, fetch, find_wheel, load_config, pinned_base
 from .dependencies import dependency_changes, metadata_changes
+from .relied import Key, Property, losses, properties
 from .seams import lock_problems
 from .sources import Sources, Stand, members, stands
 from .trial import Trial, try_out
@@ -51,7 +52,10 @@ def rebase(
     after = try_out(new_wheel, version, root)
     with ZipFile(old_wheel) as old, ZipFile(new_wheel) as new:
         pair = Pair(Sources(old, root), Sources(new, root), root)
+        known = properties(pair.old)
+        lost = losses(known, properties(pair.new))
         sections = {
+            "What we rely on that no longer holds": list(lost_lines(known, lost)),
             "Files we stand on that changed": list(file_changes(pair)),
             "Names we import that are gone": list(names_gone(pair)),
             "Composing": list(compose_problems(pair, after)),
@@ -63,7 +67,30 @@ def rebase(
     parts += [f"- {name}: {len(found)}" for name, found in sections.items()]
     for name, found in sections.items():
         parts += [f"\n## {name}\n", *(found or ["Nothing to do."])]
+    parts += ["\n## What we rely on that holds\n", *kept_lines(known, lost)]
     return Report("\n".join(parts) + "\n", clean=not any(sections.values()))
+
+
+def lost_lines(
+    known: dict[Key, Property], lost: dict[Key, str | None]
+) -> Iterator[str]:
+    for key, problem in sorted(lost.items()):
+        if problem is not None:
+            path, line, _, what = key
+            place = f"`{path}:{line}`, " if line else ""
+            yield f"- {place}{what}: {problem} (`{known[key].place}`)"
+
+
+def kept_lines(
+    known: dict[Key, Property], lost: dict[Key, str | None]
+) -> Iterator[str]:
+    """By file of the base, so that a file that changed can be looked up."""
+    kept: dict[str, set[str]] = {}
+    for key, problem in lost.items():
+        if problem is None:
+            kept.setdefault(known[key].place, set()).add(known[key].name)
+    for place, names in sorted(kept.items()):
+        yield f"- `{place}`: {', '.join(f'`{name}`' for name in sorted(names))}"
 
 
 def file_changes(pair: Pair) -> Iterator[str]:

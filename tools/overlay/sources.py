@@ -139,11 +139,24 @@ class Sources:
         if isinstance(node, ast.Name):
             found = self.find(path, node.id)
         elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-            place = self._module_named(path, node.value.id)
+            place = self.module_named(path, node.value.id)
             found = self.find(place, node.attr) if place else None
+        if found and isinstance(found[1], ast.Assign):  # an alias of a class
+            value = found[1].value
+            return self.find_class(found[0], value) if value is not node else None
         return found if found and isinstance(found[1], ast.ClassDef) else None
 
-    def _module_named(self, path: str, name: str) -> str | None:
+    def lineage(
+        self, path: str, node: ast.ClassDef
+    ) -> Iterator[tuple[str, ast.ClassDef]]:
+        """A class and all above it that the tree has, each with its file."""
+        yield path, node
+        for expression in node.bases:
+            found = self.find_class(path, expression)
+            if found and found[1] is not node:
+                yield from self.lineage(*found)
+
+    def module_named(self, path: str, name: str) -> str | None:
         if name in upstream_names(self.tree(path)):
             return upstream_place(path)
         for local, module, there in self.imports(path):

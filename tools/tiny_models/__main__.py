@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from . import cards, distill, drafts, export, heads, target, tokenizer
+from . import cards, distill, drafts, export, heads, pard2, target, tokenizer
 from .loop import report
 from .settings import Run
 
@@ -19,6 +19,7 @@ STAGES: dict[str, Callable[[Run], None]] = {
     "distill": distill.generate,
     "draft": drafts.train_draft,
     "pard": drafts.train_pard,
+    "pard2": pard2.train_pard2,
     "eagle3": heads.train_eagle3,
     "peagle": heads.train_peagle,
     "cards": cards.write,

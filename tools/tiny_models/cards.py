@@ -5,13 +5,16 @@ import json
 from pathlib import Path
 from typing import Any
 
-from .settings import AUX_LAYERS, DEPTHS, MASK_ID, SHAPES, Run
+from .settings import AUX_LAYERS, DEPTHS, MASK_ID, PARD2_LAYERS, SHAPES, Run
 
 WHAT = {
     "target": "A tiny Llama that writes Python: the target of the drafts beside it.",
     "draft": "An ordinary autoregressive draft model for `models/target`.",
     "pard": "A PARD draft for `models/target`: a plain Llama that drafts several "
     f"tokens in one pass from mask tokens (`pard_token` {MASK_ID}).",
+    "pard2": "A PARD-2 draft for `models/target`: a PARD that is fed the target's "
+    f"hidden states as well (`pard2_target_layers` {list(PARD2_LAYERS)}, "
+    "`warp_model.bin`). It has the target's tokenizer.",
     "eagle3": "An EAGLE-3 head for `models/target`, in the format of speculators.",
     "peagle": "A P-EAGLE head for `models/target`, in the format of speculators: "
     "several tokens in one pass, from `mask_hidden` and mask token "
@@ -23,6 +26,9 @@ HOW = {
     "half cross entropy with its greedy choice).",
     "pard": "On text that the target wrote, to the target's distribution, up to "
     f"{DEPTHS} tokens ahead, deeper ones sampled more thinly (COD).",
+    "pard2": "As PARD, on the same text, fed the target's states from the second stage "
+    "on; a token weighs as much as the target finds the text before it likely, from "
+    "where masks begin.",
     "eagle3": "By speculators' own multi-step loss on text that the target wrote; it "
     f"reads the streams that enter layers {AUX_LAYERS}. The file holds no "
     "embeddings: vLLM shares the target's.",

@@ -71,13 +71,40 @@ class MaskedRows:
         )
         self.positions = self.anchor + self.depth
 
-    def forward(self, model: LlamaForCausalLM, ids: torch.Tensor) -> torch.Tensor:
-        """Logits [batch, rows, vocab] of the rows over ``ids`` [batch, length]."""
+    def forward(
+        self,
+        model: LlamaForCausalLM,
+        ids: torch.Tensor,
+        fed: torch.Tensor | float = 0.0,
+    ) -> torch.Tensor:
+        """Logits [batch, rows, vocab] of the rows over ``ids`` [batch, length].
+
+        Args:
+            fed: [batch, rows, hidden], added to the embeddings.
+        """
         rows = torch.where(self.depth == 0, ids[:, self.positions], MASK_ID)
-        positions = self.positions.expand_as(rows)
-        mask = self._attention(ids.shape[1])
-        out = model(rows, attention_mask=mask, position_ids=positions, use_cache=False)
+        embeds = model.get_input_embeddings()(rows) + fed
+        mask, positions = self._attention(ids.shape[1]), self.positions.expand_as(rows)
+        out = model(
+            inputs_embeds=embeds,
+            attention_mask=mask,
+            position_ids=positions,
+            use_cache=False,
+        )
         return out.logits
+
+    def hits(self, best: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        """[batch, length, depths] bool, as ``estimate.from_hits`` takes them.
+
+        Args:
+            best: [batch, rows], the likeliest token of each row.
+            ids: [batch, length] greedy text of the target.
+        """
+        wanted = torch.nn.functional.pad(ids, (0, 1), value=-1)[:, self.positions + 1]
+        shape = *ids.shape, int(self.depth.max()) + 1
+        hits = torch.zeros(shape, dtype=torch.bool, device=ids.device)
+        hits[:, self.anchor, self.depth] = best == wanted
+        return hits
 
     def _attention(self, length: int) -> torch.Tensor:
         """[1, 1, rows, rows] bool: a mask sees its text and the masks before it."""
@@ -121,11 +148,7 @@ def train_pard(run: Run) -> None:
 
 def pard_hits(run: Run, model: LlamaForCausalLM, ids: torch.Tensor) -> torch.Tensor:
     """[rows, length, K] bool; see ``estimate.from_hits``."""
-    length = ids.shape[1]
-    rows = MaskedRows(length, K, 1.0, run.device)
-    hits = torch.zeros(*ids.shape, K, dtype=torch.bool, device=ids.device)
-    wanted = torch.nn.functional.pad(ids, (0, 1), value=-1)[:, rows.positions + 1]
+    rows = MaskedRows(ids.shape[1], K, 1.0, run.device)
     with torch.no_grad(), loop.autocast(run.device):
         parts = [rows.forward(model, part).argmax(-1) for part in ids.split(8)]
-    hits[:, rows.anchor, rows.depth] = torch.cat(parts) == wanted
-    return hits
+    return rows.hits(torch.cat(parts), ids)

@@ -10,7 +10,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from . import corpus
-from .settings import MASK_ID, Run
+from .settings import MASK_ID, PARD2_LAYERS, PARD2_SCALE, Run
 
 
 def save_llama(run: Run, name: str, model: LlamaForCausalLM, **keys: Any) -> None:
@@ -25,6 +25,27 @@ def save_llama(run: Run, name: str, model: LlamaForCausalLM, **keys: Any) -> Non
 def pard_keys() -> dict[str, Any]:
     """All that tells a PARD draft from the Llama it is."""
     return {"pard_token": MASK_ID, "spd_type": "pard"}
+
+
+def save_pard2(run: Run, draft: LlamaForCausalLM, proj: torch.nn.Linear) -> None:
+    """Save a PARD-2 draft as its authors do: the projection is a file of its own.
+
+    Without a tokenizer, to save room: it has the target's tokens.
+    """
+    folder = run.model_dir("pard2")
+    keys = {
+        "spd_type": "pard2",
+        "pard_token": MASK_ID,
+        "pard2": True,
+        "pard2_proj_bias": False,
+        "pard2_scale": PARD2_SCALE,
+        "pard2_target_dim": proj.in_features,
+        "pard2_target_layers": list(PARD2_LAYERS),
+    }
+    draft.config.update(keys)
+    draft.to(torch.bfloat16).save_pretrained(folder)
+    weight = proj.weight.detach().to(torch.bfloat16).cpu()
+    torch.save({"target_proj.weight": weight}, folder / "warp_model.bin")
 
 
 def save_head(run: Run, name: str, head: Any, drop: tuple[str, ...] = ()) -> None:

@@ -23,10 +23,13 @@ PER_MODULE = 3
 METHODS: dict[str, dict[str, Any]] = {
     "draft": {"method": "draft_model"},
     "pard": {"method": "draft_model", "parallel_drafting": True},
+    "pard2": {},
     "eagle3": {"method": "eagle3"},
     "peagle": {"method": "eagle3", "parallel_drafting": True},
 }
-# One process and native kernels, so that the upstream release alone is measured.
+# One process and native kernels, so that the upstream release alone is measured. It
+# cannot draft with PARD-2, for which this tree is measured.
+OURS = {"VLLM_USE_V2_MODEL_RUNNER": "1", "TRITON_INTERPRET": "1"}
 ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -90,9 +93,8 @@ def _acceptance(metrics: list[Any]) -> dict[str, Any]:
 def in_a_process(models: Path, stdlib: Path, name: str) -> dict[str, Any]:
     command = [sys.executable, "-m", __spec__.name, "--one", name]
     command += ["--models", str(models), "--stdlib", str(stdlib)]
-    done = subprocess.run(
-        command, env=os.environ | ENVIRONMENT, stdout=subprocess.PIPE, text=True
-    )
+    env = os.environ | ENVIRONMENT | (OURS if name == "pard2" else {})
+    done = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True)
     lines = [x for x in done.stdout.splitlines() if x.startswith(RESULT)]
     if not lines:
         raise RuntimeError(f"measuring {name} ended with status {done.returncode}")

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The PARD-2 draft: PARD, fed the target's hidden states beside the tokens.
+
+A token is fed the state of the token before it; masks are fed what the last token of
+their text is.
+"""
+
+import torch
+from transformers import LlamaForCausalLM
+
+from . import distill, estimate, export, loop, target
+from .drafts import MaskedRows, distillation_loss, fit_text
+from .settings import DEPTHS, PARD2_LAYERS, PARD2_SCALE, SHAPES, K, Run
+
+
+class Pard2(torch.nn.Module):
+    """A Llama, and the projection of the target's states that its embeddings gain."""
+
+    def __init__(self, draft: LlamaForCausalLM) -> None:
+        super().__init__()
+        self.draft = draft
+        size = len(PARD2_LAYERS) * SHAPES["target"].hidden
+        width = draft.config.hidden_size
+        self.target_proj = torch.nn.Linear(size, width, bias=False)
+
+    def forward(
+        self, rows: MaskedRows, ids: torch.Tensor, states: torch.Tensor
+    ) -> torch.Tensor:
+        """Logits [batch, rows, vocab].
+
+        Args:
+            ids: [batch, length].
+            states: [batch, length, layers * hidden], the target's for ``ids``.
+        """
+        before = torch.nn.functional.pad(states[:, :-1], (0, 0, 1, 0))
+        fed = self.target_proj(before) * PARD2_SCALE
+        # Masks before any text, whose anchor is -1, are fed what position 0 is.
+        return rows.forward(self.draft, ids, fed[:, rows.anchor.clamp(min=0)])
+
+
+def read(teacher: LlamaForCausalLM, ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The target's logits and its states for ``ids``, side by side in listed order."""
+    with torch.no_grad():
+        out = teacher(ids, use_cache=False, output_hidden_states=True)
+    states = [out.hidden_states[layer] for layer in PARD2_LAYERS]
+    return out.logits, torch.cat(states, dim=-1)
+
+
+def odds(logits: torch.Tensor, ids: torch.Tensor, rows: MaskedRows) -> torch.Tensor:
+    """[batch, rows]: how likely, by the target, the text up to a row's token is.
+
+    A draft counts only where those before it are accepted; the loss weighs it so.
+    """
+    chance = logits[:, :-1].float().log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0]
+    upto = torch.nn.functional.pad(chance.cumsum(-1), (1, 0))
+    return (upto[:, rows.positions] - upto[:, rows.anchor.clamp(min=0)]).exp()
+
+
+def train_pard2(run: Run) -> None:
+    """As PARD is trained; then the target's states are added, from nothing on."""
+    plan = run.plan("pard2")
+    teacher = target.load(run)
+    train, held = distill.load(run)
+    loop.seed(7)
+    draft = target.new_llama("pard2").to(run.device)
+    before = fit_text(run, "pard2_text", draft)
+    model = Pard2(draft).to(run.device)
+    torch.nn.init.zeros_(model.target_proj.weight)
+
+    def batch_loss() -> torch.Tensor:
+        ids = distill.pick(train, plan.batch)
+        rows = MaskedRows(plan.length, DEPTHS, 0.7, run.device)
+        logits, states = read(teacher, ids)
+        weights = distill.until_eos(ids)[:, rows.positions] * odds(logits, ids, rows)
+        drafted = model(rows, ids, states)
+        return distillation_loss(drafted, logits[:, rows.positions], weights)
+
+    def evaluate() -> dict[str, object]:
+        return estimate.from_hits(pard2_hits(run, model, teacher, held), held)
+
+    record = loop.fit("pard2", model, batch_loss, plan, run.device, evaluate)
+    export.save_pard2(run, draft, model.target_proj)
+    loop.write_record(run.model_dir("pard2"), record | {"before": before})
+
+
+def pard2_hits(
+    run: Run, model: Pard2, teacher: LlamaForCausalLM, ids: torch.Tensor
+) -> torch.Tensor:
+    """[rows, length, K] bool; see ``estimate.from_hits``."""
+    rows = MaskedRows(ids.shape[1], K, 1.0, run.device)
+
+    def best(part: torch.Tensor) -> torch.Tensor:
+        return model(rows, part, read(teacher, part)[1]).argmax(-1)
+
+    with torch.no_grad(), loop.autocast(run.device):
+        return rows.hits(torch.cat([best(part) for part in ids.split(8)]), ids)

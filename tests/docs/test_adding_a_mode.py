@@ -17,6 +17,8 @@ from tools.overlay.native import build, compiler
 
 PACKAGE = "vllm/v1/worker/gpu/spec_decode/unified"
 TEST = "tests/v1/worker/gpu/spec_decode/test_unified_inputs.py"
+CAN_BUILD = compiler() is not None and shutil.which("cmake") is not None
+KERNELS = ["triton", "native"] if CAN_BUILD else ["triton"]
 EDITS = [f for f in fences(DOCS / "adding-a-mode.md") if f.info.startswith("diff")]
 
 
@@ -43,37 +45,28 @@ def copy(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run_kernel_tests(copy: Path, *flags: str) -> subprocess.CompletedProcess:
+def run_kernel_tests(copy: Path) -> subprocess.CompletedProcess:
+    """Kernels against reference, in the tree that `make env` would compose."""
     site = copy / "site"
-    shutil.rmtree(site, ignore_errors=True)
     installed = Path(vllm.__file__).parent
-    shutil.copytree(installed, site / "vllm", copy_function=os.symlink, symlinks=False)
+    shutil.copytree(installed, site / "vllm", copy_function=os.symlink)
     shutil.rmtree(site / PACKAGE)
-    shutil.copytree(copy / PACKAGE, site / PACKAGE)
-    assert compiler() is None or build(site, copy) is None
-    shutil.rmtree(copy / "vllm", ignore_errors=True)
+    shutil.move(copy / PACKAGE, site / PACKAGE)
+    shutil.rmtree(copy / "vllm")
+    assert not CAN_BUILD or build(site, copy) is None
+    which = f"equals_reference and ({' or '.join(KERNELS)})"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", TEST]
     env = {**os.environ, "PYTHONPATH": str(site), "OMP_NUM_THREADS": "1"}
-    env["VLLM_TEST_EXAMPLES"] = "40"  # of 2000: here it is the page that is tested
+    env["VLLM_TEST_EXAMPLES"] = "20"  # of 2000: here it is the page that is tested
     return subprocess.run(
-        [*command, *flags], cwd=copy, env=env, capture_output=True, text=True
+        [*command, "-k", which], cwd=copy, env=env, capture_output=True, text=True
     )
 
 
 def test_the_page_works(copy: Path):
+    assert len(EDITS) > 10
     for edit in EDITS:
         apply(edit, copy)
-    done = run_kernel_tests(copy, "-k", "equals_reference")
+    done = run_kernel_tests(copy)
     assert done.returncode == 0, done.stdout
-    assert re.search(r"^\d+ passed", done.stdout, re.MULTILINE), done.stdout
-
-
-def test_without_the_kernels_line_it_fails(copy: Path):
-    """As the page says of the step before the kernel's; here of its twin."""
-    edits = [edit for edit in EDITS if "const int64_t mask =" not in edit.body]
-    assert len(edits) == len(EDITS) - 1
-    for edit in edits:
-        apply(edit, copy)
-    done = run_kernel_tests(copy, "-k", "equals_reference and native")
-    assert done.returncode == 1, done.stdout
-    assert "input_ids" in done.stdout
+    assert f"{len(KERNELS)} passed" in done.stdout

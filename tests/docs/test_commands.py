@@ -217,7 +217,7 @@ def test_serving_session(engine_env, on_cpu: bool, tmp_path: Path):
         wait_until_healthy(process, port, log)
         said = log.read_text()
         for line in expected_lines():
-            assert line in said
+            assert re.search(line, said), line
         for block in asked:
             body = block.body.replace("localhost:8000", f"localhost:{port}")
             done = subprocess.run(
@@ -238,9 +238,10 @@ def test_serving_session(engine_env, on_cpu: bool, tmp_path: Path):
 
 
 def expected_lines() -> list[str]:
-    """What the page says stands in the log."""
+    """What the page says stands in the log, as patterns; `...` is anything."""
     (block,) = [f for f in fences(DOCS / "start.md") if "Unified speculator" in f.body]
-    return [line.removesuffix("...").rstrip() for line in block.body.splitlines()]
+    lines = block.body.splitlines()
+    return [".*".join(map(re.escape, line.split("..."))) for line in lines]
 
 
 def wait_until_healthy(process: subprocess.Popen, port: int, log: Path) -> None:

@@ -8,6 +8,8 @@ from typing import Any
 
 from benchmarks.spec_decode import results as files
 from benchmarks.spec_decode.compare import Comparison
+from benchmarks.spec_decode.draft_probabilities.show import probability_text
+from benchmarks.spec_decode.lossless.table import lossless_table
 from benchmarks.spec_decode.plots import draw_all
 from benchmarks.spec_decode.soak.table import soak_table
 from benchmarks.spec_decode.tables import (
@@ -90,13 +92,16 @@ def other_text(folder: Path) -> Iterator[str]:
         yield f"### Outputs and drafts, with graphs and without\n\n{found}"
     if found := soak_table(files.load(folder / "soak.json").get("soaks", {})):
         yield f"### Soak of `vllm serve`\n\n{found}"
+    lossless = files.load(folder / "lossless.json")
+    if found := lossless_table(lossless.get("tests", {})):
+        yield f"### Sampled outputs against their exact distribution\n\n{found}"
 
 
 def generate(results: Path, docs: Path) -> str:
     parts: list[str] = []
     for folder in sorted(path for path in results.iterdir() if path.is_dir()):
         found = list(engine_text(folder / "engine.json", docs / "images", docs))
-        found += other_text(folder)
+        found += [*other_text(folder), *probability_text(folder, docs)]
         if found:
             parts += [f"## {folder.name}", *found]
     return "\n\n".join(part.strip() for part in parts)

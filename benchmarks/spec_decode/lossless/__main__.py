@@ -3,8 +3,9 @@
 
 The target has a vocabulary so small that each output of three tokens has its own count.
 Its exact distribution comes from its logits after every possible beginning. Each mode
-drafts greedily and by chance, at several temperatures and with top-p. An acceptance
-rule that takes any draft must be found out by the same test.
+drafts greedily and by chance, verified token by token and as a block, at several
+temperatures and with top-p, and by seeds of the requests. An acceptance rule that takes
+any draft must be found out by the same test.
 """
 
 import argparse
@@ -35,7 +36,16 @@ SIGNIFICANCE = 1e-4
 SETTINGS = [
     *({"temperature": t, "top_p": 1.0} for t in (0.3, 0.7, 1.0, 1.5)),
     {"temperature": 1.0, "top_p": 0.7},
+    {"temperature": 1.0, "top_p": 1.0, "seeded": True},
 ]
+METHODS = {
+    "greedy": {"draft_sample_method": "greedy"},
+    "probabilistic": {"draft_sample_method": "probabilistic"},
+    "block": {
+        "draft_sample_method": "probabilistic",
+        "rejection_sample_method": "block",
+    },
+}
 WRONG_RULE = {
     "rejection_sample_method": "synthetic",
     "synthetic_acceptance_rates": [1.0] * NUM_DRAFTS,
@@ -49,7 +59,7 @@ def speculative_config(
         "model": str(models[mode]),
         "method": "draft_model" if mode in ("draft", "pard") else "eagle3",
         "num_speculative_tokens": NUM_DRAFTS,
-        "draft_sample_method": method,
+        **METHODS[method],
         **more,
     }
 
@@ -149,12 +159,13 @@ def judge(results: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     logprobs = {k: torch.tensor(row) for k, row in zip(KNOWN, found, strict=True)}
     rows = {}
     for at, setting in enumerate(SETTINGS):
-        chances = sequence_chances(logprobs, LENGTH, **setting)
+        temperature, top_p = setting["temperature"], setting["top_p"]
+        chances = sequence_chances(logprobs, LENGTH, temperature, top_p)
         for name, result in results.items():
             drawn = result["draws"][at]
-            label = f"{name}/T{setting['temperature']}"
-            if setting["top_p"] < 1:
-                label += f"/top-p {setting['top_p']}"
+            label = f"{name}/T{temperature}"
+            label += f"/top-p {top_p}" if top_p < 1 else ""
+            label += "/seeded" if setting.get("seeded") else ""
             rows[label] = {
                 "samples": len(drawn["tokens"]),
                 "p_value": p_value(map(tuple, drawn["tokens"]), chances),
@@ -181,7 +192,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--dtype", default="float32")
     add("--samples", type=int, default=20000, help="outputs for each setting")
     add("--modes", nargs="+", choices=MODES, default=list(MODES))
-    add("--methods", nargs="+", default=["greedy", "probabilistic"])
+    add("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     add("--max-num-seqs", type=int, default=256)
     add("--engines-at-once", type=int, default=5)
     add("--engine-args", type=json.loads, default={}, help="more of LLM, as JSON")

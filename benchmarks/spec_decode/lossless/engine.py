@@ -36,11 +36,19 @@ def next_logprobs(llm: LLM, job: dict[str, Any]) -> list[list[float]]:
     return [[row[token].logprob for token in range(job["vocab"])] for row in found]
 
 
-def draw(llm: LLM, job: dict[str, Any], setting: dict[str, float]) -> dict[str, Any]:
+def draw(llm: LLM, job: dict[str, Any], setting: dict[str, Any]) -> dict[str, Any]:
     before = accepted(llm)
-    sampling = SamplingParams(
-        max_tokens=job["length"], ignore_eos=True, detokenize=False, **setting
-    )
+    sampling = [
+        SamplingParams(
+            temperature=setting["temperature"],
+            top_p=setting["top_p"],
+            seed=number if setting.get("seeded") else None,
+            max_tokens=job["length"],
+            ignore_eos=True,
+            detokenize=False,
+        )
+        for number in range(job["samples"])
+    ]
     prompts = [{"prompt_token_ids": PROMPT}] * job["samples"]
     outputs = llm.generate(prompts, sampling, use_tqdm=False)
     drafts, tokens = (new - old for new, old in zip(accepted(llm), before, strict=True))

@@ -13,7 +13,9 @@ HIDDEN, INTERMEDIATE, HEADS, HEAD_DIM = 64, 64, 2, 32
 LAYERS = 4
 AUX_LAYERS = [1, 2, 3]
 MASK = VOCAB - 1
-MODES = ("draft", "pard", "eagle3", "peagle")
+# The heads with "-small" know some of the tokens only, and number them anew.
+MODES = ("draft", "pard", "eagle3", "peagle", "eagle3-small", "peagle-small")
+KNOWN_TOKENS = (0, 1, 3, 4)
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -58,7 +60,19 @@ def write_models(folder: Path) -> dict[str, Path]:
             head_weights(layers=1) | {"mask_hidden": normal(1, 3 * HIDDEN)},
         ),
     }
+    for name in ("eagle3", "peagle"):
+        checkpoints[f"{name}-small"] = reduced(*checkpoints[name])
     return {name: write(folder / name, *made) for name, made in checkpoints.items()}
+
+
+def reduced(
+    config: dict[str, Any], weights: dict[str, torch.Tensor]
+) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """A head that drafts `KNOWN_TOKENS` only; d2t says how far off each one is."""
+    known = torch.tensor(KNOWN_TOKENS)
+    rows = {"lm_head.weight": weights["lm_head.weight"][known].clone()}
+    offsets = {"d2t": known - torch.arange(len(known))}
+    return config | {"draft_vocab_size": len(known)}, weights | rows | offsets
 
 
 def write(folder: Path, config: dict[str, Any], weights: dict[str, Any]) -> Path:

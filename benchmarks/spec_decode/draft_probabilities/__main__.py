@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Acceptance length without and with draft probabilities, by temperature.
+
+Each bundled drafter continues held-out prompts. Without draft probabilities it drafts
+the likeliest token, with them it draws its drafts as the target draws tokens. Every
+request runs a fixed number of steps, so that long steps are not cut off more often.
+"""
+
+import argparse
+import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from benchmarks.spec_decode import results as files
+from benchmarks.spec_decode.draft_probabilities.mean import mean_length
+
+ROOT = Path(__file__).resolve().parents[3]
+ENGINE = Path(__file__).with_name("engine.py")
+MODES = {
+    "draft": "draft_model",
+    "pard": "draft_model",
+    "eagle3": "eagle3",
+    "peagle": "eagle3",
+}
+METHODS = ("greedy", "probabilistic")
+TEMPERATURES = [0.0, 0.3, 0.5, 0.7, 1.0, 1.3, 1.5, 2.0]
+
+
+def make_job(args: argparse.Namespace, mode: str, method: str) -> dict[str, Any]:
+    return {
+        "held_out": str(args.models / "held_out.json"),
+        "temperatures": args.temperatures,
+        "prompts": args.prompts,
+        "prompt_len": args.prompt_len,
+        "steps": args.steps,
+        "num_speculative_tokens": args.num_speculative_tokens,
+        "engine": {
+            "model": str(args.models / "target"),
+            "dtype": "float32",
+            "max_model_len": 512,
+            "max_num_seqs": args.prompts,
+            "gpu_memory_utilization": 0.1,
+            "speculative_config": {
+                "model": str(args.models / mode),
+                "method": MODES[mode],
+                "num_speculative_tokens": args.num_speculative_tokens,
+                "draft_sample_method": method,
+            },
+        },
+    }
+
+
+def run_engine(job: dict[str, Any]) -> dict[str, Any]:
+    """What `engine.py` found, in a process of its own.
+
+    Raises:
+        SystemExit: the engine failed; its log's end is the message.
+    """
+    defaults = {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        "HF_HUB_OFFLINE": "1",
+        "TRITON_INTERPRET": "1",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "OMP_NUM_THREADS": "1",
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        paths = [Path(folder, name) for name in ("job.json", "out.json")]
+        paths[0].write_text(json.dumps(job))
+        done = subprocess.run(
+            [sys.executable, str(ENGINE), *map(str, paths)],
+            env=defaults | os.environ,
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+        )
+        if done.returncode:
+            sys.exit(done.stderr[-3000:])
+        return json.loads(paths[1].read_text())
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.spec_decode.draft_probabilities",
+        description=__doc__,
+    )
+    add = parser.add_argument
+    add("--models", type=Path, default=ROOT / "models")
+    add("--modes", nargs="+", choices=MODES, default=list(MODES))
+    add("--temperatures", nargs="+", type=float, default=TEMPERATURES)
+    add("--num-speculative-tokens", type=int, default=4)
+    add("--prompts", type=int, default=48, help="that run at the same time")
+    add("--prompt-len", type=int, default=64)
+    add("--steps", type=int, default=8, help="of each request")
+    add("--output", type=Path)
+    return parser.parse_args(arguments)
+
+
+def main() -> None:
+    args = parse()
+    start = time.strftime("%Y-%m-%dT%H:%M:%S")
+    for mode, method in product(args.modes, METHODS):
+        found = run_engine(make_job(args, mode, method))
+        device = found["device"]
+        path = args.output or files.RESULTS / device / "draft_probabilities.json"
+        measurements = {
+            f"{mode}/{method}/K{args.num_speculative_tokens}/T{temperature}": {
+                "run": start,
+                **mean_length(counts),
+            }
+            for temperature, counts in found["counts"].items()
+        }
+        run = {
+            "command": shlex.join([*MODULE, *sys.argv[1:]]),
+            "vllm": found["vllm"],
+            "software": f"Python {platform.python_version()}, torch {found['torch']}",
+            "settings": {name: str(value) for name, value in vars(args).items()},
+        }
+        files.save(path, {"runs": {start: run}, "measurements": measurements})
+        for key, point in measurements.items():
+            length, error = point["acceptance_length"], point["standard_error"]
+            print(f"{key}: {length:.3f} ± {error:.3f}", flush=True)
+
+
+MODULE = ("python", "-m", "benchmarks.spec_decode.draft_probabilities")
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the benchmark of draft probabilities makes of its counts."""
+
+import pytest
+
+from benchmarks.spec_decode.draft_probabilities.mean import mean_length
+from benchmarks.spec_decode.draft_probabilities.show import (
+    probability_table,
+    probability_text,
+)
+from benchmarks.spec_decode.results import save
+
+
+def point(length: float, error: float) -> dict:
+    return {"acceptance_length": length, "standard_error": error}
+
+
+MEASURED = {
+    "pard/greedy/K4/T0.3": point(2.5, 0.03),
+    "pard/probabilistic/K4/T0.3": point(2.6, 0.04),
+    "pard/greedy/K4/T1.0": point(2.0, 0.03),
+}
+
+
+def test_error_is_that_of_a_mean_over_requests():
+    """Of equally many steps each: the deviation over the root of the requests."""
+    found = mean_length([(4, 8), (4, 12), (4, 16)])
+    assert found["acceptance_length"] == 3.0
+    assert found["standard_error"] == pytest.approx(1.0 / 3**0.5, abs=1e-4)
+    assert (found["requests"], found["steps"]) == (3, 12)
+
+
+def test_one_request_has_no_error():
+    with pytest.raises(ValueError, match="raise --prompts"):
+        mean_length([(4, 8)])
+
+
+def test_points_of_both_kinds_stand_side_by_side():
+    (row,) = probability_table(MEASURED).splitlines()[2:]
+    assert row == "| PARD | 0.30 | 2.50 ± 0.03 | 2.60 ± 0.04 | +0.10 ± 0.05 |"
+
+
+def test_report_has_a_section_and_a_plot(tmp_path):
+    folder = tmp_path / "results" / "cpu"
+    assert list(probability_text(folder, tmp_path)) == []
+    save(folder / "draft_probabilities.json", {"measurements": MEASURED})
+    text = "\n".join(probability_text(folder, tmp_path))
+    assert "images/cpu-draft-probabilities.png" in text
+    assert (tmp_path / "images" / "cpu-draft-probabilities.png").is_file()

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a PARD-2 drafter is fed of the target's hidden states, and what it keeps."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn as nn
+
+from vllm.config.draft_features import TargetFeatures
+from vllm.platforms import current_platform
+
+if current_platform.is_cpu():
+    import vllm.v1.worker.cpu.shm  # noqa: F401  (what Runner V2 needs on a CPU)
+
+from vllm.v1.worker.gpu.spec_decode import unified
+from vllm.v1.worker.gpu.spec_decode.unified.pard2 import Pard2Drafter
+
+DEPTH, WIDTH, BLOCK = 6, 2, 4
+
+
+def drafter(layers: tuple[int, ...], kept: int | None = None) -> Pard2Drafter:
+    """A drafter as far as feeding it needs one; its projection adds layers up."""
+    made = Pard2Drafter.__new__(Pard2Drafter)
+    made.features = TargetFeatures(layers, DEPTH, 1.0, Path())
+    parts = [torch.eye(WIDTH) * 10**i for i in range(len(layers))]
+    made.weight, made.bias = torch.cat(parts, dim=1), None
+    made.kept = None if kept is None else torch.zeros(kept, WIDTH)
+    made.kv_group = 1
+    return made
+
+
+def states(value: float) -> torch.Tensor:
+    return torch.full((3, WIDTH), value)
+
+
+@pytest.mark.parametrize("layers", [(6, 5, 2), (2, 5, 6), (6,), (2, 2)])
+def test_states_stand_in_listed_order(layers: tuple[int, ...]):
+    """The target hands them out by ascending layer; its output is the last one's."""
+    value = {2: 6.0, 5: 4.0, 6: 2.0}
+    made = drafter(layers)
+    aux = [states(value[layer]) for layer in made.tapped_layers]
+    (rows,) = made.target_hidden(states(value[6]), aux or None).sources
+    wanted = sum(value[layer] * 10**i for i, layer in enumerate(layers))
+    assert torch.equal(rows, states(wanted))
+
+
+def test_a_block_keeps_the_state_of_its_last_token():
+    """Row 1 + b is block b's; padding and other tokens leave it as it is."""
+    made = drafter((6,), kept=10)
+    slots = torch.tensor(
+        [[-9] * 6, [2 * BLOCK + 2, 2 * BLOCK + 3, 7 * BLOCK, -1, -1, 3]]
+    )
+    made.block_tables = SimpleNamespace(block_sizes=[1, BLOCK], slot_mappings=slots)
+    rows = torch.arange(1.0, 6.0)[:, None].repeat(1, WIDTH)
+    made._keep_ends_of_blocks(rows)
+    assert made.kept[3, 0] == 2.0
+    assert not made.kept[1:3].any() and not made.kept[4:].any()
+
+
+class Opaque(nn.Module):
+    """A target that does not hand out what is between its layers."""
+
+
+@pytest.mark.parametrize("layers, is_fed", [((6, 2), False), ((6,), True)])
+def test_target_that_cannot_be_tapped(
+    layers: tuple[int, ...], is_fed: bool, monkeypatch, caplog_vllm
+):
+    """Its output is there all the same."""
+    monkeypatch.setattr(unified, "get_model_cls", lambda config: Opaque)
+    features = TargetFeatures(layers, DEPTH, 1.0, Path())
+    spec = SimpleNamespace(target_features=features, model="some/drafter")
+    config = SimpleNamespace(speculative_config=spec, model_config=None)
+    assert unified._is_fed_and_can_be(config) is is_fed
+    assert (spec.target_features is features) is is_fed
+    assert ("Opaque does not hand out" in caplog_vllm.text) is not is_fed

@@ -53,9 +53,12 @@ def device_line(results: files.Results) -> str:
 
 
 def notes(results: files.Results) -> Iterator[str]:
-    for run in results["runs"].values():
-        if note := run.get("note") or run.get("settings", {}).get("note"):
-            yield f"Note: {note}"
+    found = (
+        run.get("note") or run.get("settings", {}).get("note")
+        for run in results["runs"].values()
+    )
+    for note in dict.fromkeys(filter(None, found)):
+        yield f"Note: {note}"
 
 
 def engine_text(path: Path, images: Path, docs: Path) -> Iterator[str]:

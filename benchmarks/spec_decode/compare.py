@@ -22,6 +22,7 @@ class Row:
     tokens_per_s: Spread
     acceptance_length: float
     tpot_s: float | None
+    prefill_s: float | None
     step_s: float | None
     draft_s: float | None
     tokens_per_step: float | None
@@ -59,6 +60,7 @@ class Comparison:
             tokens_per_s=speed,
             acceptance_length=point["acceptance_length"],
             tpot_s=value("tpot_s"),
+            prefill_s=value("prefill_s"),
             step_s=value("step_s"),
             draft_s=value("draft_s"),
             tokens_per_step=value("tokens_per_step"),

@@ -123,7 +123,11 @@ def draw_draft_length(compared: Comparison) -> Any | None:
         axes.set(title=NAMES[mode], ylabel="of the best fixed K")
         axes.grid(alpha=0.3)
         _by_request(axes, set(points))
+        axes.get_legend().remove()
     axes.set_xlabel("concurrent requests")
+    figure.legend(
+        *axes.get_legend_handles_labels(), loc="outside upper center", ncols=5
+    )
     return figure
 
 

@@ -85,6 +85,18 @@ def time_per_output_token(steps: list[Step]) -> float | None:
     return median(rates) if rates else None
 
 
+def seconds_to_first_tokens(
+    steps: list[Step], begin: float, concurrency: int
+) -> float | None:
+    """From the arrival of all requests until each has its first token: prefill."""
+    seen: set[str] = set()
+    for step in steps:
+        seen |= step.tokens.keys()
+        if len(seen) == concurrency:
+            return step.time - begin
+    return None
+
+
 def minimum_variance_rates(length: float, num_tokens: int) -> list[float]:
     """Chance that draft i is accepted given that those before it were.
 

@@ -133,6 +133,21 @@ def _k(row: Row) -> int:
     return row.key.engine.num_tokens
 
 
+def prefill_table(compared: Comparison) -> str:
+    """Until all requests of a round have their first token, at K=7."""
+    rows = []
+    for mode in MODES:
+        k = 7 if mode != "none" else 0
+        for concurrency in compared.values(mode, EQUAL)[1]:
+            pair = [compared.at(n, mode, k, EQUAL, concurrency) for n in (OURS, BASE)]
+            seconds = [row and row.prefill_s for row in pair]
+            if all(seconds):
+                ours, base = seconds
+                cells = [ms(ours), ms(base), times(base / ours)]
+                rows.append([NAMES[mode], concurrency, *cells])
+    return table(("mode", "requests", "ours, ms", "base's best, ms", "ratio"), rows)
+
+
 def auto_table(compared: Comparison, mode: str) -> str:
     """A draft length that every step chooses, beside the fixed ones."""
     rows = []
@@ -292,6 +307,7 @@ def engine_sections(compared: Comparison) -> Iterator[tuple[str, str]]:
     yield "Each mode at its best K", envelope_table(compared)
     for mode in MODES:
         yield f"{NAMES[mode]}, equal acceptance length", mode_table(compared, mode)
+    yield "Prefill of 128 tokens a request", prefill_table(compared)
     for mode in MODES:
         yield f"{NAMES[mode]}, draft length", auto_table(compared, mode)
     for data_set in published.RATIOS:

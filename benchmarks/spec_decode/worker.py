@@ -67,7 +67,11 @@ class Worker:
         acceptance_rates: list[float],
     ) -> dict[str, Any]:
         """One round; see README.md for what comes back."""
-        from benchmarks.spec_decode.rounds import find_steady, time_per_output_token
+        from benchmarks.spec_decode.rounds import (
+            find_steady,
+            seconds_to_first_tokens,
+            time_per_output_token,
+        )
 
         self._accept(acceptance_rates)
         before, begin = self._counters(), time.perf_counter()
@@ -82,6 +86,7 @@ class Worker:
         return {
             "tokens_per_s": sum(sum(s.tokens.values()) for s in steps) / seconds,
             "tpot_s": time_per_output_token(steps),
+            "prefill_s": seconds_to_first_tokens(steps, begin, concurrency),
             "step_s": steady and steady.step_s,
             "mean_step_s": steady and steady.mean_step_s,
             "steady_steps": steady.num_steps if steady else 0,

@@ -10,6 +10,7 @@ from benchmarks.spec_decode.rounds import (
     find_steady,
     mean_length,
     minimum_variance_rates,
+    seconds_to_first_tokens,
     time_per_output_token,
 )
 
@@ -36,6 +37,11 @@ def test_steady_part_leaves_out_prefill_and_tail():
     assert steady.step_s == 1.0
     assert steady.mean_step_s == pytest.approx(3.5 / 3)
     assert steady.tokens_per_step == pytest.approx((3 + 6 + 4) / 3 / 2)
+
+
+def test_prefill_ends_with_the_last_first_token():
+    assert seconds_to_first_tokens(ROUND, -1.0, 2) == 6.0
+    assert seconds_to_first_tokens(ROUND, -1.0, 3) is None
 
 
 def test_no_steady_part():

@@ -16,6 +16,7 @@ from benchmarks.spec_decode.tables import (
     correctness_table,
     engine_sections,
     prepare_table,
+    products_table,
     serving_table,
 )
 
@@ -86,6 +87,7 @@ def other_text(folder: Path) -> Iterator[str]:
     for name, title, make in (
         ("prepare_inputs", "Input preparation", prepare_table),
         ("serving", "Serving", serving_table),
+        ("products", "Matrix products of a pass", products_table),
     ):
         results = files.load(folder / f"{name}.json")
         if found := make(results.get("measurements", {})):

@@ -302,6 +302,16 @@ def us(seconds: float | None) -> str | None:
     return None if seconds is None else f"{seconds * 1e6:.1f}"
 
 
+def products_table(measurements: dict[str, dict[str, Any]]) -> str:
+    """Microseconds of a matrix product, by rows of the batch."""
+    rows = sorted({int(n) for found in measurements.values() for n in found["seconds"]})
+    cells = [
+        [n, *(us(found["seconds"].get(str(n))) for found in measurements.values())]
+        for n in rows
+    ]
+    return table(["rows", *(f"{name}, µs" for name in measurements)], cells)
+
+
 def engine_sections(compared: Comparison) -> Iterator[tuple[str, str]]:
     """Title and table of all that a results file has."""
     yield "Each mode at its best K", envelope_table(compared)

@@ -45,10 +45,11 @@ class UnifiedSpeculator(DraftPasses):
         # What a dummy run hands over: requests that own nothing.
         self.no_requests = torch.full_like(self.idx_mapping, -1)
         logger.info(
-            "Unified speculator: method %s, %d tokens a step, %d a pass.",
-            self.method,
-            self.num_speculative_steps,
-            self.layout.parallel_width,
+            "Unified speculator: passes per step %d, slots per pass at most %d, draft "
+            "sampling %s.",
+            self.layout.num_passes,
+            self.input_buffers.max_num_tokens,
+            self.speculative_config.draft_sample_method,
         )
 
     @torch.inference_mode()

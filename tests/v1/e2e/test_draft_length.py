@@ -66,6 +66,8 @@ def test_schedule(mode: str, run_engine: RunEngine, models, scenarios, expected)
     # Some steps of 8 to 5 requests drafted all 7, those of 2 and 1 only 3.
     drafts, tokens = found["num_drafts"][0], found["num_draft_tokens"][0]
     assert 3 * drafts < tokens < 7 * drafts
+    # Of the steps by draft length, those of the longest are the last counter.
+    assert alone["num_steps"][0] == 0 < found["num_steps"][0]
 
 
 @pytest.mark.parametrize("mode", ["eagle3", "pard"])

@@ -46,8 +46,9 @@ class SpeculativeConfig(DraftSettings, upstream_config):
         settle_drafting(self)
 
     @staticmethod
-    def hf_config_override(hf_config):
-        return upstream_config.hf_config_override(as_the_base_reads_it(hf_config))
+    def hf_config_override(hf_config, **more):  # 0.33.0 passes more
+        known = as_the_base_reads_it(hf_config)
+        return upstream_config.hf_config_override(known, **more)
 
     def compute_hash(self) -> str:
         """The base's, and the layers that the target's graph hands out beside."""

@@ -5,8 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from vllm.v1.worker.gpu.spec_decode.unified import draft_config
 from vllm.v1.worker.gpu.spec_decode.unified.draft_config import (
     attention_config,
+    draft_lengths,
     widened_config,
 )
 from vllm.v1.worker.gpu.spec_decode.unified.layout import DraftLayout
@@ -59,3 +61,21 @@ def test_attention_is_built_for_the_draft_model():
     assert view.speculative_config.num_speculative_tokens + 1 == 8 + 7
     assert engine.speculative_config.num_speculative_tokens == 7
     assert engine.speculative_config.draft_model_config.max_model_len == 32
+
+
+@pytest.mark.parametrize(
+    "may_skip, schedule, expected",
+    [
+        (False, None, [7]),
+        (True, None, [0, 7]),
+        (False, [(1, 4, 7), (5, 8, 3)], [3, 7]),
+        (True, [(1, 4, 7), (5, 8, 3)], [0, 3, 7]),
+    ],
+)
+def test_lengths_that_a_step_may_ask_for(monkeypatch, may_skip, schedule, expected):
+    monkeypatch.setattr(draft_config, "MAY_SKIP_DRAFTS", may_skip)
+    engine = engine_config([64])
+    spec = engine.speculative_config
+    spec.num_speculative_tokens_per_batch_size = schedule
+    spec.uses_dynamic_speculative_decoding = lambda: schedule is not None
+    assert draft_lengths(engine) == expected

@@ -3,16 +3,6 @@
 
 from collections.abc import Sequence
 from math import sqrt
-<<<<<<< Updated upstream
-
-
-def mean_length(counts: Sequence[Sequence[int]]) -> dict[str, float | int]:
-    """Tokens of a step, over requests whose steps are not independent.
-
-    Args:
-        counts: for each request, its steps and the tokens they gave.
-
-=======
 from typing import Any
 
 Counts = Sequence[Sequence[int]]  # for each request, its steps and their tokens
@@ -21,24 +11,11 @@ Counts = Sequence[Sequence[int]]  # for each request, its steps and their tokens
 def mean_length(counts: Counts) -> dict[str, Any]:
     """Tokens of a step, over requests whose steps are not independent.
 
->>>>>>> Stashed changes
     Raises:
         ValueError: fewer than two requests tell nothing of an error.
     """
     if len(counts) < 2:
         raise ValueError("one request has no spread: raise --prompts")
-<<<<<<< Updated upstream
-    steps, tokens = (sum(column) for column in zip(*counts, strict=True))
-    length = tokens / steps
-    squares = sum((given - length * taken) ** 2 for taken, given in counts)
-    spread = sqrt(squares * len(counts) / (len(counts) - 1))
-    return {
-        "acceptance_length": round(length, 4),
-        "standard_error": round(spread / steps, 4),
-        "requests": len(counts),
-        "steps": steps,
-    }
-=======
     shares = _shares(counts)
     return {
         "acceptance_length": round(_length(counts), 4),
@@ -68,4 +45,3 @@ def _shares(counts: Counts) -> list[float]:
 def _error(shares: list[float]) -> float:
     squares = sum(share**2 for share in shares)
     return sqrt(squares * len(shares) / (len(shares) - 1))
->>>>>>> Stashed changes

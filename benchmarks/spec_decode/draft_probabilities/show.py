@@ -2,18 +2,11 @@
 """The table and the plot of acceptance lengths by temperature."""
 
 from collections.abc import Iterator
-<<<<<<< Updated upstream
-from math import hypot
-=======
->>>>>>> Stashed changes
 from pathlib import Path
 from typing import Any
 
 from benchmarks.spec_decode import results as files
-<<<<<<< Updated upstream
-=======
 from benchmarks.spec_decode.draft_probabilities.mean import gain_error
->>>>>>> Stashed changes
 from benchmarks.spec_decode.tables import NAMES, Cell, table
 
 Point = dict[str, Any]
@@ -34,11 +27,7 @@ def pairs(measurements: dict[str, Point]) -> Pairs:
 
 def cells(mode: str, temperature: float, without: Point, given: Point) -> list[Cell]:
     gain = given["acceptance_length"] - without["acceptance_length"]
-<<<<<<< Updated upstream
-    error = hypot(given["standard_error"], without["standard_error"])
-=======
     error = gain_error(without["counts"], given["counts"])
->>>>>>> Stashed changes
     lengths = (
         f"{point['acceptance_length']:.2f} ± {point['standard_error']:.2f}"
         for point in (without, given)
@@ -90,11 +79,7 @@ def probability_text(folder: Path, docs: Path) -> Iterator[str]:
     yield (
         "### Draft probabilities\n\nAcceptance length of the bundled drafters on "
         "held-out prompts, without draft probabilities and with them; ± is the "
-<<<<<<< Updated upstream
-        "standard error over requests."
-=======
         "standard error over requests, that of the gain over the same prompts."
->>>>>>> Stashed changes
     )
     yield f"![draft probabilities]({plot.relative_to(docs)})"
     yield probability_table(measurements)

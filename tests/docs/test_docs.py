@@ -73,7 +73,7 @@ def test_names_on_pages_exist():
     ],
 )
 def test_a_name_that_stands_for_nothing_is_found(span: str):
-    assert len(list(names._problems(span))) == 1
+    assert len(list(names.problems_of(span))) == 1
 
 
 def test_names_that_exist_are_not_complained_of():
@@ -85,7 +85,7 @@ def test_names_that_exist_are_not_complained_of():
         "python -m pytest",
         "make docs",
     ):
-        assert list(names._problems(span)) == []
+        assert list(names.problems_of(span)) == []
 
 
 def test_generated_parts_are_current():
@@ -109,6 +109,15 @@ def test_each_row_names_a_test(page: str):
         last = row.strip("| ").split(" | ")[-1]
         shown = r"`tests/[\w/]+\.py::test_\w+`|`benchmarks/results/[\w/.-]+`"
         assert re.search(shown, last) or last.startswith("not tested: "), row
+
+
+def test_short_names_of_the_origins_are_files():
+    text = (DOCS / "origins.md").read_text()
+    (folder,) = re.findall(r"`U/` stands for `([\w/]+)/`", text)
+    names_of_files = set(re.findall(r"`U/([\w.]+)`", text))
+    assert len(names_of_files) > 3
+    for name in names_of_files:
+        assert (ROOT / folder / name).is_file(), name
 
 
 def test_commands_of_a_block():

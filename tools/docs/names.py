@@ -26,7 +26,7 @@ def unknown_names() -> Iterator[str]:
             *((f.line, f.body) for f in fences(page) if f.info == "bash"),
         ]
         for line, span in code:
-            for problem in _problems(span):
+            for problem in problems_of(span):
                 yield f"{page.relative_to(ROOT)}:{line}: {problem}"
         # mkdocs checks the links below docs/.
         for line, target in [] if DOCS in page.parents else links(text):
@@ -34,7 +34,8 @@ def unknown_names() -> Iterator[str]:
                 yield f"{page.relative_to(ROOT)}:{line}: no such file: {target}"
 
 
-def _problems(span: str) -> Iterator[str]:
+def problems_of(span: str) -> Iterator[str]:
+    """What a piece of code on a page names and is not there."""
     if (named := _PATH.match(span)) and not _exists(named["path"]):
         yield f"no such file: {span}"
     elif named and named["test"] and named["test"] not in tests_of(named["path"]):
@@ -48,7 +49,10 @@ def _problems(span: str) -> Iterator[str]:
 
 
 def _exists(path: str) -> bool:
-    """Whether it is in the repository or, below vllm/, in the base that it overlays."""
+    """Whether it is in the repository or, below vllm/, in the base that it overlays, or
+    is where the exported series puts files."""
+    if f'"{path.rstrip("/")}"' in (ROOT / "tools/upstream/series.toml").read_text():
+        return True
     roots = [ROOT]
     if path.startswith("vllm/") and (base := find_spec("vllm")):
         roots += [Path(place).parent for place in base.submodule_search_locations]

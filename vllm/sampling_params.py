@@ -16,8 +16,9 @@ _validate_spec_decode = SamplingParams._validate_spec_decode
 
 
 def _validate_unless_unified(self, speculative_config) -> None:
-    if not getattr(speculative_config, "drafter_owns_buffers", False):
-        _validate_spec_decode(self, speculative_config)
+    if getattr(speculative_config, "drafter_owns_buffers", False):
+        return
+    _validate_spec_decode(self, speculative_config)
 
 
 SamplingParams._validate_spec_decode = _validate_unless_unified

@@ -215,6 +215,27 @@ def test_else_ours_calls_the_base_by_a_private_name(name, argument, results):
     assert run(body)[name](argument) == results
 
 
+def test_a_function_that_the_base_imports():
+    base = "from os.path import (\n    basename,\n    join,\n)\n\n\ndef f(x):\n"
+    base += "    return join(x, basename(x))\n"
+    body = """
+        from os import sep
+
+        _join = upstream.join
+
+        def join(x, *more):
+            return _join(sep.join(("ours", "own")), *more)
+
+        upstream.join = join
+    """
+    text = fold(PATH, base, SEAM + dedent(body))
+    assert "from os.path import join as _join" in text or "join as _join," in text
+    names: dict = {}
+    exec(text, names)
+    assert names["f"]("a/b") == "ours/own/b"
+    assert text.index("import sep") < text.index("def join")
+
+
 def test_a_private_name_that_nothing_has():
     body = """
         def many(x):

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tools.overlay.base import ROOT, find_wheel, pinned_base, target_device
 from tools.upstream import series as series_module
-from tools.upstream.export import export
+from tools.upstream.__main__ import main
 from tools.upstream.series import SeriesError, load, rewritten
 from tools.upstream.tree import git
 from tools.upstream.trial import apply_series, failing_imports, run_tests, touched
@@ -37,11 +37,12 @@ DRAFTS, NUM_TOKENS = 3, 12
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory) -> Path:
     """The base's files with the series on top, importable."""
+    folder = tmp_path_factory.mktemp("series")
+    assert main(["export", "--output", str(folder / "patches")]) == 0
+    patches = sorted((folder / "patches").glob("*.patch"))
     wheel = find_wheel(pinned_base(target_device()))
-    patches = export(tmp_path_factory.mktemp("patches"), wheel)
-    tree = tmp_path_factory.mktemp("series") / "tree"
-    apply_series(patches, wheel, tree)
-    return tree
+    apply_series(patches, wheel, folder / "tree")
+    return folder / "tree"
 
 
 def commits(tree: Path) -> list[str]:
@@ -168,6 +169,11 @@ def test_pull_request_texts():
         placed = {series.place(file) for file in series_module.our_files()}
         for path in re.findall(rf"{UNIFIED}[\w./]*\w", text):
             assert any(f"{file}/".startswith(f"{path}/") for file in placed), path
+
+
+def test_documented_order():
+    text = (ROOT / "docs" / "upstreaming.md").read_text()
+    assert re.findall(r"(?m)^\| (\[.+?) \|", text) == [p.title for p in load().patches]
 
 
 @pytest.fixture

@@ -13,17 +13,18 @@ one that mentions it. Anything else is refused with the reason.
 import ast
 import subprocess
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from importlib.util import resolve_name
 
-from .override import Override
+from .override import Override, private_name
 from .seam import Seam, read_seam
 from .text import (
     Definition,
     Edits,
     FoldError,
     Source,
+    Swap,
     annotations,
     binding,
     bound_names,
@@ -147,6 +148,9 @@ class Folding:
         if owner:
             scope = self._base_class(owner, node).body
         old = binding(scope, member)
+        if isinstance(old, ast.ImportFrom) and name in self.seam.published:
+            self._fold_imported(name, node, old)
+            return
         if not isinstance(old, ast.FunctionDef | ast.AsyncFunctionDef):
             raise self.seam.source.error(node, f"{name} of the base is no function")
         self._check_published(name, node, old)
@@ -154,6 +158,18 @@ class Folding:
             name, self.seam, self.base, scope, node, old, self.texts, self.taken
         )
         override.fold(self.edits)
+
+    def _fold_imported(
+        self, name: str, node: ast.FunctionDef, old: ast.ImportFrom
+    ) -> None:
+        """The base imports the function: it does so by another name."""
+        private = private_name(self.seam, name, self.base.tree.body, self.taken)
+        (alias,) = [a for a in old.names if name == (a.asname or a.name)]
+        text = self.base.cut([old], [(alias, f"{alias.name} as {private}")])
+        self.edits.replace(self.base.start(old), old.end_lineno, text)
+        calls = [n for n in ast.walk(node) if isinstance(n, ast.expr)]
+        swaps = [(n, private) for n in calls if self.seam.in_base(n) == name]
+        self._put(_last_import(self.base, guarded=True), "\n\n", [node], 0, swaps)
 
     def _check_published(self, name: str, node: ast.stmt, old: ast.stmt) -> None:
         """Folded, an override is what the base's own code calls, too."""
@@ -270,8 +286,15 @@ class Folding:
             or any(isinstance(n, ast.Name) and n.id == name for n in ast.walk(node))
         )
 
-    def _put(self, line: int, gap: str, body: list[ast.stmt], columns: int) -> None:
-        text = self.seam.text(body)
+    def _put(
+        self,
+        line: int,
+        gap: str,
+        body: list[ast.stmt],
+        columns: int,
+        swaps: Iterable[Swap] = (),
+    ) -> None:
+        text = self.seam.text(body, list(swaps))
         self.texts.append(text)
         self.edits.after(line, gap + shifted(text, columns))
 
@@ -290,7 +313,8 @@ class Folding:
             lines.append(wanted)
         if lines:
             line = _last_import(self.base)
-            self.edits.after(line, "".join(f"{text}\n" for text in lines))
+            text = "".join(f"{text}\n" for text in lines)
+            self.edits.after(line, text, ahead=True)
 
 
 def _names_in(text: str) -> set[str]:

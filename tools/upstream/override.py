@@ -201,7 +201,7 @@ class Override:
                 f"the base's {self.name} is registered by its decorator: call it once, "
                 "at the top level of the override, so that both can be one function",
             )
-        private = self._private_name()
+        private = private_name(self.seam, self.name, self.scope, self.taken)
         if self.originals:
             self._rename(edits, private)
         else:
@@ -212,21 +212,6 @@ class Override:
         self.texts.append(text)
         columns = self.old.col_offset
         edits.after(self.old.end_lineno, gap + shifted(text, columns))
-
-    def _private_name(self) -> str:
-        """A name that nothing of the base has, which may be a subclass."""
-        named = [ours for ours, base in self.seam.aliases.items() if base == self.name]
-        plain = self.member.strip("_")
-        names = [*named, f"_{plain}", f"_plain_{plain}"]
-        free = (
-            name
-            for name in names
-            if name not in self.taken and binding(self.scope, name) is None
-        )
-        private = next(free, None)
-        if private is None:
-            raise FoldError(f"{self.base.path}: the base has {', '.join(names)}")
-        return private
 
     def _rename(self, edits: Edits, private: str) -> None:
         line = self.old.lineno
@@ -248,6 +233,22 @@ class Override:
             swaps.append((first, first.arg))
         text = self.seam.text([self.new], swaps)
         return text.replace(f"def {self.new.name}(", f"def {self.member}(", 1)
+
+
+def private_name(
+    seam: Seam, name: str, scope: list[ast.stmt], taken: Collection[str]
+) -> str:
+    """Another name for the base's function, that nothing of the base has.
+
+    A subclass or an ancestor in another file of the base may have it, too.
+    """
+    plain = name.rpartition(".")[2].strip("_")
+    names = [ours for ours, base in seam.aliases.items() if base == name]
+    names += [f"_{plain}", f"_plain_{plain}"]
+    for known in names:
+        if known not in taken and binding(scope, known) is None:
+            return known
+    raise FoldError(f"{seam.source.path}: the base has {', '.join(names)}")
 
 
 def _parameters(node: ast.FunctionDef) -> list[str]:

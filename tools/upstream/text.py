@@ -64,11 +64,11 @@ class Edits:
     def replace(self, first: int, last: int, new: str) -> None:
         self.parts.append((first, last, new))
 
-    def after(self, line: int, new: str) -> None:
-        """Inserts; what is inserted first at a line comes first."""
+    def after(self, line: int, new: str, ahead: bool = False) -> None:
+        """Inserts after what has been inserted at a line, or `ahead` of it."""
         for at, (first, last, known) in enumerate(self.parts):
             if (first, last) == (line + 1, line):
-                self.parts[at] = (first, last, known + new)
+                self.parts[at] = (first, last, new + known if ahead else known + new)
                 return
         self.parts.append((line + 1, line, new))
 

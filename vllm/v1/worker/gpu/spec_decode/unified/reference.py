@@ -47,16 +47,12 @@ def prepare_inputs_reference(
         last = len(tokens) - 1
         tokens += [None] * (num_samples - 1)
         sampled = len(tokens) - num_samples  # first sampled slot
-        before, is_laid_out = None, False
+        before, new = None, 0  # first slot that the step before has not laid out
         if hidden is not None and layout.hidden_offset < 0 and is_first:
-            before, is_laid_out = _before(
-                hidden, block_tables, state, held[:, req], start
-            )
-        for slot in range(count):
+            before, new = _before(hidden, block_tables, state, held[:, req], start)
+        for slot in range(new, count):
             position = start + slot
             if slot >= len(tokens) or position >= limit:
-                continue
-            if slot == 0 and is_laid_out:
                 continue
             token = tokens[slot]
             at = row + slot
@@ -141,13 +137,13 @@ def _before(
     state: int,
     held: torch.Tensor,
     start: int,
-) -> tuple[torch.Tensor, bool]:
-    """What slot 0 is fed, and whether the step before has laid it out already."""
+) -> tuple[torch.Tensor, int]:
+    """What slot 0 is fed, and 1 if the step before has laid it out already, else 0."""
     size = tables.block_sizes[hidden.kv_group]
     block, block_id = start // size - 1, 0
     if state >= 0 and 0 <= block < int(held[hidden.kv_group]):
         block_id = int(tables.block_tables[hidden.kv_group].gpu[state, block])
-    return hidden.stand_ins[block_id], start % size != 0
+    return hidden.stand_ins[block_id], int(start % size != 0)
 
 
 def _kv_slots(

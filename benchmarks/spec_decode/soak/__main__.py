@@ -75,7 +75,9 @@ def pressed(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def speculative_config(args: argparse.Namespace, mode: str) -> dict[str, Any]:
+def speculative_config(args: argparse.Namespace, mode: str) -> dict[str, Any] | None:
+    if mode == "none":
+        return None
     config = {**MODES[mode], "model": str(args.models / mode)}
     config["num_speculative_tokens"] = args.num_speculative_tokens
     return args.speculative_config or config
@@ -100,10 +102,12 @@ def idle_moment(server: Server, device: str) -> dict[str, Any]:
         requests = found["num_requests_running"] + found["num_requests_waiting"]
         blocks = round(found["kv_cache_usage_perc"] * (found["num_gpu_blocks"] - 1))
         if not (requests or blocks) or time.monotonic() > deadline:
+            resident = server.resident_bytes()
             return {
                 "stuck_requests": int(requests),
                 "leaked_blocks": blocks,
-                "rss_bytes": server.resident_bytes(),
+                "rss_bytes": sum(resident.values()),
+                "rss_by_process": resident,
                 "gpu_bytes": gpu_bytes(device),
             }
 
@@ -123,14 +127,14 @@ def soak(server: Server, asks: Asks, args: argparse.Namespace) -> dict[str, Any]
         asyncio.run(traffic.round(args.clients, seconds, all_leave))
         moments.append(idle_moment(server, args.device))
     found = server.metrics()
-    drafts = found["spec_decode_num_drafts_total"]
+    drafts = found.get("spec_decode_num_drafts_total", 0)
+    accepted = found.get("spec_decode_num_accepted_tokens_total", 0)
     return {
         "seconds": time.monotonic() - begin,
         **{name: traffic.counts[name] for name in FIGURES},
         "preemptions": int(found["num_preemptions_total"]),
         "prefix_cache_hits": int(found["prefix_cache_hits_total"]),
-        "acceptance_length": 1
-        + found["spec_decode_num_accepted_tokens_total"] / max(drafts, 1),
+        "acceptance_length": 1 + accepted / max(drafts, 1),
         "stuck_requests": max(moment["stuck_requests"] for moment in moments),
         "leaked_blocks": max(moment["leaked_blocks"] for moment in moments),
         "rss_growth_bytes": growth(moments, "rss_bytes"),
@@ -159,9 +163,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = parser.add_argument
-    modes = list(MODES)[1:]
     add("--device", choices=("cuda", "cpu"), default="cuda")
-    add("--modes", nargs="+", choices=modes, default=["pard", "peagle"])
+    add("--modes", nargs="+", choices=list(MODES), default=["pard", "peagle"])
     add("--seconds", type=float, default=300.0, help="of traffic for each mode")
     add("--clients", type=int, default=64)
     add("--rounds", type=int, default=5, help="idle moments, one after each")

@@ -53,14 +53,15 @@ class Server:
             found[name] = found.get(name, 0) + value
         return found
 
-    def resident_bytes(self) -> int:
-        """Of all processes of the server; pages that they share count for each."""
+    def resident_bytes(self) -> dict[str, int]:
+        """By name of its processes; pages that they share count for each."""
         root = psutil.Process(self.process.pid)
-        total = 0
+        found: dict[str, int] = {}
         for process in [root, *root.children(recursive=True)]:
             with contextlib.suppress(psutil.NoSuchProcess):
-                total += process.memory_info().rss
-        return total
+                name = process.name()
+                found[name] = found.get(name, 0) + process.memory_info().rss
+        return found
 
 
 def gpu_bytes(device: str) -> int | None:

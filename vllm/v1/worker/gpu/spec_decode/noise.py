@@ -20,8 +20,8 @@ import torch
 
 from vllm.v1.worker.gpu.sample.gumbel import _DRAFT_NOISE_SALT, gumbel_sample
 
-# The base adds this to a draft's key.
-DRAFT_SALT = int(_DRAFT_NOISE_SALT.value)
+# The base adds this to a draft's key. Without Triton it is a plain number.
+DRAFT_SALT = int(getattr(_DRAFT_NOISE_SALT, "value", _DRAFT_NOISE_SALT))
 # Positions stay far below, and so do positions times the most drafts of a step.
 VERIFY_SALT = DRAFT_SALT // 2
 

@@ -27,9 +27,9 @@ RunEngine = Callable[..., dict[str, Any]]
 def run_engine(models: Path, engine_env: dict[str, str]) -> RunEngine:
     """Runs scenarios in an engine with the bundled target.
 
-    Arguments: the scenarios, the runner ("V1" or "V2"), the speculative config, what
-    `engine_job` explains, and the engine's own arguments. Returns what
-    `engine_job.run` returns, and the engine's log.
+    Arguments: the scenarios, the runner ("V1" or "V2"), the speculative config, the
+    script, if not `engine_job`, what that explains, and the engine's own arguments.
+    Returns what the script's `run` returns, and the engine's log.
     """
 
     def run(
@@ -37,6 +37,7 @@ def run_engine(models: Path, engine_env: dict[str, str]) -> RunEngine:
         runner="V2",
         speculative_config=None,
         *,
+        script=JOB,
         async_scheduling=False,
         idle_every=0,
         record_drafts=False,
@@ -65,7 +66,7 @@ def run_engine(models: Path, engine_env: dict[str, str]) -> RunEngine:
         with tempfile.TemporaryDirectory() as folder:
             files = [Path(folder, "job.json"), Path(folder, "result.json")]
             files[0].write_text(json.dumps(job))
-            command = [sys.executable, str(JOB), *map(str, files)]
+            command = [sys.executable, str(script), *map(str, files)]
             done = subprocess.run(command, env=env, capture_output=True, text=True)
             assert done.returncode == 0, done.stderr[-6000:]
             result = json.loads(files[1].read_text())

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An engine for tests of sampling, as `engine_job.py` is for greedy ones.
+
+A scenario's requests arrive together. Beside its tokens each has the logprobs of those,
+if it asked for them; a draft model's drafts are watched, see `kept_drafts.py`.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from engine_job import counters, describe
+from kept_drafts import KeptDrafts
+
+from vllm import LLM, SamplingParams
+from vllm.outputs import CompletionOutput
+from vllm.sampling_params import RequestOutputKind
+
+
+def sampling(request: dict[str, Any]) -> SamplingParams:
+    asked = {"temperature": 0, "ignore_eos": True} | request["sampling"]
+    if "logit_bias" in asked:  # JSON's keys are strings
+        asked["logit_bias"] = {int(t): bias for t, bias in asked["logit_bias"].items()}
+    kind = RequestOutputKind.FINAL_ONLY
+    return SamplingParams(**asked, output_kind=kind, max_tokens=request["max_tokens"])
+
+
+def logprobs(output: CompletionOutput) -> list[float] | None:
+    if output.logprobs is None:
+        return None
+    rows = zip(output.token_ids, output.logprobs, strict=True)
+    return [row[token].logprob for token, row in rows]
+
+
+def run_scenario(llm: LLM, requests: list[dict[str, Any]]) -> dict[str, list[Any]]:
+    """For each request its outputs' token ids, and their logprobs."""
+    engine, found = llm.llm_engine, {}
+    for number, request in enumerate(requests):
+        prompt = {"prompt_token_ids": request["prompt"]}
+        engine.add_request(str(number), prompt, sampling(request))
+    while engine.has_unfinished_requests():
+        found |= {output.request_id: output.outputs for output in engine.step()}
+    ordered = [found[str(number)] for number in range(len(requests))]
+    return {
+        "tokens": [[list(one.token_ids) for one in outputs] for outputs in ordered],
+        "logprobs": [[logprobs(one) for one in outputs] for outputs in ordered],
+    }
+
+
+def run(job: dict[str, Any]) -> dict[str, Any]:
+    llm = LLM(**job["engine"])
+    runner = llm.collective_rpc(lambda worker: worker)[0].model_runner
+    kept = KeptDrafts(runner)
+    scenarios = {
+        name: run_scenario(llm, requests) for name, requests in job["scenarios"].items()
+    }
+    return {
+        **describe(runner),
+        "scenarios": scenarios,
+        "counters": {name: values[0] for name, values in counters(llm).items()},
+        "verified_drafts": kept.verified,
+        "strange_drafts": kept.strange,
+    }
+
+
+if __name__ == "__main__":
+    job_file, result_file = map(Path, sys.argv[1:])
+    result_file.write_text(json.dumps(run(json.loads(job_file.read_text()))))

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Drafts drawn by chance: seeds, mixed batches, and which distribution verifies them.
+
+A seeded request must give the tokens that the target gives alone, as a greedy one must,
+whatever shares its batch: here prompts in chunks, requests that wait, and preemption.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .conftest import RunEngine
+from .test_unified_speculator import MODES, speculative
+
+DRAFTS = 4
+ENGINE: dict[str, Any] = {
+    "script": Path(__file__).with_name("sampling_job.py"),
+    "max_model_len": 160,
+    "enable_prefix_caching": False,
+    "block_size": 32,
+}
+ROOMY = {"max_num_seqs": 16, "max_num_batched_tokens": 512}
+# Cuts prompts into chunks and drafts short, and holds 320 tokens' KV.
+TIGHT = {
+    "max_num_seqs": 6,
+    "max_num_batched_tokens": 36,
+    "num_gpu_blocks_override": 11,
+}
+# None of these asks for chance that no seed settles: outputs are known beforehand.
+SETTLED: list[dict[str, Any]] = [
+    {},
+    {"seed": 7, "temperature": 1.0, "logprobs": 0},
+    {"seed": 8, "temperature": 0.3, "logprobs": 0},
+    {"seed": 9, "temperature": 2.0, "top_k": 20},
+    {"seed": 10, "temperature": 1.0, "top_p": 0.8, "n": 2},
+    {"seed": 11, "temperature": 1.5, "min_p": 0.1},
+    {"repetition_penalty": 1.3, "presence_penalty": 0.4, "logprobs": 0},
+    {"frequency_penalty": 1.0, "logit_bias": {"40": 4.0, "300": -8.0}},
+    {"seed": 12, "temperature": 0.8, "frequency_penalty": 0.7},
+]
+UNSETTLED = [{"temperature": 1.0}, {"temperature": 0.7, "top_p": 0.9}]
+ALONE = 1  # the one of SETTLED that also runs by itself
+
+
+@pytest.fixture(scope="module")
+def scenarios(make_prompt) -> dict[str, list[dict[str, Any]]]:
+    def request(number: int, sampling: dict[str, Any], length: int, tokens: int):
+        prompt = make_prompt(length, 200 + number)
+        return {"prompt": prompt, "max_tokens": tokens, "sampling": sampling}
+
+    mixed = [
+        request(i, sampling, 12 + 9 * (i % 4), 10) for i, sampling in enumerate(SETTLED)
+    ]
+    # Two of three fit into the KV cache of TIGHT once they grow past three blocks.
+    growing = [
+        request(20 + i, {"seed": i, "temperature": 0.6}, 92, 18) for i in range(3)
+    ]
+    unsettled = [
+        request(30 + i, sampling, 20, 10) for i, sampling in enumerate(UNSETTLED)
+    ]
+    return {
+        "mixed": mixed + unsettled,
+        "alone": mixed[ALONE : ALONE + 1],
+        "preempted": growing,
+    }
+
+
+@pytest.fixture(scope="module")
+def expected(run_engine: RunEngine, scenarios) -> dict[str, dict[str, list[Any]]]:
+    """The target alone."""
+    wanted = {
+        "mixed": scenarios["mixed"][: len(SETTLED)],
+        "preempted": scenarios["preempted"],
+    }
+    found = run_engine(wanted, **ENGINE, **ROOMY)["scenarios"]
+    alone = {key: rows[ALONE : ALONE + 1] for key, rows in found["mixed"].items()}
+    return found | {"alone": alone}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_settled_output_is_the_targets(
+    mode: str, run_engine: RunEngine, models, scenarios, expected
+):
+    """Greedy and seeded requests, and every draft against its own distribution."""
+    spec = speculative(models, mode, DRAFTS, draft_sample_method="probabilistic")
+    result = run_engine(scenarios, speculative_config=spec, **ENGINE, **TIGHT)
+    assert result["verified_drafts"] > 100
+    assert result["strange_drafts"] == 0
+    assert result["counters"]["num_preemptions"] > 0
+    assert result["counters"]["num_accepted_tokens"] > 10
+    assert "Draft probabilities take" in result["log"]
+    for name, wanted in expected.items():
+        count = len(wanted["tokens"])
+        assert result["scenarios"][name]["tokens"][:count] == wanted["tokens"]
+        found = result["scenarios"][name]["logprobs"]
+        for ours, target in zip(found, wanted["logprobs"], strict=False):
+            assert ours == [values and approximately(values) for values in target]
+
+
+def approximately(values: list[float]) -> Any:
+    return pytest.approx(values, abs=1e-3)
+
+
+def test_seeds_settle_outputs_of_any_draft_length(
+    run_engine: RunEngine, models, scenarios, expected
+):
+    """Greedy drafts, fewer for larger batches, and block verification."""
+    wanted = {"mixed": scenarios["mixed"]}
+    spec = speculative(
+        models,
+        "pard",
+        DRAFTS,
+        num_speculative_tokens_per_batch_size=[[1, 2, DRAFTS], [3, 4, 2], [5, 16, 1]],
+        rejection_sample_method="block",
+    )
+    result = run_engine(wanted, speculative_config=spec, **ENGINE, **ROOMY)
+    assert result["counters"]["num_accepted_tokens"] > 0
+    found = result["scenarios"]["mixed"]["tokens"]
+    assert found[: len(SETTLED)] == expected["mixed"]["tokens"]

@@ -18,6 +18,12 @@ class DraftSettings:
             value = self.__dict__.get("known_method") or value
         super().__setattr__(name, value)
 
+    def compute_hash(self) -> str:
+        """The base's, and the layers that the target's graph hands out beside."""
+        features = getattr(self, "target_features", None)
+        tapped = features.tapped if features else ()
+        return f"{super().compute_hash()}{tapped or ''}"
+
     @property
     def drafting_width(self) -> int:
         """Tokens drafted per pass: 1 for autoregressive drafting."""

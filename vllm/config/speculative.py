@@ -2,8 +2,7 @@
 """Seam on `vllm/config/speculative.py`.
 
 Why: how a checkpoint drafts stands in its files; the base asks the user, or guesses by
-    words in the path. Its drafting slots are taken off the target's token budget.
-    Which draft length fits which load, the user has to find out.
+    words in the path. Drafting slots are taken off the target's token budget.
 How: what is unset comes from the checkpoint, and what contradicts it is refused;
     `parallel_drafting_width` is new; a drafter that owns its buffers takes no slots
     off the target; the schedule of draft lengths may be "auto".
@@ -49,12 +48,6 @@ class SpeculativeConfig(DraftSettings, upstream_config):
     def hf_config_override(hf_config, **more):  # 0.33.0 passes more
         known = as_the_base_reads_it(hf_config)
         return upstream_config.hf_config_override(known, **more)
-
-    def compute_hash(self) -> str:
-        """The base's, and the layers that the target's graph hands out beside."""
-        features = getattr(self, "target_features", None)
-        tapped = features.tapped if features else ()
-        return f"{super().compute_hash()}{tapped or ''}"
 
     @property
     def max_num_new_slots_for_drafting(self) -> int:

@@ -4,9 +4,7 @@
 Why: the base sends parallel drafting to the deprecated Runner V1, and takes the
     drafter's extra slots off the scheduler's token budget.
 How: where the unified speculator covers the config, that reason is dropped and the
-    speculative config is marked as having a drafter with buffers of its own; parallel
-    drafting that it does not cover is refused, and so are "auto" as draft length and
-    drafters whose files cannot be theirs.
+    drafter is marked as having buffers of its own; what neither covers is refused.
 Upstream: "[Spec Decode] Parallel drafting on Model Runner V2".
 Until: upstream's Runner V2 runs parallel drafting.
 """
@@ -49,9 +47,9 @@ def _mark_drafter(self: VllmConfig) -> None:
         feed_on_v2_only(self.speculative_config, owns)
         if owns:
             # What follows would warn that drafting cuts the budget: untrue here.
-            scheduler = self.scheduler_config
-            if scheduler.max_num_scheduled_tokens is None:
-                scheduler.max_num_scheduled_tokens = scheduler.max_num_batched_tokens
+            budget = self.scheduler_config
+            if budget.max_num_scheduled_tokens is None:
+                budget.max_num_scheduled_tokens = budget.max_num_batched_tokens
             return
         say_that_v1_drafts(self)
     _set_max_num_scheduled_tokens(self)

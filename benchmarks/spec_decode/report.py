@@ -8,6 +8,7 @@ from typing import Any
 
 from benchmarks.spec_decode import results as files
 from benchmarks.spec_decode.compare import Comparison
+from benchmarks.spec_decode.correctness import TWO_GPUS
 from benchmarks.spec_decode.draft_probabilities.show import probability_text
 from benchmarks.spec_decode.lossless.table import lossless_table
 from benchmarks.spec_decode.plots import draw_all
@@ -92,9 +93,14 @@ def other_text(folder: Path) -> Iterator[str]:
         results = files.load(folder / f"{name}.json")
         if found := make(results.get("measurements", {})):
             yield f"### {title}\n\n{found}"
-    correctness = files.load(folder / "correctness.json")
-    if found := correctness_table(correctness.get("engines", {})):
+    engines = files.load(folder / "correctness.json").get("engines", {})
+    if found := correctness_table(engines):
         yield f"### Outputs and drafts, with graphs and without\n\n{found}"
+        if any("pard" in name and how in name for name in engines for how in TWO_GPUS):
+            yield (
+                "On two GPUs PARD runs with the draft model's weights, see "
+                "`correctness.py`: its acceptance says nothing of PARD's."
+            )
     if found := soak_table(files.load(folder / "soak.json").get("soaks", {})):
         yield f"### Soak of `vllm serve`\n\n{found}"
     lossless = files.load(folder / "lossless.json")

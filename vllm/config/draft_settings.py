@@ -18,12 +18,6 @@ class DraftSettings:
             value = self.__dict__.get("known_method") or value
         super().__setattr__(name, value)
 
-    def compute_hash(self) -> str:
-        """The base's, and the layers that the target's graph hands out beside."""
-        features = getattr(self, "target_features", None)
-        tapped = features.tapped if features else ()
-        return f"{super().compute_hash()}{tapped or ''}"
-
     @property
     def drafting_width(self) -> int:
         """Tokens drafted per pass: 1 for autoregressive drafting."""
@@ -39,3 +33,9 @@ class DraftSettings:
         if self.parallel_drafting:
             return PARALLEL_MODES.get(self.method, self.method)
         return self.method
+
+
+def hash_with_features(spec: Any, known: str) -> str:
+    """The base's hash, and the layers that the target's graph hands out beside."""
+    features = getattr(spec, "target_features", None)
+    return f"{known}{(features.tapped if features else ()) or ''}"

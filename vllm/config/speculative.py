@@ -3,9 +3,8 @@
 
 Why: how a checkpoint drafts stands in its files; the base asks the user, or guesses by
     words in the path. Drafting slots are taken off the target's token budget.
-How: what is unset comes from the checkpoint, and what contradicts it is refused;
-    `parallel_drafting_width` is new; a drafter that owns its buffers takes no slots
-    off the target; the schedule of draft lengths may be "auto".
+How: what is unset comes from the checkpoint, what contradicts it is refused; a drafter
+    that owns its buffers takes no slots off the target; draft lengths may be "auto".
 Upstream: "[Spec Decode] Take method and parallel drafting from the checkpoint".
 Until: upstream detects drafters by what is in their files.
 """
@@ -17,23 +16,21 @@ from vllm.config.draft_checks import check_settings
 from vllm.config.draft_defaults import fill_from_checkpoint, settle_drafting
 from vllm.config.draft_families import as_the_base_reads_it
 from vllm.config.draft_length import DraftLengthSchedule
-from vllm.config.draft_settings import DraftSettings
+from vllm.config.draft_settings import DraftSettings, hash_with_features
 from vllm.config.utils import config
 
 upstream = stand_on(__name__)
-upstream_config = upstream.SpeculativeConfig
+Upstream = upstream.SpeculativeConfig
 
 
 @config
-class SpeculativeConfig(DraftSettings, upstream_config):
+class SpeculativeConfig(DraftSettings, Upstream):
     """Configuration for speculative decoding."""
 
     parallel_drafting: bool | None = None
-    """Draft several tokens per pass (PARD, P-EAGLE) instead of one after the other.
-    Left unset, the checkpoint decides."""
+    """Draft several tokens per pass (PARD, P-EAGLE). Unset, the checkpoint decides."""
     parallel_drafting_width: int | None = Field(default=None, ge=1)
-    """Tokens drafted per pass with parallel drafting, at most
-    `num_speculative_tokens`, which is the default. Fewer make several passes."""
+    """Tokens drafted per pass then; unset, `num_speculative_tokens`, the most."""
     num_speculative_tokens_per_batch_size: DraftLengthSchedule = None
     """How many tokens to draft: `[first batch size, last batch size, draft length]`
     for each range, or "auto", which goes by step times and acceptance so far."""
@@ -44,10 +41,13 @@ class SpeculativeConfig(DraftSettings, upstream_config):
         super().__post_init__()
         settle_drafting(self)
 
+    def compute_hash(self) -> str:
+        known = super().compute_hash()
+        return hash_with_features(self, known)
+
     @staticmethod
     def hf_config_override(hf_config, **more):  # 0.33.0 passes more
-        known = as_the_base_reads_it(hf_config)
-        return upstream_config.hf_config_override(known, **more)
+        return Upstream.hf_config_override(as_the_base_reads_it(hf_config), **more)
 
     @property
     def max_num_new_slots_for_drafting(self) -> int:

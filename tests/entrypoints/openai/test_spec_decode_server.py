@@ -4,6 +4,7 @@
 A first server without speculation gives the answers to expect.
 """
 
+import asyncio
 import contextlib
 import json
 import re
@@ -23,7 +24,12 @@ import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
+from transformers import AutoTokenizer
 
+from benchmarks.spec_decode.soak import server as soak
+from benchmarks.spec_decode.soak.__main__ import idle_moment
+from benchmarks.spec_decode.soak.asks import Answer, Asks
+from benchmarks.spec_decode.soak.clients import Traffic
 from tests.examples.promql import parse, unexported
 from tools.dashboard import FILE
 
@@ -33,6 +39,7 @@ NUM_SPEC_TOKENS = 7
 COUNTERS = "vllm:spec_decode_"
 CODE = "import os\nimport sys\n\n\ndef main(argv):\n    "
 MESSAGES = [{"role": "user", "content": "def read(self, size=-1):"}]
+WITH_TOKENS = {"return_token_ids": True}
 GREEDY = {"model": "target", "temperature": 0, "max_tokens": 24}
 
 
@@ -140,14 +147,27 @@ def complete_batch(client: openai.OpenAI) -> str:
     return "\0".join(choice.text for choice in answer.choices)
 
 
+def answers(client: openai.OpenAI) -> list[Answer]:
+    """To several prompts, past any end of text."""
+    prompts = [CODE[:n] for n in range(4, len(CODE), 7)]
+    found = client.completions.create(
+        prompt=prompts, **GREEDY, extra_body={"ignore_eos": True, **WITH_TOKENS}
+    )
+    return [
+        Answer(prompt, choice.token_ids, [1.0] * len(choice.token_ids))
+        for prompt, choice in zip(prompts, found.choices, strict=True)
+    ]
+
+
 ASK = (complete, complete_streaming, chat, chat_streaming, complete_batch)
 
 
 @pytest.fixture(scope="module")
-def expected(serve) -> dict[Callable, str]:
+def expected(serve) -> dict[Callable, Any]:
     """What the target says without speculation."""
+    asked = (complete, chat, complete_batch, answers)
     with serve() as server:
-        return {ask: ask(server.client) for ask in (complete, chat, complete_batch)}
+        return {ask: ask(server.client) for ask in asked}
 
 
 @pytest.fixture(scope="module")
@@ -252,6 +272,19 @@ def spec_decode_counters(server: Server) -> dict[str, float]:
         number = sample.labels.get("position") or sample.labels.get("draft_length")
         found[f"{name}.{number}" if number else name] = sample.value
     return found
+
+
+def test_clients_that_come_and_go(server, expected, models):
+    tokenizer = AutoTokenizer.from_pretrained(models / "target")
+    asks = Asks(expected[answers], tokenizer, leaving=0.4, seed=0)
+    traffic = Traffic(server.url, asks, tie=0.0)
+    for all_leave in (False, True):
+        asyncio.run(traffic.round(16, 3.0, all_leave))
+    assert not traffic.complaints
+    for fate in ("whole", "aborted", "disconnected"):
+        assert traffic.counts[fate] > 0
+    idle = idle_moment(soak.Server(server.process, server.url, server.log), "cpu")
+    assert (idle["stuck_requests"], idle["leaked_blocks"]) == (0, 0)
 
 
 def test_sigterm_ends_it_cleanly(server):

@@ -2,9 +2,10 @@
 """One engine in a process of its own, for tests: `engine_job.py JOB RESULT`.
 
 A job names an engine's arguments and scenarios, which run one after the other. A
-scenario is a list of requests that arrive together, each with its prompt's token ids,
-how many tokens it wants, and after how many it is aborted, if it is. Beyond that a job
-may ask for
+scenario is a list of requests, each with its prompt's token ids and how many tokens it
+wants, and, if it has them: the step at which it arrives, else all arrive together; its
+priority; after how many tokens it is aborted; whether its answer is streamed; further
+sampling parameters. Beyond that a job may ask for
 
     async_scheduling: steps are scheduled before the last one's tokens are known;
     idle_every: a dummy batch, as an idle data-parallel rank runs it, every so many
@@ -23,6 +24,8 @@ import torch
 from recorded import record_graphs
 
 from vllm import LLM, SamplingParams
+from vllm.outputs import CompletionOutput
+from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
 COUNTERS = ("vllm:spec_decode_", "vllm:num_preemptions")
 
@@ -39,10 +42,13 @@ def counters(llm: LLM) -> dict[str, list[int]]:
 
 
 def sampling(request: dict[str, Any]) -> SamplingParams:
-    defaults = {"temperature": 0, "ignore_eos": True}
-    return SamplingParams(
-        **defaults | request.get("sampling", {}), max_tokens=request["max_tokens"]
-    )
+    given = {"temperature": 0, "ignore_eos": True} | request.get("sampling", {})
+    if "structured_outputs" in given:
+        grammar = StructuredOutputsParams(**given["structured_outputs"])
+        given["structured_outputs"] = grammar
+    if request.get("stream"):
+        given["output_kind"] = RequestOutputKind.DELTA
+    return SamplingParams(**given, max_tokens=request["max_tokens"])
 
 
 def force_async_scheduling() -> None:
@@ -109,27 +115,46 @@ class IdleRank:
         self.ran += 1
 
 
+class Answer:
+    """What comes of one request."""
+
+    def __init__(self, request: dict[str, Any]) -> None:
+        self.request = request
+        self.tokens: list[int] | None = []  # None once it is aborted
+        self.text, self.end, self.steps = "", "", 0
+
+    def take(self, output: CompletionOutput) -> bool:
+        """Whether the request is to be aborted now."""
+        is_delta = self.request.get("stream", False)
+        self.tokens = (self.tokens if is_delta else []) + list(output.token_ids)
+        self.text = (self.text if is_delta else "") + output.text
+        self.end = output.finish_reason or ""
+        if len(self.tokens) < self.request.get("abort_after", sys.maxsize):
+            return False
+        self.tokens = None
+        return True
+
+
 def run_scenario(
     llm: LLM, requests: list[dict[str, Any]], idle: IdleRank
-) -> list[list[int] | None]:
-    """Token ids of each request; None for an aborted one."""
-    engine = llm.llm_engine
-    abort_at, tokens = {}, {}
-    for number, request in enumerate(requests):
-        prompt = {"prompt_token_ids": request["prompt"]}
-        engine.add_request(str(number), prompt, sampling(request))
-        if "abort_after" in request:
-            abort_at[str(number)] = request["abort_after"]
-    while engine.has_unfinished_requests():
+) -> list[Answer]:
+    engine, step = llm.llm_engine, 0
+    answers = {str(number): Answer(request) for number, request in enumerate(requests)}
+    waiting = dict(answers)
+    while waiting or engine.has_unfinished_requests():
+        for name, answer in list(waiting.items()):
+            if (request := answer.request).get("arrives", 0) <= step:
+                prompt = {"prompt_token_ids": request["prompt"]}
+                priority = request.get("priority", 0)
+                engine.add_request(name, prompt, sampling(request), priority=priority)
+                del waiting[name]
         for output in engine.step():
-            ids = list(output.outputs[0].token_ids)
-            tokens[output.request_id] = ids
-            if len(ids) >= abort_at.get(output.request_id, sys.maxsize):
+            answers[output.request_id].steps = step
+            if answers[output.request_id].take(output.outputs[0]):
                 engine.abort_request([output.request_id])
-                del abort_at[output.request_id]
-                tokens[output.request_id] = None
         idle.after_step()
-    return [tokens[str(number)] for number in range(len(requests))]
+        step += 1
+    return list(answers.values())
 
 
 def describe(runner: Any) -> dict[str, Any]:
@@ -164,10 +189,13 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     blocks, results = free_blocks(core.scheduler), {}
     for name, requests in job["scenarios"].items():
         before = counters(llm)
-        tokens = run_scenario(llm, requests, idle)
+        answers = run_scenario(llm, requests, idle)
         after = counters(llm)
         results[name] = {
-            "tokens": tokens,
+            "tokens": [answer.tokens for answer in answers],
+            "texts": [answer.text for answer in answers],
+            "ends": [answer.end for answer in answers],
+            "last_steps": [answer.steps for answer in answers],
             "drafts": record.take() if record else [],
             "counters": {
                 key: [

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A KV cache for one long request, priorities, aborts, stops: the target's own output.
+
+Requests arrive one by one, and are preempted all the time by those that matter more.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+from .conftest import RunEngine
+from .test_unified_speculator import assert_same_output, speculative
+
+MAX_MODEL_LEN = 128
+ENGINE: dict[str, Any] = {
+    "max_model_len": MAX_MODEL_LEN,
+    "max_num_seqs": 6,
+    "max_num_batched_tokens": 48,
+    "block_size": 32,
+    "num_gpu_blocks_override": 1 + MAX_MODEL_LEN // 32,
+    "scheduling_policy": "priority",
+    "enable_prefix_caching": True,
+    "structured_outputs_config": {
+        "backend": "xgrammar",
+        "disable_any_whitespace": True,
+    },
+}
+NUM_REQUESTS, NUM_STOPS = 10, 6
+LONG = [9, 8, 6, 2, 0]  # from the one that matters most; none ends early
+MODES = ("pard", "eagle3")  # a draft model and a head, masks and a loop
+JSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "kind": {"enum": ["class", "function"]},
+    },
+    "required": ["name", "kind"],
+    "additionalProperties": False,
+}
+GRAMMAR = {"structured_outputs": {"json": JSON}}
+Requests = list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def storm(make_prompt: Callable[[int, int], list[int]]) -> Requests:
+    """Prompts share beginnings; each request matters more than those before it.
+
+    Many fit into the KV cache when they start, and one when it ends.
+    """
+    pieces = [make_prompt(40, seed) for seed in range(2)]
+    requests = [
+        {
+            "prompt": pieces[i % 2][: 40 - 3 * i],
+            "max_tokens": 1 if i == 5 else 50 + 4 * (i % 3),
+            "arrives": 2 * i,
+            "priority": -i,
+            "stream": i % 3 == 0,
+        }
+        for i in range(NUM_REQUESTS)
+    ]
+    for i, tokens in ((1, 9), (4, 1), (7, 24)):
+        requests[i]["abort_after"] = tokens
+    for i in (2, 6):
+        requests[i] |= {"sampling": GRAMMAR | {"ignore_eos": False}}
+    return requests
+
+
+@pytest.fixture(scope="module")
+def ends(models, make_prompt) -> Requests:
+    """The target can say nothing but that it ends, which is heeded or not."""
+    end = AutoTokenizer.from_pretrained(models / "target").eos_token_id
+    return [
+        {
+            "prompt": make_prompt(20, 3),
+            "max_tokens": 9,
+            "sampling": {"ignore_eos": ignore, "allowed_token_ids": [end]},
+        }
+        for ignore in (True, False)
+    ]
+
+
+@pytest.fixture(scope="module")
+def expected(run_engine: RunEngine, make_prompt, storm, ends) -> dict[str, Any]:
+    """The target alone, undisturbed, on Runner V1's native kernels."""
+    keep = ("prompt", "max_tokens", "sampling")
+    requests = {
+        "storm": [{k: r[k] for k in keep if k in r} for r in storm],
+        "ends": ends,
+        "whole": [{"prompt": make_prompt(48, 54), "max_tokens": 24}],
+    }
+    alone = ENGINE | {"num_gpu_blocks_override": None, "scheduling_policy": "fcfs"}
+    return run_engine(requests, "V1", **alone)["scenarios"]
+
+
+@pytest.fixture(scope="module")
+def stops(models, make_prompt, expected) -> tuple[Requests, list[list[int]]]:
+    """Requests that stop within an answer, at a string or a token, and what is left."""
+    tokenizer = AutoTokenizer.from_pretrained(models / "target")
+    answer = expected["whole"]["tokens"][0]
+    requests, wanted = [], []
+    for number in range(NUM_STOPS):
+        at = 4 + number
+        if number % 2:
+            stop, count = {"stop_token_ids": [answer[at]]}, answer.index(answer[at]) + 1
+        else:
+            text = tokenizer.decode(answer[at : at + 2])
+            stop, count = {"stop": [text]}, first_with(text, answer, tokenizer)
+        requests.append(
+            {"prompt": make_prompt(48, 54), "max_tokens": 24, "sampling": stop}
+        )
+        wanted.append(answer[:count])
+    return requests, wanted
+
+
+def first_with(text: str, tokens: list[int], tokenizer: Any) -> int:
+    """How many tokens it takes until their text contains another."""
+    counts = range(len(tokens))
+    return bisect_left(counts, True, key=lambda n: text in tokenizer.decode(tokens[:n]))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_under_pressure(
+    mode: str, run_engine: RunEngine, models, storm, ends, stops, expected
+):
+    result = run_engine(
+        {"storm": storm, "stops": stops[0], "ends": ends},
+        speculative_config=speculative(models, mode, 5),
+        record_drafts=True,
+        **ENGINE,
+    )
+    found = result["scenarios"]
+    wanted = {name: expected[name]["tokens"] for name in ("storm", "ends")}
+    assert_same_output(result, wanted | {"stops": stops[1]})
+    assert [len(tokens) for tokens in found["ends"]["tokens"]] == [9, 1]
+    assert found["storm"]["counters"]["num_preemptions"][0] >= 5
+    last_steps = found["storm"]["last_steps"]
+    assert sorted(LONG, key=last_steps.__getitem__) == LONG
+    whole = expected["whole"]["tokens"][0]
+    assert num_stops_inside_a_run(found["stops"], *stops, whole) >= 2
+
+
+def num_stops_inside_a_run(
+    found: dict[str, Any], requests: Requests, wanted: list[list[int]], whole: list[int]
+) -> int:
+    """Answers cut behind a draft, where the draft after it was right as well."""
+    inside = set()
+    for request, known, drafts in found["drafts"]:
+        known -= len(requests[int(request)]["prompt"])
+        surplus = len(wanted[int(request)]) + 1 - known
+        if 1 < surplus <= len(drafts) and drafts[:surplus] == whole[known:][:surplus]:
+            inside.add(request)
+    return len(inside)

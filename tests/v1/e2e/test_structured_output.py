@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""JSON schemas, regular expressions and choices, with every kind of drafter.
+
+Drafts are made without the grammar, and cut where they leave it. What comes out is the
+target's own, and where the target keeps to a grammar anyway nothing is lost by it.
+"""
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+import jsonschema
+import pytest
+
+from .conftest import RunEngine
+from .test_unified_speculator import MODES, assert_same_output, speculative
+
+DRAFTS = 5
+AHEAD = ("pard", "eagle3")  # steps scheduled before the last one's drafts are known
+ENGINE = {
+    "max_model_len": 256,
+    "max_num_seqs": 8,
+    "max_num_batched_tokens": 256,
+    "structured_outputs_config": {
+        "backend": "xgrammar",
+        "disable_any_whitespace": True,
+    },
+}
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "pattern": "^[a-z_]{1,12}$"},
+        "kind": {"enum": ["module", "class", "function"]},
+        "lines": {"type": "integer", "minimum": 0, "maximum": 9999},
+        "public": {"type": "boolean"},
+    },
+    "required": ["name", "kind", "lines", "public"],
+    "additionalProperties": False,
+}
+FUNCTION = r"def [a-z_]{1,12}\([a-z]{1,6}(, [a-z]{1,6}){0,2}\):\n    return [a-z]{1,9}"
+CHOICES = ["import os\nimport sys", "from typing import Any", "class Error(Exception):"]
+GRAMMARS: dict[str, dict[str, Any]] = {
+    "json": {"json": SCHEMA},
+    "regex": {"regex": FUNCTION},
+    "choice": {"choice": CHOICES},
+}
+LINES = {"regex": r"([ -~]*\n)*[ -~]*"}  # what the target writes of its own accord
+
+
+@pytest.fixture(scope="module")
+def scenarios(make_prompt: Callable[[int, int], list[int]]) -> dict[str, list]:
+    """Constrained requests share batches with others that are not."""
+    free = [{"prompt": make_prompt(48, 50 + i), "max_tokens": 24} for i in range(5)]
+    lines = [{**r, "sampling": {"structured_outputs": LINES}} for r in free]
+    constrained = [
+        {
+            "prompt": make_prompt(20 + i, i),
+            "max_tokens": 100,
+            "sampling": {"structured_outputs": grammar, "ignore_eos": False},
+        }
+        for i, grammar in enumerate(GRAMMARS.values())
+    ]
+    return {"free": free, "lines": lines, "valid": constrained + free[:2]}
+
+
+@pytest.fixture(scope="module")
+def expected(run_engine: RunEngine, scenarios) -> dict[str, Any]:
+    """The target alone, on Runner V1's native kernels."""
+    scenarios = {name: scenarios[name] for name in ("free", "valid")}
+    found = run_engine(scenarios, "V1", **ENGINE)["scenarios"]
+    return found | {"lines": found["free"]}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_structured_output(
+    mode: str, run_engine: RunEngine, models, scenarios, expected
+):
+    result = run_engine(
+        scenarios,
+        speculative_config=speculative(models, mode, DRAFTS),
+        async_scheduling=mode in AHEAD,
+        record_drafts=True,
+        **ENGINE,
+    )
+    assert_same_output(result, {name: expected[name]["tokens"] for name in scenarios})
+    valid = result["scenarios"]["valid"]
+    assert valid["ends"][:3] == ["stop"] * 3
+    assert_valid(*valid["texts"][:3])
+    rates = {name: acceptance(found) for name, found in result["scenarios"].items()}
+    assert rates["lines"] == pytest.approx(rates["free"], abs=0.02)
+    assert rates["free"][0] > 0.3
+    for name, found in result["scenarios"].items():
+        assert_right_drafts_are_accepted(found, scenarios[name])
+
+
+def assert_valid(text: str, function: str, choice: str) -> None:
+    jsonschema.validate(json.loads(text), SCHEMA)
+    assert re.fullmatch(FUNCTION, function)
+    assert choice in CHOICES
+
+
+def acceptance(found: dict[str, Any]) -> list[float]:
+    """Share of draft steps in which the draft at each position was accepted."""
+    counters = found["counters"]
+    drafts = counters["num_drafts"][0]
+    return [count / drafts for count in counters["num_accepted_tokens_per_pos"]]
+
+
+def assert_right_drafts_are_accepted(found: dict[str, Any], requests: list) -> None:
+    """At each position no fewer than drafts that say what came out.
+
+    What does not keep to the grammar does not come out.
+    """
+    right = [0] * DRAFTS
+    for request, known, drafts in found["drafts"]:
+        known -= len(requests[int(request)]["prompt"])
+        came = found["tokens"][int(request)][known : known + DRAFTS]
+        if len(came) < DRAFTS:
+            continue  # at the end fewer may be verified
+        for position in range(DRAFTS):
+            right[position] += drafts[: position + 1] == came[: position + 1]
+    accepted = found["counters"]["num_accepted_tokens_per_pos"]
+    assert right[0] > 0
+    assert all(a >= r for a, r in zip(accepted, right, strict=True)), (accepted, right)

@@ -47,10 +47,12 @@ def test_states_stand_in_listed_order(layers: tuple[int, ...]):
 
 
 def test_a_block_keeps_the_state_of_its_last_token():
-    """Row 1 + b is block b's; padding and other tokens leave it as it is."""
+    """Row 1 + b is block b's; padding, other tokens and what an engine that warms up
+    writes to the null block leave it as it is."""
     made = drafter((6,), kept=10)
+    null, behind = BLOCK - 1, 5 * BLOCK + 3
     slots = torch.tensor(
-        [[-9] * 6, [2 * BLOCK + 2, 2 * BLOCK + 3, 7 * BLOCK, -1, -1, 3]]
+        [[-9] * 6, [2 * BLOCK + 2, 2 * BLOCK + 3, 7 * BLOCK, -1, null, behind]]
     )
     made.block_tables = SimpleNamespace(block_sizes=[1, BLOCK], slot_mappings=slots)
     rows = torch.arange(1.0, 6.0)[:, None].repeat(1, WIDTH)

@@ -90,11 +90,13 @@ class Pard2Drafter(DraftModelDrafter):
         """Keeps the states of tokens that end a KV block, for whoever goes on there.
 
         That may be a request of this very batch, so it is done first. A rejected
-        token's is written over before its block is anyone else's.
+        token's is written over before its block is anyone else's. The null block's
+        stays: an engine that warms up while it serves writes there.
         """
         size = self.block_tables.block_sizes[self.kv_group]
         ends = self.block_tables.slot_mappings[self.kv_group, : len(rows)] + 1
-        block = torch.where(ends % size == 0, ends // size, 0)
+        is_end = (ends % size == 0) & (ends > size)
+        block = torch.where(is_end, ends // size, 0)
         self.kept.index_copy_(0, block, rows)
 
     def model_inputs(

@@ -59,7 +59,7 @@ class PointKey(NamedTuple):
 
 def command_line(module: str) -> str:
     """How this program was called, but for where its results go."""
-    arguments = sys.argv[1:]
+    arguments = [a for a in sys.argv[1:] if not a.startswith("--output=")]
     if "--output" in arguments:
         at = arguments.index("--output")
         del arguments[at : at + 2]

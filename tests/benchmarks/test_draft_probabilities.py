@@ -3,6 +3,7 @@
 
 import pytest
 
+from benchmarks.spec_decode.draft_probabilities.__main__ import parse, settings
 from benchmarks.spec_decode.draft_probabilities.mean import gain_error, mean_length
 from benchmarks.spec_decode.draft_probabilities.show import (
     probability_table,
@@ -39,6 +40,12 @@ def test_one_request_has_no_error():
 def test_points_of_both_kinds_stand_side_by_side():
     (row,) = probability_table(MEASURED).splitlines()[2:]
     assert row == "| PARD | 0.30 | 2.50 ± 0.50 | 2.60 ± 0.40 | +0.10 ± 0.10 |"
+
+
+def test_a_run_does_not_say_where_its_files_were():
+    found = settings(parse(["--models", "/some/where", "--output=/else/where"]))
+    assert found["prompts"] == "48"
+    assert "where" not in str(found)
 
 
 def test_report_has_a_section_and_a_plot(tmp_path):

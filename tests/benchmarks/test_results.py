@@ -2,6 +2,7 @@
 """Merging results files, and the numbers that follow from them."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -106,3 +107,10 @@ def test_share_of_the_memory_floor(mode: str, passes: int, results: files.Result
 
 def test_no_passes_without_speculation():
     assert files.num_passes("none", 0, PARALLEL) == 0
+
+
+@pytest.mark.parametrize("output", [["--output", "/else/where"], ["--output=/else"]])
+def test_command_does_not_say_where_its_results_go(monkeypatch, output: list[str]):
+    monkeypatch.setattr(sys, "argv", ["soak.py", *output, "--seed", "1"])
+    command = files.command_line("soak")
+    assert command == "python -m benchmarks.spec_decode.soak --seed 1"

@@ -10,7 +10,6 @@ import argparse
 import json
 import os
 import platform
-import shlex
 import subprocess
 import sys
 import tempfile
@@ -105,6 +104,12 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+def settings(args: argparse.Namespace) -> dict[str, str]:
+    """What was measured, and not where it lay."""
+    places = ("models", "output")
+    return {k: str(value) for k, value in vars(args).items() if k not in places}
+
+
 def main() -> None:
     args = parse()
     start = time.strftime("%Y-%m-%dT%H:%M:%S")
@@ -120,18 +125,16 @@ def main() -> None:
             for temperature, counts in found["counts"].items()
         }
         run = {
-            "command": shlex.join([*MODULE, *sys.argv[1:]]),
+            "command": files.command_line("draft_probabilities"),
             "vllm": found["vllm"],
             "software": f"Python {platform.python_version()}, torch {found['torch']}",
-            "settings": {name: str(value) for name, value in vars(args).items()},
+            "settings": settings(args),
         }
         files.save(path, {"runs": {start: run}, "measurements": measurements})
         for key, point in measurements.items():
             length, error = point["acceptance_length"], point["standard_error"]
             print(f"{key}: {length:.3f} ± {error:.3f}", flush=True)
 
-
-MODULE = ("python", "-m", "benchmarks.spec_decode.draft_probabilities")
 
 if __name__ == "__main__":
     main()

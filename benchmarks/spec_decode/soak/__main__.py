@@ -11,7 +11,6 @@ import argparse
 import asyncio
 import json
 import os
-import shlex
 import signal
 import sys
 import tempfile
@@ -234,7 +233,6 @@ def main() -> None:
     env = environment(args.device, args.threads)
     device = probe_device(sys.executable, dict(os.environ))
     path = args.output or files.RESULTS / files.slug(device["name"]) / "soak.json"
-    command = shlex.join(["python", "-m", "benchmarks.spec_decode.soak", *sys.argv[1:]])
     bad = False
     folder = Path(tempfile.mkdtemp(prefix="soak_"))
     print(f"results: {path}, logs: {folder}", flush=True)
@@ -249,7 +247,7 @@ def main() -> None:
         bad |= bool(wrong)
         say(mode, found, wrong)
         about = {
-            "command": command,
+            "command": files.command_line("soak"),
             "date": time.strftime("%Y-%m-%d"),
             "vllm": version("vllm"),
             "device": device,

@@ -46,6 +46,8 @@ def engine_env(on_cpu: bool) -> dict[str, str]:
         # The interpreter is one thread; a second one would only spin, and keep the
         # core from tests that run at the same time.
         "OMP_NUM_THREADS": "1",
+        # Else the workers of all servers are bound to the same core.
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     }
     return env | (on_cpu_only if on_cpu else {})
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from benchmarks.spec_decode.soak.__main__ import FIGURES, faults, growth
+from benchmarks.spec_decode.soak.__main__ import FIGURES, faults, growth, later
 from benchmarks.spec_decode.soak.asks import Answer, Ask, Asks, Verdict, compare
 from benchmarks.spec_decode.soak.clients import Traffic
 from benchmarks.spec_decode.soak.table import soak_table
@@ -153,7 +153,8 @@ def soaked(**changes: Any) -> dict[str, Any]:
     found = dict.fromkeys((*FIGURES, "preemptions", "prefix_cache_hits"), 5)
     found |= dict.fromkeys(("wrong_answers", "wrong_tokens", "errors"), 0)
     found |= {"stuck_requests": 0, "leaked_blocks": 0}
-    found |= {"rss_growth_bytes": 50, "gpu_growth_bytes": None}
+    found |= {"rss_growth_bytes": 500, "gpu_growth_bytes": None}
+    found |= {"rss_late_growth_bytes": 50, "gpu_late_growth_bytes": None}
     return found | changes
 
 
@@ -164,8 +165,8 @@ def soaked(**changes: Any) -> dict[str, Any]:
         ({"errors": 1}, "1 errors"),
         ({"leaked_blocks": 3}, "3 leaked_blocks"),
         ({"stuck_requests": 1}, "1 stuck_requests"),
-        ({"rss_growth_bytes": 101}, "rss_growth_bytes is 101"),
-        ({"gpu_growth_bytes": 101}, "gpu_growth_bytes is 101"),
+        ({"rss_late_growth_bytes": 101}, "rss_late_growth_bytes is 101"),
+        ({"gpu_late_growth_bytes": 101}, "gpu_late_growth_bytes is 101"),
         ({"preemptions": 0}, "no preemptions"),
         ({"aborted": 0}, "no aborted"),
     ],
@@ -179,6 +180,9 @@ def test_growth_is_from_the_first_idle_moment_to_the_last():
     moments = [{"rss_bytes": n, "gpu_bytes": None} for n in (100, 400, 130)]
     assert growth(moments, "rss_bytes") == 30
     assert growth(moments, "gpu_bytes") is None
+    assert growth(later(moments), "rss_bytes") == -270
+    assert later(moments[:2]) == moments[:2]
+    assert len(later(moments + moments[:2])) == 3
 
 
 def test_table():
@@ -186,5 +190,5 @@ def test_table():
     found = soaked(**about, acceptance_length=3.0, rss_growth_bytes=3 << 20)
     (row,) = [line for line in soak_table({"pard": found}).splitlines() if "PA" in line]
     assert row.split(" | ")[2:4] == ["10", "64"]
-    assert row.endswith("| +3 | – | 3.00 |")
+    assert row.endswith("| +3 | +0 | – | 3.00 |")
     assert soak_table({}) == ""

@@ -86,6 +86,8 @@ def environment(device: str, threads: int) -> dict[str, str]:
             "TRITON_INTERPRET": "1",
             "VLLM_CPU_KVCACHE_SPACE": "1",
             "OMP_NUM_THREADS": str(threads),
+            # Else the workers of all servers are bound to the same cores.
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         }
     return defaults | os.environ
 

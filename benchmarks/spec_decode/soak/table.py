@@ -31,6 +31,7 @@ def cells(mode: str, found: dict[str, Any]) -> list[Cell]:
         found["clients"],
         *(found[name] for name in COUNTS.values()),
         mib(found["rss_growth_bytes"]),
+        mib(found["rss_late_growth_bytes"]),
         mib(found["gpu_growth_bytes"]),
         found["acceptance_length"],
     ]
@@ -38,5 +39,5 @@ def cells(mode: str, found: dict[str, Any]) -> list[Cell]:
 
 def soak_table(soaks: dict[str, dict[str, Any]]) -> str:
     head = ["drafter", "", "seconds", "clients", *COUNTS]
-    head += ["RSS, MiB", "GPU, MiB", "acceptance length"]
+    head += ["RSS, MiB", "from half time on", "GPU, MiB", "acceptance length"]
     return table(head, [cells(mode, found) for mode, found in sorted(soaks.items())])

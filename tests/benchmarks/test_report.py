@@ -75,6 +75,14 @@ def test_text_outside_the_markers_stays():
         between_markers(BEGIN, "x")
 
 
+def test_the_documentation_shows_all_results(tmp_path: Path):
+    page = report.DOCS / "performance.md"
+    copy = tmp_path / page.name
+    copy.write_text(page.read_text())
+    report.main(["--document", str(copy)])
+    assert copy.read_text() == page.read_text(), "run benchmarks.spec_decode.report"
+
+
 def test_document(folder: Path):
     document = folder / "docs" / "performance.md"
     arguments = ["--results", str(folder / "results"), "--document", str(document)]

@@ -57,7 +57,7 @@ def run_kernel_tests(copy: Path) -> subprocess.CompletedProcess:
     which = f"equals_reference and ({' or '.join(KERNELS)})"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", TEST]
     env = {**os.environ, "PYTHONPATH": str(site), "OMP_NUM_THREADS": "1"}
-    env["VLLM_TEST_EXAMPLES"] = "20"  # of 2000: here it is the page that is tested
+    env["VLLM_TEST_EXAMPLES"] = "20"  # of many: here it is the page that is tested
     return subprocess.run(
         [*command, "-k", which], cwd=copy, env=env, capture_output=True, text=True
     )

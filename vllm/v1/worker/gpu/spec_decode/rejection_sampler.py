@@ -4,8 +4,8 @@
 Why: what a seeded request draws depends on where its steps begin: on preemption, the
     token budget, the drafts that a batch gets. And block verification meets again what
     it has already decided by, so that its output is not distributed as the target's.
-How: seeded requests take the tokens that the target draws alone; what verifies the
-    others has keys of its own. `noise.py` says more.
+How: with the unified speculator seeded requests take the tokens that the target draws
+    alone; what verifies the others has keys of its own. `noise.py` says more.
 Upstream: "[Spec Decode] Seeds reproduce under any schedule", "[Bugfix] Block
     verification draws from fresh noise".
 Until: upstream does both.

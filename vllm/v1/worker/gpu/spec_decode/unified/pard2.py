@@ -64,6 +64,10 @@ class Pard2Drafter(DraftModelDrafter):
         self.kept = self.weight.new_zeros(rows, self.fed_hidden_size)
         nothing = self.weight.new_zeros(1, self.weight.shape[1])
         self.kept[1] = self._projected(nothing)
+        logger.info(
+            "States of the target kept for PARD-2 take %.3f GiB, beside the KV cache.",
+            self.kept.nbytes / 2**30,
+        )
 
     def _projected(self, states: torch.Tensor) -> torch.Tensor:
         return F.linear(states, self.weight, self.bias)

@@ -12,7 +12,6 @@ import argparse
 import json
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -21,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.spec_decode import results as files
+from benchmarks.spec_decode.jobs import run_jobs
 from benchmarks.spec_decode.shapes import BUNDLED, MODES
 
-ROOT = Path(__file__).resolve().parents[2]
 ONE_GPU = ("graphs", "eager-drafter", "eager")
 TWO_GPUS = ("tensor-parallel", "local-argmax")
 # Chances closer than this are equal as far as bf16 matrix products of another shape
@@ -168,25 +167,6 @@ def compare(found: dict[str, Any], alone: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def start(job: dict[str, Any], result: Path, log: Path) -> subprocess.Popen:
-    defaults = {
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "VLLM_NO_USAGE_STATS": "1",
-        "HF_HUB_OFFLINE": "1",
-    }
-    if job["device"] == "cpu":
-        defaults |= {"TRITON_INTERPRET": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
-    command = [sys.executable, "-m", "benchmarks.spec_decode.correctness"]
-    with log.open("w") as stream:
-        return subprocess.Popen(
-            [*command, "--job", json.dumps(job), "--result", str(result)],
-            env=defaults | os.environ,
-            cwd=ROOT,
-            stdout=stream,
-            stderr=stream,
-        )
-
-
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     add = parser.add_argument
@@ -199,8 +179,7 @@ def parse() -> argparse.Namespace:
     add("--output-len", type=int, default=100)
     add("--engines-at-once", type=int, default=5)
     add("--output", type=Path)
-    add("--job", type=json.loads, help=argparse.SUPPRESS)
-    add("--result", type=Path, help=argparse.SUPPRESS)
+    add("--engine", nargs=2, type=Path, help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
@@ -209,53 +188,39 @@ def target_of(how: str) -> str:
     return "eager" if how == "eager" else "graphs"
 
 
-def run_all(args: argparse.Namespace, folder: Path) -> dict[str, dict[str, Any]]:
+def run_all(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """Outcomes by mode and how; an engine that fails ends the program."""
     memory = {"kv_cache_memory_bytes": 2 << 30, "gpu_memory_utilization": 0.02}
     if args.device == "cpu":
         memory = {"gpu_memory_utilization": 0.1}
     alone = dict.fromkeys(target_of(how) for how in args.how)
-    waiting = [("none", how) for how in alone]
-    waiting += [(mode, how) for mode in args.modes for how in args.how]
-    running: dict[str, subprocess.Popen] = {}
-    outcomes: dict[str, dict[str, Any]] = {}
-    while waiting or running:
-        while waiting and len(running) < args.engines_at_once:
-            mode, how = waiting.pop(0)
-            name = f"{mode}-{how}"
-            job = {
-                "mode": mode,
-                "how": how,
-                "device": args.device,
-                "num_tokens": args.num_speculative_tokens,
-                "num_prompts": args.num_prompts,
-                "output_len": args.output_len,
-                "engine": {"dtype": args.dtype, "max_num_seqs": 16, **memory},
-            }
-            files_of = folder / f"{name}.json", folder / f"{name}.log"
-            running[name] = start(job, *files_of)
-        time.sleep(0.5)
-        for name in [n for n, process in running.items() if process.poll() is not None]:
-            if running.pop(name).returncode:
-                for process in running.values():
-                    process.kill()
-                sys.exit(
-                    f"{name} failed:\n" + (folder / f"{name}.log").read_text()[-3000:]
-                )
-            outcomes[name] = json.loads((folder / f"{name}.json").read_text())
-    return outcomes
+    engines = [("none", how) for how in alone]
+    engines += product(args.modes, args.how)
+    jobs = {
+        f"{mode}-{how}": {
+            "mode": mode,
+            "how": how,
+            "num_tokens": args.num_speculative_tokens,
+            "num_prompts": args.num_prompts,
+            "output_len": args.output_len,
+            "engine": {"dtype": args.dtype, "max_num_seqs": 16, **memory},
+        }
+        for mode, how in engines
+    }
+    program = ["-m", "benchmarks.spec_decode.correctness", "--engine"]
+    return run_jobs(program, jobs, args.device, args.engines_at_once)
 
 
 def main() -> None:
     args = parse()
-    if args.job:
-        args.result.write_text(json.dumps(run_engine(args.job)))
+    if args.engine:
+        job, result = args.engine
+        result.write_text(json.dumps(run_engine(json.loads(job.read_text()))))
         return
     from benchmarks.spec_decode.engine import probe_device
 
     device = probe_device(str(Path(sys.executable)), dict(os.environ))
-    with tempfile.TemporaryDirectory() as folder:
-        outcomes = run_all(args, Path(folder))
+    outcomes = run_all(args)
     rows = {}
     for mode, how in product(args.modes, args.how):
         target = outcomes[f"none-{target_of(how)}"]

@@ -7,28 +7,19 @@ request runs a fixed number of steps, so that long steps are not cut off more of
 """
 
 import argparse
-import json
-import os
 import platform
-import subprocess
-import sys
-import tempfile
 import time
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 from benchmarks.spec_decode import results as files
+from benchmarks.spec_decode import shapes
 from benchmarks.spec_decode.draft_probabilities.mean import mean_length
+from benchmarks.spec_decode.jobs import run_jobs
 
-ROOT = Path(__file__).resolve().parents[3]
-ENGINE = Path(__file__).with_name("engine.py")
-MODES = {
-    "draft": "draft_model",
-    "pard": "draft_model",
-    "eagle3": "eagle3",
-    "peagle": "eagle3",
-}
+ENGINE = ["-m", "benchmarks.spec_decode.draft_probabilities.engine"]
+MODES = [mode for mode in shapes.MODES if mode != "none"]
 METHODS = ("greedy", "probabilistic")
 TEMPERATURES = [0.0, 0.3, 0.5, 0.7, 1.0, 1.3, 1.5, 2.0]
 
@@ -49,42 +40,12 @@ def make_job(args: argparse.Namespace, mode: str, method: str) -> dict[str, Any]
             "gpu_memory_utilization": 0.1,
             "speculative_config": {
                 "model": str(args.models / mode),
-                "method": MODES[mode],
+                **shapes.MODES[mode],
                 "num_speculative_tokens": args.num_speculative_tokens,
                 "draft_sample_method": method,
             },
         },
     }
-
-
-def run_engine(job: dict[str, Any]) -> dict[str, Any]:
-    """What `engine.py` found, in a process of its own.
-
-    Raises:
-        SystemExit: the engine failed; its log's end is the message.
-    """
-    defaults = {
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_LOGGING_LEVEL": "WARNING",
-        "HF_HUB_OFFLINE": "1",
-        "TRITON_INTERPRET": "1",
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "OMP_NUM_THREADS": "1",
-    }
-    with tempfile.TemporaryDirectory() as folder:
-        paths = [Path(folder, name) for name in ("job.json", "out.json")]
-        paths[0].write_text(json.dumps(job))
-        done = subprocess.run(
-            [sys.executable, str(ENGINE), *map(str, paths)],
-            env=defaults | os.environ,
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-        )
-        if done.returncode:
-            sys.exit(done.stderr[-3000:])
-        return json.loads(paths[1].read_text())
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -93,8 +54,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         description=__doc__,
     )
     add = parser.add_argument
-    add("--models", type=Path, default=ROOT / "models")
-    add("--modes", nargs="+", choices=MODES, default=list(MODES))
+    add("--device", choices=("cuda", "cpu"), default="cpu")
+    add("--models", type=Path, default=shapes.BUNDLED)
+    add("--modes", nargs="+", choices=MODES, default=MODES)
     add("--temperatures", nargs="+", type=float, default=TEMPERATURES)
     add("--num-speculative-tokens", type=int, default=4)
     add("--prompts", type=int, default=48, help="that run at the same time")
@@ -114,7 +76,8 @@ def main() -> None:
     args = parse()
     start = time.strftime("%Y-%m-%dT%H:%M:%S")
     for mode, method in product(args.modes, METHODS):
-        found = run_engine(make_job(args, mode, method))
+        name, job = f"{mode}/{method}", make_job(args, mode, method)
+        found = run_jobs(ENGINE, {name: job}, args.device)[name]
         device = found["device"]
         path = args.output or files.RESULTS / device / "draft_probabilities.json"
         measurements = {

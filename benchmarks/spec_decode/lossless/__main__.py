@@ -11,7 +11,6 @@ any draft must be found out by the same test.
 import argparse
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -22,11 +21,11 @@ from typing import Any
 import torch
 
 from benchmarks.spec_decode import results as files
+from benchmarks.spec_decode.jobs import run_jobs
 from benchmarks.spec_decode.lossless.chi_square import p_value, sequence_chances
 from benchmarks.spec_decode.lossless.models import MODES, VOCAB, write_models
 
-ROOT = Path(__file__).resolve().parents[3]
-ENGINE = Path(__file__).with_name("engine.py")
+ENGINE = ["-m", "benchmarks.spec_decode.lossless.engine"]
 LENGTH = 3
 NUM_DRAFTS = 3
 # All that may be known when a token is drawn.
@@ -75,72 +74,22 @@ def plan(
     return engines | {"wrong rule": wrong}
 
 
-def run_engine(job: dict[str, Any], device: str) -> subprocess.Popen:
-    defaults = {
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_LOGGING_LEVEL": "WARNING",
-        "HF_HUB_OFFLINE": "1",
-    }
-    if device == "cpu":
-        defaults |= {"TRITON_INTERPRET": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
-    folder = Path(job["folder"])
-    (folder / "job.json").write_text(json.dumps(job))
-    with (folder / "log").open("w") as log:
-        return subprocess.Popen(
-            [
-                sys.executable,
-                str(ENGINE),
-                *(str(folder / n) for n in ("job.json", "out")),
-            ],
-            env=defaults | os.environ,
-            cwd=ROOT,
-            stdout=log,
-            stderr=log,
-        )
-
-
 def run_all(
     engines: dict[str, dict[str, Any] | None], folder: Path, args: argparse.Namespace
 ) -> dict[str, dict[str, Any]]:
-    """Results by name.
-
-    Raises:
-        SystemExit: an engine failed; its log's end is the message.
-    """
-    waiting, running = list(engines), {}
-    results: dict[str, dict[str, Any]] = {}
-    while waiting or running:
-        while waiting and len(running) < args.engines_at_once:
-            name = waiting.pop(0)
-            place = folder / "engines" / name.replace("/", "-").replace(" ", "-")
-            place.mkdir(parents=True)
-            running[name] = (
-                place,
-                run_engine(make_job(args, engines[name], folder, place), args.device),
-            )
-        time.sleep(0.2)
-        for name, (place, process) in list(running.items()):
-            if process.poll() is None:
-                continue
-            del running[name]
-            if process.returncode:
-                for _, other in running.values():
-                    other.kill()
-                sys.exit(f"{name} failed:\n" + (place / "log").read_text()[-3000:])
-            results[name] = json.loads((place / "out").read_text())
-    return results
+    """Results by name."""
+    jobs = {name: make_job(args, spec, folder) for name, spec in engines.items()}
+    return run_jobs(ENGINE, jobs, args.device, args.engines_at_once)
 
 
 def make_job(
-    args: argparse.Namespace, spec: dict[str, Any] | None, folder: Path, place: Path
+    args: argparse.Namespace, spec: dict[str, Any] | None, folder: Path
 ) -> dict[str, Any]:
     engine = {"dtype": "float32", "gpu_memory_utilization": 0.1}
     if args.device == "cuda":
         memory = {"kv_cache_memory_bytes": 1 << 30, "gpu_memory_utilization": 0.02}
         engine = {"dtype": args.dtype, **memory}
     return {
-        "folder": str(place),
         "target": str(folder / "target"),
         "speculative_config": spec,
         "max_num_seqs": args.max_num_seqs,

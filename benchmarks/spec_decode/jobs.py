@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Engines that do one job each, in a process of their own, some side by side."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parents[2]
+POLL_S = 0.2
+
+
+class _Running(NamedTuple):
+    process: subprocess.Popen
+    result: Path
+    log: Path
+
+
+def environment(device: str) -> dict[str, str]:
+    """For a process with an engine in it: offline, on a CPU under the interpreter.
+
+    What is set already stays.
+    """
+    defaults = {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        "HF_HUB_OFFLINE": "1",
+    }
+    if device == "cpu":
+        defaults |= {
+            "TRITON_INTERPRET": "1",
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+            "OMP_NUM_THREADS": "1",
+        }
+    return defaults | os.environ
+
+
+def run_jobs(
+    program: list[str], jobs: dict[str, Any], device: str, at_once: int = 1
+) -> dict[str, Any]:
+    """What each job came to, by name.
+
+    Args:
+        program: arguments of Python; behind them come two files, of the job as JSON and
+            for its result as JSON.
+
+    Raises:
+        SystemExit: a job failed; its log's end is the message.
+    """
+    waiting, running = list(enumerate(jobs)), {}
+    results: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            while waiting or running:
+                while waiting and len(running) < at_once:
+                    number, name = waiting.pop(0)
+                    place = Path(folder, str(number))
+                    running[name] = _start(program, jobs[name], device, place)
+                time.sleep(POLL_S)
+                for name, job in list(running.items()):
+                    if job.process.poll() is not None:
+                        del running[name]
+                        results[name] = _result(name, job)
+        finally:
+            for job in running.values():
+                job.process.kill()
+                job.process.wait()
+    return results
+
+
+def _start(program: list[str], job: Any, device: str, place: Path) -> _Running:
+    place.mkdir()
+    job_file, result, log = (
+        place / name for name in ("job.json", "result.json", "log")
+    )
+    job_file.write_text(json.dumps(job))
+    with log.open("w") as stream:
+        process = subprocess.Popen(
+            [sys.executable, *program, str(job_file), str(result)],
+            env=environment(device),
+            cwd=ROOT,
+            stdout=stream,
+            stderr=stream,
+        )
+    return _Running(process, result, log)
+
+
+def _result(name: str, job: _Running) -> Any:
+    if job.process.returncode:
+        log = job.log.read_text(errors="replace")
+        sys.exit(f"{name} failed:\n{log[-3000:]}")
+    return json.loads(job.result.read_text())

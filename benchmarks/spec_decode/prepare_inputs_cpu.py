@@ -11,7 +11,6 @@ import json
 import os
 import platform
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -23,6 +22,7 @@ os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports Triton
 import torch
 
 import vllm.v1.worker.cpu.shm  # noqa: F401  (what Runner V2 needs on a CPU)
+from benchmarks.spec_decode import results as files
 from tools.overlay.base import load_config
 from vllm.v1.worker.gpu.block_table import BlockTables
 from vllm.v1.worker.gpu.spec_decode.unified.buffers import DraftBuffers
@@ -148,8 +148,7 @@ def main() -> None:
                 rows.append(measure(mode, num_reqs, num_drafts, args.runs))
                 print(rows[-1], flush=True)
     result = {
-        "command": f"python -m benchmarks.spec_decode.prepare_inputs_cpu "
-        f"{' '.join(sys.argv[1:])}".strip(),
+        "command": files.command_line("prepare_inputs_cpu"),
         "base": f"vllm {load_config()['version']}",
         "cpu": cpu_model(),
         "software": f"Python {platform.python_version()}, torch {torch.__version__}",

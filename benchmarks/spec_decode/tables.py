@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from benchmarks.spec_decode import published
-from benchmarks.spec_decode.compare import BASE, Comparison, Row, ratio
+from benchmarks.spec_decode.compare import BASE, Comparison, Row, ratio, step_ratio
 from benchmarks.spec_decode.plan import BY_POSITION, EQUAL
 from benchmarks.spec_decode.results import IMPLEMENTATIONS, OURS, Spread
 from benchmarks.spec_decode.shapes import MODES
@@ -70,13 +70,6 @@ POINT_HEAD = (
     "base: step, ms",
     "base: draft, ms",
 )
-
-
-def step_ratio(ours: Row | None, base: Row | None) -> float | None:
-    """How much sooner a step ends where all requests decode; acceptance is equal."""
-    if not (ours and base and ours.step_s and base.step_s):
-        return None
-    return base.step_s / ours.step_s
 
 
 def free_ratio(ours: Row | None, base: Row | None) -> float | None:

@@ -40,6 +40,13 @@ def environment(device: str) -> dict[str, str]:
     return defaults | os.environ
 
 
+def engine_memory(device: str) -> dict[str, Any]:
+    """Arguments of `LLM` with which engines of tiny models share a device."""
+    if device == "cpu":
+        return {"gpu_memory_utilization": 0.1}
+    return {"kv_cache_memory_bytes": 1 << 30, "gpu_memory_utilization": 0.02}
+
+
 def run_jobs(
     program: list[str], jobs: dict[str, Any], device: str, at_once: int = 1
 ) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import Any
 from benchmarks.spec_decode import results as files
 from benchmarks.spec_decode import shapes
 from benchmarks.spec_decode.draft_probabilities.mean import mean_length
-from benchmarks.spec_decode.jobs import run_jobs
+from benchmarks.spec_decode.jobs import engine_memory, run_jobs
 
 ENGINE = ["-m", "benchmarks.spec_decode.draft_probabilities.engine"]
 MODES = [mode for mode in shapes.MODES if mode != "none"]
@@ -37,7 +37,7 @@ def make_job(args: argparse.Namespace, mode: str, method: str) -> dict[str, Any]
             "dtype": "float32",
             "max_model_len": 512,
             "max_num_seqs": args.prompts,
-            "gpu_memory_utilization": 0.1,
+            **engine_memory(args.device),
             "speculative_config": {
                 "model": str(args.models / mode),
                 **shapes.MODES[mode],
@@ -62,6 +62,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--prompts", type=int, default=48, help="that run at the same time")
     add("--prompt-len", type=int, default=64)
     add("--steps", type=int, default=8, help="of each request")
+    add("--engines-at-once", type=int, default=1)
     add("--output", type=Path)
     return parser.parse_args(arguments)
 
@@ -75,13 +76,16 @@ def settings(args: argparse.Namespace) -> dict[str, str]:
 def main() -> None:
     args = parse()
     start = time.strftime("%Y-%m-%dT%H:%M:%S")
-    for mode, method in product(args.modes, METHODS):
-        name, job = f"{mode}/{method}", make_job(args, mode, method)
-        found = run_jobs(ENGINE, {name: job}, args.device)[name]
+    jobs = {
+        f"{mode}/{method}": make_job(args, mode, method)
+        for mode, method in product(args.modes, METHODS)
+    }
+    results = run_jobs(ENGINE, jobs, args.device, args.engines_at_once)
+    for name, found in results.items():
         device = found["device"]
         path = args.output or files.RESULTS / device / "draft_probabilities.json"
         measurements = {
-            f"{mode}/{method}/K{args.num_speculative_tokens}/T{temperature}": {
+            f"{name}/K{args.num_speculative_tokens}/T{temperature}": {
                 "run": start,
                 **mean_length(counts),
             }

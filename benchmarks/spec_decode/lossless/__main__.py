@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from benchmarks.spec_decode import results as files
-from benchmarks.spec_decode.jobs import run_jobs
+from benchmarks.spec_decode.jobs import engine_memory, run_jobs
 from benchmarks.spec_decode.lossless.chi_square import p_value, sequence_chances
 from benchmarks.spec_decode.lossless.models import MODES, VOCAB, write_models
 
@@ -85,10 +85,7 @@ def run_all(
 def make_job(
     args: argparse.Namespace, spec: dict[str, Any] | None, folder: Path
 ) -> dict[str, Any]:
-    engine = {"dtype": "float32", "gpu_memory_utilization": 0.1}
-    if args.device == "cuda":
-        memory = {"kv_cache_memory_bytes": 1 << 30, "gpu_memory_utilization": 0.02}
-        engine = {"dtype": args.dtype, **memory}
+    engine = {"dtype": args.dtype, **engine_memory(args.device)}
     return {
         "target": str(folder / "target"),
         "speculative_config": spec,

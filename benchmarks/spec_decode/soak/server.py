@@ -65,13 +65,17 @@ class Server:
 
 
 def gpu_bytes(device: str) -> int | None:
-    """Memory in use on the first GPU, by whomever; None on a CPU."""
+    """Memory in use on the first visible GPU, by whomever; None on a CPU."""
     if device == "cpu":
         return None
+    from vllm.platforms import current_platform
     from vllm.third_party import pynvml
 
     pynvml.nvmlInit()
-    return pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(0)).used
+    number = current_platform.visible_device_id_to_physical_device_id(0)
+    return pynvml.nvmlDeviceGetMemoryInfo(
+        pynvml.nvmlDeviceGetHandleByIndex(number)
+    ).used
 
 
 def environment(device: str, threads: int) -> dict[str, str]:

@@ -3,8 +3,8 @@
 
 Each function returns a call that does the whole preparation of a pass once. The base's
 own functions run on stand-ins that hold only the tensors that they touch. What is left
-out is the same for all: the head's projection of the target's hidden states, and the
-attention metadata that is made of the result.
+out is the same for all: the projection of the target's hidden states, and the attention
+metadata that is made of the result.
 """
 
 from collections.abc import Callable
@@ -19,6 +19,7 @@ from benchmarks.spec_decode.decode_step import (
     MAX_MODEL_LEN,
     DecodeStep,
 )
+from benchmarks.spec_decode.plan import runs_mode
 from benchmarks.spec_decode.shapes import PARALLEL
 from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
@@ -36,6 +37,8 @@ from vllm.v1.worker.gpu.spec_decode.unified.inputs import (
 from vllm.v1.worker.gpu.spec_decode.unified.layout import DraftLayout
 
 EAGLE = ("eagle3", "peagle")
+# States of a token that a drafter is fed: three layers', or those that PARD-2 projects.
+NUM_SOURCES = {"pard2": 1, "eagle3": 3, "peagle": 3}
 Chain = Callable[[], Any]
 
 
@@ -49,7 +52,8 @@ class Ours:
 
     def __init__(self, step: DecodeStep, mode: str, num_drafts: int):
         self.step, self.layout = step, layout_of(mode, num_drafts)
-        self.hidden_size = step.combined.shape[1] if mode in EAGLE else None
+        self.sources = tuple(step.aux[: NUM_SOURCES.get(mode, 0)])
+        self.hidden_size = step.combined.shape[1] if self.sources else None
         self.device, dtype = step.positions.device, step.combined.dtype
         self.buffers = DraftBuffers(
             self.layout,
@@ -61,6 +65,8 @@ class Ours:
         )
         self.buffers.allocate_kv_groups(step.tables.num_kv_cache_groups)
         self.mask = step.combined.new_zeros(3 * step.combined.shape[1])
+        # What PARD-2 keeps of KV blocks.
+        self.kept = step.combined.new_zeros(1 + step.num_blocks, step.combined.shape[1])
         self.draft_tokens = torch.zeros(
             step.num_reqs, num_drafts, dtype=torch.int64, device=self.device
         )
@@ -68,7 +74,8 @@ class Ours:
     def first(self) -> Chain:
         step = self.step
         values = {name: getattr(step, name) for name in VerifiedBatch._fields}
-        hidden = HiddenRows(tuple(step.aux), self.mask) if self.hidden_size else None
+        stand_ins = self.mask if self.layout.token_shift else self.kept
+        hidden = HiddenRows(self.sources, stand_ins) if self.sources else None
         rows = step.num_tokens + step.num_reqs * self.layout.num_extra_slots
         return self._call(VerifiedBatch(**values), hidden, rows)
 
@@ -295,7 +302,7 @@ def make_chain(
     name: str, mode: str, which: str, step: DecodeStep, num_drafts: int
 ) -> Chain | None:
     """The preparation of a pass, "first" or "later"; None where there is none."""
-    if name == "base-v2" and mode in PARALLEL:
+    if not runs_mode(name, mode):
         return None
     if which == "later" and (mode in PARALLEL or name == "base-v1"):
         return None

@@ -8,7 +8,14 @@ from typing import Any
 
 from benchmarks.spec_decode import results as files
 from benchmarks.spec_decode.plan import BY_POSITION
-from benchmarks.spec_decode.results import BASE_V1, BASE_V2, EngineKey, PointKey, Spread
+from benchmarks.spec_decode.results import (
+    BASE_V1,
+    BASE_V2,
+    MAIN_SHAPES,
+    EngineKey,
+    PointKey,
+    Spread,
+)
 from benchmarks.spec_decode.shapes import PARALLEL
 
 BASE = "base"  # whichever of its runners is the faster at a point
@@ -39,12 +46,13 @@ class Row:
 
 
 class Comparison:
-    """The measurements of one results file."""
+    """The measurements that one results file has of a set of shapes."""
 
-    def __init__(self, results: files.Results):
-        self.results = results
+    def __init__(self, results: files.Results, shapes: str = MAIN_SHAPES):
+        self.results, self.shapes = results, shapes
         self.measurements = results.get("measurements", {})
-        self.keys = [PointKey.parse(text) for text in self.measurements]
+        keys = map(PointKey.parse, self.measurements)
+        self.keys = [key for key in keys if key.engine.shapes == shapes]
 
     def row(self, key: PointKey) -> Row | None:
         point = self.measurements.get(str(key))
@@ -75,7 +83,10 @@ class Comparison:
         """The row of an implementation, or of the base's faster runner."""
         names = (BASE_V2, BASE_V1) if name == BASE else (name,)
         keys = [
-            PointKey(EngineKey(one, mode, k), acceptance, concurrency) for one in names
+            PointKey(
+                EngineKey(one, mode, k, shapes=self.shapes), acceptance, concurrency
+            )
+            for one in names
         ]
         return fastest(self.row(key) for key in keys)
 

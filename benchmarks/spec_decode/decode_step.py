@@ -45,6 +45,11 @@ class DecodeStep:
     def max_num_reqs(self) -> int:
         return self.tables.max_num_reqs
 
+    @property
+    def num_blocks(self) -> int:
+        """KV blocks that requests hold, counted from 1."""
+        return self.max_num_reqs * MAX_MODEL_LEN // BLOCK_SIZE
+
 
 def make_step(
     num_reqs: int,

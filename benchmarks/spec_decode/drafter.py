@@ -7,8 +7,8 @@ from statistics import median
 from typing import Any
 
 import torch
-import torch.nn as nn
 
+from vllm.model_executor.layers.fused_moe import RoutedExperts
 from vllm.model_executor.layers.vocab_parallel_embedding import (
     ParallelLMHead,
     VocabParallelEmbedding,
@@ -30,10 +30,15 @@ def set_acceptance(runner: Any, rates: list[float]) -> None:
         held.copy_(torch.tensor(rates, dtype=held.dtype))
 
 
-def bytes_read(model: Any) -> int:
-    """Bytes of weights that a pass reads once: all but tables rows are picked from."""
+def bytes_read(model: Any) -> int | None:
+    """Bytes of weights that a pass reads once: all but tables rows are picked from.
+
+    None for a mixture of experts: it reads those that its tokens are routed to.
+    """
     while hasattr(model, "unwrap"):
         model = model.unwrap()
+    if any(isinstance(module, RoutedExperts) for module in model.modules()):
+        return None
     heads = {
         parameter.data_ptr()
         for module in model.modules()
@@ -50,8 +55,18 @@ def bytes_read(model: Any) -> int:
     return sum(sizes.values())
 
 
-def model_of(drafter: Any) -> nn.Module | None:
-    return getattr(drafter, "model", None)
+def draft_bytes_read(drafter: Any) -> int:
+    """The same of a drafter's model, and of PARD-2's projection beside it."""
+    if (model := getattr(drafter, "model", None)) is None:
+        return 0
+    projection = getattr(drafter, "weight", None)
+    return bytes_read(model) + (0 if projection is None else projection.nbytes)
+
+
+def count_full_graphs(holder: Any, name: str) -> int | None:
+    """FULL graphs that a runner or drafter recorded; None where that is not known."""
+    manager = getattr(holder, name, None)
+    return None if manager is None else len(manager.graphs)
 
 
 class DraftClock:

@@ -223,6 +223,7 @@ def main() -> None:
             args.num_speculative_tokens,
             at_once,
             args.auto,
+            args.shapes,
         )
         for number, keys in enumerate(groups):
             if run.is_over(run.group_start_s):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from benchmarks.spec_decode.plan import ACCEPTANCES, EQUAL
 from benchmarks.spec_decode.results import IMPLEMENTATIONS, OURS
-from benchmarks.spec_decode.shapes import MODES, SETS
+from benchmarks.spec_decode.shapes import MODES, SETS, modes_of
 
 
 def add_site_flag(parser: argparse.ArgumentParser) -> None:
@@ -41,6 +41,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     args = parser.parse_args(arguments)
     args.site = parse_sites(parser, args.site)
     check_sites(parser, args)
+    args.modes = args.modes or modes_of(args.shapes)
+    if missing := set(args.modes) - set(modes_of(args.shapes)):
+        parser.error(f"the shapes {args.shapes} have no {', '.join(sorted(missing))}")
     return args
 
 
@@ -55,7 +58,7 @@ def _add_matrix(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(flag, nargs="+", **more)
 
     many("--implementations", choices=IMPLEMENTATIONS, default=list(IMPLEMENTATIONS))
-    many("--modes", choices=list(MODES), default=list(MODES))
+    many("--modes", choices=list(MODES), help="all that the shapes have, by default")
     many("--num-speculative-tokens", type=int, default=[3, 5, 7, 11])
     parser.add_argument(
         "--auto",
@@ -81,7 +84,7 @@ def _add_matrix(parser: argparse.ArgumentParser) -> None:
 
 def _add_limits(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--shapes", choices=SETS, default=SETS[0])
+    add("--shapes", choices=SETS, default=SETS[0], help="of the target and drafters")
     add("--device", choices=("cuda", "cpu"), default="cuda")
     add("--gpu", help="name of the results folder; detected by default")
     add(

@@ -7,7 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.spec_decode import published
-from benchmarks.spec_decode.results import BASE_V1, BASE_V2, OURS, EngineKey
+from benchmarks.spec_decode.results import (
+    BASE_V1,
+    BASE_V2,
+    MAIN_SHAPES,
+    OURS,
+    EngineKey,
+)
 from benchmarks.spec_decode.rounds import (
     conditional_rates,
     mean_length,
@@ -32,7 +38,9 @@ ACCEPTANCES = (EQUAL, BY_POSITION, *published.ACCEPTANCE)
 
 
 def runs_mode(implementation: str, mode: str) -> bool:
-    """The base's Runner V2 refuses parallel drafting."""
+    """The base has no PARD-2, and its Runner V2 refuses parallel drafting."""
+    if mode == "pard2":
+        return implementation == OURS
     return implementation != BASE_V2 or mode not in PARALLEL
 
 
@@ -42,6 +50,7 @@ def plan_groups(
     num_tokens: list[int],
     at_once: int,
     auto: int | None = None,
+    shapes: str = MAIN_SHAPES,
 ) -> list[list[EngineKey]]:
     """Engines that run side by side: those of a mode and K stay together.
 
@@ -49,17 +58,21 @@ def plan_groups(
 
     Args:
         auto: also an engine of ours per mode that chooses K itself, up to this.
+        shapes: name of the set of models.
     """
     pairs = [("none", 0)] if "none" in modes else []
     pairs += [(mode, k) for k in num_tokens for mode in modes if mode != "none"]
     sets = [
-        [EngineKey(name, mode, k) for name in implementations if runs_mode(name, mode)]
+        [
+            EngineKey(name, mode, k, shapes=shapes)
+            for name in implementations
+            if runs_mode(name, mode)
+        ]
         for mode, k in pairs
     ]
     if auto is not None:
-        sets += [
-            [EngineKey(OURS, mode, auto, True)] for mode in modes if mode != "none"
-        ]
+        drafting = [mode for mode in modes if mode != "none"]
+        sets += [[EngineKey(OURS, mode, auto, True, shapes)] for mode in drafting]
     groups: list[list[EngineKey]] = []
     for whole in sets:
         for start in range(0, len(whole), at_once):
@@ -164,7 +177,9 @@ class Setup:
             "HF_HUB_OFFLINE": "1",
             # Engines that compile at the same time must not write the same files;
             # one of another K later reads them.
-            "VLLM_CACHE_ROOT": str(cache_root() / f"{key[0]}-{key[1]}-{lane}"),
+            "VLLM_CACHE_ROOT": str(
+                cache_root() / f"{key.implementation}-{key.mode}-{key.shapes}-{lane}"
+            ),
         }
         if self.device == "cpu":
             env |= {

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from benchmarks.spec_decode import results as files
-from benchmarks.spec_decode.chains import EAGLE, Chain, layout_of, make_chain
+from benchmarks.spec_decode.chains import NUM_SOURCES, Chain, layout_of, make_chain
 from benchmarks.spec_decode.decode_step import bytes_moved, make_step
 from benchmarks.spec_decode.device import describe
 from benchmarks.spec_decode.gpu_profile import count_launches
@@ -62,7 +62,7 @@ def _queued(chain: Chain) -> tuple[float, float]:
 
 def floor_s(mode: str, n: int, k: int, hidden_size: int, bytes_per_s: float) -> float:
     """Seconds for what a first pass must read and write."""
-    row = 3 * hidden_size * 2 if mode in EAGLE else 0
+    row = NUM_SOURCES.get(mode, 0) * hidden_size * 2
     return bytes_moved(layout_of(mode, k), n, k + 1, row) / bytes_per_s
 
 

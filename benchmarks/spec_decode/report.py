@@ -12,6 +12,7 @@ from benchmarks.spec_decode.correctness import TWO_GPUS
 from benchmarks.spec_decode.draft_probabilities.show import probability_text
 from benchmarks.spec_decode.lossless.table import lossless_table
 from benchmarks.spec_decode.plots import draw_all
+from benchmarks.spec_decode.shape_tables import shape_sections
 from benchmarks.spec_decode.soak.table import soak_table
 from benchmarks.spec_decode.tables import (
     correctness_table,
@@ -72,7 +73,7 @@ def engine_text(path: Path, images: Path, docs: Path) -> Iterator[str]:
     yield from notes(results)
     for plot in draw_all(compared, images, path.parent.name):
         yield f"![{plot.stem}]({plot.relative_to(docs)})"
-    for title, found in engine_sections(compared):
+    for title, found in [*engine_sections(compared), *shape_sections(results)]:
         if found:
             yield f"### {title}\n\n{found}"
     if results.get("failures"):

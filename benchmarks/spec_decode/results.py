@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 OURS, BASE_V2, BASE_V1 = "ours", "base-v2", "base-v1"
 IMPLEMENTATIONS = (OURS, BASE_V2, BASE_V1)
+MAIN_SHAPES = "llama-3.1-8b"  # those that keys do not name
 SECTIONS = ("runs", "engines", "measurements", "profiles", "failures")
 Results = dict[str, dict[str, Any]]
 
@@ -27,16 +28,26 @@ class EngineKey(NamedTuple):
     Attributes:
         num_tokens: K, 0 without speculation.
         is_auto: K is the most that a step may draft, and every step chooses its own.
+        shapes: name of the set of models.
     """
 
     implementation: str
     mode: str
     num_tokens: int
     is_auto: bool = False
+    shapes: str = MAIN_SHAPES
 
     def __str__(self) -> str:
         auto = "auto" if self.is_auto else ""
-        return f"{self.implementation}/{self.mode}/K{self.num_tokens}{auto}"
+        where = "" if self.shapes == MAIN_SHAPES else f"@{self.shapes}"
+        return f"{self.implementation}/{self.mode}{where}/K{self.num_tokens}{auto}"
+
+    @classmethod
+    def parse(cls, text: str) -> "EngineKey":
+        implementation, what, tokens = text.split("/")
+        mode, _, shapes = what.partition("@")
+        number, is_auto = tokens[1:].removesuffix("auto"), tokens.endswith("auto")
+        return cls(implementation, mode, int(number), is_auto, shapes or MAIN_SHAPES)
 
 
 class PointKey(NamedTuple):
@@ -51,10 +62,8 @@ class PointKey(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> "PointKey":
-        implementation, mode, tokens, acceptance, concurrency = text.split("/")
-        number = tokens[1:].removesuffix("auto")
-        engine = EngineKey(implementation, mode, int(number), tokens.endswith("auto"))
-        return cls(engine, acceptance, int(concurrency[1:]))
+        engine, acceptance, concurrency = text.rsplit("/", 2)
+        return cls(EngineKey.parse(engine), acceptance, int(concurrency[1:]))
 
 
 def command_line(module: str) -> str:
@@ -145,7 +154,7 @@ def floor_share(
     engine = results.get("engines", {}).get(str(key.engine))
     point = results["measurements"].get(str(key))
     step = point and column(point, "step_s")
-    if not engine or not step:
+    if not engine or not step or engine["target_bytes"] is None:
         return None
     run = results["runs"][point["run"]]
     passes = num_passes(key.engine.mode, key.engine.num_tokens, parallel)

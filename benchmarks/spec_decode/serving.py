@@ -21,8 +21,8 @@ from benchmarks.spec_decode.engine import probe_device
 from benchmarks.spec_decode.flags import add_site_flag, check_sites, parse_sites
 from benchmarks.spec_decode.plan import Setup, runs_mode
 from benchmarks.spec_decode.process import ROOT, last_error
-from benchmarks.spec_decode.results import IMPLEMENTATIONS, OURS, EngineKey
-from benchmarks.spec_decode.shapes import LLAMA_3_1_8B, MODES, SETS, write_shapes
+from benchmarks.spec_decode.results import IMPLEMENTATIONS, MAIN_SHAPES, OURS, EngineKey
+from benchmarks.spec_decode.shapes import CONFIGS, MODES, write_shapes
 from benchmarks.spec_decode.tokenizer import write_tokenizer
 
 VLLM = ["-m", "benchmarks.spec_decode.api_server"]  # `vllm`, for random weights
@@ -227,7 +227,7 @@ def parse() -> argparse.Namespace:
     add("--prompt-len", type=int, default=128)
     add("--output-len", type=int, default=256)
     add("--max-num-seqs", type=int, default=64)
-    add("--shapes", choices=SETS, default=SETS[0])
+    add("--shapes", choices=(MAIN_SHAPES, "tiny"), default=MAIN_SHAPES)
     add("--device", choices=("cuda", "cpu"), default="cuda")
     add("--gpu", help="name of the results folder; detected by default")
     add(
@@ -248,7 +248,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         models = write_shapes(args.shapes, Path(folder))
         if args.shapes != "tiny":
-            write_tokenizer(models["target"], LLAMA_3_1_8B["target"]["vocab_size"])
+            write_tokenizer(
+                models["target"], CONFIGS[args.shapes]["target"]["vocab_size"]
+            )
         engine_args = {"gpu_memory_utilization": 0.85 if args.device == "cuda" else 0.1}
         setup = Setup(
             args.site, models, args.device, args.max_num_seqs, 0.0, engine_args

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Model folders to benchmark: a config.json and nothing else, for dummy weights.
+"""Model folders to benchmark: shapes and nothing else, for dummy weights.
 
 Speed depends on shapes, not on what the weights hold, so nothing is downloaded.
 """
@@ -9,71 +9,38 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.spec_decode.model_configs import (
+    GPT_OSS_20B,
+    LLAMA_3_1_8B,
+    QWEN_3_8B,
+    TARGET,
+    Config,
+)
+from benchmarks.spec_decode.results import MAIN_SHAPES
+
 BUNDLED = Path(__file__).resolve().parents[2] / "models"
-TARGET = "target"
 # Mode: what the speculative config says beside the model and the number of tokens.
 MODES: dict[str, dict[str, Any]] = {
     "none": {},
     "draft": {"method": "draft_model"},
     "pard": {"method": "draft_model", "parallel_drafting": True},
+    "pard2": {"method": "draft_model", "parallel_drafting": True},
     "eagle3": {"method": "eagle3"},
     "peagle": {"method": "eagle3", "parallel_drafting": True},
 }
-PARALLEL = ("pard", "peagle")
-SETS = ("llama-3.1-8b", "tiny")
+PARALLEL = ("pard", "pard2", "peagle")
+CONFIGS: dict[str, dict[str, Config]] = {
+    MAIN_SHAPES: LLAMA_3_1_8B,
+    "qwen3-8b": QWEN_3_8B,
+    "gpt-oss-20b": GPT_OSS_20B,
+}
+SETS = (*CONFIGS, "tiny")
 
-_LLAMA_3 = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "attention_bias": False,
-    "bos_token_id": 128000,
-    "eos_token_id": 128001,
-    "dtype": "bfloat16",
-    "head_dim": 128,
-    "hidden_act": "silu",
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "max_position_embeddings": 131072,
-    "mlp_bias": False,
-    "num_attention_heads": 32,
-    "num_hidden_layers": 32,
-    "num_key_value_heads": 8,
-    "rms_norm_eps": 1e-5,
-    "rope_parameters": {
-        "rope_type": "llama3",
-        "rope_theta": 500000.0,
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 8192,
-    },
-    "tie_word_embeddings": False,
-    "vocab_size": 128256,
-}
-_LLAMA_3_1B = {
-    "head_dim": 64,
-    "hidden_size": 2048,
-    "intermediate_size": 8192,
-    "num_hidden_layers": 16,
-    "tie_word_embeddings": True,
-}
-# A head reads three of the target's layers and ranks a quarter of its vocabulary.
-_EAGLE_3 = {
-    "architectures": ["LlamaForCausalLMEagle3"],
-    "draft_vocab_size": 32000,
-    "num_hidden_layers": 1,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0},
-}
-_UNUSED_TOKEN = 128002
-LLAMA_3_1_8B: dict[str, dict[str, Any]] = {
-    TARGET: _LLAMA_3,
-    "draft": _LLAMA_3 | _LLAMA_3_1B,
-    "pard": _LLAMA_3 | _LLAMA_3_1B | {"pard_token": _UNUSED_TOKEN, "spd_type": "pard"},
-    "eagle3": _LLAMA_3 | _EAGLE_3,
-    "peagle": _LLAMA_3
-    | _EAGLE_3
-    | {"num_hidden_layers": 4, "ptd_token_id": _UNUSED_TOKEN},
-}
+
+def modes_of(name: str) -> list[str]:
+    """The modes that a set of shapes has a drafter for, "none" among them."""
+    known = CONFIGS.get(name) or [folder.name for folder in BUNDLED.iterdir()]
+    return [mode for mode in MODES if mode == "none" or mode in known]
 
 
 def write_shapes(name: str, folder: Path) -> dict[str, Path]:
@@ -83,13 +50,24 @@ def write_shapes(name: str, folder: Path) -> dict[str, Path]:
         ValueError: there is no set of that name.
     """
     if name == "tiny":
-        return {model: BUNDLED / model for model in (TARGET, *list(MODES)[1:])}
-    if name != "llama-3.1-8b":
+        return {model: BUNDLED / model for model in (TARGET, *modes_of(name)[1:])}
+    if name not in CONFIGS:
         raise ValueError(f"no shapes named {name!r}: choose one of {', '.join(SETS)}")
-    for model, config in LLAMA_3_1_8B.items():
+    for model, config in CONFIGS[name].items():
         (folder / model).mkdir(parents=True, exist_ok=True)
         (folder / model / "config.json").write_text(json.dumps(config, indent=1))
-    return {model: folder / model for model in LLAMA_3_1_8B}
+        if model == "pard2":
+            _write_projection(config, folder / model)
+    return {model: folder / model for model in CONFIGS[name]}
+
+
+def _write_projection(config: Config, folder: Path) -> None:
+    """That of a PARD-2 drafter, which is read from a file with dummy weights too."""
+    import torch
+
+    shape = config["hidden_size"], config["pard2_target_dim"]
+    weight = torch.empty(shape, dtype=torch.bfloat16).normal_(std=0.02)
+    torch.save({"target_proj.weight": weight}, folder / "warp_model.bin")
 
 
 def speculative_config(

@@ -14,6 +14,7 @@ NAMES = {
     "none": "No speculation",
     "draft": "Draft model",
     "pard": "PARD",
+    "pard2": "PARD-2",
     "eagle3": "EAGLE-3",
     "peagle": "P-EAGLE",
 }

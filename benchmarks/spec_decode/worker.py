@@ -41,17 +41,22 @@ class Worker:
         import torch
 
         import vllm
-        from benchmarks.spec_decode.drafter import bytes_read, model_of
+        from benchmarks.spec_decode.drafter import (
+            bytes_read,
+            count_full_graphs,
+            draft_bytes_read,
+        )
 
         homes = {base.__module__ for base in type(self.runner).__mro__}
         is_v2 = any("worker.gpu.model_runner" in home for home in homes)
-        draft = model_of(self.drafter)
         config = self.llm.llm_engine.vllm_config
         return {
             "runner": "V2" if is_v2 else "V1",
             "drafter": type(self.drafter).__name__ if self.drafter else None,
             "target_bytes": bytes_read(self.runner.model),
-            "draft_bytes": bytes_read(draft) if draft is not None else 0,
+            "draft_bytes": draft_bytes_read(self.drafter),
+            "target_full_graphs": count_full_graphs(self.runner, "cudagraph_manager"),
+            "draft_full_graphs": count_full_graphs(self.drafter, "graphs"),
             "start_s": self.start_s,
             "vllm": vllm.__version__,
             "torch": torch.__version__,

@@ -65,7 +65,21 @@ def test_later_pass(mode: str, step: DecodeStep):
     assert torch.equal(ours.buffers.positions[:n], base.buffers.positions[:n])
 
 
+def test_pard2_is_laid_out_as_pard_and_fed(step: DecodeStep):
+    ours, pard = Ours(step, "pard2", K), Ours(step, "pard", K)
+    for chain in (ours.first(), pard.first()):
+        chain()
+    rows = live_rows(ours)
+    for name in ("input_ids", "positions"):
+        assert torch.equal(
+            getattr(ours.buffers, name)[rows], getattr(pard.buffers, name)[rows]
+        )
+    # The first request's second token is fed the state of its first.
+    assert torch.equal(ours.buffers.fed[1], step.aux[0][0])
+
+
 def test_there_is_no_chain_that_the_base_lacks(step: DecodeStep):
+    assert make_chain("base-v1", "pard2", "first", step, K) is None
     assert make_chain("base-v2", "pard", "first", step, K) is None
     assert make_chain("ours", "pard", "later", step, K) is None
     assert make_chain("base-v1", "draft", "later", step, K) is None

@@ -6,11 +6,20 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.spec_decode.flags import parse
 from benchmarks.spec_decode.plan import acceptance_rates, curve, plan_groups
 from benchmarks.spec_decode.process import WorkerError, WorkerProcess, last_error
 from benchmarks.spec_decode.results import IMPLEMENTATIONS, EngineKey
 from benchmarks.spec_decode.rounds import mean_length
-from benchmarks.spec_decode.shapes import MODES, SETS, speculative_config, write_shapes
+from benchmarks.spec_decode.shapes import (
+    CONFIGS,
+    MODES,
+    SETS,
+    modes_of,
+    speculative_config,
+    write_shapes,
+)
+from vllm.config import ModelConfig, ParallelConfig, SpeculativeConfig
 from vllm.config.drafting import read_checkpoint
 
 
@@ -18,9 +27,10 @@ from vllm.config.drafting import read_checkpoint
 def test_every_engine_once_and_peers_together(at_once: int):
     groups = plan_groups(list(IMPLEMENTATIONS), list(MODES), [3, 7], at_once)
     keys = [key for group in groups for key in group]
-    assert len(keys) == len(set(keys)) == 3 + 2 * (3 + 2 + 3 + 2)
+    assert len(keys) == len(set(keys)) == 3 + 2 * (3 + 2 + 1 + 3 + 2)
     assert max(map(len, groups)) <= at_once
     assert EngineKey("base-v2", "pard", 7) not in keys
+    assert EngineKey("base-v1", "pard2", 7) not in keys
     if at_once >= 3:
         for group in groups:
             for _, *drafter in group:
@@ -56,11 +66,37 @@ def test_acceptance_of_every_label():
 @pytest.mark.parametrize("name", SETS)
 def test_shapes_are_what_they_are_called(name: str, tmp_path: Path):
     models = write_shapes(name, tmp_path)
-    for mode in list(MODES)[1:]:
+    assert set(modes_of(name)) == {"none", *models} - {"target"}
+    for mode in modes_of(name)[1:]:
         config = json.loads((models[mode] / "config.json").read_text())
         found = read_checkpoint(config, models[mode])
         spec = speculative_config(mode, models, 7, curve(7))
         assert found.is_parallel == spec.get("parallel_drafting", False)
+
+
+@pytest.mark.parametrize("name", [n for n in CONFIGS if "pard2" in CONFIGS[n]])
+def test_pard2_is_fed_states_of_its_target(name: str, tmp_path: Path):
+    models = write_shapes(name, tmp_path)
+    spec = SpeculativeConfig(
+        model=str(models["pard2"]),
+        num_speculative_tokens=7,
+        target_model_config=ModelConfig(
+            str(models["target"]), skip_tokenizer_init=True
+        ),
+        target_parallel_config=ParallelConfig(),
+    )
+    depth = CONFIGS[name]["target"]["num_hidden_layers"]
+    fed = spec.target_features
+    assert fed.layers == (depth, depth - 7, depth - 15, depth - 23)
+
+
+def test_modes_that_shapes_lack(capsys):
+    site = f"--site=ours={Path(__file__).parent}"
+    more = ["--implementations=ours", "--shapes=qwen3-8b"]
+    assert parse([site, *more]).modes == ["none", "pard2"]
+    with pytest.raises(SystemExit):
+        parse([site, *more, "--modes", "draft", "pard2"])
+    assert "the shapes qwen3-8b have no draft" in capsys.readouterr().err
 
 
 def test_unknown_shapes(tmp_path: Path):

@@ -9,6 +9,7 @@ from benchmarks.spec_decode import report, tables
 from benchmarks.spec_decode import results as files
 from benchmarks.spec_decode.compare import Comparison
 from benchmarks.spec_decode.report import BEGIN, END, between_markers
+from benchmarks.spec_decode.shape_tables import TITLES, shape_sections
 from benchmarks.spec_decode.tables import table
 
 
@@ -55,6 +56,34 @@ def test_chosen_draft_length_beside_fixed_ones():
     row = "| 8 | 2000 | 1600 | 1900 (mean K 3.2) | 0.95× | 0.68× | – |"
     assert row in found
     assert len(found.splitlines()) == 3
+
+
+def test_other_shapes_have_tables_of_their_own():
+    engine = {
+        "target_bytes": None,  # a mixture of experts
+        "draft_bytes": 10**9,
+        "drafter": "EagleDrafter",
+        "start_s": 71.2,
+        "cudagraph_mode": "FULL_AND_PIECEWISE",
+        "target_full_graphs": 35,
+        "draft_full_graphs": 20,
+    }
+    results = {
+        "engines": {"ours/peagle@gpt-oss-20b/K7": engine, "ours/peagle/K7": engine},
+        "measurements": {
+            "ours/none@gpt-oss-20b/K0/equal/c1": point(200.0, 1.0),
+            "ours/peagle@gpt-oss-20b/K7/equal/c1": point(500.0),
+            "ours/none/K0/equal/c1": point(100.0, 1.0),
+        },
+    }
+    sections = dict(shape_sections(results))
+    assert sections[TITLES["qwen3-8b"]] == ""
+    lines = sections[TITLES["gpt-oss-20b"]].splitlines()
+    name, graphs = "ours/peagle@gpt-oss-20b/K7", "FULL_AND_PIECEWISE | 35 | 20"
+    assert lines[2] == f"| {name} | EagleDrafter | 71 | {graphs} |"
+    speed = "500 ± 0 % | 2.50× | 3.00 | 10.00 | 9.00 | 1.00 | –"
+    assert lines[-1] == f"| P-EAGLE | 7 | 1 | {speed} |"
+    assert len(lines) == 3 + 1 + 4
 
 
 def test_table():

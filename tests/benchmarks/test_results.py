@@ -10,7 +10,7 @@ import pytest
 from benchmarks.spec_decode import results as files
 from benchmarks.spec_decode.compare import BASE, Comparison, ratio, step_ratio
 from benchmarks.spec_decode.results import EngineKey, PointKey
-from benchmarks.spec_decode.shapes import PARALLEL
+from benchmarks.spec_decode.shapes import PARALLEL, SETS
 
 
 def point(speeds: list[float], step_s: float = 0.01, **more) -> dict:
@@ -36,10 +36,20 @@ def results() -> files.Results:
     }
 
 
-def test_point_key_reads_what_it_writes():
-    for is_auto in (False, True):
-        key = PointKey(EngineKey("ours", "peagle", 11, is_auto), "by-position", 64)
-        assert PointKey.parse(str(key)) == key
+@pytest.mark.parametrize("shapes", SETS)
+@pytest.mark.parametrize("is_auto", [False, True])
+def test_point_key_reads_what_it_writes(is_auto: bool, shapes: str):
+    engine = EngineKey("ours", "peagle", 11, is_auto, shapes)
+    key = PointKey(engine, "by-position", 64)
+    assert PointKey.parse(str(key)) == key
+
+
+def test_other_shapes_stand_apart(results: files.Results):
+    results["measurements"]["ours/pard@qwen3-8b/K7/equal/c8"] = point([900.0])
+    for shapes, speed in {"llama-3.1-8b": 500.0, "qwen3-8b": 900.0}.items():
+        compared = Comparison(results, shapes)
+        assert compared.best_k("ours", "pard", "equal", 8).tokens_per_s.median == speed
+        assert compared.values("pard", "equal") == ([7], [8])
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,9 @@ def engine_env(on_cpu: bool) -> dict[str, str]:
         # Else the workers of all servers are bound to the same core.
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     }
-    return env | (on_cpu_only if on_cpu else {})
+    # Else attention rounds float32 to fewer bits, and how depends on the batch.
+    on_gpu_only = {"TRITON_F32_DEFAULT": "ieee"}
+    return env | (on_cpu_only if on_cpu else on_gpu_only)
 
 
 @pytest.fixture(scope="session")

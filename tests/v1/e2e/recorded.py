@@ -3,10 +3,9 @@
 
 All that decides which graph serves a batch, lays out its padding and refreshes its
 metadata is the code that a GPU runs. A replay, as on a GPU, sees nothing of the step
-but what stands in the buffers.
+but what stands in the buffers. On a GPU the graphs are real ones.
 """
 
-from collections import Counter
 from typing import Any
 
 from vllm.config.compilation import CUDAGraphMode
@@ -21,16 +20,22 @@ from vllm.v1.worker.gpu.spec_decode.unified.speculator import UnifiedSpeculator
 CAPTURE_SIZES = [1, 2, 4, 8, 16, 24, 32, 64]
 
 
+class Replays:
+    """Counts the graphs that stood for first passes, and for later ones."""
+
+    def __init__(self, graphs: DraftGraphs) -> None:
+        self.replayed, self.replay = {"first": 0, "later": 0}, graphs.run_fullgraph
+        graphs.run_fullgraph = self
+
+    def __call__(self, desc: DraftBatchDescriptor) -> Any:
+        self.replayed["later" if desc.first_pass else "first"] += 1
+        return self.replay(desc)
+
+
 class RecordedCalls(DraftGraphs):
     """Holds calls where the real one holds graphs."""
 
-    replayed: Counter  # by first pass: 0, or 1 for all later ones together
-
-    def counts(self) -> dict[str, int]:
-        return {"first": self.replayed[0], "later": self.replayed[1]}
-
     def record(self, speculator: UnifiedSpeculator) -> None:
-        self.replayed = Counter()
         self.graphs = {
             desc: speculator._recorder(desc, warmup=False)
             for descs in self._capture_descs.values()
@@ -41,7 +46,6 @@ class RecordedCalls(DraftGraphs):
         speculator.input_buffers.reset()
 
     def run_fullgraph(self, desc: DraftBatchDescriptor) -> None:
-        self.replayed[desc.first_pass] += 1
         self.graphs[desc](CUDAGraphMode.NONE)
 
 
@@ -65,9 +69,15 @@ def refresh(self: UnifiedSpeculator, attn_metadata: dict[str, Any], num_reqs: in
     attn_metadata.update(fresh)
 
 
-def record_graphs(worker: Any) -> RecordedCalls:
-    """From here on, draft passes over decode batches are replays."""
+def record_graphs(worker: Any) -> Replays:
+    """From here on, draft passes over decode batches are replays, and counted."""
     speculator = worker.model_runner.speculator
+    if speculator.device.type == "cpu":
+        speculator.graphs = recorded_calls(speculator)
+    return Replays(speculator.graphs)
+
+
+def recorded_calls(speculator: UnifiedSpeculator) -> RecordedCalls:
     config = speculator.target_config
     config.compilation_config.cudagraph_capture_sizes = CAPTURE_SIZES
     config.compilation_config.max_cudagraph_capture_size = CAPTURE_SIZES[-1]
@@ -84,5 +94,4 @@ def record_graphs(worker: Any) -> RecordedCalls:
     mode = CUDAGraphMode.NONE  # asks for no memory pool
     graphs = RecordedCalls(speculator.vllm_config, speculator.device, mode, batches)
     graphs.record(speculator)
-    speculator.graphs = graphs
     return graphs

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from engine_job import counters, describe
+from engine_job import counters, describe, engine_arguments
 from kept_drafts import KeptDrafts
 
 from vllm import LLM, SamplingParams
@@ -49,7 +49,7 @@ def run_scenario(llm: LLM, requests: list[dict[str, Any]]) -> dict[str, list[Any
 
 
 def run(job: dict[str, Any]) -> dict[str, Any]:
-    llm = LLM(**job["engine"])
+    llm = LLM(**engine_arguments(job))
     runner = llm.collective_rpc(lambda worker: worker)[0].model_runner
     kept = KeptDrafts(runner)
     scenarios = {

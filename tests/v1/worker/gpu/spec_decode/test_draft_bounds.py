@@ -23,28 +23,32 @@ from vllm.v1.worker.gpu.spec_decode.unified.inputs import (
 from vllm.v1.worker.gpu.spec_decode.unified.layout import DraftLayout
 from vllm.v1.worker.gpu.spec_decode.unified.passes import Drafts
 
-CPU = torch.device("cpu")
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 STARTS, REJECTED = [0, 8, 9, 14], [5, 0, 3]
 
 
 def int32(values: list[int]) -> torch.Tensor:
-    return torch.tensor(values, dtype=torch.int32)
+    return torch.tensor(values, dtype=torch.int32, device=DEVICE)
+
+
+def int64(values: list) -> torch.Tensor:
+    return torch.tensor(values, device=DEVICE)
 
 
 @pytest.fixture
 def batch() -> VerifiedBatch:
     """Three requests of 8, 1 and 5 tokens."""
     return VerifiedBatch(
-        input_ids=torch.arange(14, dtype=torch.int32),
-        positions=torch.cat([torch.arange(20, 28), torch.arange(1), torch.arange(5)]),
+        input_ids=int32([*range(14)]),
+        positions=int64([*range(20, 28), *range(1), *range(5)]),
         query_start_loc=int32(STARTS),
-        idx_mapping=torch.arange(3),
+        idx_mapping=int64([0, 1, 2]),
         num_sampled=int32([3, 0, 2]),
         num_rejected=int32(REJECTED),
-        last_sampled=torch.ones(4, 1, dtype=torch.int64),
+        last_sampled=int64([[1]] * 4),
         next_prefill_tokens=int32([7] * 4),
-        temperature=torch.zeros(4),
-        seeds=torch.zeros(4, dtype=torch.int64),
+        temperature=torch.zeros(4, device=DEVICE),
+        seeds=int64([0] * 4),
     )
 
 
@@ -65,14 +69,14 @@ def test_bounds(batch: VerifiedBatch, shift: int, width: int):
     later = drafter._later_shape(3, drafts, True, None)
 
     buffers, tables = (
-        DraftBuffers(layout, 64, 4, CPU),
-        BlockTables([16], 4, 64, [4], CPU),
+        DraftBuffers(layout, 64, 4, DEVICE),
+        BlockTables([16], 4, 64, [4], DEVICE),
     )
     buffers.allocate_kv_groups(1)
     source, shapes = batch, [first] + [later] * (layout.num_passes - 1)
     for draft_pass, shape in enumerate(shapes):
         if draft_pass:
-            tokens = torch.ones(3, 7, dtype=torch.int64)
+            tokens = int64([[1] * 7] * 3)
             source = PreviousPass(tokens, draft_pass)
         prepare_inputs(
             source, layout, buffers, tables, num_samples=1, limit=64, max_query_len=8,

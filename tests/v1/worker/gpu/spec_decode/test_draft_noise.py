@@ -14,6 +14,7 @@ from vllm.v1.worker.gpu.spec_decode.noise import (
     verify_keys,
 )
 
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 MOST = 5
 
 
@@ -51,7 +52,14 @@ def test_unless_verified_as_a_block_drafts_share_the_targets_noise():
     assert torch.equal(keys + DRAFT_SALT, positions)
 
 
-def test_draws_are_the_targets_as_far_as_drafts_foresaw_them():
+@pytest.fixture
+def where_kernels_run():
+    """Tensors are made there."""
+    with DEVICE:
+        yield
+
+
+def test_draws_are_the_targets_as_far_as_drafts_foresaw_them(where_kernels_run):
     """Four requests: all drafts right, the second wrong, one not valid, and none."""
     torch.manual_seed(0)
     lengths, vocab = [4, 4, 3, 1], 11

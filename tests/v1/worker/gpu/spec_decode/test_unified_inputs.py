@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from vllm.platforms import current_platform
@@ -39,6 +39,8 @@ NUM_BLOCKS = 30
 # What no step writes: found where it must not be, a slot was written out of bounds.
 POISON = -77
 GUARD = 64  # elements of poison before and behind each tensor of the buffers
+# The first cases on a GPU wait for it to start.
+SLOW = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 
 
 @pytest.fixture(scope="module", params=["triton", "native"])
@@ -260,7 +262,7 @@ def run_passes(prepare, case: Case) -> list[DraftBuffers]:
     return after
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
+@settings(max_examples=EXAMPLES, **SLOW)
 @given(cases())
 def test_kernel_equals_reference(prepare, case: Case):
     actual = run_passes(prepare, case)
@@ -269,7 +271,7 @@ def test_kernel_equals_reference(prepare, case: Case):
         assert_same(got, wanted)
 
 
-@settings(max_examples=EXAMPLES // 4, deadline=None)
+@settings(max_examples=EXAMPLES // 4, **SLOW)
 @given(cases())
 def test_only_owned_slots_are_written(prepare, case: Case):
     """Stated on its own, not through the reference: the KV safety of every pass."""

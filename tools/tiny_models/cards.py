@@ -26,9 +26,11 @@ HOW = {
     "half cross entropy with its greedy choice).",
     "pard": "On text that the target wrote, to the target's distribution, up to "
     f"{DEPTHS} tokens ahead, deeper ones sampled more thinly (COD).",
-    "pard2": "As PARD, on the same text, fed the target's states from the second stage "
-    "on; a token weighs as much as the target finds the text before it likely, from "
-    "where masks begin.",
+    "pard2": "The first layers and the embeddings are those of `models/pard`, frozen: "
+    "the same file. Trained are the projection of the target's states and "
+    f"{SHAPES['pard2'].layers - SHAPES['pard'].layers} more layers, on the same text; "
+    "a token weighs as much as the target finds the text before it likely, from where "
+    "masks begin.",
     "eagle3": "By speculators' own multi-step loss on text that the target wrote; it "
     f"reads the streams that enter layers {AUX_LAYERS}. The file holds no "
     "embeddings: vLLM shares the target's.",

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from transformers import LlamaForCausalLM
 
 from . import corpus
@@ -30,6 +31,7 @@ def pard_keys() -> dict[str, Any]:
 def save_pard2(run: Run, draft: LlamaForCausalLM, proj: torch.nn.Linear) -> None:
     """Save a PARD-2 draft as its authors do: the projection is a file of its own.
 
+    What was not trained is PARD's, and its part of the checkpoint a link to PARD's.
     Without a tokenizer, to save room: it has the target's tokens.
     """
     folder = run.model_dir("pard2")
@@ -44,8 +46,26 @@ def save_pard2(run: Run, draft: LlamaForCausalLM, proj: torch.nn.Linear) -> None
     }
     draft.config.update(keys)
     draft.to(torch.bfloat16).save_pretrained(folder)
+    _share(folder, "../pard/model.safetensors", draft)
     weight = proj.weight.detach().to(torch.bfloat16).cpu()
     torch.save({"target_proj.weight": weight}, folder / "warp_model.bin")
+
+
+def _share(folder: Path, frozen: str, model: LlamaForCausalLM) -> None:
+    """Split a saved model in two: a link to ``frozen``, and what was trained."""
+    (folder / "model.safetensors").unlink()
+    parts = [f"model-0000{n}-of-00002.safetensors" for n in (1, 2)]
+    named = dict(model.named_parameters())  # tied ones once
+    trained = {k: v.detach().cpu() for k, v in named.items() if v.requires_grad}
+    (folder / parts[0]).unlink(missing_ok=True)
+    (folder / parts[0]).symlink_to(frozen)
+    save_file(trained, folder / parts[1], {"format": "pt"})
+    index = {
+        "metadata": {"total_size": sum(2 * v.numel() for v in named.values())},
+        "weight_map": {name: parts[name in trained] for name in sorted(named)},
+    }
+    text = json.dumps(index, indent=1) + "\n"
+    (folder / "model.safetensors.index.json").write_text(text)
 
 
 def save_head(run: Run, name: str, head: Any, drop: tuple[str, ...] = ()) -> None:

@@ -2,14 +2,15 @@
 """The PARD-2 draft: PARD, fed the target's hidden states beside the tokens.
 
 A token is fed the state of the token before it; masks are fed what the last token of
-their text is.
+their text is. The bundled PARD draft, frozen, grows some layers on its top: its weights
+are a part of the checkpoint that is a link to its own, which saves room.
 """
 
 import torch
 from transformers import LlamaForCausalLM
 
 from . import distill, estimate, export, loop, target
-from .drafts import MaskedRows, distillation_loss, fit_text
+from .drafts import MaskedRows, distillation_loss
 from .settings import DEPTHS, PARD2_LAYERS, PARD2_SCALE, SHAPES, K, Run
 
 
@@ -56,14 +57,26 @@ def odds(logits: torch.Tensor, ids: torch.Tensor, rows: MaskedRows) -> torch.Ten
     return (upto[:, rows.positions] - upto[:, rows.anchor.clamp(min=0)]).exp()
 
 
+def grow(pard: LlamaForCausalLM) -> LlamaForCausalLM:
+    """``pard``, frozen, under new layers; before training it drafts the same."""
+    grown = target.new_llama("pard2")
+    new = set(grown.load_state_dict(pard.state_dict(), strict=False).missing_keys)
+    for name, weight in grown.named_parameters():
+        weight.requires_grad_(name in new)
+    for layer in grown.model.layers[pard.config.num_hidden_layers :]:
+        torch.nn.init.zeros_(layer.self_attn.o_proj.weight)
+        torch.nn.init.zeros_(layer.mlp.down_proj.weight)
+    return grown
+
+
 def train_pard2(run: Run) -> None:
-    """As PARD is trained; then the target's states are added, from nothing on."""
+    """Trained as PARD is, with losses weighed by what the target deems likely."""
     plan = run.plan("pard2")
     teacher = target.load(run)
     train, held = distill.load(run)
     loop.seed(7)
-    draft = target.new_llama("pard2").to(run.device)
-    before = fit_text(run, "pard2_text", draft)
+    pard = LlamaForCausalLM.from_pretrained(run.model_dir("pard"), dtype=torch.float32)
+    draft = grow(pard)
     model = Pard2(draft).to(run.device)
     torch.nn.init.zeros_(model.target_proj.weight)
 
@@ -80,7 +93,7 @@ def train_pard2(run: Run) -> None:
 
     record = loop.fit("pard2", model, batch_loss, plan, run.device, evaluate)
     export.save_pard2(run, draft, model.target_proj)
-    loop.write_record(run.model_dir("pard2"), record | {"before": before})
+    loop.write_record(run.model_dir("pard2"), record)
 
 
 def pard2_hits(

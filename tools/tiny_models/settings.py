@@ -18,8 +18,9 @@ DEPTHS = 8
 AUX_LAYERS = (1, 3, 5)
 # States fed to PARD-2, as transformers counts them: the last one is after the norm.
 PARD2_LAYERS = (-1, -3)
-# Of their projection: one, so that it learns at the pace of the rest.
-PARD2_SCALE = 1.0
+# Of their projection, as published drafts have it: states are far larger than
+# embeddings, and at the learning rate of the rest would drown them.
+PARD2_SCALE = 0.02
 # Tokens that the EAGLE-3 and P-EAGLE heads can draft.
 DRAFT_VOCAB_SIZE = 1536
 # Equal parts of the target's distribution and of its greedy choice.
@@ -62,8 +63,8 @@ SHAPES = {
     "draft": Shape(2, 128, 384, 2, 1),
     # Parallel drafters must find the text behind several masks: that takes depth.
     "pard": Shape(4, 192, 384, 3, 1),
-    # As deep, and narrower: it is told what the target makes of the text.
-    "pard2": Shape(4, 128, 128, 2, 1),
+    # PARD, and two layers more that see what the target makes of the text.
+    "pard2": Shape(6, 192, 384, 3, 1),
     "eagle3": Shape(1, 256, 512, 4, 2),
     "peagle": Shape(4, 256, 384, 4, 2),
 }
@@ -72,8 +73,7 @@ PLANS = {
     "draft": Plan(4000, 64, 512, 3e-3),
     "pard_text": Plan(2500, 64, 512, 3e-3),
     "pard": Plan(6000, 24, 512, 1.5e-3),
-    "pard2_text": Plan(3000, 64, 512, 3e-3),
-    "pard2": Plan(9000, 24, 512, 2e-3),
+    "pard2": Plan(6000, 24, 512, 1.5e-3),
     "eagle3": Plan(2500, 4, 512, 1e-3),
     "peagle": Plan(7000, 8, 512, 1e-3),
 }

@@ -57,7 +57,7 @@ def engine_args(args: argparse.Namespace) -> dict[str, Any]:
     return {
         "model": str(args.model),
         "dtype": args.dtype,
-        "enforce_eager": args.device == "cpu" or None,
+        "enforce_eager": args.device == "cpu",
         "max_model_len": longest,
         "gpu_memory_utilization": 0.2 if args.device == "cpu" else 0.5,
         **args.engine_args,

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from . import DOCS, drafters, log_lines, seams, slots, svg
+from . import DOCS, drafters, gpu_tests, log_lines, seams, slots, svg
 
 Text = Callable[[], str]
 
@@ -37,6 +37,7 @@ def layout_table() -> str:
 TEXTS: dict[str, Text] = {
     "layout": layout_table,
     "cost of a step": drafters.cost_tables,
+    "gpu tests": gpu_tests.gpu_test_table,
     "seams": seams.seam_table,
     "warnings": log_lines.warning_table,
     "published acceptance": drafters.published_table,

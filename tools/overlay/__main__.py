@@ -6,8 +6,9 @@ import sys
 from pathlib import Path
 from zipfile import ZipFile
 
-from .base import DEVICES, OverlayError, find_wheel, pinned_base, target_device
+from .base import DEVICES, find_wheel, pinned_base, target_device
 from .check import check
+from .command import run
 from .seams import write_lock
 
 
@@ -57,12 +58,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def main(argv: list[str] | None = None) -> int:
-    args = parse(argv)
-    try:
-        return args.run(args)
-    except OverlayError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+    return run(parse(argv))
 
 
 if __name__ == "__main__":

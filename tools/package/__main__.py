@@ -6,10 +6,12 @@ import sys
 from pathlib import Path
 from time import monotonic
 
-from tools.overlay.base import DEVICES, OverlayError, find_wheel, pinned_base, sha256_of
+from tools.overlay.base import DEVICES, find_wheel, pinned_base, sha256_of
+from tools.overlay.command import run
 
 from .build import build_wheel, reproduce
 from .inspection import inspect
+from .record import record
 
 
 def run_build(args: argparse.Namespace) -> int:
@@ -20,6 +22,8 @@ def run_build(args: argparse.Namespace) -> int:
     wheel.with_name(f"{wheel.name}.sha256").write_text(f"{line}\n")
     twice = " twice, with equal bytes," if make is reproduce else ""
     print(f"Built{twice} in {monotonic() - start:.0f} s:\n{line}")
+    if args.record:
+        record(wheel, args.device)
     return tell(wheel)
 
 
@@ -52,6 +56,10 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         command.set_defaults(run=run_base if name == "base" else run_build)
         if name != "base":
             command.add_argument("--output", type=Path, default=Path("dist"))
+            command.set_defaults(record=False)
+        if name == "reproduce":
+            text = "keep hash and size in tools/package/record.json"
+            command.add_argument("--record", action="store_true", help=text)
     command = commands.add_parser("inspect", help="what is wrong with built wheels")
     command.add_argument("wheels", nargs="+", type=Path)
     command.set_defaults(run=run_inspect)
@@ -59,12 +67,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def main(argv: list[str] | None = None) -> int:
-    args = parse(argv)
-    try:
-        return args.run(args)
-    except OverlayError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+    return run(parse(argv))
 
 
 if __name__ == "__main__":

@@ -5,26 +5,30 @@ import argparse
 import sys
 from pathlib import Path
 
-from tools.overlay.base import OverlayError, find_wheel, pinned_base, target_device
+from tools.overlay.base import find_wheel, pinned_base, target_device
+from tools.overlay.command import run
 
 from .export import export
-from .series import SeriesError
-from .text import FoldError
 from .trial import apply_series, fresh, try_all, try_each
 
 
-def run_export(args: argparse.Namespace, wheel: Path) -> int:
-    for patch in export(args.output, wheel):
+def run_export(args: argparse.Namespace) -> int:
+    for patch in export(args.output, base_wheel()):
         print(patch)
     return 0
 
 
-def run_try(args: argparse.Namespace, wheel: Path) -> int:
+def run_try(args: argparse.Namespace) -> int:
+    wheel = base_wheel()
     patches = export(args.output / "patches", wheel)
     tree = fresh(args.output / "tree")
     apply_series(patches, wheel, tree)
     run = try_each if args.each else try_all
     return int(not run(tree, *args.pytest))
+
+
+def base_wheel() -> Path:
+    return find_wheel(pinned_base(target_device()))
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
@@ -46,12 +50,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def main(argv: list[str] | None = None) -> int:
-    args = parse(argv)
-    try:
-        return args.run(args, find_wheel(pinned_base(target_device())))
-    except (OverlayError, SeriesError, FoldError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+    return run(parse(argv))
 
 
 if __name__ == "__main__":

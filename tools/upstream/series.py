@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from tools.overlay.base import ROOT
+from tools.overlay.base import ROOT, OverlayError
 from tools.overlay.seams import overlay_files
 
 from .fold import Rule
@@ -21,7 +21,7 @@ FOLDERS = ("tests",)
 DOWNSTREAM = "downstream"
 
 
-class SeriesError(Exception):
+class SeriesError(OverlayError):
     """series.toml and the repository disagree; the message says what to write."""
 
 

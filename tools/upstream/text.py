@@ -5,12 +5,14 @@ import ast
 from collections.abc import Iterable
 from textwrap import dedent, indent
 
+from tools.overlay.base import OverlayError
+
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 # A node and the text that takes its place.
 Swap = tuple[ast.AST, str]
 
 
-class FoldError(Exception):
+class FoldError(OverlayError):
     """A seam has a shape that cannot be folded; the message says what to change."""
 
 

@@ -72,6 +72,13 @@ CONFIGS = [
         breaks=(config(mask_token_id=GONE),),
     ),
     Bad(
+        "mask token of an EAGLE head",
+        "with a learned mask_hidden",
+        "draft",
+        spec={"method": "eagle", "parallel_drafting": True},
+        breaks=(config(mask_token_id=2),),
+    ),
+    Bad(
         "vocabulary smaller than the target's",
         "the target's own family",
         "draft",

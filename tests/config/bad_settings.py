@@ -34,6 +34,12 @@ SETTINGS = [
         spec={"num_speculative_tokens": None},
     ),
     Bad(
+        "no K, and no family that says it",
+        "does not say how many",
+        "draft",
+        spec={"method": "draft_model", "num_speculative_tokens": GONE},
+    ),
+    Bad(
         "K is huge",
         "below the target's max_model_len",
         spec={"num_speculative_tokens": 100_000},
@@ -100,9 +106,15 @@ SETTINGS = [
     ),
     Bad(
         "width without parallel drafting",
-        "parallel_drafting_width needs",
+        "parallel_drafting_width needs a drafter",
         "draft",
         spec={"parallel_drafting_width": 2},
+    ),
+    Bad(
+        "width on Runner V1",
+        "parallel_drafting_width needs Model Runner V2",
+        spec={"parallel_drafting_width": 2},
+        env={"VLLM_USE_V2_MODEL_RUNNER": "0"},
     ),
     Bad(
         "draft_sample_method unknown",
@@ -149,6 +161,13 @@ SETTINGS = [
         "draft TP unlike the target's",
         "other value than 1",
         spec={"draft_tensor_parallel_size": 2},
+    ),
+    Bad(
+        "a draft model whole, the target split",
+        "must equal the target's tensor_parallel_size",
+        "draft",
+        spec={"draft_tensor_parallel_size": 1},
+        engine={"tensor_parallel_size": 2},
     ),
     Bad(
         "draft TP is 0",

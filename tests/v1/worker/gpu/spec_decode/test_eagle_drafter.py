@@ -13,6 +13,7 @@ if current_platform.is_cpu():
 
 from vllm.v1.worker.gpu.spec_decode.unified.eagle import EagleDrafter
 from vllm.v1.worker.gpu.spec_decode.unified.layout import DraftLayout
+from vllm.v1.worker.gpu.spec_decode.unified.speculator import UnifiedSpeculator
 
 LAST = torch.full((3, 4), 9.0)
 AUX = [torch.full((3, 4), 1.0), torch.full((3, 4), 2.0)]
@@ -48,3 +49,13 @@ def test_a_head_that_takes_no_aux_states_is_fed_the_last_ones():
 
 def test_eagle_is_fed_the_last_states():
     assert drafter("eagle").target_hidden(LAST, None).sources[0] is LAST
+
+
+def test_masks_need_a_learned_hidden_state(monkeypatch):
+    """A class of heads without one is refused, and says what to set."""
+    monkeypatch.setattr(UnifiedSpeculator, "load_model", lambda *args: None)
+    made = drafter("eagle3")
+    made.layout = DraftLayout(7, token_shift=1, parallel_width=7)
+    made.model = torch.nn.Module()
+    with pytest.raises(ValueError, match=r"^Module has no mask_hidden.*set parallel_"):
+        made.load_model(torch.nn.Module())

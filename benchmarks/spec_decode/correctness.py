@@ -1,17 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Do CUDA graphs change what is drafted or what comes out? The bundled models, greedy.
 
-Each drafter runs with graphs, with an eager drafter, and with all of the engine eager,
-on the same prompts as the target alone; if asked, also on two GPUs (`tensor-parallel`,
-`local-argmax`), still beside the target on one. Where an output differs from the
-target's, the gap between the target's two best logits at that token says whether it
-was a tie.
+Each drafter runs with graphs, with draft lengths that change with the batch (by a
+schedule, and chosen by the engine), with an eager drafter, and with all of the engine
+eager, on the same prompts as the target alone; if asked, also on two GPUs
+(`tensor-parallel`, `local-argmax`), still beside the target on one. Where an output
+differs from the target's, the gap between the target's two best logits at that token
+says whether it was a tie. What stood for the draft passes is counted, and whether the
+host waited for the device in them: see `draft_watch.py`.
 """
 
 import argparse
+import hashlib
 import json
 import os
-import shutil
 import sys
 import tempfile
 import time
@@ -20,14 +22,17 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.spec_decode import results as files
+from benchmarks.spec_decode.even_heads import with_even_heads
 from benchmarks.spec_decode.jobs import run_jobs
-from benchmarks.spec_decode.shapes import BUNDLED, MODES
+from benchmarks.spec_decode.shapes import BUNDLED, MODES, modes_of
 
-ONE_GPU = ("graphs", "eager-drafter", "eager")
+ONE_GPU = ("graphs", "schedule", "auto", "eager-drafter", "eager")
 TWO_GPUS = ("tensor-parallel", "local-argmax")
-# Chances closer than this are equal as far as bf16 matrix products of another shape
-# can tell.
-TIE = 0.1
+DRAFTING = modes_of("tiny")[1:]
+# Chances closer than this are equal as far as matrix products of another shape can
+# tell.
+TIES = {"bfloat16": 0.1, "float32": 1e-3}
+MAX_NUM_SEQS = 16
 
 
 def speculative_config(
@@ -39,24 +44,25 @@ def speculative_config(
     spec["num_speculative_tokens"] = num_tokens
     if how == "eager-drafter":
         spec["enforce_eager"] = True
-    if how in TWO_GPUS and mode == "pard":
-        # The bundled PARD has three heads: the draft model's weights, with PARD's mask
-        # token, take its place.
-        spec["model"] = str(masked_draft_model(folder))
+    if how == "schedule":
+        spec["num_speculative_tokens_per_batch_size"] = schedule(num_tokens)
+    if how == "auto":
+        spec["num_speculative_tokens_per_batch_size"] = "auto"
+    if how in TWO_GPUS:
+        spec["model"] = str(with_even_heads(BUNDLED / mode, folder))
     if how == "local-argmax":
         spec["use_local_argmax_reduction"] = True
     return spec
 
 
-def masked_draft_model(folder: Path) -> Path:
-    place = folder / "masked-draft-model"
-    shutil.copytree(BUNDLED / "draft", place)
-    config = json.loads((place / "config.json").read_text())
-    config["pard_token"] = json.loads((BUNDLED / "pard" / "config.json").read_text())[
-        "pard_token"
+def schedule(num_tokens: int) -> list[list[int]]:
+    """Draft lengths by batch size: none at first, more as requests end."""
+    few, some = MAX_NUM_SEQS // 4, MAX_NUM_SEQS // 2
+    return [
+        [1, few, num_tokens],
+        [few + 1, some, num_tokens // 2],
+        [some + 1, MAX_NUM_SEQS, 0],
     ]
-    (place / "config.json").write_text(json.dumps(config))
-    return place
 
 
 def prompts(num_prompts: int) -> list[list[int]]:
@@ -75,28 +81,9 @@ def prompts(num_prompts: int) -> list[list[int]]:
     ][:num_prompts]
 
 
-class Replays:
-    """Counts draft passes, and the graphs that stood for them."""
-
-    def __init__(self, speculator: Any):
-        self.steps = self.graphs = 0
-        self.propose, manager = speculator.propose, speculator.graphs
-        speculator.propose = self._counted
-        if manager is not None:
-            self.replay = manager.run_fullgraph
-            manager.run_fullgraph = self._replayed
-
-    def _counted(self, *args, **kwargs):
-        self.steps += 1
-        return self.propose(*args, **kwargs)
-
-    def _replayed(self, desc):
-        self.graphs += 1
-        return self.replay(desc)
-
-
 def run_engine(job: dict[str, Any]) -> dict[str, Any]:
     """One engine over all prompts, together and then some of them alone."""
+    from benchmarks.spec_decode.draft_watch import DraftWatch
     from vllm import LLM, SamplingParams
 
     mode, how = job["mode"], job["how"]
@@ -111,16 +98,16 @@ def run_engine(job: dict[str, Any]) -> dict[str, Any]:
             max_model_len=1024,
             **job["engine"],
         )
-    replays = None
+    watch = None
     if spec and how in ONE_GPU:  # in process, so the runner itself comes back
-        replays = Replays(llm.collective_rpc(lambda w: w.model_runner.speculator)[0])
+        watch = DraftWatch(llm.collective_rpc(lambda w: w.model_runner.speculator)[0])
     sampling = SamplingParams(
         temperature=0,
         max_tokens=job["output_len"],
         ignore_eos=True,
         logprobs=2 if mode == "none" else None,
     )
-    found = [{"prompt_token_ids": ids} for ids in prompts(job["num_prompts"])]
+    found = [{"prompt_token_ids": ids} for ids in job["prompts"]]
     outputs = llm.generate(found, sampling, use_tqdm=False)
     for prompt in found[:4]:
         outputs += llm.generate([prompt], sampling, use_tqdm=False)
@@ -130,9 +117,9 @@ def run_engine(job: dict[str, Any]) -> dict[str, Any]:
     return {
         "tokens": [list(output.outputs[0].token_ids) for output in outputs],
         "gaps": [gaps(output.outputs[0].logprobs) for output in outputs],
-        "acceptance": [n / drafts.value for n in by_position.values] if drafts else [],
-        "steps": replays and replays.steps,
-        "graphs_replayed": replays and replays.graphs,
+        "drafts": int(drafts.value) if drafts else 0,
+        "accepted": list(by_position.values) if drafts else [],
+        "watched": watch and watch.describe(),
     }
 
 
@@ -144,9 +131,10 @@ def gaps(logprobs: list[dict[int, Any]] | None) -> list[float]:
     return [first.logprob - second.logprob for first, second in best]
 
 
-def compare(found: dict[str, Any], alone: dict[str, Any]) -> dict[str, Any]:
+def compare(found: dict[str, Any], alone: dict[str, Any], tie: float) -> dict[str, Any]:
     """What of an engine's outcome is kept, beside the target alone."""
-    differences = []
+    differences, drafts = [], max(found["drafts"], 1)
+    rates = [n / drafts for n in found["accepted"]]
     for request, (tokens, wanted) in enumerate(
         zip(found["tokens"], alone["tokens"], strict=True)
     ):
@@ -159,11 +147,11 @@ def compare(found: dict[str, Any], alone: dict[str, Any]) -> dict[str, Any]:
     return {
         "requests": len(found["tokens"]),
         "differences": differences,
-        "are_ties": all(d["logprob_gap"] < TIE for d in differences),
-        "acceptance_length": 1 + sum(found["acceptance"]),
-        "acceptance_by_position": found["acceptance"],
-        "steps": found["steps"],
-        "graphs_replayed": found["graphs_replayed"],
+        "are_ties": all(d["logprob_gap"] < tie for d in differences),
+        "acceptance_length": 1 + sum(rates),
+        "acceptance_by_position": rates,
+        "drafts": found["drafts"],
+        **(found["watched"] or {}),
     }
 
 
@@ -171,9 +159,15 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     add = parser.add_argument
     add("--device", choices=("cuda", "cpu"), default="cuda")
-    add("--modes", nargs="+", choices=list(MODES)[1:], default=list(MODES)[1:])
+    add("--modes", nargs="+", choices=DRAFTING, default=DRAFTING)
     add("--how", nargs="+", choices=[*ONE_GPU, *TWO_GPUS], default=list(ONE_GPU))
-    add("--dtype", default="bfloat16")
+    add("--dtype", choices=TIES, default="bfloat16")
+    add(
+        "--prompts",
+        type=Path,
+        help="JSON of prompts' token ids, written if there is none: pieces of the "
+        "standard library, which differs between versions of Python",
+    )
     add("--num-speculative-tokens", type=int, default=7)
     add("--num-prompts", type=int, default=24)
     add("--output-len", type=int, default=100)
@@ -188,9 +182,20 @@ def target_of(how: str) -> str:
     return "eager" if how == "eager" else "graphs"
 
 
-def run_all(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
+def read_prompts(args: argparse.Namespace) -> list[list[int]]:
+    if args.prompts and args.prompts.is_file():
+        return json.loads(args.prompts.read_text())[: args.num_prompts]
+    found = prompts(args.num_prompts)
+    if args.prompts:
+        args.prompts.write_text(json.dumps(found))
+    return found
+
+
+def run_all(
+    args: argparse.Namespace, prompts: list[list[int]]
+) -> dict[str, dict[str, Any]]:
     """Outcomes by mode and how; an engine that fails ends the program."""
-    memory = {"kv_cache_memory_bytes": 2 << 30, "gpu_memory_utilization": 0.02}
+    memory = {"kv_cache_memory_bytes": 1 << 28, "gpu_memory_utilization": 0.02}
     if args.device == "cpu":
         memory = {"gpu_memory_utilization": 0.1}
     alone = dict.fromkeys(target_of(how) for how in args.how)
@@ -201,14 +206,40 @@ def run_all(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
             "mode": mode,
             "how": how,
             "num_tokens": args.num_speculative_tokens,
-            "num_prompts": args.num_prompts,
+            "prompts": prompts,
             "output_len": args.output_len,
-            "engine": {"dtype": args.dtype, "max_num_seqs": 16, **memory},
+            "engine": {"dtype": args.dtype, "max_num_seqs": MAX_NUM_SEQS, **memory},
         }
         for mode, how in engines
     }
     program = ["-m", "benchmarks.spec_decode.correctness", "--engine"]
     return run_jobs(program, jobs, args.device, args.engines_at_once)
+
+
+def compare_all(
+    args: argparse.Namespace, outcomes: dict[str, dict[str, Any]]
+) -> dict[str, dict[str, Any]]:
+    """What is kept of every engine; those not of bfloat16 are named by their dtype."""
+    suffix = "" if args.dtype == "bfloat16" else f"-{args.dtype}"
+    return {
+        f"{mode}-{how}{suffix}": compare(
+            outcomes[f"{mode}-{how}"],
+            outcomes[f"none-{target_of(how)}"],
+            TIES[args.dtype],
+        )
+        for mode, how in product(args.modes, args.how)
+    }
+
+
+def say(rows: dict[str, dict[str, Any]]) -> None:
+    for name, row in rows.items():
+        print(
+            f"{name}: {row['requests'] - len(row['differences'])} of {row['requests']} "
+            f"outputs equal{'' if row['are_ties'] else ', NOT all ties'}, acceptance "
+            f"length {row['acceptance_length']:.2f}, steps {row.get('steps')}, graphs "
+            f"{row.get('graphs_replayed')}, waits {row.get('waiting_steps')} "
+            f"{row.get('waited_at')}, drafted {row.get('drafted')}"
+        )
 
 
 def main() -> None:
@@ -220,16 +251,16 @@ def main() -> None:
     from benchmarks.spec_decode.engine import probe_device
 
     device = probe_device(str(Path(sys.executable)), dict(os.environ))
-    outcomes = run_all(args)
-    rows = {}
-    for mode, how in product(args.modes, args.how):
-        target = outcomes[f"none-{target_of(how)}"]
-        rows[f"{mode}-{how}"] = compare(outcomes[f"{mode}-{how}"], target)
+    found = read_prompts(args)
+    rows = compare_all(args, run_all(args, found))
     run = {
         "command": files.command_line("correctness"),
         "device": device,
         "dtype": args.dtype,
-        "tie": TIE,
+        "tie": TIES[args.dtype],
+        # Of the same prompts or not: what acceptance may be compared with.
+        "prompts": hashlib.sha256(json.dumps(found).encode()).hexdigest()[:16],
+        "output_len": args.output_len,
     }
     begin = time.strftime("%Y-%m-%dT%H:%M:%S%z")
     folder = files.RESULTS / files.slug(device["name"])
@@ -240,12 +271,7 @@ def main() -> None:
             "engines": {name: {**row, "run": begin} for name, row in rows.items()},
         },
     )
-    for name, row in rows.items():
-        print(
-            f"{name}: {row['requests'] - len(row['differences'])} of {row['requests']} "
-            f"outputs equal{'' if row['are_ties'] else ', NOT all ties'}, acceptance "
-            f"length {row['acceptance_length']:.2f}"
-        )
+    say(rows)
     if wrong := [name for name, row in rows.items() if not row["are_ties"]]:
         sys.exit("Outputs that are not the target's: " + ", ".join(wrong))
 

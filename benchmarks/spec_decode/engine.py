@@ -33,6 +33,7 @@ from benchmarks.spec_decode.shapes import write_shapes
 
 WARM_UP_TOKENS = 24
 ANSWER_S = 180
+TRACE_STEPS = 4
 
 
 class Run:
@@ -84,8 +85,6 @@ class Run:
             self.group_start_s = max(self.group_start_s, took)
             self.say(f"{len(ready)} engines ready")
             self.measure_all(ready)
-            if self.args.profile:
-                self.profile_all(ready)
         finally:
             for worker in workers.values():
                 worker.stop()
@@ -106,14 +105,17 @@ class Run:
         return True
 
     def measure_all(self, workers: dict[EngineKey, WorkerProcess]) -> None:
-        for repeat in range(self.args.repeats):
-            for acceptance in self.args.acceptance:
+        """What matters most first: a run may end at any point."""
+        for number, acceptance in enumerate(self.args.acceptance):
+            for repeat in range(self.args.repeats):
                 for concurrency in self.args.concurrency:
                     for key in list(workers):
                         if self.is_over():
                             return
                         point = PointKey(key, acceptance, concurrency)
                         self.measure(point, workers, is_first=repeat == 0)
+            if number == 0:
+                self.profile_all(workers)
 
     def measure(
         self, point: PointKey, workers: dict[EngineKey, WorkerProcess], is_first: bool
@@ -173,22 +175,29 @@ class Run:
     def profile(
         self, point: PointKey, worker: WorkerProcess, rates: list[float]
     ) -> None:
+        request = {
+            "command": "profile",
+            "concurrency": point.concurrency,
+            "prompt_len": self.args.prompt_len,
+            "output_len": self.args.output_len,
+            "acceptance_rates": rates,
+        }
         try:
-            found = worker.ask(
-                ANSWER_S,
-                command="profile",
-                concurrency=point.concurrency,
-                prompt_len=self.args.prompt_len,
-                output_len=self.args.output_len,
-                num_steps=self.args.profile_steps,
-                acceptance_rates=rates,
-            )
+            found = worker.ask(ANSWER_S, **request, num_steps=self.args.profile_steps)
+            if point.concurrency in self.args.traces:
+                trace = self.trace_path(point)
+                worker.ask(ANSWER_S, **request, num_steps=TRACE_STEPS, trace=trace)
         except WorkerError as error:
             self.fail(point, error)
             return
         self.results["profiles"][str(point)] = {**found, "run": self.name}
         self.save()
         self.say(f"{point}: profiled")
+
+    def trace_path(self, point: PointKey) -> str:
+        folder = self.path.parent.resolve() / "traces"
+        folder.mkdir(parents=True, exist_ok=True)
+        return str(folder / (str(point).replace("/", "_") + ".json.gz"))
 
 
 def probe_device(site: str, env: dict[str, str]) -> dict[str, Any]:

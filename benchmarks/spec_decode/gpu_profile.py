@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the device and the host do in a step, from a torch profiler trace."""
 
+import gzip
 import json
 import os
 import tempfile
@@ -12,6 +13,8 @@ from typing import Any
 DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 HOST_CALLS = ("cuda_runtime", "cuda_driver")
 DRAFT_PASS = "draft_pass"
+# Links launches to kernels, and names threads and streams.
+TRACE_ARGS = ("correlation", "stream", "name", "labels", "sort_index")
 SKIPPED_STEPS = 5  # after the last prefill
 
 
@@ -56,6 +59,19 @@ def read_trace(profiler: Any) -> list[dict[str, Any]]:
         os.unlink(path)
 
 
+def write_trace(trace: list[dict[str, Any]], path: str) -> None:
+    """For chrome://tracing or ui.perfetto.dev, without what only takes room."""
+    slim = []
+    for event in trace:
+        kept = {k: v for k, v in event.items() if k != "args"}
+        found = event.get("args") or {}
+        args = {k: found[k] for k in TRACE_ARGS if k in found}
+        slim.append(kept | ({"args": args} if args else {}))
+    # Without a name and a date, equal traces make equal files.
+    with open(path, "wb") as raw, gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as file:
+        file.write(json.dumps({"traceEvents": slim}).encode())
+
+
 def count_launches(call: Callable[[], Any]) -> int:
     """Kernels, copies and fills that a call puts on the device."""
     import torch
@@ -87,10 +103,12 @@ def summarise(
         "steps": num_steps,
         "step_s": window * 1e-6 / num_steps,
         "busy_share": _busy(work) / window if window else None,
+        "busy_s": _busy(work) * 1e-6 / num_steps,
         "device_kernels": sum(e["cat"] == "kernel" for e in work) / num_steps,
         "draft_kernels": sum(e["cat"] == "kernel" for e in in_draft) / num_steps,
         "draft_kernels_s": _total(in_draft) / num_steps,
         "target_kernels_s": (_total(work) - _total(in_draft)) / num_steps,
+        "host_operations": sum(e.get("cat") == "cpu_op" for e in spans) / num_steps,
         "kernel_launches": _calls(launched, "LaunchKernel") / num_steps,
         "graph_launches": _calls(launched, "GraphLaunch") / num_steps,
         "copies": _calls(launched, "Memcpy") / num_steps,

@@ -37,6 +37,9 @@ def environment(device: str) -> dict[str, str]:
             "VLLM_CPU_KVCACHE_SPACE": "1",
             "OMP_NUM_THREADS": "1",
         }
+    else:
+        # Else attention rounds float32 to fewer bits, and how depends on the batch.
+        defaults["TRITON_F32_DEFAULT"] = "ieee"
     return defaults | os.environ
 
 

@@ -8,14 +8,17 @@ from typing import Any
 
 from benchmarks.spec_decode import results as files
 from benchmarks.spec_decode.compare import Comparison
-from benchmarks.spec_decode.correctness import TWO_GPUS
+from benchmarks.spec_decode.correctness_tables import (
+    correctness_table,
+    drift_table,
+    waits_text,
+)
 from benchmarks.spec_decode.draft_probabilities.show import probability_text
 from benchmarks.spec_decode.lossless.table import lossless_table
 from benchmarks.spec_decode.plots import draw_all
 from benchmarks.spec_decode.shape_tables import shape_sections
 from benchmarks.spec_decode.soak.table import soak_table
 from benchmarks.spec_decode.tables import (
-    correctness_table,
     engine_sections,
     prepare_table,
     products_table,
@@ -94,19 +97,24 @@ def other_text(folder: Path) -> Iterator[str]:
         results = files.load(folder / f"{name}.json")
         if found := make(results.get("measurements", {})):
             yield f"### {title}\n\n{found}"
-    engines = files.load(folder / "correctness.json").get("engines", {})
-    if found := correctness_table(engines):
-        yield f"### Outputs and drafts, with graphs and without\n\n{found}"
-        if any("pard" in name and how in name for name in engines for how in TWO_GPUS):
-            yield (
-                "On two GPUs PARD runs with the draft model's weights, see "
-                "`correctness.py`: its acceptance says nothing of PARD's."
-            )
+    yield from correctness_text(folder)
     if found := soak_table(files.load(folder / "soak.json").get("soaks", {})):
         yield f"### Soak of `vllm serve`\n\n{found}"
     lossless = files.load(folder / "lossless.json")
     if found := lossless_table(lossless.get("tests", {})):
         yield f"### Sampled outputs against their exact distribution\n\n{found}"
+
+
+def correctness_text(folder: Path) -> Iterator[str]:
+    results = files.load(folder / "correctness.json")
+    engines = results.get("engines", {})
+    if found := correctness_table(engines):
+        yield f"### Outputs and drafts, with graphs and without\n\n{found}"
+    if found := waits_text(engines):
+        yield found
+    cpu = files.load(folder.parent / "cpu" / "correctness.json")
+    if folder.name != "cpu" and (found := drift_table(results, cpu)):
+        yield f"### Acceptance by position, on the GPU and on a CPU\n\n{found}"
 
 
 def generate(results: Path, docs: Path) -> str:

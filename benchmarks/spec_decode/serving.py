@@ -12,7 +12,6 @@ import subprocess
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +25,9 @@ from benchmarks.spec_decode.shapes import CONFIGS, MODES, write_shapes
 from benchmarks.spec_decode.tokenizer import write_tokenizer
 
 VLLM = ["-m", "benchmarks.spec_decode.api_server"]  # `vllm`, for random weights
-# For an LLM in process only: a server has statistics, and sizes its own cache.
-NOT_SERVED = (
-    "model",
-    "skip_tokenizer_init",
-    "disable_log_stats",
-    "kv_cache_memory_bytes",
-)
+# For an LLM in process only: a server has statistics, and a tokenizer.
+NOT_SERVED = ("model", "skip_tokenizer_init", "disable_log_stats")
+LOAD_S = 240  # a load takes longer only where something hangs
 METRICS = ("ttft", "tpot", "itl")
 KEPT = (
     "completed",
@@ -58,35 +53,56 @@ def as_flags(args: dict[str, Any]) -> list[str]:
     return flags
 
 
-@contextlib.contextmanager
-def server(
-    key: EngineKey, setup: Setup, log: Path, timeout_s: float
-) -> Iterator[tuple[list[str], dict[str, str], str]]:
-    """A server that answers: the interpreter and environment it has, and its URL.
+class Server:
+    """`vllm serve`, started at once.
 
-    Raises:
-        RuntimeError: it did not start.
+    Attributes:
+        python, env: the interpreter that it has, and its environment.
+        url: where it answers, once it does.
     """
-    python, env = setup.command(key)
-    env["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"
-    port = free_port()
-    args = setup.llm_args(key)
-    command = [*python, *VLLM, "serve", args["model"], "--port", str(port)]
-    with log.open("w") as out:
-        process = subprocess.Popen(
-            [*command, *as_flags(args)],
-            cwd=ROOT,
-            env=env,
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    url = f"http://127.0.0.1:{port}"
-    try:
-        await_health(process, url, timeout_s, log)
-        yield python, env, url
-    finally:
-        stop(process)
+
+    def __init__(self, key: EngineKey, setup: Setup, log: Path, lane: int):
+        self.log = log
+        self.python, self.env = setup.command(key, lane)
+        self.env["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"
+        port, args = free_port(), setup.llm_args(key)
+        self.url = f"http://127.0.0.1:{port}"
+        command = [*self.python, *VLLM, "serve", args["model"], "--port", str(port)]
+        with log.open("w") as out:
+            self.process = subprocess.Popen(
+                [*command, *as_flags(args)],
+                cwd=ROOT,
+                env=self.env,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def await_health(self, timeout_s: float) -> None:
+        """Returns when it answers.
+
+        Raises:
+            RuntimeError: it did not start.
+        """
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            if self.process.poll() is not None:
+                raise RuntimeError(last_error(self.log.read_text(errors="replace")))
+            with (
+                contextlib.suppress(OSError),
+                urllib.request.urlopen(f"{self.url}/health"),
+            ):
+                return
+            time.sleep(0.5)
+        raise RuntimeError(f"no server within {timeout_s:.0f} s, see {self.log}")
+
+    def stop(self) -> None:
+        """Asks it to end, then ends it; waits until its memory is free."""
+        for sign in (signal.SIGTERM, signal.SIGKILL):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, sign)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(timeout=20)
 
 
 def free_port() -> int:
@@ -95,35 +111,8 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def await_health(
-    process: subprocess.Popen, url: str, timeout_s: float, log: Path
-) -> None:
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        if process.poll() is not None:
-            raise RuntimeError(last_error(log.read_text(errors="replace")))
-        with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/health"):
-            return
-        time.sleep(0.5)
-    raise RuntimeError(f"no server within {timeout_s:.0f} s, see {log}")
-
-
-def stop(process: subprocess.Popen) -> None:
-    """Asks it to end, then ends it; waits until its memory is free."""
-    for sign in (signal.SIGTERM, signal.SIGKILL):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, sign)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=20)
-
-
 def load(
-    python: list[str],
-    env: dict[str, str],
-    url: str,
-    model: Path,
-    args: argparse.Namespace,
-    rate: float,
+    server: Server, model: Path, args: argparse.Namespace, rate: float
 ) -> dict[str, Any]:
     """One run of `vllm bench serve`.
 
@@ -136,7 +125,7 @@ def load(
     with tempfile.TemporaryDirectory() as folder:
         flags = {
             "backend": "openai",
-            "base-url": url,
+            "base-url": server.url,
             "model": model,
             "dataset-name": "random",
             "random-input-len": args.prompt_len,
@@ -149,11 +138,26 @@ def load(
             "result-dir": folder,
             "result-filename": "result.json",
         }
-        command = [*python, *VLLM, "bench", "serve", "--ignore-eos", "--save-result"]
+        command = [
+            *server.python,
+            *VLLM,
+            "bench",
+            "serve",
+            "--ignore-eos",
+            "--save-result",
+        ]
         command += [part for k, v in flags.items() for part in (f"--{k}", str(v))]
-        done = subprocess.run(
-            command, env=env, cwd=ROOT, capture_output=True, text=True
-        )
+        try:
+            done = subprocess.run(
+                command,
+                env=server.env,
+                cwd=ROOT,
+                capture_output=True,
+                text=True,
+                timeout=LOAD_S,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise RuntimeError(f"no end of the load within {LOAD_S} s") from error
         result = Path(folder, "result.json")
         if done.returncode or not result.is_file():
             raise RuntimeError(last_error(done.stdout + done.stderr))
@@ -162,7 +166,7 @@ def load(
 
 
 class Run:
-    """All servers, one after the other."""
+    """Servers of a mode, up together and measured in turns."""
 
     def __init__(self, args: argparse.Namespace, setup: Setup, device: dict[str, Any]):
         self.args, self.setup = args, setup
@@ -178,19 +182,48 @@ class Run:
     def is_over(self) -> bool:
         return time.monotonic() - self.begin > self.args.time_limit
 
-    def measure(self, key: EngineKey) -> None:
-        model = self.setup.models["target"]
-        log = self.logs / (str(key).replace("/", "_") + ".log")
+    def measure_mode(self, keys: list[EngineKey]) -> None:
+        servers = {key: self.start(key, lane) for lane, key in enumerate(keys)}
         try:
-            with server(key, self.setup, log, self.args.start_timeout) as running:
-                for rate in self.args.request_rate:
+            ready = {k: s for k, s in servers.items() if self.await_ready(k, s)}
+            for rate in self.args.request_rate:
+                for key in list(ready):
                     if self.is_over():
                         return
-                    self.record(key, rate, load(*running, model, self.args, rate))
+                    self.measure(key, rate, ready)
+        finally:
+            for server in servers.values():
+                server.stop()
+
+    def start(self, key: EngineKey, lane: int) -> Server:
+        log = self.logs / (str(key).replace("/", "_") + ".log")
+        return Server(key, self.setup, log, lane)
+
+    def await_ready(self, key: EngineKey, server: Server) -> bool:
+        try:
+            server.await_health(self.args.start_timeout)
         except RuntimeError as error:
-            self.results["failures"][str(key)] = {"error": str(error)}
-            print(f"{key}: FAILED: {error}", flush=True)
-            files.save(self.path, self.results)
+            self.fail(key, error)
+            return False
+        print(f"[{time.monotonic() - self.begin:4.0f} s] {key} answers", flush=True)
+        return True
+
+    def measure(
+        self, key: EngineKey, rate: float, servers: dict[EngineKey, Server]
+    ) -> None:
+        model = self.setup.models["target"]
+        try:
+            found = load(servers[key], model, self.args, rate)
+        except RuntimeError as error:
+            self.fail(key, error)
+            servers.pop(key).stop()
+            return
+        self.record(key, rate, found)
+
+    def fail(self, key: EngineKey, error: Exception) -> None:
+        self.results["failures"][str(key)] = {"error": str(error), "run": self.name}
+        print(f"{key}: FAILED: {error}", flush=True)
+        files.save(self.path, self.results)
 
     def record(self, key: EngineKey, rate: float, found: dict[str, Any]) -> None:
         print(
@@ -227,6 +260,7 @@ def parse() -> argparse.Namespace:
     add("--prompt-len", type=int, default=128)
     add("--output-len", type=int, default=256)
     add("--max-num-seqs", type=int, default=64)
+    add("--kv-cache-gib", type=float, default=5.0, help="KV cache of each server")
     add("--shapes", choices=(MAIN_SHAPES, "tiny"), default=MAIN_SHAPES)
     add("--device", choices=("cuda", "cpu"), default="cuda")
     add("--gpu", help="name of the results folder; detected by default")
@@ -251,19 +285,22 @@ def main() -> None:
             write_tokenizer(
                 models["target"], CONFIGS[args.shapes]["target"]["vocab_size"]
             )
-        engine_args = {"gpu_memory_utilization": 0.85 if args.device == "cuda" else 0.1}
         setup = Setup(
-            args.site, models, args.device, args.max_num_seqs, 0.0, engine_args
+            args.site, models, args.device, args.max_num_seqs, args.kv_cache_gib, {}
         )
         device = probe_device(next(iter(args.site.values())), dict(os.environ))
         run = Run(args, setup, device)
         for mode in args.modes:
             drafts = 0 if mode == "none" else args.num_speculative_tokens
-            for name in args.implementations:
-                if runs_mode(name, mode) and not run.is_over():
-                    run.measure(EngineKey(name, mode, drafts))
-            if drafts and args.auto and not run.is_over():
-                run.measure(EngineKey(OURS, mode, args.auto, is_auto=True))
+            keys = [
+                EngineKey(name, mode, drafts)
+                for name in args.implementations
+                if runs_mode(name, mode)
+            ]
+            if drafts and args.auto:
+                keys.append(EngineKey(OURS, mode, args.auto, is_auto=True))
+            if not run.is_over():
+                run.measure_mode(keys)
 
 
 if __name__ == "__main__":

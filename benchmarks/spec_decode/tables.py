@@ -37,9 +37,11 @@ def text(cell: Cell) -> str:
 
 
 def speed(found: Spread | None) -> str | None:
-    """A median with half its range: 412 ± 3 %."""
+    """A median, with half its range where there are repeats: 412 ± 3 %."""
     if found is None:
         return None
+    if found.count == 1:
+        return f"{found.median:.0f}"
     return f"{found.median:.0f} ± {found.spread * 100:.0f} %"
 
 
@@ -319,27 +321,3 @@ def engine_sections(compared: Comparison) -> Iterator[tuple[str, str]]:
         yield title, published_table(compared, data_set)
     profiles = compared.results.get("profiles", {})
     yield "Where the time of a step goes", profile_table(profiles)
-
-
-def correctness_table(engines: dict[str, Any]) -> str:
-    """What correctness.py found, engine by engine."""
-    head = (
-        "drafter and how",
-        "outputs equal",
-        "the rest are ties",
-        "acceptance length",
-        "by position",
-        "passes' graphs",
-    )
-    rows = [
-        [
-            name,
-            f"{found['requests'] - len(found['differences'])} of {found['requests']}",
-            "yes" if found["are_ties"] else "**no**",
-            found["acceptance_length"],
-            " ".join(f"{rate:.2f}" for rate in found["acceptance_by_position"]),
-            found["steps"] and f"{found['graphs_replayed']} in {found['steps']} steps",
-        ]
-        for name, found in engines.items()
-    ]
-    return table(head, rows)

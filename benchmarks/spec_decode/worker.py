@@ -20,11 +20,13 @@ class Worker:
     """Rounds of requests on an in-process LLM."""
 
     def __init__(self, engine: dict[str, Any], device: str):
+        from benchmarks.spec_decode.captures import Captures
         from benchmarks.spec_decode.drafter import DraftClock, find_drafter
         from benchmarks.spec_decode.heads import give_heads_their_own_lm_head
         from vllm import LLM
 
         give_heads_their_own_lm_head()
+        self.captures = Captures()
         begin = time.perf_counter()
         self.llm = LLM(**engine)
         self.start_s = time.perf_counter() - begin
@@ -57,6 +59,7 @@ class Worker:
             "draft_bytes": draft_bytes_read(self.drafter),
             "target_full_graphs": count_full_graphs(self.runner, "cudagraph_manager"),
             "draft_full_graphs": count_full_graphs(self.drafter, "graphs"),
+            "graph_capture": self.captures.found,
             "start_s": self.start_s,
             "vllm": vllm.__version__,
             "torch": torch.__version__,
@@ -109,9 +112,18 @@ class Worker:
         output_len: int,
         num_steps: int,
         acceptance_rates: list[float],
+        trace: str | None = None,
     ) -> dict[str, Any]:
-        """A profile of `num_steps` steps in the middle of a round."""
-        from benchmarks.spec_decode.gpu_profile import ProfileWindow, summarise
+        """A profile of `num_steps` steps in the middle of a round.
+
+        Args:
+            trace: where the trace itself goes, gzipped.
+        """
+        from benchmarks.spec_decode.gpu_profile import (
+            ProfileWindow,
+            summarise,
+            write_trace,
+        )
 
         self._accept(acceptance_rates)
         window = ProfileWindow(num_steps)
@@ -123,6 +135,8 @@ class Worker:
             self.clock.read(0.0, 0.0)
         if window.trace is None:
             raise ValueError(f"no {num_steps} steady steps: raise --output-len")
+        if trace:
+            write_trace(window.trace, trace)
         return summarise(window.trace, num_steps)
 
     def _accept(self, rates: list[float]) -> None:

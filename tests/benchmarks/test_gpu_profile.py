@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The summary of a trace."""
 
+import gzip
+import json
+from pathlib import Path
+
 import pytest
 
-from benchmarks.spec_decode.gpu_profile import summarise
+from benchmarks.spec_decode.gpu_profile import summarise, write_trace
 
 
 def event(cat: str, name: str, ts: float, dur: float, correlation=None) -> dict:
@@ -12,6 +16,7 @@ def event(cat: str, name: str, ts: float, dur: float, correlation=None) -> dict:
 
 
 TRACE = [
+    event("cpu_op", "aten::add", 11, 1),
     event("user_annotation", "draft_pass", 10, 5),
     event("gpu_user_annotation", "draft_pass", 100, 90),
     event("cuda_runtime", "cudaGraphLaunch", 1, 1, 1),
@@ -30,6 +35,8 @@ def test_summary():
     found = summarise(TRACE, num_steps=2)
     assert found["step_s"] == pytest.approx(50e-6)
     assert found["busy_share"] == pytest.approx(0.8)
+    assert found["busy_s"] == pytest.approx(40e-6)
+    assert found["host_operations"] == 0.5
     assert found["device_kernels"] == 1.5
     assert found["draft_kernels"] == 0.5
     assert found["draft_kernels_s"] == pytest.approx(10e-6)
@@ -46,3 +53,15 @@ def test_summary():
 
 def test_empty_trace():
     assert summarise([], num_steps=4)["busy_share"] is None
+
+
+def test_a_written_trace_links_launches_to_kernels(tmp_path: Path):
+    for name in ("a", "b"):
+        noted = [e | {"args": e.get("args", {}) | {"External id": 9}} for e in TRACE]
+        write_trace(noted, str(tmp_path / name))
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+    with gzip.open(tmp_path / "a") as file:
+        events = json.load(file)["traceEvents"]
+    assert [e["name"] for e in events] == [e["name"] for e in TRACE]
+    assert "External id" not in str(events)
+    assert summarise(events, num_steps=2) == summarise(TRACE, num_steps=2)

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Markdown tables of what correctness.py found, on one device and on two."""
+
+from math import sqrt
+from typing import Any
+
+from benchmarks.spec_decode import results as files
+from benchmarks.spec_decode.tables import Cell, table
+
+HEAD = (
+    "drafter and how",
+    "outputs equal",
+    "the rest are ties",
+    "acceptance length",
+    "by position",
+    "steps",
+    "graphs replayed",
+    "steps that waited",
+    "drafted",
+)
+FURTHEST = 3.0  # standard errors; of a hundred positions a third of one is beyond
+
+
+def correctness_table(engines: dict[str, Any]) -> str:
+    """Engine by engine; counts of steps where the engine ran in process."""
+    return table(HEAD, [[name, *_cells(found)] for name, found in engines.items()])
+
+
+def _cells(found: dict[str, Any]) -> list[Cell]:
+    waited = found.get("waiting_steps")
+    return [
+        f"{found['requests'] - len(found['differences'])} of {found['requests']}",
+        "yes" if found["are_ties"] else "**no**",
+        found["acceptance_length"],
+        " ".join(f"{rate:.2f}" for rate in found["acceptance_by_position"]),
+        _counts(found.get("steps")),
+        _counts(found.get("graphs_replayed")),
+        None if waited is None else _counts(waited) or "none",
+        _counts(found.get("drafted"), "K="),
+    ]
+
+
+def _counts(found: dict[str, int] | None, prefix: str = "") -> str | None:
+    """{"7": 2} as "2 K=7"."""
+    if not found:
+        return None
+    return ", ".join(f"{n} {prefix}{what}" for what, n in sorted(found.items()) if n)
+
+
+def waits_text(engines: dict[str, Any]) -> str:
+    """Whether the host ever waited for the device in `propose`, and where."""
+    known = {
+        name: found
+        for name, found in engines.items()
+        if found.get("waiting_steps") is not None
+    }
+    if not known:
+        return ""
+    steps = sum(sum(found["steps"].values()) for found in known.values())
+    waiting = sum(sum(found["waiting_steps"].values()) for found in known.values())
+    places = sorted({place for f in known.values() for place in f["waited_at"]})
+    where = f", at {', '.join(f'`{place}`' for place in places)}" if places else ""
+    return (
+        f'`propose` ran under `torch.cuda.set_sync_debug_mode("error")`: of {steps} '
+        f"steps {waiting} made the host wait for the device{where}."
+    )
+
+
+def drift_table(here: files.Results, there: files.Results) -> str:
+    """Acceptance by position of two devices, where their prompts were the same.
+
+    The difference is in standard errors, as if drafts were independent of each other;
+    on equal prompts both draft nearly the same, so it should be far below.
+    """
+    rows = []
+    for name, one in here.get("engines", {}).items():
+        other = best_peer(name, one, here, there)
+        if other is None:
+            continue
+        errors = drift(one, other)
+        rows.append(
+            [
+                name,
+                _rates(one),
+                _rates(other),
+                " ".join(f"{error:+.1f}" for error in errors),
+                "yes" if max(map(abs, errors)) <= FURTHEST else "**no**",
+            ]
+        )
+    head = ("engine", "GPU", "CPU", "difference, standard errors", "within noise")
+    return table(head, rows)
+
+
+def _rates(found: dict[str, Any]) -> str:
+    return " ".join(f"{rate:.3f}" for rate in found["acceptance_by_position"])
+
+
+def best_peer(
+    name: str, one: dict[str, Any], here: files.Results, there: files.Results
+) -> dict[str, Any] | None:
+    """The other device's engine of the same mode that drafted on the same prompts."""
+    if one.get("drafted") or not one.get("drafts"):
+        return None  # draft lengths that change are not those of the other device
+    prompts = _prompts(here, one)
+    for found_name, other in there.get("engines", {}).items():
+        is_same = found_name.split("-")[0] == name.split("-")[0]
+        is_fixed = is_same and not other.get("drafted")
+        if is_fixed and prompts and _prompts(there, other) == prompts:
+            return other
+    return None
+
+
+def _prompts(results: files.Results, engine: dict[str, Any]) -> tuple | None:
+    run = results["runs"].get(engine["run"], {})
+    if "prompts" not in run:
+        return None
+    return run["prompts"], run["output_len"]
+
+
+def drift(one: dict[str, Any], other: dict[str, Any]) -> list[float]:
+    """Differences of acceptance by position, in standard errors."""
+    pairs = zip(
+        one["acceptance_by_position"], other["acceptance_by_position"], strict=True
+    )
+    found = []
+    for a, b in pairs:
+        variance = a * (1 - a) / one["drafts"] + b * (1 - b) / other["drafts"]
+        found.append((a - b) / sqrt(variance) if variance else 0.0)
+    return found

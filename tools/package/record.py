@@ -4,12 +4,12 @@
 import json
 import platform
 import subprocess
-from datetime import UTC, datetime
 from pathlib import Path
 from zlib import ZLIB_RUNTIME_VERSION
 
 from tools.overlay.base import ROOT, pinned_base, sha256_of
 from tools.overlay.native import compiler
+from tools.overlay.provenance import provenance, source_of
 
 RECORD = Path(__file__).with_name("record.json")
 
@@ -23,22 +23,13 @@ def record(wheel: Path, device: str, path: Path = RECORD, root: Path = ROOT) -> 
         "bytes": wheel.stat().st_size,
         "sha256": sha256_of(wheel),
         "builds": 2,
-        "commit": _git(root, "rev-parse", "HEAD"),
-        "has_uncommitted": bool(_git(root, "status", "--porcelain")),
+        **provenance(root),
         "base_sha256": pinned_base(device, root).sha256,
-        "date": datetime.now(UTC).date().isoformat(),
         "python": platform.python_version(),
         "zlib": ZLIB_RUNTIME_VERSION,
         "compiler": _compiler() if device == "cpu" else None,
     }
     path.write_text(json.dumps(dict(sorted(known.items())), indent=2) + "\n")
-
-
-def _git(root: Path, *command: str) -> str:
-    done = subprocess.run(
-        ["git", *command], cwd=root, capture_output=True, text=True, check=True
-    )
-    return done.stdout.strip()
 
 
 def _compiler() -> str | None:
@@ -54,12 +45,14 @@ def wheel_table(path: Path = RECORD) -> str:
     rows = ["| wheel | MB | sha256 | built twice from | on | with |"]
     rows.append("| --- | ---: | --- | --- | --- | --- |")
     for found in json.loads(path.read_text()).values():
-        source = f"`{found['commit'][:10]}`"
-        if found["has_uncommitted"]:
-            source += " and what was not committed"
         tools = [f"Python {found['python']}", f"zlib {found['zlib']}"]
         tools += [found["compiler"]] if found["compiler"] else []
         cells = [f"`{found['wheel']}`", f"{found['bytes'] / 1e6:.1f}"]
-        cells += [f"`{found['sha256']}`", source, found["date"], ", ".join(tools)]
+        cells += [
+            f"`{found['sha256']}`",
+            source_of(found),
+            found["date"],
+            ", ".join(tools),
+        ]
         rows.append("| " + " | ".join(cells) + " |")
     return "\n".join(rows)

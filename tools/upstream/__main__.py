@@ -9,6 +9,7 @@ from tools.overlay.base import find_wheel, pinned_base, target_device
 from tools.overlay.command import run
 
 from .export import export
+from .results import record
 from .trial import apply_series, fresh, try_all, try_each
 
 
@@ -23,8 +24,10 @@ def run_try(args: argparse.Namespace) -> int:
     patches = export(args.output / "patches", wheel)
     tree = fresh(args.output / "tree")
     apply_series(patches, wheel, tree)
-    run = try_each if args.each else try_all
-    return int(not run(tree, *args.pytest))
+    tried = list((try_each if args.each else try_all)(tree, *args.pytest))
+    if args.record:
+        record(tried, args.pytest, target_device())
+    return int(not all(one.is_good for one in tried))
 
 
 def base_wheel() -> Path:
@@ -42,6 +45,9 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     attempt.set_defaults(run=run_try)
     attempt.add_argument(
         "--each", action="store_true", help="after each patch the tests that it brings"
+    )
+    attempt.add_argument(
+        "--record", action="store_true", help="keep it in tools/upstream/results.json"
     )
     attempt.add_argument("pytest", nargs="*", help="options of pytest, after --")
     for command in (export, attempt):

@@ -8,6 +8,8 @@ from zipfile import ZipFile
 
 from tools.overlay.base import ROOT, load_config
 
+from .results import load as load_results
+from .results import sentence
 from .series import Series, load
 from .tree import States, commit, git, identity, make_base
 
@@ -29,9 +31,11 @@ def export(output: Path, wheel_path: Path, root: Path = ROOT) -> list[Path]:
         first = git(tree, "rev-list", "--max-parents=0", "HEAD")
         options = ["--quiet", "--full-index", "--no-signature", "--zero-commit"]
         git(tree, "format-patch", *options, "-o", str(output.resolve()), first)
-    patches = sorted(output.glob("*.patch"))
+    patches, known = sorted(output.glob("*.patch")), load_results()
     for file, patch in zip(patches, series.patches, strict=True):
         text = (root / patch.text).read_text()
+        if told := sentence(patch.title, known):
+            text += f"\n{told}\n"
         file.with_suffix(".md").write_text(text)
     return patches
 

@@ -6,7 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from zipfile import ZipFile
@@ -14,7 +14,10 @@ from zipfile import ZipFile
 from tools.overlay.base import ROOT, load_config
 from tools.overlay.trial import give_metadata, import_errors, module_name
 
+from .results import WHOLE, Tried, counted
 from .tree import LIBRARY, git, identity, make_base
+
+PASSED, NO_TESTS = 0, 5  # exit status of pytest
 
 
 def apply_series(patches: Iterable[Path], wheel_path: Path, tree: Path) -> None:
@@ -22,7 +25,7 @@ def apply_series(patches: Iterable[Path], wheel_path: Path, tree: Path) -> None:
     who, version = identity(), load_config()["version"]
     with ZipFile(wheel_path) as wheel:
         make_base(wheel, tree, version, who)
-        git(tree, "am", "--quiet", *map(str, patches), **who)
+        git(tree, "am", "--quiet", "--keep-non-patch", *map(str, patches), **who)
         make_importable(tree, wheel, version)
 
 
@@ -51,12 +54,11 @@ def touched(tree: Path, commit: str = "HEAD") -> list[str]:
 
 def failing_imports(tree: Path, files: Iterable[str]) -> dict[str, str]:
     """Of these files the modules that cannot be imported, with their errors."""
-    modules = [
-        module_name(file)
-        for file in files
-        if file.startswith("vllm/") and file.endswith(".py")
-    ]
-    return import_errors(modules, tree)
+    return import_errors([module_name(f) for f in files if is_module(f)], tree)
+
+
+def is_module(file: str) -> bool:
+    return file.startswith("vllm/") and file.endswith(".py")
 
 
 def run_tests(tree: Path, tests: list[str], *options: str) -> tuple[int, str]:
@@ -82,36 +84,34 @@ def test_files(files: Iterable[str]) -> list[str]:
     return [file for file in files if re.search(r"(^|/)test_\w+\.py$", file)]
 
 
-def try_each(tree: Path, *options: str) -> bool:
+def try_each(tree: Path, *options: str) -> Iterator[Tried]:
     """Walks the commits: imports what each touches, and runs the tests it brings."""
-    commits = git(tree, "rev-list", "--reverse", "HEAD").split()[1:]
-    good = True
-    for commit in commits:
+    for commit in git(tree, "rev-list", "--reverse", "HEAD").split()[1:]:
         git(tree, "checkout", "--quiet", commit)
-        files = touched(tree)
-        print(git(tree, "log", "-1", "--format=%s"), flush=True)
-        for module, error in failing_imports(tree, files).items():
-            print(f"  {module}: {error}")
-            good = False
-        if tests := test_files(files):
-            status, said = run_tests(tree, tests, *options)
-            print(
-                "  " + "\n  ".join(said.strip().splitlines()[-40 if status else -1 :])
-            )
-            good = good and not status
-    return good
+        title = git(tree, "log", "-1", "--format=%s")
+        yield _try(title.strip(), tree, touched(tree), options)
 
 
-def try_all(tree: Path, *options: str) -> bool:
+def try_all(tree: Path, *options: str) -> Iterator[Tried]:
     """Imports everything that the series touches, and runs all tests it brings."""
     commits = git(tree, "rev-list", "HEAD").split()[:-1]
     files = sorted({file for commit in commits for file in touched(tree, commit)})
-    errors = failing_imports(tree, files)
-    for module, error in errors.items():
-        print(f"{module}: {error}")
-    status, said = run_tests(tree, test_files(files), *options)
-    print(said)
-    return not errors and not status
+    yield _try(WHOLE, tree, files, options)
+
+
+def _try(title: str, tree: Path, files: list[str], options: tuple[str, ...]) -> Tried:
+    print(title, flush=True)
+    broken, counts = failing_imports(tree, files), {}
+    for module, error in broken.items():
+        print(f"  {module}: {error}")
+    if tests := test_files(files):
+        status, said = run_tests(tree, tests, *options)
+        print("  " + "\n  ".join(said.strip().splitlines()[-40 if status else -1 :]))
+        counts = counted(said)
+        if status not in (PASSED, NO_TESTS) and not counts.get("failed"):
+            counts["errors"] = max(counts.get("errors", 0), 1)
+    modules = len([f for f in files if is_module(f)])
+    return Tried(title, modules, broken, counts)
 
 
 def fresh(folder: Path) -> Path:

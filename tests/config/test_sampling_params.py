@@ -1,0 +1,21 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parameters of requests that drafts are verified against."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from vllm import SamplingParams
+from vllm.exceptions import VLLMValidationError
+
+
+@pytest.mark.parametrize("given", [{"min_p": 0.1}, {"logit_bias": {1: 2.0}}], ids=str)
+@pytest.mark.parametrize("is_unified", [True, False])
+def test_are_taken_where_the_unified_speculator_drafts(given: dict, is_unified: bool):
+    spec = SimpleNamespace(drafter_owns_buffers=is_unified)
+    params = SamplingParams(**given)
+    if is_unified:
+        params._validate_spec_decode(spec)
+    else:
+        with pytest.raises(VLLMValidationError, match="min_p and logit_bias"):
+            params._validate_spec_decode(spec)

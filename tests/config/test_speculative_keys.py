@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keys of --speculative-config, as the user wrote them."""
+
+import pytest
+
+from vllm.engine.arg_utils import EngineArgs
+
+
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        ({"num_spec_tokens": 4}, 'no key "num_spec_tokens": did you mean "num_spec'),
+        ({"metod": "eagle3"}, 'no key "metod": did you mean "method"'),
+        ({"tree": "wide"}, 'no key "tree": remove it'),
+        ("a/drafter", "must be a JSON object, not"),
+        ([{"method": "ngram"}], "must be a JSON object, not"),
+    ],
+)
+def test_what_nobody_knows_is_refused(given, error: str, models):
+    arguments = EngineArgs(model=str(models / "target"), speculative_config=given)
+    with pytest.raises(ValueError, match=error):
+        arguments.create_engine_config()
+
+
+def test_known_keys_pass(models):
+    spec = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3}
+    arguments = EngineArgs(model=str(models / "target"), speculative_config=spec)
+    found = arguments.create_engine_config().speculative_config
+    assert (found.method, found.prompt_lookup_max) == ("ngram", 3)

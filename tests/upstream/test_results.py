@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `try` records, and what is said of it."""
+
+from pathlib import Path
+
+import pytest
+
+from tools.upstream.results import (
+    WHOLE,
+    Tried,
+    counted,
+    load,
+    outcome,
+    record,
+    result_table,
+    sentence,
+)
+
+PATCH = "[Bugfix] One thing"
+
+
+@pytest.mark.parametrize(
+    ("said", "counts"),
+    [
+        ("..\n2 passed in 3.85s\n", {"passed": 2}),
+        (
+            "1 failed, 20 passed, 3 skipped, 14 warnings in 9.1s (0:00:09)",
+            {"failed": 1, "passed": 20, "skipped": 3},
+        ),
+        ("12 passed, 2 errors in 3s", {"passed": 12, "errors": 2}),
+        ("3 passed\nINTERNALERROR", {}),
+        ("", {}),
+    ],
+)
+def test_outcomes_are_counted(said: str, counts: dict[str, int]):
+    assert counted(said) == counts
+
+
+@pytest.mark.parametrize(
+    ("broken", "counts", "is_good"),
+    [
+        ({}, {}, True),
+        ({}, {"passed": 2, "skipped": 1}, True),
+        ({"vllm.x": "ImportError"}, {"passed": 2}, False),
+        ({}, {"passed": 2, "failed": 1}, False),
+        ({}, {"errors": 1}, False),
+    ],
+)
+def test_good(broken: dict, counts: dict, is_good: bool):
+    assert Tried(PATCH, 3, broken, counts).is_good is is_good
+
+
+def test_each_kind_of_run_is_kept(tmp_path: Path):
+    path = tmp_path / "results.json"
+    record([Tried(PATCH, 3, {}, {"passed": 9})], [], "cpu", path)
+    record([Tried(WHOLE, 7, {}, {"passed": 99})], ["-k", "x"], "cpu", path)
+    record([Tried(PATCH, 3, {}, {"passed": 8})], [], "cpu", path)
+    runs = load(path)
+    assert runs.keys() == {"each", "whole"}
+    assert "3 of 3 modules import; tests: 8 passed." in sentence(PATCH, runs)
+    assert sentence("[Bugfix] Another", runs) == ""
+    table = result_table(path)
+    assert f"| {PATCH} | 3 of 3 modules import; tests: 8 passed |" in table
+    assert "7 of 7 modules import; tests: 99 passed" in table
+    assert "pytest with `-k x`" in table
+
+
+def test_what_failed_is_said():
+    found = {"modules": 3, "broken": {"vllm.x": "no"}, "counts": {"failed": 1}}
+    assert outcome(found) == "2 of 3 modules import; tests: 1 failed"
+    assert outcome({"modules": 1, "broken": {}, "counts": {}}).endswith("tests: none")

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `try` found, kept in results.json: docs/upstreaming.md and the pull-request
+texts take it from there."""
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tools.overlay.base import ROOT, load_config
+from tools.overlay.provenance import provenance, source_of
+
+RESULTS = Path(__file__).with_name("results.json")
+OUTCOMES = ("passed", "failed", "skipped", "errors")
+
+
+@dataclass(frozen=True)
+class Tried:
+    """What came of one patch on those before it, or of all together.
+
+    Attributes:
+        title: of the patch; WHOLE where it is all of them.
+        modules: how many it adds or changes, all of which were imported.
+        broken: of them those that cannot be imported, and why.
+        counts: number of tests by outcome, one of OUTCOMES.
+    """
+
+    title: str
+    modules: int
+    broken: dict[str, str] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def is_good(self) -> bool:
+        bad = self.counts.get("failed", 0) + self.counts.get("errors", 0)
+        return not self.broken and not bad
+
+
+WHOLE = "all"
+
+
+def counted(said: str) -> dict[str, int]:
+    """Outcomes by the last line of pytest, such as `1 failed, 20 passed in 3.1s`."""
+    last = (said.strip().splitlines() or [""])[-1]
+    found = re.findall(r"(\d+) (passed|failed|skipped|error)s?\b", last)
+    return {name + "s" * (name == "error"): int(number) for number, name in found}
+
+
+def record(
+    tried: Iterable[Tried], options: list[str], device: str, path: Path = RESULTS
+) -> None:
+    """Keeps a run: of each patch, or of the whole, in the place of the one before."""
+    tried = list(tried)
+    known = json.loads(path.read_text()) if path.is_file() else {}
+    kind = "whole" if [one.title for one in tried] == [WHOLE] else "each"
+    known[kind] = {
+        "base": load_config(ROOT)["version"],
+        "device": device,
+        **provenance(),
+        "pytest_options": options,
+        "results": [asdict(one) for one in tried],
+    }
+    path.write_text(json.dumps(known, indent=2) + "\n")
+
+
+def load(path: Path = RESULTS) -> dict[str, Any]:
+    return json.loads(path.read_text()) if path.is_file() else {}
+
+
+def sentence(title: str, runs: dict[str, Any]) -> str:
+    """What a pull-request text says of a patch; nothing where it was not tried."""
+    run = runs.get("each", {"results": []})
+    for found in run["results"]:
+        if found["title"] == title:
+            return (
+                f"On {run['base']} and the patches before it, on a {run['device']} "
+                f"machine, {run['date']}: {outcome(found)}."
+            )
+    return ""
+
+
+def outcome(found: dict[str, Any]) -> str:
+    counts = found["counts"]
+    parts = [f"{counts[name]} {name}" for name in OUTCOMES if counts.get(name)]
+    tests = ", ".join(parts) or "none"
+    broken = len(found["broken"])
+    imports = f"{found['modules'] - broken} of {found['modules']} modules import"
+    return f"{imports}; tests: {tests}"
+
+
+def result_table(path: Path = RESULTS) -> str:
+    """Each patch, and all of them, for the docs."""
+    runs = load(path)
+    rows = ["| patch | result |", "| --- | --- |"]
+    for found in runs["each"]["results"]:
+        rows.append(f"| {found['title']} | {outcome(found)} |")
+    (whole,) = runs["whole"]["results"]
+    rows.append(f"| all, after the last | {outcome(whole)} |")
+    notes = [_note("Each by itself", runs["each"]), _note("All", runs["whole"])]
+    return "\n".join(rows) + "\n\n" + "\n".join(notes)
+
+
+def _note(what: str, run: dict[str, Any]) -> str:
+    options = " ".join(run["pytest_options"])
+    only = f", pytest with `{options}`" if options else ""
+    on = f"on {run['base']} and a {run['device']} machine, {run['date']}"
+    return f"{what}: {on}, from {source_of(run)}{only}."

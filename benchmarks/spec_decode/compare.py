@@ -36,6 +36,8 @@ class Row:
     expected_tokens_per_s: float | None
     mean_k: float
     floor_share: float | None
+    draft_floor_s: float | None  # reading the drafter's weights once per pass
+    run: str  # the benchmark run that measured it
 
     @property
     def target_s(self) -> float | None:
@@ -75,6 +77,8 @@ class Comparison:
             expected_tokens_per_s=value("expected_tokens_per_s"),
             mean_k=mean_k(key.engine.num_tokens, point["repeats"]),
             floor_share=files.floor_share(self.results, key, PARALLEL),
+            draft_floor_s=files.draft_floor_s(self.results, key, PARALLEL),
+            run=point.get("run", ""),
         )
 
     def at(
@@ -159,3 +163,25 @@ def step_ratio(ours: Row | None, base: Row | None) -> float | None:
     if ours is None or base is None or not ours.step_s or not base.step_s:
         return None
     return base.step_s / ours.step_s
+
+
+def free_ratio(ours: Row | None, base: Row | None) -> float | None:
+    """The ratio of steps if drafting took no time; no drafter exceeds it."""
+    if not (ours and base and ours.target_s and base.step_s):
+        return None
+    return base.step_s / ours.target_s
+
+
+def steady_ratio(tokens_per_s: float, other: Row | None) -> float | None:
+    """To what another does in steady decode, acceptance being just its mean."""
+    if other is None or not other.step_s:
+        return None
+    steady = other.key.concurrency * other.acceptance_length / other.step_s
+    return tokens_per_s / steady
+
+
+def busy_share(profile: dict[str, Any], row: Row | None) -> float | None:
+    """Of a step as it runs without a profiler."""
+    if row is None or not row.step_s or profile["busy_share"] is None:
+        return None
+    return profile["busy_share"] * profile["step_s"] / row.step_s

@@ -165,3 +165,16 @@ def floor_share(
         run["device"]["copy_bytes_per_s"],
     )
     return floor / step.median
+
+
+def draft_floor_s(
+    results: Results, key: PointKey, parallel: tuple[str, ...]
+) -> float | None:
+    """Seconds of a step's draft passes if they only read every weight once per pass."""
+    engine = results.get("engines", {}).get(str(key.engine))
+    if not engine or engine.get("draft_bytes") is None:
+        return None
+    run = results["runs"][results["measurements"][str(key)]["run"]]
+    passes = num_passes(key.engine.mode, key.engine.num_tokens, parallel)
+    bytes_per_s = run["device"]["copy_bytes_per_s"]
+    return floor_step_s(0, engine["draft_bytes"], passes, bytes_per_s)

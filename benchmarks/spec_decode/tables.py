@@ -5,9 +5,23 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from benchmarks.spec_decode import published
-from benchmarks.spec_decode.compare import BASE, Comparison, Row, ratio, step_ratio
-from benchmarks.spec_decode.plan import BY_POSITION, EQUAL
-from benchmarks.spec_decode.results import IMPLEMENTATIONS, OURS, Spread
+from benchmarks.spec_decode.compare import (
+    BASE,
+    Comparison,
+    Row,
+    free_ratio,
+    ratio,
+    steady_ratio,
+    step_ratio,
+)
+from benchmarks.spec_decode.plan import BY_POSITION, EQUAL, runs_mode
+from benchmarks.spec_decode.results import (
+    BASE_V1,
+    BASE_V2,
+    IMPLEMENTATIONS,
+    OURS,
+    Spread,
+)
 from benchmarks.spec_decode.shapes import MODES
 
 NAMES = {
@@ -75,24 +89,31 @@ POINT_HEAD = (
 )
 
 
-def free_ratio(ours: Row | None, base: Row | None) -> float | None:
-    """The ratio of steps if drafting took no time; no drafter exceeds it."""
-    if not (ours and base and ours.target_s and base.step_s):
-        return None
-    return base.step_s / ours.target_s
+def runner_text(compared: Comparison, ours: Row | None, base: Row) -> str:
+    """Which runner of the base it is, and how it came to be the best: "v1 alone, †"."""
+    key = base.key
+    others = [
+        name
+        for name in (BASE_V2, BASE_V1)
+        if name != key.engine.implementation and runs_mode(name, key.engine.mode)
+    ]
+    rows = [
+        compared.row(key._replace(engine=key.engine._replace(implementation=name)))
+        for name in others
+    ]
+    alone = " alone" if None in rows else ""
+    beside = "" if ours is None or ours.run == base.run else ", †"
+    return f"{key.engine.implementation[-2:]}{alone}{beside}"
 
 
-def point_cells(ours: Row | None, base: Row | None) -> list[Cell]:
+def point_cells(ours: Row | None, base: Row | None, runner: str | None) -> list[Cell]:
     own = [None] * 5
     if ours:
         step = (ours.tpot_s, ours.step_s, ours.target_s, ours.draft_s)
         own = [*map(ms, step), percent(ours.floor_share)]
-    best = (
-        base and f"{speed(base.tokens_per_s)} ({base.key.engine.implementation[-2:]})"
-    )
     return [
         ours and speed(ours.tokens_per_s),
-        best,
+        base and f"{speed(base.tokens_per_s)} ({runner})",
         times(ratio(ours, base)),
         times(step_ratio(ours, base)),
         times(free_ratio(ours, base)),
@@ -110,7 +131,8 @@ def mode_table(compared: Comparison, mode: str) -> str:
         for concurrency in concurrencies:
             pair = [compared.at(n, mode, k, EQUAL, concurrency) for n in (OURS, BASE)]
             if any(pair):
-                rows.append([k, concurrency, *point_cells(*pair)])
+                runner = pair[1] and runner_text(compared, *pair)
+                rows.append([k, concurrency, *point_cells(*pair, runner)])
     return table(POINT_HEAD, rows)
 
 
@@ -181,14 +203,6 @@ def auto_table(compared: Comparison, mode: str) -> str:
     return table(head, list(cells_of))
 
 
-def steady_ratio(tokens_per_s: float, other: Row | None) -> float | None:
-    """To what another does in steady decode, acceptance being just its mean."""
-    if other is None or not other.step_s:
-        return None
-    steady = other.key.concurrency * other.acceptance_length / other.step_s
-    return tokens_per_s / steady
-
-
 def published_table(compared: Comparison, data_set: str) -> str:
     """P-EAGLE over EAGLE-3, each at its best K, beside the post's ratio."""
     rows = []
@@ -206,28 +220,6 @@ def published_table(compared: Comparison, data_set: str) -> str:
     for name in ("ours", "base"):
         head += [f"{name}: P-EAGLE", f"{name}: EAGLE-3", f"{name}: ratio"]
     return table([*head, "post's ratio"], rows)
-
-
-PROFILE_COLUMNS = {
-    "step, ms": lambda p: ms(p["step_s"]),
-    "GPU busy": lambda p: percent(p["busy_share"]),
-    "kernels": lambda p: p["device_kernels"],
-    "of them draft": lambda p: p["draft_kernels"],
-    "launches": lambda p: p["kernel_launches"],
-    "graphs": lambda p: p["graph_launches"],
-    "copies": lambda p: p["copies"],
-    "to host": lambda p: p["device_to_host"],
-    "waits": lambda p: p["synchronisations"],
-}
-
-
-def profile_table(profiles: dict[str, dict[str, Any]]) -> str:
-    """What a steady step does; the profiler makes the host slower."""
-    rows = [
-        [key, *(get(profile) for get in PROFILE_COLUMNS.values())]
-        for key, profile in sorted(profiles.items())
-    ]
-    return table(["engine", *PROFILE_COLUMNS], rows)
 
 
 def prepare_table(measurements: dict[str, dict[str, Any]]) -> str:
@@ -319,5 +311,3 @@ def engine_sections(compared: Comparison) -> Iterator[tuple[str, str]]:
     for data_set in published.RATIOS:
         title = f"P-EAGLE against EAGLE-3 at the acceptance lengths of {data_set}"
         yield title, published_table(compared, data_set)
-    profiles = compared.results.get("profiles", {})
-    yield "Where the time of a step goes", profile_table(profiles)

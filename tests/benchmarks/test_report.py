@@ -69,6 +69,7 @@ def test_other_shapes_have_tables_of_their_own():
         "draft_full_graphs": 20,
     }
     results = {
+        "runs": {"2026": {"device": {"copy_bytes_per_s": 4e12}}},
         "engines": {"ours/peagle@gpt-oss-20b/K7": engine, "ours/peagle/K7": engine},
         "measurements": {
             "ours/none@gpt-oss-20b/K0/equal/c1": point(200.0, 1.0),

@@ -21,14 +21,19 @@ from pathlib import Path
 
 import pytest
 
+from tools.ci.steps import load
 from tools.docs import DOCS, ROOT, names
-from tools.docs.pages import NEEDS, Fence, commands, fences, pages, spans
+from tools.docs.pages import NEEDS, Fence, commands, fences, hidden_blocks, pages, spans
 
 BLOCKS = [f for page in pages() for f in fences(page) if f.info == "bash"]
 HERE = "tests/docs/test_commands.py::"
 SERVER = HERE + "test_serving_session"
 EXAMPLE = "tests/examples/test_spec_decode_example.py::test_default_run_succeeds"
+WHEELS = "tests/package/test_wheels.py::"
 INSTALL = "tests/overlay/test_install.py::test_modules"
+COMMAND = re.compile(
+    r"^(\$ )?(python3?|pip|pytest|make|vllm|git|curl|cd|export|pre-commit) \S", re.M
+)
 MAKE = "make test"  # runs it, as a whole or as one of its steps
 # What runs a command that stands on a page: a test, or MAKE.
 RUN_BY = {
@@ -39,6 +44,8 @@ RUN_BY = {
     r"python -m tools\.upstream export .*": (
         "tests/upstream/test_series.py::test_nothing_of_the_overlay_is_left"
     ),
+    r"python -m tools\.package inspect .*": WHEELS + "test_in_order",
+    r"cd dist && sha256sum .*": WHEELS + "test_hash_is_written",
     r"pre-commit install": HERE + "test_pre_commit_installs",
     r"python -m tools\.overlay check": MAKE,
     r"python -m tools\.ci .*": "tests/ci/test_main.py::test_documented_commands",
@@ -50,6 +57,16 @@ RUN_BY = {
     r"python3 -m venv venv && \. venv/bin/activate": INSTALL,
     r"\. \.venv/bin/activate": MAKE,
     r"pip install \.": INSTALL,
+}
+# Steps of the pipeline that run what needs the network or time; in other words, some.
+STEPS = {
+    r"python -m tools\.package reproduce --device cpu": "wheel-cpu",
+    r"python -m tools\.package reproduce --device cuda": "wheel-cuda",
+    r"make wheel .*": "wheel-cpu",
+    r"make rebase-report .*": "rebase-report",
+    r"git clone .*|cd vllm && git am .*": "upstream-clone",
+    r"python -m tools\.upstream try .*": "upstream-each",
+    r"python -m benchmarks\.spec_decode\.soak .*": "soak",
 }
 
 
@@ -68,11 +85,46 @@ def test_each_command_is_run_or_marked(block: Fence):
         assert command in served or runs(command) != [SERVER]
 
 
+IN_STEPS = [block for block in BLOCKS if block.needs in ("network", "time")]
+
+
+@pytest.mark.parametrize("block", IN_STEPS, ids=lambda block: block.where)
+def test_a_step_runs_what_a_test_cannot(block: Fence):
+    for command in commands(block):
+        (key,) = [key for known, key in STEPS.items() if re.fullmatch(known, command)]
+        assert key in load(ROOT).by_key, f"{block.where}: `{command}`"
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
+def test_no_command_is_hidden(page: Path):
+    """In an indented block, or in a fence that does not say `bash`."""
+    assert list(hidden_blocks(page)) == []
+    for fence in fences(page):
+        assert fence.info == "bash" or not COMMAND.search(fence.body), fence.where
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        ("Run:\n\n    make test\n", [3]),
+        ("- first\n\n  ```bash\n  make test\n  ```\n", [3, 5]),
+        ("\tmake\n", [1]),
+        ("- a long item\n    goes on\n\n```bash\nmake\n\n    test\n```\n", []),
+    ],
+)
+def test_hidden_blocks_are_found(text: str, lines: list[int], tmp_path: Path):
+    (tmp_path / "page.md").write_text(text)
+    assert list(hidden_blocks(tmp_path / "page.md")) == lines
+
+
 def test_what_runs_commands_exists():
     found = {c for block in BLOCKS if not block.needs for c in commands(block)}
     for pattern, by in RUN_BY.items():
         assert by == MAKE or not list(names.problems_of(by)), by
         assert any(re.fullmatch(pattern, command) for command in found), pattern
+    marked = {c for block in BLOCKS for c in commands(block)}
+    for pattern in STEPS:
+        assert any(re.fullmatch(pattern, command) for command in marked), pattern
 
 
 def dry_run(target: str) -> str:
@@ -157,7 +209,6 @@ def test_flags_on_pages_exist(monkeypatch):
             known |= set(re.findall(r'"(--[a-z][\w-]*)"', source.read_text()))
     for page in pages():
         code = [text for _, text in spans(page.read_text())]
-        code += re.findall(r"^    .*$", page.read_text(), re.MULTILINE)
         code += [c for fence in fences(page) for c in commands(fence)]
         ours = (c for c in code if not re.match(r"\s*(git|pip|curl|cmake) ", c))
         for flag in re.findall(r"(?<![\w-])--[a-z][\w-]*", "\n".join(ours)):

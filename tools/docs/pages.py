@@ -8,8 +8,13 @@ from pathlib import Path
 
 from . import DOCS, ROOT
 
-# `<!-- needs: gpu -->` before a block of commands: what a test machine lacks for them.
-NEEDS = ("gpu", "network")
+# `<!-- needs: gpu -->` before a block of commands: what a test lacks for them.
+NEEDS = {
+    "gpu": "a GPU",
+    "network": "more of the network than a package index",
+    "time": "more minutes than a test may take",
+    "sites": "two installs, ours and the base",
+}
 _FENCE = re.compile(
     r"(?:^<!-- needs: (?P<needs>\w+) -->\n+)?"
     r"^(?P<ticks>```+)(?P<info>[^\n`]*)\n(?P<body>.*?)^(?P=ticks)[ ]*$",
@@ -19,7 +24,10 @@ _FENCE = re.compile(
 
 def pages() -> list[Path]:
     """Every page that tells of commands, files or tests."""
-    found = [*ROOT.glob("*.md"), *DOCS.glob("**/*.md"), ROOT / "benchmarks/README.md"]
+    folders = ("benchmarks", "examples", "models")
+    found = [*ROOT.glob("*.md"), *DOCS.glob("**/*.md")]
+    for folder in folders:
+        found += (ROOT / folder).glob("**/*.md")
     return sorted(found)
 
 
@@ -51,6 +59,21 @@ def fences(page: Path) -> Iterator[Fence]:
         yield Fence(page, line, info, needs, found["body"])
 
 
+def hidden_blocks(page: Path) -> Iterator[int]:
+    """Lines of code that is no block to `fences`: indented, or fenced within a list."""
+    lines = _blanked(page.read_text()).splitlines()
+    for number, line in enumerate(lines, start=1):
+        before = lines[number - 2].strip() if number > 1 else ""
+        is_code = re.match(r" {4}|\t", line) and line.strip() and not before
+        if is_code or line.lstrip().startswith("```"):
+            yield number
+
+
+def _blanked(text: str) -> str:
+    """The text without its fenced blocks, on the same lines."""
+    return _FENCE.sub(lambda found: "\n" * found[0].count("\n"), text)
+
+
 def commands(fence: Fence) -> list[str]:
     """The commands of a block: continued lines joined, comments left out."""
     lines: list[str] = []
@@ -72,13 +95,13 @@ def _is_open(command: str) -> bool:
 
 def spans(text: str) -> Iterator[tuple[int, str]]:
     """Line and text of each `code span` outside fenced blocks."""
-    text = _FENCE.sub(lambda found: "\n" * found[0].count("\n"), text)
+    text = _blanked(text)
     for found in re.finditer(r"(?<!`)`([^`]+)`(?!`)", text):
         yield text.count("\n", 0, found.start()) + 1, found[1]
 
 
 def links(text: str) -> Iterator[tuple[int, str]]:
     """Line and target of each Markdown link and picture outside fenced blocks."""
-    text = _FENCE.sub(lambda found: "\n" * found[0].count("\n"), text)
+    text = _blanked(text)
     for found in re.finditer(r"\]\(([^)\s]+)\)", text):
         yield text.count("\n", 0, found.start()) + 1, found[1]

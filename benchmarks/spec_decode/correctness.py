@@ -242,6 +242,19 @@ def say(rows: dict[str, dict[str, Any]]) -> None:
         )
 
 
+def judge(results: files.Results) -> None:
+    """Ends the program with 1 if anything is not as it must be."""
+    from benchmarks.spec_decode.correctness_tables import is_noise, pairs
+
+    rows = results["engines"].items()
+    if wrong := [name for name, row in rows if not row["are_ties"]]:
+        sys.exit("Outputs that are not the target's: " + ", ".join(wrong))
+    cpu = files.load(files.RESULTS / "cpu" / "correctness.json")
+    apart = [n for n, one, other in pairs(results, cpu) if not is_noise(one, other)]
+    if apart:
+        sys.exit("Acceptance is not that of the CPU: " + ", ".join(apart))
+
+
 def main() -> None:
     args = parse()
     if args.engine:
@@ -264,16 +277,13 @@ def main() -> None:
     }
     begin = time.strftime("%Y-%m-%dT%H:%M:%S%z")
     folder = files.RESULTS / files.slug(device["name"])
-    files.save(
-        args.output or folder / "correctness.json",
-        {
-            "runs": {begin: run},
-            "engines": {name: {**row, "run": begin} for name, row in rows.items()},
-        },
-    )
+    results = {
+        "runs": {begin: run},
+        "engines": {name: {**row, "run": begin} for name, row in rows.items()},
+    }
+    files.save(args.output or folder / "correctness.json", results)
     say(rows)
-    if wrong := [name for name, row in rows.items() if not row["are_ties"]]:
-        sys.exit("Outputs that are not the target's: " + ", ".join(wrong))
+    judge(results)
 
 
 if __name__ == "__main__":

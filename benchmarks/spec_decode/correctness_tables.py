@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Markdown tables of what correctness.py found, on one device and on two."""
 
+from collections.abc import Iterator
 from math import sqrt
 from typing import Any
 
@@ -72,30 +73,38 @@ def drift_table(here: files.Results, there: files.Results) -> str:
     The difference is in standard errors, as if drafts were independent of each other;
     on equal prompts both draft nearly the same, so it should be far below.
     """
-    rows = []
-    for name, one in here.get("engines", {}).items():
-        other = best_peer(name, one, here, there)
-        if other is None:
-            continue
-        errors = drift(one, other)
-        rows.append(
-            [
-                name,
-                _rates(one),
-                _rates(other),
-                " ".join(f"{error:+.1f}" for error in errors),
-                "yes" if max(map(abs, errors)) <= FURTHEST else "**no**",
-            ]
-        )
+    rows = [
+        [
+            name,
+            _rates(one),
+            _rates(other),
+            " ".join(f"{error:+.1f}" for error in drift(one, other)),
+            "yes" if is_noise(one, other) else "**no**",
+        ]
+        for name, one, other in pairs(here, there)
+    ]
     head = ("engine", "GPU", "CPU", "difference, standard errors", "within noise")
     return table(head, rows)
+
+
+def pairs(
+    here: files.Results, there: files.Results
+) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
+    """Engines of a device, each beside the other device's of the same mode."""
+    for name, one in here.get("engines", {}).items():
+        if (other := _peer(name, one, here, there)) is not None:
+            yield name, one, other
+
+
+def is_noise(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    return max(map(abs, drift(one, other))) <= FURTHEST
 
 
 def _rates(found: dict[str, Any]) -> str:
     return " ".join(f"{rate:.3f}" for rate in found["acceptance_by_position"])
 
 
-def best_peer(
+def _peer(
     name: str, one: dict[str, Any], here: files.Results, there: files.Results
 ) -> dict[str, Any] | None:
     """The other device's engine of the same mode that drafted on the same prompts."""
@@ -119,11 +128,11 @@ def _prompts(results: files.Results, engine: dict[str, Any]) -> tuple | None:
 
 def drift(one: dict[str, Any], other: dict[str, Any]) -> list[float]:
     """Differences of acceptance by position, in standard errors."""
-    pairs = zip(
+    rates = zip(
         one["acceptance_by_position"], other["acceptance_by_position"], strict=True
     )
     found = []
-    for a, b in pairs:
+    for a, b in rates:
         variance = a * (1 - a) / one["drafts"] + b * (1 - b) / other["drafts"]
         found.append((a - b) / sqrt(variance) if variance else 0.0)
     return found

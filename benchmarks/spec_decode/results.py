@@ -19,6 +19,7 @@ OURS, BASE_V2, BASE_V1 = "ours", "base-v2", "base-v1"
 IMPLEMENTATIONS = (OURS, BASE_V2, BASE_V1)
 MAIN_SHAPES = "llama-3.1-8b"  # those that keys do not name
 SECTIONS = ("runs", "engines", "measurements", "profiles", "failures")
+FILE_FLAGS = ("--output", "--prompts")
 Results = dict[str, dict[str, Any]]
 
 
@@ -67,11 +68,13 @@ class PointKey(NamedTuple):
 
 
 def command_line(module: str) -> str:
-    """How this program was called, but for where its results go."""
-    arguments = [a for a in sys.argv[1:] if not a.startswith("--output=")]
-    if "--output" in arguments:
-        at = arguments.index("--output")
-        del arguments[at : at + 2]
+    """How this program was called, but for where files are."""
+    arguments = sys.argv[1:]
+    for flag in FILE_FLAGS:
+        arguments = [a for a in arguments if not a.startswith(f"{flag}=")]
+        if flag in arguments:
+            at = arguments.index(flag)
+            del arguments[at : at + 2]
     return shlex.join(["python", "-m", f"benchmarks.spec_decode.{module}", *arguments])
 
 

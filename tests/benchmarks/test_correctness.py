@@ -9,11 +9,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from benchmarks.spec_decode import draft_watch
+from benchmarks.spec_decode import correctness, draft_watch
 from benchmarks.spec_decode.correctness import (
     MAX_NUM_SEQS,
     compare,
     gaps,
+    judge,
     schedule,
     speculative_config,
 )
@@ -194,3 +195,12 @@ def test_devices_side_by_side():
     assert "| +6.9 +0.0 | **no** |" in drift_table(measured([0.9, 0.2]), cpu)
     assert drift_table(measured([0.5, 0.2], prompts="b"), cpu) == ""
     assert drift_table(measured([0.5, 0.2], drafted={7: 1}), cpu) == ""
+
+
+def test_a_run_ends_with_what_is_wrong(monkeypatch):
+    monkeypatch.setattr(correctness.files, "load", lambda path: measured([0.5, 0.2]))
+    judge(measured([0.5, 0.2], are_ties=True))
+    with pytest.raises(SystemExit, match="not the target's: pard-eager"):
+        judge(measured([0.5, 0.2], are_ties=False))
+    with pytest.raises(SystemExit, match="not that of the CPU: pard-eager"):
+        judge(measured([0.9, 0.2], are_ties=True))

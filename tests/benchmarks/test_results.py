@@ -119,8 +119,10 @@ def test_no_passes_without_speculation():
     assert files.num_passes("none", 0, PARALLEL) == 0
 
 
-@pytest.mark.parametrize("output", [["--output", "/else/where"], ["--output=/else"]])
-def test_command_does_not_say_where_its_results_go(monkeypatch, output: list[str]):
-    monkeypatch.setattr(sys, "argv", ["soak.py", *output, "--seed", "1"])
+@pytest.mark.parametrize("flag", files.FILE_FLAGS)
+@pytest.mark.parametrize("form", ["{}\n/else/where", "{}=/else"])
+def test_command_does_not_say_where_files_are(monkeypatch, flag: str, form: str):
+    given = form.format(flag).split("\n")
+    monkeypatch.setattr(sys, "argv", ["soak.py", *given, "--seed", "1"])
     command = files.command_line("soak")
     assert command == "python -m benchmarks.spec_decode.soak --seed 1"

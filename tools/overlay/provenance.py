@@ -9,11 +9,14 @@ from typing import Any
 from .base import ROOT
 
 
-def provenance(root: Path = ROOT) -> dict[str, Any]:
-    """The commit, whether anything was not committed, and the day."""
+def provenance(record: Path, root: Path = ROOT) -> dict[str, Any]:
+    """The commit, whether anything but the record was not committed, and the day."""
+    others = ["--", ".", f":(exclude){record.resolve()}"]
+    is_inside = record.resolve().is_relative_to(root.resolve())
+    changed = _git(root, "status", "--porcelain", *(others if is_inside else []))
     return {
         "commit": _git(root, "rev-parse", "HEAD"),
-        "has_uncommitted": bool(_git(root, "status", "--porcelain")),
+        "has_uncommitted": bool(changed),
         "date": datetime.now(UTC).date().isoformat(),
     }
 

@@ -23,7 +23,7 @@ def record(wheel: Path, device: str, path: Path = RECORD, root: Path = ROOT) -> 
         "bytes": wheel.stat().st_size,
         "sha256": sha256_of(wheel),
         "builds": 2,
-        **provenance(root),
+        **provenance(path, root),
         "base_sha256": pinned_base(device, root).sha256,
         "python": platform.python_version(),
         "zlib": ZLIB_RUNTIME_VERSION,

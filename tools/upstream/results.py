@@ -58,7 +58,7 @@ def record(
     known[kind] = {
         "base": load_config(ROOT)["version"],
         "device": device,
-        **provenance(),
+        **provenance(path),
         "pytest_options": options,
         "results": [asdict(one) for one in tried],
     }

@@ -67,6 +67,16 @@ def waits_text(engines: dict[str, Any]) -> str:
     )
 
 
+def sanitizer_table(measurements: dict[str, Any]) -> str:
+    """What compute-sanitizer's tools reported; of the control they must report."""
+    rows: list[list[Cell]] = []
+    for tool, found in sorted(measurements.items()):
+        tests = found.get("tests_passed")
+        passed = tests and f"{tests} of {tests + found['tests_failed']}"
+        rows.append([tool, found["reports"], passed, found.get("examples")])
+    return table(("tool", "reports", "tests passed", "batches a test"), rows)
+
+
 def drift_table(here: files.Results, there: files.Results) -> str:
     """Acceptance by position of two devices, where their prompts were the same.
 

@@ -11,6 +11,7 @@ from benchmarks.spec_decode.compare import Comparison
 from benchmarks.spec_decode.correctness_tables import (
     correctness_table,
     drift_table,
+    sanitizer_table,
     waits_text,
 )
 from benchmarks.spec_decode.draft_probabilities.show import probability_text
@@ -88,6 +89,13 @@ def engine_text(path: Path, images: Path, docs: Path) -> Iterator[str]:
     for title, found in sections:
         if found:
             yield f"### {title}\n\n{found}"
+    if traces := sorted(path.name for path in path.parent.glob("traces/*.json.gz")):
+        yield (
+            "Traces of a few steps, for ui.perfetto.dev, are in "
+            f"`benchmarks/results/{path.parent.name}/traces/`: "
+            + ", ".join(f"`{name}`" for name in traces)
+            + "."
+        )
     if results.get("failures"):
         lines = [
             f"- {k}: {v['error'].splitlines()[0]}"
@@ -121,6 +129,9 @@ def correctness_text(folder: Path) -> Iterator[str]:
         yield f"### Outputs and drafts, with graphs and without\n\n{found}"
     if found := waits_text(engines):
         yield found
+    sanitized = files.load(folder / "sanitizer.json").get("measurements", {})
+    if found := sanitizer_table(sanitized):
+        yield f"### The input kernel under compute-sanitizer\n\n{found}"
     cpu = files.load(folder.parent / "cpu" / "correctness.json")
     if folder.name != "cpu" and (found := drift_table(results, cpu)):
         yield f"### Acceptance by position, on the GPU and on a CPU\n\n{found}"

@@ -116,8 +116,17 @@ def test_the_documentation_shows_all_results(tmp_path: Path):
 def test_document(folder: Path):
     document = folder / "docs" / "performance.md"
     arguments = ["--results", str(folder / "results"), "--document", str(document)]
+    gpu = folder / "results" / "nvidia-h200"
+    clean = {"reports": 0, "tests_passed": 15, "tests_failed": 1, "examples": 60}
+    found = {"memcheck": clean, "memcheck of a planted write": {"reports": 64}}
+    files.save(gpu / "sanitizer.json", {"measurements": found})
+    (gpu / "traces").mkdir()
+    (gpu / "traces" / "ours_peagle_K7_equal_c1.json.gz").touch()
     report.main(arguments)
     text = document.read_text()
+    assert "| memcheck | 0 | 15 of 16 | 60 |" in text
+    assert "| memcheck of a planted write | 64 | – | – |" in text
+    assert "/traces/`: `ours_peagle_K7_equal_c1.json.gz`." in text
     assert "| P-EAGLE | 1 | 600 (K=7) | 500 (K=7) | 1.20× |" in text
     assert "| 620 (K=7) | 310 (K=3) | 2.00× | – | – | – | 1.55× |" in text
     assert "- base-v2/draft/K7: ValueError: no" in text

@@ -37,7 +37,7 @@ def _cells(found: dict[str, Any]) -> list[Cell]:
         _counts(found.get("steps")),
         _counts(found.get("graphs_replayed")),
         None if waited is None else _counts(waited) or "none",
-        _counts(found.get("drafted"), "K="),
+        None if is_fixed(found) else _counts(found.get("drafted"), "K="),
     ]
 
 
@@ -118,15 +118,21 @@ def _peer(
     name: str, one: dict[str, Any], here: files.Results, there: files.Results
 ) -> dict[str, Any] | None:
     """The other device's engine of the same mode that drafted on the same prompts."""
-    if one.get("drafted") or not one.get("drafts"):
-        return None  # draft lengths that change are not those of the other device
+    if not is_fixed(one):
+        return None
     prompts = _prompts(here, one)
     for found_name, other in there.get("engines", {}).items():
-        is_same = found_name.split("-")[0] == name.split("-")[0]
-        is_fixed = is_same and not other.get("drafted")
-        if is_fixed and prompts and _prompts(there, other) == prompts:
+        is_same = found_name.split("-")[0] == name.split("-")[0] and is_fixed(other)
+        if is_same and prompts and _prompts(there, other) == prompts:
             return other
     return None
+
+
+def is_fixed(engine: dict[str, Any]) -> bool:
+    """Whether all steps drafted alike: lengths that change are not another device's."""
+    lengths = {int(k) for k in engine.get("drafted", {})}
+    longest = len(engine["acceptance_by_position"])
+    return bool(engine.get("drafts")) and lengths <= {longest}
 
 
 def _prompts(results: files.Results, engine: dict[str, Any]) -> tuple | None:

@@ -194,7 +194,9 @@ def test_devices_side_by_side():
     )
     assert "| +6.9 +0.0 | **no** |" in drift_table(measured([0.9, 0.2]), cpu)
     assert drift_table(measured([0.5, 0.2], prompts="b"), cpu) == ""
-    assert drift_table(measured([0.5, 0.2], drafted={7: 1}), cpu) == ""
+    assert drift_table(measured([0.5, 0.2], drafted={"2": 1, "1": 1}), cpu) == ""
+    assert drift_table(measured([0.5, 0.2], drafted={"1": 1}), cpu) == ""
+    assert drift_table(measured([0.5, 0.2], drafted={"2": 1}), cpu) != ""
 
 
 def test_a_run_ends_with_what_is_wrong(monkeypatch):

@@ -9,7 +9,7 @@ from benchmarks.spec_decode.draft_probabilities.show import (
     probability_table,
     probability_text,
 )
-from benchmarks.spec_decode.results import save
+from benchmarks.spec_decode.results import RESULTS, load, save
 
 MEASURED = {
     "pard/greedy/K4/T0.3": mean_length([(10, 20), (10, 30)]),
@@ -40,6 +40,23 @@ def test_one_request_has_no_error():
 def test_points_of_both_kinds_stand_side_by_side():
     (row,) = probability_table(MEASURED).splitlines()[2:]
     assert row == "| PARD | 0.30 | 2.50 ± 0.50 | 2.60 ± 0.40 | +0.10 ± 0.10 |"
+
+
+def test_what_was_measured_gains():
+    """With probabilities no fewer drafts are accepted than without, but for chance,
+    and more where outputs are random."""
+    found = load(RESULTS / "cpu" / "draft_probabilities.json")["measurements"]
+    pairs = [
+        (key, found[key.replace("/probabilistic/", "/greedy/")], found[key])
+        for key in found
+        if "/probabilistic/" in key
+    ]
+    assert len(pairs) > 20
+    for key, greedy, probable in pairs:
+        gain = probable["acceptance_length"] - greedy["acceptance_length"]
+        assert gain > -2 * gain_error(greedy["counts"], probable["counts"]) - 1e-6, key
+        if float(key.rpartition("/T")[2]) >= 1:
+            assert gain > 0, key
 
 
 def test_a_run_does_not_say_where_its_files_were():

@@ -48,10 +48,13 @@ class DraftWatch:
 
         setattr(holder, name, counted)
 
-    def _watched(self, *args, **kwargs):
+    def _propose(self, *args, **kwargs):
         self.passes.clear()
+        return self.propose(*args, **kwargs)
+
+    def _watched(self, *args, **kwargs):
         drafts, waited_at = call_without_waits(
-            self.propose, *args, is_cuda=self.is_cuda, **kwargs
+            self._propose, *args, is_cuda=self.is_cuda, **kwargs
         )
         what = next((w for w in ("full", "piecewise") if self.passes[w]), "eager")
         self.steps[what] += 1

@@ -84,25 +84,32 @@ class Server:
         Raises:
             RuntimeError: it did not start.
         """
-        deadline = time.monotonic() + timeout_s
-        while time.monotonic() < deadline:
-            if self.process.poll() is not None:
-                raise RuntimeError(last_error(self.log.read_text(errors="replace")))
-            with (
-                contextlib.suppress(OSError),
-                urllib.request.urlopen(f"{self.url}/health"),
-            ):
-                return
-            time.sleep(0.5)
-        raise RuntimeError(f"no server within {timeout_s:.0f} s, see {self.log}")
+        await_health(self.process, self.url, timeout_s, self.log)
 
     def stop(self) -> None:
         """Asks it to end, then ends it; waits until its memory is free."""
-        for sign in (signal.SIGTERM, signal.SIGKILL):
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.process.pid, sign)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(timeout=20)
+        stop(self.process)
+
+
+def await_health(
+    process: subprocess.Popen, url: str, timeout_s: float, log: Path
+) -> None:
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise RuntimeError(last_error(log.read_text(errors="replace")))
+        with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/health"):
+            return
+        time.sleep(0.5)
+    raise RuntimeError(f"no server within {timeout_s:.0f} s, see {log}")
+
+
+def stop(process: subprocess.Popen) -> None:
+    for sign in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, sign)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=20)
 
 
 def free_port() -> int:

@@ -67,11 +67,32 @@ def test_too_few_outcomes_tell_nothing(logprobs):
         p_value(draw(chances, 6), chances)
 
 
+def row(p_value: float, length: float | None = 2.0, temperature: float = 1.0):
+    return {
+        "p_value": p_value,
+        "acceptance_length": length,
+        "temperature": temperature,
+    }
+
+
 def test_wrong_rule_must_fail():
-    good, bad = {"p_value": 0.5}, {"p_value": 1e-9}
-    assert failures({"pard/greedy/T1.0": good, "wrong rule/T1.0": bad}) == []
-    wrong = {"pard/greedy/T1.0": bad, "wrong rule/T1.0": good}
-    assert failures(wrong) == list(wrong)
+    good, bad = row(0.5), row(1e-9)
+    assert failures({"pard/greedy/T1.0": good, "wrong rule/pard/T1.0": bad}) == []
+    wrong = failures({"pard/greedy/T1.0": bad, "wrong rule/pard/T1.0": good})
+    assert wrong == [
+        "pard/greedy/T1.0 is not the target's distribution",
+        "wrong rule/pard/T1.0 is not found out",
+    ]
+
+
+def test_drafters_must_be_right_often():
+    rows = {
+        "target/T1.0": row(0.5, None),
+        "pard/greedy/T1.0": row(0.5, 1.19),
+        "pard/greedy/T1.5": row(0.5, 1.19, temperature=1.5),
+        "pard/probabilistic/T1.0": row(0.5, 1.2),
+    }
+    assert failures(rows) == ["pard/greedy/T1.0 has acceptance length 1.19"]
 
 
 def test_parallel_drafters_name_a_mask(tmp_path):
@@ -79,4 +100,4 @@ def test_parallel_drafters_name_a_mask(tmp_path):
     for mode in MODES:
         config = json.loads((folders[mode] / "config.json").read_text())
         mask = get_mask_token_id(config)
-        assert mask == (MASK if mode.startswith(("pard", "peagle")) else None)
+        assert mask == (MASK if mode.startswith("p") else None)

@@ -5,7 +5,8 @@ The target has a vocabulary so small that each output of three tokens has its ow
 Its exact distribution comes from its logits after every possible beginning. Each mode
 drafts greedily and by chance, verified token by token and as a block, at several
 temperatures and with top-p, and by seeds of the requests. An acceptance rule that takes
-any draft must be found out by the same test.
+any draft must be found out by the same test. A drafter that is seldom right would prove
+little, so its acceptance length is judged too.
 """
 
 import argparse
@@ -32,6 +33,8 @@ NUM_DRAFTS = 3
 KNOWN = [k for n in range(LENGTH) for k in product(range(VOCAB), repeat=n)]
 # So that of all tests together one in some hundred runs would fail by chance.
 SIGNIFICANCE = 1e-4
+# What drafters reach, up to this temperature.
+LEAST_ACCEPTANCE_LENGTH, WARMEST = 1.2, 1.0
 SETTINGS = [
     *({"temperature": t, "top_p": 1.0} for t in (0.3, 0.7, 1.0, 1.5)),
     {"temperature": 1.0, "top_p": 0.7},
@@ -45,6 +48,9 @@ METHODS = {
         "rejection_sample_method": "block",
     },
 }
+# One that drafts token by token, one that drafts in parallel, and a head.
+WRONG_MODES = ("draft", "pard", "eagle3")
+WRONG = "wrong rule/"  # what such engines' names begin with
 WRONG_RULE = {
     "rejection_sample_method": "synthetic",
     "synthetic_acceptance_rates": [1.0] * NUM_DRAFTS,
@@ -56,7 +62,7 @@ def speculative_config(
 ) -> dict[str, Any]:
     return {
         "model": str(models[mode]),
-        "method": "draft_model" if mode in ("draft", "pard") else "eagle3",
+        "method": "eagle3" if "eagle" in mode else "draft_model",
         "num_speculative_tokens": NUM_DRAFTS,
         **METHODS[method],
         **more,
@@ -70,8 +76,10 @@ def plan(
     engines: dict[str, dict[str, Any] | None] = {"target": None}
     for mode, method in product(modes, methods):
         engines[f"{mode}/{method}"] = speculative_config(models, mode, method)
-    wrong = speculative_config(models, modes[0], "greedy", **WRONG_RULE)
-    return engines | {"wrong rule": wrong}
+    for mode in [mode for mode in WRONG_MODES if mode in modes] or modes[:1]:
+        wrong = speculative_config(models, mode, "greedy", **WRONG_RULE)
+        engines[f"{WRONG}{mode}"] = wrong
+    return engines
 
 
 def run_all(
@@ -115,18 +123,26 @@ def judge(results: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
             rows[label] = {
                 "samples": len(drawn["tokens"]),
                 "p_value": p_value(map(tuple, drawn["tokens"]), chances),
+                "temperature": temperature,
                 "acceptance_length": drawn["acceptance_length"],
             }
     return rows
 
 
 def failures(rows: dict[str, dict[str, Any]]) -> list[str]:
-    """Distributions that are not the target's, and a wrong rule not found out."""
-    return [
-        name
-        for name, row in rows.items()
-        if (row["p_value"] < SIGNIFICANCE) != name.startswith("wrong rule")
-    ]
+    """What is not as it should be, in words; nothing, if all is well."""
+    found = []
+    for name, row in rows.items():
+        is_target = row["p_value"] >= SIGNIFICANCE
+        if name.startswith(WRONG):
+            found += [f"{name} is not found out"] if is_target else []
+            continue
+        found += [] if is_target else [f"{name} is not the target's distribution"]
+        length = row["acceptance_length"]
+        is_judged = length is not None and row["temperature"] <= WARMEST
+        if is_judged and length < LEAST_ACCEPTANCE_LENGTH:
+            found.append(f"{name} has acceptance length {length:.2f}")
+    return found
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -170,7 +186,7 @@ def main() -> None:
         drafted = "" if length is None else f", acceptance length {length:.2f}"
         print(f"{label}: p = {row['p_value']:.4f}{drafted}")
     if wrong := failures(rows):
-        sys.exit("Not as it should be: " + ", ".join(wrong))
+        sys.exit("\n".join(["Not as it should be:", *wrong]))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random models of a vocabulary so small that all outputs can be counted."""
+"""Random models of a vocabulary so small that all outputs can be counted.
+
+A target's next token depends most on its last one, and somewhat on all before it. That
+is what drafters know of it, so that their drafts are often right, and often wrong.
+"""
 
 import json
 from pathlib import Path
@@ -14,8 +18,12 @@ LAYERS = 4
 AUX_LAYERS = [1, 2, 3]
 MASK = VOCAB - 1
 # The heads with "-small" know some of the tokens only, and number them anew.
-MODES = ("draft", "pard", "eagle3", "peagle", "eagle3-small", "peagle-small")
+MODES = ("draft", "pard", "pard2", "eagle3", "peagle", "eagle3-small", "peagle-small")
 KNOWN_TOKENS = (0, 1, 3, 4)
+# By how much layers change what an embedding says, and a head the target's states.
+LAYERS_SHARE = 0.3
+# Of the drafters' weights, and of what a PARD-2 adds to its embeddings.
+NOISE = 0.2
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -39,30 +47,38 @@ HEAD = {
     "num_hidden_layers": 1,
     "draft_vocab_size": VOCAB,
     "eagle_aux_hidden_state_layer_ids": AUX_LAYERS,
+    "norm_before_residual": True,
+}
+PARD2_SCALE = 0.02
+PARD2 = {
+    "spd_type": "pard2",
+    "pard2_scale": PARD2_SCALE,
+    "pard2_target_layers": [-1, -3],
+    "pard2_target_dim": 2 * HIDDEN,
+    "pard2_proj_bias": False,
 }
 
 
 def write_models(folder: Path) -> dict[str, Path]:
-    """The target and a drafter of each mode, by name.
-
-    The draft models are the target with noise on its weights, so that their drafts
-    are often right and often wrong; the heads know nothing.
-    """
+    """The target and a drafter of each mode, by name."""
     torch.manual_seed(0)
     target = llama_weights()
+    pard = LLAMA | {"pard_token": MASK}
+    mask = {"mask_hidden": normal(1, 3 * HIDDEN)}
     checkpoints = {
         "target": (LLAMA, target),
         "draft": (LLAMA, noisy(target)),
-        "pard": (LLAMA | {"pard_token": MASK}, noisy(target)),
-        "eagle3": (LLAMA | HEAD, head_weights(layers=1)),
-        "peagle": (
-            LLAMA | HEAD | {"ptd_token_id": MASK},
-            head_weights(layers=1) | {"mask_hidden": normal(1, 3 * HIDDEN)},
-        ),
+        "pard": (pard, noisy(target)),
+        "pard2": (pard | PARD2, noisy(target)),
+        "eagle3": (LLAMA | HEAD, head_weights(target)),
+        "peagle": (LLAMA | HEAD | {"ptd_token_id": MASK}, head_weights(target) | mask),
     }
     for name in ("eagle3", "peagle"):
         checkpoints[f"{name}-small"] = reduced(*checkpoints[name])
-    return {name: write(folder / name, *made) for name, made in checkpoints.items()}
+    folders = {name: write(folder / name, *made) for name, made in checkpoints.items()}
+    projection = matrix(HIDDEN, 2 * HIDDEN, gain=NOISE / PARD2_SCALE)
+    torch.save({"target_proj.weight": projection}, folders["pard2"] / "warp_model.bin")
+    return folders
 
 
 def reduced(
@@ -97,44 +113,49 @@ def llama_weights() -> dict[str, torch.Tensor]:
         "lm_head.weight": matrix(VOCAB, HIDDEN, gain=1.5),
     }
     for i in range(LAYERS):
-        weights |= layer_weights(f"model.layers.{i}.", HIDDEN)
+        weights |= layer_weights(f"model.layers.{i}.")
     return weights
 
 
-def layer_weights(prefix: str, width: int) -> dict[str, torch.Tensor]:
-    """A decoder layer whose attention reads rows of `width`."""
+def layer_weights(prefix: str) -> dict[str, torch.Tensor]:
     size = HEADS * HEAD_DIM
-    shapes = {
-        "self_attn.q_proj": (size, width),
-        "self_attn.k_proj": (size, width),
-        "self_attn.v_proj": (size, width),
-        "self_attn.o_proj": (HIDDEN, size),
-        "mlp.gate_proj": (INTERMEDIATE, HIDDEN),
-        "mlp.up_proj": (INTERMEDIATE, HIDDEN),
-        "mlp.down_proj": (HIDDEN, INTERMEDIATE),
-    }
-    weights = {f"{prefix}{name}.weight": matrix(*s) for name, s in shapes.items()}
-    for norm in ("input_layernorm", "post_attention_layernorm"):
-        weights[f"{prefix}{norm}.weight"] = torch.ones(HIDDEN)
-    return weights
-
-
-def head_weights(layers: int) -> dict[str, torch.Tensor]:
-    """An EAGLE-3 head: its first layer reads embeddings beside hidden states."""
     weights = {
+        "self_attn.q_proj": matrix(size, HIDDEN),
+        "self_attn.k_proj": matrix(size, HIDDEN),
+        "self_attn.v_proj": matrix(size, HIDDEN),
+        "self_attn.o_proj": matrix(HIDDEN, size, gain=LAYERS_SHARE),
+        "mlp.gate_proj": matrix(INTERMEDIATE, HIDDEN),
+        "mlp.up_proj": matrix(INTERMEDIATE, HIDDEN),
+        "mlp.down_proj": matrix(HIDDEN, INTERMEDIATE, gain=LAYERS_SHARE),
+        "input_layernorm": torch.ones(HIDDEN),
+        "post_attention_layernorm": torch.ones(HIDDEN),
+    }
+    return {f"{prefix}{name}.weight": tensor for name, tensor in weights.items()}
+
+
+def head_weights(target: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """An EAGLE-3 head that knows what the target says after a token by itself.
+
+    Attention reads the embedding only, which stands beside the hidden state, and finds
+    the slot's own token by it. The hidden state is what blurs that.
+    """
+    embedding = torch.eye(HIDDEN, 2 * HIDDEN)
+    weights = layer_weights("midlayer.") | {
+        "midlayer.self_attn.q_proj.weight": 2 * embedding,
+        "midlayer.self_attn.k_proj.weight": embedding,
+        "midlayer.self_attn.v_proj.weight": embedding,
+        "midlayer.self_attn.o_proj.weight": torch.eye(HIDDEN),
+        "midlayer.hidden_norm.weight": torch.full((HIDDEN,), LAYERS_SHARE),
         "fc.weight": matrix(HIDDEN, 3 * HIDDEN),
         "norm.weight": torch.ones(HIDDEN),
-        "lm_head.weight": matrix(VOCAB, HIDDEN, gain=1.5),
+        "lm_head.weight": target["lm_head.weight"],
     }
-    for i in range(layers):
-        weights |= layer_weights(f"midlayer.{i}." if i else "midlayer.", 2 * HIDDEN)
-    weights["midlayer.hidden_norm.weight"] = torch.ones(HIDDEN)
-    return weights
+    return {name: tensor.clone() for name, tensor in weights.items()}
 
 
-def noisy(weights: dict[str, torch.Tensor], share: float = 0.3) -> dict[str, Any]:
+def noisy(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {
-        name: tensor + normal(*tensor.shape, std=share * float(tensor.std()))
+        name: tensor + normal(*tensor.shape, std=NOISE * float(tensor.std()))
         if tensor.dim() == 2
         else tensor.clone()
         for name, tensor in weights.items()

@@ -24,7 +24,8 @@ def with_even_heads(model: Path, folder: Path) -> Path:
     shutil.copytree(model, place)
     config["num_attention_heads"] = heads + 1
     (place / "config.json").write_text(json.dumps(config))
-    _pad(place / "model.safetensors", config["head_dim"])
+    for file in place.glob("*.safetensors"):
+        _pad(file, config["head_dim"])
     return place
 
 

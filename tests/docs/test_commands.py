@@ -175,6 +175,19 @@ def test_flags_are_known(command: str, monkeypatch):
         assert spec.keys() <= {field.name for field in fields(SpeculativeConfig)}
 
 
+def test_settings_on_the_start_page_exist():
+    from vllm.config import SpeculativeConfig
+
+    (table,) = re.findall(
+        r"Keys of `--speculative-config`.*?\n\n(\|.+?)\n\n",
+        (DOCS / "start.md").read_text(),
+        re.DOTALL,
+    )
+    keys = re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)
+    assert len(keys) == len(table.splitlines()) - 2  # head and rule
+    assert set(keys) <= {field.name for field in fields(SpeculativeConfig)}
+
+
 def serve_parser(monkeypatch):
     from vllm.entrypoints.launchers.cli_args import make_arg_parser
     from vllm.utils.argparse_utils import FlexibleArgumentParser

@@ -11,11 +11,18 @@ from zipfile import ZipFile
 import pytest
 
 from tests.overlay.test_install import prepare
-from tools.overlay.base import BILL, OverlayError, sha256_of
+from tools.overlay.base import (
+    BILL,
+    OverlayError,
+    local_version,
+    pinned_base,
+    sha256_of,
+)
 from tools.overlay.native import compiler
 from tools.package.__main__ import main
 from tools.package.build import build_wheel, copy_tree, differing, reproduce
 from tools.package.inspection import LIBRARY, inspect, symbol_problems
+from tools.package.record import RECORD, record, wheel_table
 
 INFO = "vllm-1.0.0+fake.1.cpu.dist-info"
 needs_compiler = pytest.mark.skipif(
@@ -188,3 +195,40 @@ def test_hash_is_written(wheel, monkeypatch, tmp_path, capsys):
     line = f"{sha256_of(wheel)}  {wheel.name}\n"
     assert wheel.with_name(f"{wheel.name}.sha256").read_text() == line
     assert line in capsys.readouterr().out
+    # As docs/releasing.md says.
+    command = "cd dist && sha256sum --check *.sha256"
+    dist = shutil.copytree(wheel.parent, tmp_path / "dist")
+    for at in (tmp_path, dist):
+        done = subprocess.run(command, shell=True, cwd=at, capture_output=True)
+        assert (done.returncode == 0) is (at == tmp_path), done.stderr
+
+
+def test_record(wheel, repository, tmp_path):
+    """What two builds agreed on is kept by device and machine, and shown."""
+    root = shutil.copytree(repository, tmp_path / "repository")
+    git = ["git", "-c", "user.name=n", "-c", "user.email=e@x"]
+    subprocess.run([*git, "add", "--all"], cwd=root, check=True)
+    subprocess.run([*git, "commit", "-q", "-m", "m"], cwd=root, check=True)
+    path = root / "record.json"
+    for other in (False, True):  # beside the record itself
+        if other:
+            (root / "other.txt").write_text("")
+        record(wheel, "cpu", path, root)
+        (found,) = json.loads(path.read_text()).values()
+        assert found["sha256"] == sha256_of(wheel)
+        assert found["has_uncommitted"] is other
+    path.write_text(json.dumps({"cuda-riscv64": found, "cpu-riscv64": found}))
+    record(wheel, "cpu", path, root)
+    assert len(json.loads(path.read_text())) == 3
+    assert wheel_table(path).count(wheel.name) == 3
+
+
+@pytest.mark.parametrize("key", json.loads(RECORD.read_text()))
+def test_recorded_wheels_are_of_pinned_bases(key: str):
+    """A wheel that was recorded over another base says nothing of this one."""
+    found = json.loads(RECORD.read_text())[key]
+    device, _, machine = key.partition("-")
+    base = pinned_base(device, machine=machine)
+    assert found["base_sha256"] == base.sha256
+    assert found["wheel"].startswith(f"vllm-{local_version(base)}-")
+    assert found["builds"] == 2

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tools.overlay.base import load_config
 from tools.upstream.results import (
     WHOLE,
     Tried,
@@ -15,6 +16,7 @@ from tools.upstream.results import (
     result_table,
     sentence,
 )
+from tools.upstream.series import load as load_series
 
 PATCH = "[Bugfix] One thing"
 
@@ -50,10 +52,11 @@ def test_good(broken: dict, counts: dict, is_good: bool):
     assert Tried(PATCH, 3, broken, counts).is_good is is_good
 
 
-def test_each_kind_of_run_is_kept(tmp_path: Path):
+def test_each_kind_of_run_is_kept(tmp_path: Path, monkeypatch):
+    monkeypatch.setenv("VLLM_TEST_EXAMPLES", "9")
     path = tmp_path / "results.json"
     record([Tried(PATCH, 3, {}, {"passed": 9})], [], "cpu", path)
-    record([Tried(WHOLE, 7, {}, {"passed": 99})], ["-k", "x"], "cpu", path)
+    record([Tried(WHOLE, 7, {}, {"passed": 99})], ["-k", "not x"], "cpu", path)
     record([Tried(PATCH, 3, {}, {"passed": 8})], [], "cpu", path)
     runs = load(path)
     assert runs.keys() == {"each", "whole"}
@@ -62,7 +65,19 @@ def test_each_kind_of_run_is_kept(tmp_path: Path):
     table = result_table(path)
     assert f"| {PATCH} | 3 of 3 modules import; tests: 8 passed |" in table
     assert "7 of 7 modules import; tests: 99 passed" in table
-    assert "pytest with `-k x`" in table
+    assert "pytest with `-k 'not x' VLLM_TEST_EXAMPLES=9`" in table
+
+
+def test_recorded_titles_are_those_of_the_series():
+    """A patch that is new or has another name was not tried: try --each --record."""
+    each = load()["each"]
+    assert [one["title"] for one in each["results"]] == [
+        patch.title for patch in load_series().patches
+    ]
+    assert each["base"] == load_config()["version"]
+    assert all(
+        Tried(**one).is_good for run in load().values() for one in run["results"]
+    )
 
 
 def test_what_failed_is_said():

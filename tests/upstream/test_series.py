@@ -16,6 +16,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tools.overlay.base import ROOT, find_wheel, pinned_base, target_device
 from tools.upstream import series as series_module
 from tools.upstream.__main__ import main
+from tools.upstream.results import load as load_results
+from tools.upstream.results import sentence
 from tools.upstream.series import SeriesError, load, rewritten
 from tools.upstream.tree import git
 from tools.upstream.trial import apply_series, failing_imports, run_tests, touched
@@ -161,6 +163,7 @@ def test_pull_request_texts():
     series = load()
     for patch in series.patches:
         text = (ROOT / patch.text).read_text()
+        assert "Passes" not in text  # that is recorded, and put in when exported
         assert text.startswith(f"# {patch.title}\n")
         assert re.findall(r"(?m)^## (.*)", text) == [
             "Purpose",
@@ -174,9 +177,18 @@ def test_pull_request_texts():
             assert any(f"{file}/".startswith(f"{path}/") for file in placed), path
 
 
+def test_exported_texts_say_what_was_recorded(tree):
+    texts = sorted((tree.parent / "patches").glob("*.md"))
+    for file, patch in zip(texts, load().patches, strict=True):
+        told = sentence(patch.title, load_results())
+        assert " modules import; tests: " in told
+        assert f"## Test result\n\n{told}\n" in file.read_text()
+
+
 def test_documented_order():
     text = (ROOT / "docs" / "upstreaming.md").read_text()
-    assert re.findall(r"(?m)^\| (\[.+?) \|", text) == [p.title for p in load().patches]
+    order = text.partition("\n## The order\n")[2].partition("\n## ")[0]
+    assert re.findall(r"(?m)^\| (\[.+?) \|", order) == [p.title for p in load().patches]
 
 
 @pytest.fixture

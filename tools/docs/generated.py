@@ -8,6 +8,9 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+from tools.package import record
+from tools.upstream import results
+
 from . import DOCS, drafters, gpu_tests, log_lines, seams, slots, svg
 
 Text = Callable[[], str]
@@ -39,6 +42,8 @@ TEXTS: dict[str, Text] = {
     "cost of a step": drafters.cost_tables,
     "gpu tests": gpu_tests.gpu_test_table,
     "seams": seams.seam_table,
+    "upstream results": results.result_table,
+    "wheels": record.wheel_table,
     "warnings": log_lines.warning_table,
     "published acceptance": drafters.published_table,
 }

@@ -13,6 +13,8 @@ from .results import sentence
 from .series import Series, load
 from .tree import States, commit, git, identity, make_base
 
+RESULT = "## Test result\n\n"
+
 
 def export(output: Path, wheel_path: Path, root: Path = ROOT) -> list[Path]:
     """The patches, in order; beside each one lies its pull-request text.
@@ -34,8 +36,8 @@ def export(output: Path, wheel_path: Path, root: Path = ROOT) -> list[Path]:
     patches, known = sorted(output.glob("*.patch")), load_results()
     for file, patch in zip(patches, series.patches, strict=True):
         text = (root / patch.text).read_text()
-        if told := sentence(patch.title, known):
-            text += f"\n{told}\n"
+        told = sentence(patch.title, known)
+        text = text.replace(RESULT, f"{RESULT}{told}\n\n" if told else RESULT)
         file.with_suffix(".md").write_text(text)
     return patches
 

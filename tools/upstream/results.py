@@ -3,7 +3,9 @@
 texts take it from there."""
 
 import json
+import os
 import re
+import shlex
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -13,6 +15,9 @@ from tools.overlay.base import ROOT, load_config
 from tools.overlay.provenance import provenance, source_of
 
 RESULTS = Path(__file__).with_name("results.json")
+WHOLE = "all"  # in place of a title
+WHOLE_NAME = "all of them, after the last"
+NAMES = {"each": "Each on those before it", "whole": "All of them"}
 OUTCOMES = ("passed", "failed", "skipped", "errors")
 
 
@@ -38,9 +43,6 @@ class Tried:
         return not self.broken and not bad
 
 
-WHOLE = "all"
-
-
 def counted(said: str) -> dict[str, int]:
     """Outcomes by the last line of pytest, such as `1 failed, 20 passed in 3.1s`."""
     last = (said.strip().splitlines() or [""])[-1]
@@ -60,6 +62,7 @@ def record(
         "device": device,
         **provenance(path),
         "pytest_options": options,
+        "examples": os.environ.get("VLLM_TEST_EXAMPLES"),
         "results": [asdict(one) for one in tried],
     }
     path.write_text(json.dumps(known, indent=2) + "\n")
@@ -92,18 +95,18 @@ def outcome(found: dict[str, Any]) -> str:
 
 def result_table(path: Path = RESULTS) -> str:
     """Each patch, and all of them, for the docs."""
-    runs = load(path)
-    rows = ["| patch | result |", "| --- | --- |"]
-    for found in runs["each"]["results"]:
-        rows.append(f"| {found['title']} | {outcome(found)} |")
-    (whole,) = runs["whole"]["results"]
-    rows.append(f"| all, after the last | {outcome(whole)} |")
-    notes = [_note("Each by itself", runs["each"]), _note("All", runs["whole"])]
+    rows, notes = ["| patch | result |", "| --- | --- |"], []
+    for kind, run in sorted(load(path).items()):
+        for found in run["results"]:
+            what = WHOLE_NAME if found["title"] == WHOLE else found["title"]
+            rows.append(f"| {what} | {outcome(found)} |")
+        notes.append(_note(NAMES[kind], run))
     return "\n".join(rows) + "\n\n" + "\n".join(notes)
 
 
 def _note(what: str, run: dict[str, Any]) -> str:
-    options = " ".join(run["pytest_options"])
-    only = f", pytest with `{options}`" if options else ""
+    how = [shlex.join(run["pytest_options"])] if run["pytest_options"] else []
+    how += [f"VLLM_TEST_EXAMPLES={run['examples']}"] if run["examples"] else []
+    tools = f", pytest with `{' '.join(how)}`" if how else ""
     on = f"on {run['base']} and a {run['device']} machine, {run['date']}"
-    return f"{what}: {on}, from {source_of(run)}{only}."
+    return f"{what}: {on}, from {source_of(run)}{tools}."

@@ -13,6 +13,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from tools.docs.pages import hidden_blocks
 from tools.overlay.base import ROOT, find_wheel, pinned_base, target_device
 from tools.upstream import series as series_module
 from tools.upstream.__main__ import main
@@ -163,6 +164,7 @@ def test_pull_request_texts():
     series = load()
     for patch in series.patches:
         text = (ROOT / patch.text).read_text()
+        assert list(hidden_blocks(ROOT / patch.text)) == []
         assert "Passes" not in text  # that is recorded, and put in when exported
         assert text.startswith(f"# {patch.title}\n")
         assert re.findall(r"(?m)^## (.*)", text) == [

@@ -16,6 +16,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from benchmarks.spec_decode.soak.asks import Answer, Asks
 from benchmarks.spec_decode.soak.clients import Traffic
 from tests.examples.promql import parse, unexported
 from tools.dashboard import FILE
+from tools.docs import DOCS
 
 HOST = "127.0.0.1"
 START_SECONDS, STOP_SECONDS = 180, 30
@@ -242,6 +244,28 @@ def test_dashboard_asks_for_what_is_exported(server):
     queries += [variable["query"] for variable in found["templating"]["list"][1:]]
     for query in queries:
         assert unexported(parse(query), exported, {"job", "instance"}) == [], query
+
+
+def test_page_on_metrics_is_of_what_is_exported(server):
+    """Its table has all counters of drafting and no other; its queries find theirs."""
+    exported = {sample.name: set(sample.labels) for sample in samples(server)}
+    page = (DOCS / "observability.md").read_text()
+    rows = re.findall(r"^\| `(vllm:\w+)` \| (yes|no) \| (.+) \|$", page, re.MULTILINE)
+    assert sorted(name for name, *_ in rows) == sorted(exported)
+    (package,) = find_spec("vllm").submodule_search_locations
+    base = Path(package, "_upstream/v1/spec_decode/metrics.py").read_text()
+    (common,) = re.findall(r"all have the labels ((?:`\w+`[, and\n]*)+)\.", page)
+    common = set(re.findall(r"`(\w+)`", common))
+    for name, is_bases, text in rows:
+        assert (f'"{name.removesuffix("_total")}"' in base) is (is_bases == "yes"), name
+        own = {label for label in ("position", "draft_length") if f"`{label}`" in text}
+        assert exported[name] == common | own, name
+    (block,) = re.findall(r"```promql\n(.*?)```", page, re.DOTALL)
+    queries = re.sub(r"^#.*", "", block, flags=re.MULTILINE).strip().split("\n\n")
+    assert len(queries) == block.count("#") > 3
+    for query in queries:
+        assert parse(query).selectors, query
+        assert unexported(parse(query), exported, set()) == [], query
 
 
 def wait_until(found: Callable[[], Any], ask: Callable[[], Any]) -> Any:

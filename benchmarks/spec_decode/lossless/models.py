@@ -23,7 +23,7 @@ KNOWN_TOKENS = (0, 1, 3, 4)
 # By how much layers change what an embedding says, and a head the target's states.
 LAYERS_SHARE = 0.3
 # Of the drafters' weights, and of what a PARD-2 adds to its embeddings.
-NOISE = 0.2
+NOISE = 0.1
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],

@@ -22,6 +22,7 @@ from typing import Any
 
 from benchmarks.spec_decode import results as files
 from benchmarks.spec_decode.engine import probe_device
+from benchmarks.spec_decode.jobs import engine_memory
 from benchmarks.spec_decode.shapes import BUNDLED, MODES
 from benchmarks.spec_decode.soak.asks import Answer, Asks
 from benchmarks.spec_decode.soak.clients import IDLE_S, Traffic
@@ -30,7 +31,6 @@ from benchmarks.spec_decode.soak.server import (
     Server,
     answers_of_target,
     environment,
-    gpu_bytes,
     serve,
 )
 
@@ -59,7 +59,7 @@ def engine_args(args: argparse.Namespace) -> dict[str, Any]:
         "dtype": args.dtype,
         "enforce_eager": args.device == "cpu",
         "max_model_len": longest,
-        "gpu_memory_utilization": 0.2 if args.device == "cpu" else 0.5,
+        **engine_memory(args.device),
         **args.engine_args,
     }
 
@@ -107,7 +107,7 @@ def idle_moment(server: Server, device: str) -> dict[str, Any]:
                 "leaked_blocks": blocks,
                 "rss_bytes": sum(resident.values()),
                 "rss_by_process": resident,
-                "gpu_bytes": gpu_bytes(device),
+                "gpu_bytes": None if device == "cpu" else server.gpu_bytes(),
             }
 
 

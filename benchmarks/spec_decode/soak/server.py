@@ -53,29 +53,30 @@ class Server:
             found[name] = found.get(name, 0) + value
         return found
 
+    def processes(self) -> list[psutil.Process]:
+        root = psutil.Process(self.process.pid)
+        return [root, *root.children(recursive=True)]
+
     def resident_bytes(self) -> dict[str, int]:
         """By name of its processes; pages that they share count for each."""
-        root = psutil.Process(self.process.pid)
         found: dict[str, int] = {}
-        for process in [root, *root.children(recursive=True)]:
+        for process in self.processes():
             with contextlib.suppress(psutil.NoSuchProcess):
                 name = process.name()
                 found[name] = found.get(name, 0) + process.memory_info().rss
         return found
 
+    def gpu_bytes(self) -> int:
+        """Of its processes on the first visible GPU."""
+        from vllm.platforms import current_platform
+        from vllm.third_party import pynvml
 
-def gpu_bytes(device: str) -> int | None:
-    """Memory in use on the first visible GPU, by whomever; None on a CPU."""
-    if device == "cpu":
-        return None
-    from vllm.platforms import current_platform
-    from vllm.third_party import pynvml
-
-    pynvml.nvmlInit()
-    number = current_platform.visible_device_id_to_physical_device_id(0)
-    return pynvml.nvmlDeviceGetMemoryInfo(
-        pynvml.nvmlDeviceGetHandleByIndex(number)
-    ).used
+        pynvml.nvmlInit()
+        number = current_platform.visible_device_id_to_physical_device_id(0)
+        handle = pynvml.nvmlDeviceGetHandleByIndex(number)
+        own = {process.pid for process in self.processes()}
+        users = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+        return sum(user.usedGpuMemory or 0 for user in users if user.pid in own)
 
 
 def environment(device: str, threads: int) -> dict[str, str]:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Seam on `vllm/config/vllm.py`.
 
-Why: the base sends parallel drafting to the deprecated Runner V1, and takes the
-    drafter's extra slots off the scheduler's token budget.
+Why: the base sends parallel drafting to the deprecated Runner V1, takes a drafter's
+    slots off the token budget, and (0.33.0) cuts the target's context to the drafter's.
 How: where the unified speculator covers the config, that reason is dropped and the
     drafter is marked as having buffers of its own; what neither covers is refused.
 Upstream: "[Spec Decode] Parallel drafting on Model Runner V2".
@@ -16,6 +16,8 @@ from vllm.config.draft_length import refuse_uncovered_auto
 from vllm.config.draft_tensors import check_weights
 from vllm.config.drafting import (
     is_unified_method,
+    keep_targets_context,
+    keep_token_budget,
     refuse_uncovered,
     say_that_v1_drafts,
     why_not_unified,
@@ -46,14 +48,11 @@ def _mark_drafter(self: VllmConfig) -> None:
         self.speculative_config.drafter_owns_buffers = owns
         feed_on_v2_only(self.speculative_config, owns)
         if owns:
-            # What follows would warn that drafting cuts the budget: untrue here.
-            budget = self.scheduler_config
-            if budget.max_num_scheduled_tokens is None:
-                budget.max_num_scheduled_tokens = budget.max_num_batched_tokens
-            return
+            return keep_token_budget(self.scheduler_config)
         say_that_v1_drafts(self)
     _set_max_num_scheduled_tokens(self)
 
 
 VllmConfig._get_v2_model_runner_unsupported_features = _without_parallel_drafting
 VllmConfig._set_max_num_scheduled_tokens = _mark_drafter
+keep_targets_context(VllmConfig)

@@ -84,7 +84,7 @@ def force_async_scheduling() -> None:
 
 
 class DraftRecord:
-    """Stands before the speculator's `propose` and notes what it returns."""
+    """Stands before the speculator's `propose` and notes what it was asked for."""
 
     def __init__(self, runner: Any) -> None:
         self.propose = runner.speculator.propose
@@ -95,8 +95,10 @@ class DraftRecord:
     def __call__(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         drafts = self.propose(*args, **kwargs)
         given = self.signature.bind(*args, **kwargs).arguments
-        if not given.get("dummy_run"):
-            self._note(drafts.tolist(), given)
+        # From 0.33.0 on it is asked for none where no request can use any.
+        asked = given.get("num_speculative_tokens")
+        if not given.get("dummy_run") and asked != 0:
+            self._note(drafts[:, :asked].tolist(), given)
         return drafts
 
     def _note(self, drafts: list[list[int]], given: dict[str, Any]) -> None:

@@ -28,7 +28,6 @@ def correctness_table(engines: dict[str, Any]) -> str:
 
 
 def _cells(found: dict[str, Any]) -> list[Cell]:
-    waited = found.get("waiting_steps")
     return [
         f"{found['requests'] - len(found['differences'])} of {found['requests']}",
         "yes" if found["are_ties"] else "**no**",
@@ -36,16 +35,17 @@ def _cells(found: dict[str, Any]) -> list[Cell]:
         " ".join(f"{rate:.2f}" for rate in found["acceptance_by_position"]),
         _counts(found.get("steps")),
         _counts(found.get("graphs_replayed")),
-        None if waited is None else _counts(waited) or "none",
+        _counts(found.get("waiting_steps")),
         None if is_fixed(found) else _counts(found.get("drafted"), "K="),
     ]
 
 
 def _counts(found: dict[str, int] | None, prefix: str = "") -> str | None:
-    """{"7": 2} as "2 K=7"."""
-    if not found:
+    """{"7": 2} as "2 K=7"; None where nothing was counted."""
+    if found is None:
         return None
-    return ", ".join(f"{n} {prefix}{what}" for what, n in sorted(found.items()) if n)
+    counts = (f"{n} {prefix}{what}" for what, n in sorted(found.items()) if n)
+    return ", ".join(counts) or "none"
 
 
 def waits_text(engines: dict[str, Any]) -> str:

@@ -122,9 +122,30 @@ def test_missing_tensor_of_a_head(name: str, reduced: bool, load):
         load(Head(reduced), given)
 
 
-def test_quantized_drafters_and_other_methods_are_not_checked(load):
+def test_other_methods_are_not_checked(load):
     load(Model(), {}, "medusa")
-    load(Model(), {}, "draft_model", quantization="fp8")
+
+
+class Fp8LinearMethod:
+    pass
+
+
+class UnquantizedLinearMethod:
+    pass
+
+
+@pytest.mark.parametrize("name", tensors())
+@pytest.mark.parametrize("method", [Fp8LinearMethod, UnquantizedLinearMethod])
+def test_of_a_quantized_drafter_the_rest_is_checked(name: str, method: type, load):
+    model, given = Model(), tensors()
+    for layer in model.model.layers:
+        layer.qkv_proj.quant_method = method()
+    del given[name]
+    if "_proj" in name and method is Fp8LinearMethod:
+        load(model, given, "draft_model", quantization="fp8")
+        return
+    with pytest.raises(ValueError, match=f"a/drafter lacks {name}: the checkpoint"):
+        load(model, given, "draft_model", quantization="fp8")
 
 
 @pytest.mark.parametrize(
@@ -146,6 +167,12 @@ def test_names_of_heads(rename: Callable[[str], str], load):
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 def test_d2t_of_a_whole_vocabulary_is_dropped(dtype: torch.dtype, load):
     load(Head(False), head_tensors(False) | {"d2t": torch.zeros(VOCAB, dtype=dtype)})
+
+
+def test_rows_of_padding_are_no_tokens_in_another_order(load):
+    """A whole vocabulary may be padded to more rows than the target has."""
+    offsets = torch.zeros(VOCAB + 2, dtype=torch.int64)
+    load(Head(False), head_tensors(False) | {"d2t": offsets})
 
 
 @pytest.mark.parametrize(

@@ -72,12 +72,10 @@ class DraftWeights:
         """
         config = get_current_vllm_config_or_none()
         spec = config.speculative_config if config else None
-        if spec is None or spec.method not in METHODS or self.is_quantized:
-            # Other methods leave out what the target has, quantized ones what follows
-            # from other tensors.
-            yield
+        if spec is None or spec.method not in METHODS:
+            yield  # other methods leave out what the target has
             return
-        for _, parameter in self.model.named_parameters():
+        for _, parameter in self._parameters():
             parameter.data.fill_(_mark(parameter.dtype))
         yield
         is_head = spec.method != "draft_model"
@@ -89,9 +87,18 @@ class DraftWeights:
                 "incomplete, or its config.json is of another one."
             )
 
+    def _parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Those that only a checkpoint fills: of what is quantized some follow from
+        others, or have a value of their own."""
+        for path, module in self.model.named_modules():
+            method = type(getattr(module, "quant_method", None)).__name__
+            if self.is_quantized and not method.startswith(("NoneType", "Unquantized")):
+                continue
+            yield from module.named_parameters(path, recurse=False)
+
     def _missing(self, is_head: bool) -> Iterator[str]:
         """Names of the tensors that were not loaded; a head may lack some."""
-        for name, parameter in self.model.named_parameters():
+        for name, parameter in self._parameters():
             if _is_unwritten(parameter) and not (is_head and self._may_lack(name)):
                 parts = self._parts(name)
                 absent = [part for part in parts if part not in self.seen]

@@ -242,29 +242,29 @@ class _Weights:
         reduced = getattr(self.config, "draft_vocab_size", None)
         reduced = reduced or self.config.vocab_size
         table = self.tensors.get("d2t")
-        # Where only padding differs, tokens have the same ids in both.
-        if reduced != self.config.vocab_size:
+        is_whole = reduced == self.config.vocab_size
+        rows = self.num_rows if is_whole else reduced
+        if not is_whole:
             why = f"it drafts {reduced} of the target's {target} tokens; {AGAIN}"
             table = self.need("d2t", why)
         if table is not None:
-            self._check_d2t(table, reduced, target)
-        if reduced != target and not self.is_quantized:
+            self._check_d2t(table, rows, target, is_whole)
+        if not is_whole and not self.is_quantized:
             self.need("lm_head.weight", f"its draft_vocab_size is {reduced}; {AGAIN}")
         self.check_shape(
             "lm_head.weight",
-            ("draft_vocab_size", reduced),
+            ("draft_vocab_size", rows),
             ("hidden_size", self.config.hidden_size),
         )
 
-    def _check_d2t(self, table: Tensor, reduced: int, target: int) -> None:
-        if table.shape != (reduced,) or table.dtype[0] not in "IU":
+    def _check_d2t(self, table: Tensor, rows: int, target: int, is_whole: bool) -> None:
+        if table.shape != (rows,) or table.dtype[0] not in "IU":
             raise ValueError(
-                f"d2t of {self.model} must hold {reduced} integers (draft_vocab_size), "
+                f"d2t of {self.model} must hold {rows} integers (draft_vocab_size), "
                 f"but is {table.dtype} {list(table.shape)}: {AGAIN}."
             )
         from safetensors import safe_open
 
         with safe_open(table.file, "pt") as file:
             offsets = file.get_tensor(table.name)
-        is_whole = reduced == self.config.vocab_size
         check_token_offsets(offsets, self.model, target, is_whole)

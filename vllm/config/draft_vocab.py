@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Drafters whose vocabulary is not the target's, row for row.
 
-Draft models may be padded to another size: Qwen2.5-0.5B has 151936 rows and Qwen2.5-7B
+Both kinds may be padded to another size: Qwen2.5-0.5B has 151936 rows and Qwen2.5-7B
 152064, for the same 151665 tokens. Heads may draft some of the target's tokens alone.
 """
 
@@ -10,26 +10,43 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from vllm.config.drafting import METHODS
+
 if TYPE_CHECKING:
     from vllm.config.speculative import SpeculativeConfig
 
 
 def match_vocabularies(spec: "SpeculativeConfig") -> None:
-    """Gives a draft model the target's vocabulary size, where only padding differs.
+    """Gives a drafter the target's vocabulary size, where only padding differs.
 
-    Sets `vocab_size` of the draft's config; loading pads or cuts its rows to it.
+    Sets `vocab_size` of the draft's config, and `draft_vocab_size` of a head that
+    drafts all tokens; loading pads or cuts its rows to it.
 
     Raises:
         ValueError: the sizes differ, and so do the tokens.
     """
     target, draft = spec.target_model_config, spec.draft_model_config
-    if spec.method != "draft_model" or None in (target, draft):
+    if spec.method not in METHODS or None in (target, draft):
         return
     wanted, own = target.get_vocab_size(), draft.get_vocab_size()
     if wanted == own or spec.use_heterogeneous_vocab:
         return
+    config = draft.hf_config
+    if spec.method == "draft_model":
+        _check_tokens(spec, wanted, own)
+    elif getattr(config, "draft_vocab_size", None) in (None, own):
+        config.draft_vocab_size = wanted
+    config.checkpoint_vocab_size = own
+    draft.hf_text_config.vocab_size = wanted
+    draft.model_arch_config = draft.get_model_arch_config()
+
+
+def _check_tokens(spec: "SpeculativeConfig", wanted: int, own: int) -> None:
+    """Compares tokenizers; a head has none of its own, and its size was checked."""
     reason = why_different(
-        _tokens(target.tokenizer), _tokens(spec.model), min(wanted, own)
+        _tokens(spec.target_model_config.tokenizer),
+        _tokens(spec.model),
+        min(wanted, own),
     )
     if reason is not None:
         raise ValueError(
@@ -37,9 +54,6 @@ def match_vocabularies(spec: "SpeculativeConfig") -> None:
             "use a draft model of the target's own family, or set "
             "use_heterogeneous_vocab."
         )
-    draft.hf_config.checkpoint_vocab_size = own
-    draft.hf_text_config.vocab_size = wanted
-    draft.model_arch_config = draft.get_model_arch_config()
 
 
 def _tokens(model: str) -> Mapping[str, int]:
@@ -93,7 +107,8 @@ def check_token_offsets(
     """
     tokens = torch.arange(len(offsets)) + offsets.cpu()
     least, most = int(tokens.min()), int(tokens.max())
-    if least < 0 or most >= num_target_tokens:
+    # With the whole vocabulary there may be more rows than the target has: padding.
+    if not is_whole and (least < 0 or most >= num_target_tokens):
         raise ValueError(
             f"d2t of {model} names tokens from {least} to {most}, but the target has "
             f"{num_target_tokens}: use a head that was trained for this target."

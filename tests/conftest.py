@@ -17,7 +17,7 @@ if "cpu" in version("vllm"):
 
 @pytest.fixture(scope="session")
 def models() -> Path:
-    """The bundled target, draft, pard, eagle3 and peagle checkpoints.
+    """The bundled checkpoints: the target, and its drafters.
 
     `VLLM_TEST_MODELS` names another folder of the same layout.
     """

@@ -2,8 +2,8 @@
 r"""Speculative decoding, offline: does it change the text, and what does it gain?
 
 Without arguments it runs the bundled models: no speculation, then a draft model,
-PARD, EAGLE-3 and P-EAGLE on the same prompts, and prints one table. With `--method`
-it runs that one configuration, and no speculation to compare with:
+PARD, PARD-2, EAGLE-3 and P-EAGLE on the same prompts, and prints one table. With
+`--method` it runs that one configuration, and no speculation to compare with:
 
     python spec_decode.py
     python spec_decode.py --method eagle3 --model-dir meta-llama/Llama-3.1-8B-Instruct \

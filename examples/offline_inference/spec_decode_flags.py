@@ -24,6 +24,7 @@ METHODS: dict[str, tuple[str | None, tuple[str | None, str | None]]] = {
 # What users may take for a method, and how to ask for it.
 MODES = {
     "pard": "--method draft_model --parallel-drafting",
+    "pard2": "--method draft_model --parallel-drafting --draft-model PARD-2's",
     "peagle": "--method eagle3 --parallel-drafting",
 }
 DEFAULT_K = 7
@@ -180,6 +181,7 @@ def suite(args: argparse.Namespace) -> list[Drafting]:
     drafters = [
         ("draft model", "draft_model", "draft", False),
         ("PARD", "draft_model", "pard", True),
+        ("PARD-2", "draft_model", "pard2", True),
         ("EAGLE-3", "eagle3", "eagle3", False),
         ("P-EAGLE", "eagle3", "peagle", True),
     ]

@@ -151,7 +151,7 @@ def test_schedule_has_every_length():
     assert Counter(lengths[1:]) == {7: 4, 3: 4, 0: 8}
 
 
-@pytest.mark.parametrize("mode", ["draft", "pard"])
+@pytest.mark.parametrize("mode", ["draft", "pard", "pard2"])
 def test_a_head_of_zeros_changes_nothing(mode: str, tmp_path: Path):
     from transformers import AutoModelForCausalLM
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "offline_inference"
-DRAFTERS = ("draft model", "PARD", "EAGLE-3", "P-EAGLE")
+DRAFTERS = ("draft model", "PARD", "PARD-2", "EAGLE-3", "P-EAGLE")
 ROWS = ("no speculation", *DRAFTERS)
 
 
@@ -66,7 +66,8 @@ def test_default_run_succeeds(default_run):
 
 @pytest.mark.parametrize("name", ROWS)
 def test_row_of_the_table(default_run, rows, name, on_cpu):
-    (line,) = [s for s in default_run[0].stdout.splitlines() if s.startswith(name)]
+    lines = default_run[0].stdout.splitlines()
+    (line,) = [found for found in lines if found.startswith(f"{name} ")]
     row = rows[name]
     assert row["runner"] in line and row["kernels"] in line
     assert row["runner"] == "V2"

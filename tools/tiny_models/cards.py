@@ -102,7 +102,7 @@ def _acceptance(name: str, measured: dict[str, Any]) -> str:
     result = measured[name]
     rates = " ".join(f"{rate:.2f}" for rate in result["acceptance_by_position"])
     return (
-        f"## Acceptance\n\nWith vLLM {measured['vllm']}, K = "
+        f"## Acceptance\n\nWith vLLM {result['vllm']}, K = "
         f"{measured['num_speculative_tokens']}, greedy, {measured['prompts']} prompts "
         f"of {measured['prompt_tokens']} tokens from held-out modules, up to "
         f"{measured['output_tokens']} tokens each: acceptance length "

@@ -54,7 +54,7 @@ def generate(models: Path, stdlib: Path, name: str | None) -> dict[str, Any]:
     greedy = SamplingParams(temperature=0, max_tokens=OUTPUT_TOKENS)
     outputs = llm.generate(_prompts(llm.get_tokenizer(), stdlib), greedy)
     texts = [list(output.outputs[0].token_ids) for output in outputs]
-    found = _acceptance(llm.get_metrics()) if name else {"vllm": __version__}
+    found = _acceptance(llm.get_metrics()) | {"vllm": __version__} if name else {}
     return {"texts": texts, **found}
 
 
@@ -101,11 +101,15 @@ def in_a_process(models: Path, stdlib: Path, name: str) -> dict[str, Any]:
     return json.loads(lines[-1].removeprefix(RESULT))
 
 
-def measure(models: Path, stdlib: Path) -> dict[str, Any]:
-    """Acceptance of every draft, and whether it left the target's output alone."""
-    reference = in_a_process(models, stdlib, "none")
-    alone = reference.pop("texts")
-    results: dict[str, Any] = reference | {
+def measure(models: Path, stdlib: Path, names: list[str]) -> dict[str, Any]:
+    """Acceptance of these drafts, and whether they left the target's output alone.
+
+    What was measured of others stays.
+    """
+    file = models / "measurements.json"
+    known = json.loads(file.read_text()) if file.exists() else {}
+    alone = in_a_process(models, stdlib, "none")["texts"]
+    results: dict[str, Any] = {
         "num_speculative_tokens": K,
         "prompts": len(alone),
         "prompt_tokens": PROMPT_TOKENS,
@@ -113,6 +117,9 @@ def measure(models: Path, stdlib: Path) -> dict[str, Any]:
         "distinct_bigrams": _variety(alone),
     }
     for name in METHODS:
+        if name not in names:
+            results |= {name: known[name]} if name in known else {}
+            continue
         result = in_a_process(models, stdlib, name)
         texts = result.pop("texts")
         same = sum(a == b for a, b in zip(alone, texts, strict=True))
@@ -135,13 +142,14 @@ def main() -> None:
     stdlib = Path(sysconfig.get_paths()["stdlib"])
     parser.add_argument("--models", type=Path, default=Path("models"))
     parser.add_argument("--stdlib", type=Path, default=stdlib)
+    parser.add_argument("--only", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--one", choices=[*METHODS, "none"], help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one:
         name = None if args.one == "none" else args.one
         print(RESULT + json.dumps(generate(args.models, args.stdlib, name)))
         return
-    text = json.dumps(measure(args.models, args.stdlib), indent=1)
+    text = json.dumps(measure(args.models, args.stdlib, args.only), indent=1)
     (args.models / "measurements.json").write_text(text + "\n")
 
 

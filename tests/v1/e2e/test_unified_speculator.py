@@ -3,6 +3,7 @@
 
 import json
 import re
+from itertools import chain, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +12,18 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from .conftest import RunEngine
-from .draft_oracle import PardOracle, PEagleOracle
+from .draft_oracle import PardOracle, PEagleOracle, load_llama
+from .head_oracle import Pard2Oracle
 
 MAX_MODEL_LEN = 320
 MODES = {
     "draft": {"method": "draft_model"},
     "pard": {"method": "draft_model"},
+    "pard2": {"method": "draft_model"},
     "eagle3": {"method": "eagle3"},
     "peagle": {"method": "eagle3"},
 }
-PARALLEL = ("pard", "peagle")
+PARALLEL = ("pard", "pard2", "peagle")
 # The last one ends exactly at max_model_len.
 LENGTHS = {1: 20, 2: 20, 3: 20, 16: 20, 17: 20, 63: 20, 128: 20, 300: 20}
 # Name of an engine: what it is started with. The token budget of "tiny" cuts prompts
@@ -89,7 +92,7 @@ def speculative(models, mode: str, drafts: int, **more: Any) -> dict[str, Any]:
 
 def assert_same_output(result: dict[str, Any], expected: dict[str, Any]) -> None:
     """The target's own tokens, from a drafter of ours, and no block kept."""
-    assert result["drafter"] in ("DraftModelDrafter", "EagleDrafter")
+    assert result["drafter"].endswith("Drafter")
     for name, found in result["scenarios"].items():
         for tokens, wanted in zip(found["tokens"], expected[name], strict=True):
             assert tokens is None or tokens == wanted
@@ -157,6 +160,8 @@ def assert_drafts_are_the_oracles(
     """Blocks of masks in several passes, against plain PyTorch, token for token."""
     if mode == "pard":
         oracle = PardOracle(models / "pard")
+    elif mode == "pard2":
+        oracle = pard2_oracle(models)
     else:
         oracle = PEagleOracle(models / "peagle", models / "target")
     compared = 0
@@ -195,7 +200,7 @@ def test_async_scheduling(
         assert found["counters"]["num_accepted_tokens"][0] > 0
 
 
-@pytest.mark.parametrize("mode", PARALLEL)
+@pytest.mark.parametrize("mode", ["pard", "peagle"])
 def test_smallest_token_budget(
     mode: str, run_engine: RunEngine, models, scenarios, expected
 ):
@@ -287,7 +292,8 @@ def test_acceptance_by_position_is_the_oracles(
 ):
     """Runner V1 drafts with other code: equal acceptance means equal drafts.
 
-    Runner V2 replays its passes, as it does on a GPU.
+    PARD-2, which it lacks, is held against plain PyTorch. Runner V2 replays its passes,
+    as it does on a GPU.
     """
     requests = [{"prompt": make_prompt(48, 50 + i), "max_tokens": 48} for i in range(8)]
     scenarios = {f"alone {i}": [request] for i, request in enumerate(requests[:4])}
@@ -300,14 +306,55 @@ def test_acceptance_by_position_is_the_oracles(
         "max_num_batched_tokens": 1024,
         "enable_prefix_caching": False,
     }
-    oracle = run_engine(scenarios, "V1", **engine)
+    if mode == "pard2":
+        wanted = replayed_rates(pard2_oracle(models), requests, run_engine)
+    else:
+        wanted = acceptance_rates(run_engine(scenarios, "V1", **engine))
     result = run_engine(scenarios, "V2", record_graphs=True, **engine)
     assert result["replays"]["first"] > 0
     assert (result["replays"]["later"] > 0) == (mode not in PARALLEL)
-    wanted, found = acceptance_rates(oracle), acceptance_rates(result)
+    found = acceptance_rates(result)
     for batch in ("alone", "together"):
         assert found[batch] == pytest.approx(wanted[batch], abs=0.03)
         assert wanted[batch][0] > 0.3  # the drafter is a trained one
+
+
+def pard2_oracle(models: Path) -> Pard2Oracle:
+    return Pard2Oracle(models / "pard2", load_llama(models / "target"), (-1, -3))
+
+
+def replayed_rates(
+    oracle: Pard2Oracle, requests: list[dict[str, Any]], run_engine: RunEngine
+) -> dict[str, list[float]]:
+    """As `acceptance_rates`, of an oracle's drafts for what the target alone says."""
+    # Beyond a request's end too: its last drafts are verified, whatever of them counts.
+    longer = [
+        request | {"max_tokens": request["max_tokens"] + 8} for request in requests
+    ]
+    alone = run_engine({"text": longer}, "V1", max_model_len=MAX_MODEL_LEN)
+    texts = alone["scenarios"]["text"]["tokens"]
+    accepted = [
+        replayed(oracle, request["prompt"], text, request["max_tokens"])
+        for request, text in zip(requests, texts, strict=True)
+    ]
+    rates = {}
+    for batch, which in {"alone": accepted[:4], "together": accepted}.items():
+        counts = list(chain.from_iterable(which))
+        rates[batch] = [sum(n > k for n in counts) / len(counts) for k in range(7)]
+    return rates
+
+
+def replayed(
+    oracle: Pard2Oracle, prompt: list[int], text: list[int], num_tokens: int
+) -> list[int]:
+    """How many of seven drafts each step accepts; the first token takes no step."""
+    counts, at = [], 1
+    while at < num_tokens:
+        drafts = oracle.drafts(prompt + text[:at], 7, 7)
+        pairs = zip(drafts, text[at:], strict=False)
+        counts.append(sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)))
+        at += counts[-1] + 1
+    return counts
 
 
 def acceptance_rates(result: dict[str, Any]) -> dict[str, list[float]]:

@@ -60,6 +60,15 @@ def test_outcomes(junit: Path):
     assert {case.file for case in cases(junit)} == {"sub/test_all.py"}
 
 
+def test_an_interrupted_test_has_not_passed(tmp_path: Path):
+    """What pytest writes of a test that was running as it was told to stop."""
+    file = tmp_path / "run.xml"
+    file.write_text(
+        '<testsuites><testsuite><testcase time="1.0" /></testsuite></testsuites>'
+    )
+    assert list(cases(file)) == []
+
+
 def test_summary():
     found = [Case("b.py", "x", "passed"), Case("a.py", "y[1]", "failed")]
     assert summary([*found, Case("b.py", "z", "passed")]) == {

@@ -29,9 +29,11 @@ class Case(NamedTuple):
 def cases(junit: Path) -> Iterator[Case]:
     """One for each test; a test that fails and then breaks in teardown fails twice."""
     for case in ET.parse(junit).getroot().iter("testcase"):
+        if "name" not in case.attrib:
+            continue  # a test that was interrupted: it came to nothing
         outcomes = [OUTCOMES[part.tag] for part in case if part.tag in OUTCOMES]
         file = case.get("classname", "").replace(".", "/") + ".py"
-        yield Case(file, case.get("name", ""), outcomes[0] if outcomes else "passed")
+        yield Case(file, case.attrib["name"], outcomes[0] if outcomes else "passed")
 
 
 def summary(found: list[Case]) -> dict[str, Any]:

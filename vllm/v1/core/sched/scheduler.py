@@ -1,21 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Seam on `vllm/v1/core/sched/scheduler.py`.
 
-Why: a drafter may have a shorter context than its target. Past it there are no
-    drafts, yet the base goes on scheduling their verification. The base's draft length
-    is the same for good, or the user's by batch size, and its stats do not tell of it.
-How: drafts at or past the drafter's limit are taken off before scheduling. For "auto",
-    a live object takes the place of the base's lookup, and is told what was accepted.
-    What a step says of its drafting is added to its stats.
+Why: past a drafter's context there are no drafts, yet the base schedules them. Where a
+    grammar takes drawn drafts off, output is biased. Draft lengths are fixed before,
+    and stats do not tell of them.
+How: `draft_drops.py` mends what is verified. For "auto", a live object takes the place
+    of the base's lookup, and is told what was accepted. Stats get a step's drafting.
 Upstream: "[Spec Decode] Stop drafting at the draft model's context length", "… Choose
-    the draft length by measured pass times", "… Metrics: draft time and length".
-Until: upstream stops offering them, takes "auto", and counts both.
+    the draft length by measured pass times", "… Metrics: draft time and length", "…
+    Verify the first draft a grammar takes off".
+Until: upstream does all four.
 """
 
 from vllm._upstream import stand_on
-from vllm.config.draft_length import is_auto
-from vllm.v1.core.sched.draft_drops import drop_drafts_past_limit
-from vllm.v1.spec_decode.dynamic.draft_length import DraftLengths
+from vllm.v1.core.sched import draft_drops
+from vllm.v1.spec_decode.dynamic.draft_length import auto_lengths
 from vllm.v1.spec_decode.step_metrics import step_drafting
 
 upstream = stand_on(__name__)
@@ -26,17 +25,18 @@ class Scheduler(upstream.Scheduler):
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        spec = self.vllm_config.speculative_config
         self.step_drafting = None  # of a step that is not in any stats yet
-        self.draft_lengths: DraftLengths | None = None
-        if is_auto(spec):
-            times = getattr(spec, "pass_times", {})
-            self.draft_lengths = DraftLengths(self.num_spec_tokens, times)
+        self.draft_lengths = auto_lengths(self.vllm_config.speculative_config)
+        if self.draft_lengths is not None:
             self.dynamic_sd_lookup = self.draft_lengths
 
     def schedule(self, *args, **kwargs):
-        drop_drafts_past_limit(self)
+        draft_drops.drop_drafts_past_limit(self)
         return super().schedule(*args, **kwargs)
+
+    def update_draft_token_ids(self, draft_token_ids):
+        super().update_draft_token_ids(draft_token_ids)
+        draft_drops.keep_first_misfits(self, draft_token_ids)
 
     def make_spec_decoding_stats(self, *args, **counts):
         """Called by the base for every request whose drafts were verified."""

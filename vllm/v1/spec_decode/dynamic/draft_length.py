@@ -14,6 +14,7 @@ from collections import Counter
 from itertools import accumulate
 from operator import mul
 
+from vllm.config.draft_length import is_auto
 from vllm.logger import init_logger
 
 logger = init_logger(__name__)
@@ -217,3 +218,11 @@ def between(points: list[tuple[int, float]], at: int, n: int) -> float:
     if at + 1 < len(points):
         behind = line(at)
     return (chord + min(chord, max(before, behind))) / 2
+
+
+def auto_lengths(spec) -> DraftLengths | None:
+    """For the speculative config of an engine that chooses draft lengths by itself."""
+    if not is_auto(spec):
+        return None
+    times = getattr(spec, "pass_times", {})
+    return DraftLengths(spec.num_speculative_tokens, times)

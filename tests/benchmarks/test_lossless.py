@@ -2,7 +2,10 @@
 """The test that tells a distribution from another one, on outcomes drawn here."""
 
 import json
+import subprocess
+import sys
 from itertools import product
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +19,7 @@ from benchmarks.spec_decode.lossless.chi_square import (
 from benchmarks.spec_decode.lossless.models import MASK, MODES, write_models
 from vllm.config.drafting import get_mask_token_id
 
+ROOT = Path(__file__).resolve().parents[2]
 VOCAB, LENGTH = 4, 2
 
 
@@ -67,11 +71,11 @@ def test_too_few_outcomes_tell_nothing(logprobs):
         p_value(draw(chances, 6), chances)
 
 
-def row(p_value: float, length: float | None = 2.0, temperature: float = 1.0):
+def row(p_value: float, length: float | None = 2.0, is_judged: bool = True):
     return {
         "p_value": p_value,
         "acceptance_length": length,
-        "temperature": temperature,
+        "is_judged": is_judged,
     }
 
 
@@ -89,7 +93,7 @@ def test_drafters_must_be_right_often():
     rows = {
         "target/T1.0": row(0.5, None),
         "pard/greedy/T1.0": row(0.5, 1.19),
-        "pard/greedy/T1.5": row(0.5, 1.19, temperature=1.5),
+        "pard/greedy/T1.5": row(0.5, 1.19, is_judged=False),
         "pard/probabilistic/T1.0": row(0.5, 1.2),
     }
     assert failures(rows) == ["pard/greedy/T1.0 has acceptance length 1.19"]
@@ -101,3 +105,25 @@ def test_parallel_drafters_name_a_mask(tmp_path):
         config = json.loads((folders[mode] / "config.json").read_text())
         mask = get_mask_token_id(config)
         assert mask == (MASK if mode.startswith("p") else None)
+
+
+def test_outputs_of_an_engine(on_cpu: bool, engine_env, tmp_path: Path):
+    """The proof itself, in small: PARD with drawn drafts, free and under a grammar.
+
+    The wrong rule must be found out, else the program fails.
+    """
+    output = tmp_path / "lossless.json"
+    command = [sys.executable, "-m", "benchmarks.spec_decode.lossless"]
+    command += ["--device", "cpu" if on_cpu else "cuda", "--samples", "600"]
+    command += ["--modes", "pard", "--methods", "probabilistic"]
+    command += ["--settings", "T1.0", "T1.0/grammar"]
+    command += ["--engines-at-once", "1", "--output", str(output)]
+    done = subprocess.run(
+        command, cwd=ROOT, env=engine_env, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    tests = json.loads(output.read_text())["tests"]
+    engines = ("target", "pard/probabilistic", "wrong rule/pard")
+    assert set(tests) == set(
+        f"{name}/{asked}" for name in engines for asked in ("T1.0", "T1.0/grammar")
+    )

@@ -4,9 +4,9 @@
 The target has a vocabulary so small that each output of three tokens has its own count.
 Its exact distribution comes from its logits after every possible beginning. Each mode
 drafts greedily and by chance, verified token by token and as a block, at several
-temperatures and with top-p, and by seeds of the requests. An acceptance rule that takes
-any draft must be found out by the same test. A drafter that is seldom right would prove
-little, so its acceptance length is judged too.
+temperatures and with top-p, by seeds of the requests, and under a grammar. An
+acceptance rule that takes any draft must be found out by the same test. A drafter that
+is seldom right would prove little, so its acceptance length is judged too.
 """
 
 import argparse
@@ -24,7 +24,12 @@ import torch
 from benchmarks.spec_decode import results as files
 from benchmarks.spec_decode.jobs import engine_memory, run_jobs
 from benchmarks.spec_decode.lossless.chi_square import p_value, sequence_chances
-from benchmarks.spec_decode.lossless.models import MODES, VOCAB, write_models
+from benchmarks.spec_decode.lossless.models import (
+    MODES,
+    VOCAB,
+    WORDS,
+    write_models,
+)
 
 ENGINE = ["-m", "benchmarks.spec_decode.lossless.engine"]
 LENGTH = 3
@@ -35,11 +40,19 @@ KNOWN = [k for n in range(LENGTH) for k in product(range(VOCAB), repeat=n)]
 SIGNIFICANCE = 1e-4
 # What drafters reach, up to this temperature.
 LEAST_ACCEPTANCE_LENGTH, WARMEST = 1.2, 1.0
-SETTINGS = [
-    *({"temperature": t, "top_p": 1.0} for t in (0.3, 0.7, 1.0, 1.5)),
-    {"temperature": 1.0, "top_p": 0.7},
-    {"temperature": 1.0, "top_p": 1.0, "seeded": True},
-]
+SETTINGS: dict[str, dict[str, Any]] = {
+    **{f"T{t}": {"temperature": t, "top_p": 1.0} for t in (0.3, 0.7, 1.0, 1.5)},
+    "T1.0/top-p 0.7": {"temperature": 1.0, "top_p": 0.7},
+    "T1.0/seeded": {"temperature": 1.0, "top_p": 1.0, "seeded": True},
+    # The tokens for each place. Half of what drafters draw behind the first is none of
+    # them, and of the rest nearly all is token 4.
+    "T1.0/grammar": {
+        "temperature": 1.0,
+        "top_p": 1.0,
+        "grammar": ((4,), (1, 4), (1, 4)),
+        "logit_bias": {4: -1.0},
+    },
+}
 METHODS = {
     "greedy": {"draft_sample_method": "greedy"},
     "probabilistic": {"draft_sample_method": "probabilistic"},
@@ -101,10 +114,31 @@ def make_job(
         "vocab": VOCAB,
         "length": LENGTH,
         "samples": args.samples,
-        "settings": SETTINGS,
+        "settings": {name: for_engine(SETTINGS[name]) for name in args.settings},
         "known": [list(k) for k in KNOWN] if spec is None else [],
         "engine": engine | args.engine_args,
     }
+
+
+def for_engine(setting: dict[str, Any]) -> dict[str, Any]:
+    """With a grammar as a regular expression."""
+    if "grammar" not in setting:
+        return setting
+    words = ("".join(WORDS[token] for token in place) for place in setting["grammar"])
+    return setting | {"regex": "".join(f"[{place}]" for place in words)}
+
+
+def as_asked(
+    known: tuple[int, ...], logprobs: torch.Tensor, setting: dict[str, Any]
+) -> torch.Tensor:
+    """[V] of the target after `known`, as bias and grammar of a setting leave them."""
+    asked = logprobs.clone()
+    for token, bias in setting.get("logit_bias", {}).items():
+        asked[token] += bias
+    if "grammar" in setting:
+        banned = set(range(VOCAB)) - set(setting["grammar"][len(known)])
+        asked[list(banned)] = -torch.inf
+    return asked
 
 
 def judge(results: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -112,19 +146,18 @@ def judge(results: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     found = results["target"]["logprobs"]
     logprobs = {k: torch.tensor(row) for k, row in zip(KNOWN, found, strict=True)}
     rows = {}
-    for at, setting in enumerate(SETTINGS):
+    for label in results["target"]["draws"]:
+        setting = SETTINGS[label]
         temperature, top_p = setting["temperature"], setting["top_p"]
-        chances = sequence_chances(logprobs, LENGTH, temperature, top_p)
+        asked = {k: as_asked(k, row, setting) for k, row in logprobs.items()}
+        chances = sequence_chances(asked, LENGTH, temperature, top_p)
         for name, result in results.items():
-            drawn = result["draws"][at]
-            label = f"{name}/T{temperature}"
-            label += f"/top-p {top_p}" if top_p < 1 else ""
-            label += "/seeded" if setting.get("seeded") else ""
-            rows[label] = {
+            drawn = result["draws"][label]
+            rows[f"{name}/{label}"] = {
                 "samples": len(drawn["tokens"]),
                 "p_value": p_value(map(tuple, drawn["tokens"]), chances),
-                "temperature": temperature,
                 "acceptance_length": drawn["acceptance_length"],
+                "is_judged": temperature <= WARMEST and "grammar" not in setting,
             }
     return rows
 
@@ -139,7 +172,7 @@ def failures(rows: dict[str, dict[str, Any]]) -> list[str]:
             continue
         found += [] if is_target else [f"{name} is not the target's distribution"]
         length = row["acceptance_length"]
-        is_judged = length is not None and row["temperature"] <= WARMEST
+        is_judged = length is not None and row["is_judged"]
         if is_judged and length < LEAST_ACCEPTANCE_LENGTH:
             found.append(f"{name} has acceptance length {length:.2f}")
     return found
@@ -155,6 +188,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--samples", type=int, default=20000, help="outputs for each setting")
     add("--modes", nargs="+", choices=MODES, default=list(MODES))
     add("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    add("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS))
     add("--max-num-seqs", type=int, default=256)
     add("--engines-at-once", type=int, default=5)
     add("--engine-args", type=json.loads, default={}, help="more of LLM, as JSON")

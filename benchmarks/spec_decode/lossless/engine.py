@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm import LLM, SamplingParams
+from vllm.sampling_params import StructuredOutputsParams
 
 PROMPT = [1, 2]
 
@@ -15,7 +16,6 @@ def make_engine(job: dict[str, Any]) -> LLM:
     return LLM(
         job["target"],
         speculative_config=job["speculative_config"],
-        skip_tokenizer_init=True,
         max_model_len=32,
         max_num_seqs=job["max_num_seqs"],
         max_logprobs=job["vocab"],
@@ -37,12 +37,15 @@ def next_logprobs(llm: LLM, job: dict[str, Any]) -> list[list[float]]:
 
 
 def draw(llm: LLM, job: dict[str, Any], setting: dict[str, Any]) -> dict[str, Any]:
-    before = accepted(llm)
+    before, regex = accepted(llm), setting.get("regex")
+    bias = {int(k): value for k, value in setting.get("logit_bias", {}).items()}
     sampling = [
         SamplingParams(
             temperature=setting["temperature"],
             top_p=setting["top_p"],
             seed=number if setting.get("seeded") else None,
+            logit_bias=bias or None,
+            structured_outputs=StructuredOutputsParams(regex=regex) if regex else None,
             max_tokens=job["length"],
             ignore_eos=True,
             detokenize=False,
@@ -69,7 +72,8 @@ def main() -> None:
     job_file, result_file = map(Path, sys.argv[1:])
     job = json.loads(job_file.read_text())
     llm = make_engine(job)
-    result = {"draws": [draw(llm, job, setting) for setting in job["settings"]]}
+    settings = job["settings"].items()
+    result = {"draws": {name: draw(llm, job, asked) for name, asked in settings}}
     if job["known"]:
         result["logprobs"] = next_logprobs(llm, job)
     result_file.write_text(json.dumps(result))

@@ -11,8 +11,13 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast
 
-VOCAB = 6
+# What a grammar is written in; token 0 ends a text.
+WORDS = ("</s>", "a", "b", "c", "d", "e")
+VOCAB = len(WORDS)
 HIDDEN, INTERMEDIATE, HEADS, HEAD_DIM = 64, 64, 2, 32
 LAYERS = 4
 AUX_LAYERS = [1, 2, 3]
@@ -76,9 +81,17 @@ def write_models(folder: Path) -> dict[str, Path]:
     for name in ("eagle3", "peagle"):
         checkpoints[f"{name}-small"] = reduced(*checkpoints[name])
     folders = {name: write(folder / name, *made) for name, made in checkpoints.items()}
+    tokenizer().save_pretrained(folders["target"])
     projection = matrix(HIDDEN, 2 * HIDDEN, gain=NOISE / PARD2_SCALE)
     torch.save({"target_proj.weight": projection}, folders["pard2"] / "warp_model.bin")
     return folders
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    words = WordLevel({word: token for token, word in enumerate(WORDS)})
+    return PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(words), eos_token=WORDS[0]
+    )
 
 
 def reduced(

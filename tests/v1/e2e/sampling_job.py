@@ -10,8 +10,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from engine_job import counters, describe, engine_arguments
+from engine_job import counters, describe, engine_arguments, force_async_scheduling
 from kept_drafts import KeptDrafts
+from recorded import record_graphs
 
 from vllm import LLM, SamplingParams
 from vllm.outputs import CompletionOutput
@@ -49,14 +50,20 @@ def run_scenario(llm: LLM, requests: list[dict[str, Any]]) -> dict[str, list[Any
 
 
 def run(job: dict[str, Any]) -> dict[str, Any]:
+    if job["async_scheduling"]:
+        force_async_scheduling()
     llm = LLM(**engine_arguments(job))
-    runner = llm.collective_rpc(lambda worker: worker)[0].model_runner
+    worker = llm.collective_rpc(lambda worker: worker)[0]
+    runner = worker.model_runner
+    graphs = record_graphs(worker) if job["record_graphs"] else None
     kept = KeptDrafts(runner)
     scenarios = {
         name: run_scenario(llm, requests) for name, requests in job["scenarios"].items()
     }
     return {
         **describe(runner),
+        "scheduler": type(llm.llm_engine.engine_core.engine_core.scheduler).__name__,
+        "replays": graphs.replayed if graphs else {},
         "scenarios": scenarios,
         "counters": {name: values[0] for name, values in counters(llm).items()},
         "verified_drafts": kept.verified,

@@ -14,6 +14,8 @@ from .conftest import RunEngine
 from .test_unified_speculator import MODES, speculative
 
 DRAFTS = 4
+AHEAD = ("pard", "eagle3")  # steps scheduled before the last one's tokens are known
+REPLAYED = ("draft", "pard")  # draft passes are CUDA graphs, on a CPU as if
 ENGINE: dict[str, Any] = {
     "script": Path(__file__).with_name("sampling_job.py"),
     "max_model_len": 160,
@@ -84,7 +86,17 @@ def test_settled_output_is_the_targets(
 ):
     """Greedy and seeded requests, and every draft against its own distribution."""
     spec = speculative(models, mode, DRAFTS, draft_sample_method="probabilistic")
-    result = run_engine(scenarios, speculative_config=spec, **ENGINE, **TIGHT)
+    is_ahead, is_replayed = mode in AHEAD, mode in REPLAYED
+    result = run_engine(
+        scenarios,
+        speculative_config=spec,
+        async_scheduling=is_ahead,
+        record_graphs=is_replayed,
+        **ENGINE,
+        **TIGHT,
+    )
+    assert (result["scheduler"] == "AsyncScheduler") == is_ahead
+    assert not is_replayed or result["replays"]["first"] > 0
     assert result["verified_drafts"] > 100
     assert result["strange_drafts"] == 0
     assert result["counters"]["num_preemptions"] > 0

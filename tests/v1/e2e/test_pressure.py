@@ -33,6 +33,8 @@ NUM_REQUESTS, NUM_STOPS = 10, 6
 # among each is left open: two may fit at once, and a grammar may be compiled late.
 FIRST, LAST = (6, 8, 9), (0, 2)
 MODES = ("pard", "eagle3")  # a draft model and a head, masks and a loop
+AHEAD = ("pard",)  # steps scheduled before the last one's tokens are known
+REPLAYED = ("eagle3",)  # draft passes are CUDA graphs, on a CPU as if
 JSON = {
     "type": "object",
     "properties": {
@@ -131,8 +133,12 @@ def test_under_pressure(
         {"storm": storm, "stops": stops[0], "ends": ends},
         speculative_config=speculative(models, mode, 5),
         record_drafts=True,
+        async_scheduling=mode in AHEAD,
+        record_graphs=mode in REPLAYED,
         **ENGINE,
     )
+    assert (result["scheduler"] == "AsyncScheduler") == (mode in AHEAD)
+    assert (mode not in REPLAYED) or result["replays"]["first"] > 0
     found = result["scenarios"]
     wanted = {name: expected[name]["tokens"] for name in ("storm", "ends")}
     assert_same_output(result, wanted | {"stops": stops[1]})

@@ -8,8 +8,11 @@ from types import SimpleNamespace
 import pytest
 
 from tests.checkpoints.families import PUBLISHED
-from tests.checkpoints.table import DOC, filled_in
-from vllm.config.draft_defaults import fill_from_checkpoint
+from vllm.config.draft_defaults import (
+    fill_from_checkpoint,
+    settle_layers,
+    verify_drafting,
+)
 from vllm.config.draft_families import (
     FAMILIES,
     DraftFiles,
@@ -154,8 +157,47 @@ def test_tapped_layers(config: dict, ids: tuple[int, ...] | None):
     assert getattr(made, "num_aux_hidden_states", None) == (ids and len(ids))
 
 
-def test_architectures_that_the_base_does_not_know():
-    config = SimpleNamespace(architectures=["LlamaEagle3DraftModel"])
+@pytest.mark.parametrize("name", ["PEagleDraftModel", "LlamaForCausalLMPeagle"])
+def test_a_parallel_head_is_told_by_its_architecture(name: str, checkpoint):
+    """Its file may be pickled, so that no header names `mask_hidden`."""
+    keys = {"architectures": [name], "draft_vocab_size": 9}
+    assert find_family(DraftFiles(keys | {"mask_token_id": 5})).is_parallel
+    assert find_family(DraftFiles(keys | {"ptd_token_id": 5})).name == "P-EAGLE, Amazon"
+    spec = settings(checkpoint(keys))
+    fill_from_checkpoint(spec)
+    spec.draft_parallel_config = None
+    config = SimpleNamespace(hf_config=SimpleNamespace(), get_vocab_size=lambda: 9)
+    spec.draft_model_config = config
+    with pytest.raises(ValueError, match=r"needs a mask token .* but .* names None"):
+        verify_drafting(spec)
+
+
+@pytest.mark.parametrize(
+    "family, names, depth",
+    [
+        ("EAGLE-3, SafeAILab", (), 1),
+        ("EAGLE-3, SafeAILab", ("midlayer.mlp.up_proj.weight",), 1),
+        ("EAGLE-3, SafeAILab", ("layers.1.mlp.up_proj.weight",), 40),
+        ("EAGLE-3, SpecForge or NVIDIA", (), 40),
+    ],
+)
+def test_depth_of_heads_that_count_the_targets_layers(
+    family: str, names: tuple[str, ...], depth: int, checkpoint
+):
+    spec = settings(checkpoint({}, names), draft_family=family)
+    config = SimpleNamespace(num_hidden_layers=40)
+    spec.draft_model_config = SimpleNamespace(
+        hf_config=config, hf_text_config=config, get_model_arch_config=lambda: None
+    )
+    settle_layers(spec)
+    assert config.num_hidden_layers == depth
+
+
+@pytest.mark.parametrize(
+    "name", ["LlamaEagle3DraftModel", "PEagleDraftModel", "LlamaForCausalLMPeagle"]
+)
+def test_architectures_that_the_base_does_not_know(name: str):
+    config = SimpleNamespace(architectures=[name])
     assert as_the_base_reads_it(config).architectures == ["LlamaForCausalLMEagle3"]
     config = SimpleNamespace(architectures=["Qwen3ForCausalLM"])
     assert as_the_base_reads_it(config).architectures == ["Qwen3ForCausalLM"]
@@ -179,8 +221,3 @@ TOKENS = {"a": 0, "b": 1, "c": 2}
 def test_vocabularies(draft: dict, num_common: int, reason: str | None):
     found = why_different(TOKENS, draft, num_common)
     assert found is None if reason is None else reason in found
-
-
-def test_docs_are_up_to_date():
-    text = DOC.read_text()
-    assert filled_in(text) == text, "run python -m tests.checkpoints.table"

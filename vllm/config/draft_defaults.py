@@ -2,6 +2,7 @@
 """Fills and checks a SpeculativeConfig by what its checkpoint says of itself."""
 
 import os
+import re
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
     from vllm.config.speculative import SpeculativeConfig
 
 logger = init_logger(__name__)
+
+# Model types that transformers does not know, and those that it is to read them as.
+MODEL_TYPES = {"llama_peagle": "llama"}
+ONE_LAYER = "EAGLE-3, SafeAILab"  # a family whose heads have no other layer
 
 
 def fill_from_checkpoint(spec: "SpeculativeConfig") -> None:
@@ -95,7 +100,7 @@ def _read(spec: "SpeculativeConfig") -> DraftCheckpoint | None:
         return None
     if spec.method is None and spec.model in ("ngram", "[ngram]"):
         return None
-    from transformers import PretrainedConfig
+    from transformers import CONFIG_MAPPING, PretrainedConfig
 
     folder = Path(spec.model)
     try:
@@ -106,6 +111,8 @@ def _read(spec: "SpeculativeConfig") -> DraftCheckpoint | None:
             config, _ = PretrainedConfig.get_config_dict(spec.model, revision=revision)
     except (OSError, ValueError):
         return None  # no readable config.json: the base says what is wrong with it
+    if known := MODEL_TYPES.get(name := config.get("model_type")):
+        CONFIG_MAPPING.register(name, CONFIG_MAPPING[known], exist_ok=True)
     files = os.listdir(folder) if folder.is_dir() else ()
     return read_checkpoint(config, partial(_tensor_names, spec), files)
 
@@ -140,34 +147,56 @@ _FED_BY = {
 
 
 def log_drafter(spec: "SpeculativeConfig") -> None:
+    if spec.method in METHODS and spec.draft_model_config is not None:
+        logger.info("%s", describe_drafter(spec))
+
+
+def describe_drafter(spec: "SpeculativeConfig") -> str:
     """One line on what was made of a checkpoint."""
-    if spec.method not in METHODS or spec.draft_model_config is None:
-        return
     config = spec.draft_model_config.hf_config
     mask = get_mask_token_id(config) if spec.parallel_drafting else None
     features = spec.target_features
     layers = features.layers if features else tapped_layers(config)
-    logger.info(
-        "Drafter %s: family %r, method %s, %d tokens a step, %d a pass, mask token "
-        "%s, fed by %s.",
-        spec.model,
-        getattr(spec, "draft_family", None) or "unknown",
-        spec.method,
-        spec.num_speculative_tokens,
-        spec.drafting_width,
-        mask,
-        f"layers {layers}" if layers else _FED_BY[spec.method],
+    fed_by = f"layers {layers}" if layers else _FED_BY[spec.method]
+    family = getattr(spec, "draft_family", None) or "unknown"
+    return (
+        f"Drafter {spec.model}: family {family!r}, method {spec.method}, "
+        f"{spec.num_speculative_tokens} tokens a step, {spec.drafting_width} a pass, "
+        f"mask token {mask}, fed by {fed_by}."
     )
 
 
 def settle_drafting(spec: "SpeculativeConfig") -> None:
     """What is left to do once the base has read the draft model's config."""
     check_drafter(spec)
+    settle_layers(spec)
     settle_target_features(spec)
     match_vocabularies(spec)
     verify_drafting(spec)
     verify_draft_length(spec)
     log_drafter(spec)
+
+
+def settle_layers(spec: "SpeculativeConfig") -> None:
+    """Corrects `num_hidden_layers` of heads that count the target's layers.
+
+    SafeAILab's code builds one layer without looking at it. Their heads for Vicuna say
+    40.
+    """
+    draft = spec.draft_model_config
+    if draft is None or getattr(spec, "draft_family", None) != ONE_LAYER:
+        return
+    named, folder = draft.hf_config.num_hidden_layers, Path(spec.model)
+    tensors = read_headers(folder) if folder.is_dir() else ()
+    if named == 1 or any(re.search(r"\blayers\.[1-9]", name) for name in tensors):
+        return
+    logger.info(
+        "%s names %d layers; a head of its kind has one, whatever it says.",
+        spec.model,
+        named,
+    )
+    draft.hf_config.num_hidden_layers = draft.hf_text_config.num_hidden_layers = 1
+    draft.model_arch_config = draft.get_model_arch_config()
 
 
 def verify_drafting(spec: "SpeculativeConfig") -> None:

@@ -12,7 +12,10 @@ from typing import Any
 ARCHITECTURES = {
     "LlamaEagle3DraftModel": "LlamaForCausalLMEagle3",
     "PEagleDraftModel": "LlamaForCausalLMEagle3",
+    "LlamaForCausalLMPeagle": "LlamaForCausalLMEagle3",
 }
+# Those that draft in parallel, whatever else their config says.
+PARALLEL_HEADS = ("PEagleDraftModel", "LlamaForCausalLMPeagle")
 TAPPED_LAYERS = "eagle_aux_hidden_state_layer_ids"
 
 
@@ -80,8 +83,8 @@ def _is_nemo_parallel(files: DraftFiles) -> bool:
 
 
 def _is_specforge_parallel(files: DraftFiles) -> bool:
-    return files.has("mask_token_id") and (
-        files.has_architecture("PEagleDraftModel") or files.has_tensor("mask_hidden")
+    return any(map(files.has_architecture, PARALLEL_HEADS)) or (
+        files.has("mask_token_id") and files.has_tensor("mask_hidden")
     )
 
 
@@ -141,11 +144,12 @@ FAMILIES = (
         _is_nemo_parallel,
     ),
     DraftFamily(
-        "P-EAGLE, SpecForge",
+        "P-EAGLE, SpecForge or verl-SpeCo",
         "eagle3",
         True,
         7,
-        "`mask_token_id` with a tensor `mask_hidden` or a P-EAGLE architecture",
+        "`PEagleDraftModel` or `LlamaForCausalLMPeagle` in `architectures`, or "
+        "`mask_token_id` with a tensor `mask_hidden`",
         _is_specforge_parallel,
     ),
     DraftFamily(

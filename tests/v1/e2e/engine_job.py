@@ -11,6 +11,7 @@ sampling parameters. Beyond that a job may ask for
     idle_every: a dummy batch, as an idle data-parallel rank runs it, every so many
         steps; `touched_kv` then counts those that changed a byte of the KV cache;
     record_drafts: all drafts made, each with the number of tokens known before it;
+    record_fed: what each slot of a PARD-2 drafter is fed: see `fed_rows.py`;
     record_graphs: draft passes are CUDA graphs, on a CPU as if: see `recorded.py`.
 """
 
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from fed_rows import FedRows
 from recorded import record_graphs
 
 from vllm import LLM, SamplingParams
@@ -28,7 +30,7 @@ from vllm.outputs import CompletionOutput
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
-COUNTERS = ("vllm:spec_decode_", "vllm:num_preemptions")
+COUNTERS = ("vllm:spec_decode_", "vllm:num_preemptions", "vllm:prefix_cache_hits")
 # On a GPU: tests run side by side, so none takes a share of what memory is left.
 KV_CACHE_BYTES = 1 << 30
 # Draft passes with prompts in them, which need a compiled model, run as on a CPU.
@@ -205,6 +207,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     worker = llm.collective_rpc(lambda worker: worker)[0]
     idle = IdleRank(worker, job["idle_every"])
     record = DraftRecord(worker.model_runner) if job["record_drafts"] else None
+    fed = FedRows(worker.model_runner) if job.get("record_fed") else None
     graphs = record_graphs(worker) if job["record_graphs"] else None
     blocks, results = free_blocks(core.scheduler), {}
     for name, requests in job["scenarios"].items():
@@ -217,6 +220,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
             "ends": [answer.end for answer in answers],
             "last_steps": [answer.steps for answer in answers],
             "drafts": record.take() if record else [],
+            "fed": fed.take() if fed else [],
             "counters": {
                 key: [
                     new - old for new, old in zip(after[key], before[key], strict=True)

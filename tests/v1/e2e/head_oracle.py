@@ -16,6 +16,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from tests.checkpoints.families import Published
+
 from .draft_oracle import PardOracle, PEagleOracle
 
 MASK_KEYS = ("mask_token_id", "pard_token", "ptd_token_id")
@@ -31,12 +33,31 @@ def read_config(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "config.json").read_text())
 
 
-class ModelOracle(PardOracle):
-    """A language model of any architecture."""
+def choices(target: torch.nn.Module, tokens: list[int]) -> list[int]:
+    """What the target alone would say after each of these tokens."""
+    with torch.inference_mode():
+        return target(torch.tensor([tokens])).logits[0].argmax(-1).tolist()
 
-    def __init__(self, folder: Path) -> None:
+
+def oracle_for(
+    made: Published, folder: Path, target: torch.nn.Module
+) -> "PardOracle | HeadOracle":
+    if made.warp is not None:
+        return Pard2Oracle(folder, target, made.layers)
+    if made.method == "draft_model":
+        return ModelOracle(folder, target)
+    depth = target.config.num_hidden_layers
+    return HeadOracle(folder, target, made.layers or (2, depth // 2, depth - 3))
+
+
+class ModelOracle(PardOracle):
+    """A language model of any architecture, that drafts tokens of its target."""
+
+    def __init__(self, folder: Path, target: torch.nn.Module) -> None:
         self.model = load_model(folder)
         self.mask = read_config(folder)["pard_token"]
+        rows = self.model.get_output_embeddings()
+        rows.weight.data[target.config.vocab_size :] = 0
 
 
 class Pard2Oracle(ModelOracle):
@@ -54,7 +75,7 @@ class Pard2Oracle(ModelOracle):
     def __init__(
         self, folder: Path, target: torch.nn.Module, layers: tuple[int, ...]
     ) -> None:
-        super().__init__(folder)
+        super().__init__(folder, target)
         self.target, self.layers = target, layers
         config = read_config(folder)
         self.scale = config.get("pard2_scale") or config["feat_scale"]
@@ -99,6 +120,10 @@ class HeadOracle(PEagleOracle):
         self.shape = config | nested
         self.mask = next((config[k] for k in MASK_KEYS if k in config), None)
         weights = {_plain(n): w for n, w in _read_tensors(folder).items()}
+        # Of layers too: a config may count the target's.
+        layers_of = [re.match(r"layers\.(\d+)\.", name) for name in weights]
+        depth = 1 + max(int(found[1]) for found in layers_of if found)
+        self.shape |= {"num_hidden_layers": depth}
         table = weights.pop("d2t", None)
         self.weights = {name: w.float() for name, w in weights.items()}
         self.weights.setdefault(

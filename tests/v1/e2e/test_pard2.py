@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from tests.checkpoints.families import write_drafter, write_target
+from tests.checkpoints.families import TARGETS, write_drafter, write_target
 
 from .conftest import ENGINE
+from .fed_rows import place
 from .head_oracle import Pard2Oracle, load_model
-from .test_published_drafters import run_engines
+from .test_published_drafters import run_engines, same_as_alone
 
 DRAFTER, TARGET, LAYERS = "pard2-qwen3", "qwen3", (8, 6, 4, 2)
 BLOCK, MAX_MODEL_LEN = 32, 160
@@ -39,6 +40,13 @@ ENGINES: dict[str, dict[str, Any]] = {
         "max_num_seqs": 3,
         "num_gpu_blocks_override": 1 + MAX_MODEL_LEN // BLOCK,
     },
+}
+
+
+# What is fed is compared bit by bit: prompts at once and cached, or in chunks.
+FED = {
+    "at once": {"max_num_batched_tokens": 512, "max_num_seqs": 8},
+    "in chunks": {"max_num_batched_tokens": 24, "max_num_seqs": 3},
 }
 
 
@@ -77,6 +85,11 @@ def results(folders, engine_env, tmp_path_factory) -> dict[str, Any]:
     return run_engines(jobs, engine_env, tmp_path_factory.mktemp("jobs"))
 
 
+def num_cached(found: dict[str, Any]) -> int:
+    """Prompt tokens of a scenario that were not computed again."""
+    return found["counters"]["prefix_cache_hits"][0]
+
+
 @pytest.fixture(scope="module")
 def oracle(folders) -> Pard2Oracle:
     drafter, target = folders
@@ -94,6 +107,7 @@ def test_drafts_are_those_of_one_computation(name: str, results, oracle: Pard2Or
     for scenario, found in scenarios.items():
         prompts = PROMPTS[scenario]
         texts = [p + t for p, t in zip(prompts, found["tokens"], strict=True)]
+        same_as_alone(oracle.target, prompts, found["tokens"])
         for request, known, drafts in found["drafts"][::2]:
             text = texts[int(request)]
             if known <= len(text):
@@ -103,6 +117,40 @@ def test_drafts_are_those_of_one_computation(name: str, results, oracle: Pard2Or
     assert compared > 40
     if name == "wide":
         assert result["replays"]["first"] > 0
-        assert scenarios["again"]["tokens"] == scenarios["together"]["tokens"]
+        # The prompt's last token is computed in any case.
+        assert num_cached(scenarios["again"]) == (2 + 3 + 1 + 1) * BLOCK
     else:
         assert scenarios["growing"]["counters"]["num_preemptions"][0] > 0
+
+
+def test_slots_are_fed_the_same_bits(folders, engine_env, tmp_path):
+    """At once, in chunks or behind a cached prefix: the state of the token before."""
+    jobs = {}
+    for name, engine in FED.items():
+        job = engine_job("wide", *map(str, folders))
+        prompts = [*TOGETHER[:2], SHARED[:33]]
+        requests = [{"prompt": prompt, "max_tokens": 6} for prompt in prompts]
+        job["engine"] |= engine
+        job["scenarios"] = {"first": requests, "again": requests}
+        recorded = {"record_fed": True, "record_drafts": False}
+        jobs[name] = job | recorded | {"record_graphs": False}
+    results = run_engines(jobs, engine_env, tmp_path)
+    for result in results.values():
+        assert "error" not in result, result["error"]
+        first, again = (result["scenarios"][name] for name in ("first", "again"))
+        for found in (first, again):
+            assert fed_as_defined(found, prompts) > 100
+        assert num_cached(again) == (2 + 3 + 1) * BLOCK
+
+
+def fed_as_defined(found: dict[str, Any], prompts: list[list[int]]) -> int:
+    """Tokens are fed the state before them, masks that of the next token; how many."""
+    width, checked = TARGETS[TARGET]["hidden_size"], 0
+    texts = [p + t for p, t in zip(prompts, found["tokens"], strict=True)]
+    for request, position, next_token, fed in found["fed"]:
+        text, before = texts[int(request)], min(position, next_token) - 1
+        if before < len(text):
+            wanted = -1 if before < 0 else place(text[before], before, width)
+            assert fed == wanted, f"request {request}, slot at {position}"
+            checked += 1
+    return checked

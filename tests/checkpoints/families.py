@@ -4,12 +4,13 @@
 Hidden sizes and vocabularies are small; what the families differ in is kept: heads
 that do not divide the hidden size, layers' names, masks' shapes, missing embeddings,
 vocabularies padded by 128 rows, keys in the style of older and newer transformers.
+One target is gpt-oss: no width a power of two, and a window in every second layer.
 """
 
 import json
 import shutil
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,12 @@ from .tensors import (
     head,
     language_model,
     random,
+    write_tensors,
 )
 
 # TOKENS are the bundled tokenizer's, the rest of the rows is padding: so is the mask.
 HIDDEN, TOKENS, VOCAB, DRAFT_VOCAB = 128, 2560, 2688, 640
+PADDED_VOCAB = VOCAB + 128
 MASK = VOCAB - 10
 NUM_TARGET_LAYERS = 8
 
@@ -67,14 +70,45 @@ def _config(model_type: str, architecture: str, **changes: Any) -> dict[str, Any
 
 def _target(model_type: str, architecture: str, **changes: Any) -> dict[str, Any]:
     shape = {"num_hidden_layers": NUM_TARGET_LAYERS, "intermediate_size": 256}
-    return _config(model_type, architecture, **shape, **_ROPE, **changes)
+    return _config(model_type, architecture, **shape | _ROPE | changes)
 
 
 TARGETS = {
     "llama": _target("llama", "LlamaForCausalLM"),
-    "qwen2": _target("qwen2", "Qwen2ForCausalLM", vocab_size=VOCAB + 128),
+    "qwen2": _target(
+        "qwen2",
+        "Qwen2ForCausalLM",
+        num_attention_heads=2,
+        head_dim=...,
+        vocab_size=PADDED_VOCAB,
+    ),
     "qwen3": _target("qwen3", "Qwen3ForCausalLM"),
+    # Kernels of experts take multiples of 32.
+    "gpt-oss": _target(
+        "gpt_oss",
+        "GptOssForCausalLM",
+        hidden_size=160,
+        intermediate_size=160,
+        num_experts_per_tok=2,
+        num_local_experts=4,
+        layer_types=["sliding_attention", "full_attention"] * 4,
+        sliding_window=16,
+        attention_bias=True,
+        rope_theta=150000.0,
+        rope_scaling={
+            "rope_type": "yarn",
+            "factor": 32.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "truncate": False,
+            "original_max_position_embeddings": 64,
+        },
+    ),
 }
+
+
+def _width(target: str) -> int:
+    return TARGETS[target]["hidden_size"]
 
 
 @dataclass(frozen=True)
@@ -91,6 +125,7 @@ class Published:
         dtype: of the tensors in the file.
         files: "safetensors", "bin", or "sharded" safetensors with an index.
         warp: what is in warp_model.bin, if there is one.
+        settings: of the speculative config, beside the folder.
     """
 
     family: str
@@ -104,6 +139,7 @@ class Published:
     dtype: torch.dtype = torch.bfloat16
     files: str = "safetensors"
     warp: Callable[[Config], Tensors] | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def method(self) -> str:
@@ -132,6 +168,7 @@ def _model_with_lm_head(config: Config) -> Tensors:
     return language_model(config, lm_head=True)
 
 
+_PROBABILISTIC = {"draft_sample_method": "probabilistic"}
 _PARD = {
     "family": "PARD",
     "num_drafts": 8,
@@ -150,19 +187,24 @@ _PARDS = {
         config=_pard("qwen2", "Qwen2ForCausalLM", head_dim=..., rope_theta=1e6),
         tensors=_model,
         target="qwen2",
+        settings=_PROBABILISTIC,
         **_PARD,
     ),
-    # Keys as newer transformers write them, and tensors in two files.
+    # Keys as newer transformers write them, tensors in two files, and 128 rows of
+    # padding more than the target.
     "pard-llama": Published(
         config=_pard(
             "llama",
             "LlamaForCausalLM",
+            vocab_size=PADDED_VOCAB,
             torch_dtype=...,
             dtype="bfloat16",
             rope_parameters=_ROPE | _LLAMA3,
         ),
         tensors=_model,
+        target="gpt-oss",
         files="sharded",
+        settings=_PROBABILISTIC,
         **_PARD,
     ),
 }
@@ -175,15 +217,18 @@ _SCALE = 0.02
 _LAYERS = [-1, -3, -5, -7]
 
 
-def _projection(num_layers: int, bias: bool = False) -> Callable[[Config], Tensors]:
+def _projection(
+    num_layers: int, target: str, bias: bool = False
+) -> Callable[[Config], Tensors]:
     def make(config: Config) -> Tensors:
+        rows, columns = config["hidden_size"], _width(target)
         blocks = [
-            random(f"target_proj.{i}", config["hidden_size"], HIDDEN) / 4 / _SCALE
+            random(f"target_proj.{i}", rows, columns) / 4 / _SCALE
             for i in range(num_layers)
         ]
         made = {"target_proj.weight": torch.cat(blocks, dim=1)}
         if bias:
-            made["target_proj.bias"] = random("target_proj.bias", HIDDEN) / _SCALE
+            made["target_proj.bias"] = random("target_proj.bias", rows) / _SCALE
         return made
 
     return make
@@ -206,7 +251,7 @@ _PARD2S = {
     "pard2-qwen3": Published(
         config=_pard2("qwen3", "Qwen3ForCausalLM", rms_norm_eps=1e-6, rope_theta=1e6),
         tensors=_model,
-        warp=_projection(len(_LAYERS)),
+        warp=_projection(len(_LAYERS), "qwen3"),
         layers=(8, 6, 4, 2),  # of nine states: the last one's after the norm
         target="qwen3",
         **_PARD2,
@@ -220,14 +265,15 @@ _PARD2S = {
             pard2_scale=...,
             feat_scale=_SCALE,
             pard2_target_dim=...,
-            pard_target_dim=HIDDEN,
+            pard_target_dim=_width("gpt-oss"),
             pard2_target_layers=...,
             pard2_proj_bias=...,
             proj_bias=True,
         ),
         tensors=_model,
-        warp=_projection(1, bias=True),
+        warp=_projection(1, "gpt-oss", bias=True),
         layers=(8,),
+        target="gpt-oss",
         **_PARD2,
     ),
     # As it was once published: without the projection it is a PARD.
@@ -241,14 +287,14 @@ _PARD2S = {
 
 
 def _amazon(config: Config) -> Tensors:
-    fed = 3 * HIDDEN
+    fed = 3 * config["hidden_size"]
     return head(config, 3, first="midlayer", mask_shape=(1, 1, fed)) | draft_vocabulary(
         VOCAB, VOCAB, torch.int64
     )
 
 
 def _amazon_reduced(config: Config) -> Tensors:
-    fed = 3 * HIDDEN
+    fed = 3 * config["hidden_size"]
     return head(config, 3, first="midlayer", mask_shape=(1, fed)) | draft_vocabulary(
         VOCAB, DRAFT_VOCAB, torch.int32
     )
@@ -267,6 +313,7 @@ _PEAGLES = {
         config=_config(
             "llama",
             "LlamaForCausalLMEagle3",
+            hidden_size=_width("gpt-oss"),
             num_hidden_layers=4,
             draft_vocab_size=VOCAB,
             ptd_token_id=MASK,
@@ -274,10 +321,12 @@ _PEAGLES = {
             attention_bias=False,
         ),
         tensors=_amazon,
+        target="gpt-oss",
         num_drafts=7,
         width=7,
         mask=MASK,
     ),
+    # Its target has 128 rows of padding more.
     "peagle-amazon-reduced": Published(
         family="P-EAGLE, Amazon",
         config=_config(
@@ -288,9 +337,11 @@ _PEAGLES = {
             ptd_token_id=MASK,
         ),
         tensors=_amazon_reduced,
+        target="qwen2",
         num_drafts=7,
         width=7,
         mask=MASK,
+        settings=_PROBABILISTIC,
     ),
     "peagle-nemo": Published(
         family="P-EAGLE, NeMo",
@@ -308,9 +359,31 @@ _PEAGLES = {
         width=6,
         mask=MASK,
     ),
+    # verl-SpeCo has a name of its own for the model too.
+    "peagle-verl-speco": Published(
+        family="P-EAGLE, SpecForge or verl-SpeCo",
+        config=_config(
+            "llama_peagle",
+            "LlamaForCausalLMPeagle",
+            num_hidden_layers=2,
+            num_draft_layers=2,
+            num_aux_hidden_states=3,
+            target_hidden_size=HIDDEN,
+            draft_vocab_size=DRAFT_VOCAB,
+            mask_token_id=MASK,
+            num_depths=5,
+        ),
+        tensors=lambda config: (
+            head(config, 3, mask_shape=(1, 1, 3 * HIDDEN))
+            | draft_vocabulary(VOCAB, DRAFT_VOCAB, torch.int64)
+        ),
+        num_drafts=5,
+        width=5,
+        mask=MASK,
+    ),
     # The mask token alone could be a masked language model's; mask_hidden decides.
     "peagle-specforge": Published(
-        family="P-EAGLE, SpecForge",
+        family="P-EAGLE, SpecForge or verl-SpeCo",
         config=_config(
             "llama",
             "PEagleDraftModel",
@@ -339,7 +412,7 @@ _NESTED = ("architectures", "torch_dtype", "transformers_version")
 
 
 def _speculators(kind: str, shape: Config, num_drafts: int, **more: Any) -> Config:
-    names = {"eagle3": "Eagle3Speculator", "peagle": "PEagleDraftModel"}
+    names = {"eagle3": "Eagle3Speculator", "peagle": "PEagleSpeculator"}
     proposal = {
         "accept_tolerance": 0.0,
         "proposal_type": "greedy",
@@ -373,13 +446,14 @@ def _speculators_head(num_taps: int, *, parallel: bool, reduced: bool = True):
         shape = config["transformer_layer_config"] | {
             "draft_vocab_size": config["draft_vocab_size"]
         }
-        mask = (1, 1, num_taps * HIDDEN) if parallel else None
+        hidden = shape["hidden_size"]
+        mask = (1, 1, num_taps * hidden) if parallel else None
         made = head(shape, num_taps, mask_shape=mask)
         if config.get("norm_before_fc"):
-            made["input_norm.weight"] = random("input_norm", num_taps * HIDDEN)
+            made["input_norm.weight"] = random("input_norm", num_taps * hidden)
         if config.get("fc_norm"):
             for i in range(num_taps):
-                made[f"fc_norm.{i}.weight"] = random(f"fc_norm.{i}", HIDDEN)
+                made[f"fc_norm.{i}.weight"] = random(f"fc_norm.{i}", hidden)
         if reduced:
             made |= draft_vocabulary(VOCAB, DRAFT_VOCAB, torch.int64)
         return made
@@ -405,12 +479,13 @@ _SPECULATORS = {
         num_drafts=5,
         dtype=torch.float32,
     ),
-    "speculators-eagle3-4-layers": Published(
+    "speculators-eagle3-qwen3": Published(
         family=_EAGLE3,
         config=_speculators(
             "eagle3",
-            _config("llama", "LlamaForCausalLM", num_hidden_layers=2),
+            _config("qwen3", "Qwen3ForCausalLM", num_hidden_layers=2, rope_theta=1e6),
             3,
+            architectures=["Eagle3DraftModel"],
             norm_before_residual=True,
             eagle_aux_hidden_state_layer_ids=[1, 3, 4, 7],
         ),
@@ -418,17 +493,23 @@ _SPECULATORS = {
         num_drafts=3,
         layers=(1, 3, 4, 7),
     ),
-    # As RedHatAI's for gpt-oss: a norm before the projection, and a narrow MLP.
+    # RedHatAI's for gpt-oss: a norm before the projection, and a narrow MLP.
     "speculators-eagle3-input-norm": Published(
         family=_EAGLE3,
         config=_speculators(
             "eagle3",
-            _config("llama", "LlamaForCausalLM", intermediate_size=HIDDEN),
+            _config(
+                "llama",
+                "LlamaForCausalLM",
+                hidden_size=_width("gpt-oss"),
+                intermediate_size=_width("gpt-oss"),
+            ),
             3,
             norm_before_fc=True,
             norm_before_residual=True,
         ),
         tensors=_speculators_head(3, parallel=False),
+        target="gpt-oss",
         num_drafts=3,
     ),
     "speculators-peagle-qwen3": Published(
@@ -457,6 +538,7 @@ _SPECULATORS = {
             "peagle",
             _config("llama", "LlamaForCausalLM", num_hidden_layers=4),
             4,
+            architectures=["PEagleDraftModel"],
             embed_requires_grad=True,
             fc_norm=True,
             norm_output=True,
@@ -513,6 +595,19 @@ _EAGLES = {
         dtype=torch.float16,
         files="bin",
     ),
+    # SafeAILab's for Vicuna count the target's layers; there is but one.
+    "eagle3-vicuna": Published(
+        family="EAGLE-3, SafeAILab",
+        config=_config(
+            "llama",
+            "LlamaForCausalLM",
+            num_hidden_layers=40,
+            draft_vocab_size=DRAFT_VOCAB,
+        ),
+        tensors=lambda config: _midlayer(config | {"num_hidden_layers": 1}),
+        num_drafts=3,
+        files="bin",
+    ),
     "eagle3-angelslim": Published(
         family=_NESTED_LAYERS,
         config=_config("llama", "LlamaForCausalLMEagle3", draft_vocab_size=DRAFT_VOCAB),
@@ -526,6 +621,7 @@ _EAGLES = {
         config=_config(
             "llama",
             "LlamaForCausalLMEagle3",
+            hidden_size=_width("gpt-oss"),
             draft_vocab_size=DRAFT_VOCAB,
             torch_dtype=...,
             dtype="bfloat16",
@@ -535,10 +631,11 @@ _EAGLES = {
             },
         ),
         tensors=_midlayer,
+        target="gpt-oss",
         num_drafts=3,
         layers=(1, 4, 6),
     ),
-    # The whole vocabulary, no table of ids, null for the layers.
+    # Layers by number, and ids of others than the target's defaults.
     "eagle3-nvidia": Published(
         family=_NESTED_LAYERS,
         config=_config(
@@ -548,10 +645,26 @@ _EAGLES = {
             rope_scaling=None,
             attention_dropout=0.0,
             mlp_bias=False,
-            eagle_config=_eagle_config(None),
+            eagle_config=_eagle_config([1, 4, 6]),
         ),
         tensors=lambda config: head(config, 3, embed=False),
         num_drafts=3,
+        layers=(1, 4, 6),
+    ),
+    # The whole vocabulary, no table of ids, null for the layers. Its target has 128
+    # rows of padding more.
+    "eagle3-nvidia-old": Published(
+        family=_NESTED_LAYERS,
+        config=_config(
+            "llama",
+            "LlamaForCausalLMEagle3",
+            draft_vocab_size=VOCAB,
+            eagle_config=_eagle_config(None),
+        ),
+        tensors=lambda config: head(config, 3, first="midlayer", embed=False),
+        target="qwen2",
+        num_drafts=3,
+        settings=_PROBABILISTIC,
     ),
     # Between the two: layers by number, but called midlayer.
     "eagle3-nvidia-midlayers": Published(
@@ -590,14 +703,19 @@ def write_target(name: str, folder: Path, tokenizer: Path) -> Path:
 
 
 def write_drafter(name: str, folder: Path, target: Path) -> Path:
-    """A drafter of PUBLISHED; a language model gets the target's tokenizer."""
-    drafter = PUBLISHED[name]
+    """A drafter of PUBLISHED."""
+    return write(PUBLISHED[name], folder, target)
+
+
+def write(drafter: Published, folder: Path, target: Path) -> Path:
+    """A drafter's files; a language model gets the target's tokenizer."""
     folder.mkdir(parents=True, exist_ok=True)
     config = json.loads(json.dumps(drafter.config))
     if "speculators_config" in config:
         config["speculators_config"]["verifier"]["name_or_path"] = str(target)
     (folder / "config.json").write_text(json.dumps(config, indent=2))
-    write_tensors(_stored(drafter.tensors(config), drafter.dtype), folder, drafter)
+    tensors = _stored(drafter.tensors(config), drafter.dtype)
+    write_tensors(tensors, folder, drafter.files)
     if drafter.warp is not None:
         warp = _stored(drafter.warp(config), drafter.dtype)
         torch.save(warp, folder / "warp_model.bin")
@@ -606,30 +724,8 @@ def write_drafter(name: str, folder: Path, target: Path) -> Path:
     return folder
 
 
-def write_tensors(tensors: Tensors, folder: Path, drafter: Published) -> None:
-    if drafter.files == "bin":
-        torch.save(tensors, folder / "pytorch_model.bin")
-    elif drafter.files == "sharded":
-        _save_shards(tensors, folder)
-    else:
-        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-
-
 def _stored(tensors: Tensors, dtype: torch.dtype) -> Tensors:
     return {n: w.to(dtype) if w.is_floating_point() else w for n, w in tensors.items()}
-
-
-def _save_shards(tensors: Tensors, folder: Path) -> None:
-    names = sorted(tensors)
-    halves = names[::2], names[1::2]
-    files = {}
-    for number, half in enumerate(halves, start=1):
-        file = f"model-{number:05d}-of-{len(halves):05d}.safetensors"
-        save_file({n: tensors[n] for n in half}, folder / file, {"format": "pt"})
-        files |= dict.fromkeys(half, file)
-    size = sum(w.nbytes for w in tensors.values())
-    index = {"metadata": {"total_size": size}, "weight_map": files}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
 def _copy_tokenizer(source: Path, folder: Path) -> None:

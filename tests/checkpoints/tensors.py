@@ -5,11 +5,14 @@ They depend on the tensor's name and shape alone. Their spread keeps activations
 one, so that logits differ by far more than rounding.
 """
 
+import json
 import zlib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 
 Config = Mapping[str, Any]
 Tensors = dict[str, torch.Tensor]
@@ -37,8 +40,11 @@ def attention(config: Config, at: str, fed: int) -> Tensors:
     }
     shapes = {f"{at}.{name}_proj.weight": (n, fed) for name, n in rows.items()}
     shapes[f"{at}.o_proj.weight"] = (hidden, rows["q"])
-    if config["model_type"] == "qwen2":
+    if config["model_type"] in ("qwen2", "gpt_oss"):
         shapes |= {f"{at}.{name}_proj.bias": (n,) for name, n in rows.items()}
+    if config["model_type"] == "gpt_oss":
+        shapes[f"{at}.o_proj.bias"] = (hidden,)
+        shapes[f"{at}.sinks"] = (config["num_attention_heads"],)
     if config["model_type"] == "qwen3":
         shapes |= {f"{at}.{name}_norm.weight": (size,) for name in "qk"}
     return {name: random(name, *shape) for name, shape in shapes.items()}
@@ -56,18 +62,37 @@ def layer(config: Config, at: str, is_first_of_head: bool = False) -> Tensors:
     shapes = {
         f"{at}.input_layernorm.weight": (hidden,),
         f"{at}.post_attention_layernorm.weight": (hidden,),
-        f"{at}.mlp.gate_proj.weight": (inner, hidden),
-        f"{at}.mlp.up_proj.weight": (inner, hidden),
-        f"{at}.mlp.down_proj.weight": (hidden, inner),
     }
+    if config["model_type"] == "gpt_oss":
+        shapes |= experts(config, f"{at}.mlp")
+    else:
+        shapes |= {
+            f"{at}.mlp.gate_proj.weight": (inner, hidden),
+            f"{at}.mlp.up_proj.weight": (inner, hidden),
+            f"{at}.mlp.down_proj.weight": (hidden, inner),
+        }
     if is_first_of_head:
         shapes[f"{at}.hidden_norm.weight"] = (hidden,)
     made = {name: random(name, *shape) for name, shape in shapes.items()}
     return made | attention(config, f"{at}.self_attn", hidden * (1 + is_first_of_head))
 
 
+def experts(config: Config, at: str) -> dict[str, tuple[int, ...]]:
+    """Shapes of gpt-oss' experts, as they are where they are not quantized."""
+    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    number = config["num_local_experts"]
+    return {
+        f"{at}.router.weight": (number, hidden),
+        f"{at}.router.bias": (number,),
+        f"{at}.experts.gate_up_proj": (number, hidden, 2 * inner),
+        f"{at}.experts.gate_up_proj_bias": (number, 2 * inner),
+        f"{at}.experts.down_proj": (number, inner, hidden),
+        f"{at}.experts.down_proj_bias": (number, hidden),
+    }
+
+
 def language_model(config: Config, lm_head: bool) -> Tensors:
-    """A Llama, Qwen2 or Qwen3; a tied one may still hold its lm_head."""
+    """A Llama, Qwen2, Qwen3 or gpt-oss; a tied one may still hold its lm_head."""
     size = (config["vocab_size"], config["hidden_size"])
     made = {"model.embed_tokens.weight": random("embed", *size) * 4}
     for number in range(config["num_hidden_layers"]):
@@ -120,3 +145,29 @@ def draft_vocabulary(vocab: int, rows: int, dtype: torch.dtype) -> Tensors:
     used = torch.zeros(vocab, dtype=torch.bool)
     used[kept] = True
     return {"d2t": (kept - torch.arange(rows)).to(dtype), "t2d": used}
+
+
+# Writing them.
+
+
+def write_tensors(tensors: Tensors, folder: Path, files: str) -> None:
+    """Into one file, or several, of the kind that `Published.files` names."""
+    if files == "bin":
+        torch.save(tensors, folder / "pytorch_model.bin")
+    elif files == "sharded":
+        _save_shards(tensors, folder)
+    else:
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def _save_shards(tensors: Tensors, folder: Path) -> None:
+    names = sorted(tensors)
+    halves = names[::2], names[1::2]
+    files = {}
+    for number, half in enumerate(halves, start=1):
+        file = f"model-{number:05d}-of-{len(halves):05d}.safetensors"
+        save_file({n: tensors[n] for n in half}, folder / file, {"format": "pt"})
+        files |= dict.fromkeys(half, file)
+    size = sum(w.nbytes for w in tensors.values())
+    index = {"metadata": {"total_size": size}, "weight_map": files}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))

@@ -10,7 +10,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.checkpoints.families import PUBLISHED, write_drafter, write_target
 from vllm.engine.arg_utils import EngineArgs
 
 from .bad_checkpoints import CONFIGS, FILES
@@ -126,7 +125,7 @@ FULL_VOCABULARY = (
     ),
 )
 GOOD = [
-    *(Bad(name, "", name) for name in ("draft", "pard", "eagle3", "peagle")),
+    *(Bad(name, "", name) for name in ("draft", "pard", "pard2", "eagle3", "peagle")),
     Bad("one token per pass", "", "peagle", spec={"parallel_drafting": False}),
     Bad("blocks of masks", "", "peagle", spec={"parallel_drafting_width": 2}),
     Bad("keys with dashes", "", spec={"draft-sample-method": "probabilistic"}),
@@ -175,12 +174,3 @@ GOOD = [
 @pytest.mark.parametrize("row", GOOD, ids=lambda row: row.id)
 def test_what_can_draft_is_not_refused(configure, row: Bad):
     assert configure(row).speculative_config.num_speculative_tokens > 0
-
-
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_published_drafters_are_not_refused(models, tmp_path, name: str):
-    target = PUBLISHED[name].target
-    target = write_target(target, tmp_path / "target", models / "target")
-    drafter = write_drafter(name, tmp_path / "drafter", target)
-    spec = {"model": str(drafter)}
-    EngineArgs(model=str(target), speculative_config=spec).create_engine_config()

@@ -11,7 +11,7 @@ from pathlib import Path
 from tools.package import record
 from tools.upstream import results
 
-from . import DOCS, drafters, gpu_tests, log_lines, seams, slots, svg
+from . import DOCS, checkpoints, drafters, gpu_tests, log_lines, seams, slots, svg
 
 Text = Callable[[], str]
 
@@ -38,6 +38,9 @@ def layout_table() -> str:
 
 
 TEXTS: dict[str, Text] = {
+    "families": checkpoints.family_table,
+    "checkpoints": checkpoints.checkpoint_table,
+    "checkpoints from": checkpoints.provenance,
     "layout": layout_table,
     "cost of a step": drafters.cost_tables,
     "gpu tests": gpu_tests.gpu_test_table,

@@ -17,18 +17,31 @@ import torch
 from tests.checkpoints.families import (
     PUBLISHED,
     TARGETS,
+    Published,
     write_drafter,
     write_target,
 )
+from tests.checkpoints.record import acceptance, detected, note
 
 from .conftest import ENGINE
-from .head_oracle import HeadOracle, ModelOracle, Pard2Oracle, load_model
+from .head_oracle import choices, load_model, oracle_for
 
 JOB = Path(__file__).with_name("families_job.py")
-DEFAULT_LAYERS = (2, 4, 5)  # 2, L // 2 and L - 3 of a target of 8 layers
+
+
+def names_of(*targets: str) -> tuple[str, ...]:
+    return tuple(name for name, made in PUBLISHED.items() if made.target in targets)
+
+
 # Engines cost seconds: some run one after the other in one process.
-GROUPS = [tuple(PUBLISHED)[start::4] for start in range(4)]
+GROUPS = [
+    names_of("llama")[::2],
+    names_of("llama")[1::2],
+    names_of("qwen2", "qwen3"),
+    names_of("gpt-oss"),
+]
 SERVED_ALONE = "speculators-eagle3"
+WINDOWED = "gpt-oss"  # it has two groups of KV caches, and drafts for itself as well
 PROMPTS = [list(range(100, 105)), list(range(200, 223))]
 
 
@@ -40,11 +53,10 @@ def targets(models: Path, tmp_path_factory) -> dict[str, Path]:
     }
 
 
-def engine_job(folder: Path, target: Path) -> dict[str, Any]:
-    """The engine's job; a drafter that names its target may be served alone."""
-    alone = folder.name == SERVED_ALONE
-    request = {"max_tokens": 12}
-    sampled = request | {"sampling": {"temperature": 1.0, "seed": 3}}
+def engine_job(spec: dict[str, Any] | None, target: Path) -> dict[str, Any]:
+    """The engine's job; without a speculative config `target` is a drafter."""
+    sampled = {"prompt": PROMPTS[0], "max_tokens": 6}
+    seeded, free = {"temperature": 1.0, "seed": 3}, {"temperature": 1.0}
     return {
         "async_scheduling": False,
         "idle_every": 0,
@@ -52,17 +64,24 @@ def engine_job(folder: Path, target: Path) -> dict[str, Any]:
         "record_graphs": False,
         "engine": {
             **ENGINE,
-            "model": str(folder if alone else target),
-            "speculative_config": None if alone else {"model": str(folder)},
+            "model": str(target),
+            "speculative_config": spec,
             "max_model_len": 96,
             "max_num_seqs": 4,
             "max_num_batched_tokens": 64,
         },
         "scenarios": {
-            "greedy": [request | {"prompt": prompt} for prompt in PROMPTS],
-            "sampled": [sampled | {"prompt": PROMPTS[0]}],
+            "greedy": [{"prompt": prompt, "max_tokens": 12} for prompt in PROMPTS],
+            "sampled": [sampled | {"sampling": each} for each in (seeded, free)],
         },
     }
+
+
+def drafter_job(name: str, folder: Path, target: Path) -> dict[str, Any]:
+    """A drafter's; one that names its target is served alone."""
+    if name == SERVED_ALONE:
+        return engine_job(None, folder)
+    return engine_job({"model": str(folder), **PUBLISHED[name].settings}, target)
 
 
 def run_engines(
@@ -85,20 +104,48 @@ def test_drafts_are_those_of_plain_pytorch(
     for name in names:
         target = targets[PUBLISHED[name].target]
         folders[name] = write_drafter(name, tmp_path / name, target)
-        jobs[name] = engine_job(folders[name], target)
+        jobs[name] = drafter_job(name, folders[name], target)
+    models = {PUBLISHED[name].target for name in names}
+    alone = {target: load_model(targets[target]) for target in models}
+    if WINDOWED in models:
+        jobs[WINDOWED] = own_job(targets[WINDOWED], 4)
     results = run_engines(jobs, engine_env, tmp_path)
+    if WINDOWED in models:
+        all_accepted(results[WINDOWED], PROMPTS, alone[WINDOWED])
+    seeded: dict[str, list[int]] = {}
     for name in names:
-        result, target = results[name], targets[PUBLISHED[name].target]
-        assert "error" not in result, f"{name}: {result['error']}"
-        assert result["is_v2"] and result["drafter"].endswith("Drafter")
-        assert result["lines"] == [expected_line(name, folders[name])]
-        assert_same_drafts(name, result, folders[name], target)
-        assert len(result["scenarios"]["sampled"]["tokens"][0]) == 12
-        assert result["leaked_blocks"] == 0
+        made, result = PUBLISHED[name], results[name]
+        target = alone[made.target]
+        assert_is_detected(made, result, folders[name])
+        found, sampled = (result["scenarios"][key] for key in ("greedy", "sampled"))
+        same_as_alone(target, PROMPTS, found["tokens"])
+        # A seed gives one text, whatever is drafted.
+        with_seed, without = sampled["tokens"]
+        assert seeded.setdefault(made.target, with_seed) == with_seed
+        assert len(without) == 6 and max(without) < TARGETS[made.target]["vocab_size"]
+        compared = compare_drafts(made, found, PROMPTS, folders[name], target)
+        assert compared >= 20
+        # A drafter that always says the same would prove nothing.
+        assert len({token for *_, drafts in found["drafts"] for token in drafts}) > 20
+        note(
+            name,
+            weights="random",
+            target=made.target,
+            detected=detected(result["lines"][0]),
+            drafts_compared=compared,
+            **acceptance(found["counters"]),
+        )
 
 
-def expected_line(name: str, folder: Path) -> str:
-    made = PUBLISHED[name]
+def assert_is_detected(made: Published, result: dict[str, Any], folder: Path) -> None:
+    """By its files, on Runner V2; the engine keeps no block."""
+    assert "error" not in result, f"{folder.name}: {result['error']}"
+    assert result["is_v2"] and result["drafter"].endswith("Drafter")
+    assert result["lines"] == [expected_line(made, folder)]
+    assert result["leaked_blocks"] == 0
+
+
+def expected_line(made: Published, folder: Path) -> str:
     default = "layers the target's defaults"
     if made.method == "draft_model":
         default = "tokens alone"
@@ -110,30 +157,55 @@ def expected_line(name: str, folder: Path) -> str:
     )
 
 
-def assert_same_drafts(
-    name: str, result: dict[str, Any], folder: Path, target: Path
+def same_as_alone(
+    target: torch.nn.Module, prompts: list[list[int]], answers: list[list[int]]
 ) -> None:
-    made = PUBLISHED[name]
-    if made.warp is not None:
-        oracle = Pard2Oracle(folder, load_model(target), made.layers)
-    elif made.method == "draft_model":
-        oracle = ModelOracle(folder)
-    else:
-        oracle = HeadOracle(folder, load_model(target), made.layers or DEFAULT_LAYERS)
-    found = result["scenarios"]["greedy"]
-    texts = [p + t for p, t in zip(PROMPTS, found["tokens"], strict=True)]
-    compared, kinds = 0, set()
-    with torch.inference_mode():
-        for request, known, drafts in found["drafts"]:
-            text = texts[int(request)]
-            if known > len(text):
-                continue  # past the last token kept
+    """Greedy answers are the target's own."""
+    for prompt, answer in zip(prompts, answers, strict=True):
+        assert answer == choices(target, prompt + answer)[len(prompt) - 1 : -1]
+
+
+def compare_drafts(
+    made: Published,
+    found: dict[str, Any],
+    prompts: list[list[int]],
+    folder: Path,
+    target: torch.nn.Module,
+    every: int = 1,
+) -> int:
+    """Drafts of an engine against plain PyTorch; the number of them."""
+    oracle, compared = oracle_for(made, folder, target), 0
+    texts = [p + t for p, t in zip(prompts, found["tokens"], strict=True)]
+    for request, known, drafts in found["drafts"][::every]:
+        text = texts[int(request)]
+        if known > len(text):
+            continue  # past the last token kept
+        with torch.inference_mode():
             wanted = oracle.drafts(text[:known], made.num_drafts, made.width)
-            assert drafts == wanted, f"{name} after {known} tokens"
-            compared += 1
-            kinds |= set(drafts)
-    assert compared >= 20
-    assert len(kinds) > 20  # a drafter that always says the same would prove nothing
+        assert drafts == wanted, f"{folder.name} after {known} tokens"
+        compared += 1
+    return compared
+
+
+def own_job(target: Path, num_drafts: int) -> dict[str, Any]:
+    """The engine's job where the target drafts for itself."""
+    spec = {
+        "model": str(target),
+        "method": "draft_model",
+        "num_speculative_tokens": num_drafts,
+    }
+    return engine_job(spec, target)
+
+
+def all_accepted(
+    result: dict[str, Any], prompts: list[list[int]], target: torch.nn.Module
+) -> None:
+    """What the target drafts from is what it sees: it takes every draft."""
+    assert "error" not in result, result["error"]
+    found = result["scenarios"]["greedy"]
+    same_as_alone(target, prompts, found["tokens"])
+    rates = acceptance(found["counters"])
+    assert set(rates["acceptance_by_position"]) == {1.0} and rates["steps"] > 3
 
 
 def without(tensors: dict[str, torch.Tensor], name: str) -> None:
@@ -161,7 +233,7 @@ def test_incomplete_checkpoints_are_refused(targets, engine_env, tmp_path):
         tensors = torch.load(folder / "pytorch_model.bin", weights_only=True)
         change(tensors, tensor)
         torch.save(tensors, folder / "pytorch_model.bin")
-        jobs[tensor] = engine_job(folder, targets["llama"])
+        jobs[tensor] = engine_job({"model": str(folder)}, targets["llama"])
     results = run_engines(jobs, engine_env, tmp_path)
     for tensor, (_, said) in CHANGES.items():
         assert said in results[tensor].get("error", "it loaded")

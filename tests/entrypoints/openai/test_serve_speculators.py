@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`vllm serve <a head of speculators>` alone: it names its target and how it drafts."""
+
+from pathlib import Path
+
+from tests.conftest import ROOT
+
+from .test_spec_decode_server import (
+    CODE,
+    Server,
+    spec_decode_counters,
+    spec_decode_labels,
+)
+
+NUM_SPEC_TOKENS = 8  # as models/peagle says
+
+
+def test_a_head_alone(models: Path, engine_env, engine_flags, tmp_path, monkeypatch):
+    # Where its config finds the target: models/target.
+    monkeypatch.chdir(ROOT)
+    log = tmp_path / "log.txt"
+    server = Server(models / "peagle", engine_flags, engine_env, log)
+    try:
+        server.wait_until_healthy()
+        answer = server.client.completions.create(
+            model="target", prompt=CODE, temperature=0, max_tokens=24
+        )
+        assert len(answer.choices[0].text) > 20
+        found = spec_decode_counters(server)
+        assert found["num_accepted_tokens_total"] > 0
+        drafted = found["num_draft_tokens_total"] / found["num_drafts_total"]
+        assert NUM_SPEC_TOKENS - 1 < drafted <= NUM_SPEC_TOKENS
+        for labels in spec_decode_labels(server).values():
+            assert (labels["method"], labels["mode"]) == ("eagle3", "peagle")
+        status, alive = server.terminate()
+        assert status == 0 and not alive
+    finally:
+        server.kill()

@@ -83,11 +83,12 @@ def speculative_config(
 
 
 def plan(
-    models: dict[str, Path], modes: list[str], methods: list[str]
+    models: dict[str, Path], args: argparse.Namespace
 ) -> dict[str, dict[str, Any] | None]:
     """The engines by name: the target alone, each drafter, and the wrong rule."""
-    engines: dict[str, dict[str, Any] | None] = {"target": None}
-    for mode, method in product(modes, methods):
+    modes = args.modes
+    engines: dict[str, dict[str, Any] | None] = {"target": None} if args.alone else {}
+    for mode, method in product(modes, args.methods):
         engines[f"{mode}/{method}"] = speculative_config(models, mode, method)
     for mode in [mode for mode in WRONG_MODES if mode in modes] or modes[:1]:
         wrong = speculative_config(models, mode, "greedy", **WRONG_RULE)
@@ -100,6 +101,8 @@ def run_all(
 ) -> dict[str, dict[str, Any]]:
     """Results by name."""
     jobs = {name: make_job(args, spec, folder) for name, spec in engines.items()}
+    # A prompt's last token is always the target's own, so any of them knows.
+    next(iter(jobs.values()))["known"] = [list(k) for k in KNOWN]
     return run_jobs(ENGINE, jobs, args.device, args.engines_at_once)
 
 
@@ -115,7 +118,7 @@ def make_job(
         "length": LENGTH,
         "samples": args.samples,
         "settings": {name: for_engine(SETTINGS[name]) for name in args.settings},
-        "known": [list(k) for k in KNOWN] if spec is None else [],
+        "known": [],
         "engine": engine | args.engine_args,
     }
 
@@ -143,10 +146,11 @@ def as_asked(
 
 def judge(results: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """The p-value and acceptance length of each engine and setting."""
-    found = results["target"]["logprobs"]
+    first = next(result for result in results.values() if "logprobs" in result)
+    found = first["logprobs"]
     logprobs = {k: torch.tensor(row) for k, row in zip(KNOWN, found, strict=True)}
     rows = {}
-    for label in results["target"]["draws"]:
+    for label in first["draws"]:
         setting = SETTINGS[label]
         temperature, top_p = setting["temperature"], setting["top_p"]
         asked = {k: as_asked(k, row, setting) for k, row in logprobs.items()}
@@ -189,6 +193,12 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--modes", nargs="+", choices=MODES, default=list(MODES))
     add("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     add("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS))
+    add(
+        "--alone",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="count outputs of the target alone too",
+    )
     add("--max-num-seqs", type=int, default=256)
     add("--engines-at-once", type=int, default=5)
     add("--engine-args", type=json.loads, default={}, help="more of LLM, as JSON")
@@ -203,7 +213,7 @@ def main() -> None:
     device = probe_device(sys.executable, dict(os.environ))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        engines = plan(write_models(folder), args.modes, args.methods)
+        engines = plan(write_models(folder), args)
         rows = judge(run_all(engines, folder, args))
     report = {
         "command": files.command_line("lossless"),

@@ -29,9 +29,9 @@ from benchmarks.spec_decode.shapes import BUNDLED, MODES, modes_of
 ONE_GPU = ("graphs", "schedule", "auto", "eager-drafter", "eager")
 TWO_GPUS = ("tensor-parallel", "local-argmax")
 DRAFTING = modes_of("tiny")[1:]
-# Chances closer than this are equal as far as matrix products of another shape can
-# tell.
-TIES = {"bfloat16": 0.1, "float32": 1e-3}
+# Logprobs closer than this are equal as far as matrix products of another shape can
+# tell: a step of logits between 16 and 32 is 0.125 in bfloat16, 0.016 in float16.
+TIES = {"bfloat16": 0.13, "float16": 0.017, "float32": 1e-3}
 MAX_NUM_SEQS = 16
 
 

@@ -104,9 +104,11 @@ def load(path: Path) -> Results:
 
 
 def save(path: Path, results: Results) -> None:
-    """Merges into a file, which is whole at any moment."""
+    """Merges into a file, which is whole at any moment; a list's numbers on a line."""
     path.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps(merge(load(path), results), indent=1, sort_keys=True)
+    numbers = re.compile(r"\[\s+([\d\s.,e-]+?)\s+\]")
+    text = numbers.sub(lambda found: f"[{' '.join(found[1].split())}]", text)
     part = path.with_suffix(".part")
     part.write_text(text + "\n")
     os.replace(part, path)

@@ -42,10 +42,11 @@ def test_points_of_both_kinds_stand_side_by_side():
     assert row == "| PARD | 0.30 | 2.50 ± 0.50 | 2.60 ± 0.40 | +0.10 ± 0.10 |"
 
 
-def test_what_was_measured_gains():
+@pytest.mark.parametrize("device", ["cpu", "nvidia-h200"])
+def test_what_was_measured_gains(device: str):
     """With probabilities no fewer drafts are accepted than without, but for chance,
     and more where outputs are random."""
-    found = load(RESULTS / "cpu" / "draft_probabilities.json")["measurements"]
+    found = load(RESULTS / device / "draft_probabilities.json")["measurements"]
     pairs = [
         (key, found[key.replace("/probabilistic/", "/greedy/")], found[key])
         for key in found

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.spec_decode import results as files
+from benchmarks.spec_decode.correctness import TIES
 from benchmarks.spec_decode.engine import probe_device
 from benchmarks.spec_decode.jobs import engine_memory
 from benchmarks.spec_decode.shapes import BUNDLED, MODES
@@ -34,8 +35,6 @@ from benchmarks.spec_decode.soak.server import (
     serve,
 )
 
-# Logprobs closer than this are equal: what another batch composition changes.
-TIES = {"float32": 1e-3, "bfloat16": 0.1, "float16": 0.05}
 BLOCK = 32  # tokens
 MIB = 1 << 20
 FIGURES = (

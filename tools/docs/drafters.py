@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a step with drafts costs, by the benchmarks' results."""
+"""What a step with drafts costs and what it gains, by recorded results."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from benchmarks.spec_decode import results as files
 from benchmarks.spec_decode.compare import Comparison
 from benchmarks.spec_decode.plan import EQUAL
 from benchmarks.spec_decode.results import OURS
-from benchmarks.spec_decode.shapes import MODES
+from benchmarks.spec_decode.shapes import BUNDLED, MODES
 from benchmarks.spec_decode.tables import NAMES
 
 CONCURRENCY = (1, 8, 32, 64)
@@ -59,3 +60,20 @@ def published_table() -> str:
         for k in sets[0][mode]
     ]
     return _table(["drafter", *published.ACCEPTANCE], rows)
+
+
+def bundled_table(folder: Path = BUNDLED) -> str:
+    """Acceptance of the bundled drafters, as measured with vLLM."""
+    measured = json.loads((folder / "measurements.json").read_text())
+    count = measured["num_speculative_tokens"]
+    head = ["drafter", "tokens a step", *(f"draft {n + 1}" for n in range(count))]
+    rows = [
+        [
+            NAMES[mode],
+            f"{measured[mode]['acceptance_length']:.2f}",
+            *(f"{rate:.2f}" for rate in measured[mode]["acceptance_by_position"]),
+        ]
+        for mode in MODES
+        if mode in measured
+    ]
+    return _table(head, rows)

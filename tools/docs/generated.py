@@ -49,6 +49,7 @@ TEXTS: dict[str, Text] = {
     "wheels": record.wheel_table,
     "warnings": log_lines.warning_table,
     "published acceptance": drafters.published_table,
+    "bundled acceptance": drafters.bundled_table,
 }
 
 

@@ -6,13 +6,8 @@ from typing import Any
 import pytest
 
 from .conftest import RunEngine
+from .test_unified_speculator import MODES, speculative
 
-MODES = {
-    "draft": "draft_model",
-    "pard": "draft_model",
-    "eagle3": "eagle3",
-    "peagle": "eagle3",
-}
 # Batches of 8 shrink to 1, through sizes that draft nothing.
 SCHEDULE = [[1, 2, 3], [3, 4, 0], [5, 8, 7]]
 ENGINE = {"max_num_seqs": 8, "max_num_batched_tokens": 256, "max_model_len": 320}
@@ -37,12 +32,8 @@ def expected(run_engine: RunEngine, scenarios) -> dict[str, list[list[int]]]:
 def run(
     run_engine, models, mode, scenarios, drafts, schedule, **how: Any
 ) -> dict[str, Any]:
-    spec = {
-        "model": str(models / mode),
-        "method": MODES[mode],
-        "num_speculative_tokens": drafts,
-        "num_speculative_tokens_per_batch_size": schedule,
-    }
+    changing = {"num_speculative_tokens_per_batch_size": schedule}
+    spec = speculative(models, mode, drafts, **changing)
     return run_engine(scenarios, speculative_config=spec, **ENGINE, **how)
 
 

@@ -3,6 +3,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from tests.conftest import ROOT
 
 from .test_spec_decode_server import (
@@ -13,14 +15,26 @@ from .test_spec_decode_server import (
 )
 
 NUM_SPEC_TOKENS = 8  # as models/peagle says
+REFUSED = "must name a remote model repository"  # where the base takes no local target
 
 
-def test_a_head_alone(models: Path, engine_env, engine_flags, tmp_path, monkeypatch):
+def test_a_head_alone(
+    models: Path,
+    engine_env,
+    engine_flags,
+    takes_local_verifiers,
+    tmp_path,
+    monkeypatch,
+):
     # Where its config finds the target: models/target.
     monkeypatch.chdir(ROOT)
     log = tmp_path / "log.txt"
     server = Server(models / "peagle", engine_flags, engine_env, log)
     try:
+        if not takes_local_verifiers:
+            with pytest.raises(AssertionError, match=REFUSED):
+                server.wait_until_healthy()
+            return
         server.wait_until_healthy()
         answer = server.client.completions.create(
             model="target", prompt=CODE, temperature=0, max_tokens=24

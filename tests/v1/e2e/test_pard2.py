@@ -139,8 +139,16 @@ def test_slots_are_fed_the_same_bits(folders, engine_env, tmp_path):
         assert "error" not in result, result["error"]
         first, again = (result["scenarios"][name] for name in ("first", "again"))
         for found in (first, again):
-            assert fed_as_defined(found, prompts) > 100
+            assert fed_as_defined(found, prompts) >= num_slots(found, prompts)
         assert num_cached(again) == (2 + 3 + 1) * BLOCK
+
+
+def num_slots(found: dict[str, Any], prompts: list[list[int]]) -> int:
+    """The fewest slots fed: an answer's last step drafts for nobody."""
+    accepted = found["counters"]["num_accepted_tokens"][0]
+    drafting = sum(len(tokens) - 1 for tokens in found["tokens"]) - accepted
+    computed = sum(map(len, prompts)) - num_cached(found)
+    return computed + drafting * SPECULATIVE["wide"]["num_speculative_tokens"]
 
 
 def fed_as_defined(found: dict[str, Any], prompts: list[list[int]]) -> int:

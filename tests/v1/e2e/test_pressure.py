@@ -28,7 +28,16 @@ ENGINE: dict[str, Any] = {
         "disable_any_whitespace": True,
     },
 }
-NUM_REQUESTS, NUM_STOPS = 10, 6
+NUM_REQUESTS = 10
+# The target repeats a line of it, and every drafter sees that coming: from the eighth
+# token of the answer on, most places lie within drafts that are accepted.
+REPEATED = """\
+def test_one(self):
+        self.assertEqual(1, 1)
+
+    def test_two(self):
+        self.assert"""
+STOPS = range(8, 14)
 # What matters most, though it arrives last, ends before what matters least. The order
 # among each is left open: two may fit at once, and a grammar may be compiled late.
 FIRST, LAST = (6, 8, 9), (0, 2)
@@ -87,34 +96,38 @@ def ends(models, make_prompt) -> Requests:
 
 
 @pytest.fixture(scope="module")
-def expected(run_engine: RunEngine, make_prompt, storm, ends) -> dict[str, Any]:
+def repeated(models) -> dict[str, Any]:
+    tokenizer = AutoTokenizer.from_pretrained(models / "target")
+    tokens = tokenizer(REPEATED, add_special_tokens=False)["input_ids"]
+    return {"prompt": tokens, "max_tokens": 24}
+
+
+@pytest.fixture(scope="module")
+def expected(run_engine: RunEngine, storm, ends, repeated) -> dict[str, Any]:
     """The target alone, undisturbed, on Runner V1's native kernels."""
     keep = ("prompt", "max_tokens", "sampling")
     requests = {
         "storm": [{k: r[k] for k in keep if k in r} for r in storm],
         "ends": ends,
-        "whole": [{"prompt": make_prompt(48, 54), "max_tokens": 24}],
+        "whole": [repeated],
     }
     alone = ENGINE | {"num_gpu_blocks_override": None, "scheduling_policy": "fcfs"}
     return run_engine(requests, "V1", **alone)["scenarios"]
 
 
 @pytest.fixture(scope="module")
-def stops(models, make_prompt, expected) -> tuple[Requests, list[list[int]]]:
+def stops(models, repeated, expected) -> tuple[Requests, list[list[int]]]:
     """Requests that stop within an answer, at a string or a token, and what is left."""
     tokenizer = AutoTokenizer.from_pretrained(models / "target")
     answer = expected["whole"]["tokens"][0]
     requests, wanted = [], []
-    for number in range(NUM_STOPS):
-        at = 4 + number
-        if number % 2:
+    for at in STOPS:
+        if at % 2:
             stop, count = {"stop_token_ids": [answer[at]]}, answer.index(answer[at]) + 1
         else:
             text = tokenizer.decode(answer[at : at + 2])
             stop, count = {"stop": [text]}, first_with(text, answer, tokenizer)
-        requests.append(
-            {"prompt": make_prompt(48, 54), "max_tokens": 24, "sampling": stop}
-        )
+        requests.append(repeated | {"sampling": stop})
         wanted.append(answer[:count])
     return requests, wanted
 

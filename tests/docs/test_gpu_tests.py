@@ -7,7 +7,9 @@ from pathlib import Path
 from tools.docs.gpu_tests import gpu_test_table
 
 
-def write(folder: Path, base: str, files: dict[str, dict], failed: list[str]) -> None:
+def write(
+    folder: Path, base: str, files: dict[str, dict], failed: list[str], **more
+) -> None:
     run = {
         "base": base,
         "device": "a GPU",
@@ -16,6 +18,7 @@ def write(folder: Path, base: str, files: dict[str, dict], failed: list[str]) ->
         "total": {"passed": 5, "skipped": 1},
         "files": files,
         "failed": failed,
+        **more,
     }
     (folder / "gpu" / f"gpu-tests-{base}.json").write_text(json.dumps(run))
 
@@ -33,3 +36,18 @@ def test_bases_stand_side_by_side(tmp_path: Path):
     assert "| `a.py` | 2 passed | 1 passed, 1 failed |" in table
     assert "| `b.py` | – |" in table
     assert table.endswith("- over 1.1: `a.py::x`")
+
+
+def test_what_went_wrong_is_said(tmp_path: Path):
+    (tmp_path / "gpu").mkdir()
+    why = {"a.py::x": "It was too short."}
+    write(tmp_path, "1.1", {}, ["a.py::x", "a.py::y"], why=why, unfinished=["a.py::z"])
+    _, failed = gpu_test_table(tmp_path).split("Failed:\n\n")
+    assert failed.splitlines() == [
+        "- over 1.1: `a.py::x`. It was too short.",
+        "- over 1.1: `a.py::y`",
+        "",
+        "Begun and not ended:",
+        "",
+        "- over 1.1: `a.py::z`",
+    ]

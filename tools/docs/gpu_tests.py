@@ -1,7 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which tests ran on a GPU, over which base, and what they came to."""
+"""Which tests ran on a GPU, over which base, and what they came to.
+
+Results are those of `tools.ci.counts`. Whoever keeps them may say `why` a test failed,
+by its name, and name tests that were begun and not ended (`unfinished`).
+"""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +25,17 @@ def gpu_test_table(folder: Path = RESULTS) -> str:
         f"{_counts(run['total'])}."
         for run in runs
     ]
-    failed = [
-        f"- over {run['base']}: `{test}`" for run in runs for test in run["failed"]
-    ]
     parts = ["\n".join(f"- {line}" for line in ran), _table(runs)]
-    if failed:
-        parts.append("Failed:\n\n" + "\n".join(failed))
+    for title, key in (("Failed", "failed"), ("Begun and not ended", "unfinished")):
+        if named := [line for run in runs for line in _named(run, key)]:
+            parts.append(f"{title}:\n\n" + "\n".join(named))
     return "\n\n".join(parts)
+
+
+def _named(run: dict[str, Any], key: str) -> Iterator[str]:
+    for test in run.get(key, []):
+        why = run.get("why", {}).get(test)
+        yield f"- over {run['base']}: `{test}`" + (f". {why}" if why else "")
 
 
 def _table(runs: list[dict[str, Any]]) -> str:

@@ -21,6 +21,7 @@ def make_scheduler(monkeypatch):
         self.num_spec_tokens = 3
         self.log_stats = True
         self.dynamic_sd_lookup = [0, 1, 2]
+        spec["num_speculative_tokens"] = self.num_spec_tokens
         spec["num_speculative_tokens_per_batch_size"] = schedule
         self.vllm_config = SimpleNamespace(speculative_config=SimpleNamespace(**spec))
 

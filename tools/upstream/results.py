@@ -79,7 +79,7 @@ def sentence(title: str, runs: dict[str, Any]) -> str:
         if found["title"] == title:
             return (
                 f"On {run['base']} and the patches before it, on a {run['device']} "
-                f"machine, {run['date']}: {outcome(found)}."
+                f"machine, {run['date']}{_pytest(run)}: {outcome(found)}."
             )
     return ""
 
@@ -105,8 +105,12 @@ def result_table(path: Path = RESULTS) -> str:
 
 
 def _note(what: str, run: dict[str, Any]) -> str:
+    on = f"on {run['base']} and a {run['device']} machine, {run['date']}"
+    return f"{what}: {on}, from {source_of(run)}{_pytest(run)}."
+
+
+def _pytest(run: dict[str, Any]) -> str:
+    """How it was run: what a count of tests leaves out is part of it."""
     how = [shlex.join(run["pytest_options"])] if run["pytest_options"] else []
     how += [f"VLLM_TEST_EXAMPLES={run['examples']}"] if run["examples"] else []
-    tools = f", pytest with `{' '.join(how)}`" if how else ""
-    on = f"on {run['base']} and a {run['device']} machine, {run['date']}"
-    return f"{what}: {on}, from {source_of(run)}{tools}."
+    return f", pytest with `{' '.join(how)}`" if how else ""

@@ -2,21 +2,22 @@
 """Points of an engine results file set beside each other."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.spec_decode import results as files
-from benchmarks.spec_decode.plan import BY_POSITION
+from benchmarks.spec_decode.plan import BY_POSITION, EQUAL
 from benchmarks.spec_decode.results import (
     BASE_V1,
     BASE_V2,
     MAIN_SHAPES,
+    OURS,
     EngineKey,
     PointKey,
     Spread,
 )
-from benchmarks.spec_decode.shapes import PARALLEL
+from benchmarks.spec_decode.shapes import MODES, PARALLEL
 
 BASE = "base"  # whichever of its runners is the faster at a point
 
@@ -122,6 +123,16 @@ class Comparison:
         return fastest(
             self.at(name, mode, k, acceptance, concurrency) for k in sorted(drafts)
         )
+
+    def prefills(self) -> Iterator[tuple[Row, Row]]:
+        """Ours and the base's best, K = 7 or no drafts, where both were measured."""
+        for mode in MODES:
+            k = 7 if mode != "none" else 0
+            for concurrency in self.values(mode, EQUAL)[1]:
+                ours = self.at(OURS, mode, k, EQUAL, concurrency)
+                base = self.at(BASE, mode, k, EQUAL, concurrency)
+                if ours and base and ours.prefill_s and base.prefill_s:
+                    yield ours, base
 
     def values(self, mode: str, acceptance: str) -> tuple[list[int], list[int]]:
         """The K and the concurrencies measured for a mode."""

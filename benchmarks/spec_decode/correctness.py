@@ -23,7 +23,7 @@ from typing import Any
 
 from benchmarks.spec_decode import results as files
 from benchmarks.spec_decode.even_heads import with_even_heads
-from benchmarks.spec_decode.jobs import run_jobs
+from benchmarks.spec_decode.jobs import engine_memory, run_jobs
 from benchmarks.spec_decode.shapes import BUNDLED, MODES, modes_of
 
 ONE_GPU = ("graphs", "schedule", "auto", "eager-drafter", "eager")
@@ -195,9 +195,8 @@ def run_all(
     args: argparse.Namespace, prompts: list[list[int]]
 ) -> dict[str, dict[str, Any]]:
     """Outcomes by mode and how; an engine that fails ends the program."""
-    memory = {"kv_cache_memory_bytes": 1 << 28, "gpu_memory_utilization": 0.02}
-    if args.device == "cpu":
-        memory = {"gpu_memory_utilization": 0.1}
+    engine = {"dtype": args.dtype, "max_num_seqs": MAX_NUM_SEQS}
+    engine |= engine_memory(args.device)
     alone = dict.fromkeys(target_of(how) for how in args.how)
     engines = [("none", how) for how in alone]
     engines += product(args.modes, args.how)
@@ -208,7 +207,7 @@ def run_all(
             "num_tokens": args.num_speculative_tokens,
             "prompts": prompts,
             "output_len": args.output_len,
-            "engine": {"dtype": args.dtype, "max_num_seqs": MAX_NUM_SEQS, **memory},
+            "engine": engine,
         }
         for mode, how in engines
     }

@@ -236,18 +236,16 @@ def main() -> None:
     tie = TIES[args.dtype]
     rows = {mode: judge(mode, outcomes, tie) for mode in args.modes}
     place = files.RESULTS / files.slug(device["name"]) / "data-parallel.json"
-    report = {
+    run = {
         "command": files.command_line("data_parallel"),
-        "date": time.strftime("%Y-%m-%d"),
         "device": device,
         "dtype": args.dtype,
         "ranks": RANKS,
         "tie": tie,
-        "modes": rows,
     }
-    path = args.output or place
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(report, indent=1) + "\n")
+    begin = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+    measured = {mode: {**row, "run": begin} for mode, row in rows.items()}
+    files.save(args.output or place, {"runs": {begin: run}, "engines": measured})
     wrong = []
     for mode, row in rows.items():
         same = row["requests"] - len(row["differences"])

@@ -21,26 +21,24 @@ class _Running(NamedTuple):
 
 
 def environment(device: str) -> dict[str, str]:
-    """For a process with an engine in it: offline, on a CPU under the interpreter.
+    """For a process with an engine in it; what is set already stays."""
+    alone = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "WARNING"}
+    return alone | offline(device) | os.environ
 
-    What is set already stays.
-    """
-    defaults = {
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_LOGGING_LEVEL": "WARNING",
-        "HF_HUB_OFFLINE": "1",
-    }
+
+def offline(device: str, threads: int = 1) -> dict[str, str]:
+    """What engines of any kind are run with: no network, on a CPU the interpreter."""
+    defaults = {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
     if device == "cpu":
         defaults |= {
             "TRITON_INTERPRET": "1",
             "VLLM_CPU_KVCACHE_SPACE": "1",
-            "OMP_NUM_THREADS": "1",
+            "OMP_NUM_THREADS": str(threads),
         }
     else:
         # Else attention rounds float32 to fewer bits, and how depends on the batch.
         defaults["TRITON_F32_DEFAULT"] = "ieee"
-    return defaults | os.environ
+    return defaults
 
 
 def engine_memory(device: str) -> dict[str, Any]:

@@ -154,15 +154,10 @@ def _k(row: Row) -> int:
 def prefill_table(compared: Comparison) -> str:
     """Until all requests of a round have their first token, at K=7."""
     rows = []
-    for mode in MODES:
-        k = 7 if mode != "none" else 0
-        for concurrency in compared.values(mode, EQUAL)[1]:
-            pair = [compared.at(n, mode, k, EQUAL, concurrency) for n in (OURS, BASE)]
-            seconds = [row and row.prefill_s for row in pair]
-            if all(seconds):
-                ours, base = seconds
-                cells = [ms(ours), ms(base), times(base / ours)]
-                rows.append([NAMES[mode], concurrency, *cells])
+    for ours, base in compared.prefills():
+        cells = [ms(ours.prefill_s), ms(base.prefill_s)]
+        cells.append(times(base.prefill_s / ours.prefill_s))
+        rows.append([NAMES[ours.key.engine.mode], ours.key.concurrency, *cells])
     return table(("mode", "requests", "ours, ms", "base's best, ms", "ratio"), rows)
 
 

@@ -229,11 +229,8 @@ def _input_preparation(inputs: files.Results) -> Iterator[Figure]:
 
 def _prefill(compared: Comparison) -> Figure:
     points = []
-    for mode in MODES:
-        k = 7 if mode != "none" else 0
-        for n in compared.values(mode, EQUAL)[1]:
-            pair = [compared.at(name, mode, k, EQUAL, n) for name in (OURS, BASE)]
-            seconds = [row and row.prefill_s for row in pair]
-            if all(seconds):
-                points.append(Point(_where(k, n, mode), 1.0, seconds[1] / seconds[0]))
+    for ours, base in compared.prefills():
+        engine = ours.key.engine
+        where = _where(engine.num_tokens, ours.key.concurrency, engine.mode)
+        points.append(Point(where, 1.0, base.prefill_s / ours.prefill_s))
     return Figure("Prefill not below the base's", "×", points)

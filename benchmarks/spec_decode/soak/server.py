@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
+from benchmarks.spec_decode.jobs import offline
 from benchmarks.spec_decode.process import ROOT
 from benchmarks.spec_decode.serving import (
     as_flags,
@@ -80,21 +81,12 @@ class Server:
 
 
 def environment(device: str, threads: int) -> dict[str, str]:
-    """For processes that run an engine: offline, on a CPU under the interpreter."""
-    defaults = {
-        "HF_HUB_OFFLINE": "1",
-        "VLLM_NO_USAGE_STATS": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-    }
+    """For processes that run an engine; what is set already stays."""
+    defaults = {"TOKENIZERS_PARALLELISM": "false"}
     if device == "cpu":
-        defaults |= {
-            "TRITON_INTERPRET": "1",
-            "VLLM_CPU_KVCACHE_SPACE": "1",
-            "OMP_NUM_THREADS": str(threads),
-            # Else the workers of all servers are bound to the same cores.
-            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        }
-    return defaults | os.environ
+        # Else the workers of all servers are bound to the same cores.
+        defaults["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
+    return defaults | offline(device, threads) | os.environ
 
 
 @contextlib.contextmanager

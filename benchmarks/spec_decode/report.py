@@ -118,7 +118,7 @@ def other_text(folder: Path) -> Iterator[str]:
     if found := soak_table(files.load(folder / "soak.json").get("soaks", {})):
         yield f"### Soak of `vllm serve`\n\n{found}"
     lossless = files.load(folder / "lossless.json")
-    if found := lossless_table(lossless.get("tests", {})):
+    if found := lossless_table(lossless.get("measurements", {})):
         yield f"### Sampled outputs against their exact distribution\n\n{found}"
 
 

@@ -123,6 +123,6 @@ def test_outputs_of_an_engine(on_cpu: bool, engine_env, tmp_path: Path):
         command, cwd=ROOT, env=engine_env, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    tests = json.loads(output.read_text())["tests"]
+    tests = json.loads(output.read_text())["measurements"]
     engines = ("pard/probabilistic", "wrong rule/pard")
     assert set(tests) == {f"{name}/T1.0/grammar" for name in engines}

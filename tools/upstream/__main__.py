@@ -21,8 +21,10 @@ def run_export(args: argparse.Namespace) -> int:
 
 def run_try(args: argparse.Namespace) -> int:
     wheel = base_wheel()
-    patches = export(args.output / "patches", wheel)
-    tree = fresh(args.output / "tree")
+    # Git and pytest run in the tree, where a relative path means another folder.
+    output = args.output.resolve()
+    patches = export(output / "patches", wheel)
+    tree = fresh(output / "tree")
     apply_series(patches, wheel, tree)
     tried = list((try_each if args.each else try_all)(tree, *args.pytest))
     if args.record:

@@ -211,20 +211,19 @@ def main() -> None:
     from benchmarks.spec_decode.engine import probe_device
 
     device = probe_device(sys.executable, dict(os.environ))
+    begin = time.strftime("%Y-%m-%dT%H:%M:%S%z")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         engines = plan(write_models(folder), args)
         rows = judge(run_all(engines, folder, args))
-    report = {
+    run = {
         "command": files.command_line("lossless"),
         "device": device,
-        "date": time.strftime("%Y-%m-%d"),
         "significance": SIGNIFICANCE,
-        "tests": rows,
     }
     path = args.output or files.RESULTS / files.slug(device["name"]) / "lossless.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(report, indent=1) + "\n")
+    measured = {label: {**row, "run": begin} for label, row in rows.items()}
+    files.save(path, {"runs": {begin: run}, "measurements": measured})
     for label, row in rows.items():
         length = row["acceptance_length"]
         drafted = "" if length is None else f", acceptance length {length:.2f}"

@@ -15,7 +15,8 @@ class Captures:
     """Watches every engine that is made from now on in this process.
 
     Attributes:
-        found: seconds and bytes by "all" and, of them, "drafter".
+        found: by "all" and, of them, "drafter": seconds, and the bytes that this
+            process reserved. What is free on a device is up to its other engines too.
     """
 
     def __init__(self) -> None:
@@ -39,13 +40,14 @@ class Captures:
         return watched
 
     def time(self, what: str, call, *args, **kwargs) -> Any:
-        free, begin = free_bytes(), time.perf_counter()
+        before, begin = reserved_bytes(), time.perf_counter()
         result = call(*args, **kwargs)
         seconds = time.perf_counter() - begin
-        self.found[what] = {"s": seconds, "bytes": free - free_bytes()}
+        taken = reserved_bytes() - before
+        self.found[what] = {"s": seconds, "reserved_bytes": taken}
         return result
 
 
-def free_bytes() -> int:
-    """Of the GPU's memory; 0 without one."""
-    return torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else 0
+def reserved_bytes() -> int:
+    """Of the GPU's memory, by this process' allocator; 0 without one."""
+    return torch.cuda.memory_reserved() if torch.cuda.is_available() else 0

@@ -30,7 +30,7 @@ class Row:
     tokens_per_s: Spread
     acceptance_length: float
     tpot_s: float | None
-    prefill_s: float | None
+    prefill_s: Spread | None
     step_s: float | None
     draft_s: float | None
     tokens_per_step: float | None
@@ -71,7 +71,7 @@ class Comparison:
             tokens_per_s=speed,
             acceptance_length=point["acceptance_length"],
             tpot_s=value("tpot_s"),
-            prefill_s=value("prefill_s"),
+            prefill_s=files.column(point, "prefill_s"),
             step_s=value("step_s"),
             draft_s=value("draft_s"),
             tokens_per_step=value("tokens_per_step"),

@@ -129,7 +129,8 @@ def capture_table(engines: dict[str, Any]) -> str:
         cells: list[Cell] = [name, engine["cudagraph_mode"]]
         for what in ("all", "drafter"):
             part = found.get(what)
-            cells += [part and part["s"], part and part["bytes"] / 2**30]
+            taken = part and part.get("reserved_bytes")
+            cells += [part and part["s"], None if taken is None else taken / 2**30]
         rows.append([*cells, engine["draft_full_graphs"]])
     head = ("engine", "graphs", "s", "GiB", "drafter, s", "drafter, GiB", "FULL ones")
     return table(head, rows)

@@ -15,7 +15,7 @@ from benchmarks.spec_decode.correctness_tables import (
     waits_text,
 )
 from benchmarks.spec_decode.draft_probabilities.show import probability_text
-from benchmarks.spec_decode.lossless.table import lossless_table
+from benchmarks.spec_decode.lossless.table import lossless_text
 from benchmarks.spec_decode.plots import draw_all
 from benchmarks.spec_decode.profile_tables import profile_sections
 from benchmarks.spec_decode.shape_tables import shape_sections
@@ -118,7 +118,7 @@ def other_text(folder: Path) -> Iterator[str]:
     if found := soak_table(files.load(folder / "soak.json").get("soaks", {})):
         yield f"### Soak of `vllm serve`\n\n{found}"
     lossless = files.load(folder / "lossless.json")
-    if found := lossless_table(lossless.get("measurements", {})):
+    if found := lossless_text(lossless.get("measurements", {})):
         yield f"### Sampled outputs against their exact distribution\n\n{found}"
 
 

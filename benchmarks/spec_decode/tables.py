@@ -51,12 +51,12 @@ def text(cell: Cell) -> str:
 
 
 def speed(found: Spread | None) -> str | None:
+    return None if found is None else varied(found, f"{found.median:.0f}")
+
+
+def varied(found: Spread, median: str) -> str:
     """A median, with half its range where there are repeats: 412 ± 3 %."""
-    if found is None:
-        return None
-    if found.count == 1:
-        return f"{found.median:.0f}"
-    return f"{found.median:.0f} ± {found.spread * 100:.0f} %"
+    return median if found.count == 1 else f"{median} ± {found.spread * 100:.0f} %"
 
 
 def times(value: float | None) -> str | None:
@@ -155,8 +155,9 @@ def prefill_table(compared: Comparison) -> str:
     """Until all requests of a round have their first token, at K=7."""
     rows = []
     for ours, base in compared.prefills():
-        cells = [ms(ours.prefill_s), ms(base.prefill_s)]
-        cells.append(times(base.prefill_s / ours.prefill_s))
+        pair = ours.prefill_s, base.prefill_s
+        cells = [varied(one, f"{one.median * 1e3:.1f}") for one in pair]
+        cells.append(times(base.prefill_s.median / ours.prefill_s.median))
         rows.append([NAMES[ours.key.engine.mode], ours.key.concurrency, *cells])
     return table(("mode", "requests", "ours, ms", "base's best, ms", "ratio"), rows)
 

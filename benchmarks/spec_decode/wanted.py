@@ -231,6 +231,9 @@ def _prefill(compared: Comparison) -> Figure:
     points = []
     for ours, base in compared.prefills():
         engine = ours.key.engine
+        if engine.mode == "none":
+            continue
         where = _where(engine.num_tokens, ours.key.concurrency, engine.mode)
-        points.append(Point(where, 1.0, base.prefill_s / ours.prefill_s))
+        found = base.prefill_s.median / ours.prefill_s.median
+        points.append(Point(where, 1.0, found))
     return Figure("Prefill not below the base's", "×", points)

@@ -24,11 +24,11 @@ def test_all_of_it_and_the_drafters_part(monkeypatch, has_speculator: bool):
     module = SimpleNamespace(GPUModelRunner=Runner)
     monkeypatch.setitem(sys.modules, "runner_of_a_test", module)
     monkeypatch.setattr(captures, "RUNNERS", ("runner_of_a_test",))
-    free = iter([100, 90, 70, 60] if has_speculator else [100, 60])
-    monkeypatch.setattr(captures, "free_bytes", lambda: next(free))
+    reserved = iter([10, 20, 40, 50] if has_speculator else [10, 50])
+    monkeypatch.setattr(captures, "reserved_bytes", lambda: next(reserved))
     found = captures.Captures().found
     assert Runner().capture_model() == 7
-    taken = {what: entry["bytes"] for what, entry in found.items()}
+    taken = {what: entry["reserved_bytes"] for what, entry in found.items()}
     assert taken == ({"drafter": 20, "all": 40} if has_speculator else {"all": 40})
     assert all(entry["s"] >= 0 for entry in found.values())
 

@@ -154,8 +154,8 @@ def test_what_drafting_adds():
 def test_what_recording_graphs_took():
     known = {
         "graph_capture": {
-            "all": {"s": 9.5, "bytes": 2 << 30},
-            "drafter": {"s": 3.0, "bytes": 1 << 30},
+            "all": {"s": 9.5, "reserved_bytes": 2 << 30},
+            "drafter": {"s": 3.0, "reserved_bytes": 1 << 30},
         },
         "cudagraph_mode": "FULL",
         "draft_full_graphs": 20,

@@ -3,11 +3,11 @@
 
 Each drafter runs with graphs, with draft lengths that change with the batch (by a
 schedule, and chosen by the engine), with an eager drafter, and with all of the engine
-eager, on the same prompts as the target alone; if asked, also on two GPUs
-(`tensor-parallel`, `local-argmax`), still beside the target on one. Where an output
-differs from the target's, the gap between the target's two best logits at that token
-says whether it was a tie. What stood for the draft passes is counted, and whether the
-host waited for the device in them: see `draft_watch.py`.
+eager, on the same prompts as the target alone; if asked, also by two ranks on GPUs or
+cores of their own (`tensor-parallel`, `local-argmax`), still beside the target on one.
+Where an output differs from the target's, the gap between the target's two best logits
+at that token says whether it was a tie. What stood for the draft passes is counted, and
+whether the host waited for the device in them: see `draft_watch.py`.
 """
 
 import argparse
@@ -26,8 +26,8 @@ from benchmarks.spec_decode.even_heads import with_even_heads
 from benchmarks.spec_decode.jobs import engine_memory, run_jobs
 from benchmarks.spec_decode.shapes import BUNDLED, MODES, modes_of
 
-ONE_GPU = ("graphs", "schedule", "auto", "eager-drafter", "eager")
-TWO_GPUS = ("tensor-parallel", "local-argmax")
+ONE_RANK = ("graphs", "schedule", "auto", "eager-drafter", "eager")
+TWO_RANKS = ("tensor-parallel", "local-argmax")
 DRAFTING = modes_of("tiny")[1:]
 # Logprobs closer than this are equal as far as matrix products of another shape can
 # tell: a step of logits between 16 and 32 is 0.125 in bfloat16, 0.016 in float16.
@@ -48,7 +48,7 @@ def speculative_config(
         spec["num_speculative_tokens_per_batch_size"] = schedule(num_tokens)
     if how == "auto":
         spec["num_speculative_tokens_per_batch_size"] = "auto"
-    if how in TWO_GPUS:
+    if how in TWO_RANKS:
         spec["model"] = str(with_even_heads(BUNDLED / mode, folder))
     if how == "local-argmax":
         spec["use_local_argmax_reduction"] = True
@@ -83,6 +83,10 @@ def prompts(num_prompts: int) -> list[list[int]]:
 
 def run_engine(job: dict[str, Any]) -> dict[str, Any]:
     """One engine over all prompts, together and then some of them alone."""
+    if job["how"] in TWO_RANKS:
+        # Only a CPU reads it; without it ranks want a NUMA node each.
+        cores = sorted(os.sched_getaffinity(0))
+        os.environ["VLLM_CPU_OMP_THREADS_BIND"] = f"{cores[0]}|{cores[-1]}"
     from benchmarks.spec_decode.draft_watch import DraftWatch
     from vllm import LLM, SamplingParams
 
@@ -93,13 +97,13 @@ def run_engine(job: dict[str, Any]) -> dict[str, Any]:
             str(BUNDLED / "target"),
             speculative_config=spec,
             enforce_eager=how == "eager",
-            tensor_parallel_size=2 if how in TWO_GPUS else 1,
+            tensor_parallel_size=2 if how in TWO_RANKS else 1,
             disable_log_stats=False,
             max_model_len=1024,
             **job["engine"],
         )
     watch = None
-    if spec and how in ONE_GPU:  # in process, so the runner itself comes back
+    if spec and how in ONE_RANK:  # in process, so the runner itself comes back
         watch = DraftWatch(llm.collective_rpc(lambda w: w.model_runner.speculator)[0])
     sampling = SamplingParams(
         temperature=0,
@@ -160,7 +164,7 @@ def parse() -> argparse.Namespace:
     add = parser.add_argument
     add("--device", choices=("cuda", "cpu"), default="cuda")
     add("--modes", nargs="+", choices=DRAFTING, default=DRAFTING)
-    add("--how", nargs="+", choices=[*ONE_GPU, *TWO_GPUS], default=list(ONE_GPU))
+    add("--how", nargs="+", choices=[*ONE_RANK, *TWO_RANKS], default=list(ONE_RANK))
     add("--dtype", choices=TIES, default="bfloat16")
     add(
         "--prompts",

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 POLL_S = 0.2
+TRACEBACK = "Traceback (most recent call last)"
 
 
 class _Running(NamedTuple):
@@ -58,7 +59,8 @@ def run_jobs(
             for its result as JSON.
 
     Raises:
-        SystemExit: a job failed; its log's end is the message.
+        SystemExit: a job failed; of its log the first traceback and the end are the
+            message.
     """
     waiting, running = list(enumerate(jobs)), {}
     results: dict[str, Any] = {}
@@ -101,5 +103,8 @@ def _start(program: list[str], job: Any, device: str, place: Path) -> _Running:
 def _result(name: str, job: _Running) -> Any:
     if job.process.returncode:
         log = job.log.read_text(errors="replace")
-        sys.exit(f"{name} failed:\n{log[-3000:]}")
+        # A worker's own error stands far above that of the engine that missed it.
+        first = max(log.find(TRACEBACK), 0)
+        cause, end = log[first : first + 3000], log[first + 3000 :][-3000:]
+        sys.exit(f"{name} failed:\n{cause}\n{end}")
     return json.loads(job.result.read_text())

@@ -115,7 +115,7 @@ def other_text(folder: Path) -> Iterator[str]:
         if found := make(results.get("measurements", {})):
             yield f"### {title}\n\n{found}"
     yield from correctness_text(folder)
-    if found := soak_table(files.load(folder / "soak.json").get("soaks", {})):
+    if found := soak_table(files.load(folder / "soak.json").get("measurements", {})):
         yield f"### Soak of `vllm serve`\n\n{found}"
     lossless = files.load(folder / "lossless.json")
     if found := lossless_text(lossless.get("measurements", {})):

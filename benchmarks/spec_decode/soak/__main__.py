@@ -225,13 +225,6 @@ def say(mode: str, found: dict[str, Any], wrong: list[str]) -> None:
         print(f"  {complaint[:2000]}")
 
 
-def save(path: Path, soaks: dict[str, Any]) -> None:
-    """Over those of the same modes that the file has."""
-    old = files.load(path).get("soaks", {})
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"soaks": {**old, **soaks}}, indent=1) + "\n")
-
-
 def main() -> None:
     args = parse()
     # So that a server does not outlive a run that is terminated.
@@ -239,7 +232,9 @@ def main() -> None:
     env = environment(args.device, args.threads)
     device = probe_device(sys.executable, dict(os.environ))
     path = args.output or files.RESULTS / files.slug(device["name"]) / "soak.json"
-    bad = False
+    begin, bad = time.strftime("%Y-%m-%dT%H:%M:%S%z"), False
+    run = {"command": files.command_line("soak"), "device": device}
+    run["vllm"] = version("vllm")
     folder = Path(tempfile.mkdtemp(prefix="soak_"))
     print(f"results: {path}, logs: {folder}", flush=True)
     asks = asks_of(args, env, folder)
@@ -252,16 +247,9 @@ def main() -> None:
         wrong = faults(found, int(args.max_growth_mib * MIB))
         bad |= bool(wrong)
         say(mode, found, wrong)
-        about = {
-            "command": files.command_line("soak"),
-            "date": time.strftime("%Y-%m-%d"),
-            "vllm": version("vllm"),
-            "device": device,
-            "dtype": args.dtype,
-            "clients": args.clients,
-            "faults": wrong,
-        }
-        save(path, {mode: about | found})
+        about = {"dtype": args.dtype, "clients": args.clients, "faults": wrong}
+        measured = {mode: about | found | {"run": begin}}
+        files.save(path, {"runs": {begin: run}, "measurements": measured})
     sys.exit(bad)
 
 

@@ -38,6 +38,6 @@ def test_soak(models: Path, on_cpu: bool, engine_env, tmp_path: Path):
         text=True,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    soaks = json.loads(output.read_text())["soaks"]
+    soaks = json.loads(output.read_text())["measurements"]
     for mode in MODES:
         assert soaks[mode]["acceptance_length"] > 1.5

@@ -4,10 +4,10 @@
 Each drafter runs with graphs, with draft lengths that change with the batch (by a
 schedule, and chosen by the engine), with an eager drafter, and with all of the engine
 eager, on the same prompts as the target alone; if asked, also by two ranks on GPUs or
-cores of their own (`tensor-parallel`, `local-argmax`), still beside the target on one.
-Where an output differs from the target's, the gap between the target's two best logits
-at that token says whether it was a tie. What stood for the draft passes is counted, and
-whether the host waited for the device in them: see `draft_watch.py`.
+cores of their own (`tensor-parallel`, `local-argmax`, `shared-logits`), still beside the
+target on one. Where an output differs from the target's, the gap between the target's
+two best logits at that token says whether it was a tie. What stood for the draft passes
+is counted, and whether the host waited for the device in them: see `draft_watch.py`.
 """
 
 import argparse
@@ -27,7 +27,8 @@ from benchmarks.spec_decode.jobs import engine_memory, run_jobs
 from benchmarks.spec_decode.shapes import BUNDLED, MODES, modes_of
 
 ONE_RANK = ("graphs", "schedule", "auto", "eager-drafter", "eager")
-TWO_RANKS = ("tensor-parallel", "local-argmax")
+# The last draws drafts, for which ranks exchange whole logits.
+TWO_RANKS = ("tensor-parallel", "local-argmax", "shared-logits")
 DRAFTING = modes_of("tiny")[1:]
 # Logprobs closer than this are equal as far as matrix products of another shape can
 # tell: a step of logits between 16 and 32 is 0.125 in bfloat16, 0.016 in float16.
@@ -50,6 +51,8 @@ def speculative_config(
         spec["num_speculative_tokens_per_batch_size"] = "auto"
     if how in TWO_RANKS:
         spec["model"] = str(with_even_heads(BUNDLED / mode, folder))
+    if how == "shared-logits":
+        spec["draft_sample_method"] = "probabilistic"
     if how == "local-argmax":
         spec["use_local_argmax_reduction"] = True
     return spec
@@ -151,6 +154,7 @@ def compare(found: dict[str, Any], alone: dict[str, Any], tie: float) -> dict[st
     return {
         "requests": len(found["tokens"]),
         "differences": differences,
+        "tie": tie,
         "are_ties": all(d["logprob_gap"] < tie for d in differences),
         "acceptance_length": 1 + sum(rates),
         "acceptance_by_position": rates,
@@ -273,7 +277,6 @@ def main() -> None:
         "command": files.command_line("correctness"),
         "device": device,
         "dtype": args.dtype,
-        "tie": TIES[args.dtype],
         # Of the same prompts or not: what acceptance may be compared with.
         "prompts": hashlib.sha256(json.dumps(found).encode()).hexdigest()[:16],
         "output_len": args.output_len,

@@ -241,7 +241,6 @@ def main() -> None:
         "device": device,
         "dtype": args.dtype,
         "ranks": RANKS,
-        "tie": tie,
     }
     begin = time.strftime("%Y-%m-%dT%H:%M:%S%z")
     measured = {mode: {**row, "run": begin} for mode, row in rows.items()}

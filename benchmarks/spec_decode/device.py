@@ -9,6 +9,8 @@ import time
 
 import torch
 
+import vllm
+
 
 def copy_bandwidth(device: str, num_bytes: int, repeats: int = 10) -> float:
     """Bytes read and written per second by a copy within the device's memory."""
@@ -30,19 +32,20 @@ def _synchronize(device: str) -> None:
 
 
 def describe() -> dict[str, str | int | float]:
+    software = {"torch": torch.__version__, "vllm": vllm.__version__}
     if not torch.cuda.is_available():
         return {
             "name": "cpu",
             "memory_bytes": 0,
             "copy_bytes_per_s": copy_bandwidth("cpu", 1 << 28),
-            "torch": torch.__version__,
+            **software,
         }
     properties = torch.cuda.get_device_properties(0)
     return {
         "name": properties.name,
         "memory_bytes": properties.total_memory,
         "copy_bytes_per_s": copy_bandwidth("cuda", 4 << 30),
-        "torch": torch.__version__,
+        **software,
     }
 
 

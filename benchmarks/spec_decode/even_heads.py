@@ -15,10 +15,12 @@ def with_even_heads(model: Path, folder: Path) -> Path:
         ValueError: its heads do not share one KV head, so a head cannot just be added.
     """
     config = json.loads((model / "config.json").read_text())
-    heads = config["num_attention_heads"]
+    # A speculators checkpoint keeps its layers' config by itself; only even ones here.
+    layers = config.get("transformer_layer_config", config)
+    heads = layers["num_attention_heads"]
     if heads % 2 == 0:
         return model
-    if config["num_key_value_heads"] != 1:
+    if layers is not config or config["num_key_value_heads"] != 1:
         raise ValueError(f"{model.name}: {heads} heads do not share one KV head")
     place = folder / f"{model.name}-{heads + 1}-heads"
     shutil.copytree(model, place)

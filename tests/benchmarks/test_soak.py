@@ -61,7 +61,7 @@ def test_expected_answer(asks: Asks, changes, tokens, text):
         ([5, 3], True, Verdict(wrong=3)),
         ([5, 3, 0, 9, 1, 1], False, Verdict(wrong=1)),
         ([5, 3, 0, 8, 1], True, Verdict(wrong=2)),
-        ([5, 4, 4, 4], False, Verdict(tie=True)),
+        ([5, 4, 4, 4], False, Verdict(after_tie=3)),
         ([], False, Verdict()),
     ],
 )

@@ -16,7 +16,6 @@ import sys
 import tempfile
 import time
 import urllib.request
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +43,7 @@ FIGURES = (
     "disconnected",
     "tokens",
     "ties",
+    "tokens_after_ties",
     "wrong_answers",
     "wrong_tokens",
     "errors",
@@ -173,7 +173,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--seconds", type=float, default=300.0, help="of traffic for each mode")
     add("--clients", type=int, default=64)
     add("--rounds", type=int, default=5, help="idle moments, one after each")
-    add("--dtype", choices=TIES, help="float32 on a CPU, else bfloat16")
+    # In any other, ties are many, and what follows one cannot be compared.
+    add("--dtype", choices=TIES, default="float32")
     add("--num-speculative-tokens", type=int, default=7)
     add("--leaving", type=float, default=0.3, help="share of clients that leave")
     add("--prompts", type=int, default=192, help="different ones")
@@ -192,8 +193,6 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--output", type=Path, help="results/<gpu>/soak.json by default")
     args = parser.parse_args(arguments)
     args.model = args.model or args.models / "target"
-    if args.dtype is None:
-        args.dtype = "float32" if args.device == "cpu" else "bfloat16"
     return args
 
 
@@ -234,7 +233,6 @@ def main() -> None:
     path = args.output or files.RESULTS / files.slug(device["name"]) / "soak.json"
     begin, bad = time.strftime("%Y-%m-%dT%H:%M:%S%z"), False
     run = {"command": files.command_line("soak"), "device": device}
-    run["vllm"] = version("vllm")
     folder = Path(tempfile.mkdtemp(prefix="soak_"))
     print(f"results: {path}, logs: {folder}", flush=True)
     asks = asks_of(args, env, folder)
@@ -247,7 +245,8 @@ def main() -> None:
         wrong = faults(found, int(args.max_growth_mib * MIB))
         bad |= bool(wrong)
         say(mode, found, wrong)
-        about = {"dtype": args.dtype, "clients": args.clients, "faults": wrong}
+        about = {"dtype": args.dtype, "tie": TIES[args.dtype]}
+        about |= {"clients": args.clients, "faults": wrong}
         measured = {mode: about | found | {"run": begin}}
         files.save(path, {"runs": {begin: run}, "measurements": measured})
     sys.exit(bad)

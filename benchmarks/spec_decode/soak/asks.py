@@ -120,11 +120,11 @@ class Verdict:
 
     Attributes:
         wrong: tokens from the first difference on; 0 if it was a tie.
-        tie: whether the first difference was one.
+        after_tie: tokens from there on if it was: they cannot be compared.
     """
 
     wrong: int = 0
-    tie: bool = False
+    after_tie: int = 0
 
 
 def compare(
@@ -144,5 +144,5 @@ def compare(
             return Verdict(len(found) - len(wanted))
         return Verdict(len(wanted) - len(found) if is_whole else 0)
     if gaps[at] < tie:
-        return Verdict(tie=True)
+        return Verdict(after_tie=len(found) - at)
     return Verdict(len(found) - at)

@@ -23,7 +23,8 @@ class Traffic:
 
     Attributes:
         counts: requests, whole, aborted (a stream closed by its client), disconnected
-            (closed at any time), tokens, ties, wrong_answers, wrong_tokens, errors.
+            (closed at any time), tokens, ties, tokens_after_ties, wrong_answers,
+            wrong_tokens, errors.
         complaints: the first wrong answers and errors, in words.
     """
 
@@ -91,7 +92,8 @@ class Traffic:
         wanted, whole_text = self.asks.expected(ask)
         is_whole = text is not None
         verdict = compare(tokens, wanted, ask.answer.gaps, is_whole, self.tie)
-        self.counts["ties"] += verdict.tie
+        self.counts["ties"] += verdict.after_tie > 0
+        self.counts["tokens_after_ties"] += verdict.after_tie
         wrong = verdict.wrong
         if tokens == wanted and is_whole and text != whole_text:
             wrong = 1  # right tokens, but not the text that they are

@@ -4,9 +4,9 @@
 Each drafter runs with graphs, with draft lengths that change with the batch (by a
 schedule, and chosen by the engine), with an eager drafter, and with all of the engine
 eager, on the same prompts as the target alone; if asked, also by two ranks on GPUs or
-cores of their own (`tensor-parallel`, `local-argmax`, `shared-logits`), still beside the
-target on one. Where an output differs from the target's, the gap between the target's
-two best logits at that token says whether it was a tie. What stood for the draft passes
+cores of their own (`tensor-parallel`, `local-argmax`, `shared-logits`), still beside
+the target on one. Where an output differs from the target's, the gap between its
+two best logits at that token says whether it was a tie. What stood for draft passes
 is counted, and whether the host waited for the device in them: see `draft_watch.py`.
 """
 

@@ -4,8 +4,8 @@
 Ranks run in step only with a mixture of experts, so the bundled target becomes one:
 experts that are all the target's own. The last rank has little to do, and then joins in
 with batches of nothing while the other one drafts. Each rank is a process with a device
-of its own. On a CPU (`--device cpu`) ranks exchange tokens by what stands below: vLLM's
-CPU communicator has no such exchange.
+of its own. Where vLLM's communicator cannot exchange tokens, as on a CPU (`--device
+cpu`), `exchange.py` does.
 """
 
 import argparse
@@ -28,6 +28,7 @@ from benchmarks.spec_decode.serving import free_port
 from benchmarks.spec_decode.shapes import BUNDLED, MODES
 
 RANKS, EXPERTS = 2, 4
+EXCHANGE = "benchmarks.spec_decode.exchange.Exchange"
 PROGRAM = ["-m", "benchmarks.spec_decode.data_parallel", "--rank"]
 
 
@@ -83,6 +84,7 @@ def run_rank(job: dict[str, Any]) -> dict[str, Any]:
         speculative_config=job["speculative_config"],
         disable_log_stats=False,
         max_model_len=512,
+        worker_extension_cls=EXCHANGE,
         **job["engine"],
     )
     llm.collective_rpc(prepare)
@@ -106,11 +108,6 @@ def run_rank(job: dict[str, Any]) -> dict[str, Any]:
 
 def prepare(worker: Any) -> None:
     """Counts idle batches; in the worker, which may be a process of its own."""
-    if worker.device.type == "cpu":
-        from vllm.distributed.device_communicators import cpu_communicator
-
-        cpu_communicator.CpuCommunicator.all_gatherv = all_gatherv
-        cpu_communicator.CpuCommunicator.reduce_scatterv = reduce_scatterv
     worker.idle_batches, run = 0, worker.execute_dummy_batch
 
     def counted() -> None:
@@ -118,25 +115,6 @@ def prepare(worker: Any) -> None:
         run()
 
     worker.execute_dummy_batch = counted
-
-
-def all_gatherv(group: Any, given: Any, dim: int = 0, sizes: Any = None) -> Any:
-    """Rows of all ranks, of which each has another number."""
-    if isinstance(given, list):
-        return [all_gatherv(group, one, dim, sizes) for one in given]
-    padded = given.new_zeros(max(sizes), *given.shape[1:])
-    padded[: len(given)] = given
-    parts = [torch.empty_like(padded) for _ in sizes]
-    torch.distributed.all_gather(parts, padded, group=group.device_group)
-    return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
-
-
-def reduce_scatterv(group: Any, given: Any, dim: int = 0, sizes: Any = None) -> Any:
-    """This rank's rows of the sum over ranks."""
-    total, rank = given.clone(), group.rank_in_group
-    torch.distributed.all_reduce(total, group=group.device_group)
-    begin = sum(sizes[:rank])
-    return total[begin : begin + sizes[rank]]
 
 
 def describe(worker: Any) -> dict[str, Any]:

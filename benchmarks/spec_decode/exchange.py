@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How data-parallel ranks exchange tokens where vLLM's communicator cannot.
+
+That on a CPU has no such exchange, and that on a GPU asks for NCCL 2.29.7. Both get one
+by torch.distributed. A worker imports this module before it makes its communicators, as
+that of its `worker_extension_cls`.
+"""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+class Exchange:
+    """Adds nothing to a worker but this module."""
+
+
+def all_gatherv(group: Any, given: Any, dim: int = 0, sizes: Any = None) -> Any:
+    """Rows of all ranks, of which each has another number."""
+    if isinstance(given, list):
+        return [all_gatherv(group, one, dim, sizes) for one in given]
+    sizes = sizes or [len(given)] * group.world_size
+    padded = given.new_zeros(max(sizes), *given.shape[1:])
+    padded[: len(given)] = given
+    parts = [torch.empty_like(padded) for _ in sizes]
+    dist.all_gather(parts, padded, group=group.device_group)
+    return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
+
+
+def reduce_scatterv(group: Any, given: Any, dim: int = 0, sizes: Any = None) -> Any:
+    """This rank's rows of the sum over ranks."""
+    total, rank = given.clone(), group.rank_in_group
+    dist.all_reduce(total, group=group.device_group)
+    sizes = sizes or [len(given) // group.world_size] * group.world_size
+    begin = sum(sizes[:rank])
+    return total[begin : begin + sizes[rank]]
+
+
+def reduce_scatterv_into_output(
+    group: Any, given: Any, output: Any, dim: int = 0, sizes: Any = None
+) -> Any:
+    return output.copy_(reduce_scatterv(group, given, dim, sizes))
+
+
+EXCHANGES = all_gatherv, reduce_scatterv, reduce_scatterv_into_output
+
+
+def lend(communicator: type, lacks: Any) -> None:
+    """Gives a class of communicators these exchanges.
+
+    Args:
+        lacks: of a communicator, whether it cannot exchange by itself.
+    """
+    for exchange in EXCHANGES:
+        own = getattr(communicator, exchange.__name__)
+        setattr(communicator, exchange.__name__, _either(exchange, own, lacks))
+
+
+def _either(exchange, own, lacks):
+    def exchanged(group, *args, **kwargs):
+        return (exchange if lacks(group) else own)(group, *args, **kwargs)
+
+    return exchanged
+
+
+def _lend_to_all() -> None:
+    if torch.cuda.is_available():
+        from vllm.distributed.device_communicators import cuda_communicator
+
+        def has_no_pynccl(group: Any) -> bool:
+            return group.pynccl_comm is None or group.pynccl_comm.disabled
+
+        lend(cuda_communicator.CudaCommunicator, has_no_pynccl)
+    else:
+        from vllm.distributed.device_communicators import cpu_communicator
+
+        lend(cpu_communicator.CpuCommunicator, lambda g: True)
+
+
+_lend_to_all()

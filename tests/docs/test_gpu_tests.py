@@ -51,3 +51,17 @@ def test_what_went_wrong_is_said(tmp_path: Path):
         "",
         "- over 1.1: `a.py::z`",
     ]
+
+
+def test_commits_are_named(tmp_path: Path):
+    (tmp_path / "gpu").mkdir()
+    commits = {"a.py": ("0123456789abc", False), "b.py": ("0123456789abc", True)}
+    sources = {
+        file: {"commit": commit, "has_uncommitted": changed, "date": "2026-01-01"}
+        for file, (commit, changed) in commits.items()
+    }
+    write(tmp_path, "1.1", {}, [], sources=sources)
+    assert (
+        "1 skipped, from `0123456789`, `0123456789` and changes not committed."
+        in gpu_test_table(tmp_path)
+    )

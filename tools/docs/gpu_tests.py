@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.spec_decode.results import RESULTS
+from tools.overlay.provenance import source_of
 
 
 def gpu_test_table(folder: Path = RESULTS) -> str:
@@ -22,7 +23,7 @@ def gpu_test_table(folder: Path = RESULTS) -> str:
         return "No results yet."
     ran = [
         f"{run['base']} on {run['device']}, {run['date']}, {run['software']}: "
-        f"{_counts(run['total'])}."
+        f"{_counts(run['total'])}{_commits(run)}."
         for run in runs
     ]
     parts = ["\n".join(f"- {line}" for line in ran), _table(runs)]
@@ -30,6 +31,12 @@ def gpu_test_table(folder: Path = RESULTS) -> str:
         if named := [line for run in runs for line in _named(run, key)]:
             parts.append(f"{title}:\n\n" + "\n".join(named))
     return "\n\n".join(parts)
+
+
+def _commits(run: dict[str, Any]) -> str:
+    known = run.get("sources", {}).values()
+    commits = sorted({source_of(source) for source in known})
+    return f", from {', '.join(commits)}" if commits else ""
 
 
 def _named(run: dict[str, Any], key: str) -> Iterator[str]:

@@ -35,7 +35,7 @@ def on_cpu() -> bool:
 def takes_local_verifiers() -> bool:
     """Whether a head of speculators, served alone, may name a target by its path.
 
-    From 0.33.0 on the base asks for a hub's name, and looks whether it is one.
+    Some releases ask for a hub's name, and look whether it is one.
     """
     from vllm.transformers_utils import config
 

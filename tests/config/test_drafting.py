@@ -14,7 +14,6 @@ from vllm.config.draft_defaults import fill_from_checkpoint, verify_drafting
 from vllm.config.drafting import (
     draft_limit,
     get_mask_token_id,
-    keep_targets_context,
     read_checkpoint,
     refuse_uncovered,
 )
@@ -261,30 +260,6 @@ def test_draft_limit(method: str, asked: int | None, expected: int):
         draft_model_config=SimpleNamespace(max_model_len=64),
     )
     assert draft_limit(spec, 128) == expected
-
-
-@pytest.mark.parametrize(
-    "changes, cut",
-    [
-        ({}, False),
-        ({"method": "draft_model"}, False),
-        ({"method": "dflash"}, True),
-        ({"enable_adaptive_verification": True}, True),
-    ],
-)
-def test_target_keeps_its_context(changes: dict, cut: bool):
-    """A base that cuts it to the drafter's may do so where it drafts itself."""
-
-    class Config(SimpleNamespace):
-        was_cut = False
-
-        def _limit_max_model_len_to_draft(self) -> None:
-            self.was_cut = True
-
-    keep_targets_context(Config)
-    config = Config(**vars(engine_config(**changes)))
-    config._limit_max_model_len_to_draft()
-    assert config.was_cut == cut
 
 
 @pytest.mark.parametrize("method, refused", [("draft_model", True), ("eagle3", False)])

@@ -5,7 +5,7 @@ from textwrap import dedent
 
 import pytest
 
-from tools.upstream.fold import Rule, fold
+from tools.upstream.fold import Rule, fold, replaced
 from tools.upstream.text import FoldError
 
 BASE = '''\
@@ -305,6 +305,15 @@ def test_parts_of_a_seam():
     """
     text = folded(body, wanted=lambda name: name != "Thing.second")
     assert "def first" in text and "def second" not in text
+
+
+def test_rules_of_an_addition():
+    rule = Rule(replace={"    here()\n": ""})
+    assert replaced("def f():\n    here()\n    there()\n", "a.py", rule) == (
+        "def f():\n    there()\n"
+    )
+    with pytest.raises(FoldError, match=r"a\.py: has .* 2 times"):
+        replaced("    here()\n    here()\n", "a.py", rule)
 
 
 def test_rules():

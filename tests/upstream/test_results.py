@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """What `try` records, and what is said of it."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
 from tools.overlay.base import load_config
+from tools.upstream import trial
 from tools.upstream.results import (
     WHOLE,
     Tried,
@@ -19,6 +21,7 @@ from tools.upstream.results import (
 from tools.upstream.series import load as load_series
 
 PATCH = "[Bugfix] One thing"
+RUN = "python -m tools.upstream try"
 
 
 @pytest.mark.parametrize(
@@ -68,13 +71,50 @@ def test_each_kind_of_run_is_kept(tmp_path: Path, monkeypatch):
     assert "pytest with `-k 'not x' VLLM_TEST_EXAMPLES=9`" in table
 
 
-def test_recorded_titles_are_those_of_the_series():
-    """A patch that is new or has another name was not tried: try --each --record."""
-    each = load()["each"]
-    assert [one["title"] for one in each["results"]] == [
-        patch.title for patch in load_series().patches
-    ]
-    assert each["base"] == load_config()["version"]
+def made_of(files: Iterable[str]) -> tuple[int, int]:
+    """How many modules there are, and how many test files."""
+    files = set(files)
+    return sum(map(trial.is_module, files)), len(trial.test_files(files))
+
+
+def stale(kind: str) -> list[str]:
+    """In what a recorded run is not of this series."""
+    series, run = load_series(), load()[kind]
+    homes = series.homes()
+    files = [series.files(number, homes) for number in range(len(series.patches))]
+    now = dict(zip([patch.title for patch in series.patches], files, strict=True))
+    if kind == "whole":
+        now = {WHOLE: [file for some in files for file in some]}
+    before = {one["title"]: Tried(**one) for one in run["results"]}
+    lines = [f"not tried: {title}" for title in now.keys() - before.keys()]
+    lines += [f"not in the series: {title}" for title in before.keys() - now.keys()]
+    for title in now.keys() & before.keys():
+        found = before[title]
+        modules, tests = made_of(now[title])
+        if found.modules != modules:
+            lines.append(f"{title}: {modules} modules, {found.modules} recorded")
+        if found.test_files not in (None, tests):
+            lines.append(f"{title}: {tests} test files, {found.test_files} recorded")
+    if not lines and list(before) != list(now):
+        lines.append("another order")
+    if run["base"] != load_config()["version"]:
+        lines.append(f"recorded on {run['base']}")
+    return lines
+
+
+@pytest.mark.parametrize("kind, options", [("each", "--each "), ("whole", "")])
+def test_recorded_is_of_this_series(kind: str, options: str):
+    found = stale(kind)
+    assert not found, "\n".join(
+        [
+            f"tools/upstream/results.json is of another series. Run `{RUN} {options}"
+            "--output DIR --record`, then `python -m tools.docs`.",
+            *found,
+        ]
+    )
+
+
+def test_what_is_recorded_is_good():
     assert all(
         Tried(**one).is_good for run in load().values() for one in run["results"]
     )

@@ -19,7 +19,7 @@ from tools.upstream import series as series_module
 from tools.upstream.__main__ import main
 from tools.upstream.results import load as load_results
 from tools.upstream.results import sentence
-from tools.upstream.series import SeriesError, load, rewritten
+from tools.upstream.series import SeriesError, load, reworded, rewritten
 from tools.upstream.tree import git
 from tools.upstream.trial import apply_series, failing_imports, run_tests, touched
 
@@ -38,6 +38,8 @@ FAST = [
     f"{UNIFIED}/worker/gpu/spec_decode/test_unified_layout.py",
 ]
 DRAFTS, NUM_TOKENS = 3, 12
+# Words of this repository, and its modules.
+OURS = re.compile(r"\b(the base|seams?|overlay|tools\.\w+)\b(?!-)", re.IGNORECASE)
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +91,16 @@ def test_nothing_of_the_overlay_is_left(tree):
         text = (tree / path).read_text()
         assert "vllm._upstream" not in text and "stand_on(" not in text, path
         assert not re.search(r"^(from|import) tools\b", text, re.MULTILINE), path
+
+
+def test_words_are_upstreams(tree):
+    found = [
+        line
+        for commit in commits(tree)
+        for line in git(tree, "show", commit).splitlines()
+        if line.startswith("+") and OURS.search(line)
+    ]
+    assert found == []
 
 
 def test_modules_import(tree):
@@ -183,7 +195,10 @@ def test_exported_texts_say_what_was_recorded(tree):
     texts = sorted((tree.parent / "patches").glob("*.md"))
     for file, patch in zip(texts, load().patches, strict=True):
         told = sentence(patch.title, load_results())
-        assert " modules import; tests: " in told
+        assert " modules import; tests: " in told, (
+            f"{patch.title} was not tried: run `python -m tools.upstream try --each "
+            "--output DIR --record`"
+        )
         assert f"## Test result\n\n{told}\n" in file.read_text()
 
 
@@ -233,6 +248,18 @@ def test_files_have_one_place_each(repository):
 def test_files_without_one_place_are_told(repository, files, error):
     with pytest.raises(SeriesError, match=error):
         load_text(repository, files)
+
+
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        ("# As the base sizes rows.", "# As vLLM sizes rows."),
+        ("The base's hash", "vLLM's hash"),
+        ("the base-v1, the baseline", "the base-v1, the baseline"),
+    ],
+)
+def test_reworded(text: str, expected: str):
+    assert reworded(text) == expected
 
 
 def test_moved_files_find_each_other():

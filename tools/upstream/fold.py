@@ -43,7 +43,8 @@ class Rule:
 
     Attributes:
         drop: statements of the seam that are left out, by how they start.
-        replace: text that the base has once, to what stands there instead.
+        replace: text that the base, or an addition, has once, to what stands there
+            instead.
     """
 
     drop: tuple[str, ...] = ()
@@ -80,6 +81,19 @@ def fold(
     if left or "_upstream" in text:
         raise FoldError(f"{path}: what is folded still mentions {left or '_upstream'}")
     return tidied(text)
+
+
+def replaced(text: str, path: str, rule: Rule) -> str:
+    """The text with what a rule puts in place of other text.
+
+    Raises:
+        FoldError: something to replace is not there, or more than once.
+    """
+    for old, new in rule.replace.items():
+        if text.count(old) != 1:
+            raise FoldError(f"{path}: has {old!r} {text.count(old)} times")
+        text = text.replace(old, new)
+    return text
 
 
 def tidied(text: str) -> str:
@@ -131,14 +145,7 @@ class Folding:
             self._fold_loose(node)
         self.texts += rule.replace.values()
         self._add_imports()
-        text = self.base.edited(self.edits)
-        for old, new in rule.replace.items():
-            if text.count(old) != 1:
-                raise FoldError(
-                    f"{self.base.path}: has {old!r} {text.count(old)} times"
-                )
-            text = text.replace(old, new)
-        return text
+        return replaced(self.base.edited(self.edits), self.base.path, rule)
 
     # Functions and methods.
 

@@ -30,12 +30,14 @@ class Tried:
         modules: how many it adds or changes, all of which were imported.
         broken: of them those that cannot be imported, and why.
         counts: number of tests by outcome, one of OUTCOMES.
+        test_files: how many it brings; None in what was recorded without.
     """
 
     title: str
     modules: int
     broken: dict[str, str] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
+    test_files: int | None = None
 
     @property
     def is_good(self) -> bool:

@@ -88,6 +88,11 @@ class Series:
             )
         return homes
 
+    def files(self, number: int, homes: dict[str, int | str]) -> list[str]:
+        """Our files that patch `number` adds, changes or takes a part of. Sorted."""
+        mine = {file for file, home in homes.items() if home == number}
+        return sorted(mine | self.patches[number].parts.keys())
+
     def takes(self, path: str, number: int, homes: dict[str, int | str]):
         """Whether a name of a seam is folded once patch `number` is applied."""
         parts = {
@@ -125,6 +130,11 @@ def our_files(root: Path = ROOT) -> list[str]:
         if file.is_file() and "__pycache__" not in file.parts
     ]
     return sorted([*overlay_files(root), *found])
+
+
+def reworded(text: str) -> str:
+    """Words of this repository as upstream would say them: "the base" is vLLM."""
+    return re.sub(r"\b[Tt]he base\b(?![\w-])", "vLLM", text)
 
 
 def rewritten(text: str, path: str, moves: dict[str, str]) -> str:

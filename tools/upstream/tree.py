@@ -13,8 +13,8 @@ from zipfile import ZipFile
 from tools.overlay.base import ROOT
 from tools.overlay.seams import seams_among
 
-from .fold import Rule, fold, tidied
-from .series import DOWNSTREAM, Series, rewritten
+from .fold import Rule, fold, replaced, tidied
+from .series import DOWNSTREAM, Series, reworded, rewritten
 from .text import bound_names
 
 LIBRARY = ".so"
@@ -74,18 +74,17 @@ class States:
 
     def files(self, number: int) -> dict[str, str]:
         """Paths and texts that patch `number` (from 0) adds or changes."""
-        patch = self.series.patches[number]
-        mine = {file for file, home in self.homes.items() if home == number}
         return {
             self.series.place(file): self.text(file, number)
-            for file in sorted(mine | patch.parts.keys())
+            for file in self.series.files(number, self.homes)
         }
 
     def text(self, file: str, number: int) -> str:
         text = (self.root / file).read_text()
         if file in self.seams:
-            return self._folded(file, text, number)
-        new = rewritten(text, file, self.moves)
+            return self._folded(file, reworded(text), number)
+        rule = self.series.rules.get(file, Rule())
+        new = reworded(rewritten(replaced(text, file, rule), file, self.moves))
         return tidied(new) if new != text and file.endswith(".py") else new
 
     def _folded(self, file: str, text: str, number: int) -> str:

@@ -104,14 +104,14 @@ def _try(title: str, tree: Path, files: list[str], options: tuple[str, ...]) -> 
     broken, counts = failing_imports(tree, files), {}
     for module, error in broken.items():
         print(f"  {module}: {error}")
-    if tests := test_files(files):
+    if tests := sorted(test_files(files)):
         status, said = run_tests(tree, tests, *options)
         print("  " + "\n  ".join(said.strip().splitlines()[-40 if status else -1 :]))
         counts = counted(said)
         if status not in (PASSED, NO_TESTS) and not counts.get("failed"):
             counts["errors"] = max(counts.get("errors", 0), 1)
     modules = len([f for f in files if is_module(f)])
-    return Tried(title, modules, broken, counts)
+    return Tried(title, modules, broken, counts, len(tests))
 
 
 def fresh(folder: Path) -> Path:

@@ -8,7 +8,7 @@ PARALLEL_MODES = {"draft_model": "pard", "eagle3": "peagle"}
 
 
 class DraftSettings:
-    """Mixed into the base's config; its fields stand in the seam.
+    """Mixed into the base's config, where its fields stand.
 
     Once `known_method` is set, the method is not guessed anew by words in a path.
     """

@@ -121,24 +121,6 @@ def why_not_unified(vllm_config: "VllmConfig") -> str | None:
     return next((reason for reason, holds in reasons.items() if holds), None)
 
 
-def keep_targets_context(config_class: "type[VllmConfig]") -> None:
-    """Lets a target go on where the context of its drafter ends.
-
-    From 0.33.0 on the base cuts `max_model_len` to the drafter's on Runner V2, whose
-    speculators of the base cannot stop drafting; the unified one does. 0.32.0 has no
-    such method, and cuts nothing.
-    """
-    limit = getattr(config_class, "_limit_max_model_len_to_draft", None)
-    if limit is None:
-        return
-
-    def limit_unless_unified(self: "VllmConfig") -> None:
-        if not is_unified_method(self) or why_not_unified(self) is not None:
-            limit(self)
-
-    config_class._limit_max_model_len_to_draft = limit_unless_unified
-
-
 def keep_token_budget(scheduler_config: Any) -> None:
     """Sets the whole budget, or the base takes slots off it and warns of that."""
     if scheduler_config.max_num_scheduled_tokens is None:

@@ -10,13 +10,13 @@ Until: upstream's Runner V2 runs parallel drafting.
 """
 
 from vllm._upstream import stand_on
+from vllm.config.bases import keep_targets_context
 from vllm.config.draft_checks import check_parallelism
 from vllm.config.draft_features import feed_on_v2_only
 from vllm.config.draft_length import refuse_uncovered_auto
 from vllm.config.draft_tensors import check_weights
 from vllm.config.drafting import (
     is_unified_method,
-    keep_targets_context,
     keep_token_budget,
     refuse_uncovered,
     say_that_v1_drafts,

@@ -4,8 +4,8 @@
 Why: past a drafter's context there are no drafts, yet the base schedules them. Where a
     grammar takes drawn drafts off, output is biased. Draft lengths are fixed before,
     and stats do not tell of them.
-How: `draft_drops.py` mends what is verified. For "auto", a live object takes the place
-    of the base's lookup, and is told what was accepted. Stats get a step's drafting.
+How: `draft_drops.py` and `misfits.py` mend what is verified. For "auto" an object takes
+    the place of the base's lookup and is told what was accepted. Stats tell of drafts.
 Upstream: "[Spec Decode] Stop drafting at the draft model's context length", "… Choose
     the draft length by measured pass times", "… Metrics: draft time and length", "…
     Verify the first draft a grammar takes off".
@@ -13,7 +13,7 @@ Until: upstream does all four.
 """
 
 from vllm._upstream import stand_on
-from vllm.v1.core.sched import draft_drops
+from vllm.v1.core.sched import draft_drops, misfits
 from vllm.v1.spec_decode.dynamic.draft_length import auto_lengths
 from vllm.v1.spec_decode.step_metrics import step_drafting
 
@@ -36,7 +36,7 @@ class Scheduler(upstream.Scheduler):
 
     def update_draft_token_ids(self, draft_token_ids):
         super().update_draft_token_ids(draft_token_ids)
-        draft_drops.keep_first_misfits(self, draft_token_ids)
+        misfits.keep_first_misfits(self, draft_token_ids)
 
     def make_spec_decoding_stats(self, *args, **counts):
         """Called by the base for every request whose drafts were verified."""

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from vllm.v1.core.sched import draft_drops
+from vllm.v1.core.sched.misfits import keep_first_misfits
 from vllm.v1.worker.gpu.spec_decode.misfits import without_first_misfits
 
 VOCAB, BANNED, NONE = 4, 3, -1
@@ -74,5 +74,5 @@ def scheduler_with(sampling: str, **request) -> SimpleNamespace:
 def test_placeholder_of_the_first_misfit(drafts, sampling, request_, expected):
     scheduler = scheduler_with(sampling, **request_)
     drafted = SimpleNamespace(req_ids=["a", "gone"], draft_token_ids=[drafts, [1, 2]])
-    draft_drops.keep_first_misfits(scheduler, drafted)
+    keep_first_misfits(scheduler, drafted)
     assert scheduler.requests["a"].spec_token_ids == expected

@@ -6,6 +6,8 @@ import re
 import pytest
 
 from tools.overlay.base import ROOT
+from tools.overlay.native import compiler
+from vllm.platforms import current_platform
 from vllm.v1.worker.gpu.spec_decode.unified import inputs, native
 
 SOURCE = ROOT / "csrc" / "prepare_inputs.cpp"
@@ -37,6 +39,13 @@ def expect_one_line(warnings: list[str], why: str) -> None:
     (line,) = warnings
     assert f"interpreted on the CPU, which is slow, for want of {why}" in line
     assert line.endswith("Install a C++ compiler (g++ or clang++), then vLLM again.")
+
+
+@pytest.mark.skipif(not current_platform.is_cpu(), reason="it is for CPUs")
+@pytest.mark.skipif(compiler() is None, reason="there is no C++ compiler")
+def test_it_is_built():
+    """Else tests of what it computes are skipped."""
+    assert inputs.native_library() is not None, "run `make env`"
 
 
 def test_not_built(warnings, tmp_path, monkeypatch):

@@ -9,14 +9,11 @@ as they are. Both share one `static_forward_context`, where attention layers reg
 from copy import copy
 
 from vllm.config import VllmConfig
+from vllm.config.bases import may_skip_drafts
 from vllm.config.compilation import CompilationMode, CUDAGraphMode
-from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
 
 from .layout import DraftLayout
-
-# From 0.33.0 on a step drafts nothing where none of its requests can use drafts.
-MAY_SKIP_DRAFTS = hasattr(SchedulerOutput, "skip_drafts")
 
 
 def draft_layout(vllm_config: VllmConfig) -> DraftLayout:
@@ -31,16 +28,17 @@ def draft_layout(vllm_config: VllmConfig) -> DraftLayout:
 def draft_lengths(vllm_config: VllmConfig) -> list[int]:
     """The numbers of drafts that a step may ask for, the most last."""
     spec = vllm_config.speculative_config
-    most = spec.num_speculative_tokens
-    least = 0 if MAY_SKIP_DRAFTS else most
-    if not spec.uses_dynamic_speculative_decoding():
-        return sorted({least, most})
-    by_batch_size = build_dynamic_sd_schedule_lookup(
-        spec.num_speculative_tokens_per_batch_size,
-        vllm_config.scheduler_config.max_num_seqs,
-        most,
-    )
-    return sorted({least, most, *by_batch_size[1:]})
+    lengths = {spec.num_speculative_tokens}
+    if may_skip_drafts():
+        lengths.add(0)
+    if spec.uses_dynamic_speculative_decoding():
+        by_batch_size = build_dynamic_sd_schedule_lookup(
+            spec.num_speculative_tokens_per_batch_size,
+            vllm_config.scheduler_config.max_num_seqs,
+            spec.num_speculative_tokens,
+        )
+        lengths.update(by_batch_size[1:])
+    return sorted(lengths)
 
 
 def widened_config(vllm_config: VllmConfig, layout: DraftLayout) -> VllmConfig:

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one release has and another lacks is used where it is."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from tests.config.test_drafting import engine_config
+from vllm.config.bases import keep_targets_context, may_skip_drafts
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.worker.gpu.spec_decode.unified.draft_config import draft_lengths
+
+
+@pytest.fixture(params=[False, True])
+def skips(request, monkeypatch) -> bool:
+    if request.param:
+        monkeypatch.setattr(SchedulerOutput, "skip_drafts", False, raising=False)
+    else:
+        monkeypatch.delattr(SchedulerOutput, "skip_drafts", raising=False)
+    return request.param
+
+
+def test_a_step_may_ask_for_no_drafts(skips: bool):
+    spec = SimpleNamespace(
+        num_speculative_tokens=7, uses_dynamic_speculative_decoding=lambda: False
+    )
+    assert may_skip_drafts() is skips
+    engine = SimpleNamespace(speculative_config=spec)
+    assert draft_lengths(engine) == ([0, 7] if skips else [7])
+
+
+@pytest.mark.parametrize(
+    "changes, cut",
+    [
+        ({}, False),
+        ({"method": "draft_model"}, False),
+        ({"method": "dflash"}, True),
+        ({"enable_adaptive_verification": True}, True),
+    ],
+)
+def test_target_keeps_its_context(changes: dict, cut: bool):
+    """A base that cuts it to the drafter's may do so where it drafts itself."""
+
+    class Config(SimpleNamespace):
+        was_cut = False
+
+        def _limit_max_model_len_to_draft(self) -> None:
+            self.was_cut = True
+
+    keep_targets_context(Config)
+    config = Config(**vars(engine_config(**changes)))
+    config._limit_max_model_len_to_draft()
+    assert config.was_cut == cut

@@ -17,6 +17,7 @@ from tools.upstream.results import (
     record,
     result_table,
     sentence,
+    whole_sentence,
 )
 from tools.upstream.series import load as load_series
 
@@ -65,6 +66,8 @@ def test_each_kind_of_run_is_kept(tmp_path: Path, monkeypatch):
     assert runs.keys() == {"each", "whole"}
     assert "3 of 3 modules import; tests: 8 passed." in sentence(PATCH, runs)
     assert sentence("[Bugfix] Another", runs) == ""
+    assert "7 of 7 modules import; tests: 99 passed." in whole_sentence(runs)
+    assert whole_sentence({}) == ""
     table = result_table(path)
     assert f"| {PATCH} | 3 of 3 modules import; tests: 8 passed |" in table
     assert "7 of 7 modules import; tests: 99 passed" in table

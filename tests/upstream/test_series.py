@@ -17,8 +17,9 @@ from tools.docs.pages import hidden_blocks
 from tools.overlay.base import ROOT, find_wheel, pinned_base, target_device
 from tools.upstream import series as series_module
 from tools.upstream.__main__ import main
+from tools.upstream.measured import MARK
 from tools.upstream.results import load as load_results
-from tools.upstream.results import sentence
+from tools.upstream.results import sentence, whole_sentence
 from tools.upstream.series import SeriesError, load, reworded, rewritten
 from tools.upstream.tree import git
 from tools.upstream.trial import apply_series, failing_imports, run_tests, touched
@@ -199,7 +200,10 @@ def test_exported_texts_say_what_was_recorded(tree):
             f"{patch.title} was not tried: run `python -m tools.upstream try --each "
             "--output DIR --record`"
         )
-        assert f"## Test result\n\n{told}\n" in file.read_text()
+        text = file.read_text()
+        whole = whole_sentence(load_results())
+        assert f"## Test result\n\n{told}\n\n{whole}\n" in text
+        assert not MARK.search(text)
 
 
 def test_documented_order():

@@ -8,8 +8,9 @@ from zipfile import ZipFile
 
 from tools.overlay.base import ROOT, load_config
 
+from .measured import filled
 from .results import load as load_results
-from .results import sentence
+from .results import sentence, whole_sentence
 from .series import Series, load
 from .tree import States, commit, git, identity, make_base
 
@@ -36,8 +37,12 @@ def export(output: Path, wheel_path: Path, root: Path = ROOT) -> list[Path]:
     patches, known = sorted(output.glob("*.patch")), load_results()
     for file, patch in zip(patches, series.patches, strict=True):
         text = (root / patch.text).read_text()
-        told = sentence(patch.title, known)
-        text = text.replace(RESULT, f"{RESULT}{told}\n\n" if told else RESULT)
+        told = "".join(
+            f"{line}\n\n"
+            for line in (sentence(patch.title, known), whole_sentence(known))
+            if line
+        )
+        text = filled(text.replace(RESULT, RESULT + told))
         file.with_suffix(".md").write_text(text)
     return patches
 

@@ -86,6 +86,18 @@ def sentence(title: str, runs: dict[str, Any]) -> str:
     return ""
 
 
+def whole_sentence(runs: dict[str, Any]) -> str:
+    """What a pull-request text says of all patches together; nothing if not tried."""
+    run = runs.get("whole")
+    if run is None:
+        return ""
+    (found,) = run["results"]
+    return (
+        f"The whole series on {run['base']}, on a {run['device']} machine, "
+        f"{run['date']}{_pytest(run)}: {outcome(found)}."
+    )
+
+
 def outcome(found: dict[str, Any]) -> str:
     counts = found["counts"]
     parts = [f"{counts[name]} {name}" for name in OUTCOMES if counts.get(name)]

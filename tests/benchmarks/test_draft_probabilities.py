@@ -3,7 +3,11 @@
 
 import pytest
 
-from benchmarks.spec_decode.draft_probabilities.__main__ import parse, settings
+from benchmarks.spec_decode.draft_probabilities.__main__ import (
+    TEMPERATURES,
+    parse,
+    settings,
+)
 from benchmarks.spec_decode.draft_probabilities.mean import gain_error, mean_length
 from benchmarks.spec_decode.draft_probabilities.show import (
     probability_table,
@@ -42,22 +46,32 @@ def test_points_of_both_kinds_stand_side_by_side():
     assert row == "| PARD | 0.30 | 2.50 ± 0.50 | 2.60 ± 0.40 | +0.10 ± 0.10 |"
 
 
-@pytest.mark.parametrize("device", ["cpu", "nvidia-h200"])
-def test_what_was_measured_gains(device: str):
-    """With probabilities no fewer drafts are accepted than without, but for chance,
-    and more where outputs are random."""
+FIVE = {"draft", "pard", "pard2", "eagle3", "peagle"}
+
+
+@pytest.mark.parametrize(
+    "device, modes, sure_from",
+    # 32 requests on a CPU are too few to tell P-EAGLE's gain at temperature 1.
+    [("cpu", FIVE, 1.3), ("nvidia-h200", FIVE - {"pard2"}, 1.0)],
+)
+def test_what_was_measured_gains(device: str, modes: set[str], sure_from: float):
+    """With probabilities no fewer drafts are accepted than without, but for chance;
+    more where outputs are random, by more than chance from some temperature on."""
     found = load(RESULTS / device / "draft_probabilities.json")["measurements"]
     pairs = [
         (key, found[key.replace("/probabilistic/", "/greedy/")], found[key])
         for key in found
         if "/probabilistic/" in key
     ]
-    assert len(pairs) > 20
+    assert {key.partition("/")[0] for key, *_ in pairs} == modes
+    assert len(pairs) == len(TEMPERATURES) * len(modes)
     for key, greedy, probable in pairs:
         gain = probable["acceptance_length"] - greedy["acceptance_length"]
-        assert gain > -2 * gain_error(greedy["counts"], probable["counts"]) - 1e-6, key
-        if float(key.rpartition("/T")[2]) >= 1:
-            assert gain > 0, key
+        error = gain_error(greedy["counts"], probable["counts"])
+        temperature = float(key.rpartition("/T")[2])
+        assert gain > -2 * error - 1e-6, key
+        assert gain > 0 or temperature < 1, key
+        assert gain > 2 * error or temperature < sure_from, key
 
 
 def test_a_run_does_not_say_where_its_files_were():

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """An engine for tests of sampling, as `engine_job.py` is for greedy ones.
 
-A scenario's requests arrive together. Beside its tokens each has the logprobs of those,
-if it asked for them; a draft model's drafts are watched, see `kept_drafts.py`.
+A scenario's requests arrive together. Beside its tokens each has the logprobs that it
+asked for; a draft model's drafts are watched, see `kept_drafts.py`.
 """
 
 import json
@@ -27,11 +27,11 @@ def sampling(request: dict[str, Any]) -> SamplingParams:
     return SamplingParams(**asked, output_kind=kind, max_tokens=request["max_tokens"])
 
 
-def logprobs(output: CompletionOutput) -> list[float] | None:
+def logprobs(output: CompletionOutput) -> list[dict[int, float]] | None:
+    """By id, those of each token and of the likeliest beside it."""
     if output.logprobs is None:
         return None
-    rows = zip(output.token_ids, output.logprobs, strict=True)
-    return [row[token].logprob for token, row in rows]
+    return [{t: one.logprob for t, one in row.items()} for row in output.logprobs]
 
 
 def run_scenario(llm: LLM, requests: list[dict[str, Any]]) -> dict[str, list[Any]]:
@@ -68,6 +68,9 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
         "counters": {name: values[0] for name, values in counters(llm).items()},
         "verified_drafts": kept.verified,
         "strange_drafts": kept.strange,
+        "undrawn_drafts": kept.undrawn,
+        "verified_after_a_wait": kept.waited,
+        "verified_in_another_row": kept.moved,
     }
 
 

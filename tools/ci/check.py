@@ -4,7 +4,9 @@
 import re
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
+from .reads import reads
 from .steps import SHARD, Pipelines, Step, test_files
 
 # `buildkite-agent pipeline upload` fills in `$NAME` itself; `$$` leaves it to the job.
@@ -16,7 +18,7 @@ def check(pipelines: Pipelines) -> list[str]:
     rules = (pattern_problems, name_problems, order_problems, test_problems)
     found = [problem for rule in rules for problem in rule(pipelines)]
     for step in pipelines.steps:
-        for rule in (device_problems, path_problems, job_problems):
+        for rule in (device_problems, path_problems, job_problems, read_problems):
             found += rule(step, pipelines)
         for rule in (dollar_problems, make_test_problems):
             found += rule(step)
@@ -118,6 +120,24 @@ def path_problems(step: Step, pipelines: Pipelines) -> Iterator[str]:
     for name, times in Counter(named).items():
         if times > 1:
             yield step.problem(f"{name} is there twice", "source_file_dependencies")
+
+
+def read_problems(step: Step, pipelines: Pipelines) -> Iterator[str]:
+    """A change of what a test of the step reads has to run the step."""
+    if any(pattern_problems(pipelines)):
+        return
+    everything = pipelines.patterns("run_all_patterns")
+    for test in step.tests:
+        place = pipelines.root / test
+        files = sorted(place.rglob("*.py")) if place.is_dir() else [place]
+        for file in filter(Path.is_file, files):
+            for read in sorted(reads(file, pipelines.root)):
+                known = any(pattern.search(read) for pattern in everything)
+                if not known and not step.depends_on_file(read):
+                    name = file.relative_to(pipelines.root).as_posix()
+                    yield step.problem(
+                        f"{name} reads {read}, name it", "source_file_dependencies"
+                    )
 
 
 def dollar_problems(step: Step) -> Iterator[str]:

@@ -23,12 +23,12 @@ _FENCE = re.compile(
 
 
 def pages() -> list[Path]:
-    """Every page that tells of commands, files or tests."""
+    """Every page that tells of commands, files or tests, each once."""
     folders = ("benchmarks", "examples", "models")
     found = [*ROOT.glob("*.md"), *DOCS.glob("**/*.md")]
     for folder in folders:
         found += (ROOT / folder).glob("**/*.md")
-    return sorted(found)
+    return sorted(page for page in found if not page.is_symlink())
 
 
 @dataclass(frozen=True)

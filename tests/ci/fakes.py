@@ -47,6 +47,15 @@ steps:
     commands:
       - pytest -v tests/one
 """
+FIRST = """\
+steps:
+  - label: Generate
+    key: generate
+    agents: {queue: small}
+    timeout_in_minutes: 5
+    commands:
+      - .buildkite/upload.sh
+"""
 FILES = ("src/a.py", "src/b.py", "other/a.py", "other/not/a.py")
 TESTS = ("one/test_a.py", "two/test_a.py", "two/test_b.py", "two/sub/test_c.py")
 
@@ -60,6 +69,8 @@ def write(root: Path, name: str, text: str) -> Path:
 
 def repository(root: Path, area: str = STEPS, config: str = CONFIG) -> Path:
     write(root, ".buildkite/ci_config.yaml", config)
+    write(root, ".buildkite/pipeline.yaml", FIRST)
+    write(root, ".buildkite/upload.sh", "").chmod(0o755)
     write(root, AREA, area)
     for name in FILES:
         write(root, name, "")

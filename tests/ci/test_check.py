@@ -3,7 +3,16 @@
 
 import pytest
 
-from tests.ci.fakes import AREA, CONFIG, STEPS, one_step, pipelines, repository, write
+from tests.ci.fakes import (
+    AREA,
+    CONFIG,
+    FIRST,
+    STEPS,
+    one_step,
+    pipelines,
+    repository,
+    write,
+)
 from tools.ci.__main__ import main
 from tools.ci.check import check
 from tools.ci.steps import ROOT, load
@@ -122,6 +131,33 @@ def test_problem(name, tmp_path):
     area, expected = PROBLEMS[name]
     found = check(pipelines(tmp_path, area))
     assert any(line.startswith(f"{AREA}:{expected}") for line in found), found
+
+
+FIRST_PROBLEMS = {
+    "queue": (("small", "slow"), "4: no such queue, use small, big"),
+    "key": (("generate", "one"), "3: another step has the key one"),
+    "no script": (("upload", "load"), "7: .buildkite/load.sh: no script that can be"),
+    "dollar": (("upload.sh", "upload.sh $A"), "7: Buildkite fills in `$`"),
+    "no text": (("Generate", "3"), "2: `label` must be string, is 3"),
+    "unknown key": (("label", "lable"), "2: unknown key `lable`, did you mean `label`"),
+    "no YAML": (("{queue", "[queue"), "4: expected ',' or ']'"),
+}
+
+
+@pytest.mark.parametrize("name", FIRST_PROBLEMS)
+def test_problems_of_the_first_step(name, tmp_path, capsys):
+    change, expected = FIRST_PROBLEMS[name]
+    root = repository(tmp_path)
+    write(root, ".buildkite/pipeline.yaml", FIRST.replace(*change))
+    assert main(["--root", str(root), "check"]) == 1
+    assert f".buildkite/pipeline.yaml:{expected}" in capsys.readouterr().err
+
+
+def test_a_script_that_cannot_be_run(tmp_path):
+    root = repository(tmp_path)
+    (root / ".buildkite/upload.sh").chmod(0o644)
+    (found,) = check(load(root))
+    assert found.startswith(".buildkite/pipeline.yaml:7: ")
 
 
 def test_a_test_that_no_cpu_step_runs(tmp_path, capsys):

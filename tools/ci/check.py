@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a schema cannot say: names that exist, tests that run once, jobs that fit."""
 
+import os
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -11,11 +12,22 @@ from .steps import SHARD, Pipelines, Step, test_files
 
 # `buildkite-agent pipeline upload` fills in `$NAME` itself; `$$` leaves it to the job.
 BARE_DOLLAR = re.compile(r"(?<![$\\])(\$\$)*\$(?!\$)")
+DOLLAR = (
+    "Buildkite fills in `$` when the pipeline is uploaded, write `$$` to leave it to "
+    "the job"
+)
+QUEUE, KEY = ("steps", 0, "agents", "queue"), ("steps", 0, "key")
 
 
 def check(pipelines: Pipelines) -> list[str]:
     """All that is wrong, one line each: `path:line: what, what to do`."""
-    rules = (pattern_problems, name_problems, order_problems, test_problems)
+    rules = (
+        pattern_problems,
+        first_problems,
+        name_problems,
+        order_problems,
+        test_problems,
+    )
     found = [problem for rule in rules for problem in rule(pipelines)]
     for step in pipelines.steps:
         for rule in (device_problems, path_problems, job_problems, read_problems):
@@ -37,6 +49,24 @@ def pattern_problems(pipelines: Pipelines) -> Iterator[str]:
                 re.compile(text)
             except re.error as error:
                 yield pipelines.config.problem(f"`{text}`: {error}", name, at)
+
+
+def first_problems(pipelines: Pipelines) -> Iterator[str]:
+    """The step that uploads the others has agents, and scripts that are there."""
+    first, devices = pipelines.first, pipelines.config.data["devices"].values()
+    (step,) = first.data["steps"]
+    queues = [device["queue"] for device in devices]
+    if step["agents"]["queue"] not in queues:
+        yield first.problem(f"no such queue, use {', '.join(queues)}", *QUEUE)
+    if step["key"] in pipelines.by_key:
+        yield first.problem(f"another step has the key {step['key']}", *KEY)
+    for at, command in enumerate(step["commands"]):
+        where = ("steps", 0, "commands", at)
+        script = pipelines.root / command.split()[0]
+        if not os.access(script, os.X_OK) or not script.is_file():
+            yield first.problem(f"{command}: no script that can be run", *where)
+        if BARE_DOLLAR.search(command):
+            yield first.problem(DOLLAR, *where)
 
 
 def name_problems(pipelines: Pipelines) -> Iterator[str]:
@@ -144,8 +174,7 @@ def dollar_problems(step: Step) -> Iterator[str]:
     for at, command in enumerate(step.commands):
         if BARE_DOLLAR.search(command):
             yield step.problem(
-                "Buildkite fills in `$` when the pipeline is uploaded, write `$$` to "
-                "leave it to the job",
+                DOLLAR,
                 *("commands", at),
             )
 

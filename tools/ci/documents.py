@@ -59,7 +59,7 @@ def read(path: Path, root: Path, schema: str) -> Document:
     Args:
         path: the file.
         root: errors name the file from here.
-        schema: what it must be, `area` or `config` of `schema.yaml`.
+        schema: what it must be, `area`, `config` or `first` of `schema.yaml`.
 
     Raises:
         PipelineError: it is missing, is no YAML, or is not what the schema says.

@@ -13,6 +13,7 @@ from .documents import Document, PipelineError, read
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = ".buildkite/ci_config.yaml"
+FIRST = ".buildkite/pipeline.yaml"
 CPU = "cpu"
 SHARD = ["python", "-m", "tools.ci", "shard"]
 
@@ -113,10 +114,11 @@ def test_files(paths: Iterable[str], root: Path) -> list[str]:
 
 @dataclass
 class Pipelines:
-    """All areas of a repository, and what they share."""
+    """All areas of a repository, what they share, and the step that uploads them."""
 
     root: Path
     config: Document
+    first: Document
     areas: list[Document]
 
     @cached_property
@@ -136,13 +138,17 @@ class Pipelines:
 
 
 def load(root: Path = ROOT) -> Pipelines:
-    """Reads the config and the areas.
+    """Reads the config, the first step and the areas.
 
     Raises:
         PipelineError: one line for each way in which a file is not what it should be.
     """
     config = read(root / CONFIG, root, "config")
-    areas, problems = [], []
+    first, areas, problems = None, [], []
+    try:
+        first = read(root / FIRST, root, "first")
+    except PipelineError as error:
+        problems += error.problems
     for at, folder in enumerate(config.data["job_dirs"]):
         files = sorted((root / folder).glob("*.yaml"))
         if not files:
@@ -156,4 +162,4 @@ def load(root: Path = ROOT) -> Pipelines:
                 problems += error.problems
     if problems:
         raise PipelineError(*problems)
-    return Pipelines(root, config, areas)
+    return Pipelines(root, config, first, areas)

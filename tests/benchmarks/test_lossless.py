@@ -10,17 +10,24 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.spec_decode.lossless.__main__ import failures
+from benchmarks.spec_decode.lossless.__main__ import SIGNIFICANCE, failures
 from benchmarks.spec_decode.lossless.chi_square import (
     p_value,
     sampled,
     sequence_chances,
 )
-from benchmarks.spec_decode.lossless.models import MASK, MODES, write_models
+from benchmarks.spec_decode.lossless.models import (
+    MASK,
+    MODES,
+    llama_weights,
+    noisy,
+    write_models,
+)
 from vllm.config.drafting import get_mask_token_id
 
 ROOT = Path(__file__).resolve().parents[2]
 VOCAB, LENGTH = 4, 2
+SAMPLES = 20000
 
 
 @pytest.fixture
@@ -57,6 +64,37 @@ def test_own_distribution_passes_and_others_do_not(logprobs, temperature: float)
     assert p_value(outcomes, chances) > 1e-3
     other = sequence_chances(logprobs, LENGTH, temperature * 1.3)
     assert p_value(outcomes, other) < 1e-4
+
+
+@pytest.mark.parametrize("temperature", [0.3, 0.7, 1.0, 1.5])
+@pytest.mark.parametrize("rest", ["max(p - q, 0)", "p"])
+def test_replacements_from_the_whole_target_are_found(temperature: float, rest: str):
+    """A subtle wrong rule: drafts are accepted rightly, and replaced from p itself."""
+    torch.manual_seed(2)
+    p, q = (sampled(one, temperature, 1.0) for one in target_and_drafter())
+    left = p if rest == "p" else (p - q).clamp(min=0)
+    drafts = torch.multinomial(q, SAMPLES, replacement=True)
+    accepted = torch.rand(SAMPLES) < p[drafts] / q[drafts]
+    replaced = torch.multinomial(left, SAMPLES, replacement=True)
+    outcomes = [(token,) for token in torch.where(accepted, drafts, replaced).tolist()]
+    assert 0.7 < accepted.float().mean() < 0.95
+    found = p_value(outcomes, {(token,): float(p[token]) for token in range(len(p))})
+    assert (found > SIGNIFICANCE) == (rest != "p")
+
+
+def target_and_drafter() -> list[torch.Tensor]:
+    """[V] float64 logits each, of the proof's models, after what they disagree on most.
+
+    What layers add is left out, so that one token is all that they depend on.
+    """
+    torch.manual_seed(0)
+    target = llama_weights()
+    logits = []
+    for weights in (target, noisy(target)):
+        embedding = weights["model.embed_tokens.weight"][-1]
+        normed = embedding / embedding.square().mean().sqrt()
+        logits.append((weights["lm_head.weight"] @ normed).double())
+    return logits
 
 
 def test_impossible_output_is_found(logprobs):

@@ -2,8 +2,10 @@
 """What a draft checkpoint says of itself, and what becomes of the settings."""
 
 import json
+from functools import reduce
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -232,14 +234,48 @@ def engine_config(**changes) -> SimpleNamespace:
     )
 
 
-def test_parallel_drafting_that_is_not_covered_is_refused(monkeypatch):
+# What the log says of a pair that is not covered: what to set in its config.
+MULTIMODAL = SimpleNamespace(supports_multimodal_inputs=True)
+UNCOVERED: dict[str, dict[str, Any]] = {
+    "use_heterogeneous_vocab": {"speculative_config.use_heterogeneous_vocab": True},
+    "enable_adaptive_verification": {
+        "speculative_config.enable_adaptive_verification": True
+    },
+    "watermarking": {"watermark_config": object()},
+    "decode context parallelism": {"parallel_config.decode_context_parallel_size": 2},
+    "prefill context parallelism": {"parallel_config.prefill_context_parallel_size": 2},
+    "a draft model with M-RoPE": {
+        "speculative_config.draft_model_config.uses_mrope": True
+    },
+    "EAGLE on a multimodal target": {"model_config": MULTIMODAL},
+}
+
+
+def uncovered_config(reason: str, parallel: bool) -> SimpleNamespace:
+    config = engine_config(parallel_drafting=parallel)
+    for path, value in UNCOVERED[reason].items():
+        *owners, name = path.split(".")
+        setattr(reduce(getattr, owners, config), name, value)
+    return config
+
+
+@pytest.mark.parametrize("reason", UNCOVERED)
+def test_parallel_drafting_that_is_not_covered_is_refused(monkeypatch, reason: str):
+    """And only that: one token a pass is left to the base, or on request to V1."""
     monkeypatch.delenv("VLLM_USE_V2_MODEL_RUNNER", raising=False)
     refuse_uncovered(engine_config())
-    refuse_uncovered(
-        engine_config(enable_adaptive_verification=True, parallel_drafting=False)
-    )
-    with pytest.raises(ValueError, match="support enable_adaptive_verification"):
-        refuse_uncovered(engine_config(enable_adaptive_verification=True))
+    refuse_uncovered(uncovered_config(reason, parallel=False))
+    refused = uncovered_config(reason, parallel=True)
+    with pytest.raises(ValueError, match=f"does not support {reason} on Model Runner"):
+        refuse_uncovered(refused)
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
+    refuse_uncovered(refused)
+
+
+def test_draft_models_on_a_multimodal_target_are_covered():
+    config = engine_config(use_eagle=lambda: False)
+    config.model_config = MULTIMODAL
+    refuse_uncovered(config)
 
 
 def test_width_needs_runner_v2():

@@ -52,6 +52,17 @@ CONFIGS = [
     ),
     Bad("unknown model_type", "model type", breaks=(config(model_type="lama"),)),
     Bad(
+        "unknown model_type of a head",
+        "Unsupported model_type",
+        "eagle3",
+        breaks=(config(transformer_layer_config__model_type="lama"),),
+    ),
+    Bad(
+        "hidden_size is a word",
+        "Validation error for field",
+        breaks=(config(hidden_size="wide"),),
+    ),
+    Bad(
         "mask token past the vocabulary",
         "needs a mask token",
         breaks=(config(pard_token=2560),),

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Settings that contradict themselves, the drafter, or the engine."""
 
-from .bad_row import GONE, Bad
+from .bad_row import GONE, Bad, config
 
 SETTINGS = [
     Bad("unknown key", "did you mean", spec={"num_spec_tokens": 4}),
@@ -228,6 +228,17 @@ SETTINGS = [
         engine={"data_parallel_size": 2},
     ),
     Bad("unknown quantization", "Unknown quantization", spec={"quantization": "int3"}),
+    Bad(
+        "quantization of the checkpoint unknown",
+        "Unknown quantization",
+        breaks=(config(quantization_config={"quant_method": "int3"}),),
+    ),
+    Bad(
+        "quantization unlike the checkpoint's",
+        "Quantization method",
+        spec={"quantization": "gptq"},
+        breaks=(config(quantization_config={"quant_method": "awq"}),),
+    ),
     Bad(
         "unknown attention backend",
         "Unknown attention backend",

@@ -12,6 +12,7 @@ import torch.nn as nn
 from vllm.model_executor.model_loader import draft_weights
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 from vllm.model_executor.model_loader.draft_weights import DraftWeights
+from vllm.model_executor.models.utils import AutoWeightsLoader
 
 VOCAB, HIDDEN = 6, 4
 
@@ -120,6 +121,39 @@ def test_missing_tensor_of_a_head(name: str, reduced: bool, load):
         return
     with pytest.raises(ValueError, match=f"lacks {name}: the checkpoint"):
         load(Head(reduced), given)
+
+
+@pytest.mark.parametrize("name", ["model.layers.1.gate", "extra.0", "lm_head.scale"])
+def test_tensor_without_a_place_is_named(name: str, load):
+    """By the base's loader, in words that say whose it is and what to change."""
+
+    class Loaded(Model):
+        def fill(self, weights) -> None:
+            AutoWeightsLoader(self).load_weights(weights)
+
+    given = {f"{name}.weight": torch.ones(HIDDEN)}
+    with pytest.raises(ValueError, match=f"a/drafter has a tensor {name}.weight, for"):
+        load(Loaded(), given, "draft_model")
+
+
+@pytest.mark.parametrize(
+    "name", ["layers.0.hidden_norm.bias", "fc.weight", "input_norm.weight"]
+)
+def test_tensor_that_the_base_would_drop_is_refused(name: str, load):
+    given = head_tensors(True)
+    with pytest.raises(ValueError, match=f"a/drafter has a tensor {name}, for"):
+        load(Head(True), given | {name: torch.ones(HIDDEN)})
+
+
+def test_zeros_that_a_model_has_no_use_for_are_dropped(load):
+    """Some quantized and converted checkpoints hold such biases."""
+
+    class Dropping(Model):
+        def fill(self, weights) -> None:
+            super().fill((n, w) for n, w in weights if not n.endswith(".bias"))
+
+    given = tensors() | {"model.layers.0.q_proj.bias": torch.zeros(2)}
+    load(Dropping(), given, "draft_model")
 
 
 def test_other_methods_are_not_checked(load):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors of draft checkpoints: as the base takes them, and none missing."""
+"""Tensors of draft checkpoints: as the base takes them, none missing or unknown."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -12,6 +12,8 @@ from vllm.config import ModelConfig, get_current_vllm_config_or_none
 from vllm.config.draft_vocab import check_token_offsets
 from vllm.config.drafting import METHODS
 
+# As the base names a tensor, or the first part of its name, that fits nowhere.
+UNKNOWN = re.compile(r"There is no module or parameter named '(.*?)' in ")
 NamedTensor = tuple[str, torch.Tensor]
 
 
@@ -22,6 +24,7 @@ class DraftWeights:
         has_ids: whether the model is an EAGLE-3 head, which has `d2t` or could.
         seen: names of the tensors so far, as in the checkpoint but for what
             `_head_name` unifies.
+        known: names of the tensors that it takes; of a quantized one, none.
     """
 
     def __init__(self, model: nn.Module, model_config: ModelConfig):
@@ -29,6 +32,10 @@ class DraftWeights:
         self.path, self.is_quantized = model_config.model, model_config.quantization
         self.has_ids = hasattr(model, "draft_id_to_target_id")
         self.seen: set[str] = set()
+        self.known: set[str] = set()
+        if not self.is_quantized:
+            names = (name for name, _ in model.named_parameters(remove_duplicate=False))
+            self.known = {part for name in names for part in self._parts(name)}
 
     # Names and shapes.
 
@@ -43,8 +50,35 @@ class DraftWeights:
                     check_token_offsets(tensor, self.path, vocab_size, is_whole)
                     if is_whole:
                         continue  # every id is its own: the base has no table
+            self._refuse_dropped(name, tensor)
             self.seen.add(name)
             yield name, self._with_target_rows(name, tensor)
+
+    def _refuse_dropped(self, name: str, tensor: torch.Tensor) -> None:
+        """Refuses what the base drops without a word though drafts depend on it.
+
+        Biases of zeros are needless, and published.
+        """
+        module, _, kind = name.rpartition(".")
+        is_bias = kind == "bias" and f"{module}.weight" in self.known
+        is_dropped = is_bias or (
+            self.has_ids and name.startswith(("fc.", "input_norm."))
+        )
+        if is_dropped and name not in self.known and tensor.any():
+            raise ValueError(self._has_no_place(name))
+
+    def _whole(self, start: str) -> str:
+        """The first tensor of the checkpoint whose name starts so in the model."""
+        start = start.removeprefix("model.")
+        found = (n for n in self.seen if n.removeprefix("model.").startswith(start))
+        return min(found, default=start)
+
+    def _has_no_place(self, name: str) -> str:
+        return (
+            f"{self.path} has a tensor {name}, for which the model that its "
+            "config.json describes has no place: correct config.json, or use a "
+            "checkpoint of another kind."
+        )
 
     def _with_target_rows(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """Pads or cuts a vocabulary to the target's, see `config.draft_vocab`.
@@ -68,7 +102,8 @@ class DraftWeights:
         """Within, the model loads; then every parameter must have been written.
 
         Raises:
-            ValueError: a tensor is missing from the checkpoint; it is named.
+            ValueError: a tensor is missing from the checkpoint, or the model has no
+                place for one; it is named.
         """
         config = get_current_vllm_config_or_none()
         spec = config.speculative_config if config else None
@@ -77,7 +112,12 @@ class DraftWeights:
             return
         for _, parameter in self._parameters():
             parameter.data.fill_(_mark(parameter.dtype))
-        yield
+        try:
+            yield
+        except ValueError as error:
+            if unknown := UNKNOWN.match(str(error)):
+                raise ValueError(self._has_no_place(self._whole(unknown[1]))) from None
+            raise
         is_head = spec.method != "draft_model"
         missing = sorted(self._missing(is_head))
         if missing:

@@ -4,10 +4,12 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from benchmarks.spec_decode import published
 from benchmarks.spec_decode import results as files
 from benchmarks.spec_decode.compare import Comparison
+from benchmarks.spec_decode.draft_probabilities.mean import gain_error
 from benchmarks.spec_decode.plan import EQUAL
 from benchmarks.spec_decode.results import OURS
 from benchmarks.spec_decode.shapes import BUNDLED, MODES
@@ -77,3 +79,27 @@ def bundled_table(folder: Path = BUNDLED) -> str:
         if mode in measured
     ]
     return _table(head, rows)
+
+
+def fed_gain_table(file: Path = files.RESULTS / "cpu" / "fed-gain.json") -> str:
+    """PARD and PARD-2 on equal text, and what their errors leave of the difference."""
+    points = files.load(file)["measurements"]
+    names = {"pard": "PARD", "pard2-unfed": "PARD-2, fed zeros", "pard2": "PARD-2"}
+    others = {"more than PARD": "pard", "more than fed zeros": "pard2-unfed"}
+    rows = []
+    for k in sorted({int(key.rpartition("/K")[2]) for key in points}):
+        for at, (name, title) in enumerate(names.items()):
+            point = points[f"{name}/K{k}"]
+            length = f"{point['acceptance_length']:.3f} ± {point['standard_error']:.3f}"
+            gains = [
+                _gain(points[f"{other}/K{k}"], point) if place < at else "–"
+                for place, other in enumerate(others.values())
+            ]
+            rows.append([title, str(k), str(point["requests"]), length, *gains])
+    return _table(["drafter", "K", "prompts", "tokens a step", *others], rows)
+
+
+def _gain(without: dict[str, Any], point: dict[str, Any]) -> str:
+    gain = point["acceptance_length"] - without["acceptance_length"]
+    error = gain_error(without["counts"], point["counts"])
+    return f"{gain:+.3f} ± {error:.3f}"

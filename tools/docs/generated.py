@@ -50,6 +50,7 @@ TEXTS: dict[str, Text] = {
     "warnings": log_lines.warning_table,
     "published acceptance": drafters.published_table,
     "bundled acceptance": drafters.bundled_table,
+    "fed gain": drafters.fed_gain_table,
 }
 
 

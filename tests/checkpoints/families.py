@@ -106,6 +106,16 @@ TARGETS = {
     ),
 }
 
+# gpt-oss' own width, and little else of it.
+WIDE = 2880
+TARGETS["gpt-oss-wide"] = TARGETS["gpt-oss"] | {
+    "hidden_size": WIDE,
+    "intermediate_size": 32,
+    "num_local_experts": 2,
+    "num_hidden_layers": NUM_TARGET_LAYERS // 2,
+    "layer_types": ["sliding_attention", "full_attention"] * (NUM_TARGET_LAYERS // 4),
+}
+
 
 def _width(target: str) -> int:
     return TARGETS[target]["hidden_size"]
@@ -634,6 +644,21 @@ _EAGLES = {
         target="gpt-oss",
         num_drafts=3,
         layers=(1, 4, 6),
+    ),
+    # RedHatAI's and SpecForge's for gpt-oss, at their true width.
+    "eagle3-gpt-oss-width": Published(
+        family=_NESTED_LAYERS,
+        config=_config(
+            "llama",
+            "LlamaForCausalLMEagle3",
+            hidden_size=WIDE,
+            draft_vocab_size=DRAFT_VOCAB,
+            eagle_config={"eagle_aux_hidden_state_layer_ids": [1, 2, 3]},
+        ),
+        tensors=_midlayer,
+        target="gpt-oss-wide",
+        num_drafts=3,
+        layers=(1, 2, 3),
     ),
     # Layers by number, and ids of others than the target's defaults.
     "eagle3-nvidia": Published(

@@ -17,12 +17,14 @@ from vllm.config.draft_families import (
     FAMILIES,
     DraftFiles,
     as_the_base_reads_it,
+    default_layers,
     find_family,
     tapped_layers,
 )
 from vllm.config.draft_settings import DraftSettings
 from vllm.config.draft_vocab import why_different
 from vllm.config.drafting import get_mask_token_id
+from vllm.model_executor.models.interfaces import SupportsEagle3
 
 
 class Settings(DraftSettings, SimpleNamespace):
@@ -155,6 +157,13 @@ def test_tapped_layers(config: dict, ids: tuple[int, ...] | None):
     made = as_the_base_reads_it(SimpleNamespace(**config))
     assert tapped_layers(made) == ids
     assert getattr(made, "num_aux_hidden_states", None) == (ids and len(ids))
+
+
+@pytest.mark.parametrize("depth", [6, 8, 36])
+def test_default_layers_are_those_that_the_base_taps(depth: int):
+    target = SimpleNamespace(model=SimpleNamespace(layers=range(depth)))
+    tapped = SupportsEagle3.get_eagle3_default_aux_hidden_state_layers(target)
+    assert default_layers(depth) == tapped
 
 
 @pytest.mark.parametrize("name", ["PEagleDraftModel", "LlamaForCausalLMPeagle"])

@@ -8,7 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vllm.config.draft_checks import check_drafter
-from vllm.config.draft_families import DraftFamily, tapped_layers
+from vllm.config.draft_families import (
+    DraftFamily,
+    default_layers,
+    takes_aux_hidden_states,
+    tapped_layers,
+)
 from vllm.config.draft_features import settle_target_features
 from vllm.config.draft_headers import read_config, read_headers
 from vllm.config.draft_length import verify_draft_length
@@ -139,13 +144,6 @@ def _tensor_names(spec: "SpeculativeConfig") -> list[str]:
     return names
 
 
-_FED_BY = {
-    "draft_model": "tokens alone",
-    "eagle": "the last layer",
-    "eagle3": "layers the target's defaults",
-}
-
-
 def log_drafter(spec: "SpeculativeConfig") -> None:
     if spec.method in METHODS and spec.draft_model_config is not None:
         logger.info("%s", describe_drafter(spec))
@@ -155,15 +153,26 @@ def describe_drafter(spec: "SpeculativeConfig") -> str:
     """One line on what was made of a checkpoint."""
     config = spec.draft_model_config.hf_config
     mask = get_mask_token_id(config) if spec.parallel_drafting else None
-    features = spec.target_features
-    layers = features.layers if features else tapped_layers(config)
-    fed_by = f"layers {layers}" if layers else _FED_BY[spec.method]
     family = getattr(spec, "draft_family", None) or "unknown"
     return (
         f"Drafter {spec.model}: family {family!r}, method {spec.method}, "
         f"{spec.num_speculative_tokens} tokens a step, {spec.drafting_width} a pass, "
-        f"mask token {mask}, fed by {fed_by}."
+        f"mask token {mask}, fed by {_fed_by(spec)}."
     )
+
+
+def _fed_by(spec: "SpeculativeConfig") -> str:
+    if spec.target_features is not None:
+        return f"layers {spec.target_features.layers}"
+    if spec.method == "draft_model":
+        return "tokens alone"
+    config = spec.draft_model_config.hf_config
+    if spec.method == "eagle" or not takes_aux_hidden_states(config):
+        return "the last layer"
+    if named := tapped_layers(config):
+        return f"layers {named}"
+    depth = spec.target_model_config.get_total_num_hidden_layers()
+    return f"layers {default_layers(depth)}, the target's defaults"
 
 
 def settle_drafting(spec: "SpeculativeConfig") -> None:

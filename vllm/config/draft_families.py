@@ -207,6 +207,11 @@ def tapped_layers(config: Any) -> tuple[int, ...] | None:
     return tuple(ids) if ids else None
 
 
+def default_layers(depth: int) -> tuple[int, ...]:
+    """Ids that the base taps of a target of `depth` layers where a head names none."""
+    return 2, depth // 2, depth - 3
+
+
 def takes_aux_hidden_states(config: Any) -> bool:
     """Whether an EAGLE-3 head is fed states of several layers, not the last one's.
 

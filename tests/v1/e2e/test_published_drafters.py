@@ -7,12 +7,13 @@ The drafts of each must be those of plain PyTorch, token for token.
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from tests.checkpoints.families import (
     PUBLISHED,
@@ -38,7 +39,7 @@ GROUPS = [
     names_of("llama")[::2],
     names_of("llama")[1::2],
     names_of("qwen2", "qwen3"),
-    names_of("gpt-oss"),
+    names_of("gpt-oss", "gpt-oss-wide"),
 ]
 SERVED_ALONE = "speculators-eagle3"
 REFUSED = "must name a remote model repository"  # where the base takes no local target
@@ -110,7 +111,8 @@ def test_drafts_are_those_of_plain_pytorch(
     takes_local_verifiers,
     tmp_path,
 ):
-    if names == names_of(WINDOWED) and not on_cpu and lacks_experts():
+    models = {PUBLISHED[name].target for name in names}
+    if WINDOWED in models and not on_cpu and lacks_experts():
         pytest.skip("gpt-oss runs on _moe_C.topk_softmax, which is not installed")
     folders, jobs = {}, {}
     for name in names:
@@ -121,7 +123,6 @@ def test_drafts_are_those_of_plain_pytorch(
         # It names its target itself.
         alone_job = engine_job(None, folders[SERVED_ALONE])
         jobs[SERVED_ALONE if takes_local_verifiers else REFUSED] = alone_job
-    models = {PUBLISHED[name].target for name in names}
     alone = {target: load_model(targets[target]) for target in models}
     if WINDOWED in models:
         jobs[WINDOWED] = own_job(targets[WINDOWED], 4)
@@ -164,10 +165,12 @@ def assert_is_detected(made: Published, result: dict[str, Any], folder: Path) ->
 
 
 def expected_line(made: Published, folder: Path) -> str:
-    default = "layers the target's defaults"
-    if made.method == "draft_model":
-        default = "tokens alone"
-    fed_by = f"layers {made.layers}" if made.layers else default
+    if made.layers:
+        fed_by = f"layers {made.layers}"
+    elif made.method == "draft_model":
+        fed_by = "tokens alone"
+    else:
+        fed_by = "layers (2, 4, 5), the target's defaults"  # of its eight
     return (
         f"Drafter {folder}: family {made.family!r}, method {made.method}, "
         f"{made.num_drafts} tokens a step, {made.width} a pass, mask token "
@@ -231,27 +234,49 @@ def without(tensors: dict[str, torch.Tensor], name: str) -> None:
 
 
 def with_unknown(tensors: dict[str, torch.Tensor], name: str) -> None:
-    tensors[name] = torch.zeros(4)
+    tensors[name] = torch.ones(4)
 
 
-# What becomes of a tensor of a head, and what the error names.
+# What becomes of a tensor of which drafter, and what the error names. Only of the
+# pickled one the headers cannot be looked at before it is loaded.
+PICKLED = "eagle3-yuhuili"
+UNKNOWN = "has a tensor {}, for which the model"
 CHANGES = {
-    "midlayer.self_attn.k_proj.weight": (without, "layers.0.self_attn.k_proj.weight"),
-    "d2t": (without, "lacks d2t"),
-    "parallel_draft_heads.0.lm_head.weight": (with_unknown, "parallel_draft_heads"),
+    "midlayer.self_attn.k_proj.weight": (
+        PICKLED,
+        without,
+        "lacks layers.0.self_attn.k_proj.weight:",
+    ),
+    "d2t": (PICKLED, without, "lacks d2t:"),
+    "parallel_draft_heads.0.lm_head.weight": (PICKLED, with_unknown, UNKNOWN),
+    "model.layers.1.mlp.experts.weight": ("pard-qwen3", with_unknown, UNKNOWN),
+    "target_proj.weight": ("pard2-qwen3", with_unknown, UNKNOWN),
+    "medusa_heads.0.weight": ("peagle-amazon-reduced", with_unknown, UNKNOWN),
+    "input_norm.weight": ("speculators-eagle3", with_unknown, UNKNOWN),
 }
 
 
+def change(folder: Path, name: str, how: Callable[..., None]) -> None:
+    """Changes the one file of tensors, of either kind."""
+    if (file := folder / "pytorch_model.bin").is_file():
+        tensors = torch.load(file, weights_only=True)
+        how(tensors, name)
+        torch.save(tensors, file)
+        return
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    how(tensors, name)
+    save_file(tensors, file)
+
+
 def test_incomplete_checkpoints_are_refused(targets, engine_env, tmp_path):
-    """A pickled file has no headers to look at before it is loaded."""
+    """Tensors that are missing, and those that the model has no place for."""
     jobs = {}
-    for number, (tensor, (change, _)) in enumerate(CHANGES.items()):
-        folder = tmp_path / str(number)
-        write_drafter("eagle3-yuhuili", folder, targets["llama"])
-        tensors = torch.load(folder / "pytorch_model.bin", weights_only=True)
-        change(tensors, tensor)
-        torch.save(tensors, folder / "pytorch_model.bin")
-        jobs[tensor] = engine_job({"model": str(folder)}, targets["llama"])
+    for tensor, (name, how, _) in CHANGES.items():
+        target = targets[PUBLISHED[name].target]
+        folder = write_drafter(name, tmp_path / tensor, target)
+        change(folder, tensor, how)
+        jobs[tensor] = engine_job({"model": str(folder)}, target)
     results = run_engines(jobs, engine_env, tmp_path)
-    for tensor, (_, said) in CHANGES.items():
-        assert said in results[tensor].get("error", "it loaded")
+    for tensor, (_, _, said) in CHANGES.items():
+        assert said.format(tensor) in results[tensor].get("error", "it loaded")

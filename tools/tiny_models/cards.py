@@ -14,7 +14,8 @@ WHAT = {
     f"tokens in one pass from mask tokens (`pard_token` {MASK_ID}).",
     "pard2": "A PARD-2 draft for `models/target`: a PARD that is fed the target's "
     f"hidden states as well (`pard2_target_layers` {list(PARD2_LAYERS)}, "
-    "`warp_model.bin`). It has the target's tokenizer.",
+    "`warp_model.bin`). It has the target's tokenizer. What it gains over "
+    "`models/pard`, by more layers and by the states, is in `docs/drafters.md`.",
     "eagle3": "An EAGLE-3 head for `models/target`, in the format of speculators.",
     "peagle": "A P-EAGLE head for `models/target`, in the format of speculators: "
     "several tokens in one pass, from `mask_hidden` and mask token "

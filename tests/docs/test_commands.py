@@ -58,15 +58,17 @@ RUN_BY = {
     r"\. \.venv/bin/activate": MAKE,
     r"pip install \.": INSTALL,
 }
-# Steps of the pipeline that run what needs the network or time; in other words, some.
+# Steps of the pipeline that run what needs the network or time, with other flags where
+# a pattern leaves them open; the group is what the step's commands have, too.
 STEPS = {
-    r"python -m tools\.package reproduce --device cpu": "wheel-cpu",
-    r"python -m tools\.package reproduce --device cuda": "wheel-cuda",
-    r"make wheel .*": "wheel-cpu",
-    r"make rebase-report .*": "rebase-report",
-    r"git clone .*|cd vllm && git am .*": "upstream-clone",
-    r"python -m tools\.upstream try .*": "upstream-each",
-    r"python -m benchmarks\.spec_decode\.soak .*": "soak",
+    r"(python -m tools\.package reproduce --device cpu)": "wheel-cpu",
+    r"(python -m tools\.package reproduce --device cuda)": "wheel-cuda",
+    r"(make wheel DEVICE=cpu)": "wheel-cpu",
+    r"(make rebase-report VERSION=\S+)": "rebase-report",
+    r"git clone .*(https://github\.com/vllm-project/vllm)": "upstream-clone",
+    r"cd vllm && git (am -3 --keep-non-patch) .*": "upstream-clone",
+    r"(python -m tools\.upstream try --output build/upstream).*": "upstream-each",
+    r"(python -m benchmarks\.spec_decode\.soak --device cpu) .*": "soak",
 }
 
 
@@ -91,8 +93,11 @@ IN_STEPS = [block for block in BLOCKS if block.needs in ("network", "time")]
 @pytest.mark.parametrize("block", IN_STEPS, ids=lambda block: block.where)
 def test_a_step_runs_what_a_test_cannot(block: Fence):
     for command in commands(block):
-        (key,) = [key for known, key in STEPS.items() if re.fullmatch(known, command)]
-        assert key in load(ROOT).by_key, f"{block.where}: `{command}`"
+        found = [(re.fullmatch(known, command), key) for known, key in STEPS.items()]
+        ((match, key),) = [(match, key) for match, key in found if match]
+        assert match[1] in "\n".join(load(ROOT).by_key[key].commands), (
+            f"{block.where}: the step {key} does not run `{match[1]}`"
+        )
 
 
 @pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
@@ -144,6 +149,84 @@ def test_steps_of_make_test():
     assert "python -m tools.overlay check" in hooks.read_text()
     assert "python examples/offline_inference/spec_decode.py" in dry_run("demo")
     assert "python -m mkdocs build --strict" in dry_run("docs")
+
+
+# Every `python -m` and `make`, in blocks, in code spans and in steps of the pipeline.
+
+ELLIPSIS = "python -m benchmarks.spec_decode."  # what "… engine" leaves out
+
+
+def programs(page: Path) -> list[str]:
+    """Commands on a page that run a module, flags or not."""
+    found = [text.replace("\n", " ") for _, text in spans(page.read_text())]
+    found += [c for fence in fences(page) for c in commands(fence)]
+    found = [re.sub(r"^… (?=[a-z_]+ --)", ELLIPSIS, text) for text in found]
+    return [text for text in found if re.match(r"python3? -m [a-z_]+\.", text)]
+
+
+PROGRAMS = sorted(
+    {command for page in pages() for command in programs(page)}
+    | {
+        # In a step the shell chooses the mode, and it knows where wheels are.
+        command.replace('"$${modes[BUILDKITE_PARALLEL_JOB]}"', "draft")
+        for step in load(ROOT).steps
+        for command in step.commands
+        if command.startswith("python -m ") and " -m zipfile" not in command
+    }
+)
+
+
+WRONG = {
+    "python -m benchmarks.spec_decode.engine --modes luck": "invalid choice",
+    "python -m benchmarks.spec_decode.engine --no-such 1": "--no-such",
+    "python -m tools.ci draw --all": "invalid choice",
+    "python -m tools.dashboard --all": "takes no flags",
+    "python -m tools.no_such": "there is no such module",
+}
+
+
+@pytest.fixture(scope="module")
+def parsed() -> dict[str, str]:
+    """What each program's own parser says of its flags: nothing, or the error."""
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("parse_programs.py"))],
+        input=json.dumps([*PROGRAMS, *WRONG]),
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("command", PROGRAMS)
+def test_programs_know_their_flags(command: str, parsed: dict[str, str]):
+    assert parsed[command] == ""
+
+
+def test_programs_that_are_checked(parsed):
+    """In a table, in a block and in a step; a bare name is looked for, no more."""
+    with_flags = [c for c in PROGRAMS if " --" in c]
+    assert any(c.startswith(f"{ELLIPSIS}engine --profile") for c in with_flags)
+    assert any(c.startswith(f"{ELLIPSIS}soak --modes draft") for c in with_flags)
+    assert "python -m tests.checkpoints.record" in PROGRAMS
+    assert len(with_flags) > 10
+
+
+@pytest.mark.parametrize("command", WRONG)
+def test_wrong_flags_are_found(command: str, parsed: dict[str, str]):
+    assert WRONG[command] in parsed[command]
+
+
+def test_targets_of_make():
+    known = re.findall(r"(?m)^([\w-]+):", (ROOT / "Makefile").read_text())
+    for page in pages():
+        said = [text for _, text in spans(page.read_text())]
+        said += [c for fence in fences(page) for c in commands(fence)]
+        for text in said:
+            if found := re.match(r"make ([\w-]+)( |$)", text):
+                assert found[1] in known, f"{page.relative_to(ROOT)}: {text}"
 
 
 # Flags and keys of every command, those that need a GPU too.

@@ -6,9 +6,12 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT
+from tests.v1.e2e.head_oracle import choices, load_model
 
 from .test_spec_decode_server import (
     CODE,
+    GREEDY,
+    WITH_TOKENS,
     Server,
     spec_decode_counters,
     spec_decode_labels,
@@ -37,9 +40,13 @@ def test_a_head_alone(
             return
         server.wait_until_healthy()
         answer = server.client.completions.create(
-            model="target", prompt=CODE, temperature=0, max_tokens=24
+            prompt=CODE, **GREEDY, extra_body=WITH_TOKENS
         )
-        assert len(answer.choices[0].text) > 20
+        (said,) = answer.choices
+        whole = said.prompt_token_ids + said.token_ids
+        alone = choices(load_model(models / "target"), whole)
+        assert said.token_ids == alone[len(said.prompt_token_ids) - 1 : -1]
+        assert len(said.token_ids) == GREEDY["max_tokens"]
         found = spec_decode_counters(server)
         assert found["num_accepted_tokens_total"] > 0
         drafted = found["num_draft_tokens_total"] / found["num_drafts_total"]

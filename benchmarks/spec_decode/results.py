@@ -20,6 +20,7 @@ IMPLEMENTATIONS = (OURS, BASE_V2, BASE_V1)
 MAIN_SHAPES = "llama-3.1-8b"  # those that keys do not name
 SECTIONS = ("runs", "engines", "measurements", "profiles", "failures")
 FILE_FLAGS = ("--output", "--prompts")
+SITE_FLAG, SITES = "--site", "$SITES"  # as README.md writes where the installs are
 Results = dict[str, dict[str, Any]]
 
 
@@ -69,13 +70,15 @@ class PointKey(NamedTuple):
 
 def command_line(module: str) -> str:
     """How this program was called, but for where files are."""
-    arguments = sys.argv[1:]
-    for flag in FILE_FLAGS:
+    given = arguments = sys.argv[1:]
+    for flag in (*FILE_FLAGS, SITE_FLAG):
         arguments = [a for a in arguments if not a.startswith(f"{flag}=")]
-        if flag in arguments:
+        while flag in arguments:
             at = arguments.index(flag)
             del arguments[at : at + 2]
-    return shlex.join(["python", "-m", f"benchmarks.spec_decode.{module}", *arguments])
+    has_sites = any(a.partition("=")[0] == SITE_FLAG for a in given)
+    program = f"python -m benchmarks.spec_decode.{module}"
+    return " ".join([program, *[SITES] * has_sites, *map(shlex.quote, arguments)])
 
 
 def slug(device_name: str) -> str:

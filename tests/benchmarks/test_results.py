@@ -119,6 +119,27 @@ def test_no_passes_without_speculation():
     assert files.num_passes("none", 0, PARALLEL) == 0
 
 
+@pytest.mark.parametrize(
+    "sites",
+    [
+        ["--site", "ours=/a/place", "--site", "base=/a/nother"],
+        ["--site=ours=/a/place"],
+    ],
+)
+def test_command_of_a_run_names_no_sites(sites: list[str], monkeypatch):
+    words = ["engine.py", *sites, "--modes", "pard", "--note", "two words"]
+    monkeypatch.setattr(sys, "argv", words)
+    assert files.command_line("engine") == (
+        "python -m benchmarks.spec_decode.engine $SITES --modes pard --note 'two words'"
+    )
+
+
+def test_recorded_commands_name_no_sites():
+    for path in files.RESULTS.glob("*/*.json"):
+        for run in files.load(path).get("runs", {}).values():
+            assert "--site" not in run.get("command", ""), path
+
+
 @pytest.mark.parametrize("flag", files.FILE_FLAGS)
 @pytest.mark.parametrize("form", ["{}\n/else/where", "{}=/else"])
 def test_command_does_not_say_where_files_are(monkeypatch, flag: str, form: str):

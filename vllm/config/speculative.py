@@ -14,7 +14,6 @@ from pydantic import Field
 from vllm._upstream import stand_on
 from vllm.config.draft_checks import check_settings
 from vllm.config.draft_defaults import fill_from_checkpoint, settle_drafting
-from vllm.config.draft_errors import named_errors
 from vllm.config.draft_families import as_the_base_reads_it
 from vllm.config.draft_length import DraftLengthSchedule
 from vllm.config.draft_settings import DraftSettings, hash_with_features
@@ -39,8 +38,7 @@ class SpeculativeConfig(DraftSettings, Upstream):
     def __post_init__(self):
         check_settings(self)
         fill_from_checkpoint(self)
-        with named_errors(self):
-            super().__post_init__()
+        super().__post_init__()
         settle_drafting(self)
 
     def compute_hash(self) -> str:

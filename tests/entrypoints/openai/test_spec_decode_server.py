@@ -226,7 +226,8 @@ def timed(server: Server) -> dict[str, float] | None:
 def test_log_tells_mode_length_and_time(server):
     line = re.compile(
         r"SpecDecoding metrics: Mean acceptance length: .*Per-position acceptance.*, "
-        r"Mode: pard, Draft time share: \d+\.\d%, Draft length: 7\n"
+        r"Method: draft_model, Mode: pard, Draft time share: \d+\.\d%, "
+        r"Draft length: 7\n"
     )
     wait_until(
         lambda: line.search(server.log.read_text()), ask=lambda: complete(server.client)

@@ -29,7 +29,9 @@ def make_scheduler(monkeypatch):
         self.num_spec_tokens, self.log_stats = 3, log_stats
         self.verified = verified
         spec = SimpleNamespace(
-            drafting_mode="pard", num_speculative_tokens_per_batch_size=None
+            method="draft_model",
+            drafting_mode="pard",
+            num_speculative_tokens_per_batch_size=None,
         )
         config = SimpleNamespace(speculative_config=spec if speculates else None)
         self.vllm_config = config
@@ -46,7 +48,7 @@ def test_step_without_verified_drafts(make_scheduler):
     scheduler, output = make_scheduler(), SimpleNamespace(step_seconds=(0.2, 0.1))
     stats = scheduler.update_from_output(scheduled(), output)
     assert stats.num_drafts == 0
-    assert stats.step == StepDrafting("pard", 2, (0.2, 0.1))
+    assert stats.step == StepDrafting("draft_model", "pard", 2, (0.2, 0.1))
     assert scheduler.make_stats(None) is None  # told once
 
 
@@ -56,7 +58,7 @@ def test_step_with_verified_drafts(make_scheduler):
     scheduler = make_scheduler(verified=verified)
     stats = scheduler.update_from_output(scheduled(), SimpleNamespace())
     assert stats is verified
-    assert stats.step == StepDrafting("pard", 2, None)
+    assert stats.step == StepDrafting("draft_model", "pard", 2, None)
 
 
 @pytest.mark.parametrize(

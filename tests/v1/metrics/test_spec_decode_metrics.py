@@ -26,7 +26,7 @@ def step(drafts=(), length=K, seconds=None, mode="pard") -> SpecDecodingStats:
     stats = SpecDecodingStats.new(K)
     for drafted, accepted in drafts:
         stats.observe_draft(drafted, accepted)
-    stats.step = StepDrafting(mode, length, seconds)
+    stats.step = StepDrafting("draft_model", mode, length, seconds)
     return stats
 
 
@@ -57,7 +57,9 @@ def logged(*steps: SpecDecodingStats) -> str:
 def test_one_draft_length():
     line = logged(step([(3, 1), (3, 2)]), step([(3, 3)], seconds=(0.03, 0.01)))
     assert line.startswith("SpecDecoding metrics: Mean acceptance length: 3.00, ")
-    assert line.endswith(", Mode: pard, Draft time share: 25.0%, Draft length: 3")
+    assert line.endswith(
+        ", Method: draft_model, Mode: pard, Draft time share: 25.0%, Draft length: 3"
+    )
 
 
 def test_share_is_of_all_timed_steps():
@@ -81,8 +83,8 @@ def test_several_draft_lengths():
 def test_interval_without_drafts():
     line = logged(step(length=0), step(length=0, seconds=(0.03, 0.01)))
     assert line == (
-        "SpecDecoding metrics: no drafts verified, Mode: pard, Draft time share: "
-        "25.0%, Draft length: 0"
+        "SpecDecoding metrics: no drafts verified, Method: draft_model, Mode: pard, "
+        "Draft time share: 25.0%, Draft length: 0"
     )
 
 

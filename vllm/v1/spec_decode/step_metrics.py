@@ -25,12 +25,14 @@ class StepDrafting:
     """What one step says of its drafting; goes from the scheduler to the front end.
 
     Attributes:
-        mode: what drafts, see `DraftSettings.drafting_mode`.
+        method: what drafts, as the speculative config names it.
+        mode: and how, see `DraftSettings.drafting_mode`.
         draft_length: how many tokens each request was to draft in the step.
         seconds: of the target and of drafting in a step that was timed, which is an
             earlier one on most devices; None in most steps.
     """
 
+    method: str
     mode: str
     draft_length: int
     seconds: tuple[float, float] | None = None
@@ -56,6 +58,7 @@ def step_drafting(
     if spec is None or not scheduler_output.total_num_scheduled_tokens:
         return None
     return StepDrafting(
+        spec.method,
         spec.drafting_mode,
         scheduler_output.num_spec_tokens_to_schedule,
         getattr(output, "step_seconds", None),
@@ -66,6 +69,7 @@ class StepSummary:
     """Steps of one logging interval."""
 
     def __init__(self) -> None:
+        self.method: str | None = None
         self.mode: str | None = None
         self.steps_by_length: Counter[int] = Counter()
         self.seconds = np.zeros(2)  # target, drafting
@@ -75,7 +79,7 @@ class StepSummary:
     def observe(self, stats: "SpecDecodingStats") -> None:
         if (step := stats.step) is None:
             return
-        self.mode = step.mode
+        self.method, self.mode = step.method, step.mode
         self.steps_by_length[step.draft_length] += 1
         self.drafted = self.drafted + stats.num_draft_tokens_per_pos
         self.accepted = self.accepted + stats.num_accepted_tokens_per_pos
@@ -87,7 +91,7 @@ class StepSummary:
         return ", ".join(self._parts()) if self.steps_by_length else ""
 
     def _parts(self) -> Iterator[str]:
-        yield f"Mode: {self.mode}"
+        yield f"Method: {self.method}, Mode: {self.mode}"
         if self.seconds.any():
             yield f"Draft time share: {self.seconds[1] / self.seconds.sum():.1%}"
         steps, lengths = self.steps_by_length.total(), sorted(self.steps_by_length)

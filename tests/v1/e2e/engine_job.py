@@ -142,7 +142,8 @@ class Answer:
 
     def __init__(self, request: dict[str, Any]) -> None:
         self.request = request
-        self.tokens: list[int] | None = []  # None once it is aborted
+        self.tokens: list[int] = []
+        self.is_aborted = False
         self.text, self.end, self.steps = "", "", 0
 
     def take(self, output: CompletionOutput) -> bool:
@@ -151,10 +152,10 @@ class Answer:
         self.tokens = (self.tokens if is_delta else []) + list(output.token_ids)
         self.text = (self.text if is_delta else "") + output.text
         self.end = output.finish_reason or ""
-        if len(self.tokens) < self.request.get("abort_after", sys.maxsize):
-            return False
-        self.tokens = None
-        return True
+        # What has ended can no longer be aborted.
+        enough = len(self.tokens) >= self.request.get("abort_after", sys.maxsize)
+        self.is_aborted = enough and not output.finished()
+        return self.is_aborted
 
 
 def run_scenario(
@@ -216,6 +217,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
         after = counters(llm)
         results[name] = {
             "tokens": [answer.tokens for answer in answers],
+            "aborted": [answer.is_aborted for answer in answers],
             "texts": [answer.text for answer in answers],
             "ends": [answer.end for answer in answers],
             "last_steps": [answer.steps for answer in answers],

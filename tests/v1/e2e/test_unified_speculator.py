@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from .conftest import RunEngine
 from .draft_oracle import PardOracle, PEagleOracle, load_llama
 from .head_oracle import Pard2Oracle
+from .kept_drafts import noised
 
 MAX_MODEL_LEN = 320
 MODES = {
@@ -46,6 +47,8 @@ SCENARIOS = {
 }
 DRAFTS = {"wide": 7, "tiny": 15, "alone": 1}
 TINY_WIDTH = 4  # four passes, the last one narrower
+SEEDED = 1  # of "aborts", the request that is sampled; drafts are greedy all the same
+SAMPLING = {"seed": 3, "temperature": 0.8}
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +63,7 @@ def scenarios(make_prompt) -> dict[str, list[dict[str, Any]]]:
     ]
     kept = [{"prompt": make_prompt(40, 9 + i), "max_tokens": 24} for i in range(4)]
     mixed = [request for pair in zip(aborted, kept, strict=True) for request in pair]
+    mixed[SEEDED]["sampling"] = SAMPLING
     # Two of them fit into the KV cache of "tiny" when they start, but not to the end.
     growing = [{"prompt": make_prompt(120, 70 + i), "max_tokens": 60} for i in range(3)]
     return {
@@ -71,14 +75,28 @@ def scenarios(make_prompt) -> dict[str, list[dict[str, Any]]]:
 
 
 @pytest.fixture(scope="module")
-def expected(run_engine: RunEngine, scenarios) -> dict[str, list[list[int]]]:
-    """The target alone, on Runner V1's native kernels."""
+def expected(run_engine: RunEngine, models, scenarios) -> dict[str, list[list[int]]]:
+    """The target alone, on Runner V1's native kernels, but what has a seed."""
     whole = {
-        name: [{k: v for k, v in r.items() if k != "abort_after"} for r in requests]
+        name: [{k: r[k] for k in ("prompt", "max_tokens")} for r in requests]
         for name, requests in scenarios.items()
     }
     result = run_engine(whole, "V1", max_model_len=MAX_MODEL_LEN, **ENGINES["wide"])
-    return {name: found["tokens"] for name, found in result["scenarios"].items()}
+    wanted = {name: found["tokens"] for name, found in result["scenarios"].items()}
+    seeded = seeded_answer(models, scenarios["aborts"][SEEDED])
+    assert seeded != wanted["aborts"][SEEDED]
+    wanted["aborts"][SEEDED] = seeded
+    return wanted
+
+
+@torch.inference_mode()
+def seeded_answer(models: Path, request: dict[str, Any]) -> list[int]:
+    """What the target draws by the keys of its own positions, in plain PyTorch."""
+    target, known = load_llama(models / "target"), list(request["prompt"])
+    for position in range(len(known) - 1, len(known) - 1 + request["max_tokens"]):
+        logits = target(torch.tensor([known])).logits[0, -1]
+        known.append(int(noised(logits, position=position, **SAMPLING).argmax()))
+    return known[len(request["prompt"]) :]
 
 
 def speculative(models, mode: str, drafts: int, **more: Any) -> dict[str, Any]:
@@ -91,11 +109,15 @@ def speculative(models, mode: str, drafts: int, **more: Any) -> dict[str, Any]:
 
 
 def assert_same_output(result: dict[str, Any], expected: dict[str, Any]) -> None:
-    """The target's own tokens, from a drafter of ours, and no block kept."""
+    """The target's own tokens, from a drafter of ours, and no block kept.
+
+    Of an aborted request, those that came before.
+    """
     assert result["drafter"].endswith("Drafter")
     for name, found in result["scenarios"].items():
-        for tokens, wanted in zip(found["tokens"], expected[name], strict=True):
-            assert tokens is None or tokens == wanted
+        answers = zip(found["tokens"], found["aborted"], strict=True)
+        for (tokens, aborted), wanted in zip(answers, expected[name], strict=True):
+            assert tokens == (wanted[: len(tokens)] if aborted else wanted)
     assert result["leaked_blocks"] == 0
 
 
@@ -144,8 +166,9 @@ def test_greedy_output_is_the_targets(
     )
     assert_same_output(result, expected)
     assert_no_fallback(result["log"], method, drafts, width)
-    for found in result["scenarios"].values():
+    for name, found in result["scenarios"].items():
         assert found["counters"]["num_drafts"][0] > 0
+        assert sum(found["aborted"]) == (4 if name == "aborts" else 0)
     if is_tiny:
         assert result["scenarios"]["preempted"]["counters"]["num_preemptions"][0] > 0
         assert result["idle_batches"] > 15
@@ -167,7 +190,7 @@ def assert_drafts_are_the_oracles(
     compared = 0
     for name, found in result["scenarios"].items():
         texts = [
-            request["prompt"] + (tokens or [])
+            request["prompt"] + tokens
             for request, tokens in zip(scenarios[name], found["tokens"], strict=True)
         ]
         for request, known, drafts in found["drafts"][::4]:

@@ -4,6 +4,7 @@
 Requests arrive one by one, and are preempted all the time by those that matter more.
 """
 
+import random
 from bisect import bisect_left
 from collections.abc import Callable
 from typing import Any
@@ -41,6 +42,7 @@ STOPS = range(8, 14)
 # What matters most, though it arrives last, ends before what matters least. The order
 # among each is left open: two may fit at once, and a grammar may be compiled late.
 FIRST, LAST = (6, 8, 9), (0, 2)
+ABORTED = (1, 3, 4, 7)  # long ones, and none of those
 MODES = ("pard", "eagle3")  # a draft model and a head, masks and a loop
 AHEAD = ("pard",)  # steps scheduled before the last one's tokens are known
 REPLAYED = ("eagle3",)  # draft passes are CUDA graphs, on a CPU as if
@@ -74,10 +76,16 @@ def storm(make_prompt: Callable[[int, int], list[int]]) -> Requests:
         }
         for i in range(NUM_REQUESTS)
     ]
-    for i, tokens in ((1, 9), (4, 1), (7, 24)):
-        requests[i]["abort_after"] = tokens
     for i in (2, 6):
         requests[i] |= {"sampling": GRAMMAR | {"ignore_eos": False}}
+    return requests
+
+
+def with_aborts(storm: Requests, mode: str) -> Requests:
+    """Three of the requests are aborted, after as many tokens as chance says."""
+    chance, requests = random.Random(mode), [dict(request) for request in storm]
+    for i in chance.sample(ABORTED, 3):
+        requests[i]["abort_after"] = chance.randint(1, 40)
     return requests
 
 
@@ -96,6 +104,12 @@ def ends(models, make_prompt) -> Requests:
 
 
 @pytest.fixture(scope="module")
+def cached(make_prompt) -> Requests:
+    """Three blocks, which are still there when it is asked again."""
+    return [{"prompt": make_prompt(100, 5), "max_tokens": 12}]
+
+
+@pytest.fixture(scope="module")
 def repeated(models) -> dict[str, Any]:
     tokenizer = AutoTokenizer.from_pretrained(models / "target")
     tokens = tokenizer(REPEATED, add_special_tokens=False)["input_ids"]
@@ -103,12 +117,13 @@ def repeated(models) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def expected(run_engine: RunEngine, storm, ends, repeated) -> dict[str, Any]:
+def expected(run_engine: RunEngine, storm, ends, cached, repeated) -> dict[str, Any]:
     """The target alone, undisturbed, on Runner V1's native kernels."""
     keep = ("prompt", "max_tokens", "sampling")
     requests = {
         "storm": [{k: r[k] for k in keep if k in r} for r in storm],
         "ends": ends,
+        "once": cached,
         "whole": [repeated],
     }
     alone = ENGINE | {"num_gpu_blocks_override": None, "scheduling_policy": "fcfs"}
@@ -140,10 +155,16 @@ def first_with(text: str, tokens: list[int], tokenizer: Any) -> int:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_under_pressure(
-    mode: str, run_engine: RunEngine, models, storm, ends, stops, expected
+    mode: str, run_engine: RunEngine, models, storm, ends, stops, cached, expected
 ):
     result = run_engine(
-        {"storm": storm, "stops": stops[0], "ends": ends},
+        {
+            "storm": with_aborts(storm, mode),
+            "stops": stops[0],
+            "ends": ends,
+            "once": cached,
+            "again": cached,
+        },
         speculative_config=speculative(models, mode, 5),
         record_drafts=True,
         async_scheduling=mode in AHEAD,
@@ -153,10 +174,13 @@ def test_under_pressure(
     assert (result["scheduler"] == "AsyncScheduler") == (mode in AHEAD)
     assert (mode not in REPLAYED) or result["replays"]["first"] > 0
     found = result["scenarios"]
-    wanted = {name: expected[name]["tokens"] for name in ("storm", "ends")}
-    assert_same_output(result, wanted | {"stops": stops[1]})
+    wanted = {name: expected[name]["tokens"] for name in ("storm", "ends", "once")}
+    wanted |= {"stops": stops[1], "again": wanted["once"]}
+    assert_same_output(result, wanted)
     assert [len(tokens) for tokens in found["ends"]["tokens"]] == [9, 1]
+    assert sum(found["storm"]["aborted"]) == 3
     assert found["storm"]["counters"]["num_preemptions"][0] >= 5
+    assert found["again"]["counters"]["prefix_cache_hits"][0] > 0
     ends_at = found["storm"]["last_steps"].__getitem__
     assert max(map(ends_at, FIRST)) < min(map(ends_at, LAST))
     whole = expected["whole"]["tokens"][0]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page on adding a draft mode, followed to the letter in a copy of the tree."""
+"""The edits of the page on adding a draft mode, made in a copy of the tree."""
 
 import os
 import re

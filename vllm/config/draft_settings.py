@@ -3,8 +3,6 @@
 
 from typing import Any
 
-from vllm.config.draft_errors import named_errors
-
 # Methods by another name, where they draft several tokens per pass.
 PARALLEL_MODES = {"draft_model": "pard", "eagle3": "peagle"}
 
@@ -12,13 +10,8 @@ PARALLEL_MODES = {"draft_model": "pard", "eagle3": "peagle"}
 class DraftSettings:
     """Mixed into the base's config, where its fields stand.
 
-    Errors of the base in configuring the drafter name it, its key and what to change.
     Once `known_method` is set, the method is not guessed anew by words in a path.
     """
-
-    def __post_init__(self) -> None:
-        with named_errors(self):
-            super().__post_init__()
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "method":

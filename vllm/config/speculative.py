@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Seam on `vllm/config/speculative.py`.
 
-Why: how a checkpoint drafts stands in its files; the base asks the user, or guesses by
-    words in the path. Drafting slots are taken off the target's token budget.
-How: what is unset comes from the checkpoint, what contradicts it is refused; a drafter
-    that owns its buffers takes no slots off the target; draft lengths may be "auto".
+Why: how a checkpoint drafts stands in its files; the base asks, or guesses by its path.
+How: what is unset comes from there; buffers of its own take no slots off the target.
 Upstream: "[Spec Decode] Take method and parallel drafting from the checkpoint".
 Until: upstream detects drafters by what is in their files.
 """
@@ -14,6 +12,7 @@ from pydantic import Field
 from vllm._upstream import stand_on
 from vllm.config.draft_checks import check_settings
 from vllm.config.draft_defaults import fill_from_checkpoint, settle_drafting
+from vllm.config.draft_errors import named_errors
 from vllm.config.draft_families import as_the_base_reads_it
 from vllm.config.draft_length import DraftLengthSchedule
 from vllm.config.draft_settings import DraftSettings, hash_with_features
@@ -38,7 +37,8 @@ class SpeculativeConfig(DraftSettings, Upstream):
     def __post_init__(self):
         check_settings(self)
         fill_from_checkpoint(self)
-        super().__post_init__()
+        with named_errors(self):
+            super().__post_init__()
         settle_drafting(self)
 
     def compute_hash(self) -> str:

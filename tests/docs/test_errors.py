@@ -5,10 +5,14 @@ import pytest
 
 from tools.docs.raises import Raise, is_excerpt, listed_errors, raises, words
 
+LOADER = "vllm/model_executor/model_loader"
 UNIFIED = "vllm/v1/worker/gpu/spec_decode/unified"
 INTERNAL = "the layout is made from settings that have been checked; a slip of ours"
+OF_THE_BASE = "goes on as it came"
+HOSTILE = "a remedy for each error of the base, a row each in tests/config/bad_*.py"
 CAUGHT = "caught, and told as a warning that says what is done without it"
-# Raises that no user sees, by file, function and class, and why.
+# Raises that no user sees, or that have no text of their own, by file, function and
+# class, and why.
 UNSEEN = {
     (
         "vllm/_upstream/__init__.py",
@@ -18,6 +22,9 @@ UNSEEN = {
     (f"{UNIFIED}/layout.py", "__post_init__", "ValueError"): INTERNAL,
     (f"{UNIFIED}/native.py", "_open", "OSError"): CAUGHT,
     ("vllm/config/draft_features.py", "_read", "_Unfit"): CAUGHT,
+    ("vllm/config/draft_errors.py", "named_errors", ""): OF_THE_BASE,
+    ("vllm/config/draft_errors.py", "named_errors", "ValueError"): HOSTILE,
+    (f"{LOADER}/draft_weights.py", "checked", ""): OF_THE_BASE,
 }
 RAISES = list(raises())
 

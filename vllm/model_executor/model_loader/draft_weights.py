@@ -4,6 +4,7 @@
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import NoReturn
 
 import torch
 import torch.nn as nn
@@ -65,7 +66,7 @@ class DraftWeights:
             self.has_ids and name.startswith(("fc.", "input_norm."))
         )
         if is_dropped and name not in self.known and tensor.any():
-            raise ValueError(self._has_no_place(name))
+            self._refuse_unknown(name)
 
     def _whole(self, start: str) -> str:
         """The first tensor of the checkpoint whose name starts so in the model."""
@@ -73,12 +74,12 @@ class DraftWeights:
         found = (n for n in self.seen if n.removeprefix("model.").startswith(start))
         return min(found, default=start)
 
-    def _has_no_place(self, name: str) -> str:
-        return (
+    def _refuse_unknown(self, name: str) -> NoReturn:
+        raise ValueError(
             f"{self.path} has a tensor {name}, for which the model that its "
             "config.json describes has no place: correct config.json, or use a "
             "checkpoint of another kind."
-        )
+        ) from None
 
     def _with_target_rows(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """Pads or cuts a vocabulary to the target's, see `config.draft_vocab`.
@@ -116,7 +117,7 @@ class DraftWeights:
             yield
         except ValueError as error:
             if unknown := UNKNOWN.match(str(error)):
-                raise ValueError(self._has_no_place(self._whole(unknown[1]))) from None
+                self._refuse_unknown(self._whole(unknown[1]))
             raise
         is_head = spec.method != "draft_model"
         missing = sorted(self._missing(is_head))

@@ -283,10 +283,7 @@ def main() -> None:
     }
     begin = time.strftime("%Y-%m-%dT%H:%M:%S%z")
     folder = files.RESULTS / files.slug(device["name"])
-    results = {
-        "runs": {begin: run},
-        "engines": {name: {**row, "run": begin} for name, row in rows.items()},
-    }
+    results = files.of_run(begin, run, "engines", rows)
     files.save(args.output or folder / "correctness.json", results)
     say(rows)
     judge(results)

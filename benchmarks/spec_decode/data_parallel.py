@@ -221,8 +221,7 @@ def main() -> None:
         "ranks": RANKS,
     }
     begin = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-    measured = {mode: {**row, "run": begin} for mode, row in rows.items()}
-    files.save(args.output or place, {"runs": {begin: run}, "engines": measured})
+    files.save(args.output or place, files.of_run(begin, run, "engines", rows))
     wrong = []
     for mode, row in rows.items():
         same = row["requests"] - len(row["differences"])

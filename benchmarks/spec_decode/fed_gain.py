@@ -207,10 +207,9 @@ def main() -> None:
         "output_tokens": OUTPUT_TOKENS,
     }
     measurements = {
-        f"{name}/K{k}": {"run": start, **summary(steps, k)}
-        for (name, k), steps in found.items()
+        f"{name}/K{k}": summary(steps, k) for (name, k), steps in found.items()
     }
-    files.save(args.output, {"runs": {start: run}, "measurements": measurements})
+    files.save(args.output, files.of_run(start, run, "measurements", measurements))
     for key, point in measurements.items():
         length, error = point["acceptance_length"], point["standard_error"]
         print(f"{key}: {length:.3f} ± {error:.3f}", flush=True)

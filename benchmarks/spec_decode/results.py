@@ -102,6 +102,19 @@ def merge(old: Results, new: Results) -> Results:
     return merged
 
 
+def of_run(
+    begin: str, run: dict[str, Any], section: str, rows: dict[str, dict[str, Any]]
+) -> Results:
+    """What one run found, each row with its name.
+
+    Args:
+        begin: its start, which names it.
+        run: its command, device and settings.
+    """
+    named = {key: {**row, "run": begin} for key, row in rows.items()}
+    return {"runs": {begin: run}, section: named}
+
+
 def load(path: Path) -> Results:
     return json.loads(path.read_text()) if path.is_file() else {}
 

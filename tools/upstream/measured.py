@@ -10,7 +10,7 @@ from pathlib import Path
 
 from benchmarks.spec_decode import results as files
 from benchmarks.spec_decode.compare import BASE, Comparison, ratio
-from benchmarks.spec_decode.lossless.table import split
+from benchmarks.spec_decode.lossless.table import WRONG, split
 from benchmarks.spec_decode.plan import BY_POSITION, EQUAL
 from benchmarks.spec_decode.results import OURS
 from benchmarks.spec_decode.shapes import MODES
@@ -21,7 +21,7 @@ from .series import SeriesError
 RESULTS = files.RESULTS / "nvidia-h200"
 DRAFTS = 7
 MARK = re.compile(r"<!-- measured: ([\w-]+) -->")
-CONTROL, ALONE = "wrong rule/", "target"  # must fail; drafts nothing
+ALONE = "target"  # drafts nothing
 
 
 def filled(text: str, folder: Path = RESULTS) -> str:
@@ -43,8 +43,7 @@ def filled(text: str, folder: Path = RESULTS) -> str:
 
 def speed(folder: Path) -> str:
     """Throughput to that of the release, by kind of drafter and requests."""
-    results = files.load(folder / "engine.json")
-    compared = Comparison(results)
+    compared = Comparison(files.load(folder / "engine.json"))
 
     def cell(mode: str, requests: int) -> Cell:
         pair = [compared.at(n, mode, DRAFTS, EQUAL, requests) for n in (OURS, BASE)]
@@ -54,13 +53,12 @@ def speed(folder: Path) -> str:
         f"Tokens per second to those of the release's faster runner, K={DRAFTS}, equal "
         "acceptance length; by requests at once."
     )
-    return _by_requests(compared, EQUAL, cell, about, results)
+    return _by_requests(compared, EQUAL, cell, about)
 
 
 def auto(folder: Path) -> str:
     """Speed of "auto" as a share of the best fixed length's."""
-    results = files.load(folder / "engine.json")
-    compared = Comparison(results)
+    compared = Comparison(files.load(folder / "engine.json"))
 
     def cell(mode: str, requests: int) -> Cell:
         try:
@@ -74,7 +72,7 @@ def auto(folder: Path) -> str:
         'Speed of "auto" as a share of that of the best fixed length that was '
         "measured; by requests at once."
     )
-    return _by_requests(compared, BY_POSITION, cell, about, results)
+    return _by_requests(compared, BY_POSITION, cell, about)
 
 
 def _by_requests(
@@ -82,7 +80,6 @@ def _by_requests(
     acceptance: str,
     cell: Callable[[str, int], Cell],
     about: str,
-    results: files.Results,
 ) -> str:
     modes = [mode for mode in MODES if mode != "none"]
     requests = sorted(
@@ -92,9 +89,8 @@ def _by_requests(
     rows = [row for row in rows if any(row[1:])]
     if not rows:
         return ""
-    return (
-        f"{about} {_where(results)}\n\n{table(['drafter', *map(str, requests)], rows)}"
-    )
+    found = table(["drafter", *map(str, requests)], rows)
+    return f"{about} {_where(compared.results)}\n\n{found}"
 
 
 def lossless(folder: Path) -> str:
@@ -105,7 +101,7 @@ def lossless(folder: Path) -> str:
         engine, setting = split(name)
         if engine != ALONE:
             kinds = p_values.setdefault(setting, {False: [], True: []})
-            kinds[f"{engine}/".startswith(CONTROL)].append(row["p_value"])
+            kinds[engine.startswith(WRONG)].append(row["p_value"])
     rows = [
         [setting, len(own), f"{min(own):.4f}", len(wrong), f"{max(wrong):.1g}"]
         for setting, kinds in sorted(p_values.items())

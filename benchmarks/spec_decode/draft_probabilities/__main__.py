@@ -85,10 +85,7 @@ def main() -> None:
         device = found["device"]
         path = args.output or files.RESULTS / device / "draft_probabilities.json"
         measurements = {
-            f"{name}/K{args.num_speculative_tokens}/T{temperature}": {
-                "run": start,
-                **mean_length(counts),
-            }
+            f"{name}/K{args.num_speculative_tokens}/T{temperature}": mean_length(counts)
             for temperature, counts in found["counts"].items()
         }
         run = {
@@ -97,7 +94,7 @@ def main() -> None:
             "software": f"Python {platform.python_version()}, torch {found['torch']}",
             "settings": settings(args),
         }
-        files.save(path, {"runs": {start: run}, "measurements": measurements})
+        files.save(path, files.of_run(start, run, "measurements", measurements))
         for key, point in measurements.items():
             length, error = point["acceptance_length"], point["standard_error"]
             print(f"{key}: {length:.3f} ± {error:.3f}", flush=True)

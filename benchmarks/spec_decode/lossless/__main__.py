@@ -30,6 +30,7 @@ from benchmarks.spec_decode.lossless.models import (
     WORDS,
     write_models,
 )
+from benchmarks.spec_decode.lossless.table import WRONG
 
 ENGINE = ["-m", "benchmarks.spec_decode.lossless.engine"]
 LENGTH = 3
@@ -63,7 +64,6 @@ METHODS = {
 }
 # One that drafts token by token, one that drafts in parallel, and a head.
 WRONG_MODES = ("draft", "pard", "eagle3")
-WRONG = "wrong rule/"  # what such engines' names begin with
 WRONG_RULE = {
     "rejection_sample_method": "synthetic",
     "synthetic_acceptance_rates": [1.0] * NUM_DRAFTS,
@@ -222,8 +222,7 @@ def main() -> None:
         "significance": SIGNIFICANCE,
     }
     path = args.output or files.RESULTS / files.slug(device["name"]) / "lossless.json"
-    measured = {label: {**row, "run": begin} for label, row in rows.items()}
-    files.save(path, {"runs": {begin: run}, "measurements": measured})
+    files.save(path, files.of_run(begin, run, "measurements", rows))
     for label, row in rows.items():
         length = row["acceptance_length"]
         drafted = "" if length is None else f", acceptance length {length:.2f}"

@@ -247,8 +247,8 @@ def main() -> None:
         say(mode, found, wrong)
         about = {"dtype": args.dtype, "tie": TIES[args.dtype]}
         about |= {"clients": args.clients, "faults": wrong}
-        measured = {mode: about | found | {"run": begin}}
-        files.save(path, {"runs": {begin: run}, "measurements": measured})
+        rows = {mode: about | found}
+        files.save(path, files.of_run(begin, run, "measurements", rows))
     sys.exit(bad)
 
 

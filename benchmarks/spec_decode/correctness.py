@@ -37,11 +37,13 @@ MAX_NUM_SEQS = 16
 
 
 def speculative_config(
-    mode: str, how: str, num_tokens: int, folder: Path
+    mode: str, how: str, num_tokens: int, even: dict[str, Path]
 ) -> dict[str, Any] | None:
+    """A drafter's config; `even` has the drafters that two ranks can share."""
     if mode == "none":
         return None
-    spec = {**MODES[mode], "model": str(BUNDLED / mode)}
+    drafter = even[mode] if how in TWO_RANKS else BUNDLED / mode
+    spec = {**MODES[mode], "model": str(drafter)}
     spec["num_speculative_tokens"] = num_tokens
     if how == "eager-drafter":
         spec["enforce_eager"] = True
@@ -49,8 +51,6 @@ def speculative_config(
         spec["num_speculative_tokens_per_batch_size"] = schedule(num_tokens)
     if how == "auto":
         spec["num_speculative_tokens_per_batch_size"] = "auto"
-    if how in TWO_RANKS:
-        spec["model"] = str(with_even_heads(BUNDLED / mode, folder))
     if how == "shared-logits":
         spec["draft_sample_method"] = "probabilistic"
     if how == "local-argmax":
@@ -93,18 +93,16 @@ def run_engine(job: dict[str, Any]) -> dict[str, Any]:
     from benchmarks.spec_decode.draft_watch import DraftWatch
     from vllm import LLM, SamplingParams
 
-    mode, how = job["mode"], job["how"]
-    with tempfile.TemporaryDirectory() as folder:
-        spec = speculative_config(mode, how, job["num_tokens"], Path(folder))
-        llm = LLM(
-            str(BUNDLED / "target"),
-            speculative_config=spec,
-            enforce_eager=how == "eager",
-            tensor_parallel_size=2 if how in TWO_RANKS else 1,
-            disable_log_stats=False,
-            max_model_len=1024,
-            **job["engine"],
-        )
+    how, spec = job["how"], job["speculative_config"]
+    llm = LLM(
+        str(BUNDLED / "target"),
+        speculative_config=spec,
+        enforce_eager=how == "eager",
+        tensor_parallel_size=2 if how in TWO_RANKS else 1,
+        disable_log_stats=False,
+        max_model_len=1024,
+        **job["engine"],
+    )
     watch = None
     if spec and how in ONE_RANK:  # in process, so the runner itself comes back
         watch = DraftWatch(llm.collective_rpc(lambda w: w.model_runner.speculator)[0])
@@ -112,7 +110,7 @@ def run_engine(job: dict[str, Any]) -> dict[str, Any]:
         temperature=0,
         max_tokens=job["output_len"],
         ignore_eos=True,
-        logprobs=2 if mode == "none" else None,
+        logprobs=None if spec else 2,
     )
     found = [{"prompt_token_ids": ids} for ids in job["prompts"]]
     outputs = llm.generate(found, sampling, use_tqdm=False)
@@ -202,25 +200,32 @@ def read_prompts(args: argparse.Namespace) -> list[list[int]]:
 def run_all(
     args: argparse.Namespace, prompts: list[list[int]]
 ) -> dict[str, dict[str, Any]]:
-    """Outcomes by mode and how; an engine that fails ends the program."""
+    """Outcomes by mode and how; an engine that fails ends the program.
+
+    Drafters are written here, not where an engine starts: that process is to fork its
+    ranks, which hang if PyTorch's threads have run before.
+    """
     engine = {"dtype": args.dtype, "max_num_seqs": MAX_NUM_SEQS}
     engine |= engine_memory(args.device)
     alone = dict.fromkeys(target_of(how) for how in args.how)
     engines = [("none", how) for how in alone]
     engines += product(args.modes, args.how)
-    jobs = {
-        f"{mode}-{how}": {
-            "mode": mode,
-            "how": how,
-            "num_tokens": args.num_speculative_tokens,
-            "prompts": prompts,
-            "output_len": args.output_len,
-            "engine": engine,
-        }
-        for mode, how in engines
-    }
     program = ["-m", "benchmarks.spec_decode.correctness", "--engine"]
-    return run_jobs(program, jobs, args.device, args.engines_at_once)
+    with tempfile.TemporaryDirectory() as folder:
+        even = {m: with_even_heads(BUNDLED / m, Path(folder)) for m in args.modes}
+        jobs = {
+            f"{mode}-{how}": {
+                "how": how,
+                "speculative_config": speculative_config(
+                    mode, how, args.num_speculative_tokens, even
+                ),
+                "prompts": prompts,
+                "output_len": args.output_len,
+                "engine": engine,
+            }
+            for mode, how in engines
+        }
+        return run_jobs(program, jobs, args.device, args.engines_at_once)
 
 
 def compare_all(

@@ -43,7 +43,9 @@ class Traffic:
             TimeoutError: a request was never answered.
         """
         until = time.monotonic() + seconds
-        connector = aiohttp.TCPConnector(limit=0)
+        # A connection that is kept may be closed by the server, which does so with idle
+        # ones, just as the next request is sent: an error that is nobody's.
+        connector = aiohttp.TCPConnector(limit=0, force_close=True)
         async with aiohttp.ClientSession(
             self.url,
             connector=connector,

@@ -27,6 +27,18 @@ def correctness_table(engines: dict[str, Any]) -> str:
     return table(HEAD, [[name, *_cells(found)] for name, found in engines.items()])
 
 
+def ranks_table(engines: dict[str, Any]) -> str:
+    """Two data-parallel ranks, by drafter."""
+    head = ("drafter", *HEAD[1:5], "batches of the idle rank")
+    return table(
+        head,
+        [
+            [name, *_cells(found)[:4], found["idle_batches"]]
+            for name, found in engines.items()
+        ],
+    )
+
+
 def _cells(found: dict[str, Any]) -> list[Cell]:
     return [
         f"{found['requests'] - len(found['differences'])} of {found['requests']}",

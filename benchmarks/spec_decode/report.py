@@ -11,6 +11,7 @@ from benchmarks.spec_decode.compare import Comparison
 from benchmarks.spec_decode.correctness_tables import (
     correctness_table,
     drift_table,
+    ranks_table,
     sanitizer_table,
     waits_text,
 )
@@ -129,6 +130,9 @@ def correctness_text(folder: Path) -> Iterator[str]:
         yield f"### Outputs and drafts, with graphs and without\n\n{found}"
     if found := waits_text(engines):
         yield found
+    ranks = files.load(folder / "data-parallel.json").get("engines", {})
+    if found := ranks_table(ranks):
+        yield f"### Two data-parallel ranks, one of them mostly idle\n\n{found}"
     sanitized = files.load(folder / "sanitizer.json").get("measurements", {})
     if found := sanitizer_table(sanitized):
         yield f"### The input kernel under compute-sanitizer\n\n{found}"

@@ -2,6 +2,7 @@
 """What is kept of an engine's outputs beside the target's alone."""
 
 import json
+from argparse import Namespace
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,12 +16,13 @@ from benchmarks.spec_decode.correctness import (
     compare,
     gaps,
     judge,
+    run_all,
     schedule,
-    speculative_config,
 )
 from benchmarks.spec_decode.correctness_tables import (
     correctness_table,
     drift_table,
+    ranks_table,
     waits_text,
 )
 from benchmarks.spec_decode.draft_watch import DraftWatch
@@ -71,6 +73,13 @@ def test_two_gpus_are_watched_by_nobody():
     cells = "2 of 2 | yes | 1.75 | 0.50 0.25 | – | – | – | –"
     assert f"| tp | {cells} |" in correctness_table({"tp": kept})
     assert waits_text({"tp": kept}) == ""
+
+
+def test_ranks_have_a_row_each_drafter():
+    kept = compare({**FOUND, "watched": None, "tokens": ALONE["tokens"]}, ALONE, TIE)
+    table = ranks_table({"pard": {**kept, "idle_batches": 22}})
+    assert "| pard | 2 of 2 | yes | 1.75 | 0.50 0.25 | 22 |" in table
+    assert ranks_table({}) == ""
 
 
 def test_waits_are_told_with_their_place():
@@ -155,18 +164,49 @@ def test_schedule_has_every_length():
 def test_a_head_of_zeros_changes_nothing(mode: str, tmp_path: Path):
     from transformers import AutoModelForCausalLM
 
-    spec = speculative_config(mode, "tensor-parallel", 7, tmp_path)
-    heads = json.loads(Path(spec["model"], "config.json").read_text())
+    even = with_even_heads(BUNDLED / mode, tmp_path)
+    heads = json.loads((even / "config.json").read_text())
     assert heads["num_attention_heads"] % 2 == 0
     if mode == "draft":
-        assert spec["model"] == str(BUNDLED / mode)  # has an even number already
+        assert even == BUNDLED / mode  # has an even number already
         return
     ids = torch.arange(40)[None] + 100
     own, padded = (
         AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)(ids).logits
-        for path in (BUNDLED / mode, spec["model"])
+        for path in (BUNDLED / mode, even)
     )
     torch.testing.assert_close(own, padded, atol=1e-4, rtol=1e-4)
+
+
+def test_only_two_ranks_get_even_heads(monkeypatch):
+    """From the process that engines are started by: theirs may run no PyTorch yet."""
+
+    def run_jobs(program, jobs, device, at_once):
+        return {
+            name: Path(job["speculative_config"]["model"], "config.json").read_text()
+            for name, job in jobs.items()
+            if job["speculative_config"]
+        }
+
+    monkeypatch.setattr(correctness, "run_jobs", run_jobs)
+    args = Namespace(
+        modes=["pard"],
+        how=["graphs", "tensor-parallel", "local-argmax"],
+        dtype="float32",
+        device="cpu",
+        num_speculative_tokens=7,
+        output_len=4,
+        engines_at_once=1,
+    )
+    heads = {
+        name: json.loads(config)["num_attention_heads"]
+        for name, config in run_all(args, []).items()
+    }
+    assert heads == {
+        "pard-graphs": 3,
+        "pard-tensor-parallel": 4,
+        "pard-local-argmax": 4,
+    }
 
 
 def test_heads_that_cannot_just_be_added(tmp_path: Path):

@@ -6,6 +6,7 @@ from itertools import product
 import pytest
 
 from benchmarks.spec_decode import results as files
+from benchmarks.spec_decode.correctness import DRAFTING
 from benchmarks.spec_decode.lossless.__main__ import METHODS, SETTINGS, failures
 from benchmarks.spec_decode.lossless.models import MODES as COUNTED
 
@@ -67,8 +68,7 @@ def test_differences_are_ties(device: str, modes: tuple[str, ...], how: str):
     "device, modes, how",
     [
         (H200, ("draft", "pard", "eagle3", "peagle"), "graphs-float32"),
-        *product([H200], [("draft", "eagle3", "peagle")], TWO_RANKS),
-        *product([CPU], [("draft", "pard", "pard2", "eagle3", "peagle")], TWO_RANKS),
+        *product([H200, CPU], [DRAFTING], TWO_RANKS),
     ],
 )
 def test_outputs_in_float32_are_equal(device: str, modes: tuple[str, ...], how: str):

@@ -4,7 +4,7 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks.spec_decode import results as files
 from benchmarks.spec_decode.plan import BY_POSITION, EQUAL
@@ -46,6 +46,23 @@ class Row:
         if self.step_s is None:
             return None
         return self.step_s - (self.draft_s or 0.0)
+
+
+class DraftLengths(NamedTuple):
+    """A mode in steady decode: tokens per second at each fixed K, and "auto"."""
+
+    fixed: dict[int, float]
+    auto: Row
+
+    @property
+    def best(self) -> float:
+        """Tokens per second of the best fixed K."""
+        return max(self.fixed.values())
+
+    @property
+    def share(self) -> float:
+        """Of the best fixed K's speed that "auto" reaches."""
+        return self.auto.expected_tokens_per_s / self.best
 
 
 class Comparison:
@@ -95,8 +112,8 @@ class Comparison:
         ]
         return fastest(self.row(key) for key in keys)
 
-    def by_draft_length(self, mode: str, concurrency: int) -> tuple[list[Row], Row]:
-        """Ours at each fixed K, and choosing K itself, acceptance by position.
+    def by_draft_length(self, mode: str, concurrency: int) -> DraftLengths:
+        """Ours by draft length, acceptance by position.
 
         Raises:
             LookupError: one of the two was not measured.
@@ -109,11 +126,15 @@ class Comparison:
         ]
         rows = [self.row(key) for key in keys]
         known = [row for row in rows if row and row.expected_tokens_per_s]
-        fixed = [row for row in known if not row.key.engine.is_auto]
+        fixed = {
+            row.key.engine.num_tokens: row.expected_tokens_per_s
+            for row in known
+            if not row.key.engine.is_auto
+        }
         chosen = [row for row in known if row.key.engine.is_auto]
         if not fixed or not chosen:
             raise LookupError(f"{mode} at {concurrency}: no {BY_POSITION} points")
-        return fixed, chosen[-1]
+        return DraftLengths(fixed, chosen[-1])
 
     def best_k(
         self, name: str, mode: str, acceptance: str, concurrency: int

@@ -5,7 +5,7 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
-from benchmarks.spec_decode.compare import BASE, Comparison, Row, ratio
+from benchmarks.spec_decode.compare import BASE, Comparison, DraftLengths, ratio
 from benchmarks.spec_decode.plan import BY_POSITION, EQUAL
 from benchmarks.spec_decode.results import OURS
 from benchmarks.spec_decode.shapes import MODES
@@ -108,17 +108,14 @@ def draw_draft_length(compared: Comparison) -> Any | None:
     for axes, (mode, points) in zip(
         figure.subplots(len(rows), squeeze=False)[:, 0], rows.items(), strict=True
     ):
-        best = {c: max(_speeds(fixed).values()) for c, (fixed, _) in points.items()}
-        for k in sorted({k for fixed, _ in points.values() for k in _speeds(fixed)}):
+        for k in sorted({k for found in points.values() for k in found.fixed}):
             line = {
-                c: _speeds(fixed)[k] / best[c]
-                for c, (fixed, _) in points.items()
-                if k in _speeds(fixed)
+                c: found.fixed[k] / found.best
+                for c, found in points.items()
+                if k in found.fixed
             }
             axes.plot(line.keys(), line.values(), linewidth=1, label=f"K={k}")
-        auto = {
-            c: row.expected_tokens_per_s / best[c] for c, (_, row) in points.items()
-        }
+        auto = {c: found.share for c, found in points.items()}
         axes.plot(auto.keys(), auto.values(), "k-o", markersize=4, label="auto")
         axes.set(title=NAMES[mode], ylabel="of the best fixed K")
         axes.grid(alpha=0.3)
@@ -131,18 +128,12 @@ def draw_draft_length(compared: Comparison) -> Any | None:
     return figure
 
 
-def _by_concurrency(
-    compared: Comparison, mode: str
-) -> dict[int, tuple[list[Row], Row]]:
+def _by_concurrency(compared: Comparison, mode: str) -> dict[int, DraftLengths]:
     points = {}
     for concurrency in compared.values(mode, BY_POSITION)[1]:
         with contextlib.suppress(LookupError):
             points[concurrency] = compared.by_draft_length(mode, concurrency)
     return points
-
-
-def _speeds(rows: list[Row]) -> dict[int, float]:
-    return {row.key.engine.num_tokens: row.expected_tokens_per_s for row in rows}
 
 
 def draw_step(compared: Comparison) -> Any | None:

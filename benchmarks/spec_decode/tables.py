@@ -165,35 +165,33 @@ def prefill_table(compared: Comparison) -> str:
 def auto_table(compared: Comparison, mode: str) -> str:
     """A draft length that every step chooses, beside the fixed ones."""
     rows = []
-    lengths: list[int] = []
+    drafts: list[int] = []
     for concurrency in compared.values(mode, BY_POSITION)[1]:
         try:
-            fixed, auto = compared.by_draft_length(mode, concurrency)
+            lengths = compared.by_draft_length(mode, concurrency)
         except LookupError:
             continue
-        speeds = {_k(row): row.expected_tokens_per_s for row in fixed}
-        lengths = sorted({*lengths, *speeds})
+        drafts = sorted({*drafts, *lengths.fixed})
         none = compared.at(OURS, "none", 0, EQUAL, concurrency)
         base = compared.at(BASE, mode, 7, EQUAL, concurrency)
-        best = max(speeds.values())
-        chosen = auto.expected_tokens_per_s
+        chosen = lengths.auto.expected_tokens_per_s
         cells = [
-            f"{chosen:.0f} (mean K {auto.mean_k:.1f})",
-            times(chosen / best),
+            f"{chosen:.0f} (mean K {lengths.auto.mean_k:.1f})",
+            times(lengths.share),
             times(steady_ratio(chosen, base)),
             times(steady_ratio(chosen, none)),
         ]
-        rows.append((concurrency, speeds, cells))
+        rows.append((concurrency, lengths.fixed, cells))
     head = (
         "requests",
-        *(f"K={k}, tokens/s" for k in lengths),
+        *(f"K={k}, tokens/s" for k in drafts),
         "auto, tokens/s",
         "auto to the best fixed K",
         "auto to the base's best at K=7",
         "auto to no speculation",
     )
     cells_of = (
-        [c, *(s.get(k) and f"{s[k]:.0f}" for k in lengths), *cells]
+        [c, *(s.get(k) and f"{s[k]:.0f}" for k in drafts), *cells]
         for c, s, cells in rows
     )
     return table(head, list(cells_of))

@@ -126,13 +126,12 @@ def _auto(compared: Comparison) -> Iterator[Figure]:
     for mode in DRAFTING:
         for n in compared.values(mode, BY_POSITION)[1]:
             try:
-                fixed, auto = compared.by_draft_length(mode, n)
+                lengths = compared.by_draft_length(mode, n)
             except LookupError:
                 continue
             where = f"{mode}, {n} request{'s' * (n > 1)}"
-            chosen = auto.expected_tokens_per_s
-            best = max(row.expected_tokens_per_s for row in fixed)
-            to_best.append(Point(where, 0.97, chosen / best))
+            chosen, best = lengths.auto.expected_tokens_per_s, lengths.best
+            to_best.append(Point(where, 0.97, lengths.share))
             none = compared.at(OURS, "none", 0, EQUAL, n)
             if (found := steady_ratio(chosen, none)) is not None:
                 to_none.append(Point(where, 1.0, found))

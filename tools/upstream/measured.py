@@ -62,11 +62,9 @@ def auto(folder: Path) -> str:
 
     def cell(mode: str, requests: int) -> Cell:
         try:
-            fixed, chosen = compared.by_draft_length(mode, requests)
+            return percent(compared.by_draft_length(mode, requests).share)
         except LookupError:
             return None
-        best = max(row.expected_tokens_per_s for row in fixed)
-        return percent(chosen.expected_tokens_per_s / best)
 
     about = (
         'Speed of "auto" as a share of that of the best fixed length that was '

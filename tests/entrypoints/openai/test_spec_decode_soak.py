@@ -11,7 +11,7 @@ MODES = ("pard", "peagle")
 SMALL = {
     "seconds": 30,
     "rounds": 4,
-    "clients": 16,
+    "clients": 64,
     "leaving": 0.5,
     "prompts": 6,
     "longest-prompt": 120,

@@ -1,17 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A drafter's files are read once, as often as they are asked for."""
+"""A drafter's files are read once, and what reads them leaves no trace behind."""
 
 import json
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from vllm.config import draft_headers
 from vllm.config.draft_headers import read_config
 from vllm.engine.arg_utils import EngineArgs
+
+# More than a loop of PyTorch leaves to one thread.
+NUM_TOKENS = 40_000
+CONFIGURE_AND_FORK = """
+import os, signal, sys
+import torch
+from vllm.engine.arg_utils import EngineArgs
+
+target, drafter = sys.argv[1:]
+spec = {"model": drafter, "num_speculative_tokens": 3}
+EngineArgs(model=target, speculative_config=spec).create_engine_config()
+child = os.fork()
+if child == 0:
+    signal.alarm(20)
+    torch.ones(1 << 22).sum()
+    os._exit(0)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0)
+"""
 
 
 @pytest.fixture
@@ -61,3 +83,37 @@ def test_errors_are_not_kept(tmp_path):
         read_config(file)
     write(file, "{}", 1)
     assert read_config(file) == {}
+
+
+def test_a_forked_engine_does_not_hang(models: Path, engine_env, tmp_path: Path):
+    """Engines are forked from the process that checks drafters.
+
+    Had PyTorch run a parallel loop there, theirs would hang at their first.
+    """
+    target, drafter = (
+        with_tokens(models / name, tmp_path / name) for name in ("target", "eagle3")
+    )
+    weights = load_file(drafter / "model.safetensors")
+    weights["d2t"] = torch.zeros(NUM_TOKENS, dtype=torch.int64)
+    weights["lm_head.weight"] = weights["lm_head.weight"].new_zeros(
+        NUM_TOKENS, weights["lm_head.weight"].shape[1]
+    )
+    weights.pop("t2d", None)
+    save_file(weights, drafter / "model.safetensors", {"format": "pt"})
+    command = [sys.executable, "-c", CONFIGURE_AND_FORK, str(target), str(drafter)]
+    # Else there is no parallel loop.
+    env = engine_env | {"OMP_NUM_THREADS": "2"}
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def with_tokens(model: Path, folder: Path) -> Path:
+    """A copy whose config speaks of twice as many tokens as the head has."""
+    shutil.copytree(model, folder)
+    config = json.loads((folder / "config.json").read_text())
+    layers = config.get("transformer_layer_config", config)
+    layers["vocab_size"] = 2 * NUM_TOKENS
+    if "draft_vocab_size" in config:
+        config["draft_vocab_size"] = NUM_TOKENS
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder

@@ -8,6 +8,7 @@ Both kinds may be padded to another size: Qwen2.5-0.5B has 151936 rows and Qwen2
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from vllm.config.drafting import METHODS
@@ -105,15 +106,18 @@ def check_token_offsets(
         ValueError: the table names tokens that are not the target's, one of them
             twice, or all in another order.
     """
-    tokens = torch.arange(len(offsets)) + offsets.cpu()
-    least, most = int(tokens.min()), int(tokens.max())
+    # In NumPy: engines are forked from a process that checked this, and would hang at
+    # their first parallel loop if PyTorch had run one before.
+    shifts = offsets.cpu().numpy().astype(np.int64)
+    tokens = np.arange(len(shifts)) + shifts
+    least, most = tokens.min(), tokens.max()
     # With the whole vocabulary there may be more rows than the target has: padding.
     if not is_whole and (least < 0 or most >= num_target_tokens):
         raise ValueError(
             f"d2t of {model} names tokens from {least} to {most}, but the target has "
             f"{num_target_tokens}: use a head that was trained for this target."
         )
-    if len(tokens.unique()) < len(tokens) or (is_whole and offsets.any()):
+    if len(np.unique(tokens)) < len(tokens) or (is_whole and shifts.any()):
         what = "all tokens in another order" if is_whole else "a token twice"
         raise ValueError(
             f"d2t of {model} names {what}: it must hold offsets, the target's id less "

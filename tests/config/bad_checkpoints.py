@@ -96,6 +96,13 @@ CONFIGS = [
         breaks=(config(vocab_size=2048),),
     ),
     Bad(
+        "vocabulary of another size, streamed",
+        "cannot pad or cut it",
+        "peagle",
+        breaks=(config(transformer_layer_config__vocab_size=2624),),
+        engine={"load_format": "runai_streamer"},
+    ),
+    Bad(
         "vocabulary larger than the target's",
         "embed_tokens.weight of",
         "draft",

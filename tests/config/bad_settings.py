@@ -208,7 +208,7 @@ SETTINGS = [
     ),
     Bad(
         "auto with ngram",
-        "give a schedule",
+        "supports the methods",
         spec={
             "model": GONE,
             "method": "ngram",
@@ -226,6 +226,12 @@ SETTINGS = [
         "ranks must draft",
         spec={"num_speculative_tokens_per_batch_size": "auto"},
         engine={"data_parallel_size": 2},
+    ),
+    Bad(
+        "auto with an engine of its own on each rank",
+        "choose by its own clock",
+        spec={"num_speculative_tokens_per_batch_size": "auto"},
+        engine={"distributed_executor_backend": "external_launcher"},
     ),
     Bad("unknown quantization", "Unknown quantization", spec={"quantization": "int3"}),
     Bad(

@@ -76,7 +76,15 @@ def verify_draft_length(spec: Any) -> None:
             f"{', '.join(METHODS)}, not {spec.method}: give a schedule or unset it."
         )
     parallel = spec.target_parallel_config
-    if parallel is not None and parallel.data_parallel_size > 1:
+    if parallel is None:
+        return
+    if parallel.distributed_executor_backend == "external_launcher":
+        raise ValueError(
+            f'num_speculative_tokens_per_batch_size="{AUTO}" does not support '
+            'distributed_executor_backend="external_launcher", where each rank would '
+            "choose by its own clock: give a schedule, or use another backend."
+        )
+    if parallel.data_parallel_size > 1:
         raise ValueError(
             f'num_speculative_tokens_per_batch_size="{AUTO}" does not support data '
             "parallelism, whose ranks must draft equally many tokens: unset it, or "

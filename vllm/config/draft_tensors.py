@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from vllm.config.speculative import SpeculativeConfig
 
 FROM_FILES = ("auto", "hf", "safetensors")  # load formats that read them
+STREAMED = "runai_streamer"  # does not go through our seam of the default loader
 # Architectures whose tensors are laid out as the names and shapes below.
 DENSE = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 HEADS = (
@@ -47,6 +48,13 @@ def check_weights(vllm_config: "VllmConfig") -> None:
     spec = vllm_config.speculative_config
     load = spec.draft_load_config or vllm_config.load_config
     _check_load_format(spec)
+    own = getattr(spec.draft_model_config.hf_config, "checkpoint_vocab_size", None)
+    if own is not None and load.load_format == STREAMED:
+        raise ValueError(
+            f"{spec.model} has {own} tokens and the target another number, and "
+            f'load_format="{STREAMED}" cannot pad or cut it: set draft_load_config of '
+            'speculative_config to {"load_format": "auto"}.'
+        )
     if spec.method not in METHODS or load.load_format not in FROM_FILES:
         return
     folder = _local_folder(spec)

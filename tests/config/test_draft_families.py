@@ -230,3 +230,7 @@ TOKENS = {"a": 0, "b": 1, "c": 2}
 def test_vocabularies(draft: dict, num_common: int, reason: str | None):
     found = why_different(TOKENS, draft, num_common)
     assert found is None if reason is None else reason in found
+
+
+def test_a_target_that_nothing_is_known_of():
+    assert "cannot be loaded" in why_different({}, TOKENS, 3)

@@ -44,9 +44,11 @@ def match_vocabularies(spec: "SpeculativeConfig") -> None:
 
 def _check_tokens(spec: "SpeculativeConfig", wanted: int, own: int) -> None:
     """Compares tokenizers; a head has none of its own, and its size was checked."""
+    target, draft = spec.target_model_config, spec.draft_model_config
+    trusts = target.trust_remote_code
     reason = why_different(
-        _tokens(spec.target_model_config.tokenizer),
-        _tokens(spec.model),
+        _tokens(target.tokenizer, target.tokenizer_revision, trusts),
+        _tokens(draft.tokenizer, draft.tokenizer_revision, trusts),
         min(wanted, own),
     )
     if reason is not None:
@@ -57,13 +59,17 @@ def _check_tokens(spec: "SpeculativeConfig", wanted: int, own: int) -> None:
         )
 
 
-def _tokens(model: str) -> Mapping[str, int]:
-    """Ids of a tokenizer's tokens; empty if there is no tokenizer."""
+def _tokens(
+    model: str, revision: str | None, trust_remote_code: bool
+) -> Mapping[str, int]:
+    """Ids of a tokenizer's tokens; empty if there is none that can be loaded."""
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(model).get_vocab()
-    except (OSError, ValueError):
+        return AutoTokenizer.from_pretrained(
+            model, revision=revision, trust_remote_code=trust_remote_code
+        ).get_vocab()
+    except (OSError, ValueError, ImportError):
         return {}
 
 
@@ -82,6 +88,8 @@ def why_different(
     """
     if not draft:
         return "it has no tokenizer to compare with the target's"
+    if not target:
+        return "the target's tokenizer cannot be loaded to compare its own with"
     if max(target.values(), default=0) >= num_common:
         return "it has no row for some of the target's tokens"
     names = {number: token for token, number in target.items()}

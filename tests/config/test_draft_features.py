@@ -5,11 +5,12 @@ import json
 import shutil
 from pathlib import Path
 
+import huggingface_hub
 import pytest
 import torch
 
 from vllm.config import SpeculativeConfig
-from vllm.config.draft_features import WARP, load_warp
+from vllm.config.draft_features import WARP, load_warp, warp_here
 from vllm.engine.arg_utils import EngineArgs
 
 WIDTH, DEPTH, HIDDEN = 256, 6, 192  # the bundled target, and the drafter's width
@@ -110,6 +111,22 @@ def test_drafts_without_the_target_on_runner_v1(configure, caplog_vllm, monkeypa
     spec = configure(projection(HIDDEN, WIDTH))
     assert spec.target_features is None
     assert "the unified speculator does not run" in caplog_vllm.text
+
+
+def test_projection_in_a_cache_of_another_machine(configure, tmp_path, monkeypatch):
+    """Config is settled where the engine is, and weights are loaded by its workers."""
+    spec = configure(projection(HIDDEN, WIDTH))
+    assert warp_here(spec) == spec.target_features.warp
+    here = shutil.move(spec.target_features.warp, tmp_path / WARP)
+    fetched = []
+    monkeypatch.setattr(
+        huggingface_hub,
+        "hf_hub_download",
+        lambda *args, revision: fetched.append(args) or here,
+    )
+    spec.model = "a-hub/pard2"
+    assert warp_here(spec) == tmp_path / WARP
+    assert fetched == [("a-hub/pard2", WARP)]
 
 
 def test_no_pickled_code_is_run(tmp_path: Path):

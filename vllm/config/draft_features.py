@@ -145,6 +145,15 @@ def _layers(config: Any) -> list[int]:
     return [int(i) for i in _get(config, "pard2_target_layers", default=default)]
 
 
+def warp_here(spec: "SpeculativeConfig") -> Path:
+    """The projection's file on this machine.
+
+    A model of a hub may have been settled on another machine, whose cache is its own.
+    """
+    settled = spec.target_features.warp
+    return settled if settled.is_file() else _find_warp(spec) or settled
+
+
 def _find_warp(spec: "SpeculativeConfig") -> Path | None:
     if (folder := Path(spec.model)).exists():
         return folder / WARP if (folder / WARP).is_file() else None

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from vllm.config import VllmConfig
 from vllm.config.compilation import CUDAGraphMode
-from vllm.config.draft_features import BIAS, WEIGHT, load_warp
+from vllm.config.draft_features import BIAS, WEIGHT, load_warp, warp_here
 from vllm.logger import init_logger
 
 from .draft_model import DraftModelDrafter
@@ -35,7 +35,7 @@ class Pard2Drafter(DraftModelDrafter):
         super().__init__(vllm_config, device)
         # Allocated here: what is allocated while weights load is lost when an engine
         # sleeps.
-        warp = load_warp(self.features.warp)
+        warp = load_warp(warp_here(spec))
         size = {"dtype": self.dtype, "device": device}
         self.weight = warp[WEIGHT].to(**size)  # [H, states side by side]
         self.bias = warp[BIAS].to(**size) if BIAS in warp else None  # [H]

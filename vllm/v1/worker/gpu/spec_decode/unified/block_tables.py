@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The block tables as a draft pass reads them."""
 
+from collections.abc import Sequence
 from copy import copy
 
 import torch
@@ -10,12 +11,16 @@ from vllm.v1.worker.block_table import get_block_table_width
 from vllm.v1.worker.gpu.block_table import BlockTables
 
 
-def with_room(block_tables: BlockTables, room: int) -> "DraftBlockTables":
+def with_room(
+    block_tables: BlockTables, room: int, groups: Sequence[int]
+) -> "DraftBlockTables":
     """A view of the target's block tables that draft slots may overhang.
 
     Args:
         block_tables: the target's; blocks and states stay shared.
         room: positions past the longest sequence that padding slots may stand for.
+        groups: KV groups of the drafter's layers; the target may have others, some
+            of which hold few tokens of however long a sequence.
     """
     view = copy(block_tables)
     view.__class__ = DraftBlockTables
@@ -28,6 +33,7 @@ def with_room(block_tables: BlockTables, room: int) -> "DraftBlockTables":
         )
         for table, size in zip(view.narrow, view.block_sizes, strict=True)
     ]
+    view.capacity = min(view.narrow[g].shape[1] * view.block_sizes[g] for g in groups)
     view.room = room
     return view
 
@@ -50,6 +56,7 @@ class DraftBlockTables(BlockTables):
 
     narrow: list[torch.Tensor]  # G x [R, width], in batch order
     wide: list[torch.Tensor]  # G x [R, width + room], zeros (the null block) behind
+    capacity: int  # tokens of a sequence that the drafter's narrow rows hold
     room: int
 
     def fit(self, num_reqs: int, longest: int) -> bool:
@@ -59,11 +66,7 @@ class DraftBlockTables(BlockTables):
             Whether they are the rows that CUDA graphs are recorded with.
         """
         self.input_block_tables = self.narrow
-        capacity = min(
-            table.shape[1] * size
-            for table, size in zip(self.narrow, self.block_sizes, strict=True)
-        )
-        if longest + self.room <= capacity:
+        if longest + self.room <= self.capacity:
             return True
         for narrow, wide in zip(self.narrow, self.wide, strict=True):
             wide[:num_reqs, : narrow.shape[1]].copy_(narrow[:num_reqs])

@@ -124,7 +124,8 @@ class DraftPasses(DraftModelSpeculator):
         super().set_attn(model_state, kv_cache_config, block_tables, *args)
         self.input_buffers.allocate_kv_groups(block_tables.num_kv_cache_groups)
         room = self.layout.num_room_tokens
-        self.block_tables: DraftBlockTables = with_room(block_tables, room)
+        own = [number for number, found in enumerate(self.attn_groups) if found]
+        self.block_tables: DraftBlockTables = with_room(block_tables, room, own)
         self.draft_max_seq_len = self.max_model_len
 
     def _configure_decode_metadata_update(self) -> None:

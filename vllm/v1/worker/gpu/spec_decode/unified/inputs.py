@@ -333,6 +333,8 @@ def _prepare_inputs_kernel(
         count = 2 * WIDTH - 1
         start = origin + (draft_pass - 1) * WIDTH + 1
         source = req * WIDTH - SHIFT
+    if tl.program_id(1) * BLOCK >= count:
+        return  # beside a long prompt a decoding request has few slots
 
     at = slot + SHIFT  # index of the slot's token in the request
     in_batch = slot < count

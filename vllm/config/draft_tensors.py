@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from vllm.config.speculative import SpeculativeConfig
 
 FROM_FILES = ("auto", "hf", "safetensors")  # load formats that read them
-STREAMED = "runai_streamer"  # does not go through our seam of the default loader
+STREAMED = "runai_streamer"  # whose loader takes rows as they are
 # Architectures whose tensors are laid out as the names and shapes below.
 DENSE = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 HEADS = (

@@ -23,6 +23,17 @@ WARP = "warp_model.bin"
 PROJECTION = {"target_proj.weight": torch.zeros(192, 256)}
 INDEX = json.dumps({"weight_map": {"fc.weight": "model-2-of-2.safetensors"}}).encode()
 
+
+def exchange_tokens(folder: Path) -> None:
+    """Two tokens of the tokenizer change places."""
+    path = folder / "tokenizer.json"
+    tokenizer = json.loads(path.read_text())
+    tokens = tokenizer["model"]["vocab"]
+    one, other = list(tokens)[300:302]
+    tokens[one], tokens[other] = tokens[other], tokens[one]
+    path.write_text(json.dumps(tokenizer))
+
+
 CONFIGS = [
     Bad("no such folder", "does not exist", breaks=(gone(),)),
     Bad("no such folder, EAGLE-3", "does not exist", "eagle3", breaks=(gone(),)),
@@ -101,6 +112,12 @@ CONFIGS = [
         "peagle",
         breaks=(config(transformer_layer_config__vocab_size=2624),),
         engine={"load_format": "runai_streamer"},
+    ),
+    Bad(
+        "other tokens, and more of them, than the target's",
+        "the target's own family",
+        "draft",
+        breaks=(config(vocab_size=4096), exchange_tokens),
     ),
     Bad(
         "vocabulary larger than the target's",

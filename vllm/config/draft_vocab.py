@@ -44,11 +44,12 @@ def match_vocabularies(spec: "SpeculativeConfig") -> None:
 
 def _check_tokens(spec: "SpeculativeConfig", wanted: int, own: int) -> None:
     """Compares tokenizers; a head has none of its own, and its size was checked."""
-    target, draft = spec.target_model_config, spec.draft_model_config
+    target = spec.target_model_config
     trusts = target.trust_remote_code
     reason = why_different(
         _tokens(target.tokenizer, target.tokenizer_revision, trusts),
-        _tokens(draft.tokenizer, draft.tokenizer_revision, trusts),
+        # Not that of draft_model_config, which is the target's.
+        _tokens(spec.model, spec.revision, trusts),
         min(wanted, own),
     )
     if reason is not None:

@@ -212,7 +212,8 @@ def run_all(
     engines += product(args.modes, args.how)
     program = ["-m", "benchmarks.spec_decode.correctness", "--engine"]
     with tempfile.TemporaryDirectory() as folder:
-        even = {m: with_even_heads(BUNDLED / m, Path(folder)) for m in args.modes}
+        shared = args.modes if set(args.how) & set(TWO_RANKS) else []
+        even = {mode: with_even_heads(BUNDLED / mode, Path(folder)) for mode in shared}
         jobs = {
             f"{mode}-{how}": {
                 "how": how,

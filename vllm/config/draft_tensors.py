@@ -48,14 +48,10 @@ def check_weights(vllm_config: "VllmConfig") -> None:
     spec = vllm_config.speculative_config
     load = spec.draft_load_config or vllm_config.load_config
     _check_load_format(spec)
-    own = getattr(spec.draft_model_config.hf_config, "checkpoint_vocab_size", None)
-    if own is not None and load.load_format == STREAMED:
-        raise ValueError(
-            f"{spec.model} has {own} tokens and the target another number, and "
-            f'load_format="{STREAMED}" cannot pad or cut it: set draft_load_config of '
-            'speculative_config to {"load_format": "auto"}.'
-        )
-    if spec.method not in METHODS or load.load_format not in FROM_FILES:
+    if spec.method not in METHODS:
+        return
+    _check_streamed(spec, load.load_format)
+    if load.load_format not in FROM_FILES:
         return
     folder = _local_folder(spec)
     tensors = {} if folder is None else read_headers(folder)
@@ -85,6 +81,16 @@ def _check_load_format(spec: "SpeculativeConfig") -> None:
             f'draft_load_config: {error}: set "load_format" to "auto", or leave '
             "draft_load_config unset."
         ) from None
+
+
+def _check_streamed(spec: "SpeculativeConfig", load_format: str) -> None:
+    own = getattr(spec.draft_model_config.hf_config, "checkpoint_vocab_size", None)
+    if own is not None and load_format == STREAMED:
+        raise ValueError(
+            f"{spec.model} has {own} tokens and the target another number, and "
+            f'load_format="{STREAMED}" cannot pad or cut it: set draft_load_config of '
+            'speculative_config to {"load_format": "auto"}.'
+        )
 
 
 def _check_other_weights(folder: Path | None) -> None:

@@ -7,10 +7,10 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 PYTEST_ARGS ?= -n 2 --dist worksteal
-# An edit of an overlay file is live; what else goes into the install is listed here.
-INSTALL_INPUTS := $(wildcard requirements/*.txt) base.toml seams.lock hatch_build.py \
+# A change of an addition is live; what else goes into the install is listed here.
+INSTALL_INPUTS := $(wildcard requirements/*.txt) base.toml edits.lock hatch_build.py \
     pyproject.toml CMakeLists.txt $(wildcard csrc/* tools/overlay/*.py) \
-    $(shell find vllm -type d -not -name __pycache__)
+    $(shell find vllm -name '*.edit' -o -type d -not -name __pycache__)
 
 .DELETE_ON_ERROR:
 .PHONY: demo test lint docs wheel env test-env rebase-report clean

@@ -5,7 +5,7 @@ Environment variables that a builder may set:
     VLLM_TARGET_DEVICE: cpu or cuda; unset, cuda where there is an NVIDIA driver.
     VLLM_BASE_WHEEL: a base wheel at hand, used instead of fetching one.
     VLLM_BASE_CACHE: folder for fetched base wheels.
-    VLLM_ALLOW_CHANGED_SEAMS: 1 composes over a base that seams.lock does not know.
+    VLLM_ALLOW_CHANGED_MEMBERS: 1 composes over members that edits.lock does not know.
 """
 
 import shutil

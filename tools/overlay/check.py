@@ -1,33 +1,51 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks that the overlay is what it says: additions, short seams, nothing copied."""
+"""Checks that the overlay is what it says: additions, short edits, nothing copied."""
 
 import ast
+import tomllib
 from collections.abc import Iterator
+from difflib import SequenceMatcher
 from pathlib import Path
 from zipfile import ZipFile
 
-from .base import ROOT
-from .repeats import repeat_problems
-from .seams import PACKAGE, UPSTREAM, lock_problems, overlay_files, seams_among
+from .base import ROOT, OverlayError
+from .compose import edited
+from .edits import LABELS, SPDX, SUFFIX, EditFile, Hunk
+from .lock import problems as lock_problems
+from .members import Source
+from .repeats import repeat_problems, telling_lines
+from .tree import PACKAGE, Release, additions, edit_files
 
-HEADER = ("Why:", "How:", "Upstream:", "Until:")
-SPDX = "# SPDX-License-Identifier: Apache-2.0"
-MAX_SEAM = 60
+MAX_LINES = 8  # of a hunk; what it calls stands in an addition
 
 
 def check(wheel_path: Path, root: Path = ROOT) -> list[str]:
     """All that is wrong, one line each: `path:line: what, what to do`."""
-    files = overlay_files(root)
+    try:
+        edits = edit_files(root)
+    except OverlayError as error:
+        return [str(error)]
     with ZipFile(wheel_path) as wheel:
-        seams = seams_among(files, wheel)
-        found = list(place_problems(files, seams, wheel))
+        release, files = Release(wheel), additions(root)
+        found = list(place_problems(files, release))
         for path in files:
             if path.endswith(".py"):
-                found += text_problems(path, (root / path).read_text(), path in seams)
-        for line in lock_problems(seams, wheel, root):
-            path, _, what = line.partition(": ")
-            found.append(f"{path}:1: {what}, review it and run `lock`")
+                found += text_problems(path, (root / path).read_text())
+        for edit in edits:
+            found += edit_problems(release, edit, patches(root))
+        found += [
+            f"{line}, review it and run `lock`" for line in lock_problems(release, root)
+        ]
         return found + repeat_problems(wheel, root)
+
+
+def patches(root: Path) -> set[str]:
+    """Slugs of the series; `downstream` are edits that stay here."""
+    series = root / "tools" / "upstream" / "series.toml"
+    if not series.exists():
+        return set()
+    listed = tomllib.loads(series.read_text())["patch"]
+    return {Path(patch["text"]).stem for patch in listed} | {"downstream"}
 
 
 def module_path(path: str) -> str:
@@ -37,26 +55,24 @@ def module_path(path: str) -> str:
     return f"{folder}/{name.partition('.')[0]}"
 
 
-def place_problems(files: list[str], seams: list[str], wheel: ZipFile) -> Iterator[str]:
+def place_problems(files: list[str], release: Release) -> Iterator[str]:
     upstream = {
         module_path(name): name
-        for name in wheel.namelist()
+        for name in release.names
         if name.endswith((".py", ".so"))
     }
     for path in files:
         hidden = upstream.get(module_path(path), path)
         if path == f"{PACKAGE}/__init__.py":
             yield f"{path}:1: hides the installed package, remove it"
-        elif path.startswith(f"{UPSTREAM}/") and path != f"{UPSTREAM}/__init__.py":
-            yield f"{path}:1: this folder is for upstream's files, put it elsewhere"
-        elif path in seams and not path.endswith(".py"):
-            yield f"{path}:1: replaces a file of the base that is no module, remove it"
-        elif path.endswith(".py") and hidden != path and path not in seams:
-            yield f"{path}:1: hides the base's {hidden}, make it a seam at that path"
+        elif path in release.names:
+            yield f"{path}:1: vLLM has this file, change it by {path}{SUFFIX}"
+        elif path.endswith(".py") and hidden != path:
+            yield f"{path}:1: hides vLLM's {hidden}, give it another name"
 
 
-def text_problems(path: str, text: str, is_seam: bool) -> Iterator[str]:
-    if not text.strip() and path.endswith("/__init__.py") and not is_seam:
+def text_problems(path: str, text: str) -> Iterator[str]:
+    if not text.strip() and path.endswith("/__init__.py"):
         return
     try:
         tree = ast.parse(text)
@@ -65,30 +81,39 @@ def text_problems(path: str, text: str, is_seam: bool) -> Iterator[str]:
         return
     if text.partition("\n")[0] != SPDX:
         yield f"{path}:1: has no licence line, start it with `{SPDX}`"
-    doc = ast.get_docstring(tree)
-    if is_seam:
-        yield from seam_problems(path, text, tree, doc or "")
-    elif not doc:
+    if not ast.get_docstring(tree):
         yield f"{path}:1: has no docstring, say what the module is for"
 
 
-def seam_problems(path: str, text: str, tree: ast.Module, doc: str) -> Iterator[str]:
-    title = f"Seam on `{path}`."
-    lines = doc.splitlines() or [""]
-    if lines[0] != title:
-        yield f'{path}:2: is a seam without its title, start its docstring "{title}"'
-    for label in HEADER:
-        if not any(line.startswith(label) for line in lines):
-            yield f"{path}:2: its header has no part `{label}`, add it"
-    if not any(ast.unparse(node) == "stand_on(__name__)" for node in calls(tree)):
-        yield f"{path}:1: stands on nothing, call `stand_on(__name__)` at its top"
-    length = len(text.splitlines())
-    if length >= MAX_SEAM:
+def edit_problems(release: Release, edit: EditFile, known: set[str]) -> Iterator[str]:
+    try:
+        edited(release, edit)
+    except OverlayError as error:
+        yield str(error)
+        return
+    for section in edit.sections:
+        line = section.hunks[0].line if section.hunks else 1
+        where = f"{edit.path}{SUFFIX}:{line}"
+        for label in LABELS:
+            if section.say(label) in ("", "?"):
+                yield f"{where}: its section does not say `# {label}: …`, write it"
+        if known and section.patch not in known | {"", "?"}:
+            yield f"{where}: series.toml has no patch {section.patch!r}"
+    for hunk in edit.hunks():
+        yield from hunk_problems(release.source(edit.path), hunk)
+
+
+def hunk_problems(source: Source, hunk: Hunk) -> Iterator[str]:
+    where = f"{source.path}{SUFFIX}:{hunk.line}"
+    code = [line for line in hunk.lines if line.strip()[:1] not in ("", "#")]
+    if len(code) > MAX_LINES:
         yield (
-            f"{path}:{MAX_SEAM}: is {length} lines long, move what is not the "
-            f"change itself to an addition until it is under {MAX_SEAM}"
+            f"{where}: the hunk has {len(code)} lines of code, move what it does to "
+            f"an addition until there are at most {MAX_LINES}"
         )
-
-
-def calls(tree: ast.Module) -> Iterator[ast.Call]:
-    return (node for node in ast.walk(tree) if isinstance(node, ast.Call))
+    start, end = hunk.place(source)
+    theirs = [key for _, key in telling_lines("".join(source.lines[start:end]))]
+    ours = [key for _, key in telling_lines("".join(hunk.lines))]
+    match = SequenceMatcher(None, theirs, ours, autojunk=False)
+    if match.find_longest_match().size:
+        yield f"{where}: the hunk repeats vLLM's lines, replace fewer of them"

@@ -1,18 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lays the overlay over the base: the full tree that gets installed."""
+"""Puts the tree together that gets installed: the release, our additions and edits."""
 
 import ast
+import hashlib
+import json
 import os
-import re
 import shutil
-from importlib.util import resolve_name
 from pathlib import Path
 from zipfile import ZipFile
+from zlib import crc32
 
-from .base import ROOT
-from .seams import PACKAGE, overlay_files, require_lock, seams_among, upstream_place
+from .base import ROOT, OverlayError
+from .edits import SUFFIX, EditFile, noted
+from .lock import require_lock
+from .tree import PACKAGE, Release, additions, edit_files
 
-RELATIVE = re.compile(rb"from[\s.]*\.(\s*(?!import\b)[\w.]+)?")
+VERSION = f"{PACKAGE}/_version.py"
+RECORD = "composed.json"  # path to sha256 of each edited file, beside the package
 
 
 def compose(
@@ -23,84 +27,116 @@ def compose(
     link: bool = False,
     allow_changed: bool | None = None,
     root: Path = ROOT,
-) -> list[str]:
-    """Writes base plus overlay to `tree`/vllm, the base's metadata to `tree`/info.
+) -> None:
+    """Writes the package to `tree`/vllm, the release's metadata to `tree`/info.
 
     Args:
-        wheel_path: the base's wheel; its hash is the caller's to check.
+        wheel_path: the release's wheel; its hash is the caller's to check.
         tree: folder to write, emptied first.
-        version: what `vllm.__version__` shall say; None keeps the base's.
-        link: link overlay files instead of copying, so that edits are live.
-        allow_changed: compose even where the base differs from seams.lock;
-            None asks the environment variable VLLM_ALLOW_CHANGED_SEAMS.
+        version: what `vllm.__version__` shall say; None keeps the release's.
+        link: link additions instead of copying, so that changes of them are live.
+        allow_changed: compose even where members differ from edits.lock;
+            None asks the environment variable VLLM_ALLOW_CHANGED_MEMBERS.
         root: the repository.
 
-    Returns:
-        The paths of the seams.
-
     Raises:
-        OverlayError: a seam stands on a file that seams.lock does not know.
+        OverlayError: the overlay does not fit the release, or the tree has changes
+            made by hand that are in no edit file yet.
     """
     if allow_changed is None:
-        allow_changed = os.environ.get("VLLM_ALLOW_CHANGED_SEAMS") == "1"
-    shutil.rmtree(tree, ignore_errors=True)
+        allow_changed = os.environ.get("VLLM_ALLOW_CHANGED_MEMBERS") == "1"
     with ZipFile(wheel_path) as wheel:
-        files = overlay_files(root)
-        seams = seams_among(files, wheel)
+        release = Release(wheel)
         if not allow_changed:
-            require_lock(seams, wheel, root)
+            require_lock(release, root)
+        texts = {edit.path: edited(release, edit) for edit in edit_files(root)}
+        require_refreshed(release, tree, texts)
+        shutil.rmtree(tree, ignore_errors=True)
         _unpack(wheel, tree)
-    for path in seams:
-        _set_aside(tree, path)
-    for path in files:
+    for path in additions(root):
         _place(root / path, tree / path, link)
+    write_edited(tree, texts)
     if version:
-        _write_version(tree / PACKAGE / "_version.py", version)
-    return seams
+        _write_version(tree / VERSION, version)
+
+
+def edited(release: Release, edit: EditFile) -> str:
+    """The text of an edited file.
+
+    Raises:
+        OverlayError: the release has no such file, a hunk does not fit it, or what
+            comes out is no Python.
+    """
+    if edit.path not in release.names:
+        raise OverlayError(f"{edit.path}{SUFFIX}:1: the release has no {edit.path}")
+    text = noted(release.source(edit.path), edit)
+    try:
+        ast.parse(text)
+    except SyntaxError as error:
+        line = text.splitlines()[(error.lineno or 1) - 1].strip()
+        raise OverlayError(
+            f"{edit.path}{SUFFIX}: with its hunks {edit.path} is no Python at "
+            f"{line!r}: {error.msg}"
+        ) from None
+    return text
+
+
+def write_edited(tree: Path, texts: dict[str, str]) -> None:
+    """Writes edited files, and remembers them."""
+    record = _record(tree)
+    for path, text in texts.items():
+        (tree / path).write_text(text)
+        record[path] = hashlib.sha256(text.encode()).hexdigest()
+    (tree / RECORD).write_text(json.dumps(record, indent=1))
+
+
+def _record(tree: Path) -> dict[str, str]:
+    file = tree / RECORD
+    return json.loads(file.read_text()) if file.exists() else {}
+
+
+def changed_by_hand(release: Release, tree: Path) -> list[str]:
+    """Python files of a composed tree that are not as they were composed.
+
+    Among them are files that somebody made there, which a link would be otherwise.
+    """
+    record, found = _record(tree), []
+    is_ours = (tree / RECORD).exists()  # and nothing else that lies there
+    for file in sorted((tree / PACKAGE).rglob("*.py")) if is_ours else []:
+        path = str(file.relative_to(tree))
+        if file.is_symlink() or path == VERSION:
+            continue
+        content = file.read_bytes()
+        if path in record:
+            same = hashlib.sha256(content).hexdigest() == record[path]
+        else:
+            same = path in release.names and (
+                crc32(content) == release.wheel.getinfo(path).CRC
+            )
+        found += [] if same else [path]
+    return found
+
+
+def require_refreshed(release: Release, tree: Path, texts: dict[str, str]) -> None:
+    """Raises OverlayError where composing would lose what was written by hand."""
+    lost = [
+        path
+        for path in changed_by_hand(release, tree)
+        if texts.get(path) != (tree / path).read_text()
+    ]
+    if lost:
+        raise OverlayError(
+            "Changed by hand, and in no edit file yet:\n  "
+            + "\n  ".join(str(tree / path) for path in lost)
+            + "\nRun `python -m tools.overlay refresh` to keep these changes, or "
+            "remove the files to drop them."
+        )
 
 
 def _unpack(wheel: ZipFile, tree: Path) -> None:
     wheel.extractall(tree)
     (info,) = tree.glob("*.dist-info")
     info.rename(tree / "info")
-
-
-def _set_aside(tree: Path, path: str) -> None:
-    """Moves an upstream file under vllm/_upstream, where it stays importable."""
-    source, place = tree / path, tree / upstream_place(path)
-    for folder in reversed(place.relative_to(tree / PACKAGE / "_upstream").parents):
-        package = tree / PACKAGE / "_upstream" / folder
-        package.mkdir(exist_ok=True, parents=True)
-        init = package / "__init__.py"
-        if not init.exists():
-            # The module may be the first to be imported; its own package comes first.
-            init.write_text(f"import {'.'.join((PACKAGE, *folder.parts))}\n")
-    text = source.read_text()
-    source.unlink()
-    is_package = place.name == "__init__.py"
-    module = ".".join(Path(path).with_suffix("").parts).removesuffix(".__init__")
-    home = module if is_package else module.rpartition(".")[0]
-    place.write_text(absolute_imports(text, home) if place.suffix == ".py" else text)
-
-
-def absolute_imports(text: str, package: str) -> str:
-    """Turns relative imports into absolute ones.
-
-    A moved file would resolve them against its new place, and so load its
-    neighbours a second time, or not at all.
-
-    Args:
-        text: source of a module.
-        package: the package that its relative imports start from.
-    """
-    lines = text.encode().splitlines(keepends=True)  # ast counts columns in bytes
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.ImportFrom) and node.level:
-            name = resolve_name("." * node.level + (node.module or ""), package)
-            line, at = lines[node.lineno - 1], node.col_offset
-            new = RELATIVE.sub(f"from {name}".encode(), line[at:], count=1)
-            lines[node.lineno - 1] = line[:at] + new
-    return b"".join(lines).decode()
 
 
 def _place(source: Path, target: Path, link: bool) -> None:

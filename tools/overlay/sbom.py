@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from .base import ROOT, Base, sha256_of
-from .seams import overlay_files
+from .tree import additions as overlay_files
 
 LICENCE = [{"license": {"id": "Apache-2.0"}}]
 Component = dict[str, Any]

@@ -16,6 +16,10 @@ import triton.language as tl
 from triton.language.extra import libdevice
 from triton.runtime import interpreter
 
+from vllm.logger import init_logger
+
+logger = init_logger(__name__)
+
 
 def log1p(x):
     """log(1 + x); a series where 1 + x would round x off."""
@@ -64,9 +68,14 @@ _patch_lang = interpreter._patch_lang
 
 
 def install() -> None:
+    """Puts what is missing into the interpreter, and says in the log that it runs."""
     libdevice.log1p = log1p
     interpreter.ReduceOps.min_max = _min_max
     interpreter._patch_lang = _patch_once
     # Checks of integer overflow, whose findings the interpreter never looks at.
     builder = interpreter.interpreter_builder
     builder.options = replace(builder.options, sanitize_overflow=False)
+    logger.info(
+        "Triton kernels run under Triton's interpreter (TRITON_INTERPRET=1): right "
+        "results, but slow. Unset it to run without Triton kernels."
+    )

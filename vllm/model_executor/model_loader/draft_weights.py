@@ -2,9 +2,10 @@
 """Tensors of draft checkpoints: as the base takes them, none missing or unknown."""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import NoReturn
+from functools import wraps
+from typing import Any, NoReturn
 
 import torch
 import torch.nn as nn
@@ -181,3 +182,31 @@ def _is_unwritten(parameter: torch.Tensor) -> bool:
     if first.dtype.is_floating_point:
         return bool(first.isnan().any())
     return bool((first == _mark(first.dtype)).any())
+
+
+def checks_draft_weights(load_weights: Callable[..., None]) -> Callable[..., None]:
+    """Decorates a loader's `load_weights`: a draft model must be loaded whole."""
+
+    @wraps(load_weights)
+    def checked(loader: Any, model: nn.Module, model_config: ModelConfig) -> None:
+        if model_config.runner_type != "draft":
+            return load_weights(loader, model, model_config)
+        loader.draft_weights = DraftWeights(model, model_config)
+        with loader.draft_weights.checked():
+            load_weights(loader, model, model_config)
+
+    return checked
+
+
+def adapts_draft_weights(
+    get_all_weights: Callable[..., Iterable[NamedTensor]],
+) -> Callable[..., Iterable[NamedTensor]]:
+    """Decorates a loader's `get_all_weights`: a draft's are as vLLM takes them."""
+
+    @wraps(get_all_weights)
+    def adapted(loader: Any, *args: Any) -> Iterable[NamedTensor]:
+        weights = get_all_weights(loader, *args)
+        draft = getattr(loader, "draft_weights", None)
+        return weights if draft is None else draft.adapted(weights)
+
+    return adapted

@@ -5,7 +5,7 @@
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +14,8 @@ import numpy as np
 if TYPE_CHECKING:
     from vllm.config import SpeculativeConfig, VllmConfig
     from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.metrics.stats import SchedulerStats
     from vllm.v1.outputs import ModelRunnerOutput
-    from vllm.v1.spec_decode.metrics import SpecDecodingStats
 
 PREFIX = "vllm:spec_decode_"
 
@@ -37,16 +37,6 @@ class StepDrafting:
     draft_length: int
     seconds: tuple[float, float] | None = None
 
-    def added_to(
-        self, stats: "SpecDecodingStats | None", num_spec_tokens: int
-    ) -> "SpecDecodingStats":
-        """Stats with this in them; new ones if no drafts were verified."""
-        from vllm.v1.spec_decode.metrics import SpecDecodingStats
-
-        stats = stats or SpecDecodingStats.new(num_spec_tokens)
-        stats.step = self
-        return stats
-
 
 def step_drafting(
     vllm_config: "VllmConfig",
@@ -61,7 +51,7 @@ def step_drafting(
         spec.method,
         spec.drafting_mode,
         scheduler_output.num_spec_tokens_to_schedule,
-        getattr(output, "step_seconds", None),
+        output.step_seconds,
     )
 
 
@@ -76,15 +66,28 @@ class StepSummary:
         # [K], by position; scalars until the first step is seen.
         self.drafted = self.accepted = np.zeros(())
 
-    def observe(self, stats: "SpecDecodingStats") -> None:
-        if (step := stats.step) is None:
+    def observe(self, stats: "SchedulerStats") -> None:
+        if (step := stats.step_drafting) is None:
             return
         self.method, self.mode = step.method, step.mode
         self.steps_by_length[step.draft_length] += 1
-        self.drafted = self.drafted + stats.num_draft_tokens_per_pos
-        self.accepted = self.accepted + stats.num_accepted_tokens_per_pos
+        if (verified := stats.spec_decoding_stats) is not None:
+            self.drafted = self.drafted + verified.num_draft_tokens_per_pos
+            self.accepted = self.accepted + verified.num_accepted_tokens_per_pos
         if step.seconds is not None:
             self.seconds += step.seconds
+
+    def added_to(self, log_fn: Callable[..., None]) -> Callable[..., None]:
+        """A `log_fn` whose line ends with the summary, if there was a step."""
+        if not (summary := self.describe()):
+            return log_fn
+        return lambda line, *args: log_fn(f"{line}, %s", *args, summary)
+
+    def log_alone(self, log_fn: Callable[..., None]) -> None:
+        """The line of an interval in which no drafts were verified, if any step ran."""
+        if self.steps_by_length:
+            self.added_to(log_fn)("SpecDecoding metrics: no drafts verified")
+            self.__init__()
 
     def describe(self) -> str:
         """For a log line; empty if there was no step."""
@@ -163,12 +166,13 @@ class StepCounters:
             for engine, own in values.items()
         }
 
-    def observe(self, stats: "SpecDecodingStats", engine: int) -> None:
-        if (step := stats.step) is None:
+    def observe(self, stats: "SchedulerStats", engine: int) -> None:
+        if (step := stats.step_drafting) is None:
             return
-        drafted = stats.num_draft_tokens_per_pos
-        for counter, count in zip(self.drafted[engine], drafted, strict=True):
-            counter.inc(count)
+        if (verified := stats.spec_decoding_stats) is not None:
+            drafted = verified.num_draft_tokens_per_pos
+            for counter, count in zip(self.drafted[engine], drafted, strict=True):
+                counter.inc(count)
         self.steps[engine][step.draft_length].inc()
         if step.seconds is not None:
             target, draft = step.seconds

@@ -16,9 +16,16 @@ Block verification looks at drafts and draws past the one it rejects. The next s
 not meet them again, so with it a key belongs to one step alone.
 """
 
+from typing import TYPE_CHECKING
+
+import numpy as np
 import torch
 
+from vllm.utils.torch_utils import async_tensor_h2d
 from vllm.v1.worker.gpu.sample.gumbel import _DRAFT_NOISE_SALT, gumbel_sample
+
+if TYPE_CHECKING:
+    from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler
 
 # The base adds this to a draft's key. Without Triton it is a plain number.
 DRAFT_SALT = int(getattr(_DRAFT_NOISE_SALT, "value", _DRAFT_NOISE_SALT))
@@ -93,3 +100,53 @@ def draw_alone(
     tokens, has_draft = drawn[rows], rows < last
     foreseen = has_draft & (drafts[torch.where(has_draft, rows + 1, rows)] == tokens)
     return tokens, 1 + foreseen.int().cumprod(1).sum(1, dtype=torch.int32)
+
+
+def rejection_keys(
+    sampler: "RejectionSampler",
+    draft_logits: torch.Tensor | None,
+    positions: torch.Tensor,
+    columns: torch.Tensor,
+) -> torch.Tensor:
+    """[n] int64 positions for `rejection_sample`: keys of its own where it draws.
+
+    Args:
+        draft_logits: None if drafts were not drawn, but are the likeliest tokens.
+        positions, columns: as `verify_keys` takes them.
+    """
+    block = sampler.use_block_verification
+    if draft_logits is None and not block:
+        return positions
+    return verify_keys(positions, columns, sampler.num_speculative_steps, block)
+
+
+def draw_seeded_alone(
+    sampler: "RejectionSampler",
+    logits: torch.Tensor,
+    drafts: torch.Tensor,
+    positions: torch.Tensor,
+    cu_num_logits: torch.Tensor,
+    states: torch.Tensor,
+    states_np: np.ndarray,
+    sampled: torch.Tensor,
+    num_sampled: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What was sampled; of requests with a seed, what the target draws alone.
+
+    Args:
+        logits, drafts, positions, cu_num_logits, states: as `draw_alone` takes them.
+        states_np: [requests] request states.
+        sampled: [requests, K + 1] int64.
+        num_sampled: [requests] int32.
+    """
+    known, target = sampler.sampler.sampling_states, sampler.sampler
+    # Nothing to keep where acceptance is made up, or a watermark decides draws.
+    free = sampler.synthetic_conditional_rates is None and sampler.watermark_key is None
+    if not free or not known.any_explicit_seed(states_np):
+        return sampled, num_sampled
+    stream = (states, known.temperature.gpu, known.seeds.gpu)
+    rest = (sampler.num_speculative_steps, target.use_fp64_gumbel)
+    tokens, count = draw_alone(logits, drafts, positions, cu_num_logits, *stream, *rest)
+    seeded = async_tensor_h2d(known.seeds_set[states_np], device=positions.device)
+    sampled = torch.where(seeded[:, None], tokens, sampled)
+    return sampled, torch.where(seeded, count, num_sampled)

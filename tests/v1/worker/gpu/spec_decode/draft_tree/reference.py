@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Draft trees in plain Python: the specification of the kernels."""
+
+import heapq
+from typing import NamedTuple
+
+
+class Node(NamedTuple):
+    parent: int  # row of the parent, 0 for the last token
+    depth: int
+    rank: int
+
+
+def best_first(log_probs: list[list[float]], num_nodes: int) -> list[Node]:
+    """Nodes 1.. of a tree: the chain, then the likeliest paths that are left.
+
+    Args:
+        log_probs: of the candidates of each drafted depth, best first.
+    """
+    chain = [Node(depth, depth + 1, 0) for depth in range(len(log_probs))]
+    nodes, frontier = list(chain), []
+
+    def offer(above: float, parent: int, depth: int, rank: int) -> None:
+        if depth <= len(log_probs) and rank < len(log_probs[depth - 1]):
+            score = above + log_probs[depth - 1][rank]
+            heapq.heappush(frontier, (-score, parent, depth, rank, above))
+
+    above = 0.0
+    for node in chain:
+        offer(above, node.parent, node.depth, 1)
+        above += log_probs[node.depth - 1][0]
+    while frontier and len(nodes) < num_nodes:
+        score, parent, depth, rank, above = heapq.heappop(frontier)
+        nodes.append(Node(parent, depth, rank))
+        offer(above, parent, depth, rank + 1)
+        offer(-score, len(nodes), depth + 1, 0)
+    return nodes
+
+
+def ancestors(nodes: list[Node], row: int) -> set[int]:
+    """Rows that a row attends to: itself, those above it, row 0."""
+    seen = {0, row}
+    while row > 0:
+        row = nodes[row - 1].parent
+        seen.add(max(row, 0))
+    return seen
+
+
+def walk(
+    nodes: list[Node], tokens: list[int], drawn: list[int], usable: int
+) -> tuple[list[int], list[int]]:
+    """Sampled tokens and the rows of the accepted path, from row 0 on.
+
+    Args:
+        tokens: of each row; row 0's is not looked at.
+        drawn: the target's token after each row.
+        usable: rows from this one on are never accepted.
+    """
+    path, sampled = [0], []
+    while True:
+        sampled.append(drawn[path[-1]])
+        for row, node in enumerate(nodes[: usable - 1], start=1):
+            if node.parent == path[-1] and tokens[row] == sampled[-1]:
+                path.append(row)
+                break
+        else:
+            return sampled, path

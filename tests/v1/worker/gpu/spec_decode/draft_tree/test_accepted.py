@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the drafter goes on from after a step with trees."""
+
+import numpy as np
+import torch
+
+from vllm.platforms import current_platform
+from vllm.v1.worker.gpu.input_batch import InputBatch, InputBuffers
+from vllm.v1.worker.gpu.spec_decode.draft_tree.accepted import accepted_rows
+
+DEVICE = torch.device("cpu" if current_platform.is_cpu() else "cuda")
+K, N = 3, 6
+
+
+def tensor(values, dtype=torch.int32) -> torch.Tensor:
+    return torch.tensor(values, dtype=dtype, device=DEVICE)
+
+
+def test_a_tree_shrinks_to_its_accepted_rows():
+    # A tree, one whose drafts were cut to a chain, one behind known tokens, a prompt.
+    drafts, leading = np.array([N, 2, N, 0]), np.array([0, 0, 2, 4])
+    queries = (1 + drafts + leading).astype(np.int32)
+    starts = np.concatenate([[0], queries.cumsum()]).astype(np.int32)
+    buffers = InputBuffers(4, int(starts[-1]), DEVICE)
+    batch = InputBatch.make_dummy(4, int(starts[-1]), buffers)
+    batch.num_scheduled_tokens, batch.num_draft_tokens_per_req = queries, drafts
+    batch.query_start_loc = tensor(starts)
+    batch.cu_num_logits = tensor(np.concatenate([[0], (drafts + 1).cumsum()]))
+    batch.input_ids = tensor(range(100, 100 + starts[-1]))
+    batch.positions = tensor(range(500, 500 + starts[-1]), torch.int64)
+    slots = tensor([range(0, 30), range(1000, 1030)], torch.int64)
+    path = tensor([[0, 4, 5, 0], [0, 1, 0, 0], [0, 1, 2, 6], [0, 0, 0, 0]])
+    num_sampled = [3, 2, 4, 0]
+    rejected = tensor([N + 1 - 3, 3 - 2, N + 1 - 4, 0])
+
+    found = accepted_rows(batch, K, path, rejected, slots)
+
+    kept = [K + 1, 3, 2 + K + 1, 5]
+    assert found.batch.num_scheduled_tokens.tolist() == kept
+    assert found.batch.num_tokens == sum(kept)
+    assert found.batch.query_start_loc.tolist() == [0, *np.cumsum(kept)]
+    valid = [3, 2, 2 + 4, 5]
+    assert found.num_rejected.tolist() == [
+        a - b for a, b in zip(kept, valid, strict=True)
+    ]
+    rows = [[0, 4, 5], [0, 1], [0, 1, 2, 3, 4, 8], [0, 1, 2, 3, 4]]
+    begin = 0
+    for req, wanted in enumerate(rows):
+        own = slice(begin, begin + len(wanted))
+        begin += kept[req]
+        at = [starts[req] + row for row in wanted]
+        assert found.rows[own].tolist() == at
+        assert found.batch.input_ids[own].tolist() == [100 + row for row in at]
+        assert found.batch.positions[own].tolist() == [500 + row for row in at]
+        first = [starts[req] + i for i in range(len(wanted))]
+        assert found.slot_mappings[0, own].tolist() == first
+        assert found.slot_mappings[1, own].tolist() == [1000 + i for i in first]
+    assert len(num_sampled) == len(rows)

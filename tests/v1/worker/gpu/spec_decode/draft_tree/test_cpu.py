@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trees on the CPU attention backend: its KV order, attention, moving KV."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from vllm.platforms import current_platform
+
+if not current_platform.is_cpu():
+    pytest.skip("needs the CPU attention backend", allow_module_level=True)
+
+from vllm import _custom_ops as ops
+from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
+from vllm.v1.worker.gpu.spec_decode.draft_tree.cpu import (
+    CPUBlocks,
+    CPUPathMover,
+    attend,
+)
+from vllm.v1.worker.gpu.spec_decode.draft_tree.trees import TreeAttention
+
+from .test_kernels import Step
+
+BLOCK, HEADS, KV_HEADS, SIZE = 32, 4, 2, 64
+
+
+def store(kv_cache: torch.Tensor, isa: str, slots, keys, values) -> None:
+    blocks = kv_cache.view(kv_cache.shape[0], KV_HEADS, 2 * BLOCK, -1)
+    caches = blocks.chunk(2, dim=2)
+    ops.cpu_attn_reshape_and_cache(keys, values, *caches, slots, isa)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_kv_is_read_and_moved_in_the_order_of_the_backend(dtype: torch.dtype):
+    torch.manual_seed(0)
+    isa = _get_attn_isa(dtype, BLOCK, SIZE)
+    kv_cache = torch.zeros(5, KV_HEADS, BLOCK, 2 * SIZE, dtype=dtype)
+    slots = torch.randperm(5 * BLOCK)[:24]
+    kv = torch.randn(2, 24, KV_HEADS, SIZE).to(dtype)
+    store(kv_cache, isa, slots, *kv)
+    found = CPUBlocks(kv_cache, isa).read(slots)
+    assert torch.equal(torch.stack(found), kv)
+
+    both = ("a", "b")  # layers that share a cache
+    move = CPUPathMover(*(dict.fromkeys(both, x) for x in (kv_cache, 0, isa)))
+    path = torch.tensor([[0, 2, 3, 6], [0, 1, 5, 9]], dtype=torch.int32)
+    counts, first = torch.tensor([4, 3]), torch.tensor([0, 12])
+    move(slots[None], path, counts.int(), first.int())
+    wanted = kv.clone()
+    for req, moves in enumerate([[(2, 1), (3, 2), (6, 3)], [(5, 2)]]):
+        for source, to in moves:
+            wanted[:, first[req] + to] = kv[:, first[req] + source]
+    found = CPUBlocks(kv_cache, isa).read(slots)
+    assert torch.equal(torch.stack(found), wanted)
+
+
+@pytest.mark.parametrize("num_nodes", [3, 20, 100])
+def test_rows_attend_to_prefix_and_ancestors(num_nodes: int):
+    step = Step(num_nodes, num_nodes)
+    step.lay_out()
+    torch.manual_seed(0)
+    isa = _get_attn_isa(torch.float32, BLOCK, SIZE)
+    kv_cache = torch.zeros(16, KV_HEADS, BLOCK, 2 * SIZE)
+    table = torch.arange(16, dtype=torch.int32).view(4, 4)
+    total = step.starts[-1]
+    query = torch.randn(total, HEADS, SIZE)
+    key, value = torch.randn(2, total, KV_HEADS, SIZE)
+    output = torch.full((total, HEADS, SIZE), 9.0)
+    wanted = output.clone()
+    scale = SIZE**-0.5
+    for req in range(3):
+        rows = slice(step.starts[req], step.starts[req + 1])
+        prefix = step.prefix[req]
+        keys, values = torch.randn(2, prefix, KV_HEADS, SIZE)
+        store(kv_cache, isa, req * 4 * BLOCK + torch.arange(prefix), keys, values)
+        keys = torch.cat([keys, key[rows]]).repeat_interleave(2, 1)
+        values = torch.cat([values, value[rows]]).repeat_interleave(2, 1)
+        scores = torch.einsum("qhd,khd->hqk", query[rows], keys) * scale
+        scores[..., prefix:].masked_fill_(~step.seen(req), -torch.inf)
+        wanted[rows] = torch.einsum("hqk,khd->qhd", scores.softmax(-1), values)
+    metadata = SimpleNamespace(
+        draft_tree=TreeAttention(step.rows, 3, step.starts[3], False, 0),
+        query_start_loc=step.query_start_loc,
+        block_table=table,
+    )
+    layer, impl = SimpleNamespace(isa=isa), SimpleNamespace(scale=scale)
+    attend(impl, layer, query, key, value, kv_cache, metadata, output)
+    torch.testing.assert_close(output, wanted, atol=1e-5, rtol=1e-4)

@@ -1,0 +1,309 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kernels of draft trees against `reference.py`, on random trees."""
+
+import itertools
+import random
+
+import pytest
+import torch
+
+from vllm.platforms import current_platform
+from vllm.v1.worker.gpu.spec_decode.draft_tree.attention import merge_tree
+from vllm.v1.worker.gpu.spec_decode.draft_tree.candidates import best_candidates
+from vllm.v1.worker.gpu.spec_decode.draft_tree.kv_move import PathMover
+from vllm.v1.worker.gpu.spec_decode.draft_tree.topology import grow_trees
+from vllm.v1.worker.gpu.spec_decode.draft_tree.trees import (
+    DraftTrees,
+    TreeAttention,
+    TreeRows,
+    lay_out_rows,
+)
+from vllm.v1.worker.gpu.spec_decode.draft_tree.verify import walk_trees
+
+from .reference import Node, ancestors, best_first, walk
+
+DEVICE = torch.device("cpu" if current_platform.is_cpu() else "cuda")
+R = 8  # request states
+
+
+def tensor(values, dtype=torch.int32) -> torch.Tensor:
+    return torch.tensor(values, dtype=dtype, device=DEVICE)
+
+
+def random_tree(rng: random.Random, depth: int, num_nodes: int) -> list[Node]:
+    table = [
+        sorted((rng.random() for _ in range(6)), reverse=True) for _ in range(depth)
+    ]
+    return best_first([[p - 1 for p in row] for row in table], num_nodes)
+
+
+def stored(trees: DraftTrees, state: int, nodes: list[Node]) -> None:
+    for column, node in enumerate(nodes):
+        trees.parents[state, column] = node.parent
+        trees.depths[state, column] = node.depth
+        trees.ranks[state, column] = node.rank
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("vocab_size", [97, 5000, 12288])
+def test_candidates_are_the_best_tokens(vocab_size: int, dtype: torch.dtype):
+    torch.manual_seed(0)
+    # Logits without ties, some of which cannot be drafted.
+    logits = torch.stack([torch.randperm(vocab_size) for _ in range(3)]) / 64.0
+    logits = logits.to(DEVICE, dtype)
+    logits[:, ::3] = -torch.inf
+    log_probs, tokens = best_candidates(logits, 8)
+    wanted = logits.float().log_softmax(-1)
+    torch.testing.assert_close(log_probs, wanted.topk(8).values, atol=1e-4, rtol=1e-4)
+    found = wanted.gather(1, tokens.long())
+    torch.testing.assert_close(found, log_probs, atol=1e-4, rtol=1e-4)
+    assert all(len(set(row)) == 8 for row in tokens.tolist())
+
+
+@pytest.mark.parametrize("num_nodes", [4, 7, 15, 31, 64, 127])
+@pytest.mark.parametrize("candidates", [1, 4, 16])
+def test_trees_hold_the_likeliest_paths(num_nodes: int, candidates: int):
+    depth, states = 4, [5, -1, 0, 2]
+    torch.manual_seed(num_nodes * 17 + candidates)
+    logits = torch.randn(len(states) * depth, 50, device=DEVICE) * 2
+    log_probs, tokens = logits.log_softmax(-1).topk(candidates)
+    # The last positions of the third request are past the drafter's context.
+    drafted = [4, 4, 2, 4]
+    sample_requests = torch.full((len(states), depth), -1, device=DEVICE)
+    for req, count in enumerate(drafted):
+        sample_requests[req, :count] = states[req]
+    trees = DraftTrees(R, depth, num_nodes, DEVICE)
+    draft_tokens = torch.full((len(states), num_nodes), -7, device=DEVICE)
+    grow_trees(
+        log_probs.contiguous(),
+        tokens.int().contiguous(),
+        sample_requests.flatten(),
+        tensor(states, torch.int64),
+        trees,
+        draft_tokens,
+        num_nodes,
+    )
+    for req, state in enumerate(states):
+        if state < 0:
+            assert (draft_tokens[req] == -7).all()
+            continue
+        rows = slice(req * depth, req * depth + drafted[req])
+        nodes = best_first(log_probs[rows].tolist(), num_nodes - depth + drafted[req])
+        parents = trees.parents[state].tolist()
+        assert parents[:depth] == list(range(depth))
+        found = [
+            Node(*row)
+            for row in zip(
+                parents,
+                trees.depths[state].tolist(),
+                trees.ranks[state].tolist(),
+                strict=True,
+            )
+        ]
+        beyond = nodes[drafted[req] :]
+        # The chain has K nodes here, those of depths that were drafted there.
+        shift = depth - drafted[req]
+        moved = [
+            node._replace(parent=node.parent + shift * (node.parent > drafted[req]))
+            for node in beyond
+        ]
+        assert found[depth : depth + len(moved)] == moved
+        assert all(node.parent == -1 for node in found[depth + len(moved) :])
+        of_depth = tokens[req * depth : (req + 1) * depth].tolist()
+        for node, token in zip(found, draft_tokens[req].tolist(), strict=True):
+            if node.parent >= 0:
+                assert token == of_depth[node.depth - 1][node.rank]
+            else:
+                assert token == 0
+
+
+class Step:
+    """A step of requests with trees and with whole or cut drafts, and one without."""
+
+    def __init__(self, seed: int, num_nodes: int, depth: int = 3):
+        rng = random.Random(seed)
+        self.num_nodes, self.depth = num_nodes, depth
+        self.trees = DraftTrees(R, depth, num_nodes, DEVICE)
+        self.states = rng.sample(range(R), 4)
+        self.nodes = [random_tree(rng, depth, num_nodes) for _ in self.states]
+        for state, nodes in zip(self.states, self.nodes, strict=True):
+            stored(self.trees, state, nodes)
+        # Requests: whole tree; cut drafts; leading known tokens; a prompt's chunk.
+        self.drafts = [num_nodes, rng.randint(1, num_nodes), num_nodes, 0]
+        self.leading = [0, 0, 2, 4]
+        self.prefix = [rng.randint(1, 40) for _ in self.states]
+        queries = [1 + d + c for d, c in zip(self.drafts, self.leading, strict=True)]
+        self.starts = [0]
+        for count in queries:
+            self.starts.append(self.starts[-1] + count)
+        cu = [0]
+        for count in self.drafts:
+            cu.append(cu[-1] + count + 1)
+        self.cu_num_logits, self.query_start_loc = tensor(cu), tensor(self.starts)
+        self.seq_lens = tensor(
+            [p + q for p, q in zip(self.prefix, queries, strict=True)]
+        )
+        self.idx_mapping = tensor(self.states, torch.int64)
+        positions = [
+            p + i for p, q in zip(self.prefix, queries, strict=True) for i in range(q)
+        ]
+        self.positions = tensor(positions, torch.int64)
+        self.rows = TreeRows(R, 512, DEVICE)
+
+    def lay_out(self) -> None:
+        lay_out_rows(
+            self.trees,
+            self.rows,
+            self.idx_mapping,
+            self.query_start_loc,
+            self.cu_num_logits,
+            self.seq_lens,
+            self.positions,
+        )
+
+    def seen(self, req: int) -> torch.Tensor:
+        """[queries, queries] bool, what each query attends to of its step."""
+        first, count = self.leading[req], self.drafts[req] + 1
+        seen = torch.ones(first + count, first + count, dtype=torch.bool).tril()
+        seen[first:, first:] = False
+        for row in range(count):
+            for other in ancestors(self.nodes[req], row):
+                seen[first + row, first + other] = True
+        return seen
+
+
+@pytest.mark.parametrize("num_nodes", [3, 9, 40, 100])
+def test_rows_have_positions_by_depth_and_see_ancestors(num_nodes: int):
+    step = Step(num_nodes, num_nodes)
+    step.lay_out()
+    for req in range(4):
+        begin = step.starts[req]
+        first = begin + step.leading[req]
+        assert step.rows.prefix_lens[req] == step.prefix[req]
+        assert step.rows.num_leading[req] == step.leading[req]
+        for row in range(step.drafts[req] + 1):
+            depth = step.nodes[req][row - 1].depth if row else 0
+            position = step.prefix[req] + step.leading[req] + depth
+            assert step.positions[first + row] == position
+            assert step.rows.depths[first + row] == depth
+            low, high = step.rows.masks[first + row].tolist()
+            bits = (low & (2**64 - 1)) | (high & (2**64 - 1)) << 64
+            seen = {j for j in range(128) if bits >> j & 1}
+            assert seen == ancestors(step.nodes[req], row)
+    assert not step.rows.prefix_lens[4:].any()
+
+
+@pytest.mark.parametrize("num_nodes", [3, 9, 40, 100])
+def test_the_walk_follows_the_drawn_tokens(num_nodes: int):
+    step, rng = Step(num_nodes, num_nodes), random.Random(num_nodes)
+    rows = int(step.cu_num_logits[-1])
+    # Few tokens, so that paths go on; siblings hold different ones.
+    nodes = [0] * rows
+    for req, (first, count) in enumerate(
+        zip(step.cu_num_logits[:-1], step.drafts, strict=True)
+    ):
+        for row in range(1, count + 1):
+            node = step.nodes[req][row - 1]
+            nodes[first + row] = (node.depth * 3 + node.rank) % 7
+    drawn = [rng.randrange(7) for _ in range(rows)]
+    invalid = rng.randrange(1, rows)
+    nodes[invalid] = -1
+    chain_only = [False, False, True, False]
+    num_sampled, path = tensor([0] * 4), tensor([[-1] * (step.depth + 1)] * 4)
+    sampled = tensor([[-1] * (step.depth + 1)] * 4, torch.int64)
+    walk_trees(
+        step.trees,
+        tensor(drawn, torch.int64),
+        tensor(nodes),
+        step.cu_num_logits,
+        step.idx_mapping,
+        tensor(chain_only, torch.bool),
+        sampled,
+        num_sampled,
+        path,
+    )
+    for req, count in enumerate(step.drafts):
+        own = slice(step.cu_num_logits[req], step.cu_num_logits[req + 1])
+        usable = 1 + (min(count, step.depth) if chain_only[req] else count)
+        wanted = walk(step.nodes[req], nodes[own], drawn[own], usable)
+        number = int(num_sampled[req])
+        assert (sampled[req, :number].tolist(), path[req, :number].tolist()) == wanted
+
+
+@pytest.mark.parametrize("softcap", [0.0, 5.0])
+@pytest.mark.parametrize("num_nodes", [3, 20, 100])
+def test_rows_attend_to_prefix_and_ancestors(num_nodes: int, softcap: float):
+    step = Step(num_nodes, num_nodes)
+    step.prefix[1] = 0  # a request that has no token before its rows
+    step.seq_lens[1] = step.drafts[1] + 1
+    step.lay_out()
+    torch.manual_seed(0)
+    heads, kv_heads, size, scale = 4, 2, 24, 0.3
+    total = step.starts[-1]
+    query = torch.randn(total, heads, size, device=DEVICE)
+    # As a model's fused projection gives them: not contiguous.
+    fused = torch.randn(total, 2, kv_heads, size, device=DEVICE)
+    key, value = fused[:, 0], fused[:, 1]
+    prefix_out, out = torch.zeros_like(query), torch.full_like(query, 9.0)
+    lse = torch.full((heads, total), torch.inf, device=DEVICE)
+    wanted = torch.full_like(query, 9.0)
+
+    def scores(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        raw = torch.einsum("qhd,khd->hqk", q, k.repeat_interleave(2, 1)) * scale
+        return softcap * (raw / softcap).tanh() if softcap else raw
+
+    for req in range(3):
+        rows = slice(step.starts[req], step.starts[req + 1])
+        keys = torch.randn(step.prefix[req], kv_heads, size, device=DEVICE)
+        values = torch.randn_like(keys)
+        before = scores(query[rows], keys)
+        if step.prefix[req]:
+            lse[:, rows] = before.logsumexp(-1)
+            weights = before.softmax(-1)
+            seen = torch.einsum("hqk,khd->qhd", weights, values.repeat_interleave(2, 1))
+            prefix_out[rows] = seen
+        own = scores(query[rows], key[rows])
+        own = own.masked_fill(~step.seen(req).to(DEVICE), -torch.inf)
+        weights = torch.cat([before, own], -1).softmax(-1)
+        all_values = torch.cat([values, value[rows]]).repeat_interleave(2, 1)
+        wanted[rows] = torch.einsum("hqk,khd->qhd", weights, all_values)
+    longest = max(b - a for a, b in itertools.pairwise(step.starts))
+    tree = TreeAttention(step.rows, 3, step.starts[3], False, longest)
+    merge_tree(
+        query[: step.starts[3]],
+        key,
+        value,
+        prefix_out[: step.starts[3]],
+        lse,
+        out,
+        step.query_start_loc,
+        tree,
+        scale,
+        softcap,
+    )
+    torch.testing.assert_close(out, wanted, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_accepted_kv_is_moved_to_its_positions(dtype: torch.dtype):
+    torch.manual_seed(0)
+    blocks, heads, size, width = 10, 3, 4, 12
+    # Blocks of a layer apart, heads behind slots: not the order of the dimensions.
+    base = torch.randn(2, blocks, size, heads, 2 * width).to(DEVICE, dtype)
+    caches = {str(i): base[i].transpose(1, 2) for i in range(2)}
+    caches["shared"] = caches["0"]
+    groups = {"0": 0, "1": 1, "shared": 0}
+    slot_mappings = torch.stack([torch.randperm(blocks * size)[:16] for _ in range(2)])
+    slot_mappings = slot_mappings.to(DEVICE)
+    path = tensor([[0, 2, 3, 6], [0, 1, 2, 3], [0, 4, 99, 99]])
+    num_sampled, first_rows = tensor([4, 4, 2]), tensor([0, 7, 11])
+    wanted = base.clone()
+    flat = wanted.view(2, blocks * size, heads, 2 * width)
+    before = flat.clone()
+    for req, moves in enumerate([[(2, 1), (3, 2), (6, 3)], [], [(4, 1)]]):
+        for source, to in moves:
+            for layer in range(2):
+                slots = slot_mappings[layer, int(first_rows[req]) :]
+                flat[layer, slots[to]] = before[layer, slots[source]]
+    PathMover(caches, groups)(slot_mappings, path, num_sampled, first_rows)
+    assert torch.equal(base, wanted)

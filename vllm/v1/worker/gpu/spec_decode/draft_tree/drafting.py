@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Drafting a tree: candidates of each position, and what combinations of them."""
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from .candidates import best_candidates
+from .topology import grow_trees
+
+if TYPE_CHECKING:
+    from vllm.v1.worker.gpu.spec_decode.unified.plan import DraftPlan
+    from vllm.v1.worker.gpu.spec_decode.unified.speculator import UnifiedSpeculator
+
+
+def num_candidates(num_nodes: int) -> int:
+    """Tokens of each position that a tree of so many nodes may choose from.
+
+    The ninth best token of a position is in no tree of 31 nodes worth speaking of, and
+    in few of 63.
+    """
+    return 8 if num_nodes <= 31 else 16
+
+
+def sample_tree(
+    speculator: "UnifiedSpeculator",
+    rows: torch.Tensor,
+    plan: "DraftPlan",
+    draft_pass: int,
+) -> None:
+    """Drafts each request's tree, in the place of `sampling.sample_chain`.
+
+    Args:
+        rows: [n, K, H], hidden states of the sampled slots of the only pass.
+    """
+    n, depth = rows.shape[:2]
+    batch = speculator.buffers.batch
+    log_probs, tokens = rank_candidates(speculator, rows, plan)
+    grow_trees(
+        log_probs,
+        tokens,
+        batch.sample_requests[: n * depth],
+        batch.idx_mapping[:n],
+        speculator.trees,
+        speculator.draft_tokens[:n],
+        plan.num_drafts,
+    )
+
+
+def rank_candidates(
+    speculator: "UnifiedSpeculator", rows: torch.Tensor, plan: "DraftPlan"
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probabilities and tokens, [n * K, C] each; see `best_candidates`."""
+    logits = speculator.compute_draft_logits(rows.flatten(0, 1), 0)
+    return best_candidates(logits, num_candidates(plan.num_drafts))

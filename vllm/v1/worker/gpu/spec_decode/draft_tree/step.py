@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The trees of the step that runs, between the model runner and the drafter."""
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from vllm.v1.worker.gpu.input_batch import InputBatch
+from vllm.v1.worker.gpu.sample.bad_words import BadWordsState
+from vllm.v1.worker.gpu.sample.logit_bias import LogitBiasState
+from vllm.v1.worker.gpu.sample.penalties import PenaltiesState
+from vllm.v1.worker.gpu.sample.sampler import Sampler
+
+from .accepted import Accepted, accepted_rows
+from .kv_move import PathMover
+from .sampler import TreeRejectionSampler
+from .trees import DraftTrees, TreeAttention, TreeRows, lay_out_rows
+
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.output import GrammarOutput
+    from vllm.v1.worker.gpu.model_runner import GPUModelRunner
+
+# vLLM's own processors, of which is known what their rows depend on.
+KNOWN_PROCESSORS = (LogitBiasState, PenaltiesState, BadWordsState)
+
+
+def depends_on_tokens(sampler: Sampler, states: np.ndarray) -> np.ndarray:
+    """[n] bool, whether a request's logits depend on the tokens before a row.
+
+    Args:
+        states: [n], request states.
+    """
+    if any(type(p) not in KNOWN_PROCESSORS for p in sampler.logits_processors):
+        return np.ones(len(states), dtype=bool)  # a processor of the user's
+    found = sampler.penalties_state.use_penalty[states].copy()
+    (bad_words,) = (p for p in sampler.logits_processors if type(p) is BadWordsState)
+    found |= bad_words.num_bad_words.np[states] > 0
+    if sampler.thinking_budget_state.enabled:
+        found |= sampler.thinking_budget_state.use_thinking_budget[states]
+    return found
+
+
+class TreeStep:
+    """Lays trees out, has them attended to and verified, and keeps what was accepted.
+
+    In the order of a step: `lay_out`, `attach`, `constrain`, `accept`. A step in which
+    no request has more drafts than a chain has nothing of a tree.
+
+    Args:
+        trees: those that were drafted.
+        max_num_tokens: the most rows of a step.
+    """
+
+    def __init__(self, trees: DraftTrees, max_num_tokens: int):
+        device = trees.parents.device
+        self.trees = trees
+        self.rows = TreeRows(len(trees.parents), max_num_tokens, device)
+        self.has_trees = False
+        self.sampler: TreeRejectionSampler | None = None
+        self._move: PathMover | None = None
+
+    def bind(self, runner: "GPUModelRunner", layers: dict[str, Any]) -> None:
+        """Takes a runner's place of verification.
+
+        Args:
+            layers: the target's attention layers, by name.
+        """
+        self.layers = layers
+        self.groups = {
+            name: number
+            for number, group in enumerate(runner.kv_cache_config.kv_cache_groups)
+            for name in group.layer_names
+            if name in layers
+        }
+        runner.model_state.draft_tree = self
+        runner.rejection_sampler = self.sampler = TreeRejectionSampler(
+            runner.sampler, runner.speculative_config, self.trees, self.rows
+        )
+        self._move = None  # KV caches are allocated after this
+
+    # Before the target runs.
+
+    def lay_out(self, batch: InputBatch, slot_mappings: torch.Tensor) -> None:
+        """Gives the rows of this step's trees their positions.
+
+        Args:
+            slot_mappings: [G, at least the batch's rows] int64, by row number: KV slots
+                are told from the positions that rows have before this.
+        """
+        drafts = batch.num_draft_tokens_per_req
+        depth = self.trees.max_depth
+        self.has_trees = drafts is not None and int(drafts.max()) > depth
+        self.sampler.has_trees = self.has_trees
+        if not self.has_trees:
+            return
+        self.slot_mappings = slot_mappings
+        lay_out_rows(
+            self.trees,
+            self.rows,
+            batch.idx_mapping,
+            batch.query_start_loc,
+            batch.cu_num_logits,
+            batch.seq_lens,
+            batch.positions,
+        )
+
+    def attach(
+        self, attn_metadata: dict[str, Any], batch: InputBatch, for_capture: bool
+    ) -> None:
+        """Has the target's layers attend to trees, where the step has any."""
+        if for_capture:
+            tree = self._to_record(batch)
+        else:
+            tree = self._of_step(batch) if self.has_trees else None
+        for name in self.layers if tree else ():
+            attn_metadata[name].draft_tree = tree
+
+    def _to_record(self, batch: InputBatch) -> TreeAttention | None:
+        """Graphs of steps longer than a chain are of trees."""
+        longest = batch.max_query_len or int(batch.num_scheduled_tokens.max())
+        if longest <= self.trees.max_depth + 1:
+            return None
+        self.rows.prefix_lens.zero_()
+        n, num_tokens = batch.num_reqs_after_padding, batch.num_tokens_after_padding
+        return TreeAttention(self.rows, n, num_tokens, True, longest)
+
+    def _of_step(self, batch: InputBatch) -> TreeAttention:
+        n = int(np.count_nonzero(batch.num_draft_tokens_per_req))
+        num_tokens = int(batch.query_start_loc_np[n])
+        longest = int(batch.num_scheduled_tokens[:n].max())
+        return TreeAttention(self.rows, n, num_tokens, n == batch.num_reqs, longest)
+
+    # Verification, and after it.
+
+    def constrain(
+        self, batch: InputBatch, grammar_output: "GrammarOutput | None"
+    ) -> None:
+        """Says which requests' rows depend on the tokens before them.
+
+        Those verify the chain inside their tree: row i is preceded by rows 1 to i - 1
+        there, as vLLM's logits processors take it.
+        """
+        chain_only = depends_on_tokens(self.sampler.sampler, batch.idx_mapping_np)
+        if grammar_output is not None:
+            ids = set(grammar_output.structured_output_request_ids)
+            chain_only |= np.array([req_id in ids for req_id in batch.req_ids])
+        self.sampler.set_chain_only(chain_only)
+
+    def accept(
+        self, batch: InputBatch, num_sampled: torch.Tensor, num_rejected: torch.Tensor
+    ) -> Accepted | None:
+        """Moves the KV of accepted paths; returns their rows, for the drafter.
+
+        Returns:
+            None in a step without trees, whose accepted rows are where they belong.
+        """
+        if not self.has_trees:
+            return None
+        path, n = self.sampler.path, batch.num_reqs
+        logits = batch.cu_num_logits[1:] - batch.cu_num_logits[:-1]
+        first_rows = batch.query_start_loc[1 : n + 1] - logits
+        if self._move is None:
+            self._move = self._mover()
+        self._move(self.slot_mappings, path, num_sampled, first_rows)
+        depth = self.trees.max_depth
+        return accepted_rows(batch, depth, path, num_rejected, self.slot_mappings)
+
+    def _mover(self) -> PathMover:
+        caches = {name: layer.kv_cache for name, layer in self.layers.items()}
+        if self.trees.parents.device.type == "cpu":
+            from .cpu import CPUPathMover
+
+            isas = {name: layer.isa for name, layer in self.layers.items()}
+            return CPUPathMover(caches, self.groups, isas)
+        return PathMover(caches, self.groups)

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether an engine can verify trees; where it cannot, chains are drafted."""
+
+from typing import TYPE_CHECKING, Any
+
+from vllm.config import VllmConfig, get_layers_from_vllm_config
+from vllm.config.compilation import CUDAGraphMode
+from vllm.logger import init_logger
+from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
+from vllm.v1.worker.gpu.model_states.default import DefaultModelState
+
+from .backends import why_layer_cannot
+from .step import TreeStep
+
+if TYPE_CHECKING:
+    from vllm.v1.worker.gpu.model_runner import GPUModelRunner
+
+logger = init_logger(__name__)
+
+
+def tree_step(runner: "GPUModelRunner") -> TreeStep | None:
+    """What lays a runner's trees out, once its attention backends are known.
+
+    Returns:
+        None if nothing drafts trees, or the target cannot verify them: then the
+        schedule is that of the chain, and one log line says why.
+    """
+    step: TreeStep | None = getattr(runner.speculator, "tree_step", None)
+    if step is None:
+        return None
+    layers = target_layers(runner)
+    reason = why_no_trees(runner, layers)
+    if reason is None:
+        step.bind(runner, layers)
+        return step
+    runner.speculator.tree_step = None
+    use_chains(runner.vllm_config)
+    logger.warning(
+        "draft_tree is not used: trees cannot be verified with %s. Chains of %d tokens "
+        "are drafted instead. Turn that off to use trees, or unset draft_tree.",
+        reason,
+        step.trees.max_depth,
+    )
+    return None
+
+
+def use_chains(vllm_config: VllmConfig) -> None:
+    """Has every step draft the chain in the place of the tree."""
+    spec = vllm_config.speculative_config
+    most = vllm_config.scheduler_config.max_num_seqs
+    depth = spec.drafter.num_speculative_tokens
+    spec.num_speculative_tokens_per_batch_size = [(1, most, depth)]
+
+
+def target_layers(runner: "GPUModelRunner") -> dict[str, Any]:
+    """The target's layers that keep KV or state, by name."""
+    layers = get_layers_from_vllm_config(runner.vllm_config, AttentionLayerBase)
+    drafts = runner.speculator.draft_attn_layer_names
+    return {name: layer for name, layer in layers.items() if name not in drafts}
+
+
+def why_no_trees(runner: "GPUModelRunner", layers: dict[str, Any]) -> str | None:
+    """Why trees cannot be verified; None if they can."""
+    config: VllmConfig = runner.vllm_config
+    parallel, model = config.parallel_config, config.model_config
+    mixed = config.compilation_config.cudagraph_mode.mixed_mode()
+    reasons = {
+        "pipeline parallelism": parallel.pipeline_parallel_size > 1,
+        "context parallelism": parallel.decode_context_parallel_size > 1
+        or parallel.prefill_context_parallel_size > 1,
+        "batch-sharded sampling": parallel.enable_batch_sharded_sampling,
+        "dual batch overlap": parallel.use_ubatching,
+        "a KV connector": config.kv_transfer_config is not None,
+        "M-RoPE": model.uses_mrope,
+        "returned sampling masks": model.return_sampling_mask,
+        "FULL CUDA graphs of mixed batches": mixed == CUDAGraphMode.FULL,
+        f"{type(runner.model_state).__name__}": type(runner.model_state)
+        is not DefaultModelState,
+    }
+    found = next((reason for reason, holds in reasons.items() if holds), None)
+    if found is not None:
+        return found
+    return next(filter(None, map(why_layer_cannot, layers.values())), None)

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which combinations of candidates a request's tree holds, built on the device.
+
+A drafter that samples all its positions in one pass says of each how likely each token
+is. The probability of a path is taken as the product over its nodes, and the tree holds
+the N likeliest paths: a node's probability never exceeds its parent's, so that taking
+the best of a frontier again and again (best-first search, as EAGLE-2, arXiv 2406.16858,
+and DDTree build trees) gives exactly these. The first K nodes are the chain of best
+tokens whatever its probability: its first nodes are a chain of any length, which a step
+that verifies fewer drafts, or a request that cannot use a tree, takes of it.
+
+Each node is either the next best token at its parent's depth + 1 (the sibling of a node
+that was taken) or the best token below a node that was taken (its first child).
+"""
+
+import torch
+
+from vllm.triton_utils import tl, triton
+
+from .trees import DraftTrees
+
+NO_PARENT = tl.constexpr(-1)
+
+
+@triton.jit
+def _store_node(trees, draft, at, node, is_real, parent, depth, rank, token):
+    """Node `node` (from 1) in column node - 1; one that is not real has no parent."""
+    tl.store(trees.parents + at + node - 1, tl.where(is_real, parent, NO_PARENT))
+    tl.store(trees.depths + at + node - 1, tl.where(is_real, depth, 1))
+    tl.store(trees.ranks + at + node - 1, rank)
+    tl.store(draft + node - 1, token.to(tl.int64))
+
+
+@triton.jit
+def _grow_kernel(
+    log_probs,  # [n * K, C] float32, best first
+    tokens,  # [n * K, C] int32
+    sample_requests,  # [n * K] int64, -1 where a position must not be drafted
+    idx_mapping,  # [n] int64, request state, -1 for padding
+    trees,  # tuple of DraftTrees: parents, depths, ranks
+    tree_stride,
+    draft_tokens,  # [n, N] int64
+    draft_stride,
+    K: tl.constexpr,
+    C: tl.constexpr,
+    NODES: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    FRONTIER: tl.constexpr,
+):
+    req = tl.program_id(0)
+    state = tl.load(idx_mapping + req)
+    if state < 0:
+        return
+    at, draft = state * tree_stride, draft_tokens + req * draft_stride
+    row = req * K  # of depth 1
+
+    # The chain, whose topology never changes. Position i is that of depth i + 1.
+    i = tl.arange(0, BLOCK_K)
+    is_drafted = i < K
+    is_drafted &= tl.load(sample_requests + row + i, mask=i < K, other=-1) >= 0
+    depths = tl.sum(is_drafted.to(tl.int32), 0)
+    token = tl.load(tokens + (row + i) * C, mask=i < K, other=0)
+    tl.store(draft + i, token.to(tl.int64), mask=i < K)
+
+    # The frontier: lane i < K holds the chain's siblings, later lanes first children
+    # of the nodes that were taken; where a node was taken its next sibling follows.
+    lane = tl.arange(0, FRONTIER)
+    is_sibling = (lane < depths) & (C > 1)
+    # Log-probability of the path to the parent, and of the whole.
+    above = tl.load(log_probs + (row + lane) * C, mask=lane < depths, other=0.0)
+    above = tl.cumsum(above, 0) - above
+    second = tl.load(log_probs + (row + lane) * C + 1, mask=is_sibling, other=0.0)
+    score = tl.where(is_sibling, above + second, float("-inf"))
+    # Parent, depth and rank of each, in one number: what is taken is read by one sum.
+    what = lane * 65536 + (lane + 1) * 256 + 1
+
+    for node in range(K + 1, NODES + 1):
+        taken, hit = tl.max(score, 0), lane == tl.argmax(score, 0)
+        is_real = taken > float("-inf")
+        kind = tl.sum(tl.where(hit, what, 0), 0)
+        before = tl.sum(tl.where(hit, above, 0.0), 0)
+        parent, depth, rank = kind // 65536, kind // 256 % 256, kind % 256
+        place = (row + depth - 1) * C + rank
+        token = tl.load(tokens + place, mask=is_real, other=0)
+        _store_node(trees, draft, at, node, is_real, parent, depth, rank, token)
+
+        more = is_real & (rank + 1 < C)
+        sibling = tl.load(log_probs + place + 1, mask=more, other=float("-inf"))
+        score = tl.where(hit, before + sibling, score)
+        what = tl.where(hit, kind + 1, what)
+        deeper = is_real & (depth < depths)
+        child = tl.load(log_probs + (row + depth) * C, mask=deeper, other=float("-inf"))
+        free = lane == node - 1
+        score = tl.where(free, taken + child, score)
+        above = tl.where(free, taken, above)
+        what = tl.where(free, node * 65536 + (depth + 1) * 256, what)
+
+
+def grow_trees(
+    log_probs: torch.Tensor,
+    tokens: torch.Tensor,
+    sample_requests: torch.Tensor,
+    idx_mapping: torch.Tensor,
+    trees: DraftTrees,
+    draft_tokens: torch.Tensor,
+    num_nodes: int,
+) -> None:
+    """Builds the tree of each request, and writes its tokens.
+
+    Args:
+        log_probs: [n * K, C] float32, of the candidates of each position, best first.
+        tokens: [n * K, C] int32.
+        sample_requests: [n * K] int64, -1 where a position must not be drafted; of a
+            request these are the last ones.
+        idx_mapping: [n] int64, request state; -1 for padding, which is left alone.
+        trees: where the topology goes, by request state.
+        draft_tokens: [n, at least N] int64, where the nodes' tokens go; token 0 for a
+            node that does not exist, since there are not that many paths.
+        num_nodes: nodes of a tree (N), from K to `trees.max_num_nodes`.
+    """
+    num_reqs, depth = len(idx_mapping), trees.max_depth
+    assert len(log_probs) == num_reqs * depth <= len(sample_requests)
+    assert depth <= num_nodes <= trees.max_num_nodes
+    _grow_kernel[(num_reqs,)](
+        log_probs,
+        tokens,
+        sample_requests,
+        idx_mapping,
+        trees.pointers,
+        trees.parents.stride(0),
+        draft_tokens,
+        draft_tokens.stride(0),
+        K=depth,
+        C=log_probs.shape[1],
+        NODES=num_nodes,
+        BLOCK_K=triton.next_power_of_2(depth),
+        FRONTIER=triton.next_power_of_2(num_nodes),
+        num_warps=1,
+    )

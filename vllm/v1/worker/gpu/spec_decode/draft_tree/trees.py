@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The trees that were drafted, and how a step lays their nodes out.
+
+A request whose tree is verified has N + 1 rows in the step. Row 0 holds its last token,
+row i node i of the tree:
+
+    row           0      1     2    ..   K     K + 1  ..  N
+    token         last   the chain of best     other nodes, likeliest first
+    position      p      p + depth of the node
+    KV slot       p      p + 1  p + 2   ..                  p + N
+
+Rows of one depth share a position, so a row's KV slot goes by its number. A row attends
+to all positions before p, to row 0 and to its ancestors; see `attention.py`. The KV of
+the accepted path is moved to the slots of its positions afterwards; see `kv_move.py`.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from vllm.triton_utils import tl, triton
+
+MAX_NODES = 127  # with row 0 they fit two words of 64 bits
+
+
+class TreePointers(NamedTuple):
+    parents: torch.Tensor
+    depths: torch.Tensor
+    ranks: torch.Tensor
+
+
+class DraftTrees:
+    """Topology of each request's tree, by request state.
+
+    Attributes:
+        parents: [R, N] int32, the row of each node's parent: 0 for the last token's,
+            -1 for a node that does not exist, which is never accepted.
+        depths: [R, N] int32, from 1 to K.
+        ranks: [R, N] int32, the node's token is this many places behind the best one
+            of its depth.
+        The first K columns are the chain, and never change.
+    """
+
+    def __init__(
+        self,
+        max_num_reqs: int,
+        max_depth: int,
+        max_num_nodes: int,
+        device: torch.device,
+    ):
+        assert max_depth <= max_num_nodes <= MAX_NODES
+        self.max_depth, self.max_num_nodes = max_depth, max_num_nodes
+        shape = (max_num_reqs, max_num_nodes)
+        self.parents = torch.full(shape, -1, dtype=torch.int32, device=device)
+        self.depths = torch.ones(shape, dtype=torch.int32, device=device)
+        self.ranks = torch.zeros(shape, dtype=torch.int32, device=device)
+        chain = torch.arange(max_depth, dtype=torch.int32, device=device)
+        self.parents[:, :max_depth] = chain
+        self.depths[:, :max_depth] = chain + 1
+
+    @property
+    def pointers(self) -> TreePointers:
+        return TreePointers(self.parents, self.depths, self.ranks)
+
+
+class TreeRows:
+    """What the attention of a step reads of its trees, at addresses that stay.
+
+    Attributes:
+        masks: [max_num_tokens, 2] int64, by row of the batch: bit j of the 128 says
+            whether the row attends to row j of its request.
+        depths: [max_num_tokens] int32, by row of the batch: of its node, 0 for row 0.
+        prefix_lens: [R] int32, tokens before each request's queries; 0 for padding.
+        num_leading: [R] int32, queries of known tokens before row 0, mostly none.
+    """
+
+    def __init__(self, max_num_reqs: int, max_num_tokens: int, device: torch.device):
+        self.masks = torch.ones(max_num_tokens, 2, dtype=torch.int64, device=device)
+        self.depths = torch.zeros(max_num_tokens, dtype=torch.int32, device=device)
+        self.prefix_lens, self.num_leading = (
+            torch.zeros(max_num_reqs, dtype=torch.int32, device=device)
+            for _ in range(2)
+        )
+
+
+@dataclass
+class TreeAttention:
+    """How the attention of a step treats its trees; part of its metadata.
+
+    Attributes:
+        rows: which rows see which.
+        num_reqs: requests with trees; they come first in the batch.
+        num_tokens: their rows.
+        covers_batch: whether the batch has no other requests.
+        max_query_len: the most rows of one of them.
+    """
+
+    rows: TreeRows
+    num_reqs: int
+    num_tokens: int
+    covers_batch: bool
+    max_query_len: int
+
+
+@triton.jit
+def _lay_out_rows_kernel(
+    idx_mapping,  # [n] int64
+    query_start_loc,  # [n + 1] int32
+    cu_num_logits,  # [n + 1] int32
+    seq_lens,  # [n] int32
+    parents,
+    depths,
+    tree_stride,
+    positions,  # [num_tokens] int64, p + row; in place
+    masks,
+    row_depths,
+    prefix_lens,
+    num_leading,
+    num_reqs,
+    max_num_reqs,
+    DEPTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    req = tl.program_id(0)
+    if req == num_reqs:
+        for i in range(num_reqs, max_num_reqs, BLOCK):
+            behind = i + tl.arange(0, BLOCK)
+            tl.store(prefix_lens + behind, 0, mask=behind < max_num_reqs)
+            tl.store(num_leading + behind, 0, mask=behind < max_num_reqs)
+        return
+    state = tl.load(idx_mapping + req)
+    end = tl.load(query_start_loc + req + 1)
+    rows = tl.load(cu_num_logits + req + 1) - tl.load(cu_num_logits + req)
+    begin = end - rows
+    queries = end - tl.load(query_start_loc + req)
+    tl.store(prefix_lens + req, tl.load(seq_lens + req) - queries)
+    tl.store(num_leading + req, queries - rows)
+
+    row = tl.arange(0, BLOCK)
+    inside, is_node = row < rows, (row > 0) & (row < rows)
+    tree = state * tree_stride - 1
+    depth = tl.load(depths + tree + row, mask=is_node, other=0)
+    first = tl.load(positions + begin)
+    tl.store(positions + begin + row, first + depth, mask=inside)
+    tl.store(row_depths + begin + row, depth, mask=inside)
+
+    one = tl.full([BLOCK], 1, tl.int64)
+    low = tl.where(row < 64, one << (row % 64).to(tl.int64), 0) | 1
+    high = tl.where(row >= 64, one << (row % 64).to(tl.int64), 0)
+    at = row
+    for _ in tl.static_range(DEPTH - 1):
+        up = is_node & (at > 0)
+        at = tl.maximum(tl.load(parents + tree + at, mask=up, other=0), 0)
+        bit = one << (at % 64).to(tl.int64)
+        low |= tl.where(at < 64, bit, 0)
+        high |= tl.where(at >= 64, bit, 0)
+    tl.store(masks + (begin + row) * 2, low, mask=inside)
+    tl.store(masks + (begin + row) * 2 + 1, high, mask=inside)
+
+
+def lay_out_rows(
+    trees: DraftTrees,
+    rows: TreeRows,
+    idx_mapping: torch.Tensor,
+    query_start_loc: torch.Tensor,
+    cu_num_logits: torch.Tensor,
+    seq_lens: torch.Tensor,
+    positions: torch.Tensor,
+) -> None:
+    """Gives rows of a step's trees their positions, and says what each attends to.
+
+    A request whose drafts were cut has the first nodes of its tree, which are a tree
+    too. One without drafts keeps its positions, and what is said of it goes unread.
+
+    Args:
+        idx_mapping: [n] int64, request state.
+        query_start_loc: [at least n + 1] int32.
+        cu_num_logits: [n + 1] int32, rows that are sampled from: row 0 and the nodes
+            are the last ones of a request's queries.
+        seq_lens: [at least n] int32, queries included.
+        positions: [num_tokens] int64, in place: p + row before, p + depth afterwards.
+    """
+    num_reqs = len(idx_mapping)
+    _lay_out_rows_kernel[(num_reqs + 1,)](
+        idx_mapping,
+        query_start_loc,
+        cu_num_logits,
+        seq_lens,
+        trees.parents,
+        trees.depths,
+        trees.parents.stride(0),
+        positions,
+        rows.masks,
+        rows.depths,
+        rows.prefix_lens,
+        rows.num_leading,
+        num_reqs,
+        len(rows.prefix_lens),
+        DEPTH=trees.max_depth,
+        BLOCK=triton.next_power_of_2(trees.max_num_nodes + 1),
+    )

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which path of a tree is accepted.
+
+The target's own token is drawn at every row: the likeliest one, or the one that the
+request's seed and the row's position give (see `noise.py`). The walk starts at the last
+token and goes on to the child that holds the token drawn at the present row, until none
+does; the token drawn there is the bonus token. So what comes out is what the target
+draws alone, token for token, whatever the tree was: a tree is built before anything is
+drawn. The probability that a node's children let the walk go on is the sum of theirs
+under the target (SpecInfer, arXiv 2305.09781, calls this naive sampling).
+"""
+
+import torch
+
+from vllm.triton_utils import tl, triton
+
+from .trees import DraftTrees
+
+
+@triton.jit
+def _walk_kernel(
+    drawn,  # [rows] int64
+    nodes,  # [rows] token of each row; negative is never accepted
+    cu_num_logits,  # [n + 1] int32
+    idx_mapping,  # [n] int64
+    chain_only,  # [n] bool
+    parents,
+    tree_stride,
+    sampled,  # [n, >= K + 1] int64
+    sampled_stride,
+    num_sampled,  # [n] int32
+    path,  # [n, K + 1] int32
+    DEPTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    req = tl.program_id(0)
+    state = tl.load(idx_mapping + req)
+    begin = tl.load(cu_num_logits + req)
+    rows = tl.load(cu_num_logits + req + 1) - begin
+    row = tl.arange(0, BLOCK)
+    is_node = (row > 0) & (row < rows)
+    is_node &= (row <= DEPTH) | (tl.load(chain_only + req) == 0)
+    parent = tl.load(parents + state * tree_stride + row - 1, mask=is_node, other=-1)
+    node = tl.load(nodes + begin + row, mask=is_node, other=-1).to(tl.int64)
+
+    at, goes_on, count = 0, rows > 0, 0
+    for depth in range(DEPTH + 1):
+        token = tl.load(drawn + begin + at, mask=goes_on, other=0)
+        tl.store(sampled + req * sampled_stride + depth, token, mask=goes_on)
+        tl.store(path + req * (DEPTH + 1) + depth, at, mask=goes_on)
+        count += goes_on.to(tl.int32)
+        is_next = is_node & (parent == at) & (node == token) & goes_on
+        found = tl.max(tl.where(is_next, row, 0), 0)
+        goes_on = found > 0
+        at = found
+    tl.store(num_sampled + req, count)
+
+
+def walk_trees(
+    trees: DraftTrees,
+    drawn: torch.Tensor,
+    nodes: torch.Tensor,
+    cu_num_logits: torch.Tensor,
+    idx_mapping: torch.Tensor,
+    chain_only: torch.Tensor,
+    sampled: torch.Tensor,
+    num_sampled: torch.Tensor,
+    path: torch.Tensor,
+) -> None:
+    """Follows the drawn tokens through each request's tree.
+
+    Args:
+        drawn: [rows] int64, the target's token after each row.
+        nodes: [rows], the token that each row holds; negative is never accepted.
+        cu_num_logits: [n + 1] int32, a request's rows: row 0 and its nodes.
+        idx_mapping: [n] int64, request state.
+        chain_only: [n] bool, whether only the chain of best tokens may be accepted.
+        sampled: [n, at least K + 1] int64, written as far as tokens count.
+        num_sampled: [n] int32, written: accepted nodes and the bonus token.
+        path: [n, K + 1] int32, written as far: row of each accepted node, from row 0.
+    """
+    _walk_kernel[(len(idx_mapping),)](
+        drawn,
+        nodes,
+        cu_num_logits,
+        idx_mapping,
+        chain_only,
+        trees.parents,
+        trees.parents.stride(0),
+        sampled,
+        sampled.stride(0),
+        num_sampled,
+        path,
+        DEPTH=trees.max_depth,
+        BLOCK=triton.next_power_of_2(trees.max_num_nodes + 1),
+        num_warps=1,
+    )

@@ -12,89 +12,26 @@
 #include <cstring>
 #include <optional>
 
+// What Python hands over: tuples of structs.py, each field one word of 64 bits.
+#include "structs.h"
+
 namespace {
 
 constexpr int64_t PAD_SLOT = -1;
 
-// What Python hands over: the fields of the NamedTuple of that name, in its order, each
-// one word of 64 bits. `inputs.py` says what they hold and gives their shapes.
-struct VerifiedBatch {
-  const int32_t* input_ids;
-  const int64_t* positions;
-  const int32_t* query_start_loc;
-  const int64_t* idx_mapping;
-  const int32_t* num_sampled;
-  const int32_t* num_rejected;
-  const int64_t* last_sampled;
-  const int32_t* next_prefill_tokens;
-  const float* temperature;
-  const int64_t* seeds;
-};
-
-struct Drafts {
-  const int64_t* draft_tokens;
-  int64_t draft_stride;
-};
-
-struct KVTables {
-  const int32_t* const* block_table_ptrs;
-  const int64_t* strides;
-  const int32_t* block_sizes;
-  const int32_t* num_blocks;
-  int64_t num_blocks_stride;
-};
-
-struct Out {
-  int32_t* input_ids;
-  int64_t* positions;
-  int64_t* slot_mappings;
-  int64_t slot_mappings_stride;
-  int32_t* query_start_loc;
-  int32_t* seq_lens;
-  int64_t* first_positions;
-  int64_t* idx_mapping;
-  int32_t* num_blocks;
-  float* temperature;
-  int64_t* seeds;
-  int64_t* sample_rows;
-  int64_t* sample_positions;
-  int64_t* sample_requests;
-  int64_t max_num_reqs;
-};
-
-struct Hidden {
-  const char* stand_ins;
-  int64_t kv_group;
-  char* out;
-};
-
-struct Pass {
-  int64_t num_reqs;
-  int64_t draft_pass;
-  int64_t num_samples;
-  int64_t num_padded_tokens;
-  int64_t limit;
-  int64_t mask_token_id;
-  int64_t shift;
-  int64_t width;
-  int64_t groups;
-  int64_t num_sources;
-  int64_t source_bytes;  // of a row of one source
-};
-
 struct Kernel {
   const KVTables& tables;
-  const Out& out;
+  const DraftBatch& out;
   const char* const* sources;
-  const Hidden* hidden;
-  const Pass& pass;
+  const FedStates* hidden;
+  const Numbers& pass;
+  int64_t num_reqs, element_size;
 };
 
 // Where a request's slots begin, how many there are, how many hold tokens that are
-// known (`valid`), the position of slot 0, and the row of a source, of which slot 0 with
-// a token_shift has the hidden state, and slot 1 without one.
+// known (`valid`), and the position of slot 0.
 struct Request {
-  int64_t req, state, first, count, valid, start, source;
+  int64_t req, state, first, count, valid, start;
 };
 
 // ---- requests; none where padding begins ----
@@ -108,11 +45,10 @@ std::optional<Request> locate(const Kernel& k, const VerifiedBatch& src, int64_t
                  begin + req * extra,
                  end - begin + extra,
                  end - begin - src.num_rejected[req],
-                 src.positions[begin],
-                 begin - 1};
+                 src.positions[begin]};
 }
 
-std::optional<Request> locate(const Kernel& k, const Drafts&, int64_t req) {
+std::optional<Request> locate(const Kernel& k, const PreviousDrafts&, int64_t req) {
   const int64_t origin = k.out.first_positions[req], width = k.pass.width;
   if (origin < 0) return std::nullopt;
   return Request{req,
@@ -120,11 +56,15 @@ std::optional<Request> locate(const Kernel& k, const Drafts&, int64_t req) {
                  req * (2 * width - 1),
                  2 * width - 1,
                  width - 1 + k.pass.shift,
-                 origin + (k.pass.draft_pass - 1) * width + 1,
-                 req * width - k.pass.shift};
+                 origin + (k.pass.draft_pass - 1) * width + 1};
 }
 
 // ---- tokens; the masks behind them are the caller's ----
+
+// Row of the verified batch that holds token `at` of a request's valid tokens.
+int64_t verified_row(const VerifiedBatch& src, const Request& r, int64_t at) {
+  return src.query_start_loc[r.req] + at;
+}
 
 int32_t next_token(const VerifiedBatch& src, const Request& r) {
   if (r.state < 0) return 0;
@@ -138,14 +78,14 @@ int32_t known_token(const Kernel& k, const VerifiedBatch& src, const Request& r,
                     int64_t slot) {
   const int64_t at = slot + k.pass.shift;
   if (at == r.valid) return next_token(src, r);
-  return src.input_ids[src.query_start_loc[r.req] + at];
+  return src.input_ids[verified_row(src, r, at)];
 }
 
-int32_t known_token(const Kernel& k, const Drafts& src, const Request& r,
+int32_t known_token(const Kernel& k, const PreviousDrafts& src, const Request& r,
                     int64_t slot) {
   const int64_t done = (k.pass.draft_pass - 1) * k.pass.width;
   return static_cast<int32_t>(
-      src.draft_tokens[r.req * src.draft_stride + done + slot]);
+      src.draft_tokens[r.req * src.stride + done + slot]);
 }
 
 // ---- KV slots: PAD wherever the request owns no block ----
@@ -156,7 +96,7 @@ int32_t num_blocks(const Kernel& k, const VerifiedBatch&, const Request& r,
   return k.tables.num_blocks[group * k.tables.num_blocks_stride + r.state];
 }
 
-int32_t num_blocks(const Kernel& k, const Drafts&, const Request& r, int64_t group) {
+int32_t num_blocks(const Kernel& k, const PreviousDrafts&, const Request& r, int64_t group) {
   if (r.state < 0) return 0;
   return k.out.num_blocks[group * k.out.max_num_reqs + r.req];
 }
@@ -167,7 +107,7 @@ template <class Source>
 int64_t block_id(const Kernel& k, const Source& src, const Request& r, int64_t block,
                  int64_t group) {
   if (block < 0 || block >= num_blocks(k, src, r, group)) return 0;
-  const int32_t* table = k.tables.block_table_ptrs[group];
+  const auto* table = reinterpret_cast<const int32_t*>(k.tables.block_tables[group]);
   return table[r.state * k.tables.strides[group] + block];
 }
 
@@ -179,33 +119,44 @@ int64_t kv_slot(const Kernel& k, const Source& src, const Request& r, int64_t po
   return id > 0 ? id * size + position % size : PAD_SLOT;
 }
 
-// ---- hidden states: copied, or those that stand in where no source has one ----
+// ---- hidden states: copied, or the fallback's where no source has one ----
 
 constexpr int64_t COPIED = -1;
 
-// The row that stands in for a slot's hidden state, or COPIED.
-int64_t stand_in(const Kernel& k, const VerifiedBatch& src, const Request& r,
-                 int64_t slot) {
+// The row of the fallback that is a slot's hidden state, or COPIED.
+int64_t fallback_row(const Kernel& k, const VerifiedBatch& src, const Request& r,
+                     int64_t slot) {
   if (k.pass.shift == 1) return slot + 1 > r.valid ? 0 : COPIED;
   if (slot > 0) return COPIED;
   const int64_t group = k.hidden->kv_group;
   return block_id(k, src, r, r.start / k.tables.block_sizes[group] - 1, group);
 }
 
-int64_t stand_in(const Kernel& k, const Drafts&, const Request& r, int64_t slot) {
+int64_t fallback_row(const Kernel& k, const PreviousDrafts&, const Request& r, int64_t slot) {
   return k.pass.shift == 1 && slot + 1 > r.valid ? 0 : COPIED;
+}
+
+// Row of a source that has a slot's hidden state: that of the token before it.
+int64_t source_row(const Kernel& k, const VerifiedBatch& src, const Request& r,
+                   int64_t slot) {
+  return verified_row(src, r, std::min(slot + k.pass.shift, r.valid) - 1);
+}
+
+int64_t source_row(const Kernel& k, const PreviousDrafts&, const Request& r,
+                   int64_t slot) {
+  return r.req * k.pass.width + std::min(slot, k.pass.width - 1);
 }
 
 template <class Source>
 void store_hidden(const Kernel& k, const Source& src, const Request& r, int64_t slot) {
-  const int64_t bytes = k.pass.source_bytes, sources = k.pass.num_sources;
+  const int64_t bytes = k.pass.size * k.element_size, sources = k.pass.sources;
   char* to = k.hidden->out + (r.first + slot) * sources * bytes;
-  const int64_t other = stand_in(k, src, r, slot);
+  const int64_t other = fallback_row(k, src, r, slot);
   if (other != COPIED) {
-    std::memcpy(to, k.hidden->stand_ins + other * sources * bytes, sources * bytes);
+    std::memcpy(to, k.hidden->fallback + other * sources * bytes, sources * bytes);
     return;
   }
-  const int64_t row = r.source + std::min(slot + k.pass.shift, r.valid);
+  const int64_t row = source_row(k, src, r, slot);
   for (int64_t s = 0; s < sources; ++s) {
     std::memcpy(to + s * bytes, k.sources[s] + row * bytes, bytes);
   }
@@ -217,7 +168,7 @@ bool is_laid_out(const Kernel& k, const VerifiedBatch&, const Request& r) {
   return r.start % k.tables.block_sizes[k.hidden->kv_group] != 0;
 }
 
-bool is_laid_out(const Kernel&, const Drafts&, const Request&) { return false; }
+bool is_laid_out(const Kernel&, const PreviousDrafts&, const Request&) { return false; }
 
 // ---- slots ----
 
@@ -235,7 +186,7 @@ void store_slots(const Kernel& k, const Source& src, const Request& r) {
     k.out.input_ids[row] = static_cast<int32_t>(token);
     k.out.positions[row] = live ? position : 0;
     for (int64_t group = 0; group < k.pass.groups; ++group) {
-      k.out.slot_mappings[group * k.out.slot_mappings_stride + row] =
+      k.out.slot_mappings[group * k.out.max_num_tokens + row] =
           live ? kv_slot(k, src, r, position, group) : PAD_SLOT;
     }
     if (live && k.hidden) store_hidden(k, src, r, slot);
@@ -267,7 +218,7 @@ void store_request(const Kernel& k, const VerifiedBatch& src, const Request& r) 
   k.out.seeds[r.state] = src.seeds[r.state];
 }
 
-void store_request(const Kernel&, const Drafts&, const Request&) {}  // stays as it is
+void store_request(const Kernel&, const PreviousDrafts&, const Request&) {}  // stays as it is
 
 void store_bounds(const Kernel& k, const Request& r) {
   k.out.query_start_loc[r.req] = static_cast<int32_t>(r.first);
@@ -280,7 +231,7 @@ void store_bounds(const Kernel& k, const Request& r) {
 // ---- tails: what lies behind the last request, up to where a replay reads ----
 
 void store_tails(const Kernel& k, int64_t req, int64_t end) {
-  const Out& out = k.out;
+  const DraftBatch& out = k.out;
   const int64_t reqs = out.max_num_reqs, width = k.pass.width;
   const int64_t samples = reqs * width, rows = k.pass.num_padded_tokens;
   const auto pad = [](auto* tensor, int64_t from, int64_t to, int64_t value) {
@@ -296,14 +247,14 @@ void store_tails(const Kernel& k, int64_t req, int64_t end) {
   pad(out.input_ids, end, rows, 0);
   pad(out.positions, end, rows, 0);
   for (int64_t group = 0; group < k.pass.groups; ++group) {
-    pad(out.slot_mappings + group * out.slot_mappings_stride, end, rows, PAD_SLOT);
+    pad(out.slot_mappings + group * out.max_num_tokens, end, rows, PAD_SLOT);
   }
 }
 
 template <class Source>
 void prepare(const Kernel& k, const Source& src) {
   int64_t req = 0, end = 0;
-  for (; req < k.pass.num_reqs; ++req) {
+  for (; req < k.num_reqs; ++req) {
     const std::optional<Request> r = locate(k, src, req);
     if (!r) break;
     store_slots(k, src, *r);
@@ -319,21 +270,21 @@ void prepare(const Kernel& k, const Source& src) {
 
 extern "C" {
 
-// Sizes in bytes of the structs above, for Python to compare with its own.
-extern const int64_t struct_sizes[6] = {sizeof(VerifiedBatch), sizeof(Drafts),
-                                        sizeof(KVTables),      sizeof(Out),
-                                        sizeof(Hidden),        sizeof(Pass)};
+// Which structs.h it was built with, for Python to compare with its own.
+extern const uint32_t structs_id = STRUCTS_ID;
 
 void prepare_first_pass(const VerifiedBatch* src, const KVTables* tables,
-                        const Out* out, const char* const* sources,
-                        const Hidden* hidden, const Pass* pass) {
-  prepare(Kernel{*tables, *out, sources, hidden, *pass}, *src);
+                        const DraftBatch* out, const char* const* sources,
+                        const FedStates* hidden, const Numbers* pass, int64_t num_reqs,
+                        int64_t element_size) {
+  prepare(Kernel{*tables, *out, sources, hidden, *pass, num_reqs, element_size}, *src);
 }
 
-void prepare_later_pass(const Drafts* src, const KVTables* tables, const Out* out,
-                        const char* const* sources, const Hidden* hidden,
-                        const Pass* pass) {
-  prepare(Kernel{*tables, *out, sources, hidden, *pass}, *src);
+void prepare_later_pass(const PreviousDrafts* src, const KVTables* tables,
+                        const DraftBatch* out, const char* const* sources,
+                        const FedStates* hidden, const Numbers* pass, int64_t num_reqs,
+                        int64_t element_size) {
+  prepare(Kernel{*tables, *out, sources, hidden, *pass, num_reqs, element_size}, *src);
 }
 
 }  // extern "C"

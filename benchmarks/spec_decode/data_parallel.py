@@ -23,6 +23,7 @@ from safetensors.torch import load_file, save_file
 
 from benchmarks.spec_decode import results as files
 from benchmarks.spec_decode.correctness import TIES, compare, gaps, prompts
+from benchmarks.spec_decode.drafter import drafter_name
 from benchmarks.spec_decode.jobs import run_jobs
 from benchmarks.spec_decode.serving import free_port
 from benchmarks.spec_decode.shapes import BUNDLED, MODES
@@ -120,7 +121,7 @@ def prepare(worker: Any) -> None:
 def describe(worker: Any) -> dict[str, Any]:
     drafter = getattr(worker.model_runner, "speculator", None)
     return {
-        "drafter": type(drafter).__name__,
+        "drafter": drafter_name(drafter),
         "idle_batches": worker.idle_batches,
     }
 

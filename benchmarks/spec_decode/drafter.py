@@ -55,11 +55,16 @@ def bytes_read(model: Any) -> int | None:
     return sum(sizes.values())
 
 
+def drafter_name(drafter: Any) -> str | None:
+    """Which kind of drafter: that of the unified speculator, or the class itself."""
+    return type(getattr(drafter, "drafter", drafter)).__name__ if drafter else None
+
+
 def draft_bytes_read(drafter: Any) -> int:
     """The same of a drafter's model, and of PARD-2's projection beside it."""
     if (model := getattr(drafter, "model", None)) is None:
         return 0
-    projection = getattr(drafter, "weight", None)
+    projection = getattr(getattr(drafter, "drafter", None), "weight", None)
     return bytes_read(model) + (0 if projection is None else projection.nbytes)
 
 

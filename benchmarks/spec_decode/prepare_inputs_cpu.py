@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The input kernel on a CPU: its C++ twin against Triton's interpreter.
+"""The input kernel on a CPU: the native one against Triton's interpreter.
 
 Times the first draft pass of a decode step, in which every request has K + 1 target
 tokens and each mode drafts K tokens at once, and writes the medians as JSON.

@@ -47,6 +47,7 @@ class Worker:
             bytes_read,
             count_full_graphs,
             draft_bytes_read,
+            drafter_name,
         )
 
         homes = {base.__module__ for base in type(self.runner).__mro__}
@@ -54,7 +55,7 @@ class Worker:
         config = self.llm.llm_engine.vllm_config
         return {
             "runner": "V2" if is_v2 else "V1",
-            "drafter": type(self.drafter).__name__ if self.drafter else None,
+            "drafter": drafter_name(self.drafter),
             "target_bytes": bytes_read(self.runner.model),
             "draft_bytes": draft_bytes_read(self.drafter),
             "target_full_graphs": count_full_graphs(self.runner, "cudagraph_manager"),

@@ -37,8 +37,8 @@ def test_first_pass(mode: str, step: DecodeStep):
     rows = live_rows(ours)
     for base in bases:
         ids = base.ids if isinstance(base, BaseV2) else base.input_ids
-        assert torch.equal(ours.buffers.input_ids[rows], ids[rows])
-        assert torch.equal(ours.buffers.positions[rows], base.positions[rows])
+        assert torch.equal(ours.buffers.batch.input_ids[rows], ids[rows])
+        assert torch.equal(ours.buffers.batch.positions[rows], base.positions[rows])
 
 
 def live_rows(ours: Ours) -> torch.Tensor:
@@ -57,12 +57,12 @@ def test_later_pass(mode: str, step: DecodeStep):
     calls = ours.later(), base.later()
     # The base's EAGLE chain begins at the end of the pass before; a draft model's at
     # the position before the next one.
-    positions = ours.buffers.first_positions[: step.num_reqs]
+    positions = ours.buffers.batch.first_positions[: step.num_reqs]
     base.buffers.positions[: step.num_reqs] = positions
     for call in calls:
         call()
     n = step.num_reqs
-    assert torch.equal(ours.buffers.positions[:n], base.buffers.positions[:n])
+    assert torch.equal(ours.buffers.batch.positions[:n], base.buffers.positions[:n])
 
 
 def test_pard2_is_laid_out_as_pard_and_fed(step: DecodeStep):
@@ -72,7 +72,8 @@ def test_pard2_is_laid_out_as_pard_and_fed(step: DecodeStep):
     rows = live_rows(ours)
     for name in ("input_ids", "positions"):
         assert torch.equal(
-            getattr(ours.buffers, name)[rows], getattr(pard.buffers, name)[rows]
+            getattr(ours.buffers.batch, name)[rows],
+            getattr(pard.buffers.batch, name)[rows],
         )
     # The first request's second token is fed the state of its first.
     assert torch.equal(ours.buffers.fed[1], step.aux[0][0])

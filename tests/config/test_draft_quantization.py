@@ -4,7 +4,6 @@
 import json
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -16,9 +15,7 @@ from vllm.platforms import current_platform
 if current_platform.is_cpu():
     import vllm.v1.worker.cpu.shm  # noqa: F401  (what Runner V2 needs on a CPU)
 
-from vllm.v1.worker.gpu.spec_decode.standalone_ar import speculator
-from vllm.v1.worker.gpu.spec_decode.unified.draft_model import DraftModelDrafter
-from vllm.v1.worker.gpu.spec_decode.unified.pard2 import Pard2Drafter
+from vllm.v1.worker.gpu.spec_decode.unified import draft_model
 
 INT8 = {"num_bits": 8, "type": "int", "symmetric": True}
 QUANTIZED = {
@@ -76,21 +73,14 @@ def test_heads(target: bool, draft: bool, configure):
 
 
 @pytest.mark.parametrize("target, draft", CASES)
-@pytest.mark.parametrize("kind", [DraftModelDrafter, Pard2Drafter])
-def test_draft_models(target: bool, draft: bool, kind: type, configure, monkeypatch):
+def test_draft_models(target: bool, draft: bool, configure, monkeypatch):
     """Proposals for PARD-2 shared the target's config, and nothing was accepted."""
     config = configure("pard", target=target, draft=draft)
     seen = []
     monkeypatch.setattr(
-        speculator, "get_model", lambda vllm_config, **_: seen.append(vllm_config)
+        draft_model, "get_model", lambda vllm_config, **_: seen.append(vllm_config)
     )
-    spec = config.speculative_config
-    drafter = SimpleNamespace(
-        vllm_config=config,
-        speculative_config=spec,
-        draft_model_config=spec.draft_model_config,
-    )
-    kind.load_draft_model(drafter, None, set())
+    draft_model.load_draft_model(config)
     (own,) = seen
     found = name_of(config.quant_config), name_of(own.quant_config)
     assert found == tuple("compressed-tensors" if q else None for q in (target, draft))

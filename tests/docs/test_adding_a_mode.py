@@ -53,18 +53,20 @@ def run_kernel_tests(copy: Path) -> subprocess.CompletedProcess:
     shutil.rmtree(site / PACKAGE)
     shutil.move(copy / PACKAGE, site / PACKAGE)
     shutil.rmtree(copy / "vllm")
+    env = {**os.environ, "PYTHONPATH": str(site), "OMP_NUM_THREADS": "1"}
+    env["VLLM_TEST_EXAMPLES"] = "20"  # of many: here it is the page that is tested
+    write = [sys.executable, "csrc/write_structs.py"]
+    subprocess.run(write, cwd=copy, env=env, check=True)
     assert not CAN_BUILD or build(site, copy) is None
     which = f"equals_reference and ({' or '.join(KERNELS)})"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", TEST]
-    env = {**os.environ, "PYTHONPATH": str(site), "OMP_NUM_THREADS": "1"}
-    env["VLLM_TEST_EXAMPLES"] = "20"  # of many: here it is the page that is tested
     return subprocess.run(
         [*command, "-k", which], cwd=copy, env=env, capture_output=True, text=True
     )
 
 
 def test_the_page_works(copy: Path):
-    assert len(EDITS) > 10
+    assert len(EDITS) == 9
     for edit in EDITS:
         apply(edit, copy)
     done = run_kernel_tests(copy)

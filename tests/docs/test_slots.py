@@ -7,6 +7,9 @@ from xml.etree import ElementTree
 import pytest
 import torch
 
+from tests.v1.worker.gpu.spec_decode.prepare_inputs_reference import (
+    prepare_inputs_reference,
+)
 from tools.docs import slots, svg
 from tools.docs.slots import MODES, Mode, Slot
 from vllm.platforms import current_platform
@@ -22,7 +25,6 @@ from vllm.v1.worker.gpu.spec_decode.unified.inputs import (
     PreviousPass,
     VerifiedBatch,
 )
-from vllm.v1.worker.gpu.spec_decode.unified.reference import prepare_inputs_reference
 
 CPU = torch.device("cpu")
 FIRST = 20  # position of the step's first token
@@ -78,9 +80,9 @@ def lay_out(mode: Mode, draft_pass: int, buffers: DraftBuffers) -> None:
 
 def written(buffers: DraftBuffers, slot: int) -> tuple[int, int] | None:
     """Token and position of a slot; None for padding, which has no place in the KV."""
-    if buffers.slot_mappings[0, slot] == PAD_SLOT_ID:
+    if buffers.batch.slot_mappings[0, slot] == PAD_SLOT_ID:
         return None
-    return int(buffers.input_ids[slot]), int(buffers.positions[slot])
+    return int(buffers.batch.input_ids[slot]), int(buffers.batch.positions[slot])
 
 
 def drawn(slot: Slot) -> tuple[int, int] | None:
@@ -101,10 +103,10 @@ def test_pictures_show_what_the_kernel_writes(mode: Mode):
     buffers.allocate_kv_groups(1)
     for draft_pass, row in enumerate(slots.passes(mode)):
         lay_out(mode, draft_pass, buffers)
-        assert len(row) == int(buffers.query_start_loc[1])
+        assert len(row) == int(buffers.batch.query_start_loc[1])
         assert [drawn(s) for s in row] == [written(buffers, i) for i in range(len(row))]
         sampled = [i for i, slot in enumerate(row) if slot.draft is not None]
-        assert sampled == buffers.sample_rows[: len(sampled)].tolist()
+        assert sampled == buffers.batch.sample_rows[: len(sampled)].tolist()
         before = draft_pass * layout.parallel_width
         drafts = [before + 1 + i for i in range(len(sampled))]
         assert [row[i].draft for i in sampled] == drafts

@@ -182,6 +182,7 @@ def run_scenario(
 
 def describe(runner: Any) -> dict[str, Any]:
     drafter = getattr(runner, "speculator", None) or getattr(runner, "drafter", None)
+    drafter = getattr(drafter, "drafter", drafter)  # of the unified speculator
     homes = {base.__module__ for base in type(runner).__mro__}
     return {
         "is_v2": "vllm.v1.worker.gpu.model_runner" in homes,

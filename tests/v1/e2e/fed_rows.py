@@ -25,14 +25,14 @@ class FedRows:
     """
 
     def __init__(self, runner: Any) -> None:
-        self.drafter = runner.speculator
-        self.width = self.drafter.target_config.model_config.get_hidden_size()
-        self.propose, self.inputs = self.drafter.propose, self.drafter.model_inputs
+        speculator, self.drafter = runner.speculator, runner.speculator.drafter
+        self.width = speculator.target_config.model_config.get_hidden_size()
+        self.propose, self.inputs = speculator.propose, self.drafter.model_inputs
         self.target_hidden = self.drafter.target_hidden
         self.signature = signature(self.propose)
         self.rows: list[tuple[str, int, int, int | None]] = []
         self.batch, self.rejected = None, []
-        self.drafter.propose = self._propose
+        speculator.propose = self._propose
         self.drafter.model_inputs = self._model_inputs
         self.drafter.target_hidden = self._target_hidden
         self.columns = self._columns()
@@ -60,15 +60,16 @@ class FedRows:
             aux = [torch.zeros_like(states) for states in aux]
         return self.target_hidden(last, aux)
 
-    def _model_inputs(self, num_tokens: int, is_first: bool, mode: Any) -> Any:
+    def _model_inputs(
+        self, buffers: Any, num_tokens: int, is_first: bool, mode: Any
+    ) -> Any:
         if is_first and self.batch is not None:
-            self._note()
-        return self.inputs(num_tokens, is_first, mode)
+            self._note(buffers)
+        return self.inputs(buffers, num_tokens, is_first, mode)
 
-    def _note(self) -> None:
-        buffers = self.drafter.input_buffers
-        starts = buffers.query_start_loc.tolist()
-        slots = buffers.slot_mappings[self.drafter.kv_group].tolist()
+    def _note(self, buffers: Any) -> None:
+        starts = buffers.batch.query_start_loc.tolist()
+        slots = buffers.batch.slot_mappings[self.drafter.kv_group].tolist()
         verified = self.batch.query_start_loc.tolist()
         for number, name in enumerate(self.batch.req_ids):
             first = int(self.batch.positions[verified[number]])
@@ -76,7 +77,7 @@ class FedRows:
             for row in range(starts[number], starts[number + 1]):
                 if slots[row] >= 0:
                     fed = buffers.fed[row].cpu().numpy().tobytes()
-                    at = int(buffers.positions[row]), first + valid
+                    at = int(buffers.batch.positions[row]), first + valid
                     request = name.partition("-")[0]
                     self.rows.append((request, *at, self.columns.get(fed)))
 

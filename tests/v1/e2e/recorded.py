@@ -14,6 +14,7 @@ from vllm.v1.worker.gpu.spec_decode.unified.graphs import (
     DraftBatchDescriptor,
     DraftGraphs,
     batches_to_record,
+    record_batch,
 )
 from vllm.v1.worker.gpu.spec_decode.unified.speculator import UnifiedSpeculator
 
@@ -37,13 +38,13 @@ class RecordedCalls(DraftGraphs):
 
     def record(self, speculator: UnifiedSpeculator) -> None:
         self.graphs = {
-            desc: speculator._recorder(desc, warmup=False)
+            desc: record_batch(speculator, desc)
             for descs in self._capture_descs.values()
             for desc in descs
             if desc.cg_mode == CUDAGraphMode.FULL
         }
         self._graphs_captured = True
-        speculator.input_buffers.reset()
+        speculator.buffers.reset()
 
     def run_fullgraph(self, desc: DraftBatchDescriptor) -> None:
         self.graphs[desc](CUDAGraphMode.NONE)
@@ -51,19 +52,19 @@ class RecordedCalls(DraftGraphs):
 
 def refresh(self: UnifiedSpeculator, attn_metadata: dict[str, Any], num_reqs: int):
     """What a GPU backend does inside a graph: metadata anew from the buffers."""
-    buffers = self.input_buffers
-    lens = buffers.query_start_loc[: num_reqs + 1].diff()
+    batch = self.input_buffers
+    lens = batch.query_start_loc[: num_reqs + 1].diff()
     real = int((lens > 0).sum())
-    starts = buffers.query_start_loc[: real + 1].numpy()
+    starts = batch.query_start_loc[: real + 1].numpy()
     end = int(starts[-1])
-    batch = DraftBatchDescriptor(CUDAGraphMode.NONE, end, real)
+    shape = DraftBatchDescriptor(CUDAGraphMode.NONE, end, real)
     fresh = self._build_attn_metadata(
         real,
-        batch,
+        shape,
         starts,
-        buffers.seq_lens[:real],
+        batch.seq_lens[:real],
         step=0,
-        slot_mappings=buffers.slot_mappings[:, :end],
+        slot_mappings=batch.slot_mappings[:, :end],
     )
     attn_metadata.clear()
     attn_metadata.update(fresh)
@@ -86,7 +87,7 @@ def recorded_calls(speculator: UnifiedSpeculator) -> RecordedCalls:
     batches = batches_to_record(
         config,
         CUDAGraphMode.FULL_DECODE_ONLY,
-        {k: drafts.layout for k, drafts in speculator.lengths.items()},
+        {k: plan.layout for k, plan in speculator.plans.items()},
         AttentionCGSupport.ALWAYS,
         piecewise=False,
         fused=True,

@@ -11,7 +11,7 @@ if current_platform.is_cpu():
 
 from vllm.v1.worker.block_table import get_block_table_width
 from vllm.v1.worker.gpu.block_table import BlockTables
-from vllm.v1.worker.gpu.spec_decode.unified.block_tables import with_room
+from vllm.v1.worker.gpu.spec_decode.unified.block_tables import DraftBlockTables
 
 CPU = torch.device("cpu")
 
@@ -36,7 +36,7 @@ def test_wide_rows_are_what_the_base_would_give(
     block_size: int, max_model_len: int, room: int
 ):
     base = tables(max_model_len, [block_size])
-    view = with_room(base, room, [0])
+    view = DraftBlockTables(base, room, [0])
     view.fit(3, max_model_len)
     (rows,) = view.input_block_tables
     # A kernel's own table is that wide: rows must neither exceed nor fall short.
@@ -45,7 +45,7 @@ def test_wide_rows_are_what_the_base_would_give(
 
 def test_only_long_sequences_need_them():
     base = tables(128, [16, 64])
-    view = with_room(base, 14, [0, 1])
+    view = DraftBlockTables(base, 14, [0, 1])
     view.fit(3, 128 - 14)
     assert view.input_block_tables is base.input_block_tables
     view.fit(2, 128 - 13)
@@ -62,5 +62,5 @@ def test_only_long_sequences_need_them():
 def test_only_groups_of_the_drafter_count():
     """Another may hold one block of a sequence, however long that is."""
     base = BlockTables([16, 8], 3, 8, [width(1024, 16), 1], CPU)
-    assert with_room(base, 14, [0]).fit(3, 500)
-    assert not with_room(base, 14, [0, 1]).fit(3, 500)
+    assert DraftBlockTables(base, 14, [0]).fit(3, 500)
+    assert not DraftBlockTables(base, 14, [0, 1]).fit(3, 500)

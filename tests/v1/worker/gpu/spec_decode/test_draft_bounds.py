@@ -14,14 +14,14 @@ if current_platform.is_cpu():
 
 from vllm.v1.worker.gpu.block_table import BlockTables
 from vllm.v1.worker.gpu.spec_decode.unified.buffers import DraftBuffers
-from vllm.v1.worker.gpu.spec_decode.unified.draft_model import DraftModelDrafter
 from vllm.v1.worker.gpu.spec_decode.unified.inputs import (
     PreviousPass,
     VerifiedBatch,
     prepare_inputs,
 )
 from vllm.v1.worker.gpu.spec_decode.unified.layout import DraftLayout
-from vllm.v1.worker.gpu.spec_decode.unified.passes import Drafts
+from vllm.v1.worker.gpu.spec_decode.unified.plan import draft_plans
+from vllm.v1.worker.gpu.spec_decode.unified.shapes import StepShapes
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 STARTS, REJECTED = [0, 8, 9, 14], [5, 0, 3]
@@ -55,8 +55,6 @@ def batch() -> VerifiedBatch:
 @pytest.mark.parametrize("shift, width", [(0, 1), (0, 3), (0, 7), (1, 1), (1, 4)])
 def test_bounds(batch: VerifiedBatch, shift: int, width: int):
     layout = DraftLayout(7, shift, width)
-    drafter = DraftModelDrafter.__new__(DraftModelDrafter)
-    drafter.graphs, drafter.arange_np = None, np.arange(5, dtype=np.int32)
     told = SimpleNamespace(
         num_reqs=3,
         num_tokens=STARTS[-1],
@@ -64,9 +62,9 @@ def test_bounds(batch: VerifiedBatch, shift: int, width: int):
         num_scheduled_tokens=np.diff(STARTS),
         decode_graph_eligible=False,
     )
-    drafts = Drafts(7, layout, torch.empty(0))
-    first = drafter._first_shape(told, drafts, True, None)
-    later = drafter._later_shape(3, drafts, True, None)
+    plan = draft_plans(layout, [7], 4, DEVICE)[7]
+    shapes = StepShapes(None, dp_rank=0, sync=None, fits_graphs=True)
+    first, later = shapes.first(told, plan), shapes.later(3, plan)
 
     buffers, tables = (
         DraftBuffers(layout, 64, 4, DEVICE),
@@ -80,7 +78,9 @@ def test_bounds(batch: VerifiedBatch, shift: int, width: int):
             source = PreviousPass(tokens, draft_pass)
         prepare_inputs(
             source, layout, buffers, tables, num_samples=1, limit=64, max_query_len=8,
-            num_padded_tokens=shape.batch.num_tokens,
+            num_padded_tokens=shape.num_tokens,
         )  # fmt: skip
-        assert buffers.query_start_loc[:4].tolist() == shape.query_start_loc.tolist()
-        assert int(buffers.query_start_loc[-1]) == shape.batch.num_tokens
+        assert (
+            buffers.batch.query_start_loc[:4].tolist() == shape.query_start_loc.tolist()
+        )
+        assert int(buffers.batch.query_start_loc[-1]) == shape.num_tokens

@@ -11,9 +11,9 @@ from vllm.v1.worker.gpu.spec_decode.unified.graphs import (
     DraftBatchDescriptor,
     DraftGraphs,
     batches_to_record,
-    first_pass_twins,
 )
 from vllm.v1.worker.gpu.spec_decode.unified.layout import DraftLayout
+from vllm.v1.worker.gpu.spec_decode.unified.plan import same_first_passes
 
 SIZES = [1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64]
 FULL, PIECEWISE = CUDAGraphMode.FULL, CUDAGraphMode.PIECEWISE
@@ -96,15 +96,15 @@ def test_nothing_is_found_before_it_is_recorded(graphs):
 
 
 @pytest.mark.parametrize(
-    "width, twins",
+    "width, recorded",
     [
         (1, {0: 0, 1: 7, 3: 7, 7: 7}),
         (3, {0: 0, 1: 1, 3: 7, 7: 7}),
         (7, {0: 0, 1: 1, 3: 3, 7: 7}),
     ],
 )
-def test_first_passes_that_are_the_same(width: int, twins: dict[int, int]):
-    assert first_pass_twins(layouts_of(width, 1, [0, 1, 3, 7])) == twins
+def test_first_passes_that_are_the_same(width: int, recorded: dict[int, int]):
+    assert same_first_passes(layouts_of(width, 1, [0, 1, 3, 7])) == recorded
 
 
 @pytest.mark.parametrize("shift", [0, 1])
@@ -112,11 +112,11 @@ def test_autoregressive_lengths_may_change(graphs, shift: int):
     """A step that verifies k drafts may ask for any other number of them."""
     lengths = [0, 1, 3, 7]
     layouts = layouts_of(1, shift, lengths)
-    found, twins = graphs(record(layouts)), first_pass_twins(layouts)
+    found, recorded = graphs(record(layouts)), same_first_passes(layouts)
     for before in lengths:
         for after in (1, 3, 7):
             slots = before + 1 + layouts[after].num_extra_slots
-            assert found.find_full(2, slots, twins[after], 0) is not None
+            assert found.find_full(2, slots, recorded[after], 0) is not None
 
 
 def test_one_graph_a_pass_where_metadata_is_the_hosts():

@@ -86,14 +86,14 @@ def test_compile_range_and_buffers_reach_the_widest_batch(engine: Engine):
         dtype=torch.float32,
     )
     buffers.allocate_kv_groups(2)
-    assert buffers.max_num_tokens == engine.widest
-    for rows in (buffers.input_ids, buffers.positions):
+    assert buffers.batch.max_num_tokens == engine.widest
+    for rows in (buffers.batch.input_ids, buffers.batch.positions):
         assert len(rows) == engine.widest
     assert len(buffers.fed_rows(torch.zeros(6))) == engine.widest
-    assert buffers.slot_mappings.shape == (2, engine.widest)
-    assert len(buffers.query_start_loc) == engine.max_num_seqs + 1
+    assert buffers.batch.slot_mappings.shape == (2, engine.widest)
+    assert len(buffers.batch.query_start_loc) == engine.max_num_seqs + 1
     samples = engine.max_num_seqs * engine.layout.parallel_width
-    for rows in (buffers.sample_rows, buffers.sample_positions):
+    for rows in (buffers.batch.sample_rows, buffers.batch.sample_positions):
         assert len(rows) == samples
     if engine.layout.num_passes > 1:
         assert len(buffers.feedback) == samples

@@ -13,10 +13,12 @@ if current_platform.is_cpu():
     import vllm.v1.worker.cpu.shm  # noqa: F401  (what Runner V2 needs on a CPU)
 
 from vllm.v1.worker.gpu.spec_decode import speculator as base
-from vllm.v1.worker.gpu.spec_decode.unified import passes, speculator
+from vllm.v1.worker.gpu.spec_decode.unified import speculator
 from vllm.v1.worker.gpu.spec_decode.unified.buffers import DraftBuffers
-from vllm.v1.worker.gpu.spec_decode.unified.draft_model import DraftModelDrafter
 from vllm.v1.worker.gpu.spec_decode.unified.layout import DraftLayout
+from vllm.v1.worker.gpu.spec_decode.unified.plan import draft_plans
+from vllm.v1.worker.gpu.spec_decode.unified.shapes import DraftShape, StepShapes
+from vllm.v1.worker.gpu.spec_decode.unified.speculator import UnifiedSpeculator
 
 MAX_MODEL_LEN, QUERY = 64, 8
 
@@ -27,31 +29,31 @@ class Told:
     def __init__(self, monkeypatch, width: int) -> None:
         self.metadata: list[dict] = []
         self.eplb: list[int] = []
-        self.drafter = made = DraftModelDrafter.__new__(DraftModelDrafter)
-        made.layout = DraftLayout(7, 0, width)
-        made.max_model_len = MAX_MODEL_LEN  # as the base's __init__ sets it
+        self.speculator = made = UnifiedSpeculator.__new__(UnifiedSpeculator)
+        self.layout = made.layout = DraftLayout(7, 0, width)
+        made.drafter = SimpleNamespace(set_kv_cache=lambda *_: None)
         made.max_num_reqs, made.device = 4, torch.device("cpu")
         made.vllm_config = SimpleNamespace(
             model_config=SimpleNamespace(max_model_len=MAX_MODEL_LEN)
         )
-        made.graphs, made.kv_cache_config, made.attn_groups = None, None, []
-        made.arange_np = np.arange(5, dtype=np.int32)
-        made.dp_size, made.dp_rank, made.dcp_size = 2, 0, 1
+        made.graphs, made.kv_cache_config, made.attn_groups = None, None, [[None]]
+        made.dcp_size = 1
         made.draft_is_prefilling = torch.zeros(4, dtype=torch.bool)
-        made.input_buffers = DraftBuffers(made.layout, 64, 4, made.device)
-        made._run_pass = lambda *_: None
+        made.buffers = DraftBuffers(made.layout, 64, 4, made.device)
+        made.run_pass = lambda *_: None
         made._prepare_eplb_forward = self.eplb.append
-        tables = SimpleNamespace(num_kv_cache_groups=0)
+        self.plan = draft_plans(made.layout, [7], 4, made.device)[7]
+        tables = SimpleNamespace(num_kv_cache_groups=1)
         view = SimpleNamespace(input_block_tables=[])
         monkeypatch.setattr(base.DraftModelSpeculator, "set_attn", lambda *_: None)
-        monkeypatch.setattr(passes, "with_room", lambda *_: view)
+        monkeypatch.setattr(speculator, "DraftBlockTables", lambda *_: view)
         monkeypatch.setattr(speculator, "build_slot_mappings_by_layer", lambda *_: {})
         monkeypatch.setattr(
             base, "build_attn_metadata", lambda **given: self.metadata.append(given)
         )
         made.set_attn(None, None, tables)
 
-    def run(self, draft_pass: int, sync: SimpleNamespace | None = None):
+    def run(self, draft_pass: int, sync: SimpleNamespace | None = None) -> DraftShape:
         """One request, whose query ends at max_model_len."""
         batch = SimpleNamespace(
             num_reqs=1,
@@ -61,14 +63,10 @@ class Told:
             query_start_loc_np=np.array([0, QUERY], dtype=np.int32),
             seq_lens_cpu_upper_bound=torch.tensor([MAX_MODEL_LEN], dtype=torch.int32),
         )
-        made = self.drafter
-        drafts = made._drafts(7)
-        shape = (
-            made._later_shape(1, drafts, True, sync)
-            if draft_pass
-            else made._first_shape(batch, drafts, True, sync)
-        )
-        made._run_with_metadata(shape, batch, drafts, draft_pass)
+        shapes, plan = StepShapes(None, 0, sync, True), self.plan
+        first = shapes.first(batch, plan)
+        shape = shapes.later(1, plan) if draft_pass else first
+        self.speculator._run(plan, draft_pass, batch, shape)
         return shape
 
 
@@ -76,14 +74,13 @@ class Told:
 def test_host_knows_an_upper_bound_of_sequence_lengths(monkeypatch, width: int):
     """Also next to max_model_len, where padding slots overhang it."""
     told = Told(monkeypatch, width)
-    layout = told.drafter.layout
-    for draft_pass in range(layout.num_passes):
+    for draft_pass in range(told.layout.num_passes):
         told.run(draft_pass)
         # As the input kernel counts them, with nothing rejected.
-        longest = MAX_MODEL_LEN + layout.num_extra_slots
+        longest = MAX_MODEL_LEN + told.layout.num_extra_slots
         if draft_pass:
             start = MAX_MODEL_LEN + 1 + (draft_pass - 1) * width
-            longest = start + layout.num_follow_slots
+            longest = start + told.layout.num_follow_slots
         given = told.metadata[-1]
         assert given["seq_lens_cpu_upper_bound"].tolist() >= [longest]
         assert given["max_seq_len"] >= longest
@@ -97,6 +94,6 @@ def test_expert_balancing_is_told_of_real_tokens_only(monkeypatch):
         uniform_token_count=None,
         eager=True,
     )
-    real = QUERY + told.drafter.layout.num_extra_slots
-    assert told.run(0, sync).batch.num_tokens > real  # padded for the other rank
+    real = QUERY + told.layout.num_extra_slots
+    assert told.run(0, sync).num_tokens > real  # padded for the other rank
     assert told.eplb == [real]

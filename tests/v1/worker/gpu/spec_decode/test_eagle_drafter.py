@@ -11,9 +11,9 @@ from vllm.platforms import current_platform
 if current_platform.is_cpu():
     import vllm.v1.worker.cpu.shm  # noqa: F401  (what Runner V2 needs on a CPU)
 
+from vllm.v1.worker.gpu.spec_decode.unified import eagle
 from vllm.v1.worker.gpu.spec_decode.unified.eagle import EagleDrafter
 from vllm.v1.worker.gpu.spec_decode.unified.layout import DraftLayout
-from vllm.v1.worker.gpu.spec_decode.unified.speculator import UnifiedSpeculator
 
 LAST = torch.full((3, 4), 9.0)
 AUX = [torch.full((3, 4), 1.0), torch.full((3, 4), 2.0)]
@@ -22,7 +22,7 @@ AUX = [torch.full((3, 4), 1.0), torch.full((3, 4), 2.0)]
 def drafter(method: str, **hf_config) -> EagleDrafter:
     """A drafter as far as feeding it needs one."""
     made = EagleDrafter.__new__(EagleDrafter)
-    made.method, made.target_mask = method, None
+    made.is_eagle3, made.target_mask = method == "eagle3", None
     made.layout = DraftLayout(7, token_shift=1)
     made.draft_model_config = SimpleNamespace(hf_config=SimpleNamespace(**hf_config))
     return made
@@ -36,7 +36,7 @@ def test_eagle3_is_fed_the_aux_states(eagle_config: dict | None):
     assert [rows is aux for rows, aux in zip(hidden.sources, AUX, strict=True)] == [
         True
     ] * 2
-    assert hidden.stand_ins.shape == (8,)
+    assert hidden.fallback.shape == (8,)
 
 
 def test_a_head_that_takes_no_aux_states_is_fed_the_last_ones():
@@ -44,7 +44,7 @@ def test_a_head_that_takes_no_aux_states_is_fed_the_last_ones():
     no_aux = drafter("eagle3", eagle_config={"use_aux_hidden_state": False})
     hidden = no_aux.target_hidden(LAST, AUX)
     assert len(hidden.sources) == 1 and hidden.sources[0] is LAST
-    assert hidden.stand_ins.shape == (4,)
+    assert hidden.fallback.shape == (4,)
 
 
 def test_eagle_is_fed_the_last_states():
@@ -53,9 +53,9 @@ def test_eagle_is_fed_the_last_states():
 
 def test_masks_need_a_learned_hidden_state(monkeypatch):
     """A class of heads without one is refused, and says what to set."""
-    monkeypatch.setattr(UnifiedSpeculator, "load_model", lambda *args: None)
+    module = torch.nn.Module()
+    monkeypatch.setattr(eagle, "load_eagle_model", lambda *args: module)
     made = drafter("eagle3")
     made.layout = DraftLayout(7, token_shift=1, parallel_width=7)
-    made.model = torch.nn.Module()
     with pytest.raises(ValueError, match=r"^Module has no mask_hidden.*set parallel_"):
-        made.load_model(torch.nn.Module())
+        made.load(torch.nn.Module(), None)

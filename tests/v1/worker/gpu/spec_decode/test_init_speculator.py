@@ -19,6 +19,10 @@ from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 from vllm.v1.worker.gpu.spec_decode import speculator as base
 from vllm.v1.worker.gpu.spec_decode import unified
 from vllm.v1.worker.gpu.spec_decode.unified.draft_model import DraftModelDrafter
+from vllm.v1.worker.gpu.spec_decode.unified.speculator import (
+    UnifiedSpeculator,
+    log_draft_logits,
+)
 
 CPU = torch.device("cpu")
 
@@ -83,12 +87,16 @@ def drafting_config(method: str) -> SimpleNamespace:
     )
 
 
+def speculator(method: str) -> UnifiedSpeculator:
+    config = drafting_config(method)
+    return UnifiedSpeculator(config, CPU, DraftModelDrafter(config, CPU))
+
+
 def test_draft_probabilities_are_allocated_and_said_at_once(monkeypatch, caplog_vllm):
     """By the constructor: what is allocated then comes off the memory for KV blocks."""
     monkeypatch.setattr(base, "_target_feeds_hc_residual", lambda _: False)
     caplog_vllm.set_level(logging.INFO, logger="vllm")
-    drafter = DraftModelDrafter(drafting_config("probabilistic"), CPU)
-    logits = drafter.draft_logits
+    logits = speculator("probabilistic").draft_logits
     assert logits.shape == (REQUESTS, DRAFTS, VOCAB)
     (line,) = (text for text in caplog_vllm.messages if "probabilities take" in text)
     num_bytes = REQUESTS * DRAFTS * VOCAB * 2  # of a bfloat16
@@ -101,7 +109,7 @@ def test_memory_that_is_said_is_requests_times_drafts_times_vocabulary(caplog_vl
     """The example of the documentation, without the memory."""
     caplog_vllm.set_level(logging.INFO, logger="vllm")
     logits = torch.empty(256, 7, 128256, dtype=torch.bfloat16, device="meta")
-    DraftModelDrafter._say_memory(SimpleNamespace(draft_logits=logits))
+    log_draft_logits(logits)
     (line,) = caplog_vllm.messages
     documented = Path(__file__).parents[5] / "docs" / "sampling.md"
     assert line.split(" Lower ")[0] in documented.read_text()
@@ -111,7 +119,7 @@ def test_memory_that_is_said_is_requests_times_drafts_times_vocabulary(caplog_vl
 def test_greedy_drafts_keep_none(monkeypatch, caplog_vllm):
     monkeypatch.setattr(base, "_target_feeds_hc_residual", lambda _: False)
     caplog_vllm.set_level(logging.INFO, logger="vllm")
-    assert DraftModelDrafter(drafting_config("greedy"), CPU).draft_logits is None
+    assert speculator("greedy").draft_logits is None
     assert not any("probabilities take" in text for text in caplog_vllm.messages)
 
 

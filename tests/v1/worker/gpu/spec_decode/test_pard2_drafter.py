@@ -15,6 +15,7 @@ if current_platform.is_cpu():
     import vllm.v1.worker.cpu.shm  # noqa: F401  (what Runner V2 needs on a CPU)
 
 from vllm.v1.worker.gpu.spec_decode import unified
+from vllm.v1.worker.gpu.spec_decode.unified.inputs import HiddenRows
 from vllm.v1.worker.gpu.spec_decode.unified.pard2 import Pard2Drafter
 
 DEPTH, WIDTH, BLOCK = 6, 2, 4
@@ -24,6 +25,7 @@ def drafter(layers: tuple[int, ...], kept: int | None = None) -> Pard2Drafter:
     """A drafter as far as feeding it needs one; its projection adds layers up."""
     made = Pard2Drafter.__new__(Pard2Drafter)
     made.features = TargetFeatures(layers, DEPTH, 1.0, Path())
+    made.tapped_layers = made.features.tapped
     parts = [torch.eye(WIDTH) * 10**i for i in range(len(layers))]
     made.weight, made.bias = torch.cat(parts, dim=1), None
     made.kept = None if kept is None else torch.zeros(kept, WIDTH)
@@ -56,7 +58,7 @@ def test_a_block_keeps_the_state_of_its_last_token():
     )
     made.block_tables = SimpleNamespace(block_sizes=[1, BLOCK], slot_mappings=slots)
     rows = torch.arange(1.0, 6.0)[:, None].repeat(1, WIDTH)
-    made._keep_ends_of_blocks(rows)
+    made.before_first_pass(HiddenRows((rows,), rows), len(rows))
     assert made.kept[3, 0] == 2.0
     assert not made.kept[1:3].any() and not made.kept[4:].any()
 

@@ -12,6 +12,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.v1.worker.gpu.spec_decode.prepare_inputs_reference import (
+    prepare_inputs_reference,
+)
 from vllm.platforms import current_platform
 from vllm.v1.attention.backends.utils import PAD_SLOT_ID
 from vllm.v1.worker.gpu.block_table import BlockTables
@@ -24,7 +27,6 @@ from vllm.v1.worker.gpu.spec_decode.unified.inputs import (
     prepare_inputs,
 )
 from vllm.v1.worker.gpu.spec_decode.unified.layout import DraftLayout
-from vllm.v1.worker.gpu.spec_decode.unified.reference import prepare_inputs_reference
 
 if current_platform.is_cpu():
     import vllm.v1.worker.cpu.shm  # noqa: F401  (what Runner V2 needs on a CPU)
@@ -182,9 +184,12 @@ def make_buffers(case: Case) -> DraftBuffers:
     )
     buffers.allocate_kv_groups(case.tables.num_kv_cache_groups)
     if case.hidden is not None:
-        buffers.fed_rows(case.hidden.stand_ins)
+        buffers.fed_rows(case.hidden.fallback)
     for name, tensor in tensors_of(buffers).items():
-        setattr(buffers, name, poisoned(tensor))
+        if name in buffers.batch._fields:
+            buffers.batch = buffers.batch._replace(**{name: poisoned(tensor)})
+        else:
+            setattr(buffers, name, poisoned(tensor))
     return buffers
 
 
@@ -201,12 +206,8 @@ def with_guards(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def tensors_of(buffers: DraftBuffers) -> dict[str, torch.Tensor]:
-    skipped = ("is_padding", "dcp_local_seq_lens")
-    return {
-        name: value
-        for name, value in vars(buffers).items()
-        if isinstance(value, torch.Tensor) and name not in skipped
-    }
+    found = buffers.batch._asdict() | vars(buffers)
+    return {n: value for n, value in found.items() if isinstance(value, torch.Tensor)}
 
 
 def assert_same(actual: DraftBuffers, expected: DraftBuffers) -> None:
@@ -230,7 +231,7 @@ def run_passes(prepare, case: Case) -> list[DraftBuffers]:
     drafts = torch.randint(
         1, 900, (num_reqs, layout.num_speculative_tokens), generator=rng
     ).to(DEVICE)
-    after = []
+    after, most = [], buffers.batch.max_num_tokens
     # Without drafts the speculator still prepares a first pass, for its KV.
     samples_per_pass = layout.samples_per_pass(case.num_drafts) or [1]
     for draft_pass, samples in enumerate(samples_per_pass):
@@ -247,7 +248,7 @@ def run_passes(prepare, case: Case) -> list[DraftBuffers]:
             buffers,
             case.tables,
             num_samples=samples,
-            num_padded_tokens=min(rows + case.num_padding, buffers.max_num_tokens),
+            num_padded_tokens=min(rows + case.num_padding, most),
             limit=case.limit,
             max_query_len=max(case.query_lens),
             mask_token_id=MASK,
@@ -273,9 +274,9 @@ def test_only_owned_slots_are_written(prepare, case: Case):
     batch, tables = case.batch, case.tables
     for buffers in run_passes(prepare, case):
         for req, state in enumerate(batch.idx_mapping.tolist()):
-            begin, end = buffers.query_start_loc[req : req + 2].tolist()
+            begin, end = buffers.batch.query_start_loc[req : req + 2].tolist()
             for group, size in enumerate(tables.block_sizes):
-                slots = buffers.slot_mappings[group, begin:end]
+                slots = buffers.batch.slot_mappings[group, begin:end]
                 used = slots[slots != PAD_SLOT_ID]
                 if state < 0:
                     assert used.numel() == 0
@@ -283,7 +284,7 @@ def test_only_owned_slots_are_written(prepare, case: Case):
                 held = int(tables.num_blocks.gpu[group, state])
                 owned = tables.block_tables[group].gpu[state, :held]
                 assert set((used // size).tolist()) <= set(owned.tolist()) - {0}
-                at = buffers.positions[begin:end][slots != PAD_SLOT_ID]
+                at = buffers.batch.positions[begin:end][slots != PAD_SLOT_ID]
                 assert torch.equal(used % size, at % size)
                 assert bool((at < case.limit).all())
                 assert at.unique().numel() == at.numel()
@@ -321,20 +322,21 @@ def test_layout_of_a_decode_step(prepare, shift: int, width: int):
         batch, layout, buffers, tables, num_samples=width, num_padded_tokens=8,
         limit=64, max_query_len=8, mask_token_id=MASK, hidden=hidden,
     )  # fmt: skip
+    found = buffers.batch
     tokens = [100, 101, 102, 55, *[MASK] * (width - 1)][shift:]
     count = 8 + width - shift
     live = len(tokens)
-    assert buffers.query_start_loc.tolist() == [0, count]
-    assert buffers.seq_lens.tolist() == [20 + count]
-    assert buffers.input_ids[:count].tolist() == tokens + [0] * (count - live)
+    assert found.query_start_loc.tolist() == [0, count]
+    assert found.seq_lens.tolist() == [20 + count]
+    assert found.input_ids[:count].tolist() == tokens + [0] * (count - live)
     positions = list(range(20, 20 + live))
-    assert buffers.positions[:count].tolist() == positions + [0] * (count - live)
+    assert found.positions[:count].tolist() == positions + [0] * (count - live)
     slots = [16 + p for p in positions]
-    assert buffers.slot_mappings[0, :count].tolist() == slots + [-1] * (count - live)
-    assert buffers.sample_rows.tolist() == [live - width + i for i in range(width)]
-    assert (buffers.temperature.tolist(), buffers.seeds.tolist()) == ([0.5], [7])
+    assert found.slot_mappings[0, :count].tolist() == slots + [-1] * (count - live)
+    assert found.sample_rows.tolist() == [live - width + i for i in range(width)]
+    assert (found.temperature.tolist(), found.seeds.tolist()) == ([0.5], [7])
     # The first draft follows the next token, which stands at position 23.
-    assert buffers.sample_positions.tolist() == [23 + i for i in range(width)]
+    assert found.sample_positions.tolist() == [23 + i for i in range(width)]
     if shift:
         fed = buffers.fed[:live, 0].tolist()
         assert fed == [0.0, 1.0, 2.0, *[-1.0] * (width - 1)]
@@ -383,17 +385,18 @@ def test_hidden_states_of_unshifted_tokens(prepare, name: str, width: int):
         batch, layout, buffers, tables, num_samples=width, num_padded_tokens=8,
         limit=64, max_query_len=5, mask_token_id=MASK, hidden=hidden,
     )  # fmt: skip
+    found = buffers.batch
     live = len(fed) + width - 1
     first = 1 if fed[0] is None else 0
     wanted = [*fed, *[2] * (width - 1)][first:]
     assert buffers.fed[first:live, 0].tolist() == wanted
     tokens = [0 if first else 50, 51, 52, 55, *[MASK] * (width - 1)]
-    assert buffers.input_ids[:live].tolist() == tokens
+    assert found.input_ids[:live].tolist() == tokens
     # What the step before laid out is padding now: its KV stays as it is.
-    assert (int(buffers.slot_mappings[0, 0]) == PAD_SLOT_ID) == bool(first)
-    assert bool((buffers.slot_mappings[0, 1:live] >= 0).all())
-    assert buffers.sample_rows.tolist() == [3 + i for i in range(width)]
-    assert buffers.seq_lens.tolist() == [start + 5 + width]
+    assert (int(found.slot_mappings[0, 0]) == PAD_SLOT_ID) == bool(first)
+    assert bool((found.slot_mappings[0, 1:live] >= 0).all())
+    assert found.sample_rows.tolist() == [3 + i for i in range(width)]
+    assert found.seq_lens.tolist() == [start + 5 + width]
 
 
 @pytest.mark.parametrize("width", [1, 3])
@@ -406,12 +409,13 @@ def test_recorded_batch_owns_nothing(prepare, width: int):
     buffers.allocate_kv_groups(1)
     slots = layout.num_follow_slots
     buffers.lay_out_uniform(3, slots)
-    buffers.num_blocks.fill_(4)
+    buffers.batch.num_blocks.fill_(4)
     prepare(
         PreviousPass(torch.ones(3, 7, dtype=torch.int64, device=DEVICE), 1),
         layout, buffers, tables, num_samples=width, num_padded_tokens=3 * slots,
         limit=64, max_query_len=0, mask_token_id=MASK,
     )  # fmt: skip
-    assert buffers.query_start_loc.tolist() == [0, slots, 2 * slots, *[3 * slots] * 2]
-    assert bool((buffers.slot_mappings == PAD_SLOT_ID).all())
-    assert buffers.sample_requests.tolist() == [-1] * 4 * width
+    found = buffers.batch
+    assert found.query_start_loc.tolist() == [0, slots, 2 * slots, *[3 * slots] * 2]
+    assert bool((found.slot_mappings == PAD_SLOT_ID).all())
+    assert found.sample_requests.tolist() == [-1] * 4 * width

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """One speculator for every kind of draft model, on Model Runner V2.
 
-`layout.py` says which slots a draft batch has, `inputs.py` writes them in one launch,
-`speculator.py` runs the passes, `draft_model.py`, `pard2.py` and `eagle.py` say how a
-drafter is loaded and what it is fed.
+`speculator.py` is a draft step: prepare, one pass or several, sample. `layout.py` says
+which slots a draft batch has, `inputs.py` writes them in one launch. `draft_model.py`,
+`pard2.py` and `eagle.py` say how a draft model is loaded and what it is fed.
 """
 
 import torch
@@ -13,6 +13,10 @@ from vllm.config.draft_features import draft_without_target
 from vllm.model_executor.model_loader import get_model_cls
 from vllm.model_executor.models.interfaces import supports_eagle3
 
+from .draft_model import DraftModelDrafter
+from .drafter import Drafter
+from .eagle import EagleDrafter
+from .pard2 import Pard2Drafter
 from .speculator import UnifiedSpeculator
 
 
@@ -20,17 +24,16 @@ def build_speculator(
     vllm_config: VllmConfig, device: torch.device
 ) -> UnifiedSpeculator:
     """The speculator for a config that `config.drafting.why_not_unified` accepts."""
+    drafter = _kind_of_drafter(vllm_config)(vllm_config, device)
+    return UnifiedSpeculator(vllm_config, device, drafter)
+
+
+def _kind_of_drafter(vllm_config: VllmConfig) -> type[Drafter]:
     if _is_fed_and_can_be(vllm_config):
-        from .pard2 import Pard2Drafter
-
-        return Pard2Drafter(vllm_config, device)
+        return Pard2Drafter
     if vllm_config.speculative_config.uses_draft_model():
-        from .draft_model import DraftModelDrafter
-
-        return DraftModelDrafter(vllm_config, device)
-    from .eagle import EagleDrafter
-
-    return EagleDrafter(vllm_config, device)
+        return DraftModelDrafter
+    return EagleDrafter
 
 
 def _is_fed_and_can_be(vllm_config: VllmConfig) -> bool:

@@ -1,42 +1,60 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drafting with a language model of its own: autoregressive, or in parallel (PARD)."""
+"""Drafting with a language model of its own, autoregressive or in parallel.
 
-import torch
+Autoregressive: speculative sampling, arXiv 2211.17192 and arXiv 2302.01318. In
+parallel, with masks in place of the drafts not yet known: PARD, arXiv 2504.18583.
+"""
 
-from vllm.config import VllmConfig
+import torch.nn as nn
+
+from vllm.compilation.backends import set_model_tag
+from vllm.config import VllmConfig, replace
 from vllm.config.compilation import CUDAGraphMode
-from vllm.v1.worker.gpu.spec_decode.standalone_ar.speculator import (
-    StandaloneARSpeculator,
-)
+from vllm.model_executor.model_loader import get_model
 
-from .inputs import HiddenRows
-from .speculator import UnifiedSpeculator
+from .buffers import DraftBuffers
+from .drafter import Drafter, ModelInputs
 
 
-class DraftModelDrafter(UnifiedSpeculator):
-    """Feeds tokens alone; the drafter knows nothing of the target."""
+class DraftModelDrafter(Drafter):
+    """Feeds tokens alone; the draft model knows nothing of the target."""
 
-    # Loaded as the base loads a draft model, by the drafter's own config.
-    load_draft_model = StandaloneARSpeculator.load_draft_model
-
-    @property
-    def draft_vllm_config(self) -> VllmConfig:
-        has_own_cache = self.speculative_config.kv_cache_dtype is not None
-        return self._draft_vllm_config if has_own_cache else self.vllm_config
-
-    def target_hidden(
-        self, last: torch.Tensor, aux: list[torch.Tensor] | None
-    ) -> HiddenRows | None:
-        return None
-
-    def fed_back(self, rows: torch.Tensor) -> HiddenRows | None:
-        return None
+    def load(self, target_model: nn.Module, vllm_config: VllmConfig) -> nn.Module:
+        self.model, self.cache_config_owner = load_draft_model(vllm_config)
+        return self.model
 
     def model_inputs(
-        self, num_tokens: int, is_first: bool, mode: CUDAGraphMode
-    ) -> dict[str, torch.Tensor | None]:
-        buffers = self.input_buffers
+        self,
+        buffers: DraftBuffers,
+        num_tokens: int,
+        is_first: bool,
+        mode: CUDAGraphMode,
+    ) -> ModelInputs:
+        batch = buffers.batch
         return {
-            "input_ids": buffers.input_ids[:num_tokens],
-            "positions": buffers.positions[:num_tokens],
+            "input_ids": batch.input_ids[:num_tokens],
+            "positions": batch.positions[:num_tokens],
         }
+
+
+def load_draft_model(vllm_config: VllmConfig) -> tuple[nn.Module, VllmConfig]:
+    """The draft model, loaded as its own files say, and whose its KV cache's config is.
+
+    Its quantization is its own too: made anew from its files where none is given.
+    """
+    spec, changes = vllm_config.speculative_config, {}
+    has_own_cache = spec.kv_cache_dtype is not None
+    if has_own_cache:
+        cache = replace(vllm_config.cache_config, cache_dtype=spec.kv_cache_dtype)
+        changes["cache_config"] = cache
+    rank = vllm_config.parallel_config.rank
+    own = replace(
+        vllm_config,
+        model_config=spec.draft_model_config,
+        parallel_config=replace(spec.draft_parallel_config, rank=rank),
+        quant_config=None,
+        **changes,
+    )
+    with set_model_tag("draft_model"):
+        model = get_model(vllm_config=own, prefix="draft_model")
+    return model, own if has_own_cache else vllm_config

@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drafting from the target's hidden states: EAGLE, EAGLE-3 and P-EAGLE."""
+"""Drafting from the target's hidden states: EAGLE, EAGLE-3 and P-EAGLE.
+
+EAGLE: arXiv 2401.15077. EAGLE-3, from several of the target's layers: arXiv 2503.01840.
+P-EAGLE, in parallel, with a learned hidden state at masks: vLLM's blog of 2026-03-13,
+vLLM PR #32887.
+"""
 
 import torch
 import torch.nn as nn
@@ -9,17 +14,18 @@ from vllm.config.compilation import CUDAGraphMode
 from vllm.config.draft_families import takes_aux_hidden_states
 from vllm.v1.worker.gpu.spec_decode.eagle.utils import load_eagle_model
 
+from .buffers import DraftBuffers
+from .drafter import Drafter, ModelInputs
 from .inputs import HiddenRows
-from .speculator import UnifiedSpeculator
 
 
-class EagleDrafter(UnifiedSpeculator):
+class EagleDrafter(Drafter):
     """Pairs the target's hidden state of a token with the token after it."""
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device):
-        spec = vllm_config.speculative_config
-        self.fed_hidden_size = spec.draft_model_config.get_hidden_size()
         super().__init__(vllm_config, device)
+        self.is_eagle3 = self.speculative_config.method == "eagle3"
+        self.fed_hidden_size = self.draft_model_config.get_hidden_size()
         # What mask slots are fed: in the first pass as the target's hidden states
         # are, [S * H] and known with the first batch, in later ones as the drafter's
         # own. Allocated here: what is allocated while weights load is lost when an
@@ -29,22 +35,18 @@ class EagleDrafter(UnifiedSpeculator):
             self.fed_hidden_size, dtype=self.dtype, device=device
         )
 
-    def load_draft_model(
-        self, target_model: nn.Module, target_attn_layer_names: set[str]
-    ) -> nn.Module:
-        return load_eagle_model(target_model, self.vllm_config)
-
-    def load_model(self, target_model: nn.Module) -> None:
-        super().load_model(target_model)
+    def load(self, target_model: nn.Module, vllm_config: VllmConfig) -> nn.Module:
+        self.model = load_eagle_model(target_model, vllm_config)
+        self.cache_config_owner = vllm_config
         if self.layout.num_masks and not hasattr(self.model, "mask_hidden"):
             raise ValueError(
                 f"{type(self.model).__name__} has no mask_hidden, which parallel "
                 "drafting feeds to mask slots: set parallel_drafting=false."
             )
         self._refresh_own_mask()
+        return self.model
 
-    def set_attn(self, *args) -> None:
-        super().set_attn(*args)
+    def set_kv_cache(self, *args) -> None:
         self._refresh_own_mask()
 
     def _refresh_own_mask(self) -> None:
@@ -54,7 +56,7 @@ class EagleDrafter(UnifiedSpeculator):
             self.own_mask.copy_(self._combined(learned).view(-1))
 
     def _combined(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        if self.method != "eagle3":
+        if not self.is_eagle3:
             return hidden_states
         return self.model.combine_hidden_states(hidden_states)
 
@@ -65,11 +67,11 @@ class EagleDrafter(UnifiedSpeculator):
         The runner collects them for every EAGLE-3 head, also for one that says no.
         """
         config = self.draft_model_config.hf_config
-        return self.method == "eagle3" and takes_aux_hidden_states(config)
+        return self.is_eagle3 and takes_aux_hidden_states(config)
 
     def target_hidden(
         self, last: torch.Tensor, aux: list[torch.Tensor] | None
-    ) -> HiddenRows | None:
+    ) -> HiddenRows:
         sources = tuple(aux) if aux and self.takes_aux_hidden_states else (last,)
         if self.target_mask is None:
             size = sum(rows.shape[1] for rows in sources)
@@ -80,24 +82,26 @@ class EagleDrafter(UnifiedSpeculator):
             )
         return HiddenRows(sources, self.target_mask)
 
-    def fed_back(self, rows: torch.Tensor) -> HiddenRows | None:
+    def fed_back(self, rows: torch.Tensor) -> HiddenRows:
         return HiddenRows((rows,), self.own_mask)
 
     def model_inputs(
-        self, num_tokens: int, is_first: bool, mode: CUDAGraphMode
-    ) -> dict[str, torch.Tensor | None]:
-        buffers = self.input_buffers
+        self,
+        buffers: DraftBuffers,
+        num_tokens: int,
+        is_first: bool,
+        mode: CUDAGraphMode,
+    ) -> ModelInputs:
+        hidden_states = buffers.hidden_states(num_tokens, is_first)
         if is_first:
             # Combined only now: laying out reads the target's rows where they are,
             # and writes them once.
-            hidden_states = self._combined(buffers.fed[:num_tokens])
-        else:
-            hidden_states = buffers.own_rows[:num_tokens]
+            hidden_states = self._combined(hidden_states)
         if mode == CUDAGraphMode.PIECEWISE:
             hidden_states = buffers.at_lasting_address(hidden_states)
         return {
-            "input_ids": buffers.input_ids[:num_tokens],
-            "positions": buffers.positions[:num_tokens],
+            "input_ids": buffers.batch.input_ids[:num_tokens],
+            "positions": buffers.batch.positions[:num_tokens],
             "hidden_states": hidden_states,
             "inputs_embeds": None,
         }

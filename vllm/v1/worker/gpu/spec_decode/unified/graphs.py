@@ -1,23 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which draft batches are recorded as CUDA graphs, and which one serves a batch."""
+"""Which draft batches are recorded as CUDA graphs, and how; which serves a batch."""
 
+import time
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from vllm.compilation.breakable_cudagraph import is_breakable_cudagraph_enabled
 from vllm.config import VllmConfig
 from vllm.config.compilation import CUDAGraphMode
 from vllm.logger import init_logger
 from vllm.v1.attention.backend import AttentionCGSupport
+from vllm.v1.worker.gpu.attn_utils import (
+    build_attn_metadata,
+    build_slot_mappings_by_layer,
+)
 from vllm.v1.worker.gpu.cudagraph_utils import (
     BatchExecutionDescriptor,
     CudaGraphManager,
+    has_compiled_submodule,
 )
 
 from .layout import DraftLayout
+from .plan import PassContext, same_first_passes
+
+if TYPE_CHECKING:
+    from .speculator import UnifiedSpeculator
 
 logger = init_logger(__name__)
 
@@ -86,19 +99,6 @@ def _is_supported(batch: DraftBatchDescriptor, support: AttentionCGSupport) -> b
     return support.value >= needed.value
 
 
-def first_pass_twins(layouts: dict[int, DraftLayout]) -> dict[int, int]:
-    """For each number of drafts, the largest one whose first pass is the same.
-
-    Without drafts nothing is sampled, so that pass is like no other.
-    """
-
-    def largest(num_drafts: int) -> int:
-        width = layouts[num_drafts].parallel_width
-        return max(k for k, layout in layouts.items() if layout.parallel_width == width)
-
-    return {k: largest(k) if k else 0 for k in layouts}
-
-
 def uniform_batches(
     vllm_config: VllmConfig, layouts: dict[int, DraftLayout]
 ) -> Iterator[DraftBatchDescriptor]:
@@ -108,10 +108,10 @@ def uniform_batches(
     often asks for as many again. Where first passes are the same, whatever the number
     of drafts, a step that asks for another number is covered too.
     """
-    twins = first_pass_twins(layouts)
-    for num_drafts in sorted(set(twins.values())):
+    recorded_as = same_first_passes(layouts)
+    for num_drafts in sorted(set(recorded_as.values())):
         layout = layouts[num_drafts]
-        before = {k for k, twin in twins.items() if twin == num_drafts}
+        before = {k for k, other in recorded_as.items() if other == num_drafts}
         if layout.parallel_width == 1 and num_drafts and 0 in layouts:
             before.add(0)
         for verified in sorted(k + 1 for k in before):
@@ -180,6 +180,29 @@ class DraftGraphs(CudaGraphManager):
         self._batches = batches
         super().__init__(vllm_config, device, cudagraph_mode, decode_query_len=1)
 
+    def record(self, speculator: "UnifiedSpeculator") -> None:
+        """Records every batch, with the speculator's model and buffers."""
+        if not self.needs_capture():
+            return
+        start, free = time.perf_counter(), torch.accelerator.get_memory_info()[0]
+        if self.use_breakable_cg:
+            self.init_breakable_cg_runner(speculator.model)
+        recorder = partial(record_batch, speculator)
+        self.capture(recorder, "Capturing draft CUDA graphs")
+        speculator.buffers.reset()
+        taken = free - torch.accelerator.get_memory_info()[0]
+        logger.info(
+            "Captured %d draft CUDA graphs in %.1f s, %.2f GiB.",
+            len(self.graphs),
+            time.perf_counter() - start,
+            taken / 2**30,
+        )
+
+    def run_pass(self, desc: DraftBatchDescriptor, draft_pass: int) -> None:
+        """Replays one pass, of graphs that hold one each."""
+        one = {"first_pass": draft_pass, "end_pass": draft_pass + 1}
+        self.run_fullgraph(replace(desc, **one))
+
     def _init_candidates(self) -> None:
         by_mode: defaultdict[CUDAGraphMode, list[DraftBatchDescriptor]]
         by_mode, by_shape = defaultdict(list), defaultdict(list)
@@ -210,3 +233,86 @@ class DraftGraphs(CudaGraphManager):
 def _shape(desc: DraftBatchDescriptor) -> tuple:
     slots = desc.uniform_token_count
     return desc.cg_mode, slots, desc.num_drafts, desc.first_pass
+
+
+def make_graphs(
+    speculator: "UnifiedSpeculator", cudagraph_mode: CUDAGraphMode
+) -> DraftGraphs:
+    """What is to be recorded for a speculator; `record` does it."""
+    batches = batches_to_record(
+        speculator.target_config,
+        cudagraph_mode,
+        {k: plan.layout for k, plan in speculator.plans.items()},
+        speculator.attn_cg_support.min_cg_support,
+        piecewise=is_breakable_cudagraph_enabled()
+        or has_compiled_submodule(speculator.model),
+        fused=speculator.supports_decode_metadata_update,
+    )
+    mode = cudagraph_mode if batches else CUDAGraphMode.NONE
+    return DraftGraphs(speculator.vllm_config, speculator.device, mode, batches)
+
+
+def record_batch(
+    speculator: "UnifiedSpeculator", desc: DraftBatchDescriptor, warmup: bool = False
+) -> Callable[[CUDAGraphMode], Any]:
+    """Lays a dummy batch out; returns what runs over it, to be recorded."""
+    across = None
+    if speculator.dp_size > 1:
+        across = torch.full((speculator.dp_size,), desc.num_tokens, dtype=torch.int32)
+    if desc.cg_mode == CUDAGraphMode.PIECEWISE:
+        speculator.buffers.reset()
+        mixed = PassContext(0, desc.num_tokens, num_tokens_across_dp=across)
+        return lambda mode: speculator.forward(mixed._replace(mode=mode), True)
+    speculator.block_tables.fit(desc.num_reqs, longest=0)
+    speculator.buffers.lay_out_uniform(desc.num_reqs, desc.uniform_token_count)
+    slots = speculator.buffers.batch.slot_mappings[:, : desc.num_tokens]
+    context = PassContext(
+        desc.num_reqs,
+        desc.num_tokens,
+        _metadata_to_record(speculator, desc, slots),
+        build_slot_mappings_by_layer(slots, speculator.kv_cache_config),
+        across,
+    )
+    return lambda _: _run_passes(speculator, desc, context)
+
+
+def _metadata_to_record(
+    speculator: "UnifiedSpeculator", desc: DraftBatchDescriptor, slots: torch.Tensor
+) -> dict[str, Any]:
+    n, batch = desc.num_reqs, speculator.buffers.batch
+    tables = speculator.block_tables.input_block_tables
+    starts = torch.arange(n + 1, dtype=torch.int32) * desc.uniform_token_count
+    return build_attn_metadata(
+        attn_groups=speculator.attn_groups,
+        num_reqs=n,
+        num_tokens=desc.num_tokens,
+        query_start_loc_gpu=batch.query_start_loc[: n + 1],
+        query_start_loc_cpu=starts,
+        max_query_len=desc.uniform_token_count,
+        seq_lens=batch.seq_lens[:n],
+        max_seq_len=speculator.draft_max_seq_len,
+        block_tables=[rows[:n] for rows in tables],
+        slot_mappings=slots,
+        kv_cache_config=speculator.kv_cache_config,
+        positions=batch.positions[: desc.num_tokens],
+        is_prefilling=speculator.draft_is_prefilling[:n],
+        for_cudagraph_capture=True,
+    )
+
+
+def _run_passes(
+    speculator: "UnifiedSpeculator",
+    desc: DraftBatchDescriptor,
+    context: PassContext,
+) -> None:
+    """The passes of one graph; with their inputs where metadata follows them."""
+    plan = speculator.plans[desc.num_drafts]
+    for draft_pass in range(desc.first_pass, desc.end_pass):
+        if speculator.supports_decode_metadata_update:
+            if draft_pass > 0:
+                sizes = desc.num_reqs, desc.num_tokens
+                speculator.prepare_later(plan, draft_pass, *sizes)
+            speculator._update_draft_decode_metadata(
+                context.attn_metadata, desc.num_reqs
+            )
+        speculator.run_pass(plan, draft_pass, context)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """One launch from the verified batch, or from the pass before, to the draft batch.
 
-`layout.py` says which slots there are; `reference.py` is the same function in plain
-PyTorch and the specification of the kernel; `native.py` is its twin in C++, which runs
-instead of it on a CPU.
+`layout.py` says which slots there are, `structs.py` what the kernel takes and writes.
+`prepare_inputs_reference.py` among the tests is the same function in plain PyTorch, and
+its specification; `native.py` runs an implementation in C++ on a CPU.
 """
 
 import ctypes
@@ -19,27 +19,9 @@ from vllm.v1.worker.gpu.buffer_utils import _load_ptr
 from . import native as native_kernel
 from .buffers import DraftBuffers
 from .layout import DraftLayout
+from .structs import FedStates, KVTables, Numbers, PreviousDrafts, VerifiedBatch
 
 _PAD_SLOT = tl.constexpr(PAD_SLOT_ID)
-
-
-class VerifiedBatch(NamedTuple):
-    """The target's batch after verification; n requests, padded ones at the end.
-
-    A padded request has no query tokens. One whose `idx_mapping` is -1 is a dummy: it
-    takes its slots, but owns no KV blocks and is not sampled.
-    """
-
-    input_ids: torch.Tensor  # [num_tokens] int32
-    positions: torch.Tensor  # [num_tokens] int64
-    query_start_loc: torch.Tensor  # [n + 1] int32
-    idx_mapping: torch.Tensor  # [n] int64, request state or -1
-    num_sampled: torch.Tensor  # [n] int32, 0 while a prompt is being chunked
-    num_rejected: torch.Tensor  # [n] int32
-    last_sampled: torch.Tensor  # [R] or [R, 1] int64, by request state
-    next_prefill_tokens: torch.Tensor  # [R] int32, by request state
-    temperature: torch.Tensor  # [R] float32, by request state
-    seeds: torch.Tensor  # [R] int64, by request state
 
 
 class PreviousPass(NamedTuple):
@@ -61,51 +43,21 @@ class HiddenRows(NamedTuple):
     # Rows for the slots that no source has one for. With token_shift 1: [S * H], for
     # masks. With token_shift 0: [blocks, S * H], by KV block, the state of the block's
     # last token, for slot 0; that of the null block is for position 0.
-    stand_ins: torch.Tensor
+    fallback: torch.Tensor
     kv_group: int = 0  # the KV group that the blocks are of
 
 
-class _Drafts(NamedTuple):
-    draft_tokens: torch.Tensor
-    draft_stride: int
-
-
-class _KVTables(NamedTuple):
-    block_table_ptrs: torch.Tensor  # [G] uint64, to [R, max_blocks] int32
-    strides: torch.Tensor  # [G] int64
-    block_sizes: torch.Tensor  # [G] int32
-    num_blocks: torch.Tensor  # [G, R] int32, by request state
-    num_blocks_stride: int
-
-
-class _Out(NamedTuple):
-    input_ids: torch.Tensor
-    positions: torch.Tensor
-    slot_mappings: torch.Tensor
-    slot_mappings_stride: int
-    query_start_loc: torch.Tensor
-    seq_lens: torch.Tensor
-    first_positions: torch.Tensor
-    idx_mapping: torch.Tensor
-    num_blocks: torch.Tensor
-    temperature: torch.Tensor
-    seeds: torch.Tensor
-    sample_rows: torch.Tensor
-    sample_positions: torch.Tensor
-    sample_requests: torch.Tensor
-    max_num_reqs: int
-
-
-class _Hidden(NamedTuple):
-    stand_ins: torch.Tensor
-    kv_group: int
-    out: torch.Tensor
+@triton.jit
+def _verified_row(begin, at):
+    """Row of the verified batch that holds token `at` of a request's valid tokens."""
+    return begin + at
 
 
 @triton.jit
 def _verified_token(src, begin, state, valid, at):
     """Token `at` of a request's valid tokens; at == valid is the one after them."""
-    tokens = tl.load(src.input_ids + begin + at, mask=at < valid, other=0)
+    row = _verified_row(begin, at)
+    tokens = tl.load(src.input_ids + row, mask=at < valid, other=0)
     return tl.where(at == valid, _next_token(src, state), tokens)
 
 
@@ -143,7 +95,7 @@ def _block_before(tables, hidden, state, start):
     block = start // size - 1
     held = tables.num_blocks + group * tables.num_blocks_stride + state
     held = tl.load(held, mask=state >= 0, other=0)
-    table = _load_ptr(tables.block_table_ptrs + group, tl.int32)
+    table = _load_ptr(tables.block_tables + group, tl.int32)
     table += state * tl.load(tables.strides + group)
     is_held = (block >= 0) & (block < held)
     block_id = tl.load(table + block, mask=is_held, other=0)
@@ -169,12 +121,12 @@ def _store_slots(
         block = position // size
         held = _num_blocks(tables, out, req, state, group, IS_FIRST)
         owned = live & (block < held)
-        table = _load_ptr(tables.block_table_ptrs + group, tl.int32)
+        table = _load_ptr(tables.block_tables + group, tl.int32)
         table += state * tl.load(tables.strides + group)
         block_id = tl.load(table + block, mask=owned, other=0).to(tl.int64)
         # Block 0 is the null block, which stands for blocks given back.
         slot = tl.where(block_id > 0, block_id * size + position % size, _PAD_SLOT)
-        to = out.slot_mappings + group * out.slot_mappings_stride + row
+        to = out.slot_mappings + group * out.max_num_tokens + row
         tl.store(to, slot, mask=in_batch)
 
 
@@ -237,7 +189,7 @@ def _store_tails(
         tl.store(out.input_ids + i + lane, 0, mask=behind)
         tl.store(out.positions + i + lane, 0, mask=behind)
         for group in tl.static_range(GROUPS):
-            slots = out.slot_mappings + group * out.slot_mappings_stride
+            slots = out.slot_mappings + group * out.max_num_tokens
             tl.store(slots + i + lane, _PAD_SLOT, mask=behind)
 
 
@@ -247,24 +199,24 @@ def _store_hidden(
     hidden,
     row,
     source_row,
-    stand_in,  # row of the stand-ins for those that have no source's, a number
-    is_stood_in,
+    fallback,  # row of the fallback for those that have no source's, a number
+    has_none,
     live,
     chunk,
     SOURCES: tl.constexpr,
     SIZE: tl.constexpr,
     BLOCK_H: tl.constexpr,
 ):
-    """A chunk of columns of a block of rows: copied, or the stand-in's."""
+    """A chunk of columns of a block of rows: copied, or the fallback's."""
     CHUNKS: tl.constexpr = (SIZE + BLOCK_H - 1) // BLOCK_H
     which = chunk // CHUNKS
     col = chunk % CHUNKS * BLOCK_H + tl.arange(0, BLOCK_H)
     inside = col < SIZE
-    other = hidden.stand_ins + (stand_in * SOURCES + which) * SIZE
+    other = hidden.fallback + (fallback * SOURCES + which) * SIZE
     other = tl.load(other + col, mask=inside, other=0)
     at = source_row.to(tl.int64)[:, None] * SIZE + col[None, :]
-    copied = (live & ~is_stood_in)[:, None] & inside[None, :]
-    value = tl.broadcast_to(other[None, :], (is_stood_in.shape[0], BLOCK_H))
+    copied = (live & ~has_none)[:, None] & inside[None, :]
+    value = tl.broadcast_to(other[None, :], (has_none.shape[0], BLOCK_H))
     for s in tl.static_range(SOURCES):
         value = tl.load(sources[s] + at, mask=copied & (which == s), other=value)
     to = (row.to(tl.int64)[:, None] * SOURCES + which) * SIZE + col[None, :]
@@ -272,25 +224,18 @@ def _store_hidden(
 
 
 # Numbers that vary while serving are not specialised: each would compile again.
-@triton.jit(
-    do_not_specialize=[
-        "draft_pass",
-        "num_samples",
-        "num_padded_tokens",
-        "limit",
-        "mask_token_id",
-    ]
-)
+@triton.jit(do_not_specialize=[name for name in Numbers._fields if name.islower()])
 def _prepare_inputs_kernel(
-    src,  # VerifiedBatch or _Drafts
-    tables,  # _KVTables
-    out,  # _Out
+    src,  # VerifiedBatch or PreviousDrafts
+    tables,  # KVTables
+    out,  # DraftBatch
     sources,  # HiddenRows.sources or ()
-    hidden,  # _Hidden or None
+    hidden,  # FedStates or None
+    # Numbers
     draft_pass,
-    num_samples,  # drafts to sample in this pass, at most WIDTH
-    num_padded_tokens,  # rows up to which the batch is padded
-    limit,  # first position that must not be drafted
+    num_samples,
+    num_padded_tokens,
+    limit,
     mask_token_id,
     SHIFT: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -320,7 +265,6 @@ def _prepare_inputs_kernel(
         first = begin + req * (WIDTH - SHIFT)
         count = end - begin + WIDTH - SHIFT
         start = tl.load(src.positions + begin)
-        source = begin - 1
     else:
         origin = tl.load(out.first_positions + req)
         if origin < 0:
@@ -332,7 +276,6 @@ def _prepare_inputs_kernel(
         first = req * (2 * WIDTH - 1)
         count = 2 * WIDTH - 1
         start = origin + (draft_pass - 1) * WIDTH + 1
-        source = req * WIDTH - SHIFT
     if tl.program_id(1) * BLOCK >= count:
         return  # beside a long prompt a decoding request has few slots
 
@@ -341,20 +284,25 @@ def _prepare_inputs_kernel(
     position = start + slot
     live = in_batch & (at < valid + num_samples) & (position < limit)
     is_mask = at > valid
-    stand_in, is_stood_in = 0, is_mask
+    fallback, has_none = 0, is_mask
     if SOURCES > 0 and SHIFT == 0:
-        is_stood_in = slot < 0
+        has_none = slot < 0
         if IS_FIRST:
-            is_stood_in = slot == 0
-            stand_in, is_new = _block_before(tables, hidden, state, start)
-            live &= is_new | ~is_stood_in
+            has_none = slot == 0
+            fallback, is_new = _block_before(tables, hidden, state, start)
+            live &= is_new | ~has_none
     row = first + slot
     chunk = tl.program_id(2) - 1
     if chunk >= 0:
         if SOURCES > 0:
-            source_row = source + tl.minimum(at, valid)
+            # The state of a token is that of the one before it.
+            before = tl.minimum(at, valid) - 1
+            if IS_FIRST:
+                source_row = _verified_row(begin, before)
+            else:
+                source_row = req * WIDTH + tl.minimum(slot, WIDTH - 1)
             _store_hidden(
-                sources, hidden, row, source_row, stand_in, is_stood_in, live, chunk,
+                sources, hidden, row, source_row, fallback, has_none, live, chunk,
                 SOURCES, SIZE, BLOCK_H,
             )  # fmt: skip
         return
@@ -362,7 +310,7 @@ def _prepare_inputs_kernel(
     if IS_FIRST:
         token = _verified_token(src, begin, state, valid, at)
     else:
-        drafts = src.draft_tokens + req * src.draft_stride + (draft_pass - 1) * WIDTH
+        drafts = src.draft_tokens + req * src.stride + (draft_pass - 1) * WIDTH
         token = tl.load(drafts + slot, mask=slot < WIDTH, other=0).to(tl.int32)
     token = tl.where(is_mask, mask_token_id, token)
     tl.store(out.input_ids + row, tl.where(live, token, 0), mask=in_batch)
@@ -415,48 +363,48 @@ def prepare_inputs(
         max_query_len: most target tokens of a request; ignored in later passes.
         mask_token_id: what mask slots hold.
         hidden: the hidden states to feed; None for a drafter that takes none.
-        native: run the C++ twin if tensors are on a CPU and it was built.
+        native: run the native implementation if tensors are on a CPU and it was built.
     """
     is_first = isinstance(source, VerifiedBatch)
-    extra = layout.num_extra_slots
-    slots = max_query_len + extra if is_first else layout.num_follow_slots
+    slots = layout.num_follow_slots
+    if is_first:
+        slots = max_query_len + layout.num_extra_slots
     num_reqs = (source.idx_mapping if is_first else source.draft_tokens).shape[0]
+    batch, sources = buffers.batch, () if hidden is None else hidden.sources
     assert 1 <= num_samples <= layout.parallel_width
-    assert num_padded_tokens <= buffers.max_num_tokens
-    assert buffers.slot_mappings.shape[0] == block_tables.num_kv_cache_groups
-    sources = () if hidden is None else hidden.sources
-    size = sources[0].shape[1] if sources else 0
-    arguments = (
-        source if is_first else _drafts(source),
-        _kv_tables(block_tables),
-        _out(buffers),
-        sources,
-        _hidden(hidden, buffers, is_first) if sources else None,
-        0 if is_first else source.draft_pass,
-        num_samples,
-        num_padded_tokens,
-        limit,
-        mask_token_id,
-    )
-    shape = dict(
+    assert num_padded_tokens <= batch.max_num_tokens
+    assert batch.slot_mappings.shape[0] == block_tables.num_kv_cache_groups
+    numbers = Numbers(
+        draft_pass=0 if is_first else source.draft_pass,
+        num_samples=num_samples,
+        num_padded_tokens=num_padded_tokens,
+        limit=limit,
+        mask_token_id=mask_token_id,
         SHIFT=layout.token_shift,
         WIDTH=layout.parallel_width,
         IS_FIRST=is_first,
         GROUPS=block_tables.num_kv_cache_groups,
         SOURCES=len(sources),
-        SIZE=size,
+        SIZE=sources[0].shape[1] if sources else 0,
+    )
+    arguments = (
+        source if is_first else _previous_drafts(source),
+        _kv_tables(block_tables),
+        batch,
+        sources,
+        None if hidden is None else _fed_states(hidden, buffers, is_first),
     )
     library = native_library() if native and buffers.device.type == "cpu" else None
     if library is not None:
-        return native_kernel.launch(library, num_reqs, *arguments, **shape)
+        return native_kernel.launch(library, num_reqs, *arguments, numbers)
     # Rows with hidden states are long: fewer of them keep more programs busy. The same
     # for every batch, lest one of another size compiles the kernel again.
     block = 16 if sources else 128
-    block_h = min(triton.next_power_of_2(size), 512) if sources else 1
-    chunks = len(sources) * triton.cdiv(size, block_h)
+    block_h = min(triton.next_power_of_2(numbers.SIZE), 512) if sources else 1
+    chunks = len(sources) * triton.cdiv(numbers.SIZE, block_h)
     _prepare_inputs_kernel[(num_reqs, triton.cdiv(slots, block), 1 + chunks)](
         *arguments,
-        **shape,
+        **numbers._asdict(),
         BLOCK=block,
         BLOCK_W=triton.next_power_of_2(layout.parallel_width),
         BLOCK_H=block_h,
@@ -464,19 +412,18 @@ def prepare_inputs(
 
 
 def native_library() -> ctypes.CDLL | None:
-    """The twin of the kernel, for tensors on a CPU; None where it was not built."""
-    structs = VerifiedBatch, _Drafts, _KVTables, _Out, _Hidden
-    return native_kernel.load(*structs)
+    """The native implementation, for tensors on a CPU; None where it was not built."""
+    return native_kernel.load()
 
 
-def _drafts(source: PreviousPass) -> _Drafts:
+def _previous_drafts(source: PreviousPass) -> PreviousDrafts:
     assert source.draft_pass > 0 and source.draft_tokens.stride(1) == 1
-    return _Drafts(source.draft_tokens, source.draft_tokens.stride(0))
+    return PreviousDrafts(source.draft_tokens, source.draft_tokens.stride(0))
 
 
-def _kv_tables(tables: BlockTables) -> _KVTables:
+def _kv_tables(tables: BlockTables) -> KVTables:
     num_blocks = tables.num_blocks.gpu
-    return _KVTables(
+    return KVTables(
         tables.block_table_ptrs,
         tables.block_table_strides,
         tables.block_sizes_tensor,
@@ -485,29 +432,9 @@ def _kv_tables(tables: BlockTables) -> _KVTables:
     )
 
 
-def _out(buffers: DraftBuffers) -> _Out:
-    return _Out(
-        buffers.input_ids,
-        buffers.positions,
-        buffers.slot_mappings,
-        buffers.slot_mappings.stride(0),
-        buffers.query_start_loc,
-        buffers.seq_lens,
-        buffers.first_positions,
-        buffers.idx_mapping,
-        buffers.num_blocks,
-        buffers.temperature,
-        buffers.seeds,
-        buffers.sample_rows,
-        buffers.sample_positions,
-        buffers.sample_requests,
-        buffers.max_num_reqs,
-    )
-
-
-def _hidden(hidden: HiddenRows, buffers: DraftBuffers, is_first: bool) -> _Hidden:
-    out = buffers.fed_rows(hidden.stand_ins) if is_first else buffers.own_rows
+def _fed_states(hidden: HiddenRows, buffers: DraftBuffers, is_first: bool) -> FedStates:
+    out = buffers.fed_rows(hidden.fallback) if is_first else buffers.own_rows
     size = sum(source.shape[1] for source in hidden.sources)
-    assert all(rows.is_contiguous() for rows in (*hidden.sources, hidden.stand_ins))
-    assert size == hidden.stand_ins.shape[-1] == out.shape[1]
-    return _Hidden(hidden.stand_ins, hidden.kv_group, out)
+    assert all(rows.is_contiguous() for rows in (*hidden.sources, hidden.fallback))
+    assert size == hidden.fallback.shape[-1] == out.shape[1]
+    return FedStates(hidden.fallback, hidden.kv_group, out)

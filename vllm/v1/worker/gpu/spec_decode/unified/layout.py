@@ -25,7 +25,9 @@ tokens now, and W - 1 masks behind them, and samples the next W drafts:
 
     later pass      d(i+1) .. d(i+W)  mask x (W-1)                  2W - 1 slots
 
-W = 1 is autoregressive drafting, W = K drafts all tokens at once.
+W = 1 is autoregressive drafting (arXiv 2211.17192; EAGLE, arXiv 2401.15077), W = K
+drafts all tokens at once (PARD, arXiv 2504.18583; P-EAGLE, vLLM PR #32887; PARD-2,
+arXiv 2605.08632, which is fed the target's states unshifted).
 """
 
 from dataclasses import dataclass, replace

@@ -1,71 +1,70 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The input kernel in C++ for CPU tensors: `csrc/prepare_inputs.cpp`, by ctypes.
+"""The input kernel for CPU tensors: `csrc/prepare_inputs.cpp`, called by ctypes.
 
-Each NamedTuple that the Triton kernel takes is a struct of the same fields there, one
-word of 64 bits a field: the address of a tensor's first element, or a number.
+Each tuple of `structs.py` is a C struct of the same fields, one word of 64 bits a
+field: the address of a tensor's first element, or a number.
 """
 
 import ctypes
+import zlib
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, get_type_hints
 
 import torch
 
 from vllm.logger import init_logger
 
+from .structs import STRUCTS, Numbers
+
 logger = init_logger(__name__)
 
 LIBRARY = Path(__file__).with_name("_prepare_inputs.so")
-
-_DTYPES = {
-    "input_ids": torch.int32,
-    "positions": torch.int64,
-    "query_start_loc": torch.int32,
-    "idx_mapping": torch.int64,
-    "num_sampled": torch.int32,
-    "num_rejected": torch.int32,
-    "last_sampled": torch.int64,
-    "next_prefill_tokens": torch.int32,
-    "temperature": torch.float32,
-    "seeds": torch.int64,
-    "draft_tokens": torch.int64,
-    "block_table_ptrs": torch.uint64,
-    "strides": torch.int64,
-    "block_sizes": torch.int32,
-    "num_blocks": torch.int32,
-    "slot_mappings": torch.int64,
-    "seq_lens": torch.int32,
-    "first_positions": torch.int64,
-    "sample_rows": torch.int64,
-    "sample_positions": torch.int64,
-    "sample_requests": torch.int64,
+C_TYPES = {
+    torch.int32: "int32_t*",
+    torch.int64: "int64_t*",
+    torch.float32: "float*",
+    torch.uint64: "uint64_t*",
+    None: "char*",
 }
 
 
-class _Pass(NamedTuple):
-    num_reqs: int
-    draft_pass: int
-    num_samples: int
-    num_padded_tokens: int
-    limit: int
-    mask_token_id: int
-    shift: int
-    width: int
-    groups: int
-    num_sources: int
-    source_bytes: int  # of a row of one source
+def header() -> str:
+    """The C++ declarations of the tuples, `csrc/structs.h`."""
+    structs = "\n".join(map(_declare, STRUCTS))
+    return f"""// SPDX-License-Identifier: Apache-2.0
+// Written by csrc/write_structs.py from structs.py, which says what the fields hold.
+
+#include <cstdint>
+
+{structs}
+constexpr uint32_t STRUCTS_ID = {zlib.crc32(structs.encode())}u;
+"""
+
+
+def _declare(struct: type[tuple]) -> str:
+    fields = "".join(
+        f"  {'int64_t' if dtype == 'number' else C_TYPES[dtype]} {name.lower()};\n"
+        for name, dtype in _dtypes(struct).items()
+    )
+    return f"struct {struct.__name__} {{\n{fields}}};\n"
 
 
 @cache
-def load(*structs: type[tuple]) -> ctypes.CDLL | None:
-    """The library; None, and one log line, where it was not built or does not fit.
+def _dtypes(struct: type[tuple]) -> dict[str, Any]:
+    """By field: the dtype of its tensor, None if it may be any, or "number"."""
+    hints = get_type_hints(struct, include_extras=True)
+    return {
+        name: hint.__metadata__[0] if hasattr(hint, "__metadata__") else "number"
+        for name, hint in hints.items()
+    }
 
-    Args:
-        structs: what will be passed to it, in the order of its `struct_sizes`.
-    """
+
+@cache
+def load() -> ctypes.CDLL | None:
+    """The library; None, and one log line, where it was not built or does not fit."""
     try:
-        return _open(structs)
+        return _open()
     except (OSError, ValueError) as why:
         logger.warning(
             "The input kernel of speculative decoding is interpreted on the CPU, which "
@@ -77,12 +76,12 @@ def load(*structs: type[tuple]) -> ctypes.CDLL | None:
         return None
 
 
-def _open(structs: tuple[type[tuple], ...]) -> ctypes.CDLL:
+def _open() -> ctypes.CDLL:
     if not LIBRARY.exists():
         raise OSError("it was not built")
     library = ctypes.CDLL(str(LIBRARY))
-    sizes = (ctypes.c_int64 * (len(structs) + 1)).in_dll(library, "struct_sizes")
-    if list(sizes) != [8 * len(struct._fields) for struct in (*structs, _Pass)]:
+    built_from = ctypes.c_uint32.in_dll(library, "structs_id").value
+    if f" {built_from}u;" not in header():
         raise OSError("it was built from other sources")
     return library
 
@@ -95,43 +94,37 @@ def launch(
     out: tuple,
     sources: tuple[torch.Tensor, ...],
     hidden: tuple | None,
-    *numbers: int,
-    SHIFT: int,
-    WIDTH: int,
-    IS_FIRST: bool,
-    GROUPS: int,
-    SOURCES: int,
-    SIZE: int,
+    numbers: Numbers,
 ) -> None:
     """Runs the library on the arguments of the Triton kernel.
 
     Args:
         library: what `load` returned.
         num_reqs: requests of the batch, padded ones included.
-        numbers: draft_pass, num_samples, num_padded_tokens, limit, mask_token_id.
     """
-    row_bytes = 0
-    if sources:
-        dtypes = {rows.dtype for rows in (*sources, hidden.stand_ins, hidden.out)}
+    element_size = 0
+    if hidden is not None:
+        dtypes = {rows.dtype for rows in (*sources, hidden.fallback, hidden.out)}
         assert len(dtypes) == 1, f"hidden states of several dtypes: {dtypes}"
-        row_bytes = SIZE * hidden.out.element_size()
-    shape = _Pass(num_reqs, *numbers, SHIFT, WIDTH, GROUPS, SOURCES, row_bytes)
-    run = library.prepare_first_pass if IS_FIRST else library.prepare_later_pass
-    run(
+        element_size = hidden.out.element_size()
+    name = "prepare_first_pass" if numbers.IS_FIRST else "prepare_later_pass"
+    getattr(library, name)(
         _struct(src),
         _struct(tables),
         _struct(out),
         _words(sources),
-        _words(hidden) if sources else None,
-        _words(shape),
+        None if hidden is None else _struct(hidden),
+        _struct(numbers),
+        ctypes.c_int64(num_reqs),
+        ctypes.c_int64(element_size),
     )
 
 
 def _struct(values: tuple) -> ctypes.Array:
-    """As `_words`, for tensors that the library expects to have a certain dtype."""
-    for name, value in zip(values._fields, values, strict=True):
+    """A struct, of tensors that have the dtypes it is declared with."""
+    for (name, dtype), value in zip(_dtypes(type(values)).items(), values, strict=True):
         if isinstance(value, torch.Tensor):
-            assert value.dtype == _DTYPES[name], f"{name} is {value.dtype}"
+            assert dtype in (None, value.dtype), f"{name} is {value.dtype}"
             assert value.stride(-1) == 1 and value.device.type == "cpu", name
     return _words(values)
 

@@ -1,27 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
 """PARD-2: a draft model whose embeddings the target's hidden states are added to.
 
-A token is fed the state of the token before it, so that the next token's is known
-already; `layout.py` says how states and slots are paired.
+PARD-2: arXiv 2605.08632; masks as in PARD, arXiv 2504.18583. A token is fed the state
+of the token before it, so that the next token's is known already; `layout.py` says how
+states and slots are paired.
 """
 
-from typing import Any
-
 import torch
+import torch.nn as nn
 import torch.nn.functional as F
 
 from vllm.config import VllmConfig
 from vllm.config.compilation import CUDAGraphMode
 from vllm.config.draft_features import BIAS, WEIGHT, load_warp, warp_here
 from vllm.logger import init_logger
+from vllm.v1.kv_cache_interface import KVCacheConfig
+from vllm.v1.worker.gpu.block_table import BlockTables
 
-from .draft_model import DraftModelDrafter
+from .buffers import DraftBuffers
+from .draft_model import load_draft_model
+from .drafter import Drafter, ModelInputs
 from .inputs import HiddenRows
 
 logger = init_logger(__name__)
 
 
-class Pard2Drafter(DraftModelDrafter):
+class Pard2Drafter(Drafter):
     """Feeds tokens, and what `features` names of the target, projected.
 
     States are projected before they are laid out: there are fewer of them than slots,
@@ -29,13 +33,13 @@ class Pard2Drafter(DraftModelDrafter):
     """
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device):
-        spec = vllm_config.speculative_config
-        self.features = spec.target_features
-        self.fed_hidden_size = spec.draft_model_config.get_hidden_size()
         super().__init__(vllm_config, device)
+        self.features = self.speculative_config.target_features
+        self.tapped_layers = self.features.tapped
+        self.fed_hidden_size = self.draft_model_config.get_hidden_size()
         # Allocated here: what is allocated while weights load is lost when an engine
         # sleeps.
-        warp = load_warp(warp_here(spec))
+        warp = load_warp(warp_here(self.speculative_config))
         size = {"dtype": self.dtype, "device": device}
         self.weight = warp[WEIGHT].to(**size)  # [H, states side by side]
         self.bias = warp[BIAS].to(**size) if BIAS in warp else None  # [H]
@@ -43,6 +47,7 @@ class Pard2Drafter(DraftModelDrafter):
         # goes on from there, or from a cached prefix, it is slot 0's. Row 0 takes what
         # is not kept; the null block's, row 1, is for position 0.
         self.kept: torch.Tensor | None = None
+        self.block_tables: BlockTables | None = None
         self.kv_group = 0
         if vllm_config.kv_transfer_config is not None:
             logger.warning(
@@ -51,15 +56,14 @@ class Pard2Drafter(DraftModelDrafter):
                 "may be worse. Text is not affected."
             )
 
-    @property
-    def tapped_layers(self) -> tuple[int, ...]:
-        """Layers whose states the target is to hand out beside its output."""
-        return self.features.tapped
+    def load(self, target_model: nn.Module, vllm_config: VllmConfig) -> nn.Module:
+        self.model, self.cache_config_owner = load_draft_model(vllm_config)
+        return self.model
 
-    def set_attn(self, model_state: Any, kv_cache_config: Any, *args: Any) -> None:
-        super().set_attn(model_state, kv_cache_config, *args)
-        groups = enumerate(self.attn_groups)
-        self.kv_group = next(number for number, layers in groups if layers)
+    def set_kv_cache(
+        self, kv_cache_config: KVCacheConfig, block_tables: BlockTables, kv_group: int
+    ) -> None:
+        self.block_tables, self.kv_group = block_tables, kv_group
         rows = 1 + kv_cache_config.num_blocks
         self.kept = self.weight.new_zeros(rows, self.fed_hidden_size)
         nothing = self.weight.new_zeros(1, self.weight.shape[1])
@@ -83,20 +87,14 @@ class Pard2Drafter(DraftModelDrafter):
         kept = rows if self.kept is None else self.kept[1:]
         return HiddenRows((rows,), kept, self.kv_group)
 
-    def fed_back(self, rows: torch.Tensor) -> HiddenRows:
-        return HiddenRows((rows,), self.kept)
-
-    def _run_first_pass(self, verified, hidden, batch, *args) -> None:
-        self._keep_ends_of_blocks(hidden.sources[0][: batch.num_tokens])
-        super()._run_first_pass(verified, hidden, batch, *args)
-
-    def _keep_ends_of_blocks(self, rows: torch.Tensor) -> None:
+    def before_first_pass(self, hidden: HiddenRows | None, num_tokens: int) -> None:
         """Keeps the states of tokens that end a KV block, for whoever goes on there.
 
         That may be a request of this very batch, so it is done first. A rejected
         token's is written over before its block is anyone else's. The null block's
         stays: an engine that warms up while it serves writes there.
         """
+        rows = hidden.sources[0][:num_tokens]
         size = self.block_tables.block_sizes[self.kv_group]
         ends = self.block_tables.slot_mappings[self.kv_group, : len(rows)] + 1
         is_end = (ends % size == 0) & (ends > size)
@@ -104,28 +102,28 @@ class Pard2Drafter(DraftModelDrafter):
         self.kept.index_copy_(0, block, rows)
 
     def model_inputs(
-        self, num_tokens: int, is_first: bool, mode: CUDAGraphMode
-    ) -> dict[str, torch.Tensor | None]:
-        buffers = self.input_buffers
-        embeds = self.model.embed_input_ids(buffers.input_ids[:num_tokens])
-        fed = self._fed(num_tokens, is_first)
+        self,
+        buffers: DraftBuffers,
+        num_tokens: int,
+        is_first: bool,
+        mode: CUDAGraphMode,
+    ) -> ModelInputs:
+        embeds = self.model.embed_input_ids(buffers.batch.input_ids[:num_tokens])
+        fed = buffers.hidden_states(num_tokens, is_first)
         embeds = torch.add(embeds, fed, alpha=self.features.scale)
         if mode == CUDAGraphMode.PIECEWISE:
             embeds = buffers.at_lasting_address(embeds)
         return {
             "input_ids": None,
-            "positions": buffers.positions[:num_tokens],
+            "positions": buffers.batch.positions[:num_tokens],
             "inputs_embeds": embeds,
         }
 
-    def _fed(self, num_tokens: int, is_first: bool) -> torch.Tensor:
-        buffers = self.input_buffers
-        return (buffers.fed if is_first else buffers.own_rows)[:num_tokens]
+    def to_feed(
+        self, own: torch.Tensor, buffers: DraftBuffers, num_tokens: int, is_first: bool
+    ) -> torch.Tensor:
+        """What was fed is fed on: of a draft the target has no state yet."""
+        return buffers.hidden_states(num_tokens, is_first)
 
-    def _forward(
-        self, num_tokens: int, is_first: bool, *args: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns what is sampled from, and what was fed: that is fed on, since of a
-        draft the target has no state yet."""
-        output, _ = super()._forward(num_tokens, is_first, *args)
-        return output, self._fed(num_tokens, is_first)
+    def fed_back(self, rows: torch.Tensor) -> HiddenRows:
+        return HiddenRows((rows,), self.kept)

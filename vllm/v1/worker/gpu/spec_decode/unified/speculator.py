@@ -1,56 +1,75 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prepare, one pass or several, sample: the same for every kind of drafter."""
+"""One draft step, the same for every kind of drafter: `UnifiedSpeculator.propose`."""
 
-import time
-from dataclasses import replace
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import torch
+import torch.nn as nn
 
-from vllm.compilation.breakable_cudagraph import is_breakable_cudagraph_enabled
 from vllm.config import VllmConfig
 from vllm.config.compilation import CUDAGraphMode
+from vllm.config.drafting import draft_limit, get_mask_token_id
+from vllm.forward_context import BatchDescriptor, set_forward_context
 from vllm.logger import init_logger
-from vllm.v1.worker.gpu.attn_utils import (
-    build_attn_metadata,
-    build_slot_mappings_by_layer,
-)
-from vllm.v1.worker.gpu.cudagraph_utils import has_compiled_submodule
+from vllm.v1.worker.gpu.attn_utils import build_slot_mappings_by_layer
 from vllm.v1.worker.gpu.dp_utils import DPSyncState
 from vllm.v1.worker.gpu.input_batch import InputBatch
-from vllm.v1.worker.utils import get_uniform_decode_token_count
+from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
 
-from .graphs import DraftBatchDescriptor, DraftGraphs, batches_to_record
-from .inputs import HiddenRows, VerifiedBatch, prepare_inputs
-from .passes import DraftPasses, Drafts
+from .block_tables import DraftBlockTables
+from .buffers import DraftBuffers
+from .draft_config import attention_config, draft_lengths, widened_config
+from .drafter import Drafter
+from .graphs import DraftGraphs, make_graphs
+from .inputs import HiddenRows, PreviousPass, prepare_inputs
+from .plan import DraftPlan, PassContext, draft_plans
+from .sampling import sample_chain
+from .shapes import DraftShape, StepShapes
+from .structs import VerifiedBatch
 
 logger = init_logger(__name__)
 
 
-class _Shape(NamedTuple):
-    """How large a draft batch is, as far as the host knows."""
+class UnifiedSpeculator(DraftModelSpeculator):
+    """Drafts with any model that `layout.py` has a row for.
 
-    batch: DraftBatchDescriptor
-    query_start_loc: np.ndarray  # [num_reqs + 1] int32, equal to the device's
-    across_dp: torch.Tensor | None  # [dp_size] int32, rows on each rank
+    Attributes:
+        drafter: how the draft model is loaded, and what it is fed.
+        plans: by the number of drafts that a step asks for.
+        buffers: what the passes of a step read.
+        sample: draws the drafts of a pass; see `sampling.sample_chain`.
+        graphs: what is recorded; None before that.
+    """
 
+    # The drafter's width is its own affair: the target runs at its whole budget.
+    num_query_per_req = 1
+    num_extra_query_per_req = 0
+    sample = staticmethod(sample_chain)
 
-class UnifiedSpeculator(DraftPasses):
-    """Drafts with any model that `layout.py` has a row for."""
-
-    def __init__(self, vllm_config: VllmConfig, device: torch.device):
-        super().__init__(vllm_config, device)
+    def __init__(self, vllm_config: VllmConfig, device: torch.device, drafter: Drafter):
+        self.drafter, self.layout = drafter, drafter.layout
+        # The engine's own: its capture sizes are settled after this.
+        self.target_config = vllm_config
+        super().__init__(widened_config(vllm_config, self.layout), device)
+        self.mask_token_id = 0
+        if self.layout.num_masks:
+            self.mask_token_id = get_mask_token_id(self.draft_model_config.hf_config)
+        budget = vllm_config.scheduler_config.max_num_batched_tokens
+        fed = drafter.fed_hidden_size, self.dtype
+        self.buffers = DraftBuffers(
+            self.layout, budget, self.max_num_reqs, device, *fed
+        )
+        self._use_batch()
         # What a dummy run hands over: requests that own nothing.
         self.no_requests = torch.full_like(self.idx_mapping, -1)
-        logger.info(
-            "Unified speculator: passes per step %d, slots per pass at most %d, draft "
-            "sampling %s.",
-            self.layout.num_passes,
-            self.input_buffers.max_num_tokens,
-            self.speculative_config.draft_sample_method,
-        )
+        lengths = draft_lengths(vllm_config)
+        self.plans = draft_plans(self.layout, lengths, self.max_num_reqs, device)
+        self.graphs: DraftGraphs | None = None
+        method = self.speculative_config.rejection_sample_method
+        self.verifies_blocks = method == "block"
+        self._log_sizes()
+
+    # A draft step.
 
     @torch.inference_mode()
     def propose(
@@ -78,20 +97,17 @@ class UnifiedSpeculator(DraftPasses):
         Returns:
             [num_reqs, K] int64 draft tokens, of which `num_speculative_tokens` count.
         """
-        n = input_batch.num_reqs
-        k = self.num_speculative_steps
-        if num_speculative_tokens is not None:
-            k = num_speculative_tokens
-        drafts = self.lengths[k]
-        hidden = self.target_hidden(last_hidden_states, aux_hidden_states)
+        batch, n, k = input_batch, input_batch.num_reqs, num_speculative_tokens
+        plan = self.plans[self.num_speculative_steps if k is None else k]
+        hidden = self.drafter.target_hidden(last_hidden_states, aux_hidden_states)
         if dummy_run and skip_attn_for_dummy_run:
-            self._profile(input_batch, hidden)
+            self._profile(batch, hidden)
             return self.draft_tokens[:n]
         verified = VerifiedBatch(
-            input_batch.input_ids,
-            input_batch.positions,
-            input_batch.query_start_loc[: n + 1],
-            self.no_requests[:n] if dummy_run else input_batch.idx_mapping,
+            batch.input_ids,
+            batch.positions,
+            batch.query_start_loc[: n + 1],
+            self.no_requests[:n] if dummy_run else batch.idx_mapping,
             num_sampled,
             num_rejected,
             last_sampled,
@@ -99,276 +115,272 @@ class UnifiedSpeculator(DraftPasses):
             temperature,
             seeds,
         )
-        longest = int(input_batch.seq_lens_cpu_upper_bound[:n].max())
-        may_replay = self.block_tables.fit(n, longest)
-        shape = self._first_shape(input_batch, drafts, may_replay, dp_sync_state)
-        self._run_first_pass(verified, hidden, input_batch, drafts, shape)
-        if drafts.layout.num_passes > 1:
-            shape = self._later_shape(n, drafts, may_replay, dp_sync_state)
-            self._run_later_passes(input_batch, drafts, shape)
+        longest = int(batch.seq_lens_cpu_upper_bound[:n].max())
+        fits_graphs = self.block_tables.fit(n, longest)
+        shapes = StepShapes(self.graphs, self.dp_rank, dp_sync_state, fits_graphs)
+
+        # The first pass: verified tokens, the next token, masks; W drafts are sampled.
+        shape = shapes.first(batch, plan)
+        self.drafter.before_first_pass(hidden, batch.num_tokens)
+        self._prepare_first(plan, verified, hidden, batch, shape)
+        if self._is_self_contained(shape):
+            self._replay(shape)
+        else:
+            self._run(plan, 0, batch, shape)
+
+        # Later passes: the drafts of the pass before, masks; W drafts more are sampled.
+        if plan.layout.num_passes == 1:
+            return self.draft_tokens[:n]
+        shape = shapes.later(n, plan)
+        if self._is_self_contained(shape):
+            self._replay(shape)  # one graph of all those passes, inputs included
+            return self.draft_tokens[:n]
+        for draft_pass in range(1, plan.layout.num_passes):
+            self.prepare_later(plan, draft_pass, n, shape.num_tokens)
+            self._run(plan, draft_pass, batch, shape)
         return self.draft_tokens[:n]
 
-    # The shape of a draft batch, and the graph that serves it.
-
-    def _first_shape(
+    def _prepare_first(
         self,
-        batch: InputBatch,
-        drafts: Drafts,
-        may_replay: bool,
-        sync: DPSyncState | None,
-    ) -> _Shape:
-        n, extra = batch.num_reqs, drafts.layout.num_extra_slots
-        starts = batch.query_start_loc_np[: n + 1] + self.arange_np[: n + 1] * extra
-        verified = get_uniform_decode_token_count(
-            n,
-            batch.num_tokens,
-            int(batch.num_scheduled_tokens.max()),
-            batch.decode_graph_eligible,
-        )
-        if sync is not None:
-            verified = sync.uniform_token_count
-        graph = None
-        if verified is not None:
-            twin = self.first_pass_twins[drafts.num_drafts]
-            graph = self._find_full(n, verified + extra, twin, 0, may_replay, sync)
-        if graph is None and sync is None and self.graphs is not None:
-            graph = self.graphs.find_piecewise(int(starts[-1]))
-        return self._shape(graph, starts, sync, extra, is_first=True)
-
-    def _later_shape(
-        self,
-        n: int,
-        drafts: Drafts,
-        may_replay: bool,
-        sync: DPSyncState | None,
-    ) -> _Shape:
-        slots = drafts.layout.num_follow_slots
-        graph = self._find_full(n, slots, drafts.num_drafts, 1, may_replay, sync)
-        starts = self.arange_np[: n + 1] * slots
-        return self._shape(graph, starts, sync, slots, is_first=False)
-
-    def _find_full(
-        self,
-        n: int,
-        slots: int,
-        num_drafts: int,
-        first_pass: int,
-        may_replay: bool,
-        sync: DPSyncState | None,
-    ) -> DraftBatchDescriptor | None:
-        """The graph, or what to run where this rank's block tables do not fit it."""
-        if self.graphs is None or (sync and sync.eager):
-            return None
-        most = n if sync is None else sync.num_reqs
-        graph = self.graphs.find_full(most, slots, num_drafts, first_pass)
-        if graph is None or may_replay:
-            return graph
-        # The other ranks replay it: this one pads its batch to the same shape.
-        return replace(graph, cg_mode=CUDAGraphMode.NONE) if sync else None
-
-    def _shape(
-        self,
-        graph: DraftBatchDescriptor | None,
-        starts: np.ndarray,
-        sync: DPSyncState | None,
-        added_slots: int,
-        is_first: bool,
-    ) -> _Shape:
-        across = None
-        if graph is not None:
-            if sync is not None:
-                across = torch.full_like(sync.num_tokens_across_dp, graph.num_tokens)
-            return _Shape(graph, starts, across)
-        num_tokens = int(starts[-1])
-        if sync is not None:
-            # Every rank pads to what the ranks told each other of the target's batch.
-            target = sync.num_tokens_across_dp
-            across = (target if is_first else 0 * target) + sync.num_reqs * added_slots
-            num_tokens = int(across[self.dp_rank])
-        eager = DraftBatchDescriptor(CUDAGraphMode.NONE, num_tokens, len(starts) - 1)
-        return _Shape(eager, starts, across)
-
-    # Running the passes.
-
-    def _run_first_pass(
-        self,
+        plan: DraftPlan,
         verified: VerifiedBatch,
         hidden: HiddenRows | None,
         batch: InputBatch,
-        drafts: Drafts,
-        shape: _Shape,
+        shape: DraftShape,
     ) -> None:
         prepare_inputs(
             verified,
-            drafts.layout,
-            self.input_buffers,
-            self.block_tables,
+            plan.layout,
+            self.buffers,
+            self.block_tables.target,
             # Without drafts the next token is laid out all the same.
-            num_samples=max(drafts.num_samples(0), 1),
-            num_padded_tokens=shape.batch.num_tokens,
+            num_samples=max(plan.num_samples(0), 1),
+            num_padded_tokens=shape.num_tokens,
             limit=self.limit,
             max_query_len=int(batch.num_scheduled_tokens.max()),
             mask_token_id=self.mask_token_id,
             hidden=hidden,
         )
-        if self._is_self_contained(shape):
-            self._replay(shape)
-        else:
-            self._run_with_metadata(shape, batch, drafts, 0)
 
-    def _run_later_passes(
-        self, batch: InputBatch, drafts: Drafts, shape: _Shape
+    def prepare_later(
+        self, plan: DraftPlan, draft_pass: int, num_reqs: int, num_tokens: int
     ) -> None:
-        if self._is_self_contained(shape):
-            self._replay(shape)
-            return
-        n, num_tokens = batch.num_reqs, shape.batch.num_tokens
-        for draft_pass in range(1, drafts.layout.num_passes):
-            self._prepare_later(drafts, draft_pass, n, num_tokens)
-            self._run_with_metadata(shape, batch, drafts, draft_pass)
+        """Lays a later pass out, padded to `num_tokens` rows."""
+        feedback, hidden = self.buffers.feedback, None
+        if feedback is not None:
+            rows = feedback[: num_reqs * plan.layout.parallel_width]
+            hidden = self.drafter.fed_back(rows)
+        prepare_inputs(
+            PreviousPass(self.draft_tokens[:num_reqs], draft_pass),
+            plan.layout,
+            self.buffers,
+            self.block_tables.target,
+            num_samples=plan.num_samples(draft_pass),
+            num_padded_tokens=num_tokens,
+            limit=self.limit,
+            max_query_len=0,
+            mask_token_id=self.mask_token_id,
+            hidden=hidden,
+        )
 
-    def _is_self_contained(self, shape: _Shape) -> bool:
+    def _is_self_contained(self, shape: DraftShape) -> bool:
         """Whether a graph needs nothing of the host but to be replayed."""
-        is_full = shape.batch.cg_mode == CUDAGraphMode.FULL
-        return is_full and self.supports_decode_metadata_update
+        return shape.is_full and self.supports_decode_metadata_update
 
-    def _replay(self, shape: _Shape) -> None:
-        self._prepare_eplb_forward(int(shape.query_start_loc[-1]))
+    def _replay(self, shape: DraftShape) -> None:
+        self._prepare_eplb_forward(shape.num_unpadded_tokens)
         for groups in self.attn_groups:
             for group in groups:
                 tables = self.block_tables.input_block_tables
                 group.map_to_kernel_block_table(tables[group.kv_cache_group_id])
-        self.graphs.run_fullgraph(shape.batch)
+        self.graphs.run_fullgraph(shape.graph)
 
-    def _run_with_metadata(
-        self, shape: _Shape, batch: InputBatch, drafts: Drafts, draft_pass: int
+    def _run(
+        self, plan: DraftPlan, draft_pass: int, batch: InputBatch, shape: DraftShape
     ) -> None:
         """One pass, with attention metadata built by the host."""
-        desc, layout = shape.batch, drafts.layout
-        is_full = desc.cg_mode == CUDAGraphMode.FULL
-        slots = self.input_buffers.slot_mappings[:, : desc.num_tokens]
-        num_tokens = int(shape.query_start_loc[-1])
+        layout, num_tokens = plan.layout, shape.num_unpadded_tokens
+        slots = self.buffers.batch.slot_mappings[:, : shape.num_tokens]
         self._prepare_eplb_forward(num_tokens)
         metadata = self._build_attn_metadata(
             batch.num_reqs,
-            desc,
+            shape.graph,
             shape.query_start_loc,
             batch.seq_lens_cpu_upper_bound,
             step=layout.num_extra_slots + draft_pass * layout.parallel_width,
-            slot_mappings=slots if is_full else slots[:, :num_tokens],
+            slot_mappings=slots if shape.is_full else slots[:, :num_tokens],
         )
-        if is_full:
-            span = {"first_pass": draft_pass, "end_pass": draft_pass + 1}
-            self.graphs.run_fullgraph(replace(desc, **span))
+        if shape.is_full:
+            self.graphs.run_pass(shape.graph, draft_pass)
             return
-        self._run_pass(
-            drafts,
-            draft_pass,
+        context = PassContext(
             batch.num_reqs,
-            desc.num_tokens,
+            shape.num_tokens,
             metadata,
             build_slot_mappings_by_layer(slots, self.kv_cache_config),
-            shape.across_dp,
-            desc.cg_mode,
+            shape.num_tokens_across_dp,
+            shape.graph.cg_mode,
         )
+        self.run_pass(plan, draft_pass, context)
+
+    def run_pass(self, plan: DraftPlan, draft_pass: int, context: PassContext) -> None:
+        """Forward, sample, keep what the next pass is fed: what a graph records."""
+        is_first, n = draft_pass == 0, context.num_reqs
+        samples, feedback = plan.num_samples(draft_pass), self.buffers.feedback
+        output, own = self.forward(context, is_first)
+        if samples == 0:
+            return
+        rows = self._sampled_rows(output, plan, n, is_first)
+        self.sample(self, rows[:, :samples], plan, draft_pass)
+        if feedback is not None and draft_pass + 1 < plan.layout.num_passes:
+            own = self.drafter.to_feed(own, self.buffers, context.num_tokens, is_first)
+            rows = self._sampled_rows(own, plan, n, is_first)
+            feedback[: n * plan.layout.parallel_width].view_as(rows).copy_(rows)
+
+    def forward(
+        self, context: PassContext, is_first: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns the hidden states to sample from, and those that a head hands on."""
+        num_tokens, mode = context.num_tokens, context.mode
+        with set_forward_context(
+            context.attn_metadata,
+            self.vllm_config,
+            num_tokens=num_tokens,
+            num_tokens_across_dp=context.num_tokens_across_dp,
+            cudagraph_runtime_mode=mode,
+            slot_mapping=context.slot_mappings,
+            batch_descriptor=BatchDescriptor(num_tokens=num_tokens),
+        ):
+            drafter = self.drafter
+            inputs = drafter.model_inputs(self.buffers, num_tokens, is_first, mode)
+            if mode == CUDAGraphMode.PIECEWISE:
+                output = self.graphs.run_pw_graph(self.model, inputs)
+            else:
+                output = self.model(**inputs)
+        return output if isinstance(output, tuple) else (output, output)
+
+    def _sampled_rows(
+        self, states: torch.Tensor, plan: DraftPlan, num_reqs: int, is_first: bool
+    ) -> torch.Tensor:
+        """[num_reqs, W, H], the rows at the sampled slots."""
+        width = plan.layout.parallel_width
+        if is_first:
+            rows = self.buffers.batch.sample_rows[: num_reqs * width]
+            return states[rows].view(num_reqs, width, -1)
+        # In a later pass all requests are alike: a view does it.
+        slots = plan.layout.num_follow_slots
+        return states[: num_reqs * slots].view(num_reqs, slots, -1)[:, -width:]
+
+    # What a step stands on.
 
     def _profile(self, batch: InputBatch, hidden: HiddenRows | None) -> None:
         """Runs the widest batch there can be, before there is a KV cache."""
-        self.input_buffers.reset()
+        self.buffers.reset()
         if hidden is not None:
-            self.input_buffers.fed_rows(hidden.stand_ins)
-        drafts = self.lengths[self.num_speculative_steps]
+            self.buffers.fed_rows(hidden.fallback)
         num_tokens = self.layout.max_num_tokens(batch.num_tokens, batch.num_reqs)
         self._prepare_eplb_forward(num_tokens)
-        self._run_pass(drafts, 0, batch.num_reqs, num_tokens, None, None, None)
+        plan = self.plans[self.num_speculative_steps]
+        self.run_pass(plan, 0, PassContext(batch.num_reqs, num_tokens))
 
-    # Recording graphs.
+    def _use_batch(self) -> None:
+        """Shows the base the tensors of the draft batch by the names that it reads."""
+        batch = self.buffers.batch
+        self.input_buffers, self.idx_mapping = batch, batch.idx_mapping
+        self.temperature, self.seeds = batch.temperature, batch.seeds
+
+    def _log_sizes(self) -> None:
+        logger.info(
+            "Unified speculator: passes per step %d, slots per pass at most %d, draft "
+            "sampling %s.",
+            self.layout.num_passes,
+            self.buffers.batch.max_num_tokens,
+            self.speculative_config.draft_sample_method,
+        )
+        if self.draft_logits is not None:
+            log_draft_logits(self.draft_logits)
+
+    @property
+    def tapped_layers(self) -> tuple[int, ...]:
+        """Layers whose states the target is to hand out beside its output."""
+        return self.drafter.tapped_layers
+
+    @property
+    def limit(self) -> int:
+        """First position that must be neither drafted nor written.
+
+        Asked for each step: the engine may lower max_model_len to fit its KV cache.
+        """
+        limit = self.vllm_config.model_config.max_model_len
+        return min(limit, draft_limit(self.speculative_config, limit))
+
+    def load_draft_model(
+        self, target_model: nn.Module, target_attn_layer_names: set[str]
+    ) -> nn.Module:
+        return self.drafter.load(target_model, self.vllm_config)
+
+    def load_model(self, target_model: nn.Module) -> None:
+        super().load_model(target_model)
+        if self.draft_logits is None and self._may_rank_own_vocabulary():
+            self.use_local_argmax_reduction = True
+
+    def _may_rank_own_vocabulary(self) -> bool:
+        """Whether the best token is found without logits of the whole vocabulary.
+
+        It is the same token. A head of fewer tokens need not spread their logits over
+        the target's vocabulary, and ranks of a tensor-parallel group exchange their
+        best tokens, not their logits.
+        """
+        if not hasattr(self.model, "get_top_tokens"):
+            return False
+        ids = getattr(self.model, "draft_id_to_target_id", None)
+        # Without weights to load (load_format="dummy") the base gives a head of fewer
+        # tokens the target's lm_head, the end of which is none of its tokens.
+        has_own = ids is not None and self.model.lm_head.org_vocab_size == len(ids)
+        ranks = self.speculative_config.draft_parallel_config.tensor_parallel_size
+        return (has_own or ranks > 1) and self.model.logits_processor.scale > 0
+
+    def set_attn(self, model_state, kv_cache_config, block_tables, *args) -> None:
+        super().set_attn(model_state, kv_cache_config, block_tables, *args)
+        self.buffers.allocate_kv_groups(block_tables.num_kv_cache_groups)
+        self._use_batch()
+        room = self.layout.num_room_tokens
+        own = [number for number, found in enumerate(self.attn_groups) if found]
+        self.block_tables = DraftBlockTables(block_tables, room, own)
+        # The longest sequence that attention may meet: padding slots count too.
+        self.max_model_len = self.vllm_config.model_config.max_model_len + room
+        self.draft_max_seq_len = self.max_model_len
+        self.drafter.set_kv_cache(kv_cache_config, block_tables, own[0])
+
+    @property
+    def attn_vllm_config(self) -> VllmConfig:
+        return attention_config(self.drafter.cache_config_owner, self.layout)
+
+    def _configure_decode_metadata_update(self) -> None:
+        mode = self.target_config.compilation_config.cudagraph_mode
+        if mode == CUDAGraphMode.NONE:
+            # Only graphs gain by it: no reason to say that it is not there.
+            self.supports_decode_metadata_update = False
+            return
+        super()._configure_decode_metadata_update()
 
     def init_cudagraph_manager(self, cudagraph_mode: CUDAGraphMode) -> None:
-        batches = batches_to_record(
-            self.target_config,
-            cudagraph_mode,
-            {k: drafts.layout for k, drafts in self.lengths.items()},
-            self.attn_cg_support.min_cg_support,
-            piecewise=is_breakable_cudagraph_enabled()
-            or has_compiled_submodule(self.model),
-            fused=self.supports_decode_metadata_update,
-        )
-        mode = cudagraph_mode if batches else CUDAGraphMode.NONE
-        self.graphs = DraftGraphs(self.vllm_config, self.device, mode, batches)
+        self.graphs = make_graphs(self, cudagraph_mode)
 
     def capture(self) -> None:
-        if not self.graphs.needs_capture():
-            return
-        start, free = time.perf_counter(), torch.accelerator.get_memory_info()[0]
-        if self.graphs.use_breakable_cg:
-            self.graphs.init_breakable_cg_runner(self.model)
-        self.graphs.capture(self._recorder, "Capturing draft CUDA graphs")
-        self.input_buffers.reset()
-        taken = free - torch.accelerator.get_memory_info()[0]
-        logger.info(
-            "Captured %d draft CUDA graphs in %.1f s, %.2f GiB.",
-            len(self.graphs.graphs),
-            time.perf_counter() - start,
-            taken / 2**30,
-        )
+        self.graphs.record(self)
 
-    def _recorder(self, desc: DraftBatchDescriptor, warmup: bool):
-        """Lays a dummy batch out; returns what runs over it, to be recorded."""
-        across = None
-        if self.dp_size > 1:
-            across = torch.full((self.dp_size,), desc.num_tokens, dtype=torch.int32)
-        if desc.cg_mode == CUDAGraphMode.PIECEWISE:
-            self.input_buffers.reset()
-            return partial(self._forward, desc.num_tokens, True, None, None, across)
-        self.block_tables.fit(desc.num_reqs, longest=0)
-        self.input_buffers.lay_out_uniform(desc.num_reqs, desc.uniform_token_count)
-        slots = self.input_buffers.slot_mappings[:, : desc.num_tokens]
-        metadata = self._metadata_to_record(desc, slots)
-        by_layer = build_slot_mappings_by_layer(slots, self.kv_cache_config)
-        return lambda _: self._run_recorded(desc, metadata, by_layer, across)
 
-    def _metadata_to_record(
-        self, desc: DraftBatchDescriptor, slots: torch.Tensor
-    ) -> dict[str, Any]:
-        n, buffers = desc.num_reqs, self.input_buffers
-        starts = torch.from_numpy(self.arange_np[: n + 1] * desc.uniform_token_count)
-        return build_attn_metadata(
-            attn_groups=self.attn_groups,
-            num_reqs=n,
-            num_tokens=desc.num_tokens,
-            query_start_loc_gpu=buffers.query_start_loc[: n + 1],
-            query_start_loc_cpu=starts,
-            max_query_len=desc.uniform_token_count,
-            seq_lens=buffers.seq_lens[:n],
-            max_seq_len=self.draft_max_seq_len,
-            block_tables=[rows[:n] for rows in self.block_tables.input_block_tables],
-            slot_mappings=slots,
-            kv_cache_config=self.kv_cache_config,
-            positions=buffers.positions[: desc.num_tokens],
-            is_prefilling=self.draft_is_prefilling[:n],
-            for_cudagraph_capture=True,
-        )
+def log_draft_logits(logits: torch.Tensor) -> None:
+    """Says what probabilistic drafts cost in memory.
 
-    def _run_recorded(
-        self,
-        desc: DraftBatchDescriptor,
-        attn_metadata: dict[str, Any],
-        slot_mappings: dict[str, torch.Tensor],
-        across_dp: torch.Tensor | None,
-    ) -> None:
-        drafts, n = self.lengths[desc.num_drafts], desc.num_reqs
-        for draft_pass in range(desc.first_pass, desc.end_pass):
-            if self.supports_decode_metadata_update:
-                if draft_pass > 0:
-                    self._prepare_later(drafts, draft_pass, n, desc.num_tokens)
-                self._update_draft_decode_metadata(attn_metadata, n)
-            self._run_pass(
-                drafts,
-                draft_pass,
-                n,
-                desc.num_tokens,
-                attn_metadata,
-                slot_mappings,
-                across_dp,
-            )
+    Args:
+        logits: [requests, drafts, vocabulary].
+    """
+    logger.info(
+        "Draft probabilities take %.3f GiB: logits of %d requests x %d drafts x %d "
+        "tokens, %s. Lower max_num_seqs to save memory.",
+        logits.nbytes / 2**30,
+        *logits.shape,
+        logits.dtype,
+    )

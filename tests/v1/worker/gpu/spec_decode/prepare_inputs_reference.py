@@ -5,10 +5,13 @@ import torch
 
 from vllm.v1.attention.backends.utils import PAD_SLOT_ID
 from vllm.v1.worker.gpu.block_table import BlockTables
-
-from .buffers import DraftBuffers
-from .inputs import HiddenRows, PreviousPass, VerifiedBatch
-from .layout import DraftLayout
+from vllm.v1.worker.gpu.spec_decode.unified.buffers import DraftBuffers
+from vllm.v1.worker.gpu.spec_decode.unified.inputs import (
+    HiddenRows,
+    PreviousPass,
+    VerifiedBatch,
+)
+from vllm.v1.worker.gpu.spec_decode.unified.layout import DraftLayout
 
 # One request's slots: their tokens (None for a mask), the position of the first, how
 # many there are with padding, and the row of `HiddenRows.sources` for the first.
@@ -29,10 +32,10 @@ def prepare_inputs_reference(
     hidden: HiddenRows | None = None,
 ) -> None:
     """See `inputs.prepare_inputs`, which takes the same arguments."""
-    is_first = isinstance(source, VerifiedBatch)
-    states = (source if is_first else buffers).idx_mapping.tolist()
-    origins = buffers.first_positions.tolist()
-    held = block_tables.num_blocks.gpu[:, states] if is_first else buffers.num_blocks
+    is_first, out = isinstance(source, VerifiedBatch), buffers.batch
+    states = (source if is_first else out).idx_mapping.tolist()
+    origins = out.first_positions.tolist()
+    held = block_tables.num_blocks.gpu[:, states] if is_first else out.num_blocks
     held = held.clone()
     _pad_everything(buffers, num_padded_tokens)
     row = 0
@@ -56,52 +59,49 @@ def prepare_inputs_reference(
                 continue
             token = tokens[slot]
             at = row + slot
-            buffers.input_ids[at] = mask_token_id if token is None else token
-            buffers.positions[at] = position
-            buffers.slot_mappings[:, at] = _kv_slots(
+            out.input_ids[at] = mask_token_id if token is None else token
+            out.positions[at] = position
+            out.slot_mappings[:, at] = _kv_slots(
                 block_tables, state, held[:, req], position
             )
             if hidden is not None:
                 if slot == 0 and before is not None:
                     fed = before
                 elif token is None and layout.token_shift:
-                    fed = hidden.stand_ins
+                    fed = hidden.fallback
                 else:
                     row_of = begin + min(slot, last)
                     fed = torch.cat([rows[row_of] for rows in hidden.sources])
-                out = buffers.fed_rows(fed) if is_first else buffers.own_rows
-                out[at] = fed
+                rows = buffers.fed_rows(fed) if is_first else buffers.own_rows
+                rows[at] = fed
         for draft in range(layout.parallel_width):
             to, position = req * layout.parallel_width + draft, start + sampled + draft
             may = draft < num_samples and position < limit
-            buffers.sample_rows[to] = row + sampled + draft
-            buffers.sample_positions[to] = position + layout.token_shift
-            buffers.sample_requests[to] = state if may else -1
-        buffers.first_positions[req] = start + sampled if is_first else origins[req]
-        buffers.idx_mapping[req] = state
+            out.sample_rows[to] = row + sampled + draft
+            out.sample_positions[to] = position + layout.token_shift
+            out.sample_requests[to] = state if may else -1
+        out.first_positions[req] = start + sampled if is_first else origins[req]
+        out.idx_mapping[req] = state
         if is_first:
-            buffers.num_blocks[:, req] = held[:, req] if state >= 0 else 0
+            out.num_blocks[:, req] = held[:, req] if state >= 0 else 0
         if is_first and state >= 0:
-            buffers.temperature[state] = source.temperature[state]
-            buffers.seeds[state] = source.seeds[state]
+            out.temperature[state] = source.temperature[state]
+            out.seeds[state] = source.seeds[state]
         row += count
-        buffers.query_start_loc[req + 1 :] = row
-        buffers.seq_lens[req] = start + count
+        out.query_start_loc[req + 1 :] = row
+        out.seq_lens[req] = start + count
 
 
 def _pad_everything(buffers: DraftBuffers, num_padded_tokens: int) -> None:
-    buffers.input_ids[:num_padded_tokens] = 0
-    buffers.positions[:num_padded_tokens] = 0
-    buffers.slot_mappings[:, :num_padded_tokens] = PAD_SLOT_ID
-    for tensor in (buffers.sample_rows, buffers.sample_positions):
+    batch = buffers.batch
+    batch.input_ids[:num_padded_tokens] = 0
+    batch.positions[:num_padded_tokens] = 0
+    batch.slot_mappings[:, :num_padded_tokens] = PAD_SLOT_ID
+    for tensor in (batch.sample_rows, batch.sample_positions):
         tensor.zero_()
-    for tensor in (buffers.query_start_loc, buffers.seq_lens):
+    for tensor in (batch.query_start_loc, batch.seq_lens):
         tensor.zero_()
-    for tensor in (
-        buffers.sample_requests,
-        buffers.first_positions,
-        buffers.idx_mapping,
-    ):
+    for tensor in (batch.sample_requests, batch.first_positions, batch.idx_mapping):
         tensor.fill_(-1)
 
 
@@ -143,7 +143,7 @@ def _before(
     block, block_id = start // size - 1, 0
     if state >= 0 and 0 <= block < int(held[hidden.kv_group]):
         block_id = int(tables.block_tables[hidden.kv_group].gpu[state, block])
-    return hidden.stand_ins[block_id], int(start % size != 0)
+    return hidden.fallback[block_id], int(start % size != 0)
 
 
 def _kv_slots(

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a step drafts, over which slots, and how one of its passes is run."""
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import torch
+
+from vllm.config.compilation import CUDAGraphMode
+
+from .layout import DraftLayout
+
+
+class DraftPlan(NamedTuple):
+    """The plan of a step that asks for `num_drafts` tokens of each request."""
+
+    num_drafts: int
+    layout: DraftLayout
+    # [passes, R, W] int32, column of `draft_logits` for each sampled slot
+    columns: torch.Tensor
+    # The number of drafts under which a graph of its first pass is recorded.
+    recorded_as: int
+
+    def num_samples(self, draft_pass: int) -> int:
+        """Drafts sampled in a pass. Without drafts the first pass still runs: it
+        writes the verified tokens' KV."""
+        left = self.num_drafts - draft_pass * self.layout.parallel_width
+        return min(left, self.layout.parallel_width)
+
+
+class PassContext(NamedTuple):
+    """How the draft model runs over the batch that lies in the buffers."""
+
+    num_reqs: int
+    num_tokens: int  # padding included
+    attn_metadata: dict[str, Any] | None = None
+    slot_mappings: dict[str, torch.Tensor] | None = None
+    num_tokens_across_dp: torch.Tensor | None = None
+    mode: CUDAGraphMode = CUDAGraphMode.NONE
+
+
+def draft_plans(
+    widest: DraftLayout,
+    lengths: Iterable[int],
+    max_num_reqs: int,
+    device: torch.device,
+) -> dict[int, DraftPlan]:
+    """A plan for each number of drafts that a step may ask for."""
+    layouts = {k: widest.for_drafts(k) for k in lengths}
+    recorded = same_first_passes(layouts)
+    return {
+        k: DraftPlan(k, layout, _columns(layout, max_num_reqs, device), recorded[k])
+        for k, layout in layouts.items()
+    }
+
+
+def _columns(
+    layout: DraftLayout, max_num_reqs: int, device: torch.device
+) -> torch.Tensor:
+    passes, width = layout.num_passes, layout.parallel_width
+    columns = torch.arange(passes * width, dtype=torch.int32, device=device)
+    return columns.view(passes, 1, width).repeat(1, max_num_reqs, 1)
+
+
+def same_first_passes(layouts: dict[int, DraftLayout]) -> dict[int, int]:
+    """For each number of drafts, the largest one whose first pass is the same.
+
+    Without drafts nothing is sampled, so that pass is like no other.
+    """
+
+    def largest(num_drafts: int) -> int:
+        width = layouts[num_drafts].parallel_width
+        return max(k for k, layout in layouts.items() if layout.parallel_width == width)
+
+    return {k: largest(k) if k else 0 for k in layouts}

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is drawn at the sampled slots of a pass: a chain, one draft a slot.
+
+Greedy drafts are the most likely tokens. Probabilistic ones are drawn from the
+drafter's distribution, which speculative sampling verifies them against
+(arXiv 2211.17192, arXiv 2302.01318; as a block, arXiv 2403.10444), by the Gumbel-max
+trick: argmax(logits / temperature + noise). `noise.py` says which noise, and why.
+"""
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from vllm.v1.worker.gpu.spec_decode.noise import draft_keys
+
+from .plan import DraftPlan
+
+if TYPE_CHECKING:
+    from .speculator import UnifiedSpeculator
+
+
+def sample_chain(
+    speculator: "UnifiedSpeculator",
+    hidden_states: torch.Tensor,
+    plan: DraftPlan,
+    draft_pass: int,
+) -> None:
+    """Draws the drafts of a pass into `speculator.draft_tokens`, and no other state.
+
+    Args:
+        speculator: whose buffers, draft model and draft logits are used.
+        hidden_states: [num_reqs, samples, H], the model's output at sampled slots.
+        plan: of the step.
+        draft_pass: of which the slots are, from 0.
+    """
+    num_reqs, samples, size = hidden_states.shape
+    batch, width = speculator.buffers.batch, plan.layout.parallel_width
+
+    def sampled(tensor: torch.Tensor) -> torch.Tensor:
+        by_request = tensor[: num_reqs * width].view(num_reqs, width)
+        return by_request[:, :samples].flatten()
+
+    keys = sampled(batch.sample_positions)
+    columns = plan.columns[draft_pass, :num_reqs, :samples].flatten()
+    if speculator.draft_logits is not None:
+        most = speculator.num_speculative_steps
+        keys = draft_keys(keys, columns, most, speculator.verifies_blocks)
+    tokens = speculator.sample_draft(
+        hidden_states.reshape(-1, size),
+        keys,
+        sampled(batch.sample_requests),
+        speculator.temperature,
+        speculator.seeds,
+        columns,
+        speculator.draft_logits,
+    )
+    done = draft_pass * width
+    drafts = speculator.draft_tokens[:num_reqs, done : done + samples]
+    drafts.copy_(tokens.view(num_reqs, samples))

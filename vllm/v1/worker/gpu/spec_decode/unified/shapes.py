@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How large a step's draft batches are, and which recorded graphs serve them."""
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from vllm.config.compilation import CUDAGraphMode
+from vllm.v1.worker.gpu.dp_utils import DPSyncState
+from vllm.v1.worker.gpu.input_batch import InputBatch
+from vllm.v1.worker.utils import get_uniform_decode_token_count
+
+from .graphs import DraftBatchDescriptor, DraftGraphs
+from .plan import DraftPlan
+
+
+class DraftShape(NamedTuple):
+    """How large a draft batch is, as far as the host knows."""
+
+    graph: DraftBatchDescriptor  # cg_mode NONE: sizes to run without a graph
+    query_start_loc: np.ndarray  # [num_reqs + 1] int32, equal to the device's
+    num_tokens_across_dp: torch.Tensor | None  # [dp_size] int32, rows on each rank
+
+    @property
+    def num_tokens(self) -> int:
+        """Rows of the batch, padding included."""
+        return self.graph.num_tokens
+
+    @property
+    def num_unpadded_tokens(self) -> int:
+        return int(self.query_start_loc[-1])
+
+    @property
+    def is_full(self) -> bool:
+        return self.graph.cg_mode == CUDAGraphMode.FULL
+
+
+@dataclass(frozen=True)
+class StepShapes:
+    """The shapes of one step's passes.
+
+    Attributes:
+        graphs: what is recorded; None before that.
+        dp_rank: this rank, of the data-parallel ones.
+        sync: what those ranks told each other of the target's batch.
+        fits_graphs: whether the block tables are those that graphs are recorded with.
+    """
+
+    graphs: DraftGraphs | None
+    dp_rank: int
+    sync: DPSyncState | None
+    fits_graphs: bool
+
+    def first(self, batch: InputBatch, plan: DraftPlan) -> DraftShape:
+        n, extra = batch.num_reqs, plan.layout.num_extra_slots
+        starts = batch.query_start_loc_np[: n + 1] + _arange(n + 1) * extra
+        verified = get_uniform_decode_token_count(
+            n,
+            batch.num_tokens,
+            int(batch.num_scheduled_tokens.max()),
+            batch.decode_graph_eligible,
+        )
+        if self.sync is not None:
+            verified = self.sync.uniform_token_count
+        graph = None
+        if verified is not None:
+            graph = self._find_full(n, verified + extra, plan.recorded_as, 0)
+        if graph is None and self.sync is None and self.graphs is not None:
+            graph = self.graphs.find_piecewise(int(starts[-1]))
+        return self._shape(graph, starts, extra, is_first=True)
+
+    def later(self, num_reqs: int, plan: DraftPlan) -> DraftShape:
+        slots = plan.layout.num_follow_slots
+        graph = self._find_full(num_reqs, slots, plan.num_drafts, 1)
+        starts = _arange(num_reqs + 1) * slots
+        return self._shape(graph, starts, slots, is_first=False)
+
+    def _find_full(
+        self, num_reqs: int, slots: int, num_drafts: int, first_pass: int
+    ) -> DraftBatchDescriptor | None:
+        """The graph, or what to run where this rank's block tables do not fit it."""
+        if self.graphs is None or (self.sync and self.sync.eager):
+            return None
+        most = num_reqs if self.sync is None else self.sync.num_reqs
+        graph = self.graphs.find_full(most, slots, num_drafts, first_pass)
+        if graph is None or self.fits_graphs:
+            return graph
+        # The other ranks replay it: this one pads its batch to the same shape.
+        return replace(graph, cg_mode=CUDAGraphMode.NONE) if self.sync else None
+
+    def _shape(
+        self,
+        graph: DraftBatchDescriptor | None,
+        starts: np.ndarray,
+        added_slots: int,
+        is_first: bool,
+    ) -> DraftShape:
+        sync, across = self.sync, None
+        if graph is not None:
+            if sync is not None:
+                across = torch.full_like(sync.num_tokens_across_dp, graph.num_tokens)
+            return DraftShape(graph, starts, across)
+        num_tokens = int(starts[-1])
+        if sync is not None:
+            # Every rank pads to what the ranks told each other of the target's batch.
+            target = sync.num_tokens_across_dp
+            across = (target if is_first else 0 * target) + sync.num_reqs * added_slots
+            num_tokens = int(across[self.dp_rank])
+        eager = DraftBatchDescriptor(CUDAGraphMode.NONE, num_tokens, len(starts) - 1)
+        return DraftShape(eager, starts, across)
+
+
+def _arange(size: int) -> np.ndarray:
+    return np.arange(size, dtype=np.int32)

@@ -99,7 +99,8 @@ class Step:
 
     def _some_path(self) -> torch.Tensor:
         """Nodes that all have to be moved, since they are not the chain's."""
-        at = sorted(random.Random(0).sample(range(self.depth, self.nodes), self.depth))
+        beyond = range(self.depth, self.nodes + 1)
+        at = sorted(random.Random(0).sample(beyond, self.depth))
         return torch.tensor(at, dtype=torch.int32, device="cuda")
 
     def _make_kv(self, device: torch.device) -> None:

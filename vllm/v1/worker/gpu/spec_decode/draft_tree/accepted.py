@@ -16,20 +16,27 @@ from vllm.utils.torch_utils import async_tensor_h2d
 from vllm.v1.worker.gpu.input_batch import InputBatch
 
 
-class Accepted(NamedTuple):
-    """A step's batch without the rows that no drafter needs; T' rows are left.
+class TargetStep(NamedTuple):
+    """What a step of the target leaves for its drafter.
 
     Attributes:
-        batch: as the step's, with T' rows.
-        num_rejected: [n] int32, rows at each request's end that hold nothing.
-        rows: [T'] int64, the row of the step that each of them is.
-        slot_mappings: [G, T'] int64, where their KV lies now.
+        batch: the verified batch, of T rows.
+        num_rejected: [n] int32, rows at each request's end that were not accepted.
+        last_hidden: [at least T, H], the target's output.
+        aux_hidden: [at least T, H] each, of the layers that it taps.
+        slot_mappings: [G, at least T] int64, where KV lies.
     """
 
     batch: InputBatch
     num_rejected: torch.Tensor
-    rows: torch.Tensor
+    last_hidden: torch.Tensor
+    aux_hidden: list[torch.Tensor] | None
     slot_mappings: torch.Tensor
+
+    def at(self, rows: torch.Tensor) -> "TargetStep":
+        """The same with the hidden states of some rows."""
+        aux = self.aux_hidden and [states[rows] for states in self.aux_hidden]
+        return self._replace(last_hidden=self.last_hidden[rows], aux_hidden=aux)
 
 
 @triton.jit
@@ -80,60 +87,62 @@ def _accepted_rows_kernel(
             tl.store(slot_mappings + group * num_slots + to + i, slot, mask=inside)
 
 
-def accepted_rows(
-    batch: InputBatch,
-    max_depth: int,
-    path: torch.Tensor,
-    num_rejected: torch.Tensor,
-    slot_mappings: torch.Tensor,
-) -> Accepted:
-    """Of a step with trees, once the KV of accepted paths has been moved.
+def accepted_rows(step: TargetStep, max_depth: int, path: torch.Tensor) -> TargetStep:
+    """What is left of a step with trees, once KV of accepted paths has been moved.
 
     Args:
         max_depth: of trees (K).
         path: [n, K + 1] int32, row of each accepted node, from row 0 on; any row of
             the request behind the last one.
-        num_rejected: [n] int32, rows of the step that were not accepted.
-        slot_mappings: [G, at least the batch's rows] int64, slots by row number.
     """
-    beyond = np.maximum(batch.num_draft_tokens_per_req - max_depth, 0)
-    kept = batch.num_scheduled_tokens - beyond
-    shrunk = shrunk_batch(batch, kept)
-    accepted = Accepted(
-        shrunk,
-        torch.empty_like(num_rejected),
-        slot_mappings.new_empty(shrunk.num_tokens),
-        slot_mappings.new_empty(len(slot_mappings), shrunk.num_tokens),
-    )
+    batch, slots = step.batch, step.slot_mappings
+    shrunk = shrunk_batch(batch, max_depth, batch.num_draft_tokens_per_req)
+    rows = slots.new_empty(shrunk.num_tokens)
+    kept_slots = slots.new_empty(len(slots), shrunk.num_tokens)
+    num_rejected = torch.empty_like(step.num_rejected)
     _accepted_rows_kernel[(batch.num_reqs,)](
-        accepted.rows,
+        rows,
         shrunk.input_ids,
         shrunk.positions,
-        accepted.slot_mappings,
+        kept_slots,
         shrunk.num_tokens,
-        accepted.num_rejected,
+        num_rejected,
         batch.input_ids,
         batch.positions,
-        slot_mappings,
-        slot_mappings.stride(0),
+        slots,
+        slots.stride(0),
         batch.query_start_loc,
         shrunk.query_start_loc,
         batch.cu_num_logits,
-        num_rejected,
+        step.num_rejected,
         path,
-        GROUPS=len(slot_mappings),
+        GROUPS=len(slots),
         DEPTH=max_depth,
         BLOCK=128,
     )
-    return accepted
+    return TargetStep(shrunk, num_rejected, *step[2:4], kept_slots).at(rows)
 
 
-def shrunk_batch(batch: InputBatch, num_tokens: np.ndarray) -> InputBatch:
-    """A batch of the same requests with fewer rows, whose contents are yet to come.
+def dummy_rows(step: TargetStep, max_depth: int) -> TargetStep:
+    """As `accepted_rows`, of a dummy batch: as many rows, whatever they hold."""
+    batch = step.batch
+    shrunk = shrunk_batch(batch, max_depth, batch.num_scheduled_tokens - 1)
+    rows = torch.arange(shrunk.num_tokens, device=batch.input_ids.device)
+    shrunk.input_ids.zero_()
+    shrunk.positions.zero_()
+    return step._replace(batch=shrunk).at(rows)
+
+
+def shrunk_batch(
+    batch: InputBatch, max_depth: int, num_drafts: np.ndarray
+) -> InputBatch:
+    """A batch without the nodes that no path can hold; what it holds is yet to come.
 
     Args:
-        num_tokens: [n] int32, rows of each request.
+        num_drafts: [n] on the host, drafts of each request.
     """
+    beyond = np.maximum(num_drafts - max_depth, 0)
+    num_tokens = (batch.num_scheduled_tokens - beyond).astype(np.int32)
     starts = np.zeros(len(num_tokens) + 1, dtype=np.int32)
     np.cumsum(num_tokens, out=starts[1:])
     total = int(starts[-1])

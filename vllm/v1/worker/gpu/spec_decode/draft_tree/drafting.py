@@ -41,7 +41,7 @@ def sample_tree(
         tokens,
         batch.sample_requests[: n * depth],
         batch.idx_mapping[:n],
-        speculator.trees,
+        speculator.tree_step.trees,
         speculator.draft_tokens[:n],
         plan.num_drafts,
     )

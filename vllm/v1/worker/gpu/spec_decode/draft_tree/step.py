@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from vllm.config import VllmConfig
 from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.sample.bad_words import BadWordsState
 from vllm.v1.worker.gpu.sample.logit_bias import LogitBiasState
 from vllm.v1.worker.gpu.sample.penalties import PenaltiesState
 from vllm.v1.worker.gpu.sample.sampler import Sampler
 
-from .accepted import Accepted, accepted_rows
+from .accepted import TargetStep, accepted_rows, dummy_rows
 from .kv_move import PathMover
 from .sampler import TreeRejectionSampler
 from .trees import DraftTrees, TreeAttention, TreeRows, lay_out_rows
@@ -20,6 +21,7 @@ from .trees import DraftTrees, TreeAttention, TreeRows, lay_out_rows
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import GrammarOutput
     from vllm.v1.worker.gpu.model_runner import GPUModelRunner
+    from vllm.v1.worker.gpu.spec_decode.unified.layout import DraftLayout
 
 # vLLM's own processors, of which is known what their rows depend on.
 KNOWN_PROCESSORS = (LogitBiasState, PenaltiesState, BadWordsState)
@@ -39,6 +41,19 @@ def depends_on_tokens(sampler: Sampler, states: np.ndarray) -> np.ndarray:
     if sampler.thinking_budget_state.enabled:
         found |= sampler.thinking_budget_state.use_thinking_budget[states]
     return found
+
+
+def make_tree_step(
+    vllm_config: VllmConfig, layout: "DraftLayout", device: torch.device
+) -> "TreeStep | None":
+    """Of an engine that drafts trees; None for others."""
+    num_nodes = vllm_config.speculative_config.drafter.num_nodes
+    if num_nodes is None:
+        return None
+    scheduler = vllm_config.scheduler_config
+    depth = layout.num_speculative_tokens
+    trees = DraftTrees(scheduler.max_num_seqs, depth, num_nodes, device)
+    return TreeStep(trees, scheduler.max_num_batched_tokens)
 
 
 class TreeStep:
@@ -81,12 +96,10 @@ class TreeStep:
 
     # Before the target runs.
 
-    def lay_out(self, batch: InputBatch, slot_mappings: torch.Tensor) -> None:
+    def lay_out(self, batch: InputBatch) -> None:
         """Gives the rows of this step's trees their positions.
 
-        Args:
-            slot_mappings: [G, at least the batch's rows] int64, by row number: KV slots
-                are told from the positions that rows have before this.
+        To be called once KV slots are told from the positions that rows have by number.
         """
         drafts = batch.num_draft_tokens_per_req
         depth = self.trees.max_depth
@@ -94,7 +107,6 @@ class TreeStep:
         self.sampler.has_trees = self.has_trees
         if not self.has_trees:
             return
-        self.slot_mappings = slot_mappings
         lay_out_rows(
             self.trees,
             self.rows,
@@ -148,23 +160,26 @@ class TreeStep:
         self.sampler.set_chain_only(chain_only)
 
     def accept(
-        self, batch: InputBatch, num_sampled: torch.Tensor, num_rejected: torch.Tensor
-    ) -> Accepted | None:
-        """Moves the KV of accepted paths; returns their rows, for the drafter.
+        self, step: TargetStep, num_sampled: torch.Tensor, is_dummy: bool
+    ) -> TargetStep:
+        """Moves the KV of accepted paths; returns the step with their rows alone.
 
-        Returns:
-            None in a step without trees, whose accepted rows are where they belong.
+        Args:
+            num_sampled: [n] int32, accepted nodes and the bonus token.
+            is_dummy: whether the batch is of dummy requests, which verify nothing.
         """
+        batch, depth = step.batch, self.trees.max_depth
+        if is_dummy:
+            return dummy_rows(step, depth)
         if not self.has_trees:
-            return None
-        path, n = self.sampler.path, batch.num_reqs
+            return step
         logits = batch.cu_num_logits[1:] - batch.cu_num_logits[:-1]
-        first_rows = batch.query_start_loc[1 : n + 1] - logits
+        first_rows = batch.query_start_loc[1 : batch.num_reqs + 1] - logits
         if self._move is None:
             self._move = self._mover()
-        self._move(self.slot_mappings, path, num_sampled, first_rows)
-        depth = self.trees.max_depth
-        return accepted_rows(batch, depth, path, num_rejected, self.slot_mappings)
+        path = self.sampler.path
+        self._move(step.slot_mappings, path, num_sampled, first_rows)
+        return accepted_rows(step, depth, path)
 
     def _mover(self) -> PathMover:
         caches = {name: layer.kv_cache for name, layer in self.layers.items()}

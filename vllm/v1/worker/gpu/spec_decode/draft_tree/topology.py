@@ -59,8 +59,8 @@ def _grow_kernel(
     is_drafted = i < K
     is_drafted &= tl.load(sample_requests + row + i, mask=i < K, other=-1) >= 0
     depths = tl.sum(is_drafted.to(tl.int32), 0)
-    token = tl.load(tokens + (row + i) * C, mask=i < K, other=0)
-    tl.store(draft + i, token.to(tl.int64), mask=i < K)
+    chain = tl.load(tokens + (row + i) * C, mask=i < K, other=0)
+    tl.store(draft + i, chain.to(tl.int64), mask=i < K)
 
     # The frontier: lane i < K holds the chain's siblings, later lanes first children
     # of the nodes that were taken; where a node was taken its next sibling follows.

@@ -17,11 +17,11 @@ from .layout import DraftLayout
 
 
 def draft_layout(vllm_config: VllmConfig) -> DraftLayout:
-    spec = vllm_config.speculative_config
+    drafter = vllm_config.speculative_config.drafter
     return DraftLayout(
-        num_speculative_tokens=spec.num_speculative_tokens,
-        token_shift=0 if spec.uses_draft_model() else 1,
-        parallel_width=spec.drafting_width,
+        num_speculative_tokens=drafter.num_speculative_tokens,
+        token_shift=0 if drafter.method == "draft_model" else 1,
+        parallel_width=drafter.parallel_width,
     )
 
 

@@ -80,11 +80,15 @@ class Drafter(ABC):
         """
         return None
 
-    def before_first_pass(self, hidden: HiddenRows | None, num_tokens: int) -> None:
+    def before_first_pass(
+        self, hidden: HiddenRows | None, slot_mappings: torch.Tensor, num_tokens: int
+    ) -> None:
         """Called before a first pass is laid out.
 
         Args:
             hidden: what `target_hidden` returned.
+            slot_mappings: [G, at least num_tokens] int64, KV slots of the verified
+                batch.
             num_tokens: of the verified batch, without padding.
         """
         return None

@@ -106,7 +106,8 @@ def uniform_batches(
 
     A request that was given k drafts verifies k + 1 tokens, and the next step most
     often asks for as many again. Where first passes are the same, whatever the number
-    of drafts, a step that asks for another number is covered too.
+    of drafts, a step that asks for another number is covered too. Of a tree's rows the
+    drafter sees K + 1.
     """
     recorded_as = same_first_passes(layouts)
     for num_drafts in sorted(set(recorded_as.values())):
@@ -114,7 +115,8 @@ def uniform_batches(
         before = {k for k, other in recorded_as.items() if other == num_drafts}
         if layout.parallel_width == 1 and num_drafts and 0 in layouts:
             before.add(0)
-        for verified in sorted(k + 1 for k in before):
+        most = layout.num_speculative_tokens
+        for verified in sorted({min(k, most) + 1 for k in before}):
             slots = verified + layout.num_extra_slots
             for num_reqs in _request_counts(vllm_config, verified):
                 yield _full(num_reqs, slots, num_drafts, 0, 1)

@@ -61,8 +61,11 @@ class DraftLayout:
             )
 
     def for_drafts(self, num_drafts: int) -> "DraftLayout":
-        """The layout of a step that asks for fewer drafts, at least one."""
-        k = max(num_drafts, 1)
+        """The layout of a step that asks for so many drafts, at least one.
+
+        More than K are nodes of a tree, whose depth is K.
+        """
+        k = min(max(num_drafts, 1), self.num_speculative_tokens)
         width = min(self.parallel_width, k)
         return replace(self, num_speculative_tokens=k, parallel_width=width)
 

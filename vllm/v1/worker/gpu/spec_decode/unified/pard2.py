@@ -87,7 +87,9 @@ class Pard2Drafter(Drafter):
         kept = rows if self.kept is None else self.kept[1:]
         return HiddenRows((rows,), kept, self.kv_group)
 
-    def before_first_pass(self, hidden: HiddenRows | None, num_tokens: int) -> None:
+    def before_first_pass(
+        self, hidden: HiddenRows | None, slot_mappings: torch.Tensor, num_tokens: int
+    ) -> None:
         """Keeps the states of tokens that end a KV block, for whoever goes on there.
 
         That may be a request of this very batch, so it is done first. A rejected
@@ -96,7 +98,7 @@ class Pard2Drafter(Drafter):
         """
         rows = hidden.sources[0][:num_tokens]
         size = self.block_tables.block_sizes[self.kv_group]
-        ends = self.block_tables.slot_mappings[self.kv_group, : len(rows)] + 1
+        ends = slot_mappings[self.kv_group, : len(rows)] + 1
         is_end = (ends % size == 0) & (ends > size)
         block = torch.where(is_end, ends // size, 0)
         self.kept.index_copy_(0, block, rows)

@@ -12,7 +12,10 @@ from .layout import DraftLayout
 
 
 class DraftPlan(NamedTuple):
-    """The plan of a step that asks for `num_drafts` tokens of each request."""
+    """The plan of a step that asks for `num_drafts` tokens of each request.
+
+    More than the layout's K are the nodes of a tree of depth K.
+    """
 
     num_drafts: int
     layout: DraftLayout
@@ -20,6 +23,10 @@ class DraftPlan(NamedTuple):
     columns: torch.Tensor
     # The number of drafts under which a graph of its first pass is recorded.
     recorded_as: int
+
+    @property
+    def is_tree(self) -> bool:
+        return self.num_drafts > self.layout.num_speculative_tokens
 
     def num_samples(self, draft_pass: int) -> int:
         """Drafts sampled in a pass. Without drafts the first pass still runs: it
@@ -65,11 +72,19 @@ def _columns(
 def same_first_passes(layouts: dict[int, DraftLayout]) -> dict[int, int]:
     """For each number of drafts, the largest one whose first pass is the same.
 
-    Without drafts nothing is sampled, so that pass is like no other.
+    Without drafts nothing is sampled, so that pass is like no other. Nor is that of a
+    tree, which is built in it.
     """
 
     def largest(num_drafts: int) -> int:
         width = layouts[num_drafts].parallel_width
-        return max(k for k, layout in layouts.items() if layout.parallel_width == width)
+        return max(
+            k
+            for k, layout in layouts.items()
+            if layout.parallel_width == width and k <= layout.num_speculative_tokens
+        )
 
-    return {k: largest(k) if k else 0 for k in layouts}
+    def is_alone(num_drafts: int) -> bool:
+        return not 0 < num_drafts <= layouts[num_drafts].num_speculative_tokens
+
+    return {k: k if is_alone(k) else largest(k) for k in layouts}

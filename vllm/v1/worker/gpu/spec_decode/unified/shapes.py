@@ -46,12 +46,14 @@ class StepShapes:
         dp_rank: this rank, of the data-parallel ones.
         sync: what those ranks told each other of the target's batch.
         fits_graphs: whether the block tables are those that graphs are recorded with.
+        max_verified: the most rows of a decoding request, K + 1; trees are cut to it.
     """
 
     graphs: DraftGraphs | None
     dp_rank: int
     sync: DPSyncState | None
     fits_graphs: bool
+    max_verified: int
 
     def first(self, batch: InputBatch, plan: DraftPlan) -> DraftShape:
         n, extra = batch.num_reqs, plan.layout.num_extra_slots
@@ -66,6 +68,7 @@ class StepShapes:
             verified = self.sync.uniform_token_count
         graph = None
         if verified is not None:
+            verified = min(verified, self.max_verified)
             graph = self._find_full(n, verified + extra, plan.recorded_as, 0)
         if graph is None and self.sync is None and self.graphs is not None:
             graph = self.graphs.find_piecewise(int(starts[-1]))

@@ -14,6 +14,9 @@ from vllm.logger import init_logger
 from vllm.v1.worker.gpu.attn_utils import build_slot_mappings_by_layer
 from vllm.v1.worker.gpu.dp_utils import DPSyncState
 from vllm.v1.worker.gpu.input_batch import InputBatch
+from vllm.v1.worker.gpu.spec_decode.draft_tree.accepted import TargetStep
+from vllm.v1.worker.gpu.spec_decode.draft_tree.drafting import sample_tree
+from vllm.v1.worker.gpu.spec_decode.draft_tree.step import make_tree_step
 from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
 
 from .block_tables import DraftBlockTables
@@ -37,14 +40,13 @@ class UnifiedSpeculator(DraftModelSpeculator):
         drafter: how the draft model is loaded, and what it is fed.
         plans: by the number of drafts that a step asks for.
         buffers: what the passes of a step read.
-        sample: draws the drafts of a pass; see `sampling.sample_chain`.
+        tree_step: the trees that are verified; None where chains are.
         graphs: what is recorded; None before that.
     """
 
     # The drafter's width is its own affair: the target runs at its whole budget.
     num_query_per_req = 1
     num_extra_query_per_req = 0
-    sample = staticmethod(sample_chain)
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device, drafter: Drafter):
         self.drafter, self.layout = drafter, drafter.layout
@@ -64,6 +66,7 @@ class UnifiedSpeculator(DraftModelSpeculator):
         self.no_requests = torch.full_like(self.idx_mapping, -1)
         lengths = draft_lengths(vllm_config)
         self.plans = draft_plans(self.layout, lengths, self.max_num_reqs, device)
+        self.tree_step = make_tree_step(vllm_config, self.layout, device)
         self.graphs: DraftGraphs | None = None
         method = self.speculative_config.rejection_sample_method
         self.verifies_blocks = method == "block"
@@ -99,17 +102,29 @@ class UnifiedSpeculator(DraftModelSpeculator):
         """
         batch, n, k = input_batch, input_batch.num_reqs, num_speculative_tokens
         plan = self.plans[self.num_speculative_steps if k is None else k]
-        hidden = self.drafter.target_hidden(last_hidden_states, aux_hidden_states)
         if dummy_run and skip_attn_for_dummy_run:
-            self._profile(batch, hidden)
+            states = self.drafter.target_hidden(last_hidden_states, aux_hidden_states)
+            self._profile(batch, states)
             return self.draft_tokens[:n]
+        step = TargetStep(
+            batch,
+            num_rejected,
+            last_hidden_states,
+            aux_hidden_states,
+            self.block_tables.target.slot_mappings,
+        )
+        if self.tree_step is not None:
+            # Of a tree its accepted path is left.
+            step = self.tree_step.accept(step, num_sampled, dummy_run)
+        batch = step.batch
+        hidden = self.drafter.target_hidden(step.last_hidden, step.aux_hidden)
         verified = VerifiedBatch(
             batch.input_ids,
             batch.positions,
             batch.query_start_loc[: n + 1],
             self.no_requests[:n] if dummy_run else batch.idx_mapping,
             num_sampled,
-            num_rejected,
+            step.num_rejected,
             last_sampled,
             next_prefill_tokens[0],
             temperature,
@@ -117,11 +132,17 @@ class UnifiedSpeculator(DraftModelSpeculator):
         )
         longest = int(batch.seq_lens_cpu_upper_bound[:n].max())
         fits_graphs = self.block_tables.fit(n, longest)
-        shapes = StepShapes(self.graphs, self.dp_rank, dp_sync_state, fits_graphs)
+        shapes = StepShapes(
+            self.graphs,
+            self.dp_rank,
+            dp_sync_state,
+            fits_graphs,
+            self.layout.num_speculative_tokens + 1,
+        )
 
         # The first pass: verified tokens, the next token, masks; W drafts are sampled.
         shape = shapes.first(batch, plan)
-        self.drafter.before_first_pass(hidden, batch.num_tokens)
+        self.drafter.before_first_pass(hidden, step.slot_mappings, batch.num_tokens)
         self._prepare_first(plan, verified, hidden, batch, shape)
         if self._is_self_contained(shape):
             self._replay(shape)
@@ -231,7 +252,8 @@ class UnifiedSpeculator(DraftModelSpeculator):
         if samples == 0:
             return
         rows = self._sampled_rows(output, plan, n, is_first)
-        self.sample(self, rows[:, :samples], plan, draft_pass)
+        sample = sample_tree if plan.is_tree else sample_chain
+        sample(self, rows[:, :samples], plan, draft_pass)
         if feedback is not None and draft_pass + 1 < plan.layout.num_passes:
             own = self.drafter.to_feed(own, self.buffers, context.num_tokens, is_first)
             rows = self._sampled_rows(own, plan, n, is_first)

@@ -104,13 +104,18 @@ class Source:
         return least.name if least else MODULE
 
     def own_lines(self, name: str) -> list[str]:
-        """A member's lines; of a class, and of the module, without its members'."""
-        first, last = self.span(name) or (1, 0)
+        """A member's lines; of a class, or the module, its code without members."""
+        if (span := self.span(name)) is None:
+            return []
+        first, last = span
+        if name != MODULE and not isinstance(self.members[name].node, ast.ClassDef):
+            return self.lines[first - 1 : last]
         inner = set()
         for member in self.members.values():
             if name == MODULE or member.name.startswith(f"{name}."):
                 inner.update(range(member.first, member.last + 1))
-        return [self.lines[n - 1] for n in range(first, last + 1) if n not in inner]
+        lines = (self.lines[n - 1] for n in range(first, last + 1) if n not in inner)
+        return [line for line in lines if line.strip()[:1] not in ("", "#")]
 
     def digest(self, name: str) -> str:
         return hashlib.sha256("".join(self.own_lines(name)).encode()).hexdigest()

@@ -10,10 +10,10 @@ from zipfile import ZipFile
 
 from .base import ROOT, OverlayError
 from .compose import edited
-from .edits import LABELS, SPDX, SUFFIX, EditFile, Hunk
-from .lock import problems as lock_problems
+from .edits import LABELS, SPDX, SUFFIX, EditFile, Hunk, error
+from .lock import NAME, lock_problems, read_lock, to_lock
 from .members import Source
-from .repeats import repeat_problems, telling_lines
+from .repeats import repeats, telling_lines
 from .tree import PACKAGE, Release, additions, edit_files
 
 MAX_LINES = 8  # of a hunk; what it calls stands in an addition
@@ -23,29 +23,28 @@ def check(wheel_path: Path, root: Path = ROOT) -> list[str]:
     """All that is wrong, one line each: `path:line: what, what to do`."""
     try:
         edits = edit_files(root)
-    except OverlayError as error:
-        return [str(error)]
+    except OverlayError as problem:
+        return [str(problem)]
     with ZipFile(wheel_path) as wheel:
         release, files = Release(wheel), additions(root)
         found = list(place_problems(files, release))
         for path in files:
-            if path.endswith(".py"):
-                found += text_problems(path, (root / path).read_text())
+            if path.endswith(".py") and (text := (root / path).read_text()).strip():
+                found += text_problems(path, text)
         for edit in edits:
             found += edit_problems(release, edit, patches(root))
         found += [
             f"{line}, review it and run `lock`" for line in lock_problems(release, root)
         ]
-        return found + repeat_problems(wheel, root)
+        if read_lock(root).keys() != to_lock(release, root):
+            found.append(f"{NAME}:1: is not of these files, run `lock`")
+        return found + repeats(root, edits, wheel)
 
 
 def patches(root: Path) -> set[str]:
     """Slugs of the series; `downstream` are edits that stay here."""
-    series = root / "tools" / "upstream" / "series.toml"
-    if not series.exists():
-        return set()
-    listed = tomllib.loads(series.read_text())["patch"]
-    return {Path(patch["text"]).stem for patch in listed} | {"downstream"}
+    text = (root / "tools/upstream/series.toml").read_text()
+    return {Path(p["text"]).stem for p in tomllib.loads(text)["patch"]} | {"downstream"}
 
 
 def module_path(path: str) -> str:
@@ -56,13 +55,10 @@ def module_path(path: str) -> str:
 
 
 def place_problems(files: list[str], release: Release) -> Iterator[str]:
-    upstream = {
-        module_path(name): name
-        for name in release.names
-        if name.endswith((".py", ".so"))
-    }
+    modules = (name for name in release.names if name.endswith((".py", ".so")))
+    theirs = {module_path(name): name for name in modules}
     for path in files:
-        hidden = upstream.get(module_path(path), path)
+        hidden = theirs.get(module_path(path), path)
         if path == f"{PACKAGE}/__init__.py":
             yield f"{path}:1: hides the installed package, remove it"
         elif path in release.names:
@@ -72,48 +68,43 @@ def place_problems(files: list[str], release: Release) -> Iterator[str]:
 
 
 def text_problems(path: str, text: str) -> Iterator[str]:
-    if not text.strip() and path.endswith("/__init__.py"):
-        return
     try:
-        tree = ast.parse(text)
-    except SyntaxError as error:
-        yield f"{path}:{error.lineno}: {error.msg}, mend it"
+        doc = ast.get_docstring(ast.parse(text))
+    except SyntaxError as problem:
+        yield f"{path}:{problem.lineno}: {problem.msg}, mend it"
         return
-    if text.partition("\n")[0] != SPDX:
-        yield f"{path}:1: has no licence line, start it with `{SPDX}`"
-    if not ast.get_docstring(tree):
+    if not text.startswith(SPDX):
+        yield f"{path}:1: has no licence line, start it with `{SPDX.strip()}`"
+    if not doc:
         yield f"{path}:1: has no docstring, say what the module is for"
 
 
 def edit_problems(release: Release, edit: EditFile, known: set[str]) -> Iterator[str]:
     try:
         edited(release, edit)
-    except OverlayError as error:
-        yield str(error)
+    except OverlayError as problem:
+        yield str(problem)
         return
     for section in edit.sections:
-        line = section.hunks[0].line if section.hunks else 1
-        where = f"{edit.path}{SUFFIX}:{line}"
+        number = section.hunks[0].number if section.hunks else 1
         for label in LABELS:
-            if section.say(label) in ("", "?"):
-                yield f"{where}: its section does not say `# {label}: …`, write it"
-        if known and section.patch not in known | {"", "?"}:
-            yield f"{where}: series.toml has no patch {section.patch!r}"
+            if section.says(label) in ("", "?"):
+                what = f"its section does not say `# {label}: …`, write it"
+                yield str(error(edit.path, number, what))
+        if (slug := section.says("Patch")) not in known | {"", "?"}:
+            yield str(error(edit.path, number, f"series.toml has no patch {slug!r}"))
     for hunk in edit.hunks():
         yield from hunk_problems(release.source(edit.path), hunk)
 
 
 def hunk_problems(source: Source, hunk: Hunk) -> Iterator[str]:
-    where = f"{source.path}{SUFFIX}:{hunk.line}"
     code = [line for line in hunk.lines if line.strip()[:1] not in ("", "#")]
     if len(code) > MAX_LINES:
-        yield (
-            f"{where}: the hunk has {len(code)} lines of code, move what it does to "
-            f"an addition until there are at most {MAX_LINES}"
-        )
+        what = f"has {len(code)} lines, move what it does to an addition"
+        yield str(hunk.error(source.path, what))
     start, end = hunk.place(source)
-    theirs = [key for _, key in telling_lines("".join(source.lines[start:end]))]
-    ours = [key for _, key in telling_lines("".join(hunk.lines))]
-    match = SequenceMatcher(None, theirs, ours, autojunk=False)
-    if match.find_longest_match().size:
-        yield f"{where}: the hunk repeats vLLM's lines, replace fewer of them"
+    sides = ("".join(source.lines[start:end]), "".join(hunk.lines))
+    theirs, ours = ([key for _, key in telling_lines(side)] for side in sides)
+    if SequenceMatcher(None, theirs, ours, autojunk=False).find_longest_match().size:
+        what = "repeats a line of vLLM's, replace fewer lines"
+        yield str(hunk.error(source.path, what))

@@ -1,22 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Puts the tree together that gets installed: the release, our additions and edits."""
+"""Puts together the tree that gets installed: the release, our additions and edits."""
 
 import ast
 import hashlib
 import json
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from zipfile import ZipFile
 from zlib import crc32
 
-from .base import ROOT, OverlayError
-from .edits import SUFFIX, EditFile, noted
+from .base import ROOT, OverlayError, find_wheel, local_version, pinned_base
+from .edits import NOTE, EditFile, composed, error
 from .lock import require_lock
+from .native import build
 from .tree import PACKAGE, Release, additions, edit_files
 
 VERSION = f"{PACKAGE}/_version.py"
+EDITABLE = ROOT / "build" / "editable"
 RECORD = "composed.json"  # path to sha256 of each edited file, beside the package
+
+
+def compose_for(device: str, tree: Path, link: bool = False) -> None:
+    """Composes the pinned release of a device, its native kernel included."""
+    base = pinned_base(device)
+    compose(find_wheel(base), tree, version=local_version(base), link=link)
+    if device == "cpu":
+        build(tree)
 
 
 def compose(
@@ -27,6 +38,7 @@ def compose(
     link: bool = False,
     allow_changed: bool | None = None,
     root: Path = ROOT,
+    edits: list[EditFile] | None = None,
 ) -> None:
     """Writes the package to `tree`/vllm, the release's metadata to `tree`/info.
 
@@ -38,6 +50,7 @@ def compose(
         allow_changed: compose even where members differ from edits.lock;
             None asks the environment variable VLLM_ALLOW_CHANGED_MEMBERS.
         root: the repository.
+        edits: others than the repository's.
 
     Raises:
         OverlayError: the overlay does not fit the release, or the tree has changes
@@ -49,10 +62,13 @@ def compose(
         release = Release(wheel)
         if not allow_changed:
             require_lock(release, root)
-        texts = {edit.path: edited(release, edit) for edit in edit_files(root)}
-        require_refreshed(release, tree, texts)
+        edits = edit_files(root) if edits is None else edits
+        texts = {edit.path: edited(release, edit) for edit in edits}
+        _require_refreshed(release, tree, texts)
         shutil.rmtree(tree, ignore_errors=True)
-        _unpack(wheel, tree)
+        wheel.extractall(tree)
+    (info,) = tree.glob("*.dist-info")
+    info.rename(tree / "info")
     for path in additions(root):
         _place(root / path, tree / path, link)
     write_edited(tree, texts)
@@ -61,88 +77,70 @@ def compose(
 
 
 def edited(release: Release, edit: EditFile) -> str:
-    """The text of an edited file.
+    """An edited file, with a line at its end that says so.
 
     Raises:
         OverlayError: the release has no such file, a hunk does not fit it, or what
             comes out is no Python.
     """
     if edit.path not in release.names:
-        raise OverlayError(f"{edit.path}{SUFFIX}:1: the release has no {edit.path}")
-    text = noted(release.source(edit.path), edit)
+        raise error(edit.path, 1, f"vLLM has no {edit.path}")
+    text = composed(release.source(edit.path), edit.hunks())
     try:
         ast.parse(text)
-    except SyntaxError as error:
-        line = text.splitlines()[(error.lineno or 1) - 1].strip()
-        raise OverlayError(
-            f"{edit.path}{SUFFIX}: with its hunks {edit.path} is no Python at "
-            f"{line!r}: {error.msg}"
-        ) from None
-    return text
+    except SyntaxError as problem:
+        line = text.splitlines()[problem.lineno - 1].strip()
+        what = f"with its hunks {edit.path} is no Python at {line!r}: {problem.msg}"
+        raise error(edit.path, 1, what) from None
+    return text + NOTE.format(path=edit.path)
 
 
 def write_edited(tree: Path, texts: dict[str, str]) -> None:
-    """Writes edited files, and remembers them."""
-    record = _record(tree)
+    """Writes edited files, and remembers what they were."""
+    record = _read_record(tree)
     for path, text in texts.items():
         (tree / path).write_text(text)
         record[path] = hashlib.sha256(text.encode()).hexdigest()
     (tree / RECORD).write_text(json.dumps(record, indent=1))
 
 
-def _record(tree: Path) -> dict[str, str]:
+def _read_record(tree: Path) -> dict[str, str]:
     file = tree / RECORD
     return json.loads(file.read_text()) if file.exists() else {}
 
 
-def changed_by_hand(release: Release, tree: Path) -> list[str]:
-    """Python files of a composed tree that are not as they were composed.
-
-    Among them are files that somebody made there, which a link would be otherwise.
-    """
-    record, found = _record(tree), []
-    is_ours = (tree / RECORD).exists()  # and nothing else that lies there
-    for file in sorted((tree / PACKAGE).rglob("*.py")) if is_ours else []:
-        path = str(file.relative_to(tree))
+def changed_by_hand(release: Release, tree: Path) -> Iterator[str]:
+    """Python files of a composed tree that are not as composed, new ones included."""
+    record = _read_record(tree)
+    files = sorted((tree / PACKAGE).rglob("*.py")) if (tree / RECORD).exists() else []
+    for file in files:
+        path, content = str(file.relative_to(tree)), file.read_bytes()
         if file.is_symlink() or path == VERSION:
             continue
-        content = file.read_bytes()
         if path in record:
-            same = hashlib.sha256(content).hexdigest() == record[path]
+            is_same = record[path] == hashlib.sha256(content).hexdigest()
         else:
-            same = path in release.names and (
-                crc32(content) == release.wheel.getinfo(path).CRC
-            )
-        found += [] if same else [path]
-    return found
+            info = release.wheel.NameToInfo.get(path)
+            is_same = info is not None and crc32(content) == info.CRC
+        if not is_same:
+            yield path
 
 
-def require_refreshed(release: Release, tree: Path, texts: dict[str, str]) -> None:
+def _require_refreshed(release: Release, tree: Path, texts: dict[str, str]) -> None:
     """Raises OverlayError where composing would lose what was written by hand."""
-    lost = [
-        path
-        for path in changed_by_hand(release, tree)
-        if texts.get(path) != (tree / path).read_text()
-    ]
+    changed = changed_by_hand(release, tree)
+    lost = [str(tree / p) for p in changed if texts.get(p) != (tree / p).read_text()]
     if lost:
         raise OverlayError(
-            "Changed by hand, and in no edit file yet:\n  "
-            + "\n  ".join(str(tree / path) for path in lost)
-            + "\nRun `python -m tools.overlay refresh` to keep these changes, or "
-            "remove the files to drop them."
+            "Changed by hand, and in no edit file yet:\n  " + "\n  ".join(lost) + "\n"
+            "Run `python -m tools.overlay refresh` to keep that, or remove the files."
         )
-
-
-def _unpack(wheel: ZipFile, tree: Path) -> None:
-    wheel.extractall(tree)
-    (info,) = tree.glob("*.dist-info")
-    info.rename(tree / "info")
 
 
 def _place(source: Path, target: Path, link: bool) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
-    target.unlink(missing_ok=True)
     if link:
+        target.unlink(missing_ok=True)
         target.symlink_to(source.resolve())
     else:
         shutil.copyfile(source, target)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`edits.lock`: a hash of each member of the release that our lines were written for.
+"""`edits.lock`: the members of the release that our lines were written for.
 
-One line per member that a hunk touches or an addition relies on:
-`<sha256>  <path>  <member>`, of its text in the pinned release.
+A line is `<sha256>  <path>  <member>`, of the member's text, for each that a hunk
+touches, or that an addition relies on.
 """
 
 from collections.abc import Iterable
@@ -11,47 +11,48 @@ from pathlib import Path
 from .base import ROOT, OverlayError
 from .edits import EditFile
 from .members import IMPORTS
+from .relied import Key, relied_on
 from .tree import Release, edit_files
 
-Key = tuple[str, str]  # path, member
 NAME = "edits.lock"
 
 
 def touched(edits: Iterable[EditFile]) -> set[Key]:
-    """Members that hunks touch; imports may be put in whatever stands there."""
-    return {
-        (edit.path, hunk.member)
-        for edit in edits
-        for hunk in edit.hunks()
-        if hunk.member != IMPORTS
-    }
+    """Members that hunks touch; imports go with whatever else stands there."""
+    return {(e.path, h.member) for e in edits for h in e.hunks() if h.member != IMPORTS}
 
 
 def read_lock(root: Path = ROOT) -> dict[Key, str]:
     file = root / NAME
     lines = file.read_text().splitlines() if file.exists() else []
-    parts = (line.split("  ") for line in lines)
-    return {(path, member): digest for digest, path, member in parts}
+    return {(path, member): digest for digest, path, member in map(str.split, lines)}
 
 
-def write_lock(release: Release, keys: Iterable[Key], root: Path = ROOT) -> None:
-    lines = (f"{release.source(k[0]).digest(k[1])}  {k[0]}  {k[1]}\n" for k in keys)
-    (root / NAME).write_text("".join(sorted(lines, key=lambda line: line[66:])))
+def to_lock(release: Release, root: Path = ROOT) -> set[Key]:
+    return touched(edit_files(root)) | relied_on(release, root)
+
+
+def write_lock(release: Release, root: Path = ROOT) -> int:
+    """Locks all members to a release; returns how many."""
+    keys = sorted(to_lock(release, root))
+    digests = (release.source(path).digest(member) for path, member in keys)
+    lines = (f"{d}  {k[0]}  {k[1]}\n" for d, k in zip(digests, keys, strict=True))
+    (root / NAME).write_text("".join(lines))
+    return len(keys)
 
 
 def changed(release: Release, root: Path = ROOT) -> list[Key]:
-    """Locked members that are gone from a release, or not as they were."""
-    return sorted(
-        key
-        for key, digest in read_lock(root).items()
-        if release.source(key[0]).digest(key[1]) != digest
-    )
+    """Locked members that a release has not, or not as they were."""
+    lock = read_lock(root).items()
+    return [
+        key for key, known in lock if release.source(key[0]).digest(key[1]) != known
+    ]
 
 
-def problems(release: Release, root: Path = ROOT) -> list[str]:
-    """How the lock differs from the hunks and from the release, a line for each."""
-    missing = touched(edit_files(root)) - read_lock(root).keys()
-    found = [f"{path}: {member} is not in {NAME}" for path, member in sorted(missing)]
+def lock_problems(release: Release, root: Path = ROOT) -> list[str]:
+    """How the lock, our hunks and a release differ, one line each."""
+    missing = sorted(touched(edit_files(root)) - read_lock(root).keys())
+    found = [f"{path}: {member} is not in {NAME}" for path, member in missing]
     for path, member in changed(release, root):
         word = "changed" if release.source(path).span(member) else "is gone"
         found.append(f"{path}: {member} {word}")
@@ -59,11 +60,12 @@ def problems(release: Release, root: Path = ROOT) -> list[str]:
 
 
 def require_lock(release: Release, root: Path = ROOT) -> None:
-    """Raises OverlayError where our lines were not written for this release."""
-    if found := problems(release, root):
+    """Raises OverlayError where our lines were not written for a release."""
+    if found := lock_problems(release, root):
         raise OverlayError(
-            "The overlay does not fit this release:\n  " + "\n  ".join(found) + "\n"
-            "Review what relies on these members, then run "
+            "The overlay was not written for this release:\n  "
+            + "\n  ".join(found)
+            + "\nReview what stands on these members, then run "
             "`python -m tools.overlay lock`; or go on anyway with "
             "VLLM_ALLOW_CHANGED_MEMBERS=1."
         )

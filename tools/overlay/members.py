@@ -5,72 +5,58 @@ import ast
 import hashlib
 import io
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import takewhile
+from typing import NamedTuple
 
-MODULE, IMPORTS = "module", "imports"  # anchors that are no members
+MODULE, IMPORTS = "module", "imports"  # where a hunk may stand that is no member
+DEFINITION = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
-@dataclass(frozen=True)
-class Member:
-    """Where a member stands: lines count from 1, decorators and a field's docstring
-    included. Members of a class are members too."""
+class Member(NamedTuple):
+    """Its lines count from 1; decorators and a field's docstring belong to it."""
 
     name: str
     first: int
     last: int
-    node: ast.AST
+    node: ast.stmt
 
     @property
     def owner(self) -> str:
         return self.name.rpartition(".")[0]
 
 
-def flat(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """Statements, and those inside if, try and with, which define names as well."""
-    for node in body:
-        yield node
-        if isinstance(node, (ast.If, ast.Try, ast.With, ast.ExceptHandler)):
+def defined(body: list[ast.stmt], owner: str = "") -> Iterator[Member]:
+    """What a body defines, in its classes too, and functions under if, try and with."""
+    for node, after in zip(body, [*body[1:], None], strict=False):
+        if (name := _assigned(node)) is not None:
+            value = after.value if isinstance(after, ast.Expr) else None
+            last = (after if isinstance(value, ast.Constant) else node).end_lineno
+            yield Member(owner + name, node.lineno, last, node)
+        elif isinstance(node, DEFINITION):
+            first = min(part.lineno for part in [node, *node.decorator_list])
+            yield Member(owner + node.name, first, node.end_lineno, node)
+            if isinstance(node, ast.ClassDef):
+                yield from defined(node.body, f"{owner}{node.name}.")
+        else:
             for block in ("body", "handlers", "orelse", "finalbody"):
-                yield from flat(getattr(node, block, []))
+                inner = getattr(node, block, [])
+                yield from defined([n for n in inner if _assigned(n) is None], owner)
 
 
-def name_of(node: ast.stmt) -> str | None:
-    """What a statement defines; None for those that define nothing, or too much."""
-    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-        return node.name
+def _assigned(node: ast.stmt) -> str | None:
+    """The one name that a statement assigns to; None if it does something else."""
     targets = node.targets if isinstance(node, ast.Assign) else []
-    if isinstance(node, ast.AnnAssign):
-        targets = [node.target]
-    one = targets[0] if len(targets) == 1 else None
-    return one.id if isinstance(one, ast.Name) else None
-
-
-def found_in(body: list[ast.stmt], owner: str = "") -> Iterator[Member]:
-    top = set(map(id, body))
-    following = dict(zip(map(id, body), body[1:], strict=False))
-    for node in flat(body):
-        name = name_of(node)
-        is_value = isinstance(node, (ast.Assign, ast.AnnAssign))
-        if name is None or (is_value and id(node) not in top):
-            continue
-        marks = getattr(node, "decorator_list", [])
-        last = node.end_lineno
-        after = following.get(id(node))
-        is_told = is_value and isinstance(after, ast.Expr)
-        if is_told and isinstance(after.value, ast.Constant):
-            last = after.end_lineno
-        first = min(part.lineno for part in [node, *marks])
-        yield Member(owner + name, first, last, node)
-        if isinstance(node, ast.ClassDef):
-            yield from found_in(node.body, f"{owner}{name}.")
+    targets = [node.target] if isinstance(node, ast.AnnAssign) else targets
+    if len(targets) == 1 and isinstance(targets[0], ast.Name):
+        return targets[0].id
+    return None
 
 
 class Source:
-    """The text of a module, and its members by qualified name.
+    """A module's text, and its members by qualified name.
 
-    A name that is defined again, as overloads and setters are, is `name[2]` then.
+    What is defined again, as overloads and setters are, has the name `name[2]` then.
     """
 
     def __init__(self, path: str, text: str) -> None:
@@ -84,12 +70,12 @@ class Source:
     @cached_property
     def members(self) -> dict[str, Member]:
         found: dict[str, Member] = {}
-        for member in found_in(self.tree.body):
+        for member in defined(self.tree.body):
             name, count = member.name, 1
             while name in found:
                 count += 1
                 name = f"{member.name}[{count}]"
-            found[name] = Member(name, member.first, member.last, member.node)
+            found[name] = member._replace(name=name)
         return found
 
     @cached_property
@@ -98,16 +84,11 @@ class Source:
 
         Without any, of the docstring or the comments at the file's top.
         """
-        body, last = self.tree.body, 0
-        for node in body:
-            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-                break
-            if isinstance(node, (ast.Import, ast.ImportFrom)):
-                last = node.end_lineno
-        if last == 0 and ast.get_docstring(self.tree) is not None:
-            return body[0].end_lineno
-        top = takewhile(lambda line: line.startswith("#"), self.lines)
-        return last or len(list(top))
+        top = list(takewhile(lambda n: not isinstance(n, DEFINITION), self.tree.body))
+        imports = [n for n in top if isinstance(n, (ast.Import, ast.ImportFrom))]
+        if imports or ast.get_docstring(self.tree) is not None:
+            return [*top[:1], *imports][-1].end_lineno
+        return len(list(takewhile(lambda line: line.startswith("#"), self.lines)))
 
     def span(self, name: str) -> tuple[int, int] | None:
         """First and last line of a member or of the module; None if it is not there."""
@@ -118,23 +99,23 @@ class Source:
 
     def innermost(self, first: int, last: int) -> str:
         """The smallest member that holds these lines, or else the module."""
-        holding = [
-            m for m in self.members.values() if m.first <= first and last <= m.last
-        ]
-        least = min(holding, key=lambda m: m.last - m.first, default=None)
+        held = (m for m in self.members.values() if m.first <= first and last <= m.last)
+        least = min(held, key=lambda m: m.last - m.first, default=None)
         return least.name if least else MODULE
 
-    def own_text(self, name: str) -> str:
-        """A member's text; of a class, and of the module, without its members'."""
-        span = self.span(name)
-        if span is None:
-            return ""
+    def own_lines(self, name: str) -> list[str]:
+        """A member's lines; of a class, or the module, its code without members."""
+        if (span := self.span(name)) is None:
+            return []
+        first, last = span
+        if name != MODULE and not isinstance(self.members[name].node, ast.ClassDef):
+            return self.lines[first - 1 : last]
         inner = set()
         for member in self.members.values():
             if name == MODULE or member.name.startswith(f"{name}."):
                 inner.update(range(member.first, member.last + 1))
-        numbers = range(span[0], span[1] + 1)
-        return "".join(self.lines[n - 1] for n in numbers if n not in inner)
+        lines = (self.lines[n - 1] for n in range(first, last + 1) if n not in inner)
+        return [line for line in lines if line.strip()[:1] not in ("", "#")]
 
     def digest(self, name: str) -> str:
-        return hashlib.sha256(self.own_text(name).encode()).hexdigest()
+        return hashlib.sha256("".join(self.own_lines(name)).encode()).hexdigest()

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds runs of lines that our files share with the base: we copy nothing."""
+"""Finds runs of lines that our files share with the release's: we copy nothing."""
 
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from zipfile import ZipFile
+
+from .edits import SUFFIX, EditFile
 
 WINDOW = 6  # as many lines in a row are a copy, not a coincidence
 FOLDERS = ("vllm", "tools", "tests", "examples", "benchmarks")
@@ -42,23 +44,24 @@ def windows(lines: Lines) -> Iterator[tuple[int, tuple[str, ...]]]:
         yield start, tuple(texts[start : start + WINDOW])
 
 
-def our_files(root: Path) -> Iterator[Path]:
-    yield from root.glob("*.py")
-    for folder in FOLDERS:
-        yield from sorted((root / folder).rglob("*.py"))
+def repeats(root: Path, edits: Iterable[EditFile], wheel: ZipFile) -> list[str]:
+    """One line for each run of lines of ours that a file of the wheel has too."""
+    files = [
+        *root.glob("*.py"),
+        *(f for d in FOLDERS for f in (root / d).rglob("*.py")),
+    ]
+    ours = {str(file.relative_to(root)): file.read_text() for file in sorted(files)}
+    for edit in edits:
+        lines = (line for hunk in edit.hunks() for line in hunk.lines)
+        ours[edit.path + SUFFIX] = "".join(lines)
+    names = (name for name in wheel.namelist() if name.endswith(".py"))
+    return shared(ours, ((n, wheel.read(n).decode(errors="replace")) for n in names))
 
 
-def base_sources(wheel: ZipFile) -> Iterator[tuple[str, str]]:
-    for name in wheel.namelist():
-        if name.endswith(".py"):
-            yield name, wheel.read(name).decode(errors="replace")
+def shared(ours: dict[str, str], theirs: Iterable[tuple[str, str]]) -> list[str]:
+    """The same for paths and texts.
 
-
-def repeats(ours: dict[str, str], base: Iterable[tuple[str, str]]) -> list[str]:
-    """One line for each run of lines in `ours` that a file of `base` has too.
-
-    Both arguments are paths and their texts. Ours is indexed and the base, which
-    is a thousand times larger, is read once.
+    Ours are indexed, and theirs, which are a thousand times as much, are read once.
     """
     lines = {path: telling_lines(text) for path, text in ours.items()}
     places: dict[tuple[str, ...], list[tuple[str, int]]] = {}
@@ -67,30 +70,16 @@ def repeats(ours: dict[str, str], base: Iterable[tuple[str, str]]) -> list[str]:
             places.setdefault(window, []).append((path, start))
     keys = {key for window in places for key in window}
     hits: dict[tuple[str, int], str] = {}
-    for name, text in base:
+    for name, text in theirs:
         if sum(squeeze(line) in keys for line in text.splitlines()) < WINDOW:
             continue
         there = telling_lines(text)
         for start, window in windows(there):
             for place in places.get(window, ()):
                 hits.setdefault(place, f"{name}:{there[start][0]}")
-    return list(_runs(hits, lines))
-
-
-def _runs(hits: dict[tuple[str, int], str], lines: dict[str, Lines]) -> Iterator[str]:
-    """Joins windows that overlap, so that each run is told once."""
-    for path, start in sorted(hits):
-        if (path, start - 1) in hits:
-            continue
-        length = WINDOW
-        while (path, start + length - WINDOW + 1) in hits:
-            length += 1
-        yield (
-            f"{path}:{lines[path][start][0]}: repeats {length} lines of the base's "
-            f"{hits[path, start]}, cut the change so that it needs none of them"
-        )
-
-
-def repeat_problems(wheel: ZipFile, root: Path) -> list[str]:
-    ours = {str(path.relative_to(root)): path.read_text() for path in our_files(root)}
-    return repeats(ours, base_sources(wheel))
+    return [
+        f"{path}:{lines[path][start][0]}: repeats lines of vLLM's {hits[path, start]}, "
+        "cut the change so that it needs none of them"
+        for path, start in sorted(hits)
+        if (path, start - 1) not in hits  # the first of a run
+    ]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The overlay's files: additions, and edits of the release's files."""
+"""What lies over what: this repository's files, and the release's."""
 
 from pathlib import Path
 from zipfile import ZipFile
@@ -12,7 +12,7 @@ PACKAGE = "vllm"
 
 
 def overlay_files(root: Path = ROOT) -> list[str]:
-    """Paths, relative to the root, of all that this repository's vllm/ has. Sorted."""
+    """Paths of all that this repository's vllm/ holds, relative to the root. Sorted."""
     return sorted(
         str(file.relative_to(root))
         for file in (root / PACKAGE).rglob("*")
@@ -34,11 +34,10 @@ def edit_files(root: Path = ROOT) -> list[EditFile]:
 
 
 class Release:
-    """The Python files of a release's wheel; each is parsed once."""
+    """The files of a release's wheel; a Python file is parsed once."""
 
     def __init__(self, wheel: ZipFile) -> None:
-        self.wheel = wheel
-        self.names = set(wheel.namelist())
+        self.wheel, self.names = wheel, set(wheel.namelist())
         self._sources: dict[str, Source] = {}
 
     def source(self, path: str) -> Source:
@@ -47,3 +46,8 @@ class Release:
             text = self.wheel.read(path).decode() if path in self.names else ""
             self._sources[path] = Source(path, text)
         return self._sources[path]
+
+    def info(self, name: str) -> str:
+        """A file of the wheel's dist-info; empty if there is none."""
+        (path,) = [n for n in self.names if n.endswith(f".dist-info/{name}")] or [""]
+        return self.wheel.read(path).decode() if path else ""

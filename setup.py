@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Builds the package: the pinned release of vLLM with this repository's vllm/ in it.
+
+Environment variables:
+    VLLM_TARGET_DEVICE: cpu or cuda; unset, cuda where there is an NVIDIA driver.
+    VLLM_BASE_WHEEL: the release's wheel at hand, used instead of fetching it.
+    VLLM_BASE_CACHE: folder for fetched wheels.
+    VLLM_ALLOW_CHANGED_MEMBERS: 1 composes over a release that edits.lock is not of.
+"""
+
+import os
+import re
+import shutil
+import sys
+from configparser import ConfigParser
+from email import message_from_string
+from pathlib import Path
+from zipfile import ZipFile
+
+from setuptools import Distribution, setup
+from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build_py import build_py
+
+ROOT = Path(__file__).resolve().parent
+sys.path.insert(0, str(ROOT / "tools"))
+
+from overlay.base import (  # noqa: E402
+    OverlayError,
+    check_python,
+    find_wheel,
+    local_version,
+    pinned_base,
+    target_device,
+)
+from overlay.compose import EDITABLE, RECORD, compose_for  # noqa: E402
+from overlay.native import build_requirements  # noqa: E402
+
+LICENCES = ROOT / "build" / "vllm-base"  # see license-files in pyproject.toml
+
+
+class Compose(build_py):
+    """Composes the package in place of copying one."""
+
+    def run(self) -> None:
+        tree = EDITABLE if self.editable_mode else Path(self.build_lib)
+        compose_for(target_device(), tree, link=self.editable_mode)
+        if not self.editable_mode:
+            shutil.rmtree(tree / "info")
+            (tree / RECORD).unlink()
+
+    def get_source_files(self) -> list[str]:
+        return []  # MANIFEST.in has them
+
+    def get_outputs(self, include_bytecode: bool = True) -> list[str]:
+        return []
+
+    def get_output_mapping(self) -> dict[str, str]:
+        return {}
+
+
+class Wheel(bdist_wheel):
+    """A wheel for the Python and the platforms that the release's wheel is for."""
+
+    def get_tag(self) -> tuple[str, ...]:
+        return tuple(release_wheel().stem.split("-")[-3:])
+
+
+class Composed(Distribution):
+    def has_ext_modules(self) -> bool:
+        return True
+
+
+def release_wheel() -> Path:
+    return find_wheel(pinned_base(target_device()))
+
+
+def requirements(path: Path) -> list[str]:
+    """The requirements of a file and of those that it includes by `-r`."""
+    found = []
+    for line in path.read_text().splitlines():
+        line = line.partition("#")[0].strip()
+        if line.startswith("-r"):
+            found += requirements(path.parent / line.removeprefix("-r").strip())
+        elif line:
+            found.append(line)
+    return found
+
+
+def of_release() -> dict:
+    """Extras and entry points of the release's wheel; its licences are put in place."""
+    with ZipFile(release_wheel()) as wheel:
+        (info,) = {n.split("/")[0] for n in wheel.namelist() if ".dist-info/" in n}
+        headers = message_from_string(wheel.read(f"{info}/METADATA").decode())
+        points = ConfigParser(delimiters="=")
+        points.optionxform = str  # names keep their case
+        points.read_string(wheel.read(f"{info}/entry_points.txt").decode())
+        for name in wheel.namelist():
+            if name.startswith(f"{info}/licenses/") and not name.endswith("/"):
+                (LICENCES / Path(name).name).write_bytes(wheel.read(name))
+    extras = {extra: [] for extra in headers.get_all("Provides-Extra", [])}
+    for line in headers.get_all("Requires-Dist", []):
+        if found := re.fullmatch(r'(.*?)\s*;\s*extra == "([^"]*)"', line):
+            extras[found[2]].append(found[1])
+    return {
+        "extras_require": extras,
+        "entry_points": {
+            group: [f"{name} = {value}" for name, value in points[group].items()]
+            for group in points.sections()
+        },
+    }
+
+
+def main() -> None:
+    check_python()
+    device = target_device()
+    os.umask(0o022)  # of the files of a wheel, whoever builds it
+    shutil.rmtree(LICENCES, ignore_errors=True)
+    LICENCES.mkdir(parents=True)
+    setup(
+        version=local_version(pinned_base(device)),
+        install_requires=requirements(ROOT / "requirements" / f"{device}.txt"),
+        setup_requires=build_requirements() if device == "cpu" else [],
+        distclass=Composed,
+        cmdclass={"build_py": Compose, "bdist_wheel": Wheel},
+        packages=["vllm"],
+        package_dir={"": str(EDITABLE.relative_to(ROOT))},
+        include_package_data=False,
+        options={
+            "egg_info": {"egg_base": "build"},
+            "build": {"build_base": "build/setuptools"},
+        },
+        **of_release(),
+    )
+
+
+try:
+    main()
+except OverlayError as error:
+    raise SystemExit(f"error: {error}") from None

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What another release would change for this overlay, member by member."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from difflib import SequenceMatcher, unified_diff
+from email import message_from_string
+from pathlib import Path
+from zipfile import ZipFile
+
+from .base import ROOT, OverlayError
+from .compose import compose, edited
+from .edits import SUFFIX, EditFile, Hunk
+from .lock import Key, read_lock
+from .members import IMPORTS, Source
+from .tree import Release, additions, edit_files
+
+TIMEOUT = 600  # seconds
+# Says which module it is at before it imports it, so that a crash has a name.
+IMPORT_ALL = """
+import importlib, json, sys
+for name in sys.argv[1:]:
+    print(json.dumps([name, "the process died"]), flush=True)
+    try:
+        importlib.import_module(name)
+        error = None
+    except BaseException as reason:
+        error = f"{type(reason).__name__}: {reason}"
+    print(json.dumps([name, error]), flush=True)
+"""
+
+
+def rebase(
+    old_wheel: Path, new_wheel: Path, root: Path = ROOT, write: bool = False
+) -> str:
+    """A report in Markdown; what it does not name needs no look.
+
+    Args:
+        old_wheel: the release that the overlay was written for.
+        new_wheel: the other release.
+        write: put the hunks that have moved in edit files where they belong there.
+    """
+    with ZipFile(old_wheel) as before, ZipFile(new_wheel) as after:
+        old, new = Release(before), Release(after)
+        moved, misplaced = moved_edits(old, new, edit_files(root))
+        if write:
+            for edit in moved:
+                (root / f"{edit.path}{SUFFIX}").write_text(edit.text())
+        sections = {
+            "Members that changed": list(member_changes(old, new, read_lock(root))),
+            "Hunks to place by hand": misplaced,
+            "Modules that cannot be imported": import_problems(new_wheel, moved, root),
+            "Requirements": list(requirement_changes(old, new)),
+        }
+    parts = [f"# {old_wheel.name} to {new_wheel.name}"]
+    for title, found in sections.items():
+        parts += [f"\n## {title}: {len(found)}\n", *found]
+    return "\n".join(parts) + "\n"
+
+
+def member_changes(old: Release, new: Release, keys: dict[Key, str]) -> Iterator[str]:
+    for path, name in sorted(keys):
+        was, now = (side.source(path).own_lines(name) for side in (old, new))
+        if was != now:
+            diff = "".join([*unified_diff(was, now, n=3)][2:])
+            gone = "" if new.source(path).span(name) else " is gone"
+            yield f"### `{path}`, `{name}`{gone}\n\n```diff\n{diff}```\n"
+
+
+def moved_edits(
+    old: Release, new: Release, edits: list[EditFile]
+) -> tuple[list[EditFile], list[str]]:
+    """The edits as they stand in another release, and the hunks that have no place."""
+    found, problems = [], []
+    for edit in edits:
+        there = EditFile(edit.path, [])
+        for section in edit.sections:
+            kept = []
+            for hunk in section.hunks:
+                try:
+                    kept.append(
+                        moved(old.source(edit.path), new.source(edit.path), hunk)
+                    )
+                except OverlayError as problem:
+                    problems.append(f"- {problem}")
+            there.sections.append(replace(section, hunks=kept))
+        try:
+            edited(new, there)
+            found.append(there)
+        except OverlayError as problem:
+            problems.append(f"- {problem}")
+    return found, problems
+
+
+def moved(old: Source, new: Source, hunk: Hunk) -> Hunk:
+    """A hunk by the lines of the other release's member.
+
+    Raises:
+        OverlayError: the member is gone, or the lines around the hunk are.
+    """
+    hunk.place(new) if hunk.start is None else None
+    if hunk.member == IMPORTS or hunk.start is None:
+        return hunk
+    spans = old.span(hunk.member), new.span(hunk.member)
+    if spans[1] is None:
+        raise hunk.error(new.path, f"vLLM's file has no {hunk.member}")
+    sides = [s.lines[a - 1 : b] for s, (a, b) in zip((old, new), spans, strict=True)]
+    matcher = SequenceMatcher(None, *sides, autojunk=False)
+    for a, b, size in matcher.get_matching_blocks():
+        if hunk.start < hunk.end and a <= hunk.start and hunk.end <= a + size:
+            return replace(hunk, start=hunk.start + b - a, end=hunk.end + b - a)
+        if hunk.start == hunk.end and a <= hunk.start <= a + size and size:
+            return replace(hunk, start=hunk.start + b - a, end=hunk.end + b - a)
+    raise hunk.error(new.path, "the lines that it stands at are gone")
+
+
+def import_problems(wheel: Path, edits: list[EditFile], root: Path) -> list[str]:
+    """The modules of the overlay over a release that cannot be imported."""
+    paths = [path for path in additions(root) if path.endswith(".py")]
+    paths += [edit.path for edit in edits]
+    with tempfile.TemporaryDirectory() as folder:
+        tree = Path(folder)
+        compose(wheel, tree, allow_changed=True, root=root, edits=edits)
+        (tree / "info").rename(tree / f"vllm-{wheel.name.split('-')[1]}+cpu.dist-info")
+        names = (p.removesuffix(".py").removesuffix("/__init__") for p in paths)
+        errors = import_errors([name.replace("/", ".") for name in names], tree)
+    return [f"- `{name}`: {error}" for name, error in errors.items()]
+
+
+def import_errors(
+    modules: list[str], tree: Path | None = None, **variables: str
+) -> dict[str, str]:
+    """Why modules cannot be imported, one after the other in a process of their own.
+
+    Args:
+        tree: folder to import from; None takes what is installed.
+        variables: of the environment.
+    """
+    environment = os.environ | variables | ({"PYTHONPATH": str(tree)} if tree else {})
+    results: dict[str, str | None] = {}
+    while left := [module for module in modules if module not in results]:
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", IMPORT_ALL, *left],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            timeout=TIMEOUT,
+        )
+        lines = [line for line in done.stdout.splitlines() if line.startswith('["')]
+        results |= dict(map(json.loads, lines)) or {left[0]: "Python did not start"}
+    return {name: error for name, error in results.items() if error}
+
+
+def requirement_changes(old: Release, new: Release) -> Iterator[str]:
+    """What the releases' metadata ask for, as far as it differs."""
+    sides = []
+    for side in (old, new):
+        headers = message_from_string(side.info("METADATA"))
+        names = ("Requires-Python", "Requires-Dist")
+        lines = {f"{n}: {v}" for n in names for v in headers.get_all(n, [])}
+        sides.append(lines | set(side.info("entry_points.txt").splitlines()))
+    yield from (f"- gone: `{line}`" for line in sorted(sides[0] - sides[1]))
+    yield from (f"- new: `{line}`" for line in sorted(sides[1] - sides[0]))

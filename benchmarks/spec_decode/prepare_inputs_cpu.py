@@ -60,7 +60,6 @@ def decode_step(
         "num_samples": num_drafts,
         "num_padded_tokens": num_reqs * (query_len + layout.num_extra_slots),
         "limit": 2 * CONTEXT,
-        "max_query_len": query_len,
         "hidden": hidden,
     }
 

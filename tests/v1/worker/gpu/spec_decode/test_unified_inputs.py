@@ -319,7 +319,8 @@ def test_layout_of_a_decode_step(prepare, shift: int, width: int):
     buffers.allocate_kv_groups(1)
     prepare(
         batch, layout, buffers, tables, num_samples=width,
-        num_padded_tokens=8 + layout.num_extra_slots, limit=64, mask_token_id=MASK, hidden=hidden,
+        num_padded_tokens=8 + layout.num_extra_slots, limit=64, mask_token_id=MASK,
+        hidden=hidden,
     )  # fmt: skip
     found = buffers.batch
     tokens = [100, 101, 102, 55, *[MASK] * (width - 1)][shift:]

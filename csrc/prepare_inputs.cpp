@@ -25,7 +25,7 @@ struct Kernel {
   const char* const* sources;
   const FedStates* hidden;
   const Numbers& pass;
-  int64_t num_reqs, element_size;
+  int64_t element_size;
 };
 
 // Where a request's slots begin, how many there are, how many hold tokens that are
@@ -254,7 +254,7 @@ void store_tails(const Kernel& k, int64_t req, int64_t end) {
 template <class Source>
 void prepare(const Kernel& k, const Source& src) {
   int64_t req = 0, end = 0;
-  for (; req < k.num_reqs; ++req) {
+  for (; req < k.pass.num_reqs; ++req) {
     const std::optional<Request> r = locate(k, src, req);
     if (!r) break;
     store_slots(k, src, *r);
@@ -275,16 +275,16 @@ extern const uint32_t structs_id = STRUCTS_ID;
 
 void prepare_first_pass(const VerifiedBatch* src, const KVTables* tables,
                         const DraftBatch* out, const char* const* sources,
-                        const FedStates* hidden, const Numbers* pass, int64_t num_reqs,
+                        const FedStates* hidden, const Numbers* pass,
                         int64_t element_size) {
-  prepare(Kernel{*tables, *out, sources, hidden, *pass, num_reqs, element_size}, *src);
+  prepare(Kernel{*tables, *out, sources, hidden, *pass, element_size}, *src);
 }
 
 void prepare_later_pass(const PreviousDrafts* src, const KVTables* tables,
                         const DraftBatch* out, const char* const* sources,
-                        const FedStates* hidden, const Numbers* pass, int64_t num_reqs,
+                        const FedStates* hidden, const Numbers* pass,
                         int64_t element_size) {
-  prepare(Kernel{*tables, *out, sources, hidden, *pass, num_reqs, element_size}, *src);
+  prepare(Kernel{*tables, *out, sources, hidden, *pass, element_size}, *src);
 }
 
 }  // extern "C"

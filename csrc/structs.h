@@ -55,16 +55,17 @@ struct FedStates {
 
 struct Numbers {
   int64_t draft_pass;
+  int64_t num_reqs;
   int64_t num_samples;
   int64_t num_padded_tokens;
   int64_t limit;
   int64_t mask_token_id;
-  int64_t shift;
   int64_t width;
+  int64_t shift;
   int64_t is_first;
   int64_t groups;
   int64_t sources;
   int64_t size;
 };
 
-constexpr uint32_t STRUCTS_ID = 2049731581u;
+constexpr uint32_t STRUCTS_ID = 143469357u;

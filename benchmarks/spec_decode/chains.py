@@ -98,7 +98,6 @@ class Ours:
             num_samples=self.layout.parallel_width,
             num_padded_tokens=num_rows,
             limit=MAX_MODEL_LEN,
-            max_query_len=self.step.query_len,
             mask_token_id=MASK_TOKEN,
             hidden=hidden,
         )

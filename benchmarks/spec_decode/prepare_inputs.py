@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Our input kernel against the base's chains of launches; see README.md.
 
-Runs with our install alone, which holds the base's functions too.
+Runs with our install alone, which holds the base's functions too. Batches of a long
+prompt beside many decodes are measured as well, against the time that the prompt and
+the decodes take alone: a results file of its own, `prepare_inputs_mixed.json`.
 """
 
 import argparse
 import datetime
 import itertools
 import time
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -19,7 +22,9 @@ from benchmarks.spec_decode.chains import NUM_SOURCES, Chain, layout_of, make_ch
 from benchmarks.spec_decode.decode_step import bytes_moved, make_step
 from benchmarks.spec_decode.device import describe
 from benchmarks.spec_decode.gpu_profile import count_launches
+from benchmarks.spec_decode.prepare_inputs_batch import first_pass
 from benchmarks.spec_decode.shapes import MODES
+from vllm.v1.worker.gpu.spec_decode.unified.inputs import prepare_inputs
 
 AHEAD_CYCLES = 4_000_000  # keeps the device busy while a chain is being launched
 
@@ -88,6 +93,38 @@ def measure_all(args: argparse.Namespace, device: dict[str, Any]) -> files.Resul
     return {"measurements": found}
 
 
+def measure_mixed(
+    mode: str, k: int, num_decodes: int, prompt: int, args: argparse.Namespace
+) -> dict[str, Any]:
+    """A prompt, decodes of K + 1 tokens, and both in one batch.
+
+    The ratio is that of device times; on a CPU, of the host's.
+    """
+    where = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    states = (NUM_SOURCES[mode], args.hidden_size) if mode in NUM_SOURCES else ()
+    decodes = [k + 1] * num_decodes
+    found: dict[str, Any] = {}
+    batches = {"prompt": [prompt], "decodes": decodes, "mixed": [prompt, *decodes]}
+    for name, query_lens in batches.items():
+        most = max(args.max_num_reqs, len(decodes) + 1)
+        given = first_pass(layout_of(mode, k), query_lens, most, where, *states)
+        found[name] = measure(partial(prepare_inputs, **given), args.repeats, where)
+    clock = "device_s" if where.type == "cuda" else "host_s"
+    alone = found["prompt"][clock] + found["decodes"][clock]
+    return found | {"ratio": found["mixed"][clock] / alone}
+
+
+def measure_all_mixed(args: argparse.Namespace) -> files.Results:
+    found: dict[str, Any] = {}
+    for mode, k, n, prompt in itertools.product(
+        args.modes, args.num_speculative_tokens, args.mixed_decodes, args.mixed_prompt
+    ):
+        key = f"{mode}/K{k}/n{n}/p{prompt}"
+        found[key] = measure_mixed(mode, k, n, prompt, args)
+        print(key, found[key], flush=True)
+    return {"measurements": found}
+
+
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
@@ -99,6 +136,8 @@ def parse() -> argparse.Namespace:
     add("--num-speculative-tokens", type=int, nargs="+", default=[3, 7, 11])
     add("--hidden-size", type=int, default=4096)
     add("--max-num-reqs", type=int, default=256)
+    add("--mixed-decodes", type=int, nargs="*", default=[63, 255])
+    add("--mixed-prompt", type=int, nargs="*", default=[2048, 8192])
     add("--repeats", type=int, default=50)
     add("--gpu", help="name of the results folder; detected by default")
     add("--output", type=Path, help="results file")
@@ -111,13 +150,18 @@ def main() -> None:
         import vllm.v1.worker.cpu.shm  # noqa: F401  (what Runner V2 needs on a CPU)
     device = describe()
     name = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    results = measure_all(args, device)
-    for entry in results["measurements"].values():
-        entry["run"] = name
-    command = files.command_line("prepare_inputs")
-    results["runs"] = {name: {"command": command, "device": device}}
     folder = files.RESULTS / files.slug(args.gpu or str(device["name"]))
-    files.save(args.output or folder / "prepare_inputs.json", results)
+    path = args.output or folder / "prepare_inputs.json"
+    command = files.command_line("prepare_inputs")
+    mixed = path.with_stem(f"{path.stem}_mixed")
+    for file, results in (
+        (path, measure_all(args, device)),
+        (mixed, measure_all_mixed(args)),
+    ):
+        for entry in results["measurements"].values():
+            entry["run"] = name
+        results["runs"] = {name: {"command": command, "device": device}}
+        files.save(file, results)
 
 
 if __name__ == "__main__":

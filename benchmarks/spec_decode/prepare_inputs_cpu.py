@@ -23,74 +23,25 @@ import torch
 
 import vllm.v1.worker.cpu.shm  # noqa: F401  (what Runner V2 needs on a CPU)
 from benchmarks.spec_decode import results as files
+from benchmarks.spec_decode.prepare_inputs_batch import first_pass
 from tools.overlay.base import load_config
-from vllm.v1.worker.gpu.block_table import BlockTables
-from vllm.v1.worker.gpu.spec_decode.unified.buffers import DraftBuffers
 from vllm.v1.worker.gpu.spec_decode.unified.inputs import (
-    HiddenRows,
-    VerifiedBatch,
     native_library,
     prepare_inputs,
 )
 from vllm.v1.worker.gpu.spec_decode.unified.layout import DraftLayout
 
 RESULT = Path(__file__).parents[1] / "results" / "cpu" / "prepare-inputs.json"
-CPU = torch.device("cpu")
-BLOCK_SIZE, CONTEXT = 16, 512  # tokens of a KV block; positions before the step
 # token_shift, and hidden states to copy: sources x hidden size, float32.
 MODES = {"pard": (0, 0, 0), "p-eagle": (1, 3, 1024)}
 
 
-def decode_step(
-    mode: str, num_reqs: int, num_drafts: int
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def decode_step(mode: str, num_reqs: int, num_drafts: int) -> dict[str, Any]:
     """Arguments of `prepare_inputs` for the first pass of a decode step."""
-    shift, num_sources, hidden_size = MODES[mode]
-    layout = DraftLayout(num_drafts, shift, num_drafts)
-    query_len = num_drafts + 1
-    num_tokens = num_reqs * query_len
-    sources = tuple(torch.randn(num_tokens, hidden_size) for _ in range(num_sources))
-    hidden = None
-    if sources:
-        hidden = HiddenRows(sources, torch.randn(num_sources * hidden_size))
-    buffers = DraftBuffers(layout, num_tokens, num_reqs, CPU)
-    buffers.allocate_kv_groups(1)
-    arguments = make_batch(num_reqs, query_len), layout, buffers, make_tables(num_reqs)
-    return arguments, {
-        "num_samples": num_drafts,
-        "num_padded_tokens": num_reqs * (query_len + layout.num_extra_slots),
-        "limit": 2 * CONTEXT,
-        "max_query_len": query_len,
-        "hidden": hidden,
-    }
-
-
-def make_batch(num_reqs: int, query_len: int) -> VerifiedBatch:
-    """A step in which each request has half of its drafts rejected."""
-    num_tokens = num_reqs * query_len
-    each = torch.ones(num_reqs, dtype=torch.int32)
-    return VerifiedBatch(
-        input_ids=torch.arange(num_tokens, dtype=torch.int32),
-        positions=CONTEXT + torch.arange(num_tokens) % query_len,
-        query_start_loc=torch.arange(num_reqs + 1, dtype=torch.int32) * query_len,
-        idx_mapping=torch.arange(num_reqs),
-        num_sampled=each * (query_len - query_len // 2),
-        num_rejected=each * (query_len // 2),
-        last_sampled=torch.arange(num_reqs)[:, None],
-        next_prefill_tokens=each,
-        temperature=torch.zeros(num_reqs),
-        seeds=torch.arange(num_reqs),
-    )
-
-
-def make_tables(num_reqs: int) -> BlockTables:
-    width = 2 * CONTEXT // BLOCK_SIZE
-    tables = BlockTables([BLOCK_SIZE], num_reqs, 2 * CONTEXT, [width], CPU)
-    ids = torch.arange(1, num_reqs * width + 1, dtype=torch.int32)
-    tables.block_tables[0].gpu.copy_(ids.view(num_reqs, width))
-    tables.num_blocks.np[:] = width
-    tables.num_blocks.copy_to_uva()
-    return tables
+    shift, *states = MODES[mode]
+    layout, cpu = DraftLayout(num_drafts, shift, num_drafts), torch.device("cpu")
+    query_lens = [num_drafts + 1] * num_reqs
+    return first_pass(layout, query_lens, num_reqs, cpu, *states, torch.float32)
 
 
 def median_us(call: Callable[[], None], runs: int) -> float:
@@ -105,8 +56,7 @@ def median_us(call: Callable[[], None], runs: int) -> float:
 
 
 def measure(mode: str, num_reqs: int, num_drafts: int, runs: int) -> dict[str, Any]:
-    arguments, keywords = decode_step(mode, num_reqs, num_drafts)
-    call = partial(prepare_inputs, *arguments, **keywords)
+    call = partial(prepare_inputs, **decode_step(mode, num_reqs, num_drafts))
     native = median_us(partial(call, native=True), 50 * runs)
     interpreted = median_us(partial(call, native=False), runs)
     return {

@@ -70,9 +70,8 @@ def lay_out(mode: Mode, draft_pass: int, buffers: DraftBuffers) -> None:
         buffers,
         tables,
         num_samples=layout.samples_per_pass(layout.num_speculative_tokens)[draft_pass],
-        num_padded_tokens=0,
+        num_padded_tokens=MOST,
         limit=64,
-        max_query_len=slots.NUM_TARGET_TOKENS,
         mask_token_id=MASK,
         hidden=hidden,
     )

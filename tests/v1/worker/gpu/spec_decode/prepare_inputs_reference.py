@@ -27,7 +27,6 @@ def prepare_inputs_reference(
     num_samples: int,
     num_padded_tokens: int,
     limit: int,
-    max_query_len: int,
     mask_token_id: int = 0,
     hidden: HiddenRows | None = None,
 ) -> None:

@@ -77,7 +77,7 @@ def test_bounds(batch: VerifiedBatch, shift: int, width: int):
             tokens = int64([[1] * 7] * 3)
             source = PreviousPass(tokens, draft_pass)
         prepare_inputs(
-            source, layout, buffers, tables, num_samples=1, limit=64, max_query_len=8,
+            source, layout, buffers, tables, num_samples=1, limit=64,
             num_padded_tokens=shape.num_tokens,
         )  # fmt: skip
         assert (

@@ -250,7 +250,6 @@ def run_passes(prepare, case: Case) -> list[DraftBuffers]:
             num_samples=samples,
             num_padded_tokens=min(rows + case.num_padding, most),
             limit=case.limit,
-            max_query_len=max(case.query_lens),
             mask_token_id=MASK,
             hidden=hidden,
         )
@@ -319,8 +318,9 @@ def test_layout_of_a_decode_step(prepare, shift: int, width: int):
     buffers = DraftBuffers(layout, 8, 1, DEVICE, 2 if shift else None, torch.float32)
     buffers.allocate_kv_groups(1)
     prepare(
-        batch, layout, buffers, tables, num_samples=width, num_padded_tokens=8,
-        limit=64, max_query_len=8, mask_token_id=MASK, hidden=hidden,
+        batch, layout, buffers, tables, num_samples=width,
+        num_padded_tokens=8 + layout.num_extra_slots, limit=64, mask_token_id=MASK,
+        hidden=hidden,
     )  # fmt: skip
     found = buffers.batch
     tokens = [100, 101, 102, 55, *[MASK] * (width - 1)][shift:]
@@ -382,8 +382,8 @@ def test_hidden_states_of_unshifted_tokens(prepare, name: str, width: int):
     buffers = DraftBuffers(layout, 8, 1, DEVICE, 2, torch.float32)
     buffers.allocate_kv_groups(1)
     prepare(
-        batch, layout, buffers, tables, num_samples=width, num_padded_tokens=8,
-        limit=64, max_query_len=5, mask_token_id=MASK, hidden=hidden,
+        batch, layout, buffers, tables, num_samples=width,
+        num_padded_tokens=5 + width, limit=64, mask_token_id=MASK, hidden=hidden,
     )  # fmt: skip
     found = buffers.batch
     live = len(fed) + width - 1
@@ -413,7 +413,7 @@ def test_recorded_batch_owns_nothing(prepare, width: int):
     prepare(
         PreviousPass(torch.ones(3, 7, dtype=torch.int64, device=DEVICE), 1),
         layout, buffers, tables, num_samples=width, num_padded_tokens=3 * slots,
-        limit=64, max_query_len=0, mask_token_id=MASK,
+        limit=64, mask_token_id=MASK,
     )  # fmt: skip
     found = buffers.batch
     assert found.query_start_loc.tolist() == [0, slots, 2 * slots, *[3 * slots] * 2]

@@ -54,24 +54,76 @@ def _verified_row(begin, at):
 
 
 @triton.jit
-def _verified_token(src, begin, state, valid, at):
-    """Token `at` of a request's valid tokens; at == valid is the one after them."""
-    row = _verified_row(begin, at)
-    tokens = tl.load(src.input_ids + row, mask=at < valid, other=0)
-    return tl.where(at == valid, _next_token(src, state), tokens)
+def _first_row(src, req, num_reqs, extra):
+    """Row of the draft batch where a request's slots begin; behind all, a large one."""
+    begin = tl.load(src.query_start_loc + req, mask=req < num_reqs, other=1 << 30)
+    return begin + req * extra
 
 
 @triton.jit
-def _next_token(src, state):
-    req, owned = tl.program_id(0), state >= 0
-    if tl.load(src.num_sampled + req) > 0:
-        return tl.load(src.last_sampled + state, mask=owned, other=0).to(tl.int32)
-    return tl.load(src.next_prefill_tokens + state, mask=owned, other=0).to(tl.int32)
+def _request_of(
+    src, row, row0, num_reqs, extra, BLOCK: tl.constexpr, BLOCK_R: tl.constexpr
+):
+    """Requests that a block of rows, from `row0` on, belongs to; the last if to none.
+
+    A row's request is the number of requests that begin at it or before it, less one:
+    for `row0` of all requests, for the others of those behind, of which each has a row.
+    """
+    every = _first_row(src, tl.arange(0, BLOCK_R), num_reqs, extra)
+    at_row0 = tl.sum((every <= row0).to(tl.int32), axis=0) - 1
+    behind = at_row0 + 1 + tl.arange(0, BLOCK)
+    begins = _first_row(src, behind, num_reqs, extra)
+    more = (begins[None, :] <= row[:, None]).to(tl.int32)
+    return at_row0 + tl.sum(more, axis=1)
+
+
+@triton.jit
+def _verified_requests(src, req, num_reqs, extra):
+    """Requests of the verified batch. The numbers of those of padding say nothing.
+
+    Returns, for each: its state, row of its first token there, row of its first slot,
+    number of slots, number of valid tokens, position of slot 0, and whether it is one.
+    """
+    known = req < num_reqs
+    begin = tl.load(src.query_start_loc + req, mask=known, other=0)
+    end = tl.load(src.query_start_loc + req + 1, mask=known, other=0)
+    is_real = begin < end
+    state = tl.load(src.idx_mapping + req, mask=is_real, other=-1)
+    valid = end - begin - tl.load(src.num_rejected + req, mask=is_real, other=0)
+    start = tl.load(src.positions + begin, mask=is_real, other=0)
+    count = end - begin + extra
+    return state, begin, begin + req * extra, count, valid, start, is_real
+
+
+@triton.jit
+def _later_requests(out, req, num_reqs, draft_pass, width, SHIFT: tl.constexpr):
+    """As `_verified_requests`, of the pass before, whose W rows are all valid."""
+    slots = 2 * width - 1
+    origin = tl.load(out.first_positions + req, mask=req < num_reqs, other=-1)
+    is_real = origin >= 0
+    state = tl.load(out.idx_mapping + req, mask=is_real, other=-1)
+    start = origin + (draft_pass - 1) * width + 1
+    # As many as make the last draft the token behind the valid ones.
+    valid = width - 1 + SHIFT + 0 * req
+    return state, req * width, req * slots, slots + 0 * req, valid, start, is_real
+
+
+@triton.jit
+def _verified_token(src, req, state, begin, valid, at, live):
+    """Token `at` of a request's valid tokens; at == valid is the one after them."""
+    row = _verified_row(begin, at)
+    token = tl.load(src.input_ids + row, mask=live & (at < valid), other=0)
+    is_next = live & (at == valid) & (state >= 0)
+    sampled = is_next & (tl.load(src.num_sampled + req, mask=is_next, other=0) > 0)
+    last = tl.load(src.last_sampled + state, mask=sampled, other=0).to(tl.int32)
+    prompt = src.next_prefill_tokens + state
+    prompt = tl.load(prompt, mask=is_next & ~sampled, other=0).to(tl.int32)
+    return tl.where(at == valid, tl.where(sampled, last, prompt), token)
 
 
 @triton.jit
 def _num_blocks(tables, out, req, state, group, IS_FIRST: tl.constexpr):
-    """KV blocks that a request holds; a dummy request holds none.
+    """KV blocks that requests hold; a dummy request holds none.
 
     The engine's counts are at another address each step. Later passes, which a graph
     replays, read the copy that the first pass makes.
@@ -84,22 +136,26 @@ def _num_blocks(tables, out, req, state, group, IS_FIRST: tl.constexpr):
 
 
 @triton.jit
-def _block_before(tables, hidden, state, start):
+def _block_ids(tables, state, block, group, mask):
+    """Ids of requests' KV blocks, counted from each one's first; 0 where not asked."""
+    table = _load_ptr(tables.block_tables + group, tl.int32)
+    table += state * tl.load(tables.strides + group)
+    return tl.load(table + block, mask=mask, other=0).to(tl.int64)
+
+
+@triton.jit
+def _block_before(tables, out, hidden, req, state, start):
     """KV block that the token before a request's slots ends; 0 at position 0.
 
     Also whether slot 0 is to be laid out: where that token ends no block, the step
     before has done so.
     """
-    group = hidden.kv_group
-    size = tl.load(tables.block_sizes + group)
+    size = tl.load(tables.block_sizes + hidden.kv_group)
     block = start // size - 1
-    held = tables.num_blocks + group * tables.num_blocks_stride + state
-    held = tl.load(held, mask=state >= 0, other=0)
-    table = _load_ptr(tables.block_tables + group, tl.int32)
-    table += state * tl.load(tables.strides + group)
+    held = _num_blocks(tables, out, req, state, hidden.kv_group, True)
     is_held = (block >= 0) & (block < held)
-    block_id = tl.load(table + block, mask=is_held, other=0)
-    return block_id.to(tl.int64), start % size == 0
+    block_id = _block_ids(tables, state, block, hidden.kv_group, is_held)
+    return block_id, start % size == 0
 
 
 @triton.jit
@@ -110,7 +166,7 @@ def _store_slots(
     state,
     row,
     position,
-    in_batch,
+    inside,
     live,
     GROUPS: tl.constexpr,
     IS_FIRST: tl.constexpr,
@@ -119,78 +175,12 @@ def _store_slots(
     for group in tl.static_range(GROUPS):
         size = tl.load(tables.block_sizes + group)
         block = position // size
-        held = _num_blocks(tables, out, req, state, group, IS_FIRST)
-        owned = live & (block < held)
-        table = _load_ptr(tables.block_tables + group, tl.int32)
-        table += state * tl.load(tables.strides + group)
-        block_id = tl.load(table + block, mask=owned, other=0).to(tl.int64)
+        owned = live & (block < _num_blocks(tables, out, req, state, group, IS_FIRST))
+        block_id = _block_ids(tables, state, block, group, owned)
         # Block 0 is the null block, which stands for blocks given back.
         slot = tl.where(block_id > 0, block_id * size + position % size, _PAD_SLOT)
         to = out.slot_mappings + group * out.max_num_tokens + row
-        tl.store(to, slot, mask=in_batch)
-
-
-@triton.jit
-def _store_request(src, tables, out, req, state, origin, GROUPS: tl.constexpr):
-    """What later passes and sampling read of a request, at a lasting address."""
-    tl.store(out.first_positions + req, origin)
-    tl.store(out.idx_mapping + req, state)
-    for group in tl.static_range(GROUPS):
-        held = _num_blocks(tables, out, req, state, group, True)
-        tl.store(out.num_blocks + group * out.max_num_reqs + req, held)
-    if state >= 0:
-        tl.store(out.temperature + state, tl.load(src.temperature + state))
-        tl.store(out.seeds + state, tl.load(src.seeds + state))
-
-
-@triton.jit
-def _store_samples(
-    out,
-    req,
-    state,
-    first,
-    start,
-    sampled,
-    num_samples,
-    limit,
-    SHIFT: tl.constexpr,
-    WIDTH: tl.constexpr,
-    BLOCK_W: tl.constexpr,
-):
-    """The sampled slots of a request, from slot `sampled` on."""
-    draft = tl.arange(0, BLOCK_W)
-    inside, slot, to = draft < WIDTH, sampled + draft, req * WIDTH + draft
-    is_sampled = (draft < num_samples) & (start + slot < limit)
-    tl.store(out.sample_rows + to, first + slot, mask=inside)
-    tl.store(out.sample_positions + to, start + slot + SHIFT, mask=inside)
-    tl.store(out.sample_requests + to, tl.where(is_sampled, state, -1), mask=inside)
-
-
-@triton.jit
-def _store_tails(
-    out, req, end, num_padded_tokens, WIDTH: tl.constexpr, GROUPS: tl.constexpr
-):
-    """Pads what lies behind the last request, as a replayed graph reads it."""
-    BLOCK: tl.constexpr = 256
-    lane = tl.arange(0, BLOCK)
-    for i in range(req + 1, out.max_num_reqs, BLOCK):
-        behind = i + lane < out.max_num_reqs
-        tl.store(out.query_start_loc + 1 + i + lane, end, mask=behind)
-        tl.store(out.seq_lens + i + lane, 0, mask=behind)
-        tl.store(out.first_positions + i + lane, -1, mask=behind)
-        tl.store(out.idx_mapping + i + lane, -1, mask=behind)
-    for i in range((req + 1) * WIDTH, out.max_num_reqs * WIDTH, BLOCK):
-        behind = i + lane < out.max_num_reqs * WIDTH
-        tl.store(out.sample_rows + i + lane, 0, mask=behind)
-        tl.store(out.sample_positions + i + lane, 0, mask=behind)
-        tl.store(out.sample_requests + i + lane, -1, mask=behind)
-    for i in range(end, num_padded_tokens, BLOCK):
-        behind = i + lane < num_padded_tokens
-        tl.store(out.input_ids + i + lane, 0, mask=behind)
-        tl.store(out.positions + i + lane, 0, mask=behind)
-        for group in tl.static_range(GROUPS):
-            slots = out.slot_mappings + group * out.max_num_tokens
-            tl.store(slots + i + lane, _PAD_SLOT, mask=behind)
+        tl.store(to, slot, mask=inside)
 
 
 @triton.jit
@@ -199,7 +189,7 @@ def _store_hidden(
     hidden,
     row,
     source_row,
-    fallback,  # row of the fallback for those that have no source's, a number
+    fallback,  # row of the fallback, for those that no source has a row for
     has_none,
     live,
     chunk,
@@ -211,16 +201,92 @@ def _store_hidden(
     CHUNKS: tl.constexpr = (SIZE + BLOCK_H - 1) // BLOCK_H
     which = chunk // CHUNKS
     col = chunk % CHUNKS * BLOCK_H + tl.arange(0, BLOCK_H)
-    inside = col < SIZE
-    other = hidden.fallback + (fallback * SOURCES + which) * SIZE
-    other = tl.load(other + col, mask=inside, other=0)
+    inside = (col < SIZE)[None, :]
+    at = (fallback.to(tl.int64)[:, None] * SOURCES + which) * SIZE + col[None, :]
+    missing = (live & has_none)[:, None] & inside
+    value = tl.load(hidden.fallback + at, mask=missing, other=0)
     at = source_row.to(tl.int64)[:, None] * SIZE + col[None, :]
-    copied = (live & ~has_none)[:, None] & inside[None, :]
-    value = tl.broadcast_to(other[None, :], (has_none.shape[0], BLOCK_H))
+    copied = (live & ~has_none)[:, None] & inside
     for s in tl.static_range(SOURCES):
         value = tl.load(sources[s] + at, mask=copied & (which == s), other=value)
     to = (row.to(tl.int64)[:, None] * SOURCES + which) * SIZE + col[None, :]
-    tl.store(hidden.out + to, value, mask=live[:, None] & inside[None, :])
+    tl.store(hidden.out + to, value, mask=live[:, None] & inside)
+
+
+@triton.jit
+def _num_requests(src, out, num_reqs, IS_FIRST: tl.constexpr, BLOCK_R: tl.constexpr):
+    """Requests of the batch, without those of padding at its end."""
+    req = tl.arange(0, BLOCK_R)
+    known = req < num_reqs
+    if IS_FIRST:
+        begin = tl.load(src.query_start_loc + req, mask=known, other=0)
+        end = tl.load(src.query_start_loc + req + 1, mask=known, other=0)
+        is_real = begin < end
+    else:
+        is_real = tl.load(out.first_positions + req, mask=known, other=-1) >= 0
+    return tl.sum(is_real.to(tl.int32), axis=0)
+
+
+@triton.jit
+def _store_requests(
+    src,
+    tables,
+    out,
+    req,
+    draft_pass,
+    num_reqs,
+    num_samples,
+    limit,
+    width,
+    SHIFT: tl.constexpr,
+    IS_FIRST: tl.constexpr,
+    GROUPS: tl.constexpr,
+    BLOCK_W: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+):
+    """What sampling, attention and later passes read of a block of requests."""
+    inside = req < out.max_num_reqs
+    num_real = _num_requests(src, out, num_reqs, IS_FIRST, BLOCK_R)
+    if IS_FIRST:
+        extra = width - SHIFT
+        requests = _verified_requests(src, req, num_reqs, extra)
+        batch_end = tl.load(src.query_start_loc + num_reqs) + num_real * extra
+    else:
+        requests = _later_requests(out, req, num_reqs, draft_pass, width, SHIFT)
+        batch_end = num_real * (2 * width - 1)
+    state, _, first, count, valid, start, is_real = requests
+    end = tl.where(is_real, first + count, batch_end)
+    tl.store(out.query_start_loc + 1 + req, end, mask=inside)
+    tl.store(out.query_start_loc + req, 0, mask=req == 0)
+    # Padding slots count too: the last query is the last key, so that causal
+    # attention gives every valid slot exactly the keys before it.
+    length = tl.where(is_real, start + count, 0).to(tl.int32)
+    tl.store(out.seq_lens + req, length, mask=inside)
+
+    draft = tl.arange(0, BLOCK_W)[None, :]
+    slot = (valid - SHIFT)[:, None] + draft
+    position = start[:, None] + slot
+    to = req[:, None] * width + draft
+    each = inside[:, None] & (draft < width)
+    is_sampled = is_real[:, None] & (draft < num_samples) & (position < limit)
+    row = tl.where(is_real[:, None], first[:, None] + slot, 0)
+    tl.store(out.sample_rows + to, row, mask=each)
+    position = tl.where(is_real[:, None], position + SHIFT, 0)
+    tl.store(out.sample_positions + to, position, mask=each)
+    state_or_none = tl.where(is_sampled, state[:, None], -1)
+    tl.store(out.sample_requests + to, state_or_none, mask=each)
+
+    if IS_FIRST:  # else it stays as it is
+        origin = tl.where(is_real, start + valid - SHIFT, -1)
+        tl.store(out.first_positions + req, origin, mask=inside)
+        tl.store(out.idx_mapping + req, state, mask=inside)
+        for group in tl.static_range(GROUPS):
+            held = _num_blocks(tables, out, req, state, group, True)
+            tl.store(out.num_blocks + group * out.max_num_reqs + req, held, is_real)
+        owned = state >= 0
+        value = tl.load(src.temperature + state, mask=owned)
+        tl.store(out.temperature + state, value, mask=owned)
+        tl.store(out.seeds + state, tl.load(src.seeds + state, mask=owned), mask=owned)
 
 
 # Numbers that vary while serving are not specialised: each would compile again.
@@ -233,74 +299,66 @@ def _prepare_inputs_kernel(
     hidden,  # FedStates or None
     # Numbers
     draft_pass,
+    num_reqs,
     num_samples,
     num_padded_tokens,
     limit,
     mask_token_id,
+    width,
     SHIFT: tl.constexpr,
-    WIDTH: tl.constexpr,
     IS_FIRST: tl.constexpr,
     GROUPS: tl.constexpr,
     SOURCES: tl.constexpr,
     SIZE: tl.constexpr,
-    BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr,  # rows, or requests, of a program
     BLOCK_W: tl.constexpr,
+    BLOCK_R: tl.constexpr,
     BLOCK_H: tl.constexpr,
 ):
-    """Programs (request, block of slots, 0) lay slots out, (.., .., 1 + c) copy
-    chunk c of their hidden states."""
-    req, num_reqs = tl.program_id(0), tl.num_programs(0)
-    slot = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    """Programs (b, 0) store a block of requests each, then a block of rows each.
+    Programs (b, 1 + c) copy chunk c of the hidden states of the block of rows."""
+    chunk = tl.program_id(1) - 1
+    num_request_blocks = (out.max_num_reqs + BLOCK - 1) // BLOCK
+    block = tl.program_id(0) - num_request_blocks
+    if block < 0:
+        if chunk < 0:
+            _store_requests(
+                src, tables, out, tl.program_id(0) * BLOCK + tl.arange(0, BLOCK),
+                draft_pass, num_reqs, num_samples, limit, width,
+                SHIFT, IS_FIRST, GROUPS, BLOCK_W, BLOCK_R,
+            )  # fmt: skip
+        return
 
-    # Where the request's slots begin, how many there are, how many hold tokens that
-    # are known (`valid`), and the position of slot 0.
+    row = block * BLOCK + tl.arange(0, BLOCK)
+    inside = row < num_padded_tokens
     if IS_FIRST:
-        state = tl.load(src.idx_mapping + req)
-        begin = tl.load(src.query_start_loc + req)
-        end = tl.load(src.query_start_loc + req + 1)
-        if begin == end:
-            return  # padding; the last real request pads for all behind it
-        last = tl.load(src.query_start_loc + tl.minimum(req + 2, num_reqs)) == end
-        valid = end - begin - tl.load(src.num_rejected + req)
-        first = begin + req * (WIDTH - SHIFT)
-        count = end - begin + WIDTH - SHIFT
-        start = tl.load(src.positions + begin)
+        extra = width - SHIFT
+        req = _request_of(src, row, block * BLOCK, num_reqs, extra, BLOCK, BLOCK_R)
+        requests = _verified_requests(src, req, num_reqs, extra)
     else:
-        origin = tl.load(out.first_positions + req)
-        if origin < 0:
-            return
-        state = tl.load(out.idx_mapping + req)
-        behind = tl.minimum(req + 1, num_reqs - 1)
-        last = (behind == req) | (tl.load(out.first_positions + behind) < 0)
-        valid = WIDTH - 1 + SHIFT
-        first = req * (2 * WIDTH - 1)
-        count = 2 * WIDTH - 1
-        start = origin + (draft_pass - 1) * WIDTH + 1
-    if tl.program_id(1) * BLOCK >= count:
-        return  # beside a long prompt a decoding request has few slots
-
+        req = row // (2 * width - 1)
+        requests = _later_requests(out, req, num_reqs, draft_pass, width, SHIFT)
+    state, begin, first, _, valid, start, is_real = requests
+    slot = row - first
     at = slot + SHIFT  # index of the slot's token in the request
-    in_batch = slot < count
     position = start + slot
-    live = in_batch & (at < valid + num_samples) & (position < limit)
+    live = inside & is_real & (at < valid + num_samples) & (position < limit)
     is_mask = at > valid
-    fallback, has_none = 0, is_mask
+
+    # A slot has the state of the token before it; slot 0 may have none in this step.
+    fallback, has_none = 0 * req, is_mask
     if SOURCES > 0 and SHIFT == 0:
         has_none = slot < 0
         if IS_FIRST:
             has_none = slot == 0
-            fallback, is_new = _block_before(tables, hidden, state, start)
+            fallback, is_new = _block_before(tables, out, hidden, req, state, start)
             live &= is_new | ~has_none
-    row = first + slot
-    chunk = tl.program_id(2) - 1
     if chunk >= 0:
         if SOURCES > 0:
-            # The state of a token is that of the one before it.
-            before = tl.minimum(at, valid) - 1
             if IS_FIRST:
-                source_row = _verified_row(begin, before)
+                source_row = _verified_row(begin, tl.minimum(at, valid) - 1)
             else:
-                source_row = req * WIDTH + tl.minimum(slot, WIDTH - 1)
+                source_row = begin + tl.minimum(slot, width - 1)
             _store_hidden(
                 sources, hidden, row, source_row, fallback, has_none, live, chunk,
                 SOURCES, SIZE, BLOCK_H,
@@ -308,32 +366,15 @@ def _prepare_inputs_kernel(
         return
 
     if IS_FIRST:
-        token = _verified_token(src, begin, state, valid, at)
+        token = _verified_token(src, req, state, begin, valid, at, live)
     else:
-        drafts = src.draft_tokens + req * src.stride + (draft_pass - 1) * WIDTH
-        token = tl.load(drafts + slot, mask=slot < WIDTH, other=0).to(tl.int32)
+        drafts = src.draft_tokens + req * src.stride + (draft_pass - 1) * width
+        known = live & (slot < width)
+        token = tl.load(drafts + slot, mask=known, other=0).to(tl.int32)
     token = tl.where(is_mask, mask_token_id, token)
-    tl.store(out.input_ids + row, tl.where(live, token, 0), mask=in_batch)
-    tl.store(out.positions + row, tl.where(live, position, 0), mask=in_batch)
-    _store_slots(
-        tables, out, req, state, row, position, in_batch, live, GROUPS, IS_FIRST
-    )
-    if tl.program_id(1) > 0:
-        return
-
-    _store_samples(
-        out, req, state, first, start, valid - SHIFT, num_samples, limit,
-        SHIFT, WIDTH, BLOCK_W,
-    )  # fmt: skip
-    tl.store(out.query_start_loc + req, first)
-    tl.store(out.query_start_loc + req + 1, first + count)
-    # Padding slots count too: the last query is the last key, so that causal
-    # attention gives every valid slot exactly the keys before it.
-    tl.store(out.seq_lens + req, (start + count).to(tl.int32))
-    if IS_FIRST:
-        _store_request(src, tables, out, req, state, start + valid - SHIFT, GROUPS)
-    if last:
-        _store_tails(out, req, first + count, num_padded_tokens, WIDTH, GROUPS)
+    tl.store(out.input_ids + row, tl.where(live, token, 0), mask=inside)
+    tl.store(out.positions + row, tl.where(live, position, 0), mask=inside)
+    _store_slots(tables, out, req, state, row, position, inside, live, GROUPS, IS_FIRST)
 
 
 def prepare_inputs(
@@ -345,7 +386,6 @@ def prepare_inputs(
     num_samples: int,
     num_padded_tokens: int,
     limit: int,
-    max_query_len: int,
     mask_token_id: int = 0,
     hidden: HiddenRows | None = None,
     native: bool = True,
@@ -358,30 +398,26 @@ def prepare_inputs(
         buffers: where the draft batch goes.
         block_tables: the block tables of the target and the drafter.
         num_samples: drafts that this pass is to sample, from 1 to the layout's width.
-        num_padded_tokens: rows up to which the batch is padded, at least its own.
+        num_padded_tokens: rows of the batch with padding, at least its own.
         limit: first position that must be neither drafted nor written.
-        max_query_len: most target tokens of a request; ignored in later passes.
         mask_token_id: what mask slots hold.
         hidden: the hidden states to feed; None for a drafter that takes none.
         native: run the native implementation if tensors are on a CPU and it was built.
     """
     is_first = isinstance(source, VerifiedBatch)
-    slots = layout.num_follow_slots
-    if is_first:
-        slots = max_query_len + layout.num_extra_slots
-    num_reqs = (source.idx_mapping if is_first else source.draft_tokens).shape[0]
     batch, sources = buffers.batch, () if hidden is None else hidden.sources
     assert 1 <= num_samples <= layout.parallel_width
     assert num_padded_tokens <= batch.max_num_tokens
     assert batch.slot_mappings.shape[0] == block_tables.num_kv_cache_groups
     numbers = Numbers(
         draft_pass=0 if is_first else source.draft_pass,
+        num_reqs=len(source.idx_mapping if is_first else source.draft_tokens),
         num_samples=num_samples,
         num_padded_tokens=num_padded_tokens,
         limit=limit,
         mask_token_id=mask_token_id,
+        width=layout.parallel_width,
         SHIFT=layout.token_shift,
-        WIDTH=layout.parallel_width,
         IS_FIRST=is_first,
         GROUPS=block_tables.num_kv_cache_groups,
         SOURCES=len(sources),
@@ -396,17 +432,20 @@ def prepare_inputs(
     )
     library = native_library() if native and buffers.device.type == "cpu" else None
     if library is not None:
-        return native_kernel.launch(library, num_reqs, *arguments, numbers)
-    # Rows with hidden states are long: fewer of them keep more programs busy. The same
-    # for every batch, lest one of another size compiles the kernel again.
-    block = 16 if sources else 128
+        return native_kernel.launch(library, *arguments, numbers)
+    # Rows with hidden states are long: fewer of them keep more programs busy. All sizes
+    # are the same for every batch, lest one of another size compiles the kernel again.
+    block = 16 if sources else 32
     block_h = min(triton.next_power_of_2(numbers.SIZE), 512) if sources else 1
     chunks = len(sources) * triton.cdiv(numbers.SIZE, block_h)
-    _prepare_inputs_kernel[(num_reqs, triton.cdiv(slots, block), 1 + chunks)](
+    blocks = triton.cdiv(batch.max_num_reqs, block)
+    blocks += triton.cdiv(num_padded_tokens, block)
+    _prepare_inputs_kernel[(blocks, 1 + chunks)](
         *arguments,
         **numbers._asdict(),
         BLOCK=block,
-        BLOCK_W=triton.next_power_of_2(layout.parallel_width),
+        BLOCK_W=triton.next_power_of_2(buffers.width),
+        BLOCK_R=triton.next_power_of_2(batch.max_num_reqs),
         BLOCK_H=block_h,
     )
 

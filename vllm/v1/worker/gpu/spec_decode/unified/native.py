@@ -88,7 +88,6 @@ def _open() -> ctypes.CDLL:
 
 def launch(
     library: ctypes.CDLL,
-    num_reqs: int,
     src: tuple,
     tables: tuple,
     out: tuple,
@@ -100,7 +99,6 @@ def launch(
 
     Args:
         library: what `load` returned.
-        num_reqs: requests of the batch, padded ones included.
     """
     element_size = 0
     if hidden is not None:
@@ -115,7 +113,6 @@ def launch(
         _words(sources),
         None if hidden is None else _struct(hidden),
         _struct(numbers),
-        ctypes.c_int64(num_reqs),
         ctypes.c_int64(element_size),
     )
 

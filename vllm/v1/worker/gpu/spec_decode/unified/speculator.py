@@ -143,7 +143,7 @@ class UnifiedSpeculator(DraftModelSpeculator):
         # The first pass: verified tokens, the next token, masks; W drafts are sampled.
         shape = shapes.first(batch, plan)
         self.drafter.before_first_pass(hidden, step.slot_mappings, batch.num_tokens)
-        self._prepare_first(plan, verified, hidden, batch, shape)
+        self._prepare_first(plan, verified, hidden, shape)
         if self._is_self_contained(shape):
             self._replay(shape)
         else:
@@ -166,7 +166,6 @@ class UnifiedSpeculator(DraftModelSpeculator):
         plan: DraftPlan,
         verified: VerifiedBatch,
         hidden: HiddenRows | None,
-        batch: InputBatch,
         shape: DraftShape,
     ) -> None:
         prepare_inputs(
@@ -178,7 +177,6 @@ class UnifiedSpeculator(DraftModelSpeculator):
             num_samples=max(plan.num_samples(0), 1),
             num_padded_tokens=shape.num_tokens,
             limit=self.limit,
-            max_query_len=int(batch.num_scheduled_tokens.max()),
             mask_token_id=self.mask_token_id,
             hidden=hidden,
         )
@@ -199,7 +197,6 @@ class UnifiedSpeculator(DraftModelSpeculator):
             num_samples=plan.num_samples(draft_pass),
             num_padded_tokens=num_tokens,
             limit=self.limit,
-            max_query_len=0,
             mask_token_id=self.mask_token_id,
             hidden=hidden,
         )

@@ -107,12 +107,13 @@ class Numbers(NamedTuple):
     """Of one pass. Upper-case names are constants of a compiled kernel."""
 
     draft_pass: int
-    num_samples: int  # drafts to sample in this pass, at most WIDTH
+    num_reqs: int  # padded ones included
+    num_samples: int  # drafts to sample in this pass, at most the width
     num_padded_tokens: int  # rows up to which the batch is padded
     limit: int  # first position that must not be drafted
     mask_token_id: int
+    width: int  # the layout's parallel_width
     SHIFT: int  # the layout's token_shift
-    WIDTH: int  # the layout's parallel_width
     IS_FIRST: bool
     GROUPS: int
     SOURCES: int  # that a row of hidden states is put together from

@@ -21,7 +21,7 @@ def draft_layout(vllm_config: VllmConfig) -> DraftLayout:
     return DraftLayout(
         num_speculative_tokens=spec.num_speculative_tokens,
         token_shift=0 if spec.uses_draft_model() else 1,
-        parallel_width=spec.drafting_width,
+        parallel_width=spec.drafter.parallel_width,
     )
 
 

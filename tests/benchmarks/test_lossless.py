@@ -23,7 +23,7 @@ from benchmarks.spec_decode.lossless.models import (
     noisy,
     write_models,
 )
-from vllm.config.drafting import get_mask_token_id
+from vllm.config.drafter.checkpoint import get_mask_token_id
 
 ROOT = Path(__file__).resolve().parents[2]
 VOCAB, LENGTH = 4, 2

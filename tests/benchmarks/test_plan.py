@@ -20,7 +20,7 @@ from benchmarks.spec_decode.shapes import (
     write_shapes,
 )
 from vllm.config import ModelConfig, ParallelConfig, SpeculativeConfig
-from vllm.config.drafting import read_checkpoint
+from vllm.config.drafter.checkpoint import read_checkpoint
 
 
 @pytest.mark.parametrize("at_once", [1, 2, 3, 5])
@@ -86,7 +86,7 @@ def test_pard2_is_fed_states_of_its_target(name: str, tmp_path: Path):
         target_parallel_config=ParallelConfig(),
     )
     depth = CONFIGS[name]["target"]["num_hidden_layers"]
-    fed = spec.target_features
+    fed = spec.drafter.target_features
     assert fed.layers == (depth, depth - 7, depth - 15, depth - 23)
 
 

@@ -126,7 +126,7 @@ class Published:
     """One drafter as published, and what is to be made of it.
 
     Attributes:
-        family: its row in `vllm.config.draft_families.FAMILIES`.
+        family: its row in `vllm.config.drafter.families.FAMILIES`.
         config: its config.json; None where it depends on the target's folder.
         tensors: name to values, float32 where they are not integers.
         target: a key of TARGETS.

@@ -75,7 +75,7 @@ def test_a_step_without_dependencies_always_runs(tmp_path):
     ("path", "some", "none"),
     [
         ("csrc/prepare_inputs.cpp", {"speculator", "e2e", "packages"}, {"config"}),
-        ("vllm/config/drafting.py", {"config", "e2e", "gpu-e2e"}, {"packages"}),
+        ("vllm/config/drafter/drafter.py", {"config", "e2e", "gpu-e2e"}, {"packages"}),
         ("benchmarks/README.md", {"benchmark-harness"}, {"e2e", "overlay"}),
         ("docs/performance.md", {"docs", "lint"}, {"e2e", "overlay", "config"}),
         ("base.toml", {"e2e", "overlay", "tp2", "docs"}, set()),

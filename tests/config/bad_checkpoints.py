@@ -34,6 +34,18 @@ def exchange_tokens(folder: Path) -> None:
     path.write_text(json.dumps(tokenizer))
 
 
+def shift_tokens(folder: Path) -> None:
+    """Each token takes the next one's place."""
+    path = folder / "tokenizer.json"
+    tokenizer = json.loads(path.read_text())
+    tokens = tokenizer["model"]["vocab"]
+    size, first = len(tokens), len(tokenizer["added_tokens"])
+    for token, number in tokens.items():
+        if number >= first:
+            tokens[token] = first + (number + 1 - first) % (size - first)
+    path.write_text(json.dumps(tokenizer))
+
+
 CONFIGS = [
     Bad("no such folder", "does not exist", breaks=(gone(),)),
     Bad("no such folder, EAGLE-3", "does not exist", "eagle3", breaks=(gone(),)),
@@ -44,8 +56,16 @@ CONFIGS = [
         "LoRA adapter",
         breaks=(gone("config.json"), file("adapter_config.json", b"{}")),
     ),
-    Bad("config.json cut short", "not valid JSON", breaks=(cut("config.json", 200),)),
-    Bad("config.json is empty", "not valid JSON", breaks=(file("config.json", b" "),)),
+    Bad(
+        "config.json cut short",
+        "config.json is not valid JSON",
+        breaks=(cut("config.json", 200),),
+    ),
+    Bad(
+        "config.json is empty",
+        "config.json is not valid JSON",
+        breaks=(file("config.json", b" "),),
+    ),
     Bad(
         "config.json is a list",
         "config.json must hold",
@@ -53,7 +73,7 @@ CONFIGS = [
     ),
     Bad(
         "config.json is binary",
-        "not valid JSON",
+        "config.json is not valid JSON",
         breaks=(file("config.json", b"\xff\xfe\x00"),),
     ),
     Bad(
@@ -79,8 +99,16 @@ CONFIGS = [
         breaks=(config(pard_token=2560),),
     ),
     Bad("mask token negative", "needs a mask token", breaks=(config(pard_token=-1),)),
-    Bad("mask token is a word", "one token id", breaks=(config(pard_token="<mask>"),)),
-    Bad("mask token is a list", "one token id", breaks=(config(pard_token=[2, 2]),)),
+    Bad(
+        "mask token is a word",
+        "needs a mask token",
+        breaks=(config(pard_token="<mask>"),),
+    ),
+    Bad(
+        "mask token is a list",
+        "needs a mask token",
+        breaks=(config(pard_token=[2, 2]),),
+    ),
     Bad(
         "mask token of P-EAGLE past the vocabulary",
         "needs a mask token",
@@ -118,6 +146,24 @@ CONFIGS = [
         "the target's own family",
         "draft",
         breaks=(config(vocab_size=4096), exchange_tokens),
+    ),
+    Bad(
+        "other tokens, and as many",
+        "the target's own family",
+        "draft",
+        breaks=(shift_tokens,),
+    ),
+    Bad(
+        "tokenizer cut short, and vocabularies of other sizes",
+        "tokenizer.json is not valid JSON",
+        "draft",
+        breaks=(config(vocab_size=4096), cut("tokenizer.json", 200)),
+    ),
+    Bad(
+        "tokenizer without tokens, and vocabularies of other sizes",
+        "tokenizer.json holds no tokenizer",
+        "draft",
+        breaks=(config(vocab_size=4096), file("tokenizer.json", b"{}")),
     ),
     Bad(
         "vocabulary larger than the target's",
@@ -169,19 +215,13 @@ CONFIGS = [
     ),
     Bad(
         "no transformer_layer_config",
-        "_config in",
+        "transformer_layer_config in",
         "eagle3",
         breaks=(config(transformer_layer_config=GONE),),
     ),
     Bad(
-        "speculators_config is a list",
-        "_config in",
-        "peagle",
-        breaks=(config(speculators_config=[1]),),
-    ),
-    Bad(
         "trained depth is a word",
-        "speculative_tokens in",
+        "num_depths or speculative_tokens in",
         "peagle",
         spec={"num_speculative_tokens": GONE},
         breaks=(
@@ -190,7 +230,12 @@ CONFIGS = [
             ),
         ),
     ),
-    Bad("trained depth is 0", "num_depths in", breaks=(config(num_depths=0),)),
+    Bad(
+        "trained depth is 0",
+        "num_depths or speculative_tokens in",
+        spec={"num_speculative_tokens": GONE},
+        breaks=(config(num_depths=0),),
+    ),
     Bad(
         "context shorter than K",
         "the drafter's context",
@@ -245,6 +290,17 @@ FILES = [
         "the index is damaged",
         "no safetensors index",
         breaks=(file("model.safetensors.index.json", b"{"),),
+    ),
+    Bad(
+        "the index leads out of the folder",
+        "files of its own folder",
+        "eagle3",
+        breaks=(
+            file(
+                "model.safetensors.index.json",
+                b'{"weight_map": {"fc.weight": "../target/model.safetensors"}}',
+            ),
+        ),
     ),
     Bad(
         "projection of PARD-2 is a web page",

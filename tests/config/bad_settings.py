@@ -59,18 +59,11 @@ SETTINGS = [
     ),
     Bad("unknown method", "method Input should be 'ngram'", spec={"method": "eagel3"}),
     Bad(
-        "EAGLE head as draft model",
-        "unset method",
-        "eagle3",
-        spec={"method": "draft_model"},
-    ),
-    Bad(
         "draft model as EAGLE-3 head",
         "fc.weight: it is no EAGLE-3 head",
         "draft",
         spec={"method": "eagle3"},
     ),
-    Bad("PARD as EAGLE-3 head", "unset method", "pard", spec={"method": "eagle3"}),
     Bad(
         "parallel drafting without a mask token",
         "Unset parallel_drafting",
@@ -82,12 +75,6 @@ SETTINGS = [
         "Unset parallel_drafting",
         "eagle3",
         spec={"parallel_drafting": True},
-    ),
-    Bad(
-        "parallel drafting with method eagle",
-        "unset method",
-        "peagle",
-        spec={"method": "eagle"},
     ),
     Bad(
         "parallel drafting is a word",
@@ -112,7 +99,7 @@ SETTINGS = [
     ),
     Bad(
         "width on Runner V1",
-        "parallel_drafting_width needs Model Runner V2",
+        "parallel_drafting_width does not support Model",
         spec={"parallel_drafting_width": 2},
         env={"VLLM_USE_V2_MODEL_RUNNER": "0"},
     ),
@@ -143,14 +130,50 @@ SETTINGS = [
         spec={"use_heterogeneous_vocab": True},
     ),
     Bad(
-        "heterogeneous vocabulary with PARD",
-        "turn that off",
-        spec={"use_heterogeneous_vocab": True},
+        "adaptive verification with PARD",
+        "adaptive draft verification",
+        spec={"enable_adaptive_verification": True},
+    ),
+    Bad("tree of one node", "draft_tree (…) must be", spec={"draft_tree": 1}),
+    Bad("tree of no nodes", "draft_tree Input should be gr", spec={"draft_tree": 0}),
+    Bad("tree is huge", "draft_tree Input should be less", spec={"draft_tree": 128}),
+    Bad(
+        "tree of an autoregressive head",
+        "in one pass: use",
+        "eagle3",
+        spec={"draft_tree": 15},
     ),
     Bad(
-        "adaptive verification with PARD",
-        "turn that off",
-        spec={"enable_adaptive_verification": True},
+        "tree of a language model",
+        "in one pass: use",
+        "draft",
+        spec={"method": "draft_model", "draft_tree": 15},
+    ),
+    Bad(
+        "tree in blocks of masks",
+        "drafted in one pass, not",
+        spec={"draft_tree": 15, "parallel_drafting_width": 2},
+    ),
+    Bad(
+        "tree of drawn drafts",
+        "draft_tree does not support …=",
+        spec={"draft_tree": 15, "draft_sample_method": "probabilistic"},
+    ),
+    Bad(
+        "tree verified as a block",
+        "draft_tree does not support …=",
+        spec={"draft_tree": 15, "rejection_sample_method": "block"},
+    ),
+    Bad(
+        "tree by batch size",
+        "draft_tree does not support num",
+        spec={"draft_tree": 15, "num_speculative_tokens_per_batch_size": "auto"},
+    ),
+    Bad(
+        "tree on Runner V1",
+        "draft_tree does not support Model",
+        spec={"draft_tree": 15},
+        env={"VLLM_USE_V2_MODEL_RUNNER": "0"},
     ),
     Bad(
         "tensor_parallel_size",
@@ -161,13 +184,6 @@ SETTINGS = [
         "draft TP unlike the target's",
         "other value than 1",
         spec={"draft_tensor_parallel_size": 2},
-    ),
-    Bad(
-        "a draft model whole, the target split",
-        "must equal the target's tensor_parallel_size",
-        "draft",
-        spec={"draft_tensor_parallel_size": 1},
-        engine={"tensor_parallel_size": 2},
     ),
     Bad(
         "draft TP is 0",
@@ -217,7 +233,7 @@ SETTINGS = [
     ),
     Bad(
         "auto on Runner V1",
-        "does not support Model Runner V1",
+        '"auto" does not support Model Runner V1',
         spec={"num_speculative_tokens_per_batch_size": "auto"},
         env={"VLLM_USE_V2_MODEL_RUNNER": "0"},
     ),

@@ -12,10 +12,10 @@ from safetensors.torch import load_file, save_file
 
 from vllm.engine.arg_utils import EngineArgs
 
-from .bad_checkpoints import CONFIGS, FILES
+from .bad_checkpoints import CONFIGS, FILES, exchange_tokens
 from .bad_row import GONE, WEIGHTS, Bad, Break, config, speculative_config, tensors
 from .bad_settings import SETTINGS
-from .test_drafting import cached
+from .specs import cached
 
 ROWS = [*SETTINGS, *CONFIGS, *FILES]
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "troubleshooting.md"
@@ -129,6 +129,29 @@ GOOD = [
     Bad("one token per pass", "", "peagle", spec={"parallel_drafting": False}),
     Bad("blocks of masks", "", "peagle", spec={"parallel_drafting_width": 2}),
     Bad("keys with dashes", "", spec={"draft-sample-method": "probabilistic"}),
+    Bad("EAGLE head as draft model", "", "eagle3", spec={"method": "draft_model"}),
+    Bad("EAGLE-3 head as EAGLE head", "", "eagle3", spec={"method": "eagle"}),
+    Bad("P-EAGLE as EAGLE head", "", "peagle", spec={"method": "eagle"}),
+    Bad("PARD as EAGLE-3 head", "", "pard", spec={"method": "eagle3"}),
+    Bad(
+        "a draft model whole, the target split",
+        "",
+        "draft",
+        spec={"draft_tensor_parallel_size": 1},
+        engine={"tensor_parallel_size": 2},
+    ),
+    Bad("a tree", "", "peagle", spec={"draft_tree": 15}),
+    Bad(
+        "a depth that nobody asks for",
+        "",
+        breaks=(config(num_depths=0, speculators_config=[1]),),
+    ),
+    Bad(
+        "a mask token that nobody draws",
+        "",
+        spec={"parallel_drafting": False},
+        breaks=(config(pard_token="<mask>"),),
+    ),
     Bad(
         "K is left to the checkpoint",
         "",
@@ -162,6 +185,13 @@ GOOD = [
         (*FULL_VOCABULARY, tensors({"d2t": GONE})),
     ),
     Bad("pickled weights", "", breaks=(pickled,)),
+    Bad(
+        "a tokenizer that nobody reads",
+        "",
+        "draft",
+        breaks=(lambda f: (f / "tokenizer.json").write_text("{"),),
+    ),
+    Bad("some other tokens", "", "draft", breaks=(exchange_tokens,)),
     Bad(
         "weights are made up",
         "",

@@ -2,73 +2,39 @@
 """The family of every published drafter, and what follows from it."""
 
 import json
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from tests.checkpoints.families import PUBLISHED
-from vllm.config.draft_defaults import (
-    fill_from_checkpoint,
-    settle_layers,
-    verify_drafting,
-)
-from vllm.config.draft_families import (
+from vllm.config.drafter.checkpoint import get_mask_token_id
+from vllm.config.drafter.families import (
     FAMILIES,
     DraftFiles,
-    as_the_base_reads_it,
+    adapt_config,
     default_layers,
     find_family,
     tapped_layers,
 )
-from vllm.config.draft_settings import DraftSettings
-from vllm.config.draft_vocab import why_different
-from vllm.config.drafting import get_mask_token_id
+from vllm.config.drafter.resolve import read_files
+from vllm.config.drafter.target import correct_depth, find_mask_token
+from vllm.config.drafter.vocabulary import why_different
 from vllm.model_executor.models.interfaces import SupportsEagle3
 
+from .specs import Checkpoint, checkpoint, unresolved
 
-class Settings(DraftSettings, SimpleNamespace):
-    """A SpeculativeConfig as far as detection needs it."""
-
-
-def settings(model: Path, **changes) -> Settings:
-    values = {
-        "model": str(model),
-        "method": None,
-        "revision": None,
-        "parallel_drafting": None,
-        "parallel_drafting_width": None,
-        "num_speculative_tokens": None,
-    }
-    return Settings(**values | changes)
-
-
-@pytest.fixture
-def checkpoint(tmp_path: Path):
-    """A folder that has a config, and the tensors' names in a header."""
-
-    def make(config, tensors=()) -> Path:
-        from safetensors.torch import save_file
-        from torch import zeros
-
-        (tmp_path / "config.json").write_text(json.dumps(config))
-        save_file({n: zeros(1) for n in tensors}, tmp_path / "model.safetensors")
-        return tmp_path
-
-    return make
+__all__ = ["checkpoint"]  # a fixture
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_published(name: str, checkpoint):
+def test_published(name: str, checkpoint: Checkpoint):
     made = PUBLISHED[name]
     config = json.loads(json.dumps(made.config))
-    spec = settings(checkpoint(config, made.tensors(config)))
-    fill_from_checkpoint(spec)
-    assert spec.draft_family == made.family
-    assert spec.method == made.method
+    spec = unresolved(checkpoint(config, made.tensors(config)))
+    drafter = read_files(spec)
+    assert (drafter.family, drafter.method) == (made.family, made.method)
     assert spec.parallel_drafting is (made.width > 1)
-    assert spec.num_speculative_tokens == made.num_drafts
-    assert spec.drafting_width == made.width
+    assert drafter.num_speculative_tokens == made.num_drafts
     if made.mask is not None:
         assert get_mask_token_id(config) == made.mask
 
@@ -89,7 +55,7 @@ def test_every_family_is_published():
         {"eagle_config": None, "pard_token": None},
     ],
 )
-def test_other_models_are_left_to_the_base(config: dict):
+def test_other_models_are_left_to_vllm(config: dict):
     assert find_family(DraftFiles(config)) is None
 
 
@@ -107,14 +73,13 @@ def test_pard2(config: dict, file: str | None, checkpoint):
     folder = checkpoint(config)
     if file is not None:
         (folder / file).touch()
-    spec = settings(folder)
-    fill_from_checkpoint(spec)
-    assert (spec.draft_family, spec.method) == ("PARD-2", "draft_model")
-    assert spec.parallel_drafting and spec.num_speculative_tokens == 15
+    drafter = read_files(spec := unresolved(folder))
+    assert (drafter.family, drafter.method) == ("PARD-2", "draft_model")
+    assert spec.parallel_drafting and drafter.num_speculative_tokens == 15
 
 
 @pytest.mark.parametrize(
-    "config, method, wanted",
+    "config, method, used",
     [
         ({"pard_token": 5}, "eagle3", "draft_model"),
         ({"pard_token": 5}, "eagle", "draft_model"),
@@ -122,25 +87,16 @@ def test_pard2(config: dict, file: str | None, checkpoint):
         ({"draft_vocab_size": 5}, "eagle", "eagle3"),
     ],
 )
-def test_contradictions_are_refused(config, method: str, wanted: str, checkpoint):
-    with pytest.raises(ValueError, match=f'drafts with "{wanted}": unset method'):
-        fill_from_checkpoint(settings(checkpoint(config), method=method))
-
-
-@pytest.mark.parametrize("method", [None, "draft_model"])
-def test_method_is_not_guessed_by_the_path(method: str | None, checkpoint):
-    """The base takes a draft model in a folder named "eagle-3" for an EAGLE head."""
-    spec = settings(checkpoint({"pard_token": 5}), method=method)
-    fill_from_checkpoint(spec)
-    spec.method = "eagle"
-    assert spec.method == "draft_model"
-
-
-def test_method_that_nothing_tells_is_the_bases_to_find(checkpoint):
-    spec = settings(checkpoint({"model_type": "llama"}))
-    fill_from_checkpoint(spec)
-    spec.method = "eagle"
-    assert spec.method == "eagle"
+def test_the_checkpoint_decides(
+    config, method: str, used: str, checkpoint, caplog_vllm
+):
+    """vLLM runs an EAGLE-3 head that is called "eagle", and one in a folder named
+    "eagle3" that is called "draft_model"."""
+    spec = unresolved(checkpoint(config), method=method)
+    assert read_files(spec).method == spec.method == used
+    (record,) = caplog_vllm.records
+    assert f'drafts with "{used}"' in record.getMessage()
+    assert record.getMessage().endswith("which is used: unset method.")
 
 
 @pytest.mark.parametrize(
@@ -154,13 +110,13 @@ def test_method_that_nothing_tells_is_the_bases_to_find(checkpoint):
     ],
 )
 def test_tapped_layers(config: dict, ids: tuple[int, ...] | None):
-    made = as_the_base_reads_it(SimpleNamespace(**config))
+    made = adapt_config(SimpleNamespace(**config))
     assert tapped_layers(made) == ids
     assert getattr(made, "num_aux_hidden_states", None) == (ids and len(ids))
 
 
 @pytest.mark.parametrize("depth", [6, 8, 36])
-def test_default_layers_are_those_that_the_base_taps(depth: int):
+def test_default_layers_are_those_that_vllm_taps(depth: int):
     target = SimpleNamespace(model=SimpleNamespace(layers=range(depth)))
     tapped = SupportsEagle3.get_eagle3_default_aux_hidden_state_layers(target)
     assert default_layers(depth) == tapped
@@ -172,13 +128,12 @@ def test_a_parallel_head_is_told_by_its_architecture(name: str, checkpoint):
     keys = {"architectures": [name], "draft_vocab_size": 9}
     assert find_family(DraftFiles(keys | {"mask_token_id": 5})).is_parallel
     assert find_family(DraftFiles(keys | {"ptd_token_id": 5})).name == "P-EAGLE, Amazon"
-    spec = settings(checkpoint(keys))
-    fill_from_checkpoint(spec)
-    spec.draft_parallel_config = None
+    spec = unresolved(checkpoint(keys))
+    read_files(spec)
     config = SimpleNamespace(hf_config=SimpleNamespace(), get_vocab_size=lambda: 9)
     spec.draft_model_config = config
     with pytest.raises(ValueError, match=r"needs a mask token .* but .* names None"):
-        verify_drafting(spec)
+        find_mask_token(spec)
 
 
 @pytest.mark.parametrize(
@@ -193,23 +148,23 @@ def test_a_parallel_head_is_told_by_its_architecture(name: str, checkpoint):
 def test_depth_of_heads_that_count_the_targets_layers(
     family: str, names: tuple[str, ...], depth: int, checkpoint
 ):
-    spec = settings(checkpoint({}, names), draft_family=family)
+    spec = unresolved(checkpoint({}, names))
     config = SimpleNamespace(num_hidden_layers=40)
     spec.draft_model_config = SimpleNamespace(
         hf_config=config, hf_text_config=config, get_model_arch_config=lambda: None
     )
-    settle_layers(spec)
+    correct_depth(spec, family)
     assert config.num_hidden_layers == depth
 
 
 @pytest.mark.parametrize(
     "name", ["LlamaEagle3DraftModel", "PEagleDraftModel", "LlamaForCausalLMPeagle"]
 )
-def test_architectures_that_the_base_does_not_know(name: str):
+def test_architectures_that_vllm_does_not_know(name: str):
     config = SimpleNamespace(architectures=[name])
-    assert as_the_base_reads_it(config).architectures == ["LlamaForCausalLMEagle3"]
+    assert adapt_config(config).architectures == ["LlamaForCausalLMEagle3"]
     config = SimpleNamespace(architectures=["Qwen3ForCausalLM"])
-    assert as_the_base_reads_it(config).architectures == ["Qwen3ForCausalLM"]
+    assert adapt_config(config).architectures == ["Qwen3ForCausalLM"]
 
 
 TOKENS = {"a": 0, "b": 1, "c": 2}

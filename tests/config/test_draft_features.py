@@ -3,6 +3,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import huggingface_hub
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from vllm.config import SpeculativeConfig
-from vllm.config.draft_features import WARP, load_warp, warp_here
+from vllm.config.drafter.features import WARP, load_warp, warp_here
 from vllm.engine.arg_utils import EngineArgs
 
 WIDTH, DEPTH, HIDDEN = 256, 6, 192  # the bundled target, and the drafter's width
@@ -56,13 +57,14 @@ def test_layers(configure, named: list[int], layers: tuple, tapped: tuple):
     """As transformers counts states: the last one is after the norm, none is tapped."""
     tensors = projection(HIDDEN, len(named) * WIDTH)
     spec = configure(tensors, pard2_target_layers=named, pard2_scale=0.5)
-    features = spec.target_features
+    features = spec.drafter.target_features
     assert (features.layers, features.depth, features.scale) == (layers, DEPTH, 0.5)
     assert features.tapped == tapped
     config = spec.draft_model_config.hf_config
     assert config.eagle_aux_hidden_state_layer_ids == list(tapped)
     # The target's compiled graph hands them out: one without them is another.
-    whole, spec.target_features = spec.compute_hash(), None
+    whole = spec.compute_hash()
+    spec.drafter = replace(spec.drafter, tapped_layers=())
     assert (spec.compute_hash() == whole) == (not tapped)
 
 
@@ -76,8 +78,8 @@ def test_layers(configure, named: list[int], layers: tuple, tapped: tuple):
 )
 def test_older_keys(configure, keys: dict, layers: tuple[int, ...]):
     features = configure(projection(HIDDEN, WIDTH), feat_scale=2, **keys)
-    assert features.target_features.layers == layers
-    assert features.target_features.scale == 2.0
+    assert features.drafter.target_features.layers == layers
+    assert features.drafter.target_features.scale == 2.0
 
 
 @pytest.mark.parametrize(
@@ -99,7 +101,7 @@ def test_older_keys(configure, keys: dict, layers: tuple[int, ...]):
 )
 def test_drafts_without_the_target(configure, caplog_vllm, tensors, keys, why: str):
     spec = configure(tensors, **keys)
-    assert spec.target_features is None
+    assert spec.drafter.target_features is None
     assert spec.parallel_drafting and spec.method == "draft_model"
     said = [r.getMessage() for r in caplog_vllm.records if "PARD-2" in r.getMessage()]
     assert len(said) == 1 and why in said[0]
@@ -109,15 +111,15 @@ def test_drafts_without_the_target(configure, caplog_vllm, tensors, keys, why: s
 def test_drafts_without_the_target_on_runner_v1(configure, caplog_vllm, monkeypatch):
     monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
     spec = configure(projection(HIDDEN, WIDTH))
-    assert spec.target_features is None
+    assert spec.drafter.target_features is None
     assert "the unified speculator does not run" in caplog_vllm.text
 
 
 def test_projection_in_a_cache_of_another_machine(configure, tmp_path, monkeypatch):
     """Config is settled where the engine is, and weights are loaded by its workers."""
     spec = configure(projection(HIDDEN, WIDTH))
-    assert warp_here(spec) == spec.target_features.warp
-    here = shutil.move(spec.target_features.warp, tmp_path / WARP)
+    assert warp_here(spec) == spec.drafter.target_features.warp
+    here = shutil.move(spec.drafter.target_features.warp, tmp_path / WARP)
     fetched = []
     monkeypatch.setattr(
         huggingface_hub,

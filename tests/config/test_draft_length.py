@@ -8,13 +8,12 @@ from types import SimpleNamespace
 import pytest
 
 from vllm.config import ModelConfig, ParallelConfig, SpeculativeConfig
-from vllm.config.draft_length import (
+from vllm.config.drafter.length import (
     candidate_lengths,
-    check_schedule,
+    check_auto,
     covering_lookup,
     is_auto,
-    refuse_uncovered_auto,
-    verify_draft_length,
+    parse_schedule,
 )
 from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
 
@@ -45,7 +44,7 @@ def test_a_schedule_is_still_the_bases():
 
 @pytest.mark.parametrize("value", ["auto", None, [(1, 4, 3)], [[1, 4, 3]]])
 def test_what_may_stand_there(value):
-    assert check_schedule(value) is value
+    assert parse_schedule(value) is value
 
 
 @pytest.fixture
@@ -94,33 +93,9 @@ def settings(**changes) -> SimpleNamespace:
 
 
 def test_other_methods_are_refused():
-    verify_draft_length(settings())
+    check_auto(settings())
     with pytest.raises(ValueError, match="not ngram: give a schedule or unset it"):
-        verify_draft_length(settings(method="ngram"))
-    verify_draft_length(
+        check_auto(settings(method="ngram"))
+    check_auto(
         settings(method="ngram", num_speculative_tokens_per_batch_size=[(1, 1, 1)])
     )
-
-
-@pytest.mark.parametrize(
-    "reason, is_v2, message",
-    [
-        (None, True, None),
-        (None, False, "Model Runner V1"),
-        ("watermarking", True, "does not support watermarking: turn that off"),
-    ],
-)
-def test_what_the_unified_speculator_does_not_run_is_refused(
-    reason, is_v2, message, monkeypatch
-):
-    monkeypatch.setattr("vllm.config.draft_length.why_not_unified", lambda _: reason)
-    vllm_config = SimpleNamespace(
-        speculative_config=settings(), use_v2_model_runner=is_v2
-    )
-    if message is None:
-        refuse_uncovered_auto(vllm_config)
-    else:
-        with pytest.raises(ValueError, match=message):
-            refuse_uncovered_auto(vllm_config)
-    vllm_config.speculative_config = None
-    refuse_uncovered_auto(vllm_config)

@@ -17,8 +17,8 @@ from tests.checkpoints.families import (
 )
 from tests.checkpoints.record import detected, recorded
 from tests.checkpoints.trained import NAMES, trained
-from vllm.config.draft_defaults import describe_drafter
-from vllm.config.draft_families import FAMILIES
+from vllm.config.drafter.families import FAMILIES
+from vllm.config.drafter.resolve import describe
 from vllm.engine.arg_utils import EngineArgs
 
 RECORD = recorded()
@@ -34,8 +34,8 @@ def targets(models, tmp_path_factory) -> dict[str, Path]:
 def found(made: Published, folder: Path, target: Path) -> dict[str, str]:
     spec = {"model": str(write(made, folder, target)), **made.settings}
     engine = EngineArgs(model=str(target), speculative_config=spec)
-    config = engine.create_engine_config()
-    return detected(describe_drafter(config.speculative_config))
+    found = engine.create_engine_config().speculative_config
+    return detected(describe(found, found.drafter))
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

@@ -6,13 +6,14 @@ from types import SimpleNamespace
 import pytest
 
 from vllm import SamplingParams
+from vllm.config.drafter import DrafterConfig
 from vllm.exceptions import VLLMValidationError
 
 
 @pytest.mark.parametrize("given", [{"min_p": 0.1}, {"logit_bias": {1: 2.0}}], ids=str)
 @pytest.mark.parametrize("is_unified", [True, False])
 def test_are_taken_where_the_unified_speculator_drafts(given: dict, is_unified: bool):
-    spec = SimpleNamespace(drafter_owns_buffers=is_unified)
+    spec = SimpleNamespace(drafter=DrafterConfig("eagle3", 3, is_unified=is_unified))
     params = SamplingParams(**given)
     if is_unified:
         params._validate_spec_decode(spec)

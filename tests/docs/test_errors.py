@@ -21,9 +21,9 @@ UNSEEN = {
     ): "Python's protocol",
     (f"{UNIFIED}/layout.py", "__post_init__", "ValueError"): INTERNAL,
     (f"{UNIFIED}/native.py", "_open", "OSError"): CAUGHT,
-    ("vllm/config/draft_features.py", "_read", "_Unfit"): CAUGHT,
-    ("vllm/config/draft_errors.py", "named_errors", ""): OF_THE_BASE,
-    ("vllm/config/draft_errors.py", "named_errors", "ValueError"): HOSTILE,
+    ("vllm/config/drafter/features.py", "_read", "_Unfit"): CAUGHT,
+    ("vllm/config/drafter/resolve.py", "_named_errors", ""): OF_THE_BASE,
+    ("vllm/config/drafter/resolve.py", "_named_errors", "ValueError"): HOSTILE,
     (f"{LOADER}/draft_weights.py", "checked", ""): OF_THE_BASE,
 }
 RAISES = list(raises())

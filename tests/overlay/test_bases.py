@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.config.test_drafting import engine_config
 from vllm.config.bases import keep_targets_context, may_skip_drafts
+from vllm.config.drafter import DrafterConfig
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.worker.gpu.spec_decode.unified.draft_config import draft_lengths
 
@@ -30,15 +30,13 @@ def test_a_step_may_ask_for_no_drafts(skips: bool):
 
 
 @pytest.mark.parametrize(
-    "changes, cut",
+    "unsupported, cut",
     [
-        ({}, False),
-        ({"method": "draft_model"}, False),
-        ({"method": "dflash"}, True),
-        ({"enable_adaptive_verification": True}, True),
+        (None, False),
+        ("method dflash", True),
     ],
 )
-def test_target_keeps_its_context(changes: dict, cut: bool):
+def test_target_keeps_its_context(unsupported: str | None, cut: bool):
     """A base that cuts it to the drafter's may do so where it drafts itself."""
 
     class Config(SimpleNamespace):
@@ -48,6 +46,7 @@ def test_target_keeps_its_context(changes: dict, cut: bool):
             self.was_cut = True
 
     keep_targets_context(Config)
-    config = Config(**vars(engine_config(**changes)))
+    drafter = DrafterConfig("eagle3", 3, unsupported=unsupported)
+    config = Config(speculative_config=SimpleNamespace(drafter=drafter))
     config._limit_max_model_len_to_draft()
     assert config.was_cut == cut

@@ -28,7 +28,7 @@ UNIFIED = "tests/v1/spec_decode/unified"
 # Of what the series brings: kernels, layout, settings, weights.
 FAST = [
     f"{UNIFIED}/kernels",
-    f"{UNIFIED}/config/test_drafting.py",
+    f"{UNIFIED}/config/test_drafter.py",
     f"{UNIFIED}/config/test_sampling_params.py",
     f"{UNIFIED}/config/test_speculative_keys.py",
     f"{UNIFIED}/config/test_speculators.py",

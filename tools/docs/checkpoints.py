@@ -8,7 +8,7 @@ from typing import Any
 
 from . import ROOT
 
-FAMILIES = ROOT / "vllm" / "config" / "draft_families.py"
+FAMILIES = ROOT / "vllm" / "config" / "drafter" / "families.py"
 PASSED = ROOT / "tests" / "checkpoints" / "passed.json"
 
 

@@ -7,8 +7,6 @@ made for one release and leave this module out: tools/upstream/series.toml.
 
 from typing import TYPE_CHECKING
 
-from vllm.config.drafting import is_unified_method, why_not_unified
-
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
@@ -35,7 +33,8 @@ def keep_targets_context(config_class: "type[VllmConfig]") -> None:
         return
 
     def limit_unless_unified(self: "VllmConfig") -> None:
-        if not is_unified_method(self) or why_not_unified(self) is not None:
+        spec = self.speculative_config
+        if spec is None or spec.drafter.unsupported is not None:
             limit(self)
 
     config_class._limit_max_model_len_to_draft = limit_unless_unified

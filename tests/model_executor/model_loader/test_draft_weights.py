@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn as nn
 
+from vllm.config.drafter import DrafterConfig
 from vllm.model_executor.model_loader import draft_weights
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 from vllm.model_executor.model_loader.draft_weights import DraftWeights
@@ -79,14 +80,15 @@ def head_tensors(reduced: bool) -> dict[str, torch.Tensor]:
 def load(monkeypatch) -> Callable[..., Model]:
     """Loads tensors into a model; raises what loading raises."""
 
-    def run(model: Model, given, method="eagle3", quantization=None, **config):
-        spec = SimpleNamespace(method=method)
+    def run(model: Model, given, method="eagle3", quantization=None, rows=None):
+        drafter = DrafterConfig(method, 1, checkpoint_vocab_size=rows)
+        spec = SimpleNamespace(method=method, drafter=drafter)
         monkeypatch.setattr(
             draft_weights,
             "get_current_vllm_config_or_none",
             lambda: SimpleNamespace(speculative_config=spec),
         )
-        hf_config = SimpleNamespace(**{"vocab_size": VOCAB} | config)
+        hf_config = SimpleNamespace(vocab_size=VOCAB)
         model_config = SimpleNamespace(
             model="a/drafter", hf_config=hf_config, quantization=quantization
         )
@@ -230,7 +232,7 @@ def test_vocabulary_gets_the_targets_rows(own: int, load):
     """Padding repeats the last row, and so never is the first of the likeliest."""
     rows = torch.arange(own * HIDDEN, dtype=torch.float32).view(own, HIDDEN)
     given = tensors() | {"model.embed_tokens.weight": rows}
-    model = load(Model(), given, "draft_model", checkpoint_vocab_size=own)
+    model = load(Model(), given, "draft_model", rows=own)
     loaded = model.model.embed_tokens.weight
     common = min(own, VOCAB)
     assert torch.equal(loaded[:common], rows[:common])

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from vllm._upstream.v1.core.sched import scheduler as base
+from vllm.config.drafter import DrafterConfig
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.spec_decode.metrics import SpecDecodingStats
 from vllm.v1.spec_decode.step_metrics import StepDrafting
@@ -30,7 +31,7 @@ def make_scheduler(monkeypatch):
         self.verified = verified
         spec = SimpleNamespace(
             method="draft_model",
-            drafting_mode="pard",
+            drafter=DrafterConfig("draft_model", 3, is_parallel=True),
             num_speculative_tokens_per_batch_size=None,
         )
         config = SimpleNamespace(speculative_config=spec if speculates else None)

@@ -35,7 +35,7 @@ def run_alone(job: dict[str, Any]) -> dict[str, Any]:
     # The base collects garbage a dozen times an engine: half a second each time over
     # all that is imported.
     gc.freeze()
-    lines, logger = Lines(), logging.getLogger("vllm.config.draft_defaults")
+    lines, logger = Lines(), logging.getLogger("vllm.config.drafter.resolve")
     logger.addFilter(lines)
     try:
         result = run(job)

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 from prometheus_client import CollectorRegistry, Counter
 
+from vllm.config.drafter import DrafterConfig
 from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.metrics.stats import SchedulerStats
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
@@ -18,6 +19,7 @@ from vllm.v1.spec_decode.metrics import (
 from vllm.v1.spec_decode.step_metrics import StepDrafting
 
 K = 3
+PARD = DrafterConfig("draft_model", K, is_parallel=True)
 PREFIX = "vllm:spec_decode_"
 
 
@@ -129,9 +131,7 @@ def values(registry, name: str, label: str, engine: str = "1") -> list[float]:
 
 
 def test_counters(prom, registry):
-    spec = SimpleNamespace(
-        method="draft_model", drafting_mode="pard", num_speculative_tokens=K
-    )
+    spec = SimpleNamespace(method="draft_model", drafter=PARD, num_speculative_tokens=K)
     counters = prom(spec)
     counters.observe(step([(3, 2), (3, 0)], seconds=(0.25, 0.5)), 1)
     counters.observe(step([(1, 1)], length=0), 1)
@@ -146,11 +146,7 @@ def test_counters(prom, registry):
 
 
 def test_every_metric_tells_method_and_mode(prom, registry):
-    prom(
-        SimpleNamespace(
-            method="draft_model", drafting_mode="pard", num_speculative_tokens=K
-        )
-    )
+    prom(SimpleNamespace(method="draft_model", drafter=PARD, num_speculative_tokens=K))
     samples = [s for metric in registry.collect() for s in metric.samples]
     assert len({sample.name for sample in samples if "_total" in sample.name}) == 9
     for sample in samples:

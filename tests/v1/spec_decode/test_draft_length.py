@@ -9,7 +9,7 @@ from operator import mul
 import numpy as np
 import pytest
 
-from vllm.config.draft_length import candidate_lengths
+from vllm.config.drafter.length import candidate_lengths
 from vllm.v1.spec_decode.dynamic import draft_length
 from vllm.v1.spec_decode.dynamic.draft_length import (
     AcceptanceEstimate,

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from vllm.config.draft_length import candidate_lengths
+from vllm.config.drafter.length import candidate_lengths
 from vllm.v1.spec_decode.dynamic import pass_times
 from vllm.v1.spec_decode.dynamic.pass_times import (
     measure_pass_times,

@@ -11,8 +11,8 @@ import torch
 import torch.nn as nn
 
 from vllm.config import ModelConfig, get_current_vllm_config_or_none
-from vllm.config.draft_vocab import check_token_offsets
-from vllm.config.drafting import METHODS
+from vllm.config.drafter import METHODS
+from vllm.config.drafter.weights import check_token_offsets
 
 # As the base names a tensor, or the first part of its name, that fits nowhere.
 UNKNOWN = re.compile(r"There is no module or parameter named '(.*?)' in ")
@@ -32,6 +32,8 @@ class DraftWeights:
     def __init__(self, model: nn.Module, model_config: ModelConfig):
         self.model, self.config = model, model_config.hf_config
         self.path, self.is_quantized = model_config.model, model_config.quantization
+        config = get_current_vllm_config_or_none()
+        self.spec = config.speculative_config if config else None
         self.has_ids = hasattr(model, "draft_id_to_target_id")
         self.seen: set[str] = set()
         self.known: set[str] = set()
@@ -83,12 +85,12 @@ class DraftWeights:
         ) from None
 
     def _with_target_rows(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """Pads or cuts a vocabulary to the target's, see `config.draft_vocab`.
+        """Pads or cuts a vocabulary to the target's, see `config.drafter.target`.
 
         The last row is padding itself, and the first of equal logits wins: repeated,
         it never changes what is drafted.
         """
-        own = getattr(self.config, "checkpoint_vocab_size", None)
+        own = self.spec.drafter.checkpoint_vocab_size if self.spec else None
         is_vocabulary = name.rpartition(".")[0].endswith(("embed_tokens", "lm_head"))
         if own is None or not is_vocabulary or len(tensor) != own:
             return tensor
@@ -107,9 +109,7 @@ class DraftWeights:
             ValueError: a tensor is missing from the checkpoint, or the model has no
                 place for one; it is named.
         """
-        config = get_current_vllm_config_or_none()
-        spec = config.speculative_config if config else None
-        if spec is None or spec.method not in METHODS:
+        if self.spec is None or self.spec.method not in METHODS:
             yield  # other methods leave out what the target has
             return
         for _, parameter in self._parameters():
@@ -120,7 +120,7 @@ class DraftWeights:
             if unknown := UNKNOWN.match(str(error)):
                 self._refuse_unknown(self._whole(unknown[1]))
             raise
-        is_head = spec.method != "draft_model"
+        is_head = self.spec.method != "draft_model"
         missing = sorted(self._missing(is_head))
         if missing:
             raise ValueError(

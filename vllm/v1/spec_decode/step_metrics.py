@@ -26,7 +26,7 @@ class StepDrafting:
 
     Attributes:
         method: what drafts, as the speculative config names it.
-        mode: and how, see `DraftSettings.drafting_mode`.
+        mode: and how, see `Drafter.mode`.
         draft_length: how many tokens each request was to draft in the step.
         seconds: of the target and of drafting in a step that was timed, which is an
             earlier one on most devices; None in most steps.
@@ -49,7 +49,7 @@ def step_drafting(
         return None
     return StepDrafting(
         spec.method,
-        spec.drafting_mode,
+        spec.drafter.mode,
         scheduler_output.num_spec_tokens_to_schedule,
         output.step_seconds,
     )
@@ -189,6 +189,6 @@ def with_mode(
     """Names and values, by engine, of a metric's labels, with those of drafting."""
     if spec is None:
         return names, values
-    own = [spec.method, spec.drafting_mode]
+    own = [spec.method, spec.drafter.mode]
     own_values = {engine: [*given, *own] for engine, given in values.items()}
     return [*names, "method", "mode"], own_values

@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Drafts that are taken off before a step."""
 
-from vllm.config.drafting import draft_limit, is_unified_method
-
 
 def drop_drafts_past_limit(scheduler) -> None:
     """Takes off drafts at positions that the drafter's context does not reach."""
-    if not is_unified_method(scheduler.vllm_config):
-        return
     spec, longest = scheduler.vllm_config.speculative_config, scheduler.max_model_len
-    limit = draft_limit(spec, longest)
+    if spec is None:
+        return
+    limit = spec.drafter.limit(longest)
     if limit >= longest:
         return
     for request in scheduler.running:

@@ -4,8 +4,6 @@
 Why stands in `vllm/v1/worker/gpu/spec_decode/misfits.py`, which verifies it.
 """
 
-from vllm.config.drafting import is_unified_method
-
 
 def keep_first_misfits(scheduler, drafted) -> None:
     """Puts back, of the drafts that a grammar took off, each request's first.
@@ -18,7 +16,7 @@ def keep_first_misfits(scheduler, drafted) -> None:
         drafted: DraftTokenIds, as the scheduler was given them.
     """
     spec = scheduler.vllm_config.speculative_config
-    if not is_unified_method(scheduler.vllm_config):
+    if spec is None or not spec.drafter.is_unified:
         return
     if spec.draft_sample_method != "probabilistic":
         return

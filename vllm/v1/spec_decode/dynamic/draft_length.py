@@ -14,7 +14,7 @@ from collections import Counter
 from itertools import accumulate
 from operator import mul
 
-from vllm.config.draft_length import is_auto
+from vllm.config.drafter.length import is_auto
 from vllm.logger import init_logger
 
 logger = init_logger(__name__)
@@ -224,5 +224,4 @@ def auto_lengths(spec) -> DraftLengths | None:
     """For the speculative config of an engine that chooses draft lengths by itself."""
     if not is_auto(spec):
         return None
-    times = getattr(spec, "pass_times", {})
-    return DraftLengths(spec.num_speculative_tokens, times)
+    return DraftLengths(spec.num_speculative_tokens, spec.pass_times or {})

@@ -9,7 +9,7 @@ so are the tokens of their cached context.
 import time
 from typing import TYPE_CHECKING
 
-from vllm.config.draft_length import candidate_lengths
+from vllm.config.drafter.length import candidate_lengths
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
 from vllm.sampling_params import SamplingParams

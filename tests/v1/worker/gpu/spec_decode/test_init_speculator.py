@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tests.config.test_drafting import UNCOVERED, engine_config, uncovered_config
+from vllm.config.drafter import DrafterConfig
 from vllm.platforms import current_platform
 
 if current_platform.is_cpu():
@@ -35,18 +35,11 @@ def which(monkeypatch):
     return lambda config: spec_decode.init_speculator(config, CPU, None)
 
 
-@pytest.mark.parametrize("reason", UNCOVERED)
-def test_what_is_not_covered_goes_to_the_base(which, caplog_vllm, reason: str):
-    assert which(uncovered_config(reason, parallel=False)) == "base"
-    (record,) = caplog_vllm.records
-    assert f"the unified one does not support {reason}." in record.getMessage()
-
-
-def test_the_rest_is_drafted_without_a_word(which, caplog_vllm):
-    assert which(engine_config(parallel_drafting=False)) == "unified"
-    assert which(engine_config(parallel_drafting=True)) == "unified"
-    assert which(SimpleNamespace(speculative_config=None)) == "base"
-    assert not caplog_vllm.records
+@pytest.mark.parametrize("is_unified", [True, False])
+def test_the_resolved_drafter_decides(which, is_unified: bool):
+    drafter = DrafterConfig("eagle3", 3, is_unified=is_unified)
+    config = SimpleNamespace(speculative_config=SimpleNamespace(drafter=drafter))
+    assert which(config) == ("unified" if is_unified else "base")
 
 
 REQUESTS, DRAFTS, VOCAB = 6, 3, 40
@@ -58,7 +51,7 @@ def drafting_config(method: str) -> SimpleNamespace:
     spec = SimpleNamespace(
         method="draft_model",
         num_speculative_tokens=DRAFTS,
-        drafting_width=1,
+        drafter=DrafterConfig("draft_model", DRAFTS),
         draft_model_config=draft,
         draft_sample_method=method,
         rejection_sample_method="standard",

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from vllm.config.drafter import DrafterConfig
 from vllm.v1.core.sched.misfits import keep_first_misfits
 from vllm.v1.worker.gpu.spec_decode.misfits import without_first_misfits
 
@@ -51,7 +52,8 @@ def scheduler_with(sampling: str, **request) -> SimpleNamespace:
         "use_structured_output": True,
         "spec_token_ids": [5],
     }
-    spec = SimpleNamespace(method="draft_model", draft_sample_method=sampling)
+    drafter = DrafterConfig("draft_model", 3, is_unified=True)
+    spec = SimpleNamespace(drafter=drafter, draft_sample_method=sampling)
     return SimpleNamespace(
         vllm_config=SimpleNamespace(speculative_config=spec),
         requests={"a": SimpleNamespace(**own | request)},

@@ -8,7 +8,8 @@ import pytest
 import torch
 import torch.nn as nn
 
-from vllm.config.draft_features import TargetFeatures
+from vllm.config.drafter import DrafterConfig
+from vllm.config.drafter.features import TargetFeatures
 from vllm.platforms import current_platform
 
 if current_platform.is_cpu():
@@ -74,8 +75,8 @@ def test_target_that_cannot_be_tapped(
     """Its output is there all the same."""
     monkeypatch.setattr(unified, "get_model_cls", lambda config: Opaque)
     features = TargetFeatures(layers, DEPTH, 1.0, Path())
-    spec = SimpleNamespace(target_features=features, model="some/drafter")
+    drafter = DrafterConfig("draft_model", 1, target_features=features)
+    spec = SimpleNamespace(drafter=drafter, model="some/drafter")
     config = SimpleNamespace(speculative_config=spec, model_config=None)
     assert unified._is_fed_and_can_be(config) is is_fed
-    assert (spec.target_features is features) is is_fed
     assert ("Opaque does not hand out" in caplog_vllm.text) is not is_fed

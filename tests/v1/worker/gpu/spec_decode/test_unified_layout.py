@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from vllm.config import SpeculativeConfig, VllmConfig
+from vllm.config.drafter import DrafterConfig
 from vllm.v1.worker.gpu.spec_decode.unified.layout import DraftLayout
 
 METHODS = {0: "draft_model", 1: "eagle3"}
@@ -16,6 +17,7 @@ def base_config(drafts: int, shift: int, parallel: bool) -> SimpleNamespace:
     """What the base's properties read of a speculative config, and of its owner."""
     method = METHODS[shift]
     spec = SimpleNamespace(
+        drafter=DrafterConfig(method, drafts),
         num_speculative_tokens=drafts,
         parallel_drafting=parallel,
         use_dflash=lambda: False,

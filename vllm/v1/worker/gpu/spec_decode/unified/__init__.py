@@ -9,7 +9,7 @@ which slots a draft batch has, `inputs.py` writes them in one launch. `draft_mod
 import torch
 
 from vllm.config import VllmConfig
-from vllm.config.draft_features import draft_without_target
+from vllm.config.drafter.features import say_without_target
 from vllm.model_executor.model_loader import get_model_cls
 from vllm.model_executor.models.interfaces import supports_eagle3
 
@@ -23,7 +23,7 @@ from .speculator import UnifiedSpeculator
 def build_speculator(
     vllm_config: VllmConfig, device: torch.device
 ) -> UnifiedSpeculator:
-    """The speculator for a config that `config.drafting.why_not_unified` accepts."""
+    """The speculator for a config whose drafter `is_unified`."""
     drafter = _kind_of_drafter(vllm_config)(vllm_config, device)
     return UnifiedSpeculator(vllm_config, device, drafter)
 
@@ -39,12 +39,12 @@ def _kind_of_drafter(vllm_config: VllmConfig) -> type[Drafter]:
 def _is_fed_and_can_be(vllm_config: VllmConfig) -> bool:
     """Whether a draft model is fed the target's states; one line if it cannot be."""
     spec = vllm_config.speculative_config
-    features = getattr(spec, "target_features", None)
+    features = spec.drafter.target_features
     if features is None:
         return False
     target = get_model_cls(vllm_config.model_config)
     if features.tapped and not supports_eagle3(target):
         why = f"{target.__name__} does not hand out what is between its layers. Use a "
-        draft_without_target(spec, why + "target that EAGLE-3 supports")
+        say_without_target(spec.model, why + "target that EAGLE-3 supports")
         return False
     return True

@@ -11,7 +11,7 @@ import torch.nn as nn
 
 from vllm.config import VllmConfig
 from vllm.config.compilation import CUDAGraphMode
-from vllm.config.draft_families import takes_aux_hidden_states
+from vllm.config.drafter.families import takes_aux_hidden_states
 from vllm.v1.worker.gpu.spec_decode.eagle.utils import load_eagle_model
 
 from .buffers import DraftBuffers

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from vllm.config import VllmConfig
 from vllm.config.compilation import CUDAGraphMode
-from vllm.config.draft_features import BIAS, WEIGHT, load_warp, warp_here
+from vllm.config.drafter.features import BIAS, WEIGHT, load_warp, warp_here
 from vllm.logger import init_logger
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.worker.gpu.block_table import BlockTables
@@ -34,7 +34,7 @@ class Pard2Drafter(Drafter):
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device):
         super().__init__(vllm_config, device)
-        self.features = self.speculative_config.target_features
+        self.features = self.speculative_config.drafter.target_features
         self.tapped_layers = self.features.tapped
         self.fed_hidden_size = self.draft_model_config.get_hidden_size()
         # Allocated here: what is allocated while weights load is lost when an engine

@@ -8,7 +8,6 @@ import torch.nn as nn
 
 from vllm.config import VllmConfig
 from vllm.config.compilation import CUDAGraphMode
-from vllm.config.drafting import draft_limit, get_mask_token_id
 from vllm.forward_context import BatchDescriptor, set_forward_context
 from vllm.logger import init_logger
 from vllm.v1.worker.gpu.attn_utils import build_slot_mappings_by_layer
@@ -53,9 +52,7 @@ class UnifiedSpeculator(DraftModelSpeculator):
         # The engine's own: its capture sizes are settled after this.
         self.target_config = vllm_config
         super().__init__(widened_config(vllm_config, self.layout), device)
-        self.mask_token_id = 0
-        if self.layout.num_masks:
-            self.mask_token_id = get_mask_token_id(self.draft_model_config.hf_config)
+        self.mask_token_id = vllm_config.speculative_config.drafter.mask_token_id or 0
         budget = vllm_config.scheduler_config.max_num_batched_tokens
         fed = drafter.fed_hidden_size, self.dtype
         self.buffers = DraftBuffers(
@@ -331,7 +328,7 @@ class UnifiedSpeculator(DraftModelSpeculator):
         Asked for each step: the engine may lower max_model_len to fit its KV cache.
         """
         limit = self.vllm_config.model_config.max_model_len
-        return min(limit, draft_limit(self.speculative_config, limit))
+        return self.speculative_config.drafter.limit(limit)
 
     def load_draft_model(
         self, target_model: nn.Module, target_attn_layer_names: set[str]

@@ -10,10 +10,12 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vllm.config.draft_families import takes_aux_hidden_states, tapped_layers
-from vllm.config.draft_headers import AGAIN, INDEX, Tensor, read_headers
-from vllm.config.draft_vocab import check_token_offsets
-from vllm.config.drafting import METHODS
+import numpy as np
+import torch
+
+from .drafter import METHODS
+from .families import takes_aux_hidden_states, tapped_layers
+from .files import AGAIN, INDEX, Tensor, read_headers
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -84,7 +86,7 @@ def _check_load_format(spec: "SpeculativeConfig") -> None:
 
 
 def _check_streamed(spec: "SpeculativeConfig", load_format: str) -> None:
-    own = getattr(spec.draft_model_config.hf_config, "checkpoint_vocab_size", None)
+    own = spec.drafter.checkpoint_vocab_size
     if own is not None and load_format == STREAMED:
         raise ValueError(
             f"{spec.model} has {own} tokens and the target another number, and "
@@ -138,8 +140,7 @@ class _Weights:
     @property
     def num_rows(self) -> int:
         """Rows of the embeddings, before they are padded or cut to the target's."""
-        own = getattr(self.config, "checkpoint_vocab_size", None)
-        return own or self.config.vocab_size
+        return self.spec.drafter.checkpoint_vocab_size or self.config.vocab_size
 
     def check_shape(self, name: str, *sizes: tuple[str, int]) -> None:
         """Compares a tensor, if there is one, with sizes and the keys they are of."""
@@ -282,3 +283,37 @@ class _Weights:
         with safe_open(table.file, "pt") as file:
             offsets = file.get_tensor(table.name)
         check_token_offsets(offsets, self.model, target, is_whole)
+
+
+def check_token_offsets(
+    offsets: torch.Tensor, model: str, num_target_tokens: int, is_whole: bool
+) -> None:
+    """Checks the table `d2t` of a head: its token i is the target's i + offsets[i].
+
+    Args:
+        offsets: [tokens of the head], integers.
+        model: name of the head, for errors.
+        num_target_tokens: size of the target's vocabulary.
+        is_whole: whether the head drafts every token, for which vLLM has no table.
+
+    Raises:
+        ValueError: the table names tokens that are not the target's, one of them
+            twice, or all in another order.
+    """
+    # In NumPy: engines are forked from a process that checked this, and would hang at
+    # their first parallel loop if PyTorch had run one before.
+    shifts = offsets.cpu().numpy().astype(np.int64)
+    tokens = np.arange(len(shifts)) + shifts
+    least, most = tokens.min(), tokens.max()
+    # With the whole vocabulary there may be more rows than the target has: padding.
+    if not is_whole and (least < 0 or most >= num_target_tokens):
+        raise ValueError(
+            f"d2t of {model} names tokens from {least} to {most}, but the target has "
+            f"{num_target_tokens}: use a head that was trained for this target."
+        )
+    if len(np.unique(tokens)) < len(tokens) or (is_whole and shifts.any()):
+        what = "all tokens in another order" if is_whole else "a token twice"
+        raise ValueError(
+            f"d2t of {model} names {what}: it must hold offsets, the target's id less "
+            "the head's own; export the checkpoint again."
+        )

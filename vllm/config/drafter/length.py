@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator
 
-from vllm.config.drafting import METHODS, why_not_unified
+from .drafter import METHODS
 
 if TYPE_CHECKING:
-    from vllm.config import VllmConfig
+    from vllm.config.speculative import SpeculativeConfig
 
 AUTO = "auto"
 # Between neighbours the best throughput differs by little; each one costs graphs.
@@ -43,7 +43,7 @@ def covering_lookup(max_batch_size: int, num_speculative_tokens: int) -> list[in
     return [num_speculative_tokens] * rest + candidates
 
 
-def check_schedule(value: Any) -> Any:
+def parse_schedule(value: Any) -> Any:
     """The field's validator: names what may stand there.
 
     Raises:
@@ -58,15 +58,36 @@ def check_schedule(value: Any) -> Any:
 
 
 DraftLengthSchedule = Annotated[
-    list[tuple[int, int, int]] | Literal["auto"] | None, BeforeValidator(check_schedule)
+    list[tuple[int, int, int]] | Literal["auto"] | None, BeforeValidator(parse_schedule)
 ]
 
 
-def verify_draft_length(spec: Any) -> None:
-    """Checks what the speculative config alone can tell.
+def check_schedule(spec: "SpeculativeConfig") -> None:
+    """Checks a schedule where one will be looked at.
 
     Raises:
-        ValueError: "auto" with a method, or a parallelism, that it does not support.
+        ValueError: its ranges are none.
+    """
+    from vllm.v1.spec_decode.dynamic import utils
+
+    schedule = spec.num_speculative_tokens_per_batch_size
+    if schedule is None or schedule == AUTO:
+        return
+    try:
+        utils.validate_and_normalize_dynamic_sd_schedule(schedule)
+    except ValueError as error:
+        raise ValueError(
+            f"num_speculative_tokens_per_batch_size {schedule}: {error} Write [first "
+            "batch size, last batch size, draft length] for ranges from 1 on, such as "
+            "[[1, 8, 4], [9, 64, 2]]."
+        ) from None
+
+
+def check_auto(spec: "SpeculativeConfig") -> None:
+    """Checks "auto" against the method and the target's parallelism.
+
+    Raises:
+        ValueError: it does not support them.
     """
     if not is_auto(spec):
         return
@@ -89,22 +110,4 @@ def verify_draft_length(spec: Any) -> None:
             f'num_speculative_tokens_per_batch_size="{AUTO}" does not support data '
             "parallelism, whose ranks must draft equally many tokens: unset it, or "
             "set data_parallel_size=1."
-        )
-
-
-def refuse_uncovered_auto(vllm_config: "VllmConfig") -> None:
-    """Checks what only the whole config can tell.
-
-    Raises:
-        ValueError: "auto" where the unified speculator does not run.
-    """
-    if not is_auto(vllm_config.speculative_config):
-        return
-    reason = why_not_unified(vllm_config)
-    if reason is None and not vllm_config.use_v2_model_runner:
-        reason = "Model Runner V1 (on a CPU, set TRITON_INTERPRET=1 to run V2)"
-    if reason is not None:
-        raise ValueError(
-            f'num_speculative_tokens_per_batch_size="{AUTO}" does not support '
-            f"{reason}: turn that off, give a schedule, or unset it."
         )

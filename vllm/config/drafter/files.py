@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads config.json and the headers of safetensors files; refuses broken files.
+"""Reads config.json and the headers of weight files; refuses broken files.
 
 Several checks ask for them: a file is read once, as long as it does not change.
 """
@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, wraps
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, TypeVar
 
 INDEX = "model.safetensors.index.json"
@@ -37,20 +38,22 @@ def once(read: Callable[[Path], T]) -> Callable[[Path], T]:
     return asked
 
 
-@once
-def read_config(file: Path) -> Mapping[str, Any]:
-    """The content of a config.json.
+def parse_json(file: Path) -> Mapping[str, Any]:
+    """The content of a JSON file, such as config.json.
 
     Raises:
         ValueError: it is not a JSON object.
     """
     try:
-        config = json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{file} is not valid JSON ({error}): {AGAIN}.") from None
-    if not isinstance(config, Mapping):
+    if not isinstance(content, Mapping):
         raise ValueError(f"{file} must hold a JSON object: {AGAIN}.")
-    return config
+    return content
+
+
+read_config = once(parse_json)
 
 
 @dataclass(frozen=True)
@@ -116,7 +119,39 @@ def read_headers(folder: Path) -> dict[str, Tensor]:
 
 
 def _shards(index: Path) -> set[str]:
+    """Names of the files that an index names, all of them beside it."""
     try:
-        return set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        names = set(json.loads(index.read_text("utf-8"))["weight_map"].values())
+        is_beside = all(name == Path(name).name for name in names)
     except (ValueError, KeyError, TypeError, AttributeError):
         raise ValueError(f"{index} is no safetensors index: {AGAIN}.") from None
+    if not is_beside:
+        raise ValueError(
+            f"{index} must name files of its own folder, but its weight_map names "
+            f"{sorted(names)}: {AGAIN}, from a source that you trust."
+        )
+    return names
+
+
+def tensor_names(folder: Path) -> list[str]:
+    """Names of the tensors in a folder; none where no header can be read.
+
+    What is broken is left to whoever loads it: it may be that nobody does.
+    """
+    try:
+        if found := read_headers(folder):
+            return list(found)
+    except ValueError:
+        return []
+    return [name for file in folder.glob("*.bin") for name in _pickled_names(file)]
+
+
+def _pickled_names(file: Path) -> list[str]:
+    """Names in a file of torch.save, of which neither code nor data is read."""
+    import torch
+
+    try:
+        tensors = torch.load(file, map_location="meta", mmap=True, weights_only=True)
+    except (UnpicklingError, RuntimeError, EOFError, ValueError, OSError):
+        return []
+    return list(tensors) if isinstance(tensors, Mapping) else []

@@ -4,11 +4,12 @@
 Pure Python on plain values. `docs/checkpoints.md` shows this table.
 """
 
+import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-# Architectures that the base does not know by name, and what it calls them.
+# Architectures that vLLM does not know by name, and what it calls them.
 ARCHITECTURES = {
     "LlamaEagle3DraftModel": "LlamaForCausalLMEagle3",
     "PEagleDraftModel": "LlamaForCausalLMEagle3",
@@ -16,6 +17,8 @@ ARCHITECTURES = {
 }
 # Those that draft in parallel, whatever else their config says.
 PARALLEL_HEADS = ("PEagleDraftModel", "LlamaForCausalLMPeagle")
+EAGLE3_LAYER = r"midlayer\.|layers\.0\.hidden_norm\."
+EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight")
 TAPPED_LAYERS = "eagle_aux_hidden_state_layer_ids"
 
 
@@ -171,8 +174,8 @@ FAMILIES = (
 )
 
 
-# Drafters of other methods, which the base detects, have some of the keys above.
 def _is_another_method(config: Mapping[str, Any]) -> bool:
+    """Whether it is one that vLLM detects: those have some of the keys above too."""
     kind = config.get("speculators_model_type")
     return (
         kind not in (None, "eagle3", "peagle")
@@ -192,6 +195,22 @@ def find_family(files: DraftFiles) -> DraftFamily | None:
     return next((family for family in FAMILIES if family.matches(files)), None)
 
 
+def told_by_tensors(files: DraftFiles) -> str | None:
+    """The method of a checkpoint of no family, by its tensors' names; None: unclear.
+
+    EAGLE heads of the first kind have a language model's config, and a layer `fc` in
+    front. EAGLE-3 heads norm the target's states in their first layer.
+    """
+    names = [name.removeprefix("model.") for name in files.tensor_names()]
+    if _is_another_method(files.config) or "hidden_norm.weight" in names:
+        return None
+    if "fc.weight" in names:
+        is_eagle3 = any(re.match(EAGLE3_LAYER, name) for name in names)
+        return "eagle3" if is_eagle3 else "eagle"
+    is_language_model = any(name.endswith(EMBEDDINGS) for name in names)
+    return "draft_model" if is_language_model else None
+
+
 def tapped_layers(config: Any) -> tuple[int, ...] | None:
     """Ids of the target's layers whose inputs a head is fed; None: its defaults.
 
@@ -208,7 +227,7 @@ def tapped_layers(config: Any) -> tuple[int, ...] | None:
 
 
 def default_layers(depth: int) -> tuple[int, ...]:
-    """Ids that the base taps of a target of `depth` layers where a head names none."""
+    """Ids that vLLM taps of a target of `depth` layers where a head names none."""
     return 2, depth // 2, depth - 3
 
 
@@ -222,8 +241,8 @@ def takes_aux_hidden_states(config: Any) -> bool:
     return nested.get("use_aux_hidden_state", True)
 
 
-def as_the_base_reads_it(config: Any) -> Any:
-    """Puts into a draft model's config what the base looks for elsewhere.
+def adapt_config(config: Any) -> Any:
+    """Puts into a draft model's config what vLLM looks for elsewhere.
 
     Changes `config`, a Hugging Face config, and returns it.
     """
@@ -231,7 +250,7 @@ def as_the_base_reads_it(config: Any) -> Any:
     if any(name in ARCHITECTURES for name in names):
         config.architectures = [ARCHITECTURES.get(name, name) for name in names]
     ids = tapped_layers(config)
-    # The base's Llama heads count nested ids alone, and else take three.
+    # vLLM's Llama heads count nested ids alone, and else take three.
     if ids and getattr(config, "num_aux_hidden_states", None) is None:
         config.num_aux_hidden_states = len(ids)
     return config

@@ -13,8 +13,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from vllm.config import draft_headers
-from vllm.config.draft_headers import read_config
+from vllm.config.drafter import files
+from vllm.config.drafter.files import read_config
 from vllm.engine.arg_utils import EngineArgs
 
 # More than a loop of PyTorch leaves to one thread.
@@ -38,14 +38,14 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0)
 
 @pytest.fixture
 def parsed(monkeypatch) -> list[dict]:
-    """All JSON that `draft_headers` parses."""
+    """All JSON that `files` parses."""
     found = []
 
     def loads(text: str) -> dict:
         found.append(json.loads(text))
         return found[-1]
 
-    monkeypatch.setattr(draft_headers, "json", SimpleNamespace(loads=loads))
+    monkeypatch.setattr(files, "json", SimpleNamespace(loads=loads))
     return found
 
 

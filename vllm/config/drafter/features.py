@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from vllm.config.draft_headers import AGAIN
 from vllm.logger import init_logger
+
+from .files import AGAIN
 
 if TYPE_CHECKING:
     from vllm.config.speculative import SpeculativeConfig
@@ -61,41 +62,34 @@ class _Unfit(Exception):
     """Why a drafter cannot be fed, and what to do about it."""
 
 
-def settle_target_features(spec: "SpeculativeConfig") -> None:
-    """Sets `target_features`: what the drafter is fed, or None; one line says why not.
+def find_target_features(
+    spec: "SpeculativeConfig", family: str | None
+) -> TargetFeatures | None:
+    """What a PARD-2 drafter is fed; None if it is another, or drafts without.
 
     Raises:
         ValueError: the projection's file is broken or is not what the config says.
     """
-    spec.target_features = None
-    is_fed = getattr(spec, "draft_family", None) == "PARD-2"
-    if not is_fed or spec.target_model_config is None:
-        return
+    if family != "PARD-2":
+        return None
     try:
-        spec.target_features = _read(spec)
+        features = _read(spec)
     except _Unfit as why:
-        draft_without_target(spec, str(why))
-        return
-    # Where the base looks for the layers that the target hands out.
+        say_without_target(spec.model, str(why))
+        return None
+    # Where vLLM looks for the layers that the target hands out.
     config = spec.draft_model_config.hf_config
-    config.eagle_aux_hidden_state_layer_ids = list(spec.target_features.tapped)
+    config.eagle_aux_hidden_state_layer_ids = list(features.tapped)
+    return features
 
 
-def draft_without_target(spec: "SpeculativeConfig", why: str) -> None:
-    spec.target_features = None
+def say_without_target(model: str, why: str) -> None:
     logger.warning(
         "%s drafts without the target's hidden states, from which a PARD-2 drafter "
         "drafts better: %s.",
-        spec.model,
+        model,
         why,
     )
-
-
-def feed_on_v2_only(spec: "SpeculativeConfig", is_unified: bool) -> None:
-    """Drafts without the target where the unified speculator does not run."""
-    if spec.target_features is not None and not is_unified:
-        remedy = "Run Model Runner V2, and leave off what keeps drafting from it"
-        draft_without_target(spec, f"the unified speculator does not run. {remedy}")
 
 
 def _read(spec: "SpeculativeConfig") -> TargetFeatures:
@@ -148,10 +142,10 @@ def _layers(config: Any) -> list[int]:
 def warp_here(spec: "SpeculativeConfig") -> Path:
     """The projection's file on this machine.
 
-    A model of a hub may have been settled on another machine, whose cache is its own.
+    A model of a hub may have been resolved on another machine, whose cache is its own.
     """
-    settled = spec.target_features.warp
-    return settled if settled.is_file() else _find_warp(spec) or settled
+    resolved = spec.drafter.target_features.warp
+    return resolved if resolved.is_file() else _find_warp(spec) or resolved
 
 
 def _find_warp(spec: "SpeculativeConfig") -> Path | None:

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Speculative configs that are not resolved, or only as far as a test needs it."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from vllm.config import SpeculativeConfig
+from vllm.config.utils import get_field
+
+Checkpoint = Callable[..., Path]
+
+
+def unresolved(model: Path | str, **settings: Any) -> SpeculativeConfig:
+    """What the user wrote, before anything looks at it."""
+    spec = object.__new__(SpeculativeConfig)
+    for name in SpeculativeConfig.__dataclass_fields__:
+        object.__setattr__(spec, name, get_field(SpeculativeConfig, name).default)
+    for name, value in {"model": str(model), **settings}.items():
+        object.__setattr__(spec, name, value)
+    return spec
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Checkpoint:
+    """A folder that has a config, and the tensors' names in a header."""
+
+    def make(config: dict[str, Any], tensors=(), name: str = "drafter") -> Path:
+        from safetensors.torch import save_file
+        from torch import zeros
+
+        (folder := tmp_path / name).mkdir()
+        (folder / "config.json").write_text(json.dumps(config))
+        save_file({n: zeros(1) for n in tensors}, folder / "model.safetensors")
+        return folder
+
+    return make
+
+
+def cached(checkpoint: Path, repo: str, monkeypatch) -> str:
+    """Puts a checkpoint where an offline machine finds it by its id on the hub."""
+    from huggingface_hub import constants
+
+    cache, commit = checkpoint / "hub", "0" * 40
+    home = cache / f"models--{repo.replace('/', '--')}"
+    snapshot = home / "snapshots" / commit
+    snapshot.mkdir(parents=True)
+    (home / "refs").mkdir()
+    (home / "refs" / "main").write_text(commit)
+    for file in ("config.json", "model.safetensors"):
+        (checkpoint / file).rename(snapshot / file)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    return repo
+
+
+def with_models(**changes: Any) -> SpeculativeConfig:
+    """An EAGLE-3 head, with just as much of both models as tells who drafts."""
+    target = SimpleNamespace(supports_multimodal_inputs=False)
+    parallel = SimpleNamespace(
+        decode_context_parallel_size=1, prefill_context_parallel_size=1
+    )
+    given = {
+        "method": "eagle3",
+        "num_speculative_tokens": 8,
+        "parallel_drafting": True,
+        "draft_model_config": SimpleNamespace(uses_mrope=False),
+        "target_model_config": target,
+        "target_parallel_config": parallel,
+    }
+    return unresolved("a/head", **given | changes)

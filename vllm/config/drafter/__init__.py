@@ -1,0 +1,20 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `--speculative-config` and a drafter's files come to: one `DrafterConfig`.
+
+It is resolved once, before weights load, and read as `speculative_config.drafter`.
+vLLM's config classes call `resolve.py` and `engine.py`; imports go down this list:
+
+- `resolve.py`: the steps from the settings and the drafter's files to the value.
+- `engine.py`: whether the unified speculator drafts, and if not why.
+- `weights.py`, `vocabulary.py`, `target.py`: the drafter's files against the target.
+- `settings.py`, `length.py`: what the user wrote.
+- `checkpoint.py`: what the files say of themselves; `families.py` tells them apart.
+- `drafter.py`: the value; `features.py`: the part that PARD-2 has.
+- `files.py`: reads JSON, and the headers of weight files.
+
+A function `check_…` raises the ValueError that its docstring names.
+"""
+
+from .drafter import MAX_NODES, METHODS, DrafterConfig
+
+__all__ = ["MAX_NODES", "METHODS", "DrafterConfig"]

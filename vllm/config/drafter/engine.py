@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which speculator drafts: the unified one, or one of vLLM's own, and why."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import vllm.envs as envs
+from vllm.logger import init_logger
+
+from .drafter import METHODS, DrafterConfig
+from .features import say_without_target
+from .length import AUTO, check_schedule, is_auto
+from .weights import check_weights
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.config.speculative import SpeculativeConfig
+
+logger = init_logger(__name__)
+
+V1 = "Model Runner V1 (on a CPU, set TRITON_INTERPRET=1 to run V2)"
+
+
+def find_unsupported(spec: "SpeculativeConfig") -> str | None:
+    """What of a speculative config, and of its target's, the unified speculator does
+    not support; None if it supports all."""
+    if spec.method not in METHODS:
+        return f"method {spec.method}"
+    if spec.draft_model_config is None:
+        return "a drafter without a model config"
+    if spec.use_heterogeneous_vocab:
+        return "use_heterogeneous_vocab"
+    if spec.enable_adaptive_verification:
+        return "enable_adaptive_verification"
+    if spec.draft_model_config.uses_mrope:
+        return "a draft model with M-RoPE"
+    target, parallel = spec.target_model_config, spec.target_parallel_config
+    if spec.use_eagle() and target is not None and target.supports_multimodal_inputs:
+        return "EAGLE on a multimodal target"
+    if parallel is not None and parallel.decode_context_parallel_size > 1:
+        return "decode context parallelism"
+    if parallel is not None and parallel.prefill_context_parallel_size > 1:
+        return "prefill context parallelism"
+    return None
+
+
+def settle_drafter(vllm_config: "VllmConfig") -> bool:
+    """Settles who drafts, once the engine's config is whole; checks the weights' files.
+
+    Returns:
+        Whether the unified speculator drafts. It has buffers of its own, and leaves
+        the target its whole token budget, which is set then.
+
+    Raises:
+        ValueError: the drafter's files are broken or do not fit, or a setting needs
+            the unified speculator, which cannot run.
+    """
+    spec = vllm_config.speculative_config
+    if spec is None or spec.drafter is None:
+        return False
+    unsupported = spec.drafter.unsupported
+    if unsupported is None and getattr(vllm_config, "watermark_config", None):
+        unsupported = "watermarking"
+    is_unified = unsupported is None and vllm_config.use_v2_model_runner
+    drafter = replace(spec.drafter, unsupported=unsupported, is_unified=is_unified)
+    check_schedule(spec)
+    check_needs_unified(spec, drafter)
+    if drafter.method in METHODS:
+        check_parallelism(vllm_config)
+        check_weights(vllm_config)
+    if not is_unified:
+        drafter = _without_features(spec, drafter)
+        _say_who_drafts(vllm_config, drafter)
+    spec.drafter = drafter
+    scheduler = vllm_config.scheduler_config
+    if is_unified and scheduler.max_num_scheduled_tokens is None:
+        scheduler.max_num_scheduled_tokens = scheduler.max_num_batched_tokens
+    return is_unified
+
+
+def check_needs_unified(spec: "SpeculativeConfig", drafter: DrafterConfig) -> None:
+    """Checks settings that no other speculator has.
+
+    Raises:
+        ValueError: one of them is set, and another speculator would draft.
+    """
+    if drafter.is_unified:
+        return
+    for setting in _unified_settings(spec):
+        raise ValueError(
+            f"{setting} does not support {drafter.unsupported or V1}: turn that off, "
+            f"or unset {setting.partition('=')[0]}."
+        )
+
+
+def _unified_settings(spec: "SpeculativeConfig") -> Iterator[str]:
+    if is_auto(spec):
+        yield f'num_speculative_tokens_per_batch_size="{AUTO}"'
+    if spec.parallel_drafting_width is not None:
+        yield "parallel_drafting_width"
+    if spec.draft_tree is not None:
+        yield "draft_tree"
+
+
+def check_parallelism(vllm_config: "VllmConfig") -> None:
+    """Checks what a drafter is not to be cut into.
+
+    Raises:
+        ValueError: pipeline stages.
+    """
+    spec, parallel = vllm_config.speculative_config, vllm_config.parallel_config
+    stages = parallel.pipeline_parallel_size
+    if stages > 1 and (spec.method == "draft_model" or spec.parallel_drafting):
+        raise ValueError(
+            f"pipeline_parallel_size ({stages}) does not support draft models and "
+            "parallel drafting: use tensor_parallel_size, or an EAGLE-3 head with "
+            "parallel_drafting=false."
+        )
+
+
+def _without_features(
+    spec: "SpeculativeConfig", drafter: DrafterConfig
+) -> DrafterConfig:
+    if drafter.target_features is None:
+        return drafter
+    remedy = "Run Model Runner V2, and leave off what keeps drafting from it"
+    say_without_target(spec.model, f"the unified speculator does not run. {remedy}")
+    return replace(drafter, target_features=None, tapped_layers=())
+
+
+def _say_who_drafts(vllm_config: "VllmConfig", drafter: DrafterConfig) -> None:
+    """One line where one of vLLM's own speculators drafts, and nobody asked for it."""
+    asked_for_v1 = envs.VLLM_USE_V2_MODEL_RUNNER is False
+    if drafter.method not in METHODS or asked_for_v1:
+        return
+    if vllm_config.use_v2_model_runner:
+        logger.warning_once(
+            "Drafting falls back to vLLM's own speculator: the unified one does not "
+            "support %s. Turn that off to use it.",
+            drafter.unsupported,
+        )
+    elif drafter.unsupported is not None:
+        logger.warning_once(
+            "Drafting falls back to the deprecated Runner V1: the unified speculator "
+            "does not support %s. Turn that off to use it.",
+            drafter.unsupported,
+        )
+    else:
+        logger.warning_once(
+            "Drafting falls back to Runner V1, without the unified speculator, because "
+            "Model Runner V2 cannot run this engine: see the line above. On a CPU set "
+            "TRITON_INTERPRET=1; VLLM_USE_V2_MODEL_RUNNER=1 tells what else is in the "
+            "way."
+        )

@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A drafter's vocabulary against the target's: sizes, and for draft models tokens.
+
+Both models' may be padded to another size: Qwen2.5-0.5B has 151936 rows and Qwen2.5-7B
+152064, for the same 151665 tokens. Heads have no tokenizer, and may draft some of the
+target's tokens alone.
+"""
+
+from collections.abc import Iterator, Mapping
+from filecmp import cmp
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vllm.logger import init_logger
+
+from .files import AGAIN, parse_json
+
+if TYPE_CHECKING:
+    from vllm.config.model import ModelConfig
+    from vllm.config.speculative import SpeculativeConfig
+
+logger = init_logger(__name__)
+
+Tokens = Mapping[str, int]
+# Embedding tables are padded to multiples of at most this many rows: vocabularies
+# that differ by fewer may be the same one.
+VOCAB_PADDING = 1024
+# Models of one family may name special tokens differently; other families share few.
+MAX_DIFFERENT = 0.5
+
+
+def match_vocabularies(spec: "SpeculativeConfig") -> int | None:
+    """Gives a drafter the target's vocabulary size, where only padding differs.
+
+    Sets `vocab_size` of the draft's config, and `draft_vocab_size` of a head that
+    drafts all tokens; loading pads or cuts its rows to it.
+
+    Returns:
+        The checkpoint's own size, where it was changed.
+
+    Raises:
+        ValueError: the drafter has other tokens than the target.
+    """
+    target, draft = spec.target_model_config, spec.draft_model_config
+    wanted, own = target.get_vocab_size(), draft.get_vocab_size()
+    if spec.use_heterogeneous_vocab:
+        return None
+    is_head = spec.method != "draft_model"
+    if is_head:
+        _check_head(spec, wanted, own)
+    else:
+        check_tokens(spec, wanted, own)
+    if wanted == own:
+        return None
+    config = draft.hf_config
+    if is_head and getattr(config, "draft_vocab_size", None) in (None, own):
+        config.draft_vocab_size = wanted
+    draft.hf_text_config.vocab_size = wanted
+    draft.model_arch_config = draft.get_model_arch_config()
+    return own
+
+
+def _check_head(spec: "SpeculativeConfig", wanted: int, own: int) -> None:
+    if abs(own - wanted) > VOCAB_PADDING:
+        raise ValueError(
+            f"vocab_size of {spec.model} ({own}) must be the target's ({wanted}): "
+            "use a head that was trained for this target."
+        )
+    reduced = getattr(spec.draft_model_config.hf_config, "draft_vocab_size", None)
+    if reduced is not None and not 0 < reduced <= own:
+        raise ValueError(
+            f"draft_vocab_size of {spec.model} ({reduced}) must be from 1 to its "
+            f"vocab_size ({own}): correct it in config.json."
+        )
+
+
+def check_tokens(spec: "SpeculativeConfig", wanted: int, own: int) -> None:
+    """Compares a draft model's tokens with the target's.
+
+    Raises:
+        ValueError: they are other tokens; or sizes differ, and nothing tells more.
+    """
+    target = spec.target_model_config
+    files = (
+        _find_tokenizer(target.tokenizer, target.tokenizer_revision),
+        # Not that of draft_model_config, which is the target's.
+        _find_tokenizer(spec.model, spec.revision),
+    )
+    if wanted == own:
+        reason = _why_of_another_family(spec.model, *files)
+    else:
+        theirs = _tokens(files[0], target.tokenizer, target.tokenizer_revision, target)
+        ours = _tokens(files[1], spec.model, spec.revision, target)
+        reason = why_different(theirs, ours, min(wanted, own))
+    if reason is not None:
+        raise ValueError(
+            f"{spec.model} has {own} tokens and the target {wanted}, and {reason}: "
+            "use a draft model of the target's own family, or set "
+            "use_heterogeneous_vocab."
+        )
+
+
+def _why_of_another_family(
+    model: str, target_file: Path | None, draft_file: Path | None
+) -> str | None:
+    """Why drafts would be wrong though vocabularies are of equal size.
+
+    vLLM never reads the draft model's tokenizer then: it may be missing or broken, and
+    may differ in some tokens, which one line says.
+    """
+    if target_file is None or draft_file is None or cmp(target_file, draft_file, False):
+        return None
+    try:
+        target, draft = _tokens_of(target_file), _tokens_of(draft_file)
+    except ValueError as error:
+        logger.warning("The drafter's tokens are not compared: %s", error)
+        return None
+    different = list(_different_tokens(target, draft))
+    if not different:
+        return None
+    token, number = different[0]
+    if len(different) > MAX_DIFFERENT * len(draft):
+        return (
+            f"{len(different)} of its tokens, such as {number}, {token!r}, are not the "
+            "target's"
+        )
+    logger.warning(
+        "%s has %d tokens that are not the target's, such as %d, %r: drafts of them "
+        "are wrong.",
+        model,
+        len(different),
+        number,
+        token,
+    )
+    return None
+
+
+def _tokens(
+    file: Path | None, model: str, revision: str | None, target: "ModelConfig"
+) -> Tokens:
+    """Ids of a tokenizer's tokens; empty if there is none.
+
+    Raises:
+        ValueError: its tokenizer.json is broken.
+    """
+    if file is not None:
+        return _tokens_of(file)
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(
+            model, revision=revision, trust_remote_code=target.trust_remote_code
+        ).get_vocab()
+    except (OSError, ValueError, ImportError):
+        return {}
+
+
+def _find_tokenizer(model: str, revision: str | None) -> Path | None:
+    if (folder := Path(model)).exists():
+        file = folder / "tokenizer.json"
+        return file if file.is_file() else None
+    from huggingface_hub import hf_hub_download
+
+    try:
+        return Path(hf_hub_download(model, "tokenizer.json", revision=revision))
+    except (OSError, ValueError):
+        return None
+
+
+def _tokens_of(file: Path) -> Tokens:
+    """Of a tokenizer.json: BPE and WordPiece map tokens to ids, Unigram lists them."""
+    tokenizer = parse_json(file)
+    try:
+        tokens = tokenizer["model"]["vocab"]
+        if isinstance(tokens, list):
+            tokens = {token: number for number, (token, _) in enumerate(tokens)}
+        added = {token["content"]: token["id"] for token in tokenizer["added_tokens"]}
+    except (LookupError, TypeError, ValueError):
+        raise ValueError(f"{file} holds no tokenizer: {AGAIN}.") from None
+    return tokens | added
+
+
+def why_different(target: Tokens, draft: Tokens, num_common: int) -> str | None:
+    """Why two tokenizers do not speak of the same tokens; None if they do.
+
+    Args:
+        target: ids of the target's tokens.
+        draft: ids of the draft's tokens.
+        num_common: rows that both models have.
+    """
+    if not draft:
+        return "it has no tokenizer to compare with the target's"
+    if not target:
+        return "the target's tokenizer cannot be loaded to compare its own with"
+    if max(target.values(), default=0) >= num_common:
+        return "it has no row for some of the target's tokens"
+    for token, number in _different_tokens(target, draft):
+        return f"its token {number}, {token!r}, is not the target's"
+    return None
+
+
+def _different_tokens(target: Tokens, draft: Tokens) -> Iterator[tuple[str, int]]:
+    """Tokens of the draft, with their ids, that are others of the target.
+
+    Tokens that only one of them names, as a tokenizer of PARD may its mask, are alike
+    if the other one has no token of that id.
+    """
+    names = {number: token for token, number in target.items()}
+    for token, number in draft.items():
+        if names.get(number, token) != token or target.get(token, number) != number:
+            yield token, number

@@ -16,12 +16,14 @@ from typing import Any
 
 import torch
 
-from benchmarks.spec_decode.traces import Trace
+from benchmarks.spec_decode.traces import NO_RANK, Trace
 
 CAPACITY = 1 << 14
 DEPTH, WIDTH = 8, 16
 # Neighbouring slots begin far from each other, and so do rounds.
 SPREAD = 0.6180339887498949
+# Drafts of trees: what they are does not matter, and so none is held by chance.
+FIRST_TOKEN = 16
 
 
 class Replay:
@@ -90,57 +92,20 @@ class Replay:
         return torch.minimum(self.chain[rows], num_drafts)
 
     def drawn_tokens(
-        self,
-        rows: torch.Tensor,
-        depths: torch.Tensor,
-        candidates: torch.Tensor,
-        drawn: torch.Tensor,
+        self, rows: torch.Tensor, depths: torch.Tensor, dtype: torch.dtype
     ) -> torch.Tensor:
-        """Tokens with which a walk over a tree accepts what was recorded.
+        """What the target draws at nodes, if the candidate of rank r is token r.
 
-        At each node it is the candidate of the recorded rank, and if that is none of
-        them a token that is no candidate either. Nodes at the greatest depth have no
-        children: they keep the token that was drawn.
+        More precisely token FIRST_TOKEN + r. Of no rank, or below the greatest depth,
+        it is a token that is no candidate.
 
         Args:
-            rows: [n].
-            depths: [n, nodes] of each node; that of the newest token is 0.
-            candidates: [n, depth, width] token ids by rank, distinct at a depth.
-            drawn: [n, nodes] the target's own tokens.
+            rows: [n] of the node's request.
+            depths: [n] of the node; that of the newest token is 0.
         """
-        depth, width = candidates.shape[1:]
-        rank = self.ranks[rows, :depth].long()
-        known = candidates.gather(2, rank.clamp(max=width - 1)[..., None])[..., 0]
-        other = candidates.amax(2) + 1  # of a vocabulary's last token: it is padded
-        wanted = torch.where(rank < width, known, other).to(drawn.dtype)
-        wanted = wanted.gather(1, depths.long().clamp(max=depth - 1))
-        return torch.where(depths < depth, wanted, drawn)
-
-
-def accepted_path(
-    ranks: torch.Tensor, parents: torch.Tensor, node_ranks: torch.Tensor
-) -> torch.Tensor:
-    """Nodes that are accepted, by depth: -1 behind the last one.
-
-    From each node the walk goes to the child of the recorded rank.
-
-    Args:
-        ranks: [n, depth] recorded.
-        parents: [n, nodes] of node 0 (the newest token) on; of node 0 itself -1.
-        node_ranks: [n, nodes] among the candidates at their depth.
-
-    Returns:
-        [n, depth] int64.
-    """
-    at = torch.zeros_like(ranks[:, :1], dtype=torch.int64)
-    path = []
-    for d in range(ranks.shape[1]):
-        is_child = (parents == at) & (node_ranks == ranks[:, d : d + 1])
-        found, child = is_child.to(torch.uint8).max(1, keepdim=True)
-        # From -1 no way leads on: it must not be taken for node 0's parent.
-        at = torch.where((found > 0) & (at >= 0), child, -1)
-        path.append(at)
-    return torch.cat(path, 1)
+        ranks = self.ranks[rows, depths.clamp(max=DEPTH - 1)]
+        ranks = torch.where(depths < DEPTH, ranks, NO_RANK)
+        return (FIRST_TOKEN + ranks).to(dtype)
 
 
 def replay_chains(runner: Any, replay: Replay) -> None:
@@ -187,5 +152,45 @@ def _v1_forward(forward: Any, runner: Any, replay: Replay) -> Any:
         places = torch.arange(tokens.shape[1], device=tokens.device)
         tokens.masked_fill_(places > accepted[:, None], -1)
         return output
+
+    return replayed
+
+
+def replay_trees(replay: Replay) -> None:
+    """Lets engines of this process draft and accept trees as recorded.
+
+    To be called before an engine records CUDA graphs. The candidates are ranked and
+    drawn for all that, so that a step costs what it costs; only then they are replaced.
+    """
+    from vllm.v1.worker.gpu.spec_decode.draft_tree import drafting, sampler
+
+    drafting.rank_candidates = _ranked(drafting.rank_candidates, replay)
+    tree_sampler = sampler.TreeRejectionSampler
+    tree_sampler._draw = _drawn(tree_sampler._draw, replay)
+
+
+def _ranked(rank_candidates: Any, replay: Replay) -> Any:
+    def replayed(speculator, hidden, plan):
+        log_probs, tokens = rank_candidates(speculator, hidden, plan)
+        n, depth = hidden.shape[:2]
+        batch, width = speculator.buffers.batch, log_probs.shape[1]
+        newest = batch.sample_positions[: n * depth : depth]
+        rows = replay.rows(batch.idx_mapping[:n].clamp(min=0), newest.clamp(min=0))
+        probs = replay.candidate_probs(rows, depth, width)
+        log_probs.copy_(probs.log().view(-1, width))
+        ranks = torch.arange(width, device=tokens.device)
+        tokens.copy_((FIRST_TOKEN + ranks).expand_as(tokens))
+        return log_probs, tokens
+
+    return replayed
+
+
+def _drawn(draw: Any, replay: Replay) -> Any:
+    def replayed(self, logits, nodes, pos, states, local_pos):
+        own = draw(self, logits, nodes, pos, states, local_pos)
+        node = (local_pos - 1).clamp(min=0).long()
+        depths = torch.where(local_pos > 0, self.trees.depths[states, node], 0)
+        rows = replay.rows(states, pos - depths)
+        return replay.drawn_tokens(rows, depths, own.dtype)
 
     return replayed

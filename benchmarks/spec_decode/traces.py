@@ -132,7 +132,9 @@ def accepted_of_tree(ranks: Sequence[int], tree: Tree) -> list[int]:
     """The nodes accepted: from each the child of the rank that the target wrote."""
     children = {
         (int(parent), int(rank)): node
-        for node, (parent, rank) in enumerate(zip(tree.parent, tree.rank), start=1)
+        for node, (parent, rank) in enumerate(
+            zip(tree.parent, tree.rank, strict=True), start=1
+        )
     }
     path = [0]
     for rank in ranks:
@@ -176,7 +178,9 @@ def tokens_per_step(
         counts = [
             len(accepted_of_tree(ranks, best_first(probs, num_nodes, num_chain)))
             for probs, ranks in zip(
-                trace.probs[:, :num_drafts], trace.ranks[:, :num_drafts].tolist()
+                trace.probs[:, :num_drafts],
+                trace.ranks[:, :num_drafts].tolist(),
+                strict=True,
             )
         ]
     steps = [count for text in walk(trace, counts) for count in text]

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the bundled drafters say of the target's text, recorded.
 
-``python -m tools.tiny_models.record`` writes them where benchmarks look for them (see
-``benchmarks/spec_decode/traces.py``). The target continues held-out prompts, greedily or
-sampled; at each position each drafter drafts behind the text so far. Plain PyTorch on
-the CPU, some minutes.
+``python -m tools.tiny_models.record`` writes files where benchmarks look for them (see
+``benchmarks/spec_decode/traces.py``). The target continues held-out prompts, greedily
+or sampled; at each position each drafter drafts behind the text so far. Plain PyTorch
+on the CPU, some ten minutes.
 """
 
 import argparse
@@ -27,8 +27,7 @@ from . import corpus, drafting
 PROMPT_TOKENS, OUTPUT_TOKENS = 128, 128
 PER_MODULE = 6
 DEPTH, WIDTH = 8, 16
-# By name: the temperature, and which of the prompts (at 0.8 texts
-# vary little, so half of them give enough).
+# By name: the temperature, and every how many-th prompt is continued.
 TEXTS = {"greedy": (0.0, 1), "t0.5": (0.5, 1), "t0.8": (0.8, 2)}
 # Greedy text of a small model ends in a loop, where everything is accepted: a text is
 # cut where it repeats as many of its own tokens.

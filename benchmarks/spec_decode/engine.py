@@ -14,25 +14,34 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from benchmarks.spec_decode import results as files
 from benchmarks.spec_decode.flags import parse
 from benchmarks.spec_decode.plan import (
+    GIB,
+    MIN_MODEL_LEN,
     Setup,
     acceptance_rates,
     engines_at_once,
     plan_groups,
     python_of,
+    recording,
 )
 from benchmarks.spec_decode.process import ROOT, WorkerError, WorkerProcess
 from benchmarks.spec_decode.results import EngineKey, PointKey
 from benchmarks.spec_decode.rounds import expected_tokens_per_s, mean_length
 from benchmarks.spec_decode.shapes import write_shapes
+from benchmarks.spec_decode.traces import Trace, tokens_per_step
 
 WARM_UP_TOKENS = 24
 ANSWER_S = 180
+# Of Llama-3.1-8B and the largest of its drafters, in bf16.
+KV_BYTES_PER_TOKEN = 164 << 10
 TRACE_STEPS = 4
 
 
@@ -79,6 +88,9 @@ class Run:
         for key in keys:
             lane = sum(started[:2] == key[:2] for started in workers)
             workers[key] = self.start(key, lane)
+        for key, acceptance in product(keys, self.args.acceptance):
+            if (name := recording(acceptance, key)) is not None:
+                recorded_length(name, key)  # takes seconds, while engines start
         try:
             ready = {k: w for k, w in workers.items() if self.await_ready(k, w)}
             took = time.monotonic() - begin
@@ -92,8 +104,7 @@ class Run:
     def start(self, key: EngineKey, lane: int) -> WorkerProcess:
         python, env = self.setup.command(key, lane)
         log = self.logs / (str(key).replace("/", "_") + ".log")
-        job = {"engine": self.setup.llm_args(key), "device": self.setup.device}
-        return WorkerProcess(python, env, job, log)
+        return WorkerProcess(python, env, self.setup.job(key), log)
 
     def await_ready(self, key: EngineKey, worker: WorkerProcess) -> bool:
         try:
@@ -108,17 +119,29 @@ class Run:
         """What matters most first: a run may end at any point."""
         for number, acceptance in enumerate(self.args.acceptance):
             for repeat in range(self.args.repeats):
-                for concurrency in self.args.concurrency:
+                for context, concurrency in self.loads():
                     for key in list(workers):
                         if self.is_over():
                             return
-                        point = PointKey(key, acceptance, concurrency)
-                        self.measure(point, workers, is_first=repeat == 0)
+                        point = PointKey(key, acceptance, concurrency, context)
+                        self.measure(point, workers, repeat)
             if number == 0:
                 self.profile_all(workers)
 
+    def loads(self) -> Iterator[tuple[int, int]]:
+        """Contexts and concurrencies whose tokens the KV cache holds."""
+        room = self.args.kv_cache_gib * GIB / KV_BYTES_PER_TOKEN
+        for context, concurrency in product(self.args.context, self.args.concurrency):
+            if concurrency * (context + self.args.output_len) <= room:
+                yield context, concurrency
+            else:
+                self.say(
+                    f"{concurrency} requests of {context} tokens do not fit: raise "
+                    "--kv-cache-gib"
+                )
+
     def measure(
-        self, point: PointKey, workers: dict[EngineKey, WorkerProcess], is_first: bool
+        self, point: PointKey, workers: dict[EngineKey, WorkerProcess], repeat: int
     ) -> None:
         key = point.engine
         rates = acceptance_rates(point.acceptance, key)
@@ -127,11 +150,13 @@ class Run:
         request = {
             "command": "measure",
             "concurrency": point.concurrency,
-            "prompt_len": self.args.prompt_len,
+            "prompt_len": point.context,
             "acceptance_rates": rates,
+            "recording": recording(point.acceptance, key),
+            "number": repeat,
         }
         try:
-            if is_first:  # compiles and tunes what this batch size needs
+            if repeat == 0:  # compiles and tunes what this batch size needs
                 workers[key].ask(ANSWER_S, **request, output_len=WARM_UP_TOKENS)
             found = workers[key].ask(
                 ANSWER_S, **request, output_len=self.args.output_len
@@ -145,12 +170,21 @@ class Run:
     def record(
         self, point: PointKey, rates: list[float], found: dict[str, Any]
     ) -> None:
-        found["expected_tokens_per_s"] = expected_tokens_per_s(
-            point.concurrency, rates, found
-        )
+        length = mean_length(rates)
+        name = recording(point.acceptance, point.engine)
+        if name is not None:
+            length = recorded_length(name, point.engine)
+            if found["mean_step_s"] and not point.engine.is_auto:
+                found["expected_tokens_per_s"] = (
+                    point.concurrency * length / found["mean_step_s"]
+                )
+        else:
+            found["expected_tokens_per_s"] = expected_tokens_per_s(
+                point.concurrency, rates, found
+            )
         entry = self.results["measurements"].setdefault(
             str(point),
-            {"run": self.name, "acceptance_length": mean_length(rates), "repeats": []},
+            {"run": self.name, "acceptance_length": length, "repeats": []},
         )
         entry["repeats"].append(found)
         self.save()
@@ -162,12 +196,12 @@ class Run:
         )
 
     def profile_all(self, workers: dict[EngineKey, WorkerProcess]) -> None:
-        acceptance = self.args.acceptance[0]
+        acceptance, context = self.args.acceptance[0], self.args.context[0]
         for concurrency in self.args.profile:
             for key in list(workers):
                 if self.is_over():
                     return
-                point = PointKey(key, acceptance, concurrency)
+                point = PointKey(key, acceptance, concurrency, context)
                 rates = acceptance_rates(acceptance, key)
                 if rates is not None:
                     self.profile(point, workers[key], rates)
@@ -178,9 +212,10 @@ class Run:
         request = {
             "command": "profile",
             "concurrency": point.concurrency,
-            "prompt_len": self.args.prompt_len,
+            "prompt_len": point.context,
             "output_len": self.args.output_len,
             "acceptance_rates": rates,
+            "recording": recording(point.acceptance, point.engine),
         }
         try:
             found = worker.ask(ANSWER_S, **request, num_steps=self.args.profile_steps)
@@ -198,6 +233,15 @@ class Run:
         folder = self.path.parent.resolve() / "traces"
         folder.mkdir(parents=True, exist_ok=True)
         return str(folder / (str(point).replace("/", "_") + ".json.gz"))
+
+
+@cache
+def recorded_length(name: str, key: EngineKey) -> float:
+    """Tokens of a step over a whole recording, whatever part a round replays."""
+    trace = Trace.load(name)
+    if not key.tree:
+        return tokens_per_step(trace, key.num_tokens)
+    return tokens_per_step(trace, key.num_tokens, key.tree, num_chain=key.num_tokens)
 
 
 def probe_device(site: str, env: dict[str, str]) -> dict[str, Any]:
@@ -219,6 +263,8 @@ def main() -> None:
             device=args.device,
             max_num_seqs=args.max_num_seqs,
             kv_cache_gib=args.kv_cache_gib,
+            max_model_len=max(MIN_MODEL_LEN, max(args.context) + args.output_len + 128),
+            is_replayed=bool(args.trace),
             engine_args=args.engine_args,
         )
         run = Run(args, setup, device)
@@ -233,6 +279,7 @@ def main() -> None:
             at_once,
             args.auto,
             args.shapes,
+            args.draft_tree,
         )
         for number, keys in enumerate(groups):
             if run.is_over(run.group_start_s):

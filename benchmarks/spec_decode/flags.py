@@ -5,8 +5,8 @@ import argparse
 import json
 from pathlib import Path
 
-from benchmarks.spec_decode.plan import ACCEPTANCES, EQUAL
-from benchmarks.spec_decode.results import IMPLEMENTATIONS, OURS
+from benchmarks.spec_decode.plan import ACCEPTANCES, EQUAL, RECORDED
+from benchmarks.spec_decode.results import IMPLEMENTATIONS, MAIN_CONTEXT, OURS
 from benchmarks.spec_decode.shapes import MODES, SETS, modes_of
 
 
@@ -41,6 +41,11 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     args = parser.parse_args(arguments)
     args.site = parse_sites(parser, args.site)
     check_sites(parser, args)
+    if args.trace:
+        labels = {text: label for label, text in RECORDED.items()}
+        args.acceptance = [labels[text] for text in args.trace]
+    elif args.draft_tree:
+        parser.error("--draft-tree needs --trace: a tree's acceptance is recorded")
     args.modes = args.modes or modes_of(args.shapes)
     if missing := set(args.modes) - set(modes_of(args.shapes)):
         parser.error(f"the shapes {args.shapes} have no {', '.join(sorted(missing))}")
@@ -54,8 +59,8 @@ def check_sites(parser: argparse.ArgumentParser, args: argparse.Namespace) -> No
 
 
 def _add_matrix(parser: argparse.ArgumentParser) -> None:
-    def many(flag: str, **more) -> None:
-        parser.add_argument(flag, nargs="+", **more)
+    def many(*flags: str, **more) -> None:
+        parser.add_argument(*flags, nargs="+", **more)
 
     many("--implementations", choices=IMPLEMENTATIONS, default=list(IMPLEMENTATIONS))
     many("--modes", choices=list(MODES), help="all that the shapes have, by default")
@@ -75,8 +80,30 @@ def _add_matrix(parser: argparse.ArgumentParser) -> None:
         help="acceptance: equal lengths for all, the same by position (ours alone, to "
         "compare lengths of draft), or lengths published for P-EAGLE and EAGLE-3",
     )
+    many(
+        "--trace",
+        choices=list(RECORDED.values()),
+        default=[],
+        help="replay what the bundled drafters had accepted of greedy or sampled text, "
+        "instead of --acceptance",
+    )
+    many(
+        "--draft-tree",
+        type=int,
+        default=[],
+        metavar="N",
+        help="also engines of ours with draft trees of so many nodes, for modes that "
+        "draft in one pass; needs --trace",
+    )
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--prompt-len", type=int, default=128)
+    many(
+        "--context",
+        "--prompt-len",
+        type=int,
+        default=[MAIN_CONTEXT],
+        metavar="L",
+        help="tokens of a prompt",
+    )
     parser.add_argument("--output-len", type=int, default=256)
     many("--profile", type=int, default=[], help="profile at these concurrencies too")
     parser.add_argument("--profile-steps", type=int, default=20)

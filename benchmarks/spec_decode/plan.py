@@ -2,6 +2,7 @@
 """Which engines to measure, which of them side by side, and how each is started."""
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,10 @@ from benchmarks.spec_decode.rounds import (
     minimum_variance_rates,
 )
 from benchmarks.spec_decode.shapes import PARALLEL, speculative_config
+from benchmarks.spec_decode.traces import TEXTS
 
 GIB = 1 << 30
+MIN_MODEL_LEN = 1024
 # Weights of the target and a drafter, activations, CUDA graphs and context; the KV
 # cache comes on top.
 ENGINE_GIB = 22
@@ -35,6 +38,10 @@ EQUAL = "equal"
 # compare with each other.
 BY_POSITION = "by-position"
 ACCEPTANCES = (EQUAL, BY_POSITION, *published.ACCEPTANCE)
+# Recorded: see `traces.py`.
+RECORDED = {f"recorded-{text}": text for text in TEXTS}
+# Whose recording stands for a drafter that has none.
+RECORDED_AS = {"pard2": "pard"}
 
 
 def runs_mode(implementation: str, mode: str) -> bool:
@@ -51,6 +58,7 @@ def plan_groups(
     at_once: int,
     auto: int | None = None,
     shapes: str = MAIN_SHAPES,
+    trees: Sequence[int] = (),
 ) -> list[list[EngineKey]]:
     """Engines that run side by side: those of a mode and K stay together.
 
@@ -59,14 +67,23 @@ def plan_groups(
     Args:
         auto: also an engine of ours per mode that chooses K itself, up to this.
         shapes: name of the set of models.
+        trees: also an engine of ours per parallel mode and K with a draft tree of so
+            many nodes.
     """
     pairs = [("none", 0)] if "none" in modes else []
     pairs += [(mode, k) for k in num_tokens for mode in modes if mode != "none"]
     sets = [
         [
-            EngineKey(name, mode, k, shapes=shapes)
-            for name in implementations
-            if runs_mode(name, mode)
+            *(
+                EngineKey(name, mode, k, shapes=shapes)
+                for name in implementations
+                if runs_mode(name, mode)
+            ),
+            *(
+                EngineKey(OURS, mode, k, shapes=shapes, tree=nodes)
+                for nodes in trees
+                if mode in PARALLEL and nodes >= k
+            ),
         ]
         for mode, k in pairs
     ]
@@ -84,6 +101,13 @@ def plan_groups(
     return groups
 
 
+def recording(label: str, key: EngineKey) -> str | None:
+    """Name of the recording that a label means for an engine; None without one."""
+    if label not in RECORDED or key.mode == "none":
+        return None
+    return f"{RECORDED_AS.get(key.mode, key.mode)}-{RECORDED[label]}"
+
+
 def curve(num_tokens: int) -> tuple[float, ...]:
     """The curve for so many drafts, its end drawn out where they are more."""
     return (CURVE + CURVE[-1:] * num_tokens)[:num_tokens]
@@ -97,6 +121,8 @@ def acceptance_rates(label: str, key: EngineKey) -> list[float] | None:
     by position are ours alone.
     """
     rates = conditional_rates(curve(key.num_tokens))
+    if label in RECORDED:
+        return rates  # what is accepted of them is looked up
     if label == BY_POSITION:
         return rates if key.implementation == OURS and key.mode != "none" else None
     if key.is_auto:
@@ -120,6 +146,8 @@ class Setup:
         models: folder of each model's config.
         device: "cuda" or "cpu".
         kv_cache_gib: KV cache of each engine.
+        max_model_len: of the longest prompt and its output.
+        is_replayed: whether acceptance is recorded.
         engine_args: further arguments of LLM, over those chosen here.
     """
 
@@ -128,11 +156,21 @@ class Setup:
     device: str
     max_num_seqs: int
     kv_cache_gib: float
+    max_model_len: int
+    is_replayed: bool
     engine_args: dict[str, Any]
+
+    def job(self, key: EngineKey) -> dict[str, Any]:
+        """What a worker is started with."""
+        return {
+            "engine": self.llm_args(key),
+            "device": self.device,
+            "is_replayed": self.is_replayed and key.mode != "none",
+        }
 
     def llm_args(self, key: EngineKey) -> dict[str, Any]:
         spec = speculative_config(
-            key.mode, self.models, key.num_tokens, curve(key.num_tokens)
+            key.mode, self.models, key.num_tokens, curve(key.num_tokens), key.tree
         )
         if key.is_auto:
             spec["num_speculative_tokens_per_batch_size"] = "auto"
@@ -141,10 +179,11 @@ class Setup:
             "speculative_config": spec,
             "load_format": "dummy",
             "skip_tokenizer_init": True,
-            "max_model_len": 1024,
+            "max_model_len": self.max_model_len,
             "max_num_seqs": self.max_num_seqs,
             "max_num_batched_tokens": 8192,
-            "enable_prefix_caching": False,
+            # Long prompts are computed before a round, which then finds them.
+            "enable_prefix_caching": self.max_model_len > MIN_MODEL_LEN,
             "disable_log_stats": False,
             "gpu_memory_utilization": 0.02,
             "kv_cache_memory_bytes": int(self.kv_cache_gib * GIB),

@@ -17,7 +17,9 @@ from typing import Any, NamedTuple
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 OURS, BASE_V2, BASE_V1 = "ours", "base-v2", "base-v1"
 IMPLEMENTATIONS = (OURS, BASE_V2, BASE_V1)
-MAIN_SHAPES = "llama-3.1-8b"  # those that keys do not name
+# What keys do not name.
+MAIN_SHAPES = "llama-3.1-8b"
+MAIN_CONTEXT = 128
 SECTIONS = ("runs", "engines", "measurements", "profiles", "failures")
 FILE_FLAGS = ("--output", "--prompts")
 SITE_FLAG, SITES = "--site", "$SITES"  # as README.md writes where the installs are
@@ -29,6 +31,7 @@ class EngineKey(NamedTuple):
 
     Attributes:
         num_tokens: K, 0 without speculation.
+        tree: nodes of a draft tree of depth K; 0: a chain.
         is_auto: K is the most that a step may draft, and every step chooses its own.
         shapes: name of the set of models.
     """
@@ -38,34 +41,48 @@ class EngineKey(NamedTuple):
     num_tokens: int
     is_auto: bool = False
     shapes: str = MAIN_SHAPES
+    tree: int = 0
 
     def __str__(self) -> str:
         auto = "auto" if self.is_auto else ""
+        tree = f"tree{self.tree}" if self.tree else ""
         where = "" if self.shapes == MAIN_SHAPES else f"@{self.shapes}"
-        return f"{self.implementation}/{self.mode}{where}/K{self.num_tokens}{auto}"
+        what = f"K{self.num_tokens}{tree}{auto}"
+        return f"{self.implementation}/{self.mode}{where}/{what}"
 
     @classmethod
     def parse(cls, text: str) -> "EngineKey":
         implementation, what, tokens = text.split("/")
         mode, _, shapes = what.partition("@")
         number, is_auto = tokens[1:].removesuffix("auto"), tokens.endswith("auto")
-        return cls(implementation, mode, int(number), is_auto, shapes or MAIN_SHAPES)
+        depth, _, tree = number.partition("tree")
+        shapes = shapes or MAIN_SHAPES
+        return cls(implementation, mode, int(depth), is_auto, shapes, int(tree or 0))
 
 
 class PointKey(NamedTuple):
-    """One measured point. The acceptance label says what length was drawn."""
+    """One measured point.
+
+    Attributes:
+        acceptance: says what length was drawn, or which recording was replayed.
+        context: tokens of a prompt.
+    """
 
     engine: EngineKey
     acceptance: str
     concurrency: int
+    context: int = MAIN_CONTEXT
 
     def __str__(self) -> str:
-        return f"{self.engine}/{self.acceptance}/c{self.concurrency}"
+        context = "" if self.context == MAIN_CONTEXT else f"@{self.context}"
+        return f"{self.engine}/{self.acceptance}/c{self.concurrency}{context}"
 
     @classmethod
     def parse(cls, text: str) -> "PointKey":
-        engine, acceptance, concurrency = text.rsplit("/", 2)
-        return cls(EngineKey.parse(engine), acceptance, int(concurrency[1:]))
+        engine, acceptance, load = text.rsplit("/", 2)
+        concurrency, _, context = load[1:].partition("@")
+        context = int(context or MAIN_CONTEXT)
+        return cls(EngineKey.parse(engine), acceptance, int(concurrency), context)
 
 
 def command_line(module: str) -> str:

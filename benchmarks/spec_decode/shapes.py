@@ -71,20 +71,29 @@ def _write_projection(config: Config, folder: Path) -> None:
 
 
 def speculative_config(
-    mode: str, models: dict[str, Path], num_tokens: int, acceptance: Sequence[float]
+    mode: str,
+    models: dict[str, Path],
+    num_tokens: int,
+    acceptance: Sequence[float],
+    tree: int = 0,
 ) -> dict[str, Any] | None:
     """What an engine is started with; None without speculation.
 
     Args:
         acceptance: chance that drafts 1 to i are all accepted, drawn instead of
             verified, so that every engine accepts the same: [num_tokens].
+        tree: nodes of a draft tree, which is verified by a recording.
     """
     if mode == "none":
         return None
-    return {
+    config = {
         **MODES[mode],
         "model": str(models[mode]),
         "num_speculative_tokens": num_tokens,
+    }
+    if tree:
+        return config | {"draft_tree": tree}
+    return config | {
         "rejection_sample_method": "synthetic",
         "synthetic_acceptance_rates": list(acceptance),
     }

@@ -13,19 +13,35 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+# From so many tokens on, computing prompts would stand beside the steps to measure.
+LONG_PROMPT = 1024
 COUNTERS = ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
 
 
 class Worker:
-    """Rounds of requests on an in-process LLM."""
+    """Rounds of requests on an in-process LLM.
 
-    def __init__(self, engine: dict[str, Any], device: str):
+    Args:
+        is_replayed: what is accepted is recorded, see `trace_acceptance.py`.
+    """
+
+    def __init__(self, engine: dict[str, Any], device: str, is_replayed: bool):
         from benchmarks.spec_decode.captures import Captures
         from benchmarks.spec_decode.drafter import DraftClock, find_drafter
         from benchmarks.spec_decode.heads import give_heads_their_own_lm_head
+        from benchmarks.spec_decode.trace_acceptance import (
+            Replay,
+            replay_chains,
+            replay_trees,
+        )
         from vllm import LLM
 
         give_heads_their_own_lm_head()
+        self.replay = None
+        if is_replayed:
+            self.replay = Replay(device, engine["max_num_seqs"])
+            if has_tree := "draft_tree" in engine["speculative_config"]:
+                replay_trees(self.replay)
         self.captures = Captures()
         begin = time.perf_counter()
         self.llm = LLM(**engine)
@@ -33,6 +49,8 @@ class Worker:
         self.device = device
         # In process, so the runner itself comes back.
         self.runner = self.llm.collective_rpc(lambda worker: worker.model_runner)[0]
+        if self.replay is not None and not has_tree:
+            replay_chains(self.runner, self.replay)
         self.drafter = find_drafter(self.runner)
         self.clock = DraftClock(self.drafter, device) if self.drafter else None
         self.vocab = self.llm.llm_engine.model_config.get_vocab_size()
@@ -74,17 +92,24 @@ class Worker:
         prompt_len: int,
         output_len: int,
         acceptance_rates: list[float],
+        recording: str | None = None,
+        number: int = 0,
     ) -> dict[str, Any]:
-        """One round; see README.md for what comes back."""
+        """One round; see README.md for what comes back.
+
+        Args:
+            number: of the round, which begins elsewhere in the recording.
+        """
         from benchmarks.spec_decode.rounds import (
             find_steady,
             seconds_to_first_tokens,
             time_per_output_token,
         )
 
-        self._accept(acceptance_rates)
+        self._accept(acceptance_rates, recording, number)
+        prompts = self._prompts(concurrency, prompt_len)
         before, begin = self._counters(), time.perf_counter()
-        steps = list(self._run(concurrency, prompt_len, output_len))
+        steps = list(self._run(prompts, output_len))
         seconds = steps[-1].time - begin
         steady = find_steady(steps, concurrency)
         draft_s, drafted = None, {}
@@ -113,6 +138,7 @@ class Worker:
         output_len: int,
         num_steps: int,
         acceptance_rates: list[float],
+        recording: str | None = None,
         trace: str | None = None,
     ) -> dict[str, Any]:
         """A profile of `num_steps` steps in the middle of a round.
@@ -126,10 +152,11 @@ class Worker:
             write_trace,
         )
 
-        self._accept(acceptance_rates)
+        self._accept(acceptance_rates, recording)
         window = ProfileWindow(num_steps)
         seen: set[str] = set()
-        for step in self._run(concurrency, prompt_len, output_len):
+        prompts = self._prompts(concurrency, prompt_len)
+        for step in self._run(prompts, output_len):
             window.after_step(is_steady=len(seen) == concurrency)
             seen |= step.tokens.keys()
         if self.clock:
@@ -140,13 +167,29 @@ class Worker:
             write_trace(window.trace, trace)
         return summarise(window.trace, num_steps)
 
-    def _accept(self, rates: list[float]) -> None:
+    def _accept(
+        self, rates: list[float], recording: str | None, number: int = 0
+    ) -> None:
         from benchmarks.spec_decode.drafter import set_acceptance
+        from benchmarks.spec_decode.traces import Trace
 
-        if self.drafter is not None:
+        if self.replay is not None:
+            self.replay.load(Trace.load(recording), number)
+        elif self.drafter is not None:
             set_acceptance(self.runner, rates)
 
-    def _run(self, concurrency: int, prompt_len: int, output_len: int) -> Iterator[Any]:
+    def _prompts(self, concurrency: int, length: int) -> list[list[int]]:
+        """Prompts that no other round has; long ones are in the KV cache already."""
+        prompts = [
+            [self.random.randrange(5, self.vocab) for _ in range(length)]
+            for _ in range(concurrency)
+        ]
+        if length >= LONG_PROMPT:
+            for _ in self._run(prompts, 1):
+                pass
+        return prompts
+
+    def _run(self, prompts: list[list[int]], output_len: int) -> Iterator[Any]:
         """Yields the steps of requests that arrive together."""
         from benchmarks.spec_decode.rounds import Step
         from vllm import SamplingParams
@@ -160,9 +203,8 @@ class Worker:
             detokenize=False,
             output_kind=RequestOutputKind.DELTA,
         )
-        for _ in range(concurrency):
+        for prompt in prompts:
             self.num_requests += 1
-            prompt = [self.random.randrange(5, self.vocab) for _ in range(prompt_len)]
             request = {"prompt_token_ids": prompt}
             engine.add_request(str(self.num_requests), request, sampling)
         while engine.has_unfinished_requests():
@@ -192,7 +234,7 @@ def serve() -> None:
     os.dup2(2, 1)
     job = json.loads(sys.stdin.readline())
     try:
-        worker = Worker(job["engine"], job["device"])
+        worker = Worker(**job)
         print(json.dumps(worker.describe()), file=channel)
     except Exception as error:
         print(json.dumps({"error": f"{type(error).__name__}: {error}"}), file=channel)

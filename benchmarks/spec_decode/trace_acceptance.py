@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A recording replayed inside an engine: probabilities, and what is accepted.
+
+All is looked up by one rule, from tensors that every side has on its device:
+
+    row = (starts[slot] + position) % num_rows
+
+where `slot` is a request's place in the batch or in the runner's state, and `position`
+that of its newest token, the first row of a step that verifies drafts. The recorded
+texts are one tape: a request that comes to the end of a text goes on with the next.
+Nothing here waits for the device, and all buffers keep their addresses, so CUDA graphs
+may hold what is made of them.
+"""
+
+from typing import Any
+
+import torch
+
+from benchmarks.spec_decode.traces import NO_RANK, Trace
+
+CAPACITY = 1 << 14
+DEPTH, WIDTH = 8, 16
+# Neighbouring slots begin far from each other, and so do rounds.
+SPREAD = 0.6180339887498949
+# Drafts of trees: what they are does not matter, and so none is held by chance.
+FIRST_TOKEN = 16
+
+
+class Replay:
+    """A recording's tables on a device.
+
+    Attributes:
+        probs: [CAPACITY, DEPTH, WIDTH] float32, of the likeliest tokens by depth.
+        ranks: [CAPACITY, DEPTH] int32, of the target's token; NO_RANK: not among them.
+        chain: [CAPACITY] int64, drafts accepted of a chain of DEPTH.
+        num_rows: [1] int64, rows of the tables that are in use.
+        starts: [slots] int64.
+    """
+
+    def __init__(self, device: torch.device | str, num_slots: int) -> None:
+        shape = CAPACITY, DEPTH, WIDTH
+        self.probs = torch.zeros(shape, device=device)
+        self.ranks = torch.zeros(shape[:2], dtype=torch.int32, device=device)
+        self.chain = torch.zeros(CAPACITY, dtype=torch.int64, device=device)
+        self.num_rows = torch.ones(1, dtype=torch.int64, device=device)
+        self.starts = torch.zeros(num_slots, dtype=torch.int64, device=device)
+
+    def load(self, trace: Trace, number: int = 0) -> None:
+        """Takes a recording's place; other rounds begin elsewhere in it.
+
+        Raises:
+            ValueError: it has more rows, or is deeper or wider, than there is room for.
+        """
+        rows, depth, width = trace.probs.shape
+        if rows > CAPACITY or depth != DEPTH or width > WIDTH:
+            raise ValueError(
+                f"a recording of {rows} rows, {depth} deep and {width} wide: room is "
+                f"for {CAPACITY}, {DEPTH} and {WIDTH}"
+            )
+        ranks = torch.from_numpy(trace.ranks.astype("int32"))
+        self.probs.zero_()
+        self.probs[:rows, :, :width].copy_(torch.from_numpy(trace.probs))
+        self.ranks[:rows].copy_(ranks)
+        self.chain[:rows].copy_((ranks == 0).cumprod(1).sum(1))
+        self.num_rows.fill_(rows)
+        slots = torch.arange(len(self.starts)) + number * len(self.starts)
+        self.starts.copy_((slots * SPREAD % 1 * rows).long())
+
+    def rows(self, slots: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """[n] int64 of requests by slot, each with its newest token's position."""
+        return (self.starts[slots] + positions) % self.num_rows
+
+    def candidate_probs(
+        self, rows: torch.Tensor, depth: int, width: int
+    ) -> torch.Tensor:
+        """[n, depth, width] float32, to stand for what a drafter said.
+
+        Raises:
+            ValueError: more than a recording holds.
+        """
+        if depth > DEPTH or width > WIDTH:
+            raise ValueError(
+                f"{width} candidates at {depth} depths, but recordings hold {WIDTH} at "
+                f"{DEPTH}: draft at most {DEPTH} tokens deep"
+            )
+        return self.probs[rows, :depth, :width]
+
+    def accepted_of_chain(
+        self, rows: torch.Tensor, num_drafts: torch.Tensor
+    ) -> torch.Tensor:
+        """[n] int64, of chains of so many drafts."""
+        return torch.minimum(self.chain[rows], num_drafts)
+
+    def drawn_tokens(
+        self, rows: torch.Tensor, depths: torch.Tensor, dtype: torch.dtype
+    ) -> torch.Tensor:
+        """What the target draws at nodes, if the candidate of rank r is token r.
+
+        More precisely token FIRST_TOKEN + r. Of no rank, or below the greatest depth,
+        it is a token that is no candidate.
+
+        Args:
+            rows: [n] of the node's request.
+            depths: [n] of the node; that of the newest token is 0.
+        """
+        ranks = self.ranks[rows, depths.clamp(max=DEPTH - 1)]
+        ranks = torch.where(depths < DEPTH, ranks, NO_RANK)
+        return (FIRST_TOKEN + ranks).to(dtype)
+
+
+def replay_chains(runner: Any, replay: Replay) -> None:
+    """Lets a runner of either kind accept chains as recorded.
+
+    Its engine must accept synthetically, at rates of 1: what the recording rejects is
+    cut off. The token behind the cut is a draft, as good as any with dummy weights.
+    """
+    sampler = runner.rejection_sampler
+    if sampler.synthetic_conditional_rates is None:
+        raise ValueError('start the engine with rejection_sample_method="synthetic"')
+    sampler.synthetic_conditional_rates.fill_(1.0)
+    if hasattr(sampler, "_verify"):
+        sampler._verify = _v2_verify(sampler._verify, replay)
+    else:
+        sampler.forward = _v1_forward(sampler.forward, runner, replay)
+
+
+def _v2_verify(verify: Any, replay: Replay) -> Any:
+    def replayed(logits, draft_logits, drafts, positions, starts, slots, *args):
+        processed, sampled, num_sampled = verify(
+            logits, draft_logits, drafts, positions, starts, slots, *args
+        )
+        begin, end = starts[:-1], starts[1:]
+        rows = replay.rows(slots, positions[begin])
+        accepted = replay.accepted_of_chain(rows, end - begin - 1)
+        cut = torch.minimum(num_sampled, accepted + 1).to(num_sampled.dtype)
+        return processed, sampled, cut
+
+    return replayed
+
+
+def _v1_forward(forward: Any, runner: Any, replay: Replay) -> Any:
+    def replayed(metadata, draft_probs, logits, sampling_metadata):
+        output = forward(metadata, draft_probs, logits, sampling_metadata)
+        tokens = output.sampled_token_ids  # [n, most drafts + 1], -1 behind the last
+        ends = metadata.cu_num_sampled_tokens
+        begins = torch.nn.functional.pad(ends[:-1], (1, 0))
+        positions = runner.positions[metadata.logits_indices[begins]]
+        slots = torch.arange(len(tokens), device=tokens.device)
+        accepted = replay.accepted_of_chain(
+            replay.rows(slots, positions), ends - begins - 1
+        )
+        places = torch.arange(tokens.shape[1], device=tokens.device)
+        tokens.masked_fill_(places > accepted[:, None], -1)
+        return output
+
+    return replayed
+
+
+def replay_trees(replay: Replay) -> None:
+    """Lets engines of this process draft and accept trees as recorded.
+
+    To be called before an engine records CUDA graphs. The candidates are ranked and
+    drawn for all that, so that a step costs what it costs; only then they are replaced.
+    """
+    from vllm.v1.worker.gpu.spec_decode.draft_tree import drafting, sampler
+
+    drafting.rank_candidates = _ranked(drafting.rank_candidates, replay)
+    tree_sampler = sampler.TreeRejectionSampler
+    tree_sampler._draw = _drawn(tree_sampler._draw, replay)
+
+
+def _ranked(rank_candidates: Any, replay: Replay) -> Any:
+    def replayed(speculator, hidden, plan):
+        log_probs, tokens = rank_candidates(speculator, hidden, plan)
+        n, depth = hidden.shape[:2]
+        batch, width = speculator.buffers.batch, log_probs.shape[1]
+        newest = batch.sample_positions[: n * depth : depth]
+        rows = replay.rows(batch.idx_mapping[:n].clamp(min=0), newest.clamp(min=0))
+        probs = replay.candidate_probs(rows, depth, width)
+        log_probs.copy_(probs.log().view(-1, width))
+        ranks = torch.arange(width, device=tokens.device)
+        tokens.copy_((FIRST_TOKEN + ranks).expand_as(tokens))
+        return log_probs, tokens
+
+    return replayed
+
+
+def _drawn(draw: Any, replay: Replay) -> Any:
+    def replayed(self, logits, nodes, pos, states, local_pos):
+        own = draw(self, logits, nodes, pos, states, local_pos)
+        node = (local_pos - 1).clamp(min=0).long()
+        depths = torch.where(local_pos > 0, self.trees.depths[states, node], 0)
+        rows = replay.rows(states, pos - depths)
+        return replay.drawn_tokens(rows, depths, own.dtype)
+
+    return replayed

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What drafters said of real text, and which of it the target wrote: recorded.
+
+Models of dummy weights accept nothing, so a benchmark replays a recording: acceptance
+then varies by request, position and confidence as it did for real models.
+`tools/tiny_models/record.py` writes the files in `traces/`.
+"""
+
+import heapq
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+FOLDER = Path(__file__).parent / "traces"
+TEXTS = ("greedy", "t0.5", "t0.8")
+# In the place of a rank: none of the recorded candidates.
+NO_RANK = 255
+# Files hold -log(probability) in these steps, as differences between ranks.
+NATS = 1 / 8
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One row for each position of some texts, those of a text side by side.
+
+    Row p of a text is what is known when its token p is the newest one, so that a walk
+    by any method finds its rows: from p to p + accepted + 1.
+
+    Attributes:
+        probs: [rows, depth, width] float32, of the likeliest tokens at each depth.
+        ranks: [rows, depth] uint8, of the token that the target wrote, among them.
+            Autoregressive drafters follow their own drafts (width 1): behind the first
+            wrong one all are NO_RANK.
+        lengths: [texts] rows of each text.
+        header: what was recorded, with what, and when.
+    """
+
+    probs: np.ndarray
+    ranks: np.ndarray
+    lengths: np.ndarray
+    header: dict[str, Any]
+
+    def save(self, path: Path) -> None:
+        nats = -np.log(np.maximum(self.probs, np.finfo(np.float32).tiny))
+        steps = np.diff(np.round(nats / NATS), axis=-1, prepend=0)
+        np.savez_compressed(
+            path,
+            # Of one rank and depth beside each other, they compress best.
+            steps=steps.clip(0, 255).astype(np.uint8).transpose(2, 1, 0),
+            ranks=self.ranks.astype(np.uint8),
+            lengths=self.lengths.astype(np.int32),
+            header=np.array(json.dumps(self.header)),
+        )
+
+    @staticmethod
+    def load(name: str, folder: Path = FOLDER) -> "Trace":
+        """By name, as "pard-t0.5".
+
+        Raises:
+            ValueError: there is no recording of that name.
+        """
+        path = folder / f"{name}.npz"
+        if not path.exists():
+            known = ", ".join(sorted(file.stem for file in folder.glob("*.npz")))
+            raise ValueError(f"no recording named {name}: choose one of {known}")
+        with np.load(path) as data:
+            steps = data["steps"].transpose(2, 1, 0).astype(np.float32)
+            probs = np.exp(-NATS * steps.cumsum(axis=-1)).astype(np.float32)
+            header = json.loads(str(data["header"]))
+            return Trace(probs, data["ranks"], data["lengths"], header)
+
+
+class Tree(NamedTuple):
+    """Nodes 1 to N of a draft tree; node 0 is the newest token.
+
+    Attributes:
+        depth: [N] from 1 on.
+        parent: [N] a node, always an earlier one.
+        rank: [N] of its token among the candidates at its depth.
+    """
+
+    depth: np.ndarray
+    parent: np.ndarray
+    rank: np.ndarray
+
+
+def best_first(probs: np.ndarray, num_nodes: int, num_chain: int = 0) -> Tree:
+    """The likeliest `num_nodes` paths by the product of their tokens' probabilities.
+
+    Taken in turns from a heap, as OPT-Tree and DDTree do: a node that is taken adds its
+    next sibling and its first child.
+
+    Args:
+        probs: [depth, width], descending along the width.
+        num_chain: nodes 1 to this are the likeliest token of each depth, whatever
+            else there is.
+    """
+    depth, width = probs.shape
+    nodes: dict[tuple[int, ...], int] = {(): 0}
+    for d in range(min(num_chain, num_nodes, depth)):
+        nodes[(0,) * (d + 1)] = d + 1
+    heap = [(-float(probs[0, 0]), (0,))]
+    while heap and len(nodes) <= num_nodes:
+        score, path = heapq.heappop(heap)
+        nodes.setdefault(path, len(nodes))
+        d, rank = len(path) - 1, path[-1]
+        if rank + 1 < width:
+            parent = score / float(probs[d, rank])
+            sibling = parent * float(probs[d, rank + 1])
+            heapq.heappush(heap, (sibling, (*path[:-1], rank + 1)))
+        if d + 1 < depth:
+            heapq.heappush(heap, (score * float(probs[d + 1, 0]), (*path, 0)))
+    paths = list(nodes)[1:]
+    return Tree(
+        np.array([len(path) for path in paths]),
+        np.array([nodes[path[:-1]] for path in paths]),
+        np.array([path[-1] for path in paths]),
+    )
+
+
+def accepted_of_chain(ranks: Sequence[int], num_drafts: int) -> int:
+    """Drafts accepted: the first ones that the target wrote too."""
+    most = min(num_drafts, len(ranks))
+    return next((d for d in range(most) if ranks[d] != 0), most)
+
+
+def accepted_of_tree(ranks: Sequence[int], tree: Tree) -> list[int]:
+    """The nodes accepted: from each the child of the rank that the target wrote."""
+    children = {
+        (int(parent), int(rank)): node
+        for node, (parent, rank) in enumerate(
+            zip(tree.parent, tree.rank, strict=True), start=1
+        )
+    }
+    path = [0]
+    for rank in ranks:
+        child = children.get((path[-1], int(rank)))
+        if child is None:
+            break
+        path.append(child)
+    return path[1:]
+
+
+def walk(trace: Trace, accepted: Sequence[int]) -> list[list[int]]:
+    """Drafts accepted in each step, by text.
+
+    Args:
+        accepted: [rows] by a step that begins there.
+    """
+    texts, start = [], 0
+    for length in trace.lengths.tolist():
+        steps, at = [], 0
+        while at < length:
+            steps.append(int(accepted[start + at]))
+            at += steps[-1] + 1
+        texts.append(steps)
+        start += length
+    return texts
+
+
+def tokens_per_step(
+    trace: Trace, num_drafts: int, num_nodes: int | None = None, num_chain: int = 0
+) -> float:
+    """Mean tokens of a step that drafts a chain, or a best-first tree.
+
+    Args:
+        num_drafts: length of the chain, or depth of the tree.
+        num_nodes: of a tree for each step; None: the chain.
+        num_chain: of the nodes, those kept for the chain.
+    """
+    if num_nodes is None:
+        counts = [accepted_of_chain(row, num_drafts) for row in trace.ranks.tolist()]
+    else:
+        counts = [
+            len(accepted_of_tree(ranks, best_first(probs, num_nodes, num_chain)))
+            for probs, ranks in zip(
+                trace.probs[:, :num_drafts],
+                trace.ranks[:, :num_drafts].tolist(),
+                strict=True,
+            )
+        ]
+    steps = [count for text in walk(trace, counts) for count in text]
+    return 1 + sum(steps) / len(steps)
+
+
+def rates_by_position(trace: Trace, num_drafts: int) -> list[float]:
+    """Chance that the first i drafts of a step are all accepted, for each i."""
+    counts = [accepted_of_chain(row, num_drafts) for row in trace.ranks.tolist()]
+    steps = [count for text in walk(trace, counts) for count in text]
+    return [sum(s > i for s in steps) / len(steps) for i in range(num_drafts)]

@@ -1,24 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Greedy drafts of published drafters in plain PyTorch, from their files alone.
+"""Targets and drafters in plain PyTorch, with no engine and no cache.
 
-Reads every family's names, keys and norms by itself, and shares no code with the
-engine or the detection.
+A drafter is read from its files alone: names, keys and norms of every family. A pass is
+written out as one causal sequence, the rows that hold known tokens, then the masks. It
+follows the papers and shares no code with the engine or the detection.
 """
 
 import json
 import re
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from tests.checkpoints.families import Published
 
-from .draft_oracle import PardOracle, PEagleOracle
+from .kept_drafts import noised
 
 MASK_KEYS = ("mask_token_id", "pard_token", "ptd_token_id")
 
@@ -39,9 +41,48 @@ def choices(target: torch.nn.Module, tokens: list[int]) -> list[int]:
         return target(torch.tensor([tokens])).logits[0].argmax(-1).tolist()
 
 
+def same_as_alone(
+    target: torch.nn.Module, prompts: list[list[int]], answers: list[list[int]]
+) -> None:
+    """Greedy answers are the target's own, as far as they go."""
+    for prompt, answer in zip(prompts, answers, strict=True):
+        assert answer == choices(target, prompt + answer)[len(prompt) - 1 : -1]
+
+
+@torch.inference_mode()
+def seeded_choices(
+    target: torch.nn.Module, text: list[int], first: int, **sampling: Any
+) -> list[int]:
+    """What the target draws from token `first` on, by the keys of its own positions.
+
+    Args:
+        sampling: seed and temperature.
+    """
+    logits = target(torch.tensor([text])).logits[0]
+    drawn = (
+        noised(logits[position], position=position, **sampling).argmax()
+        for position in range(first - 1, len(text) - 1)
+    )
+    return [int(token) for token in drawn]
+
+
+def greedy_answer(
+    target: torch.nn.Module, prompt: list[int], num_tokens: int
+) -> list[int]:
+    with torch.inference_mode():
+        tokens = target.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+            do_sample=False,
+            min_new_tokens=num_tokens,
+            max_new_tokens=num_tokens,
+        )
+    return tokens[0, len(prompt) :].tolist()
+
+
 def oracle_for(
     made: Published, folder: Path, target: torch.nn.Module
-) -> "PardOracle | HeadOracle":
+) -> "ModelOracle | HeadOracle":
     if made.warp is not None:
         return Pard2Oracle(folder, target, made.layers)
     if made.method == "draft_model":
@@ -50,14 +91,30 @@ def oracle_for(
     return HeadOracle(folder, target, made.layers or (2, depth // 2, depth - 3))
 
 
-class ModelOracle(PardOracle):
-    """A language model of any architecture, that drafts tokens of its target."""
+class ModelOracle:
+    """A language model whose masks stand for the tokens to come.
+
+    Args:
+        folder: the drafter's.
+        target: a transformers model, whose tokens it drafts.
+    """
 
     def __init__(self, folder: Path, target: torch.nn.Module) -> None:
         self.model = load_model(folder)
         self.mask = read_config(folder)["pard_token"]
         rows = self.model.get_output_embeddings()
         rows.weight.data[target.config.vocab_size :] = 0
+
+    @torch.inference_mode()
+    def drafts(self, known: list[int], count: int, width: int) -> list[int]:
+        """`count` drafts after the known tokens, at most `width` of them a pass."""
+        drafts: list[int] = []
+        while len(drafts) < count:
+            now = min(width, count - len(drafts))
+            rows = known + drafts + [self.mask] * (now - 1)
+            logits = self.model(torch.tensor([rows])).logits[0, -now:]
+            drafts += logits.argmax(-1).tolist()
+        return drafts
 
 
 class Pard2Oracle(ModelOracle):
@@ -67,8 +124,6 @@ class Pard2Oracle(ModelOracle):
     drafts have the last one that there is.
 
     Args:
-        folder: the drafter's.
-        target: a transformers model.
         layers: of the states that transformers lists, those that it is fed, in order.
     """
 
@@ -102,8 +157,15 @@ class Pard2Oracle(ModelOracle):
         return drafts
 
 
-class HeadOracle(PEagleOracle):
+class _Rows(NamedTuple):
+    tokens: list[int]
+    hidden: torch.Tensor  # [len(tokens), H]
+
+
+class HeadOracle:
     """An EAGLE-3 head of any family, parallel or not.
+
+    It pairs the hidden state of a token with the token after it.
 
     Args:
         folder: the head's.
@@ -115,9 +177,8 @@ class HeadOracle(PEagleOracle):
         self, folder: Path, target: torch.nn.Module, layers: tuple[int, ...]
     ) -> None:
         config = read_config(folder)
-        nested = config.get("transformer_layer_config", {})
         self.target, self.taps, self.config = target, layers, config
-        self.shape = config | nested
+        self.shape = config | config.get("transformer_layer_config", {})
         self.mask = next((config[k] for k in MASK_KEYS if k in config), None)
         weights = {_plain(n): w for n, w in _read_tensors(folder).items()}
         # Of layers too: a config may count the target's.
@@ -135,6 +196,21 @@ class HeadOracle(PEagleOracle):
         self.mask_hidden = torch.zeros(1, self.shape["hidden_size"])
         if "mask_hidden" in self.weights:
             self.mask_hidden = self._fused(self.weights["mask_hidden"].view(1, -1))
+
+    @torch.inference_mode()
+    def drafts(self, known: list[int], count: int, width: int) -> list[int]:
+        """`count` drafts after the known tokens, at most `width` of them a pass."""
+        rows, drafts = _Rows(known[1:], self._target_hidden(known[:-1])), []
+        while len(drafts) < count:
+            now = min(width, count - len(drafts))
+            masks = [self.mask] * (now - 1)
+            fed = torch.cat([rows.hidden, self.mask_hidden.expand(now - 1, -1)])
+            out = self._forward(rows.tokens + masks, fed)[-now:]
+            new = self._best(out)
+            drafts += new
+            # The next pass is fed the drafts, and what the head itself made of them.
+            rows = _Rows(rows.tokens + new, torch.cat([rows.hidden, out]))
+        return drafts
 
     def _rope(self) -> tuple[torch.Tensor, float]:
         shape = self.shape
@@ -167,19 +243,15 @@ class HeadOracle(PEagleOracle):
 
     def _forward(self, tokens: list[int], hidden: torch.Tensor) -> torch.Tensor:
         """[n, H] of n rows: before the last norm, or after it where it is fed back."""
+        embeds = self.weights["embed_tokens.weight"][tokens]
+        normed = self._norm(hidden, "layers.0.hidden_norm")
         if self.config.get("norm_before_residual"):
-            # The residual starts from the normed state, which norming again changes.
-            embeds = self.weights["embed_tokens.weight"][tokens]
-            hidden = self._norm(hidden, "layers.0.hidden_norm")
-            normed = torch.cat(
-                [self._norm(embeds, "layers.0.input_layernorm"), hidden], dim=-1
-            )
-            out = self._layer(0, hidden, normed)
-            for layer in range(1, self.shape["num_hidden_layers"]):
-                normed = self._norm(out, f"layers.{layer}.input_layernorm")
-                out = self._layer(layer, out, normed)
-        else:
-            out = super()._forward(tokens, hidden)
+            hidden = normed
+        embeds = self._norm(embeds, "layers.0.input_layernorm")
+        out = self._layer(0, hidden, torch.cat([embeds, normed], dim=-1))
+        for layer in range(1, self.shape["num_hidden_layers"]):
+            normed = self._norm(out, f"layers.{layer}.input_layernorm")
+            out = self._layer(layer, out, normed)
         return self._norm(out, "norm") if self.config.get("norm_output") else out
 
     def _layer(
@@ -191,21 +263,36 @@ class HeadOracle(PEagleOracle):
         return hidden + self._mlp(normed, f"{at}.mlp")
 
     def _best(self, hidden: torch.Tensor) -> list[int]:
-        if self.config.get("norm_output"):  # normed already
-            best = self._linear(hidden, "lm_head").argmax(-1)
-            return (best + self.to_target[best]).tolist()
-        return super()._best(hidden)
+        if not self.config.get("norm_output"):  # else it is normed already
+            hidden = self._norm(hidden, "norm")
+        best = self._linear(hidden, "lm_head").argmax(-1)
+        return (best + self.to_target[best]).tolist()
+
+    def _norm(self, x: torch.Tensor, name: str) -> torch.Tensor:
+        weight = self.weights[f"{name}.weight"]
+        return F.rms_norm(x, weight.shape, weight, self.shape["rms_norm_eps"])
+
+    def _linear(self, x: torch.Tensor, name: str) -> torch.Tensor:
+        return x @ self.weights[f"{name}.weight"].T
+
+    def _mlp(self, x: torch.Tensor, at: str) -> torch.Tensor:
+        gate = F.silu(self._linear(x, f"{at}.gate_proj"))
+        return self._linear(gate * self._linear(x, f"{at}.up_proj"), f"{at}.down_proj")
 
     def _attention(self, x: torch.Tensor, at: str) -> torch.Tensor:
-        self.at = at
-        return super()._attention(x, at)
+        size = self.shape["head_dim"]
+        q, k, v = (
+            self._linear(x, f"{at}.{name}_proj").unflatten(-1, (-1, size)).movedim(1, 0)
+            for name in "qkv"
+        )
+        if f"{at}.q_norm.weight" in self.weights:  # Qwen3
+            q, k = self._norm(q, f"{at}.q_norm"), self._norm(k, f"{at}.k_norm")
+        q, k = self._rotated(q), self._rotated(k)
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        return self._linear(out.movedim(0, 1).flatten(1), f"{at}.o_proj")
 
     def _rotated(self, x: torch.Tensor) -> torch.Tensor:
-        """Rotary positions 0 to n - 1 on [heads, n, head_dim], normed for Qwen3."""
-        if f"{self.at}.q_norm.weight" in self.weights:
-            # Queries have more heads than keys in every head of a Qwen3 here.
-            is_query = len(x) == self.shape["num_attention_heads"]
-            x = self._norm(x, f"{self.at}.{'q' if is_query else 'k'}_norm")
+        """Rotary positions 0 to n - 1 on [heads, n, head_dim]."""
         angles = torch.arange(x.shape[1])[:, None] * self.rates
         cos, sin = angles.cos() * self.scale, angles.sin() * self.scale
         low, high = x.chunk(2, dim=-1)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # make demo: everything from nothing to the drafters' table.
-# make test: lint, overlay checks and the tests, but the slow ones, without a GPU.
+# make test: lint, overlay checks, documentation and the tests, but the slow ones.
 # make test-all: the slow ones too. make docs: the documentation, in build/docs.
 PYTHON ?= python3
 VENV   ?= .venv
@@ -17,10 +17,10 @@ INSTALL_INPUTS := $(wildcard requirements/*.txt) base.toml seams.lock hatch_buil
 demo: env
 	$(BIN)/python examples/offline_inference/spec_decode.py
 
-test: lint
+test: lint docs
 	$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
 
-test-all: lint
+test-all: lint docs
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 lint: test-env

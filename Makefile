@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # make demo: everything from nothing to the drafters' table.
-# make test: lint, overlay checks and all CPU tests, of the documentation too: the CPU
-# steps of .buildkite/.
-# make docs: renews what the documentation takes from code and results; build/docs.
+# make test: lint, overlay checks, documentation and the tests, but the slow ones.
+# make test-all: the slow ones too. make docs: the documentation, in build/docs.
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
@@ -13,19 +12,23 @@ INSTALL_INPUTS := $(wildcard requirements/*.txt) base.toml edits.lock setup.py \
     $(shell find vllm -name '*.edit' -o -type d -not -name __pycache__)
 
 .DELETE_ON_ERROR:
-.PHONY: demo test lint docs wheel env test-env rebase-report clean
+.PHONY: demo test test-all lint docs wheel env test-env rebase-report clean
 
 demo: env
 	$(BIN)/python examples/offline_inference/spec_decode.py
 
-test: test-env
-	$(BIN)/python -m tools.ci test -- $(PYTEST_ARGS)
+test: lint docs
+	$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
+
+test-all: lint docs
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 lint: test-env
-	$(BIN)/python -m tools.ci run Lint
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/python -m tools.overlay check
 
 docs: test-env
-	$(BIN)/python -m tools.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 env: $(VENV)/installed
@@ -42,9 +45,11 @@ $(VENV)/test-installed: $(VENV)/installed requirements/test.txt
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet -r requirements/test.txt
 	touch $@
 
-# make wheel DEVICE=cpu|cuda: a wheel for release, in dist/.
+# make wheel DEVICE=cpu|cuda: a wheel for release, in dist/; equal inputs, equal bytes.
 wheel: $(BIN)/python
-	$(BIN)/python -m tools.package build --device $(DEVICE)
+	VLLM_TARGET_DEVICE=$(DEVICE) SOURCE_DATE_EPOCH=1580601600 \
+	    PIP_CONSTRAINT=requirements/build.txt PIP_BUILD_CONSTRAINT=requirements/build.txt \
+	    $(BIN)/python -m pip wheel --no-deps --wheel-dir dist .
 
 # make rebase-report VERSION=0.33.0 [DEVICE=cuda]: what another release would change.
 DEVICE ?= cuda

@@ -15,11 +15,9 @@ fi
 [[ ${NIGHTLY:-0} != 1 ]] || which+=(--nightly)
 
 python=python3
-if ! $python -c 'import jsonschema, yaml' 2> /dev/null; then
+if ! $python -c 'import yaml' 2> /dev/null; then
   $python -m venv build/ci-venv
   python=build/ci-venv/bin/python
-  $python -m pip install --quiet pyyaml 'jsonschema>=4.23.0'
+  $python -m pip install --quiet pyyaml
 fi
-mkdir -p build
-$python -m tools.ci generate "${which[@]}" --output build/pipeline.yaml
-buildkite-agent pipeline upload build/pipeline.yaml
+$python -m tools.ci "${which[@]}" | buildkite-agent pipeline upload

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT
-from tests.v1.e2e.head_oracle import choices, load_model
+from tests.v1.e2e.oracle import choices, load_model
 
 from .test_spec_decode_server import (
     CODE,
@@ -21,6 +21,7 @@ NUM_SPEC_TOKENS = 8  # as models/peagle says
 REFUSED = "must name a remote model repository"  # where the base takes no local target
 
 
+@pytest.mark.slow
 def test_a_head_alone(
     models: Path,
     engine_env,

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[3]
 MODES = ("pard", "peagle")
 SMALL = {
@@ -24,6 +26,7 @@ SMALL = {
 }
 
 
+@pytest.mark.slow
 def test_soak(models: Path, on_cpu: bool, engine_env, tmp_path: Path):
     """No wrong token, no lost block, no request without an end, no growing memory."""
     output = tmp_path / "soak.json"

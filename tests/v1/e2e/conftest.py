@@ -1,76 +1,60 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Engines for end-to-end tests: each one runs once, in a process of its own."""
+"""Engines for end-to-end tests, and texts for them."""
 
 import json
 import random
-import subprocess
-import sys
-import tempfile
-from collections.abc import Callable
+import sysconfig
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers import AutoTokenizer
 
-JOB = Path(__file__).with_name("engine_job.py")
-ENGINE = {
-    "dtype": "float32",  # no two logits are equal by rounding
-    "enforce_eager": True,
-    "disable_log_stats": False,
-    "gpu_memory_utilization": 0.1,
-    "use_tqdm_on_load": False,
-}
+from .engine import ENGINE, V1, Engines
+from .oracle import load_model
+
+RunJob = Callable[..., dict[str, Any]]
 RunEngine = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture(scope="session")
-def run_engine(models: Path, engine_env: dict[str, str]) -> RunEngine:
+def run_job(engine_env, on_cpu: bool, tmp_path_factory) -> Iterator[RunJob]:
+    """Runs a job of `engine_job.py`, on Runner V2 or V1; returns its result, or error.
+
+    An engine's own arguments are added to those that all have.
+    """
+    started: dict[str, Engines] = {}
+
+    def run(job: dict[str, Any], runner: str = "V2") -> dict[str, Any]:
+        if runner not in started:
+            env = engine_env | (V1 if runner == "V1" else {})
+            folder = tmp_path_factory.mktemp(f"engines-{runner}")
+            started[runner] = Engines(env, folder, forks=on_cpu)
+        return started[runner].run(job | {"engine": ENGINE | job["engine"]})
+
+    yield run
+    for engines in started.values():
+        engines.end()
+
+
+@pytest.fixture(scope="session")
+def run_engine(models: Path, run_job: RunJob) -> RunEngine:
     """Runs scenarios in an engine with the bundled target.
 
-    Arguments: the scenarios, the runner ("V1" or "V2"), the speculative config, the
-    script, if not `engine_job`, what that explains, and the engine's own arguments.
-    Returns what the script's `run` returns, and the engine's log.
+    Arguments: the scenarios, the runner, the speculative config, what `engine_job.py`
+    explains, and the engine's own arguments.
     """
+    asked_for = ("async_scheduling", "idle_every", "record_drafts", "record_graphs")
+    asked_for += ("keep_drafts",)
 
-    def run(
-        scenarios,
-        runner="V2",
-        speculative_config=None,
-        *,
-        script=JOB,
-        async_scheduling=False,
-        idle_every=0,
-        record_drafts=False,
-        record_graphs=False,
-        **engine,
-    ):
-        job = {
-            "async_scheduling": async_scheduling,
-            "idle_every": idle_every,
-            "record_drafts": record_drafts,
-            "record_graphs": record_graphs,
-            "engine": {
-                **ENGINE,
-                "model": str(models / "target"),
-                "speculative_config": speculative_config,
-                **engine,
-            },
-            "scenarios": scenarios,
-        }
-        env = engine_env | {
-            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-            "VLLM_LOGGING_LEVEL": "INFO",
-        }
-        if runner == "V1":
-            env |= {"VLLM_USE_V2_MODEL_RUNNER": "0", "TRITON_INTERPRET": "0"}
-        with tempfile.TemporaryDirectory() as folder:
-            files = [Path(folder, "job.json"), Path(folder, "result.json")]
-            files[0].write_text(json.dumps(job))
-            command = [sys.executable, str(script), *map(str, files)]
-            done = subprocess.run(command, env=env, capture_output=True, text=True)
-            assert done.returncode == 0, done.stderr[-6000:]
-            result = json.loads(files[1].read_text())
-            result["log"] = done.stdout + done.stderr
+    def run(scenarios, runner="V2", speculative_config=None, **more):
+        how = {name: more.pop(name) for name in asked_for if name in more}
+        engine = {"model": str(models / "target"), **more}
+        engine["speculative_config"] = speculative_config
+        result = run_job(how | {"engine": engine, "scenarios": scenarios}, runner)
+        assert "error" not in result, result["log"][-6000:]
         assert result["is_v2"] == (runner == "V2")
         return result
 
@@ -78,12 +62,14 @@ def run_engine(models: Path, engine_env: dict[str, str]) -> RunEngine:
 
 
 @pytest.fixture(scope="session")
+def target(models: Path) -> torch.nn.Module:
+    """The bundled target in plain PyTorch."""
+    return load_model(models / "target")
+
+
+@pytest.fixture(scope="session")
 def held_out_tokens(models: Path) -> list[int]:
     """Token ids of held-out modules of this interpreter's standard library."""
-    import sysconfig
-
-    from transformers import AutoTokenizer
-
     tokenizer = AutoTokenizer.from_pretrained(models / "target")
     names = json.loads((models / "held_out.json").read_text())
     folder = Path(sysconfig.get_path("stdlib"))

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """One engine in a process of its own, for tests: `engine_job.py JOB RESULT`.
 
+Without files it reads pairs of them from stdin, a line each, and forks for each: vLLM
+is imported once. It says `done` on stdout when a result is written.
+
 A job names an engine's arguments and scenarios, which run one after the other. A
 scenario is a list of requests, each with its prompt's token ids and how many tokens it
 wants, and, if it has them: the step at which it arrives, else all arrive together; its
@@ -12,25 +15,38 @@ sampling parameters. Beyond that a job may ask for
         steps; `touched_kv` then counts those that changed a byte of the KV cache;
     record_drafts: all drafts made, each with the number of tokens known before it;
     record_fed: what each slot of a PARD-2 drafter is fed: see `fed_rows.py`;
-    record_graphs: draft passes are CUDA graphs, on a CPU as if: see `recorded.py`.
+    record_graphs: draft passes are CUDA graphs, on a CPU as if: see `recorded.py`;
+    keep_drafts: drafts against the logits kept of them: see `kept_drafts.py`.
 """
 
+import gc
+import importlib
 import json
+import os
 import sys
+import traceback
 from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import torch
 from fed_rows import FedRows
+from kept_drafts import KeptDrafts
 from recorded import record_graphs
 
-from vllm import LLM, SamplingParams
+from vllm import LLM, RequestOutput, SamplingParams
 from vllm.outputs import CompletionOutput
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
 COUNTERS = ("vllm:spec_decode_", "vllm:num_preemptions", "vllm:prefix_cache_hits")
+# What an engine without a GPU imports when it starts.
+IMPORTED_LATE = (
+    "vllm.model_executor.models.llama",
+    "vllm.v1.engine.core",
+    "vllm.v1.worker.cpu.model_runner",
+    "vllm.v1.worker.cpu_worker",
+)
 # On a GPU: tests run side by side, so none takes a share of what memory is left.
 KV_CACHE_BYTES = 1 << 30
 # Draft passes with prompts in them, which need a compiled model, run as on a CPU.
@@ -43,11 +59,11 @@ GRAPHS = {
 def engine_arguments(job: dict[str, Any]) -> dict[str, Any]:
     """What the engine is started with, so that a GPU does what a CPU does."""
     given = dict(job["engine"])
-    if not job["async_scheduling"]:
+    if not job.get("async_scheduling"):
         given["async_scheduling"] = False
     if not current_platform.is_cpu():
         given["kv_cache_memory_bytes"] = KV_CACHE_BYTES
-        if job["record_graphs"]:
+        if job.get("record_graphs"):
             given |= GRAPHS
     return given
 
@@ -68,6 +84,8 @@ def sampling(request: dict[str, Any]) -> SamplingParams:
     if "structured_outputs" in given:
         grammar = StructuredOutputsParams(**given["structured_outputs"])
         given["structured_outputs"] = grammar
+    if "logit_bias" in given:  # JSON's keys are strings
+        given["logit_bias"] = {int(t): bias for t, bias in given["logit_bias"].items()}
     if request.get("stream"):
         given["output_kind"] = RequestOutputKind.DELTA
     return SamplingParams(**given, max_tokens=request["max_tokens"])
@@ -138,24 +156,46 @@ class IdleRank:
 
 
 class Answer:
-    """What comes of one request."""
+    """What comes of one request, and of each output where it asks for several."""
 
     def __init__(self, request: dict[str, Any]) -> None:
         self.request = request
-        self.tokens: list[int] = []
+        self.tokens: dict[int, list[int]] = {0: []}
+        self.logprobs: dict[int, Any] = {}
         self.is_aborted = False
         self.text, self.end, self.steps = "", "", 0
 
     def take(self, output: CompletionOutput) -> bool:
         """Whether the request is to be aborted now."""
-        is_delta = self.request.get("stream", False)
-        self.tokens = (self.tokens if is_delta else []) + list(output.token_ids)
+        is_delta, at = self.request.get("stream", False), output.index
+        self.tokens[at] = (self.tokens[at] if is_delta else []) + [*output.token_ids]
         self.text = (self.text if is_delta else "") + output.text
         self.end = output.finish_reason or ""
+        self.logprobs[at] = output.logprobs and [
+            {token: one.logprob for token, one in row.items()}
+            for row in output.logprobs
+        ]
         # What has ended can no longer be aborted.
-        enough = len(self.tokens) >= self.request.get("abort_after", sys.maxsize)
+        enough = len(self.tokens[0]) >= self.request.get("abort_after", sys.maxsize)
         self.is_aborted = enough and not output.finished()
         return self.is_aborted
+
+
+def results_of(answers: list[Answer]) -> dict[str, list[Any]]:
+    """By kind; `all_tokens` and `logprobs` are of all outputs of a request."""
+    return {
+        "tokens": [answer.tokens[0] for answer in answers],
+        "all_tokens": [in_order(answer.tokens) for answer in answers],
+        "logprobs": [in_order(answer.logprobs) for answer in answers],
+        "aborted": [answer.is_aborted for answer in answers],
+        "texts": [answer.text for answer in answers],
+        "ends": [answer.end for answer in answers],
+        "last_steps": [answer.steps for answer in answers],
+    }
+
+
+def in_order(by_index: dict[int, Any]) -> list[Any]:
+    return [by_index[at] for at in sorted(by_index)]
 
 
 def run_scenario(
@@ -164,6 +204,13 @@ def run_scenario(
     engine, step = llm.llm_engine, 0
     answers = {str(number): Answer(request) for number, request in enumerate(requests)}
     waiting = dict(answers)
+
+    def take(output: RequestOutput) -> None:
+        answer = answers[output.request_id]
+        answer.steps = step
+        if any([answer.take(one) for one in output.outputs]):
+            engine.abort_request([output.request_id])
+
     while waiting or engine.has_unfinished_requests():
         for name, answer in list(waiting.items()):
             if (request := answer.request).get("arrives", 0) <= step:
@@ -172,9 +219,7 @@ def run_scenario(
                 engine.add_request(name, prompt, sampling(request), priority=priority)
                 del waiting[name]
         for output in engine.step():
-            answers[output.request_id].steps = step
-            if answers[output.request_id].take(output.outputs[0]):
-                engine.abort_request([output.request_id])
+            take(output)
         idle.after_step()
         step += 1
     return list(answers.values())
@@ -201,38 +246,30 @@ def timed_requests(scheduler: Any) -> list[int]:
 
 
 def run(job: dict[str, Any]) -> dict[str, Any]:
-    if job["async_scheduling"]:
+    if job.get("async_scheduling"):
         force_async_scheduling()
     llm = LLM(**engine_arguments(job))
     # The engine's core and its worker live in this process.
     core = llm.llm_engine.engine_core.engine_core
     worker = llm.collective_rpc(lambda worker: worker)[0]
-    idle = IdleRank(worker, job["idle_every"])
-    record = DraftRecord(worker.model_runner) if job["record_drafts"] else None
-    fed = FedRows(worker.model_runner) if job.get("record_fed") else None
-    graphs = record_graphs(worker) if job["record_graphs"] else None
+    runner = worker.model_runner
+    idle = IdleRank(worker, job.get("idle_every", 0))
+    record = DraftRecord(runner) if job.get("record_drafts") else None
+    fed = FedRows(runner) if job.get("record_fed") else None
+    graphs = record_graphs(worker) if job.get("record_graphs") else None
+    kept = KeptDrafts(runner) if job.get("keep_drafts") else None
     blocks, results = free_blocks(core.scheduler), {}
     for name, requests in job["scenarios"].items():
         before = counters(llm)
         answers = run_scenario(llm, requests, idle)
-        after = counters(llm)
         results[name] = {
-            "tokens": [answer.tokens for answer in answers],
-            "aborted": [answer.is_aborted for answer in answers],
-            "texts": [answer.text for answer in answers],
-            "ends": [answer.end for answer in answers],
-            "last_steps": [answer.steps for answer in answers],
+            **results_of(answers),
             "drafts": record.take() if record else [],
             "fed": fed.take() if fed else [],
-            "counters": {
-                key: [
-                    new - old for new, old in zip(after[key], before[key], strict=True)
-                ]
-                for key in after
-            },
+            "counters": difference(counters(llm), before),
         }
     return {
-        **describe(worker.model_runner),
+        **describe(runner),
         "scheduler": type(core.scheduler).__name__,
         "scenarios": results,
         "leaked_blocks": blocks - free_blocks(core.scheduler),
@@ -240,9 +277,49 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
         "touched_kv": idle.touched_kv,
         "timed_requests": timed_requests(core.scheduler),
         "replays": graphs.replayed if graphs else {},
+        "kept": kept.found if kept else {},
     }
 
 
+def difference(
+    after: dict[str, list[int]], before: dict[str, list[int]]
+) -> dict[str, list[int]]:
+    pairs = {key: zip(after[key], before[key], strict=True) for key in after}
+    return {key: [new - old for new, old in pair] for key, pair in pairs.items()}
+
+
+def run_files(job_file: str, result_file: str) -> None:
+    """An engine that does not start has its error as result."""
+    try:
+        result = run(json.loads(Path(job_file).read_text()))
+    except Exception as error:
+        result = {"error": f"{type(error).__name__}: {error}"}
+        traceback.print_exc()
+    Path(result_file).write_text(json.dumps(result))
+
+
+def fork(job_file: str, result_file: str) -> str:
+    """How it ended."""
+    if os.fork() == 0:
+        run_files(job_file, result_file)
+        sys.stderr.flush()
+        os._exit(0)  # an engine's threads are not waited for
+    return "killed" if os.wait()[1] else "done"
+
+
+def main() -> None:
+    say = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what else is printed is the log
+    if files := sys.argv[1:]:
+        run_files(*files)
+        print("done", file=say, flush=True)
+        return
+    for module in IMPORTED_LATE:
+        importlib.import_module(module)
+    gc.freeze()  # else each engine looks through all that is imported
+    for line in sys.stdin:
+        print(fork(*line.split()), file=say, flush=True)
+
+
 if __name__ == "__main__":
-    job_file, result_file = map(Path, sys.argv[1:])
-    result_file.write_text(json.dumps(run(json.loads(job_file.read_text()))))
+    main()

@@ -69,6 +69,11 @@ class KeptDrafts:
             self._wrap(runner.speculator, "propose", after=self._keep)
             self._wrap(runner.rejection_sampler, "__call__", before=self._compare)
 
+    @property
+    def found(self) -> dict[str, int]:
+        names = ("verified", "strange", "undrawn", "waited", "moved")
+        return {name: getattr(self, name) for name in names}
+
     def _wrap(self, owner: Any, name: str, before=None, after=None) -> None:
         """Replaced on the class: a call does not look at the instance."""
         owner = type(owner)

@@ -11,10 +11,8 @@ import pytest
 
 from tests.checkpoints.families import TARGETS, write_drafter, write_target
 
-from .conftest import ENGINE
 from .fed_rows import place
-from .head_oracle import Pard2Oracle, load_model
-from .test_published_drafters import run_engines, same_as_alone
+from .oracle import Pard2Oracle, load_model, same_as_alone
 
 DRAFTER, TARGET, LAYERS = "pard2-qwen3", "qwen3", (8, 6, 4, 2)
 BLOCK, MAX_MODEL_LEN = 32, 160
@@ -42,7 +40,6 @@ ENGINES: dict[str, dict[str, Any]] = {
     },
 }
 
-
 # What is fed is compared bit by bit: prompts at once and cached, or in chunks.
 FED = {
     "at once": {"max_num_batched_tokens": 512, "max_num_seqs": 8},
@@ -61,7 +58,6 @@ def engine_job(name: str, drafter: str, target: str) -> dict[str, Any]:
         "record_drafts": True,
         "record_graphs": name == "wide",
         "engine": {
-            **ENGINE,
             "model": target,
             "speculative_config": {"model": drafter, **SPECULATIVE[name]},
             "max_model_len": MAX_MODEL_LEN,
@@ -79,12 +75,6 @@ def folders(models, tmp_path_factory):
     return write_drafter(DRAFTER, folder / "drafter", target), target
 
 
-@pytest.fixture(scope="module")
-def results(folders, engine_env, tmp_path_factory) -> dict[str, Any]:
-    jobs = {name: engine_job(name, *map(str, folders)) for name in ENGINES}
-    return run_engines(jobs, engine_env, tmp_path_factory.mktemp("jobs"))
-
-
 def num_cached(found: dict[str, Any]) -> int:
     """Prompt tokens of a scenario that were not computed again."""
     return found["counters"]["prefix_cache_hits"][0]
@@ -97,8 +87,9 @@ def oracle(folders) -> Pard2Oracle:
 
 
 @pytest.mark.parametrize("name", ENGINES)
-def test_drafts_are_those_of_one_computation(name: str, results, oracle: Pard2Oracle):
-    result, spec = results[name], SPECULATIVE[name]
+def test_drafts_are_those_of_one_computation(name: str, folders, run_job, oracle):
+    result = run_job(engine_job(name, *map(str, folders)))
+    spec = SPECULATIVE[name]
     assert "error" not in result, result["error"]
     assert result["drafter"] == "Pard2Drafter"
     assert result["idle_batches"] > 0 and result["touched_kv"] == 0
@@ -123,24 +114,21 @@ def test_drafts_are_those_of_one_computation(name: str, results, oracle: Pard2Or
         assert scenarios["growing"]["counters"]["num_preemptions"][0] > 0
 
 
-def test_slots_are_fed_the_same_bits(folders, engine_env, tmp_path):
+@pytest.mark.parametrize("name", FED)
+def test_slots_are_fed_the_same_bits(name: str, folders, run_job):
     """At once, in chunks or behind a cached prefix: the state of the token before."""
-    jobs = {}
-    for name, engine in FED.items():
-        job = engine_job("wide", *map(str, folders))
-        prompts = [*TOGETHER[:2], SHARED[:33]]
-        requests = [{"prompt": prompt, "max_tokens": 6} for prompt in prompts]
-        job["engine"] |= engine
-        job["scenarios"] = {"first": requests, "again": requests}
-        recorded = {"record_fed": True, "record_drafts": False}
-        jobs[name] = job | recorded | {"record_graphs": False}
-    results = run_engines(jobs, engine_env, tmp_path)
-    for result in results.values():
-        assert "error" not in result, result["error"]
-        first, again = (result["scenarios"][name] for name in ("first", "again"))
-        for found in (first, again):
-            assert fed_as_defined(found, prompts) >= num_slots(found, prompts)
-        assert num_cached(again) == (2 + 3 + 1) * BLOCK
+    job = engine_job("wide", *map(str, folders))
+    prompts = [*TOGETHER[:2], SHARED[:33]]
+    requests = [{"prompt": prompt, "max_tokens": 6} for prompt in prompts]
+    job["engine"] |= FED[name]
+    job["scenarios"] = {"first": requests, "again": requests}
+    recorded = {"record_fed": True, "record_drafts": False, "record_graphs": False}
+    result = run_job(job | recorded)
+    assert "error" not in result, result["error"]
+    first, again = (result["scenarios"][name] for name in ("first", "again"))
+    for found in (first, again):
+        assert fed_as_defined(found, prompts) >= num_slots(found, prompts)
+    assert num_cached(again) == (2 + 3 + 1) * BLOCK
 
 
 def num_slots(found: dict[str, Any], prompts: list[list[int]]) -> int:

@@ -4,10 +4,9 @@
 The drafts of each must be those of plain PyTorch, token for token.
 """
 
-import json
-import subprocess
-import sys
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,55 +16,52 @@ from safetensors.torch import load_file, save_file
 
 from tests.checkpoints.families import (
     PUBLISHED,
-    TARGETS,
     Published,
     write_drafter,
     write_target,
 )
-from tests.checkpoints.record import acceptance, detected, note
 
-from .conftest import ENGINE
-from .head_oracle import choices, load_model, oracle_for
+from .oracle import load_model, oracle_for, same_as_alone, seeded_choices
+from .test_unified_speculator import only_fast
 
-JOB = Path(__file__).with_name("families_job.py")
-
-
-def names_of(*targets: str) -> tuple[str, ...]:
-    return tuple(name for name, made in PUBLISHED.items() if made.target in targets)
-
-
-# Engines cost seconds: some run one after the other in one process.
-GROUPS = [
-    names_of("llama")[::2],
-    names_of("llama")[1::2],
-    names_of("qwen2", "qwen3"),
-    names_of("gpt-oss", "gpt-oss-wide"),
-]
+# One of each family; the others are slow.
+FAST = (
+    "pard-qwen3",
+    "pard2-qwen3",
+    "peagle-amazon",
+    "peagle-nemo",
+    "peagle-specforge",
+    "speculators-peagle-qwen3",
+    "speculators-eagle3",
+    "eagle3-nvidia",
+    "eagle3-yuhuili",
+)
 SERVED_ALONE = "speculators-eagle3"
-REFUSED = "must name a remote model repository"  # where the base takes no local target
+REFUSED = "must name a remote model repository"  # where vLLM takes no local target
 WINDOWED = "gpt-oss"  # it has two groups of KV caches, and drafts for itself as well
 PROMPTS = [list(range(100, 105)), list(range(200, 223))]
+SEEDED, FREE = {"temperature": 1.0, "seed": 3}, {"temperature": 1.0}
+
+
+class Targets:
+    """The targets' folders and models, each made when it is asked for."""
+
+    def __init__(self, folder: Path, tokenizer: Path) -> None:
+        self.folder = cache(lambda name: write_target(name, folder / name, tokenizer))
+        self.model = cache(lambda name: load_model(self.folder(name)))
 
 
 @pytest.fixture(scope="module")
-def targets(models: Path, tmp_path_factory) -> dict[str, Path]:
-    folder = tmp_path_factory.mktemp("targets")
-    return {
-        name: write_target(name, folder / name, models / "target") for name in TARGETS
-    }
+def targets(models: Path, tmp_path_factory) -> Targets:
+    return Targets(tmp_path_factory.mktemp("targets"), models / "target")
 
 
 def engine_job(spec: dict[str, Any] | None, target: Path) -> dict[str, Any]:
     """The engine's job; without a speculative config `target` is a drafter."""
     sampled = {"prompt": PROMPTS[0], "max_tokens": 6}
-    seeded, free = {"temperature": 1.0, "seed": 3}, {"temperature": 1.0}
     return {
-        "async_scheduling": False,
-        "idle_every": 0,
         "record_drafts": True,
-        "record_graphs": False,
         "engine": {
-            **ENGINE,
             "model": str(target),
             "speculative_config": spec,
             "max_model_len": 96,
@@ -74,93 +70,63 @@ def engine_job(spec: dict[str, Any] | None, target: Path) -> dict[str, Any]:
         },
         "scenarios": {
             "greedy": [{"prompt": prompt, "max_tokens": 12} for prompt in PROMPTS],
-            "sampled": [sampled | {"sampling": each} for each in (seeded, free)],
+            "sampled": [sampled | {"sampling": each} for each in (SEEDED, FREE)],
         },
     }
 
 
-def drafter_job(name: str, folder: Path, target: Path) -> dict[str, Any]:
-    return engine_job({"model": str(folder), **PUBLISHED[name].settings}, target)
-
-
-def run_engines(
-    jobs: dict[str, dict[str, Any]], env: dict[str, str], folder: Path
-) -> dict[str, dict[str, Any]]:
-    files = [folder / "jobs.json", folder / "results.json"]
-    files[0].write_text(json.dumps(jobs))
-    env = env | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "INFO"}
-    command = [sys.executable, str(JOB), *map(str, files)]
-    done = subprocess.run(command, env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-6000:]
-    return json.loads(files[1].read_text())
-
-
-def lacks_experts() -> bool:
+def skip_without_experts(target: str, on_cpu: bool) -> None:
     """On a GPU: an install without `_moe_C`, which runs a mixture of experts."""
     import vllm._custom_ops  # noqa: F401  (loads what there is)
 
-    return not hasattr(torch.ops._moe_C, "topk_softmax")
-
-
-@pytest.mark.parametrize("names", GROUPS, ids="+".join)
-def test_drafts_are_those_of_plain_pytorch(
-    names: Sequence[str],
-    targets,
-    engine_env,
-    on_cpu,
-    takes_local_verifiers,
-    tmp_path,
-):
-    models = {PUBLISHED[name].target for name in names}
-    if WINDOWED in models and not on_cpu and lacks_experts():
+    is_windowed = target.startswith(WINDOWED)
+    if is_windowed and not on_cpu and not hasattr(torch.ops._moe_C, "topk_softmax"):
         pytest.skip("gpt-oss runs on _moe_C.topk_softmax, which is not installed")
-    folders, jobs = {}, {}
-    for name in names:
-        target = targets[PUBLISHED[name].target]
-        folders[name] = write_drafter(name, tmp_path / name, target)
-        jobs[name] = drafter_job(name, folders[name], target)
-    if SERVED_ALONE in names:
-        # It names its target itself.
-        alone_job = engine_job(None, folders[SERVED_ALONE])
-        jobs[SERVED_ALONE if takes_local_verifiers else REFUSED] = alone_job
-    alone = {target: load_model(targets[target]) for target in models}
-    if WINDOWED in models:
-        jobs[WINDOWED] = own_job(targets[WINDOWED], 4)
-    results = run_engines(jobs, engine_env, tmp_path)
-    if REFUSED in jobs:
-        assert REFUSED in results[REFUSED].get("error", "it started")
-    if WINDOWED in models:
-        all_accepted(results[WINDOWED], PROMPTS, alone[WINDOWED])
-    seeded: dict[str, list[int]] = {}
-    for name in names:
-        made, result = PUBLISHED[name], results[name]
-        target = alone[made.target]
-        assert_is_detected(made, result, folders[name])
-        found, sampled = (result["scenarios"][key] for key in ("greedy", "sampled"))
-        same_as_alone(target, PROMPTS, found["tokens"])
-        # A seed gives one text, whatever is drafted.
-        with_seed, without = sampled["tokens"]
-        assert seeded.setdefault(made.target, with_seed) == with_seed
-        assert len(without) == 6 and max(without) < TARGETS[made.target]["vocab_size"]
-        compared = compare_drafts(made, found, PROMPTS, folders[name], target)
-        assert compared >= 20
-        # A drafter that always says the same would prove nothing.
-        assert len({token for *_, drafts in found["drafts"] for token in drafts}) > 20
-        note(
-            name,
-            weights="random",
-            target=made.target,
-            detected=detected(result["lines"][0]),
-            drafts_compared=compared,
-            **acceptance(found["counters"]),
-        )
+
+
+@pytest.mark.parametrize("name", only_fast(PUBLISHED, *FAST))
+def test_drafts_are_those_of_plain_pytorch(name, targets, run_job, on_cpu, tmp_path):
+    made = PUBLISHED[name]
+    skip_without_experts(made.target, on_cpu)
+    folder = write_drafter(name, tmp_path / name, targets.folder(made.target))
+    spec = {"model": str(folder), **made.settings}
+    result = run_job(engine_job(spec, targets.folder(made.target)))
+    assert_drafts(made, result, folder, targets.model(made.target))
+
+
+def test_a_head_names_its_target(targets, run_job, takes_local_verifiers, tmp_path):
+    made = PUBLISHED[SERVED_ALONE]
+    target = targets.folder(made.target)
+    folder = write_drafter(SERVED_ALONE, tmp_path / "head", target)
+    result = run_job(engine_job(None, folder))
+    if takes_local_verifiers:
+        assert_drafts(made, result, folder, targets.model(made.target))
+    else:
+        assert REFUSED in result.get("error", "it started")
+
+
+def assert_drafts(
+    made: Published, result: dict[str, Any], folder: Path, target: torch.nn.Module
+) -> None:
+    assert_is_detected(made, result, folder)
+    found, sampled = (result["scenarios"][key] for key in ("greedy", "sampled"))
+    same_as_alone(target, PROMPTS, found["tokens"])
+    with_seed, free = sampled["tokens"]
+    text, first = PROMPTS[0] + with_seed, len(PROMPTS[0])
+    assert with_seed == seeded_choices(target, text, first, **SEEDED)
+    assert len(free) == 6 and max(free) < target.config.vocab_size
+    assert compare_drafts(made, found, PROMPTS, folder, target) >= 20
+    # A drafter that always says the same would prove nothing.
+    assert len({token for *_, drafts in found["drafts"] for token in drafts}) > 20
 
 
 def assert_is_detected(made: Published, result: dict[str, Any], folder: Path) -> None:
     """By its files, on Runner V2; the engine keeps no block."""
     assert "error" not in result, f"{folder.name}: {result['error']}"
     assert result["is_v2"] and result["drafter"].endswith("Drafter")
-    assert result["lines"] == [expected_line(made, folder)]
+    assert re.findall(r"\] (Drafter .*)", result["log"]) == [
+        expected_line(made, folder)
+    ]
     assert result["leaked_blocks"] == 0
 
 
@@ -178,14 +144,6 @@ def expected_line(made: Published, folder: Path) -> str:
     )
 
 
-def same_as_alone(
-    target: torch.nn.Module, prompts: list[list[int]], answers: list[list[int]]
-) -> None:
-    """Greedy answers are the target's own."""
-    for prompt, answer in zip(prompts, answers, strict=True):
-        assert answer == choices(target, prompt + answer)[len(prompt) - 1 : -1]
-
-
 def compare_drafts(
     made: Published,
     found: dict[str, Any],
@@ -201,21 +159,33 @@ def compare_drafts(
         text = texts[int(request)]
         if known > len(text):
             continue  # past the last token kept
-        with torch.inference_mode():
-            wanted = oracle.drafts(text[:known], made.num_drafts, made.width)
+        wanted = oracle.drafts(text[:known], made.num_drafts, made.width)
         assert drafts == wanted, f"{folder.name} after {known} tokens"
         compared += 1
     return compared
 
 
-def own_job(target: Path, num_drafts: int) -> dict[str, Any]:
-    """The engine's job where the target drafts for itself."""
-    spec = {
+def acceptance(found: dict[str, Any]) -> list[float]:
+    """Share of draft steps in which the draft at each position was accepted."""
+    counters = found["counters"]
+    drafts = counters["num_drafts"][0]
+    return [count / drafts for count in counters["num_accepted_tokens_per_pos"]]
+
+
+@pytest.mark.slow
+def test_a_target_with_windows_drafts_for_itself(targets, run_job, on_cpu):
+    skip_without_experts(WINDOWED, on_cpu)
+    folder = targets.folder(WINDOWED)
+    job = engine_job(drafts_for_itself(folder, 4), folder)
+    all_accepted(run_job(job), PROMPTS, targets.model(WINDOWED))
+
+
+def drafts_for_itself(target: Path, num_drafts: int) -> dict[str, Any]:
+    return {
         "model": str(target),
         "method": "draft_model",
         "num_speculative_tokens": num_drafts,
     }
-    return engine_job(spec, target)
 
 
 def all_accepted(
@@ -225,8 +195,8 @@ def all_accepted(
     assert "error" not in result, result["error"]
     found = result["scenarios"]["greedy"]
     same_as_alone(target, prompts, found["tokens"])
-    rates = acceptance(found["counters"])
-    assert set(rates["acceptance_by_position"]) == {1.0} and rates["steps"] > 3
+    assert set(acceptance(found)) == {1.0}
+    assert found["counters"]["num_drafts"][0] > 3
 
 
 def without(tensors: dict[str, torch.Tensor], name: str) -> None:
@@ -269,14 +239,12 @@ def change(folder: Path, name: str, how: Callable[..., None]) -> None:
     save_file(tensors, file)
 
 
-def test_incomplete_checkpoints_are_refused(targets, engine_env, tmp_path):
+@pytest.mark.parametrize("tensor", only_fast(CHANGES, "d2t", "target_proj.weight"))
+def test_incomplete_checkpoints_are_refused(tensor, targets, run_job, tmp_path):
     """Tensors that are missing, and those that the model has no place for."""
-    jobs = {}
-    for tensor, (name, how, _) in CHANGES.items():
-        target = targets[PUBLISHED[name].target]
-        folder = write_drafter(name, tmp_path / tensor, target)
-        change(folder, tensor, how)
-        jobs[tensor] = engine_job({"model": str(folder)}, target)
-    results = run_engines(jobs, engine_env, tmp_path)
-    for tensor, (_, _, said) in CHANGES.items():
-        assert said.format(tensor) in results[tensor].get("error", "it loaded")
+    name, how, said = CHANGES[tensor]
+    target = targets.folder(PUBLISHED[name].target)
+    folder = write_drafter(name, tmp_path / "drafter", target)
+    change(folder, tensor, how)
+    result = run_job(engine_job({"model": str(folder)}, target))
+    assert said.format(tensor) in result.get("error", "it loaded")

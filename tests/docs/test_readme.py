@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the README shows for a machine without a GPU runs; linked files are there."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+
+README = (ROOT / "README.md").read_text()
+WITHOUT_GPU = README.partition("## Without a GPU")[2].partition("\n## ")[0]
+# mkdocs checks the links below docs/.
+FOLDERS = ("benchmarks", "examples", "models")
+PAGES = [*ROOT.glob("*.md"), *(p for f in FOLDERS for p in (ROOT / f).rglob("*.md"))]
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", WITHOUT_GPU, re.M | re.S)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links(page: Path):
+    for target in re.findall(r"\]\((?!https?:|#)([^)#\s]+)", page.read_text()):
+        assert (page.parent / target).exists(), target
+
+
+@pytest.fixture
+def env(engine_env, on_cpu: bool) -> dict[str, str]:
+    if not on_cpu:
+        pytest.skip("for a machine without a GPU")
+    return engine_env | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+
+
+@pytest.mark.slow
+def test_python(env):
+    (block,) = blocks("python")
+    done = subprocess.run(
+        [sys.executable, "-c", block], cwd=ROOT, env=env, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.stdout.strip()
+
+
+@pytest.fixture
+def server(env, tmp_path: Path) -> Iterator[Path]:
+    """Its log."""
+    log = tmp_path / "log.txt"
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            ["bash", "-ec", blocks("bash")[0]],
+            **{"cwd": ROOT, "env": env, "stdout": file, "stderr": file},
+            start_new_session=True,
+        )
+    try:
+        deadline = time.monotonic() + 180
+        while not is_healthy():
+            assert process.poll() is None and time.monotonic() < deadline, (
+                log.read_text()[-4000:]
+            )
+            time.sleep(0.5)
+        yield log
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
+        process.wait(timeout=60)
+
+
+def is_healthy() -> bool:
+    with suppress(urllib.error.URLError, ConnectionError):
+        urllib.request.urlopen("http://localhost:8000/health", timeout=10)
+        return True
+    return False
+
+
+@pytest.mark.slow
+def test_serving(server: Path, env):
+    command = ["bash", "-eo", "pipefail", "-c", blocks("bash")[1]]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert '"text":' in done.stdout
+    accepted = re.search(r"num_accepted_tokens_total\S* (\S+)", done.stdout)
+    assert float(accepted[1]) > 0
+    assert "Unified speculator" in server.read_text()

@@ -1,0 +1,311 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Targets and drafters in plain PyTorch, with no engine and no cache.
+
+A drafter is read from its files alone: names, keys and norms of every family. A pass is
+written out as one causal sequence, the rows that hold known tokens, then the masks. It
+follows the papers and shares no code with the engine or the detection.
+"""
+
+import json
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, DynamicCache
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from tests.checkpoints.families import Published
+
+from .kept_drafts import noised
+
+MASK_KEYS = ("mask_token_id", "pard_token", "ptd_token_id")
+
+
+def load_model(folder: Path) -> torch.nn.Module:
+    return AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager"
+    )
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "config.json").read_text())
+
+
+def choices(target: torch.nn.Module, tokens: list[int]) -> list[int]:
+    """What the target alone would say after each of these tokens."""
+    with torch.inference_mode():
+        return target(torch.tensor([tokens])).logits[0].argmax(-1).tolist()
+
+
+def same_as_alone(
+    target: torch.nn.Module, prompts: list[list[int]], answers: list[list[int]]
+) -> None:
+    """Greedy answers are the target's own, as far as they go."""
+    for prompt, answer in zip(prompts, answers, strict=True):
+        assert answer == choices(target, prompt + answer)[len(prompt) - 1 : -1]
+
+
+@torch.inference_mode()
+def seeded_choices(
+    target: torch.nn.Module, text: list[int], first: int, **sampling: Any
+) -> list[int]:
+    """What the target draws from token `first` on, by the keys of its own positions.
+
+    Args:
+        sampling: seed and temperature.
+    """
+    logits = target(torch.tensor([text])).logits[0]
+    drawn = (
+        noised(logits[position], position=position, **sampling).argmax()
+        for position in range(first - 1, len(text) - 1)
+    )
+    return [int(token) for token in drawn]
+
+
+@torch.inference_mode()
+def greedy_answer(
+    target: torch.nn.Module, prompt: list[int], num_tokens: int
+) -> list[int]:
+    """So many tokens, past any end of text."""
+    answer, new, cache = [], prompt, DynamicCache()
+    for _ in range(num_tokens):
+        logits = target(torch.tensor([new]), past_key_values=cache).logits
+        new = [int(logits[0, -1].argmax())]
+        answer += new
+    return answer
+
+
+def oracle_for(
+    made: Published, folder: Path, target: torch.nn.Module
+) -> "ModelOracle | HeadOracle":
+    if made.warp is not None:
+        return Pard2Oracle(folder, target, made.layers)
+    if made.method == "draft_model":
+        return ModelOracle(folder, target)
+    depth = target.config.num_hidden_layers
+    return HeadOracle(folder, target, made.layers or (2, depth // 2, depth - 3))
+
+
+class ModelOracle:
+    """A language model whose masks stand for the tokens to come.
+
+    Args:
+        folder: the drafter's.
+        target: a transformers model, whose tokens it drafts.
+    """
+
+    def __init__(self, folder: Path, target: torch.nn.Module) -> None:
+        self.model = load_model(folder)
+        self.mask = read_config(folder)["pard_token"]
+        rows = self.model.get_output_embeddings()
+        rows.weight.data[target.config.vocab_size :] = 0
+
+    @torch.inference_mode()
+    def drafts(self, known: list[int], count: int, width: int) -> list[int]:
+        """`count` drafts after the known tokens, at most `width` of them a pass."""
+        drafts: list[int] = []
+        while len(drafts) < count:
+            now = min(width, count - len(drafts))
+            rows = known + drafts + [self.mask] * (now - 1)
+            logits = self.model(torch.tensor([rows])).logits[0, -now:]
+            drafts += logits.argmax(-1).tolist()
+        return drafts
+
+
+class Pard2Oracle(ModelOracle):
+    """A language model that is fed the target's states beside the tokens.
+
+    Each token has the state of the token before it, the first one zeros; masks and
+    drafts have the last one that there is.
+
+    Args:
+        layers: of the states that transformers lists, those that it is fed, in order.
+    """
+
+    def __init__(
+        self, folder: Path, target: torch.nn.Module, layers: tuple[int, ...]
+    ) -> None:
+        super().__init__(folder, target)
+        self.target, self.layers = target, layers
+        config = read_config(folder)
+        self.scale = config.get("pard2_scale") or config["feat_scale"]
+        warp = torch.load(folder / "warp_model.bin", weights_only=True)
+        self.weight = warp["target_proj.weight"].float()
+        self.bias = warp.get("target_proj.bias", torch.zeros(1)).float()
+
+    @torch.inference_mode()
+    def drafts(self, known: list[int], count: int, width: int) -> list[int]:
+        states = torch.zeros(len(known), self.weight.shape[1])
+        if len(known) > 1:
+            ids = torch.tensor([known[:-1]])
+            out = self.target(ids, output_hidden_states=True).hidden_states
+            states[1:] = torch.cat([out[layer][0] for layer in self.layers], dim=-1)
+        fed = (states @ self.weight.T + self.bias) * self.scale
+        drafts: list[int] = []
+        while len(drafts) < count:
+            now = min(width, count - len(drafts))
+            rows = torch.tensor(known + drafts + [self.mask] * (now - 1))
+            more = fed[-1:].expand(len(rows) - len(fed), -1)
+            embeds = self.model.get_input_embeddings()(rows) + torch.cat([fed, more])
+            logits = self.model(inputs_embeds=embeds[None]).logits[0, -now:]
+            drafts += logits.argmax(-1).tolist()
+        return drafts
+
+
+class _Rows(NamedTuple):
+    tokens: list[int]
+    hidden: torch.Tensor  # [len(tokens), H]
+
+
+class HeadOracle:
+    """An EAGLE-3 head of any family, parallel or not.
+
+    It pairs the hidden state of a token with the token after it.
+
+    Args:
+        folder: the head's.
+        target: a transformers model.
+        layers: the target's layers whose inputs the head is fed.
+    """
+
+    def __init__(
+        self, folder: Path, target: torch.nn.Module, layers: tuple[int, ...]
+    ) -> None:
+        config = read_config(folder)
+        self.target, self.taps, self.config = target, layers, config
+        self.shape = config | config.get("transformer_layer_config", {})
+        self.mask = next((config[k] for k in MASK_KEYS if k in config), None)
+        weights = {_plain(n): w for n, w in _read_tensors(folder).items()}
+        # Of layers too: a config may count the target's.
+        layers_of = [re.match(r"layers\.(\d+)\.", name) for name in weights]
+        depth = 1 + max(int(found[1]) for found in layers_of if found)
+        self.shape |= {"num_hidden_layers": depth}
+        table = weights.pop("d2t", None)
+        self.weights = {name: w.float() for name, w in weights.items()}
+        self.weights.setdefault(
+            "embed_tokens.weight", target.get_input_embeddings().weight.detach()
+        )
+        rows = len(self.weights["lm_head.weight"])
+        self.to_target = torch.zeros(rows, dtype=torch.long) if table is None else table
+        self.rates, self.scale = self._rope()
+        self.mask_hidden = torch.zeros(1, self.shape["hidden_size"])
+        if "mask_hidden" in self.weights:
+            self.mask_hidden = self._fused(self.weights["mask_hidden"].view(1, -1))
+
+    @torch.inference_mode()
+    def drafts(self, known: list[int], count: int, width: int) -> list[int]:
+        """`count` drafts after the known tokens, at most `width` of them a pass."""
+        rows, drafts = _Rows(known[1:], self._target_hidden(known[:-1])), []
+        while len(drafts) < count:
+            now = min(width, count - len(drafts))
+            masks = [self.mask] * (now - 1)
+            fed = torch.cat([rows.hidden, self.mask_hidden.expand(now - 1, -1)])
+            out = self._forward(rows.tokens + masks, fed)[-now:]
+            new = self._best(out)
+            drafts += new
+            # The next pass is fed the drafts, and what the head itself made of them.
+            rows = _Rows(rows.tokens + new, torch.cat([rows.hidden, out]))
+        return drafts
+
+    def _rope(self) -> tuple[torch.Tensor, float]:
+        shape = self.shape
+        rope = shape.get("rope_parameters") or shape.get("rope_scaling") or {}
+        theta = rope.get("rope_theta") or shape.get("rope_theta", 10000.0)
+        size = shape.get("head_dim") or (
+            shape["hidden_size"] // shape["num_attention_heads"]
+        )
+        self.shape = shape | {"head_dim": size}
+        if rope.get("rope_type", "default") == "default":
+            return theta ** -(torch.arange(0, size, 2) / size), 1.0
+        config = SimpleNamespace(**self.shape)
+        config.rope_parameters = rope | {"rope_theta": theta}
+        config.standardize_rope_params = lambda: None
+        return ROPE_INIT_FUNCTIONS[rope["rope_type"]](config, "cpu")
+
+    def _target_hidden(self, tokens: list[int]) -> torch.Tensor:
+        out = self.target(torch.tensor([tokens]), output_hidden_states=True)
+        tapped = [out.hidden_states[layer][0] for layer in self.taps]
+        return self._fused(torch.cat(tapped, dim=-1))
+
+    def _fused(self, tapped: torch.Tensor) -> torch.Tensor:
+        if self.config.get("norm_before_fc"):
+            tapped = self._norm(tapped, "input_norm")
+        if self.config.get("fc_norm"):
+            parts = tapped.chunk(len(self.taps), dim=-1)
+            normed = [self._norm(x, f"fc_norm.{i}") for i, x in enumerate(parts)]
+            tapped = torch.cat(normed, dim=-1)
+        return self._linear(tapped, "fc")
+
+    def _forward(self, tokens: list[int], hidden: torch.Tensor) -> torch.Tensor:
+        """[n, H] of n rows: before the last norm, or after it where it is fed back."""
+        embeds = self.weights["embed_tokens.weight"][tokens]
+        normed = self._norm(hidden, "layers.0.hidden_norm")
+        if self.config.get("norm_before_residual"):
+            hidden = normed
+        embeds = self._norm(embeds, "layers.0.input_layernorm")
+        out = self._layer(0, hidden, torch.cat([embeds, normed], dim=-1))
+        for layer in range(1, self.shape["num_hidden_layers"]):
+            normed = self._norm(out, f"layers.{layer}.input_layernorm")
+            out = self._layer(layer, out, normed)
+        return self._norm(out, "norm") if self.config.get("norm_output") else out
+
+    def _layer(
+        self, layer: int, hidden: torch.Tensor, normed: torch.Tensor
+    ) -> torch.Tensor:
+        at = f"layers.{layer}"
+        hidden = hidden + self._attention(normed, f"{at}.self_attn")
+        normed = self._norm(hidden, f"{at}.post_attention_layernorm")
+        return hidden + self._mlp(normed, f"{at}.mlp")
+
+    def _best(self, hidden: torch.Tensor) -> list[int]:
+        if not self.config.get("norm_output"):  # else it is normed already
+            hidden = self._norm(hidden, "norm")
+        best = self._linear(hidden, "lm_head").argmax(-1)
+        return (best + self.to_target[best]).tolist()
+
+    def _norm(self, x: torch.Tensor, name: str) -> torch.Tensor:
+        weight = self.weights[f"{name}.weight"]
+        return F.rms_norm(x, weight.shape, weight, self.shape["rms_norm_eps"])
+
+    def _linear(self, x: torch.Tensor, name: str) -> torch.Tensor:
+        return x @ self.weights[f"{name}.weight"].T
+
+    def _mlp(self, x: torch.Tensor, at: str) -> torch.Tensor:
+        gate = F.silu(self._linear(x, f"{at}.gate_proj"))
+        return self._linear(gate * self._linear(x, f"{at}.up_proj"), f"{at}.down_proj")
+
+    def _attention(self, x: torch.Tensor, at: str) -> torch.Tensor:
+        size = self.shape["head_dim"]
+        q, k, v = (
+            self._linear(x, f"{at}.{name}_proj").unflatten(-1, (-1, size)).movedim(1, 0)
+            for name in "qkv"
+        )
+        if f"{at}.q_norm.weight" in self.weights:  # Qwen3
+            q, k = self._norm(q, f"{at}.q_norm"), self._norm(k, f"{at}.k_norm")
+        q, k = self._rotated(q), self._rotated(k)
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        return self._linear(out.movedim(0, 1).flatten(1), f"{at}.o_proj")
+
+    def _rotated(self, x: torch.Tensor) -> torch.Tensor:
+        """Rotary positions 0 to n - 1 on [heads, n, head_dim]."""
+        angles = torch.arange(x.shape[1])[:, None] * self.rates
+        cos, sin = angles.cos() * self.scale, angles.sin() * self.scale
+        low, high = x.chunk(2, dim=-1)
+        return torch.cat([low * cos - high * sin, high * cos + low * sin], dim=-1)
+
+
+def _read_tensors(folder: Path) -> dict[str, torch.Tensor]:
+    pickled = folder / "pytorch_model.bin"
+    if pickled.is_file():
+        return torch.load(pickled, weights_only=True)
+    return load_file(folder / "model.safetensors")
+
+
+def _plain(name: str) -> str:
+    name = re.sub(r"^model\.", "", name)
+    name = re.sub(r"^midlayer\.(\d+)\.", r"layers.\1.", name)
+    return name.replace("midlayer.", "layers.0.")

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Makes a build's pipeline of the steps in .buildkite/, which have vLLM's keys.
+
+    python -m tools.ci --since origin/main    what the changes of a branch concern
+    python -m tools.ci --all --nightly        all, optional steps without being asked
+
+It prints YAML for `buildkite-agent pipeline upload`.
+"""
+
+import argparse
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+REQUIRED = {"label", "key", "device", "timeout_in_minutes", "commands"}
+OWN = {"source_file_dependencies", "optional", "num_devices"}  # not Buildkite's
+PASSED_ON = ("timeout_in_minutes", "env", "soft_fail", "parallelism", "artifact_paths")
+Step = dict[str, Any]
+
+
+def load_config() -> dict[str, Any]:
+    return yaml.safe_load((ROOT / ".buildkite/ci_config.yaml").read_text())
+
+
+def load_groups(config: dict[str, Any]) -> list[dict[str, Any]]:
+    """Every area: its `group` and its `steps`.
+
+    Raises:
+        ValueError: a step lacks a key, or has one that nothing reads.
+    """
+    files = (f for d in config["job_dirs"] for f in sorted((ROOT / d).glob("*.yaml")))
+    groups = [yaml.safe_load(file.read_text()) for file in files]
+    for step in (step for group in groups for step in group["steps"]):
+        wrong = REQUIRED - step.keys() or step.keys() - REQUIRED - OWN - {*PASSED_ON}
+        if wrong:
+            name = step.get("label", "a step without a label")
+            raise ValueError(f"{name}: missing or unknown keys: {sorted(wrong)}")
+    return groups
+
+
+def concerns(step: Step, path: str) -> bool:
+    """Whether a step names a file or a folder of it, or nothing, which is all files."""
+    named = step.get("source_file_dependencies", [""])
+    return any(path == name or path.startswith(name) for name in named)
+
+
+def needs_all(config: dict[str, Any], groups: list[dict], path: str) -> bool:
+    """Whether a file concerns every step, by a pattern or as no step knows it."""
+    if any(re.search(p, path) for p in config["run_all_exclude_patterns"]):
+        return False
+    if any(re.search(p, path) for p in config["run_all_patterns"]):
+        return True
+    named = (
+        step
+        for group in groups
+        for step in group["steps"]
+        if "source_file_dependencies" in step
+    )
+    return not any(concerns(step, path) for step in named)
+
+
+def changed_since(ref: str) -> list[str]:
+    """Files that differ from where this branch left `ref`, deleted ones too."""
+    command = ["git", "diff", "--name-only", "--no-renames", "--merge-base", ref]
+    done = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE)
+    return done.stdout.decode().splitlines()
+
+
+def steps_of(step: Step, config: dict[str, Any], nightly: bool) -> list[Step]:
+    """A step as Buildkite takes it, behind a button where it is optional."""
+    device = config["devices"][step["device"]]
+    agents = {"queue": device["queue"]}
+    if "num_devices" in step:
+        agents["num_devices"] = str(step["num_devices"])
+    command: Step = {
+        "label": step["label"],
+        "key": step["key"],
+        "agents": agents,
+        "commands": [*device["setup"], *step["commands"]],
+        "depends_on": [],  # else a step waits for the buttons above it
+        "retry": config["retry"],
+        **{name: step[name] for name in PASSED_ON if name in step},
+    }
+    if nightly or not step.get("optional"):
+        return [command]
+    button = f"block-{step['key']}"
+    command["depends_on"] = [button]
+    return [
+        {"block": f"Run {step['label']}", "key": button, "depends_on": []},
+        command,
+    ]
+
+
+def pipeline(changed: list[str] | None, nightly: bool = False) -> dict[str, Any]:
+    """The pipeline of a change.
+
+    Args:
+        changed: its files, from the repository's root; None takes every step.
+        nightly: run optional steps too, without a button before each.
+    """
+    config = load_config()
+    groups = load_groups(config)
+    if changed is not None and any(needs_all(config, groups, p) for p in changed):
+        changed = None
+    made = []
+    for group in groups:
+        steps = [
+            made_step
+            for step in group["steps"]
+            if changed is None or any(concerns(step, path) for path in changed)
+            for made_step in steps_of(step, config, nightly)
+        ]
+        if steps:
+            made.append({"group": group["group"], "steps": steps})
+    return {"steps": made}
+
+
+class Plain(yaml.SafeDumper):
+    """Writes each part out, where YAML would refer to an earlier one."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser("python -m tools.ci", description=__doc__)
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("--since", metavar="REF", help="what differs from this branch")
+    which.add_argument("--all", action="store_true", help="every step")
+    parser.add_argument("--nightly", action="store_true", help="optional steps too")
+    args = parser.parse_args(argv)
+    made = pipeline(None if args.all else changed_since(args.since), args.nightly)
+    print(yaml.dump(made, Dumper=Plain, sort_keys=False, width=88), end="")
+
+
+if __name__ == "__main__":
+    main()

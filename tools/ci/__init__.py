@@ -1,2 +1,0 @@
-# SPDX-License-Identifier: Apache-2.0
-"""The pipelines of `.buildkite/`: checked, generated for a change, run at home."""

@@ -31,6 +31,7 @@ from benchmarks.spec_decode.plan import (
     plan_groups,
     python_of,
     recording,
+    shared_engines,
 )
 from benchmarks.spec_decode.process import ROOT, WorkerError, WorkerProcess
 from benchmarks.spec_decode.results import EngineKey, PointKey
@@ -84,10 +85,13 @@ class Run:
     def run_group(self, keys: list[EngineKey]) -> None:
         begin = time.monotonic()
         self.say("starting " + ", ".join(map(str, keys)))
+        shared = {key: [key] for key in keys}
+        if self.args.share_engines:
+            shared = shared_engines(keys)
         workers = {}
-        for key in keys:
+        for key, served in shared.items():
             lane = sum(started[:2] == key[:2] for started in workers)
-            workers[key] = self.start(key, lane)
+            workers[key] = self.start(key, lane, served)
         for key, acceptance in product(keys, self.args.acceptance):
             if (name := recording(acceptance, key)) is not None:
                 recorded_length(name, key)  # takes seconds, while engines start
@@ -96,15 +100,20 @@ class Run:
             took = time.monotonic() - begin
             self.group_start_s = max(self.group_start_s, took)
             self.say(f"{len(ready)} engines ready")
-            self.measure_all(ready)
+            by_key = {k: w for key, w in ready.items() for k in shared[key]}
+            self.measure_all({key: by_key[key] for key in keys if key in by_key})
         finally:
             for worker in workers.values():
                 worker.stop()
 
-    def start(self, key: EngineKey, lane: int) -> WorkerProcess:
+    def start(
+        self, key: EngineKey, lane: int, served: list[EngineKey]
+    ) -> WorkerProcess:
         python, env = self.setup.command(key, lane)
         log = self.logs / (str(key).replace("/", "_") + ".log")
-        return WorkerProcess(python, env, self.setup.job(key), log)
+        lengths = sorted({k.tree or k.num_tokens for k in served}, reverse=True)
+        job = self.setup.job(key, lengths if len(served) > 1 else ())
+        return WorkerProcess(python, env, job, log)
 
     def await_ready(self, key: EngineKey, worker: WorkerProcess) -> bool:
         try:
@@ -155,6 +164,8 @@ class Run:
             "recording": recording(point.acceptance, key),
             "number": repeat,
         }
+        if self.args.share_engines:
+            request["num_drafts"] = key.tree or key.num_tokens
         try:
             if repeat == 0:  # compiles and tunes what this batch size needs
                 workers[key].ask(ANSWER_S, **request, output_len=WARM_UP_TOKENS)

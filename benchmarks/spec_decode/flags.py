@@ -95,6 +95,12 @@ def _add_matrix(parser: argparse.ArgumentParser) -> None:
         help="also engines of ours with draft trees of so many nodes, for modes that "
         "draft in one pass; needs --trace",
     )
+    parser.add_argument(
+        "--share-engines",
+        action="store_true",
+        help="engines of ours that differ only in how much they draft are one engine, "
+        "which is told how much before each round",
+    )
     parser.add_argument("--repeats", type=int, default=3)
     many(
         "--context",

@@ -101,6 +101,25 @@ def plan_groups(
     return groups
 
 
+def shared_engines(
+    keys: Sequence[EngineKey],
+) -> dict[EngineKey, list[EngineKey]]:
+    """Engines to start, each with the keys that it serves, its own among them.
+
+    Those of ours that draft in one pass and differ only in how much share one, which
+    can draft the most: an engine with a tree drafts chains too.
+    """
+    served: dict[Any, list[EngineKey]] = {}
+    for key in keys:
+        is_shared = key.implementation == OURS and key.mode in PARALLEL
+        is_shared = is_shared and not key.is_auto
+        served.setdefault((key.mode, key.shapes) if is_shared else key, []).append(key)
+    return {
+        max(found, key=lambda key: (key.tree, key.num_tokens)): found
+        for found in served.values()
+    }
+
+
 def recording(label: str, key: EngineKey) -> str | None:
     """Name of the recording that a label means for an engine; None without one."""
     if label not in RECORDED or key.mode == "none":
@@ -160,10 +179,23 @@ class Setup:
     is_replayed: bool
     engine_args: dict[str, Any]
 
-    def job(self, key: EngineKey) -> dict[str, Any]:
-        """What a worker is started with."""
+    def job(self, key: EngineKey, num_drafts: Sequence[int] = ()) -> dict[str, Any]:
+        """What a worker is started with.
+
+        Args:
+            num_drafts: how much the engine may be told to draft, tokens of a chain or
+                nodes of a tree; empty: what its key says.
+        """
+        engine = self.llm_args(key)
+        if num_drafts:
+            # Any schedule that has them all: rounds put others in its place.
+            ranges = [(i + 1, i + 1, k) for i, k in enumerate(num_drafts[:-1])]
+            ranges.append((len(num_drafts), self.max_num_seqs, num_drafts[-1]))
+            engine["speculative_config"] |= {
+                "num_speculative_tokens_per_batch_size": ranges
+            }
         return {
-            "engine": self.llm_args(key),
+            "engine": engine,
             "device": self.device,
             "is_replayed": self.is_replayed and key.mode != "none",
         }

@@ -163,10 +163,21 @@ def replay_trees(replay: Replay) -> None:
     drawn for all that, so that a step costs what it costs; only then they are replaced.
     """
     from vllm.v1.worker.gpu.spec_decode.draft_tree import drafting, sampler
+    from vllm.v1.worker.gpu.spec_decode.unified import speculator
 
+    speculator.sample_chain = _sampled(speculator.sample_chain)
     drafting.rank_candidates = _ranked(drafting.rank_candidates, replay)
     tree_sampler = sampler.TreeRejectionSampler
     tree_sampler._draw = _drawn(tree_sampler._draw, replay)
+
+
+def _sampled(sample_chain: Any) -> Any:
+    def replayed(speculator, hidden, plan, draft_pass):
+        sample_chain(speculator, hidden, plan, draft_pass)
+        # The best candidate of each position.
+        speculator.draft_tokens[: len(hidden), : plan.num_drafts] = FIRST_TOKEN
+
+    return replayed
 
 
 def _ranked(rank_candidates: Any, replay: Replay) -> Any:

@@ -94,11 +94,13 @@ class Worker:
         acceptance_rates: list[float],
         recording: str | None = None,
         number: int = 0,
+        num_drafts: int | None = None,
     ) -> dict[str, Any]:
         """One round; see README.md for what comes back.
 
         Args:
             number: of the round, which begins elsewhere in the recording.
+            num_drafts: how much is drafted, where the engine serves several numbers.
         """
         from benchmarks.spec_decode.rounds import (
             find_steady,
@@ -106,6 +108,8 @@ class Worker:
             time_per_output_token,
         )
 
+        if num_drafts is not None:
+            self._draft(num_drafts)
         self._accept(acceptance_rates, recording, number)
         prompts = self._prompts(concurrency, prompt_len)
         before, begin = self._counters(), time.perf_counter()
@@ -166,6 +170,13 @@ class Worker:
         if trace:
             write_trace(window.trace, trace)
         return summarise(window.trace, num_steps)
+
+    def _draft(self, num_drafts: int) -> None:
+        """Has every step draft so much, if the engine has a schedule."""
+        scheduler = self.llm.llm_engine.engine_core.engine_core.scheduler
+        if scheduler.dynamic_sd_lookup is not None:
+            size = len(scheduler.dynamic_sd_lookup)
+            scheduler.dynamic_sd_lookup = [num_drafts] * size
 
     def _accept(
         self, rates: list[float], recording: str | None, number: int = 0

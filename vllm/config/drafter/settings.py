@@ -10,6 +10,7 @@ from vllm.logger import init_logger
 
 from .checkpoint import DraftCheckpoint, needs_model
 from .drafter import MAX_NODES, METHODS, DrafterConfig
+from .length import AUTO
 
 if TYPE_CHECKING:
     from vllm.config.speculative import SpeculativeConfig
@@ -202,8 +203,8 @@ def _check_verification(spec: "SpeculativeConfig") -> None:
                 f'draft_tree does not support {name}="{found}": leave it unset. Output '
                 "has the target's distribution all the same."
             )
-    if spec.num_speculative_tokens_per_batch_size is not None:
+    if spec.num_speculative_tokens_per_batch_size == AUTO:
         raise ValueError(
-            "draft_tree does not support num_speculative_tokens_per_batch_size: unset "
-            "one of the two."
+            'draft_tree does not support num_speculative_tokens_per_batch_size="auto": '
+            "give it ranges, whose lengths may be nodes too, or unset one of the two."
         )

@@ -11,6 +11,7 @@ from vllm.platforms import current_platform
 from vllm.v1.worker.gpu.spec_decode.draft_tree.attention import merge_tree
 from vllm.v1.worker.gpu.spec_decode.draft_tree.candidates import best_candidates
 from vllm.v1.worker.gpu.spec_decode.draft_tree.kv_move import PathMover
+from vllm.v1.worker.gpu.spec_decode.draft_tree.prefix import attend_prefix
 from vllm.v1.worker.gpu.spec_decode.draft_tree.topology import grow_trees
 from vllm.v1.worker.gpu.spec_decode.draft_tree.trees import (
     DraftTrees,
@@ -282,6 +283,43 @@ def test_rows_attend_to_prefix_and_ancestors(num_nodes: int, softcap: float):
         softcap,
     )
     torch.testing.assert_close(out, wanted, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("softcap", [0.0, 5.0])
+def test_rows_attend_to_paged_prefixes(softcap: float):
+    step = Step(7, 20)
+    step.prefix[1], step.seq_lens[1] = 0, step.drafts[1] + 1
+    step.lay_out()
+    torch.manual_seed(0)
+    heads, kv_heads, size, block, scale = 4, 2, 24, 16, 0.3
+    # Heads behind slots in memory.
+    pool = torch.randn(16, block, kv_heads, 2 * size, device=DEVICE)
+    table = torch.randperm(16, device=DEVICE).int()[:12].view(4, 3)
+    total = step.starts[3]
+    longest = max(b - a for a, b in itertools.pairwise(step.starts))
+    query = torch.randn(total, heads, size, device=DEVICE)
+    tree = TreeAttention(step.rows, 3, total, False, longest)
+    out, lse = attend_prefix(
+        query,
+        pool.transpose(1, 2),
+        table,
+        step.query_start_loc,
+        tree,
+        scale,
+        softcap,
+    )
+    for req in (0, 2):
+        rows = slice(step.starts[req], step.starts[req + 1])
+        kv = pool[table[req].long()].flatten(0, 1)[: step.prefix[req]]
+        keys, values = kv.repeat_interleave(2, 1).split(size, -1)
+        scores = torch.einsum("qhd,khd->hqk", query[rows], keys) * scale
+        if softcap:
+            scores = softcap * (scores / softcap).tanh()
+        wanted = torch.einsum("hqk,khd->qhd", scores.softmax(-1), values)
+        torch.testing.assert_close(out[rows], wanted, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(
+            lse[:, rows], scores.logsumexp(-1), atol=1e-4, rtol=1e-4
+        )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

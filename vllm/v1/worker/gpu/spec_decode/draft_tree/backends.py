@@ -11,6 +11,7 @@ from vllm.utils.torch_utils import is_quantized_kv_cache
 from vllm.v1.attention.backend import AttentionType
 
 from .attention import merge_tree
+from .prefix import attend_prefix
 from .trees import TreeAttention
 
 
@@ -23,12 +24,18 @@ def attend_with_tree(
     kv_cache: torch.Tensor,
     metadata: Any,
     output: torch.Tensor,
+    output_scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """What a backend's `forward` does in a step whose metadata has a tree.
 
     Requests without trees come behind the others; the backend's own attention serves
     them, and what it gives the rows of trees is written over.
+
+    Raises:
+        NotImplementedError: the output is to be quantized.
     """
+    if output_scale is not None:
+        raise NotImplementedError("draft_tree does not support quantized attention.")
     tree: TreeAttention = metadata.draft_tree
     if not tree.covers_batch:
         causal = replace(metadata, draft_tree=None)
@@ -75,6 +82,14 @@ def _attend_flash(impl, layer, query, key, value, kv_cache, metadata, output) ->
     )
 
 
+def _attend_triton(impl, layer, query, key, value, kv_cache, metadata, output) -> None:
+    tree: TreeAttention = metadata.draft_tree
+    query = query[: tree.num_tokens]
+    scores = (metadata.query_start_loc, tree, impl.scale, impl.logits_soft_cap)
+    prefix = attend_prefix(query, kv_cache, metadata.block_table, *scores)
+    merge_tree(query, key, value, *prefix, output, *scores)
+
+
 def _attend_cpu(*args) -> None:
     from .cpu import attend
 
@@ -83,6 +98,7 @@ def _attend_cpu(*args) -> None:
 
 ATTEND: dict[str, Callable[..., None]] = {
     "FLASH_ATTN": _attend_flash,
+    "TRITON_ATTN": _attend_triton,
     "CPU_ATTN": _attend_cpu,
 }
 

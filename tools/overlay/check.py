@@ -21,24 +21,26 @@ MAX_LINES = 8  # of a hunk; what it calls stands in an addition
 
 def check(wheel_path: Path, root: Path = ROOT) -> list[str]:
     """All that is wrong, one line each: `path:line: what, what to do`."""
-    try:
-        edits = edit_files(root)
-    except OverlayError as problem:
-        return [str(problem)]
     with ZipFile(wheel_path) as wheel:
-        release, files = Release(wheel), additions(root)
-        found = list(place_problems(files, release))
-        for path in files:
-            if path.endswith(".py") and (text := (root / path).read_text()).strip():
-                found += text_problems(path, text)
-        for edit in edits:
-            found += edit_problems(release, edit, patches(root))
-        found += [
-            f"{line}, review it and run `lock`" for line in lock_problems(release, root)
-        ]
-        if read_lock(root).keys() != to_lock(release, root):
-            found.append(f"{NAME}:1: is not of these files, run `lock`")
-        return found + repeats(root, edits, wheel)
+        try:
+            return list(problems(Release(wheel), root))
+        except OverlayError as problem:  # a file that cannot be read
+            return [str(problem)]
+
+
+def problems(release: Release, root: Path) -> Iterator[str]:
+    files, edits = additions(root), edit_files(root)
+    yield from place_problems(files, release)
+    for path in files:
+        if path.endswith(".py"):
+            yield from text_problems(Source(path, (root / path).read_text()))
+    for edit in edits:
+        yield from edit_problems(release, edit, patches(root))
+    for line in lock_problems(release, root):
+        yield f"{line}, review it and run `lock`"
+    if read_lock(root).keys() != to_lock(release, root):
+        yield f"{NAME}:1: is not of these files, run `lock`"
+    yield from repeats(root, edits, release.wheel)
 
 
 def patches(root: Path) -> set[str]:
@@ -67,16 +69,11 @@ def place_problems(files: list[str], release: Release) -> Iterator[str]:
             yield f"{path}:1: hides vLLM's {hidden}, give it another name"
 
 
-def text_problems(path: str, text: str) -> Iterator[str]:
-    try:
-        doc = ast.get_docstring(ast.parse(text))
-    except SyntaxError as problem:
-        yield f"{path}:{problem.lineno}: {problem.msg}, mend it"
-        return
-    if not text.startswith(SPDX):
-        yield f"{path}:1: has no licence line, start it with `{SPDX.strip()}`"
-    if not doc:
-        yield f"{path}:1: has no docstring, say what the module is for"
+def text_problems(source: Source) -> Iterator[str]:
+    if source.tree.body and not source.text.startswith(SPDX):
+        yield f"{source.path}:1: has no licence line, start it with `{SPDX.strip()}`"
+    if source.tree.body and not ast.get_docstring(source.tree):
+        yield f"{source.path}:1: has no docstring, say what the module is for"
 
 
 def edit_problems(release: Release, edit: EditFile, known: set[str]) -> Iterator[str]:

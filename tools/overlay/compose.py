@@ -2,7 +2,6 @@
 """Puts together the tree that gets installed: the release, our additions and edits."""
 
 import ast
-import hashlib
 import json
 import os
 import shutil
@@ -19,7 +18,7 @@ from .tree import PACKAGE, Release, additions, edit_files
 
 VERSION = f"{PACKAGE}/_version.py"
 EDITABLE = ROOT / "build" / "editable"
-RECORD = "composed.json"  # path to sha256 of each edited file, beside the package
+RECORD = "modules.json"  # beside the package: path to CRC32 of each module
 
 
 def compose_for(device: str, tree: Path, link: bool = False) -> None:
@@ -64,13 +63,16 @@ def compose(
             require_lock(release, root)
         edits = edit_files(root) if edits is None else edits
         texts = {edit.path: edited(release, edit) for edit in edits}
-        _require_refreshed(release, tree, texts)
+        _require_refreshed(tree, texts)
         shutil.rmtree(tree, ignore_errors=True)
         wheel.extractall(tree)
+        crcs = {i.filename: i.CRC for i in wheel.infolist() if is_module(i.filename)}
     (info,) = tree.glob("*.dist-info")
     info.rename(tree / "info")
     for path in additions(root):
         _place(root / path, tree / path, link)
+    if link:
+        (tree / RECORD).write_text(json.dumps(crcs))
     write_edited(tree, texts)
     if version:
         _write_version(tree / VERSION, version)
@@ -96,39 +98,37 @@ def edited(release: Release, edit: EditFile) -> str:
 
 
 def write_edited(tree: Path, texts: dict[str, str]) -> None:
-    """Writes edited files, and remembers what they were."""
-    record = _read_record(tree)
+    """Writes edited files; a tree for editing remembers what they were."""
     for path, text in texts.items():
         (tree / path).write_text(text)
-        record[path] = hashlib.sha256(text.encode()).hexdigest()
-    (tree / RECORD).write_text(json.dumps(record, indent=1))
+    if known := _read_record(tree):
+        known |= {path: crc32(text.encode()) for path, text in texts.items()}
+        (tree / RECORD).write_text(json.dumps(known))
 
 
-def _read_record(tree: Path) -> dict[str, str]:
+def _read_record(tree: Path) -> dict[str, int]:
     file = tree / RECORD
     return json.loads(file.read_text()) if file.exists() else {}
 
 
-def changed_by_hand(release: Release, tree: Path) -> Iterator[str]:
-    """Python files of a composed tree that are not as composed, new ones included."""
-    record = _read_record(tree)
-    files = sorted((tree / PACKAGE).rglob("*.py")) if (tree / RECORD).exists() else []
-    for file in files:
-        path, content = str(file.relative_to(tree)), file.read_bytes()
-        if file.is_symlink() or path == VERSION:
+def is_module(path: str) -> bool:
+    return path.endswith(".py") and path != VERSION
+
+
+def changed_by_hand(tree: Path) -> Iterator[str]:
+    """Modules of an editable tree that are not as composed, new ones included."""
+    known = _read_record(tree)
+    for file in sorted((tree / PACKAGE).rglob("*.py")) if known else []:
+        path = str(file.relative_to(tree))
+        if file.is_symlink() or not is_module(path):
             continue
-        if path in record:
-            is_same = record[path] == hashlib.sha256(content).hexdigest()
-        else:
-            info = release.wheel.NameToInfo.get(path)
-            is_same = info is not None and crc32(content) == info.CRC
-        if not is_same:
+        if known.get(path) != crc32(file.read_bytes()):
             yield path
 
 
-def _require_refreshed(release: Release, tree: Path, texts: dict[str, str]) -> None:
+def _require_refreshed(tree: Path, texts: dict[str, str]) -> None:
     """Raises OverlayError where composing would lose what was written by hand."""
-    changed = changed_by_hand(release, tree)
+    changed = changed_by_hand(tree)
     lost = [str(tree / p) for p in changed if texts.get(p) != (tree / p).read_text()]
     if lost:
         raise OverlayError(

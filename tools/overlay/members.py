@@ -9,6 +9,8 @@ from functools import cached_property
 from itertools import takewhile
 from typing import NamedTuple
 
+from .base import OverlayError
+
 MODULE, IMPORTS = "module", "imports"  # where a hunk may stand that is no member
 DEFINITION = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
@@ -65,7 +67,12 @@ class Source:
 
     @cached_property
     def tree(self) -> ast.Module:
-        return ast.parse(self.text)
+        """Raises OverlayError where the text is no Python."""
+        try:
+            return ast.parse(self.text)
+        except SyntaxError as problem:
+            where = f"{self.path}:{problem.lineno}"
+            raise OverlayError(f"{where}: {problem.msg}, mend it") from None
 
     @cached_property
     def members(self) -> dict[str, Member]:

@@ -36,7 +36,7 @@ def refresh(release: Release, tree: Path, root: Path = ROOT) -> list[str]:
         OverlayError: a change joins hunks of two sections.
     """
     written = []
-    for path in list(changed_by_hand(release, tree)):
+    for path in list(changed_by_hand(tree)):
         file = root / (f"{path}{SUFFIX}" if path in release.names else path)
         file.parent.mkdir(parents=True, exist_ok=True)
         if path in release.names:
@@ -211,13 +211,13 @@ def _anchor(
 
 def _put(source: Source, sections: list[Section], hunk: Hunk) -> None:
     """Adds a new hunk beside the nearest of its member, or to a section of its own."""
-    place = hunk.place(source)
+    at = hunk.place(source)[0]
     known = [(h, s) for s in sections for h in s.hunks]
     near = [(h, s) for h, s in known if h.member == hunk.member]
     near = near or [(h, s) for h, s in known if s.head == UNKNOWN]
-    if near:
-        section = min(near, key=lambda p: abs(p[0].place(source)[0] - place[0]))[1]
-    else:
-        sections.append(section := Section(list(UNKNOWN)))
-    before = [h for h in section.hunks if h.place(source) <= place]
-    section.hunks.insert(section.hunks.index(before[-1]) + 1 if before else 0, hunk)
+    if not near:
+        sections.append(Section(list(UNKNOWN), [hunk]))
+        return
+    other, section = min(near, key=lambda pair: abs(pair[0].place(source)[0] - at))
+    behind = other.place(source)[0] <= at
+    section.hunks.insert(section.hunks.index(other) + behind, hunk)

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hunks stand where their headers say, and what is wrong with them is told."""
+
+import pytest
+
+from tests.overlay.fakes import HEAD
+from tools.overlay.base import OverlayError
+from tools.overlay.edits import composed, parse
+from tools.overlay.members import Source
+
+PATH = "vllm/part.py"
+TEXT = '''\
+# A licence.
+"""What the module is for."""
+
+import os
+from typing import (
+    Any,
+)
+
+LIMIT = 1
+if os.name == "posix":
+    LIMIT = 2
+    def chosen(): return 1
+
+
+class Config:
+    """A config."""
+
+    size: int = 1
+    """How large."""
+
+    @property
+    def limit(self):
+        return self.size
+
+    @limit.setter
+    def limit(self, value):
+        self.size = value
+
+
+def make(first,
+         second):
+    first = 1
+    return first
+'''
+
+
+def result(*hunks: str, text: str = TEXT) -> str:
+    edit = parse(PATH, HEAD + "".join(hunks))
+    assert parse(PATH, edit.text()) == edit
+    assert edit.text() == HEAD + "".join(hunks)
+    return composed(Source(PATH, text), edit.hunks())
+
+
+@pytest.mark.parametrize(
+    ("header", "line", "expected"),
+    [
+        ("imports", "import ours", "    Any,\n)\nimport ours\n"),
+        ("LIMIT, after line 1", "MORE = 2", "LIMIT = 1\nMORE = 2\n"),
+        ("module, at the end", "x = 1", "    return first\nx = 1\n"),
+        ("module, after line 8", "x = 1", "\nx = 1\nLIMIT = 1\n"),
+        ("chosen, before line 1", "    x = 1", "= 2\n    x = 1\n    def chosen"),
+        ("Config, replacing line 1", "class Config(M):", "\nclass Config(M):\n    "),
+        ("Config, at the end", "    x = 1", "    self.size = value\n    x = 1\n"),
+        ("Config.size, replacing line 2", '    """B."""', 'int = 1\n    """B."""\n'),
+        ("Config.limit, before line 1", "    @ours", "\n    @ours\n    @property\n"),
+        ("Config.limit, after line 2", "        x", "limit(self):\n        x\n"),
+        ("Config.limit[2], after line 2", "        x", "value):\n        x\n"),
+        ("make, replacing lines 1 to 3", "def make():", "\ndef make():\n    return"),
+    ],
+)
+def test_places(header, line, expected):
+    assert expected in result(f"@@ {header}\n{line}\n")
+
+
+def test_lines_are_removed():
+    assert "second):\n    return" in result("@@ make, removing line 3\n")
+    assert result("@@ LIMIT, removing line 1\n") == TEXT.replace("LIMIT = 1\n", "", 1)
+
+
+def test_lines_count_in_the_release_not_in_what_is_composed():
+    hunks = "@@ make, after line 2\n    a = 1\n@@ make, after line 3\n    b = 1\n"
+    assert "second):\n    a = 1\n    first = 1\n    b = 1\n    return" in result(hunks)
+
+
+def test_hunks_at_one_place_keep_their_order():
+    hunks = [f"@@ make, after line 3\n    {name} = 1\n" for name in "ba"]
+    hunks.insert(1, "\n" + HEAD.partition("\n")[2])  # in another section
+    assert "first = 1\n    b = 1\n    a = 1\n    return" in result(*hunks)
+    replaced = "@@ make, replacing line 4\n    return 2\n"
+    assert "b = 1\n    a = 1\n    return 2\n" in result(*hunks, replaced)
+
+
+def test_a_hunk_is_right_when_the_file_shifts():
+    text = "import sys\n" + TEXT.replace("class Config", "OTHER = 1\n\n\nclass Config")
+    hunk = "@@ Config.limit, after line 2\n        x = 1\n"
+    assert "limit(self):\n        x = 1\n" in result(hunk, text=text)
+
+
+def test_imports_of_a_file_without_any():
+    assert result("@@ imports\nimport a\n", text="# L.\nx = 1\n") == (
+        "# L.\nimport a\nx = 1\n"
+    )
+    text = '"""Doc."""\nx = 1\n'
+    assert result("@@ imports\nimport a\n", text=text).startswith('"""Doc."""\nimport')
+
+
+def test_what_a_section_says():
+    head = "# Why: one\n#   two.\n# Patch: slug\n# Until: then.\n@@ imports\nimport a\n"
+    (section,) = parse(PATH, head).sections
+    said = [section.says(label) for label in ("Why", "Patch", "Until", "Who")]
+    assert said == ["one two.", "slug", "then.", ""]
+
+
+def test_hunks_of_some_patches():
+    other = "\n" + HEAD.partition("\n")[2].replace("slug", "other")
+    hunk = "@@ make, after line 3\n    {} = 1\n"
+    edit = parse(PATH, HEAD + hunk.format("a") + other + hunk.format("b"))
+    (found,) = edit.hunks({"other"})
+    assert found.lines == ["    b = 1\n"]
+
+
+@pytest.mark.parametrize(
+    ("hunks", "error"),
+    [
+        ("@@ gone, after line 1\nx\n", ":5: vLLM's file has no gone: '@@ gone, after"),
+        ("@@ make, after line 5\nx\n", ":5: make has only 4 lines"),
+        ("@@ make, replacing lines 2 to 9\nx\n", "make has only 4 lines"),
+        (
+            "@@ make, before line 2\nx\n",
+            "'@@ make, before line 2' is not one of '@@ <m",
+        ),
+        ("@@ make\nx\n", "'@@ make' is not one of"),
+        ("@@ make, replacing lines 3 to 2\nx\n", "means no line"),
+        ("@@ make, replacing line 3\n", "or removed without"),
+        ("@@ make, removing line 3\nx\n", "or removed without"),
+        ("x = 1\n", ":5: before our lines stands one of"),
+        (
+            "@@ make, replacing lines 3 to 4\nx\n@@ make, removing line 4\n",
+            ":7: another hunk replaces this line: '@@ make, removing line 4'",
+        ),
+    ],
+)
+def test_errors(hunks, error):
+    with pytest.raises(OverlayError) as caught:
+        result(hunks)
+    assert str(caught.value).startswith("vllm/part.py.edit:")
+    assert error in str(caught.value)
+
+
+def test_a_file_starts_with_a_section():
+    with pytest.raises(OverlayError, match="edit:1: a section starts with '# Why: …'"):
+        parse(PATH, "@@ imports\nimport a\n")

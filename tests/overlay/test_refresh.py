@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is changed by hand in a composed tree becomes edits that compose to it."""
+
+from zipfile import ZipFile
+
+import pytest
+
+from tests.overlay.fakes import HEAD, composed, edit
+from tests.overlay.test_edits import PATH, TEXT
+from tools.overlay.base import OverlayError, find_wheel, pinned_base
+from tools.overlay.edits import NOTE, parse
+from tools.overlay.edits import composed as composed_text
+from tools.overlay.members import Source
+from tools.overlay.refresh import refresh, refreshed
+from tools.overlay.tree import Release, edit_files
+
+SOURCE = Source(PATH, TEXT)
+ASK = "# Why: ?\n# Patch: ?\n# Until: ?\n"
+
+
+def hunks_of(old: str, new: str, before: str = "") -> str:
+    """The edit file, without its first line, after a change of the composed text."""
+    known = parse(PATH, before)
+    text = composed_text(SOURCE, known.hunks())
+    assert text.count(old) == 1
+    changed = text.replace(old, new)
+    found = refreshed(SOURCE, known, changed + NOTE.format(path=PATH))
+    if "import ours" not in new:
+        assert composed_text(SOURCE, found.hunks()) == changed
+    return found.text().partition("\n")[2]
+
+
+FIRST, LAST, LIMIT = "    first = 1\n", "    return first\n", "    @property\n"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "where", "lines"),
+    [
+        (FIRST, "    a\n", "make, replacing line 3", "    a\n"),
+        (FIRST, "", "make, removing line 3", ""),
+        (FIRST, f"    a\n{FIRST}", "make, after line 2", "    a\n"),
+        (LAST, f"{LAST}    a\n", "make, at the end", "    a\n"),
+        (LAST, f"{LAST}A = 1\n", "module, at the end", "A = 1\n"),
+        (LIMIT, f"    @a\n{LIMIT}", "Config.limit, before line 1", "    @a\n"),
+        ("value\n\n", "value\n\n    a\n\n", "Config, at the end", "\n    a\n"),
+        ("class Config:", "class C:", "Config, replacing line 1", "class C:\n"),
+        ('= 1\n    "', '= 1\n    a\n    "', "Config.size, after line 1", "    a\n"),
+        ("import os\n", "import os\nimport ours\n", "imports", "import ours\n"),
+    ],
+)
+def test_a_new_hunk(old, new, where, lines):
+    assert hunks_of(old, new) == f"{ASK}@@ {where}\n{lines}"
+
+
+KNOWN = edit("@@ make, after line 3\n    b = 1\n@@ LIMIT, after line 1\nX = 1\n")
+
+
+def test_hunks_keep_their_section_and_header():
+    assert f"{HEAD}{hunks_of('b = 1', 'c = 1', KNOWN)}".count("# Why: a reason.") == 2
+    for old, new in [("    b = 1\n", "    b = 1\n    c = 1\n"), ("b = 1", "c = 1")]:
+        found = hunks_of(old, new, KNOWN)
+        assert found == KNOWN.partition("\n")[2].replace(old, new)
+
+
+def test_a_new_hunk_goes_to_the_nearest_of_its_member():
+    found = hunks_of("second):\n", "second):\n    a = 1\n", KNOWN)
+    assert "?" not in found
+    assert (
+        "@@ make, after line 2\n    a = 1\n@@ make, after line 3\n    b = 1\n" in found
+    )
+
+
+def test_hunks_vanish_with_their_lines():
+    assert "make" not in hunks_of("    b = 1\n", "", KNOWN)
+    only = edit("@@ make, after line 3\n    b = 1\n")
+    assert refreshed(SOURCE, parse(PATH, only), TEXT).sections == []
+
+
+def test_a_hunk_grows_over_lines_of_the_release():
+    found = hunks_of("    b = 1\n    return first\n", "    return 3\n", KNOWN)
+    assert "@@ make, replacing line 4\n    return 3\n" in found
+    assert "# Why: a reason." in found and "?" not in found
+
+
+def test_hunks_of_two_sections_are_not_joined():
+    other = "\n" + HEAD.partition("\n")[2].replace("slug", "other")
+    both = edit(
+        f"@@ make, after line 3\n    b = 1\n{other}@@ make, at the end\n    c\n"
+    )
+    with pytest.raises(OverlayError, match="joins hunks of two sections"):
+        hunks_of("    b = 1\n    return first\n    c\n", "    d = 1\n", both)
+
+
+def test_round_trip(tmp_path):
+    """Composing and refreshing gives every edit file of this repository again."""
+    with ZipFile(find_wheel(pinned_base("cpu"))) as wheel:
+        release = Release(wheel)
+        for known in edit_files():
+            source = release.source(known.path)
+            text = composed_text(source, known.hunks())
+            assert refreshed(source, known, text).text() == known.text()
+            assert refreshed(source, parse(known.path, ""), text).hunks()
+
+
+def test_a_tree(tmp_path):
+    overlay = {f"{PATH}.edit": KNOWN}
+    tree = composed(tmp_path, {PATH: TEXT}, overlay, link=True)
+    changed, new = tree.folder / PATH, tree.folder / "vllm/new.py"
+    with ZipFile(tree.wheel) as wheel:
+        release = Release(wheel)
+        assert refresh(release, tree.folder, tree.root) == []
+        changed.write_text(changed.read_text().replace("b = 1", "c = 1"))
+        new.write_text("x = 1\n")
+        with pytest.raises(OverlayError, match=r"(?s)new\.py.*part\.py.*refresh"):
+            tree.compose(link=True)
+        written = refresh(release, tree.folder, tree.root)
+        assert written == ["vllm/new.py", f"{PATH}.edit"]
+    assert "c = 1" in (tree.root / f"{PATH}.edit").read_text()
+    assert new.is_symlink() and (tree.root / "vllm/new.py").read_text() == "x = 1\n"
+    tree.compose(link=True)
+    assert "    c = 1\n" in changed.read_text()

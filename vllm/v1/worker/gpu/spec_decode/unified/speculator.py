@@ -139,7 +139,7 @@ class UnifiedSpeculator(DraftModelSpeculator):
 
         # The first pass: verified tokens, the next token, masks; W drafts are sampled.
         shape = shapes.first(batch, plan)
-        self.drafter.before_first_pass(hidden, step.slot_mappings, batch.num_tokens)
+        self.drafter.before_first_pass(verified, hidden, step.slot_mappings)
         self._prepare_first(plan, verified, hidden, shape)
         if self._is_self_contained(shape):
             self._replay(shape)

@@ -46,7 +46,6 @@ class Pard2Drafter(Drafter):
         self.weight = warp[WEIGHT].to(**size)  # [H, states side by side]
         self.bias = warp[BIAS].to(**size) if BIAS in warp else None  # [H]
         self.kept: KeptStates | None = None
-        self.block_tables: BlockTables | None = None
         self.kv_group = 0
         if vllm_config.kv_transfer_config is not None:
             logger.warning(
@@ -62,7 +61,7 @@ class Pard2Drafter(Drafter):
     def set_kv_cache(
         self, kv_cache_config: KVCacheConfig, block_tables: BlockTables, kv_group: int
     ) -> None:
-        self.block_tables, self.kv_group = block_tables, kv_group
+        self.kv_group = kv_group
         no_state = self._projected(self.weight.new_zeros(self.weight.shape[1]))
         size = block_tables.block_sizes[kv_group]
         self.kept = KeptStates(kv_cache_config.num_blocks, size, no_state)

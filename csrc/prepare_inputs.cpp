@@ -128,8 +128,10 @@ int64_t fallback_row(const Kernel& k, const VerifiedBatch& src, const Request& r
                      int64_t slot) {
   if (k.pass.shift == 1) return slot + 1 > r.valid ? 0 : COPIED;
   if (slot > 0) return COPIED;
-  const int64_t group = k.hidden->kv_group;
-  return block_id(k, src, r, r.start / k.tables.block_sizes[group] - 1, group);
+  if (r.start == 0) return 0;
+  const int64_t group = k.hidden->kv_group, before = r.start - 1;
+  const int64_t id = block_id(k, src, r, before / k.tables.block_sizes[group], group);
+  return k.hidden->positions[id] == before ? id : 0;
 }
 
 int64_t fallback_row(const Kernel& k, const PreviousDrafts&, const Request& r, int64_t slot) {
@@ -162,24 +164,14 @@ void store_hidden(const Kernel& k, const Source& src, const Request& r, int64_t 
   }
 }
 
-// Whether the step before has laid slot 0 out already.
-bool is_laid_out(const Kernel& k, const VerifiedBatch&, const Request& r) {
-  if (!k.hidden || k.pass.shift == 1) return false;
-  return r.start % k.tables.block_sizes[k.hidden->kv_group] != 0;
-}
-
-bool is_laid_out(const Kernel&, const PreviousDrafts&, const Request&) { return false; }
-
 // ---- slots ----
 
 template <class Source>
 void store_slots(const Kernel& k, const Source& src, const Request& r) {
-  const int64_t first_new = is_laid_out(k, src, r) ? 1 : 0;
   for (int64_t slot = 0; slot < r.count; ++slot) {
     const int64_t at = slot + k.pass.shift, row = r.first + slot;
     const int64_t position = r.start + slot;
-    const bool live = slot >= first_new && at < r.valid + k.pass.num_samples &&
-                      position < k.pass.limit;
+    const bool live = at < r.valid + k.pass.num_samples && position < k.pass.limit;
     const bool is_mask = at > r.valid;
     int64_t token = 0;
     if (live) token = is_mask ? k.pass.mask_token_id : known_token(k, src, r, slot);

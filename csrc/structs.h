@@ -49,6 +49,7 @@ struct DraftBatch {
 
 struct FedStates {
   char* fallback;
+  int64_t* positions;
   int64_t kv_group;
   char* out;
 };
@@ -68,4 +69,4 @@ struct Numbers {
   int64_t size;
 };
 
-constexpr uint32_t STRUCTS_ID = 143469357u;
+constexpr uint32_t STRUCTS_ID = 1515511101u;

@@ -3,15 +3,21 @@
 
 
 def drop_drafts_past_limit(scheduler) -> None:
-    """Takes off drafts at positions that the drafter's context does not reach."""
+    """Takes drafts off once no running request is within the drafter's context.
+
+    While one is, the others keep theirs: with equal query lengths the batch is served
+    by FULL CUDA graphs. Drafts at positions past the context are not accepted: see
+    `vllm/v1/worker/gpu/spec_decode/draft_limit.py`.
+    """
     spec, longest = scheduler.vllm_config.speculative_config, scheduler.max_model_len
     if spec is None:
         return
     limit = spec.drafter.limit(longest)
     if limit >= longest:
         return
-    for request in scheduler.running:
-        known = request.num_tokens + request.num_output_placeholders
-        room = max(0, limit - known)
-        if len(request.spec_token_ids) > room:
-            request.spec_token_ids = request.spec_token_ids[:room]
+    drafted = [request for request in scheduler.running if request.spec_token_ids]
+    for request in drafted:
+        if request.num_tokens + request.num_output_placeholders < limit:
+            return
+    for request in drafted:
+        request.spec_token_ids = []

@@ -49,10 +49,10 @@ def prepare_inputs_reference(
         last = len(tokens) - 1
         tokens += [None] * (num_samples - 1)
         sampled = len(tokens) - num_samples  # first sampled slot
-        before, new = None, 0  # first slot that the step before has not laid out
+        before = None
         if hidden is not None and layout.hidden_offset < 0 and is_first:
-            before, new = _before(hidden, block_tables, state, held[:, req], start)
-        for slot in range(new, count):
+            before = _before(hidden, block_tables, state, held[:, req], start)
+        for slot in range(count):
             position = start + slot
             if slot >= len(tokens) or position >= limit:
                 continue
@@ -136,13 +136,13 @@ def _before(
     state: int,
     held: torch.Tensor,
     start: int,
-) -> tuple[torch.Tensor, int]:
-    """What slot 0 is fed, and 1 if the step before has laid it out already, else 0."""
-    size = tables.block_sizes[hidden.kv_group]
-    block, block_id = start // size - 1, 0
+) -> torch.Tensor:
+    """What slot 0 is fed: the state of the token before it, if its block keeps it."""
+    block, block_id = (start - 1) // tables.block_sizes[hidden.kv_group], 0
     if state >= 0 and 0 <= block < int(held[hidden.kv_group]):
         block_id = int(tables.block_tables[hidden.kv_group].gpu[state, block])
-    return hidden.fallback[block_id], int(start % size != 0)
+    is_known = int(hidden.positions[block_id]) == start - 1
+    return hidden.fallback[block_id if is_known else 0]
 
 
 def _kv_slots(

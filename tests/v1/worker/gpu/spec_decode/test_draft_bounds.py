@@ -63,7 +63,7 @@ def test_bounds(batch: VerifiedBatch, shift: int, width: int):
         decode_graph_eligible=False,
     )
     plan = draft_plans(layout, [7], 4, DEVICE)[7]
-    shapes = StepShapes(None, dp_rank=0, sync=None, fits_graphs=True)
+    shapes = StepShapes(None, 0, sync=None, fits_graphs=True, max_verified=8)
     first, later = shapes.first(told, plan), shapes.later(3, plan)
 
     buffers, tables = (

@@ -2,9 +2,17 @@
 """Keys of random numbers: fresh wherever a draw must not know of an earlier one."""
 
 import random
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
+
+from vllm.config.drafter import DrafterConfig
+from vllm.platforms import current_platform
+
+if current_platform.is_cpu():
+    import vllm.v1.worker.cpu.shm  # noqa: F401  (what Runner V2 needs on a CPU)
 
 from vllm.v1.worker.gpu.sample.gumbel import gumbel_sample
 from vllm.v1.worker.gpu.spec_decode.noise import (
@@ -13,6 +21,7 @@ from vllm.v1.worker.gpu.spec_decode.noise import (
     draw_alone,
     verify_keys,
 )
+from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 MOST = 5
@@ -82,3 +91,51 @@ def test_draws_are_the_targets_as_far_as_drafts_foresaw_them(where_kernels_run):
     assert count.tolist() == [4, 2, 1, 1]
     for begin, found, number in zip(ends, tokens, count, strict=False):
         assert torch.equal(found[:number], alone[begin : begin + number])
+
+
+@pytest.mark.parametrize("is_unified", [True, False])
+def test_seeded_drafts_of_the_targets_distribution_are_accepted(
+    where_kernels_run, is_unified: bool
+):
+    """By each speculator's keys, which are not the same ones."""
+    torch.manual_seed(0)
+    num_reqs, vocab, rows = 3, 40, MOST + 1
+    logits = torch.randn(num_reqs * rows, vocab)
+    states = torch.arange(num_reqs).repeat_interleave(rows)
+    steps = torch.arange(rows, dtype=torch.int32).repeat(num_reqs)
+    positions, is_draft = 20 + steps.long(), steps < MOST
+    temperature, seeds = torch.ones(num_reqs), torch.arange(num_reqs) + 5
+    keys, cache = positions[is_draft], torch.zeros(num_reqs, MOST, vocab)
+    if is_unified:
+        keys = draft_keys(keys, steps[is_draft], MOST, block=False)
+    drafts = torch.full((num_reqs, rows), -1)
+    drafts[:, 1:] = gumbel_sample(
+        logits[is_draft], states[is_draft], temperature, seeds, keys,
+        apply_temperature=True, is_drafting=True, logits_cache=cache,
+        logits_cache_col=steps[is_draft],
+    ).view(num_reqs, MOST)  # fmt: skip
+
+    states_np = np.arange(num_reqs)
+    sampler = object.__new__(RejectionSampler)
+    sampler.drafter = DrafterConfig("eagle3", MOST, is_unified=is_unified)
+    sampler.num_speculative_steps = MOST
+    sampler.synthetic_conditional_rates = sampler.watermark_key = None
+    sampler.use_block_verification = False
+    sampler.sampler = SimpleNamespace(
+        apply_sampling_params=lambda logits, *_: logits,
+        use_fp64_gumbel=False,
+        sampling_states=SimpleNamespace(
+            temperature=SimpleNamespace(gpu=temperature),
+            seeds=SimpleNamespace(gpu=seeds),
+            seeds_set=np.ones(num_reqs, dtype=bool),
+            any_explicit_seed=lambda _: True,
+        ),
+    )
+    ends = torch.arange(num_reqs + 1, dtype=torch.int32) * rows
+    flat = drafts.flatten().int()
+    _, sampled, count = sampler._verify(
+        logits, cache, flat, positions, ends, torch.arange(num_reqs), states_np,
+        states, steps, states_np, flat,
+    )  # fmt: skip
+    assert count.tolist() == [rows] * num_reqs
+    assert torch.equal(sampled[:, :MOST], drafts[:, 1:])

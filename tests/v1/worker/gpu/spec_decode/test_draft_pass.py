@@ -63,7 +63,7 @@ class Told:
             query_start_loc_np=np.array([0, QUERY], dtype=np.int32),
             seq_lens_cpu_upper_bound=torch.tensor([MAX_MODEL_LEN], dtype=torch.int32),
         )
-        shapes, plan = StepShapes(None, 0, sync, True), self.plan
+        shapes, plan = StepShapes(None, 0, sync, True, QUERY), self.plan
         first = shapes.first(batch, plan)
         shape = shapes.later(1, plan) if draft_pass else first
         self.speculator._run(plan, draft_pass, batch, shape)

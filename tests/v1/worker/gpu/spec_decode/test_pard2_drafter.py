@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a PARD-2 drafter is fed of the target's hidden states, and what it keeps."""
+"""What a PARD-2 drafter is fed of the target's hidden states."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,21 +16,19 @@ if current_platform.is_cpu():
     import vllm.v1.worker.cpu.shm  # noqa: F401  (what Runner V2 needs on a CPU)
 
 from vllm.v1.worker.gpu.spec_decode import unified
-from vllm.v1.worker.gpu.spec_decode.unified.inputs import HiddenRows
 from vllm.v1.worker.gpu.spec_decode.unified.pard2 import Pard2Drafter
 
-DEPTH, WIDTH, BLOCK = 6, 2, 4
+DEPTH, WIDTH = 6, 2
 
 
-def drafter(layers: tuple[int, ...], kept: int | None = None) -> Pard2Drafter:
+def drafter(layers: tuple[int, ...]) -> Pard2Drafter:
     """A drafter as far as feeding it needs one; its projection adds layers up."""
     made = Pard2Drafter.__new__(Pard2Drafter)
     made.features = TargetFeatures(layers, DEPTH, 1.0, Path())
     made.tapped_layers = made.features.tapped
     parts = [torch.eye(WIDTH) * 10**i for i in range(len(layers))]
     made.weight, made.bias = torch.cat(parts, dim=1), None
-    made.kept = None if kept is None else torch.zeros(kept, WIDTH)
-    made.kv_group = 1
+    made.kept = None
     return made
 
 
@@ -47,21 +45,6 @@ def test_states_stand_in_listed_order(layers: tuple[int, ...]):
     (rows,) = made.target_hidden(states(value[6]), aux or None).sources
     wanted = sum(value[layer] * 10**i for i, layer in enumerate(layers))
     assert torch.equal(rows, states(wanted))
-
-
-def test_a_block_keeps_the_state_of_its_last_token():
-    """Row 1 + b is block b's; padding, other tokens and what an engine that warms up
-    writes to the null block leave it as it is."""
-    made = drafter((6,), kept=10)
-    null, behind = BLOCK - 1, 5 * BLOCK + 3
-    slots = torch.tensor(
-        [[-9] * 6, [2 * BLOCK + 2, 2 * BLOCK + 3, 7 * BLOCK, -1, null, behind]]
-    )
-    made.block_tables = SimpleNamespace(block_sizes=[1, BLOCK], slot_mappings=slots)
-    rows = torch.arange(1.0, 6.0)[:, None].repeat(1, WIDTH)
-    made.before_first_pass(HiddenRows((rows,), rows), len(rows))
-    assert made.kept[3, 0] == 2.0
-    assert not made.kept[1:3].any() and not made.kept[4:].any()
 
 
 class Opaque(nn.Module):

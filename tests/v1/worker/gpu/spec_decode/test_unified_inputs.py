@@ -111,15 +111,26 @@ def cases(draw) -> Case:
     num_sources = draw(st.sampled_from([1, 3] if layout.token_shift else [0, 1, 2]))
     if num_sources:
         groups = len(tables.block_sizes)
-        hidden = make_hidden(rng, layout, MAX_TOKENS, num_sources, groups)
+        hidden = make_hidden(rng, layout, MAX_TOKENS, num_sources)
+        if layout.token_shift == 0:
+            hidden = hidden._replace(
+                positions=kept_positions(rng, starts), kv_group=groups - 1
+            )
     limit = draw(st.sampled_from([MAX_MODEL_LEN, 20]))
     num_drafts = draw(st.integers(0, layout.num_speculative_tokens))
     padding = draw(st.sampled_from([0, 3, 20, 600]))
     return Case(layout, batch, tables, hidden, limit, query_lens, num_drafts, padding)
 
 
+def kept_positions(rng, starts: list[int]) -> torch.Tensor:
+    """What blocks keep is of the token before some request's first, or of none."""
+    before = torch.tensor([*starts, 0, 0]) - 1
+    chosen = torch.randint(0, len(before), (NUM_BLOCKS,), generator=rng)
+    return before[chosen].to(DEVICE)
+
+
 def make_hidden(
-    rng, layout: DraftLayout, num_rows: int, num_sources: int, num_groups: int = 1
+    rng, layout: DraftLayout, num_rows: int, num_sources: int
 ) -> HiddenRows:
     def rows(*shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=rng).to(DEVICE)
@@ -128,7 +139,7 @@ def make_hidden(
     if layout.token_shift:
         return HiddenRows(sources, rows(num_sources * HIDDEN))
     blocks = rows(NUM_BLOCKS, num_sources * HIDDEN)
-    return HiddenRows(sources, blocks, kv_group=num_groups - 1)
+    return HiddenRows(sources, blocks)
 
 
 def make_tables(rng, groups: int, max_num_reqs: int) -> BlockTables:
@@ -343,10 +354,13 @@ def test_layout_of_a_decode_step(prepare, shift: int, width: int):
 
 
 FED_STEPS = {
-    # First position: rows of slots 0 to 3, where 100 + b is what block b left.
-    "begins at position 0": (0, [100, 0, 1, 2]),
-    "goes on within a block": (20, [None, 0, 1, 2]),
-    "goes on where a block begins": (32, [107, 0, 1, 2]),
+    # First position, position of the token whose state blocks keep, and the states of
+    # slots 0 to 3: a row of this step, or 100 + the block that keeps it.
+    "begins at position 0": (0, 19, [100, 0, 1, 2]),
+    "goes on within a block": (20, 19, [107, 0, 1, 2]),
+    "goes on where a block begins": (32, 31, [107, 0, 1, 2]),
+    # A prefix that is cached up to within a block, which keeps what came later.
+    "goes on behind a part of a block": (20, 31, [100, 0, 1, 2]),
 }
 
 
@@ -354,7 +368,7 @@ FED_STEPS = {
 @pytest.mark.parametrize("width", [1, 3])
 def test_hidden_states_of_unshifted_tokens(prepare, name: str, width: int):
     """Each token with the state before it, masks with the last; spelled out."""
-    start, fed = FED_STEPS[name]
+    start, kept, fed = FED_STEPS[name]
     layout = DraftLayout(7, 0, width)
     tables = BlockTables([16], 1, 32, [4], DEVICE)
     tables.block_tables[0].gpu[0] = torch.tensor([6, 7, 8, 9])
@@ -378,7 +392,9 @@ def test_hidden_states_of_unshifted_tokens(prepare, name: str, width: int):
         column = torch.tensor(values, device=DEVICE)[:, None]
         return column.expand(len(values), 2).contiguous()
 
-    hidden = HiddenRows((rows(0, 1, 2, 3, 4),), rows(*range(100, 110)))
+    positions = torch.full((10,), kept, device=DEVICE)
+    states = rows(0, 1, 2, 3, 4), rows(*range(100, 110))
+    hidden = HiddenRows(states[:1], states[1], positions)
     buffers = DraftBuffers(layout, 8, 1, DEVICE, 2, torch.float32)
     buffers.allocate_kv_groups(1)
     prepare(
@@ -387,14 +403,11 @@ def test_hidden_states_of_unshifted_tokens(prepare, name: str, width: int):
     )  # fmt: skip
     found = buffers.batch
     live = len(fed) + width - 1
-    first = 1 if fed[0] is None else 0
-    wanted = [*fed, *[2] * (width - 1)][first:]
-    assert buffers.fed[first:live, 0].tolist() == wanted
-    tokens = [0 if first else 50, 51, 52, 55, *[MASK] * (width - 1)]
+    assert buffers.fed[:live, 0].tolist() == [*fed, *[2] * (width - 1)]
+    tokens = [50, 51, 52, 55, *[MASK] * (width - 1)]
     assert found.input_ids[:live].tolist() == tokens
-    # What the step before laid out is padding now: its KV stays as it is.
-    assert (int(found.slot_mappings[0, 0]) == PAD_SLOT_ID) == bool(first)
-    assert bool((found.slot_mappings[0, 1:live] >= 0).all())
+    # Also slot 0, whose token may be another one than the step before sampled.
+    assert bool((found.slot_mappings[0, :live] >= 0).all())
     assert found.sample_rows.tolist() == [3 + i for i in range(width)]
     assert found.seq_lens.tolist() == [start + 5 + width]
 

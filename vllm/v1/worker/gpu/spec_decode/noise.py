@@ -115,9 +115,14 @@ def rejection_keys(
         positions, columns: as `verify_keys` takes them.
     """
     block = sampler.use_block_verification
-    if draft_logits is None and not block:
+    if not _is_unified(sampler) or (draft_logits is None and not block):
         return positions
     return verify_keys(positions, columns, sampler.num_speculative_steps, block)
+
+
+def _is_unified(sampler: "RejectionSampler") -> bool:
+    """Whether drafts were drawn with `draft_keys`, as these draws take it."""
+    return sampler.drafter is not None and sampler.drafter.is_unified
 
 
 def draw_seeded_alone(
@@ -139,6 +144,8 @@ def draw_seeded_alone(
         sampled: [requests, K + 1] int64.
         num_sampled: [requests] int32.
     """
+    if not _is_unified(sampler):
+        return sampled, num_sampled
     known, target = sampler.sampler.sampling_states, sampler.sampler
     # Nothing to keep where acceptance is made up, or a watermark decides draws.
     free = sampler.synthetic_conditional_rates is None and sampler.watermark_key is None

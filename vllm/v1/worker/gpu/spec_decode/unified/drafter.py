@@ -17,6 +17,7 @@ from vllm.v1.worker.gpu.block_table import BlockTables
 from .buffers import DraftBuffers
 from .draft_config import draft_layout
 from .inputs import HiddenRows
+from .structs import VerifiedBatch
 
 ModelInputs = dict[str, torch.Tensor | None]
 
@@ -81,7 +82,10 @@ class Drafter(ABC):
         return None
 
     def before_first_pass(
-        self, hidden: HiddenRows | None, slot_mappings: torch.Tensor, num_tokens: int
+        self,
+        verified: VerifiedBatch,
+        hidden: HiddenRows | None,
+        slot_mappings: torch.Tensor,
     ) -> None:
         """Called before a first pass is laid out.
 
@@ -89,7 +93,6 @@ class Drafter(ABC):
             hidden: what `target_hidden` returned.
             slot_mappings: [G, at least num_tokens] int64, KV slots of the verified
                 batch.
-            num_tokens: of the verified batch, without padding.
         """
         return None
 

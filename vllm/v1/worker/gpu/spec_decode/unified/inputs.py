@@ -41,10 +41,13 @@ class HiddenRows(NamedTuple):
     # the slots that the pass before sampled.
     sources: tuple[torch.Tensor, ...]
     # Rows for the slots that no source has one for. With token_shift 1: [S * H], for
-    # masks. With token_shift 0: [blocks, S * H], by KV block, the state of the block's
-    # last token, for slot 0; that of the null block is for position 0.
+    # masks. With token_shift 0: [blocks, S * H], by KV block, the state of its last
+    # token so far, for slot 0; that of the null block where the state is not known.
     fallback: torch.Tensor
-    kv_group: int = 0  # the KV group that the blocks are of
+    # With token_shift 0: [blocks] int64, positions of the tokens that those are of, and
+    # the KV group that the blocks are of.
+    positions: torch.Tensor | None = None
+    kv_group: int = 0
 
 
 @triton.jit
@@ -144,18 +147,19 @@ def _block_ids(tables, state, block, group, mask):
 
 
 @triton.jit
-def _block_before(tables, out, hidden, req, state, start):
-    """KV block that the token before a request's slots ends; 0 at position 0.
+def _state_before(tables, out, hidden, req, state, start, wanted):
+    """Row of the fallback that is the state of the token before a request's slots.
 
-    Also whether slot 0 is to be laid out: where that token ends no block, the step
-    before has done so.
+    It is the KV block that holds that token, if what the block keeps is of it; else 0,
+    the null block.
     """
     size = tl.load(tables.block_sizes + hidden.kv_group)
-    block = start // size - 1
+    block = (start - 1) // size
     held = _num_blocks(tables, out, req, state, hidden.kv_group, True)
-    is_held = (block >= 0) & (block < held)
+    is_held = wanted & (start > 0) & (block < held)
     block_id = _block_ids(tables, state, block, hidden.kv_group, is_held)
-    return block_id, start % size == 0
+    kept = tl.load(hidden.positions + block_id, mask=is_held, other=-1)
+    return tl.where(kept == start - 1, block_id, 0)
 
 
 @triton.jit
@@ -345,14 +349,16 @@ def _prepare_inputs_kernel(
     live = inside & is_real & (at < valid + num_samples) & (position < limit)
     is_mask = at > valid
 
-    # A slot has the state of the token before it; slot 0 may have none in this step.
+    # A slot has the state of the token before it; that of slot 0 is of another step.
     fallback, has_none = 0 * req, is_mask
     if SOURCES > 0 and SHIFT == 0:
         has_none = slot < 0
         if IS_FIRST:
             has_none = slot == 0
-            fallback, is_new = _block_before(tables, out, hidden, req, state, start)
-            live &= is_new | ~has_none
+            first_slots = live & has_none
+            fallback = _state_before(
+                tables, out, hidden, req, state, start, first_slots
+            )
     if chunk >= 0:
         if SOURCES > 0:
             if IS_FIRST:
@@ -476,4 +482,4 @@ def _fed_states(hidden: HiddenRows, buffers: DraftBuffers, is_first: bool) -> Fe
     size = sum(source.shape[1] for source in hidden.sources)
     assert all(rows.is_contiguous() for rows in (*hidden.sources, hidden.fallback))
     assert size == hidden.fallback.shape[-1] == out.shape[1]
-    return FedStates(hidden.fallback, hidden.kv_group, out)
+    return FedStates(hidden.fallback, hidden.positions, hidden.kv_group, out)

@@ -15,10 +15,8 @@ chunked. The W slots from `next` on are sampled: they are drafts 1 to W.
 A drafter that is fed the target's hidden states is fed, with each token, that of the
 token before it. With token_shift 1 slot j's stands in row j of the step, and masks have
 a learned one. With token_shift 0 it stands in row j - 1, and masks share that of
-`next`. Slot 0 then has none in this step. But its token was `next` in the step before,
-so its KV is there, and it is padding. Only where a block of KV begins may that not be
-so, with a cached prefix above all: there slot 0 is fed what was kept with the block
-before, or at position 0 a row of its own.
+`next`. Slot 0 then has none in this step: it is fed what was kept with the KV block of
+the token before it (`kept_states.py`), or at position 0 a row of its own.
 
 Where W < K, later passes follow. Each is fed the W drafts of the pass before, as
 tokens now, and W - 1 masks behind them, and samples the next W drafts:

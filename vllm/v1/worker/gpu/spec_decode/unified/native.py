@@ -9,7 +9,7 @@ import ctypes
 import zlib
 from functools import cache
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import torch
 
@@ -55,9 +55,16 @@ def _dtypes(struct: type[tuple]) -> dict[str, Any]:
     """By field: the dtype of its tensor, None if it may be any, or "number"."""
     hints = get_type_hints(struct, include_extras=True)
     return {
-        name: hint.__metadata__[0] if hasattr(hint, "__metadata__") else "number"
+        name: "number" if hint is int or hint is bool else _dtype(hint)
         for name, hint in hints.items()
     }
+
+
+def _dtype(hint: Any) -> torch.dtype | None:
+    """Of a tensor, or of one that may be missing."""
+    if get_origin(hint) is not Annotated:
+        hint = get_args(hint)[0]
+    return hint.__metadata__[0]
 
 
 @cache
@@ -127,5 +134,5 @@ def _struct(values: tuple) -> ctypes.Array:
 
 
 def _words(values: tuple) -> ctypes.Array:
-    words = [v.data_ptr() if isinstance(v, torch.Tensor) else v for v in values]
+    words = [v.data_ptr() if isinstance(v, torch.Tensor) else v or 0 for v in values]
     return (ctypes.c_int64 * len(words))(*words)

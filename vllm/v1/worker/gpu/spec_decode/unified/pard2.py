@@ -21,6 +21,8 @@ from .buffers import DraftBuffers
 from .draft_model import load_draft_model
 from .drafter import Drafter, ModelInputs
 from .inputs import HiddenRows
+from .kept_states import KeptStates
+from .structs import VerifiedBatch
 
 logger = init_logger(__name__)
 
@@ -43,11 +45,7 @@ class Pard2Drafter(Drafter):
         size = {"dtype": self.dtype, "device": device}
         self.weight = warp[WEIGHT].to(**size)  # [H, states side by side]
         self.bias = warp[BIAS].to(**size) if BIAS in warp else None  # [H]
-        # By KV block, the state of its last token, [1 + blocks, H]: where a request
-        # goes on from there, or from a cached prefix, it is slot 0's. Row 0 takes what
-        # is not kept; the null block's, row 1, is for position 0.
-        self.kept: torch.Tensor | None = None
-        self.block_tables: BlockTables | None = None
+        self.kept: KeptStates | None = None
         self.kv_group = 0
         if vllm_config.kv_transfer_config is not None:
             logger.warning(
@@ -63,11 +61,10 @@ class Pard2Drafter(Drafter):
     def set_kv_cache(
         self, kv_cache_config: KVCacheConfig, block_tables: BlockTables, kv_group: int
     ) -> None:
-        self.block_tables, self.kv_group = block_tables, kv_group
-        rows = 1 + kv_cache_config.num_blocks
-        self.kept = self.weight.new_zeros(rows, self.fed_hidden_size)
-        nothing = self.weight.new_zeros(1, self.weight.shape[1])
-        self.kept[1] = self._projected(nothing)
+        self.kv_group = kv_group
+        no_state = self._projected(self.weight.new_zeros(self.weight.shape[1]))
+        size = block_tables.block_sizes[kv_group]
+        self.kept = KeptStates(kv_cache_config.num_blocks, size, no_state)
         logger.info(
             "States of the target kept for PARD-2 take %.3f GiB, beside the KV cache.",
             self.kept.nbytes / 2**30,
@@ -83,25 +80,19 @@ class Pard2Drafter(Drafter):
         states[self.features.depth] = last
         fed = [states[layer] for layer in self.features.layers]
         rows = self._projected(torch.cat(fed, dim=-1))
-        # While memory is profiled there are no blocks.
-        kept = rows if self.kept is None else self.kept[1:]
-        return HiddenRows((rows,), kept, self.kv_group)
+        if self.kept is None:  # while memory is profiled there are no blocks
+            return HiddenRows((rows,), rows)
+        kept = self.kept
+        return HiddenRows((rows,), kept.states, kept.positions, self.kv_group)
 
     def before_first_pass(
-        self, hidden: HiddenRows | None, slot_mappings: torch.Tensor, num_tokens: int
+        self,
+        verified: VerifiedBatch,
+        hidden: HiddenRows | None,
+        slot_mappings: torch.Tensor,
     ) -> None:
-        """Keeps the states of tokens that end a KV block, for whoever goes on there.
-
-        That may be a request of this very batch, so it is done first. A rejected
-        token's is written over before its block is anyone else's. The null block's
-        stays: an engine that warms up while it serves writes there.
-        """
-        rows = hidden.sources[0][:num_tokens]
-        size = self.block_tables.block_sizes[self.kv_group]
-        ends = slot_mappings[self.kv_group, : len(rows)] + 1
-        is_end = (ends % size == 0) & (ends > size)
-        block = torch.where(is_end, ends // size, 0)
-        self.kept.index_copy_(0, block, rows)
+        (states,) = hidden.sources
+        self.kept.keep(verified, slot_mappings[self.kv_group], states)
 
     def model_inputs(
         self,
@@ -128,4 +119,4 @@ class Pard2Drafter(Drafter):
         return buffers.hidden_states(num_tokens, is_first)
 
     def fed_back(self, rows: torch.Tensor) -> HiddenRows:
-        return HiddenRows((rows,), self.kept)
+        return HiddenRows((rows,), self.kept.states)

@@ -98,6 +98,8 @@ class UnifiedSpeculator(DraftModelSpeculator):
             [num_reqs, K] int64 draft tokens, of which `num_speculative_tokens` count.
         """
         batch, n, k = input_batch, input_batch.num_reqs, num_speculative_tokens
+        if not dummy_run and self._is_past_limit(batch):
+            return self.draft_tokens[:n]
         plan = self.plans[self.num_speculative_steps if k is None else k]
         if dummy_run and skip_attn_for_dummy_run:
             states = self.drafter.target_hidden(last_hidden_states, aux_hidden_states)
@@ -139,7 +141,7 @@ class UnifiedSpeculator(DraftModelSpeculator):
 
         # The first pass: verified tokens, the next token, masks; W drafts are sampled.
         shape = shapes.first(batch, plan)
-        self.drafter.before_first_pass(hidden, step.slot_mappings, batch.num_tokens)
+        self.drafter.before_first_pass(verified, hidden, step.slot_mappings)
         self._prepare_first(plan, verified, hidden, shape)
         if self._is_self_contained(shape):
             self._replay(shape)
@@ -329,6 +331,22 @@ class UnifiedSpeculator(DraftModelSpeculator):
         """
         limit = self.vllm_config.model_config.max_model_len
         return self.speculative_config.drafter.limit(limit)
+
+    def _is_past_limit(self, batch: InputBatch) -> bool:
+        """Whether a step has nothing to lay out, and drafts that nobody could use.
+
+        The host knows how long sequences may be, where drafts of steps that have not
+        ended may yet be rejected. Data-parallel ranks run in step, whatever they hold.
+        """
+        parallel = self.target_config.parallel_config
+        limit = self.limit
+        if limit >= self.vllm_config.model_config.max_model_len or self.dp_size > 1:
+            return False
+        num_steps = parallel.pipeline_parallel_size + 1
+        uncertain = num_steps * (self.num_speculative_steps + 1)
+        ends = batch.seq_lens_cpu_upper_bound[: batch.num_reqs].numpy()
+        starts = ends - batch.num_scheduled_tokens
+        return int(starts.min()) - uncertain >= limit
 
     def load_draft_model(
         self, target_model: nn.Module, target_attn_layer_names: set[str]

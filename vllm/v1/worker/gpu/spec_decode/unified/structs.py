@@ -97,8 +97,9 @@ class DraftBatch(NamedTuple):
 class FedStates(NamedTuple):
     """Where the hidden states of slots come from beside their sources, and go."""
 
-    # Rows for the slots that no source has one for: see HiddenRows.
+    # See HiddenRows.
     fallback: States
+    positions: Int64 | None
     kv_group: int
     out: States  # [N, SOURCES * SIZE]
 

@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Drafts at positions that the drafter's context does not reach are not accepted.
+
+They stand for none: a request that is past its drafter's context has as many rows as
+those that are not, so that FULL CUDA graphs serve the batch.
+"""
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from vllm.v1.worker.gpu.input_batch import InputBatch
+
+if TYPE_CHECKING:
+    from vllm.config.drafter import DrafterConfig
+
+
+def without_drafts_past_limit(
+    drafter: "DrafterConfig | None",
+    invalid: torch.Tensor | None,
+    input_batch: InputBatch,
+) -> torch.Tensor | None:
+    """Drafts that are not verified, and those past the drafter's context.
+
+    Args:
+        drafter: of the speculative config.
+        invalid: [rows] bool, whether the draft that led to a row is not verified; None
+            if all are.
+
+    Returns:
+        [rows] bool, or None.
+    """
+    if drafter is None or drafter.context is None:
+        return invalid
+    positions = input_batch.positions[input_batch.logits_indices]
+    past = (positions >= drafter.context) & (input_batch.expanded_local_pos > 0)
+    return past if invalid is None else invalid | past

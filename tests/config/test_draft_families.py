@@ -2,9 +2,12 @@
 """The family of every published drafter, and what follows from it."""
 
 import json
+import shutil
 from types import SimpleNamespace
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from tests.checkpoints.families import PUBLISHED
 from vllm.config.drafter.checkpoint import get_mask_token_id
@@ -15,10 +18,12 @@ from vllm.config.drafter.families import (
     default_layers,
     find_family,
     tapped_layers,
+    told_by_tensors,
 )
 from vllm.config.drafter.resolve import read_files
 from vllm.config.drafter.target import correct_depth, find_mask_token
 from vllm.config.drafter.vocabulary import why_different
+from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.models.interfaces import SupportsEagle3
 
 from .specs import Checkpoint, checkpoint, unresolved
@@ -97,6 +102,76 @@ def test_the_checkpoint_decides(
     (record,) = caplog_vllm.records
     assert f'drafts with "{used}"' in record.getMessage()
     assert record.getMessage().endswith("which is used: unset method.")
+
+
+LANGUAGE_MODEL = ("model.embed_tokens.weight", "model.norm.weight", "lm_head.weight")
+EAGLE = ("embed_tokens.weight", "fc.weight", "layers.0.mlp.up_proj.weight")
+EAGLE3 = ("fc.weight", "midlayer.hidden_norm.weight", "norm.weight", "lm_head.weight")
+DFLASH = ("fc.weight", "hidden_norm.weight", "layers.0.mlp.up_proj.weight")
+
+
+@pytest.mark.parametrize(
+    "tensors, method",
+    [
+        (LANGUAGE_MODEL, "draft_model"),
+        (EAGLE, "eagle"),
+        (("fc.bias", *EAGLE), "eagle"),
+        (EAGLE3, "eagle3"),
+        (("fc.weight", "layers.0.hidden_norm.weight"), "eagle3"),
+        (DFLASH, None),
+        ((), None),
+    ],
+)
+@pytest.mark.parametrize("is_pickled", [False, True])
+def test_tensors_tell_the_method(
+    tensors: tuple[str, ...], method: str | None, is_pickled: bool, checkpoint
+):
+    """vLLM takes any model in a folder named "eagle-…" for an EAGLE head, and an EAGLE
+    head in another one for a draft model."""
+    for name in ("eagle-draft", "eagle3", "draft"):
+        if name == "draft" and method == "draft_model":
+            method = None  # vLLM tells whether it has MTP modules
+        folder = checkpoint({"model_type": "llama"}, tensors, name)
+        if is_pickled:
+            weights = load_file(file := folder / "model.safetensors")
+            torch.save(weights, folder / "pytorch_model.bin")
+            file.unlink()
+        spec = unresolved(folder, num_speculative_tokens=4)
+        drafter = read_files(spec)
+        assert spec.method == (drafter and drafter.method) == method
+
+
+def test_tensors_of_other_methods_tell_nothing():
+    files = DraftFiles({"dflash_config": {}}, lambda: EAGLE)
+    assert told_by_tensors(files) is None
+
+
+@pytest.mark.parametrize("name", ["draft", "eagle3"])
+@pytest.mark.parametrize("method", [None, "draft_model"])
+def test_words_of_a_path_do_not_count(name: str, method, models, tmp_path):
+    """Neither for a language model nor for a head, and whatever the user says."""
+    shutil.copytree(models / name, folder := tmp_path / "eagle-8b-eagle3")
+    spec = {"model": str(folder), "method": method, "num_speculative_tokens": 4}
+    engine = EngineArgs(
+        model=str(models / "target"), dtype="float32", speculative_config=spec
+    )
+    found = engine.create_engine_config().speculative_config
+    wanted = {"draft": "draft_model", "eagle3": "eagle3"}[name]
+    assert found.method == found.drafter.method == wanted
+
+
+def test_words_of_a_path_where_no_file_decides(models, tmp_path):
+    """A language model that nothing tells of stays vLLM's to guess."""
+    folder = tmp_path / "eagle-8b"
+    shutil.copytree(models / "draft", folder)
+    (folder / "model.safetensors").write_bytes(b"")
+    engine = EngineArgs(
+        model=str(models / "target"),
+        dtype="float32",
+        load_format="dummy",
+        speculative_config={"model": str(folder), "num_speculative_tokens": 4},
+    )
+    assert engine.create_engine_config().speculative_config.method == "eagle"
 
 
 @pytest.mark.parametrize(

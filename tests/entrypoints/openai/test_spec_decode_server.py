@@ -212,6 +212,23 @@ def test_same_text_as_without_speculation(server, expected, ask):
     assert ask(server.client) == expected[ask] != ""
 
 
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"logit_bias": {str(token): 1 for token in range(1025)}},
+        {"extra_body": {"allowed_token_ids": list(range(1025))}},
+        {"extra_body": {"min_tokens": 1, "stop_token_ids": list(range(129))}},
+        {"extra_body": {"bad_words": ["many words of a client " * 300]}},
+    ],
+    ids=["logit_bias", "allowed_token_ids", "stop_token_ids", "bad_words"],
+)
+def test_a_request_that_is_too_large_ends_alone(server, expected, more: dict):
+    """It ended the engine, for all."""
+    with pytest.raises(openai.BadRequestError, match="must be at most"):
+        server.client.completions.create(prompt=CODE, **GREEDY, **more)
+    assert complete(server.client) == expected[complete]
+
+
 def test_metrics_count_drafts(server):
     before = spec_decode_counters(server)
     complete(server.client)

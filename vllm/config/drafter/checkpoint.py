@@ -3,7 +3,7 @@
 
 import os
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -108,14 +108,17 @@ def find_checkpoint(spec: "SpeculativeConfig") -> DraftCheckpoint | None:
         from transformers import CONFIG_MAPPING
 
         CONFIG_MAPPING.register(name, CONFIG_MAPPING[known], exist_ok=True)
-    folder = Path(spec.model)
+    folder, is_misnamed = Path(spec.model), _is_misnamed(spec)
     is_folder = folder.is_dir()
-    return read_checkpoint(
+    found = read_checkpoint(
         config,
         partial(_tensor_names, spec),
         os.listdir(folder) if is_folder else (),
-        is_unclear=_is_misnamed(spec) or (spec.method is None and is_folder),
+        is_unclear=is_misnamed or (spec.method is None and is_folder),
     )
+    if found.family is None and found.method == "draft_model" and not is_misnamed:
+        return replace(found, method=None)  # vLLM tells whether it has MTP modules
+    return found
 
 
 def needs_model(spec: "SpeculativeConfig") -> bool:

@@ -6,6 +6,7 @@ Checked are folders and what the hub's cache holds; what has yet to be downloade
 what no header describes, is left to the loader.
 """
 
+import math
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,6 +39,11 @@ IN_A_LAYER = {
     *(f"mlp.{name}_proj.weight" for name in ("gate", "up", "down")),
     "input_layernorm.weight",
     "post_attention_layernorm.weight",
+}
+# Some checkpoints hold several in one, as vLLM does.
+FUSED = {
+    "self_attn.qkv_proj.weight": {f"self_attn.{name}_proj.weight" for name in "qkv"},
+    "mlp.gate_up_proj.weight": {"mlp.gate_proj.weight", "mlp.up_proj.weight"},
 }
 
 
@@ -182,7 +188,8 @@ class _Weights:
                 self._check_layer(number, found)
 
     def _check_layer(self, number: int, found: set[str]) -> None:
-        if missing := sorted(IN_A_LAYER - found):
+        parts = (parts for name, parts in FUSED.items() if name in found)
+        if missing := sorted(IN_A_LAYER.difference(found, *parts)):
             raise ValueError(
                 f"{self.model} has no tensor {missing[0]} in layer {number}: {AGAIN}."
             )
@@ -236,7 +243,7 @@ class _Weights:
             "parallel_drafting=false",
         )
         width = self.num_taps * self.target_width
-        if mask.shape[-1] != width or len(mask.shape) - mask.shape.count(1) > 1:
+        if math.prod(mask.shape) != width:
             raise ValueError(
                 f"mask_hidden of {self.model} has shape {list(mask.shape)}, but fc "
                 f"takes {width} values: {AGAIN}, or set parallel_drafting=false."

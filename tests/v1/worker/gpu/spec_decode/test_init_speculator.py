@@ -16,8 +16,8 @@ if current_platform.is_cpu():
 
 from vllm.v1.worker.gpu import spec_decode
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
+from vllm.v1.worker.gpu.spec_decode import extract_hidden_states, unified
 from vllm.v1.worker.gpu.spec_decode import speculator as base
-from vllm.v1.worker.gpu.spec_decode import unified
 from vllm.v1.worker.gpu.spec_decode.unified.draft_model import DraftModelDrafter
 from vllm.v1.worker.gpu.spec_decode.unified.speculator import (
     UnifiedSpeculator,
@@ -27,19 +27,18 @@ from vllm.v1.worker.gpu.spec_decode.unified.speculator import (
 CPU = torch.device("cpu")
 
 
-@pytest.fixture
-def which(monkeypatch):
-    """Says whose speculator a config gets."""
-    monkeypatch.setattr(unified, "build_speculator", lambda *_: "unified")
-    monkeypatch.setattr(spec_decode.upstream, "init_speculator", lambda *_: "base")
-    return lambda config: spec_decode.init_speculator(config, CPU, None)
-
-
 @pytest.mark.parametrize("is_unified", [True, False])
-def test_the_resolved_drafter_decides(which, is_unified: bool):
-    drafter = DrafterConfig("eagle3", 3, is_unified=is_unified)
-    config = SimpleNamespace(speculative_config=SimpleNamespace(drafter=drafter))
-    assert which(config) == ("unified" if is_unified else "base")
+def test_the_resolved_drafter_decides(monkeypatch, is_unified: bool):
+    monkeypatch.setattr(unified, "build_speculator", lambda *_: "unified")
+    monkeypatch.setattr(
+        extract_hidden_states, "ExtractHiddenStatesSpeculator", lambda *_: "vLLM's"
+    )
+    spec = SimpleNamespace(
+        method="extract_hidden_states",
+        drafter=DrafterConfig("eagle3", 3, is_unified=is_unified),
+    )
+    made = spec_decode.init_speculator(SimpleNamespace(speculative_config=spec), CPU, 0)
+    assert made == ("unified" if is_unified else "vLLM's")
 
 
 REQUESTS, DRAFTS, VOCAB = 6, 3, 40

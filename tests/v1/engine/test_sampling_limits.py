@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests that Runner V2's sampling states have no room for end at the front end."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from vllm import SamplingParams
+from vllm.exceptions import VLLMValidationError
+from vllm.platforms import current_platform
+from vllm.v1.engine.sampling_limits import check_sampling_limits
+
+if current_platform.is_cpu():
+    import vllm.v1.worker.cpu.shm  # noqa: F401  (what Runner V2 needs on a CPU)
+
+from vllm.v1.worker.gpu.sample.bad_words import BadWordsState
+from vllm.v1.worker.gpu.sample.logit_bias import LogitBiasState
+from vllm.v1.worker.gpu.sample.states import SamplingStates
+from vllm.v1.worker.gpu.states import RequestState
+
+LONGEST = 64
+
+
+def config(is_v2: bool = True) -> SimpleNamespace:
+    return SimpleNamespace(
+        use_v2_model_runner=is_v2, model_config=SimpleNamespace(max_model_len=LONGEST)
+    )
+
+
+def with_stops(number: int) -> SamplingParams:
+    return SamplingParams(min_tokens=1, stop_token_ids=list(range(number)))
+
+
+def with_bad_words(number: int) -> SamplingParams:
+    params = SamplingParams()
+    words = [[1] * 64 for _ in range(number // 64)]
+    params._bad_words_token_ids = [*words, [1] * (number % 64)]
+    return params
+
+
+# A request of one size, and the largest that there is room for.
+SIZES = {
+    "logit_bias": (
+        lambda size: SamplingParams(logit_bias=dict.fromkeys(range(size), 1.0)),
+        1024,
+    ),
+    "allowed_token_ids": (
+        lambda size: SamplingParams(allowed_token_ids=list(range(size))),
+        1024,
+    ),
+    "stop_token_ids": (with_stops, 128),
+    "bad_words": (with_bad_words, 1024),
+    "seed": (lambda size: SamplingParams(seed=size), 2**63 - 1),
+    "negative seed": (lambda size: SamplingParams(seed=-size - 1), 2**63 - 1),
+    "max_tokens": (
+        lambda size: SamplingParams(max_tokens=size),
+        2**31 - 1 - LONGEST,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_one_more_is_refused(name: str):
+    make, most = SIZES[name]
+    check_sampling_limits(make(most), config())
+    with pytest.raises(VLLMValidationError, match=rf"must be at most {most}, got"):
+        check_sampling_limits(make(most + 1), config())
+    check_sampling_limits(make(most + 1), config(is_v2=False))
+
+
+class Worker:
+    """All states of a worker that a request is written to."""
+
+    def __init__(self) -> None:
+        cpu = torch.device("cpu")
+        self.requests = RequestState(
+            max_num_reqs=1,
+            max_model_len=LONGEST,
+            max_num_batched_tokens=LONGEST,
+            num_speculative_steps=1,
+            vocab_size=2048,
+            device=cpu,
+        )
+        self.states = [
+            SamplingStates(1, 2048),
+            LogitBiasState(None, self.requests),
+            BadWordsState(None, self.requests),
+        ]
+
+    def add(self, params: SamplingParams) -> None:
+        prompt = [0] * LONGEST
+        self.requests.add_request("a", LONGEST, prompt, 0, params.max_tokens)
+        for state in self.states:
+            state.add_request(0, params)
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_limits_are_the_workers(name: str):
+    make, most = SIZES[name]
+    Worker().add(make(most))
+    with pytest.raises((ValueError, OverflowError)):
+        Worker().add(make(most + 1))

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A drafter that drafts in vain is told of once, with numbers."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from vllm.config.drafter import DrafterConfig
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.spec_decode.unaccepted import MAX_DRAFTS, UnacceptedDrafts
+
+K, LIMIT = 4, 64
+REQUEST = SimpleNamespace(num_tokens=10)
+
+
+def scheduler(method: str = "draft_model", **settings) -> SimpleNamespace:
+    spec = {"method": method, "model": "a/drafter", "rejection_sample_method": "block"}
+    spec["drafter"] = DrafterConfig(method, K, context=LIMIT)
+    spec = SimpleNamespace(**spec | settings)
+    config = SimpleNamespace(speculative_config=spec)
+    return SimpleNamespace(vllm_config=config, max_model_len=2048)
+
+
+def observe(watch: UnacceptedDrafts, times: int, accepted=0, request=REQUEST) -> bool:
+    """Whether there is more to watch for, after so many drafts."""
+    return all([watch.observe(K, accepted, request) for _ in range(times)])
+
+
+def test_it_is_said_with_the_numbers(caplog_vllm):
+    watch = UnacceptedDrafts.of(scheduler())
+    assert observe(watch, MAX_DRAFTS - 1)
+    assert not caplog_vllm.records
+    assert not watch.observe(K, 0, REQUEST)
+    (record,) = caplog_vllm.records
+    said = f"{MAX_DRAFTS} drafts, {MAX_DRAFTS * K} tokens, was accepted: a/drafter"
+    assert said in record.getMessage()
+
+
+def test_one_accepted_token_is_enough(caplog_vllm):
+    watch = UnacceptedDrafts.of(scheduler())
+    for _ in range(3):
+        assert observe(watch, MAX_DRAFTS - 1)
+        assert observe(watch, 1, accepted=1)
+    assert not caplog_vllm.records
+
+
+def test_past_the_drafters_context_nothing_is_expected(caplog_vllm):
+    watch = UnacceptedDrafts.of(scheduler())
+    past = SimpleNamespace(num_tokens=LIMIT - K)
+    assert observe(watch, MAX_DRAFTS, request=past)
+    assert not caplog_vllm.records
+
+
+@pytest.mark.parametrize(
+    "settings", [{"method": "ngram"}, {"rejection_sample_method": "synthetic"}]
+)
+def test_what_is_not_watched(settings: dict):
+    assert UnacceptedDrafts.of(scheduler(**settings)) is None
+    nothing = SimpleNamespace(vllm_config=SimpleNamespace(speculative_config=None))
+    assert UnacceptedDrafts.of(nothing) is None
+
+
+def test_the_scheduler_counts_and_stops(caplog_vllm):
+    """With or without stats; a step without drafts tells nothing."""
+    made = SimpleNamespace(
+        unaccepted_drafts=UnacceptedDrafts.of(scheduler()),
+        draft_lengths=None,
+        requests={"a": REQUEST},
+        log_stats=False,
+    )
+    for drafted in [K, 0] * (MAX_DRAFTS + 1):
+        Scheduler.make_spec_decoding_stats(made, None, drafted, 0, None, "a")
+    assert len(caplog_vllm.records) == 1 and made.unaccepted_drafts is None

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One warning where nothing that is drafted is accepted."""
+
+from typing import TYPE_CHECKING
+
+from vllm.config.drafter import METHODS
+from vllm.logger import init_logger
+
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.request import Request
+
+logger = init_logger(__name__)
+
+# Drafts of a step and request, one after the other. A drafter whose first token is
+# right once in fifty times goes so long without once in four hundred.
+MAX_DRAFTS = 300
+
+
+class UnacceptedDrafts:
+    """Counts drafts since the last one of which anything was accepted.
+
+    Args:
+        model: the drafter's name.
+        limit: first position that it cannot draft: nothing is expected from there on.
+    """
+
+    def __init__(self, model: str, limit: int):
+        self.model, self.limit = model, limit
+        self.num_drafts = self.num_tokens = 0
+
+    @classmethod
+    def of(cls, scheduler: "Scheduler") -> "UnacceptedDrafts | None":
+        """For an engine whose drafter can be a wrong one; else None."""
+        spec = scheduler.vllm_config.speculative_config
+        if spec is None or spec.method not in METHODS:
+            return None
+        if spec.rejection_sample_method == "synthetic":
+            return None
+        return cls(spec.model, spec.drafter.limit(scheduler.max_model_len))
+
+    def observe(self, num_tokens: int, num_accepted: int, request: "Request") -> bool:
+        """Takes in the verified draft of one request.
+
+        Returns:
+            Whether there is more to watch for: the warning comes once.
+        """
+        if num_accepted:
+            self.num_drafts = self.num_tokens = 0
+        elif request.num_tokens + num_tokens < self.limit:
+            self.num_drafts += 1
+            self.num_tokens += num_tokens
+        if self.num_drafts < MAX_DRAFTS:
+            return True
+        logger.warning(
+            "Nothing of the last %d drafts, %d tokens, was accepted: %s drafts in "
+            "vain, and each step waits for it. Check that it was trained for this very "
+            "target, with its tokenizer and from these weights, and that the line "
+            '"Drafter …" at start-up is what its authors say; or leave '
+            "speculative_config unset.",
+            self.num_drafts,
+            self.num_tokens,
+            self.model,
+        )
+        return False

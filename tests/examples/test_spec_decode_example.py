@@ -45,6 +45,9 @@ def run_example(
 # Whole runs
 
 
+WHOLE = pytest.mark.slow  # an engine for each drafter
+
+
 @pytest.fixture(scope="module")
 def default_run(engine_env, models, tmp_path_factory):
     """All bundled models, as without arguments, only fewer and shorter outputs."""
@@ -58,12 +61,14 @@ def rows(default_run) -> dict[str, dict[str, Any]]:
     return {row["name"]: row for row in default_run[1]["rows"]}
 
 
+@WHOLE
 def test_default_run_succeeds(default_run):
     done, report = default_run
     assert done.returncode == 0, done.stderr
     assert tuple(row["name"] for row in report["rows"]) == ROWS
 
 
+@WHOLE
 @pytest.mark.parametrize("name", ROWS)
 def test_row_of_the_table(default_run, rows, name, on_cpu):
     lines = default_run[0].stdout.splitlines()
@@ -75,18 +80,21 @@ def test_row_of_the_table(default_run, rows, name, on_cpu):
     assert row["tokens_per_second"] > 0
 
 
+@WHOLE
 @pytest.mark.parametrize("name", ROWS)
 def test_every_engine_shows_a_progress_bar(default_run, name):
     bars = default_run[0].stderr.replace("\r", "\n").splitlines()
     assert any(bar.startswith(f"{name}: 100%") for bar in bars)
 
 
+@WHOLE
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_drafts_change_no_output(rows, name):
     assert rows[name]["identical"] is True
     assert rows[name]["output_tokens"] == rows["no speculation"]["output_tokens"]
 
 
+@WHOLE
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_acceptance_of_bundled_models(rows, name):
     row = rows[name]
@@ -116,7 +124,7 @@ def test_one_method_sampled_from_a_text(engine_env, models, tmp_path):
     assert done.stdout.count("Prompt: 'def f") == 2
 
 
-# Comparison and exit status, with a stand-in for the engines
+# Comparison and exit status, with results in the engines' place
 
 
 def fake_result(token_ids: list[list[int]]) -> dict[str, Any]:

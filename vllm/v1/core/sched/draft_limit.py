@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drafts that are taken off before a step."""
+"""Where a drafter's context ends."""
 
 
-def drop_drafts_past_limit(scheduler) -> None:
+def cut_drafts_past_limit(scheduler) -> None:
     """Takes off drafts at positions that the drafter's context does not reach."""
     spec, longest = scheduler.vllm_config.speculative_config, scheduler.max_model_len
     if spec is None:

@@ -15,7 +15,7 @@ TIMES = {1: {0: 1.0, 3: 1.1}, 8: {0: 1.0, 3: 9.0}}
 
 @pytest.fixture
 def make_scheduler(monkeypatch):
-    """A scheduler of which the base has only set what these tests need."""
+    """A scheduler that has only what these tests need."""
 
     def init(self, schedule, **spec) -> None:
         self.num_spec_tokens = 3
@@ -30,7 +30,7 @@ def make_scheduler(monkeypatch):
 
 
 def verify(scheduler, num_draft_tokens: int, num_accepted_tokens: int):
-    """As the base's `update_from_output` does."""
+    """As vLLM's `update_from_output` does."""
     return scheduler.make_spec_decoding_stats(
         None,
         num_draft_tokens=num_draft_tokens,
@@ -47,7 +47,7 @@ def test_auto_replaces_the_lookup(make_scheduler):
     assert (lookup[1], lookup[8]) == (3, 0)
     for _ in range(50):
         stats = verify(scheduler, 3, 0)
-    assert isinstance(stats, SpecDecodingStats)  # the base's own count goes on
+    assert isinstance(stats, SpecDecodingStats)  # vLLM's own count goes on
     assert stats.num_draft_tokens == 3
     assert lookup[1] == 0
 

@@ -74,7 +74,7 @@ def test_step_that_says_nothing(make_scheduler, how, num_tokens):
 
 
 def test_the_base_passes_stats_first():
-    """As the seam takes them."""
+    """As the scheduler takes them."""
     assert list(inspect.signature(UPSTREAM.make_stats).parameters)[1] == (
         "spec_decoding_stats"
     )

@@ -79,7 +79,7 @@ def test_several_draft_lengths():
     line = logged(step([(3, 2)]), short, step(length=1), step(length=0))
     assert "Draft length (of steps): 0 (25%), 1 (50%), 3 (25%)" in line
     assert line.endswith("acceptance rate where drafted: 1.000, 1.000, 0.000")
-    assert "Per-position acceptance rate: 1.000, 0.500, 0.000" in line  # the base's
+    assert "Per-position acceptance rate: 1.000, 0.500, 0.000" in line  # vLLM's
 
 
 def test_interval_without_drafts():

@@ -109,7 +109,7 @@ def test_cpu_measures_the_host(monkeypatch):
 
 
 def test_the_base_samples_and_drafts_in_this_order():
-    """What the seam on the model runner stands on."""
+    """What the edit of the model runner counts on."""
     base = GPUModelRunner.__base__
     source = inspect.getsource(base.sample_tokens)
     calls = ["self.sample(", "self.postprocess_sampled(", "self.speculator.propose("]
@@ -138,7 +138,7 @@ class Idle:
 
 @pytest.fixture
 def make_runner(monkeypatch):
-    """A runner of the seam whose base does nothing; False: it does not draft."""
+    """A runner that does nothing; False: it does not draft."""
     for name in ("__init__", "execute_model", "postprocess_sampled", "sample_tokens"):
         monkeypatch.setattr(GPUModelRunner.__base__, name, vars(Idle)[name])
     monkeypatch.setattr(step_clock, "TIMED_EVERY", 1)

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """One step in many is timed, and what is not finished is not waited for."""
 
-import inspect
 from types import SimpleNamespace
 
 import pytest
@@ -12,8 +11,6 @@ from vllm.platforms import current_platform
 if current_platform.is_cpu():
     import vllm.v1.worker.cpu.shm  # noqa: F401  (what Runner V2 needs on a CPU)
 
-from vllm.v1.worker.gpu.async_utils import AsyncOutput
-from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 from vllm.v1.worker.gpu.spec_decode import step_clock
 from vllm.v1.worker.gpu.spec_decode.step_clock import StepClock
 
@@ -106,60 +103,3 @@ def test_cpu_measures_the_host(monkeypatch):
     monkeypatch.setattr(step_clock.time, "perf_counter", lambda: next(seconds))
     clock = StepClock(torch.device("cpu"))
     assert run_steps(clock, EVERY)[-1] == pytest.approx((0.5, 0.25))
-
-
-def test_the_base_samples_and_drafts_in_this_order():
-    """What the edit of the model runner counts on."""
-    base = GPUModelRunner.__base__
-    source = inspect.getsource(base.sample_tokens)
-    calls = ["self.sample(", "self.postprocess_sampled(", "self.speculator.propose("]
-    at = [source.index(call) for call in calls]
-    assert at == sorted(at)
-    assert [source.count(call) for call in calls] == [1, 1, 1]
-    assert "self.model_runner_output = " in inspect.getsource(AsyncOutput.__init__)
-    assert "dummy_run=True" in inspect.getsource(base._dummy_run)
-
-
-class Idle:
-    """Methods of a runner that does nothing."""
-
-    def __init__(self, vllm_config, device) -> None:
-        self.speculator, self.device = vllm_config, device
-        self.output = SimpleNamespace(model_runner_output=SimpleNamespace())
-
-    def execute_model(self, *args, **kwargs):
-        return None
-
-    postprocess_sampled = execute_model
-
-    def sample_tokens(self, *args):
-        return self.output
-
-
-@pytest.fixture
-def make_runner(monkeypatch):
-    """A runner that does nothing; False: it does not draft."""
-    for name in ("__init__", "execute_model", "postprocess_sampled", "sample_tokens"):
-        monkeypatch.setattr(GPUModelRunner.__base__, name, vars(Idle)[name])
-    monkeypatch.setattr(step_clock, "TIMED_EVERY", 1)
-
-    def make(drafts: bool) -> GPUModelRunner:
-        return GPUModelRunner(object() if drafts else None, torch.device("cpu"))
-
-    return make
-
-
-@pytest.mark.parametrize("drafts", [True, False])
-def test_output_carries_what_was_timed(make_runner, drafts):
-    runner = make_runner(drafts)
-    runner.execute_model(None)
-    runner.postprocess_sampled()
-    output = runner.sample_tokens(None).model_runner_output
-    assert hasattr(output, "step_seconds") == drafts
-    assert not drafts or all(seconds >= 0 for seconds in output.step_seconds)
-
-
-def test_dummy_steps_are_not_timed(make_runner):
-    runner = make_runner(True)
-    runner.execute_model(None, dummy_run=True)
-    assert runner.sample_tokens(None).model_runner_output.step_seconds is None

@@ -1,18 +1,44 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fixtures for tests that run whole engines."""
 
+import json
 import logging
 import os
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytest
+from filelock import FileLock
 
 ROOT = Path(__file__).resolve().parents[1]
 
 if "cpu" in version("vllm"):
     # Before anything imports Triton: it decides then how its kernels run.
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that run engines first: they take longest, and are not to end alone."""
+    items.sort(key=lambda item: "engine_env" not in getattr(item, "fixturenames", ()))
+
+
+@pytest.fixture(scope="session")
+def once(tmp_path_factory) -> Callable[[str, Callable[[], Any]], Any]:
+    """`once(name, make)`: what `make` returned to the first worker, as JSON."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+
+    def get(name: str, make: Callable[[], Any]) -> Any:
+        file = folder / f"{name}.json"
+        with FileLock(f"{file}.lock"):
+            if not file.is_file():
+                file.write_text(json.dumps(make()))
+        return json.loads(file.read_text())
+
+    return get
 
 
 @pytest.fixture(scope="session")

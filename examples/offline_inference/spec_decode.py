@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 r"""Speculative decoding, offline: does it change the text, and what does it gain?
 
-Without arguments it runs the bundled models: no speculation, then a draft model,
-PARD, PARD-2, EAGLE-3 and P-EAGLE on the same prompts, and prints one table. With
-`--method` it runs that one configuration, and no speculation to compare with:
+Without arguments it runs the bundled models: no speculation, then a draft model, PARD,
+PARD-2, EAGLE-3 and P-EAGLE on the same prompts, and prints one table. With
+`--speculative-config`, which is that of `vllm serve`, it runs that one, and no
+speculation to compare with:
 
     python spec_decode.py
-    python spec_decode.py --method eagle3 --model-dir meta-llama/Llama-3.1-8B-Instruct \
-        --eagle-dir yuhuili/EAGLE3-LLaMA3.1-Instruct-8B --num-spec-tokens 3
+    python spec_decode.py --model meta-llama/Llama-3.1-8B-Instruct \
+        --speculative-config '{"model": "amd/PARD-Llama-3.2-1B"}'
 
 Exit status: 0, or 1 where a greedy output differs from the one without speculation,
 2 for flags that do not fit together, 3 where an engine fails.
@@ -16,151 +17,252 @@ Exit status: 0, or 1 where a greedy output differs from the one without speculat
 import argparse
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
+import sysconfig
 import tempfile
-import time
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from spec_decode_flags import (
-    Drafting,
-    UsageError,
-    checked_plan,
-    make_parser,
-    runs_on_cpu,
-)
-from spec_decode_prompts import PromptError, load_prompts
-from spec_decode_report import exit_status, format_table, make_row, remarks
-
 ENGINE = Path(__file__).with_name("spec_decode_engine.py")
+MODELS = Path(__file__).resolve().parents[2] / "models"
+PLAIN = "no speculation"
+BUNDLED = {
+    "draft model": "draft",
+    "PARD": "pard",
+    "PARD-2": "pard2",
+    "EAGLE-3": "eagle3",
+    "P-EAGLE": "peagle",
+}
+DEFAULT_K = 7
+ON_CPU = "cpu" in version("vllm")  # as vLLM decides it
+Row = dict[str, Any]
 
 
-class EngineError(RuntimeError):
-    """An engine failed. Its own message is on stderr already."""
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--model", help="target (default: the bundled one)")
+    add("--speculative-config", type=json.loads, metavar="JSON", help="run this alone")
+    add("--no-baseline", action="store_true", help=f"leave out '{PLAIN}'")
+    add("--bundle", type=Path, default=MODELS, help="folder of the bundled models")
+    add("--prompts", type=Path, metavar="FILE", help="a prompt on each line; default: "
+        "pieces of Python's library that the bundled models have not seen")  # fmt: skip
+    add("--num-prompts", type=int, default=8)
+    add("--prompt-len", type=int, default=128, help="tokens of a piece of the library")
+    add("--output-len", type=int, default=64, help="most tokens of an output")
+    add("--temp", type=float, default=0.0, help="0 is greedy")
+    add("--top-p", type=float, default=1.0)
+    add("--seed", type=int, default=0)
+    add("--tp", type=int, default=1, help="tensor parallel size")
+    add("--max-num-seqs", type=int, default=8)
+    add("--max-model-len", type=int, help="default: the target's own")
+    add("--gpu-memory-utilization", type=float)
+    add("--dtype", help="default: float32 for the bundled target on a CPU, else auto")
+    add("--enforce-eager", action=argparse.BooleanOptionalAction, default=ON_CPU)
+    add("--print-output", action="store_true", help="print prompts and outputs")
+    add("--json", type=Path, metavar="FILE", help="write the table as JSON too")
+    return parser
 
 
-def engine_environment(cpu: bool) -> dict[str, str]:
-    """What an engine's process gets; anything the user has set stays."""
-    defaults = {
-        "VLLM_LOGGING_LEVEL": "ERROR",
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "TORCH_CPP_LOG_LEVEL": "ERROR",
-        "TOKENIZERS_PARALLELISM": "false",
-    }
-    if cpu:
-        # Triton's interpreter runs the GPU's kernels, and with them Runner V2.
-        defaults |= {"TRITON_INTERPRET": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
-    return defaults | os.environ
+def plan_of(
+    args: argparse.Namespace, parser: argparse.ArgumentParser
+) -> dict[str, dict[str, Any] | None]:
+    """Speculative configs by the names that their rows have; fills in defaults."""
+    given, plan = args.speculative_config, {PLAIN: None}
+    if given is None:
+        if args.model or args.no_baseline:
+            parser.error("--model and --no-baseline need --speculative-config.")
+        folders = {name: args.bundle / folder for name, folder in BUNDLED.items()}
+        for name, folder in folders.items():
+            plan[name] = {"model": str(folder), "num_speculative_tokens": DEFAULT_K}
+        plan["draft model"]["method"] = "draft_model"  # no file of it says so
+    elif not isinstance(given, dict):
+        parser.error("--speculative-config must be a JSON object.")
+    else:
+        if args.no_baseline:
+            plan = {}
+        plan[given.get("method") or Path(given.get("model", "speculation")).name] = (
+            given
+        )
+    is_bundled = args.model is None
+    args.model = args.model or str(args.bundle / "target")
+    # Two bfloat16 logits are often equal, and then the order of a sum decides. On a GPU
+    # float32 would not help: its attention kernels multiply in TF32.
+    args.dtype = args.dtype or ("float32" if is_bundled and ON_CPU else "auto")
+    if args.gpu_memory_utilization is None and (is_bundled or ON_CPU):
+        args.gpu_memory_utilization = 0.3
+    return plan
+
+
+def read_prompts(args: argparse.Namespace) -> list[list[int]]:
+    """Token ids of at most `--num-prompts` prompts, the same for the same seed."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(args.model)
+    if args.prompts is None:
+        return pieces_of_the_library(args, tokenizer)
+    lines = [line for line in args.prompts.read_text().splitlines() if line.strip()]
+    if tokenizer.chat_template is None:
+        return [tokenizer(line)["input_ids"] for line in lines[: args.num_prompts]]
+    return [
+        tokenizer.apply_chat_template(
+            [{"role": "user", "content": line}],
+            add_generation_prompt=True,
+            return_dict=False,
+        )
+        for line in lines[: args.num_prompts]
+    ]
+
+
+def pieces_of_the_library(args: argparse.Namespace, tokenizer: Any) -> list[list[int]]:
+    """From random lines of held-out modules on, those that are not indented."""
+    chance, folder = random.Random(args.seed), Path(sysconfig.get_path("stdlib"))
+    names = json.loads((args.bundle / "held_out.json").read_text())
+    files = [folder / f"{name.replace('.', '/')}.py" for name in names]
+    texts = [file.read_text() for file in files if file.is_file()]
+    pieces: list[list[int]] = []
+    while len(pieces) < args.num_prompts:
+        lines = chance.choice(texts).splitlines(keepends=True)
+        starts = [i for i, line in enumerate(lines) if not line[0].isspace()]
+        text = "".join(lines[chance.choice(starts) :][: args.prompt_len])
+        tokens = tokenizer(text)["input_ids"][: args.prompt_len]
+        if len(tokens) == args.prompt_len:
+            pieces.append(tokens)
+    return pieces
 
 
 def make_job(
-    args: argparse.Namespace, drafting: Drafting, prompts: list[list[int]]
+    args: argparse.Namespace, name: str, spec: Any, prompts: list[list[int]]
 ) -> dict[str, Any]:
     engine = {
-        "model": args.model_dir,
+        "model": args.model,
         "dtype": args.dtype,
         "seed": args.seed,
         "tensor_parallel_size": args.tp,
         "enforce_eager": args.enforce_eager,
         "max_model_len": args.max_model_len,
         "max_num_seqs": args.max_num_seqs,
-        "speculative_config": drafting.speculative_config(),
+        "speculative_config": spec,
         "disable_log_stats": False,  # the acceptance counters are among the stats
-        "use_tqdm_on_load": False,
     }
     if args.gpu_memory_utilization is not None:
         engine["gpu_memory_utilization"] = args.gpu_memory_utilization
-    sampling = {
-        "temperature": args.temp,
-        "top_p": args.top_p,
-        "max_tokens": args.output_len,
-    }
-    return {
-        "name": drafting.name,
-        "engine": engine,
-        "prompts": prompts,
-        "sampling": [{**sampling, "seed": args.seed + i} for i in range(len(prompts))],
-    }
+    sampling = {"temperature": args.temp, "top_p": args.top_p}
+    sampling |= {"max_tokens": args.output_len, "seed": args.seed}
+    return {"name": name, "engine": engine, "prompts": prompts, "sampling": sampling}
 
 
 def run_engine(job: dict[str, Any]) -> dict[str, Any]:
-    """Runs a job in a process of its own."""
+    """In a process of its own: clean memory, environment and compiler state.
+
+    Raises:
+        subprocess.CalledProcessError: it failed; its message is on stderr.
+    """
+    env = {
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    if ON_CPU:
+        # Triton's interpreter runs the GPU's kernels, and with them Runner V2.
+        env |= {"TRITON_INTERPRET": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
     print(f"{job['name']}: starting the engine", file=sys.stderr, flush=True)
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder, "job.json"), Path(folder, "result.json")]
         files[0].write_text(json.dumps(job))
         command = [sys.executable, str(ENGINE), *map(str, files)]
-        # Only the table goes to stdout.
-        done = subprocess.run(command, env=engine_environment(runs_on_cpu()), stdout=2)
-        if done.returncode:
-            raise EngineError(
-                f"{job['name']}: the engine failed (exit status {done.returncode}); "
-                "its message is above."
-            )
+        # Only the table goes to stdout; what the user has set stays.
+        subprocess.run(command, env=env | os.environ, stdout=2, check=True)
         return json.loads(files[1].read_text())
 
 
-def print_outputs(name: str, result: dict[str, Any]) -> None:
-    for prompt, text in zip(result["prompts"], result["texts"], strict=True):
-        print(f"--- {name}\nPrompt: {prompt!r}\nOutput: {text!r}")
-
-
-def tokenized_prompts(args: argparse.Namespace) -> list[list[int]]:
-    from transformers import AutoTokenizer
-
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(args.model_dir)
-    except (OSError, ValueError) as error:
-        raise PromptError(f"{args.model_dir}: no tokenizer. {error}") from error
-    prompts = load_prompts(args, args.bundle / "held_out.json", tokenizer)
-    longest, limit = max(map(len, prompts)), args.max_model_len
-    if limit and longest >= limit:
-        raise PromptError(
-            f"A prompt has {longest} tokens: --max-model-len {limit} leaves no room "
-            f"for an output. Set it to {longest + args.output_len} or more."
-        )
-    if len(prompts) < args.num_prompts:
-        print(f"The dataset has {len(prompts)} prompts only.", file=sys.stderr)
-    return prompts
-
-
-def make_report(args: argparse.Namespace, plan: list[Drafting]) -> dict[str, Any]:
-    start = time.perf_counter()
-    prompts = tokenized_prompts(args)
-    rows: list[dict[str, Any]] = []
-    baseline = None
-    for drafting in plan:
-        result = run_engine(make_job(args, drafting, prompts))
-        if args.print_output:
-            print_outputs(drafting.name, result)
-        rows.append(make_row(drafting, result, baseline, greedy=args.temp == 0))
-        baseline = result if drafting.method == "none" else baseline
-    settings = {
-        key: str(value) if isinstance(value, Path) else value
-        for key, value in vars(args).items()
+def make_row(name: str, job: dict[str, Any], result: dict[str, Any]) -> Row:
+    counters, tokens = result["counters"], sum(map(len, result["token_ids"]))
+    drafts = counters.get("num_drafts", [0])[0]
+    by_position = counters.get("num_accepted_tokens_per_pos", []) if drafts else []
+    accepted = counters["num_accepted_tokens"][0] if drafts else 0
+    return {
+        "name": name,
+        "speculative_config": job["engine"]["speculative_config"],
+        **{key: result[key] for key in ("runner", "kernels", "device", "token_ids")},
+        "acceptance_length": 1 + accepted / drafts if drafts else None,
+        "acceptance_by_position": [count / drafts for count in by_position],
+        "tokens_per_second": tokens / result["seconds"],
+        "ratio": None,
+        "identical": None,
     }
-    settings["num_prompts"] = len(prompts)
-    seconds = time.perf_counter() - start
-    return {"settings": settings, "seconds": seconds, "rows": rows}
+
+
+def compare(row: Row, plain: Row, is_greedy: bool) -> None:
+    """Fills in what is known beside the row without speculation."""
+    row["ratio"] = row["tokens_per_second"] / plain["tokens_per_second"]
+    if is_greedy:
+        row["identical"] = row["token_ids"] == plain["token_ids"]
+
+
+def cells(row: Row) -> tuple[str, ...]:
+    by_position = row["acceptance_by_position"]
+    shown = {True: "yes", False: "NO", None: "-"}[row["identical"]]
+    length, ratio = row["acceptance_length"], row["ratio"]
+    return (
+        row["name"],
+        row["runner"],
+        row["kernels"],
+        f"{length:.2f}" if length else "-",
+        " ".join(f"{share:.2f}".removeprefix("0") for share in by_position) or "-",
+        f"{row['tokens_per_second']:.1f}",
+        f"{ratio:.2f}" if ratio else "-",
+        shown,
+    )
+
+
+def format_table(rows: list[Row]) -> str:
+    head = ("drafter", "runner", "kernels", "acceptance length", "by position")
+    lines = [(*head, "tokens/s", "ratio", "same text"), *map(cells, rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    padded = (
+        [cell.ljust(width) for cell, width in zip(line, widths, strict=True)]
+        for line in lines
+    )
+    return "\n".join("  ".join(line).rstrip() for line in padded)
+
+
+def run_all(args: argparse.Namespace, plan: dict[str, Any]) -> list[Row]:
+    prompts, rows = read_prompts(args), []
+    for name, spec in plan.items():
+        job = make_job(args, name, spec, prompts)
+        result = run_engine(job)
+        rows.append(make_row(name, job, result))
+        if name != PLAIN and PLAIN in plan:
+            compare(rows[-1], rows[0], is_greedy=args.temp == 0)
+        if args.print_output:
+            for prompt, text in zip(result["prompts"], result["texts"], strict=True):
+                print(f"--- {name}\nPrompt: {prompt!r}\nOutput: {text!r}")
+    return rows
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = make_parser(__doc__)
+    parser = make_parser()
     args = parser.parse_args(argv)
     try:
-        report = make_report(args, checked_plan(args))
-    except (UsageError, PromptError) as error:
-        parser.error(str(error))
-    except EngineError as error:
-        print(error, file=sys.stderr)
+        rows = run_all(args, plan_of(args, parser))
+    except subprocess.CalledProcessError as error:
+        print(f"The engine failed (exit status {error.returncode}).", file=sys.stderr)
         return 3
-    print("\n".join([format_table(report["rows"]), *remarks(report)]))
+    print(format_table(rows))
+    print(f"{rows[0]['device']}, {args.dtype}, temperature {args.temp:g}.")
+    if rows[0]["kernels"] == "interpreted":
+        print("Triton's interpreter ran the kernels: speeds say nothing of a GPU.")
     if args.json:
-        args.json.write_text(json.dumps(report, indent=2) + "\n")
-    return exit_status(report["rows"])
+        args.json.write_text(json.dumps(rows, indent=2) + "\n")
+    return int(any(row["identical"] is False for row in rows))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from .test_spec_decode_server import (
 )
 
 NUM_SPEC_TOKENS = 8  # as models/peagle says
-REFUSED = "must name a remote model repository"  # where the base takes no local target
+REFUSED = "must name a remote model repository"  # where vLLM takes no local target
 
 
 @pytest.mark.slow

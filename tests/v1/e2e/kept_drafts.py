@@ -13,7 +13,7 @@ CLOSE = 1e-3
 
 
 def keyed_noise(seed: int, position: int, vocab: int) -> np.ndarray:
-    """[vocab] float64: what the base adds to logits / temperature to draw by a key.
+    """[vocab] float64: what vLLM adds to logits / temperature to draw by a key.
 
     Gumbel noise of MurmurHash3 over four words: the seed's two, position and token.
     """

@@ -70,11 +70,11 @@ def scenarios(make_prompt) -> dict[str, list[dict[str, Any]]]:
 
 
 @pytest.fixture(scope="module")
-def expected(run_engine: RunEngine, scenarios) -> dict[str, dict[str, list[Any]]]:
+def expected(once, run_engine: RunEngine, scenarios) -> dict[str, dict[str, list[Any]]]:
     """The target alone."""
     wanted = scenarios | {"mixed": scenarios["mixed"][: len(SETTLED)]}
     del wanted["alone"]
-    found = run_engine(wanted, **ENGINE, **ROOMY)["scenarios"]
+    found = once("sampled", lambda: run_engine(wanted, **ENGINE, **ROOMY)["scenarios"])
     keys = ("all_tokens", "logprobs")
     alone = {key: found["mixed"][key][ALONE : ALONE + 1] for key in keys}
     return found | {"alone": alone}

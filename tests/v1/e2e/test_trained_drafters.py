@@ -10,7 +10,7 @@ import pytest
 
 from tests.checkpoints.families import write
 from tests.checkpoints.trained import NAMES, trained
-from vllm.config.draft_families import FAMILIES
+from vllm.config.drafter.families import FAMILIES
 
 from .oracle import same_as_alone
 from .test_published_drafters import (

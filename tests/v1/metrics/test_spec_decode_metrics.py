@@ -23,33 +23,35 @@ PARD = DrafterConfig("draft_model", K, is_parallel=True)
 PREFIX = "vllm:spec_decode_"
 
 
-def step(drafts=(), length=K, seconds=None, mode="pard") -> SpecDecodingStats:
+def step(drafts=(), length=K, seconds=None, mode="pard") -> SchedulerStats:
     """Stats of a step that verified `drafts`, (drafted, accepted) for each request."""
-    stats = SpecDecodingStats.new(K)
+    verified = SpecDecodingStats.new(K) if drafts else None
     for drafted, accepted in drafts:
-        stats.observe_draft(drafted, accepted)
-    stats.step = StepDrafting("draft_model", mode, length, seconds)
-    return stats
+        verified.observe_draft(drafted, accepted)
+    return SchedulerStats(
+        spec_decoding_stats=verified,
+        step_drafting=StepDrafting("draft_model", mode, length, seconds),
+    )
 
 
 @pytest.mark.parametrize("seconds", [None, (0.03, 0.01)])
 def test_stats_survive_the_way_to_the_front_end(seconds):
     sent = step([(3, 1)], length=2, seconds=seconds)
-    outputs = EngineCoreOutputs(
-        scheduler_stats=SchedulerStats(spec_decoding_stats=sent)
-    )
-    frames = MsgpackEncoder().encode(outputs)
+    frames = MsgpackEncoder().encode(EngineCoreOutputs(scheduler_stats=sent))
     received = MsgpackDecoder(EngineCoreOutputs).decode(frames)
-    assert received.scheduler_stats.spec_decoding_stats == sent
+    assert received.scheduler_stats == sent
 
 
 # The log line.
 
 
-def logged(*steps: SpecDecodingStats) -> str:
+def logged(*steps: SchedulerStats) -> str:
+    """As the stat logger of an engine does it."""
     logging, lines = SpecDecodingLogging(), []
     for stats in steps:
-        logging.observe(stats)
+        if stats.spec_decoding_stats is not None:
+            logging.observe(stats.spec_decoding_stats)
+        logging.steps.observe(stats)
     logging.log(lambda line, *args: lines.append(line % args))
     logging.log(lambda *_: pytest.fail("the interval was over"))
     assert len(lines) == 1
@@ -79,7 +81,7 @@ def test_several_draft_lengths():
     line = logged(step([(3, 2)]), short, step(length=1), step(length=0))
     assert "Draft length (of steps): 0 (25%), 1 (50%), 3 (25%)" in line
     assert line.endswith("acceptance rate where drafted: 1.000, 1.000, 0.000")
-    assert "Per-position acceptance rate: 1.000, 0.500, 0.000" in line  # the base's
+    assert "Per-position acceptance rate: 1.000, 0.500, 0.000" in line  # vLLM's
 
 
 def test_interval_without_drafts():
@@ -94,9 +96,9 @@ def test_nothing_is_logged_without_steps():
     SpecDecodingLogging().log(lambda *_: pytest.fail("there was no step"))
 
 
-def test_stats_without_a_step_are_logged_as_the_base_does():
+def test_stats_without_a_step_are_logged_as_in_vllm():
     stats = step([(3, 1)])
-    stats.step = None
+    stats.step_drafting = None
     assert logged(stats).endswith("Avg Draft acceptance rate: 33.3%")
 
 
@@ -130,12 +132,19 @@ def values(registry, name: str, label: str, engine: str = "1") -> list[float]:
     ]
 
 
+def observe(counters: SpecDecodingProm, stats: SchedulerStats) -> None:
+    """As the Prometheus logger does it, for engine 1."""
+    if stats.spec_decoding_stats is not None:
+        counters.observe(stats.spec_decoding_stats, 1)
+    counters.steps.observe(stats, 1)
+
+
 def test_counters(prom, registry):
     spec = SimpleNamespace(method="draft_model", drafter=PARD, num_speculative_tokens=K)
     counters = prom(spec)
-    counters.observe(step([(3, 2), (3, 0)], seconds=(0.25, 0.5)), 1)
-    counters.observe(step([(1, 1)], length=0), 1)
-    counters.observe(step(seconds=(0.5, 0.25)), 1)
+    observe(counters, step([(3, 2), (3, 0)], seconds=(0.25, 0.5)))
+    observe(counters, step([(1, 1)], length=0))
+    observe(counters, step(seconds=(0.5, 0.25)))
     assert values(registry, "num_draft_tokens_per_pos", "position") == [3, 2, 2]
     assert values(registry, "num_accepted_tokens_per_pos", "position") == [2, 1, 0]
     assert values(registry, "num_steps", "draft_length") == [1, 0, 0, 2]
@@ -155,5 +164,7 @@ def test_every_metric_tells_method_and_mode(prom, registry):
 
 
 def test_without_speculation_there_are_no_metrics(prom, registry):
-    prom(None).observe(step([(3, 1)]))
+    counters = prom(None)
+    counters.observe(step([(3, 1)]).spec_decoding_stats)
+    assert counters.steps is None
     assert list(registry.collect()) == []

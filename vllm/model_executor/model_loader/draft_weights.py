@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors of draft checkpoints: as the base takes them, none missing or unknown."""
+"""Tensors of draft checkpoints: as vLLM's models take them, none missing or unknown."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -14,7 +14,7 @@ from vllm.config import ModelConfig, get_current_vllm_config_or_none
 from vllm.config.drafter import METHODS
 from vllm.config.drafter.weights import check_token_offsets
 
-# As the base names a tensor, or the first part of its name, that fits nowhere.
+# As vLLM's loader names a tensor, or the first part of its name, that fits nowhere.
 UNKNOWN = re.compile(r"There is no module or parameter named '(.*?)' in ")
 NamedTensor = tuple[str, torch.Tensor]
 
@@ -44,7 +44,7 @@ class DraftWeights:
     # Names and shapes.
 
     def adapted(self, weights: Iterable[NamedTensor]) -> Iterator[NamedTensor]:
-        """Each tensor under the name, and with the rows, that the base takes."""
+        """Each tensor under the name, and with the rows, that vLLM's model takes."""
         for name, tensor in weights:
             if self.has_ids:
                 name = _head_name(name)
@@ -53,22 +53,22 @@ class DraftWeights:
                     vocab_size = self.config.vocab_size
                     check_token_offsets(tensor, self.path, vocab_size, is_whole)
                     if is_whole:
-                        continue  # every id is its own: the base has no table
-            self._refuse_dropped(name, tensor)
+                        continue  # every id is its own: the model has no table
+            self._refuse_ignored(name, tensor)
             self.seen.add(name)
             yield name, self._with_target_rows(name, tensor)
 
-    def _refuse_dropped(self, name: str, tensor: torch.Tensor) -> None:
-        """Refuses what the base drops without a word though drafts depend on it.
+    def _refuse_ignored(self, name: str, tensor: torch.Tensor) -> None:
+        """Refuses what a model ignores without a word though drafts depend on it.
 
         Biases of zeros are needless, and published.
         """
         module, _, kind = name.rpartition(".")
         is_bias = kind == "bias" and f"{module}.weight" in self.known
-        is_dropped = is_bias or (
+        is_ignored = is_bias or (
             self.has_ids and name.startswith(("fc.", "input_norm."))
         )
-        if is_dropped and name not in self.known and tensor.any():
+        if is_ignored and name not in self.known and tensor.any():
             self._refuse_unknown(name)
 
     def _whole(self, start: str) -> str:

@@ -103,7 +103,7 @@ class StepSummary:
             return
         shares = (f"{k} ({self.steps_by_length[k] / steps:.0%})" for k in lengths)
         yield f"Draft length (of steps): {', '.join(shares)}"
-        # Of all drafts, as the base counts, later positions would seem rejected.
+        # Of all drafts, as in the line before, later positions would seem rejected.
         rates = self.accepted[self.drafted > 0] / self.drafted[self.drafted > 0]
         if rates.size:
             listed = ", ".join(f"{rate:.3f}" for rate in rates)

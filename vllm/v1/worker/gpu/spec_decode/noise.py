@@ -27,7 +27,7 @@ from vllm.v1.worker.gpu.sample.gumbel import _DRAFT_NOISE_SALT, gumbel_sample
 if TYPE_CHECKING:
     from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler
 
-# The base adds this to a draft's key. Without Triton it is a plain number.
+# vLLM's sampler adds this to a draft's key. Without Triton it is a plain number.
 DRAFT_SALT = int(getattr(_DRAFT_NOISE_SALT, "value", _DRAFT_NOISE_SALT))
 # Positions stay far below, and so do positions times the most drafts of a step.
 VERIFY_SALT = DRAFT_SALT // 2
@@ -36,7 +36,7 @@ VERIFY_SALT = DRAFT_SALT // 2
 def draft_keys(
     positions: torch.Tensor, columns: torch.Tensor, num_drafts: int, block: bool
 ) -> torch.Tensor:
-    """[n] int64 keys of drafts, to which the base adds DRAFT_SALT.
+    """[n] int64 keys of drafts, to which vLLM's sampler adds DRAFT_SALT.
 
     Args:
         positions: [n] int64, the position before each draft's own.

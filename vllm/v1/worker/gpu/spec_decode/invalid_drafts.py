@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which of the drafts that a grammar took off is verified all the same.
 
-A grammar's first misfit has no chance with the target, so it is rejected. But it has to
+The first one has no chance with the target, so it is rejected. But it has to
 be: what then comes is drawn from what the drafter left of the target's chances. Without
 a draft it would be drawn from all of them, and tokens that the drafter likes would come
 out too often.
@@ -12,7 +12,7 @@ import torch
 from vllm.v1.worker.gpu.input_batch import InputBatch
 
 
-def without_first_misfits(
+def without_first_invalid(
     invalid: torch.Tensor | None, logits: torch.Tensor, input_batch: InputBatch
 ) -> torch.Tensor | None:
     """Drafts that are not verified, less each request's first, if it has no chance.
@@ -32,5 +32,5 @@ def without_first_misfits(
     drafts = input_batch.input_ids[input_batch.logits_indices].long()
     # -1 stands for no draft, and is never verified.
     found = logits[:-1].gather(1, drafts[1:, None].clamp(min=0))[:, 0]
-    misfits = invalid[1:] & ~invalid[:-1] & (found == -torch.inf) & (drafts[1:] >= 0)
-    return torch.cat([invalid[:1], invalid[1:] & ~misfits])
+    firsts = invalid[1:] & ~invalid[:-1] & (found == -torch.inf) & (drafts[1:] >= 0)
+    return torch.cat([invalid[:1], invalid[1:] & ~firsts])

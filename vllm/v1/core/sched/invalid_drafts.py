@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The one draft that a grammar takes off and a step must verify all the same.
 
-Why stands in `vllm/v1/worker/gpu/spec_decode/misfits.py`, which verifies it.
+Why stands in `vllm/v1/worker/gpu/spec_decode/invalid_drafts.py`, which verifies it.
 """
 
 
-def keep_first_misfits(scheduler, drafted) -> None:
+def keep_first_invalid(scheduler, drafted) -> None:
     """Puts back, of the drafts that a grammar took off, each request's first.
 
     It cannot be accepted, and what replaces a draft that was drawn has to be drawn from

@@ -7,8 +7,10 @@ import pytest
 import torch
 
 from vllm.config.drafter import DrafterConfig
-from vllm.v1.core.sched.misfits import keep_first_misfits
-from vllm.v1.worker.gpu.spec_decode.misfits import without_first_misfits
+from vllm.v1.core.sched.invalid_drafts import keep_first_invalid
+from vllm.v1.worker.gpu.spec_decode.invalid_drafts import (
+    without_first_invalid,
+)
 
 VOCAB, BANNED, NONE = 4, 3, -1
 
@@ -28,7 +30,7 @@ VOCAB, BANNED, NONE = 4, 3, -1
         ([[1, 2], [2, 1]], [[0, 0], [0, 0]], [[0, 0], [0, 0]]),
     ],
 )
-def test_first_misfit_is_verified(
+def test_first_invalid_draft_is_verified(
     drafts: list[list[int]], invalid: list[list[int]], expected: list[list[int]]
 ):
     """A request has a row before each draft; the first row's token is no draft."""
@@ -41,7 +43,7 @@ def test_first_misfit_is_verified(
     logits = torch.zeros(len(tokens), VOCAB)
     logits[:, BANNED] = -torch.inf
     rows = torch.tensor([flag for own in invalid for flag in (0, *own)]).bool()
-    found = without_first_misfits(rows, logits, batch)
+    found = without_first_invalid(rows, logits, batch)
     assert found.int().tolist() == [flag for own in expected for flag in (0, *own)]
 
 
@@ -73,8 +75,8 @@ def scheduler_with(sampling: str, **request) -> SimpleNamespace:
         ([5, 6], "probabilistic", {"is_finished": lambda: True}, [5]),
     ],
 )
-def test_placeholder_of_the_first_misfit(drafts, sampling, request_, expected):
+def test_placeholder_of_the_first_invalid_draft(drafts, sampling, request_, expected):
     scheduler = scheduler_with(sampling, **request_)
     drafted = SimpleNamespace(req_ids=["a", "gone"], draft_token_ids=[drafts, [1, 2]])
-    keep_first_misfits(scheduler, drafted)
+    keep_first_invalid(scheduler, drafted)
     assert scheduler.requests["a"].spec_token_ids == expected

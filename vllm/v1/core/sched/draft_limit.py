@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drafts that are taken off before a step."""
+"""Where a drafter's context ends."""
 
 
-def drop_drafts_past_limit(scheduler) -> None:
+def cut_drafts_past_limit(scheduler) -> None:
     """Takes drafts off once no running request is within the drafter's context.
 
     While one is, the others keep theirs: with equal query lengths the batch is served

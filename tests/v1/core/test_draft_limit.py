@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from vllm.config.drafter import DrafterConfig
-from vllm.v1.core.sched.draft_drops import drop_drafts_past_limit
+from vllm.v1.core.sched.draft_limit import cut_drafts_past_limit
 
 CONTEXT, MAX_MODEL_LEN, K = 32, 64, 3
 WITHIN, NEXT_TO, PAST = CONTEXT - 9, CONTEXT - 1, CONTEXT
@@ -47,7 +47,7 @@ def scheduler_of(
 )
 def test_dropped_once_all_are_past(tokens: list[int], kept: bool, placeholders: int):
     scheduler = scheduler_of(tokens, placeholders=placeholders)
-    drop_drafts_past_limit(scheduler)
+    cut_drafts_past_limit(scheduler)
     lengths = [len(request.spec_token_ids) for request in scheduler.running]
     assert lengths == [K if kept else 0] * len(tokens)
 
@@ -56,12 +56,12 @@ def test_a_request_without_drafts_does_not_keep_the_others():
     """A prompt that is being chunked is within the context, but has none."""
     scheduler = scheduler_of([WITHIN, PAST])
     scheduler.running[0].spec_token_ids = []
-    drop_drafts_past_limit(scheduler)
+    cut_drafts_past_limit(scheduler)
     assert scheduler.running[1].spec_token_ids == []
 
 
 @pytest.mark.parametrize("context", [None, MAX_MODEL_LEN, MAX_MODEL_LEN + 1])
 def test_a_drafter_that_reaches_as_far_keeps_all(context: int | None):
     scheduler = scheduler_of([MAX_MODEL_LEN - 1], context)
-    drop_drafts_past_limit(scheduler)
+    cut_drafts_past_limit(scheduler)
     assert len(scheduler.running[0].spec_token_ids) == K

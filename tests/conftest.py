@@ -5,6 +5,7 @@ import json
 import logging
 import os
 from collections.abc import Callable
+import sysconfig
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,18 @@ def models() -> Path:
     folder = Path(os.environ.get("VLLM_TEST_MODELS", ROOT / "models"))
     assert (folder / "target" / "config.json").is_file(), f"no target in {folder}"
     return folder
+
+
+@pytest.fixture(scope="session")
+def held_out_tokens(models: Path) -> list[int]:
+    """Token ids of held-out modules of this interpreter's standard library."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(models / "target")
+    names = json.loads((models / "held_out.json").read_text())
+    folder = Path(sysconfig.get_path("stdlib"))
+    texts = [(folder / f"{name}.py").read_text() for name in names[:6]]
+    return tokenizer("\n".join(texts), add_special_tokens=False)["input_ids"]
 
 
 @pytest.fixture(scope="session")

@@ -77,8 +77,8 @@ def _add_matrix(parser: argparse.ArgumentParser) -> None:
         "--acceptance",
         choices=ACCEPTANCES,
         default=[EQUAL],
-        help="acceptance: equal lengths for all, the same by position (ours alone, to "
-        "compare lengths of draft), or lengths published for P-EAGLE and EAGLE-3",
+        help="acceptance: equal lengths for all, or the same by position (ours alone, "
+        "to compare lengths of draft)",
     )
     many(
         "--trace",

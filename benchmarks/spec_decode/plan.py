@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.spec_decode import published
 from benchmarks.spec_decode.results import (
     BASE_V1,
     BASE_V2,
@@ -37,7 +36,7 @@ EQUAL = "equal"
 # Drafts accepted by position as the curve has it, so that lengths of one drafter
 # compare with each other.
 BY_POSITION = "by-position"
-ACCEPTANCES = (EQUAL, BY_POSITION, *published.ACCEPTANCE)
+ACCEPTANCES = (EQUAL, BY_POSITION)
 # Recorded: see `traces.py`.
 RECORDED = {f"recorded-{text}": text for text in TEXTS}
 # Whose recording stands for a drafter that has none.
@@ -146,10 +145,7 @@ def acceptance_rates(label: str, key: EngineKey) -> list[float] | None:
         return rates if key.implementation == OURS and key.mode != "none" else None
     if key.is_auto:
         return None
-    if label == EQUAL:
-        return minimum_variance_rates(mean_length(rates), key.num_tokens)
-    length = published.ACCEPTANCE[label].get(key.mode, {}).get(key.num_tokens)
-    return length and minimum_variance_rates(length, key.num_tokens)
+    return minimum_variance_rates(mean_length(rates), key.num_tokens)
 
 
 def engines_at_once(memory_bytes: int, kv_cache_gib: float) -> int:
@@ -165,9 +161,9 @@ class Setup:
         models: folder of each model's config.
         device: "cuda" or "cpu".
         kv_cache_gib: KV cache of each engine.
+        engine_args: further arguments of LLM, over those chosen here.
         max_model_len: of the longest prompt and its output.
         is_replayed: whether acceptance is recorded.
-        engine_args: further arguments of LLM, over those chosen here.
     """
 
     sites: dict[str, str]
@@ -175,9 +171,9 @@ class Setup:
     device: str
     max_num_seqs: int
     kv_cache_gib: float
-    max_model_len: int
-    is_replayed: bool
     engine_args: dict[str, Any]
+    max_model_len: int = MIN_MODEL_LEN
+    is_replayed: bool = False
 
     def job(self, key: EngineKey, num_drafts: Sequence[int] = ()) -> dict[str, Any]:
         """What a worker is started with.

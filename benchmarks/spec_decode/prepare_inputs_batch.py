@@ -93,3 +93,22 @@ def _make_tables(
     tables.num_blocks.np[:] = width
     tables.num_blocks.copy_to_uva()
     return tables
+
+
+def bytes_moved(
+    layout: DraftLayout, num_reqs: int, query_len: int, hidden_row_bytes: int
+) -> int:
+    """What laying out a first pass must read and write at the least, in bytes.
+
+    Args:
+        hidden_row_bytes: all of the hidden states of one token; 0 if none are fed.
+    """
+    rows = num_reqs * (query_len + layout.num_extra_slots)
+    samples = num_reqs * layout.parallel_width
+    targets = num_reqs * query_len
+    read = 4 * targets + 4 * rows  # token ids, block ids
+    read += num_reqs * (8 + 8 + 3 * 4 + 8)  # positions, states, counts, next token
+    written = rows * (4 + 8 + 8)  # token ids, positions, KV slots
+    written += samples * 3 * 8 + num_reqs * (4 + 4)  # sampled slots, bounds, lengths
+    hidden = (targets + rows) * hidden_row_bytes if hidden_row_bytes else 0
+    return read + written + hidden

@@ -11,7 +11,6 @@ import re
 import shlex
 import sys
 from pathlib import Path
-from statistics import median
 from typing import Any, NamedTuple
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
@@ -43,12 +42,15 @@ class EngineKey(NamedTuple):
     shapes: str = MAIN_SHAPES
     tree: int = 0
 
-    def __str__(self) -> str:
-        auto = "auto" if self.is_auto else ""
+    @property
+    def setting(self) -> str:
+        """K, and what else an engine drafts by: "K7", "K7tree31", "K11auto"."""
         tree = f"tree{self.tree}" if self.tree else ""
+        return f"K{self.num_tokens}{tree}{'auto' if self.is_auto else ''}"
+
+    def __str__(self) -> str:
         where = "" if self.shapes == MAIN_SHAPES else f"@{self.shapes}"
-        what = f"K{self.num_tokens}{tree}{auto}"
-        return f"{self.implementation}/{self.mode}{where}/{what}"
+        return f"{self.implementation}/{self.mode}{where}/{self.setting}"
 
     @classmethod
     def parse(cls, text: str) -> "EngineKey":
@@ -145,74 +147,3 @@ def save(path: Path, results: Results) -> None:
     part = path.with_suffix(".part")
     part.write_text(text + "\n")
     os.replace(part, path)
-
-
-class Spread(NamedTuple):
-    """A median, and half the distance from least to most as a share of it."""
-
-    median: float
-    spread: float
-    count: int
-
-
-def spread(values: list[float | None]) -> Spread | None:
-    """None where nothing was measured."""
-    known = [value for value in values if value is not None]
-    if not known:
-        return None
-    middle = median(known)
-    half = (max(known) - min(known)) / 2
-    return Spread(middle, half / middle if middle else 0.0, len(known))
-
-
-def column(point: dict[str, Any], name: str) -> Spread | None:
-    return spread([repeat.get(name) for repeat in point["repeats"]])
-
-
-def num_passes(mode: str, num_tokens: int, parallel: tuple[str, ...]) -> int:
-    """Draft passes of a step."""
-    return 1 if mode in parallel and num_tokens else num_tokens
-
-
-def floor_step_s(
-    target_bytes: int, draft_bytes: int, passes: int, bytes_per_s: float
-) -> float:
-    """Seconds of a step that only reads every weight once per pass.
-
-    Args:
-        bytes_per_s: what a copy reads and writes per second, together.
-    """
-    return (target_bytes + passes * draft_bytes) / bytes_per_s
-
-
-def floor_share(
-    results: Results, key: PointKey, parallel: tuple[str, ...]
-) -> float | None:
-    """Which share of a step the memory floor is: 1 is as fast as memory allows."""
-    engine = results.get("engines", {}).get(str(key.engine))
-    point = results["measurements"].get(str(key))
-    step = point and column(point, "step_s")
-    if not engine or not step or engine["target_bytes"] is None:
-        return None
-    run = results["runs"][point["run"]]
-    passes = num_passes(key.engine.mode, key.engine.num_tokens, parallel)
-    floor = floor_step_s(
-        engine["target_bytes"],
-        engine["draft_bytes"],
-        passes,
-        run["device"]["copy_bytes_per_s"],
-    )
-    return floor / step.median
-
-
-def draft_floor_s(
-    results: Results, key: PointKey, parallel: tuple[str, ...]
-) -> float | None:
-    """Seconds of a step's draft passes if they only read every weight once per pass."""
-    engine = results.get("engines", {}).get(str(key.engine))
-    if not engine or engine.get("draft_bytes") is None:
-        return None
-    run = results["runs"][results["measurements"][str(key)]["run"]]
-    passes = num_passes(key.engine.mode, key.engine.num_tokens, parallel)
-    bytes_per_s = run["device"]["copy_bytes_per_s"]
-    return floor_step_s(0, engine["draft_bytes"], passes, bytes_per_s)

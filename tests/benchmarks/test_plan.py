@@ -7,7 +7,12 @@ from pathlib import Path
 import pytest
 
 from benchmarks.spec_decode.flags import parse
-from benchmarks.spec_decode.plan import acceptance_rates, curve, plan_groups
+from benchmarks.spec_decode.plan import (
+    acceptance_rates,
+    curve,
+    plan_groups,
+    recording,
+)
 from benchmarks.spec_decode.process import WorkerError, WorkerProcess, last_error
 from benchmarks.spec_decode.results import IMPLEMENTATIONS, EngineKey
 from benchmarks.spec_decode.rounds import mean_length
@@ -19,6 +24,7 @@ from benchmarks.spec_decode.shapes import (
     speculative_config,
     write_shapes,
 )
+from benchmarks.spec_decode.traces import TEXTS, Trace
 from vllm.config import ModelConfig, ParallelConfig, SpeculativeConfig
 from vllm.config.drafter.checkpoint import read_checkpoint
 
@@ -46,14 +52,39 @@ def test_one_engine_of_a_mode_chooses_its_draft_length():
     assert [str(key) for key in chosen] == ["ours/pard/K11auto", "ours/draft/K11auto"]
 
 
+def test_trees_stand_beside_chains_of_modes_that_draft_in_one_pass():
+    groups = plan_groups(["ours", "base-v1"], ["draft", "pard"], [7, 20], 3, trees=[15])
+    trees = [str(key) for group in groups for key in group if key.tree]
+    assert trees == ["ours/pard/K7tree15"]
+    (tree,) = [key for group in groups for key in group if key.tree]
+    assert recording("recorded-t0.5", tree) == "pard-t0.5"
+    assert recording("recorded-t0.5", EngineKey("ours", "pard2", 7)) == "pard-t0.5"
+    assert recording("recorded-t0.5", EngineKey("ours", "none", 0)) is None
+    assert recording("equal", tree) is None
+
+
+@pytest.mark.parametrize("name", [f"{d}-{t}" for d in MODES for t in TEXTS])
+def test_every_drafter_has_recordings(name: str):
+    if not name.startswith(("none", "pard2")):
+        assert Trace.load(name).header["rows"] > 1000
+
+
+def test_options_of_trees_and_recordings(capsys):
+    site = [f"--site=ours={Path(__file__).parent}", "--implementations=ours"]
+    args = parse([*site, "--trace", "t0.5", "greedy", "--draft-tree", "15", "31"])
+    assert args.acceptance == ["recorded-t0.5", "recorded-greedy"]
+    assert args.context == [128] and args.draft_tree == [15, 31]
+    with pytest.raises(SystemExit):
+        parse([*site, "--draft-tree", "15"])
+    assert "needs --trace" in capsys.readouterr().err
+
+
 def test_acceptance_of_every_label():
     def length(label: str, *key) -> float | None:
         rates = acceptance_rates(label, EngineKey(*key))
         return rates if rates is None else mean_length(rates)
 
     assert length("equal", "base-v1", "none", 0) == 1.0
-    assert length("mt-bench", "ours", "eagle3", 7) == 3.27
-    assert length("mt-bench", "ours", "pard", 7) is None
     assert length("by-position", "base-v2", "eagle3", 7) is None
     assert length("equal", "ours", "eagle3", 7, True) is None
     assert length("by-position", "ours", "eagle3", 11, True) == pytest.approx(4.0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How servers are started, and what stands in the table."""
+"""How servers are started."""
 
 from pathlib import Path
 
@@ -9,7 +9,6 @@ from benchmarks.spec_decode.plan import Setup
 from benchmarks.spec_decode.results import EngineKey
 from benchmarks.spec_decode.serving import as_flags
 from benchmarks.spec_decode.shapes import MODES, write_shapes
-from benchmarks.spec_decode.tables import prepare_table, serving_table
 from benchmarks.spec_decode.tokenizer import write_tokenizer
 
 
@@ -39,37 +38,3 @@ def test_tokenizer_reads_what_it_writes(tmp_path: Path):
     tokenizer = AutoTokenizer.from_pretrained(models["target"])
     tokens = [1, 999, 7, 7]
     assert tokenizer(tokenizer.decode(tokens))["input_ids"] == tokens
-
-
-def test_serving_table():
-    found = serving_table(
-        {
-            "base-v1/peagle/K7/rateinf": {"output_throughput": 10.0},
-            "ours/peagle/K7/rateinf": {"output_throughput": 20.0},
-            "ours/peagle/K7/rate4.0": {"output_throughput": 5.0},
-        }
-    )
-    first, second, third = found.splitlines()[2:]
-    assert first.startswith("| P-EAGLE | 7 | 4 | ours | – | 5.00 |")
-    assert second.startswith("| P-EAGLE | 7 | inf | ours | – | 20.00 |")
-    assert third.startswith("| P-EAGLE | 7 | inf | base-v1 | – | 10.00 |")
-
-
-def test_prepare_table():
-    found = prepare_table(
-        {
-            "ours/pard/first/K7/n8": {
-                "launches": 1,
-                "device_s": 3e-6,
-                "host_s": 4e-5,
-                "floor_s": 1e-6,
-            },
-            "base-v1/pard/first/K7/n8": {
-                "launches": 25,
-                "device_s": 9e-5,
-                "host_s": 3e-4,
-            },
-        }
-    )
-    cells = "PARD|first|7|8|1|3.0|40.0|–|–|–|25|90.0|300.0|1.0"
-    assert found.splitlines()[2] == f"| {cells.replace('|', ' | ')} |"

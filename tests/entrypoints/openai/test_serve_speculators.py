@@ -8,11 +8,11 @@ import pytest
 from tests.conftest import ROOT
 from tests.v1.e2e.oracle import choices, load_model
 
+from .server import Server
 from .test_spec_decode_server import (
     CODE,
     GREEDY,
     WITH_TOKENS,
-    Server,
     spec_decode_counters,
     spec_decode_labels,
 )

@@ -5,36 +5,26 @@ The answers to expect are those of the target alone, in plain PyTorch.
 """
 
 import asyncio
-import contextlib
 import json
 import re
-import signal
-import socket
-import subprocess
-import sys
 import time
 import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import openai
-import psutil
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 from transformers import AutoTokenizer
 
-from benchmarks.spec_decode.soak import server as soak
-from benchmarks.spec_decode.soak.__main__ import idle_moment
-from benchmarks.spec_decode.soak.asks import Answer, Asks
-from benchmarks.spec_decode.soak.clients import Traffic
 from tests.conftest import ROOT
 from tests.v1.e2e.oracle import greedy_answer, load_model
 
-HOST = "127.0.0.1"
-START_SECONDS, STOP_SECONDS = 180, 30
+from .asks import Answer, Asks
+from .server import Server
+from .traffic import Traffic
+
 NUM_SPEC_TOKENS = 7
 COUNTERS = "vllm:spec_decode_"
 CODE = "import os\nimport sys\n\n\ndef main(argv):\n    "
@@ -43,77 +33,6 @@ MESSAGES = [{"role": "user", "content": "def read(self, size=-1):"}]
 WITH_TOKENS = {"return_token_ids": True}
 DASHBOARD = "examples/observability/dashboards/grafana/vllm_drafting.json"
 GREEDY = {"model": "target", "temperature": 0, "max_tokens": 24}
-
-
-class Server:
-    """A running `vllm serve`."""
-
-    def __init__(self, model: Path, flags: list[str], env: dict[str, str], log: Path):
-        self.log = log
-        self.url = f"http://{HOST}:{free_port()}"
-        command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve"]
-        command += [str(model), "--served-model-name=target", f"--host={HOST}"]
-        command += [f"--port={self.url.rpartition(':')[2]}", *flags]
-        with log.open("w") as file:
-            self.process = subprocess.Popen(
-                command, env=env, stdout=file, stderr=subprocess.STDOUT
-            )
-        self.client = openai.OpenAI(base_url=f"{self.url}/v1", api_key="none")
-
-    def get(self, path: str) -> str:
-        with urllib.request.urlopen(self.url + path, timeout=10) as response:
-            return response.read().decode()
-
-    def wait_until_healthy(self) -> None:
-        deadline = time.monotonic() + START_SECONDS
-        while time.monotonic() < deadline:
-            assert self.process.poll() is None, self.log.read_text()
-            with contextlib.suppress(urllib.error.URLError, ConnectionError):
-                self.get("/health")
-                return
-            time.sleep(0.5)
-        pytest.fail(f"not healthy in {START_SECONDS} s:\n{self.log.read_text()}")
-
-    def terminate(self) -> tuple[int, list[psutil.Process]]:
-        """Exit status after SIGTERM, and what children of it still live."""
-        children = psutil.Process(self.process.pid).children(recursive=True)
-        self.process.send_signal(signal.SIGTERM)
-        status = self.process.wait(timeout=STOP_SECONDS)
-        _, alive = psutil.wait_procs(children, timeout=5)
-        return status, alive
-
-    def kill(self) -> None:
-        """For a test that failed: leaves nothing behind."""
-        if self.process.poll() is None:
-            for child in psutil.Process(self.process.pid).children(recursive=True):
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    child.kill()
-            self.process.kill()
-            self.process.wait()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return probe.getsockname()[1]
-
-
-@pytest.fixture(scope="module")
-def serve(models, engine_env, engine_flags, tmp_path_factory):
-    """Context manager: a healthy server with these extra flags."""
-
-    @contextlib.contextmanager
-    def started(*flags: str) -> Iterator[Server]:
-        log = tmp_path_factory.mktemp("server") / "log.txt"
-        env = engine_env | {"VLLM_LOG_STATS_INTERVAL": "1"}
-        server = Server(models / "target", [*engine_flags, *flags], env, log)
-        try:
-            server.wait_until_healthy()
-            yield server
-        finally:
-            server.kill()
-
-    return started
 
 
 # One way to ask, each: client -> text.
@@ -274,7 +193,7 @@ def test_log_tells_mode_length_and_time(server):
 
 @pytest.mark.parametrize("file", ["docs/observability.md", DASHBOARD])
 def test_metrics_that_are_named_are_exported(server, file):
-    exported = {sample.name for sample in samples(server, prefix="vllm:")}
+    exported = {sample.name for sample in server.samples()}
     named = set(re.findall(r"vllm:\w+_total", (ROOT / file).read_text()))
     assert len(named) > 3 and named <= exported
 
@@ -288,11 +207,10 @@ def wait_until(found: Callable[[], Any], ask: Callable[[], Any]) -> Any:
     return result
 
 
-def samples(server: Server, prefix: str = COUNTERS) -> Iterator[Sample]:
-    for family in text_string_to_metric_families(server.get("/metrics")):
-        for sample in family.samples:
-            if sample.name.startswith(prefix) and not sample.name.endswith("_created"):
-                yield sample
+def samples(server: Server) -> Iterator[Sample]:
+    for sample in server.samples():
+        if sample.name.startswith(COUNTERS) and not sample.name.endswith("_created"):
+            yield sample
 
 
 def spec_decode_labels(server: Server) -> dict[str, dict[str, str]]:
@@ -317,8 +235,7 @@ def test_clients_that_come_and_go(server, alone: Alone):
     assert not traffic.complaints
     for fate in ("whole", "aborted", "disconnected"):
         assert traffic.counts[fate] > 0
-    idle = idle_moment(soak.Server(server.process, server.url, server.log), "cpu")
-    assert (idle["stuck_requests"], idle["leaked_blocks"]) == (0, 0)
+    assert not any(server.wait_until_idle().values())
 
 
 def test_sigterm_ends_it_cleanly(server):

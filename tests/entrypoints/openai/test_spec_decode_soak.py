@@ -1,46 +1,107 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A soak of `vllm serve`: a minute in all of what the benchmark does for ten."""
+"""`vllm serve` with a drafter under many clients: is every answer the target's own?
 
+Clients ask for random lengths, streamed and not, with stop strings, and some leave in
+the middle. The KV cache is so small that requests are preempted all the time. Traffic
+comes in rounds; every other one ends with all clients leaving at once. After each the
+server must be idle with every KV block free, and its memory is noted.
+
+`VLLM_TEST_SOAK_SECONDS` is how long each drafter is kept busy.
+"""
+
+import asyncio
 import json
-import subprocess
-import sys
+import os
+import random
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from transformers import AutoTokenizer
 
-ROOT = Path(__file__).resolve().parents[3]
-MODES = ("pard", "peagle")
-SMALL = {
-    "seconds": 30,
-    "rounds": 4,
-    "clients": 64,
-    "leaving": 0.5,
-    "prompts": 6,
-    "longest-prompt": 120,
-    "longest-output": 24,
-    "max-num-seqs": 8,
-    "kv-blocks": 13,
-    # From half time on. Workers so young take up to 70, which settles: see the ten
-    # minutes in `benchmarks/README.md`.
-    "max-growth-mib": 128,
+from tests.v1.e2e.oracle import greedy_answer, load_model
+
+from .asks import Answer, Asks
+from .server import Server
+from .traffic import Traffic
+
+SECONDS = float(os.environ.get("VLLM_TEST_SOAK_SECONDS", 30))
+ROUNDS, CLIENTS, LEAVING = 4, 64, 0.5
+PROMPTS, LONGEST_PROMPT, LONGEST_OUTPUT = 12, 120, 24
+# A KV cache that holds some of the requests that run.
+PRESSED = [
+    f"--max-model-len={LONGEST_PROMPT + LONGEST_OUTPUT}",
+    "--max-num-seqs=8",
+    "--block-size=32",
+    "--num-gpu-blocks-override=13",
+    "--enable-prefix-caching",
+]
+# Logprobs closer than this are equal, as far as products of another shape can tell.
+TIE = 1e-3
+# From half time on: workers so young take up to 70 MiB, which settles.
+MAX_GROWTH = 128 << 20
+DRAFTERS = {
+    "pard": {"method": "draft_model", "num_speculative_tokens": 7},
+    "peagle": {"method": "eagle3", "num_speculative_tokens": 7},
+    "pard-tree": {
+        "method": "draft_model",
+        "num_speculative_tokens": 5,
+        "draft_tree": 9,
+    },
 }
 
 
+@pytest.fixture(scope="module")
+def answers(models: Path, held_out_tokens: list[int]) -> list[Answer]:
+    """What the target says alone, in plain PyTorch, past any end of text."""
+    target, draw = load_model(models / "target"), random.Random(0)
+    starts = [draw.randrange(len(held_out_tokens) - LONGEST_PROMPT) for _ in range(4)]
+    found = []
+    for number in range(PROMPTS):  # some share a beginning, for the prefix cache
+        start = starts[number % len(starts)]
+        prompt = held_out_tokens[start : start + draw.randint(1, LONGEST_PROMPT)]
+        tokens = greedy_answer(target, prompt, LONGEST_OUTPUT)
+        with torch.inference_mode():
+            logits = target(torch.tensor([prompt + tokens])).logits[0]
+        best = logits[len(prompt) - 1 : -1].log_softmax(-1).topk(2).values
+        found.append(Answer(prompt, tokens, (best[:, 0] - best[:, 1]).tolist()))
+    return found
+
+
+def soak(server: Server, traffic: Traffic) -> list[dict[str, Any]]:
+    """What the server holds after each round."""
+    moments = []
+    for number in range(ROUNDS):
+        all_leave = number % 2 == 1
+        asyncio.run(traffic.round(CLIENTS, SECONDS / ROUNDS, all_leave))
+        idle = server.wait_until_idle()
+        memory = {"rss": server.resident_bytes(), "gpu": server.gpu_bytes()}
+        moments.append(idle | memory)
+    return moments
+
+
 @pytest.mark.slow
-def test_soak(models: Path, on_cpu: bool, engine_env, tmp_path: Path):
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_soak(serve, models: Path, answers: list[Answer], name: str):
     """No wrong token, no lost block, no request without an end, no growing memory."""
-    output = tmp_path / "soak.json"
-    flags = {"device": "cpu" if on_cpu else "cuda", "dtype": "float32"} | SMALL
-    flags |= {"models": models, "output": output}
-    command = [sys.executable, "-m", "benchmarks.spec_decode.soak", "--modes", *MODES]
-    done = subprocess.run(
-        [*command, *(f"--{name}={value}" for name, value in flags.items())],
-        cwd=ROOT,
-        env=engine_env,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    soaks = json.loads(output.read_text())["measurements"]
-    for mode in MODES:
-        assert soaks[mode]["acceptance_length"] > 1.5
+    spec = DRAFTERS[name] | {"num_speculative_tokens": 7}
+    spec["model"] = str(models / name.partition("-")[0])
+    tokenizer = AutoTokenizer.from_pretrained(models / "target")
+    asks = Asks(answers, tokenizer, LEAVING, seed=0)
+    with serve(*PRESSED, f"--speculative-config={json.dumps(spec)}") as server:
+        traffic = Traffic(server.url, asks, TIE)
+        moments, found = soak(server, traffic), server.metrics()
+    assert traffic.complaints == []
+    assert not any(m["stuck_requests"] or m["leaked_blocks"] for m in moments)
+    # What was said behind a tie cannot be compared: there must be little of it.
+    assert traffic.counts["tokens_after_ties"] < 0.01 * traffic.counts["tokens"]
+    half, last = moments[(ROUNDS - 1) // 2], moments[-1]
+    for memory in ("rss", "gpu"):
+        assert last[memory] - half[memory] < MAX_GROWTH, memory
+    # Traffic that missed what it is for shows nothing.
+    for fate in ("whole", "aborted", "disconnected"):
+        assert traffic.counts[fate] > 0
+    assert found["num_preemptions_total"] > 0 < found["prefix_cache_hits_total"]
+    drafts = found["spec_decode_num_drafts_total"]
+    assert found["spec_decode_num_accepted_tokens_total"] > 0.5 * drafts

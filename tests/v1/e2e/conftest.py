@@ -1,16 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Engines for end-to-end tests, and texts for them."""
 
-import json
 import random
-import sysconfig
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import AutoTokenizer
 
 from .engine import ENGINE, V1, Engines
 from .oracle import load_model
@@ -65,16 +62,6 @@ def run_engine(models: Path, run_job: RunJob) -> RunEngine:
 def target(models: Path) -> torch.nn.Module:
     """The bundled target in plain PyTorch."""
     return load_model(models / "target")
-
-
-@pytest.fixture(scope="session")
-def held_out_tokens(models: Path) -> list[int]:
-    """Token ids of held-out modules of this interpreter's standard library."""
-    tokenizer = AutoTokenizer.from_pretrained(models / "target")
-    names = json.loads((models / "held_out.json").read_text())
-    folder = Path(sysconfig.get_path("stdlib"))
-    texts = [(folder / f"{name}.py").read_text() for name in names[:6]]
-    return tokenizer("\n".join(texts), add_special_tokens=False)["input_ids"]
 
 
 @pytest.fixture(scope="session")

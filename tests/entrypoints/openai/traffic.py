@@ -11,8 +11,8 @@ from typing import Any
 
 import aiohttp
 
-from benchmarks.spec_decode.soak.asks import Ask, Asks, compare
-from benchmarks.spec_decode.soak.server import MODEL
+from .asks import Ask, Asks, compare
+from .server import MODEL
 
 DRAIN_S = 300  # for the requests that are under way when a round ends
 IDLE_S = 60  # for the server to notice that clients left

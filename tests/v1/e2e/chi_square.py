@@ -76,7 +76,7 @@ def p_value(outcomes: Iterable[Sequence], chances: Mapping[Sequence, float]) -> 
     if rest[0] >= FEWEST_EXPECTED:
         cells.append(tuple(rest))
     if len(cells) < 2:
-        raise ValueError(f"{total} outcomes are too few: raise --samples")
+        raise ValueError(f"{total} outcomes are too few: draw more")
     statistic = sum((count - expected) ** 2 / expected for expected, count in cells)
     half = torch.tensor([(len(cells) - 1) / 2, statistic / 2], dtype=torch.float64)
     return float(torch.special.gammaincc(half[0], half[1]))

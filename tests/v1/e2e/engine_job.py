@@ -242,7 +242,8 @@ def free_blocks(scheduler: Any) -> int:
 def timed_requests(scheduler: Any) -> list[int]:
     """The numbers of requests that an automatic draft length has times for."""
     lengths = scheduler.draft_lengths
-    return [] if lengths is None else sorted(lengths.seconds)
+    measured = {} if lengths is None else lengths.times.measured
+    return sorted({size for by_size in measured.values() for size in by_size})
 
 
 def run(job: dict[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from vllm._upstream.v1.core.sched import scheduler as base
 from vllm.v1.core.sched.draft_load import ChosenLengths
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.spec_decode.dynamic.draft_length import Load
@@ -15,26 +14,21 @@ TIMES = {256: {1: {0: 1.0, 3: 1.1}, 8: {0: 1.0, 3: 9.0}}}
 DRAFTERS_LIMIT = 1000
 
 
-@pytest.fixture
-def make_scheduler(monkeypatch):
-    """A scheduler of which the base has only set what these tests need."""
-
-    def init(self, schedule, **spec) -> None:
-        self.num_spec_tokens = 3
-        self.log_stats = True
-        self.dynamic_sd_lookup = [0, 1, 2]
-        self.max_model_len, self.running = 4096, []
-        spec |= {"method": "eagle3", "max_model_len": DRAFTERS_LIMIT}
-        spec["num_speculative_tokens"] = self.num_spec_tokens
-        spec["num_speculative_tokens_per_batch_size"] = schedule
-        self.vllm_config = SimpleNamespace(speculative_config=SimpleNamespace(**spec))
-
-    monkeypatch.setattr(base.Scheduler.__mro__[1], "__init__", init)
-    return Scheduler
+def make_scheduler(schedule, **spec) -> Scheduler:
+    """A scheduler of which only what these tests need is set."""
+    scheduler = Scheduler.__new__(Scheduler)
+    scheduler.num_spec_tokens, scheduler.log_stats = 3, True
+    scheduler.max_model_len, scheduler.running = 4096, []
+    spec |= {"method": "eagle3", "max_model_len": DRAFTERS_LIMIT}
+    spec["num_speculative_tokens"] = scheduler.num_spec_tokens
+    spec["num_speculative_tokens_per_batch_size"] = schedule
+    scheduler.vllm_config = SimpleNamespace(speculative_config=SimpleNamespace(**spec))
+    scheduler.draft_lengths = ChosenLengths.of(scheduler)
+    return scheduler
 
 
 def verify(scheduler, num_draft_tokens: int, num_accepted_tokens: int):
-    """As the base's `update_from_output` does."""
+    """As `update_from_output` does."""
     return scheduler.make_spec_decoding_stats(
         None,
         num_draft_tokens=num_draft_tokens,
@@ -44,25 +38,24 @@ def verify(scheduler, num_draft_tokens: int, num_accepted_tokens: int):
     )
 
 
-def test_auto_replaces_the_lookup(make_scheduler):
+def test_auto_is_asked_and_told():
     scheduler = make_scheduler("auto", pass_times=TIMES)
-    lookup = scheduler.dynamic_sd_lookup
-    assert isinstance(lookup, ChosenLengths)
+    lookup = scheduler.draft_lengths
     assert (lookup[1], lookup[8]) == (3, 0)
     for _ in range(50):
         stats = verify(scheduler, 3, 0)
-    assert isinstance(stats, SpecDecodingStats)  # the base's own count goes on
+    assert isinstance(stats, SpecDecodingStats)  # vLLM's own count goes on
     assert stats.num_draft_tokens == 3
     assert lookup[1] == 0
 
 
-def test_auto_without_times_drafts_as_far_as_it_may(make_scheduler):
-    assert make_scheduler("auto").dynamic_sd_lookup[1] == 3
+def test_auto_without_times_drafts_as_far_as_it_may():
+    assert make_scheduler("auto").draft_lengths[1] == 3
 
 
-def test_a_schedule_is_left_alone(make_scheduler):
+def test_a_schedule_is_left_alone():
     scheduler = make_scheduler([(1, 1, 1), (2, 2, 2)])
-    assert scheduler.dynamic_sd_lookup == [0, 1, 2]
+    assert scheduler.draft_lengths is None
     assert verify(scheduler, 3, 2).num_accepted_tokens == 2
 
 
@@ -74,9 +67,9 @@ def requests(*lengths: int) -> list[SimpleNamespace]:
     ]
 
 
-def test_load_is_that_of_the_requests_that_run(make_scheduler):
+def test_load_is_that_of_the_requests_that_run():
     scheduler = make_scheduler("auto", pass_times=TIMES)
-    lookup = scheduler.dynamic_sd_lookup
+    lookup = scheduler.draft_lengths
     assert lookup.load(3) == Load(3, 3, 0.0)  # none runs yet
     scheduler.running = requests(100, 200, DRAFTERS_LIMIT, 300)
     assert lookup.load(4) == Load(4, 3, 400.0)
@@ -84,8 +77,8 @@ def test_load_is_that_of_the_requests_that_run(make_scheduler):
 
 
 @pytest.mark.parametrize("past, drafts", [(0, 3), (1, 0)])
-def test_past_the_drafters_context_nothing_is_drafted(make_scheduler, past, drafts):
+def test_past_the_drafters_context_nothing_is_drafted(past, drafts):
     """Defect: the longest drafts in every step, none of which was offered."""
     scheduler = make_scheduler("auto", pass_times=TIMES)
     scheduler.running = requests(DRAFTERS_LIMIT - 1 + past)
-    assert [scheduler.dynamic_sd_lookup[1] for _ in range(20)] == [drafts] * 20
+    assert [scheduler.draft_lengths[1] for _ in range(20)] == [drafts] * 20

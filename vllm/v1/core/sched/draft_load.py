@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a batch has to do, as far as it decides how much to draft."""
+"""How much the scheduler lets draft, where the engine chooses it."""
 
 from typing import TYPE_CHECKING
 
-from vllm.config.drafting import draft_limit
+from vllm.config.drafter.length import is_auto
 from vllm.v1.spec_decode.dynamic.draft_length import DraftLengths, Load
 
 if TYPE_CHECKING:
@@ -14,13 +14,23 @@ class ChosenLengths:
     """Stands where the scheduler has a lookup from batch size to draft length."""
 
     def __init__(self, scheduler: "Scheduler", lengths: DraftLengths):
-        self._scheduler, self._lengths = scheduler, lengths
+        self._scheduler, self.lengths = scheduler, lengths
+        self.observe = lengths.observe
         spec = scheduler.vllm_config.speculative_config
-        self._limit = draft_limit(spec, scheduler.max_model_len)
+        self._limit = spec.drafter.limit(scheduler.max_model_len)
+
+    @classmethod
+    def of(cls, scheduler: "Scheduler") -> "ChosenLengths | None":
+        """None where the draft length is the user's."""
+        spec = scheduler.vllm_config.speculative_config
+        if not is_auto(spec):
+            return None
+        times = spec.pass_times or {}
+        return cls(scheduler, DraftLengths(spec.num_speculative_tokens, times))
 
     def __getitem__(self, batch_size: int) -> int:
         """Drafts per request for a step; to be asked once per step."""
-        return self._lengths.choose(self.load(batch_size))
+        return self.lengths.choose(self.load(batch_size))
 
     def load(self, batch_size: int) -> Load:
         """Of the requests that run, which the next step mostly has too.

@@ -15,7 +15,6 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from vllm.config.drafter.length import is_auto
 from vllm.logger import init_logger
 
 from .acceptance import ChainAcceptance, PlanAcceptance
@@ -160,10 +159,3 @@ class DraftLengths:
         shortest = self.times.measured[min(self.times.measured)]
         best = {n: self._best(expected, row) for n, row in sorted(shortest.items())}
         return ", ".join(f"{n}: {k}" for n, k in best.items())
-
-
-def auto_lengths(spec) -> DraftLengths | None:
-    """For the speculative config of an engine that chooses draft lengths by itself."""
-    if not is_auto(spec):
-        return None
-    return DraftLengths(spec.num_speculative_tokens, spec.pass_times or {})

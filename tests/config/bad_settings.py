@@ -218,7 +218,7 @@ SETTINGS = [
     ),
     Bad(
         "auto with ngram",
-        "supports the methods",
+        "does not support method ngram",
         spec={
             "model": GONE,
             "method": "ngram",

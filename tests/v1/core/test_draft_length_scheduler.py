@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from vllm.config.drafter import DrafterConfig
 from vllm.v1.core.sched.draft_load import ChosenLengths
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.spec_decode.dynamic.draft_length import Load
@@ -14,15 +15,18 @@ TIMES = {256: {1: {0: 1.0, 3: 1.1}, 8: {0: 1.0, 3: 9.0}}}
 DRAFTERS_LIMIT = 1000
 
 
-def make_scheduler(schedule, **spec) -> Scheduler:
+def make_scheduler(schedule, times=None) -> Scheduler:
     """A scheduler of which only what these tests need is set."""
     scheduler = Scheduler.__new__(Scheduler)
     scheduler.num_spec_tokens, scheduler.log_stats = 3, True
     scheduler.max_model_len, scheduler.running = 4096, []
-    spec |= {"method": "eagle3", "max_model_len": DRAFTERS_LIMIT}
-    spec["num_speculative_tokens"] = scheduler.num_spec_tokens
-    spec["num_speculative_tokens_per_batch_size"] = schedule
-    scheduler.vllm_config = SimpleNamespace(speculative_config=SimpleNamespace(**spec))
+    spec = SimpleNamespace(
+        num_speculative_tokens=scheduler.num_spec_tokens,
+        num_speculative_tokens_per_batch_size=schedule,
+        drafter=DrafterConfig("draft_model", 3, context=DRAFTERS_LIMIT),
+        pass_times=times,
+    )
+    scheduler.vllm_config = SimpleNamespace(speculative_config=spec)
     scheduler.draft_lengths = ChosenLengths.of(scheduler)
     return scheduler
 
@@ -39,7 +43,7 @@ def verify(scheduler, num_draft_tokens: int, num_accepted_tokens: int):
 
 
 def test_auto_is_asked_and_told():
-    scheduler = make_scheduler("auto", pass_times=TIMES)
+    scheduler = make_scheduler("auto", TIMES)
     lookup = scheduler.draft_lengths
     assert (lookup[1], lookup[8]) == (3, 0)
     for _ in range(50):
@@ -68,7 +72,7 @@ def requests(*lengths: int) -> list[SimpleNamespace]:
 
 
 def test_load_is_that_of_the_requests_that_run():
-    scheduler = make_scheduler("auto", pass_times=TIMES)
+    scheduler = make_scheduler("auto", TIMES)
     lookup = scheduler.draft_lengths
     assert lookup.load(3) == Load(3, 3, 0.0)  # none runs yet
     scheduler.running = requests(100, 200, DRAFTERS_LIMIT, 300)
@@ -79,6 +83,6 @@ def test_load_is_that_of_the_requests_that_run():
 @pytest.mark.parametrize("past, drafts", [(0, 3), (1, 0)])
 def test_past_the_drafters_context_nothing_is_drafted(past, drafts):
     """Defect: the longest drafts in every step, none of which was offered."""
-    scheduler = make_scheduler("auto", pass_times=TIMES)
+    scheduler = make_scheduler("auto", TIMES)
     scheduler.running = requests(DRAFTERS_LIMIT - 1 + past)
     assert [scheduler.draft_lengths[1] for _ in range(20)] == [drafts] * 20

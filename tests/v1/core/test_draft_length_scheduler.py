@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from vllm import SamplingParams
 from vllm.config.drafter import DrafterConfig
 from vllm.v1.core.sched.draft_load import ChosenLengths
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -28,6 +29,7 @@ def make_scheduler(schedule, times=None) -> Scheduler:
     )
     scheduler.vllm_config = SimpleNamespace(speculative_config=spec)
     scheduler.draft_lengths = ChosenLengths.of(scheduler)
+    scheduler.requests = {"0": SimpleNamespace(sampling_params=None)}
     return scheduler
 
 
@@ -66,7 +68,9 @@ def test_a_schedule_is_left_alone():
 def requests(*lengths: int) -> list[SimpleNamespace]:
     """With so many tokens each, of which the engine still waits for two."""
     return [
-        SimpleNamespace(num_tokens=length - 2, num_output_placeholders=2)
+        SimpleNamespace(
+            num_tokens=length - 2, num_output_placeholders=2, sampling_params=None
+        )
         for length in lengths
     ]
 
@@ -78,6 +82,9 @@ def test_load_is_that_of_the_requests_that_run():
     scheduler.running = requests(100, 200, DRAFTERS_LIMIT, 300)
     assert lookup.load(4) == Load(4, 3, 400.0)
     assert lookup.load(2) == Load(2, 2, 400.0)
+    refusing = SamplingParams(extra_args={"disable_spec_decode": True})
+    scheduler.running[0].sampling_params = refusing
+    assert lookup.load(4) == Load(4, 2, 400.0)
 
 
 @pytest.mark.parametrize("past, drafts", [(0, 3), (1, 0)])

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from vllm.config.drafter.length import is_auto
 from vllm.v1.spec_decode.dynamic.draft_length import DraftLengths, Load
+from vllm.v1.spec_decode.opt_out import refuses_drafts
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler
@@ -38,12 +39,14 @@ class ChosenLengths:
         Args:
             batch_size: requests of the step at hand.
         """
-        known = [
-            request.num_tokens + request.num_output_placeholders
-            for request in self._scheduler.running
-        ]
-        if not known:
+        running = len(self._scheduler.running)
+        if not running:
             return Load(batch_size, batch_size, 0.0)
-        drafting = sum(tokens < self._limit for tokens in known)
-        num_drafting = -(-drafting * batch_size // len(known))
-        return Load(batch_size, num_drafting, sum(known) / len(known))
+        drafting = context = 0
+        for request in self._scheduler.running:
+            known = request.num_tokens + request.num_output_placeholders
+            context += known
+            if known < self._limit and not refuses_drafts(request.sampling_params):
+                drafting += 1
+        num_drafting = -(-drafting * batch_size // running)
+        return Load(batch_size, num_drafting, context / running)

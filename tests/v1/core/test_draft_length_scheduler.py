@@ -11,6 +11,7 @@ from vllm.v1.core.sched.draft_load import ChosenLengths
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.spec_decode.dynamic.draft_length import Load
 from vllm.v1.spec_decode.metrics import SpecDecodingStats
+from vllm.v1.spec_decode.step_metrics import StepDrafting
 
 TIMES = {256: {1: {0: 1.0, 3: 1.1}, 8: {0: 1.0, 3: 9.0}}}
 DRAFTERS_LIMIT = 1000
@@ -93,3 +94,15 @@ def test_past_the_drafters_context_nothing_is_drafted(past, drafts):
     scheduler = make_scheduler("auto", TIMES)
     scheduler.running = requests(DRAFTERS_LIMIT - 1 + past)
     assert [scheduler.draft_lengths[1] for _ in range(20)] == [drafts] * 20
+
+
+def test_stats_are_told_what_is_expected_of_a_step():
+    lookup = make_scheduler("auto", TIMES).draft_lengths
+    step = StepDrafting("eagle3", "eagle3", 3)
+    lookup.tell(step)
+    assert step.expected is None  # nothing is chosen yet
+    lookup[1]
+    lookup.tell(step)
+    tokens, seconds = step.expected
+    assert tokens > 1 and seconds == 1.1
+    lookup.tell(None)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from vllm.config.drafter.length import candidate_lengths
+from vllm.v1.spec_decode.dynamic import draft_length
 from vllm.v1.spec_decode.dynamic.draft_length import DraftLengths, Load
 from vllm.v1.spec_decode.dynamic.pass_times import CONTEXT, sizes_to_measure
 
@@ -236,6 +237,33 @@ def test_another_kind_of_plan_is_one_candidate_more():
     assert lengths.expected_tokens()[7] == pytest.approx(3.0, abs=0.1)
     assert lengths.choose(whole_load(1)) == 15
     assert lengths.choose(whole_load(8)) < 15
+
+
+def test_a_line_now_and_then_says_what_is_chosen_and_why(monkeypatch, caplog_vllm):
+    now = [0.0]
+    monkeypatch.setattr(draft_length.time, "monotonic", lambda: now[0])
+    times = {n: {0: 0.005, 3: 0.006 * n} for n in (1, 8)}
+    with caplog_vllm.at_level("INFO", logger="vllm"):
+        lengths = DraftLengths(3, {CONTEXT: times})
+        caplog_vllm.clear()
+        for n, at in ((1, 0), (1, 61), (8, 62), (1, 130), (8, 131), (8, 300), (8, 400)):
+            now[0] = at
+            lengths.choose(whole_load(n))
+    first, second = caplog_vllm.messages
+    assert first == (
+        "Draft length 3 for 1 requests of 256 tokens: 2.46 tokens in 6.00 ms each. "
+        "Others: 0: 1.00 tokens in 5.00 ms."
+    )
+    assert second.startswith("Draft length 0 for 8 requests")
+
+
+def test_says_what_it_expects_of_the_step():
+    lengths = DraftLengths(3, {CONTEXT: {1: {0: 0.005, 3: 0.006}}})
+    assert lengths.choice is None
+    lengths.choose(Load(4, 2, CONTEXT))
+    choice = lengths.choice
+    expected = lengths.expected_tokens()[3]
+    assert choice == (3, pytest.approx(2 + 2 * expected), 0.006)
 
 
 def test_follows_the_load_at_once():

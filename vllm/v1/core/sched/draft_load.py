@@ -9,6 +9,7 @@ from vllm.v1.spec_decode.opt_out import refuses_drafts
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.spec_decode.step_metrics import StepDrafting
 
 
 class ChosenLengths:
@@ -32,6 +33,11 @@ class ChosenLengths:
     def __getitem__(self, batch_size: int) -> int:
         """Drafts per request for a step; to be asked once per step."""
         return self.lengths.choose(self.load(batch_size))
+
+    def tell(self, step: "StepDrafting | None") -> None:
+        """Adds to a step's stats what the choice is expected to come to."""
+        if step is not None and (choice := self.lengths.choice) is not None:
+            step.expected = choice.tokens, choice.seconds
 
     def load(self, batch_size: int) -> Load:
         """Of the requests that run, which the next step mostly has too.

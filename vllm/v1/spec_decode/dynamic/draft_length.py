@@ -18,7 +18,7 @@ from typing import NamedTuple
 from vllm.logger import init_logger
 
 from .acceptance import ChainAcceptance, PlanAcceptance
-from .step_times import PassTimes, StepTimes
+from .step_times import PassTimes, Row, StepTimes
 
 logger = init_logger(__name__)
 
@@ -31,7 +31,7 @@ HYSTERESIS = 0.01
 TRIAL_BUDGET = 0.004
 TRIAL_DRAFTS = 16
 SWITCH_COST = 0.6
-LOG_SECONDS = 10.0
+LOG_SECONDS = 60.0  # between lines that say what is chosen and why, at least
 
 
 class Load(NamedTuple):
@@ -44,6 +44,14 @@ class Load(NamedTuple):
     def tokens(self, expected: float) -> float:
         """Tokens of the step, where `expected` is what a draft's request gets."""
         return self.num_reqs + self.num_drafting * (expected - 1.0)
+
+
+class Choice(NamedTuple):
+    """What a step is to draft, and what that is expected to come to."""
+
+    num_drafts: int
+    tokens: float  # of the step
+    seconds: float
 
 
 class DraftLengths:
@@ -70,7 +78,8 @@ class DraftLengths:
         self._chosen: dict[int, int] = {}
         self._allowance = 0.0  # what a try may cost by now, in steps
         self._trial_steps = 0  # left of the present try
-        self._next_log = 0.0
+        self._next_log, self._logged = time.monotonic() + LOG_SECONDS, -1
+        self.choice: Choice | None = None  # the last one
         if measured:
             logger.info("Draft length by batch size at first: %s.", self._describe())
         else:
@@ -93,10 +102,14 @@ class DraftLengths:
         seconds = self.times.seconds(load.num_reqs, load.context)
         expected = self.expected_tokens()
         tokens = {plan: load.tokens(expected[plan]) for plan in seconds}
-        if not load.num_drafting:
-            return self._best(tokens, seconds)
-        chosen = self._hold(load.num_reqs, tokens, seconds)
-        return self._try_longer(load.num_drafting, chosen, tokens, seconds)
+        if load.num_drafting:
+            held = self._hold(load.num_reqs, tokens, seconds)
+            self._log_choice(load, held, expected, seconds)
+            chosen = self._try_longer(load.num_drafting, held, tokens, seconds)
+        else:
+            chosen = self._best(tokens, seconds)
+        self.choice = Choice(chosen, tokens[chosen], seconds[chosen])
+        return chosen
 
     def expected_tokens(self) -> dict[int, float]:
         """Tokens of a request and step, by drafts per request."""
@@ -119,7 +132,6 @@ class DraftLengths:
             if gain < 1 + HYSTERESIS:
                 return held
         self._chosen[num_reqs] = best
-        self._log_change()
         return best
 
     def _try_longer(
@@ -147,12 +159,26 @@ class DraftLengths:
         self._trial_steps -= 1
         return longer
 
-    def _log_change(self) -> None:
-        now = time.monotonic()
-        if now < self._next_log:
+    def _log_choice(
+        self, load: Load, chosen: int, expected: dict[int, float], seconds: Row
+    ) -> None:
+        """Now and then, if another plan is chosen: what, and what else there is."""
+        if time.monotonic() < self._next_log or chosen == self._logged:
             return
-        self._next_log = now + LOG_SECONDS
-        logger.debug("Draft length by batch size: %s.", self._describe())
+        self._next_log, self._logged = time.monotonic() + LOG_SECONDS, chosen
+
+        def said(plan: int) -> str:
+            return f"{expected[plan]:.2f} tokens in {1e3 * seconds[plan]:.2f} ms"
+
+        others = [f"{plan}: {said(plan)}" for plan in seconds if plan != chosen]
+        logger.info(
+            "Draft length %d for %d requests of %d tokens: %s each. Others: %s.",
+            chosen,
+            load.num_reqs,
+            load.context,
+            said(chosen),
+            ", ".join(others),
+        )
 
     def _describe(self) -> str:
         expected = self.expected_tokens()

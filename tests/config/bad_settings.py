@@ -34,12 +34,6 @@ SETTINGS = [
         spec={"num_speculative_tokens": None},
     ),
     Bad(
-        "no K, and no family that says it",
-        "does not say how many",
-        "draft",
-        spec={"method": "draft_model", "num_speculative_tokens": GONE},
-    ),
-    Bad(
         "K is huge",
         "below the target's max_model_len",
         spec={"num_speculative_tokens": 100_000},
@@ -224,7 +218,7 @@ SETTINGS = [
     ),
     Bad(
         "auto with ngram",
-        "supports the methods",
+        "does not support method ngram",
         spec={
             "model": GONE,
             "method": "ngram",
@@ -236,12 +230,6 @@ SETTINGS = [
         '"auto" does not support Model Runner V1',
         spec={"num_speculative_tokens_per_batch_size": "auto"},
         env={"VLLM_USE_V2_MODEL_RUNNER": "0"},
-    ),
-    Bad(
-        "auto with data parallelism",
-        "ranks must draft",
-        spec={"num_speculative_tokens_per_batch_size": "auto"},
-        engine={"data_parallel_size": 2},
     ),
     Bad(
         "auto with an engine of its own on each rank",

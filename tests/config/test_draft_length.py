@@ -2,12 +2,14 @@
 """`num_speculative_tokens_per_batch_size="auto"` in the config."""
 
 import pickle
+from copy import copy
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from vllm.config import ModelConfig, ParallelConfig, SpeculativeConfig
+from vllm.config.drafter.engine import settle_auto
 from vllm.config.drafter.length import (
     candidate_lengths,
     check_auto,
@@ -77,25 +79,99 @@ def test_any_other_string_is_refused(models: Path, target: ModelConfig):
     assert str(error.value).count("num_speculative_tokens_per_batch_size") == 2
 
 
-def test_data_parallelism_is_refused(models: Path, target: ModelConfig):
-    with pytest.raises(ValueError, match="data_parallel_size=1"):
-        config(models, target, "auto", data_parallel_size=2)
-    config(models, target, None, data_parallel_size=2)
+def parallel(**changes) -> SimpleNamespace:
+    values = {
+        "data_parallel_size": 1,
+        "pipeline_parallel_size": 1,
+        "distributed_executor_backend": None,
+    }
+    return SimpleNamespace(**values | changes)
 
 
 def settings(**changes) -> SimpleNamespace:
     values = {
         "method": "eagle3",
+        "num_speculative_tokens": 7,
         "num_speculative_tokens_per_batch_size": "auto",
+        "is_auto_by_default": False,
         "target_parallel_config": None,
+        "target_model_config": SimpleNamespace(is_moe=False),
+        "drafter": SimpleNamespace(unsupported=None),
     }
     return SimpleNamespace(**values | changes)
 
 
-def test_other_methods_are_refused():
+UNSUPPORTED = {
+    "data_parallel_size=1": settings(
+        target_parallel_config=parallel(data_parallel_size=2),
+        target_model_config=SimpleNamespace(is_moe=True),
+    ),
+    "choose by its own clock": settings(
+        target_parallel_config=parallel(
+            distributed_executor_backend="external_launcher"
+        )
+    ),
+    "method ngram: give a schedule or unset it": settings(method="ngram"),
+}
+
+
+@pytest.mark.parametrize("message", UNSUPPORTED)
+def test_what_auto_does_not_support_is_refused(message):
+    with pytest.raises(ValueError, match=message):
+        check_auto(UNSUPPORTED[message])
+
+
+def test_only_auto_is_checked():
+    schedule = {"num_speculative_tokens_per_batch_size": [(1, 1, 1)]}
+    check_auto(settings(method="ngram", **schedule))
     check_auto(settings())
-    with pytest.raises(ValueError, match="not ngram: give a schedule or unset it"):
-        check_auto(settings(method="ngram"))
-    check_auto(
-        settings(method="ngram", num_speculative_tokens_per_batch_size=[(1, 1, 1)])
+
+
+@pytest.mark.parametrize("spec", UNSUPPORTED.values())
+def test_a_default_is_fixed_instead_and_one_line_says_so(spec, caplog_vllm):
+    spec = copy(spec)
+    spec.is_auto_by_default = True
+    with caplog_vllm.at_level("INFO", logger="vllm"):
+        check_auto(spec)
+    assert not is_auto(spec)
+    (line,) = caplog_vllm.messages
+    assert "Every draft has 7 tokens" in line and "num_speculative_tokens" in line
+
+
+def test_engines_that_share_nothing_may_choose_each_for_itself():
+    """As the ranks of a dense target do."""
+    spec = settings(target_parallel_config=parallel(data_parallel_size=2))
+    check_auto(spec)
+    assert is_auto(spec)
+
+
+@pytest.mark.parametrize("is_default", [False, True])
+def test_several_steps_at_once_choose_only_if_asked_to(is_default):
+    stages = parallel(pipeline_parallel_size=2)
+    spec = settings(target_parallel_config=stages, is_auto_by_default=is_default)
+    check_auto(spec)
+    assert is_auto(spec) != is_default
+
+
+@pytest.mark.parametrize(
+    "unsupported, is_v2, watermark",
+    [
+        (None, True, None),
+        (None, False, None),
+        ("a draft model with M-RoPE", True, None),
+        (None, True, "some"),
+    ],
+)
+def test_a_default_needs_the_unified_speculator(unsupported, is_v2, watermark):
+    drafter = SimpleNamespace(unsupported=unsupported)
+    config = SimpleNamespace(
+        speculative_config=settings(drafter=drafter, is_auto_by_default=True),
+        use_v2_model_runner=is_v2,
+        watermark_config=watermark,
     )
+    runs = unsupported is None and is_v2 and watermark is None
+    assert settle_auto(config) == is_auto(config.speculative_config) == runs
+    config.speculative_config = settings(drafter=drafter)
+    assert settle_auto(config)  # where it was asked for another check refuses it
+    config.speculative_config = None
+    assert not settle_auto(config)

@@ -131,10 +131,30 @@ def test_number_of_drafts_is_what_was_trained_unless_set(checkpoint, given, expe
     assert spec.num_speculative_tokens == expected
 
 
-def test_number_of_drafts_that_nothing_says_is_asked_for(checkpoint: Checkpoint):
+def test_number_of_drafts_that_nothing_says_is_at_most_seven(checkpoint: Checkpoint):
     spec = unresolved(checkpoint(LLAMA), method="draft_model")
-    with pytest.raises(ValueError, match=r'add\s+"num_speculative_tokens" to'):
-        read_files(spec)
+    read_files(spec)
+    assert spec.num_speculative_tokens == 7
+
+
+@pytest.mark.parametrize(
+    "given, is_auto",
+    [
+        ({}, True),
+        ({"num_speculative_tokens": 3}, False),
+        ({"num_speculative_tokens_per_batch_size": [(1, 8, 3)]}, False),
+        ({"draft_tree": 31}, False),
+        ({"method": "mtp"}, False),
+    ],
+)
+def test_draft_length_is_chosen_unless_set(checkpoint, given: dict, is_auto: bool):
+    folder = checkpoint(LLAMA | {"speculators_config": SPECULATORS})
+    spec = unresolved(folder, **{"method": "draft_model"} | given)
+    read_files(spec)
+    schedule = spec.num_speculative_tokens_per_batch_size
+    assert (schedule == "auto") == spec.is_auto_by_default == is_auto
+    if not is_auto:
+        assert schedule == given.get("num_speculative_tokens_per_batch_size")
 
 
 def test_parallel_drafting_without_a_mask_token_is_refused(checkpoint: Checkpoint):

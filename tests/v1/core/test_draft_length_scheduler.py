@@ -3,21 +3,40 @@
 
 from types import SimpleNamespace
 
+import pytest
+
+from vllm import SamplingParams
+from vllm.config.drafter import DrafterConfig
+from vllm.v1.core.sched.draft_load import ChosenLengths
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.spec_decode.dynamic.draft_length import DraftLengths, auto_lengths
+from vllm.v1.spec_decode.dynamic.draft_length import Load
 from vllm.v1.spec_decode.metrics import SpecDecodingStats
+from vllm.v1.spec_decode.step_metrics import StepDrafting
 
-TIMES = {1: {0: 1.0, 3: 1.1}, 8: {0: 1.0, 3: 9.0}}
+TIMES = {256: {1: {0: 1.0, 3: 1.1}, 8: {0: 1.0, 3: 9.0}}}
+DRAFTERS_LIMIT = 1000
 
 
-def lengths_of(schedule, **spec) -> DraftLengths | None:
-    spec = {"pass_times": None, "num_speculative_tokens": 3} | spec
-    spec |= {"num_speculative_tokens_per_batch_size": schedule}
-    return auto_lengths(SimpleNamespace(**spec))
+def make_scheduler(schedule, times=None) -> Scheduler:
+    """A scheduler of which only what these tests need is set."""
+    scheduler = Scheduler.__new__(Scheduler)
+    scheduler.num_spec_tokens, scheduler.log_stats = 3, True
+    scheduler.max_model_len, scheduler.running = 4096, []
+    spec = SimpleNamespace(
+        num_speculative_tokens=scheduler.num_spec_tokens,
+        num_speculative_tokens_per_batch_size=schedule,
+        drafter=DrafterConfig("draft_model", 3, context=DRAFTERS_LIMIT),
+        pass_times=times,
+    )
+    scheduler.vllm_config = SimpleNamespace(speculative_config=spec)
+    scheduler.draft_lengths = ChosenLengths.of(scheduler)
+    scheduler.unaccepted_drafts = None
+    scheduler.requests = {"0": SimpleNamespace(sampling_params=None)}
+    return scheduler
 
 
 def verify(scheduler, num_draft_tokens: int, num_accepted_tokens: int):
-    """As vLLM's `update_from_output` does."""
+    """As `update_from_output` does."""
     return scheduler.make_spec_decoding_stats(
         None,
         num_draft_tokens=num_draft_tokens,
@@ -27,28 +46,64 @@ def verify(scheduler, num_draft_tokens: int, num_accepted_tokens: int):
     )
 
 
-def scheduler_with(lengths: DraftLengths | None) -> Scheduler:
-    """With what these tests need and no more."""
-    scheduler = object.__new__(Scheduler)
-    scheduler.num_spec_tokens, scheduler.log_stats = 3, True
-    scheduler.draft_lengths = lengths
-    return scheduler
-
-
-def test_auto_follows_what_is_accepted():
-    lengths = lengths_of("auto", pass_times=TIMES)
-    assert (lengths[1], lengths[8]) == (3, 0)
+def test_auto_is_asked_and_told():
+    scheduler = make_scheduler("auto", TIMES)
+    lookup = scheduler.draft_lengths
+    assert (lookup[1], lookup[8]) == (3, 0)
     for _ in range(50):
-        stats = verify(scheduler_with(lengths), 3, 0)
+        stats = verify(scheduler, 3, 0)
     assert isinstance(stats, SpecDecodingStats)  # vLLM's own count goes on
     assert stats.num_draft_tokens == 3
     assert lengths[1] == 0
 
 
 def test_auto_without_times_drafts_as_far_as_it_may():
-    assert lengths_of("auto")[1] == 3
+    assert make_scheduler("auto").draft_lengths[1] == 3
 
 
 def test_a_schedule_is_left_alone():
-    assert lengths_of([(1, 1, 1), (2, 2, 2)]) is None
-    assert verify(scheduler_with(None), 3, 2).num_accepted_tokens == 2
+    scheduler = make_scheduler([(1, 1, 1), (2, 2, 2)])
+    assert scheduler.draft_lengths is None
+    assert verify(scheduler, 3, 2).num_accepted_tokens == 2
+
+
+def requests(*lengths: int) -> list[SimpleNamespace]:
+    """With so many tokens each, of which the engine still waits for two."""
+    return [
+        SimpleNamespace(
+            num_tokens=length - 2, num_output_placeholders=2, sampling_params=None
+        )
+        for length in lengths
+    ]
+
+
+def test_load_is_that_of_the_requests_that_run():
+    scheduler = make_scheduler("auto", TIMES)
+    lookup = scheduler.draft_lengths
+    assert lookup.load(3) == Load(3, 3, 0.0)  # none runs yet
+    scheduler.running = requests(100, 200, DRAFTERS_LIMIT, 300)
+    assert lookup.load(4) == Load(4, 3, 400.0)
+    assert lookup.load(2) == Load(2, 2, 400.0)
+    refusing = SamplingParams(extra_args={"disable_spec_decode": True})
+    scheduler.running[0].sampling_params = refusing
+    assert lookup.load(4) == Load(4, 2, 400.0)
+
+
+@pytest.mark.parametrize("past, drafts", [(0, 3), (1, 0)])
+def test_past_the_drafters_context_nothing_is_drafted(past, drafts):
+    """Defect: the longest drafts in every step, none of which was offered."""
+    scheduler = make_scheduler("auto", TIMES)
+    scheduler.running = requests(DRAFTERS_LIMIT - 1 + past)
+    assert [scheduler.draft_lengths[1] for _ in range(20)] == [drafts] * 20
+
+
+def test_stats_are_told_what_is_expected_of_a_step():
+    lookup = make_scheduler("auto", TIMES).draft_lengths
+    step = StepDrafting("eagle3", "eagle3", 3)
+    lookup.tell(step)
+    assert step.expected is None  # nothing is chosen yet
+    lookup[1]
+    lookup.tell(step)
+    tokens, seconds = step.expected
+    assert tokens > 1 and seconds == 1.1
+    lookup.tell(None)

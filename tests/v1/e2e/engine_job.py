@@ -241,8 +241,9 @@ def free_blocks(scheduler: Any) -> int:
 
 def timed_requests(scheduler: Any) -> list[int]:
     """The numbers of requests that an automatic draft length has times for."""
-    lengths = scheduler.draft_lengths
-    return [] if lengths is None else sorted(lengths.seconds)
+    chosen = scheduler.draft_lengths
+    measured = {} if chosen is None else chosen.lengths.times.measured
+    return sorted({size for by_size in measured.values() for size in by_size})
 
 
 def run(job: dict[str, Any]) -> dict[str, Any]:

@@ -60,3 +60,30 @@ def test_auto(mode: str, run_engine: RunEngine, models, target, scenarios):
     # One request, and at least as many more as a slow machine can afford.
     assert result["timed_requests"][0] == 1 and len(result["timed_requests"]) > 1
     assert result["scenarios"]["shrinking"]["counters"]["num_drafts"][0] > 0
+
+
+@pytest.mark.parametrize("schedule", [None, "auto"])
+@pytest.mark.parametrize("mode", only_fast(("eagle3", "pard"), "pard"))
+def test_requests_that_want_no_drafts(
+    mode: str, schedule, run_engine: RunEngine, models, target, scenarios
+):
+    """Alone, and among others, who keep theirs and their graphs."""
+    refuses = {"sampling": {"extra_args": {"disable_spec_decode": True}}}
+    asked = {
+        "shrinking": [
+            one | (refuses if i % 2 else {})
+            for i, one in enumerate(scenarios["shrinking"])
+        ],
+        "alone": [scenarios["alone"][0] | refuses],
+    }
+    is_fixed = schedule is None
+    how = {"record_graphs": is_fixed}
+    result = run(run_engine, models, mode, asked, 3, schedule, **how)
+    assert_output_is_the_targets(result, target, scenarios)
+    found = {name: each["counters"] for name, each in result["scenarios"].items()}
+    assert found["alone"]["num_drafts"][0] == 0
+    if is_fixed:
+        assert found["shrinking"]["num_accepted_tokens"][0] > 0
+        assert result["replays"]["first"] > 0
+    else:  # no step of the longest drafts: nobody could use them
+        assert found["alone"]["num_steps"][0] == 0

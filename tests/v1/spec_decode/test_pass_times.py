@@ -8,6 +8,8 @@ import pytest
 from vllm.config.drafter.length import candidate_lengths
 from vllm.v1.spec_decode.dynamic import pass_times
 from vllm.v1.spec_decode.dynamic.pass_times import (
+    CONTEXT,
+    long_contexts,
     measure_pass_times,
     seconds_per_step,
     sizes_to_measure,
@@ -32,9 +34,17 @@ def test_the_ends_come_first_then_the_middle(largest: int, sizes: list[int]):
 class FakeExecutor:
     """Two workers, the second one slower."""
 
-    def __init__(self, max_num_seqs: int = 8, max_num_batched_tokens: int = 512):
+    def __init__(
+        self,
+        max_num_seqs: int = 8,
+        max_num_batched_tokens: int = 512,
+        max_model_len: int = 512,
+        num_gpu_blocks: int = 1000,
+    ):
         self.vllm_config = SimpleNamespace(
             speculative_config=SimpleNamespace(num_speculative_tokens=3),
+            cache_config=SimpleNamespace(num_gpu_blocks=num_gpu_blocks, block_size=16),
+            model_config=SimpleNamespace(max_model_len=max_model_len),
             scheduler_config=SimpleNamespace(
                 max_num_seqs=max_num_seqs,
                 max_num_batched_tokens=max_num_batched_tokens,
@@ -43,15 +53,42 @@ class FakeExecutor:
 
     def collective_rpc(self, method, args):
         assert method is seconds_per_step
-        num_reqs, num_drafts = args
-        return [num_reqs + num_drafts, 2.0 * num_reqs + num_drafts]
+        num_reqs, num_drafts, context = args
+        first = num_reqs + num_drafts + context
+        return [first, 2.0 * num_reqs + num_drafts + context]
 
 
 def test_the_slowest_worker_counts():
     times = measure_pass_times(FakeExecutor())
-    assert sorted(times) == [1, 2, 3, 4, 6, 8]
-    for n, row in times.items():
-        assert row == {k: 2.0 * n + k for k in candidate_lengths(3)}
+    assert sorted(times[CONTEXT]) == [1, 2, 3, 4, 6, 8]
+    for n, row in times[CONTEXT].items():
+        assert row == {k: 2.0 * n + k + CONTEXT for k in candidate_lengths(3)}
+
+
+def test_long_contexts_are_timed_with_few_lengths():
+    executor = FakeExecutor(max_model_len=20_000, num_gpu_blocks=9000)
+    times = measure_pass_times(executor)
+    assert list(times) == [CONTEXT, 16384, 4096]
+    # Eight requests of 16384 tokens fit, 131072 of 144000 tokens.
+    assert sorted(times[16384]) == sorted(times[4096]) == [1, 8]
+    assert sorted(times[16384][8]) == [0, 2, 3]
+    assert times[16384][8][3] == 2.0 * 8 + 3 + 16384
+
+
+@pytest.mark.parametrize(
+    "max_model_len, num_gpu_blocks, points",
+    [
+        (300, 1000, []),
+        (512, 1000, [(486, 1), (486, 8)]),
+        (1024, 1000, [(998, 1), (998, 8)]),
+        (8192, 10_000, [(8166, 1), (8166, 8), (4096, 1), (4096, 8)]),
+        (131072, 10_000, [(16384, 1), (16384, 8), (65536, 1), (4096, 1), (4096, 8)]),
+    ],
+)
+def test_long_contexts_fit(max_model_len, num_gpu_blocks, points):
+    """Into the engine's longest request, and into its KV cache."""
+    executor = FakeExecutor(max_model_len=max_model_len, num_gpu_blocks=num_gpu_blocks)
+    assert list(long_contexts(executor.vllm_config, 32)) == points
 
 
 @pytest.mark.parametrize("is_cpu, ends", [(False, [1, 8]), (True, [1, 2])])
@@ -61,12 +98,14 @@ def test_ends_are_measured_whatever_it_takes(monkeypatch, is_cpu: bool, ends):
         monkeypatch.setattr(pass_times, name, -1.0)
     platform = SimpleNamespace(is_cpu=lambda: is_cpu)
     monkeypatch.setattr(pass_times, "current_platform", platform)
-    assert sorted(measure_pass_times(FakeExecutor())) == ends
+    times = measure_pass_times(FakeExecutor(max_model_len=4096))
+    assert list(times) == [CONTEXT]
+    assert sorted(times[CONTEXT]) == ends
 
 
 def test_no_more_requests_than_the_token_budget_has_tokens():
     times = measure_pass_times(FakeExecutor(max_num_batched_tokens=4))
-    assert max(times) == 4
+    assert max(times[CONTEXT]) == 4
 
 
 class FakeWorker:
@@ -109,7 +148,7 @@ class FakeWorker:
 @pytest.mark.parametrize("drafts", [0, 1, 7])
 def test_steps_verify_what_the_step_before_drafted(drafts: int):
     worker = FakeWorker()
-    assert seconds_per_step(worker, 3, drafts) > 0
+    assert seconds_per_step(worker, 3, drafts, CONTEXT) > 0
     first, *decodes, last = worker.steps
     untimed = 2
     assert worker.waited_after == [untimed, untimed + pass_times.TIMED_STEPS]
@@ -138,7 +177,7 @@ def test_steps_verify_what_the_step_before_drafted(drafts: int):
 @pytest.mark.parametrize("num_blocks", [30, 1000])
 def test_every_token_has_a_block_and_none_the_null_block(num_blocks: int):
     worker = FakeWorker(num_blocks=num_blocks)
-    seconds_per_step(worker, 4, 7)
+    seconds_per_step(worker, 4, 7, CONTEXT)
     new = worker.steps[0].scheduled_new_reqs
     ids = [block for request in new for group in request.block_ids for block in group]
     assert 0 < min(ids) <= max(ids) < num_blocks
@@ -152,7 +191,7 @@ def test_every_token_has_a_block_and_none_the_null_block(num_blocks: int):
 @pytest.mark.parametrize("max_model_len", [34, 40, 300])
 def test_steps_stay_within_a_short_context(max_model_len: int):
     worker = FakeWorker(max_model_len=max_model_len)
-    seconds_per_step(worker, 2, 15)
+    seconds_per_step(worker, 2, 15, CONTEXT)
     request = worker.steps[0].scheduled_new_reqs[0]
     tokens = request.num_computed_tokens + sum(
         step.num_scheduled_tokens.get(request.req_id, 0) for step in worker.steps
@@ -162,7 +201,7 @@ def test_steps_stay_within_a_short_context(max_model_len: int):
 
 def test_few_tokens_a_step_cut_what_is_verified():
     worker = FakeWorker(max_num_batched_tokens=8)
-    seconds_per_step(worker, 3, 7)
+    seconds_per_step(worker, 3, 7, CONTEXT)
     for step in worker.steps[1:-1]:
         assert step.total_num_scheduled_tokens == 6
         assert step.num_spec_tokens_to_schedule == 7

@@ -10,7 +10,7 @@ from vllm.logger import init_logger
 
 from .drafter import METHODS, DrafterConfig
 from .features import say_without_target
-from .length import AUTO, check_schedule, is_auto
+from .length import AUTO, check_schedule, fix_length, is_auto
 from .weights import check_weights
 
 if TYPE_CHECKING:
@@ -45,6 +45,32 @@ def find_unsupported(spec: "SpeculativeConfig") -> str | None:
     return None
 
 
+def _unsupported_by_engine(vllm_config: "VllmConfig") -> str | None:
+    unsupported = vllm_config.speculative_config.drafter.unsupported
+    if unsupported is None and getattr(vllm_config, "watermark_config", None):
+        return "watermarking"
+    return unsupported
+
+
+def settle_auto(vllm_config: "VllmConfig") -> bool:
+    """Settles whether the engine chooses draft lengths, before anything goes by it.
+
+    Where nobody asked for it and the unified speculator does not draft, the length is
+    fixed, and one line says why.
+
+    Returns:
+        Whether it chooses.
+    """
+    spec = vllm_config.speculative_config
+    if is_auto(spec) and spec.is_auto_by_default:
+        unsupported = _unsupported_by_engine(vllm_config)
+        if unsupported is None and not vllm_config.use_v2_model_runner:
+            unsupported = V1
+        if unsupported is not None:
+            fix_length(spec, unsupported)
+    return is_auto(spec)
+
+
 def settle_drafter(vllm_config: "VllmConfig") -> bool:
     """Settles who drafts, once the engine's config is whole; checks the weights' files.
 
@@ -59,9 +85,7 @@ def settle_drafter(vllm_config: "VllmConfig") -> bool:
     spec = vllm_config.speculative_config
     if spec is None or spec.drafter is None:
         return False
-    unsupported = spec.drafter.unsupported
-    if unsupported is None and getattr(vllm_config, "watermark_config", None):
-        unsupported = "watermarking"
+    unsupported = _unsupported_by_engine(vllm_config)
     is_unified = unsupported is None and vllm_config.use_v2_model_runner
     drafter = replace(spec.drafter, unsupported=unsupported, is_unified=is_unified)
     check_schedule(spec)

@@ -10,12 +10,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator
 
+from vllm.logger import init_logger
+
 from .drafter import METHODS
 
 if TYPE_CHECKING:
     from vllm.config.speculative import SpeculativeConfig
 
+logger = init_logger(__name__)
+
 AUTO = "auto"
+# The longest draft of a drafter that does not say for how many it was trained.
+DEFAULT_LONGEST = 7
 # Between neighbours the best throughput differs by little; each one costs graphs.
 CANDIDATES = (0, 1, 2, 3, 4, 5, 7, 9, 12, 16, 21, 28)
 
@@ -83,31 +89,69 @@ def check_schedule(spec: "SpeculativeConfig") -> None:
         ) from None
 
 
+def choose_by_default(spec: "SpeculativeConfig") -> None:
+    """Leaves the draft length to the engine where the user says nothing of it."""
+    given = (
+        spec.num_speculative_tokens,
+        spec.num_speculative_tokens_per_batch_size,
+        spec.draft_tree,
+    )
+    if spec.method in METHODS and all(setting is None for setting in given):
+        spec.num_speculative_tokens_per_batch_size = AUTO
+        spec.is_auto_by_default = True
+
+
 def check_auto(spec: "SpeculativeConfig") -> None:
     """Checks "auto" against the method and the target's parallelism.
+
+    Where nobody asked for it the length is fixed instead, and one line says why.
 
     Raises:
         ValueError: it does not support them.
     """
-    if not is_auto(spec):
+    found = _find_unsupported(spec) if is_auto(spec) else None
+    if found is None:
         return
+    what, remedy = found
+    if not spec.is_auto_by_default:
+        raise ValueError(
+            f'num_speculative_tokens_per_batch_size="{AUTO}" does not support {what}: '
+            f"{remedy}."
+        )
+    fix_length(spec, what)
+
+
+def fix_length(spec: "SpeculativeConfig", why: str) -> None:
+    """Drafts as many tokens in every step."""
+    spec.num_speculative_tokens_per_batch_size = None
+    logger.info(
+        "Every draft has %d tokens: choosing by load and acceptance does not support "
+        "%s. Set num_speculative_tokens for another number.",
+        spec.num_speculative_tokens,
+        why,
+    )
+
+
+def _find_unsupported(spec: "SpeculativeConfig") -> tuple[str, str] | None:
+    """What of a speculative config "auto" does not support, and what to do."""
     if spec.method not in METHODS:
-        raise ValueError(
-            f'num_speculative_tokens_per_batch_size="{AUTO}" supports the methods '
-            f"{', '.join(METHODS)}, not {spec.method}: give a schedule or unset it."
-        )
-    parallel = spec.target_parallel_config
+        return f"method {spec.method}", "give a schedule or unset it"
+    parallel, target = spec.target_parallel_config, spec.target_model_config
     if parallel is None:
-        return
+        return None
     if parallel.distributed_executor_backend == "external_launcher":
-        raise ValueError(
-            f'num_speculative_tokens_per_batch_size="{AUTO}" does not support '
+        return (
             'distributed_executor_backend="external_launcher", where each rank would '
-            "choose by its own clock: give a schedule, or use another backend."
+            "choose by its own clock",
+            "give a schedule, or use another backend",
         )
-    if parallel.data_parallel_size > 1:
-        raise ValueError(
-            f'num_speculative_tokens_per_batch_size="{AUTO}" does not support data '
-            "parallelism, whose ranks must draft equally many tokens: unset it, or "
-            "set data_parallel_size=1."
+    if parallel.data_parallel_size > 1 and target is not None and target.is_moe:
+        return (
+            "data parallelism of a mixture of experts, whose ranks must draft equally "
+            "many tokens",
+            "unset it, or set data_parallel_size=1",
         )
+    if parallel.pipeline_parallel_size > 1 and spec.is_auto_by_default:
+        # Asked for, it goes by the time of one step alone.
+        return "pipeline parallelism, where several steps run at once", "unset it"
+    return None

@@ -10,7 +10,7 @@ from vllm.logger import init_logger
 
 from .checkpoint import DraftCheckpoint, needs_model
 from .drafter import MAX_NODES, METHODS, DrafterConfig
-from .length import AUTO
+from .length import AUTO, DEFAULT_LONGEST, choose_by_default
 
 if TYPE_CHECKING:
     from vllm.config.speculative import SpeculativeConfig
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 logger = init_logger(__name__)
 
 # Fields that are not settings.
-RESULTS = {"drafter", "pass_times"}
+RESULTS = {"drafter", "is_auto_by_default", "pass_times"}
 
 
 def check_keys(given: Any, config_class: type) -> None:
@@ -73,12 +73,13 @@ def fill_settings(spec: "SpeculativeConfig", checkpoint: DraftCheckpoint) -> Non
     """Sets what is unset of method, parallel drafting and number of tokens.
 
     Raises:
-        ValueError: the checkpoint was not trained for what is set, or nothing says
-            how many tokens to draft.
+        ValueError: the checkpoint was not trained for what is set, or what it says of
+            the number of tokens cannot be.
     """
     _fill_method(spec, checkpoint)
     _fill_parallel_drafting(spec, checkpoint)
     _fill_tensor_parallel_size(spec)
+    choose_by_default(spec)
     if spec.num_speculative_tokens is None:
         _fill_num_drafts(spec, checkpoint)
 
@@ -142,10 +143,7 @@ def _fill_num_drafts(spec: "SpeculativeConfig", checkpoint: DraftCheckpoint) -> 
         )
     spec.num_speculative_tokens = number or (family and family.num_drafts)
     if spec.num_speculative_tokens is None and spec.method in METHODS:
-        raise ValueError(
-            f"{spec.model} does not say how many tokens it was trained to draft: add "
-            '"num_speculative_tokens" to the speculative config, for example 7.'
-        )
+        spec.num_speculative_tokens = DEFAULT_LONGEST
 
 
 def check_width(spec: "SpeculativeConfig") -> None:

@@ -30,12 +30,15 @@ class StepDrafting:
         draft_length: how many tokens each request was to draft in the step.
         seconds: of the target and of drafting in a step that was timed, which is an
             earlier one on most devices; None in most steps.
+        expected: tokens and seconds of a step of the draft length chosen last; None
+            where the length is the user's.
     """
 
     method: str
     mode: str
     draft_length: int
     seconds: tuple[float, float] | None = None
+    expected: tuple[float, float] | None = None
 
 
 def step_drafting(
@@ -148,6 +151,12 @@ class StepCounters:
         self.draft_seconds = self._counter(
             "draft_seconds", "Seconds of timed steps spent drafting."
         )
+        self.expected_tokens = self._counter(
+            "expected_tokens", "Tokens expected of steps by the chosen draft length."
+        )
+        self.expected_seconds = self._counter(
+            "expected_seconds", "Seconds expected of steps by the chosen draft length."
+        )
 
     def _counter(self, name: str, documentation: str) -> dict[int, Any]:
         """By engine."""
@@ -179,6 +188,10 @@ class StepCounters:
             self.timed[engine].inc()
             self.target_seconds[engine].inc(target)
             self.draft_seconds[engine].inc(draft)
+        if step.expected is not None:
+            tokens, seconds = step.expected
+            self.expected_tokens[engine].inc(tokens)
+            self.expected_seconds[engine].inc(seconds)
 
 
 def with_mode(

@@ -1,36 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chooses how many tokens to draft, for the batch at hand.
+"""Chooses how much to draft, for the batch at hand.
 
-A step with n requests that verifies and drafts k tokens each takes seconds[n][k] and
-yields n * E(k) tokens, where E(k) = 1 + a1 + a1 a2 + .. + a1 a2 .. ak and ai is the
-probability that draft i is accepted after those before it were. The times are measured
-once, the acceptance is estimated as requests are served, and the k with the highest
-E(k) / seconds[n][k] is drafted. Pure Python; asked once and told once per step.
+A step can follow one of several plans, each known by its drafts per request: none, a
+chain of some length, and whatever else has step times and an acceptance of its own. Of
+n requests m can use drafts. A step in which plan p is verified takes seconds[p] and
+yields m * E(p) + n - m tokens; for a chain, E(k) = 1 + a1 + a1 a2 + .. + a1 a2 .. ak,
+where ai is the probability that draft i is accepted after those before it were. Times
+are measured once (`pass_times.py`), acceptance is estimated as requests are served
+(`acceptance.py`), and the plan that yields most per second is drafted. Pure Python;
+asked once and told once per step.
 """
 
 import time
-from bisect import bisect_left
-from collections import Counter
-from itertools import accumulate
-from operator import mul
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
-from vllm.config.drafter.length import is_auto
 from vllm.logger import init_logger
+
+from .acceptance import ChainAcceptance, PlanAcceptance
+from .step_times import PassTimes, Row, StepTimes
 
 logger = init_logger(__name__)
 
-# Seconds of a step by number of requests, then by draft length; every number of
-# requests has the same draft lengths.
-PassTimes = dict[int, dict[int, float]]
-
-HALF_LIFE = 512  # steps after which what was seen counts half
-MAX_DRAFTS = 1024  # of a position, however many requests there are
-# Before anything is seen, and where little is: the first draft is accepted so often,
-# each later one a little less often than the one before, as if seen on so many drafts.
-PRIOR_ACCEPTANCE = 0.7
-PRIOR_DECLINE = 0.95
-PRIOR_DRAFTS = 4.0
-# Another length must promise this much more throughput.
+# Another plan must promise this much more throughput.
 HYSTERESIS = 0.01
 # Share of all time that trying longer drafts may cost. A try lasts for so many drafts,
 # over several steps if requests are few. In the steps where it begins and ends, what is
@@ -39,75 +31,56 @@ HYSTERESIS = 0.01
 TRIAL_BUDGET = 0.004
 TRIAL_DRAFTS = 16
 SWITCH_COST = 0.6
-LOG_SECONDS = 10.0
+LOG_SECONDS = 60.0  # between lines that say what is chosen and why, at least
 
 
-class AcceptanceEstimate:
-    """Acceptance by position: fading counts, and a guess where there are few.
+class Load(NamedTuple):
+    """What a step has to do."""
 
-    Older steps count less by time (`HALF_LIFE`), and in large batches by number
-    (`MAX_DRAFTS`), so that both a lone request and a full batch adapt within seconds.
-    """
+    num_reqs: int
+    num_drafting: int  # requests that can use drafts
+    context: float  # tokens that a request has behind it, on average
 
-    def __init__(self, num_speculative_tokens: int):
-        self._reached = [0.0] * num_speculative_tokens  # drafted, all before accepted
-        self._accepted = [0.0] * num_speculative_tokens
-        self._new: Counter[tuple[int, int]] = Counter()
+    def tokens(self, expected: float) -> float:
+        """Tokens of the step, where `expected` is what a draft's request gets."""
+        return self.num_reqs + self.num_drafting * (expected - 1.0)
 
-    def observe(self, num_draft_tokens: int, num_accepted_tokens: int) -> None:
-        """Takes in one request's verified drafts."""
-        self._new[num_draft_tokens, num_accepted_tokens] += 1
 
-    def fade(self) -> None:
-        """Ends a step: what was seen is taken in, and all before fades."""
-        keep = 0.5 ** (1 / HALF_LIFE)
-        self._reached = [count * keep for count in self._reached]
-        self._accepted = [count * keep for count in self._accepted]
-        for (drafted, accepted), count in self._new.items():
-            for i in range(min(accepted + 1, drafted)):
-                self._reached[i] += count
-            for i in range(accepted):
-                self._accepted[i] += count
-        self._new.clear()
-        for i, reached in enumerate(self._reached):
-            if reached > MAX_DRAFTS:
-                self._reached[i] = MAX_DRAFTS
-                self._accepted[i] *= MAX_DRAFTS / reached
+class Choice(NamedTuple):
+    """What a step is to draft, and what that is expected to come to."""
 
-    def rates(self) -> list[float]:
-        """Probability that a draft is accepted if those before it were: [K]."""
-        rates, guess = [], PRIOR_ACCEPTANCE
-        for reached, accepted in zip(self._reached, self._accepted, strict=True):
-            rate = (accepted + PRIOR_DRAFTS * guess) / (reached + PRIOR_DRAFTS)
-            rates.append(rate)
-            guess = rate * PRIOR_DECLINE
-        return rates
-
-    def expected_tokens(self) -> list[float]:
-        """Tokens of a request per step, by draft length: [K + 1], from 1.0 on."""
-        return list(accumulate(accumulate(self.rates(), mul), initial=1.0))
+    num_drafts: int
+    tokens: float  # of the step
+    seconds: float
 
 
 class DraftLengths:
-    """Stands where the scheduler has a lookup from batch size to draft length.
+    """Chooses drafts per request, by step times and acceptance.
 
     Args:
-        num_speculative_tokens: the longest draft.
-        seconds: measured step times of each draft length to choose from; empty makes
-            every draft the longest.
+        num_speculative_tokens: the most drafts of a request.
+        measured: step times of each plan to choose from; empty makes every draft the
+            longest.
+        acceptance: what tells how the plans' drafts are accepted; of one that several
+            tell of, the last counts.
     """
 
-    def __init__(self, num_speculative_tokens: int, seconds: PassTimes):
+    def __init__(
+        self,
+        num_speculative_tokens: int,
+        measured: PassTimes,
+        acceptance: Sequence[PlanAcceptance] = (),
+    ):
         self.num_speculative_tokens = num_speculative_tokens
-        self.seconds = seconds
-        self.acceptance = AcceptanceEstimate(num_speculative_tokens)
-        self.observe = self.acceptance.observe
-        self._rows: dict[int, dict[int, float]] = {}
+        self.times = StepTimes(measured)
+        chains = ChainAcceptance(num_speculative_tokens)
+        self.acceptance: list[PlanAcceptance] = [chains, *acceptance]
         self._chosen: dict[int, int] = {}
-        self._purse = 0.0  # what a try may cost by now, in steps
+        self._allowance = 0.0  # what a try may cost by now, in steps
         self._trial_steps = 0  # left of the present try
-        self._next_log = 0.0
-        if seconds:
+        self._next_log, self._logged = time.monotonic() + LOG_SECONDS, -1
+        self.choice: Choice | None = None  # the last one
+        if measured:
             logger.info("Draft length by batch size at first: %s.", self._describe())
         else:
             logger.warning(
@@ -115,113 +88,100 @@ class DraftLengths:
                 num_speculative_tokens,
             )
 
-    def __getitem__(self, batch_size: int) -> int:
-        """The draft length for a step; to be asked once per step."""
-        if not self.seconds:
-            return self.num_speculative_tokens
-        self.acceptance.fade()
-        tokens = self.acceptance.expected_tokens()
-        chosen = self._choose(batch_size, tokens)
-        return self._try_longer(batch_size, chosen, tokens)
+    def observe(self, num_drafts: int, num_accepted: int) -> None:
+        """Takes in one request's verified drafts."""
+        for acceptance in self.acceptance:
+            acceptance.observe(num_drafts, num_accepted)
 
-    def _choose(self, batch_size: int, tokens: list[float]) -> int:
-        seconds = self.step_seconds(batch_size)
-        best = max(seconds, key=lambda k: tokens[k] / seconds[k])
-        held = self._chosen.get(batch_size)
+    def choose(self, load: Load) -> int:
+        """Drafts per request in a step; to be asked once per step."""
+        if not self.times:
+            return self.num_speculative_tokens
+        for acceptance in self.acceptance:
+            acceptance.end_step()
+        seconds = self.times.seconds(load.num_reqs, load.context)
+        expected = self.expected_tokens()
+        tokens = {plan: load.tokens(expected[plan]) for plan in seconds}
+        if load.num_drafting:
+            held = self._hold(load.num_reqs, tokens, seconds)
+            self._log_choice(load, held, expected, seconds)
+            chosen = self._try_longer(load.num_drafting, held, tokens, seconds)
+        else:
+            chosen = self._best(tokens, seconds)
+        self.choice = Choice(chosen, tokens[chosen], seconds[chosen])
+        return chosen
+
+    def expected_tokens(self) -> dict[int, float]:
+        """Tokens of a request and step, by drafts per request."""
+        expected: dict[int, float] = {}
+        for acceptance in self.acceptance:
+            expected.update(acceptance.expected_tokens())
+        return expected
+
+    @staticmethod
+    def _best(tokens: Mapping[int, float], seconds: Mapping[int, float]) -> int:
+        return max(seconds, key=lambda plan: tokens[plan] / seconds[plan])
+
+    def _hold(
+        self, num_reqs: int, tokens: Mapping[int, float], seconds: Mapping[int, float]
+    ) -> int:
+        """The best plan, or the one chosen before if that is as good."""
+        best, held = self._best(tokens, seconds), self._chosen.get(num_reqs)
         if held is not None:
             gain = tokens[best] * seconds[held] / (tokens[held] * seconds[best])
             if gain < 1 + HYSTERESIS:
                 return held
-        self._chosen[batch_size] = best
-        self._log_change()
+        self._chosen[num_reqs] = best
         return best
 
-    def _try_longer(self, batch_size: int, chosen: int, tokens: list[float]) -> int:
-        """Now and then the next longer draft: else nothing is known of it.
+    def _try_longer(
+        self,
+        num_drafting: int,
+        chosen: int,
+        tokens: Mapping[int, float],
+        seconds: Mapping[int, float],
+    ) -> int:
+        """Now and then the next larger plan: else nothing is known of it.
 
-        Shorter ones need no try: their acceptance is part of the chosen one's.
+        Shorter chains need no try: their acceptance is part of the chosen one's.
         """
-        seconds = self.step_seconds(batch_size)
-        longer = min((k for k in seconds if k > chosen), default=None)
+        longer = min((plan for plan in seconds if plan > chosen), default=None)
         if longer is None:
             return chosen
         if not self._trial_steps:
-            self._purse += TRIAL_BUDGET
+            self._allowance += TRIAL_BUDGET
             time_added = seconds[longer] / seconds[chosen]
             loss = max(0.0, time_added - tokens[longer] / tokens[chosen])
-            steps = -(-TRIAL_DRAFTS // batch_size)
-            if self._purse < SWITCH_COST + steps * loss:
+            steps = -(-TRIAL_DRAFTS // num_drafting)
+            if self._allowance < SWITCH_COST + steps * loss:
                 return chosen
-            self._purse, self._trial_steps = 0.0, steps
+            self._allowance, self._trial_steps = 0.0, steps
         self._trial_steps -= 1
         return longer
 
-    def step_seconds(self, batch_size: int) -> dict[int, float]:
-        """Seconds of a step by draft length, linear between the measured sizes."""
-        row = self._rows.get(batch_size)
-        if row is None:
-            row = self._rows[batch_size] = self._interpolate(batch_size)
-        return row
-
-    def _interpolate(self, n: int) -> dict[int, float]:
-        sizes = sorted(self.seconds)
-        after = min(max(bisect_left(sizes, n), 1), len(sizes) - 1)
-        if n in self.seconds or not after:
-            return self.seconds.get(n, self.seconds[sizes[0]])
-        # Two sizes on each side, as far as there are any.
-        around = sizes[max(after - 2, 0) : after + 2]
-        at = after - max(after - 2, 0)
-        return {
-            k: between([(m, self.seconds[m][k]) for m in around], at, n)
-            for k in self.seconds[sizes[0]]
-        }
-
-    def _log_change(self) -> None:
-        now = time.monotonic()
-        if now < self._next_log:
+    def _log_choice(
+        self, load: Load, chosen: int, expected: dict[int, float], seconds: Row
+    ) -> None:
+        """Now and then, if another plan is chosen: what, and what else there is."""
+        if time.monotonic() < self._next_log or chosen == self._logged:
             return
-        self._next_log = now + LOG_SECONDS
-        rates = ", ".join(f"{rate:.2f}" for rate in self.acceptance.rates())
-        logger.debug(
-            "Draft length by batch size: %s; acceptance of each draft after those "
-            "before it: %s.",
-            self._describe(),
-            rates,
+        self._next_log, self._logged = time.monotonic() + LOG_SECONDS, chosen
+
+        def said(plan: int) -> str:
+            return f"{expected[plan]:.2f} tokens in {1e3 * seconds[plan]:.2f} ms"
+
+        others = [f"{plan}: {said(plan)}" for plan in seconds if plan != chosen]
+        logger.info(
+            "Draft length %d for %d requests of %d tokens: %s each. Others: %s.",
+            chosen,
+            load.num_reqs,
+            load.context,
+            said(chosen),
+            ", ".join(others),
         )
 
     def _describe(self) -> str:
-        tokens = self.acceptance.expected_tokens()
-        best = {
-            n: max(row, key=lambda k: tokens[k] / row[k])
-            for n, row in sorted(self.seconds.items())
-        }
+        expected = self.expected_tokens()
+        shortest = self.times.measured[min(self.times.measured)]
+        best = {n: self._best(expected, row) for n, row in sorted(shortest.items())}
         return ", ".join(f"{n}: {k}" for n, k in best.items())
-
-
-def between(points: list[tuple[int, float]], at: int, n: int) -> float:
-    """Seconds for n requests, which lie before points[at], or past the last point.
-
-    Times are flat while memory-bound and rise once compute-bound: a curve that bends
-    upwards. Its chord lies above it, the lines of the neighbouring points below it;
-    the answer lies midway.
-    """
-
-    def line(i: int) -> float:
-        (n1, t1), (n2, t2) = points[i : i + 2]
-        return t1 + (n - n1) / (n2 - n1) * max(0.0, t2 - t1)  # less is noise
-
-    chord, before, behind = line(at - 1), points[at - 1][1], 0.0
-    if n > points[at][0]:
-        return chord
-    if at >= 2:
-        before = line(at - 2)
-    if at + 1 < len(points):
-        behind = line(at)
-    return (chord + min(chord, max(before, behind))) / 2
-
-
-def auto_lengths(spec) -> DraftLengths | None:
-    """For the speculative config of an engine that chooses draft lengths by itself."""
-    if not is_auto(spec):
-        return None
-    return DraftLengths(spec.num_speculative_tokens, spec.pass_times or {})

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long a step takes, by number of requests and draft length; measured at warm-up.
+"""How long a step takes, by context, number of requests and draft length.
 
-The steps are the engine's own, from the input batch to the drafts: target, logits,
-rejection sampling, drafter, and what the host adds. Their requests are made up, and
-so are the tokens of their cached context.
+Measured at warm-up. The steps are the engine's own, from the input batch to the drafts:
+target, logits, rejection sampling, drafter, and what the host adds. Their requests are
+made up, and so are the tokens of their cached context.
 """
 
 import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from vllm.config.drafter.length import candidate_lengths
@@ -20,9 +21,10 @@ from vllm.v1.core.sched.output import (
     SchedulerOutput,
 )
 
-from .draft_length import PassTimes
+from .step_times import PassTimes, Row
 
 if TYPE_CHECKING:
+    from vllm.config import VllmConfig
     from vllm.v1.executor.abstract import Executor
     from vllm.v1.worker.gpu.model_runner import GPUModelRunner
     from vllm.v1.worker.worker_base import WorkerBase
@@ -31,9 +33,12 @@ logger = init_logger(__name__)
 
 MAX_REQUESTS = 256  # more are extrapolated
 CONTEXT = 256  # tokens that each request has behind it
+# Longer ones, in the order of what they tell, and numbers of requests there.
+LONG_CONTEXTS = (16384, 65536, 4096)
+LONG_SIZES = (1, 8, 64)
 TIMED_STEPS = 4
-# After which no further number of requests is begun. A GPU needs about two seconds for
-# all of them; more is for a host that is busy, with other engines that start.
+# After which nothing more is begun. A GPU needs about two seconds for one context and
+# three for the others; more is for a host that is busy, with other engines that start.
 BUDGET_SECONDS = 10.0
 CPU_BUDGET_SECONDS = 4.0
 
@@ -41,42 +46,78 @@ CPU_BUDGET_SECONDS = 4.0
 def measure_pass_times(executor: "Executor") -> PassTimes:
     """Times steps on all workers; the slowest worker counts.
 
-    One request and the most requests are always measured, numbers between them while
-    the budget lasts. On a CPU, where a step takes as long as its requests together, the
-    most are as many as the budget allows.
+    At a short context one request and the most requests are always measured, numbers
+    between them while the budget lasts, and then longer contexts. On a CPU, where a
+    step takes as long as its requests together, the most are as many as the budget
+    allows.
     """
     config = executor.vllm_config
     lengths = candidate_lengths(config.speculative_config.num_speculative_tokens)
-    scheduler = config.scheduler_config
-    largest = min(
-        scheduler.max_num_seqs, scheduler.max_num_batched_tokens, MAX_REQUESTS
-    )
     logger.info("Timing steps that draft %s tokens.", ", ".join(map(str, lengths)))
 
-    def measure(size: int) -> dict[int, float]:
+    def measure(context: int, size: int, measured: list[int] = lengths) -> Row:
         return {
-            length: max(executor.collective_rpc(seconds_per_step, args=(size, length)))
-            for length in lengths
+            length: max(
+                executor.collective_rpc(seconds_per_step, args=(size, length, context))
+            )
+            for length in measured
         }
 
     started = time.perf_counter()
-    times: PassTimes = {1: measure(1)}
-    budget = BUDGET_SECONDS
+    times: PassTimes = {CONTEXT: {1: measure(CONTEXT, 1)}}
+    largest, budget = _most_requests(config), BUDGET_SECONDS
     if current_platform.is_cpu():
         budget = CPU_BUDGET_SECONDS
         affordable = budget / max(time.perf_counter() - started, 1e-3)
         largest = min(largest, max(2, int(affordable)))
-    for size in sizes_to_measure(largest)[1:]:
-        if len(times) >= 2 and time.perf_counter() - started > budget:
+    # Attention adds what it reads, which is close to linear in the tokens verified.
+    few = sorted({lengths[0], lengths[len(lengths) // 2], lengths[-1]})
+    steps = [(CONTEXT, size, lengths) for size in sizes_to_measure(largest)[1:]]
+    steps += [(*point, few) for point in long_contexts(config, largest)]
+    for number, (context, size, some) in enumerate(steps):
+        if number and time.perf_counter() - started > budget:
             break
-        times[size] = measure(size)
-    logger.info(
-        "Measured the steps of %d draft lengths for %s requests in %.1f seconds.",
-        len(lengths),
-        ", ".join(str(size) for size in sorted(times)),
-        time.perf_counter() - started,
-    )
+        times.setdefault(context, {})[size] = measure(context, size, some)
+    _log_measured(times, len(lengths), time.perf_counter() - started)
     return times
+
+
+def _most_requests(config: "VllmConfig") -> int:
+    scheduler = config.scheduler_config
+    return min(scheduler.max_num_seqs, scheduler.max_num_batched_tokens, MAX_REQUESTS)
+
+
+def _log_measured(times: PassTimes, num_lengths: int, seconds: float) -> None:
+    sizes = ", ".join(
+        f"{'/'.join(map(str, sorted(by_size)))} requests of {context} tokens"
+        for context, by_size in times.items()
+    )
+    logger.info(
+        "Measured the steps of %d draft lengths for %s in %.1f seconds.",
+        num_lengths,
+        sizes,
+        seconds,
+    )
+
+
+def long_contexts(config: "VllmConfig", largest: int) -> Iterator[tuple[int, int]]:
+    """Contexts and numbers of requests that the KV cache holds, the telling ones first.
+
+    Args:
+        largest: the most requests that were measured.
+    """
+    cache = config.cache_config
+    held = (cache.num_gpu_blocks or 0) * cache.block_size
+    drafts = config.speculative_config.num_speculative_tokens
+    longest = config.model_config.max_model_len - (2 + TIMED_STEPS) * (drafts + 1) - 2
+    seen = [CONTEXT]
+    for context in (min(context, longest) for context in LONG_CONTEXTS):
+        if any(2 * max(context, other) < 3 * min(context, other) for other in seen):
+            continue  # another is as long
+        if context > CONTEXT:
+            seen.append(context)
+            fitting = [n for n in LONG_SIZES if n <= largest and n * context <= held]
+            yield from ((context, n) for n in fitting)
 
 
 def sizes_to_measure(largest: int) -> list[int]:
@@ -94,13 +135,15 @@ def sizes_to_measure(largest: int) -> list[int]:
     return list(dict.fromkeys([1, largest, *(powers[at] for at in outwards), *halfway]))
 
 
-def seconds_per_step(worker: "WorkerBase", num_reqs: int, num_drafts: int) -> float:
+def seconds_per_step(
+    worker: "WorkerBase", num_reqs: int, num_drafts: int, context: int
+) -> float:
     """Runs decode steps that verify and draft, back to back; seconds of one of them.
 
     To be run on every worker at once, between warm-up and the first request.
     """
     runner = worker.model_runner
-    requests = _Requests(runner, num_reqs, num_drafts)
+    requests = _Requests(runner, num_reqs, num_drafts, context)
     runner.kv_connector.set_disabled(True)
     try:
         _run(worker, requests.first_step())
@@ -130,7 +173,9 @@ def _run(worker: "WorkerBase", step: SchedulerOutput) -> None:
 class _Requests:
     """Requests in the middle of their output, and the steps that go on with them."""
 
-    def __init__(self, runner: "GPUModelRunner", num_reqs: int, num_drafts: int):
+    def __init__(
+        self, runner: "GPUModelRunner", num_reqs: int, num_drafts: int, context: int
+    ):
         self.runner = runner
         self.num_drafts = num_drafts
         # Few tokens a step cut the drafts that are verified, as scheduling would.
@@ -139,7 +184,7 @@ class _Requests:
         room = runner.max_model_len - 2
         self.timed_steps = max(1, min(TIMED_STEPS, room // self.query_len - 1))
         num_new = (1 + self.timed_steps) * self.query_len
-        self.num_computed = max(1, min(CONTEXT, room - num_new))
+        self.num_computed = max(1, min(context, room - num_new))
         self.num_tokens = self.num_computed + 1 + num_new
         self.req_ids = [f"_pass_times_{i}" for i in range(num_reqs)]
 

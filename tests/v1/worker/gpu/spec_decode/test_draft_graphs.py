@@ -13,7 +13,10 @@ from vllm.v1.worker.gpu.spec_decode.unified.graphs import (
     batches_to_record,
 )
 from vllm.v1.worker.gpu.spec_decode.unified.layout import DraftLayout
-from vllm.v1.worker.gpu.spec_decode.unified.plan import same_first_passes
+from vllm.v1.worker.gpu.spec_decode.unified.plan import (
+    same_first_passes,
+    same_later_passes,
+)
 
 SIZES = [1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64]
 FULL, PIECEWISE = CUDAGraphMode.FULL, CUDAGraphMode.PIECEWISE
@@ -26,7 +29,9 @@ def config(max_num_seqs: int = 8, enforce_eager: bool | None = None):
     return SimpleNamespace(
         compilation_config=compilation,
         scheduler_config=SimpleNamespace(max_num_seqs=max_num_seqs),
-        speculative_config=SimpleNamespace(enforce_eager=enforce_eager),
+        speculative_config=SimpleNamespace(
+            enforce_eager=enforce_eager, num_speculative_tokens_per_batch_size=None
+        ),
     )
 
 
@@ -117,6 +122,29 @@ def test_autoregressive_lengths_may_change(graphs, shift: int):
         for after in (1, 3, 7):
             slots = before + 1 + layouts[after].num_extra_slots
             assert found.find_full(2, slots, recorded[after], 0) is not None
+
+
+def test_autoregressive_lengths_share_their_passes(graphs):
+    """Each pass is recorded once, and every length ends where a graph does."""
+    layouts = layouts_of(1, 0, [0, 1, 3, 4, 7])
+    found, later = graphs(record(layouts)), same_later_passes(layouts)
+    spans = {(b.first_pass, b.end_pass) for b in found._batches if b.first_pass}
+    assert spans == {(1, 3), (3, 4), (4, 7)}
+    replayed = []
+    found.run_fullgraph = lambda desc: replayed.append((desc.first_pass, desc.end_pass))
+    for length, expected in ((3, 1), (4, 2), (7, 3)):
+        replayed.clear()
+        graph = found.find_full(5, 1, later[length], 1)
+        found.run_until(graph, layouts[length].num_passes)
+        assert len(replayed) == expected
+        assert replayed[0][0] == 1 and replayed[-1][1] == length
+
+
+def test_blocks_have_later_passes_of_their_own(graphs):
+    layouts = layouts_of(3, 1, [0, 3, 5, 7])
+    assert same_later_passes(layouts) == {0: 0, 3: 3, 5: 5, 7: 7}
+    later = [b for b in record(layouts) if b.first_pass]
+    assert {(b.num_drafts, b.end_pass) for b in later} == {(5, 2), (7, 3)}
 
 
 def test_one_graph_a_pass_where_metadata_is_the_hosts():

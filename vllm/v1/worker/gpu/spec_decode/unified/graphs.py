@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,8 +15,10 @@ import torch
 from vllm.compilation.breakable_cudagraph import is_breakable_cudagraph_enabled
 from vllm.config import VllmConfig
 from vllm.config.compilation import CUDAGraphMode
+from vllm.config.drafter.length import is_auto
 from vllm.logger import init_logger
 from vllm.v1.attention.backend import AttentionCGSupport
+from vllm.v1.spec_decode.dynamic.graph_sizes import worth_recording
 from vllm.v1.worker.gpu.attn_utils import (
     build_attn_metadata,
     build_slot_mappings_by_layer,
@@ -27,7 +30,7 @@ from vllm.v1.worker.gpu.cudagraph_utils import (
 )
 
 from .layout import DraftLayout
-from .plan import PassContext, same_first_passes
+from .plan import PassContext, same_first_passes, same_later_passes
 
 if TYPE_CHECKING:
     from .speculator import UnifiedSpeculator
@@ -77,8 +80,7 @@ def batches_to_record(
             logger.info("Batches with prompts draft eagerly: no compiled draft model.")
     if cudagraph_mode.decode_mode() == CUDAGraphMode.FULL:
         batches += uniform_batches(vllm_config, layouts)
-        for num_drafts, layout in layouts.items():
-            batches += later_batches(vllm_config, layout, num_drafts, fused)
+        batches += later_batches(vllm_config, layouts, fused)
     usable = [batch for batch in batches if _is_supported(batch, support)]
     if len(usable) < len(batches):
         logger.warning(
@@ -123,16 +125,22 @@ def uniform_batches(
 
 
 def later_batches(
-    vllm_config: VllmConfig, layout: DraftLayout, num_drafts: int, fused: bool
+    vllm_config: VllmConfig, layouts: dict[int, DraftLayout], fused: bool
 ) -> Iterator[DraftBatchDescriptor]:
-    """Passes 2 and on: one graph for all of them if `fused`, else one each."""
-    passes = range(1, layout.num_passes)
-    if not passes:
-        return
-    spans = [(1, passes.stop)] if fused else [(p, p + 1) for p in passes]
-    for num_reqs in _request_counts(vllm_config, 1):
-        for first, end in spans:
-            yield _full(num_reqs, layout.num_follow_slots, num_drafts, first, end)
+    """Passes 2 and on: one graph for all of them if `fused`, else one each.
+
+    Where several numbers of drafts share their passes, a graph ends where the last pass
+    of any of them does, and a step replays graphs up to its own.
+    """
+    ends = defaultdict(set)
+    for num_drafts, recorded_as in same_later_passes(layouts).items():
+        ends[recorded_as].add(layouts[num_drafts].num_passes)
+    for num_drafts, stops in ends.items():
+        starts = sorted(stops | {1}) if fused else range(1, max(stops) + 1)
+        slots = layouts[num_drafts].num_follow_slots
+        for num_reqs in _request_counts(vllm_config, 1):
+            for first, end in pairwise(starts):
+                yield _full(num_reqs, slots, num_drafts, first, end)
 
 
 def mixed_batches(vllm_config: VllmConfig) -> Iterator[DraftBatchDescriptor]:
@@ -166,7 +174,10 @@ def _request_counts(vllm_config: VllmConfig, query_len: int) -> list[int]:
     largest = compilation.max_cudagraph_capture_size or 0
     most = vllm_config.scheduler_config.max_num_seqs
     counts = {-(-size // query_len) for size in sizes} | {most}
-    return sorted(n for n in counts if n <= most and n * query_len <= largest)
+    counts = {n for n in counts if n <= most and n * query_len <= largest}
+    if is_auto(vllm_config.speculative_config):
+        counts = worth_recording(counts, query_len)
+    return sorted(counts)
 
 
 class DraftGraphs(CudaGraphManager):
@@ -199,6 +210,14 @@ class DraftGraphs(CudaGraphManager):
             time.perf_counter() - start,
             taken / 2**30,
         )
+
+    def run_until(self, desc: DraftBatchDescriptor, end_pass: int) -> None:
+        """Replays a graph, and those that go on where it ends."""
+        self.run_fullgraph(desc)
+        while desc.end_pass < end_pass:
+            shape = desc.uniform_token_count, desc.num_drafts, desc.end_pass
+            desc = self.find_full(desc.num_reqs, *shape)
+            self.run_fullgraph(desc)
 
     def run_pass(self, desc: DraftBatchDescriptor, draft_pass: int) -> None:
         """Replays one pass, of graphs that hold one each."""

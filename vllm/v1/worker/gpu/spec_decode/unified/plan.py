@@ -21,8 +21,10 @@ class DraftPlan(NamedTuple):
     layout: DraftLayout
     # [passes, R, W] int32, column of `draft_logits` for each sampled slot
     columns: torch.Tensor
-    # The number of drafts under which a graph of its first pass is recorded.
+    # The numbers of drafts under which graphs of its passes are recorded, the first
+    # one's and the others'.
     recorded_as: int
+    later_recorded_as: int
 
     @property
     def is_tree(self) -> bool:
@@ -54,9 +56,11 @@ def draft_plans(
 ) -> dict[int, DraftPlan]:
     """A plan for each number of drafts that a step may ask for."""
     layouts = {k: widest.for_drafts(k) for k in lengths}
-    recorded = same_first_passes(layouts)
+    first, later = same_first_passes(layouts), same_later_passes(layouts)
     return {
-        k: DraftPlan(k, layout, _columns(layout, max_num_reqs, device), recorded[k])
+        k: DraftPlan(
+            k, layout, _columns(layout, max_num_reqs, device), first[k], later[k]
+        )
         for k, layout in layouts.items()
     }
 
@@ -88,3 +92,15 @@ def same_first_passes(layouts: dict[int, DraftLayout]) -> dict[int, int]:
         return not 0 < num_drafts <= layouts[num_drafts].num_speculative_tokens
 
     return {k: k if is_alone(k) else largest(k) for k in layouts}
+
+
+def same_later_passes(layouts: dict[int, DraftLayout]) -> dict[int, int]:
+    """For each number of drafts, the largest one that has all its later passes.
+
+    One token a pass: pass p is the same however many follow. Of several tokens the last
+    pass may sample fewer.
+    """
+    longest = max(layouts)
+    if layouts[longest].parallel_width > 1:
+        return {k: k for k in layouts}
+    return dict.fromkeys(layouts, longest)

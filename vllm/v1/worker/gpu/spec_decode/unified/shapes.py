@@ -76,7 +76,7 @@ class StepShapes:
 
     def later(self, num_reqs: int, plan: DraftPlan) -> DraftShape:
         slots = plan.layout.num_follow_slots
-        graph = self._find_full(num_reqs, slots, plan.num_drafts, 1)
+        graph = self._find_full(num_reqs, slots, plan.later_recorded_as, 1)
         starts = _arange(num_reqs + 1) * slots
         return self._shape(graph, starts, slots, is_first=False)
 

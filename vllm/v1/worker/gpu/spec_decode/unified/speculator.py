@@ -144,7 +144,7 @@ class UnifiedSpeculator(DraftModelSpeculator):
         self.drafter.before_first_pass(verified, hidden, step.slot_mappings)
         self._prepare_first(plan, verified, hidden, shape)
         if self._is_self_contained(shape):
-            self._replay(shape)
+            self._replay(shape, end_pass=1)
         else:
             self._run(plan, 0, batch, shape)
 
@@ -153,7 +153,8 @@ class UnifiedSpeculator(DraftModelSpeculator):
             return self.draft_tokens[:n]
         shape = shapes.later(n, plan)
         if self._is_self_contained(shape):
-            self._replay(shape)  # one graph of all those passes, inputs included
+            # Graphs of all those passes, inputs included.
+            self._replay(shape, plan.layout.num_passes)
             return self.draft_tokens[:n]
         for draft_pass in range(1, plan.layout.num_passes):
             self.prepare_later(plan, draft_pass, n, shape.num_tokens)
@@ -204,13 +205,13 @@ class UnifiedSpeculator(DraftModelSpeculator):
         """Whether a graph needs nothing of the host but to be replayed."""
         return shape.is_full and self.supports_decode_metadata_update
 
-    def _replay(self, shape: DraftShape) -> None:
+    def _replay(self, shape: DraftShape, end_pass: int) -> None:
         self._prepare_eplb_forward(shape.num_unpadded_tokens)
         for groups in self.attn_groups:
             for group in groups:
                 tables = self.block_tables.input_block_tables
                 group.map_to_kernel_block_table(tables[group.kv_cache_group_id])
-        self.graphs.run_fullgraph(shape.graph)
+        self.graphs.run_until(shape.graph, end_pass)
 
     def _run(
         self, plan: DraftPlan, draft_pass: int, batch: InputBatch, shape: DraftShape

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is known of acceptance, as it is observed, fades and is contradicted."""
+
+import numpy as np
+import pytest
+
+from vllm.v1.spec_decode.dynamic import acceptance
+from vllm.v1.spec_decode.dynamic.acceptance import ChainAcceptance
+
+
+def test_estimate_is_the_acceptance_after_those_before():
+    estimate = ChainAcceptance(4)
+    for _ in range(300):
+        for drafted, accepted in ((4, 4), (4, 1), (4, 0), (2, 2)):
+            estimate.observe(drafted, accepted)
+    estimate.end_step()
+    # First: 3 of 4. Second: 2 of the 3 that reach it. Third: the only one drafted.
+    assert estimate.rates() == pytest.approx([3 / 4, 2 / 3, 1, 1], abs=0.02)
+    expected = [1, 1.75, 2.25, 2.75, 3.25]
+    assert [*estimate.expected_tokens()] == [0, 1, 2, 3, 4]
+    assert [*estimate.expected_tokens().values()] == pytest.approx(expected, abs=0.1)
+
+
+def test_unseen_positions_decline_from_the_last_seen():
+    estimate = ChainAcceptance(4)
+    for _ in range(500):
+        estimate.observe(2, 1)
+    estimate.end_step()
+    first, second, third, fourth = estimate.rates()
+    assert first > 0.98 > 0.02 > second > third > fourth > 0
+
+
+def test_other_plans_say_nothing_of_chains():
+    estimate = ChainAcceptance(2)
+    estimate.observe(15, 3)
+    before = estimate.rates()
+    estimate.end_step()
+    assert estimate.rates() == before
+
+
+def test_without_drafts_what_was_seen_fades():
+    estimate = ChainAcceptance(1)
+    for _ in range(200):
+        estimate.observe(1, 1)
+        estimate.end_step()
+    assert estimate.rates()[0] > 0.97
+    for _ in range(20 * acceptance.HALF_LIFE):
+        estimate.end_step()
+    assert estimate.rates()[0] == pytest.approx(acceptance.PRIOR_ACCEPTANCE, abs=0.01)
+
+
+def test_a_slow_change_is_followed_by_half_lives():
+    estimate = ChainAcceptance(1)
+    rng = np.random.default_rng(0)
+    for rate, steps in ((0.7, 3000), (0.55, 3 * acceptance.HALF_LIFE)):
+        for _ in range(steps):
+            estimate.observe(1, int(rng.random() < rate))
+            estimate.end_step()
+        assert estimate.rates()[0] == pytest.approx(rate, abs=0.06)
+
+
+@pytest.mark.parametrize("rates", [(0.95, 0.4), (0.3, 0.9)])
+@pytest.mark.parametrize("num_reqs", [1, 8, 64])
+def test_a_contradiction_is_believed_within_two_blocks(rates, num_reqs):
+    estimate, rng = ChainAcceptance(7), np.random.default_rng(0)
+
+    def run(rate: float, num_drafts: int) -> None:
+        for _ in range(-(-num_drafts // num_reqs)):
+            for _ in range(num_reqs):
+                accepted = np.cumprod(rng.random(7) < rate).sum()
+                estimate.observe(7, int(accepted))
+            estimate.end_step()
+
+    before, after = rates
+    run(before, 5000)
+    assert estimate.rates()[0] == pytest.approx(before, abs=0.06)
+    run(after, 3 * acceptance.BLOCK_DRAFTS)
+    assert estimate.rates()[0] == pytest.approx(after, abs=0.15)
+
+
+@pytest.mark.parametrize("num_reqs", [1, 64])
+def test_chance_seldom_contradicts(monkeypatch, num_reqs):
+    """A false alarm costs little, a hundred of them would."""
+    alarms = []
+    contradicts = ChainAcceptance._contradicts
+    monkeypatch.setattr(
+        ChainAcceptance,
+        "_contradicts",
+        lambda self: alarms.append(contradicts(self)) or alarms[-1],
+    )
+    estimate, rng = ChainAcceptance(7), np.random.default_rng(0)
+    for _ in range(64_000 // num_reqs):
+        for accepted in np.cumprod(rng.random((num_reqs, 7)) < 0.7, axis=1).sum(1):
+            estimate.observe(7, int(accepted))
+        estimate.end_step()
+    assert len(alarms) >= 1000
+    assert sum(alarms) <= 5

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How many CUDA graphs "auto" takes, and that no batch is padded by much."""
+
+from itertools import pairwise
+from types import SimpleNamespace
+
+import pytest
+
+from vllm.config.compilation import CUDAGraphMode
+from vllm.config.drafter.length import candidate_lengths, covering_lookup
+from vllm.v1.attention.backend import AttentionCGSupport
+from vllm.v1.spec_decode.dynamic.graph_sizes import ROWS_APART, worth_recording
+from vllm.v1.worker.gpu.cudagraph_utils import CudaGraphManager
+from vllm.v1.worker.gpu.spec_decode.unified.graphs import batches_to_record
+from vllm.v1.worker.gpu.spec_decode.unified.layout import DraftLayout
+
+LONGEST, LARGEST = 7, 512
+FULL = CUDAGraphMode.FULL
+
+
+def capture_sizes(max_num_seqs: int, query_lens: list[int]) -> list[int]:
+    """As vLLM sizes them: rows by 8 and by 16, and requests of each query length."""
+    rows = [1, 2, 4, *range(8, 256, 8), *range(256, LARGEST + 1, 16)]
+    counts = [n for n in rows if n <= max_num_seqs] + [max_num_seqs]
+    each = [n * q for n in counts for q in query_lens if n * q <= LARGEST]
+    return sorted({*rows, *each})
+
+
+def engine_config(max_num_seqs: int, schedule) -> SimpleNamespace:
+    lengths = [LONGEST]
+    if schedule == "auto":
+        lengths = covering_lookup(max_num_seqs, LONGEST)[1:]
+    compilation = SimpleNamespace(
+        cudagraph_capture_sizes=capture_sizes(max_num_seqs, [k + 1 for k in lengths]),
+        max_cudagraph_capture_size=LARGEST,
+    )
+    spec = SimpleNamespace(
+        num_speculative_tokens_per_batch_size=schedule,
+        num_speculative_tokens=LONGEST,
+        enforce_eager=None,
+        uses_dynamic_speculative_decoding=lambda: schedule is not None,
+    )
+    return SimpleNamespace(
+        compilation_config=compilation,
+        speculative_config=spec,
+        scheduler_config=SimpleNamespace(max_num_seqs=max_num_seqs),
+        cache_config=SimpleNamespace(use_kda_recoverssm=False),
+        num_speculative_tokens=LONGEST,
+    )
+
+
+def target_batches(config) -> list:
+    """What vLLM would record of the target."""
+    manager = CudaGraphManager.__new__(CudaGraphManager)
+    manager.vllm_config = config
+    manager.compilation_config = config.compilation_config
+    manager.max_num_reqs = config.scheduler_config.max_num_seqs
+    manager.decode_query_len = LONGEST + 1
+    manager.cudagraph_mode = CUDAGraphMode.FULL_AND_PIECEWISE
+    manager.varlen_decode, manager.ubatch_runner = False, None
+    manager.lora_capture_cases = [0]
+    manager._candidates, manager._capture_descs = {}, {}
+    manager._init_candidates()
+    return manager._capture_descs[FULL]
+
+
+def draft_batches(config, width: int) -> list:
+    widest = DraftLayout(LONGEST, 0, width)
+    schedule = config.speculative_config.num_speculative_tokens_per_batch_size
+    lengths = candidate_lengths(LONGEST) if schedule == "auto" else [LONGEST]
+    return batches_to_record(
+        config,
+        CUDAGraphMode.FULL_DECODE_ONLY,
+        {k: widest.for_drafts(k) for k in lengths},
+        AttentionCGSupport.ALWAYS,
+        piecewise=False,
+        fused=True,
+    )
+
+
+@pytest.mark.parametrize("width", [1, LONGEST])
+def test_a_large_engine_starts_within_bounds(width: int):
+    """At most 500 graphs and 650 passes more than with a fixed length."""
+    graphs, passes = {}, {}
+    for schedule in (None, "auto"):
+        config = engine_config(1024, schedule)
+        target, draft = target_batches(config), draft_batches(config, width)
+        graphs[schedule] = len(target) + len(draft)
+        draft_passes = sum(batch.end_pass - batch.first_pass for batch in draft)
+        passes[schedule] = len(target) + draft_passes
+    assert graphs["auto"] - graphs[None] <= 500
+    assert passes["auto"] - passes[None] <= 500
+
+
+@pytest.mark.parametrize("max_num_seqs", [20, 64, 1024])
+def test_no_batch_is_padded_by_more_than_a_tile(max_num_seqs: int):
+    """Over what it would be padded by with all of them."""
+    config = engine_config(max_num_seqs, "auto")
+    recorded = target_batches(config)
+    for k in candidate_lengths(LONGEST):
+        kept = sorted(b.num_reqs for b in recorded if b.uniform_token_count == k + 1)
+        assert {1, 2, 4, 8, 16} <= set(kept)
+        assert (kept[-1] + 16) * (k + 1) > min(max_num_seqs * (k + 1), LARGEST)
+        for n, after in pairwise(kept):
+            assert after <= 2 * n or (after - n) * (k + 1) <= 2 * ROWS_APART
+
+
+@pytest.mark.parametrize("width", [1, LONGEST])
+def test_the_drafter_has_a_graph_where_the_target_has_one(width: int):
+    config = engine_config(256, "auto")
+    widest = DraftLayout(LONGEST, 0, width)
+    first = {
+        (b.num_reqs, b.uniform_token_count)
+        for b in draft_batches(config, width)
+        if b.first_pass == 0
+    }
+    for batch in target_batches(config):
+        verified = batch.uniform_token_count
+        extra = widest.for_drafts(verified - 1).num_extra_slots
+        assert (batch.num_reqs, verified + extra) in first
+
+
+def test_a_fixed_length_keeps_every_graph():
+    config = engine_config(256, None)
+    counts = [batch.num_reqs for batch in target_batches(config)]
+    assert set(range(1, 33)) <= set(counts)
+
+
+def test_counts_that_differ_by_less_than_a_tile_share_a_graph():
+    assert worth_recording(range(1, 11), 8) == {10, 8, 6, 4, 2, 1}
+    assert worth_recording(range(1, 41), 1) == {40, 32, 16, 8, 4, 2, 1}
+    assert worth_recording([3], 5) == {3}

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One request turns drafting off: what it may say, and what becomes of its drafts."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from vllm import SamplingParams
+from vllm.config.drafter import DrafterConfig
+from vllm.exceptions import VLLMValidationError
+from vllm.platforms import current_platform
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.spec_decode.opt_out import KEY, check_opt_out, refuses_drafts
+
+if current_platform.is_cpu():
+    import vllm.v1.worker.cpu.shm  # noqa: F401  (what Runner V2 needs on a CPU)
+
+from vllm.v1.worker.gpu.spec_decode.unwanted import without_unwanted
+
+
+def params(value) -> SamplingParams:
+    return SamplingParams(extra_args={KEY: value})
+
+
+def config(is_unified: bool = True) -> SimpleNamespace:
+    return SimpleNamespace(drafter=DrafterConfig("eagle3", 3, is_unified=is_unified))
+
+
+@pytest.mark.parametrize("value, off", [(True, True), (1, True), (0, False)])
+def test_true_and_false(value, off: bool):
+    """A server reads them as 1 and 0."""
+    check_opt_out(params(value), config())
+    assert refuses_drafts(params(value)) is off
+
+
+@pytest.mark.parametrize("value", ["true", 2, [1]])
+def test_anything_else_is_an_error_of_the_clients(value):
+    with pytest.raises(VLLMValidationError, match=f"{KEY} must be true or false"):
+        check_opt_out(params(value), config())
+    with pytest.raises(VLLMValidationError):
+        params(value)._validate_spec_decode(config())
+
+
+def test_no_other_speculator_goes_by_it():
+    with pytest.raises(VLLMValidationError, match="not supported with Model Runner V1"):
+        check_opt_out(params(True), config(is_unified=False))
+    check_opt_out(params(False), config(is_unified=False))
+    check_opt_out(SamplingParams(), config(is_unified=False))
+    assert not refuses_drafts(SamplingParams()) and not refuses_drafts(None)
+
+
+def test_only_its_own_drafts_are_never_accepted():
+    """Requests of states 2, 0 and 3, with 3, 1 and 3 rows; the first wants none."""
+    refuses = np.array([False, True, True, False])
+    batch = SimpleNamespace(
+        idx_mapping_np=np.array([2, 0, 3]),
+        expanded_idx_mapping=torch.tensor([2, 2, 2, 0, 3, 3, 3]),
+        expanded_local_pos=torch.tensor([0, 1, 2, 0, 0, 1, 2], dtype=torch.int32),
+    )
+    sampler, drafts = SimpleNamespace(refuses_drafts=refuses), torch.arange(10, 17)
+    found = without_unwanted(sampler, drafts, batch)
+    assert found.tolist() == [10, -1, -1, 13, 14, 15, 16]
+    assert drafts.tolist() == [*range(10, 17)]  # sampling parameters go by them
+    refuses[2] = False
+    assert without_unwanted(sampler, drafts, batch) is drafts
+
+
+@pytest.mark.parametrize("value", [True, False])
+def test_they_say_nothing_of_acceptance(value: bool):
+    observed = []
+    scheduler = Scheduler.__new__(Scheduler)
+    scheduler.log_stats, scheduler.num_spec_tokens = True, 3
+    scheduler.requests = {"0": SimpleNamespace(sampling_params=params(value))}
+    scheduler.draft_lengths = SimpleNamespace(
+        observe=lambda *seen: observed.append(seen)
+    )
+    stats = scheduler.make_spec_decoding_stats(
+        None,
+        num_draft_tokens=3,
+        num_accepted_tokens=0,
+        num_invalid_spec_tokens=None,
+        request_id="0",
+    )
+    assert (stats is None) == value
+    assert observed == ([] if value else [(3, 0)])

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which batches of which draft lengths are worth a CUDA graph.
+
+Every length that an engine may choose has graphs of its own. Sizes that one length
+needs are recorded for the others too, rounded up: nearly every number of requests has a
+graph of every length, hundreds of them, which take time and memory at start.
+"""
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from vllm.config.compilation import CUDAGraphMode
+from vllm.config.drafter.length import is_auto
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor
+
+# Matrix products take rows in tiles: fewer make no difference while weights are read,
+# and one in sixteen at most where they are not.
+ROWS_APART = 16
+
+
+def worth_recording(counts: Iterable[int], query_len: int) -> set[int]:
+    """Of numbers of requests, those that differ enough: powers of two, the largest.
+
+    Args:
+        counts: numbers of requests that could be recorded.
+        query_len: tokens of each request.
+    """
+    kept: list[int] = []
+    for n in sorted(counts, reverse=True):
+        is_power = n & (n - 1) == 0
+        if not kept or is_power or (kept[-1] - n) * query_len >= ROWS_APART:
+            kept.append(n)
+    return set(kept)
+
+
+def thin_decode_batches(
+    vllm_config: "VllmConfig",
+    by_mode: dict[CUDAGraphMode, list["BatchExecutionDescriptor"]],
+) -> None:
+    """Leaves out batches of the target that are not worth a graph, for "auto".
+
+    Args:
+        vllm_config: the engine's.
+        by_mode: batches to be recorded; those of equal queries are thinned, in place.
+    """
+    if not is_auto(vllm_config.speculative_config):
+        return
+    for batches in by_mode.values():
+        counts: dict[int, set[int]] = {}
+        for batch in batches:
+            if batch.uniform_token_count is not None:
+                same = counts.setdefault(batch.uniform_token_count, set())
+                same.add(batch.num_reqs)
+        kept = {
+            length: worth_recording(same, length) for length, same in counts.items()
+        }
+        batches[:] = [
+            batch
+            for batch in batches
+            if batch.uniform_token_count is None
+            or batch.num_reqs in kept[batch.uniform_token_count]
+        ]

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How long a step takes, between the numbers of requests and contexts measured.
+
+Attention reads all that a request has behind it, so a step takes longer the longer its
+requests are, and one that verifies many tokens more so than one that verifies few.
+"""
+
+from bisect import bisect_left
+from math import log
+
+# Seconds of a step by draft length.
+Row = dict[int, float]
+# By tokens of context that each request has, then by number of requests. The shortest
+# context has every draft length at all its sizes, longer ones have a few of both.
+PassTimes = dict[int, dict[int, Row]]
+
+# Contexts that differ by less have the same times.
+STEPS_PER_DOUBLING = 4
+
+
+class StepTimes:
+    """Seconds of a step for any number of requests, of any mean context.
+
+    Args:
+        measured: see `PassTimes`; empty if nothing was measured.
+    """
+
+    def __init__(self, measured: PassTimes):
+        self.measured = measured
+        self._shortest = min(measured, default=0)
+        self._rows: dict[tuple[int, int], Row] = {}
+        self._slopes = {
+            context: {n: self._slope(context, n, row) for n, row in by_size.items()}
+            for context, by_size in measured.items()
+            if context > self._shortest
+        }
+
+    def __bool__(self) -> bool:
+        return bool(self.measured)
+
+    def seconds(self, num_reqs: int, context: float) -> Row:
+        """Seconds of a step by draft length.
+
+        Args:
+            num_reqs: requests in the step.
+            context: tokens behind each, on average.
+        """
+        bucket = round(STEPS_PER_DOUBLING * log(max(context, self._shortest, 1), 2))
+        row = self._rows.get((num_reqs, bucket))
+        if row is None:
+            longer = 2 ** (bucket / STEPS_PER_DOUBLING) - self._shortest
+            row = self._add_context(self._without_context(num_reqs), num_reqs, longer)
+            self._rows[num_reqs, bucket] = row
+        return row
+
+    def _without_context(self, n: int) -> Row:
+        """At the shortest context."""
+        times = self.measured[self._shortest]
+        sizes = sorted(times)
+        after = min(max(bisect_left(sizes, n), 1), len(sizes) - 1)
+        if n in times or not after:
+            return times.get(n, times[sizes[0]])
+        # Two sizes on each side, as far as there are any.
+        around = sizes[max(after - 2, 0) : after + 2]
+        at = after - max(after - 2, 0)
+        return {
+            k: between([(m, times[m][k]) for m in around], at, n)
+            for k in times[sizes[0]]
+        }
+
+    def _slope(self, context: int, n: int, row: Row) -> Row:
+        """What a token of context adds to a step, for every draft length."""
+        short = self._without_context(n)
+        tokens = n * (context - self._shortest)
+        added = [(k, max(0.0, row[k] - short[k]) / tokens) for k in sorted(row)]
+        return {k: on_line(added, k) for k in short}
+
+    def _add_context(self, row: Row, n: int, longer: float) -> Row:
+        if longer <= 0 or not self._slopes:
+            return row
+
+        def slope(k: int) -> float:
+            by_context = [
+                (log(context), on_line([(log(m), s[k]) for m, s in by_size], log(n)))
+                for context, by_size in sorted_items(self._slopes)
+            ]
+            return on_line(by_context, log(self._shortest + longer))
+
+        return {k: seconds + slope(k) * n * longer for k, seconds in row.items()}
+
+
+def sorted_items(
+    slopes: dict[int, dict[int, Row]],
+) -> list[tuple[int, list[tuple[int, Row]]]]:
+    return [(context, sorted(slopes[context].items())) for context in sorted(slopes)]
+
+
+def on_line(points: list[tuple[float, float]], x: float) -> float:
+    """The value at x of the lines between points; at the ends that of the end."""
+    at = bisect_left(points, x, key=lambda point: point[0])
+    if at == 0 or at == len(points):
+        return points[min(at, len(points) - 1)][1]
+    (x1, y1), (x2, y2) = points[at - 1 : at + 1]
+    return y1 + (y2 - y1) * (x - x1) / (x2 - x1)
+
+
+def between(points: list[tuple[int, float]], at: int, n: int) -> float:
+    """Seconds for n requests, which lie before points[at], or past the last point.
+
+    Times are flat while memory-bound and rise once compute-bound: a curve that bends
+    upwards. Its chord lies above it, the lines of the neighbouring points below it;
+    the answer lies midway.
+    """
+
+    def line(i: int) -> float:
+        (n1, t1), (n2, t2) = points[i : i + 2]
+        return t1 + (n - n1) / (n2 - n1) * max(0.0, t2 - t1)  # less is noise
+
+    chord, before, behind = line(at - 1), points[at - 1][1], 0.0
+    if n > points[at][0]:
+        return chord
+    if at >= 2:
+        before = line(at - 2)
+    if at + 1 < len(points):
+        behind = line(at)
+    return (chord + min(chord, max(before, behind))) / 2

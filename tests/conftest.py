@@ -4,8 +4,8 @@
 import json
 import logging
 import os
-from collections.abc import Callable
 import sysconfig
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any

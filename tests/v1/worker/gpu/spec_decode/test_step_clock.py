@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One step in many is timed, and what is not finished is not waited for."""
 
+import inspect
 from types import SimpleNamespace
 
 import pytest

@@ -54,7 +54,7 @@ def test_auto_is_asked_and_told():
         stats = verify(scheduler, 3, 0)
     assert isinstance(stats, SpecDecodingStats)  # vLLM's own count goes on
     assert stats.num_draft_tokens == 3
-    assert lengths[1] == 0
+    assert lookup[1] == 0
 
 
 def test_auto_without_times_drafts_as_far_as_it_may():

@@ -7,10 +7,19 @@ from typing import TYPE_CHECKING
 
 import vllm.envs as envs
 from vllm.logger import init_logger
+from vllm.platforms import current_platform
 
 from .drafter import METHODS, DrafterConfig
 from .features import say_without_target
-from .length import AUTO, check_schedule, fix_length, is_auto
+from .length import (
+    AUTO,
+    TREES,
+    AutoSchedule,
+    candidate_lengths,
+    check_schedule,
+    fix_length,
+    is_auto,
+)
 from .weights import check_weights
 
 if TYPE_CHECKING:
@@ -68,7 +77,40 @@ def settle_auto(vllm_config: "VllmConfig") -> bool:
             unsupported = V1
         if unsupported is not None:
             fix_length(spec, unsupported)
-    return is_auto(spec)
+    if not is_auto(spec) or spec.drafter is None:
+        return is_auto(spec)
+    choose_between(spec, _nodes_to_choose(vllm_config))
+    return True
+
+
+def choose_between(spec: "SpeculativeConfig", num_nodes: int | None) -> None:
+    """Says which lengths there are to choose from.
+
+    Args:
+        num_nodes: N, the most nodes of a tree; None for chains alone.
+    """
+    depth = spec.drafter.num_speculative_tokens
+    spec.drafter = replace(spec.drafter, num_nodes=num_nodes)
+    spec.num_speculative_tokens = spec.drafter.num_verified
+    lengths = candidate_lengths(depth, num_nodes)
+    spec.num_speculative_tokens_per_batch_size = AutoSchedule(lengths)
+
+
+def _nodes_to_choose(vllm_config: "VllmConfig") -> int | None:
+    """The most nodes of trees among what "auto" chooses from; None if none are."""
+    spec = vllm_config.speculative_config
+    drafter, depth = spec.drafter, spec.drafter.num_speculative_tokens
+    if spec.draft_tree is not None:
+        return spec.draft_tree
+    # Where trees would not be verified by the engine's own fast kernels, none is tried.
+    possible = (
+        drafter.is_parallel
+        and drafter.parallel_width == depth > 1
+        and spec.draft_sample_method == "greedy"
+        and spec.rejection_sample_method == "standard"
+        and not current_platform.is_cpu()
+    )
+    return max(TREES) if possible and depth < max(TREES) else None
 
 
 def settle_drafter(vllm_config: "VllmConfig") -> bool:

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """`num_speculative_tokens_per_batch_size="auto"`: which lengths there are, and where.
 
-The string stays in the config. Whatever reads the schedule asks
+The string stays in the config, as an `AutoSchedule`. Whatever reads the schedule asks
 `build_dynamic_sd_schedule_lookup` for it, which for "auto" names every candidate, so
 that each has its CUDA graphs; the scheduler then puts a live lookup in its place.
 """
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator
@@ -23,7 +24,31 @@ AUTO = "auto"
 # The longest draft of a drafter that does not say for how many it was trained.
 DEFAULT_LONGEST = 7
 # Between neighbours the best throughput differs by little; each one costs graphs.
-CANDIDATES = (0, 1, 2, 3, 4, 5, 7, 9, 12, 16, 21, 28)
+CHAINS = (0, 1, 2, 3, 4, 5, 7, 9, 12, 16, 21, 28)
+# Nodes of trees. With the last token, sixteen rows or so more each.
+TREES = (11, 15, 23, 31, 47, 63)
+# Rows of trees in a step that are worth a thought: from about here on products of the
+# target's matrices take as long as they have rows.
+MAX_TREE_ROWS = 256
+
+
+class AutoSchedule(str):
+    """The string "auto", once it is known between which lengths is chosen.
+
+    Attributes:
+        lengths: drafts of a request, ascending; those above the drafter's depth are
+            nodes of trees.
+    """
+
+    lengths: tuple[int, ...]
+
+    def __new__(cls, lengths: Iterable[int]) -> "AutoSchedule":
+        made = super().__new__(cls, AUTO)
+        made.lengths = tuple(lengths)
+        return made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return AutoSchedule, (self.lengths,)
 
 
 def is_auto(spec: Any) -> bool:
@@ -31,13 +56,30 @@ def is_auto(spec: Any) -> bool:
     return spec is not None and spec.num_speculative_tokens_per_batch_size == AUTO
 
 
-def candidate_lengths(num_speculative_tokens: int) -> list[int]:
-    """The draft lengths to choose from, ascending, the longest allowed included."""
-    shorter = [k for k in CANDIDATES if k < num_speculative_tokens]
-    return [*shorter, num_speculative_tokens]
+def candidate_lengths(depth: int, num_nodes: int | None = None) -> list[int]:
+    """The draft lengths to choose from, ascending, the longest allowed included.
+
+    Args:
+        depth: K, the longest chain.
+        num_nodes: N, the most nodes of a tree; None if no trees are drafted.
+    """
+    chains = [k for k in CHAINS if k < depth] + [depth]
+    if num_nodes is None or num_nodes <= depth:
+        return chains
+    return [*chains, *(n for n in TREES if depth < n < num_nodes), num_nodes]
 
 
-def covering_lookup(max_batch_size: int, num_speculative_tokens: int) -> list[int]:
+def chosen_lengths(spec: "SpeculativeConfig") -> list[int]:
+    """What an engine with "auto" chooses between."""
+    schedule = spec.num_speculative_tokens_per_batch_size
+    if isinstance(schedule, AutoSchedule):
+        return list(schedule.lengths)
+    return candidate_lengths(spec.num_speculative_tokens)
+
+
+def covering_lookup(
+    max_batch_size: int, num_speculative_tokens: int, schedule: str = AUTO
+) -> list[int]:
     """A lookup by batch size that names every candidate.
 
     The candidates stand at the largest batch sizes: graphs of a length are captured
@@ -45,6 +87,8 @@ def covering_lookup(max_batch_size: int, num_speculative_tokens: int) -> list[in
     sizes, the lookup is longer than the batch sizes ask for.
     """
     candidates = candidate_lengths(num_speculative_tokens)
+    if isinstance(schedule, AutoSchedule):
+        candidates = list(schedule.lengths)
     rest = max(1, max_batch_size + 1 - len(candidates))  # entry 0 stands for nothing
     return [num_speculative_tokens] * rest + candidates
 

@@ -10,7 +10,7 @@ from vllm.logger import init_logger
 
 from .checkpoint import DraftCheckpoint, needs_model
 from .drafter import MAX_NODES, METHODS, DrafterConfig
-from .length import AUTO, DEFAULT_LONGEST, choose_by_default
+from .length import DEFAULT_LONGEST, choose_by_default
 
 if TYPE_CHECKING:
     from vllm.config.speculative import SpeculativeConfig
@@ -201,8 +201,3 @@ def _check_verification(spec: "SpeculativeConfig") -> None:
                 f'draft_tree does not support {name}="{found}": leave it unset. Output '
                 "has the target's distribution all the same."
             )
-    if spec.num_speculative_tokens_per_batch_size == AUTO:
-        raise ValueError(
-            'draft_tree does not support num_speculative_tokens_per_batch_size="auto": '
-            "give it ranges, whose lengths may be nodes too, or unset one of the two."
-        )

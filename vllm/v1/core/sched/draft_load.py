@@ -3,7 +3,7 @@
 
 from typing import TYPE_CHECKING
 
-from vllm.config.drafter.length import is_auto
+from vllm.config.drafter.length import chosen_lengths, is_auto
 from vllm.v1.spec_decode.dynamic.draft_length import DraftLengths, Load
 from vllm.v1.spec_decode.opt_out import refuses_drafts
 
@@ -27,8 +27,9 @@ class ChosenLengths:
         spec = scheduler.vllm_config.speculative_config
         if not is_auto(spec):
             return None
-        times = spec.pass_times or {}
-        return cls(scheduler, DraftLengths(spec.num_speculative_tokens, times))
+        depth = spec.drafter.num_speculative_tokens
+        nodes = [length for length in chosen_lengths(spec) if length > depth]
+        return cls(scheduler, DraftLengths(depth, spec.pass_times or {}, nodes))
 
     def __getitem__(self, batch_size: int) -> int:
         """Drafts per request for a step; to be asked once per step."""

@@ -7,9 +7,9 @@ them.
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import accumulate
-from math import log
+from math import log, log2
 from operator import mul
 from typing import Protocol
 
@@ -24,6 +24,8 @@ PRIOR_DRAFTS = 4.0
 # exp(CONTRADICTION) times as likely by their own rates as by the known ones; each
 # position adds a rate that is fitted to them, and so one to the exponent.
 BLOCK_DRAFTS = 32
+TREE_HALF_LIFE = 128  # steps after which what was seen of trees counts half
+PRIOR_TREES = 16.0  # requests and steps that a guess of a tree counts
 CONTRADICTION = 6.0
 
 
@@ -123,3 +125,78 @@ class ChainAcceptance:
     def expected_tokens(self) -> dict[int, float]:
         tokens = accumulate(accumulate(self.rates(), mul), initial=1.0)
         return dict(enumerate(tokens))
+
+    @property
+    def weight(self) -> float:
+        """Requests and steps that it goes by, older ones less."""
+        return self._known.reached[0]
+
+
+class _Mean:
+    """Accepted drafts of a request and step, older ones counting less."""
+
+    def __init__(self) -> None:
+        self.weight = self.accepted = 0.0
+
+    def add(self, requests: int, accepted: int) -> None:
+        keep = 0.5 ** (1 / TREE_HALF_LIFE)
+        keep *= min(1.0, MAX_DRAFTS / max(self.weight, 1.0))
+        self.weight = self.weight * keep + requests
+        self.accepted = self.accepted * keep + accepted
+
+    def with_prior(self, accepted: float) -> float:
+        seen = self.accepted + PRIOR_TREES * accepted
+        return seen / (self.weight + PRIOR_TREES)
+
+
+class TreeAcceptance:
+    """Of trees by their nodes, and of chains while trees are verified.
+
+    A tree's accepted drafts are seen as a number only. What was not verified of late is
+    told from what was: trees of the same text and drafter gain on the longest chain by
+    a factor that depends on their nodes, and on little else (`tree_gain`).
+
+    Args:
+        chains: what is known of chains.
+        sizes: nodes of the trees.
+    """
+
+    def __init__(self, chains: ChainAcceptance, sizes: Iterable[int]):
+        self._chains = chains
+        self._trees = {nodes: _Mean() for nodes in sizes}
+        self._new: Counter[int] = Counter()
+        self._accepted: Counter[int] = Counter()
+
+    def observe(self, num_drafts: int, num_accepted: int) -> None:
+        if num_drafts in self._trees:
+            self._new[num_drafts] += 1
+            self._accepted[num_drafts] += num_accepted
+
+    def end_step(self) -> None:
+        for nodes, mean in self._trees.items():
+            mean.add(self._new[nodes], self._accepted[nodes])
+        self._new.clear()
+        self._accepted.clear()
+
+    def expected_tokens(self) -> dict[int, float]:
+        chains = self._chains.expected_tokens()
+        longest = max(chains)
+        told = chains[longest] - 1.0
+        nodes, latest = max(self._trees.items(), key=lambda item: item[1].weight)
+        if latest.weight > self._chains.weight:
+            prior = told * tree_gain(nodes)
+            told = latest.with_prior(prior) / tree_gain(nodes)
+        scale = told / max(chains[longest] - 1.0, 1e-9)
+        expected = {k: 1.0 + scale * (tokens - 1.0) for k, tokens in chains.items()}
+        for nodes, mean in self._trees.items():
+            expected[nodes] = 1.0 + mean.with_prior(told * tree_gain(nodes))
+        return expected
+
+
+def tree_gain(nodes: int) -> float:
+    """Accepted drafts of a tree over those of the longest chain, before any is seen.
+
+    Of PARD on held-out text, greedy and at temperature 0.5: 1.19, 1.33, 1.47 and 1.60
+    with 7, 15, 31 and 63 nodes; about a quarter more at 0.8.
+    """
+    return 0.79 + 0.135 * log2(nodes + 1)

@@ -2,7 +2,7 @@
 """Chooses how much to draft, for the batch at hand.
 
 A step can follow one of several plans, each known by its drafts per request: none, a
-chain of some length, and whatever else has step times and an acceptance of its own. Of
+chain of some length, a tree of so many nodes, which are more than the longest chain. Of
 n requests m can use drafts. A step in which plan p is verified takes seconds[p] and
 yields m * E(p) + n - m tokens; for a chain, E(k) = 1 + a1 + a1 a2 + .. + a1 a2 .. ak,
 where ai is the probability that draft i is accepted after those before it were. Times
@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from vllm.logger import init_logger
 
-from .acceptance import ChainAcceptance, PlanAcceptance
+from .acceptance import ChainAcceptance, PlanAcceptance, TreeAcceptance
 from .step_times import PassTimes, Row, StepTimes
 
 logger = init_logger(__name__)
@@ -58,23 +58,25 @@ class DraftLengths:
     """Chooses drafts per request, by step times and acceptance.
 
     Args:
-        num_speculative_tokens: the most drafts of a request.
+        num_speculative_tokens: the longest chain of a request.
         measured: step times of each plan to choose from; empty makes every draft the
-            longest.
-        acceptance: what tells how the plans' drafts are accepted; of one that several
-            tell of, the last counts.
+            longest chain.
+        trees: nodes of the trees to choose from.
     """
 
     def __init__(
         self,
         num_speculative_tokens: int,
         measured: PassTimes,
-        acceptance: Sequence[PlanAcceptance] = (),
+        trees: Sequence[int] = (),
     ):
         self.num_speculative_tokens = num_speculative_tokens
         self.times = StepTimes(measured)
         chains = ChainAcceptance(num_speculative_tokens)
-        self.acceptance: list[PlanAcceptance] = [chains, *acceptance]
+        # Of a plan that several tell of, the last counts.
+        self.acceptance: list[PlanAcceptance] = [chains]
+        if trees:
+            self.acceptance.append(TreeAcceptance(chains, trees))
         self._chosen: dict[int, int] = {}
         self._allowance = 0.0  # what a try may cost by now, in steps
         self._trial_steps = 0  # left of the present try

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from vllm.config.compilation import CUDAGraphMode
-from vllm.config.drafter.length import is_auto
+from vllm.config.drafter.length import MAX_TREE_ROWS, is_auto
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -48,7 +48,9 @@ def thin_decode_batches(
     """
     if not is_auto(vllm_config.speculative_config):
         return
+    depth = vllm_config.speculative_config.drafter.num_speculative_tokens
     for batches in by_mode.values():
+        batches[:] = [b for b in batches if not _is_large_tree(b, depth)]
         counts: dict[int, set[int]] = {}
         for batch in batches:
             if batch.uniform_token_count is not None:
@@ -63,3 +65,8 @@ def thin_decode_batches(
             if batch.uniform_token_count is None
             or batch.num_reqs in kept[batch.uniform_token_count]
         ]
+
+
+def _is_large_tree(batch: "BatchExecutionDescriptor", depth: int) -> bool:
+    rows = batch.uniform_token_count or 0
+    return rows > depth + 1 and batch.num_tokens > MAX_TREE_ROWS

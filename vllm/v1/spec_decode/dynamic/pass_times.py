@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from vllm.config.drafter.length import candidate_lengths
+from vllm.config.drafter.length import MAX_TREE_ROWS, chosen_lengths
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
 from vllm.sampling_params import SamplingParams
@@ -52,16 +52,20 @@ def measure_pass_times(executor: "Executor") -> PassTimes:
     allows.
     """
     config = executor.vllm_config
-    lengths = candidate_lengths(config.speculative_config.num_speculative_tokens)
+    lengths = chosen_lengths(config.speculative_config)
+    depth = config.speculative_config.drafter.num_speculative_tokens
     logger.info("Timing steps that draft %s tokens.", ", ".join(map(str, lengths)))
 
     def measure(context: int, size: int, measured: list[int] = lengths) -> Row:
-        return {
-            length: max(
-                executor.collective_rpc(seconds_per_step, args=(size, length, context))
-            )
-            for length in measured
-        }
+        row: Row = {}
+        for length in measured:
+            if length > depth and size * (length + 1) > MAX_TREE_ROWS:
+                # Its rows are too many to pay, and have no graph: as long as that.
+                row[length] = row[depth] * (length + 1) / (depth + 1)
+                continue
+            args = (size, length, context)
+            row[length] = max(executor.collective_rpc(seconds_per_step, args=args))
+        return row
 
     started = time.perf_counter()
     times: PassTimes = {CONTEXT: {1: measure(CONTEXT, 1)}}
@@ -71,7 +75,8 @@ def measure_pass_times(executor: "Executor") -> PassTimes:
         affordable = budget / max(time.perf_counter() - started, 1e-3)
         largest = min(largest, max(2, int(affordable)))
     # Attention adds what it reads, which is close to linear in the tokens verified.
-    few = sorted({lengths[0], lengths[len(lengths) // 2], lengths[-1]})
+    chains = [length for length in lengths if length <= depth]
+    few = sorted({chains[0], chains[len(chains) // 2], depth, lengths[-1]})
     steps = [(CONTEXT, size, lengths) for size in sizes_to_measure(largest)[1:]]
     steps += [(*point, few) for point in long_contexts(config, largest)]
     for number, (context, size, some) in enumerate(steps):

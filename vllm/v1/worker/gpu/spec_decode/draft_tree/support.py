@@ -7,6 +7,7 @@ from vllm.config import VllmConfig, get_layers_from_vllm_config
 from vllm.config.compilation import CUDAGraphMode
 from vllm.logger import init_logger
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
+from vllm.v1.spec_decode.tree_agreement import use_chains
 from vllm.v1.worker.gpu.model_states.default import DefaultModelState
 
 from .backends import why_layer_cannot
@@ -36,20 +37,12 @@ def tree_step(runner: "GPUModelRunner") -> TreeStep | None:
     runner.speculator.tree_step = None
     use_chains(runner.vllm_config)
     logger.warning(
-        "draft_tree is not used: trees cannot be verified with %s. Chains of %d tokens "
-        "are drafted instead. Turn that off to use trees, or unset draft_tree.",
+        "Draft trees are not used: they cannot be verified with %s. Chains of %d "
+        "tokens at most are drafted instead. Turn that off to use trees.",
         reason,
         step.trees.max_depth,
     )
     return None
-
-
-def use_chains(vllm_config: VllmConfig) -> None:
-    """Has every step draft the chain in the place of the tree."""
-    spec = vllm_config.speculative_config
-    most = vllm_config.scheduler_config.max_num_seqs
-    depth = spec.drafter.num_speculative_tokens
-    spec.num_speculative_tokens_per_batch_size = [(1, most, depth)]
 
 
 def target_layers(runner: "GPUModelRunner") -> dict[str, Any]:

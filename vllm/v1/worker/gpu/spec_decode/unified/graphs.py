@@ -15,7 +15,7 @@ import torch
 from vllm.compilation.breakable_cudagraph import is_breakable_cudagraph_enabled
 from vllm.config import VllmConfig
 from vllm.config.compilation import CUDAGraphMode
-from vllm.config.drafter.length import is_auto
+from vllm.config.drafter.length import MAX_TREE_ROWS, is_auto
 from vllm.logger import init_logger
 from vllm.v1.attention.backend import AttentionCGSupport
 from vllm.v1.spec_decode.dynamic.graph_sizes import worth_recording
@@ -121,7 +121,16 @@ def uniform_batches(
         for verified in sorted({min(k, most) + 1 for k in before}):
             slots = verified + layout.num_extra_slots
             for num_reqs in _request_counts(vllm_config, verified):
-                yield _full(num_reqs, slots, num_drafts, 0, 1)
+                if num_drafts <= most or _is_worth_trees(
+                    vllm_config, num_reqs, num_drafts
+                ):
+                    yield _full(num_reqs, slots, num_drafts, 0, 1)
+
+
+def _is_worth_trees(vllm_config: VllmConfig, num_reqs: int, num_nodes: int) -> bool:
+    """Whether a step of so many requests may verify such trees."""
+    is_chosen = is_auto(vllm_config.speculative_config)
+    return not is_chosen or num_reqs * (num_nodes + 1) <= MAX_TREE_ROWS
 
 
 def later_batches(

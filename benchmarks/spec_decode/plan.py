@@ -81,14 +81,18 @@ def plan_groups(
             *(
                 EngineKey(OURS, mode, k, shapes=shapes, tree=nodes)
                 for nodes in trees
-                if mode in PARALLEL and nodes >= k
+                if mode in PARALLEL and nodes >= k == max(num_tokens)
             ),
         ]
         for mode, k in pairs
     ]
     if auto is not None:
         drafting = [mode for mode in modes if mode != "none"]
-        sets += [[EngineKey(OURS, mode, auto, True, shapes)] for mode in drafting]
+        most = max(trees, default=0)
+        sets += [
+            [EngineKey(OURS, mode, auto, True, shapes, most * (mode in PARALLEL))]
+            for mode in drafting
+        ]
     groups: list[list[EngineKey]] = []
     for whole in sets:
         for start in range(0, len(whole), at_once):

@@ -11,6 +11,7 @@ import pytest
 from vllm.config import ModelConfig, ParallelConfig, SpeculativeConfig
 from vllm.config.drafter.engine import settle_auto
 from vllm.config.drafter.length import (
+    AutoSchedule,
     candidate_lengths,
     check_auto,
     covering_lookup,
@@ -175,3 +176,19 @@ def test_a_default_needs_the_unified_speculator(unsupported, is_v2, watermark):
     assert settle_auto(config)  # where it was asked for another check refuses it
     config.speculative_config = None
     assert not settle_auto(config)
+
+
+def test_trees_are_candidates_beyond_the_longest_chain():
+    assert candidate_lengths(7, 63) == [0, 1, 2, 3, 4, 5, 7, 11, 15, 23, 31, 47, 63]
+    assert candidate_lengths(7, 20) == [0, 1, 2, 3, 4, 5, 7, 11, 15, 20]
+    assert candidate_lengths(7, 7) == candidate_lengths(7)
+
+
+def test_auto_keeps_what_it_chooses_between():
+    schedule = AutoSchedule([0, 3, 7, 15])
+    for same in (schedule, copy(schedule), pickle.loads(pickle.dumps(schedule))):
+        assert same == "auto"
+        assert same.lengths == (0, 3, 7, 15)
+    assert set(covering_lookup(64, 15, schedule)[1:]) == {0, 3, 7, 15}
+    lookup = build_dynamic_sd_schedule_lookup(schedule, 64, 15)
+    assert set(lookup[1:]) == {0, 3, 7, 15}

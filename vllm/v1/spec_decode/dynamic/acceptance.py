@@ -6,7 +6,7 @@ requests. So older steps fade, and are forgotten at once where newer ones contra
 them.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from itertools import accumulate
 from math import log, log2
@@ -24,8 +24,9 @@ PRIOR_DRAFTS = 4.0
 # exp(CONTRADICTION) times as likely by their own rates as by the known ones; each
 # position adds a rate that is fitted to them, and so one to the exponent.
 BLOCK_DRAFTS = 32
-TREE_HALF_LIFE = 128  # steps after which what was seen of trees counts half
-PRIOR_TREES = 16.0  # requests and steps that a guess of a tree counts
+TREE_HALF_LIFE = 64  # steps after which what was seen of trees counts half
+PRIOR_TREES = 16.0  # requests and steps that a guess counts
+STEPS_BETWEEN_CHAINS = 32  # in which text stays the same
 CONTRADICTION = 6.0
 
 
@@ -126,35 +127,32 @@ class ChainAcceptance:
         tokens = accumulate(accumulate(self.rates(), mul), initial=1.0)
         return dict(enumerate(tokens))
 
+
+class _Gain:
+    """Accepted drafts of a tree over those of the longest chain, as it turns out."""
+
+    def __init__(self, nodes: int):
+        self._told = PRIOR_TREES
+        self._accepted = PRIOR_TREES * tree_gain(nodes)
+
     @property
-    def weight(self) -> float:
-        """Requests and steps that it goes by, older ones less."""
-        return self._known.reached[0]
+    def value(self) -> float:
+        return self._accepted / self._told
 
-
-class _Mean:
-    """Accepted drafts of a request and step, older ones counting less."""
-
-    def __init__(self) -> None:
-        self.weight = self.accepted = 0.0
-
-    def add(self, requests: int, accepted: int) -> None:
-        keep = 0.5 ** (1 / TREE_HALF_LIFE)
-        keep *= min(1.0, MAX_DRAFTS / max(self.weight, 1.0))
-        self.weight = self.weight * keep + requests
-        self.accepted = self.accepted * keep + accepted
-
-    def with_prior(self, accepted: float) -> float:
-        seen = self.accepted + PRIOR_TREES * accepted
-        return seen / (self.weight + PRIOR_TREES)
+    def add(self, accepted: float, told: float) -> None:
+        keep = min(1.0, MAX_DRAFTS / self._told)
+        self._told = keep * self._told + told
+        self._accepted = keep * self._accepted + accepted
 
 
 class TreeAcceptance:
     """Of trees by their nodes, and of chains while trees are verified.
 
-    A tree's accepted drafts are seen as a number only. What was not verified of late is
-    told from what was: trees of the same text and drafter gain on the longest chain by
-    a factor that depends on their nodes, and on little else (`tree_gain`).
+    A tree's accepted drafts are seen as a number only. Trees gain on the longest chain
+    by a factor that depends on drafter and text far less than acceptance itself does.
+    So two things are learnt apart: what the longest chain would have accepted by now,
+    from whatever is verified, and each tree's gain, from trees that are tried between
+    chains.
 
     Args:
         chains: what is known of chains.
@@ -163,33 +161,57 @@ class TreeAcceptance:
 
     def __init__(self, chains: ChainAcceptance, sizes: Iterable[int]):
         self._chains = chains
-        self._trees = {nodes: _Mean() for nodes in sizes}
-        self._new: Counter[int] = Counter()
-        self._accepted: Counter[int] = Counter()
+        self._gains = {nodes: _Gain(nodes) for nodes in sizes}
+        # Accepted drafts by nodes, of this step and since chains were verified.
+        self._new: defaultdict[int, list[int]] = defaultdict(list)
+        self._run: defaultdict[int, list[int]] = defaultdict(list)
+        self._saw_chain = False
+        # What the longest chain accepts, as trees tell; over so many requests and
+        # steps, of which the first few were guessed by the last chains.
+        self._level, self._weight = self._told_by_chains(), PRIOR_TREES
+        self._steps = STEPS_BETWEEN_CHAINS + 1  # since chains were verified
 
     def observe(self, num_drafts: int, num_accepted: int) -> None:
-        if num_drafts in self._trees:
-            self._new[num_drafts] += 1
-            self._accepted[num_drafts] += num_accepted
+        if num_drafts in self._gains:
+            self._new[num_drafts].append(num_accepted)
+        elif num_drafts:
+            self._saw_chain = True
 
     def end_step(self) -> None:
-        for nodes, mean in self._trees.items():
-            mean.add(self._new[nodes], self._accepted[nodes])
+        if self._saw_chain:
+            if self._steps <= STEPS_BETWEEN_CHAINS:
+                self._learn_gains()
+            self._level, self._weight = self._told_by_chains(), PRIOR_TREES
+            self._saw_chain, self._steps = False, 0
+            self._run.clear()
+        for nodes, accepted in self._new.items():
+            self._take(nodes, accepted)
+        self._steps += bool(self._new)
         self._new.clear()
-        self._accepted.clear()
+
+    def _learn_gains(self) -> None:
+        """From trees between chains: text was the same, or it has changed back."""
+        told = self._told_by_chains()
+        for nodes, accepted in self._run.items():
+            self._gains[nodes].add(sum(accepted), len(accepted) * told)
+
+    def _take(self, nodes: int, accepted: list[int]) -> None:
+        if self._steps <= STEPS_BETWEEN_CHAINS:
+            self._run[nodes] += accepted
+        self._weight = self._weight * 0.5 ** (1 / TREE_HALF_LIFE) + len(accepted)
+        told = sum(accepted) / self._gains[nodes].value
+        self._level += (told - self._level * len(accepted)) / self._weight
+
+    def _told_by_chains(self) -> float:
+        tokens = self._chains.expected_tokens()
+        return tokens[max(tokens)] - 1.0
 
     def expected_tokens(self) -> dict[int, float]:
         chains = self._chains.expected_tokens()
-        longest = max(chains)
-        told = chains[longest] - 1.0
-        nodes, latest = max(self._trees.items(), key=lambda item: item[1].weight)
-        if latest.weight > self._chains.weight:
-            prior = told * tree_gain(nodes)
-            told = latest.with_prior(prior) / tree_gain(nodes)
-        scale = told / max(chains[longest] - 1.0, 1e-9)
+        scale = self._level / max(self._told_by_chains(), 1e-9)
         expected = {k: 1.0 + scale * (tokens - 1.0) for k, tokens in chains.items()}
-        for nodes, mean in self._trees.items():
-            expected[nodes] = 1.0 + mean.with_prior(told * tree_gain(nodes))
+        for nodes, gain in self._gains.items():
+            expected[nodes] = 1.0 + self._level * gain.value
         return expected
 
 

@@ -80,6 +80,7 @@ class DraftLengths:
         self._chosen: dict[int, int] = {}
         self._allowance = 0.0  # what a try may cost by now, in steps
         self._trial_steps = 0  # left of the present try
+        self._trees, self._tries_tree = set(trees), False  # by turns with chains
         self._next_log, self._logged = time.monotonic() + LOG_SECONDS, -1
         self.choice: Choice | None = None  # the last one
         if measured:
@@ -143,11 +144,13 @@ class DraftLengths:
         tokens: Mapping[int, float],
         seconds: Mapping[int, float],
     ) -> int:
-        """Now and then the next larger plan: else nothing is known of it.
+        """Now and then the next larger plan, or tree: else nothing is known of it.
 
         Shorter chains need no try: their acceptance is part of the chosen one's.
         """
-        longer = min((plan for plan in seconds if plan > chosen), default=None)
+        larger = sorted(plan for plan in seconds if plan > chosen)
+        trees = [plan for plan in larger if plan in self._trees]
+        longer = next(iter(trees if self._tries_tree else larger), None)
         if longer is None:
             return chosen
         if not self._trial_steps:
@@ -159,6 +162,8 @@ class DraftLengths:
                 return chosen
             self._allowance, self._trial_steps = 0.0, steps
         self._trial_steps -= 1
+        if not self._trial_steps:
+            self._tries_tree = bool(self._trees) and not self._tries_tree
         return longer
 
     def _log_choice(

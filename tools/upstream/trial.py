@@ -12,7 +12,7 @@ from pathlib import Path
 from zipfile import ZipFile
 
 from tools.overlay.base import ROOT
-from tools.overlay.rebase import import_errors
+from tools.overlay.rebase import import_errors, module_names
 
 from .export import LIBRARY, git, identity, make_repository
 
@@ -63,9 +63,8 @@ def touched(tree: Path, commit: str = "HEAD") -> list[str]:
 
 def failing_imports(tree: Path, files: Iterable[str]) -> dict[str, str]:
     """Of these files the modules that cannot be imported, with their errors."""
-    ours = (f for f in files if f.startswith("vllm/") and f.endswith(".py"))
-    stems = (f.removesuffix(".py").removesuffix("/__init__") for f in ours)
-    return import_errors([stem.replace("/", ".") for stem in stems], tree)
+    ours = (file for file in files if file.startswith("vllm/"))
+    return import_errors(module_names(ours), tree)
 
 
 def run_tests(tree: Path, tests: list[str], *options: str) -> tuple[int, str]:

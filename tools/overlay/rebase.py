@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from difflib import SequenceMatcher, unified_diff
 from email import message_from_string
@@ -121,15 +121,19 @@ def moved(old: Source, new: Source, hunk: Hunk) -> Hunk:
 
 def import_problems(wheel: Path, edits: list[EditFile], root: Path) -> list[str]:
     """The modules of the overlay over a release that cannot be imported."""
-    paths = [path for path in additions(root) if path.endswith(".py")]
-    paths += [edit.path for edit in edits]
+    names = module_names([*additions(root), *(edit.path for edit in edits)])
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder)
         compose(wheel, tree, allow_changed=True, root=root, edits=edits)
+        # The version says the platform; nothing but a CPU is asked for to import.
         (tree / "info").rename(tree / f"vllm-{wheel.name.split('-')[1]}+cpu.dist-info")
-        names = (p.removesuffix(".py").removesuffix("/__init__") for p in paths)
-        errors = import_errors([name.replace("/", ".") for name in names], tree)
+        errors = import_errors(names, tree)
     return [f"- `{name}`: {error}" for name, error in errors.items()]
+
+
+def module_names(paths: Iterable[str]) -> list[str]:
+    files = (path.removesuffix(".py") for path in paths if path.endswith(".py"))
+    return [file.removesuffix("/__init__").replace("/", ".") for file in files]
 
 
 def import_errors(

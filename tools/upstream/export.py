@@ -1,67 +1,131 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes the series: one commit per patch, `git format-patch`, pull-request texts."""
 
+import os
 import re
+import subprocess
+import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from zipfile import ZipFile
 
-from tools.overlay.base import ROOT, load_config
+from tools.overlay.base import ROOT, OverlayError, load_config
+from tools.overlay.edits import composed
+from tools.overlay.tree import Release, edit_files
 
-from .measured import filled
-from .results import load as load_results
-from .results import sentence, whole_sentence
-from .series import Series, load
-from .tree import States, commit, git, identity, make_base
+from .series import DOWNSTREAM, Series, load
 
-RESULT = "## Test result\n\n"
+LIBRARY = ".so"
+ISORT = 'lint.isort.known-first-party=["vllm", "tests"]'
 
 
 def export(output: Path, wheel_path: Path, root: Path = ROOT) -> list[Path]:
     """The patches, in order; beside each one lies its pull-request text.
 
     Raises:
-        SeriesError: a file of ours has no place in the series.
-        FoldError: a seam cannot be folded.
+        OverlayError: a file of ours has no place in the series, or an edit does not
+            fit without the patches behind it.
     """
-    series = load()
+    series, who = load(), identity(root)
     output.mkdir(parents=True, exist_ok=True)
     for old in output.glob("[0-9][0-9][0-9][0-9]-*"):
         old.unlink()
     with ZipFile(wheel_path) as wheel, tempfile.TemporaryDirectory() as folder:
-        tree = Path(folder) / "base"
-        commit_all(series, wheel, tree, root)
+        tree = Path(folder) / "vllm"
+        make_repository(wheel, tree, who)
+        states = files_by_patch(series, Release(wheel), root)
+        for patch, files in zip(series.patches, states, strict=True):
+            for path, text in files.items():
+                (tree / path).parent.mkdir(parents=True, exist_ok=True)
+                (tree / path).write_text(text)
+            purpose = section((root / patch.text).read_text(), "Purpose")
+            sign = "{GIT_AUTHOR_NAME} <{GIT_AUTHOR_EMAIL}>".format(**who)
+            message = f"{patch.title}\n\n{purpose}\n\nSigned-off-by: {sign}"
+            commit(tree, message, who)
         first = git(tree, "rev-list", "--max-parents=0", "HEAD")
         options = ["--quiet", "--full-index", "--no-signature", "--zero-commit"]
         git(tree, "format-patch", *options, "-o", str(output.resolve()), first)
-    patches, known = sorted(output.glob("*.patch")), load_results()
+    patches = sorted(output.glob("*.patch"))
     for file, patch in zip(patches, series.patches, strict=True):
-        text = (root / patch.text).read_text()
-        told = "".join(
-            f"{line}\n\n"
-            for line in (sentence(patch.title, known), whole_sentence(known))
-            if line
-        )
-        text = filled(text.replace(RESULT, RESULT + told))
-        file.with_suffix(".md").write_text(text)
+        file.with_suffix(".md").write_text((root / patch.text).read_text())
     return patches
 
 
-def commit_all(series: Series, wheel: ZipFile, tree: Path, root: Path = ROOT) -> None:
-    """Makes `tree` a repository of the base's files with one commit per patch."""
-    who = identity(root)
-    make_base(wheel, tree, load_config(root)["version"], who)
-    states = States(series, wheel, root)
+def files_by_patch(
+    series: Series, release: Release, root: Path = ROOT
+) -> Iterator[dict[str, str]]:
+    """For each patch the paths and texts of the files that it adds or changes."""
+    homes, edits = series.homes(root), edit_files(root)
+    taken = [file for file, home in homes.items() if home != DOWNSTREAM]
+    moves = {f: series.place(f) for f in taken if series.place(f) != f}
+    slugs: set[str] = set()
     for number, patch in enumerate(series.patches):
-        for path, text in states.files(number).items():
-            (tree / path).parent.mkdir(parents=True, exist_ok=True)
-            (tree / path).write_text(text)
-        sign = f"Signed-off-by: {who['GIT_AUTHOR_NAME']} <{who['GIT_AUTHOR_EMAIL']}>"
-        purpose = section((root / patch.text).read_text(), "Purpose")
-        commit(tree, f"{patch.title}\n\n{purpose}\n\n{sign}", who)
+        slugs.add(patch.slug)
+        files = {}
+        for edit in edits:
+            if edit.hunks({patch.slug}):
+                text = composed(release.source(edit.path), edit.hunks(slugs))
+                files[edit.path] = sorted_imports(text)
+        for file in (file for file in taken if homes[file] == number):
+            text = series.moved((root / file).read_text(), file, moves)
+            is_moved = file in moves and file.endswith(".py")
+            files[series.place(file)] = sorted_imports(text) if is_moved else text
+        yield files
+
+
+def sorted_imports(text: str) -> str:
+    command = ["ruff", "check", "--select=I", "--fix", "--quiet", "--isolated"]
+    command += [f"--config={ISORT}", "--stdin-filename=vllm/a.py", "-"]
+    done = subprocess.run(
+        [sys.executable, "-m", *command], input=text, capture_output=True, text=True
+    )
+    if done.returncode:
+        raise OverlayError(f"ruff, of requirements/test.txt: {done.stderr.strip()}")
+    return done.stdout
 
 
 def section(text: str, title: str) -> str:
     """What stands under a heading of a pull-request text."""
     found = re.search(rf"(?ms)^## {title}\n+(.*?)(?=^## |\Z)", text)
     return found.group(1).strip() if found else ""
+
+
+# The repository that patches are made in, and applied to.
+
+
+def git(folder: Path, *arguments: str, **variables: str) -> str:
+    """What a git command prints; its error is an exception's text."""
+    command = ["git", "-c", "commit.gpgsign=false", "-c", "gc.auto=0", *arguments]
+    environment = os.environ | variables
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True
+    )
+    if done.returncode:
+        raise OverlayError(f"git {arguments[0]}: {done.stderr.strip() or done.stdout}")
+    return done.stdout.strip()
+
+
+def identity(root: Path = ROOT) -> dict[str, str]:
+    """Author and date of the last commit here, so that an export can be repeated."""
+    name, mail, date = git(root, "log", "-1", "--format=%an%n%ae%n%cI").splitlines()
+    return {
+        f"GIT_{who}_{what}": value
+        for who in ("AUTHOR", "COMMITTER")
+        for what, value in (("NAME", name), ("EMAIL", mail), ("DATE", date))
+    }
+
+
+def make_repository(wheel: ZipFile, folder: Path, who: dict[str, str]) -> None:
+    """One commit: the release's package, without compiled libraries."""
+    folder.mkdir(parents=True)
+    names = [name for name in wheel.namelist() if name.startswith("vllm/")]
+    wheel.extractall(folder, [name for name in names if not name.endswith(LIBRARY)])
+    git(folder, "init", "--quiet", "--initial-branch=main")
+    git(folder, "config", "core.autocrlf", "false")
+    commit(folder, f"vLLM {load_config()['version']}", who)
+
+
+def commit(folder: Path, message: str, who: dict[str, str]) -> None:
+    git(folder, "add", "--all", "--force")
+    git(folder, "commit", "--quiet", "--message", message, **who)

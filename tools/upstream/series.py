@@ -1,158 +1,105 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The series: which file of ours goes into which patch, and where it goes.
+"""The series: which of our files goes into which patch, and where it goes.
 
-`series.toml` names files and globs. A file that it names itself belongs to that patch
-alone, whatever else matches; any other must match one glob.
+`series.toml` names additions and tests, by globs of which the longest that matches
+decides. Sections of edit files say it themselves.
 """
 
 import re
 import tomllib
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 from tools.overlay.base import ROOT, OverlayError
-from tools.overlay.seams import overlay_files
-
-from .fold import Rule
+from tools.overlay.tree import additions
 
 SERIES = Path(__file__).with_name("series.toml")
-FOLDERS = ("tests",)
-DOWNSTREAM = "downstream"
-
-
-class SeriesError(OverlayError):
-    """series.toml and the repository disagree; the message says what to write."""
+DOWNSTREAM = -1  # in place of a patch's number: stays here
 
 
 @dataclass(frozen=True)
 class Patch:
-    """One pull request.
-
-    Attributes:
-        title: of the commit and the pull request.
-        text: file of the pull-request text: purpose, test plan, results.
-        files: files and globs.
-        parts: of seams that other patches take for the rest, the names it takes.
-    """
+    """A pull request: `text` is the file of its description."""
 
     title: str
     text: str
     files: list[str]
-    parts: dict[str, list[str]] = field(default_factory=dict)
+
+    @property
+    def slug(self) -> str:
+        """What sections of edit files call it."""
+        return Path(self.text).stem
 
 
 @dataclass(frozen=True)
 class Series:
-    """Patches in order, why other files stay here, and how to fold and place files."""
+    """Attributes:
+    downstream: globs of files that stay here, with the reason.
+    places: folders here to folders there.
+    replace: by file, lines to what takes their place there.
+    """
 
     patches: list[Patch]
     downstream: dict[str, str]
     places: dict[str, str]
-    rules: dict[str, Rule]
+    replace: dict[str, dict[str, str]]
 
-    def homes(self, root: Path = ROOT) -> dict[str, int | str]:
-        """For each of our files the number of its patch, or DOWNSTREAM.
+    def homes(self, root: Path = ROOT) -> dict[str, int]:
+        """For each file the number of its patch, or DOWNSTREAM.
 
         Raises:
-            SeriesError: a file has no home, or more than one, or a name no file.
+            OverlayError: a file has no home, or a name means no file.
         """
-        files = our_files(root)
-        wanted: list[tuple[int | str, str]] = [
-            (number, glob)
-            for number, patch in enumerate(self.patches)
-            for glob in patch.files
-        ]
-        wanted += [(DOWNSTREAM, glob) for glob in self.downstream]
-        problems = [
-            f"{glob} matches no file: remove it"
-            for _, glob in wanted
-            if not any(fnmatchcase(file, glob) for file in files)
-            and not (root / glob).is_file()
-        ]
-        named = {glob for _, glob in wanted if (root / glob).is_file()}
-        homes: dict[str, int | str] = {}
-        for file in sorted({*files, *named}):
-            found = [
-                home
-                for home, glob in wanted
-                if (glob == file if file in named else fnmatchcase(file, glob))
-            ]
-            if len(found) != 1:
-                problems.append(f"{file} is in {len(found)} places, not one")
-            homes[file] = found[0] if found else DOWNSTREAM
-        if problems:
-            raise SeriesError(
-                "tools/upstream/series.toml: " + "\n  ".join(problems) + "\n"
-                "Name each file in one patch, or under [downstream] with the reason."
-            )
+        wanted = {glob: n for n, p in enumerate(self.patches) for glob in p.files}
+        wanted |= dict.fromkeys(self.downstream, DOWNSTREAM)
+        files = {*our_files(root), *(n for n in wanted if (root / n).is_file())}
+        homes, used, lost = {}, set(), []
+        for file in sorted(files):
+            found = [glob for glob in wanted if fnmatchcase(file, glob)]
+            used.update(found)
+            if found:
+                homes[file] = wanted[max(found, key=len)]
+            else:
+                lost.append(f"{file} is nowhere, name it in a patch")
+        lost += [f"{glob} matches no file, remove it" for glob in wanted.keys() - used]
+        if lost:
+            raise OverlayError("tools/upstream/series.toml: " + "\n  ".join(lost))
         return homes
 
-    def files(self, number: int, homes: dict[str, int | str]) -> list[str]:
-        """Our files that patch `number` adds, changes or takes a part of. Sorted."""
-        mine = {file for file, home in homes.items() if home == number}
-        return sorted(mine | self.patches[number].parts.keys())
-
-    def takes(self, path: str, number: int, homes: dict[str, int | str]):
-        """Whether a name of a seam is folded once patch `number` is applied."""
-        parts = {
-            name: at
-            for at, patch in enumerate(self.patches)
-            for name in patch.parts.get(path, [])
-        }
-        return lambda name: parts.get(name, homes[path]) <= number
-
     def place(self, path: str) -> str:
-        """Where a file goes in the base's tree: by the longest prefix there is."""
+        """Where a file goes: by the longest folder that has a place."""
         for prefix in sorted(self.places, key=len, reverse=True):
-            if path == prefix or path.startswith(f"{prefix}/"):
+            if path.startswith(f"{prefix}/"):
                 return self.places[prefix] + path.removeprefix(prefix)
         return path
+
+    def moved(self, text: str, path: str, moves: dict[str, str]) -> str:
+        """A file's text where it and others have moved: their names, and the way up.
+
+        Args:
+            moves: path here to path there, of all files that move.
+        """
+        for old, new in self.replace.get(path, {}).items():
+            if text.count(old) != 1:
+                raise OverlayError(f"{path}: has {old!r} {text.count(old)} times")
+            text = text.replace(old, new)
+        for old, new in sorted(moves.items(), reverse=True):
+            text = re.sub(rf"(?<![\w/]){re.escape(old)}\b", new, text)
+            names = [p.removesuffix(".py").replace("/", ".") for p in (old, new)]
+            text = re.sub(rf"(?<![\w.]){re.escape(names[0])}\b", names[1], text)
+        up, further = path.count("/"), moves.get(path, path).count("/")
+        return text.replace(f"parents[{up}]", f"parents[{further}]")
 
 
 def load(path: Path = SERIES) -> Series:
     content = tomllib.loads(path.read_text())
-    rules = {
-        rule["path"]: Rule(tuple(rule.get("drop", ())), rule.get("replace", {}))
-        for rule in content.get("fold", [])
-    }
-    patches = [Patch(**patch) for patch in content["patch"]]
-    return Series(patches, content["downstream"], content["places"], rules)
+    patches = [Patch(**patch) for patch in content.pop("patch")]
+    return Series(patches, **content)
 
 
 def our_files(root: Path = ROOT) -> list[str]:
-    """What the series has to place: the overlay and its tests. Sorted."""
-    tests = (root / folder for folder in FOLDERS)
-    found = [
-        str(file.relative_to(root))
-        for folder in tests
-        for file in folder.rglob("*")
-        if file.is_file() and "__pycache__" not in file.parts
-    ]
-    return sorted([*overlay_files(root), *found])
-
-
-def reworded(text: str) -> str:
-    """Words of this repository as upstream would say them: "the base" is vLLM."""
-    return re.sub(r"\b[Tt]he base\b(?![\w-])", "vLLM", text)
-
-
-def rewritten(text: str, path: str, moves: dict[str, str]) -> str:
-    """A file's text where it and others have moved: their names, and the way up.
-
-    Args:
-        text: of the file.
-        path: in this repository.
-        moves: path here to path in the base's tree, of all files that move.
-    """
-    for old, new in sorted(moves.items(), reverse=True):
-        text = re.sub(rf"(?<![\w/]){re.escape(old)}\b", new, text)
-        if old.endswith(".py"):
-            dotted, there = (
-                p.removesuffix(".py").replace("/", ".") for p in (old, new)
-            )
-            text = re.sub(rf"(?<![\w.]){re.escape(dotted)}\b", there, text)
-    if path in moves:
-        up, further = path.count("/"), moves[path].count("/")
-        text = text.replace(f"parents[{up}]", f"parents[{further}]")
-    return text
+    """What the series has to place: additions and tests. Sorted."""
+    tests = (file for file in (root / "tests").rglob("*") if file.is_file())
+    found = [str(f.relative_to(root)) for f in tests if "__pycache__" not in f.parts]
+    return sorted([*additions(root), *found])

@@ -1,50 +1,59 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Applies an exported series to the base's files, and runs what it brings there."""
+"""Applies the patches to the release's files, and runs what they bring there."""
 
 import os
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 from zipfile import ZipFile
 
-from tools.overlay.base import ROOT, load_config
-from tools.overlay.trial import give_metadata, import_errors, module_name
+from tools.overlay.base import ROOT
+from tools.overlay.rebase import import_errors, module_names
 
-from .results import WHOLE, Tried, counted
-from .tree import LIBRARY, git, identity, make_base
+from .export import LIBRARY, git, identity, make_repository
 
-PASSED, NO_TESTS = 0, 5  # exit status of pytest
+NO_TESTS = 5  # exit status of pytest
 
 
-def apply_series(patches: Iterable[Path], wheel_path: Path, tree: Path) -> None:
-    """The base's files in a repository, and the patches on top by `git am`."""
-    who, version = identity(), load_config()["version"]
+def apply(patches: Iterable[Path], wheel_path: Path, tree: Path) -> None:
+    """The release's files in a repository, and the patches on top by `git am`."""
+    shutil.rmtree(tree, ignore_errors=True)
+    who = identity()
     with ZipFile(wheel_path) as wheel:
-        make_base(wheel, tree, version, who)
+        make_repository(wheel, tree, who)
         git(tree, "am", "--quiet", "--keep-non-patch", *map(str, patches), **who)
-        make_importable(tree, wheel, version)
-
-
-def make_importable(tree: Path, wheel: ZipFile, version: str) -> None:
-    """Adds what git does not track: compiled libraries, and the installed look."""
-    (tree / ".git" / "info" / "exclude").write_text(f"*{LIBRARY}\n*.dist-info\n")
-    names = [n for n in wheel.namelist() if ".dist-info/" in n]
-    wheel.extractall(tree, names)
+        # What git does not track: compiled libraries, and the installed look.
+        (tree / ".git/info/exclude").write_text(f"*{LIBRARY}\n*.dist-info\n")
+        wheel.extractall(tree, [n for n in wheel.namelist() if ".dist-info/" in n])
+        installed = Path(find_spec("vllm").origin).parents[1]
+        for name in (n for n in wheel.namelist() if n.endswith(LIBRARY)):
+            (tree / name).symlink_to((installed / name).resolve())
     (info,) = tree.glob("*.dist-info")
-    info.rename(tree / "info")
-    give_metadata(tree, version)
-    installed = Path(find_spec("vllm").origin).parents[1]
-    for name in wheel.namelist():
-        if name.endswith(LIBRARY):
-            source = installed / name
-            if source.is_file():
-                (tree / name).symlink_to(source.resolve())
-            else:
-                wheel.extract(name, tree)
+    local = "+cpu" if "cpu" in info.name else ""
+    info.rename(tree / f"vllm-{info.name.split('-')[1]}{local}")
+
+
+def try_each(tree: Path, *options: str) -> bool:
+    """Walks the commits: imports what each touches, and runs the tests it brings."""
+    commits = git(tree, "rev-list", "--reverse", "HEAD").split()[1:]
+    return all([try_commit(tree, commit, *options) for commit in commits])
+
+
+def try_commit(tree: Path, commit: str, *options: str) -> bool:
+    git(tree, "checkout", "--quiet", commit)
+    print(git(tree, "log", "-1", "--format=%s"), flush=True)
+    files = touched(tree, commit)
+    errors = failing_imports(tree, files)
+    for module, error in errors.items():
+        print(f"  {module}: {error}")
+    tests = [file for file in files if re.search(r"(^|/)test_\w+\.py$", file)]
+    status, said = run_tests(tree, tests, *options) if tests else (NO_TESTS, "")
+    print("".join(f"  {line}\n" for line in said.splitlines()[-40 if status else -1 :]))
+    return not errors and status in (0, NO_TESTS)
 
 
 def touched(tree: Path, commit: str = "HEAD") -> list[str]:
@@ -54,22 +63,17 @@ def touched(tree: Path, commit: str = "HEAD") -> list[str]:
 
 def failing_imports(tree: Path, files: Iterable[str]) -> dict[str, str]:
     """Of these files the modules that cannot be imported, with their errors."""
-    return import_errors([module_name(f) for f in files if is_module(f)], tree)
-
-
-def is_module(file: str) -> bool:
-    return file.startswith("vllm/") and file.endswith(".py")
+    ours = (file for file in files if file.startswith("vllm/"))
+    return import_errors(module_names(ours), tree)
 
 
 def run_tests(tree: Path, tests: list[str], *options: str) -> tuple[int, str]:
     """Runs tests of the patched tree; returns the exit status and what pytest says."""
-    command = [sys.executable, "-P", "-m", "pytest", "-p", "no:cacheprovider"]
-    command += ["-c", str(ROOT / "pyproject.toml"), "--rootdir", str(tree), "-q"]
+    command = [sys.executable, "-P", "-m", "pytest", "-p", "no:cacheprovider", "-q"]
+    command += ["-c", str(ROOT / "pyproject.toml"), "--rootdir", str(tree)]
     command += ["-o", f"pythonpath={tree}"]  # and nothing of this repository
-    environment = os.environ | {
-        "PYTHONPATH": str(tree),
-        "VLLM_TEST_MODELS": os.environ.get("VLLM_TEST_MODELS", str(ROOT / "models")),
-    }
+    environment = os.environ | {"PYTHONPATH": str(tree)}
+    environment.setdefault("VLLM_TEST_MODELS", str(ROOT / "models"))
     done = subprocess.run(
         [*command, *options, *tests],
         cwd=tree,
@@ -78,42 +82,3 @@ def run_tests(tree: Path, tests: list[str], *options: str) -> tuple[int, str]:
         text=True,
     )
     return done.returncode, done.stdout + done.stderr
-
-
-def test_files(files: Iterable[str]) -> list[str]:
-    return [file for file in files if re.search(r"(^|/)test_\w+\.py$", file)]
-
-
-def try_each(tree: Path, *options: str) -> Iterator[Tried]:
-    """Walks the commits: imports what each touches, and runs the tests it brings."""
-    for commit in git(tree, "rev-list", "--reverse", "HEAD").split()[1:]:
-        git(tree, "checkout", "--quiet", commit)
-        title = git(tree, "log", "-1", "--format=%s")
-        yield _try(title.strip(), tree, touched(tree), options)
-
-
-def try_all(tree: Path, *options: str) -> Iterator[Tried]:
-    """Imports everything that the series touches, and runs all tests it brings."""
-    commits = git(tree, "rev-list", "HEAD").split()[:-1]
-    files = sorted({file for commit in commits for file in touched(tree, commit)})
-    yield _try(WHOLE, tree, files, options)
-
-
-def _try(title: str, tree: Path, files: list[str], options: tuple[str, ...]) -> Tried:
-    print(title, flush=True)
-    broken, counts = failing_imports(tree, files), {}
-    for module, error in broken.items():
-        print(f"  {module}: {error}")
-    if tests := sorted(test_files(files)):
-        status, said = run_tests(tree, tests, *options)
-        print("  " + "\n  ".join(said.strip().splitlines()[-40 if status else -1 :]))
-        counts = counted(said)
-        if status not in (PASSED, NO_TESTS) and not counts.get("failed"):
-            counts["errors"] = max(counts.get("errors", 0), 1)
-    modules = len([f for f in files if is_module(f)])
-    return Tried(title, modules, broken, counts, len(tests))
-
-
-def fresh(folder: Path) -> Path:
-    shutil.rmtree(folder, ignore_errors=True)
-    return folder

@@ -1,35 +1,47 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a step says of its drafting, whether or not drafts were verified."""
-
-from types import SimpleNamespace
+"""A step's stats say what it drafts, whether or not drafts were verified."""
 
 import pytest
 
-from vllm.config.drafter import DrafterConfig
-from vllm.v1.spec_decode.step_metrics import StepDrafting, step_drafting
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
+from vllm.v1.spec_decode.step_metrics import StepDrafting
 
-SPEC = SimpleNamespace(
-    method="draft_model", drafter=DrafterConfig("draft_model", 3, is_parallel=True)
-)
-
-
-@pytest.mark.parametrize("seconds", [None, (0.2, 0.1)])
-def test_step(seconds):
-    found = drafting(SPEC, 8, seconds)
-    assert found == StepDrafting("draft_model", "pard", 2, seconds)
+SECONDS = (0.2, 0.1)
 
 
-def test_nothing_drafts():
-    assert drafting(None, 8) is None
+def step(scheduler, tokens: list[int], seconds=None):
+    """The stats of a step that samples tokens for the only request."""
+    scheduled = scheduler.schedule()
+    output = ModelRunnerOutput(["a"], {"a": 0}, [tokens], step_seconds=seconds)
+    outputs = scheduler.update_from_output(scheduled, output)
+    return outputs[0].scheduler_stats
 
 
-def test_nothing_ran():
-    assert drafting(SPEC, 0) is None
+def test_step_without_verified_drafts(make_scheduler):
+    """Stats of speculative decoding stay what they are without drafts: none."""
+    stats = step(make_scheduler(), [7], SECONDS)
+    assert stats.step_drafting == StepDrafting("draft_model", "pard", 3, SECONDS)
+    assert stats.spec_decoding_stats is None
 
 
-def drafting(spec, num_tokens: int, seconds=None) -> StepDrafting | None:
-    scheduled = SimpleNamespace(
-        total_num_scheduled_tokens=num_tokens, num_spec_tokens_to_schedule=2
-    )
-    config = SimpleNamespace(speculative_config=spec)
-    return step_drafting(config, scheduled, SimpleNamespace(step_seconds=seconds))
+def test_step_with_verified_drafts(make_scheduler):
+    scheduler = make_scheduler()
+    step(scheduler, [7])
+    scheduler.update_draft_token_ids(DraftTokenIds(["a"], [[1, 2, 3]]))
+    stats = step(scheduler, [1, 2, 9])
+    assert stats.step_drafting == StepDrafting("draft_model", "pard", 3, None)
+    assert stats.spec_decoding_stats.num_accepted_tokens == 2
+
+
+@pytest.mark.parametrize("how", [{"drafter": None}, {"log_stats": False}])
+def test_step_that_says_nothing(make_scheduler, how):
+    stats = step(make_scheduler(**how), [7])
+    assert stats is None or stats.step_drafting is None
+
+
+def test_step_in_which_nothing_ran(make_scheduler):
+    scheduler = make_scheduler()
+    output = ModelRunnerOutput([], {})
+    outputs = scheduler.update_from_output(SchedulerOutput.make_empty(), output)
+    assert outputs[0].scheduler_stats.step_drafting is None

@@ -97,15 +97,10 @@ class TreeRejectionSampler(RejectionSampler):
         seq_lens_upper_bound_np: np.ndarray,
         verify_draft_sampled: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        requests = (idx_mapping, idx_mapping_np)
+        rows = (pos, draft_sampled, expanded_local_pos)
         processed = self.sampler.apply_sampling_params(
-            logits,
-            expanded_idx_mapping,
-            idx_mapping,
-            idx_mapping_np,
-            pos,
-            draft_sampled,
-            expanded_local_pos,
-            seq_lens_upper_bound_np,
+            logits, expanded_idx_mapping, *requests, *rows, seq_lens_upper_bound_np
         )
         drawn = self._draw(
             processed,

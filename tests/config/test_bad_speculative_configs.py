@@ -187,6 +187,7 @@ GOOD = [
         spec={"draft_tensor_parallel_size": 1},
         engine={"tensor_parallel_size": 2},
     ),
+    Bad("another vocabulary, by PARD", "", spec={"use_heterogeneous_vocab": True}),
     Bad("a tree", "", "peagle", spec={"draft_tree": 15}),
     Bad(
         "a depth that nobody asks for",

@@ -232,7 +232,7 @@ def test_d2t_that_maps_nowhere_is_refused(reduced: bool, offsets: list[int], loa
 
 def test_d2t_that_names_a_token_twice_is_told(load, caplog_vllm):
     load(Head(True), head_tensors(True) | {"d2t": torch.tensor([1, 0, 0])})
-    assert "names 1 tokens twice" in caplog_vllm.text
+    assert "names 1 of its tokens twice" in caplog_vllm.text
 
 
 @pytest.mark.parametrize("own", [VOCAB - 2, VOCAB + 2])

@@ -329,8 +329,8 @@ def check_token_offsets(
         )
     if (twice := len(tokens) - len(np.unique(tokens))) and not is_whole:
         logger.warning(
-            "d2t of %s names %d tokens twice, and drafts are worse for it: it must "
-            "hold offsets, the target's id less the head's own. Export it again.",
+            "d2t of %s names %d of its tokens twice, and drafts are worse for it: it "
+            "must hold offsets, the target's id less the head's own. Export it again.",
             model,
             twice,
         )

@@ -368,11 +368,6 @@ TREE = DrafterConfig("draft_model", 7, is_parallel=True, parallel_width=7)
             {"draft_tree": 31, "rejection_sample_method": "block"},
             'not support rejection_sample_method="block": leave it unset',
         ),
-        (
-            TREE,
-            {"draft_tree": 31, "num_speculative_tokens_per_batch_size": "auto"},
-            "unset one of the two",
-        ),
     ],
 )
 def test_trees_that_cannot_be(

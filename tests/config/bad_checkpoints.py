@@ -173,7 +173,7 @@ CONFIGS = [
     ),
     Bad(
         "vocabulary of a head unlike the target's",
-        "must be the target's (…)",
+        "must be the target's (…), or",
         "eagle3",
         breaks=(config(transformer_layer_config__vocab_size=1280),),
     ),
@@ -376,12 +376,6 @@ FILES = [
         breaks=(tensors({"d2t": torch.full((1536,), 5000)}),),
     ),
     Bad(
-        "d2t names a token twice",
-        "it must hold offsets",
-        "eagle3",
-        breaks=(tensors({"d2t": torch.tensor([1] + [0] * 1535)}),),
-    ),
-    Bad(
         "d2t in another order",
         "it must hold offsets",
         "eagle3",
@@ -394,12 +388,6 @@ FILES = [
                 }
             ),
         ),
-    ),
-    Bad(
-        "d2t of floats",
-        "d2t of … must hold",
-        "eagle3",
-        breaks=(tensors({"d2t": (1536,)}),),
     ),
     Bad(
         "lm_head of another vocabulary",

@@ -159,11 +159,6 @@ SETTINGS = [
         spec={"draft_tree": 15, "rejection_sample_method": "block"},
     ),
     Bad(
-        "tree by batch size",
-        "draft_tree does not support num",
-        spec={"draft_tree": 15, "num_speculative_tokens_per_batch_size": "auto"},
-    ),
-    Bad(
         "tree on Runner V1",
         "draft_tree does not support Model",
         spec={"draft_tree": 15},
@@ -218,7 +213,7 @@ SETTINGS = [
     ),
     Bad(
         "auto with ngram",
-        "does not support method ngram",
+        '"auto" does not support method',
         spec={
             "model": GONE,
             "method": "ngram",

@@ -13,7 +13,16 @@ from safetensors.torch import load_file, save_file
 from vllm.engine.arg_utils import EngineArgs
 
 from .bad_checkpoints import CONFIGS, FILES, exchange_tokens
-from .bad_row import GONE, WEIGHTS, Bad, Break, config, speculative_config, tensors
+from .bad_row import (
+    GONE,
+    WEIGHTS,
+    Bad,
+    Break,
+    config,
+    cut,
+    speculative_config,
+    tensors,
+)
 from .bad_settings import SETTINGS
 from .specs import cached
 
@@ -113,6 +122,18 @@ def pickled(folder: Path) -> None:
     (folder / WEIGHTS).unlink()
 
 
+def fused(folder: Path) -> None:
+    """Projections of one input in one tensor, as vLLM itself has them."""
+    weights = load_file(folder / WEIGHTS)
+    for whole, parts in {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}.items():
+        for name in [name for name in weights if f"{parts[0]}_proj" in name]:
+            names = [name.replace(f"{parts[0]}_proj", f"{part}_proj") for part in parts]
+            weights[name.replace(f"{parts[0]}_proj", f"{whole}_proj")] = torch.cat(
+                [weights.pop(part) for part in names]
+            )
+    save_file(weights, folder / WEIGHTS)
+
+
 def as_nemo(name: str) -> str:
     at_the_top = ("lm_head.weight", "d2t", "t2d", "mask_hidden")
     return name if name in at_the_top else f"model.{name}"
@@ -134,12 +155,39 @@ GOOD = [
     Bad("P-EAGLE as EAGLE head", "", "peagle", spec={"method": "eagle"}),
     Bad("PARD as EAGLE-3 head", "", "pard", spec={"method": "eagle3"}),
     Bad(
+        "vocabulary of a head larger than the target's",
+        "",
+        "eagle3",
+        breaks=(config(transformer_layer_config__vocab_size=8000),),
+    ),
+    Bad("d2t of floats", "", "eagle3", (tensors({"d2t": (1536,)}),)),
+    Bad(
+        "d2t names a token twice",
+        "",
+        "eagle3",
+        (tensors({"d2t": torch.tensor([1] + [0] * 1535)}),),
+    ),
+    Bad("several tensors in one", "", "draft", (fused,)),
+    Bad(
+        "mask_hidden of another shape",
+        "",
+        "peagle",
+        (tensors({"mask_hidden": (3, 256)}),),
+    ),
+    Bad(
+        "broken weights that nobody reads",
+        "",
+        breaks=(cut(WEIGHTS, 100),),
+        engine={"load_format": "dummy"},
+    ),
+    Bad(
         "a draft model whole, the target split",
         "",
         "draft",
         spec={"draft_tensor_parallel_size": 1},
         engine={"tensor_parallel_size": 2},
     ),
+    Bad("another vocabulary, by PARD", "", spec={"use_heterogeneous_vocab": True}),
     Bad("a tree", "", "peagle", spec={"draft_tree": 15}),
     Bad(
         "a depth that nobody asks for",

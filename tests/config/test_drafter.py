@@ -316,6 +316,15 @@ def test_of_bundled_drafters(models: Path, name: str, settings: dict, wanted: di
     assert drafter.num_verified == drafter.num_speculative_tokens == 7
 
 
+def test_the_log_has_one_short_line_of_it(models: Path):
+    spec = configured(models, "pard")
+    model = str(models / "pard")
+    assert (
+        repr(spec)
+        == f"SpeculativeConfig(method='draft_model', {model=}, num_spec_tokens=7)"
+    )
+
+
 # Trees.
 
 
@@ -358,11 +367,6 @@ TREE = DrafterConfig("draft_model", 7, is_parallel=True, parallel_width=7)
             TREE,
             {"draft_tree": 31, "rejection_sample_method": "block"},
             'not support rejection_sample_method="block": leave it unset',
-        ),
-        (
-            TREE,
-            {"draft_tree": 31, "num_speculative_tokens_per_batch_size": "auto"},
-            "unset one of the two",
         ),
     ],
 )

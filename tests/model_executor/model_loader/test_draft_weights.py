@@ -141,10 +141,14 @@ def test_tensor_without_a_place_is_named(name: str, load):
 @pytest.mark.parametrize(
     "name", ["layers.0.hidden_norm.bias", "fc.weight", "input_norm.weight"]
 )
-def test_tensor_that_the_base_would_drop_is_refused(name: str, load):
-    given = head_tensors(True)
-    with pytest.raises(ValueError, match=f"a/drafter has a tensor {name}, for"):
-        load(Head(True), given | {name: torch.ones(HIDDEN)})
+def test_tensor_that_is_dropped_is_told(name: str, load, caplog_vllm):
+    class Dropping(Head):
+        def fill(self, weights) -> None:
+            super().fill((n, w) for n, w in weights if n != name)
+
+    load(Dropping(True), head_tensors(True) | {name: torch.ones(HIDDEN)})
+    (record,) = caplog_vllm.records
+    assert f"{name} of a/drafter is not used" in record.getMessage()
 
 
 def test_zeros_that_a_model_has_no_use_for_are_dropped(load):
@@ -216,7 +220,6 @@ def test_rows_of_padding_are_no_tokens_in_another_order(load):
     [
         (True, [0, 1, 9]),
         (True, [-1, 0, 0]),
-        (True, [1, 0, 0]),
         (False, [0, 1, 2, 3, 4, 5]),
         (False, [1, -1, 0, 0, 0, 0]),
     ],
@@ -225,6 +228,11 @@ def test_d2t_that_maps_nowhere_is_refused(reduced: bool, offsets: list[int], loa
     given = head_tensors(reduced) | {"d2t": torch.tensor(offsets)}
     with pytest.raises(ValueError, match="d2t of a/drafter names "):
         load(Head(reduced), given)
+
+
+def test_d2t_that_names_a_token_twice_is_told(load, caplog_vllm):
+    load(Head(True), head_tensors(True) | {"d2t": torch.tensor([1, 0, 0])})
+    assert "names 1 of its tokens twice" in caplog_vllm.text
 
 
 @pytest.mark.parametrize("own", [VOCAB - 2, VOCAB + 2])

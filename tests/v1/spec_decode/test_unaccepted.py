@@ -5,12 +5,13 @@ from types import SimpleNamespace
 
 import pytest
 
+from vllm import SamplingParams
 from vllm.config.drafter import DrafterConfig
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.spec_decode.unaccepted import MAX_DRAFTS, UnacceptedDrafts
 
 K, LIMIT = 4, 64
-REQUEST = SimpleNamespace(num_tokens=10)
+REQUEST = SimpleNamespace(num_tokens=10, sampling_params=SamplingParams())
 
 
 def scheduler(method: str = "draft_model", **settings) -> SimpleNamespace:

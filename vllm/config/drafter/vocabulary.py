@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 logger = init_logger(__name__)
 
 Tokens = Mapping[str, int]
-# Embedding tables are padded to multiples of at most this many rows: vocabularies
-# that differ by fewer may be the same one.
+# Embedding tables are padded to multiples of at most this many rows: a vocabulary that
+# is smaller by less may be the same one.
 VOCAB_PADDING = 1024
 # Models of one family may name special tokens differently; other families share few.
 MAX_DIFFERENT = 0.5
@@ -61,10 +61,10 @@ def match_vocabularies(spec: "SpeculativeConfig") -> int | None:
 
 
 def _check_head(spec: "SpeculativeConfig", wanted: int, own: int) -> None:
-    if abs(own - wanted) > VOCAB_PADDING:
+    if own < wanted - VOCAB_PADDING:
         raise ValueError(
-            f"vocab_size of {spec.model} ({own}) must be the target's ({wanted}): "
-            "use a head that was trained for this target."
+            f"vocab_size of {spec.model} ({own}) must be the target's ({wanted}), or "
+            "more: use a head that was trained for this target."
         )
     reduced = getattr(spec.draft_model_config.hf_config, "draft_vocab_size", None)
     if reduced is not None and not 0 < reduced <= own:

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors of draft checkpoints: as vLLM's models take them, none missing or unknown."""
+"""Tensors of draft checkpoints: as vLLM takes them, none missing or unknown."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import wraps
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 import torch.nn as nn
@@ -13,8 +13,11 @@ import torch.nn as nn
 from vllm.config import ModelConfig, get_current_vllm_config_or_none
 from vllm.config.drafter import METHODS
 from vllm.config.drafter.weights import check_token_offsets
+from vllm.logger import init_logger
 
-# As vLLM's loader names a tensor, or the first part of its name, that fits nowhere.
+logger = init_logger(__name__)
+
+# As vLLM names a tensor, or the first part of its name, that fits nowhere.
 UNKNOWN = re.compile(r"There is no module or parameter named '(.*?)' in ")
 NamedTensor = tuple[str, torch.Tensor]
 
@@ -44,7 +47,7 @@ class DraftWeights:
     # Names and shapes.
 
     def adapted(self, weights: Iterable[NamedTensor]) -> Iterator[NamedTensor]:
-        """Each tensor under the name, and with the rows, that vLLM's model takes."""
+        """Each tensor under the name, and with the rows, that vLLM takes."""
         for name, tensor in weights:
             if self.has_ids:
                 name = _head_name(name)
@@ -53,13 +56,13 @@ class DraftWeights:
                     vocab_size = self.config.vocab_size
                     check_token_offsets(tensor, self.path, vocab_size, is_whole)
                     if is_whole:
-                        continue  # every id is its own: the model has no table
-            self._refuse_ignored(name, tensor)
+                        continue  # every id is its own: vLLM has no table
+            self._say_ignored(name, tensor)
             self.seen.add(name)
             yield name, self._with_target_rows(name, tensor)
 
-    def _refuse_ignored(self, name: str, tensor: torch.Tensor) -> None:
-        """Refuses what a model ignores without a word though drafts depend on it.
+    def _say_ignored(self, name: str, tensor: torch.Tensor) -> None:
+        """Says what a model ignores without a word though drafts depend on it.
 
         Biases of zeros are needless, and published.
         """
@@ -69,7 +72,12 @@ class DraftWeights:
             self.has_ids and name.startswith(("fc.", "input_norm."))
         )
         if is_ignored and name not in self.known and tensor.any():
-            self._refuse_unknown(name)
+            logger.warning(
+                "%s of %s is not used, and drafts are worse for it: the model that its "
+                "config.json describes has no place for it. Correct config.json.",
+                name,
+                self.path,
+            )
 
     def _whole(self, start: str) -> str:
         """The first tensor of the checkpoint whose name starts so in the model."""
@@ -77,12 +85,12 @@ class DraftWeights:
         found = (n for n in self.seen if n.removeprefix("model.").startswith(start))
         return min(found, default=start)
 
-    def _refuse_unknown(self, name: str) -> NoReturn:
-        raise ValueError(
+    def _no_place_for(self, name: str) -> ValueError:
+        return ValueError(
             f"{self.path} has a tensor {name}, for which the model that its "
             "config.json describes has no place: correct config.json, or use a "
             "checkpoint of another kind."
-        ) from None
+        )
 
     def _with_target_rows(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """Pads or cuts a vocabulary to the target's, see `config.drafter.target`.
@@ -118,7 +126,7 @@ class DraftWeights:
             yield
         except ValueError as error:
             if unknown := UNKNOWN.match(str(error)):
-                self._refuse_unknown(self._whole(unknown[1]))
+                raise self._no_place_for(self._whole(unknown[1])) from None
             raise
         is_head = self.spec.method != "draft_model"
         missing = sorted(self._missing(is_head))

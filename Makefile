@@ -21,7 +21,7 @@ test: lint docs
 	$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
 
 test-all: lint docs
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	VLLM_TEST_EXAMPLES=1000 $(BIN)/python -m pytest $(PYTEST_ARGS)
 
 # vLLM's own tests, on the release and on this tree.
 upstream-tests: test-env

@@ -18,6 +18,8 @@ ROOT = Path(__file__).resolve().parents[1]
 if "cpu" in version("vllm"):
     # Before anything imports Triton: it decides then how its kernels run.
     os.environ.setdefault("TRITON_INTERPRET", "1")
+    # A worker of tests is one thread, and so is what it starts.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -18,9 +18,9 @@ def refuses_drafts(params: "SamplingParams | None") -> bool:
 
 
 def check_opt_out(
-    params: "SamplingParams", speculative_config: "SpeculativeConfig"
+    params: "SamplingParams", speculative_config: "SpeculativeConfig | None"
 ) -> None:
-    """Checks the argument, where drafts are made.
+    """Checks the argument; without speculation there is nothing to turn off.
 
     Raises:
         VLLMValidationError: it is neither true nor false, or nobody goes by it.
@@ -30,8 +30,9 @@ def check_opt_out(
         raise VLLMValidationError(
             f"{KEY} must be true or false, not {value!r}.", parameter=KEY, value=value
         )
-    why = speculative_config.drafter.why_not_unified
-    if value and why is not None:
+    if not value or speculative_config is None:
+        return
+    if (why := speculative_config.drafter.why_not_unified) is not None:
         raise VLLMValidationError(
             f"{KEY} is not supported with {why}: leave it out, and start an engine "
             "without drafts for such requests.",

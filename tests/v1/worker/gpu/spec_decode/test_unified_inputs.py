@@ -32,7 +32,7 @@ if current_platform.is_cpu():
     import vllm.v1.worker.cpu.shm  # noqa: F401  (what Runner V2 needs on a CPU)
 
 # Fewer where a tool that watches the kernel makes it slow.
-EXAMPLES = int(os.environ.get("VLLM_TEST_EXAMPLES", 1000))
+EXAMPLES = int(os.environ.get("VLLM_TEST_EXAMPLES", 150))
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 MAX_TOKENS, MAX_MODEL_LEN, HIDDEN = 96, 64, 24
 MASK = 999

@@ -43,7 +43,6 @@ WARM_UP_TOKENS = 24
 ANSWER_S = 180
 # Of Llama-3.1-8B and the largest of its drafters, in bf16.
 KV_BYTES_PER_TOKEN = 164 << 10
-TRACE_STEPS = 4
 
 
 class Run:
@@ -230,20 +229,12 @@ class Run:
         }
         try:
             found = worker.ask(ANSWER_S, **request, num_steps=self.args.profile_steps)
-            if point.concurrency in self.args.traces:
-                trace = self.trace_path(point)
-                worker.ask(ANSWER_S, **request, num_steps=TRACE_STEPS, trace=trace)
         except WorkerError as error:
             self.fail(point, error)
             return
         self.results["profiles"][str(point)] = {**found, "run": self.name}
         self.save()
         self.say(f"{point}: profiled")
-
-    def trace_path(self, point: PointKey) -> str:
-        folder = self.path.parent.resolve() / "traces"
-        folder.mkdir(parents=True, exist_ok=True)
-        return str(folder / (str(point).replace("/", "_") + ".json.gz"))
 
 
 @cache

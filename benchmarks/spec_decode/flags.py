@@ -113,13 +113,6 @@ def _add_matrix(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output-len", type=int, default=256)
     many("--profile", type=int, default=[], help="profile at these concurrencies too")
     parser.add_argument("--profile-steps", type=int, default=20)
-    many(
-        "--traces",
-        type=int,
-        default=[],
-        help="of --profile, where a trace of some steps is kept too: traces/ beside "
-        "the results",
-    )
 
 
 def _add_limits(parser: argparse.ArgumentParser) -> None:

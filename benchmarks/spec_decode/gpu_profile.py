@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the device and the host do in a step, from a torch profiler trace."""
 
-import gzip
 import json
 import os
 import tempfile
@@ -13,8 +12,6 @@ from typing import Any
 DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 HOST_CALLS = ("cuda_runtime", "cuda_driver")
 DRAFT_PASS = "draft_pass"
-# Links launches to kernels, and names threads and streams.
-TRACE_ARGS = ("correlation", "stream", "name", "labels", "sort_index")
 SKIPPED_STEPS = 5  # after the last prefill
 
 
@@ -57,19 +54,6 @@ def read_trace(profiler: Any) -> list[dict[str, Any]]:
             return json.load(file)["traceEvents"]
     finally:
         os.unlink(path)
-
-
-def write_trace(trace: list[dict[str, Any]], path: str) -> None:
-    """For chrome://tracing or ui.perfetto.dev, without what only takes room."""
-    slim = []
-    for event in trace:
-        kept = {k: v for k, v in event.items() if k != "args"}
-        found = event.get("args") or {}
-        args = {k: found[k] for k in TRACE_ARGS if k in found}
-        slim.append(kept | ({"args": args} if args else {}))
-    # Without a name and a date, equal traces make equal files.
-    with open(path, "wb") as raw, gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as file:
-        file.write(json.dumps({"traceEvents": slim}).encode())
 
 
 def count_launches(call: Callable[[], Any]) -> int:

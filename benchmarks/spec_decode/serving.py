@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`vllm bench serve` against `vllm serve`, ours and the base; see README.md."""
+"""`vllm bench serve` against `vllm serve`, ours and vLLM's release; see README.md."""
 
 import argparse
 import contextlib
@@ -18,10 +18,10 @@ from typing import Any
 from benchmarks.spec_decode import results as files
 from benchmarks.spec_decode.engine import probe_device
 from benchmarks.spec_decode.flags import add_site_flag, check_sites, parse_sites
-from benchmarks.spec_decode.plan import Setup, runs_mode
+from benchmarks.spec_decode.plan import RECORDED, Setup, recording, runs_mode
 from benchmarks.spec_decode.process import ROOT, last_error
 from benchmarks.spec_decode.results import IMPLEMENTATIONS, MAIN_SHAPES, OURS, EngineKey
-from benchmarks.spec_decode.shapes import CONFIGS, MODES, write_shapes
+from benchmarks.spec_decode.shapes import CONFIGS, MODES, PARALLEL, write_shapes
 from benchmarks.spec_decode.tokenizer import write_tokenizer
 
 VLLM = ["-m", "benchmarks.spec_decode.api_server"]  # `vllm`, for random weights
@@ -61,10 +61,14 @@ class Server:
         url: where it answers, once it does.
     """
 
-    def __init__(self, key: EngineKey, setup: Setup, log: Path, lane: int):
+    def __init__(
+        self, key: EngineKey, setup: Setup, log: Path, lane: int, recorded: str | None
+    ):
         self.log = log
         self.python, self.env = setup.command(key, lane)
         self.env["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"
+        if recorded is not None:
+            self.env["SPEC_DECODE_RECORDING"] = recorded
         port, args = free_port(), setup.llm_args(key)
         self.url = f"http://127.0.0.1:{port}"
         command = [*self.python, *VLLM, "serve", args["model"], "--port", str(port)]
@@ -140,6 +144,7 @@ def load(
             "num-prompts": prompts,
             "num-warmups": args.num_warmups,
             "request-rate": rate,
+            "burstiness": args.burstiness,
             "temperature": 0,
             "percentile-metrics": ",".join(METRICS),
             "result-dir": folder,
@@ -178,6 +183,7 @@ class Run:
     def __init__(self, args: argparse.Namespace, setup: Setup, device: dict[str, Any]):
         self.args, self.setup = args, setup
         self.begin = time.monotonic()
+        self.label = f"recorded-{args.trace}" if args.trace else ""
         self.name = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         self.logs = Path(tempfile.mkdtemp(prefix="spec_decode_logs_"))
         folder = files.RESULTS / files.slug(args.gpu or device["name"])
@@ -204,7 +210,7 @@ class Run:
 
     def start(self, key: EngineKey, lane: int) -> Server:
         log = self.logs / (str(key).replace("/", "_") + ".log")
-        return Server(key, self.setup, log, lane)
+        return Server(key, self.setup, log, lane, recording(self.label, key))
 
     def await_ready(self, key: EngineKey, server: Server) -> bool:
         try:
@@ -237,7 +243,8 @@ class Run:
             f"[{time.monotonic() - self.begin:4.0f} s] {key} {rate} {found}", flush=True
         )
         point = {**found, "run": self.name}
-        self.results["measurements"][f"{key}/rate{rate}"] = point
+        label = f"/{self.label}" if self.label else ""
+        self.results["measurements"][f"{key}{label}/rate{rate}"] = point
         files.save(self.path, self.results)
 
 
@@ -260,6 +267,18 @@ def parse() -> argparse.Namespace:
         default=[1, 4, 16, float("inf")],
         help="requests per second; inf sends all at once",
     )
+    add(
+        "--burstiness",
+        type=float,
+        default=1.0,
+        help="of arrivals: 1 is a Poisson process, less comes in bursts",
+    )
+    add(
+        "--trace",
+        choices=list(RECORDED.values()),
+        help="replay what the bundled drafters had accepted of greedy or sampled text",
+    )
+    add("--draft-tree", type=int, help="ours also with a tree of so many nodes")
     add("--seconds", type=float, default=12.0, help="of requests at each rate")
     add("--max-prompts", type=int, default=256, help="requests at each rate, at most")
     add("--num-warmups", type=int, default=8, help="requests before each rate")
@@ -281,7 +300,26 @@ def parse() -> argparse.Namespace:
     args = parser.parse_args()
     args.site = parse_sites(parser, args.site)
     check_sites(parser, args)
+    if args.draft_tree and not args.trace:
+        parser.error("--draft-tree needs --trace: a tree's acceptance is recorded")
     return args
+
+
+def keys_of(mode: str, args: argparse.Namespace) -> list[EngineKey]:
+    """The servers of a mode."""
+    if mode == "none":
+        return [EngineKey(name, mode, 0) for name in args.implementations]
+    k = args.num_speculative_tokens
+    keys = [
+        EngineKey(name, mode, k)
+        for name in args.implementations
+        if runs_mode(name, mode)
+    ]
+    if args.draft_tree and mode in PARALLEL:
+        keys.append(EngineKey(OURS, mode, k, tree=args.draft_tree))
+    if args.auto:
+        keys.append(EngineKey(OURS, mode, args.auto, is_auto=True))
+    return keys
 
 
 def main() -> None:
@@ -298,16 +336,8 @@ def main() -> None:
         device = probe_device(next(iter(args.site.values())), dict(os.environ))
         run = Run(args, setup, device)
         for mode in args.modes:
-            drafts = 0 if mode == "none" else args.num_speculative_tokens
-            keys = [
-                EngineKey(name, mode, drafts)
-                for name in args.implementations
-                if runs_mode(name, mode)
-            ]
-            if drafts and args.auto:
-                keys.append(EngineKey(OURS, mode, args.auto, is_auto=True))
             if not run.is_over():
-                run.measure_mode(keys)
+                run.measure_mode(keys_of(mode, args))
 
 
 if __name__ == "__main__":

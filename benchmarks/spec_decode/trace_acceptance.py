@@ -12,10 +12,12 @@ Nothing here waits for the device, and all buffers keep their addresses, so CUDA
 may hold what is made of them.
 """
 
+from importlib import import_module
 from typing import Any
 
 import torch
 
+from benchmarks.spec_decode.captures import RUNNERS
 from benchmarks.spec_decode.traces import NO_RANK, Trace
 
 CAPACITY = 1 << 14
@@ -106,6 +108,42 @@ class Replay:
         ranks = self.ranks[rows, depths.clamp(max=DEPTH - 1)]
         ranks = torch.where(depths < DEPTH, ranks, NO_RANK)
         return (FIRST_TOKEN + ranks).to(dtype)
+
+
+def replay_in_every_runner(name: str | None = None) -> list[Replay]:
+    """Has every model runner of this process replay a recording, on either side.
+
+    To be called before an engine is made.
+
+    Args:
+        name: of the recording; None: none is loaded yet.
+
+    Returns:
+        The tables of runners, as they are made.
+    """
+    made: list[Replay] = []
+    for module in RUNNERS:
+        runner = import_module(module).GPUModelRunner
+        runner.load_model = _loading(runner.load_model, name, made)
+    return made
+
+
+def _loading(load_model: Any, name: str | None, made: list[Replay]) -> Any:
+    def loading(runner, *args, **kwargs):
+        load_model(runner, *args, **kwargs)
+        config = runner.vllm_config
+        if config.speculative_config is None:
+            return
+        replay = Replay(runner.device, config.scheduler_config.max_num_seqs)
+        if getattr(config.speculative_config, "draft_tree", None):
+            replay_trees(replay)
+        else:
+            replay_chains(runner, replay)
+        if name is not None:
+            replay.load(Trace.load(name))
+        made.append(replay)
+
+    return loading
 
 
 def replay_chains(runner: Any, replay: Replay) -> None:

@@ -29,19 +29,11 @@ class Worker:
         from benchmarks.spec_decode.captures import Captures
         from benchmarks.spec_decode.drafter import DraftClock, find_drafter
         from benchmarks.spec_decode.heads import give_heads_their_own_lm_head
-        from benchmarks.spec_decode.trace_acceptance import (
-            Replay,
-            replay_chains,
-            replay_trees,
-        )
+        from benchmarks.spec_decode.trace_acceptance import replay_in_every_runner
         from vllm import LLM
 
         give_heads_their_own_lm_head()
-        self.replay = None
-        if is_replayed:
-            self.replay = Replay(device, engine["max_num_seqs"])
-            if has_tree := "draft_tree" in engine["speculative_config"]:
-                replay_trees(self.replay)
+        replays = replay_in_every_runner() if is_replayed else []
         self.captures = Captures()
         begin = time.perf_counter()
         self.llm = LLM(**engine)
@@ -49,8 +41,7 @@ class Worker:
         self.device = device
         # In process, so the runner itself comes back.
         self.runner = self.llm.collective_rpc(lambda worker: worker.model_runner)[0]
-        if self.replay is not None and not has_tree:
-            replay_chains(self.runner, self.replay)
+        self.replay = replays[0] if replays else None
         self.drafter = find_drafter(self.runner)
         self.clock = DraftClock(self.drafter, device) if self.drafter else None
         self.vocab = self.llm.llm_engine.model_config.get_vocab_size()
@@ -143,18 +134,9 @@ class Worker:
         num_steps: int,
         acceptance_rates: list[float],
         recording: str | None = None,
-        trace: str | None = None,
     ) -> dict[str, Any]:
-        """A profile of `num_steps` steps in the middle of a round.
-
-        Args:
-            trace: where the trace itself goes, gzipped.
-        """
-        from benchmarks.spec_decode.gpu_profile import (
-            ProfileWindow,
-            summarise,
-            write_trace,
-        )
+        """A profile of `num_steps` steps in the middle of a round."""
+        from benchmarks.spec_decode.gpu_profile import ProfileWindow, summarise
 
         self._accept(acceptance_rates, recording)
         window = ProfileWindow(num_steps)
@@ -167,8 +149,6 @@ class Worker:
             self.clock.read(0.0, 0.0)
         if window.trace is None:
             raise ValueError(f"no {num_steps} steady steps: raise --output-len")
-        if trace:
-            write_trace(window.trace, trace)
         return summarise(window.trace, num_steps)
 
     def _draft(self, num_drafts: int) -> None:

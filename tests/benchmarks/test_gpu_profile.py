@@ -1,13 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The summary of a trace."""
 
-import gzip
-import json
-from pathlib import Path
-
 import pytest
 
-from benchmarks.spec_decode.gpu_profile import summarise, write_trace
+from benchmarks.spec_decode.gpu_profile import summarise
 
 
 def event(cat: str, name: str, ts: float, dur: float, correlation=None) -> dict:
@@ -53,15 +49,3 @@ def test_summary():
 
 def test_empty_trace():
     assert summarise([], num_steps=4)["busy_share"] is None
-
-
-def test_a_written_trace_links_launches_to_kernels(tmp_path: Path):
-    for name in ("a", "b"):
-        noted = [e | {"args": e.get("args", {}) | {"External id": 9}} for e in TRACE]
-        write_trace(noted, str(tmp_path / name))
-    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
-    with gzip.open(tmp_path / "a") as file:
-        events = json.load(file)["traceEvents"]
-    assert [e["name"] for e in events] == [e["name"] for e in TRACE]
-    assert "External id" not in str(events)
-    assert summarise(events, num_steps=2) == summarise(TRACE, num_steps=2)

@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Recorded acceptance: its files, its reference, and its replay on a device."""
 
+import sys
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from benchmarks.spec_decode import traces
+from benchmarks.spec_decode import trace_acceptance, traces
 from benchmarks.spec_decode.trace_acceptance import (
     Replay,
     replay_chains,
+    replay_in_every_runner,
     replay_trees,
 )
 from benchmarks.spec_decode.traces import NO_RANK, Trace
@@ -117,8 +119,10 @@ def walk(tree: traces.Tree, tokens: list[int], drawn: list[int]) -> list[int]:
 @pytest.mark.parametrize("depth,width", [(8, 16), (7, 8), (3, 2)])
 def test_trees_are_drafted_and_accepted_as_recorded(monkeypatch, depth, width):
     from vllm.v1.worker.gpu.spec_decode.draft_tree import drafting, sampler
+    from vllm.v1.worker.gpu.spec_decode.unified import speculator as unified
 
     trace, replay = random_trace(), Replay("cpu", 60)
+    monkeypatch.setattr(unified, "sample_chain", None)
     replay.load(trace)
     replay.starts.copy_(torch.arange(60))
     shape = 60 * depth, width
@@ -206,6 +210,36 @@ def test_runner_v1_accepts_chains_as_recorded():
         kept = min(int(replay.chain[row]), drafts) + 1
         assert found[i, :kept].tolist() == tokens[i, :kept].tolist()
         assert (found[i, kept:] == -1).all()
+
+
+@pytest.mark.parametrize("tree", [None, 15])
+def test_every_runner_replays_what_it_is_told(monkeypatch, tree: int | None):
+    class Runner:
+        device = "cpu"
+        rejection_sampler = SimpleNamespace(
+            synthetic_conditional_rates=torch.zeros(7), _verify=None
+        )
+        vllm_config = SimpleNamespace(
+            scheduler_config=SimpleNamespace(max_num_seqs=4),
+            speculative_config=SimpleNamespace(draft_tree=tree),
+        )
+
+        def load_model(self, weights: str) -> None:
+            self.weights = weights
+
+    told = []
+    monkeypatch.setitem(
+        sys.modules, "runner_of_a_test", SimpleNamespace(GPUModelRunner=Runner)
+    )
+    monkeypatch.setattr(trace_acceptance, "RUNNERS", ("runner_of_a_test",))
+    monkeypatch.setattr(trace_acceptance, "replay_trees", told.append)
+    made = replay_in_every_runner("draft-greedy")
+    runner = Runner()
+    runner.load_model("dummy")
+    assert runner.weights == "dummy" and len(made) == 1
+    assert int(made[0].num_rows) == Trace.load("draft-greedy").header["rows"]
+    assert told == (made if tree else [])
+    assert (Runner.rejection_sampler._verify is None) == bool(tree)
 
 
 def test_an_engine_that_verifies_for_real_is_refused():

@@ -44,7 +44,7 @@ def run_engine(models: Path, run_job: RunJob) -> RunEngine:
     explains, and the engine's own arguments.
     """
     asked_for = ("async_scheduling", "idle_every", "record_drafts", "record_graphs")
-    asked_for += ("keep_drafts",)
+    asked_for += ("keep_drafts", "watch_drafts")
 
     def run(scenarios, runner="V2", speculative_config=None, **more):
         how = {name: more.pop(name) for name in asked_for if name in more}

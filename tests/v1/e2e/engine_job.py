@@ -16,7 +16,9 @@ sampling parameters. Beyond that a job may ask for
     record_drafts: all drafts made, each with the number of tokens known before it;
     record_fed: what each slot of a PARD-2 drafter is fed: see `fed_rows.py`;
     record_graphs: draft passes are CUDA graphs, on a CPU as if: see `recorded.py`;
-    keep_drafts: drafts against the logits kept of them: see `kept_drafts.py`.
+    keep_drafts: drafts against the logits kept of them: see `kept_drafts.py`;
+    watch_drafts: which graphs stood for draft passes, and where the host waited in
+        them: see `draft_watch.py`.
 """
 
 import gc
@@ -30,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from draft_watch import DraftWatch
 from fed_rows import FedRows
 from kept_drafts import KeptDrafts
 from recorded import record_graphs
@@ -259,6 +262,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     fed = FedRows(runner) if job.get("record_fed") else None
     graphs = record_graphs(worker) if job.get("record_graphs") else None
     kept = KeptDrafts(runner) if job.get("keep_drafts") else None
+    watch = DraftWatch(runner.speculator) if job.get("watch_drafts") else None
     blocks, results = free_blocks(core.scheduler), {}
     for name, requests in job["scenarios"].items():
         before = counters(llm)
@@ -279,6 +283,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
         "timed_requests": timed_requests(core.scheduler),
         "replays": graphs.replayed if graphs else {},
         "kept": kept.found if kept else {},
+        "watched": watch.describe() if watch else {},
     }
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What stood for the draft passes of an engine: graphs or none, and waits of the host.
 
-For engines in process, ours. A step counts by what its passes were: "full" if a FULL
-graph was replayed, else "piecewise" if a piecewise one was, else "eager".
+A step counts by what its passes were: "full" if a FULL graph was replayed, else
+"piecewise" if a piecewise one was, else "eager".
 """
 
 import traceback
@@ -24,20 +24,17 @@ class DraftWatch:
 
     def __init__(self, speculator: Any):
         self.steps: Counter[str] = Counter()  # by what the passes were
-        self.waiting_steps: Counter[str] = Counter()  # those of them that waited
         self.waited_at: set[str] = set()  # "module.py:line"
         self.drafted: Counter[int] = Counter()  # steps by draft length, where it varies
-        self.replays: Counter[str] = Counter()  # graphs, FULL and piecewise
         self.passes: Counter[str] = Counter()  # within the current step
         self.is_cuda = speculator.device.type == "cuda"
         if self.is_cuda:
             check_that_waits_are_noticed()
-        self.propose, self.graphs = speculator.propose, speculator.graphs
+        self.propose = speculator.propose
         speculator.propose = self._watched
-        if self.graphs is not None:
-            self._count_calls(self.graphs, "run_fullgraph", "full")
-            self._count_calls(self.graphs, "run_pw_graph", "piecewise")
-        self._count_calls(torch.cuda.CUDAGraph, "replay", "any")
+        if (graphs := speculator.graphs) is not None:
+            self._count_calls(graphs, "run_fullgraph", "full")
+            self._count_calls(graphs, "run_pw_graph", "piecewise")
 
     def _count_calls(self, holder: Any, name: str, what: str) -> None:
         call = getattr(holder, name)
@@ -58,21 +55,16 @@ class DraftWatch:
         )
         what = next((w for w in ("full", "piecewise") if self.passes[w]), "eager")
         self.steps[what] += 1
-        self.replays["full"] += self.passes["full"]
-        self.replays["piecewise"] += self.passes["any"] - self.passes["full"]
         if (length := kwargs.get("num_speculative_tokens")) is not None:
             self.drafted[length] += 1
         if waited_at is not None:
-            self.waiting_steps[what] += 1
             self.waited_at.add(waited_at)
         return drafts
 
     def describe(self) -> dict[str, Any]:
         return {
             "steps": dict(self.steps),
-            "graphs_replayed": dict(self.replays),
             "drafted": dict(self.drafted),
-            "waiting_steps": dict(self.waiting_steps) if self.is_cuda else None,
             "waited_at": sorted(self.waited_at),
         }
 

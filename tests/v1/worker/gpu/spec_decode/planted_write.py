@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A kernel that writes past the end of a tensor: compute-sanitizer must say so.
 
-Its name is one that `sanitize.py`'s filter matches, so that a filter that matches
+Its name is one that the filter of `test_sanitizer.py` matches, so that one that matches
 nothing, or a sanitizer that looks at nothing, is found out.
 """
 

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compiled engines with CUDA graphs: the target's own output, and no wait in drafting.
+
+Each drafter runs with graphs, with draft lengths that change with the batch (by a
+schedule, and chosen by the engine), with a tree, and with an eager drafter.
+"""
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
+
+from .conftest import RunEngine
+from .oracle import same_as_alone
+from .test_unified_speculator import MODES, PARALLEL
+
+K, MAX_NUM_SEQS = 7, 16
+# None at first, more as requests end.
+SCHEDULE = [[1, 4, K], [5, 8, K // 2], [9, MAX_NUM_SEQS, 0]]
+# What is set of the speculative config.
+HOW: dict[str, dict[str, Any]] = {
+    "graphs": {},
+    "schedule": {"num_speculative_tokens_per_batch_size": SCHEDULE},
+    "auto": {"num_speculative_tokens_per_batch_size": "auto"},
+    "tree": {"draft_tree": 15},
+    "eager drafter": {"enforce_eager": True},
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("mode", MODES)
+def test_outputs_with_cuda_graphs(
+    run_engine: RunEngine, models, target, make_prompt, on_cpu, mode: str, how: str
+):
+    if on_cpu:
+        pytest.skip("needs a GPU")
+    if how == "tree" and mode not in PARALLEL:
+        pytest.skip("drafts one token at a time")
+    prompts = [make_prompt(16 + 13 * i, i) for i in range(24)]
+    requests = [{"prompt": prompt, "max_tokens": 100} for prompt in prompts]
+    spec = MODES[mode] | HOW[how] | {"model": str(models / mode)}
+    result = run_engine(
+        # All together, and then some of them alone.
+        {"all": requests, **{str(i): [one] for i, one in enumerate(requests[:4])}},
+        speculative_config=spec | {"num_speculative_tokens": K},
+        watch_drafts=True,
+        async_scheduling=True,
+        enforce_eager=False,
+        max_model_len=1024,
+        max_num_seqs=MAX_NUM_SEQS,
+    )
+    found = result["scenarios"]
+    same_as_alone(target, prompts, found["all"]["tokens"])
+    for number, prompt in enumerate(prompts[:4]):
+        same_as_alone(target, [prompt], found[str(number)]["tokens"])
+    counters = found["all"]["counters"]
+    assert counters["num_accepted_tokens"][0] > 0.5 * counters["num_drafts"][0]
+    watched = result["watched"]
+    assert watched["waited_at"] == []
+    is_eager = how == "eager drafter"
+    assert watched["steps"].get("full", 0) > 0 or is_eager
+    assert is_eager == (set(watched["steps"]) == {"eager"})
+
+
+def test_the_schedule_has_every_length():
+    lengths = build_dynamic_sd_schedule_lookup(SCHEDULE, MAX_NUM_SEQS, K)
+    assert Counter(lengths[1:]) == {7: 4, 3: 4, 0: 8}

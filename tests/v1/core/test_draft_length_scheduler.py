@@ -17,7 +17,7 @@ TIMES = {256: {1: {0: 1.0, 3: 1.1}, 8: {0: 1.0, 3: 9.0}}}
 DRAFTERS_LIMIT = 1000
 
 
-def make_scheduler(schedule, times=None) -> Scheduler:
+def make_scheduler(schedule, times=None, ranks: int = 1) -> Scheduler:
     """A scheduler of which only what these tests need is set."""
     scheduler = Scheduler.__new__(Scheduler)
     scheduler.num_spec_tokens, scheduler.log_stats = 3, True
@@ -28,7 +28,10 @@ def make_scheduler(schedule, times=None) -> Scheduler:
         drafter=DrafterConfig("draft_model", 3, context=DRAFTERS_LIMIT),
         pass_times=times,
     )
-    scheduler.vllm_config = SimpleNamespace(speculative_config=spec)
+    parallel = SimpleNamespace(data_parallel_size=ranks, dp_sync_interval=16)
+    scheduler.vllm_config = SimpleNamespace(
+        speculative_config=spec, parallel_config=parallel
+    )
     scheduler.draft_lengths = ChosenLengths.of(scheduler)
     scheduler.unaccepted_drafts = None
     scheduler.requests = {"0": SimpleNamespace(sampling_params=None)}

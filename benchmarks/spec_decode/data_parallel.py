@@ -154,6 +154,8 @@ def run_all(args: argparse.Namespace, folder: Path) -> dict[str, dict[str, Any]]
         port = free_port()
         spec = MODES[mode] | {"model": str(BUNDLED / mode)}
         spec["num_speculative_tokens"] = args.num_speculative_tokens
+        if args.auto:
+            spec["num_speculative_tokens_per_batch_size"] = "auto"
         for rank, own in enumerate((given[1:], given[:1])):
             jobs[f"{mode}-rank-{rank}"] = base | {
                 "speculative_config": spec,
@@ -194,6 +196,7 @@ def parse() -> argparse.Namespace:
     add("--modes", nargs="+", choices=list(MODES)[1:], default=list(MODES)[1:])
     add("--dtype", choices=TIES, default="bfloat16")
     add("--num-speculative-tokens", type=int, default=5)
+    add("--auto", action="store_true", help="ranks agree on how far to draft")
     add("--num-prompts", type=int, default=12)
     add("--output-len", type=int, default=48)
     add("--output", type=Path)

@@ -34,7 +34,7 @@ def make_scheduler(schedule, times=None, ranks: int = 1) -> Scheduler:
     )
     scheduler.draft_lengths = ChosenLengths.of(scheduler)
     scheduler.unaccepted_drafts = None
-    scheduler.requests = {"0": SimpleNamespace(sampling_params=None)}
+    scheduler.requests = {"0": SimpleNamespace(sampling_params=None, num_tokens=100)}
     return scheduler
 
 
@@ -57,7 +57,20 @@ def test_auto_is_asked_and_told():
         stats = verify(scheduler, 3, 0)
     assert isinstance(stats, SpecDecodingStats)  # vLLM's own count goes on
     assert stats.num_draft_tokens == 3
-    assert lengths[1] == 0
+    assert lookup[1] == 0
+
+
+def test_drafts_past_the_drafters_context_say_nothing():
+    """They keep a batch uniform, and cannot be accepted."""
+    scheduler = make_scheduler("auto", TIMES)
+    scheduler.requests["0"].num_tokens = DRAFTERS_LIMIT - 2
+    for _ in range(50):
+        assert verify(scheduler, 3, 0) is not None
+    assert scheduler.draft_lengths[1] == 3
+    scheduler.requests["0"].num_tokens -= 1
+    for _ in range(50):
+        verify(scheduler, 3, 0)
+    assert scheduler.draft_lengths[1] == 0
 
 
 def test_auto_without_times_drafts_as_far_as_it_may():

@@ -10,6 +10,7 @@ from vllm.v1.spec_decode.opt_out import refuses_drafts
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.request import Request
     from vllm.v1.spec_decode.step_metrics import StepDrafting
 
 
@@ -34,7 +35,6 @@ class ChosenLengths:
         self.lengths = DraftLengths(
             longest, times, steps_held=parallel.dp_sync_interval if in_step else 1
         )
-        self.observe = self.lengths.observe
         self.agreed = longest if in_step else None
         self.told: int | None = None
         self._scheduler = scheduler
@@ -52,6 +52,15 @@ class ChosenLengths:
         self.lengths.end_step()
         self._load = self.load(batch_size)
         return self.lengths.choose(self._load) if self.agreed is None else self.agreed
+
+    def observe(self, num_drafts: int, num_accepted: int, request: "Request") -> None:
+        """Takes in one request's verified drafts.
+
+        Past the drafter's context they only keep the batch uniform, and are never
+        accepted: that says nothing of drafts.
+        """
+        if request.num_tokens + num_drafts <= self._limit:
+            self.lengths.observe(num_drafts, num_accepted)
 
     def wish(self) -> int:
         """What this rank would draft; 0 if it ran nothing since it was asked last."""

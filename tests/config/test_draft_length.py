@@ -83,6 +83,7 @@ def test_any_other_string_is_refused(models: Path, target: ModelConfig):
 def parallel(**changes) -> SimpleNamespace:
     values = {
         "data_parallel_size": 1,
+        "enable_elastic_ep": False,
         "pipeline_parallel_size": 1,
         "distributed_executor_backend": None,
     }
@@ -96,16 +97,14 @@ def settings(**changes) -> SimpleNamespace:
         "num_speculative_tokens_per_batch_size": "auto",
         "is_auto_by_default": False,
         "target_parallel_config": None,
-        "target_model_config": SimpleNamespace(is_moe=False),
         "drafter": SimpleNamespace(unsupported=None),
     }
     return SimpleNamespace(**values | changes)
 
 
 UNSUPPORTED = {
-    "data_parallel_size=1": settings(
-        target_parallel_config=parallel(data_parallel_size=2),
-        target_model_config=SimpleNamespace(is_moe=True),
+    "enable_elastic_ep": settings(
+        target_parallel_config=parallel(data_parallel_size=2, enable_elastic_ep=True)
     ),
     "choose by its own clock": settings(
         target_parallel_config=parallel(
@@ -139,8 +138,7 @@ def test_a_default_is_fixed_instead_and_one_line_says_so(spec, caplog_vllm):
     assert "Every draft has 7 tokens" in line and "num_speculative_tokens" in line
 
 
-def test_engines_that_share_nothing_may_choose_each_for_itself():
-    """As the ranks of a dense target do."""
+def test_data_parallel_engines_choose():
     spec = settings(target_parallel_config=parallel(data_parallel_size=2))
     check_auto(spec)
     assert is_auto(spec)

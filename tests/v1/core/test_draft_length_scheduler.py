@@ -17,7 +17,7 @@ TIMES = {256: {1: {0: 1.0, 3: 1.1}, 8: {0: 1.0, 3: 9.0}}}
 DRAFTERS_LIMIT = 1000
 
 
-def make_scheduler(schedule, times=None) -> Scheduler:
+def make_scheduler(schedule, times=None, ranks: int = 1) -> Scheduler:
     """A scheduler of which only what these tests need is set."""
     scheduler = Scheduler.__new__(Scheduler)
     scheduler.num_spec_tokens, scheduler.log_stats = 3, True
@@ -28,10 +28,13 @@ def make_scheduler(schedule, times=None) -> Scheduler:
         drafter=DrafterConfig("draft_model", 3, context=DRAFTERS_LIMIT),
         pass_times=times,
     )
-    scheduler.vllm_config = SimpleNamespace(speculative_config=spec)
+    parallel = SimpleNamespace(data_parallel_size=ranks, dp_sync_interval=16)
+    scheduler.vllm_config = SimpleNamespace(
+        speculative_config=spec, parallel_config=parallel
+    )
     scheduler.draft_lengths = ChosenLengths.of(scheduler)
     scheduler.unaccepted_drafts = None
-    scheduler.requests = {"0": SimpleNamespace(sampling_params=None)}
+    scheduler.requests = {"0": SimpleNamespace(sampling_params=None, num_tokens=100)}
     return scheduler
 
 
@@ -55,6 +58,19 @@ def test_auto_is_asked_and_told():
     assert isinstance(stats, SpecDecodingStats)  # vLLM's own count goes on
     assert stats.num_draft_tokens == 3
     assert lookup[1] == 0
+
+
+def test_drafts_past_the_drafters_context_say_nothing():
+    """They keep a batch uniform, and cannot be accepted."""
+    scheduler = make_scheduler("auto", TIMES)
+    scheduler.requests["0"].num_tokens = DRAFTERS_LIMIT - 2
+    for _ in range(50):
+        assert verify(scheduler, 3, 0) is not None
+    assert scheduler.draft_lengths[1] == 3
+    scheduler.requests["0"].num_tokens -= 1
+    for _ in range(50):
+        verify(scheduler, 3, 0)
+    assert scheduler.draft_lengths[1] == 0
 
 
 def test_auto_without_times_drafts_as_far_as_it_may():

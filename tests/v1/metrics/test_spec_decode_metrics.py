@@ -157,7 +157,7 @@ def test_counters(prom, registry):
 def test_every_metric_tells_method_and_mode(prom, registry):
     prom(SimpleNamespace(method="draft_model", drafter=PARD, num_speculative_tokens=K))
     samples = [s for metric in registry.collect() for s in metric.samples]
-    assert len({sample.name for sample in samples if "_total" in sample.name}) == 9
+    assert len({sample.name for sample in samples if "_total" in sample.name}) == 11
     for sample in samples:
         assert sample.labels["method"] == "draft_model"
         assert sample.labels["mode"] == "pard"

@@ -77,6 +77,11 @@ def whole_load(n: int, context: float = CONTEXT) -> Load:
     return Load(n, n, context)
 
 
+def step(lengths: DraftLengths, load: Load) -> int:
+    lengths.end_step()
+    return lengths.choose(load)
+
+
 def measured(engine, num_drafts: int):
     lengths = candidate_lengths(num_drafts)
     sizes = [n for n in sizes_to_measure(64) if n.bit_count() == 1]
@@ -108,7 +113,7 @@ class Simulation:
             for seen in self.unseen.popleft():
                 self.lengths.observe(*seen)
             verified = self.drafted
-            self.drafted = self.lengths.choose(whole_load(n))
+            self.drafted = step(self.lengths, whole_load(n))
             self.unseen.append(self.verify(n, verified, rates))
             spent += self.engine(n, verified)
             spent += SWITCH_MS * (self.drafted != verified)
@@ -171,7 +176,7 @@ def test_drafts_nothing_soon_where_nothing_pays():
     simulation = Simulation(cpu_ms, 7)
     simulation.run(8, GREEDY, 60_000)
     simulation.run(8, SAMPLED, 60 * cpu_ms(8, 7))
-    asked = [simulation.lengths.choose(whole_load(8)) for _ in range(100)]
+    asked = [step(simulation.lengths, whole_load(8)) for _ in range(100)]
     assert asked.count(0) > 95
 
 
@@ -183,7 +188,7 @@ def test_drafts_that_few_requests_can_use_are_worth_less(kept):
     simulation.run(32, rates, 5_000)
     drafting = round(32 * kept)
     load = Load(32, drafting, CONTEXT)
-    asked = [simulation.lengths.choose(load) for _ in range(50)]
+    asked = [step(simulation.lengths, load) for _ in range(50)]
     expected = expected_tokens(rates)
     best = max(
         candidate_lengths(7),
@@ -201,8 +206,8 @@ def test_long_contexts_draft_by_their_own_times():
         for n in (1, 8)
     }
     lengths = DraftLengths(7, {**times, 65536: reread})
-    assert lengths.choose(whole_load(1)) == 7
-    assert lengths.choose(whole_load(1, 65536)) == 0
+    assert step(lengths, whole_load(1)) == 7
+    assert step(lengths, whole_load(1, 65536)) == 0
 
 
 # Milliseconds of P-EAGLE's steps on an H200, by requests and drafts; trees of 15 nodes
@@ -219,13 +224,13 @@ HARD = {0: 0.0, 3: 0.3, 7: 0.32, 15: 0.55, 31: 0.65, 63: 0.75}
 def run_trees(lengths: DraftLengths, n: int, accepted: dict, steps: int, rng) -> float:
     """Tokens per ms over those of the best plan, of the second half of the steps."""
     spent = gained = 0.0
-    for step in range(steps):
-        chosen = lengths.choose(whole_load(n))
+    for number in range(steps):
+        chosen = step(lengths, whole_load(n))
         for _ in range(n):
             depth = min(chosen, 7)
             chance = accepted[chosen] / max(depth, 1)
             lengths.observe(chosen, int(rng.binomial(depth, chance)))
-        if 2 * step >= steps:
+        if 2 * number >= steps:
             spent += TREE_MS[n][chosen]
             gained += n * (1 + accepted[chosen])
     best = max(n * (1 + accepted[k]) / ms for k, ms in TREE_MS[n].items())
@@ -271,7 +276,7 @@ def test_a_line_now_and_then_says_what_is_chosen_and_why(monkeypatch, caplog_vll
         caplog_vllm.clear()
         for n, at in ((1, 0), (1, 61), (8, 62), (1, 130), (8, 131), (8, 300), (8, 400)):
             now[0] = at
-            lengths.choose(whole_load(n))
+            step(lengths, whole_load(n))
     first, second = caplog_vllm.messages
     assert first == (
         "Draft length 3 for 1 requests of 256 tokens: 2.46 tokens in 6.00 ms each. "
@@ -283,7 +288,7 @@ def test_a_line_now_and_then_says_what_is_chosen_and_why(monkeypatch, caplog_vll
 def test_says_what_it_expects_of_the_step():
     lengths = DraftLengths(3, {CONTEXT: {1: {0: 0.005, 3: 0.006}}})
     assert lengths.choice is None
-    lengths.choose(Load(4, 2, CONTEXT))
+    step(lengths, Load(4, 2, CONTEXT))
     choice = lengths.choice
     expected = lengths.expected_tokens()[3]
     assert choice == (3, pytest.approx(2 + 2 * expected), 0.006)
@@ -303,7 +308,7 @@ def test_no_drafts_at_all_can_be_the_choice():
     rates = CURVES["useless"](7)
     simulation = Simulation(parallel_ms, 7)
     simulation.run(64, rates, 5_000)
-    asked = [simulation.lengths.choose(whole_load(64)) for _ in range(200)]
+    asked = [step(simulation.lengths, whole_load(64)) for _ in range(200)]
     assert asked.count(0) > 190
     assert max(asked) == 1  # a try now and then, else it would be for good
 
@@ -327,7 +332,7 @@ def test_holds_a_choice_that_noise_would_change():
     rng = np.random.default_rng(0)
     chosen = []
     for _ in range(4000):
-        lengths.choose(whole_load(1))
+        step(lengths, whole_load(1))
         chosen.append(lengths._chosen[1])
         for _ in range(32):
             lengths.observe(2, int(rng.random() < 0.5) * (1 + int(rng.random() < 0.5)))
@@ -338,7 +343,7 @@ def test_holds_a_choice_that_noise_would_change():
 def test_without_times_every_draft_is_the_longest():
     lengths = DraftLengths(5, {})
     lengths.observe(5, 0)
-    assert [lengths.choose(whole_load(n)) for n in (1, 64)] == [5, 5]
+    assert [step(lengths, whole_load(n)) for n in (1, 64)] == [5, 5]
 
 
 def test_choosing_takes_far_less_than_a_millisecond():
@@ -346,7 +351,7 @@ def test_choosing_takes_far_less_than_a_millisecond():
     started = time.perf_counter()
     for step in range(200):
         n = 1 + step % 64
-        lengths.choose(whole_load(n, 256 + 50 * step))
+        step(lengths, whole_load(n, 256 + 50 * step))
         for _ in range(64):
             lengths.observe(15, 6)
     assert (time.perf_counter() - started) / 200 < 1e-3

@@ -78,9 +78,10 @@ def test_they_say_nothing_of_acceptance(value: bool):
     observed = []
     scheduler = Scheduler.__new__(Scheduler)
     scheduler.log_stats, scheduler.num_spec_tokens = True, 3
+    scheduler.unaccepted_drafts = None
     scheduler.requests = {"0": SimpleNamespace(sampling_params=params(value))}
     scheduler.draft_lengths = SimpleNamespace(
-        observe=lambda *seen: observed.append(seen)
+        observe=lambda *seen: observed.append(seen[:2])
     )
     stats = scheduler.make_spec_decoding_stats(
         None,

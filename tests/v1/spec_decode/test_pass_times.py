@@ -40,11 +40,13 @@ class FakeExecutor:
         max_num_batched_tokens: int = 512,
         max_model_len: int = 512,
         num_gpu_blocks: int = 1000,
+        ranks: int = 1,
     ):
         self.vllm_config = SimpleNamespace(
             speculative_config=SimpleNamespace(num_speculative_tokens=3),
             cache_config=SimpleNamespace(num_gpu_blocks=num_gpu_blocks, block_size=16),
             model_config=SimpleNamespace(max_model_len=max_model_len),
+            parallel_config=SimpleNamespace(data_parallel_size=ranks),
             scheduler_config=SimpleNamespace(
                 max_num_seqs=max_num_seqs,
                 max_num_batched_tokens=max_num_batched_tokens,
@@ -101,6 +103,24 @@ def test_ends_are_measured_whatever_it_takes(monkeypatch, is_cpu: bool, ends):
     times = measure_pass_times(FakeExecutor(max_model_len=4096))
     assert list(times) == [CONTEXT]
     assert sorted(times[CONTEXT]) == ends
+
+
+@pytest.mark.parametrize("is_cpu, most", [(False, 8), (True, 4)])
+def test_ranks_in_step_measure_the_same_however_long_it_takes(
+    monkeypatch, is_cpu: bool, most: int
+):
+    """And whatever each has of KV cache."""
+    for name in ("BUDGET_SECONDS", "CPU_BUDGET_SECONDS"):
+        monkeypatch.setattr(pass_times, name, -1.0)
+    platform = SimpleNamespace(is_cpu=lambda: is_cpu)
+    monkeypatch.setattr(pass_times, "current_platform", platform)
+    ranks = [
+        FakeExecutor(max_model_len=4096, num_gpu_blocks=blocks, ranks=2)
+        for blocks in (10, 10_000)
+    ]
+    first, second = (measure_pass_times(rank) for rank in ranks)
+    assert first == second
+    assert max(first[CONTEXT]) == most and len(first) == 2
 
 
 def test_no_more_requests_than_the_token_budget_has_tokens():

@@ -108,6 +108,7 @@ def _nodes_to_choose(vllm_config: "VllmConfig") -> int | None:
         and drafter.parallel_width == depth > 1
         and spec.draft_sample_method == "greedy"
         and spec.rejection_sample_method == "standard"
+        and vllm_config.parallel_config.data_parallel_size == 1
         and not current_platform.is_cpu()
     )
     return max(TREES) if possible and depth < max(TREES) else None

@@ -180,7 +180,7 @@ def _find_unsupported(spec: "SpeculativeConfig") -> tuple[str, str] | None:
     """What of a speculative config "auto" does not support, and what to do."""
     if spec.method not in METHODS:
         return f"method {spec.method}", "give a schedule or unset it"
-    parallel, target = spec.target_parallel_config, spec.target_model_config
+    parallel = spec.target_parallel_config
     if parallel is None:
         return None
     if parallel.distributed_executor_backend == "external_launcher":
@@ -189,11 +189,11 @@ def _find_unsupported(spec: "SpeculativeConfig") -> tuple[str, str] | None:
             "choose by its own clock",
             "give a schedule, or use another backend",
         )
-    if parallel.data_parallel_size > 1 and target is not None and target.is_moe:
+    if parallel.data_parallel_size > 1 and parallel.enable_elastic_ep:
         return (
-            "data parallelism of a mixture of experts, whose ranks must draft equally "
-            "many tokens",
-            "unset it, or set data_parallel_size=1",
+            "enable_elastic_ep, where a rank that joins does not know what the others "
+            "agreed to draft",
+            "give a number alone, or turn it off",
         )
     if parallel.pipeline_parallel_size > 1 and spec.is_auto_by_default:
         # Asked for, it goes by the time of one step alone.

@@ -5,35 +5,67 @@ from typing import TYPE_CHECKING
 
 from vllm.config.drafter.length import chosen_lengths, is_auto
 from vllm.v1.spec_decode.dynamic.draft_length import DraftLengths, Load
+from vllm.v1.spec_decode.dynamic.step_times import PassTimes
 from vllm.v1.spec_decode.opt_out import refuses_drafts
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.request import Request
     from vllm.v1.spec_decode.step_metrics import StepDrafting
 
 
 class ChosenLengths:
-    """Stands where the scheduler has a lookup from batch size to draft length."""
+    """Stands where the scheduler has a lookup from batch size to draft length.
 
-    def __init__(self, scheduler: "Scheduler", lengths: DraftLengths):
-        self._scheduler, self.lengths = scheduler, lengths
-        self.observe = lengths.observe
-        spec = scheduler.vllm_config.speculative_config
+    Data-parallel ranks that run in step with each other must draft equally many
+    tokens. They draft what they agreed on last; see `vllm/v1/engine/agreed_drafts.py`.
+
+    Attributes:
+        lengths: what chooses.
+        agreed: drafts of each request on every such rank; None without such ranks.
+        told: what this engine's workers draft while it is idle; None: the most.
+    """
+
+    def __init__(self, scheduler: "Scheduler", times: PassTimes):
+        config = scheduler.vllm_config
+        spec, parallel = config.speculative_config, config.parallel_config
+        longest = spec.drafter.num_speculative_tokens
+        trees = [length for length in chosen_lengths(spec) if length > longest]
+        # Ranks that share nothing have each a size of 1 by now.
+        in_step = parallel.data_parallel_size > 1
+        steps_held = parallel.dp_sync_interval if in_step else 1
+        self.lengths = DraftLengths(longest, times, trees, steps_held)
+        self.agreed = longest if in_step else None
+        self.told: int | None = None
+        self._scheduler = scheduler
         self._limit = spec.drafter.limit(scheduler.max_model_len)
+        self._load: Load | None = None
 
     @classmethod
     def of(cls, scheduler: "Scheduler") -> "ChosenLengths | None":
         """None where the draft length is the user's."""
         spec = scheduler.vllm_config.speculative_config
-        if not is_auto(spec):
-            return None
-        depth = spec.drafter.num_speculative_tokens
-        nodes = [length for length in chosen_lengths(spec) if length > depth]
-        return cls(scheduler, DraftLengths(depth, spec.pass_times or {}, nodes))
+        return cls(scheduler, spec.pass_times or {}) if is_auto(spec) else None
 
     def __getitem__(self, batch_size: int) -> int:
         """Drafts per request for a step; to be asked once per step."""
-        return self.lengths.choose(self.load(batch_size))
+        self.lengths.end_step()
+        self._load = self.load(batch_size)
+        return self.lengths.choose(self._load) if self.agreed is None else self.agreed
+
+    def observe(self, num_drafts: int, num_accepted: int, request: "Request") -> None:
+        """Takes in one request's verified drafts.
+
+        Past the drafter's context they only keep the batch uniform, and are never
+        accepted: that says nothing of drafts.
+        """
+        if request.num_tokens + num_drafts <= self._limit:
+            self.lengths.observe(num_drafts, num_accepted)
+
+    def wish(self) -> int:
+        """What this rank would draft; 0 if it ran nothing since it was asked last."""
+        load, self._load = self._load, None
+        return 0 if load is None else self.lengths.choose(load)
 
     def tell(self, step: "StepDrafting | None") -> None:
         """Adds to a step's stats what the choice is expected to come to."""

@@ -7,8 +7,7 @@ n requests m can use drafts. A step in which plan p is verified takes seconds[p]
 yields m * E(p) + n - m tokens; for a chain, E(k) = 1 + a1 + a1 a2 + .. + a1 a2 .. ak,
 where ai is the probability that draft i is accepted after those before it were. Times
 are measured once (`pass_times.py`), acceptance is estimated as requests are served
-(`acceptance.py`), and the plan that yields most per second is drafted. Pure Python;
-asked once and told once per step.
+(`acceptance.py`), and the plan that yields most per second is drafted. Pure Python.
 """
 
 import time
@@ -62,6 +61,7 @@ class DraftLengths:
         measured: step times of each plan to choose from; empty makes every draft the
             longest chain.
         trees: nodes of the trees to choose from.
+        steps_held: for how many steps a choice holds.
     """
 
     def __init__(
@@ -69,8 +69,10 @@ class DraftLengths:
         num_speculative_tokens: int,
         measured: PassTimes,
         trees: Sequence[int] = (),
+        steps_held: int = 1,
     ):
         self.num_speculative_tokens = num_speculative_tokens
+        self.steps_held = steps_held
         self.times = StepTimes(measured)
         chains = ChainAcceptance(num_speculative_tokens)
         # Of a plan that several tell of, the last counts.
@@ -96,12 +98,15 @@ class DraftLengths:
         for acceptance in self.acceptance:
             acceptance.observe(num_drafts, num_accepted)
 
-    def choose(self, load: Load) -> int:
-        """Drafts per request in a step; to be asked once per step."""
-        if not self.times:
-            return self.num_speculative_tokens
+    def end_step(self) -> None:
+        """What was observed is of one step, which is over."""
         for acceptance in self.acceptance:
             acceptance.end_step()
+
+    def choose(self, load: Load) -> int:
+        """Drafts per request in the next step, or in the next `steps_held`."""
+        if not self.times:
+            return self.num_speculative_tokens
         seconds = self.times.seconds(load.num_reqs, load.context)
         expected = self.expected_tokens()
         tokens = {plan: load.tokens(expected[plan]) for plan in seconds}
@@ -153,15 +158,16 @@ class DraftLengths:
         longer = next(iter(trees if self._tries_tree else larger), None)
         if longer is None:
             return chosen
+        held = self.steps_held
         if not self._trial_steps:
-            self._allowance += TRIAL_BUDGET
+            self._allowance += TRIAL_BUDGET * held
             time_added = seconds[longer] / seconds[chosen]
             loss = max(0.0, time_added - tokens[longer] / tokens[chosen])
-            steps = -(-TRIAL_DRAFTS // num_drafting)
+            steps = max(-(-TRIAL_DRAFTS // num_drafting), held)
             if self._allowance < SWITCH_COST + steps * loss:
                 return chosen
             self._allowance, self._trial_steps = 0.0, steps
-        self._trial_steps -= 1
+        self._trial_steps = max(self._trial_steps - held, 0)
         if not self._trial_steps:
             self._tries_tree = bool(self._trees) and not self._tries_tree
         return longer

@@ -41,6 +41,7 @@ TIMED_STEPS = 4
 # three for the others; more is for a host that is busy, with other engines that start.
 BUDGET_SECONDS = 10.0
 CPU_BUDGET_SECONDS = 4.0
+IN_STEP_CPU_REQUESTS = 4
 
 
 def measure_pass_times(executor: "Executor") -> PassTimes:
@@ -69,11 +70,12 @@ def measure_pass_times(executor: "Executor") -> PassTimes:
 
     started = time.perf_counter()
     times: PassTimes = {CONTEXT: {1: measure(CONTEXT, 1)}}
-    largest, budget = _most_requests(config), BUDGET_SECONDS
+    seconds, budget = time.perf_counter() - started, BUDGET_SECONDS
+    largest = _most_requests(config, seconds)
     if current_platform.is_cpu():
         budget = CPU_BUDGET_SECONDS
-        affordable = budget / max(time.perf_counter() - started, 1e-3)
-        largest = min(largest, max(2, int(affordable)))
+    if config.parallel_config.data_parallel_size > 1:
+        budget = float("inf")  # ranks in step with each other all measure the same
     # Attention adds what it reads, which is close to linear in the tokens verified.
     chains = [length for length in lengths if length <= depth]
     few = sorted({chains[0], chains[len(chains) // 2], depth, lengths[-1]})
@@ -87,9 +89,19 @@ def measure_pass_times(executor: "Executor") -> PassTimes:
     return times
 
 
-def _most_requests(config: "VllmConfig") -> int:
+def _most_requests(config: "VllmConfig", seconds: float) -> int:
+    """Requests of the largest step to measure.
+
+    Args:
+        seconds: that the steps of one request took.
+    """
     scheduler = config.scheduler_config
-    return min(scheduler.max_num_seqs, scheduler.max_num_batched_tokens, MAX_REQUESTS)
+    most = min(scheduler.max_num_seqs, scheduler.max_num_batched_tokens, MAX_REQUESTS)
+    if not current_platform.is_cpu():
+        return most
+    if config.parallel_config.data_parallel_size > 1:
+        return min(most, IN_STEP_CPU_REQUESTS)
+    return min(most, max(2, int(CPU_BUDGET_SECONDS / max(seconds, 1e-3))))
 
 
 def _log_measured(times: PassTimes, num_lengths: int, seconds: float) -> None:
@@ -113,6 +125,9 @@ def long_contexts(config: "VllmConfig", largest: int) -> Iterator[tuple[int, int
     """
     cache = config.cache_config
     held = (cache.num_gpu_blocks or 0) * cache.block_size
+    if config.parallel_config.data_parallel_size > 1:
+        # What another rank holds is not known here; requests may share blocks.
+        largest, held = 1, float("inf")
     drafts = config.speculative_config.num_speculative_tokens
     longest = config.model_config.max_model_len - (2 + TIMED_STEPS) * (drafts + 1) - 2
     seen = [CONTEXT]

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Draft trees on Runner V2: the target's own output, whatever is verified beside it."""
+
+import pytest
+
+from .conftest import RunEngine
+from .test_unified_speculator import (
+    ENGINES,
+    MAX_MODEL_LEN,
+    SCENARIOS,
+    assert_output_is_the_targets,
+    only_fast,
+    scenarios,  # noqa: F401  (a fixture)
+    speculative,
+)
+
+MODES = ("pard", "pard2", "peagle")
+# Engine: depth and nodes of its trees. "tiny" cuts prompts and preempts, "ahead"
+# schedules before the last step's tokens are known.
+TREES = {"ahead": (4, 31), "tiny": (4, 9), "alone": (4, 4)}
+LARGEST = {"ahead": (7, 64), "tiny": (7, 31), "alone": (7, 127)}
+FAST = ("pard-ahead", "pard2-tiny", "peagle-tiny")
+
+
+def run(run_engine: RunEngine, models, requests, mode, engine, tree, **more):
+    depth, nodes = tree
+    return run_engine(
+        {name: requests[name] for name in SCENARIOS[engine]},
+        speculative_config=speculative(models, mode, depth, draft_tree=nodes),
+        max_model_len=MAX_MODEL_LEN,
+        idle_every=7 if engine == "tiny" else 0,
+        **ENGINES[engine] | more,
+    )
+
+
+def assert_trees_were_verified(result, depth: int, nodes: int) -> None:
+    for found in result["scenarios"].values():
+        counted = found["counters"]
+        by_position = counted["num_accepted_tokens_per_pos"]
+        assert len(by_position) == nodes
+        assert by_position[0] > 0 and not any(by_position[depth:])
+    assert "Draft trees are not used" not in result["log"]
+
+
+@pytest.mark.parametrize(
+    "case", only_fast([f"{mode}-{name}" for mode in MODES for name in ENGINES], *FAST)
+)
+def test_output_is_the_targets(case, run_engine, models, target, scenarios):  # noqa: F811
+    """Ragged and chunked prompts, cache hits, aborts, a seed, the context's end.
+
+    With "tiny", also preemption, and batches of an idle data-parallel rank between
+    steps, which leave the KV cache alone.
+    """
+    mode, engine = case.split("-")
+    result = run(run_engine, models, scenarios, mode, engine, TREES[engine])
+    assert_output_is_the_targets(result, target, scenarios)
+    assert_trees_were_verified(result, *TREES[engine])
+    if engine == "tiny":
+        assert result["scenarios"]["preempted"]["counters"]["num_preemptions"][0] > 0
+        assert result["touched_kv"] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", LARGEST)
+@pytest.mark.parametrize("mode", MODES)
+def test_output_of_large_trees_is_the_targets(
+    mode,
+    engine,
+    run_engine,
+    models,
+    target,
+    scenarios,  # noqa: F811
+):
+    tree = LARGEST[engine]
+    result = run(run_engine, models, scenarios, mode, engine, tree)
+    assert_output_is_the_targets(result, target, scenarios)
+    assert_trees_were_verified(result, *tree)
+
+
+# Requests whose rows depend on the tokens before them verify the chain in their tree.
+DEPENDENT = {
+    "penalties": {"repetition_penalty": 1.3, "presence_penalty": 0.5},
+    "bad words": {"bad_words": ["self", "def"]},
+    "grammar": {"structured_outputs": {"regex": "(self|cls)[.]([a-z_]{2,9})[(][)]"}},
+    "sampled": {"temperature": 0.8, "top_p": 0.9, "seed": 5, "logprobs": 2},
+    "least tokens": {"min_tokens": 12, "stop_token_ids": [5]},
+}
+
+
+def test_what_depends_on_tokens_before_it_is_the_targets(
+    run_engine, models, make_prompt
+):
+    """Beside requests with whole trees, and with the same engine without drafts."""
+    requests = [
+        {"prompt": make_prompt(24, 30 + i), "max_tokens": 20, "sampling": sampling}
+        for i, sampling in enumerate(DEPENDENT.values())
+    ]
+    requests += [{"prompt": make_prompt(24, 40 + i), "max_tokens": 20} for i in (0, 1)]
+    engine = {"max_num_seqs": 8, "max_model_len": 128}
+
+    def answers(speculative_config):
+        result = run_engine(
+            {"all": requests}, speculative_config=speculative_config, **engine
+        )
+        return result["scenarios"]["all"]["tokens"]
+
+    tree = speculative(models, "pard", 4, draft_tree=15)
+    assert answers(tree) == answers(None)
+
+
+def test_a_target_that_cannot_verify_trees_drafts_chains(
+    run_engine, models, target, make_prompt
+):
+    """One log line says so, and steps verify no more than chains."""
+    requests = [{"prompt": make_prompt(24, 50), "max_tokens": 16}]
+    result = run_engine(
+        {"all": requests},
+        speculative_config=speculative(models, "pard", 4, draft_tree=15),
+        max_num_seqs=2,
+        max_model_len=128,
+        kv_cache_dtype="fp8",
+    )
+    assert "cannot be verified with a quantized KV cache" in result["log"]
+    counted = result["scenarios"]["all"]["counters"]
+    drafted = counted["num_draft_tokens"][0]
+    assert drafted <= 4 * counted["num_drafts"][0]

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Data-parallel ranks in step draft the most that any of them would."""
+
+import multiprocessing
+import socket
+from types import SimpleNamespace
+
+import pytest
+import torch.distributed as dist
+
+from vllm.config.drafter import DrafterConfig
+from vllm.v1.core.sched.draft_load import ChosenLengths
+from vllm.v1.engine import core
+from vllm.v1.engine.agreed_drafts import (
+    agree_on_drafts,
+    draft_as_agreed,
+    set_idle_drafts,
+)
+
+# One request is worth three drafts, eight none.
+TIMES = {256: {1: {0: 1.0, 3: 1.1}, 8: {0: 1.0, 3: 9.0}}}
+INTERVAL = 4
+
+
+def make_engine(group=None) -> SimpleNamespace:
+    spec = SimpleNamespace(
+        num_speculative_tokens=3,
+        num_speculative_tokens_per_batch_size="auto",
+        drafter=DrafterConfig("eagle3", 3),
+        pass_times=TIMES,
+    )
+    config = SimpleNamespace(
+        speculative_config=spec,
+        parallel_config=SimpleNamespace(
+            data_parallel_size=2, dp_sync_interval=INTERVAL
+        ),
+    )
+    scheduler = SimpleNamespace(vllm_config=config, max_model_len=4096, running=[])
+    scheduler.draft_lengths = ChosenLengths.of(scheduler)
+    calls = []
+    executor = SimpleNamespace(collective_rpc=lambda *args, **more: calls.append(more))
+    return SimpleNamespace(
+        scheduler=scheduler, dp_group=group, model_executor=executor, calls=calls
+    )
+
+
+def run_rank(rank: int, port: int, requests: list[list[int]], results) -> None:
+    """Steps of one rank; 0 requests are an idle step."""
+    dist.init_process_group(
+        "gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=len(requests)
+    )
+    engine = make_engine(dist.group.WORLD)
+    chosen, drafted = engine.scheduler.draft_lengths, []
+    for step, n in enumerate(requests[rank]):
+        drafted.append(chosen[n] if n else chosen.agreed)
+        if step % INTERVAL == 0:
+            agree_on_drafts(engine)
+    results.put((rank, drafted))
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+def test_ranks_draft_the_most_that_any_would():
+    """Loads differ, and change; a rank is idle; at every step all draft alike."""
+    requests = [[8] * 13, [8] * 4 + [1] * 4 + [0] * 5]
+    context = multiprocessing.get_context("spawn")
+    results, port = context.Queue(), free_port()
+    ranks = [
+        context.Process(target=run_rank, args=(rank, port, requests, results))
+        for rank in range(2)
+    ]
+    for rank in ranks:
+        rank.start()
+    drafted = dict(results.get(timeout=120) for _ in ranks)
+    for rank in ranks:
+        rank.join()
+    assert drafted[0] == drafted[1] == [3] + [0] * 4 + [3] * 8
+
+
+def test_a_rank_that_ran_nothing_wishes_for_nothing():
+    chosen = make_engine().scheduler.draft_lengths
+    assert chosen[1] == 3  # until the ranks have met
+    assert (chosen.wish(), chosen.wish()) == (3, 0)
+    chosen.agreed = 1
+    assert [chosen[n] for n in (1, 8)] == [1, 1]
+
+
+def test_workers_are_told_once_what_an_idle_rank_drafts():
+    engine = make_engine()
+    chosen, calls = engine.scheduler.draft_lengths, engine.calls
+    for agreed in (3, 3, 0, 0):
+        chosen.agreed = agreed
+        draft_as_agreed(engine)
+    assert [call["args"] for call in calls] == [(3,), (0,)]
+    worker = SimpleNamespace(model_runner=SimpleNamespace())
+    set_idle_drafts(worker, 2)
+    assert worker.model_runner.idle_drafts == 2
+
+
+ALONE = SimpleNamespace(agreed=None, told=None)
+
+
+@pytest.mark.parametrize("draft_lengths", [None, ALONE])
+def test_other_engines_have_nothing_to_agree_on(draft_lengths):
+    engine = SimpleNamespace(scheduler=SimpleNamespace(draft_lengths=draft_lengths))
+    draft_as_agreed(engine)
+    if draft_lengths is None:
+        agree_on_drafts(engine)
+
+
+def test_engines_agree_where_they_meet_anyway(monkeypatch):
+    """At the first step of a wave, and then as often as they ask who has work."""
+    met = []
+    monkeypatch.setattr(core, "agree_on_drafts", met.append)
+    monkeypatch.setattr(
+        core.ParallelConfig, "sync_dp_state", lambda *_, **__: (True, False)
+    )
+    engine = core.DPEngineCoreProc.__new__(core.DPEngineCoreProc)
+    engine.step_counter, engine.dp_sync_interval = 0, INTERVAL
+    engine.dp_group = engine.pending_pause = None
+    at = []
+    for step in range(1, 10):
+        before = len(met)
+        engine._has_global_unfinished_reqs(True)
+        at += [step] * (len(met) - before)
+    assert at == [1, 4, 8]
+
+
+def test_a_batch_of_nothing_is_like_the_others(monkeypatch):
+    told = []
+    monkeypatch.setattr(core, "draft_as_agreed", told.append)
+    engine = core.EngineCore.__new__(core.EngineCore)
+    engine.model_executor = SimpleNamespace(execute_dummy_batch=lambda: told.append(0))
+    engine.execute_dummy_batch()
+    assert told == [engine, 0]

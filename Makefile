@@ -12,7 +12,8 @@ INSTALL_INPUTS := $(wildcard requirements/*.txt) base.toml edits.lock setup.py \
     $(shell find vllm -name '*.edit' -o -type d -not -name __pycache__)
 
 .DELETE_ON_ERROR:
-.PHONY: demo test test-all upstream-tests lint docs wheel env test-env rebase-report clean
+.PHONY: demo test test-all upstream-tests lint docs wheel env test-env \
+    rebase-report clean
 
 demo: env
 	$(BIN)/python examples/offline_inference/spec_decode.py
@@ -23,7 +24,7 @@ test: lint docs
 test-all: lint docs
 	VLLM_TEST_EXAMPLES=1000 $(BIN)/python -m pytest $(PYTEST_ARGS)
 
-# vLLM's own tests, on the release and on this tree.
+# vLLM's own tests, here and on the release; see tools/upstream_tests.
 upstream-tests: test-env
 	$(BIN)/python -m tools.upstream_tests
 

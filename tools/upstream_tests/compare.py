@@ -2,87 +2,62 @@
 """What passes on the release and not here."""
 
 import json
-import tomllib
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from pathlib import Path
-
-NO_RESULT = "it did not run"
-
-
-@dataclass
-class Results:
-    """Of a run of test files, whole or cut short.
-
-    `outcomes` has passed, failed or skipped by test; `reasons` the last line of what a
-    test that did not pass said; `ended` how each file ended that came to its end, ""
-    for by itself.
-    """
-
-    outcomes: dict[str, str] = field(default_factory=dict)
-    reasons: dict[str, str] = field(default_factory=dict)
-    ended: dict[str, str] = field(default_factory=dict)
-
-    def passed(self) -> set[str]:
-        """Not of files that ran out of time: what they came to is chance."""
-        chance = {file for file, how in self.ended.items() if how == "time limit"}
-        return {
-            test
-            for test, outcome in self.outcomes.items()
-            if outcome == "passed" and file_of(test) not in chance
-        }
 
 
 def file_of(test: str) -> str:
     return test.partition("::")[0]
 
 
-def read(file: Path) -> Results:
-    """Reads what worker.py wrote. A test that passes and then fails in its teardown
-    has failed; a file that ran twice counts as it ran last."""
-    results = Results()
-    for name, outcome, reason, *_ in map(json.loads, file.read_text().splitlines()):
+def read(results: Path) -> tuple[dict[str, str], dict[str, str]]:
+    """Outcomes by test, "passed" or what else with the reason; how each file ended.
+
+    A test that passes and fails in its teardown has failed.
+    """
+    outcomes: dict[str, str] = {}
+    ended: dict[str, str] = {}
+    for name, outcome, reason, *_ in map(json.loads, results.read_text().splitlines()):
         if outcome == "ended":
-            results.ended[name] = reason
-        elif outcome != "passed":
-            results.outcomes[name] = outcome
-            results.reasons[name] = reason
+            ended[name] = reason
+        elif outcome == "passed":
+            outcomes.setdefault(name, outcome)
         else:
-            results.outcomes.setdefault(name, outcome)
-    return results
+            outcomes[name] = f"{outcome}: {reason}"
+    return outcomes, ended
 
 
-def differences(release: Results, ours: Results) -> dict[str, str]:
-    """Tests that pass on the release and not here, each with what it comes to here."""
+def differences(release: Path, ours: Path) -> dict[str, str]:
+    """Tests that pass on the release and not here, each with what it comes to here.
+
+    Where the release ran out of time, what it came to is chance: not compared.
+    """
+    (there, ended_there), (here, ended_here) = read(release), read(ours)
     found = {}
-    for test in sorted(release.passed()):
-        outcome = ours.outcomes.get(test)
-        if outcome == "passed":
+    for test, outcome in there.items():
+        file = file_of(test)
+        if outcome != "passed" or ended_there.get(file) == "time limit":
             continue
-        ended = ours.ended.get(file_of(test)) or ours.reasons.get(file_of(test))
-        what = outcome or (f"{NO_RESULT} ({ended})" if ended else NO_RESULT)
-        reason = ours.reasons.get(test)
-        found[test] = f"{what}: {reason}" if reason else what
+        why = here.get(file) or ended_here.get(file) or "there is no such test here"
+        if (came_to := here.get(test, f"did not run: {why}")) != "passed":
+            found[test] = came_to
     return found
-
-
-def read_accepted(path: Path) -> dict[str, dict[str, str]]:
-    """By half, reasons by the beginning of a test's name."""
-    return tomllib.loads(path.read_text())
 
 
 def report(
     found: dict[str, str], accepted: dict[str, str], files: Iterable[str]
 ) -> list[str]:
-    """One line for each difference that is not accepted, and for each accepted one of
-    `files` that is no difference any more."""
-    lines = [
-        f"{test}: {why}"
-        for test, why in found.items()
-        if not any(test.startswith(name) for name in accepted)
+    """A line for each difference that is not accepted, and for each that is accepted,
+    is of one of the `files`, and is none any more.
+
+    Args:
+        accepted: reasons by the beginning of a test's name.
+    """
+    used = {name: [t for t in found if t.startswith(name)] for name in accepted}
+    known = {test for tests in used.values() for test in tests}
+    lines = [f"{test}: {found[test]}" for test in sorted(found.keys() - known)]
+    return lines + [
+        f"{name}: accepted, and differs no more: take it out of accepted.toml"
+        for name, tests in used.items()
+        if not tests and file_of(name) in files
     ]
-    for name in accepted:
-        gone = not any(test.startswith(name) for test in found)
-        if gone and file_of(name) in files:
-            lines.append(f"{name}: accepted, but differs no more; remove it")
-    return lines

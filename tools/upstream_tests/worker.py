@@ -1,47 +1,43 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs upstream's test files, each in a process of its own. A script:
+"""`python -P worker.py SOURCE RESULTS LIMIT JOBS FILE...`: runs upstream's test files
+on the vLLM in front of PYTHONPATH, each for at most LIMIT seconds.
 
-`python -P worker.py SOURCE RESULTS LIMIT JOBS < FILES`, with the tree to test in front
-of PYTHONPATH and a time limit for each file, in seconds. A file's process is a fork of
-this one, which has imported what upstream's conftest imports anyhow. So no file sees
-what another one patched, a crash or a hang ends one file alone, and ten seconds of
-imports are spent once. RESULTS gets a line for each outcome as soon as it is known.
+Each file has a process of its own, a fork of this one, which has imported what
+upstream's conftest imports anyhow: no file sees what another one patched, a crash or a
+hang ends one file alone, and ten seconds of imports are spent once. A line of RESULTS
+is [test, outcome, last line of the reason], or [file, "ended", how, seconds].
 """
 
+import gc
 import importlib
 import json
-import multiprocessing
 import os
 import signal
 import sys
 import time
 from contextlib import suppress
-from multiprocessing.connection import wait
-from multiprocessing.process import BaseProcess
+from multiprocessing import connection, get_context
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 OPTIONS = ["-q", "-rN", "--tb=short", "-p", "no:cacheprovider", "-W", "ignore"]
+PLUGINS = ["-p", "pytest_asyncio.plugin", "-p", "pytest_timeout"]  # not all there are
 
 
 class Recorder:
-    """A pytest plugin: [test, outcome, last line of the reason] for each report."""
+    """A pytest plugin: writes each outcome as soon as it is known."""
 
     def __init__(self, results: Path) -> None:
         self.results = results
 
-    def pytest_runtest_logreport(self, report: Any) -> None:
+    def pytest_runtest_logreport(self, report) -> None:
         if report.when == "call" or report.outcome != "passed":
-            self._write(report)
+            reason = report.longreprtext.strip().splitlines() or [""]
+            write(self.results, report.nodeid, report.outcome, reason[-1][:300])
 
-    def pytest_collectreport(self, report: Any) -> None:
+    def pytest_collectreport(self, report) -> None:
         if report.outcome != "passed":
-            self._write(report)
-
-    def _write(self, report: Any) -> None:
-        reason = report.longreprtext.strip().splitlines() or [""]
-        write(self.results, report.nodeid, report.outcome, reason[-1][:300])
+            self.pytest_runtest_logreport(report)
 
 
 def write(results: Path, *line: str | float) -> None:
@@ -49,57 +45,58 @@ def write(results: Path, *line: str | float) -> None:
         print(json.dumps(line), file=file)
 
 
-def run_file(source: Path, results: Path, file: str) -> None:
-    """What a child does."""
-    import pytest
-
-    os.setsid()  # so that what the tests start can be ended with it
-    os.chdir(source)
-    log = results.with_suffix("") / file.replace("/", ".").replace(".py", ".log")
-    log.parent.mkdir(exist_ok=True)
-    with log.open("w") as output:
-        os.dup2(output.fileno(), 1)
-        os.dup2(output.fileno(), 2)
-    pytest.main([*OPTIONS, file], plugins=[Recorder(results)])
-    sys.stdout.flush()
-    os._exit(0)  # threads that a test left behind would wait for ever
-
-
-def end(child: BaseProcess) -> str:
-    """Ends a child and what it started; says how, if it did not end by itself."""
-    late = child.is_alive()
-    with suppress(ProcessLookupError):
-        os.killpg(child.pid, signal.SIGKILL)
-    child.join()
-    if late:
-        return "time limit"
-    return f"exit status {child.exitcode}" if child.exitcode else ""
-
-
 def prepare(source: Path) -> None:
-    """Imports what all tests import, and makes upstream's tests take a CPU."""
-    if os.environ.get("TRITON_INTERPRET") == "1":
+    """Imports what all tests need, and has upstream's tests take a CPU."""
+    if os.environ["TRITON_INTERPRET"] == "1":
         backends = importlib.import_module("triton.backends").backends
         backends.setdefault("cpu", mock.Mock())  # else vLLM turns Triton off
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     sys.path.insert(0, str(source))
     importlib.import_module("tests.conftest")
     if importlib.import_module("vllm.platforms").current_platform.is_cpu():
         utils = importlib.import_module("tests.utils")
         utils.get_attn_backend_list_based_on_platform = lambda: ["CPU_ATTN"]
+    # Upstream collects garbage after each test. Of the test's own alone that is fast.
+    gc.freeze()
+    gc.unfreeze = lambda: None
 
 
-def main(source: Path, results: Path, limit: float, jobs: int) -> None:
-    waiting = sys.stdin.read().split()
-    running: dict[BaseProcess, tuple[str, float]] = {}
+def run_file(file: str, results: Path) -> None:
+    """All that a child does. Threads that tests leave behind do not keep it."""
+    import pytest
+
+    os.setsid()  # so that what the tests start is ended with them
+    log = results.with_suffix("") / file.replace("/", ".").replace(".py", ".log")
+    log.parent.mkdir(exist_ok=True)
+    with log.open("w") as output:
+        os.dup2(output.fileno(), 1)
+        os.dup2(output.fileno(), 2)
+    pytest.main([*OPTIONS, *PLUGINS, file], plugins=[Recorder(results)])
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def end(child) -> str:
+    """Ends a child and what it started. How it ended, "" for by itself."""
+    late = child.is_alive()
+    with suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
+    child.join()
+    code = child.exitcode
+    return "time limit" if late else (code and f"exit status {code}") or ""
+
+
+def main(source: Path, results: Path, limit: float, jobs: int, *files: str) -> None:
+    os.chdir(source)
     prepare(source)
-    fork = multiprocessing.get_context("fork")
+    waiting, running = list(files), {}
     while waiting or running:
         while waiting and len(running) < jobs:
             file = waiting.pop(0)
-            child = fork.Process(target=run_file, args=(source, results, file))
+            child = get_context("fork").Process(target=run_file, args=(file, results))
             child.start()
             running[child] = file, time.monotonic()
-        wait([child.sentinel for child in running], timeout=1)
+        connection.wait([child.sentinel for child in running], timeout=1)
         for child, (file, start) in list(running.items()):
             seconds = time.monotonic() - start
             if not child.is_alive() or seconds > limit:
@@ -108,4 +105,5 @@ def main(source: Path, results: Path, limit: float, jobs: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4]))
+    source, results, limit, jobs, *files = sys.argv[1:]
+    main(Path(source), Path(results), float(limit), int(jobs), *files)

@@ -163,7 +163,7 @@ class Run:
             "recording": recording(point.acceptance, key),
             "number": repeat,
         }
-        if self.args.share_engines:
+        if self.args.share_engines and not key.is_auto:
             request["num_drafts"] = key.tree or key.num_tokens
         try:
             if repeat == 0:  # compiles and tunes what this batch size needs

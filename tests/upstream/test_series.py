@@ -61,9 +61,14 @@ def test_every_patch_stands_on_those_before(tree):
 
 
 def imported_files(path: str, text: str) -> Iterator[str]:
+    """What an import may mean; those that only type checkers see are left out."""
     package = path.rpartition("/")[0].replace("/", ".")
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.ImportFrom):
+    tree = ast.parse(text)
+    typing = [n for n in tree.body if isinstance(n, ast.If)]
+    typing = [n for n in typing if ast.unparse(n.test) == "TYPE_CHECKING"]
+    unseen = {id(part) for node in typing for part in ast.walk(node)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and id(node) not in unseen:
             module = resolve_name("." * node.level + (node.module or ""), package)
             for name in (module, *(f"{module}.{alias.name}" for alias in node.names)):
                 yield name.replace(".", "/") + ".py"

@@ -3,7 +3,8 @@
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -19,13 +20,20 @@ from .base import (
 from .check import check
 from .command import run
 from .compose import EDITABLE, compose_for
-from .edits import SUFFIX, shown
+from .edits import SUFFIX, EditFile, shown
 from .lock import write_lock
+from .members import Source
 from .rebase import rebase
 from .refresh import refresh
 from .tree import Release, edit_files
 
 COLOURS = {"+": "\033[32m{}\033[0m", "-": "\033[31m{}\033[0m", "@": "\033[36m{}\033[0m"}
+
+
+@contextmanager
+def pinned_release() -> Iterator[Release]:
+    with ZipFile(find_wheel(pinned_base(target_device()))) as wheel:
+        yield Release(wheel)
 
 
 def run_compose(args: argparse.Namespace) -> int:
@@ -35,9 +43,8 @@ def run_compose(args: argparse.Namespace) -> int:
 
 
 def run_refresh(args: argparse.Namespace) -> int:
-    with ZipFile(wheel_of(args)) as wheel:
-        release = Release(wheel)
-        written = refresh(release, args.tree)
+    with pinned_release() as release:
+        written = refresh(release, EDITABLE)
         write_lock(release)
     print("\n".join(written) or "Nothing was changed by hand.")
     return 0
@@ -45,36 +52,38 @@ def run_refresh(args: argparse.Namespace) -> int:
 
 def run_show(args: argparse.Namespace) -> int:
     paths = tuple(str(path).removesuffix(SUFFIX) for path in args.paths)
-    with ZipFile(wheel_of(args)) as wheel:
-        release = Release(wheel)
+    with pinned_release() as release:
         for edit in edit_files():
             if not paths or edit.path.endswith(paths):
-                print(f"{edit.path}{SUFFIX}")
-                for section in edit.sections:
-                    print("\n" + "".join(section.head), end="")
-                    for hunk in section.hunks:
-                        put(f"{hunk.header}\n")
-                        for line in shown(release.source(edit.path), hunk):
-                            put(line)
-                print()
+                put(f"{edit.path}{SUFFIX}\n")
+                show(release.source(edit.path), edit)
     return 0
+
+
+def show(source: Source, edit: EditFile) -> None:
+    for section in edit.sections:
+        print("".join(section.head), end="")
+        for hunk in section.hunks:
+            for line in [hunk.header, *shown(source, hunk)]:
+                put(line)
+        print()
 
 
 def put(line: str) -> None:
     """Prints a line; on a terminal in the colour of its mark."""
     colour = COLOURS.get(line[0], "{}") if sys.stdout.isatty() else "{}"
-    print(colour.format(line.rstrip()))
+    print(colour.format(line.rstrip("\n")))
 
 
 def run_check(args: argparse.Namespace) -> int:
-    problems = check(wheel_of(args))
-    print("\n".join(problems) or "The overlay is in order.")
-    return int(bool(problems))
+    found = check(find_wheel(pinned_base(target_device())))
+    print("\n".join(found) or "The overlay is in order.")
+    return int(bool(found))
 
 
 def run_lock(args: argparse.Namespace) -> int:
-    with ZipFile(wheel_of(args)) as wheel:
-        print(f"Locked {write_lock(Release(wheel))} members of {wheel.filename}")
+    with pinned_release() as release:
+        print(f"Locked {write_lock(release)} members of vLLM.")
     return 0
 
 
@@ -86,10 +95,6 @@ def run_rebase(args: argparse.Namespace) -> int:
     return 0
 
 
-def wheel_of(args: argparse.Namespace) -> Path:
-    return args.wheel or find_wheel(pinned_base(target_device()))
-
-
 def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser("python -m tools.overlay", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="command")
@@ -97,11 +102,9 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     def add(name: str, act: Callable, text: str) -> argparse.ArgumentParser:
         found = commands.add_parser(name, help=text)
         found.set_defaults(run=act)
-        found.add_argument("--wheel", type=Path, help="the release's wheel, at hand")
         return found
 
-    again = add("refresh", run_refresh, "make edit files of what was changed by hand")
-    again.add_argument("--tree", type=Path, default=EDITABLE, help="composed tree")
+    add("refresh", run_refresh, "make edit files of what was changed by hand")
     hunks = add("show", run_show, "print hunks within the lines that they stand in")
     hunks.add_argument("paths", nargs="*", type=Path, help="of files; else all")
     add("check", run_check, "list all that is wrong with the overlay")
@@ -109,6 +112,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     add("compose", run_compose, "compose the tree of an editable install again")
     other = add("rebase", run_rebase, "report what another release would change")
     other.add_argument("--version", required=True, help="the other release")
+    other.add_argument("--wheel", type=Path, help="its wheel, at hand")
     other.add_argument("--device", choices=DEVICES, help="default: this machine's")
     other.add_argument("--write", action="store_true", help="move hunks to its lines")
     return parser.parse_args(argv)

@@ -19,7 +19,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 DEVICES = ("cpu", "cuda")
-BILL = "vllm.cdx.json"  # our bill of materials, in .dist-info/sboms
 PYTHONS = ((3, 11), (3, 14))  # first and last minor version the base supports
 
 
@@ -35,11 +34,6 @@ class Base:
     version: str
     device: str
     sha256: str | None
-
-    @property
-    def name(self) -> str:
-        """What the wheel's own file and folder names start with."""
-        return f"{self.project.replace('-', '_')}-{self.version}"
 
 
 def load_config(root: Path = ROOT) -> dict:

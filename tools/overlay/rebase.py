@@ -17,7 +17,7 @@ from .base import ROOT, OverlayError
 from .compose import compose, edited
 from .edits import SUFFIX, EditFile, Hunk
 from .lock import Key, read_lock
-from .members import IMPORTS, Source
+from .members import Source
 from .tree import Release, additions, edit_files
 
 TIMEOUT = 600  # seconds
@@ -103,18 +103,14 @@ def moved(old: Source, new: Source, hunk: Hunk) -> Hunk:
     Raises:
         OverlayError: the member is gone, or the lines around the hunk are.
     """
-    hunk.place(new) if hunk.start is None else None
-    if hunk.member == IMPORTS or hunk.start is None:
+    if hunk.start is None or new.span(hunk.member) is None:
+        hunk.place(new)  # which says what is missing
         return hunk
-    spans = old.span(hunk.member), new.span(hunk.member)
-    if spans[1] is None:
-        raise hunk.error(new.path, f"vLLM's file has no {hunk.member}")
-    sides = [s.lines[a - 1 : b] for s, (a, b) in zip((old, new), spans, strict=True)]
-    matcher = SequenceMatcher(None, *sides, autojunk=False)
+    spans = ((side, *side.span(hunk.member)) for side in (old, new))
+    members = [side.lines[first - 1 : last] for side, first, last in spans]
+    matcher = SequenceMatcher(None, *members, autojunk=False)
     for a, b, size in matcher.get_matching_blocks():
-        if hunk.start < hunk.end and a <= hunk.start and hunk.end <= a + size:
-            return replace(hunk, start=hunk.start + b - a, end=hunk.end + b - a)
-        if hunk.start == hunk.end and a <= hunk.start <= a + size and size:
+        if size and a <= hunk.start and hunk.end <= a + size:
             return replace(hunk, start=hunk.start + b - a, end=hunk.end + b - a)
     raise hunk.error(new.path, "the lines that it stands at are gone")
 

@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterable
-from importlib.util import find_spec
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -28,10 +27,10 @@ def apply(patches: Iterable[Path], wheel_path: Path, tree: Path) -> None:
         git(tree, "am", "--quiet", "--keep-non-patch", *map(str, patches), **who)
         # What git does not track: compiled libraries, and the installed look.
         (tree / ".git/info/exclude").write_text(f"*{LIBRARY}\n*.dist-info\n")
-        wheel.extractall(tree, [n for n in wheel.namelist() if ".dist-info/" in n])
-        installed = Path(find_spec("vllm").origin).parents[1]
-        for name in (n for n in wheel.namelist() if n.endswith(LIBRARY)):
-            (tree / name).symlink_to((installed / name).resolve())
+        names = (
+            n for n in wheel.namelist() if n.endswith(LIBRARY) or ".dist-info/" in n
+        )
+        wheel.extractall(tree, names)
     (info,) = tree.glob("*.dist-info")
     local = "+cpu" if "cpu" in info.name else ""
     info.rename(tree / f"vllm-{info.name.split('-')[1]}{local}")

@@ -130,8 +130,10 @@ int64_t fallback_row(const Kernel& k, const VerifiedBatch& src, const Request& r
   if (slot > 0) return COPIED;
   if (r.start == 0) return 0;
   const int64_t group = k.hidden->kv_group, before = r.start - 1;
-  const int64_t id = block_id(k, src, r, before / k.tables.block_sizes[group], group);
-  return k.hidden->positions[id] == before ? id : 0;
+  const int64_t size = k.tables.block_sizes[group];
+  const int64_t id = block_id(k, src, r, before / size, group);
+  const int64_t row = 2 * id + (r.start % size != 0);
+  return k.hidden->positions[row] == before ? row : 0;
 }
 
 int64_t fallback_row(const Kernel& k, const PreviousDrafts&, const Request& r, int64_t slot) {

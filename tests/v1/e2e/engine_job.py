@@ -8,7 +8,8 @@ A job names an engine's arguments and scenarios, which run one after the other. 
 scenario is a list of requests, each with its prompt's token ids and how many tokens it
 wants, and, if it has them: the step at which it arrives, else all arrive together; its
 priority; after how many tokens it is aborted; whether its answer is streamed; further
-sampling parameters. Beyond that a job may ask for
+sampling parameters; further parts of its prompt, each of which comes when the one
+before is answered. Beyond that a job may ask for
 
     async_scheduling: steps are scheduled before the last one's tokens are known;
     idle_every: a dummy batch, as an idle data-parallel rank runs it, every so many
@@ -27,6 +28,7 @@ import json
 import os
 import sys
 import traceback
+from copy import deepcopy
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -41,6 +43,7 @@ from vllm import LLM, RequestOutput, SamplingParams
 from vllm.outputs import CompletionOutput
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+from vllm.v1.engine.llm_engine import LLMEngine
 
 COUNTERS = ("vllm:spec_decode_", "vllm:num_preemptions", "vllm:prefix_cache_hits")
 # What an engine without a GPU imports when it starts.
@@ -201,6 +204,33 @@ def in_order(by_index: dict[int, Any]) -> list[Any]:
     return [by_index[at] for at in sorted(by_index)]
 
 
+def add_request(engine: LLMEngine, name: str, request: dict[str, Any]) -> None:
+    if "then" in request:
+        add_session(engine, name, [request["prompt"], *request["then"]], request)
+        return
+    prompt = {"prompt_token_ids": request["prompt"]}
+    priority = request.get("priority", 0)
+    engine.add_request(name, prompt, sampling(request), priority=priority)
+
+
+def add_session(
+    engine: LLMEngine, name: str, parts: list[list[int]], request: dict[str, Any]
+) -> None:
+    """A session of streamed input, as `AsyncLLM` adds one; its answers are deltas."""
+    for tokens in [*parts, None]:
+        part = engine.input_processor.process_inputs(
+            f"{name}-session",
+            {"prompt_token_ids": tokens or [0]},
+            sampling(request | {"stream": True}),
+            supported_tasks=engine.get_supported_tasks(),
+            resumable=tokens is not None,  # the last one but ends the session
+        )
+        part.external_req_id = name
+        engine.output_processor.add_request(part, None, None, 0)
+        # Both go on to append to it, as in processes of their own.
+        engine.engine_core.add_request(deepcopy(part))
+
+
 def run_scenario(
     llm: LLM, requests: list[dict[str, Any]], idle: IdleRank
 ) -> list[Answer]:
@@ -217,9 +247,7 @@ def run_scenario(
     while waiting or engine.has_unfinished_requests():
         for name, answer in list(waiting.items()):
             if (request := answer.request).get("arrives", 0) <= step:
-                prompt = {"prompt_token_ids": request["prompt"]}
-                priority = request.get("priority", 0)
-                engine.add_request(name, prompt, sampling(request), priority=priority)
+                add_request(engine, name, request)
                 del waiting[name]
         for output in engine.step():
             take(output)

@@ -114,6 +114,38 @@ def test_drafts_are_those_of_one_computation(name: str, folders, run_job, oracle
         assert scenarios["growing"]["counters"]["num_preemptions"][0] > 0
 
 
+def test_drafts_of_a_session(folders, run_job, oracle: Pard2Oracle):
+    """A part of the prompt takes the place of the last token that was sampled.
+
+    Of what was laid out for that token nothing is left, wherever in a block it stands.
+    """
+    sessions, count = ([[*range(100, 121)], [*range(200, 214)], [7]], [[5], [6, 7]]), 6
+    job = engine_job("wide", *map(str, folders))
+    job["scenarios"] = {
+        "sessions": [
+            {"prompt": first, "then": then, "max_tokens": count, "stream": True}
+            for first, *then in sessions
+        ]
+    }
+    result = run_job(job)
+    assert "error" not in result, result["error"]
+    found, compared = result["scenarios"]["sessions"], 0
+    for number, parts in enumerate(sessions):
+        tokens, known = found["tokens"][number], []
+        assert len(tokens) == count * len(parts)
+        made = {n: drafts for at, n, drafts in found["drafts"] if int(at) == number}
+        for at, part in enumerate(parts):
+            prompt, answer = known + part, tokens[at * count : (at + 1) * count]
+            same_as_alone(oracle.target, [prompt], [answer])
+            for i in range(1, count + 1):
+                text = prompt + answer[:i]
+                if drafts := made.get(len(text)):
+                    assert drafts == oracle.drafts(text, len(drafts), len(drafts)), at
+                    compared += 1
+            known = prompt + answer[:-1]
+    assert compared > 10
+
+
 @pytest.mark.parametrize("name", FED)
 def test_slots_are_fed_the_same_bits(name: str, folders, run_job):
     """At once, in chunks or behind a cached prefix: the state of the token before."""

@@ -137,12 +137,17 @@ def _before(
     held: torch.Tensor,
     start: int,
 ) -> torch.Tensor:
-    """What slot 0 is fed: the state of the token before it, if its block keeps it."""
-    block, block_id = (start - 1) // tables.block_sizes[hidden.kv_group], 0
+    """What slot 0 is fed: the state of the token before it, if its block keeps it.
+
+    The token that ends the block has a row of its own there.
+    """
+    size, block_id = tables.block_sizes[hidden.kv_group], 0
+    block = (start - 1) // size
     if state >= 0 and 0 <= block < int(held[hidden.kv_group]):
         block_id = int(tables.block_tables[hidden.kv_group].gpu[state, block])
-    is_known = int(hidden.positions[block_id]) == start - 1
-    return hidden.fallback[block_id if is_known else 0]
+    row = 2 * block_id + int(start % size != 0)
+    is_known = int(hidden.positions[row]) == start - 1
+    return hidden.fallback[row if is_known else 0]
 
 
 def _kv_slots(

@@ -55,7 +55,9 @@ def keep(request):
         pytest.skip("it is for tensors on a CPU")
 
     def run(kept: KeptStates, step: Step) -> None:
-        kept.keep(step.verified, step.slots, step.states, native=native)
+        for ends in (True, False):
+            given = step.verified, step.slots, step.states
+            kept.keep(*given, ends=ends, native=native)
 
     return run
 
@@ -64,40 +66,61 @@ def fresh() -> KeptStates:
     return KeptStates(NUM_BLOCKS, BLOCK, torch.full((WIDTH,), -5.0, device=DEVICE))
 
 
-def described(kept: KeptStates) -> dict[int, tuple[float, int]]:
-    """State and position that each block keeps, if it keeps one."""
+def described(kept: KeptStates) -> dict[tuple[int, str], tuple[float, int]]:
+    """State and position that each block keeps of its end, and of its last token."""
     rows = zip(kept.states.tolist(), kept.positions.tolist(), strict=True)
-    found = {block: (state[0], at) for block, (state, at) in enumerate(rows)}
-    return {block: row for block, row in found.items() if row[0]}
+    return {
+        (row // 2, "last" if row % 2 else "end"): (state[0], at)
+        for row, (state, at) in enumerate(rows)
+        if state[0]
+    }
 
 
-def test_of_the_last_valid_token_of_each_block(keep):
+NOTHING = {(0, "end"): (-5.0, -1)}
+
+
+def test_ends_of_blocks_and_last_valid_tokens(keep):
     kept = fresh()
     keep(kept, Step([(2, 7, 0), (5, 2, 1), (0, 1, 0)], num_padded=2))
-    assert described(kept) == {
-        0: (-5.0, -1),
-        1: (2.0, 3), 2: (6.0, 7), 3: (7.0, 8),  # positions 2 to 8
-        12: (8.0, 5),  # position 5 alone: 6 was rejected
-        21: (10.0, 0),
+    assert described(kept) == NOTHING | {
+        # Positions 2 to 8.
+        (1, "end"): (2.0, 3), (2, "end"): (6.0, 7), (3, "last"): (7.0, 8),
+        # Position 5 alone: 6 was rejected.
+        (12, "last"): (8.0, 5),
+        (21, "last"): (10.0, 0),
     }  # fmt: skip
 
 
-def test_a_rejected_end_of_a_block_does_not_take_its_place(keep):
+def test_a_rejected_end_of_a_block_is_not_kept(keep):
     kept = fresh()
     keep(kept, Step([(1, 3, 2)]))
-    assert described(kept)[1] == (1.0, 1)
+    assert described(kept) == NOTHING | {(1, "last"): (1.0, 1)}
     # The request goes on behind the valid token, and ends the block.
     keep(kept, Step([(2, 2, 0)]))
-    assert described(kept)[1] == (2.0, 3)
+    both = {(1, "last"): (2.0, 3), (1, "end"): (2.0, 3)}
+    assert described(kept) == NOTHING | both
 
 
-def test_padding_and_the_null_block_keep_nothing(keep):
+def test_what_a_request_goes_on_from_is_there_while_it_is_laid_out(keep):
+    """Also where the step ends the block that the token before it stands in."""
+    kept, step = fresh(), Step([(2, 2, 0)])
+    keep(kept, Step([(0, 2, 0)]))
+    kept.keep(step.verified, step.slots, step.states, ends=True)
+    both = {(1, "last"): (2.0, 1), (1, "end"): (2.0, 3)}
+    assert described(kept) == NOTHING | both
+
+
+def test_padding_dummies_and_the_null_block_keep_nothing(keep):
     """An engine that warms up while it serves has slots in the null block."""
     for slots in (make(*[-1] * 8), make(*[0, 1, 2, 3] * 2)):
         kept, step = fresh(), Step([(0, 8, 0)])
         step.slots = slots
         keep(kept, step)
-        assert described(kept) == {0: (-5.0, -1)}
+        assert described(kept) == NOTHING
+    kept, step = fresh(), Step([(0, 8, 0)])
+    step.verified = step.verified._replace(idx_mapping=make(-1))
+    keep(kept, step)
+    assert described(kept) == NOTHING
 
 
 steps = st.tuples(st.integers(0, 9), st.integers(1, 12), st.integers(0, 11))
@@ -107,12 +130,13 @@ steps = st.tuples(st.integers(0, 9), st.integers(1, 12), st.integers(0, 11))
 @given(st.lists(steps, min_size=1, max_size=3), st.integers(0, 2))
 def test_as_defined(keep, requests, num_padded: int):
     requests = [(start, q, min(rejected, q - 1)) for start, q, rejected in requests]
-    kept, row = fresh(), 0
+    kept, wanted, row = fresh(), dict(NOTHING), 1.0
     keep(kept, Step(requests, num_padded))
-    found = described(kept)
     for number, (start, count, rejected) in enumerate(requests):
-        ends = {}
         for i in range(count - rejected):
-            ends[1 + number * 10 + (start + i) // BLOCK] = (1.0 + row + i, start + i)
-        assert ends.items() <= found.items()
+            at, block = start + i, 1 + number * 10 + (start + i) // BLOCK
+            if at % BLOCK == BLOCK - 1:
+                wanted[block, "end"] = (row + i, at)
+        wanted[block, "last"] = (row + i, at)
         row += count
+    assert described(kept) == wanted

@@ -125,7 +125,7 @@ def cases(draw) -> Case:
 def kept_positions(rng, starts: list[int]) -> torch.Tensor:
     """What blocks keep is of the token before some request's first, or of none."""
     before = torch.tensor([*starts, 0, 0]) - 1
-    chosen = torch.randint(0, len(before), (NUM_BLOCKS,), generator=rng)
+    chosen = torch.randint(0, len(before), (2 * NUM_BLOCKS,), generator=rng)
     return before[chosen].to(DEVICE)
 
 
@@ -138,7 +138,7 @@ def make_hidden(
     sources = tuple(rows(num_rows, HIDDEN) for _ in range(num_sources))
     if layout.token_shift:
         return HiddenRows(sources, rows(num_sources * HIDDEN))
-    blocks = rows(NUM_BLOCKS, num_sources * HIDDEN)
+    blocks = rows(2 * NUM_BLOCKS, num_sources * HIDDEN)
     return HiddenRows(sources, blocks)
 
 
@@ -355,10 +355,10 @@ def test_layout_of_a_decode_step(prepare, shift: int, width: int):
 
 FED_STEPS = {
     # First position, position of the token whose state blocks keep, and the states of
-    # slots 0 to 3: a row of this step, or 100 + the block that keeps it.
+    # slots 0 to 3: a row of this step, or 100 + the row that is kept.
     "begins at position 0": (0, 19, [100, 0, 1, 2]),
-    "goes on within a block": (20, 19, [107, 0, 1, 2]),
-    "goes on where a block begins": (32, 31, [107, 0, 1, 2]),
+    "goes on within a block": (20, 19, [115, 0, 1, 2]),
+    "goes on where a block begins": (32, 31, [114, 0, 1, 2]),
     # A prefix that is cached up to within a block, which keeps what came later.
     "goes on behind a part of a block": (20, 31, [100, 0, 1, 2]),
 }
@@ -392,8 +392,8 @@ def test_hidden_states_of_unshifted_tokens(prepare, name: str, width: int):
         column = torch.tensor(values, device=DEVICE)[:, None]
         return column.expand(len(values), 2).contiguous()
 
-    positions = torch.full((10,), kept, device=DEVICE)
-    states = rows(0, 1, 2, 3, 4), rows(*range(100, 110))
+    positions = torch.full((20,), kept, device=DEVICE)
+    states = rows(0, 1, 2, 3, 4), rows(*range(100, 120))
     hidden = HiddenRows(states[:1], states[1], positions)
     buffers = DraftBuffers(layout, 8, 1, DEVICE, 2, torch.float32)
     buffers.allocate_kv_groups(1)

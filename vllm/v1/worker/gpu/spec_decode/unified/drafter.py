@@ -96,6 +96,15 @@ class Drafter(ABC):
         """
         return None
 
+    def after_first_pass(
+        self,
+        verified: VerifiedBatch,
+        hidden: HiddenRows | None,
+        slot_mappings: torch.Tensor,
+    ) -> None:
+        """Called when a first pass is launched; arguments as `before_first_pass`."""
+        return None
+
     @abstractmethod
     def model_inputs(
         self,

@@ -41,11 +41,10 @@ class HiddenRows(NamedTuple):
     # the slots that the pass before sampled.
     sources: tuple[torch.Tensor, ...]
     # Rows for the slots that no source has one for. With token_shift 1: [S * H], for
-    # masks. With token_shift 0: [blocks, S * H], by KV block, the state of its last
-    # token so far, for slot 0; that of the null block where the state is not known.
+    # masks. With token_shift 0: [2 * blocks, S * H], `KeptStates.states`, for slot 0.
     fallback: torch.Tensor
-    # With token_shift 0: [blocks] int64, positions of the tokens that those are of, and
-    # the KV group that the blocks are of.
+    # With token_shift 0: [2 * blocks] int64, positions of the tokens that those are of,
+    # and the KV group that the blocks are of.
     positions: torch.Tensor | None = None
     kv_group: int = 0
 
@@ -150,16 +149,17 @@ def _block_ids(tables, state, block, group, mask):
 def _state_before(tables, out, hidden, req, state, start, wanted):
     """Row of the fallback that is the state of the token before a request's slots.
 
-    It is the KV block that holds that token, if what the block keeps is of it; else 0,
-    the null block.
+    That is what the KV block of that token keeps of its end, or of its last token; if
+    it is of another token, row 0.
     """
-    size = tl.load(tables.block_sizes + hidden.kv_group)
-    block = (start - 1) // size
-    held = _num_blocks(tables, out, req, state, hidden.kv_group, True)
-    is_held = wanted & (start > 0) & (block < held)
-    block_id = _block_ids(tables, state, block, hidden.kv_group, is_held)
-    kept = tl.load(hidden.positions + block_id, mask=is_held, other=-1)
-    return tl.where(kept == start - 1, block_id, 0)
+    group = hidden.kv_group
+    size = tl.load(tables.block_sizes + group)
+    block, wanted = (start - 1) // size, wanted & (start > 0)
+    held = wanted & (block < _num_blocks(tables, out, req, state, group, True))
+    block_id = _block_ids(tables, state, block, group, held)
+    row = 2 * block_id + (start % size != 0).to(tl.int64)
+    kept = tl.load(hidden.positions + row, mask=wanted, other=-1)
+    return tl.where(kept == start - 1, row, 0)
 
 
 @triton.jit

@@ -91,8 +91,17 @@ class Pard2Drafter(Drafter):
         hidden: HiddenRows | None,
         slot_mappings: torch.Tensor,
     ) -> None:
-        (states,) = hidden.sources
-        self.kept.keep(verified, slot_mappings[self.kv_group], states)
+        slots, states = slot_mappings[self.kv_group], hidden.sources[0]
+        self.kept.keep(verified, slots, states, ends=True)
+
+    def after_first_pass(
+        self,
+        verified: VerifiedBatch,
+        hidden: HiddenRows | None,
+        slot_mappings: torch.Tensor,
+    ) -> None:
+        slots, states = slot_mappings[self.kv_group], hidden.sources[0]
+        self.kept.keep(verified, slots, states, ends=False)
 
     def model_inputs(
         self,

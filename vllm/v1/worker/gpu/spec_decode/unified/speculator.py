@@ -147,6 +147,7 @@ class UnifiedSpeculator(DraftModelSpeculator):
             self._replay(shape, end_pass=1)
         else:
             self._run(plan, 0, batch, shape)
+        self.drafter.after_first_pass(verified, hidden, step.slot_mappings)
 
         # Later passes: the drafts of the pass before, masks; W drafts more are sampled.
         if plan.layout.num_passes == 1:

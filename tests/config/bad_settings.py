@@ -227,6 +227,12 @@ SETTINGS = [
         env={"VLLM_USE_V2_MODEL_RUNNER": "0"},
     ),
     Bad(
+        "auto with data parallelism of experts",
+        "ranks must draft",
+        spec={"num_speculative_tokens_per_batch_size": "auto"},
+        engine={"data_parallel_size": 2, "hf_overrides": {"num_experts": 8}},
+    ),
+    Bad(
         "auto with an engine of its own on each rank",
         "choose by its own clock",
         spec={"num_speculative_tokens_per_batch_size": "auto"},

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Time and memory that recording CUDA graphs takes, ours and the base's alike."""
+"""Time and memory that recording CUDA graphs takes, on either side."""
 
 import time
 from importlib import import_module

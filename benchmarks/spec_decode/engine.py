@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Engines of ours and of the base side by side on one device; see README.md.
+"""Engines of ours and of vLLM's release side by side on one device; see README.md.
 
 Several engines are loaded at once and measured strictly one at a time, in turns, so
 that what a device does over time hits all of them. Every measurement is written when

@@ -3,9 +3,9 @@
 
 
 def give_heads_their_own_lm_head() -> None:
-    """To be called before an engine loads; the same for ours and the base.
+    """To be called before an engine loads; the same on either side.
 
-    A published head of a reduced vocabulary brings its own lm_head, which the base
+    A published head of a reduced vocabulary brings its own lm_head, which vLLM
     notices when it reads it. Without it the drafter would rank the target's whole
     vocabulary.
     """

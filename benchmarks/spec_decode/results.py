@@ -20,7 +20,7 @@ IMPLEMENTATIONS = (OURS, BASE_V2, BASE_V1)
 MAIN_SHAPES = "llama-3.1-8b"
 MAIN_CONTEXT = 128
 SECTIONS = ("runs", "engines", "measurements", "profiles", "failures")
-FILE_FLAGS = ("--output", "--prompts")
+FILE_FLAGS = ("--output",)
 SITE_FLAG, SITES = "--site", "$SITES"  # as README.md writes where the installs are
 Results = dict[str, dict[str, Any]]
 

@@ -86,6 +86,6 @@ def test_recorded_commands_name_no_sites():
 @pytest.mark.parametrize("form", ["{}\n/else/where", "{}=/else"])
 def test_command_does_not_say_where_files_are(monkeypatch, flag: str, form: str):
     given = form.format(flag).split("\n")
-    monkeypatch.setattr(sys, "argv", ["soak.py", *given, "--seed", "1"])
-    command = files.command_line("soak")
-    assert command == "python -m benchmarks.spec_decode.soak --seed 1"
+    monkeypatch.setattr(sys, "argv", ["serving.py", *given, "--seconds", "1"])
+    command = files.command_line("serving")
+    assert command == "python -m benchmarks.spec_decode.serving --seconds 1"

@@ -81,7 +81,7 @@ def test_too_long_an_acceptance():
 
 
 def test_rates_are_the_bases():
-    """An engine starts with the base's own rates; setting them again changes none."""
+    """An engine starts with vLLM's own rates; setting them again changes none."""
     from vllm.config import SpeculativeConfig
     from vllm.v1.spec_decode.utils import unconditional_to_conditional_rates
 

@@ -110,6 +110,9 @@ def test_other_engines_have_nothing_to_agree_on(draft_lengths):
     draft_as_agreed(engine)
     if draft_lengths is None:
         agree_on_drafts(engine)
+        engine.scheduler = SimpleNamespace()  # of a user's own
+        draft_as_agreed(engine)
+        agree_on_drafts(engine)
 
 
 def test_engines_agree_where_they_meet_anyway(monkeypatch):

@@ -57,6 +57,12 @@ def test_no_other_speculator_goes_by_it():
     assert not refuses_drafts(SamplingParams()) and not refuses_drafts(None)
 
 
+def test_without_drafts_there_are_none_to_turn_off():
+    """Defect: an engine without drafts failed on every request."""
+    for given in (SamplingParams(), params(True)):
+        given._validate_spec_decode(None)
+
+
 def test_only_its_own_drafts_are_never_accepted():
     """Requests of states 2, 0 and 3, with 3, 1 and 3 rows; the first wants none."""
     refuses = np.array([False, True, True, False])

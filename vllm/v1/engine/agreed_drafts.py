@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 def agree_on_drafts(engine: "DPEngineCoreProc") -> None:
-    """To be called by all ranks at once."""
-    chosen = engine.scheduler.draft_lengths
+    """To be called by all ranks at once. A user's own scheduler chooses nothing."""
+    chosen = getattr(engine.scheduler, "draft_lengths", None)
     if chosen is None:
         return
     largest = torch.tensor([chosen.wish()], dtype=torch.int32)
@@ -29,7 +29,7 @@ def agree_on_drafts(engine: "DPEngineCoreProc") -> None:
 
 def draft_as_agreed(engine: "EngineCore") -> None:
     """Before a batch of nothing: it is to be like the other ranks'."""
-    chosen = engine.scheduler.draft_lengths
+    chosen = getattr(engine.scheduler, "draft_lengths", None)
     if chosen is None or chosen.agreed in (None, chosen.told):
         return
     engine.model_executor.collective_rpc(set_idle_drafts, args=(chosen.agreed,))

@@ -2,7 +2,8 @@
 r"""Speculative decoding, offline: does it change the text, and what does it gain?
 
 Without arguments it runs the bundled models: no speculation, then a draft model, PARD,
-PARD-2, EAGLE-3 and P-EAGLE on the same prompts, and prints one table. With
+PARD with draft trees, PARD-2, EAGLE-3 and P-EAGLE on the same prompts, and prints one
+table. With
 `--speculative-config`, which is that of `vllm serve`, it runs that one, and no
 speculation to compare with:
 
@@ -34,11 +35,13 @@ PLAIN = "no speculation"
 BUNDLED = {
     "draft model": "draft",
     "PARD": "pard",
+    "PARD, tree": "pard",
     "PARD-2": "pard2",
     "EAGLE-3": "eagle3",
     "P-EAGLE": "peagle",
 }
 DEFAULT_K = 7
+TREE_NODES = 15
 ON_CPU = "cpu" in version("vllm")  # as vLLM decides it
 Row = dict[str, Any]
 
@@ -83,6 +86,7 @@ def plan_of(
         for name, folder in folders.items():
             plan[name] = {"model": str(folder), "num_speculative_tokens": DEFAULT_K}
         plan["draft model"]["method"] = "draft_model"  # no file of it says so
+        plan["PARD, tree"]["draft_tree"] = TREE_NODES
     elif not isinstance(given, dict):
         parser.error("--speculative-config must be a JSON object.")
     else:

@@ -98,8 +98,6 @@ class UnifiedSpeculator(DraftModelSpeculator):
             [num_reqs, K] int64 draft tokens, of which `num_speculative_tokens` count.
         """
         batch, n, k = input_batch, input_batch.num_reqs, num_speculative_tokens
-        if not dummy_run and self._is_past_limit(batch):
-            return self.draft_tokens[:n]
         plan = self.plans[self.num_speculative_steps if k is None else k]
         if dummy_run and skip_attn_for_dummy_run:
             states = self.drafter.target_hidden(last_hidden_states, aux_hidden_states)
@@ -115,6 +113,8 @@ class UnifiedSpeculator(DraftModelSpeculator):
         if self.tree_step is not None:
             # Of a tree its accepted path is left.
             step = self.tree_step.accept(step, num_sampled, dummy_run)
+        if not dummy_run and self._is_past_limit(batch):
+            return self.draft_tokens[:n]
         batch = step.batch
         hidden = self.drafter.target_hidden(step.last_hidden, step.aux_hidden)
         verified = VerifiedBatch(

@@ -37,7 +37,7 @@ def states(value: float) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("layers", [(6, 5, 2), (2, 5, 6), (6,), (2, 2)])
-def test_states_stand_in_listed_order(layers: tuple[int, ...]):
+def test_states_are_in_listed_order(layers: tuple[int, ...]):
     """The target hands them out by ascending layer; its output is the last one's."""
     value = {2: 6.0, 5: 4.0, 6: 2.0}
     made = drafter(layers)

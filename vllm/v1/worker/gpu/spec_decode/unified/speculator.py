@@ -131,14 +131,21 @@ class UnifiedSpeculator(DraftModelSpeculator):
         )
         longest = int(batch.seq_lens_cpu_upper_bound[:n].max())
         fits_graphs = self.block_tables.fit(n, longest)
-        shapes = StepShapes(
-            self.graphs,
-            self.dp_rank,
-            dp_sync_state,
-            fits_graphs,
-            self.layout.num_speculative_tokens + 1,
-        )
+        most = self.layout.num_speculative_tokens + 1
+        sync = dp_sync_state
+        shapes = StepShapes(self.graphs, self.dp_rank, sync, fits_graphs, most)
+        self._run_passes(plan, step, verified, hidden, shapes)
+        return self.draft_tokens[:n]
 
+    def _run_passes(
+        self,
+        plan: DraftPlan,
+        step: TargetStep,
+        verified: VerifiedBatch,
+        hidden: HiddenRows | None,
+        shapes: StepShapes,
+    ) -> None:
+        batch = step.batch
         # The first pass: verified tokens, the next token, masks; W drafts are sampled.
         shape = shapes.first(batch, plan)
         self.drafter.before_first_pass(verified, hidden, step.slot_mappings)
@@ -151,16 +158,15 @@ class UnifiedSpeculator(DraftModelSpeculator):
 
         # Later passes: the drafts of the pass before, masks; W drafts more are sampled.
         if plan.layout.num_passes == 1:
-            return self.draft_tokens[:n]
-        shape = shapes.later(n, plan)
+            return
+        shape = shapes.later(batch.num_reqs, plan)
         if self._is_self_contained(shape):
             # Graphs of all those passes, inputs included.
             self._replay(shape, plan.layout.num_passes)
-            return self.draft_tokens[:n]
+            return
         for draft_pass in range(1, plan.layout.num_passes):
-            self.prepare_later(plan, draft_pass, n, shape.num_tokens)
+            self.prepare_later(plan, draft_pass, batch.num_reqs, shape.num_tokens)
             self._run(plan, draft_pass, batch, shape)
-        return self.draft_tokens[:n]
 
     def _prepare_first(
         self,

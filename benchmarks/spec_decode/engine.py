@@ -92,7 +92,8 @@ class Run:
             lane = sum(started[:2] == key[:2] for started in workers)
             workers[key] = self.start(key, lane, served)
         for key, acceptance in product(keys, self.args.acceptance):
-            if (name := recording(acceptance, key)) is not None:
+            name = recording(acceptance, key)
+            if name is not None and not (key.is_auto or key.is_adaptive):
                 recorded_length(name, key)  # takes seconds, while engines start
         try:
             ready = {k: w for k, w in workers.items() if self.await_ready(k, w)}
@@ -180,18 +181,18 @@ class Run:
     def record(
         self, point: PointKey, rates: list[float], found: dict[str, Any]
     ) -> None:
-        length = mean_length(rates)
-        name = recording(point.acceptance, point.engine)
-        if name is not None:
-            length = recorded_length(name, point.engine)
-            if found["mean_step_s"] and not point.engine.is_auto:
-                found["expected_tokens_per_s"] = (
-                    point.concurrency * length / found["mean_step_s"]
-                )
-        else:
+        key, length = point.engine, mean_length(rates)
+        name = recording(point.acceptance, key)
+        if name is None:
             found["expected_tokens_per_s"] = expected_tokens_per_s(
                 point.concurrency, rates, found
             )
+        elif key.is_auto or key.is_adaptive or not found["mean_step_s"]:
+            length = found["tokens_per_step"]  # nothing else is known of its steps
+        else:
+            length = recorded_length(name, key)
+            steps = point.concurrency / found["mean_step_s"]
+            found["expected_tokens_per_s"] = steps * length
         entry = self.results["measurements"].setdefault(
             str(point),
             {"run": self.name, "acceptance_length": length, "repeats": []},
@@ -282,6 +283,7 @@ def main() -> None:
             args.auto,
             args.shapes,
             args.draft_tree,
+            args.adaptive,
         )
         for number, keys in enumerate(groups):
             if run.is_over(run.group_start_s):

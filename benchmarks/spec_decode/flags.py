@@ -44,8 +44,10 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     if args.trace:
         labels = {text: label for label, text in RECORDED.items()}
         args.acceptance = [labels[text] for text in args.trace]
-    elif args.draft_tree:
-        parser.error("--draft-tree needs --trace: a tree's acceptance is recorded")
+    elif args.draft_tree or args.adaptive:
+        parser.error(
+            "--draft-tree and --adaptive need --trace: what they go by is recorded"
+        )
     args.modes = args.modes or modes_of(args.shapes)
     if missing := set(args.modes) - set(modes_of(args.shapes)):
         parser.error(f"the shapes {args.shapes} have no {', '.join(sorted(missing))}")
@@ -94,6 +96,12 @@ def _add_matrix(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="also engines of ours with draft trees of so many nodes, for modes that "
         "draft in one pass; needs --trace",
+    )
+    parser.add_argument(
+        "--adaptive",
+        action="store_true",
+        help="also engines with enable_adaptive_verification, ours and Runner V2's; "
+        "needs --trace, whose confidence it reads",
     )
     parser.add_argument(
         "--share-engines",

@@ -58,6 +58,7 @@ def plan_groups(
     auto: int | None = None,
     shapes: str = MAIN_SHAPES,
     trees: Sequence[int] = (),
+    adaptive: bool = False,
 ) -> list[list[EngineKey]]:
     """Engines that run side by side: those of a mode and K stay together.
 
@@ -66,8 +67,9 @@ def plan_groups(
     Args:
         auto: also an engine of ours per mode that chooses K itself, up to this.
         shapes: name of the set of models.
-        trees: also an engine of ours per parallel mode and K with a draft tree of so
-            many nodes.
+        trees: also an engine of ours per parallel mode with a draft tree of so many
+            nodes, at the largest K.
+        adaptive: also engines with adaptive verification, which Runner V1 lacks.
     """
     pairs = [("none", 0)] if "none" in modes else []
     pairs += [(mode, k) for k in num_tokens for mode in modes if mode != "none"]
@@ -82,6 +84,11 @@ def plan_groups(
                 EngineKey(OURS, mode, k, shapes=shapes, tree=nodes)
                 for nodes in trees
                 if mode in PARALLEL and nodes >= k == max(num_tokens)
+            ),
+            *(
+                EngineKey(name, mode, k, shapes=shapes, is_adaptive=True)
+                for name in implementations
+                if adaptive and k and name != BASE_V1 and runs_mode(name, mode)
             ),
         ]
         for mode, k in pairs
@@ -115,7 +122,7 @@ def shared_engines(
     served: dict[Any, list[EngineKey]] = {}
     for key in keys:
         is_shared = key.implementation == OURS and key.mode in PARALLEL
-        is_shared = is_shared and not key.is_auto
+        is_shared = is_shared and not (key.is_auto or key.is_adaptive)
         served.setdefault((key.mode, key.shapes) if is_shared else key, []).append(key)
     return {
         max(found, key=lambda key: (key.tree, key.num_tokens)): found
@@ -206,6 +213,8 @@ class Setup:
         )
         if key.is_auto:
             spec["num_speculative_tokens_per_batch_size"] = "auto"
+        if key.is_adaptive:
+            spec["enable_adaptive_verification"] = True
         args = {
             "model": str(self.models["target"]),
             "speculative_config": spec,

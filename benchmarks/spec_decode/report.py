@@ -39,7 +39,7 @@ def points(results: files.Results) -> pd.DataFrame:
     """A row for each measured point: medians over its repeats, times in ms.
 
     `steady` is tokens/s of steady decode had acceptance been just its mean, which does
-    not vary by what a round happened to accept.
+    not vary by what a round happened to accept; as it was where that mean is not known.
     """
     rows = [_point(results, *item) for item in results.get("measurements", {}).items()]
     found = pd.DataFrame(rows)
@@ -56,7 +56,9 @@ def _point(results: files.Results, text: str, point: dict[str, Any]) -> dict[str
         return median(known) * scale if known else None
 
     speeds = [repeat["tokens_per_s"] for repeat in repeats]
-    engine = key.engine
+    engine, steady = key.engine, value("expected_tokens_per_s")
+    if steady is None and (step_s := value("mean_step_s")):
+        steady = key.concurrency * value("tokens_per_step") / step_s
     return {
         "point": text,
         "side": OURS if engine.implementation == OURS else VLLM,
@@ -70,7 +72,7 @@ def _point(results: files.Results, text: str, point: dict[str, Any]) -> dict[str
         "requests": key.concurrency,
         "tokens/s": median(speeds),
         "± %": 50 * (max(speeds) - min(speeds)) / median(speeds),
-        "steady": value("expected_tokens_per_s"),
+        "steady": steady,
         "step": value("step_s", 1e3),
         "draft": value("draft_s", 1e3),
         "TPOT": value("tpot_s", 1e3),

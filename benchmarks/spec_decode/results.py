@@ -19,6 +19,7 @@ IMPLEMENTATIONS = (OURS, BASE_V2, BASE_V1)
 # What keys do not name.
 MAIN_SHAPES = "llama-3.1-8b"
 MAIN_CONTEXT = 128
+SETTING = re.compile(r"K(\d+)(?:tree(\d+))?(auto)?(adaptive)?")
 SECTIONS = ("runs", "engines", "measurements", "profiles", "failures")
 FILE_FLAGS = ("--output",)
 SITE_FLAG, SITES = "--site", "$SITES"  # as README.md writes where the installs are
@@ -31,6 +32,7 @@ class EngineKey(NamedTuple):
     Attributes:
         num_tokens: K, 0 without speculation.
         tree: nodes of a draft tree of depth K; 0: a chain.
+        is_adaptive: adaptive verification trims drafts, up to K.
         is_auto: K is the most that a step may draft, and every step chooses its own.
         shapes: name of the set of models.
     """
@@ -41,12 +43,14 @@ class EngineKey(NamedTuple):
     is_auto: bool = False
     shapes: str = MAIN_SHAPES
     tree: int = 0
+    is_adaptive: bool = False
 
     @property
     def setting(self) -> str:
         """K, and what else an engine drafts by: "K7", "K7tree31", "K11auto"."""
         tree = f"tree{self.tree}" if self.tree else ""
-        return f"K{self.num_tokens}{tree}{'auto' if self.is_auto else ''}"
+        auto = "auto" if self.is_auto else ""
+        return f"K{self.num_tokens}{tree}{auto}{'adaptive' if self.is_adaptive else ''}"
 
     def __str__(self) -> str:
         where = "" if self.shapes == MAIN_SHAPES else f"@{self.shapes}"
@@ -56,10 +60,16 @@ class EngineKey(NamedTuple):
     def parse(cls, text: str) -> "EngineKey":
         implementation, what, tokens = text.split("/")
         mode, _, shapes = what.partition("@")
-        number, is_auto = tokens[1:].removesuffix("auto"), tokens.endswith("auto")
-        depth, _, tree = number.partition("tree")
-        shapes = shapes or MAIN_SHAPES
-        return cls(implementation, mode, int(depth), is_auto, shapes, int(tree or 0))
+        number, tree, auto, adaptive = SETTING.fullmatch(tokens).groups()
+        return cls(
+            implementation,
+            mode,
+            int(number),
+            bool(auto),
+            shapes or MAIN_SHAPES,
+            int(tree or 0),
+            bool(adaptive),
+        )
 
 
 class PointKey(NamedTuple):

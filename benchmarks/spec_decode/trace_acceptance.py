@@ -26,6 +26,7 @@ DEPTH, WIDTH = 8, 16
 SPREAD = 0.6180339887498949
 # Drafts of trees: what they are does not matter, and so none is held by chance.
 FIRST_TOKEN = 16
+SMALL_VOCAB = 128
 
 
 class Replay:
@@ -93,6 +94,22 @@ class Replay:
         """[n] int64, of chains of so many drafts."""
         return torch.minimum(self.chain[rows], num_drafts)
 
+    def confident_logits(
+        self, rows: torch.Tensor, depths: torch.Tensor
+    ) -> torch.Tensor:
+        """[n, SMALL_VOCAB] logits whose best token is as likely as the recorded one.
+
+        Args:
+            rows: [n].
+            depths: [n] of the draft, from 0 on; below the greatest one none is likely.
+        """
+        known = self.probs[rows, depths.clamp(max=DEPTH - 1), 0]
+        likely = torch.where(depths < DEPTH, known, 0.0)
+        likely = likely.clamp(1.5 / SMALL_VOCAB, 1 - 1e-6)
+        logits = likely.new_zeros(len(rows), SMALL_VOCAB)
+        logits[:, 0] = (likely / (1 - likely) * (SMALL_VOCAB - 1)).log()
+        return logits
+
     def drawn_tokens(
         self, rows: torch.Tensor, depths: torch.Tensor, dtype: torch.dtype
     ) -> torch.Tensor:
@@ -139,6 +156,8 @@ def _loading(load_model: Any, name: str | None, made: list[Replay]) -> Any:
             replay_trees(replay)
         else:
             replay_chains(runner, replay)
+        if getattr(config.speculative_config, "enable_adaptive_verification", False):
+            replay_confidence(replay)
         if name is not None:
             replay.load(Trace.load(name))
         made.append(replay)
@@ -190,6 +209,38 @@ def _v1_forward(forward: Any, runner: Any, replay: Replay) -> Any:
         places = torch.arange(tokens.shape[1], device=tokens.device)
         tokens.masked_fill_(places > accepted[:, None], -1)
         return output
+
+    return replayed
+
+
+def replay_confidence(replay: Replay) -> None:
+    """Lets adaptive verification see how sure the recorded drafter was of its drafts.
+
+    To be called before an engine records CUDA graphs. Its estimator reads the logits of
+    each draft all the same, so that a step costs what it costs, and then others.
+    """
+    from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
+
+    base = DraftModelSpeculator
+    base.sample_draft = _placed(base.sample_draft)
+    base._maybe_predict_acceptance = _confident(base._maybe_predict_acceptance, replay)
+
+
+def _placed(sample_draft: Any) -> Any:
+    def placed(self, hidden_states, positions, *args, **kwargs):
+        self.recorded_positions = positions  # each before that of the draft itself
+        return sample_draft(self, hidden_states, positions, *args, **kwargs)
+
+    return placed
+
+
+def _confident(predict: Any, replay: Replay) -> Any:
+    def replayed(self, logits, slots, draft_step):
+        predict(self, logits, slots, draft_step)
+        newest = (self.recorded_positions - draft_step).clamp(min=0)
+        rows = replay.rows(slots.clamp(min=0).long(), newest)
+        recorded = replay.confident_logits(rows, draft_step.expand(len(rows)))
+        predict(self, recorded, slots, draft_step)
 
     return replayed
 

@@ -52,15 +52,23 @@ def test_one_engine_of_a_mode_chooses_its_draft_length():
     assert [str(key) for key in chosen] == ["ours/pard/K11auto", "ours/draft/K11auto"]
 
 
-def test_trees_stand_beside_chains_of_modes_that_draft_in_one_pass():
-    groups = plan_groups(["ours", "base-v1"], ["draft", "pard"], [7, 20], 3, trees=[15])
-    trees = [str(key) for group in groups for key in group if key.tree]
-    assert trees == ["ours/pard/K7tree15"]
-    (tree,) = [key for group in groups for key in group if key.tree]
+def test_engines_with_trees_and_with_adaptive_verification():
+    def planned(mark: str, *args, **kwargs) -> list[EngineKey]:
+        groups = plan_groups(*args, [7, 11], 3, **kwargs)
+        return [key for group in groups for key in group if getattr(key, mark)]
+
+    modes, sides = ["draft", "pard"], ["ours", "base-v2", "base-v1"]
+    (tree,) = planned("tree", sides, modes, trees=[8, 15])
+    assert str(tree) == "ours/pard/K11tree15"
     assert recording("recorded-t0.5", tree) == "pard-t0.5"
     assert recording("recorded-t0.5", EngineKey("ours", "pard2", 7)) == "pard-t0.5"
     assert recording("recorded-t0.5", EngineKey("ours", "none", 0)) is None
     assert recording("equal", tree) is None
+    adaptive = planned("is_adaptive", sides, modes, adaptive=True)
+    engines = ("ours/draft", "base-v2/draft", "ours/pard")
+    assert {str(key) for key in adaptive} == {
+        f"{engine}/K{k}adaptive" for engine in engines for k in (7, 11)
+    }
 
 
 @pytest.mark.parametrize("name", [f"{d}-{t}" for d in MODES for t in TEXTS])
@@ -76,7 +84,7 @@ def test_options_of_trees_and_recordings(capsys):
     assert args.context == [128] and args.draft_tree == [15, 31]
     with pytest.raises(SystemExit):
         parse([*site, "--draft-tree", "15"])
-    assert "needs --trace" in capsys.readouterr().err
+    assert "need --trace" in capsys.readouterr().err
 
 
 def test_acceptance_of_every_label():

@@ -13,7 +13,9 @@ from benchmarks.spec_decode.shapes import SETS
 
 
 @pytest.mark.parametrize("shapes", SETS)
-@pytest.mark.parametrize("setting", [{}, {"is_auto": True}, {"tree": 31}])
+@pytest.mark.parametrize(
+    "setting", [{}, {"is_auto": True}, {"tree": 31}, {"is_adaptive": True}]
+)
 @pytest.mark.parametrize("context", [128, 16384])
 def test_point_key_reads_what_it_writes(setting: dict, shapes: str, context: int):
     engine = EngineKey("ours", "peagle", 11, shapes=shapes, **setting)

@@ -12,6 +12,7 @@ from benchmarks.spec_decode import trace_acceptance, traces
 from benchmarks.spec_decode.trace_acceptance import (
     Replay,
     replay_chains,
+    replay_confidence,
     replay_in_every_runner,
     replay_trees,
 )
@@ -210,6 +211,38 @@ def test_runner_v1_accepts_chains_as_recorded():
         kept = min(int(replay.chain[row]), drafts) + 1
         assert found[i, :kept].tolist() == tokens[i, :kept].tolist()
         assert (found[i, kept:] == -1).all()
+
+
+@pytest.mark.parametrize("is_one_pass", [True, False])
+def test_adaptive_verification_reads_recorded_confidence(monkeypatch, is_one_pass):
+    from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator as Base
+
+    trace, replay, seen = random_trace(), Replay("cpu", 60), []
+    replay.load(trace)
+    replay.starts.copy_(torch.arange(60))
+
+    def sample_draft(self, hidden_states, positions, slots, draft_step):
+        Base._maybe_predict_acceptance(self, hidden_states, slots, draft_step)
+
+    def predict(self, logits, slots, draft_step):
+        seen.append(logits)
+
+    monkeypatch.setattr(Base, "sample_draft", sample_draft)
+    monkeypatch.setattr(Base, "_maybe_predict_acceptance", predict)
+    replay_confidence(replay)
+    slots, step = torch.tensor([4, -1, 7]), torch.tensor(3)
+    if is_one_pass:
+        slots, step = slots.repeat_interleave(2), torch.tensor([3, 4]).repeat(3)
+    own = torch.zeros(len(slots), 9)
+    Base.sample_draft(
+        SimpleNamespace(), own, 120 + step.expand(len(slots)), slots, step
+    )
+    assert seen[0] is own  # so that it costs what it costs
+    found = seen[1].softmax(-1).max(-1).values[slots >= 0]
+    expected = trace.probs[[4, 7], 3, 0]
+    if is_one_pass:
+        expected = trace.probs[[4, 4, 7, 7], [3, 4, 3, 4], 0]
+    np.testing.assert_allclose(found, np.clip(expected, 1.5 / 128, 1), atol=1e-5)
 
 
 @pytest.mark.parametrize("tree", [None, 15])

@@ -38,6 +38,7 @@ def engine_config(max_num_seqs: int, schedule) -> SimpleNamespace:
         num_speculative_tokens_per_batch_size=schedule,
         num_speculative_tokens=LONGEST,
         enforce_eager=None,
+        drafter=SimpleNamespace(num_speculative_tokens=LONGEST),
         uses_dynamic_speculative_decoding=lambda: schedule is not None,
     )
     return SimpleNamespace(
@@ -49,8 +50,8 @@ def engine_config(max_num_seqs: int, schedule) -> SimpleNamespace:
     )
 
 
-def target_batches(config) -> list:
-    """What vLLM would record of the target."""
+def target_graphs(config) -> CudaGraphManager:
+    """What vLLM would record of the target, as if it was."""
     manager = CudaGraphManager.__new__(CudaGraphManager)
     manager.vllm_config = config
     manager.compilation_config = config.compilation_config
@@ -60,8 +61,13 @@ def target_batches(config) -> list:
     manager.varlen_decode, manager.ubatch_runner = False, None
     manager.lora_capture_cases = [0]
     manager._candidates, manager._capture_descs = {}, {}
+    manager._lora_dispatch_map, manager._graphs_captured = {}, True
     manager._init_candidates()
-    return manager._capture_descs[FULL]
+    return manager
+
+
+def target_batches(config) -> list:
+    return target_graphs(config)._capture_descs[FULL]
 
 
 def draft_batches(config, width: int) -> list:
@@ -118,6 +124,25 @@ def test_the_drafter_has_a_graph_where_the_target_has_one(width: int):
         verified = batch.uniform_token_count
         extra = widest.for_drafts(verified - 1).num_extra_slots
         assert (batch.num_reqs, verified + extra) in first
+
+
+@pytest.mark.parametrize("schedule", ["auto", [(1, 128, 3), (129, 256, 7)]])
+def test_every_batch_finds_the_smallest_graph_of_its_length(schedule):
+    """Defect: the next larger number of tokens may be of other lengths only."""
+    lengths = candidate_lengths(LONGEST) if schedule == "auto" else [3, 7]
+    graphs = target_graphs(engine_config(256, schedule))
+    for query_len in (k + 1 for k in lengths):
+        recorded = [
+            batch.num_reqs
+            for batch in graphs._capture_descs[FULL]
+            if batch.uniform_token_count == query_len
+        ]
+        for n in range(1, max(recorded) + 1):
+            found = graphs.dispatch(n, n * query_len, query_len, num_active_loras=0)
+            assert found.cg_mode == FULL, (n, query_len)
+            assert found.num_reqs == min(m for m in recorded if m >= n)
+    mixed = graphs.dispatch(3, 77, None, num_active_loras=0)
+    assert (mixed.cg_mode, mixed.num_tokens) == (CUDAGraphMode.PIECEWISE, 80)
 
 
 def test_a_fixed_length_keeps_every_graph():

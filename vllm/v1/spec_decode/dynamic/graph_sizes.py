@@ -6,6 +6,7 @@ needs are recorded for the others too, rounded up: nearly every number of reques
 graph of every length, hundreds of them, which take time and memory at start.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,10 @@ from vllm.config.drafter.length import MAX_TREE_ROWS, is_auto
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
-    from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor
+    from vllm.v1.worker.gpu.cudagraph_utils import (
+        BatchExecutionDescriptor,
+        CudaGraphManager,
+    )
 
 # Matrix products take rows in tiles: fewer make no difference while weights are read,
 # and one in sixteen at most where they are not.
@@ -70,3 +74,30 @@ def thin_decode_batches(
 def _is_large_tree(batch: "BatchExecutionDescriptor", depth: int) -> bool:
     rows = batch.uniform_token_count or 0
     return rows > depth + 1 and batch.num_tokens > MAX_TREE_ROWS
+
+
+def offer_every_length(manager: "CudaGraphManager") -> None:
+    """Lets a batch find the smallest graph of its own query length.
+
+    vLLM looks at the graphs of the next larger number of tokens only, which may all be
+    of other lengths.
+    """
+    spec = manager.vllm_config.speculative_config
+    if spec is None or not spec.uses_dynamic_speculative_decoding():
+        return
+    by_length = defaultdict(list)
+    for batch in manager._capture_descs.get(CUDAGraphMode.FULL, ()):
+        if (length := batch.uniform_token_count) is not None:
+            key = length, batch.num_active_loras, batch.num_ubatches
+            by_length[key].append(batch)
+    offered = defaultdict(list)
+    for (_, num_loras, _), batches in by_length.items():
+        start = 0
+        for batch in sorted(batches, key=lambda batch: batch.num_tokens):
+            for num_tokens in range(start, batch.num_tokens + 1):
+                offered[num_tokens, num_loras].append(batch)
+            start = batch.num_tokens + 1
+    for key, batches in offered.items():
+        others = manager._candidates.get(key, ())
+        rest = [batch for batch in others if batch.uniform_token_count is None]
+        manager._candidates[key] = batches + rest

@@ -35,7 +35,7 @@ SETTINGS = [
     ),
     Bad(
         "K is huge",
-        "below the target's max_model_len",
+        "tokens (…) must be below the target's",
         spec={"num_speculative_tokens": 100_000},
     ),
     Bad("K twice", "mutually exclusive", engine={"spec_tokens": 3}),
@@ -128,9 +128,15 @@ SETTINGS = [
         "adaptive draft verification",
         spec={"enable_adaptive_verification": True},
     ),
-    Bad("tree of one node", "draft_tree (…) must be", spec={"draft_tree": 1}),
+    Bad("tree of one node", "draft_tree (…) must be from", spec={"draft_tree": 1}),
     Bad("tree of no nodes", "draft_tree Input should be gr", spec={"draft_tree": 0}),
     Bad("tree is huge", "draft_tree Input should be less", spec={"draft_tree": 128}),
+    Bad(
+        "tree as large as a sequence",
+        "draft_tree (…) must be below",
+        spec={"draft_tree": 64},
+        engine={"max_model_len": 64},
+    ),
     Bad(
         "tree of an autoregressive head",
         "in one pass: use",
@@ -225,12 +231,6 @@ SETTINGS = [
         '"auto" does not support Model Runner V1',
         spec={"num_speculative_tokens_per_batch_size": "auto"},
         env={"VLLM_USE_V2_MODEL_RUNNER": "0"},
-    ),
-    Bad(
-        "auto with data parallelism of experts",
-        "ranks must draft",
-        spec={"num_speculative_tokens_per_batch_size": "auto"},
-        engine={"data_parallel_size": 2, "hf_overrides": {"num_experts": 8}},
     ),
     Bad(
         "auto with an engine of its own on each rank",

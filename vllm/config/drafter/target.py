@@ -28,21 +28,25 @@ def find_context(spec: "SpeculativeConfig") -> int | None:
     Raises:
         ValueError: no draft would ever fit.
     """
-    drafts = max(spec.num_speculative_tokens, spec.draft_tree or 0)
-    target = spec.target_model_config.max_model_len
+    drafts, target = spec.num_speculative_tokens, spec.target_model_config.max_model_len
     if drafts >= target:
         raise ValueError(
             f"num_speculative_tokens ({drafts}) must be below the target's "
             f"max_model_len ({target}): lower it, for example to 7."
         )
+    if spec.draft_tree is not None and spec.draft_tree >= target:
+        raise ValueError(
+            f"draft_tree ({spec.draft_tree}) must be below the target's max_model_len "
+            f"({target}): lower it."
+        )
     context = spec.max_model_len
     if spec.method == "draft_model":
         context = spec.draft_model_config.max_model_len
-    if context is not None and spec.num_speculative_tokens >= context:
+    if context is not None and drafts >= context:
         raise ValueError(
-            f"num_speculative_tokens ({spec.num_speculative_tokens}) must be below the "
-            f"drafter's context ({context}): lower it, or raise max_model_len of "
-            "speculative_config or max_position_embeddings of the drafter."
+            f"num_speculative_tokens ({drafts}) must be below the drafter's context "
+            f"({context}): lower it, or raise max_model_len of speculative_config or "
+            "max_position_embeddings of the drafter."
         )
     return context
 

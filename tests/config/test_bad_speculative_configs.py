@@ -93,7 +93,9 @@ def test_is_refused_as_documented(configure, row: Bad):
 
 
 def test_each_documented_error_has_a_row():
-    assert {entry(row.says) for row in ROWS} == set(LISTED)
+    # A CPU does not balance experts: `test_draft_length.py` has that one.
+    elsewhere = {entry("enable_elastic_ep")}
+    assert {entry(row.says) for row in ROWS} | elsewhere == set(LISTED)
 
 
 def test_the_hubs_cache_is_checked_too(models, tmp_path, monkeypatch):

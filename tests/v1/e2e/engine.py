@@ -29,38 +29,44 @@ class Engines:
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
             "VLLM_LOGGING_LEVEL": "INFO",
         }
-        self.files = [str(folder / name) for name in ("job.json", "result.json")]
-        self.log = (folder / "log.txt").open("w+")
-        self.process = self._start(stdin=subprocess.PIPE) if forks else None
+        self.job, self.result = folder / "job.json", folder / "result.json"
+        self.log = folder / "log.txt"
+        self.forks, self.process = forks, None
 
-    def _start(self, *files: str, **how: Any) -> subprocess.Popen:
-        return subprocess.Popen(
-            [sys.executable, str(JOB), *files],
-            env=self.env,
-            stdout=subprocess.PIPE,
-            stderr=self.log,
-            text=True,
-            **how,
-        )
+    def _start(self, *files: Path) -> subprocess.Popen:
+        with self.log.open("a") as log:
+            return subprocess.Popen(
+                [sys.executable, str(JOB), *map(str, files)],
+                env=self.env,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
+
+    def _told(self) -> subprocess.Popen:
+        """The process that runs the job, which is told of it."""
+        if not self.forks:
+            return self._start(self.job, self.result)
+        if self.process is None or self.process.poll() is not None:
+            self.process = self._start()
+        self.process.stdin.write(f"{self.job} {self.result}\n")
+        self.process.stdin.flush()
+        return self.process
 
     def run(self, job: dict[str, Any]) -> dict[str, Any]:
         """What came of a job: its result, or `error`; and `log`."""
-        Path(self.files[0]).write_text(json.dumps(job))
-        begin = self.log.seek(0, 2)
-        if self.process is None:
-            process = self._start(*self.files)
-        else:
-            process = self.process
-            process.stdin.write(" ".join(self.files) + "\n")
-            process.stdin.flush()
+        self.job.write_text(json.dumps(job))
+        begin = self.log.stat().st_size if self.log.exists() else 0
+        process = self._told()
         status = process.stdout.readline().strip()
-        self.log.seek(begin)
-        log = self.log.read()
+        if not self.forks:
+            process.wait()
+        log = self.log.read_bytes()[begin:].decode()
         assert status == "done", f"the engine's process ended:\n{log[-6000:]}"
-        return json.loads(Path(self.files[1]).read_text()) | {"log": log}
+        return json.loads(self.result.read_text()) | {"log": log}
 
     def end(self) -> None:
-        self.log.close()
         if self.process is not None:
             self.process.stdin.close()
             self.process.wait()

@@ -191,6 +191,9 @@ def make_row(name: str, job: dict[str, Any], result: dict[str, Any]) -> Row:
     counters, tokens = result["counters"], sum(map(len, result["token_ids"]))
     drafts = counters.get("num_drafts", [0])[0]
     by_position = counters.get("num_accepted_tokens_per_pos", []) if drafts else []
+    spec = job["engine"]["speculative_config"] or {}
+    if "draft_tree" in spec:  # it is not as deep as it has nodes
+        by_position = by_position[: spec.get("num_speculative_tokens")]
     accepted = counters["num_accepted_tokens"][0] if drafts else 0
     return {
         "name": name,

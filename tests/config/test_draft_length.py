@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from vllm.config import ModelConfig, ParallelConfig, SpeculativeConfig
+from vllm.config.drafter import DrafterConfig
 from vllm.config.drafter.engine import settle_auto
 from vllm.config.drafter.length import (
     AutoSchedule,
@@ -97,6 +98,7 @@ def settings(**changes) -> SimpleNamespace:
         "num_speculative_tokens_per_batch_size": "auto",
         "is_auto_by_default": False,
         "target_parallel_config": None,
+        "draft_tree": None,
         "drafter": SimpleNamespace(unsupported=None),
     }
     return SimpleNamespace(**values | changes)
@@ -162,7 +164,7 @@ def test_several_steps_at_once_choose_only_if_asked_to(is_default):
     ],
 )
 def test_a_default_needs_the_unified_speculator(unsupported, is_v2, watermark):
-    drafter = SimpleNamespace(unsupported=unsupported)
+    drafter = DrafterConfig("draft_model", 7, unsupported=unsupported)
     config = SimpleNamespace(
         speculative_config=settings(drafter=drafter, is_auto_by_default=True),
         use_v2_model_runner=is_v2,

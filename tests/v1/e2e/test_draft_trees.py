@@ -106,21 +106,3 @@ def test_what_depends_on_tokens_before_it_is_the_targets(
 
     tree = speculative(models, "pard", 4, draft_tree=15)
     assert answers(tree) == answers(None)
-
-
-def test_a_target_that_cannot_verify_trees_drafts_chains(
-    run_engine, models, target, make_prompt
-):
-    """One log line says so, and steps verify no more than chains."""
-    requests = [{"prompt": make_prompt(24, 50), "max_tokens": 16}]
-    result = run_engine(
-        {"all": requests},
-        speculative_config=speculative(models, "pard", 4, draft_tree=15),
-        max_num_seqs=2,
-        max_model_len=128,
-        kv_cache_dtype="fp8",
-    )
-    assert "cannot be verified with a quantized KV cache" in result["log"]
-    counted = result["scenarios"]["all"]["counters"]
-    drafted = counted["num_draft_tokens"][0]
-    assert drafted <= 4 * counted["num_drafts"][0]

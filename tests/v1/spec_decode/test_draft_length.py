@@ -349,9 +349,9 @@ def test_without_times_every_draft_is_the_longest():
 def test_choosing_takes_far_less_than_a_millisecond():
     lengths = DraftLengths(15, measured(parallel_ms, 15))
     started = time.perf_counter()
-    for step in range(200):
-        n = 1 + step % 64
-        step(lengths, whole_load(n, 256 + 50 * step))
+    for round_ in range(200):
+        n = 1 + round_ % 64
+        step(lengths, whole_load(n, 256 + 50 * round_))
         for _ in range(64):
             lengths.observe(15, 6)
     assert (time.perf_counter() - started) / 200 < 1e-3

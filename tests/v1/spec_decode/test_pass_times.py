@@ -43,7 +43,11 @@ class FakeExecutor:
         ranks: int = 1,
     ):
         self.vllm_config = SimpleNamespace(
-            speculative_config=SimpleNamespace(num_speculative_tokens=3),
+            speculative_config=SimpleNamespace(
+                num_speculative_tokens=3,
+                num_speculative_tokens_per_batch_size="auto",
+                drafter=SimpleNamespace(num_speculative_tokens=3),
+            ),
             cache_config=SimpleNamespace(num_gpu_blocks=num_gpu_blocks, block_size=16),
             model_config=SimpleNamespace(max_model_len=max_model_len),
             parallel_config=SimpleNamespace(data_parallel_size=ranks),

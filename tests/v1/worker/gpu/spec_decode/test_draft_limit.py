@@ -50,6 +50,8 @@ def speculator(context: int | None = CONTEXT, dp_size: int = 1) -> UnifiedSpecul
         parallel_config=SimpleNamespace(pipeline_parallel_size=1),
     )
     made.dp_size, made.num_speculative_steps = dp_size, K
+    made.tree_step = None
+    made.block_tables = SimpleNamespace(target=SimpleNamespace(slot_mappings=None))
     made.draft_tokens = torch.zeros(8, K, dtype=torch.int64)
     return made
 

@@ -6,7 +6,10 @@ import torch
 
 from vllm.platforms import current_platform
 from vllm.v1.worker.gpu.input_batch import InputBatch, InputBuffers
-from vllm.v1.worker.gpu.spec_decode.draft_tree.accepted import accepted_rows
+from vllm.v1.worker.gpu.spec_decode.draft_tree.accepted import (
+    TargetStep,
+    accepted_rows,
+)
 
 DEVICE = torch.device("cpu" if current_platform.is_cpu() else "cuda")
 K, N = 3, 6
@@ -33,7 +36,9 @@ def test_a_tree_shrinks_to_its_accepted_rows():
     num_sampled = [3, 2, 4, 0]
     rejected = tensor([N + 1 - 3, 3 - 2, N + 1 - 4, 0])
 
-    found = accepted_rows(batch, K, path, rejected, slots)
+    hidden = torch.arange(starts[-1], device=DEVICE)[:, None] * 1.0
+    step = TargetStep(batch, rejected, hidden, [hidden + 1], slots)
+    found = accepted_rows(step, K, path)
 
     kept = [K + 1, 3, 2 + K + 1, 5]
     assert found.batch.num_scheduled_tokens.tolist() == kept
@@ -49,7 +54,8 @@ def test_a_tree_shrinks_to_its_accepted_rows():
         own = slice(begin, begin + len(wanted))
         begin += kept[req]
         at = [starts[req] + row for row in wanted]
-        assert found.rows[own].tolist() == at
+        assert found.last_hidden[own, 0].tolist() == at
+        assert found.aux_hidden[0][own, 0].tolist() == [row + 1 for row in at]
         assert found.batch.input_ids[own].tolist() == [100 + row for row in at]
         assert found.batch.positions[own].tolist() == [500 + row for row in at]
         first = [starts[req] + i for i in range(len(wanted))]

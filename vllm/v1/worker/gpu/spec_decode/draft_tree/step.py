@@ -121,10 +121,12 @@ class TreeStep:
         self, attn_metadata: dict[str, Any], batch: InputBatch, for_capture: bool
     ) -> None:
         """Has the target's layers attend to trees, where the step has any."""
+        # A dummy batch verifies nothing, whatever the step before did.
+        is_dummy = batch.num_draft_tokens_per_req is None
         if for_capture:
             tree = self._to_record(batch)
         else:
-            tree = self._of_step(batch) if self.has_trees else None
+            tree = self._of_step(batch) if self.has_trees and not is_dummy else None
         for name in self.layers if tree else ():
             attn_metadata[name].draft_tree = tree
 

@@ -98,7 +98,6 @@ class UnifiedSpeculator(DraftModelSpeculator):
             [num_reqs, K] int64 draft tokens, of which `num_speculative_tokens` count.
         """
         batch, n, k = input_batch, input_batch.num_reqs, num_speculative_tokens
-        plan = self.plans[self.num_speculative_steps if k is None else k]
         if dummy_run and skip_attn_for_dummy_run:
             states = self.drafter.target_hidden(last_hidden_states, aux_hidden_states)
             self._profile(batch, states)
@@ -115,6 +114,7 @@ class UnifiedSpeculator(DraftModelSpeculator):
             step = self.tree_step.accept(step, num_sampled, dummy_run)
         if not dummy_run and self._is_past_limit(batch):
             return self.draft_tokens[:n]
+        plan = self.plans[self.num_speculative_steps if k is None else k]
         batch = step.batch
         hidden = self.drafter.target_hidden(step.last_hidden, step.aux_hidden)
         verified = VerifiedBatch(

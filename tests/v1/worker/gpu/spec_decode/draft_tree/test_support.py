@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which targets verify trees, and that an engine drafts chains for the others."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from vllm.config.drafter import DrafterConfig
+from vllm.config.drafter.length import AutoSchedule
+from vllm.platforms import current_platform
+from vllm.v1.attention.backend import AttentionType
+from vllm.v1.spec_decode.tree_agreement import agree_on_trees
+
+if current_platform.is_cpu():
+    import vllm.v1.worker.cpu.shm  # noqa: F401  (what Runner V2 needs on a CPU)
+
+from vllm.v1.worker.gpu.spec_decode.draft_tree.backends import why_layer_cannot
+
+
+def layer(backend: str = "FLASH_ATTN", **given) -> SimpleNamespace:
+    impl = {
+        "sliding_window": (-1, -1),
+        "sinks": None,
+        "alibi_slopes": None,
+        "logits_soft_cap": 0,
+        "kv_cache_dtype": "auto",
+        "attn_type": AttentionType.DECODER,
+        "vllm_flash_attn_version": 3,
+    }
+    name = SimpleNamespace(get_name=lambda: backend)
+    return SimpleNamespace(attn_backend=name, impl=SimpleNamespace(**impl | given))
+
+
+@pytest.mark.parametrize("backend", ["FLASH_ATTN", "TRITON_ATTN", "CPU_ATTN"])
+def test_plain_attention_verifies_trees(backend: str):
+    assert why_layer_cannot(layer(backend)) is None
+
+
+@pytest.mark.parametrize(
+    "given, reason",
+    [
+        ({"backend": "FLASHINFER"}, "attention by FLASHINFER"),
+        ({"sliding_window": (127, 0)}, "attention windows"),
+        ({"sinks": object()}, "attention sinks"),
+        ({"alibi_slopes": object()}, "ALiBi"),
+        ({"kv_cache_dtype": "fp8"}, "a quantized KV cache"),
+        ({"attn_type": AttentionType.ENCODER}, "encoder attention"),
+        ({"vllm_flash_attn_version": 4}, "FlashAttention 4"),
+    ],
+)
+def test_other_attention_does_not(given: dict, reason: str):
+    assert why_layer_cannot(layer(**given)) == reason
+
+
+def executor(verifies: list[bool], schedule) -> SimpleNamespace:
+    spec = SimpleNamespace(
+        drafter=DrafterConfig("draft_model", 7, num_nodes=31),
+        num_speculative_tokens_per_batch_size=schedule,
+    )
+    runners = [
+        SimpleNamespace(draft_tree=object() if found else None) for found in verifies
+    ]
+    workers = [SimpleNamespace(model_runner=runner) for runner in runners]
+    return SimpleNamespace(
+        speculative_config=spec,
+        vllm_config=SimpleNamespace(
+            speculative_config=spec,
+            scheduler_config=SimpleNamespace(max_num_seqs=64),
+        ),
+        collective_rpc=lambda method: list(map(method, workers)),
+    )
+
+
+@pytest.mark.parametrize(
+    "schedule, chains",
+    [
+        (None, [(1, 64, 7)]),
+        ([(1, 2, 31), (3, 64, 5)], [(1, 2, 7), (3, 64, 5)]),
+    ],
+)
+def test_an_engine_drafts_chains_if_a_worker_cannot(schedule, chains):
+    engine = executor([True, True], schedule)
+    agree_on_trees(engine)
+    spec = engine.speculative_config
+    assert spec.num_speculative_tokens_per_batch_size == schedule
+    engine = executor([True, False], schedule)
+    agree_on_trees(engine)
+    spec = engine.speculative_config
+    assert spec.num_speculative_tokens_per_batch_size == chains
+
+
+def test_auto_chooses_between_chains_then():
+    engine = executor([False], AutoSchedule([0, 3, 7, 15, 31]))
+    agree_on_trees(engine)
+    schedule = engine.speculative_config.num_speculative_tokens_per_batch_size
+    assert schedule == "auto" and max(schedule.lengths) == 7

@@ -118,8 +118,6 @@ def test_data_parallel(
 
     With "auto" the ranks agree on how far to draft, which may be not at all.
     """
-    from .server_port import free_port
-
     folder = as_mixture(models / "target", tmp_path / "mixture")
     prompts = [make_prompt(16 + 13 * i, i) for i in range(12)]
     spec = MODES[mode] | {"model": str(models / mode), "num_speculative_tokens": 5}

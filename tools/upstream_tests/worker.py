@@ -17,6 +17,7 @@ import sys
 import time
 from contextlib import suppress
 from multiprocessing import connection, get_context
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from unittest import mock
 
@@ -65,6 +66,7 @@ def run_file(file: str, results: Path) -> None:
     """All that a child does. Threads that tests leave behind do not keep it."""
     import pytest
 
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.setsid()  # so that what the tests start is ended with them
     log = results.with_suffix("") / file.replace("/", ".").replace(".py", ".log")
     log.parent.mkdir(exist_ok=True)
@@ -76,7 +78,13 @@ def run_file(file: str, results: Path) -> None:
     os._exit(0)
 
 
-def end(child) -> str:
+def start(file: str, results: Path) -> BaseProcess:
+    child = get_context("fork").Process(target=run_file, args=(file, results))
+    child.start()
+    return child
+
+
+def end(child: BaseProcess) -> str:
     """Ends a child and what it started. How it ended, "" for by itself."""
     late = child.is_alive()
     with suppress(ProcessLookupError):
@@ -90,18 +98,21 @@ def main(source: Path, results: Path, limit: float, jobs: int, *files: str) -> N
     os.chdir(source)
     prepare(source)
     waiting, running = list(files), {}
-    while waiting or running:
-        while waiting and len(running) < jobs:
-            file = waiting.pop(0)
-            child = get_context("fork").Process(target=run_file, args=(file, results))
-            child.start()
-            running[child] = file, time.monotonic()
-        connection.wait([child.sentinel for child in running], timeout=1)
-        for child, (file, start) in list(running.items()):
-            seconds = time.monotonic() - start
-            if not child.is_alive() or seconds > limit:
-                write(results, file, "ended", end(child), round(seconds, 1))
-                del running[child]
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        while waiting or running:
+            while waiting and len(running) < jobs:
+                file = waiting.pop(0)
+                running[start(file, results)] = file, time.monotonic()
+            connection.wait([child.sentinel for child in running], timeout=1)
+            for child, (file, began) in list(running.items()):
+                seconds = time.monotonic() - began
+                if not child.is_alive() or seconds > limit:
+                    write(results, file, "ended", end(child), round(seconds, 1))
+                    del running[child]
+    finally:
+        for child in running:
+            end(child)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ def check_sampling_limits(params: "SamplingParams", vllm_config: "VllmConfig") -
     Raises:
         VLLMValidationError: Runner V2 would have no room for one of them.
     """
-    for name, size, limit in _sizes(params, vllm_config.model_config.max_model_len):
+    for name, size, limit in _sizes(params, vllm_config):
         if size > limit and vllm_config.use_v2_model_runner:
             raise VLLMValidationError(
                 f"{name} must be at most {limit}, got {size}.",
@@ -33,7 +33,7 @@ def check_sampling_limits(params: "SamplingParams", vllm_config: "VllmConfig") -
 
 
 def _sizes(
-    params: "SamplingParams", max_model_len: int
+    params: "SamplingParams", vllm_config: "VllmConfig"
 ) -> Iterator[tuple[str, int, int]]:
     """What is limited, as a request has it, and the limit."""
     from vllm.v1.worker.gpu.sample.logit_bias import (
@@ -55,5 +55,7 @@ def _sizes(
     if params.seed is not None:
         size = params.seed if params.seed >= 0 else -params.seed - 1
         yield "seed", size, INT64_MAX
-    # A position, of which there are 32 bits, is reckoned from it.
-    yield "max_tokens", params.max_tokens or 0, INT32_MAX - max_model_len
+    if params.max_tokens and params.max_tokens > INT32_MAX // 2:
+        # A position, of which there are 32 bits, is reckoned from it.
+        limit = INT32_MAX - vllm_config.model_config.max_model_len
+        yield "max_tokens", params.max_tokens, limit

@@ -3,9 +3,8 @@ r"""Speculative decoding, offline: does it change the text, and what does it gai
 
 Without arguments it runs the bundled models: no speculation, then a draft model, PARD,
 PARD with draft trees, PARD-2, EAGLE-3 and P-EAGLE on the same prompts, and prints one
-table. With
-`--speculative-config`, which is that of `vllm serve`, it runs that one, and no
-speculation to compare with:
+table. With `--speculative-config`, which is that of `vllm serve`, it runs that one, and
+no speculation to compare with:
 
     python spec_decode.py
     python spec_decode.py --model meta-llama/Llama-3.1-8B-Instruct \

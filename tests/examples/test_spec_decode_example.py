@@ -14,7 +14,7 @@ import pytest
 from tests.conftest import ROOT
 
 FOLDER = ROOT / "examples" / "offline_inference"
-DRAFTERS = ("draft model", "PARD", "PARD-2", "EAGLE-3", "P-EAGLE")
+DRAFTERS = ("draft model", "PARD", "PARD, tree", "PARD-2", "EAGLE-3", "P-EAGLE")
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def test_bundled_models(engine_env, models, on_cpu, tmp_path):
         assert row["runner"] == "V2"
         assert row["kernels"] == ("interpreted" if on_cpu else "compiled")
         by_position = row["acceptance_by_position"]
-        assert len(by_position) == 7
+        assert len(by_position) >= 7
         assert sorted(by_position, reverse=True) == by_position
         assert row["acceptance_length"] == pytest.approx(1 + sum(by_position))
         assert row["acceptance_length"] > 1

@@ -22,7 +22,7 @@ def differ(tmp_path: Path):
         paths = tmp_path / "release", tmp_path / "ours"
         for path, lines in zip(paths, (release, ours), strict=True):
             path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-        return differences(*paths)
+        return differences(*paths, files=[FILE])
 
     return differ
 
@@ -35,6 +35,11 @@ def test_a_failure_in_teardown_is_a_failure(tmp_path):
 
 def test_what_passes_on_both_does_not_differ(differ):
     assert differ(PASSED, PASSED) == {}
+
+
+def test_a_file_that_is_not_asked_for_is_not_compared(differ):
+    release = [["tests/test_b.py::test", "passed", ""], *PASSED]
+    assert differ(release, PASSED) == {}
 
 
 def test_what_fails_on_the_release_is_not_compared(differ):

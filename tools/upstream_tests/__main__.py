@@ -54,10 +54,12 @@ class Runner:
     ) -> dict[str, str]:
         """What passes on the release and not on ours, also when it is run again."""
         there = self.run(release, files, kept_results(self.half))
-        found = differences(there, self.run(ours, files, self.fresh("ours")))
+        found = differences(there, self.run(ours, files, self.fresh("ours")), files)
         again = sorted(set(map(file_of, found)))
         there = self.run(release, again, self.fresh("release-again"))
-        sure = differences(there, self.run(ours, again, self.fresh("ours-again")))
+        sure = differences(
+            there, self.run(ours, again, self.fresh("ours-again")), again
+        )
         return {test: why for test, why in sure.items() if test in found}
 
     def fresh(self, name: str) -> Path:

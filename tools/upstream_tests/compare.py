@@ -27,8 +27,8 @@ def read(results: Path) -> tuple[dict[str, str], dict[str, str]]:
     return outcomes, ended
 
 
-def differences(release: Path, ours: Path) -> dict[str, str]:
-    """Tests that pass on the release and not here, each with what it comes to here.
+def differences(release: Path, ours: Path, files: Iterable[str]) -> dict[str, str]:
+    """Tests of `files` that pass on the release and not here, with what they come to.
 
     Where the release ran out of time, what it came to is chance: not compared.
     """
@@ -36,7 +36,9 @@ def differences(release: Path, ours: Path) -> dict[str, str]:
     found = {}
     for test, outcome in there.items():
         file = file_of(test)
-        if outcome != "passed" or ended_there.get(file) == "time limit":
+        if outcome != "passed" or file not in files:
+            continue
+        if ended_there.get(file) == "time limit":
             continue
         why = here.get(file) or ended_here.get(file) or "there is no such test here"
         if (came_to := here.get(test, f"did not run: {why}")) != "passed":

@@ -41,13 +41,9 @@ def first_pass(
     tables = _make_tables(max_num_reqs, limit, num_tokens, device)
     hidden = None
     if num_sources:
-        size = {"dtype": dtype, "device": device}
-        rows = [
-            torch.randn(num_tokens, hidden_size, **size) for _ in range(num_sources)
-        ]
-        blocks = () if layout.token_shift else (int(tables.num_blocks.np.sum()) + 1,)
-        fallback = torch.randn(*blocks, num_sources * hidden_size, **size)
-        hidden = HiddenRows(rows, fallback)
+        shape = num_sources, num_tokens, hidden_size
+        sources = torch.randn(shape, dtype=dtype, device=device).unbind()
+        hidden = _make_hidden(layout, sources, tables)
     return {
         "source": _make_batch(layout, query_lens, max_num_reqs, device),
         "layout": layout,
@@ -58,6 +54,18 @@ def first_pass(
         "limit": limit,
         "hidden": hidden,
     }
+
+
+def _make_hidden(
+    layout: DraftLayout, sources: tuple[torch.Tensor, ...], tables: BlockTables
+) -> HiddenRows:
+    """What masks are fed, or what KV blocks keep of the token before the step."""
+    width = sum(rows.shape[1] for rows in sources)
+    if layout.token_shift:
+        return HiddenRows(sources, sources[0].new_ones(width))
+    kept = 2 * (1 + int(tables.num_blocks.np.sum()))
+    positions = torch.full((kept,), CONTEXT - 1, device=tables.device)
+    return HiddenRows(sources, sources[0].new_ones(kept, width), positions)
 
 
 def _make_batch(

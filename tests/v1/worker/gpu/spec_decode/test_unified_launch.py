@@ -76,7 +76,8 @@ class Drafter:
         if not self.is_fed:
             return None
         shape = (HIDDEN,) if self.layout.token_shift else (9, HIDDEN)
-        return HiddenRows((torch.zeros(rows, HIDDEN),), torch.zeros(shape))
+        sources, positions = (torch.zeros(rows, HIDDEN),), torch.zeros(9).long()
+        return HiddenRows(sources, torch.zeros(shape), positions)
 
     def first(self, query_lens: list[int], num_drafts: int) -> None:
         layout, n = self.layout.for_drafts(num_drafts), len(query_lens)

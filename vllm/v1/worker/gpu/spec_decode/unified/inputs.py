@@ -434,7 +434,7 @@ def prepare_inputs(
         _kv_tables(block_tables),
         batch,
         sources,
-        None if hidden is None else _fed_states(hidden, buffers, is_first),
+        None if hidden is None else _fed_states(hidden, layout, buffers, is_first),
     )
     library = native_library() if native and buffers.device.type == "cpu" else None
     if library is not None:
@@ -477,7 +477,10 @@ def _kv_tables(tables: BlockTables) -> KVTables:
     )
 
 
-def _fed_states(hidden: HiddenRows, buffers: DraftBuffers, is_first: bool) -> FedStates:
+def _fed_states(
+    hidden: HiddenRows, layout: DraftLayout, buffers: DraftBuffers, is_first: bool
+) -> FedStates:
+    assert layout.token_shift or not is_first or hidden.positions is not None
     out = buffers.fed_rows(hidden.fallback) if is_first else buffers.own_rows
     size = sum(source.shape[1] for source in hidden.sources)
     assert all(rows.is_contiguous() for rows in (*hidden.sources, hidden.fallback))

@@ -16,8 +16,9 @@ if current_platform.is_cpu():
 
 from vllm.v1.worker.gpu import spec_decode
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
-from vllm.v1.worker.gpu.spec_decode import extract_hidden_states, unified
 from vllm.v1.worker.gpu.spec_decode import speculator as base
+from vllm.v1.worker.gpu.spec_decode import unified
+from vllm.v1.worker.gpu.spec_decode.eagle import speculator as eagle
 from vllm.v1.worker.gpu.spec_decode.unified.draft_model import DraftModelDrafter
 from vllm.v1.worker.gpu.spec_decode.unified.speculator import (
     UnifiedSpeculator,
@@ -30,12 +31,13 @@ CPU = torch.device("cpu")
 @pytest.mark.parametrize("is_unified", [True, False])
 def test_the_resolved_drafter_decides(monkeypatch, is_unified: bool):
     monkeypatch.setattr(unified, "build_speculator", lambda *_: "unified")
-    monkeypatch.setattr(
-        extract_hidden_states, "ExtractHiddenStatesSpeculator", lambda *_: "vLLM's"
-    )
+    monkeypatch.setattr(eagle, "EagleSpeculator", lambda *_: "vLLM's")
     spec = SimpleNamespace(
-        method="extract_hidden_states",
+        method="eagle3",
         drafter=DrafterConfig("eagle3", 3, is_unified=is_unified),
+        use_gemma4_mtp=lambda: False,
+        use_multi_module_mtp=lambda: False,
+        use_eagle=lambda: True,
     )
     made = spec_decode.init_speculator(SimpleNamespace(speculative_config=spec), CPU, 0)
     assert made == ("unified" if is_unified else "vLLM's")

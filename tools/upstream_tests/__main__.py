@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -77,7 +78,8 @@ class Runner:
             command = [sys.executable, "-P", HERE / "worker.py", self.source, results]
             command += [self.limit, self.jobs, *left]
             environment = self.environment(tree)
-            subprocess.run([*map(str, command)], env=environment, check=True)
+            if subprocess.run([*map(str, command)], env=environment).returncode:
+                raise OverlayError(f"No test of {tree} could be run; see above.")
         return results
 
     def environment(self, tree: Path) -> dict[str, str]:
@@ -131,6 +133,30 @@ def lay_hub(hub: Path) -> None:
         (model / "refs" / "main").write_text("0")
 
 
+def compare(named: list[str], wanted: Iterable[str], jobs: int) -> list[str]:
+    """What `report` says of the `wanted` halves.
+
+    Args:
+        named: files and folders instead of those of halves.toml, if any.
+
+    Raises:
+        OverlayError: the source or the release cannot be had, or no test can be run.
+    """
+    source, release = unpack_source(BUILD), unpack_release(BUILD)
+    lay_hub(BUILD / "hub" / "hub")
+    ours = Path(find_spec("vllm").origin).parents[1]
+    halves = tomllib.loads((HERE / "halves.toml").read_text())
+    accepted = tomllib.loads((HERE / "accepted.toml").read_text())
+    lines = []
+    for half in wanted:
+        settings = halves[half]
+        files = test_files(source, named or settings["files"], settings["leave_out"])
+        runner = Runner(source, half, settings["limit"], jobs)
+        found = runner.differences(release, ours, files)
+        lines += report(found, accepted.get(half, {}), files)
+    return lines
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser("upstream_tests", description=__doc__)
     parser.add_argument("files", nargs="*", metavar="FILE")
@@ -138,21 +164,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     args = parser.parse_args(argv)
     try:
-        source, release = unpack_source(BUILD), unpack_release(BUILD)
+        lines = compare(args.files, [args.half] if args.half else HALVES, args.jobs)
     except OverlayError as error:
-        parser.exit(1, f"{error}\n")
-    lay_hub(BUILD / "hub" / "hub")
-    ours = Path(find_spec("vllm").origin).parents[1]
-    halves = tomllib.loads((HERE / "halves.toml").read_text())
-    accepted = tomllib.loads((HERE / "accepted.toml").read_text())
-    lines = []
-    for half in [args.half] if args.half else HALVES:
-        settings = halves[half]
-        named = args.files or settings["files"]
-        files = test_files(source, named, settings["leave_out"])
-        runner = Runner(source, half, settings["limit"], args.jobs)
-        found = runner.differences(release, ours, files)
-        lines += report(found, accepted.get(half, {}), files)
+        parser.exit(2, f"{error}\n")
     print("\n".join(lines))
     return bool(lines)
 

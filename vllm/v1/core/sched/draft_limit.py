@@ -9,10 +9,10 @@ def cut_drafts_past_limit(scheduler) -> None:
     by FULL CUDA graphs. Drafts at positions past the context are not accepted: see
     `vllm/v1/worker/gpu/spec_decode/draft_limit.py`.
     """
-    spec, longest = scheduler.vllm_config.speculative_config, scheduler.max_model_len
-    if spec is None:
+    if not any(request.spec_token_ids for request in scheduler.running):
         return
-    limit = spec.drafter.limit(longest)
+    longest = scheduler.max_model_len
+    limit = scheduler.vllm_config.speculative_config.drafter.limit(longest)
     if limit >= longest:
         return
     drafted = [request for request in scheduler.running if request.spec_token_ids]

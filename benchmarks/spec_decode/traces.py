@@ -3,7 +3,7 @@
 
 Models of dummy weights accept nothing, so a benchmark replays a recording: acceptance
 then varies by request, position and confidence as it did for real models.
-`tools/tiny_models/record.py` writes the files in `traces/`.
+The files in `traces/` say in their headers what was recorded, and with what.
 """
 
 import heapq

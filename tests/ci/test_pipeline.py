@@ -9,9 +9,10 @@ from importlib.util import find_spec
 import pytest
 from jsonschema.validators import validator_for
 
-from tools.ci import ROOT, load_config, load_groups, pipeline
+from tools import ci
+from tools.ci import ROOT, pipeline
 
-STEPS = [step for group in load_groups(load_config()) for step in group["steps"]]
+STEPS = [step for group in ci.load_groups(ci.load_config()) for step in group["steps"]]
 
 
 def keys(changed: list[str] | None, nightly: bool = False) -> set[str]:
@@ -55,7 +56,12 @@ def test_labels_and_keys_are_names():
 
 @pytest.mark.parametrize("step", STEPS, ids=lambda step: step["key"])
 def test_what_a_step_names_exists(step):
-    for path in step.get("source_file_dependencies", []):
+    assert step.keys() <= {
+        *ci.OWN,
+        ci.DEPENDENCIES,
+        *ci.PASSED_ON,
+    }  # else nothing reads it
+    for path in step.get(ci.DEPENDENCIES, []):
         assert (ROOT / path).is_dir() == path.endswith("/") and (ROOT / path).exists()
     for command in step["commands"]:
         words = shlex.split(command)

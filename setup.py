@@ -27,7 +27,6 @@ sys.path.insert(0, str(ROOT / "tools"))
 
 from overlay.base import (  # noqa: E402
     OverlayError,
-    check_python,
     find_wheel,
     local_version,
     pinned_base,
@@ -128,7 +127,6 @@ def of_release() -> dict:
 
 
 def main() -> None:
-    check_python()
     device = target_device()
     os.umask(0o022)  # of the files of a wheel, whoever builds it
     shutil.rmtree(LICENCES, ignore_errors=True)

@@ -19,7 +19,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 DEVICES = ("cpu", "cuda")
-PYTHONS = ((3, 11), (3, 14))  # first and last minor version the base supports
 
 
 class OverlayError(Exception):
@@ -38,17 +37,6 @@ class Base:
 
 def load_config(root: Path = ROOT) -> dict:
     return tomllib.loads((root / "base.toml").read_text())
-
-
-def check_python(version: tuple[int, ...] = sys.version_info[:2]) -> None:
-    """Raises OverlayError where the base has no wheel for this Python."""
-    first, last = PYTHONS
-    if not first <= tuple(version) <= last:
-        name = ".".join(map(str, version))
-        raise OverlayError(
-            f"Python {name} is not supported: install with Python "
-            f"{first[0]}.{first[1]} to {last[0]}.{last[1]}."
-        )
 
 
 def target_device() -> str:
@@ -95,22 +83,12 @@ def find_wheel(base: Base) -> Path:
     Raises:
         OverlayError: the wheel is missing, or is not the pinned one.
     """
-    given = os.environ.get("VLLM_BASE_WHEEL")
-    if given:
-        return _checked(Path(given).expanduser(), base)
-    return _cached(base) or fetch(base)
-
-
-def cache_folder() -> Path:
-    default = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "vllm-base"
-    return Path(os.environ.get("VLLM_BASE_CACHE") or default).expanduser()
-
-
-def _checked(wheel: Path, base: Base) -> Path:
+    if not (given := os.environ.get("VLLM_BASE_WHEEL")):
+        return cached(base) or fetch(base)
+    wheel = Path(given).expanduser()
     if not wheel.is_file():
         raise OverlayError(f"VLLM_BASE_WHEEL: there is no file {wheel}.")
-    found = sha256_of(wheel)
-    if base.sha256 not in (None, found):
+    if (found := sha256_of(wheel)) != base.sha256:
         raise OverlayError(
             f"{wheel.name} is not the pinned base {base.project} {base.version}: "
             f"its sha256 is {found}, base.toml has {base.sha256}."
@@ -118,41 +96,51 @@ def _checked(wheel: Path, base: Base) -> Path:
     return wheel.resolve()
 
 
-def _cached(base: Base) -> Path | None:
-    if base.sha256 is None:
-        return None
-    for wheel in (cache_folder() / base.sha256).glob("*.whl"):
-        if sha256_of(wheel) == base.sha256:
-            return wheel
-        wheel.unlink()  # cut short or damaged: fetch it again
+def cache_folder() -> Path:
+    default = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "vllm-base"
+    return Path(os.environ.get("VLLM_BASE_CACHE") or default).expanduser()
+
+
+def cached(base: Base) -> Path | None:
+    for file in (cache_folder() / base.sha256).glob("*"):
+        if sha256_of(file) == base.sha256:
+            return file
+        file.unlink()  # cut short or damaged: fetch it again
     return None
 
 
-def fetch(base: Base) -> Path:
-    """Lets pip fetch the wheel, by hash where one is pinned, into the cache."""
+def fetch(base: Base, kind: str = "--only-binary=:all:", **variables: str) -> Path:
+    """Lets pip fetch the file, by hash where one is pinned, into the cache.
+
+    Args:
+        kind: option that says which files of the project will do.
+        variables: of pip's environment.
+
+    Raises:
+        OverlayError: pip could not fetch it.
+    """
     print(f"Fetching {base.project} {base.version}", file=sys.stderr)
     cache = cache_folder()
     cache.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=cache) as folder:
-        _pip_download(base, Path(folder))
-        (wheel,) = Path(folder).glob("*.whl")
-        kept = cache / sha256_of(wheel) / wheel.name
-        kept.parent.mkdir(exist_ok=True)
-        wheel.replace(kept)
-    return kept
-
-
-def _pip_download(base: Base, folder: Path) -> None:
-    wanted = folder / "base.txt"
     pin = f" --hash=sha256:{base.sha256}" if base.sha256 else ""
-    wanted.write_text(f"{base.project}=={base.version}{pin}\n")
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
-    command += ["--only-binary=:all:", "--dest", str(folder), "-r", str(wanted)]
-    result = subprocess.run(command, capture_output=True, text=True)
-    if result.returncode:
-        said = [line for line in result.stderr.splitlines() if line.strip()]
-        reason = "\n  ".join(s for s in said if "is ignored" not in s) or "no message"
-        raise OverlayError(
-            f"pip could not fetch {base.project}=={base.version}:\n  {reason}\n"
-            "Check the network and pip's index, or set VLLM_BASE_WHEEL=<file>."
+    with tempfile.TemporaryDirectory(dir=cache) as folder:
+        wanted, found = Path(folder, "wanted.txt"), Path(folder, "found")
+        wanted.write_text(f"{base.project}=={base.version}{pin}\n")
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+        command += [kind, "--no-build-isolation", "--dest", str(found)]
+        result = subprocess.run(
+            [*command, "-r", str(wanted)],
+            env=os.environ | variables,
+            capture_output=True,
+            text=True,
         )
+        if result.returncode:
+            raise OverlayError(
+                f"pip could not fetch {base.project}=={base.version}:\n{result.stderr}"
+                "Check the network and pip's index, or set VLLM_BASE_WHEEL=<file>."
+            )
+        (file,) = found.iterdir()
+        kept = cache / sha256_of(file) / file.name
+        kept.parent.mkdir(exist_ok=True)
+        file.replace(kept)
+    return kept

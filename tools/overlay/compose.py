@@ -4,6 +4,7 @@
 import ast
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -135,6 +136,18 @@ def _require_refreshed(tree: Path, texts: dict[str, str]) -> None:
             "Changed by hand, and in no edit file yet:\n  " + "\n  ".join(lost) + "\n"
             "Run `python -m tools.overlay refresh` to keep that, or remove the files."
         )
+
+
+def name_vllm(info: Path, version: str) -> None:
+    """Makes a wheel's metadata those of an installed `vllm` of a version.
+
+    vLLM asks for that version, and takes the CPU where `cpu` is in it.
+    """
+    info = info.rename(info.parent / f"vllm-{version}.dist-info")
+    headers = (info / "METADATA").read_text()
+    for key, value in (("Name", "vllm"), ("Version", version)):
+        headers = re.sub(rf"(?m)^{key}: .*", f"{key}: {value}", headers, count=1)
+    (info / "METADATA").write_text(headers)
 
 
 def _place(source: Path, target: Path, link: bool) -> None:

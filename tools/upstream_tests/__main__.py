@@ -102,7 +102,7 @@ def kept_results(half: str) -> Path:
     """Where the release's results stay, for all that they depend on."""
     packages = ("torch", "triton", "transformers", "pytest")
     base = pinned_base(target_device())
-    parts = [source_pin()[1], base.sha256, sys.version, *map(version, packages)]
+    parts = [source_pin().sha256, base.sha256, sys.version, *map(version, packages)]
     parts += [(HERE / name).read_text() for name in ("worker.py", "hub.toml")]
     key = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
     return cache_folder() / "upstream-tests" / f"{half}-{key}.jsonl"

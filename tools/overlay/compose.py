@@ -2,14 +2,13 @@
 """Puts together the tree that gets installed: the release, our additions and edits."""
 
 import ast
-import json
+import math
 import os
 import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from zipfile import ZipFile
-from zlib import crc32
 
 from .base import ROOT, OverlayError, find_wheel, local_version, pinned_base
 from .edits import NOTE, EditFile, composed, error
@@ -19,7 +18,7 @@ from .tree import PACKAGE, Release, additions, edit_files
 
 VERSION = f"{PACKAGE}/_version.py"
 EDITABLE = ROOT / "build" / "editable"
-RECORD = "modules.json"  # beside the package: path to CRC32 of each module
+STAMP = "composed"  # beside the package: what is younger was written by hand
 
 
 def compose_for(device: str, tree: Path, link: bool = False) -> None:
@@ -64,19 +63,19 @@ def compose(
             require_lock(release, root)
         edits = edit_files(root) if edits is None else edits
         texts = {edit.path: edited(release, edit) for edit in edits}
-        _require_refreshed(tree, texts)
+        _require_refreshed(release, tree, texts)
         shutil.rmtree(tree, ignore_errors=True)
         wheel.extractall(tree)
-        crcs = {i.filename: i.CRC for i in wheel.infolist() if is_module(i.filename)}
     (info,) = tree.glob("*.dist-info")
     info.rename(tree / "info")
     for path in additions(root):
         _place(root / path, tree / path, link)
-    if link:
-        (tree / RECORD).write_text(json.dumps(crcs))
-    write_edited(tree, texts)
+    for path, text in texts.items():
+        (tree / path).write_text(text)
     if version:
         _write_version(tree / VERSION, version)
+    if link:
+        (tree / STAMP).touch()
 
 
 def edited(release: Release, edit: EditFile) -> str:
@@ -98,39 +97,23 @@ def edited(release: Release, edit: EditFile) -> str:
     return text + NOTE.format(path=edit.path)
 
 
-def write_edited(tree: Path, texts: dict[str, str]) -> None:
-    """Writes edited files; a tree for editing remembers what they were."""
-    for path, text in texts.items():
-        (tree / path).write_text(text)
-    if known := _read_record(tree):
-        known |= {path: crc32(text.encode()) for path, text in texts.items()}
-        (tree / RECORD).write_text(json.dumps(known))
-
-
-def _read_record(tree: Path) -> dict[str, int]:
-    file = tree / RECORD
-    return json.loads(file.read_text()) if file.exists() else {}
-
-
-def is_module(path: str) -> bool:
-    return path.endswith(".py") and path != VERSION
-
-
 def changed_by_hand(tree: Path) -> Iterator[str]:
-    """Modules of an editable tree that are not as composed, new ones included."""
-    known = _read_record(tree)
-    for file in sorted((tree / PACKAGE).rglob("*.py")) if known else []:
-        path = str(file.relative_to(tree))
-        if file.is_symlink() or not is_module(path):
-            continue
-        if known.get(path) != crc32(file.read_bytes()):
-            yield path
+    """Modules written since an editable tree was composed, new ones included."""
+    stamp = tree / STAMP
+    # By ctime: a file that is moved here keeps its mtime.
+    composed_at = stamp.stat().st_ctime_ns if stamp.exists() else math.inf
+    for file in sorted((tree / PACKAGE).rglob("*.py")):
+        if not file.is_symlink() and file.stat().st_ctime_ns > composed_at:
+            yield str(file.relative_to(tree))
 
 
-def _require_refreshed(tree: Path, texts: dict[str, str]) -> None:
+def _require_refreshed(release: Release, tree: Path, texts: dict[str, str]) -> None:
     """Raises OverlayError where composing would lose what was written by hand."""
-    changed = changed_by_hand(tree)
-    lost = [str(tree / p) for p in changed if texts.get(p) != (tree / p).read_text()]
+    lost = [
+        str(tree / path)
+        for path in changed_by_hand(tree)
+        if (tree / path).read_text() not in (texts.get(path), release.source(path).text)
+    ]
     if lost:
         raise OverlayError(
             "Changed by hand, and in no edit file yet:\n  " + "\n  ".join(lost) + "\n"

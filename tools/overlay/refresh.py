@@ -13,7 +13,7 @@ from difflib import SequenceMatcher
 from pathlib import Path
 
 from .base import ROOT
-from .compose import changed_by_hand, edited, write_edited
+from .compose import STAMP, changed_by_hand, edited
 from .edits import NOTE, SUFFIX, EditFile, Hunk, Section, parse, placed, tagged
 from .members import IMPORTS, MODULE, Source
 from .tree import Release
@@ -36,7 +36,7 @@ def refresh(release: Release, tree: Path, root: Path = ROOT) -> list[str]:
         OverlayError: a change joins hunks of two sections.
     """
     written = []
-    for path in list(changed_by_hand(tree)):
+    for path in changed_by_hand(tree):
         file = root / (f"{path}{SUFFIX}" if path in release.names else path)
         file.parent.mkdir(parents=True, exist_ok=True)
         if path in release.names:
@@ -45,6 +45,7 @@ def refresh(release: Release, tree: Path, root: Path = ROOT) -> list[str]:
             shutil.move(tree / path, file)
             (tree / path).symlink_to(file.resolve())
         written.append(str(file.relative_to(root)))
+    (tree / STAMP).touch()
     return written
 
 
@@ -53,10 +54,10 @@ def _write(release: Release, tree: Path, path: str, file: Path) -> None:
     edit = refreshed(source, parse(path, known), (tree / path).read_text())
     if edit.sections:
         file.write_text(edit.text())
-        write_edited(tree, {path: edited(release, edit)})
+        (tree / path).write_text(edited(release, edit))
     else:
         file.unlink(missing_ok=True)
-        write_edited(tree, {path: source.text})
+        (tree / path).write_text(source.text)
 
 
 def refreshed(source: Source, edit: EditFile, text: str) -> EditFile:

@@ -93,19 +93,6 @@ def write_overlay(root: Path, files: dict[str, str], wheel: Path) -> Path:
     return root
 
 
-def run_python(code: str, *paths: Path) -> str:
-    """What a fresh process prints that has these folders first on its path."""
-    environment = os.environ | {"PYTHONPATH": ":".join(map(str, paths))}
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", dedent(code)],
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
-
-
 @dataclass
 class Tree:
     """A composed tree, and what it came from."""
@@ -118,7 +105,15 @@ class Tree:
         compose(self.wheel, self.folder, root=self.root, **more)
 
     def run(self, code: str) -> str:
-        return run_python(code, self.folder)
+        """What a fresh process prints that has the tree first on its path."""
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", code],
+            env=os.environ | {"PYTHONPATH": str(self.folder)},
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        )
+        return done.stdout.strip()
 
 
 def composed(

@@ -7,7 +7,7 @@ from tests.overlay.fakes import HEAD, addition, edit, write_overlay, write_wheel
 from tools.overlay.__main__ import main
 from tools.overlay.check import check
 from tools.overlay.edits import SPDX
-from tools.overlay.repeats import shared, telling_lines
+from tools.overlay.repeats import shared
 
 COPIED = "".join(f"    value_{i} = compute(value, {i})\n" for i in range(6))
 PART, SUB, NEW = "vllm/part.py", "vllm/sub/__init__.py", "vllm/new/it.py"
@@ -40,7 +40,6 @@ def test_good_tree(repository):
 @pytest.mark.parametrize(
     ("path", "text", "expected"),
     [
-        ("vllm/__init__.py", addition(), "vllm/__init__.py:1: hides the installed"),
         (PART, addition(), f"{PART}:1: vLLM has this file, change it by {PART}.edit"),
         ("vllm/part/__init__.py", "", ":1: hides vLLM's vllm/part.py"),
         ("vllm/sub.py", addition(), ":1: hides vLLM's vllm/sub/__init__.py"),
@@ -99,13 +98,6 @@ def test_repeats_see_through_layout():
     twice = shared({"a.py": f"{COPIED}different = line\n{COPIED}"}, theirs)
     assert [line.partition(" ")[0] for line in twice] == ["a.py:1:", "a.py:8:"]
     assert shared({"a.py": COPIED.replace("value_3", "other")}, theirs) == []
-
-
-def test_what_says_nothing():
-    text = "import a\nfrom b import (  # (\n    cccccc,\n    dddddd,\n)\n# words\n"
-    text += "def interface(\n    argument='(',\n    other=(),\n) -> tuple[()]:\n"
-    text += '"""\n):\nelse:\n    pass\n\ndefined = 1\n'
-    assert telling_lines(text) == [(16, "defined=1")]
 
 
 def test_errors_are_one_line(monkeypatch, tmp_path, capsys):

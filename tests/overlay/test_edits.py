@@ -92,12 +92,6 @@ def test_hunks_at_one_place_keep_their_order():
     assert "b = 1\n    a = 1\n    return 2\n" in result(*hunks, replaced)
 
 
-def test_a_hunk_is_right_when_the_file_shifts():
-    text = "import sys\n" + TEXT.replace("class Config", "OTHER = 1\n\n\nclass Config")
-    hunk = "@@ Config.limit, after line 2\n        x = 1\n"
-    assert "limit(self):\n        x = 1\n" in result(hunk, text=text)
-
-
 def test_imports_of_a_file_without_any():
     assert result("@@ imports\nimport a\n", text="# L.\nx = 1\n") == (
         "# L.\nimport a\nx = 1\n"
@@ -111,14 +105,6 @@ def test_what_a_section_says():
     (section,) = parse(PATH, head).sections
     said = [section.says(label) for label in ("Why", "Patch", "Until", "Who")]
     assert said == ["one two.", "slug", "then.", ""]
-
-
-def test_hunks_of_some_patches():
-    other = "\n" + HEAD.partition("\n")[2].replace("slug", "other")
-    hunk = "@@ make, after line 3\n    {} = 1\n"
-    edit = parse(PATH, HEAD + hunk.format("a") + other + hunk.format("b"))
-    (found,) = edit.hunks({"other"})
-    assert found.lines == ["    b = 1\n"]
 
 
 @pytest.mark.parametrize(

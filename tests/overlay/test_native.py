@@ -10,64 +10,36 @@ from tools.overlay import native
 from tools.overlay.base import ROOT
 
 LIBRARY = "vllm/v1/worker/gpu/spec_decode/unified/_prepare_inputs.so"
-needs_compiler = pytest.mark.skipif(
-    native.compiler() is None, reason="there is no C++ compiler"
+needs_tools = pytest.mark.skipif(
+    native.compiler() is None or shutil.which("cmake") is None,
+    reason="there is no C++ compiler, or no cmake",
 )
-needs_cmake = pytest.mark.skipif(shutil.which("cmake") is None, reason="no cmake")
 
 
-@pytest.fixture
-def programs(tmp_path, monkeypatch):
-    """Leaves only programs of these names on the path, which do nothing."""
-
-    def only(*names: str) -> None:
-        folder = tmp_path / "bin"
-        folder.mkdir()
-        for name in names:
-            (folder / name).write_text("#!/bin/sh\n")
-            (folder / name).chmod(0o755)
-        monkeypatch.setenv("PATH", str(folder))
-        monkeypatch.delenv("CXX", raising=False)
-
-    return only
-
-
-def expect_one_line(tmp_path, capfd, why: str) -> None:
-    tree = tmp_path / "tree"
-    line = native.build(tree)
+@pytest.mark.parametrize(
+    ("programs", "cxx", "fetched", "why"),
+    [
+        (["cmake", "ninja"], None, [], "there is no C++ compiler (c++, g++, clang++"),
+        (["g++", "cmake"], "nowhere", [], "there is no C++ compiler"),
+        (["g++"], None, ["cmake>=3.18", "ninja"], "there is no cmake"),
+        (["other", "make"], "other -m64", ["cmake>=3.18"], "there is no cmake"),
+    ],
+)
+def test_missing_programs(programs, cxx, fetched, why, tmp_path, monkeypatch, capfd):
+    """The path has programs of these names alone."""
+    for name in programs:
+        (tmp_path / name).write_text("#!/bin/sh\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CXX", cxx or "")
+    assert native.build_requirements() == fetched
+    line = native.build(tmp_path / "tree")
     assert line.startswith(f"The native input kernel was not built: {why}")
-    out, error = capfd.readouterr()
-    assert (out, error) == ("", f"{line}\n")
-    assert not tree.exists()
+    assert capfd.readouterr() == ("", f"{line}\n")
+    assert not (tmp_path / "tree").exists()
 
 
-def test_no_compiler(programs, tmp_path, capfd):
-    programs("cmake", "ninja")
-    assert native.build_requirements() == []
-    expect_one_line(tmp_path, capfd, "there is no C++ compiler (c++, g++, clang++, or")
-
-
-def test_no_cmake(programs, tmp_path, capfd):
-    programs("g++")
-    assert native.build_requirements() == ["cmake>=3.18", "ninja"]
-    expect_one_line(tmp_path, capfd, "there is no cmake")
-
-
-def test_only_what_is_missing_is_fetched(programs):
-    programs("clang++", "cmake", "make")
-    assert native.build_requirements() == []
-
-
-def test_compiler_is_chosen_by_cxx(programs, monkeypatch):
-    programs("g++", "other")
-    monkeypatch.setenv("CXX", "other -m64")
-    assert native.compiler().endswith("/other")
-    monkeypatch.setenv("CXX", "nowhere")
-    assert native.compiler() is None
-
-
-@needs_compiler
-@needs_cmake
+@needs_tools
 def test_sources_that_do_not_compile(tmp_path, capfd):
     shutil.copy(ROOT / "CMakeLists.txt", tmp_path)
     (tmp_path / "csrc").mkdir()
@@ -77,8 +49,7 @@ def test_sources_that_do_not_compile(tmp_path, capfd):
     assert "\n" not in line and capfd.readouterr().err == f"{line}\n"
 
 
-@needs_compiler
-@needs_cmake
+@needs_tools
 def test_library(tmp_path):
     assert native.build(tmp_path) is None
     assert ctypes.CDLL(str(tmp_path / LIBRARY)).prepare_first_pass

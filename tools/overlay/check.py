@@ -15,7 +15,7 @@ from .edits import LABELS, SPDX, SUFFIX, EditFile, Hunk, error
 from .lock import NAME, lock_problems, read_lock, to_lock
 from .members import Source
 from .repeats import repeats, telling_lines
-from .tree import PACKAGE, Release, additions, edit_files
+from .tree import Release, additions, edit_files
 
 MAX_LINES = 8  # of a hunk; what it calls stands in an addition
 
@@ -62,9 +62,7 @@ def place_problems(files: list[str], release: Release) -> Iterator[str]:
     theirs = {module_path(name): name for name in modules}
     for path in files:
         hidden = theirs.get(module_path(path), path)
-        if path == f"{PACKAGE}/__init__.py":
-            yield f"{path}:1: hides the installed package, remove it"
-        elif path in release.names:
+        if path in release.names:
             yield f"{path}:1: vLLM has this file, change it by {path}{SUFFIX}"
         elif path.endswith(".py") and hidden != path:
             yield f"{path}:1: hides vLLM's {hidden}, give it another name"

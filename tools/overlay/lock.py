@@ -41,21 +41,16 @@ def write_lock(release: Release, root: Path = ROOT) -> int:
     return len(keys)
 
 
-def changed(release: Release, root: Path = ROOT) -> list[Key]:
-    """Locked members that a release has not, or not as they were."""
-    lock = read_lock(root).items()
-    return [
-        key for key, known in lock if release.source(key[0]).digest(key[1]) != known
-    ]
-
-
 def lock_problems(release: Release, root: Path = ROOT) -> list[str]:
     """How the lock, our hunks and a release differ, one line each."""
-    missing = sorted(touched(edit_files(root)) - read_lock(root).keys())
+    lock = read_lock(root)
+    missing = sorted(touched(edit_files(root)) - lock.keys())
     found = [f"{path}: {member} is not in {NAME}" for path, member in missing]
-    for path, member in changed(release, root):
-        word = "changed" if release.source(path).span(member) else "is gone"
-        found.append(f"{path}: {member} {word}")
+    for (path, member), known in lock.items():
+        source = release.source(path)
+        if source.digest(member) != known:
+            word = "changed" if source.span(member) else "is gone"
+            found.append(f"{path}: {member} {word}")
     return found
 
 

@@ -23,10 +23,6 @@ class Member(NamedTuple):
     last: int
     node: ast.stmt
 
-    @property
-    def owner(self) -> str:
-        return self.name.rpartition(".")[0]
-
 
 def defined(body: list[ast.stmt], owner: str = "") -> Iterator[Member]:
     """What a body defines, in its classes too, and functions under if, try and with."""

@@ -39,7 +39,10 @@ def build(tree: Path, root: Path = ROOT) -> str | None:
     Returns:
         None, or the line that has been printed: what is missing, and what to do.
     """
-    why = _missing() or _run_cmake(tree, root)
+    if compiler() is None:
+        why = f"there is no C++ compiler ({', '.join(COMPILERS)}, or CXX=<one>)"
+    else:
+        why = _run_cmake(tree, root) if shutil.which("cmake") else "there is no cmake"
     if why is None:
         return None
     line = (
@@ -50,28 +53,14 @@ def build(tree: Path, root: Path = ROOT) -> str | None:
     return line
 
 
-def _missing() -> str | None:
-    if compiler() is None:
-        return f"there is no C++ compiler ({', '.join(COMPILERS)}, or CXX=<one>)"
-    return None if shutil.which("cmake") else "there is no cmake"
-
-
 def _run_cmake(tree: Path, root: Path) -> str | None:
     """The last line of an error of CMake's or the compiler's, or None."""
     with tempfile.TemporaryDirectory() as folder:
-        configure = [
-            "cmake",
-            "-S",
-            str(root),
-            "-B",
-            folder,
-            "-DCMAKE_BUILD_TYPE=Release",
-        ]
-        if shutil.which("ninja"):
-            configure += ["-G", "Ninja"]
-        build = ["cmake", "--build", folder]
-        install = ["cmake", "--install", folder, "--prefix", str(tree)]
-        for command in (configure, build, install):
+        configure = ["-S", str(root), "-B", folder, "-DCMAKE_BUILD_TYPE=Release"]
+        configure += ["-G", "Ninja"] if shutil.which("ninja") else []
+        install = ["--install", folder, "--prefix", str(tree)]
+        for options in (configure, ["--build", folder], install):
+            command = ["cmake", *options]
             done = subprocess.run(
                 command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
             )
@@ -84,4 +73,4 @@ def _reason(output: str) -> str:
     """The first line that names an error, or else the last one."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     errors = [line for line in lines if re.search(r"\berror\b", line, re.I)]
-    return (errors or lines[-1:] or ["no message"])[0]
+    return [*errors, *lines[-1:], "no message"][0]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from . import cards, distill, drafts, export, heads, pard2, target, tokenizer
+from . import corpus, distill, drafts, heads, pard2, target, tokenizer
 from .loop import report
 from .settings import Run
 
@@ -22,7 +22,6 @@ STAGES: dict[str, Callable[[Run], None]] = {
     "pard2": pard2.train_pard2,
     "eagle3": heads.train_eagle3,
     "peagle": heads.train_peagle,
-    "cards": cards.write,
 }
 
 
@@ -36,8 +35,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--device", default=device)
     parser.add_argument("--scale", type=float, default=1.0, help="steps and text")
     parser.add_argument("--batch-scale", type=float, default=1.0)
-    limit = "most seconds that one model trains"
-    parser.add_argument("--seconds", type=float, default=float("inf"), help=limit)
     parser.add_argument("--only", nargs="+", choices=STAGES, default=list(STAGES))
     return parser.parse_args()
 
@@ -49,7 +46,7 @@ def main() -> None:
     run = Run(**vars(args))
     run.out.mkdir(parents=True, exist_ok=True)
     run.work.mkdir(parents=True, exist_ok=True)
-    export.write_held_out(run)
+    corpus.write_held_out(run.out)
     torch.set_float32_matmul_precision("high")
     start = time.monotonic()
     for name in only:

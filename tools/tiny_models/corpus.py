@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Python standard library's own source as training and evaluation text."""
 
+import json
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -17,9 +18,10 @@ SKIPPED_FOLDERS = {
 MAX_BYTES = 400_000
 
 
-def training_files(stdlib: Path) -> list[Path]:
+def training_texts(stdlib: Path) -> list[str]:
     """All modules and their tests, but for the held-out modules and theirs."""
-    return [p for p in sorted(stdlib.rglob("*.py")) if _trains(p.relative_to(stdlib))]
+    files = sorted(stdlib.rglob("*.py"))
+    return _read(path for path in files if _trains(path.relative_to(stdlib)))
 
 
 def _trains(path: Path) -> bool:
@@ -29,11 +31,22 @@ def _trains(path: Path) -> bool:
     return not any({name, f"test_{name}"} & stems for name in HELD_OUT)
 
 
-def held_out_files(stdlib: Path) -> list[Path]:
-    return [stdlib / f"{name}.py" for name in HELD_OUT]
+def held_out_excerpts(stdlib: Path, per_module: int) -> list[str]:
+    """Tails of the held-out modules that begin at a line, evenly spread over each."""
+    excerpts = []
+    for text in _read(stdlib / f"{name}.py" for name in HELD_OUT):
+        lines = text.splitlines(keepends=True)
+        starts = (len(lines) * i // (per_module + 1) for i in range(per_module))
+        excerpts += ["".join(lines[start:]) for start in starts]
+    return excerpts
 
 
-def read_texts(files: Iterable[Path]) -> list[str]:
+def write_held_out(folder: Path) -> None:
+    names = json.dumps(list(HELD_OUT), indent=1)
+    (folder / "held_out.json").write_text(names + "\n")
+
+
+def _read(files: Iterable[Path]) -> list[str]:
     """The files' texts; those that are not UTF-8 or are too long are left out."""
     texts = []
     for path in files:
@@ -45,10 +58,3 @@ def read_texts(files: Iterable[Path]) -> list[str]:
         except UnicodeDecodeError:
             continue  # a test of source encodings
     return texts
-
-
-def excerpts(text: str, count: int) -> list[str]:
-    """``count`` tails of the text that begin at a line, evenly spread over it."""
-    lines = text.splitlines(keepends=True)
-    starts = [len(lines) * i // (count + 1) for i in range(count)]
-    return ["".join(lines[start:]) for start in starts]

@@ -8,8 +8,8 @@ from speculators.models.peagle.data import generate_cod_sample_indices
 from torch.nn.attention.flex_attention import create_mask
 from transformers import LlamaForCausalLM
 
-from . import distill, estimate, export, loop, target
-from .settings import DEPTHS, LOSS, MASK_ID, K, Run
+from . import distill, export, loop, target
+from .settings import DEPTHS, LOSS, MASK_ID, Run
 
 TERMS = resolve_loss_config(LOSS, "eager")
 
@@ -28,15 +28,12 @@ def train_draft(run: Run) -> None:
     loop.seed(3)
     model = target.new_llama("draft").to(run.device)
     record = fit_text(run, "draft", model)
-    export.save_llama(run, "draft", model)
-    loop.write_record(run.model_dir("draft"), record)
+    export.save_llama(run, "draft", model, record)
 
 
 def fit_text(run: Run, name: str, model: LlamaForCausalLM) -> dict[str, object]:
     """Train ``model`` to write the next token as the target does."""
-    plan = run.plan(name)
-    teacher = target.load(run)
-    train, held = distill.load(run)
+    plan, train, teacher = run.plan(name), distill.load(run), target.load(run)
 
     def batch_loss() -> torch.Tensor:
         ids = distill.pick(train, plan.batch)
@@ -45,13 +42,7 @@ def fit_text(run: Run, name: str, model: LlamaForCausalLM) -> dict[str, object]:
         logits = model(ids, use_cache=False).logits
         return distillation_loss(logits, wanted, distill.until_eos(ids))
 
-    def evaluate() -> dict[str, object]:
-        with torch.no_grad(), loop.autocast(run.device):
-            best = model(held, use_cache=False).logits.argmax(-1)
-        hits = estimate.hits_of_next(best[:, :-1] == held[:, 1:])
-        return estimate.from_hits(hits, held)
-
-    return loop.fit(name, model, batch_loss, plan, run.device, evaluate)
+    return loop.fit(name, model, batch_loss, plan, run.device)
 
 
 class MaskedRows:
@@ -61,14 +52,9 @@ class MaskedRows:
     after the text ended at ``anchor``. Deeper masks are sampled more thinly (COD).
     """
 
-    def __init__(self, length: int, depths: int, keep: float, device: str) -> None:
-        self.anchor, self.depth = generate_cod_sample_indices(
-            seq_length=length,
-            loss_mask=torch.ones(1, length, device=device),
-            num_depths=depths,
-            down_sample_ratio=keep,
-            down_sample_ratio_min=min(keep, 0.2) if keep < 1 else 1.0,
-        )
+    def __init__(self, length: int, device: str) -> None:
+        every = torch.ones(1, length, device=device)
+        self.anchor, self.depth = generate_cod_sample_indices(length, every, DEPTHS)
         self.positions = self.anchor + self.depth
 
     def forward(
@@ -93,19 +79,6 @@ class MaskedRows:
         )
         return out.logits
 
-    def hits(self, best: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-        """[batch, length, depths] bool, as ``estimate.from_hits`` takes them.
-
-        Args:
-            best: [batch, rows], the likeliest token of each row.
-            ids: [batch, length] greedy text of the target.
-        """
-        wanted = torch.nn.functional.pad(ids, (0, 1), value=-1)[:, self.positions + 1]
-        shape = *ids.shape, int(self.depth.max()) + 1
-        hits = torch.zeros(shape, dtype=torch.bool, device=ids.device)
-        hits[:, self.anchor, self.depth] = best == wanted
-        return hits
-
     def _attention(self, length: int) -> torch.Tensor:
         """[1, 1, rows, rows] bool: a mask sees its text and the masks before it."""
         one_text = torch.zeros(length, dtype=torch.long, device=self.depth.device)
@@ -119,36 +92,18 @@ def train_pard(run: Run) -> None:
 
     As PARD's authors do, a model that drafts one token at a time is adapted.
     """
-    plan = run.plan("pard")
-    teacher = target.load(run)
-    train, held = distill.load(run)
+    plan, train, teacher = run.plan("pard"), distill.load(run), target.load(run)
     loop.seed(4)
     model = target.new_llama("pard").to(run.device)
-    before = fit_text(run, "pard_text", model)
+    before = {"before": fit_text(run, "pard_text", model)}
 
     def batch_loss() -> torch.Tensor:
         ids = distill.pick(train, plan.batch)
-        rows = MaskedRows(plan.length, DEPTHS, 0.7, run.device)
+        rows = MaskedRows(plan.length, run.device)
         with torch.no_grad():
             wanted = teacher(ids, use_cache=False).logits[:, rows.positions]
         mask = distill.until_eos(ids)[:, rows.positions]
         return distillation_loss(rows.forward(model, ids), wanted, mask)
 
-    record = loop.fit(
-        "pard",
-        model,
-        batch_loss,
-        plan,
-        run.device,
-        lambda: estimate.from_hits(pard_hits(run, model, held), held),
-    )
-    export.save_llama(run, "pard", model, **export.pard_keys())
-    loop.write_record(run.model_dir("pard"), record | {"before": before})
-
-
-def pard_hits(run: Run, model: LlamaForCausalLM, ids: torch.Tensor) -> torch.Tensor:
-    """[rows, length, K] bool; see ``estimate.from_hits``."""
-    rows = MaskedRows(ids.shape[1], K, 1.0, run.device)
-    with torch.no_grad(), loop.autocast(run.device):
-        parts = [rows.forward(model, part).argmax(-1) for part in ids.split(8)]
-    return rows.hits(torch.cat(parts), ids)
+    record = loop.fit("pard", model, batch_loss, plan, run.device) | before
+    export.save_llama(run, "pard", model, record, pard_token=MASK_ID, spd_type="pard")

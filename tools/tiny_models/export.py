@@ -10,25 +10,28 @@ import torch
 from safetensors.torch import save_file
 from transformers import LlamaForCausalLM
 
-from . import corpus
 from .settings import MASK_ID, PARD2_LAYERS, PARD2_SCALE, Run
 
 
-def save_llama(run: Run, name: str, model: LlamaForCausalLM, **keys: Any) -> None:
-    """Save a plain Llama with its tokenizer; ``keys`` go into its config."""
+def save_llama(
+    run: Run, name: str, model: LlamaForCausalLM, record: dict[str, Any], **keys: Any
+) -> None:
+    """Save a plain Llama, its tokenizer, and how it was trained.
+
+    Args:
+        keys: go into its config.
+    """
     folder = run.model_dir(name)
     model.config.update(keys)
     model.to(torch.bfloat16).save_pretrained(folder)
     for path in sorted((run.work / "tokenizer").iterdir()):
         shutil.copy(path, folder)
+    _write(folder / "training.json", record)
 
 
-def pard_keys() -> dict[str, Any]:
-    """All that tells a PARD draft from the Llama it is."""
-    return {"pard_token": MASK_ID, "spd_type": "pard"}
-
-
-def save_pard2(run: Run, draft: LlamaForCausalLM, proj: torch.nn.Linear) -> None:
+def save_pard2(
+    run: Run, draft: LlamaForCausalLM, proj: torch.nn.Linear, record: dict[str, Any]
+) -> None:
     """Save a PARD-2 draft as its authors do: the projection is a file of its own.
 
     What was not trained is PARD's, and its part of the checkpoint a link to PARD's.
@@ -49,6 +52,7 @@ def save_pard2(run: Run, draft: LlamaForCausalLM, proj: torch.nn.Linear) -> None
     _share(folder, "../pard/model.safetensors", draft)
     weight = proj.weight.detach().to(torch.bfloat16).cpu()
     torch.save({"target_proj.weight": weight}, folder / "warp_model.bin")
+    _write(folder / "training.json", record)
 
 
 def _share(folder: Path, frozen: str, model: LlamaForCausalLM) -> None:
@@ -64,11 +68,12 @@ def _share(folder: Path, frozen: str, model: LlamaForCausalLM) -> None:
         "metadata": {"total_size": sum(2 * v.numel() for v in named.values())},
         "weight_map": {name: parts[name in trained] for name in sorted(named)},
     }
-    text = json.dumps(index, indent=1) + "\n"
-    (folder / "model.safetensors.index.json").write_text(text)
+    _write(folder / "model.safetensors.index.json", index)
 
 
-def save_head(run: Run, name: str, head: Any, drop: tuple[str, ...] = ()) -> None:
+def save_head(
+    run: Run, name: str, head: Any, record: dict[str, Any], drop: tuple[str, ...] = ()
+) -> None:
     """Save a head of speculators, without the target's frozen weights.
 
     Args:
@@ -79,20 +84,16 @@ def save_head(run: Run, name: str, head: Any, drop: tuple[str, ...] = ()) -> Non
     head.to(torch.bfloat16)
     frozen = (*drop, "verifier_norm.weight", "verifier_lm_head.weight")
     state = {k: v for k, v in head.state_dict().items() if k not in frozen}
-    head.save_pretrained(run.model_dir(name), state_dict=state)
-    _drop_code(run.model_dir(name))
-
-
-def _drop_code(folder: Path) -> None:
-    """Remove the library's config class, saved beside the weights: no loader of ours
-    or of vLLM runs code out of a checkpoint."""
+    folder = run.model_dir(name)
+    head.save_pretrained(folder, state_dict=state)
+    # The library's config class is saved beside the weights: no loader of ours or of
+    # vLLM runs code out of a checkpoint.
     (folder / "config.py").unlink(missing_ok=True)
-    path = folder / "config.json"
-    config = json.loads(path.read_text())
+    config = json.loads((folder / "config.json").read_text())
     config.pop("auto_map", None)
-    path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+    _write(folder / "config.json", config)
+    _write(folder / "training.json", record)
 
 
-def write_held_out(run: Run) -> None:
-    names = json.dumps(list(corpus.HELD_OUT), indent=1)
-    (run.out / "held_out.json").write_text(names + "\n")
+def _write(path: Path, content: Any) -> None:
+    path.write_text(json.dumps(content, indent=1) + "\n")

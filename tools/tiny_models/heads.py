@@ -1,22 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """EAGLE-3 and P-EAGLE heads: models, losses and files of the speculators library."""
 
-from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
-from speculators.losses import resolve_loss_config
 from speculators.models.eagle3 import Eagle3DraftModel
 from speculators.models.peagle import PEagleDraftModel
-from speculators.models.peagle.data import generate_cod_sample_indices
+from speculators.train.vocab_mapping import build_vocab_mappings_from_distribution
+from transformers import LlamaModel
 
-from . import distill, estimate, export, loop, target
+from . import distill, export, loop, target
+from .drafts import TERMS
 from .settings import (
     AUX_LAYERS,
     DEPTHS,
     DRAFT_VOCAB_SIZE,
-    LOSS,
     MASK_ID,
     SHAPES,
     VOCAB_SIZE,
@@ -24,59 +22,45 @@ from .settings import (
     Run,
 )
 
-TERMS = resolve_loss_config(LOSS, "eager")
 
-
-@dataclass
-class Pack:
+def pack(teacher: LlamaModel, ids: torch.Tensor, lead: int) -> dict[str, torch.Tensor]:
     """Texts end to end, as the heads' forward passes take them.
 
-    A row pairs token i + 1 with the target's hidden state of token i.
+    A row pairs token i + 1 with the target's hidden state of token i. Of a text the
+    first ``lead`` rows bear no loss: rows drafted past the end of the text before it
+    are scored on them.
+
+    Args:
+        teacher: the target without its last norm.
+        ids: [texts, length].
+
+    Returns:
+        Tensors [1, rows], of hidden states [1, rows, size].
     """
-
-    hidden_states: torch.Tensor  # [1, rows, aux * hidden]
-    input_ids: torch.Tensor  # [1, rows] int64
-    document_ids: torch.Tensor  # [1, rows] int64
-    loss_mask: torch.Tensor  # [1, rows] float32
-    verifier_last_hidden_states: torch.Tensor  # [1, rows, hidden]
-
-
-def pack(tapped: target.Tapped, ids: torch.Tensor, lead: int) -> Pack:
-    """Pack ``ids`` [texts, length]; a text's first ``lead`` rows bear no loss.
-
-    Without a lead, rows drafted past one text's end would be scored on the next's.
-    """
-    aux, last = tapped(ids)
+    with torch.no_grad():
+        states = teacher(ids, use_cache=False, output_hidden_states=True).hidden_states
+    read = torch.cat([states[layer] for layer in AUX_LAYERS], dim=-1)
     mask = distill.until_eos(ids)[:, 1:].clone()
     mask[:, :lead] = 0
     texts = torch.arange(len(ids), device=ids.device)[:, None].expand_as(mask)
-    return Pack(
-        hidden_states=aux[:, :-1].flatten(0, 1)[None].float(),
-        input_ids=ids[:, 1:].reshape(1, -1),
-        document_ids=texts.reshape(1, -1),
-        loss_mask=mask.reshape(1, -1),
-        verifier_last_hidden_states=last[:, 1:].flatten(0, 1)[None].float(),
-    )
+    return {
+        "hidden_states": read[:, :-1].flatten(0, 1)[None].float(),
+        "input_ids": ids[:, 1:].reshape(1, -1),
+        "document_ids": texts.reshape(1, -1),
+        "loss_mask": mask.reshape(1, -1),
+        "verifier_last_hidden_states": states[-1][:, 1:].flatten(0, 1)[None].float(),
+    }
 
 
-def frequent_tokens(ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The vocabulary a head drafts from: the tokens the target writes most.
+def new_head(run: Run, name: str, kind: Any, **options: Any) -> Any:
+    """A head for the saved target, of a class of speculators.
 
-    Returns:
-        t2d [vocab] bool, whether a token can be drafted, and d2t [draft vocab]
-        int64, what to add to a draft id to get the target's.
+    It drafts from the tokens that the target writes most.
     """
-    counts = torch.bincount(ids.flatten().cpu(), minlength=VOCAB_SIZE)
-    kept = counts.argsort(descending=True, stable=True)[:DRAFT_VOCAB_SIZE].sort()[0]
-    t2d = torch.zeros(VOCAB_SIZE, dtype=torch.bool)
-    t2d[kept] = True
-    return t2d, kept - torch.arange(DRAFT_VOCAB_SIZE)
-
-
-def new_head(run: Run, name: str, train: torch.Tensor, **options: Any) -> Any:
-    """A head for the saved target, of the class that ``name`` says."""
-    kind = {"eagle3": Eagle3DraftModel, "peagle": PEagleDraftModel}[name]
-    t2d, d2t = frequent_tokens(train)
+    counts = torch.bincount(distill.load(run).flatten().cpu(), minlength=VOCAB_SIZE)
+    d2t, t2d = build_vocab_mappings_from_distribution(
+        dict(enumerate(counts.tolist())), DRAFT_VOCAB_SIZE, VOCAB_SIZE
+    )
     head = kind.from_training_args(
         target.llama_config(SHAPES[name], tie_word_embeddings=False),
         t2d=t2d,
@@ -93,74 +77,31 @@ def new_head(run: Run, name: str, train: torch.Tensor, **options: Any) -> Any:
 
 
 def train_eagle3(run: Run) -> None:
-    train, _ = distill.load(run)
     loop.seed(5)
-    head = new_head(run, "eagle3", train, ttt_steps=K, norm_before_residual=True)
-    score = partial(head, ttt_steps=K, loss_config=TERMS)
+    options = {"ttt_steps": K, "norm_before_residual": True}
+    head = new_head(run, "eagle3", Eagle3DraftModel, **options)
+    record = _fit(run, "eagle3", head, lead=K, ttt_steps=K)
     # vLLM shares the target's embeddings with a head that brings none.
-    _train(run, "eagle3", head, score, K, _eagle3_best, ("embed_tokens.weight",))
+    export.save_head(run, "eagle3", head, record, drop=("embed_tokens.weight",))
 
 
 def train_peagle(run: Run) -> None:
-    train, _ = distill.load(run)
     loop.seed(6)
-    head = new_head(run, "peagle", train, num_depths=DEPTHS, mask_token_id=MASK_ID)
+    options = {"num_depths": DEPTHS, "mask_token_id": MASK_ID}
+    head = new_head(run, "peagle", PEagleDraftModel, **options)
     head.embed_tokens.weight.requires_grad_(True)
-    score = partial(head, num_depths=DEPTHS, loss_config=TERMS)
-    _train(run, "peagle", head, score, 1, _peagle_best, ())
+    record = _fit(run, "peagle", head, lead=1, num_depths=DEPTHS)
+    export.save_head(run, "peagle", head, record)
 
 
-def _train(
-    run: Run, name: str, head: Any, score: Any, lead: int, best: Any, drop: Any
-) -> None:
+def _fit(run: Run, name: str, head: Any, lead: int, **options: Any) -> dict[str, Any]:
     # speculators compiles its forward passes, which takes longer than it saves here.
     torch.compiler.set_stance("force_eager")
-    plan = run.plan(name)
-    tapped = target.Tapped(target.load(run))
-    train, held = distill.load(run)
+    plan, train, teacher = run.plan(name), distill.load(run), target.load(run).model
+    teacher.norm = torch.nn.Identity()  # the heads have their own copy
 
     def batch_loss() -> torch.Tensor:
-        packed = pack(tapped, distill.pick(train, plan.batch), lead)
-        return score(**vars(packed))[1]
+        packed = pack(teacher, distill.pick(train, plan.batch), lead)
+        return head(**packed, **options, loss_config=TERMS)[1]
 
-    def evaluate() -> dict[str, object]:
-        with torch.no_grad(), loop.autocast(run.device):
-            hits = [_hits(head, tapped, best, row[None]) for row in held]
-        return estimate.from_hits(torch.stack(hits), held)
-
-    record = loop.fit(name, head, batch_loss, plan, run.device, evaluate)
-    export.save_head(run, name, head, drop)
-    loop.write_record(run.model_dir(name), record)
-
-
-def _hits(
-    head: Any, tapped: target.Tapped, best: Any, ids: torch.Tensor
-) -> torch.Tensor:
-    """[length, K] bool for one text [1, length]; see ``estimate.from_hits``."""
-    drafts = best(head, pack(tapped, ids, 0))
-    drafts = drafts + head.d2t[drafts]
-    padded = torch.nn.functional.pad(ids[0, 2:], (0, K), value=-1)
-    hits = drafts == padded.unfold(0, K, 1)[: len(drafts)]
-    # Row j holds token j + 1, the newest token of the step it drafts for.
-    return torch.nn.functional.pad(hits, (0, 0, 1, 0))
-
-
-def _eagle3_best(head: Eagle3DraftModel, packed: Pack) -> torch.Tensor:
-    """Greedy drafts [rows, K], as ids of the draft vocabulary."""
-    inputs = vars(packed) | {"verifier_last_hidden_states": None}
-    return torch.stack(head(**inputs, ttt_steps=K), dim=-1)[0]
-
-
-def _peagle_best(head: PEagleDraftModel, packed: Pack) -> torch.Tensor:
-    """Greedy drafts [rows, K], as ids of the draft vocabulary."""
-    logits: list[torch.Tensor] = []
-    hook = head.lm_head.register_forward_hook(lambda *a: logits.append(a[2]))
-    every = torch.ones_like(packed.loss_mask)
-    options = {"num_depths": K, "down_sample_ratio": 1.0, "down_sample_ratio_min": 1.0}
-    head(**vars(packed) | {"loss_mask": every}, **options, loss_config=TERMS)
-    hook.remove()
-    rows = every.shape[1]
-    anchor, depth = generate_cod_sample_indices(rows, every, **options)
-    best = torch.zeros(rows, K, dtype=torch.long, device=every.device)
-    best[anchor, depth] = logits[0][0].argmax(-1)
-    return best
+    return loop.fit(name, head, batch_loss, plan, run.device)

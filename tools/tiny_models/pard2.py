@@ -9,9 +9,9 @@ are a part of the checkpoint that is a link to its own, which saves room.
 import torch
 from transformers import LlamaForCausalLM
 
-from . import distill, estimate, export, loop, target
+from . import distill, export, loop, target
 from .drafts import MaskedRows, distillation_loss
-from .settings import DEPTHS, PARD2_LAYERS, PARD2_SCALE, SHAPES, K, Run
+from .settings import PARD2_LAYERS, PARD2_SCALE, SHAPES, Run
 
 
 class Pard2(torch.nn.Module):
@@ -23,6 +23,7 @@ class Pard2(torch.nn.Module):
         size = len(PARD2_LAYERS) * SHAPES["target"].hidden
         width = draft.config.hidden_size
         self.target_proj = torch.nn.Linear(size, width, bias=False)
+        torch.nn.init.zeros_(self.target_proj.weight)
 
     def forward(
         self, rows: MaskedRows, ids: torch.Tensor, states: torch.Tensor
@@ -71,39 +72,18 @@ def grow(pard: LlamaForCausalLM) -> LlamaForCausalLM:
 
 def train_pard2(run: Run) -> None:
     """Trained as PARD is, with losses weighed by what the target deems likely."""
-    plan = run.plan("pard2")
-    teacher = target.load(run)
-    train, held = distill.load(run)
+    plan, train, teacher = run.plan("pard2"), distill.load(run), target.load(run)
     loop.seed(7)
     pard = LlamaForCausalLM.from_pretrained(run.model_dir("pard"), dtype=torch.float32)
-    draft = grow(pard)
-    model = Pard2(draft).to(run.device)
-    torch.nn.init.zeros_(model.target_proj.weight)
+    model = Pard2(grow(pard)).to(run.device)
 
     def batch_loss() -> torch.Tensor:
         ids = distill.pick(train, plan.batch)
-        rows = MaskedRows(plan.length, DEPTHS, 0.7, run.device)
+        rows = MaskedRows(plan.length, run.device)
         logits, states = read(teacher, ids)
         weights = distill.until_eos(ids)[:, rows.positions] * odds(logits, ids, rows)
         drafted = model(rows, ids, states)
         return distillation_loss(drafted, logits[:, rows.positions], weights)
 
-    def evaluate() -> dict[str, object]:
-        return estimate.from_hits(pard2_hits(run, model, teacher, held), held)
-
-    record = loop.fit("pard2", model, batch_loss, plan, run.device, evaluate)
-    export.save_pard2(run, draft, model.target_proj)
-    loop.write_record(run.model_dir("pard2"), record)
-
-
-def pard2_hits(
-    run: Run, model: Pard2, teacher: LlamaForCausalLM, ids: torch.Tensor
-) -> torch.Tensor:
-    """[rows, length, K] bool; see ``estimate.from_hits``."""
-    rows = MaskedRows(ids.shape[1], K, 1.0, run.device)
-
-    def best(part: torch.Tensor) -> torch.Tensor:
-        return model(rows, part, read(teacher, part)[1]).argmax(-1)
-
-    with torch.no_grad(), loop.autocast(run.device):
-        return rows.hits(torch.cat([best(part) for part in ids.split(8)]), ids)
+    record = loop.fit("pard2", model, batch_loss, plan, run.device)
+    export.save_pard2(run, model.draft, model.target_proj, record)

@@ -9,7 +9,7 @@ VOCAB_SIZE = 2560
 BOS, EOS, MASK = "<|bos|>", "<|eos|>", "<|mask|>"
 BOS_ID, EOS_ID, MASK_ID = 0, 1, 2
 
-# Tokens drafted when acceptance is estimated and measured.
+# Tokens that the drafters are made to draft.
 K = 7
 # Depths trained: one more than K, so that K is not the edge.
 DEPTHS = 8
@@ -46,16 +46,6 @@ class Plan:
     batch: int
     length: int
     lr: float
-    # Past this the schedule is hurried to its end, and the seed fixes less.
-    seconds: float = float("inf")
-
-    def scaled(self, scale: float, batch_scale: float, seconds: float) -> "Plan":
-        return replace(
-            self,
-            seconds=seconds,
-            steps=max(2, round(self.steps * scale)),
-            batch=max(1, round(self.batch * batch_scale)),
-        )
 
 
 SHAPES = {
@@ -92,10 +82,12 @@ class Run:
     device: str
     scale: float = 1.0
     batch_scale: float = 1.0
-    seconds: float = float("inf")
 
     def plan(self, name: str) -> Plan:
-        return PLANS[name].scaled(self.scale, self.batch_scale, self.seconds)
+        plan = PLANS[name]
+        steps = max(2, round(plan.steps * self.scale))
+        batch = max(1, round(plan.batch * self.batch_scale))
+        return replace(plan, steps=steps, batch=batch)
 
     def model_dir(self, name: str) -> Path:
         return self.out / name

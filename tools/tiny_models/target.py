@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from . import export, loop, tokenizer
-from .settings import AUX_LAYERS, BOS_ID, EOS_ID, SHAPES, VOCAB_SIZE, Run, Shape
+from .settings import BOS_ID, EOS_ID, SHAPES, VOCAB_SIZE, Run, Shape
 
 HELD_OUT_WINDOW = 512
 
@@ -29,8 +29,8 @@ def llama_config(shape: Shape, **more: object) -> LlamaConfig:
     )
 
 
-def new_llama(name: str, **more: object) -> LlamaForCausalLM:
-    config = llama_config(SHAPES[name], tie_word_embeddings=True, **more)
+def new_llama(name: str) -> LlamaForCausalLM:
+    config = llama_config(SHAPES[name], tie_word_embeddings=True)
     config._attn_implementation = "sdpa"
     return LlamaForCausalLM(config)
 
@@ -48,22 +48,15 @@ def train(run: Run) -> None:
     loop.seed(1)
     model = new_llama("target").to(run.device)
 
-    def evaluate() -> dict[str, float]:
-        with torch.no_grad(), loop.autocast(run.device):
-            losses = [next_token_loss(model, row[None]).item() for row in held]
-        return {"held_out_loss": round(sum(losses) / len(losses), 4)}
+    def batch_loss() -> torch.Tensor:
+        return next_token_loss(model, loop.windows(ids, plan.batch, plan.length))
 
-    record = loop.fit(
-        "target",
-        model,
-        lambda: next_token_loss(model, loop.windows(ids, plan.batch, plan.length)),
-        plan,
-        run.device,
-        evaluate,
-    )
+    record = loop.fit("target", model, batch_loss, plan, run.device)
+    with torch.no_grad(), loop.autocast(run.device):
+        losses = [next_token_loss(model, row[None]).item() for row in held]
+    record["held_out_loss"] = round(sum(losses) / len(losses), 4)
     record["corpus_tokens"] = len(ids)
-    export.save_llama(run, "target", model)
-    loop.write_record(run.model_dir("target"), record)
+    export.save_llama(run, "target", model, record)
 
 
 def load(run: Run) -> LlamaForCausalLM:
@@ -72,35 +65,3 @@ def load(run: Run) -> LlamaForCausalLM:
         run.model_dir("target"), dtype=torch.float32, attn_implementation="sdpa"
     )
     return model.to(run.device).eval().requires_grad_(False)
-
-
-class Tapped:
-    """A target whose forward pass also yields what an EAGLE-3 head reads.
-
-    The ids of ``AUX_LAYERS`` count as in vLLM: the stream that *enters* that layer.
-    """
-
-    def __init__(self, model: LlamaForCausalLM) -> None:
-        self.model = model
-        self._seen: dict[str, torch.Tensor] = {}
-        for i in AUX_LAYERS:
-            model.model.layers[i].register_forward_pre_hook(self._keep(str(i)))
-        model.model.norm.register_forward_pre_hook(self._keep("last"))
-
-    def _keep(self, key: str):
-        def hook(module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> None:
-            self._seen[key] = args[0]
-
-        return hook
-
-    def __call__(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Hidden states of ``ids`` [batch, length].
-
-        Returns:
-            [batch, length, aux * hidden] of the tapped layers, side by side, and
-            [batch, length, hidden] before the final norm.
-        """
-        with torch.no_grad():
-            self.model.model(ids, use_cache=False)
-        aux = [self._seen[str(i)] for i in AUX_LAYERS]
-        return torch.cat(aux, dim=-1), self._seen["last"]

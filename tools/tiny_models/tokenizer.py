@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The byte-level BPE tokenizer all models share."""
 
-from pathlib import Path
-
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 from . import corpus
-from .settings import BOS, BOS_ID, EOS, EOS_ID, MASK, MASK_ID, VOCAB_SIZE, Run
+from .settings import BOS, BOS_ID, EOS, EOS_ID, MASK, VOCAB_SIZE, Run
 
 # The models only ever saw Python, so a request is put to them as a comment.
 CHAT_TEMPLATE = (
@@ -21,30 +19,20 @@ CHAT_TEMPLATE = (
 
 
 def train(run: Run) -> None:
-    texts = corpus.read_texts(corpus.training_files(run.stdlib))
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=VOCAB_SIZE,
-        special_tokens=[BOS, EOS, MASK],
+        special_tokens=[BOS, EOS, MASK],  # which get the first ids
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.train_from_iterator(corpus.training_texts(run.stdlib), trainer)
     tokenizer.post_processor = TemplateProcessing(
         single=f"{BOS} $A", special_tokens=[(BOS, BOS_ID)]
     )
-    assert [tokenizer.token_to_id(t) for t in (BOS, EOS, MASK)] == [
-        BOS_ID,
-        EOS_ID,
-        MASK_ID,
-    ]
-    _wrap(tokenizer).save_pretrained(run.work / "tokenizer")
-
-
-def _wrap(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
-    return PreTrainedTokenizerFast(
+    whole = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         bos_token=BOS,
         eos_token=EOS,
@@ -54,10 +42,11 @@ def _wrap(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
         model_max_length=2048,
         clean_up_tokenization_spaces=False,
     )
+    whole.save_pretrained(run.work / "tokenizer")
 
 
-def load(folder: Path) -> PreTrainedTokenizerFast:
-    return PreTrainedTokenizerFast.from_pretrained(folder)
+def load(run: Run) -> PreTrainedTokenizerFast:
+    return PreTrainedTokenizerFast.from_pretrained(run.work / "tokenizer")
 
 
 def encode_corpus(run: Run) -> torch.Tensor:
@@ -66,9 +55,9 @@ def encode_corpus(run: Run) -> torch.Tensor:
     Returns:
         [tokens] int32 on the CPU.
     """
-    texts = corpus.read_texts(corpus.training_files(run.stdlib))
-    tokenizer = load(run.work / "tokenizer").backend_tokenizer
-    rows = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+    rows = load(run).backend_tokenizer.encode_batch_fast(
+        corpus.training_texts(run.stdlib), add_special_tokens=False
+    )
     ids = [i for row in rows for i in (*row.ids, EOS_ID)]
     return torch.tensor(ids, dtype=torch.int32)
 
@@ -79,8 +68,5 @@ def held_out_prompts(run: Run, length: int, per_module: int) -> torch.Tensor:
     Returns:
         [prompts, length] int64 on the CPU; each begins with BOS.
     """
-    tokenizer = load(run.work / "tokenizer")
-    texts = corpus.read_texts(corpus.held_out_files(run.stdlib))
-    tails = [tail for text in texts for tail in corpus.excerpts(text, per_module)]
-    rows = tokenizer(tails)["input_ids"]
+    rows = load(run)(corpus.held_out_excerpts(run.stdlib, per_module))["input_ids"]
     return torch.tensor([row[:length] for row in rows if len(row) >= length])

@@ -81,4 +81,4 @@ def run_tests(tree: Path, tests: list[str], *options: str) -> tuple[int, str]:
         capture_output=True,
         text=True,
     )
-    return done.returncode, done.stdout + done.stderr
+    return done.returncode, done.stderr + done.stdout

@@ -91,7 +91,8 @@ def save_head(
     (folder / "config.py").unlink(missing_ok=True)
     config = json.loads((folder / "config.json").read_text())
     config.pop("auto_map", None)
-    _write(folder / "config.json", config)
+    text = json.dumps(config, indent=2, sort_keys=True) + "\n"
+    (folder / "config.json").write_text(text)
     _write(folder / "training.json", record)
 
 

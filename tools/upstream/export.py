@@ -39,6 +39,8 @@ def export(output: Path, wheel_path: Path, root: Path = ROOT) -> list[Path]:
             for path, text in files.items():
                 (tree / path).parent.mkdir(parents=True, exist_ok=True)
                 (tree / path).write_text(text)
+            if modules := [path for path in files if path.endswith(".py")]:
+                sort_imports(tree, modules)
             purpose = section((root / patch.text).read_text(), "Purpose")
             sign = "{GIT_AUTHOR_NAME} <{GIT_AUTHOR_EMAIL}>".format(**who)
             message = f"{patch.title}\n\n{purpose}\n\nSigned-off-by: {sign}"
@@ -65,24 +67,21 @@ def files_by_patch(
         files = {}
         for edit in edits:
             if edit.hunks({patch.slug}):
-                text = composed(release.source(edit.path), edit.hunks(slugs))
-                files[edit.path] = sorted_imports(text)
+                source = release.source(edit.path)
+                files[edit.path] = composed(source, edit.hunks(slugs))
         for file in (file for file in taken if homes[file] == number):
-            text = series.moved((root / file).read_text(), file, moves)
-            is_moved = file in moves and file.endswith(".py")
-            files[series.place(file)] = sorted_imports(text) if is_moved else text
+            text = (root / file).read_text()
+            files[series.place(file)] = series.moved(text, file, moves)
         yield files
 
 
-def sorted_imports(text: str) -> str:
-    command = ["ruff", "check", "--select=I", "--fix", "--quiet", "--isolated"]
-    command += [f"--config={ISORT}", "--stdin-filename=vllm/a.py", "-"]
-    done = subprocess.run(
-        [sys.executable, "-m", *command], input=text, capture_output=True, text=True
-    )
+def sort_imports(tree: Path, files: list[str]) -> None:
+    """As vLLM sorts them: hunks and moved files put them elsewhere."""
+    command = [sys.executable, "-m", "ruff", "check", "--select=I", "--fix", "--quiet"]
+    command += ["--no-cache", "--isolated", f"--config={ISORT}", *files]
+    done = subprocess.run(command, cwd=tree, capture_output=True, text=True)
     if done.returncode:
         raise OverlayError(f"ruff, of requirements/test.txt: {done.stderr.strip()}")
-    return done.stdout
 
 
 def section(text: str, title: str) -> str:

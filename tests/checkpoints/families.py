@@ -11,6 +11,7 @@ import json
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,10 @@ _LLAMA3 = {
 }
 
 
-def _config(model_type: str, architecture: str, **changes: Any) -> dict[str, Any]:
+def _config(
+    architecture: str = "LlamaForCausalLM", model_type: str = "llama", **changes: Any
+) -> dict[str, Any]:
+    """A config.json; what is `...` is left out."""
     config = {
         "architectures": [architecture],
         "bos_token_id": 0,
@@ -68,30 +72,28 @@ def _config(model_type: str, architecture: str, **changes: Any) -> dict[str, Any
     return {key: value for key, value in config.items() if value is not ...}
 
 
-def _target(model_type: str, architecture: str, **changes: Any) -> dict[str, Any]:
-    shape = {"num_hidden_layers": NUM_TARGET_LAYERS, "intermediate_size": 256}
-    return _config(model_type, architecture, **shape | _ROPE | changes)
-
-
+_LLAMA = ("LlamaForCausalLM", "llama")
+_QWEN2 = ("Qwen2ForCausalLM", "qwen2")
+_QWEN3 = ("Qwen3ForCausalLM", "qwen3")
+_target = partial(
+    _config, num_hidden_layers=NUM_TARGET_LAYERS, intermediate_size=256, **_ROPE
+)
+_WINDOWED = ["sliding_attention", "full_attention"]
 TARGETS = {
-    "llama": _target("llama", "LlamaForCausalLM"),
+    "llama": _target(*_LLAMA),
     "qwen2": _target(
-        "qwen2",
-        "Qwen2ForCausalLM",
-        num_attention_heads=2,
-        head_dim=...,
-        vocab_size=PADDED_VOCAB,
+        *_QWEN2, num_attention_heads=2, head_dim=..., vocab_size=PADDED_VOCAB
     ),
-    "qwen3": _target("qwen3", "Qwen3ForCausalLM"),
+    "qwen3": _target(*_QWEN3),
     # Kernels of experts take multiples of 32.
     "gpt-oss": _target(
-        "gpt_oss",
         "GptOssForCausalLM",
+        "gpt_oss",
         hidden_size=160,
         intermediate_size=160,
         num_experts_per_tok=2,
         num_local_experts=4,
-        layer_types=["sliding_attention", "full_attention"] * 4,
+        layer_types=_WINDOWED * (NUM_TARGET_LAYERS // 2),
         sliding_window=16,
         attention_bias=True,
         rope_theta=150000.0,
@@ -113,7 +115,7 @@ TARGETS["gpt-oss-wide"] = TARGETS["gpt-oss"] | {
     "intermediate_size": 32,
     "num_local_experts": 2,
     "num_hidden_layers": NUM_TARGET_LAYERS // 2,
-    "layer_types": ["sliding_attention", "full_attention"] * (NUM_TARGET_LAYERS // 4),
+    "layer_types": _WINDOWED * (NUM_TARGET_LAYERS // 4),
 }
 
 
@@ -127,11 +129,11 @@ class Published:
 
     Attributes:
         family: its row in `vllm.config.drafter.families.FAMILIES`.
-        config: its config.json; None where it depends on the target's folder.
+        config: its config.json, but for the target's folder.
         tensors: name to values, float32 where they are not integers.
+        num_drafts, layers: what must be detected; layers None means the target's
+            defaults.
         target: a key of TARGETS.
-        num_drafts, width, mask, layers: what must be detected; layers None means the
-            target's defaults.
         dtype: of the tensors in the file.
         files: "safetensors", "bin", or "sharded" safetensors with an index.
         warp: what is in warp_model.bin, if there is one.
@@ -142,8 +144,6 @@ class Published:
     config: Config
     tensors: Callable[[Config], Tensors]
     num_drafts: int
-    width: int = 1
-    mask: int | None = None
     layers: tuple[int, ...] | None = None
     target: str = "llama"
     dtype: torch.dtype = torch.bfloat16
@@ -155,67 +155,53 @@ class Published:
     def method(self) -> str:
         return "draft_model" if self.family.startswith("PARD") else "eagle3"
 
+    @property
+    def width(self) -> int:
+        """Tokens per pass."""
+        return 1 if self.family.startswith("EAGLE") else self.num_drafts
 
-# PARD: a language model with two more keys.
-
-
-def _pard(model_type: str, architecture: str, **more: Any) -> dict[str, Any]:
-    shape = {
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "tie_word_embeddings": True,
-        "pard_token": MASK,
-        "spd_type": "pard",
-    }
-    return _config(model_type, architecture, **shape | more)
-
-
-def _model(config: Config) -> Tensors:
-    return language_model(config, lm_head=False)
-
-
-def _model_with_lm_head(config: Config) -> Tensors:
-    return language_model(config, lm_head=True)
+    @property
+    def mask(self) -> int | None:
+        return MASK if self.width > 1 else None
 
 
 _PROBABILISTIC = {"draft_sample_method": "probabilistic"}
-_PARD = {
-    "family": "PARD",
-    "num_drafts": 8,
-    "width": 8,
-    "mask": MASK,
-}
-_QWEN3 = _pard("qwen3", "Qwen3ForCausalLM", rms_norm_eps=1e-6, rope_theta=1e6)
+
+# PARD: a language model with two more keys.
+
+_pard_config = partial(
+    _config,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    tie_word_embeddings=True,
+    pard_token=MASK,
+    spd_type="pard",
+)
+_LIKE_QWEN3 = {"rms_norm_eps": 1e-6, "rope_theta": 1e6}
+# As newer transformers write the keys.
+_NEW_ROPE = {"rope_parameters": _ROPE | _LLAMA3}
+_NEW_DTYPE = {"torch_dtype": ..., "dtype": "bfloat16"}
+_pard = partial(Published, "PARD", tensors=language_model, num_drafts=8)
 _PARDS = {
-    "pard-qwen3": Published(config=_QWEN3, tensors=_model, target="qwen3", **_PARD),
+    "pard-qwen3": _pard(_pard_config(*_QWEN3, **_LIKE_QWEN3), target="qwen3"),
     # Published so too: tied, and yet with an lm_head of its own in the file.
-    "pard-qwen3-lm-head": Published(
-        config=_QWEN3, tensors=_model_with_lm_head, target="qwen3", **_PARD
+    "pard-qwen3-lm-head": _pard(
+        _pard_config(*_QWEN3, **_LIKE_QWEN3),
+        tensors=partial(language_model, copies_lm_head=True),
+        target="qwen3",
     ),
     # As Qwen2.5-0.5B for Qwen2.5-7B: 128 rows of padding fewer than the target.
-    "pard-qwen2.5": Published(
-        config=_pard("qwen2", "Qwen2ForCausalLM", head_dim=..., rope_theta=1e6),
-        tensors=_model,
+    "pard-qwen2.5": _pard(
+        _pard_config(*_QWEN2, head_dim=..., rope_theta=1e6),
         target="qwen2",
         settings=_PROBABILISTIC,
-        **_PARD,
     ),
-    # Keys as newer transformers write them, tensors in two files, and 128 rows of
-    # padding more than the target.
-    "pard-llama": Published(
-        config=_pard(
-            "llama",
-            "LlamaForCausalLM",
-            vocab_size=PADDED_VOCAB,
-            torch_dtype=...,
-            dtype="bfloat16",
-            rope_parameters=_ROPE | _LLAMA3,
-        ),
-        tensors=_model,
+    # Tensors in two files, and 128 rows of padding more than the target.
+    "pard-llama": _pard(
+        _pard_config(vocab_size=PADDED_VOCAB, **_NEW_DTYPE, **_NEW_ROPE),
         target="gpt-oss",
         files="sharded",
         settings=_PROBABILISTIC,
-        **_PARD,
     ),
 }
 
@@ -244,85 +230,93 @@ def _projection(
     return make
 
 
-def _pard2(model_type: str, architecture: str, **more: Any) -> dict[str, Any]:
-    keys = {
-        "pard2": True,
-        "spd_type": "pard2",
-        "pard2_proj_bias": False,
-        "pard2_scale": _SCALE,
-        "pard2_target_dim": len(_LAYERS) * HIDDEN,
-        "pard2_target_layers": _LAYERS,
-    }
-    return _pard(model_type, architecture, **keys | more)
-
-
-_PARD2 = {"family": "PARD-2", "num_drafts": 15, "width": 15, "mask": MASK}
+_pard2_config = partial(_pard_config, pard2=True, spd_type="pard2")
+_KEYS = {
+    "pard2_proj_bias": False,
+    "pard2_scale": _SCALE,
+    "pard2_target_dim": len(_LAYERS) * HIDDEN,
+    "pard2_target_layers": _LAYERS,
+}
+# By the names they had at first, and the last layer alone.
+_OLD_KEYS = {
+    "proj_bias": True,
+    "feat_scale": _SCALE,
+    "pard_target_dim": _width("gpt-oss"),
+}
+_pard2 = partial(Published, "PARD-2", tensors=language_model, num_drafts=15)
 _PARD2S = {
-    "pard2-qwen3": Published(
-        config=_pard2("qwen3", "Qwen3ForCausalLM", rms_norm_eps=1e-6, rope_theta=1e6),
-        tensors=_model,
+    "pard2-qwen3": _pard2(
+        _pard2_config(*_QWEN3, **_LIKE_QWEN3, **_KEYS),
         warp=_projection(len(_LAYERS), "qwen3"),
         layers=(8, 6, 4, 2),  # of nine states: the last one's after the norm
         target="qwen3",
-        **_PARD2,
     ),
-    # Keys by the names they had at first, the last layer alone, and a bias.
-    "pard2-llama-bias": Published(
-        config=_pard2(
-            "llama",
-            "LlamaForCausalLM",
-            rope_parameters=_ROPE | _LLAMA3,
-            pard2_scale=...,
-            feat_scale=_SCALE,
-            pard2_target_dim=...,
-            pard_target_dim=_width("gpt-oss"),
-            pard2_target_layers=...,
-            pard2_proj_bias=...,
-            proj_bias=True,
-        ),
-        tensors=_model,
+    "pard2-llama-bias": _pard2(
+        _pard2_config(**_NEW_ROPE, **_OLD_KEYS),
         warp=_projection(1, "gpt-oss", bias=True),
         layers=(8,),
         target="gpt-oss",
-        **_PARD2,
     ),
     # As it was once published: without the projection it is a PARD.
-    "pard2-no-warp": Published(
-        config=_pard2("llama", "LlamaForCausalLM"), tensors=_model, **_PARD2
-    ),
+    "pard2-no-warp": _pard2(_pard2_config(**_KEYS)),
 }
 
 
-# P-EAGLE as Amazon publishes it: `midlayer`, then `layers.1` on.
+# Heads.
+
+_HEAD = "LlamaForCausalLMEagle3"
+_TAPS = "eagle_aux_hidden_state_layer_ids"
+_MASKED = {"num_hidden_layers": 2, "mask_token_id": MASK}
+_head_config = partial(_config, draft_vocab_size=DRAFT_VOCAB)
 
 
-def _amazon(config: Config) -> Tensors:
-    fed = 3 * config["hidden_size"]
-    return head(config, 3, first="midlayer", mask_shape=(1, 1, fed)) | draft_vocabulary(
-        VOCAB, VOCAB, torch.int64
-    )
+def _head(
+    num_taps: int = 3,
+    d2t: torch.dtype | None = torch.int64,
+    mask_dims: int = 0,
+    **layout: Any,
+) -> Callable[[Config], Tensors]:
+    """What makes a head's tensors.
 
+    Args:
+        num_taps: layers of the target that it is fed.
+        d2t: dtype of its table of ids; None: it has none.
+        mask_dims: of `mask_hidden`; 0: it has none.
+        layout: of its names, as `tensors.head` takes it.
+    """
 
-def _amazon_reduced(config: Config) -> Tensors:
-    fed = 3 * config["hidden_size"]
-    return head(config, 3, first="midlayer", mask_shape=(1, fed)) | draft_vocabulary(
-        VOCAB, DRAFT_VOCAB, torch.int32
-    )
+    def make(config: Config) -> Tensors:
+        shape = config | config.get("transformer_layer_config", {})
+        hidden = shape["hidden_size"]
+        fed = num_taps * hidden
+        made = head(shape, num_taps, **layout)
+        if mask_dims:
+            lead = [1] * (mask_dims - 1)
+            made["mask_hidden"] = random("mask_hidden", 1, fed).view(*lead, fed)
+        if config.get("norm_before_fc"):
+            made["input_norm.weight"] = random("input_norm", fed)
+        for i in range(num_taps if config.get("fc_norm") else 0):
+            made[f"fc_norm.{i}.weight"] = random(f"fc_norm.{i}", hidden)
+        if d2t is not None:
+            made |= draft_vocabulary(VOCAB, config["draft_vocab_size"], d2t)
+        return made
+
+    return make
 
 
 def _nemo(config: Config) -> Tensors:
-    made = head(config, 3, mask_shape=(1, 1, 3 * HIDDEN))
-    tops = ("lm_head.weight", "mask_hidden")
-    named = {n if n in tops else f"model.{n}": w for n, w in made.items()}
-    return named | draft_vocabulary(VOCAB, DRAFT_VOCAB, torch.int64)
+    tops = ("lm_head.weight", "mask_hidden", "d2t", "t2d")
+    made = _head(mask_dims=3)(config)
+    return {n if n in tops else f"model.{n}": w for n, w in made.items()}
 
 
+_amazon = partial(Published, "P-EAGLE, Amazon", num_drafts=7)
+_specforge = partial(Published, "P-EAGLE, SpecForge or verl-SpeCo")
 _PEAGLES = {
-    "peagle-amazon": Published(
-        family="P-EAGLE, Amazon",
-        config=_config(
-            "llama",
-            "LlamaForCausalLMEagle3",
+    # `midlayer`, then `layers.1` on.
+    "peagle-amazon": _amazon(
+        _head_config(
+            _HEAD,
             hidden_size=_width("gpt-oss"),
             num_hidden_layers=4,
             draft_vocab_size=VOCAB,
@@ -330,87 +324,43 @@ _PEAGLES = {
             rope_scaling=_LLAMA3,
             attention_bias=False,
         ),
-        tensors=_amazon,
+        _head(mask_dims=3, first="midlayer"),
         target="gpt-oss",
-        num_drafts=7,
-        width=7,
-        mask=MASK,
     ),
     # Its target has 128 rows of padding more.
-    "peagle-amazon-reduced": Published(
-        family="P-EAGLE, Amazon",
-        config=_config(
-            "llama",
-            "LlamaForCausalLM",
-            num_hidden_layers=2,
-            draft_vocab_size=DRAFT_VOCAB,
-            ptd_token_id=MASK,
-        ),
-        tensors=_amazon_reduced,
+    "peagle-amazon-reduced": _amazon(
+        _head_config(num_hidden_layers=2, ptd_token_id=MASK),
+        _head(d2t=torch.int32, mask_dims=2, first="midlayer"),
         target="qwen2",
-        num_drafts=7,
-        width=7,
-        mask=MASK,
         settings=_PROBABILISTIC,
     ),
     "peagle-nemo": Published(
-        family="P-EAGLE, NeMo",
-        config=_config(
-            "llama",
-            "LlamaEagle3DraftModel",
-            num_hidden_layers=2,
-            draft_vocab_size=DRAFT_VOCAB,
-            parallel_drafting=True,
-            mask_token_id=MASK,
-            num_depths=6,
+        "P-EAGLE, NeMo",
+        _head_config(
+            "LlamaEagle3DraftModel", **_MASKED, parallel_drafting=True, num_depths=6
         ),
-        tensors=_nemo,
+        _nemo,
         num_drafts=6,
-        width=6,
-        mask=MASK,
     ),
     # verl-SpeCo has a name of its own for the model too.
-    "peagle-verl-speco": Published(
-        family="P-EAGLE, SpecForge or verl-SpeCo",
-        config=_config(
-            "llama_peagle",
+    "peagle-verl-speco": _specforge(
+        _head_config(
             "LlamaForCausalLMPeagle",
-            num_hidden_layers=2,
+            "llama_peagle",
+            **_MASKED,
             num_draft_layers=2,
             num_aux_hidden_states=3,
             target_hidden_size=HIDDEN,
-            draft_vocab_size=DRAFT_VOCAB,
-            mask_token_id=MASK,
             num_depths=5,
         ),
-        tensors=lambda config: (
-            head(config, 3, mask_shape=(1, 1, 3 * HIDDEN))
-            | draft_vocabulary(VOCAB, DRAFT_VOCAB, torch.int64)
-        ),
+        _head(mask_dims=3),
         num_drafts=5,
-        width=5,
-        mask=MASK,
     ),
     # The mask token alone could be a masked language model's; mask_hidden decides.
-    "peagle-specforge": Published(
-        family="P-EAGLE, SpecForge or verl-SpeCo",
-        config=_config(
-            "llama",
-            "PEagleDraftModel",
-            num_hidden_layers=2,
-            draft_vocab_size=DRAFT_VOCAB,
-            mask_token_id=MASK,
-            eagle_config={"eagle_aux_hidden_state_layer_ids": [1, 3, 6]},
-        ),
-        tensors=lambda config: (
-            head(
-                config, 3, first="midlayer", embed=False, mask_shape=(1, 1, 3 * HIDDEN)
-            )
-            | draft_vocabulary(VOCAB, DRAFT_VOCAB, torch.int64)
-        ),
+    "peagle-specforge": _specforge(
+        _head_config("PEagleDraftModel", **_MASKED, eagle_config={_TAPS: [1, 3, 6]}),
+        _head(mask_dims=3, first="midlayer", embed=False),
         num_drafts=7,
-        width=7,
-        mask=MASK,
         layers=(1, 3, 6),
     ),
 }
@@ -418,19 +368,30 @@ _PEAGLES = {
 
 # Heads of speculators: the transformer's config is nested.
 
-_NESTED = ("architectures", "torch_dtype", "transformers_version")
+_NOT_NESTED = ("architectures", "torch_dtype", "transformers_version")
 
 
-def _speculators(kind: str, shape: Config, num_drafts: int, **more: Any) -> Config:
-    names = {"eagle3": "Eagle3Speculator", "peagle": "PEagleSpeculator"}
+def _speculator(
+    architecture: str,
+    shape: Config,
+    tensors: Callable[[Config], Tensors],
+    num_drafts: int,
+    layers: list[int] | None = None,
+    *,
+    target: str = "llama",
+    dtype: torch.dtype = torch.bfloat16,
+    **more: Any,
+) -> Published:
+    is_parallel = architecture.startswith("PEagle")
+    kind = "peagle" if is_parallel else "eagle3"
     proposal = {
         "accept_tolerance": 0.0,
         "proposal_type": "greedy",
         "speculative_tokens": num_drafts,
         "verifier_accept_k": 1,
     }
-    return {
-        "architectures": [names[kind]],
+    config = {
+        "architectures": [architecture],
         "draft_vocab_size": DRAFT_VOCAB,
         "speculators_config": {
             "algorithm": kind,
@@ -444,138 +405,86 @@ def _speculators(kind: str, shape: Config, num_drafts: int, **more: Any) -> Conf
         "tie_word_embeddings": False,
         "torch_dtype": "float32",
         "transformer_layer_config": {
-            key: value for key, value in shape.items() if key not in _NESTED
+            key: value for key, value in shape.items() if key not in _NOT_NESTED
         },
         "transformers_version": "4.55.4",
-        **more,
     }
+    if layers is not None:
+        config[_TAPS] = layers
+    if is_parallel:
+        config |= {"mask_token_id": MASK, "embed_requires_grad": True}
+    return Published(
+        f"{'P-EAGLE' if is_parallel else 'EAGLE-3'}, speculators",
+        config | more,
+        tensors,
+        num_drafts,
+        layers and tuple(layers),
+        target=target,
+        dtype=dtype,
+    )
 
 
-def _speculators_head(num_taps: int, *, parallel: bool, reduced: bool = True):
-    def make(config: Config) -> Tensors:
-        shape = config["transformer_layer_config"] | {
-            "draft_vocab_size": config["draft_vocab_size"]
-        }
-        hidden = shape["hidden_size"]
-        mask = (1, 1, num_taps * hidden) if parallel else None
-        made = head(shape, num_taps, mask_shape=mask)
-        if config.get("norm_before_fc"):
-            made["input_norm.weight"] = random("input_norm", num_taps * hidden)
-        if config.get("fc_norm"):
-            for i in range(num_taps):
-                made[f"fc_norm.{i}.weight"] = random(f"fc_norm.{i}", hidden)
-        if reduced:
-            made |= draft_vocabulary(VOCAB, DRAFT_VOCAB, torch.int64)
-        return made
-
-    return make
-
-
-_EAGLE3, _PEAGLE = "EAGLE-3, speculators", "P-EAGLE, speculators"
+_QWEN3_LAYERS = _config(*_QWEN3, num_hidden_layers=2, rope_theta=1e6)
 _SPECULATORS = {
     # As the ones converted from SafeAILab's: no layer ids, and null for a size.
-    "speculators-eagle3": Published(
-        family=_EAGLE3,
-        config=_speculators(
-            "eagle3",
-            _config("llama", "LlamaForCausalLM"),
-            5,
-            auto_map={"": "eagle3.Eagle3SpeculatorConfig"},
-            norm_before_residual=False,
-            target_hidden_size=None,
-            eagle_aux_hidden_state_layer_ids=None,
-        ),
-        tensors=_speculators_head(3, parallel=False),
-        num_drafts=5,
+    "speculators-eagle3": _speculator(
+        "Eagle3Speculator",
+        _config(),
+        _head(),
+        5,
         dtype=torch.float32,
+        auto_map={"": "eagle3.Eagle3SpeculatorConfig"},
+        norm_before_residual=False,
+        target_hidden_size=None,
+        **{_TAPS: None},
     ),
-    "speculators-eagle3-qwen3": Published(
-        family=_EAGLE3,
-        config=_speculators(
-            "eagle3",
-            _config("qwen3", "Qwen3ForCausalLM", num_hidden_layers=2, rope_theta=1e6),
-            3,
-            architectures=["Eagle3DraftModel"],
-            norm_before_residual=True,
-            eagle_aux_hidden_state_layer_ids=[1, 3, 4, 7],
-        ),
-        tensors=_speculators_head(4, parallel=False),
-        num_drafts=3,
-        layers=(1, 3, 4, 7),
+    "speculators-eagle3-qwen3": _speculator(
+        "Eagle3DraftModel",
+        _QWEN3_LAYERS,
+        _head(4),
+        3,
+        [1, 3, 4, 7],
+        norm_before_residual=True,
     ),
     # RedHatAI's for gpt-oss: a norm before the projection, and a narrow MLP.
-    "speculators-eagle3-input-norm": Published(
-        family=_EAGLE3,
-        config=_speculators(
-            "eagle3",
-            _config(
-                "llama",
-                "LlamaForCausalLM",
-                hidden_size=_width("gpt-oss"),
-                intermediate_size=_width("gpt-oss"),
-            ),
-            3,
-            norm_before_fc=True,
-            norm_before_residual=True,
-        ),
-        tensors=_speculators_head(3, parallel=False),
+    "speculators-eagle3-input-norm": _speculator(
+        "Eagle3Speculator",
+        _config(hidden_size=160, intermediate_size=160),
+        _head(),
+        3,
         target="gpt-oss",
-        num_drafts=3,
+        norm_before_fc=True,
+        norm_before_residual=True,
     ),
-    "speculators-peagle-qwen3": Published(
-        family=_PEAGLE,
-        config=_speculators(
-            "peagle",
-            _config("qwen3", "Qwen3ForCausalLM", num_hidden_layers=2, rope_theta=1e6),
-            8,
-            draft_vocab_size=VOCAB,
-            embed_requires_grad=True,
-            mask_token_id=MASK,
-            norm_before_residual=False,
-            eagle_aux_hidden_state_layer_ids=[2, 4, 6],
-        ),
-        tensors=_speculators_head(3, parallel=True, reduced=False),
+    "speculators-peagle-qwen3": _speculator(
+        "PEagleSpeculator",
+        _QWEN3_LAYERS,
+        _head(d2t=None, mask_dims=3),
+        8,
+        [2, 4, 6],
         target="qwen3",
-        num_drafts=8,
-        width=8,
-        mask=MASK,
-        layers=(2, 4, 6),
+        draft_vocab_size=VOCAB,
+        norm_before_residual=False,
     ),
     # Trained as EAGLE-3.1: a norm of each tapped layer, and normed states fed back.
-    "speculators-peagle-fc-norm": Published(
-        family=_PEAGLE,
-        config=_speculators(
-            "peagle",
-            _config("llama", "LlamaForCausalLM", num_hidden_layers=4),
-            4,
-            architectures=["PEagleDraftModel"],
-            embed_requires_grad=True,
-            fc_norm=True,
-            norm_output=True,
-            mask_token_id=MASK,
-            eagle_aux_hidden_state_layer_ids=[1, 2, 5, 7],
-        ),
-        tensors=_speculators_head(4, parallel=True),
-        num_drafts=4,
-        width=4,
-        mask=MASK,
-        layers=(1, 2, 5, 7),
+    "speculators-peagle-fc-norm": _speculator(
+        "PEagleDraftModel",
+        _config(num_hidden_layers=4),
+        _head(4, mask_dims=3),
+        4,
+        [1, 2, 5, 7],
+        fc_norm=True,
+        norm_output=True,
     ),
 }
 
 
-# EAGLE-3 of SafeAILab (yuhuili), SpecForge and NVIDIA.
-
-
-def _midlayer(config: Config) -> Tensors:
-    return head(config, 3, first="midlayer", embed=False) | draft_vocabulary(
-        VOCAB, DRAFT_VOCAB, torch.int64
-    )
+# EAGLE-3 of SafeAILab (yuhuili), SpecForge and NVIDIA: most have no embeddings.
 
 
 def _eagle_config(layers: list[int] | None) -> dict[str, Any]:
     return {
-        "eagle_aux_hidden_state_layer_ids": layers,
+        _TAPS: layers,
         "next_layer_regular": True,
         "parallel_draft_step": 1,
         "use_aux_hidden_state": True,
@@ -585,127 +494,67 @@ def _eagle_config(layers: list[int] | None) -> dict[str, Any]:
     }
 
 
-_NESTED_LAYERS = "EAGLE-3, SpecForge or NVIDIA"
+_midlayer = _head(first="midlayer", embed=False)
+_safeailab = partial(Published, "EAGLE-3, SafeAILab", num_drafts=3, files="bin")
+_nvidia = partial(Published, "EAGLE-3, SpecForge or NVIDIA", num_drafts=3)
 _EAGLES = {
-    "eagle3-yuhuili": Published(
-        family="EAGLE-3, SafeAILab",
-        config=_config(
-            "llama",
-            "LlamaForCausalLM",
+    "eagle3-yuhuili": _safeailab(
+        _head_config(
             num_attention_heads=2,
             head_dim=...,
-            draft_vocab_size=DRAFT_VOCAB,
             max_position_embeddings=48,  # less than the target's: never binding
             pad_token_id=0,
             torch_dtype="float16",
             transformers_version="4.28.1",
         ),
-        tensors=_midlayer,
-        num_drafts=3,
+        _midlayer,
         dtype=torch.float16,
-        files="bin",
     ),
     # SafeAILab's for Vicuna count the target's layers; there is but one.
-    "eagle3-vicuna": Published(
-        family="EAGLE-3, SafeAILab",
-        config=_config(
-            "llama",
-            "LlamaForCausalLM",
-            num_hidden_layers=40,
-            draft_vocab_size=DRAFT_VOCAB,
-        ),
-        tensors=lambda config: _midlayer(config | {"num_hidden_layers": 1}),
-        num_drafts=3,
-        files="bin",
+    "eagle3-vicuna": _safeailab(
+        _head_config(num_hidden_layers=40),
+        lambda config: _midlayer(config | {"num_hidden_layers": 1}),
     ),
-    "eagle3-angelslim": Published(
-        family=_NESTED_LAYERS,
-        config=_config("llama", "LlamaForCausalLMEagle3", draft_vocab_size=DRAFT_VOCAB),
-        tensors=_midlayer,
-        target="qwen3",
-        num_drafts=3,
-        files="bin",
+    "eagle3-angelslim": _nvidia(
+        _head_config(_HEAD), _midlayer, target="qwen3", files="bin"
     ),
-    "eagle3-specforge": Published(
-        family=_NESTED_LAYERS,
-        config=_config(
-            "llama",
-            "LlamaForCausalLMEagle3",
-            hidden_size=_width("gpt-oss"),
-            draft_vocab_size=DRAFT_VOCAB,
-            torch_dtype=...,
-            dtype="bfloat16",
-            eagle_config={
-                "eagle_aux_hidden_state_layer_ids": [1, 4, 6],
-                "use_aux_hidden_state": True,
-            },
-        ),
-        tensors=_midlayer,
-        target="gpt-oss",
-        num_drafts=3,
-        layers=(1, 4, 6),
-    ),
-    # RedHatAI's and SpecForge's for gpt-oss, at their true width.
-    "eagle3-gpt-oss-width": Published(
-        family=_NESTED_LAYERS,
-        config=_config(
-            "llama",
-            "LlamaForCausalLMEagle3",
+    # As for gpt-oss, at its true width.
+    "eagle3-specforge": _nvidia(
+        _head_config(
+            _HEAD,
             hidden_size=WIDE,
-            draft_vocab_size=DRAFT_VOCAB,
-            eagle_config={"eagle_aux_hidden_state_layer_ids": [1, 2, 3]},
+            **_NEW_DTYPE,
+            eagle_config={_TAPS: [1, 2, 3], "use_aux_hidden_state": True},
         ),
-        tensors=_midlayer,
+        _midlayer,
         target="gpt-oss-wide",
-        num_drafts=3,
         layers=(1, 2, 3),
     ),
     # Layers by number, and ids of others than the target's defaults.
-    "eagle3-nvidia": Published(
-        family=_NESTED_LAYERS,
-        config=_config(
-            "llama",
-            "LlamaForCausalLMEagle3",
+    "eagle3-nvidia": _nvidia(
+        _head_config(
+            _HEAD,
             draft_vocab_size=VOCAB,
             rope_scaling=None,
             attention_dropout=0.0,
             mlp_bias=False,
             eagle_config=_eagle_config([1, 4, 6]),
         ),
-        tensors=lambda config: head(config, 3, embed=False),
-        num_drafts=3,
+        _head(d2t=None, embed=False),
         layers=(1, 4, 6),
     ),
     # The whole vocabulary, no table of ids, null for the layers. Its target has 128
     # rows of padding more.
-    "eagle3-nvidia-old": Published(
-        family=_NESTED_LAYERS,
-        config=_config(
-            "llama",
-            "LlamaForCausalLMEagle3",
-            draft_vocab_size=VOCAB,
-            eagle_config=_eagle_config(None),
-        ),
-        tensors=lambda config: head(config, 3, first="midlayer", embed=False),
+    "eagle3-nvidia-old": _nvidia(
+        _head_config(_HEAD, draft_vocab_size=VOCAB, eagle_config=_eagle_config(None)),
+        _head(d2t=None, first="midlayer", embed=False),
         target="qwen2",
-        num_drafts=3,
         settings=_PROBABILISTIC,
     ),
     # Between the two: layers by number, but called midlayer.
-    "eagle3-nvidia-midlayers": Published(
-        family=_NESTED_LAYERS,
-        config=_config(
-            "llama",
-            "LlamaForCausalLMEagle3",
-            num_hidden_layers=2,
-            draft_vocab_size=DRAFT_VOCAB,
-            eagle_config=_eagle_config([2, 5, 7]),
-        ),
-        tensors=lambda config: (
-            head(config, 3, first="midlayer.0", later="midlayer.{}", embed=False)
-            | draft_vocabulary(VOCAB, DRAFT_VOCAB, torch.int64)
-        ),
-        num_drafts=3,
+    "eagle3-nvidia-midlayers": _nvidia(
+        _head_config(_HEAD, num_hidden_layers=2, eagle_config=_eagle_config([2, 5, 7])),
+        _head(first="midlayer.0", later="midlayer.{}", embed=False),
         layers=(2, 5, 7),
     ),
 }
@@ -720,7 +569,7 @@ def write_target(name: str, folder: Path, tokenizer: Path) -> Path:
     config = TARGETS[name]
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
-    tensors = language_model(config, lm_head=True)
+    tensors = language_model(config)
     tensors["lm_head.weight"][TOKENS:] = 0  # padding is never the likeliest
     save_file(tensors, folder / "model.safetensors")
     _copy_tokenizer(tokenizer, folder)
@@ -728,12 +577,8 @@ def write_target(name: str, folder: Path, tokenizer: Path) -> Path:
 
 
 def write_drafter(name: str, folder: Path, target: Path) -> Path:
-    """A drafter of PUBLISHED."""
-    return write(PUBLISHED[name], folder, target)
-
-
-def write(drafter: Published, folder: Path, target: Path) -> Path:
-    """A drafter's files; a language model gets the target's tokenizer."""
+    """The files of one of PUBLISHED; a language model gets the target's tokenizer."""
+    drafter = PUBLISHED[name]
     folder.mkdir(parents=True, exist_ok=True)
     config = json.loads(json.dumps(drafter.config))
     if "speculators_config" in config:

@@ -152,12 +152,11 @@ def compare_drafts(
     prompts: list[list[int]],
     folder: Path,
     target: torch.nn.Module,
-    every: int = 1,
 ) -> int:
     """Drafts of an engine against plain PyTorch; the number of them."""
     oracle, compared = oracle_for(made, folder, target), 0
     texts = [p + t for p, t in zip(prompts, found["tokens"], strict=True)]
-    for request, known, drafts in found["drafts"][::every]:
+    for request, known, drafts in found["drafts"]:
         text = texts[int(request)]
         if known > len(text):
             continue  # past the last token kept
@@ -181,6 +180,20 @@ def test_a_target_with_windows_drafts_for_itself(targets, run_job, on_cpu):
     folder = targets.folder(WINDOWED)
     job = engine_job(drafts_for_itself(folder, 4), folder)
     all_accepted(run_job(job), PROMPTS, targets.model(WINDOWED))
+
+
+def test_the_target_drafts_for_itself(models, target, make_prompt, run_job):
+    """It takes every draft, of prompts in chunks and in batches too."""
+    prompts = [make_prompt(length, 20) for length in (24, 33, 48, 60)]
+    folder = models / "target"
+    job = engine_job(drafts_for_itself(folder, 5), folder)
+    job["engine"] |= {
+        "max_model_len": 128,
+        "max_num_batched_tokens": 40,
+        "max_num_seqs": 3,
+    }
+    job["scenarios"] = {"greedy": [{"prompt": p, "max_tokens": 32} for p in prompts]}
+    all_accepted(run_job(job), prompts, target)
 
 
 def drafts_for_itself(target: Path, num_drafts: int) -> dict[str, Any]:

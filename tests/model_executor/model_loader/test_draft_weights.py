@@ -22,24 +22,29 @@ def parameter(*shape: int, dtype=torch.float32) -> nn.Parameter:
     return nn.Parameter(torch.zeros(*shape, dtype=dtype), requires_grad=False)
 
 
-class Layer(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.qkv_proj = nn.Module()
-        self.qkv_proj.weight = parameter(6, HIDDEN)
-        self.hidden_norm = nn.Module()
-        self.hidden_norm.weight = parameter(HIDDEN)
-
-
 class Model(nn.Module):
+    """A draft model; or a head, of a reduced vocabulary or the whole one."""
+
     packed_modules_mapping: ClassVar = {"qkv_proj": ["q_proj", "k_proj", "v_proj"]}
 
-    def __init__(self) -> None:
+    def __init__(self, is_reduced: bool | None = None) -> None:
         super().__init__()
-        self.model = nn.Module()
-        self.model.embed_tokens = nn.Module()
-        self.model.embed_tokens.weight = parameter(VOCAB, HIDDEN)
-        self.model.layers = nn.ModuleList([Layer(), Layer()])
+        self.put("model.embed_tokens.weight", VOCAB, HIDDEN)
+        for layer in ("model.layers.0", "model.layers.1"):
+            self.put(f"{layer}.qkv_proj.weight", 6, HIDDEN)
+            self.put(f"{layer}.hidden_norm.weight", HIDDEN)
+        if is_reduced is not None:
+            self.put("lm_head.weight", 3 if is_reduced else VOCAB, HIDDEN)
+            ids = parameter(3, dtype=torch.long) if is_reduced else None
+            self.draft_id_to_target_id = ids
+
+    def put(self, name: str, *shape: int) -> None:
+        at, (*path, last) = self, name.split(".")
+        for part in path:
+            if not hasattr(at, part):
+                at.add_module(part, nn.Module())
+            at = getattr(at, part)
+        at.register_parameter(last, parameter(*shape))
 
     def fill(self, weights) -> None:
         """What a loader does: parts of a packed weight go to rows of their own."""
@@ -51,14 +56,6 @@ class Model(nn.Module):
             name = name.replace(part, "qkv_proj") if part else name
             whole = parameters.get(name, parameters.get(f"model.{name}"))
             (whole.data[rows[part]] if part else whole.data).copy_(tensor)
-
-
-class Head(Model):
-    def __init__(self, reduced: bool) -> None:
-        super().__init__()
-        self.lm_head = nn.Module()
-        self.lm_head.weight = parameter(3 if reduced else VOCAB, HIDDEN)
-        self.draft_id_to_target_id = parameter(3, dtype=torch.long) if reduced else None
 
 
 def tensors(prefix: str = "model.") -> dict[str, torch.Tensor]:
@@ -114,15 +111,15 @@ def test_missing_tensor_of_a_draft_model_is_named(name: str, load):
 @pytest.mark.parametrize("name", head_tensors(True))
 def test_missing_tensor_of_a_head(name: str, reduced: bool, load):
     given = head_tensors(reduced)
-    load(Head(reduced), given)
+    load(Model(reduced), given)
     if given.pop(name, None) is None:
         return
     is_shared = "embed_tokens" in name or (name == "lm_head.weight" and not reduced)
     if is_shared or name == "layers.1.hidden_norm.weight":
-        load(Head(reduced), given)
+        load(Model(reduced), given)
         return
     with pytest.raises(ValueError, match=f"lacks {name}: the checkpoint"):
-        load(Head(reduced), given)
+        load(Model(reduced), given)
 
 
 @pytest.mark.parametrize("name", ["model.layers.1.gate", "extra.0", "lm_head.scale"])
@@ -138,50 +135,45 @@ def test_tensor_without_a_place_is_named(name: str, load):
         load(Loaded(), given, "draft_model")
 
 
+class Dropping(Model):
+    """It has no place for some tensors, and says nothing."""
+
+    def fill(self, weights) -> None:
+        super().fill((n, w) for n, w in weights if not n.endswith(self.dropped))
+
+
 @pytest.mark.parametrize(
     "name", ["layers.0.hidden_norm.bias", "fc.weight", "input_norm.weight"]
 )
 def test_tensor_that_is_dropped_is_told(name: str, load, caplog_vllm):
-    class Dropping(Head):
-        def fill(self, weights) -> None:
-            super().fill((n, w) for n, w in weights if n != name)
-
-    load(Dropping(True), head_tensors(True) | {name: torch.ones(HIDDEN)})
+    given = head_tensors(True) | {name: torch.ones(HIDDEN)}
+    model = Dropping(is_reduced=True)
+    model.dropped = name
+    load(model, given)
     (record,) = caplog_vllm.records
     assert f"{name} of a/drafter is not used" in record.getMessage()
 
 
 def test_zeros_that_a_model_has_no_use_for_are_dropped(load):
     """Some quantized and converted checkpoints hold such biases."""
-
-    class Dropping(Model):
-        def fill(self, weights) -> None:
-            super().fill((n, w) for n, w in weights if not n.endswith(".bias"))
-
     given = tensors() | {"model.layers.0.q_proj.bias": torch.zeros(2)}
-    load(Dropping(), given, "draft_model")
+    model = Dropping()
+    model.dropped = ".bias"
+    load(model, given, "draft_model")
 
 
 def test_other_methods_are_not_checked(load):
     load(Model(), {}, "medusa")
 
 
-class Fp8LinearMethod:
-    pass
-
-
-class UnquantizedLinearMethod:
-    pass
-
-
 @pytest.mark.parametrize("name", tensors())
-@pytest.mark.parametrize("method", [Fp8LinearMethod, UnquantizedLinearMethod])
-def test_of_a_quantized_drafter_the_rest_is_checked(name: str, method: type, load):
+@pytest.mark.parametrize("method", ["Fp8LinearMethod", "UnquantizedLinearMethod"])
+def test_of_a_quantized_drafter_the_rest_is_checked(name: str, method: str, load):
     model, given = Model(), tensors()
-    for layer in model.model.layers:
-        layer.qkv_proj.quant_method = method()
+    for layer in model.model.layers.children():
+        layer.qkv_proj.quant_method = type(method, (), {})()
     del given[name]
-    if "_proj" in name and method is Fp8LinearMethod:
+    if "_proj" in name and method == "Fp8LinearMethod":
         load(model, given, "draft_model", quantization="fp8")
         return
     with pytest.raises(ValueError, match=f"a/drafter lacks {name}: the checkpoint"):
@@ -199,39 +191,32 @@ def test_of_a_quantized_drafter_the_rest_is_checked(name: str, method: type, loa
 )
 def test_names_of_heads(rename: Callable[[str], str], load):
     given = {rename(name): tensor for name, tensor in head_tensors(True).items()}
-    head = load(Head(True), given)
+    head = load(Model(True), given)
     assert all((p == 1).all() for n, p in head.named_parameters() if "weight" in n)
     assert head.draft_id_to_target_id.tolist() == [0, 1, 2]
 
 
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-def test_d2t_of_a_whole_vocabulary_is_dropped(dtype: torch.dtype, load):
-    load(Head(False), head_tensors(False) | {"d2t": torch.zeros(VOCAB, dtype=dtype)})
-
-
-def test_rows_of_padding_are_no_tokens_in_another_order(load):
-    """A whole vocabulary may be padded to more rows than the target has."""
-    offsets = torch.zeros(VOCAB + 2, dtype=torch.int64)
-    load(Head(False), head_tensors(False) | {"d2t": offsets})
+@pytest.mark.parametrize(
+    "rows, dtype",
+    [(VOCAB, torch.int32), (VOCAB, torch.int64), (VOCAB + 2, torch.int64)],
+)
+def test_d2t_of_a_whole_vocabulary_is_dropped(rows: int, dtype: torch.dtype, load):
+    """It may be padded to more rows than the target has: none is another token."""
+    load(Model(False), head_tensors(False) | {"d2t": torch.zeros(rows, dtype=dtype)})
 
 
 @pytest.mark.parametrize(
     "reduced, offsets",
-    [
-        (True, [0, 1, 9]),
-        (True, [-1, 0, 0]),
-        (False, [0, 1, 2, 3, 4, 5]),
-        (False, [1, -1, 0, 0, 0, 0]),
-    ],
+    [(True, [0, 1, 9]), (True, [-1, 0, 0]), (False, [1, -1, 0, 0, 0, 0])],
 )
 def test_d2t_that_maps_nowhere_is_refused(reduced: bool, offsets: list[int], load):
     given = head_tensors(reduced) | {"d2t": torch.tensor(offsets)}
     with pytest.raises(ValueError, match="d2t of a/drafter names "):
-        load(Head(reduced), given)
+        load(Model(reduced), given)
 
 
 def test_d2t_that_names_a_token_twice_is_told(load, caplog_vllm):
-    load(Head(True), head_tensors(True) | {"d2t": torch.tensor([1, 0, 0])})
+    load(Model(True), head_tensors(True) | {"d2t": torch.tensor([1, 0, 0])})
     assert "names 1 of its tokens twice" in caplog_vllm.text
 
 

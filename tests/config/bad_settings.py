@@ -1,295 +1,113 @@
 # SPDX-License-Identifier: Apache-2.0
 """Settings that contradict themselves, the drafter, or the engine."""
 
-from .bad_row import GONE, Bad, config
+from .bad_row import GONE, Row, config
+
+V1 = {"VLLM_USE_V2_MODEL_RUNNER": "0"}
+NGRAM = {"model": GONE, "method": "ngram"}
+LORA = {"enable_lora": True, "max_num_seqs": 256, "max_num_batched_tokens": 512}
+
+
+def schedule(says: str, value, **more):
+    return Row(says, num_speculative_tokens_per_batch_size=value, **more)
+
 
 SETTINGS = [
-    Bad("unknown key", "did you mean", spec={"num_spec_tokens": 4}),
-    Bad("unknown key like no other", "remove it.", spec={"tree": "wide"}),
-    Bad("config is a string", "must be a JSON object, not", spec="models/pard"),
-    Bad("config is a list", "must be a JSON object, not", spec=["models/pard"]),
-    Bad(
-        "K is 0",
-        "num_speculative_tokens Input should be greater",
-        spec={"num_speculative_tokens": 0},
-    ),
-    Bad(
-        "K is negative",
-        "num_speculative_tokens Input should be greater",
-        spec={"num_speculative_tokens": -3},
-    ),
-    Bad(
-        "K is a word",
-        "num_speculative_tokens Input should be a valid",
-        spec={"num_speculative_tokens": "seven"},
-    ),
-    Bad(
-        "K is a fraction",
-        "num_speculative_tokens Input should be a valid",
-        spec={"num_speculative_tokens": 3.5},
-    ),
-    Bad(
-        "K is null and nothing says it",
-        "num_speculative_tokens Input should be a valid",
-        spec={"num_speculative_tokens": None},
-    ),
-    Bad(
-        "K is huge",
-        "tokens (…) must be below the target's",
-        spec={"num_speculative_tokens": 100_000},
-    ),
-    Bad("K twice", "mutually exclusive", engine={"spec_tokens": 3}),
-    Bad("no model", 'has no "model"', spec={"model": GONE, "method": "draft_model"}),
-    Bad(
-        "no model, no K",
-        'has no "model"',
-        drafter="eagle3",
-        spec={"model": GONE, "num_speculative_tokens": GONE},
-    ),
-    Bad(
-        "empty config",
-        'has no "model"',
-        spec={"model": GONE, "num_speculative_tokens": GONE},
-    ),
-    Bad("unknown method", "method Input should be 'ngram'", spec={"method": "eagel3"}),
-    Bad(
-        "draft model as EAGLE-3 head",
-        "fc.weight: it is no EAGLE-3 head",
-        "draft",
-        spec={"method": "eagle3"},
-    ),
-    Bad(
-        "parallel drafting without a mask token",
-        "Unset parallel_drafting",
-        "draft",
-        spec={"parallel_drafting": True},
-    ),
-    Bad(
-        "parallel drafting with an autoregressive head",
-        "Unset parallel_drafting",
-        "eagle3",
-        spec={"parallel_drafting": True},
-    ),
-    Bad(
-        "parallel drafting is a word",
-        "valid boolean",
-        spec={"parallel_drafting": "maybe"},
-    ),
-    Bad(
-        "width is 0",
-        "parallel_drafting_width Input",
-        spec={"parallel_drafting_width": 0},
-    ),
-    Bad(
-        "width above K",
-        "must be at most num_speculative_tokens",
-        spec={"parallel_drafting_width": 9},
-    ),
-    Bad(
-        "width without parallel drafting",
-        "parallel_drafting_width needs a drafter",
-        "draft",
-        spec={"parallel_drafting_width": 2},
-    ),
-    Bad(
-        "width on Runner V1",
-        "parallel_drafting_width does not support Model",
-        spec={"parallel_drafting_width": 2},
-        env={"VLLM_USE_V2_MODEL_RUNNER": "0"},
-    ),
-    Bad(
-        "draft_sample_method unknown",
-        "draft_sample_method",
-        spec={"draft_sample_method": "random"},
-    ),
-    Bad(
-        "rejection method unknown",
-        "rejection_sample_method Input",
-        spec={"rejection_sample_method": "none"},
-    ),
-    Bad(
-        "synthetic without rates",
-        "requires exactly one",
-        spec={"rejection_sample_method": "synthetic"},
-    ),
-    Bad(
-        "rates without synthetic",
-        "are only valid with",
-        spec={"synthetic_acceptance_length": 2.0},
-    ),
-    Bad(
-        "heterogeneous vocabulary with a head",
-        "use_heterogeneous_vocab only",
-        "eagle3",
-        spec={"use_heterogeneous_vocab": True},
-    ),
-    Bad(
-        "adaptive verification with PARD",
-        "adaptive draft verification",
-        spec={"enable_adaptive_verification": True},
-    ),
-    Bad("tree of one node", "draft_tree (…) must be from", spec={"draft_tree": 1}),
-    Bad("tree of no nodes", "draft_tree Input should be gr", spec={"draft_tree": 0}),
-    Bad("tree is huge", "draft_tree Input should be less", spec={"draft_tree": 128}),
-    Bad(
-        "tree as large as a sequence",
-        "draft_tree (…) must be below",
-        spec={"draft_tree": 64},
-        engine={"max_model_len": 64},
-    ),
-    Bad(
-        "tree of an autoregressive head",
-        "in one pass: use",
-        "eagle3",
-        spec={"draft_tree": 15},
-    ),
-    Bad(
-        "tree of a language model",
-        "in one pass: use",
-        "draft",
-        spec={"method": "draft_model", "draft_tree": 15},
-    ),
-    Bad(
-        "tree in blocks of masks",
-        "drafted in one pass, not",
-        spec={"draft_tree": 15, "parallel_drafting_width": 2},
-    ),
-    Bad(
-        "tree of drawn drafts",
-        "draft_tree does not support …=",
-        spec={"draft_tree": 15, "draft_sample_method": "probabilistic"},
-    ),
-    Bad(
-        "tree verified as a block",
-        "draft_tree does not support …=",
-        spec={"draft_tree": 15, "rejection_sample_method": "block"},
-    ),
-    Bad(
-        "tree on Runner V1",
-        "draft_tree does not support Model",
-        spec={"draft_tree": 15},
-        env={"VLLM_USE_V2_MODEL_RUNNER": "0"},
-    ),
-    Bad(
-        "tensor_parallel_size",
-        "'tensor_parallel_size' is not",
-        spec={"tensor_parallel_size": 2},
-    ),
-    Bad(
-        "draft TP unlike the target's",
-        "other value than 1",
-        spec={"draft_tensor_parallel_size": 2},
-    ),
-    Bad(
-        "draft TP is 0",
-        "draft_tensor_parallel_size Input",
-        spec={"draft_tensor_parallel_size": 0},
-    ),
-    Bad(
-        "max_model_len above the target's",
-        "max_model_len of speculative_config",
-        spec={"max_model_len": 4096},
-    ),
-    Bad("max_model_len is 0", "max_model_len Input", spec={"max_model_len": 0}),
-    Bad("max_model_len below K", "the drafter's context", spec={"max_model_len": 3}),
-    Bad(
-        "schedule is a word",
-        'must be "auto" or a list',
-        spec={"num_speculative_tokens_per_batch_size": "automatic"},
-    ),
-    Bad(
-        "schedule is empty",
-        "for ranges from 1 on",
-        spec={"num_speculative_tokens_per_batch_size": []},
-    ),
-    Bad(
-        "schedule starts late",
-        "for ranges from 1 on",
-        spec={"num_speculative_tokens_per_batch_size": [[4, 8, 2]]},
-    ),
-    Bad(
-        "schedule overlaps",
-        "for ranges from 1 on",
-        spec={"num_speculative_tokens_per_batch_size": [[1, 8, 4], [4, 16, 2]]},
-    ),
-    Bad(
-        "schedule with a negative length",
-        "for ranges from 1 on",
-        spec={"num_speculative_tokens_per_batch_size": [[1, 8, -4]]},
-    ),
-    Bad(
-        "auto with ngram",
-        '"auto" does not support method',
-        spec={
-            "model": GONE,
-            "method": "ngram",
-            "num_speculative_tokens_per_batch_size": "auto",
-        },
-    ),
-    Bad(
-        "auto on Runner V1",
-        '"auto" does not support Model Runner V1',
-        spec={"num_speculative_tokens_per_batch_size": "auto"},
-        env={"VLLM_USE_V2_MODEL_RUNNER": "0"},
-    ),
-    Bad(
-        "auto with an engine of its own on each rank",
+    # Keys, and who drafts.
+    Row("did you mean", num_spec_tokens=4),
+    Row("remove it.", tree="wide"),
+    Row("must be a JSON object, not", spec=["models/pard"]),
+    Row('has no "model"', model=GONE, method="draft_model"),
+    Row('has no "model"', model=GONE, num_speculative_tokens=GONE),
+    Row("method Input should be 'ngram'", method="eagel3"),
+    Row("fc.weight: it is no EAGLE-3 head", drafter="draft", method="eagle3"),
+    Row("prompt_lookup_min", **NGRAM, prompt_lookup_min=5, prompt_lookup_max=2),
+    # How many tokens.
+    Row("tokens Input should be greater", num_speculative_tokens=0),
+    Row("tokens Input should be a valid", num_speculative_tokens=3.5),
+    Row("tokens Input should be a valid", num_speculative_tokens=None),
+    Row("tokens (…) must be below the target's", num_speculative_tokens=100_000),
+    Row("mutually exclusive", engine={"spec_tokens": 3}),
+    Row("max_model_len of speculative_config", max_model_len=4096),
+    Row("max_model_len Input", max_model_len=0),
+    Row("the drafter's context", max_model_len=3),
+    Row("max_num_batched_tokens", engine=LORA),
+    schedule('must be "auto" or a list', "automatic"),
+    schedule("for ranges from 1 on", []),
+    schedule("for ranges from 1 on", [[1, 8, 4], [4, 16, 2]]),
+    schedule('"auto" does not support method', "auto", **NGRAM),
+    schedule('"auto" does not support Model Runner V1', "auto", env=V1),
+    schedule(
         "choose by its own clock",
-        spec={"num_speculative_tokens_per_batch_size": "auto"},
+        "auto",
         engine={"distributed_executor_backend": "external_launcher"},
     ),
-    Bad("unknown quantization", "Unknown quantization", spec={"quantization": "int3"}),
-    Bad(
-        "quantization of the checkpoint unknown",
+    # How many of them a pass.
+    Row("Unset parallel_drafting", drafter="draft", parallel_drafting=True),
+    Row("Unset parallel_drafting", drafter="eagle3", parallel_drafting=True),
+    Row("valid boolean", parallel_drafting="maybe"),
+    Row("parallel_drafting_width Input", parallel_drafting_width=0),
+    Row("must be at most num_speculative_tokens", parallel_drafting_width=5),
+    Row(
+        "parallel_drafting_width needs a drafter",
+        drafter="draft",
+        parallel_drafting_width=2,
+    ),
+    Row("parallel_drafting_width needs a drafter", **NGRAM, parallel_drafting_width=2),
+    Row(
+        "parallel_drafting_width does not support Model",
+        parallel_drafting_width=2,
+        env=V1,
+    ),
+    # How they are drawn and verified.
+    Row("draft_sample_method", draft_sample_method="random"),
+    Row("rejection_sample_method Input", rejection_sample_method="none"),
+    Row("requires exactly one", rejection_sample_method="synthetic"),
+    Row("are only valid with", synthetic_acceptance_length=2.0),
+    Row("adaptive draft verification", enable_adaptive_verification=True),
+    Row("draft_tree (…) must be from", draft_tree=3),
+    Row("draft_tree Input should be gr", draft_tree=0),
+    Row("draft_tree Input should be less", draft_tree=128),
+    Row("draft_tree (…) must be below", draft_tree=64, engine={"max_model_len": 64}),
+    Row("in one pass: use", drafter="eagle3", draft_tree=15),
+    Row("in one pass: use", drafter="draft", method="draft_model", draft_tree=15),
+    Row("in one pass: use", **NGRAM, draft_tree=15),
+    Row("drafted in one pass, not", draft_tree=15, parallel_drafting_width=2),
+    Row(
+        "draft_tree does not support …=",
+        draft_tree=15,
+        draft_sample_method="probabilistic",
+    ),
+    Row(
+        "draft_tree does not support …=",
+        draft_tree=15,
+        rejection_sample_method="block",
+    ),
+    Row("draft_tree does not support Model", draft_tree=15, env=V1),
+    # How the drafter is loaded and run.
+    Row("use_heterogeneous_vocab only", drafter="eagle3", use_heterogeneous_vocab=True),
+    Row("'tensor_parallel_size' is not", tensor_parallel_size=2),
+    Row("other value than 1", draft_tensor_parallel_size=2),
+    Row("draft_tensor_parallel_size Input", draft_tensor_parallel_size=0),
+    *(
+        Row(
+            "pipeline_parallel_size",
+            drafter=drafter,
+            engine={"pipeline_parallel_size": 2},
+        )
+        for drafter in ("draft", "peagle")
+    ),
+    Row("Unknown quantization", quantization="int3"),
+    Row(
         "Unknown quantization",
-        breaks=(config(quantization_config={"quant_method": "int3"}),),
+        config(quantization_config={"quant_method": "int3"}),
     ),
-    Bad(
-        "quantization unlike the checkpoint's",
+    Row(
         "Quantization method",
-        spec={"quantization": "gptq"},
-        breaks=(config(quantization_config={"quant_method": "awq"}),),
+        config(quantization_config={"quant_method": "awq"}),
+        quantization="gptq",
     ),
-    Bad(
-        "unknown attention backend",
-        "Unknown attention backend",
-        spec={"attention_backend": "flashy"},
-    ),
-    Bad("unknown KV cache dtype", "kv_cache_dtype", spec={"kv_cache_dtype": "fp3"}),
-    Bad(
-        "unknown load format",
-        '"load_format"',
-        spec={"draft_load_config": {"load_format": "punch cards"}},
-    ),
-    Bad(
-        "pipeline parallelism, draft model",
-        "pipeline_parallel_size",
-        "draft",
-        engine={"pipeline_parallel_size": 2},
-    ),
-    Bad(
-        "pipeline parallelism, P-EAGLE",
-        "pipeline_parallel_size",
-        "peagle",
-        engine={"pipeline_parallel_size": 2},
-    ),
-    Bad(
-        "LoRA with too small a step",
-        "max_num_batched_tokens",
-        engine={
-            "enable_lora": True,
-            "max_num_seqs": 256,
-            "max_num_batched_tokens": 512,
-        },
-    ),
-    Bad(
-        "prompt_lookup_min above max",
-        "prompt_lookup_min",
-        spec={
-            "model": GONE,
-            "method": "ngram",
-            "prompt_lookup_min": 5,
-            "prompt_lookup_max": 2,
-        },
-    ),
+    Row("Unknown attention backend", attention_backend="flashy"),
+    Row("kv_cache_dtype", kv_cache_dtype="fp3"),
+    Row('"load_format"', draft_load_config={"load_format": "punch cards"}),
 ]

@@ -4,13 +4,13 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from vllm.config import SpeculativeConfig
+from vllm.config import SpeculativeConfig, VllmConfig
 from vllm.config.utils import get_field
+from vllm.engine.arg_utils import EngineArgs
 
 Checkpoint = Callable[..., Path]
 
@@ -23,6 +23,14 @@ def unresolved(model: Path | str, **settings: Any) -> SpeculativeConfig:
     for name, value in {"model": str(model), **settings}.items():
         object.__setattr__(spec, name, value)
     return spec
+
+
+def engine_config(target: Path, spec: Any, **engine: Any) -> VllmConfig:
+    """As `vllm serve` makes it; no weights are loaded."""
+    arguments = {"dtype": "float32", "enforce_eager": True} | engine
+    return EngineArgs(
+        model=str(target), speculative_config=spec, **arguments
+    ).create_engine_config()
 
 
 @pytest.fixture
@@ -56,20 +64,3 @@ def cached(checkpoint: Path, repo: str, monkeypatch) -> str:
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     return repo
-
-
-def with_models(**changes: Any) -> SpeculativeConfig:
-    """An EAGLE-3 head, with just as much of both models as tells who drafts."""
-    target = SimpleNamespace(supports_multimodal_inputs=False)
-    parallel = SimpleNamespace(
-        decode_context_parallel_size=1, prefill_context_parallel_size=1
-    )
-    given = {
-        "method": "eagle3",
-        "num_speculative_tokens": 8,
-        "parallel_drafting": True,
-        "draft_model_config": SimpleNamespace(uses_mrope=False),
-        "target_model_config": target,
-        "target_parallel_config": parallel,
-    }
-    return unresolved("a/head", **given | changes)

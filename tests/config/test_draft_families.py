@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """The family of every published drafter, and what follows from it."""
 
-import json
 import shutil
+from functools import cache
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.checkpoints.families import PUBLISHED
-from vllm.config.drafter.checkpoint import get_mask_token_id
+from tests.checkpoints.families import PUBLISHED, write_drafter, write_target
 from vllm.config.drafter.families import (
     FAMILIES,
     DraftFiles,
@@ -21,27 +22,33 @@ from vllm.config.drafter.families import (
     told_by_tensors,
 )
 from vllm.config.drafter.resolve import read_files
-from vllm.config.drafter.target import correct_depth, find_mask_token
+from vllm.config.drafter.target import correct_depth
 from vllm.config.drafter.vocabulary import why_different
-from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.models.interfaces import SupportsEagle3
 
-from .specs import Checkpoint, checkpoint, unresolved
+from .specs import checkpoint, engine_config, unresolved
 
 __all__ = ["checkpoint"]  # a fixture
 
 
+@pytest.fixture(scope="module")
+def target_folder(models, tmp_path_factory):
+    """The folder of one of TARGETS."""
+    folder = tmp_path_factory.mktemp("targets")
+    return cache(lambda name: write_target(name, folder / name, models / "target"))
+
+
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_published(name: str, checkpoint: Checkpoint):
-    made = PUBLISHED[name]
-    config = json.loads(json.dumps(made.config))
-    spec = unresolved(checkpoint(config, made.tensors(config)))
-    drafter = read_files(spec)
+def test_published(name: str, target_folder, tmp_path):
+    made, target = PUBLISHED[name], target_folder(PUBLISHED[name].target)
+    folder = write_drafter(name, tmp_path / "drafter", target)
+    drafter = engine_config(target, {"model": str(folder)}).speculative_config.drafter
     assert (drafter.family, drafter.method) == (made.family, made.method)
-    assert spec.parallel_drafting is (made.width > 1)
     assert drafter.num_speculative_tokens == made.num_drafts
-    if made.mask is not None:
-        assert get_mask_token_id(config) == made.mask
+    assert (drafter.parallel_width, drafter.mask_token_id) == (made.width, made.mask)
+    features = drafter.target_features
+    fed = features.layers if features else drafter.tapped_layers
+    assert (fed or None) == made.layers
 
 
 def test_every_family_is_published():
@@ -64,23 +71,29 @@ def test_other_models_are_left_to_vllm(config: dict):
     assert find_family(DraftFiles(config)) is None
 
 
+AMAZON, SPECFORGE = "P-EAGLE, Amazon", "P-EAGLE, SpecForge or verl-SpeCo"
+PARD = {"pard_token": 5, "spd_type": "pard"}
+
+
 @pytest.mark.parametrize(
-    "config, file",
+    "config, files, family",
     [
-        ({"pard_token": 5, "spd_type": "pard2"}, None),
-        ({"pard_token": 5, "pard2": True}, None),
-        ({"pard_token": 5, "pard2_target_dim": 4096}, None),
-        ({"pard_token": 5, "spd_type": "pard"}, "warp_model.bin"),
+        (PARD, (), "PARD"),
+        # Either its config or its file tells PARD-2 from PARD.
+        (PARD | {"spd_type": "pard2"}, (), "PARD-2"),
+        (PARD | {"pard2": True}, (), "PARD-2"),
+        (PARD | {"pard2_target_dim": 4096}, (), "PARD-2"),
+        (PARD, ("warp_model.bin",), "PARD-2"),
+        # These may be pickled, so that no header names `mask_hidden`.
+        *(
+            ({"architectures": [name], "mask_token_id": 5}, (), SPECFORGE)
+            for name in ("PEagleDraftModel", "LlamaForCausalLMPeagle")
+        ),
+        ({"architectures": ["PEagleDraftModel"], "ptd_token_id": 5}, (), AMAZON),
     ],
 )
-def test_pard2(config: dict, file: str | None, checkpoint):
-    """Either its config or its file tells it from PARD."""
-    folder = checkpoint(config)
-    if file is not None:
-        (folder / file).touch()
-    drafter = read_files(spec := unresolved(folder))
-    assert (drafter.family, drafter.method) == ("PARD-2", "draft_model")
-    assert spec.parallel_drafting and drafter.num_speculative_tokens == 15
+def test_told_by(config: dict, files: tuple[str, ...], family: str):
+    assert find_family(DraftFiles(config, list, files)).name == family
 
 
 @pytest.mark.parametrize(
@@ -115,7 +128,6 @@ DFLASH = ("fc.weight", "hidden_norm.weight", "layers.0.mlp.up_proj.weight")
     [
         (LANGUAGE_MODEL, "draft_model"),
         (EAGLE, "eagle"),
-        (("fc.bias", *EAGLE), "eagle"),
         (EAGLE3, "eagle3"),
         (("fc.weight", "layers.0.hidden_norm.weight"), "eagle3"),
         (DFLASH, None),
@@ -146,32 +158,34 @@ def test_tensors_of_other_methods_tell_nothing():
     assert told_by_tensors(files) is None
 
 
-@pytest.mark.parametrize("name", ["draft", "eagle3"])
+@pytest.fixture
+def method_of(models):
+    """The method that an engine takes a folder's drafter for."""
+
+    def configure(folder: Path, method: str | None = None, **engine: Any) -> str:
+        spec = {"model": str(folder), "method": method, "num_speculative_tokens": 4}
+        found = engine_config(models / "target", spec, **engine).speculative_config
+        assert found.method == found.drafter.method
+        return found.method
+
+    return configure
+
+
+@pytest.mark.parametrize("name, used", [("draft", "draft_model"), ("eagle3", "eagle3")])
 @pytest.mark.parametrize("method", [None, "draft_model"])
-def test_words_of_a_path_do_not_count(name: str, method, models, tmp_path):
+def test_words_of_a_path_do_not_count(
+    name: str, used: str, method: str | None, method_of, models, tmp_path
+):
     """Neither for a language model nor for a head, and whatever the user says."""
     shutil.copytree(models / name, folder := tmp_path / "eagle-8b-eagle3")
-    spec = {"model": str(folder), "method": method, "num_speculative_tokens": 4}
-    engine = EngineArgs(
-        model=str(models / "target"), dtype="float32", speculative_config=spec
-    )
-    found = engine.create_engine_config().speculative_config
-    wanted = {"draft": "draft_model", "eagle3": "eagle3"}[name]
-    assert found.method == found.drafter.method == wanted
+    assert method_of(folder, method) == used
 
 
-def test_words_of_a_path_where_no_file_decides(models, tmp_path):
+def test_words_of_a_path_where_no_file_decides(method_of, models, tmp_path):
     """A language model that nothing tells of stays vLLM's to guess."""
-    folder = tmp_path / "eagle-8b"
-    shutil.copytree(models / "draft", folder)
+    shutil.copytree(models / "draft", folder := tmp_path / "eagle-8b")
     (folder / "model.safetensors").write_bytes(b"")
-    engine = EngineArgs(
-        model=str(models / "target"),
-        dtype="float32",
-        load_format="dummy",
-        speculative_config={"model": str(folder), "num_speculative_tokens": 4},
-    )
-    assert engine.create_engine_config().speculative_config.method == "eagle"
+    assert method_of(folder, load_format="dummy") == "eagle"
 
 
 @pytest.mark.parametrize(
@@ -179,7 +193,7 @@ def test_words_of_a_path_where_no_file_decides(models, tmp_path):
     [
         ({"eagle_aux_hidden_state_layer_ids": [1, 2, 5, 7]}, (1, 2, 5, 7)),
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [4, 5]}}, (4, 5)),
-        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": None}}, None),
+        ({"eagle_config": {"layer_ids": [4, 5]}}, (4, 5)),
         ({"eagle_aux_hidden_state_layer_ids": []}, None),
         ({"eagle_config": None}, None),
     ],
@@ -195,20 +209,6 @@ def test_default_layers_are_those_that_vllm_taps(depth: int):
     target = SimpleNamespace(model=SimpleNamespace(layers=range(depth)))
     tapped = SupportsEagle3.get_eagle3_default_aux_hidden_state_layers(target)
     assert default_layers(depth) == tapped
-
-
-@pytest.mark.parametrize("name", ["PEagleDraftModel", "LlamaForCausalLMPeagle"])
-def test_a_parallel_head_is_told_by_its_architecture(name: str, checkpoint):
-    """Its file may be pickled, so that no header names `mask_hidden`."""
-    keys = {"architectures": [name], "draft_vocab_size": 9}
-    assert find_family(DraftFiles(keys | {"mask_token_id": 5})).is_parallel
-    assert find_family(DraftFiles(keys | {"ptd_token_id": 5})).name == "P-EAGLE, Amazon"
-    spec = unresolved(checkpoint(keys))
-    read_files(spec)
-    config = SimpleNamespace(hf_config=SimpleNamespace(), get_vocab_size=lambda: 9)
-    spec.draft_model_config = config
-    with pytest.raises(ValueError, match=r"needs a mask token .* but .* names None"):
-        find_mask_token(spec)
 
 
 @pytest.mark.parametrize(
@@ -232,35 +232,22 @@ def test_depth_of_heads_that_count_the_targets_layers(
     assert config.num_hidden_layers == depth
 
 
-@pytest.mark.parametrize(
-    "name", ["LlamaEagle3DraftModel", "PEagleDraftModel", "LlamaForCausalLMPeagle"]
-)
-def test_architectures_that_vllm_does_not_know(name: str):
-    config = SimpleNamespace(architectures=[name])
-    assert adapt_config(config).architectures == ["LlamaForCausalLMEagle3"]
-    config = SimpleNamespace(architectures=["Qwen3ForCausalLM"])
-    assert adapt_config(config).architectures == ["Qwen3ForCausalLM"]
-
-
 TOKENS = {"a": 0, "b": 1, "c": 2}
 
 
 @pytest.mark.parametrize(
-    "draft, num_common, reason",
+    "target, draft, num_common, reason",
     [
-        (TOKENS, 3, None),
-        (TOKENS | {"<mask>": 3}, 4, None),
-        ({}, 3, "no tokenizer"),
-        (TOKENS, 2, "no row for some"),
-        ({"a": 0, "b": 2, "c": 1}, 3, "its token 2, 'b'"),
-        ({"a": 0, "b": 1, "d": 2}, 3, "its token 2, 'd'"),
-        (TOKENS | {"a": 5}, 6, "its token 5, 'a'"),
+        (TOKENS, TOKENS, 3, None),
+        (TOKENS, TOKENS | {"<mask>": 3}, 4, None),
+        (TOKENS, {}, 3, "no tokenizer"),
+        ({}, TOKENS, 3, "cannot be loaded"),
+        (TOKENS, TOKENS, 2, "no row for some"),
+        (TOKENS, {"a": 0, "b": 2, "c": 1}, 3, "its token 2, 'b'"),
+        (TOKENS, {"a": 0, "b": 1, "d": 2}, 3, "its token 2, 'd'"),
+        (TOKENS, TOKENS | {"a": 5}, 6, "its token 5, 'a'"),
     ],
 )
-def test_vocabularies(draft: dict, num_common: int, reason: str | None):
-    found = why_different(TOKENS, draft, num_common)
+def test_vocabularies(target: dict, draft: dict, num_common: int, reason: str | None):
+    found = why_different(target, draft, num_common)
     assert found is None if reason is None else reason in found
-
-
-def test_a_target_that_nothing_is_known_of():
-    assert "cannot be loaded" in why_different({}, TOKENS, 3)

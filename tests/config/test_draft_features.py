@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a PARD-2 drafter is fed of the target, and when it drafts without."""
 
-import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +11,9 @@ import torch
 
 from vllm.config import SpeculativeConfig
 from vllm.config.drafter.features import WARP, load_warp, warp_here
-from vllm.engine.arg_utils import EngineArgs
+
+from .bad_row import config
+from .specs import engine_config
 
 WIDTH, DEPTH, HIDDEN = 256, 6, 192  # the bundled target, and the drafter's width
 
@@ -28,18 +29,11 @@ def configure(models, tmp_path):
     def run(tensors: dict | None, **keys) -> SpeculativeConfig:
         folder = tmp_path / "drafter"
         shutil.copytree(models / "pard", folder)
-        config = json.loads((folder / "config.json").read_text())
-        config |= {"spd_type": "pard2"} | keys
-        (folder / "config.json").write_text(json.dumps(config))
+        config(spd_type="pard2", **keys)(folder)
         if tensors is not None:
             torch.save(tensors, folder / WARP)
-        engine = EngineArgs(
-            model=str(models / "target"),
-            dtype="float32",
-            enforce_eager=True,
-            speculative_config={"model": str(folder)},
-        )
-        return engine.create_engine_config().speculative_config
+        engine = engine_config(models / "target", {"model": str(folder)})
+        return engine.speculative_config
 
     return run
 

@@ -11,14 +11,15 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from vllm.config.drafter import files
 from vllm.config.drafter.files import read_config
-from vllm.engine.arg_utils import EngineArgs
+
+from .bad_row import config, tensors
+from .specs import engine_config
 
 # More than a loop of PyTorch leaves to one thread.
-NUM_TOKENS = 40_000
+NUM_TOKENS, WIDTH = 40_000, 256
 CONFIGURE_AND_FORK = """
 import os, signal, sys
 import torch
@@ -53,9 +54,7 @@ def parsed(monkeypatch) -> list[dict]:
 def test_configuring_reads_each_file_once(name: str, models, tmp_path, parsed):
     shutil.copytree(models / name, folder := tmp_path / "drafter")
     spec = {"model": str(folder), "num_speculative_tokens": 2}
-    EngineArgs(
-        model=str(models / "target"), speculative_config=spec
-    ).create_engine_config()
+    engine_config(models / "target", spec)
     # config.json, and the header of the one file of weights.
     assert ["architectures" in found for found in parsed] == [True, False]
 
@@ -90,30 +89,22 @@ def test_a_forked_engine_does_not_hang(models: Path, engine_env, tmp_path: Path)
 
     Had PyTorch run a parallel loop there, theirs would hang at their first.
     """
-    target, drafter = (
-        with_tokens(models / name, tmp_path / name) for name in ("target", "eagle3")
-    )
-    weights = load_file(drafter / "model.safetensors")
-    weights["d2t"] = torch.zeros(NUM_TOKENS, dtype=torch.int64)
-    weights["lm_head.weight"] = weights["lm_head.weight"].new_zeros(
-        NUM_TOKENS, weights["lm_head.weight"].shape[1]
-    )
-    weights.pop("t2d", None)
-    save_file(weights, drafter / "model.safetensors", {"format": "pt"})
+    target, drafter = tmp_path / "target", tmp_path / "eagle3"
+    shutil.copytree(models / "target", target)
+    shutil.copytree(models / "eagle3", drafter)
+    # The target has twice as many tokens as the head drafts.
+    config(vocab_size=2 * NUM_TOKENS)(target)
+    config(
+        transformer_layer_config__vocab_size=2 * NUM_TOKENS, draft_vocab_size=NUM_TOKENS
+    )(drafter)
+    tensors(
+        {
+            "d2t": torch.zeros(NUM_TOKENS, dtype=torch.int64),
+            "lm_head.weight": (NUM_TOKENS, WIDTH),
+        }
+    )(drafter)
     command = [sys.executable, "-c", CONFIGURE_AND_FORK, str(target), str(drafter)]
     # Else there is no parallel loop.
     env = engine_env | {"OMP_NUM_THREADS": "2"}
     done = subprocess.run(command, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
-
-
-def with_tokens(model: Path, folder: Path) -> Path:
-    """A copy whose config speaks of twice as many tokens as the head has."""
-    shutil.copytree(model, folder)
-    config = json.loads((folder / "config.json").read_text())
-    layers = config.get("transformer_layer_config", config)
-    layers["vocab_size"] = 2 * NUM_TOKENS
-    if "draft_vocab_size" in config:
-        config["draft_vocab_size"] = NUM_TOKENS
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder

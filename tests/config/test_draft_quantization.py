@@ -1,14 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A drafter is quantized as its own files say, whatever its target is."""
 
-import json
 import shutil
-from pathlib import Path
 
 import pytest
 
 from vllm.config import VllmConfig
-from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.models.utils import get_draft_quant_config
 from vllm.platforms import current_platform
 
@@ -16,6 +13,9 @@ if current_platform.is_cpu():
     import vllm.v1.worker.cpu.shm  # noqa: F401  (what Runner V2 needs on a CPU)
 
 from vllm.v1.worker.gpu.spec_decode.unified import draft_model
+
+from .bad_row import config
+from .specs import engine_config
 
 INT8 = {"num_bits": 8, "type": "int", "symmetric": True}
 QUANTIZED = {
@@ -32,28 +32,18 @@ QUANTIZED = {
 }
 
 
-def copy_of(folder: Path, to: Path, quantized: bool) -> Path:
-    """Its config alone says so: no weights are loaded."""
-    shutil.copytree(folder, to)
-    file = to / "config.json"
-    config = json.loads(file.read_text())
-    config |= {"quantization_config": QUANTIZED} if quantized else {}
-    file.write_text(json.dumps(config))
-    return to
-
-
 @pytest.fixture
 def configure(models, tmp_path):
     def run(drafter: str, *, target: bool, draft: bool) -> VllmConfig:
-        """`target` and `draft`: whether they are quantized."""
-        return EngineArgs(
-            model=str(copy_of(models / "target", tmp_path / "target", target)),
-            speculative_config={
-                "model": str(copy_of(models / drafter, tmp_path / "drafter", draft))
-            },
-            dtype="float32",
-            enforce_eager=True,
-        ).create_engine_config()
+        """`target` and `draft`: whether their configs say that they are quantized."""
+        folders = tmp_path / "target", tmp_path / "drafter"
+        for name, folder, is_quantized in zip(
+            ("target", drafter), folders, (target, draft), strict=True
+        ):
+            shutil.copytree(models / name, folder)
+            if is_quantized:
+                config(quantization_config=QUANTIZED)(folder)
+        return engine_config(folders[0], {"model": str(folders[1])})
 
     return run
 

@@ -3,7 +3,7 @@
 
 import pytest
 
-from vllm.engine.arg_utils import EngineArgs
+from .specs import engine_config
 
 
 @pytest.mark.parametrize(
@@ -17,13 +17,11 @@ from vllm.engine.arg_utils import EngineArgs
     ],
 )
 def test_what_nobody_knows_is_refused(given, error: str, models):
-    arguments = EngineArgs(model=str(models / "target"), speculative_config=given)
     with pytest.raises(ValueError, match=error):
-        arguments.create_engine_config()
+        engine_config(models / "target", given)
 
 
 def test_known_keys_pass(models):
     spec = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3}
-    arguments = EngineArgs(model=str(models / "target"), speculative_config=spec)
-    found = arguments.create_engine_config().speculative_config
+    found = engine_config(models / "target", spec).speculative_config
     assert (found.method, found.prompt_lookup_max) == ("ngram", 3)

@@ -14,10 +14,10 @@ import torch
 
 from benchmarks.spec_decode import results as files
 from benchmarks.spec_decode.device import describe
+from vllm.config.drafter import num_candidates
 from vllm.v1.attention.backends.fa_utils import flash_attn_varlen_func
 from vllm.v1.worker.gpu.spec_decode.draft_tree.attention import merge_tree
 from vllm.v1.worker.gpu.spec_decode.draft_tree.candidates import best_candidates
-from vllm.v1.worker.gpu.spec_decode.draft_tree.drafting import num_candidates
 from vllm.v1.worker.gpu.spec_decode.draft_tree.kv_move import PathMover
 from vllm.v1.worker.gpu.spec_decode.draft_tree.topology import grow_trees
 from vllm.v1.worker.gpu.spec_decode.draft_tree.trees import (
@@ -211,6 +211,7 @@ class Step:
             self.sampled,
             self.num_sampled.clone(),
             self.path.clone(),
+            torch.empty_like(self.path),
         )
 
     def move(self) -> None:

@@ -9,6 +9,7 @@ from vllm import SamplingParams
 from vllm.config.drafter import DrafterConfig
 from vllm.v1.core.sched.draft_load import ChosenLengths
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.spec_decode.accepted_nodes import AcceptedNodes
 from vllm.v1.spec_decode.dynamic.draft_length import Load
 from vllm.v1.spec_decode.metrics import SpecDecodingStats
 from vllm.v1.spec_decode.step_metrics import StepDrafting
@@ -38,7 +39,7 @@ def make_scheduler(schedule, times=None, ranks: int = 1) -> Scheduler:
     return scheduler
 
 
-def verify(scheduler, num_draft_tokens: int, num_accepted_tokens: int):
+def verify(scheduler, num_draft_tokens: int, num_accepted_tokens: int, tree=None):
     """As `update_from_output` does."""
     return scheduler.make_spec_decoding_stats(
         None,
@@ -46,6 +47,7 @@ def verify(scheduler, num_draft_tokens: int, num_accepted_tokens: int):
         num_accepted_tokens=num_accepted_tokens,
         num_invalid_spec_tokens=None,
         request_id="0",
+        tree=tree,
     )
 
 
@@ -58,6 +60,18 @@ def test_auto_is_asked_and_told():
     assert isinstance(stats, SpecDecodingStats)  # vLLM's own count goes on
     assert stats.num_draft_tokens == 3
     assert lookup[1] == 0
+
+
+def test_a_tree_tells_what_its_chain_would_have_gained():
+    """Defect: a guess, so that where only other nodes are right chains seemed right."""
+    scheduler = make_scheduler("auto", TIMES)
+    scheduler.num_spec_tokens = 7
+    for _ in range(50):
+        verify(scheduler, 7, 2, AcceptedNodes([4, 5], [1, 0], 3))
+    assert scheduler.draft_lengths[1] == 0
+    for _ in range(50):
+        verify(scheduler, 7, 2, AcceptedNodes([1, 2], [0, 0], 3))
+    assert scheduler.draft_lengths[1] == 3
 
 
 def test_drafts_past_the_drafters_context_say_nothing():

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A step's stats say what it drafts, whether or not drafts were verified."""
 
+import numpy as np
 import pytest
 
 from vllm.v1.core.sched.output import SchedulerOutput
@@ -32,6 +33,21 @@ def test_step_with_verified_drafts(make_scheduler):
     stats = step(scheduler, [1, 2, 9])
     assert stats.step_drafting == StepDrafting("draft_model", "pard", 3, None)
     assert stats.spec_decoding_stats.num_accepted_tokens == 2
+
+
+def test_step_with_a_verified_tree(make_scheduler):
+    """Of what the walk came by, the request's own row and what was accepted of it."""
+    scheduler = make_scheduler(draft_tree=5)
+    step(scheduler, [7])
+    scheduler.update_draft_token_ids(DraftTokenIds(["a"], [[1, 2, 3, 4, 5]]))
+    scheduled = scheduler.schedule()
+    nodes = np.array([[[0, 1, 2, 3], [0, 1, 4, 0]], [[0, 0, 0, 0], [0, 0, 1, 0]]])
+    output = ModelRunnerOutput(
+        ["b", "a"], {"b": 0, "a": 1}, [[1], [1, 4, 9]], accepted_nodes=nodes
+    )
+    stats = scheduler.update_from_output(scheduled, output)[0].scheduler_stats
+    trees = stats.spec_decoding_stats.trees
+    assert (trees.num_nodes, trees.accepted_by_rank) == (5, {0: 1, 1: 1})
 
 
 @pytest.mark.parametrize("how", [{"drafter": None}, {"log_stats": False}])

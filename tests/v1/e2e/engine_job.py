@@ -28,6 +28,7 @@ import json
 import os
 import sys
 import traceback
+from collections import defaultdict
 from copy import deepcopy
 from inspect import signature
 from pathlib import Path
@@ -75,14 +76,13 @@ def engine_arguments(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def counters(llm: LLM) -> dict[str, list[int]]:
-    return {
-        metric.name.removeprefix("vllm:").removeprefix("spec_decode_"): getattr(
-            metric, "values", None
-        )
-        or [getattr(metric, "value", 0)]
-        for metric in llm.get_metrics()
-        if metric.name.startswith(COUNTERS)
-    }
+    """By name, one for each value of a counter's label."""
+    found: defaultdict[str, list[int]] = defaultdict(list)
+    for metric in llm.get_metrics():
+        if metric.name.startswith(COUNTERS):
+            name = metric.name.removeprefix("vllm:").removeprefix("spec_decode_")
+            found[name] += getattr(metric, "values", [getattr(metric, "value", 0)])
+    return found
 
 
 def sampling(request: dict[str, Any]) -> SamplingParams:

@@ -39,6 +39,10 @@ def assert_trees_were_verified(result, depth: int, nodes: int) -> None:
         by_position = counted["num_accepted_tokens_per_pos"]
         assert len(by_position) == nodes
         assert by_position[0] > 0 and not any(by_position[depth:])
+        by_rank = counted["num_accepted_tree_nodes"]
+        assert sum(by_rank) <= sum(by_position)  # chains are verified too
+        assert by_rank[0] > by_rank[1] > 0 or nodes == depth
+        assert counted["num_tree_nodes"][0] > sum(by_rank)
     assert "Draft trees are not used" not in result["log"]
 
 

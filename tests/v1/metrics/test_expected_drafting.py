@@ -2,9 +2,11 @@
 """What a chosen draft length is expected to come to reaches Prometheus."""
 
 from functools import partial
+from types import SimpleNamespace
 
 from prometheus_client import CollectorRegistry, Counter
 
+from vllm.config.drafter import DrafterConfig
 from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.metrics.stats import SchedulerStats
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
@@ -28,7 +30,9 @@ def test_tokens_and_seconds_add_up():
     """Their quotient is the throughput expected; a fixed length expects none."""
     registry = CollectorRegistry()
     counter = partial(Counter, registry=registry)
-    counters = StepCounters(counter, 3, ["engine"], {0: ["0"]})
+    drafter = DrafterConfig("draft_model", 3)
+    spec = SimpleNamespace(drafter=drafter, num_speculative_tokens=3)
+    counters = StepCounters(counter, spec, ["engine"], {0: ["0"]})
     for expected in ((9.5, 0.01), None, (10.5, 0.03)):
         counters.observe(stats(expected), 0)
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a step says of its drafting reaches the log line and Prometheus."""
 
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
@@ -11,15 +12,17 @@ from vllm.config.drafter import DrafterConfig
 from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.metrics.stats import SchedulerStats
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
+from vllm.v1.spec_decode.accepted_nodes import AcceptedNodes
 from vllm.v1.spec_decode.metrics import (
     SpecDecodingLogging,
     SpecDecodingProm,
     SpecDecodingStats,
 )
-from vllm.v1.spec_decode.step_metrics import StepDrafting
+from vllm.v1.spec_decode.step_metrics import StepDrafting, observe_tree
 
 K = 3
 PARD = DrafterConfig("draft_model", K, is_parallel=True)
+N = 9  # nodes of a tree
 PREFIX = "vllm:spec_decode_"
 
 
@@ -34,9 +37,25 @@ def step(drafts=(), length=K, seconds=None, mode="pard") -> SchedulerStats:
     )
 
 
-@pytest.mark.parametrize("seconds", [None, (0.03, 0.01)])
-def test_stats_survive_the_way_to_the_front_end(seconds):
-    sent = step([(3, 1)], length=2, seconds=seconds)
+def step_with_trees(*trees: tuple[list[int], list[int]]) -> SchedulerStats:
+    """Stats of a step that verified trees, (numbers, ranks) of each one's path."""
+    verified = SpecDecodingStats.new(N)
+    for numbers, ranks in trees:
+        verified.observe_draft(N, len(numbers))
+        observe_tree(verified, N, AcceptedNodes(numbers, ranks, K))
+    return SchedulerStats(
+        spec_decoding_stats=verified,
+        step_drafting=StepDrafting("draft_model", "pard", N),
+    )
+
+
+TREES = step_with_trees(([1, 2, 7], [0, 0, 2]), ([5], [1]), ([], []))
+
+
+@pytest.mark.parametrize(
+    "sent", [step([(3, 1)]), step([(3, 1)], length=2, seconds=(0.03, 0.01)), TREES]
+)
+def test_stats_survive_the_way_to_the_front_end(sent):
     frames = MsgpackEncoder().encode(EngineCoreOutputs(scheduler_stats=sent))
     received = MsgpackDecoder(EngineCoreOutputs).decode(frames)
     assert received.scheduler_stats == sent
@@ -82,6 +101,19 @@ def test_several_draft_lengths():
     assert "Draft length (of steps): 0 (25%), 1 (50%), 3 (25%)" in line
     assert line.endswith("acceptance rate where drafted: 1.000, 1.000, 0.000")
     assert "Per-position acceptance rate: 1.000, 0.500, 0.000" in line  # vLLM's
+
+
+def test_trees_tell_which_ranks_were_accepted():
+    line = logged(TREES, step_with_trees(([1], [0])))
+    assert ", Rank of accepted nodes: 0 (60%), 1 (20%), 2 (20%)" in line
+
+
+def test_positions_of_a_tree_are_depths():
+    """Defect: nodes past the last depth seemed drafted there, and rejected."""
+    other = step_with_trees(([1], [0]))
+    other.step_drafting = replace(other.step_drafting, draft_length=K)
+    line = logged(TREES, other)
+    assert line.endswith("acceptance rate where drafted: 0.750, 0.250, 0.250")
 
 
 def test_interval_without_drafts():
@@ -152,6 +184,23 @@ def test_counters(prom, registry):
         assert values(registry, name, "") == [value]
     assert values(registry, "draft_seconds", "") == [0.75]
     assert not any(values(registry, "num_steps", "draft_length", engine="0"))
+
+
+def test_counters_of_trees(prom, registry):
+    drafter = replace(PARD, num_nodes=N)
+    spec = SimpleNamespace(
+        method="draft_model", drafter=drafter, num_speculative_tokens=N
+    )
+    counters = prom(spec)
+    for _ in range(2):
+        observe(counters, TREES)
+    assert values(registry, "num_tree_nodes", "") == [2 * 3 * N]
+    by_rank = values(registry, "num_accepted_tree_nodes", "rank")
+    assert by_rank == [4, 2, 2, 0, 0, 0, 0, 0]
+    by_depth = values(registry, "num_accepted_tokens_per_pos", "position")
+    assert (by_depth[:K], sum(by_depth)) == ([4, 2, 2], sum(by_rank))
+    drafted = values(registry, "num_draft_tokens_per_pos", "position")
+    assert drafted == [6, 6, 6] + [0] * (N - K)
 
 
 def test_every_metric_tells_method_and_mode(prom, registry):

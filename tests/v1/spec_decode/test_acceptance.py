@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from vllm.v1.spec_decode.dynamic import acceptance
-from vllm.v1.spec_decode.dynamic.acceptance import ChainAcceptance
+from vllm.v1.spec_decode.dynamic.acceptance import ChainAcceptance, PlanAcceptance
 
 
 def test_estimate_is_the_acceptance_after_those_before():
@@ -30,12 +30,27 @@ def test_unseen_positions_decline_from_the_last_seen():
     assert first > 0.98 > 0.02 > second > third > fourth > 0
 
 
-def test_other_plans_say_nothing_of_chains():
-    estimate = ChainAcceptance(2)
-    estimate.observe(15, 3)
-    before = estimate.rates()
-    estimate.end_step()
-    assert estimate.rates() == before
+def test_a_tree_tells_what_chains_and_smaller_trees_would_have_accepted():
+    """Node 5 hangs on the chain's second one: the chain itself ends there."""
+    estimate = PlanAcceptance(4, trees=[7, 15])
+    for _ in range(500):
+        estimate.observe(15, [1, 2, 5, 9])
+        estimate.end_step()
+    expected = {0: 1, 1: 2, 2: 3, 3: 3, 4: 3, 7: 4, 15: 5}
+    assert estimate.expected_tokens() == pytest.approx(expected, abs=0.1)
+
+
+def test_a_cut_tree_says_nothing_of_larger_ones():
+    """Near the context's end a request has fewer nodes, or a part of its chain."""
+    estimate = PlanAcceptance(4, trees=[7, 15])
+    for _ in range(500):
+        estimate.observe(15, [1, 2, 5, 9])
+        estimate.observe(9, [1, 2, 5])
+        estimate.observe(2, [1, 2])
+        estimate.end_step()
+    expected = {2: 3, 4: 3, 7: 4, 15: 5}
+    found = estimate.expected_tokens()
+    assert {n: found[n] for n in expected} == pytest.approx(expected, abs=0.1)
 
 
 def test_without_drafts_what_was_seen_fades():

@@ -15,6 +15,6 @@ vLLM's config classes call `resolve.py` and `engine.py`; imports go down this li
 A function `check_…` raises the ValueError that its docstring names.
 """
 
-from .drafter import MAX_NODES, METHODS, DrafterConfig
+from .drafter import MAX_NODES, METHODS, DrafterConfig, num_candidates
 
-__all__ = ["MAX_NODES", "METHODS", "DrafterConfig"]
+__all__ = ["MAX_NODES", "METHODS", "DrafterConfig", "num_candidates"]

@@ -12,6 +12,15 @@ PARALLEL_MODES = {"draft_model": "pard", "eagle3": "peagle"}
 MAX_NODES = 127  # with the last token, a row of 128 bits says whom a node attends to
 
 
+def num_candidates(num_nodes: int) -> int:
+    """Tokens of each position that a tree of so many nodes may choose from.
+
+    The ninth best token of a position is in no tree of 31 nodes worth speaking of, and
+    in few of 63.
+    """
+    return 8 if num_nodes <= 31 else 16
+
+
 @dataclass(frozen=True)
 class DrafterConfig:
     """What a speculative config and its checkpoint come to.

@@ -11,11 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from vllm.config.drafter import num_candidates
+
 if TYPE_CHECKING:
     from vllm.config import SpeculativeConfig, VllmConfig
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.metrics.stats import SchedulerStats
     from vllm.v1.outputs import ModelRunnerOutput
+    from vllm.v1.spec_decode.accepted_nodes import AcceptedNodes
+    from vllm.v1.spec_decode.metrics import SpecDecodingStats
 
 PREFIX = "vllm:spec_decode_"
 
@@ -58,6 +62,38 @@ def step_drafting(
     )
 
 
+@dataclass
+class VerifiedTrees:
+    """Trees of one step.
+
+    Attributes:
+        num_nodes: that were verified.
+        accepted_by_rank: accepted nodes by the rank of their tokens, 0 for the best.
+    """
+
+    num_nodes: int
+    accepted_by_rank: dict[int, int]
+
+
+def observe_tree(
+    stats: "SpecDecodingStats", num_nodes: int, accepted: "AcceptedNodes | None"
+) -> None:
+    """Adds a verified tree to a step's stats, which count it as a draft already.
+
+    A position is a depth, of which a tree has K, however many nodes it has.
+    """
+    if accepted is None:
+        return
+    if stats.trees is None:
+        stats.trees = VerifiedTrees(0, {})
+    stats.trees.num_nodes += num_nodes
+    by_rank = stats.trees.accepted_by_rank
+    for rank in accepted.ranks:
+        by_rank[rank] = by_rank.get(rank, 0) + 1
+    for node in range(accepted.max_depth, num_nodes):
+        stats.num_draft_tokens_per_pos[node] -= 1
+
+
 class StepSummary:
     """Steps of one logging interval."""
 
@@ -68,6 +104,7 @@ class StepSummary:
         self.seconds = np.zeros(2)  # target, drafting
         # [K], by position; scalars until the first step is seen.
         self.drafted = self.accepted = np.zeros(())
+        self.accepted_by_rank: Counter[int] = Counter()
 
     def observe(self, stats: "SchedulerStats") -> None:
         if (step := stats.step_drafting) is None:
@@ -77,6 +114,8 @@ class StepSummary:
         if (verified := stats.spec_decoding_stats) is not None:
             self.drafted = self.drafted + verified.num_draft_tokens_per_pos
             self.accepted = self.accepted + verified.num_accepted_tokens_per_pos
+            if verified.trees is not None:
+                self.accepted_by_rank.update(verified.trees.accepted_by_rank)
         if step.seconds is not None:
             self.seconds += step.seconds
 
@@ -100,12 +139,12 @@ class StepSummary:
         yield f"Method: {self.method}, Mode: {self.mode}"
         if self.seconds.any():
             yield f"Draft time share: {self.seconds[1] / self.seconds.sum():.1%}"
-        steps, lengths = self.steps_by_length.total(), sorted(self.steps_by_length)
-        if len(lengths) == 1:
-            yield f"Draft length: {lengths[0]}"
+        if self.accepted_by_rank:
+            yield f"Rank of accepted nodes: {_shares(self.accepted_by_rank)}"
+        if len(self.steps_by_length) == 1:
+            yield f"Draft length: {next(iter(self.steps_by_length))}"
             return
-        shares = (f"{k} ({self.steps_by_length[k] / steps:.0%})" for k in lengths)
-        yield f"Draft length (of steps): {', '.join(shares)}"
+        yield f"Draft length (of steps): {_shares(self.steps_by_length)}"
         # Of all drafts, as in the line before, later positions would seem rejected.
         rates = self.accepted[self.drafted > 0] / self.drafted[self.drafted > 0]
         if rates.size:
@@ -113,12 +152,18 @@ class StepSummary:
             yield f"Per-position acceptance rate where drafted: {listed}"
 
 
+def _shares(counts: Counter[int]) -> str:
+    """What was counted, each with its share of all."""
+    total = counts.total()
+    return ", ".join(f"{key} ({counts[key] / total:.0%})" for key in sorted(counts))
+
+
 class StepCounters:
     """The Prometheus counters.
 
     Args:
         counter_cls: Prometheus' counter, or one with its interface.
-        num_spec_tokens: K, the longest draft.
+        spec: whose drafts they count.
         labelnames: of every metric.
         labelvalues: of each engine, by its index.
     """
@@ -126,7 +171,7 @@ class StepCounters:
     def __init__(
         self,
         counter_cls: Any,
-        num_spec_tokens: int,
+        spec: "SpeculativeConfig",
         labelnames: list[str],
         labelvalues: dict[int, list[object]],
     ):
@@ -135,14 +180,16 @@ class StepCounters:
             "num_draft_tokens_per_pos",
             "Draft tokens that were verified, per draft position.",
             "position",
-            num_spec_tokens,
+            spec.num_speculative_tokens,
         )
         self.steps = self._by_value(
             "num_steps",
             "Engine steps, by how many tokens each request was to draft.",
             "draft_length",
-            num_spec_tokens + 1,
+            spec.num_speculative_tokens + 1,
         )
+        if spec.drafter.num_nodes is not None:
+            self._count_trees(num_candidates(spec.drafter.num_nodes))
         self.timed = self._counter("num_timed_steps", "Steps that were timed.")
         self.target_seconds = self._counter(
             "target_seconds",
@@ -156,6 +203,17 @@ class StepCounters:
         )
         self.expected_seconds = self._counter(
             "expected_seconds", "Seconds expected of steps by the chosen draft length."
+        )
+
+    def _count_trees(self, num_ranks: int) -> None:
+        self.tree_nodes = self._counter(
+            "num_tree_nodes", "Nodes of draft trees that were verified."
+        )
+        self.accepted_nodes = self._by_value(
+            "num_accepted_tree_nodes",
+            "Accepted nodes of draft trees, by the rank of their token at its depth.",
+            "rank",
+            num_ranks,
         )
 
     def _counter(self, name: str, documentation: str) -> dict[int, Any]:
@@ -182,6 +240,10 @@ class StepCounters:
             drafted = verified.num_draft_tokens_per_pos
             for counter, count in zip(self.drafted[engine], drafted, strict=True):
                 counter.inc(count)
+            if verified.trees is not None:
+                self.tree_nodes[engine].inc(verified.trees.num_nodes)
+                for rank, count in verified.trees.accepted_by_rank.items():
+                    self.accepted_nodes[engine][rank].inc(count)
         self.steps[engine][step.draft_length].inc()
         if step.seconds is not None:
             target, draft = step.seconds

@@ -11,6 +11,7 @@ from vllm.v1.spec_decode.opt_out import refuses_drafts
 if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.request import Request
+    from vllm.v1.spec_decode.accepted_nodes import AcceptedNodes
     from vllm.v1.spec_decode.step_metrics import StepDrafting
 
 
@@ -53,14 +54,21 @@ class ChosenLengths:
         self._load = self.load(batch_size)
         return self.lengths.choose(self._load) if self.agreed is None else self.agreed
 
-    def observe(self, num_drafts: int, num_accepted: int, request: "Request") -> None:
-        """Takes in one request's verified drafts.
+    def observe(
+        self,
+        num_drafts: int,
+        num_accepted: int,
+        request: "Request",
+        tree: "AcceptedNodes | None" = None,
+    ) -> None:
+        """Takes in one request's verified drafts; None: a chain of them.
 
         Past the drafter's context they only keep the batch uniform, and are never
         accepted: that says nothing of drafts.
         """
         if request.num_tokens + num_drafts <= self._limit:
-            self.lengths.observe(num_drafts, num_accepted)
+            numbers = tree.numbers if tree else range(1, num_accepted + 1)
+            self.lengths.observe(num_drafts, numbers)
 
     def wish(self) -> int:
         """What this rank would draft; 0 if it ran nothing since it was asked last."""

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from vllm.logger import init_logger
 
-from .acceptance import ChainAcceptance, PlanAcceptance, TreeAcceptance
+from .acceptance import PlanAcceptance
 from .step_times import PassTimes, Row, StepTimes
 
 logger = init_logger(__name__)
@@ -74,11 +74,7 @@ class DraftLengths:
         self.num_speculative_tokens = num_speculative_tokens
         self.steps_held = steps_held
         self.times = StepTimes(measured)
-        chains = ChainAcceptance(num_speculative_tokens)
-        # Of a plan that several tell of, the last counts.
-        self.acceptance: list[PlanAcceptance] = [chains]
-        if trees:
-            self.acceptance.append(TreeAcceptance(chains, trees))
+        self.acceptance = PlanAcceptance(num_speculative_tokens, trees)
         self._chosen: dict[int, int] = {}
         self._allowance = 0.0  # what a try may cost by now, in steps
         self._trial_steps = 0  # left of the present try
@@ -93,15 +89,13 @@ class DraftLengths:
                 num_speculative_tokens,
             )
 
-    def observe(self, num_drafts: int, num_accepted: int) -> None:
-        """Takes in one request's verified drafts."""
-        for acceptance in self.acceptance:
-            acceptance.observe(num_drafts, num_accepted)
+    def observe(self, num_drafts: int, accepted: Sequence[int]) -> None:
+        """Takes in one request's verified drafts; see `PlanAcceptance.observe`."""
+        self.acceptance.observe(num_drafts, accepted)
 
     def end_step(self) -> None:
         """What was observed is of one step, which is over."""
-        for acceptance in self.acceptance:
-            acceptance.end_step()
+        self.acceptance.end_step()
 
     def choose(self, load: Load) -> int:
         """Drafts per request in the next step, or in the next `steps_held`."""
@@ -121,10 +115,7 @@ class DraftLengths:
 
     def expected_tokens(self) -> dict[int, float]:
         """Tokens of a request and step, by drafts per request."""
-        expected: dict[int, float] = {}
-        for acceptance in self.acceptance:
-            expected.update(acceptance.expected_tokens())
-        return expected
+        return self.acceptance.expected_tokens()
 
     @staticmethod
     def _best(tokens: Mapping[int, float], seconds: Mapping[int, float]) -> int:

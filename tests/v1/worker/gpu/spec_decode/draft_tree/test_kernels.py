@@ -61,6 +61,22 @@ def test_candidates_are_the_best_tokens(vocab_size: int, dtype: torch.dtype):
     assert all(len(set(row)) == 8 for row in tokens.tolist())
 
 
+@pytest.mark.parametrize("candidates", [1, 8, 16])
+def test_of_equal_candidates_the_lowest_come_first(candidates: int):
+    """Also where most tokens cannot be drafted, and some of the best are neighbours."""
+    torch.manual_seed(candidates)
+    logits = torch.randint(-3, 3, (5, 1000)).float()
+    logits[1] = 0.0
+    logits[2] = -torch.inf
+    logits[2, 17:24] = 1.0  # fewer than asked for
+    logits[3, 640:704] += 10.0
+    log_probs, tokens = best_candidates(logits.to(DEVICE), candidates)
+    wanted = logits.sort(dim=-1, descending=True, stable=True)
+    assert tokens.tolist() == wanted.indices[:, :candidates].tolist()
+    found = logits.log_softmax(-1).gather(1, tokens.cpu().long())
+    torch.testing.assert_close(log_probs.cpu(), found)
+
+
 @pytest.mark.parametrize("num_nodes", [4, 7, 15, 31, 64, 127])
 @pytest.mark.parametrize("candidates", [1, 4, 16])
 def test_trees_hold_the_likeliest_paths(num_nodes: int, candidates: int):
@@ -210,7 +226,8 @@ def test_the_walk_follows_the_drawn_tokens(num_nodes: int):
     invalid = rng.randrange(1, rows)
     nodes[invalid] = -1
     chain_only = [False, False, True, False]
-    num_sampled, path = tensor([0] * 4), tensor([[-1] * (step.depth + 1)] * 4)
+    num_sampled = tensor([0] * 4)
+    path, ranks = tensor([[[-1] * (step.depth + 1)] * 4] * 2)
     sampled = tensor([[-1] * (step.depth + 1)] * 4, torch.int64)
     walk_trees(
         step.trees,
@@ -222,6 +239,7 @@ def test_the_walk_follows_the_drawn_tokens(num_nodes: int):
         sampled,
         num_sampled,
         path,
+        ranks,
     )
     for req, count in enumerate(step.drafts):
         own = slice(step.cu_num_logits[req], step.cu_num_logits[req + 1])
@@ -229,6 +247,8 @@ def test_the_walk_follows_the_drawn_tokens(num_nodes: int):
         wanted = walk(step.nodes[req], nodes[own], drawn[own], usable)
         number = int(num_sampled[req])
         assert (sampled[req, :number].tolist(), path[req, :number].tolist()) == wanted
+        of_path = [step.nodes[req][row - 1].rank if row else 0 for row in wanted[1]]
+        assert ranks[req, :number].tolist() == of_path
 
 
 @pytest.mark.parametrize("softcap", [0.0, 5.0])

@@ -5,21 +5,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from vllm.config.drafter import num_candidates
+
 from .candidates import best_candidates
 from .topology import grow_trees
 
 if TYPE_CHECKING:
     from vllm.v1.worker.gpu.spec_decode.unified.plan import DraftPlan
     from vllm.v1.worker.gpu.spec_decode.unified.speculator import UnifiedSpeculator
-
-
-def num_candidates(num_nodes: int) -> int:
-    """Tokens of each position that a tree of so many nodes may choose from.
-
-    The ninth best token of a position is in no tree of 31 nodes worth speaking of, and
-    in few of 63.
-    """
-    return 8 if num_nodes <= 31 else 16
 
 
 def sample_tree(

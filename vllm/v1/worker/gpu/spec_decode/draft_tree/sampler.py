@@ -29,7 +29,8 @@ class TreeRejectionSampler(RejectionSampler):
 
     Attributes:
         has_trees: whether the step has more than chains.
-        path: [n, K + 1] int32 of the latest step, row of each accepted node.
+        walked: [2, n, K + 1] int32 of the latest step, from row 0 on: the row of each
+            accepted node, and the rank of its token.
     """
 
     def __init__(
@@ -48,11 +49,11 @@ class TreeRejectionSampler(RejectionSampler):
             len(rows.prefix_lens), dtype=torch.bool, device=device
         )
         self._any_chain_only = False
-        self._paths: list[torch.Tensor] = []
+        self._chunks: list[torch.Tensor] = []
 
     @property
-    def path(self) -> torch.Tensor:
-        return self._paths[0] if len(self._paths) == 1 else torch.cat(self._paths)
+    def walked(self) -> torch.Tensor:
+        return self._chunks[0] if len(self._chunks) == 1 else torch.cat(self._chunks, 1)
 
     def set_chain_only(self, chain_only: np.ndarray) -> None:
         """Which requests of the batch may have only their chain accepted.
@@ -74,8 +75,11 @@ class TreeRejectionSampler(RejectionSampler):
         draft_logits: torch.Tensor | None = None,
         invalid_drafts: torch.Tensor | None = None,
     ) -> SamplerOutput:
-        self._paths = []
-        return super().__call__(logits, input_batch, draft_logits, invalid_drafts)
+        self._chunks = []
+        output = super().__call__(logits, input_batch, draft_logits, invalid_drafts)
+        if self.has_trees:
+            output.accepted_nodes = self.walked
+        return output
 
     def draft_depths(self, input_batch: InputBatch) -> torch.Tensor:
         """[rows] int32, how far a row's position lies behind its request's first."""
@@ -109,11 +113,11 @@ class TreeRejectionSampler(RejectionSampler):
             expanded_idx_mapping,
             expanded_local_pos,
         )
-        first, n = sum(map(len, self._paths)), len(idx_mapping)
+        first, n = sum(chunk.shape[1] for chunk in self._chunks), len(idx_mapping)
         # Columns that no token fills are read by nobody, but copied to the host.
         sampled = drawn.new_zeros(n, self.num_speculative_steps + 1)
-        path = expanded_local_pos.new_zeros(n, self.trees.max_depth + 1)
-        num_sampled = path.new_empty(n)
+        walked = expanded_local_pos.new_zeros(2, n, self.trees.max_depth + 1)
+        num_sampled = walked.new_empty(n)
         walk_trees(
             self.trees,
             drawn,
@@ -123,9 +127,9 @@ class TreeRejectionSampler(RejectionSampler):
             self.chain_only[first : first + n],
             sampled,
             num_sampled,
-            path,
+            *walked,
         )
-        self._paths.append(path)
+        self._chunks.append(walked)
         return processed, sampled, num_sampled
 
     def _draw(
@@ -185,7 +189,7 @@ class TreeRejectionSampler(RejectionSampler):
         self, logits: torch.Tensor, cu_num_logits: torch.Tensor
     ) -> torch.Tensor:
         """Logits with those of each path in front of their request's rows."""
-        path = self._paths[-1]
+        path = self._chunks[-1][0]
         first, end = cu_num_logits[:-1, None], cu_num_logits[1:, None]
         column = torch.arange(path.shape[1], device=path.device)
         rows = torch.arange(len(logits) + 1, device=path.device)

@@ -179,7 +179,7 @@ class TreeStep:
         first_rows = batch.query_start_loc[1 : batch.num_reqs + 1] - logits
         if self._move is None:
             self._move = self._mover()
-        path = self.sampler.path
+        path = self.sampler.walked[0]
         self._move(step.slot_mappings, path, num_sampled, first_rows)
         return accepted_rows(step, depth, path)
 

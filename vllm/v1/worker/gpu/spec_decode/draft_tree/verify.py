@@ -16,6 +16,9 @@ from vllm.triton_utils import tl, triton
 
 from .trees import DraftTrees
 
+# A node's row and the rank of its token in one number.
+RANKS = tl.constexpr(256)
+
 
 @triton.jit
 def _walk_kernel(
@@ -25,11 +28,13 @@ def _walk_kernel(
     idx_mapping,  # [n] int64
     chain_only,  # [n] bool
     parents,
+    ranks,
     tree_stride,
     sampled,  # [n, >= K + 1] int64
     sampled_stride,
     num_sampled,  # [n] int32
     path,  # [n, K + 1] int32
+    path_ranks,  # [n, K + 1] int32
     DEPTH: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -40,19 +45,22 @@ def _walk_kernel(
     row = tl.arange(0, BLOCK)
     is_node = (row > 0) & (row < rows)
     is_node &= (row <= DEPTH) | (tl.load(chain_only + req) == 0)
-    parent = tl.load(parents + state * tree_stride + row - 1, mask=is_node, other=-1)
+    column = state * tree_stride + row - 1
+    parent = tl.load(parents + column, mask=is_node, other=-1)
+    place = row * RANKS + tl.load(ranks + column, mask=is_node, other=0)
     node = tl.load(nodes + begin + row, mask=is_node, other=-1).to(tl.int64)
 
-    at, goes_on, count = 0, rows > 0, 0
+    at, rank, goes_on, count = 0, 0, rows > 0, 0
     for depth in range(DEPTH + 1):
         token = tl.load(drawn + begin + at, mask=goes_on, other=0)
         tl.store(sampled + req * sampled_stride + depth, token, mask=goes_on)
         tl.store(path + req * (DEPTH + 1) + depth, at, mask=goes_on)
+        tl.store(path_ranks + req * (DEPTH + 1) + depth, rank, mask=goes_on)
         count += goes_on.to(tl.int32)
         is_next = is_node & (parent == at) & (node == token) & goes_on
-        found = tl.max(tl.where(is_next, row, 0), 0)
+        found = tl.max(tl.where(is_next, place, 0), 0)
         goes_on = found > 0
-        at = found
+        at, rank = found // RANKS, found % RANKS
     tl.store(num_sampled + req, count)
 
 
@@ -66,6 +74,7 @@ def walk_trees(
     sampled: torch.Tensor,
     num_sampled: torch.Tensor,
     path: torch.Tensor,
+    path_ranks: torch.Tensor,
 ) -> None:
     """Follows the drawn tokens through each request's tree.
 
@@ -78,6 +87,7 @@ def walk_trees(
         sampled: [n, at least K + 1] int64, written as far as tokens count.
         num_sampled: [n] int32, written: accepted nodes and the bonus token.
         path: [n, K + 1] int32, written as far: row of each accepted node, from row 0.
+        path_ranks: [n, K + 1] int32, written as far: ranks of their tokens.
     """
     _walk_kernel[(len(idx_mapping),)](
         drawn,
@@ -86,11 +96,13 @@ def walk_trees(
         idx_mapping,
         chain_only,
         trees.parents,
+        trees.ranks,
         trees.parents.stride(0),
         sampled,
         sampled.stride(0),
         num_sampled,
         path,
+        path_ranks,
         DEPTH=trees.max_depth,
         BLOCK=triton.next_power_of_2(trees.max_num_nodes + 1),
         num_warps=1,

@@ -1,77 +1,119 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The likeliest tokens of each drafted position, with their probabilities."""
+"""The likeliest tokens of each drafted position, with their probabilities.
+
+The C best tokens of a row lie in the C groups of neighbouring tokens whose largest
+logits are best: a token of another group has C better ones before it. So the row is
+read once, for the largest logit of each group and its sum of exponentials, and what is
+searched again and again is a hundredth of it: the groups, then the tokens of C of them.
+"""
 
 import torch
 
 from vllm.triton_utils import tl, triton
 
-# Columns of the vocabulary that one program of the first stage reads.
-BLOCK_V = 4096
+# Neighbouring tokens that are a group. A row is searched C times over its groups, then
+# C times over the tokens of C groups.
+GROUP = 64
+# Groups that one program of the first stage reads, and its warps. A group lies within
+# eight threads' loads of 16 bytes, so no warp waits for another.
+BLOCK_GROUPS = 64
+FIRST_WARPS = 4
+# Of the second stage, one program per row.
+SECOND_WARPS = 4
+
+EMPTY = tl.constexpr(-(2**63))  # below every key
+LAST_ID = tl.constexpr(2**31 - 1)
 
 
 @triton.jit
-def _pop_best(values, lane):
-    """The largest value, its lane, and the values without it."""
-    best, at = tl.max(values, 0), tl.argmax(values, 0)
-    return best, at, tl.where(lane == at, float("-inf"), values)
+def _keys(values, ids):
+    """int64 in the order of values; of equal ones the lowest id is the largest."""
+    bits = values.to(tl.int32, bitcast=True)
+    order = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+    return (order.to(tl.int64) << 32) + (LAST_ID - ids)
 
 
 @triton.jit
-def _best_of_block_kernel(
+def _pop_best(keys):
+    """Value and id of the largest key, and the keys without it."""
+    best = tl.max(keys, 0)
+    order = (best >> 32).to(tl.int32)
+    bits = tl.where(order < 0, order ^ 0x7FFFFFFF, order)
+    identity = LAST_ID - (best & LAST_ID).to(tl.int32)
+    value = bits.to(tl.float32, bitcast=True)
+    return value, identity, tl.where(keys == best, EMPTY, keys)
+
+
+@triton.jit
+def _groups_kernel(
     logits,  # [S, V]
     logits_stride,
-    best,  # [S, blocks, C] float32
-    ids,  # [S, blocks, C] int32
-    sums,  # [S, blocks, 2] float32, largest logit and sum of exp(logit - largest)
+    largest,  # [S, groups] float32
+    sums,  # [S, groups] float32, of exp(logit - largest)
     vocab_size,
-    C: tl.constexpr,
+    num_groups,  # a multiple of BLOCK; those behind the vocabulary have -inf and 0
+    GROUP: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    row, block, blocks = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
-    lane = tl.arange(0, BLOCK)
-    col = block * BLOCK + lane
+    row = tl.program_id(0)
+    group = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    col = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
     values = tl.load(
         logits + row.to(tl.int64) * logits_stride + col,
         mask=col < vocab_size,
         other=float("-inf"),
     ).to(tl.float32)
-    out = row * blocks + block
-    # Logits of tokens that a head cannot draft are -inf, perhaps all of a block's.
-    largest = tl.maximum(tl.max(values, 0), -1e30)
-    tl.store(sums + out * 2, largest)
-    tl.store(sums + out * 2 + 1, tl.sum(tl.exp(values - largest), 0))
-    for c in tl.static_range(C):
-        value, at, values = _pop_best(values, lane)
-        tl.store(best + out * C + c, value)
-        tl.store(ids + out * C + c, block * BLOCK + at)
+    top = tl.max(values, 1)
+    # Logits of tokens that a head cannot draft are -inf, perhaps all of a group's.
+    some = tl.maximum(top, -1e30)
+    total = tl.sum(tl.exp(values - some[:, None]), 1)
+    at = row * num_groups + group
+    tl.store(largest + at, top)
+    tl.store(sums + at, total)
 
 
 @triton.jit
 def _best_of_row_kernel(
-    best,
-    ids,
+    logits,
+    logits_stride,
+    largest,
     sums,
     log_probs,  # [S, C] float32
     tokens,  # [S, C] int32
-    blocks,
+    vocab_size,
+    num_groups,
     C: tl.constexpr,
+    GROUP: tl.constexpr,
     BLOCK: tl.constexpr,
-    BLOCK_B: tl.constexpr,
+    BLOCK_C: tl.constexpr,
 ):
     row = tl.program_id(0)
-    lane = tl.arange(0, BLOCK)
-    of_row = row * blocks * C + lane
-    values = tl.load(best + of_row, mask=lane < blocks * C, other=float("-inf"))
-    b = tl.arange(0, BLOCK_B)
-    at = (row * blocks + b) * 2
-    largest = tl.load(sums + at, mask=b < blocks, other=-1e30)
-    sum_exp = tl.load(sums + at + 1, mask=b < blocks, other=0.0)
-    top = tl.max(largest, 0)
-    log_sum = top + tl.log(tl.sum(sum_exp * tl.exp(largest - top), 0))
+    group = tl.arange(0, BLOCK)
+    at, is_group = row * num_groups + group, group < num_groups
+    tops = tl.load(largest + at, mask=is_group, other=float("-inf"))
+    total = tl.load(sums + at, mask=is_group, other=0.0)
+    top = tl.max(tops, 0)
+    log_sum = top + tl.log(tl.sum(total * tl.exp(tops - top), 0))
+
+    keys = _keys(tops, group)
+    lane = tl.arange(0, BLOCK_C)
+    best_groups = tl.full([BLOCK_C], BLOCK, tl.int32)  # none has this number
     for c in tl.static_range(C):
-        value, at, values = _pop_best(values, lane)
+        _, found, keys = _pop_best(keys)
+        best_groups = tl.where(lane == c, found, best_groups)
+
+    col = best_groups[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    values = tl.load(
+        logits + row.to(tl.int64) * logits_stride + col,
+        mask=col < vocab_size,
+        other=float("-inf"),
+    ).to(tl.float32)
+    keys = tl.where(col < vocab_size, _keys(values, col), EMPTY)
+    keys = tl.reshape(keys, [BLOCK_C * GROUP])
+    for c in tl.static_range(C):
+        value, token, keys = _pop_best(keys)
         tl.store(log_probs + row * C + c, value - log_sum)
-        tl.store(tokens + row * C + c, tl.load(ids + row * blocks * C + at))
+        tl.store(tokens + row * C + c, token)
 
 
 def best_candidates(
@@ -81,41 +123,44 @@ def best_candidates(
 
     Args:
         logits: [S, V], any floating dtype; -inf for tokens that cannot be drafted.
-        num_candidates: tokens per row (C), at most V.
+        num_candidates: tokens per row (C), at most V and BLOCK_GROUPS.
 
     Returns:
         [S, C] float32 log-probabilities of the softmax over the row, and [S, C] int32
         token ids.
     """
-    assert logits.stride(1) == 1
+    assert logits.stride(1) == 1 and num_candidates <= BLOCK_GROUPS
     rows, vocab_size = logits.shape
-    blocks = triton.cdiv(vocab_size, BLOCK_V)
+    blocks = triton.cdiv(vocab_size, GROUP * BLOCK_GROUPS)
+    groups = blocks * BLOCK_GROUPS
     new = logits.new_empty
-    best = new(rows, blocks, num_candidates, dtype=torch.float32)
-    ids = new(rows, blocks, num_candidates, dtype=torch.int32)
-    sums = new(rows, blocks, 2, dtype=torch.float32)
+    largest, sums = new(2, rows, groups, dtype=torch.float32)
     log_probs = new(rows, num_candidates, dtype=torch.float32)
     tokens = new(rows, num_candidates, dtype=torch.int32)
-    _best_of_block_kernel[(rows, blocks)](
+    _groups_kernel[(rows, blocks)](
         logits,
         logits.stride(0),
-        best,
-        ids,
+        largest,
         sums,
         vocab_size,
-        C=num_candidates,
-        BLOCK=BLOCK_V,
-        num_warps=8,
+        groups,
+        GROUP=GROUP,
+        BLOCK=BLOCK_GROUPS,
+        num_warps=FIRST_WARPS,
     )
     _best_of_row_kernel[(rows,)](
-        best,
-        ids,
+        logits,
+        logits.stride(0),
+        largest,
         sums,
         log_probs,
         tokens,
-        blocks,
+        vocab_size,
+        groups,
         C=num_candidates,
-        BLOCK=triton.next_power_of_2(blocks * num_candidates),
-        BLOCK_B=triton.next_power_of_2(blocks),
+        GROUP=GROUP,
+        BLOCK=triton.next_power_of_2(groups),
+        BLOCK_C=triton.next_power_of_2(num_candidates),
+        num_warps=SECOND_WARPS,
     )
     return log_probs, tokens

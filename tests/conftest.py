@@ -102,7 +102,7 @@ def engine_env(on_cpu: bool) -> dict[str, str]:
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     }
     # Else attention rounds float32 to fewer bits, and how depends on the batch.
-    on_gpu_only = {"TRITON_F32_DEFAULT": "ieee"}
+    on_gpu_only = {"TRITON_F32_DEFAULT": os.environ.get("TRITON_F32_DEFAULT", "ieee")}
     return env | (on_cpu_only if on_cpu else on_gpu_only)
 
 

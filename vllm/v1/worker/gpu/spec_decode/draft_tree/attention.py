@@ -7,6 +7,10 @@ Among themselves rows see their ancestors. One kernel computes that part from th
 own keys and values, which are still at hand, and merges both. Two softmaxes are merged
 as Flash-Decoding does; the masks are those of SpecInfer, arXiv 2305.09781, and Medusa,
 arXiv 2401.10774.
+
+Products have Triton's default precision, like those of vLLM's Triton attention, which
+serves a request's other steps: for float32 that is TF32, unless TRITON_F32_DEFAULT says
+"ieee". Better ones here would make output depend on which steps have trees.
 """
 
 import torch
@@ -93,7 +97,7 @@ def _merge_tree_kernel(
         v_at = (to * strides[4] + head // GROUP * strides[5])[:, None] + dim[None, :]
         k = tl.load(key + k_at, mask=there, other=0.0)
         v = tl.load(value + v_at, mask=there, other=0.0)
-        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+        scores = tl.dot(q, tl.trans(k)) * scale
         if SOFTCAP:
             # tanh(x), which Triton has no name for.
             scores = softcap * (2 / (1 + tl.exp(-2 * scores / softcap)) - 1)
@@ -104,7 +108,7 @@ def _merge_tree_kernel(
         p = tl.exp(scores - new_top[:, None])
         total = total * shrink + tl.sum(p, 1)
         acc = acc * shrink[:, None]
-        acc += tl.dot(p.to(v.dtype), v, input_precision="ieee")
+        acc += tl.dot(p.to(v.dtype), v)
         top = new_top
     acc = acc / total[:, None]
     to = (at * strides[8] + head * strides[9])[:, None] + dim[None, :]

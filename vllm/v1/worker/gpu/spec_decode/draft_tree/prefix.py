@@ -3,7 +3,8 @@
 
 Every row of a request sees all of its prefix, so nothing is masked. FlashAttention has
 a faster kernel that returns the same; this one serves other backends whose KV cache
-holds K and V of a token side by side, and dtypes that FlashAttention lacks.
+holds K and V of a token side by side, and dtypes that FlashAttention lacks. As to its
+precision see `attention.py`.
 """
 
 import torch
@@ -64,7 +65,7 @@ def _attend_prefix_kernel(
         there = is_key[:, None] & (dim < D)[None, :]
         k = tl.load(cache + kv_at, mask=there, other=0.0)
         v = tl.load(cache + kv_at + D, mask=there, other=0.0)
-        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+        scores = tl.dot(q, tl.trans(k)) * scale
         if SOFTCAP:
             scores = softcap * (2 / (1 + tl.exp(-2 * scores / softcap)) - 1)
         scores = tl.where(is_key[None, :], scores, float("-inf"))
@@ -72,7 +73,7 @@ def _attend_prefix_kernel(
         shrink, p = tl.exp(top - new_top), tl.exp(scores - new_top[:, None])
         total = total * shrink + tl.sum(p, 1)
         acc = acc * shrink[:, None]
-        acc += tl.dot(p.to(v.dtype), v, input_precision="ieee")
+        acc += tl.dot(p.to(v.dtype), v)
         top = new_top
     some = tl.maximum(total, 1e-30)
     to = ((at * HEADS + head) * D)[:, None] + dim[None, :]

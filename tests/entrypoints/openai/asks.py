@@ -9,15 +9,17 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Answer:
-    """The target alone on one prompt, greedy and past any end of text.
+    """The target alone on one prompt, past any end of text.
 
     Attributes:
         gaps: by how much the best logprob exceeds the second, for each of `tokens`.
+        sampling: keys of a request, with which they are that.
     """
 
     prompt: list[int]
     tokens: list[int]
     gaps: list[float]
+    sampling: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -46,8 +48,8 @@ class Ask:
             "ignore_eos": self.ignore_eos,
             "stream": self.is_stream,
             "stop": self.stop,
-            "temperature": 0,
             "return_token_ids": True,
+            **self.answer.sampling,
         }
 
 

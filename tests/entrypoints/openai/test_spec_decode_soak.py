@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """`vllm serve` with a drafter under many clients: is every answer the target's own?
 
-Clients ask for random lengths, streamed and not, with stop strings, and some leave in
-the middle. The KV cache is so small that requests are preempted all the time. Traffic
-comes in rounds; every other one ends with all clients leaving at once. After each the
-server must be idle with every KV block free, and its memory is noted.
+Clients ask for random lengths, streamed and not, with stop strings, penalties and
+seeds, and some leave in the middle. The KV cache is so small that requests are
+preempted all the time. Traffic comes in rounds; every other one ends with all clients
+leaving at once. After each the server must be idle with every KV block free, and its
+memory is noted.
 
 `VLLM_TEST_SOAK_SECONDS` is how long each drafter is kept busy.
 """
@@ -18,9 +19,10 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, RepetitionPenaltyLogitsProcessor
 
-from tests.v1.e2e.oracle import greedy_answer, load_model
+from tests.v1.e2e.kept_drafts import noised
+from tests.v1.e2e.oracle import load_model
 
 from .asks import Answer, Asks
 from .server import Server
@@ -47,25 +49,49 @@ DRAFTERS = {
     "pard-tree": {
         "method": "draft_model",
         "num_speculative_tokens": 5,
-        "draft_tree": 9,
+        "draft_tree": 15,
     },
 }
+# Of prompts in turn. Under a penalty rows depend on the tokens before them.
+SAMPLING: list[dict[str, Any]] = [
+    {"temperature": 0},
+    {"temperature": 0, "repetition_penalty": 1.3},
+    {"temperature": 0},
+    {"temperature": 0.5, "seed": 3},
+    {"temperature": 0},
+]
+
+
+@torch.inference_mode()
+def answer_alone(
+    target: torch.nn.Module, prompt: list[int], sampling: dict[str, Any]
+) -> Answer:
+    """What the target says in plain PyTorch, past any end of text."""
+    penalise = RepetitionPenaltyLogitsProcessor(sampling.get("repetition_penalty", 1.0))
+    tokens: list[int] = []
+    gaps: list[float] = []
+    for _ in range(LONGEST_OUTPUT):
+        text = torch.tensor([prompt + tokens])
+        scores = penalise(text, target(text).logits[:, -1])[0]
+        if "seed" in sampling:
+            at = text.shape[1] - 1
+            scores = torch.from_numpy(noised(scores, position=at, **sampling))
+        best = scores.topk(2)
+        tokens.append(int(best.indices[0]))
+        gaps.append(float(best.values[0] - best.values[1]))
+    return Answer(prompt, tokens, gaps, sampling)
 
 
 @pytest.fixture(scope="module")
 def answers(models: Path, held_out_tokens: list[int]) -> list[Answer]:
-    """What the target says alone, in plain PyTorch, past any end of text."""
     target, draw = load_model(models / "target"), random.Random(0)
     starts = [draw.randrange(len(held_out_tokens) - LONGEST_PROMPT) for _ in range(4)]
     found = []
     for number in range(PROMPTS):  # some share a beginning, for the prefix cache
         start = starts[number % len(starts)]
         prompt = held_out_tokens[start : start + draw.randint(1, LONGEST_PROMPT)]
-        tokens = greedy_answer(target, prompt, LONGEST_OUTPUT)
-        with torch.inference_mode():
-            logits = target(torch.tensor([prompt + tokens])).logits[0]
-        best = logits[len(prompt) - 1 : -1].log_softmax(-1).topk(2).values
-        found.append(Answer(prompt, tokens, (best[:, 0] - best[:, 1]).tolist()))
+        sampling = SAMPLING[number % len(SAMPLING)]
+        found.append(answer_alone(target, prompt, sampling))
     return found
 
 
@@ -85,8 +111,7 @@ def soak(server: Server, traffic: Traffic) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_soak(serve, models: Path, answers: list[Answer], name: str):
     """No wrong token, no lost block, no request without an end, no growing memory."""
-    spec = DRAFTERS[name] | {"num_speculative_tokens": 7}
-    spec["model"] = str(models / name.partition("-")[0])
+    spec = DRAFTERS[name] | {"model": str(models / name.partition("-")[0])}
     tokenizer = AutoTokenizer.from_pretrained(models / "target")
     asks = Asks(answers, tokenizer, LEAVING, seed=0)
     with serve(*PRESSED, f"--speculative-config={json.dumps(spec)}") as server:

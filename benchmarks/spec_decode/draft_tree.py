@@ -87,13 +87,13 @@ class Step:
         self.log_probs, self.tokens = best_candidates(
             self.logits * 4, num_candidates(num_nodes)
         )
+        self.chain_only = torch.zeros(num_reqs, dtype=torch.bool, device=device)
         self.grow()
         self.path = torch.zeros(num_reqs, depth + 1, **int32)
         self.path[:, 1:] = self._some_path()
         self.num_sampled = torch.full((num_reqs,), 5, **int32)
         self.rejected = torch.full((num_reqs,), self.width - 5, **int32)
         self.sampled = torch.zeros(num_reqs, self.width, dtype=torch.int64).cuda()
-        self.chain_only = torch.zeros(num_reqs, dtype=torch.bool, device=device)
         self.drawn = torch.zeros(num_reqs * self.width, dtype=torch.int64).cuda()
         self._make_kv(device)
 
@@ -146,6 +146,7 @@ class Step:
             self.tokens,
             states,
             self.states,
+            self.chain_only,
             self.trees,
             self.draft_tokens,
             self.nodes,

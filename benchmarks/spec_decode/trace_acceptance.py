@@ -288,8 +288,10 @@ def _ranked(rank_candidates: Any, replay: Replay) -> Any:
 def _drawn(draw: Any, replay: Replay) -> Any:
     def replayed(self, logits, nodes, pos, states, local_pos):
         own = draw(self, logits, nodes, pos, states, local_pos)
-        node = (local_pos - 1).clamp(min=0).long()
-        depths = torch.where(local_pos > 0, self.trees.depths[states, node], 0)
+        depths = local_pos
+        if self.has_trees:
+            node = (local_pos - 1).clamp(min=0).long()
+            depths = torch.where(local_pos > 0, self.trees.depths[states, node], 0)
         rows = replay.rows(states, pos - depths)
         return replay.drawn_tokens(rows, depths, own.dtype)
 

@@ -150,7 +150,7 @@ def test_trees_are_drafted_and_accepted_as_recorded(monkeypatch, depth, width):
         local = torch.arange(len(depths) + 1)
         trees = SimpleNamespace(depths=depths.int().expand(60, -1))
         found = sampler.TreeRejectionSampler._draw(
-            SimpleNamespace(trees=trees),
+            SimpleNamespace(trees=trees, has_trees=True),
             torch.zeros(len(local), 1),
             None,
             120 + torch.tensor([0, *tree.depth]),

@@ -11,13 +11,16 @@ class Node(NamedTuple):
     rank: int
 
 
-def best_first(log_probs: list[list[float]], num_nodes: int) -> list[Node]:
+def best_first(
+    log_probs: list[list[float]], num_nodes: int, num_chain: int = 0
+) -> list[Node]:
     """Nodes 1.. of a tree: the chain, then the likeliest paths that are left.
 
     Args:
         log_probs: of the candidates of each drafted depth, best first.
+        num_chain: nodes that are the chain's, whatever its probability.
     """
-    chain = [Node(depth, depth + 1, 0) for depth in range(len(log_probs))]
+    chain = [Node(depth, depth + 1, 0) for depth in range(num_chain)]
     nodes, frontier = list(chain), []
 
     def offer(above: float, parent: int, depth: int, rank: int) -> None:
@@ -29,6 +32,7 @@ def best_first(log_probs: list[list[float]], num_nodes: int) -> list[Node]:
     for node in chain:
         offer(above, node.parent, node.depth, 1)
         above += log_probs[node.depth - 1][0]
+    offer(above, num_chain, num_chain + 1, 0)
     while frontier and len(nodes) < num_nodes:
         score, parent, depth, rank, above = heapq.heappop(frontier)
         nodes.append(Node(parent, depth, rank))
@@ -47,19 +51,21 @@ def ancestors(nodes: list[Node], row: int) -> set[int]:
 
 
 def walk(
-    nodes: list[Node], tokens: list[int], drawn: list[int], usable: int
+    nodes: list[Node], tokens: list[int], drawn: list[int], chain_only: bool
 ) -> tuple[list[int], list[int]]:
     """Sampled tokens and the rows of the accepted path, from row 0 on.
 
     Args:
         tokens: of each row; row 0's is not looked at.
         drawn: the target's token after each row.
-        usable: rows from this one on are never accepted.
+        chain_only: only best tokens are accepted, in rows behind each other.
     """
     path, sampled = [0], []
     while True:
         sampled.append(drawn[path[-1]])
-        for row, node in enumerate(nodes[: usable - 1], start=1):
+        for row, node in enumerate(nodes[: len(tokens) - 1], start=1):
+            if chain_only and node != Node(row - 1, node.depth, 0):
+                continue
             if node.parent == path[-1] and tokens[row] == sampled[-1]:
                 path.append(row)
                 break

@@ -20,7 +20,7 @@ def tensor(values, dtype=torch.int32) -> torch.Tensor:
 
 
 def test_a_tree_shrinks_to_its_accepted_rows():
-    # A tree, one whose drafts were cut to a chain, one behind known tokens, a prompt.
+    # A tree; one whose drafts were cut; one behind known tokens; a prompt.
     drafts, leading = np.array([N, 2, N, 0]), np.array([0, 0, 2, 4])
     queries = (1 + drafts + leading).astype(np.int32)
     starts = np.concatenate([[0], queries.cumsum()]).astype(np.int32)
@@ -32,7 +32,7 @@ def test_a_tree_shrinks_to_its_accepted_rows():
     batch.input_ids = tensor(range(100, 100 + starts[-1]))
     batch.positions = tensor(range(500, 500 + starts[-1]), torch.int64)
     slots = tensor([range(0, 30), range(1000, 1030)], torch.int64)
-    path = tensor([[0, 4, 5, 0], [0, 1, 0, 0], [0, 1, 2, 6], [0, 0, 0, 0]])
+    path = tensor([[0, 4, 5, 0], [0, 2, 0, 0], [0, 1, 2, 6], [0, 0, 0, 0]])
     num_sampled = [3, 2, 4, 0]
     rejected = tensor([N + 1 - 3, 3 - 2, N + 1 - 4, 0])
 
@@ -48,7 +48,7 @@ def test_a_tree_shrinks_to_its_accepted_rows():
     assert found.num_rejected.tolist() == [
         a - b for a, b in zip(kept, valid, strict=True)
     ]
-    rows = [[0, 4, 5], [0, 1], [0, 1, 2, 3, 4, 8], [0, 1, 2, 3, 4]]
+    rows = [[0, 4, 5], [0, 2], [0, 1, 2, 3, 4, 8], [0, 1, 2, 3, 4]]
     begin = 0
     for req, wanted in enumerate(rows):
         own = slice(begin, begin + len(wanted))

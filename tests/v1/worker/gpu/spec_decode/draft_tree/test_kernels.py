@@ -31,11 +31,13 @@ def tensor(values, dtype=torch.int32) -> torch.Tensor:
     return torch.tensor(values, dtype=dtype, device=DEVICE)
 
 
-def random_tree(rng: random.Random, depth: int, num_nodes: int) -> list[Node]:
+def random_tree(
+    rng: random.Random, depth: int, num_nodes: int, num_chain: int
+) -> list[Node]:
     table = [
         sorted((rng.random() for _ in range(6)), reverse=True) for _ in range(depth)
     ]
-    return best_first([[p - 1 for p in row] for row in table], num_nodes)
+    return best_first([[p - 1 for p in row] for row in table], num_nodes, num_chain)
 
 
 def stored(trees: DraftTrees, state: int, nodes: list[Node]) -> None:
@@ -80,12 +82,12 @@ def test_of_equal_candidates_the_lowest_come_first(candidates: int):
 @pytest.mark.parametrize("num_nodes", [4, 7, 15, 31, 64, 127])
 @pytest.mark.parametrize("candidates", [1, 4, 16])
 def test_trees_hold_the_likeliest_paths(num_nodes: int, candidates: int):
-    depth, states = 4, [5, -1, 0, 2]
+    depth, states = 4, [5, -1, 0, 2, 7]
     torch.manual_seed(num_nodes * 17 + candidates)
     logits = torch.randn(len(states) * depth, 50, device=DEVICE) * 2
     log_probs, tokens = logits.log_softmax(-1).topk(candidates)
     # The last positions of the third request are past the drafter's context.
-    drafted = [4, 4, 2, 4]
+    drafted, chain_only = [4, 4, 2, 4, 4], [False, False, False, True, False]
     sample_requests = torch.full((len(states), depth), -1, device=DEVICE)
     for req, count in enumerate(drafted):
         sample_requests[req, :count] = states[req]
@@ -96,42 +98,29 @@ def test_trees_hold_the_likeliest_paths(num_nodes: int, candidates: int):
         tokens.int().contiguous(),
         sample_requests.flatten(),
         tensor(states, torch.int64),
+        tensor(chain_only, torch.bool),
         trees,
         draft_tokens,
         num_nodes,
     )
-    for req, state in enumerate(states):
-        if state < 0:
-            assert (draft_tokens[req] == -7).all()
-            continue
+    assert (draft_tokens[1] == -7).all()
+    for req in (0, 2, 3, 4):
         rows = slice(req * depth, req * depth + drafted[req])
-        nodes = best_first(log_probs[rows].tolist(), num_nodes - depth + drafted[req])
-        parents = trees.parents[state].tolist()
-        assert parents[:depth] == list(range(depth))
-        found = [
-            Node(*row)
-            for row in zip(
-                parents,
-                trees.depths[state].tolist(),
-                trees.ranks[state].tolist(),
-                strict=True,
-            )
-        ]
-        beyond = nodes[drafted[req] :]
-        # The chain has K nodes here, those of depths that were drafted there.
-        shift = depth - drafted[req]
-        moved = [
-            node._replace(parent=node.parent + shift * (node.parent > drafted[req]))
-            for node in beyond
-        ]
-        assert found[depth : depth + len(moved)] == moved
-        assert all(node.parent == -1 for node in found[depth + len(moved) :])
+        # Past the drafter's context there is the chain's node, and no other.
+        table = log_probs[rows].tolist() + [[-1e9]] * (depth - drafted[req])
+        num_chain = depth if chain_only[req] or drafted[req] < depth else 0
+        wanted = best_first(table, num_nodes, num_chain)
+        chain, rest = wanted[:num_chain], wanted[num_chain:]
+        wanted = chain + [node for node in rest if node.depth <= drafted[req]]
+        of_state = (trees.parents, trees.depths, trees.ranks)
+        columns = (column[states[req]].tolist() for column in of_state)
+        found = [Node(*node) for node in zip(*columns, strict=True)]
+        assert found[: len(wanted)] == wanted
+        assert all(node.parent == -1 for node in found[len(wanted) :])
         of_depth = tokens[req * depth : (req + 1) * depth].tolist()
         for node, token in zip(found, draft_tokens[req].tolist(), strict=True):
-            if node.parent >= 0:
-                assert token == of_depth[node.depth - 1][node.rank]
-            else:
-                assert token == 0
+            real = node.parent >= 0
+            assert token == (of_depth[node.depth - 1][node.rank] if real else 0)
 
 
 class Step:
@@ -142,7 +131,8 @@ class Step:
         self.num_nodes, self.depth = num_nodes, depth
         self.trees = DraftTrees(R, depth, num_nodes, DEVICE)
         self.states = rng.sample(range(R), 4)
-        self.nodes = [random_tree(rng, depth, num_nodes) for _ in self.states]
+        chains = [0, 0, min(depth, num_nodes), 0]
+        self.nodes = [random_tree(rng, depth, num_nodes, chain) for chain in chains]
         for state, nodes in zip(self.states, self.nodes, strict=True):
             stored(self.trees, state, nodes)
         # Requests: whole tree; cut drafts; leading known tokens; a prompt's chunk.
@@ -241,10 +231,9 @@ def test_the_walk_follows_the_drawn_tokens(num_nodes: int):
         path,
         ranks,
     )
-    for req, count in enumerate(step.drafts):
+    for req in range(len(step.drafts)):
         own = slice(step.cu_num_logits[req], step.cu_num_logits[req + 1])
-        usable = 1 + (min(count, step.depth) if chain_only[req] else count)
-        wanted = walk(step.nodes[req], nodes[own], drawn[own], usable)
+        wanted = walk(step.nodes[req], nodes[own], drawn[own], chain_only[req])
         number = int(num_sampled[req])
         assert (sampled[req, :number].tolist(), path[req, :number].tolist()) == wanted
         of_path = [step.nodes[req][row - 1].rank if row else 0 for row in wanted[1]]

@@ -67,11 +67,11 @@ def _accepted_rows_kernel(
     count = tl.load(accepted_start_loc + req + 1) - to
     tl.store(num_rejected + req, tl.load(step_rejected + req) - queries + count)
     logits = tl.load(cu_num_logits + req + 1) - tl.load(cu_num_logits + req)
-    is_tree, leading = logits > DEPTH + 1, queries - logits
+    leading = queries - logits
     for first in range(0, count, BLOCK):
         i = first + tl.arange(0, BLOCK)
         inside = i < count
-        on_path = is_tree & (i >= leading) & inside
+        on_path = (i >= leading) & inside
         node = path + req * (DEPTH + 1) + i - leading
         node = tl.load(node, mask=on_path, other=0)
         row = begin + tl.where(on_path, leading + node, i)

@@ -29,12 +29,14 @@ def sample_tree(
     n, depth = rows.shape[:2]
     batch = speculator.buffers.batch
     log_probs, tokens = rank_candidates(speculator, rows, plan)
+    step = speculator.tree_step
     grow_trees(
         log_probs,
         tokens,
         batch.sample_requests[: n * depth],
         batch.idx_mapping[:n],
-        speculator.tree_step.trees,
+        step.rows.chain_only,
+        step.trees,
         speculator.draft_tokens[:n],
         plan.num_drafts,
     )

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class TreeRejectionSampler(RejectionSampler):
     """Draws the target's token at every row and walks along them; see `verify.py`.
 
-    Chains are verified by the same walk: they are the first nodes of a tree.
+    Chains are verified by the same walk.
 
     Attributes:
         has_trees: whether the step has more than chains.
@@ -44,10 +44,6 @@ class TreeRejectionSampler(RejectionSampler):
         super().__init__(sampler, spec_config, device)
         self.trees, self.rows = trees, rows
         self.has_trees = False
-        # [R] bool, by request of the batch: only its chain may be accepted.
-        self.chain_only = torch.zeros(
-            len(rows.prefix_lens), dtype=torch.bool, device=device
-        )
         self._any_chain_only = False
         self._chunks: list[torch.Tensor] = []
 
@@ -56,16 +52,16 @@ class TreeRejectionSampler(RejectionSampler):
         return self._chunks[0] if len(self._chunks) == 1 else torch.cat(self._chunks, 1)
 
     def set_chain_only(self, chain_only: np.ndarray) -> None:
-        """Which requests of the batch may have only their chain accepted.
+        """Which requests of the batch draft a chain, and have only that accepted.
 
         Args:
             chain_only: [n] bool, on the host.
         """
         needed = bool(chain_only.any())
         if needed:
-            async_tensor_h2d(chain_only, out=self.chain_only[: len(chain_only)])
+            async_tensor_h2d(chain_only, out=self.rows.chain_only[: len(chain_only)])
         elif self._any_chain_only:
-            self.chain_only.zero_()
+            self.rows.chain_only.zero_()
         self._any_chain_only = needed
 
     def __call__(
@@ -124,10 +120,11 @@ class TreeRejectionSampler(RejectionSampler):
             verify_draft_sampled,
             cu_num_logits,
             idx_mapping,
-            self.chain_only[first : first + n],
+            self.rows.chain_only[first : first + n],
             sampled,
             num_sampled,
             *walked,
+            self.has_trees,
         )
         self._chunks.append(walked)
         return processed, sampled, num_sampled

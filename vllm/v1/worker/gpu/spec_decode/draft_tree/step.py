@@ -152,8 +152,8 @@ class TreeStep:
     ) -> None:
         """Says which requests' rows depend on the tokens before them.
 
-        Those verify the chain inside their tree: row i is preceded by rows 1 to i - 1
-        there, as vLLM's logits processors take it.
+        Those draft and verify a chain inside their tree: row i is preceded by rows 1 to
+        i - 1 there, as vLLM's logits processors take it.
         """
         chain_only = depends_on_tokens(self.sampler.sampler, batch.idx_mapping_np)
         if grammar_output is not None:

@@ -5,9 +5,10 @@ A drafter that samples all its positions in one pass says of each how likely eac
 is. The probability of a path is taken as the product over its nodes, and the tree holds
 the N likeliest paths: a node's probability never exceeds its parent's, so that taking
 the best of a frontier again and again (best-first search, as EAGLE-2, arXiv 2406.16858,
-and DDTree build trees) gives exactly these. The first K nodes are the chain of best
-tokens whatever its probability: its first nodes are a chain of any length, which a step
-that verifies fewer drafts, or a request that cannot use a tree, takes of it.
+and DDTree build trees) gives exactly these, each parent before its children: the first
+nodes are a tree too, where fewer are verified. A request that can use nothing but a
+chain has the chain of best tokens as nodes 1 to K, whatever its probability; so has one
+near its last position, of whose drafts only the first few fit.
 
 Each node is either the next best token at its parent's depth + 1 (the sibling of a node
 that was taken) or the best token below a node that was taken (its first child).
@@ -37,6 +38,7 @@ def _grow_kernel(
     tokens,  # [n * K, C] int32
     sample_requests,  # [n * K] int64, -1 where a position must not be drafted
     idx_mapping,  # [n] int64, request state, -1 for padding
+    chain_only,  # [n] bool
     trees,  # tuple of DraftTrees: parents, depths, ranks
     tree_stride,
     draft_tokens,  # [n, N] int64
@@ -54,27 +56,34 @@ def _grow_kernel(
     at, draft = state * tree_stride, draft_tokens + req * draft_stride
     row = req * K  # of depth 1
 
-    # The chain, whose topology never changes. Position i is that of depth i + 1.
+    # Position i is that of depth i + 1.
     i = tl.arange(0, BLOCK_K)
     is_drafted = i < K
     is_drafted &= tl.load(sample_requests + row + i, mask=i < K, other=-1) >= 0
     depths = tl.sum(is_drafted.to(tl.int32), 0)
-    chain = tl.load(tokens + (row + i) * C, mask=i < K, other=0)
-    tl.store(draft + i, chain.to(tl.int64), mask=i < K)
+    needs_chain = (tl.load(chain_only + req) != 0) | (depths < K)
+    given = tl.where(needs_chain, K, 0)  # nodes of the chain
+    chain = tl.load(tokens + (row + i) * C, mask=i < given, other=0)
+    tl.store(draft + i, chain.to(tl.int64), mask=i < given)
+    tl.store(trees.parents + at + i, i, mask=i < given)
+    tl.store(trees.depths + at + i, i + 1, mask=i < given)
+    tl.store(trees.ranks + at + i, 0, mask=i < given)
 
-    # The frontier: lane i < K holds the chain's siblings, later lanes first children
-    # of the nodes that were taken; where a node was taken its next sibling follows.
+    # The frontier. Lane j holds the first child of node j, or of row 0, and once that
+    # is taken its next sibling: of the given nodes, those behind the best tokens.
     lane = tl.arange(0, FRONTIER)
-    is_sibling = (lane < depths) & (C > 1)
+    is_taken = lane < given
+    rank = is_taken.to(tl.int32)
+    exists = (lane < depths) & (lane <= given) & (rank < C)
     # Log-probability of the path to the parent, and of the whole.
     above = tl.load(log_probs + (row + lane) * C, mask=lane < depths, other=0.0)
     above = tl.cumsum(above, 0) - above
-    second = tl.load(log_probs + (row + lane) * C + 1, mask=is_sibling, other=0.0)
-    score = tl.where(is_sibling, above + second, float("-inf"))
+    own = tl.load(log_probs + (row + lane) * C + rank, mask=exists, other=0.0)
+    score = tl.where(exists, above + own, float("-inf"))
     # Parent, depth and rank of each, in one number: what is taken is read by one sum.
-    what = lane * 65536 + (lane + 1) * 256 + 1
+    what = lane * 65536 + (lane + 1) * 256 + rank
 
-    for node in range(K + 1, NODES + 1):
+    for node in range(given + 1, NODES + 1):
         taken, hit = tl.max(score, 0), lane == tl.argmax(score, 0)
         is_real = taken > float("-inf")
         kind = tl.sum(tl.where(hit, what, 0), 0)
@@ -90,7 +99,7 @@ def _grow_kernel(
         what = tl.where(hit, kind + 1, what)
         deeper = is_real & (depth < depths)
         child = tl.load(log_probs + (row + depth) * C, mask=deeper, other=float("-inf"))
-        free = lane == node - 1
+        free = lane == node
         score = tl.where(free, taken + child, score)
         above = tl.where(free, taken, above)
         what = tl.where(free, node * 65536 + (depth + 1) * 256, what)
@@ -101,6 +110,7 @@ def grow_trees(
     tokens: torch.Tensor,
     sample_requests: torch.Tensor,
     idx_mapping: torch.Tensor,
+    chain_only: torch.Tensor,
     trees: DraftTrees,
     draft_tokens: torch.Tensor,
     num_nodes: int,
@@ -113,6 +123,7 @@ def grow_trees(
         sample_requests: [n * K] int64, -1 where a position must not be drafted; of a
             request these are the last ones.
         idx_mapping: [n] int64, request state; -1 for padding, which is left alone.
+        chain_only: [at least n] bool, requests whose nodes 1 to K must be a chain.
         trees: where the topology goes, by request state.
         draft_tokens: [n, at least N] int64, where the nodes' tokens go; token 0 for a
             node that does not exist, since there are not that many paths.
@@ -126,6 +137,7 @@ def grow_trees(
         tokens,
         sample_requests,
         idx_mapping,
+        chain_only,
         trees.pointers,
         trees.parents.stride(0),
         draft_tokens,

@@ -4,10 +4,10 @@
 A request whose tree is verified has N + 1 rows in the step. Row 0 holds its last token,
 row i node i of the tree:
 
-    row           0      1     2    ..   K     K + 1  ..  N
-    token         last   the chain of best     other nodes, likeliest first
+    row           0      1     2    ..   N
+    token         last   nodes, the likeliest first
     position      p      p + depth of the node
-    KV slot       p      p + 1  p + 2   ..                  p + N
+    KV slot       p      p + 1  p + 2   ..  p + N
 
 Rows of one depth share a position, so a row's KV slot goes by its number. A row attends
 to all positions before p, to row 0 and to its ancestors; see `attention.py`. The KV of
@@ -39,7 +39,7 @@ class DraftTrees:
         depths: [R, N] int32, from 1 to K.
         ranks: [R, N] int32, the node's token is this many places behind the best one
             of its depth.
-        The first K columns are the chain, and never change.
+        Until a tree is grown, the first K columns are a chain.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class DraftTrees:
 
 
 class TreeRows:
-    """What the attention of a step reads of its trees, at addresses that stay.
+    """What a step says of its rows and requests, at addresses that stay.
 
     Attributes:
         masks: [max_num_tokens, 2] int64, by row of the batch: bit j of the 128 says
@@ -73,6 +73,8 @@ class TreeRows:
         depths: [max_num_tokens] int32, by row of the batch: of its node, 0 for row 0.
         prefix_lens: [R] int32, tokens before each request's queries; 0 for padding.
         num_leading: [R] int32, queries of known tokens before row 0, mostly none.
+        chain_only: [R] bool, by request of the batch: its rows depend on the tokens
+            before them, so that it can use nothing but a chain.
     """
 
     def __init__(self, max_num_reqs: int, max_num_tokens: int, device: torch.device):
@@ -82,6 +84,7 @@ class TreeRows:
             torch.zeros(max_num_reqs, dtype=torch.int32, device=device)
             for _ in range(2)
         )
+        self.chain_only = torch.zeros(max_num_reqs, dtype=torch.bool, device=device)
 
 
 @dataclass

@@ -27,40 +27,44 @@ def _walk_kernel(
     cu_num_logits,  # [n + 1] int32
     idx_mapping,  # [n] int64
     chain_only,  # [n] bool
-    parents,
-    ranks,
+    trees,  # tuple of DraftTrees: parents, depths, ranks
     tree_stride,
     sampled,  # [n, >= K + 1] int64
     sampled_stride,
     num_sampled,  # [n] int32
     path,  # [n, K + 1] int32
     path_ranks,  # [n, K + 1] int32
+    HAS_TREES: tl.constexpr,
     DEPTH: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     req = tl.program_id(0)
-    state = tl.load(idx_mapping + req)
     begin = tl.load(cu_num_logits + req)
     rows = tl.load(cu_num_logits + req + 1) - begin
     row = tl.arange(0, BLOCK)
     is_node = (row > 0) & (row < rows)
-    is_node &= (row <= DEPTH) | (tl.load(chain_only + req) == 0)
-    column = state * tree_stride + row - 1
-    parent = tl.load(parents + column, mask=is_node, other=-1)
-    place = row * RANKS + tl.load(ranks + column, mask=is_node, other=0)
+    parent, rank = row - 1, tl.zeros_like(row)
+    if HAS_TREES:
+        of_row = tl.load(idx_mapping + req) * tree_stride + row - 1
+        parent = tl.load(trees.parents + of_row, mask=is_node, other=-1)
+        rank = tl.load(trees.ranks + of_row, mask=is_node, other=0)
+        # Rows of the chain of best tokens, behind each other, are a chain of the batch.
+        is_chain = (parent == row - 1) & (rank == 0)
+        is_node &= is_chain | (tl.load(chain_only + req) == 0)
+    place = row * RANKS + rank
     node = tl.load(nodes + begin + row, mask=is_node, other=-1).to(tl.int64)
 
-    at, rank, goes_on, count = 0, 0, rows > 0, 0
+    at, at_rank, goes_on, count = 0, 0, rows > 0, 0
     for depth in range(DEPTH + 1):
         token = tl.load(drawn + begin + at, mask=goes_on, other=0)
         tl.store(sampled + req * sampled_stride + depth, token, mask=goes_on)
         tl.store(path + req * (DEPTH + 1) + depth, at, mask=goes_on)
-        tl.store(path_ranks + req * (DEPTH + 1) + depth, rank, mask=goes_on)
+        tl.store(path_ranks + req * (DEPTH + 1) + depth, at_rank, mask=goes_on)
         count += goes_on.to(tl.int32)
         is_next = is_node & (parent == at) & (node == token) & goes_on
         found = tl.max(tl.where(is_next, place, 0), 0)
         goes_on = found > 0
-        at, rank = found // RANKS, found % RANKS
+        at, at_rank = found // RANKS, found % RANKS
     tl.store(num_sampled + req, count)
 
 
@@ -75,6 +79,7 @@ def walk_trees(
     num_sampled: torch.Tensor,
     path: torch.Tensor,
     path_ranks: torch.Tensor,
+    has_trees: bool = True,
 ) -> None:
     """Follows the drawn tokens through each request's tree.
 
@@ -88,6 +93,7 @@ def walk_trees(
         num_sampled: [n] int32, written: accepted nodes and the bonus token.
         path: [n, K + 1] int32, written as far: row of each accepted node, from row 0.
         path_ranks: [n, K + 1] int32, written as far: ranks of their tokens.
+        has_trees: whether rows were laid out as trees; else as chains.
     """
     _walk_kernel[(len(idx_mapping),)](
         drawn,
@@ -95,14 +101,14 @@ def walk_trees(
         cu_num_logits,
         idx_mapping,
         chain_only,
-        trees.parents,
-        trees.ranks,
+        trees.pointers,
         trees.parents.stride(0),
         sampled,
         sampled.stride(0),
         num_sampled,
         path,
         path_ranks,
+        HAS_TREES=has_trees,
         DEPTH=trees.max_depth,
         BLOCK=triton.next_power_of_2(trees.max_num_nodes + 1),
         num_warps=1,

@@ -31,22 +31,22 @@ def test_unseen_positions_decline_from_the_last_seen():
 
 
 def test_a_tree_tells_what_chains_and_smaller_trees_would_have_accepted():
-    """Node 5 hangs on the chain's second one: the chain itself ends there."""
+    """Node 5 is not the best of its depth: the chain itself ends there."""
     estimate = PlanAcceptance(4, trees=[7, 15])
     for _ in range(500):
-        estimate.observe(15, [1, 2, 5, 9])
+        estimate.observe(15, [1, 2, 5, 9], 2)
         estimate.end_step()
     expected = {0: 1, 1: 2, 2: 3, 3: 3, 4: 3, 7: 4, 15: 5}
     assert estimate.expected_tokens() == pytest.approx(expected, abs=0.1)
 
 
 def test_a_cut_tree_says_nothing_of_larger_ones():
-    """Near the context's end a request has fewer nodes, or a part of its chain."""
+    """Near the context's end a request has fewer nodes, or a part of a chain."""
     estimate = PlanAcceptance(4, trees=[7, 15])
     for _ in range(500):
-        estimate.observe(15, [1, 2, 5, 9])
-        estimate.observe(9, [1, 2, 5])
-        estimate.observe(2, [1, 2])
+        estimate.observe(15, [1, 2, 5, 9], 2)
+        estimate.observe(9, [1, 2, 5], 2)
+        estimate.observe(2, [1, 2], 2)
         estimate.end_step()
     expected = {2: 3, 4: 3, 7: 4, 15: 5}
     found = estimate.expected_tokens()

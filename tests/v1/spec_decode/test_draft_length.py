@@ -116,7 +116,7 @@ class Simulation:
         tokens, worth, spent = expected_tokens(rates), 0.0, 0.0
         while spent < milliseconds:
             for drafted, accepted in self.unseen.popleft():
-                self.lengths.observe(drafted, chain(accepted))
+                self.lengths.observe(drafted, chain(accepted), accepted)
             verified = self.drafted
             self.drafted = step(self.lengths, whole_load(n))
             self.unseen.append(self.verify(n, verified, rates))
@@ -244,7 +244,9 @@ def run_trees(lengths: DraftLengths, n: int, accepted: dict, steps: int, rng) ->
     for number in range(steps):
         chosen = step(lengths, whole_load(n))
         for _ in range(n):
-            lengths.observe(chosen, accepted_nodes(rng, chosen, accepted))
+            nodes = accepted_nodes(rng, chosen, accepted)
+            num_best = sum(node <= 7 for node in nodes)
+            lengths.observe(chosen, nodes, num_best)
         if 2 * number >= steps:
             spent += TREE_MS[n][chosen]
             gained += n * (1 + accepted[chosen])
@@ -349,14 +351,14 @@ def test_holds_a_choice_that_noise_would_change():
         chosen.append(lengths._chosen[1])
         for _ in range(32):
             accepted = int(rng.random() < 0.5) * (1 + int(rng.random() < 0.5))
-            lengths.observe(2, chain(accepted))
+            lengths.observe(2, chain(accepted), accepted)
     changes = sum(a != b for a, b in pairwise(chosen[500:]))
     assert changes <= 10
 
 
 def test_without_times_every_draft_is_the_longest():
     lengths = DraftLengths(5, {})
-    lengths.observe(5, [])
+    lengths.observe(5, [], 0)
     assert [step(lengths, whole_load(n)) for n in (1, 64)] == [5, 5]
 
 
@@ -367,5 +369,5 @@ def test_choosing_takes_far_less_than_a_millisecond():
         n = 1 + round_ % 64
         step(lengths, whole_load(n, 256 + 50 * round_))
         for _ in range(64):
-            lengths.observe(15, chain(6))
+            lengths.observe(15, chain(6), 6)
     assert (time.perf_counter() - started) / 200 < 1e-3

@@ -68,7 +68,8 @@ class ChosenLengths:
         """
         if request.num_tokens + num_drafts <= self._limit:
             numbers = tree.numbers if tree else range(1, num_accepted + 1)
-            self.lengths.observe(num_drafts, numbers)
+            num_best = tree.num_best if tree else num_accepted
+            self.lengths.observe(num_drafts, numbers, num_best)
 
     def wish(self) -> int:
         """What this rank would draft; 0 if it ran nothing since it was asked last."""

@@ -131,10 +131,10 @@ class _Gain:
 class PlanAcceptance:
     """Of every plan that a step can follow: chains, and trees by their nodes.
 
-    A tree begins with the longest chain, and with every tree of fewer nodes. So a
-    verified tree tells exactly what chains and smaller trees would have accepted. What
-    the further nodes of a larger plan gain depends on drafter and text far less than
-    what chains gain, and is learnt apart.
+    A tree begins with every tree of fewer nodes, and holds the likely part of the chain
+    of best tokens. So a verified tree tells what smaller trees and chains would have
+    accepted; see `AcceptedNodes`. What the further nodes of a larger plan gain depends
+    on drafter and text far less than what chains gain, and is learnt apart.
 
     Args:
         num_speculative_tokens: K, the longest chain.
@@ -151,15 +151,17 @@ class PlanAcceptance:
             for nodes, (before, total) in zip(sizes, pairwise(totals), strict=True)
         }
 
-    def observe(self, num_drafts: int, accepted: Sequence[int]) -> None:
+    def observe(
+        self, num_drafts: int, accepted: Sequence[int], num_best: int
+    ) -> None:
         """Takes in one request's verified drafts, of whatever plan.
 
         Args:
             accepted: numbers of the accepted ones, ascending; of a chain 1, 2, ..
+            num_best: of them, those before the first that is not its depth's best.
         """
-        longest = self.num_speculative_tokens
-        of_smaller = bisect_right(accepted, longest)
-        self.chains.observe(min(num_drafts, longest), of_smaller)
+        of_smaller = num_best
+        self.chains.observe(min(num_drafts, self.num_speculative_tokens), num_best)
         for nodes, gain in self._gains.items():
             if nodes > num_drafts:
                 break

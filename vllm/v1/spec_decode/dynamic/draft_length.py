@@ -89,9 +89,11 @@ class DraftLengths:
                 num_speculative_tokens,
             )
 
-    def observe(self, num_drafts: int, accepted: Sequence[int]) -> None:
+    def observe(
+        self, num_drafts: int, accepted: Sequence[int], num_best: int
+    ) -> None:
         """Takes in one request's verified drafts; see `PlanAcceptance.observe`."""
-        self.acceptance.observe(num_drafts, accepted)
+        self.acceptance.observe(num_drafts, accepted, num_best)
 
     def end_step(self) -> None:
         """What was observed is of one step, which is over."""

@@ -244,7 +244,7 @@ def recorded_length(name: str, key: EngineKey) -> float:
     trace = Trace.load(name)
     if not key.tree:
         return tokens_per_step(trace, key.num_tokens)
-    return tokens_per_step(trace, key.num_tokens, key.tree, num_chain=key.num_tokens)
+    return tokens_per_step(trace, key.num_tokens, key.tree)
 
 
 def probe_device(site: str, env: dict[str, str]) -> dict[str, Any]:

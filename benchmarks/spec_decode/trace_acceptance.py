@@ -76,7 +76,7 @@ class Replay:
     def candidate_probs(
         self, rows: torch.Tensor, depth: int, width: int
     ) -> torch.Tensor:
-        """[n, depth, width] float32, to stand for what a drafter said.
+        """[n, depth, width] float32, as `best_candidates` says of them.
 
         Raises:
             ValueError: more than a recording holds.
@@ -86,7 +86,8 @@ class Replay:
                 f"{width} candidates at {depth} depths, but recordings hold {WIDTH} at "
                 f"{DEPTH}: draft at most {DEPTH} tokens deep"
             )
-        return self.probs[rows, :depth, :width]
+        probs = self.probs[rows, :depth, :width]
+        return probs / probs.sum(-1, keepdim=True)
 
     def accepted_of_chain(
         self, rows: torch.Tensor, num_drafts: torch.Tensor

@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from vllm.config.drafter import num_candidates
+
 FOLDER = Path(__file__).parent / "traces"
 TEXTS = ("greedy", "t0.5", "t0.8")
 # In the place of a rank: none of the recorded candidates.
@@ -88,7 +90,13 @@ class Tree(NamedTuple):
     rank: np.ndarray
 
 
-def best_first(probs: np.ndarray, num_nodes: int, num_chain: int = 0) -> Tree:
+def among_candidates(probs: np.ndarray, width: int) -> np.ndarray:
+    """[..., depth, width], as `best_candidates` says of the likeliest tokens."""
+    kept = probs[..., :width]
+    return kept / kept.sum(-1, keepdims=True)
+
+
+def best_first(probs: np.ndarray, num_nodes: int) -> Tree:
     """The likeliest `num_nodes` paths by the product of their tokens' probabilities.
 
     Taken in turns from a heap, as OPT-Tree and DDTree do: a node that is taken adds its
@@ -96,13 +104,9 @@ def best_first(probs: np.ndarray, num_nodes: int, num_chain: int = 0) -> Tree:
 
     Args:
         probs: [depth, width], descending along the width.
-        num_chain: nodes 1 to this are the likeliest token of each depth, whatever
-            else there is.
     """
     depth, width = probs.shape
     nodes: dict[tuple[int, ...], int] = {(): 0}
-    for d in range(min(num_chain, num_nodes, depth)):
-        nodes[(0,) * (d + 1)] = d + 1
     heap = [(-float(probs[0, 0]), (0,))]
     while heap and len(nodes) <= num_nodes:
         score, path = heapq.heappop(heap)
@@ -163,22 +167,22 @@ def walk(trace: Trace, accepted: Sequence[int]) -> list[list[int]]:
 
 
 def tokens_per_step(
-    trace: Trace, num_drafts: int, num_nodes: int | None = None, num_chain: int = 0
+    trace: Trace, num_drafts: int, num_nodes: int | None = None
 ) -> float:
     """Mean tokens of a step that drafts a chain, or a best-first tree.
 
     Args:
         num_drafts: length of the chain, or depth of the tree.
         num_nodes: of a tree for each step; None: the chain.
-        num_chain: of the nodes, those kept for the chain.
     """
     if num_nodes is None:
         counts = [accepted_of_chain(row, num_drafts) for row in trace.ranks.tolist()]
     else:
+        width = num_candidates(num_nodes)
         counts = [
-            len(accepted_of_tree(ranks, best_first(probs, num_nodes, num_chain)))
+            len(accepted_of_tree(ranks, best_first(probs, num_nodes)))
             for probs, ranks in zip(
-                trace.probs[:, :num_drafts],
+                among_candidates(trace.probs[:, :num_drafts], width),
                 trace.ranks[:, :num_drafts].tolist(),
                 strict=True,
             )

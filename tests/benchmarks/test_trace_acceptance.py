@@ -56,17 +56,15 @@ def test_a_saved_trace_is_loaded_again(tmp_path):
         Trace.load("other", tmp_path)
 
 
-@pytest.mark.parametrize("num_chain", [0, 5, 8])
-def test_best_first_takes_the_likeliest_paths(num_chain):
+def test_best_first_takes_the_likeliest_paths():
     probs = random_trace().probs[0, :, :4]
-    tree = traces.best_first(probs, 24, num_chain)
+    tree = traces.best_first(probs, 24)
     score = [1.0]
     for depth, parent, rank in zip(*tree, strict=True):
         score.append(score[parent] * float(probs[depth - 1, rank]))
     nodes = list(zip(*tree, strict=True))
     assert len(set(nodes)) == 24 and all(p < i + 1 for i, (_, p, _) in enumerate(nodes))
-    assert [n for n in nodes[:num_chain]] == [(d + 1, d, 0) for d in range(num_chain)]
-    taken, least = set(nodes), min(score[1 + num_chain :])
+    taken, least = set(nodes), min(score[1:])
     # What is left out, a child or a sibling of what is in, is no likelier.
     for node, (depth, *_) in enumerate([(0, 0, 0), *nodes]):
         for rank in range(4 if depth < 8 else 0):
@@ -141,11 +139,12 @@ def test_trees_are_drafted_and_accepted_as_recorded(monkeypatch, depth, width):
     hidden = torch.zeros(60, depth, 4)
     log_probs, tokens = drafting.rank_candidates(speculator, hidden, None)
     tokens = tokens.view(60, depth, width)
-    expected = torch.from_numpy(trace.probs[:, :depth, :width])
+    probs = traces.among_candidates(trace.probs[:, :depth], width)
+    expected = torch.from_numpy(probs)
     torch.testing.assert_close(log_probs.exp().view(60, depth, width), expected)
 
     for row in range(60):
-        tree = traces.best_first(trace.probs[row, :depth, :width], 20, depth)
+        tree = traces.best_first(probs[row], 20)
         depths = torch.tensor(tree.depth)
         local = torch.arange(len(depths) + 1)
         trees = SimpleNamespace(depths=depths.int().expand(60, -1))

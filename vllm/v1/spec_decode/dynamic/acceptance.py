@@ -151,9 +151,7 @@ class PlanAcceptance:
             for nodes, (before, total) in zip(sizes, pairwise(totals), strict=True)
         }
 
-    def observe(
-        self, num_drafts: int, accepted: Sequence[int], num_best: int
-    ) -> None:
+    def observe(self, num_drafts: int, accepted: Sequence[int], num_best: int) -> None:
         """Takes in one request's verified drafts, of whatever plan.
 
         Args:

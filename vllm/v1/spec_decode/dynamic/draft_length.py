@@ -89,9 +89,7 @@ class DraftLengths:
                 num_speculative_tokens,
             )
 
-    def observe(
-        self, num_drafts: int, accepted: Sequence[int], num_best: int
-    ) -> None:
+    def observe(self, num_drafts: int, accepted: Sequence[int], num_best: int) -> None:
         """Takes in one request's verified drafts; see `PlanAcceptance.observe`."""
         self.acceptance.observe(num_drafts, accepted, num_best)
 

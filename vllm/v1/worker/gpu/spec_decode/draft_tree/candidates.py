@@ -3,8 +3,13 @@
 
 The C best tokens of a row lie in the C groups of neighbouring tokens whose largest
 logits are best: a token of another group has C better ones before it. So the row is
-read once, for the largest logit of each group and its sum of exponentials, and what is
-searched again and again is a hundredth of it: the groups, then the tokens of C of them.
+read once, for the largest logit of each group, and what is searched again and again is
+a hundredth of it: the groups, then the tokens of C of them.
+
+Probabilities are those among the candidates alone. A drafter that samples all positions
+at once is more often right than it says: so a tree of the bundled drafters goes deeper,
+and accepts 0.7 % more tokens a step at temperature 0.5, and 1.5 % more of greedy text,
+than by probabilities among all tokens.
 """
 
 import torch
@@ -49,7 +54,6 @@ def _groups_kernel(
     logits,  # [S, V]
     logits_stride,
     largest,  # [S, groups] float32
-    sums,  # [S, groups] float32, of exp(logit - largest)
     vocab_size,
     num_groups,  # a multiple of BLOCK; those behind the vocabulary have -inf and 0
     GROUP: tl.constexpr,
@@ -63,13 +67,7 @@ def _groups_kernel(
         mask=col < vocab_size,
         other=float("-inf"),
     ).to(tl.float32)
-    top = tl.max(values, 1)
-    # Logits of tokens that a head cannot draft are -inf, perhaps all of a group's.
-    some = tl.maximum(top, -1e30)
-    total = tl.sum(tl.exp(values - some[:, None]), 1)
-    at = row * num_groups + group
-    tl.store(largest + at, top)
-    tl.store(sums + at, total)
+    tl.store(largest + row * num_groups + group, tl.max(values, 1))
 
 
 @triton.jit
@@ -77,7 +75,6 @@ def _best_of_row_kernel(
     logits,
     logits_stride,
     largest,
-    sums,
     log_probs,  # [S, C] float32
     tokens,  # [S, C] int32
     vocab_size,
@@ -89,12 +86,8 @@ def _best_of_row_kernel(
 ):
     row = tl.program_id(0)
     group = tl.arange(0, BLOCK)
-    at, is_group = row * num_groups + group, group < num_groups
-    tops = tl.load(largest + at, mask=is_group, other=float("-inf"))
-    total = tl.load(sums + at, mask=is_group, other=0.0)
-    top = tl.max(tops, 0)
-    log_sum = top + tl.log(tl.sum(total * tl.exp(tops - top), 0))
-
+    at = largest + row * num_groups + group
+    tops = tl.load(at, mask=group < num_groups, other=float("-inf"))
     keys = _keys(tops, group)
     lane = tl.arange(0, BLOCK_C)
     best_groups = tl.full([BLOCK_C], BLOCK, tl.int32)  # none has this number
@@ -110,10 +103,15 @@ def _best_of_row_kernel(
     ).to(tl.float32)
     keys = tl.where(col < vocab_size, _keys(values, col), EMPTY)
     keys = tl.reshape(keys, [BLOCK_C * GROUP])
+    best = tl.full([BLOCK_C], float("-inf"), tl.float32)
     for c in tl.static_range(C):
         value, token, keys = _pop_best(keys)
-        tl.store(log_probs + row * C + c, value - log_sum)
+        best = tl.where(lane == c, value, best)
         tl.store(tokens + row * C + c, token)
+    # Logits of tokens that a head cannot draft are -inf, perhaps all of a row's.
+    best -= tl.maximum(tl.max(best, 0), -1e30)
+    log_probs_of_row = best - tl.log(tl.sum(tl.exp(best), 0))
+    tl.store(log_probs + row * C + lane, log_probs_of_row, mask=lane < C)
 
 
 def best_candidates(
@@ -126,22 +124,21 @@ def best_candidates(
         num_candidates: tokens per row (C), at most V and BLOCK_GROUPS.
 
     Returns:
-        [S, C] float32 log-probabilities of the softmax over the row, and [S, C] int32
-        token ids.
+        [S, C] float32 log-probabilities of the softmax over the candidates alone, and
+        [S, C] int32 token ids.
     """
     assert logits.stride(1) == 1 and num_candidates <= BLOCK_GROUPS
     rows, vocab_size = logits.shape
     blocks = triton.cdiv(vocab_size, GROUP * BLOCK_GROUPS)
     groups = blocks * BLOCK_GROUPS
     new = logits.new_empty
-    largest, sums = new(2, rows, groups, dtype=torch.float32)
+    largest = new(rows, groups, dtype=torch.float32)
     log_probs = new(rows, num_candidates, dtype=torch.float32)
     tokens = new(rows, num_candidates, dtype=torch.int32)
     _groups_kernel[(rows, blocks)](
         logits,
         logits.stride(0),
         largest,
-        sums,
         vocab_size,
         groups,
         GROUP=GROUP,
@@ -152,7 +149,6 @@ def best_candidates(
         logits,
         logits.stride(0),
         largest,
-        sums,
         log_probs,
         tokens,
         vocab_size,

@@ -17,7 +17,7 @@ from .test_unified_speculator import (
 MODES = ("pard", "pard2", "peagle")
 # Engine: depth and nodes of its trees. "tiny" cuts prompts and preempts, "ahead"
 # schedules before the last step's tokens are known.
-TREES = {"ahead": (4, 31), "tiny": (4, 9), "alone": (4, 4)}
+TREES = {"ahead": (4, 31), "tiny": (4, 9), "alone": (3, 4)}
 LARGEST = {"ahead": (7, 64), "tiny": (7, 31), "alone": (7, 127)}
 FAST = ("pard-ahead", "pard2-tiny", "peagle-tiny")
 
@@ -41,7 +41,7 @@ def assert_trees_were_verified(result, depth: int, nodes: int) -> None:
         assert by_position[0] > 0 and not any(by_position[depth:])
         by_rank = counted["num_accepted_tree_nodes"]
         assert sum(by_rank) <= sum(by_position)  # chains are verified too
-        assert by_rank[0] > by_rank[1] > 0 or nodes == depth
+        assert by_rank[0] > by_rank[1] > 0
         assert counted["num_tree_nodes"][0] > sum(by_rank)
     assert "Draft trees are not used" not in result["log"]
 

@@ -200,8 +200,9 @@ def test_rows_have_positions_by_depth_and_see_ancestors(num_nodes: int):
     assert not step.rows.prefix_lens[4:].any()
 
 
+@pytest.mark.parametrize("has_trees", [True, False])
 @pytest.mark.parametrize("num_nodes", [3, 9, 40, 100])
-def test_the_walk_follows_the_drawn_tokens(num_nodes: int):
+def test_the_walk_follows_the_drawn_tokens(num_nodes: int, has_trees: bool):
     step, rng = Step(num_nodes, num_nodes), random.Random(num_nodes)
     rows = int(step.cu_num_logits[-1])
     # Few tokens, so that paths go on; siblings hold different ones.
@@ -230,13 +231,16 @@ def test_the_walk_follows_the_drawn_tokens(num_nodes: int):
         num_sampled,
         path,
         ranks,
+        has_trees,
     )
     for req in range(len(step.drafts)):
         own = slice(step.cu_num_logits[req], step.cu_num_logits[req + 1])
-        wanted = walk(step.nodes[req], nodes[own], drawn[own], chain_only[req])
+        chain = [Node(depth, depth + 1, 0) for depth in range(step.depth)]
+        laid_out = step.nodes[req] if has_trees else chain
+        wanted = walk(laid_out, nodes[own], drawn[own], chain_only[req])
         number = int(num_sampled[req])
         assert (sampled[req, :number].tolist(), path[req, :number].tolist()) == wanted
-        of_path = [step.nodes[req][row - 1].rank if row else 0 for row in wanted[1]]
+        of_path = [laid_out[row - 1].rank if row else 0 for row in wanted[1]]
         assert ranks[req, :number].tolist() == of_path
 
 

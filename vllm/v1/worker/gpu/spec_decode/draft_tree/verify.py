@@ -34,7 +34,7 @@ def _walk_kernel(
     num_sampled,  # [n] int32
     path,  # [n, K + 1] int32
     path_ranks,  # [n, K + 1] int32
-    HAS_TREES: tl.constexpr,
+    has_trees,
     DEPTH: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -43,14 +43,13 @@ def _walk_kernel(
     rows = tl.load(cu_num_logits + req + 1) - begin
     row = tl.arange(0, BLOCK)
     is_node = (row > 0) & (row < rows)
-    parent, rank = row - 1, tl.zeros_like(row)
-    if HAS_TREES:
-        of_row = tl.load(idx_mapping + req) * tree_stride + row - 1
-        parent = tl.load(trees.parents + of_row, mask=is_node, other=-1)
-        rank = tl.load(trees.ranks + of_row, mask=is_node, other=0)
-        # Rows of the chain of best tokens, behind each other, are a chain of the batch.
-        is_chain = (parent == row - 1) & (rank == 0)
-        is_node &= is_chain | (tl.load(chain_only + req) == 0)
+    of_row = tl.load(idx_mapping + req) * tree_stride + row - 1
+    of_tree = is_node & has_trees
+    parent = tl.load(trees.parents + of_row, mask=of_tree, other=row - 1)
+    rank = tl.load(trees.ranks + of_row, mask=of_tree, other=0)
+    # Rows of the chain of best tokens, behind each other, are a chain of the batch.
+    is_chain = (parent == row - 1) & (rank == 0)
+    is_node &= is_chain | (tl.load(chain_only + req) == 0)
     place = row * RANKS + rank
     node = tl.load(nodes + begin + row, mask=is_node, other=-1).to(tl.int64)
 
@@ -108,7 +107,7 @@ def walk_trees(
         num_sampled,
         path,
         path_ranks,
-        HAS_TREES=has_trees,
+        has_trees,
         DEPTH=trees.max_depth,
         BLOCK=triton.next_power_of_2(trees.max_num_nodes + 1),
         num_warps=1,

@@ -55,7 +55,7 @@ def _groups_kernel(
     logits_stride,
     largest,  # [S, groups] float32
     vocab_size,
-    num_groups,  # a multiple of BLOCK; those behind the vocabulary have -inf and 0
+    num_groups,  # a multiple of BLOCK; those behind the vocabulary have -inf
     GROUP: tl.constexpr,
     BLOCK: tl.constexpr,
 ):

@@ -72,7 +72,6 @@ def _config(
     return {key: value for key, value in config.items() if value is not ...}
 
 
-_LLAMA = ("LlamaForCausalLM", "llama")
 _QWEN2 = ("Qwen2ForCausalLM", "qwen2")
 _QWEN3 = ("Qwen3ForCausalLM", "qwen3")
 _target = partial(
@@ -80,7 +79,7 @@ _target = partial(
 )
 _WINDOWED = ["sliding_attention", "full_attention"]
 TARGETS = {
-    "llama": _target(*_LLAMA),
+    "llama": _target(),
     "qwen2": _target(
         *_QWEN2, num_attention_heads=2, head_dim=..., vocab_size=PADDED_VOCAB
     ),
@@ -196,7 +195,7 @@ _PARDS = {
         target="qwen2",
         settings=_PROBABILISTIC,
     ),
-    # Tensors in two files, and 128 rows of padding more than the target.
+    # Tensors in several files, and 128 rows of padding more than the target.
     "pard-llama": _pard(
         _pard_config(vocab_size=PADDED_VOCAB, **_NEW_DTYPE, **_NEW_ROPE),
         target="gpt-oss",

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from .bad_checkpoints import CONFIGS, FILES, layer
+from .bad_checkpoints import CONFIGS, FILES, NUM_TOKENS, layer
 from .bad_row import (
     GONE,
     WEIGHTS,
@@ -128,6 +128,12 @@ GOOD = [
     Row(
         "d2t names a token twice",
         tensors({"d2t": torch.tensor([1] + [0] * 1535)}),
+        drafter="eagle3",
+    ),
+    Row(
+        "no draft_vocab_size",
+        config(draft_vocab_size=GONE),
+        tensors({"lm_head.weight": (NUM_TOKENS, 256), "d2t": GONE}),
         drafter="eagle3",
     ),
     Row("more tokens than the target", layer(vocab_size=8000), drafter="eagle3"),

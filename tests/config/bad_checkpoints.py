@@ -118,8 +118,8 @@ CONFIGS = [
 
 FILES = [
     Row("holds no weights", gone(WEIGHTS)),
-    Row("is no safetensors file", cut(WEIGHTS, 0)),
-    Row("is no safetensors file", file(WEIGHTS, HTML)),
+    Row("is not a safetensors file", cut(WEIGHTS, 0)),
+    Row("is not a safetensors file", file(WEIGHTS, HTML)),
     Row("header promises", cut(WEIGHTS, -1000)),
     Row(
         "corrupt safetensors header",
@@ -127,7 +127,7 @@ FILES = [
     ),
     of_eagle3("json names", index("model-2-of-2.safetensors")),
     of_eagle3("files of its own folder", index("../target/model.safetensors")),
-    Row("no safetensors index", file(INDEX, b"{")),
+    Row("not a safetensors index", file(INDEX, b"{")),
     # PARD-2's projection.
     Row("holds more than tensors", file(WARP, HTML)),
     Row("holds more than tensors", SAVED, cut(WARP, -1000)),
@@ -140,7 +140,7 @@ FILES = [
     # Heads.
     of_peagle("has no tensor mask_hidden", tensors({"mask_hidden": GONE})),
     of_peagle("mask_hidden of", tensors({"mask_hidden": (1, 1, 256)})),
-    of_eagle3("fc.weight: it is no EAGLE-3 head", tensors({"fc.weight": GONE})),
+    of_eagle3("fc.weight: it is not an EAGLE-3 head", tensors({"fc.weight": GONE})),
     of_eagle3("fc.weight of", tensors({"fc.weight": (256, 512)})),
     of_eagle3("has no tensor d2t", tensors({"d2t": GONE})),
     of_eagle3(

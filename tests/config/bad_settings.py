@@ -20,7 +20,7 @@ SETTINGS = [
     Row('has no "model"', model=GONE, method="draft_model"),
     Row('has no "model"', model=GONE, num_speculative_tokens=GONE),
     Row("method Input should be 'ngram'", method="eagel3"),
-    Row("fc.weight: it is no EAGLE-3 head", drafter="draft", method="eagle3"),
+    Row("fc.weight: it is not an EAGLE-3 head", drafter="draft", method="eagle3"),
     Row("prompt_lookup_min", **NGRAM, prompt_lookup_min=5, prompt_lookup_max=2),
     # How many tokens.
     Row("tokens Input should be greater", num_speculative_tokens=0),

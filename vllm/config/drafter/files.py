@@ -78,7 +78,7 @@ def read_header(file: Path) -> dict[str, Tensor]:
         length = int.from_bytes(stream.read(8), "little")
         if size < 8 or length > min(size - 8, LARGEST_HEADER):
             raise ValueError(
-                f"{file} is no safetensors file, or cut short ({size} bytes; its "
+                f"{file} is not a safetensors file, or is cut short ({size} bytes; its "
                 f"header would take {length}): {AGAIN}."
             )
         try:
@@ -124,7 +124,7 @@ def _shards(index: Path) -> set[str]:
         names = set(json.loads(index.read_text("utf-8"))["weight_map"].values())
         is_beside = all(name == Path(name).name for name in names)
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise ValueError(f"{index} is no safetensors index: {AGAIN}.") from None
+        raise ValueError(f"{index} is not a safetensors index: {AGAIN}.") from None
     if not is_beside:
         raise ValueError(
             f"{index} must name files of its own folder, but its weight_map names "

@@ -62,7 +62,7 @@ def find_mask_token(spec: "SpeculativeConfig") -> int | None:
     if spec.method == "eagle":
         raise ValueError(
             "parallel_drafting needs a drafter with a learned mask_hidden, which "
-            'method "eagle" has not: use an EAGLE-3 style checkpoint (P-EAGLE) with '
+            'method "eagle" lacks: use an EAGLE-3 style checkpoint (P-EAGLE) with '
             'method "eagle3".'
         )
     mask = get_mask_token_id(spec.draft_model_config.hf_config)

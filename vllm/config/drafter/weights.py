@@ -227,7 +227,7 @@ class _Weights:
     def _check_fc(self) -> None:
         fc = self.need(
             "fc.weight",
-            "it is no EAGLE-3 head; with a draft model of its own vocabulary and "
+            "it is not an EAGLE-3 head; with a draft model of its own vocabulary and "
             'embeddings set "method": "draft_model"',
         )
         hidden, taps = self.config.hidden_size, self.num_taps

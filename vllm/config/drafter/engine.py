@@ -152,13 +152,13 @@ def check_needs_unified(spec: "SpeculativeConfig", drafter: DrafterConfig) -> No
     Raises:
         ValueError: one of them is set, and another speculator would draft.
     """
-    if drafter.is_unified:
+    setting = next(_unified_settings(spec), None)
+    if drafter.is_unified or setting is None:
         return
-    for setting in _unified_settings(spec):
-        raise ValueError(
-            f"{setting} does not support {drafter.unsupported or V1}: turn that off, "
-            f"or unset {setting.partition('=')[0]}."
-        )
+    raise ValueError(
+        f"{setting} does not support {drafter.unsupported or V1}: turn that off, or "
+        f"unset {setting.partition('=')[0]}."
+    )
 
 
 def _unified_settings(spec: "SpeculativeConfig") -> Iterator[str]:

@@ -24,7 +24,7 @@ logger = init_logger(__name__)
 
 WARP = "warp_model.bin"
 WEIGHT, BIAS = "target_proj.weight", "target_proj.bias"
-# What some checkpoints call a key, and what it is without any.
+# What some checkpoints call a key.
 OLD_NAMES = {
     "pard2_scale": ("feat_scale", "pard_scale"),
     "pard2_target_dim": ("pard_target_dim",),

@@ -72,9 +72,13 @@ def candidate_lengths(depth: int, num_nodes: int | None = None) -> list[int]:
 def chosen_lengths(spec: "SpeculativeConfig") -> list[int]:
     """What an engine with "auto" chooses between."""
     schedule = spec.num_speculative_tokens_per_batch_size
+    return _lengths(schedule, spec.num_speculative_tokens)
+
+
+def _lengths(schedule: str, depth: int) -> list[int]:
     if isinstance(schedule, AutoSchedule):
         return list(schedule.lengths)
-    return candidate_lengths(spec.num_speculative_tokens)
+    return candidate_lengths(depth)
 
 
 def covering_lookup(
@@ -86,9 +90,7 @@ def covering_lookup(
     up to the largest batch that has it. Where there are more candidates than batch
     sizes, the lookup is longer than the batch sizes ask for.
     """
-    candidates = candidate_lengths(num_speculative_tokens)
-    if isinstance(schedule, AutoSchedule):
-        candidates = list(schedule.lengths)
+    candidates = _lengths(schedule, num_speculative_tokens)
     rest = max(1, max_batch_size + 1 - len(candidates))  # entry 0 stands for nothing
     return [num_speculative_tokens] * rest + candidates
 
@@ -153,7 +155,7 @@ def check_auto(spec: "SpeculativeConfig") -> None:
     Raises:
         ValueError: it does not support them.
     """
-    found = _find_unsupported(spec) if is_auto(spec) else None
+    found = _why_not_auto(spec) if is_auto(spec) else None
     if found is None:
         return
     what, remedy = found
@@ -176,7 +178,7 @@ def fix_length(spec: "SpeculativeConfig", why: str) -> None:
     )
 
 
-def _find_unsupported(spec: "SpeculativeConfig") -> tuple[str, str] | None:
+def _why_not_auto(spec: "SpeculativeConfig") -> tuple[str, str] | None:
     """What of a speculative config "auto" does not support, and what to do."""
     if spec.method not in METHODS:
         return f"method {spec.method}", "give a schedule or unset it"

@@ -185,7 +185,7 @@ def check_tree(spec: "SpeculativeConfig", drafter: DrafterConfig) -> None:
             f"draft_tree needs all {depth} tokens drafted in one pass, not "
             f"{drafter.parallel_width}: unset it, or parallel_drafting_width."
         )
-    if not depth <= nodes <= MAX_NODES:
+    if nodes < depth:  # its field refuses more than MAX_NODES
         raise ValueError(
             f"draft_tree ({nodes}) must be from num_speculative_tokens ({depth}), the "
             f"chain that it begins with, to {MAX_NODES}: change one of the two."

@@ -194,7 +194,8 @@ def why_different(target: Tokens, draft: Tokens, num_common: int) -> str | None:
         return "the target's tokenizer cannot be loaded to compare its own with"
     if max(target.values(), default=0) >= num_common:
         return "it has no row for some of the target's tokens"
-    for token, number in _different_tokens(target, draft):
+    if different := next(_different_tokens(target, draft), None):
+        token, number = different
         return f"its token {number}, {token!r}, is not the target's"
     return None
 

@@ -73,12 +73,12 @@ def check_weights(vllm_config: "VllmConfig") -> None:
     arch = spec.draft_model_config.architectures[0]
     if spec.method == "eagle3" and arch in HEADS:
         weights.check_head()
-        weights.check_layers()
-        weights.check_attention()
     elif spec.method == "draft_model" and arch in DENSE:
         weights.check_embeddings()
-        weights.check_layers()
-        weights.check_attention()
+    else:
+        return
+    weights.check_layers()
+    weights.check_attention()
 
 
 def _check_load_format(spec: "SpeculativeConfig") -> None:

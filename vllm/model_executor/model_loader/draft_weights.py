@@ -93,7 +93,7 @@ class DraftWeights:
         )
 
     def _with_target_rows(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """Pads or cuts a vocabulary to the target's, see `config.drafter.target`.
+        """Pads or cuts a vocabulary to the target's, see `config.drafter.vocabulary`.
 
         The last row is padding itself, and the first of equal logits wins: repeated,
         it never changes what is drafted.

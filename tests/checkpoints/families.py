@@ -563,15 +563,18 @@ PUBLISHED: dict[str, Published] = _PARDS | _PARD2S | _PEAGLES | _SPECULATORS | _
 # Writing them.
 
 
-def write_target(name: str, folder: Path, tokenizer: Path) -> Path:
+def write_target(
+    name: str, folder: Path, tokenizer: Path, has_weights: bool = True
+) -> Path:
     """A target of random weights, with the tokenizer of the folder `tokenizer`."""
     config = TARGETS[name]
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
-    tensors = language_model(config)
-    tensors["lm_head.weight"][TOKENS:] = 0  # padding is never the likeliest
-    save_file(tensors, folder / "model.safetensors")
     _copy_tokenizer(tokenizer, folder)
+    if has_weights:
+        tensors = language_model(config)
+        tensors["lm_head.weight"][TOKENS:] = 0  # padding is never the likeliest
+        save_file(tensors, folder / "model.safetensors")
     return folder
 
 

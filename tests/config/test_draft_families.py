@@ -2,7 +2,6 @@
 """The family of every published drafter, and what follows from it."""
 
 import shutil
-from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,16 +30,10 @@ from .specs import checkpoint, engine_config, unresolved
 __all__ = ["checkpoint"]  # a fixture
 
 
-@pytest.fixture(scope="module")
-def target_folder(models, tmp_path_factory):
-    """The folder of one of TARGETS."""
-    folder = tmp_path_factory.mktemp("targets")
-    return cache(lambda name: write_target(name, folder / name, models / "target"))
-
-
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_published(name: str, target_folder, tmp_path):
-    made, target = PUBLISHED[name], target_folder(PUBLISHED[name].target)
+def test_published(name: str, models, tmp_path):
+    made, tokenizer = PUBLISHED[name], models / "target"
+    target = write_target(made.target, tmp_path / "target", tokenizer, False)
     folder = write_drafter(name, tmp_path / "drafter", target)
     drafter = engine_config(target, {"model": str(folder)}).speculative_config.drafter
     assert (drafter.family, drafter.method) == (made.family, made.method)
@@ -54,21 +47,6 @@ def test_published(name: str, target_folder, tmp_path):
 def test_every_family_is_published():
     tested = {made.family for made in PUBLISHED.values()}
     assert tested == {family.name for family in FAMILIES}
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        {"architectures": ["LlamaForCausalLM"], "model_type": "llama"},
-        {"mask_token_id": 103, "architectures": ["BertForMaskedLM"]},
-        {"architectures": ["DFlashDraftModel"], "draft_vocab_size": 9},
-        {"dflash_config": {}, "mask_token_id": 3, "draft_vocab_size": 9},
-        {"speculators_model_type": "dflash", "mask_token_id": 5},
-        {"eagle_config": None, "pard_token": None},
-    ],
-)
-def test_other_models_are_left_to_vllm(config: dict):
-    assert find_family(DraftFiles(config)) is None
 
 
 AMAZON, SPECFORGE = "P-EAGLE, Amazon", "P-EAGLE, SpecForge or verl-SpeCo"
@@ -90,10 +68,18 @@ PARD = {"pard_token": 5, "spd_type": "pard"}
             for name in ("PEagleDraftModel", "LlamaForCausalLMPeagle")
         ),
         ({"architectures": ["PEagleDraftModel"], "ptd_token_id": 5}, (), AMAZON),
+        # Other models are left to vLLM.
+        ({"architectures": ["LlamaForCausalLM"], "model_type": "llama"}, (), None),
+        ({"mask_token_id": 103, "architectures": ["BertForMaskedLM"]}, (), None),
+        ({"architectures": ["DFlashDraftModel"], "draft_vocab_size": 9}, (), None),
+        ({"dflash_config": {}, "mask_token_id": 3, "draft_vocab_size": 9}, (), None),
+        ({"speculators_model_type": "dflash", "mask_token_id": 5}, (), None),
+        ({"eagle_config": None, "pard_token": None}, (), None),
     ],
 )
-def test_told_by(config: dict, files: tuple[str, ...], family: str):
-    assert find_family(DraftFiles(config, list, files)).name == family
+def test_told_by(config: dict, files: tuple[str, ...], family: str | None):
+    found = find_family(DraftFiles(config, list, files))
+    assert (found and found.name) == family
 
 
 @pytest.mark.parametrize(
@@ -134,28 +120,38 @@ DFLASH = ("fc.weight", "hidden_norm.weight", "layers.0.mlp.up_proj.weight")
         ((), None),
     ],
 )
+def test_tensors_tell_the_method(tensors: tuple[str, ...], method: str | None):
+    assert told_by_tensors(DraftFiles({}, lambda: tensors)) == method
+    assert told_by_tensors(DraftFiles({"dflash_config": {}}, lambda: tensors)) is None
+
+
+@pytest.mark.parametrize(
+    "name, tensors, method",
+    [
+        ("eagle-draft", LANGUAGE_MODEL, "draft_model"),
+        ("eagle3", EAGLE, "eagle"),
+        ("draft", EAGLE, "eagle"),
+        ("draft", LANGUAGE_MODEL, None),  # vLLM tells whether it has MTP modules
+    ],
+)
 @pytest.mark.parametrize("is_pickled", [False, True])
-def test_tensors_tell_the_method(
-    tensors: tuple[str, ...], method: str | None, is_pickled: bool, checkpoint
+def test_tensors_of_a_folder(
+    name: str,
+    tensors: tuple[str, ...],
+    method: str | None,
+    is_pickled: bool,
+    checkpoint,
 ):
     """vLLM takes any model in a folder named "eagle-…" for an EAGLE head, and an EAGLE
     head in another one for a draft model."""
-    for name in ("eagle-draft", "eagle3", "draft"):
-        if name == "draft" and method == "draft_model":
-            method = None  # vLLM tells whether it has MTP modules
-        folder = checkpoint({"model_type": "llama"}, tensors, name)
-        if is_pickled:
-            weights = load_file(file := folder / "model.safetensors")
-            torch.save(weights, folder / "pytorch_model.bin")
-            file.unlink()
-        spec = unresolved(folder, num_speculative_tokens=4)
-        drafter = read_files(spec)
-        assert spec.method == (drafter and drafter.method) == method
-
-
-def test_tensors_of_other_methods_tell_nothing():
-    files = DraftFiles({"dflash_config": {}}, lambda: EAGLE)
-    assert told_by_tensors(files) is None
+    folder = checkpoint({"model_type": "llama"}, tensors, name)
+    if is_pickled:
+        weights = load_file(file := folder / "model.safetensors")
+        torch.save(weights, folder / "pytorch_model.bin")
+        file.unlink()
+    spec = unresolved(folder, num_speculative_tokens=4)
+    drafter = read_files(spec)
+    assert spec.method == (drafter and drafter.method) == method
 
 
 @pytest.fixture

@@ -39,20 +39,24 @@ def configure(models, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "named, layers, tapped",
+    "keys, layers, tapped",
     [
-        ([-1, -3, -5], (6, 4, 2), (2, 4)),
-        ([-1], (6,), ()),
-        ([3, -2, 3], (3, 5, 3), (3, 5)),
-        ([-7], (0,), (0,)),
+        ({"pard2_target_layers": [-1, -3, -5], "pard2_scale": 0.5}, (6, 4, 2), (2, 4)),
+        ({"pard2_target_layers": [3, -2, 3]}, (3, 5, 3), (3, 5)),
+        ({"pard2_target_layers": [-7]}, (0,), (0,)),
+        # Keys by the names they had at first, and none.
+        ({"pard2_target_layers": [-4], "target_layers": [-2]}, (3,), (3,)),
+        ({"target_layers": [-2], "feat_scale": 0.5}, (5,), (5,)),
+        ({}, (6,), ()),
     ],
 )
-def test_layers(configure, named: list[int], layers: tuple, tapped: tuple):
+def test_layers(configure, keys: dict, layers: tuple, tapped: tuple):
     """As transformers counts states: the last one is after the norm, none is tapped."""
-    tensors = projection(HIDDEN, len(named) * WIDTH)
-    spec = configure(tensors, pard2_target_layers=named, pard2_scale=0.5)
+    spec = configure(projection(HIDDEN, len(layers) * WIDTH), **keys)
     features = spec.drafter.target_features
-    assert (features.layers, features.depth, features.scale) == (layers, DEPTH, 0.5)
+    assert (features.layers, features.depth) == (layers, DEPTH)
+    is_scaled = "pard2_scale" in keys or "feat_scale" in keys
+    assert features.scale == (0.5 if is_scaled else 0.02)
     assert features.tapped == tapped
     config = spec.draft_model_config.hf_config
     assert config.eagle_aux_hidden_state_layer_ids == list(tapped)
@@ -60,20 +64,6 @@ def test_layers(configure, named: list[int], layers: tuple, tapped: tuple):
     whole = spec.compute_hash()
     spec.drafter = replace(spec.drafter, tapped_layers=())
     assert (spec.compute_hash() == whole) == (not tapped)
-
-
-@pytest.mark.parametrize(
-    "keys, layers",
-    [
-        ({}, (6,)),
-        ({"target_layers": [-2]}, (5,)),
-        ({"pard2_target_layers": [-4], "target_layers": [-2]}, (3,)),
-    ],
-)
-def test_older_keys(configure, keys: dict, layers: tuple[int, ...]):
-    features = configure(projection(HIDDEN, WIDTH), feat_scale=2, **keys)
-    assert features.drafter.target_features.layers == layers
-    assert features.drafter.target_features.scale == 2.0
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 """A drafter is quantized as its own files say, whatever its target is."""
 
 import shutil
+from unittest.mock import Mock
 
 import pytest
 
@@ -48,29 +49,19 @@ def configure(models, tmp_path):
     return run
 
 
-def name_of(quant_config) -> str | None:
-    return quant_config and quant_config.get_name()
-
-
-CASES = [(True, False), (False, True), (True, True)]
-
-
-@pytest.mark.parametrize("target, draft", CASES)
-def test_heads(target: bool, draft: bool, configure):
-    config = configure("eagle3", target=target, draft=draft)
-    found = name_of(config.quant_config), name_of(get_draft_quant_config(config))
-    assert found == tuple("compressed-tensors" if q else None for q in (target, draft))
-
-
-@pytest.mark.parametrize("target, draft", CASES)
-def test_draft_models(target: bool, draft: bool, configure, monkeypatch):
+@pytest.mark.parametrize("target, draft", [(True, False), (False, True), (True, True)])
+@pytest.mark.parametrize("drafter", ["eagle3", "pard"])
+def test_as_its_own_files_say(
+    drafter: str, target: bool, draft: bool, configure, monkeypatch
+):
     """Proposals for PARD-2 shared the target's config, and nothing was accepted."""
-    config = configure("pard", target=target, draft=draft)
-    seen = []
-    monkeypatch.setattr(
-        draft_model, "get_model", lambda vllm_config, **_: seen.append(vllm_config)
-    )
-    draft_model.load_draft_model(config)
-    (own,) = seen
-    found = name_of(config.quant_config), name_of(own.quant_config)
-    assert found == tuple("compressed-tensors" if q else None for q in (target, draft))
+    config = configure(drafter, target=target, draft=draft)
+    if drafter == "eagle3":
+        own = get_draft_quant_config(config)
+    else:
+        get_model = Mock()
+        monkeypatch.setattr(draft_model, "get_model", get_model)
+        draft_model.load_draft_model(config)
+        own = get_model.call_args.kwargs["vllm_config"].quant_config
+    found = [each and each.get_name() for each in (config.quant_config, own)]
+    assert found == ["compressed-tensors" if q else None for q in (target, draft)]

@@ -46,19 +46,23 @@ def runner(monkeypatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "config, expected",
+    "config, mask, is_parallel",
     [
-        ({"architectures": ["LlamaForCausalLM"]}, (None, False, None)),
+        ({"architectures": ["LlamaForCausalLM"]}, None, False),
         # A masked language model names a mask token too; it drafts nothing.
-        ({"mask_token_id": 103}, (103, False, None)),
-        ({"mask_token_id": None, "pard_token": 0}, (0, True, None)),
-        ({"pard_token": "<mask>", "speculators_config": [1]}, ("<mask>", True, None)),
+        ({"mask_token_id": 103}, 103, False),
+        # The first key that is set counts.
+        ({"mask_token_id": None, "pard_token": 0}, 0, True),
+        ({"mask_token_id": 1, "pard_token": 2, "ptd_token_id": 3}, 1, True),
+        ({"ptd_token_id": 0}, 0, True),
+        ({"pard_token": "<mask>", "speculators_config": [1]}, "<mask>", True),
     ],
 )
-def test_read_checkpoint(config: dict, expected: tuple):
+def test_read_checkpoint(config: dict, mask: Any, is_parallel: bool):
     found = read_checkpoint(config)
-    read = found.mask_token_id, found.is_parallel, found.num_speculative_tokens
-    assert read == expected
+    assert (found.mask_token_id, found.is_parallel) == (mask, is_parallel)
+    assert found.num_speculative_tokens is None
+    assert get_mask_token_id(SimpleNamespace(**config)) == mask
 
 
 def test_tensors_are_not_asked_for_where_the_config_says_enough():
@@ -67,14 +71,6 @@ def test_tensors_are_not_asked_for_where_the_config_says_enough():
 
     assert read_checkpoint({"pard_token": 3}, never, is_unclear=True).is_parallel
     assert not read_checkpoint(LLAMA, never).is_parallel
-
-
-@pytest.mark.parametrize("wrap", [dict, lambda **keys: SimpleNamespace(**keys)])
-def test_mask_token_comes_from_the_first_key_set(wrap):
-    assert get_mask_token_id(wrap(mask_token_id=1, pard_token=2, ptd_token_id=3)) == 1
-    assert get_mask_token_id(wrap(mask_token_id=None, pard_token=2)) == 2
-    assert get_mask_token_id(wrap(ptd_token_id=0)) == 0
-    assert get_mask_token_id(wrap(vocab_size=9)) is None
 
 
 # What is filled in.

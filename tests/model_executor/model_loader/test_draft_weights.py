@@ -98,13 +98,29 @@ def load(monkeypatch) -> Callable[..., Model]:
 
 
 @pytest.mark.parametrize("name", tensors())
-def test_missing_tensor_of_a_draft_model_is_named(name: str, load):
+@pytest.mark.parametrize(
+    "quantization, method",
+    [
+        (None, "UnquantizedLinearMethod"),
+        ("fp8", "UnquantizedLinearMethod"),
+        ("fp8", "Fp8LinearMethod"),
+    ],
+)
+def test_missing_tensor_of_a_draft_model_is_named(
+    name: str, quantization: str | None, method: str, load
+):
+    """Of a quantized one only what is not quantized is checked."""
     given, model = tensors(), Model()
     model.has_own_lm_head = False  # so the base's Llama says, which can be a target too
-    load(model, given, "draft_model")
+    for layer in model.model.layers.children():
+        layer.qkv_proj.quant_method = type(method, (), {})()
+    load(model, given, "draft_model", quantization)
     del given[name]
+    if "_proj" in name and method == "Fp8LinearMethod":
+        load(model, given, "draft_model", quantization)
+        return
     with pytest.raises(ValueError, match=f"a/drafter lacks {name}: the checkpoint"):
-        load(model, given, "draft_model")
+        load(model, given, "draft_model", quantization)
 
 
 @pytest.mark.parametrize("reduced", [True, False])
@@ -164,20 +180,6 @@ def test_zeros_that_a_model_has_no_use_for_are_dropped(load):
 
 def test_other_methods_are_not_checked(load):
     load(Model(), {}, "medusa")
-
-
-@pytest.mark.parametrize("name", tensors())
-@pytest.mark.parametrize("method", ["Fp8LinearMethod", "UnquantizedLinearMethod"])
-def test_of_a_quantized_drafter_the_rest_is_checked(name: str, method: str, load):
-    model, given = Model(), tensors()
-    for layer in model.model.layers.children():
-        layer.qkv_proj.quant_method = type(method, (), {})()
-    del given[name]
-    if "_proj" in name and method == "Fp8LinearMethod":
-        load(model, given, "draft_model", quantization="fp8")
-        return
-    with pytest.raises(ValueError, match=f"a/drafter lacks {name}: the checkpoint"):
-        load(model, given, "draft_model", quantization="fp8")
 
 
 @pytest.mark.parametrize(

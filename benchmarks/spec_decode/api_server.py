@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The `vllm` command for random weights: `python -m benchmarks.spec_decode.api_server`.
+"""The `vllm` command for dummy weights: `python -m benchmarks.spec_decode.api_server`.
 
 What is below runs in the engine's process too, which starts with this module.
 """
 
 import os
 
-from benchmarks.spec_decode.heads import give_heads_their_own_lm_head
+from benchmarks.spec_decode.models import give_heads_their_own_lm_head
 from benchmarks.spec_decode.trace_acceptance import replay_in_every_runner
 
 give_heads_their_own_lm_head()

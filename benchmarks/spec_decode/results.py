@@ -1,28 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Results files: merged by key, and what follows from their numbers.
+"""Results files, merged by key, and the keys of what they hold.
 
-A file holds `runs` (what was run, by its start), and `measurements`, `profiles`,
-`engines` and `failures`, by the key of what they are about.
+A file holds `runs` (what was run, by its start), and `measurements`, `profiles` and
+`engines`, by the key of what they are about.
 """
 
 import json
 import os
 import re
-import shlex
-import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
-RESULTS = Path(__file__).resolve().parents[1] / "results"
+from benchmarks.spec_decode.models import MAIN, ROOT
+
+RESULTS = ROOT / "benchmarks/results"
 OURS, BASE_V2, BASE_V1 = "ours", "base-v2", "base-v1"
 IMPLEMENTATIONS = (OURS, BASE_V2, BASE_V1)
-# What keys do not name.
-MAIN_SHAPES = "llama-3.1-8b"
-MAIN_CONTEXT = 128
-SETTING = re.compile(r"K(\d+)(?:tree(\d+))?(auto)?(adaptive)?")
-SECTIONS = ("runs", "engines", "measurements", "profiles", "failures")
-FILE_FLAGS = ("--output",)
-SITE_FLAG, SITES = "--site", "$SITES"  # as README.md writes where the installs are
+MAIN_CONTEXT = 128  # with MAIN, what keys do not name
+KEY = re.compile(
+    r"(?P<implementation>[^/]+)/(?P<mode>[^/@]+)(@(?P<shapes>[^/]+))?"
+    r"/K(?P<k>\d+)(tree(?P<tree>\d+))?(?P<auto>auto)?(?P<adaptive>adaptive)?"
+    r"/(?P<acceptance>[^/]+)/c(?P<load>\d+)(@(?P<context>\d+))?"
+)
+SECTIONS = ("runs", "engines", "measurements", "profiles")
 Results = dict[str, dict[str, Any]]
 
 
@@ -41,7 +41,7 @@ class EngineKey(NamedTuple):
     mode: str
     num_tokens: int
     is_auto: bool = False
-    shapes: str = MAIN_SHAPES
+    shapes: str = MAIN
     tree: int = 0
     is_adaptive: bool = False
 
@@ -53,23 +53,8 @@ class EngineKey(NamedTuple):
         return f"K{self.num_tokens}{tree}{auto}{'adaptive' if self.is_adaptive else ''}"
 
     def __str__(self) -> str:
-        where = "" if self.shapes == MAIN_SHAPES else f"@{self.shapes}"
+        where = "" if self.shapes == MAIN else f"@{self.shapes}"
         return f"{self.implementation}/{self.mode}{where}/{self.setting}"
-
-    @classmethod
-    def parse(cls, text: str) -> "EngineKey":
-        implementation, what, tokens = text.split("/")
-        mode, _, shapes = what.partition("@")
-        number, tree, auto, adaptive = SETTING.fullmatch(tokens).groups()
-        return cls(
-            implementation,
-            mode,
-            int(number),
-            bool(auto),
-            shapes or MAIN_SHAPES,
-            int(tree or 0),
-            bool(adaptive),
-        )
 
 
 class PointKey(NamedTuple):
@@ -91,57 +76,27 @@ class PointKey(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> "PointKey":
-        engine, acceptance, load = text.rsplit("/", 2)
-        concurrency, _, context = load[1:].partition("@")
-        context = int(context or MAIN_CONTEXT)
-        return cls(EngineKey.parse(engine), acceptance, int(concurrency), context)
-
-
-def command_line(module: str) -> str:
-    """How this program was called, but for where files are."""
-    given = arguments = sys.argv[1:]
-    for flag in (*FILE_FLAGS, SITE_FLAG):
-        arguments = [a for a in arguments if not a.startswith(f"{flag}=")]
-        while flag in arguments:
-            at = arguments.index(flag)
-            del arguments[at : at + 2]
-    has_sites = any(a.partition("=")[0] == SITE_FLAG for a in given)
-    program = f"python -m benchmarks.spec_decode.{module}"
-    return " ".join([program, *[SITES] * has_sites, *map(shlex.quote, arguments)])
-
-
-def slug(device_name: str) -> str:
-    """A folder's name for a device: nvidia-h200."""
-    return re.sub(r"[^a-z0-9]+", "-", device_name.lower()).strip("-")
+        part = KEY.fullmatch(text).groupdict()
+        engine = EngineKey(
+            part["implementation"],
+            part["mode"],
+            int(part["k"]),
+            bool(part["auto"]),
+            part["shapes"] or MAIN,
+            int(part["tree"] or 0),
+            bool(part["adaptive"]),
+        )
+        context = int(part["context"] or MAIN_CONTEXT)
+        return cls(engine, part["acceptance"], int(part["load"]), context)
 
 
 def merge(old: Results, new: Results) -> Results:
-    """`new` over `old`, key by key.
-
-    A point that succeeds forgets its failure; an older run of which nothing is left is
-    forgotten.
-    """
+    """`new` over `old`, key by key; a run of which nothing is left is forgotten."""
     merged = {s: {**old.get(s, {}), **new.get(s, {})} for s in SECTIONS}
-    done = new.get("engines", {}).keys() | new.get("measurements", {}).keys()
-    for key in done - new.get("failures", {}).keys():
-        merged["failures"].pop(key, None)
     runs = {e.get("run") for s in SECTIONS[1:] for e in merged[s].values()}
     latest = new.get("runs", {}).keys()
     merged["runs"] = {k: r for k, r in merged["runs"].items() if k in runs | latest}
     return merged
-
-
-def of_run(
-    begin: str, run: dict[str, Any], section: str, rows: dict[str, dict[str, Any]]
-) -> Results:
-    """What one run found, each row with its name.
-
-    Args:
-        begin: its start, which names it.
-        run: its command, device and settings.
-    """
-    named = {key: {**row, "run": begin} for key, row in rows.items()}
-    return {"runs": {begin: run}, section: named}
 
 
 def load(path: Path) -> Results:

@@ -17,9 +17,10 @@ from typing import Any
 
 import torch
 
-from benchmarks.spec_decode.captures import RUNNERS
 from benchmarks.spec_decode.traces import NO_RANK, Trace
 
+# Runner V2's and Runner V1's.
+RUNNERS = ("vllm.v1.worker.gpu.model_runner", "vllm.v1.worker.gpu_model_runner")
 CAPACITY = 1 << 14
 DEPTH, WIDTH = 8, 16
 # Neighbouring slots begin far from each other, and so do rounds.
@@ -49,17 +50,9 @@ class Replay:
         self.starts = torch.zeros(num_slots, dtype=torch.int64, device=device)
 
     def load(self, trace: Trace, number: int = 0) -> None:
-        """Takes a recording's place; other rounds begin elsewhere in it.
-
-        Raises:
-            ValueError: it has more rows, or is deeper or wider, than there is room for.
-        """
+        """Takes a recording's place; other rounds begin elsewhere in it."""
         rows, depth, width = trace.probs.shape
-        if rows > CAPACITY or depth != DEPTH or width > WIDTH:
-            raise ValueError(
-                f"a recording of {rows} rows, {depth} deep and {width} wide: room is "
-                f"for {CAPACITY}, {DEPTH} and {WIDTH}"
-            )
+        assert rows <= CAPACITY and depth == DEPTH and width <= WIDTH
         ranks = torch.from_numpy(trace.ranks.astype("int32"))
         self.probs.zero_()
         self.probs[:rows, :, :width].copy_(torch.from_numpy(trace.probs))
@@ -72,28 +65,6 @@ class Replay:
     def rows(self, slots: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """[n] int64 of requests by slot, each with its newest token's position."""
         return (self.starts[slots] + positions) % self.num_rows
-
-    def candidate_probs(
-        self, rows: torch.Tensor, depth: int, width: int
-    ) -> torch.Tensor:
-        """[n, depth, width] float32, as `best_candidates` says of them.
-
-        Raises:
-            ValueError: more than a recording holds.
-        """
-        if depth > DEPTH or width > WIDTH:
-            raise ValueError(
-                f"{width} candidates at {depth} depths, but recordings hold {WIDTH} at "
-                f"{DEPTH}: draft at most {DEPTH} tokens deep"
-            )
-        probs = self.probs[rows, :depth, :width]
-        return probs / probs.sum(-1, keepdim=True)
-
-    def accepted_of_chain(
-        self, rows: torch.Tensor, num_drafts: torch.Tensor
-    ) -> torch.Tensor:
-        """[n] int64, of chains of so many drafts."""
-        return torch.minimum(self.chain[rows], num_drafts)
 
     def confident_logits(
         self, rows: torch.Tensor, depths: torch.Tensor
@@ -110,22 +81,6 @@ class Replay:
         logits = likely.new_zeros(len(rows), SMALL_VOCAB)
         logits[:, 0] = (likely / (1 - likely) * (SMALL_VOCAB - 1)).log()
         return logits
-
-    def drawn_tokens(
-        self, rows: torch.Tensor, depths: torch.Tensor, dtype: torch.dtype
-    ) -> torch.Tensor:
-        """What the target draws at nodes, if the candidate of rank r is token r.
-
-        More precisely token FIRST_TOKEN + r. Of no rank, or below the greatest depth,
-        it is a token that is no candidate.
-
-        Args:
-            rows: [n] of the node's request.
-            depths: [n] of the node; that of the newest token is 0.
-        """
-        ranks = self.ranks[rows, depths.clamp(max=DEPTH - 1)]
-        ranks = torch.where(depths < DEPTH, ranks, NO_RANK)
-        return (FIRST_TOKEN + ranks).to(dtype)
 
 
 def replay_in_every_runner(name: str | None = None) -> list[Replay]:
@@ -189,7 +144,7 @@ def _v2_verify(verify: Any, replay: Replay) -> Any:
         )
         begin, end = starts[:-1], starts[1:]
         rows = replay.rows(slots, positions[begin])
-        accepted = replay.accepted_of_chain(rows, end - begin - 1)
+        accepted = torch.minimum(replay.chain[rows], end - begin - 1)
         cut = torch.minimum(num_sampled, accepted + 1).to(num_sampled.dtype)
         return processed, sampled, cut
 
@@ -204,9 +159,8 @@ def _v1_forward(forward: Any, runner: Any, replay: Replay) -> Any:
         begins = torch.nn.functional.pad(ends[:-1], (1, 0))
         positions = runner.positions[metadata.logits_indices[begins]]
         slots = torch.arange(len(tokens), device=tokens.device)
-        accepted = replay.accepted_of_chain(
-            replay.rows(slots, positions), ends - begins - 1
-        )
+        recorded = replay.chain[replay.rows(slots, positions)]
+        accepted = torch.minimum(recorded, ends - begins - 1)
         places = torch.arange(tokens.shape[1], device=tokens.device)
         tokens.masked_fill_(places > accepted[:, None], -1)
         return output
@@ -275,9 +229,15 @@ def _ranked(rank_candidates: Any, replay: Replay) -> Any:
         log_probs, tokens = rank_candidates(speculator, hidden, plan)
         n, depth = hidden.shape[:2]
         batch, width = speculator.buffers.batch, log_probs.shape[1]
+        if depth > DEPTH or width > WIDTH:
+            raise ValueError(
+                f"{width} candidates at {depth} depths, but recordings hold {WIDTH} at "
+                f"{DEPTH}: draft at most {DEPTH} tokens deep"
+            )
         newest = batch.sample_positions[: n * depth : depth]
         rows = replay.rows(batch.idx_mapping[:n].clamp(min=0), newest.clamp(min=0))
-        probs = replay.candidate_probs(rows, depth, width)
+        probs = replay.probs[rows, :depth, :width]  # as `best_candidates` says of them
+        probs = probs / probs.sum(-1, keepdim=True)
         log_probs.copy_(probs.log().view(-1, width))
         ranks = torch.arange(width, device=tokens.device)
         tokens.copy_((FIRST_TOKEN + ranks).expand_as(tokens))
@@ -294,6 +254,9 @@ def _drawn(draw: Any, replay: Replay) -> Any:
             node = (local_pos - 1).clamp(min=0).long()
             depths = torch.where(local_pos > 0, self.trees.depths[states, node], 0)
         rows = replay.rows(states, pos - depths)
-        return replay.drawn_tokens(rows, depths, own.dtype)
+        # The token of the recorded rank, or one that is no candidate.
+        ranks = replay.ranks[rows, depths.clamp(max=DEPTH - 1)]
+        ranks = torch.where(depths < DEPTH, ranks, NO_RANK)
+        return (FIRST_TOKEN + ranks).to(own.dtype)
 
     return replayed

@@ -15,8 +15,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vllm.config.drafter import num_candidates
-
 FOLDER = Path(__file__).parent / "traces"
 TEXTS = ("greedy", "t0.5", "t0.8")
 # In the place of a rank: none of the recorded candidates.
@@ -46,30 +44,10 @@ class Trace:
     lengths: np.ndarray
     header: dict[str, Any]
 
-    def save(self, path: Path) -> None:
-        nats = -np.log(np.maximum(self.probs, np.finfo(np.float32).tiny))
-        steps = np.diff(np.round(nats / NATS), axis=-1, prepend=0)
-        np.savez_compressed(
-            path,
-            # Of one rank and depth beside each other, they compress best.
-            steps=steps.clip(0, 255).astype(np.uint8).transpose(2, 1, 0),
-            ranks=self.ranks.astype(np.uint8),
-            lengths=self.lengths.astype(np.int32),
-            header=np.array(json.dumps(self.header)),
-        )
-
     @staticmethod
     def load(name: str, folder: Path = FOLDER) -> "Trace":
-        """By name, as "pard-t0.5".
-
-        Raises:
-            ValueError: there is no recording of that name.
-        """
-        path = folder / f"{name}.npz"
-        if not path.exists():
-            known = ", ".join(sorted(file.stem for file in folder.glob("*.npz")))
-            raise ValueError(f"no recording named {name}: choose one of {known}")
-        with np.load(path) as data:
+        """By name, as "pard-t0.5"."""
+        with np.load(folder / f"{name}.npz") as data:
             steps = data["steps"].transpose(2, 1, 0).astype(np.float32)
             probs = np.exp(-NATS * steps.cumsum(axis=-1)).astype(np.float32)
             header = json.loads(str(data["header"]))
@@ -178,6 +156,8 @@ def tokens_per_step(
     if num_nodes is None:
         counts = [accepted_of_chain(row, num_drafts) for row in trace.ranks.tolist()]
     else:
+        from vllm.config.drafter import num_candidates  # ours alone has it
+
         width = num_candidates(num_nodes)
         counts = [
             len(accepted_of_tree(ranks, best_first(probs, num_nodes)))
@@ -189,10 +169,3 @@ def tokens_per_step(
         ]
     steps = [count for text in walk(trace, counts) for count in text]
     return 1 + sum(steps) / len(steps)
-
-
-def rates_by_position(trace: Trace, num_drafts: int) -> list[float]:
-    """Chance that the first i drafts of a step are all accepted, for each i."""
-    counts = [accepted_of_chain(row, num_drafts) for row in trace.ranks.tolist()]
-    steps = [count for text in walk(trace, counts) for count in text]
-    return [sum(s > i for s in steps) / len(steps) for i in range(num_drafts)]

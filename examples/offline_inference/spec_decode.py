@@ -52,7 +52,8 @@ def make_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--model", help="target (default: the bundled one)")
     add("--speculative-config", type=json.loads, metavar="JSON", help="run this alone")
-    add("--no-baseline", action="store_true", help=f"leave out '{PLAIN}'")
+    add("--engine-args", type=json.loads, default={}, metavar="JSON",
+        help='more arguments of LLM, as {"tensor_parallel_size": 2}')  # fmt: skip
     add("--bundle", type=Path, default=MODELS, help="folder of the bundled models")
     add("--prompts", type=Path, metavar="FILE", help="a prompt on each line; default: "
         "pieces of Python's library that the bundled models have not seen")  # fmt: skip
@@ -60,15 +61,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--prompt-len", type=int, default=128, help="tokens of a piece of the library")
     add("--output-len", type=int, default=64, help="most tokens of an output")
     add("--temp", type=float, default=0.0, help="0 is greedy")
-    add("--top-p", type=float, default=1.0)
     add("--seed", type=int, default=0)
-    add("--tp", type=int, default=1, help="tensor parallel size")
-    add("--max-num-seqs", type=int, default=8)
-    add("--max-model-len", type=int, help="default: the target's own")
-    add("--gpu-memory-utilization", type=float)
-    add("--dtype", help="default: float32 for the bundled target on a CPU, else auto")
-    add("--enforce-eager", action=argparse.BooleanOptionalAction, default=ON_CPU)
-    add("--print-output", action="store_true", help="print prompts and outputs")
     add("--json", type=Path, metavar="FILE", help="write the table as JSON too")
     return parser
 
@@ -79,28 +72,28 @@ def plan_of(
     """Speculative configs by the names that their rows have; fills in defaults."""
     given, plan = args.speculative_config, {PLAIN: None}
     if given is None:
-        if args.model or args.no_baseline:
-            parser.error("--model and --no-baseline need --speculative-config.")
-        folders = {name: args.bundle / folder for name, folder in BUNDLED.items()}
-        for name, folder in folders.items():
-            plan[name] = {"model": str(folder), "num_speculative_tokens": DEFAULT_K}
+        if args.model:
+            parser.error("--model needs --speculative-config.")
+        for name, folder in BUNDLED.items():
+            model = str(args.bundle / folder)
+            plan[name] = {"model": model, "num_speculative_tokens": DEFAULT_K}
         plan["draft model"]["method"] = "draft_model"  # no file of it says so
         plan["PARD, tree"]["draft_tree"] = TREE_NODES
     elif not isinstance(given, dict):
         parser.error("--speculative-config must be a JSON object.")
     else:
-        if args.no_baseline:
-            plan = {}
-        plan[given.get("method") or Path(given.get("model", "speculation")).name] = (
-            given
-        )
+        name = given.get("method") or Path(given.get("model", "speculation")).name
+        plan[name] = given
     is_bundled = args.model is None
     args.model = args.model or str(args.bundle / "target")
-    # Two bfloat16 logits are often equal, and then the order of a sum decides. On a GPU
-    # float32 would not help: its attention kernels multiply in TF32.
-    args.dtype = args.dtype or ("float32" if is_bundled and ON_CPU else "auto")
-    if args.gpu_memory_utilization is None and (is_bundled or ON_CPU):
-        args.gpu_memory_utilization = 0.3
+    defaults = {"max_num_seqs": 8, "enforce_eager": ON_CPU}
+    if is_bundled or ON_CPU:
+        defaults["gpu_memory_utilization"] = 0.3
+    if is_bundled and ON_CPU:
+        # Two bfloat16 logits are often equal, and then the order of a sum decides. On a
+        # GPU float32 would not help: its attention kernels multiply in TF32.
+        defaults["dtype"] = "float32"
+    args.engine_args = defaults | args.engine_args
     return plan
 
 
@@ -146,19 +139,13 @@ def make_job(
 ) -> dict[str, Any]:
     engine = {
         "model": args.model,
-        "dtype": args.dtype,
         "seed": args.seed,
-        "tensor_parallel_size": args.tp,
-        "enforce_eager": args.enforce_eager,
-        "max_model_len": args.max_model_len,
-        "max_num_seqs": args.max_num_seqs,
         "speculative_config": spec,
         "disable_log_stats": False,  # the acceptance counters are among the stats
+        **args.engine_args,
     }
-    if args.gpu_memory_utilization is not None:
-        engine["gpu_memory_utilization"] = args.gpu_memory_utilization
-    sampling = {"temperature": args.temp, "top_p": args.top_p}
-    sampling |= {"max_tokens": args.output_len, "seed": args.seed}
+    sampling = {"temperature": args.temp, "max_tokens": args.output_len}
+    sampling["seed"] = args.seed
     return {"name": name, "engine": engine, "prompts": prompts, "sampling": sampling}
 
 
@@ -197,7 +184,8 @@ def make_row(name: str, job: dict[str, Any], result: dict[str, Any]) -> Row:
     return {
         "name": name,
         "speculative_config": job["engine"]["speculative_config"],
-        **{key: result[key] for key in ("runner", "kernels", "device", "token_ids")},
+        "device": result["device"],
+        "token_ids": result["token_ids"],
         "acceptance_length": 1 + accepted / drafts if drafts else None,
         "acceptance_by_position": [count / drafts for count in by_position],
         "tokens_per_second": tokens / result["seconds"],
@@ -206,21 +194,12 @@ def make_row(name: str, job: dict[str, Any], result: dict[str, Any]) -> Row:
     }
 
 
-def compare(row: Row, plain: Row, is_greedy: bool) -> None:
-    """Fills in what is known beside the row without speculation."""
-    row["ratio"] = row["tokens_per_second"] / plain["tokens_per_second"]
-    if is_greedy:
-        row["identical"] = row["token_ids"] == plain["token_ids"]
-
-
 def cells(row: Row) -> tuple[str, ...]:
     by_position = row["acceptance_by_position"]
     shown = {True: "yes", False: "NO", None: "-"}[row["identical"]]
     length, ratio = row["acceptance_length"], row["ratio"]
     return (
         row["name"],
-        row["runner"],
-        row["kernels"],
         f"{length:.2f}" if length else "-",
         " ".join(f"{share:.2f}".removeprefix("0") for share in by_position) or "-",
         f"{row['tokens_per_second']:.1f}",
@@ -230,8 +209,8 @@ def cells(row: Row) -> tuple[str, ...]:
 
 
 def format_table(rows: list[Row]) -> str:
-    head = ("drafter", "runner", "kernels", "acceptance length", "by position")
-    lines = [(*head, "tokens/s", "ratio", "same text"), *map(cells, rows)]
+    head = ("drafter", "acceptance length", "by position", "tokens/s", "ratio")
+    lines = [(*head, "same text"), *map(cells, rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     padded = (
         [cell.ljust(width) for cell, width in zip(line, widths, strict=True)]
@@ -244,13 +223,12 @@ def run_all(args: argparse.Namespace, plan: dict[str, Any]) -> list[Row]:
     prompts, rows = read_prompts(args), []
     for name, spec in plan.items():
         job = make_job(args, name, spec, prompts)
-        result = run_engine(job)
-        rows.append(make_row(name, job, result))
-        if name != PLAIN and PLAIN in plan:
-            compare(rows[-1], rows[0], is_greedy=args.temp == 0)
-        if args.print_output:
-            for prompt, text in zip(result["prompts"], result["texts"], strict=True):
-                print(f"--- {name}\nPrompt: {prompt!r}\nOutput: {text!r}")
+        row, plain = make_row(name, job, run_engine(job)), rows[0] if rows else None
+        if plain:
+            row["ratio"] = row["tokens_per_second"] / plain["tokens_per_second"]
+        if plain and args.temp == 0:
+            row["identical"] = row["token_ids"] == plain["token_ids"]
+        rows.append(row)
     return rows
 
 
@@ -263,9 +241,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"The engine failed (exit status {error.returncode}).", file=sys.stderr)
         return 3
     print(format_table(rows))
-    print(f"{rows[0]['device']}, {args.dtype}, temperature {args.temp:g}.")
-    if rows[0]["kernels"] == "interpreted":
-        print("Triton's interpreter ran the kernels: speeds say nothing of a GPU.")
+    dtype = args.engine_args.get("dtype", "the model's own dtype")
+    print(f"{rows[0]['device']}, {dtype}, temperature {args.temp:g}.")
     if args.json:
         args.json.write_text(json.dumps(rows, indent=2) + "\n")
     return int(any(row["identical"] is False for row in rows))

@@ -7,33 +7,13 @@ Both are JSON files: what to generate, and what was measured.
 import json
 import sys
 import time
-from functools import partial
 from pathlib import Path
 from typing import Any
-
-from tqdm.auto import tqdm
 
 from vllm import LLM, SamplingParams
 from vllm.platforms import current_platform
 
 COUNTERS = "vllm:spec_decode_"
-
-
-def describe_runner(worker: Any) -> dict[str, str]:
-    """Runs in a worker: which model runner it has, and how Triton kernels run there."""
-    from vllm.triton_utils import HAS_TRITON
-
-    homes = {base.__module__ for base in type(worker.model_runner).__mro__}
-    is_v2 = "vllm.v1.worker.gpu.model_runner" in homes
-    is_interpreted = False
-    if HAS_TRITON:
-        from triton import knobs
-
-        is_interpreted = bool(knobs.runtime.interpret)
-    return {
-        "runner": "V2" if is_v2 else "V1",
-        "kernels": "interpreted" if is_interpreted else "compiled",
-    }
 
 
 def counters(llm: LLM) -> dict[str, list[int]]:
@@ -59,12 +39,10 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     prompts = [{"prompt_token_ids": ids} for ids in job["prompts"]]
     sampling = SamplingParams(**job["sampling"])
     before, start = counters(llm), time.perf_counter()
-    outputs = llm.generate(prompts, sampling, use_tqdm=partial(bar, job["name"]))
+    outputs = llm.generate(prompts, sampling, use_tqdm=False)
     seconds = time.perf_counter() - start
-    decode = llm.get_tokenizer().decode
     is_cpu = current_platform.is_cpu()
     return {
-        **llm.collective_rpc(describe_runner)[0],
         "device": "CPU" if is_cpu else current_platform.get_device_name(),
         "seconds": seconds,
         "counters": {
@@ -72,15 +50,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
             for name, values in counters(llm).items()
         },
         "token_ids": [list(output.outputs[0].token_ids) for output in outputs],
-        "prompts": [decode(ids, skip_special_tokens=True) for ids in job["prompts"]],
-        "texts": [output.outputs[0].text for output in outputs],
     }
-
-
-def bar(label: str, *args: Any, **kwargs: Any) -> tqdm:
-    """What `LLM.generate` calls for its bars: labels one, hides the other."""
-    hidden = kwargs.get("desc") == "Rendering prompts"
-    return tqdm(*args, **{**kwargs, "desc": label, "disable": hidden})
 
 
 if __name__ == "__main__":

@@ -4,16 +4,10 @@
 import pytest
 import torch
 
-from vllm.platforms import current_platform
-
-if current_platform.is_cpu():
-    import vllm.v1.worker.cpu.shm  # noqa: F401  (what Runner V2 needs on a CPU)
-
-from benchmarks.spec_decode.prepare_inputs_batch import CONTEXT, first_pass
+from benchmarks.spec_decode.prepare_inputs import CONTEXT, first_pass
 from vllm.v1.worker.gpu.spec_decode.unified.inputs import prepare_inputs
 from vllm.v1.worker.gpu.spec_decode.unified.layout import DraftLayout
 
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 K, PROMPT = 3, 40
 
 
@@ -22,7 +16,7 @@ K, PROMPT = 3, 40
 def test_a_prompt_beside_decodes(shift: int, num_sources: int):
     """All rows are laid out, and fed: none is left to be skipped."""
     layout, query_lens = DraftLayout(K, shift, K), [PROMPT, K + 1, K + 1]
-    given = first_pass(layout, query_lens, 4, DEVICE, num_sources, 8, torch.float32)
+    given = first_pass(layout, query_lens, 4, num_sources, 8, torch.float32)
     buffers = given["buffers"]
     prepare_inputs(**given)
     starts = buffers.batch.query_start_loc.tolist()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Results files: their keys, and how they are merged."""
+"""Results files: their keys, how they are merged, and what a run says of itself."""
 
 import json
 import sys
@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.spec_decode import results as files
+from benchmarks.spec_decode.models import SETS
 from benchmarks.spec_decode.results import EngineKey, PointKey
-from benchmarks.spec_decode.shapes import SETS
+from benchmarks.spec_decode.run import Run, command_line
 
 
 @pytest.mark.parametrize("shapes", SETS)
@@ -21,73 +22,43 @@ def test_point_key_reads_what_it_writes(setting: dict, shapes: str, context: int
     engine = EngineKey("ours", "peagle", 11, shapes=shapes, **setting)
     key = PointKey(engine, "by-position", 64, context)
     assert PointKey.parse(str(key)) == key
-
-
-def test_keys_do_not_name_what_is_usual():
-    engine = EngineKey("ours", "peagle", 7, tree=31)
-    assert str(PointKey(engine, "equal", 8)) == "ours/peagle/K7tree31/equal/c8"
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("NVIDIA H200", "nvidia-h200"),
-        ("NVIDIA H100 80GB HBM3", "nvidia-h100-80gb-hbm3"),
-    ],
-)
-def test_slug(name: str, expected: str):
-    assert files.slug(name) == expected
+    if key == PointKey(EngineKey("ours", "peagle", 11, tree=31), "by-position", 64):
+        assert str(key) == "ours/peagle/K11tree31/by-position/c64"
 
 
 def test_saving_merges_by_key(tmp_path: Path):
     path = tmp_path / "gpu" / "engine.json"
-    old, new = {"run": "1"}, {"run": "2"}
-    files.save(
-        path, {"measurements": {"a": old, "b": old}, "failures": {"b": old, "c": old}}
-    )
-    files.save(path, {"measurements": {"b": new}, "engines": {"c": new}})
+    old, new = {"run": "1"}, {"run": "3"}
+    runs = {"1": {}, "2": {}}  # of 2 nothing is left
+    files.save(path, {"runs": runs, "measurements": {"a": old, "b": old}})
+    files.save(path, {"runs": {"3": {}}, "measurements": {"b": new}})
     found = json.loads(path.read_text())
     assert found["measurements"] == {"a": old, "b": new}
-    assert found["failures"] == {}
+    assert found["runs"] == {"1": {}, "3": {}}
     assert [file.name for file in path.parent.iterdir()] == ["engine.json"]
 
 
-def test_a_run_is_kept_as_long_as_something_of_it(tmp_path: Path):
-    old = {"runs": {"1": {}, "2": {}}, "measurements": {"a": {"run": "1"}}}
-    new = {"runs": {"3": {}}, "measurements": {"b": {"run": "3"}}}
-    assert files.merge(old, new)["runs"].keys() == {"1", "3"}
-
-
-def test_a_new_failure_stays(tmp_path: Path):
-    merged = files.merge({}, {"engines": {"c": {}}, "failures": {"c": {}}})
-    assert merged["failures"] == {"c": {}}
+def test_a_run_says_by_what_on_what_and_when(monkeypatch, tmp_path: Path):
+    monkeypatch.setattr(files, "RESULTS", tmp_path)
+    monkeypatch.setattr(sys, "argv", ["engine.py", "--modes", "pard"])
+    device = {"name": "NVIDIA H100 80GB HBM3", "vllm": "0.32.0"}
+    run = Run("engine", device)
+    run.record("measurements", "a", {"x": 1})
+    found = files.load(tmp_path / "nvidia-h100-80gb-hbm3" / "engine.json")
+    assert found["measurements"] == {"a": {"x": 1, "run": run.name}}
+    command = "python -m benchmarks.spec_decode.engine --modes pard"
+    assert found["runs"] == {run.name: {"command": command, "device": device}}
+    assert run.name.startswith("20") and not run.is_over()
 
 
 @pytest.mark.parametrize(
-    "sites",
-    [
-        ["--site", "ours=/a/place", "--site", "base=/a/nother"],
-        ["--site=ours=/a/place"],
-    ],
+    "places",
+    [["--site", "ours=/a/place", "--output", "/else"], ["--site=a", "--output=/else"]],
 )
-def test_command_of_a_run_names_no_sites(sites: list[str], monkeypatch):
-    words = ["engine.py", *sites, "--modes", "pard", "--note", "two words"]
+def test_a_command_does_not_say_where_files_are(places: list[str], monkeypatch):
+    words = ["engine.py", *places, "--modes", "pard", "--engine-args", "{two words}"]
     monkeypatch.setattr(sys, "argv", words)
-    assert files.command_line("engine") == (
-        "python -m benchmarks.spec_decode.engine $SITES --modes pard --note 'two words'"
+    assert command_line("engine") == (
+        "python -m benchmarks.spec_decode.engine $SITES --modes pard "
+        "--engine-args '{two words}'"
     )
-
-
-def test_recorded_commands_name_no_sites():
-    for path in files.RESULTS.glob("*/*.json"):
-        for run in files.load(path).get("runs", {}).values():
-            assert "--site" not in run.get("command", ""), path
-
-
-@pytest.mark.parametrize("flag", files.FILE_FLAGS)
-@pytest.mark.parametrize("form", ["{}\n/else/where", "{}=/else"])
-def test_command_does_not_say_where_files_are(monkeypatch, flag: str, form: str):
-    given = form.format(flag).split("\n")
-    monkeypatch.setattr(sys, "argv", ["serving.py", *given, "--seconds", "1"])
-    command = files.command_line("serving")
-    assert command == "python -m benchmarks.spec_decode.serving --seconds 1"

@@ -6,11 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
-import urllib.error
-import urllib.request
-from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -51,43 +46,30 @@ def test_python(env):
     assert done.stdout.strip()
 
 
-@pytest.fixture
-def server(env, tmp_path: Path) -> Iterator[Path]:
-    """Its log."""
+@pytest.mark.slow
+def test_serving(env, tmp_path: Path):
+    serve, ask = blocks("bash")[:2]
     log = tmp_path / "log.txt"
     with log.open("w") as file:
-        process = subprocess.Popen(
-            ["bash", "-ec", blocks("bash")[0]],
+        server = subprocess.Popen(
+            ["bash", "-ec", serve],
             **{"cwd": ROOT, "env": env, "stdout": file, "stderr": file},
             start_new_session=True,
         )
+    # Not before it answers, unless it ended.
+    wait = (
+        f"until curl -sf localhost:8000/health; do kill -0 {server.pid}; sleep 1; done"
+    )
+    command = ["bash", "-eo", "pipefail", "-c", f"{wait}\n{ask}"]
     try:
-        deadline = time.monotonic() + 180
-        while not is_healthy():
-            assert process.poll() is None and time.monotonic() < deadline, (
-                log.read_text()[-4000:]
-            )
-            time.sleep(0.5)
-        yield log
+        done = subprocess.run(
+            command, env=env, capture_output=True, text=True, timeout=300
+        )
     finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGTERM)
-        process.wait(timeout=60)
-
-
-def is_healthy() -> bool:
-    with suppress(urllib.error.URLError, ConnectionError):
-        urllib.request.urlopen("http://localhost:8000/health", timeout=10)
-        return True
-    return False
-
-
-@pytest.mark.slow
-def test_serving(server: Path, env):
-    command = ["bash", "-eo", "pipefail", "-c", blocks("bash")[1]]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
+        os.killpg(server.pid, signal.SIGTERM)
+        server.wait(timeout=60)
+    assert done.returncode == 0, done.stderr + log.read_text()[-4000:]
     assert '"text":' in done.stdout
     accepted = re.search(r"num_accepted_tokens_total\S* (\S+)", done.stdout)
     assert float(accepted[1]) > 0
-    assert "Unified speculator" in server.read_text()
+    assert "Unified speculator" in log.read_text()

@@ -5,7 +5,6 @@ import importlib
 import json
 import subprocess
 import sys
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -23,51 +22,25 @@ def example(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("spec_decode")
 
 
-def run_example(
-    env: dict[str, str], models: Path, report: Path, *flags: str
-) -> tuple[str, list[dict[str, Any]]]:
-    """What it prints, and its rows."""
-    command = [sys.executable, str(FOLDER / "spec_decode.py"), "--bundle", str(models)]
-    command += ["--json", str(report), *flags]
-    done = subprocess.run(command, env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-6000:]
-    return done.stdout, json.loads(report.read_text())
-
-
 @pytest.mark.slow
-def test_bundled_models(engine_env, models, on_cpu, tmp_path):
+def test_bundled_models(engine_env, models, tmp_path):
     """As without arguments, only fewer and shorter outputs."""
-    flags = ("--num-prompts=2", "--output-len=16")
-    said, rows = run_example(engine_env, models, tmp_path / "report.json", *flags)
+    report = tmp_path / "report.json"
+    command = [sys.executable, str(FOLDER / "spec_decode.py"), f"--bundle={models}"]
+    command += [f"--json={report}", "--num-prompts=2", "--output-len=16"]
+    done = subprocess.run(command, env=engine_env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-6000:]
+    said, rows = done.stdout, json.loads(report.read_text())
     plain, *drafted = rows
     assert tuple(row["name"] for row in drafted) == DRAFTERS
     for row in drafted:
         assert row["identical"] and f"\n{row['name']} " in said
-        assert row["runner"] == "V2"
-        assert row["kernels"] == ("interpreted" if on_cpu else "compiled")
         by_position = row["acceptance_by_position"]
         assert len(by_position) >= 7
         assert sorted(by_position, reverse=True) == by_position
         assert row["acceptance_length"] == pytest.approx(1 + sum(by_position))
         assert row["acceptance_length"] > 1
     assert plain["acceptance_length"] is None
-
-
-def test_one_config_sampled_from_a_file(engine_env, models, tmp_path):
-    prompts = tmp_path / "prompts.txt"
-    prompts.write_text("\n".join(f"def f{i}(x): return x + {i}" for i in range(9)))
-    spec = {"model": str(models / "pard"), "num_speculative_tokens": 3}
-    said, (row,) = run_example(
-        engine_env,
-        models,
-        tmp_path / "report.json",
-        *("--model", str(models / "target"), "--no-baseline", "--print-output"),
-        *("--speculative-config", json.dumps(spec), "--prompts", str(prompts)),
-        *("--temp=0.8", "--top-p=0.9", "--num-prompts=2", "--output-len=8"),
-        *("--max-num-seqs=1", "--max-model-len=64", "--dtype=float32"),
-    )
-    assert row["identical"] is None and len(row["acceptance_by_position"]) == 3
-    assert said.count("def f") == 2
 
 
 @pytest.mark.parametrize(
@@ -85,8 +58,7 @@ def test_exit_status(
     def result(job: dict[str, Any]) -> dict[str, Any]:
         is_plain = job["engine"]["speculative_config"] is None
         tokens = [[1, 2], [3, 4]] if is_plain else drafted
-        named = dict.fromkeys(("runner", "kernels", "device"), "a")
-        return {**named, "seconds": 2.0, "counters": {}, "token_ids": tokens}
+        return {"device": "a", "seconds": 2.0, "counters": {}, "token_ids": tokens}
 
     monkeypatch.setattr(example, "run_engine", result)
     monkeypatch.setattr(example, "read_prompts", lambda args: [[1], [2]])
@@ -97,18 +69,10 @@ def test_exit_status(
     assert [row["identical"] for row in rows] == [None, identical]
 
 
-def test_a_failing_engine(example, models, monkeypatch, capsys):
-    monkeypatch.setattr(example, "ENGINE", Path("no_such_engine.py"))
-    monkeypatch.setattr(example, "read_prompts", lambda args: [[1]])
-    assert example.main(["--bundle", str(models)]) == 3
-    assert "The engine failed" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--model", "a/b"], "need --speculative-config"),
-        (["--no-baseline"], "need --speculative-config"),
+        (["--model", "a/b"], "needs --speculative-config"),
         (["--speculative-config", "[]"], "must be a JSON object"),
         (["--speculative-config", "{"], "invalid loads value"),
     ],

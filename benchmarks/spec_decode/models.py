@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models to benchmark: published config.json files, loaded with dummy weights.
+
+Speed depends on shapes, not on what the weights hold, so nothing is downloaded. A set
+is a folder of `models/`: a target, and a drafter for each mode that it has.
+"""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = Path(__file__).with_name("models")
+MAIN, TINY = "llama-3.1-8b", "tiny"  # tiny: the bundled ones, which have weights
+SETS = (MAIN, *sorted(f.name for f in FOLDER.iterdir() if f.name != MAIN), TINY)
+# Mode: what the speculative config says beside the model and the number of tokens.
+MODES: dict[str, dict[str, Any]] = {
+    "none": {},
+    "draft": {"method": "draft_model"},
+    "pard": {"method": "draft_model", "parallel_drafting": True},
+    "pard2": {"method": "draft_model", "parallel_drafting": True},
+    "eagle3": {"method": "eagle3"},
+    "peagle": {"method": "eagle3", "parallel_drafting": True},
+}
+PARALLEL = ("pard", "pard2", "peagle")
+
+
+def folder_of(shapes: str) -> Path:
+    return ROOT / "models" if shapes == TINY else FOLDER / shapes
+
+
+def modes_of(shapes: str) -> list[str]:
+    """The modes that a set has a drafter for, "none" among them."""
+    folder = folder_of(shapes)
+    return [mode for mode in MODES if mode == "none" or (folder / mode).is_dir()]
+
+
+def write_models(shapes: str, folder: Path) -> Path:
+    """Copies a set below `folder`, with the files that dummy weights do not replace."""
+    if shapes == TINY:
+        return folder_of(shapes)
+    models = folder / shapes
+    shutil.copytree(folder_of(shapes), models)
+    write_tokenizer(models / "target")
+    if (models / "pard2").is_dir():
+        write_projection(models / "pard2")
+    return models
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "config.json").read_text())
+
+
+def write_projection(folder: Path) -> None:
+    """Writes that of a PARD-2 drafter, which vLLM reads from a file of its own."""
+    import torch
+
+    config = read_config(folder)
+    shape = config["hidden_size"], config["pard2_target_dim"]
+    weight = torch.empty(shape, dtype=torch.bfloat16).normal_(std=0.02)
+    torch.save({"target_proj.weight": weight}, folder / "warp_model.bin")
+
+
+def write_tokenizer(folder: Path) -> None:
+    """Writes one for servers: token i is the word "t<i>", with spaces between words."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    vocab = {f"t{token}": token for token in range(read_config(folder)["vocab_size"])}
+    words = Tokenizer(models.WordLevel(vocab, unk_token="t0"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="t0")
+    tokenizer.save_pretrained(folder)
+
+
+def give_heads_their_own_lm_head() -> None:
+    """To be called before an engine loads; the same on either side.
+
+    A published head of a reduced vocabulary brings its own lm_head, which vLLM
+    notices when it reads it. Without it the drafter would rank the target's whole
+    vocabulary.
+    """
+    from vllm.model_executor.models.llama_eagle3 import Eagle3LlamaForCausalLM
+
+    Eagle3LlamaForCausalLM.has_own_lm_head = True

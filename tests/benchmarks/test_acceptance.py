@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How many drafts are accepted, and what figures are made of it."""
+
+import pytest
+
+from benchmarks.spec_decode.acceptance import equal_length, expected_length, recording
+from benchmarks.spec_decode.models import MODES
+from benchmarks.spec_decode.results import EngineKey
+from benchmarks.spec_decode.traces import TEXTS, Trace
+
+
+@pytest.mark.parametrize(
+    ("k", "length"), [(0, 1.0), (3, 2.5), (5, 3.0), (7, 3.5), (11, 4.0), (15, 4.5)]
+)
+def test_the_mean_length_is_what_the_readme_says(k: int, length: float):
+    assert equal_length(k) == pytest.approx(length)
+    assert expected_length("equal", EngineKey("ours", "draft", k), {}) == length
+    if k:  # vLLM draws that length
+        from vllm.config import SpeculativeConfig
+
+        rates = SpeculativeConfig._resolve_synthetic_acceptance_rates(k, None, length)
+        assert 1 + sum(rates) == pytest.approx(length)
+
+
+def test_expected_length_is_that_of_what_was_drafted():
+    def length(drafted: dict[int, int], mode: str, k: int, *more) -> float | None:
+        return expected_length(
+            "recorded-t0.5", EngineKey("ours", mode, k, *more), drafted
+        )
+
+    chain, small = length({}, "pard", 8), length({}, "pard", 3)
+    tree = length({}, "pard2", 8, False, "llama-3.1-8b", 31)
+    assert [chain, tree] == pytest.approx([3.12, 4.09], abs=0.15)
+    assert length({8: 1, 3: 2, 0: 1}, "pard", 8, True) == pytest.approx(
+        (chain + 2 * small + 1) / 4
+    )
+    assert length({31: 2, 8: 2}, "pard", 8, True) == pytest.approx((tree + chain) / 2)
+    assert length({}, "none", 0) == 1.0
+    assert length({}, "pard", 8, True) is None  # nothing says what it drafted
+    assert length({}, "pard", 8, False, "tiny", 0, True) is None
+
+
+@pytest.mark.parametrize("name", [f"{d}-{t}" for d in MODES for t in TEXTS])
+def test_every_drafter_has_recordings(name: str):
+    mode, text = name.split("-")
+    found = recording(f"recorded-{text}", EngineKey("ours", mode, 7))
+    if mode == "none":
+        assert found is None
+    else:
+        assert Trace.load(found).header["rows"] > 1000

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Each command, on a machine without a GPU with the bundled models."""
+
+import importlib
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.spec_decode import pictures
+from benchmarks.spec_decode import results as files
+from benchmarks.spec_decode.results import PointKey
+
+ENGINES = f"""--site ours={sys.executable} --site base={sys.executable} --shapes tiny
+    --max-num-seqs 4 --kv-cache-gib 0.1 --engines-at-once 9 --time-limit 1e9
+    --num-speculative-tokens 3"""
+
+
+@pytest.fixture
+def run(monkeypatch, on_cpu: bool, tmp_path: Path):
+    if not on_cpu:
+        pytest.skip("for a machine without a GPU")
+
+    def measurements(command: str, flags: str) -> dict[str, dict[str, Any]]:
+        output = tmp_path / "found.json"
+        words = [command, *flags.split(), f"--output={output}"]
+        monkeypatch.setattr(sys, "argv", words)
+        importlib.import_module(f"benchmarks.spec_decode.{command}").main()
+        return files.load(output)["measurements"]
+
+    return measurements
+
+
+def test_prepare_inputs(run):
+    points = run(
+        "prepare_inputs",
+        "--batch-size 2 --num-speculative-tokens 3 --hidden-size 16 --repeats 2 "
+        "--mixed-decodes 3 --mixed-prompt 20",
+    )
+    assert len(points) == 10 and all(point["host_s"] > 0 for point in points.values())
+    assert points["pard/K3/n3/p20"]["to_both_alone"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("flags", "settings"),
+    [
+        ("none draft", {"ours/none/K0", "ours/draft/K3", "base-v1/draft/K3"}),
+        (
+            "pard --trace t0.5 --draft-tree 7 --share-engines --adaptive --auto 3",
+            {f"ours/pard/K3{how}" for how in ("", "tree7", "adaptive", "tree7auto")},
+        ),
+    ],
+)  # fmt: skip
+def test_engine(engine_env, run, flags: str, settings: set[str]):
+    more = "--implementations ours base-v1 --concurrency 2 --repeats 2 --context 16 "
+    more += "--profile 2"
+    found = run("engine", f"{ENGINES} {more} --output-len 96 --modes {flags}")
+    keys = {str(PointKey.parse(text).engine).replace("@tiny", "") for text in found}
+    assert settings <= keys
+    for repeat in (repeat for point in found.values() for repeat in point["repeats"]):
+        assert repeat["tokens_per_s"] > 0 and 1 <= repeat["tokens_per_step"] <= 4
+
+
+@pytest.mark.slow
+def test_serving(engine_env, run):
+    flags = "--implementations ours --modes pard --request-rate 2 inf --max-prompts 4"
+    load = "--burstiness 0.5 --num-warmups 1 --random-output-len 16"
+    found = run("serving", f"{ENGINES} {flags} {load}")
+    assert len(found) == 2 and f"ours/pard@tiny/K3/rate2.0 {load}" in found
+    for point in found.values():
+        assert point["completed"] == 4 and point["median_tpot_ms"] > 0
+
+
+def test_pictures(tmp_path: Path):
+    pictures.main(["--images", str(tmp_path)])
+    assert len(list(tmp_path.glob("*.png"))) == 2

@@ -23,7 +23,7 @@ from benchmarks.spec_decode.side_by_side import SideBySide, check, make_parser
 
 WARM_UP_TOKENS = 24
 ANSWER_S = 180
-PROFILED_STEPS = 20
+PROFILED_STEPS = 10
 # Of Llama-3.1-8B and the largest of its drafters, in bf16.
 KV_BYTES_PER_TOKEN = 164 << 10
 

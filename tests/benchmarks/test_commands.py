@@ -46,17 +46,20 @@ def test_prepare_inputs(run):
 @pytest.mark.parametrize(
     ("flags", "settings"),
     [
-        ("none draft", {"ours/none/K0", "ours/draft/K3", "base-v1/draft/K3"}),
         (
-            "pard --trace t0.5 --draft-tree 7 --share-engines --adaptive --auto 3",
+            "ours base-v1 --modes none draft",
+            {"ours/none/K0", "ours/draft/K3", "base-v1/draft/K3"},
+        ),
+        (
+            "ours --modes pard --trace t0.5 --draft-tree 7 --share-engines --adaptive "
+            "--auto 3",
             {f"ours/pard/K3{how}" for how in ("", "tree7", "adaptive", "tree7auto")},
         ),
     ],
-)  # fmt: skip
+)
 def test_engine(engine_env, run, flags: str, settings: set[str]):
-    more = "--implementations ours base-v1 --concurrency 2 --repeats 2 --context 16 "
-    more += "--profile 2"
-    found = run("engine", f"{ENGINES} {more} --output-len 96 --modes {flags}")
+    more = "--concurrency 2 --repeats 1 --context 16 --output-len 64 --profile 2"
+    found = run("engine", f"{ENGINES} {more} --implementations {flags}")
     keys = {str(PointKey.parse(text).engine).replace("@tiny", "") for text in found}
     assert settings <= keys
     for repeat in (repeat for point in found.values() for repeat in point["repeats"]):

@@ -94,8 +94,7 @@ def any_schedule(args: Namespace) -> list[tuple[int, int, int]]:
     """One that has all lengths of a shared engine; rounds put others in its place."""
     lengths = sorted({*args.num_speculative_tokens, *args.draft_tree}, reverse=True)
     ranges = [(i + 1, i + 1, n) for i, n in enumerate(lengths[:-1])]
-    last = max(len(lengths), args.max_num_seqs)
-    return [*ranges, (len(lengths), last, lengths[-1])]
+    return [*ranges, (len(lengths), args.max_num_seqs, lengths[-1])]
 
 
 def python_of(

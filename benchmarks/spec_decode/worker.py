@@ -112,8 +112,7 @@ class Worker:
             "runner": type(self.runner).__module__,
             "drafter": type(getattr(self.drafter, "drafter", self.drafter)).__name__,
             "start_s": self.start_s,
-            "reserved_bytes": torch.cuda.is_available()
-            and torch.cuda.memory_reserved(),
+            "reserved_bytes": torch.cuda.memory_reserved(),
             "vllm": vllm.__version__,
             "torch": torch.__version__,
             "async_scheduling": config.scheduler_config.async_scheduling,

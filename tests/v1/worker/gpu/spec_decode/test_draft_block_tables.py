@@ -4,11 +4,6 @@
 import pytest
 import torch
 
-from vllm.platforms import current_platform
-
-if current_platform.is_cpu():
-    import vllm.v1.worker.cpu.shm  # noqa: F401  (what Runner V2 needs on a CPU)
-
 from vllm.v1.worker.block_table import get_block_table_width
 from vllm.v1.worker.gpu.block_table import BlockTables
 from vllm.v1.worker.gpu.spec_decode.unified.block_tables import DraftBlockTables
@@ -17,7 +12,7 @@ CPU = torch.device("cpu")
 
 
 def width(num_tokens: int, block_size: int) -> int:
-    """As the base sizes rows, and tables of kernels with smaller blocks."""
+    """As vLLM sizes rows, and tables of kernels with smaller blocks."""
     return get_block_table_width(-(-num_tokens // block_size), block_size)
 
 

@@ -2,9 +2,14 @@
 """The drafter is built for its widest batch; the target keeps its own range."""
 
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
+from vllm.v1.worker.gpu.spec_decode.unified.buffers import DraftBuffers
 from vllm.v1.worker.gpu.spec_decode.unified.draft_config import (
     attention_config,
     draft_lengths,
@@ -13,9 +18,13 @@ from vllm.v1.worker.gpu.spec_decode.unified.draft_config import (
 from vllm.v1.worker.gpu.spec_decode.unified.layout import DraftLayout
 
 
-def engine_config(endpoints: list[int] | None) -> SimpleNamespace:
+def engine_config(
+    endpoints: list[int] | None, budget: int = 64, max_num_seqs: int = 8
+) -> SimpleNamespace:
     return SimpleNamespace(
-        scheduler_config=SimpleNamespace(max_num_batched_tokens=64, max_num_seqs=8),
+        scheduler_config=SimpleNamespace(
+            max_num_batched_tokens=budget, max_num_seqs=max_num_seqs
+        ),
         compilation_config=SimpleNamespace(
             compile_ranges_endpoints=endpoints,
             static_forward_context={},
@@ -30,24 +39,82 @@ def engine_config(endpoints: list[int] | None) -> SimpleNamespace:
     )
 
 
-@pytest.mark.parametrize("shift, width", [(0, 1), (0, 7), (1, 1), (1, 7), (1, 4)])
-@pytest.mark.parametrize(
-    "endpoints, kept", [([64], []), ([16, 64], [16]), ([16], [16]), (None, [])]
-)
-def test_budget_and_compile_range_reach_the_widest_batch(
-    shift: int, width: int, endpoints: list[int] | None, kept: list[int]
+class Engine(NamedTuple):
+    layout: DraftLayout
+    max_num_seqs: int
+    budget: int  # max_num_batched_tokens, at least one for each request
+
+    @property
+    def widest(self) -> int:
+        return self.layout.max_num_tokens(self.budget, self.max_num_seqs)
+
+    def widest_pass(self, query_lens: list[int]) -> int:
+        """Slots of the widest pass, counted by the table in `layout.py`."""
+        k, w = self.layout.num_speculative_tokens, self.layout.parallel_width
+        n, later = len(query_lens), -(-k // w) - 1
+        first = sum(query_lens) + n * (w - self.layout.token_shift)
+        return max([first] + [n * (2 * w - 1)] * later)
+
+
+@st.composite
+def engines(draw) -> Engine:
+    k = draw(st.integers(1, 20))
+    layout = DraftLayout(k, draw(st.integers(0, 1)), draw(st.integers(1, k)))
+    max_num_seqs = draw(st.integers(1, 64))
+    spare = draw(st.sampled_from([0, 1, 7, 512]))
+    return Engine(layout, max_num_seqs, max_num_seqs + spare)
+
+
+@given(engines(), st.data())
+def test_the_widest_batch_is_the_widest_that_can_be_scheduled(
+    engine: Engine, data: st.DataObject
 ):
-    layout = DraftLayout(7, shift, width)
-    widest = layout.max_num_tokens(64, 8)
-    engine = engine_config(endpoints)
-    draft = widened_config(engine, layout)
-    assert draft.scheduler_config.max_num_batched_tokens == widest
-    assert draft.compilation_config.compile_ranges_endpoints == [*kept, widest]
+    """A step has queries of at least 1 token each, at most the budget together."""
+    rest = engine.budget - engine.max_num_seqs
+    full = [1 + rest] + [1] * (engine.max_num_seqs - 1)
+    assert engine.widest_pass(full) == engine.widest
+    n = data.draw(st.integers(1, engine.max_num_seqs))
+    left, query_lens = engine.budget - n, []
+    for _ in range(n):
+        query_lens.append(1 + data.draw(st.integers(0, left)))
+        left -= query_lens[-1] - 1
+    assert engine.widest_pass(query_lens) <= engine.widest
+
+
+@given(engines(), st.booleans(), st.booleans())
+def test_budget_and_compile_range_reach_the_widest_batch(
+    engine: Engine, has_smaller: bool, has_budget: bool
+):
+    kept = [engine.budget - 1] if has_smaller else []
+    endpoints = kept + ([engine.budget] if has_budget else []) or None
+    config = engine_config(endpoints, engine.budget, engine.max_num_seqs)
+    draft = widened_config(config, engine.layout)
+    assert draft.scheduler_config.max_num_batched_tokens == engine.widest
+    assert draft.compilation_config.compile_ranges_endpoints == [*kept, engine.widest]
     # The target's are untouched, and layers register in one place.
-    assert engine.scheduler_config.max_num_batched_tokens == 64
-    assert engine.compilation_config.compile_ranges_endpoints == endpoints
-    shared = engine.compilation_config.static_forward_context
+    assert config.scheduler_config.max_num_batched_tokens == engine.budget
+    assert config.compilation_config.compile_ranges_endpoints == endpoints
+    shared = config.compilation_config.static_forward_context
     assert draft.compilation_config.static_forward_context is shared
+
+
+@given(engines())
+def test_buffers_reach_the_widest_batch(engine: Engine):
+    layout, most = engine.layout, engine.max_num_seqs
+    sizes = engine.budget, most, torch.device("cpu")
+    buffers = DraftBuffers(layout, *sizes, hidden_size=2, dtype=torch.float32)
+    buffers.allocate_kv_groups(2)
+    batch, samples = buffers.batch, most * layout.parallel_width
+    assert batch.max_num_tokens == len(batch.input_ids) == engine.widest
+    assert (
+        len(batch.positions) == len(buffers.fed_rows(torch.zeros(6))) == engine.widest
+    )
+    assert batch.slot_mappings.shape == (2, engine.widest)
+    assert len(batch.query_start_loc) == most + 1
+    assert len(batch.sample_rows) == len(batch.sample_positions) == samples
+    if layout.num_passes > 1:
+        assert len(buffers.feedback) == samples
+        assert len(buffers.own_rows) == most * layout.num_follow_slots
 
 
 def test_attention_is_built_for_the_draft_model():

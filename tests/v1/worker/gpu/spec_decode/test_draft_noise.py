@@ -9,11 +9,6 @@ import pytest
 import torch
 
 from vllm.config.drafter import DrafterConfig
-from vllm.platforms import current_platform
-
-if current_platform.is_cpu():
-    import vllm.v1.worker.cpu.shm  # noqa: F401  (what Runner V2 needs on a CPU)
-
 from vllm.v1.worker.gpu.sample.gumbel import gumbel_sample
 from vllm.v1.worker.gpu.spec_decode.noise import (
     DRAFT_SALT,

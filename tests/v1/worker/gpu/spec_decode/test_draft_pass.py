@@ -7,11 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from vllm.platforms import current_platform
-
-if current_platform.is_cpu():
-    import vllm.v1.worker.cpu.shm  # noqa: F401  (what Runner V2 needs on a CPU)
-
 from vllm.v1.worker.gpu.spec_decode import speculator as base
 from vllm.v1.worker.gpu.spec_decode.unified import speculator
 from vllm.v1.worker.gpu.spec_decode.unified.buffers import DraftBuffers
@@ -24,7 +19,7 @@ MAX_MODEL_LEN, QUERY = 64, 8
 
 
 class Told:
-    """What a run of one pass says to the base."""
+    """What a run of one pass tells vLLM's speculator."""
 
     def __init__(self, monkeypatch, width: int) -> None:
         self.metadata: list[dict] = []

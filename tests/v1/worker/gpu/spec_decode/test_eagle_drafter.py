@@ -6,11 +6,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from vllm.platforms import current_platform
-
-if current_platform.is_cpu():
-    import vllm.v1.worker.cpu.shm  # noqa: F401  (what Runner V2 needs on a CPU)
-
 from vllm.v1.worker.gpu.spec_decode.unified import eagle
 from vllm.v1.worker.gpu.spec_decode.unified.eagle import EagleDrafter
 from vllm.v1.worker.gpu.spec_decode.unified.layout import DraftLayout

@@ -6,20 +6,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm.platforms import current_platform
-
-if current_platform.is_cpu():
-    import vllm.v1.worker.cpu.shm  # noqa: F401  (what Runner V2 needs on a CPU)
-
 from vllm.v1.worker.gpu.spec_decode.unified.kept_states import KeptStates
-from vllm.v1.worker.gpu.spec_decode.unified.structs import VerifiedBatch
 
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+from .batches import DEVICE, int32, int64, verified_batch
+
 BLOCK, NUM_BLOCKS, WIDTH = 4, 40, 3
-
-
-def make(*values: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
-    return torch.tensor(values, dtype=dtype, device=DEVICE)
 
 
 class Step:
@@ -29,21 +20,15 @@ class Step:
     """
 
     def __init__(self, requests: list[tuple[int, int, int]], num_padded: int = 0):
-        starts, positions, slots = [0], [], []
-        for number, (start, count, _) in enumerate(requests):
-            first = 1 + number * 10  # KV block
-            positions += range(start, start + count)
-            slots += [first * BLOCK + p for p in range(start, start + count)]
-            starts.append(len(positions))
-        starts += [len(positions)] * num_padded
-        rejected = [r for *_, r in requests] + [0] * num_padded
-        none, n = make(0), len(rejected)
-        self.verified = VerifiedBatch(
-            none, make(*positions), make(*starts, dtype=torch.int32), make(*range(n)),
-            none, make(*rejected, dtype=torch.int32), none, none, none, none,
-        )  # fmt: skip
-        self.slots = make(*slots)
-        rows = torch.arange(1.0, 1 + len(slots), device=DEVICE)
+        starts, counts, rejected = map(list, zip(*requests, strict=True))
+        pad = [0] * num_padded
+        self.verified = verified_batch(
+            counts + pad, starts + pad, num_rejected=int32(rejected + pad)
+        )
+        # Each has ten KV blocks of its own, from block 1 on.
+        first = torch.arange(len(starts)).repeat_interleave(torch.tensor(counts)) * 10
+        self.slots = (1 + first.to(DEVICE)) * BLOCK + self.verified.positions
+        rows = torch.arange(1.0, 1 + len(self.slots), device=DEVICE)
         self.states = rows[:, None].repeat(1, WIDTH)
 
 
@@ -79,18 +64,6 @@ def described(kept: KeptStates) -> dict[tuple[int, str], tuple[float, int]]:
 NOTHING = {(0, "end"): (-5.0, -1)}
 
 
-def test_ends_of_blocks_and_last_valid_tokens(keep):
-    kept = fresh()
-    keep(kept, Step([(2, 7, 0), (5, 2, 1), (0, 1, 0)], num_padded=2))
-    assert described(kept) == NOTHING | {
-        # Positions 2 to 8.
-        (1, "end"): (2.0, 3), (2, "end"): (6.0, 7), (3, "last"): (7.0, 8),
-        # Position 5 alone: 6 was rejected.
-        (12, "last"): (8.0, 5),
-        (21, "last"): (10.0, 0),
-    }  # fmt: skip
-
-
 def test_a_rejected_end_of_a_block_is_not_kept(keep):
     kept = fresh()
     keep(kept, Step([(1, 3, 2)]))
@@ -112,13 +85,13 @@ def test_what_a_request_goes_on_from_is_there_while_it_is_laid_out(keep):
 
 def test_padding_dummies_and_the_null_block_keep_nothing(keep):
     """An engine that warms up while it serves has slots in the null block."""
-    for slots in (make(*[-1] * 8), make(*[0, 1, 2, 3] * 2)):
+    for slots in (int64([-1] * 8), int64([0, 1, 2, 3] * 2)):
         kept, step = fresh(), Step([(0, 8, 0)])
         step.slots = slots
         keep(kept, step)
         assert described(kept) == NOTHING
     kept, step = fresh(), Step([(0, 8, 0)])
-    step.verified = step.verified._replace(idx_mapping=make(-1))
+    step.verified = step.verified._replace(idx_mapping=int64([-1]))
     keep(kept, step)
     assert described(kept) == NOTHING
 

@@ -10,11 +10,6 @@ import torch.nn as nn
 
 from vllm.config.drafter import DrafterConfig
 from vllm.config.drafter.features import TargetFeatures
-from vllm.platforms import current_platform
-
-if current_platform.is_cpu():
-    import vllm.v1.worker.cpu.shm  # noqa: F401  (what Runner V2 needs on a CPU)
-
 from vllm.v1.worker.gpu.spec_decode import unified
 from vllm.v1.worker.gpu.spec_decode.unified.pard2 import Pard2Drafter
 

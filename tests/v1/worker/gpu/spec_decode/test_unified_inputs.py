@@ -2,22 +2,22 @@
 """The input kernel, in Triton and in C++, against its PyTorch reference."""
 
 import copy
+import inspect
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from math import prod
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.v1.worker.gpu.spec_decode.prepare_inputs_reference import (
-    prepare_inputs_reference,
-)
-from vllm.platforms import current_platform
 from vllm.v1.attention.backends.utils import PAD_SLOT_ID
 from vllm.v1.worker.gpu.block_table import BlockTables
+from vllm.v1.worker.gpu.spec_decode.unified import inputs
 from vllm.v1.worker.gpu.spec_decode.unified.buffers import DraftBuffers
 from vllm.v1.worker.gpu.spec_decode.unified.inputs import (
     HiddenRows,
@@ -28,12 +28,11 @@ from vllm.v1.worker.gpu.spec_decode.unified.inputs import (
 )
 from vllm.v1.worker.gpu.spec_decode.unified.layout import DraftLayout
 
-if current_platform.is_cpu():
-    import vllm.v1.worker.cpu.shm  # noqa: F401  (what Runner V2 needs on a CPU)
+from .batches import DEVICE, SAMPLED, block_tables, int32, int64, verified_batch
+from .prepare_inputs_reference import prepare_inputs_reference
 
 # Fewer where a tool that watches the kernel makes it slow.
-EXAMPLES = int(os.environ.get("VLLM_TEST_EXAMPLES", 150))
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+EXAMPLES = int(os.environ.get("VLLM_TEST_EXAMPLES", 100))
 MAX_TOKENS, MAX_MODEL_LEN, HIDDEN = 96, 64, 24
 MASK = 999
 BLOCK_SIZES = {1: [16], 2: [16, 4]}
@@ -159,24 +158,17 @@ def make_tables(rng, groups: int, max_num_reqs: int) -> BlockTables:
 def make_batch(
     rng, query_lens, starts, states, num_padded, max_num_reqs, integer
 ) -> VerifiedBatch:
-    ends = torch.tensor([0, *query_lens, *[0] * num_padded]).cumsum(0)
-    positions = torch.cat(
-        [torch.arange(s, s + q) for s, q in zip(starts, query_lens, strict=True)]
-    )
     rejected = [integer(0, q - 1) if integer(0, 1) else 0 for q in query_lens]
-    sampled = [integer(0, 1) for _ in query_lens]
-    pad = [0] * num_padded
+    sampled, pad = [integer(0, 1) for _ in query_lens], [0] * num_padded
 
     def ids(*shape: int) -> torch.Tensor:
         return torch.randint(1, 900, shape, generator=rng, dtype=torch.int32).to(DEVICE)
 
-    def int32(values) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.int32, device=DEVICE)
-
-    return VerifiedBatch(
+    return verified_batch(
+        query_lens + pad,
+        starts + pad,
+        max_num_reqs,
         input_ids=ids(sum(query_lens)),
-        positions=positions.to(DEVICE),
-        query_start_loc=ends.to(DEVICE, torch.int32),
         idx_mapping=torch.cat([states, torch.full((num_padded,), -1)]).to(DEVICE),
         num_sampled=int32(sampled + pad),
         num_rejected=int32(rejected + pad),
@@ -275,29 +267,45 @@ def test_kernel_equals_reference(prepare, case: Case):
     expected = run_passes(prepare_inputs_reference, case)
     for got, wanted in zip(actual, expected, strict=True):
         assert_same(got, wanted)
+        assert_only_owned_slots_are_written(got, case)
 
 
-@settings(max_examples=EXAMPLES // 4, **SLOW)
-@given(cases())
-def test_only_owned_slots_are_written(prepare, case: Case):
+def assert_only_owned_slots_are_written(buffers: DraftBuffers, case: Case) -> None:
     """Stated on its own, not through the reference: the KV safety of every pass."""
-    batch, tables = case.batch, case.tables
-    for buffers in run_passes(prepare, case):
-        for req, state in enumerate(batch.idx_mapping.tolist()):
-            begin, end = buffers.batch.query_start_loc[req : req + 2].tolist()
-            for group, size in enumerate(tables.block_sizes):
-                slots = buffers.batch.slot_mappings[group, begin:end]
-                used = slots[slots != PAD_SLOT_ID]
-                if state < 0:
-                    assert used.numel() == 0
-                    continue
-                held = int(tables.num_blocks.gpu[group, state])
-                owned = tables.block_tables[group].gpu[state, :held]
-                assert set((used // size).tolist()) <= set(owned.tolist()) - {0}
-                at = buffers.batch.positions[begin:end][slots != PAD_SLOT_ID]
-                assert torch.equal(used % size, at % size)
-                assert bool((at < case.limit).all())
-                assert at.unique().numel() == at.numel()
+    tables = case.tables
+    for req, state in enumerate(case.batch.idx_mapping.tolist()):
+        begin, end = buffers.batch.query_start_loc[req : req + 2].tolist()
+        for group, size in enumerate(tables.block_sizes):
+            slots = buffers.batch.slot_mappings[group, begin:end]
+            used = slots[slots != PAD_SLOT_ID]
+            if state < 0:
+                assert used.numel() == 0
+                continue
+            held = int(tables.num_blocks.gpu[group, state])
+            owned = tables.block_tables[group].gpu[state, :held]
+            assert set((used // size).tolist()) <= set(owned.tolist()) - {0}
+            at = buffers.batch.positions[begin:end][slots != PAD_SLOT_ID]
+            assert torch.equal(used % size, at % size)
+            assert bool((at < case.limit).all())
+            assert at.unique().numel() == at.numel()
+
+
+def rows(*values: float) -> torch.Tensor:
+    """[len(values), 2], each value twice."""
+    return torch.tensor(values, device=DEVICE)[:, None].repeat(1, 2)
+
+
+def prepared(prepare, layout, batch, tables, hidden=None) -> DraftBuffers:
+    """The draft batch of one request's first pass."""
+    num_tokens, size = len(batch.input_ids), None if hidden is None else 2
+    buffers = DraftBuffers(layout, num_tokens, 1, DEVICE, size, torch.float32)
+    buffers.allocate_kv_groups(1)
+    prepare(
+        batch, layout, buffers, tables, num_samples=layout.parallel_width,
+        num_padded_tokens=num_tokens + layout.num_extra_slots, limit=64,
+        mask_token_id=MASK, hidden=hidden,
+    )  # fmt: skip
+    return buffers
 
 
 @pytest.mark.parametrize("shift", [0, 1])
@@ -305,36 +313,15 @@ def test_only_owned_slots_are_written(prepare, case: Case):
 def test_layout_of_a_decode_step(prepare, shift: int, width: int):
     """The table of the layout's docstring, spelled out for one request."""
     layout = DraftLayout(7, shift, width)
-    ones = torch.ones(1, dtype=torch.int32, device=DEVICE)
-    tables = BlockTables([16], 1, 32, [4], DEVICE)
-    tables.block_tables[0].gpu[0] = torch.arange(1, 5)
-    tables.num_blocks.np[0, 0] = 4
-    tables.num_blocks.copy_to_uva()
-    batch = VerifiedBatch(
-        input_ids=torch.arange(100, 108, dtype=torch.int32, device=DEVICE),
-        positions=torch.arange(20, 28, device=DEVICE),
-        query_start_loc=torch.tensor([0, 8], dtype=torch.int32, device=DEVICE),
-        idx_mapping=torch.zeros(1, dtype=torch.int64, device=DEVICE),
-        num_sampled=ones * 3,
-        num_rejected=ones * 5,
-        last_sampled=(ones * 55)[:, None].long(),
-        next_prefill_tokens=ones * 66,
-        temperature=torch.full((1,), 0.5, device=DEVICE),
-        seeds=ones.long() * 7,
-    )
-    hidden = None
-    if shift:
-        rows = torch.arange(8.0, device=DEVICE)[:, None].expand(8, 2).contiguous()
-        hidden = HiddenRows((rows,), torch.full((2,), -1.0, device=DEVICE))
-    buffers = DraftBuffers(layout, 8, 1, DEVICE, 2 if shift else None, torch.float32)
-    buffers.allocate_kv_groups(1)
-    prepare(
-        batch, layout, buffers, tables, num_samples=width,
-        num_padded_tokens=8 + layout.num_extra_slots, limit=64, mask_token_id=MASK,
-        hidden=hidden,
+    batch = verified_batch(
+        [8], [20], num_sampled=int32([3]), num_rejected=int32([5]),
+        temperature=torch.full((1,), 0.5, device=DEVICE), seeds=int64([7]),
     )  # fmt: skip
+    states = (rows(*range(8)),)
+    hidden = HiddenRows(states, rows(-1).flatten()) if shift else None
+    buffers = prepared(prepare, layout, batch, block_tables([1, 2, 3, 4]), hidden)
     found = buffers.batch
-    tokens = [100, 101, 102, 55, *[MASK] * (width - 1)][shift:]
+    tokens = [100, 101, 102, SAMPLED, *[MASK] * (width - 1)][shift:]
     count = 8 + width - shift
     live = len(tokens)
     assert found.query_start_loc.tolist() == [0, count]
@@ -349,8 +336,7 @@ def test_layout_of_a_decode_step(prepare, shift: int, width: int):
     # The first draft follows the next token, which stands at position 23.
     assert found.sample_positions.tolist() == [23 + i for i in range(width)]
     if shift:
-        fed = buffers.fed[:live, 0].tolist()
-        assert fed == [0.0, 1.0, 2.0, *[-1.0] * (width - 1)]
+        assert buffers.fed[:live, 0].tolist() == [0, 1, 2, *[-1] * (width - 1)]
 
 
 FED_STEPS = {
@@ -369,42 +355,16 @@ FED_STEPS = {
 def test_hidden_states_of_unshifted_tokens(prepare, name: str, width: int):
     """Each token with the state before it, masks with the last; spelled out."""
     start, kept, fed = FED_STEPS[name]
-    layout = DraftLayout(7, 0, width)
-    tables = BlockTables([16], 1, 32, [4], DEVICE)
-    tables.block_tables[0].gpu[0] = torch.tensor([6, 7, 8, 9])
-    tables.num_blocks.np[0, 0] = 4
-    tables.num_blocks.copy_to_uva()
-    ones = torch.ones(1, dtype=torch.int32, device=DEVICE)
-    batch = VerifiedBatch(
-        input_ids=torch.arange(50, 55, dtype=torch.int32, device=DEVICE),
-        positions=torch.arange(start, start + 5, device=DEVICE),
-        query_start_loc=torch.tensor([0, 5], dtype=torch.int32, device=DEVICE),
-        idx_mapping=torch.zeros(1, dtype=torch.int64, device=DEVICE),
-        num_sampled=ones * 3,
-        num_rejected=ones * 2,
-        last_sampled=(ones * 55)[:, None].long(),
-        next_prefill_tokens=ones * 66,
-        temperature=torch.zeros(1, device=DEVICE),
-        seeds=ones.long(),
+    batch = verified_batch(
+        [5], [start], num_sampled=int32([3]), num_rejected=int32([2])
     )
-
-    def rows(*values: float) -> torch.Tensor:
-        column = torch.tensor(values, device=DEVICE)[:, None]
-        return column.expand(len(values), 2).contiguous()
-
     positions = torch.full((20,), kept, device=DEVICE)
-    states = rows(0, 1, 2, 3, 4), rows(*range(100, 120))
-    hidden = HiddenRows(states[:1], states[1], positions)
-    buffers = DraftBuffers(layout, 8, 1, DEVICE, 2, torch.float32)
-    buffers.allocate_kv_groups(1)
-    prepare(
-        batch, layout, buffers, tables, num_samples=width,
-        num_padded_tokens=5 + width, limit=64, mask_token_id=MASK, hidden=hidden,
-    )  # fmt: skip
-    found = buffers.batch
-    live = len(fed) + width - 1
+    hidden = HiddenRows((rows(*range(5)),), rows(*range(100, 120)), positions)
+    tables = block_tables([6, 7, 8, 9])
+    buffers = prepared(prepare, DraftLayout(7, 0, width), batch, tables, hidden)
+    found, live = buffers.batch, len(fed) + width - 1
     assert buffers.fed[:live, 0].tolist() == [*fed, *[2] * (width - 1)]
-    tokens = [50, 51, 52, 55, *[MASK] * (width - 1)]
+    tokens = [100, 101, 102, SAMPLED, *[MASK] * (width - 1)]
     assert found.input_ids[:live].tolist() == tokens
     # Also slot 0, whose token may be another one than the step before sampled.
     assert bool((found.slot_mappings[0, :live] >= 0).all())
@@ -416,19 +376,84 @@ def test_hidden_states_of_unshifted_tokens(prepare, name: str, width: int):
 def test_recorded_batch_owns_nothing(prepare, width: int):
     """A graph's dummy requests, where steps before have left their block counts."""
     layout = DraftLayout(7, 0, width)
-    tables = BlockTables([16], 4, 64, [4], DEVICE)
-    tables.block_tables[0].gpu.fill_(9)
     buffers = DraftBuffers(layout, 64, 4, DEVICE)
     buffers.allocate_kv_groups(1)
     slots = layout.num_follow_slots
     buffers.lay_out_uniform(3, slots)
     buffers.batch.num_blocks.fill_(4)
     prepare(
-        PreviousPass(torch.ones(3, 7, dtype=torch.int64, device=DEVICE), 1),
-        layout, buffers, tables, num_samples=width, num_padded_tokens=3 * slots,
+        PreviousPass(int64([[1] * 7] * 3), 1), layout, buffers,
+        block_tables([9] * 4, 4), num_samples=width, num_padded_tokens=3 * slots,
         limit=64, mask_token_id=MASK,
     )  # fmt: skip
     found = buffers.batch
     assert found.query_start_loc.tolist() == [0, slots, 2 * slots, *[3 * slots] * 2]
     assert bool((found.slot_mappings == PAD_SLOT_ID).all())
     assert found.sample_requests.tolist() == [-1] * 4 * width
+
+
+# How the kernel is launched.
+
+MOST_REQS = 64
+PARAMETERS = inspect.signature(inputs._prepare_inputs_kernel.fn).parameters
+CONSTANTS = [n for n, p in PARAMETERS.items() if "constexpr" in str(p.annotation)]
+Launch = Callable[..., tuple[int, dict[str, Any]]]
+
+
+@pytest.fixture
+def launch(monkeypatch) -> Launch:
+    """Prepares a pass of a shorter step; how many programs, and their constants."""
+    noted: list[tuple[int, dict[str, Any]]] = []
+
+    class Kernel:
+        def __getitem__(self, grid: tuple[int, ...]):
+            return lambda *_, **given: noted.append(
+                (prod(grid), {name: given[name] for name in CONSTANTS})
+            )
+
+    def run(layout, num_drafts, query_lens, is_fed, draft_pass=0):
+        size, n = HIDDEN if is_fed else None, len(query_lens)
+        buffers = DraftBuffers(layout, 4096, MOST_REQS, DEVICE, size, torch.float32)
+        buffers.allocate_kv_groups(1)
+        shorter, states = layout.for_drafts(num_drafts), sum(query_lens)
+        source = verified_batch(query_lens, [0] * n, MOST_REQS)
+        rows = states + n * shorter.num_extra_slots
+        if draft_pass:
+            source = PreviousPass(int64([[0] * 7] * n), draft_pass)
+            states, rows = n * shorter.parallel_width, n * shorter.num_follow_slots
+        hidden = make_hidden(None, layout, states, 1) if is_fed else None
+        if is_fed and layout.token_shift == 0:
+            hidden = hidden._replace(positions=int64([0] * 2 * NUM_BLOCKS))
+        prepare_inputs(
+            source, shorter, buffers, block_tables([0] * 4, MOST_REQS), num_samples=1,
+            num_padded_tokens=rows, limit=64, hidden=hidden, native=False,
+        )  # fmt: skip
+        return noted[-1]
+
+    monkeypatch.setattr(inputs, "_prepare_inputs_kernel", Kernel())
+    return run
+
+
+@pytest.mark.parametrize("is_fed", [False, True])
+@pytest.mark.parametrize("shift", [0, 1])
+def test_programs_follow_the_rows(launch: Launch, shift: int, is_fed: bool):
+    """A long prompt does not multiply the programs of the requests beside it."""
+    prompt, decodes = [3000], [8] * (MOST_REQS - 1)
+    alone, beside, mixed = (
+        launch(DraftLayout(7, shift, 7), 7, query_lens, is_fed)[0]
+        for query_lens in (prompt, decodes, prompt + decodes)
+    )
+    assert mixed <= alone + beside
+
+
+@pytest.mark.parametrize("is_fed", [False, True])
+@pytest.mark.parametrize("shift", [0, 1])
+@pytest.mark.parametrize("width", [1, 4, 7])
+def test_all_lengths_run_the_same_compiled_kernel(
+    launch: Launch, width: int, shift: int, is_fed: bool
+):
+    """Else the first step that asks for a length compiles while it serves."""
+    layout = DraftLayout(7, shift, width)
+    for draft_pass, lengths in ((0, range(8)), (1, range(width + 1, 8))):
+        found = [launch(layout, k, [8, 3, 1], is_fed, draft_pass)[1] for k in lengths]
+        assert all(constants == found[0] for constants in found)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The layout's numbers, against its docstring's table and against the base."""
+"""The layout's numbers, against its docstring's table and against vLLM's."""
 
 from types import SimpleNamespace
 
@@ -13,8 +13,8 @@ METHODS = {0: "draft_model", 1: "eagle3"}
 K = [1, 2, 3, 5, 7, 8, 15]
 
 
-def base_config(drafts: int, shift: int, parallel: bool) -> SimpleNamespace:
-    """What the base's properties read of a speculative config, and of its owner."""
+def engine_config(drafts: int, shift: int, parallel: bool) -> SimpleNamespace:
+    """What vLLM's properties read of a speculative config, and of its owner."""
     method = METHODS[shift]
     spec = SimpleNamespace(
         drafter=DrafterConfig(method, drafts),
@@ -31,22 +31,19 @@ def base_config(drafts: int, shift: int, parallel: bool) -> SimpleNamespace:
 @pytest.mark.parametrize("parallel", [False, True])
 @pytest.mark.parametrize("shift", [0, 1])
 @pytest.mark.parametrize("drafts", K)
-def test_extra_slots_are_the_bases(drafts: int, shift: int, parallel: bool):
+def test_extra_slots_are_those_of_vllm(drafts: int, shift: int, parallel: bool):
     layout = DraftLayout(drafts, shift, drafts if parallel else 1)
-    name = "max_num_new_slots_for_drafting"
-    *_, base = (
-        vars(c)[name].fget for c in SpeculativeConfig.__mro__ if name in vars(c)
-    )
-    config = base_config(drafts, shift, parallel)
-    assert layout.num_extra_slots == base(config.speculative_config)
+    config = engine_config(drafts, shift, parallel)
+    extra = SpeculativeConfig.max_num_new_slots_for_drafting.fget
+    assert layout.num_extra_slots == extra(config.speculative_config)
 
 
 @pytest.mark.parametrize("shift", [0, 1])
 @pytest.mark.parametrize("drafts", K)
-def test_the_base_reserves_every_position_that_is_written(drafts: int, shift: int):
+def test_vllm_reserves_every_position_that_is_written(drafts: int, shift: int):
     for width in range(1, drafts + 1):
         layout = DraftLayout(drafts, shift, width)
-        config = base_config(drafts, shift, width > 1)
+        config = engine_config(drafts, shift, width > 1)
         reserved = VllmConfig.num_lookahead_tokens.fget(config)
         assert layout.num_lookahead_tokens <= reserved
 

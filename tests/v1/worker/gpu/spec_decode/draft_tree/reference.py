@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draft trees in plain Python: the specification of the kernels."""
+"""Draft trees in plain Python and PyTorch: the specification of the kernels."""
 
 import heapq
 from typing import NamedTuple
+
+import torch
 
 
 class Node(NamedTuple):
@@ -71,3 +73,30 @@ def walk(
                 break
         else:
             return sampled, path
+
+
+def attend(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    scale: float,
+    softcap: float = 0.0,
+    seen: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention of one request: [q, heads, size] float32, and [heads, q] log-sum-exp.
+
+    Args:
+        query: [q, heads, size].
+        keys: [k, kv_heads, size], as `values`.
+        seen: [q, n] bool, which of the last n keys a query attends to; else all.
+    """
+    groups = query.shape[1] // keys.shape[1]
+    keys, values = (x.repeat_interleave(groups, 1) for x in (keys, values))
+    scores = torch.einsum("qhd,khd->hqk", query, keys) * scale
+    if softcap:
+        scores = softcap * (scores / softcap).tanh()
+    if seen is not None:
+        own = scores[..., len(keys) - seen.shape[1] :]
+        own.masked_fill_(~seen.to(own.device), -torch.inf)
+    out = torch.einsum("hqk,khd->qhd", scores.softmax(-1), values)
+    return out, scores.logsumexp(-1)

@@ -20,6 +20,7 @@ from vllm.v1.worker.gpu.spec_decode.draft_tree.cpu import (
 )
 from vllm.v1.worker.gpu.spec_decode.draft_tree.trees import TreeAttention
 
+from . import reference
 from .test_kernels import Step
 
 BLOCK, HEADS, KV_HEADS, SIZE = 32, 4, 2, 64
@@ -74,11 +75,10 @@ def test_rows_attend_to_prefix_and_ancestors(num_nodes: int):
         prefix = step.prefix[req]
         keys, values = torch.randn(2, prefix, KV_HEADS, SIZE)
         store(kv_cache, isa, req * 4 * BLOCK + torch.arange(prefix), keys, values)
-        keys = torch.cat([keys, key[rows]]).repeat_interleave(2, 1)
-        values = torch.cat([values, value[rows]]).repeat_interleave(2, 1)
-        scores = torch.einsum("qhd,khd->hqk", query[rows], keys) * scale
-        scores[..., prefix:].masked_fill_(~step.seen(req), -torch.inf)
-        wanted[rows] = torch.einsum("hqk,khd->qhd", scores.softmax(-1), values)
+        keys, values = torch.cat([keys, key[rows]]), torch.cat([values, value[rows]])
+        wanted[rows], _ = reference.attend(
+            query[rows], keys, values, scale, seen=step.seen(req)
+        )
     metadata = SimpleNamespace(
         draft_tree=TreeAttention(step.rows, 3, step.starts[3], False, 0),
         query_start_loc=step.query_start_loc,

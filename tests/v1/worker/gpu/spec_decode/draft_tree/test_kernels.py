@@ -21,7 +21,7 @@ from vllm.v1.worker.gpu.spec_decode.draft_tree.trees import (
 )
 from vllm.v1.worker.gpu.spec_decode.draft_tree.verify import walk_trees
 
-from .reference import Node, ancestors, best_first, walk
+from .reference import Node, ancestors, attend, best_first, walk
 
 DEVICE = torch.device("cpu" if current_platform.is_cpu() else "cuda")
 R = 8  # request states
@@ -260,27 +260,15 @@ def test_rows_attend_to_prefix_and_ancestors(num_nodes: int, softcap: float):
     key, value = fused[:, 0], fused[:, 1]
     prefix_out, out = torch.zeros_like(query), torch.full_like(query, 9.0)
     lse = torch.full((heads, total), torch.inf, device=DEVICE)
-    wanted = torch.full_like(query, 9.0)
-
-    def scores(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-        raw = torch.einsum("qhd,khd->hqk", q, k.repeat_interleave(2, 1)) * scale
-        return softcap * (raw / softcap).tanh() if softcap else raw
-
+    wanted = out.clone()
     for req in range(3):
         rows = slice(step.starts[req], step.starts[req + 1])
-        keys = torch.randn(step.prefix[req], kv_heads, size, device=DEVICE)
-        values = torch.randn_like(keys)
-        before = scores(query[rows], keys)
+        kv = torch.randn(2, step.prefix[req], kv_heads, size, device=DEVICE)
         if step.prefix[req]:
-            lse[:, rows] = before.logsumexp(-1)
-            weights = before.softmax(-1)
-            seen = torch.einsum("hqk,khd->qhd", weights, values.repeat_interleave(2, 1))
-            prefix_out[rows] = seen
-        own = scores(query[rows], key[rows])
-        own = own.masked_fill(~step.seen(req).to(DEVICE), -torch.inf)
-        weights = torch.cat([before, own], -1).softmax(-1)
-        all_values = torch.cat([values, value[rows]]).repeat_interleave(2, 1)
-        wanted[rows] = torch.einsum("hqk,khd->qhd", weights, all_values)
+            prefix_out[rows], lse[:, rows] = attend(query[rows], *kv, scale, softcap)
+        whole = torch.cat([kv, fused[rows].movedim(1, 0)], dim=1)
+        seen = step.seen(req)
+        wanted[rows], _ = attend(query[rows], *whole, scale, softcap, seen)
     longest = max(b - a for a, b in itertools.pairwise(step.starts))
     tree = TreeAttention(step.rows, 3, step.starts[3], False, longest)
     merge_tree(
@@ -324,14 +312,9 @@ def test_rows_attend_to_paged_prefixes(softcap: float):
     for req in (0, 2):
         rows = slice(step.starts[req], step.starts[req + 1])
         kv = pool[table[req].long()].flatten(0, 1)[: step.prefix[req]]
-        keys, values = kv.repeat_interleave(2, 1).split(size, -1)
-        scores = torch.einsum("qhd,khd->hqk", query[rows], keys) * scale
-        if softcap:
-            scores = softcap * (scores / softcap).tanh()
-        wanted = torch.einsum("hqk,khd->qhd", scores.softmax(-1), values)
-        torch.testing.assert_close(out[rows], wanted, atol=1e-4, rtol=1e-4)
+        wanted = attend(query[rows], *kv.split(size, -1), scale, softcap)
         torch.testing.assert_close(
-            lse[:, rows], scores.logsumexp(-1), atol=1e-4, rtol=1e-4
+            (out[rows], lse[:, rows]), wanted, atol=1e-4, rtol=1e-4
         )
 
 

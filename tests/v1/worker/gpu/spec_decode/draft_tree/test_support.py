@@ -7,13 +7,8 @@ import pytest
 
 from vllm.config.drafter import DrafterConfig
 from vllm.config.drafter.length import AutoSchedule
-from vllm.platforms import current_platform
 from vllm.v1.attention.backend import AttentionType
 from vllm.v1.spec_decode.tree_agreement import agree_on_trees
-
-if current_platform.is_cpu():
-    import vllm.v1.worker.cpu.shm  # noqa: F401  (what Runner V2 needs on a CPU)
-
 from vllm.v1.worker.gpu.spec_decode.draft_tree.backends import why_layer_cannot
 
 

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small verified batches, and tables of the KV blocks that their requests hold."""
+
+from typing import Any
+
+import torch
+
+from vllm.v1.worker.gpu.block_table import BlockTables
+from vllm.v1.worker.gpu.spec_decode.unified.structs import VerifiedBatch
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+SAMPLED, PREFILL = 55, 66  # the next tokens
+
+
+def int32(values: Any) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int32, device=DEVICE)
+
+
+def int64(values: Any) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int64, device=DEVICE)
+
+
+def verified_batch(
+    query_lens: list[int],
+    starts: list[int],
+    max_num_reqs: int | None = None,
+    **fields: torch.Tensor,
+) -> VerifiedBatch:
+    """A batch of requests that have sampled a token, and had none rejected.
+
+    Args:
+        query_lens: tokens of each request; 0 for padding.
+        starts: the position of each one's first token.
+        max_num_reqs: as many as there are, if it is not given.
+        fields: what is otherwise. Token ids count from 100, states from 0.
+    """
+    n = len(query_lens)
+    most = max_num_reqs or n
+    spans = zip(starts, query_lens, strict=True)
+    positions = [at for start, count in spans for at in range(start, start + count)]
+    usual = VerifiedBatch(
+        input_ids=int32(range(100, 100 + len(positions))),
+        positions=int64(positions),
+        query_start_loc=int32([0, *query_lens]).cumsum(0, dtype=torch.int32),
+        idx_mapping=int64(range(n)),
+        num_sampled=int32([1] * n),
+        num_rejected=int32([0] * n),
+        last_sampled=int64([[SAMPLED]] * most),
+        next_prefill_tokens=int32([PREFILL] * most),
+        temperature=torch.zeros(most, device=DEVICE),
+        seeds=int64([0] * most),
+    )
+    return usual._replace(**fields)
+
+
+def block_tables(blocks: list[int], max_num_reqs: int = 1) -> BlockTables:
+    """Every request holds these blocks, of 16 tokens."""
+    tables = BlockTables([16], max_num_reqs, 4096, [len(blocks)], DEVICE)
+    tables.block_tables[0].gpu.copy_(int32(blocks).expand(max_num_reqs, -1))
+    tables.num_blocks.np[0] = len(blocks)
+    tables.num_blocks.copy_to_uva()
+    return tables

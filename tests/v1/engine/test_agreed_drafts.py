@@ -2,13 +2,13 @@
 """Data-parallel ranks in step draft the most that any of them would."""
 
 import multiprocessing
-import socket
 from types import SimpleNamespace
 
 import pytest
 import torch.distributed as dist
 
 from vllm.config.drafter import DrafterConfig
+from vllm.utils.network_utils import get_open_port
 from vllm.v1.core.sched.draft_load import ChosenLengths
 from vllm.v1.engine import core
 from vllm.v1.engine.agreed_drafts import (
@@ -58,17 +58,11 @@ def run_rank(rank: int, port: int, requests: list[list[int]], results) -> None:
     results.put((rank, drafted))
 
 
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
-
-
 def test_ranks_draft_the_most_that_any_would():
     """Loads differ, and change; a rank is idle; at every step all draft alike."""
     requests = [[8] * 13, [8] * 4 + [1] * 4 + [0] * 5]
-    context = multiprocessing.get_context("spawn")
-    results, port = context.Queue(), free_port()
+    context = multiprocessing.get_context("fork")  # imports nothing again
+    results, port = context.Queue(), get_open_port()
     ranks = [
         context.Process(target=run_rank, args=(rank, port, requests, results))
         for rank in range(2)

@@ -17,7 +17,7 @@ from vllm.v1.spec_decode.dynamic.pass_times import CONTEXT, sizes_to_measure
 # What a draft pass takes more where there is no CUDA graph: where what a step verifies
 # and what it drafts differ in length.
 SWITCH_MS = 1.5
-CONCURRENCY = (1, 2, 3, 6, 8, 12, 16, 24, 32, 48, 64)
+CONCURRENCY = (1, 3, 8, 16, 32, 64)
 
 
 def target_ms(num_tokens: int) -> float:
@@ -319,27 +319,6 @@ def test_follows_the_load_at_once():
         assert found >= 0.97 * best_fixed(parallel_ms, n, rates), f"{n} requests"
 
 
-def test_no_drafts_at_all_can_be_the_choice():
-    rates = CURVES["useless"](7)
-    simulation = Simulation(parallel_ms, 7)
-    simulation.run(64, rates, 5_000)
-    asked = [step(simulation.lengths, whole_load(64)) for _ in range(200)]
-    assert asked.count(0) > 190
-    assert max(asked) == 1  # a try now and then, else it would be for good
-
-
-def test_tries_cost_little_of_all_time():
-    """Against the same choices without any tries."""
-    rates = CURVES["useless"](7)
-    for n in CONCURRENCY:
-        simulation = Simulation(parallel_ms, 7)
-        simulation.run(n, rates, 5_000)
-        found = simulation.run(n, rates, 5_000)
-        held = simulation.lengths._chosen[n]
-        without = n * expected_tokens(rates)[held] / parallel_ms(n, held)
-        assert found >= 0.99 * without
-
-
 def test_holds_a_choice_that_noise_would_change():
     """Two lengths equally good: hysteresis keeps one of them."""
     seconds = {1: {1: 1.0, 2: (1 + 0.5 + 0.25) / 1.5}}
@@ -354,12 +333,6 @@ def test_holds_a_choice_that_noise_would_change():
             lengths.observe(2, chain(accepted), accepted)
     changes = sum(a != b for a, b in pairwise(chosen[500:]))
     assert changes <= 10
-
-
-def test_without_times_every_draft_is_the_longest():
-    lengths = DraftLengths(5, {})
-    lengths.observe(5, [], 0)
-    assert [step(lengths, whole_load(n)) for n in (1, 64)] == [5, 5]
 
 
 def test_choosing_takes_far_less_than_a_millisecond():

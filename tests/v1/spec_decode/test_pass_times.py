@@ -97,34 +97,31 @@ def test_long_contexts_fit(max_model_len, num_gpu_blocks, points):
     assert list(long_contexts(executor.vllm_config, 32)) == points
 
 
-@pytest.mark.parametrize("is_cpu, ends", [(False, [1, 8]), (True, [1, 2])])
-def test_ends_are_measured_whatever_it_takes(monkeypatch, is_cpu: bool, ends):
-    """On a CPU, where all requests of a step add up, the far end comes nearer."""
+@pytest.fixture(params=[False, True], ids=["gpu", "cpu"])
+def is_cpu(request, monkeypatch) -> bool:
+    """Either has no time left once the ends are measured."""
     for name in ("BUDGET_SECONDS", "CPU_BUDGET_SECONDS"):
         monkeypatch.setattr(pass_times, name, -1.0)
-    platform = SimpleNamespace(is_cpu=lambda: is_cpu)
+    platform = SimpleNamespace(is_cpu=lambda: request.param)
     monkeypatch.setattr(pass_times, "current_platform", platform)
+    return request.param
+
+
+def test_ends_are_measured_whatever_it_takes(is_cpu: bool):
+    """On a CPU, where all requests of a step add up, the far end comes nearer."""
     times = measure_pass_times(FakeExecutor(max_model_len=4096))
     assert list(times) == [CONTEXT]
-    assert sorted(times[CONTEXT]) == ends
+    assert sorted(times[CONTEXT]) == ([1, 2] if is_cpu else [1, 8])
 
 
-@pytest.mark.parametrize("is_cpu, most", [(False, 8), (True, 4)])
-def test_ranks_in_step_measure_the_same_however_long_it_takes(
-    monkeypatch, is_cpu: bool, most: int
-):
+def test_ranks_in_step_measure_the_same_however_long_it_takes(is_cpu: bool):
     """And whatever each has of KV cache."""
-    for name in ("BUDGET_SECONDS", "CPU_BUDGET_SECONDS"):
-        monkeypatch.setattr(pass_times, name, -1.0)
-    platform = SimpleNamespace(is_cpu=lambda: is_cpu)
-    monkeypatch.setattr(pass_times, "current_platform", platform)
-    ranks = [
-        FakeExecutor(max_model_len=4096, num_gpu_blocks=blocks, ranks=2)
-        for blocks in (10, 10_000)
-    ]
-    first, second = (measure_pass_times(rank) for rank in ranks)
+    first, second = (
+        measure_pass_times(FakeExecutor(max_model_len=4096, num_gpu_blocks=n, ranks=2))
+        for n in (10, 10_000)
+    )
     assert first == second
-    assert max(first[CONTEXT]) == most and len(first) == 2
+    assert max(first[CONTEXT]) == (4 if is_cpu else 8) and len(first) == 2
 
 
 def test_no_more_requests_than_the_token_budget_has_tokens():
@@ -168,6 +165,12 @@ class FakeWorker:
     def synchronize_device(self) -> None:
         self.waited_after.append(len(self.steps))
 
+    def tokens_of_first(self) -> int:
+        """Of the first request, at the end."""
+        first = self.steps[0].scheduled_new_reqs[0]
+        counts = (step.num_scheduled_tokens.get(first.req_id, 0) for step in self.steps)
+        return first.num_computed_tokens + sum(counts)
+
 
 @pytest.mark.parametrize("drafts", [0, 1, 7])
 def test_steps_verify_what_the_step_before_drafted(drafts: int):
@@ -206,9 +209,7 @@ def test_every_token_has_a_block_and_none_the_null_block(num_blocks: int):
     ids = [block for request in new for group in request.block_ids for block in group]
     assert 0 < min(ids) <= max(ids) < num_blocks
     assert (len(set(ids)) == len(ids)) == (num_blocks == 1000)
-    tokens = new[0].num_computed_tokens + sum(
-        step.num_scheduled_tokens.get(new[0].req_id, 0) for step in worker.steps
-    )
+    tokens = worker.tokens_of_first()
     assert all(16 * len(group) >= tokens for group in new[0].block_ids)
 
 
@@ -216,11 +217,7 @@ def test_every_token_has_a_block_and_none_the_null_block(num_blocks: int):
 def test_steps_stay_within_a_short_context(max_model_len: int):
     worker = FakeWorker(max_model_len=max_model_len)
     seconds_per_step(worker, 2, 15, CONTEXT)
-    request = worker.steps[0].scheduled_new_reqs[0]
-    tokens = request.num_computed_tokens + sum(
-        step.num_scheduled_tokens.get(request.req_id, 0) for step in worker.steps
-    )
-    assert tokens <= max_model_len
+    assert worker.tokens_of_first() <= max_model_len
 
 
 def test_few_tokens_a_step_cut_what_is_verified():

@@ -73,17 +73,6 @@ def on_cpu() -> bool:
 
 
 @pytest.fixture(scope="session")
-def takes_local_verifiers() -> bool:
-    """Whether a head of speculators, served alone, may name a target by its path.
-
-    Some releases ask for a hub's name, and look whether it is one.
-    """
-    from vllm.transformers_utils import config
-
-    return not hasattr(config, "validate_repo_id")
-
-
-@pytest.fixture(scope="session")
 def engine_env(on_cpu: bool) -> dict[str, str]:
     """Environment of a process that runs an engine: offline, V2 on a CPU too."""
     env = {

@@ -21,7 +21,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer, RepetitionPenaltyLogitsProcessor
 
-from tests.v1.e2e.kept_drafts import noised
+from tests.v1.e2e.noise import noised
 from tests.v1.e2e.oracle import load_model
 
 from .asks import Answer, Asks

@@ -58,9 +58,6 @@ def p_value(outcomes: Iterable[Sequence], chances: Mapping[Sequence, float]) -> 
 
     Cells with few expected outcomes are taken together. An outcome of chance 0 makes
     it 0.
-
-    Raises:
-        ValueError: there are too few outcomes to tell anything.
     """
     counts = Counter(outcomes)
     total = sum(counts.values())
@@ -75,8 +72,7 @@ def p_value(outcomes: Iterable[Sequence], chances: Mapping[Sequence, float]) -> 
             cells.append((expected, count))
     if rest[0] >= FEWEST_EXPECTED:
         cells.append(tuple(rest))
-    if len(cells) < 2:
-        raise ValueError(f"{total} outcomes are too few: draw more")
+    assert len(cells) > 1, f"{total} outcomes are too few: draw more"
     statistic = sum((count - expected) ** 2 / expected for expected, count in cells)
     half = torch.tensor([(len(cells) - 1) / 2, statistic / 2], dtype=torch.float64)
     return float(torch.special.gammaincc(half[0], half[1]))

@@ -15,7 +15,13 @@ ENGINE = {
     "gpu_memory_utilization": 0.1,
     "use_tqdm_on_load": False,
 }
-V1 = {"VLLM_USE_V2_MODEL_RUNNER": "0", "TRITON_INTERPRET": "0"}
+# What is asked of a job beside scenarios and the engine's own arguments.
+ASKED = ("async_scheduling", "idle_every", "keep_drafts", "record_drafts")
+ASKED += ("record_graphs", "watch_waits")
+
+
+class EngineError(Exception):
+    """An engine did not start; its log is printed."""
 
 
 class Engines:
@@ -44,27 +50,41 @@ class Engines:
                 text=True,
             )
 
-    def _told(self) -> subprocess.Popen:
-        """The process that runs the job, which is told of it."""
+    def _tell(self) -> None:
+        """Has a process run the job."""
         if not self.forks:
-            return self._start(self.job, self.result)
+            self.process = self._start(self.job, self.result)
+            return
         if self.process is None or self.process.poll() is not None:
             self.process = self._start()
         self.process.stdin.write(f"{self.job} {self.result}\n")
         self.process.stdin.flush()
-        return self.process
 
-    def run(self, job: dict[str, Any]) -> dict[str, Any]:
-        """What came of a job: its result, or `error`; and `log`."""
+    def run(self, scenarios: dict[str, Any], **given: Any) -> dict[str, Any]:
+        """What came of scenarios, and `log`.
+
+        Args:
+            given: what `engine_job.py` explains, and the engine's own arguments.
+
+        Raises:
+            EngineError: the engine did not start.
+        """
+        asked = {name: given.pop(name) for name in ASKED if name in given}
+        job = asked | {"engine": ENGINE | given, "scenarios": scenarios}
         self.job.write_text(json.dumps(job))
         begin = self.log.stat().st_size if self.log.exists() else 0
-        process = self._told()
-        status = process.stdout.readline().strip()
+        self._tell()
+        status = self.process.stdout.readline().strip()
         if not self.forks:
-            process.wait()
+            self.process.wait()
         log = self.log.read_bytes()[begin:].decode()
         assert status == "done", f"the engine's process ended:\n{log[-6000:]}"
-        return json.loads(self.result.read_text()) | {"log": log}
+        result = json.loads(self.result.read_text())
+        if "error" in result:
+            print(log[-6000:])
+            raise EngineError(result["error"])
+        assert "Using V2 Model Runner" in log
+        return result | {"log": log}
 
     def end(self) -> None:
         if self.process is not None:

@@ -14,12 +14,11 @@ before is answered. Beyond that a job may ask for
     async_scheduling: steps are scheduled before the last one's tokens are known;
     idle_every: a dummy batch, as an idle data-parallel rank runs it, every so many
         steps; `touched_kv` then counts those that changed a byte of the KV cache;
-    record_drafts: all drafts made, each with the number of tokens known before it;
-    record_fed: what each slot of a PARD-2 drafter is fed: see `fed_rows.py`;
     record_graphs: draft passes are CUDA graphs, on a CPU as if: see `recorded.py`;
-    keep_drafts: drafts against the logits kept of them: see `kept_drafts.py`;
-    watch_drafts: which graphs stood for draft passes, and where the host waited in
-        them: see `draft_watch.py`.
+    record_drafts, keep_drafts, watch_waits: what is watched for, by a class each of
+        `watches.py`.
+
+Of workers in processes of their own nothing is known but outputs and counters.
 """
 
 import gc
@@ -30,15 +29,12 @@ import sys
 import traceback
 from collections import defaultdict
 from copy import deepcopy
-from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import torch
-from draft_watch import DraftWatch
-from fed_rows import FedRows
-from kept_drafts import KeptDrafts
-from recorded import record_graphs
+from recorded import Replays, recorded_calls
+from watches import DraftRecord, HostWaits, KeptDrafts, around
 
 from vllm import LLM, RequestOutput, SamplingParams
 from vllm.outputs import CompletionOutput
@@ -109,56 +105,54 @@ def force_async_scheduling() -> None:
     platform.check_and_update_config = staticmethod(settle_async)
 
 
-class DraftRecord:
-    """Stands before the speculator's `propose` and notes what it was asked for."""
-
-    def __init__(self, runner: Any) -> None:
-        self.propose = runner.speculator.propose
-        self.signature = signature(self.propose)
-        self.rows: list[tuple[str, int, list[int]]] = []
-        runner.speculator.propose = self
-
-    def __call__(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        drafts = self.propose(*args, **kwargs)
-        given = self.signature.bind(*args, **kwargs).arguments
-        # From 0.33.0 on it is asked for none where no request can use any.
-        asked = given.get("num_speculative_tokens")
-        if not given.get("dummy_run") and asked != 0:
-            self._note(drafts[:, :asked].tolist(), given)
-        return drafts
-
-    def _note(self, drafts: list[list[int]], given: dict[str, Any]) -> None:
-        batch = given["input_batch"]
-        sampled, rejected = given["num_sampled"], given["num_rejected"]
-        for row, name in enumerate(batch.req_ids):
-            if sampled[row] > 0:  # else a prompt is still being chunked
-                begin, end = batch.query_start_loc[row : row + 2].tolist()
-                valid = end - begin - int(rejected[row])
-                known = int(batch.positions[begin]) + valid + 1
-                self.rows.append((name.partition("-")[0], known, drafts[row]))
-
-    def take(self) -> list[tuple[str, int, list[int]]]:
-        taken, self.rows = self.rows, []
-        return taken
-
-
 class IdleRank:
-    """Runs dummy batches between the steps, and watches the KV cache."""
+    """Runs dummy batches between the steps, and watches the KV cache.
 
-    def __init__(self, worker: Any, every: int) -> None:
-        self.worker, self.every = worker, every
+    Those that the engine itself runs are counted too.
+    """
+
+    def __init__(self, core: Any, every: int) -> None:
+        self.core, self.every = core, every
         self.steps = self.ran = self.touched_kv = 0
+        around(core, "execute_dummy_batch", before=self._count)
+
+    def _count(self, given: dict[str, Any]) -> None:
+        self.ran += 1
 
     def after_step(self) -> None:
         self.steps += 1
         if not self.every or self.steps % self.every:
             return
-        before = [cache.clone() for cache in self.worker.model_runner.kv_caches]
-        self.worker.execute_dummy_batch()
-        after = self.worker.model_runner.kv_caches
-        same = (torch.equal(*pair) for pair in zip(before, after, strict=True))
-        self.touched_kv += not all(same)
-        self.ran += 1
+        runner = self.core.model_executor.driver_worker.model_runner
+        before = [cache.clone() for cache in runner.kv_caches]
+        self.core.execute_dummy_batch()
+        pairs = zip(before, runner.kv_caches, strict=True)
+        self.touched_kv += not all(torch.equal(*pair) for pair in pairs)
+
+
+class Watched:
+    """The only worker of an engine, and what a job asks to watch it for."""
+
+    def __init__(self, worker: Any, job: dict[str, Any]) -> None:
+        self.speculator = speculator = worker.model_runner.speculator
+        if job.get("record_graphs") and current_platform.is_cpu():
+            speculator.graphs = recorded_calls(speculator)
+        self.replays = Replays(speculator)
+        self.drafts = DraftRecord(worker) if job.get("record_drafts") else None
+        self.kept = KeptDrafts(worker) if job.get("keep_drafts") else None
+        self.waits = HostWaits(worker) if job.get("watch_waits") else None
+
+    def take_drafts(self) -> list[Any]:
+        return self.drafts.take() if self.drafts else []
+
+    def describe(self) -> dict[str, Any]:
+        drafter = getattr(self.speculator, "drafter", self.speculator)
+        return {
+            "drafter": type(drafter).__name__,
+            "replays": self.replays.found,
+            "kept": self.kept.found if self.kept else {},
+            "waits": sorted(self.waits.found) if self.waits else [],
+        }
 
 
 class Answer:
@@ -256,16 +250,6 @@ def run_scenario(
     return list(answers.values())
 
 
-def describe(runner: Any) -> dict[str, Any]:
-    drafter = getattr(runner, "speculator", None) or getattr(runner, "drafter", None)
-    drafter = getattr(drafter, "drafter", drafter)  # of the unified speculator
-    homes = {base.__module__ for base in type(runner).__mro__}
-    return {
-        "is_v2": "vllm.v1.worker.gpu.model_runner" in homes,
-        "drafter": type(drafter).__name__,
-    }
-
-
 def free_blocks(scheduler: Any) -> int:
     return scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
 
@@ -281,37 +265,28 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     if job.get("async_scheduling"):
         force_async_scheduling()
     llm = LLM(**engine_arguments(job))
-    # The engine's core and its worker live in this process.
+    # The engine's core lives in this process, and its worker if it is the only one.
     core = llm.llm_engine.engine_core.engine_core
-    worker = llm.collective_rpc(lambda worker: worker)[0]
-    runner = worker.model_runner
-    idle = IdleRank(worker, job.get("idle_every", 0))
-    record = DraftRecord(runner) if job.get("record_drafts") else None
-    fed = FedRows(runner) if job.get("record_fed") else None
-    graphs = record_graphs(worker) if job.get("record_graphs") else None
-    kept = KeptDrafts(runner) if job.get("keep_drafts") else None
-    watch = DraftWatch(runner.speculator) if job.get("watch_drafts") else None
+    idle = IdleRank(core, job.get("idle_every", 0))
+    worker = getattr(core.model_executor, "driver_worker", None)
+    watched = Watched(worker, job) if worker else None
     blocks, results = free_blocks(core.scheduler), {}
     for name, requests in job["scenarios"].items():
         before = counters(llm)
         answers = run_scenario(llm, requests, idle)
         results[name] = {
             **results_of(answers),
-            "drafts": record.take() if record else [],
-            "fed": fed.take() if fed else [],
+            "drafts": watched.take_drafts() if watched else [],
             "counters": difference(counters(llm), before),
         }
     return {
-        **describe(runner),
         "scheduler": type(core.scheduler).__name__,
         "scenarios": results,
         "leaked_blocks": blocks - free_blocks(core.scheduler),
+        "timed_requests": timed_requests(core.scheduler),
         "idle_batches": idle.ran,
         "touched_kv": idle.touched_kv,
-        "timed_requests": timed_requests(core.scheduler),
-        "replays": graphs.replayed if graphs else {},
-        "kept": kept.found if kept else {},
-        "watched": watch.describe() if watch else {},
+        **(watched.describe() if watched else {}),
     }
 
 

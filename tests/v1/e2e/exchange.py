@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How data-parallel ranks exchange tokens where vLLM's communicator cannot.
+"""How data-parallel ranks exchange tokens where vLLM's communicator may not.
 
 That on a CPU has no such exchange, and that on a GPU asks for NCCL 2.29.7. Both get one
 by torch.distributed. A worker imports this module before it makes its communicators, as
@@ -10,6 +10,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+
+from vllm.distributed.device_communicators.cpu_communicator import CpuCommunicator
+from vllm.distributed.device_communicators.cuda_communicator import CudaCommunicator
 
 
 class Exchange:
@@ -43,39 +46,6 @@ def reduce_scatterv_into_output(
     return output.copy_(reduce_scatterv(group, given, dim, sizes))
 
 
-EXCHANGES = all_gatherv, reduce_scatterv, reduce_scatterv_into_output
-
-
-def lend(communicator: type, lacks: Any) -> None:
-    """Gives a class of communicators these exchanges.
-
-    Args:
-        lacks: of a communicator, whether it cannot exchange by itself.
-    """
-    for exchange in EXCHANGES:
-        own = getattr(communicator, exchange.__name__)
-        setattr(communicator, exchange.__name__, _either(exchange, own, lacks))
-
-
-def _either(exchange, own, lacks):
-    def exchanged(group, *args, **kwargs):
-        return (exchange if lacks(group) else own)(group, *args, **kwargs)
-
-    return exchanged
-
-
-def _lend_to_all() -> None:
-    if torch.cuda.is_available():
-        from vllm.distributed.device_communicators import cuda_communicator
-
-        def has_no_pynccl(group: Any) -> bool:
-            return group.pynccl_comm is None or group.pynccl_comm.disabled
-
-        lend(cuda_communicator.CudaCommunicator, has_no_pynccl)
-    else:
-        from vllm.distributed.device_communicators import cpu_communicator
-
-        lend(cpu_communicator.CpuCommunicator, lambda g: True)
-
-
-_lend_to_all()
+Communicator = CudaCommunicator if torch.cuda.is_available() else CpuCommunicator
+for exchange in (all_gatherv, reduce_scatterv, reduce_scatterv_into_output):
+    setattr(Communicator, exchange.__name__, exchange)

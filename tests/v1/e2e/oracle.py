@@ -20,7 +20,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from tests.checkpoints.families import Published
 
-from .kept_drafts import noised
+from .noise import noised
 
 MASK_KEYS = ("mask_token_id", "pard_token", "ptd_token_id")
 
@@ -79,6 +79,34 @@ def greedy_answer(
     return answer
 
 
+def compare_drafts(
+    drafts: list[tuple[str, int, list[int]]],
+    texts: list[list[int]],
+    oracle: "ModelOracle | HeadOracle",
+    width: int,
+    every: int = 1,
+    limit: int = 1 << 30,
+) -> int:
+    """Recorded drafts against plain PyTorch, token for token; how many there were.
+
+    Args:
+        texts: of each request, prompt and answer.
+        width: drafts a pass.
+        every: of so many drafts one is compared.
+        limit: drafts at this position and past it are not looked at.
+    """
+    compared = 0
+    for request, known, drafted in drafts[::every]:
+        text = texts[int(request)]
+        count = min(len(drafted), limit - known)
+        if known > len(text) or count < 1:
+            continue  # past the last token kept
+        wanted = oracle.drafts(text[:known], count, width)
+        assert drafted[:count] == wanted, f"request {request} after {known} tokens"
+        compared += 1
+    return compared
+
+
 def oracle_for(
     made: Published, folder: Path, target: torch.nn.Module
 ) -> "ModelOracle | HeadOracle":
@@ -99,21 +127,27 @@ class ModelOracle:
     """
 
     def __init__(self, folder: Path, target: torch.nn.Module) -> None:
-        self.model = load_model(folder)
-        self.mask = read_config(folder)["pard_token"]
+        self.model, self.config = load_model(folder), read_config(folder)
+        self.mask = self.config.get("pard_token")
         rows = self.model.get_output_embeddings()
         rows.weight.data[target.config.vocab_size :] = 0
 
     @torch.inference_mode()
     def drafts(self, known: list[int], count: int, width: int) -> list[int]:
         """`count` drafts after the known tokens, at most `width` of them a pass."""
-        drafts: list[int] = []
+        fed, drafts = self._fed(known), []
         while len(drafts) < count:
             now = min(width, count - len(drafts))
-            rows = known + drafts + [self.mask] * (now - 1)
-            logits = self.model(torch.tensor([rows])).logits[0, -now:]
+            rows = torch.tensor(known + drafts + [self.mask] * (now - 1))
+            more = fed[-1:].expand(len(rows) - len(fed), -1)
+            embeds = self.model.get_input_embeddings()(rows) + torch.cat([fed, more])
+            logits = self.model(inputs_embeds=embeds[None]).logits[0, -now:]
             drafts += logits.argmax(-1).tolist()
         return drafts
+
+    def _fed(self, known: list[int]) -> torch.Tensor:
+        """[n, H or 1], added to the embeddings of n known tokens."""
+        return torch.zeros(len(known), 1)
 
 
 class Pard2Oracle(ModelOracle):
@@ -131,29 +165,18 @@ class Pard2Oracle(ModelOracle):
     ) -> None:
         super().__init__(folder, target)
         self.target, self.layers = target, layers
-        config = read_config(folder)
-        self.scale = config.get("pard2_scale") or config["feat_scale"]
+        self.scale = self.config.get("pard2_scale") or self.config["feat_scale"]
         warp = torch.load(folder / "warp_model.bin", weights_only=True)
         self.weight = warp["target_proj.weight"].float()
         self.bias = warp.get("target_proj.bias", torch.zeros(1)).float()
 
-    @torch.inference_mode()
-    def drafts(self, known: list[int], count: int, width: int) -> list[int]:
+    def _fed(self, known: list[int]) -> torch.Tensor:
         states = torch.zeros(len(known), self.weight.shape[1])
         if len(known) > 1:
             ids = torch.tensor([known[:-1]])
             out = self.target(ids, output_hidden_states=True).hidden_states
             states[1:] = torch.cat([out[layer][0] for layer in self.layers], dim=-1)
-        fed = (states @ self.weight.T + self.bias) * self.scale
-        drafts: list[int] = []
-        while len(drafts) < count:
-            now = min(width, count - len(drafts))
-            rows = torch.tensor(known + drafts + [self.mask] * (now - 1))
-            more = fed[-1:].expand(len(rows) - len(fed), -1)
-            embeds = self.model.get_input_embeddings()(rows) + torch.cat([fed, more])
-            logits = self.model(inputs_embeds=embeds[None]).logits[0, -now:]
-            drafts += logits.argmax(-1).tolist()
-        return drafts
+        return (states @ self.weight.T + self.bias) * self.scale
 
 
 class _Rows(NamedTuple):
@@ -186,9 +209,11 @@ class HeadOracle:
         self.shape |= {"num_hidden_layers": depth}
         table = weights.pop("d2t", None)
         self.weights = {name: w.float() for name, w in weights.items()}
-        self.weights.setdefault(
-            "embed_tokens.weight", target.get_input_embeddings().weight.detach()
-        )
+        for name, shared in {
+            "embed_tokens": target.get_input_embeddings(),
+            "lm_head": target.get_output_embeddings(),
+        }.items():
+            self.weights.setdefault(f"{name}.weight", shared.weight.detach())
         rows = len(self.weights["lm_head.weight"])
         self.to_target = torch.zeros(rows, dtype=torch.long) if table is None else table
         self.rates, self.scale = self._rope()
@@ -296,6 +321,27 @@ class HeadOracle:
         cos, sin = angles.cos() * self.scale, angles.sin() * self.scale
         low, high = x.chunk(2, dim=-1)
         return torch.cat([low * cos - high * sin, high * cos + low * sin], dim=-1)
+
+
+class EagleOracle(HeadOracle):
+    """An EAGLE head, which is fed what the target's last norm gives; it has no norm.
+
+    As in EAGLE's first version (arXiv:2401.15077).
+    """
+
+    def __init__(self, folder: Path, target: torch.nn.Module) -> None:
+        super().__init__(folder, target, layers=(-1,))
+
+    def _fused(self, tapped: torch.Tensor) -> torch.Tensor:
+        return tapped
+
+    def _forward(self, tokens: list[int], hidden: torch.Tensor) -> torch.Tensor:
+        embeds = self.weights["embed_tokens.weight"][tokens]
+        mixed = self._linear(torch.cat([embeds, hidden], dim=-1), "fc")
+        return self._layer(0, mixed, mixed)
+
+    def _best(self, hidden: torch.Tensor) -> list[int]:
+        return self._linear(hidden, "lm_head").argmax(-1).tolist()
 
 
 def _read_tensors(folder: Path) -> dict[str, torch.Tensor]:

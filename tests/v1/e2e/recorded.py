@@ -22,15 +22,22 @@ CAPTURE_SIZES = [1, 2, 4, 8, 16, 24, 32, 64]
 
 
 class Replays:
-    """Counts the graphs that stood for first passes, and for later ones."""
+    """Counts the graphs that stood for first passes, for later ones, and piecewise."""
 
-    def __init__(self, graphs: DraftGraphs) -> None:
-        self.replayed, self.replay = {"first": 0, "later": 0}, graphs.run_fullgraph
-        graphs.run_fullgraph = self
+    def __init__(self, speculator: Any) -> None:
+        self.found = {"first": 0, "later": 0, "piecewise": 0}
+        if graphs := getattr(speculator, "graphs", None):
+            self.full, self.piecewise = graphs.run_fullgraph, graphs.run_pw_graph
+            graphs.run_fullgraph = self._full
+            graphs.run_pw_graph = self._piecewise
 
-    def __call__(self, desc: DraftBatchDescriptor) -> Any:
-        self.replayed["later" if desc.first_pass else "first"] += 1
-        return self.replay(desc)
+    def _full(self, desc: DraftBatchDescriptor) -> Any:
+        self.found["later" if desc.first_pass else "first"] += 1
+        return self.full(desc)
+
+    def _piecewise(self, *args: Any, **more: Any) -> Any:
+        self.found["piecewise"] += 1
+        return self.piecewise(*args, **more)
 
 
 class RecordedCalls(DraftGraphs):
@@ -70,15 +77,8 @@ def refresh(self: UnifiedSpeculator, attn_metadata: dict[str, Any], num_reqs: in
     attn_metadata.update(fresh)
 
 
-def record_graphs(worker: Any) -> Replays:
-    """From here on, draft passes over decode batches are replays, and counted."""
-    speculator = worker.model_runner.speculator
-    if speculator.device.type == "cpu":
-        speculator.graphs = recorded_calls(speculator)
-    return Replays(speculator.graphs)
-
-
 def recorded_calls(speculator: UnifiedSpeculator) -> RecordedCalls:
+    """What draft passes over decode batches are replays of from here on."""
     config = speculator.target_config
     config.compilation_config.cudagraph_capture_sizes = CAPTURE_SIZES
     config.compilation_config.max_cudagraph_capture_size = CAPTURE_SIZES[-1]

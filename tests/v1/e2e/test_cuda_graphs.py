@@ -5,12 +5,9 @@ Each drafter runs with graphs, with draft lengths that change with the batch (by
 schedule, and chosen by the engine), with a tree, and with an eager drafter.
 """
 
-from collections import Counter
 from typing import Any
 
 import pytest
-
-from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
 
 from .conftest import RunEngine
 from .oracle import same_as_alone
@@ -47,7 +44,7 @@ def test_outputs_with_cuda_graphs(
         # All together, and then some of them alone.
         {"all": requests, **{str(i): [one] for i, one in enumerate(requests[:4])}},
         speculative_config=spec | {"num_speculative_tokens": K},
-        watch_drafts=True,
+        watch_waits=True,
         async_scheduling=True,
         enforce_eager=False,
         max_model_len=1024,
@@ -59,13 +56,6 @@ def test_outputs_with_cuda_graphs(
         same_as_alone(target, [prompt], found[str(number)]["tokens"])
     counters = found["all"]["counters"]
     assert counters["num_accepted_tokens"][0] > 0.5 * counters["num_drafts"][0]
-    watched = result["watched"]
-    assert watched["waited_at"] == []
-    is_eager = how == "eager drafter"
-    assert watched["steps"].get("full", 0) > 0 or is_eager
-    assert is_eager == (set(watched["steps"]) == {"eager"})
-
-
-def test_the_schedule_has_every_length():
-    lengths = build_dynamic_sd_schedule_lookup(SCHEDULE, MAX_NUM_SEQS, K)
-    assert Counter(lengths[1:]) == {7: 4, 3: 4, 0: 8}
+    assert result["waits"] == []
+    assert (result["replays"]["first"] > 0) == (how != "eager drafter")
+    assert how != "eager drafter" or not any(result["replays"].values())

@@ -18,11 +18,11 @@ from typing import Any
 import pytest
 import torch
 
-from .chi_square import Sequence, p_value, sampled, sequence_chances
-from .conftest import RunJob
+from .chi_square import Sequence, p_value, sequence_chances
+from .conftest import RunEngine
 from .oracle import load_model
 from .test_unified_speculator import only_fast
-from .tiny_vocabulary import MODES, VOCAB, WORDS, llama_weights, noisy, write_models
+from .tiny_vocabulary import MODES, VOCAB, WORDS, write_models
 
 PROMPT = [1, 2]
 LENGTH = 3
@@ -107,22 +107,20 @@ def count(on_cpu: bool) -> int:
 
 
 @pytest.fixture(scope="module")
-def draw(run_job: RunJob, folders, count: int):
+def draw(run_engine: RunEngine, folders, count: int):
     """Outputs of an engine with such a drafter, by setting, and what it accepted."""
 
     def drawn(mode: str, settings: dict[str, Any], **spec: Any) -> dict[str, Any]:
         spec |= {"model": str(folders[mode]), "num_speculative_tokens": NUM_DRAFTS}
         spec["method"] = "eagle3" if "eagle" in mode else "draft_model"
-        engine = {
-            "model": str(folders["target"]),
-            "speculative_config": spec,
-            "max_model_len": 32,
-            "max_num_seqs": min(count, 256),
-            "seed": 0,
-        }
-        asked = {name: list(requests(one, count)) for name, one in settings.items()}
-        result = run_job({"engine": engine, "scenarios": asked})
-        assert "error" not in result, result["log"][-6000:]
+        result = run_engine(
+            {name: list(requests(one, count)) for name, one in settings.items()},
+            model=folders["target"],
+            speculative_config=spec,
+            max_model_len=32,
+            max_num_seqs=min(count, 256),
+            seed=0,
+        )
         return result["scenarios"]
 
     return drawn
@@ -159,79 +157,3 @@ def test_a_wrong_rule_is_found_out(draw, logprobs, mode: str):
     found = draw(mode, {name: SETTINGS[name]}, **WRONG_RULE)[name]
     chances = chances_of(SETTINGS[name], logprobs)
     assert p_value(map(tuple, found["tokens"]), chances) < SIGNIFICANCE
-
-
-# The test itself, on outcomes drawn here.
-
-
-@pytest.fixture
-def some_logprobs() -> dict[Sequence, torch.Tensor]:
-    torch.manual_seed(1)
-    known = [k for n in range(2) for k in product(range(4), repeat=n)]
-    return {k: torch.randn(4).log_softmax(-1) for k in known}
-
-
-def outcomes_of(chances: dict[Sequence, float], count: int) -> list[Sequence]:
-    weights = torch.tensor(list(chances.values()))
-    picked = torch.multinomial(weights, count, replacement=True).tolist()
-    outcomes = list(chances)
-    return [outcomes[i] for i in picked]
-
-
-@pytest.mark.parametrize("temperature", [0.3, 1.0, 1.5])
-def test_own_distribution_passes_and_others_do_not(some_logprobs, temperature: float):
-    chances = sequence_chances(some_logprobs, 2, temperature)
-    assert sum(chances.values()) == pytest.approx(1)
-    outcomes = outcomes_of(chances, 20000)
-    assert p_value(outcomes, chances) > 1e-3
-    other = sequence_chances(some_logprobs, 2, temperature * 1.3)
-    assert p_value(outcomes, other) < 1e-4
-
-
-def test_top_p_keeps_the_token_that_crosses_it():
-    logprobs = torch.tensor([0.5, 0.3, 0.15, 0.05]).log()
-    kept = sampled(logprobs.double(), 1.0, 0.7)
-    assert kept.tolist() == pytest.approx([0.625, 0.375, 0, 0])
-
-
-@pytest.mark.parametrize("temperature", [0.3, 0.7, 1.0, 1.5])
-@pytest.mark.parametrize("rest", ["max(p - q, 0)", "p"])
-def test_replacements_from_the_whole_target_are_found(temperature: float, rest: str):
-    """A subtle wrong rule: drafts are accepted rightly, and replaced from p itself."""
-    p, q = (sampled(one, temperature, 1.0) for one in target_and_drafter())
-    torch.manual_seed(2)
-    left = p if rest == "p" else (p - q).clamp(min=0)
-    drafts = torch.multinomial(q, 20000, replacement=True)
-    accepted = torch.rand(20000) < p[drafts] / q[drafts]
-    replaced = torch.multinomial(left, 20000, replacement=True)
-    outcomes = [(token,) for token in torch.where(accepted, drafts, replaced).tolist()]
-    assert 0.7 < accepted.float().mean() < 0.95
-    found = p_value(outcomes, {(token,): float(p[token]) for token in range(len(p))})
-    assert (found > SIGNIFICANCE) == (rest != "p")
-
-
-def target_and_drafter() -> list[torch.Tensor]:
-    """[V] float64 logits each, of these models, after what they disagree on most.
-
-    What layers add is left out, so that one token is all that they depend on.
-    """
-    torch.manual_seed(0)
-    target = llama_weights()
-    logits = []
-    for weights in (target, noisy(target)):
-        embedding = weights["model.embed_tokens.weight"][-1]
-        normed = embedding / embedding.square().mean().sqrt()
-        logits.append((weights["lm_head.weight"] @ normed).double())
-    return logits
-
-
-def test_impossible_output_is_found(some_logprobs):
-    chances = sequence_chances(some_logprobs, 2, 1.0, top_p=0.5)
-    impossible = next(tokens for tokens, chance in chances.items() if chance == 0)
-    assert p_value([*outcomes_of(chances, 100), impossible], chances) == 0
-
-
-def test_too_few_outcomes_tell_nothing(some_logprobs):
-    chances = sequence_chances(some_logprobs, 2, 1.5)
-    with pytest.raises(ValueError, match="too few"):
-        p_value(outcomes_of(chances, 6), chances)

@@ -4,26 +4,21 @@
 On GPUs each rank has one, else a core of the CPU.
 """
 
-import json
 import os
-import socket
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
 
-from tests.conftest import ROOT
+from vllm.utils.network_utils import get_open_port
 
+from .engine import Engines
 from .oracle import load_model, same_as_alone
 from .rank_models import as_mixture, with_even_heads
 from .test_unified_speculator import MODES, PARALLEL
 
-PROGRAM = [sys.executable, "-m", "tests.v1.e2e.ranks_job"]
-EXCHANGE = "tests.v1.e2e.exchange.Exchange"
 CORES = sorted(os.sched_getaffinity(0))
 NUM_DEVICES = torch.cuda.device_count() if torch.cuda.is_available() else len(CORES)
 # What is set of the speculative config. The second exchanges the best token of each
@@ -34,7 +29,8 @@ TENSOR_PARALLEL: dict[str, dict[str, Any]] = {
     "probabilistic": {"draft_sample_method": "probabilistic"},
     "tree": {"draft_tree": 15},
 }
-RunRanks = Callable[..., list[dict[str, Any]]]
+SIZES = {"max_model_len": 512, "max_num_seqs": 4}
+MakeEngines = Callable[[dict[str, str]], Engines]
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(NUM_DEVICES < 2, reason="needs two GPUs, or two cores"),
@@ -42,47 +38,37 @@ pytestmark = [
 
 
 @pytest.fixture
-def run_ranks(engine_env, on_cpu: bool, tmp_path: Path) -> RunRanks:
-    """Runs jobs of `ranks_job.py` at the same time, each with its own environment."""
+def make_engines(engine_env, tmp_path_factory) -> MakeEngines:
+    """Engines with an environment, each a program of its own."""
 
-    def run(*jobs: tuple[dict[str, Any], dict[str, str]]) -> list[dict[str, Any]]:
-        started = [
-            start(job, engine_env | env, tmp_path / str(number))
-            for number, (job, env) in enumerate(jobs)
-        ]
-        try:
-            for process, place in started:
-                log = (place / "log").read_text
-                assert process.wait(timeout=900) == 0, log()[-6000:]
-        finally:
-            for process, _ in started:
-                process.kill()
-        results = [(place / "result.json").read_text() for _, place in started]
-        return [json.loads(result) for result in results]
+    def make(env: dict[str, str]) -> Engines:
+        folder = tmp_path_factory.mktemp("rank")
+        return Engines(engine_env | env, folder, forks=False)
 
-    def start(job: dict[str, Any], env: dict[str, str], place: Path):
-        place.mkdir()
-        memory = {"gpu_memory_utilization": 0.1, "enforce_eager": True}
-        if not on_cpu:
-            memory = {"kv_cache_memory_bytes": 1 << 30}
-        job = job | {"engine": {"dtype": "float32", **memory, **job["engine"]}}
-        files = place / "job.json", place / "result.json"
-        files[0].write_text(json.dumps(job))
-        with (place / "log").open("w") as log:
-            command = [*PROGRAM, *map(str, files)]
-            env |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
-            process = subprocess.Popen(
-                command, cwd=ROOT, env=env, stdout=log, stderr=log
-            )
-        return process, place
+    return make
 
-    return run
+
+def scenario(prompts: list[list[int]], num_tokens: int) -> dict[str, Any]:
+    return {"all": [{"prompt": each, "max_tokens": num_tokens} for each in prompts]}
+
+
+def acceptance(result: dict[str, Any]) -> float:
+    """Tokens accepted of a step's drafts."""
+    counters = result["scenarios"]["all"]["counters"]
+    return counters["num_accepted_tokens"][0] / counters["num_drafts"][0]
 
 
 @pytest.mark.parametrize("how", TENSOR_PARALLEL)
 @pytest.mark.parametrize("mode", MODES)
 def test_tensor_parallel(
-    run_ranks: RunRanks, models, target, make_prompt, tmp_path, mode: str, how: str
+    make_engines: MakeEngines,
+    models,
+    target,
+    make_prompt,
+    on_cpu,
+    tmp_path,
+    mode: str,
+    how: str,
 ):
     if how == "tree" and mode not in PARALLEL:
         pytest.skip("drafts one token at a time")
@@ -90,29 +76,30 @@ def test_tensor_parallel(
     drafter = with_even_heads(models / mode, tmp_path)
     spec = MODES[mode] | TENSOR_PARALLEL[how]
     spec |= {"model": str(drafter), "num_speculative_tokens": 7}
-    job = {
-        "engine": {
-            "model": str(models / "target"),
-            "speculative_config": spec,
-            "tensor_parallel_size": 2,
-            "max_model_len": 512,
-            "max_num_seqs": 4,
-        },
-        "prompts": prompts,
-        "max_tokens": 40,
-        "counts_idle_batches": False,
-    }
     # Only a CPU reads it; without it ranks want a NUMA node each.
     env = {"VLLM_CPU_OMP_THREADS_BIND": f"{CORES[0]}|{CORES[-1]}"}
-    (found,) = run_ranks((job, env))
-    same_as_alone(target, prompts, found["tokens"])
-    assert found["accepted"] > 0.7 * found["drafts"]
+    result = make_engines(env).run(
+        scenario(prompts, 40),
+        model=str(models / "target"),
+        speculative_config=spec,
+        tensor_parallel_size=2,
+        async_scheduling=not on_cpu,
+        **SIZES,
+    )
+    same_as_alone(target, prompts, result["scenarios"]["all"]["tokens"])
+    assert acceptance(result) > 0.7
 
 
 @pytest.mark.parametrize("schedule", [None, "auto"])
 @pytest.mark.parametrize("mode", MODES)
 def test_data_parallel(
-    run_ranks: RunRanks, models, make_prompt, tmp_path, mode: str, schedule
+    make_engines: MakeEngines,
+    models,
+    make_prompt,
+    on_cpu,
+    tmp_path,
+    mode: str,
+    schedule,
 ):
     """One rank has little to do, and then joins in with batches of nothing.
 
@@ -122,31 +109,30 @@ def test_data_parallel(
     prompts = [make_prompt(16 + 13 * i, i) for i in range(12)]
     spec = MODES[mode] | {"model": str(models / mode), "num_speculative_tokens": 5}
     spec["num_speculative_tokens_per_batch_size"] = schedule
-    engine = {
-        "model": str(folder),
-        "speculative_config": spec,
-        "max_model_len": 512,
-        "max_num_seqs": 4,  # so few that one rank goes on long after the other
-        "worker_extension_cls": EXCHANGE,
-    }
-    shared = {"engine": engine, "max_tokens": 48, "counts_idle_batches": True}
-    port = free_port()
-    parts = [prompts[1:], prompts[:1]]
-    busy, idle = run_ranks(
-        *(
-            (shared | {"prompts": part}, rank_environment(rank, port))
-            for rank, part in enumerate(parts)
+    port = get_open_port()
+    ranks = [make_engines(rank_environment(rank, port)) for rank in range(2)]
+
+    def run(engines: Engines, part: list[list[int]]) -> dict[str, Any]:
+        return engines.run(
+            scenario(part, 48),
+            model=str(folder),
+            speculative_config=spec,
+            async_scheduling=not on_cpu,
+            worker_extension_cls="exchange.Exchange",
+            **SIZES,  # so few that one rank goes on long after the other
         )
-    )
-    same_as_alone(load_model(folder), prompts, idle["tokens"] + busy["tokens"])
-    assert schedule or busy["accepted"] > 0.1 * busy["drafts"]
+
+    with ThreadPoolExecutor() as threads:
+        running = threads.map(run, ranks, (prompts[1:], prompts[:1]), timeout=900)
+        try:
+            busy, idle = running
+        finally:  # one rank without the other never ends
+            for engines in ranks:
+                engines.process.kill()
+    answers = [result["scenarios"]["all"]["tokens"] for result in (idle, busy)]
+    same_as_alone(load_model(folder), prompts, answers[0] + answers[1])
+    assert schedule or acceptance(busy) > 0.1
     assert idle["idle_batches"] >= 10
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def rank_environment(rank: int, port: int) -> dict[str, str]:

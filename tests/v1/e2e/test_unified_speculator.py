@@ -11,7 +11,14 @@ import pytest
 import torch
 
 from .conftest import RunEngine
-from .oracle import HeadOracle, ModelOracle, Pard2Oracle, choices, seeded_choices
+from .oracle import (
+    HeadOracle,
+    ModelOracle,
+    Pard2Oracle,
+    choices,
+    compare_drafts,
+    seeded_choices,
+)
 
 MAX_MODEL_LEN = 320
 MODES = {
@@ -107,23 +114,14 @@ def assert_output_is_the_targets(
     assert result["drafter"].endswith("Drafter")
     assert result["leaked_blocks"] == 0
     for name, found in result["scenarios"].items():
-        assert_answers(target, scenarios[name], found["tokens"], found["aborted"])
-
-
-def assert_answers(
-    target: torch.nn.Module,
-    requests: Requests,
-    answers: list[list[int]],
-    aborted: list[bool],
-) -> None:
-    for request, answer, is_cut in zip(requests, answers, aborted, strict=True):
-        assert is_cut or len(answer) == request["max_tokens"]
-        text = request["prompt"] + answer
-        if "sampling" in request:
-            first = len(request["prompt"])
-            assert answer == seeded_choices(target, text, first, **SAMPLING)
-        else:
-            assert answer == choices(target, text)[len(request["prompt"]) - 1 : -1]
+        asked = zip(scenarios[name], found["tokens"], found["aborted"], strict=True)
+        for request, answer, is_cut in asked:
+            assert is_cut or len(answer) == request["max_tokens"]
+            text, first = request["prompt"] + answer, len(request["prompt"])
+            if "sampling" in request:
+                assert answer == seeded_choices(target, text, first, **SAMPLING)
+            else:
+                assert answer == choices(target, text)[first - 1 : -1]
 
 
 def assert_no_fallback(log: str, method: str, drafts: int, width: int) -> None:
@@ -144,6 +142,7 @@ def assert_no_fallback(log: str, method: str, drafts: int, width: int) -> None:
         and "rebuilding attention metadata" not in line
     ]
     assert gave_up == []
+    assert "Draft probabilities take" not in log  # memory for drafts that are greedy
 
 
 @pytest.mark.parametrize(
@@ -155,12 +154,13 @@ def test_greedy_output_is_the_targets(
     """Ragged prompts, chunked ones, cache hits, aborts, and the context's end.
 
     With "tiny", also preemption, and batches of an idle data-parallel rank between
-    the steps. One request has a seed.
+    the steps; else draft passes are CUDA graphs. One request has a seed. The drafts
+    are those of plain PyTorch.
     """
     mode, engine = case.split("-")
-    is_tiny, method, drafts = engine == "tiny", MODES[mode]["method"], DRAFTS[engine]
-    width, more = 1, {}
-    if mode in PARALLEL:
+    is_tiny, is_parallel = engine == "tiny", mode in PARALLEL
+    drafts, width, more = DRAFTS[engine], 1, {}
+    if is_parallel:
         width = TINY_WIDTH if is_tiny else drafts
         more = {"parallel_drafting_width": width} if is_tiny else {}
     result = run_engine(
@@ -168,54 +168,38 @@ def test_greedy_output_is_the_targets(
         speculative_config=speculative(models, mode, drafts, **more),
         max_model_len=MAX_MODEL_LEN,
         idle_every=7 if is_tiny else 0,
-        record_drafts=is_tiny and mode in PARALLEL,
+        record_drafts=True,
+        record_graphs=not is_tiny,
         **ENGINES[engine],
     )
     assert (result["scheduler"] == "AsyncScheduler") == (engine == "ahead")
     assert_output_is_the_targets(result, target, scenarios)
-    assert_no_fallback(result["log"], method, drafts, width)
+    assert_no_fallback(result["log"], MODES[mode]["method"], drafts, width)
+    oracle = oracle_of(mode, models, target)
     for name, found in result["scenarios"].items():
         assert found["counters"]["num_accepted_tokens"][0] > 0
         assert sum(found["aborted"]) == (4 if name == "aborts" else 0)
+        asked = zip(scenarios[name], found["tokens"], strict=True)
+        texts = [request["prompt"] + tokens for request, tokens in asked]
+        assert compare_drafts(found["drafts"], texts, oracle, width, 8, MAX_MODEL_LEN)
     if is_tiny:
         assert result["scenarios"]["preempted"]["counters"]["num_preemptions"][0] > 0
         assert result["idle_batches"] > 15
         assert result["touched_kv"] == 0
-    if is_tiny and mode in PARALLEL:
-        oracle = oracle_of(mode, models, target)
-        assert_drafts_are_the_oracles(result, oracle, scenarios)
+    else:
+        assert result["replays"]["first"] > 0
+        has_later = not is_parallel and drafts > 1
+        assert (result["replays"]["later"] > 0) == has_later
 
 
 def oracle_of(
     mode: str, models: Path, target: torch.nn.Module
 ) -> ModelOracle | HeadOracle:
-    if mode == "pard":
+    if mode in ("draft", "pard"):
         return ModelOracle(models / mode, target)
     if mode == "pard2":
         return Pard2Oracle(models / mode, target, (-1, -3))
     return HeadOracle(models / mode, target, (1, 3, 5))
-
-
-def assert_drafts_are_the_oracles(
-    result: dict[str, Any],
-    oracle: ModelOracle | HeadOracle,
-    scenarios: dict[str, Requests],
-) -> None:
-    """Blocks of masks in several passes, against plain PyTorch, token for token."""
-    compared = 0
-    for name, found in result["scenarios"].items():
-        texts = [
-            request["prompt"] + tokens
-            for request, tokens in zip(scenarios[name], found["tokens"], strict=True)
-        ]
-        for request, known, drafts in found["drafts"][::8]:
-            text = texts[int(request)]
-            count = min(len(drafts), MAX_MODEL_LEN - known)
-            if known > len(text) or count < 1:
-                continue  # past the last token kept, or past max_model_len
-            assert drafts[:count] == oracle.drafts(text[:known], count, TINY_WIDTH)
-            compared += 1
-    assert compared > 10
 
 
 @pytest.mark.parametrize("mode", only_fast(("pard", "peagle"), "pard"))

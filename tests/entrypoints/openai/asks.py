@@ -114,37 +114,3 @@ class Asks:
             )
             return tokens[:count], text[: text.index(ask.stop)]
         return tokens, text
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """How an answer compares.
-
-    Attributes:
-        wrong: tokens from the first difference on; 0 if it was a tie.
-        after_tie: tokens from there on if it was: they cannot be compared.
-    """
-
-    wrong: int = 0
-    after_tie: int = 0
-
-
-def compare(
-    found: list[int], wanted: list[int], gaps: list[float], is_whole: bool, tie: float
-) -> Verdict:
-    """Token ids against those of the target alone.
-
-    Args:
-        gaps: of the target's logprobs, at least as many as `wanted`.
-        is_whole: else the beginning is enough.
-        tie: logprobs closer than this are equal.
-    """
-    pairs = zip(found, wanted, strict=False)
-    at = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
-    if at is None:
-        if len(found) > len(wanted):
-            return Verdict(len(found) - len(wanted))
-        return Verdict(len(wanted) - len(found) if is_whole else 0)
-    if gaps[at] < tie:
-        return Verdict(after_tie=len(found) - at)
-    return Verdict(len(found) - at)

@@ -1,30 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Servers for tests."""
 
-import contextlib
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Callable
 
 import pytest
 
 from .server import Server
 
-Serve = Callable[..., AbstractContextManager[Server]]
-
 
 @pytest.fixture(scope="module")
-def serve(models, engine_env, engine_flags, tmp_path_factory) -> Serve:
-    """Context manager: a healthy server of the bundled target, with these flags."""
+def serve(models, engine_env, engine_flags, tmp_path_factory) -> Callable[..., Server]:
+    """Makes a server of the bundled target, with these flags."""
 
-    @contextlib.contextmanager
-    def started(*flags: str) -> Iterator[Server]:
+    def make(*flags: str) -> Server:
         log = tmp_path_factory.mktemp("server") / "log.txt"
         env = engine_env | {"VLLM_LOG_STATS_INTERVAL": "1"}
-        server = Server(models / "target", [*engine_flags, *flags], env, log)
-        try:
-            server.wait_until_healthy()
-            yield server
-        finally:
-            server.kill()
+        return Server(models / "target", [*engine_flags, *flags], env, log)
 
-    return started
+    return make

@@ -2,9 +2,7 @@
 """A `vllm serve` in a process of its own, its counters and its memory."""
 
 import contextlib
-import json
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -12,7 +10,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import openai
 import psutil
@@ -20,18 +18,20 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
+from vllm.utils.network_utils import get_open_port
+
 HOST = "127.0.0.1"
 MODEL = "target"  # the name it is served under
 START_SECONDS, STOP_SECONDS = 180, 30
 IDLE_SECONDS = 60  # for the server to notice that clients left
 
 
-class Server:
-    """A running `vllm serve`."""
+class Server(contextlib.AbstractContextManager):
+    """A `vllm serve`, healthy within its context, and gone after it."""
 
     def __init__(self, model: Path, flags: list[str], env: dict[str, str], log: Path):
         self.log = log
-        self.url = f"http://{HOST}:{free_port()}"
+        self.url = f"http://{HOST}:{get_open_port()}"
         command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve"]
         command += [str(model), f"--served-model-name={MODEL}", f"--host={HOST}"]
         command += [f"--port={self.url.rpartition(':')[2]}", *flags]
@@ -40,6 +40,23 @@ class Server:
                 command, env=env, stdout=file, stderr=subprocess.STDOUT
             )
         self.client = openai.OpenAI(base_url=f"{self.url}/v1", api_key="none")
+
+    def __enter__(self) -> Self:
+        try:
+            self.wait_until_healthy()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        """After a test that failed too: leaves nothing behind."""
+        if self.process.poll() is None:
+            for child in psutil.Process(self.process.pid).children(recursive=True):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    child.kill()
+            self.process.kill()
+            self.process.wait()
 
     def get(self, path: str) -> str:
         with urllib.request.urlopen(self.url + path, timeout=10) as response:
@@ -62,15 +79,6 @@ class Server:
         status = self.process.wait(timeout=STOP_SECONDS)
         _, alive = psutil.wait_procs(children, timeout=5)
         return status, alive
-
-    def kill(self) -> None:
-        """For a test that failed: leaves nothing behind."""
-        if self.process.poll() is None:
-            for child in psutil.Process(self.process.pid).children(recursive=True):
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    child.kill()
-            self.process.kill()
-            self.process.wait()
 
     def samples(self) -> Iterator[Sample]:
         """Of all metrics of vLLM."""
@@ -118,24 +126,12 @@ class Server:
 
         Counters are as of the last step, so a request of one token makes one.
         """
-        probe = {"model": MODEL, "prompt": [1], "max_tokens": 1}
-        request = urllib.request.Request(
-            f"{self.url}/v1/completions",
-            json.dumps(probe).encode(),
-            {"Content-Type": "application/json"},
-        )
         deadline = time.monotonic() + IDLE_SECONDS
         while True:
-            urllib.request.urlopen(request, timeout=IDLE_SECONDS).read()
+            self.client.completions.create(model=MODEL, prompt=[1], max_tokens=1)
             time.sleep(0.5)
             found = self.metrics()
             requests = found["num_requests_running"] + found["num_requests_waiting"]
             blocks = round(found["kv_cache_usage_perc"] * (found["num_gpu_blocks"] - 1))
             if not (requests or blocks) or time.monotonic() > deadline:
                 return {"stuck_requests": int(requests), "leaked_blocks": blocks}
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return probe.getsockname()[1]

@@ -91,7 +91,8 @@ class Alone:
         """To several prompts, past any end of text."""
         prompts = [CODE[:n] for n in range(4, len(CODE), 7)]
         found = [(prompt, self.tokens(prompt)) for prompt in prompts]
-        return [Answer(prompt, ids, [1.0] * len(ids)) for prompt, ids in found]
+        greedy = {"temperature": 0}
+        return [Answer(prompt, ids, [1.0] * len(ids), greedy) for prompt, ids in found]
 
 
 ASK = (complete, complete_streaming, chat, chat_streaming, complete_batch)

@@ -51,9 +51,8 @@ def test_prepare_inputs(run):
             {"ours/none/K0", "ours/draft/K3", "base-v1/draft/K3"},
         ),
         (
-            "ours --modes pard --trace t0.5 --draft-tree 7 --share-engines --adaptive "
-            "--auto 3",
-            {f"ours/pard/K3{how}" for how in ("", "tree7", "adaptive", "tree7auto")},
+            "ours --modes pard --trace t0.5 --draft-tree 7 --share-engines --auto 3",
+            {f"ours/pard/K3{how}" for how in ("", "tree7", "tree7auto")},
         ),
     ],
 )

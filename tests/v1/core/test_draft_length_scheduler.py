@@ -87,6 +87,15 @@ def test_drafts_past_the_drafters_context_say_nothing():
     assert scheduler.draft_lengths[1] == 0
 
 
+def test_drafts_of_requests_that_refuse_them_say_nothing():
+    scheduler = make_scheduler("auto", TIMES)
+    refusing = SamplingParams(extra_args={"disable_spec_decode": True})
+    scheduler.requests["0"].sampling_params = refusing
+    for _ in range(50):
+        assert verify(scheduler, 3, 0) is None
+    assert scheduler.draft_lengths[1] == 3
+
+
 def test_auto_without_times_drafts_as_far_as_it_may():
     assert make_scheduler("auto").draft_lengths[1] == 3
 

@@ -59,7 +59,13 @@ def plan_groups(args: Namespace, at_once: int) -> list[list[EngineKey]]:
     if args.auto is not None:
         most = max(args.draft_tree, default=0)
         sets += [
-            [EngineKey(OURS, m, args.auto, True, args.shapes, most * (m in PARALLEL))]
+            [
+                EngineKey(
+                    OURS, m, args.auto, True, args.shapes, most * (m in PARALLEL)
+                ),
+                *[EngineKey(OURS, m, args.auto, True, args.shapes, 0, True)]
+                * args.adaptive,
+            ]
             for m in drafting
         ]
     groups: list[list[EngineKey]] = []

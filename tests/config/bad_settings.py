@@ -64,7 +64,14 @@ SETTINGS = [
     Row("rejection_sample_method Input", rejection_sample_method="none"),
     Row("requires exactly one", rejection_sample_method="synthetic"),
     Row("are only valid with", synthetic_acceptance_length=2.0),
-    Row("adaptive draft verification", enable_adaptive_verification=True),
+    schedule(
+        "adaptive draft verification", [[1, 8, 4]], enable_adaptive_verification=True
+    ),
+    Row(
+        "draft_tree does not support enable_adaptive_verification",
+        draft_tree=31,
+        enable_adaptive_verification=True,
+    ),
     Row("draft_tree (…) must be from", draft_tree=3),
     Row("draft_tree Input should be gr", draft_tree=0),
     Row("draft_tree Input should be less", draft_tree=128),

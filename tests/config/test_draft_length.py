@@ -4,6 +4,7 @@
 import pickle
 from contextlib import nullcontext
 from copy import copy
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -16,8 +17,12 @@ from vllm.config.drafter.length import (
     AutoSchedule,
     candidate_lengths,
     check_auto,
+    choose_by_default,
+    chosen_lengths,
     covering_lookup,
     is_auto,
+    lengths_vary,
+    trims,
 )
 from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
 
@@ -154,3 +159,45 @@ def test_auto_keeps_what_it_chooses_between():
     assert set(covering_lookup(64, 15, schedule)[1:]) == {0, 3, 7, 15}
     lookup = build_dynamic_sd_schedule_lookup(schedule, 64, 15)
     assert set(lookup[1:]) == {0, 3, 7, 15}
+
+
+# Adaptive verification.
+
+
+@pytest.mark.parametrize("schedule", [None, "auto"])
+@pytest.mark.parametrize("method", ["draft_model", "eagle3"])
+def test_verifying_a_part_is_the_engines_choice_like_a_length(method: str, schedule):
+    """A number set by the user keeps its meaning, and no tree is tried."""
+    drafter = DrafterConfig(method, 7, parallel_width=7, is_parallel=True)
+    spec = settings(
+        method=method,
+        drafter=drafter,
+        num_speculative_tokens_per_batch_size=schedule,
+        enable_adaptive_verification=True,
+    )
+    config = SimpleNamespace(speculative_config=spec, use_v2_model_runner=True)
+    for _ in range(2):  # settled again, it stays
+        assert settle_auto(config)
+        expected = [7] if schedule is None else candidate_lengths(7)
+        assert chosen_lengths(spec) == expected
+        assert lengths_vary(spec) == (schedule is not None)
+    assert not trims(spec)  # not before the unified speculator is known to draft
+    spec.drafter = replace(drafter, is_unified=True)
+    assert trims(spec)
+
+
+def test_another_speculator_keeps_a_fixed_length_fixed():
+    spec = settings(
+        drafter=DrafterConfig("draft_model", 7, unsupported="a reason"),
+        num_speculative_tokens_per_batch_size=None,
+        enable_adaptive_verification=True,
+    )
+    config = SimpleNamespace(speculative_config=spec, use_v2_model_runner=True)
+    assert not settle_auto(config)
+    assert spec.num_speculative_tokens_per_batch_size is None
+
+
+def test_nobody_is_given_it_unasked():
+    spec = unresolved("a/head", method="eagle3", num_speculative_tokens=None)
+    choose_by_default(spec)
+    assert spec.is_auto_by_default and not spec.enable_adaptive_verification

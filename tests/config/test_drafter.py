@@ -259,10 +259,14 @@ def test_of_bundled_drafters(models: Path, name: str, settings: dict, wanted: di
 PARD = DrafterConfig("draft_model", 7, is_parallel=True, parallel_width=7)
 MROPE = SimpleNamespace(uses_mrope=True)
 MULTIMODAL = SimpleNamespace(supports_multimodal_inputs=True)
+ADAPTIVE = {"enable_adaptive_verification": True}
+SCHEDULE = {"num_speculative_tokens_per_batch_size": [(1, 8, 4)]}
+BESIDE = "enable_adaptive_verification beside"
 
 
 def ranks(**sizes: int) -> dict[str, Any]:
     each = {"decode_context_parallel_size": 1, "prefill_context_parallel_size": 1}
+    each["data_parallel_size"] = 1
     return {"target_parallel_config": SimpleNamespace(**each | sizes)}
 
 
@@ -286,7 +290,10 @@ def with_models(**changes: Any) -> SpeculativeConfig:
         ("method ngram", {"method": "ngram"}),
         ("a drafter without a model config", {"draft_model_config": None}),
         ("use_heterogeneous_vocab", {"use_heterogeneous_vocab": True}),
-        ("enable_adaptive_verification", {"enable_adaptive_verification": True}),
+        (None, ADAPTIVE),
+        (f"{BESIDE} draft trees", ADAPTIVE | {"draft_tree": 31}),
+        (f"{BESIDE} data parallelism", ADAPTIVE | ranks(data_parallel_size=2)),
+        (f"{BESIDE} a schedule of draft lengths", ADAPTIVE | SCHEDULE),
         ("decode context parallelism", ranks(decode_context_parallel_size=2)),
         ("prefill context parallelism", ranks(prefill_context_parallel_size=2)),
         ("a draft model with M-RoPE", {"draft_model_config": MROPE}),

@@ -28,6 +28,7 @@ def make_scheduler(schedule, times=None, ranks: int = 1) -> Scheduler:
         num_speculative_tokens_per_batch_size=schedule,
         drafter=DrafterConfig("draft_model", 3, context=DRAFTERS_LIMIT),
         pass_times=times,
+        trimmed_times=None,
     )
     parallel = SimpleNamespace(data_parallel_size=ranks, dp_sync_interval=16)
     scheduler.vllm_config = SimpleNamespace(

@@ -14,6 +14,7 @@ before is answered. Beyond that a job may ask for
     async_scheduling: steps are scheduled before the last one's tokens are known;
     idle_every: a dummy batch, as an idle data-parallel rank runs it, every so many
         steps; `touched_kv` then counts those that changed a byte of the KV cache;
+    made_up_times: steps are not timed: see `made_up_times.py`;
     record_graphs: draft passes are CUDA graphs, on a CPU as if: see `recorded.py`;
     record_drafts, keep_drafts, watch_waits: what is watched for, by a class each of
         `watches.py`.
@@ -33,6 +34,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from made_up_times import make_up_times
 from recorded import Replays, recorded_calls
 from watches import DraftRecord, HostWaits, KeptDrafts, around
 
@@ -264,6 +266,8 @@ def timed_requests(scheduler: Any) -> list[int]:
 def run(job: dict[str, Any]) -> dict[str, Any]:
     if job.get("async_scheduling"):
         force_async_scheduling()
+    if job.get("made_up_times"):
+        make_up_times()
     llm = LLM(**engine_arguments(job))
     # The engine's core lives in this process, and its worker if it is the only one.
     core = llm.llm_engine.engine_core.engine_core

@@ -22,17 +22,21 @@ CAPTURE_SIZES = [1, 2, 4, 8, 16, 24, 32, 64]
 
 
 class Replays:
-    """Counts the graphs that stood for first passes, for later ones, and piecewise."""
+    """Counts the graphs that stood for first passes, for later ones, and piecewise.
+
+    First passes of batches of unlike queries are counted by themselves.
+    """
 
     def __init__(self, speculator: Any) -> None:
-        self.found = {"first": 0, "later": 0, "piecewise": 0}
+        self.found = {"first": 0, "ragged": 0, "later": 0, "piecewise": 0}
         if graphs := getattr(speculator, "graphs", None):
             self.full, self.piecewise = graphs.run_fullgraph, graphs.run_pw_graph
             graphs.run_fullgraph = self._full
             graphs.run_pw_graph = self._piecewise
 
     def _full(self, desc: DraftBatchDescriptor) -> Any:
-        self.found["later" if desc.first_pass else "first"] += 1
+        first = "first" if desc.uniform_token_count else "ragged"
+        self.found["later" if desc.first_pass else first] += 1
         return self.full(desc)
 
     def _piecewise(self, *args: Any, **more: Any) -> Any:

@@ -52,6 +52,10 @@ METHODS = {
     },
     "tree": {"draft_tree": 8},
 }
+ADAPTIVE = {"enable_adaptive_verification": True}
+METHODS |= {
+    f"adaptive {name}": METHODS[name] | ADAPTIVE for name in ("probabilistic", "block")
+}
 PARALLEL = ("pard", "pard2", "peagle", "peagle-small")
 WRONG_RULE = {
     "rejection_sample_method": "synthetic",
@@ -120,6 +124,7 @@ def draw(run_engine: RunEngine, folders, count: int):
             max_model_len=32,
             max_num_seqs=min(count, 256),
             seed=0,
+            made_up_times=True,
         )
         return result["scenarios"]
 
@@ -140,15 +145,20 @@ def test_output_has_the_targets_distribution(
 ):
     """If the first draft that a grammar takes were not verified, p would be 1e-5."""
     settings = SETTINGS
+    is_adaptive = method.startswith("adaptive")
     if on_cpu:  # the one that finds out most with few outputs
-        settings = {"T1.0 grammar": SETTINGS["T1.0 grammar"]}
+        only = "T1.0" if is_adaptive else "T1.0 grammar"
+        settings = {only: SETTINGS[only]}
     for name, found in draw(mode, settings, **METHODS[method]).items():
         chances = chances_of(SETTINGS[name], logprobs)
         assert p_value(map(tuple, found["tokens"]), chances) > SIGNIFICANCE, name
         counters = found["counters"]
         (drafts,), (accepted,) = counters["num_drafts"], counters["num_accepted_tokens"]
         if SETTINGS[name]["temperature"] <= WARMEST and "grammar" not in name:
-            assert 1 + accepted / drafts > LEAST_ACCEPTANCE_LENGTH, name
+            least = 1.0 if is_adaptive else LEAST_ACCEPTANCE_LENGTH
+            assert 1 + accepted / drafts > least, name
+        if is_adaptive and "grammar" not in name:
+            assert counters["num_draft_tokens"][0] < 0.9 * NUM_DRAFTS * drafts, name
 
 
 @pytest.mark.parametrize("mode", only_fast(("draft", "pard", "eagle3"), "pard"))

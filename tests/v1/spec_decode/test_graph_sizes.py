@@ -7,10 +7,23 @@ from types import SimpleNamespace
 import pytest
 
 from vllm.config.compilation import CUDAGraphMode
-from vllm.config.drafter.length import candidate_lengths, covering_lookup
+from vllm.config.drafter.length import (
+    AutoSchedule,
+    candidate_lengths,
+    chosen_lengths,
+    covering_lookup,
+)
 from vllm.v1.attention.backend import AttentionCGSupport
-from vllm.v1.spec_decode.dynamic.graph_sizes import ROWS_APART, worth_recording
-from vllm.v1.worker.gpu.cudagraph_utils import CudaGraphManager
+from vllm.v1.spec_decode.dynamic.graph_sizes import (
+    MIN_REQUESTS,
+    ROWS_APART,
+    choose_decode_batches,
+    worth_recording,
+)
+from vllm.v1.worker.gpu.cudagraph_utils import (
+    BatchExecutionDescriptor,
+    CudaGraphManager,
+)
 from vllm.v1.worker.gpu.spec_decode.unified.graphs import batches_to_record
 from vllm.v1.worker.gpu.spec_decode.unified.layout import DraftLayout
 
@@ -26,10 +39,10 @@ def capture_sizes(max_num_seqs: int, query_lens: list[int]) -> list[int]:
     return sorted({*rows, *each})
 
 
-def engine_config(max_num_seqs: int, schedule) -> SimpleNamespace:
+def engine_config(max_num_seqs: int, schedule, trims: bool = False) -> SimpleNamespace:
     lengths = [LONGEST]
     if schedule == "auto":
-        lengths = covering_lookup(max_num_seqs, LONGEST)[1:]
+        lengths = covering_lookup(max_num_seqs, LONGEST, schedule)[1:]
     compilation = SimpleNamespace(
         cudagraph_capture_sizes=capture_sizes(max_num_seqs, [k + 1 for k in lengths]),
         max_cudagraph_capture_size=LARGEST,
@@ -38,7 +51,8 @@ def engine_config(max_num_seqs: int, schedule) -> SimpleNamespace:
         num_speculative_tokens_per_batch_size=schedule,
         num_speculative_tokens=LONGEST,
         enforce_eager=None,
-        drafter=SimpleNamespace(num_speculative_tokens=LONGEST),
+        drafter=SimpleNamespace(num_speculative_tokens=LONGEST, is_unified=True),
+        enable_adaptive_verification=trims,
         uses_dynamic_speculative_decoding=lambda: schedule is not None,
     )
     return SimpleNamespace(
@@ -72,8 +86,9 @@ def target_batches(config) -> list:
 
 def draft_batches(config, width: int) -> list:
     widest = DraftLayout(LONGEST, 0, width)
-    schedule = config.speculative_config.num_speculative_tokens_per_batch_size
-    lengths = candidate_lengths(LONGEST) if schedule == "auto" else [LONGEST]
+    spec, lengths = config.speculative_config, [LONGEST]
+    if spec.num_speculative_tokens_per_batch_size == "auto":
+        lengths = chosen_lengths(spec)
     return batches_to_record(
         config,
         CUDAGraphMode.FULL_DECODE_ONLY,
@@ -155,3 +170,72 @@ def test_counts_that_differ_by_less_than_a_tile_share_a_graph():
     assert worth_recording(range(1, 11), 8) == {10, 8, 6, 4, 2, 1}
     assert worth_recording(range(1, 41), 1) == {40, 32, 16, 8, 4, 2, 1}
     assert worth_recording([3], 5) == {3}
+
+
+# Batches of which a part of the drafts is verified.
+
+
+@pytest.mark.parametrize("schedule", ["auto", AutoSchedule([LONGEST])])
+@pytest.mark.parametrize("max_num_seqs", [4, 100, 1024])
+def test_trimmed_batches_are_recorded_beside_the_others(max_num_seqs: int, schedule):
+    trimmed = target_batches(engine_config(max_num_seqs, schedule, trims=True))
+    others = [batch for batch in trimmed if batch.max_query_len is None]
+    assert others == target_batches(engine_config(max_num_seqs, schedule))
+    ragged = [batch for batch in trimmed if batch.max_query_len is not None]
+    assert len(ragged) <= 60 and bool(ragged) == (max_num_seqs >= MIN_REQUESTS)
+    for batch in ragged:
+        assert (batch.uniform_token_count, batch.max_query_len) == (None, LONGEST + 1)
+        # vLLM records them on so many tokens of each request, as equal as can be.
+        assert batch.num_reqs < batch.num_tokens <= batch.num_reqs * (LONGEST + 1)
+        assert MIN_REQUESTS <= batch.num_reqs <= max_num_seqs
+
+
+@pytest.mark.parametrize("schedule", ["auto", AutoSchedule([LONGEST])])
+def test_every_trimmed_batch_has_a_graph_and_others_have_theirs(schedule):
+    config = engine_config(64, schedule, trims=True)
+    graphs = target_graphs(config)
+    for n in range(MIN_REQUESTS, 65):
+        for rows in range(n + 1, n * (LONGEST + 1)):
+            found = graphs.dispatch(n, rows, None, 0, max_query_len=LONGEST + 1)
+            assert (found.cg_mode, found.uniform_token_count) == (FULL, None)
+            assert n <= found.num_reqs < 2 * n
+            assert found.num_tokens < max(rows, found.num_reqs) * 1.25 + ROWS_APART
+        uniform = n * (LONGEST + 1), LONGEST + 1
+        found = graphs.dispatch(n, *uniform, 0, max_query_len=None)
+        assert found == target_graphs(engine_config(64, schedule)).dispatch(
+            n, *uniform, 0
+        )
+        # What no budget trims finds none of them, whatever its queries.
+        assert graphs.dispatch(n, n + 3, None, 0).cg_mode == CUDAGraphMode.PIECEWISE
+
+
+@pytest.mark.parametrize("width", [1, LONGEST])
+def test_the_drafter_has_a_graph_for_trimmed_batches_too(width: int):
+    config = engine_config(128, AutoSchedule([LONGEST]), trims=True)
+    extra = DraftLayout(LONGEST, 0, width).num_extra_slots
+    ragged = {
+        (b.num_reqs, b.num_tokens - b.num_reqs * extra, b.max_query_len - extra)
+        for b in draft_batches(config, width)
+        if b.uniform_token_count is None
+    }
+    target = {
+        (b.num_reqs, b.num_tokens, b.max_query_len)
+        for b in target_batches(config)
+        if b.max_query_len is not None
+    }
+    assert ragged == target != set()
+
+
+def test_graphs_of_mixed_batches_serve_trimmed_ones_where_there_are_such():
+    """Of more rows than theirs none would be left to a mixed batch."""
+    batches = {FULL: [BatchExecutionDescriptor(FULL, 64, 64)]}
+    config = engine_config(64, AutoSchedule([LONGEST]), trims=True)
+    choose_decode_batches(config, batches)
+    assert len(batches[FULL]) == 1
+
+
+def test_a_length_alone_keeps_the_graphs_of_a_fixed_one():
+    config = engine_config(256, AutoSchedule([LONGEST]), trims=True)
+    found = [b for b in target_batches(config) if b.uniform_token_count is not None]
+    fixed = target_batches(engine_config(256, None))
+    assert found == [b for b in fixed if b.uniform_token_count is not None]

@@ -7,10 +7,12 @@ import pytest
 
 from vllm.config.drafter.length import candidate_lengths
 from vllm.v1.spec_decode.dynamic import pass_times
+from vllm.v1.spec_decode.dynamic.budgets import PERCENT_VERIFIED
 from vllm.v1.spec_decode.dynamic.pass_times import (
     CONTEXT,
     long_contexts,
     measure_pass_times,
+    measure_trimmed_times,
     seconds_per_step,
     sizes_to_measure,
 )
@@ -46,7 +48,8 @@ class FakeExecutor:
             speculative_config=SimpleNamespace(
                 num_speculative_tokens=3,
                 num_speculative_tokens_per_batch_size="auto",
-                drafter=SimpleNamespace(num_speculative_tokens=3),
+                drafter=SimpleNamespace(num_speculative_tokens=3, is_unified=True),
+                enable_adaptive_verification=True,
             ),
             cache_config=SimpleNamespace(num_gpu_blocks=num_gpu_blocks, block_size=16),
             model_config=SimpleNamespace(max_model_len=max_model_len),
@@ -59,9 +62,8 @@ class FakeExecutor:
 
     def collective_rpc(self, method, args):
         assert method is seconds_per_step
-        num_reqs, num_drafts, context = args
-        first = num_reqs + num_drafts + context
-        return [first, 2.0 * num_reqs + num_drafts + context]
+        num_reqs, *rest = args
+        return [num_reqs + sum(rest), 2.0 * num_reqs + sum(rest)]
 
 
 def test_the_slowest_worker_counts():
@@ -79,6 +81,19 @@ def test_long_contexts_are_timed_with_few_lengths():
     assert sorted(times[16384]) == sorted(times[4096]) == [1, 8]
     assert sorted(times[16384][8]) == [0, 2, 3]
     assert times[16384][8][3] == 2.0 * 8 + 3 + 16384
+
+
+def test_steps_that_verify_a_part_are_timed_where_some_may_be_trimmed():
+    executor = FakeExecutor(max_num_seqs=24)
+    spec = executor.vllm_config.speculative_config
+    spec.pass_times = {CONTEXT: {n: {3: 1.0} for n in (1, 4, 8, 12, 16, 24)}}
+    times = measure_trimmed_times(executor)
+    assert list(times) == [8, 16, 24]
+    assert times[8] == {p: 2.0 * 8 + 3 + CONTEXT + p for p in PERCENT_VERIFIED}
+    spec.pass_times = {CONTEXT: {1: {3: 1.0}, 4: {3: 1.0}}}
+    assert measure_trimmed_times(executor) == {}
+    spec.enable_adaptive_verification = False
+    assert measure_trimmed_times(executor) == {}
 
 
 @pytest.mark.parametrize(
@@ -226,3 +241,12 @@ def test_few_tokens_a_step_cut_what_is_verified():
     for step in worker.steps[1:-1]:
         assert step.total_num_scheduled_tokens == 6
         assert step.num_spec_tokens_to_schedule == 7
+
+
+@pytest.mark.parametrize("percent, budget", [(None, None), (30, 7), (100, 23)])
+def test_a_part_of_the_drafts_is_a_budget_of_each_step(percent, budget):
+    worker = FakeWorker()
+    seconds_per_step(worker, 8, 3, CONTEXT, percent)
+    first, *decodes, last = worker.steps
+    assert {step.verify_budget for step in decodes} == {budget}
+    assert first.verify_budget is last.verify_budget is None

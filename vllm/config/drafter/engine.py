@@ -40,8 +40,8 @@ def find_unsupported(spec: "SpeculativeConfig") -> str | None:
         return "a drafter without a model config"
     if spec.use_heterogeneous_vocab:
         return "use_heterogeneous_vocab"
-    if spec.enable_adaptive_verification:
-        return "enable_adaptive_verification"
+    if spec.enable_adaptive_verification and (beside := _untrimmable(spec)):
+        return f"enable_adaptive_verification beside {beside}"
     if spec.draft_model_config.uses_mrope:
         return "a draft model with M-RoPE"
     target, parallel = spec.target_model_config, spec.target_parallel_config
@@ -51,6 +51,19 @@ def find_unsupported(spec: "SpeculativeConfig") -> str | None:
         return "decode context parallelism"
     if parallel is not None and parallel.prefill_context_parallel_size > 1:
         return "prefill context parallelism"
+    return None
+
+
+def _untrimmable(spec: "SpeculativeConfig") -> str | None:
+    """What keeps the unified speculator's drafts from being verified in part."""
+    schedule = spec.num_speculative_tokens_per_batch_size
+    parallel = spec.target_parallel_config
+    if spec.draft_tree is not None:
+        return "draft trees"
+    if schedule is not None and not is_auto(spec):
+        return "a schedule of draft lengths"
+    if parallel is not None and parallel.data_parallel_size > 1:
+        return "data parallelism"
     return None
 
 
@@ -77,10 +90,27 @@ def settle_auto(vllm_config: "VllmConfig") -> bool:
             unsupported = V1
         if unsupported is not None:
             fix_length(spec, unsupported)
+    if _has_fixed_length_to_trim(vllm_config):
+        # How much of it is verified is chosen, as the length otherwise is.
+        only = AutoSchedule([spec.drafter.num_speculative_tokens])
+        spec.num_speculative_tokens_per_batch_size = only
+        return True
     if not is_auto(spec) or spec.drafter is None:
         return is_auto(spec)
     choose_between(spec, _nodes_to_choose(vllm_config))
     return True
+
+
+def _has_fixed_length_to_trim(vllm_config: "VllmConfig") -> bool:
+    spec = vllm_config.speculative_config
+    if spec is None or not spec.enable_adaptive_verification or spec.drafter is None:
+        return False
+    schedule = spec.num_speculative_tokens_per_batch_size
+    # A config may be settled again.
+    only = (spec.drafter.num_speculative_tokens,)
+    is_fixed = schedule is None or getattr(schedule, "lengths", None) == only
+    unsupported = _unsupported_by_engine(vllm_config)
+    return is_fixed and unsupported is None and vllm_config.use_v2_model_runner
 
 
 def choose_between(spec: "SpeculativeConfig", num_nodes: int | None) -> None:
@@ -104,7 +134,8 @@ def _nodes_to_choose(vllm_config: "VllmConfig") -> int | None:
         return spec.draft_tree
     # Where trees would not be verified by the engine's own fast kernels, none is tried.
     possible = (
-        drafter.is_parallel
+        not spec.enable_adaptive_verification
+        and drafter.is_parallel
         and drafter.parallel_width == depth > 1
         and spec.draft_sample_method == "greedy"
         and spec.rejection_sample_method == "standard"

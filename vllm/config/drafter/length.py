@@ -27,6 +27,9 @@ DEFAULT_LONGEST = 7
 CHAINS = (0, 1, 2, 3, 4, 5, 7, 9, 12, 16, 21, 28)
 # Nodes of trees. With the last token, sixteen rows or so more each.
 TREES = (11, 15, 23, 31, 47, 63)
+# Whether "auto" that nobody asked for verifies the likeliest drafts alone, where that
+# pays. Not before a GPU has shown it: until then `enable_adaptive_verification` asks.
+TRIMS_BY_DEFAULT = False
 # Rows of trees in a step that are worth a thought: from about here on products of the
 # target's matrices take as long as they have rows.
 MAX_TREE_ROWS = 256
@@ -54,6 +57,17 @@ class AutoSchedule(str):
 def is_auto(spec: Any) -> bool:
     """Whether a speculative config, or None, leaves the draft length to the engine."""
     return spec is not None and spec.num_speculative_tokens_per_batch_size == AUTO
+
+
+def lengths_vary(spec: Any) -> bool:
+    """Whether the engine has several draft lengths to choose from."""
+    return is_auto(spec) and len(chosen_lengths(spec)) > 1
+
+
+def trims(spec: Any) -> bool:
+    """Whether the unified speculator's drafts may be verified in part."""
+    asked = spec is not None and spec.enable_adaptive_verification
+    return asked and spec.drafter is not None and spec.drafter.is_unified
 
 
 def candidate_lengths(depth: int, num_nodes: int | None = None) -> list[int]:
@@ -145,6 +159,7 @@ def choose_by_default(spec: "SpeculativeConfig") -> None:
     if spec.method in METHODS and all(setting is None for setting in given):
         spec.num_speculative_tokens_per_batch_size = AUTO
         spec.is_auto_by_default = True
+        spec.enable_adaptive_verification |= TRIMS_BY_DEFAULT
 
 
 def check_auto(spec: "SpeculativeConfig") -> None:

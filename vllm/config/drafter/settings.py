@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 logger = init_logger(__name__)
 
 # Fields that are not settings.
-RESULTS = {"drafter", "is_auto_by_default", "pass_times"}
+RESULTS = {"drafter", "is_auto_by_default", "pass_times", "trimmed_times"}
 
 
 def check_keys(given: Any, config_class: type) -> None:

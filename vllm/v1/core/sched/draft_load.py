@@ -4,12 +4,15 @@
 from typing import TYPE_CHECKING
 
 from vllm.config.drafter.length import chosen_lengths, is_auto
+from vllm.v1.core.sched.trimming import Trimming
 from vllm.v1.spec_decode.dynamic.draft_length import DraftLengths, Load
 from vllm.v1.spec_decode.dynamic.step_times import PassTimes
 from vllm.v1.spec_decode.opt_out import refuses_drafts
 
 if TYPE_CHECKING:
+    from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.outputs import ModelRunnerOutput
     from vllm.v1.request import Request
     from vllm.v1.spec_decode.accepted_nodes import AcceptedNodes
     from vllm.v1.spec_decode.step_metrics import StepDrafting
@@ -25,6 +28,7 @@ class ChosenLengths:
         lengths: what chooses.
         agreed: drafts of each request on every such rank; None without such ranks.
         told: what this engine's workers draft while it is idle; None: the most.
+        trimming: how much of the drafts is verified; None: all.
     """
 
     def __init__(self, scheduler: "Scheduler", times: PassTimes):
@@ -41,6 +45,9 @@ class ChosenLengths:
         self._scheduler = scheduler
         self._limit = spec.drafter.limit(scheduler.max_model_len)
         self._load: Load | None = None
+        self.trimming: Trimming | None = None
+        if spec.trimmed_times:
+            self.trimming = Trimming(self.lengths, spec.trimmed_times)
 
     @classmethod
     def of(cls, scheduler: "Scheduler") -> "ChosenLengths | None":
@@ -51,8 +58,11 @@ class ChosenLengths:
     def __getitem__(self, batch_size: int) -> int:
         """Drafts per request for a step; to be asked once per step."""
         self.lengths.end_step()
-        self._load = self.load(batch_size)
-        return self.lengths.choose(self._load) if self.agreed is None else self.agreed
+        self._load = load = self.load(batch_size)
+        if self.agreed is not None:
+            return self.agreed
+        gains = {} if self.trimming is None else self.trimming.gains(load)
+        return self.lengths.choose(load, gains)
 
     def observe(
         self,
@@ -66,10 +76,21 @@ class ChosenLengths:
         Past the drafter's context they only keep the batch uniform, and are never
         accepted: that says nothing of drafts.
         """
+        if self.trimming is not None:
+            num_drafts = self.trimming.num_verified(request.request_id, num_drafts)
         if request.num_tokens + num_drafts <= self._limit:
             numbers = tree.numbers if tree else range(1, num_accepted + 1)
             num_best = tree.num_best if tree else num_accepted
             self.lengths.observe(num_drafts, numbers, num_best)
+
+    def budget(self, step: "SchedulerOutput") -> int | None:
+        """Drafts to verify in a step; None: all that are scheduled."""
+        return None if self.trimming is None else self.trimming.budget(step)
+
+    def take(self, step: "SchedulerOutput", output: "ModelRunnerOutput") -> None:
+        """To be called for each step's output, before its drafts are observed."""
+        if self.trimming is not None:
+            self.trimming.take(step, output)
 
     def wish(self) -> int:
         """What this rank would draft; 0 if it ran nothing since it was asked last."""

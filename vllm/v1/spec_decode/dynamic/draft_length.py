@@ -30,6 +30,7 @@ HYSTERESIS = 0.01
 TRIAL_BUDGET = 0.004
 TRIAL_DRAFTS = 16
 SWITCH_COST = 0.6
+NO_GAINS: Mapping[int, float] = {}
 LOG_SECONDS = 60.0  # between lines that say what is chosen and why, at least
 
 
@@ -97,13 +98,22 @@ class DraftLengths:
         """What was observed is of one step, which is over."""
         self.acceptance.end_step()
 
-    def choose(self, load: Load) -> int:
-        """Drafts per request in the next step, or in the next `steps_held`."""
+    def choose(self, load: Load, gains: Mapping[int, float] = NO_GAINS) -> int:
+        """Drafts per request in the next step, or in the next `steps_held`.
+
+        Args:
+            load: of the step.
+            gains: throughput that verifying a part of the drafts adds to a plan, as a
+                share of what verifying all of them gives.
+        """
         if not self.times:
             return self.num_speculative_tokens
         seconds = self.times.seconds(load.num_reqs, load.context)
         expected = self.expected_tokens()
-        tokens = {plan: load.tokens(expected[plan]) for plan in seconds}
+        tokens = {
+            plan: load.tokens(expected[plan]) * (1.0 + gains.get(plan, 0.0))
+            for plan in seconds
+        }
         if load.num_drafting:
             held = self._hold(load.num_reqs, tokens, seconds)
             self._log_choice(load, held, expected, seconds)

@@ -7,11 +7,12 @@ graph of every length, hundreds of them, which take time and memory at start.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from functools import cache
 from typing import TYPE_CHECKING
 
 from vllm.config.compilation import CUDAGraphMode
-from vllm.config.drafter.length import MAX_TREE_ROWS, is_auto
+from vllm.config.drafter.length import MAX_TREE_ROWS, lengths_vary, trims
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 # Matrix products take rows in tiles: fewer make no difference while weights are read,
 # and one in sixteen at most where they are not.
 ROWS_APART = 16
+# With fewer there is nothing to gain by verifying a part of the drafts, and even
+# looking for it would cost.
+MIN_REQUESTS = 8
 
 
 def worth_recording(counts: Iterable[int], query_len: int) -> set[int]:
@@ -50,7 +54,7 @@ def thin_decode_batches(
         vllm_config: the engine's.
         by_mode: batches to be recorded; those of equal queries are thinned, in place.
     """
-    if not is_auto(vllm_config.speculative_config):
+    if not lengths_vary(vllm_config.speculative_config):
         return
     depth = vllm_config.speculative_config.drafter.num_speculative_tokens
     for batches in by_mode.values():
@@ -76,28 +80,104 @@ def _is_large_tree(batch: "BatchExecutionDescriptor", depth: int) -> bool:
     return rows > depth + 1 and batch.num_tokens > MAX_TREE_ROWS
 
 
+@cache
+def trimmed_rows(most: int) -> list[int]:
+    """Rows of batches of unlike queries that are worth a graph: a tenth or so apart."""
+    rows, step = [], ROWS_APART
+    while (last := rows[-1] if rows else 0) + step <= most:
+        rows.append(last + step)
+        if rows[-1] >= 10 * step:
+            step *= 2
+    return rows
+
+
+def trimmed_batches(
+    vllm_config: "VllmConfig", query_len: int
+) -> Iterator[tuple[int, int]]:
+    """Requests and rows of batches whose drafts are trimmed, worth a graph; if any are.
+
+    Rows that no request has cost little: numbers of requests are powers of two.
+
+    Args:
+        vllm_config: the engine's.
+        query_len: the most rows of a request.
+    """
+    if not trims(vllm_config.speculative_config):
+        return
+    most = vllm_config.scheduler_config.max_num_seqs
+    largest = vllm_config.compilation_config.max_cudagraph_capture_size or 0
+    counts = {MIN_REQUESTS << bits for bits in range(most.bit_length())} | {most}
+    for n in sorted(n for n in counts if MIN_REQUESTS <= n <= most):
+        rows = {m for m in trimmed_rows(largest) if n < m < n * query_len}
+        rows.add(min(n * query_len, largest))
+        yield from ((n, m) for m in sorted(rows) if m > n)
+
+
+def choose_decode_batches(
+    vllm_config: "VllmConfig",
+    by_mode: dict[CUDAGraphMode, list["BatchExecutionDescriptor"]],
+) -> None:
+    """Leaves out batches of the target that are not worth a graph, for "auto", and adds
+    those whose drafts are trimmed.
+
+    Args:
+        vllm_config: the engine's.
+        by_mode: batches to be recorded, which are changed in place.
+    """
+    from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor
+
+    thin_decode_batches(vllm_config, by_mode)
+    spec, full = vllm_config.speculative_config, by_mode.get(CUDAGraphMode.FULL, [])
+    # Else graphs of mixed batches serve all.
+    has_uniform = any(batch.uniform_token_count is not None for batch in full)
+    if not has_uniform or not trims(spec):
+        return
+    query_len = spec.drafter.num_speculative_tokens + 1
+    full += [
+        BatchExecutionDescriptor(
+            CUDAGraphMode.FULL, num_tokens=m, num_reqs=n, max_query_len=query_len
+        )
+        for n, m in trimmed_batches(vllm_config, query_len)
+    ]
+
+
 def offer_every_length(manager: "CudaGraphManager") -> None:
     """Lets a batch find the smallest graph of its own query length.
 
     vLLM looks at the graphs of the next larger number of tokens only, which may all be
-    of other lengths.
+    of other lengths. Batches of unlike queries come behind, by rows and requests.
     """
     spec = manager.vllm_config.speculative_config
     if spec is None or not spec.uses_dynamic_speculative_decoding():
         return
+    full = manager._capture_descs.get(CUDAGraphMode.FULL, ())
+    offered = _by_own_length([b for b in full if b.uniform_token_count is not None])
+    unlike = sorted(
+        (b for b in full if b.max_query_len is not None),
+        key=lambda batch: (batch.num_tokens, batch.num_reqs),
+    )
+    for key in manager._candidates.keys() | offered.keys():
+        others = manager._candidates.get(key, ())
+        manager._candidates[key] = [
+            *offered.get(key, ()),
+            *(b for b in unlike if b.num_tokens >= key[0]),
+            *(b for b in others if b.uniform_token_count is b.max_query_len is None),
+        ]
+
+
+def _by_own_length(
+    batches: list["BatchExecutionDescriptor"],
+) -> dict[tuple[int, int], list["BatchExecutionDescriptor"]]:
+    """By tokens and adapters, the smallest batch of each query length."""
     by_length = defaultdict(list)
-    for batch in manager._capture_descs.get(CUDAGraphMode.FULL, ()):
-        if (length := batch.uniform_token_count) is not None:
-            key = length, batch.num_active_loras, batch.num_ubatches
-            by_length[key].append(batch)
+    for batch in batches:
+        key = batch.uniform_token_count, batch.num_active_loras, batch.num_ubatches
+        by_length[key].append(batch)
     offered = defaultdict(list)
-    for (_, num_loras, _), batches in by_length.items():
+    for (_, num_loras, _), same in by_length.items():
         start = 0
-        for batch in sorted(batches, key=lambda batch: batch.num_tokens):
+        for batch in sorted(same, key=lambda batch: batch.num_tokens):
             for num_tokens in range(start, batch.num_tokens + 1):
                 offered[num_tokens, num_loras].append(batch)
             start = batch.num_tokens + 1
-    for key, batches in offered.items():
-        others = manager._candidates.get(key, ())
-        rest = [batch for batch in others if batch.uniform_token_count is None]
-        manager._candidates[key] = batches + rest
+    return offered

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from vllm.config.drafter.length import MAX_TREE_ROWS, chosen_lengths
+from vllm.config.drafter.length import MAX_TREE_ROWS, chosen_lengths, trims
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
 from vllm.sampling_params import SamplingParams
@@ -21,6 +21,8 @@ from vllm.v1.core.sched.output import (
     SchedulerOutput,
 )
 
+from .budgets import PERCENT_VERIFIED
+from .graph_sizes import MIN_REQUESTS
 from .step_times import PassTimes, Row
 
 if TYPE_CHECKING:
@@ -86,6 +88,37 @@ def measure_pass_times(executor: "Executor") -> PassTimes:
             break
         times.setdefault(context, {})[size] = measure(context, size, some)
     _log_measured(times, len(lengths), time.perf_counter() - started)
+    return times
+
+
+def measure_trimmed_times(executor: "Executor") -> dict[int, Row]:
+    """Times steps that draft the longest chain and verify a part of it.
+
+    To be called when `measure_pass_times` has run. What it makes ready is compiled and
+    loaded then, too.
+
+    Returns:
+        Seconds by number of requests and by per cent of drafts that are verified; empty
+        where no step is trimmed, or so many requests could not be measured.
+    """
+    spec = executor.vllm_config.speculative_config
+    if not trims(spec):
+        return {}
+    depth, started = spec.drafter.num_speculative_tokens, time.perf_counter()
+    sizes = sorted(n for n in spec.pass_times[CONTEXT] if n >= MIN_REQUESTS)
+    sizes = [n for n in sizes if n & (n - 1) == 0 or n == sizes[-1]]
+
+    def measure(size: int, percent: int) -> float:
+        args = (size, depth, CONTEXT, percent)
+        return max(executor.collective_rpc(seconds_per_step, args=args))
+
+    times = {n: {part: measure(n, part) for part in PERCENT_VERIFIED} for n in sizes}
+    logger.info(
+        "Measured steps that verify a part of their drafts for %s requests in %.1f "
+        "seconds.",
+        "/".join(map(str, sizes)) or "no",
+        time.perf_counter() - started,
+    )
     return times
 
 
@@ -156,14 +189,24 @@ def sizes_to_measure(largest: int) -> list[int]:
 
 
 def seconds_per_step(
-    worker: "WorkerBase", num_reqs: int, num_drafts: int, context: int
+    worker: "WorkerBase",
+    num_reqs: int,
+    num_drafts: int,
+    context: int,
+    percent: int | None = None,
 ) -> float:
     """Runs decode steps that verify and draft, back to back; seconds of one of them.
 
     To be run on every worker at once, between warm-up and the first request.
+
+    Args:
+        percent: of drafts that are verified, of 100 all but one; None: all.
     """
     runner = worker.model_runner
     requests = _Requests(runner, num_reqs, num_drafts, context)
+    if percent is not None:
+        drafts = (requests.query_len - 1) * num_reqs
+        requests.verify_budget = min(drafts * percent // 100, drafts - 1)
     runner.kv_connector.set_disabled(True)
     try:
         _run(worker, requests.first_step())
@@ -198,6 +241,7 @@ class _Requests:
     ):
         self.runner = runner
         self.num_drafts = num_drafts
+        self.verify_budget: int | None = None
         # Few tokens a step cut the drafts that are verified, as scheduling would.
         budget = runner.vllm_config.scheduler_config.max_num_batched_tokens
         self.query_len = min(num_drafts, budget // num_reqs - 1) + 1
@@ -227,6 +271,7 @@ class _Requests:
         if self.query_len > 1:
             drafts = [-1] * (self.query_len - 1)  # the workers have them
             step.scheduled_spec_decode_tokens = dict.fromkeys(self.req_ids, drafts)
+            step.verify_budget = self.verify_budget
         self.num_computed += self.query_len
         return step
 

@@ -27,6 +27,7 @@ def test_bounds(shift: int, width: int):
         query_start_loc_np=np.array(STARTS, dtype=np.int32),
         num_scheduled_tokens=np.diff(STARTS),
         decode_graph_eligible=False,
+        num_draft_tokens_per_req=None,
     )
     plan = draft_plans(layout, [7], 4, DEVICE)[7]
     shapes = StepShapes(None, 0, sync=None, fits_graphs=True, max_verified=8)

@@ -3,7 +3,9 @@
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import torch
 
 from vllm.config.compilation import CUDAGraphMode
 from vllm.v1.attention.backend import AttentionCGSupport
@@ -14,15 +16,19 @@ from vllm.v1.worker.gpu.spec_decode.unified.graphs import (
 )
 from vllm.v1.worker.gpu.spec_decode.unified.layout import DraftLayout
 from vllm.v1.worker.gpu.spec_decode.unified.plan import (
+    draft_plans,
     same_first_passes,
     same_later_passes,
 )
+from vllm.v1.worker.gpu.spec_decode.unified.shapes import StepShapes, trimmed_starts
 
 SIZES = [1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64]
 FULL, PIECEWISE = CUDAGraphMode.FULL, CUDAGraphMode.PIECEWISE
 
 
-def config(max_num_seqs: int = 8, enforce_eager: bool | None = None):
+def config(
+    max_num_seqs: int = 8, enforce_eager: bool | None = None, trims: bool = False
+):
     compilation = SimpleNamespace(
         cudagraph_capture_sizes=SIZES, max_cudagraph_capture_size=SIZES[-1]
     )
@@ -30,7 +36,10 @@ def config(max_num_seqs: int = 8, enforce_eager: bool | None = None):
         compilation_config=compilation,
         scheduler_config=SimpleNamespace(max_num_seqs=max_num_seqs),
         speculative_config=SimpleNamespace(
-            enforce_eager=enforce_eager, num_speculative_tokens_per_batch_size=None
+            enforce_eager=enforce_eager,
+            num_speculative_tokens_per_batch_size=None,
+            enable_adaptive_verification=trims,
+            drafter=SimpleNamespace(is_unified=True),
         ),
     )
 
@@ -182,3 +191,76 @@ def test_descriptors_are_all_different():
     layouts = layouts_of(3, 1, [0, 1, 3, 5, 7])
     batches = record(layouts, config(max_num_seqs=5))
     assert len(batches) == len(set(batches)) > 0
+
+
+# First passes of batches whose drafts were trimmed.
+
+
+@pytest.mark.parametrize("width", [1, 3, 7])
+def test_trimmed_batches_have_graphs(graphs, width: int):
+    layouts = layouts_of(width, 0, [7])
+    extra = layouts[7].num_extra_slots
+    found = graphs(record(layouts, config(16, trims=True)))
+    for rows in range(9, 64):
+        num_tokens = rows + 8 * extra
+        graph = found.find_ragged(8, num_tokens, 7)
+        assert (graph.num_reqs, graph.max_query_len) == (8, 8 + extra)
+        assert 0 <= graph.num_tokens - num_tokens < 16
+        assert (graph.first_pass, graph.end_pass) == (0, 1)
+    assert found.find_ragged(17, 64, 7) is None  # too many requests
+    assert graphs(record(layouts)).find_ragged(8, 20 + 8 * extra, 7) is None
+
+
+def test_trimmed_batches_need_attention_that_records_any(graphs):
+    support = AttentionCGSupport.UNIFORM_BATCH
+    recorded = record(layouts_of(7, 0, [7]), config(8, trims=True), support=support)
+    assert all(batch.max_query_len is None for batch in recorded)
+    assert any(batch.uniform_token_count for batch in recorded)
+
+
+def trimmed_batch(extra_drafts: int) -> SimpleNamespace:
+    """Eight requests of 7 drafts each, of which some are verified."""
+    return SimpleNamespace(
+        num_reqs=8,
+        num_tokens=8 + extra_drafts,
+        num_scheduled_tokens=np.full(8, 8, dtype=np.int32),
+        num_draft_tokens=extra_drafts,
+        num_draft_tokens_per_req=np.full(8, 7, dtype=np.int32),
+        query_start_loc_np=None,  # says nothing
+        max_query_len=8,
+        decode_graph_eligible=True,
+    )
+
+
+@pytest.mark.parametrize("verified, longest", [(1, 2), (6, 7), (7, 8), (40, 8)])
+def test_a_trimmed_batch_is_as_long_as_it_may_be(verified: int, longest: int):
+    """Defect: attention leaves rows out that lie past the longest query it is told."""
+    starts = trimmed_starts(trimmed_batch(verified))
+    assert starts.dtype == np.int32
+    assert (starts[0], starts[-1]) == (0, 8 + verified)
+    assert np.diff(starts).min() >= 1 and np.diff(starts).max() == longest
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_a_trimmed_batch_is_served_by_its_graph(graphs, fits: bool):
+    layouts = layouts_of(7, 0, [7])
+    recorded = graphs(record(layouts, config(8, trims=True)))
+    shapes = StepShapes(recorded, 0, None, fits, 8)
+    (plan,) = draft_plans(layouts[7], [7], 8, torch.device("cpu")).values()
+    shape = shapes.first(trimmed_batch(20), plan)
+    assert shape.num_unpadded_tokens == 8 + 20 + 8 * 7
+    assert shape.is_full == fits
+    if fits:
+        assert (shape.graph.num_reqs, shape.num_tokens) == (8, 32 + 8 * 7)
+
+
+@pytest.mark.parametrize("width", [1, 7])
+def test_trimmed_batches_have_graphs_whatever_was_drafted_before(graphs, width: int):
+    layouts = layouts_of(width, 0, [0, 3, 7])
+    found = graphs(record(layouts, config(8, trims=True)))
+    recorded_as = same_first_passes(layouts)
+    for num_drafts in (3, 7):
+        extra = layouts[num_drafts].num_extra_slots
+        graph = found.find_ragged(8, 60 + 8 * extra, recorded_as[num_drafts])
+        assert graph.max_query_len == 8 + extra
+    assert found.find_ragged(8, 60, 0) is None

@@ -55,6 +55,7 @@ class Told:
             num_tokens=QUERY,
             num_scheduled_tokens=np.array([QUERY]),
             decode_graph_eligible=False,
+            num_draft_tokens_per_req=None,
             query_start_loc_np=np.array([0, QUERY], dtype=np.int32),
             seq_lens_cpu_upper_bound=torch.tensor([MAX_MODEL_LEN], dtype=torch.int32),
         )

@@ -379,7 +379,7 @@ def test_recorded_batch_owns_nothing(prepare, width: int):
     buffers = DraftBuffers(layout, 64, 4, DEVICE)
     buffers.allocate_kv_groups(1)
     slots = layout.num_follow_slots
-    buffers.lay_out_uniform(3, slots)
+    buffers.lay_out_evenly(3, 3 * slots)
     buffers.batch.num_blocks.fill_(4)
     prepare(
         PreviousPass(int64([[1] * 7] * 3), 1), layout, buffers,

@@ -106,14 +106,14 @@ class DraftBuffers:
             self.combined = torch.empty_like(hidden_states)
         return self.combined[: len(hidden_states)].copy_(hidden_states)
 
-    def lay_out_uniform(self, num_reqs: int, query_len: int) -> None:
+    def lay_out_evenly(self, num_reqs: int, num_tokens: int) -> None:
         """A batch of dummy requests, as a graph of that shape is recorded on."""
         self.reset()
         batch = self.batch
-        ends = torch.arange(1, num_reqs + 1, device=self.device) * query_len
-        batch.query_start_loc[1 : num_reqs + 1] = ends
-        batch.query_start_loc[num_reqs + 1 :] = num_reqs * query_len
-        batch.seq_lens[:num_reqs] = query_len
+        starts = torch.arange(num_reqs + 1, device=self.device) * num_tokens // num_reqs
+        batch.query_start_loc[: num_reqs + 1] = starts
+        batch.query_start_loc[num_reqs + 1 :] = num_tokens
+        batch.seq_lens[:num_reqs] = starts.diff()
         batch.first_positions[:num_reqs] = 0
 
     def reset(self) -> None:

@@ -15,10 +15,10 @@ import torch
 from vllm.compilation.breakable_cudagraph import is_breakable_cudagraph_enabled
 from vllm.config import VllmConfig
 from vllm.config.compilation import CUDAGraphMode
-from vllm.config.drafter.length import MAX_TREE_ROWS, is_auto
+from vllm.config.drafter.length import MAX_TREE_ROWS, is_auto, lengths_vary
 from vllm.logger import init_logger
 from vllm.v1.attention.backend import AttentionCGSupport
-from vllm.v1.spec_decode.dynamic.graph_sizes import worth_recording
+from vllm.v1.spec_decode.dynamic.graph_sizes import trimmed_batches, worth_recording
 from vllm.v1.worker.gpu.attn_utils import (
     build_attn_metadata,
     build_slot_mappings_by_layer,
@@ -42,8 +42,9 @@ logger = init_logger(__name__)
 class DraftBatchDescriptor(BatchExecutionDescriptor):
     """Shape of a draft batch, and the passes that one graph of it runs.
 
-    A FULL graph has `num_reqs` requests of `uniform_token_count` slots each. A
-    PIECEWISE one has `num_tokens` slots, however they are shared out.
+    A FULL graph has `num_reqs` requests of `uniform_token_count` slots each; or, where
+    that is None, of at most `max_query_len`, `num_tokens` together. A PIECEWISE one has
+    `num_tokens` slots, however they are shared out.
     """
 
     num_drafts: int = 0  # drafts a request asks for in the step
@@ -80,6 +81,7 @@ def batches_to_record(
             logger.info("Batches with prompts draft eagerly: no compiled draft model.")
     if cudagraph_mode.decode_mode() == CUDAGraphMode.FULL:
         batches += uniform_batches(vllm_config, layouts)
+        batches += ragged_batches(vllm_config, layouts)
         batches += later_batches(vllm_config, layouts, fused)
     usable = [batch for batch in batches if _is_supported(batch, support)]
     if len(usable) < len(batches):
@@ -96,6 +98,8 @@ def _is_supported(batch: DraftBatchDescriptor, support: AttentionCGSupport) -> b
     if batch.cg_mode == CUDAGraphMode.PIECEWISE:
         return True
     needed = AttentionCGSupport.UNIFORM_BATCH
+    if batch.uniform_token_count is None:
+        needed = AttentionCGSupport.ALWAYS
     if batch.uniform_token_count == 1:
         needed = AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE
     return support.value >= needed.value
@@ -125,6 +129,26 @@ def uniform_batches(
                     vllm_config, num_reqs, num_drafts
                 ):
                     yield _full(num_reqs, slots, num_drafts, 0, 1)
+
+
+def ragged_batches(
+    vllm_config: VllmConfig, layouts: dict[int, DraftLayout]
+) -> Iterator[DraftBatchDescriptor]:
+    """The first passes of batches whose drafts were trimmed, if any are.
+
+    However many drafts were made, and whatever number a step asks for but none.
+    """
+    verified = max(layouts) + 1
+    for num_drafts in sorted(set(same_first_passes(layouts).values()) - {0}):
+        extra = layouts[num_drafts].num_extra_slots
+        for num_reqs, num_rows in trimmed_batches(vllm_config, verified):
+            yield DraftBatchDescriptor(
+                CUDAGraphMode.FULL,
+                num_tokens=num_rows + num_reqs * extra,
+                num_reqs=num_reqs,
+                max_query_len=verified + extra,
+                num_drafts=num_drafts,
+            )
 
 
 def _is_worth_trees(vllm_config: VllmConfig, num_reqs: int, num_nodes: int) -> bool:
@@ -184,7 +208,7 @@ def _request_counts(vllm_config: VllmConfig, query_len: int) -> list[int]:
     most = vllm_config.scheduler_config.max_num_seqs
     counts = {-(-size // query_len) for size in sizes} | {most}
     counts = {n for n in counts if n <= most and n * query_len <= largest}
-    if is_auto(vllm_config.speculative_config):
+    if lengths_vary(vllm_config.speculative_config):
         counts = worth_recording(counts, query_len)
     return sorted(counts)
 
@@ -249,6 +273,22 @@ class DraftGraphs(CudaGraphManager):
         shape = (CUDAGraphMode.FULL, slots, num_drafts, first_pass)
         return self._find(shape, num_reqs, lambda desc: desc.num_reqs)
 
+    def find_ragged(
+        self, num_reqs: int, num_tokens: int, num_drafts: int
+    ) -> DraftBatchDescriptor | None:
+        """A recorded first pass of a batch of unlike queries; None if there is none.
+
+        Of few requests first: each is sampled from, whether it is one or not.
+        """
+        shape = (CUDAGraphMode.FULL, None, num_drafts, 0)
+        found = self._by_shape.get(shape, ()) if self._graphs_captured else ()
+        fits = (
+            desc
+            for desc in found
+            if desc.num_reqs >= num_reqs and desc.num_tokens >= num_tokens
+        )
+        return min(fits, key=lambda d: (d.num_reqs, d.num_tokens), default=None)
+
     def find_piecewise(self, num_tokens: int) -> DraftBatchDescriptor | None:
         """The smallest recorded size that holds a mixed batch; None if none."""
         shape = (CUDAGraphMode.PIECEWISE, None, 0, 0)
@@ -294,7 +334,7 @@ def record_batch(
         mixed = PassContext(0, desc.num_tokens, num_tokens_across_dp=across)
         return lambda mode: speculator.forward(mixed._replace(mode=mode), True)
     speculator.block_tables.fit(desc.num_reqs, longest=0)
-    speculator.buffers.lay_out_uniform(desc.num_reqs, desc.uniform_token_count)
+    speculator.buffers.lay_out_evenly(desc.num_reqs, desc.num_tokens)
     slots = speculator.buffers.batch.slot_mappings[:, : desc.num_tokens]
     context = PassContext(
         desc.num_reqs,
@@ -311,14 +351,14 @@ def _metadata_to_record(
 ) -> dict[str, Any]:
     n, batch = desc.num_reqs, speculator.buffers.batch
     tables = speculator.block_tables.input_block_tables
-    starts = torch.arange(n + 1, dtype=torch.int32) * desc.uniform_token_count
+    starts = torch.arange(n + 1, dtype=torch.int32) * desc.num_tokens // n
     return build_attn_metadata(
         attn_groups=speculator.attn_groups,
         num_reqs=n,
         num_tokens=desc.num_tokens,
         query_start_loc_gpu=batch.query_start_loc[: n + 1],
         query_start_loc_cpu=starts,
-        max_query_len=desc.uniform_token_count,
+        max_query_len=desc.uniform_token_count or desc.max_query_len,
         seq_lens=batch.seq_lens[:n],
         max_seq_len=speculator.draft_max_seq_len,
         block_tables=[rows[:n] for rows in tables],

@@ -20,7 +20,8 @@ class DraftShape(NamedTuple):
     """How large a draft batch is, as far as the host knows."""
 
     graph: DraftBatchDescriptor  # cg_mode NONE: sizes to run without a graph
-    query_start_loc: np.ndarray  # [num_reqs + 1] int32, equal to the device's
+    # [num_reqs + 1] int32, equal to the device's but where drafts were trimmed.
+    query_start_loc: np.ndarray
     num_tokens_across_dp: torch.Tensor | None  # [dp_size] int32, rows on each rank
 
     @property
@@ -57,7 +58,11 @@ class StepShapes:
 
     def first(self, batch: InputBatch, plan: DraftPlan) -> DraftShape:
         n, extra = batch.num_reqs, plan.layout.num_extra_slots
-        starts = batch.query_start_loc_np[: n + 1] + _arange(n + 1) * extra
+        # A dummy batch has a longest query, too, but no drafts.
+        has_drafts = batch.num_draft_tokens_per_req is not None
+        is_trimmed = has_drafts and batch.max_query_len is not None
+        starts = trimmed_starts(batch) if is_trimmed else batch.query_start_loc_np
+        starts = starts[: n + 1] + _arange(n + 1) * extra
         verified = get_uniform_decode_token_count(
             n,
             batch.num_tokens,
@@ -70,6 +75,8 @@ class StepShapes:
         if verified is not None:
             verified = min(verified, self.max_verified)
             graph = self._find_full(n, verified + extra, plan.recorded_as, 0)
+        elif is_trimmed and self.graphs is not None and self.fits_graphs:
+            graph = self.graphs.find_ragged(n, int(starts[-1]), plan.recorded_as)
         if graph is None and self.sync is None and self.graphs is not None:
             graph = self.graphs.find_piecewise(int(starts[-1]))
         return self._shape(graph, starts, extra, is_first=True)
@@ -113,6 +120,17 @@ class StepShapes:
             num_tokens = int(across[self.dp_rank])
         eager = DraftBatchDescriptor(CUDAGraphMode.NONE, num_tokens, len(starts) - 1)
         return DraftShape(eager, starts, across)
+
+
+def trimmed_starts(batch: InputBatch) -> np.ndarray:
+    """[num_reqs + 1] int32, as long as the longest request and the batch may be.
+
+    How its drafts were split only the device knows; here the first requests have all.
+    """
+    drafts = np.cumsum(batch.num_draft_tokens_per_req)
+    others = np.cumsum(batch.num_scheduled_tokens) - drafts
+    ends = others + np.minimum(drafts, batch.num_draft_tokens)
+    return np.concatenate([[0], ends]).astype(np.int32)
 
 
 def _arange(size: int) -> np.ndarray:

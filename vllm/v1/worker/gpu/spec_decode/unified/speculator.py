@@ -10,6 +10,7 @@ from vllm.config import VllmConfig
 from vllm.config.compilation import CUDAGraphMode
 from vllm.forward_context import BatchDescriptor, set_forward_context
 from vllm.logger import init_logger
+from vllm.v1.spec_decode.dynamic.graph_sizes import MIN_REQUESTS
 from vllm.v1.worker.gpu.attn_utils import build_slot_mappings_by_layer
 from vllm.v1.worker.gpu.dp_utils import DPSyncState
 from vllm.v1.worker.gpu.input_batch import InputBatch
@@ -52,6 +53,9 @@ class UnifiedSpeculator(DraftModelSpeculator):
         # The engine's own: its capture sizes are settled after this.
         self.target_config = vllm_config
         super().__init__(widened_config(vllm_config, self.layout), device)
+        # vLLM's own would trim every step; `trimming.py` asks it in some.
+        self.enable_adaptive_verification = False
+        self._num_reqs = 0  # of the pass that is run
         self.mask_token_id = vllm_config.speculative_config.drafter.mask_token_id or 0
         budget = vllm_config.scheduler_config.max_num_batched_tokens
         fed = drafter.fed_hidden_size, self.dtype
@@ -251,6 +255,7 @@ class UnifiedSpeculator(DraftModelSpeculator):
     def run_pass(self, plan: DraftPlan, draft_pass: int, context: PassContext) -> None:
         """Forward, sample, keep what the next pass is fed: what a graph records."""
         is_first, n = draft_pass == 0, context.num_reqs
+        self._num_reqs = n
         samples, feedback = plan.num_samples(draft_pass), self.buffers.feedback
         output, own = self.forward(context, is_first)
         if samples == 0:
@@ -296,6 +301,16 @@ class UnifiedSpeculator(DraftModelSpeculator):
         # In a later pass all requests are alike: a view does it.
         slots = plan.layout.num_follow_slots
         return states[: num_reqs * slots].view(num_reqs, slots, -1)[:, -width:]
+
+    # What is learnt of drafts, where some of a large batch's are not verified.
+
+    def _maybe_predict_acceptance(self, *args) -> None:
+        if self._num_reqs >= MIN_REQUESTS:
+            super()._maybe_predict_acceptance(*args)
+
+    def observe_verification(self, idx_mapping: torch.Tensor, *args) -> None:
+        if len(idx_mapping) >= MIN_REQUESTS:
+            super().observe_verification(idx_mapping, *args)
 
     # What a step stands on.
 
@@ -363,7 +378,8 @@ class UnifiedSpeculator(DraftModelSpeculator):
 
     def load_model(self, target_model: nn.Module) -> None:
         super().load_model(target_model)
-        if self.draft_logits is None and self._may_rank_own_vocabulary():
+        needs_logits = self.draft_logits is not None or self.use_acceptance_estimator
+        if not needs_logits and self._may_rank_own_vocabulary():
             self.use_local_argmax_reduction = True
 
     def _may_rank_own_vocabulary(self) -> bool:

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which steps are trimmed, by which chances, and what is told of them."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.trimming import Trimming
+from vllm.v1.spec_decode.dynamic.draft_length import DraftLengths, Load
+
+K, N = 3, 8
+NAMES = [str(i) for i in range(N)]
+
+
+def seconds(rows: float) -> float:
+    return 0.01 + 0.01 * rows
+
+
+@pytest.fixture
+def trimming() -> Trimming:
+    """A row costs so much that only very likely drafts are worth one."""
+    times = {256: {n: {K: seconds(n * (K + 1))} for n in (1, N, 2 * N)}}
+    parts = {p: seconds(N + N * K * p / 100) for p in (25, 50, 75, 100)}
+    found = Trimming(DraftLengths(K, times), {N: parts})
+    found.gains(Load(N, N, 100.0))
+    assert found.budget(make_step(num_drafts=0)) is None  # nothing drafted before
+    return found
+
+
+def make_step(names=NAMES, num_drafts: int = K, **more) -> SchedulerOutput:
+    step = SchedulerOutput.make_empty()
+    step.num_scheduled_tokens = dict.fromkeys(names, num_drafts + 1)
+    drafts = [-1] * num_drafts
+    step.scheduled_spec_decode_tokens = dict.fromkeys(names, drafts) if drafts else {}
+    for name, value in more.items():
+        setattr(step, name, value)
+    return step
+
+
+def make_output(chances: float, verified: int, sampled: int) -> SimpleNamespace:
+    told = np.full((N, K + 1), chances, dtype=np.float32)
+    told[:, -1] = verified
+    tokens = [[0] * sampled for _ in NAMES]
+    return SimpleNamespace(
+        req_ids=NAMES, verified_drafts=told, sampled_token_ids=tokens
+    )
+
+
+def test_a_uniform_step_of_decodes_is_trimmed(trimming):
+    budget = trimming.budget(make_step())
+    assert 0 < budget < N * K
+    # Likely drafts are worth more rows.
+    trimming.take(make_step(), make_output(0.99, K, K + 1))
+    assert (trimming.budget(make_step()) or N * K) > budget
+
+
+def test_drafts_of_which_nothing_is_told_are_verified(trimming):
+    """Else which ones are would go by drafts that were made before them."""
+    assert trimming.budget(make_step(NAMES[:-1])) is None
+    assert trimming.budget(make_step()) is None
+    assert trimming.budget(make_step()) is not None
+    assert trimming.budget(make_step([*NAMES, "new"])) is None
+
+
+UNLIKE = make_step()
+UNLIKE.num_scheduled_tokens["0"] = 20  # a prompt
+SHORT = make_step()
+SHORT.scheduled_spec_decode_tokens["0"] = [-1]
+SHORT.num_scheduled_tokens["0"] = 2
+OTHERS = {
+    "a prompt among them": UNLIKE,
+    "one with fewer drafts": SHORT,
+    "no drafts": make_step(num_drafts=0),
+    "a grammar": make_step(has_structured_output_requests=True),
+}
+
+
+@pytest.mark.parametrize("step", OTHERS.values(), ids=OTHERS)
+def test_other_steps_are_not(trimming, step):
+    assert trimming.budget(step) is None
+
+
+@pytest.mark.parametrize("load", [Load(7, 7, 100.0), Load(N, N - 1, 100.0)])
+def test_few_requests_and_such_that_cannot_draft_are_not_trimmed(trimming, load):
+    assert trimming.gains(load) == {}
+    assert trimming.budget(make_step()) is None
+
+
+def test_drafts_not_verified_are_counted_as_vllm_counts_those_a_grammar_takes(trimming):
+    step = make_step(verify_budget=N)
+    trimming.take(step, make_output(0.5, 1, 1))
+    assert step.num_invalid_spec_tokens == dict.fromkeys(NAMES, K - 1)
+    assert trimming.num_verified("0", K) == 1
+    untrimmed = make_step()
+    trimming.take(untrimmed, make_output(0.5, K, 1))
+    assert untrimmed.num_invalid_spec_tokens is None
+    assert trimming.num_verified("0", K) == K
+    trimming.take(make_step(), SimpleNamespace(verified_drafts=None))
+    assert trimming.num_verified("0", K) == K
+
+
+@pytest.mark.parametrize("sampled, known", [(1, 2), (2, 3), (4, 3)])
+def test_chances_count_that_depend_on_text_alone(trimming, sampled: int, known: int):
+    """Of rejected drafts the first and the one behind: later ones are drawn again."""
+    trimming.take(make_step(), make_output(0.123, K, sampled))
+    (chances,) = trimming._known(["0"])
+    assert (chances[:known] == np.float32(0.123)).all()
+    average = np.float32(trimming._chains.rates())
+    assert (chances[known:] == average[known:]).all()

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Step times by which large batches are trimmed, whatever the machine takes."""
+
+from vllm.config.drafter.length import chosen_lengths
+from vllm.v1.executor.abstract import Executor
+from vllm.v1.spec_decode.dynamic import pass_times
+from vllm.v1.spec_decode.dynamic.step_times import PassTimes, Row
+from vllm.v1.worker.gpu.spec_decode import adaptive_verification
+
+SIZES = (1, 4, 8, 16)
+
+
+def seconds(rows: float) -> float:
+    return 1.0 + 0.05 * rows
+
+
+def all_verified(executor: Executor) -> PassTimes:
+    lengths = chosen_lengths(executor.speculative_config)
+    return {1: {n: {k: seconds(n * (k + 1)) for k in lengths} for n in SIZES}}
+
+
+def part_verified(executor: Executor) -> dict[int, Row]:
+    """After one real measurement, whose time says nothing here."""
+    depth = executor.speculative_config.drafter.num_speculative_tokens
+    args = (SIZES[2], depth, 1, 30)
+    assert executor.collective_rpc(pass_times.seconds_per_step, args=args)[0] > 0
+    return {
+        n: {part: seconds(n + n * depth * part / 100) for part in (25, 50, 75, 100)}
+        for n in SIZES
+        if n >= 8
+    }
+
+
+def make_up_times() -> None:
+    """For the engines that start from now on; compiles nothing, either."""
+    pass_times.measure_pass_times = all_verified
+    pass_times.measure_trimmed_times = part_verified
+    adaptive_verification._assign_draft_token_budget_compiled = (
+        adaptive_verification._assign_draft_token_budget
+    )

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Of a large batch the likeliest drafts are verified; the output stays the target's."""
+
+from typing import Any
+
+import pytest
+
+from .conftest import RunEngine
+from .test_unified_speculator import (
+    MODES,
+    SAMPLING,
+    assert_output_is_the_targets,
+    only_fast,
+    speculative,
+)
+
+DRAFTS = 7
+ADAPTIVE = {"enable_adaptive_verification": True}
+ENGINE = {"max_num_seqs": 8, "max_num_batched_tokens": 256, "max_model_len": 320}
+
+
+@pytest.fixture(scope="module")
+def scenarios(make_prompt) -> dict[str, list[dict[str, Any]]]:
+    """As many as are trimmed, one of them with a seed; and fewer."""
+    full = [{"prompt": make_prompt(20 + i, i), "max_tokens": 20} for i in range(8)]
+    full[3]["sampling"] = SAMPLING
+    return {"full": full, "few": full[:2]}
+
+
+@pytest.fixture
+def run(run_engine: RunEngine, models, scenarios):
+    def run(mode: str, **spec: Any) -> dict[str, Any]:
+        how = {name: spec.pop(name) for name in ("async_scheduling",) if name in spec}
+        spec = speculative(models, mode, DRAFTS, **ADAPTIVE, **spec)
+        fakes = {"made_up_times": True, "record_graphs": True}
+        return run_engine(scenarios, speculative_config=spec, **fakes, **how, **ENGINE)
+
+    return run
+
+
+@pytest.mark.parametrize("mode", only_fast(MODES, "pard", "draft", "eagle3"))
+def test_fixed_length(mode: str, run, target, scenarios):
+    result = run(mode, async_scheduling=mode == "pard")
+    assert_output_is_the_targets(result, target, scenarios)
+    found = {name: each["counters"] for name, each in result["scenarios"].items()}
+    drafts, verified = (
+        {name: each[counter][0] for name, each in found.items()}
+        for counter in ("num_drafts", "num_draft_tokens")
+    )
+    assert 0 < verified["full"] < 0.9 * DRAFTS * drafts["full"]
+    assert found["full"]["num_accepted_tokens"][0] > 0
+    assert verified["few"] == DRAFTS * drafts["few"]
+    assert min(result["replays"]["first"], result["replays"]["ragged"]) > 0
+
+
+@pytest.mark.parametrize("mode", only_fast(MODES, "eagle3"))
+def test_length_chosen_too(mode: str, run, target, scenarios):
+    result = run(mode, num_speculative_tokens_per_batch_size="auto")
+    assert_output_is_the_targets(result, target, scenarios)
+    assert min(result["replays"]["first"], result["replays"]["ragged"]) > 0

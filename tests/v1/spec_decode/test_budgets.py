@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How many of a batch's drafts are verified, by step times and chances."""
+
+import time
+
+import numpy as np
+import pytest
+
+from vllm.v1.spec_decode.dynamic.budgets import (
+    ALL,
+    MIN_GAIN,
+    PERCENT_VERIFIED,
+    Budgets,
+)
+from vllm.v1.spec_decode.dynamic.graph_sizes import MIN_REQUESTS, ROWS_APART
+from vllm.v1.spec_decode.dynamic.step_times import StepTimes
+
+K = 7
+LENGTHS = (0, 1, 2, 3, 5, 7)
+SIZES = (8, 16, 32, 64, 128)
+
+
+def target_seconds(rows: float) -> float:
+    """Memory-bound, then compute-bound."""
+    memory, compute = 5.0 + 0.008 * rows, 0.043 * rows
+    return (memory**4 + compute**4) ** 0.25 / 1e3
+
+
+def drafting_seconds(k: int) -> float:
+    return 0.0005 + 0.0002 * k
+
+
+def make_budgets(lengths: tuple[int, ...], price: float) -> Budgets:
+    """Of times as they are measured; `price` is what trimming adds to a step."""
+    times = {
+        n: {k: target_seconds(n * (k + 1)) + drafting_seconds(k) for k in lengths}
+        for n in (1, *SIZES)
+    }
+    trimmed = {
+        n: {
+            percent: target_seconds(n + n * K * percent / 100)
+            + drafting_seconds(K)
+            + price
+            for percent in PERCENT_VERIFIED
+        }
+        for n in SIZES
+    }
+    return Budgets(StepTimes({256: times}), trimmed, K)
+
+
+@pytest.fixture
+def budgets() -> Budgets:
+    return make_budgets(LENGTHS, price=0.0)
+
+
+def some_chances(n: int, seed: int = 0) -> np.ndarray:
+    """Half of the requests are easy, half are hard."""
+    rng = np.random.default_rng(seed)
+    easy = np.where(np.arange(n)[:, None] % 2, 0.92, 0.35)
+    return np.clip(easy + rng.normal(0, 0.05, (n, K)), 0.01, 0.99)
+
+
+def throughput(chances: np.ndarray, budget: int | None, k: int) -> float:
+    """By hand: the likeliest drafts of all, and the time of their rows."""
+    n = len(chances)
+    survival = np.sort(chances[:, :k].cumprod(axis=1), axis=None)[::-1]
+    verified = n * k if budget is None else budget
+    seconds = target_seconds(n + verified) + drafting_seconds(k)
+    return (n + survival[:verified].sum()) / seconds
+
+
+@pytest.mark.parametrize("lengths, k", [(LENGTHS, 3), (LENGTHS, 7), ((7,), 7)])
+@pytest.mark.parametrize("n", [16, 32, 40, 64, 128])
+def test_the_budget_is_as_good_as_any(n: int, lengths: tuple[int, ...], k: int):
+    """Also where one length alone is drafted, and sizes that were not measured."""
+    budgets, chances = make_budgets(lengths, price=0.0), some_chances(n)
+    found = budgets.best(k, chances)
+    best = max(throughput(chances, b, k) for b in range(1, n * k + 1))
+    assert throughput(chances, found.num_drafts, k) >= 0.98 * best
+    if found.num_drafts is not None:
+        assert (n + found.num_drafts) % ROWS_APART == 0
+        assert found.gain >= MIN_GAIN
+
+
+def test_a_full_batch_of_unlike_requests_gains(budgets: Budgets):
+    found = budgets.best(K, some_chances(64))
+    assert 0 < found.num_drafts < 64 * K
+    assert found.gain > 0.1
+
+
+@pytest.mark.parametrize("n", [1, MIN_REQUESTS - 1])
+def test_few_requests_are_not_even_looked_at(budgets: Budgets, n: int):
+    budgets.times = None  # would be an error
+    assert budgets.best(K, some_chances(n)) is ALL
+
+
+def test_what_gains_little_is_left(budgets: Budgets):
+    """All drafts are as likely, and worth their rows."""
+    assert budgets.best(K, np.full((16, K), 0.97)) == ALL
+    assert budgets.best(0, some_chances(16)) == ALL
+
+
+def test_what_trimming_costs_is_reckoned():
+    """By the whole of what it gains, and nothing is trimmed."""
+    chances = some_chances(64)
+    free, seconds = make_budgets((K,), 0.0).best(K, chances), target_seconds(64 * 8)
+    dear = make_budgets((K,), free.gain * seconds).best(K, chances)
+    cheap = make_budgets((K,), 0.1 * free.gain * seconds).best(K, chances)
+    assert dear == ALL
+    assert 0.5 * free.gain < cheap.gain < free.gain
+
+
+def test_takes_far_less_than_a_step(budgets: Budgets):
+    chances = some_chances(128)
+    budgets.best(K, chances)
+    started = time.process_time()
+    for _ in range(50):
+        budgets.best(K, chances)
+    assert (time.process_time() - started) / 50 < 2e-3

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How many of a step's drafts are verified: the scheduler's side of trimming.
+
+Output keeps the target's distribution as long as whether a draft is verified does not
+depend on that draft, nor on what draws or verifies it (a stopping rule, as that of
+speculative sampling itself: arXiv 2211.17192; as a block, arXiv 2403.10444, where a
+step back from each last draft proves as much). A request's survival falls from draft to
+draft, and each chance is the drafter's of drafts *before* it. So a draft is among the
+likeliest of its batch, or not, whatever it is and whatever follows it.
+
+The budget must not tell either. Its chances are of earlier steps; but the noise that
+drew a draft belongs to its position, and a later step draws there again. Of those
+chances only such count as depend on text: of the drafts that were accepted, of the one
+that was not, and of the one behind it, which depends on that one, whose position is
+text by now. In place of the others stand averages of what was accepted.
+"""
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from vllm.v1.spec_decode.dynamic.budgets import Budgets
+from vllm.v1.spec_decode.dynamic.draft_length import DraftLengths, Load
+from vllm.v1.spec_decode.dynamic.graph_sizes import MIN_REQUESTS
+from vllm.v1.spec_decode.dynamic.step_times import Row
+
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.outputs import ModelRunnerOutput
+
+
+class Trimming:
+    """Keeps what drafters said of their drafts, and chooses budgets by it.
+
+    Args:
+        lengths: what chooses how much is drafted.
+        trimmed_times: see `Budgets`.
+    """
+
+    def __init__(self, lengths: DraftLengths, trimmed_times: dict[int, Row]):
+        depth = lengths.num_speculative_tokens
+        self.budgets = Budgets(lengths.times, trimmed_times, depth)
+        self._chains = lengths.acceptance.chains
+        # By request, of the last output: chances of its drafts [K], and, if not all of
+        # them were verified, how many.
+        self._chances: dict[str, np.ndarray] = {}
+        self._verified: dict[str, int] = {}
+        self._load: Load | None = None
+        self._told_of: set[str] = set()  # requests of the last step, if enough
+
+    def take(self, step: "SchedulerOutput", output: "ModelRunnerOutput") -> None:
+        """Takes in what workers tell of a step that has run.
+
+        Drafts that were not verified leave vLLM's count of drafts by the way that those
+        leave it which a grammar takes off.
+        """
+        drafts, told = step.scheduled_spec_decode_tokens, output.verified_drafts
+        self._chances, self._verified = {}, {}
+        if told is None:
+            return
+        average = np.array(self._chains.rates(), dtype=np.float32)
+        sampled = output.sampled_token_ids
+        for name, row, tokens in zip(output.req_ids, told, sampled, strict=True):
+            if name in drafts:
+                known = min(len(tokens) + 1, len(drafts[name]))
+                self._chances[name] = np.append(row[:known], average[known:])
+                self._verified[name] = int(row[-1])
+        if step.verify_budget is not None:
+            step.num_invalid_spec_tokens = {
+                name: len(drafts[name]) - count
+                for name, count in self._verified.items()
+            }
+
+    def num_verified(self, request_id: str, num_drafts: int) -> int:
+        """Of the drafts that the step taken in last had scheduled for a request."""
+        return min(num_drafts, self._verified.get(request_id, num_drafts))
+
+    def gains(self, load: Load) -> dict[int, float]:
+        """Throughput that trimming adds to each length of chains, as a share."""
+        self._load = load
+        lengths = self.budgets.times.seconds(load.num_reqs, load.context)
+        if not self._may_trim() or len(lengths) == 1:
+            return {}
+        known = [*self._chances][: load.num_reqs]
+        chances = self._known([*known, *[""] * (load.num_reqs - len(known))])
+        best = {k: self.budgets.best(k, chances, load.context) for k in lengths}
+        return {k: budget.gain for k, budget in best.items()}
+
+    def _known(self, names: Iterable[str]) -> np.ndarray:
+        """[requests, K], the averages for those of whom nothing is known."""
+        average = np.array(self._chains.rates(), dtype=np.float32)
+        return np.stack([self._chances.get(name, average) for name in names])
+
+    def _may_trim(self) -> bool:
+        """Whether there are enough requests, and all of them can use drafts."""
+        load = self._load
+        is_large = load is not None and load.num_reqs >= MIN_REQUESTS
+        return is_large and load.num_drafting == load.num_reqs
+
+    def budget(self, step: "SchedulerOutput") -> int | None:
+        """Drafts to verify in a step; None: all that are scheduled.
+
+        Only a step of decodes with equally many drafts each is trimmed. A grammar's
+        first misfit has to be verified, so its batch is left alone; and so is one with
+        drafts that were made in a small batch, of which no chances are told.
+
+        To be asked for every step, in order.
+        """
+        names, drafts = (
+            set(step.num_scheduled_tokens),
+            step.scheduled_spec_decode_tokens,
+        )
+        told_of = self._told_of
+        self._told_of = names if len(names) >= MIN_REQUESTS else set()
+        lengths = {len(drafts.get(name, ())) for name in names}
+        if len(lengths) != 1 or not names <= told_of:
+            return None
+        num_drafts = lengths.pop()
+        is_decode = set(step.num_scheduled_tokens.values()) == {num_drafts + 1}
+        has_grammar = step.has_structured_output_requests
+        if not is_decode or not num_drafts or has_grammar or not self._may_trim():
+            return None
+        chances = self._known(names)
+        return self.budgets.best(num_drafts, chances, self._load.context).num_drafts

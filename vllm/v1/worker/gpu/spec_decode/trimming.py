@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Verifies the likeliest drafts of a batch, where the scheduler gives a budget.
+
+What ranks drafts, splits the budget among requests and lays the batch out is vLLM's own
+adaptive verification. It is asked in those steps alone that have a budget: all others
+are what they are without it, kernel for kernel. A budget comes from the scheduler,
+which chooses it together with how much to draft; `v1/core/sched/trimming.py` says why
+output keeps the target's distribution.
+"""
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from vllm.config.drafter.length import trims
+from vllm.v1.spec_decode.dynamic.graph_sizes import MIN_REQUESTS
+from vllm.v1.worker.gpu.async_utils import async_copy_to_np, stream
+from vllm.v1.worker.gpu.attn_utils import (
+    get_query_lens_mismatch_unsupported_backend,
+    get_varlen_cudagraph_unsupported_backend,
+)
+from vllm.v1.worker.gpu.input_batch import InputBatch
+from vllm.v1.worker.gpu.spec_decode.adaptive_verification import (
+    AdaptiveVerificationManager,
+)
+from vllm.v1.worker.gpu.spec_decode.rejection_sampler import get_max_chunk_logits
+
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.outputs import ModelRunnerOutput
+    from vllm.v1.worker.gpu.model_runner import GPUModelRunner
+
+# A chance of 1 would rank a draft as the one before it: which of the two is left out
+# could then depend on that one.
+LARGEST_CHANCE = 1 - 2**-20
+
+
+class Trimming(AdaptiveVerificationManager):
+    """Trims steps whose budget the scheduler chose.
+
+    Args:
+        runner: whose batches are trimmed, and whose drafter tells chances.
+
+    Raises:
+        ValueError: the target's attention goes by query lengths of the host, which does
+            not know those of a trimmed batch, or has no CUDA graphs for them.
+    """
+
+    def __init__(self, runner: "GPUModelRunner"):
+        check_attention(runner)
+        super().__init__(
+            runner.req_states,
+            runner.input_buffers.query_start_loc,
+            runner.model_state.num_new_sampled_tokens_per_step,
+            max_total_logits=get_max_chunk_logits(runner.vocab_size),
+        )
+        self._sampler = runner.rejection_sampler
+        self._streams = runner.output_copy_stream, runner.main_stream
+        # [R, K] by request state, as the last draft pass left them.
+        self._chances = runner.speculator.acceptance_estimator.predictions
+        self._budget = 0
+
+    def for_step(self, step: "SchedulerOutput") -> "Trimming | None":
+        """What the runner is to ask in a step; None if all drafts are verified."""
+        is_trimmed = step.verify_budget is not None
+        # Else rows of logits may be more than one chunk.
+        self._sampler.enable_adaptive_verification = is_trimmed
+        if not is_trimmed:
+            return None
+        self._budget = step.verify_budget
+        return self
+
+    def get_num_tokens(
+        self, num_tokens_per_req: dict[str, int], draft_tokens: dict[str, list[int]]
+    ) -> int:
+        """Rows of the trimmed batch."""
+        drafts = {name: len(draft_tokens.get(name, ())) for name in num_tokens_per_req}
+        others = {name: num_tokens_per_req[name] - drafts[name] for name in drafts}
+        most = self._max_total_logits - len(drafts) * self.num_bonus_tokens
+        budget = max(0, min(self._budget, most, sum(drafts.values())))
+        self._batch_budget = drafts, others, budget
+        return sum(others.values()) + budget
+
+    def reallocate_drafts(
+        self, req_ids: list[str], idx_mapping: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, int]:
+        self._confidence_probs = self._chances.clamp(max=LARGEST_CHANCE)
+        return super().reallocate_drafts(req_ids, idx_mapping)
+
+    def tell(
+        self,
+        output: "ModelRunnerOutput",
+        batch: InputBatch,
+        num_sampled: torch.Tensor,
+        num_rejected: torch.Tensor,
+    ) -> None:
+        """Begins to copy what the scheduler is told of a step's drafts, if anything.
+
+        To be asked before anything new is drafted, and before the copy of the step's
+        tokens begins: both have arrived when that has.
+        """
+        if batch.num_reqs < MIN_REQUESTS or batch.num_draft_tokens_per_req is None:
+            return
+        verified = (num_sampled - 1).clamp(min=0) + num_rejected
+        chances = self._chances[batch.idx_mapping]
+        told = torch.cat([chances, verified[:, None].to(chances.dtype)], dim=1)
+        copy_stream, main_stream = self._streams
+        with stream(copy_stream, main_stream):
+            copy_stream.wait_stream(main_stream)
+            output.verified_drafts = async_copy_to_np(told)
+            told.record_stream(copy_stream)
+
+    def record_confidences(self, *args) -> None:
+        """Nothing to keep on the host: the scheduler has been told."""
+
+
+def check_attention(runner: "GPUModelRunner") -> None:
+    """Checks the backends of the target's and the drafter's layers.
+
+    Raises:
+        ValueError: one of them cannot run a trimmed batch.
+    """
+    groups, most = runner.attn_groups, runner.decode_query_len
+    backend = get_query_lens_mismatch_unsupported_backend(groups)
+    if (
+        backend is None
+        and runner.compilation_config.cudagraph_mode.has_full_cudagraphs()
+    ):
+        target = (
+            set().union(*(group.layer_names for each in groups for group in each))
+            - runner.speculator.draft_attn_layer_names
+        )
+        found = get_varlen_cudagraph_unsupported_backend(
+            groups, runner.vllm_config, most, checked_layer_names=target
+        )
+        backend = found and found[0]
+    if backend is not None:
+        raise ValueError(
+            f"enable_adaptive_verification does not support {backend}: choose another "
+            "attention backend, or unset enable_adaptive_verification."
+        )
+
+
+def make_trimming(runner: "GPUModelRunner") -> Trimming | None:
+    """For a runner whose unified speculator tells how sure it is of its drafts."""
+    is_asked = trims(runner.vllm_config.speculative_config)
+    return Trimming(runner) if is_asked and runner.is_last_pp_rank else None

@@ -38,7 +38,7 @@ def run(run_engine: RunEngine, models, scenarios):
     return run
 
 
-@pytest.mark.parametrize("mode", only_fast(MODES, "pard", "draft", "eagle3"))
+@pytest.mark.parametrize("mode", only_fast(MODES, "pard"))
 def test_fixed_length(mode: str, run, target, scenarios):
     result = run(mode, async_scheduling=mode == "pard")
     assert_output_is_the_targets(result, target, scenarios)
@@ -53,8 +53,10 @@ def test_fixed_length(mode: str, run, target, scenarios):
     assert min(result["replays"]["first"], result["replays"]["ragged"]) > 0
 
 
-@pytest.mark.parametrize("mode", only_fast(MODES, "eagle3"))
+@pytest.mark.parametrize("mode", only_fast(("eagle3", "peagle"), "eagle3"))
 def test_length_chosen_too(mode: str, run, target, scenarios):
+    """Of P-EAGLE's drafts so few are worth their rows here that none is trimmed."""
     result = run(mode, num_speculative_tokens_per_batch_size="auto")
     assert_output_is_the_targets(result, target, scenarios)
-    assert min(result["replays"]["first"], result["replays"]["ragged"]) > 0
+    assert result["replays"]["first"] > 0
+    assert (result["replays"]["ragged"] > 0) == (mode == "eagle3")

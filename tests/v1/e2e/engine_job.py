@@ -34,7 +34,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from made_up_times import make_up_times
 from recorded import Replays, recorded_calls
 from watches import DraftRecord, HostWaits, KeptDrafts, around
 
@@ -267,7 +266,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     if job.get("async_scheduling"):
         force_async_scheduling()
     if job.get("made_up_times"):
-        make_up_times()
+        importlib.import_module("made_up_times").make_up_times()
     llm = LLM(**engine_arguments(job))
     # The engine's core lives in this process, and its worker if it is the only one.
     core = llm.llm_engine.engine_core.engine_core

@@ -5,6 +5,7 @@ from .bad_row import GONE, Row, config
 
 V1 = {"VLLM_USE_V2_MODEL_RUNNER": "0"}
 NGRAM = {"model": GONE, "method": "ngram"}
+CLASS = {"model": "somewhere.proposer.Proposer", "method": "custom_class"}
 LORA = {"enable_lora": True, "max_num_seqs": 256, "max_num_batched_tokens": 512}
 
 
@@ -35,7 +36,7 @@ SETTINGS = [
     schedule('must be "auto" or a list', "automatic"),
     schedule("for ranges from 1 on", []),
     schedule("for ranges from 1 on", [[1, 8, 4], [4, 16, 2]]),
-    schedule('"auto" does not support method', "auto", **NGRAM),
+    schedule('"auto" does not support method', "auto", **CLASS),
     schedule('"auto" does not support Model Runner V1', "auto", env=V1),
     schedule(
         "choose by its own clock",

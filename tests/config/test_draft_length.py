@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from vllm.config.drafter import DrafterConfig
-from vllm.config.drafter.engine import settle_auto
+from vllm.config.drafter.engine import check_others_choose, settle_auto
 from vllm.config.drafter.length import (
     AutoSchedule,
     candidate_lengths,
@@ -72,6 +72,7 @@ def parallel(**changes) -> dict[str, Any]:
     return {"target_parallel_config": SimpleNamespace(**values | changes)}
 
 
+MODULES = SimpleNamespace(hf_config=SimpleNamespace(num_nextn_predict_layers=3))
 settings = partial(
     unresolved,
     "a/head",
@@ -104,7 +105,12 @@ def test_is_auto():
             "choose by its own clock",
             False,
         ),
-        ({"method": "ngram"}, "method ngram", False),
+        ({"method": "medusa"}, "method medusa: give num_spec", False),
+        (
+            {"method": "mtp", "draft_model_config": MODULES},
+            "method mtp of several modules",
+            False,
+        ),
     ],
 )
 def test_what_it_does_not_support_is_refused_and_a_default_fixed(
@@ -124,7 +130,7 @@ def test_what_it_does_not_support_is_refused_and_a_default_fixed(
 
 def test_only_auto_is_checked():
     schedule = {"num_speculative_tokens_per_batch_size": [(1, 1, 1)]}
-    check_auto(settings(method="ngram", **schedule))
+    check_auto(settings(method="medusa", **schedule))
 
 
 @pytest.mark.parametrize(
@@ -149,6 +155,40 @@ def test_a_default_needs_the_unified_speculator(unsupported, is_v2, watermark):
     assert settle_auto(config)  # where it was asked for another check refuses it
     config.speculative_config = None
     assert not settle_auto(config)
+
+
+OTHER = DrafterConfig("mtp", 3, unsupported="method mtp")
+
+
+@pytest.mark.parametrize("method", ["mtp", "dflash", "dspark", "ngram", "eagle3"])
+def test_others_choose_if_asked_to(method: str):
+    """One-pass drafters among them: only the unified speculator's draft trees."""
+    drafter = replace(OTHER, method=method, is_parallel=True, parallel_width=3)
+    spec = settings(method=method, drafter=drafter)
+    check_auto(spec)
+    config = SimpleNamespace(speculative_config=spec, use_v2_model_runner=True)
+    assert settle_auto(config)
+    assert chosen_lengths(spec) == [0, 1, 2, 3]
+    check_others_choose(config, drafter)
+
+
+@pytest.mark.parametrize(
+    "changes, is_v2, is_adaptive, why",
+    [
+        ({}, False, False, "Model Runner V1"),
+        ({}, True, True, "enable_adaptive_verification"),
+        ({"method": "eagle3", "unsupported": "watermarks"}, False, False, "watermarks"),
+        ({"is_unified": True}, True, True, None),
+    ],
+)
+def test_others_choose_where_steps_are_timed_and_nothing_else_does(
+    changes: dict, is_v2: bool, is_adaptive: bool, why: str | None
+):
+    spec = settings(enable_adaptive_verification=is_adaptive)
+    config = SimpleNamespace(speculative_config=spec, use_v2_model_runner=is_v2)
+    refusal = f'"auto" does not support {why}.*: turn that'
+    with pytest.raises(ValueError, match=refusal) if why else nullcontext():
+        check_others_choose(config, replace(OTHER, **changes))
 
 
 def test_auto_keeps_what_it_chooses_between():

@@ -17,7 +17,7 @@ ENGINE = {
 }
 # What is asked of a job beside scenarios and the engine's own arguments.
 ASKED = ("async_scheduling", "idle_every", "keep_drafts", "record_drafts")
-ASKED += ("made_up_times", "record_graphs", "watch_waits")
+ASKED += ("made_up_times", "record_graphs", "seconds_by_length", "watch_waits")
 
 
 class EngineError(Exception):

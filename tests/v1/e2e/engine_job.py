@@ -15,6 +15,7 @@ before is answered. Beyond that a job may ask for
     idle_every: a dummy batch, as an idle data-parallel rank runs it, every so many
         steps; `touched_kv` then counts those that changed a byte of the KV cache;
     made_up_times: steps are not timed: see `made_up_times.py`;
+    seconds_by_length: of a step, in the place of those measured for "auto";
     record_graphs: draft passes are CUDA graphs, on a CPU as if: see `recorded.py`;
     record_drafts, keep_drafts, watch_waits: what is watched for, by a class each of
         `watches.py`.
@@ -262,6 +263,14 @@ def timed_requests(scheduler: Any) -> list[int]:
     return sorted({size for by_size in measured.values() for size in by_size})
 
 
+def set_step_times(scheduler: Any, seconds: list[float]) -> None:
+    """Whatever the load: a machine that is busy changes nothing."""
+    measured = scheduler.draft_lengths.lengths.times.measured
+    for by_size in measured.values():
+        for row in by_size.values():
+            row.update(enumerate(seconds))
+
+
 def run(job: dict[str, Any]) -> dict[str, Any]:
     if job.get("async_scheduling"):
         force_async_scheduling()
@@ -270,6 +279,8 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     llm = LLM(**engine_arguments(job))
     # The engine's core lives in this process, and its worker if it is the only one.
     core = llm.llm_engine.engine_core.engine_core
+    if seconds := job.get("seconds_by_length"):
+        set_step_times(core.scheduler, seconds)
     idle = IdleRank(core, job.get("idle_every", 0))
     worker = getattr(core.model_executor, "driver_worker", None)
     watched = Watched(worker, job) if worker else None

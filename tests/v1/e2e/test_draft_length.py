@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 
 from .conftest import RunEngine
+from .oracle import same_as_alone
+from .other_drafters import SIZE, save_counting_model, save_random_dflash
 from .test_unified_speculator import (
     MODES,
     assert_output_is_the_targets,
@@ -86,3 +88,83 @@ def test_requests_that_want_no_drafts(
         assert result["replays"]["first"] > 0
     else:  # no step of the longest drafts: nobody could use them
         assert found["alone"]["num_steps"][3] == 0
+
+
+@pytest.fixture(scope="module")
+def run_mtp(run_engine: RunEngine, tmp_path_factory):
+    """Runs requests in an engine of a model whose MTP layer is right, or wrong."""
+    asked = [
+        {"prompt": [(31 * i + 17 * n) % SIZE for n in range(9 + i)], "max_tokens": 60}
+        for i in range(6)
+    ]
+
+    def run(drafts_right: bool, **how: Any) -> dict[str, Any]:
+        folder = tmp_path_factory.mktemp("mtp") / "model"
+        model = save_counting_model(folder, drafts_right)
+        how |= {"model": model, "skip_tokenizer_init": True}
+        return run_engine({"all": asked}, **how, **ENGINE)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def without_drafts(run_mtp) -> list[list[int]]:
+    return run_mtp(True)["scenarios"]["all"]["tokens"]
+
+
+@pytest.mark.parametrize(
+    "drafts_right", [False, pytest.param(True, marks=pytest.mark.slow)]
+)
+def test_auto_with_mtp(drafts_right: bool, run_mtp, without_drafts):
+    """vLLM's own speculator leaves passes out once they do not pay."""
+    spec = {
+        "method": "mtp",
+        "num_speculative_tokens": 3,
+        "num_speculative_tokens_per_batch_size": "auto",
+    }
+    how = {"seconds_by_length": [1.0, 1.1, 1.2, 1.3], "record_drafts": True}
+    result = run_mtp(drafts_right, speculative_config=spec, **how)
+    assert result["drafter"] == "MTPSpeculator"
+    assert result["timed_requests"][0] == 1 and len(result["timed_requests"]) > 1
+    found = result["scenarios"]["all"]
+    assert found["tokens"] == without_drafts
+    drafts, accepted = (
+        found["counters"][name][0] for name in ("num_drafts", "num_accepted_tokens")
+    )
+    lengths = [len(tokens) for _, _, tokens in found["drafts"]]
+    if drafts_right:
+        assert accepted > drafts
+        assert set(lengths[-20:]) == {3}
+    else:
+        assert lengths[0] > 0 and accepted < drafts / 10
+        # A row for each request of a step that drafts: some steps at first, then none.
+        assert len(lengths) < 6 * 60 / 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "method, drafter", [("dflash", "DFlashSpeculator"), ("ngram", "NgramGPUSpeculator")]
+)
+def test_auto_where_all_is_drafted_and_cut(
+    method: str, drafter: str, run_engine, models, tmp_path, target, scenarios
+):
+    """No more is verified than pays: of a random drafter next to nothing."""
+    spec = {
+        "method": method,
+        "num_speculative_tokens": 3,
+        "num_speculative_tokens_per_batch_size": "auto",
+    }
+    if method == "dflash":
+        spec["model"] = str(save_random_dflash(models / "target", tmp_path / "drafter"))
+    else:
+        spec["prompt_lookup_max"] = 2
+    how = {"seconds_by_length": [1.0, 1.1, 1.2, 1.3], "record_drafts": True}
+    result = run_engine(scenarios, speculative_config=spec, **how, **ENGINE)
+    assert result["drafter"] == drafter
+    for name, found in result["scenarios"].items():
+        prompts = [request["prompt"] for request in scenarios[name]]
+        same_as_alone(target, prompts, found["tokens"])
+    verified = result["scenarios"]["shrinking"]["counters"]["num_drafts"][0]
+    assert verified > 0
+    if method == "dflash":
+        assert verified < sum(one["max_tokens"] for one in scenarios["shrinking"]) / 3

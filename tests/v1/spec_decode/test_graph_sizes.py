@@ -24,6 +24,7 @@ from vllm.v1.worker.gpu.cudagraph_utils import (
     BatchExecutionDescriptor,
     CudaGraphManager,
 )
+from vllm.v1.worker.gpu.spec_decode.dflash.cudagraph import DFlashCudaGraphManager
 from vllm.v1.worker.gpu.spec_decode.unified.graphs import batches_to_record
 from vllm.v1.worker.gpu.spec_decode.unified.layout import DraftLayout
 
@@ -64,9 +65,9 @@ def engine_config(max_num_seqs: int, schedule, trims: bool = False) -> SimpleNam
     )
 
 
-def target_graphs(config) -> CudaGraphManager:
+def target_graphs(config, kind=CudaGraphManager) -> CudaGraphManager:
     """What vLLM would record of the target, as if it was."""
-    manager = CudaGraphManager.__new__(CudaGraphManager)
+    manager = kind.__new__(kind)
     manager.vllm_config = config
     manager.compilation_config = config.compilation_config
     manager.max_num_reqs = config.scheduler_config.max_num_seqs
@@ -158,6 +159,17 @@ def test_every_batch_finds_the_smallest_graph_of_its_length(schedule):
             assert found.num_reqs == min(m for m in recorded if m >= n)
     mixed = graphs.dispatch(3, 77, None, num_active_loras=0)
     assert (mixed.cg_mode, mixed.num_tokens) == (CUDAGraphMode.PIECEWISE, 80)
+
+
+@pytest.mark.parametrize("schedule", ["auto", [(1, 128, 3), (129, 256, 7)]])
+def test_a_drafter_that_always_drafts_as_many_has_graphs_for_that_alone(schedule):
+    """DFlash and DSpark: a batch of any size finds one."""
+    graphs = target_graphs(engine_config(256, schedule), DFlashCudaGraphManager)
+    recorded = graphs._capture_descs[FULL]
+    assert {batch.uniform_token_count for batch in recorded} == {LONGEST + 1}
+    for n in range(1, 65):
+        found = graphs.dispatch(n, n * (LONGEST + 1), LONGEST + 1, num_active_loras=0)
+        assert found.cg_mode == FULL and found.num_reqs >= n
 
 
 def test_a_fixed_length_keeps_every_graph():

@@ -134,7 +134,8 @@ def _nodes_to_choose(vllm_config: "VllmConfig") -> int | None:
         return spec.draft_tree
     # Where trees would not be verified by the engine's own fast kernels, none is tried.
     possible = (
-        not spec.enable_adaptive_verification
+        _unsupported_by_engine(vllm_config) is None
+        and not spec.enable_adaptive_verification
         and drafter.is_parallel
         and drafter.parallel_width == depth > 1
         and spec.draft_sample_method == "greedy"
@@ -164,6 +165,7 @@ def settle_drafter(vllm_config: "VllmConfig") -> bool:
     drafter = replace(spec.drafter, unsupported=unsupported, is_unified=is_unified)
     check_schedule(spec)
     check_needs_unified(spec, drafter)
+    check_others_choose(vllm_config, drafter)
     if drafter.method in METHODS:
         check_parallelism(vllm_config)
         check_weights(vllm_config)
@@ -192,9 +194,27 @@ def check_needs_unified(spec: "SpeculativeConfig", drafter: DrafterConfig) -> No
     )
 
 
+def check_others_choose(vllm_config: "VllmConfig", drafter: DrafterConfig) -> None:
+    """Checks "auto" where one of vLLM's own speculators drafts.
+
+    Raises:
+        ValueError: its steps are not timed, or something else chooses, too.
+    """
+    spec, found = vllm_config.speculative_config, None
+    if drafter.is_unified or not is_auto(spec):
+        return
+    if not vllm_config.use_v2_model_runner:
+        found = (drafter.method in METHODS and drafter.unsupported) or V1
+    elif spec.enable_adaptive_verification:
+        found = "enable_adaptive_verification"
+    if found is not None:
+        raise ValueError(
+            f'num_speculative_tokens_per_batch_size="{AUTO}" does not support {found}: '
+            "turn that off, or unset num_speculative_tokens_per_batch_size."
+        )
+
+
 def _unified_settings(spec: "SpeculativeConfig") -> Iterator[str]:
-    if is_auto(spec):
-        yield f'num_speculative_tokens_per_batch_size="{AUTO}"'
     if spec.parallel_drafting_width is not None:
         yield "parallel_drafting_width"
     if spec.draft_tree is not None:

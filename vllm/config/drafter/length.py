@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 logger = init_logger(__name__)
 
 AUTO = "auto"
+# What else drafts a number that changes from step to step, with vLLM's own speculators
+# of Runner V2: MTP leaves passes out, the others have fewer of their drafts verified.
+OTHER_METHODS = ("mtp", "dflash", "dspark", "ngram", "ngram_gpu")
 # The longest draft of a drafter that does not say for how many it was trained.
 DEFAULT_LONGEST = 7
 # Between neighbours the best throughput differs by little; each one costs graphs.
@@ -195,8 +198,15 @@ def fix_length(spec: "SpeculativeConfig", why: str) -> None:
 
 def _why_not_auto(spec: "SpeculativeConfig") -> tuple[str, str] | None:
     """What of a speculative config "auto" does not support, and what to do."""
-    if spec.method not in METHODS:
-        return f"method {spec.method}", "give a schedule or unset it"
+    unsupported = None
+    if spec.method not in METHODS + OTHER_METHODS:
+        unsupported = f"method {spec.method}"
+    elif spec.use_multi_module_mtp():
+        # Later modules are fed drafts, too. What they keep of them is replaced by the K
+        # rows of the next step; after a shorter draft it has fewer.
+        unsupported = "method mtp of several modules, which all run in every step"
+    if unsupported is not None:
+        return unsupported, "give num_speculative_tokens alone"
     parallel = spec.target_parallel_config
     if parallel is None:
         return None

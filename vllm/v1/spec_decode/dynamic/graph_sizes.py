@@ -80,6 +80,13 @@ def _is_large_tree(batch: "BatchExecutionDescriptor", depth: int) -> bool:
     return rows > depth + 1 and batch.num_tokens > MAX_TREE_ROWS
 
 
+def keep_own_length(manager: "CudaGraphManager") -> None:
+    """Leaves out batches of other lengths, for a drafter that always drafts as many."""
+    own = manager.decode_query_len
+    for batches in manager._capture_descs.values():
+        batches[:] = [b for b in batches if b.uniform_token_count in (None, own)]
+
+
 @cache
 def trimmed_rows(most: int) -> list[int]:
     """Rows of batches of unlike queries that are worth a graph: a tenth or so apart."""

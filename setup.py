@@ -27,9 +27,9 @@ sys.path.insert(0, str(ROOT / "tools"))
 
 from overlay.base import (  # noqa: E402
     OverlayError,
-    find_wheel,
     local_version,
     pinned_base,
+    pinned_wheel,
     target_device,
 )
 from overlay.compose import EDITABLE, compose_for  # noqa: E402
@@ -73,7 +73,7 @@ class Wheel(bdist_wheel):
         shutil.rmtree(self.get_finalized_command("build").build_lib)
 
     def get_tag(self) -> tuple[str, ...]:
-        return tuple(release_wheel().stem.split("-")[-3:])
+        return tuple(pinned_wheel().stem.split("-")[-3:])
 
     def egg2dist(self, egginfo: str, distinfo: str) -> None:
         super().egg2dist(egginfo, distinfo)
@@ -84,10 +84,6 @@ class Wheel(bdist_wheel):
 class Composed(Distribution):
     def has_ext_modules(self) -> bool:
         return True
-
-
-def release_wheel() -> Path:
-    return find_wheel(pinned_base(target_device()))
 
 
 def requirements(path: Path) -> list[str]:
@@ -104,7 +100,7 @@ def requirements(path: Path) -> list[str]:
 
 def of_release() -> dict:
     """Extras and entry points of the release's wheel; its licences are put in place."""
-    with ZipFile(release_wheel()) as wheel:
+    with ZipFile(pinned_wheel()) as wheel:
         (info,) = {n.split("/")[0] for n in wheel.namelist() if ".dist-info/" in n}
         headers = message_from_string(wheel.read(f"{info}/METADATA").decode())
         points = ConfigParser(delimiters="=")

@@ -6,6 +6,7 @@ each machine type. A wheel is kept in a cache folder named after its own hash, s
 that no build fetches it twice and none uses a byte that is not pinned.
 """
 
+import argparse
 import hashlib
 import os
 import platform
@@ -96,6 +97,11 @@ def find_wheel(base: Base) -> Path:
     return wheel.resolve()
 
 
+def pinned_wheel() -> Path:
+    """The wheel for `target_device()`."""
+    return find_wheel(pinned_base(target_device()))
+
+
 def cache_folder() -> Path:
     default = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "vllm-base"
     return Path(os.environ.get("VLLM_BASE_CACHE") or default).expanduser()
@@ -144,3 +150,13 @@ def fetch(base: Base, kind: str = "--only-binary=:all:", **variables: str) -> Pa
         kept.parent.mkdir(exist_ok=True)
         file.replace(kept)
     return kept
+
+
+def run_command(args: argparse.Namespace) -> int:
+    """Runs the command that was parsed; returns the exit status. What the person at
+    the keyboard can put right is one line, without a traceback."""
+    try:
+        return args.run(args) or 0
+    except OverlayError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1

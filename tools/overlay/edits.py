@@ -201,12 +201,3 @@ def tagged(source: Source, hunks: Iterable[Hunk]) -> Iterator[tuple[str, int | H
 def composed(source: Source, hunks: Iterable[Hunk]) -> str:
     """The release's file with our lines in it."""
     return "".join(line for line, _ in tagged(source, hunks))
-
-
-def shown(source: Source, hunk: Hunk, context: int = 3) -> Iterator[str]:
-    """A hunk within the lines that it stands in, marked as in a diff."""
-    start, end = hunk.place(source)
-    yield from (f" {line}" for line in source.lines[max(0, start - context) : start])
-    yield from (f"-{line}" for line in source.lines[start:end])
-    yield from (f"+{line}" for line in hunk.lines)
-    yield from (f" {line}" for line in source.lines[end : end + context])

@@ -5,22 +5,21 @@ import argparse
 import sys
 from pathlib import Path
 
-from tools.overlay.base import find_wheel, pinned_base, target_device
-from tools.overlay.command import run
+from tools.overlay.base import pinned_wheel, run_command
 
 from .export import export
 from .trial import apply, try_each
 
 
 def run_export(args: argparse.Namespace) -> int:
-    for patch in export(args.output, find_wheel(pinned_base(target_device()))):
+    for patch in export(args.output, pinned_wheel()):
         print(patch)
     return 0
 
 
 def run_try(args: argparse.Namespace) -> int:
     # Git and pytest run in the tree, where a relative path means another folder.
-    output, wheel = args.output.resolve(), find_wheel(pinned_base(target_device()))
+    output, wheel = args.output.resolve(), pinned_wheel()
     apply(export(output / "patches", wheel), wheel, output / "tree")
     return int(not try_each(output / "tree", *args.pytest))
 
@@ -40,7 +39,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def main(argv: list[str] | None = None) -> int:
-    return run(parse(argv))
+    return run_command(parse(argv))
 
 
 if __name__ == "__main__":

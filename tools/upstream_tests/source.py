@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The pinned release: its source distribution, for the tests, and its own tree."""
 
-import tarfile
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from zipfile import ZipFile
 
 from tools.overlay.base import (
     Base,
@@ -38,15 +37,14 @@ def source_pin() -> Base:
     return Base(version=config["version"], device="any", **config["source"])
 
 
-def find_source() -> Path:
-    """The archive, from the cache or fetched by pip; raises OverlayError."""
-    base = source_pin()
+def fetch_source(base: Base, name: str) -> Path:
+    """Raises OverlayError."""
     with tempfile.TemporaryDirectory() as folder:
         backend = Path(folder, "setuptools/build_meta.py")
         backend.parent.mkdir()
         (backend.parent / "__init__.py").touch()
-        backend.write_text(BACKEND.format(name=f"{base.project}-{base.version}"))
-        return cached(base) or fetch(base, "--no-binary=:all:", PYTHONPATH=folder)
+        backend.write_text(BACKEND.format(name=name))
+        return fetch(base, "--no-binary=:all:", PYTHONPATH=folder)
 
 
 def unpack_source(build: Path) -> Path:
@@ -54,9 +52,10 @@ def unpack_source(build: Path) -> Path:
     base = source_pin()
     folder, name = build / base.sha256[:16], f"{base.project}-{base.version}"
     if not folder.exists():
-        with tarfile.open(find_source()) as tar, _new(folder) as new:
-            members = [m for m in tar if not m.name.startswith(f"{name}/vllm")]
-            tar.extractall(new, members, filter="data")
+        archive = cached(base) or fetch_source(base, name)
+        with _unpacked(archive, folder, "gztar", filter="data") as new:
+            for path in (new / name).glob("vllm*"):
+                shutil.rmtree(path)
     return folder / name
 
 
@@ -65,18 +64,18 @@ def unpack_release(build: Path) -> Path:
     base = pinned_base(target_device())
     folder = build / base.sha256[:16]
     if not folder.exists():
-        with ZipFile(find_wheel(base)) as wheel, _new(folder) as new:
-            wheel.extractall(new)
+        with _unpacked(find_wheel(base), folder, "zip") as new:
             (info,) = new.glob("*.dist-info")
             name_vllm(info, base.version + ("+cpu" if base.device == "cpu" else ""))
     return folder
 
 
 @contextmanager
-def _new(folder: Path) -> Iterator[Path]:
+def _unpacked(archive: Path, folder: Path, kind: str, **options) -> Iterator[Path]:
     """A folder that gets its name when it is complete."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as whole:
-        (new := Path(whole) / "new").mkdir()
+        new = Path(whole, "new")
+        shutil.unpack_archive(archive, new, kind, **options)
         yield new
         new.rename(folder)

@@ -23,17 +23,16 @@ from vllm.v1.spec_decode.step_metrics import StepDrafting, observe_tree
 K = 3
 PARD = DrafterConfig("draft_model", K, is_parallel=True)
 N = 9  # nodes of a tree
-PREFIX = "vllm:spec_decode_"
 
 
-def step(drafts=(), length=K, seconds=None, mode="pard") -> SchedulerStats:
+def step(drafts=(), length=K, seconds=None, expected=None) -> SchedulerStats:
     """Stats of a step that verified `drafts`, (drafted, accepted) for each request."""
     verified = SpecDecodingStats.new(K) if drafts else None
     for drafted, accepted in drafts:
         verified.observe_draft(drafted, accepted)
     return SchedulerStats(
         spec_decoding_stats=verified,
-        step_drafting=StepDrafting("draft_model", mode, length, seconds),
+        step_drafting=StepDrafting("draft_model", "pard", length, seconds, expected),
     )
 
 
@@ -52,9 +51,10 @@ def step_with_trees(*trees: tuple[list[int], list[int]]) -> SchedulerStats:
 TREES = step_with_trees(([1, 2, 7], [0, 0, 2]), ([5], [1]), ([], []))
 
 
-@pytest.mark.parametrize(
-    "sent", [step([(3, 1)]), step([(3, 1)], length=2, seconds=(0.03, 0.01)), TREES]
-)
+TIMED = step([(3, 1)], length=2, seconds=(0.03, 0.01), expected=(9.5, 0.01))
+
+
+@pytest.mark.parametrize("sent", [step([(3, 1)]), TIMED, TREES])
 def test_stats_survive_the_way_to_the_front_end(sent):
     frames = MsgpackEncoder().encode(EngineCoreOutputs(scheduler_stats=sent))
     received = MsgpackDecoder(EngineCoreOutputs).decode(frames)
@@ -77,43 +77,48 @@ def logged(*steps: SchedulerStats) -> str:
     return lines[0]
 
 
-def test_one_draft_length():
-    line = logged(step([(3, 1), (3, 2)]), step([(3, 3)], seconds=(0.03, 0.01)))
-    assert line.startswith("SpecDecoding metrics: Mean acceptance length: 3.00, ")
-    assert line.endswith(
-        ", Method: draft_model, Mode: pard, Draft time share: 25.0%, Draft length: 3"
-    )
+OTHER_TREE = step_with_trees(([1], [0]))
+AS_DEEP = replace(OTHER_TREE.step_drafting, draft_length=K)
+SHORT, ONE = step([(1, 1)], length=1), step([(3, 1)])
 
 
-def test_share_is_of_all_timed_steps():
-    line = logged(step([(3, 1)], seconds=(1.0, 3.0)), step(seconds=(5.0, 1.0)))
-    assert "Draft time share: 40.0%" in line
-
-
-def test_without_timed_steps_there_is_no_share():
-    assert "share" not in logged(step([(3, 1)]))
-
-
-def test_several_draft_lengths():
-    """Acceptance is told of what was drafted: positions 1 and 2 were, by one of two."""
-    short = step([(1, 1)], length=1)
-    line = logged(step([(3, 2)]), short, step(length=1), step(length=0))
-    assert "Draft length (of steps): 0 (25%), 1 (50%), 3 (25%)" in line
-    assert line.endswith("acceptance rate where drafted: 1.000, 1.000, 0.000")
-    assert "Per-position acceptance rate: 1.000, 0.500, 0.000" in line  # vLLM's
-
-
-def test_trees_tell_which_ranks_were_accepted():
-    line = logged(TREES, step_with_trees(([1], [0])))
-    assert ", Rank of accepted nodes: 0 (60%), 1 (20%), 2 (20%)" in line
-
-
-def test_positions_of_a_tree_are_depths():
-    """Defect: nodes past the last depth seemed drafted there, and rejected."""
-    other = step_with_trees(([1], [0]))
-    other.step_drafting = replace(other.step_drafting, draft_length=K)
-    line = logged(TREES, other)
-    assert line.endswith("acceptance rate where drafted: 0.750, 0.250, 0.250")
+@pytest.mark.parametrize(
+    "steps, expected",
+    [
+        (
+            [step([(3, 1), (3, 2)]), step([(3, 3)], seconds=(0.03, 0.01))],
+            ", Method: draft_model, Mode: pard, Draft time share: 25.0%, "
+            "Draft length: 3",
+        ),
+        (
+            [step([(3, 1)], seconds=(1.0, 3.0)), step(seconds=(5.0, 1.0))],
+            "Draft time share: 40.0%, Draft length: 3",
+        ),
+        # No step was timed.
+        ([ONE], ", Mode: pard, Draft length: 3"),
+        # Acceptance is told of what was drafted: positions 1 and 2 were, by one of two.
+        (
+            [step([(3, 2)]), SHORT, step(length=1), step(length=0)],
+            "Draft length (of steps): 0 (25%), 1 (50%), 3 (25%), Per-position "
+            "acceptance rate where drafted: 1.000, 1.000, 0.000",
+        ),
+        (
+            [TREES, OTHER_TREE],
+            ", Rank of accepted nodes: 0 (60%), 1 (20%), 2 (20%), Draft length: 9",
+        ),
+        # Defect: nodes past the last depth seemed drafted there, and rejected.
+        (
+            [TREES, replace(OTHER_TREE, step_drafting=AS_DEEP)],
+            "acceptance rate where drafted: 0.750, 0.250, 0.250",
+        ),
+        # vLLM's own line.
+        ([replace(ONE, step_drafting=None)], "Avg Draft acceptance rate: 33.3%"),
+    ],
+)
+def test_the_line_ends_with_what_was_drafted(steps, expected: str):
+    line = logged(*steps)
+    assert line.startswith("SpecDecoding metrics: Mean acceptance length: ")
+    assert line.endswith(expected)
 
 
 def test_interval_without_drafts():
@@ -122,98 +127,82 @@ def test_interval_without_drafts():
         "SpecDecoding metrics: no drafts verified, Method: draft_model, Mode: pard, "
         "Draft time share: 25.0%, Draft length: 0"
     )
-
-
-def test_nothing_is_logged_without_steps():
     SpecDecodingLogging().log(lambda *_: pytest.fail("there was no step"))
-
-
-def test_stats_without_a_step_are_logged_as_in_vllm():
-    stats = step([(3, 1)])
-    stats.step_drafting = None
-    assert logged(stats).endswith("Avg Draft acceptance rate: 33.3%")
 
 
 # Prometheus.
 
 
-@pytest.fixture
-def registry() -> CollectorRegistry:
-    return CollectorRegistry()
+class Prom:
+    """Counters of two engines in a registry of their own."""
 
-
-@pytest.fixture
-def prom(registry):
-    class Prom(SpecDecodingProm):
-        _counter_cls = partial(Counter, registry=registry)
-
-    def make(spec):
+    def __init__(self, drafter: DrafterConfig | None) -> None:
+        self.registry = CollectorRegistry()
+        counter = partial(Counter, registry=self.registry)
+        spec = drafter and SimpleNamespace(
+            method="draft_model",
+            drafter=drafter,
+            num_speculative_tokens=drafter.num_nodes or K,
+        )
+        made = type("Made", (SpecDecodingProm,), {"_counter_cls": counter})
         engines = {0: ["target", "0"], 1: ["target", "1"]}
-        return Prom(spec, ["model_name", "engine"], engines)
+        self.counters = made(spec, ["model_name", "engine"], engines)
 
-    return make
+    def observe(self, stats: SchedulerStats) -> None:
+        """As the Prometheus logger does it, for engine 1."""
+        if stats.spec_decoding_stats is not None:
+            self.counters.observe(stats.spec_decoding_stats, 1)
+        self.counters.steps.observe(stats, 1)
 
+    def samples(self) -> list:
+        return [s for metric in self.registry.collect() for s in metric.samples]
 
-def values(registry, name: str, label: str, engine: str = "1") -> list[float]:
-    return [
-        sample.value
-        for metric in registry.collect()
-        for sample in metric.samples
-        if sample.name == f"{PREFIX}{name}_total" and sample.labels["engine"] == engine
-        if not label or sample.labels[label]
-    ]
-
-
-def observe(counters: SpecDecodingProm, stats: SchedulerStats) -> None:
-    """As the Prometheus logger does it, for engine 1."""
-    if stats.spec_decoding_stats is not None:
-        counters.observe(stats.spec_decoding_stats, 1)
-    counters.steps.observe(stats, 1)
+    def values(self, name: str, engine: str = "1") -> list[float]:
+        name = f"vllm:spec_decode_{name}_total"
+        return [
+            sample.value
+            for sample in self.samples()
+            if sample.name == name and sample.labels["engine"] == engine
+        ]
 
 
-def test_counters(prom, registry):
-    spec = SimpleNamespace(method="draft_model", drafter=PARD, num_speculative_tokens=K)
-    counters = prom(spec)
-    observe(counters, step([(3, 2), (3, 0)], seconds=(0.25, 0.5)))
-    observe(counters, step([(1, 1)], length=0))
-    observe(counters, step(seconds=(0.5, 0.25)))
-    assert values(registry, "num_draft_tokens_per_pos", "position") == [3, 2, 2]
-    assert values(registry, "num_accepted_tokens_per_pos", "position") == [2, 1, 0]
-    assert values(registry, "num_steps", "draft_length") == [1, 0, 0, 2]
-    for name, value in ("num_timed_steps", 2), ("target_seconds", 0.75):
-        assert values(registry, name, "") == [value]
-    assert values(registry, "draft_seconds", "") == [0.75]
-    assert not any(values(registry, "num_steps", "draft_length", engine="0"))
+def test_counters():
+    prom = Prom(PARD)
+    prom.observe(step([(3, 2), (3, 0)], seconds=(0.25, 0.5), expected=(9.5, 0.01)))
+    prom.observe(step([(1, 1)], length=0))
+    prom.observe(step(seconds=(0.5, 0.25), expected=(10.5, 0.03)))
+    expected = {
+        "num_draft_tokens_per_pos": [3, 2, 2],
+        "num_accepted_tokens_per_pos": [2, 1, 0],
+        "num_steps": [1, 0, 0, 2],
+        "num_timed_steps": [2],
+        "target_seconds": [0.75],
+        "draft_seconds": [0.75],
+        # Their quotient is the throughput expected; a fixed length expects none.
+        "expected_tokens": [20.0],
+        "expected_seconds": [0.04],
+    }
+    assert {name: prom.values(name) for name in expected} == expected
+    assert not any(prom.values("num_steps", engine="0"))
+    names = {s.name for s in prom.samples() if s.name.endswith("_total")}
+    assert len(names) == 11
+    labels = [sample.labels for sample in prom.samples()]
+    assert {(own["method"], own["mode"]) for own in labels} == {("draft_model", "pard")}
 
 
-def test_counters_of_trees(prom, registry):
-    drafter = replace(PARD, num_nodes=N)
-    spec = SimpleNamespace(
-        method="draft_model", drafter=drafter, num_speculative_tokens=N
-    )
-    counters = prom(spec)
+def test_counters_of_trees():
+    prom = Prom(replace(PARD, num_nodes=N))
     for _ in range(2):
-        observe(counters, TREES)
-    assert values(registry, "num_tree_nodes", "") == [2 * 3 * N]
-    by_rank = values(registry, "num_accepted_tree_nodes", "rank")
+        prom.observe(TREES)
+    by_rank = prom.values("num_accepted_tree_nodes")
+    by_depth = prom.values("num_accepted_tokens_per_pos")
+    assert prom.values("num_tree_nodes") == [2 * 3 * N]
     assert by_rank == [4, 2, 2, 0, 0, 0, 0, 0]
-    by_depth = values(registry, "num_accepted_tokens_per_pos", "position")
     assert (by_depth[:K], sum(by_depth)) == ([4, 2, 2], sum(by_rank))
-    drafted = values(registry, "num_draft_tokens_per_pos", "position")
-    assert drafted == [6, 6, 6] + [0] * (N - K)
+    assert prom.values("num_draft_tokens_per_pos") == [6, 6, 6] + [0] * (N - K)
 
 
-def test_every_metric_tells_method_and_mode(prom, registry):
-    prom(SimpleNamespace(method="draft_model", drafter=PARD, num_speculative_tokens=K))
-    samples = [s for metric in registry.collect() for s in metric.samples]
-    assert len({sample.name for sample in samples if "_total" in sample.name}) == 11
-    for sample in samples:
-        assert sample.labels["method"] == "draft_model"
-        assert sample.labels["mode"] == "pard"
-
-
-def test_without_speculation_there_are_no_metrics(prom, registry):
-    counters = prom(None)
-    counters.observe(step([(3, 1)]).spec_decoding_stats)
-    assert counters.steps is None
-    assert list(registry.collect()) == []
+def test_without_speculation_there_are_no_metrics():
+    prom = Prom(None)
+    prom.counters.observe(ONE.spec_decoding_stats)
+    assert prom.counters.steps is None and prom.samples() == []

@@ -18,11 +18,15 @@ import torch
 
 from benchmarks.spec_decode.models import MODES, PARALLEL
 from benchmarks.spec_decode.run import Run, describe_device
-from vllm.v1.worker.gpu.block_table import BlockTables
+from tests.v1.worker.gpu.spec_decode.batches import (
+    DEVICE,
+    block_tables,
+    int32,
+    verified_batch,
+)
 from vllm.v1.worker.gpu.spec_decode.unified.buffers import DraftBuffers
 from vllm.v1.worker.gpu.spec_decode.unified.inputs import (
     HiddenRows,
-    VerifiedBatch,
     prepare_inputs,
 )
 from vllm.v1.worker.gpu.spec_decode.unified.layout import DraftLayout
@@ -36,86 +40,55 @@ DRAFTING = [mode for mode in MODES if mode != "none"]
 EAGLE = ("eagle3", "peagle")
 # States of a token that a drafter is fed: three layers', or those that PARD-2 projects.
 NUM_SOURCES = {"pard2": 1, "eagle3": 3, "peagle": 3}
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 AHEAD_CYCLES = 4_000_000  # keeps the device busy while a launch is on its way
 
 
-def layout_of(mode: str, num_drafts: int) -> DraftLayout:
-    width = num_drafts if mode in PARALLEL else 1
-    return DraftLayout(num_drafts, int(mode in EAGLE), width)
-
-
-def first_pass(
-    layout: DraftLayout,
-    query_lens: list[int],
-    max_num_reqs: int,
-    num_sources: int = 0,
-    hidden_size: int = 0,
-    dtype: torch.dtype = torch.bfloat16,
-) -> dict[str, Any]:
-    """Keyword arguments of `prepare_inputs`.
+def first_pass(mode: str, k: int, query_lens: list[int], size: int) -> dict[str, Any]:
+    """Keyword arguments of `prepare_inputs`; of decodes half the tokens are rejected.
 
     Args:
-        query_lens: target tokens of each request.
-        max_num_reqs: the most requests of the engine.
-        num_sources: hidden states of a token that are fed, side by side.
-        hidden_size: of one of them.
+        query_lens: target tokens of each request; of more than K + 1, a prompt.
+        size: of a hidden state that is fed.
     """
+    layout = DraftLayout(k, int(mode in EAGLE), k if mode in PARALLEL else 1)
     num_tokens, num_reqs = sum(query_lens), len(query_lens)
+    max_num_reqs = max(MAX_NUM_REQS, num_reqs)
     buffers = DraftBuffers(layout, num_tokens, max_num_reqs, DEVICE)
     buffers.allocate_kv_groups(1)
     limit = CONTEXT + max(query_lens) + layout.num_room_tokens
     width = -(-limit // BLOCK_SIZE)
-    tables = BlockTables([BLOCK_SIZE], max_num_reqs, num_tokens, [width], DEVICE)
-    ids = torch.arange(1, max_num_reqs * width + 1, dtype=torch.int32)
-    tables.block_tables[0].gpu.copy_(ids.view(max_num_reqs, width))
-    tables.num_blocks.np[:] = width
-    tables.num_blocks.copy_to_uva()
-    hidden = None
-    if num_sources:
-        shape = num_sources, num_tokens, hidden_size
-        fed = torch.randn(shape, dtype=dtype, device=DEVICE).unbind()
-        # What masks are fed, or what KV blocks keep of the token before the step.
-        kept = 2 * (1 + max_num_reqs * width)
-        shape = (kept, num_sources * hidden_size)[layout.token_shift :]
-        positions = torch.full((kept,), CONTEXT - 1, device=DEVICE)
-        hidden = HiddenRows(fed, fed[0].new_ones(shape))
-        if not layout.token_shift:
-            hidden = hidden._replace(positions=positions)
+    tables = block_tables([0] * width, max_num_reqs)
+    blocks = int32(range(1, max_num_reqs * width + 1))
+    tables.block_tables[0].gpu.copy_(blocks.view(max_num_reqs, width))
+    rejected = int32([n // 2 * (n <= k + 1) for n in query_lens])
     return {
-        "source": verified(layout, query_lens, max_num_reqs),
+        "source": verified_batch(
+            query_lens,
+            [CONTEXT] * num_reqs,
+            max_num_reqs,
+            num_sampled=int32(query_lens) - rejected,
+            num_rejected=rejected,
+        ),
         "layout": layout,
         "buffers": buffers,
         "block_tables": tables,
         "num_samples": layout.parallel_width,
         "num_padded_tokens": num_tokens + num_reqs * layout.num_extra_slots,
         "limit": limit,
-        "hidden": hidden,
+        "hidden": hidden_rows(mode, num_tokens, size, 2 * (1 + len(blocks))),
     }
 
 
-def verified(
-    layout: DraftLayout, query_lens: list[int], max_num_reqs: int
-) -> VerifiedBatch:
-    """Of K + 1 tokens or fewer half are rejected; of more, a prompt, none."""
-    lens = torch.tensor(query_lens, dtype=torch.int32)
-    is_decode = lens <= layout.num_speculative_tokens + 1
-    rejected = torch.where(is_decode, lens // 2, 0)
-    positions = torch.cat([CONTEXT + torch.arange(q) for q in query_lens])
-    states = torch.arange(max_num_reqs)
-    batch = VerifiedBatch(
-        input_ids=torch.randint(10, 1000, positions.shape, dtype=torch.int32),
-        positions=positions,
-        query_start_loc=torch.cat([lens.new_zeros(1), lens.cumsum(0)]).int(),
-        idx_mapping=states[: len(lens)],
-        num_sampled=lens - rejected,
-        num_rejected=rejected,
-        last_sampled=states[:, None] + 10,
-        next_prefill_tokens=states.int(),
-        temperature=torch.zeros(max_num_reqs),
-        seeds=states,
-    )
-    return VerifiedBatch(*(tensor.to(DEVICE) for tensor in batch))
+def hidden_rows(mode: str, num_tokens: int, size: int, kept: int) -> HiddenRows | None:
+    """The target's states; and what masks are fed, or states that `kept` rows hold."""
+    if mode not in NUM_SOURCES:
+        return None
+    shape = NUM_SOURCES[mode], num_tokens, size
+    fed = torch.randn(shape, dtype=torch.bfloat16, device=DEVICE).unbind()
+    if mode in EAGLE:
+        return HiddenRows(fed, fed[0].new_ones(len(fed) * size))
+    positions = torch.full((kept,), CONTEXT - 1, device=DEVICE)
+    return HiddenRows(fed, fed[0].new_ones(kept, size), positions)
 
 
 def measure(call: Callable[[], None], repeats: int) -> dict[str, float]:
@@ -149,9 +122,7 @@ def measure_batch(
     mode: str, k: int, query_lens: list[int], args: argparse.Namespace
 ) -> dict[str, float]:
     """A batch of requests with so many target tokens each."""
-    states = (NUM_SOURCES[mode], args.hidden_size) if mode in NUM_SOURCES else ()
-    most = max(MAX_NUM_REQS, len(query_lens))
-    given = first_pass(layout_of(mode, k), query_lens, most, *states)
+    given = first_pass(mode, k, query_lens, args.hidden_size)
     return measure(partial(prepare_inputs, **given), args.repeats)
 
 

@@ -5,6 +5,7 @@ import pytest
 
 from tests.overlay.fakes import addition, composed, edit, write_wheel
 from tools.overlay.base import OverlayError
+from tools.overlay.edits import NOTE
 from tools.overlay.lock import read_lock
 
 PART, NEW = "vllm/part.py", "vllm/new/extra.py"
@@ -19,11 +20,7 @@ def test_tree(tmp_path):
     tree = composed(tmp_path, RELEASE, OVERLAY)
     said = tree.run(SAY)
     assert said == f"2 {tree.folder / PART}"
-    last = (tree.folder / PART).read_text().splitlines()[-1]
-    assert (
-        last
-        == f"# Modified by AnyDraft: vLLM's file with the lines of {PART}.edit in it."
-    )
+    assert (tree.folder / PART).read_text().endswith(NOTE.format(path=PART))
     assert not list(tree.folder.rglob("*.edit"))
     assert (tree.folder / "info/METADATA").exists()
 
@@ -39,12 +36,6 @@ def test_additions_are_live_in_an_editable_tree(tmp_path):
     assert tree.run(SAY).startswith("1 ")
 
 
-def test_version(tmp_path):
-    tree = composed(tmp_path, RELEASE, OVERLAY, version="1.0.0+fake.1.cpu")
-    code = "import vllm, vllm._version as v; print(vllm.__version__, v.version_tuple)"
-    assert tree.run(code) == "1.0.0+fake.1.cpu (1, 0, 0, 'fake.1.cpu')"
-
-
 def test_only_members_that_we_touch_are_locked(tmp_path, monkeypatch):
     monkeypatch.delenv("VLLM_ALLOW_CHANGED_MEMBERS", raising=False)
     tree = composed(tmp_path, RELEASE, OVERLAY)
@@ -53,15 +44,11 @@ def test_only_members_that_we_touch_are_locked(tmp_path, monkeypatch):
     tree.wheel = write_wheel(tmp_path, {PART: "import os\n\n" + other}, "2.0.0")
     tree.compose()
     assert tree.run(SAY).startswith("2 ")
-    tree.wheel = write_wheel(tmp_path, {PART: "def g(): 1\n"}, "2.1.0")
-    with pytest.raises(OverlayError, match=f"{PART}: f is gone\n"):
-        tree.compose()
     changed = RELEASE[PART].replace("f():\n    return 1", "f():\n    return 2")
     tree.wheel = write_wheel(tmp_path, {PART: changed}, "3.0.0")
-    with pytest.raises(OverlayError) as caught:
+    message = f"(?s)\n  {PART}: f changed\n.*VLLM_ALLOW_CHANGED_MEMBERS=1"
+    with pytest.raises(OverlayError, match=message):
         tree.compose()
-    assert f"\n  {PART}: f changed\n" in str(caught.value)
-    assert "VLLM_ALLOW_CHANGED_MEMBERS=1" in str(caught.value)
     monkeypatch.setenv("VLLM_ALLOW_CHANGED_MEMBERS", "1")
     tree.compose()
     assert tree.run(SAY).startswith("3 ")

@@ -79,15 +79,11 @@ def test_lines_are_removed():
     assert result("@@ LIMIT, removing line 1\n") == TEXT.replace("LIMIT = 1\n", "", 1)
 
 
-def test_lines_count_in_the_release_not_in_what_is_composed():
-    hunks = "@@ make, after line 2\n    a = 1\n@@ make, after line 3\n    b = 1\n"
-    assert "second):\n    a = 1\n    first = 1\n    b = 1\n    return" in result(hunks)
-
-
 def test_hunks_at_one_place_keep_their_order():
     hunks = [f"@@ make, after line 3\n    {name} = 1\n" for name in "ba"]
     hunks.insert(1, "\n" + HEAD.partition("\n")[2])  # in another section
     assert "first = 1\n    b = 1\n    a = 1\n    return" in result(*hunks)
+    # Lines count in the release, not in what is composed.
     replaced = "@@ make, replacing line 4\n    return 2\n"
     assert "b = 1\n    a = 1\n    return 2\n" in result(*hunks, replaced)
 
@@ -100,27 +96,14 @@ def test_imports_of_a_file_without_any():
     assert result("@@ imports\nimport a\n", text=text).startswith('"""Doc."""\nimport')
 
 
-def test_what_a_section_says():
-    head = "# Why: one\n#   two.\n# Patch: slug\n# Until: then.\n@@ imports\nimport a\n"
-    (section,) = parse(PATH, head).sections
-    said = [section.says(label) for label in ("Why", "Patch", "Until", "Who")]
-    assert said == ["one two.", "slug", "then.", ""]
-
-
 @pytest.mark.parametrize(
     ("hunks", "error"),
     [
         ("@@ gone, after line 1\nx\n", ":5: vLLM's file has no gone: '@@ gone, after"),
         ("@@ make, after line 5\nx\n", ":5: make has only 4 lines"),
-        ("@@ make, replacing lines 2 to 9\nx\n", "make has only 4 lines"),
-        (
-            "@@ make, before line 2\nx\n",
-            "'@@ make, before line 2' is not one of '@@ <m",
-        ),
-        ("@@ make\nx\n", "'@@ make' is not one of"),
+        ("@@ make, before line 2\nx\n", "before line 2' is not one of '@@ <m"),
         ("@@ make, replacing lines 3 to 2\nx\n", "means no line"),
         ("@@ make, replacing line 3\n", "or removed without"),
-        ("@@ make, removing line 3\nx\n", "or removed without"),
         ("x = 1\n", ":5: before our lines stands one of"),
         (
             "@@ make, replacing lines 3 to 4\nx\n@@ make, removing line 4\n",
@@ -133,8 +116,3 @@ def test_errors(hunks, error):
         result(hunks)
     assert str(caught.value).startswith("vllm/part.py.edit:")
     assert error in str(caught.value)
-
-
-def test_a_file_starts_with_a_section():
-    with pytest.raises(OverlayError, match="edit:1: a section starts with '# Why: …'"):
-        parse(PATH, "@@ imports\nimport a\n")

@@ -60,26 +60,17 @@ def test_hunks_keep_their_section_and_header():
     for old, new in [("    b = 1\n", "    b = 1\n    c = 1\n"), ("b = 1", "c = 1")]:
         found = hunks_of(old, new, KNOWN)
         assert found == KNOWN.partition("\n")[2].replace(old, new)
-
-
-def test_a_new_hunk_goes_to_the_nearest_of_its_member():
-    found = hunks_of("second):\n", "second):\n    a = 1\n", KNOWN)
-    assert "?" not in found
-    assert (
-        "@@ make, after line 2\n    a = 1\n@@ make, after line 3\n    b = 1\n" in found
-    )
+    grown = hunks_of("    b = 1\n    return first\n", "    return 3\n", KNOWN)
+    assert "@@ make, replacing line 4\n    return 3\n" in grown
+    second = hunks_of("second):\n", "second):\n    a = 1\n", KNOWN)
+    assert "@@ make, after line 2\n    a = 1\n@@ make, after line 3\n" in second
+    assert "?" not in grown + second
 
 
 def test_hunks_vanish_with_their_lines():
     assert "make" not in hunks_of("    b = 1\n", "", KNOWN)
     only = edit("@@ make, after line 3\n    b = 1\n")
     assert refreshed(SOURCE, parse(PATH, only), TEXT).sections == []
-
-
-def test_a_hunk_grows_over_lines_of_the_release():
-    found = hunks_of("    b = 1\n    return first\n", "    return 3\n", KNOWN)
-    assert "@@ make, replacing line 4\n    return 3\n" in found
-    assert "# Why: a reason." in found and "?" not in found
 
 
 def test_hunks_of_two_sections_are_not_joined():

@@ -54,10 +54,9 @@ def target_device() -> str:
     return device
 
 
-def pinned_base(device: str, root: Path = ROOT, machine: str | None = None) -> Base:
+def pinned_base(device: str, root: Path = ROOT) -> Base:
     """The base of `base.toml` for a device on this machine type."""
-    config = load_config(root)
-    machine = machine or platform.machine()
+    config, machine = load_config(root), platform.machine()
     pins = config[device]["sha256"]
     if machine not in pins:
         raise OverlayError(

@@ -35,7 +35,7 @@ def compose(
     *,
     version: str | None = None,
     link: bool = False,
-    allow_changed: bool | None = None,
+    allow_changed: bool = False,
     root: Path = ROOT,
     edits: list[EditFile] | None = None,
 ) -> None:
@@ -46,8 +46,8 @@ def compose(
         tree: folder to write, emptied first.
         version: what `vllm.__version__` shall say; None keeps the release's.
         link: link additions instead of copying, so that changes of them are live.
-        allow_changed: compose even where members differ from edits.lock;
-            None asks the environment variable VLLM_ALLOW_CHANGED_MEMBERS.
+        allow_changed: compose even where members differ from edits.lock, as with
+            VLLM_ALLOW_CHANGED_MEMBERS=1 in the environment.
         root: the repository.
         edits: others than the repository's.
 
@@ -55,11 +55,9 @@ def compose(
         OverlayError: the overlay does not fit the release, or the tree has changes
             made by hand that are in no edit file yet.
     """
-    if allow_changed is None:
-        allow_changed = os.environ.get("VLLM_ALLOW_CHANGED_MEMBERS") == "1"
     with ZipFile(wheel_path) as wheel:
         release = Release(wheel)
-        if not allow_changed:
+        if not allow_changed and os.environ.get("VLLM_ALLOW_CHANGED_MEMBERS") != "1":
             require_lock(release, root)
         edits = edit_files(root) if edits is None else edits
         texts = {edit.path: edited(release, edit) for edit in edits}

@@ -21,11 +21,9 @@ from .members import Source
 from .tree import Release, additions, edit_files
 
 TIMEOUT = 600  # seconds
-# Says which module it is at before it imports it, so that a crash has a name.
 IMPORT_ALL = """
 import importlib, json, sys
 for name in sys.argv[1:]:
-    print(json.dumps([name, "the process died"]), flush=True)
     try:
         importlib.import_module(name)
         error = None
@@ -143,19 +141,18 @@ def import_errors(
         variables: of the environment.
     """
     environment = os.environ | variables | ({"PYTHONPATH": str(tree)} if tree else {})
-    results: dict[str, str | None] = {}
-    while left := [module for module in modules if module not in results]:
-        done = subprocess.run(
-            [sys.executable, "-P", "-c", IMPORT_ALL, *left],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            timeout=TIMEOUT,
-        )
-        lines = [line for line in done.stdout.splitlines() if line.startswith('["')]
-        results |= dict(map(json.loads, lines)) or {left[0]: "Python did not start"}
-    return {name: error for name, error in results.items() if error}
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", IMPORT_ALL, *modules],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        timeout=TIMEOUT,
+    )
+    lines = [line for line in done.stdout.splitlines() if line.startswith('["')]
+    found = dict.fromkeys(modules, "not reached: Python died at the first of these")
+    found |= map(json.loads, lines)
+    return {name: error for name, error in found.items() if error}
 
 
 def requirement_changes(old: Release, new: Release) -> Iterator[str]:

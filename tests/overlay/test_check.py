@@ -6,7 +6,6 @@ import pytest
 from tests.overlay.fakes import HEAD, addition, edit, write_overlay, write_wheel
 from tools.overlay.__main__ import main
 from tools.overlay.check import check
-from tools.overlay.edits import SPDX
 from tools.overlay.repeats import shared
 
 COPIED = "".join(f"    value_{i} = compute(value, {i})\n" for i in range(6))
@@ -44,8 +43,6 @@ def test_good_tree(repository):
         ("vllm/part/__init__.py", "", ":1: hides vLLM's vllm/part.py"),
         ("vllm/sub.py", addition(), ":1: hides vLLM's vllm/sub/__init__.py"),
         ("vllm/native.py", addition(), ":1: hides vLLM's vllm/native.abi3.so"),
-        (NEW, '"""Doc."""\n', "it.py:1: has no licence line"),
-        (NEW, f"{SPDX}x = 1\n", ":1: has no docstring"),
         (EDIT, HEAD.replace("Until: then.", "Until: ?"), "say `# Until: …`"),
         (EDIT, HEAD.replace("# Patch: slug\n", ""), "say `# Patch: …`"),
         (EDIT, HEAD.replace("slug", "other"), "series.toml has no patch 'other'"),

@@ -57,7 +57,6 @@ def result(*hunks: str, text: str = TEXT) -> str:
     ("header", "line", "expected"),
     [
         ("imports", "import ours", "    Any,\n)\nimport ours\n"),
-        ("LIMIT, after line 1", "MORE = 2", "LIMIT = 1\nMORE = 2\n"),
         ("module, at the end", "x = 1", "    return first\nx = 1\n"),
         ("module, after line 8", "x = 1", "\nx = 1\nLIMIT = 1\n"),
         ("chosen, before line 1", "    x = 1", "= 2\n    x = 1\n    def chosen"),
@@ -65,7 +64,6 @@ def result(*hunks: str, text: str = TEXT) -> str:
         ("Config, at the end", "    x = 1", "    self.size = value\n    x = 1\n"),
         ("Config.size, replacing line 2", '    """B."""', 'int = 1\n    """B."""\n'),
         ("Config.limit, before line 1", "    @ours", "\n    @ours\n    @property\n"),
-        ("Config.limit, after line 2", "        x", "limit(self):\n        x\n"),
         ("Config.limit[2], after line 2", "        x", "value):\n        x\n"),
         ("make, replacing lines 1 to 3", "def make():", "\ndef make():\n    return"),
     ],

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks that the overlay is what it says: additions, short edits, nothing copied."""
 
-import ast
 import re
 import tomllib
 from collections.abc import Iterator
@@ -11,7 +10,7 @@ from zipfile import ZipFile
 
 from .base import ROOT, OverlayError
 from .compose import edited
-from .edits import LABELS, SPDX, SUFFIX, EditFile, Hunk, error
+from .edits import LABELS, SUFFIX, EditFile, Hunk, error
 from .lock import NAME, lock_problems, read_lock, to_lock
 from .members import Source
 from .repeats import repeats, telling_lines
@@ -32,9 +31,6 @@ def check(wheel_path: Path, root: Path = ROOT) -> list[str]:
 def problems(release: Release, root: Path) -> Iterator[str]:
     files, edits = additions(root), edit_files(root)
     yield from place_problems(files, release)
-    for path in files:
-        if path.endswith(".py"):
-            yield from text_problems(Source(path, (root / path).read_text()))
     for edit in edits:
         yield from edit_problems(release, edit, patches(root))
     for line in lock_problems(release, root):
@@ -66,13 +62,6 @@ def place_problems(files: list[str], release: Release) -> Iterator[str]:
             yield f"{path}:1: vLLM has this file, change it by {path}{SUFFIX}"
         elif path.endswith(".py") and hidden != path:
             yield f"{path}:1: hides vLLM's {hidden}, give it another name"
-
-
-def text_problems(source: Source) -> Iterator[str]:
-    if source.tree.body and not source.text.startswith(SPDX):
-        yield f"{source.path}:1: has no licence line, start it with `{SPDX.strip()}`"
-    if source.tree.body and not ast.get_docstring(source.tree):
-        yield f"{source.path}:1: has no docstring, say what the module is for"
 
 
 def edit_problems(release: Release, edit: EditFile, known: set[str]) -> Iterator[str]:

@@ -45,9 +45,7 @@ class Recorder:
         elif report.when == "call":
             write(self.results, report.nodeid, "passed")
 
-    def pytest_collectreport(self, report) -> None:
-        if report.outcome != "passed":
-            self.pytest_runtest_logreport(report)
+    pytest_collectreport = pytest_runtest_logreport
 
 
 def write(results: Path, name: str, outcome: str) -> None:

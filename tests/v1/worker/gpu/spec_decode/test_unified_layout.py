@@ -49,30 +49,21 @@ def test_vllm_reserves_every_position_that_is_written(drafts: int, shift: int):
 
 
 @pytest.mark.parametrize(
-    "drafts, width, samples",
-    [(8, 4, [4, 4]), (7, 4, [4, 3]), (5, 5, [5]), (3, 1, [1, 1, 1])],
+    "most, width, drafts, samples",
+    [
+        (8, 4, 8, [4, 4]),
+        (7, 4, 7, [4, 3]),
+        (5, 5, 5, [5]),
+        (3, 1, 3, [1, 1, 1]),
+        (8, 4, 5, [4, 1]),
+        (8, 4, 0, []),
+    ],
 )
-def test_samples_per_pass(drafts: int, width: int, samples: list[int]):
-    layout = DraftLayout(drafts, 0, width)
+def test_samples_per_pass(most: int, width: int, drafts: int, samples: list[int]):
+    layout = DraftLayout(most, 0, width)
     assert layout.samples_per_pass(drafts) == samples
-    assert layout.num_passes == len(samples)
-
-
-def test_fewer_drafts_than_the_most():
-    layout = DraftLayout(8, 1, 4)
-    assert layout.samples_per_pass(5) == [4, 1]
-    assert layout.samples_per_pass(0) == []
-
-
-@pytest.mark.parametrize("shift, width, first", [(0, 1, 1), (0, 7, 7), (1, 7, 6)])
-def test_widest_batch(shift: int, width: int, first: int):
-    layout = DraftLayout(7, shift, width)
-    assert layout.max_num_tokens(100, 8) == 100 + 8 * first
-
-
-def test_a_later_pass_can_be_the_widest():
-    # With the smallest token budget, one token a request.
-    assert DraftLayout(8, 1, 4).max_num_tokens(8, 8) == 8 * 7
+    if drafts == most:
+        assert layout.num_passes == len(samples)
 
 
 @pytest.mark.parametrize("shift, width", [(0, 0), (0, 8), (2, 1)])

@@ -24,26 +24,22 @@ def drafter(method: str, **hf_config) -> EagleDrafter:
 
 
 @pytest.mark.parametrize(
-    "eagle_config", [None, {}, {"use_aux_hidden_state": True}, {"layer_ids": [1, 2]}]
+    "method, eagle_config, sources",
+    [
+        ("eagle3", None, AUX),
+        ("eagle3", {}, AUX),
+        ("eagle3", {"use_aux_hidden_state": True}, AUX),
+        ("eagle3", {"layer_ids": [1, 2]}, AUX),
+        # The runner collects aux states for every head of method eagle3.
+        ("eagle3", {"use_aux_hidden_state": False}, [LAST]),
+        ("eagle", None, [LAST]),
+    ],
 )
-def test_eagle3_is_fed_the_aux_states(eagle_config: dict | None):
-    hidden = drafter("eagle3", eagle_config=eagle_config).target_hidden(LAST, AUX)
-    assert [rows is aux for rows, aux in zip(hidden.sources, AUX, strict=True)] == [
-        True
-    ] * 2
-    assert hidden.fallback.shape == (8,)
-
-
-def test_a_head_that_takes_no_aux_states_is_fed_the_last_ones():
-    """The runner collects aux states for every head of method eagle3."""
-    no_aux = drafter("eagle3", eagle_config={"use_aux_hidden_state": False})
-    hidden = no_aux.target_hidden(LAST, AUX)
-    assert len(hidden.sources) == 1 and hidden.sources[0] is LAST
-    assert hidden.fallback.shape == (4,)
-
-
-def test_eagle_is_fed_the_last_states():
-    assert drafter("eagle").target_hidden(LAST, None).sources[0] is LAST
+def test_heads_are_fed_the_aux_states_or_the_last_ones(method, eagle_config, sources):
+    made = drafter(method, eagle_config=eagle_config)
+    hidden = made.target_hidden(LAST, AUX if method == "eagle3" else None)
+    assert [id(rows) for rows in hidden.sources] == [id(rows) for rows in sources]
+    assert hidden.fallback.shape == (4 * len(sources),)
 
 
 def test_masks_need_a_learned_hidden_state(monkeypatch):

@@ -57,26 +57,22 @@ def record(layouts, vllm_config=None, **more) -> list[DraftBatchDescriptor]:
         "fused": True,
     } | more
     mode, support = how.pop("cudagraph_mode"), how.pop("support")
-    return batches_to_record(vllm_config or config(), mode, layouts, support, **how)
+    made = batches_to_record(vllm_config or config(), mode, layouts, support, **how)
+    assert len(made) == len(set(made))
+    return made
 
 
-@pytest.fixture
-def graphs():
+def graphs(batches, is_recorded: bool = True) -> DraftGraphs:
     """A manager that holds batches, without a device to record them on."""
-
-    def make(batches) -> DraftGraphs:
-        manager = DraftGraphs.__new__(DraftGraphs)
-        manager._batches = batches
-        manager._init_candidates()
-        manager._graphs_captured = True
-        return manager
-
-    return make
+    manager = DraftGraphs.__new__(DraftGraphs)
+    manager._batches, manager._graphs_captured = batches, is_recorded
+    manager._init_candidates()
+    return manager
 
 
 @pytest.mark.parametrize("shift", [0, 1])
 @pytest.mark.parametrize("width", [1, 3, 7])
-def test_every_decode_batch_has_graphs(graphs, width: int, shift: int):
+def test_every_decode_batch_has_graphs(width: int, shift: int):
     layouts = layouts_of(width, shift, [7])
     found = graphs(record(layouts))
     layout = layouts[7]
@@ -94,7 +90,7 @@ def test_every_decode_batch_has_graphs(graphs, width: int, shift: int):
     assert found.find_piecewise(65) is None
 
 
-def test_largest_are_recorded_first(graphs):
+def test_largest_are_recorded_first():
     """So that the smaller ones fit into the memory that they took."""
     descs = graphs(record(layouts_of(1, 1, [3])))._capture_descs
     for mode in (FULL, PIECEWISE):
@@ -102,11 +98,9 @@ def test_largest_are_recorded_first(graphs):
         assert tokens == sorted(tokens, reverse=True)
 
 
-def test_nothing_is_found_before_it_is_recorded(graphs):
-    found = graphs(record(layouts_of(7, 0, [7])))
-    found._graphs_captured = False
-    assert found.find_full(1, 15, 7, 0) is None
-    assert found.find_piecewise(1) is None
+def test_nothing_is_found_before_it_is_recorded():
+    found = graphs(record(layouts_of(7, 0, [7])), is_recorded=False)
+    assert found.find_full(1, 15, 7, 0) is found.find_piecewise(1) is None
 
 
 @pytest.mark.parametrize(
@@ -122,7 +116,7 @@ def test_first_passes_that_are_the_same(width: int, recorded: dict[int, int]):
 
 
 @pytest.mark.parametrize("shift", [0, 1])
-def test_autoregressive_lengths_may_change(graphs, shift: int):
+def test_autoregressive_lengths_may_change(shift: int):
     """A step that verifies k drafts may ask for any other number of them."""
     lengths = [0, 1, 3, 7]
     layouts = layouts_of(1, shift, lengths)
@@ -133,7 +127,7 @@ def test_autoregressive_lengths_may_change(graphs, shift: int):
             assert found.find_full(2, slots, recorded[after], 0) is not None
 
 
-def test_autoregressive_lengths_share_their_passes(graphs):
+def test_autoregressive_lengths_share_their_passes():
     """Each pass is recorded once, and every length ends where a graph does."""
     layouts = layouts_of(1, 0, [0, 1, 3, 4, 7])
     found, later = graphs(record(layouts)), same_later_passes(layouts)
@@ -149,7 +143,7 @@ def test_autoregressive_lengths_share_their_passes(graphs):
         assert replayed[0][0] == 1 and replayed[-1][1] == length
 
 
-def test_blocks_have_later_passes_of_their_own(graphs):
+def test_blocks_have_later_passes_of_their_own():
     layouts = layouts_of(3, 1, [0, 3, 5, 7])
     assert same_later_passes(layouts) == {0: 0, 3: 3, 5: 5, 7: 7}
     later = [b for b in record(layouts) if b.first_pass]
@@ -162,60 +156,57 @@ def test_one_graph_a_pass_where_metadata_is_the_hosts():
     assert spans == {(0, 1), (1, 2), (2, 3), (3, 4)}
 
 
-def test_draft_model_may_be_eager():
-    assert record(layouts_of(1, 0, [4]), config(enforce_eager=True)) == []
-
-
 @pytest.mark.parametrize(
-    "mode, kinds",
+    "mode, enforce_eager, kinds",
     [
-        (CUDAGraphMode.NONE, set()),
-        (PIECEWISE, {PIECEWISE}),
-        (CUDAGraphMode.FULL_DECODE_ONLY, {FULL}),
-        (CUDAGraphMode.FULL_AND_PIECEWISE, {FULL, PIECEWISE}),
+        (CUDAGraphMode.NONE, None, set()),
+        (PIECEWISE, None, {PIECEWISE}),
+        (CUDAGraphMode.FULL_DECODE_ONLY, None, {FULL}),
+        (CUDAGraphMode.FULL_AND_PIECEWISE, None, {FULL, PIECEWISE}),
+        (CUDAGraphMode.FULL_AND_PIECEWISE, True, set()),  # of the drafter alone
     ],
 )
-def test_what_the_target_runs_with_counts(mode: CUDAGraphMode, kinds: set):
-    batches = record(layouts_of(1, 0, [4]), cudagraph_mode=mode)
+def test_what_the_target_runs_with_counts(mode, enforce_eager, kinds: set):
+    layouts, eager = layouts_of(1, 0, [4]), config(enforce_eager=enforce_eager)
+    batches = record(layouts, eager, cudagraph_mode=mode)
     assert {batch.cg_mode for batch in batches} == kinds
 
 
-def test_attention_that_records_single_tokens_only(caplog_vllm):
-    support = AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE
-    batches = record(layouts_of(1, 0, [4]), support=support, piecewise=False)
-    assert {batch.uniform_token_count for batch in batches} == {1}
-    assert "attention_backend" in caplog_vllm.text
-
-
-def test_descriptors_are_all_different():
-    layouts = layouts_of(3, 1, [0, 1, 3, 5, 7])
-    batches = record(layouts, config(max_num_seqs=5))
-    assert len(batches) == len(set(batches)) > 0
+@pytest.mark.parametrize(
+    "support, recorded",
+    [
+        (AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE, {(1, None)}),
+        (AttentionCGSupport.UNIFORM_BATCH, {(1, None), (6, None)}),
+        (AttentionCGSupport.ALWAYS, {(1, None), (6, None), (None, 6)}),
+    ],
+)
+def test_what_attention_can_record_counts(support, recorded: set, caplog_vllm):
+    made = config(trims=True)
+    batches = record(layouts_of(1, 0, [4]), made, support=support, piecewise=False)
+    assert {(b.uniform_token_count, b.max_query_len) for b in batches} == recorded
+    is_all = support == AttentionCGSupport.ALWAYS
+    assert ("attention_backend" in caplog_vllm.text) is not is_all
 
 
 # First passes of batches whose drafts were trimmed.
 
 
+@pytest.mark.parametrize("lengths", [[7], [0, 3, 7]])
 @pytest.mark.parametrize("width", [1, 3, 7])
-def test_trimmed_batches_have_graphs(graphs, width: int):
-    layouts = layouts_of(width, 0, [7])
-    extra = layouts[7].num_extra_slots
+def test_trimmed_batches_have_graphs(width: int, lengths: list[int]):
+    """Whatever was drafted before."""
+    layouts = layouts_of(width, 0, lengths)
     found = graphs(record(layouts, config(16, trims=True)))
-    for rows in range(9, 64):
-        num_tokens = rows + 8 * extra
-        graph = found.find_ragged(8, num_tokens, 7)
-        assert (graph.num_reqs, graph.max_query_len) == (8, 8 + extra)
-        assert 0 <= graph.num_tokens - num_tokens < 16
-        assert (graph.first_pass, graph.end_pass) == (0, 1)
+    for num_drafts, recorded_as in same_first_passes(layouts).items():
+        extra = layouts[num_drafts].num_extra_slots
+        for num_tokens in range(9 + 8 * extra, (64 + 8 * extra) if num_drafts else 0):
+            graph = found.find_ragged(8, num_tokens, recorded_as)
+            assert (graph.num_reqs, graph.max_query_len) == (8, 8 + extra)
+            assert 0 <= graph.num_tokens - num_tokens < 16
+            assert (graph.first_pass, graph.end_pass) == (0, 1)
+    assert found.find_ragged(8, 60, 0) is None
     assert found.find_ragged(17, 64, 7) is None  # too many requests
-    assert graphs(record(layouts)).find_ragged(8, 20 + 8 * extra, 7) is None
-
-
-def test_trimmed_batches_need_attention_that_records_any(graphs):
-    support = AttentionCGSupport.UNIFORM_BATCH
-    recorded = record(layouts_of(7, 0, [7]), config(8, trims=True), support=support)
-    assert all(batch.max_query_len is None for batch in recorded)
-    assert any(batch.uniform_token_count for batch in recorded)
+    assert graphs(record(layouts)).find_ragged(8, 20 + 8 * width, 7) is None
 
 
 def trimmed_batch(extra_drafts: int) -> SimpleNamespace:
@@ -242,7 +233,7 @@ def test_a_trimmed_batch_is_as_long_as_it_may_be(verified: int, longest: int):
 
 
 @pytest.mark.parametrize("fits", [True, False])
-def test_a_trimmed_batch_is_served_by_its_graph(graphs, fits: bool):
+def test_a_trimmed_batch_is_served_by_its_graph(fits: bool):
     layouts = layouts_of(7, 0, [7])
     recorded = graphs(record(layouts, config(8, trims=True)))
     shapes = StepShapes(recorded, 0, None, fits, 8)
@@ -252,15 +243,3 @@ def test_a_trimmed_batch_is_served_by_its_graph(graphs, fits: bool):
     assert shape.is_full == fits
     if fits:
         assert (shape.graph.num_reqs, shape.num_tokens) == (8, 32 + 8 * 7)
-
-
-@pytest.mark.parametrize("width", [1, 7])
-def test_trimmed_batches_have_graphs_whatever_was_drafted_before(graphs, width: int):
-    layouts = layouts_of(width, 0, [0, 3, 7])
-    found = graphs(record(layouts, config(8, trims=True)))
-    recorded_as = same_first_passes(layouts)
-    for num_drafts in (3, 7):
-        extra = layouts[num_drafts].num_extra_slots
-        graph = found.find_ragged(8, 60 + 8 * extra, recorded_as[num_drafts])
-        assert graph.max_query_len == 8 + extra
-    assert found.find_ragged(8, 60, 0) is None

@@ -30,27 +30,22 @@ def test_unseen_positions_decline_from_the_last_seen():
     assert first > 0.98 > 0.02 > second > third > fourth > 0
 
 
-def test_a_tree_tells_what_chains_and_smaller_trees_would_have_accepted():
-    """Node 5 is not the best of its depth: the chain itself ends there."""
+@pytest.mark.parametrize("has_cut_trees", [False, True])
+def test_a_tree_tells_what_chains_and_smaller_trees_would_have_accepted(has_cut_trees):
+    """Node 5 is not the best of its depth: the chain itself ends there.
+
+    Near the context's end a request has fewer nodes, or a part of a chain, which says
+    nothing of larger ones.
+    """
     estimate = PlanAcceptance(4, trees=[7, 15])
     for _ in range(500):
         estimate.observe(15, [1, 2, 5, 9], 2)
+        if has_cut_trees:
+            estimate.observe(9, [1, 2, 5], 2)
+            estimate.observe(2, [1, 2], 2)
         estimate.end_step()
     expected = {0: 1, 1: 2, 2: 3, 3: 3, 4: 3, 7: 4, 15: 5}
     assert estimate.expected_tokens() == pytest.approx(expected, abs=0.1)
-
-
-def test_a_cut_tree_says_nothing_of_larger_ones():
-    """Near the context's end a request has fewer nodes, or a part of a chain."""
-    estimate = PlanAcceptance(4, trees=[7, 15])
-    for _ in range(500):
-        estimate.observe(15, [1, 2, 5, 9], 2)
-        estimate.observe(9, [1, 2, 5], 2)
-        estimate.observe(2, [1, 2], 2)
-        estimate.end_step()
-    expected = {2: 3, 4: 3, 7: 4, 15: 5}
-    found = estimate.expected_tokens()
-    assert {n: found[n] for n in expected} == pytest.approx(expected, abs=0.1)
 
 
 def test_without_drafts_what_was_seen_fades():

@@ -43,12 +43,6 @@ def test_anything_else_is_an_error_of_the_clients(value):
         params(value)._validate_spec_decode(config())
 
 
-@pytest.mark.parametrize("value", [True, False])
-def test_without_speculation_there_is_nothing_to_turn_off(value: bool):
-    check_opt_out(params(value), None)
-    check_opt_out(SamplingParams(), None)
-
-
 def test_no_other_speculator_goes_by_it():
     with pytest.raises(VLLMValidationError, match="not supported with Model Runner V1"):
         check_opt_out(params(True), config(is_unified=False))
@@ -59,7 +53,7 @@ def test_no_other_speculator_goes_by_it():
 
 def test_without_drafts_there_are_none_to_turn_off():
     """Defect: an engine without drafts failed on every request."""
-    for given in (SamplingParams(), params(True)):
+    for given in (SamplingParams(), params(True), params(False)):
         given._validate_spec_decode(None)
 
 

@@ -8,8 +8,8 @@ from vllm.v1.spec_decode.dynamic.step_times import StepTimes, between
 SHORT = 256
 
 
-def step_times(by_size, **longer) -> StepTimes:
-    return StepTimes({SHORT: by_size, **longer})
+def step_times(by_size) -> StepTimes:
+    return StepTimes({SHORT: by_size})
 
 
 def test_times_between_two_sizes_and_past_the_last():
@@ -62,16 +62,12 @@ def test_context_adds_in_proportion_to_requests_and_length():
 
 def test_noise_does_not_make_long_contexts_cheap():
     short = {1: {0: 5.0, 7: 7.0}}
-    times = step_times(short, **{})
+    times = step_times(short)
     longer = StepTimes({SHORT: short, 4096: {1: {0: 4.9, 7: 6.9}}})
     assert longer.seconds(1, 65536) == times.seconds(1, SHORT) == short[1]
 
 
-def test_contexts_shorter_than_any_measured_take_its_times():
-    times = step_times({1: {0: 1.0}})
-    assert times.seconds(1, 0) == times.seconds(1, 10) == {0: 1.0}
-
-
-def test_nothing_measured_is_false():
+def test_nothing_measured_is_false_and_one_time_serves_shorter_contexts():
     assert not StepTimes({})
-    assert step_times({1: {0: 1.0}})
+    times = step_times({1: {0: 1.0}})
+    assert times and times.seconds(1, 0) == times.seconds(1, 10) == {0: 1.0}

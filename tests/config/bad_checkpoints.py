@@ -67,7 +67,10 @@ CONFIGS = [
     Row("Validation error for field", config(hidden_size="wide")),
     of_draft("num_attention_heads of", config(num_key_value_heads=3)),
     # Mask tokens.
-    Row("needs a mask token", config(pard_token=NUM_TOKENS)),
+    *(
+        Row("needs a mask token", config(pard_token=mask))
+        for mask in (NUM_TOKENS, -1, "<mask>", [2], True)
+    ),
     of_peagle("needs a mask token", config(mask_token_id=99999)),
     of_peagle("which P-EAGLE needs", config(mask_token_id=GONE)),
     of_draft(

@@ -110,27 +110,14 @@ DFLASH = ("fc.weight", "hidden_norm.weight", "layers.0.mlp.up_proj.weight")
 
 
 @pytest.mark.parametrize(
-    "tensors, method",
-    [
-        (LANGUAGE_MODEL, "draft_model"),
-        (EAGLE, "eagle"),
-        (EAGLE3, "eagle3"),
-        (("fc.weight", "layers.0.hidden_norm.weight"), "eagle3"),
-        (DFLASH, None),
-        ((), None),
-    ],
-)
-def test_tensors_tell_the_method(tensors: tuple[str, ...], method: str | None):
-    assert told_by_tensors(DraftFiles({}, lambda: tensors)) == method
-    assert told_by_tensors(DraftFiles({"dflash_config": {}}, lambda: tensors)) is None
-
-
-@pytest.mark.parametrize(
     "name, tensors, method",
     [
         ("eagle-draft", LANGUAGE_MODEL, "draft_model"),
         ("eagle3", EAGLE, "eagle"),
         ("draft", EAGLE, "eagle"),
+        ("draft", EAGLE3, "eagle3"),
+        ("draft", ("fc.weight", "layers.0.hidden_norm.weight"), "eagle3"),
+        ("draft", DFLASH, None),
         ("draft", LANGUAGE_MODEL, None),  # vLLM tells whether it has MTP modules
     ],
 )
@@ -152,6 +139,7 @@ def test_tensors_of_a_folder(
     spec = unresolved(folder, num_speculative_tokens=4)
     drafter = read_files(spec)
     assert spec.method == (drafter and drafter.method) == method
+    assert told_by_tensors(DraftFiles({"dflash_config": {}}, lambda: tensors)) is None
 
 
 @pytest.fixture

@@ -57,6 +57,9 @@ def test_lookup_for_graphs_names_every_candidate(max_batch_size: int):
 
 def test_a_schedule_is_still_the_bases():
     schedule = [(1, 2, 3), (3, 4, 0)]
+    spec = settings(method="medusa", num_speculative_tokens_per_batch_size=schedule)
+    assert not is_auto(spec)
+    check_auto(spec)  # of "auto" alone
     assert build_dynamic_sd_schedule_lookup(schedule, 5, 3) == [0, 3, 3, 0, 0, 0]
     with pytest.raises(ValueError):
         build_dynamic_sd_schedule_lookup("automatic", 5, 3)
@@ -80,12 +83,6 @@ settings = partial(
     num_speculative_tokens=7,
     num_speculative_tokens_per_batch_size="auto",
 )
-
-
-def test_is_auto():
-    assert is_auto(settings()) and settings().uses_dynamic_speculative_decoding()
-    assert not is_auto(settings(num_speculative_tokens_per_batch_size=[(1, 4, 3)]))
-    assert not is_auto(None)
 
 
 @pytest.mark.parametrize(
@@ -128,11 +125,6 @@ def test_what_it_does_not_support_is_refused_and_a_default_fixed(
     assert [said[:26] for said in caplog_vllm.messages] == lines
 
 
-def test_only_auto_is_checked():
-    schedule = {"num_speculative_tokens_per_batch_size": [(1, 1, 1)]}
-    check_auto(settings(method="medusa", **schedule))
-
-
 @pytest.mark.parametrize(
     "unsupported, is_v2, watermark",
     [
@@ -144,15 +136,19 @@ def test_only_auto_is_checked():
 )
 def test_a_default_needs_the_unified_speculator(unsupported, is_v2, watermark):
     drafter = DrafterConfig("draft_model", 7, unsupported=unsupported)
-    config = SimpleNamespace(
-        speculative_config=settings(drafter=drafter, is_auto_by_default=True),
-        use_v2_model_runner=is_v2,
-        watermark_config=watermark,
-    )
+    config = SimpleNamespace(use_v2_model_runner=is_v2, watermark_config=watermark)
     runs = unsupported is None and is_v2 and watermark is None
-    assert settle_auto(config) == is_auto(config.speculative_config) == runs
-    config.speculative_config = settings(drafter=drafter)
-    assert settle_auto(config)  # where it was asked for another check refuses it
+
+    def settle(**given: Any) -> bool:
+        config.speculative_config = settings(drafter=drafter, **given)
+        settled = settle_auto(config)
+        assert settled == is_auto(config.speculative_config)
+        return settled
+
+    assert settle(is_auto_by_default=True) == runs
+    assert settle()  # where it was asked for another check refuses it
+    trimmed = {"enable_adaptive_verification": True}
+    assert settle(num_speculative_tokens_per_batch_size=None, **trimmed) == runs
     config.speculative_config = None
     assert not settle_auto(config)
 
@@ -224,17 +220,6 @@ def test_verifying_a_part_is_the_engines_choice_like_a_length(method: str, sched
     assert not trims(spec)  # not before the unified speculator is known to draft
     spec.drafter = replace(drafter, is_unified=True)
     assert trims(spec)
-
-
-def test_another_speculator_keeps_a_fixed_length_fixed():
-    spec = settings(
-        drafter=DrafterConfig("draft_model", 7, unsupported="a reason"),
-        num_speculative_tokens_per_batch_size=None,
-        enable_adaptive_verification=True,
-    )
-    config = SimpleNamespace(speculative_config=spec, use_v2_model_runner=True)
-    assert not settle_auto(config)
-    assert spec.num_speculative_tokens_per_batch_size is None
 
 
 def test_nobody_is_given_it_unasked():

@@ -19,7 +19,7 @@ from vllm.config.drafter.engine import (
     settle_drafter,
 )
 from vllm.config.drafter.resolve import read_files
-from vllm.config.drafter.target import find_context, find_mask_token
+from vllm.config.drafter.target import find_context
 
 from .specs import (
     Checkpoint,
@@ -162,18 +162,6 @@ def test_draft_models_are_split_as_the_target(
 
 
 # What both models' configs come to.
-
-
-@pytest.mark.parametrize("mask", [None, -1, 100, "<mask>", [2], True])
-def test_mask_token_out_of_range_is_refused(mask: Any):
-    spec = unresolved("m", method="draft_model", parallel_drafting=True)
-    spec.draft_model_config = SimpleNamespace(
-        hf_config=SimpleNamespace(pard_token=mask), get_vocab_size=lambda: 100
-    )
-    with pytest.raises(ValueError, match=r"its config names .*: correct"):
-        find_mask_token(spec)
-    spec.parallel_drafting = False
-    assert find_mask_token(spec) is None
 
 
 @pytest.mark.parametrize(

@@ -182,9 +182,8 @@ _NEW_ROPE = {"rope_parameters": _ROPE | _LLAMA3}
 _NEW_DTYPE = {"torch_dtype": ..., "dtype": "bfloat16"}
 _pard = partial(Published, "PARD", tensors=language_model, num_drafts=8)
 _PARDS = {
-    "pard-qwen3": _pard(_pard_config(*_QWEN3, **_LIKE_QWEN3), target="qwen3"),
-    # Published so too: tied, and yet with an lm_head of its own in the file.
-    "pard-qwen3-lm-head": _pard(
+    # Tied, and yet with an lm_head of its own in the file, as some are published.
+    "pard-qwen3": _pard(
         _pard_config(*_QWEN3, **_LIKE_QWEN3),
         tensors=partial(language_model, copies_lm_head=True),
         target="qwen3",

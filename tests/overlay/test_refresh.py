@@ -52,6 +52,11 @@ def test_a_new_hunk(old, new, where, lines):
     assert hunks_of(old, new) == f"{ASK}@@ {where}\n{lines}"
 
 
+def test_a_change_that_is_taken_back_leaves_nothing():
+    replaced = edit("@@ make, replacing line 3\n    a\n")
+    assert hunks_of("    a\n", FIRST, replaced) == ""
+
+
 KNOWN = edit("@@ make, after line 3\n    b = 1\n@@ LIMIT, after line 1\nX = 1\n")
 
 

@@ -113,17 +113,18 @@ def _hunks(
     start, end, lines = gap
     text = [line for line, _ in lines]
     places = placed(source, edit.hunks())
-    known = [(b - a, hunk) for a, b, hunk in places if start <= a and b <= end]
-    hunks = [hunk for _, hunk in known]
-    if sum(size for size, _ in known) == end - start and known:
+    known = [place for place in places if start <= place[0] and place[1] <= end]
+    hunks = [hunk for *_, hunk in known]
+    if sum(b - a for a, b, _ in known) == end - start and known:
         last = next((h for _, h in lines if isinstance(h, Hunk)), hunks[0])
         bodies: dict[int, list[str]] = {id(hunk): [] for hunk in hunks}
         for line, owner in lines:  # what is new belongs to the hunk before it
             last = owner if isinstance(owner, Hunk) else last
             bodies[id(last)].append(line)
-        for size, hunk in known:
-            if size or bodies[id(hunk)]:
-                yield hunk, Hunk(hunk.member, hunk.start, hunk.end, bodies[id(hunk)])
+        for a, b, hunk in known:
+            body = bodies[id(hunk)]
+            if body != source.lines[a:b]:  # else it was taken back
+                yield hunk, Hunk(hunk.member, hunk.start, hunk.end, body)
     elif len([s for s in edit.sections if any(h in s.hunks for h in hunks)]) > 1:
         what = "the change joins hunks of two sections, write it by hand"
         raise hunks[0].error(source.path, what)

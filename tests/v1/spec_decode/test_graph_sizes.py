@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """How many CUDA graphs "auto" takes, and that no batch is padded by much."""
 
-from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -114,32 +113,22 @@ def test_a_large_engine_starts_within_bounds(width: int):
     assert passes["auto"] - passes[None] <= 500
 
 
-@pytest.mark.parametrize("max_num_seqs", [20, 64, 1024])
-def test_no_batch_is_padded_by_more_than_a_tile(max_num_seqs: int):
-    """Over what it would be padded by with all of them."""
-    config = engine_config(max_num_seqs, "auto")
-    recorded = target_batches(config)
-    for k in candidate_lengths(LONGEST):
-        kept = sorted(b.num_reqs for b in recorded if b.uniform_token_count == k + 1)
-        assert {1, 2, 4, 8, 16} <= set(kept)
-        assert (kept[-1] + 16) * (k + 1) > min(max_num_seqs * (k + 1), LARGEST)
-        for n, after in pairwise(kept):
-            assert after <= 2 * n or (after - n) * (k + 1) <= 2 * ROWS_APART
-
-
+@pytest.mark.parametrize("schedule", ["auto", AutoSchedule([LONGEST])])
 @pytest.mark.parametrize("width", [1, LONGEST])
-def test_the_drafter_has_a_graph_where_the_target_has_one(width: int):
-    config = engine_config(256, "auto")
-    widest = DraftLayout(LONGEST, 0, width)
-    first = {
-        (b.num_reqs, b.uniform_token_count)
-        for b in draft_batches(config, width)
-        if b.first_pass == 0
+def test_the_drafter_has_a_graph_where_the_target_has_one(width: int, schedule):
+    """Trimmed batches too, which have at most `max_query_len` rows a request."""
+    config = engine_config(256, schedule, trims=True)
+    widest, found = DraftLayout(LONGEST, 0, width), set()
+    for batch in draft_batches(config, width):
+        extra = widest.for_drafts(batch.num_drafts).num_extra_slots
+        rows, most = batch.num_tokens - batch.num_reqs * extra, batch.max_query_len
+        if batch.first_pass == 0:
+            found.add((batch.num_reqs, rows, most and most - extra))
+    target = {
+        (b.num_reqs, b.num_tokens, b.max_query_len) for b in target_batches(config)
     }
-    for batch in target_batches(config):
-        verified = batch.uniform_token_count
-        extra = widest.for_drafts(verified - 1).num_extra_slots
-        assert (batch.num_reqs, verified + extra) in first
+    assert target <= found
+    assert len({most for _, _, most in target}) == 2
 
 
 @pytest.mark.parametrize("schedule", ["auto", [(1, 128, 3), (129, 256, 7)]])
@@ -172,13 +161,8 @@ def test_a_drafter_that_always_drafts_as_many_has_graphs_for_that_alone(schedule
         assert found.cg_mode == FULL and found.num_reqs >= n
 
 
-def test_a_fixed_length_keeps_every_graph():
-    config = engine_config(256, None)
-    counts = [batch.num_reqs for batch in target_batches(config)]
-    assert set(range(1, 33)) <= set(counts)
-
-
 def test_counts_that_differ_by_less_than_a_tile_share_a_graph():
+    """Or lengths that an engine chooses from have hundreds."""
     assert worth_recording(range(1, 11), 8) == {10, 8, 6, 4, 2, 1}
     assert worth_recording(range(1, 41), 1) == {40, 32, 16, 8, 4, 2, 1}
     assert worth_recording([3], 5) == {3}
@@ -195,11 +179,8 @@ def test_trimmed_batches_are_recorded_beside_the_others(max_num_seqs: int, sched
     assert others == target_batches(engine_config(max_num_seqs, schedule))
     ragged = [batch for batch in trimmed if batch.max_query_len is not None]
     assert len(ragged) <= 60 and bool(ragged) == (max_num_seqs >= MIN_REQUESTS)
-    for batch in ragged:
-        assert (batch.uniform_token_count, batch.max_query_len) == (None, LONGEST + 1)
-        # vLLM records them on so many tokens of each request, as equal as can be.
-        assert batch.num_reqs < batch.num_tokens <= batch.num_reqs * (LONGEST + 1)
-        assert MIN_REQUESTS <= batch.num_reqs <= max_num_seqs
+    # vLLM records them on so many tokens of each request, as equal as can be.
+    assert all(b.num_reqs < b.num_tokens <= b.num_reqs * (LONGEST + 1) for b in ragged)
 
 
 @pytest.mark.parametrize("schedule", ["auto", AutoSchedule([LONGEST])])
@@ -221,23 +202,6 @@ def test_every_trimmed_batch_has_a_graph_and_others_have_theirs(schedule):
         assert graphs.dispatch(n, n + 3, None, 0).cg_mode == CUDAGraphMode.PIECEWISE
 
 
-@pytest.mark.parametrize("width", [1, LONGEST])
-def test_the_drafter_has_a_graph_for_trimmed_batches_too(width: int):
-    config = engine_config(128, AutoSchedule([LONGEST]), trims=True)
-    extra = DraftLayout(LONGEST, 0, width).num_extra_slots
-    ragged = {
-        (b.num_reqs, b.num_tokens - b.num_reqs * extra, b.max_query_len - extra)
-        for b in draft_batches(config, width)
-        if b.uniform_token_count is None
-    }
-    target = {
-        (b.num_reqs, b.num_tokens, b.max_query_len)
-        for b in target_batches(config)
-        if b.max_query_len is not None
-    }
-    assert ragged == target != set()
-
-
 def test_graphs_of_mixed_batches_serve_trimmed_ones_where_there_are_such():
     """Of more rows than theirs none would be left to a mixed batch."""
     batches = {FULL: [BatchExecutionDescriptor(FULL, 64, 64)]}
@@ -246,8 +210,9 @@ def test_graphs_of_mixed_batches_serve_trimmed_ones_where_there_are_such():
     assert len(batches[FULL]) == 1
 
 
-def test_a_length_alone_keeps_the_graphs_of_a_fixed_one():
+def test_a_length_alone_keeps_every_graph():
     config = engine_config(256, AutoSchedule([LONGEST]), trims=True)
     found = [b for b in target_batches(config) if b.uniform_token_count is not None]
     fixed = target_batches(engine_config(256, None))
     assert found == [b for b in fixed if b.uniform_token_count is not None]
+    assert set(range(1, 33)) <= {batch.num_reqs for batch in fixed}

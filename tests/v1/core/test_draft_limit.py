@@ -25,7 +25,7 @@ def scheduler_of(
         for known in tokens
     ]
     drafter = DrafterConfig("draft_model", K, context=context)
-    spec = SimpleNamespace(drafter=drafter)
+    spec = SimpleNamespace(method="draft_model", drafter=drafter)
     return SimpleNamespace(
         vllm_config=SimpleNamespace(speculative_config=spec),
         max_model_len=MAX_MODEL_LEN,
@@ -65,3 +65,11 @@ def test_a_drafter_that_reaches_as_far_keeps_all(context: int | None):
     scheduler = scheduler_of([MAX_MODEL_LEN - 1], context)
     cut_drafts_past_limit(scheduler)
     assert len(scheduler.running[0].spec_token_ids) == K
+
+
+def test_drafts_without_a_drafter_are_left_alone():
+    """Diffusion models schedule their canvas as drafts."""
+    scheduler = scheduler_of([PAST])
+    scheduler.vllm_config.speculative_config = None
+    cut_drafts_past_limit(scheduler)
+    assert scheduler.running[0].spec_token_ids == [-1] * K

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from vllm.config.compilation import CUDAGraphMode
+from vllm.config.drafter import DrafterConfig
 from vllm.config.drafter.length import (
     AutoSchedule,
     candidate_lengths,
@@ -51,7 +52,7 @@ def engine_config(max_num_seqs: int, schedule, trims: bool = False) -> SimpleNam
         num_speculative_tokens_per_batch_size=schedule,
         num_speculative_tokens=LONGEST,
         enforce_eager=None,
-        drafter=SimpleNamespace(num_speculative_tokens=LONGEST, is_unified=True),
+        drafter=DrafterConfig("draft_model", LONGEST, is_unified=True),
         enable_adaptive_verification=trims,
         uses_dynamic_speculative_decoding=lambda: schedule is not None,
     )

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from vllm.config.drafter import DrafterConfig
 from vllm.config.drafter.length import candidate_lengths
 from vllm.v1.spec_decode.dynamic import pass_times
 from vllm.v1.spec_decode.dynamic.budgets import PERCENT_VERIFIED
@@ -46,7 +47,7 @@ class FakeExecutor:
             speculative_config=SimpleNamespace(
                 num_speculative_tokens=3,
                 num_speculative_tokens_per_batch_size="auto",
-                drafter=SimpleNamespace(num_speculative_tokens=3, is_unified=True),
+                drafter=DrafterConfig("draft_model", 3, is_unified=True),
                 enable_adaptive_verification=True,
             ),
             cache_config=SimpleNamespace(num_gpu_blocks=num_gpu_blocks, block_size=16),

@@ -13,7 +13,7 @@ from pydantic import BeforeValidator
 
 from vllm.logger import init_logger
 
-from .drafter import METHODS
+from .drafter import METHODS, DrafterConfig
 
 if TYPE_CHECKING:
     from vllm.config.speculative import SpeculativeConfig
@@ -69,8 +69,10 @@ def lengths_vary(spec: Any) -> bool:
 
 def trims(spec: Any) -> bool:
     """Whether the unified speculator's drafts may be verified in part."""
-    asked = spec is not None and spec.enable_adaptive_verification
-    return asked and spec.drafter is not None and spec.drafter.is_unified
+    # Not of a config that was never resolved, as code of others may make one.
+    drafter = getattr(spec, "drafter", None)
+    is_unified = isinstance(drafter, DrafterConfig) and drafter.is_unified
+    return is_unified and spec.enable_adaptive_verification
 
 
 def candidate_lengths(depth: int, num_nodes: int | None = None) -> list[int]:

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where a drafter's context ends."""
 
+from vllm.config.drafter import METHODS
+
 
 def cut_drafts_past_limit(scheduler) -> None:
     """Takes drafts off once no running request is within the drafter's context.
@@ -9,10 +11,10 @@ def cut_drafts_past_limit(scheduler) -> None:
     by FULL CUDA graphs. Drafts at positions past the context are not accepted: see
     `vllm/v1/worker/gpu/spec_decode/draft_limit.py`.
     """
-    if not any(request.spec_token_ids for request in scheduler.running):
+    spec, longest = scheduler.vllm_config.speculative_config, scheduler.max_model_len
+    if spec is None or spec.method not in METHODS:
         return
-    longest = scheduler.max_model_len
-    limit = scheduler.vllm_config.speculative_config.drafter.limit(longest)
+    limit = spec.drafter.limit(longest)
     if limit >= longest:
         return
     drafted = [request for request in scheduler.running if request.spec_token_ids]

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from vllm.config.compilation import CUDAGraphMode
+from vllm.config.drafter import DrafterConfig
 from vllm.v1.attention.backend import AttentionCGSupport
 from vllm.v1.worker.gpu.spec_decode.unified.graphs import (
     DraftBatchDescriptor,
@@ -39,7 +40,7 @@ def config(
             enforce_eager=enforce_eager,
             num_speculative_tokens_per_batch_size=None,
             enable_adaptive_verification=trims,
-            drafter=SimpleNamespace(is_unified=True),
+            drafter=DrafterConfig("draft_model", 3, is_unified=True),
         ),
     )
 

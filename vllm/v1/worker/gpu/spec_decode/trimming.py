@@ -143,5 +143,7 @@ def check_attention(runner: "GPUModelRunner") -> None:
 
 def make_trimming(runner: "GPUModelRunner") -> Trimming | None:
     """For a runner whose unified speculator tells how sure it is of its drafts."""
+    if runner.speculator is None or not runner.is_last_pp_rank:
+        return None
     is_asked = trims(runner.vllm_config.speculative_config)
-    return Trimming(runner) if is_asked and runner.is_last_pp_rank else None
+    return Trimming(runner) if is_asked else None

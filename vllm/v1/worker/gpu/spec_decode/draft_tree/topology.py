@@ -73,15 +73,15 @@ def _grow_kernel(
     # is taken its next sibling: of the given nodes, those behind the best tokens.
     lane = tl.arange(0, FRONTIER)
     is_taken = lane < given
-    rank = is_taken.to(tl.int32)
-    exists = (lane < depths) & (lane <= given) & (rank < C)
+    first_rank = is_taken.to(tl.int32)
+    exists = (lane < depths) & (lane <= given) & (first_rank < C)
     # Log-probability of the path to the parent, and of the whole.
     above = tl.load(log_probs + (row + lane) * C, mask=lane < depths, other=0.0)
     above = tl.cumsum(above, 0) - above
-    own = tl.load(log_probs + (row + lane) * C + rank, mask=exists, other=0.0)
+    own = tl.load(log_probs + (row + lane) * C + first_rank, mask=exists, other=0.0)
     score = tl.where(exists, above + own, float("-inf"))
     # Parent, depth and rank of each, in one number: what is taken is read by one sum.
-    what = lane * 65536 + (lane + 1) * 256 + rank
+    what = lane * 65536 + (lane + 1) * 256 + first_rank
 
     for node in range(given + 1, NODES + 1):
         taken, hit = tl.max(score, 0), lane == tl.argmax(score, 0)

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every Triton kernel compiles for a GPU, also where there is none.
+
+The interpreter, which runs the kernels' tests on a CPU, looks at no types.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+
+HERE = Path(__file__).parent
+PLUGIN = f"{HERE.relative_to(ROOT)}/compile_only".replace("/", ".")
+TESTS = ("draft_tree/test_kernels.py", "draft_tree/test_accepted.py")
+TESTS += ("test_unified_inputs.py", "test_kept_states.py")
+
+
+def test_every_kernel_compiles(on_cpu: bool, tmp_path: Path):
+    if not on_cpu:
+        pytest.skip("there the kernels' own tests compile them")
+    report = tmp_path / "report.json"
+    env = os.environ | {
+        "TRITON_INTERPRET": "0",
+        "TRITON_CACHE_DIR": str(tmp_path),
+        "VLLM_TEST_COMPILED": str(report),
+        "VLLM_TEST_EXAMPLES": "2",
+    }
+    tests = [str(HERE / name) for name in TESTS]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", PLUGIN, "-p", "no:xdist"]
+    log = subprocess.run(
+        [*command, *tests], cwd=ROOT, env=env, capture_output=True, text=True
+    )
+    assert report.is_file(), log.stdout + log.stderr
+    found = json.loads(report.read_text())
+    assert not found["errors"]
+    assert found["ours"] and set(found["ours"]) <= set(found["launched"])

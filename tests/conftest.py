@@ -20,6 +20,9 @@ if "cpu" in version("vllm"):
     os.environ.setdefault("TRITON_INTERPRET", "1")
     # A worker of tests is one thread, and so is what it starts.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+else:
+    # Else attention rounds float32 to fewer bits, and how depends on the batch.
+    os.environ.setdefault("TRITON_F32_DEFAULT", "ieee")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -90,9 +93,7 @@ def engine_env(on_cpu: bool) -> dict[str, str]:
         # Else the workers of all servers are bound to the same core.
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     }
-    # Else attention rounds float32 to fewer bits, and how depends on the batch.
-    on_gpu_only = {"TRITON_F32_DEFAULT": os.environ.get("TRITON_F32_DEFAULT", "ieee")}
-    return env | (on_cpu_only if on_cpu else on_gpu_only)
+    return env | (on_cpu_only if on_cpu else {})
 
 
 @pytest.fixture(scope="session")

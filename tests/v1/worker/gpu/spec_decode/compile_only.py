@@ -15,9 +15,9 @@ from triton.backends import backends
 from triton.backends.compiler import GPUTarget
 from triton.runtime import JITFunction, driver
 
+from tests.conftest import ROOT
+
 HOPPER = GPUTarget("cuda", 90, 32)
-OURS = ("unified", "draft_tree")  # packages beside this plugin's tests
-PACKAGE = "vllm.v1.worker.gpu.spec_decode"
 MAX_LAUNCHES = 3  # of a kernel; each other shape takes half a second
 
 
@@ -52,13 +52,15 @@ def compile_only(kernel: JITFunction, *args, warmup: bool, **kwargs) -> None:
 
 
 def our_kernels() -> list[str]:
-    modules = [name for name in sys.modules if name.startswith(PACKAGE)]
-    ours = [name for name in modules if name.split(".")[-2] in OURS]
+    files = (
+        path.relative_to(ROOT) for path in ROOT.glob("vllm/**/spec_decode/**/*.py")
+    )
+    ours = {".".join(file.with_suffix("").parts) for file in files} & set(sys.modules)
     found = {
         what.fn.__qualname__
         for name in ours
         for what in vars(sys.modules[name]).values()
-        if isinstance(what, JITFunction) and what.fn.__module__ in ours
+        if isinstance(what, JITFunction) and what.fn.__module__ == name
     }
     return sorted(name for name in found if name.endswith("_kernel"))
 

@@ -15,6 +15,7 @@ than by probabilities among all tokens.
 import torch
 
 from vllm.triton_utils import tl, triton
+from vllm.v1.worker.gpu.spec_decode.argmax import id_of_key, make_keys
 
 # Neighbouring tokens that are a group. A row is searched C times over its groups, then
 # C times over the tokens of C groups.
@@ -27,15 +28,6 @@ FIRST_WARPS = 4
 SECOND_WARPS = 4
 
 EMPTY = tl.constexpr(-(2**63))  # below every key
-LAST_ID = tl.constexpr(2**31 - 1)
-
-
-@triton.jit
-def _keys(values, ids):
-    """int64 in the order of values; of equal ones the lowest id is the largest."""
-    bits = values.to(tl.int32, bitcast=True)
-    order = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
-    return (order.to(tl.int64) << 32) + (LAST_ID - ids)
 
 
 @triton.jit
@@ -44,9 +36,8 @@ def _pop_best(keys):
     best = tl.max(keys, 0)
     order = (best >> 32).to(tl.int32)
     bits = tl.where(order < 0, order ^ 0x7FFFFFFF, order)
-    identity = LAST_ID - (best & LAST_ID).to(tl.int32)
     value = bits.to(tl.float32, bitcast=True)
-    return value, identity, tl.where(keys == best, EMPTY, keys)
+    return value, id_of_key(best), tl.where(keys == best, EMPTY, keys)
 
 
 @triton.jit
@@ -88,7 +79,7 @@ def _best_of_row_kernel(
     group = tl.arange(0, BLOCK)
     at = largest + row * num_groups + group
     tops = tl.load(at, mask=group < num_groups, other=float("-inf"))
-    keys = _keys(tops, group)
+    keys = make_keys(tops, group)
     lane = tl.arange(0, BLOCK_C)
     best_groups = tl.full([BLOCK_C], BLOCK, tl.int32)  # none has this number
     for c in tl.static_range(C):
@@ -101,7 +92,7 @@ def _best_of_row_kernel(
         mask=col < vocab_size,
         other=float("-inf"),
     ).to(tl.float32)
-    keys = tl.where(col < vocab_size, _keys(values, col), EMPTY)
+    keys = tl.where(col < vocab_size, make_keys(values, col), EMPTY)
     keys = tl.reshape(keys, [BLOCK_C * GROUP])
     best = tl.full([BLOCK_C], float("-inf"), tl.float32)
     for c in tl.static_range(C):

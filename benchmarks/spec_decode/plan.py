@@ -42,6 +42,18 @@ def peers(args: Namespace, mode: str, k: int) -> list[EngineKey]:
     ]
 
 
+def auto_engines(args: Namespace, mode: str) -> list[EngineKey]:
+    """Those that choose how much to draft; with trees and budgets, if asked for."""
+    nodes = max(args.draft_tree, default=0) * (mode in PARALLEL)
+    kinds = [(nodes, False)]
+    if args.adaptive:
+        kinds += [(trees, True) for trees in sorted({0, nodes})]
+    return [
+        EngineKey(OURS, mode, args.auto, True, args.shapes, trees, is_adaptive)
+        for trees, is_adaptive in kinds
+    ]
+
+
 def plan_groups(args: Namespace, at_once: int) -> list[list[EngineKey]]:
     """Engines that are loaded together, at most `at_once`: peers, as far as they fit.
 
@@ -57,17 +69,7 @@ def plan_groups(args: Namespace, at_once: int) -> list[list[EngineKey]]:
     lengths = args.num_speculative_tokens
     sets = [plain, *(peers(args, mode, k) for k in lengths for mode in drafting)]
     if args.auto is not None:
-        most = max(args.draft_tree, default=0)
-        sets += [
-            [
-                EngineKey(
-                    OURS, m, args.auto, True, args.shapes, most * (m in PARALLEL)
-                ),
-                *[EngineKey(OURS, m, args.auto, True, args.shapes, 0, True)]
-                * args.adaptive,
-            ]
-            for m in drafting
-        ]
+        sets += [auto_engines(args, mode) for mode in drafting]
     groups: list[list[EngineKey]] = []
     for whole in sets:
         for begin in range(0, len(whole), at_once):

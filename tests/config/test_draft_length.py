@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from vllm.config.drafter import DrafterConfig
+from vllm.config.drafter import DrafterConfig, engine
 from vllm.config.drafter.engine import check_others_choose, settle_auto
 from vllm.config.drafter.length import (
+    TREES,
     AutoSchedule,
     candidate_lengths,
     check_auto,
@@ -200,10 +201,18 @@ def test_auto_keeps_what_it_chooses_between():
 # Adaptive verification.
 
 
+@pytest.fixture
+def on_a_gpu(monkeypatch) -> None:
+    platform = SimpleNamespace(is_cpu=lambda: False)
+    monkeypatch.setattr(engine, "current_platform", platform)
+
+
 @pytest.mark.parametrize("schedule", [None, "auto"])
 @pytest.mark.parametrize("method", ["draft_model", "eagle3"])
-def test_verifying_a_part_is_the_engines_choice_like_a_length(method: str, schedule):
-    """A number set by the user keeps its meaning, and no tree is tried."""
+def test_verifying_a_part_is_the_engines_choice_like_a_length(
+    method: str, schedule, on_a_gpu
+):
+    """Beside trees. A number set by the user keeps its meaning."""
     drafter = DrafterConfig(method, 7, parallel_width=7, is_parallel=True)
     spec = settings(
         method=method,
@@ -211,10 +220,14 @@ def test_verifying_a_part_is_the_engines_choice_like_a_length(method: str, sched
         num_speculative_tokens_per_batch_size=schedule,
         enable_adaptive_verification=True,
     )
-    config = SimpleNamespace(speculative_config=spec, use_v2_model_runner=True)
+    config = SimpleNamespace(
+        speculative_config=spec,
+        use_v2_model_runner=True,
+        parallel_config=SimpleNamespace(data_parallel_size=1),
+    )
     for _ in range(2):  # settled again, it stays
         assert settle_auto(config)
-        expected = [7] if schedule is None else candidate_lengths(7)
+        expected = [7] if schedule is None else candidate_lengths(7, max(TREES))
         assert chosen_lengths(spec) == expected
         assert lengths_vary(spec) == (schedule is not None)
     assert not trims(spec)  # not before the unified speculator is known to draft

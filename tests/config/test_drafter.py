@@ -279,7 +279,7 @@ def with_models(**changes: Any) -> SpeculativeConfig:
         ("a drafter without a model config", {"draft_model_config": None}),
         ("use_heterogeneous_vocab", {"use_heterogeneous_vocab": True}),
         (None, ADAPTIVE),
-        (f"{BESIDE} draft trees", ADAPTIVE | {"draft_tree": 31}),
+        (f"{BESIDE} a draft tree in every step", ADAPTIVE | {"draft_tree": 31}),
         (f"{BESIDE} data parallelism", ADAPTIVE | ranks(data_parallel_size=2)),
         (f"{BESIDE} a schedule of draft lengths", ADAPTIVE | SCHEDULE),
         ("decode context parallelism", ranks(decode_context_parallel_size=2)),

@@ -9,6 +9,8 @@ import pytest
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.trimming import Trimming
 from vllm.v1.spec_decode.dynamic.draft_length import DraftLengths, Load
+from vllm.v1.spec_decode.dynamic.step_times import StepTimes
+from vllm.v1.worker.gpu.spec_decode.trimming import Trimming as WorkersTrimming
 
 K, N = 3, 8
 NAMES = [str(i) for i in range(N)]
@@ -34,6 +36,7 @@ def make_step(names=NAMES, num_drafts: int = K, **more) -> SchedulerOutput:
     step.num_scheduled_tokens = dict.fromkeys(names, num_drafts + 1)
     drafts = [-1] * num_drafts
     step.scheduled_spec_decode_tokens = dict.fromkeys(names, drafts) if drafts else {}
+    step.num_spec_tokens_to_schedule = num_drafts
     for name, value in more.items():
         setattr(step, name, value)
     return step
@@ -62,6 +65,24 @@ def test_drafts_of_which_nothing_is_told_are_verified(trimming):
     assert trimming.budget(make_step()) is None
     assert trimming.budget(make_step()) is not None
     assert trimming.budget(make_step([*NAMES, "new"])) is None
+
+
+def test_trees_are_verified_whole_and_chains_by_their_own_chances(trimming):
+    """Of drafts that a tree was cut to, there are none, however many are left."""
+    nodes = 2 * K
+    assert trimming.budget(make_step(num_spec_tokens_to_schedule=nodes)) is not None
+    to_chains = make_step(num_drafts=nodes, num_spec_tokens_to_schedule=K)
+    assert trimming.budget(to_chains) is None
+    assert trimming.budget(make_step(num_spec_tokens_to_schedule=nodes)) is not None
+    assert trimming.budget(make_step()) is None  # all near the end of their context
+    assert trimming.budget(make_step()) is not None
+
+
+def test_trees_gain_nothing_by_trimming(trimming):
+    trimming.budgets.times = StepTimes(
+        {256: {N: {K: seconds(N * (K + 1)), 2 * K: seconds(N * (2 * K + 1))}}}
+    )
+    assert set(trimming.gains(Load(N, N, 100.0))) == {K}
 
 
 UNLIKE = make_step()
@@ -99,6 +120,49 @@ def test_drafts_not_verified_are_counted_as_vllm_counts_those_a_grammar_takes(tr
     assert trimming.num_verified("0", K) == K
     trimming.take(make_step(), SimpleNamespace(verified_drafts=None))
     assert trimming.num_verified("0", K) == K
+
+
+class Worker(WorkersTrimming):
+    """Of N requests, without a device; `told` says of which steps it told."""
+
+    def __init__(self) -> None:
+        self.num_speculative_steps, self.told, self.learnt = K, [], []
+        self._sampler = SimpleNamespace()
+        self._estimator = SimpleNamespace(step=lambda *_: self.learnt.append(True))
+        self._is_known = np.zeros(N, dtype=bool)
+
+    def _tell(self, output, *rest) -> None:
+        self.told.append(output)
+
+    def run(self, name: str, num_next: int, drafts: int, num_reqs: int = N) -> None:
+        self.for_step(make_step(num_spec_tokens_to_schedule=num_next))
+        batch = SimpleNamespace(
+            num_reqs=num_reqs,
+            idx_mapping=None,
+            idx_mapping_np=np.arange(num_reqs),
+            num_draft_tokens_per_req=np.full(num_reqs, drafts) if drafts else None,
+        )
+        self.end_step(name, batch, None, None)
+
+
+def test_workers_tell_of_chains_that_have_chances():
+    """Not of trees, nor of what is left of one at the end of a context."""
+    worker = Worker()
+    for step in (
+        ("nothing drafted", K, 0),
+        ("chain", 2 * K, K),
+        ("tree", 2 * K, 2 * K),
+        ("cut tree", K, K),
+        ("shorter chain", K, 2),
+        ("chain again", K, K, N - 1),
+        ("one of a small batch", K, K),
+    ):
+        worker.run(*step)
+    assert worker.told == ["chain", "shorter chain"]
+    assert len(worker.learnt) == 2
+    worker.run("all of a large one", 0, K)
+    worker.run("drafts that were not made", K, K)
+    assert worker.told[2:] == ["all of a large one"]
 
 
 @pytest.mark.parametrize("sampled, known", [(1, 2), (2, 3), (4, 3)])

@@ -16,6 +16,7 @@ before is answered. Beyond that a job may ask for
         steps; `touched_kv` then counts those that changed a byte of the KV cache;
     made_up_times: steps are not timed: see `made_up_times.py`;
     seconds_by_length: of a step, in the place of those measured for "auto";
+    drafts_by_turns: how many drafts steps ask for, in the place of what "auto" chooses;
     record_graphs: draft passes are CUDA graphs, on a CPU as if: see `recorded.py`;
     record_drafts, keep_drafts, watch_waits: what is watched for, by a class each of
         `watches.py`.
@@ -31,6 +32,7 @@ import sys
 import traceback
 from collections import defaultdict
 from copy import deepcopy
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -271,6 +273,11 @@ def set_step_times(scheduler: Any, seconds: list[float]) -> None:
             row.update(enumerate(seconds))
 
 
+def draft_by_turns(scheduler: Any, lengths: list[int]) -> None:
+    turns = cycle(lengths)
+    scheduler.draft_lengths.lengths.choose = lambda load, gains: next(turns)
+
+
 def run(job: dict[str, Any]) -> dict[str, Any]:
     if job.get("async_scheduling"):
         force_async_scheduling()
@@ -281,6 +288,8 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     core = llm.llm_engine.engine_core.engine_core
     if seconds := job.get("seconds_by_length"):
         set_step_times(core.scheduler, seconds)
+    if turns := job.get("drafts_by_turns"):
+        draft_by_turns(core.scheduler, turns)
     idle = IdleRank(core, job.get("idle_every", 0))
     worker = getattr(core.model_executor, "driver_worker", None)
     watched = Watched(worker, job) if worker else None

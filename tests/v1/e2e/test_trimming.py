@@ -60,3 +60,37 @@ def test_length_chosen_too(mode: str, run, target, scenarios):
     assert_output_is_the_targets(result, target, scenarios)
     assert result["replays"]["first"] > 0
     assert (result["replays"]["ragged"] > 0) == (mode == "eagle3")
+
+
+# Steps that draft trees, between steps that draft chains, which are trimmed. Requests
+# are preempted now and then, so that there are too few to trim.
+DEPTH, NODES = 3, 7
+TURNS = [DEPTH, DEPTH, DEPTH, NODES, NODES, DEPTH, 2]
+CROWDED = ENGINE | {"block_size": 32, "num_gpu_blocks_override": 22}
+
+
+@pytest.mark.parametrize("mode", only_fast(("pard", "pard2", "peagle"), "pard"))
+def test_trees_and_trimmed_chains_by_turns(
+    mode: str, run_engine: RunEngine, models, target, make_prompt
+):
+    """One request has a seed, and another can use nothing but chains."""
+    asked = [{"prompt": make_prompt(36 + i, i), "max_tokens": 36} for i in range(8)]
+    asked[3]["sampling"] = SAMPLING
+    scenarios = {"all": [*asked]}
+    # What it would not say anyway.
+    asked[4] = asked[4] | {"sampling": {"bad_words": ["zebra"]}}
+    more = {"draft_tree": NODES, "num_speculative_tokens_per_batch_size": "auto"}
+    result = run_engine(
+        {"all": asked},
+        speculative_config=speculative(models, mode, DEPTH, **ADAPTIVE, **more),
+        made_up_times=True,
+        record_graphs=True,
+        drafts_by_turns=TURNS,
+        async_scheduling=mode == "pard",
+        **CROWDED,
+    )
+    assert_output_is_the_targets(result, target, scenarios)
+    found = result["scenarios"]["all"]["counters"]
+    assert found["num_tree_nodes"][0] > 0
+    assert result["replays"]["ragged"] > 0
+    assert found["num_preemptions"][0] > 0

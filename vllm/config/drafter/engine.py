@@ -58,8 +58,8 @@ def _untrimmable(spec: "SpeculativeConfig") -> str | None:
     """What keeps the unified speculator's drafts from being verified in part."""
     schedule = spec.num_speculative_tokens_per_batch_size
     parallel = spec.target_parallel_config
-    if spec.draft_tree is not None:
-        return "draft trees"
+    if spec.draft_tree is not None and not is_auto(spec):
+        return "a draft tree in every step"
     if schedule is not None and not is_auto(spec):
         return "a schedule of draft lengths"
     if parallel is not None and parallel.data_parallel_size > 1:
@@ -135,7 +135,6 @@ def _nodes_to_choose(vllm_config: "VllmConfig") -> int | None:
     # Where trees would not be verified by the engine's own fast kernels, none is tried.
     possible = (
         _unsupported_by_engine(vllm_config) is None
-        and not spec.enable_adaptive_verification
         and drafter.is_parallel
         and drafter.parallel_width == depth > 1
         and spec.draft_sample_method == "greedy"

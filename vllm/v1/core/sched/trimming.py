@@ -8,6 +8,10 @@ step back from each last draft proves as much). A request's survival falls from 
 draft, and each chance is the drafter's of drafts *before* it. So a draft is among the
 likeliest of its batch, or not, whatever it is and whatever follows it.
 
+A tree's nodes have no chances, and all of them are verified: whether a step is one of
+trees was settled when they were drafted. Nor is a chain ranked by chances of drafts
+that were made before a tree: it is trimmed where its own were told alone.
+
 The budget must not tell either. Its chances are of earlier steps; but the noise that
 drew a draft belongs to its position, and a later step draws there again. Of those
 chances only such count as depend on text: of the drafts that were accepted, of the one
@@ -41,13 +45,15 @@ class Trimming:
     def __init__(self, lengths: DraftLengths, trimmed_times: dict[int, Row]):
         depth = lengths.num_speculative_tokens
         self.budgets = Budgets(lengths.times, trimmed_times, depth)
+        self._depth = depth
         self._chains = lengths.acceptance.chains
         # By request, of the last output: chances of its drafts [K], and, if not all of
         # them were verified, how many.
         self._chances: dict[str, np.ndarray] = {}
         self._verified: dict[str, int] = {}
         self._load: Load | None = None
-        self._told_of: set[str] = set()  # requests of the last step, if enough
+        # Requests of the last step, if chains of enough were drafted in it.
+        self._told_of: set[str] = set()
 
     def take(self, step: "SchedulerOutput", output: "ModelRunnerOutput") -> None:
         """Takes in what workers tell of a step that has run.
@@ -84,7 +90,11 @@ class Trimming:
             return {}
         known = [*self._chances][: load.num_reqs]
         chances = self._known([*known, *[""] * (load.num_reqs - len(known))])
-        best = {k: self.budgets.best(k, chances, load.context) for k in lengths}
+        best = {
+            k: self.budgets.best(k, chances, load.context)
+            for k in lengths
+            if k <= self._depth
+        }
         return {k: budget.gain for k, budget in best.items()}
 
     def _known(self, names: Iterable[str]) -> np.ndarray:
@@ -103,7 +113,8 @@ class Trimming:
 
         Only a step of decodes with equally many drafts each is trimmed. A grammar's
         first misfit has to be verified, so its batch is left alone; and so is one with
-        drafts that were made in a small batch, of which no chances are told.
+        drafts that were made in a small batch, or as a tree, of which no chances are
+        told.
 
         To be asked for every step, in order.
         """
@@ -112,7 +123,9 @@ class Trimming:
             step.scheduled_spec_decode_tokens,
         )
         told_of = self._told_of
-        self._told_of = names if len(names) >= MIN_REQUESTS else set()
+        is_told = step.num_spec_tokens_to_schedule <= self._depth
+        is_told &= len(names) >= MIN_REQUESTS
+        self._told_of = names if is_told else set()
         lengths = {len(drafts.get(name, ())) for name in names}
         if len(lengths) != 1 or not names <= told_of:
             return None

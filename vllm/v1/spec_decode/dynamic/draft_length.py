@@ -14,6 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from vllm.config.drafter.length import MAX_TREE_ROWS
 from vllm.logger import init_logger
 
 from .acceptance import PlanAcceptance
@@ -108,7 +109,7 @@ class DraftLengths:
         """
         if not self.times:
             return self.num_speculative_tokens
-        seconds = self.times.seconds(load.num_reqs, load.context)
+        seconds = self._offered(load)
         expected = self.expected_tokens()
         tokens = {
             plan: load.tokens(expected[plan]) * (1.0 + gains.get(plan, 0.0))
@@ -122,6 +123,15 @@ class DraftLengths:
             chosen = self._best(tokens, seconds)
         self.choice = Choice(chosen, tokens[chosen], seconds[chosen])
         return chosen
+
+    def _offered(self, load: Load) -> Row:
+        """Seconds of a step by plan; without trees that have too many rows to pay."""
+        seconds = self.times.seconds(load.num_reqs, load.context)
+        return {
+            plan: each
+            for plan, each in seconds.items()
+            if plan not in self._trees or load.num_reqs * (plan + 1) <= MAX_TREE_ROWS
+        }
 
     def expected_tokens(self) -> dict[int, float]:
         """Tokens of a request and step, by drafts per request."""

@@ -6,10 +6,15 @@ adaptive verification. It is asked in those steps alone that have a budget: all 
 are what they are without it, kernel for kernel. A budget comes from the scheduler,
 which chooses it together with how much to draft; `v1/core/sched/trimming.py` says why
 output keeps the target's distribution.
+
+Chances are known of chains that were drafted in batches large enough to be trimmed. Of
+a tree there are none: it is verified whole, and what its request's last chain was given
+is neither told nor learnt from.
 """
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from vllm.config.drafter.length import trims
@@ -56,13 +61,19 @@ class Trimming(AdaptiveVerificationManager):
         )
         self._sampler = runner.rejection_sampler
         self._streams = runner.output_copy_stream, runner.main_stream
-        # [R, K] by request state, as the last draft pass left them.
-        self._chances = runner.speculator.acceptance_estimator.predictions
-        self._budget = 0
+        self._estimator = runner.speculator.acceptance_estimator
+        # [R, K] by request state, as the last pass that drafted a chain left them. For
+        # vLLM a step has as many drafts as a tree has nodes; its buffers stay as wide.
+        self._chances = self._estimator.predictions
+        self.num_speculative_steps = self._chances.shape[1]
+        # [R], whether they are of a request's latest drafts.
+        self._is_known = np.zeros(len(self._chances), dtype=bool)
+        self._num_drafts = self._budget = 0
 
     def for_step(self, step: "SchedulerOutput") -> "Trimming | None":
         """What the runner is to ask in a step; None if all drafts are verified."""
         is_trimmed = step.verify_budget is not None
+        self._num_drafts = step.num_spec_tokens_to_schedule
         # Else rows of logits may be more than one chunk.
         self._sampler.enable_adaptive_verification = is_trimmed
         if not is_trimmed:
@@ -87,20 +98,35 @@ class Trimming(AdaptiveVerificationManager):
         self._confidence_probs = self._chances.clamp(max=LARGEST_CHANCE)
         return super().reallocate_drafts(req_ids, idx_mapping)
 
-    def tell(
+    def end_step(
         self,
         output: "ModelRunnerOutput",
         batch: InputBatch,
         num_sampled: torch.Tensor,
         num_rejected: torch.Tensor,
     ) -> None:
-        """Begins to copy what the scheduler is told of a step's drafts, if anything.
+        """Tells the scheduler of a step's drafts, and learns of them, if of anything.
 
         To be asked before anything new is drafted, and before the copy of the step's
-        tokens begins: both have arrived when that has.
+        tokens begins: what is told has arrived when that has.
         """
-        if batch.num_reqs < MIN_REQUESTS or batch.num_draft_tokens_per_req is None:
-            return
+        states, drafts = batch.idx_mapping_np, batch.num_draft_tokens_per_req
+        is_large = batch.num_reqs >= MIN_REQUESTS
+        if is_large and drafts is not None and self._is_known[states[drafts > 0]].all():
+            self._tell(output, batch, num_sampled, num_rejected)
+            self._estimator.step(batch.idx_mapping, num_sampled, num_rejected)
+        # What is drafted next, of the same requests.
+        is_chain = 0 < self._num_drafts <= self.num_speculative_steps
+        self._is_known[states] = is_large and is_chain
+
+    def _tell(
+        self,
+        output: "ModelRunnerOutput",
+        batch: InputBatch,
+        num_sampled: torch.Tensor,
+        num_rejected: torch.Tensor,
+    ) -> None:
+        """Begins to copy chances, and how many drafts were verified."""
         verified = (num_sampled - 1).clamp(min=0) + num_rejected
         chances = self._chances[batch.idx_mapping]
         told = torch.cat([chances, verified[:, None].to(chances.dtype)], dim=1)
@@ -120,7 +146,8 @@ def check_attention(runner: "GPUModelRunner") -> None:
     Raises:
         ValueError: one of them cannot run a trimmed batch.
     """
-    groups, most = runner.attn_groups, runner.decode_query_len
+    depth = runner.vllm_config.speculative_config.drafter.num_speculative_tokens
+    groups, most = runner.attn_groups, depth + 1
     backend = get_query_lens_mismatch_unsupported_backend(groups)
     if (
         backend is None

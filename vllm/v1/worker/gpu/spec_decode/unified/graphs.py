@@ -136,10 +136,14 @@ def ragged_batches(
 ) -> Iterator[DraftBatchDescriptor]:
     """The first passes of batches whose drafts were trimmed, if any are.
 
-    However many drafts were made, and whatever number a step asks for but none.
+    However many drafts were made, and whatever number a step asks for but none. Not
+    where a tree is drafted next, which is seldom: such a step changes what is drafted.
     """
-    verified = max(layouts) + 1
-    for num_drafts in sorted(set(same_first_passes(layouts).values()) - {0}):
+    longest = layouts[max(layouts)].num_speculative_tokens
+    verified = longest + 1
+    for num_drafts in sorted(set(same_first_passes(layouts).values())):
+        if not 0 < num_drafts <= longest:
+            continue
         extra = layouts[num_drafts].num_extra_slots
         for num_reqs, num_rows in trimmed_batches(vllm_config, verified):
             yield DraftBatchDescriptor(

@@ -14,6 +14,9 @@ from vllm.v1.spec_decode.dynamic.graph_sizes import MIN_REQUESTS
 from vllm.v1.worker.gpu.attn_utils import build_slot_mappings_by_layer
 from vllm.v1.worker.gpu.dp_utils import DPSyncState
 from vllm.v1.worker.gpu.input_batch import InputBatch
+from vllm.v1.worker.gpu.spec_decode.acceptance_estimator import (
+    OnlineAcceptanceEstimator,
+)
 from vllm.v1.worker.gpu.spec_decode.draft_tree.accepted import TargetStep
 from vllm.v1.worker.gpu.spec_decode.draft_tree.drafting import sample_tree
 from vllm.v1.worker.gpu.spec_decode.draft_tree.step import make_tree_step
@@ -308,9 +311,8 @@ class UnifiedSpeculator(DraftModelSpeculator):
         if self._num_reqs >= MIN_REQUESTS:
             super()._maybe_predict_acceptance(*args)
 
-    def observe_verification(self, idx_mapping: torch.Tensor, *args) -> None:
-        if len(idx_mapping) >= MIN_REQUESTS:
-            super().observe_verification(idx_mapping, *args)
+    def observe_verification(self, *args) -> None:
+        """Left to `trimming.py`, which knows of whose drafts there are chances."""
 
     # What a step stands on.
 
@@ -381,6 +383,11 @@ class UnifiedSpeculator(DraftModelSpeculator):
         needs_logits = self.draft_logits is not None or self.use_acceptance_estimator
         if not needs_logits and self._may_rank_own_vocabulary():
             self.use_local_argmax_reduction = True
+        if self.use_acceptance_estimator:
+            # vLLM's has a place for each node of a tree, of which nothing is predicted.
+            depth = self.layout.num_speculative_tokens
+            sizes = self.max_num_reqs, depth, self.device
+            self.acceptance_estimator = OnlineAcceptanceEstimator(*sizes)
 
     def _may_rank_own_vocabulary(self) -> bool:
         """Whether the best token is found without logits of the whole vocabulary.

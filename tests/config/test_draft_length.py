@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from vllm.config.drafter import DrafterConfig, engine
+from vllm.config import SpeculativeConfig
+from vllm.config.drafter import DrafterConfig, engine, length, trimming
 from vllm.config.drafter.engine import check_others_choose, settle_auto
 from vllm.config.drafter.length import (
     TREES,
     AutoSchedule,
     candidate_lengths,
     check_auto,
-    choose_by_default,
     chosen_lengths,
     covering_lookup,
     is_auto,
@@ -27,7 +27,7 @@ from vllm.config.drafter.length import (
 )
 from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
 
-from .specs import unresolved
+from .specs import engine_config, unresolved
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,8 @@ def test_auto_keeps_what_it_chooses_between():
 @pytest.fixture
 def on_a_gpu(monkeypatch) -> None:
     platform = SimpleNamespace(is_cpu=lambda: False)
-    monkeypatch.setattr(engine, "current_platform", platform)
+    for module in (engine, trimming):
+        monkeypatch.setattr(module, "current_platform", platform)
 
 
 @pytest.mark.parametrize("schedule", [None, "auto"])
@@ -235,7 +236,120 @@ def test_verifying_a_part_is_the_engines_choice_like_a_length(
     assert trims(spec)
 
 
-def test_nobody_is_given_it_unasked():
-    spec = unresolved("a/head", method="eagle3", num_speculative_tokens=None)
-    choose_by_default(spec)
-    assert spec.is_auto_by_default and not spec.enable_adaptive_verification
+# The default of what large batches verify, once it is to be part of "auto".
+
+
+@pytest.fixture
+def trimmed_default(monkeypatch, on_a_gpu) -> None:
+    monkeypatch.setattr(length, "TRIMS_BY_DEFAULT", True)
+
+
+def by_default(models, **engine: Any) -> SpeculativeConfig:
+    """Of an engine that is told the drafter alone, or what else `spec` has."""
+    spec = {"model": str(models / "pard")} | engine.pop("spec", {})
+    return engine_config(models / "target", spec, **engine).speculative_config
+
+
+def test_nobody_is_given_it_unasked(models, on_a_gpu):
+    spec = by_default(models)
+    assert is_auto(spec) and spec.enable_adaptive_verification is False
+
+
+@pytest.mark.parametrize(
+    "given, is_given",
+    [
+        ({}, True),
+        ({"enable_adaptive_verification": False}, False),
+        ({"enable_adaptive_verification": True}, True),
+        # A number set by the user keeps its meaning.
+        ({"num_speculative_tokens": 7}, False),
+        ({"num_speculative_tokens_per_batch_size": "auto"}, False),
+    ],
+)
+def test_a_default_that_was_not_set_otherwise(
+    given: dict, is_given: bool, models, trimmed_default
+):
+    """Trees and chains are chosen from, too; what is asked for is no default."""
+    spec = by_default(models, spec=given)
+    assert trims(spec) is is_given
+    assert spec.is_trimmed_by_default is (given == {})
+    assert is_auto(spec) is (given != {"num_speculative_tokens": 7})
+    assert not is_auto(spec) or chosen_lengths(spec)[-1] == max(TREES)
+
+
+def engine_with(**changes: Any) -> SimpleNamespace:
+    """As much of an engine's config as is looked at; names of parts, or whole ones."""
+    parts = {
+        "parallel_config": {
+            "data_parallel_size": 1,
+            "pipeline_parallel_size": 1,
+            "enable_batch_sharded_sampling": False,
+        },
+        "model_config": {"return_sampling_mask": False, "use_mla": False},
+        "aux_output_config": {"enabled": False},
+        "speculative_config": {},
+        "lora_config": None,
+    }
+    for name, change in changes.items():
+        parts[name] = {**parts[name], **change} if parts[name] is not None else change
+    spec = settings(
+        drafter=DrafterConfig("eagle3", 7),
+        is_auto_by_default=True,
+        enable_adaptive_verification=None,
+        **parts.pop("speculative_config"),
+    )
+    made = {k: v if v is None else SimpleNamespace(**v) for k, v in parts.items()}
+    return SimpleNamespace(speculative_config=spec, use_v2_model_runner=True, **made)
+
+
+@pytest.mark.parametrize(
+    "changes, what",
+    [
+        ({}, None),
+        ({"lora_config": {}}, "LoRA"),
+        ({"parallel_config": {"data_parallel_size": 2}}, "data parallelism"),
+        ({"parallel_config": {"pipeline_parallel_size": 2}}, "pipeline parallelism"),
+        (
+            {"parallel_config": {"enable_batch_sharded_sampling": True}},
+            "batch-sharded sampling",
+        ),
+        ({"model_config": {"return_sampling_mask": True}}, "returned sampling masks"),
+        ({"model_config": {"use_mla": True}}, "MLA"),
+        ({"aux_output_config": {"enabled": True}}, "returned routed experts"),
+        (
+            {"speculative_config": {"use_local_argmax_reduction": True}},
+            "use_local_argmax_reduction",
+        ),
+    ],
+)
+def test_where_a_default_cannot_be_one_line_says_so(
+    changes: dict, what: str | None, trimmed_default, caplog_vllm
+):
+    config = engine_with(**changes)
+    with caplog_vllm.at_level("INFO", logger="vllm"):
+        for _ in range(2):  # settled again, it stays
+            assert settle_auto(config)
+    spec = config.speculative_config
+    assert is_auto(spec)
+    assert spec.enable_adaptive_verification is spec.is_trimmed_by_default
+    assert spec.enable_adaptive_verification is (what is None)
+    said = [line for line in caplog_vllm.messages if "verifies all its drafts" in line]
+    assert [line.endswith(f"support {what}.") for line in said] == [True] * len(changes)
+
+
+def test_an_engine_that_cannot_starts_without_it(models, trimmed_default):
+    """vLLM refuses LoRA beside it, where it is asked for."""
+    spec = by_default(models, enable_lora=True)
+    assert is_auto(spec) and not trims(spec)
+    asked = {"enable_adaptive_verification": True}
+    with pytest.raises(ValueError, match="not currently compatible with LoRA"):
+        by_default(models, enable_lora=True, spec=asked)
+
+
+def test_a_cpu_verifies_all(models, monkeypatch, caplog_vllm):
+    monkeypatch.setattr(length, "TRIMS_BY_DEFAULT", True)
+    if not trimming.current_platform.is_cpu():
+        pytest.skip("runs on another platform")
+    with caplog_vllm.at_level("INFO", logger="vllm"):
+        assert not trims(by_default(models))
+    assert "batches does not support a CPU." in caplog_vllm.text

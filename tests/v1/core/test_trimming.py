@@ -6,11 +6,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from vllm.config.drafter import DrafterConfig
+from vllm.config.drafter.length import trims
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.trimming import Trimming
 from vllm.v1.spec_decode.dynamic.draft_length import DraftLengths, Load
 from vllm.v1.spec_decode.dynamic.step_times import StepTimes
+from vllm.v1.worker.gpu.spec_decode import trimming as workers_trimming
 from vllm.v1.worker.gpu.spec_decode.trimming import Trimming as WorkersTrimming
+from vllm.v1.worker.gpu.spec_decode.trimming import make_trimming
 
 K, N = 3, 8
 NAMES = [str(i) for i in range(N)]
@@ -173,3 +177,46 @@ def test_chances_count_that_depend_on_text_alone(trimming, sampled: int, known: 
     assert (chances[:known] == np.float32(0.123)).all()
     average = np.float32(trimming._chains.rates())
     assert (chances[known:] == average[known:]).all()
+
+
+# Where it cannot be.
+
+ATTENTION = "SomeAttention"
+
+
+def runner_with(monkeypatch, is_default: bool) -> SimpleNamespace:
+    """A model runner whose attention goes by lengths that the host knows."""
+    monkeypatch.setattr(
+        workers_trimming,
+        "get_query_lens_mismatch_unsupported_backend",
+        lambda groups: ATTENTION,
+    )
+    spec = SimpleNamespace(
+        drafter=DrafterConfig("eagle3", K, is_unified=True),
+        enable_adaptive_verification=True,
+        is_trimmed_by_default=is_default,
+    )
+    graphs = SimpleNamespace(has_full_cudagraphs=lambda: True)
+    return SimpleNamespace(
+        vllm_config=SimpleNamespace(speculative_config=spec),
+        speculator=SimpleNamespace(
+            draft_attn_layer_names=set(), predict_nothing=lambda: None
+        ),
+        rejection_sampler=SimpleNamespace(enable_adaptive_verification=True),
+        compilation_config=SimpleNamespace(cudagraph_mode=graphs),
+        attn_groups=[],
+        is_last_pp_rank=True,
+    )
+
+
+def test_attention_that_cannot_is_refused_and_a_default_given_up(
+    monkeypatch, caplog_vllm
+):
+    with pytest.raises(ValueError, match=f"does not support {ATTENTION}: choose"):
+        make_trimming(runner_with(monkeypatch, is_default=False))
+    runner = runner_with(monkeypatch, is_default=True)
+    with caplog_vllm.at_level("INFO", logger="vllm"):
+        assert make_trimming(runner) is None
+    assert f"batches does not support {ATTENTION}." in caplog_vllm.text
+    assert not trims(runner.vllm_config.speculative_config)
+    assert not runner.rejection_sampler.enable_adaptive_verification

@@ -16,9 +16,9 @@ ENGINE = {
     "use_tqdm_on_load": False,
 }
 # What is asked of a job beside scenarios and the engine's own arguments.
-ASKED = ("async_scheduling", "drafts_by_turns", "idle_every", "keep_drafts")
-ASKED += ("made_up_times", "record_drafts", "record_graphs", "seconds_by_length")
-ASKED += ("watch_waits",)
+ASKED = ("async_scheduling", "defaults_of_a_gpu", "drafts_by_turns", "idle_every")
+ASKED += ("keep_drafts", "made_up_times", "record_drafts", "record_graphs")
+ASKED += ("seconds_by_length", "watch_waits")
 
 
 class EngineError(Exception):

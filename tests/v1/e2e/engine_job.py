@@ -16,6 +16,7 @@ before is answered. Beyond that a job may ask for
         steps; `touched_kv` then counts those that changed a byte of the KV cache;
     made_up_times: steps are not timed: see `made_up_times.py`;
     seconds_by_length: of a step, in the place of those measured for "auto";
+    defaults_of_a_gpu: with trees, and drafts verified in part, where nothing is said;
     drafts_by_turns: how many drafts steps ask for, in the place of what "auto" chooses;
     record_graphs: draft passes are CUDA graphs, on a CPU as if: see `recorded.py`;
     record_drafts, keep_drafts, watch_waits: what is watched for, by a class each of
@@ -34,6 +35,7 @@ from collections import defaultdict
 from copy import deepcopy
 from itertools import cycle
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -41,6 +43,7 @@ from recorded import Replays, recorded_calls
 from watches import DraftRecord, HostWaits, KeptDrafts, around
 
 from vllm import LLM, RequestOutput, SamplingParams
+from vllm.config.drafter import engine, length, trimming
 from vllm.outputs import CompletionOutput
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
@@ -273,6 +276,12 @@ def set_step_times(scheduler: Any, seconds: list[float]) -> None:
             row.update(enumerate(seconds))
 
 
+def take_defaults_of_a_gpu() -> None:
+    length.TRIMS_BY_DEFAULT = True
+    for module in (engine, trimming):
+        module.current_platform = SimpleNamespace(is_cpu=lambda: False)
+
+
 def draft_by_turns(scheduler: Any, lengths: list[int]) -> None:
     turns = cycle(lengths)
     scheduler.draft_lengths.lengths.choose = lambda load, gains: next(turns)
@@ -281,6 +290,8 @@ def draft_by_turns(scheduler: Any, lengths: list[int]) -> None:
 def run(job: dict[str, Any]) -> dict[str, Any]:
     if job.get("async_scheduling"):
         force_async_scheduling()
+    if job.get("defaults_of_a_gpu"):
+        take_defaults_of_a_gpu()
     if job.get("made_up_times"):
         importlib.import_module("made_up_times").make_up_times()
     llm = LLM(**engine_arguments(job))

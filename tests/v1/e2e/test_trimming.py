@@ -64,28 +64,30 @@ def test_length_chosen_too(mode: str, run, target, scenarios):
 
 # Steps that draft trees, between steps that draft chains, which are trimmed. Requests
 # are preempted now and then, so that there are too few to trim.
-DEPTH, NODES = 3, 7
-TURNS = [DEPTH, DEPTH, DEPTH, NODES, NODES, DEPTH, 2]
+TREES = {"pard": (11, 15), "pard2": (23, 31), "peagle": (11, 15)}
 CROWDED = ENGINE | {"block_size": 32, "num_gpu_blocks_override": 22}
 
 
-@pytest.mark.parametrize("mode", only_fast(("pard", "pard2", "peagle"), "pard"))
+@pytest.mark.parametrize("mode", only_fast(TREES, "pard"))
 def test_trees_and_trimmed_chains_by_turns(
     mode: str, run_engine: RunEngine, models, target, make_prompt
 ):
-    """One request has a seed, and another can use nothing but chains."""
+    """One request has a seed, and another can use nothing but chains.
+
+    Where nothing is said but the drafter's name.
+    """
     asked = [{"prompt": make_prompt(36 + i, i), "max_tokens": 36} for i in range(8)]
     asked[3]["sampling"] = SAMPLING
     scenarios = {"all": [*asked]}
     # What it would not say anyway.
     asked[4] = asked[4] | {"sampling": {"bad_words": ["zebra"]}}
-    more = {"draft_tree": NODES, "num_speculative_tokens_per_batch_size": "auto"}
     result = run_engine(
         {"all": asked},
-        speculative_config=speculative(models, mode, DEPTH, **ADAPTIVE, **more),
+        speculative_config={"model": str(models / mode)},
+        defaults_of_a_gpu=True,
         made_up_times=True,
         record_graphs=True,
-        drafts_by_turns=TURNS,
+        drafts_by_turns=[7, 7, 7, *TREES[mode], 7, 2],
         async_scheduling=mode == "pard",
         **CROWDED,
     )

@@ -43,6 +43,7 @@ class FakeExecutor:
         num_gpu_blocks: int = 1000,
         ranks: int = 1,
     ):
+        self.trimming = ["some", "some"]
         self.vllm_config = SimpleNamespace(
             speculative_config=SimpleNamespace(
                 num_speculative_tokens=3,
@@ -59,8 +60,10 @@ class FakeExecutor:
             ),
         )
 
-    def collective_rpc(self, method, args):
-        assert method is seconds_per_step
+    def collective_rpc(self, method, args=()):
+        if method is not seconds_per_step:
+            runners = (SimpleNamespace(trimming=found) for found in self.trimming)
+            return [method(SimpleNamespace(model_runner=each)) for each in runners]
         num_reqs, *rest = args
         return [num_reqs + sum(rest), 2.0 * num_reqs + sum(rest)]
 
@@ -93,6 +96,9 @@ def test_steps_that_verify_a_part_are_timed_where_some_may_be_trimmed():
     times = measure_trimmed_times(executor)
     assert list(times) == [8, 16, 24]
     assert times[8] == {p: 2.0 * 8 + 3 + CONTEXT + p for p in PERCENT_VERIFIED}
+    executor.trimming = ["some", None]  # its attention cannot
+    assert measure_trimmed_times(executor) == {}
+    executor.trimming = ["some", "some"]
     spec.pass_times = {CONTEXT: {1: {3: 1.0}, 4: {3: 1.0}}}
     assert measure_trimmed_times(executor) == {}
     spec.enable_adaptive_verification = False

@@ -5,7 +5,8 @@ It is resolved once, before weights load, and read as `speculative_config.drafte
 vLLM's config classes call `resolve.py` and `engine.py`; imports go down this list:
 
 - `resolve.py`: the steps from the settings and the drafter's files to the value.
-- `engine.py`: whether the unified speculator drafts, and if not why.
+- `engine.py`: whether the unified speculator drafts, and if not why; `trimming.py`:
+  whether its drafts are verified in part.
 - `weights.py`, `vocabulary.py`, `target.py`: the drafter's files against the target.
 - `settings.py`, `length.py`: what the user wrote.
 - `checkpoint.py`: what the files say of themselves; `families.py` tells them apart.

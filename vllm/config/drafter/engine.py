@@ -20,6 +20,7 @@ from .length import (
     fix_length,
     is_auto,
 )
+from .trimming import settle_trimming
 from .weights import check_weights
 
 if TYPE_CHECKING:
@@ -75,7 +76,8 @@ def _unsupported_by_engine(vllm_config: "VllmConfig") -> str | None:
 
 
 def settle_auto(vllm_config: "VllmConfig") -> bool:
-    """Settles whether the engine chooses draft lengths, before anything goes by it.
+    """Settles whether the engine chooses draft lengths, before anything goes by it; and
+    whether it verifies a part of its drafts.
 
     Where nobody asked for it and the unified speculator does not draft, the length is
     fixed, and one line says why.
@@ -90,6 +92,7 @@ def settle_auto(vllm_config: "VllmConfig") -> bool:
             unsupported = V1
         if unsupported is not None:
             fix_length(spec, unsupported)
+    settle_trimming(vllm_config)
     if _has_fixed_length_to_trim(vllm_config):
         # How much of it is verified is chosen, as the length otherwise is.
         only = AutoSchedule([spec.drafter.num_speculative_tokens])

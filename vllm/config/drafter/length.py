@@ -31,7 +31,8 @@ CHAINS = (0, 1, 2, 3, 4, 5, 7, 9, 12, 16, 21, 28)
 # Nodes of trees. With the last token, sixteen rows or so more each.
 TREES = (11, 15, 23, 31, 47, 63)
 # Whether "auto" that nobody asked for verifies the likeliest drafts alone, where that
-# pays. Not before a GPU has shown it: until then `enable_adaptive_verification` asks.
+# pays: see `trimming.py`. Not before a GPU has shown it: until then
+# `enable_adaptive_verification` asks.
 TRIMS_BY_DEFAULT = False
 # Rows of trees in a step that are worth a thought: from about here on products of the
 # target's matrices take as long as they have rows.
@@ -164,7 +165,6 @@ def choose_by_default(spec: "SpeculativeConfig") -> None:
     if spec.method in METHODS and all(setting is None for setting in given):
         spec.num_speculative_tokens_per_batch_size = AUTO
         spec.is_auto_by_default = True
-        spec.enable_adaptive_verification |= TRIMS_BY_DEFAULT
 
 
 def check_auto(spec: "SpeculativeConfig") -> None:

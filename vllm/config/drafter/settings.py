@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 logger = init_logger(__name__)
 
 # Fields that are not settings.
-RESULTS = {"drafter", "is_auto_by_default", "pass_times", "trimmed_times"}
+RESULTS = {"drafter", "is_auto_by_default", "is_trimmed_by_default"}
+RESULTS |= {"pass_times", "trimmed_times"}
 
 
 def check_keys(given: Any, config_class: type) -> None:

@@ -99,10 +99,11 @@ def measure_trimmed_times(executor: "Executor") -> dict[int, Row]:
 
     Returns:
         Seconds by number of requests and by per cent of drafts that are verified; empty
-        where no step is trimmed, or so many requests could not be measured.
+        where no step is trimmed, since workers cannot or so many requests could not be
+        measured: then the scheduler gives no budgets.
     """
     spec = executor.vllm_config.speculative_config
-    if not trims(spec):
+    if not trims(spec) or not all(executor.collective_rpc(_is_trimming)):
         return {}
     depth, started = spec.drafter.num_speculative_tokens, time.perf_counter()
     sizes = sorted(n for n in spec.pass_times[CONTEXT] if n >= MIN_REQUESTS)
@@ -120,6 +121,11 @@ def measure_trimmed_times(executor: "Executor") -> dict[int, Row]:
         time.perf_counter() - started,
     )
     return times
+
+
+def _is_trimming(worker: "WorkerBase") -> bool:
+    """Workers know their attention, and may have given it up."""
+    return worker.model_runner.trimming is not None
 
 
 def _most_requests(config: "VllmConfig", seconds: float) -> int:

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from vllm.config.drafter.length import trims
+from vllm.config.drafter.trimming import verify_all
 from vllm.v1.spec_decode.dynamic.graph_sizes import MIN_REQUESTS
 from vllm.v1.worker.gpu.async_utils import async_copy_to_np, stream
 from vllm.v1.worker.gpu.attn_utils import (
@@ -45,14 +46,9 @@ class Trimming(AdaptiveVerificationManager):
 
     Args:
         runner: whose batches are trimmed, and whose drafter tells chances.
-
-    Raises:
-        ValueError: the target's attention goes by query lengths of the host, which does
-            not know those of a trimmed batch, or has no CUDA graphs for them.
     """
 
     def __init__(self, runner: "GPUModelRunner"):
-        check_attention(runner)
         super().__init__(
             runner.req_states,
             runner.input_buffers.query_start_loc,
@@ -140,37 +136,44 @@ class Trimming(AdaptiveVerificationManager):
         """Nothing to keep on the host: the scheduler has been told."""
 
 
-def check_attention(runner: "GPUModelRunner") -> None:
-    """Checks the backends of the target's and the drafter's layers.
+def make_trimming(runner: "GPUModelRunner") -> Trimming | None:
+    """For a runner whose unified speculator tells how sure it is of its drafts.
+
+    None too where attention cannot and nobody asked for it; one line says so then.
 
     Raises:
-        ValueError: one of them cannot run a trimmed batch.
+        ValueError: the target's attention goes by query lengths of the host, which does
+            not know those of a trimmed batch, or has no CUDA graphs for them.
     """
-    depth = runner.vllm_config.speculative_config.drafter.num_speculative_tokens
-    groups, most = runner.attn_groups, depth + 1
-    backend = get_query_lens_mismatch_unsupported_backend(groups)
-    if (
-        backend is None
-        and runner.compilation_config.cudagraph_mode.has_full_cudagraphs()
-    ):
-        target = (
-            set().union(*(group.layer_names for each in groups for group in each))
-            - runner.speculator.draft_attn_layer_names
-        )
-        found = get_varlen_cudagraph_unsupported_backend(
-            groups, runner.vllm_config, most, checked_layer_names=target
-        )
-        backend = found and found[0]
-    if backend is not None:
+    spec = runner.vllm_config.speculative_config
+    if runner.speculator is None or not runner.is_last_pp_rank or not trims(spec):
+        return None
+    backend = find_unsupported_attention(runner)
+    if backend is None:
+        return Trimming(runner)
+    if not spec.is_trimmed_by_default:
         raise ValueError(
             f"enable_adaptive_verification does not support {backend}: choose another "
             "attention backend, or unset enable_adaptive_verification."
         )
+    verify_all(spec, backend)
+    runner.rejection_sampler.enable_adaptive_verification = False
+    runner.speculator.predict_nothing()
+    return None
 
 
-def make_trimming(runner: "GPUModelRunner") -> Trimming | None:
-    """For a runner whose unified speculator tells how sure it is of its drafts."""
-    if runner.speculator is None or not runner.is_last_pp_rank:
-        return None
-    is_asked = trims(runner.vllm_config.speculative_config)
-    return Trimming(runner) if is_asked else None
+def find_unsupported_attention(runner: "GPUModelRunner") -> str | None:
+    """A backend of the target's layers, or the drafter's, that cannot run a trimmed
+    batch; None if all can."""
+    depth = runner.vllm_config.speculative_config.drafter.num_speculative_tokens
+    groups, drafts = runner.attn_groups, runner.speculator.draft_attn_layer_names
+    backend = get_query_lens_mismatch_unsupported_backend(groups)
+    has_graphs = runner.compilation_config.cudagraph_mode.has_full_cudagraphs()
+    if backend is not None or not has_graphs:
+        return backend
+    names = (group.layer_names for each in groups for group in each)
+    target = set().union(*names) - drafts
+    found = get_varlen_cudagraph_unsupported_backend(
+        groups, runner.vllm_config, depth + 1, checked_layer_names=target
+    )
+    return found and found[0]

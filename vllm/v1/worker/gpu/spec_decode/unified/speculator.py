@@ -380,14 +380,19 @@ class UnifiedSpeculator(DraftModelSpeculator):
 
     def load_model(self, target_model: nn.Module) -> None:
         super().load_model(target_model)
-        needs_logits = self.draft_logits is not None or self.use_acceptance_estimator
-        if not needs_logits and self._may_rank_own_vocabulary():
-            self.use_local_argmax_reduction = True
         if self.use_acceptance_estimator:
             # vLLM's has a place for each node of a tree, of which nothing is predicted.
             depth = self.layout.num_speculative_tokens
             sizes = self.max_num_reqs, depth, self.device
             self.acceptance_estimator = OnlineAcceptanceEstimator(*sizes)
+        else:
+            self.predict_nothing()
+
+    def predict_nothing(self) -> None:
+        """Drafts without looking at how sure the drafter is; before it is recorded."""
+        self.use_acceptance_estimator, self.acceptance_estimator = False, None
+        if self.draft_logits is None and self._may_rank_own_vocabulary():
+            self.use_local_argmax_reduction = True
 
     def _may_rank_own_vocabulary(self) -> bool:
         """Whether the best token is found without logits of the whole vocabulary.

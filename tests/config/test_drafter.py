@@ -134,6 +134,27 @@ def test_draft_length_is_chosen_unless_set(checkpoint, given: dict, is_auto: boo
         assert schedule == given.get("num_speculative_tokens_per_batch_size")
 
 
+@pytest.mark.parametrize(
+    "config, asked, is_told",
+    [
+        ({}, 16, False),
+        ({}, 17, True),
+        ({"mask_token_id": None, "parallel_drafting": False}, 17, False),
+        ({"speculators_config": {}, "num_depths": 8}, 17, True),
+        ({"speculators_config": {}}, 200, False),  # who knows
+        ({"speculators_config": {}, "num_depths": "8"}, 17, False),
+    ],
+)
+def test_far_more_drafts_than_were_trained_are_told(
+    checkpoint: Checkpoint, config: dict, asked: int, is_told: bool, caplog_vllm
+):
+    """One warning: the release takes any number."""
+    trained = TRAINED_FOR_8 | {"mask_token_id": 3, "parallel_drafting": True}
+    read_files(unresolved(checkpoint(trained | config), num_speculative_tokens=asked))
+    told = "was trained to draft 8 tokens at once" in caplog_vllm.text
+    assert told == is_told
+
+
 def test_autoregressive_use_of_a_parallel_drafter_warns_once(checkpoint, caplog_vllm):
     folder = checkpoint({"pard_token": 4})
     read_files(unresolved(folder, parallel_drafting=False, num_speculative_tokens=7))

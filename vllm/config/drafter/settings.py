@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 logger = init_logger(__name__)
 
+# Up to so many times as many tokens as it was trained for a drafter may do well.
+FAR_BEYOND = 2
 # Fields that are not settings.
 RESULTS = {"drafter", "is_auto_by_default", "is_trimmed_by_default"}
 RESULTS |= {"pass_times", "trimmed_times"}
@@ -83,6 +85,8 @@ def fill_settings(spec: "SpeculativeConfig", checkpoint: DraftCheckpoint) -> Non
     choose_by_default(spec)
     if spec.num_speculative_tokens is None:
         _fill_num_drafts(spec, checkpoint)
+    elif checkpoint.is_parallel:
+        _say_if_far_beyond_training(spec, checkpoint)
 
 
 def _fill_method(spec: "SpeculativeConfig", checkpoint: DraftCheckpoint) -> None:
@@ -145,6 +149,25 @@ def _fill_num_drafts(spec: "SpeculativeConfig", checkpoint: DraftCheckpoint) -> 
     spec.num_speculative_tokens = number or (family and family.num_drafts)
     if spec.num_speculative_tokens is None and spec.method in METHODS:
         spec.num_speculative_tokens = DEFAULT_LONGEST
+
+
+def _say_if_far_beyond_training(
+    spec: "SpeculativeConfig", checkpoint: DraftCheckpoint
+) -> None:
+    """Masks far behind those that it was trained on are drafted all the same, in vain.
+
+    Checkpoints of PARD and PARD-2 do not say how many those were.
+    """
+    asked, trained = spec.num_speculative_tokens, checkpoint.num_speculative_tokens
+    if type(trained) is int and asked > FAR_BEYOND * trained > 0:
+        logger.warning(
+            "num_speculative_tokens is %d, but %s was trained to draft %d tokens at "
+            "once: those far behind them are hardly accepted. Lower it, or leave it "
+            "unset.",
+            asked,
+            spec.model,
+            trained,
+        )
 
 
 def check_width(spec: "SpeculativeConfig") -> None:

@@ -28,12 +28,14 @@ def runs_mode(implementation: str, mode: str) -> bool:
 def peers(args: Namespace, mode: str, k: int) -> list[EngineKey]:
     """The engines of a mode and K, which are measured side by side.
 
-    Trees are ours alone, and have the largest K; Runner V1 verifies all drafts.
+    Trees are ours alone; Runner V1 verifies all drafts. Trees and engines that verify
+    the likeliest drafts have the largest K.
     """
     sides = [name for name in args.implementations if runs_mode(name, mode)]
     keys = [EngineKey(name, mode, k, shapes=args.shapes) for name in sides]
-    is_grown = mode in PARALLEL and k == max(args.num_speculative_tokens)
-    trees = [nodes for nodes in args.draft_tree if is_grown and nodes >= k]
+    if k < max(args.num_speculative_tokens):
+        return keys
+    trees = [n for n in args.draft_tree if mode in PARALLEL and n >= k]
     keys += [EngineKey(OURS, mode, k, shapes=args.shapes, tree=n) for n in trees]
     adaptive = [name for name in sides if args.adaptive and name != BASE_V1]
     return keys + [
@@ -45,12 +47,9 @@ def peers(args: Namespace, mode: str, k: int) -> list[EngineKey]:
 def auto_engines(args: Namespace, mode: str) -> list[EngineKey]:
     """Those that choose how much to draft; with trees and budgets, if asked for."""
     nodes = max(args.draft_tree, default=0) * (mode in PARALLEL)
-    kinds = [(nodes, False)]
-    if args.adaptive:
-        kinds += [(trees, True) for trees in sorted({0, nodes})]
     return [
-        EngineKey(OURS, mode, args.auto, True, args.shapes, trees, is_adaptive)
-        for trees, is_adaptive in kinds
+        EngineKey(OURS, mode, args.auto, True, args.shapes, nodes, is_adaptive)
+        for is_adaptive in (False, True)[: 1 + args.adaptive]
     ]
 
 

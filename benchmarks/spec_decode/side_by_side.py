@@ -54,8 +54,8 @@ def make_parser(benchmark: str, about: str) -> argparse.ArgumentParser:
         help="also engines of ours with draft trees of so many nodes, for modes that "
         "draft in one pass; needs --trace")  # fmt: skip
     add("--adaptive", action="store_true", help="also engines with "
-        "enable_adaptive_verification, ours and Runner V2's; needs --trace, whose "
-        "confidence it reads")  # fmt: skip
+        "enable_adaptive_verification and the largest K, ours and Runner V2's; needs "
+        "--trace, whose confidence it reads")  # fmt: skip
     add("--shapes", choices=SETS, default=SETS[0], help="of the target and drafters")
     add("--max-num-seqs", type=int, default=64)
     add("--kv-cache-gib", type=float, default=5.0, help="KV cache of each engine")

@@ -4,6 +4,7 @@
 from typing import TYPE_CHECKING
 
 from vllm.config.drafter.length import chosen_lengths, is_auto
+from vllm.v1.core.sched.step_intervals import StepIntervals
 from vllm.v1.core.sched.trimming import Trimming
 from vllm.v1.spec_decode.dynamic.draft_length import DraftLengths, Load
 from vllm.v1.spec_decode.dynamic.step_times import PassTimes
@@ -45,6 +46,9 @@ class ChosenLengths:
         self._scheduler = scheduler
         self._limit = spec.drafter.limit(scheduler.max_model_len)
         self._load: Load | None = None
+        # Of ranks in step with each other, and of stages, a step's output says less.
+        is_alone = not in_step and parallel.pipeline_parallel_size == 1
+        self._intervals = StepIntervals() if is_alone else None
         self.trimming: Trimming | None = None
         if spec.trimmed_times:
             self.trimming = Trimming(self.lengths, spec.trimmed_times)
@@ -89,6 +93,11 @@ class ChosenLengths:
 
     def take(self, step: "SchedulerOutput", output: "ModelRunnerOutput") -> None:
         """To be called for each step's output, before its drafts are observed."""
+        ended = self._intervals and self._intervals.end(step)
+        if ended and self._load:
+            (num_reqs, num_drafts), seconds = ended
+            context = self._load.context
+            self.lengths.observe_seconds(num_reqs, context, num_drafts, seconds)
         if self.trimming is not None:
             self.trimming.take(step, output)
 

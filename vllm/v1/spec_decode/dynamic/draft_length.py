@@ -6,8 +6,9 @@ chain of some length, a tree of so many nodes, which are more than the longest c
 n requests m can use drafts. A step in which plan p is verified takes seconds[p] and
 yields m * E(p) + n - m tokens; for a chain, E(k) = 1 + a1 + a1 a2 + .. + a1 a2 .. ak,
 where ai is the probability that draft i is accepted after those before it were. Times
-are measured once (`pass_times.py`), acceptance is estimated as requests are served
-(`acceptance.py`), and the plan that yields most per second is drafted. Pure Python.
+are measured at start (`pass_times.py`) and corrected as requests are served
+(`served_times.py`), acceptance is estimated then (`acceptance.py`), and the plan that
+yields most per second is drafted. Pure Python.
 """
 
 import time
@@ -18,6 +19,7 @@ from vllm.config.drafter.length import MAX_TREE_ROWS
 from vllm.logger import init_logger
 
 from .acceptance import PlanAcceptance
+from .served_times import LEAST_STEPS, ServedTimes
 from .step_times import PassTimes, Row, StepTimes
 
 logger = init_logger(__name__)
@@ -30,6 +32,7 @@ HYSTERESIS = 0.01
 # so much more time, in steps, is reckoned for both together.
 TRIAL_BUDGET = 0.004
 TRIAL_DRAFTS = 16
+TIMED_STEPS = LEAST_STEPS + 2  # the first ones follow another plan
 SWITCH_COST = 0.6
 NO_GAINS: Mapping[int, float] = {}
 LOG_SECONDS = 60.0  # between lines that say what is chosen and why, at least
@@ -75,12 +78,12 @@ class DraftLengths:
     ):
         self.num_speculative_tokens = num_speculative_tokens
         self.steps_held = steps_held
-        self.times = StepTimes(measured)
+        self.times, self.served = StepTimes(measured), ServedTimes()
         self.acceptance = PlanAcceptance(num_speculative_tokens, trees)
         self._chosen: dict[int, int] = {}
         self._allowance = 0.0  # what a try may cost by now, in steps
         self._trial_steps = 0  # left of the present try
-        self._trees, self._tries_tree = set(trees), False  # by turns with chains
+        self._trees, self._turn = set(trees), 0
         self._next_log, self._logged = time.monotonic() + LOG_SECONDS, -1
         self.choice: Choice | None = None  # the last one
         if measured:
@@ -94,6 +97,15 @@ class DraftLengths:
     def observe(self, num_drafts: int, accepted: Sequence[int], num_best: int) -> None:
         """Takes in one request's verified drafts; see `PlanAcceptance.observe`."""
         self.acceptance.observe(num_drafts, accepted, num_best)
+
+    def observe_seconds(
+        self, num_reqs: int, context: float, num_drafts: int, seconds: float
+    ) -> None:
+        """Takes in what a step of requests that all verify and draft as many took."""
+        if self.times:
+            measured = self.times.seconds(num_reqs, context).get(num_drafts)
+            if measured is not None:
+                self.served.observe(num_reqs, num_drafts, seconds / measured)
 
     def end_step(self) -> None:
         """What was observed is of one step, which is over."""
@@ -118,7 +130,7 @@ class DraftLengths:
         if load.num_drafting:
             held = self._hold(load.num_reqs, tokens, seconds)
             self._log_choice(load, held, expected, seconds)
-            chosen = self._try_longer(load.num_drafting, held, tokens, seconds)
+            chosen = self._try_another(load, held, tokens, seconds)
         else:
             chosen = self._best(tokens, seconds)
         self.choice = Choice(chosen, tokens[chosen], seconds[chosen])
@@ -127,6 +139,7 @@ class DraftLengths:
     def _offered(self, load: Load) -> Row:
         """Seconds of a step by plan; without trees that have too many rows to pay."""
         seconds = self.times.seconds(load.num_reqs, load.context)
+        seconds = self.served.correct(load.num_reqs, seconds)
         return {
             plan: each
             for plan, each in seconds.items()
@@ -153,35 +166,55 @@ class DraftLengths:
         self._chosen[num_reqs] = best
         return best
 
-    def _try_longer(
+    def _try_another(
         self,
-        num_drafting: int,
+        load: Load,
         chosen: int,
         tokens: Mapping[int, float],
         seconds: Mapping[int, float],
     ) -> int:
-        """Now and then the next larger plan, or tree: else nothing is known of it.
+        """Now and then another plan: else nothing new is known of it.
 
-        Shorter chains need no try: their acceptance is part of the chosen one's.
+        By turns the next larger one, the next larger tree, and the best of which it was
+        not seen yet how long it takes. What shorter chains get needs no try: it is part
+        of what the chosen one gets.
         """
-        larger = sorted(plan for plan in seconds if plan > chosen)
-        trees = [plan for plan in larger if plan in self._trees]
-        longer = next(iter(trees if self._tries_tree else larger), None)
-        if longer is None:
+        other = self._to_try(load.num_reqs, chosen, tokens, seconds)
+        if other is None:
+            self._turn = (self._turn + 1) % 3
             return chosen
         held = self.steps_held
         if not self._trial_steps:
             self._allowance += TRIAL_BUDGET * held
-            time_added = seconds[longer] / seconds[chosen]
-            loss = max(0.0, time_added - tokens[longer] / tokens[chosen])
-            steps = max(-(-TRIAL_DRAFTS // num_drafting), held)
+            value = tokens[other] / tokens[chosen]
+            loss = max(0.0, seconds[other] / seconds[chosen] - value)
+            steps = max(-(-TRIAL_DRAFTS // load.num_drafting), held)
+            if self._turn == 2:
+                steps = max(steps, TIMED_STEPS)
             if self._allowance < SWITCH_COST + steps * loss:
                 return chosen
             self._allowance, self._trial_steps = 0.0, steps
         self._trial_steps = max(self._trial_steps - held, 0)
         if not self._trial_steps:
-            self._tries_tree = bool(self._trees) and not self._tries_tree
-        return longer
+            self._turn = (self._turn + 1) % 3
+        return other
+
+    def _to_try(
+        self,
+        num_reqs: int,
+        chosen: int,
+        tokens: Mapping[int, float],
+        seconds: Mapping[int, float],
+    ) -> int | None:
+        larger = sorted(plan for plan in seconds if plan > chosen)
+        if self._turn == 0:
+            return next(iter(larger), None)
+        if self._turn == 1:
+            return next((plan for plan in larger if plan in self._trees), None)
+        if not (seen := self.served.seen(num_reqs)):
+            return None  # yet, or nobody tells
+        unseen = set(seconds) - seen - {chosen}
+        return max(unseen, key=lambda plan: tokens[plan] / seconds[plan], default=None)
 
     def _log_choice(
         self, load: Load, chosen: int, expected: dict[int, float], seconds: Row

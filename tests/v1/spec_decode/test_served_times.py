@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Step times that were measured wrongly are corrected by those of steps served."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from vllm.v1.core.sched import step_intervals
+from vllm.v1.core.sched.step_intervals import StepIntervals
+from vllm.v1.spec_decode.dynamic.draft_length import DraftLengths
+from vllm.v1.spec_decode.dynamic.pass_times import CONTEXT
+from vllm.v1.spec_decode.dynamic.served_times import HALF_LIFE, ServedTimes
+
+from .test_draft_length import CURVES, Simulation, best_fixed, measured, parallel_ms
+
+MEASURED = {0: 1.0, 3: 2.0, 7: 4.0}
+
+
+def served(ratios: dict[int, float], num_steps: int = 20, num_reqs: int = 8):
+    times = ServedTimes()
+    for plan, ratio in ratios.items():
+        for _ in range(num_steps):
+            times.observe(num_reqs, plan, ratio)
+    return times
+
+
+def test_of_one_plan_alone_nothing_changes():
+    assert served({3: 2.0}).correct(8, MEASURED) == MEASURED
+    assert served({3: 2.0, 7: 1.0}, num_steps=2).correct(8, MEASURED) == MEASURED
+
+
+def test_plans_compare_as_they_took():
+    found = served({3: 0.5, 7: 1.0}).correct(8, MEASURED)
+    assert found[7] / found[3] == pytest.approx(4.0, rel=0.02)
+    # As much longer as both on average, which compares with either.
+    assert found[3] < 2.0 * found[0] and found[7] > 4.0 * found[0]
+
+
+def test_numbers_of_requests_are_apart():
+    times = served({3: 0.5, 7: 1.0}, num_reqs=8)
+    assert times.correct(9, MEASURED) != MEASURED
+    assert times.correct(16, MEASURED) == MEASURED
+
+
+def test_a_pause_is_no_step():
+    times = served({3: 1.0, 7: 1.0})
+    for _ in range(3):
+        times.observe(8, 7, 50.0)
+    assert times.correct(8, MEASURED) == MEASURED
+
+
+def test_what_was_long_ago_counts_less():
+    times = served({3: 0.5, 7: 1.0})
+    for _ in range(6 * HALF_LIFE):
+        times.observe(8, 7, 1.0)
+    assert times.correct(8, MEASURED)[3] == pytest.approx(2.0, rel=0.05)
+
+
+class Noisy(Simulation):
+    """An engine that measured its steps while something else ran."""
+
+    def __init__(self, num_drafts: int, seed: int, tells: bool):
+        super().__init__(parallel_ms, num_drafts, seed)
+        rng = np.random.default_rng(seed)
+        noisy = {
+            n: {k: seconds * rng.uniform(1.0, 1.25) for k, seconds in row.items()}
+            for n, row in measured(parallel_ms, num_drafts)[CONTEXT].items()
+        }
+        self.lengths = DraftLengths(num_drafts, {CONTEXT: noisy})
+        self.tells, self.last = tells, -1
+
+    def verify(self, n: int, drafted: int, rates: list[float]):
+        if self.tells and self.last == drafted == self.drafted:
+            seconds = parallel_ms(n, drafted) / 1e3
+            self.lengths.observe_seconds(n, CONTEXT, drafted, seconds)
+        self.last = drafted
+        return super().verify(n, drafted, rates)
+
+
+def test_finds_the_best_plan_though_it_was_measured_wrongly():
+    rates, found = CURVES["published"](7), {False: [], True: []}
+    for n, seed, tells in ((n, s, t) for n in (1, 8) for s in range(4) for t in found):
+        simulation = Noisy(7, seed, tells)
+        simulation.run(n, rates, 8_000)
+        worth = simulation.run(n, rates, 2_000) / best_fixed(parallel_ms, n, rates)
+        found[tells].append(worth)
+    assert min(found[False]) < 0.97  # else this shows nothing
+    assert min(found[True]) > 0.98
+
+
+def decode(num_reqs: int, num_drafts: int, **more) -> SimpleNamespace:
+    step = {
+        "num_scheduled_tokens": dict.fromkeys(range(num_reqs), num_drafts + 1),
+        "total_num_scheduled_tokens": num_reqs * (num_drafts + 1),
+        "num_spec_tokens_to_schedule": num_drafts,
+        "scheduled_new_reqs": [],
+        "verify_budget": None,
+    }
+    return SimpleNamespace(**step | more)
+
+
+def test_intervals_are_those_of_steps_that_do_the_same(monkeypatch):
+    now = iter(range(100))
+    monkeypatch.setattr(step_intervals.time, "perf_counter", lambda: next(now))
+    intervals = StepIntervals()
+    assert intervals.end(decode(4, 3)) is None
+    assert intervals.end(decode(4, 3)) == ((4, 3), 1)
+    for other in (
+        decode(5, 3),
+        decode(4, 3),
+        decode(4, 3, scheduled_new_reqs=["prompt"]),
+        decode(4, 3),
+        decode(4, 3, verify_budget=9),
+        decode(4, 3),
+        decode(4, 3, num_spec_tokens_to_schedule=5),  # drafts more than it verifies
+        decode(0, 0),
+        decode(0, 0),
+        decode(4, 3),
+    ):
+        assert intervals.end(other) is None
+    assert intervals.end(decode(4, 3)) == ((4, 3), 1)

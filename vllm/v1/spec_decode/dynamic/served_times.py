@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How long steps take as requests are served, beside what was measured at start.
+
+What is measured at start can be wrong for what comes later: other engines may have
+started on the same device, and the host then had less to do. So where several plans
+have been followed with as many requests, what they took corrects what was measured.
+Pure Python.
+"""
+
+from collections import deque
+from math import exp, log, log2
+from statistics import median
+
+from .step_times import Row
+
+# Steps of a plan whose median counts, and how many it takes: a host's pause is a step.
+NUM_STEPS = 15
+LEAST_STEPS = 5
+# Steps of other plans after which what was seen of one counts half.
+HALF_LIFE = 1024
+SIZES_PER_DOUBLING = 2  # numbers of requests that are closer count as one
+
+
+class _Plan:
+    """Logarithms of how much longer steps took than measured, and when."""
+
+    def __init__(self) -> None:
+        self.steps: deque[float] = deque(maxlen=NUM_STEPS)
+        self.value, self.seen_at = 0.0, 0
+
+
+class ServedTimes:
+    """Corrects step times by plan, apart for each number of requests."""
+
+    def __init__(self) -> None:
+        self._plans: dict[int, dict[int, _Plan]] = {}
+        self._num_steps: dict[int, int] = {}
+
+    def observe(self, num_reqs: int, plan: int, ratio: float) -> None:
+        """Takes in a step.
+
+        Args:
+            ratio: of the seconds it took to those that were measured.
+        """
+        size = _size(num_reqs)
+        at = self._num_steps[size] = self._num_steps.get(size, 0) + 1
+        of_plan = self._plans.setdefault(size, {}).setdefault(plan, _Plan())
+        of_plan.steps.append(log(ratio))
+        of_plan.value, of_plan.seen_at = median(of_plan.steps), at
+
+    def seen(self, num_reqs: int) -> set[int]:
+        """Plans of which enough steps were seen."""
+        plans = self._plans.get(_size(num_reqs), {})
+        return {p for p, seen in plans.items() if len(seen.steps) >= LEAST_STEPS}
+
+    def correct(self, num_reqs: int, measured: Row) -> Row:
+        """Seconds of a step by plan, as far as they compare.
+
+        A plan of which nothing was seen takes as much longer as the others do, and so
+        in the end does one that was followed long ago.
+        """
+        size = _size(num_reqs)
+        weights = {
+            plan: 0.5 ** ((self._num_steps[size] - seen.seen_at) / HALF_LIFE)
+            for plan, seen in self._plans.get(size, {}).items()
+            if len(seen.steps) >= LEAST_STEPS and plan in measured
+        }
+        if len(weights) < 2:
+            return measured
+        values = {plan: self._plans[size][plan].value for plan in weights}
+        shared = sum(weights[plan] * values[plan] for plan in weights)
+        shared /= sum(weights.values())
+
+        def longer(plan: int) -> float:
+            weight = weights.get(plan, 0.0)
+            return exp(shared + weight * (values.get(plan, shared) - shared))
+
+        return {plan: seconds * longer(plan) for plan, seconds in measured.items()}
+
+
+def _size(num_reqs: int) -> int:
+    return round(SIZES_PER_DOUBLING * log2(num_reqs))

@@ -169,6 +169,19 @@ def test_workers_tell_of_chains_that_have_chances():
     assert worker.told[2:] == ["all of a large one"]
 
 
+@pytest.mark.parametrize(
+    "verified, sampled, drafts",
+    [(0, 1, [0, 1]), (1, 2, [1, 2]), (1, 1, []), (3, 4, [])],
+)
+def test_chances_stand_for_drafts_behind_accepted_ones(
+    trimming, verified: int, sampled: int, drafts: list[int]
+):
+    output = make_output(0.5, verified, sampled)
+    output.verified_drafts[:, :K] = range(K)
+    trimming.take(make_step(verify_budget=N), output)
+    assert [*trimming.unverified.get("0", ())] == drafts
+
+
 @pytest.mark.parametrize("sampled, known", [(1, 2), (2, 3), (4, 3)])
 def test_chances_count_that_depend_on_text_alone(trimming, sampled: int, known: int):
     """Of rejected drafts the first and the one behind: later ones are drawn again."""

@@ -57,6 +57,9 @@ class Trimming:
         self._chances: dict[str, np.ndarray] = {}
         self._verified: dict[str, int] = {}
         self.unverified: dict[str, np.ndarray] = {}
+        # Chances as above, of the last chains that were told of: while trees are
+        # verified they say what trimming chains would gain.
+        self._latest: list[np.ndarray] = []
         self._load: Load | None = None
         # Requests of the last step, if chains of enough were drafted in it.
         self._told_of: set[str] = set()
@@ -80,6 +83,7 @@ class Trimming:
                 self._verified[name] = count = int(row[-1])
                 if len(tokens) > count < known:
                     self.unverified[name] = row[count:known]
+        self._latest = [*self._chances.values()] or self._latest
         if step.verify_budget is not None:
             step.num_invalid_spec_tokens = {
                 name: len(drafts[name]) - count
@@ -96,8 +100,8 @@ class Trimming:
         lengths = self.budgets.times.seconds(load.num_reqs, load.context)
         if not self._may_trim() or len(lengths) == 1:
             return {}
-        known = [*self._chances][: load.num_reqs]
-        chances = self._known([*known, *[""] * (load.num_reqs - len(known))])
+        averages = [np.array(self._chains.rates(), dtype=np.float32)] * load.num_reqs
+        chances = np.stack([*self._latest, *averages][: load.num_reqs])
         best = {
             k: self.budgets.best(k, chances, load.context)
             for k in lengths

@@ -82,11 +82,29 @@ def test_trees_are_verified_whole_and_chains_by_their_own_chances(trimming):
     assert trimming.budget(make_step()) is not None
 
 
+def add_trees(trimming: Trimming) -> None:
+    """To the plans that steps have times of."""
+    row = {k: seconds(N * (k + 1)) for k in (K, 2 * K)}
+    trimming.budgets.times = StepTimes({256: {N: row}})
+
+
 def test_trees_gain_nothing_by_trimming(trimming):
-    trimming.budgets.times = StepTimes(
-        {256: {N: {K: seconds(N * (K + 1)), 2 * K: seconds(N * (2 * K + 1))}}}
-    )
+    add_trees(trimming)
     assert set(trimming.gains(Load(N, N, 100.0))) == {K}
+
+
+def test_what_trimming_gains_is_known_while_trees_are_verified(trimming):
+    """Defect: with averages alone trees would stay where trimmed chains are better."""
+    load, unlike = Load(N, N, 100.0), make_output(0.99, K, K + 1)
+    unlike.verified_drafts[::2, :K] = 0.2
+    add_trees(trimming)
+    of_averages = trimming.gains(load)
+    trimming.take(make_step(), unlike)
+    gains = trimming.gains(load)
+    assert gains[K] > of_averages[K]
+    of_tree = SimpleNamespace(verified_drafts=None)
+    trimming.take(make_step(num_drafts=2 * K), of_tree)
+    assert trimming.gains(load) == gains
 
 
 UNLIKE = make_step()
@@ -167,6 +185,19 @@ def test_workers_tell_of_chains_that_have_chances():
     worker.run("all of a large one", 0, K)
     worker.run("drafts that were not made", K, K)
     assert worker.told[2:] == ["all of a large one"]
+
+
+@pytest.mark.parametrize(
+    "verified, sampled, drafts",
+    [(0, 1, [0, 1]), (1, 2, [1, 2]), (1, 1, []), (3, 4, [])],
+)
+def test_chances_stand_for_drafts_behind_accepted_ones(
+    trimming, verified: int, sampled: int, drafts: list[int]
+):
+    output = make_output(0.5, verified, sampled)
+    output.verified_drafts[:, :K] = range(K)
+    trimming.take(make_step(verify_budget=N), output)
+    assert [*trimming.unverified.get("0", ())] == drafts
 
 
 @pytest.mark.parametrize("sampled, known", [(1, 2), (2, 3), (4, 3)])

@@ -48,6 +48,27 @@ def test_a_tree_tells_what_chains_and_smaller_trees_would_have_accepted(has_cut_
     assert estimate.expected_tokens() == pytest.approx(expected, abs=0.1)
 
 
+@pytest.mark.parametrize("share", [0.4, 0.7])
+def test_acceptance_is_of_all_drafts_where_the_likeliest_are_verified(share: float):
+    """Defect: with 0.4 of them 1.5 times as many tokens as there are."""
+    n, depth, rng = 16, 7, np.random.default_rng(0)
+    estimate, whole = ChainAcceptance(depth), ChainAcceptance(depth)
+    for _ in range(400):
+        text = rng.beta(1.2, 0.6, (n, 1))  # is easy to continue, or is not
+        chances = rng.beta(6 * text, 6 * (1 - text) + 1e-3, (n, depth))
+        accepted = (rng.random((n, depth)) < chances).cumprod(1).sum(1)
+        survival = chances.cumprod(1)
+        verified = (survival > np.quantile(survival, 1 - share)).sum(1)
+        for row, drafts, found in zip(chances, verified, accepted, strict=True):
+            behind = row[drafts : drafts + 2] if found >= drafts else ()
+            estimate.observe(int(drafts), int(min(found, drafts)), behind)
+            whole.observe(depth, int(found))
+        estimate.end_step()
+        whole.end_step()
+    found, right = (each.expected_tokens()[depth] for each in (estimate, whole))
+    assert found == pytest.approx(right, rel=0.06)
+
+
 def test_without_drafts_what_was_seen_fades():
     estimate = ChainAcceptance(1)
     for _ in range(200):

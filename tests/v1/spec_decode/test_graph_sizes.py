@@ -40,19 +40,23 @@ def capture_sizes(max_num_seqs: int, query_lens: list[int]) -> list[int]:
     return sorted({*rows, *each})
 
 
-def engine_config(max_num_seqs: int, schedule, trims: bool = False) -> SimpleNamespace:
-    lengths = [LONGEST]
+def engine_config(
+    max_num_seqs: int, schedule, trims: bool = False, num_nodes: int | None = None
+) -> SimpleNamespace:
+    lengths, most = [LONGEST], num_nodes or LONGEST
     if schedule == "auto":
-        lengths = covering_lookup(max_num_seqs, LONGEST, schedule)[1:]
+        lengths = covering_lookup(max_num_seqs, most, schedule)[1:]
     compilation = SimpleNamespace(
         cudagraph_capture_sizes=capture_sizes(max_num_seqs, [k + 1 for k in lengths]),
         max_cudagraph_capture_size=LARGEST,
     )
     spec = SimpleNamespace(
         num_speculative_tokens_per_batch_size=schedule,
-        num_speculative_tokens=LONGEST,
+        num_speculative_tokens=most,
         enforce_eager=None,
-        drafter=DrafterConfig("draft_model", LONGEST, is_unified=True),
+        drafter=DrafterConfig(
+            "draft_model", LONGEST, num_nodes=num_nodes, is_unified=True
+        ),
         enable_adaptive_verification=trims,
         uses_dynamic_speculative_decoding=lambda: schedule is not None,
     )
@@ -61,7 +65,7 @@ def engine_config(max_num_seqs: int, schedule, trims: bool = False) -> SimpleNam
         speculative_config=spec,
         scheduler_config=SimpleNamespace(max_num_seqs=max_num_seqs),
         cache_config=SimpleNamespace(use_kda_recoverssm=False),
-        num_speculative_tokens=LONGEST,
+        num_speculative_tokens=most,
     )
 
 
@@ -71,7 +75,7 @@ def target_graphs(config, kind=CudaGraphManager) -> CudaGraphManager:
     manager.vllm_config = config
     manager.compilation_config = config.compilation_config
     manager.max_num_reqs = config.scheduler_config.max_num_seqs
-    manager.decode_query_len = LONGEST + 1
+    manager.decode_query_len = config.num_speculative_tokens + 1
     manager.cudagraph_mode = CUDAGraphMode.FULL_AND_PIECEWISE
     manager.varlen_decode, manager.ubatch_runner = False, None
     manager.lora_capture_cases = [0]
@@ -201,6 +205,21 @@ def test_every_trimmed_batch_has_a_graph_and_others_have_theirs(schedule):
         )
         # What no budget trims finds none of them, whatever its queries.
         assert graphs.dispatch(n, n + 3, None, 0).cg_mode == CUDAGraphMode.PIECEWISE
+
+
+def test_trees_and_trimmed_chains_have_graphs_of_their_own():
+    """Of trees up to 256 rows; of chains as many as where there are no trees."""
+    nodes = 31
+    schedule = AutoSchedule(candidate_lengths(LONGEST, nodes))
+    graphs = target_graphs(engine_config(64, schedule, True, nodes))
+    found = {b for b in graphs._capture_descs[FULL] if b.max_query_len is not None}
+    chains = target_batches(engine_config(64, "auto", trims=True))
+    assert found == {b for b in chains if b.max_query_len is not None}
+    for n in (1, 8):
+        tree = graphs.dispatch(n, n * (nodes + 1), nodes + 1, 0, max_query_len=None)
+        assert (tree.cg_mode, tree.uniform_token_count) == (FULL, nodes + 1)
+    trimmed = graphs.dispatch(8, 40, None, 0, max_query_len=LONGEST + 1)
+    assert trimmed in found
 
 
 def test_graphs_of_mixed_batches_serve_trimmed_ones_where_there_are_such():

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How much the scheduler lets draft, where the engine chooses it."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from vllm.config.drafter.length import chosen_lengths, is_auto
@@ -80,12 +81,14 @@ class ChosenLengths:
         Past the drafter's context they only keep the batch uniform, and are never
         accepted: that says nothing of drafts.
         """
+        unverified: Sequence[float] = ()
         if self.trimming is not None:
             num_drafts = self.trimming.num_verified(request.request_id, num_drafts)
+            unverified = self.trimming.unverified.get(request.request_id, ())
         if request.num_tokens + num_drafts <= self._limit:
             numbers = tree.numbers if tree else range(1, num_accepted + 1)
             num_best = tree.num_best if tree else num_accepted
-            self.lengths.observe(num_drafts, numbers, num_best)
+            self.lengths.observe(num_drafts, numbers, num_best, unverified)
 
     def budget(self, step: "SchedulerOutput") -> int | None:
         """Drafts to verify in a step; None: all that are scheduled."""

@@ -16,7 +16,8 @@ The budget must not tell either. Its chances are of earlier steps; but the noise
 drew a draft belongs to its position, and a later step draws there again. Of those
 chances only such count as depend on text: of the drafts that were accepted, of the one
 that was not, and of the one behind it, which depends on that one, whose position is
-text by now. In place of the others stand averages of what was accepted.
+text by now. In place of the others stand averages of what was accepted, which go by
+verified drafts and by the same chances.
 """
 
 from collections.abc import Iterable
@@ -40,6 +41,10 @@ class Trimming:
     Args:
         lengths: what chooses how much is drafted.
         trimmed_times: see `Budgets`.
+
+    Attributes:
+        unverified: of the last output, by request whose verified drafts were all
+            accepted, but not all of its drafts verified: chances of the next ones.
     """
 
     def __init__(self, lengths: DraftLengths, trimmed_times: dict[int, Row]):
@@ -51,6 +56,10 @@ class Trimming:
         # them were verified, how many.
         self._chances: dict[str, np.ndarray] = {}
         self._verified: dict[str, int] = {}
+        self.unverified: dict[str, np.ndarray] = {}
+        # Chances as above, of the last chains that were told of: while trees are
+        # verified they say what trimming chains would gain.
+        self._latest: list[np.ndarray] = []
         self._load: Load | None = None
         # Requests of the last step, if chains of enough were drafted in it.
         self._told_of: set[str] = set()
@@ -62,7 +71,7 @@ class Trimming:
         leave it which a grammar takes off.
         """
         drafts, told = step.scheduled_spec_decode_tokens, output.verified_drafts
-        self._chances, self._verified = {}, {}
+        self._chances, self._verified, self.unverified = {}, {}, {}
         if told is None:
             return
         average = np.array(self._chains.rates(), dtype=np.float32)
@@ -71,7 +80,10 @@ class Trimming:
             if name in drafts:
                 known = min(len(tokens) + 1, len(drafts[name]))
                 self._chances[name] = np.append(row[:known], average[known:])
-                self._verified[name] = int(row[-1])
+                self._verified[name] = count = int(row[-1])
+                if len(tokens) > count < known:
+                    self.unverified[name] = row[count:known]
+        self._latest = [*self._chances.values()] or self._latest
         if step.verify_budget is not None:
             step.num_invalid_spec_tokens = {
                 name: len(drafts[name]) - count
@@ -88,8 +100,8 @@ class Trimming:
         lengths = self.budgets.times.seconds(load.num_reqs, load.context)
         if not self._may_trim() or len(lengths) == 1:
             return {}
-        known = [*self._chances][: load.num_reqs]
-        chances = self._known([*known, *[""] * (load.num_reqs - len(known))])
+        averages = [np.array(self._chains.rates(), dtype=np.float32)] * load.num_reqs
+        chances = np.stack([*self._latest, *averages][: load.num_reqs])
         best = {
             k: self.budgets.best(k, chances, load.context)
             for k in lengths

@@ -94,9 +94,15 @@ class DraftLengths:
                 num_speculative_tokens,
             )
 
-    def observe(self, num_drafts: int, accepted: Sequence[int], num_best: int) -> None:
+    def observe(
+        self,
+        num_drafts: int,
+        accepted: Sequence[int],
+        num_best: int,
+        unverified: Sequence[float] = (),
+    ) -> None:
         """Takes in one request's verified drafts; see `PlanAcceptance.observe`."""
-        self.acceptance.observe(num_drafts, accepted, num_best)
+        self.acceptance.observe(num_drafts, accepted, num_best, unverified)
 
     def observe_seconds(
         self, num_reqs: int, context: float, num_drafts: int, seconds: float

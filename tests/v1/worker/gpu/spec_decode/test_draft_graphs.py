@@ -210,6 +210,15 @@ def test_trimmed_batches_have_graphs(width: int, lengths: list[int]):
     assert graphs(record(layouts)).find_ragged(8, 20 + 8 * width, 7) is None
 
 
+def test_trimmed_batches_are_as_wide_as_chains_beside_trees():
+    """A tree has none: it is drafted in place of a trimmed chain now and then."""
+    widest = DraftLayout(7, 0, 7)
+    layouts = {k: widest.for_drafts(k) for k in (0, 3, 7, 15)}
+    batches = record(layouts, config(16, trims=True))
+    ragged = {(b.num_drafts, b.max_query_len) for b in batches if b.max_query_len}
+    assert ragged == {(3, 8 + 3), (7, 8 + 7)}
+
+
 def trimmed_batch(extra_drafts: int) -> SimpleNamespace:
     """Eight requests of 7 drafts each, of which some are verified."""
     return SimpleNamespace(

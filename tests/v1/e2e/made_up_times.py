@@ -2,6 +2,7 @@
 """Step times by which large batches are trimmed, whatever the machine takes."""
 
 from vllm.config.drafter.length import chosen_lengths
+from vllm.v1.core.sched.step_intervals import StepIntervals
 from vllm.v1.executor.abstract import Executor
 from vllm.v1.spec_decode.dynamic import pass_times
 from vllm.v1.spec_decode.dynamic.step_times import PassTimes, Row
@@ -35,6 +36,7 @@ def make_up_times() -> None:
     """For the engines that start from now on; compiles nothing, either."""
     pass_times.measure_pass_times = all_verified
     pass_times.measure_trimmed_times = part_verified
+    StepIntervals.end = lambda *_: None  # what steps take corrects nothing
     adaptive_verification._assign_draft_token_budget_compiled = (
         adaptive_verification._assign_draft_token_budget
     )

@@ -17,7 +17,7 @@ from benchmarks.spec_decode.acceptance import (
     recording,
 )
 from benchmarks.spec_decode.plan import GIB, any_schedule, is_shared
-from benchmarks.spec_decode.results import MAIN_CONTEXT, EngineKey, PointKey
+from benchmarks.spec_decode.results import MAIN_CONTEXT, OURS, EngineKey, PointKey
 from benchmarks.spec_decode.run import last_error, start_process, stop_process
 from benchmarks.spec_decode.side_by_side import SideBySide, check, make_parser
 
@@ -83,6 +83,9 @@ class EngineBenchmark(SideBySide):
         return WorkerProcess(*self.setup.command(key, lane), job, log)
 
     def measure_all(self, engines: dict[EngineKey, WorkerProcess]) -> None:
+        for key, engine in engines.items():
+            if key.implementation == OURS and (key.is_auto or key.is_adaptive):
+                engine.ask(ANSWER_S, {"command": "time_steps"})
         for number, acceptance in enumerate(self.args.acceptance):
             rounds = product(range(self.args.repeats), self.loads(), list(engines))
             for repeat, (context, concurrency), key in rounds:

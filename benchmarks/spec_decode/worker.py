@@ -119,6 +119,20 @@ class Worker:
             "cudagraph_mode": str(config.compilation_config.cudagraph_mode),
         }
 
+    def time_steps(self) -> dict[str, Any]:
+        """Times the steps that it chooses by again, now that all engines are up."""
+        from vllm.v1.core.sched.draft_load import ChosenLengths
+        from vllm.v1.spec_decode.dynamic import pass_times
+
+        core = self.llm.llm_engine.engine_core.engine_core
+        executor, scheduler = core.model_executor, core.scheduler
+        spec = scheduler.vllm_config.speculative_config
+        spec.pass_times = pass_times.measure_pass_times(executor)
+        spec.trimmed_times = pass_times.measure_trimmed_times(executor)
+        scheduler.draft_lengths = ChosenLengths.of(scheduler)
+        scheduler.dynamic_sd_lookup = scheduler.draft_lengths
+        return {}
+
     def measure(
         self, concurrency: int, prompt_len: int, output_len: int, **accepted: Any
     ) -> dict[str, Any]:

@@ -28,7 +28,6 @@ class Ask:
 
     Attributes:
         stop: a string of the answer, at which it must end.
-        leave_after_tokens: a stream is closed once it has brought so many.
         leave_after_s: the connection is closed then, whatever has come.
     """
 
@@ -37,19 +36,17 @@ class Ask:
     ignore_eos: bool
     is_stream: bool
     stop: str | None = None
-    leave_after_tokens: int | None = None
     leave_after_s: float | None = None
 
     def body(self) -> dict[str, Any]:
-        """The JSON of a completion request."""
+        """What the client of OpenAI takes."""
+        more = {"ignore_eos": self.ignore_eos, "return_token_ids": True}
         return {
             "prompt": self.answer.prompt,
             "max_tokens": self.max_tokens,
-            "ignore_eos": self.ignore_eos,
             "stream": self.is_stream,
             "stop": self.stop,
-            "return_token_ids": True,
-            **self.answer.sampling,
+            "extra_body": more | self.answer.sampling,
         }
 
 
@@ -75,20 +72,14 @@ class Asks:
         answer = draw.choice(self.answers)
         longest = len(answer.tokens)
         max_tokens = 1 if draw.random() < 0.05 else draw.randint(2, longest)
-        is_stream = draw.random() < 0.6
-        leave: dict[str, Any] = {}
-        if draw.random() < self.leaving:
-            if is_stream and draw.random() < 0.7:
-                leave["leave_after_tokens"] = draw.randint(1, max_tokens)
-            else:
-                leave["leave_after_s"] = 10 ** draw.uniform(-2, 0.5)
+        is_leaving = draw.random() < self.leaving
         return Ask(
             answer,
             max_tokens,
             ignore_eos=draw.random() < 0.5,
-            is_stream=is_stream,
+            is_stream=draw.random() < 0.6,
             stop=self._stop(answer.tokens) if draw.random() < 0.3 else None,
-            **leave,
+            leave_after_s=10 ** draw.uniform(-2, 0.5) if is_leaving else None,
         )
 
     def _stop(self, tokens: list[int]) -> str | None:

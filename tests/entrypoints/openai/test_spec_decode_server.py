@@ -180,8 +180,7 @@ def test_clients_that_come_and_go(server, alone: Alone):
     for all_leave in (False, True):
         asyncio.run(traffic.round(16, 3.0, all_leave))
     assert not traffic.complaints
-    for fate in ("whole", "aborted", "disconnected"):
-        assert traffic.counts[fate] > 0
+    assert traffic.counts["whole"] > 0 < traffic.counts["aborted"]
     assert not any(server.wait_until_idle().values())
 
 

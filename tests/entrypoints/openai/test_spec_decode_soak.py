@@ -125,8 +125,7 @@ def test_soak(serve, models: Path, answers: list[Answer], name: str):
     for memory in ("rss", "gpu"):
         assert last[memory] - half[memory] < MAX_GROWTH, memory
     # Traffic that missed what it is for shows nothing.
-    for fate in ("whole", "aborted", "disconnected"):
-        assert traffic.counts[fate] > 0
+    assert traffic.counts["whole"] > 0 < traffic.counts["aborted"]
     assert found["num_preemptions_total"] > 0 < found["prefix_cache_hits_total"]
     drafts = found["spec_decode_num_drafts_total"]
     assert found["spec_decode_num_accepted_tokens_total"] > 0.5 * drafts

@@ -6,6 +6,11 @@ from bisect import bisect_left
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+from transformers import RepetitionPenaltyLogitsProcessor
+
+from tests.v1.e2e.noise import noised
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -20,6 +25,26 @@ class Answer:
     tokens: list[int]
     gaps: list[float]
     sampling: dict[str, Any]
+
+
+@torch.inference_mode()
+def answer_alone(
+    target: torch.nn.Module, prompt: list[int], sampling: dict[str, Any], count: int
+) -> Answer:
+    """So many tokens, past any end of text, in plain PyTorch."""
+    penalise = RepetitionPenaltyLogitsProcessor(sampling.get("repetition_penalty", 1.0))
+    tokens: list[int] = []
+    gaps: list[float] = []
+    for _ in range(count):
+        text = torch.tensor([prompt + tokens])
+        scores = penalise(text, target(text).logits[:, -1])[0]
+        if "seed" in sampling:
+            at = text.shape[1] - 1
+            scores = torch.from_numpy(noised(scores, position=at, **sampling))
+        best = scores.topk(2)
+        tokens.append(int(best.indices[0]))
+        gaps.append(float(best.values[0] - best.values[1]))
+    return Answer(prompt, tokens, gaps, sampling)
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,9 @@ from prometheus_client.samples import Sample
 from transformers import AutoTokenizer
 
 from tests.conftest import ROOT
-from tests.v1.e2e.oracle import greedy_answer, load_model
+from tests.v1.e2e.oracle import load_model
 
-from .asks import Answer, Asks
+from .asks import Ask, Asks, answer_alone
 from .server import Server
 from .traffic import Traffic
 
@@ -36,39 +36,23 @@ def complete(client: openai.OpenAI) -> str:
     return client.completions.create(prompt=CODE, **GREEDY).choices[0].text
 
 
-class Alone:
-    """The target without a server: what it says to texts, as far as an end of text."""
-
-    def __init__(self, folder: Path) -> None:
-        self.target = load_model(folder)
-        self.tokenizer = AutoTokenizer.from_pretrained(folder)
-
-    def tokens(self, prompt: str) -> list[int]:
-        ids = self.tokenizer(prompt)["input_ids"]
-        return greedy_answer(self.target, ids, GREEDY["max_tokens"])
-
-    def text(self, prompt: str) -> str:
-        tokens, end = self.tokens(prompt), self.tokenizer.eos_token_id
-        until = tokens.index(end) if end in tokens else len(tokens)
-        return self.tokenizer.decode(tokens[:until], skip_special_tokens=True)
-
-    def answers(self) -> list[Answer]:
-        """To several prompts, past any end of text."""
-        prompts = [CODE[:n] for n in range(4, len(CODE), 7)]
-        found = [(prompt, self.tokens(prompt)) for prompt in prompts]
-        greedy = {"temperature": 0}
-        return [Answer(prompt, ids, [1.0] * len(ids), greedy) for prompt, ids in found]
+@pytest.fixture(scope="module")
+def asks(models: Path) -> Asks:
+    """For the target's answers to `CODE` and to its beginnings."""
+    target = load_model(models / "target")
+    tokenizer = AutoTokenizer.from_pretrained(models / "target")
+    prompts = [CODE[:n] for n in range(len(CODE), 3, -7)]
+    answers = [
+        answer_alone(target, tokenizer(prompt)["input_ids"], {"temperature": 0}, 24)
+        for prompt in prompts
+    ]
+    return Asks(answers, tokenizer, leaving=0.4, seed=0)
 
 
 @pytest.fixture(scope="module")
-def alone(models) -> Alone:
-    return Alone(models / "target")
-
-
-@pytest.fixture(scope="module")
-def expected(alone: Alone) -> str:
+def expected(asks: Asks) -> str:
     """What the target says to `CODE`."""
-    return alone.text(CODE)
+    return asks.expected(Ask(asks.answers[0], 24, ignore_eos=False, is_stream=False))[1]
 
 
 @pytest.fixture(scope="module")
@@ -174,8 +158,7 @@ def spec_decode_counters(server: Server) -> dict[str, float]:
     return found
 
 
-def test_clients_that_come_and_go(server, alone: Alone):
-    asks = Asks(alone.answers(), alone.tokenizer, leaving=0.4, seed=0)
+def test_clients_that_come_and_go(server, asks: Asks):
     traffic = Traffic(server.url, asks, tie=0.0)
     for all_leave in (False, True):
         asyncio.run(traffic.round(16, 3.0, all_leave))

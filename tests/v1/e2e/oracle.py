@@ -15,7 +15,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 from safetensors.torch import load_file
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, DynamicCache
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 from tests.checkpoints.families import Published
 
@@ -63,17 +63,6 @@ def seeded_choices(
         for position in range(first - 1, len(text) - 1)
     )
     return [int(token) for token in drawn]
-
-
-@torch.inference_mode()
-def greedy_answer(target: nn.Module, prompt: list[int], num_tokens: int) -> list[int]:
-    """So many tokens, past any end of text."""
-    answer, new, cache = [], prompt, DynamicCache()
-    for _ in range(num_tokens):
-        logits = target(torch.tensor([new]), past_key_values=cache).logits
-        new = [int(logits[0, -1].argmax())]
-        answer += new
-    return answer
 
 
 def compare_drafts(

@@ -52,7 +52,7 @@ class Ask:
     """One request, and when its client leaves.
 
     Attributes:
-        stop: a string of the answer, at which it must end.
+        stop, stop_token: of the answer, at which it must end.
         leave_after_s: the connection is closed then, whatever has come.
     """
 
@@ -61,11 +61,14 @@ class Ask:
     ignore_eos: bool
     is_stream: bool
     stop: str | None = None
+    stop_token: int | None = None
     leave_after_s: float | None = None
 
     def body(self) -> dict[str, Any]:
         """What the client of OpenAI takes."""
         more = {"ignore_eos": self.ignore_eos, "return_token_ids": True}
+        if self.stop_token is not None:
+            more["stop_token_ids"] = [self.stop_token]
         return {
             "prompt": self.answer.prompt,
             "max_tokens": self.max_tokens,
@@ -104,6 +107,7 @@ class Asks:
             ignore_eos=draw.random() < 0.5,
             is_stream=draw.random() < 0.6,
             stop=self._stop(answer.tokens) if draw.random() < 0.3 else None,
+            stop_token=draw.choice(answer.tokens) if draw.random() < 0.2 else None,
             leave_after_s=10 ** draw.uniform(-2, 0.5) if is_leaving else None,
         )
 
@@ -118,10 +122,11 @@ class Asks:
     def expected(self, ask: Ask) -> tuple[list[int], str]:
         """Token ids and text of the whole answer."""
         tokens = ask.answer.tokens[: ask.max_tokens]
-        end = self.tokenizer.eos_token_id
-        if not ask.ignore_eos and end in tokens:
-            tokens = tokens[: tokens.index(end) + 1]
-        text = self.text(tokens)
+        ends = {ask.stop_token, None if ask.ignore_eos else self.tokenizer.eos_token_id}
+        is_end = [token in ends for token in tokens]
+        if any(is_end):  # whose text is left out
+            tokens = tokens[: is_end.index(True) + 1]
+        text = self.text(tokens[:-1] if any(is_end) else tokens)
         if ask.stop and ask.stop in text:
             count = bisect_left(
                 range(len(tokens)),

@@ -1,13 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The input kernel: from a verified step to a draft batch; see README.md.
-
-Decode batches, and batches of a long prompt beside many decodes, which are compared
-with the time that the two take alone.
-"""
+"""The input kernel: from a verified step of decodes to a draft batch; see README.md."""
 
 import argparse
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -43,24 +39,23 @@ NUM_SOURCES = {"pard2": 1, "eagle3": 3, "peagle": 3}
 AHEAD_CYCLES = 4_000_000  # keeps the device busy while a launch is on its way
 
 
-def first_pass(mode: str, k: int, query_lens: list[int], size: int) -> dict[str, Any]:
-    """Keyword arguments of `prepare_inputs`; of decodes half the tokens are rejected.
+def first_pass(mode: str, k: int, num_reqs: int, size: int) -> dict[str, Any]:
+    """Keyword arguments of `prepare_inputs`; half the tokens are rejected.
 
     Args:
-        query_lens: target tokens of each request; of more than K + 1, a prompt.
         size: of a hidden state that is fed.
     """
     layout = DraftLayout(k, int(mode in EAGLE), k if mode in PARALLEL else 1)
-    num_tokens, num_reqs = sum(query_lens), len(query_lens)
+    query_lens, num_tokens = [k + 1] * num_reqs, num_reqs * (k + 1)
     max_num_reqs = max(MAX_NUM_REQS, num_reqs)
     buffers = DraftBuffers(layout, num_tokens, max_num_reqs, DEVICE)
     buffers.allocate_kv_groups(1)
-    limit = CONTEXT + max(query_lens) + layout.num_room_tokens
+    limit = CONTEXT + k + 1 + layout.num_room_tokens
     width = -(-limit // BLOCK_SIZE)
     tables = block_tables([0] * width, max_num_reqs)
     blocks = int32(range(1, max_num_reqs * width + 1))
     tables.block_tables[0].gpu.copy_(blocks.view(max_num_reqs, width))
-    rejected = int32([n // 2 * (n <= k + 1) for n in query_lens])
+    rejected = int32([(k + 1) // 2] * num_reqs)
     return {
         "source": verified_batch(
             query_lens,
@@ -118,31 +113,6 @@ def _queued(call: Callable[[], None]) -> tuple[float, float]:
     return begin.elapsed_time(end) / 1e3, host_s
 
 
-def measure_batch(
-    mode: str, k: int, query_lens: list[int], args: argparse.Namespace
-) -> dict[str, float]:
-    """A batch of requests with so many target tokens each."""
-    given = first_pass(mode, k, query_lens, args.hidden_size)
-    return measure(partial(prepare_inputs, **given), args.repeats)
-
-
-def measure_all(args: argparse.Namespace) -> Iterator[tuple[str, dict[str, float]]]:
-    """Decodes; then a prompt beside decodes, with its time to that of both alone."""
-    modes, lengths = args.modes, args.num_speculative_tokens
-    for n, k, mode in product(args.batch_size, lengths, modes):
-        yield f"{mode}/K{k}/n{n}", measure_batch(mode, k, [k + 1] * n, args)
-    mixed = product(modes, lengths, args.mixed_decodes, args.mixed_prompt)
-    for mode, k, n, prompt in mixed:
-        decodes = [k + 1] * n
-        found, *alone = [
-            measure_batch(mode, k, lens, args)
-            for lens in ([prompt, *decodes], [prompt], decodes)
-        ]
-        clock = min(found)  # device_s, where there is a device
-        found["to_both_alone"] = found[clock] / sum(part[clock] for part in alone)
-        yield f"{mode}/K{k}/n{n}/p{prompt}", found
-
-
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
@@ -152,8 +122,6 @@ def parse() -> argparse.Namespace:
     add("--batch-size", type=int, nargs="+", default=[1, 8, 32, 64, 256])
     add("--num-speculative-tokens", type=int, nargs="+", default=[3, 7, 11])
     add("--hidden-size", type=int, default=4096)
-    add("--mixed-decodes", type=int, nargs="*", default=[63, 255])
-    add("--mixed-prompt", type=int, nargs="*", default=[2048, 8192])
     add("--repeats", type=int, default=50)
     add("--output", type=Path, help="results file; in results/<gpu>/ by default")
     return parser.parse_args()
@@ -162,7 +130,11 @@ def parse() -> argparse.Namespace:
 def main() -> None:
     args = parse()
     run = Run("prepare_inputs", describe_device(), args.output)
-    for key, found in measure_all(args):
+    points = product(args.batch_size, args.num_speculative_tokens, args.modes)
+    for num_reqs, k, mode in points:
+        given = first_pass(mode, k, num_reqs, args.hidden_size)
+        found = measure(partial(prepare_inputs, **given), args.repeats)
+        key = f"{mode}/K{k}/n{num_reqs}"
         run.record("measurements", key, found)
         run.say(f"{key}: {found}")
 

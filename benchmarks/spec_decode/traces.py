@@ -6,14 +6,15 @@ then varies by request, position and confidence as it did for real models.
 The files in `traces/` say in their headers what was recorded, and with what.
 """
 
-import heapq
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
+
+from tests.v1.worker.gpu.spec_decode.draft_tree.reference import Node, best_first
 
 FOLDER = Path(__file__).parent / "traces"
 TEXTS = ("greedy", "t0.5", "t0.8")
@@ -54,54 +55,10 @@ class Trace:
             return Trace(probs, data["ranks"], data["lengths"], header)
 
 
-class Tree(NamedTuple):
-    """Nodes 1 to N of a draft tree; node 0 is the newest token.
-
-    Attributes:
-        depth: [N] from 1 on.
-        parent: [N] a node, always an earlier one.
-        rank: [N] of its token among the candidates at its depth.
-    """
-
-    depth: np.ndarray
-    parent: np.ndarray
-    rank: np.ndarray
-
-
 def among_candidates(probs: np.ndarray, width: int) -> np.ndarray:
     """[..., depth, width], as `best_candidates` says of the likeliest tokens."""
     kept = probs[..., :width]
     return kept / kept.sum(-1, keepdims=True)
-
-
-def best_first(probs: np.ndarray, num_nodes: int) -> Tree:
-    """The likeliest `num_nodes` paths by the product of their tokens' probabilities.
-
-    Taken in turns from a heap, as OPT-Tree and DDTree do: a node that is taken adds its
-    next sibling and its first child.
-
-    Args:
-        probs: [depth, width], descending along the width.
-    """
-    depth, width = probs.shape
-    nodes: dict[tuple[int, ...], int] = {(): 0}
-    heap = [(-float(probs[0, 0]), (0,))]
-    while heap and len(nodes) <= num_nodes:
-        score, path = heapq.heappop(heap)
-        nodes.setdefault(path, len(nodes))
-        d, rank = len(path) - 1, path[-1]
-        if rank + 1 < width:
-            parent = score / float(probs[d, rank])
-            sibling = parent * float(probs[d, rank + 1])
-            heapq.heappush(heap, (sibling, (*path[:-1], rank + 1)))
-        if d + 1 < depth:
-            heapq.heappush(heap, (score * float(probs[d + 1, 0]), (*path, 0)))
-    paths = list(nodes)[1:]
-    return Tree(
-        np.array([len(path) for path in paths]),
-        np.array([nodes[path[:-1]] for path in paths]),
-        np.array([path[-1] for path in paths]),
-    )
 
 
 def accepted_of_chain(ranks: Sequence[int], num_drafts: int) -> int:
@@ -110,17 +67,12 @@ def accepted_of_chain(ranks: Sequence[int], num_drafts: int) -> int:
     return next((d for d in range(most) if ranks[d] != 0), most)
 
 
-def accepted_of_tree(ranks: Sequence[int], tree: Tree) -> list[int]:
+def accepted_of_tree(ranks: Sequence[int], nodes: list[Node]) -> list[int]:
     """The nodes accepted: from each the child of the rank that the target wrote."""
-    children = {
-        (int(parent), int(rank)): node
-        for node, (parent, rank) in enumerate(
-            zip(tree.parent, tree.rank, strict=True), start=1
-        )
-    }
+    children = {(node.parent, node.rank): at for at, node in enumerate(nodes, start=1)}
     path = [0]
     for rank in ranks:
-        child = children.get((path[-1], int(rank)))
+        child = children.get((path[-1], rank))
         if child is None:
             break
         path.append(child)
@@ -160,9 +112,9 @@ def tokens_per_step(
 
         width = num_candidates(num_nodes)
         counts = [
-            len(accepted_of_tree(ranks, best_first(probs, num_nodes)))
-            for probs, ranks in zip(
-                among_candidates(trace.probs[:, :num_drafts], width),
+            len(accepted_of_tree(ranks, best_first(log_probs, num_nodes)))
+            for log_probs, ranks in zip(
+                np.log(among_candidates(trace.probs[:, :num_drafts], width)).tolist(),
                 trace.ranks[:, :num_drafts].tolist(),
                 strict=True,
             )

@@ -35,11 +35,9 @@ def run(monkeypatch, on_cpu: bool, tmp_path: Path):
 def test_prepare_inputs(run):
     points = run(
         "prepare_inputs",
-        "--batch-size 2 --num-speculative-tokens 3 --hidden-size 16 --repeats 2 "
-        "--mixed-decodes 3 --mixed-prompt 20",
+        "--batch-size 2 --num-speculative-tokens 3 --hidden-size 16 --repeats 2",
     )
-    assert len(points) == 10 and all(point["host_s"] > 0 for point in points.values())
-    assert points["pard/K3/n3/p20"]["to_both_alone"] > 0
+    assert len(points) == 5 and all(point["host_s"] > 0 for point in points.values())
 
 
 @pytest.mark.slow

@@ -97,13 +97,6 @@ def test_the_tokenizer_reads_what_it_writes(tmp_path: Path):
     assert tokenizer(tokenizer.decode(tokens))["input_ids"] == tokens
 
 
-def test_flags():
-    args = parse([HERE, "--implementations=ours", "--trace", "t0.5", "greedy"])
-    assert args.acceptance == ["recorded-t0.5", "recorded-greedy"]
-    args = parse([HERE, "--implementations=ours", "--shapes=qwen3-8b"])
-    assert args.modes == ["none", "pard2"] and args.acceptance == ["equal"]
-
-
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.spec_decode import results as files
 from benchmarks.spec_decode.models import SETS
 from benchmarks.spec_decode.results import EngineKey, PointKey
-from benchmarks.spec_decode.run import Run, command_line
+from benchmarks.spec_decode.run import Run
 
 
 @pytest.mark.parametrize("shapes", SETS)
@@ -38,27 +38,20 @@ def test_saving_merges_by_key(tmp_path: Path):
     assert [file.name for file in path.parent.iterdir()] == ["engine.json"]
 
 
-def test_a_run_says_by_what_on_what_and_when(monkeypatch, tmp_path: Path):
+@pytest.mark.parametrize(
+    "places",
+    [["--site", "ours=/a/place", "--output", "/else"], ["--site=a", "--output=/else"]],
+)
+def test_a_run_says_by_what_but_not_where(places, monkeypatch, tmp_path: Path):
     monkeypatch.setattr(files, "RESULTS", tmp_path)
-    monkeypatch.setattr(sys, "argv", ["engine.py", "--modes", "pard"])
+    words = ["engine.py", *places, "--modes", "pard", "--engine-args", "{two words}"]
+    monkeypatch.setattr(sys, "argv", words)
     device = {"name": "NVIDIA H100 80GB HBM3", "vllm": "0.32.0"}
     run = Run("engine", device)
     run.record("measurements", "a", {"x": 1})
     found = files.load(tmp_path / "nvidia-h100-80gb-hbm3" / "engine.json")
     assert found["measurements"] == {"a": {"x": 1, "run": run.name}}
-    command = "python -m benchmarks.spec_decode.engine --modes pard"
+    command = "python -m benchmarks.spec_decode.engine $SITES --modes pard "
+    command += "--engine-args '{two words}'"
     assert found["runs"] == {run.name: {"command": command, "device": device}}
     assert run.name.startswith("20") and not run.is_over()
-
-
-@pytest.mark.parametrize(
-    "places",
-    [["--site", "ours=/a/place", "--output", "/else"], ["--site=a", "--output=/else"]],
-)
-def test_a_command_does_not_say_where_files_are(places: list[str], monkeypatch):
-    words = ["engine.py", *places, "--modes", "pard", "--engine-args", "{two words}"]
-    monkeypatch.setattr(sys, "argv", words)
-    assert command_line("engine") == (
-        "python -m benchmarks.spec_decode.engine $SITES --modes pard "
-        "--engine-args '{two words}'"
-    )

@@ -15,6 +15,7 @@ from benchmarks.spec_decode.trace_acceptance import (
     replay_trees,
 )
 from benchmarks.spec_decode.traces import NO_RANK, Trace
+from tests.v1.worker.gpu.spec_decode.draft_tree.reference import best_first, walk
 
 # Tokens a step of the bundled PARD, measured without any of this code: the best chain,
 # and best-first trees of 15 and 63 nodes.
@@ -53,17 +54,6 @@ def test_rows_wrap_and_differ_by_slot_and_round():
     assert not (rows == replay.rows(slots, torch.full((4,), 59))).any()
 
 
-def walk(tree: traces.Tree, tokens: list[int], drawn: list[int]) -> list[int]:
-    """The nodes that a walk along drawn tokens accepts."""
-    path = [0]
-    while path[-1] is not None:
-        children = [i for i, p in enumerate(tree.parent, start=1) if p == path[-1]]
-        held = {tokens[child]: child for child in children}
-        assert len(held) == len(children)
-        path.append(held.get(drawn[path[-1]]))
-    return path[1:-1]
-
-
 @pytest.mark.parametrize("depth,width", [(8, 16), (7, 8), (3, 2)])
 def test_trees_are_drafted_and_accepted_as_recorded(monkeypatch, depth, width):
     from vllm.v1.worker.gpu.spec_decode.draft_tree import drafting, sampler
@@ -92,22 +82,23 @@ def test_trees_are_drafted_and_accepted_as_recorded(monkeypatch, depth, width):
     expected = torch.from_numpy(probs)
     torch.testing.assert_close(log_probs.exp().view(60, depth, width), expected)
 
-    for row in range(60):
-        tree = traces.best_first(probs[row], 20)
-        depths = torch.tensor(tree.depth)
-        local = torch.arange(len(depths) + 1)
+    for row, log_probs in enumerate(np.log(probs).tolist()):
+        nodes = best_first(log_probs, 20)
+        depths = torch.tensor([node.depth for node in nodes])
+        local = torch.arange(len(nodes) + 1)
         trees = SimpleNamespace(depths=depths.int().expand(60, -1))
         found = sampler.TreeRejectionSampler._draw(
             SimpleNamespace(trees=trees, has_trees=True),
             torch.zeros(len(local), 1),
             None,
-            120 + torch.tensor([0, *tree.depth]),
+            torch.cat([torch.tensor([120]), 120 + depths]),
             torch.full_like(local, row),
             local.int(),
         )
-        held = tokens[row, depths - 1, torch.tensor(tree.rank)].tolist()
-        path = walk(tree, [-1, *held], found.tolist())
-        assert path == traces.accepted_of_tree(trace.ranks[row, :depth].tolist(), tree)
+        held = [int(tokens[row, node.depth - 1, node.rank]) for node in nodes]
+        _, path = walk(nodes, [-1, *held], found.tolist(), chain_only=False)
+        ranks = trace.ranks[row, :depth].tolist()
+        assert path[1:] == traces.accepted_of_tree(ranks, nodes)
 
 
 def accepted(replay: Replay, slots: list[int], drafts: list[int]) -> list[int]:

@@ -5,6 +5,7 @@ They depend on the tensor's name and shape alone. Their spread keeps activations
 one, so that logits differ by far more than rounding.
 """
 
+import json
 import re
 import zlib
 from collections.abc import Mapping
@@ -33,7 +34,7 @@ def random(name: str, *shape: int) -> torch.Tensor:
     return values * gain / shape[-1] ** 0.5
 
 
-def _shapes(config: Config) -> dict[str, tuple[int, ...]]:
+def shapes_of(config: Config) -> dict[str, tuple[int, ...]]:
     """Of a language model's tensors, as transformers has them; a tied one's once."""
     model_type = config["model_type"].removesuffix("_peagle")
     known = AutoConfig.for_model(**config | {"model_type": model_type})
@@ -45,7 +46,7 @@ def _shapes(config: Config) -> dict[str, tuple[int, ...]]:
 def language_model(config: Config, copies_lm_head: bool = False) -> Tensors:
     """A language model's; a tied one may hold its lm_head all the same."""
     short = {EMBED: "embed", "model.norm.weight": "norm", LM_HEAD: "lm_head"}
-    made = {n: random(short.get(n, n), *s) for n, s in _shapes(config).items()}
+    made = {n: random(short.get(n, n), *s) for n, s in shapes_of(config).items()}
     made[EMBED] *= 4
     if copies_lm_head:
         made[LM_HEAD] = made[EMBED].clone()
@@ -71,7 +72,7 @@ def head(
     """
     hidden, vocab = config["hidden_size"], config["vocab_size"]
     shapes = {f"{first}.hidden_norm.weight": (hidden,)}
-    for name, shape in _shapes(config).items():
+    for name, shape in shapes_of(config).items():
         if match := re.match(r"model\.layers\.(\d+)\.(.*)", name):
             at = later.format(match[1]) if int(match[1]) else first
             is_fed = at == first and re.search(r"[qkv]_proj\.weight", name)
@@ -93,11 +94,12 @@ def draft_vocabulary(vocab: int, rows: int, dtype: torch.dtype) -> Tensors:
     return {"d2t": (kept - torch.arange(rows)).to(dtype), "t2d": used}
 
 
-# Writing them.
-
-
-def write_tensors(tensors: Tensors, folder: Path, files: str) -> None:
-    """Into one file, or several, of the kind that `Published.files` names."""
+def write_checkpoint(
+    folder: Path, config: Config, tensors: Tensors, files: str = "safetensors"
+) -> Path:
+    """Writes config.json and weights: `files` is a kind that `Published` names."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config, indent=1))
     size = sum(tensor.nbytes for tensor in tensors.values())
     save_torch_state_dict(
         tensors,
@@ -105,3 +107,4 @@ def write_tensors(tensors: Tensors, folder: Path, files: str) -> None:
         max_shard_size=size // 2 if files == "sharded" else size,
         safe_serialization=files != "bin",
     )
+    return folder

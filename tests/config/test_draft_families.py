@@ -2,9 +2,7 @@
 """The family of every published drafter, and what follows from it."""
 
 import shutil
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -142,34 +140,26 @@ def test_tensors_of_a_folder(
     assert told_by_tensors(DraftFiles({"dflash_config": {}}, lambda: tensors)) is None
 
 
-@pytest.fixture
-def method_of(models):
-    """The method that an engine takes a folder's drafter for."""
-
-    def configure(folder: Path, method: str | None = None, **engine: Any) -> str:
-        spec = {"model": str(folder), "method": method, "num_speculative_tokens": 4}
-        found = engine_config(models / "target", spec, **engine).speculative_config
-        assert found.method == found.drafter.method
-        return found.method
-
-    return configure
-
-
-@pytest.mark.parametrize("name, used", [("draft", "draft_model"), ("eagle3", "eagle3")])
-@pytest.mark.parametrize("method", [None, "draft_model"])
-def test_words_of_a_path_do_not_count(
-    name: str, used: str, method: str | None, method_of, models, tmp_path
+@pytest.mark.parametrize(
+    "name, has_weights, used",
+    [
+        ("draft", True, "draft_model"),
+        ("eagle3", True, "eagle3"),
+        ("draft", False, "eagle"),
+    ],
+)
+def test_words_of_a_path_count_where_no_file_decides(
+    name: str, has_weights: bool, used: str, models, tmp_path
 ):
-    """Neither for a language model nor for a head, and whatever the user says."""
-    shutil.copytree(models / name, folder := tmp_path / "eagle-8b-eagle3")
-    assert method_of(folder, method) == used
-
-
-def test_words_of_a_path_where_no_file_decides(method_of, models, tmp_path):
     """A language model that nothing tells of stays vLLM's to guess."""
-    shutil.copytree(models / "draft", folder := tmp_path / "eagle-8b")
-    (folder / "model.safetensors").write_bytes(b"")
-    assert method_of(folder, load_format="dummy") == "eagle"
+    shutil.copytree(models / name, folder := tmp_path / "eagle-8b")
+    spec = {"model": str(folder), "num_speculative_tokens": 4}
+    if not has_weights:
+        (folder / "model.safetensors").write_bytes(b"")
+    load_format = "auto" if has_weights else "dummy"
+    made = engine_config(models / "target", spec, load_format=load_format)
+    found = made.speculative_config
+    assert found.method == found.drafter.method == used
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,3 @@ from .specs import engine_config
 def test_what_nobody_knows_is_refused(given, error: str, models):
     with pytest.raises(ValueError, match=error):
         engine_config(models / "target", given)
-
-
-def test_known_keys_pass(models):
-    spec = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3}
-    found = engine_config(models / "target", spec).speculative_config
-    assert (found.method, found.prompt_lookup_max) == ("ngram", 3)

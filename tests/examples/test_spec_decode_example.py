@@ -67,18 +67,3 @@ def test_exit_status(
     assert example.main([*flags, "--speculative-config", '{"model": "b"}']) == status
     rows = json.loads(report.read_text())
     assert [row["identical"] for row in rows] == [None, identical]
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--model", "a/b"], "needs --speculative-config"),
-        (["--speculative-config", "[]"], "must be a JSON object"),
-        (["--speculative-config", "{"], "invalid loads value"),
-    ],
-)
-def test_flags_that_do_not_fit(example, capsys, flags, message):
-    with pytest.raises(SystemExit) as ended:
-        example.main(flags)
-    assert ended.value.code == 2
-    assert message in capsys.readouterr().err

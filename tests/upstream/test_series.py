@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tools.overlay.base import ROOT, pinned_wheel
+from tools.overlay.base import pinned_wheel
 from tools.upstream.__main__ import main
 from tools.upstream.export import git
-from tools.upstream.series import load, our_files
 from tools.upstream.trial import apply, failing_imports, run_tests, touched
 
 THERE = "tests/v1/spec_decode/unified"
@@ -92,17 +91,3 @@ def test_tests_pass_on_the_patched_tree(tree, monkeypatch):
     status, said = run_tests(tree, FAST, "-n", "0")
     assert status == 0, said[-6000:]
     assert re.search(r"\d\d+ passed", said)
-
-
-@pytest.mark.parametrize("patch", load().patches, ids=lambda patch: patch.slug)
-def test_pull_request_texts(patch):
-    """Each has its parts, and what it refers to is there."""
-    text = (ROOT / patch.text).read_text()
-    assert text.startswith(f"# {patch.title}\n")
-    parts = ["Purpose", "Test plan", "Test result"]
-    assert re.findall(r"(?m)^## (.*)", text) == parts
-    for path in re.findall(r"\b(?:benchmarks|docs)/[\w./-]+\w", text):
-        assert (ROOT / path).exists(), path
-    placed = {load().place(file) for file in our_files()}
-    for path in re.findall(rf"{THERE}[\w./]*\w", text):
-        assert any(f"{file}/".startswith(f"{path}/") for file in placed), path

@@ -8,8 +8,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from . import export, loop, tokenizer
 from .settings import BOS_ID, EOS_ID, SHAPES, VOCAB_SIZE, Run, Shape
 
-HELD_OUT_WINDOW = 512
-
 
 def llama_config(shape: Shape, **more: object) -> LlamaConfig:
     return LlamaConfig(
@@ -44,7 +42,6 @@ def next_token_loss(model: LlamaForCausalLM, ids: torch.Tensor) -> torch.Tensor:
 def train(run: Run) -> None:
     plan = run.plan("target")
     ids = tokenizer.encode_corpus(run).to(run.device)
-    held = tokenizer.held_out_prompts(run, HELD_OUT_WINDOW, 2).to(run.device)
     loop.seed(1)
     model = new_llama("target").to(run.device)
 
@@ -52,9 +49,6 @@ def train(run: Run) -> None:
         return next_token_loss(model, loop.windows(ids, plan.batch, plan.length))
 
     record = loop.fit("target", model, batch_loss, plan, run.device)
-    with torch.no_grad(), loop.autocast(run.device):
-        losses = [next_token_loss(model, row[None]).item() for row in held]
-    record["held_out_loss"] = round(sum(losses) / len(losses), 4)
     record["corpus_tokens"] = len(ids)
     export.save_llama(run, "target", model, record)
 

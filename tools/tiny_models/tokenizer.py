@@ -60,13 +60,3 @@ def encode_corpus(run: Run) -> torch.Tensor:
     )
     ids = [i for row in rows for i in (*row.ids, EOS_ID)]
     return torch.tensor(ids, dtype=torch.int32)
-
-
-def held_out_prompts(run: Run, length: int, per_module: int) -> torch.Tensor:
-    """Prompts of equal length from the held-out modules.
-
-    Returns:
-        [prompts, length] int64 on the CPU; each begins with BOS.
-    """
-    rows = load(run)(corpus.held_out_excerpts(run.stdlib, per_module))["input_ids"]
-    return torch.tensor([row[:length] for row in rows if len(row) >= length])

@@ -6,6 +6,11 @@ from bisect import bisect_left
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+from transformers import RepetitionPenaltyLogitsProcessor
+
+from tests.v1.e2e.noise import noised
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -22,13 +27,32 @@ class Answer:
     sampling: dict[str, Any]
 
 
+@torch.inference_mode()
+def answer_alone(
+    target: torch.nn.Module, prompt: list[int], sampling: dict[str, Any], count: int
+) -> Answer:
+    """So many tokens, past any end of text, in plain PyTorch."""
+    penalise = RepetitionPenaltyLogitsProcessor(sampling.get("repetition_penalty", 1.0))
+    tokens: list[int] = []
+    gaps: list[float] = []
+    for _ in range(count):
+        text = torch.tensor([prompt + tokens])
+        scores = penalise(text, target(text).logits[:, -1])[0]
+        if "seed" in sampling:
+            at = text.shape[1] - 1
+            scores = torch.from_numpy(noised(scores, position=at, **sampling))
+        best = scores.topk(2)
+        tokens.append(int(best.indices[0]))
+        gaps.append(float(best.values[0] - best.values[1]))
+    return Answer(prompt, tokens, gaps, sampling)
+
+
 @dataclass(frozen=True)
 class Ask:
     """One request, and when its client leaves.
 
     Attributes:
-        stop: a string of the answer, at which it must end.
-        leave_after_tokens: a stream is closed once it has brought so many.
+        stop, stop_token: of the answer, at which it must end.
         leave_after_s: the connection is closed then, whatever has come.
     """
 
@@ -37,19 +61,20 @@ class Ask:
     ignore_eos: bool
     is_stream: bool
     stop: str | None = None
-    leave_after_tokens: int | None = None
+    stop_token: int | None = None
     leave_after_s: float | None = None
 
     def body(self) -> dict[str, Any]:
-        """The JSON of a completion request."""
+        """What the client of OpenAI takes."""
+        more = {"ignore_eos": self.ignore_eos, "return_token_ids": True}
+        if self.stop_token is not None:
+            more["stop_token_ids"] = [self.stop_token]
         return {
             "prompt": self.answer.prompt,
             "max_tokens": self.max_tokens,
-            "ignore_eos": self.ignore_eos,
             "stream": self.is_stream,
             "stop": self.stop,
-            "return_token_ids": True,
-            **self.answer.sampling,
+            "extra_body": more | self.answer.sampling,
         }
 
 
@@ -75,20 +100,15 @@ class Asks:
         answer = draw.choice(self.answers)
         longest = len(answer.tokens)
         max_tokens = 1 if draw.random() < 0.05 else draw.randint(2, longest)
-        is_stream = draw.random() < 0.6
-        leave: dict[str, Any] = {}
-        if draw.random() < self.leaving:
-            if is_stream and draw.random() < 0.7:
-                leave["leave_after_tokens"] = draw.randint(1, max_tokens)
-            else:
-                leave["leave_after_s"] = 10 ** draw.uniform(-2, 0.5)
+        is_leaving = draw.random() < self.leaving
         return Ask(
             answer,
             max_tokens,
             ignore_eos=draw.random() < 0.5,
-            is_stream=is_stream,
+            is_stream=draw.random() < 0.6,
             stop=self._stop(answer.tokens) if draw.random() < 0.3 else None,
-            **leave,
+            stop_token=draw.choice(answer.tokens) if draw.random() < 0.2 else None,
+            leave_after_s=10 ** draw.uniform(-2, 0.5) if is_leaving else None,
         )
 
     def _stop(self, tokens: list[int]) -> str | None:
@@ -102,10 +122,11 @@ class Asks:
     def expected(self, ask: Ask) -> tuple[list[int], str]:
         """Token ids and text of the whole answer."""
         tokens = ask.answer.tokens[: ask.max_tokens]
-        end = self.tokenizer.eos_token_id
-        if not ask.ignore_eos and end in tokens:
-            tokens = tokens[: tokens.index(end) + 1]
-        text = self.text(tokens)
+        ends = {ask.stop_token, None if ask.ignore_eos else self.tokenizer.eos_token_id}
+        is_end = [token in ends for token in tokens]
+        if any(is_end):  # whose text is left out
+            tokens = tokens[: is_end.index(True) + 1]
+        text = self.text(tokens[:-1] if any(is_end) else tokens)
         if ask.stop and ask.stop in text:
             count = bisect_left(
                 range(len(tokens)),

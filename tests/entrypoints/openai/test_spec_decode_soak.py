@@ -18,13 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from transformers import AutoTokenizer, RepetitionPenaltyLogitsProcessor
+from transformers import AutoTokenizer
 
-from tests.v1.e2e.noise import noised
 from tests.v1.e2e.oracle import load_model
 
-from .asks import Answer, Asks
+from .asks import Answer, Asks, answer_alone
 from .server import Server
 from .traffic import Traffic
 
@@ -62,26 +60,6 @@ SAMPLING: list[dict[str, Any]] = [
 ]
 
 
-@torch.inference_mode()
-def answer_alone(
-    target: torch.nn.Module, prompt: list[int], sampling: dict[str, Any]
-) -> Answer:
-    """What the target says in plain PyTorch, past any end of text."""
-    penalise = RepetitionPenaltyLogitsProcessor(sampling.get("repetition_penalty", 1.0))
-    tokens: list[int] = []
-    gaps: list[float] = []
-    for _ in range(LONGEST_OUTPUT):
-        text = torch.tensor([prompt + tokens])
-        scores = penalise(text, target(text).logits[:, -1])[0]
-        if "seed" in sampling:
-            at = text.shape[1] - 1
-            scores = torch.from_numpy(noised(scores, position=at, **sampling))
-        best = scores.topk(2)
-        tokens.append(int(best.indices[0]))
-        gaps.append(float(best.values[0] - best.values[1]))
-    return Answer(prompt, tokens, gaps, sampling)
-
-
 @pytest.fixture(scope="module")
 def answers(models: Path, held_out_tokens: list[int]) -> list[Answer]:
     target, draw = load_model(models / "target"), random.Random(0)
@@ -91,7 +69,7 @@ def answers(models: Path, held_out_tokens: list[int]) -> list[Answer]:
         start = starts[number % len(starts)]
         prompt = held_out_tokens[start : start + draw.randint(1, LONGEST_PROMPT)]
         sampling = SAMPLING[number % len(SAMPLING)]
-        found.append(answer_alone(target, prompt, sampling))
+        found.append(answer_alone(target, prompt, sampling, LONGEST_OUTPUT))
     return found
 
 
@@ -125,8 +103,7 @@ def test_soak(serve, models: Path, answers: list[Answer], name: str):
     for memory in ("rss", "gpu"):
         assert last[memory] - half[memory] < MAX_GROWTH, memory
     # Traffic that missed what it is for shows nothing.
-    for fate in ("whole", "aborted", "disconnected"):
-        assert traffic.counts[fate] > 0
+    assert traffic.counts["whole"] > 0 < traffic.counts["aborted"]
     assert found["num_preemptions_total"] > 0 < found["prefix_cache_hits_total"]
     drafts = found["spec_decode_num_drafts_total"]
     assert found["spec_decode_num_accepted_tokens_total"] > 0.5 * drafts

@@ -2,14 +2,13 @@
 """Concurrent clients of one server: traffic for some seconds, then silence."""
 
 import asyncio
-import json
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
-import aiohttp
+import openai
 
 from .asks import Ask, Asks
 from .server import MODEL
@@ -24,8 +23,7 @@ class Traffic:
         tie: logprobs of the target closer than this are equal.
 
     Attributes:
-        counts: requests, whole, aborted (a stream closed by its client), disconnected
-            (closed at any time), tokens, tokens_after_ties.
+        counts: requests, whole, aborted (its client left), tokens, tokens_after_ties.
         complaints: the first wrong answers and errors, in words.
     """
 
@@ -44,20 +42,14 @@ class Traffic:
             TimeoutError: a request was never answered.
         """
         until = time.monotonic() + seconds
-        # A connection that is kept may be closed by the server, which does so with idle
-        # ones, just as the next request is sent: an error that is nobody's.
-        connector = aiohttp.TCPConnector(limit=0, force_close=True)
-        async with aiohttp.ClientSession(
-            self.url,
-            connector=connector,
-            timeout=aiohttp.ClientTimeout(total=None),
-            read_bufsize=1 << 20,
-        ) as session:
-            clients = [self._client(session, until, leave) for _ in range(num_clients)]
+        async with openai.AsyncOpenAI(
+            base_url=f"{self.url}/v1", api_key="none", timeout=None
+        ) as client:
+            clients = [self._client(client, until, leave) for _ in range(num_clients)]
             await asyncio.wait_for(asyncio.gather(*clients), seconds + DRAIN_S)
 
     async def _client(
-        self, session: aiohttp.ClientSession, until: float, leave: bool
+        self, client: openai.AsyncOpenAI, until: float, leave: bool
     ) -> None:
         while (left := until - time.monotonic()) > 0:
             ask = self.asks.draw()
@@ -66,24 +58,21 @@ class Traffic:
                 ask = replace(ask, leave_after_s=patience)
             self.counts["requests"] += 1
             try:
-                await self._ask(session, ask)
-            except (aiohttp.ClientError, ValueError, KeyError) as error:
+                await self._ask(client, ask)
+            except openai.OpenAIError as error:
                 self._complain(f"{type(error).__name__}: {error}")
                 await asyncio.sleep(0.2)
 
-    async def _ask(self, session: aiohttp.ClientSession, ask: Ask) -> None:
+    async def _ask(self, client: openai.AsyncOpenAI, ask: Ask) -> None:
         tokens: list[int] = []
         text: list[str] = []
         try:
             async with asyncio.timeout(ask.leave_after_s):
-                async for choice in answer(session, ask):
-                    tokens += choice["token_ids"] or []
-                    text.append(choice["text"])
-                    if len(tokens) >= (ask.leave_after_tokens or 1 << 30):
-                        self.counts["aborted"] += 1
-                        return self._judge(ask, tokens)
+                async for choice in answer(client, ask):
+                    tokens += choice.token_ids or []
+                    text.append(choice.text)
         except TimeoutError:
-            self.counts["disconnected"] += 1
+            self.counts["aborted"] += 1
             return self._judge(ask, tokens)
         self.counts["whole"] += 1
         self._judge(ask, tokens, "".join(text))
@@ -106,31 +95,16 @@ class Traffic:
             self.complaints.append(text)
 
 
-async def answer(
-    session: aiohttp.ClientSession, ask: Ask
-) -> AsyncIterator[dict[str, Any]]:
+async def answer(client: openai.AsyncOpenAI, ask: Ask) -> AsyncIterator[Any]:
     """The choices of all chunks, or the one choice of an answer in one piece.
 
-    Leaving it closes the connection.
-
     Raises:
-        aiohttp.ClientError: the server refused, or went away.
-        ValueError: it answered an error in a stream, or the stream did not end.
+        openai.OpenAIError: the server refused, or went away.
     """
-    body = ask.body() | {"model": MODEL}
-    async with session.post("/v1/completions", json=body) as response:
-        response.raise_for_status()
-        if not ask.is_stream:
-            yield (await response.json())["choices"][0]
-            return
-        async for line in response.content:
-            data = line.removeprefix(b"data: ").strip()
-            if data == b"[DONE]":
-                return
-            if data:
-                chunk = json.loads(data)
-                if "error" in chunk:
-                    raise ValueError(chunk["error"])
-                for choice in chunk["choices"]:
-                    yield choice
-        raise ValueError("the stream ended in the middle")
+    found = await client.completions.create(model=MODEL, **ask.body())
+    if not ask.is_stream:
+        yield found.choices[0]
+        return
+    async for chunk in found:
+        for choice in chunk.choices:
+            yield choice

@@ -111,7 +111,7 @@ def test_missing_tensor_of_a_draft_model_is_named(
 ):
     """Of a quantized one only what is not quantized is checked."""
     given, model = tensors(), Model()
-    model.has_own_lm_head = False  # so the base's Llama says, which can be a target too
+    model.has_own_lm_head = False  # so vLLM's Llama says, which can be a target too
     for layer in model.model.layers.children():
         layer.qkv_proj.quant_method = type(method, (), {})()
     load(model, given, "draft_model", quantization)
@@ -140,7 +140,7 @@ def test_missing_tensor_of_a_head(name: str, reduced: bool, load):
 
 @pytest.mark.parametrize("name", ["model.layers.1.gate", "extra.0", "lm_head.scale"])
 def test_tensor_without_a_place_is_named(name: str, load):
-    """By the base's loader, in words that say whose it is and what to change."""
+    """By vLLM's loader, in words that say whose it is and what to change."""
 
     class Loaded(Model):
         def fill(self, weights) -> None:

@@ -24,10 +24,10 @@ BLOCK_SIZE, K = 16, 3
 def make_scheduler(models) -> Callable[..., Scheduler]:
     """Makes one with a request that waits; keys of the speculative config by name.
 
-    `drafter` None does without drafts; `pass_times` is what an engine measures.
+    `drafter` None does without drafts.
     """
 
-    def make(drafter="pard", log_stats=True, pass_times=None, **spec) -> Scheduler:
+    def make(drafter="pard", log_stats=True, **spec) -> Scheduler:
         spec |= {"model": str(models / str(drafter)), "num_speculative_tokens": K}
         config = EngineArgs(
             model=str(models / "target"),
@@ -38,8 +38,6 @@ def make_scheduler(models) -> Callable[..., Scheduler]:
             speculative_config=spec if drafter else None,
         ).create_engine_config()
         config.cache_config.num_gpu_blocks = 64
-        if pass_times:
-            config.speculative_config.pass_times = pass_times
         layer = FullAttentionSpec(
             block_size=BLOCK_SIZE, num_kv_heads=1, head_size=8, dtype=torch.float32
         )

@@ -4,6 +4,7 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from itertools import product
+from math import prod
 
 import torch
 
@@ -43,14 +44,10 @@ def sequence_chances(
         known: sampled(found.double(), temperature, top_p).tolist()
         for known, found in logprobs.items()
     }
-    vocab = range(len(chances[()]))
-    result = {}
-    for tokens in product(vocab, repeat=length):
-        chance = 1.0
-        for i, token in enumerate(tokens):
-            chance *= chances[tokens[:i]][token]
-        result[tokens] = chance
-    return result
+    return {
+        tokens: prod(chances[tokens[:i]][token] for i, token in enumerate(tokens))
+        for tokens in product(range(len(chances[()])), repeat=length)
+    }
 
 
 def p_value(outcomes: Iterable[Sequence], chances: Mapping[Sequence, float]) -> float:
@@ -63,16 +60,13 @@ def p_value(outcomes: Iterable[Sequence], chances: Mapping[Sequence, float]) -> 
     total = sum(counts.values())
     if any(chances[tokens] == 0 for tokens in counts):
         return 0.0
-    cells, rest = [], [0.0, 0]
-    for tokens, chance in chances.items():
-        expected, count = chance * total, counts[tokens]
-        if expected < FEWEST_EXPECTED:
-            rest = [rest[0] + expected, rest[1] + count]
-        else:
-            cells.append((expected, count))
-    if rest[0] >= FEWEST_EXPECTED:
-        cells.append(tuple(rest))
+    rows = [(chance * total, counts[tokens]) for tokens, chance in chances.items()]
+    cells = torch.tensor(rows, dtype=torch.float64)
+    is_rare = cells[:, 0] < FEWEST_EXPECTED
+    rest, cells = cells[is_rare].sum(0, keepdim=True), cells[~is_rare]
+    if rest[0, 0] >= FEWEST_EXPECTED:
+        cells = torch.cat([cells, rest])
     assert len(cells) > 1, f"{total} outcomes are too few: draw more"
-    statistic = sum((count - expected) ** 2 / expected for expected, count in cells)
-    half = torch.tensor([(len(cells) - 1) / 2, statistic / 2], dtype=torch.float64)
-    return float(torch.special.gammaincc(half[0], half[1]))
+    expected, found = cells.T
+    half = ((found - expected) ** 2 / expected).sum() / 2
+    return float(torch.special.gammaincc(half.new_tensor((len(cells) - 1) / 2), half))

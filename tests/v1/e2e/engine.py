@@ -18,7 +18,7 @@ ENGINE = {
 # What is asked of a job beside scenarios and the engine's own arguments.
 ASKED = ("async_scheduling", "defaults_of_a_gpu", "drafts_by_turns", "idle_every")
 ASKED += ("keep_drafts", "made_up_times", "record_drafts", "record_graphs")
-ASKED += ("seconds_by_length", "watch_waits")
+ASKED += ("watch_waits",)
 
 
 class EngineError(Exception):

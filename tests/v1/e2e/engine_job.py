@@ -14,8 +14,7 @@ before is answered. Beyond that a job may ask for
     async_scheduling: steps are scheduled before the last one's tokens are known;
     idle_every: a dummy batch, as an idle data-parallel rank runs it, every so many
         steps; `touched_kv` then counts those that changed a byte of the KV cache;
-    made_up_times: steps are not timed: see `made_up_times.py`;
-    seconds_by_length: of a step, in the place of those measured for "auto";
+    made_up_times: a step takes what its rows say: see `made_up_times.py`;
     defaults_of_a_gpu: with trees, and drafts verified in part, where nothing is said;
     drafts_by_turns: how many drafts steps ask for, in the place of what "auto" chooses;
     record_graphs: draft passes are CUDA graphs, on a CPU as if: see `recorded.py`;
@@ -268,14 +267,6 @@ def timed_requests(scheduler: Any) -> list[int]:
     return sorted({size for by_size in measured.values() for size in by_size})
 
 
-def set_step_times(scheduler: Any, seconds: list[float]) -> None:
-    """Whatever the load: a machine that is busy changes nothing."""
-    measured = scheduler.draft_lengths.lengths.times.measured
-    for by_size in measured.values():
-        for row in by_size.values():
-            row.update(enumerate(seconds))
-
-
 def take_defaults_of_a_gpu() -> None:
     length.TRIMS_BY_DEFAULT = True
     for module in (engine, trimming):
@@ -297,8 +288,6 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     llm = LLM(**engine_arguments(job))
     # The engine's core lives in this process, and its worker if it is the only one.
     core = llm.llm_engine.engine_core.engine_core
-    if seconds := job.get("seconds_by_length"):
-        set_step_times(core.scheduler, seconds)
     if turns := job.get("drafts_by_turns"):
         draft_by_turns(core.scheduler, turns)
     idle = IdleRank(core, job.get("idle_every", 0))

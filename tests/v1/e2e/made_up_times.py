@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Step times by which large batches are trimmed, whatever the machine takes."""
+"""Step times by which "auto" chooses, and large batches are trimmed, on any machine."""
 
-from vllm.config.drafter.length import chosen_lengths
+from vllm.config.drafter.length import chosen_lengths, trims
 from vllm.v1.core.sched.step_intervals import StepIntervals
 from vllm.v1.executor.abstract import Executor
 from vllm.v1.spec_decode.dynamic import pass_times
@@ -15,16 +15,24 @@ def seconds(rows: float) -> float:
     return 1.0 + 0.05 * rows
 
 
+def run_one(executor: Executor, *args: int) -> None:
+    """A real measurement, whose time says nothing here."""
+    assert executor.collective_rpc(pass_times.seconds_per_step, args=args)[0] > 0
+
+
 def all_verified(executor: Executor) -> PassTimes:
-    lengths = chosen_lengths(executor.speculative_config)
+    spec = executor.speculative_config
+    run_one(executor, SIZES[0], spec.num_speculative_tokens, 1)
+    lengths = chosen_lengths(spec)
     return {1: {n: {k: seconds(n * (k + 1)) for k in lengths} for n in SIZES}}
 
 
 def part_verified(executor: Executor) -> dict[int, Row]:
-    """After one real measurement, whose time says nothing here."""
-    depth = executor.speculative_config.drafter.num_speculative_tokens
-    args = (SIZES[2], depth, 1, 30)
-    assert executor.collective_rpc(pass_times.seconds_per_step, args=args)[0] > 0
+    spec = executor.speculative_config
+    if not trims(spec):
+        return {}
+    depth = spec.drafter.num_speculative_tokens
+    run_one(executor, SIZES[2], depth, 1, 30)
     return {
         n: {part: seconds(n + n * depth * part / 100) for part in (25, 50, 75, 100)}
         for n in SIZES

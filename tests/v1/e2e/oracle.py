@@ -9,14 +9,13 @@ follows the papers and shares no code with the engine or the detection.
 import json
 import re
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn as nn
 import torch.nn.functional as F
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, DynamicCache
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 from tests.checkpoints.families import Published
 
@@ -25,7 +24,7 @@ from .noise import noised
 MASK_KEYS = ("mask_token_id", "pard_token", "ptd_token_id")
 
 
-def load_model(folder: Path) -> torch.nn.Module:
+def load_model(folder: Path) -> nn.Module:
     return AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager"
     )
@@ -35,14 +34,14 @@ def read_config(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "config.json").read_text())
 
 
-def choices(target: torch.nn.Module, tokens: list[int]) -> list[int]:
+def choices(target: nn.Module, tokens: list[int]) -> list[int]:
     """What the target alone would say after each of these tokens."""
     with torch.inference_mode():
         return target(torch.tensor([tokens])).logits[0].argmax(-1).tolist()
 
 
 def same_as_alone(
-    target: torch.nn.Module, prompts: list[list[int]], answers: list[list[int]]
+    target: nn.Module, prompts: list[list[int]], answers: list[list[int]]
 ) -> None:
     """Greedy answers are the target's own, as far as they go."""
     for prompt, answer in zip(prompts, answers, strict=True):
@@ -51,7 +50,7 @@ def same_as_alone(
 
 @torch.inference_mode()
 def seeded_choices(
-    target: torch.nn.Module, text: list[int], first: int, **sampling: Any
+    target: nn.Module, text: list[int], first: int, **sampling: Any
 ) -> list[int]:
     """What the target draws from token `first` on, by the keys of its own positions.
 
@@ -64,19 +63,6 @@ def seeded_choices(
         for position in range(first - 1, len(text) - 1)
     )
     return [int(token) for token in drawn]
-
-
-@torch.inference_mode()
-def greedy_answer(
-    target: torch.nn.Module, prompt: list[int], num_tokens: int
-) -> list[int]:
-    """So many tokens, past any end of text."""
-    answer, new, cache = [], prompt, DynamicCache()
-    for _ in range(num_tokens):
-        logits = target(torch.tensor([new]), past_key_values=cache).logits
-        new = [int(logits[0, -1].argmax())]
-        answer += new
-    return answer
 
 
 def compare_drafts(
@@ -108,7 +94,7 @@ def compare_drafts(
 
 
 def oracle_for(
-    made: Published, folder: Path, target: torch.nn.Module
+    made: Published, folder: Path, target: nn.Module
 ) -> "ModelOracle | HeadOracle":
     if made.warp is not None:
         return Pard2Oracle(folder, target, made.layers)
@@ -126,7 +112,7 @@ class ModelOracle:
         target: a transformers model, whose tokens it drafts.
     """
 
-    def __init__(self, folder: Path, target: torch.nn.Module) -> None:
+    def __init__(self, folder: Path, target: nn.Module) -> None:
         self.model, self.config = load_model(folder), read_config(folder)
         self.mask = self.config.get("pard_token")
         rows = self.model.get_output_embeddings()
@@ -161,7 +147,7 @@ class Pard2Oracle(ModelOracle):
     """
 
     def __init__(
-        self, folder: Path, target: torch.nn.Module, layers: tuple[int, ...]
+        self, folder: Path, target: nn.Module, layers: tuple[int, ...]
     ) -> None:
         super().__init__(folder, target)
         self.target, self.layers = target, layers
@@ -196,17 +182,13 @@ class HeadOracle:
     """
 
     def __init__(
-        self, folder: Path, target: torch.nn.Module, layers: tuple[int, ...]
+        self, folder: Path, target: nn.Module, layers: tuple[int, ...]
     ) -> None:
         config = read_config(folder)
         self.target, self.taps, self.config = target, layers, config
         self.shape = config | config.get("transformer_layer_config", {})
         self.mask = next((config[k] for k in MASK_KEYS if k in config), None)
         weights = {_plain(n): w for n, w in _read_tensors(folder).items()}
-        # Of layers too: a config may count the target's.
-        layers_of = [re.match(r"layers\.(\d+)\.", name) for name in weights]
-        depth = 1 + max(int(found[1]) for found in layers_of if found)
-        self.shape |= {"num_hidden_layers": depth}
         table = weights.pop("d2t", None)
         self.weights = {name: w.float() for name, w in weights.items()}
         for name, shared in {
@@ -216,7 +198,7 @@ class HeadOracle:
             self.weights.setdefault(f"{name}.weight", shared.weight.detach())
         rows = len(self.weights["lm_head.weight"])
         self.to_target = torch.zeros(rows, dtype=torch.long) if table is None else table
-        self.rates, self.scale = self._rope()
+        self.layers, self.rope = self._transformer()
         self.mask_hidden = torch.zeros(1, self.shape["hidden_size"])
         if "mask_hidden" in self.weights:
             self.mask_hidden = self._fused(self.weights["mask_hidden"].view(1, -1))
@@ -236,20 +218,21 @@ class HeadOracle:
             rows = _Rows(rows.tokens + new, torch.cat([rows.hidden, out]))
         return drafts
 
-    def _rope(self) -> tuple[torch.Tensor, float]:
-        shape = self.shape
-        rope = shape.get("rope_parameters") or shape.get("rope_scaling") or {}
-        theta = rope.get("rope_theta") or shape.get("rope_theta", 10000.0)
-        size = shape.get("head_dim") or (
-            shape["hidden_size"] // shape["num_attention_heads"]
-        )
-        self.shape = shape | {"head_dim": size}
-        if rope.get("rope_type", "default") == "default":
-            return theta ** -(torch.arange(0, size, 2) / size), 1.0
-        config = SimpleNamespace(**self.shape)
-        config.rope_parameters = rope | {"rope_theta": theta}
-        config.standardize_rope_params = lambda: None
-        return ROPE_INIT_FUNCTIONS[rope["rope_type"]](config, "cpu")
+    def _transformer(self) -> tuple[nn.ModuleList, nn.Module]:
+        """Layers and rotary positions; the first layer's projections may be wider."""
+        own = {n: w for n, w in self.weights.items() if n.startswith("layers.")}
+        # As many as there are: a config may count the target's.
+        depth = 1 + max(int(name.split(".")[1]) for name in own)
+        kind = self.shape["model_type"].removesuffix("_peagle")
+        changes = {"model_type": kind, "num_hidden_layers": depth}
+        config = AutoConfig.for_model(**self.shape | changes)
+        model = AutoModel.from_config(config, dtype=torch.float32)
+        for name in ("q_proj", "k_proj", "v_proj"):
+            rows, columns = own[f"layers.0.self_attn.{name}.weight"].shape
+            projection = nn.Linear(columns, rows, bias=False)
+            setattr(model.layers[0].self_attn, name, projection)
+        model.load_state_dict(own, strict=False)
+        return model.layers, model.rotary_emb
 
     def _target_hidden(self, tokens: list[int]) -> torch.Tensor:
         out = self.target(torch.tensor([tokens]), output_hidden_states=True)
@@ -273,18 +256,22 @@ class HeadOracle:
             hidden = normed
         embeds = self._norm(embeds, "layers.0.input_layernorm")
         out = self._layer(0, hidden, torch.cat([embeds, normed], dim=-1))
-        for layer in range(1, self.shape["num_hidden_layers"]):
+        for layer in range(1, len(self.layers)):
             normed = self._norm(out, f"layers.{layer}.input_layernorm")
             out = self._layer(layer, out, normed)
         return self._norm(out, "norm") if self.config.get("norm_output") else out
 
     def _layer(
-        self, layer: int, hidden: torch.Tensor, normed: torch.Tensor
+        self, number: int, hidden: torch.Tensor, normed: torch.Tensor
     ) -> torch.Tensor:
-        at = f"layers.{layer}"
-        hidden = hidden + self._attention(normed, f"{at}.self_attn")
-        normed = self._norm(hidden, f"{at}.post_attention_layernorm")
-        return hidden + self._mlp(normed, f"{at}.mlp")
+        layer, places = self.layers[number], torch.arange(len(hidden))[None]
+        attended, _ = layer.self_attn(
+            normed[None],
+            position_embeddings=self.rope(hidden, places),
+            attention_mask=None,  # causal
+        )
+        hidden = hidden + attended[0]
+        return hidden + layer.mlp(layer.post_attention_layernorm(hidden))
 
     def _best(self, hidden: torch.Tensor) -> list[int]:
         if not self.config.get("norm_output"):  # else it is normed already
@@ -299,29 +286,6 @@ class HeadOracle:
     def _linear(self, x: torch.Tensor, name: str) -> torch.Tensor:
         return x @ self.weights[f"{name}.weight"].T
 
-    def _mlp(self, x: torch.Tensor, at: str) -> torch.Tensor:
-        gate = F.silu(self._linear(x, f"{at}.gate_proj"))
-        return self._linear(gate * self._linear(x, f"{at}.up_proj"), f"{at}.down_proj")
-
-    def _attention(self, x: torch.Tensor, at: str) -> torch.Tensor:
-        size = self.shape["head_dim"]
-        q, k, v = (
-            self._linear(x, f"{at}.{name}_proj").unflatten(-1, (-1, size)).movedim(1, 0)
-            for name in "qkv"
-        )
-        if f"{at}.q_norm.weight" in self.weights:  # Qwen3
-            q, k = self._norm(q, f"{at}.q_norm"), self._norm(k, f"{at}.k_norm")
-        q, k = self._rotated(q), self._rotated(k)
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-        return self._linear(out.movedim(0, 1).flatten(1), f"{at}.o_proj")
-
-    def _rotated(self, x: torch.Tensor) -> torch.Tensor:
-        """Rotary positions 0 to n - 1 on [heads, n, head_dim]."""
-        angles = torch.arange(x.shape[1])[:, None] * self.rates
-        cos, sin = angles.cos() * self.scale, angles.sin() * self.scale
-        low, high = x.chunk(2, dim=-1)
-        return torch.cat([low * cos - high * sin, high * cos + low * sin], dim=-1)
-
 
 class EagleOracle(HeadOracle):
     """An EAGLE head, which is fed what the target's last norm gives; it has no norm.
@@ -329,7 +293,7 @@ class EagleOracle(HeadOracle):
     As in EAGLE's first version (arXiv:2401.15077).
     """
 
-    def __init__(self, folder: Path, target: torch.nn.Module) -> None:
+    def __init__(self, folder: Path, target: nn.Module) -> None:
         super().__init__(folder, target, layers=(-1,))
 
     def _fused(self, tapped: torch.Tensor) -> torch.Tensor:

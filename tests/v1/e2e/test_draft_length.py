@@ -122,7 +122,7 @@ def test_auto_with_mtp(drafts_right: bool, run_mtp, without_drafts):
         "num_speculative_tokens": 3,
         "num_speculative_tokens_per_batch_size": "auto",
     }
-    how = {"seconds_by_length": [1.0, 1.1, 1.2, 1.3], "record_drafts": True}
+    how = {"made_up_times": True, "record_drafts": True}
     result = run_mtp(drafts_right, speculative_config=spec, **how)
     assert result["drafter"] == "MTPSpeculator"
     assert result["timed_requests"][0] == 1 and len(result["timed_requests"]) > 1
@@ -158,7 +158,7 @@ def test_auto_where_all_is_drafted_and_cut(
         spec["model"] = str(save_random_dflash(models / "target", tmp_path / "drafter"))
     else:
         spec["prompt_lookup_max"] = 2
-    how = {"seconds_by_length": [1.0, 1.1, 1.2, 1.3], "record_drafts": True}
+    how = {"made_up_times": True, "record_drafts": True}
     result = run_engine(scenarios, speculative_config=spec, **how, **ENGINE)
     assert result["drafter"] == drafter
     for name, found in result["scenarios"].items():

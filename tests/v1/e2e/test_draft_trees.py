@@ -3,7 +3,6 @@
 
 import pytest
 
-from .conftest import RunEngine
 from .test_unified_speculator import (
     ENGINES,
     MAX_MODEL_LEN,
@@ -15,22 +14,11 @@ from .test_unified_speculator import (
 )
 
 MODES = ("pard", "pard2", "peagle")
-# Engine: depth and nodes of its trees. "tiny" cuts prompts and preempts, "ahead"
+# Engine: nodes of its trees, and their depth. "tiny" cuts prompts and preempts, "ahead"
 # schedules before the last step's tokens are known.
-TREES = {"ahead": (4, 31), "tiny": (4, 9), "alone": (3, 4)}
-LARGEST = {"ahead": (7, 64), "tiny": (7, 31), "alone": (7, 127)}
-FAST = ("pard-ahead", "pard2-tiny", "peagle-tiny")
-
-
-def run(run_engine: RunEngine, models, requests, mode, engine, tree, **more):
-    depth, nodes = tree
-    return run_engine(
-        {name: requests[name] for name in SCENARIOS[engine]},
-        speculative_config=speculative(models, mode, depth, draft_tree=nodes),
-        max_model_len=MAX_MODEL_LEN,
-        idle_every=7 if engine == "tiny" else 0,
-        **ENGINES[engine] | more,
-    )
+TREES = {"ahead": {31: 4, 64: 7}, "tiny": {9: 4, 31: 7}, "alone": {4: 3, 127: 7}}
+CASES = [f"{m}-{e}-{nodes}" for m in MODES for e in ENGINES for nodes in TREES[e]]
+FAST = ("pard-ahead-31", "pard2-tiny-9", "peagle-tiny-9")
 
 
 def assert_trees_were_verified(result, depth: int, nodes: int) -> None:
@@ -49,39 +37,28 @@ def assert_trees_were_verified(result, depth: int, nodes: int) -> None:
     assert "Draft trees are not used" not in result["log"]
 
 
-@pytest.mark.parametrize(
-    "case", only_fast([f"{mode}-{name}" for mode in MODES for name in ENGINES], *FAST)
-)
+@pytest.mark.parametrize("case", only_fast(CASES, *FAST))
 def test_output_is_the_targets(case, run_engine, models, target, scenarios):  # noqa: F811
     """Ragged and chunked prompts, cache hits, aborts, a seed, the context's end.
 
     With "tiny", also preemption, and batches of an idle data-parallel rank between
     steps, which leave the KV cache alone.
     """
-    mode, engine = case.split("-")
-    result = run(run_engine, models, scenarios, mode, engine, TREES[engine])
+    mode, engine, number = case.split("-")
+    nodes, is_tiny = int(number), engine == "tiny"
+    depth = TREES[engine][nodes]
+    result = run_engine(
+        {name: scenarios[name] for name in SCENARIOS[engine]},
+        speculative_config=speculative(models, mode, depth, draft_tree=nodes),
+        max_model_len=MAX_MODEL_LEN,
+        idle_every=7 if is_tiny else 0,
+        **ENGINES[engine],
+    )
     assert_output_is_the_targets(result, target, scenarios)
-    assert_trees_were_verified(result, *TREES[engine])
-    if engine == "tiny":
+    assert_trees_were_verified(result, depth, nodes)
+    if is_tiny:
         assert result["scenarios"]["preempted"]["counters"]["num_preemptions"][0] > 0
         assert result["touched_kv"] == 0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("engine", LARGEST)
-@pytest.mark.parametrize("mode", MODES)
-def test_output_of_large_trees_is_the_targets(
-    mode,
-    engine,
-    run_engine,
-    models,
-    target,
-    scenarios,  # noqa: F811
-):
-    tree = LARGEST[engine]
-    result = run(run_engine, models, scenarios, mode, engine, tree)
-    assert_output_is_the_targets(result, target, scenarios)
-    assert_trees_were_verified(result, *tree)
 
 
 # Requests whose rows depend on the tokens before them verify the chain in their tree.

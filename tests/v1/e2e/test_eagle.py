@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
+
+from tests.checkpoints.tensors import write_checkpoint
 
 from .conftest import RunEngine
 from .oracle import EagleOracle, compare_drafts
@@ -28,10 +30,8 @@ def eagle_head(models, tmp_path_factory) -> Path:
     }
     half = torch.eye(size, dtype=torch.bfloat16) / 2
     head["fc.weight"] = torch.cat([half, half], dim=1)
-    save_file(head, folder / "model.safetensors")
     config |= {"num_hidden_layers": 1, "tie_word_embeddings": False}
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
+    return write_checkpoint(folder, config, head)
 
 
 def test_eagle(run_engine: RunEngine, target, make_prompt, eagle_head: Path):

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A KV cache for one long request, priorities, aborts, stops: the target's own output.
+"""A KV cache for one long request, priorities, aborts: the target's own output.
 
 Requests arrive one by one, and are preempted all the time by those that matter more.
+Stop strings are among the traffic of `tests/entrypoints/openai`.
 """
 
 import random
-from bisect import bisect_left
 from collections.abc import Callable
 from typing import Any
 
@@ -30,15 +30,6 @@ ENGINE: dict[str, Any] = {
     },
 }
 NUM_REQUESTS = 10
-# The target repeats a line of it, and every drafter sees that coming: from the eighth
-# token of the answer on, most places lie within drafts that are accepted.
-REPEATED = """\
-def test_one(self):
-        self.assertEqual(1, 1)
-
-    def test_two(self):
-        self.assert"""
-STOPS = range(8, 14)
 # What matters most, though it arrives last, ends before what matters least. The order
 # among each is left open: two may fit at once, and a grammar may be compiled late.
 FIRST, LAST = (6, 8, 9), (0, 2)
@@ -104,69 +95,23 @@ def ends(models, make_prompt) -> Requests:
 
 
 @pytest.fixture(scope="module")
-def cached(make_prompt) -> Requests:
-    """Three blocks, which are still there when it is asked again."""
-    return [{"prompt": make_prompt(100, 5), "max_tokens": 12}]
-
-
-@pytest.fixture(scope="module")
-def repeated(models) -> dict[str, Any]:
-    tokenizer = AutoTokenizer.from_pretrained(models / "target")
-    tokens = tokenizer(REPEATED, add_special_tokens=False)["input_ids"]
-    return {"prompt": tokens, "max_tokens": 24}
-
-
-@pytest.fixture(scope="module")
-def expected(
-    once, run_engine: RunEngine, storm, ends, cached, repeated
-) -> dict[str, Any]:
+def expected(once, run_engine: RunEngine, storm, ends) -> dict[str, Any]:
     """The target alone, undisturbed."""
     keep = ("prompt", "max_tokens", "sampling")
     requests = {
         "storm": [{k: r[k] for k in keep if k in r} for r in storm],
         "ends": ends,
-        "once": cached,
-        "whole": [repeated],
     }
     alone = ENGINE | {"num_gpu_blocks_override": None, "scheduling_policy": "fcfs"}
     return once("pressure", lambda: run_engine(requests, **alone)["scenarios"])
 
 
-@pytest.fixture(scope="module")
-def stops(models, repeated, expected) -> tuple[Requests, list[list[int]]]:
-    """Requests that stop within an answer, at a string or a token, and what is left."""
-    tokenizer = AutoTokenizer.from_pretrained(models / "target")
-    answer = expected["whole"]["tokens"][0]
-    requests, wanted = [], []
-    for at in STOPS:
-        if at % 2:
-            stop, count = {"stop_token_ids": [answer[at]]}, answer.index(answer[at]) + 1
-        else:
-            text = tokenizer.decode(answer[at : at + 2])
-            stop, count = {"stop": [text]}, first_with(text, answer, tokenizer)
-        requests.append(repeated | {"sampling": stop})
-        wanted.append(answer[:count])
-    return requests, wanted
-
-
-def first_with(text: str, tokens: list[int], tokenizer: Any) -> int:
-    """How many tokens it takes until their text contains another."""
-    counts = range(len(tokens))
-    return bisect_left(counts, True, key=lambda n: text in tokenizer.decode(tokens[:n]))
-
-
 @pytest.mark.parametrize("mode", only_fast(MODES, "pard"))
 def test_under_pressure(
-    mode: str, run_engine: RunEngine, models, storm, ends, stops, cached, expected
+    mode: str, run_engine: RunEngine, models, storm, ends, expected
 ):
     result = run_engine(
-        {
-            "storm": with_aborts(storm, mode),
-            "stops": stops[0],
-            "ends": ends,
-            "once": cached,
-            "again": cached,
-        },
+        {"storm": with_aborts(storm, mode), "ends": ends},
         speculative_config=speculative(models, mode, 5),
         async_scheduling=mode in AHEAD,
         record_graphs=mode in REPLAYED,
@@ -175,16 +120,14 @@ def test_under_pressure(
     assert (result["scheduler"] == "AsyncScheduler") == (mode in AHEAD)
     assert (mode not in REPLAYED) or result["replays"]["first"] > 0
     found = result["scenarios"]
-    wanted = {name: expected[name]["tokens"] for name in ("storm", "ends", "once")}
-    wanted |= {"stops": stops[1], "again": wanted["once"]}
-    for name, answers in wanted.items():
-        rows = zip(found[name]["tokens"], found[name]["aborted"], answers, strict=True)
+    for name, alone in expected.items():
+        answers = found[name]["tokens"], found[name]["aborted"], alone["tokens"]
+        rows = zip(*answers, strict=True)
         for tokens, aborted, answer in rows:
             assert tokens == (answer[: len(tokens)] if aborted else answer)
     assert result["drafter"].endswith("Drafter") and result["leaked_blocks"] == 0
     assert [len(tokens) for tokens in found["ends"]["tokens"]] == [9, 1]
     assert sum(found["storm"]["aborted"]) == 3
     assert found["storm"]["counters"]["num_preemptions"][0] >= 5
-    assert found["again"]["counters"]["prefix_cache_hits"][0] > 0
     ends_at = found["storm"]["last_steps"].__getitem__
     assert max(map(ends_at, FIRST)) < min(map(ends_at, LAST))

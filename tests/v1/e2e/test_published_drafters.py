@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 import vllm.transformers_utils.config
 from tests.checkpoints.families import (
@@ -151,27 +150,3 @@ def test_a_target_drafts_for_itself(name: str, targets, run_engine, on_cpu):
     same_as_alone(targets.model(name), PROMPTS, found["tokens"])
     assert set(acceptance(found)) == {1.0}
     assert found["counters"]["num_drafts"][0] > 3
-
-
-# A tensor that is missing, and one that the model has no place for. Of a pickled file
-# the headers cannot be looked at before it is loaded.
-REFUSED_TENSORS = {
-    "eagle3-yuhuili": ("d2t", "lacks d2t:"),
-    "pard2-qwen3": ("target_proj.weight", "has a tensor target_proj.weight, for which"),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED_TENSORS)
-def test_incomplete_checkpoints_are_refused(name, targets, run_engine, tmp_path):
-    tensor, said = REFUSED_TENSORS[name]
-    target = targets.folder(PUBLISHED[name].target)
-    folder = write_drafter(name, tmp_path / "drafter", target)
-    if (file := folder / "pytorch_model.bin").is_file():
-        tensors = torch.load(file, weights_only=True)
-        del tensors[tensor]
-        torch.save(tensors, file)
-    else:
-        file = folder / "model.safetensors"
-        save_file(load_file(file) | {tensor: torch.ones(4)}, file)
-    with pytest.raises(EngineError, match=said):
-        run(run_engine, target, {"model": str(folder)})

@@ -81,7 +81,6 @@ def test_structured_output(
         scenarios,
         speculative_config=speculative(models, mode, DRAFTS),
         async_scheduling=mode in AHEAD,
-        record_drafts=True,
         **ENGINE,
     )
     for name, found in result["scenarios"].items():
@@ -93,29 +92,9 @@ def test_structured_output(
     rates = {name: acceptance(found) for name, found in result["scenarios"].items()}
     assert rates["lines"] == pytest.approx(rates["free"], abs=0.02)
     assert rates["free"][0] > 0.3
-    for name, found in result["scenarios"].items():
-        assert_right_drafts_are_accepted(found, scenarios[name])
 
 
 def assert_valid(text: str, function: str, choice: str) -> None:
     jsonschema.validate(json.loads(text), SCHEMA)
     assert re.fullmatch(FUNCTION, function)
     assert choice in CHOICES
-
-
-def assert_right_drafts_are_accepted(found: dict[str, Any], requests: list) -> None:
-    """At each position no fewer than drafts that say what came out.
-
-    What does not keep to the grammar does not come out.
-    """
-    right = [0] * DRAFTS
-    for request, known, drafts in found["drafts"]:
-        known -= len(requests[int(request)]["prompt"])
-        came = found["tokens"][int(request)][known : known + DRAFTS]
-        if len(came) < DRAFTS:
-            continue  # at the end fewer may be verified
-        for position in range(DRAFTS):
-            right[position] += drafts[: position + 1] == came[: position + 1]
-    accepted = found["counters"]["num_accepted_tokens_per_pos"]
-    assert right[0] > 0
-    assert all(a >= r for a, r in zip(accepted, right, strict=True)), (accepted, right)

@@ -5,15 +5,15 @@ A target's next token depends most on its last one, and somewhat on all before i
 is what drafters know of it, so that their drafts are often right, and often wrong.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
+
+from tests.checkpoints.tensors import write_checkpoint
 
 # What a grammar is written in; token 0 ends a text.
 WORDS = ("</s>", "a", "b", "c", "d", "e")
@@ -80,7 +80,10 @@ def write_models(folder: Path) -> dict[str, Path]:
     }
     for name in ("eagle3", "peagle"):
         checkpoints[f"{name}-small"] = reduced(*checkpoints[name])
-    folders = {name: write(folder / name, *made) for name, made in checkpoints.items()}
+    folders = {
+        name: write_checkpoint(folder / name, *made)
+        for name, made in checkpoints.items()
+    }
     tokenizer().save_pretrained(folders["target"])
     projection = matrix(HIDDEN, 2 * HIDDEN, gain=NOISE / PARD2_SCALE)
     torch.save({"target_proj.weight": projection}, folders["pard2"] / "warp_model.bin")
@@ -102,13 +105,6 @@ def reduced(
     rows = {"lm_head.weight": weights["lm_head.weight"][known].clone()}
     offsets = {"d2t": known - torch.arange(len(known))}
     return config | {"draft_vocab_size": len(known)}, weights | rows | offsets
-
-
-def write(folder: Path, config: dict[str, Any], weights: dict[str, Any]) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(config, indent=1))
-    save_file(weights, folder / "model.safetensors")
-    return folder
 
 
 def normal(*shape: int, std: float = 1.0) -> torch.Tensor:

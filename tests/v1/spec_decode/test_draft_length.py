@@ -135,18 +135,6 @@ def test_within_three_percent_of_the_best_fixed_length(curve, engine, num_drafts
         assert found >= 0.97 * best_fixed(engine, n, rates), f"{n} requests"
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("n", [1, 8, 32, 64])
-def test_follows_a_change_of_acceptance(n, engine):
-    """From useless, where a full batch wants no drafts, to good, and back."""
-    simulation = Simulation(engine, 7)
-    for curve in ("useless", "good", "cliff", "perfect", "useless"):
-        rates = CURVES[curve](7)
-        simulation.run(n, rates, 20_000)
-        found = simulation.run(n, rates, 5_000)
-        assert found >= 0.97 * best_fixed(engine, n, rates), curve
-
-
 GREEDY = [0.93] * 7
 SAMPLED = [max(0.45 - 0.05 * i, 0.1) for i in range(7)]
 
@@ -261,16 +249,6 @@ def test_the_best_of_trees_and_chains_is_found_for_load_and_text():
     )
     for n, accepted in texts:
         assert run_trees(lengths, n, accepted, 600, rng) >= 0.96
-
-
-def test_trees_tell_of_all_plans_while_they_are_verified():
-    """Or a change of load would find the others judged by text of long ago."""
-    lengths, rng = tree_lengths(), np.random.default_rng(0)
-    for accepted in (EASY, {k: v / 2 for k, v in EASY.items()}):
-        run_trees(lengths, 1, accepted, 1200, rng)
-        found = lengths.expected_tokens()
-        for plan in (7, 15, 31, 63):
-            assert found[plan] == pytest.approx(1 + accepted[plan], rel=0.1)
 
 
 def test_a_line_now_and_then_says_what_is_chosen_and_why(monkeypatch, caplog_vllm):

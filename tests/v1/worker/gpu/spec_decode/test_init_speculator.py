@@ -10,7 +10,6 @@ import torch
 
 from vllm.config.drafter import DrafterConfig
 from vllm.v1.worker.gpu import spec_decode
-from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 from vllm.v1.worker.gpu.spec_decode import unified
 from vllm.v1.worker.gpu.spec_decode.eagle import speculator as eagle
 from vllm.v1.worker.gpu.spec_decode.unified.speculator import (
@@ -44,8 +43,3 @@ def test_memory_that_is_said_is_requests_times_drafts_times_vocabulary(caplog_vl
     documented = Path(__file__).parents[5] / "docs" / "sampling.md"
     assert line.split(" Lower ")[0] in documented.read_text()
     assert f"take {256 * 7 * 128256 * 2 / 2**30:.3f} GiB" in line
-
-
-def test_speculators_are_made_with_the_runner():
-    """Before weights are loaded, and so before memory is measured."""
-    assert "init_speculator" in GPUModelRunner.__init__.__code__.co_names

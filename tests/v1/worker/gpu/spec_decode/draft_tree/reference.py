@@ -80,23 +80,21 @@ def attend(
     keys: torch.Tensor,
     values: torch.Tensor,
     scale: float,
-    softcap: float = 0.0,
-    seen: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention of one request: [q, heads, size] float32, and [heads, q] log-sum-exp.
+    softcap: float,
+    seen: torch.Tensor,
+) -> torch.Tensor:
+    """Attention of one request: [q, heads, size] float32.
 
     Args:
         query: [q, heads, size].
         keys: [k, kv_heads, size], as `values`.
-        seen: [q, n] bool, which of the last n keys a query attends to; else all.
+        seen: [q, n] bool, which of the last n keys a query attends to; all others.
     """
     groups = query.shape[1] // keys.shape[1]
     keys, values = (x.repeat_interleave(groups, 1) for x in (keys, values))
     scores = torch.einsum("qhd,khd->hqk", query, keys) * scale
     if softcap:
         scores = softcap * (scores / softcap).tanh()
-    if seen is not None:
-        own = scores[..., len(keys) - seen.shape[1] :]
-        own.masked_fill_(~seen.to(own.device), -torch.inf)
-    out = torch.einsum("hqk,khd->qhd", scores.softmax(-1), values)
-    return out, scores.logsumexp(-1)
+    own = scores[..., len(keys) - seen.shape[1] :]
+    own.masked_fill_(~seen.to(own.device), -torch.inf)
+    return torch.einsum("hqk,khd->qhd", scores.softmax(-1), values)

@@ -33,7 +33,6 @@ def test_a_tree_shrinks_to_its_accepted_rows():
     batch.positions = tensor(range(500, 500 + starts[-1]), torch.int64)
     slots = tensor([range(0, 30), range(1000, 1030)], torch.int64)
     path = tensor([[0, 4, 5, 0], [0, 2, 0, 0], [0, 1, 2, 6], [0, 0, 0, 0]])
-    num_sampled = [3, 2, 4, 0]
     rejected = tensor([N + 1 - 3, 3 - 2, N + 1 - 4, 0])
 
     hidden = torch.arange(starts[-1], device=DEVICE)[:, None] * 1.0
@@ -61,4 +60,3 @@ def test_a_tree_shrinks_to_its_accepted_rows():
         first = [starts[req] + i for i in range(len(wanted))]
         assert found.slot_mappings[0, own].tolist() == first
         assert found.slot_mappings[1, own].tolist() == [1000 + i for i in first]
-    assert len(num_sampled) == len(rows)

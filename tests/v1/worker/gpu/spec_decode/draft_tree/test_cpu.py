@@ -20,7 +20,6 @@ from vllm.v1.worker.gpu.spec_decode.draft_tree.cpu import (
 )
 from vllm.v1.worker.gpu.spec_decode.draft_tree.trees import TreeAttention
 
-from . import reference
 from .test_kernels import Step
 
 BLOCK, HEADS, KV_HEADS, SIZE = 32, 4, 2, 64
@@ -64,26 +63,21 @@ def test_rows_attend_to_prefix_and_ancestors(num_nodes: int):
     isa = _get_attn_isa(torch.float32, BLOCK, SIZE)
     kv_cache = torch.zeros(16, KV_HEADS, BLOCK, 2 * SIZE)
     table = torch.arange(16, dtype=torch.int32).view(4, 4)
-    total = step.starts[-1]
-    query = torch.randn(total, HEADS, SIZE)
-    key, value = torch.randn(2, total, KV_HEADS, SIZE)
-    output = torch.full((total, HEADS, SIZE), 9.0)
+    total, end = step.starts[3:]
+    query = torch.randn(end, HEADS, SIZE)
+    kv = torch.randn(end, 2, KV_HEADS, SIZE)
+    prefixes = [torch.randn(n, 2, KV_HEADS, SIZE) for n in step.prefix[:3]]
+    for req, rows in enumerate(prefixes):
+        slots = req * 4 * BLOCK + torch.arange(len(rows))
+        store(kv_cache, isa, slots, *rows.unbind(1))
+    scale, output = SIZE**-0.5, torch.full_like(query, 9.0)
     wanted = output.clone()
-    scale = SIZE**-0.5
-    for req in range(3):
-        rows = slice(step.starts[req], step.starts[req + 1])
-        prefix = step.prefix[req]
-        keys, values = torch.randn(2, prefix, KV_HEADS, SIZE)
-        store(kv_cache, isa, req * 4 * BLOCK + torch.arange(prefix), keys, values)
-        keys, values = torch.cat([keys, key[rows]]), torch.cat([values, value[rows]])
-        wanted[rows], _ = reference.attend(
-            query[rows], keys, values, scale, seen=step.seen(req)
-        )
+    wanted[:total] = step.attended(query, kv, prefixes, scale)
     metadata = SimpleNamespace(
-        draft_tree=TreeAttention(step.rows, 3, step.starts[3], False, 0),
+        draft_tree=TreeAttention(step.rows, 3, total, False, 0),
         query_start_loc=step.query_start_loc,
         block_table=table,
     )
     layer, impl = SimpleNamespace(isa=isa), SimpleNamespace(scale=scale)
-    attend(impl, layer, query, key, value, kv_cache, metadata, output)
+    attend(impl, layer, query, *kv.unbind(1), kv_cache, metadata, output)
     torch.testing.assert_close(output, wanted, atol=1e-5, rtol=1e-4)

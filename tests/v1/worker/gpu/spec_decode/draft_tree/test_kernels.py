@@ -49,34 +49,22 @@ def stored(trees: DraftTrees, state: int, nodes: list[Node]) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("vocab_size", [97, 5000, 12288])
-def test_candidates_are_the_best_tokens(vocab_size: int, dtype: torch.dtype):
-    torch.manual_seed(0)
-    # Logits without ties, some of which cannot be drafted.
-    logits = torch.stack([torch.randperm(vocab_size) for _ in range(3)]) / 64.0
-    logits = logits.to(DEVICE, dtype)
-    logits[:, ::3] = -torch.inf
-    log_probs, tokens = best_candidates(logits, 8)
-    best = logits.float().topk(8).values
-    wanted = best.log_softmax(-1)
-    torch.testing.assert_close(log_probs, wanted, atol=1e-4, rtol=1e-4)
-    assert torch.equal(logits.float().gather(1, tokens.long()), best)
-    assert all(len(set(row)) == 8 for row in tokens.tolist())
-
-
 @pytest.mark.parametrize("candidates", [1, 8, 16])
-def test_of_equal_candidates_the_lowest_come_first(candidates: int):
-    """Also where most tokens cannot be drafted, and some of the best are neighbours."""
+def test_candidates_are_the_best_tokens(candidates, vocab_size, dtype):
+    """Of equal ones the lowest first; some are neighbours, some cannot be drafted."""
     torch.manual_seed(candidates)
-    logits = torch.randint(-3, 3, (5, 1000)).float()
+    logits = torch.randint(-3, 3, (5, vocab_size)).to(dtype)
+    logits[0] = torch.randperm(vocab_size) / 64.0
     logits[1] = 0.0
     logits[2] = -torch.inf
     logits[2, 17:24] = 1.0  # fewer than asked for
-    logits[3, 640:704] += 10.0
+    logits[3, 64:96] += 10.0
+    logits[4, ::3] = -torch.inf
     log_probs, tokens = best_candidates(logits.to(DEVICE), candidates)
     wanted = logits.sort(dim=-1, descending=True, stable=True)
     assert tokens.tolist() == wanted.indices[:, :candidates].tolist()
-    found = logits.gather(1, tokens.cpu().long()).log_softmax(-1)
-    torch.testing.assert_close(log_probs.cpu(), found)
+    found = logits.float().gather(1, tokens.cpu().long()).log_softmax(-1)
+    torch.testing.assert_close(log_probs.cpu(), found, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("num_nodes", [4, 7, 15, 31, 64, 127])
@@ -140,20 +128,14 @@ class Step:
         self.leading = [0, 0, 2, 4]
         self.prefix = [rng.randint(1, 40) for _ in self.states]
         queries = [1 + d + c for d, c in zip(self.drafts, self.leading, strict=True)]
-        self.starts = [0]
-        for count in queries:
-            self.starts.append(self.starts[-1] + count)
-        cu = [0]
-        for count in self.drafts:
-            cu.append(cu[-1] + count + 1)
+        self.starts = [*itertools.accumulate(queries, initial=0)]
+        rows = (count + 1 for count in self.drafts)
+        cu = [*itertools.accumulate(rows, initial=0)]
         self.cu_num_logits, self.query_start_loc = tensor(cu), tensor(self.starts)
-        self.seq_lens = tensor(
-            [p + q for p, q in zip(self.prefix, queries, strict=True)]
-        )
+        spans = list(zip(self.prefix, queries, strict=True))
+        self.seq_lens = tensor([p + q for p, q in spans])
         self.idx_mapping = tensor(self.states, torch.int64)
-        positions = [
-            p + i for p, q in zip(self.prefix, queries, strict=True) for i in range(q)
-        ]
+        positions = [at for p, q in spans for at in range(p, p + q)]
         self.positions = tensor(positions, torch.int64)
         self.rows = TreeRows(R, 512, DEVICE)
 
@@ -177,6 +159,29 @@ class Step:
             for other in ancestors(self.nodes[req], row):
                 seen[first + row, first + other] = True
         return seen
+
+    def attended(
+        self,
+        query: torch.Tensor,
+        kv: torch.Tensor,
+        prefixes: list[torch.Tensor],
+        scale: float,
+        softcap: float = 0.0,
+    ) -> torch.Tensor:
+        """[q, heads, size], of the requests that have prefixes.
+
+        Args:
+            query: [T, heads, size].
+            kv: [T, 2, kv_heads, size], the step's own.
+            prefixes: [n, 2, kv_heads, size] each.
+        """
+        found = []
+        for req, prefix in enumerate(prefixes):
+            rows = slice(self.starts[req], self.starts[req + 1])
+            keys, values = torch.cat([prefix, kv[rows]]).unbind(1)
+            seen = self.seen(req)
+            found.append(attend(query[rows], keys, values, scale, softcap, seen))
+        return torch.cat(found)
 
 
 @pytest.mark.parametrize("num_nodes", [3, 9, 40, 100])
@@ -247,48 +252,8 @@ def test_the_walk_follows_the_drawn_tokens(num_nodes: int, has_trees: bool):
 @pytest.mark.parametrize("softcap", [0.0, 5.0])
 @pytest.mark.parametrize("num_nodes", [3, 20, 100])
 def test_rows_attend_to_prefix_and_ancestors(num_nodes: int, softcap: float):
+    """The prefix is in blocks of the KV cache; one request has none."""
     step = Step(num_nodes, num_nodes)
-    step.prefix[1] = 0  # a request that has no token before its rows
-    step.seq_lens[1] = step.drafts[1] + 1
-    step.lay_out()
-    torch.manual_seed(0)
-    heads, kv_heads, size, scale = 4, 2, 24, 0.3
-    total = step.starts[-1]
-    query = torch.randn(total, heads, size, device=DEVICE)
-    # As a model's fused projection gives them: not contiguous.
-    fused = torch.randn(total, 2, kv_heads, size, device=DEVICE)
-    key, value = fused[:, 0], fused[:, 1]
-    prefix_out, out = torch.zeros_like(query), torch.full_like(query, 9.0)
-    lse = torch.full((heads, total), torch.inf, device=DEVICE)
-    wanted = out.clone()
-    for req in range(3):
-        rows = slice(step.starts[req], step.starts[req + 1])
-        kv = torch.randn(2, step.prefix[req], kv_heads, size, device=DEVICE)
-        if step.prefix[req]:
-            prefix_out[rows], lse[:, rows] = attend(query[rows], *kv, scale, softcap)
-        whole = torch.cat([kv, fused[rows].movedim(1, 0)], dim=1)
-        seen = step.seen(req)
-        wanted[rows], _ = attend(query[rows], *whole, scale, softcap, seen)
-    longest = max(b - a for a, b in itertools.pairwise(step.starts))
-    tree = TreeAttention(step.rows, 3, step.starts[3], False, longest)
-    merge_tree(
-        query[: step.starts[3]],
-        key,
-        value,
-        prefix_out[: step.starts[3]],
-        lse,
-        out,
-        step.query_start_loc,
-        tree,
-        scale,
-        softcap,
-    )
-    torch.testing.assert_close(out, wanted, atol=1e-4, rtol=1e-4)
-
-
-@pytest.mark.parametrize("softcap", [0.0, 5.0])
-def test_rows_attend_to_paged_prefixes(softcap: float):
-    step = Step(7, 20)
     step.prefix[1], step.seq_lens[1] = 0, step.drafts[1] + 1
     step.lay_out()
     torch.manual_seed(0)
@@ -296,26 +261,26 @@ def test_rows_attend_to_paged_prefixes(softcap: float):
     # Heads behind slots in memory.
     pool = torch.randn(16, block, kv_heads, 2 * size, device=DEVICE)
     table = torch.randperm(16, device=DEVICE).int()[:12].view(4, 3)
-    total = step.starts[3]
     longest = max(b - a for a, b in itertools.pairwise(step.starts))
-    query = torch.randn(total, heads, size, device=DEVICE)
+    total, end = step.starts[3:]
     tree = TreeAttention(step.rows, 3, total, False, longest)
-    out, lse = attend_prefix(
-        query,
-        pool.transpose(1, 2),
-        table,
-        step.query_start_loc,
-        tree,
-        scale,
-        softcap,
+    query = torch.randn(end, heads, size, device=DEVICE)
+    # As a model's fused projection gives them: not contiguous.
+    kv = torch.randn(end, 2, kv_heads, size, device=DEVICE)
+    bounds, scores = step.query_start_loc, (scale, softcap)
+    found, lse = attend_prefix(
+        query[:total], pool.transpose(1, 2), table, bounds, tree, *scores
     )
-    for req in (0, 2):
-        rows = slice(step.starts[req], step.starts[req + 1])
-        kv = pool[table[req].long()].flatten(0, 1)[: step.prefix[req]]
-        wanted = attend(query[rows], *kv.split(size, -1), scale, softcap)
-        torch.testing.assert_close(
-            (out[rows], lse[:, rows]), wanted, atol=1e-4, rtol=1e-4
-        )
+    lse[:, step.starts[1] : step.starts[2]] = torch.inf  # as FlashAttention says
+    out = torch.full_like(query, 9.0)
+    wanted = out.clone()
+    merge_tree(query[:total], *kv.unbind(1), found, lse, out, bounds, tree, *scores)
+    prefixes = [
+        pool[table[req].long()].flatten(0, 1)[: step.prefix[req]] for req in range(3)
+    ]
+    prefixes = [rows.unflatten(-1, (2, size)).transpose(1, 2) for rows in prefixes]
+    wanted[:total] = step.attended(query, kv, prefixes, *scores)
+    torch.testing.assert_close(out, wanted, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

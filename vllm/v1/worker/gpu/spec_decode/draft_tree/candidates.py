@@ -41,6 +41,15 @@ def _pop_best(keys):
 
 
 @triton.jit
+def _tokens_of(logits, stride, row, groups, vocab_size, GROUP: tl.constexpr):
+    """[N, GROUP] ids of the tokens of a row's groups, and their logits as float32."""
+    col = groups[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    at = logits + row.to(tl.int64) * stride + col
+    values = tl.load(at, mask=col < vocab_size, other=float("-inf"))
+    return col, values.to(tl.float32)
+
+
+@triton.jit
 def _groups_kernel(
     logits,  # [S, V]
     logits_stride,
@@ -52,12 +61,7 @@ def _groups_kernel(
 ):
     row = tl.program_id(0)
     group = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    col = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
-    values = tl.load(
-        logits + row.to(tl.int64) * logits_stride + col,
-        mask=col < vocab_size,
-        other=float("-inf"),
-    ).to(tl.float32)
+    _, values = _tokens_of(logits, logits_stride, row, group, vocab_size, GROUP)
     tl.store(largest + row * num_groups + group, tl.max(values, 1))
 
 
@@ -86,12 +90,7 @@ def _best_of_row_kernel(
         _, found, keys = _pop_best(keys)
         best_groups = tl.where(lane == c, found, best_groups)
 
-    col = best_groups[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
-    values = tl.load(
-        logits + row.to(tl.int64) * logits_stride + col,
-        mask=col < vocab_size,
-        other=float("-inf"),
-    ).to(tl.float32)
+    col, values = _tokens_of(logits, logits_stride, row, best_groups, vocab_size, GROUP)
     keys = tl.where(col < vocab_size, make_keys(values, col), EMPTY)
     keys = tl.reshape(keys, [BLOCK_C * GROUP])
     best = tl.full([BLOCK_C], float("-inf"), tl.float32)

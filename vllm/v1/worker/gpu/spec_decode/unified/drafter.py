@@ -81,28 +81,22 @@ class Drafter(ABC):
         """
         return None
 
-    def before_first_pass(
+    def keep_states(
         self,
         verified: VerifiedBatch,
         hidden: HiddenRows | None,
         slot_mappings: torch.Tensor,
+        *,
+        is_launched: bool,
     ) -> None:
-        """Called before a first pass is laid out.
+        """Keeps what later steps are fed; called twice a step, around its first pass.
 
         Args:
             hidden: what `target_hidden` returned.
             slot_mappings: [G, at least num_tokens] int64, KV slots of the verified
                 batch.
+            is_launched: false before the pass is laid out, true once it is launched.
         """
-        return None
-
-    def after_first_pass(
-        self,
-        verified: VerifiedBatch,
-        hidden: HiddenRows | None,
-        slot_mappings: torch.Tensor,
-    ) -> None:
-        """Called when a first pass is launched; arguments as `before_first_pass`."""
         return None
 
     @abstractmethod

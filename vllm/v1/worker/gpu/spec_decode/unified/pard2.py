@@ -85,23 +85,16 @@ class Pard2Drafter(Drafter):
         kept = self.kept
         return HiddenRows((rows,), kept.states, kept.positions, self.kv_group)
 
-    def before_first_pass(
+    def keep_states(
         self,
         verified: VerifiedBatch,
         hidden: HiddenRows | None,
         slot_mappings: torch.Tensor,
+        *,
+        is_launched: bool,
     ) -> None:
         slots, states = slot_mappings[self.kv_group], hidden.sources[0]
-        self.kept.keep(verified, slots, states, ends=True)
-
-    def after_first_pass(
-        self,
-        verified: VerifiedBatch,
-        hidden: HiddenRows | None,
-        slot_mappings: torch.Tensor,
-    ) -> None:
-        slots, states = slot_mappings[self.kv_group], hidden.sources[0]
-        self.kept.keep(verified, slots, states, ends=False)
+        self.kept.keep(verified, slots, states, ends=not is_launched)
 
     def model_inputs(
         self,

@@ -155,13 +155,14 @@ class UnifiedSpeculator(DraftModelSpeculator):
         batch = step.batch
         # The first pass: verified tokens, the next token, masks; W drafts are sampled.
         shape = shapes.first(batch, plan)
-        self.drafter.before_first_pass(verified, hidden, step.slot_mappings)
+        keep_states, slots = self.drafter.keep_states, step.slot_mappings
+        keep_states(verified, hidden, slots, is_launched=False)
         self._prepare_first(plan, verified, hidden, shape)
         if self._is_self_contained(shape):
             self._replay(shape, end_pass=1)
         else:
             self._run(plan, 0, batch, shape)
-        self.drafter.after_first_pass(verified, hidden, step.slot_mappings)
+        keep_states(verified, hidden, slots, is_launched=True)
 
         # Later passes: the drafts of the pass before, masks; W drafts more are sampled.
         if plan.layout.num_passes == 1:

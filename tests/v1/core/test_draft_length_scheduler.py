@@ -30,7 +30,9 @@ def make_scheduler(schedule, times=None, ranks: int = 1) -> Scheduler:
         pass_times=times,
         trimmed_times=None,
     )
-    parallel = SimpleNamespace(data_parallel_size=ranks, dp_sync_interval=16)
+    parallel = SimpleNamespace(
+        data_parallel_size=ranks, dp_sync_interval=16, pipeline_parallel_size=1
+    )
     scheduler.vllm_config = SimpleNamespace(
         speculative_config=spec, parallel_config=parallel
     )

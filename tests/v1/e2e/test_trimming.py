@@ -16,13 +16,22 @@ from .test_unified_speculator import (
 
 DRAFTS = 7
 ADAPTIVE = {"enable_adaptive_verification": True}
-ENGINE = {"max_num_seqs": 8, "max_num_batched_tokens": 256, "max_model_len": 320}
+# Of the made-up times' knee, which no chain of so many requests meets.
+NUM_REQUESTS = 12
+ENGINE = {
+    "max_num_seqs": NUM_REQUESTS,
+    "max_num_batched_tokens": 256,
+    "max_model_len": 320,
+}
 
 
 @pytest.fixture(scope="module")
 def scenarios(make_prompt) -> dict[str, list[dict[str, Any]]]:
     """As many as are trimmed, one of them with a seed; and fewer."""
-    full = [{"prompt": make_prompt(20 + i, i), "max_tokens": 20} for i in range(8)]
+    full = [
+        {"prompt": make_prompt(20 + i, i), "max_tokens": 20}
+        for i in range(NUM_REQUESTS)
+    ]
     full[3]["sampling"] = SAMPLING
     return {"full": full, "few": full[:2]}
 
@@ -55,17 +64,15 @@ def test_fixed_length(mode: str, run, target, scenarios):
 
 @pytest.mark.parametrize("mode", only_fast(("eagle3", "peagle"), "eagle3"))
 def test_length_chosen_too(mode: str, run, target, scenarios):
-    """Of P-EAGLE's drafts so few are worth their rows here that none is trimmed."""
     result = run(mode, num_speculative_tokens_per_batch_size="auto")
     assert_output_is_the_targets(result, target, scenarios)
-    assert result["replays"]["first"] > 0
-    assert (result["replays"]["ragged"] > 0) == (mode == "eagle3")
+    assert min(result["replays"]["first"], result["replays"]["ragged"]) > 0
 
 
 # Steps that draft trees, between steps that draft chains, which are trimmed. Requests
 # are preempted now and then, so that there are too few to trim.
 TREES = {"pard": (11, 15), "pard2": (23, 31), "peagle": (11, 15)}
-CROWDED = ENGINE | {"block_size": 32, "num_gpu_blocks_override": 22}
+CROWDED = ENGINE | {"max_num_seqs": 8, "block_size": 32, "num_gpu_blocks_override": 22}
 
 
 @pytest.mark.parametrize("mode", only_fast(TREES, "pard"))

@@ -5,16 +5,17 @@ from vllm.config.drafter.length import chosen_lengths, trims
 from vllm.v1.core.sched.step_intervals import StepIntervals
 from vllm.v1.executor.abstract import Executor
 from vllm.v1.spec_decode.dynamic import pass_times
+from vllm.v1.spec_decode.dynamic.graph_sizes import MIN_REQUESTS
 from vllm.v1.spec_decode.dynamic.step_times import PassTimes, Row
 from vllm.v1.worker.gpu.spec_decode import adaptive_verification
 
-SIZES = (1, 4, 8, 16)
-KNEE = 40
+SIZES = (1, 4, 6, 8, 16)
+KNEE = 24
 
 
 def seconds(rows: float) -> float:
-    """Rows cost little up to so many, and much beyond, as on a GPU."""
-    return 1.0 + 0.002 * rows + 0.05 * max(0.0, rows - KNEE)
+    """Rows cost little up to so many, and much beyond."""
+    return 1.0 + 0.03 * rows + 0.2 * max(0.0, rows - KNEE)
 
 
 def run_one(executor: Executor, *args: int) -> None:
@@ -34,11 +35,11 @@ def part_verified(executor: Executor) -> dict[int, Row]:
     if not trims(spec):
         return {}
     depth = spec.drafter.num_speculative_tokens
-    run_one(executor, SIZES[2], depth, 1, 30)
+    run_one(executor, MIN_REQUESTS, depth, 1, 30)
     return {
-        n: {part: seconds(n + n * depth * part / 100) for part in (25, 50, 75, 100)}
+        n: {part: seconds(n + n * depth * part / 100) for part in (5, 25, 50, 75, 100)}
         for n in SIZES
-        if n >= 8
+        if n >= MIN_REQUESTS
     }
 
 

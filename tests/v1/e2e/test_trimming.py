@@ -16,8 +16,8 @@ from .test_unified_speculator import (
 
 DRAFTS = 7
 ADAPTIVE = {"enable_adaptive_verification": True}
-# Of the made-up times' knee, which no chain of so many requests meets.
-NUM_REQUESTS = 12
+# So many that a draft of each is past the knee of the made-up times.
+NUM_REQUESTS = 14
 ENGINE = {
     "max_num_seqs": NUM_REQUESTS,
     "max_num_batched_tokens": 256,

@@ -123,10 +123,10 @@ class Trimming:
     def budget(self, step: "SchedulerOutput") -> int | None:
         """Drafts to verify in a step; None: all that are scheduled.
 
-        Only a step of decodes with equally many drafts each is trimmed. A grammar's
-        first misfit has to be verified, so its batch is left alone; and so is one with
-        drafts that were made in a small batch, or as a tree, of which no chances are
-        told.
+        Only a step of decodes with equally many drafts each is trimmed. A batch with
+        a grammar is left alone, since the first draft that it takes off has to be
+        verified; and so is one with drafts that were made in a small batch, or as a
+        tree, of which no chances are told.
 
         To be asked for every step, in order.
         """

@@ -145,8 +145,10 @@ def make_trimming(runner: "GPUModelRunner") -> Trimming | None:
         ValueError: the target's attention goes by query lengths of the host, which does
             not know those of a trimmed batch, or has no CUDA graphs for them.
     """
+    if runner.speculator is None or not runner.is_last_pp_rank:
+        return None
     spec = runner.vllm_config.speculative_config
-    if runner.speculator is None or not runner.is_last_pp_rank or not trims(spec):
+    if not trims(spec):
         return None
     backend = find_unsupported_attention(runner)
     if backend is None:

@@ -70,6 +70,7 @@ def test_serving(env, tmp_path: Path):
         server.wait(timeout=60)
     assert done.returncode == 0, done.stderr + log.read_text()[-4000:]
     assert '"text":' in done.stdout
-    accepted = re.search(r"num_accepted_tokens_total\S* (\S+)", done.stdout)
+    counted = r"^vllm:\S*num_accepted_tokens_total\S* (\S+)"
+    accepted = re.search(counted, done.stdout, re.MULTILINE)
     assert float(accepted[1]) > 0
     assert "Unified speculator" in log.read_text()

@@ -74,8 +74,7 @@ class Trimming:
         self._chances, self._verified, self.unverified = {}, {}, {}
         if told is None:
             return
-        average = np.array(self._chains.rates(), dtype=np.float32)
-        sampled = output.sampled_token_ids
+        average, sampled = self._averages(), output.sampled_token_ids
         for name, row, tokens in zip(output.req_ids, told, sampled, strict=True):
             if name in drafts:
                 known = min(len(tokens) + 1, len(drafts[name]))
@@ -100,7 +99,7 @@ class Trimming:
         lengths = self.budgets.times.seconds(load.num_reqs, load.context)
         if not self._may_trim() or len(lengths) == 1:
             return {}
-        averages = [np.array(self._chains.rates(), dtype=np.float32)] * load.num_reqs
+        averages = [self._averages()] * load.num_reqs
         chances = np.stack([*self._latest, *averages][: load.num_reqs])
         best = {
             k: self.budgets.best(k, chances, load.context)
@@ -111,8 +110,12 @@ class Trimming:
 
     def _known(self, names: Iterable[str]) -> np.ndarray:
         """[requests, K], the averages for those of whom nothing is known."""
-        average = np.array(self._chains.rates(), dtype=np.float32)
+        average = self._averages()
         return np.stack([self._chances.get(name, average) for name in names])
+
+    def _averages(self) -> np.ndarray:
+        """[K], how often each position is accepted if those before it were."""
+        return np.array(self._chains.rates(), dtype=np.float32)
 
     def _may_trim(self) -> bool:
         """Whether there are enough requests, and all of them can use drafts."""

@@ -33,6 +33,8 @@ HYSTERESIS = 0.01
 TRIAL_BUDGET = 0.004
 TRIAL_DRAFTS = 16
 TIMED_STEPS = LEAST_STEPS + 2  # the first ones follow another plan
+# What is tried, by turns.
+LARGER, LARGER_TREE, UNTIMED = TURNS = range(3)
 SWITCH_COST = 0.6
 NO_GAINS: Mapping[int, float] = {}
 LOG_SECONDS = 60.0  # between lines that say what is chosen and why, at least
@@ -83,7 +85,7 @@ class DraftLengths:
         self._chosen: dict[int, int] = {}
         self._allowance = 0.0  # what a try may cost by now, in steps
         self._trial_steps = 0  # left of the present try
-        self._trees, self._turn = set(trees), 0
+        self._trees, self._turn = set(trees), LARGER
         self._next_log, self._logged = time.monotonic() + LOG_SECONDS, -1
         self.choice: Choice | None = None  # the last one
         if measured:
@@ -187,7 +189,7 @@ class DraftLengths:
         """
         other = self._to_try(load.num_reqs, chosen, tokens, seconds)
         if other is None:
-            self._turn = (self._turn + 1) % 3
+            self._end_turn()
             return chosen
         held = self.steps_held
         if not self._trial_steps:
@@ -195,15 +197,18 @@ class DraftLengths:
             value = tokens[other] / tokens[chosen]
             loss = max(0.0, seconds[other] / seconds[chosen] - value)
             steps = max(-(-TRIAL_DRAFTS // load.num_drafting), held)
-            if self._turn == 2:
+            if self._turn == UNTIMED:
                 steps = max(steps, TIMED_STEPS)
             if self._allowance < SWITCH_COST + steps * loss:
                 return chosen
             self._allowance, self._trial_steps = 0.0, steps
         self._trial_steps = max(self._trial_steps - held, 0)
         if not self._trial_steps:
-            self._turn = (self._turn + 1) % 3
+            self._end_turn()
         return other
+
+    def _end_turn(self) -> None:
+        self._turn = (self._turn + 1) % len(TURNS)
 
     def _to_try(
         self,
@@ -213,9 +218,9 @@ class DraftLengths:
         seconds: Mapping[int, float],
     ) -> int | None:
         larger = sorted(plan for plan in seconds if plan > chosen)
-        if self._turn == 0:
+        if self._turn == LARGER:
             return next(iter(larger), None)
-        if self._turn == 1:
+        if self._turn == LARGER_TREE:
             return next((plan for plan in larger if plan in self._trees), None)
         if not (seen := self.served.seen(num_reqs)):
             return None  # yet, or nobody tells

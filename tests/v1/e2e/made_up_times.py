@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Step times by which "auto" chooses, and large batches are trimmed, on any machine."""
 
-from vllm.config.drafter.length import chosen_lengths, trims
+from vllm.config.drafter.length import candidate_lengths, chosen_lengths, trims
 from vllm.v1.core.sched.step_intervals import StepIntervals
 from vllm.v1.executor.abstract import Executor
 from vllm.v1.spec_decode.dynamic import pass_times
@@ -35,12 +35,10 @@ def part_verified(executor: Executor) -> dict[int, Row]:
     if not trims(spec):
         return {}
     depth = spec.drafter.num_speculative_tokens
-    run_one(executor, MIN_REQUESTS, depth, 1, 30)
-    return {
-        n: {part: seconds(n + n * depth * part / 100) for part in (5, 25, 50, 75, 100)}
-        for n in SIZES
-        if n >= MIN_REQUESTS
-    }
+    run_one(executor, MIN_REQUESTS, depth, 1, 1)
+    lengths = [length for length in candidate_lengths(depth) if length]
+    sizes = [n for n in SIZES if n >= MIN_REQUESTS]
+    return {n: {k: seconds(n * (k + 1)) for k in lengths} for n in sizes}
 
 
 def make_up_times() -> None:

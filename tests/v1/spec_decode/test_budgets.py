@@ -6,12 +6,8 @@ import time
 import numpy as np
 import pytest
 
-from vllm.v1.spec_decode.dynamic.budgets import (
-    ALL,
-    MIN_GAIN,
-    PERCENT_VERIFIED,
-    Budgets,
-)
+from vllm.config.drafter.length import candidate_lengths
+from vllm.v1.spec_decode.dynamic.budgets import ALL, MIN_GAIN, Budgets
 from vllm.v1.spec_decode.dynamic.graph_sizes import MIN_REQUESTS, ROWS_APART
 from vllm.v1.spec_decode.dynamic.step_times import StepTimes
 
@@ -30,21 +26,27 @@ def drafting_seconds(k: int) -> float:
     return 0.0005 + 0.0002 * k
 
 
-def make_budgets(lengths: tuple[int, ...], price: float) -> Budgets:
-    """Of times as they are measured; `price` is what trimming adds to a step."""
+def make_budgets(
+    lengths: tuple[int, ...], price: float, most_rows: float = float("inf")
+) -> Budgets:
+    """Of times as they are measured.
+
+    Args:
+        price: what trimming adds to a step.
+        most_rows: that have a graph; steps of more take three times as long.
+    """
+
+    def verifying(n: int, k: int) -> float:
+        rows = n * (k + 1)
+        return target_seconds(rows) * (3 if rows > most_rows else 1)
+
     times = {
-        n: {k: target_seconds(n * (k + 1)) + drafting_seconds(k) for k in lengths}
+        n: {k: verifying(n, k) + drafting_seconds(k) for k in lengths}
         for n in (1, *SIZES)
     }
-    trimmed = {
-        n: {
-            percent: target_seconds(n + n * K * percent / 100)
-            + drafting_seconds(K)
-            + price
-            for percent in PERCENT_VERIFIED
-        }
-        for n in SIZES
-    }
+    verified = [k for k in candidate_lengths(K) if k]
+    drafting = drafting_seconds(K) + price
+    trimmed = {n: {k: verifying(n, k) + drafting for k in verified} for n in SIZES}
     return Budgets(StepTimes({256: times}), trimmed, K)
 
 
@@ -80,6 +82,15 @@ def test_the_budget_is_as_good_as_any(n: int, lengths: tuple[int, ...], k: int):
     if found.num_drafts is not None:
         assert (n + found.num_drafts) % ROWS_APART == 0
         assert found.gain >= MIN_GAIN
+
+
+@pytest.mark.parametrize("k", [5, 7])
+def test_steps_without_a_graph_say_nothing_of_others(k: int):
+    """Defect: lines to their times made few rows seem to cost next to nothing."""
+    n, chances = 64, some_chances(64)
+    found = make_budgets(LENGTHS, price=0.0, most_rows=6 * n).best(k, chances)
+    best = max(throughput(chances, b, k) for b in range(1, 5 * n + 1))
+    assert throughput(chances, found.num_drafts, k) >= 0.98 * best
 
 
 @pytest.mark.parametrize("n", [1, MIN_REQUESTS - 1])

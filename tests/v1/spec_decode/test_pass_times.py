@@ -4,11 +4,11 @@
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from vllm.config.drafter import DrafterConfig
 from vllm.config.drafter.length import candidate_lengths
 from vllm.v1.spec_decode.dynamic import pass_times
-from vllm.v1.spec_decode.dynamic.budgets import PERCENT_VERIFIED
 from vllm.v1.spec_decode.dynamic.pass_times import (
     CONTEXT,
     long_contexts,
@@ -95,7 +95,7 @@ def test_steps_that_verify_a_part_are_timed_where_some_may_be_trimmed():
     spec.pass_times = {CONTEXT: {n: {3: 1.0} for n in (1, 4, 8, 12, 16, 24)}}
     times = measure_trimmed_times(executor)
     assert list(times) == [8, 16, 24]
-    assert times[8] == {p: 2.0 * 8 + 3 + CONTEXT + p for p in PERCENT_VERIFIED}
+    assert times[8] == {k: 2.0 * 8 + 3 + CONTEXT + k for k in (1, 2, 3)}
     executor.trimming = ["some", None]  # its attention cannot
     assert measure_trimmed_times(executor) == {}
     executor.trimming = ["some", "some"]
@@ -154,6 +154,7 @@ class FakeWorker:
     def __init__(self, max_num_batched_tokens=512, max_model_len=4096, num_blocks=100):
         spec = SimpleNamespace(block_size=16)
         self.model_runner = SimpleNamespace(
+            device=torch.device("cpu"),
             max_model_len=max_model_len,
             kv_connector=SimpleNamespace(set_disabled=self.set_disabled),
             kv_cache_config=SimpleNamespace(
@@ -196,8 +197,8 @@ def test_steps_verify_what_the_step_before_drafted(drafts: int):
     worker = FakeWorker()
     assert seconds_per_step(worker, 3, drafts, CONTEXT) > 0
     first, *decodes, last = worker.steps
-    untimed = 2
-    assert worker.waited_after == [untimed, untimed + pass_times.TIMED_STEPS]
+    untimed = 2  # and the device still has them to do when the clock starts
+    assert worker.waited_after == [untimed + pass_times.TIMED_STEPS]
     assert worker.connector == [True, False]
 
     assert len(first.scheduled_new_reqs) == 3
@@ -247,10 +248,10 @@ def test_few_tokens_a_step_cut_what_is_verified():
         assert step.num_spec_tokens_to_schedule == 7
 
 
-@pytest.mark.parametrize("percent, budget", [(None, None), (30, 7), (100, 23)])
-def test_a_part_of_the_drafts_is_a_budget_of_each_step(percent, budget):
+@pytest.mark.parametrize("verified, budget", [(None, None), (1, 8), (3, 23)])
+def test_a_part_of_the_drafts_is_a_budget_of_each_step(verified, budget):
     worker = FakeWorker()
-    seconds_per_step(worker, 8, 3, CONTEXT, percent)
+    seconds_per_step(worker, 8, 3, CONTEXT, verified)
     first, *decodes, last = worker.steps
     assert {step.verify_budget for step in decodes} == {budget}
     assert first.verify_budget is last.verify_budget is None

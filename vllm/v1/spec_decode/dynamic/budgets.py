@@ -12,6 +12,8 @@ How many, here, by what it said some steps ago. Trimming has a price: it takes k
 that choose, and graphs of ragged batches. Where it promises less it is left.
 """
 
+from itertools import combinations
+from statistics import median
 from typing import NamedTuple
 
 import numpy as np
@@ -21,8 +23,6 @@ from .step_times import Row, StepTimes
 
 # A trimmed step must promise so much more throughput: times are measured to within it.
 MIN_GAIN = 0.02
-# Of its drafts, what a step verifies whose time is measured; of 100, all but one.
-PERCENT_VERIFIED = (10, 30, 60, 100)
 
 
 class Budget(NamedTuple):
@@ -41,13 +41,14 @@ class Budgets:
     Args:
         times: of steps that verify all their drafts.
         trimmed: seconds of steps that draft K tokens and verify a part of as many, by
-            number of requests and per cent of drafts (`PERCENT_VERIFIED`).
+            number of requests and drafts verified of each, on average; K: all but one.
         depth: K, the longest chain.
     """
 
     def __init__(self, times: StepTimes, trimmed: dict[int, Row], depth: int):
         self.times, self.depth = times, depth
         self._trimmed = StepTimes({0: trimmed})
+        self._draft_seconds: dict[int, float] = {}
 
     def best(
         self, num_drafts: int, chances: np.ndarray, context: float = 0.0
@@ -79,14 +80,27 @@ class Budgets:
     ) -> tuple[np.ndarray, float]:
         """Of steps that verify so many rows, [len(rows)], and of one without trimming.
 
-        Both draft as many tokens, and read as much context: they differ by what fewer
-        rows save, and by what trimming costs.
+        What was measured drafted K tokens each, and read little context.
         """
-        by_share = self._trimmed.seconds(n, 0.0)
-        shares = sorted(by_share)
-        curve = np.maximum.accumulate([by_share[share] for share in shares])
-        points = n + n * self.depth * np.array(shares) / 100
-        verifying = np.interp([*rows, n * (num_drafts + 1)], points, curve)
-        price = max(0.0, curve[-1] - self.times.seconds(n, 0.0)[self.depth])
+        lengths, curve = zip(
+            *sorted(self._trimmed.seconds(n, 0.0).items()), strict=True
+        )
+        curve = np.interp(rows / n - 1, lengths, np.maximum.accumulate(curve))
+        undrafted = self.depth - num_drafts
+        saved = undrafted * self._seconds_of_a_draft(n) if undrafted else 0.0
         untrimmed = self.times.seconds(n, context)[num_drafts]
-        return untrimmed + price + verifying[:-1] - verifying[-1], untrimmed
+        longer = untrimmed - self.times.seconds(n, 0.0)[num_drafts]
+        return curve - saved + longer, untrimmed
+
+    def _seconds_of_a_draft(self, n: int) -> float:
+        """What drafting a token less saves: in steps that verify as many, those that
+        are trimmed drafted K. The median of slopes minds no outlier (Theil 1950)."""
+        if n not in self._draft_seconds:
+            trimmed, times = self._trimmed.seconds(n, 0.0), self.times.seconds(n, 0.0)
+            more = [(k, trimmed[k] - times[k]) for k in trimmed if k in times]
+            slopes = [
+                (before - after) / (k - j)
+                for (j, before), (k, after) in combinations(sorted(more), 2)
+            ]
+            self._draft_seconds[n] = max(0.0, median(slopes)) if slopes else 0.0
+        return self._draft_seconds[n]

@@ -10,7 +10,12 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from vllm.config.drafter.length import MAX_TREE_ROWS, chosen_lengths, trims
+from vllm.config.drafter.length import (
+    MAX_TREE_ROWS,
+    candidate_lengths,
+    chosen_lengths,
+    trims,
+)
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
 from vllm.sampling_params import SamplingParams
@@ -21,7 +26,6 @@ from vllm.v1.core.sched.output import (
     SchedulerOutput,
 )
 
-from .budgets import PERCENT_VERIFIED
 from .graph_sizes import MIN_REQUESTS
 from .step_times import PassTimes, Row
 
@@ -98,7 +102,7 @@ def measure_trimmed_times(executor: "Executor") -> dict[int, Row]:
     loaded then, too.
 
     Returns:
-        Seconds by number of requests and by per cent of drafts that are verified; empty
+        Seconds by number of requests and by drafts that are verified of each; empty
         where no step is trimmed, since workers cannot or so many requests could not be
         measured: then the scheduler gives no budgets.
     """
@@ -109,17 +113,21 @@ def measure_trimmed_times(executor: "Executor") -> dict[int, Row]:
     sizes = sorted(n for n in spec.pass_times[CONTEXT] if n >= MIN_REQUESTS)
     sizes = [n for n in sizes if n & (n - 1) == 0 or n == sizes[-1]]
 
-    def measure(size: int, percent: int) -> float:
-        args = (size, depth, CONTEXT, percent)
+    # Those of chains that "auto" has, so that the two compare.
+    lengths = [length for length in candidate_lengths(depth) if length]
+
+    def measure(size: int, verified: int) -> float:
+        args = (size, depth, CONTEXT, verified)
         return max(executor.collective_rpc(seconds_per_step, args=args))
 
-    times = {n: {part: measure(n, part) for part in PERCENT_VERIFIED} for n in sizes}
+    times = {n: {length: measure(n, length) for length in lengths} for n in sizes}
     logger.info(
         "Measured steps that verify a part of their drafts for %s requests in %.1f "
         "seconds.",
         "/".join(map(str, sizes)) or "no",
         time.perf_counter() - started,
     )
+    _log_table("Milliseconds of a step by requests and drafts verified", times)
     return times
 
 
@@ -154,6 +162,17 @@ def _log_measured(times: PassTimes, num_lengths: int, seconds: float) -> None:
         sizes,
         seconds,
     )
+    for context, by_size in times.items():
+        what = f"Milliseconds of a step at {context} tokens by requests and drafts"
+        _log_table(what, by_size)
+
+
+def _log_table(what: str, by_size: dict[int, Row]) -> None:
+    rows = (
+        f"{size}: " + ", ".join(f"{each} {1e3 * row[each]:.2f}" for each in row)
+        for size, row in sorted(by_size.items())
+    )
+    logger.info("%s: %s.", what, "; ".join(rows))
 
 
 def long_contexts(config: "VllmConfig", largest: int) -> Iterator[tuple[int, int]]:
@@ -199,30 +218,37 @@ def seconds_per_step(
     num_reqs: int,
     num_drafts: int,
     context: int,
-    percent: int | None = None,
+    num_verified: int | None = None,
 ) -> float:
     """Runs decode steps that verify and draft, back to back; seconds of one of them.
 
     To be run on every worker at once, between warm-up and the first request.
 
     Args:
-        percent: of drafts that are verified, of 100 all but one; None: all.
+        num_verified: of each request's drafts, on average, those that are verified,
+            less than all; None: all.
     """
+    # Here: the engine's own process, which sends the function, has no runner.
+    from vllm.v1.worker.gpu.spec_decode.step_clock import make_mark
+
     runner = worker.model_runner
     requests = _Requests(runner, num_reqs, num_drafts, context)
-    if percent is not None:
+    if num_verified is not None:
         drafts = (requests.query_len - 1) * num_reqs
-        requests.verify_budget = min(drafts * percent // 100, drafts - 1)
+        requests.verify_budget = min(num_reqs * num_verified, drafts - 1)
+    begin, end = make_mark(runner.device), make_mark(runner.device)
     runner.kv_connector.set_disabled(True)
     try:
         _run(worker, requests.first_step())
         _run(worker, requests.next_step())
-        worker.synchronize_device()
-        started = time.perf_counter()
+        # On the device, which is busy with the step before: as while serving, the host
+        # prepares a step while another one runs.
+        begin.record()
         for _ in range(requests.timed_steps):
             _run(worker, requests.next_step())
+        end.record()
         worker.synchronize_device()
-        seconds = (time.perf_counter() - started) / requests.timed_steps
+        seconds = begin.elapsed_time(end) / 1e3 / requests.timed_steps
         worker.execute_model(requests.finish())
     finally:
         runner.kv_connector.set_disabled(False)

@@ -26,6 +26,13 @@ class HostMark:
         return 1e3 * (later.seconds - self.seconds)
 
 
+def make_mark(device: torch.device) -> "HostMark | torch.cuda.Event":
+    """A point in time of what a device runs."""
+    if device.type == "cpu":
+        return HostMark()
+    return torch.cuda.Event(enable_timing=True)
+
+
 class StepClock:
     """Times a step now and then; what it measured is read some steps later.
 
@@ -34,12 +41,7 @@ class StepClock:
     """
 
     def __init__(self, device: torch.device):
-        def mark() -> "HostMark | torch.cuda.Event":
-            if device.type == "cpu":
-                return HostMark()
-            return torch.cuda.Event(enable_timing=True)
-
-        self._begin, self._sampled, self._end = mark(), mark(), mark()
+        self._begin, self._sampled, self._end = (make_mark(device) for _ in range(3))
         self._steps = 0
         self._is_timing = False
         self._is_pending = False

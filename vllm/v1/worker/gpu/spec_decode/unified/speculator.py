@@ -14,12 +14,10 @@ from vllm.v1.spec_decode.dynamic.graph_sizes import MIN_REQUESTS
 from vllm.v1.worker.gpu.attn_utils import build_slot_mappings_by_layer
 from vllm.v1.worker.gpu.dp_utils import DPSyncState
 from vllm.v1.worker.gpu.input_batch import InputBatch
-from vllm.v1.worker.gpu.spec_decode.acceptance_estimator import (
-    OnlineAcceptanceEstimator,
-)
 from vllm.v1.worker.gpu.spec_decode.draft_tree.accepted import TargetStep
 from vllm.v1.worker.gpu.spec_decode.draft_tree.drafting import sample_tree
 from vllm.v1.worker.gpu.spec_decode.draft_tree.step import make_tree_step
+from vllm.v1.worker.gpu.spec_decode.quick_estimator import QuickEstimator
 from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
 
 from .block_tables import DraftBlockTables
@@ -385,7 +383,7 @@ class UnifiedSpeculator(DraftModelSpeculator):
             # vLLM's has a place for each node of a tree, of which nothing is predicted.
             depth = self.layout.num_speculative_tokens
             sizes = self.max_num_reqs, depth, self.device
-            self.acceptance_estimator = OnlineAcceptanceEstimator(*sizes)
+            self.acceptance_estimator = QuickEstimator(*sizes)
         else:
             self.predict_nothing()
 

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How soon a drafter that is less sure than right is known to be."""
+
+import pytest
+import torch
+
+from vllm.v1.worker.gpu.spec_decode.acceptance_estimator import (
+    OnlineAcceptanceEstimator,
+)
+from vllm.v1.worker.gpu.spec_decode.quick_estimator import QuickEstimator
+
+N, K = 16, 3
+ACCEPTED = 0.85
+
+
+@pytest.fixture
+def estimator() -> QuickEstimator:
+    found = QuickEstimator(N, K, torch.device("cpu"))
+    found.predictions.fill_(torch.sigmoid(found.intercepts[0]))  # features of 0
+    return found
+
+
+def grade(estimator: OnlineAcceptanceEstimator, seed: int) -> None:
+    """A step's drafts, then predictions of the next ones."""
+    chances = torch.rand(N, K, generator=torch.Generator().manual_seed(seed))
+    accepted = (chances < ACCEPTED).int().cumprod(1).sum(1).int()
+    estimator.step(torch.arange(N, dtype=torch.int32), accepted + 1, K - accepted)
+    estimator.predictions.copy_(torch.sigmoid(estimator.intercepts).expand(N, K))
+
+
+def test_drafts_are_known_for_what_they_are_after_a_few_steps(estimator):
+    assert estimator.predictions.mean() < 0.5
+    for seed in range(14):
+        grade(estimator, seed)
+    assert estimator.predictions.mean() == pytest.approx(ACCEPTED, abs=0.08)
+
+
+def test_in_the_end_it_refits_as_often_as_vllms(estimator):
+    refits = []
+    for seed in range(400):
+        grade(estimator, seed)
+        refits.append(estimator._refits)
+    assert [refits[n] for n in (0, 1, 5, 13)] == [0, 1, 2, 3]
+    assert refits[399] - refits[199] == 2

@@ -121,6 +121,13 @@ def test_the_line_ends_with_what_was_drafted(steps, expected: str):
     assert line.endswith(expected)
 
 
+def test_the_line_has_a_rate_for_each_depth_of_a_tree():
+    """Defect: one for each node, of which all past the last depth were 0."""
+    assert "Per-position acceptance rate: 0.750, 0.250, 0.250, Avg" in logged(
+        TREES, OTHER_TREE
+    )
+
+
 def test_interval_without_drafts():
     line = logged(step(length=0), step(length=0, seconds=(0.03, 0.01)))
     assert line == (

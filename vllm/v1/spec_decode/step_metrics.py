@@ -125,6 +125,12 @@ class StepSummary:
             return log_fn
         return lambda line, *args: log_fn(f"{line}, %s", *args, summary)
 
+    def by_depth(self, accepted: np.ndarray) -> np.ndarray:
+        """Of counts by position, [steps, N], those that trees have, [steps, K]."""
+        if not self.accepted_by_rank:
+            return accepted
+        return accepted[:, : np.flatnonzero(self.drafted)[-1] + 1]
+
     def log_alone(self, log_fn: Callable[..., None]) -> None:
         """The line of an interval in which no drafts were verified, if any step ran."""
         if self.steps_by_length:

@@ -39,7 +39,7 @@ class TargetStep(NamedTuple):
         return self._replace(last_hidden=self.last_hidden[rows], aux_hidden=aux)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_slots", "step_stride"])
 def _accepted_rows_kernel(
     rows,
     input_ids,

@@ -17,7 +17,7 @@ from vllm.triton_utils import tl, triton
 COLUMNS = 8
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["slot_stride"])
 def _move_path_kernel(
     layers,  # [L, COLUMNS] int64
     slot_mappings,  # [G, T] int64

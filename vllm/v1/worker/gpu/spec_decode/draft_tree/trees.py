@@ -106,7 +106,7 @@ class TreeAttention:
     max_query_len: int
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_reqs"])
 def _lay_out_rows_kernel(
     idx_mapping,  # [n] int64
     query_start_loc,  # [n + 1] int32

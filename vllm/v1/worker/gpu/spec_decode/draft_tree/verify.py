@@ -20,7 +20,9 @@ from .trees import DraftTrees
 RANKS = tl.constexpr(256)
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["has_trees"], do_not_specialize_on_alignment=["path_ranks"]
+)
 def _walk_kernel(
     drawn,  # [rows] int64
     nodes,  # [rows] token of each row; negative is never accepted

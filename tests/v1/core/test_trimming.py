@@ -11,6 +11,7 @@ from vllm.config.drafter.length import trims
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.trimming import Trimming
 from vllm.v1.spec_decode.dynamic.draft_length import DraftLengths, Load
+from vllm.v1.spec_decode.dynamic.pass_times import leave_no_trace
 from vllm.v1.spec_decode.dynamic.step_times import StepTimes
 from vllm.v1.worker.gpu.spec_decode import trimming as workers_trimming
 from vllm.v1.worker.gpu.spec_decode.trimming import Trimming as WorkersTrimming
@@ -150,7 +151,9 @@ class Worker(WorkersTrimming):
     def __init__(self) -> None:
         self.num_speculative_steps, self.told, self.learnt = K, [], []
         self._sampler = SimpleNamespace()
-        self._estimator = SimpleNamespace(step=lambda *_: self.learnt.append(True))
+        self._estimator = SimpleNamespace(
+            step=lambda *_: self.learnt.append(True), forget=self.learnt.clear
+        )
         self._is_known = np.zeros(N, dtype=bool)
 
     def _tell(self, output, *rest) -> None:
@@ -185,6 +188,25 @@ def test_workers_tell_of_chains_that_have_chances():
     worker.run("all of a large one", 0, K)
     worker.run("drafts that were not made", K, K)
     assert worker.told[2:] == ["all of a large one"]
+
+
+def test_made_up_steps_leave_nothing_that_is_learnt_or_known():
+    """Defect: steps timed at start taught how likely drafts of noise are accepted."""
+    worker = Worker()
+    runner = SimpleNamespace(
+        trimming=worker,
+        vllm_config=SimpleNamespace(
+            model_config=SimpleNamespace(seed=0),
+            parallel_config=SimpleNamespace(data_parallel_index=0),
+        ),
+    )
+    worker.run("nothing drafted", K, 0)
+    worker.run("chain", K, K)
+    assert worker.learnt
+    leave_no_trace(SimpleNamespace(model_runner=runner))
+    assert not worker.learnt
+    worker.run("drafts that were not made", K, K)
+    assert worker.told == ["chain"]
 
 
 @pytest.mark.parametrize(

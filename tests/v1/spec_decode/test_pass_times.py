@@ -44,6 +44,7 @@ class FakeExecutor:
         ranks: int = 1,
     ):
         self.trimming = ["some", "some"]
+        self.num_forgotten = 0
         self.vllm_config = SimpleNamespace(
             speculative_config=SimpleNamespace(
                 num_speculative_tokens=3,
@@ -61,6 +62,9 @@ class FakeExecutor:
         )
 
     def collective_rpc(self, method, args=()):
+        if method is pass_times.leave_no_trace:
+            self.num_forgotten += 1
+            return None
         if method is not seconds_per_step:
             runners = (SimpleNamespace(trimming=found) for found in self.trimming)
             return [method(SimpleNamespace(model_runner=each)) for each in runners]
@@ -73,8 +77,10 @@ class FakeExecutor:
 )
 def test_the_slowest_worker_counts(budget: int, sizes: list[int]):
     """There are no more requests than the token budget has tokens."""
-    times = measure_pass_times(FakeExecutor(max_num_batched_tokens=budget))
+    executor = FakeExecutor(max_num_batched_tokens=budget)
+    times = measure_pass_times(executor)
     assert sorted(times[CONTEXT]) == sizes
+    assert executor.num_forgotten == 1
     for n, row in times[CONTEXT].items():
         assert row == {k: 2.0 * n + k + CONTEXT for k in candidate_lengths(3)}
 
@@ -96,6 +102,7 @@ def test_steps_that_verify_a_part_are_timed_where_some_may_be_trimmed():
     times = measure_trimmed_times(executor)
     assert list(times) == [8, 16, 24]
     assert times[8] == {k: 2.0 * 8 + 3 + CONTEXT + k for k in (1, 2, 3)}
+    assert executor.num_forgotten == 1
     executor.trimming = ["some", None]  # its attention cannot
     assert measure_trimmed_times(executor) == {}
     executor.trimming = ["some", "some"]

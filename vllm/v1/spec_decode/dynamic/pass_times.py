@@ -10,6 +10,8 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+import torch
+
 from vllm.config.drafter.length import (
     MAX_TREE_ROWS,
     candidate_lengths,
@@ -91,6 +93,7 @@ def measure_pass_times(executor: "Executor") -> PassTimes:
         if number and time.perf_counter() - started > budget:
             break
         times.setdefault(context, {})[size] = measure(context, size, some)
+    executor.collective_rpc(leave_no_trace)
     _log_measured(times, len(lengths), time.perf_counter() - started)
     return times
 
@@ -121,6 +124,7 @@ def measure_trimmed_times(executor: "Executor") -> dict[int, Row]:
         return max(executor.collective_rpc(seconds_per_step, args=args))
 
     times = {n: {length: measure(n, length) for length in lengths} for n in sizes}
+    executor.collective_rpc(leave_no_trace)
     logger.info(
         "Measured steps that verify a part of their drafts for %s requests in %.1f "
         "seconds.",
@@ -252,12 +256,21 @@ def seconds_per_step(
         worker.execute_model(requests.finish())
     finally:
         runner.kv_connector.set_disabled(False)
-    # As warm-up leaves it: what is sampled must not depend on what was measured.
+    return seconds
+
+
+def leave_no_trace(worker: "WorkerBase") -> None:
+    """What is sampled and verified must not depend on what was measured; nor is the
+    memory kept that the largest steps took. As warm-up leaves it."""
+    runner = worker.model_runner
     config = runner.vllm_config
     set_random_seed(
         config.model_config.seed, config.parallel_config.data_parallel_index
     )
-    return seconds
+    if runner.trimming is not None:
+        runner.trimming.forget()
+    if torch.accelerator.is_available():
+        torch.accelerator.empty_cache()
 
 
 def _run(worker: "WorkerBase", step: SchedulerOutput) -> None:

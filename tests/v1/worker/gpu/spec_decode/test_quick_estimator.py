@@ -20,10 +20,12 @@ def estimator() -> QuickEstimator:
     return found
 
 
-def grade(estimator: OnlineAcceptanceEstimator, seed: int) -> None:
+def grade(
+    estimator: OnlineAcceptanceEstimator, seed: int, rate: float = ACCEPTED
+) -> None:
     """A step's drafts, then predictions of the next ones."""
     chances = torch.rand(N, K, generator=torch.Generator().manual_seed(seed))
-    accepted = (chances < ACCEPTED).int().cumprod(1).sum(1).int()
+    accepted = (chances < rate).int().cumprod(1).sum(1).int()
     estimator.step(torch.arange(N, dtype=torch.int32), accepted + 1, K - accepted)
     estimator.predictions.copy_(torch.sigmoid(estimator.intercepts).expand(N, K))
 
@@ -42,3 +44,26 @@ def test_in_the_end_it_refits_as_often_as_vllms(estimator):
         refits.append(estimator._refits)
     assert [refits[n] for n in (0, 1, 5, 13)] == [0, 1, 2, 3]
     assert refits[399] - refits[199] == 2
+
+
+def test_a_change_of_text_is_learnt_after_all_was_accepted_for_long(estimator):
+    """Defect: vLLM's intercepts went to minus some hundred thousands, and stayed."""
+    for seed in range(600):
+        grade(estimator, seed, rate=1.0)
+    assert estimator.predictions.min() > 0.95
+    for seed in range(400):
+        grade(estimator, seed, rate=0.5)
+    assert estimator.predictions[0].tolist() == pytest.approx([0.5] * K, abs=0.1)
+
+
+def test_what_was_learnt_of_made_up_steps_is_forgotten(estimator):
+    fresh = QuickEstimator(N, K, torch.device("cpu"))
+    tensors = ("slope", "intercepts", "features", "predictions", "info", "counts")
+    places = [getattr(estimator, name).data_ptr() for name in tensors]
+    for seed in range(9):
+        grade(estimator, seed)
+    estimator.forget()
+    for name in tensors:
+        assert torch.equal(getattr(estimator, name), getattr(fresh, name))
+    assert [getattr(estimator, name).data_ptr() for name in tensors] == places
+    assert estimator._refits == 0

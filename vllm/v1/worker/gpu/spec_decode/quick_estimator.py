@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM's estimator of acceptance (pull request #52228), fitted sooner at first."""
+"""vLLM's estimator of acceptance (pull request #52228), sooner fitted and steadier."""
+
+import torch
 
 from vllm.v1.worker.gpu.spec_decode.acceptance_estimator import (
     OnlineAcceptanceEstimator,
 )
 
 FIRST_REFIT = 2  # steps; each refit doubles them
+# How far a refit may move, and where to: in logits, those of 0.9975 at most.
+LARGEST_MOVE, LARGEST_INTERCEPT, LARGEST_SLOPE = 1.5, 6.0, 3.0
 
 
 class QuickEstimator(OnlineAcceptanceEstimator):
@@ -14,9 +18,37 @@ class QuickEstimator(OnlineAcceptanceEstimator):
     Where few drafts of a batch are verified, what is expected of them says how many: as
     long as vLLM's first guess stands, a drafter that is less sure than right has too
     few verified. A step of a large batch has some hundred drafts to learn from.
+
+    A refit is one Newton step, and where all drafts were accepted for a while the
+    curvature is next to nothing: the first rejection then moved intercepts by hundreds
+    of thousands. So moves are bounded, as in a trust region.
     """
 
+    def __init__(self, *args):
+        super().__init__(*args)
+        self._first = self.slope.clone(), self.intercepts.clone()
+
     def step(self, *args) -> None:
-        often = OnlineAcceptanceEstimator.REFIT_INTERVAL
-        self.REFIT_INTERVAL = min(FIRST_REFIT << min(self._refits, 16), often)
+        often, refits = OnlineAcceptanceEstimator.REFIT_INTERVAL, self._refits
+        self.REFIT_INTERVAL = min(FIRST_REFIT << min(refits, 16), often)
+        known = [(value, value.clone()) for value in (self.slope, self.intercepts)]
         super().step(*args)
+        if self._refits == refits:
+            return
+        for value, before in known:
+            move = (value - before).clamp(-LARGEST_MOVE, LARGEST_MOVE)
+            torch.add(before, move, out=value)
+        self.slope.clamp_(0.0, LARGEST_SLOPE)
+        self.intercepts.clamp_(-LARGEST_INTERCEPT, LARGEST_INTERCEPT)
+
+    def forget(self) -> None:
+        """As it was made, in place: CUDA graphs read what was learnt."""
+        for value, first in zip(
+            (self.slope, self.intercepts), self._first, strict=True
+        ):
+            value.copy_(first)
+        for seen in (self.info, self.grad, self.counts):
+            seen.zero_()
+        for drafts in (self.features, self.predictions):
+            drafts.zero_()
+        self._refits = self._steps_since_refit = 0

@@ -132,6 +132,11 @@ class Trimming(AdaptiveVerificationManager):
             output.verified_drafts = async_copy_to_np(told)
             told.record_stream(copy_stream)
 
+    def forget(self) -> None:
+        """Nothing is known of any request, nor of how sure the drafter is."""
+        self._estimator.forget()
+        self._is_known[:] = False
+
     def record_confidences(self, *args) -> None:
         """Nothing to keep on the host: the scheduler has been told."""
 

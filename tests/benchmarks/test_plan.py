@@ -70,7 +70,7 @@ def test_one_engine_serves_all_lengths_of_a_one_pass_drafter():
 
 @pytest.mark.parametrize("name", SETS)
 def test_models_start_with_the_arguments_of_every_mode(name: str, tmp_path: Path):
-    from vllm.config.drafter.checkpoint import read_checkpoint
+    from vllm.config.drafter.families import read_checkpoint
     from vllm.entrypoints.launchers.cli_args import make_arg_parser
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from vllm.config import SpeculativeConfig
-from vllm.config.drafter.features import WARP, load_warp, warp_here
+from vllm.config.drafter.target import WARP, load_warp, warp_here
 
 from .bad_row import config
 from .specs import engine_config

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from vllm.config import SpeculativeConfig
-from vllm.config.drafter import DrafterConfig, engine, length, trimming
+from vllm.config.drafter import DrafterConfig, engine, length
 from vllm.config.drafter.engine import check_others_choose, settle_auto
 from vllm.config.drafter.length import (
     TREES,
@@ -204,7 +204,7 @@ def test_auto_keeps_what_it_chooses_between():
 @pytest.fixture
 def on_a_gpu(monkeypatch) -> None:
     platform = SimpleNamespace(is_cpu=lambda: False)
-    for module in (engine, trimming):
+    for module in (engine, length):
         monkeypatch.setattr(module, "current_platform", platform)
 
 
@@ -348,7 +348,7 @@ def test_an_engine_that_cannot_starts_without_it(models, trimmed_default):
 
 def test_a_cpu_verifies_all(models, monkeypatch, caplog_vllm):
     monkeypatch.setattr(length, "TRIMS_BY_DEFAULT", True)
-    if not trimming.current_platform.is_cpu():
+    if not length.current_platform.is_cpu():
         pytest.skip("runs on another platform")
     with caplog_vllm.at_level("INFO", logger="vllm"):
         assert not trims(by_default(models))

@@ -12,12 +12,12 @@ import pytest
 
 from vllm.config import SpeculativeConfig
 from vllm.config.drafter import DrafterConfig
-from vllm.config.drafter.checkpoint import get_mask_token_id, read_checkpoint
 from vllm.config.drafter.engine import (
     check_needs_unified,
     find_unsupported,
     settle_drafter,
 )
+from vllm.config.drafter.families import get_mask_token_id, read_checkpoint
 from vllm.config.drafter.resolve import read_files
 from vllm.config.drafter.target import find_context
 

@@ -42,7 +42,7 @@ from recorded import Replays, recorded_calls
 from watches import DraftRecord, HostWaits, KeptDrafts, around
 
 from vllm import LLM, RequestOutput, SamplingParams
-from vllm.config.drafter import engine, length, trimming
+from vllm.config.drafter import engine, length
 from vllm.outputs import CompletionOutput
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
@@ -269,7 +269,7 @@ def timed_requests(scheduler: Any) -> list[int]:
 
 def take_defaults_of_a_gpu() -> None:
     length.TRIMS_BY_DEFAULT = True
-    for module in (engine, trimming):
+    for module in (engine, length):
         module.current_platform = SimpleNamespace(is_cpu=lambda: False)
 
 

@@ -5,13 +5,12 @@ It is resolved once, before weights load, and read as `speculative_config.drafte
 vLLM's config classes call `resolve.py` and `engine.py`; imports go down this list:
 
 - `resolve.py`: the steps from the settings and the drafter's files to the value.
-- `engine.py`: whether the unified speculator drafts, and if not why; `trimming.py`:
-  whether its drafts are verified in part.
+- `engine.py`: whether the unified speculator drafts, and if not why.
 - `weights.py`, `vocabulary.py`, `target.py`: the drafter's files against the target.
-- `settings.py`, `length.py`: what the user wrote.
-- `checkpoint.py`: what the files say of themselves; `families.py` tells them apart.
-- `drafter.py`: the value; `features.py`: the part that PARD-2 has.
-- `files.py`: reads JSON, and the headers of weight files.
+- `length.py`: how much is drafted and verified.
+- `checkpoint.py`: reads the drafter's files; `families.py`: what they say, which tells
+  published drafters apart.
+- `drafter.py`: the value.
 
 A function `check_…` raises the ValueError that its docstring names.
 """

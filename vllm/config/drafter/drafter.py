@@ -2,8 +2,7 @@
 """The resolved drafter: all that the engine asks of a drafter but its weights."""
 
 from dataclasses import dataclass
-
-from .features import TargetFeatures
+from pathlib import Path
 
 # What the unified speculator drafts with.
 METHODS = ("draft_model", "eagle", "eagle3")
@@ -19,6 +18,29 @@ def num_candidates(num_nodes: int) -> int:
     of 15 nodes, and 0.9 % more by trees of 31.
     """
     return 8 if num_nodes <= 15 else 16
+
+
+@dataclass(frozen=True)
+class TargetFeatures:
+    """What a drafter is fed of the target.
+
+    Attributes:
+        layers: whose states stand side by side, in this order. Layer i is the stream
+            that enters layer i of the target; `depth` is the state after its last norm.
+        depth: layers of the target.
+        scale: of the projection, as it is added to the embeddings.
+        warp: file with the projection.
+    """
+
+    layers: tuple[int, ...]
+    depth: int
+    scale: float
+    warp: Path
+
+    @property
+    def tapped(self) -> tuple[int, ...]:
+        """Layers that the target has to hand out: all but its output."""
+        return tuple(sorted({layer for layer in self.layers if layer != self.depth}))
 
 
 @dataclass(frozen=True)

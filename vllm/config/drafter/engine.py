@@ -10,7 +10,6 @@ from vllm.logger import init_logger
 from vllm.platforms import current_platform
 
 from .drafter import METHODS, DrafterConfig
-from .features import say_without_target
 from .length import (
     AUTO,
     TREES,
@@ -19,8 +18,9 @@ from .length import (
     check_schedule,
     fix_length,
     is_auto,
+    settle_trimming,
 )
-from .trimming import settle_trimming
+from .target import say_without_target
 from .weights import check_weights
 
 if TYPE_CHECKING:

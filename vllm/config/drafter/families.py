@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The families of published drafters, and the key that tells each one.
+"""What a drafter's files say, and the families of published drafters by their keys.
 
-Pure Python on plain values. `docs/checkpoints.md` shows this table.
+Pure Python on plain values. `docs/checkpoints.md` shows the table of families.
 """
 
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 # Architectures that vLLM does not know by name, and what it calls them.
@@ -20,6 +21,9 @@ PARALLEL_HEADS = ("PEagleDraftModel", "LlamaForCausalLMPeagle")
 EAGLE3_LAYER = r"midlayer\.|layers\.0\.hidden_norm\."
 EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight")
 TAPPED_LAYERS = "eagle_aux_hidden_state_layer_ids"
+# Where checkpoints keep the id of the token that stands for "to be drafted":
+# speculators and NeMo, PARD, P-EAGLE of Amazon. The first one found counts.
+MASK_TOKEN_KEYS = ("mask_token_id", "pard_token", "ptd_token_id")
 
 
 @dataclass(frozen=True)
@@ -209,6 +213,69 @@ def told_by_tensors(files: DraftFiles) -> str | None:
         return "eagle3" if is_eagle3 else "eagle"
     is_language_model = any(name.endswith(EMBEDDINGS) for name in names)
     return "draft_model" if is_language_model else None
+
+
+@dataclass(frozen=True)
+class DraftCheckpoint:
+    """How a checkpoint was trained to draft.
+
+    Attributes:
+        family: which drafters it is published like; None for a language model.
+        method: that it drafts with; None if neither config nor tensors tell.
+        mask_token_id: of the slots to be drafted, as its config has it, a token id
+            or not; None if the config names none.
+        num_speculative_tokens: drafts it was trained for, as its config has it, a
+            number or not; None if it does not say.
+    """
+
+    family: DraftFamily | None
+    method: str | None
+    mask_token_id: Any
+    num_speculative_tokens: Any
+
+    @property
+    def is_parallel(self) -> bool:
+        """Whether it was trained to draft several tokens per pass."""
+        return self.family is not None and self.family.is_parallel
+
+
+def get_mask_token_id(config: Any) -> Any:
+    """What a draft model's config, a mapping or an object, names as mask token id."""
+    get = config.get if isinstance(config, Mapping) else partial(getattr, config)
+    values = (get(key, None) for key in MASK_TOKEN_KEYS)
+    return next((value for value in values if value is not None), None)
+
+
+def read_checkpoint(
+    config: Mapping[str, Any],
+    tensor_names: Callable[[], Collection[str]] = list,
+    file_names: Collection[str] = (),
+    is_unclear: bool = False,
+) -> DraftCheckpoint:
+    """Reads a draft model's raw config, as in its config.json.
+
+    Args:
+        config: the parsed config.json.
+        tensor_names: names of the checkpoint's tensors, asked for only where the
+            config leaves open what it drafts with.
+        file_names: of the files beside config.json, as far as they are known.
+        is_unclear: whether its tensors have to tell a language model from a head.
+    """
+    files = DraftFiles(config, tensor_names, file_names)
+    family = find_family(files)
+    method = family.method if family else None
+    if family is None and is_unclear:
+        method = told_by_tensors(files)
+    depth = _trained_depth(config)
+    return DraftCheckpoint(family, method, get_mask_token_id(config), depth)
+
+
+def _trained_depth(config: Mapping[str, Any]) -> Any:
+    settings = config.get("speculators_config")
+    methods = settings.get("proposal_methods") if isinstance(settings, Mapping) else 0
+    first = methods[0] if isinstance(methods, list) and methods else {}
+    depth = first.get("speculative_tokens") if isinstance(first, Mapping) else first
+    return config.get("num_depths") if depth is None else depth
 
 
 def tapped_layers(config: Any) -> tuple[int, ...] | None:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`num_speculative_tokens_per_batch_size="auto"`: which lengths there are, and where.
+"""How much is drafted and verified: draft lengths, trees, parts of drafts.
 
-The string stays in the config, as an `AutoSchedule`. Whatever reads the schedule asks
+With `num_speculative_tokens_per_batch_size="auto"` the engine chooses. The string stays
+in the config, as an `AutoSchedule`. Whatever reads the schedule asks
 `build_dynamic_sd_schedule_lookup` for it, which for "auto" names every candidate, so
 that each has its CUDA graphs; the scheduler then puts a live lookup in its place.
 """
@@ -12,10 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BeforeValidator
 
 from vllm.logger import init_logger
+from vllm.platforms import current_platform
 
-from .drafter import METHODS, DrafterConfig
+from .drafter import MAX_NODES, METHODS, DrafterConfig
 
 if TYPE_CHECKING:
+    from vllm.config import VllmConfig
     from vllm.config.speculative import SpeculativeConfig
 
 logger = init_logger(__name__)
@@ -31,7 +34,7 @@ CHAINS = (0, 1, 2, 3, 4, 5, 7, 9, 12, 16, 21, 28)
 # Nodes of trees. With the last token, sixteen rows or so more each.
 TREES = (11, 15, 23, 31, 47, 63)
 # Whether "auto" that nobody asked for verifies the likeliest drafts alone, where that
-# pays: see `trimming.py`. Not before a GPU has shown it: until then
+# pays: see `settle_trimming`. Not before a GPU has shown it: until then
 # `enable_adaptive_verification` asks.
 TRIMS_BY_DEFAULT = False
 # Rows of trees in a step that are worth a thought: from about here on products of the
@@ -228,3 +231,114 @@ def _why_not_auto(spec: "SpeculativeConfig") -> tuple[str, str] | None:
         # Asked for, it goes by the time of one step alone.
         return "pipeline parallelism, where several steps run at once", "unset it"
     return None
+
+
+def check_width(spec: "SpeculativeConfig") -> None:
+    """Checks `parallel_drafting_width`, once all else is filled in.
+
+    Raises:
+        ValueError: it is more than there is to draft, or drafts are not parallel.
+    """
+    width, drafts = spec.parallel_drafting_width, spec.num_speculative_tokens
+    if width is not None and not (spec.parallel_drafting and spec.method in METHODS):
+        raise ValueError(
+            "parallel_drafting_width needs a drafter trained for parallel drafting, "
+            "and parallel_drafting not set to false."
+        )
+    if width is not None and width > drafts:
+        raise ValueError(
+            f"parallel_drafting_width ({width}) must be at most "
+            f"num_speculative_tokens ({drafts})."
+        )
+
+
+def check_tree(spec: "SpeculativeConfig", drafter: DrafterConfig) -> None:
+    """Checks `draft_tree`, once all else is filled in.
+
+    Raises:
+        ValueError: such a tree cannot be drafted, or not be verified.
+    """
+    nodes, depth = spec.draft_tree, drafter.num_speculative_tokens
+    if nodes is None:
+        return
+    if drafter.method not in METHODS or not drafter.is_parallel:
+        raise ValueError(
+            "draft_tree needs a drafter that drafts all tokens in one pass: use a "
+            "PARD, PARD-2 or P-EAGLE checkpoint, without parallel_drafting=false, or "
+            "unset draft_tree."
+        )
+    if drafter.parallel_width < depth:
+        raise ValueError(
+            f"draft_tree needs all {depth} tokens drafted in one pass, not "
+            f"{drafter.parallel_width}: unset it, or parallel_drafting_width."
+        )
+    if nodes < depth:  # its field refuses more than MAX_NODES
+        raise ValueError(
+            f"draft_tree ({nodes}) must be from num_speculative_tokens ({depth}), the "
+            f"chain that it begins with, to {MAX_NODES}: change one of the two."
+        )
+    _check_verification(spec)
+
+
+def _check_verification(spec: "SpeculativeConfig") -> None:
+    wanted = {"draft_sample_method": "greedy", "rejection_sample_method": "standard"}
+    for name, value in wanted.items():
+        if (found := getattr(spec, name)) != value:
+            raise ValueError(
+                f'draft_tree does not support {name}="{found}": leave it unset. Output '
+                "has the target's distribution all the same."
+            )
+
+
+def settle_trimming(vllm_config: "VllmConfig") -> None:
+    """Settles it as a part of the default that chooses how much to draft.
+
+    Where something of the engine is in the way, all drafts are verified, and one line
+    says what. What only workers know of their attention they find later: `verify_all`.
+    """
+    spec = vllm_config.speculative_config
+    if spec is None or spec.enable_adaptive_verification is not None:
+        return
+    spec.enable_adaptive_verification = False
+    if not TRIMS_BY_DEFAULT or not _is_by_default(spec):
+        return
+    spec.enable_adaptive_verification = spec.is_trimmed_by_default = True
+    if (found := _why_not_trimmed(vllm_config)) is not None:
+        verify_all(spec, found)
+
+
+def _is_by_default(spec: "SpeculativeConfig") -> bool:
+    """Whether the engine chooses how much the unified speculator drafts, unasked."""
+    return spec.is_auto_by_default and is_auto(spec) and bool(spec.drafter)
+
+
+def verify_all(spec: "SpeculativeConfig", why: str) -> None:
+    """Has every step verify all its drafts."""
+    spec.enable_adaptive_verification = spec.is_trimmed_by_default = False
+    logger.info(
+        "Every step verifies all its drafts: verifying only the likeliest of large "
+        "batches does not support %s.",
+        why,
+    )
+
+
+def _why_not_trimmed(vllm_config: "VllmConfig") -> str | None:
+    """What of an engine keeps it from trimming; None if nothing does.
+
+    Most of it vLLM refuses beside `enable_adaptive_verification`. A CPU would have to
+    compile what ranks drafts, and attention like MLA does more in every step.
+    """
+    spec, model = vllm_config.speculative_config, vllm_config.model_config
+    parallel = vllm_config.parallel_config
+    reasons = {
+        "a CPU": current_platform.is_cpu(),
+        "LoRA": vllm_config.lora_config is not None,
+        "data parallelism": parallel.data_parallel_size > 1,
+        "pipeline parallelism": parallel.pipeline_parallel_size > 1,
+        "batch-sharded sampling": parallel.enable_batch_sharded_sampling,
+        "returned sampling masks": model.return_sampling_mask,
+        "returned routed experts": vllm_config.aux_output_config.enabled,
+        "MLA": model.use_mla,
+        "use_local_argmax_reduction": spec.use_local_argmax_reduction,
+    }
+    return next((what for what, is_there in reasons.items() if is_there), None)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from vllm.logger import init_logger
 
-from .files import AGAIN, parse_json
+from .checkpoint import AGAIN, parse_json
 
 if TYPE_CHECKING:
     from vllm.config.model import ModelConfig

@@ -16,9 +16,9 @@ import torch
 
 from vllm.logger import init_logger
 
+from .checkpoint import AGAIN, INDEX, Tensor, read_headers
 from .drafter import METHODS
 from .families import takes_aux_hidden_states, tapped_layers
-from .files import AGAIN, INDEX, Tensor, read_headers
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig

@@ -9,7 +9,7 @@ import torch
 import torch.nn as nn
 
 from vllm.config.drafter import DrafterConfig
-from vllm.config.drafter.features import TargetFeatures
+from vllm.config.drafter.drafter import TargetFeatures
 from vllm.v1.worker.gpu.spec_decode import unified
 from vllm.v1.worker.gpu.spec_decode.unified.pard2 import Pard2Drafter
 

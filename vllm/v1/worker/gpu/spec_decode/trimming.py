@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from vllm.config.drafter.length import trims
-from vllm.config.drafter.trimming import verify_all
+from vllm.config.drafter.length import trims, verify_all
 from vllm.v1.spec_decode.dynamic.graph_sizes import MIN_REQUESTS
 from vllm.v1.worker.gpu.async_utils import async_copy_to_np, stream
 from vllm.v1.worker.gpu.attn_utils import (

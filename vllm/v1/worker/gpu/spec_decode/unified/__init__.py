@@ -9,7 +9,7 @@ which slots a draft batch has, `inputs.py` writes them in one launch. `draft_mod
 import torch
 
 from vllm.config import VllmConfig
-from vllm.config.drafter.features import say_without_target
+from vllm.config.drafter.target import say_without_target
 from vllm.model_executor.model_loader import get_model_cls
 from vllm.model_executor.models.interfaces import supports_eagle3
 

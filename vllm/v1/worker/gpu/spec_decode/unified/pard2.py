@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from vllm.config import VllmConfig
 from vllm.config.compilation import CUDAGraphMode
-from vllm.config.drafter.features import BIAS, WEIGHT, load_warp, warp_here
+from vllm.config.drafter.target import BIAS, WEIGHT, load_warp, warp_here
 from vllm.logger import init_logger
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.worker.gpu.block_table import BlockTables

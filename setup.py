@@ -12,8 +12,7 @@ import os
 import re
 import shutil
 import sys
-from configparser import ConfigParser
-from email import message_from_string
+from importlib.metadata import distributions
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -25,13 +24,7 @@ from setuptools.command.editable_wheel import editable_wheel
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT / "tools"))
 
-from overlay.base import (  # noqa: E402
-    OverlayError,
-    local_version,
-    pinned_base,
-    pinned_wheel,
-    target_device,
-)
+from overlay import base  # noqa: E402
 from overlay.compose import EDITABLE, compose_for  # noqa: E402
 from overlay.native import build_requirements  # noqa: E402
 
@@ -43,37 +36,26 @@ class Compose(build_py):
 
     def run(self) -> None:
         if not self.editable_mode:
-            tree = Path(self.build_lib)
-            compose_for(target_device(), tree)
+            compose_for(base.target_device(), tree := Path(self.build_lib))
             shutil.rmtree(tree / "info")
 
     def get_source_files(self) -> list[str]:
         return []  # MANIFEST.in has them
-
-    def get_outputs(self, include_bytecode: bool = True) -> list[str]:
-        return []
-
-    def get_output_mapping(self) -> dict[str, str]:
-        return {}
 
 
 class Editable(editable_wheel):
     """Composes the tree first: what goes wrong in `build_py` it would not tell."""
 
     def run(self) -> None:
-        compose_for(target_device(), EDITABLE, link=True)
+        compose_for(base.target_device(), EDITABLE, link=True)
         super().run()
 
 
 class Wheel(bdist_wheel):
     """A wheel for the Python and the platforms that the release's wheel is for."""
 
-    def run(self) -> None:
-        super().run()
-        shutil.rmtree(self.get_finalized_command("build").build_lib)
-
     def get_tag(self) -> tuple[str, ...]:
-        return tuple(pinned_wheel().stem.split("-")[-3:])
+        return tuple(base.pinned_wheel().stem.split("-")[-3:])
 
     def egg2dist(self, egginfo: str, distinfo: str) -> None:
         super().egg2dist(egginfo, distinfo)
@@ -94,37 +76,34 @@ def requirements(device: str) -> list[str]:
     return [line for line in found if line and not line.startswith("-r")]
 
 
-def of_release() -> dict:
-    """Extras and entry points of the release's wheel; its licences are put in place."""
-    with ZipFile(pinned_wheel()) as wheel:
-        (info,) = {n.split("/")[0] for n in wheel.namelist() if ".dist-info/" in n}
-        headers = message_from_string(wheel.read(f"{info}/METADATA").decode())
-        points = ConfigParser(delimiters="=")
-        points.optionxform = str  # names keep their case
-        points.read_string(wheel.read(f"{info}/entry_points.txt").decode())
-        for name in wheel.namelist():
-            if name.startswith(f"{info}/licenses/") and not name.endswith("/"):
-                (LICENCES / Path(name).name).write_bytes(wheel.read(name))
-    extras = {extra: [] for extra in headers.get_all("Provides-Extra", [])}
-    for line in headers.get_all("Requires-Dist", []):
+def of_release(wheel: Path) -> dict[str, dict[str, list[str]]]:
+    """Extras and entry points of the release."""
+    (release,) = distributions(path=[str(wheel)])
+    extras = {extra: [] for extra in release.metadata.get_all("Provides-Extra", [])}
+    for line in release.requires:
         if found := re.fullmatch(r'(.*?)\s*;\s*extra == "([^"]*)"', line):
             extras[found[2]].append(found[1])
-    return {
-        "extras_require": extras,
-        "entry_points": {
-            group: [f"{name} = {value}" for name, value in points[group].items()]
-            for group in points.sections()
-        },
-    }
+    points: dict[str, list[str]] = {}
+    for point in release.entry_points:
+        points.setdefault(point.group, []).append(f"{point.name} = {point.value}")
+    return {"extras_require": extras, "entry_points": points}
 
 
-def main() -> None:
-    device = target_device()
-    os.umask(0o022)  # of the files of a wheel, whoever builds it
+def put_licences(wheel: Path) -> None:
     shutil.rmtree(LICENCES, ignore_errors=True)
     LICENCES.mkdir(parents=True)
+    with ZipFile(wheel) as archive:
+        for name in archive.namelist():
+            if ".dist-info/licenses/" in name and not name.endswith("/"):
+                (LICENCES / Path(name).name).write_bytes(archive.read(name))
+
+
+try:
+    os.umask(0o022)  # of the files of a wheel, whoever builds it
+    device, wheel = base.target_device(), base.pinned_wheel()
+    put_licences(wheel)
     setup(
-        version=local_version(pinned_base(device)),
+        version=base.local_version(base.pinned_base(device)),
         install_requires=requirements(device),
         setup_requires=build_requirements() if device == "cpu" else [],
         distclass=Composed,
@@ -133,18 +112,11 @@ def main() -> None:
             "editable_wheel": Editable,
             "bdist_wheel": Wheel,
         },
-        packages=["vllm"],
-        package_dir={"": str(EDITABLE.relative_to(ROOT))},
-        include_package_data=False,
         options={
             "egg_info": {"egg_base": "build"},
             "build": {"build_base": "build/setuptools"},
         },
-        **of_release(),
+        **of_release(wheel),
     )
-
-
-try:
-    main()
-except OverlayError as error:
+except base.OverlayError as error:
     raise SystemExit(f"error: {error}") from None

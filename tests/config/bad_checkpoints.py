@@ -66,6 +66,12 @@ CONFIGS = [
     of_eagle3("transformer_layer_config in", config(transformer_layer_config=GONE)),
     Row("Validation error for field", config(hidden_size="wide")),
     of_draft("num_attention_heads of", config(num_key_value_heads=3)),
+    Row("Unknown quantization", config(quantization_config={"quant_method": "int3"})),
+    Row(
+        "Quantization method",
+        config(quantization_config={"quant_method": "awq"}),
+        quantization="gptq",
+    ),
     # Mask tokens.
     *(
         Row("needs a mask token", config(pard_token=mask))
@@ -109,12 +115,12 @@ CONFIGS = [
     of_peagle(
         "num_depths or speculative_tokens in",
         trained_for("many"),
-        num_speculative_tokens=GONE,
+        without=["num_speculative_tokens"],
     ),
     Row(
         "num_depths or speculative_tokens in",
         config(num_depths=0),
-        num_speculative_tokens=GONE,
+        without=["num_speculative_tokens"],
     ),
     of_draft("the drafter's context", config(max_position_embeddings=4)),
 ]

@@ -5,7 +5,7 @@ Each row breaks a copy of one bundled drafter, or asks for what it cannot do.
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -29,6 +29,7 @@ class Row:
         breaks: what is done to a copy of the drafter, one after the other.
         drafter: name of the bundled drafter that the row starts from.
         spec: changes of the speculative config; a string or list stands in its place.
+        without: keys that it does not have.
         engine: engine arguments beyond model and speculative config.
         env: environment variables.
     """
@@ -39,13 +40,15 @@ class Row:
         *breaks: Break,
         drafter: str = "pard",
         spec: Any = None,
+        without: Collection[str] = (),
         engine: Mapping[str, Any] = EMPTY,
         env: Mapping[str, str] = EMPTY,
         **settings: Any,
     ) -> None:
         """`settings` are the speculative config's, where `spec` is not all of it."""
         self.says, self.breaks, self.drafter = says, breaks, drafter
-        self.spec, self.engine, self.env = spec or settings, engine, env
+        self.spec, self.without = spec or settings, without
+        self.engine, self.env = engine, env
 
     def speculative_config(self, model: Path) -> Any:
         """What the user passes; `model` is the broken copy."""
@@ -58,7 +61,7 @@ class Row:
             key: str(model / value.name) if isinstance(value, Path) else value
             for key, value in self.spec.items()
         }
-        return {key: value for key, value in config.items() if value is not GONE}
+        return {k: value for k, value in config.items() if k not in self.without}
 
 
 # Breaking them.

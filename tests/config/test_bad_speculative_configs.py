@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 from .bad_checkpoints import CONFIGS, FILES, NUM_TOKENS, layer
 from .bad_row import (
@@ -22,10 +23,10 @@ from .bad_row import (
     rotated,
     tensors,
 )
-from .bad_settings import SETTINGS
 from .specs import cached, engine_config
 
-ROWS = [*SETTINGS, *CONFIGS, *FILES]
+SETTINGS = Path(__file__).with_name("bad_settings.yaml").read_text()
+ROWS = [Row(**row) for row in yaml.safe_load(SETTINGS)] + CONFIGS + FILES
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "troubleshooting.md"
 # Errors as the page lists them: the first cell of each row of its tables. Those of
 # loading come last; `tests/model_executor` and `tests/v1/worker` provoke them.

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from . import corpus, distill, drafts, heads, pard2, target, tokenizer
+from . import distill, drafts, heads, pard2, target, tokenizer
 from .loop import report
 from .settings import Run
 
@@ -46,7 +46,6 @@ def main() -> None:
     run = Run(**vars(args))
     run.out.mkdir(parents=True, exist_ok=True)
     run.work.mkdir(parents=True, exist_ok=True)
-    corpus.write_held_out(run.out)
     torch.set_float32_matmul_precision("high")
     start = time.monotonic()
     for name in only:

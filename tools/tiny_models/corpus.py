@@ -6,11 +6,8 @@ from contextlib import suppress
 from pathlib import Path
 
 # In every CPython from 3.11 to 3.14 each is one pure-Python file.
-HELD_OUT = (
-    "calendar", "cmd", "configparser", "csv", "fractions", "ftplib", "gettext",
-    "heapq", "plistlib", "pstats", "selectors", "shlex", "socketserver",
-    "statistics", "tempfile", "textwrap", "uuid", "wave",
-)  # fmt: skip
+MODELS = Path(__file__).resolve().parents[2] / "models"
+HELD_OUT = json.loads((MODELS / "held_out.json").read_text())
 # Tables and generated prose, which teach a code model little.
 SKIPPED_FOLDERS = {
     "site-packages", "dist-packages", "__pycache__", "encodings", "pydoc_data",
@@ -36,8 +33,3 @@ def _trains(path: Path) -> bool:
         return False
     stems = {part.removesuffix(".py") for part in path.parts}
     return not any({name, f"test_{name}"} & stems for name in HELD_OUT)
-
-
-def write_held_out(folder: Path) -> None:
-    names = json.dumps(list(HELD_OUT), indent=1)
-    (folder / "held_out.json").write_text(names + "\n")

@@ -27,11 +27,11 @@ def train_draft(run: Run) -> None:
     """The plain autoregressive draft model."""
     loop.seed(3)
     model = target.new_llama("draft").to(run.device)
-    record = fit_text(run, "draft", model)
-    export.save_llama(run, "draft", model, record)
+    fit_text(run, "draft", model)
+    export.save_llama(run, "draft", model)
 
 
-def fit_text(run: Run, name: str, model: LlamaForCausalLM) -> dict[str, object]:
+def fit_text(run: Run, name: str, model: LlamaForCausalLM) -> None:
     """Train ``model`` to write the next token as the target does."""
     plan, train, teacher = run.plan(name), distill.load(run), target.load(run)
 
@@ -42,7 +42,7 @@ def fit_text(run: Run, name: str, model: LlamaForCausalLM) -> dict[str, object]:
         logits = model(ids, use_cache=False).logits
         return distillation_loss(logits, wanted, distill.until_eos(ids))
 
-    return loop.fit(name, model, batch_loss, plan, run.device)
+    loop.fit(name, model, batch_loss, plan, run.device)
 
 
 class MaskedRows:
@@ -95,7 +95,7 @@ def train_pard(run: Run) -> None:
     plan, train, teacher = run.plan("pard"), distill.load(run), target.load(run)
     loop.seed(4)
     model = target.new_llama("pard").to(run.device)
-    before = {"before": fit_text(run, "pard_text", model)}
+    fit_text(run, "pard_text", model)
 
     def batch_loss() -> torch.Tensor:
         ids = distill.pick(train, plan.batch)
@@ -105,5 +105,5 @@ def train_pard(run: Run) -> None:
         mask = distill.until_eos(ids)[:, rows.positions]
         return distillation_loss(rows.forward(model, ids), wanted, mask)
 
-    record = loop.fit("pard", model, batch_loss, plan, run.device) | before
-    export.save_llama(run, "pard", model, record, pard_token=MASK_ID, spd_type="pard")
+    loop.fit("pard", model, batch_loss, plan, run.device)
+    export.save_llama(run, "pard", model, pard_token=MASK_ID, spd_type="pard")

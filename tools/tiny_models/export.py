@@ -13,10 +13,8 @@ from transformers import LlamaForCausalLM
 from .settings import MASK_ID, PARD2_LAYERS, PARD2_SCALE, Run
 
 
-def save_llama(
-    run: Run, name: str, model: LlamaForCausalLM, record: dict[str, Any], **keys: Any
-) -> None:
-    """Save a plain Llama, its tokenizer, and how it was trained.
+def save_llama(run: Run, name: str, model: LlamaForCausalLM, **keys: Any) -> None:
+    """Save a plain Llama and its tokenizer.
 
     Args:
         keys: go into its config.
@@ -26,12 +24,9 @@ def save_llama(
     model.to(torch.bfloat16).save_pretrained(folder)
     for path in sorted((run.work / "tokenizer").iterdir()):
         shutil.copy(path, folder)
-    _write(folder / "training.json", record)
 
 
-def save_pard2(
-    run: Run, draft: LlamaForCausalLM, proj: torch.nn.Linear, record: dict[str, Any]
-) -> None:
+def save_pard2(run: Run, draft: LlamaForCausalLM, proj: torch.nn.Linear) -> None:
     """Save a PARD-2 draft as its authors do: the projection is a file of its own.
 
     What was not trained is PARD's, and its part of the checkpoint a link to PARD's.
@@ -52,7 +47,6 @@ def save_pard2(
     _share(folder, "../pard/model.safetensors", draft)
     weight = proj.weight.detach().to(torch.bfloat16).cpu()
     torch.save({"target_proj.weight": weight}, folder / "warp_model.bin")
-    _write(folder / "training.json", record)
 
 
 def _share(folder: Path, frozen: str, model: LlamaForCausalLM) -> None:
@@ -68,12 +62,10 @@ def _share(folder: Path, frozen: str, model: LlamaForCausalLM) -> None:
         "metadata": {"total_size": sum(2 * v.numel() for v in named.values())},
         "weight_map": {name: parts[name in trained] for name in sorted(named)},
     }
-    _write(folder / "model.safetensors.index.json", index)
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1))
 
 
-def save_head(
-    run: Run, name: str, head: Any, record: dict[str, Any], drop: tuple[str, ...] = ()
-) -> None:
+def save_head(run: Run, name: str, head: Any, drop: tuple[str, ...] = ()) -> None:
     """Save a head of speculators, without the target's frozen weights.
 
     Args:
@@ -93,8 +85,3 @@ def save_head(
     config.pop("auto_map", None)
     text = json.dumps(config, indent=2, sort_keys=True) + "\n"
     (folder / "config.json").write_text(text)
-    _write(folder / "training.json", record)
-
-
-def _write(path: Path, content: Any) -> None:
-    path.write_text(json.dumps(content, indent=1) + "\n")

@@ -80,9 +80,9 @@ def train_eagle3(run: Run) -> None:
     loop.seed(5)
     options = {"ttt_steps": K, "norm_before_residual": True}
     head = new_head(run, "eagle3", Eagle3DraftModel, **options)
-    record = _fit(run, "eagle3", head, lead=K, ttt_steps=K)
+    _fit(run, "eagle3", head, lead=K, ttt_steps=K)
     # vLLM shares the target's embeddings with a head that brings none.
-    export.save_head(run, "eagle3", head, record, drop=("embed_tokens.weight",))
+    export.save_head(run, "eagle3", head, drop=("embed_tokens.weight",))
 
 
 def train_peagle(run: Run) -> None:
@@ -90,11 +90,11 @@ def train_peagle(run: Run) -> None:
     options = {"num_depths": DEPTHS, "mask_token_id": MASK_ID}
     head = new_head(run, "peagle", PEagleDraftModel, **options)
     head.embed_tokens.weight.requires_grad_(True)
-    record = _fit(run, "peagle", head, lead=1, num_depths=DEPTHS)
-    export.save_head(run, "peagle", head, record)
+    _fit(run, "peagle", head, lead=1, num_depths=DEPTHS)
+    export.save_head(run, "peagle", head)
 
 
-def _fit(run: Run, name: str, head: Any, lead: int, **options: Any) -> dict[str, Any]:
+def _fit(run: Run, name: str, head: Any, lead: int, **options: Any) -> None:
     # speculators compiles its forward passes, which takes longer than it saves here.
     torch.compiler.set_stance("force_eager")
     plan, train, teacher = run.plan(name), distill.load(run), target.load(run).model
@@ -104,4 +104,4 @@ def _fit(run: Run, name: str, head: Any, lead: int, **options: Any) -> dict[str,
         packed = pack(teacher, distill.pick(train, plan.batch), lead)
         return head(**packed, **options, loss_config=TERMS)[1]
 
-    return loop.fit(name, head, batch_loss, plan, run.device)
+    loop.fit(name, head, batch_loss, plan, run.device)

@@ -1,18 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """The optimisation loop that all models share."""
 
-import math
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
 
 import torch
+from transformers import get_cosine_with_min_lr_schedule_with_warmup
 
 from .settings import BOS_ID, SEED, Plan
 
-WARMUP = 0.03
-FLOOR = 0.02
+WARMUP = 0.03  # of the steps
+FLOOR = 0.02  # of the peak learning rate, at the end
 REPORTS = 20
 
 
@@ -25,52 +24,36 @@ def autocast(device: str) -> AbstractContextManager:
     return torch.autocast(device, torch.bfloat16, enabled=device == "cuda")
 
 
-def learning_rate(progress: float, peak: float) -> float:
-    """Linear warm-up, then a cosine down to a fiftieth of the peak."""
-    if progress < WARMUP:
-        return peak * progress / WARMUP
-    rest = (progress - WARMUP) / (1 - WARMUP)
-    return peak * (FLOOR + (1 - FLOOR) * 0.5 * (1 + math.cos(math.pi * rest)))
-
-
 def fit(
     name: str,
     model: torch.nn.Module,
     batch_loss: Callable[[], torch.Tensor],
     plan: Plan,
     device: str,
-) -> dict[str, Any]:
-    """Train ``model`` on what ``batch_loss`` draws, and tell how that went."""
+) -> None:
+    """Train ``model`` on what ``batch_loss`` draws."""
     weights = [p for p in model.parameters() if p.requires_grad]
     groups = [
         {"params": [p for p in weights if p.ndim == 2], "weight_decay": 0.1},
         {"params": [p for p in weights if p.ndim != 2], "weight_decay": 0.0},
     ]
-    optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), fused=device == "cuda")
-    losses: list[tuple[int, float]] = []
+    optimizer = torch.optim.AdamW(
+        groups, plan.lr, betas=(0.9, 0.95), fused=device == "cuda"
+    )
+    schedule = get_cosine_with_min_lr_schedule_with_warmup(
+        optimizer, round(WARMUP * plan.steps), plan.steps, min_lr_rate=FLOOR
+    )
     start = time.monotonic()
     for step in range(1, plan.steps + 1):
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(step / plan.steps, plan.lr)
         with autocast(device):
             loss = batch_loss()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(weights, 1.0)
         optimizer.step()
+        schedule.step()
         optimizer.zero_grad(set_to_none=True)
         if step % max(1, plan.steps // REPORTS) == 0 or step == plan.steps:
-            losses.append((step, round(loss.item(), 4)))
-            report(name, f"step {step}/{plan.steps} loss {losses[-1][1]}", start)
-    return {
-        "steps": plan.steps,
-        "sequences_per_step": plan.batch,
-        "sequence_tokens": plan.length,
-        "peak_learning_rate": plan.lr,
-        "parameters": sum(p.numel() for p in weights),
-        "losses": losses,
-        "seconds": round(time.monotonic() - start, 1),
-        "device": torch.cuda.get_device_name() if device == "cuda" else "CPU",
-    }
+            report(name, f"step {step}/{plan.steps} loss {loss.item():.4f}", start)
 
 
 def report(name: str, text: str, start: float) -> None:

@@ -85,5 +85,5 @@ def train_pard2(run: Run) -> None:
         drafted = model(rows, ids, states)
         return distillation_loss(drafted, logits[:, rows.positions], weights)
 
-    record = loop.fit("pard2", model, batch_loss, plan, run.device)
-    export.save_pard2(run, model.draft, model.target_proj, record)
+    loop.fit("pard2", model, batch_loss, plan, run.device)
+    export.save_pard2(run, model.draft, model.target_proj)

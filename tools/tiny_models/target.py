@@ -48,9 +48,8 @@ def train(run: Run) -> None:
     def batch_loss() -> torch.Tensor:
         return next_token_loss(model, loop.windows(ids, plan.batch, plan.length))
 
-    record = loop.fit("target", model, batch_loss, plan, run.device)
-    record["corpus_tokens"] = len(ids)
-    export.save_llama(run, "target", model, record)
+    loop.fit("target", model, batch_loss, plan, run.device)
+    export.save_llama(run, "target", model)
 
 
 def load(run: Run) -> LlamaForCausalLM:

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
-from tests.checkpoints.tensors import write_checkpoint
+from tests.checkpoints.tensors import EMBED, LM_HEAD, shapes_of, write_checkpoint
 
 # What a grammar is written in; token 0 ends a text.
 WORDS = ("</s>", "a", "b", "c", "d", "e")
@@ -116,30 +116,20 @@ def matrix(rows: int, columns: int, gain: float = 1.0) -> torch.Tensor:
 
 
 def llama_weights() -> dict[str, torch.Tensor]:
-    weights = {
-        "model.embed_tokens.weight": normal(VOCAB, HIDDEN),
-        "model.norm.weight": torch.ones(HIDDEN),
-        "lm_head.weight": matrix(VOCAB, HIDDEN, gain=1.5),
-    }
-    for i in range(LAYERS):
-        weights |= layer_weights(f"model.layers.{i}.")
+    embed, lm_head = normal(VOCAB, HIDDEN), matrix(VOCAB, HIDDEN, gain=1.5)
+    return {EMBED: embed, LM_HEAD: lm_head} | layer_weights()
+
+
+def layer_weights(prefix: str = "model.") -> dict[str, torch.Tensor]:
+    """Of the layers, and of norms, which are ones."""
+    weights = {}
+    for name, shape in shapes_of(LLAMA).items():
+        gain = LAYERS_SHARE if "o_proj" in name or "down_proj" in name else 1.0
+        if name.startswith(prefix) and name != EMBED:
+            weights[name] = (
+                matrix(*shape, gain) if len(shape) > 1 else torch.ones(shape)
+            )
     return weights
-
-
-def layer_weights(prefix: str) -> dict[str, torch.Tensor]:
-    size = HEADS * HEAD_DIM
-    weights = {
-        "self_attn.q_proj": matrix(size, HIDDEN),
-        "self_attn.k_proj": matrix(size, HIDDEN),
-        "self_attn.v_proj": matrix(size, HIDDEN),
-        "self_attn.o_proj": matrix(HIDDEN, size, gain=LAYERS_SHARE),
-        "mlp.gate_proj": matrix(INTERMEDIATE, HIDDEN),
-        "mlp.up_proj": matrix(INTERMEDIATE, HIDDEN),
-        "mlp.down_proj": matrix(HIDDEN, INTERMEDIATE, gain=LAYERS_SHARE),
-        "input_layernorm": torch.ones(HIDDEN),
-        "post_attention_layernorm": torch.ones(HIDDEN),
-    }
-    return {f"{prefix}{name}.weight": tensor for name, tensor in weights.items()}
 
 
 def head_weights(target: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -149,7 +139,8 @@ def head_weights(target: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     the slot's own token by it. The hidden state is what blurs that.
     """
     embedding = torch.eye(HIDDEN, 2 * HIDDEN)
-    weights = layer_weights("midlayer.") | {
+    layer = layer_weights(first := "model.layers.0.")
+    weights = {n.replace(first, "midlayer."): w for n, w in layer.items()} | {
         "midlayer.self_attn.q_proj.weight": 2 * embedding,
         "midlayer.self_attn.k_proj.weight": embedding,
         "midlayer.self_attn.v_proj.weight": embedding,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drafters whose folder, config or weights are broken, or another target's."""
+"""Drafters whose files are broken, or another target's."""
 
 from functools import partial
 from pathlib import Path
@@ -34,14 +34,6 @@ def layer(**changes):
     return config(**{f"transformer_layer_config__{k}": v for k, v in changes.items()})
 
 
-def trained_for(depth):
-    return config(speculators_config__proposal_methods=[{"speculative_tokens": depth}])
-
-
-def taps(*ids: int):
-    return config(eagle_aux_hidden_state_layer_ids=[*ids])
-
-
 def index(file_name: str):
     content = f'{{"weight_map": {{"fc.weight": "{file_name}"}}}}'
     return file(INDEX, content.encode())
@@ -51,7 +43,7 @@ of_draft = partial(Row, drafter="draft")
 of_eagle3 = partial(Row, drafter="eagle3")
 of_peagle = partial(Row, drafter="peagle")
 
-CONFIGS = [
+FILES = [
     Row("does not exist", gone()),
     Row("is a file", model=Path(WEIGHTS)),
     Row("has no config.json", gone(CONFIG)),
@@ -59,34 +51,9 @@ CONFIGS = [
     Row("config.json is not valid JSON", cut(CONFIG, 200)),
     Row("config.json is not valid JSON", file(CONFIG, b"\xff\xfe\x00")),
     Row("config.json must hold", file(CONFIG, b"[1]")),
-    Row("Model architectures", config(architectures=["NoSuchForCausalLM"])),
-    Row("model type", config(model_type="lama")),
-    of_eagle3("Unsupported model_type", layer(model_type="lama")),
-    of_eagle3("speculators_model_type in", config(speculators_model_type="hydra")),
     of_eagle3("transformer_layer_config in", config(transformer_layer_config=GONE)),
-    Row("Validation error for field", config(hidden_size="wide")),
-    of_draft("num_attention_heads of", config(num_key_value_heads=3)),
-    Row("Unknown quantization", config(quantization_config={"quant_method": "int3"})),
-    Row(
-        "Quantization method",
-        config(quantization_config={"quant_method": "awq"}),
-        quantization="gptq",
-    ),
-    # Mask tokens.
-    *(
-        Row("needs a mask token", config(pard_token=mask))
-        for mask in (NUM_TOKENS, -1, "<mask>", [2], True)
-    ),
-    of_peagle("needs a mask token", config(mask_token_id=99999)),
     of_peagle("which P-EAGLE needs", config(mask_token_id=GONE)),
-    of_draft(
-        "with a learned mask_hidden",
-        config(mask_token_id=2),
-        method="eagle",
-        parallel_drafting=True,
-    ),
     # Vocabularies.
-    of_draft("the target's own family", config(vocab_size=2048)),
     of_draft("the target's own family", config(vocab_size=4096), rotated(300, 302)),
     of_draft("the target's own family", rotated(300, NUM_TOKENS)),
     of_draft(
@@ -99,33 +66,7 @@ CONFIGS = [
         config(vocab_size=4096),
         file("tokenizer.json", b"{}"),
     ),
-    of_draft("embed_tokens.weight of", config(vocab_size=4096)),
-    of_eagle3("must be the target's (…), or", layer(vocab_size=1280)),
-    of_eagle3("to its vocab_size", config(draft_vocab_size=9999)),
-    of_peagle(
-        "cannot pad or cut it",
-        layer(vocab_size=2624),
-        engine={"load_format": "runai_streamer"},
-    ),
-    # What it was trained for.
-    of_eagle3("target_hidden_size of", config(target_hidden_size=512)),
-    of_eagle3("eagle_aux_hidden_state_layer_ids", taps(1, 3, 99)),
-    of_eagle3("eagle_aux_hidden_state_layer_ids", taps(-1, 3, 5)),
-    of_eagle3("eagle_aux_hidden_state_layer_ids", taps(1, 1, 5)),
-    of_peagle(
-        "num_depths or speculative_tokens in",
-        trained_for("many"),
-        without=["num_speculative_tokens"],
-    ),
-    Row(
-        "num_depths or speculative_tokens in",
-        config(num_depths=0),
-        without=["num_speculative_tokens"],
-    ),
-    of_draft("the drafter's context", config(max_position_embeddings=4)),
-]
-
-FILES = [
+    # Weights.
     Row("holds no weights", gone(WEIGHTS)),
     Row("is not a safetensors file", cut(WEIGHTS, 0)),
     Row("is not a safetensors file", file(WEIGHTS, HTML)),
@@ -172,11 +113,9 @@ FILES = [
     # Layers and embeddings.
     Row("embed_tokens.weight of", tensors({"model.embed_tokens.weight": (2048, 192)})),
     of_peagle("embed_tokens.weight of", tensors({"embed_tokens.weight": (2560, 128)})),
-    Row("num_hidden_layers", config(num_hidden_layers=3)),
     of_peagle(
         "num_hidden_layers",
         reweighed(lambda all: {n: w for n, w in all.items() if "layers.3." not in n}),
     ),
-    Row("of head_dim", config(num_attention_heads=6)),
     of_peagle("in layer", tensors({"layers.1.mlp.up_proj.weight": GONE})),
 ]

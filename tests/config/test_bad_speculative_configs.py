@@ -9,7 +9,7 @@ import pytest
 import torch
 import yaml
 
-from .bad_checkpoints import CONFIGS, FILES, NUM_TOKENS, layer
+from .bad_checkpoints import FILES, NUM_TOKENS, layer
 from .bad_row import (
     GONE,
     WEIGHTS,
@@ -25,8 +25,9 @@ from .bad_row import (
 )
 from .specs import cached, engine_config
 
-SETTINGS = Path(__file__).with_name("bad_settings.yaml").read_text()
-ROWS = [Row(**row) for row in yaml.safe_load(SETTINGS)] + CONFIGS + FILES
+CONFIGS = yaml.safe_load(Path(__file__).with_name("bad_configs.yaml").read_text())
+ROWS = [Row(row.pop("says"), config(**row.pop("config", {})), **row) for row in CONFIGS]
+ROWS += FILES
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "troubleshooting.md"
 # Errors as the page lists them: the first cell of each row of its tables. Those of
 # loading come last; `tests/model_executor` and `tests/v1/worker` provoke them.

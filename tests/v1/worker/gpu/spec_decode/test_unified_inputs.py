@@ -339,39 +339,6 @@ def test_layout_of_a_decode_step(prepare, shift: int, width: int):
         assert buffers.fed[:live, 0].tolist() == [0, 1, 2, *[-1] * (width - 1)]
 
 
-FED_STEPS = {
-    # First position, position of the token whose state blocks keep, and the states of
-    # slots 0 to 3: a row of this step, or 100 + the row that is kept.
-    "begins at position 0": (0, 19, [100, 0, 1, 2]),
-    "goes on within a block": (20, 19, [115, 0, 1, 2]),
-    "goes on where a block begins": (32, 31, [114, 0, 1, 2]),
-    # A prefix that is cached up to within a block, which keeps what came later.
-    "goes on behind a part of a block": (20, 31, [100, 0, 1, 2]),
-}
-
-
-@pytest.mark.parametrize("name", FED_STEPS)
-@pytest.mark.parametrize("width", [1, 3])
-def test_hidden_states_of_unshifted_tokens(prepare, name: str, width: int):
-    """Each token with the state before it, masks with the last; spelled out."""
-    start, kept, fed = FED_STEPS[name]
-    batch = verified_batch(
-        [5], [start], num_sampled=int32([3]), num_rejected=int32([2])
-    )
-    positions = torch.full((20,), kept, device=DEVICE)
-    hidden = HiddenRows((rows(*range(5)),), rows(*range(100, 120)), positions)
-    tables = block_tables([6, 7, 8, 9])
-    buffers = prepared(prepare, DraftLayout(7, 0, width), batch, tables, hidden)
-    found, live = buffers.batch, len(fed) + width - 1
-    assert buffers.fed[:live, 0].tolist() == [*fed, *[2] * (width - 1)]
-    tokens = [100, 101, 102, SAMPLED, *[MASK] * (width - 1)]
-    assert found.input_ids[:live].tolist() == tokens
-    # Also slot 0, whose token may be another one than the step before sampled.
-    assert bool((found.slot_mappings[0, :live] >= 0).all())
-    assert found.sample_rows.tolist() == [3 + i for i in range(width)]
-    assert found.seq_lens.tolist() == [start + 5 + width]
-
-
 @pytest.mark.parametrize("width", [1, 3])
 def test_recorded_batch_owns_nothing(prepare, width: int):
     """A graph's dummy requests, where steps before have left their block counts."""

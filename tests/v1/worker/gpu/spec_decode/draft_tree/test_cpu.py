@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trees on the CPU attention backend: its KV order, attention, moving KV."""
+"""KV in the order of the CPU attention backend, which the type and head size decide.
 
-from types import SimpleNamespace
+Attention itself is tested by `tests/v1/e2e/test_draft_trees.py`.
+"""
 
 import pytest
 import torch
@@ -13,16 +14,9 @@ if not current_platform.is_cpu():
 
 from vllm import _custom_ops as ops
 from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
-from vllm.v1.worker.gpu.spec_decode.draft_tree.cpu import (
-    CPUBlocks,
-    CPUPathMover,
-    attend,
-)
-from vllm.v1.worker.gpu.spec_decode.draft_tree.trees import TreeAttention
+from vllm.v1.worker.gpu.spec_decode.draft_tree.cpu import CPUBlocks, CPUPathMover
 
-from .test_kernels import Step
-
-BLOCK, HEADS, KV_HEADS, SIZE = 32, 4, 2, 64
+BLOCK, KV_HEADS, SIZE = 32, 2, 64
 
 
 def store(kv_cache: torch.Tensor, isa: str, slots, keys, values) -> None:
@@ -53,31 +47,3 @@ def test_kv_is_read_and_moved_in_the_order_of_the_backend(dtype: torch.dtype):
             wanted[:, first[req] + to] = kv[:, first[req] + source]
     found = CPUBlocks(kv_cache, isa).read(slots)
     assert torch.equal(torch.stack(found), wanted)
-
-
-@pytest.mark.parametrize("num_nodes", [3, 20, 100])
-def test_rows_attend_to_prefix_and_ancestors(num_nodes: int):
-    step = Step(num_nodes, num_nodes)
-    step.lay_out()
-    torch.manual_seed(0)
-    isa = _get_attn_isa(torch.float32, BLOCK, SIZE)
-    kv_cache = torch.zeros(16, KV_HEADS, BLOCK, 2 * SIZE)
-    table = torch.arange(16, dtype=torch.int32).view(4, 4)
-    total, end = step.starts[3:]
-    query = torch.randn(end, HEADS, SIZE)
-    kv = torch.randn(end, 2, KV_HEADS, SIZE)
-    prefixes = [torch.randn(n, 2, KV_HEADS, SIZE) for n in step.prefix[:3]]
-    for req, rows in enumerate(prefixes):
-        slots = req * 4 * BLOCK + torch.arange(len(rows))
-        store(kv_cache, isa, slots, *rows.unbind(1))
-    scale, output = SIZE**-0.5, torch.full_like(query, 9.0)
-    wanted = output.clone()
-    wanted[:total] = step.attended(query, kv, prefixes, scale)
-    metadata = SimpleNamespace(
-        draft_tree=TreeAttention(step.rows, 3, total, False, 0),
-        query_start_loc=step.query_start_loc,
-        block_table=table,
-    )
-    layer, impl = SimpleNamespace(isa=isa), SimpleNamespace(scale=scale)
-    attend(impl, layer, query, *kv.unbind(1), kv_cache, metadata, output)
-    torch.testing.assert_close(output, wanted, atol=1e-5, rtol=1e-4)

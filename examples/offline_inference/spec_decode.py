@@ -41,6 +41,7 @@ BUNDLED = {
 }
 DEFAULT_K = 7
 TREE_NODES = 15
+PROMPT_LEN = 128
 ON_CPU = "cpu" in version("vllm")  # as vLLM decides it
 Row = dict[str, Any]
 
@@ -55,10 +56,8 @@ def make_parser() -> argparse.ArgumentParser:
     add("--engine-args", type=json.loads, default={}, metavar="JSON",
         help='more arguments of LLM, as {"tensor_parallel_size": 2}')  # fmt: skip
     add("--bundle", type=Path, default=MODELS, help="folder of the bundled models")
-    add("--prompts", type=Path, metavar="FILE", help="a prompt on each line; default: "
-        "pieces of Python's library that the bundled models have not seen")  # fmt: skip
-    add("--num-prompts", type=int, default=8)
-    add("--prompt-len", type=int, default=128, help="tokens of a piece of the library")
+    add("--num-prompts", type=int, default=8, help="pieces of Python's library that "
+        "the bundled models have not seen")  # fmt: skip
     add("--output-len", type=int, default=64, help="most tokens of an output")
     add("--temp", type=float, default=0.0, help="0 is greedy")
     add("--seed", type=int, default=0)
@@ -98,27 +97,10 @@ def plan_of(
 
 
 def read_prompts(args: argparse.Namespace) -> list[list[int]]:
-    """Token ids of at most `--num-prompts` prompts, the same for the same seed."""
+    """Token ids from random lines of held-out modules on, those not indented."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(args.model)
-    if args.prompts is None:
-        return pieces_of_the_library(args, tokenizer)
-    lines = [line for line in args.prompts.read_text().splitlines() if line.strip()]
-    if tokenizer.chat_template is None:
-        return [tokenizer(line)["input_ids"] for line in lines[: args.num_prompts]]
-    return [
-        tokenizer.apply_chat_template(
-            [{"role": "user", "content": line}],
-            add_generation_prompt=True,
-            return_dict=False,
-        )
-        for line in lines[: args.num_prompts]
-    ]
-
-
-def pieces_of_the_library(args: argparse.Namespace, tokenizer: Any) -> list[list[int]]:
-    """From random lines of held-out modules on, those that are not indented."""
     chance, folder = random.Random(args.seed), Path(sysconfig.get_path("stdlib"))
     names = json.loads((args.bundle / "held_out.json").read_text())
     files = [folder / f"{name.replace('.', '/')}.py" for name in names]
@@ -127,9 +109,9 @@ def pieces_of_the_library(args: argparse.Namespace, tokenizer: Any) -> list[list
     while len(pieces) < args.num_prompts:
         lines = chance.choice(texts).splitlines(keepends=True)
         starts = [i for i, line in enumerate(lines) if not line[0].isspace()]
-        text = "".join(lines[chance.choice(starts) :][: args.prompt_len])
-        tokens = tokenizer(text)["input_ids"][: args.prompt_len]
-        if len(tokens) == args.prompt_len:
+        text = "".join(lines[chance.choice(starts) :][:PROMPT_LEN])
+        tokens = tokenizer(text)["input_ids"][:PROMPT_LEN]
+        if len(tokens) == PROMPT_LEN:
             pieces.append(tokens)
     return pieces
 

@@ -8,14 +8,11 @@ Triton's compiler takes is written to the file that `VLLM_TEST_COMPILED` names.
 
 import json
 import os
-import sys
 from pathlib import Path
 
 from triton.backends import backends
 from triton.backends.compiler import GPUTarget
 from triton.runtime import JITFunction, driver
-
-from tests.conftest import ROOT
 
 HOPPER = GPUTarget("cuda", 90, 32)
 MAX_LAUNCHES = 3  # of a kernel; each other shape takes half a second
@@ -51,22 +48,8 @@ def compile_only(kernel: JITFunction, *args, warmup: bool, **kwargs) -> None:
             errors[name] = str(error)
 
 
-def our_kernels() -> list[str]:
-    files = (
-        path.relative_to(ROOT) for path in ROOT.glob("vllm/**/spec_decode/**/*.py")
-    )
-    ours = {".".join(file.with_suffix("").parts) for file in files} & set(sys.modules)
-    found = {
-        what.fn.__qualname__
-        for name in ours
-        for what in vars(sys.modules[name]).values()
-        if isinstance(what, JITFunction) and what.fn.__module__ == name
-    }
-    return sorted(name for name in found if name.endswith("_kernel"))
-
-
 def pytest_sessionfinish() -> None:
-    found = {"ours": our_kernels(), "launched": list(launched), "errors": errors}
+    found = {"launched": list(launched), "errors": errors}
     Path(os.environ["VLLM_TEST_COMPILED"]).write_text(json.dumps(found))
 
 

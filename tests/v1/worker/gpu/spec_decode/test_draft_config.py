@@ -5,11 +5,9 @@ from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm.v1.worker.gpu.spec_decode.unified.buffers import DraftBuffers
 from vllm.v1.worker.gpu.spec_decode.unified.draft_config import (
     attention_config,
     draft_lengths,
@@ -96,25 +94,6 @@ def test_budget_and_compile_range_reach_the_widest_batch(
     assert config.compilation_config.compile_ranges_endpoints == endpoints
     shared = config.compilation_config.static_forward_context
     assert draft.compilation_config.static_forward_context is shared
-
-
-@given(engines())
-def test_buffers_reach_the_widest_batch(engine: Engine):
-    layout, most = engine.layout, engine.max_num_seqs
-    sizes = engine.budget, most, torch.device("cpu")
-    buffers = DraftBuffers(layout, *sizes, hidden_size=2, dtype=torch.float32)
-    buffers.allocate_kv_groups(2)
-    batch, samples = buffers.batch, most * layout.parallel_width
-    assert batch.max_num_tokens == len(batch.input_ids) == engine.widest
-    assert (
-        len(batch.positions) == len(buffers.fed_rows(torch.zeros(6))) == engine.widest
-    )
-    assert batch.slot_mappings.shape == (2, engine.widest)
-    assert len(batch.query_start_loc) == most + 1
-    assert len(batch.sample_rows) == len(batch.sample_positions) == samples
-    if layout.num_passes > 1:
-        assert len(buffers.feedback) == samples
-        assert len(buffers.own_rows) == most * layout.num_follow_slots
 
 
 def test_attention_is_built_for_the_draft_model():

@@ -41,7 +41,7 @@ import torch
 from recorded import Replays, recorded_calls
 from watches import DraftRecord, HostWaits, KeptDrafts, around
 
-from vllm import LLM, RequestOutput, SamplingParams
+from vllm import LLM, SamplingParams
 from vllm.config.drafter import engine, length
 from vllm.outputs import CompletionOutput
 from vllm.platforms import current_platform
@@ -169,7 +169,7 @@ class Answer:
         self.tokens: dict[int, list[int]] = {0: []}
         self.logprobs: dict[int, Any] = {}
         self.is_aborted = False
-        self.text, self.end, self.steps = "", "", 0
+        self.text, self.end = "", ""
 
     def take(self, output: CompletionOutput) -> bool:
         """Whether the request is to be aborted now."""
@@ -196,7 +196,6 @@ def results_of(answers: list[Answer]) -> dict[str, list[Any]]:
         "aborted": [answer.is_aborted for answer in answers],
         "texts": [answer.text for answer in answers],
         "ends": [answer.end for answer in answers],
-        "last_steps": [answer.steps for answer in answers],
     }
 
 
@@ -238,19 +237,15 @@ def run_scenario(
     answers = {str(number): Answer(request) for number, request in enumerate(requests)}
     waiting = dict(answers)
 
-    def take(output: RequestOutput) -> None:
-        answer = answers[output.request_id]
-        answer.steps = step
-        if any([answer.take(one) for one in output.outputs]):
-            engine.abort_request([output.request_id])
-
     while waiting or engine.has_unfinished_requests():
         for name, answer in list(waiting.items()):
             if (request := answer.request).get("arrives", 0) <= step:
                 add_request(engine, name, request)
                 del waiting[name]
         for output in engine.step():
-            take(output)
+            answer = answers[output.request_id]
+            if any([answer.take(one) for one in output.outputs]):
+                engine.abort_request([output.request_id])
         idle.after_step()
         step += 1
     return list(answers.values())

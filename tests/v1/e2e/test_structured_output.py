@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """JSON schemas, regular expressions and choices, with every kind of drafter.
 
+The valid ones arrive one by one, and are preempted by those that matter more.
 Drafts are made without the grammar, and cut where they leave it. What comes out is the
 target's own, and where the target keeps to a grammar anyway nothing is lost by it.
 """
@@ -23,6 +24,10 @@ ENGINE = {
     "max_model_len": 256,
     "max_num_seqs": 8,
     "max_num_batched_tokens": 256,
+    "scheduling_policy": "priority",
+    # A KV cache for the five that are free, to their end; not for the valid ones.
+    "block_size": 32,
+    "num_gpu_blocks_override": 1 + 5 * 3,
     "structured_outputs_config": {
         "backend": "xgrammar",
         "disable_any_whitespace": True,
@@ -62,7 +67,12 @@ def scenarios(make_prompt: Callable[[int, int], list[int]]) -> dict[str, list]:
         }
         for i, grammar in enumerate(GRAMMARS.values())
     ]
-    return {"free": free, "lines": lines, "valid": constrained + free[:2]}
+    longer = [{**request, "max_tokens": 72} for request in free]
+    valid = [
+        {**request, "arrives": 2 * i, "priority": -i}
+        for i, request in enumerate(constrained + longer)
+    ]
+    return {"free": free, "lines": lines, "valid": valid}
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +99,7 @@ def test_structured_output(
     valid = result["scenarios"]["valid"]
     assert valid["ends"][:3] == ["stop"] * 3
     assert_valid(*valid["texts"][:3])
+    assert valid["counters"]["num_preemptions"][0] > 0
     rates = {name: acceptance(found) for name, found in result["scenarios"].items()}
     assert rates["lines"] == pytest.approx(rates["free"], abs=0.02)
     assert rates["free"][0] > 0.3

@@ -11,7 +11,6 @@ from vllm import SamplingParams
 from vllm.config.drafter import DrafterConfig
 from vllm.exceptions import VLLMValidationError
 from vllm.platforms import current_platform
-from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.spec_decode.opt_out import KEY, check_opt_out, refuses_drafts
 
 if current_platform.is_cpu():
@@ -71,19 +70,3 @@ def test_only_its_own_drafts_are_never_accepted():
     assert drafts.tolist() == [*range(10, 17)]  # sampling parameters go by them
     refuses[2] = False
     assert without_unwanted(sampler, drafts, batch) is drafts
-
-
-@pytest.mark.parametrize("value", [True, False])
-def test_they_say_nothing_of_acceptance(value: bool):
-    scheduler = Scheduler.__new__(Scheduler)
-    scheduler.log_stats, scheduler.num_spec_tokens = True, 3
-    scheduler.unaccepted_drafts = scheduler.draft_lengths = None
-    scheduler.requests = {"0": SimpleNamespace(sampling_params=params(value))}
-    stats = scheduler.make_spec_decoding_stats(
-        None,
-        num_draft_tokens=3,
-        num_accepted_tokens=0,
-        num_invalid_spec_tokens=None,
-        request_id="0",
-    )
-    assert (stats is None) == value

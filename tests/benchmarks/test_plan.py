@@ -86,18 +86,3 @@ def test_models_start_with_the_arguments_of_every_mode(name: str, tmp_path: Path
             config = json.loads((models / mode / "config.json").read_text())
             drafter = read_checkpoint(config, models / mode)
             assert drafter.is_parallel == ("parallel_drafting" in MODES[mode])
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--implementations=ours", "--draft-tree", "15"], "need --trace"),
-        (["--implementations=ours", "--shapes=qwen3-8b", "--modes=draft"], "no draft"),
-        ([], "base-v2 needs --site base=PATH"),
-        (["--site=other=/"], "give ours=PATH or base=PATH"),
-    ],
-)
-def test_flags_that_do_not_fit(capsys, flags: list[str], message: str):
-    with pytest.raises(SystemExit):
-        parse([HERE, *flags])
-    assert message in capsys.readouterr().err

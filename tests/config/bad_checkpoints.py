@@ -29,11 +29,6 @@ SAVED = saved(WARP, PROJECTION)
 INDEX = WEIGHTS + ".index.json"
 
 
-def layer(**changes):
-    """Changes the config of a head's transformer."""
-    return config(**{f"transformer_layer_config__{k}": v for k, v in changes.items()})
-
-
 def index(file_name: str):
     content = f'{{"weight_map": {{"fc.weight": "{file_name}"}}}}'
     return file(INDEX, content.encode())
@@ -107,7 +102,7 @@ FILES = [
     of_eagle3(
         "has no embed_tokens",
         config(target_hidden_size=256),
-        layer(hidden_size=512),
+        config(transformer_layer_config__hidden_size=512),
         tensors({"fc.weight": (512, 768)}),
     ),
     # Layers and embeddings.

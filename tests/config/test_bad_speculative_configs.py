@@ -4,12 +4,13 @@
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import yaml
 
-from .bad_checkpoints import FILES, NUM_TOKENS, layer
+from .bad_checkpoints import FILES, NUM_TOKENS
 from .bad_row import (
     GONE,
     WEIGHTS,
@@ -25,14 +26,21 @@ from .bad_row import (
 )
 from .specs import cached, engine_config
 
-CONFIGS = yaml.safe_load(Path(__file__).with_name("bad_configs.yaml").read_text())
-ROWS = [Row(row.pop("says"), config(**row.pop("config", {})), **row) for row in CONFIGS]
-ROWS += FILES
+CONFIGS = yaml.safe_load(
+    Path(__file__).with_name("speculative_configs.yaml").read_text()
+)
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "troubleshooting.md"
 # Errors as the page lists them: the first cell of each row of its tables. Those of
 # loading come last; `tests/model_executor` and `tests/v1/worker` provoke them.
 CONFIGURED = DOCS.read_text().partition("## While the drafter loads")[0]
 LISTED = re.findall(r"^\| `(.*?)` \| .+ \| .+ \|$", CONFIGURED, re.MULTILINE)
+
+
+def row_of(told: dict[str, Any]) -> Row:
+    return Row(told.pop("says"), config(**told.pop("config", {})), **told)
+
+
+ROWS = [*map(row_of, CONFIGS["refused"]), *FILES]
 
 
 @pytest.fixture
@@ -101,24 +109,8 @@ def fused(weights: Tensors) -> Tensors:
 
 
 GOOD = [
-    Row("a tree", drafter="peagle", draft_tree=127),
-    Row("a tree that is its chain", draft_tree=4),
-    Row("a schedule", num_speculative_tokens_per_batch_size=[[1, 8, 4], [9, 64, 0]]),
-    Row("keys with dashes", spec={"draft-sample-method": "probabilistic"}),
-    Row("EAGLE head as draft model", drafter="eagle3", method="draft_model"),
-    Row("PARD as EAGLE-3 head", method="eagle3"),
-    Row("P-EAGLE as EAGLE head", drafter="peagle", method="eagle"),
-    Row("another vocabulary, by PARD", use_heterogeneous_vocab=True),
-    Row("LoRA for the target", engine={"enable_lora": True}),
-    Row(
-        "a draft model whole, the target split",
-        drafter="draft",
-        draft_tensor_parallel_size=1,
-        engine={"tensor_parallel_size": 2},
-    ),
+    *map(row_of, CONFIGS["taken"]),
     # What nobody reads may be broken.
-    Row("a depth not asked for", config(num_depths=0, speculators_config=[1])),
-    Row("no use of a mask", config(pard_token="<mask>"), parallel_drafting=False),
     Row("no use of tokens", file("tokenizer.json", b"{"), drafter="draft"),
     *(
         Row("weights made up", broken, engine={"load_format": "dummy"})
@@ -138,7 +130,6 @@ GOOD = [
         tensors({"lm_head.weight": (NUM_TOKENS, 256), "d2t": GONE}),
         drafter="eagle3",
     ),
-    Row("more tokens than the target", layer(vocab_size=8000), drafter="eagle3"),
     Row("some other tokens", rotated(300, 302), drafter="draft"),
 ]
 

@@ -23,8 +23,5 @@ def test_steady_part_leaves_out_prefill_and_tail():
     assert steady.step_s == 1.0
     assert steady.mean_step_s == pytest.approx(3.5 / 3)
     assert steady.tokens_per_step == pytest.approx((3 + 6 + 4) / 3 / 2)
-
-
-def test_no_steady_part():
     assert find_steady(ROUND[:4], 2) is None
     assert find_steady(ROUND, 3) is None

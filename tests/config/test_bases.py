@@ -20,13 +20,19 @@ def skips(request, monkeypatch) -> bool:
     return request.param
 
 
-def test_a_step_may_ask_for_no_drafts(skips: bool):
+@pytest.mark.parametrize(
+    "schedule, lengths", [(None, [7]), ([(1, 4, 7), (5, 8, 3)], [3, 7])]
+)
+def test_a_step_may_ask_for_no_drafts(skips: bool, schedule, lengths: list[int]):
     spec = SimpleNamespace(
-        num_speculative_tokens=7, uses_dynamic_speculative_decoding=lambda: False
+        num_speculative_tokens=7,
+        num_speculative_tokens_per_batch_size=schedule,
+        uses_dynamic_speculative_decoding=lambda: schedule is not None,
     )
     assert may_skip_drafts() is skips
-    engine = SimpleNamespace(speculative_config=spec)
-    assert draft_lengths(engine) == ([0, 7] if skips else [7])
+    scheduler = SimpleNamespace(max_num_seqs=8)
+    engine = SimpleNamespace(speculative_config=spec, scheduler_config=scheduler)
+    assert draft_lengths(engine) == [0] * skips + lengths
 
 
 @pytest.mark.parametrize(

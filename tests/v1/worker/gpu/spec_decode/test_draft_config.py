@@ -4,13 +4,11 @@
 from types import SimpleNamespace
 from typing import NamedTuple
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from vllm.v1.worker.gpu.spec_decode.unified.draft_config import (
     attention_config,
-    draft_lengths,
     widened_config,
 )
 from vllm.v1.worker.gpu.spec_decode.unified.layout import DraftLayout
@@ -106,15 +104,3 @@ def test_attention_is_built_for_the_draft_model():
     assert view.speculative_config.num_speculative_tokens + 1 == 8 + 7
     assert engine.speculative_config.num_speculative_tokens == 7
     assert engine.speculative_config.draft_model_config.max_model_len == 32
-
-
-@pytest.mark.parametrize(
-    "schedule, expected", [(None, [7]), ([(1, 4, 7), (5, 8, 3)], [3, 7])]
-)
-def test_lengths_that_a_step_may_ask_for(schedule, expected):
-    engine = engine_config([64])
-    spec = engine.speculative_config
-    spec.num_speculative_tokens_per_batch_size = schedule
-    spec.uses_dynamic_speculative_decoding = lambda: schedule is not None
-    # Some releases may ask for none, whatever the settings.
-    assert [k for k in draft_lengths(engine) if k > 0] == expected

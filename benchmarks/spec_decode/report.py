@@ -158,6 +158,19 @@ def flat(results: files.Results) -> pd.DataFrame:
     return found.drop(columns="run", errors="ignore").sort_index()
 
 
+def settings(results: files.Results) -> pd.DataFrame:
+    """Steady tokens/s of settings beside each other, by mode and requests.
+
+    Without adaptive verification, of which is known what a round happened to accept.
+    """
+    found = points(results)
+    if found.empty:
+        return found
+    found = found[~found["setting"].str.contains("adaptive")]
+    place = ["mode", "context", "requests"]
+    return found.pivot(index=place, columns="setting", values="steady")
+
+
 def serving(results: files.Results) -> pd.DataFrame:
     """Points of `vllm bench serve`, and how each compares with vLLM at its rate."""
     found = flat(results)
@@ -207,6 +220,7 @@ def engine_sections(results: files.Results) -> Iterator[tuple[str, str]]:
 
 
 OTHERS = {
+    "auto": ('"auto" beside what it chooses among, in one run (tokens/s)', settings),
     "serving": ("`vllm bench serve`", serving),
     "draft-tree": ("What each part of a draft tree costs", flat),
     "prepare_inputs": ("Input preparation", flat),

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draws the pictures of README.md and docs/performance.md from recorded results.
+"""Draws the pictures of README.md and docs from recorded results.
 
-Each side is at its best K at each point, at equal acceptance lengths.
+Where sides are compared, each is at its best K at each point, at equal acceptance
+lengths.
 """
 
 import argparse
+from collections import Counter
 from pathlib import Path
 
 import pandas as pd
@@ -14,6 +16,7 @@ from benchmarks.spec_decode import results as files
 from benchmarks.spec_decode.acceptance import EQUAL
 from benchmarks.spec_decode.models import MAIN, ROOT
 from benchmarks.spec_decode.report import NAMES, VLLM, beside, points
+from benchmarks.spec_decode.results import PointKey
 
 MODES = ("none", "draft", "pard", "eagle3", "peagle")
 SIDES = {VLLM: ("vLLM 0.32.0", "#b5bdc8"), "ours": ("this tree", "#2f6fd0")}
@@ -63,6 +66,40 @@ def draw_ratio(best: pd.DataFrame) -> Figure:
     return figure
 
 
+def chosen_shares(results: files.Results) -> pd.DataFrame:
+    """Share of steps by how much "auto" drafted in them, by mode and requests."""
+    rows = {}
+    for text, point in results["measurements"].items():
+        key, drafted = PointKey.parse(text), Counter()
+        for repeat in point["repeats"]:
+            drafted.update({int(n): c for n, c in repeat["drafted"].items()})
+        if key.engine.is_auto:
+            rows[key.engine.mode, key.concurrency] = drafted
+    found = pd.DataFrame.from_dict(rows, orient="index").sort_index().sort_index(axis=1)
+    return found.div(found.sum(axis=1), axis=0).fillna(0.0)
+
+
+def draw_chosen(shares: pd.DataFrame, depth: int) -> Figure:
+    """Bars for each number of requests, of what was drafted in how many steps."""
+    figure = Figure(figsize=(8, 3.2), layout="constrained")
+    modes = shares.index.unique(0)
+    shown = shares.loc[:, (shares > 0.02).any()].rename(
+        columns=lambda n: f"tree of {n}" if n > depth else f"{n} drafts"
+    )
+    for axes, mode in zip(
+        figure.subplots(1, len(modes), sharey=True), modes, strict=True
+    ):
+        shown.loc[mode].plot.bar(
+            stacked=True, ax=axes, width=0.7, colormap="viridis_r", rot=0, legend=False
+        )
+        axes.set(
+            xlabel="concurrent requests", title=NAMES[mode], ylabel="share of steps"
+        )
+        axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, reverse=True)
+    return figure
+
+
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     results = files.RESULTS / "nvidia-h200/engine.json"
@@ -70,10 +107,16 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--images", type=Path, default=ROOT / "docs/images")
     args = parser.parse_args(arguments)
     best = best_speeds(files.load(args.results))
-    for name, draw in (("one-request", draw_one_request), ("ratio", draw_ratio)):
+    shares = chosen_shares(files.load(args.results.with_name("auto.json")))
+    figures = {
+        "one-request": draw_one_request(best),
+        "ratio": draw_ratio(best),
+        "chosen": draw_chosen(shares, depth=8),
+    }
+    for name, figure in figures.items():
         file = args.images / f"{name}.png"
         # Without the date, equal results make an equal file.
-        draw(best).savefig(file, dpi=120, metadata={"Software": None})
+        figure.savefig(file, dpi=120, metadata={"Software": None})
 
 
 if __name__ == "__main__":

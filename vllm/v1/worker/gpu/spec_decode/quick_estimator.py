@@ -29,12 +29,13 @@ class QuickEstimator(OnlineAcceptanceEstimator):
         self._first = self.slope.clone(), self.intercepts.clone()
 
     def step(self, *args) -> None:
-        often, refits = OnlineAcceptanceEstimator.REFIT_INTERVAL, self._refits
-        self.REFIT_INTERVAL = min(FIRST_REFIT << min(refits, 16), often)
+        often = OnlineAcceptanceEstimator.REFIT_INTERVAL
+        self.REFIT_INTERVAL = min(FIRST_REFIT << min(self._refits, 16), often)
+        if self._steps_since_refit + 1 < self.REFIT_INTERVAL:
+            super().step(*args)
+            return
         known = [(value, value.clone()) for value in (self.slope, self.intercepts)]
         super().step(*args)
-        if self._refits == refits:
-            return
         for value, before in known:
             move = (value - before).clamp(-LARGEST_MOVE, LARGEST_MOVE)
             torch.add(before, move, out=value)

@@ -89,7 +89,11 @@ class DraftLengths:
         self._next_log, self._logged = time.monotonic() + LOG_SECONDS, -1
         self.choice: Choice | None = None  # the last one
         if measured:
-            logger.info("Draft length by batch size at first: %s.", self._describe())
+            logger.info(
+                "Draft length by batch size at first, and from which acceptance length "
+                "on it gains: %s.",
+                self._describe(),
+            )
         else:
             logger.warning(
                 "Every draft has %d tokens: no step times were measured to choose by.",
@@ -251,5 +255,11 @@ class DraftLengths:
     def _describe(self) -> str:
         expected = self.expected_tokens()
         shortest = self.times.measured[min(self.times.measured)]
-        best = {n: self._best(expected, row) for n, row in sorted(shortest.items())}
-        return ", ".join(f"{n}: {k}" for n, k in best.items())
+
+        def said(row: Row) -> str:
+            best = self._best(expected, row)
+            # As many tokens as steps without drafts give in its time.
+            may_rest = best and 0 in row
+            return f"{best} ({row[best] / row[0]:.2f})" if may_rest else str(best)
+
+        return ", ".join(f"{n}: {said(row)}" for n, row in sorted(shortest.items()))

@@ -47,7 +47,7 @@ ROWS = [*map(row_of, CONFIGS["refused"]), *FILES]
 def configure(models, tmp_path_factory, monkeypatch):
     """Configures an engine for a row, as `vllm serve` does; loads nothing."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    # Not a folder named after the test: the base reads methods off paths.
+    # Not a folder named after the test: vLLM reads methods off paths.
     folder = tmp_path_factory.mktemp("checkpoint") / "drafter"
 
     def run(row: Row):

@@ -12,6 +12,7 @@ from zipfile import ZipFile
 from .base import (
     DEVICES,
     Base,
+    OverlayError,
     fetch,
     find_wheel,
     load_config,
@@ -49,13 +50,15 @@ def run_refresh(args: argparse.Namespace) -> None:
 
 def run_show(args: argparse.Namespace) -> None:
     paths = tuple(str(path).removesuffix(SUFFIX) for path in args.paths)
+    shown = [e for e in edit_files() if not paths or e.path.endswith(paths)]
+    if not shown:
+        raise OverlayError(f"No edit of {', '.join(paths)}: vLLM's file is as it was.")
     with pinned_release() as release:
-        for edit in edit_files():
-            if not paths or edit.path.endswith(paths):
-                source = release.source(edit.path)
-                ours = composed(source, edit.hunks()).splitlines(keepends=True)
-                names = edit.path, edit.path + SUFFIX
-                print(*unified_diff(source.lines, ours, *names), sep="", end="")
+        for edit in shown:
+            source = release.source(edit.path)
+            ours = composed(source, edit.hunks()).splitlines(keepends=True)
+            names = f"vLLM's {edit.path}", edit.path
+            print(*unified_diff(source.lines, ours, *names), sep="", end="")
 
 
 def run_check(args: argparse.Namespace) -> int:

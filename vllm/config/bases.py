@@ -24,9 +24,9 @@ def may_skip_drafts() -> bool:
 def keep_targets_context(config_class: "type[VllmConfig]") -> None:
     """Lets a target go on where the context of its drafter ends.
 
-    From 0.33.0 on the base cuts `max_model_len` to the drafter's on Runner V2, whose
-    speculators of the base cannot stop drafting; the unified one does. 0.32.0 has no
-    such method, and cuts nothing.
+    From 0.33.0 on vLLM cuts `max_model_len` to the drafter's on Runner V2, whose other
+    speculators cannot stop drafting; the unified one does. 0.32.0 has no such method,
+    and cuts nothing.
     """
     limit = getattr(config_class, "_limit_max_model_len_to_draft", None)
     if limit is None:

@@ -176,7 +176,7 @@ def _log_table(what: str, by_size: dict[int, Row]) -> None:
         f"{size}: " + ", ".join(f"{each} {1e3 * row[each]:.2f}" for each in row)
         for size, row in sorted(by_size.items())
     )
-    logger.info("%s: %s.", what, "; ".join(rows))
+    logger.debug("%s: %s.", what, "; ".join(rows))
 
 
 def long_contexts(config: "VllmConfig", largest: int) -> Iterator[tuple[int, int]]:

@@ -326,7 +326,7 @@ class UnifiedSpeculator(DraftModelSpeculator):
         self.run_pass(plan, 0, PassContext(batch.num_reqs, num_tokens))
 
     def _use_batch(self) -> None:
-        """Shows the base the tensors of the draft batch by the names that it reads."""
+        """Shows vLLM the tensors of the draft batch by the names that it reads."""
         batch = self.buffers.batch
         self.input_buffers, self.idx_mapping = batch, batch.idx_mapping
         self.temperature, self.seeds = batch.temperature, batch.seeds
@@ -403,7 +403,7 @@ class UnifiedSpeculator(DraftModelSpeculator):
         if not hasattr(self.model, "get_top_tokens"):
             return False
         ids = getattr(self.model, "draft_id_to_target_id", None)
-        # Without weights to load (load_format="dummy") the base gives a head of fewer
+        # Without weights to load (load_format="dummy") vLLM gives a head of fewer
         # tokens the target's lm_head, the end of which is none of its tokens.
         has_own = ids is not None and self.model.lm_head.org_vocab_size == len(ids)
         ranks = self.speculative_config.draft_parallel_config.tensor_parallel_size

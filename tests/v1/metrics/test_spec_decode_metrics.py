@@ -10,7 +10,6 @@ from prometheus_client import CollectorRegistry, Counter
 
 from vllm.config.drafter import DrafterConfig
 from vllm.v1.engine import EngineCoreOutputs
-from vllm.v1.metrics import reader
 from vllm.v1.metrics.stats import SchedulerStats
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 from vllm.v1.spec_decode.accepted_nodes import AcceptedNodes
@@ -214,22 +213,3 @@ def test_without_speculation_there_are_no_metrics():
     prom = Prom(None)
     prom.counters.observe(ONE.spec_decoding_stats)
     assert prom.counters.steps is None and prom.samples() == []
-
-
-def test_get_metrics_tells_acceptance_length_and_parts_of_seconds(monkeypatch):
-    """Of the engine that has drafted."""
-    prom = Prom(PARD)
-    prom.observe(step([(3, 2), (3, 1)], seconds=(0.25, 0.5)))
-    monkeypatch.setattr(reader, "REGISTRY", prom.registry)
-    metrics = reader.get_metrics_snapshot()
-    told = {
-        m.name: m.value
-        for m in metrics
-        if m.labels["engine"] == "1" and hasattr(m, "value")
-    }
-    assert told["vllm:spec_decode_target_seconds"] == 0.25
-    assert told["vllm:spec_decode_num_drafts"] == 2
-    lengths = [
-        m for m in metrics if m.name == "vllm:spec_decode_mean_acceptance_length"
-    ]
-    assert [(m.labels["engine"], m.value) for m in lengths] == [("1", 2.5)]

@@ -56,7 +56,7 @@ def test_output_is_the_targets(case, run_engine, models, target, scenarios):  # 
     )
     assert_output_is_the_targets(result, target, scenarios)
     assert_trees_were_verified(result, depth, nodes)
-    if is_tiny:
+    if is_tiny and nodes < 31:  # with room for 31 each, fewer requests run at once
         assert result["scenarios"]["preempted"]["counters"]["num_preemptions"][0] > 0
         assert result["touched_kv"] == 0
 

@@ -16,6 +16,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from benchmarks.spec_decode.acceptance import RECORDED, recording
 from benchmarks.spec_decode.plan import Setup
 from benchmarks.spec_decode.results import EngineKey
 from benchmarks.spec_decode.run import ROOT, last_error, start_process, stop_process
@@ -59,10 +60,14 @@ def free_port() -> int:
 class Server:
     """`vllm serve`, started at once; it answers at `url`."""
 
-    def __init__(self, key: EngineKey, setup: Setup, log: Path, lane: int):
+    def __init__(
+        self, key: EngineKey, setup: Setup, log: Path, lane: int, recorded: str | None
+    ):
         self.log, self.args = log, setup.llm_args(key)
         self.python, self.env = setup.command(key, lane)
         self.env["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"
+        if recorded is not None:
+            self.env["SPEC_DECODE_RECORDING"] = recorded
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         command = [*self.python, *VLLM, "serve", self.args["model"]]
@@ -118,13 +123,17 @@ class ServingBenchmark(SideBySide):
 
     def start(self, key: EngineKey, lane: int) -> Server:
         log = self.logs / (str(key).replace("/", "_") + ".log")
-        return Server(key, self.setup, log, lane)
+        return Server(key, self.setup, log, lane, recording(self.label(), key))
+
+    def label(self) -> str:
+        return RECORDED + self.args.trace[0] if self.args.trace else ""
 
     def measure_all(self, engines: dict[EngineKey, Server]) -> None:
         for rate, key in product(self.args.request_rate, list(engines)):
             if self.run.is_over():
                 return
-            point = f"{key}/{' '.join([f'rate{rate}', *self.args.bench_flags])}"
+            load = " ".join([f"rate{rate}", *self.args.bench_flags])
+            point = "/".join(filter(None, [str(key), self.label(), load]))
             if key not in engines:
                 continue
             try:
@@ -166,8 +175,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--max-prompts", type=int, default=256, help="requests at each rate, at most")
     args, args.bench_flags = parser.parse_known_args(arguments)
     check(parser, args)
-    if args.trace:
-        parser.error("--trace: only engines in process replay a recording")
+    if len(args.trace) > 1:
+        parser.error("--trace: a server replays one recording")
     return args
 
 

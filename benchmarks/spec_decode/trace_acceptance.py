@@ -83,22 +83,25 @@ class Replay:
         return logits
 
 
-def replay_in_every_runner() -> list[Replay]:
+def replay_in_every_runner(name: str | None = None) -> list[Replay]:
     """Has every model runner of this process replay a recording, on either side.
 
     To be called before an engine is made.
 
+    Args:
+        name: of the recording; None: none is loaded yet.
+
     Returns:
-        The tables of runners, as they are made; no recording is loaded yet.
+        The tables of runners, as they are made.
     """
     made: list[Replay] = []
     for module in RUNNERS:
         runner = import_module(module).GPUModelRunner
-        runner.load_model = _loading(runner.load_model, made)
+        runner.load_model = _loading(runner.load_model, name, made)
     return made
 
 
-def _loading(load_model: Any, made: list[Replay]) -> Any:
+def _loading(load_model: Any, name: str | None, made: list[Replay]) -> Any:
     def loading(runner, *args, **kwargs):
         load_model(runner, *args, **kwargs)
         config = runner.vllm_config
@@ -111,6 +114,8 @@ def _loading(load_model: Any, made: list[Replay]) -> Any:
             replay_chains(runner, replay)
         if getattr(config.speculative_config, "enable_adaptive_verification", False):
             replay_confidence(replay)
+        if name is not None:
+            replay.load(Trace.load(name))
         made.append(replay)
 
     return loading

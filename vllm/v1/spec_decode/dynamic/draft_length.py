@@ -258,8 +258,9 @@ class DraftLengths:
 
         def said(row: Row) -> str:
             best = self._best(expected, row)
+            if not best or 0 not in row:
+                return str(best)
             # As many tokens as steps without drafts give in its time.
-            may_rest = best and 0 in row
-            return f"{best} ({row[best] / row[0]:.2f})" if may_rest else str(best)
+            return f"{best} ({row[best] / row[0]:.2f})"
 
         return ", ".join(f"{n}: {said(row)}" for n, row in sorted(shortest.items()))

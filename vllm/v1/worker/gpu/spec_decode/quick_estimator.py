@@ -44,12 +44,10 @@ class QuickEstimator(OnlineAcceptanceEstimator):
 
     def forget(self) -> None:
         """As it was made, in place: CUDA graphs read what was learnt."""
-        for value, first in zip(
-            (self.slope, self.intercepts), self._first, strict=True
-        ):
-            value.copy_(first)
-        for seen in (self.info, self.grad, self.counts):
-            seen.zero_()
-        for drafts in (self.features, self.predictions):
-            drafts.zero_()
+        slope, intercepts = self._first
+        self.slope.copy_(slope)
+        self.intercepts.copy_(intercepts)
+        seen = self.info, self.grad, self.counts, self.features, self.predictions
+        for tensor in seen:
+            tensor.zero_()
         self._refits = self._steps_since_refit = 0

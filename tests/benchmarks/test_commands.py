@@ -64,11 +64,19 @@ def test_engine(engine_env, run, flags: str, settings: set[str]):
 
 
 @pytest.mark.slow
-def test_serving(engine_env, run):
+@pytest.mark.parametrize(
+    "more, settings",
+    [
+        ("", ["K3"]),
+        ("--trace t0.5 --draft-tree 7", ["K3/recorded-t0.5", "K3tree7/recorded-t0.5"]),
+    ],
+)
+def test_serving(engine_env, run, more: str, settings: list[str]):
     flags = "--implementations ours --modes pard --request-rate 2 inf --max-prompts 4"
     load = "--burstiness 0.5 --num-warmups 1 --random-output-len 16"
-    found = run("serving", f"{ENGINES} {flags} {load}")
-    assert len(found) == 2 and f"ours/pard@tiny/K3/rate2.0 {load}" in found
+    found = run("serving", f"{ENGINES} {flags} {more} {load}")
+    assert len(found) == 2 * len(settings)
+    assert {f"ours/pard@tiny/{s}/rate2.0 {load}" for s in settings} <= found.keys()
     for point in found.values():
         assert point["completed"] == 4 and point["median_tpot_ms"] > 0
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Results files: their keys, and how they are merged."""
+"""Results files: their keys, how they are merged, and what a run says of itself."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from benchmarks.spec_decode import results as files
 from benchmarks.spec_decode.models import SETS
 from benchmarks.spec_decode.results import EngineKey, PointKey
+from benchmarks.spec_decode.run import Run
 
 
 @pytest.mark.parametrize("shapes", SETS)
@@ -34,3 +36,22 @@ def test_saving_merges_by_key(tmp_path: Path):
     assert found["measurements"] == {"a": old, "b": new}
     assert found["runs"] == {"1": {}, "3": {}}
     assert [file.name for file in path.parent.iterdir()] == ["engine.json"]
+
+
+@pytest.mark.parametrize(
+    "places",
+    [["--site", "ours=/a/place", "--output", "/else"], ["--site=a", "--output=/else"]],
+)
+def test_a_run_says_by_what_but_not_where(places, monkeypatch, tmp_path: Path):
+    monkeypatch.setattr(files, "RESULTS", tmp_path)
+    words = ["engine.py", *places, "--modes", "pard", "--engine-args", "{two words}"]
+    monkeypatch.setattr(sys, "argv", words)
+    device = {"name": "NVIDIA H100 80GB HBM3", "vllm": "0.32.0"}
+    run = Run("engine", device)
+    run.record("measurements", "a", {"x": 1})
+    found = files.load(tmp_path / "nvidia-h100-80gb-hbm3" / "engine.json")
+    assert found["measurements"] == {"a": {"x": 1, "run": run.name}}
+    command = "python -m benchmarks.spec_decode.engine $SITES --modes pard "
+    command += "--engine-args '{two words}'"
+    assert found["runs"] == {run.name: {"command": command, "device": device}}
+    assert run.name.startswith("20") and not run.is_over()

@@ -9,9 +9,13 @@ from tools.overlay.check import check
 from tools.overlay.repeats import shared
 
 COPIED = "".join(f"    value_{i} = compute(value, {i})\n" for i in range(6))
-PART, NEW = "vllm/part.py", "vllm/new/it.py"
+PART, SUB, NEW = "vllm/part.py", "vllm/sub/__init__.py", "vllm/new/it.py"
 EDIT = f"{PART}.edit"
-RELEASE = {PART: f"def work(value):\n{COPIED}    return value\n"}
+RELEASE = {
+    PART: f"def work(value):\n{COPIED}    return value\n",
+    "vllm/native.abi3.so": "",
+    SUB: "",
+}
 GOOD = {
     EDIT: edit("@@ work, after line 1\n    value += 1\n"),
     "vllm/new/__init__.py": "",
@@ -36,6 +40,9 @@ def test_good_tree(repository):
     ("path", "text", "expected"),
     [
         (PART, addition(), f"{PART}:1: vLLM has this file, change it by {PART}.edit"),
+        ("vllm/part/__init__.py", "", ":1: hides vLLM's vllm/part.py"),
+        ("vllm/sub.py", addition(), ":1: hides vLLM's vllm/sub/__init__.py"),
+        ("vllm/native.py", addition(), ":1: hides vLLM's vllm/native.abi3.so"),
         (EDIT, HEAD.replace("Until: then.", "Until: ?"), "say `# Until: …`"),
         (EDIT, HEAD.replace("# Patch: slug\n", ""), "say `# Patch: …`"),
         (EDIT, HEAD.replace("slug", "other"), "series.toml has no patch 'other'"),

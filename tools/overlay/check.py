@@ -29,9 +29,8 @@ def check(wheel_path: Path, root: Path = ROOT) -> list[str]:
 
 
 def problems(release: Release, root: Path) -> Iterator[str]:
-    edits = edit_files(root)
-    for path in (path for path in additions(root) if path in release.names):
-        yield f"{path}:1: vLLM has this file, change it by {path}{SUFFIX}"
+    files, edits = additions(root), edit_files(root)
+    yield from place_problems(files, release)
     for edit in edits:
         yield from edit_problems(release, edit, patches(root))
     for line in lock_problems(release, root):
@@ -45,6 +44,24 @@ def patches(root: Path) -> set[str]:
     """Slugs of the series; `downstream` are edits that stay here."""
     text = (root / "tools/upstream/series.toml").read_text()
     return {Path(p["text"]).stem for p in tomllib.loads(text)["patch"]} | {"downstream"}
+
+
+def module_path(path: str) -> str:
+    """What a file is imported as: packages, modules and extensions alike."""
+    stem = path.removesuffix("/__init__.py")
+    folder, _, name = stem.rpartition("/")
+    return f"{folder}/{name.partition('.')[0]}"
+
+
+def place_problems(files: list[str], release: Release) -> Iterator[str]:
+    modules = (name for name in release.names if name.endswith((".py", ".so")))
+    theirs = {module_path(name): name for name in modules}
+    for path in files:
+        hidden = theirs.get(module_path(path), path)
+        if path in release.names:
+            yield f"{path}:1: vLLM has this file, change it by {path}{SUFFIX}"
+        elif path.endswith(".py") and hidden != path:
+            yield f"{path}:1: hides vLLM's {hidden}, give it another name"
 
 
 def edit_problems(release: Release, edit: EditFile, known: set[str]) -> Iterator[str]:

@@ -2,7 +2,9 @@
 """The verified batch that the drafter goes on from: accepted rows only.
 
 A drafter is fed the tokens of the accepted path, at most K + 1 of them, whatever N is.
-So a request with a tree shrinks to K + 1 rows, of which the path's come first.
+So a request with a tree shrinks to K + 1 rows, of which the path's come first. One of
+whose tree fewer nodes are verified has as many: the host does not know how many of a
+tree are, where nodes of all requests share a budget, and equal rows have CUDA graphs.
 """
 
 from dataclasses import replace
@@ -13,6 +15,7 @@ import torch
 
 from vllm.triton_utils import tl, triton
 from vllm.utils.torch_utils import async_tensor_h2d
+from vllm.v1.attention.backends.utils import PAD_SLOT_ID
 from vllm.v1.worker.gpu.input_batch import InputBatch
 
 
@@ -58,6 +61,7 @@ def _accepted_rows_kernel(
     path,  # [n, K + 1] int32
     GROUPS: tl.constexpr,
     DEPTH: tl.constexpr,
+    PAD_SLOT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     req = tl.program_id(0)
@@ -81,9 +85,10 @@ def _accepted_rows_kernel(
         position = tl.load(step_positions + row, mask=inside, other=0)
         tl.store(positions + to + i, position, mask=inside)
         for group in tl.static_range(GROUPS):
-            # The path's KV was moved to the slots of the first rows.
+            # The path's KV was moved to the slots of the first rows. A small tree has
+            # fewer than are kept.
             slot = step_slots + group * step_stride + begin + i
-            slot = tl.load(slot, mask=inside, other=0)
+            slot = tl.load(slot, mask=i < queries, other=PAD_SLOT)
             tl.store(slot_mappings + group * num_slots + to + i, slot, mask=inside)
 
 
@@ -118,6 +123,7 @@ def accepted_rows(step: TargetStep, max_depth: int, path: torch.Tensor) -> Targe
         path,
         GROUPS=len(slots),
         DEPTH=max_depth,
+        PAD_SLOT=PAD_SLOT_ID,
         BLOCK=128,
     )
     return TargetStep(shrunk, num_rejected, *step[2:4], kept_slots).at(rows)
@@ -139,7 +145,8 @@ def shrunk_batch(
     """A batch without the nodes that no path can hold; what it holds is yet to come.
 
     Args:
-        num_drafts: [n] on the host, drafts of each request.
+        num_drafts: [n] on the host, drafts of each request, whether all of them or a
+            part are verified.
     """
     beyond = np.maximum(num_drafts - max_depth, 0)
     num_tokens = (batch.num_scheduled_tokens - beyond).astype(np.int32)
@@ -155,4 +162,5 @@ def shrunk_batch(
         query_start_loc=async_tensor_h2d(starts, device=batch.input_ids.device),
         input_ids=batch.input_ids.new_empty(total),
         positions=batch.positions.new_empty(total),
+        max_query_len=None,
     )

@@ -29,7 +29,7 @@ def _walk_kernel(
     cu_num_logits,  # [n + 1] int32
     idx_mapping,  # [n] int64
     chain_only,  # [n] bool
-    trees,  # tuple of DraftTrees: parents, depths, ranks
+    trees,  # TreePointers
     tree_stride,
     sampled,  # [n, >= K + 1] int64
     sampled_stride,

@@ -29,6 +29,7 @@ def make_scheduler(schedule, times=None, ranks: int = 1) -> Scheduler:
         drafter=DrafterConfig("draft_model", 3, context=DRAFTERS_LIMIT),
         pass_times=times,
         trimmed_times=None,
+        tree_times=None,
     )
     parallel = SimpleNamespace(
         data_parallel_size=ranks, dp_sync_interval=16, pipeline_parallel_size=1

@@ -149,7 +149,7 @@ class Worker(WorkersTrimming):
     """Of N requests, without a device; `told` says of which steps it told."""
 
     def __init__(self) -> None:
-        self.num_speculative_steps, self.told, self.learnt = K, [], []
+        self._depth, self._trees, self.told, self.learnt = K, None, [], []
         self._sampler = SimpleNamespace()
         self._estimator = SimpleNamespace(
             step=lambda *_: self.learnt.append(True), forget=self.learnt.clear

@@ -1,11 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Step times by which "auto" chooses, and large batches are trimmed, on any machine."""
 
-from vllm.config.drafter.length import candidate_lengths, chosen_lengths, trims
+from vllm.config.drafter.length import (
+    MIN_REQUESTS,
+    candidate_lengths,
+    chosen_lengths,
+    shared_tree,
+    trims,
+)
 from vllm.v1.core.sched.step_intervals import StepIntervals
 from vllm.v1.executor.abstract import Executor
 from vllm.v1.spec_decode.dynamic import pass_times
-from vllm.v1.spec_decode.dynamic.graph_sizes import MIN_REQUESTS
 from vllm.v1.spec_decode.dynamic.step_times import PassTimes, Row
 from vllm.v1.worker.gpu.spec_decode import adaptive_verification
 
@@ -41,10 +46,20 @@ def part_verified(executor: Executor) -> dict[int, Row]:
     return {n: {k: seconds(n * (k + 1)) for k in lengths} for n in sizes}
 
 
+def part_of_trees_verified(executor: Executor) -> dict[int, Row]:
+    nodes = shared_tree(executor.speculative_config)
+    if nodes is None:
+        return {}
+    run_one(executor, MIN_REQUESTS, nodes, 1, 2)
+    sizes = [n for n in SIZES if n >= MIN_REQUESTS]
+    return {n: {rows: seconds(rows) for rows in pass_times.TREE_ROWS} for n in sizes}
+
+
 def make_up_times() -> None:
     """For the engines that start from now on; compiles nothing, either."""
     pass_times.measure_pass_times = all_verified
     pass_times.measure_trimmed_times = part_verified
+    pass_times.measure_tree_budgets = part_of_trees_verified
     StepIntervals.end = lambda *_: None  # what steps take corrects nothing
     adaptive_verification._assign_draft_token_budget_compiled = (
         adaptive_verification._assign_draft_token_budget

@@ -103,3 +103,42 @@ def test_trees_and_trimmed_chains_by_turns(
     assert found["num_tree_nodes"][0] > 0
     assert result["replays"]["ragged"] > 0
     assert found["num_preemptions"][0] > 0
+
+
+NODES = 15
+
+
+@pytest.mark.parametrize("mode", only_fast(TREES, "pard"))
+def test_nodes_of_trees_share_a_budget(
+    mode: str, run_engine: RunEngine, models, target, make_prompt
+):
+    """Prompts arrive between; one request has a seed, another verifies its chain alone.
+
+    Trees of other sizes, and chains, are verified between.
+    """
+    asked = [
+        {"prompt": make_prompt(30 + i, i), "max_tokens": 30, "arrives": i // 4 * 3}
+        for i in range(NUM_REQUESTS)
+    ]
+    asked[3]["sampling"] = SAMPLING
+    scenarios = {"all": [*asked]}
+    # What it would not say anyway.
+    asked[4] = asked[4] | {"sampling": {"bad_words": ["zebra"]}}
+    spec = speculative(models, mode, DRAFTS, draft_tree=NODES, **ADAPTIVE)
+    result = run_engine(
+        {"all": asked},
+        speculative_config=spec | {"num_speculative_tokens_per_batch_size": "auto"},
+        made_up_times=True,
+        record_graphs=True,
+        drafts_by_turns=[NODES] * 5 + [7, 11],
+        async_scheduling=mode == "pard",
+        **ENGINE,
+    )
+    assert_output_is_the_targets(result, target, scenarios)
+    found = result["scenarios"]["all"]["counters"]
+    by_depth = found["num_accepted_tokens_per_pos"]
+    assert sum(by_depth[:DRAFTS]) == found["num_accepted_tokens"][0] > 0
+    assert found["num_accepted_tree_nodes"][1] > 0
+    # Of whole ones 13 on average.
+    assert 0 < found["num_draft_tokens"][0] < 10 * found["num_drafts"][0]
+    assert result["replays"]["first"] > 0

@@ -29,6 +29,7 @@ def make_engine(group=None) -> SimpleNamespace:
         drafter=DrafterConfig("eagle3", 3),
         pass_times=TIMES,
         trimmed_times=None,
+        tree_times=None,
     )
     config = SimpleNamespace(
         speculative_config=spec,

@@ -6,9 +6,14 @@ import time
 import numpy as np
 import pytest
 
-from vllm.config.drafter.length import candidate_lengths
-from vllm.v1.spec_decode.dynamic.budgets import ALL, MIN_GAIN, Budgets
-from vllm.v1.spec_decode.dynamic.graph_sizes import MIN_REQUESTS, ROWS_APART
+from vllm.config.drafter.length import (
+    MAX_TREE_ROWS,
+    MIN_REQUESTS,
+    SHARED_ROWS,
+    candidate_lengths,
+)
+from vllm.v1.spec_decode.dynamic.budgets import ALL, MIN_GAIN, Budgets, TreeBudgets
+from vllm.v1.spec_decode.dynamic.graph_sizes import ROWS_APART
 from vllm.v1.spec_decode.dynamic.step_times import StepTimes
 
 K = 7
@@ -55,17 +60,18 @@ def budgets() -> Budgets:
     return make_budgets(LENGTHS, price=0.0)
 
 
-def some_chances(n: int, seed: int = 0) -> np.ndarray:
-    """Half of the requests are easy, half are hard."""
+def some_chances(n: int, seed: int = 0, length: int = K) -> np.ndarray:
+    """Of drafts to be accepted: half of the requests are easy, half are hard."""
     rng = np.random.default_rng(seed)
     easy = np.where(np.arange(n)[:, None] % 2, 0.92, 0.35)
-    return np.clip(easy + rng.normal(0, 0.05, (n, K)), 0.01, 0.99)
+    chances = np.clip(easy + rng.normal(0, 0.05, (n, length)), 0.01, 0.99)
+    return chances.cumprod(axis=1)
 
 
 def throughput(chances: np.ndarray, budget: int | None, k: int) -> float:
     """By hand: the likeliest drafts of all, and the time of their rows."""
     n = len(chances)
-    survival = np.sort(chances[:, :k].cumprod(axis=1), axis=None)[::-1]
+    survival = np.sort(chances[:, :k], axis=None)[::-1]
     verified = n * k if budget is None else budget
     seconds = target_seconds(n + verified) + drafting_seconds(k)
     return (n + survival[:verified].sum()) / seconds
@@ -101,7 +107,7 @@ def test_few_requests_are_not_even_looked_at(budgets: Budgets, n: int):
 
 def test_what_gains_little_is_left(budgets: Budgets):
     """All drafts are as likely, and worth their rows."""
-    assert budgets.best(K, np.full((16, K), 0.97)) == ALL
+    assert budgets.best(K, np.full((16, K), 0.97).cumprod(axis=1)) == ALL
     assert budgets.best(0, some_chances(16)) == ALL
 
 
@@ -114,6 +120,32 @@ def test_what_trimming_costs_is_reckoned():
     cheap = make_budgets((K,), 0.1 * free.gain * seconds).best(K, chances)
     assert dear == ALL
     assert 0.5 * free.gain < cheap.gain < free.gain
+
+
+NODES = 31
+
+
+@pytest.mark.parametrize("n", [8, 12, 24, 32])
+def test_a_budget_of_trees_is_as_good_as_any(n: int):
+    """Whole trees of many requests have no graph, and are never verified."""
+    drafting = 0.001
+    times = {
+        m: {NODES: target_seconds(m * (NODES + 1)) + drafting} for m in (1, 8, 16, 32)
+    }
+    parts = {m: target_seconds(m) + drafting for m in (64, 128, 256)}
+    budgets = TreeBudgets(
+        StepTimes({256: times}), dict.fromkeys((8, 16, 32), parts), NODES
+    )
+    chances = some_chances(n, length=NODES)
+    found = budgets.best(NODES, chances).num_drafts
+    seconds = {b: target_seconds(n + b) + drafting for b in range(1, 257 - n)}
+    survival = np.sort(chances, axis=None)[::-1].cumsum()
+    worth = {b: (n + survival[b - 1]) / seconds[b] for b in seconds}
+    assert worth[found] >= 0.97 * max(worth.values())
+    assert n + found in SHARED_ROWS
+    # Where every node is worth its row.
+    sure = budgets.best(NODES, np.full((n, NODES), 0.99))
+    assert sure == ALL if n == 8 else n + sure.num_drafts == MAX_TREE_ROWS
 
 
 def test_takes_far_less_than_a_step(budgets: Budgets):

@@ -7,12 +7,13 @@ import pytest
 import torch
 
 from vllm.config.drafter import DrafterConfig
-from vllm.config.drafter.length import candidate_lengths
+from vllm.config.drafter.length import AutoSchedule, candidate_lengths
 from vllm.v1.spec_decode.dynamic import pass_times
 from vllm.v1.spec_decode.dynamic.pass_times import (
     CONTEXT,
     long_contexts,
     measure_pass_times,
+    measure_tree_budgets,
     measure_trimmed_times,
     seconds_per_step,
     sizes_to_measure,
@@ -110,6 +111,21 @@ def test_steps_that_verify_a_part_are_timed_where_some_may_be_trimmed():
     assert measure_trimmed_times(executor) == {}
     spec.enable_adaptive_verification = False
     assert measure_trimmed_times(executor) == {}
+
+
+def test_trees_under_a_budget_are_timed_where_some_are():
+    executor = FakeExecutor(max_num_seqs=64)
+    spec = executor.vllm_config.speculative_config
+    spec.trimmed_times, spec.is_trimmed_by_default = {}, False
+    assert measure_tree_budgets(executor) == {}
+    spec.trimmed_times = {n: {3: 1.0} for n in (8, 16, 32, 64)}
+    assert measure_tree_budgets(executor) == {}  # no trees
+    spec.num_speculative_tokens_per_batch_size = AutoSchedule([0, 3, 11, 31, 63])
+    times = measure_tree_budgets(executor)
+    assert list(times) == [8, 16, 32]
+    for n, row in times.items():
+        parts = {rows: rows / n - 1 for rows in (64, 128, 256)}
+        assert row == {rows: 2.0 * n + 31 + CONTEXT + parts[rows] for rows in parts}
 
 
 @pytest.mark.parametrize(

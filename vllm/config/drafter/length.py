@@ -37,9 +37,19 @@ TREES = (11, 15, 23, 31, 47, 63)
 # pays: see `settle_trimming`. Not before a GPU has shown it: until then
 # `enable_adaptive_verification` asks.
 TRIMS_BY_DEFAULT = False
+# Whether it then verifies the likeliest nodes of a batch's trees, too; until a GPU has
+# shown it, chains alone.
+TRIMS_TREES_BY_DEFAULT = False
 # Rows of trees in a step that are worth a thought: from about here on products of the
 # target's matrices take as long as they have rows.
 MAX_TREE_ROWS = 256
+# With fewer there is nothing to gain by verifying a part of the drafts, and even
+# looking for it would cost.
+MIN_REQUESTS = 8
+# Where nodes of trees share a budget: with more requests they gain nothing over chains,
+# and steps of theirs differ little in time between these numbers of rows.
+MAX_TREE_REQUESTS = 32
+SHARED_ROWS = tuple(range(32, MAX_TREE_ROWS + 1, 32))
 
 
 class AutoSchedule(str):
@@ -102,6 +112,24 @@ def _lengths(schedule: str, depth: int) -> list[int]:
     if isinstance(schedule, AutoSchedule):
         return list(schedule.lengths)
     return candidate_lengths(depth)
+
+
+def shared_tree(spec: Any) -> int | None:
+    """Nodes of the trees of which a large batch's likeliest are verified.
+
+    One size, so that one set of graphs and times does: the largest that the fewest
+    requests to share a budget may verify whole.
+
+    Returns:
+        None where trees are verified whole, or there are none.
+    """
+    if not trims(spec) or not is_auto(spec):
+        return None
+    if spec.is_trimmed_by_default and not TRIMS_TREES_BY_DEFAULT:
+        return None
+    depth, most = spec.drafter.num_speculative_tokens, MAX_TREE_ROWS // MIN_REQUESTS - 1
+    trees = [nodes for nodes in chosen_lengths(spec) if depth < nodes <= most]
+    return max(trees, default=None)
 
 
 def covering_lookup(

@@ -43,7 +43,7 @@ logger = init_logger(__name__)
 FAR_BEYOND = 2
 # Fields that are not settings.
 RESULTS = {"drafter", "is_auto_by_default", "is_trimmed_by_default"}
-RESULTS |= {"pass_times", "trimmed_times"}
+RESULTS |= {"pass_times", "trimmed_times", "tree_times"}
 # What vLLM says of a draft model's config that it cannot read, as much as tells, and
 # what to change. The target's own errors read the same: users must see whose it is.
 REMEDIES = {

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """How much the scheduler lets draft, where the engine chooses it."""
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from vllm.config.drafter.length import chosen_lengths, is_auto
+from vllm.config.drafter.length import chosen_lengths, is_auto, shared_tree
 from vllm.v1.core.sched.step_intervals import StepIntervals
+from vllm.v1.core.sched.tree_trimming import TreeTrimming
 from vllm.v1.core.sched.trimming import Trimming
 from vllm.v1.spec_decode.dynamic.draft_length import DraftLengths, Load
 from vllm.v1.spec_decode.dynamic.step_times import PassTimes
@@ -52,7 +52,11 @@ class ChosenLengths:
         self._intervals = StepIntervals() if is_alone else None
         self.trimming: Trimming | None = None
         if spec.trimmed_times:
-            self.trimming = Trimming(self.lengths, spec.trimmed_times)
+            part = None
+            if spec.tree_times:
+                nodes = shared_tree(spec)
+                part = TreeTrimming(self.lengths, spec.tree_times, nodes)
+            self.trimming = Trimming(self.lengths, spec.trimmed_times, part)
 
     @classmethod
     def of(cls, scheduler: "Scheduler") -> "ChosenLengths | None":
@@ -81,13 +85,19 @@ class ChosenLengths:
         Past the drafter's context they only keep the batch uniform, and are never
         accepted: that says nothing of drafts.
         """
-        unverified: Sequence[float] = ()
+        part, unverified = None, ()
         if self.trimming is not None:
             num_drafts = self.trimming.num_verified(request.request_id, num_drafts)
             unverified = self.trimming.unverified.get(request.request_id, ())
-        if request.num_tokens + num_drafts <= self._limit:
-            numbers = tree.numbers if tree else range(1, num_accepted + 1)
-            num_best = tree.num_best if tree else num_accepted
+            part = self.trimming.part(request.request_id)
+        if request.num_tokens + num_drafts > self._limit:
+            return
+        numbers = tree.numbers if tree else range(1, num_accepted + 1)
+        num_best = tree.num_best if tree else num_accepted
+        if part is not None:
+            observed = part.num_chain, numbers, num_best, part.unverified
+            self.lengths.observe_part(*observed)
+        else:
             self.lengths.observe(num_drafts, numbers, num_best, unverified)
 
     def budget(self, step: "SchedulerOutput") -> int | None:

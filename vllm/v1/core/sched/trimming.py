@@ -8,8 +8,8 @@ step back from each last draft proves as much). A request's survival falls from 
 draft, and each chance is the drafter's of drafts *before* it. So a draft is among the
 likeliest of its batch, or not, whatever it is and whatever follows it.
 
-A tree's nodes have no chances, and all of them are verified: whether a step is one of
-trees was settled when they were drafted. Nor is a chain ranked by chances of drafts
+Whether a step is one of trees was settled when they were drafted; `tree_trimming.py`
+says of them what is said here of chains. Nor is a chain ranked by chances of drafts
 that were made before a tree: it is trimmed where its own were told alone.
 
 The budget must not tell either. Its chances are of earlier steps; but the noise that
@@ -25,10 +25,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from vllm.config.drafter.length import MIN_REQUESTS
 from vllm.v1.spec_decode.dynamic.budgets import Budgets
 from vllm.v1.spec_decode.dynamic.draft_length import DraftLengths, Load
-from vllm.v1.spec_decode.dynamic.graph_sizes import MIN_REQUESTS
 from vllm.v1.spec_decode.dynamic.step_times import Row
+
+from .tree_trimming import TreePart, TreeTrimming
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -41,14 +43,20 @@ class Trimming:
     Args:
         lengths: what chooses how much is drafted.
         trimmed_times: see `Budgets`.
+        trees: of trees; None if those are verified whole.
 
     Attributes:
         unverified: of the last output, by request whose verified drafts were all
             accepted, but not all of its drafts verified: chances of the next ones.
     """
 
-    def __init__(self, lengths: DraftLengths, trimmed_times: dict[int, Row]):
-        depth = lengths.num_speculative_tokens
+    def __init__(
+        self,
+        lengths: DraftLengths,
+        trimmed_times: dict[int, Row],
+        trees: TreeTrimming | None = None,
+    ):
+        depth, self._trees = lengths.num_speculative_tokens, trees
         self.budgets = Budgets(lengths.times, trimmed_times, depth)
         self._depth = depth
         self._chains = lengths.acceptance.chains
@@ -72,41 +80,62 @@ class Trimming:
         """
         drafts, told = step.scheduled_spec_decode_tokens, output.verified_drafts
         self._chances, self._verified, self.unverified = {}, {}, {}
+        if self._trees is not None:
+            self._trees.forget_parts()
         if told is None:
             return
-        average, sampled = self._averages(), output.sampled_token_ids
-        for name, row, tokens in zip(output.req_ids, told, sampled, strict=True):
+        for name, count in zip(output.req_ids, told[:, -1], strict=True):
             if name in drafts:
-                known = min(len(tokens) + 1, len(drafts[name]))
-                self._chances[name] = np.append(row[:known], average[known:])
-                self._verified[name] = count = int(row[-1])
-                if len(tokens) > count < known:
-                    self.unverified[name] = row[count:known]
-        self._latest = [*self._chances.values()] or self._latest
+                self._verified[name] = int(count)
+        if told.shape[1] > self._depth + 1:
+            self._trees.take(step, output)
+        else:
+            self._take_chains(drafts, output)
         if step.verify_budget is not None:
             step.num_invalid_spec_tokens = {
                 name: len(drafts[name]) - count
                 for name, count in self._verified.items()
             }
 
+    def _take_chains(
+        self, drafts: dict[str, list[int]], output: "ModelRunnerOutput"
+    ) -> None:
+        average, sampled = self._averages(), output.sampled_token_ids
+        rows = zip(output.req_ids, output.verified_drafts, sampled, strict=True)
+        for name, row, tokens in rows:
+            if name in drafts:
+                known = min(len(tokens) + 1, len(drafts[name]))
+                self._chances[name] = np.append(row[:known], average[known:])
+                count = self._verified[name]
+                if len(tokens) > count < known:
+                    self.unverified[name] = row[count:known]
+        self._latest = [*self._chances.values()] or self._latest
+
+    def part(self, request_id: str) -> TreePart | None:
+        """Of a request's tree, if it was verified in part in the step taken in last."""
+        return self._trees and self._trees.parts.get(request_id)
+
     def num_verified(self, request_id: str, num_drafts: int) -> int:
         """Of the drafts that the step taken in last had scheduled for a request."""
         return min(num_drafts, self._verified.get(request_id, num_drafts))
 
     def gains(self, load: Load) -> dict[int, float]:
-        """Throughput that trimming adds to each length of chains, as a share."""
+        """Throughput that trimming adds to each length of chains, as a share, and to
+        the trees that are trimmed."""
         self._load = load
         lengths = self.budgets.times.seconds(load.num_reqs, load.context)
         if not self._may_trim() or len(lengths) == 1:
             return {}
         averages = [self._averages()] * load.num_reqs
         chances = np.stack([*self._latest, *averages][: load.num_reqs])
+        survival = chances.cumprod(axis=1)
         best = {
-            k: self.budgets.best(k, chances, load.context)
+            k: self.budgets.best(k, survival, load.context)
             for k in lengths
             if k <= self._depth
         }
-        return {k: budget.gain for k, budget in best.items()}
+        of_trees = {} if self._trees is None else self._trees.gains(load)
+        return {k: budget.gain for k, budget in best.items()} | of_trees
 
     def _known(self, names: Iterable[str]) -> np.ndarray:
         """[requests, K], the averages for those of whom nothing is known."""
@@ -126,10 +155,10 @@ class Trimming:
     def budget(self, step: "SchedulerOutput") -> int | None:
         """Drafts to verify in a step; None: all that are scheduled.
 
-        Only a step of decodes with equally many drafts each is trimmed. A batch with
+        Of chains only a step of decodes with equally many each is trimmed. A batch with
         a grammar is left alone, since the first draft that it takes off has to be
-        verified; and so is one with drafts that were made in a small batch, or as a
-        tree, of which no chances are told.
+        verified; and so is one with drafts that were made in a small batch, of which no
+        chances are told. Nodes of trees are never chosen among as chains' drafts are.
 
         To be asked for every step, in order.
         """
@@ -142,6 +171,9 @@ class Trimming:
         is_told &= len(names) >= MIN_REQUESTS
         self._told_of = names if is_told else set()
         lengths = {len(drafts.get(name, ())) for name in names}
+        if max(lengths, default=0) > self._depth:
+            context = self._load.context if self._load else 0.0
+            return self._trees and self._trees.budget(step, context)
         if len(lengths) != 1 or not names <= told_of:
             return None
         num_drafts = lengths.pop()
@@ -149,5 +181,5 @@ class Trimming:
         has_grammar = step.has_structured_output_requests
         if not is_decode or not num_drafts or has_grammar or not self._may_trim():
             return None
-        chances = self._known(names)
-        return self.budgets.best(num_drafts, chances, self._load.context).num_drafts
+        survival = self._known(names).cumprod(axis=1)
+        return self.budgets.best(num_drafts, survival, self._load.context).num_drafts

@@ -7,6 +7,9 @@ drafter was. So of all drafts of a batch those are verified that are likeliest t
 accepted together with those before them: as many as yield most tokens per second
 (D-Cut; DSpark, arXiv 2607.05147; vLLM pull requests #47808 and #52228).
 
+Of trees, whose nodes are numbered from the likeliest on, the first nodes of each are
+verified, as chains are from their first draft on.
+
 Which drafts they are is decided on the device, by what the drafter said a moment ago.
 How many, here, by what it said some steps ago. Trimming has a price: it takes kernels
 that choose, and graphs of ragged batches. Where it promises less it is left.
@@ -18,7 +21,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .graph_sizes import MIN_REQUESTS, trimmed_rows
+from vllm.config.drafter.length import MAX_TREE_ROWS, MIN_REQUESTS, SHARED_ROWS
+
+from .graph_sizes import trimmed_rows
 from .step_times import Row, StepTimes
 
 # A trimmed step must promise so much more throughput: times are measured to within it.
@@ -45,35 +50,41 @@ class Budgets:
         depth: K, the longest chain.
     """
 
+    _most_rows = float("inf")  # of a step that verifies all its drafts
+
     def __init__(self, times: StepTimes, trimmed: dict[int, Row], depth: int):
         self.times, self.depth = times, depth
         self._trimmed = StepTimes({0: trimmed})
         self._draft_seconds: dict[int, float] = {}
 
     def best(
-        self, num_drafts: int, chances: np.ndarray, context: float = 0.0
+        self, num_drafts: int, survival: np.ndarray, context: float = 0.0
     ) -> Budget:
         """For a batch whose requests have as many drafts each.
 
         Args:
             num_drafts: of each request.
-            chances: [num_reqs, K], how likely each draft is accepted if those before it
-                are.
+            survival: [num_reqs, at least num_drafts], how likely each draft is
+                accepted, which falls from draft to draft.
             context: tokens that a request has behind it, on average.
         """
-        n = len(chances)
+        n = len(survival)
         everything = n * (num_drafts + 1)
         # For one draft alone, or none, what ranks them would be compiled anew.
-        rows = np.array([m for m in trimmed_rows(everything - 1) if m > n + 1])
+        rows = np.array([m for m in self._rows(everything - 1) if m > n + 1])
         if n < MIN_REQUESTS or not rows.size:
             return ALL
-        survival = chances[:, :num_drafts].cumprod(axis=1)
-        tokens = n + np.sort(survival, axis=None)[::-1].cumsum()
+        tokens = n + np.sort(survival[:, :num_drafts], axis=None)[::-1].cumsum()
         seconds, of_everything = self._seconds(n, context, num_drafts, rows)
         worth = tokens[rows - n - 1] / seconds
         best = int(worth.argmax())
         gain = float(worth[best] * of_everything / tokens[-1]) - 1.0
-        return Budget(int(rows[best]) - n, gain) if gain >= MIN_GAIN else ALL
+        trims = gain >= MIN_GAIN or everything > self._most_rows
+        return Budget(int(rows[best]) - n, gain) if trims else ALL
+
+    def _rows(self, most: int) -> list[int]:
+        """Of trimmed batches that have graphs."""
+        return trimmed_rows(most)
 
     def _seconds(
         self, n: int, context: float, num_drafts: int, rows: np.ndarray
@@ -104,3 +115,28 @@ class Budgets:
             ]
             self._draft_seconds[n] = max(0.0, median(slopes)) if slopes else 0.0
         return self._draft_seconds[n]
+
+
+class TreeBudgets(Budgets):
+    """Of batches of trees, which are never verified whole where they have many rows.
+
+    Args:
+        times: as `Budgets` has it.
+        trimmed: seconds of steps that draft trees and verify a part of their nodes, by
+            number of requests and rows of the batch.
+        nodes: of a tree.
+    """
+
+    _most_rows = MAX_TREE_ROWS
+
+    def _rows(self, most: int) -> list[int]:
+        return [rows for rows in SHARED_ROWS if rows <= most]
+
+    def _seconds(
+        self, n: int, context: float, num_drafts: int, rows: np.ndarray
+    ) -> tuple[np.ndarray, float]:
+        measured = sorted(self._trimmed.seconds(n, 0.0).items())
+        of_rows, curve = zip(*measured, strict=True)
+        curve = np.interp(rows, of_rows, np.maximum.accumulate(curve))
+        untrimmed = self.times.seconds(n, context)[num_drafts]
+        return curve + untrimmed - self.times.seconds(n, 0.0)[num_drafts], untrimmed

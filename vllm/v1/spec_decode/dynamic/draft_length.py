@@ -110,6 +110,10 @@ class DraftLengths:
         """Takes in one request's verified drafts; see `PlanAcceptance.observe`."""
         self.acceptance.observe(num_drafts, accepted, num_best, unverified)
 
+    def observe_part(self, *tree) -> None:
+        """Of whose tree a part was verified; see `PlanAcceptance.observe_part`."""
+        self.acceptance.observe_part(*tree)
+
     def observe_seconds(
         self, num_reqs: int, context: float, num_drafts: int, seconds: float
     ) -> None:
@@ -133,7 +137,7 @@ class DraftLengths:
         """
         if not self.times:
             return self.num_speculative_tokens
-        seconds = self._offered(load)
+        seconds = self._offered(load, gains)
         expected = self.expected_tokens()
         tokens = {
             plan: load.tokens(expected[plan]) * (1.0 + gains.get(plan, 0.0))
@@ -148,14 +152,17 @@ class DraftLengths:
         self.choice = Choice(chosen, tokens[chosen], seconds[chosen])
         return chosen
 
-    def _offered(self, load: Load) -> Row:
-        """Seconds of a step by plan; without trees that have too many rows to pay."""
+    def _offered(self, load: Load, gains: Mapping[int, float]) -> Row:
+        """Seconds of a step by plan; without trees that have too many rows to pay, but
+        where a part of them is verified."""
         seconds = self.times.seconds(load.num_reqs, load.context)
         seconds = self.served.correct(load.num_reqs, seconds)
         return {
             plan: each
             for plan, each in seconds.items()
-            if plan not in self._trees or load.num_reqs * (plan + 1) <= MAX_TREE_ROWS
+            if plan not in self._trees
+            or plan in gains
+            or load.num_reqs * (plan + 1) <= MAX_TREE_ROWS
         }
 
     def expected_tokens(self) -> dict[int, float]:

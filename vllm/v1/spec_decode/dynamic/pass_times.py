@@ -13,9 +13,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from vllm.config.drafter.length import (
+    MAX_TREE_REQUESTS,
     MAX_TREE_ROWS,
+    MIN_REQUESTS,
     candidate_lengths,
     chosen_lengths,
+    shared_tree,
     trims,
 )
 from vllm.logger import init_logger
@@ -28,7 +31,6 @@ from vllm.v1.core.sched.output import (
     SchedulerOutput,
 )
 
-from .graph_sizes import MIN_REQUESTS
 from .step_times import PassTimes, Row
 
 if TYPE_CHECKING:
@@ -44,6 +46,8 @@ CONTEXT = 256  # tokens that each request has behind it
 # Longer ones, in the order of what they tell, and numbers of requests there.
 LONG_CONTEXTS = (16384, 65536, 4096)
 LONG_SIZES = (1, 8, 64)
+# Of batches of trees under a budget, whose times differ little.
+TREE_ROWS = (64, 128, 256)
 TIMED_STEPS = 4
 # After which nothing more is begun. A GPU needs about two seconds for one context and
 # three for the others; more is for a host that is busy, with other engines that start.
@@ -135,6 +139,38 @@ def measure_trimmed_times(executor: "Executor") -> dict[int, Row]:
     return times
 
 
+def measure_tree_budgets(executor: "Executor") -> dict[int, Row]:
+    """Times steps that draft trees and verify the likeliest nodes of the batch.
+
+    To be called when `measure_trimmed_times` has run.
+
+    Returns:
+        Seconds by number of requests and by rows of the batch; empty where trees are
+        verified whole.
+    """
+    spec = executor.vllm_config.speculative_config
+    nodes = shared_tree(spec)
+    if nodes is None or not spec.trimmed_times:
+        return {}
+    started = time.perf_counter()
+    sizes = [n for n in spec.trimmed_times if n <= MAX_TREE_REQUESTS]
+
+    def measure(size: int, rows: int) -> float:
+        args = (size, nodes, CONTEXT, rows / size - 1)
+        return max(executor.collective_rpc(seconds_per_step, args=args))
+
+    times = {n: {rows: measure(n, rows) for rows in TREE_ROWS} for n in sizes}
+    executor.collective_rpc(leave_no_trace)
+    logger.info(
+        "Measured steps that verify a part of the nodes of their trees for %s requests "
+        "in %.1f seconds.",
+        "/".join(map(str, sizes)) or "no",
+        time.perf_counter() - started,
+    )
+    _log_table("Milliseconds of a step by requests and rows of trees", times)
+    return times
+
+
 def _is_trimming(worker: "WorkerBase") -> bool:
     """Workers know their attention, and may have given it up."""
     return worker.model_runner.trimming is not None
@@ -222,7 +258,7 @@ def seconds_per_step(
     num_reqs: int,
     num_drafts: int,
     context: int,
-    num_verified: int | None = None,
+    num_verified: float | None = None,
 ) -> float:
     """Runs decode steps that verify and draft, back to back; seconds of one of them.
 
@@ -239,7 +275,7 @@ def seconds_per_step(
     requests = _Requests(runner, num_reqs, num_drafts, context)
     if num_verified is not None:
         drafts = (requests.query_len - 1) * num_reqs
-        requests.verify_budget = min(num_reqs * num_verified, drafts - 1)
+        requests.verify_budget = min(round(num_reqs * num_verified), drafts - 1)
     begin, end = make_mark(runner.device), make_mark(runner.device)
     runner.kv_connector.set_disabled(True)
     try:

@@ -7,9 +7,10 @@ are what they are without it, kernel for kernel. A budget comes from the schedul
 which chooses it together with how much to draft; `v1/core/sched/trimming.py` says why
 output keeps the target's distribution.
 
-Chances are known of chains that were drafted in batches large enough to be trimmed. Of
-a tree there are none: it is verified whole, and what its request's last chain was given
-is neither told nor learnt from.
+Chances are known of chains that were drafted in batches large enough to be trimmed, and
+of trees: there they are probabilities of paths, which fall from node to node, so that
+the likeliest nodes of a batch are the first ones of each of its trees. What is drafted
+as one and verified as the other is neither told of nor learnt from.
 """
 
 from typing import TYPE_CHECKING
@@ -17,8 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from vllm.config.drafter.length import trims, verify_all
-from vllm.v1.spec_decode.dynamic.graph_sizes import MIN_REQUESTS
+from vllm.config.drafter.length import MIN_REQUESTS, shared_tree, trims, verify_all
 from vllm.v1.worker.gpu.async_utils import async_copy_to_np, stream
 from vllm.v1.worker.gpu.attn_utils import (
     get_query_lens_mismatch_unsupported_backend,
@@ -41,7 +41,7 @@ LARGEST_CHANCE = 1 - 2**-20
 
 
 class Trimming(AdaptiveVerificationManager):
-    """Trims steps whose budget the scheduler chose.
+    """Trims steps whose budget the scheduler chose, of chains or of trees.
 
     Args:
         runner: whose batches are trimmed, and whose drafter tells chances.
@@ -60,7 +60,11 @@ class Trimming(AdaptiveVerificationManager):
         # [R, K] by request state, as the last pass that drafted a chain left them. For
         # vLLM a step has as many drafts as a tree has nodes; its buffers stay as wide.
         self._chances = self._estimator.predictions
-        self.num_speculative_steps = self._chances.shape[1]
+        self._depth = self._chances.shape[1]
+        # Those that are verified in part; None: none are.
+        self._trees = None
+        if shared_tree(runner.vllm_config.speculative_config) is not None:
+            self._trees = runner.draft_tree.trees
         # [R], whether they are of a request's latest drafts.
         self._is_known = np.zeros(len(self._chances), dtype=bool)
         self._num_drafts = self._budget = 0
@@ -90,8 +94,17 @@ class Trimming(AdaptiveVerificationManager):
     def reallocate_drafts(
         self, req_ids: list[str], idx_mapping: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, int]:
-        self._confidence_probs = self._chances.clamp(max=LARGEST_CHANCE)
+        drafts, _, _ = self._batch_budget
+        chances = self._chances_of(max(drafts.values()))
+        self.num_speculative_steps = chances.shape[1]
+        self._confidence_probs = chances.clamp(max=LARGEST_CHANCE)
         return super().reallocate_drafts(req_ids, idx_mapping)
+
+    def _chances_of(self, num_drafts: int) -> torch.Tensor:
+        """[R, K], or [R, num_drafts] of the nodes of trees that have so many."""
+        if num_drafts <= self._depth:
+            return self._chances
+        return self._trees.chances[:, :num_drafts]
 
     def end_step(
         self,
@@ -107,24 +120,33 @@ class Trimming(AdaptiveVerificationManager):
         """
         states, drafts = batch.idx_mapping_np, batch.num_draft_tokens_per_req
         is_large = batch.num_reqs >= MIN_REQUESTS
-        if is_large and drafts is not None and self._is_known[states[drafts > 0]].all():
-            self._tell(output, batch, num_sampled, num_rejected)
-            self._estimator.step(batch.idx_mapping, num_sampled, num_rejected)
+        if is_large and drafts is not None:
+            longest, counts = int(drafts.max()), (num_sampled, num_rejected)
+            if longest > self._depth and self._trees is not None:
+                self._tell(output, batch, longest, *counts)
+            elif self._is_known[states[drafts > 0]].all():
+                self._tell(output, batch, self._depth, *counts)
+                self._estimator.step(batch.idx_mapping, *counts)
         # What is drafted next, of the same requests.
-        is_chain = 0 < self._num_drafts <= self.num_speculative_steps
+        is_chain = 0 < self._num_drafts <= self._depth
         self._is_known[states] = is_large and is_chain
 
     def _tell(
         self,
         output: "ModelRunnerOutput",
         batch: InputBatch,
+        num_drafts: int,
         num_sampled: torch.Tensor,
         num_rejected: torch.Tensor,
     ) -> None:
-        """Begins to copy chances, and how many drafts were verified."""
-        verified = (num_sampled - 1).clamp(min=0) + num_rejected
-        chances = self._chances[batch.idx_mapping]
-        told = torch.cat([chances, verified[:, None].to(chances.dtype)], dim=1)
+        """Begins to copy chances, and how many drafts were verified; of a tree, before
+        that, how many of those nodes are the chain of best tokens."""
+        verified = ((num_sampled - 1).clamp(min=0) + num_rejected)[:, None]
+        columns = [self._chances_of(num_drafts)[batch.idx_mapping]]
+        if num_drafts > self._depth:
+            chain = self._trees.chain_nodes[batch.idx_mapping] <= verified
+            columns.append(chain.sum(dim=1, keepdim=True))
+        told = torch.cat([each.float() for each in (*columns, verified)], dim=1)
         copy_stream, main_stream = self._streams
         with stream(copy_stream, main_stream):
             copy_stream.wait_stream(main_stream)

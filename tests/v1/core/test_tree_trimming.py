@@ -126,6 +126,9 @@ def test_trees_that_are_never_whole_are_chosen_by_what_parts_gain(lengths):
     load = Load(32, 32, 100.0)
     assert NODES not in lengths._offered(load, {})
     assert NODES in lengths._offered(load, {NODES: 0.1})
+    assert lengths.choose(load, {NODES: 9.0}) == NODES
+    # Some of the requests can use no drafts: nothing is trimmed, and no tree is held.
+    assert lengths.choose(load._replace(num_drafting=31)) == K
 
 
 def test_what_a_part_accepts_is_expected_of_the_whole(lengths):

@@ -215,7 +215,8 @@ def test_trees_and_trimmed_chains_have_graphs_of_their_own(max_num_seqs: int):
     where there are no trees."""
     nodes = 31
     schedule = AutoSchedule(candidate_lengths(LONGEST, nodes))
-    graphs = target_graphs(engine_config(max_num_seqs, schedule, True, nodes))
+    config = engine_config(max_num_seqs, schedule, True, nodes)
+    graphs = target_graphs(config)
     ragged = {b for b in graphs._capture_descs[FULL] if b.max_query_len is not None}
     found = {b for b in ragged if b.max_query_len == LONGEST + 1}
     chains = target_batches(engine_config(max_num_seqs, "auto", trims=True))
@@ -224,6 +225,10 @@ def test_trees_and_trimmed_chains_have_graphs_of_their_own(max_num_seqs: int):
     for n in (1, 8):
         tree = graphs.dispatch(n, n * (nodes + 1), nodes + 1, 0, max_query_len=None)
         assert (tree.cg_mode, tree.uniform_token_count) == (FULL, nodes + 1)
+    drafted = {
+        b.num_reqs for b in draft_batches(config, LONGEST) if b.num_drafts == nodes
+    }
+    assert max(drafted) == 20 if max_num_seqs == 20 else max(drafted) >= 32
     for n in range(MIN_REQUESTS, min(max_num_seqs, 32) + 1):
         for rows in range(n + 1, 257):
             tree = graphs.dispatch(n, rows, None, 0, max_query_len=nodes + 1)

@@ -178,7 +178,7 @@ class DraftLengths:
     ) -> int:
         """The best plan, or the one chosen before if that is as good."""
         best, held = self._best(tokens, seconds), self._chosen.get(num_reqs)
-        if held is not None:
+        if held in seconds:
             gain = tokens[best] * seconds[held] / (tokens[held] * seconds[best])
             if gain < 1 + HYSTERESIS:
                 return held

@@ -15,7 +15,13 @@ import torch
 from vllm.compilation.breakable_cudagraph import is_breakable_cudagraph_enabled
 from vllm.config import VllmConfig
 from vllm.config.compilation import CUDAGraphMode
-from vllm.config.drafter.length import MAX_TREE_ROWS, is_auto, lengths_vary
+from vllm.config.drafter.length import (
+    MAX_TREE_REQUESTS,
+    MAX_TREE_ROWS,
+    is_auto,
+    lengths_vary,
+    shared_tree,
+)
 from vllm.logger import init_logger
 from vllm.v1.attention.backend import AttentionCGSupport
 from vllm.v1.spec_decode.dynamic.graph_sizes import trimmed_batches, worth_recording
@@ -156,9 +162,11 @@ def ragged_batches(
 
 
 def _is_worth_trees(vllm_config: VllmConfig, num_reqs: int, num_nodes: int) -> bool:
-    """Whether a step of so many requests may verify such trees."""
-    is_chosen = is_auto(vllm_config.speculative_config)
-    return not is_chosen or num_reqs * (num_nodes + 1) <= MAX_TREE_ROWS
+    """Whether a step of so many requests may verify such trees, or a part of them."""
+    spec = vllm_config.speculative_config
+    if num_nodes == shared_tree(spec) and num_reqs <= MAX_TREE_REQUESTS:
+        return True
+    return not is_auto(spec) or num_reqs * (num_nodes + 1) <= MAX_TREE_ROWS
 
 
 def later_batches(

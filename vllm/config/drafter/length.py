@@ -132,6 +132,13 @@ def shared_tree(spec: Any) -> int | None:
     return max(trees, default=None)
 
 
+def is_worth_trees(spec: Any, num_reqs: int, num_nodes: int) -> bool:
+    """Whether a step of so many requests may verify such trees, or a part of them."""
+    if num_nodes == shared_tree(spec) and num_reqs <= MAX_TREE_REQUESTS:
+        return True
+    return not is_auto(spec) or num_reqs * (num_nodes + 1) <= MAX_TREE_ROWS
+
+
 def covering_lookup(
     max_batch_size: int, num_speculative_tokens: int, schedule: str = AUTO
 ) -> list[int]:

@@ -15,13 +15,7 @@ import torch
 from vllm.compilation.breakable_cudagraph import is_breakable_cudagraph_enabled
 from vllm.config import VllmConfig
 from vllm.config.compilation import CUDAGraphMode
-from vllm.config.drafter.length import (
-    MAX_TREE_REQUESTS,
-    MAX_TREE_ROWS,
-    is_auto,
-    lengths_vary,
-    shared_tree,
-)
+from vllm.config.drafter.length import is_worth_trees, lengths_vary
 from vllm.logger import init_logger
 from vllm.v1.attention.backend import AttentionCGSupport
 from vllm.v1.spec_decode.dynamic.graph_sizes import trimmed_batches, worth_recording
@@ -121,7 +115,7 @@ def uniform_batches(
     of drafts, a step that asks for another number is covered too. Of a tree's rows the
     drafter sees K + 1.
     """
-    recorded_as = same_first_passes(layouts)
+    recorded_as, spec = same_first_passes(layouts), vllm_config.speculative_config
     for num_drafts in sorted(set(recorded_as.values())):
         layout = layouts[num_drafts]
         before = {k for k, other in recorded_as.items() if other == num_drafts}
@@ -131,9 +125,7 @@ def uniform_batches(
         for verified in sorted({min(k, most) + 1 for k in before}):
             slots = verified + layout.num_extra_slots
             for num_reqs in _request_counts(vllm_config, verified):
-                if num_drafts <= most or _is_worth_trees(
-                    vllm_config, num_reqs, num_drafts
-                ):
+                if num_drafts <= most or is_worth_trees(spec, num_reqs, num_drafts):
                     yield _full(num_reqs, slots, num_drafts, 0, 1)
 
 
@@ -159,14 +151,6 @@ def ragged_batches(
                 max_query_len=verified + extra,
                 num_drafts=num_drafts,
             )
-
-
-def _is_worth_trees(vllm_config: VllmConfig, num_reqs: int, num_nodes: int) -> bool:
-    """Whether a step of so many requests may verify such trees, or a part of them."""
-    spec = vllm_config.speculative_config
-    if num_nodes == shared_tree(spec) and num_reqs <= MAX_TREE_REQUESTS:
-        return True
-    return not is_auto(spec) or num_reqs * (num_nodes + 1) <= MAX_TREE_ROWS
 
 
 def later_batches(

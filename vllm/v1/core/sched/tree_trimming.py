@@ -20,13 +20,13 @@ import numpy as np
 
 from vllm.config.drafter.length import MAX_TREE_REQUESTS
 from vllm.v1.spec_decode.dynamic.budgets import TreeBudgets
-from vllm.v1.spec_decode.dynamic.draft_length import DraftLengths, Load
 from vllm.v1.spec_decode.dynamic.node_chances import NodeChances
 from vllm.v1.spec_decode.dynamic.step_times import Row
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.outputs import ModelRunnerOutput
+    from vllm.v1.spec_decode.dynamic.draft_length import DraftLengths, Load
 
 
 class TreePart(NamedTuple):
@@ -53,7 +53,7 @@ class TreeTrimming:
         parts: of the last output, by request of whose tree a part was verified.
     """
 
-    def __init__(self, lengths: DraftLengths, times: dict[int, Row], nodes: int):
+    def __init__(self, lengths: "DraftLengths", times: dict[int, Row], nodes: int):
         self.nodes = nodes
         self.budgets = TreeBudgets(lengths.times, times, nodes)
         self.parts: dict[str, TreePart] = {}
@@ -87,7 +87,7 @@ class TreeTrimming:
             parts = map(TreePart, chain.tolist(), rest)
             self.parts = dict(zip(names, parts, strict=True))
 
-    def gains(self, load: Load) -> Mapping[int, float]:
+    def gains(self, load: "Load") -> Mapping[int, float]:
         """Throughput that a budget adds to trees, as a share of what whole ones give;
         empty where it is not to be thought of."""
         n = load.num_reqs

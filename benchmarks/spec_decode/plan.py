@@ -45,10 +45,15 @@ def peers(args: Namespace, mode: str, k: int) -> list[EngineKey]:
 
 
 def auto_engines(args: Namespace, mode: str) -> list[EngineKey]:
-    """Those that choose how much to draft; with trees and budgets, if asked for."""
-    nodes = max(args.draft_tree, default=0) * (mode in PARALLEL)
+    """Those that choose how much to draft; with trees and budgets, if asked for.
+
+    With the largest trees that were given, and without any if 0 was.
+    """
+    given = args.draft_tree if mode in PARALLEL else []
+    sizes = sorted({max(given, default=0), *({0} & {*given})})
     return [
         EngineKey(OURS, mode, args.auto, True, args.shapes, nodes, is_adaptive)
+        for nodes in sizes
         for is_adaptive in (False, True)[: 1 + args.adaptive]
     ]
 
@@ -99,7 +104,8 @@ def engine_of(key: EngineKey, args: Namespace) -> EngineKey:
 
 def any_schedule(args: Namespace) -> list[tuple[int, int, int]]:
     """One that has all lengths of a shared engine; rounds put others in its place."""
-    lengths = sorted({*args.num_speculative_tokens, *args.draft_tree}, reverse=True)
+    lengths = {*args.num_speculative_tokens, *args.draft_tree} - {0}
+    lengths = sorted(lengths, reverse=True)
     ranges = [(i + 1, i + 1, n) for i, n in enumerate(lengths[:-1])]
     return [*ranges, (len(lengths), args.max_num_seqs, lengths[-1])]
 

@@ -52,7 +52,8 @@ def make_parser(benchmark: str, about: str) -> argparse.ArgumentParser:
         "drafters had accepted of greedy or sampled text")  # fmt: skip
     add("--draft-tree", type=int, nargs="+", default=[], metavar="N",
         help="also engines of ours with draft trees of so many nodes, for modes that "
-        "draft in one pass; needs --trace")  # fmt: skip
+        "draft in one pass, and with 0 --auto without trees, too; needs "
+        "--trace")  # fmt: skip
     add("--adaptive", action="store_true", help="also engines with "
         "enable_adaptive_verification and the largest K, ours and Runner V2's; needs "
         "--trace, whose confidence it reads")  # fmt: skip

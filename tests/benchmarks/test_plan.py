@@ -53,15 +53,27 @@ def test_engines_beside_those_of_a_fixed_chain():
     }
 
 
+def test_auto_of_chains_beside_that_of_trees():
+    flags = "--modes draft pard --trace t0.5 --auto 8 --draft-tree 0 15 31 --adaptive "
+    (group,) = planned(flags + "--num-speculative-tokens 8 --implementations ours")
+    assert {str(key) for key in group if key.is_auto} == {
+        f"ours/{mode}/K8{tree}auto{adaptive}"
+        for mode, tree in (("draft", ""), ("pard", ""), ("pard", "tree31"))
+        for adaptive in ("", "adaptive")
+    }
+    assert "tree0" not in str(group)
+
+
 def test_one_engine_serves_all_lengths_of_a_one_pass_drafter():
     flags = "--implementations ours base-v1 --modes draft pard --trace t0.5 --auto 8 "
-    flags += "--num-speculative-tokens 3 8 --draft-tree 15 --share-engines"
+    flags += "--num-speculative-tokens 3 8 --draft-tree 0 15 --share-engines"
     args = parse([*SITES, *flags.split()])
     (keys,) = plan_groups(args, 99)
     engines = {str(engine_of(key, args)) for key in keys if key.mode == "pard"}
     assert engines == {
         "ours/pard/K8tree15",
         "ours/pard/K8tree15auto",
+        "ours/pard/K8auto",
         *(f"base-v1/pard/K{k}" for k in (3, 8)),
     }
     assert all(engine_of(key, args) == key for key in keys if key.mode == "draft")

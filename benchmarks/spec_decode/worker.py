@@ -125,10 +125,8 @@ class Worker:
         from vllm.v1.spec_decode.dynamic import pass_times
 
         core = self.llm.llm_engine.engine_core.engine_core
-        executor, scheduler = core.model_executor, core.scheduler
-        spec = scheduler.vllm_config.speculative_config
-        spec.pass_times = pass_times.measure_pass_times(executor)
-        spec.trimmed_times = pass_times.measure_trimmed_times(executor)
+        pass_times.measure_steps(core.model_executor)
+        scheduler = core.scheduler
         scheduler.draft_lengths = ChosenLengths.of(scheduler)
         scheduler.dynamic_sd_lookup = scheduler.draft_lengths
         return {}

@@ -56,6 +56,15 @@ CPU_BUDGET_SECONDS = 4.0
 IN_STEP_CPU_REQUESTS = 4
 
 
+def measure_steps(executor: "Executor") -> None:
+    """Times all that "auto" chooses between, and puts it into the speculative config,
+    where the scheduler finds it."""
+    spec = executor.vllm_config.speculative_config
+    spec.pass_times = measure_pass_times(executor)
+    spec.trimmed_times = measure_trimmed_times(executor)
+    spec.tree_times = measure_tree_budgets(executor)
+
+
 def measure_pass_times(executor: "Executor") -> PassTimes:
     """Times steps on all workers; the slowest worker counts.
 

@@ -125,24 +125,36 @@ def test_what_trimming_costs_is_reckoned():
 NODES = 31
 
 
+@pytest.mark.parametrize("context", [256, 16384])
 @pytest.mark.parametrize("n", [8, 12, 24, 32])
-def test_a_budget_of_trees_is_as_good_as_any(n: int):
-    """Whole trees of many requests have no graph, and are never verified."""
+def test_a_budget_of_trees_is_as_good_as_any(n: int, context: int):
+    """Whole trees of many requests have no graph, and are never verified; what they
+    would take is made up of chains' times."""
     drafting = 0.001
+
+    def verifying(m: int, context: int) -> dict[int, float]:
+        reading = m * context * 1e-7
+        chain, tree = (
+            target_seconds(m * (k + 1)) + drafting + reading for k in (K, NODES)
+        )
+        made_up = chain * (NODES + 1) / (K + 1)
+        return {K: chain, NODES: tree if m <= 8 else made_up}
+
     times = {
-        m: {NODES: target_seconds(m * (NODES + 1)) + drafting} for m in (1, 8, 16, 32)
+        long: {m: verifying(m, long) for m in (1, 8, 16, 32)} for long in (256, 16384)
     }
     parts = {m: target_seconds(m) + drafting for m in (64, 128, 256)}
-    budgets = TreeBudgets(
-        StepTimes({256: times}), dict.fromkeys((8, 16, 32), parts), NODES
-    )
+    budgets = TreeBudgets(StepTimes(times), dict.fromkeys((8, 16, 32), parts), K)
     chances = some_chances(n, length=NODES)
-    found = budgets.best(NODES, chances).num_drafts
-    seconds = {b: target_seconds(n + b) + drafting for b in range(1, 257 - n)}
+    found, gain = budgets.best(NODES, chances, context)
+    other = drafting + n * (context - 256) * 1e-7
+    seconds = {b: target_seconds(n + b) + other for b in range(1, 257 - n)}
     survival = np.sort(chances, axis=None)[::-1].cumsum()
     worth = {b: (n + survival[b - 1]) / seconds[b] for b in seconds}
     assert worth[found] >= 0.97 * max(worth.values())
     assert n + found in SHARED_ROWS
+    of_all = (n + survival[-1]) / budgets.times.seconds(n, context)[NODES]
+    assert (1 + gain) * of_all == pytest.approx(worth[found], rel=0.05)
     # Where every node is worth its row.
     sure = budgets.best(NODES, np.full((n, NODES), 0.99))
     assert sure == ALL if n == 8 else n + sure.num_drafts == MAX_TREE_ROWS

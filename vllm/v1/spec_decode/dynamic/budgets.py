@@ -124,7 +124,7 @@ class TreeBudgets(Budgets):
         times: as `Budgets` has it.
         trimmed: seconds of steps that draft trees and verify a part of their nodes, by
             number of requests and rows of the batch.
-        nodes: of a tree.
+        depth: K, as `Budgets` has it.
     """
 
     _most_rows = MAX_TREE_ROWS
@@ -138,5 +138,7 @@ class TreeBudgets(Budgets):
         measured = sorted(self._trimmed.seconds(n, 0.0).items())
         of_rows, curve = zip(*measured, strict=True)
         curve = np.interp(rows, of_rows, np.maximum.accumulate(curve))
-        untrimmed = self.times.seconds(n, context)[num_drafts]
-        return curve + untrimmed - self.times.seconds(n, 0.0)[num_drafts], untrimmed
+        longer = self.times.seconds(n, context)
+        # A part of a tree reads a request's context once, as a chain does.
+        added = longer[self.depth] - self.times.seconds(n, 0.0)[self.depth]
+        return curve + added, longer[num_drafts]

@@ -9,7 +9,7 @@ import torch
 
 from vllm.v1.core.sched.draft_load import ChosenLengths
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.core.sched.tree_trimming import TreePart, TreeTrimming
+from vllm.v1.core.sched.tree_trimming import TreeTrimming, part_of
 from vllm.v1.core.sched.trimming import Trimming
 from vllm.v1.spec_decode.accepted_nodes import AcceptedNodes
 from vllm.v1.spec_decode.dynamic.draft_length import DraftLengths, Load
@@ -53,9 +53,9 @@ def make_step(nodes: int = NODES, **more) -> SchedulerOutput:
 
 def make_output(chance: float, verified: int, path: list[int]) -> SimpleNamespace:
     """Of trees whose nodes have each `chance` times the probability of the one before;
-    two of the verified ones are of the chain."""
-    told = np.full((N, NODES + 2), chance, dtype=np.float32)
-    told[:, -2:] = 2, verified
+    nodes 1, 4 and 7 are the chain."""
+    told = np.full((N, NODES + K + 1), chance, dtype=np.float32)
+    told[:, NODES:] = 1, 4, 7, verified
     nodes = np.zeros((2, N, K + 1), dtype=np.int32)
     nodes[0, :, 1 : len(path) + 1] = path
     tokens = [[0] * (len(path) + 1) for _ in NAMES]
@@ -111,10 +111,11 @@ def test_parts_of_trees_are_counted_by_chances_of_the_rest(trimming):
     trimming.take(step, make_output(0.9, 5, [1, 4]))
     assert step.num_invalid_spec_tokens == dict.fromkeys(NAMES, NODES - 5)
     assert trimming.num_verified("0", NODES) == 5
-    part = trimming.part("0")
-    assert part.num_chain == 2 and part.unverified[:5] == [0.0] * 5
-    rest = part.unverified[5:]
-    assert len(rest) == NODES - 5 and 0.0 < rest[-1] < rest[0] < 1.0
+    part, (chances,) = trimming.part("0"), trimming._trees._of(["0"])
+    assert part.num_chain == 2
+    assert part.rest_of_chain == [pytest.approx(chances[6] / chances[3])]
+    assert part.unverified == [0.0] * 5 + chances[5:].tolist()
+    assert 0.0 < chances[-1] < chances[5] < 1.0
     trimming.take(make_step(), make_output(0.9, NODES, [1, 4]))
     assert trimming.part("0") is None  # all of it was
     trimming.take(make_step(), SimpleNamespace(verified_drafts=None))
@@ -132,23 +133,22 @@ def test_trees_that_are_never_whole_are_chosen_by_what_parts_gain(lengths):
 
 
 def test_what_a_part_accepts_is_expected_of_the_whole(lengths):
-    """Whatever part of it is verified, as long as chances are right."""
-    rng, of_node = np.random.default_rng(0), np.zeros(NODES)
-    of_node[[0, 1, 4]] = 0.5, 0.25, 0.125
+    """Whatever part of it is verified, as long as chances are right: also if more of
+    those trees is that accept more."""
+    rng, chain = np.random.default_rng(0), np.array([1, 2, 5])
     for _ in range(600):
-        for _ in range(4):
-            verified = int(rng.integers(2, 9))
-            # Nodes 1, 2 and 5 are the chain, of which one in two goes on.
-            reached = int((rng.random(3) < 0.5).cumprod().sum())
-            path = [1, 2, 5][:reached]
-            hidden = 1.0 * (np.arange(1, NODES + 1) > verified)
-            num_chain = sum(node <= verified for node in (1, 2, 5))
-            seen = [node for node in path if node <= verified]
-            lengths.observe_part(num_chain, seen, len(seen), [*(hidden * of_node)])
+        for rate, verified in ((0.3, 1), (0.8, 6)):
+            chances = np.zeros(NODES)
+            chances[chain - 1] = rate ** np.arange(1, K + 1)
+            reached = int((rng.random(K) < rate).cumprod().sum())
+            num_chain, *rest = part_of(chain, verified, chances)
+            seen = chain[:reached][chain[:reached] <= verified].tolist()
+            lengths.observe_part(num_chain, seen, len(seen), *rest)
         lengths.end_step()
+    wanted = 1 + np.mean([0.3 + 0.3**2 + 0.3**3, 0.8 + 0.8**2 + 0.8**3])
     expected = lengths.expected_tokens()
-    assert expected[K] == pytest.approx(1 + 0.875, abs=0.06)
-    assert expected[NODES] == pytest.approx(1 + 0.875, abs=0.06)
+    assert expected[K] == pytest.approx(wanted, abs=0.06)
+    assert expected[NODES] == pytest.approx(wanted, abs=0.06)
 
 
 def test_the_scheduler_counts_a_part_of_a_tree(trimming, lengths):
@@ -159,8 +159,8 @@ def test_the_scheduler_counts_a_part_of_a_tree(trimming, lengths):
     trimming.take(make_step(verify_budget=5 * N), make_output(0.9, 5, [1, 4]))
     tree = AcceptedNodes([1, 4], [0, 1], K)
     chosen.observe(NODES, 2, SimpleNamespace(request_id="0", num_tokens=9), tree)
-    assert seen == [(2, [1, 4], 1, trimming.part("0").unverified)]
-    assert isinstance(trimming.part("0"), TreePart)
+    part = trimming.part("0")
+    assert seen == [(2, [1, 4], 1, part.rest_of_chain, part.unverified)]
 
 
 # The workers' side.

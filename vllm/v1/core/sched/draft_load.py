@@ -95,8 +95,8 @@ class ChosenLengths:
         numbers = tree.numbers if tree else range(1, num_accepted + 1)
         num_best = tree.num_best if tree else num_accepted
         if part is not None:
-            observed = part.num_chain, numbers, num_best, part.unverified
-            self.lengths.observe_part(*observed)
+            num_chain, *rest = part
+            self.lengths.observe_part(num_chain, numbers, num_best, *rest)
         else:
             self.lengths.observe(num_drafts, numbers, num_best, unverified)
 

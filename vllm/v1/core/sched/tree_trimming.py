@@ -34,10 +34,13 @@ class TreePart(NamedTuple):
 
     Attributes:
         num_chain: nodes of it that hold the chain of best tokens.
-        unverified: [N], chances of its nodes; 0 for those that were verified.
+        rest_of_chain: chances of the chain's next nodes, as far as the tree has them,
+            each after those before it.
+        unverified: [N], chances of the tree's nodes; 0 for those that were verified.
     """
 
     num_chain: int
+    rest_of_chain: list[float]
     unverified: list[float]
 
 
@@ -55,7 +58,8 @@ class TreeTrimming:
 
     def __init__(self, lengths: "DraftLengths", times: dict[int, Row], nodes: int):
         self.nodes = nodes
-        self.budgets = TreeBudgets(lengths.times, times, nodes)
+        self._depth = lengths.num_speculative_tokens
+        self.budgets = TreeBudgets(lengths.times, times, self._depth)
         self.parts: dict[str, TreePart] = {}
         self._acceptance, self._chances = lengths.acceptance, NodeChances()
         # By request, of the last trees that were told of: [N] chances of nodes.
@@ -67,11 +71,12 @@ class TreeTrimming:
 
     def take(self, step: "SchedulerOutput", output: "ModelRunnerOutput") -> None:
         """Takes in what workers tell of a step that verified trees."""
-        drafts, told = step.scheduled_spec_decode_tokens, output.verified_drafts
+        drafts = step.scheduled_spec_decode_tokens
         own = [i for i, name in enumerate(output.req_ids) if name in drafts]
-        paths = told[own, :-2].cumprod(axis=1)
-        chain, verified = told[own, -2:].T.astype(int)
-        is_verified = np.arange(paths.shape[1]) < verified[:, None]
+        told, parts = output.verified_drafts[own], [-self._depth - 1, -1]
+        paths, chains, verified = np.split(told, parts, axis=1)
+        paths = paths.cumprod(axis=1)
+        is_verified = np.arange(paths.shape[1]) < verified
         accepted = np.zeros_like(is_verified)
         for row, i in enumerate(own):
             count = len(output.sampled_token_ids[i])
@@ -83,9 +88,8 @@ class TreeTrimming:
             known = chances[:, : self.nodes]
             self._known = dict(zip(names, known, strict=True))
         if step.verify_budget is not None:
-            rest = np.where(is_verified, 0.0, chances).tolist()
-            parts = map(TreePart, chain.tolist(), rest)
-            self.parts = dict(zip(names, parts, strict=True))
+            rows = zip(chains.astype(int), verified[:, 0], chances, strict=True)
+            self.parts = dict(zip(names, (part_of(*row) for row in rows), strict=True))
 
     def gains(self, load: "Load") -> Mapping[int, float]:
         """Throughput that a budget adds to trees, as a share of what whole ones give;
@@ -121,3 +125,19 @@ class TreeTrimming:
         expected = self._acceptance.expected_tokens()
         tokens = np.interp(range(self.nodes + 1), [*expected], [*expected.values()])
         return np.sort(np.diff(tokens).clip(0.0, 1.0))[::-1]
+
+
+def part_of(chain: np.ndarray, num_verified: float, chances: np.ndarray) -> TreePart:
+    """Of a tree whose first nodes were verified.
+
+    Args:
+        chain: [K], numbers of the nodes that hold the chain of best tokens.
+        num_verified: nodes.
+        chances: [N], of all nodes.
+    """
+    num_chain = int((chain <= num_verified).sum())
+    of_chain = chances[chain[chain <= len(chances)] - 1]
+    before = np.append(1.0, of_chain[:-1])
+    rest = (of_chain / before.clip(1e-9))[num_chain:].tolist()
+    unverified = np.where(np.arange(len(chances)) < num_verified, 0.0, chances)
+    return TreePart(num_chain, rest, unverified.tolist())

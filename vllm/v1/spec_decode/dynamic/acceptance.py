@@ -212,23 +212,28 @@ class PlanAcceptance:
         num_chain: int,
         accepted: Sequence[int],
         num_best: int,
+        rest_of_chain: Sequence[float],
         unverified: Sequence[float],
     ) -> None:
         """Takes in one request's tree, of which a part of the nodes was verified.
 
         Those that were not are counted by their chances; what the chain would have got
-        behind its verified part, by what chains get.
+        behind the tree, by what chains get.
 
         Args:
             num_chain: verified nodes that hold the chain of best tokens.
             accepted: as in `observe`.
             num_best: as in `observe`.
+            rest_of_chain: chances of the chain's next nodes, as far as the tree has
+                them, each after those before it.
             unverified: [N], chances of nodes; 0 for those that were verified.
         """
-        self.chains.observe(num_chain, num_best)
+        rest = rest_of_chain if num_best == num_chain else ()
+        self.chains.observe(num_chain, num_best, rest)
         of_smaller = float(num_best)
         if num_best == num_chain:
-            of_smaller += sum(accumulate(self.chains.rates()[num_chain:], mul))
+            behind = self.chains.rates()[num_chain + len(rest) :]
+            of_smaller += sum(accumulate([*rest, *behind], mul))
         expected = [*accumulate(unverified)]
         for nodes, gain in self._gains.items():
             if nodes > len(expected):

@@ -140,12 +140,11 @@ class Trimming(AdaptiveVerificationManager):
         num_rejected: torch.Tensor,
     ) -> None:
         """Begins to copy chances, and how many drafts were verified; of a tree, before
-        that, how many of those nodes are the chain of best tokens."""
+        that, which nodes are the chain of best tokens."""
         verified = ((num_sampled - 1).clamp(min=0) + num_rejected)[:, None]
         columns = [self._chances_of(num_drafts)[batch.idx_mapping]]
         if num_drafts > self._depth:
-            chain = self._trees.chain_nodes[batch.idx_mapping] <= verified
-            columns.append(chain.sum(dim=1, keepdim=True))
+            columns.append(self._trees.chain_nodes[batch.idx_mapping])
         told = torch.cat([each.float() for each in (*columns, verified)], dim=1)
         copy_stream, main_stream = self._streams
         with stream(copy_stream, main_stream):

@@ -106,7 +106,10 @@ def requests(*lengths: int) -> list[SimpleNamespace]:
     """With so many tokens each, of which the engine still waits for two."""
     return [
         SimpleNamespace(
-            num_tokens=length - 2, num_output_placeholders=2, sampling_params=None
+            num_tokens=length - 2,
+            num_output_placeholders=2,
+            sampling_params=None,
+            use_structured_output=False,
         )
         for length in lengths
     ]
@@ -121,6 +124,8 @@ def test_load_is_that_of_the_requests_that_run():
     assert lookup.load(2) == Load(2, 2, 400.0)
     scheduler.running[0].sampling_params = REFUSING
     assert lookup.load(4) == Load(4, 2, 400.0)
+    scheduler.running[1].use_structured_output = True
+    assert lookup.load(4) == Load(4, 2, 400.0, has_grammar=True)
 
 
 @pytest.mark.parametrize("past, drafts", [(0, 3), (1, 0)])

@@ -126,8 +126,15 @@ def test_other_steps_are_not(trimming, step):
     assert trimming.budget(step) is None
 
 
-@pytest.mark.parametrize("load", [Load(7, 7, 100.0), Load(N, N - 1, 100.0)])
-def test_few_requests_and_such_that_cannot_draft_are_not_trimmed(trimming, load):
+OTHER_LOADS = {
+    "few requests": Load(7, 7, 100.0),
+    "a request without drafts": Load(N, N - 1, 100.0),
+    "a grammar": Load(N, N, 100.0, has_grammar=True),
+}
+
+
+@pytest.mark.parametrize("load", OTHER_LOADS.values(), ids=OTHER_LOADS)
+def test_nothing_is_gained_where_nothing_is_trimmed(trimming, load):
     assert trimming.gains(load) == {}
     assert trimming.budget(make_step()) is None
 

@@ -134,10 +134,12 @@ class ChosenLengths:
         if not running:
             return Load(batch_size, batch_size, 0.0)
         drafting = context = 0
+        has_grammar = False
         for request in self._scheduler.running:
             known = request.num_tokens + request.num_output_placeholders
             context += known
+            has_grammar |= request.use_structured_output
             if known < self._limit and not refuses_drafts(request.sampling_params):
                 drafting += 1
         num_drafting = -(-drafting * batch_size // running)
-        return Load(batch_size, num_drafting, context / running)
+        return Load(batch_size, num_drafting, context / running, has_grammar)

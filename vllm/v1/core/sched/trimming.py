@@ -147,10 +147,12 @@ class Trimming:
         return np.array(self._chains.rates(), dtype=np.float32)
 
     def _may_trim(self) -> bool:
-        """Whether there are enough requests, and all of them can use drafts."""
+        """Whether there are enough requests, all of them can use drafts, and none has
+        a grammar."""
         load = self._load
-        is_large = load is not None and load.num_reqs >= MIN_REQUESTS
-        return is_large and load.num_drafting == load.num_reqs
+        if load is None or load.num_reqs < MIN_REQUESTS or load.has_grammar:
+            return False
+        return load.num_drafting == load.num_reqs
 
     def budget(self, step: "SchedulerOutput") -> int | None:
         """Drafts to verify in a step; None: all that are scheduled.
@@ -162,11 +164,8 @@ class Trimming:
 
         To be asked for every step, in order.
         """
-        names, drafts = (
-            set(step.num_scheduled_tokens),
-            step.scheduled_spec_decode_tokens,
-        )
-        told_of = self._told_of
+        names, told_of = set(step.num_scheduled_tokens), self._told_of
+        drafts = step.scheduled_spec_decode_tokens
         is_told = step.num_spec_tokens_to_schedule <= self._depth
         is_told &= len(names) >= MIN_REQUESTS
         self._told_of = names if is_told else set()

@@ -46,6 +46,7 @@ class Load(NamedTuple):
     num_reqs: int
     num_drafting: int  # requests that can use drafts
     context: float  # tokens that a request has behind it, on average
+    has_grammar: bool = False  # of any request: then all drafts are verified
 
     def tokens(self, expected: float) -> float:
         """Tokens of the step, where `expected` is what a draft's request gets."""

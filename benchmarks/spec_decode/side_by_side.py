@@ -45,7 +45,9 @@ def make_parser(benchmark: str, about: str) -> argparse.ArgumentParser:
     add("--implementations", nargs="+", choices=IMPLEMENTATIONS,
         default=list(IMPLEMENTATIONS))  # fmt: skip
     add("--modes", nargs="+", choices=list(MODES), help="all that the shapes have")
-    add("--num-speculative-tokens", type=int, nargs="+", default=[3, 5, 7, 11])
+    add("--num-speculative-tokens", type=int, nargs="*", default=[3, 5, 7, 11],
+        metavar="K", help="of engines that draft as many in every step; none are "
+        "measured if no number is given")  # fmt: skip
     add("--auto", type=int, metavar="K", help="also an engine of ours that chooses "
         "how much to draft, up to K; needs --trace")  # fmt: skip
     add("--trace", nargs="+", choices=TEXTS, default=[], help="replay what the bundled "

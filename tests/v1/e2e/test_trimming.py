@@ -4,6 +4,7 @@
 from typing import Any
 
 import pytest
+import torch
 
 from .conftest import RunEngine
 from .test_unified_speculator import (
@@ -112,7 +113,8 @@ NODES = 15
 def test_nodes_of_trees_share_a_budget(
     mode: str, run_engine: RunEngine, models, target, make_prompt
 ):
-    """Prompts arrive between; one request has a seed, another verifies its chain alone.
+    """Prompts arrive between, and requests are preempted; one has a seed, one verifies
+    its chain alone, one asks for logprobs.
 
     Trees of other sizes, and chains, are verified between.
     """
@@ -124,6 +126,7 @@ def test_nodes_of_trees_share_a_budget(
     scenarios = {"all": [*asked]}
     # What it would not say anyway.
     asked[4] = asked[4] | {"sampling": {"bad_words": ["zebra"]}}
+    asked[5] = asked[5] | {"sampling": {"logprobs": 1}}
     spec = speculative(models, mode, DRAFTS, draft_tree=NODES, **ADAPTIVE)
     result = run_engine(
         {"all": asked},
@@ -133,9 +136,19 @@ def test_nodes_of_trees_share_a_budget(
         drafts_by_turns=[NODES] * 5 + [7, 11],
         async_scheduling=mode == "pard",
         **ENGINE,
+        block_size=32,
+        num_gpu_blocks_override=NUM_REQUESTS * 2,
     )
     assert_output_is_the_targets(result, target, scenarios)
-    found = result["scenarios"]["all"]["counters"]
+    answers = result["scenarios"]["all"]
+    text = asked[5]["prompt"] + answers["tokens"][5]
+    with torch.inference_mode():
+        logits = target(torch.tensor([text])).logits[0, len(asked[5]["prompt"]) - 1 :]
+    best = logits[:-1].log_softmax(-1).amax(-1).tolist()
+    (told,) = answers["logprobs"][5]
+    assert [max(row.values()) for row in told] == pytest.approx(best, abs=1e-3)
+    found = answers["counters"]
+    assert found["num_preemptions"][0] > 0
     by_depth = found["num_accepted_tokens_per_pos"]
     assert sum(by_depth[:DRAFTS]) == found["num_accepted_tokens"][0] > 0
     assert found["num_accepted_tree_nodes"][1] > 0

@@ -14,6 +14,7 @@ from vllm.config.drafter.length import (
 )
 from vllm.v1.spec_decode.dynamic.budgets import ALL, MIN_GAIN, Budgets, TreeBudgets
 from vllm.v1.spec_decode.dynamic.graph_sizes import ROWS_APART
+from vllm.v1.spec_decode.dynamic.served_times import ServedTimes
 from vllm.v1.spec_decode.dynamic.step_times import StepTimes
 
 K = 7
@@ -32,7 +33,10 @@ def drafting_seconds(k: int) -> float:
 
 
 def make_budgets(
-    lengths: tuple[int, ...], price: float, most_rows: float = float("inf")
+    lengths: tuple[int, ...],
+    price: float,
+    most_rows: float = float("inf"),
+    served: ServedTimes | None = None,
 ) -> Budgets:
     """Of times as they are measured.
 
@@ -52,7 +56,7 @@ def make_budgets(
     verified = [k for k in candidate_lengths(K) if k]
     drafting = drafting_seconds(K) + price
     trimmed = {n: {k: verifying(n, k) + drafting for k in verified} for n in SIZES}
-    return Budgets(StepTimes({256: times}), trimmed, K)
+    return Budgets(StepTimes({256: times}), trimmed, K, served)
 
 
 @pytest.fixture
@@ -120,6 +124,24 @@ def test_what_trimming_costs_is_reckoned():
     cheap = make_budgets((K,), 0.1 * free.gain * seconds).best(K, chances)
     assert dear == ALL
     assert 0.5 * free.gain < cheap.gain < free.gain
+
+
+@pytest.mark.parametrize("slower", [1.0, 1.5])
+def test_steps_served_correct_what_was_measured(slower: float):
+    """Trimmed steps that take longer than measured, as others do not, are left."""
+    served, chances = ServedTimes(), some_chances(64)
+    budgets = make_budgets(LENGTHS, price=0.0, served=served)
+    before = budgets.best(K, chances)
+    for _ in range(20):
+        served.observe(64, 3, 1.0)
+        seconds = target_seconds(64 + before.num_drafts) + drafting_seconds(K)
+        budgets.observe_seconds(64, 256, K, before.num_drafts, slower * seconds)
+    found = budgets.best(K, chances)
+    if slower == 1.0:
+        assert found.num_drafts == before.num_drafts
+        assert found.gain == pytest.approx(before.gain, abs=0.02)
+    else:
+        assert 1.0 + found.gain < 0.85 * (1.0 + before.gain)
 
 
 NODES = 31

@@ -105,7 +105,7 @@ def test_intervals_are_those_of_steps_that_do_the_same(monkeypatch):
     monkeypatch.setattr(step_intervals.time, "perf_counter", lambda: next(now))
     intervals = StepIntervals()
     assert intervals.end(decode(4, 3)) is None
-    assert intervals.end(decode(4, 3)) == ((4, 3), 1)
+    assert intervals.end(decode(4, 3)) == ((4, 3, False), 1)
     for other in (
         decode(5, 3),
         decode(4, 3),
@@ -119,4 +119,6 @@ def test_intervals_are_those_of_steps_that_do_the_same(monkeypatch):
         decode(4, 3),
     ):
         assert intervals.end(other) is None
-    assert intervals.end(decode(4, 3)) == ((4, 3), 1)
+    assert intervals.end(decode(4, 3)) == ((4, 3, False), 1)
+    assert intervals.end(decode(4, 3, verify_budget=9)) is None
+    assert intervals.end(decode(4, 3, verify_budget=8)) == ((4, 3, True), 1)

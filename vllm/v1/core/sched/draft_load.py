@@ -4,7 +4,7 @@
 from typing import TYPE_CHECKING
 
 from vllm.config.drafter.length import chosen_lengths, is_auto, shared_tree
-from vllm.v1.core.sched.step_intervals import StepIntervals
+from vllm.v1.core.sched.step_intervals import Steady, StepIntervals
 from vllm.v1.core.sched.tree_trimming import TreeTrimming
 from vllm.v1.core.sched.trimming import Trimming
 from vllm.v1.spec_decode.dynamic.draft_length import DraftLengths, Load
@@ -108,11 +108,18 @@ class ChosenLengths:
         """To be called for each step's output, before its drafts are observed."""
         ended = self._intervals and self._intervals.end(step)
         if ended and self._load:
-            (num_reqs, num_drafts), seconds = ended
-            context = self._load.context
-            self.lengths.observe_seconds(num_reqs, context, num_drafts, seconds)
+            self._observe_seconds(*ended, step.verify_budget)
         if self.trimming is not None:
             self.trimming.take(step, output)
+
+    def _observe_seconds(
+        self, kind: Steady, seconds: float, budget: int | None
+    ) -> None:
+        of_step = kind.num_reqs, self._load.context, kind.num_drafts
+        if budget is None:
+            self.lengths.observe_seconds(*of_step, seconds)
+        else:
+            self.trimming.observe_seconds(*of_step, budget, seconds)
 
     def wish(self) -> int:
         """What this rank would draft; 0 if it ran nothing since it was asked last."""

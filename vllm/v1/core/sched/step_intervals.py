@@ -9,10 +9,11 @@ if TYPE_CHECKING:
 
 
 class Steady(NamedTuple):
-    """What a step does that decodes: each request verifies and drafts as many."""
+    """What a step does that decodes: each request has and drafts as many."""
 
     num_reqs: int
     num_drafts: int
+    is_trimmed: bool = False  # however many of them are verified
 
 
 class StepIntervals:
@@ -35,10 +36,10 @@ class StepIntervals:
 
 
 def _kind(step: "SchedulerOutput") -> Steady | None:
-    """None where prompts are computed, or not all drafts are verified."""
+    """None where prompts are computed, or not as much is drafted as there is."""
     num_reqs, drafts = len(step.num_scheduled_tokens), step.num_spec_tokens_to_schedule
-    is_decode = not step.scheduled_new_reqs and step.verify_budget is None
     rows = num_reqs * (drafts + 1)
-    if not is_decode or not num_reqs or step.total_num_scheduled_tokens != rows:
+    is_steady = step.total_num_scheduled_tokens == rows and num_reqs
+    if not is_steady or step.scheduled_new_reqs:
         return None
-    return Steady(num_reqs, drafts)
+    return Steady(num_reqs, drafts, step.verify_budget is not None)

@@ -59,7 +59,8 @@ class TreeTrimming:
     def __init__(self, lengths: "DraftLengths", times: dict[int, Row], nodes: int):
         self.nodes = nodes
         self._depth = lengths.num_speculative_tokens
-        self.budgets = TreeBudgets(lengths.times, times, self._depth)
+        sizes = lengths.times, times, self._depth
+        self.budgets = TreeBudgets(*sizes, lengths.served)
         self.parts: dict[str, TreePart] = {}
         self._acceptance, self._chances = lengths.acceptance, NodeChances()
         # By request, of the last trees that were told of: [N] chances of nodes.

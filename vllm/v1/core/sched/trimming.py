@@ -57,7 +57,7 @@ class Trimming:
         trees: TreeTrimming | None = None,
     ):
         depth, self._trees = lengths.num_speculative_tokens, trees
-        self.budgets = Budgets(lengths.times, trimmed_times, depth)
+        self.budgets = Budgets(lengths.times, trimmed_times, depth, lengths.served)
         self._depth = depth
         self._chains = lengths.acceptance.chains
         # By request, of the last output: chances of its drafts [K], and, if not all of
@@ -110,6 +110,14 @@ class Trimming:
                 if len(tokens) > count < known:
                     self.unverified[name] = row[count:known]
         self._latest = [*self._chances.values()] or self._latest
+
+    def observe_seconds(
+        self, n: int, context: float, num_drafts: int, budget: int, seconds: float
+    ) -> None:
+        """Takes in what a step took that verified a part of its drafts."""
+        is_chain = num_drafts <= self._depth
+        budgets = self.budgets if is_chain else self._trees.budgets
+        budgets.observe_seconds(n, context, num_drafts, budget, seconds)
 
     def part(self, request_id: str) -> TreePart | None:
         """Of a request's tree, if it was verified in part in the step taken in last."""

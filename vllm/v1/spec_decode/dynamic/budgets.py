@@ -24,6 +24,7 @@ import numpy as np
 from vllm.config.drafter.length import MAX_TREE_ROWS, MIN_REQUESTS, SHARED_ROWS
 
 from .graph_sizes import trimmed_rows
+from .served_times import TRIMMED_CHAINS, TRIMMED_TREES, ServedTimes
 from .step_times import Row, StepTimes
 
 # A trimmed step must promise so much more throughput: times are measured to within it.
@@ -48,12 +49,21 @@ class Budgets:
         trimmed: seconds of steps that draft K tokens and verify a part of as many, by
             number of requests and drafts verified of each, on average; K: all but one.
         depth: K, the longest chain.
+        served: how much longer steps take than was measured.
     """
 
+    _plan = TRIMMED_CHAINS
     _most_rows = float("inf")  # of a step that verifies all its drafts
 
-    def __init__(self, times: StepTimes, trimmed: dict[int, Row], depth: int):
+    def __init__(
+        self,
+        times: StepTimes,
+        trimmed: dict[int, Row],
+        depth: int,
+        served: ServedTimes | None = None,
+    ):
         self.times, self.depth = times, depth
+        self._served = served or ServedTimes()
         self._trimmed = StepTimes({0: trimmed})
         self._draft_seconds: dict[int, float] = {}
 
@@ -76,11 +86,20 @@ class Budgets:
             return ALL
         tokens = n + np.sort(survival[:, :num_drafts], axis=None)[::-1].cumsum()
         seconds, of_everything = self._seconds(n, context, num_drafts, rows)
-        worth = tokens[rows - n - 1] / seconds
+        longer = self._served.longer(n)
+        worth = tokens[rows - n - 1] / (seconds * longer(self._plan))
+        of_everything *= longer(num_drafts)
         best = int(worth.argmax())
         gain = float(worth[best] * of_everything / tokens[-1]) - 1.0
         trims = gain >= MIN_GAIN or everything > self._most_rows
         return Budget(int(rows[best]) - n, gain) if trims else ALL
+
+    def observe_seconds(
+        self, n: int, context: float, num_drafts: int, budget: int, seconds: float
+    ) -> None:
+        """Takes in what a step took that verified so many of its drafts."""
+        measured, _ = self._seconds(n, context, num_drafts, np.array([n + budget]))
+        self._served.observe(n, self._plan, seconds / float(measured[0]))
 
     def _rows(self, most: int) -> list[int]:
         """Of trimmed batches that have graphs."""
@@ -125,8 +144,10 @@ class TreeBudgets(Budgets):
         trimmed: seconds of steps that draft trees and verify a part of their nodes, by
             number of requests and rows of the batch.
         depth: K, as `Budgets` has it.
+        served: as `Budgets` has it.
     """
 
+    _plan = TRIMMED_TREES
     _most_rows = MAX_TREE_ROWS
 
     def _rows(self, most: int) -> list[int]:

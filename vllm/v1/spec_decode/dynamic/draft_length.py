@@ -147,7 +147,7 @@ class DraftLengths:
         if load.num_drafting:
             held = self._hold(load.num_reqs, tokens, seconds)
             self._log_choice(load, held, expected, seconds)
-            chosen = self._try_another(load, held, tokens, seconds)
+            chosen = self._try_another(load, held, tokens, seconds, gains)
         else:
             chosen = self._best(tokens, seconds)
         self.choice = Choice(chosen, tokens[chosen], seconds[chosen])
@@ -192,6 +192,7 @@ class DraftLengths:
         chosen: int,
         tokens: Mapping[int, float],
         seconds: Mapping[int, float],
+        gains: Mapping[int, float],
     ) -> int:
         """Now and then another plan: else nothing new is known of it.
 
@@ -199,7 +200,7 @@ class DraftLengths:
         not seen yet how long it takes. What shorter chains get needs no try: it is part
         of what the chosen one gets.
         """
-        other = self._to_try(load.num_reqs, chosen, tokens, seconds)
+        other = self._to_try(load.num_reqs, chosen, tokens, seconds, gains)
         if other is None:
             self._end_turn()
             return chosen
@@ -228,6 +229,7 @@ class DraftLengths:
         chosen: int,
         tokens: Mapping[int, float],
         seconds: Mapping[int, float],
+        gains: Mapping[int, float],
     ) -> int | None:
         larger = sorted(plan for plan in seconds if plan > chosen)
         if self._turn == LARGER:
@@ -236,7 +238,8 @@ class DraftLengths:
             return next((plan for plan in larger if plan in self._trees), None)
         if not (seen := self.served.seen(num_reqs)):
             return None  # yet, or nobody tells
-        unseen = set(seconds) - seen - {chosen}
+        # Where a part of the drafts would be verified, it would still not be seen.
+        unseen = {plan for plan in seconds if not gains.get(plan)} - seen - {chosen}
         return max(unseen, key=lambda plan: tokens[plan] / seconds[plan], default=None)
 
     def _log_choice(

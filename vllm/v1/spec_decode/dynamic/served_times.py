@@ -8,6 +8,7 @@ Pure Python.
 """
 
 from collections import deque
+from collections.abc import Callable
 from math import exp, log, log2
 from statistics import median
 
@@ -19,6 +20,8 @@ LEAST_STEPS = 5
 # Steps of other plans after which what was seen of one counts half.
 HALF_LIFE = 1024
 SIZES_PER_DOUBLING = 2  # numbers of requests that are closer count as one
+# Stand for the plan of a step that verifies a part of its drafts, however many.
+TRIMMED_CHAINS, TRIMMED_TREES = -1, -2
 
 
 class _Plan:
@@ -40,6 +43,7 @@ class ServedTimes:
         """Takes in a step.
 
         Args:
+            plan: drafts of each request; else `TRIMMED_CHAINS` or `TRIMMED_TREES`.
             ratio: of the seconds it took to those that were measured.
         """
         size = _size(num_reqs)
@@ -54,7 +58,12 @@ class ServedTimes:
         return {p for p, seen in plans.items() if len(seen.steps) >= LEAST_STEPS}
 
     def correct(self, num_reqs: int, measured: Row) -> Row:
-        """Seconds of a step by plan, as far as they compare.
+        """Seconds of a step by plan, as far as they compare."""
+        longer = self.longer(num_reqs)
+        return {plan: seconds * longer(plan) for plan, seconds in measured.items()}
+
+    def longer(self, num_reqs: int) -> Callable[[int], float]:
+        """What to multiply a plan's measured seconds by.
 
         A plan of which nothing was seen takes as much longer as the others do, and so
         in the end does one that was followed long ago.
@@ -63,10 +72,10 @@ class ServedTimes:
         weights = {
             plan: 0.5 ** ((self._num_steps[size] - seen.seen_at) / HALF_LIFE)
             for plan, seen in self._plans.get(size, {}).items()
-            if len(seen.steps) >= LEAST_STEPS and plan in measured
+            if len(seen.steps) >= LEAST_STEPS
         }
         if len(weights) < 2:
-            return measured
+            return lambda plan: 1.0
         values = {plan: self._plans[size][plan].value for plan in weights}
         shared = sum(weights[plan] * values[plan] for plan in weights)
         shared /= sum(weights.values())
@@ -75,7 +84,7 @@ class ServedTimes:
             weight = weights.get(plan, 0.0)
             return exp(shared + weight * (values.get(plan, shared) - shared))
 
-        return {plan: seconds * longer(plan) for plan, seconds in measured.items()}
+        return longer
 
 
 def _size(num_reqs: int) -> int:

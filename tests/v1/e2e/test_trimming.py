@@ -153,5 +153,5 @@ def test_nodes_of_trees_share_a_budget(
     assert sum(by_depth[:DRAFTS]) == found["num_accepted_tokens"][0] > 0
     assert found["num_accepted_tree_nodes"][1] > 0
     # Of whole ones 13 on average.
-    assert 0 < found["num_draft_tokens"][0] < 10 * found["num_drafts"][0]
+    assert 0 < found["num_draft_tokens"][0] < 12 * found["num_drafts"][0]
     assert result["replays"]["first"] > 0

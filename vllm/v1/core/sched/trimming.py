@@ -67,7 +67,7 @@ class Trimming:
         self.unverified: dict[str, np.ndarray] = {}
         # Chances as above, of the last chains that were told of: while trees are
         # verified they say what trimming chains would gain.
-        self._latest: list[np.ndarray] = []
+        self._latest = np.empty((0, depth), dtype=np.float32)
         self._load: Load | None = None
         # Requests of the last step, if chains of enough were drafted in it.
         self._told_of: set[str] = set()
@@ -84,9 +84,10 @@ class Trimming:
             self._trees.forget_parts()
         if told is None:
             return
-        for name, count in zip(output.req_ids, told[:, -1], strict=True):
+        counts = told[:, -1].astype(int).tolist()
+        for name, count in zip(output.req_ids, counts, strict=True):
             if name in drafts:
-                self._verified[name] = int(count)
+                self._verified[name] = count
         if told.shape[1] > self._depth + 1:
             self._trees.take(step, output)
         else:
@@ -100,16 +101,18 @@ class Trimming:
     def _take_chains(
         self, drafts: dict[str, list[int]], output: "ModelRunnerOutput"
     ) -> None:
-        average, sampled = self._averages(), output.sampled_token_ids
-        rows = zip(output.req_ids, output.verified_drafts, sampled, strict=True)
-        for name, row, tokens in rows:
-            if name in drafts:
-                known = min(len(tokens) + 1, len(drafts[name]))
-                self._chances[name] = np.append(row[:known], average[known:])
-                count = self._verified[name]
-                if len(tokens) > count < known:
-                    self.unverified[name] = row[count:known]
-        self._latest = [*self._chances.values()] or self._latest
+        own = [i for i, name in enumerate(output.req_ids) if name in drafts]
+        if not own:
+            return
+        names = [output.req_ids[i] for i in own]
+        told, verified = output.verified_drafts[own, :-1], [*self._verified.values()]
+        tokens = np.array([len(output.sampled_token_ids[i]) for i in own])
+        known = np.minimum(tokens + 1, [len(drafts[name]) for name in names])
+        is_known = np.arange(self._depth) < known[:, None]
+        self._latest = np.where(is_known, told, self._averages())
+        self._chances = dict(zip(names, self._latest, strict=True))
+        for i in np.flatnonzero((tokens > verified) & (known > verified)):
+            self.unverified[names[i]] = told[i, verified[i] : known[i]]
 
     def observe_seconds(
         self, n: int, context: float, num_drafts: int, budget: int, seconds: float
@@ -135,7 +138,7 @@ class Trimming:
         if not self._may_trim() or len(lengths) == 1:
             return {}
         averages = [self._averages()] * load.num_reqs
-        chances = np.stack([*self._latest, *averages][: load.num_reqs])
+        chances = np.concatenate([self._latest, averages])[: load.num_reqs]
         survival = chances.cumprod(axis=1)
         best = {
             k: self.budgets.best(k, survival, load.context)

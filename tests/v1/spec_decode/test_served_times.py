@@ -10,7 +10,11 @@ from vllm.v1.core.sched import step_intervals
 from vllm.v1.core.sched.step_intervals import StepIntervals
 from vllm.v1.spec_decode.dynamic.draft_length import DraftLengths
 from vllm.v1.spec_decode.dynamic.pass_times import CONTEXT
-from vllm.v1.spec_decode.dynamic.served_times import HALF_LIFE, ServedTimes
+from vllm.v1.spec_decode.dynamic.served_times import (
+    HALF_LIFE,
+    TRIMMED_CHAINS,
+    ServedTimes,
+)
 
 from .test_draft_length import CURVES, Simulation, best_fixed, measured, parallel_ms
 
@@ -35,6 +39,14 @@ def test_plans_compare_as_they_took():
     assert found[7] / found[3] == pytest.approx(4.0, rel=0.02)
     # As much longer as both on average, which compares with either.
     assert found[3] < 2.0 * found[0] and found[7] > 4.0 * found[0]
+
+
+def test_what_trimming_adds_says_nothing_of_steps_without():
+    times = served({TRIMMED_CHAINS: 2.0})
+    assert times.longer(8)(TRIMMED_CHAINS) == 1.0  # there is nothing to compare it with
+    times = served({TRIMMED_CHAINS: 2.0, 3: 1.1})
+    assert times.longer(8)(TRIMMED_CHAINS) == pytest.approx(2.0, rel=0.01)
+    assert times.longer(8)(7) == pytest.approx(1.1, rel=0.01)
 
 
 def test_numbers_of_requests_are_apart():

@@ -66,7 +66,8 @@ class ServedTimes:
         """What to multiply a plan's measured seconds by.
 
         A plan of which nothing was seen takes as much longer as the others do, and so
-        in the end does one that was followed long ago.
+        in the end does one that was followed long ago. What trimming adds says nothing
+        of steps without.
         """
         size = _size(num_reqs)
         weights = {
@@ -74,11 +75,12 @@ class ServedTimes:
             for plan, seen in self._plans.get(size, {}).items()
             if len(seen.steps) >= LEAST_STEPS
         }
-        if len(weights) < 2:
+        whole = [plan for plan in weights if plan >= 0]
+        if len(weights) < 2 or not whole:
             return lambda plan: 1.0
         values = {plan: self._plans[size][plan].value for plan in weights}
-        shared = sum(weights[plan] * values[plan] for plan in weights)
-        shared /= sum(weights.values())
+        shared = sum(weights[plan] * values[plan] for plan in whole)
+        shared /= sum(weights[plan] for plan in whole)
 
         def longer(plan: int) -> float:
             weight = weights.get(plan, 0.0)

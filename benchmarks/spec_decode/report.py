@@ -3,6 +3,7 @@
 
 import argparse
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -38,7 +39,8 @@ def points(results: files.Results) -> pd.DataFrame:
     """A row for each measured point: medians over its repeats, times in ms.
 
     `steady` is tokens/s of steady decode had acceptance been just its mean, which does
-    not vary by what a round happened to accept; as it was where that mean is not known.
+    not vary by what a round happened to accept; where that mean is not known it is
+    `drawn`, as it was.
     """
     rows = [_point(*item) for item in results.get("measurements", {}).items()]
     found = pd.DataFrame(rows)
@@ -56,8 +58,9 @@ def _point(text: str, point: dict[str, Any]) -> dict[str, Any]:
 
     speeds = [repeat["tokens_per_s"] for repeat in repeats]
     engine, steady = key.engine, value("expected_tokens_per_s")
-    if steady is None and (step_s := value("mean_step_s")):
-        steady = key.concurrency * value("tokens_per_step") / step_s
+    known = [r for r in repeats if r.get("mean_step_s")]
+    of_rounds = [r["tokens_per_step"] / r["mean_step_s"] for r in known]
+    drawn = key.concurrency * median(of_rounds) if known else None
     return {
         "point": text,
         "side": OURS if engine.implementation == OURS else VLLM,
@@ -70,7 +73,8 @@ def _point(text: str, point: dict[str, Any]) -> dict[str, Any]:
         "setting": engine.setting,
         "tokens/s": median(speeds),
         "± %": 50 * (max(speeds) - min(speeds)) / median(speeds),
-        "steady": steady,
+        "steady": drawn if steady is None else steady,
+        "drawn": drawn,
         "step": value("step_s", 1e3),
         "draft": value("draft_s", 1e3),
         "run": point["run"][:16],
@@ -158,7 +162,7 @@ def flat(results: files.Results) -> pd.DataFrame:
     return found.drop(columns="run", errors="ignore").sort_index()
 
 
-def settings(results: files.Results) -> pd.DataFrame:
+def settings(results: files.Results, value: str = "steady") -> pd.DataFrame:
     """Steady tokens/s of settings beside each other, by mode and requests.
 
     Without adaptive verification, of which is known what a round happened to accept.
@@ -166,9 +170,10 @@ def settings(results: files.Results) -> pd.DataFrame:
     found = points(results)
     if found.empty:
         return found
-    found = found[~found["setting"].str.contains("adaptive")]
+    if value == "steady":
+        found = found[~found["setting"].str.contains("adaptive")]
     place = ["mode", "context", "requests"]
-    return found.pivot(index=place, columns="setting", values="steady")
+    return found.pivot(index=place, columns="setting", values=value)
 
 
 def serving(results: files.Results) -> pd.DataFrame:
@@ -215,12 +220,16 @@ def engine_sections(results: files.Results) -> Iterator[tuple[str, str]]:
     yield "What starting takes", markdown(starts(results))
     order = [*PLACE[:3], "context", "requests", "setting", "runner"]
     every = compare(found).set_index(order).sort_index()
-    shown = every.drop(columns=["point", "side"])
+    shown = every.drop(columns=["point", "side", "drawn"])
     yield "All points (tokens/s; times in ms)", markdown(shown)
 
 
 OTHERS = {
     "auto": ('"auto" beside what it chooses among, in one run (tokens/s)', settings),
+    "adaptive": (
+        "Adaptive verification beside it, as rounds had drafts accepted (tokens/s)",
+        partial(settings, value="drawn"),
+    ),
     "serving": ("`vllm bench serve`", serving),
     "draft-tree": ("What each part of a draft tree costs", flat),
     "prepare_inputs": ("Input preparation", flat),

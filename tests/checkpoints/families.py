@@ -150,8 +150,8 @@ _amazon = partial(Published, "P-EAGLE, Amazon", num_drafts=7)
 _specforge = partial(Published, "P-EAGLE, SpecForge or verl-SpeCo")
 _speculators3 = partial(Published, "EAGLE-3, speculators")
 _speculators = partial(Published, "P-EAGLE, speculators")
-_safeailab = partial(Published, "EAGLE-3, SafeAILab", num_drafts=3, files="bin")
-_nvidia = partial(Published, "EAGLE-3, SpecForge or NVIDIA", num_drafts=3)
+_safeailab = partial(Published, "EAGLE-3, SafeAILab", num_drafts=7, files="bin")
+_nvidia = partial(Published, "EAGLE-3, SpecForge or NVIDIA", num_drafts=7)
 PUBLISHED: dict[str, Published] = {
     # PARD: a language model with two more keys. Tied, and yet with an lm_head of its
     # own in the file, as some are published.

@@ -116,6 +116,18 @@ def test_number_of_drafts_is_what_was_trained_unless_set(
 
 
 @pytest.mark.parametrize(
+    "given, num_drafts",
+    [({}, 7), ({"num_speculative_tokens_per_batch_size": [(1, 8, 3)]}, 3)],
+)
+def test_usual_number_of_drafts_is_no_limit_of_what_is_chosen(
+    checkpoint, given: dict, num_drafts: int
+):
+    spec = unresolved(checkpoint(LLAMA | {"draft_vocab_size": 32}), **given)
+    read_files(spec)
+    assert (spec.method, spec.num_speculative_tokens) == ("eagle3", num_drafts)
+
+
+@pytest.mark.parametrize(
     "given, is_auto",
     [
         ({}, True),

@@ -23,6 +23,7 @@ from .length import (
     check_tree,
     check_width,
     choose_by_default,
+    is_auto,
 )
 from .target import (
     check_attention,
@@ -311,7 +312,10 @@ def _fill_num_drafts(spec: "SpeculativeConfig", checkpoint: DraftCheckpoint) -> 
             f"positive integer, not {number!r}: correct it there, or add "
             '"num_speculative_tokens" to the speculative config.'
         )
-    spec.num_speculative_tokens = number or (family and family.num_drafts)
+    usual = family and family.num_drafts
+    if usual and is_auto(spec):
+        usual = max(usual, DEFAULT_LONGEST)  # chosen among, not drafted in every step
+    spec.num_speculative_tokens = number or usual
     if spec.num_speculative_tokens is None and spec.method in METHODS:
         spec.num_speculative_tokens = DEFAULT_LONGEST
 

@@ -39,7 +39,7 @@ of_eagle3 = partial(Row, drafter="eagle3")
 of_peagle = partial(Row, drafter="peagle")
 
 FILES = [
-    Row("does not exist", gone()),
+    Row("does not exist: name", gone()),
     Row("is a file", model=Path(WEIGHTS)),
     Row("has no config.json", gone(CONFIG)),
     Row("LoRA adapter", gone(CONFIG), file("adapter_config.json", b"{}")),

@@ -275,6 +275,16 @@ def test_of_bundled_drafters(models: Path, name: str, settings: dict, wanted: di
     assert spec.num_speculative_tokens == drafter.num_verified == num_verified
 
 
+def test_a_target_that_drafts_for_itself_is_told(models: Path, caplog, monkeypatch):
+    log = logging.getLogger("drafters")  # vLLM's is set up anew on the way
+    monkeypatch.setattr("vllm.config.drafter.resolve.logger", log)
+    with caplog.at_level("INFO"):
+        configured(models, "target")
+    assert "target is its own draft model" in caplog.text
+    # Of a language model there is no family and no mask token to tell.
+    assert "target: method draft_model, 7 tokens a step, 1 a pass, fed " in caplog.text
+
+
 # Who drafts.
 
 PARD = DrafterConfig("draft_model", 7, is_parallel=True, parallel_width=7)
@@ -377,6 +387,7 @@ def test_a_fallback_is_told(
     )
     is_unified = drafter.unsupported is None and is_v2 and not watermark
     assert settle_drafter(config) is spec.drafter.is_unified is is_unified
+    settle_drafter(config)  # as its workers do, who need not say it again
     assert scheduler.max_num_scheduled_tokens == (512 if is_unified else None)
     assert len(caplog_vllm.messages) == (line is not None)
     assert all(line in said for said in caplog_vllm.messages)

@@ -1,7 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keys of --speculative-config, as the user wrote them."""
+"""--speculative-config, as the user wrote it."""
+
+from argparse import ArgumentError
 
 import pytest
+
+from vllm.engine.arg_utils import EngineArgs
+from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from .specs import engine_config
 
@@ -19,3 +24,16 @@ from .specs import engine_config
 def test_what_nobody_knows_is_refused(given, error: str, models):
     with pytest.raises(ValueError, match=error):
         engine_config(models / "target", given)
+
+
+def parsed(text: str):
+    parser = EngineArgs.add_cli_args(FlexibleArgumentParser(exit_on_error=False))
+    return parser.parse_args(["--speculative-config", text]).speculative_config
+
+
+def test_a_drafter_alone_is_named_without_json():
+    assert parsed("models/pard") == {"model": "models/pard"}
+    assert parsed('{"method": "ngram"}') == {"method": "ngram"}
+    assert parsed("None") is None
+    with pytest.raises(ArgumentError, match="Expecting property name"):
+        parsed("{model: models/pard}")

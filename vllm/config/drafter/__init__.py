@@ -8,6 +8,7 @@ vLLM's config classes call `resolve.py` and `engine.py`; imports go down this li
 - `engine.py`: whether the unified speculator drafts, and if not why.
 - `weights.py`, `vocabulary.py`, `target.py`: the drafter's files against the target.
 - `length.py`: how much is drafted and verified.
+- `hub.py`: whether a drafter that is no folder is on the hub.
 - `checkpoint.py`: reads the drafter's files; `families.py`: what they say, which tells
   published drafters apart.
 - `drafter.py`: the value.
@@ -15,6 +16,6 @@ vLLM's config classes call `resolve.py` and `engine.py`; imports go down this li
 A function `check_…` raises the ValueError that its docstring names.
 """
 
-from .drafter import MAX_NODES, METHODS, DrafterConfig, num_candidates
+from .drafter import MAX_NODES, METHODS, DrafterConfig, DrafterName, num_candidates
 
-__all__ = ["MAX_NODES", "METHODS", "DrafterConfig", "num_candidates"]
+__all__ = ["MAX_NODES", "METHODS", "DrafterConfig", "DrafterName", "num_candidates"]

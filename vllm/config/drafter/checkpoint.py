@@ -177,7 +177,7 @@ def find_checkpoint(spec: "SpeculativeConfig") -> DraftCheckpoint | None:
     """
     if not needs_model(spec):
         return None
-    is_local = _names_a_path(spec.model)
+    is_local = names_a_path(spec.model)
     if is_local:
         check_folder(spec)
     config = _load_config(spec)
@@ -216,7 +216,7 @@ def _is_misnamed(spec: "SpeculativeConfig") -> bool:
     return has_word and spec.method in (None, "draft_model")
 
 
-def _names_a_path(model: str) -> bool:
+def names_a_path(model: str) -> bool:
     """Whether a model can only be a local path, or is one that exists."""
     if "://" in model:
         return False

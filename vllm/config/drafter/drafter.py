@@ -3,11 +3,16 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 # What the unified speculator drafts with.
 METHODS = ("draft_model", "eagle", "eagle3")
 # What metrics call methods that draft several tokens per pass.
 PARALLEL_MODES = {"draft_model": "pard", "eagle3": "peagle"}
+# What drafters are called, which users take for a method, and the method it is.
+NAMES = {"pard": "draft_model", "pard2": "draft_model", "pard-2": "draft_model"}
+NAMES |= {"peagle": "eagle3", "p-eagle": "eagle3"}
+DrafterName = Literal["pard", "pard2", "pard-2", "peagle", "p-eagle"]
 MAX_NODES = 127  # with the last token, a row of 128 bits says whom a node attends to
 
 
@@ -67,7 +72,7 @@ class DrafterConfig:
         unsupported: what of the config the unified speculator does not support; None
             if nothing. Then vLLM's own speculator drafts.
         is_unified: whether the unified speculator drafts: it supports the config, and
-            Model Runner V2 runs. False until the engine's config is made.
+            Model Runner V2 runs. None until the engine's config is made.
     """
 
     method: str
@@ -82,7 +87,7 @@ class DrafterConfig:
     target_features: TargetFeatures | None = None
     checkpoint_vocab_size: int | None = None
     unsupported: str | None = None
-    is_unified: bool = False
+    is_unified: bool | None = None
 
     @property
     def mode(self) -> str:

@@ -173,7 +173,8 @@ def settle_drafter(vllm_config: "VllmConfig") -> bool:
         check_weights(vllm_config)
     if not is_unified:
         drafter = _without_features(spec, drafter)
-        _say_who_drafts(vllm_config, drafter)
+        if spec.drafter.is_unified is None:  # else said by the process that began
+            _say_who_drafts(vllm_config, drafter)
     spec.drafter = drafter
     scheduler = vllm_config.scheduler_config
     if is_unified and scheduler.max_num_scheduled_tokens is None:
@@ -269,7 +270,7 @@ def _say_who_drafts(vllm_config: "VllmConfig", drafter: DrafterConfig) -> None:
     else:
         logger.warning_once(
             "Drafting falls back to Runner V1, without the unified speculator, because "
-            "Model Runner V2 cannot run this engine: see the line above. On a CPU set "
-            "TRITON_INTERPRET=1; VLLM_USE_V2_MODEL_RUNNER=1 tells what else is in the "
-            "way."
+            "Model Runner V2 cannot run this engine: see the line above. On a CPU "
+            "TRITON_INTERPRET=1 runs it in Triton's interpreter, some four times "
+            "slower than V1; VLLM_USE_V2_MODEL_RUNNER=1 tells what else is in the way."
         )

@@ -167,6 +167,17 @@ def parse_schedule(value: Any) -> Any:
     return value
 
 
+def refuse_zero(value: Any) -> Any:
+    """For pydantic, which goes on with the value."""
+    if value == 0:
+        raise ValueError(
+            "num_speculative_tokens is 0, which drafts nothing: leave it out, and the "
+            "engine chooses; or leave out the speculative config."
+        )
+    return value
+
+
+NumDrafts = Annotated[int, BeforeValidator(refuse_zero)]
 DraftLengthSchedule = Annotated[
     list[tuple[int, int, int]] | Literal["auto"] | None, BeforeValidator(parse_schedule)
 ]
@@ -203,6 +214,13 @@ def choose_by_default(spec: "SpeculativeConfig") -> None:
     if spec.method in METHODS and all(setting is None for setting in given):
         spec.num_speculative_tokens_per_batch_size = AUTO
         spec.is_auto_by_default = True
+
+
+def fill_length(spec: "SpeculativeConfig") -> None:
+    """Leaves it to the engine up to `DEFAULT_LONGEST`, where nothing says how much."""
+    choose_by_default(spec)
+    if spec.num_speculative_tokens is None and spec.method in METHODS:
+        spec.num_speculative_tokens = DEFAULT_LONGEST
 
 
 def check_auto(spec: "SpeculativeConfig") -> None:

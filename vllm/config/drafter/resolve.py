@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """From what the user wrote and a drafter's files to `DrafterConfig`, step by step."""
 
+import json
+import os
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from argparse import ArgumentTypeError
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from difflib import get_close_matches
@@ -10,19 +13,22 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 from huggingface_hub.errors import StrictDataclassError
+from pydantic_core import PydanticCustomError, ValidationError
 
 from vllm.logger import init_logger
 
 from .checkpoint import find_checkpoint, needs_model
-from .drafter import METHODS, DrafterConfig
+from .drafter import METHODS, NAMES, DrafterConfig
 from .engine import find_unsupported
 from .families import DraftCheckpoint, default_layers
+from .hub import check_hub
 from .length import (
     DEFAULT_LONGEST,
     check_auto,
     check_tree,
     check_width,
     choose_by_default,
+    fill_length,
     is_auto,
 )
 from .target import (
@@ -40,6 +46,7 @@ if TYPE_CHECKING:
 
 logger = init_logger(__name__)
 
+EXAMPLE = '{"model": "amd/PARD-Llama-3.2-1B", "num_speculative_tokens": 7}'
 # Up to so many times as many tokens as it was trained for a drafter may do well.
 FAR_BEYOND = 2
 # Fields that are not settings.
@@ -81,6 +88,7 @@ def resolves_drafter(
 
     @wraps(post_init)
     def resolve(self: "SpeculativeConfig") -> None:
+        read_name(self)
         check_settings(self)
         self.drafter = read_files(self)
         with _named_errors(self):
@@ -96,6 +104,7 @@ def read_files(spec: "SpeculativeConfig") -> DrafterConfig | None:
 
     None where files do not tell the method: then vLLM goes by words in its path.
     """
+    check_hub(spec)
     checkpoint = find_checkpoint(spec)
     if checkpoint is None:
         spec.parallel_drafting = bool(spec.parallel_drafting)
@@ -125,6 +134,7 @@ def compare_with_target(spec: "SpeculativeConfig") -> DrafterConfig:
     has_configs = None not in (spec.target_model_config, spec.draft_model_config)
     if spec.method in METHODS and has_configs:
         drafter = _compare_configs(spec, drafter)
+        _say_if_target(spec)
         logger.info("%s", describe(spec, drafter))
     return drafter
 
@@ -148,13 +158,24 @@ def _compare_configs(
 
 def describe(spec: "SpeculativeConfig", drafter: DrafterConfig) -> str:
     """One line on what was made of a checkpoint."""
+    family = f"family {drafter.family!r}, " if drafter.family else ""
     tree = f"a tree of {drafter.num_nodes} verified, " if drafter.num_nodes else ""
+    mask = f"mask token {drafter.mask_token_id}, " if drafter.is_parallel else ""
     return (
-        f"Drafter {spec.model}: family {drafter.family or 'unknown'!r}, method "
-        f"{drafter.method}, {drafter.num_speculative_tokens} tokens a step, {tree}"
-        f"{drafter.parallel_width} a pass, mask token {drafter.mask_token_id}, fed by "
-        f"{_fed_by(spec, drafter)}."
+        f"Drafter {spec.model}: {family}method {drafter.method}, "
+        f"{drafter.num_speculative_tokens} tokens a step, {tree}"
+        f"{drafter.parallel_width} a pass, {mask}fed by {_fed_by(spec, drafter)}."
     )
+
+
+def _say_if_target(spec: "SpeculativeConfig") -> None:
+    models = spec.model, spec.target_model_config.model
+    if spec.method == "draft_model" and len(set(map(os.path.realpath, models))) == 1:
+        logger.warning(
+            "%s is its own draft model: a draft takes as long as a token of the "
+            "target, so nothing is gained. Name a smaller model of its vocabulary.",
+            spec.model,
+        )
 
 
 def _fed_by(spec: "SpeculativeConfig", drafter: DrafterConfig) -> str:
@@ -190,6 +211,23 @@ def _named(model: str | None, error: str) -> str | None:
     return None
 
 
+def parse_speculative_config(text: str) -> Any:
+    """The value of --speculative-config: JSON, or a drafter's folder or hub id alone.
+
+    Raises:
+        ArgumentTypeError: it was meant to be JSON, and is not.
+    """
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        if not re.fullmatch(r"[^\s{}\[\]\"']+", text):
+            raise ArgumentTypeError(
+                f"{text} is not valid JSON ({error}): write for example {EXAMPLE}, in "
+                "single quotes on a command line."
+            ) from None
+        return {"model": text}
+
+
 def check_keys(given: Any, config_class: type) -> None:
     """Checks a speculative config as the user wrote it.
 
@@ -198,24 +236,37 @@ def check_keys(given: Any, config_class: type) -> None:
         config_class: SpeculativeConfig, whose fields are the keys.
 
     Raises:
-        ValueError: it is not a mapping, or has a key that is not known.
+        ValidationError: it is not a mapping, or has a key that is not known.
     """
     if not isinstance(given, Mapping):
-        raise ValueError(
+        raise _invalid(
             f"speculative_config must be a JSON object, not {given!r}: write for "
-            'example {"model": "amd/PARD-Llama-3.2-1B", "num_speculative_tokens": 7}.'
+            f"example {EXAMPLE}.",
+            given,
         )
     known = {field.name for field in fields(config_class)} - RESULTS
-    for key in given:
-        _check_key(str(key), known)
+    for key in map(str, given):
+        if (name := key.replace("-", "_")) not in known:
+            near = get_close_matches(name, known, n=1)
+            remedy = f'did you mean "{near[0]}"?' if near else "remove it."
+            raise _invalid(f'speculative_config has no key "{key}": {remedy}', given)
 
 
-def _check_key(key: str, known: Collection[str]) -> None:
-    name = key.replace("-", "_")
-    if name not in known:
-        near = get_close_matches(name, known, n=1)
-        remedy = f'did you mean "{near[0]}"?' if near else "remove it."
-        raise ValueError(f'speculative_config has no key "{key}": {remedy}')
+def _invalid(words: str, given: Any) -> ValidationError:
+    """Of the type that vLLM raises for such a config."""
+    error = PydanticCustomError("value_error", "{words}", {"words": words})
+    return ValidationError.from_exception_data(
+        "SpeculativeConfig", [{"type": error, "input": given}]
+    )
+
+
+def read_name(spec: "SpeculativeConfig") -> None:
+    """Takes what a drafter is called for the method and the drafting that it means."""
+    if spec.method not in NAMES:
+        return
+    spec.method = NAMES[spec.method]
+    if spec.parallel_drafting is None:
+        spec.parallel_drafting = True
 
 
 def check_settings(spec: "SpeculativeConfig") -> None:
@@ -279,7 +330,8 @@ def _fill_parallel_drafting(
         raise ValueError(
             f"parallel_drafting is set, but {spec.model} was not trained for it: its "
             "config names no mask_token_id, pard_token or ptd_token_id. Unset "
-            "parallel_drafting, or use a PARD or P-EAGLE checkpoint."
+            'parallel_drafting, or a method that means it such as "pard", or use a '
+            "PARD or P-EAGLE checkpoint."
         )
     elif not spec.parallel_drafting and checkpoint.is_parallel:
         logger.warning(
@@ -316,8 +368,7 @@ def _fill_num_drafts(spec: "SpeculativeConfig", checkpoint: DraftCheckpoint) -> 
     if usual and is_auto(spec):
         usual = max(usual, DEFAULT_LONGEST)  # chosen among, not drafted in every step
     spec.num_speculative_tokens = number or usual
-    if spec.num_speculative_tokens is None and spec.method in METHODS:
-        spec.num_speculative_tokens = DEFAULT_LONGEST
+    fill_length(spec)
 
 
 def _say_if_far_beyond_training(

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A wrong configuration is told in one line that says what to change."""
+
+import json
+import sys
+
+import pytest
+from pydantic import ValidationError
+
+from vllm import LLM
+from vllm.entrypoints.cli.main import main
+
+
+@pytest.fixture(autouse=True)
+def loads_nothing(monkeypatch):
+    """Else the choice of how to start workers warns, and stays."""
+    monkeypatch.setenv("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
+
+
+def bench(models, monkeypatch, level: str = "INFO", **spec) -> None:
+    """`vllm bench latency` with a drafter; loads nothing if that is refused."""
+    spec = {"model": str(models / "pard")} | spec
+    given = {"--model": models / "target", "--speculative-config": json.dumps(spec)}
+    words = ["--enforce-eager", *(str(word) for pair in given.items() for word in pair)]
+    monkeypatch.setattr(sys, "argv", ["vllm", "bench", "latency", *words])
+    monkeypatch.setenv("VLLM_LOGGING_LEVEL", level)
+    main()
+
+
+@pytest.mark.parametrize(
+    "spec, line",
+    [
+        ({"metod": "a"}, 'speculative_config has no key "metod": did you mean "meth'),
+        ({"num_speculative_tokens": 0}, "num_speculative_tokens is 0, which drafts "),
+        ({"draft_tree": 0}, "SpeculativeConfig.draft_tree: Input should be greater "),
+        ({"draft_tree": 3}, "draft_tree (3) must be from num_speculative_tokens (8),"),
+    ],
+)
+def test_a_command_ends_in_one_line(models, monkeypatch, spec: dict, line: str):
+    with pytest.raises(SystemExit) as ended:
+        bench(models, monkeypatch, **spec)
+    assert ended.value.code.startswith(f"error: {line}")
+    assert "\n" not in ended.value.code and "pydantic" not in ended.value.code
+    # vLLM's own type of error, as whoever catches it expects.
+    with pytest.raises(ValidationError):
+        bench(models, monkeypatch, level="DEBUG", **spec)
+
+
+def test_a_traceback_ends_with_that_line(models):
+    spec = {"model": str(models / "pard"), "draft_tree": 3}
+    with pytest.raises(ValidationError, match="1 validation error") as raised:
+        LLM(str(models / "target"), speculative_config=spec, enforce_eager=True)
+    (line,) = raised.value.__notes__
+    assert line.startswith("error: draft_tree (3) must be from num_speculative_tokens")
+
+
+def test_other_errors_are_raised(monkeypatch):
+    words = ["serve", "--headless", "--api-server-count", "1"]
+    monkeypatch.setattr(sys, "argv", ["vllm", *words])
+    with pytest.raises(ValueError, match="cannot be used with --headless"):
+        main()

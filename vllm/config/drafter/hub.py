@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a drafter is on the hub, where its name reads like that of a folder."""
+
+import os
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import vllm.envs as envs
+
+from .checkpoint import names_a_path, needs_model
+
+if TYPE_CHECKING:
+    from vllm.config.speculative import SpeculativeConfig
+
+
+def check_hub(spec: "SpeculativeConfig") -> None:
+    """Checks that the hub has what may be a folder that is missing beside others.
+
+    Asks once, where vLLM and transformers would for minutes if nobody answers.
+
+    Raises:
+        ValueError: it has not, or does not answer.
+    """
+    if not needs_model(spec) or names_a_path(spec.model) or not _may_be_a_path(spec):
+        return
+    folder = Path(spec.model)
+    if not _is_on_hub(spec):
+        near = get_close_matches(folder.name, os.listdir(folder.parent), n=1)
+        proposed = f', such as "{folder.parent / near[0]}"' if near else ""
+        raise ValueError(
+            f'"model" of speculative_config: {folder} does not exist, nor was it found '
+            "on the hub: name the folder that holds the drafter's config.json and "
+            f"weights{proposed}."
+        )
+
+
+def _may_be_a_path(spec: "SpeculativeConfig") -> bool:
+    from huggingface_hub import constants
+    from huggingface_hub.file_download import repo_folder_name
+
+    cached = repo_folder_name(repo_id=spec.model, repo_type="model")
+    return (
+        "/" in spec.model
+        and ":" not in spec.model  # an address, or a file of a repository
+        and Path(spec.model).parent.is_dir()
+        and not Path(constants.HF_HUB_CACHE, cached).is_dir()
+        and not envs.VLLM_USE_MODELSCOPE
+    )
+
+
+def _is_on_hub(spec: "SpeculativeConfig") -> bool:
+    from huggingface_hub import file_download, hf_hub_url
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        RepositoryNotFoundError,
+    )
+
+    url = hf_hub_url(spec.model, "config.json", revision=spec.revision)
+    token = getattr(spec.target_model_config, "hf_token", None)
+    try:
+        file_download.get_hf_file_metadata(url, token=token)
+    except GatedRepoError:  # which is a RepositoryNotFoundError, too
+        return True
+    except HfHubHTTPError as error:
+        # Other answers are of a repository, which vLLM may read all the same.
+        return not isinstance(error, RepositoryNotFoundError)
+    except Exception:  # of whatever library asks: no answer
+        return False
+    return True

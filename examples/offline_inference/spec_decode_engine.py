@@ -12,6 +12,7 @@ from typing import Any
 
 from vllm import LLM, SamplingParams
 from vllm.platforms import current_platform
+from vllm.v1.metrics.reader import Gauge
 
 COUNTERS = "vllm:spec_decode_"
 
@@ -22,7 +23,7 @@ def counters(llm: LLM) -> dict[str, list[int]]:
         metric.name.removeprefix(COUNTERS): getattr(metric, "values", None)
         or [getattr(metric, "value", 0)]
         for metric in llm.get_metrics()
-        if metric.name.startswith(COUNTERS)
+        if metric.name.startswith(COUNTERS) and not isinstance(metric, Gauge)
     }
 
 

@@ -38,7 +38,7 @@ def make_scheduler(schedule, times=None, ranks: int = 1) -> Scheduler:
         speculative_config=spec, parallel_config=parallel
     )
     scheduler.draft_lengths = ChosenLengths.of(scheduler)
-    scheduler.unaccepted_drafts = None
+    scheduler.unaccepted_drafts = scheduler.acceptance_watch = None
     scheduler.requests = {"0": SimpleNamespace(sampling_params=None, num_tokens=100)}
     return scheduler
 

@@ -47,6 +47,7 @@ from vllm.outputs import CompletionOutput
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 from vllm.v1.engine.llm_engine import LLMEngine
+from vllm.v1.metrics.reader import Gauge
 
 COUNTERS = ("vllm:spec_decode_", "vllm:num_preemptions", "vllm:prefix_cache_hits")
 # What an engine without a GPU imports when it starts.
@@ -81,7 +82,7 @@ def counters(llm: LLM) -> dict[str, list[int]]:
     """By name, one for each value of a counter's label."""
     found: defaultdict[str, list[int]] = defaultdict(list)
     for metric in llm.get_metrics():
-        if metric.name.startswith(COUNTERS):
+        if metric.name.startswith(COUNTERS) and not isinstance(metric, Gauge):
             name = metric.name.removeprefix("vllm:").removeprefix("spec_decode_")
             found[name] += getattr(metric, "values", [getattr(metric, "value", 0)])
     return found

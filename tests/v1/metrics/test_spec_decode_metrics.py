@@ -3,10 +3,11 @@
 
 from dataclasses import replace
 from functools import partial
+from math import nan
 from types import SimpleNamespace
 
 import pytest
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from vllm.config.drafter import DrafterConfig
 from vllm.v1.engine import EngineCoreOutputs
@@ -51,10 +52,16 @@ def step_with_trees(*trees: tuple[list[int], list[int]]) -> SchedulerStats:
 TREES = step_with_trees(([1, 2, 7], [0, 0, 2]), ([5], [1]), ([], []))
 
 
+WATCHED = replace(
+    step([(3, 1)]).step_drafting, relative_acceptance_length=0.7, gain=1.8
+)
 TIMED = step([(3, 1)], length=2, seconds=(0.03, 0.01), expected=(9.5, 0.01))
 
 
-@pytest.mark.parametrize("sent", [step([(3, 1)]), TIMED, TREES])
+WATCHED_STEP = replace(step([(3, 1)]), step_drafting=WATCHED)
+
+
+@pytest.mark.parametrize("sent", [step([(3, 1)]), TIMED, TREES, WATCHED_STEP])
 def test_stats_survive_the_way_to_the_front_end(sent):
     frames = MsgpackEncoder().encode(EngineCoreOutputs(scheduler_stats=sent))
     received = MsgpackDecoder(EngineCoreOutputs).decode(frames)
@@ -94,6 +101,7 @@ SHORT, ONE = step([(1, 1)], length=1), step([(3, 1)])
             [step([(3, 1)], seconds=(1.0, 3.0)), step(seconds=(5.0, 1.0))],
             "Draft time share: 40.0%, Draft length: 3",
         ),
+        ([WATCHED_STEP], ", Gain over no drafts: 1.80, Draft length: 3"),
         # No step was timed.
         ([ONE], ", Mode: pard, Draft length: 3"),
         # Acceptance is told of what was drafted: positions 1 and 2 were, by one of two.
@@ -143,15 +151,19 @@ def test_interval_without_drafts():
 class Prom:
     """Counters of two engines in a registry of their own."""
 
-    def __init__(self, drafter: DrafterConfig | None) -> None:
+    def __init__(self, drafter: DrafterConfig | None, schedule="auto") -> None:
         self.registry = CollectorRegistry()
-        counter = partial(Counter, registry=self.registry)
+        classes = {
+            "_counter_cls": partial(Counter, registry=self.registry),
+            "_gauge_cls": partial(Gauge, registry=self.registry),
+        }
         spec = drafter and SimpleNamespace(
+            num_speculative_tokens_per_batch_size=schedule,
             method="draft_model",
             drafter=drafter,
             num_speculative_tokens=drafter.num_nodes or K,
         )
-        made = type("Made", (SpecDecodingProm,), {"_counter_cls": counter})
+        made = type("Made", (SpecDecodingProm,), classes)
         engines = {0: ["target", "0"], 1: ["target", "1"]}
         self.counters = made(spec, ["model_name", "engine"], engines)
 
@@ -207,6 +219,40 @@ def test_counters_of_trees():
     assert by_rank == [4, 2, 2, 0, 0, 0, 0, 0]
     assert (by_depth[:K], sum(by_depth)) == ([4, 2, 2], sum(by_rank))
     assert prom.values("num_draft_tokens_per_pos") == [6, 6, 6] + [0] * (N - K)
+
+
+@pytest.mark.parametrize(
+    "is_unified, schedule, told",
+    [
+        (True, "auto", {"relative_acceptance_length": 0.7, "gain": 1.8}),
+        (True, None, {"relative_acceptance_length": 0.7}),
+        (False, "auto", {}),
+    ],
+)
+def test_gauges_of_the_unified_speculator(is_unified, schedule, told: dict):
+    """Not a number before there is something to tell, and then the last value."""
+    prom = Prom(replace(PARD, is_unified=is_unified), schedule)
+
+    def gauges() -> dict:
+        return {
+            (s.name.removeprefix("vllm:spec_decode_"), s.labels["engine"]): s.value
+            for metric in prom.registry.collect()
+            for s in metric.samples
+            if metric.type == "gauge"
+        }
+
+    prom.observe(ONE)
+    assert gauges() == pytest.approx(
+        {(name, engine): nan for name in told for engine in "01"}, nan_ok=True
+    )
+    for gain in (2.5, 1.8):
+        watched = replace(WATCHED, gain=gain)
+        prom.observe(replace(ONE, step_drafting=watched))
+    assert gauges() == pytest.approx(
+        {(name, "0"): nan for name in told}
+        | {(name, "1"): value for name, value in told.items()},
+        nan_ok=True,
+    )
 
 
 def test_without_speculation_there_are_no_metrics():

@@ -11,7 +11,7 @@ import pytest
 
 from vllm.config.drafter.length import candidate_lengths
 from vllm.v1.spec_decode.dynamic import draft_length
-from vllm.v1.spec_decode.dynamic.draft_length import DraftLengths, Load
+from vllm.v1.spec_decode.dynamic.draft_length import Choice, DraftLengths, Gain, Load
 from vllm.v1.spec_decode.dynamic.pass_times import CONTEXT, sizes_to_measure
 
 # What a draft pass takes more where there is no CUDA graph: where what a step verifies
@@ -306,3 +306,18 @@ def test_choosing_takes_far_less_than_a_millisecond():
         for _ in range(64):
             lengths.observe(15, chain(6), 6)
     assert (time.process_time() - started) / 200 < 1e-3
+
+
+def test_the_gain_is_what_the_last_steps_take_less_than_without_drafts():
+    """Weighed by their time, of which older counts less."""
+    gain, drafted, undrafted = Gain(), Choice(4, 12.0, 0.04), Choice(0, 2.0, 0.01)
+    gain.add(drafted, None, None)
+    assert gain.value is None
+    gain.add(drafted, 2.0, 0.02)
+    assert gain.value == pytest.approx(6 * 0.02 / 0.04)
+    for _ in range(4):
+        gain.add(undrafted, 2.0, 0.01)
+    assert gain.value == pytest.approx(2.0, abs=0.01)
+    for _ in range(10_000):
+        gain.add(undrafted, 2.0, 0.01)
+    assert gain.value == pytest.approx(1.0, abs=0.01)

@@ -66,6 +66,7 @@ def test_the_scheduler_counts_and_stops(caplog_vllm):
     made = SimpleNamespace(
         unaccepted_drafts=UnacceptedDrafts.of(scheduler()),
         draft_lengths=None,
+        acceptance_watch=None,
         requests={"a": REQUEST},
         log_stats=False,
     )

@@ -7,11 +7,13 @@
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from math import nan
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from vllm.config.drafter import num_candidates
+from vllm.config.drafter.length import is_auto
 
 if TYPE_CHECKING:
     from vllm.config import SpeculativeConfig, VllmConfig
@@ -36,6 +38,9 @@ class StepDrafting:
             earlier one on most devices; None in most steps.
         expected: tokens and seconds of a step of the draft length chosen last; None
             where the length is the user's.
+        relative_acceptance_length: see `AcceptanceWatch`; None where none watches.
+        gain: throughput of recent steps over that without drafts, as the chosen draft
+            lengths expected it; None where nothing tells.
     """
 
     method: str
@@ -43,6 +48,8 @@ class StepDrafting:
     draft_length: int
     seconds: tuple[float, float] | None = None
     expected: tuple[float, float] | None = None
+    relative_acceptance_length: float | None = None
+    gain: float | None = None
 
 
 def step_drafting(
@@ -105,12 +112,14 @@ class StepSummary:
         # [K], by position; scalars until the first step is seen.
         self.drafted = self.accepted = np.zeros(())
         self.accepted_by_rank: Counter[int] = Counter()
+        self.gain: float | None = None
 
     def observe(self, stats: "SchedulerStats") -> None:
         if (step := stats.step_drafting) is None:
             return
         self.method, self.mode = step.method, step.mode
         self.steps_by_length[step.draft_length] += 1
+        self.gain = step.gain
         if (verified := stats.spec_decoding_stats) is not None:
             self.drafted = self.drafted + verified.num_draft_tokens_per_pos
             self.accepted = self.accepted + verified.num_accepted_tokens_per_pos
@@ -145,6 +154,8 @@ class StepSummary:
         yield f"Method: {self.method}, Mode: {self.mode}"
         if self.seconds.any():
             yield f"Draft time share: {self.seconds[1] / self.seconds.sum():.1%}"
+        if self.gain is not None:
+            yield f"Gain over no drafts: {self.gain:.2f}"
         if self.accepted_by_rank:
             yield f"Rank of accepted nodes: {_shares(self.accepted_by_rank)}"
         if len(self.steps_by_length) == 1:
@@ -165,10 +176,13 @@ def _shares(counts: Counter[int]) -> str:
 
 
 class StepCounters:
-    """The Prometheus counters.
+    """The Prometheus counters, and gauges of the unified speculator.
+
+    A gauge is not a number (NaN) until there is something to tell.
 
     Args:
         counter_cls: Prometheus' counter, or one with its interface.
+        gauge_cls: and its gauge.
         spec: whose drafts they count.
         labelnames: of every metric.
         labelvalues: of each engine, by its index.
@@ -177,6 +191,7 @@ class StepCounters:
     def __init__(
         self,
         counter_cls: Any,
+        gauge_cls: Any,
         spec: "SpeculativeConfig",
         labelnames: list[str],
         labelvalues: dict[int, list[object]],
@@ -210,6 +225,21 @@ class StepCounters:
         self.expected_seconds = self._counter(
             "expected_seconds", "Seconds expected of steps by the chosen draft length."
         )
+        self.gauges = {
+            name: self._gauge(gauge_cls, name, documentation)
+            for name, documentation in _gauges_of(spec)
+        }
+
+    def _gauge(self, gauge_cls: Any, name: str, documentation: str) -> dict[int, Any]:
+        """By engine."""
+        _, names, values = self._made
+        gauge = gauge_cls(
+            PREFIX + name, documentation, names, multiprocess_mode="mostrecent"
+        )
+        gauges = {engine: gauge.labels(*own) for engine, own in values.items()}
+        for each in gauges.values():
+            each.set(nan)
+        return gauges
 
     def _count_trees(self, num_ranks: int) -> None:
         self.tree_nodes = self._counter(
@@ -260,6 +290,21 @@ class StepCounters:
             tokens, seconds = step.expected
             self.expected_tokens[engine].inc(tokens)
             self.expected_seconds[engine].inc(seconds)
+        for name, gauges in self.gauges.items():
+            if (value := getattr(step, name)) is not None:
+                gauges[engine].set(value)
+
+
+def _gauges_of(spec: "SpeculativeConfig") -> Iterator[tuple[str, str]]:
+    """Fields of `StepDrafting`, and what they say."""
+    if not spec.drafter.is_unified:
+        return
+    yield (
+        "relative_acceptance_length",
+        "Recent acceptance length over that of the last day or so.",
+    )
+    if is_auto(spec):
+        yield "gain", "Throughput over that without drafts, by measured step times."
 
 
 def with_mode(

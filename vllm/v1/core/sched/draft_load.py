@@ -130,6 +130,7 @@ class ChosenLengths:
         """Adds to a step's stats what the choice is expected to come to."""
         if step is not None and (choice := self.lengths.choice) is not None:
             step.expected = choice.tokens, choice.seconds
+            step.gain = self.lengths.gain.value
 
     def load(self, batch_size: int) -> Load:
         """Of the requests that run, which the next step mostly has too.

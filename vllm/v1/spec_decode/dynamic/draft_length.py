@@ -37,6 +37,7 @@ TIMED_STEPS = LEAST_STEPS + 2  # the first ones follow another plan
 LARGER, LARGER_TREE, UNTIMED = TURNS = range(3)
 SWITCH_COST = 0.6
 NO_GAINS: Mapping[int, float] = {}
+GAIN_SECONDS = 10.0  # of steps after which a step counts half in the gain that is told
 LOG_SECONDS = 60.0  # between lines that say what is chosen and why, at least
 
 
@@ -59,6 +60,29 @@ class Choice(NamedTuple):
     num_drafts: int
     tokens: float  # of the step
     seconds: float
+
+
+class Gain:
+    """Throughput over that without drafts: of steps as they were chosen, of which the
+    last few seconds count.
+
+    Attributes:
+        value: None until a step was chosen among some that draft nothing.
+    """
+
+    def __init__(self) -> None:
+        self.value: float | None = None
+        self._seconds = self._undrafted = 0.0
+
+    def add(self, choice: Choice, tokens: float | None, seconds: float | None) -> None:
+        """Takes in a step; `tokens` and `seconds` are those of one without drafts."""
+        if not tokens or seconds is None:
+            return
+        keep = 0.5 ** (choice.seconds / GAIN_SECONDS)
+        undrafted = choice.tokens / tokens * seconds
+        self._seconds = keep * self._seconds + choice.seconds
+        self._undrafted = keep * self._undrafted + undrafted
+        self.value = self._undrafted / self._seconds
 
 
 class DraftLengths:
@@ -89,6 +113,7 @@ class DraftLengths:
         self._trees, self._turn = set(trees), LARGER
         self._next_log, self._logged = time.monotonic() + LOG_SECONDS, -1
         self.choice: Choice | None = None  # the last one
+        self.gain = Gain()
         if measured:
             logger.info(
                 "Draft length by batch size at first, and from which acceptance length "
@@ -151,6 +176,7 @@ class DraftLengths:
         else:
             chosen = self._best(tokens, seconds)
         self.choice = Choice(chosen, tokens[chosen], seconds[chosen])
+        self.gain.add(self.choice, tokens.get(0), seconds.get(0))
         return chosen
 
     def _offered(self, load: Load, gains: Mapping[int, float]) -> Row:

@@ -258,7 +258,7 @@ def test_a_line_now_and_then_says_what_is_chosen_and_why(monkeypatch, caplog_vll
     with caplog_vllm.at_level("INFO", logger="vllm"):
         lengths = DraftLengths(3, {CONTEXT: times})
         (at_first,) = caplog_vllm.messages
-        assert at_first.endswith("acceptance length on it gains: 1: 3 (1.20), 8: 0.")
+        assert at_first.endswith(" drafts: 1: 3 (1.20; 6.00 ms, 5.00 ms), 8: 0.")
         caplog_vllm.clear()
         for n, at in ((1, 0), (1, 61), (8, 62), (1, 130), (8, 131), (8, 300), (8, 400)):
             now[0] = at

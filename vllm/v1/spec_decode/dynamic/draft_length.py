@@ -116,8 +116,8 @@ class DraftLengths:
         self.gain = Gain()
         if measured:
             logger.info(
-                "Draft length by batch size at first, and from which acceptance length "
-                "on it gains: %s.",
+                "Draft length by batch size at first, from which acceptance length on "
+                "it gains, and its step beside one without drafts: %s.",
                 self._describe(),
             )
         else:
@@ -298,6 +298,7 @@ class DraftLengths:
             if not best or 0 not in row:
                 return str(best)
             # As many tokens as steps without drafts give in its time.
-            return f"{best} ({row[best] / row[0]:.2f})"
+            times = f"{1e3 * row[best]:.2f} ms, {1e3 * row[0]:.2f} ms"
+            return f"{best} ({row[best] / row[0]:.2f}; {times})"
 
         return ", ".join(f"{n}: {said(row)}" for n, row in sorted(shortest.items()))

@@ -4,28 +4,7 @@
 import numpy as np
 import torch
 
-UINT = 0xFFFFFFFF
-
-
-def keyed_noise(seed: int, position: int, vocab: int) -> np.ndarray:
-    """[vocab] float64: what vLLM adds to logits / temperature to draw by a key.
-
-    Gumbel noise of MurmurHash3 over four words: the seed's two, position and token.
-    """
-    hashed = np.zeros(vocab, np.uint64)
-    for word in (seed & UINT, seed >> 32 & UINT, position & UINT, np.arange(vocab)):
-        mixed = np.asarray(word, np.uint64) * 0xCC9E2D51 & UINT
-        hashed ^= _rotated(mixed, 15) * 0x1B873593 & UINT
-        hashed = _rotated(hashed, 13) * 5 + 0xE6546B64 & UINT
-    hashed ^= 4 * 4  # bytes
-    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, 1)):
-        hashed = (hashed ^ hashed >> shift) * factor & UINT
-    uniform = (hashed + 0.5) / 2**32
-    return -np.log(-np.log1p(-uniform))
-
-
-def _rotated(words: np.ndarray, left: int) -> np.ndarray:
-    return (words << left | words >> 32 - left) & UINT
+from vllm.v1.worker.gpu.spec_decode.noise import keyed_noise
 
 
 def noised(
@@ -35,4 +14,4 @@ def noised(
     values = logits.double().cpu().numpy()
     if temperature == 0:
         return values
-    return values / temperature + keyed_noise(seed, position, len(values))
+    return values / temperature + keyed_noise(seed, position, np.arange(len(values)))

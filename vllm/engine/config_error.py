@@ -21,7 +21,7 @@ def says_in_one_line() -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        error.add_note(MARK + _in_one_line(error))
+        error.add_note(MARK + in_one_line(error))
         raise
 
 
@@ -41,7 +41,8 @@ def ends_in_one_line() -> Iterator[None]:
         sys.exit(line)
 
 
-def _in_one_line(error: ValueError) -> str:
+def in_one_line(error: Exception) -> str:
+    """Its words, without what pydantic writes around them."""
     words = str(error)
     if isinstance(error, ValidationError):
         words = "; ".join(_words(error.title, **each) for each in error.errors())

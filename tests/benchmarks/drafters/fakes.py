@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Engines that answer what they are told to, for tests of what is made of it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from vllm.benchmarks.drafters import measure
+from vllm.benchmarks.drafters.engine import Answer, EngineError, Round
+from vllm.benchmarks.drafters.plan import EnginePlan, Setting
+from vllm.benchmarks.drafters.prompts import Request
+
+SPEC = {"model": "d"}
+PARD = EnginePlan(
+    "pard",
+    SPEC,
+    (
+        Setting("auto", SPEC, None, 2),
+        Setting("K=2", SPEC | {"num_speculative_tokens": 2}, 2, 2),
+    ),
+)
+EAGLE = EnginePlan("eagle", {"model": "e"}, (Setting("auto", {"model": "e"}, None, 2),))
+
+
+@dataclass
+class FakeArgs:
+    seed: int = 0
+    speculative_config: dict[str, Any] | None = None
+
+
+class FakeEngine:
+    """Tokens per second by (model, told); models whose answers are wrong, or fail."""
+
+    speeds: Mapping[tuple[str | None, int | None], float] = MappingProxyType({})
+    wrong: frozenset[str] = frozenset()
+    broken: frozenset[str] = frozenset()
+    at_the_end = 10.0  # speed of no speculation, again
+
+    def __init__(self, engine_args: FakeArgs, env: dict[str, str], log: Path) -> None:
+        self.model = (engine_args.speculative_config or {}).get("model")
+        self.number = int(log.stem.rpartition("-")[2])
+
+    def ask(self, command: str, **args: Any) -> Any:
+        if self.model in self.broken:
+            raise EngineError("out of memory")
+        if command == "describe":
+            return {"start_s": 1.0, "memory_bytes": 1 << 30, "dtype": "float32"}
+        return self.answer(**args)
+
+    def answer(self, prompts, sampling, load, told) -> Round:
+        answers = []
+        for prompt, asked in zip(prompts, sampling, strict=True):
+            tokens = [prompt[0]] * asked["max_tokens"]
+            if self.model in self.wrong:
+                tokens[-1] += 1
+            logprobs = [{token: -0.1, 99: -5.0} for token in tokens]
+            is_asked = "logprobs" in asked
+            answers.append(Answer(tokens, logprobs if is_asked else [], (0.0, 1.0)))
+        count = sum(len(answer.tokens) for answer in answers)
+        speed = self.speeds.get((self.model, told), 10.0)
+        if self.number and self.model is None:
+            speed = self.at_the_end
+        seconds = count / speed
+        drafts = 10 if self.model else 0
+        return Round(answers, seconds, drafts, 12, [8, 4] if drafts else [])
+
+    def stop(self) -> None:
+        pass
+
+
+def measured(monkeypatch, *plans: EnginePlan, **engine: Any) -> measure.Measurement:
+    """A measurement that has run on such engines."""
+    fake = type("Fake", (FakeEngine,), engine)
+    monkeypatch.setattr(measure, "EngineProcess", fake)
+    none = EnginePlan("no speculation", None, (Setting(),))
+    requests = [Request([token], 9) for token in range(3)]
+    again = EnginePlan("no speculation", None, (Setting("again"),), is_seeded=False)
+    plans, logs = [none, *plans, again], Path("logs")
+    job = measure.Job(FakeArgs(), plans, requests, [1, 4], 2, False, logs)
+    done = measure.Measurement(job)
+    done.run()
+    assert not done.progress.left.total()
+    return done

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ties of two tokens are told from errors, greedy and with seeds."""
+
+import numpy as np
+import pytest
+
+from vllm.benchmarks.drafters.compare import (
+    SEEDED,
+    Comparison,
+    Expected,
+    compare,
+    tolerance,
+)
+from vllm.benchmarks.drafters.engine import Answer
+from vllm.v1.worker.gpu.spec_decode.noise import keyed_noise
+
+PROMPT, WITHIN = [7, 8, 9], 0.1
+GREEDY = {"temperature": 0.0}
+ROW = {1: -0.5, 2: -0.55, 3: -3.0}
+
+
+@pytest.mark.parametrize(
+    ("found", "at", "is_tie"),
+    [
+        ([1, 1, 1], None, None),
+        ([1, 2, 5], 1, True),
+        ([1, 3, 1], 1, False),
+        ([1, 1, 99], 2, False),  # at most as likely as the last one asked for
+        ([1, 1], 2, False),
+        ([1, 1, 1, 1], 3, False),
+    ],
+)
+def test_greedy(found, at, is_tie):
+    expected = Expected(PROMPT, Answer([1, 1, 1], [ROW] * 3), GREEDY)
+    difference = compare(0, expected, found, WITHIN)
+    if at is None:
+        assert difference is None
+    else:
+        assert (difference.at, difference.is_tie) == (at, is_tie)
+        assert difference.before == [1] * at
+
+
+def test_seeded():
+    """By the noise that it was drawn with, the expected token is the best."""
+    chance, temperature = np.random.default_rng(0), SEEDED["temperature"]
+    tokens = np.arange(20)
+    for seed in range(50):
+        logprobs = chance.normal(size=20) - 3
+        noise = keyed_noise(seed, len(PROMPT) - 1, tokens)
+        order = np.argsort(logprobs / temperature + noise)
+        row = dict(enumerate(logprobs.tolist()))
+        drawn = Answer([int(order[-1])], [row])
+        expected = Expected(PROMPT, drawn, {**SEEDED, "seed": seed})
+        gaps = [expected.gap(0, int(token)) for token in order[::-1]]
+        assert gaps == sorted(gaps) and gaps[0] == 0
+        close = compare(0, expected, [int(order[-2])], gaps[1] + 1e-9)
+        assert close.is_tie
+        assert not compare(0, expected, [int(order[-2])], gaps[1] - 1e-9).is_tie
+
+
+def test_comparison():
+    expected = [Expected(PROMPT, Answer([1], [ROW]), GREEDY)] * 2
+    answers = [Answer([token]) for token in (1, 2, 3, 1)]  # prompts come again
+    comparison = Comparison()
+    comparison.add(expected, answers, WITHIN)
+    (tie,), (error,) = comparison.ties, comparison.errors
+    assert (comparison.same, tie.request, error.request) == (2, 1, 0)
+    assert "2 of 4 the same" in comparison.describe()
+    assert "1 DIFFER" in comparison.describe()
+
+
+def test_tolerance():
+    assert tolerance("bfloat16") > tolerance("float16") > tolerance("float32") > 0

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`vllm bench drafters` as a whole, on the bundled models."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+
+COMMAND = [sys.executable, "-m", "vllm.entrypoints.cli.main", "bench", "drafters"]
+FAST = [
+    "--quick",
+    "--num-prompts",
+    "4",
+    "--output-len",
+    "24",
+    "--concurrency",
+    "1",
+    "2",
+]
+# A rejected draft takes the place of the target's own token.
+LOSSY = """
+from vllm.v1.worker.gpu.spec_decode import rejection_sampler
+
+verify = rejection_sampler.rejection_sample
+
+
+def keep_one_more(logits, draft_logits, drafts, cu_num_logits, *rest, **more):
+    sampled, num_sampled = verify(
+        logits, draft_logits, drafts, cu_num_logits, *rest, **more
+    )
+    starts = cu_num_logits.tolist()
+    for at, (start, end) in enumerate(zip(starts, starts[1:])):
+        if (kept := int(num_sampled[at])) < end - start:
+            sampled[at, kept - 1] = drafts[start + kept]
+    return sampled, num_sampled
+
+
+def plant():
+    rejection_sampler.rejection_sample = keep_one_more
+"""
+
+
+def run(env: dict[str, str], *flags: str) -> subprocess.CompletedProcess:
+    command = [*COMMAND, *FAST, *flags]
+    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
+
+
+@pytest.mark.slow
+def test_bundled_models(engine_env, tmp_path: Path):
+    files = tmp_path / "found.json", tmp_path / "found.png"
+    done = run(engine_env, f"--json={files[0]}", f"--plot={files[1]}")
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    found = json.loads(files[0].read_text())
+    drafters = {row["drafter"] for row in found["rows"] if row["speculative_config"]}
+    assert drafters == {"draft", "pard", "pard2", "eagle3", "peagle"}
+    for row in found["rows"]:
+        assert row["tokens_per_s"] > 0 and row["memory_bytes"] > 0
+        if row["drafts"].startswith("K="):
+            assert row["acceptance_length"] > 1 and row["ratio"] > 0
+    assert found["is_lossless"] and found["best"]["command"] in done.stdout
+    assert files[1].is_file()
+
+
+@pytest.mark.slow
+def test_lossy_path_is_found(engine_env, models, tmp_path: Path):
+    """A wrong acceptance rule, planted in the engines by a plugin of vLLM's."""
+    package = tmp_path / "lossy-1.0.dist-info"
+    package.mkdir()
+    (tmp_path / "lossy.py").write_text(LOSSY)
+    (package / "METADATA").write_text("Name: lossy\nVersion: 1.0\n")
+    plugin = "[vllm.general_plugins]\nlossy = lossy:plant\n"
+    (package / "entry_points.txt").write_text(plugin)
+    paths = [str(tmp_path), engine_env.get("PYTHONPATH", "")]
+    env = engine_env | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    memory = ["--gpu-memory-utilization=0.2", "--kv-cache-memory-bytes=268435456"]
+    small = ["--dtype=float32", "--enforce-eager", "--max-model-len=512", *memory]
+    model = [f"--model={models}/target", "--drafter", f"{models}/pard"]
+    done = run(env, *model, *small)
+    assert done.returncode == 1, done.stdout[-4000:] + done.stderr[-4000:]
+    assert "NOT LOSSLESS" in done.stdout and "no speculation has" in done.stdout

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which engines `vllm bench drafters` starts, and what it refuses before."""
+
+import sys
+from argparse import Namespace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from vllm.benchmarks.drafters import command
+from vllm.benchmarks.drafters.plan import (
+    CHECK,
+    MEASURE,
+    name_drafters,
+    plan_engines,
+    plan_tasks,
+)
+from vllm.config.drafter.drafter import DrafterConfig
+from vllm.config.drafter.length import AutoSchedule, candidate_lengths
+
+DEPTH = 8
+
+
+def resolve(spec: dict[str, Any] | None) -> SimpleNamespace:
+    """As an engine's config comes out: "auto" where nothing says how much to draft."""
+    if spec is None:
+        return SimpleNamespace(use_v2_model_runner=True)
+    length = spec.get("num_speculative_tokens")
+    schedule = AutoSchedule(candidate_lengths(DEPTH, 63))
+    drafter = DrafterConfig("draft_model", length or DEPTH, is_unified=True)
+    is_auto = not length and spec.get("method") != "fixed"
+    resolved = SimpleNamespace(
+        drafter=drafter,
+        num_speculative_tokens=length or DEPTH,
+        num_speculative_tokens_per_batch_size=schedule if is_auto else None,
+        rejection_sample_method=spec.get("rejection_sample_method", "standard"),
+    )
+    return SimpleNamespace(speculative_config=resolved)
+
+
+def flags(**given: Any) -> Namespace:
+    usual = {"num_speculative_tokens": None, "draft_tree": None, "quick": False}
+    return Namespace(**usual | given)
+
+
+@pytest.mark.parametrize(
+    ("spec", "given", "engines"),
+    [
+        ({}, {}, ["auto K=1 K=3 K=5 K=8 tree of 15 tree of 31 tree of 63"]),
+        ({}, {"quick": True}, ["auto K=8 tree of 31"]),
+        ({}, {"num_speculative_tokens": [2, 6], "draft_tree": []},
+         ["auto K=2", "K=6"]),
+        ({}, {"num_speculative_tokens": [15], "draft_tree": [20]},
+         ["auto", "K=15", "tree of 20"]),
+        ({"num_speculative_tokens": 5}, {"num_speculative_tokens": [2]},
+         ["num_speculative_tokens=5"]),
+        ({"method": "fixed"}, {}, ["K=8"]),
+    ],
+)  # fmt: skip
+def test_engines(spec, given, engines):
+    spec = {"model": "a/b"} | spec
+    none, *plans, again = plan_engines([spec], flags(**given), resolve)
+    assert none.spec is again.spec is None
+    assert [" ".join(s.name for s in p.settings) for p in plans] == engines
+    for plan in plans:
+        assert plan.drafter == "b" and plan.is_lossless and plan.is_seeded
+        for setting in plan.settings:
+            # What is advised says how much to draft, unless the engine chooses.
+            length = setting.spec.get("num_speculative_tokens")
+            assert length == (None if setting.name == "auto" else setting.depth)
+            assert (setting.told is None) == (setting is plan.settings[0])
+
+
+def test_every_engine_is_resolved_first():
+    seen = []
+
+    def watched(spec: dict[str, Any]) -> SimpleNamespace:
+        seen.append(spec)
+        return resolve(spec)
+
+    plans = plan_engines([{"model": "a"}], flags(draft_tree=[20]), watched)
+    assert all(plan.spec in seen for plan in plans if plan.spec)
+
+
+def test_no_speculation_on_both_runners():
+    """Where vLLM runs it on another one than drafters, seeds have a base there, too."""
+
+    def without_v2(spec: dict[str, Any] | None) -> SimpleNamespace:
+        return resolve(spec) if spec else SimpleNamespace(use_v2_model_runner=False)
+
+    none, again, *_ = plan_engines([{"model": "a"}], flags(), without_v2)
+    assert none.spec is again.spec is None
+    assert not none.env and again.env == {"VLLM_USE_V2_MODEL_RUNNER": "1"}
+
+
+def test_made_up_acceptance_is_not_compared():
+    spec = {"model": "a", "rejection_sample_method": "synthetic"}
+    assert not plan_engines([spec], flags(), resolve)[1].is_lossless
+
+
+def test_tasks():
+    none, plan, again = plan_engines([{"model": "a"}], flags(quick=True), resolve)
+    kinds = [task.kind for task in plan_tasks(none, [1], 2)]
+    assert kinds == [CHECK] * 2 + [MEASURE] * 2
+    assert {task.kind for task in plan_tasks(again, [1], 2)} == {MEASURE}
+    tasks = plan_tasks(plan, [1, 32], 2)
+    measured = [(t.load, t.setting.name) for t in tasks if t.kind == MEASURE]
+    # In turns; a tree has too many rows for 32 requests.
+    small = [(1, name) for name in ("auto", "K=8", "tree of 31")]
+    assert measured == small * 2 + [(32, name) for _, name in small[:2]] * 2
+
+
+def test_drafters():
+    specs = [{"model": "a/b"}, {"method": "ngram"}, {"model": "c/b"}]
+    assert name_drafters(specs) == ["b (1)", "ngram", "b (2)"]
+
+
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        ("--model m", "needs --drafter"),
+        ("--drafter d", "needs --model"),
+        ("--output-len 0", "--output-len must be at least 1"),
+        ("--concurrency 0 8", "--concurrency must be at least 1"),
+        ("--concurrency 8 --max-num-seqs 4", "as high a --max-num-seqs"),
+        ("--data-parallel-size 2", "--data-parallel-size is not supported"),
+        ("--model m --drafter 3", "a JSON object"),
+        ("--spec-model d", "--drafter"),
+        ("--json no/such/folder.json", "no such folder"),
+        ("--model {models}/target --drafter {{no", "not valid JSON"),
+        ("--model {models}/target --drafter ./no/folder", "no/folder"),
+        ("--output-len 9999", "lower --output-len"),
+    ],
+)
+def test_bad_input(models, monkeypatch, capsys, given, error):
+    """One line, and no engine."""
+    monkeypatch.setattr(command, "run", lambda *job: pytest.fail("an engine starts"))
+    monkeypatch.setattr(command, "only_new_warnings", lambda log: None)
+    words = given.format(models=models).split()
+    monkeypatch.setattr(sys, "argv", ["vllm", "bench", "drafters", *words])
+    with pytest.raises(SystemExit) as ended:
+        command.main(command.parse(words))
+    assert ended.value.code == 2
+    (line,) = (s for s in capsys.readouterr().err.splitlines() if "error: " in s)
+    assert error in line
+
+
+def test_flags_of_the_engine():
+    words = "--model m -tp 2 --drafter a b --quick --dtype half"
+    assert command.engine_flags(words.split()) == ["-tp", "2", "--dtype", "half"]

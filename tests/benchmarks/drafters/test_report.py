@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is said of measurements: table, plots, verdict, and the best command."""
+
+import json
+
+import pytest
+
+from vllm.benchmarks.drafters.engine import EngineError
+from vllm.benchmarks.drafters.report import Report, draw
+
+from .fakes import EAGLE, PARD, measured
+
+
+def report(monkeypatch, *plans, **engine) -> Report:
+    done = measured(monkeypatch, *plans, **engine)
+    return Report(done, "my target", ["-tp", "2"])
+
+
+def test_table(monkeypatch, tmp_path):
+    speeds = {("d", None): 25.0, ("d", 2): 20.0}
+    found = report(monkeypatch, PARD, speeds=speeds)
+    none, auto, fixed = list(found.rows())[:3]
+    assert none["acceptance_length"] is None and none["ratio"] == 1
+    assert auto["acceptance_length"] == pytest.approx(2.2)
+    assert auto["acceptance_by_position"] == [0.8, 0.4]
+    assert (auto["ratio"], fixed["ratio"]) == (pytest.approx(2.5), pytest.approx(2.0))
+    assert auto["tpot_s"] == pytest.approx(1 / 8)
+    assert len(found.table().splitlines()) == 2 + 8
+    assert "| pard           | auto   | 2.20 " in found.table()
+    assert "  pard auto             " + "█" * 40 + " 25 (2.50×)\n" in found.plot()
+    assert found.is_lossless and "Lossless" in found.verdict()
+    assert "not compared" not in found.verdict()
+    assert json.loads(json.dumps(found.as_json()))["rows"][1] == auto
+    draw(found, tmp_path / "picture.png")
+    assert (tmp_path / "picture.png").stat().st_size > 1000
+
+
+@pytest.mark.parametrize(
+    ("speeds", "best"),
+    [
+        ({("d", None): 19.9, ("d", 2): 20.0}, "pard auto"),  # as fast
+        ({("d", None): 15.0, ("d", 2): 20.0}, "pard K=2"),
+        ({("d", None): 9.0, ("d", 2): 8.0}, "no speculation"),
+    ],
+)
+def test_best(monkeypatch, speeds, best):
+    found = report(monkeypatch, PARD, speeds=speeds)
+    assert found.best().name == best
+    spec = found.best().setting.spec
+    more = f" --speculative-config '{json.dumps(spec)}'" if spec else ""
+    assert found.advice().splitlines()[1] == f"vllm serve 'my target' -tp 2{more}"
+
+
+@pytest.mark.parametrize(("end", "ratio"), [(9.9, 2.0), (16.0, 1.25), (5.0, 2.0)])
+def test_unsteady_machine(monkeypatch, end, ratio):
+    """No speculation counts where it was faster; far apart is said."""
+    speeds = {("d", None): 20.0}
+    found = report(monkeypatch, PARD, speeds=speeds, at_the_end=end)
+    assert [r["ratio"] for r in found.rows()][1] == pytest.approx(ratio)
+    assert ("Unsteady" in found.advice()) == (end != 9.9)
+
+
+def test_lossy_drafter(monkeypatch):
+    """It is shown with its context, and is not the best however fast it is."""
+    speeds = {("d", None): 20.0, ("d", 2): 15.0, ("e", None): 90.0}
+    found = report(monkeypatch, PARD, EAGLE, speeds=speeds, wrong={"e"})
+    assert not found.is_lossless
+    assert found.best().name == "pard auto"
+    shown = "prompt 0, token 8: after [0, 0, 0, 0, 0, 0, 0, 0] no speculation has [0]"
+    assert "eagle auto: 0 of 25 the same, 25 DIFFER" in found.verdict()
+    assert shown in found.verdict() and "NOT LOSSLESS" in found.verdict()
+
+
+def test_failing_engine(monkeypatch):
+    """Others are measured all the same; without a base there is nothing to measure."""
+    found = report(monkeypatch, PARD, EAGLE, broken={"d"})
+    names = [f.name for f in found.found]
+    assert names == ["no speculation", "eagle auto", "no speculation again"]
+    assert "out of memory" in found.as_json()["failed"]["pard auto/K=2"]
+    with pytest.raises(EngineError, match="memory"):
+        measured(monkeypatch, PARD, broken={None})

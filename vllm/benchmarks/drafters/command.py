@@ -1,0 +1,267 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`vllm bench drafters`: does a drafter pay for a target, and is output the target's?
+
+Without --model and --drafter it runs the bundled models of a clone. Exit status: 0; 1
+where output differs from that of no speculation by more than a tie of two tokens; 2 for
+what cannot be measured; 3 where an engine failed.
+"""
+
+import argparse
+import json
+import logging
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vllm.benchmarks.datasets import add_dataset_parser
+from vllm.config.drafter.resolve import parse_speculative_config
+from vllm.engine.arg_utils import EngineArgs
+from vllm.engine.config_error import in_one_line
+from vllm.platforms import current_platform
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+if TYPE_CHECKING:
+    from vllm.benchmarks.drafters.measure import Job
+    from vllm.config import VllmConfig
+
+
+def add_cli_args(parser: FlexibleArgumentParser) -> None:
+    # Datasets and engines have flags of the same names: the engine's count.
+    parser.conflict_handler = "resolve"
+    add_own_args(parser)
+    EngineArgs.add_cli_args(parser)
+    # A prompt that was cached is no load; many requests at once are measured elsewhere.
+    parser.set_defaults(model=None, enable_prefix_caching=False)
+
+
+def add_own_args(parser: argparse.ArgumentParser) -> None:
+    """All but the engine's."""
+    add_dataset_parser(parser)
+    parser.set_defaults(dataset_name=None, num_prompts=None, backend="vllm")
+    add = parser.add_argument_group("drafters").add_argument
+    add("--drafter", nargs="+", action="extend", default=[], metavar="DRAFTER",
+        type=parse_speculative_config,
+        help="folder, hub id, or a speculative config as JSON; one that says how much "
+        "to draft is measured as it is. Without --model: the bundled ones")  # fmt: skip
+    add("--num-speculative-tokens", type=int, nargs="+", metavar="K",
+        help='fixed draft lengths to measure beside "auto"')  # fmt: skip
+    add("--draft-tree", type=int, nargs="*", metavar="N",
+        help='nodes of fixed draft trees to measure beside "auto"')  # fmt: skip
+    add("--concurrency", type=int, nargs="+", metavar="N",
+        help="requests at a time: 1 8 32")  # fmt: skip
+    add("--output-len", type=int, metavar="N", help="most tokens of an output; the "
+        "dataset's own, or 128")  # fmt: skip
+    add("--ignore-eos", action="store_true", help="every output is as long as that")
+    add("--repeats", type=int, metavar="N", help="rounds of each point, of which the "
+        "fastest counts: 3, or 2 with --quick")  # fmt: skip
+    add("--quick", action="store_true", help="few prompts, settings and rounds")
+    add("--json", type=Path, metavar="FILE", help="write all that was found")
+    add("--plot", type=Path, metavar="FILE", help="write a picture, such as a PNG")
+
+
+def main(args: argparse.Namespace) -> None:
+    only_new_warnings(logging.getLogger("vllm"))
+    try:
+        words, bundle = sys.argv[sys.argv.index("drafters") + 1 :], None
+        if args.model is None and not args.drafter:
+            bundle = find_bundle()
+            words = [*bundled_flags(bundle), *words]
+            args = parse(words)
+        fill_in(args)
+        check(args)
+        job = prepare(args, bundle)
+    except (ValueError, OSError) as error:
+        print(f"error: {in_one_line(error)}", file=sys.stderr)
+        sys.exit(2)
+    sys.exit(run(job, args, engine_flags(words)))
+
+
+def only_new_warnings(log: logging.Logger) -> None:
+    """Configs are made several times; engines say in their logs what they settle."""
+    seen: set[str] = set()
+
+    def is_new(record: logging.LogRecord) -> bool:
+        text, known = record.getMessage(), len(seen)
+        seen.add(text)
+        return record.levelno >= logging.WARNING and len(seen) > known
+
+    for handler in log.handlers:
+        handler.addFilter(is_new)
+
+
+def parse(words: Sequence[str]) -> argparse.Namespace:
+    parser = FlexibleArgumentParser()
+    add_cli_args(parser)
+    return parser.parse_args(words)
+
+
+def run(job: "Job", args: argparse.Namespace, flags: Sequence[str]) -> int:
+    """Measures, and says what came of it; the exit status.
+
+    Args:
+        flags: what else the target is served with.
+    """
+    from vllm.benchmarks.drafters.engine import EngineError
+    from vllm.benchmarks.drafters.measure import Measurement
+    from vllm.benchmarks.drafters.report import Report, draw
+
+    print(f"What engines say: {job.logs}", file=sys.stderr)
+    measured = Measurement(job)
+    try:
+        measured.run()
+    except EngineError as error:
+        print(f"error: no speculation failed: {error}", file=sys.stderr)
+        return 3
+    report = Report(measured, args.model, flags)
+    parts = [report.table(), report.plot(), report.verdict(), report.advice()]
+    print("\n" + "\n\n".join(parts))
+    if args.json:
+        args.json.write_text(json.dumps(report.as_json(), indent=1) + "\n")
+    if args.plot:
+        draw(report, args.plot)
+    for name, why in measured.failed.items():
+        print(f"error: {name} failed: {why}", file=sys.stderr)
+    if not report.is_lossless:
+        return 1
+    return 3 if measured.failed else 0
+
+
+def find_bundle() -> Path:
+    """The models of the clone that this is installed from, or run in.
+
+    Raises:
+        ValueError: there are none.
+    """
+    here = Path(__file__).resolve().parents[3] / "models"
+    for folder in (Path("models"), here):
+        if (folder / "held_out.json").is_file():
+            return folder
+    raise ValueError(
+        "--model and --drafter are missing: name a target and its drafters, or run "
+        "this in a clone of the repository, which has models to try it with."
+    )
+
+
+def bundled_flags(bundle: Path) -> list[str]:
+    """What runs them, small; flags that the user gives come behind, and count."""
+    flags = ["--model", f"{bundle}/target", "--drafter"]
+    # No file of a plain language model says that it drafts.
+    flags.append(json.dumps({"model": f"{bundle}/draft", "method": "draft_model"}))
+    flags += [f"{bundle}/{name}" for name in ("pard", "pard2", "eagle3", "peagle")]
+    flags += ["--max-model-len=512", "--gpu-memory-utilization=0.3"]
+    flags.append(f"--kv-cache-memory-bytes={1 << 28}")
+    if current_platform.is_cpu():
+        # Two bfloat16 logits of so small a model are often equal.
+        flags += ["--dtype=float32", "--enforce-eager"]
+    return flags
+
+
+def fill_in(args: argparse.Namespace) -> None:
+    """Sets what is unset."""
+    is_small = args.quick and current_platform.is_cpu()
+    usual = {
+        "concurrency": [1, 8] if is_small else [1, 8, 32],
+        "num_prompts": 8 if args.quick else 32,
+        "repeats": 2 if args.quick else 3,
+    }
+    if args.dataset_name is None:
+        usual["output_len"] = 40 if is_small else 128
+    for name, value in usual.items():
+        if getattr(args, name) is None:
+            setattr(args, name, value)
+    args.max_num_seqs = args.max_num_seqs or max(args.concurrency)
+
+
+def check(args: argparse.Namespace) -> None:
+    """Checks what no engine's config would.
+
+    Raises:
+        ValueError: it cannot be measured.
+    """
+    positive = {
+        "--concurrency": min(args.concurrency),
+        "--num-prompts": args.num_prompts,
+        "--output-len": 1 if args.output_len is None else args.output_len,
+        "--repeats": args.repeats,
+    }
+    for flag, value in positive.items():
+        if value < 1:
+            raise ValueError(f"{flag} must be at least 1, not {value}.")
+    if args.model is None:
+        raise ValueError("--drafter needs --model: name the target that it drafts for.")
+    if not args.drafter:
+        raise ValueError("--model needs --drafter: name at least one to compare.")
+    if not all(isinstance(spec, dict) for spec in args.drafter):
+        raise ValueError("--drafter takes a folder, a hub id or a JSON object.")
+    if args.speculative_config or args.spec_model or args.spec_method:
+        raise ValueError("Name drafters by --drafter, which takes the same JSON.")
+    if args.data_parallel_size > 1:
+        raise ValueError("--data-parallel-size is not supported: leave it at 1.")
+    if args.use_fp64_gumbel:
+        raise ValueError(
+            "--use-fp64-gumbel draws by noise that is not known: unset it."
+        )
+    if max(args.concurrency) > args.max_num_seqs:
+        raise ValueError(
+            f"--concurrency {max(args.concurrency)} needs as high a --max-num-seqs, "
+            f"not {args.max_num_seqs}."
+        )
+    if args.plot and find_spec("matplotlib") is None:
+        raise ValueError("--plot needs matplotlib: pip install matplotlib.")
+    for file in filter(None, (args.json, args.plot)):
+        if not file.absolute().parent.is_dir():
+            raise ValueError(f"{file}: there is no such folder.")
+
+
+def prepare(args: argparse.Namespace, bundle: Path | None = None) -> "Job":
+    """Reads all configs and prompts, before any weights.
+
+    Args:
+        bundle: folder of the models, if they are the bundled ones.
+
+    Raises:
+        ValueError, OSError: an engine could not start, or prompts are too long.
+    """
+    from vllm.benchmarks.drafters.compare import NUM_LOGPROBS
+    from vllm.benchmarks.drafters.measure import Job
+    from vllm.benchmarks.drafters.plan import plan_engines
+    from vllm.benchmarks.drafters.prompts import read_requests
+    from vllm.tokenizers import cached_tokenizer_from_config
+
+    # Acceptance is among the stats, and logprobs tell ties.
+    asked = {"max_logprobs": NUM_LOGPROBS, "logprobs_mode": "raw_logprobs"}
+    engine_args = EngineArgs.from_cli_args(args)
+    engine_args = replace(engine_args, disable_log_stats=False, **asked)
+
+    def resolve(spec: dict[str, Any] | None) -> "VllmConfig":
+        # Resolving fills in what is unset.
+        given = None if spec is None else dict(spec)
+        return replace(engine_args, speculative_config=given).create_engine_config()
+
+    target = resolve(None).model_config
+    plans = plan_engines(args.drafter, args, resolve)
+    tokenizer = cached_tokenizer_from_config(target)
+    requests = read_requests(args, tokenizer, bundle, target.get_vocab_size())
+    longest = max(len(request.prompt) + request.max_tokens for request in requests)
+    if longest > target.max_model_len:
+        raise ValueError(
+            f"A prompt and its output have {longest} tokens, the engine room for "
+            f"{target.max_model_len}: lower --output-len, raise --max-model-len, or "
+            "choose other prompts."
+        )
+    logs = Path(tempfile.mkdtemp(prefix="vllm_bench_drafters_"))
+    rest = (args.concurrency, args.repeats, args.ignore_eos, logs, tokenizer)
+    return Job(engine_args, plans, requests, *rest)
+
+
+def engine_flags(words: Sequence[str]) -> list[str]:
+    """Of a command line those for the engine, but the target."""
+    own = FlexibleArgumentParser(add_help=False, allow_abbrev=False)
+    add_own_args(own)
+    own.add_argument("--model")
+    known, rest = own.parse_known_args(words)
+    return [*rest, *["--trust-remote-code"] * known.trust_remote_code]

@@ -1,0 +1,257 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An engine in a process of its own, told through a pipe what to run.
+
+Each engine has the device for itself, and leaves it as it found it. Its scheduler is in
+the same process, so that it can be told how much to draft.
+"""
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import time
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import psutil
+import torch
+from torch.utils._pytree import tree_leaves as leaves
+
+from vllm import LLM, SamplingParams
+from vllm.engine.arg_utils import EngineArgs
+from vllm.outputs import CompletionOutput
+from vllm.platforms import current_platform
+from vllm.sampling_params import RequestOutputKind
+
+STOP_S = 20
+COUNTERS = "vllm:spec_decode_num_"
+
+
+class EngineError(RuntimeError):
+    """An engine did not start, or ended."""
+
+
+@dataclass
+class Answer:
+    """What comes of one request.
+
+    Attributes:
+        times: when its first and its newest tokens came, seconds.
+        logprobs: by token id, for each of `tokens` where they were asked for.
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[dict[int, float]] = field(default_factory=list)
+    times: tuple[float, float] | None = None
+
+    def take(self, output: CompletionOutput, now: float) -> None:
+        self.tokens += output.token_ids
+        for row in output.logprobs or ():
+            self.logprobs.append({token: one.logprob for token, one in row.items()})
+        if output.token_ids:
+            self.times = (self.times or (now, now))[0], now
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Seconds for each token after the first; None without any."""
+        if self.times is None or len(self.tokens) < 2:
+            return None
+        return (self.times[1] - self.times[0]) / (len(self.tokens) - 1)
+
+
+@dataclass
+class Round:
+    """What comes of a round of requests.
+
+    Attributes:
+        drafts: steps of requests that verified drafts.
+        by_position: of these, how many accepted the draft at each position.
+    """
+
+    answers: list[Answer]
+    seconds: float
+    drafts: int
+    accepted: int
+    by_position: list[int]
+
+    @property
+    def tokens_per_s(self) -> float:
+        return sum(len(answer.tokens) for answer in self.answers) / self.seconds
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Median over requests; None where none has two tokens."""
+        known = [a.tpot_s for a in self.answers if a.tpot_s is not None]
+        return median(known) if known else None
+
+    @property
+    def acceptance_length(self) -> float | None:
+        """Tokens of a step that verified drafts; None without any."""
+        return 1 + self.accepted / self.drafts if self.drafts else None
+
+
+class Engine:
+    """Rounds of requests on an LLM in this process."""
+
+    def __init__(self, engine_args: EngineArgs):
+        begin = time.perf_counter()
+        self.llm = LLM.from_engine_args(engine_args)
+        self.start_s = time.perf_counter() - begin
+        self.scheduler = self.llm.llm_engine.engine_core.engine_core.scheduler
+        self.num_requests = 0
+
+    def describe(self) -> dict[str, Any]:
+        """What starting took: `start_s`, and `memory_bytes` of all ranks."""
+        return {
+            "start_s": self.start_s,
+            "memory_bytes": sum(self.llm.collective_rpc(memory_bytes)),
+            "dtype": str(self.llm.llm_engine.model_config.dtype).rpartition(".")[2],
+        }
+
+    def run(
+        self,
+        prompts: list[list[int]],
+        sampling: list[dict[str, Any]],
+        load: int,
+        told: int | None = None,
+    ) -> Round:
+        """Answers all requests, so many at a time.
+
+        Args:
+            told: drafts of each request and step, where the engine would choose.
+        """
+        self._tell(told)
+        before, begin = self._counters(), time.perf_counter()
+        answers = list(self._answers(prompts, sampling, load))
+        seconds, after = time.perf_counter() - begin, self._counters()
+        drafts, accepted, *by_position = (
+            new - old for new, old in zip(after, before, strict=True)
+        )
+        return Round(answers, seconds, drafts, accepted, by_position)
+
+    def _tell(self, told: int | None) -> None:
+        if (chosen := self.scheduler.draft_lengths) is not None:
+            vars(chosen.lengths).pop("choose", None)
+            if told is not None:
+                chosen.lengths.choose = lambda *load_and_gains: told
+
+    def _counters(self) -> list[int]:
+        """Drafts, those accepted, and the latter by position."""
+        found = {
+            metric.name.removeprefix(COUNTERS): metric
+            for metric in self.llm.get_metrics()
+            if metric.name.startswith(COUNTERS)
+        }
+        if not found:
+            return [0, 0]
+        totals = [found[name].value for name in ("drafts", "accepted_tokens")]
+        return [*totals, *found["accepted_tokens_per_pos"].values]
+
+    def _answers(
+        self, prompts: list[list[int]], sampling: list[dict[str, Any]], load: int
+    ) -> Iterator[Answer]:
+        engine, waiting = self.llm.llm_engine, zip(prompts, sampling, strict=True)
+        answers: dict[str, Answer] = {}
+        running = 0
+        while True:
+            while running < load and (request := next(waiting, None)):
+                name = f"{self.num_requests}"
+                self.num_requests, running = self.num_requests + 1, running + 1
+                answers[name] = Answer()
+                self._add(name, *request)
+            if not running:
+                break
+            outputs, now = engine.step(), time.perf_counter()
+            for output in outputs:
+                answers[output.request_id].take(output.outputs[0], now)
+                running -= output.finished
+        yield from answers.values()
+
+    def _add(self, name: str, prompt: list[int], sampling: dict[str, Any]) -> None:
+        kind = RequestOutputKind.DELTA
+        params = SamplingParams(**sampling, detokenize=False, output_kind=kind)
+        request = {"prompt_token_ids": prompt}
+        self.llm.llm_engine.add_request(name, request, params)
+
+
+def memory_bytes(worker: Any) -> int:
+    """What a worker has of the device beside its KV cache; on a CPU, with it."""
+    if current_platform.is_cpu():
+        return psutil.Process().memory_info().rss
+    # Layers may share one allocation; some have several.
+    caches = (
+        cache.untyped_storage() for cache in leaves(worker.model_runner.kv_caches)
+    )
+    sizes = {cache.data_ptr(): cache.nbytes() for cache in caches}
+    return torch.accelerator.memory_reserved() - sum(sizes.values())
+
+
+class EngineProcess:
+    """An `Engine` as the benchmark sees it, started at once.
+
+    Args:
+        env: of the process, beside what there is.
+        log: file that gets all that the engine says.
+    """
+
+    def __init__(self, engine_args: EngineArgs, env: dict[str, str], log: Path):
+        self.log = log
+        # A clean process for each engine, forked from one that has imported vLLM.
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload([__name__, "vllm.v1.engine.core"])
+        self.pipe, theirs = context.Pipe()
+        with theirs:
+            args = (theirs, engine_args, env, log)
+            self.process = context.Process(target=serve, args=args)
+            self.process.start()
+
+    def ask(self, command: str, **args: Any) -> Any:
+        """What a method of the engine returns.
+
+        Raises:
+            EngineError: it failed, or did not start.
+        """
+        try:
+            self.pipe.send((command, args))
+            answer = self.pipe.recv()
+        except (EOFError, ConnectionError):
+            self.process.join(STOP_S)
+            answer = EngineError(f"it ended, exit status {self.process.exitcode}")
+        if isinstance(answer, EngineError):
+            raise EngineError(f"{answer} ({self.log} has all that it said)")
+        return answer
+
+    def stop(self) -> None:
+        """Ends it and its workers; waits until its memory is free."""
+        self.pipe.close()
+        self.process.join(STOP_S)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.join()
+
+
+def serve(
+    pipe: Connection, engine_args: EngineArgs, env: dict[str, str], log: Path
+) -> None:
+    """Answers commands until the other end is closed."""
+    os.setsid()
+    os.environ.update(env, VLLM_ENABLE_V1_MULTIPROCESSING="0")
+    with log.open("ab") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    engine = None
+    with contextlib.suppress(EOFError, ConnectionError):
+        while True:
+            command, args = pipe.recv()
+            try:
+                engine = engine or Engine(engine_args)
+                answer = getattr(engine, command)(**args)
+            except Exception as error:
+                traceback.print_exc()
+                answer = EngineError(f"{type(error).__name__}: {error}")
+            pipe.send(answer)

@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs the engines of a plan one after the other, and keeps what they come to."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Any
+
+from vllm.benchmarks.drafters.compare import (
+    NUM_LOGPROBS,
+    SEEDED,
+    Comparison,
+    Expected,
+    tolerance,
+)
+from vllm.benchmarks.drafters.engine import EngineError, EngineProcess, Round
+from vllm.benchmarks.drafters.plan import (
+    CHECK,
+    MEASURE,
+    EnginePlan,
+    Setting,
+    Task,
+    plan_tasks,
+)
+from vllm.benchmarks.drafters.progress import Progress
+from vllm.benchmarks.drafters.prompts import Request
+from vllm.engine.arg_utils import EngineArgs
+
+START = "starting"
+
+
+@dataclass
+class Found:
+    """What one setting of one drafter comes to.
+
+    Attributes:
+        engine: what its engine says of itself: see `Engine.describe`.
+        rounds: by requests at a time.
+    """
+
+    plan: EnginePlan
+    setting: Setting
+    engine: dict[str, Any]
+    rounds: dict[int, list[Round]] = field(default_factory=dict)
+    comparison: Comparison = field(default_factory=Comparison)
+
+    @property
+    def name(self) -> str:
+        return f"{self.plan.drafter} {self.setting.name}".rstrip()
+
+    @property
+    def is_drafting(self) -> bool:
+        return self.plan.spec is not None
+
+    def round(self, load: int) -> Round | None:
+        """The fastest: what a machine does beside can only slow others down."""
+        rounds = self.rounds.get(load, ())
+        return max(rounds, key=lambda found: found.tokens_per_s, default=None)
+
+
+@dataclass
+class Job:
+    """What is to be measured.
+
+    Attributes:
+        loads: requests at a time.
+        repeats: rounds of each setting and load.
+        logs: folder for what engines say.
+        tokenizer: the target's; None: there is none.
+    """
+
+    engine_args: EngineArgs
+    plans: list[EnginePlan]
+    requests: list[Request]
+    loads: Sequence[int]
+    repeats: int
+    ignore_eos: bool
+    logs: Path
+    tokenizer: Any = None
+
+
+class Measurement:
+    """Measures a job.
+
+    Attributes:
+        found: of each setting, no speculation first.
+        failed: by drafter and setting, why it could not be measured.
+        within: logprobs this close tie, in nats.
+    """
+
+    def __init__(self, job: Job):
+        self.job = job
+        self.found: list[Found] = []
+        self.failed: dict[str, str] = {}
+        self.within = 0.0
+        self.greedy: list[Expected] = []
+        self.seeded: list[Expected] = []
+        self.tasks = [plan_tasks(p, job.loads, job.repeats) for p in job.plans]
+        kinds = [self._kind(task) for tasks in self.tasks for task in tasks]
+        self.progress = Progress(kinds + [START] * len(job.plans))
+
+    def run(self) -> None:
+        """Measures all.
+
+        Raises:
+            EngineError: no speculation failed, so there is nothing to compare with.
+        """
+        for number, plan in enumerate(self.job.plans):
+            before = self.progress.left.total()
+            try:
+                self._run_engine(number)
+            except EngineError as error:
+                if plan.is_reference:
+                    raise
+                names = "/".join(setting.name for setting in plan.settings)
+                self.failed[f"{plan.drafter} {names}"] = str(error)
+                self._skip_rest(number, before - self.progress.left.total())
+        self.progress.bar.close()
+
+    def _skip_rest(self, number: int, done: int) -> None:
+        kinds = [START, *map(self._kind, self.tasks[number])]
+        self.progress.skip(kinds[done:])
+
+    @staticmethod
+    def _kind(task: Task) -> tuple[str, int]:
+        return task.kind, task.load
+
+    def _run_engine(self, number: int) -> None:
+        plan = self.job.plans[number]
+        args = replace(self.job.engine_args, speculative_config=plan.spec)
+        log = self.job.logs / f"engine-{number}.log"
+        engine = EngineProcess(args, plan.env or {}, log)
+        try:
+            with self.progress.doing(START, f"{plan.drafter}: {START}"):
+                said = engine.ask("describe")
+            self.within = max(self.within, tolerance(said["dtype"]))
+            found = {s.name: Found(plan, s, said) for s in plan.settings}
+            for task in self.tasks[number]:
+                name = f"{plan.drafter} {task.setting.name}".rstrip()
+                what = f"{name}: {task.kind}, {task.load} at a time"
+                with self.progress.doing(self._kind(task), what):
+                    self._run_task(task, engine, found[task.setting.name])
+            self.found += found.values()
+        finally:
+            engine.stop()
+        if plan.is_reference:
+            # What differs here cannot be told from rounding elsewhere.
+            own = self.found[-1].comparison.errors
+            gaps = [difference.gap for difference in own]
+            self.within = max([self.within, *(g for g in gaps if g < float("inf"))])
+
+    def _run_task(self, task: Task, engine: EngineProcess, found: Found) -> None:
+        is_reference = task.kind == CHECK and found.plan.is_reference
+        requests, is_seeded = self._requests(task), task.is_seeded
+        sampling = [self._sampling(n, r, is_seeded) for n, r in enumerate(requests)]
+        if is_reference:
+            sampling = [{**each, "logprobs": NUM_LOGPROBS} for each in sampling]
+        prompts = [request.prompt for request in requests]
+        told = task.setting.told
+        result = engine.ask(
+            "run", prompts=prompts, sampling=sampling, load=task.load, told=told
+        )
+        if is_reference:
+            known = zip(prompts, result.answers, sampling, strict=True)
+            expected = [Expected(*each) for each in known]
+            if is_seeded:
+                self.seeded = expected
+            else:
+                self.greedy = self.greedy or expected
+            return
+        if task.kind == MEASURE:
+            found.rounds.setdefault(task.load, []).append(result)
+        if found.plan.is_lossless:
+            expected = self.seeded if is_seeded else self.greedy
+            found.comparison.add(expected, result.answers, self.within)
+
+    def _requests(self, task: Task) -> list[Request]:
+        """Each prompt once to check; to measure at least two for each at a time."""
+        known = self.job.requests
+        if task.kind == CHECK:
+            return known
+        return list(islice(cycle(known), max(len(known), 2 * task.load)))
+
+    def _sampling(
+        self, number: int, request: Request, is_seeded: bool
+    ) -> dict[str, Any]:
+        seed = (self.job.engine_args.seed or 0) + number
+        drawn = {**SEEDED, "seed": seed} if is_seeded else {"temperature": 0.0}
+        ends = {"max_tokens": request.max_tokens, "ignore_eos": self.job.ignore_eos}
+        return drawn | ends

@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which engines to start, and how much each of them drafts.
+
+Where an engine chooses how much to draft, it has CUDA graphs of all that it chooses
+from, and can be told one of them: one engine then measures "auto" and fixed lengths and
+trees in turns. What it does not choose from has an engine of its own.
+"""
+
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from vllm.config import SpeculativeConfig, VllmConfig
+from vllm.config.drafter.length import MAX_TREE_ROWS, chosen_lengths, lengths_vary
+
+NONE, NONE_V2 = "no speculation", "no speculation, Runner V2"
+AUTO = "auto"
+HOW_MUCH = (
+    "num_speculative_tokens",
+    "num_speculative_tokens_per_batch_size",
+    "draft_tree",
+)
+# Measured unless flags name others, of those that an engine chooses from.
+CHAINS, TREES = (1, 3, 5), (15, 31, 63)
+QUICK_CHAINS, QUICK_TREES = (), (31,)
+CHECK, MEASURE = "checking output", "measuring"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How much is drafted.
+
+    Attributes:
+        name: as "auto", "K=3" or "tree of 31".
+        spec: the speculative config that drafts so; None: no speculation.
+        told: drafts of each request that the engine is told; None: it is not told.
+        depth: K, the most drafts that can be accepted.
+    """
+
+    name: str = ""
+    spec: dict[str, Any] | None = None
+    told: int | None = None
+    depth: int = 0
+
+    def has_graphs_at(self, num_requests: int) -> bool:
+        """Whether an engine that is told so many drafts is as fast as its own."""
+        if self.told is None or self.told <= self.depth:
+            return True
+        return num_requests * (self.told + 1) <= MAX_TREE_ROWS
+
+
+@dataclass(frozen=True)
+class EnginePlan:
+    """One engine, and what is measured on it.
+
+    Attributes:
+        drafter: its name in the table.
+        spec: the engine's speculative config.
+        is_lossless: whether greedy output is to be the target's own.
+        is_seeded: whether output of requests with a seed is, too.
+        env: of the engine's process, beside what there is.
+    """
+
+    drafter: str
+    spec: dict[str, Any] | None
+    settings: tuple[Setting, ...]
+    is_lossless: bool = True
+    is_seeded: bool = True
+    env: dict[str, str] | None = None
+
+    @property
+    def is_reference(self) -> bool:
+        """Whether its output is what that of others has to be."""
+        return self.spec is None and self.is_seeded
+
+
+class Task(NamedTuple):
+    """One round of requests on an engine.
+
+    Attributes:
+        load: requests at a time.
+        is_seeded: whether they are drawn; else they are greedy.
+    """
+
+    kind: str
+    setting: Setting
+    load: int
+    is_seeded: bool = False
+
+
+def name_drafters(specs: Sequence[dict[str, Any]]) -> list[str]:
+    """A name for each, by its folder or method; equal ones are numbered."""
+    names = [Path(spec.get("model") or spec.get("method", "?")).name for spec in specs]
+    return [
+        f"{name} ({names[:at].count(name) + 1})" if names.count(name) > 1 else name
+        for at, name in enumerate(names)
+    ]
+
+
+def plan_engines(
+    drafters: Sequence[dict[str, Any]],
+    args: Namespace,
+    resolve: Callable[[dict[str, Any] | None], VllmConfig],
+) -> list[EnginePlan]:
+    """No speculation first, then each drafter, and no speculation again.
+
+    Where vLLM runs no speculation on Runner V1 and a drafter on V2, as on a CPU, there
+    is no speculation on V2, too: for a seed the two draw other tokens.
+
+    Args:
+        drafters: speculative configs. One that says how much to draft is measured as
+            it is, others with "auto" and fixed lengths and trees.
+        args: the flags.
+        resolve: the engine's config with a speculative config.
+
+    Raises:
+        ValueError: what `resolve` raises, for every config that is to be started.
+    """
+    plans = [EnginePlan(NONE, None, (Setting(),))]
+    for name, spec in zip(name_drafters(drafters), drafters, strict=True):
+        resolved = resolve(spec).speculative_config
+        is_lossless = resolved.rejection_sample_method != "synthetic"
+        # Others draw by random numbers that depend on what was drafted.
+        promises = is_lossless, is_lossless and resolved.drafter.is_unified
+        together, alone = _settings(spec, args, resolved)
+        groups = [together] * bool(together) + [(setting,) for setting in alone]
+        for settings in groups:
+            resolve(settings[0].spec)
+            plans.append(EnginePlan(name, settings[0].spec, settings, *promises))
+    if any(p.is_seeded for p in plans[1:]) and not resolve(None).use_v2_model_runner:
+        env = {"VLLM_USE_V2_MODEL_RUNNER": "1"}
+        plans.insert(1, EnginePlan(NONE_V2, None, (Setting(),), env=env))
+    return [*plans, EnginePlan(NONE, None, (Setting("again"),), is_seeded=False)]
+
+
+def _settings(
+    spec: dict[str, Any], args: Namespace, resolved: SpeculativeConfig
+) -> tuple[tuple[Setting, ...], list[Setting]]:
+    """Of a drafter: those that share an engine, and those with one of their own."""
+    depth = resolved.drafter.num_speculative_tokens
+    is_auto = lengths_vary(resolved)
+    given = next((key for key in HOW_MUCH if spec.get(key) is not None), None)
+    if given is not None:
+        name = AUTO if is_auto else f"{given}={spec[given]}"
+        return (Setting(name, spec, None, depth),), []
+    chosen = chosen_lengths(resolved) if is_auto else []
+    chains, trees = args.num_speculative_tokens, args.draft_tree
+    if chains is None:
+        usual = QUICK_CHAINS if args.quick else CHAINS
+        chains = sorted({*(k for k in usual if k < depth and k in chosen), depth})
+    if trees is None:
+        usual = QUICK_TREES if args.quick else TREES
+        trees = [n for n in usual if n > depth and n in chosen]
+    fixed = [_chain(spec, k) for k in chains] + [_tree(spec, n, depth) for n in trees]
+    shared = [s for s in fixed if s.told in chosen and s.depth <= depth]
+    together = (Setting(AUTO, spec, None, depth), *shared) if is_auto else ()
+    return together, [replace(s, told=None) for s in fixed if s not in shared]
+
+
+def _chain(spec: dict[str, Any], k: int) -> Setting:
+    return Setting(f"K={k}", {**spec, "num_speculative_tokens": k}, k, k)
+
+
+def _tree(spec: dict[str, Any], nodes: int, depth: int) -> Setting:
+    more = {"num_speculative_tokens": depth, "draft_tree": nodes}
+    return Setting(f"tree of {nodes}", {**spec, **more}, nodes, depth)
+
+
+def plan_tasks(plan: EnginePlan, loads: Sequence[int], repeats: int) -> list[Task]:
+    """Rounds of one engine, in order: settings take turns at each load.
+
+    Of no speculation the first two tell what output has to be.
+    A first round may compile what later ones need.
+    """
+    most = max(loads)
+    checks = [Task(CHECK, s, most, True) for s in plan.settings if plan.is_seeded]
+    if plan.is_reference:
+        checks.insert(0, Task(CHECK, plan.settings[0], most))
+    rounds: list[Task] = []
+    for load in loads:
+        here = [s for s in plan.settings if s.has_graphs_at(load)]
+        rounds += [Task(MEASURE, setting, load) for setting in here] * repeats
+    return [*checks, *rounds]

@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a measurement comes to: table, plot, verdict, and what to serve with."""
+
+import json
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from vllm.benchmarks.drafters.compare import Comparison, Difference
+from vllm.benchmarks.drafters.measure import Found, Measurement
+from vllm.benchmarks.drafters.plan import AUTO
+
+GIB = 1 << 30
+BAR_WIDTH = 40
+SHOWN_DIFFERENCES = 3
+# What is faster by less is as fast: then "auto" is best, which follows the load.
+SAME_SPEED = 0.01
+# No speculation at the begin and at the end of a run may differ by less.
+UNSTEADY = 1.15
+HEAD = (
+    "requests",
+    "drafter",
+    "drafts",
+    "acceptance length",
+    "by position",
+    "tokens/s",
+    "ratio",
+    "TPOT ms",
+    "start s",
+    "memory GiB",
+)
+
+
+class Report:
+    """Of a measurement that has run.
+
+    Args:
+        model: the target, as `vllm serve` takes it.
+        flags: further ones of `vllm serve`.
+    """
+
+    def __init__(self, measured: Measurement, model: str, flags: Sequence[str]):
+        self.measured, self.model, self.flags = measured, model, flags
+        self.loads = measured.job.loads
+        self.found = measured.found
+        self.bases = [found for found in self.found if not found.is_drafting]
+        self.compared = [f for f in self.found if f.plan.spec and f.plan.is_lossless]
+
+    @property
+    def is_lossless(self) -> bool:
+        return not any(found.comparison.errors for found in self.compared)
+
+    def ratio(self, found: Found, load: int) -> float | None:
+        """Tokens per second over those without speculation; None: not measured.
+
+        Of the engines without, the fastest: the machine may have slowed others down.
+        """
+        if (fastest := found.round(load)) is None:
+            return None
+        base = max(base.round(load).tokens_per_s for base in self.bases)
+        return fastest.tokens_per_s / base
+
+    def unsteady(self) -> str:
+        """What to know if no speculation was not as fast again at the end."""
+        most = 1.0
+        for load in self.loads:
+            ends = self.bases[0].round(load), self.bases[-1].round(load)
+            speeds = [end.tokens_per_s for end in ends]
+            most = max(most, max(speeds) / min(speeds))
+        if most < UNSTEADY:
+            return ""
+        return (
+            f"\nUnsteady: no speculation differs by {most:.1f}× from begin to end. "
+            "Something else ran on this machine: run it again alone."
+        )
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """A row for each load and setting, as --json has them."""
+        for load in self.loads:
+            for found in self.found:
+                if load in found.rounds:
+                    yield self._row(found, load)
+
+    def _row(self, found: Found, load: int) -> dict[str, Any]:
+        fastest, depth = found.round(load), found.setting.depth
+        counts = fastest.by_position[:depth] if fastest.drafts else []
+        return {
+            "requests": load,
+            "drafter": found.plan.drafter,
+            "drafts": found.setting.name,
+            "speculative_config": found.setting.spec,
+            "acceptance_length": fastest.acceptance_length,
+            "acceptance_by_position": [count / fastest.drafts for count in counts],
+            "tokens_per_s": fastest.tokens_per_s,
+            "ratio": self.ratio(found, load),
+            "tpot_s": fastest.tpot_s,
+            "start_s": found.engine["start_s"],
+            "memory_bytes": found.engine["memory_bytes"],
+        }
+
+    def table(self) -> str:
+        """In Markdown."""
+        lines = [HEAD, *map(_cells, self.rows())]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        lines.insert(1, tuple("-" * width for width in widths))
+        return "\n".join(
+            "| " + " | ".join(map(str.ljust, line, widths)) + " |" for line in lines
+        )
+
+    def plot(self) -> str:
+        """Bars of tokens per second."""
+        lines, width = [], max(len(found.name) for found in self.found)
+        for load in self.loads:
+            here = [found for found in self.found if load in found.rounds]
+            speeds = [found.round(load).tokens_per_s for found in here]
+            lines.append(f"tokens/s, {load} at a time")
+            for found, speed in zip(here, speeds, strict=True):
+                bar = "█" * max(1, round(BAR_WIDTH * speed / max(speeds)))
+                ratio = f" ({self.ratio(found, load):.2f}×)" * found.is_drafting
+                lines.append(f"  {found.name:{width}}  {bar} {speed:.0f}{ratio}")
+        return "\n".join(lines)
+
+    def verdict(self) -> str:
+        """Whether output is the target's own, and where not."""
+        total = sum((f.comparison for f in self.compared), Comparison())
+        lines = [f"Answers beside those of no speculation: {total.describe()}"]
+        for found in self.found:
+            comparison, notes = found.comparison, []
+            if not found.plan.is_lossless:
+                notes.append("not compared: its acceptance is made up")
+            elif comparison.ties or comparison.errors:
+                notes.append(comparison.describe())
+            if found in self.compared and not found.plan.is_seeded:
+                notes.append("with seeds not compared: vLLM's own speculator drafts")
+            if notes:
+                lines.append(f"  {found.name}: {'; '.join(notes)}")
+            if found.plan.spec is not None:
+                lines += map(self._show, comparison.errors[:SHOWN_DIFFERENCES])
+        near = f"two tokens whose logprobs are within {self.measured.within:.2g}"
+        if self.is_lossless:
+            lines.append(f"Lossless: no difference, but for ties of {near}.")
+        else:
+            lines.append(f"NOT LOSSLESS: differences above are no ties of {near}.")
+        return "\n".join(lines)
+
+    def _show(self, difference: Difference) -> str:
+        return (
+            f"    prompt {difference.request}, token {difference.at}: after "
+            f"{self._text(difference.before)} no speculation has "
+            f"{self._token(difference.expected)}, this has "
+            f"{self._token(difference.found)}, {difference.gap:.2f} nats less likely"
+        )
+
+    def _token(self, token: int | None) -> str:
+        return "its end" if token is None else self._text([token])
+
+    def _text(self, tokens: list[int]) -> str:
+        tokenizer = self.measured.job.tokenizer
+        return repr(tokenizer.decode(tokens) if tokenizer else tokens)
+
+    def best(self) -> Found:
+        """The fastest over all loads, by the geometric mean of its ratios."""
+        sound = [f for f in self.found if f.is_drafting and not f.comparison.errors]
+        sound.insert(0, self.found[0])
+        most = max(map(self._gain, sound))
+        near = [f for f in sound if self._gain(f) >= most * (1 - SAME_SPEED)]
+        autos = [found for found in near if found.setting.name == AUTO]
+        return max(autos or near, key=self._gain)
+
+    def _gain(self, found: Found) -> float:
+        if not found.is_drafting:
+            return 1.0
+        ratios = [self.ratio(found, load) for load in self.loads]
+        if None in ratios:
+            return 0.0
+        return prod(ratios) ** (1 / len(ratios))
+
+    def command(self) -> str:
+        """What to serve with."""
+        words = ["vllm", "serve", self.model, *self.flags]
+        if (spec := self.best().setting.spec) is not None:
+            words += ["--speculative-config", json.dumps(spec)]
+        return shlex.join(words)
+
+    def advice(self) -> str:
+        best = self.best()
+        if best.plan.spec is None:
+            gain = "no drafter gains over no speculation"
+        else:
+            gains = [f"{self.ratio(best, n):.2f}× at {n}" for n in self.loads]
+            gain = f"{', '.join(gains)} at a time, over no speculation"
+        return f"Best: {gain}\n{self.command()}{self.unsteady()}"
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "model": self.model,
+            "rows": list(self.rows()),
+            "failed": self.measured.failed,
+            "is_lossless": self.is_lossless,
+            "tie_within": self.measured.within,
+            "output": {found.name: asdict(found.comparison) for found in self.compared},
+            "best": {"name": self.best().name, "command": self.command()},
+        }
+
+
+def _cells(row: dict[str, Any]) -> tuple[str, ...]:
+    def said(value: float | None, digits: int = 2, scale: float = 1.0) -> str:
+        return "" if value is None else f"{value * scale:.{digits}f}"
+
+    shares = (said(share).lstrip("0") for share in row["acceptance_by_position"])
+    return (
+        str(row["requests"]),
+        row["drafter"],
+        row["drafts"],
+        said(row["acceptance_length"]),
+        " ".join(shares),
+        said(row["tokens_per_s"], 1),
+        said(row["ratio"]) if row["speculative_config"] else "",
+        said(row["tpot_s"], 2, 1e3),
+        said(row["start_s"], 0),
+        said(row["memory_bytes"], 2, 1 / GIB),
+    )
+
+
+def draw(report: Report, file: Path) -> None:
+    """Writes a picture of tokens per second over no speculation, by load."""
+    from matplotlib import colormaps
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    axes = figure.subplots()
+    axes.set_prop_cycle(color=colormaps["tab20"].colors)
+    for found in filter(lambda found: found.is_drafting, report.found):
+        loads = [load for load in report.loads if load in found.rounds]
+        ratios = [report.ratio(found, load) for load in loads]
+        axes.plot(loads, ratios, marker="o", label=found.name)
+    axes.axhline(1, color="black", linewidth=0.8)
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(report.loads, map(str, report.loads))
+    axes.set(xlabel="requests at a time", ylabel="tokens/s over no speculation")
+    axes.set_title(report.model)
+    figure.legend(loc="outside right upper", frameon=False)
+    figure.savefig(file)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# make demo: everything from nothing to the drafters' table.
+# make demo: everything from nothing to the drafters compared.
 # make test: lint, overlay checks, documentation and the tests, but the slow ones.
 # make test-all: the slow ones too. make docs: the documentation, in build/docs.
 PYTHON ?= python3
@@ -16,7 +16,7 @@ INSTALL_INPUTS := $(wildcard requirements/*.txt) base.toml edits.lock setup.py \
     rebase-report clean
 
 demo: env
-	$(BIN)/python examples/offline_inference/spec_decode.py
+	$(BIN)/vllm bench drafters --quick
 
 test: lint docs
 	$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)

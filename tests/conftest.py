@@ -16,8 +16,6 @@ from filelock import FileLock
 ROOT = Path(__file__).resolve().parents[1]
 
 if "cpu" in version("vllm"):
-    # Before anything imports Triton: it decides then how its kernels run.
-    os.environ.setdefault("TRITON_INTERPRET", "1")
     # A worker of tests is one thread, and so is what it starts.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 else:
@@ -85,10 +83,9 @@ def engine_env(on_cpu: bool) -> dict[str, str]:
         "TOKENIZERS_PARALLELISM": "false",
     }
     on_cpu_only = {
-        "TRITON_INTERPRET": "1",
         "VLLM_CPU_KVCACHE_SPACE": "1",
-        # The interpreter is one thread; a second one would only spin, and keep the
-        # core from tests that run at the same time.
+        # A second one would only spin, and keep the core from tests that run at the
+        # same time.
         "OMP_NUM_THREADS": "1",
         # Else the workers of all servers are bound to the same core.
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",

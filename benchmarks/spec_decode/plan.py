@@ -204,7 +204,6 @@ class Setup:
         }
         if self.on_cpu:
             env |= {
-                "TRITON_INTERPRET": str(int(is_v2)),
                 "VLLM_CPU_KVCACHE_SPACE": "1",
                 "OMP_NUM_THREADS": "1",
             }

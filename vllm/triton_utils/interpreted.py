@@ -13,8 +13,11 @@ from types import ModuleType
 
 import numpy as np
 import triton.language as tl
+from triton import knobs
+from triton.language import core  # noqa: F401  (log1p's module names it)
 from triton.language.extra import libdevice
 from triton.runtime import interpreter
+from triton.runtime.jit import JITFunction
 
 from vllm.logger import init_logger
 
@@ -67,15 +70,41 @@ def _patch_once(fn):
 _patch_lang = interpreter._patch_lang
 
 
-def install() -> None:
-    """Puts what is missing into the interpreter, and says in the log that it runs."""
-    libdevice.log1p = log1p
+@cache
+def mend() -> None:
+    """Mends what is Triton's interpreter's alone."""
     interpreter.ReduceOps.min_max = _min_max
     interpreter._patch_lang = _patch_once
     # Checks of integer overflow, whose findings the interpreter never looks at.
     builder = interpreter.interpreter_builder
     builder.options = replace(builder.options, sanitize_overflow=False)
+    JITFunction.__call__ = _call_interpreted
+
+
+def _call_interpreted(self: JITFunction, *args, **kwargs):
+    """What an interpreted kernel calls, where Triton is to compile."""
+    return interpreter.InterpretedFunction(self.fn)(*args, **kwargs)
+
+
+def interpret(kernel: JITFunction, grid, args: tuple, kwargs: dict) -> None:
+    """Runs one kernel under the interpreter, where Triton is to compile."""
+    mend()
+    # All modules of operations, to be taken back for kernels that are compiled.
+    patched = _patch_lang(log1p)
+    patched.set_attr(libdevice, "log1p", log1p)
+    try:
+        with knobs.runtime.scope():
+            knobs.runtime.interpret = True
+            interpreter.InterpretedFunction(kernel.fn)[grid](*args, **kwargs)
+    finally:
+        patched.restore()
+
+
+def install() -> None:
+    """Has the interpreter run all kernels, and says so in the log."""
+    mend()
+    libdevice.log1p = log1p
     logger.info(
         "Triton kernels run under Triton's interpreter (TRITON_INTERPRET=1): right "
-        "results, but slow. Unset it to run without Triton kernels."
+        "results, but slow. Unset it to run them compiled for the CPU."
     )

@@ -1,9 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether Triton's interpreter runs the kernels, which needs no backend of Triton's."""
+"""How Triton's kernels run on a CPU, for which Triton itself has no backend."""
 
 from importlib.util import find_spec
 
 from vllm.platforms import current_platform
+
+
+def _lacks_backend() -> bool:
+    if not current_platform.is_cpu() or find_spec("triton") is None:
+        return False
+    from triton.backends import backends
+
+    return "cpu" not in backends
 
 
 def _is_interpreted() -> bool:
@@ -14,13 +22,9 @@ def _is_interpreted() -> bool:
     return bool(knobs.runtime.interpret)
 
 
-def _has_cpu_backend() -> bool:
-    from triton.backends import backends
-
-    return "cpu" in backends
-
-
-# TRITON_INTERPRET=1 on a machine without a GPU.
+# By Triton's interpreter, which the user asks for: TRITON_INTERPRET=1.
 INTERPRETED = _is_interpreted()
+# By `triton_utils/cpu`, which compiles them with the LLVM that Numba brings.
+COMPILED = _lacks_backend() and not INTERPRETED and find_spec("llvmlite") is not None
 # There vLLM would turn Triton off.
-LACKS_BACKEND = INTERPRETED and not _has_cpu_backend()
+LACKS_BACKEND = _lacks_backend() and (INTERPRETED or COMPILED)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 logger = init_logger(__name__)
 
-V1 = "Model Runner V1 (on a CPU, set TRITON_INTERPRET=1 to run V2)"
+V1 = "Model Runner V1"
 
 
 def find_unsupported(spec: "SpeculativeConfig") -> str | None:
@@ -270,7 +270,6 @@ def _say_who_drafts(vllm_config: "VllmConfig", drafter: DrafterConfig) -> None:
     else:
         logger.warning_once(
             "Drafting falls back to Runner V1, without the unified speculator, because "
-            "Model Runner V2 cannot run this engine: see the line above. On a CPU "
-            "TRITON_INTERPRET=1 runs it in Triton's interpreter, some four times "
-            "slower than V1; VLLM_USE_V2_MODEL_RUNNER=1 tells what else is in the way."
+            "Model Runner V2 cannot run this engine: see the line above. "
+            "VLLM_USE_V2_MODEL_RUNNER=1 tells what is in the way."
         )

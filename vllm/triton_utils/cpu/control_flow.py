@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loops, branches and jumps. What they carry is in memory, which LLVM's optimizer turns
+into registers where it can."""
+
+import re
+
+from .arithmetic import llvm_type
+from .ttir import NAME, Operation, Region, Type, parse_types
+from .values import Kernel
+
+
+def _say(k: Kernel, region: Region, memory: list[str]) -> None:
+    """A region of one block, which hands its results on in memory."""
+    outer, k.known = k.known, {}
+    for op in region[0].operations:
+        if op.name == "scf.yield":
+            k.copy(op.operands, memory)
+        else:
+            k.run(op)
+    k.known = outer
+
+
+def _if(k: Kernel, op: Operation) -> None:
+    kinds = parse_types(op.text.partition(" -> ")[2])
+    memory = [k.keep(kind) for kind in kinds]
+    labels = [k.b.name() for _ in op.regions] + [k.b.name()]
+    k.b.branch(k.element(op.operands[0], "0"), *labels[:2])
+    for label, region in zip(labels, op.regions, strict=False):
+        k.b.begin(label)
+        _say(k, region, memory)
+        k.b.jump(labels[-1])
+    k.b.begin(labels[-1])
+    k.define_kept(op.results, kinds, memory)
+
+
+def _carried(k: Kernel, text: str) -> tuple[list[str], list[Type], list[str]]:
+    """Names, types and memory of `%name = %first, ...`, which are in memory then."""
+    pairs = re.findall(rf"({NAME}) = ({NAME})", text)
+    names, given = [name for name, _ in pairs], [first for _, first in pairs]
+    kinds = [k.types[name] for name in given]
+    memory = [k.keep(kind) for kind in kinds]
+    k.copy(given, memory)
+    return names, kinds, memory
+
+
+def _for(k: Kernel, op: Operation) -> None:
+    bounds, _, carried = op.text.partition(" iter_args(")
+    compare = "ult" if bounds.strip().startswith("unsigned") else "slt"
+    counter, low, high, step = re.findall(NAME, bounds)
+    (kind,) = parse_types(op.types)
+    width = llvm_type(kind.element)
+    names, kinds, memory = _carried(k, carried)
+    count = k.keep(kind)
+    k.store(k.element(low, "0"), count, kind)
+    test, body, behind = k.b.name(), k.b.name(), k.b.name()
+    k.b.jump(test)
+    k.b.begin(test)
+    now = k.load(count, kind)
+    more = k.b.let(f"icmp {compare} {width} {now}, {k.element(high, '0')}")
+    k.b.branch(more, body, behind)
+    k.b.begin(body)
+    k.define(counter, kind, now)
+    k.define_kept(names, kinds, memory)
+    _say(k, op.regions[0], memory)
+    k.store(k.b.let(f"add {width} {now}, {k.element(step, '0')}"), count, kind)
+    k.b.jump(test)
+    k.b.begin(behind)
+    k.define_kept(op.results, kinds, memory)
+
+
+def _while(k: Kernel, op: Operation) -> None:
+    """One region says whether there is more, and hands values to the other."""
+    names, kinds, memory = _carried(k, op.text)
+    ((first,), (second,)) = op.regions
+    test, body, behind = k.b.name(), k.b.name(), k.b.name()
+    k.b.jump(test)
+    k.b.begin(test)
+    k.define_kept(names, kinds, memory)
+    outer, k.known = k.known, {}
+    *before, last = first.operations
+    for operation in before:
+        k.run(operation)
+    condition, *passed = last.operands
+    kinds = [k.types[name] for name in passed]
+    handed = [k.keep(kind) for kind in kinds]
+    k.copy(passed, handed)
+    k.b.branch(k.element(condition, "0"), body, behind)
+    k.known = outer
+    k.b.begin(body)
+    k.define_kept(list(second.arguments), kinds, handed)
+    _say(k, [second], memory)
+    k.b.jump(test)
+    k.b.begin(behind)
+    k.define_kept(op.results, kinds, handed)
+
+
+def _jump(k: Kernel, op: Operation) -> None:
+    k.b.jump(_enter(k, op.text))
+
+
+def _branch(k: Kernel, op: Operation) -> None:
+    condition, *_ = op.operands
+    labels = k.b.name(), k.b.name()
+    k.b.branch(k.element(condition, "0"), *labels)
+    targets = re.findall(r"\^\w+(?:\([^)]*\))?", op.text)
+    for label, target in zip(labels, targets, strict=True):
+        k.b.begin(label)
+        k.b.jump(_enter(k, target))
+
+
+def _enter(k: Kernel, target: str) -> str:
+    """The label of a block, which is handed its arguments: `^label(%a : i32)`."""
+    label = re.search(r"\^(\w+)", target).group(1)
+    outer, k.known = k.known, {}
+    k.copy(re.findall(NAME, target), k.labels[label][1])
+    k.known = outer
+    return label
+
+
+def _return(k: Kernel, op: Operation) -> None:
+    k.b.say("ret void")
+
+
+def say_blocks(k: Kernel, body: Region) -> None:
+    """A kernel's body; its first block's arguments are known."""
+    for block in body[1:]:
+        memory = [k.keep(kind) for kind in block.arguments.values()]
+        k.labels[block.label] = block, memory
+    for block in body:
+        if block.label in k.labels:
+            k.b.begin(block.label)
+            k.known = {}
+            kinds = list(block.arguments.values())
+            k.define_kept(list(block.arguments), kinds, k.labels[block.label][1])
+        for op in block.operations:
+            k.run(op)
+
+
+CONTROL_FLOW = {
+    "cf.br": _jump,
+    "cf.cond_br": _branch,
+    "scf.for": _for,
+    "scf.if": _if,
+    "scf.while": _while,
+    "tt.return": _return,
+}

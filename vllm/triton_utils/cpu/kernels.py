@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Triton's kernels on a CPU: `kernel[grid](...)` runs machine code of this CPU.
+
+A kernel is compiled when it is launched with arguments of new types or with a new
+constexpr, as on a GPU, but not for each alignment or for the number 1. What is compiled
+is kept in Triton's cache, `TRITON_CACHE_DIR`.
+"""
+
+import ctypes
+import struct
+from collections.abc import Callable
+from numbers import Integral, Real
+from typing import Any
+
+import torch
+from triton.runtime.jit import JITFunction
+
+from vllm.logger import init_logger
+from vllm.triton_utils.interpreted import interpret
+
+from .compiler import compile_kernel
+from .values import Unsupported
+
+logger = init_logger(__name__)
+
+TYPES = {
+    torch.bool: "*i1", torch.uint8: "*u8", torch.int8: "*i8", torch.int16: "*i16",
+    torch.uint16: "*u16", torch.int32: "*i32", torch.uint32: "*u32",
+    torch.int64: "*i64", torch.uint64: "*u64", torch.float16: "*fp16",
+    torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.float64: "*fp64",
+}  # fmt: skip
+Key = tuple[Any, ...]  # of each parameter: its type, or that of a constexpr and itself
+
+
+class CpuKernel:
+    """A kernel, and its machine code by the types of its arguments.
+
+    Attributes:
+        constant: of each parameter, whether it is a constexpr.
+    """
+
+    def __init__(self, kernel: JITFunction) -> None:
+        self.kernel = kernel
+        self.names = kernel.arg_names
+        self.constant = [parameter.is_constexpr for parameter in kernel.params]
+        with_default = [one for one in kernel.params if one.has_default]
+        self.defaults = {one.name: one.default for one in with_default}
+        self.compiled: dict[Key, Callable[..., None] | None] = {}
+
+    def launch(self, grid: Any, args: tuple, kwargs: dict[str, Any]) -> None:
+        """Runs all programs of a grid, one after the other."""
+        values = self.bind(args, kwargs)
+        if callable(grid):
+            grid = grid(dict(zip(self.names, values, strict=True)))
+        words: list[int] = []
+        key = tuple(
+            (type(value), value) if is_constant else _read(value, words)
+            for value, is_constant in zip(values, self.constant, strict=True)
+        )
+        if key not in self.compiled:
+            self.compiled[key] = self.compile(key)
+        if (run := self.compiled[key]) is None:
+            interpret(self.kernel, grid, tuple(values), {})
+            return
+        run((ctypes.c_int64 * len(words))(*words), *grid, *(1,) * (3 - len(grid)))
+
+    def bind(self, args: tuple, kwargs: dict[str, Any]) -> list[Any]:
+        """All arguments in order; what else is given is for a GPU's compiler."""
+        defaults = self.defaults
+        rest = self.names[len(args) :]
+        return [
+            *args,
+            *(kwargs[name] if name in kwargs else defaults[name] for name in rest),
+        ]
+
+    def compile(self, key: Key) -> Callable[..., None] | None:
+        """None where it cannot be compiled: then it is interpreted."""
+        signature, constants = {}, {}
+        for at, (name, kind) in enumerate(zip(self.names, key, strict=True)):
+            if self.constant[at]:
+                signature[name], constants[at,] = "constexpr", kind[1]
+            else:
+                signature[name] = _typed(kind, (at,), constants)
+        try:
+            return compile_kernel(self.kernel, signature, constants)
+        except Unsupported as operation:
+            logger.warning(
+                "The Triton kernel %s is interpreted on the CPU, which is slow: %s is "
+                "not compiled there. Please report it.",
+                self.kernel.__name__,
+                operation,
+            )
+            return None
+
+
+def _read(value: Any, words: list[int]) -> Any:
+    """The type of an argument, whose word, or a tuple's words, are added.
+
+    Raises:
+        TypeError: it is none that a kernel takes on a CPU.
+    """
+    if isinstance(value, torch.Tensor):
+        words.append(value.data_ptr())
+        return value.dtype
+    if value is None:
+        return None
+    if isinstance(value, bool):
+        words.append(value)
+        return "i1"
+    if isinstance(value, Integral):  # NumPy's too
+        words.append(int(value))
+        return "i32" if -(2**31) <= value < 2**31 else "i64"
+    if isinstance(value, Real):
+        words.append(struct.unpack("q", struct.pack("d", value))[0])
+        return "fp32"
+    if isinstance(value, tuple):
+        return type(value), tuple(_read(one, words) for one in value)
+    raise TypeError(f"a kernel on a CPU takes no {type(value).__name__}")
+
+
+def _typed(kind: Any, path: tuple[int, ...], constants: dict[tuple, Any]) -> Any:
+    """Triton's name of a type; what is None is a constant."""
+    if kind is None:
+        constants[path] = None
+        return "constexpr"
+    if not isinstance(kind, tuple):
+        return TYPES.get(kind, kind)
+    of, members = kind
+    typed = [_typed(one, (*path, i), constants) for i, one in enumerate(members)]
+    return of(*typed) if hasattr(of, "_fields") else tuple(typed)
+
+
+def install() -> None:
+    """Has `triton.jit` give what runs on a CPU."""
+    JITFunction.run = _run
+    logger.info("Triton kernels are compiled for the CPU.")
+
+
+def _run(self: JITFunction, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
+    """In the place of Triton's own, which asks for a GPU."""
+    if warmup:
+        return
+    if "cpu_kernel" not in self.__dict__:
+        self.cpu_kernel = CpuKernel(self)
+    self.cpu_kernel.launch(grid, args, kwargs)

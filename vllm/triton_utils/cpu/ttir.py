@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A kernel in Triton's own intermediate representation (TTIR), as plain data.
+
+Triton's front end, which needs neither a GPU nor a backend, checks types, inlines
+functions and folds constants. What is left is some eighty operations, read here from
+the text of MLIR: https://mlir.llvm.org/docs/LangRef.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+NAME = r"%[\w$.\-]+(?:#\d+)?"
+TYPE = r"(tensor<(?:\d+x)+)?(!tt\.ptr<(\w+)[^>]*>|[a-z]+\d+|index)"
+HEAD = re.compile(rf'(?:({NAME})(?::(\d+))? = )?"?([a-z_]+\.[\w.]+)"?(.*)')
+
+
+class Type(NamedTuple):
+    """Of a value: of its elements, as "i32", "bf16" or "ptr", and how many there are.
+
+    Attributes:
+        shape: () is a scalar.
+        pointee: what a pointer points to.
+    """
+
+    element: str
+    shape: tuple[int, ...] = ()
+    pointee: str = ""
+
+    @property
+    def size(self) -> int:
+        size = 1
+        for length in self.shape:
+            size *= length
+        return size
+
+    @property
+    def num_bytes(self) -> int:
+        """Of an element in memory, where a truth value takes one."""
+        bits = "64" if self.element in ("ptr", "index") else self.element.lstrip("bfi")
+        return (int(bits) + 7) // 8
+
+
+@dataclass
+class Operation:
+    """`text` is all behind the name, but types, which stand behind the last colon."""
+
+    name: str
+    results: list[str]
+    text: str
+    types: str
+    regions: list["Region"] = field(default_factory=list)
+
+    @property
+    def operands(self) -> list[str]:
+        return re.findall(NAME, self.text)
+
+    @property
+    def operand_types(self) -> list[Type]:
+        return parse_types(re.split(r" -> | to ", self.types)[0])
+
+    @property
+    def result_types(self) -> list[Type]:
+        return parse_types(re.split(r" -> | to ", self.types)[-1])
+
+    def attribute(self, name: str) -> str:
+        """As text; empty where there is none."""
+        value = r'array<i\d+: ([^>]*)>|"([^"]*)"|([\w-]+)'
+        found = re.search(rf"\b{name} = (?:{value})", self.text)
+        return next(filter(None, found.groups()), "") if found else ""
+
+
+@dataclass
+class Block:
+    label: str
+    arguments: dict[str, Type]
+    operations: list[Operation] = field(default_factory=list)
+
+
+Region = list[Block]
+
+
+def parse_types(text: str) -> list[Type]:
+    return [
+        Type(
+            "ptr" if pointee else element,
+            tuple(map(int, re.findall(r"\d+", shape))),
+            pointee,
+        )
+        for shape, element, pointee in re.findall(TYPE, text)
+    ]
+
+
+def parse_arguments(text: str) -> dict[str, Type]:
+    """Of `%a: i32, %b: tensor<8xi32>`."""
+    found = re.findall(rf"({NAME}): ((?:tensor<[^%]*>+|!tt\.ptr<\w+[^>]*>|\w+))", text)
+    return {name: parse_types(kind)[0] for name, kind in found}
+
+
+def parse_kernel(text: str) -> Region:
+    """The body of the kernel; its first block's arguments are the kernel's."""
+    lines = iter(text.splitlines())
+    head = next(line for line in lines if "tt.func public" in line)
+    region, _ = _parse_region(lines)
+    region[0].arguments = parse_arguments(head)
+    return region
+
+
+def _parse_region(lines: Iterator[str]) -> tuple[Region, str]:
+    """A region, and what stands behind its brace."""
+    region = [Block("", {})]
+    for line in map(str.strip, lines):
+        if line.startswith("}"):
+            return region, line[1:].strip()
+        if line.startswith("^"):
+            label = re.match(r"\^(\w+)", line).group(1)
+            block = Block(label, parse_arguments(line.split("//")[0]))
+            region = [*region, block] if region[0].operations else [block]
+        elif line:
+            region[-1].operations.append(_parse_operation(line, lines))
+    raise ValueError("a region does not end")
+
+
+def _parse_operation(line: str, lines: Iterator[str]) -> Operation:
+    first, count, name, rest = HEAD.fullmatch(line).groups()
+    results = [first] if first else []
+    if count:
+        results = [f"{first}#{i}" for i in range(int(count))]
+    regions, is_open = [], rest.endswith("{")
+    while is_open:
+        region, tail = _parse_region(lines)
+        regions.append(region)
+        is_open = tail.endswith("{")
+        if not is_open and name.startswith("tt."):
+            rest += tail
+    text, types = rest, ""
+    if " : " in rest and not name.startswith("cf."):
+        text, _, types = rest.rpartition(" : ")
+    return Operation(name, results, text, types, regions)

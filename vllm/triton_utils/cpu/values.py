@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The values of a kernel that is being compiled: registers, rules and memory.
+
+A tensor is a rule that gives the register of an element at an index, so that a chain of
+elementwise operations becomes the body of one loop, which LLVM vectorizes. Memory is
+taken for what has to be read where it stands (loads), for what is dear (functions of
+the C library), and for what control flow carries.
+"""
+
+from collections.abc import Callable, Mapping
+
+from .arithmetic import llvm_type
+from .builder import Builder
+from .ttir import Block, Operation, Type
+
+# From an index, a register of i64 or a number, to an element's register.
+Rule = Callable[[str], str]
+COPY = "llvm.memcpy.p0.p0.i64"
+
+
+class Unsupported(Exception):
+    """A kernel does what is not compiled for a CPU; says which operation."""
+
+
+class Kernel:
+    """What is known of one kernel at a place in it.
+
+    Attributes:
+        operations: by name, what says them in LLVM's assembly.
+        types: of all values.
+        values: registers of scalars and of tensors of equal elements; else rules.
+        known: elements that the loop being written already has in registers.
+        labels: blocks that a jump may lead to, with the memory of their arguments.
+    """
+
+    def __init__(self, operations: Mapping[str, Callable]) -> None:
+        self.b = Builder()
+        self.operations = operations
+        self.types: dict[str, Type] = {}
+        self.values: dict[str, str | Rule] = {}
+        self.known: dict[tuple[str, str], str] = {}
+        self.labels: dict[str, tuple[Block, list[str]]] = {}
+
+    def run(self, op: Operation) -> None:
+        if op.name not in self.operations:
+            raise Unsupported(op.name)
+        self.operations[op.name](self, op)
+
+    def define(self, name: str, kind: Type, value: str | Rule) -> None:
+        self.types[name], self.values[name] = kind, value
+
+    def is_uniform(self, name: str) -> bool:
+        """One register stands for all elements."""
+        return isinstance(self.values[name], str)
+
+    def element(self, name: str, index: str) -> str:
+        value = self.values[name]
+        if isinstance(value, str):
+            return value
+        if (name, index) not in self.known:
+            self.known[name, index] = value(index)
+        return self.known[name, index]
+
+    def elements(self, names: list[str], index: str = "0") -> list[str]:
+        return [self.element(name, index) for name in names]
+
+    def over(self, count: int, body: Callable[[str], None], start: int = 0) -> None:
+        """Says `body` for each index from `start` to `count` - 1."""
+        if count <= start:
+            return
+        outer, self.known = self.known, {}
+        with self.b.loop(count, start) as index:
+            body(index)
+        self.known = outer
+
+    # ---- memory ----
+
+    def keep(self, kind: Type) -> str:
+        """The address of memory for a value."""
+        return self.b.slot(stored_type(kind.element), kind.size)
+
+    def load(self, address: str, kind: Type, index: str = "0") -> str:
+        stored, at = stored_type(kind.element), self._at(address, kind, index)
+        value = self.b.let(f"load {stored}, ptr {at}")
+        return self.b.let(f"trunc i8 {value} to i1") if kind.element == "i1" else value
+
+    def store(self, value: str, address: str, kind: Type, index: str = "0") -> None:
+        if kind.element == "i1":
+            value = self.b.let(f"zext i1 {value} to i8")
+        stored, at = stored_type(kind.element), self._at(address, kind, index)
+        self.b.say(f"store {stored} {value}, ptr {at}")
+
+    def _at(self, address: str, kind: Type, index: str) -> str:
+        if index == "0":
+            return address
+        stored = stored_type(kind.element)
+        return self.b.let(f"getelementptr {stored}, ptr {address}, i64 {index}")
+
+    def load_all(self, memory: list[str], kinds: list[Type], index: str) -> list[str]:
+        pairs = zip(memory, kinds, strict=True)
+        return [self.load(address, kind, index) for address, kind in pairs]
+
+    def store_all(
+        self, values: list[str], memory: list[str], kinds: list[Type], index: str
+    ) -> None:
+        for value, address, kind in zip(values, memory, kinds, strict=True):
+            self.store(value, address, kind, index)
+
+    def define_kept(
+        self, names: list[str], kinds: list[Type], memory: list[str]
+    ) -> None:
+        """Values that are in memory: scalars are read now, elements when needed."""
+        for name, kind, address in zip(names, kinds, memory, strict=True):
+            rule = lambda at, k=kind, a=address: self.load(a, k, at)  # noqa: E731
+            self.define(name, kind, rule if kind.shape else rule("0"))
+
+    def materialize(self, name: str) -> None:
+        """Computes a tensor here, once."""
+        memory = self._filled(name)
+        self.define_kept([name], [self.types[name]], [memory])
+
+    def copy(self, names: list[str], memory: list[str]) -> None:
+        """All values are computed before one of them is overwritten."""
+        sources = [
+            self.values[name] if self.is_uniform(name) else self._filled(name)
+            for name in names
+        ]
+        for name, source, address in zip(names, sources, memory, strict=True):
+            kind = self.types[name]
+            if self.is_uniform(name):
+                self._spread(source, address, kind)
+            else:
+                size = kind.size * kind.num_bytes
+                self.b.declared.add(f"declare void @{COPY}(ptr, ptr, i64, i1)")
+                given = f"ptr {address}, ptr {source}, i64 {size}, i1 false"
+                self.b.say(f"call void @{COPY}({given})")
+
+    def _filled(self, name: str) -> str:
+        kind = self.types[name]
+        memory = self.keep(kind)
+        self.over(
+            kind.size, lambda i: self.store(self.element(name, i), memory, kind, i)
+        )
+        return memory
+
+    def _spread(self, register: str, address: str, kind: Type) -> None:
+        self.over(kind.size, lambda i: self.store(register, address, kind, i))
+
+
+def stored_type(element: str) -> str:
+    """A truth value takes a byte in memory."""
+    return "i8" if element == "i1" else llvm_type(element)

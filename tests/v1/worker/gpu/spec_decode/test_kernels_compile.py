@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every Triton kernel compiles for a GPU, also where there is none.
 
-The interpreter, which runs the kernels' tests on a CPU, looks at no types.
+What the kernels' tests compile them for on a CPU asks for less than a GPU does.
 """
 
 import json

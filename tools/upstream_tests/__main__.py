@@ -3,8 +3,8 @@
 on the pinned release and on the installed tree. Prints what passes there and not here;
 exits with 1 unless `accepted.toml` accepts it.
 
-Halves: `fast` as users run it, `interpreted` under Triton's interpreter; both where none
-is given. FILE is one of upstream's test files or folders instead of those of
+Halves: `fast` as users run it, `interpreted` under Triton's interpreter; both where
+none is given. FILE is one of upstream's test files or folders instead of those of
 `halves.toml`. The release is run once: its results are kept in the cache.
 """
 

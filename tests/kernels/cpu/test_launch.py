@@ -53,7 +53,7 @@ def test_it_is_compiled_for_types_and_constexprs(kernel):
         launch(kernel, count=count)
     assert len(kernel.compiled) == 1
     assert launch(kernel, dtype=torch.int64) == launch(kernel, N=8) == 56
-    assert launch(kernel, N=16, count=2**40, dtype=torch.int16, scale=0) == 0
+    assert launch(kernel, count=2**40) == 56
     assert len(kernel.compiled) == 3
 
 

@@ -144,6 +144,23 @@ def test_reductions(twice: Twice, rows: int, size: int, seed: int):
 
 
 @triton.jit
+def _product_kernel(x, y, out, N: tl.constexpr, M: tl.constexpr):
+    i, j = tl.arange(0, N), tl.arange(0, M)
+    left = tl.load(x + i[:, None] * M + j[None, :])
+    right = tl.load(y + j[:, None] * N + i[None, :])
+    at = out + i[:, None] * N + i[None, :]
+    tl.store(at, tl.dot(left, right, acc=tl.load(at), input_precision="ieee"))
+
+
+@settings(max_examples=5, **SLOW)
+@given(seed=st.integers(0, 2**31))
+def test_products(twice: Twice, seed: int):
+    chance = torch.Generator().manual_seed(seed)
+    x, y = torch.randint(-9, 9, (2, 512), generator=chance).float()
+    _product_kernel[(1,)](x, y, torch.ones(16, 16), N=16, M=32)
+
+
+@triton.jit
 def _next_collatz(number):
     return tl.where(number % 2 == 0, number // 2, 3 * number + 1)
 

@@ -6,25 +6,30 @@ from importlib.util import find_spec
 from vllm.platforms import current_platform
 
 
-def _lacks_backend() -> bool:
-    if not current_platform.is_cpu() or find_spec("triton") is None:
-        return False
-    from triton.backends import backends
-
-    return "cpu" not in backends
+def _is_on_cpu() -> bool:
+    return current_platform.is_cpu() and find_spec("triton") is not None
 
 
 def _is_interpreted() -> bool:
-    if not current_platform.is_cpu() or find_spec("triton") is None:
+    if not _is_on_cpu():
         return False
     from triton import knobs
 
     return bool(knobs.runtime.interpret)
 
 
+def _lacks_backend() -> bool:
+    if not _is_on_cpu():
+        return False
+    from triton.backends import backends
+
+    return "cpu" not in backends
+
+
 # By Triton's interpreter, which the user asks for: TRITON_INTERPRET=1.
 INTERPRETED = _is_interpreted()
-# By `triton_utils/cpu`, which compiles them with the LLVM that Numba brings.
-COMPILED = _lacks_backend() and not INTERPRETED and find_spec("llvmlite") is not None
 # There vLLM would turn Triton off.
-LACKS_BACKEND = _lacks_backend() and (INTERPRETED or COMPILED)
+LACKS_BACKEND = INTERPRETED and _lacks_backend()
+# By `triton_utils/cpu`. HAS_TRITON stays false: all but Model Runner V2 goes the way
+# that vLLM goes on a CPU.
+COMPILED = not INTERPRETED and _lacks_backend() and find_spec("llvmlite") is not None

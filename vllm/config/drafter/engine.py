@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import vllm.envs as envs
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
+from vllm.triton_utils.interpreting import COMPILED
 
 from .drafter import METHODS, DrafterConfig
 from .length import (
@@ -73,6 +74,20 @@ def _unsupported_by_engine(vllm_config: "VllmConfig") -> str | None:
     if unsupported is None and getattr(vllm_config, "watermark_config", None):
         return "watermarking"
     return unsupported
+
+
+def runs_v2_on_cpu(vllm_config: "VllmConfig", by_default: bool = True) -> bool:
+    """Whether a CPU without Triton runs Model Runner V2, its kernels compiled for it.
+
+    Args:
+        by_default: nobody asked for it. Then it does so only for the unified
+            speculator's sake, and leaves all else to vLLM.
+    """
+    spec = vllm_config.speculative_config
+    if not COMPILED or getattr(vllm_config, "watermark_config", None) is not None:
+        return False
+    drafter = spec and spec.drafter
+    return not by_default or bool(drafter and drafter.unsupported is None)
 
 
 def settle_auto(vllm_config: "VllmConfig") -> bool:
@@ -268,8 +283,10 @@ def _say_who_drafts(vllm_config: "VllmConfig", drafter: DrafterConfig) -> None:
             drafter.unsupported,
         )
     else:
+        on_cpu = "On a CPU it needs the packages triton and llvmlite. "
         logger.warning_once(
             "Drafting falls back to Runner V1, without the unified speculator, because "
-            "Model Runner V2 cannot run this engine: see the line above. "
-            "VLLM_USE_V2_MODEL_RUNNER=1 tells what is in the way."
+            "Model Runner V2 cannot run this engine: see the line above. %s"
+            "VLLM_USE_V2_MODEL_RUNNER=1 tells what is in the way.",
+            on_cpu if current_platform.is_cpu() and not COMPILED else "",
         )

@@ -75,6 +75,7 @@ class CpuKernel:
 
     def compile(self, key: Key) -> Callable[..., None] | None:
         """None where it cannot be compiled: then it is interpreted."""
+        logger.info_once("Triton kernels are compiled for this CPU.")
         signature, constants = {}, {}
         for at, (name, kind) in enumerate(zip(self.names, key, strict=True)):
             if self.constant[at]:
@@ -133,7 +134,6 @@ def _typed(kind: Any, path: tuple[int, ...], constants: dict[tuple, Any]) -> Any
 def install() -> None:
     """Has `triton.jit` give what runs on a CPU."""
     JITFunction.run = _run
-    logger.info("Triton kernels are compiled for the CPU.")
 
 
 def _run(self: JITFunction, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:

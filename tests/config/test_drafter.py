@@ -20,6 +20,8 @@ from vllm.config.drafter.engine import (
 from vllm.config.drafter.families import get_mask_token_id, read_checkpoint
 from vllm.config.drafter.resolve import read_files
 from vllm.config.drafter.target import find_context
+from vllm.triton_utils import HAS_TRITON
+from vllm.triton_utils.interpreting import COMPILED
 
 from .specs import (
     Checkpoint,
@@ -391,3 +393,29 @@ def test_a_fallback_is_told(
     assert scheduler.max_num_scheduled_tokens == (512 if is_unified else None)
     assert len(caplog_vllm.messages) == (line is not None)
     assert all(line in said for said in caplog_vllm.messages)
+
+
+NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
+
+
+@pytest.mark.skipif(not COMPILED, reason="kernels are not compiled for a CPU here")
+@pytest.mark.parametrize("asked", [None, "0", "1"])
+@pytest.mark.parametrize(
+    "is_unified, spec",
+    [(False, None), (False, NGRAM), (True, {"num_speculative_tokens": 7})],
+    ids=["no speculation", "n-gram", "PARD"],
+)
+def test_a_cpu_runs_v2_for_the_unified_speculator(
+    monkeypatch, models: Path, is_unified: bool, spec: dict | None, asked: str | None
+):
+    """All else runs as it does on vLLM, unless somebody asks for V2."""
+    monkeypatch.delenv("VLLM_USE_V2_MODEL_RUNNER")
+    if asked is not None:
+        monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", asked)
+    given = {"model": str(models / "pard")} | spec if is_unified else spec
+    config = engine_config(models / "target", given)
+    runs_v2 = is_unified if asked is None else asked == "1"
+    assert config.use_v2_model_runner is runs_v2
+    if is_unified:
+        assert config.speculative_config.drafter.is_unified is runs_v2
+    assert not HAS_TRITON

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a launch on a CPU takes, when it compiles, and what it does if it cannot."""
 
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,7 @@ from vllm.triton_utils import tl, triton
 from vllm.triton_utils.cpu import compiler, kernels
 from vllm.triton_utils.cpu.kernels import CpuKernel
 from vllm.triton_utils.cpu.lowering import OPERATIONS
+from vllm.triton_utils.dispatcher import _rebind_kernels
 
 
 @triton.jit
@@ -73,3 +76,9 @@ def test_what_is_not_compiled_is_interpreted(kernel, monkeypatch):
     (line,) = lines
     assert "kernel _sum_kernel is interpreted on the CPU" in line
     assert "tt.reduce is not compiled there" in line
+
+
+def test_vllm_takes_the_place_of_kernels_beside_a_compiler():
+    """It looks at what all modules hold; llvmlite's library has any attribute."""
+    assert "llvmlite.binding.ffi" in sys.modules
+    _rebind_kernels([])

@@ -6,8 +6,8 @@ constexpr, as on a GPU, but not for each alignment or for the number 1. What is 
 is kept in Triton's cache, `TRITON_CACHE_DIR`.
 """
 
-import ctypes
 import struct
+from array import array
 from collections.abc import Callable
 from numbers import Integral, Real
 from typing import Any
@@ -29,7 +29,7 @@ TYPES = {
     torch.int64: "*i64", torch.uint64: "*u64", torch.float16: "*fp16",
     torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.float64: "*fp64",
 }  # fmt: skip
-Key = tuple[Any, ...]  # of each parameter: its type, or that of a constexpr and itself
+Key = tuple[Any, ...]  # types of arguments; types and values of constexprs
 
 
 class CpuKernel:
@@ -52,35 +52,39 @@ class CpuKernel:
         values = self.bind(args, kwargs)
         if callable(grid):
             grid = grid(dict(zip(self.names, values, strict=True)))
-        words: list[int] = []
-        key = tuple(
-            (type(value), value) if is_constant else _read(value, words)
-            for value, is_constant in zip(values, self.constant, strict=True)
-        )
+        words, kinds = array("q"), []
+        for value, is_constant in zip(values, self.constant, strict=True):
+            if is_constant:
+                kinds += type(value), value
+            elif isinstance(value, torch.Tensor):
+                words.append(value.data_ptr())
+                kinds.append(value.dtype)
+            else:
+                kinds.append(_read(value, words))
+        key = tuple(kinds)
         if key not in self.compiled:
-            self.compiled[key] = self.compile(key)
+            self.compiled[key] = self.compile(values)
         if (run := self.compiled[key]) is None:
             interpret(self.kernel, grid, tuple(values), {})
             return
-        run((ctypes.c_int64 * len(words))(*words), *grid, *(1,) * (3 - len(grid)))
+        run(words.buffer_info()[0], *grid, *(1,) * (3 - len(grid)))
 
     def bind(self, args: tuple, kwargs: dict[str, Any]) -> list[Any]:
         """All arguments in order; what else is given is for a GPU's compiler."""
         defaults = self.defaults
         rest = self.names[len(args) :]
-        return [
-            *args,
-            *(kwargs[name] if name in kwargs else defaults[name] for name in rest),
-        ]
+        named = [kwargs[name] if name in kwargs else defaults[name] for name in rest]
+        return [*args, *named]
 
-    def compile(self, key: Key) -> Callable[..., None] | None:
+    def compile(self, values: list[Any]) -> Callable[..., None] | None:
         """None where it cannot be compiled: then it is interpreted."""
         logger.info_once("Triton kernels are compiled for this CPU.")
         signature, constants = {}, {}
-        for at, (name, kind) in enumerate(zip(self.names, key, strict=True)):
+        for at, (name, value) in enumerate(zip(self.names, values, strict=True)):
             if self.constant[at]:
-                signature[name], constants[at,] = "constexpr", kind[1]
+                signature[name], constants[at,] = "constexpr", value
             else:
+                kind = _read(value, array("q"))
                 signature[name] = _typed(kind, (at,), constants)
         try:
             return compile_kernel(self.kernel, signature, constants)
@@ -94,7 +98,7 @@ class CpuKernel:
             return None
 
 
-def _read(value: Any, words: list[int]) -> Any:
+def _read(value: Any, words: array) -> Any:
     """The type of an argument, whose word, or a tuple's words, are added.
 
     Raises:
@@ -108,10 +112,11 @@ def _read(value: Any, words: list[int]) -> Any:
     if isinstance(value, bool):
         words.append(value)
         return "i1"
-    if isinstance(value, Integral):  # NumPy's too
-        words.append(int(value))
-        return "i32" if -(2**31) <= value < 2**31 else "i64"
-    if isinstance(value, Real):
+    if isinstance(value, (int, Integral)):  # NumPy's too
+        is_short = -(2**31) <= value < 2**31
+        words.append(int(value) if is_short else (int(value) + 2**63) % 2**64 - 2**63)
+        return "i32" if is_short else "i64"
+    if isinstance(value, (float, Real)):
         words.append(struct.unpack("q", struct.pack("d", value))[0])
         return "fp32"
     if isinstance(value, tuple):
@@ -140,6 +145,6 @@ def _run(self: JITFunction, *args: Any, grid: Any, warmup: bool, **kwargs: Any) 
     """In the place of Triton's own, which asks for a GPU."""
     if warmup:
         return
-    if "cpu_kernel" not in self.__dict__:
+    if not hasattr(self, "cpu_kernel"):
         self.cpu_kernel = CpuKernel(self)
     self.cpu_kernel.launch(grid, args, kwargs)

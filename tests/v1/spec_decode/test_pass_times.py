@@ -18,6 +18,7 @@ from vllm.v1.spec_decode.dynamic.pass_times import (
     seconds_per_step,
     sizes_to_measure,
 )
+from vllm.v1.worker.gpu.spec_decode import step_clock
 
 
 @pytest.mark.parametrize(
@@ -215,13 +216,27 @@ class FakeWorker:
         return first.num_computed_tokens + sum(counts)
 
 
+UNTIMED = 2  # and a device still has them to do when the clock starts
+
+
+@pytest.mark.parametrize(
+    "device, waited_after", [("cuda", [6]), ("cpu", [3, 4, 5, 6])], ids=["gpu", "cpu"]
+)
+def test_a_cpu_is_waited_for_after_each_step(monkeypatch, device: str, waited_after):
+    """Something else may have had its cores in one of them."""
+    monkeypatch.setattr(step_clock, "make_mark", lambda _: step_clock.HostMark())
+    worker = FakeWorker()
+    worker.model_runner.device = torch.device(device)
+    assert seconds_per_step(worker, 3, 7, CONTEXT) > 0
+    assert worker.waited_after == waited_after
+    assert waited_after[-1] == UNTIMED + pass_times.TIMED_STEPS
+
+
 @pytest.mark.parametrize("drafts", [0, 1, 7])
 def test_steps_verify_what_the_step_before_drafted(drafts: int):
     worker = FakeWorker()
     assert seconds_per_step(worker, 3, drafts, CONTEXT) > 0
     first, *decodes, last = worker.steps
-    untimed = 2  # and the device still has them to do when the clock starts
-    assert worker.waited_after == [untimed + pass_times.TIMED_STEPS]
     assert worker.connector == [True, False]
 
     assert len(first.scheduled_new_reqs) == 3

@@ -224,8 +224,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(format_table(rows))
     dtype = args.engine_args.get("dtype", "the model's own dtype")
     print(f"{rows[0]['device']}, {dtype}, temperature {args.temp:g}.")
-    if ON_CPU:
-        print("Triton's interpreter ran the kernels: only the speeds say nothing.")
     if args.json:
         args.json.write_text(json.dumps(rows, indent=2) + "\n")
     return int(any(row["identical"] is False for row in rows))

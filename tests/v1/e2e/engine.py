@@ -35,6 +35,8 @@ class Engines:
         self.env = env | {
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
             "VLLM_LOGGING_LEVEL": "INFO",
+            # On a CPU without drafts, or with drafts of vLLM's own, too.
+            "VLLM_USE_V2_MODEL_RUNNER": "1",
         }
         self.job, self.result = folder / "job.json", folder / "result.json"
         self.log = folder / "log.txt"

@@ -74,9 +74,9 @@ def load() -> ctypes.CDLL | None:
         return _open()
     except (OSError, ValueError) as why:
         logger.warning(
-            "The input kernel of speculative decoding is interpreted on the CPU, which "
-            "is slow, for want of %s: %s. Install a C++ compiler (g++ or clang++), "
-            "then vLLM again.",
+            "The input kernel of speculative decoding runs as Triton's on the CPU, a "
+            "little slower than as C++, for want of %s: %s. Install a C++ compiler "
+            "(g++ or clang++), then vLLM again.",
             LIBRARY.name,
             why,
         )

@@ -114,6 +114,8 @@ def test_tasks():
 def test_drafters():
     specs = [{"model": "a/b"}, {"method": "ngram"}, {"model": "c/b"}]
     assert name_drafters(specs) == ["b (1)", "ngram", "b (2)"]
+    one = [{"model": "b"}, {"model": "b", "draft_tree": 15}]
+    assert name_drafters(one) == ["b", "b"]
 
 
 @pytest.mark.parametrize(

@@ -152,6 +152,7 @@ def bundled_flags(bundle: Path) -> list[str]:
     # No file of a plain language model says that it drafts.
     flags.append(json.dumps({"model": f"{bundle}/draft", "method": "draft_model"}))
     flags += [f"{bundle}/{name}" for name in ("pard", "pard2", "eagle3", "peagle")]
+    flags.append(json.dumps({"model": f"{bundle}/pard", "draft_tree": 15}))
     flags += ["--max-model-len=512", "--gpu-memory-utilization=0.3"]
     flags.append(f"--kv-cache-memory-bytes={1 << 28}")
     if current_platform.is_cpu():

@@ -91,12 +91,27 @@ class Task(NamedTuple):
 
 
 def name_drafters(specs: Sequence[dict[str, Any]]) -> list[str]:
-    """A name for each, by its folder or method; equal ones are numbered."""
-    names = [Path(spec.get("model") or spec.get("method", "?")).name for spec in specs]
+    """A name for each, by its folder or method; equal ones are numbered.
+
+    Not where they are one drafter that is told to draft differently: settings say so.
+    """
+    models = [str(spec.get("model") or spec.get("method", "?")) for spec in specs]
+    names = [Path(model).name for model in models]
+
+    def is_told_apart(name: str) -> bool:
+        same = [at for at, other in enumerate(names) if other == name]
+        told = {_told(specs[at]) for at in same}
+        return len({models[at] for at in same}) == 1 and len(told) == len(same)
+
     return [
-        f"{name} ({names[:at].count(name) + 1})" if names.count(name) > 1 else name
+        name if is_told_apart(name) else f"{name} ({names[:at].count(name) + 1})"
         for at, name in enumerate(names)
     ]
+
+
+def _told(spec: dict[str, Any]) -> str:
+    """What a config says of how much to draft, if anything."""
+    return next((f"{key}={spec[key]}" for key in HOW_MUCH if spec.get(key)), "")
 
 
 def plan_engines(
@@ -141,10 +156,8 @@ def _settings(
     """Of a drafter: those that share an engine, and those with one of their own."""
     depth = resolved.drafter.num_speculative_tokens
     is_auto = lengths_vary(resolved)
-    given = next((key for key in HOW_MUCH if spec.get(key) is not None), None)
-    if given is not None:
-        name = AUTO if is_auto else f"{given}={spec[given]}"
-        return (Setting(name, spec, None, depth),), []
+    if told := _told(spec):
+        return (Setting(AUTO if is_auto else told, spec, None, depth),), []
     chosen = chosen_lengths(resolved) if is_auto else []
     chains, trees = args.num_speculative_tokens, args.draft_tree
     if chains is None:

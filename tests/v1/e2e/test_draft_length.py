@@ -78,7 +78,7 @@ def test_requests_that_want_no_drafts(
         "alone": [scenarios["alone"][0] | refuses],
     }
     is_fixed = schedule is None
-    how = {"record_graphs": is_fixed, "made_up_times": not is_fixed}
+    how = {"record_graphs": is_fixed}
     result = run(run_engine, models, mode, asked, 3, schedule, **how)
     assert_output_is_the_targets(result, target, scenarios)
     found = {name: each["counters"] for name, each in result["scenarios"].items()}

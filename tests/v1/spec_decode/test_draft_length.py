@@ -180,6 +180,12 @@ def test_drafts_that_few_requests_can_use_are_worth_less(kept):
     assert best == 0 or kept == 0.5
 
 
+def test_nothing_is_drafted_for_requests_that_take_no_drafts():
+    """Defect: steps of three drafts were measured to be faster, by noise."""
+    times = {CONTEXT: {1: {0: 2.0, 3: 1.9, 7: 3.0}}}
+    assert DraftLengths(7, times).choose(Load(1, 0, CONTEXT)) == 0
+
+
 def test_long_contexts_draft_by_their_own_times():
     """Where each verified token reads the whole context again, few pay."""
     times = measured(parallel_ms, 7)

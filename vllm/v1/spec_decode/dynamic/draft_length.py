@@ -174,7 +174,7 @@ class DraftLengths:
             self._log_choice(load, held, expected, seconds)
             chosen = self._try_another(load, held, tokens, seconds, gains)
         else:
-            chosen = self._best(tokens, seconds)
+            chosen = min(seconds)  # whatever was measured: nobody takes drafts
         self.choice = Choice(chosen, tokens[chosen], seconds[chosen])
         self.gain.add(self.choice, tokens.get(0), seconds.get(0))
         return chosen

@@ -26,10 +26,16 @@ def _lacks_backend() -> bool:
     return "cpu" not in backends
 
 
+def is_compiled() -> bool:
+    """Whether kernels are compiled by `triton_utils/cpu`. HAS_TRITON stays false: all
+    but Model Runner V2 goes the way that vLLM goes on a CPU."""
+    if _is_interpreted() or not _lacks_backend():
+        return False
+    return find_spec("llvmlite") is not None
+
+
 # By Triton's interpreter, which the user asks for: TRITON_INTERPRET=1.
 INTERPRETED = _is_interpreted()
 # There vLLM would turn Triton off.
 LACKS_BACKEND = INTERPRETED and _lacks_backend()
-# By `triton_utils/cpu`. HAS_TRITON stays false: all but Model Runner V2 goes the way
-# that vLLM goes on a CPU.
-COMPILED = not INTERPRETED and _lacks_backend() and find_spec("llvmlite") is not None
+COMPILED = is_compiled()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from vllm.config.drafter.drafter import DrafterConfig
 from vllm.config.drafter.length import trims
 from vllm.logger import init_logger
 
@@ -77,10 +78,12 @@ class AcceptanceWatch:
     def of(cls, scheduler: "Scheduler") -> "AcceptanceWatch | None":
         """None where the unified speculator does not draft."""
         spec = scheduler.vllm_config.speculative_config
-        if spec is None or spec.drafter is None or not spec.drafter.is_unified:
+        # Not of a config that was never resolved, as code of others may make one.
+        drafter = getattr(spec, "drafter", None)
+        if not isinstance(drafter, DrafterConfig) or not drafter.is_unified:
             return None
-        depth = 1 if trims(spec) else spec.drafter.num_speculative_tokens
-        return cls(spec.model, depth, spec.drafter.limit(scheduler.max_model_len))
+        depth = 1 if trims(spec) else drafter.num_speculative_tokens
+        return cls(spec.model, depth, drafter.limit(scheduler.max_model_len))
 
     def observe(
         self,

@@ -137,7 +137,7 @@ def test_nodes_of_trees_share_a_budget(
         async_scheduling=mode == "pard",
         **ENGINE,
         block_size=32,
-        num_gpu_blocks_override=NUM_REQUESTS * 2,
+        num_gpu_blocks_override=NUM_REQUESTS * 2 - 2,
     )
     assert_output_is_the_targets(result, target, scenarios)
     answers = result["scenarios"]["all"]
@@ -153,5 +153,5 @@ def test_nodes_of_trees_share_a_budget(
     assert sum(by_depth[:DRAFTS]) == found["num_accepted_tokens"][0] > 0
     assert found["num_accepted_tree_nodes"][1] > 0
     # Of whole ones 13 on average.
-    assert 0 < found["num_draft_tokens"][0] < 12 * found["num_drafts"][0]
+    assert 0 < found["num_draft_tokens"][0] < 12.5 * found["num_drafts"][0]
     assert result["replays"]["first"] > 0

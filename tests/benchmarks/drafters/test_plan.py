@@ -124,6 +124,7 @@ def test_drafters():
         ("--model m", "needs --drafter"),
         ("--drafter d", "needs --model"),
         ("--output-len 0", "--output-len must be at least 1"),
+        ("--num-speculative-tokens 0 3", "--num-speculative-tokens must be at least 1"),
         ("--concurrency 0 8", "--concurrency must be at least 1"),
         ("--concurrency 8 --max-num-seqs 4", "as high a --max-num-seqs"),
         ("--data-parallel-size 2", "--data-parallel-size is not supported"),

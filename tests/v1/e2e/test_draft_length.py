@@ -146,9 +146,11 @@ def test_auto_with_mtp(drafts_right: bool, run_mtp, without_drafts):
     "method, drafter", [("dflash", "DFlashSpeculator"), ("ngram", "NgramGPUSpeculator")]
 )
 def test_auto_where_all_is_drafted_and_cut(
-    method: str, drafter: str, run_engine, models, tmp_path, target, scenarios
+    method: str, drafter: str, run_engine, models, tmp_path, target, scenarios, on_cpu
 ):
     """No more is verified than pays: of a random drafter next to nothing."""
+    if method == "ngram" and on_cpu:
+        pytest.skip("vLLM's n-gram drafts need a backend of Triton's own.")
     spec = {
         "method": method,
         "num_speculative_tokens": 3,

@@ -188,6 +188,8 @@ def check(args: argparse.Namespace) -> None:
         "--num-prompts": args.num_prompts,
         "--output-len": 1 if args.output_len is None else args.output_len,
         "--repeats": args.repeats,
+        "--num-speculative-tokens": min(args.num_speculative_tokens or [1]),
+        "--draft-tree": min(args.draft_tree or [1]),
     }
     for flag, value in positive.items():
         if value < 1:

@@ -3,7 +3,14 @@
 
 from typing import TYPE_CHECKING
 
-from vllm.config.drafter.length import chosen_lengths, is_auto, shared_tree
+from vllm.config.drafter.length import (
+    MIN_REQUESTS,
+    chosen_lengths,
+    is_auto,
+    shared_tree,
+    trims,
+)
+from vllm.logger import init_logger
 from vllm.v1.core.sched.step_intervals import Steady, StepIntervals
 from vllm.v1.core.sched.tree_trimming import TreeTrimming
 from vllm.v1.core.sched.trimming import Trimming
@@ -18,6 +25,8 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
     from vllm.v1.spec_decode.accepted_nodes import AcceptedNodes
     from vllm.v1.spec_decode.step_metrics import StepDrafting
+
+logger = init_logger(__name__)
 
 
 class ChosenLengths:
@@ -57,6 +66,13 @@ class ChosenLengths:
                 nodes = shared_tree(spec)
                 part = TreeTrimming(self.lengths, spec.tree_times, nodes)
             self.trimming = Trimming(self.lengths, spec.trimmed_times, part)
+        elif trims(spec):
+            logger.warning(
+                "Every step verifies all its drafts: steps of %d requests or more, "
+                "which enable_adaptive_verification needs, could not be timed at "
+                "start. Raise max_num_seqs; on a CPU they take too long.",
+                MIN_REQUESTS,
+            )
 
     @classmethod
     def of(cls, scheduler: "Scheduler") -> "ChosenLengths | None":

@@ -128,14 +128,6 @@ def measure_trimmed_times(executor: "Executor") -> dict[int, Row]:
     depth, started = spec.drafter.num_speculative_tokens, time.perf_counter()
     sizes = sorted(n for n in spec.pass_times[CONTEXT] if n >= MIN_REQUESTS)
     sizes = [n for n in sizes if n & (n - 1) == 0 or n == sizes[-1]]
-    if not sizes:
-        logger.warning(
-            "Every step verifies all its drafts: steps of %d requests or more, which "
-            "enable_adaptive_verification needs, could not be timed at start. Raise "
-            "max_num_seqs; on a CPU they take too long.",
-            MIN_REQUESTS,
-        )
-        return {}
 
     # Those of chains that "auto" has, so that the two compare.
     lengths = [length for length in candidate_lengths(depth) if length]

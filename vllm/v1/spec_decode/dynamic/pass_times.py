@@ -65,6 +65,9 @@ def measure_steps(executor: "Executor") -> None:
     spec.tree_times = measure_tree_budgets(executor)
 
 
+PartSteps = dict[int, dict[int, tuple[int, float]]]
+
+
 def measure_pass_times(executor: "Executor") -> PassTimes:
     """Times steps on all workers; the slowest worker counts.
 
@@ -125,27 +128,13 @@ def measure_trimmed_times(executor: "Executor") -> dict[int, Row]:
     spec = executor.vllm_config.speculative_config
     if not trims(spec) or not all(executor.collective_rpc(_is_trimming)):
         return {}
-    depth, started = spec.drafter.num_speculative_tokens, time.perf_counter()
+    depth = spec.drafter.num_speculative_tokens
     sizes = sorted(n for n in spec.pass_times[CONTEXT] if n >= MIN_REQUESTS)
     sizes = [n for n in sizes if n & (n - 1) == 0 or n == sizes[-1]]
-
     # Those of chains that "auto" has, so that the two compare.
     lengths = [length for length in candidate_lengths(depth) if length]
-
-    def measure(size: int, verified: int) -> float:
-        args = (size, depth, CONTEXT, verified)
-        return max(executor.collective_rpc(seconds_per_step, args=args))
-
-    times = {n: {length: measure(n, length) for length in lengths} for n in sizes}
-    executor.collective_rpc(leave_no_trace)
-    logger.info(
-        "Measured steps that verify a part of their drafts for %s requests in %.1f "
-        "seconds.",
-        "/".join(map(str, sizes)) or "no",
-        time.perf_counter() - started,
-    )
-    _log_table("Milliseconds of a step by requests and drafts verified", times)
-    return times
+    steps = {n: {length: (depth, length) for length in lengths} for n in sizes}
+    return _measure_parts(executor, steps, "their drafts", "drafts verified")
 
 
 def measure_tree_budgets(executor: "Executor") -> dict[int, Row]:
@@ -161,22 +150,30 @@ def measure_tree_budgets(executor: "Executor") -> dict[int, Row]:
     nodes = shared_tree(spec)
     if nodes is None or not spec.trimmed_times:
         return {}
-    started = time.perf_counter()
     sizes = [n for n in spec.trimmed_times if n <= MAX_TREE_REQUESTS]
+    steps = {n: {rows: (nodes, rows / n - 1) for rows in TREE_ROWS} for n in sizes}
+    return _measure_parts(executor, steps, "the nodes of their trees", "rows of trees")
 
-    def measure(size: int, rows: int) -> float:
-        args = (size, nodes, CONTEXT, rows / size - 1)
+
+def _measure_parts(
+    executor: "Executor", steps: PartSteps, what: str, by: str
+) -> dict[int, Row]:
+    """Times steps by requests and a key: drafts of each, and how many are verified."""
+    started = time.perf_counter()
+
+    def measure(size: int, num_drafts: int, verified: float) -> float:
+        args = (size, num_drafts, CONTEXT, verified)
         return max(executor.collective_rpc(seconds_per_step, args=args))
 
-    times = {n: {rows: measure(n, rows) for rows in TREE_ROWS} for n in sizes}
+    times = {n: {k: measure(n, *of[k]) for k in of} for n, of in steps.items()}
     executor.collective_rpc(leave_no_trace)
     logger.info(
-        "Measured steps that verify a part of the nodes of their trees for %s requests "
-        "in %.1f seconds.",
-        "/".join(map(str, sizes)) or "no",
+        "Measured steps that verify a part of %s for %s requests in %.1f seconds.",
+        what,
+        "/".join(map(str, steps)) or "no",
         time.perf_counter() - started,
     )
-    _log_table("Milliseconds of a step by requests and rows of trees", times)
+    _log_table(f"Milliseconds of a step by requests and {by}", times)
     return times
 
 

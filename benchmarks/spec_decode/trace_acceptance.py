@@ -3,11 +3,12 @@
 
 All is looked up by one rule, from tensors that every side has on its device:
 
-    row = (starts[slot] + position) % num_rows
+    row = (start + position) % num_rows
 
-where `slot` is a request's place in the batch or in the runner's state, and `position`
-that of its newest token, the first row of a step that verifies drafts. The recorded
-texts are one tape: a request that comes to the end of a text goes on with the next.
+where a request's `start` comes from the first tokens of its prompt, so that it accepts
+the same on every side, and `position` is that of its newest token, the first row of a
+step that verifies drafts. The recorded texts are one tape: a request that comes to the
+end of a text goes on with the next.
 Nothing here waits for the device, and all buffers keep their addresses, so CUDA graphs
 may hold what is made of them.
 """
@@ -15,6 +16,7 @@ may hold what is made of them.
 from importlib import import_module
 from typing import Any
 
+import numpy as np
 import torch
 
 from benchmarks.spec_decode.traces import NO_RANK, Trace
@@ -23,8 +25,9 @@ from benchmarks.spec_decode.traces import NO_RANK, Trace
 RUNNERS = ("vllm.v1.worker.gpu.model_runner", "vllm.v1.worker.gpu_model_runner")
 CAPACITY = 1 << 14
 DEPTH, WIDTH = 8, 16
-# Neighbouring slots begin far from each other, and so do rounds.
-SPREAD = 0.6180339887498949
+# Tokens of a prompt that say where its request begins, and how far apart the starts of
+# prompts are that hardly differ.
+KEY_TOKENS, SPREAD = 8, 613
 # Drafts of trees: what they are does not matter, and so none is held by chance.
 FIRST_TOKEN = 16
 SMALL_VOCAB = 128
@@ -38,7 +41,7 @@ class Replay:
         ranks: [CAPACITY, DEPTH] int32, of the target's token; NO_RANK: not among them.
         chain: [CAPACITY] int64, drafts accepted of a chain of DEPTH.
         num_rows: [1] int64, rows of the tables that are in use.
-        starts: [slots] int64.
+        starts: [slots] int64, by a request's place in Runner V2's state.
     """
 
     def __init__(self, device: torch.device | str, num_slots: int) -> None:
@@ -49,8 +52,7 @@ class Replay:
         self.num_rows = torch.ones(1, dtype=torch.int64, device=device)
         self.starts = torch.zeros(num_slots, dtype=torch.int64, device=device)
 
-    def load(self, trace: Trace, number: int = 0) -> None:
-        """Takes a recording's place; other rounds begin elsewhere in it."""
+    def load(self, trace: Trace) -> None:
         rows, depth, width = trace.probs.shape
         assert rows <= CAPACITY and depth == DEPTH and width <= WIDTH
         ranks = torch.from_numpy(trace.ranks.astype("int32"))
@@ -59,8 +61,6 @@ class Replay:
         self.ranks[:rows].copy_(ranks)
         self.chain[:rows].copy_((ranks == 0).cumprod(1).sum(1))
         self.num_rows.fill_(rows)
-        slots = torch.arange(len(self.starts)) + number * len(self.starts)
-        self.starts.copy_((slots * SPREAD % 1 * rows).long())
 
     def rows(self, slots: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """[n] int64 of requests by slot, each with its newest token's position."""
@@ -81,6 +81,11 @@ class Replay:
         logits = likely.new_zeros(len(rows), SMALL_VOCAB)
         logits[:, 0] = (likely / (1 - likely) * (SMALL_VOCAB - 1)).log()
         return logits
+
+
+def start_of(prompts: np.ndarray) -> np.ndarray:
+    """[n] int64, where requests begin in a recording; [n, at least 8] token ids."""
+    return prompts[:, :KEY_TOKENS].sum(1, dtype=np.int64) * SPREAD
 
 
 def replay_in_every_runner(name: str | None = None) -> list[Replay]:
@@ -108,6 +113,8 @@ def _loading(load_model: Any, name: str | None, made: list[Replay]) -> Any:
         if config.speculative_config is None:
             return
         replay = Replay(runner.device, config.scheduler_config.max_num_seqs)
+        if hasattr(runner, "req_states"):
+            runner.add_requests = _starting(runner.add_requests, runner, replay)
         if getattr(config.speculative_config, "draft_tree", None):
             replay_trees(replay)
         else:
@@ -119,6 +126,19 @@ def _loading(load_model: Any, name: str | None, made: list[Replay]) -> Any:
         made.append(replay)
 
     return loading
+
+
+def _starting(add_requests: Any, runner: Any, replay: Replay) -> Any:
+    """Runner V2's requests keep their place; Runner V1's move, and are asked anew."""
+
+    def starting(scheduler_output):
+        add_requests(scheduler_output)
+        for new in scheduler_output.scheduled_new_reqs:
+            slot = runner.req_states.req_id_to_index[new.req_id]
+            start = start_of(np.array([new.prompt_token_ids]))
+            replay.starts[slot].fill_(int(start[0]))
+
+    return starting
 
 
 def replay_chains(runner: Any, replay: Replay) -> None:
@@ -158,8 +178,9 @@ def _v1_forward(forward: Any, runner: Any, replay: Replay) -> Any:
         ends = metadata.cu_num_sampled_tokens
         begins = torch.nn.functional.pad(ends[:-1], (1, 0))
         positions = runner.positions[metadata.logits_indices[begins]]
-        slots = torch.arange(len(tokens), device=tokens.device)
-        recorded = replay.chain[replay.rows(slots, positions)]
+        prompts = runner.input_batch.token_ids_cpu[: len(tokens)]
+        starts = torch.from_numpy(start_of(prompts)).to(tokens.device)
+        recorded = replay.chain[(starts + positions) % replay.num_rows]
         accepted = torch.minimum(recorded, ends - begins - 1)
         places = torch.arange(tokens.shape[1], device=tokens.device)
         tokens.masked_fill_(places > accepted[:, None], -1)

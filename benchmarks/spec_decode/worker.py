@@ -95,7 +95,6 @@ class Worker:
         self.drafter = self.drafter or getattr(self.runner, "drafter", None)
         self.clock = DraftClock(self.drafter) if self.drafter else None
         self.vocab = self.llm.llm_engine.model_config.get_vocab_size()
-        self.random = random.Random(0)
         self.num_requests = 0
 
     def describe(self) -> dict[str, Any]:
@@ -132,11 +131,16 @@ class Worker:
         return {}
 
     def measure(
-        self, concurrency: int, prompt_len: int, output_len: int, **accepted: Any
+        self,
+        concurrency: int,
+        prompt_len: int,
+        output_len: int,
+        number: int,
+        **accepted: Any,
     ) -> dict[str, Any]:
-        """One round; see README.md for what comes back."""
+        """One round by its number; see README.md for what comes back."""
         self._accept(**accepted)
-        prompts = self._prompts(concurrency, prompt_len)
+        prompts = self._prompts(number, concurrency, prompt_len)
         begin = time.perf_counter()
         steps = list(self._run(prompts, output_len))
         whole = Steady(begin, steps[-1].time)  # a short round has no steady part
@@ -158,7 +162,7 @@ class Worker:
     ) -> dict[str, Any]:
         """A profile of `num_steps` steps in the middle of a round."""
         self._accept(**accepted)
-        steps = self._run(self._prompts(concurrency, prompt_len), output_len)
+        steps = self._run(self._prompts(0, concurrency, prompt_len), output_len)
         seen: set[str] = set()
         while len(seen) < concurrency:
             seen |= next(steps).tokens.keys()
@@ -174,27 +178,25 @@ class Worker:
             raise ValueError(f"no {num_steps} steady steps: raise --output-len")
         return summarise(trace, num_steps)
 
-    def _accept(
-        self, recording: str | None, num_drafts: int | None, number: int = 0
-    ) -> None:
+    def _accept(self, recording: str | None, num_drafts: int | None) -> None:
         """How much of a round is drafted and accepted.
 
         Args:
             recording: is replayed; None: what the engine was started with.
             num_drafts: how much is drafted, where the engine serves several numbers.
-            number: of the round, which begins elsewhere in the recording.
         """
         if num_drafts is not None:
             scheduler = self.llm.llm_engine.engine_core.engine_core.scheduler
             size = len(scheduler.dynamic_sd_lookup)
             scheduler.dynamic_sd_lookup = [num_drafts] * size
         if self.replay is not None:
-            self.replay.load(Trace.load(recording), number)
+            self.replay.load(Trace.load(recording))
 
-    def _prompts(self, concurrency: int, length: int) -> list[list[int]]:
-        """Prompts that no other round has; long ones are in the KV cache already."""
+    def _prompts(self, number: int, concurrency: int, length: int) -> list[list[int]]:
+        """A round's prompts on every side; long ones are in the KV cache already."""
+        rng = random.Random(number)
         prompts = [
-            [self.random.randrange(5, self.vocab) for _ in range(length)]
+            [rng.randrange(5, self.vocab) for _ in range(length)]
             for _ in range(concurrency)
         ]
         if length >= LONG_PROMPT:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Recorded acceptance: its files, its reference, and its replay on a device."""
 
+from importlib import import_module
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,13 +10,18 @@ import torch
 
 from benchmarks.spec_decode import traces
 from benchmarks.spec_decode.trace_acceptance import (
+    RUNNERS,
     Replay,
     replay_chains,
     replay_confidence,
+    replay_in_every_runner,
     replay_trees,
+    start_of,
 )
 from benchmarks.spec_decode.traces import NO_RANK, Trace
 from tests.v1.worker.gpu.spec_decode.draft_tree.reference import best_first, walk
+
+PROMPTS = np.random.default_rng(0).integers(0, 1000, (4, 20))
 
 
 def random_trace(rows: int = 60, width: int = 16, seed: int = 0) -> Trace:
@@ -28,16 +34,47 @@ def random_trace(rows: int = 60, width: int = 16, seed: int = 0) -> Trace:
 def make_replay() -> Replay:
     replay = Replay("cpu", 4)
     replay.load(random_trace())
+    replay.starts.copy_(torch.from_numpy(start_of(PROMPTS)))
     return replay
 
 
-def test_rows_wrap_and_differ_by_slot_and_round():
-    replay, slots = make_replay(), torch.arange(4)
-    rows = replay.rows(slots, torch.full((4,), 59))
+def test_rows_wrap_and_differ_by_prompt():
+    replay = make_replay()
+    rows = replay.rows(torch.arange(4), torch.full((4,), 59))
     assert rows.tolist() == ((replay.starts + 59) % 60).tolist()
     assert len(set(rows.tolist())) == 4
-    replay.load(random_trace(), number=1)
-    assert not (rows == replay.rows(slots, torch.full((4,), 59))).any()
+
+
+@pytest.mark.parametrize("module", RUNNERS)
+def test_every_runner_replays(monkeypatch, module):
+    """Runner V2 has a request begin where its prompt says, whatever its place is."""
+    runner = import_module(module).GPUModelRunner
+    monkeypatch.setattr(runner, "load_model", lambda self: None)
+    made = replay_in_every_runner()
+    sampler = SimpleNamespace(
+        synthetic_conditional_rates=torch.zeros(7), _verify=None, forward=None
+    )
+    spec = SimpleNamespace()
+    scheduler = SimpleNamespace(max_num_seqs=4)
+    it = SimpleNamespace(
+        vllm_config=SimpleNamespace(
+            speculative_config=spec, scheduler_config=scheduler
+        ),
+        device="cpu",
+        rejection_sampler=sampler,
+        add_requests=lambda scheduled: None,
+    )
+    if module == RUNNERS[0]:
+        it.req_states = SimpleNamespace(req_id_to_index={"a": 3, "b": 1})
+    runner.load_model(it)
+    new = [
+        SimpleNamespace(req_id=name, prompt_token_ids=prompt.tolist())
+        for name, prompt in zip("ab", PROMPTS, strict=False)
+    ]
+    it.add_requests(SimpleNamespace(scheduled_new_reqs=new))
+    first, second = start_of(PROMPTS)[:2].tolist()
+    is_v2 = module == RUNNERS[0]
+    assert made[0].starts.tolist() == ([0, second, 0, first] if is_v2 else [0] * 4)
 
 
 @pytest.mark.parametrize("depth,width", [(8, 16), (7, 8), (3, 2)])
@@ -122,7 +159,11 @@ def test_runner_v1_accepts_chains_as_recorded():
         synthetic_conditional_rates=torch.zeros(7),
         forward=lambda *args: SimpleNamespace(sampled_token_ids=tokens.clone()),
     )
-    runner = SimpleNamespace(rejection_sampler=sampler, positions=torch.arange(20) + 98)
+    runner = SimpleNamespace(
+        rejection_sampler=sampler,
+        positions=torch.arange(20) + 98,
+        input_batch=SimpleNamespace(token_ids_cpu=PROMPTS),
+    )
     replay_chains(runner, replay)
     found = sampler.forward(metadata, None, None, None).sampled_token_ids
     for i, kept in enumerate(accepted(replay, [0, 1, 2], [7, 0, 3])):

@@ -139,7 +139,7 @@ class Step:
             stored(self.trees, state, nodes)
         # Requests: whole tree; cut drafts; leading known tokens; a prompt's chunk.
         self.drafts = [num_nodes, rng.randint(1, num_nodes), num_nodes, 0]
-        self.leading = [0, 0, 2, 4]
+        self.leading = [0, 0, 2, 70]
         self.prefix = [rng.randint(1, 40) for _ in self.states]
         queries = [1 + d + c for d, c in zip(self.drafts, self.leading, strict=True)]
         self.starts = [*itertools.accumulate(queries, initial=0)]
@@ -263,9 +263,12 @@ def test_the_walk_follows_the_drawn_tokens(num_nodes: int, has_trees: bool):
         assert ranks[req, :number].tolist() == of_path
 
 
+@pytest.mark.parametrize("with_prompt", [False, True])
 @pytest.mark.parametrize("softcap", [0.0, 5.0])
 @pytest.mark.parametrize("num_nodes", [3, 20, 100])
-def test_rows_attend_to_prefix_and_ancestors(num_nodes: int, softcap: float):
+def test_rows_attend_to_prefix_and_ancestors(
+    num_nodes: int, softcap: float, with_prompt: bool
+):
     """The prefix is in blocks of the KV cache; one request has none."""
     step = Step(num_nodes, num_nodes)
     step.prefix[1], step.seq_lens[1] = 0, step.drafts[1] + 1
@@ -276,8 +279,9 @@ def test_rows_attend_to_prefix_and_ancestors(num_nodes: int, softcap: float):
     pool = torch.randn(16, block, kv_heads, 2 * size, device=DEVICE)
     table = torch.randperm(16, device=DEVICE).int()[:12].view(4, 3)
     longest = max(b - a for a, b in itertools.pairwise(step.starts))
-    total, end = step.starts[3:]
-    tree = TreeAttention(step.rows, 3, total, False, longest)
+    end, n = step.starts[-1], 3 + with_prompt
+    total = step.starts[n]
+    tree = TreeAttention(step.rows, n, total, with_prompt, longest)
     query = torch.randn(end, heads, size, device=DEVICE)
     # As a model's fused projection gives them: not contiguous.
     kv = torch.randn(end, 2, kv_heads, size, device=DEVICE)
@@ -290,7 +294,7 @@ def test_rows_attend_to_prefix_and_ancestors(num_nodes: int, softcap: float):
     wanted = out.clone()
     merge_tree(query[:total], *kv.unbind(1), found, lse, out, bounds, tree, *scores)
     prefixes = [
-        pool[table[req].long()].flatten(0, 1)[: step.prefix[req]] for req in range(3)
+        pool[table[req].long()].flatten(0, 1)[: step.prefix[req]] for req in range(n)
     ]
     prefixes = [rows.unflatten(-1, (2, size)).transpose(1, 2) for rows in prefixes]
     wanted[:total] = step.attended(query, kv, prefixes, *scores)

@@ -3,6 +3,7 @@
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from vllm.config.drafter import DrafterConfig
@@ -10,6 +11,7 @@ from vllm.config.drafter.length import AutoSchedule
 from vllm.v1.attention.backend import AttentionType
 from vllm.v1.spec_decode.tree_agreement import agree_on_trees
 from vllm.v1.worker.gpu.spec_decode.draft_tree.backends import why_layer_cannot
+from vllm.v1.worker.gpu.spec_decode.draft_tree.step import LONG_PROMPT, TreeStep
 
 
 def layer(backend: str = "FLASH_ATTN", **given) -> SimpleNamespace:
@@ -89,3 +91,22 @@ def test_auto_chooses_between_chains_then():
     agree_on_trees(engine)
     schedule = engine.speculative_config.num_speculative_tokens_per_batch_size
     assert schedule == "auto" and max(schedule.lengths) == 7
+
+
+@pytest.mark.parametrize(
+    "prompt, with_prompt", [(LONG_PROMPT, 3), (LONG_PROMPT + 1, 2)]
+)
+def test_only_long_prompts_have_attention_of_their_own(prompt: int, with_prompt: int):
+    """Each more call of a step's layers costs the host what a graph does not have."""
+    rows = np.array([32, 9, prompt])
+    batch = SimpleNamespace(
+        num_reqs=3,
+        num_draft_tokens_per_req=np.array([31, 8, 0]),
+        num_scheduled_tokens=rows,
+        query_start_loc_np=np.array([0, *rows.cumsum()]),
+    )
+    tree = TreeStep._of_step(SimpleNamespace(rows=None), batch)
+    assert tree.num_reqs == with_prompt
+    assert tree.num_tokens == rows[:with_prompt].sum()
+    assert tree.covers_batch == (with_prompt == 3)
+    assert tree.max_query_len == rows[:with_prompt].max()

@@ -28,8 +28,8 @@ def attend_with_tree(
 ) -> torch.Tensor:
     """What a backend's `forward` does in a step whose metadata has a tree.
 
-    Requests without trees come behind the others; the backend's own attention serves
-    them, and what it gives the rows of trees is written over.
+    Beside a long prompt, requests without trees come behind the others; the backend's
+    own attention serves them, and what it gives the rows of trees is written over.
 
     Raises:
         NotImplementedError: the output is to be quantized.

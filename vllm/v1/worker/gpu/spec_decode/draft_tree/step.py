@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 
 # vLLM's own processors, of which is known what their rows depend on.
 KNOWN_PROCESSORS = (LogitBiasState, PenaltiesState, BadWordsState)
+# Rows of a prompt from which on the backend's own attention serves requests without
+# trees. Shorter ones are attended to with the trees: one call less for every layer of a
+# step that no CUDA graph holds, and that waits for the host.
+LONG_PROMPT = 512
 
 
 def depends_on_tokens(sampler: Sampler, states: np.ndarray) -> np.ndarray:
@@ -140,7 +144,9 @@ class TreeStep:
         return TreeAttention(self.rows, n, num_tokens, True, longest)
 
     def _of_step(self, batch: InputBatch) -> TreeAttention:
-        n = int(np.count_nonzero(batch.num_draft_tokens_per_req))
+        n = batch.num_reqs
+        if int(batch.num_scheduled_tokens.max()) > LONG_PROMPT:
+            n = int(np.count_nonzero(batch.num_draft_tokens_per_req))
         num_tokens = int(batch.query_start_loc_np[n])
         longest = int(batch.num_scheduled_tokens[:n].max())
         return TreeAttention(self.rows, n, num_tokens, n == batch.num_reqs, longest)

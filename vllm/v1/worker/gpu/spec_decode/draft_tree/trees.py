@@ -103,7 +103,9 @@ class TreeAttention:
 
     Attributes:
         rows: which rows see which.
-        num_reqs: requests with trees; they come first in the batch.
+        num_reqs: requests attended to as trees, which come first in the batch: those
+            with drafts, or all of them. What has no drafts is a tree of one row, behind
+            the known tokens of its prompt.
         num_tokens: their rows.
         covers_batch: whether the batch has no other requests.
         max_query_len: the most rows of one of them.
@@ -184,7 +186,7 @@ def lay_out_rows(
     """Gives rows of a step's trees their positions, and says what each attends to.
 
     A request whose drafts were cut has the first nodes of its tree, which are a tree
-    too. One without drafts keeps its positions, and what is said of it goes unread.
+    too. One without drafts keeps its positions.
 
     Args:
         idx_mapping: [n] int64, request state.

@@ -78,7 +78,7 @@ def measured(monkeypatch, *plans: EnginePlan, **engine: Any) -> measure.Measurem
     requests = [Request([token], 9) for token in range(3)]
     again = EnginePlan("no speculation", None, (Setting("again"),), is_seeded=False)
     plans, logs = [none, *plans, again], Path("logs")
-    job = measure.Job(FakeArgs(), plans, requests, [1, 4], 2, False, logs)
+    job = measure.Job(FakeArgs(), plans, requests, [1, 4], 3, 2, False, logs)
     done = measure.Measurement(job)
     done.run()
     assert not done.progress.left.total()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from vllm.benchmarks.drafters import command
+from vllm.benchmarks.drafters import command, engine
 from vllm.benchmarks.drafters.plan import (
     CHECK,
     MEASURE,
@@ -89,9 +89,10 @@ def test_no_speculation_on_both_runners():
     def without_v2(spec: dict[str, Any] | None) -> SimpleNamespace:
         return resolve(spec) if spec else SimpleNamespace(use_v2_model_runner=False)
 
-    none, again, *_ = plan_engines([{"model": "a"}], flags(), without_v2)
-    assert none.spec is again.spec is None
-    assert not none.env and again.env == {"VLLM_USE_V2_MODEL_RUNNER": "1"}
+    on_v2, none, *_ = plan_engines([{"model": "a"}], flags(), without_v2)
+    assert none.spec is on_v2.spec is None
+    assert not none.env and on_v2.env == {"VLLM_USE_V2_MODEL_RUNNER": "1"}
+    assert on_v2.is_reference and not none.is_reference
 
 
 def test_made_up_acceptance_is_not_compared():
@@ -140,6 +141,7 @@ def test_bad_input(models, monkeypatch, capsys, given, error):
     """One line, and no engine."""
     monkeypatch.setattr(command, "run", lambda *job: pytest.fail("an engine starts"))
     monkeypatch.setattr(command, "only_new_warnings", lambda log: None)
+    monkeypatch.setattr(engine, "import_ahead", lambda: None)
     words = given.format(models=models).split()
     monkeypatch.setattr(sys, "argv", ["vllm", "bench", "drafters", *words])
     with pytest.raises(SystemExit) as ended:

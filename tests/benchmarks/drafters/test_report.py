@@ -2,6 +2,7 @@
 """What is said of measurements: table, plots, verdict, and the best command."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -69,6 +70,13 @@ def test_lossy_drafter(monkeypatch):
     shown = "prompt 0, token 8: after [0, 0, 0, 0, 0, 0, 0, 0] no speculation has [0]"
     assert "eagle auto: 0 of 25 the same, 25 DIFFER" in found.verdict()
     assert shown in found.verdict() and "NOT LOSSLESS" in found.verdict()
+
+
+def test_nothing_compared(monkeypatch):
+    """Acceptance that is made up says nothing of output."""
+    found = report(monkeypatch, replace(PARD, is_lossless=False), wrong={"d"})
+    assert "Nothing is known" in found.verdict() and found.is_lossless
+    assert "Lossless" not in found.verdict()
 
 
 def test_failing_engine(monkeypatch):

@@ -24,6 +24,9 @@ from vllm.engine.config_error import in_one_line
 from vllm.platforms import current_platform
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
+# Of a round at few requests at a time, where each of them takes as long alone.
+QUICK_REQUESTS = 4
+
 if TYPE_CHECKING:
     from vllm.benchmarks.drafters.measure import Job
     from vllm.config import VllmConfig
@@ -73,6 +76,9 @@ def main(args: argparse.Namespace) -> None:
             args = parse(words)
         fill_in(args)
         check(args)
+        from vllm.benchmarks.drafters.engine import import_ahead
+
+        import_ahead()
         job = prepare(args, bundle)
     except (ValueError, OSError) as error:
         print(f"error: {in_one_line(error)}", file=sys.stderr)
@@ -257,8 +263,9 @@ def prepare(args: argparse.Namespace, bundle: Path | None = None) -> "Job":
             "choose other prompts."
         )
     logs = Path(tempfile.mkdtemp(prefix="vllm_bench_drafters_"))
-    rest = (args.concurrency, args.repeats, args.ignore_eos, logs, tokenizer)
-    return Job(engine_args, plans, requests, *rest)
+    fewest = min(QUICK_REQUESTS, len(requests)) if args.quick else len(requests)
+    loads = args.concurrency, fewest, args.repeats
+    return Job(engine_args, plans, requests, *loads, args.ignore_eos, logs, tokenizer)
 
 
 def engine_flags(words: Sequence[str]) -> list[str]:

@@ -6,6 +6,7 @@ the same process, so that it can be told how much to draft.
 """
 
 import contextlib
+import gc
 import multiprocessing
 import os
 import signal
@@ -13,6 +14,7 @@ import time
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
@@ -29,6 +31,7 @@ from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
 
 STOP_S = 20
+PROCESSES = multiprocessing.get_context("forkserver")
 COUNTERS = "vllm:spec_decode_num_"
 
 
@@ -134,6 +137,10 @@ class Engine:
         )
         return Round(answers, seconds, drafts, accepted, by_position)
 
+    def end(self) -> None:
+        """Ends its workers."""
+        self.llm.llm_engine.engine_core.engine_core.model_executor.shutdown()
+
     def _tell(self, told: int | None) -> None:
         if (chosen := self.scheduler.draft_lengths) is not None:
             vars(chosen.lengths).pop("choose", None)
@@ -191,6 +198,16 @@ def memory_bytes(worker: Any) -> int:
     return torch.accelerator.memory_reserved() - sum(sizes.values())
 
 
+def import_ahead() -> None:
+    """Starts the server that engines are forked from; it imports vLLM meanwhile."""
+    modules = [__name__, "vllm.v1.engine.core"]
+    if current_platform.is_cpu():
+        # Of others these look at the device, which a fork could then not use.
+        modules.append("vllm.v1.worker.cpu_worker")
+    PROCESSES.set_forkserver_preload(modules)
+    forkserver.ensure_running()
+
+
 class EngineProcess:
     """An `Engine` as the benchmark sees it, started at once.
 
@@ -202,12 +219,10 @@ class EngineProcess:
     def __init__(self, engine_args: EngineArgs, env: dict[str, str], log: Path):
         self.log = log
         # A clean process for each engine, forked from one that has imported vLLM.
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([__name__, "vllm.v1.engine.core"])
-        self.pipe, theirs = context.Pipe()
+        self.pipe, theirs = PROCESSES.Pipe()
         with theirs:
             args = (theirs, engine_args, env, log)
-            self.process = context.Process(target=serve, args=args)
+            self.process = PROCESSES.Process(target=serve, args=args)
             self.process.start()
 
     def ask(self, command: str, **args: Any) -> Any:
@@ -232,7 +247,12 @@ class EngineProcess:
         self.process.join(STOP_S)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.join()
+            self.process.join()
+            # Workers are children of its own, which have the device until they ended.
+            end = time.monotonic() + STOP_S
+            while time.monotonic() < end:
+                os.killpg(self.process.pid, 0)
+                time.sleep(0.05)
 
 
 def serve(
@@ -240,6 +260,10 @@ def serve(
 ) -> None:
     """Answers commands until the other end is closed."""
     os.setsid()
+    # As in other processes of vLLM's: a lock then needs no name that outlives it.
+    multiprocessing.set_start_method("fork", force=True)
+    # A start collects garbage ten times, which is not among what vLLM's modules hold.
+    gc.freeze()
     os.environ.update(env, VLLM_ENABLE_V1_MULTIPROCESSING="0")
     with log.open("ab") as file:
         os.dup2(file.fileno(), 1)
@@ -255,3 +279,7 @@ def serve(
                 traceback.print_exc()
                 answer = EngineError(f"{type(error).__name__}: {error}")
             pipe.send(answer)
+    if engine is not None:
+        engine.end()
+    # What else there is to do frees memory, object by object, which takes a second.
+    os._exit(0)

@@ -65,6 +65,7 @@ class Job:
 
     Attributes:
         loads: requests at a time.
+        fewest: requests of a round.
         repeats: rounds of each setting and load.
         logs: folder for what engines say.
         tokenizer: the target's; None: there is none.
@@ -74,6 +75,7 @@ class Job:
     plans: list[EnginePlan]
     requests: list[Request]
     loads: Sequence[int]
+    fewest: int
     repeats: int
     ignore_eos: bool
     logs: Path
@@ -180,7 +182,7 @@ class Measurement:
         known = self.job.requests
         if task.kind == CHECK:
             return known
-        return list(islice(cycle(known), max(len(known), 2 * task.load)))
+        return list(islice(cycle(known), max(self.job.fewest, 2 * task.load)))
 
     def _sampling(
         self, number: int, request: Request, is_seeded: bool

@@ -121,8 +121,8 @@ def plan_engines(
 ) -> list[EnginePlan]:
     """No speculation first, then each drafter, and no speculation again.
 
-    Where vLLM runs no speculation on Runner V1 and a drafter on V2, as on a CPU, there
-    is no speculation on V2, too: for a seed the two draw other tokens.
+    Where vLLM runs no speculation on Runner V1 and a drafter on V2, as on a CPU, what
+    output has to be is said on V2: for a seed the two draw other tokens.
 
     Args:
         drafters: speculative configs. One that says how much to draft is measured as
@@ -146,7 +146,8 @@ def plan_engines(
             plans.append(EnginePlan(name, settings[0].spec, settings, *promises))
     if any(p.is_seeded for p in plans[1:]) and not resolve(None).use_v2_model_runner:
         env = {"VLLM_USE_V2_MODEL_RUNNER": "1"}
-        plans.insert(1, EnginePlan(NONE_V2, None, (Setting(),), env=env))
+        plans[0] = replace(plans[0], is_seeded=False)
+        plans.insert(0, EnginePlan(NONE_V2, None, (Setting(),), env=env))
     return [*plans, EnginePlan(NONE, None, (Setting("again"),), is_seeded=False)]
 
 

@@ -47,6 +47,8 @@ class Report:
         self.loads = measured.job.loads
         self.found = measured.found
         self.bases = [found for found in self.found if not found.is_drafting]
+        # At the begin and at the end: what vLLM starts without a drafter.
+        self.ends = [b for b in self.bases if b.plan.env is None] or self.bases
         self.compared = [f for f in self.found if f.plan.spec and f.plan.is_lossless]
 
     @property
@@ -67,8 +69,7 @@ class Report:
         """What to know if no speculation was not as fast again at the end."""
         most = 1.0
         for load in self.loads:
-            ends = self.bases[0].round(load), self.bases[-1].round(load)
-            speeds = [end.tokens_per_s for end in ends]
+            speeds = [end.round(load).tokens_per_s for end in self.ends]
             most = max(most, max(speeds) / min(speeds))
         if most < UNSTEADY:
             return ""
@@ -126,7 +127,8 @@ class Report:
     def verdict(self) -> str:
         """Whether output is the target's own, and where not."""
         total = sum((f.comparison for f in self.compared), Comparison())
-        lines = [f"Answers beside those of no speculation: {total.describe()}"]
+        what = total.describe() if self.compared else "none compared"
+        lines = [f"Answers beside those of no speculation: {what}"]
         for found in self.found:
             comparison, notes = found.comparison, []
             if not found.plan.is_lossless:
@@ -140,7 +142,9 @@ class Report:
             if found.plan.spec is not None:
                 lines += map(self._show, comparison.errors[:SHOWN_DIFFERENCES])
         near = f"two tokens whose logprobs are within {self.measured.within:.2g}"
-        if self.is_lossless:
+        if not self.compared:
+            lines.append("Nothing is known of losslessness.")
+        elif self.is_lossless:
             lines.append(f"Lossless: no difference, but for ties of {near}.")
         else:
             lines.append(f"NOT LOSSLESS: differences above are no ties of {near}.")
@@ -164,7 +168,7 @@ class Report:
     def best(self) -> Found:
         """The fastest over all loads, by the geometric mean of its ratios."""
         sound = [f for f in self.found if f.is_drafting and not f.comparison.errors]
-        sound.insert(0, self.found[0])
+        sound.insert(0, self.ends[0])
         most = max(map(self._gain, sound))
         near = [f for f in sound if self._gain(f) >= most * (1 - SAME_SPEED)]
         autos = [found for found in near if found.setting.name == AUTO]

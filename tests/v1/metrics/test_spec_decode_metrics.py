@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from vllm.config.drafter import DrafterConfig
 from vllm.v1.engine import EngineCoreOutputs
+from vllm.v1.metrics import reader
 from vllm.v1.metrics.stats import SchedulerStats
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 from vllm.v1.spec_decode.accepted_nodes import AcceptedNodes
@@ -19,11 +20,17 @@ from vllm.v1.spec_decode.metrics import (
     SpecDecodingProm,
     SpecDecodingStats,
 )
-from vllm.v1.spec_decode.step_metrics import StepDrafting, observe_tree
+from vllm.v1.spec_decode.step_metrics import (
+    RECENT_DRAFTS,
+    RecentAcceptance,
+    StepDrafting,
+    observe_tree,
+)
 
 K = 3
 PARD = DrafterConfig("draft_model", K, is_parallel=True)
 N = 9  # nodes of a tree
+LENGTH_UNKNOWN = {"acceptance_length": nan}
 
 
 def step(drafts=(), length=K, seconds=None, expected=None) -> SchedulerStats:
@@ -176,6 +183,14 @@ class Prom:
     def samples(self) -> list:
         return [s for metric in self.registry.collect() for s in metric.samples]
 
+    def gauges(self, engine: str = "1") -> dict[str, float]:
+        return {
+            s.name.removeprefix("vllm:spec_decode_"): s.value
+            for metric in self.registry.collect()
+            for s in metric.samples
+            if metric.type == "gauge" and s.labels["engine"] == engine
+        }
+
     def values(self, name: str, engine: str = "1") -> list[float]:
         name = f"vllm:spec_decode_{name}_total"
         return [
@@ -232,27 +247,44 @@ def test_counters_of_trees():
 def test_gauges_of_the_unified_speculator(is_unified, schedule, told: dict):
     """Not a number before there is something to tell, and then the last value."""
     prom = Prom(replace(PARD, is_unified=is_unified), schedule)
-
-    def gauges() -> dict:
-        return {
-            (s.name.removeprefix("vllm:spec_decode_"), s.labels["engine"]): s.value
-            for metric in prom.registry.collect()
-            for s in metric.samples
-            if metric.type == "gauge"
-        }
-
-    prom.observe(ONE)
-    assert gauges() == pytest.approx(
-        {(name, engine): nan for name in told for engine in "01"}, nan_ok=True
-    )
+    nothing = dict.fromkeys(told, nan)
+    prom.observe(step(length=0))
+    assert prom.gauges() == pytest.approx(nothing | LENGTH_UNKNOWN, nan_ok=True)
     for gain in (2.5, 1.8):
         watched = replace(WATCHED, gain=gain)
         prom.observe(replace(ONE, step_drafting=watched))
-    assert gauges() == pytest.approx(
-        {(name, "0"): nan for name in told}
-        | {(name, "1"): value for name, value in told.items()},
-        nan_ok=True,
-    )
+    assert prom.gauges() == told | {"acceptance_length": 2.0}
+    untold = nothing | LENGTH_UNKNOWN
+    assert prom.gauges(engine="0") == pytest.approx(untold, nan_ok=True)
+
+
+def test_acceptance_length_is_that_of_recent_drafts():
+    """Of all while they are few; of an old crowd half is left after as many others."""
+    prom = Prom(replace(PARD, is_unified=False))
+    prom.observe(step([(3, 3), (3, 0), (1, 1)]))
+    prom.observe(step([(3, 2)]))
+    few = prom.gauges()["acceptance_length"]
+    assert few == pytest.approx(1 + 6 / 4, rel=1e-3)
+    recent = RecentAcceptance()
+    lengths = [recent.add(64, 128) for _ in range(1000)]
+    assert lengths[-1] == 3
+    lengths = [recent.add(64, 0) for _ in range(RECENT_DRAFTS // 64)]
+    assert lengths[-1] == pytest.approx(1 + 2 / 2, abs=0.02)
+
+
+def test_get_metrics_tells_acceptance_length_and_parts_of_seconds(monkeypatch):
+    """Defect: the seconds of a short run were 0."""
+    prom = Prom(PARD)
+    prom.observe(step([(3, 2), (3, 1)], seconds=(0.25, 0.5), expected=(9.5, 0.01)))
+    monkeypatch.setattr(reader, "REGISTRY", prom.registry)
+    told = {
+        metric.name.removeprefix("vllm:spec_decode_"): metric.value
+        for metric in reader.get_metrics_snapshot()
+        if metric.labels["engine"] == "1" and hasattr(metric, "value")
+    }
+    assert (told["target_seconds"], told["expected_tokens"]) == (0.25, 9.5)
+    assert told["acceptance_length"] == 2.5
+    assert isinstance(told["num_drafts"], int) and told["num_drafts"] == 2
 
 
 def test_without_speculation_there_are_no_metrics():

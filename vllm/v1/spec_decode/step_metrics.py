@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from vllm.v1.spec_decode.metrics import SpecDecodingStats
 
 PREFIX = "vllm:spec_decode_"
+# Counters of what comes in parts.
+IN_PARTS = ("target_seconds", "draft_seconds", "expected_tokens", "expected_seconds")
+# A draft counts half in the acceptance length after so many others.
+RECENT_DRAFTS = 4096
 
 
 @dataclass
@@ -175,8 +179,22 @@ def _shares(counts: Counter[int]) -> str:
     return ", ".join(f"{key} ({counts[key] / total:.0%})" for key in sorted(counts))
 
 
+class RecentAcceptance:
+    """The acceptance length of recent drafts; of all while these are few."""
+
+    def __init__(self) -> None:
+        self.drafts = self.accepted = 0.0
+
+    def add(self, num_drafts: int, num_accepted: int) -> float:
+        """The acceptance length once these drafts are taken in."""
+        keep = 0.5 ** (num_drafts / RECENT_DRAFTS)
+        self.drafts = keep * self.drafts + num_drafts
+        self.accepted = keep * self.accepted + num_accepted
+        return 1.0 + self.accepted / self.drafts
+
+
 class StepCounters:
-    """The Prometheus counters, and gauges of the unified speculator.
+    """The Prometheus counters and gauges.
 
     A gauge is not a number (NaN) until there is something to tell.
 
@@ -225,6 +243,10 @@ class StepCounters:
         self.expected_seconds = self._counter(
             "expected_seconds", "Seconds expected of steps by the chosen draft length."
         )
+        self.acceptance_length = self._gauge(
+            gauge_cls, "acceptance_length", "Mean accepted tokens of recent drafts + 1."
+        )
+        self.recent = {engine: RecentAcceptance() for engine in labelvalues}
         self.gauges = {
             name: self._gauge(gauge_cls, name, documentation)
             for name, documentation in _gauges_of(spec)
@@ -276,6 +298,10 @@ class StepCounters:
             drafted = verified.num_draft_tokens_per_pos
             for counter, count in zip(self.drafted[engine], drafted, strict=True):
                 counter.inc(count)
+            if verified.num_drafts:
+                counts = verified.num_drafts, verified.num_accepted_tokens
+                length = self.recent[engine].add(*counts)
+                self.acceptance_length[engine].set(length)
             if verified.trees is not None:
                 self.tree_nodes[engine].inc(verified.trees.num_nodes)
                 for rank, count in verified.trees.accepted_by_rank.items():
@@ -305,6 +331,11 @@ def _gauges_of(spec: "SpeculativeConfig") -> Iterator[tuple[str, str]]:
     )
     if is_auto(spec):
         yield "gain", "Throughput over that without drafts, by measured step times."
+
+
+def counted(name: str, value: float) -> float:
+    """A counter's value as `LLM.get_metrics()` tells it: an integer, if it counts."""
+    return value if name.removeprefix(PREFIX) in IN_PARTS else int(value)
 
 
 def with_mode(

@@ -2,6 +2,7 @@
 """A mistyped folder is refused at once, not after minutes of questions to the hub."""
 
 import shutil
+from types import SimpleNamespace
 
 import pytest
 from huggingface_hub import file_download
@@ -21,28 +22,46 @@ GATED = GatedRepoError.__new__(GatedRepoError)
 NO_CONFIG = RemoteEntryNotFoundError.__new__(RemoteEntryNotFoundError)
 
 
-@pytest.mark.parametrize("name", ["models/padr", "someone/padr"])
+NOT_FOUND = r"not exist, nor was it found on the hub: .* weights"
+
+
+@pytest.mark.parametrize(
+    ("name", "has_folder_target", "error"),
+    [
+        ("models/padr", False, NOT_FOUND + r', such as "models/pard"\.'),
+        ("someone/padr", False, None),
+        ("modles/pard", True, NOT_FOUND + r"\."),
+        ("padr", True, NOT_FOUND + r"\."),
+    ],
+)
 @pytest.mark.parametrize("answer", [None, NO_CONFIG, GATED, NOWHERE, NO_ANSWER])
 def test_the_hub_is_asked_once_for_what_reads_like_a_folder(
-    models, tmp_path, monkeypatch, name: str, answer: Exception | None
+    models,
+    tmp_path,
+    monkeypatch,
+    name: str,
+    has_folder_target: bool,
+    error: str | None,
+    answer: Exception | None,
 ):
-    """Where a folder is beside it; other names may be nothing but ids."""
+    """Where a folder is beside it, or is the target; others may be nothing but ids."""
 
     def ask(*args, **options):
         asked.append(args)
         if answer is not None:
             raise answer
 
-    asked, is_refused = [], answer in (NOWHERE, NO_ANSWER)
+    asked, target = [], models / "target" if has_folder_target else "someone/target"
+    spec = unresolved(name, target_model_config=SimpleNamespace(model=str(target)))
     (tmp_path / "models" / "pard").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(file_download, "get_hf_file_metadata", ask)
-    if name == "someone/padr" or not is_refused:
-        check_hub(unresolved(name))
+    if error is None or answer not in (NOWHERE, NO_ANSWER):
+        check_hub(spec)
     else:
-        with pytest.raises(ValueError, match=r'nor was it .*"models/pard"\.'):
-            check_hub(unresolved(name))
-    assert len(asked) == (name == "models/padr")
+        with pytest.raises(ValueError, match=error):
+            check_hub(spec)
+    assert len(asked) == (error is not None)
 
 
 def test_the_hub_is_not_asked_for_what_is_cached(models, tmp_path, monkeypatch):

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 def check_hub(spec: "SpeculativeConfig") -> None:
-    """Checks that the hub has what may be a folder that is missing beside others.
+    """Checks that the hub has what may be a folder that is missing.
 
-    Asks once, where vLLM and transformers would for minutes if nobody answers.
+    That is one beside others, and any name if the target is a folder. Asks once, where vLLM and transformers would for minutes if nobody answers.
 
     Raises:
         ValueError: it has not, or does not answer.
@@ -26,7 +26,8 @@ def check_hub(spec: "SpeculativeConfig") -> None:
         return
     folder = Path(spec.model)
     if not _is_on_hub(spec):
-        near = get_close_matches(folder.name, os.listdir(folder.parent), n=1)
+        others = os.listdir(folder.parent) if folder.parent.is_dir() else []
+        near = get_close_matches(folder.name, others, n=1)
         proposed = f', such as "{folder.parent / near[0]}"' if near else ""
         raise ValueError(
             f'"model" of speculative_config: {folder} does not exist, nor was it found '
@@ -40,10 +41,11 @@ def _may_be_a_path(spec: "SpeculativeConfig") -> bool:
     from huggingface_hub.file_download import repo_folder_name
 
     cached = repo_folder_name(repo_id=spec.model, repo_type="model")
+    target = getattr(spec.target_model_config, "model", None)
+    is_beside = "/" in spec.model and Path(spec.model).parent.is_dir()
     return (
-        "/" in spec.model
+        (is_beside or (target is not None and Path(target).is_dir()))
         and ":" not in spec.model  # an address, or a file of a repository
-        and Path(spec.model).parent.is_dir()
         and not Path(constants.HF_HUB_CACHE, cached).is_dir()
         and not envs.VLLM_USE_MODELSCOPE
     )

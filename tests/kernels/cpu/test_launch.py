@@ -2,6 +2,8 @@
 """What a launch on a CPU takes, when it compiles, and what it does if it cannot."""
 
 import sys
+import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -81,4 +83,13 @@ def test_what_is_not_compiled_is_interpreted(kernel, monkeypatch):
 def test_vllm_takes_the_place_of_kernels_beside_a_compiler():
     """It looks at what all modules hold; llvmlite's library has any attribute."""
     assert "llvmlite.binding.ffi" in sys.modules
-    _rebind_kernels([])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        _rebind_kernels([])
+
+
+def test_kernels_are_found_where_objects_keep_them(monkeypatch):
+    owner = SimpleNamespace(kernel=(kernel := object()))
+    monkeypatch.setattr(compiler, "owner", owner, raising=False)
+    _rebind_kernels([(kernel, wrapper := object())])
+    assert owner.kernel is wrapper

@@ -7,6 +7,7 @@ what cannot be measured; 3 where an engine failed.
 """
 
 import argparse
+import gc
 import json
 import logging
 import sys
@@ -115,6 +116,7 @@ def run(job: "Job", args: argparse.Namespace, flags: Sequence[str]) -> int:
     from vllm.benchmarks.drafters.measure import Measurement
     from vllm.benchmarks.drafters.report import Report, draw
 
+    gc.freeze()  # else Python, as it ends, takes seconds to collect what was imported
     print(f"What engines say: {job.logs}", file=sys.stderr)
     measured = Measurement(job)
     try:

@@ -82,6 +82,8 @@ def plan_of(
         parser.error("--speculative-config must be a JSON object.")
     else:
         name = given.get("method") or Path(given.get("model", "speculation")).name
+        if "draft_tree" in given:
+            name = f"{name}, tree of {given['draft_tree']}"
         plan[name] = given
     is_bundled = args.model is None
     args.model = args.model or str(args.bundle / "target")

@@ -277,6 +277,20 @@ def test_of_bundled_drafters(models: Path, name: str, settings: dict, wanted: di
     assert spec.num_speculative_tokens == drafter.num_verified == num_verified
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({}, "num_spec_tokens=8)"),
+        ({"draft_tree": 15}, "num_spec_tokens=8, tree_nodes=15)"),
+    ],
+)
+def test_the_log_says_how_deep_drafts_go(models: Path, given: dict, said: str):
+    """Defect: of a tree it had the nodes alone."""
+    spec = {"model": str(models / "pard"), **given}
+    config = engine_config(models / "target", spec)
+    assert repr(config.speculative_config).endswith(said)
+
+
 def test_a_target_that_drafts_for_itself_is_told(models: Path, caplog, monkeypatch):
     log = logging.getLogger("drafters")  # vLLM's is set up anew on the way
     monkeypatch.setattr("vllm.config.drafter.resolve.logger", log)

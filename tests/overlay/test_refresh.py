@@ -72,6 +72,16 @@ def test_hunks_keep_their_section_and_header():
     assert "?" not in grown + second
 
 
+def test_where_a_new_hunk_takes_over_a_reason_it_is_said(capsys):
+    hunks_of("    b = 1\n", "    b = 2\n", KNOWN)
+    hunks_of(FIRST, "    a\n")
+    assert capsys.readouterr().out == ""
+    hunks_of("second):\n", "second):\n    a = 1\n", KNOWN)
+    assert "new below this reason, or move it:\n# Why: a reason." in (
+        capsys.readouterr().out
+    )
+
+
 def test_hunks_vanish_with_their_lines():
     assert "make" not in hunks_of("    b = 1\n", "", KNOWN)
     only = edit("@@ make, after line 3\n    b = 1\n")

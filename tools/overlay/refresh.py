@@ -8,7 +8,7 @@ hunk that it touches, or is a hunk of its own.
 
 import ast
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from difflib import SequenceMatcher
 from pathlib import Path
 
@@ -60,13 +60,16 @@ def _write(release: Release, tree: Path, path: str, file: Path) -> None:
         (tree / path).write_text(source.text)
 
 
-def refreshed(source: Source, edit: EditFile, text: str) -> EditFile:
+def refreshed(
+    source: Source, edit: EditFile, text: str, say: Callable[[str], None] = print
+) -> EditFile:
     """The edit file that composes to a text, with what still holds of it kept.
 
     Args:
         source: the release's file.
         edit: the edit file until now.
         text: of the composed file, changed by hand.
+        say: takes a line where a new hunk went below a reason that may be another's.
     """
     text = text.removesuffix(NOTE.format(path=source.path))
     before = list(tagged(source, edit.hunks()))
@@ -79,7 +82,10 @@ def refreshed(source: Source, edit: EditFile, text: str) -> EditFile:
         for s in edit.sections
     ]
     for hunk in (new for old, new in pairs if old is None):
-        _put(source, sections, hunk)
+        section = _put(source, sections, hunk)
+        if section.head != UNKNOWN:
+            at, why = hunk.place(source)[0] + 1, "".join(section.head).strip()
+            say(f"{source.path}:{at} is new below this reason, or move it:\n{why}")
     return EditFile(source.path, [s for s in sections if s.hunks])
 
 
@@ -211,7 +217,7 @@ def _anchor(
     return name, start - offset, end - offset
 
 
-def _put(source: Source, sections: list[Section], hunk: Hunk) -> None:
+def _put(source: Source, sections: list[Section], hunk: Hunk) -> Section:
     """Adds a new hunk where its member has hunks, or to a section of its own."""
     near = [s for s in sections if hunk.member in {h.member for h in s.hunks}]
     near += [s for s in sections if s.head == UNKNOWN]
@@ -220,3 +226,4 @@ def _put(source: Source, sections: list[Section], hunk: Hunk) -> None:
         sections += near
     near[0].hunks.append(hunk)
     near[0].hunks.sort(key=lambda h: h.place(source))
+    return near[0]

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 def check_hub(spec: "SpeculativeConfig") -> None:
     """Checks that the hub has what may be a folder that is missing.
 
-    That is one beside others, and any name if the target is a folder. Asks once, where vLLM and transformers would for minutes if nobody answers.
+    That is one beside others, and any name if the target is a folder. Asks once, where
+    vLLM and transformers would for minutes if nobody answers.
 
     Raises:
         ValueError: it has not, or does not answer.

@@ -395,3 +395,11 @@ def _why_not_trimmed(vllm_config: "VllmConfig") -> str | None:
         "use_local_argmax_reduction": spec.use_local_argmax_reduction,
     }
     return next((what for what, is_there in reasons.items() if is_there), None)
+
+
+def described_length(spec: Any) -> str:
+    """How much a speculative config drafts, for a line of the log."""
+    depth = getattr(spec.drafter, "num_speculative_tokens", spec.num_speculative_tokens)
+    nodes = getattr(spec.drafter, "num_nodes", None)
+    trees = "" if nodes is None else f", tree_nodes={nodes}"
+    return f"num_spec_tokens={depth}{trees}"

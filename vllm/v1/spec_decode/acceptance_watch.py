@@ -10,6 +10,7 @@ import numpy as np
 from vllm.config.drafter.drafter import DrafterConfig
 from vllm.config.drafter.length import trims
 from vllm.logger import init_logger
+from vllm.v1.core.sched.draft_limit import are_within
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler
@@ -93,7 +94,7 @@ class AcceptanceWatch:
         tree: "AcceptedNodes | None" = None,
     ) -> None:
         """Takes in the verified drafts of one request."""
-        if request.num_tokens + num_drafts > self.limit:
+        if not are_within(self.limit, request, num_drafts):
             return
         if tree is not None:
             num_accepted = tree.num_best

@@ -1,7 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where a drafter's context ends."""
 
+from typing import TYPE_CHECKING
+
 from vllm.config.drafter import METHODS
+
+if TYPE_CHECKING:
+    from vllm.v1.request import Request
+
+
+def are_within(limit: int, request: "Request", num_drafts: int) -> bool:
+    """Whether a request's drafts were within the drafter's context.
+
+    Past it they only keep the batch uniform, and are never accepted: that says nothing
+    of drafts.
+
+    Args:
+        limit: first position that the drafter cannot draft.
+        request: before it takes in what was accepted.
+    """
+    return request.num_tokens + num_drafts <= limit
 
 
 def cut_drafts_past_limit(scheduler) -> None:

@@ -11,6 +11,7 @@ from vllm.config.drafter.length import (
     trims,
 )
 from vllm.logger import init_logger
+from vllm.v1.core.sched.draft_limit import are_within
 from vllm.v1.core.sched.step_intervals import Steady, StepIntervals
 from vllm.v1.core.sched.tree_trimming import TreeTrimming
 from vllm.v1.core.sched.trimming import Trimming
@@ -96,17 +97,13 @@ class ChosenLengths:
         request: "Request",
         tree: "AcceptedNodes | None" = None,
     ) -> None:
-        """Takes in one request's verified drafts; None: a chain of them.
-
-        Past the drafter's context they only keep the batch uniform, and are never
-        accepted: that says nothing of drafts.
-        """
+        """Takes in one request's verified drafts; None: a chain of them."""
         part, unverified = None, ()
         if self.trimming is not None:
             num_drafts = self.trimming.num_verified(request.request_id, num_drafts)
             unverified = self.trimming.unverified.get(request.request_id, ())
             part = self.trimming.part(request.request_id)
-        if request.num_tokens + num_drafts > self._limit:
+        if not are_within(self._limit, request, num_drafts):
             return
         numbers = tree.numbers if tree else range(1, num_accepted + 1)
         num_best = tree.num_best if tree else num_accepted

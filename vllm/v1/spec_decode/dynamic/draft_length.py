@@ -54,6 +54,20 @@ class Load(NamedTuple):
         return self.num_reqs + self.num_drafting * (expected - 1.0)
 
 
+class Offer(NamedTuple):
+    """What each plan would come to in a step."""
+
+    tokens: Mapping[int, float]
+    seconds: Row
+    gains: Mapping[int, float]  # shares that verifying a part of the drafts adds
+
+    def per_second(self, plan: int) -> float:
+        return self.tokens[plan] / self.seconds[plan]
+
+    def best(self) -> int:
+        return max(self.seconds, key=self.per_second)
+
+
 class Choice(NamedTuple):
     """What a step is to draft, and what that is expected to come to."""
 
@@ -170,9 +184,10 @@ class DraftLengths:
             for plan in seconds
         }
         if load.num_drafting:
-            held = self._hold(load.num_reqs, tokens, seconds)
+            offer = Offer(tokens, seconds, gains)
+            held = self._hold(load.num_reqs, offer)
             self._log_choice(load, held, expected, seconds)
-            chosen = self._try_another(load, held, tokens, seconds, gains)
+            chosen = self._try_another(load, held, offer)
         else:
             chosen = min(seconds)  # whatever was measured: nobody takes drafts
         self.choice = Choice(chosen, tokens[chosen], seconds[chosen])
@@ -196,45 +211,32 @@ class DraftLengths:
         """Tokens of a request and step, by drafts per request."""
         return self.acceptance.expected_tokens()
 
-    @staticmethod
-    def _best(tokens: Mapping[int, float], seconds: Mapping[int, float]) -> int:
-        return max(seconds, key=lambda plan: tokens[plan] / seconds[plan])
-
-    def _hold(
-        self, num_reqs: int, tokens: Mapping[int, float], seconds: Mapping[int, float]
-    ) -> int:
+    def _hold(self, num_reqs: int, offer: Offer) -> int:
         """The best plan, or the one chosen before if that is as good."""
-        best, held = self._best(tokens, seconds), self._chosen.get(num_reqs)
-        if held in seconds:
-            gain = tokens[best] * seconds[held] / (tokens[held] * seconds[best])
-            if gain < 1 + HYSTERESIS:
-                return held
+        best, held = offer.best(), self._chosen.get(num_reqs)
+        if held in offer.seconds and (
+            offer.per_second(best) < offer.per_second(held) * (1 + HYSTERESIS)
+        ):
+            return held
         self._chosen[num_reqs] = best
         return best
 
-    def _try_another(
-        self,
-        load: Load,
-        chosen: int,
-        tokens: Mapping[int, float],
-        seconds: Mapping[int, float],
-        gains: Mapping[int, float],
-    ) -> int:
+    def _try_another(self, load: Load, chosen: int, offer: Offer) -> int:
         """Now and then another plan: else nothing new is known of it.
 
         By turns the next larger one, the next larger tree, and the best of which it was
         not seen yet how long it takes. What shorter chains get needs no try: it is part
         of what the chosen one gets.
         """
-        other = self._to_try(load.num_reqs, chosen, tokens, seconds, gains)
+        other = self._to_try(load.num_reqs, chosen, offer)
         if other is None:
             self._end_turn()
             return chosen
         held = self.steps_held
         if not self._trial_steps:
             self._allowance += TRIAL_BUDGET * held
-            value = tokens[other] / tokens[chosen]
-            loss = max(0.0, seconds[other] / seconds[chosen] - value)
+            value = offer.tokens[other] / offer.tokens[chosen]
+            loss = max(0.0, offer.seconds[other] / offer.seconds[chosen] - value)
             steps = max(-(-TRIAL_DRAFTS // load.num_drafting), held)
             if self._turn == UNTIMED:
                 steps = max(steps, TIMED_STEPS)
@@ -249,15 +251,8 @@ class DraftLengths:
     def _end_turn(self) -> None:
         self._turn = (self._turn + 1) % len(TURNS)
 
-    def _to_try(
-        self,
-        num_reqs: int,
-        chosen: int,
-        tokens: Mapping[int, float],
-        seconds: Mapping[int, float],
-        gains: Mapping[int, float],
-    ) -> int | None:
-        larger = sorted(plan for plan in seconds if plan > chosen)
+    def _to_try(self, num_reqs: int, chosen: int, offer: Offer) -> int | None:
+        larger = sorted(plan for plan in offer.seconds if plan > chosen)
         if self._turn == LARGER:
             return next(iter(larger), None)
         if self._turn == LARGER_TREE:
@@ -265,8 +260,8 @@ class DraftLengths:
         if not (seen := self.served.seen(num_reqs)):
             return None  # yet, or nobody tells
         # Where a part of the drafts would be verified, it would still not be seen.
-        unseen = {plan for plan in seconds if not gains.get(plan)} - seen - {chosen}
-        return max(unseen, key=lambda plan: tokens[plan] / seconds[plan], default=None)
+        whole = {plan for plan in offer.seconds if not offer.gains.get(plan)}
+        return max(whole - seen - {chosen}, key=offer.per_second, default=None)
 
     def _log_choice(
         self, load: Load, chosen: int, expected: dict[int, float], seconds: Row
@@ -294,7 +289,7 @@ class DraftLengths:
         shortest = self.times.measured[min(self.times.measured)]
 
         def said(row: Row) -> str:
-            best = self._best(expected, row)
+            best = Offer(expected, row, NO_GAINS).best()
             if not best or 0 not in row:
                 return str(best)
             # As many tokens as steps without drafts give in its time.

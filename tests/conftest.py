@@ -93,6 +93,24 @@ def engine_env(on_cpu: bool) -> dict[str, str]:
     return env | (on_cpu_only if on_cpu else {})
 
 
+@pytest.fixture
+def plugin(tmp_path: Path) -> Callable[[dict[str, str], str], dict[str, str]]:
+    """`plugin(env, source)`: an environment in which all processes of vLLM run `plant`
+    of a module as they start, as one of its plugins."""
+
+    def make(env: dict[str, str], source: str) -> dict[str, str]:
+        package = tmp_path / "planted-1.0.dist-info"
+        package.mkdir()
+        (tmp_path / "planted.py").write_text(source)
+        (package / "METADATA").write_text("Name: planted\nVersion: 1.0\n")
+        entry = "[vllm.general_plugins]\nplanted = planted:plant\n"
+        (package / "entry_points.txt").write_text(entry)
+        paths = [str(tmp_path), env.get("PYTHONPATH", "")]
+        return env | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+
+    return make
+
+
 @pytest.fixture(scope="session")
 def engine_flags(on_cpu: bool) -> list[str]:
     """Flags of `vllm serve` for the bundled models: small, and free of equal logits."""

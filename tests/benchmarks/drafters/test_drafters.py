@@ -2,7 +2,6 @@
 """`vllm bench drafters` as a whole, on the bundled models."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -67,16 +66,9 @@ def test_bundled_models(engine_env, tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_lossy_path_is_found(engine_env, models, tmp_path: Path):
-    """A wrong acceptance rule, planted in the engines by a plugin of vLLM's."""
-    package = tmp_path / "lossy-1.0.dist-info"
-    package.mkdir()
-    (tmp_path / "lossy.py").write_text(LOSSY)
-    (package / "METADATA").write_text("Name: lossy\nVersion: 1.0\n")
-    plugin = "[vllm.general_plugins]\nlossy = lossy:plant\n"
-    (package / "entry_points.txt").write_text(plugin)
-    paths = [str(tmp_path), engine_env.get("PYTHONPATH", "")]
-    env = engine_env | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+def test_lossy_path_is_found(engine_env, models, plugin):
+    """A wrong acceptance rule, planted in the engines."""
+    env = plugin(engine_env, LOSSY)
     memory = ["--gpu-memory-utilization=0.2", "--kv-cache-memory-bytes=268435456"]
     small = ["--dtype=float32", "--enforce-eager", "--max-model-len=512", *memory]
     model = [f"--model={models}/target", "--drafter", f"{models}/pard"]

@@ -56,6 +56,8 @@ def flags(**given: Any) -> Namespace:
         ({"num_speculative_tokens": 5}, {"num_speculative_tokens": [2]},
          ["num_speculative_tokens=5"]),
         ({"method": "fixed"}, {}, ["K=8"]),
+        ({}, {"quick": True, "num_speculative_tokens": []}, ["auto tree of 31"]),
+        ({"method": "fixed"}, {"quick": True, "num_speculative_tokens": []}, ["K=8"]),
     ],
 )  # fmt: skip
 def test_engines(spec, given, engines):

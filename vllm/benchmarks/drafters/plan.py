@@ -161,7 +161,7 @@ def _settings(
         return (Setting(AUTO if is_auto else told, spec, None, depth),), []
     chosen = chosen_lengths(resolved) if is_auto else []
     chains, trees = args.num_speculative_tokens, args.draft_tree
-    if chains is None:
+    if chains is None or not (chains or is_auto):
         usual = QUICK_CHAINS if args.quick else CHAINS
         chains = sorted({*(k for k in usual if k < depth and k in chosen), depth})
     if trees is None:

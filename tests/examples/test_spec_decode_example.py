@@ -67,3 +67,10 @@ def test_exit_status(
     assert example.main([*flags, "--speculative-config", '{"model": "b"}']) == status
     rows = json.loads(report.read_text())
     assert [row["identical"] for row in rows] == [None, identical]
+
+
+def test_a_row_says_that_it_drafts_trees(example):
+    parser = example.make_parser()
+    spec = '{"model": "a/pard", "draft_tree": 15}'
+    plan = example.plan_of(parser.parse_args(["--speculative-config", spec]), parser)
+    assert list(plan) == [example.PLAIN, "pard, tree of 15"]

@@ -41,6 +41,7 @@ def resolve(spec: dict[str, Any] | None) -> SimpleNamespace:
 
 def flags(**given: Any) -> Namespace:
     usual = {"num_speculative_tokens": None, "draft_tree": None, "quick": False}
+    usual["fixed_up_to"] = None
     return Namespace(**usual | given)
 
 
@@ -56,8 +57,6 @@ def flags(**given: Any) -> Namespace:
         ({"num_speculative_tokens": 5}, {"num_speculative_tokens": [2]},
          ["num_speculative_tokens=5"]),
         ({"method": "fixed"}, {}, ["K=8"]),
-        ({}, {"quick": True, "num_speculative_tokens": []}, ["auto tree of 31"]),
-        ({"method": "fixed"}, {"quick": True, "num_speculative_tokens": []}, ["K=8"]),
     ],
 )  # fmt: skip
 def test_engines(spec, given, engines):
@@ -112,6 +111,15 @@ def test_tasks():
     # In turns; a tree has too many rows for 32 requests.
     small = [(1, name) for name in ("auto", "K=8", "tree of 31")]
     assert measured == small * 2 + [(32, name) for _, name in small[:2]] * 2
+
+
+def test_fixed_lengths_at_few_requests_alone():
+    given = flags(quick=True, draft_tree=[], fixed_up_to=1)
+    _, plan, _ = plan_engines([{"model": "a"}], given, resolve)
+    found = [(t.kind, t.load, t.setting.name) for t in plan_tasks(plan, [1, 8], 1)]
+    names, once = ("auto", "K=8"), [(MEASURE, 8, "auto")]
+    checks = [(CHECK, 8, name) for name in names]
+    assert found == checks + [(MEASURE, 1, name) for name in names] + once
 
 
 def test_drafters():

@@ -172,8 +172,8 @@ def bundled_flags(bundle: Path) -> list[str]:
 def fill_in(args: argparse.Namespace) -> None:
     """Sets what is unset."""
     is_small = args.quick and current_platform.is_cpu()
-    if is_small and args.num_speculative_tokens is None:
-        args.num_speculative_tokens = []  # "auto" alone, where there is that
+    # Fixed lengths beside "auto", which tell how well a drafter fits.
+    args.fixed_up_to = 1 if is_small and args.num_speculative_tokens is None else None
     usual = {
         "concurrency": [1, 8] if is_small else [1, 8, 32],
         "num_prompts": 8 if args.quick else 32,

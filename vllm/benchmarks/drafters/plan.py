@@ -37,15 +37,19 @@ class Setting:
         spec: the speculative config that drafts so; None: no speculation.
         told: drafts of each request that the engine is told; None: it is not told.
         depth: K, the most drafts that can be accepted.
+        most: requests at a time up to which it is measured; None: any.
     """
 
     name: str = ""
     spec: dict[str, Any] | None = None
     told: int | None = None
     depth: int = 0
+    most: int | None = None
 
-    def has_graphs_at(self, num_requests: int) -> bool:
-        """Whether an engine that is told so many drafts is as fast as its own."""
+    def is_measured_at(self, num_requests: int) -> bool:
+        """Not where an engine that is told so many drafts lacks graphs for them."""
+        if self.most is not None and num_requests > self.most:
+            return False
         if self.told is None or self.told <= self.depth:
             return True
         return num_requests * (self.told + 1) <= MAX_TREE_ROWS
@@ -161,7 +165,7 @@ def _settings(
         return (Setting(AUTO if is_auto else told, spec, None, depth),), []
     chosen = chosen_lengths(resolved) if is_auto else []
     chains, trees = args.num_speculative_tokens, args.draft_tree
-    if chains is None or not (chains or is_auto):
+    if chains is None:
         usual = QUICK_CHAINS if args.quick else CHAINS
         chains = sorted({*(k for k in usual if k < depth and k in chosen), depth})
     if trees is None:
@@ -169,7 +173,8 @@ def _settings(
         trees = [n for n in usual if n > depth and n in chosen]
     fixed = [_chain(spec, k) for k in chains] + [_tree(spec, n, depth) for n in trees]
     shared = [s for s in fixed if s.told in chosen and s.depth <= depth]
-    together = (Setting(AUTO, spec, None, depth), *shared) if is_auto else ()
+    beside = (replace(setting, most=args.fixed_up_to) for setting in shared)
+    together = (Setting(AUTO, spec, None, depth), *beside) if is_auto else ()
     return together, [replace(s, told=None) for s in fixed if s not in shared]
 
 
@@ -194,6 +199,6 @@ def plan_tasks(plan: EnginePlan, loads: Sequence[int], repeats: int) -> list[Tas
         checks.insert(0, Task(CHECK, plan.settings[0], most))
     rounds: list[Task] = []
     for load in loads:
-        here = [s for s in plan.settings if s.has_graphs_at(load)]
+        here = [s for s in plan.settings if s.is_measured_at(load)]
         rounds += [Task(MEASURE, setting, load) for setting in here] * repeats
     return [*checks, *rounds]

@@ -93,7 +93,8 @@ class Gain:
         if not tokens or seconds is None:
             return
         keep = 0.5 ** (choice.seconds / GAIN_SECONDS)
-        undrafted = choice.tokens / tokens * seconds
+        # A step without drafts does no more; where it seems slower, it was mistimed.
+        undrafted = choice.tokens / tokens * min(seconds, choice.seconds)
         self._seconds = keep * self._seconds + choice.seconds
         self._undrafted = keep * self._undrafted + undrafted
         self.value = self._undrafted / self._seconds

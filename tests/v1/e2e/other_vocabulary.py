@@ -28,45 +28,55 @@ class OtherVocabulary(NamedTuple):
 
 
 def with_other_vocabulary(
-    drafter: Path, folder: Path, lacks_every: int | None = None
+    drafter: Path, target: Path, folder: Path, lacks_every: int | None = None
 ) -> OtherVocabulary:
     """A copy of a bundled draft model, with `NUM_OWN` tokens more.
 
     Args:
+        target: whose tokenizer it has.
         lacks_every: of so many of the target's tokens it lacks one.
     """
     config = json.loads((drafter / "config.json").read_text())
-    known = json.loads((drafter.parent / "target" / "tokenizer.json").read_text())
-    spelt = known["model"]["vocab"] | {
-        t["content"]: t["id"] for t in known["added_tokens"]
-    }
     number = config["vocab_size"]
-    ids = random.Random(0).sample(range(number + NUM_OWN), number)
-    own = sorted(set(range(number + NUM_OWN)).difference(ids))
+    every = range(number + NUM_OWN)
+    ids = random.Random(0).sample(every, number)
+    own = sorted(set(every).difference(ids))
     lacked = {t for t in range(3, number) if lacks_every and t % lacks_every == 0}
     words = {f"own {token}": token for token in own}
-    for word, token in spelt.items():
+    for word, token in spelt_tokens(target).items():
         words[f"lacked {token}" if token in lacked else word] = ids[token]
 
-    tensors = {}
-    for file in drafter.glob("*.safetensors"):
-        tensors |= load_file(file)
-    for name, rows in tensors.items():
-        if "embed_tokens" in name or "lm_head" in name:
-            renumbered = rows.new_empty(number + NUM_OWN, rows.shape[1])
-            renumbered[ids] = rows[:number]
-            renumbered[own] = OWN_GAIN * rows[40 : 40 + NUM_OWN]
-            tensors[name] = renumbered
-    config["vocab_size"] = number + NUM_OWN
+    config["vocab_size"] = len(every)
     for key in ("bos_token_id", "eos_token_id", "pard_token"):
         if config.get(key) is not None:
             config[key] = ids[config[key]]
-    write_checkpoint(folder, config, tensors)
+    write_checkpoint(folder, config, renumbered(drafter, ids, own))
     for warp in drafter.glob("warp_model.bin"):
         shutil.copy(warp, folder)
     save_words(words, EOS, folder)
     told = [None if token in lacked else new for token, new in enumerate(ids)]
     return OtherVocabulary(folder, told, words[EOS])
+
+
+def spelt_tokens(model: Path) -> dict[str, int]:
+    tokenizer = json.loads((model / "tokenizer.json").read_text())
+    added = {token["content"]: token["id"] for token in tokenizer["added_tokens"]}
+    return tokenizer["model"]["vocab"] | added
+
+
+def renumbered(
+    drafter: Path, ids: list[int], own: list[int]
+) -> dict[str, torch.Tensor]:
+    """A model's tensors, its tokens at these ids and likelier ones at `own`."""
+    tensors: dict[str, torch.Tensor] = {}
+    for file in drafter.glob("*.safetensors"):
+        tensors |= load_file(file)
+    for name, rows in tensors.items():
+        if "embed_tokens" in name or "lm_head" in name:
+            tensors[name] = rows.new_empty(len(ids) + len(own), rows.shape[1])
+            tensors[name][ids] = rows
+            tensors[name][own] = OWN_GAIN * rows[40 : 40 + len(own)]
+    return tensors
 
 
 def in_the_targets_ids(oracle: ModelOracle, other: OtherVocabulary) -> ModelOracle:

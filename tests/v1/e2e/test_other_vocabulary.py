@@ -33,12 +33,27 @@ CASES = [
     f"{mode}-{engine}" for mode in ("draft", "pard", "pard2") for engine in ENGINES
 ]
 FAST = ("draft-ahead", "pard-tiny")
+# Drafters, and what is set of the speculative config.
+RENUMBERED: dict[str, tuple[str, dict[str, Any]]] = {
+    "draft": ("draft", {}),
+    "local argmax": ("draft", {"use_local_argmax_reduction": True}),
+    "probabilistic": ("draft", {"draft_sample_method": "probabilistic"}),
+    "probabilistic masks": ("pard", {"draft_sample_method": "probabilistic"}),
+    "states": ("pard2", {}),
+    "tree": ("pard", {"draft_tree": 15}),
+    "trimmed": ("pard", {"enable_adaptive_verification": True}),
+}
+SIZES = {"max_model_len": 160, "max_num_seqs": 16}
+SAMPLED = ({}, {"seed": 7, "temperature": 1.0}, {"seed": 8, "temperature": 0.5})
 
 
 @pytest.fixture
 def other(models: Path, tmp_path: Path):
     def make(mode: str, lacks_every: int | None = None) -> OtherVocabulary:
-        return with_other_vocabulary(models / mode, tmp_path / mode, lacks_every)
+        target = models / "target"
+        return with_other_vocabulary(
+            models / mode, target, tmp_path / mode, lacks_every
+        )
 
     return make
 
@@ -87,3 +102,26 @@ def test_drafts_are_of_the_tokens_that_both_have(
         asked = zip(wanted[name], found["tokens"], strict=True)
         texts = [request["prompt"] + tokens for request, tokens in asked]
         assert compare_drafts(found["drafts"], texts, oracle, width, 8, MAX_MODEL_LEN)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", RENUMBERED)
+def test_other_ids_of_the_same_tokens_change_nothing(
+    how: str, run_engine: RunEngine, models, other, make_prompt
+):
+    """Neither the text, nor how many drafts are made and accepted at each position."""
+    mode, more = RENUMBERED[how]
+    requests = [
+        {"prompt": make_prompt(30 + 7 * i, 60 + i), "max_tokens": 24, "sampling": one}
+        for i, one in enumerate(3 * SAMPLED)
+    ]
+
+    def run(spec: dict[str, Any]) -> dict[str, Any]:
+        found = run_engine(
+            {"all": requests}, speculative_config=spec, made_up_times=True, **SIZES
+        )["scenarios"]["all"]
+        return {name: found[name] for name in ("tokens", "counters")}
+
+    wanted = run(speculative(models, mode, DRAFTS, **more))
+    assert wanted["counters"]["num_accepted_tokens"][0] > 100
+    assert run(speculative_of(models, mode, other(mode), **more)) == wanted

@@ -7,7 +7,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from vllm.config.compilation import CUDAGraphMode
 from vllm.v1.spec_decode.vocab_mapping import VocabMapping
+from vllm.v1.worker.gpu.spec_decode.unified.buffers import DraftBuffers
+from vllm.v1.worker.gpu.spec_decode.unified.draft_model import DraftModelDrafter
+from vllm.v1.worker.gpu.spec_decode.unified.layout import DraftLayout
 from vllm.v1.worker.gpu.spec_decode.unified.vocabulary import DraftVocabulary
 
 # Tokens after the first are spelt alike in both, but for some.
@@ -62,6 +66,22 @@ def test_the_mask_is_fed_though_the_target_has_none(mapping, vocabulary):
     assert vocabulary.mask_token_id == mapping.target_vocab_size
     mask = torch.tensor([vocabulary.mask_token_id], dtype=torch.int32)
     assert vocabulary.input_ids(mask).tolist() == [MASK]
+
+
+def test_a_pass_leaves_its_batch_as_it_is(vocabulary):
+    """Recording runs a pass several times. Piecewise graphs read one address."""
+    drafter = DraftModelDrafter.__new__(DraftModelDrafter)
+    drafter.vocabulary = vocabulary
+    buffers = DraftBuffers(DraftLayout(3, 0), 8, 2, torch.device("cpu"))
+    laid_out = torch.arange(6, dtype=torch.int32)
+    buffers.batch.input_ids[:6] = laid_out
+    addresses = set()
+    for count in (6, 6, 3):
+        fed = drafter.model_inputs(buffers, count, True, CUDAGraphMode.PIECEWISE)
+        assert torch.equal(fed["input_ids"], vocabulary.input_ids(laid_out[:count]))
+        addresses.add(fed["input_ids"].data_ptr())
+    assert len(addresses) == 1
+    assert torch.equal(buffers.batch.input_ids[:6], laid_out)
 
 
 def test_best_tokens_are_runner_v1s(mapping, vocabulary, logits):

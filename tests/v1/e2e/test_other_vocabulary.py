@@ -123,5 +123,5 @@ def test_other_ids_of_the_same_tokens_change_nothing(
         return {name: found[name] for name in ("tokens", "counters")}
 
     wanted = run(speculative(models, mode, DRAFTS, **more))
-    assert wanted["counters"]["num_accepted_tokens"][0] > 100
+    assert wanted["counters"]["num_accepted_tokens"][0] > 50
     assert run(speculative_of(models, mode, other(mode), **more)) == wanted

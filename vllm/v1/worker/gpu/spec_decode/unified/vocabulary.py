@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Drafting in another vocabulary than the target's.
 
-Token-level intersection (arXiv 2502.05202, algorithm 4; on Runner V1 vLLM PR #38174):
+Token-level intersection (TLI of arXiv 2502.05202; on Runner V1 vLLM PR #38174):
 drafts are of the tokens that both vocabularies have. Everything beside the draft model
 keeps to the target's ids, as with a head that drafts some of the target's tokens: ids
 are mapped where the model is fed, logits where it answers. So drafts, the

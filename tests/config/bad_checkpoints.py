@@ -6,6 +6,8 @@ from pathlib import Path
 
 import torch
 
+from tests.checkpoints.words import save_words
+
 from .bad_row import (
     CONFIG,
     GONE,
@@ -34,6 +36,13 @@ def index(file_name: str):
     return file(INDEX, content.encode())
 
 
+def alien_words(folder: Path) -> None:
+    """Tokens that are spelt as no other model's, but the end of a text."""
+    words = {f"alien {token}": token for token in range(1, NUM_TOKENS)}
+    save_words({"<|eos|>": 0} | words, "<|eos|>", folder)
+
+
+OTHER_WORDS = {"use_heterogeneous_vocab": True}
 of_draft = partial(Row, drafter="draft")
 of_eagle3 = partial(Row, drafter="eagle3")
 of_peagle = partial(Row, drafter="peagle")
@@ -51,6 +60,9 @@ FILES = [
     # Vocabularies.
     of_draft("the target's own family", config(vocab_size=4096), rotated(300, 302)),
     of_draft("the target's own family", rotated(300, NUM_TOKENS)),
+    of_draft("in common with the target", alien_words, **OTHER_WORDS),
+    of_draft("needs the tokenizers", gone("tokenizer.json"), **OTHER_WORDS),
+    of_draft("The unk_token or", config(vocab_size=1), **OTHER_WORDS),
     of_draft(
         "tokenizer.json is not valid JSON",
         config(vocab_size=4096),

@@ -15,6 +15,7 @@ from vllm.config.drafter import DrafterConfig
 from vllm.config.drafter.engine import (
     check_needs_unified,
     find_unsupported,
+    lacks_vocabulary_mapping,
     settle_drafter,
 )
 from vllm.config.drafter.families import get_mask_token_id, read_checkpoint
@@ -336,7 +337,7 @@ def with_models(**changes: Any) -> SpeculativeConfig:
         ("EAGLE on a multimodal target", {"target_model_config": MULTIMODAL}),
         ("method ngram", {"method": "ngram"}),
         ("a drafter without a model config", {"draft_model_config": None}),
-        ("use_heterogeneous_vocab", {"use_heterogeneous_vocab": True}),
+        (None, {"method": "draft_model", "use_heterogeneous_vocab": True}),
         (None, ADAPTIVE),
         (f"{BESIDE} a draft tree in every step", ADAPTIVE | {"draft_tree": 31}),
         (f"{BESIDE} data parallelism", ADAPTIVE | ranks(data_parallel_size=2)),
@@ -355,6 +356,24 @@ def test_settings_that_need_it_name_what_is_in_the_way():
     check_needs_unified(spec, replace(PARD, is_unified=True))
     with pytest.raises(ValueError, match="draft_tree does not support watermarking: t"):
         check_needs_unified(spec, replace(PARD, unsupported="watermarking"))
+
+
+@pytest.mark.parametrize(
+    "drafter, watermark, runs_on_v1",
+    [
+        (PARD, None, False),
+        (PARD, "a watermark", True),
+        (replace(PARD, unsupported="data parallelism"), None, True),
+        (None, None, True),
+    ],
+)
+def test_who_maps_another_vocabulary(drafter, watermark, runs_on_v1: bool):
+    """The unified speculator, or Runner V1: vLLM's own of Runner V2 do not."""
+    spec = unresolved("m", drafter=drafter, use_heterogeneous_vocab=True)
+    config = SimpleNamespace(speculative_config=spec, watermark_config=watermark)
+    assert lacks_vocabulary_mapping(config) is runs_on_v1
+    spec.use_heterogeneous_vocab = False
+    assert not lacks_vocabulary_mapping(config)
 
 
 @pytest.mark.parametrize(

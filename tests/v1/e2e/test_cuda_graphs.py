@@ -2,7 +2,8 @@
 """Compiled engines with CUDA graphs: the target's own output, and no wait in drafting.
 
 Each drafter runs with graphs, with draft lengths that change with the batch (by a
-schedule, and chosen by the engine), with a tree, and with an eager drafter.
+schedule, and chosen by the engine), with a tree, with tokens of another vocabulary, and
+with an eager drafter.
 """
 
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 from .conftest import RunEngine
 from .oracle import same_as_alone
+from .other_vocabulary import with_other_vocabulary
 from .test_unified_speculator import MODES, PARALLEL
 
 K, MAX_NUM_SEQS = 7, 16
@@ -22,6 +24,7 @@ HOW: dict[str, dict[str, Any]] = {
     "schedule": {"num_speculative_tokens_per_batch_size": SCHEDULE},
     "auto": {"num_speculative_tokens_per_batch_size": "auto"},
     "tree": {"draft_tree": 15},
+    "other vocabulary": {"use_heterogeneous_vocab": True},
     "eager drafter": {"enforce_eager": True},
 }
 
@@ -31,7 +34,14 @@ HOW: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("mode", MODES)
 def test_outputs_with_cuda_graphs(
-    run_engine: RunEngine, models, target, make_prompt, on_cpu, mode: str, how: str
+    run_engine: RunEngine,
+    models,
+    target,
+    make_prompt,
+    on_cpu,
+    tmp_path,
+    mode: str,
+    how: str,
 ):
     if on_cpu:
         pytest.skip("needs a GPU")
@@ -39,7 +49,12 @@ def test_outputs_with_cuda_graphs(
         pytest.skip("drafts one token at a time")
     prompts = [make_prompt(16 + 13 * i, i) for i in range(24)]
     requests = [{"prompt": prompt, "max_tokens": 100} for prompt in prompts]
-    spec = MODES[mode] | HOW[how] | {"model": str(models / mode)}
+    drafter = models / mode
+    if how == "other vocabulary":
+        if MODES[mode]["method"] != "draft_model":
+            pytest.skip("drafts in the target's vocabulary")
+        drafter = with_other_vocabulary(drafter, models / "target", tmp_path).folder
+    spec = MODES[mode] | HOW[how] | {"model": str(drafter)}
     result = run_engine(
         # All together, and then some of them alone.
         {"all": requests, **{str(i): [one] for i, one in enumerate(requests[:4])}},

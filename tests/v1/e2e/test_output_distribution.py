@@ -52,11 +52,12 @@ METHODS = {
     },
     "tree": {"draft_tree": 8},
 }
+FAST = ("pard", "draft-small")
 ADAPTIVE = {"enable_adaptive_verification": True}
 METHODS |= {
     f"adaptive {name}": METHODS[name] | ADAPTIVE for name in ("probabilistic", "block")
 }
-PARALLEL = ("pard", "pard2", "peagle", "peagle-small")
+PARALLEL = ("pard", "pard2", "peagle", "pard-small", "peagle-small")
 WRONG_RULE = {
     "rejection_sample_method": "synthetic",
     "synthetic_acceptance_rates": [1.0] * NUM_DRAFTS,
@@ -117,6 +118,8 @@ def draw(run_engine: RunEngine, folders, count: int):
     def drawn(mode: str, settings: dict[str, Any], **spec: Any) -> dict[str, Any]:
         spec |= {"model": str(folders[mode]), "num_speculative_tokens": NUM_DRAFTS}
         spec["method"] = "eagle3" if "eagle" in mode else "draft_model"
+        if mode in ("draft-small", "pard-small"):
+            spec["use_heterogeneous_vocab"] = True
         result = run_engine(
             {name: list(requests(one, count)) for name, one in settings.items()},
             model=folders["target"],
@@ -132,10 +135,10 @@ def draw(run_engine: RunEngine, folders, count: int):
 
 
 def combinations() -> Iterator[Any]:
-    """Each mode with each method; one of them is fast."""
+    """Each mode with each method; two of them are fast."""
     for mode, method in product(MODES, METHODS):
         if method != "tree" or mode in PARALLEL:
-            is_fast = (mode, method) == ("pard", "probabilistic")
+            is_fast = mode in FAST and method == "probabilistic"
             yield pytest.param(mode, method, marks=() if is_fast else pytest.mark.slow)
 
 

@@ -16,6 +16,7 @@ from vllm.utils.network_utils import get_open_port
 
 from .engine import Engines
 from .oracle import load_model, same_as_alone
+from .other_vocabulary import with_other_vocabulary
 from .rank_models import as_mixture, with_even_heads
 from .test_unified_speculator import MODES, PARALLEL
 
@@ -28,6 +29,7 @@ TENSOR_PARALLEL: dict[str, dict[str, Any]] = {
     "local argmax": {"use_local_argmax_reduction": True},
     "probabilistic": {"draft_sample_method": "probabilistic"},
     "tree": {"draft_tree": 15},
+    "other vocabulary": {"use_heterogeneous_vocab": True},
 }
 SIZES = {"max_model_len": 512, "max_num_seqs": 4}
 MakeEngines = Callable[[dict[str, str]], Engines]
@@ -74,6 +76,11 @@ def test_tensor_parallel(
         pytest.skip("drafts one token at a time")
     prompts = [make_prompt(16 + 13 * i, i) for i in range(8)]
     drafter = with_even_heads(models / mode, tmp_path)
+    if how == "other vocabulary":
+        if MODES[mode]["method"] != "draft_model":
+            pytest.skip("drafts in the target's vocabulary")
+        folder = tmp_path / "other"
+        drafter = with_other_vocabulary(drafter, models / "target", folder).folder
     spec = MODES[mode] | TENSOR_PARALLEL[how]
     spec |= {"model": str(drafter), "num_speculative_tokens": 7}
     # Only a CPU reads it; without it ranks want a NUMA node each.

@@ -138,8 +138,10 @@ def assert_no_fallback(log: str, method: str, drafts: int, width: int) -> None:
         line
         for line in lines
         if re.search(r"fall(s|ing)? ?back|V1 model runner|Model Runner V1", line, re.I)
-        # The CPU's attention has no metadata that a CUDA graph could refresh.
+        # The CPU's attention has no metadata that a CUDA graph could refresh, and a
+        # tokenizer may have no token for what it does not know.
         and "rebuilding attention metadata" not in line
+        and "VocabMapping" not in line
     ]
     assert gave_up == []
     assert "Draft probabilities take" not in log  # memory for drafts that are greedy

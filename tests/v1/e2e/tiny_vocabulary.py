@@ -9,11 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from transformers import PreTrainedTokenizerFast
 
 from tests.checkpoints.tensors import EMBED, LM_HEAD, shapes_of, write_checkpoint
+from tests.checkpoints.words import save_words
 
 # What a grammar is written in; token 0 ends a text.
 WORDS = ("</s>", "a", "b", "c", "d", "e")
@@ -22,9 +20,12 @@ HIDDEN, INTERMEDIATE, HEADS, HEAD_DIM = 64, 64, 2, 32
 LAYERS = 4
 AUX_LAYERS = [1, 2, 3]
 MASK = VOCAB - 1
-# The heads with "-small" know some of the tokens only, and number them anew.
-MODES = ("draft", "pard", "pard2", "eagle3", "peagle", "eagle3-small", "peagle-small")
+# Those with "-small" know some of the tokens only, and number them anew.
+MODES = ("draft", "pard", "pard2", "eagle3", "peagle")
+MODES += ("draft-small", "pard-small", "eagle3-small", "peagle-small")
 KNOWN_TOKENS = (0, 1, 3, 4)
+# Of draft models: where those are among words that the target does not know.
+SMALL_WORDS = ("x", "c", "</s>", "y", "d", "a", "<mask>")
 # By how much layers change what an embedding says, and a head the target's states.
 LAYERS_SHARE = 0.3
 # Of the drafters' weights, and of what a PARD-2 adds to its embeddings.
@@ -80,21 +81,19 @@ def write_models(folder: Path) -> dict[str, Path]:
     }
     for name in ("eagle3", "peagle"):
         checkpoints[f"{name}-small"] = reduced(*checkpoints[name])
+    for name in ("draft", "pard"):
+        checkpoints[f"{name}-small"] = with_small_words(*checkpoints[name])
     folders = {
         name: write_checkpoint(folder / name, *made)
         for name, made in checkpoints.items()
     }
-    tokenizer().save_pretrained(folders["target"])
+    words = {"target": WORDS, "draft-small": SMALL_WORDS, "pard-small": SMALL_WORDS}
+    for name, known in words.items():
+        numbered = {word: token for token, word in enumerate(known)}
+        save_words(numbered, WORDS[0], folders[name])
     projection = matrix(HIDDEN, 2 * HIDDEN, gain=NOISE / PARD2_SCALE)
     torch.save({"target_proj.weight": projection}, folders["pard2"] / "warp_model.bin")
     return folders
-
-
-def tokenizer() -> PreTrainedTokenizerFast:
-    words = WordLevel({word: token for token, word in enumerate(WORDS)})
-    return PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(words), eos_token=WORDS[0]
-    )
 
 
 def reduced(
@@ -105,6 +104,19 @@ def reduced(
     rows = {"lm_head.weight": weights["lm_head.weight"][known].clone()}
     offsets = {"d2t": known - torch.arange(len(known))}
     return config | {"draft_vocab_size": len(known)}, weights | rows | offsets
+
+
+def with_small_words(
+    config: dict[str, Any], weights: dict[str, torch.Tensor]
+) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """A draft model of `SMALL_WORDS`, whose own are as likely as others."""
+    alike = {"x": "c", "y": "d", "<mask>": WORDS[MASK]}
+    rows = [WORDS.index(alike.get(word, word)) for word in SMALL_WORDS]
+    tables = {name: weights[name][rows].clone() for name in (EMBED, LM_HEAD)}
+    ids = {"vocab_size": len(rows), "eos_token_id": SMALL_WORDS.index(WORDS[0])}
+    if "pard_token" in config:
+        ids["pard_token"] = SMALL_WORDS.index("<mask>")
+    return config | ids, weights | tables
 
 
 def normal(*shape: int, std: float = 1.0) -> torch.Tensor:

@@ -40,8 +40,6 @@ def find_unsupported(spec: "SpeculativeConfig") -> str | None:
         return f"method {spec.method}"
     if spec.draft_model_config is None:
         return "a drafter without a model config"
-    if spec.use_heterogeneous_vocab:
-        return "use_heterogeneous_vocab"
     if spec.enable_adaptive_verification and (beside := _untrimmable(spec)):
         return f"enable_adaptive_verification beside {beside}"
     if spec.draft_model_config.uses_mrope:
@@ -74,6 +72,15 @@ def _unsupported_by_engine(vllm_config: "VllmConfig") -> str | None:
     if unsupported is None and getattr(vllm_config, "watermark_config", None):
         return "watermarking"
     return unsupported
+
+
+def lacks_vocabulary_mapping(vllm_config: "VllmConfig") -> bool:
+    """Whether Runner V1 alone maps the drafter's vocabulary to the target's."""
+    spec = vllm_config.speculative_config
+    if not getattr(spec, "use_heterogeneous_vocab", False):
+        return False
+    drafter = getattr(spec, "drafter", None)
+    return drafter is None or _unsupported_by_engine(vllm_config) is not None
 
 
 def runs_v2_on_cpu(vllm_config: "VllmConfig", by_default: bool = True) -> bool:
@@ -237,6 +244,9 @@ def _unified_settings(spec: "SpeculativeConfig") -> Iterator[str]:
         yield "parallel_drafting_width"
     if spec.draft_tree is not None:
         yield "draft_tree"
+    if spec.use_heterogeneous_vocab and spec.draft_sample_method != "greedy":
+        drawn = f"draft_sample_method={spec.draft_sample_method}"
+        yield f"{drawn} with use_heterogeneous_vocab"
 
 
 def check_parallelism(vllm_config: "VllmConfig") -> None:

@@ -3,7 +3,8 @@
 
 Both models' may be padded to another size: Qwen2.5-0.5B has 151936 rows and Qwen2.5-7B
 152064, for the same 151665 tokens. Heads have no tokenizer, and may draft some of the
-target's tokens alone.
+target's tokens alone. With `use_heterogeneous_vocab` a draft model has tokens of its
+own, of which those are drafted that the target has too.
 """
 
 from collections.abc import Iterator, Mapping
@@ -11,7 +12,10 @@ from filecmp import cmp
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
+
 from vllm.logger import init_logger
+from vllm.v1.spec_decode.vocab_mapping import VocabMapping
 
 from .checkpoint import AGAIN, parse_json
 
@@ -27,6 +31,9 @@ Tokens = Mapping[str, int]
 VOCAB_PADDING = 1024
 # Models of one family may name special tokens differently; other families share few.
 MAX_DIFFERENT = 0.5
+# Of the smaller vocabulary. With fewer tokens in common hardly any text can be drafted;
+# those of published families have half or more.
+LEAST_COMMON = 0.01
 
 
 def match_vocabularies(spec: "SpeculativeConfig") -> int | None:
@@ -44,6 +51,7 @@ def match_vocabularies(spec: "SpeculativeConfig") -> int | None:
     target, draft = spec.target_model_config, spec.draft_model_config
     wanted, own = target.get_vocab_size(), draft.get_vocab_size()
     if spec.use_heterogeneous_vocab:
+        check_common_tokens(spec)
         return None
     is_head = spec.method != "draft_model"
     if is_head:
@@ -98,6 +106,57 @@ def check_tokens(spec: "SpeculativeConfig", wanted: int, own: int) -> None:
             "use a draft model of the target's own family, or set "
             "use_heterogeneous_vocab."
         )
+
+
+def check_common_tokens(spec: "SpeculativeConfig") -> None:
+    """Counts the tokens that a draft model of another vocabulary may draft.
+
+    Raises:
+        ValueError: hardly any; or the tokenizers do not tell.
+    """
+    if spec.method != "draft_model":
+        return  # which vLLM refuses
+    mapping = map_vocabularies(spec, torch.device("cpu"))
+    common, own = mapping.intersection_size, mapping.draft_vocab_size
+    wanted = mapping.target_vocab_size
+    if common < LEAST_COMMON * min(own, wanted):
+        raise ValueError(
+            f"{spec.model} has {common} of its {own} tokens in common with the target, "
+            f"which has {wanted}, and use_heterogeneous_vocab drafts no others: use a "
+            "draft model whose tokenizer is closer to the target's."
+        )
+
+
+def map_vocabularies(spec: "SpeculativeConfig", device: torch.device) -> VocabMapping:
+    """Which tokens of a draft model are which of the target's, by how they are spelt.
+
+    Args:
+        device: where the tables go.
+
+    Raises:
+        ValueError: a tokenizer cannot be loaded, or has no token for what it lacks.
+    """
+    from vllm.tokenizers import get_tokenizer
+
+    target, draft = spec.target_model_config, spec.draft_model_config
+    trust = {"trust_remote_code": target.trust_remote_code}
+    named = (target.tokenizer, target.tokenizer_revision), (spec.model, spec.revision)
+    try:
+        tokenizers = (get_tokenizer(name, revision=at, **trust) for name, at in named)
+        sizes = target.get_vocab_size(), draft.get_vocab_size()
+        mapping = VocabMapping(*tokenizers, *sizes, device)
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"use_heterogeneous_vocab needs the tokenizers of {spec.model} and of the "
+            f"target, with an unk_token or an eos_token: {error}"
+        ) from None
+    if mapping.draft_unk_token_id >= mapping.draft_vocab_size:
+        raise ValueError(
+            f"The unk_token or eos_token of {spec.model} is token "
+            f"{mapping.draft_unk_token_id}, but its vocab_size is "
+            f"{mapping.draft_vocab_size}: correct its tokenizer_config.json."
+        )
+    return mapping
 
 
 def _why_of_another_family(

@@ -70,7 +70,8 @@ class DraftBuffers:
         # pass before, and [R * (2W - 1), H], the same laid out over the slots.
         self.feedback: torch.Tensor | None = None
         self.own_rows: torch.Tensor | None = None
-        # [largest piecewise graph, H], what such a graph reads.
+        # [largest piecewise graph, ...], what such a graph reads of what was made of
+        # a batch: hidden states, or ids.
         self.combined: torch.Tensor | None = None
         if hidden_size is not None and layout.num_passes > 1:
             counts = max_num_reqs * self.width, max_num_reqs * layout.num_follow_slots
@@ -100,11 +101,11 @@ class DraftBuffers:
         assert rows is not None
         return rows[:num_tokens]
 
-    def at_lasting_address(self, hidden_states: torch.Tensor) -> torch.Tensor:
+    def at_lasting_address(self, rows: torch.Tensor) -> torch.Tensor:
         """A copy where piecewise graphs read it; the first one is the largest."""
         if self.combined is None:
-            self.combined = torch.empty_like(hidden_states)
-        return self.combined[: len(hidden_states)].copy_(hidden_states)
+            self.combined = torch.empty_like(rows)
+        return self.combined[: len(rows)].copy_(rows)
 
     def lay_out_evenly(self, num_reqs: int, num_tokens: int) -> None:
         """A batch of dummy requests, as a graph of that shape is recorded on."""

@@ -30,11 +30,10 @@ class DraftModelDrafter(Drafter):
         is_first: bool,
         mode: CUDAGraphMode,
     ) -> ModelInputs:
-        batch = buffers.batch
-        return {
-            "input_ids": batch.input_ids[:num_tokens],
-            "positions": batch.positions[:num_tokens],
-        }
+        ids = self.input_ids(buffers, num_tokens)
+        if self.vocabulary is not None and mode == CUDAGraphMode.PIECEWISE:
+            ids = buffers.at_lasting_address(ids)
+        return {"input_ids": ids, "positions": buffers.batch.positions[:num_tokens]}
 
 
 def load_draft_model(vllm_config: VllmConfig) -> tuple[nn.Module, VllmConfig]:

@@ -11,6 +11,7 @@ import torch.nn as nn
 
 from vllm.config import VllmConfig
 from vllm.config.compilation import CUDAGraphMode
+from vllm.config.drafter.vocabulary import map_vocabularies
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.worker.gpu.block_table import BlockTables
 
@@ -18,6 +19,7 @@ from .buffers import DraftBuffers
 from .draft_config import draft_layout
 from .inputs import HiddenRows
 from .structs import VerifiedBatch
+from .vocabulary import DraftVocabulary
 
 ModelInputs = dict[str, torch.Tensor | None]
 
@@ -32,12 +34,14 @@ class Drafter(ABC):
         fed_hidden_size: width of the hidden states that a later pass is fed; None if
             it takes none.
         tapped_layers: layers whose states the target is to hand out beside its output.
+        vocabulary: of a draft model whose tokens are not the target's.
     """
 
     model: nn.Module
     cache_config_owner: VllmConfig
     fed_hidden_size: int | None = None
     tapped_layers: tuple[int, ...] = ()
+    vocabulary: DraftVocabulary | None = None
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device):
         self.device = device
@@ -45,6 +49,10 @@ class Drafter(ABC):
         self.speculative_config = vllm_config.speculative_config
         self.draft_model_config = self.speculative_config.draft_model_config
         self.layout = draft_layout(vllm_config)
+        if self.speculative_config.use_heterogeneous_vocab:
+            mapping = map_vocabularies(self.speculative_config, device)
+            mask = self.speculative_config.drafter.mask_token_id
+            self.vocabulary = DraftVocabulary(mapping, mask)
 
     @abstractmethod
     def load(self, target_model: nn.Module, vllm_config: VllmConfig) -> nn.Module:
@@ -98,6 +106,11 @@ class Drafter(ABC):
             is_launched: false before the pass is laid out, true once it is launched.
         """
         return None
+
+    def input_ids(self, buffers: DraftBuffers, num_tokens: int) -> torch.Tensor:
+        """[num_tokens] int32, the drafter's own ids of the tokens of a pass."""
+        ids = buffers.batch.input_ids[:num_tokens]
+        return ids if self.vocabulary is None else self.vocabulary.input_ids(ids)
 
     @abstractmethod
     def model_inputs(

@@ -103,7 +103,7 @@ class Pard2Drafter(Drafter):
         is_first: bool,
         mode: CUDAGraphMode,
     ) -> ModelInputs:
-        embeds = self.model.embed_input_ids(buffers.batch.input_ids[:num_tokens])
+        embeds = self.model.embed_input_ids(self.input_ids(buffers, num_tokens))
         fed = buffers.hidden_states(num_tokens, is_first)
         embeds = torch.add(embeds, fed, alpha=self.features.scale)
         if mode == CUDAGraphMode.PIECEWISE:

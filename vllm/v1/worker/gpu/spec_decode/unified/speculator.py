@@ -30,6 +30,7 @@ from .plan import DraftPlan, PassContext, draft_plans
 from .sampling import sample_chain
 from .shapes import DraftShape, StepShapes
 from .structs import VerifiedBatch
+from .vocabulary import DraftVocabulary
 
 logger = init_logger(__name__)
 
@@ -58,6 +59,8 @@ class UnifiedSpeculator(DraftModelSpeculator):
         self.enable_adaptive_verification = False
         self._num_reqs = 0  # of the pass that is run
         self.mask_token_id = vllm_config.speculative_config.drafter.mask_token_id or 0
+        if drafter.vocabulary is not None:
+            self._use_vocabulary(drafter.vocabulary)
         budget = vllm_config.scheduler_config.max_num_batched_tokens
         fed = drafter.fed_hidden_size, self.dtype
         self.buffers = DraftBuffers(
@@ -303,6 +306,29 @@ class UnifiedSpeculator(DraftModelSpeculator):
         # In a later pass all requests are alike: a view does it.
         slots = plan.layout.num_follow_slots
         return states[: num_reqs * slots].view(num_reqs, slots, -1)[:, -width:]
+
+    # The target's ids, where the draft model has others.
+
+    def _use_vocabulary(self, vocabulary: DraftVocabulary) -> None:
+        """Has drafts, and the logits kept with them, be of the target's tokens."""
+        self.vocab_size = vocabulary.size
+        self.mask_token_id = vocabulary.mask_token_id
+        if (kept := self.draft_logits) is not None:
+            self.draft_logits = kept.new_zeros(*kept.shape[:2], vocabulary.size)
+
+    def compute_draft_logits(
+        self, hidden_states: torch.Tensor, spec_step_idx: int
+    ) -> torch.Tensor:
+        logits = super().compute_draft_logits(hidden_states, spec_step_idx)
+        vocabulary = self.drafter.vocabulary
+        return logits if vocabulary is None else vocabulary.target_logits(logits)
+
+    def get_draft_top_tokens(
+        self, hidden_states: torch.Tensor, spec_step_idx: int
+    ) -> torch.Tensor:
+        if (vocabulary := self.drafter.vocabulary) is not None:
+            return vocabulary.best_tokens(self.model, hidden_states)
+        return super().get_draft_top_tokens(hidden_states, spec_step_idx)
 
     # What is learnt of drafts, where some of a large batch's are not verified.
 

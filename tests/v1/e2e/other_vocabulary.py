@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Draft models whose tokens are numbered, and in part spelt, otherwise."""
+
+import json
+import random
+import shutil
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import torch.nn as nn
+from safetensors.torch import load_file
+
+from tests.checkpoints.tensors import write_checkpoint
+from tests.checkpoints.words import save_words
+
+from .oracle import ModelOracle, load_model
+
+# Tokens that the target lacks. They look likelier than any other: none may be drafted.
+NUM_OWN, OWN_GAIN = 40, 8.0
+EOS = "<|eos|>"
+
+
+class OtherVocabulary(NamedTuple):
+    folder: Path
+    ids: list[int | None]  # of each of the target's tokens; None: the drafter lacks it
+    eos: int  # which stands for those
+
+
+def with_other_vocabulary(
+    drafter: Path, target: Path, folder: Path, lacks_every: int | None = None
+) -> OtherVocabulary:
+    """A copy of a bundled draft model, with `NUM_OWN` tokens more.
+
+    Args:
+        target: whose tokenizer it has.
+        lacks_every: of so many of the target's tokens it lacks one.
+    """
+    config = json.loads((drafter / "config.json").read_text())
+    number = config["vocab_size"]
+    every = range(number + NUM_OWN)
+    ids = random.Random(0).sample(every, number)
+    own = sorted(set(every).difference(ids))
+    lacked = {t for t in range(3, number) if lacks_every and t % lacks_every == 0}
+    words = {f"own {token}": token for token in own}
+    for word, token in spelt_tokens(target).items():
+        words[f"lacked {token}" if token in lacked else word] = ids[token]
+
+    config["vocab_size"] = len(every)
+    for key in ("bos_token_id", "eos_token_id", "pard_token"):
+        if config.get(key) is not None:
+            config[key] = ids[config[key]]
+    write_checkpoint(folder, config, renumbered(drafter, ids, own))
+    for warp in drafter.glob("warp_model.bin"):
+        shutil.copy(warp, folder)
+    save_words(words, EOS, folder)
+    told = [None if token in lacked else new for token, new in enumerate(ids)]
+    return OtherVocabulary(folder, told, words[EOS])
+
+
+def spelt_tokens(model: Path) -> dict[str, int]:
+    tokenizer = json.loads((model / "tokenizer.json").read_text())
+    added = {token["content"]: token["id"] for token in tokenizer["added_tokens"]}
+    return tokenizer["model"]["vocab"] | added
+
+
+def renumbered(
+    drafter: Path, ids: list[int], own: list[int]
+) -> dict[str, torch.Tensor]:
+    """A model's tensors, its tokens at these ids and likelier ones at `own`."""
+    tensors: dict[str, torch.Tensor] = {}
+    for file in drafter.glob("*.safetensors"):
+        tensors |= load_file(file)
+    for name, rows in tensors.items():
+        if "embed_tokens" in name or "lm_head" in name:
+            tensors[name] = rows.new_empty(len(ids) + len(own), rows.shape[1])
+            tensors[name][ids] = rows
+            tensors[name][own] = OWN_GAIN * rows[40 : 40 + len(own)]
+    return tensors
+
+
+def in_the_targets_ids(oracle: ModelOracle, other: OtherVocabulary) -> ModelOracle:
+    """The oracle of such a drafter, its rows as the target numbers them, then its mask.
+
+    The target's tokens that it lacks are fed as its end of text, and never likely.
+    """
+    ids = [*(other.eos if own is None else own for own in other.ids), oracle.mask or 0]
+    model, size = load_model(other.folder), len(other.ids)
+    embed = model.get_input_embeddings().weight.data[ids]
+    head = nn.Linear(embed.shape[1], len(ids))
+    head.weight.data = model.get_output_embeddings().weight.data[ids]
+    never = [own is None for own in other.ids] + [True]
+    head.bias.data = torch.tensor(never) * -1e9
+    model.set_input_embeddings(nn.Embedding.from_pretrained(embed))
+    model.set_output_embeddings(head)
+    oracle.model, oracle.mask = model, size
+    return oracle

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Draft models of another vocabulary: the target's own output, the oracle's drafts."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .conftest import RunEngine
+from .oracle import compare_drafts
+from .other_vocabulary import (
+    OtherVocabulary,
+    in_the_targets_ids,
+    with_other_vocabulary,
+)
+from .test_unified_speculator import (
+    ENGINES,
+    MAX_MODEL_LEN,
+    MODES,
+    PARALLEL,
+    TINY_WIDTH,
+    assert_no_fallback,
+    assert_output_is_the_targets,
+    only_fast,
+    oracle_of,
+    scenarios,  # noqa: F401  (a fixture)
+    speculative,
+)
+
+LACKS_EVERY = 5
+DRAFTS = 6
+CASES = [
+    f"{mode}-{engine}" for mode in ("draft", "pard", "pard2") for engine in ENGINES
+]
+FAST = ("draft-ahead", "pard-tiny")
+# Drafters, and what is set of the speculative config.
+RENUMBERED: dict[str, tuple[str, dict[str, Any]]] = {
+    "draft": ("draft", {}),
+    "local argmax": ("draft", {"use_local_argmax_reduction": True}),
+    "probabilistic": ("draft", {"draft_sample_method": "probabilistic"}),
+    "probabilistic masks": ("pard", {"draft_sample_method": "probabilistic"}),
+    "states": ("pard2", {}),
+    "tree": ("pard", {"draft_tree": 15}),
+    "trimmed": ("pard", {"enable_adaptive_verification": True}),
+}
+SIZES = {"max_model_len": 160, "max_num_seqs": 16}
+SAMPLED = ({}, {"seed": 7, "temperature": 1.0}, {"seed": 8, "temperature": 0.5})
+
+
+@pytest.fixture
+def other(models: Path, tmp_path: Path):
+    def make(mode: str, lacks_every: int | None = None) -> OtherVocabulary:
+        target = models / "target"
+        return with_other_vocabulary(
+            models / mode, target, tmp_path / mode, lacks_every
+        )
+
+    return make
+
+
+def speculative_of(models, mode: str, made: OtherVocabulary, **more: Any):
+    spec = speculative(models, mode, DRAFTS, use_heterogeneous_vocab=True, **more)
+    return spec | {"model": str(made.folder)}
+
+
+@pytest.mark.parametrize("case", only_fast(CASES, *FAST))
+def test_drafts_are_of_the_tokens_that_both_have(
+    case: str,
+    run_engine: RunEngine,
+    models,
+    target,
+    other,
+    scenarios,  # noqa: F811
+):
+    """Greedily; draft passes are CUDA graphs, or best tokens are found by each rank.
+
+    Some of the target's tokens are unknown to the drafter.
+    """
+    mode, engine = case.split("-")
+    is_tiny, width, more = engine == "tiny", 1, {}
+    if mode in PARALLEL:
+        width = TINY_WIDTH if is_tiny else DRAFTS
+        more = {"parallel_drafting_width": width} if is_tiny else {}
+    if is_tiny:
+        more["use_local_argmax_reduction"] = True
+    made = other(mode, LACKS_EVERY)
+    wanted = {"lengths": scenarios["lengths"][:5], "aborts": scenarios["aborts"]}
+    result = run_engine(
+        wanted,
+        speculative_config=speculative_of(models, mode, made, **more),
+        max_model_len=MAX_MODEL_LEN,
+        record_drafts=True,
+        record_graphs=not is_tiny,
+        **ENGINES[engine],
+    )
+    assert_output_is_the_targets(result, target, wanted)
+    assert_no_fallback(result["log"], MODES[mode]["method"], DRAFTS, width)
+    assert is_tiny or result["replays"]["first"] > 0
+    oracle = in_the_targets_ids(oracle_of(mode, made.folder.parent, target), made)
+    for name, found in result["scenarios"].items():
+        assert found["counters"]["num_accepted_tokens"][0] > 0
+        asked = zip(wanted[name], found["tokens"], strict=True)
+        texts = [request["prompt"] + tokens for request, tokens in asked]
+        assert compare_drafts(found["drafts"], texts, oracle, width, 8, MAX_MODEL_LEN)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", RENUMBERED)
+def test_other_ids_of_the_same_tokens_change_nothing(
+    how: str, run_engine: RunEngine, models, other, make_prompt
+):
+    """Neither the text, nor how many drafts are made and accepted at each position."""
+    mode, more = RENUMBERED[how]
+    requests = [
+        {"prompt": make_prompt(30 + 7 * i, 60 + i), "max_tokens": 24, "sampling": one}
+        for i, one in enumerate(3 * SAMPLED)
+    ]
+
+    def run(spec: dict[str, Any]) -> dict[str, Any]:
+        found = run_engine(
+            {"all": requests}, speculative_config=spec, made_up_times=True, **SIZES
+        )["scenarios"]["all"]
+        return {name: found[name] for name in ("tokens", "counters")}
+
+    wanted = run(speculative(models, mode, DRAFTS, **more))
+    assert wanted["counters"]["num_accepted_tokens"][0] > 50
+    assert run(speculative_of(models, mode, other(mode), **more)) == wanted

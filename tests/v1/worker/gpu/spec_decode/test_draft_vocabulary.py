@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ids and logits of a draft model of another vocabulary, beside Runner V1's."""
+
+import string
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from vllm.config.compilation import CUDAGraphMode
+from vllm.v1.spec_decode.vocab_mapping import VocabMapping
+from vllm.v1.worker.gpu.spec_decode.unified.buffers import DraftBuffers
+from vllm.v1.worker.gpu.spec_decode.unified.draft_model import DraftModelDrafter
+from vllm.v1.worker.gpu.spec_decode.unified.layout import DraftLayout
+from vllm.v1.worker.gpu.spec_decode.unified.vocabulary import DraftVocabulary
+
+# Tokens after the first are spelt alike in both, but for some.
+TARGET = ["</s>", *string.ascii_lowercase, "only the target's"]
+DRAFT = ["<mask>", "own", *reversed(string.ascii_letters), "</s>"]
+MASK, ROWS = 0, 5
+
+
+def tokenizer(words: list[str]) -> SimpleNamespace:
+    ids = {word: token for token, word in enumerate(words)}
+    return SimpleNamespace(
+        get_vocab=lambda: ids, unk_token_id=None, eos_token_id=ids["</s>"]
+    )
+
+
+@pytest.fixture
+def mapping() -> VocabMapping:
+    """Both models have rows of padding."""
+    return VocabMapping(
+        tokenizer(TARGET), tokenizer(DRAFT), len(TARGET) + 3, len(DRAFT) + 2, "cpu"
+    )
+
+
+@pytest.fixture
+def vocabulary(mapping: VocabMapping) -> DraftVocabulary:
+    return DraftVocabulary(mapping, MASK)
+
+
+@pytest.fixture
+def logits(mapping: VocabMapping) -> torch.Tensor:
+    """Of the draft model; tokens that the target lacks are likeliest."""
+    torch.manual_seed(0)
+    values = torch.randn(ROWS, mapping.draft_vocab_size)
+    values[:, ~mapping.intersection_mask_draft] += 100
+    return values
+
+
+def test_ids_are_fed_as_runner_v1_feeds_them(mapping, vocabulary):
+    ids = torch.arange(mapping.target_vocab_size, dtype=torch.int32)
+    fed = vocabulary.input_ids(ids)
+    assert fed.dtype == torch.int32
+    assert fed.tolist() == mapping.map_target_to_draft_ids(ids).tolist()
+    b, absent = TARGET.index("b"), len(TARGET) - 1
+    assert fed[[0, b, absent]].tolist() == [
+        DRAFT.index("</s>"),
+        DRAFT.index("b"),
+        DRAFT.index("</s>"),
+    ]
+
+
+def test_the_mask_is_fed_though_the_target_has_none(mapping, vocabulary):
+    assert vocabulary.mask_token_id == mapping.target_vocab_size
+    mask = torch.tensor([vocabulary.mask_token_id], dtype=torch.int32)
+    assert vocabulary.input_ids(mask).tolist() == [MASK]
+
+
+def test_a_pass_leaves_its_batch_as_it_is(vocabulary):
+    """Recording runs a pass several times. Piecewise graphs read one address."""
+    drafter = DraftModelDrafter.__new__(DraftModelDrafter)
+    drafter.vocabulary = vocabulary
+    buffers = DraftBuffers(DraftLayout(3, 0), 8, 2, torch.device("cpu"))
+    laid_out = torch.arange(6, dtype=torch.int32)
+    buffers.batch.input_ids[:6] = laid_out
+    addresses = set()
+    for count in (6, 6, 3):
+        fed = drafter.model_inputs(buffers, count, True, CUDAGraphMode.PIECEWISE)
+        assert torch.equal(fed["input_ids"], vocabulary.input_ids(laid_out[:count]))
+        addresses.add(fed["input_ids"].data_ptr())
+    assert len(addresses) == 1
+    assert torch.equal(buffers.batch.input_ids[:6], laid_out)
+
+
+def test_best_tokens_are_runner_v1s(mapping, vocabulary, logits):
+    best = mapping.constrain_draft_logits(logits).argmax(-1)
+    wanted = mapping.map_draft_to_target_ids(best)
+    assert torch.equal(vocabulary.target_logits(logits).argmax(-1), wanted)
+
+
+def test_probabilities_are_those_of_the_tokens_that_both_have(
+    mapping, vocabulary, logits
+):
+    own = mapping.constrain_draft_logits(logits).softmax(-1)
+    found = vocabulary.target_logits(logits).softmax(-1)
+    assert found.shape == (ROWS, mapping.target_vocab_size)
+    common = mapping.draft_to_target_ids >= 0
+    wanted = torch.zeros_like(found)
+    wanted[:, mapping.draft_to_target_ids[common]] = own[:, common]
+    torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_ranks_find_the_best_of_their_tokens(mapping, vocabulary, logits, ranks: int):
+    """Rows are padded up to a multiple that all ranks share."""
+    size = mapping.draft_vocab_size
+    shard = -(-size // 8 // ranks) * 8
+    wanted = vocabulary.target_logits(logits).argmax(-1)
+    best = torch.full((ROWS,), float("-inf"))
+    tokens = torch.full((ROWS,), -1)
+    for start in range(0, size, shard):
+        vocabulary.bias, end = None, min(start + shard, size)
+
+        def top(head, states, bias, start=start, end=end):
+            assert len(bias) == shard
+            values = logits[:, start:end] + bias[: end - start]
+            best_here, at = values.max(-1)
+            is_better = best_here > best
+            best[is_better] = best_here[is_better]
+            return torch.where(is_better, start + at, 0)
+
+        model = SimpleNamespace(
+            lm_head=SimpleNamespace(
+                num_embeddings_per_partition=shard,
+                shard_indices=SimpleNamespace(
+                    org_vocab_start_index=start, org_vocab_end_index=end
+                ),
+            ),
+            logits_processor=SimpleNamespace(get_top_tokens=top),
+        )
+        before = best.clone()
+        found = vocabulary.best_tokens(model, torch.zeros(ROWS, 4))
+        tokens = torch.where(best > before, found, tokens)
+    assert torch.equal(tokens, wanted)

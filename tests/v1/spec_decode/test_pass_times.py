@@ -194,6 +194,7 @@ class FakeWorker:
                 parallel_config=SimpleNamespace(data_parallel_index=0),
             ),
             model_state=SimpleNamespace(),
+            speculator=SimpleNamespace(backlog=None),
         )
         self.steps, self.waited_after, self.connector = [], [], []
 

@@ -4,8 +4,6 @@
 They are compared with plain PyTorch, which computes all tokens at once.
 """
 
-from typing import Any
-
 import pytest
 
 from .conftest import RunEngine
@@ -45,15 +43,22 @@ def test_drafts_after_steps_without(
         made_up_times=True,
         drafts_by_turns=TURNS,
         record_drafts=True,
+        record_graphs=name == "ahead",
+        idle_every=7,
         **ENGINES[name],
     )
     assert_output_is_the_targets(result, target, own)
     oracle = oracle_of(mode, models, target)
     width, compared = 3 if mode in PARALLEL else 1, 0
     for each, found in result["scenarios"].items():
-        prompts: list[Any] = [request["prompt"] for request in own[each]]
+        prompts = [request["prompt"] for request in own[each]]
         texts = [p + t for p, t in zip(prompts, found["tokens"], strict=True)]
         compared += compare_drafts(
             found["drafts"], texts, oracle, width, limit=MAX_MODEL_LEN
         )
     assert compared > 40
+    assert result["touched_kv"] == 0
+    if name == "ahead":
+        # Without drafts a decode batch would replay a graph, too.
+        steps = [each["counters"]["num_steps"] for each in result["scenarios"].values()]
+        assert 0 < result["replays"]["first"] < sum(each[0] for each in steps) / 2

@@ -328,7 +328,8 @@ def catch_up(runner: "GPUModelRunner", step: "SchedulerOutput") -> None:
     drafts = bool(step.num_spec_tokens_to_schedule or step.scheduled_spec_decode_tokens)
     if backlog.is_due(len(counts), drafts, prompts, ended):
         catch_up_now(runner)
-    backlog.forget(ended)
+    if ended:
+        backlog.forget(ended)
 
 
 def catch_up_now(runner: "GPUModelRunner") -> None:

@@ -19,6 +19,7 @@ from vllm.v1.spec_decode.dynamic.pass_times import (
     sizes_to_measure,
 )
 from vllm.v1.worker.gpu.spec_decode import step_clock
+from vllm.v1.worker.gpu.spec_decode.unified import backlog
 
 
 @pytest.mark.parametrize(
@@ -194,6 +195,7 @@ class FakeWorker:
                 parallel_config=SimpleNamespace(data_parallel_index=0),
             ),
             model_state=SimpleNamespace(),
+            speculator=SimpleNamespace(backlog=None),
         )
         self.steps, self.waited_after, self.connector = [], [], []
 
@@ -293,3 +295,32 @@ def test_a_part_of_the_drafts_is_a_budget_of_each_step(verified, budget):
     first, *decodes, last = worker.steps
     assert {step.verify_budget for step in decodes} == {budget}
     assert first.verify_budget is last.verify_budget is None
+
+
+@pytest.mark.parametrize(
+    "device, num_reqs, steps", [("cpu", 1, 4), ("cuda", 1, 256), ("cuda", 128, 4)]
+)
+def test_a_step_without_drafts_has_its_share_of_what_it_leaves_out(
+    monkeypatch, device: str, num_reqs: int, steps: int
+):
+    """Of a pass that takes a second, where steps take no time."""
+    clock = SimpleNamespace(seconds=0.0, passes=0)
+
+    def mark(_):
+        made = step_clock.HostMark()
+        made.record = lambda: setattr(made, "seconds", clock.seconds)
+        return made
+
+    def catch_up_now(runner) -> None:
+        clock.seconds, clock.passes = clock.seconds + 1.0, clock.passes + 1
+
+    monkeypatch.setattr(step_clock, "make_mark", mark)
+    monkeypatch.setattr(backlog, "catch_up_now", catch_up_now)
+    worker = FakeWorker()
+    worker.model_runner.device = torch.device(device)
+    worker.model_runner.speculator.backlog = "some"
+    assert seconds_per_step(worker, num_reqs, 0, CONTEXT) == 1 / steps
+    # The first one, which may compile, does not count; nor is one left for the end.
+    assert clock.passes == 2
+    assert seconds_per_step(worker, num_reqs, 1, CONTEXT) == 0.0
+    assert clock.passes == 2

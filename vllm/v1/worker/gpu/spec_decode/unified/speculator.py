@@ -20,6 +20,7 @@ from vllm.v1.worker.gpu.spec_decode.draft_tree.step import make_tree_step
 from vllm.v1.worker.gpu.spec_decode.quick_estimator import QuickEstimator
 from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
 
+from .backlog import Backlog, DraftInput, make_backlog
 from .block_tables import DraftBlockTables
 from .buffers import DraftBuffers
 from .draft_config import attention_config, draft_lengths, widened_config
@@ -42,6 +43,7 @@ class UnifiedSpeculator(DraftModelSpeculator):
         drafter: how the draft model is loaded, and what it is fed.
         plans: by the number of drafts that a step asks for.
         buffers: what the passes of a step read.
+        backlog: what the drafter has yet to run over; None where it runs in every step.
         tree_step: the trees that are verified; None where chains are.
         graphs: what is recorded; None before that.
     """
@@ -71,6 +73,10 @@ class UnifiedSpeculator(DraftModelSpeculator):
         self.no_requests = torch.full_like(self.idx_mapping, -1)
         lengths = draft_lengths(vllm_config)
         self.plans = draft_plans(self.layout, lengths, self.max_num_reqs, device)
+        self.backlog: Backlog | None = None
+        if 0 in self.plans:
+            is_fed = drafter.fed_hidden_size is not None
+            self.backlog = make_backlog(vllm_config, is_fed)
         self.tree_step = make_tree_step(vllm_config, self.layout, device)
         self.graphs: DraftGraphs | None = None
         method = self.speculative_config.rejection_sample_method
@@ -137,23 +143,43 @@ class UnifiedSpeculator(DraftModelSpeculator):
             temperature,
             seeds,
         )
-        longest = int(batch.seq_lens_cpu_upper_bound[:n].max())
-        fits_graphs = self.block_tables.fit(n, longest)
-        most = self.layout.num_speculative_tokens + 1
-        sync = dp_sync_state
-        shapes = StepShapes(self.graphs, self.dp_rank, sync, fits_graphs, most)
-        self._run_passes(plan, step, verified, hidden, shapes)
+        given = DraftInput(step, verified, hidden)
+        if not dummy_run:
+            given = self._put_off(given, plan.num_drafts)
+        if given is not None:
+            self._run_passes(plan, given, dp_sync_state)
         return self.draft_tokens[:n]
 
+    def _put_off(self, given: DraftInput, num_drafts: int) -> DraftInput | None:
+        """What of a step the drafter is to run over now; None: nothing."""
+        if self.backlog is None:
+            return given
+        if num_drafts:
+            self.backlog.drafts()
+            return given
+        left = self.backlog.put(given)
+        return left if left is None or left is given else self._attend_to(left)
+
+    @torch.inference_mode()
+    def catch_up(self) -> None:
+        """Runs over what was put off; to be called between steps."""
+        self._run_passes(self.plans[0], self._attend_to(self.backlog.take()), None)
+
+    def _attend_to(self, given: DraftInput) -> DraftInput:
+        """Has attention read the KV blocks of other requests than the step's."""
+        batch = given.step.batch
+        tables = self.block_tables.target
+        tables.gather_block_tables(batch.idx_mapping, num_reqs_padded=batch.num_reqs)
+        return given
+
     def _run_passes(
-        self,
-        plan: DraftPlan,
-        step: TargetStep,
-        verified: VerifiedBatch,
-        hidden: HiddenRows | None,
-        shapes: StepShapes,
+        self, plan: DraftPlan, given: DraftInput, sync: DPSyncState | None
     ) -> None:
-        batch = step.batch
+        (step, verified, hidden), batch = given, given.step.batch
+        longest = int(batch.seq_lens_cpu_upper_bound[: batch.num_reqs].max())
+        fits_graphs = self.block_tables.fit(batch.num_reqs, longest)
+        most = self.layout.num_speculative_tokens + 1
+        shapes = StepShapes(self.graphs, self.dp_rank, sync, fits_graphs, most)
         # The first pass: verified tokens, the next token, masks; W drafts are sampled.
         shape = shapes.first(batch, plan)
         keep_states, slots = self.drafter.keep_states, step.slot_mappings
@@ -346,6 +372,8 @@ class UnifiedSpeculator(DraftModelSpeculator):
         self.buffers.reset()
         if hidden is not None:
             self.buffers.fed_rows(hidden.fallback)
+            if self.backlog is not None:
+                self.backlog.reserve(hidden.sources)
         num_tokens = self.layout.max_num_tokens(batch.num_tokens, batch.num_reqs)
         self._prepare_eplb_forward(num_tokens)
         plan = self.plans[self.num_speculative_steps]
@@ -439,6 +467,10 @@ class UnifiedSpeculator(DraftModelSpeculator):
         super().set_attn(model_state, kv_cache_config, block_tables, *args)
         self.buffers.allocate_kv_groups(block_tables.num_kv_cache_groups)
         self._use_batch()
+        if self.backlog is not None and (
+            self.vllm_config.cache_config.enable_prefix_caching
+        ):
+            self.backlog.block_size = min(block_tables.block_sizes)
         room = self.layout.num_room_tokens
         own = [number for number, found in enumerate(self.attn_groups) if found]
         self.block_tables = DraftBlockTables(block_tables, room, own)

@@ -1,0 +1,259 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which rows wait for the drafter, when it runs over them, and over which of them."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from vllm.v1.worker.gpu.input_batch import InputBatch, InputBuffers
+from vllm.v1.worker.gpu.spec_decode.draft_tree.accepted import TargetStep
+from vllm.v1.worker.gpu.spec_decode.unified import backlog
+from vllm.v1.worker.gpu.spec_decode.unified.backlog import (
+    Backlog,
+    DraftInput,
+    catch_up,
+    make_backlog,
+)
+from vllm.v1.worker.gpu.spec_decode.unified.inputs import HiddenRows
+
+from .batches import DEVICE, int32, int64, verified_batch
+
+ROWS, REQUESTS, BLOCK = 12, 8, 4
+Rows = dict[int, list[int]]  # positions by request state
+
+
+def given(rows: Rows, prompts: int = 0, drafts: bool = False) -> DraftInput:
+    """A step of these rows, the last few requests' of which are of prompts.
+
+    A row's token is 100 times its state and its position, which its slot and its
+    hidden state are, too.
+    """
+    states, counts = [*rows], [len(each) for each in rows.values()]
+    verified = verified_batch(
+        counts,
+        [each[0] for each in rows.values()],
+        REQUESTS,
+        idx_mapping=int64(states),
+        num_sampled=int32(states),  # to be told apart
+    )
+    owners = torch.repeat_interleave(int64(states), int64(counts))
+    ids = (100 * owners + verified.positions).to(torch.int32)
+    buffers = InputBuffers(REQUESTS, 64, DEVICE)
+    batch = replace(
+        InputBatch.make_dummy(len(states), len(ids), buffers),
+        idx_mapping_np=np.array(states),
+        num_scheduled_tokens=np.array(counts, dtype=np.int32),
+        query_start_loc_np=np.cumsum([0, *counts], dtype=np.int32),
+        is_prefilling_np=np.arange(len(states)) >= len(states) - prompts,
+        seq_lens_cpu_upper_bound=torch.tensor(
+            [each[-1] + 1 for each in rows.values()], dtype=torch.int32
+        ),
+        num_draft_tokens_per_req=np.array(counts) - 1 if drafts else None,
+    )
+    states_fed = ids.float()[:, None].repeat(1, 2)
+    hidden = HiddenRows((states_fed, -states_fed), states_fed[0])
+    rejected = torch.zeros_like(verified.num_sampled)
+    slots = ids.long().repeat(3, 1)
+    step = TargetStep(batch, rejected, states_fed, None, slots)
+    return DraftInput(step, verified._replace(input_ids=ids), hidden)
+
+
+def described(found: DraftInput) -> Rows:
+    """Rows as `given` takes them; all that belongs to a row says the same of it."""
+    step, verified, hidden = found
+    ids, starts = verified.input_ids, verified.query_start_loc.tolist()
+    assert starts == step.batch.query_start_loc_np.tolist()
+    assert starts[-1] == step.batch.num_tokens == len(ids)
+    for source, sign in zip(hidden.sources, (1, -1), strict=True):
+        assert torch.equal(source, sign * ids.float()[:, None].repeat(1, 2))
+    assert torch.equal(step.slot_mappings, ids.long().repeat(3, 1))
+    assert not verified.num_rejected.any() and step.num_rejected.shape == (
+        len(starts) - 1,
+    )
+    rows = {}
+    ends = step.batch.seq_lens_cpu_upper_bound.tolist()
+    for i, state in enumerate(verified.idx_mapping.tolist()):
+        assert state == step.batch.idx_mapping_np[i]
+        own = slice(starts[i], starts[i + 1])
+        rows[state] = verified.positions[own].tolist()
+        assert (ids[own] - verified.positions[own] == 100 * state).all()
+        assert ends[i] == rows[state][-1] + 1
+    return rows
+
+
+@pytest.fixture
+def kept() -> Backlog:
+    return Backlog(ROWS, REQUESTS)
+
+
+def test_rows_come_back_by_request_in_the_order_of_steps(kept: Backlog):
+    assert not kept
+    assert kept.put(given({5: [9], 2: [30]})) is None
+    assert kept.put(given({2: [31], 7: [3]})) is None
+    assert kept.put(given({5: [10], 7: [4], 2: [32]})) is None
+    assert kept
+    found = kept.take()
+    assert described(found) == {2: [30, 31, 32], 5: [9, 10], 7: [3, 4]}
+    # Each has sampled what stands behind its last row.
+    assert found.verified.num_sampled.tolist() == [1, 1, 1]
+    assert not kept
+    kept.put(given({5: [11]}))
+    assert described(kept.take()) == {5: [11]}
+
+
+def test_prompts_are_left(kept: Backlog):
+    """Also where they are one token long."""
+    rows = {5: [9], 2: [30], 4: [0, 1, 2], 1: [7]}
+    left = kept.put(given(rows, prompts=2))
+    assert described(left) == {4: [0, 1, 2], 1: [7]}
+    assert left.verified.num_sampled.tolist() == [4, 1]
+    assert described(kept.take()) == {2: [30], 5: [9]}
+    only_prompts = given({3: [0, 1]}, prompts=1)
+    assert kept.put(only_prompts) is only_prompts
+
+
+def test_drafts_do_not_wait(kept: Backlog):
+    """Nor does who has none in such a step."""
+    step = given({5: [9], 2: [30, 31, 32]}, drafts=True)
+    assert kept.put(step) is step
+    assert not kept
+
+
+def due(kept: Backlog, num_reqs=2, drafts=False, prompts=(), ended=()) -> bool:
+    return kept.is_due(num_reqs, drafts, set(prompts), set(ended))
+
+
+def test_rows_wait_until_they_are_needed(kept: Backlog):
+    assert not due(kept, drafts=True)  # nothing to run over
+    for position in range(5):
+        kept.put(given({5: [position], 2: [position]}))
+    assert not due(kept)
+    assert due(kept, num_reqs=3)  # no room
+    assert due(kept, drafts=True)
+    assert not due(kept, prompts=[1]) and due(kept, prompts=[1, 5])
+
+
+@pytest.mark.parametrize(
+    "first, steps, block, is_due",
+    [
+        (0, 3, BLOCK, False),
+        (0, 4, BLOCK, True),
+        (4, 3, BLOCK, False),
+        (3, 3, BLOCK, True),
+        (6, 5, BLOCK, True),
+        (0, 4, None, False),
+        # What drafts just before came to, the host does not know yet.
+        (0, 1, BLOCK, True),
+        (0, 1, None, False),
+    ],
+)
+def test_blocks_that_others_may_find_are_filled(
+    kept: Backlog, first: int, steps: int, block: int | None, is_due: bool
+):
+    kept.block_size = block
+    kept.drafts()
+    for position in range(first, first + steps):
+        kept.put(given({5: [position], 2: [1000 * BLOCK + position]}))
+    assert due(kept, ended=[5]) == is_due
+    assert not due(kept, ended=[6])
+    kept.forget({5})
+    assert [*described(kept.take())] == [2]
+
+
+def test_no_row_of_a_request_that_ended(kept: Backlog):
+    """Whoever has its state next has rows of its own."""
+    kept.put(given({5: [9], 2: [30]}))
+    kept.put(given({5: [10], 2: [31]}))
+    kept.forget({5})
+    kept.put(given({5: [0], 2: [32]}))
+    assert described(kept.take()) == {2: [30, 31, 32], 5: [0]}
+    kept.put(given({3: [9]}))
+    kept.forget({3})
+    assert not kept
+    for position in range(ROWS):  # there is room for as many as ever
+        assert not due(kept, num_reqs=1)
+        kept.put(given({4: [position]}))
+
+
+class Steps:
+    """A runner of requests a, b and c, and the passes that make up for others."""
+
+    def __init__(self, monkeypatch, kept: Backlog) -> None:
+        self.passes: list[Rows] = []
+        states = SimpleNamespace(req_id_to_index={"a": 5, "b": 2, "c": 3})
+        self.kept = kept
+        self.runner = SimpleNamespace(speculator=self, req_states=states)
+        self.backlog = kept
+        monkeypatch.setattr(backlog, "catch_up_now", lambda runner: self.catch_up())
+
+    def catch_up(self) -> None:
+        self.passes.append(described(self.kept.take()))
+
+    def step(self, **fields) -> list[Rows]:
+        usual = {
+            "finished_req_ids": set(),
+            "preempted_req_ids": None,
+            "scheduled_new_reqs": [],
+            "num_scheduled_tokens": {"a": 1, "b": 1},
+            "num_spec_tokens_to_schedule": 0,
+            "scheduled_spec_decode_tokens": {},
+        }
+        catch_up(self.runner, SimpleNamespace(**(usual | fields)))
+        passes, self.passes = self.passes, []
+        return passes
+
+
+@pytest.mark.parametrize(
+    "fields, runs, is_kept",
+    [
+        ({}, False, True),
+        ({"num_spec_tokens_to_schedule": 3}, True, False),
+        ({"scheduled_spec_decode_tokens": {"b": [1]}}, True, False),
+        ({"num_scheduled_tokens": {"c": 9}}, False, True),
+        ({"num_scheduled_tokens": {"a": 9}}, True, False),
+        # What a session goes on behind is not given up.
+        ({"scheduled_new_reqs": [SimpleNamespace(req_id="a")]}, True, False),
+        ({"scheduled_new_reqs": [SimpleNamespace(req_id="d")]}, False, True),
+        ({"finished_req_ids": {"a", "d"}}, True, False),
+        ({"preempted_req_ids": {"a"}}, True, False),
+        ({"finished_req_ids": {"b"}}, False, True),
+    ],
+)
+def test_before_a_step(monkeypatch, kept: Backlog, fields, runs: bool, is_kept: bool):
+    kept.block_size = BLOCK
+    steps = Steps(monkeypatch, kept)
+    for position in (3, 4):  # fills a block of a's, none of b's
+        kept.put(given({5: [position], 2: [position + 1]}))
+    assert steps.step(**fields) == [{2: [4, 5], 5: [3, 4]}] * runs
+    assert bool(kept) == is_kept
+    left = {5: [3, 4]}
+    if "b" not in fields.get("finished_req_ids", ()):
+        left[2] = [4, 5]
+    assert steps.step(num_spec_tokens_to_schedule=1) == [left] * is_kept
+
+
+def config(**parallel):
+    usual = {
+        "data_parallel_size": 1,
+        "pipeline_parallel_size": 1,
+        "prefill_context_parallel_size": 1,
+    }
+    return SimpleNamespace(
+        parallel_config=SimpleNamespace(**(usual | parallel)),
+        scheduler_config=SimpleNamespace(max_num_batched_tokens=8192, max_num_seqs=64),
+        kv_transfer_config=None,
+    )
+
+
+@pytest.mark.parametrize("is_fed, rows", [(False, 8192), (True, 2048)])
+def test_what_is_kept_takes_little_memory(is_fed: bool, rows: int):
+    assert make_backlog(config(), is_fed).max_rows == rows
+
+
+def test_where_rows_cannot_wait_one_line_says_so(caplog_vllm):
+    caplog_vllm.set_level("INFO", logger="vllm")
+    assert make_backlog(config(data_parallel_size=2), False) is None
+    assert "does not support data parallelism" in caplog_vllm.text

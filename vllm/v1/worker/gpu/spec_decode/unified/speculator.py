@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One draft step, the same for every kind of drafter: `UnifiedSpeculator.propose`."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -24,11 +25,13 @@ from .block_tables import DraftBlockTables
 from .buffers import DraftBuffers
 from .draft_config import attention_config, draft_lengths, widened_config
 from .drafter import Drafter
+from .fp8_head import quantize_lm_head
 from .graphs import DraftGraphs, make_graphs
 from .inputs import HiddenRows, PreviousPass, prepare_inputs
 from .plan import DraftPlan, PassContext, draft_plans
 from .sampling import sample_chain
 from .shapes import DraftShape, StepShapes
+from .slices import request_slices
 from .structs import VerifiedBatch
 
 logger = init_logger(__name__)
@@ -304,6 +307,11 @@ class UnifiedSpeculator(DraftModelSpeculator):
         slots = plan.layout.num_follow_slots
         return states[: num_reqs * slots].view(num_reqs, slots, -1)[:, -width:]
 
+    def slices(self, num_reqs: int, samples: int) -> Iterator[slice]:
+        """Requests whose logits, of so many rows each, are made together."""
+        dtype = self.vllm_config.model_config.head_dtype
+        return request_slices(num_reqs, samples * self.vocab_size * dtype.itemsize)
+
     # What is learnt of drafts, where some of a large batch's are not verified.
 
     def _maybe_predict_acceptance(self, *args) -> None:
@@ -375,7 +383,10 @@ class UnifiedSpeculator(DraftModelSpeculator):
     def load_draft_model(
         self, target_model: nn.Module, target_attn_layer_names: set[str]
     ) -> nn.Module:
-        return self.drafter.load(target_model, self.vllm_config)
+        model = self.drafter.load(target_model, self.vllm_config)
+        if self.speculative_config.draft_lm_head_quantization is not None:
+            quantize_lm_head(model)
+        return model
 
     def load_model(self, target_model: nn.Module) -> None:
         super().load_model(target_model)

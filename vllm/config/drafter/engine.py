@@ -239,6 +239,8 @@ def _unified_settings(spec: "SpeculativeConfig") -> Iterator[str]:
         yield "parallel_drafting_width"
     if spec.draft_tree is not None:
         yield "draft_tree"
+    if spec.draft_window is not None:
+        yield "draft_window"
     if spec.draft_lm_head_quantization is not None:
         yield "draft_lm_head_quantization"
 

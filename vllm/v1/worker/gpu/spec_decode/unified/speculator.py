@@ -13,6 +13,7 @@ from vllm.config.drafter.length import MIN_REQUESTS
 from vllm.forward_context import BatchDescriptor, set_forward_context
 from vllm.logger import init_logger
 from vllm.v1.worker.gpu.attn_utils import build_slot_mappings_by_layer
+from vllm.v1.worker.gpu.block_table import BlockTables
 from vllm.v1.worker.gpu.dp_utils import DPSyncState
 from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.spec_decode.draft_tree.accepted import TargetStep
@@ -33,6 +34,7 @@ from .sampling import sample_chain
 from .shapes import DraftShape, StepShapes
 from .slices import request_slices
 from .structs import VerifiedBatch
+from .window import WindowedBlockTables
 
 logger = init_logger(__name__)
 
@@ -196,6 +198,7 @@ class UnifiedSpeculator(DraftModelSpeculator):
             mask_token_id=self.mask_token_id,
             hidden=hidden,
         )
+        self.block_tables.show(self.buffers.batch, is_first=True)
 
     def prepare_later(
         self, plan: DraftPlan, draft_pass: int, num_reqs: int, num_tokens: int
@@ -216,6 +219,7 @@ class UnifiedSpeculator(DraftModelSpeculator):
             mask_token_id=self.mask_token_id,
             hidden=hidden,
         )
+        self.block_tables.show(self.buffers.batch, is_first=False)
 
     def _is_self_contained(self, shape: DraftShape) -> bool:
         """Whether a graph needs nothing of the host but to be replayed."""
@@ -426,11 +430,19 @@ class UnifiedSpeculator(DraftModelSpeculator):
         self._use_batch()
         room = self.layout.num_room_tokens
         own = [number for number, found in enumerate(self.attn_groups) if found]
-        self.block_tables = DraftBlockTables(block_tables, room, own)
+        self.block_tables = self._tables(block_tables, room, own)
         # The longest sequence that attention may meet: padding slots count too.
         self.max_model_len = self.vllm_config.model_config.max_model_len + room
         self.draft_max_seq_len = self.max_model_len
         self.drafter.set_kv_cache(kv_cache_config, block_tables, own[0])
+
+    def _tables(
+        self, target: BlockTables, room: int, own: list[int]
+    ) -> DraftBlockTables:
+        window = self.speculative_config.draft_window
+        if window is None:
+            return DraftBlockTables(target, room, own)
+        return WindowedBlockTables(target, room, own, window)
 
     @property
     def attn_vllm_config(self) -> VllmConfig:

@@ -28,11 +28,13 @@ def runs_mode(implementation: str, mode: str) -> bool:
 def peers(args: Namespace, mode: str, k: int) -> list[EngineKey]:
     """The engines of a mode and K, which are measured side by side.
 
-    Trees are ours alone; Runner V1 verifies all drafts. Trees and engines that verify
-    the likeliest drafts have the largest K.
+    Trees and drafters in fp8 are ours alone; Runner V1 verifies all drafts. Trees and
+    engines that verify the likeliest drafts have the largest K.
     """
     sides = [name for name in args.implementations if runs_mode(name, mode)]
     keys = [EngineKey(name, mode, k, shapes=args.shapes) for name in sides]
+    if args.fp8 and OURS in sides:
+        keys.append(EngineKey(OURS, mode, k, shapes=args.shapes, is_fp8=True))
     if k < max(args.num_speculative_tokens):
         return keys
     trees = [n for n in args.draft_tree if mode in PARALLEL and n >= k]
@@ -91,7 +93,8 @@ def is_shared(key: EngineKey, args: Namespace) -> bool:
     One of ours that drafts in one pass can be; one with a tree drafts chains too.
     """
     is_ours = key.implementation == OURS and key.mode in PARALLEL
-    return args.share_engines and is_ours and not (key.is_auto or key.is_adaptive)
+    is_told = not (key.is_auto or key.is_adaptive or key.is_fp8)
+    return args.share_engines and is_ours and is_told
 
 
 def engine_of(key: EngineKey, args: Namespace) -> EngineKey:
@@ -178,6 +181,9 @@ class Setup:
             config["num_speculative_tokens_per_batch_size"] = "auto"
         if key.is_adaptive:
             config["enable_adaptive_verification"] = True
+        if key.is_fp8:
+            config["quantization"] = "fp8_per_channel"
+            config["draft_lm_head_quantization"] = "fp8"
         return config
 
     def command(

@@ -230,6 +230,7 @@ OTHERS = {
         "Adaptive verification beside it, as rounds had drafts accepted (tokens/s)",
         partial(settings, value="drawn"),
     ),
+    "fp8": ("Drafters in fp8 beside bfloat16, in one run (tokens/s)", settings),
     "serving": ("`vllm bench serve`", serving),
     "draft-tree": ("What each part of a draft tree costs", flat),
     "prepare_inputs": ("Input preparation", flat),

@@ -19,7 +19,7 @@ IMPLEMENTATIONS = (OURS, BASE_V2, BASE_V1)
 MAIN_CONTEXT = 128  # with MAIN, what keys do not name
 KEY = re.compile(
     r"(?P<implementation>[^/]+)/(?P<mode>[^/@]+)(@(?P<shapes>[^/]+))?"
-    r"/K(?P<k>\d+)(tree(?P<tree>\d+))?(?P<auto>auto)?(?P<adaptive>adaptive)?"
+    r"/K(?P<k>\d+)(tree(?P<tree>\d+))?(?P<auto>auto)?(?P<adaptive>adaptive)?(?P<fp8>fp8)?"
     r"/(?P<acceptance>[^/]+)/c(?P<load>\d+)(@(?P<context>\d+))?"
 )
 SECTIONS = ("runs", "engines", "measurements", "profiles")
@@ -33,6 +33,7 @@ class EngineKey(NamedTuple):
         num_tokens: K, 0 without speculation.
         tree: nodes of a draft tree of depth K; 0: a chain.
         is_adaptive: adaptive verification trims drafts, up to K.
+        is_fp8: the drafter's matrices are quantized as they load.
         is_auto: K is the most that a step may draft, and every step chooses its own.
         shapes: name of the set of models.
     """
@@ -44,13 +45,15 @@ class EngineKey(NamedTuple):
     shapes: str = MAIN
     tree: int = 0
     is_adaptive: bool = False
+    is_fp8: bool = False
 
     @property
     def setting(self) -> str:
         """K, and what else an engine drafts by: "K7", "K7tree31", "K11auto"."""
         tree = f"tree{self.tree}" if self.tree else ""
         auto = "auto" if self.is_auto else ""
-        return f"K{self.num_tokens}{tree}{auto}{'adaptive' if self.is_adaptive else ''}"
+        adaptive = "adaptive" if self.is_adaptive else ""
+        return f"K{self.num_tokens}{tree}{auto}{adaptive}{'fp8' if self.is_fp8 else ''}"
 
     def __str__(self) -> str:
         where = "" if self.shapes == MAIN else f"@{self.shapes}"
@@ -85,6 +88,7 @@ class PointKey(NamedTuple):
             part["shapes"] or MAIN,
             int(part["tree"] or 0),
             bool(part["adaptive"]),
+            bool(part["fp8"]),
         )
         context = int(part["context"] or MAIN_CONTEXT)
         return cls(engine, part["acceptance"], int(part["load"]), context)

@@ -53,6 +53,23 @@ def test_engines_beside_those_of_a_fixed_chain():
     }
 
 
+def test_drafters_in_fp8_beside_those_in_bfloat16():
+    flags = "--modes none draft pard --num-speculative-tokens 3 7 "
+    keys = [key for group in planned(flags + "--fp8") for key in group]
+    chains = [key for group in planned(flags) for key in group]
+    added = [key for key in keys if key not in chains]
+    assert sorted(map(str, added)) == [
+        f"ours/{mode}/K{k}fp8" for mode in ("draft", "pard") for k in (3, 7)
+    ]
+    setup = Setup({}, Path("models"), False, 4, 1.0, {})
+    spec = setup.speculative_config(added[0])
+    usual = setup.speculative_config(added[0]._replace(is_fp8=False))
+    assert spec == usual | {
+        "quantization": "fp8_per_channel",
+        "draft_lm_head_quantization": "fp8",
+    }
+
+
 def test_auto_of_chains_beside_that_of_trees():
     flags = "--modes draft pard --trace t0.5 --auto 8 --draft-tree 0 15 31 --adaptive "
     (group,) = planned(flags + "--num-speculative-tokens --implementations ours")

@@ -15,7 +15,8 @@ from benchmarks.spec_decode.run import Run
 
 @pytest.mark.parametrize("shapes", SETS)
 @pytest.mark.parametrize(
-    "setting", [{}, {"is_auto": True}, {"tree": 31}, {"is_adaptive": True}]
+    "setting",
+    [{}, {"is_auto": True}, {"tree": 31}, {"is_adaptive": True}, {"is_fp8": True}],
 )
 @pytest.mark.parametrize("context", [128, 16384])
 def test_point_key_reads_what_it_writes(setting: dict, shapes: str, context: int):

@@ -21,6 +21,7 @@ from .length import (
     is_auto,
     settle_trimming,
 )
+from .quantization import check_quantization
 from .target import say_without_target
 from .weights import check_weights
 
@@ -192,6 +193,7 @@ def settle_drafter(vllm_config: "VllmConfig") -> bool:
     check_others_choose(vllm_config, drafter)
     if drafter.method in METHODS:
         check_parallelism(vllm_config)
+        check_quantization(vllm_config)
         check_weights(vllm_config)
     if not is_unified:
         drafter = _without_features(spec, drafter)
@@ -247,6 +249,10 @@ def _unified_settings(spec: "SpeculativeConfig") -> Iterator[str]:
     if spec.use_heterogeneous_vocab and spec.draft_sample_method != "greedy":
         drawn = f"draft_sample_method={spec.draft_sample_method}"
         yield f"{drawn} with use_heterogeneous_vocab"
+    if spec.draft_window is not None:
+        yield "draft_window"
+    if spec.draft_lm_head_quantization is not None:
+        yield "draft_lm_head_quantization"
 
 
 def check_parallelism(vllm_config: "VllmConfig") -> None:

@@ -33,6 +33,7 @@ from .length import (
 )
 from .target import (
     check_attention,
+    check_window,
     correct_depth,
     find_context,
     find_mask_token,
@@ -143,6 +144,7 @@ def _compare_configs(
     spec: "SpeculativeConfig", drafter: DrafterConfig
 ) -> DrafterConfig:
     check_attention(spec)
+    check_window(spec)
     correct_depth(spec, drafter.family)
     context, tapped = find_context(spec), find_tapped_layers(spec)
     features = find_target_features(spec, drafter.family)

@@ -164,6 +164,28 @@ def check_attention(spec: "SpeculativeConfig") -> None:
         )
 
 
+def check_window(spec: "SpeculativeConfig") -> None:
+    """Checks `draft_window` against the drafter's layers.
+
+    Raises:
+        ValueError: some do not attend to all tokens, or to blocks of tokens at all.
+    """
+    draft, window = spec.draft_model_config, spec.draft_window
+    if window is None:
+        return
+    own = draft.get_sliding_window() or 0
+    if own > window:
+        raise ValueError(
+            f"draft_window ({window}) must be at least the window that layers of "
+            f"{spec.model} have of their own ({own}): raise it, or unset it."
+        )
+    if draft.is_hybrid or draft.attention_chunk_size is not None:
+        raise ValueError(
+            f"draft_window does not support {spec.model}, some layers of which have a "
+            "state, or attend to chunks, in the place of all tokens: unset it."
+        )
+
+
 class _Unfit(Exception):
     """Why a drafter cannot be fed, and what to do about it."""
 

@@ -19,6 +19,7 @@ from vllm.logger import init_logger
 from .checkpoint import AGAIN, INDEX, Tensor, read_headers
 from .drafter import METHODS
 from .families import takes_aux_hidden_states, tapped_layers
+from .quantization import is_quantized_in_files
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -139,7 +140,7 @@ class _Weights:
         self.config: Any = spec.draft_model_config.hf_text_config
         self.target_width = spec.target_model_config.get_hidden_size()
         # Packed weights have other shapes.
-        self.is_quantized = spec.draft_model_config.quantization is not None
+        self.is_quantized = is_quantized_in_files(spec.draft_model_config)
 
     @property
     def num_taps(self) -> int:

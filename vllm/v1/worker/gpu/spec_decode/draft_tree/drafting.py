@@ -46,5 +46,12 @@ def rank_candidates(
     speculator: "UnifiedSpeculator", rows: torch.Tensor, plan: "DraftPlan"
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probabilities and tokens, [n * K, C] each; see `best_candidates`."""
-    logits = speculator.compute_draft_logits(rows.flatten(0, 1), 0)
-    return best_candidates(logits, num_candidates(plan.num_drafts))
+    count = num_candidates(plan.num_drafts)
+    parts = []
+    for part in speculator.slices(*rows.shape[:2]):
+        logits = speculator.compute_draft_logits(rows[part].flatten(0, 1), 0)
+        parts.append(best_candidates(logits, count))
+    if len(parts) == 1:
+        return parts[0]
+    log_probs, tokens = zip(*parts, strict=True)
+    return torch.cat(log_probs), torch.cat(tokens)

@@ -9,6 +9,8 @@ from vllm.utils.math_utils import cdiv
 from vllm.v1.worker.block_table import get_block_table_width
 from vllm.v1.worker.gpu.block_table import BlockTables
 
+from .structs import DraftBatch
+
 
 class DraftBlockTables:
     """The target's block tables, with rows that padding slots may overhang.
@@ -57,6 +59,9 @@ class DraftBlockTables:
             wide[:num_reqs, : narrow.shape[1]].copy_(narrow[:num_reqs])
         self.input_block_tables = self.wide
         return False
+
+    def show(self, batch: DraftBatch, is_first: bool) -> None:
+        """Called for each pass once it is laid out: attention sees all its tokens."""
 
 
 def _with_room(table: torch.Tensor, block_size: int, room: int) -> torch.Tensor:

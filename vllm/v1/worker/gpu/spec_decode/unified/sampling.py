@@ -37,23 +37,25 @@ def sample_chain(
     batch, width = speculator.buffers.batch, plan.layout.parallel_width
 
     def sampled(tensor: torch.Tensor) -> torch.Tensor:
-        by_request = tensor[: num_reqs * width].view(num_reqs, width)
-        return by_request[:, :samples].flatten()
+        return tensor[: num_reqs * width].view(num_reqs, width)[:, :samples]
 
-    keys = sampled(batch.sample_positions)
-    columns = plan.columns[draft_pass, :num_reqs, :samples].flatten()
-    if speculator.draft_logits is not None:
-        most = speculator.num_speculative_steps
-        keys = draft_keys(keys, columns, most, speculator.verifies_blocks)
-    tokens = speculator.sample_draft(
-        hidden_states.reshape(-1, size),
-        keys,
-        sampled(batch.sample_requests),
-        speculator.temperature,
-        speculator.seeds,
-        columns,
-        speculator.draft_logits,
-    )
+    keys, requests = sampled(batch.sample_positions), sampled(batch.sample_requests)
+    columns = plan.columns[draft_pass, :num_reqs, :samples]
     done = draft_pass * width
     drafts = speculator.draft_tokens[:num_reqs, done : done + samples]
-    drafts.copy_(tokens.view(num_reqs, samples))
+    for part in speculator.slices(num_reqs, samples):
+        part_keys, part_columns = keys[part].flatten(), columns[part].flatten()
+        if speculator.draft_logits is not None:
+            most = speculator.num_speculative_steps
+            blocks = speculator.verifies_blocks
+            part_keys = draft_keys(part_keys, part_columns, most, blocks)
+        tokens = speculator.sample_draft(
+            hidden_states[part].reshape(-1, size),
+            part_keys,
+            requests[part].flatten(),
+            speculator.temperature,
+            speculator.seeds,
+            part_columns,
+            speculator.draft_logits,
+        )
+        drafts[part].copy_(tokens.view(-1, samples))

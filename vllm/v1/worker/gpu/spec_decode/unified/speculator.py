@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One draft step, the same for every kind of drafter: `UnifiedSpeculator.propose`."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from vllm.config.drafter.length import MIN_REQUESTS
 from vllm.forward_context import BatchDescriptor, set_forward_context
 from vllm.logger import init_logger
 from vllm.v1.worker.gpu.attn_utils import build_slot_mappings_by_layer
+from vllm.v1.worker.gpu.block_table import BlockTables
 from vllm.v1.worker.gpu.dp_utils import DPSyncState
 from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.spec_decode.draft_tree.accepted import TargetStep
@@ -25,13 +27,16 @@ from .block_tables import DraftBlockTables
 from .buffers import DraftBuffers
 from .draft_config import attention_config, draft_lengths, widened_config
 from .drafter import Drafter
+from .fp8_head import quantize_lm_head
 from .graphs import DraftGraphs, make_graphs
 from .inputs import HiddenRows, PreviousPass, prepare_inputs
 from .plan import DraftPlan, PassContext, draft_plans
 from .sampling import sample_chain
 from .shapes import DraftShape, StepShapes
+from .slices import request_slices
 from .structs import VerifiedBatch
 from .vocabulary import DraftVocabulary
+from .window import WindowedBlockTables
 
 logger = init_logger(__name__)
 
@@ -222,6 +227,7 @@ class UnifiedSpeculator(DraftModelSpeculator):
             mask_token_id=self.mask_token_id,
             hidden=hidden,
         )
+        self.block_tables.show(self.buffers.batch, is_first=True)
 
     def prepare_later(
         self, plan: DraftPlan, draft_pass: int, num_reqs: int, num_tokens: int
@@ -242,6 +248,7 @@ class UnifiedSpeculator(DraftModelSpeculator):
             mask_token_id=self.mask_token_id,
             hidden=hidden,
         )
+        self.block_tables.show(self.buffers.batch, is_first=False)
 
     def _is_self_contained(self, shape: DraftShape) -> bool:
         """Whether a graph needs nothing of the host but to be replayed."""
@@ -356,6 +363,11 @@ class UnifiedSpeculator(DraftModelSpeculator):
             return vocabulary.best_tokens(self.model, hidden_states)
         return super().get_draft_top_tokens(hidden_states, spec_step_idx)
 
+    def slices(self, num_reqs: int, samples: int) -> Iterator[slice]:
+        """Requests whose logits, of so many rows each, are made together."""
+        dtype = self.vllm_config.model_config.head_dtype
+        return request_slices(num_reqs, samples * self.vocab_size * dtype.itemsize)
+
     # What is learnt of drafts, where some of a large batch's are not verified.
 
     def _maybe_predict_acceptance(self, *args) -> None:
@@ -429,7 +441,10 @@ class UnifiedSpeculator(DraftModelSpeculator):
     def load_draft_model(
         self, target_model: nn.Module, target_attn_layer_names: set[str]
     ) -> nn.Module:
-        return self.drafter.load(target_model, self.vllm_config)
+        model = self.drafter.load(target_model, self.vllm_config)
+        if self.speculative_config.draft_lm_head_quantization is not None:
+            quantize_lm_head(model)
+        return model
 
     def load_model(self, target_model: nn.Module) -> None:
         super().load_model(target_model)
@@ -473,11 +488,19 @@ class UnifiedSpeculator(DraftModelSpeculator):
             self.backlog.block_size = min(block_tables.block_sizes)
         room = self.layout.num_room_tokens
         own = [number for number, found in enumerate(self.attn_groups) if found]
-        self.block_tables = DraftBlockTables(block_tables, room, own)
+        self.block_tables = self._tables(block_tables, room, own)
         # The longest sequence that attention may meet: padding slots count too.
         self.max_model_len = self.vllm_config.model_config.max_model_len + room
         self.draft_max_seq_len = self.max_model_len
         self.drafter.set_kv_cache(kv_cache_config, block_tables, own[0])
+
+    def _tables(
+        self, target: BlockTables, room: int, own: list[int]
+    ) -> DraftBlockTables:
+        window = self.speculative_config.draft_window
+        if window is None:
+            return DraftBlockTables(target, room, own)
+        return WindowedBlockTables(target, room, own, window)
 
     @property
     def attn_vllm_config(self) -> VllmConfig:

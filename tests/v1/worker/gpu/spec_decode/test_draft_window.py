@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a drafter with a window attends to, against attention over the whole cache."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from vllm.platforms import current_platform
+from vllm.v1.worker.gpu.block_table import BlockTables
+from vllm.v1.worker.gpu.spec_decode.unified.window import WindowedBlockTables
+
+DEVICE = torch.device(current_platform.device_type)
+ROOM, MAX_LEN, SIZE = 6, 640, 8
+# Tokens before a request's slots, and slots; None: a row of padding.
+BATCH = [(0, 5), (33, 1), (200, 3), (632, 14), None, (47, 200), (96, 16), (95, 1)]
+
+
+class Batch:
+    """A draft batch, and a KV cache of made-up keys and values of one head."""
+
+    def __init__(self, sizes: list[int]) -> None:
+        torch.manual_seed(0)
+        starts, lens = [0], []
+        for request in BATCH:
+            known, slots = request or (0, 0)
+            starts.append(starts[-1] + slots)
+            lens.append(known + slots)
+        self.lens = lens
+        self.query_start_loc = torch.tensor(starts, dtype=torch.int32, device=DEVICE)
+        self.seq_lens = torch.tensor(lens, dtype=torch.int32, device=DEVICE)
+        widths = [MAX_LEN // size for size in sizes]
+        rows = len(BATCH)
+        self.tables = BlockTables(sizes, rows, 1024, widths, DEVICE)
+        for table, size in zip(self.tables.input_block_tables, sizes, strict=True):
+            blocks = 1 + torch.randperm(table.numel(), device=DEVICE).view(table.shape)
+            # Past its end a row is padding, for which there is no block.
+            held = torch.tensor(lens, device=DEVICE)[:, None].add(size - 1) // size
+            columns = torch.arange(table.shape[1], device=DEVICE)
+            table.copy_(blocks * (columns < held))
+
+    def cache(self, group: int) -> torch.Tensor:
+        table = self.tables.input_block_tables[group]
+        size = self.tables.block_sizes[group]
+        shape = int(table.max()) + 1, size, 2, SIZE
+        return torch.randn(shape, dtype=torch.float64, device=DEVICE)
+
+
+def keys_and_values(cache: torch.Tensor, row: torch.Tensor, length: int):
+    tokens = cache[row.long()].flatten(0, 1)
+    missing = max(length - len(tokens), 0)  # padding slots, which overhang
+    return F.pad(tokens, (0, 0, 0, 0, 0, missing))[:length].unbind(1)
+
+
+def attend(query, keys, values, mask) -> torch.Tensor:
+    scores = (query @ keys.T).masked_fill(~mask, float("-inf"))
+    return scores.softmax(-1) @ values
+
+
+def visible(known: int, slots: int, window: int, unit: int) -> torch.Tensor:
+    """[slots, known + slots], the definition: the first unit, and the window of the
+    first slot from the start of a unit on."""
+    key = torch.arange(known + slots, device=DEVICE)
+    own = known + torch.arange(slots, device=DEVICE)
+    begin = max(known + 1 - window, 0) // unit * unit
+    return (key <= own[:, None]) & ((key < unit) | (key >= begin))
+
+
+@pytest.mark.parametrize("window", [1, 16, 40, 64, 300, MAX_LEN])
+@pytest.mark.parametrize("sizes", [[16], [32], [16, 64]])
+def test_attention_over_what_is_shown(sizes: list[int], window: int):
+    batch, unit = Batch(sizes), max(sizes)
+    before = [table.clone() for table in batch.tables.input_block_tables]
+    groups = range(len(sizes))
+    tables = WindowedBlockTables(batch.tables, ROOM, groups, window)
+    assert tables.fit(len(BATCH), MAX_LEN)
+    tables.show(batch, is_first=True)
+    lens = batch.seq_lens.tolist()
+    for group in groups:
+        assert torch.equal(batch.tables.input_block_tables[group], before[group])
+        cache = batch.cache(group)
+        for req, request in enumerate(BATCH):
+            if request is None:
+                assert lens[req] == 0
+                continue
+            known, slots = request
+            query = torch.randn(slots, SIZE, dtype=torch.float64, device=DEVICE)
+            whole = keys_and_values(cache, before[group][req], known + slots)
+            expected = attend(query, *whole, visible(known, slots, window, unit))
+            row = tables.input_block_tables[group][req]
+            shown = keys_and_values(cache, row, lens[req])
+            # Attention is told lengths alone: the last query is the last key.
+            aligned = visible(lens[req] - slots, slots, MAX_LEN, unit)
+            found = attend(query, *shown, aligned)
+            # Of padding slots that overhang a row there is no key.
+            real = min(MAX_LEN - known, slots)
+            torch.testing.assert_close(found[:real], expected[:real])
+            assert lens[req] <= known + slots
+            assert lens[req] < window + 3 * unit + slots
+    if window == MAX_LEN:
+        assert lens == batch.lens
+
+
+def test_a_slot_sees_its_window():
+    """At least `window` tokens, and the sink, wherever blocks begin."""
+    for known in range(400):
+        seen = visible(known, 2, 100, 32).sum(1).tolist()
+        for slot, count in enumerate(seen):
+            assert count >= min(known + slot + 1, 100)
+            assert known + slot < 132 or count >= 132
+
+
+def test_later_passes_leave_out_the_same():
+    batch = Batch([16])
+    tables = WindowedBlockTables(batch.tables, ROOM, [0], 40)
+    tables.show(batch, is_first=True)
+    rows, dropped = tables.input_block_tables[0].clone(), tables.dropped.clone()
+    assert dropped.max() > 500 and (dropped % 16 == 0).all()
+    longer = torch.tensor(batch.lens, device=DEVICE) + 1
+    batch.seq_lens.copy_(longer)
+    tables.show(batch, is_first=False)
+    assert torch.equal(batch.seq_lens, (longer - dropped).int())
+    assert torch.equal(tables.input_block_tables[0], rows)
+    # The next step's rows are its own.
+    batch.seq_lens.copy_(torch.arange(len(BATCH)))
+    batch.query_start_loc.copy_(torch.arange(len(BATCH) + 1))
+    tables.show(batch, is_first=True)
+    assert not tables.dropped.any()
+    assert batch.seq_lens.tolist() == [*range(len(BATCH))]
+
+
+def test_blocks_of_sizes_that_do_not_divide_are_refused():
+    base = SimpleNamespace(
+        block_sizes=[16, 48, 32],
+        input_block_tables=[torch.zeros(2, 4, dtype=torch.int32)] * 3,
+        device=DEVICE,
+    )
+    WindowedBlockTables(base, ROOM, [0, 1], 8)
+    with pytest.raises(ValueError, match=r"draft_window .* blocks of \[48, 32\] token"):
+        WindowedBlockTables(base, ROOM, [1, 2], 8)

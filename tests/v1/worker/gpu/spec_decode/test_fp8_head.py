@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A drafter's lm_head in fp8 is a copy: what it was made of goes on as it was."""
+
+import copy
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn as nn
+
+from vllm.config import ModelConfig, VllmConfig, set_current_vllm_config
+from vllm.distributed import parallel_state
+from vllm.model_executor.layers.logits_processor import LogitsProcessor
+from vllm.model_executor.layers.quantization.online.fp8 import Fp8PtpcOnlineLinearMethod
+from vllm.model_executor.layers.vocab_parallel_embedding import (
+    ParallelLMHead,
+    VocabParallelEmbedding,
+)
+from vllm.platforms import current_platform
+from vllm.v1.worker.gpu.spec_decode.unified.fp8_head import Fp8Head, quantize_lm_head
+
+VOCAB, HIDDEN = 500, 64  # the last 12 of 512 rows are padding
+
+
+class Model(nn.Module):
+    """As much of a causal language model as a head needs."""
+
+    def __init__(self, is_tied: bool) -> None:
+        super().__init__()
+        self.embed_tokens = VocabParallelEmbedding(VOCAB, HIDDEN)
+        self.lm_head = ParallelLMHead(VOCAB, HIDDEN)
+        self.logits_processor = LogitsProcessor(VOCAB)
+        for table in (self.embed_tokens, self.lm_head):
+            table.weight.data.normal_()
+        if is_tied:
+            self.lm_head = self.lm_head.tie_weights(self.embed_tokens)
+        self.lm_head.quant_method.process_weights_after_loading(self.lm_head)
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.logits_processor(self.lm_head, hidden)
+
+    def get_top_tokens(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.logits_processor.get_top_tokens(self.lm_head, hidden)
+
+
+@pytest.fixture
+def make_model(models, monkeypatch):
+    alone = SimpleNamespace(rank_in_group=0, world_size=1)
+    monkeypatch.setattr(parallel_state, "_TP", alone)
+    config = VllmConfig(
+        model_config=ModelConfig(str(models / "target"), dtype="bfloat16")
+    )
+    usual = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    torch.manual_seed(0)
+    with set_current_vllm_config(config), torch.device(current_platform.device_type):
+        yield Model
+    torch.set_default_dtype(usual)
+
+
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_logits_are_nearly_those_of_the_head(is_tied: bool, make_model):
+    model = make_model(is_tied)
+    hidden, target_head = torch.randn(32, HIDDEN), model.lm_head
+    before = copy.deepcopy(target_head.weight)
+    exact = model.compute_logits(hidden).float()
+    # Where the model's dtype is another than PyTorch's, too.
+    torch.set_default_dtype(torch.float32)
+    quantize_lm_head(model)
+    found = model.compute_logits(hidden)
+    assert found.shape == (32, VOCAB) and found.dtype == torch.bfloat16
+    assert (found.float() - exact).norm() < 0.05 * exact.norm()
+    assert not torch.equal(found.float(), exact)
+    assert torch.equal(model.get_top_tokens(hidden), found.argmax(-1))
+    assert isinstance(model.lm_head, Fp8Head)
+    assert model.lm_head.weight.dtype == current_platform.fp8_dtype()
+    assert torch.equal(target_head.weight, before)
+    assert model.embed_tokens.weight.dtype == torch.bfloat16
+
+
+def test_heads_of_other_weights_are_refused(make_model):
+    model = make_model(False)
+    model.lm_head.quant_method = Fp8PtpcOnlineLinearMethod()
+    with pytest.raises(ValueError, match="Model has no lm_head of plain weights, wh"):
+        quantize_lm_head(model)
+    del model.lm_head
+    with pytest.raises(ValueError, match="needs: unset it"):
+        quantize_lm_head(model)

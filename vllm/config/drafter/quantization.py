@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A drafter's matrices quantized while they load, by vLLM's online quantization."""
+
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from vllm.config import ModelConfig, VllmConfig
+
+# vLLM's name for `quantization` that a drafter's linear layers are best quantized by.
+EXAMPLE = "fp8_per_channel"
+
+
+def is_quantized_in_files(draft: "ModelConfig") -> bool:
+    """Whether a checkpoint holds quantized matrices; false if they become so."""
+    return draft.quantization is not None and not _is_online(draft)
+
+
+def _is_online(draft: "ModelConfig") -> bool:
+    from vllm.config.quantization import ONLINE_QUANT_SHORTHAND_NAMES
+
+    names = (*ONLINE_QUANT_SHORTHAND_NAMES, "fp8")  # the last one, deprecated
+    has_own = draft.model_arch_config.quantization_config is not None
+    return draft.quantization in names and not has_own
+
+
+def check_quantization(vllm_config: "VllmConfig") -> None:
+    """Checks what of a drafter is to be quantized while it loads.
+
+    Raises:
+        ValueError: it cannot be, or nothing of it would be.
+    """
+    spec = vllm_config.speculative_config
+    draft = spec.draft_model_config
+    if _is_online(draft):
+        _check_method(draft)
+        _check_dtype(f'quantization="{draft.quantization}"', draft.dtype)
+    if spec.draft_lm_head_quantization is None:
+        return
+    key = "draft_lm_head_quantization"
+    _check_dtype(key, draft.dtype)
+    if draft.head_dtype != draft.dtype:
+        raise ValueError(
+            f"{key} does not support head_dtype={draft.head_dtype}: unset one of the "
+            "two."
+        )
+    if vllm_config.weight_transfer_config is not None:
+        raise ValueError(
+            f"{key} does not support weight_transfer_config: the copy would stay what "
+            "the weights were at start. Unset one of the two."
+        )
+
+
+def _check_method(draft: "ModelConfig") -> None:
+    from vllm.config.quantization import resolve_quantization_config
+
+    name = "fp8_per_tensor" if draft.quantization == "fp8" else draft.quantization
+    found = resolve_quantization_config(name, None)
+    # Of names that are also formats of checkpoints nothing is known before.
+    is_of_experts = found is not None and found.linear is None and not draft.is_moe
+    if name == "online" or is_of_experts:
+        raise ValueError(
+            f'quantization="{name}" of speculative_config quantizes nothing of '
+            f'{draft.model}: write for example "{EXAMPLE}".'
+        )
+
+
+def _check_dtype(setting: str, dtype: torch.dtype) -> None:
+    if dtype not in (torch.bfloat16, torch.float16):
+        raise ValueError(
+            f"{setting} of speculative_config does not support {dtype}: set --dtype "
+            "bfloat16, or unset it."
+        )

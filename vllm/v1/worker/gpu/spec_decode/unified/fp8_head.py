@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A drafter's lm_head in fp8, as vLLM quantizes linear layers while they load.
+
+Named as in vLLM 0.33, `draft_lm_head_quantization`, which quantizes an EAGLE head's
+copy of the target's lm_head (proposed in vLLM PR #47584). Here any drafter's is.
+"""
+
+import torch.nn as nn
+
+from vllm.logger import init_logger
+from vllm.model_executor.layers.linear import UnquantizedLinearMethod
+from vllm.model_executor.layers.quantization.online.fp8 import Fp8PtpcOnlineLinearMethod
+from vllm.model_executor.layers.vocab_parallel_embedding import (
+    UnquantizedEmbeddingMethod,
+)
+from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
+from vllm.model_executor.model_loader.weight_utils import default_weight_loader
+from vllm.utils.torch_utils import set_default_torch_dtype
+
+logger = init_logger(__name__)
+
+
+class Fp8Head(nn.Module):
+    """An lm_head's matrix with a scale for each row, and one for each token fed to it.
+
+    It is a copy: whose matrix it was, the target's or the drafter's own embeddings',
+    goes on with it. What `LogitsProcessor` reads of a `ParallelLMHead` it has, too.
+    """
+
+    def __init__(self, head: nn.Module):
+        """
+        Args:
+            head: an lm_head whose weight is [rows of this rank, H], bfloat16 or half.
+        """
+        super().__init__()
+        self.tp_size, self.shard_indices = head.tp_size, head.shard_indices
+        self.org_vocab_size = head.org_vocab_size
+        weight = head.weight.detach()
+        rows, width = weight.shape
+        self.input_size, self.output_size = width, rows * self.tp_size
+        with set_default_torch_dtype(weight.dtype):  # that of the logits
+            self.quant_method = Fp8PtpcOnlineLinearMethod()
+            self.quant_method.create_weights(
+                self,
+                width,
+                [rows],
+                self.input_size,
+                self.output_size,
+                weight.dtype,
+                weight_loader=default_weight_loader,
+            )
+        self.weight = nn.Parameter(weight, requires_grad=False)
+        self.quant_method.process_weights_after_loading(self)
+        # There is nothing to load into it, now or later.
+        get_layerwise_info(self).reset()
+
+
+def quantize_lm_head(model: nn.Module) -> None:
+    """Puts a copy in fp8 in the place of a drafter's lm_head.
+
+    Raises:
+        ValueError: the model has none, or one that is quantized already.
+    """
+    owner = (
+        model.get_language_model() if hasattr(model, "get_language_model") else model
+    )
+    head = getattr(owner, "lm_head", None)
+    plain = UnquantizedEmbeddingMethod, UnquantizedLinearMethod
+    method = getattr(head, "quant_method", None)
+    if not isinstance(method, plain) or getattr(head, "bias", None) is not None:
+        raise ValueError(
+            f"{type(model).__name__} has no lm_head of plain weights, which "
+            "draft_lm_head_quantization needs: unset it."
+        )
+    owner.lm_head = Fp8Head(head)
+    logger.info(
+        "The drafter's lm_head is a copy in fp8, %.3f GiB.",
+        owner.lm_head.weight.nbytes / 2**30,
+    )

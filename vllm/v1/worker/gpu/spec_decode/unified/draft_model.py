@@ -30,10 +30,9 @@ class DraftModelDrafter(Drafter):
         is_first: bool,
         mode: CUDAGraphMode,
     ) -> ModelInputs:
-        batch = buffers.batch
         return {
-            "input_ids": batch.input_ids[:num_tokens],
-            "positions": batch.positions[:num_tokens],
+            "input_ids": buffers.batch.input_ids[:num_tokens],
+            "positions": buffers.positions(num_tokens),
         }
 
 

@@ -32,12 +32,17 @@ class Drafter(ABC):
         fed_hidden_size: width of the hidden states that a later pass is fed; None if
             it takes none.
         tapped_layers: layers whose states the target is to hand out beside its output.
+        takes_embeddings: whether it is fed the target's embeddings of images and the
+            like; else it is fed the tokens that stand for them.
+        rope_dims: dimensions of the M-RoPE positions that it is fed; 0 for plain ones.
     """
 
     model: nn.Module
     cache_config_owner: VllmConfig
     fed_hidden_size: int | None = None
     tapped_layers: tuple[int, ...] = ()
+    takes_embeddings: bool = False
+    rope_dims: int = 0
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device):
         self.device = device

@@ -24,6 +24,7 @@ from .block_tables import DraftBlockTables
 from .buffers import DraftBuffers
 from .draft_config import attention_config, draft_lengths, widened_config
 from .drafter import Drafter
+from .embeddings import rows_of_embeddings
 from .graphs import DraftGraphs, make_graphs
 from .inputs import HiddenRows, PreviousPass, prepare_inputs
 from .plan import DraftPlan, PassContext, draft_plans
@@ -61,7 +62,7 @@ class UnifiedSpeculator(DraftModelSpeculator):
         budget = vllm_config.scheduler_config.max_num_batched_tokens
         fed = drafter.fed_hidden_size, self.dtype
         self.buffers = DraftBuffers(
-            self.layout, budget, self.max_num_reqs, device, *fed
+            self.layout, budget, self.max_num_reqs, device, *fed, drafter.rope_dims
         )
         self._use_batch()
         # What a dummy run hands over: requests that own nothing.
@@ -113,6 +114,7 @@ class UnifiedSpeculator(DraftModelSpeculator):
             last_hidden_states,
             aux_hidden_states,
             self.block_tables.target.slot_mappings,
+            self._rope_positions(),
         )
         if self.tree_step is not None:
             # Of a tree its accepted path is left.
@@ -133,12 +135,20 @@ class UnifiedSpeculator(DraftModelSpeculator):
             next_prefill_tokens[0],
             temperature,
             seeds,
+            step.rope_positions,
+            self._rope_deltas(),
+        )
+        self.buffers.multimodal = rows_of_embeddings(
+            mm_inputs, input_batch, batch, plan.layout
         )
         longest = int(batch.seq_lens_cpu_upper_bound[:n].max())
         fits_graphs = self.block_tables.fit(n, longest)
         most = self.layout.num_speculative_tokens + 1
         sync = dp_sync_state
-        shapes = StepShapes(self.graphs, self.dp_rank, sync, fits_graphs, most)
+        has_embeddings = self.buffers.multimodal is not None
+        shapes = StepShapes(
+            self.graphs, self.dp_rank, sync, fits_graphs, most, has_embeddings
+        )
         self._run_passes(plan, step, verified, hidden, shapes)
         return self.draft_tokens[:n]
 
@@ -191,6 +201,7 @@ class UnifiedSpeculator(DraftModelSpeculator):
             num_padded_tokens=shape.num_tokens,
             limit=self.limit,
             mask_token_id=self.mask_token_id,
+            vocab_size=self.vocab_size,
             hidden=hidden,
         )
 
@@ -211,6 +222,7 @@ class UnifiedSpeculator(DraftModelSpeculator):
             num_padded_tokens=num_tokens,
             limit=self.limit,
             mask_token_id=self.mask_token_id,
+            vocab_size=self.vocab_size,
             hidden=hidden,
         )
 
@@ -356,6 +368,15 @@ class UnifiedSpeculator(DraftModelSpeculator):
         limit = self.vllm_config.model_config.max_model_len
         return self.speculative_config.drafter.limit(limit)
 
+    def _rope_positions(self) -> torch.Tensor | None:
+        """[D, at least num_tokens], the target's M-RoPE positions, if it is fed them."""
+        return self.model_state.rope_state.positions if self.drafter.rope_dims else None
+
+    def _rope_deltas(self) -> torch.Tensor | None:
+        """[R], by request state, what they are ahead of plain ones past the prompt."""
+        rope = self.model_state.rope_state if self.drafter.rope_dims else None
+        return rope and rope.prefill_delta.gpu
+
     def _is_past_limit(self, batch: InputBatch) -> bool:
         """Whether a step has nothing to lay out, and drafts that nobody could use.
 
@@ -379,6 +400,7 @@ class UnifiedSpeculator(DraftModelSpeculator):
 
     def load_model(self, target_model: nn.Module) -> None:
         super().load_model(target_model)
+        self.supports_mm_inputs = self.drafter.takes_embeddings
         if self.use_acceptance_estimator:
             # vLLM's has a place for each node of a tree, of which nothing is predicted.
             depth = self.layout.num_speculative_tokens

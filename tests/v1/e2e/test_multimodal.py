@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Drafts for multimodal targets, whose prompts hold images and text, or text alone."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.nn as nn
+from transformers import AutoModelForImageTextToText
+
+from .conftest import RunEngine
+from .multimodal_models import (
+    END,
+    IMAGE,
+    START,
+    picture,
+    write_llava,
+    write_mrope_head,
+    write_qwen_vl,
+)
+from .multimodal_oracle import MRopeHeadOracle, Seen
+from .oracle import HeadOracle, choices, compare_drafts, seeded_choices
+from .test_unified_speculator import SAMPLING, only_fast
+
+TARGETS = {"llava": write_llava, "qwen-vl": write_qwen_vl}
+TAPPED = (1, 3, 5)
+# Prompts in chunks, which end within images and between them.
+ENGINE = {
+    "max_model_len": 256,
+    "max_num_seqs": 4,
+    "max_num_batched_tokens": 24,
+    "limit_mm_per_prompt": {"image": 2, "video": 0},
+}
+SEEDED = 3  # of the requests, the one that is sampled
+
+
+@pytest.fixture(scope="module")
+def targets(models: Path, tmp_path_factory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("multimodal")
+    return {name: write(models, folder / name) for name, write in TARGETS.items()}
+
+
+@pytest.fixture(scope="module")
+def heads(models: Path, tmp_path_factory) -> dict[str, Path]:
+    """The bundled heads as if they had been trained on M-RoPE positions."""
+    folder = tmp_path_factory.mktemp("heads")
+    names = ("eagle3", "peagle")
+    return {name: write_mrope_head(models / name, folder / name) for name in names}
+
+
+@pytest.fixture(scope="module")
+def requests(make_prompt) -> dict[str, list[dict[str, Any]]]:
+    """Images first, in the middle, and last; text beside them, and after them."""
+
+    def make(number: int, *sides: tuple[int, int]) -> dict[str, Any]:
+        text = make_prompt(24 + 9 * number, number)
+        prompt, each = [], len(text) // (len(sides) + 1)
+        for i, _ in enumerate(sides):
+            prompt += [*text[i * each : (i + 1) * each], START, IMAGE, END]
+        prompt += text[len(sides) * each :]
+        asked = {"prompt": prompt, "max_tokens": 20}
+        if sides:
+            asked["images"] = [(*side, number + i) for i, side in enumerate(sides)]
+        return asked | ({"sampling": SAMPLING} if number == SEEDED else {})
+
+    return {
+        "llava": [make(0, (4, 4)), make(1), make(2, (4, 4), (4, 4)), make(3, (4, 4))],
+        "qwen-vl": [make(0, (2, 3)), make(1), make(2, (3, 3), (4, 2)), make(3, (6, 6))],
+    }
+
+
+def whole_prompt(request: dict[str, Any]) -> list[int]:
+    """Of each image, as many tokens as it has cells."""
+    cells = (rows * columns for rows, columns, _ in request.get("images", ()))
+    one_by_one = (
+        [IMAGE] * next(cells) if t == IMAGE else [t] for t in request["prompt"]
+    )
+    return [token for tokens in one_by_one for token in tokens]
+
+
+def seen(target: nn.Module, request: dict[str, Any]) -> Seen:
+    return Seen(target, [picture(*image) for image in request.get("images", ())])
+
+
+def assert_output_is_the_targets(
+    found: dict[str, Any], target: nn.Module, requests: list[dict[str, Any]]
+) -> list[list[int]]:
+    """Returns the texts of the requests, prompt and answer."""
+    texts = []
+    for request, answer in zip(requests, found["tokens"], strict=True):
+        prompt, alone = whole_prompt(request), seen(target, request)
+        text = prompt + answer
+        if "sampling" in request:
+            assert answer == seeded_choices(alone, text, len(prompt), **SAMPLING)
+        else:
+            assert answer == choices(alone, text)[len(prompt) - 1 : -1]
+        texts.append(text)
+    return texts
+
+
+def run(
+    run_engine: RunEngine, target: Path, requests: Any, **given: Any
+) -> dict[str, Any]:
+    scenarios = {"together": requests}
+    result = run_engine(scenarios, model=target, is_multimodal=True, **ENGINE, **given)
+    assert result["leaked_blocks"] == 0
+    assert result["drafter"].endswith("Drafter")
+    assert "Drafting falls back" not in result["log"]
+    return result
+
+
+HEADS = {"eagle3": 1, "peagle": 7}  # drafts a pass
+CASES = [f"{target}:{head}" for target in TARGETS for head in HEADS]
+
+
+@pytest.mark.parametrize("case", only_fast(CASES, "qwen-vl:eagle3"))
+def test_heads(case, run_engine, models, targets, heads, requests):
+    """Drafts are those of plain PyTorch, behind images at M-RoPE positions too."""
+    name, head = case.split(":")
+    asked, is_qwen = requests[name], name == "qwen-vl"
+    folder = heads[head] if is_qwen else models / head
+    spec = {"model": str(folder), "method": "eagle3", "num_speculative_tokens": 7}
+    result = run(
+        run_engine, targets[name], asked, speculative_config=spec,
+        record_drafts=True,
+    )  # fmt: skip
+    target = load(targets[name])
+    found = result["scenarios"]["together"]
+    texts = assert_output_is_the_targets(found, target, asked)
+    for number, request in enumerate(asked):
+        sides = [image[:2] for image in request.get("images", ())]
+        fed = seen(target, request), TAPPED
+        oracle = (
+            MRopeHeadOracle(folder, *fed, sides=sides)
+            if is_qwen
+            else HeadOracle(folder, *fed)
+        )
+        own = [drafted for drafted in found["drafts"] if drafted[0] == str(number)]
+        assert compare_drafts(own, texts, oracle, HEADS[head]) > 3
+    assert found["counters"]["num_accepted_tokens"][0] > 20
+
+
+def load(folder: Path) -> nn.Module:
+    return AutoModelForImageTextToText.from_pretrained(
+        folder, dtype="float32", attn_implementation="eager"
+    )

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Multimodal targets that speak as the bundled one: its drafters fit, and draft well.
 
-A Llava, and a Qwen2.5-VL, which has M-RoPE. Their vision towers are random. Three of the
-vocabulary's last tokens, which no test says, stand for images.
+A Llava, and a Qwen2.5-VL, which has M-RoPE. Their vision towers are random. The last
+tokens of the vocabulary, which no text has, mark images.
 """
 
 import json
@@ -14,6 +14,7 @@ import numpy as np
 import torch
 import torch.nn as nn
 from PIL import Image
+from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -26,6 +27,7 @@ from transformers import (
     Qwen2VLImageProcessorPil,
 )
 
+from tests.checkpoints.tensors import write_checkpoint
 
 START, END, IMAGE, VIDEO = range(2556, 2560)
 SECTIONS = [8, 12, 12]  # of 32 frequencies, those of time, height and width
@@ -69,6 +71,11 @@ def write_llava(models: Path, folder: Path) -> Path:
         tie_word_embeddings=False,
     )
     tokenizer = _write(LlavaForConditionalGeneration(config), models, folder)
+    # vLLM knows the names of published files, from before transformers shortened them.
+    file = folder / "model.safetensors"
+    long = "vision_tower.vision_model."
+    tensors = {n.replace("vision_tower.", long): w for n, w in load_file(file).items()}
+    save_file(tensors, file, {"format": "pt"})
     LlavaProcessor(
         image_processor=LLAVA_PROCESSOR,
         tokenizer=tokenizer,
@@ -126,6 +133,25 @@ def _write(model: nn.Module, models: Path, folder: Path) -> Any:
     tokenizer.add_special_tokens({"additional_special_tokens": tokens})
     tokenizer.save_pretrained(folder)
     return tokenizer
+
+
+def write_seeing_head(models: Path, folder: Path) -> Path:
+    """An EAGLE head that takes the target's embeddings of images.
+
+    It is made of the target's last layer; it drafts badly, but drafts.
+    """
+    config = json.loads((models / "target/config.json").read_text())
+    last = f"layers.{config['num_hidden_layers'] - 1}."
+    tensors = {
+        name.replace(last, "layers.0."): tensor
+        for name, tensor in load_file(models / "target/model.safetensors").items()
+        if last in name or name == "model.norm.weight"
+    }
+    half = torch.eye(config["hidden_size"], dtype=torch.bfloat16) / 2
+    tensors["model.fc.weight"] = torch.cat([half, half], dim=1)
+    config |= {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
+    config |= {"num_hidden_layers": 1, "tie_word_embeddings": False}
+    return write_checkpoint(folder, config, tensors)
 
 
 def write_mrope_head(head: Path, folder: Path) -> Path:

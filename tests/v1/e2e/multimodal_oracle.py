@@ -100,7 +100,7 @@ class MRopeHeadOracle(HeadOracle):
 
 
 class SeeingEagleOracle(EagleOracle):
-    """An EAGLE head that is fed the target's embeddings of images."""
+    """An EAGLE head as Mistral's: its layer has norms, and images are seen."""
 
     def _embeddings(self, tokens: list[int]) -> torch.Tensor:
         found = super()._embeddings(tokens).clone()
@@ -108,3 +108,9 @@ class SeeingEagleOracle(EagleOracle):
         if is_image.any():
             found[is_image] = self.target.embeddings()
         return found
+
+    def _forward(self, tokens: list[int], hidden: torch.Tensor) -> torch.Tensor:
+        mixed = torch.cat([self._embeddings(tokens), hidden], dim=-1)
+        mixed = self._linear(mixed, "fc")
+        normed = self._norm(mixed, "layers.0.input_layernorm")
+        return self._norm(self._layer(0, mixed, normed), "norm")

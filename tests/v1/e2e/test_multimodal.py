@@ -17,9 +17,17 @@ from .multimodal_models import (
     write_llava,
     write_mrope_head,
     write_qwen_vl,
+    write_seeing_head,
 )
-from .multimodal_oracle import MRopeHeadOracle, Seen
-from .oracle import HeadOracle, choices, compare_drafts, seeded_choices
+from .multimodal_oracle import MRopeHeadOracle, SeeingEagleOracle, Seen
+from .oracle import (
+    HeadOracle,
+    ModelOracle,
+    Pard2Oracle,
+    choices,
+    compare_drafts,
+    seeded_choices,
+)
 from .test_unified_speculator import SAMPLING, only_fast
 
 TARGETS = {"llava": write_llava, "qwen-vl": write_qwen_vl}
@@ -109,38 +117,123 @@ def run(
     return result
 
 
-HEADS = {"eagle3": 1, "peagle": 7}  # drafts a pass
-CASES = [f"{target}:{head}" for target in TARGETS for head in HEADS]
-
-
-@pytest.mark.parametrize("case", only_fast(CASES, "qwen-vl:eagle3"))
-def test_heads(case, run_engine, models, targets, heads, requests):
-    """Drafts are those of plain PyTorch, behind images at M-RoPE positions too."""
-    name, head = case.split(":")
-    asked, is_qwen = requests[name], name == "qwen-vl"
-    folder = heads[head] if is_qwen else models / head
-    spec = {"model": str(folder), "method": "eagle3", "num_speculative_tokens": 7}
-    result = run(
-        run_engine, targets[name], asked, speculative_config=spec,
-        record_drafts=True,
-    )  # fmt: skip
-    target = load(targets[name])
-    found = result["scenarios"]["together"]
-    texts = assert_output_is_the_targets(found, target, asked)
-    for number, request in enumerate(asked):
-        sides = [image[:2] for image in request.get("images", ())]
-        fed = seen(target, request), TAPPED
-        oracle = (
-            MRopeHeadOracle(folder, *fed, sides=sides)
-            if is_qwen
-            else HeadOracle(folder, *fed)
-        )
-        own = [drafted for drafted in found["drafts"] if drafted[0] == str(number)]
-        assert compare_drafts(own, texts, oracle, HEADS[head]) > 3
-    assert found["counters"]["num_accepted_tokens"][0] > 20
-
-
 def load(folder: Path) -> nn.Module:
     return AutoModelForImageTextToText.from_pretrained(
         folder, dtype="float32", attn_implementation="eager"
     )
+
+
+MODES = {"draft": 1, "pard": 7, "pard2": 7, "eagle3": 1, "peagle": 7}  # drafts a pass
+CASES = [f"{target}:{mode}" for target in TARGETS for mode in MODES]
+FAST = ("llava:pard2", "qwen-vl:eagle3")
+
+
+def oracle_for(case: str, folder: Path, target: Seen, sides: list[tuple[int, int]]):
+    name, mode = case.split(":")
+    if mode == "pard2":
+        return Pard2Oracle(folder, target, (-1, -3))
+    if mode not in ("eagle3", "peagle"):
+        return ModelOracle(folder, target)
+    if name == "qwen-vl":
+        return MRopeHeadOracle(folder, target, TAPPED, sides=sides)
+    return HeadOracle(folder, target, TAPPED)
+
+
+def assert_drafts_are_the_oracles(found, target, asked, oracle_of, width: int) -> None:
+    texts = assert_output_is_the_targets(found, target, asked)
+    for number, request in enumerate(asked):
+        sides = [image[:2] for image in request.get("images", ())]
+        own = [drafted for drafted in found["drafts"] if drafted[0] == str(number)]
+        oracle = oracle_of(seen(target, request), sides)
+        assert compare_drafts(own, texts, oracle, width, every=3) > 1
+    assert found["counters"]["num_accepted_tokens"][0] > 0
+
+
+@pytest.mark.parametrize("case", only_fast(CASES, *FAST))
+def test_drafts_and_output(case, run_engine, models, targets, heads, requests):
+    """Drafts are those of plain PyTorch: of heads behind images at M-RoPE positions,
+    and of draft models by the tokens that stand for images, at plain ones."""
+    name, mode = case.split(":")
+    is_head = mode in heads
+    folder = heads[mode] if is_head and name == "qwen-vl" else models / mode
+    result = run(
+        run_engine,
+        targets[name],
+        requests[name],
+        speculative_config={
+            "model": str(folder),
+            "method": "eagle3" if is_head else "draft_model",
+            "num_speculative_tokens": 7,
+        },
+        record_drafts=True,
+        record_graphs=True,
+    )
+    assert result["replays"]
+    assert_drafts_are_the_oracles(
+        result["scenarios"]["together"],
+        load(targets[name]),
+        requests[name],
+        lambda target, sides: oracle_for(case, folder, target, sides),
+        MODES[mode],
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TARGETS)
+def test_embeddings_of_images(name, run_engine, models, targets, requests, tmp_path):
+    """A head that takes them is fed the target's own, shifted as tokens are."""
+    folder = write_seeing_head(models, tmp_path / "head")
+    spec = {"model": str(folder), "method": "eagle", "num_speculative_tokens": 3}
+    result = run(
+        run_engine,
+        targets[name],
+        requests[name],
+        speculative_config=spec,
+        record_drafts=True,
+        record_graphs=True,
+    )
+    assert result["replays"]
+    assert_drafts_are_the_oracles(
+        result["scenarios"]["together"],
+        load(targets[name]),
+        requests[name],
+        lambda target, sides: SeeingEagleOracle(folder, target),
+        1,
+    )
+
+
+TREES = [f"{target}:{mode}" for target in TARGETS for mode in ("pard", "peagle")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", TREES)
+def test_trees(case, run_engine, models, targets, heads, requests):
+    """Rows of one depth share their M-RoPE positions."""
+    name, mode = case.split(":")
+    folder = heads[mode] if case == "qwen-vl:peagle" else models / mode
+    spec = {
+        "model": str(folder),
+        "method": "eagle3" if mode in heads else "draft_model",
+        "num_speculative_tokens": 4,
+        "draft_tree": 15,
+    }
+    result = run(run_engine, targets[name], requests[name], speculative_config=spec)
+    assert "Draft trees are not used" not in result["log"]
+    found = result["scenarios"]["together"]
+    assert_output_is_the_targets(found, load(targets[name]), requests[name])
+    assert found["counters"]["num_accepted_tree_nodes"][1] > 0
+
+
+@pytest.mark.slow
+def test_multimodal_draft_model(run_engine, targets, requests):
+    """The target drafts for itself by tokens alone, which is all that text needs."""
+    target = str(targets["qwen-vl"])
+    spec = {"model": target, "method": "draft_model", "num_speculative_tokens": 3}
+    text = [request for request in requests["qwen-vl"] if "images" not in request]
+    for asked in (text, requests["qwen-vl"]):
+        result = run(run_engine, target, asked, speculative_config=spec)
+        found = result["scenarios"]["together"]
+        assert_output_is_the_targets(found, load(targets["qwen-vl"]), asked)
+        accepted = found["counters"]["num_accepted_tokens"][0]
+        if asked is text:
+            assert accepted == found["counters"]["num_draft_tokens"][0]

@@ -6,6 +6,7 @@ Both models' may be padded to another size: Qwen2.5-0.5B has 151936 rows and Qwe
 target's tokens alone.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from filecmp import cmp
 from pathlib import Path
@@ -16,6 +17,8 @@ from vllm.logger import init_logger
 from .checkpoint import AGAIN, parse_json
 
 if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
     from vllm.config.model import ModelConfig
     from vllm.config.speculative import SpeculativeConfig
 
@@ -27,6 +30,10 @@ Tokens = Mapping[str, int]
 VOCAB_PADDING = 1024
 # Models of one family may name special tokens differently; other families share few.
 MAX_DIFFERENT = 0.5
+# Keys of a config that give the ids of such tokens.
+MEDIA = re.compile(
+    r"(image|video|audio|media|vision|[be]o[ia])_(\w+_)?token_(id|index)$"
+)
 
 
 def match_vocabularies(spec: "SpeculativeConfig") -> int | None:
@@ -90,6 +97,7 @@ def check_tokens(spec: "SpeculativeConfig", wanted: int, own: int) -> None:
         reason = _why_of_another_family(spec.model, *files)
     else:
         theirs = _tokens(files[0], target.tokenizer, target.tokenizer_revision, target)
+        theirs = without_media(theirs, target.hf_config)
         ours = _tokens(files[1], spec.model, spec.revision, target)
         reason = why_different(theirs, ours, min(wanted, own))
     if reason is not None:
@@ -98,6 +106,16 @@ def check_tokens(spec: "SpeculativeConfig", wanted: int, own: int) -> None:
             "use a draft model of the target's own family, or set "
             "use_heterogeneous_vocab."
         )
+
+
+def without_media(tokens: Tokens, config: "PretrainedConfig") -> Tokens:
+    """Leaves out tokens that stand for images, audio and video, or mark them.
+
+    A draft model knows nothing of them: it is never to draft one, and may do without
+    rows for them, as Gemma 3 1B does, which drafts for 27B.
+    """
+    media = {number for name, number in vars(config).items() if MEDIA.match(name)}
+    return {token: number for token, number in tokens.items() if number not in media}
 
 
 def _why_of_another_family(

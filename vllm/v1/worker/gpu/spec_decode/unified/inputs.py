@@ -190,10 +190,7 @@ def _store_slots(
 @triton.jit
 def _rope_delta(src, out, req, state, known, IS_FIRST: tl.constexpr):
     """What M-RoPE positions past the prompt are ahead of plain ones."""
-    if IS_FIRST:
-        delta = src.rope_deltas + state
-    else:
-        delta = out.rope_deltas + req
+    delta = src.rope_deltas + state if IS_FIRST else out.rope_deltas + req
     return tl.load(delta, mask=known & (state >= 0), other=0)
 
 

@@ -369,7 +369,7 @@ class UnifiedSpeculator(DraftModelSpeculator):
         return self.speculative_config.drafter.limit(limit)
 
     def _rope_positions(self) -> torch.Tensor | None:
-        """[D, at least num_tokens], the target's M-RoPE positions, if it is fed them."""
+        """[D, at least num_tokens], the target's M-RoPE positions, if they are fed."""
         return self.model_state.rope_state.positions if self.drafter.rope_dims else None
 
     def _rope_deltas(self) -> torch.Tensor | None:

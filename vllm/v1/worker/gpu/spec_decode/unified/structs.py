@@ -49,8 +49,8 @@ class VerifiedBatch(NamedTuple):
     next_prefill_tokens: Int32  # [R], by request state
     temperature: Float32  # [R], by request state
     seeds: Int64  # [R], by request state
-    # Where D > 0: [D, at least num_tokens], M-RoPE positions, and [R], by request state,
-    # what they are ahead of `positions` past the prompt.
+    # Where D > 0: [D, at least num_tokens], M-RoPE positions, and [R], by request
+    # state, what they are ahead of `positions` past the prompt.
     rope_positions: Int64 | None = None
     rope_deltas: Int32 | None = None
 

@@ -43,8 +43,8 @@ class EagleDrafter(Drafter):
         self.model = load_eagle_model(target_model, vllm_config)
         self.cache_config_owner = vllm_config
         self.takes_embeddings = (
-            vllm_config.model_config.supports_multimodal_inputs
-            and supports_multimodal_embeddings(self.model)
+            supports_multimodal_embeddings(self.model)
+            and vllm_config.model_config.supports_multimodal_inputs
         )
         if self.layout.num_masks and not hasattr(self.model, "mask_hidden"):
             raise ValueError(

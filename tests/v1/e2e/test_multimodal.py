@@ -125,7 +125,7 @@ def load(folder: Path) -> nn.Module:
 
 MODES = {"draft": 1, "pard": 7, "pard2": 7, "eagle3": 1, "peagle": 7}  # drafts a pass
 CASES = [f"{target}:{mode}" for target in TARGETS for mode in MODES]
-FAST = ("llava:pard2", "qwen-vl:eagle3")
+FAST = ("qwen-vl:eagle3",)
 
 
 def oracle_for(case: str, folder: Path, target: Seen, sides: list[tuple[int, int]]):

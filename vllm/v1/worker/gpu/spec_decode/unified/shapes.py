@@ -78,7 +78,7 @@ class StepShapes:
         if verified is not None:
             verified = min(verified, self.max_verified)
             shape = verified + extra, plan.recorded_as, 0
-            graph = self._find_full(n, *shape, may_replay)
+            graph = self._find_full(n, shape, may_replay)
         elif is_trimmed and self.graphs is not None and may_replay:
             graph = self.graphs.find_ragged(n, int(starts[-1]), plan.recorded_as)
         if graph is None and self.sync is None and self.graphs is not None:
@@ -88,23 +88,18 @@ class StepShapes:
     def later(self, num_reqs: int, plan: DraftPlan) -> DraftShape:
         slots = plan.layout.num_follow_slots
         shape = slots, plan.later_recorded_as, 1
-        graph = self._find_full(num_reqs, *shape, self.fits_graphs)
+        graph = self._find_full(num_reqs, shape, self.fits_graphs)
         starts = _arange(num_reqs + 1) * slots
         return self._shape(graph, starts, slots, is_first=False)
 
     def _find_full(
-        self,
-        num_reqs: int,
-        slots: int,
-        num_drafts: int,
-        first_pass: int,
-        may_replay: bool,
+        self, num_reqs: int, shape: tuple[int, int, int], may_replay: bool
     ) -> DraftBatchDescriptor | None:
         """The graph, or what to run where this rank's batch is none for it."""
         if self.graphs is None or (self.sync and self.sync.eager):
             return None
         most = num_reqs if self.sync is None else self.sync.num_reqs
-        graph = self.graphs.find_full(most, slots, num_drafts, first_pass)
+        graph = self.graphs.find_full(most, *shape)
         if graph is None or may_replay:
             return graph
         # The other ranks replay it: this one pads its batch to the same shape.

@@ -88,6 +88,27 @@ int32_t known_token(const Kernel& k, const PreviousDrafts& src, const Request& r
       src.draft_tokens[r.req * src.stride + done + slot]);
 }
 
+// ---- M-RoPE positions: the target's own, of the tokens it had ----
+
+int32_t rope_delta(const Kernel&, const VerifiedBatch& src, const Request& r) {
+  return r.state < 0 ? 0 : src.rope_deltas[r.state];
+}
+
+int32_t rope_delta(const Kernel& k, const PreviousDrafts&, const Request& r) {
+  return r.state < 0 ? 0 : k.out.rope_deltas[r.req];
+}
+
+int64_t rope_position(const Kernel& k, const VerifiedBatch& src, const Request& r,
+                      int64_t slot, int64_t dim) {
+  if (slot >= r.valid) return r.start + slot + rope_delta(k, src, r);
+  return src.rope_positions[dim * k.pass.rope_stride + verified_row(src, r, slot)];
+}
+
+int64_t rope_position(const Kernel& k, const PreviousDrafts& src, const Request& r,
+                      int64_t slot, int64_t) {
+  return r.start + slot + rope_delta(k, src, r);
+}
+
 // ---- KV slots: PAD wherever the request owns no block ----
 
 int32_t num_blocks(const Kernel& k, const VerifiedBatch&, const Request& r,
@@ -175,10 +196,15 @@ void store_slots(const Kernel& k, const Source& src, const Request& r) {
     const int64_t position = r.start + slot;
     const bool live = at < r.valid + k.pass.num_samples && position < k.pass.limit;
     const bool is_mask = at > r.valid;
-    int64_t token = 0;
-    if (live) token = is_mask ? k.pass.mask_token_id : known_token(k, src, r, slot);
+    int64_t token = live && !is_mask ? known_token(k, src, r, slot) : 0;
+    if (token >= k.pass.vocab_size) token = 0;
+    if (live && is_mask) token = k.pass.mask_token_id;
     k.out.input_ids[row] = static_cast<int32_t>(token);
     k.out.positions[row] = live ? position : 0;
+    for (int64_t dim = 0; dim < k.pass.dims; ++dim) {
+      k.out.rope_positions[dim * (k.out.max_num_tokens + 1) + row] =
+          live ? rope_position(k, src, r, slot, dim) : 0;
+    }
     for (int64_t group = 0; group < k.pass.groups; ++group) {
       k.out.slot_mappings[group * k.out.max_num_tokens + row] =
           live ? kv_slot(k, src, r, position, group) : PAD_SLOT;
@@ -207,6 +233,7 @@ void store_request(const Kernel& k, const VerifiedBatch& src, const Request& r) 
   for (int64_t group = 0; group < k.pass.groups; ++group) {
     k.out.num_blocks[group * k.out.max_num_reqs + r.req] = num_blocks(k, src, r, group);
   }
+  if (k.pass.dims > 0) k.out.rope_deltas[r.req] = rope_delta(k, src, r);
   if (r.state < 0) return;
   k.out.temperature[r.state] = src.temperature[r.state];
   k.out.seeds[r.state] = src.seeds[r.state];
@@ -240,6 +267,9 @@ void store_tails(const Kernel& k, int64_t req, int64_t end) {
   pad(out.sample_requests, req * width, samples, -1);
   pad(out.input_ids, end, rows, 0);
   pad(out.positions, end, rows, 0);
+  for (int64_t dim = 0; dim < k.pass.dims; ++dim) {
+    pad(out.rope_positions + dim * (out.max_num_tokens + 1), end, rows, 0);
+  }
   for (int64_t group = 0; group < k.pass.groups; ++group) {
     pad(out.slot_mappings + group * out.max_num_tokens, end, rows, PAD_SLOT);
   }

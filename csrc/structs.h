@@ -14,6 +14,8 @@ struct VerifiedBatch {
   int32_t* next_prefill_tokens;
   float* temperature;
   int64_t* seeds;
+  int64_t* rope_positions;
+  int32_t* rope_deltas;
 };
 
 struct PreviousDrafts {
@@ -32,12 +34,14 @@ struct KVTables {
 struct DraftBatch {
   int32_t* input_ids;
   int64_t* positions;
+  int64_t* rope_positions;
   int64_t* slot_mappings;
   int32_t* query_start_loc;
   int32_t* seq_lens;
   int64_t* first_positions;
   int64_t* idx_mapping;
   int32_t* num_blocks;
+  int32_t* rope_deltas;
   int64_t* sample_rows;
   int64_t* sample_positions;
   int64_t* sample_requests;
@@ -61,12 +65,15 @@ struct Numbers {
   int64_t num_padded_tokens;
   int64_t limit;
   int64_t mask_token_id;
+  int64_t vocab_size;
   int64_t width;
+  int64_t rope_stride;
   int64_t shift;
   int64_t is_first;
   int64_t groups;
   int64_t sources;
   int64_t size;
+  int64_t dims;
 };
 
-constexpr uint32_t STRUCTS_ID = 1515511101u;
+constexpr uint32_t STRUCTS_ID = 1160197135u;

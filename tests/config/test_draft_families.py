@@ -20,7 +20,7 @@ from vllm.config.drafter.families import (
 )
 from vllm.config.drafter.resolve import read_files
 from vllm.config.drafter.target import correct_depth
-from vllm.config.drafter.vocabulary import why_different
+from vllm.config.drafter.vocabulary import why_different, without_media
 from vllm.model_executor.models.interfaces import SupportsEagle3
 
 from .specs import checkpoint, engine_config, unresolved
@@ -225,3 +225,12 @@ TOKENS = {"a": 0, "b": 1, "c": 2}
 def test_vocabularies(target: dict, draft: dict, num_common: int, reason: str | None):
     found = why_different(target, draft, num_common)
     assert found is None if reason is None else reason in found
+
+
+@pytest.mark.parametrize("key", ["image_token_index", "video_token_id", "boi_token_id"])
+def test_a_draft_model_needs_no_row_for_tokens_of_images(key: str):
+    """As of Gemma 3 1B, which has none for the one that stands for images."""
+    target = without_media(TOKENS | {"<image>": 3}, SimpleNamespace(**{key: 3}))
+    assert why_different(target, TOKENS, 3) is None
+    other = without_media(TOKENS | {"d": 3}, SimpleNamespace(eos_token_id=3))
+    assert "no row for some" in why_different(other, TOKENS, 3)

@@ -131,7 +131,7 @@ def test_what_it_does_not_support_is_refused_and_a_default_fixed(
     [
         (None, True, None),
         (None, False, None),
-        ("a draft model with M-RoPE", True, None),
+        ("context parallelism", True, None),
         (None, True, "some"),
     ],
 )

@@ -305,8 +305,6 @@ def test_a_target_that_drafts_for_itself_is_told(models: Path, caplog, monkeypat
 # Who drafts.
 
 PARD = DrafterConfig("draft_model", 7, is_parallel=True, parallel_width=7)
-MROPE = SimpleNamespace(uses_mrope=True)
-MULTIMODAL = SimpleNamespace(supports_multimodal_inputs=True)
 ADAPTIVE = {"enable_adaptive_verification": True}
 SCHEDULE = {"num_speculative_tokens_per_batch_size": [(1, 8, 4)]}
 BESIDE = "enable_adaptive_verification beside"
@@ -318,13 +316,18 @@ def ranks(**sizes: int) -> dict[str, Any]:
     return {"target_parallel_config": SimpleNamespace(**each | sizes)}
 
 
+def dims(mrope: int) -> SimpleNamespace:
+    """A model with M-RoPE positions of so many dimensions, or with plain ones."""
+    return SimpleNamespace(uses_mrope=mrope > 0, mrope_num_dims=mrope)
+
+
 def with_models(**changes: Any) -> SpeculativeConfig:
     """An EAGLE-3 head, with just as much of both models as tells who drafts."""
     given = {
         "method": "eagle3",
         "parallel_drafting": True,
-        "draft_model_config": SimpleNamespace(uses_mrope=False),
-        "target_model_config": SimpleNamespace(supports_multimodal_inputs=False),
+        "draft_model_config": dims(0),
+        "target_model_config": dims(0),
     }
     return unresolved("a/head", **given | ranks() | changes)
 
@@ -333,8 +336,13 @@ def with_models(**changes: Any) -> SpeculativeConfig:
     "reason, given",
     [
         (None, {}),
-        (None, {"method": "draft_model", "target_model_config": MULTIMODAL}),
-        ("EAGLE on a multimodal target", {"target_model_config": MULTIMODAL}),
+        (None, {"target_model_config": dims(3)}),
+        (None, {"draft_model_config": dims(3)}),
+        (None, {"draft_model_config": dims(3), "target_model_config": dims(3)}),
+        (
+            "M-RoPE of 3 dimensions on a target of 4",
+            {"draft_model_config": dims(3), "target_model_config": dims(4)},
+        ),
         ("method ngram", {"method": "ngram"}),
         ("a drafter without a model config", {"draft_model_config": None}),
         (None, {"method": "draft_model", "use_heterogeneous_vocab": True}),
@@ -344,7 +352,6 @@ def with_models(**changes: Any) -> SpeculativeConfig:
         (f"{BESIDE} a schedule of draft lengths", ADAPTIVE | SCHEDULE),
         ("decode context parallelism", ranks(decode_context_parallel_size=2)),
         ("prefill context parallelism", ranks(prefill_context_parallel_size=2)),
-        ("a draft model with M-RoPE", {"draft_model_config": MROPE}),
     ],
 )
 def test_what_the_unified_speculator_does_not_support(reason: str | None, given: dict):

@@ -87,7 +87,7 @@ def load(monkeypatch) -> Callable[..., Model]:
         )
         hf_config = SimpleNamespace(vocab_size=VOCAB)
         model_config = SimpleNamespace(
-            model="a/drafter", hf_config=hf_config, quantization=quantization
+            model="a/drafter", hf_text_config=hf_config, quantization=quantization
         )
         weights = DraftWeights(model, model_config)
         with weights.checked():

@@ -6,7 +6,8 @@ is imported once. It says `done` on stdout when a result is written.
 
 A job names an engine's arguments and scenarios, which run one after the other. A
 scenario is a list of requests, each with its prompt's token ids and how many tokens it
-wants, and, if it has them: the step at which it arrives, else all arrive together; its
+wants, and, if it has them: rows and columns of its images, each of which stands for one
+token of the prompt; the step at which it arrives, else all arrive together; its
 priority; after how many tokens it is aborted; whether its answer is streamed; further
 sampling parameters; further parts of its prompt, each of which comes when the one
 before is answered. Beyond that a job may ask for
@@ -14,6 +15,7 @@ before is answered. Beyond that a job may ask for
     async_scheduling: steps are scheduled before the last one's tokens are known;
     idle_every: a dummy batch, as an idle data-parallel rank runs it, every so many
         steps; `touched_kv` then counts those that changed a byte of the KV cache;
+    is_multimodal: the target is, and needs a package that a CPU may lack;
     made_up_times: a step takes what its rows say: see `made_up_times.py`;
     defaults_of_a_gpu: with trees, and drafts verified in part, where nothing is said;
     drafts_by_turns: how many drafts steps ask for, in the place of what "auto" chooses;
@@ -209,6 +211,10 @@ def add_request(engine: LLMEngine, name: str, request: dict[str, Any]) -> None:
         add_session(engine, name, [request["prompt"], *request["then"]], request)
         return
     prompt = {"prompt_token_ids": request["prompt"]}
+    if sides := request.get("images"):
+        pictures = importlib.import_module("multimodal_models").picture
+        images = [pictures(*side) for side in sides]
+        prompt["multi_modal_data"] = {"image": images}
     priority = request.get("priority", 0)
     engine.add_request(name, prompt, sampling(request), priority=priority)
 
@@ -279,6 +285,8 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
         force_async_scheduling()
     if job.get("defaults_of_a_gpu"):
         take_defaults_of_a_gpu()
+    if job.get("is_multimodal"):
+        importlib.import_module("without_torchvision").register_models()
     if job.get("made_up_times"):
         importlib.import_module("made_up_times").make_up_times()
     llm = LLM(**engine_arguments(job))

@@ -250,7 +250,7 @@ class HeadOracle:
 
     def _forward(self, tokens: list[int], hidden: torch.Tensor) -> torch.Tensor:
         """[n, H] of n rows: before the last norm, or after it where it is fed back."""
-        embeds = self.weights["embed_tokens.weight"][tokens]
+        embeds = self._embeddings(tokens)
         normed = self._norm(hidden, "layers.0.hidden_norm")
         if self.config.get("norm_before_residual"):
             hidden = normed
@@ -260,6 +260,9 @@ class HeadOracle:
             normed = self._norm(out, f"layers.{layer}.input_layernorm")
             out = self._layer(layer, out, normed)
         return self._norm(out, "norm") if self.config.get("norm_output") else out
+
+    def _embeddings(self, tokens: list[int]) -> torch.Tensor:
+        return self.weights["embed_tokens.weight"][tokens]
 
     def _layer(
         self, number: int, hidden: torch.Tensor, normed: torch.Tensor
@@ -300,7 +303,7 @@ class EagleOracle(HeadOracle):
         return tapped
 
     def _forward(self, tokens: list[int], hidden: torch.Tensor) -> torch.Tensor:
-        embeds = self.weights["embed_tokens.weight"][tokens]
+        embeds = self._embeddings(tokens)
         mixed = self._linear(torch.cat([embeds, hidden], dim=-1), "fc")
         return self._layer(0, mixed, mixed)
 

@@ -43,16 +43,26 @@ def find_unsupported(spec: "SpeculativeConfig") -> str | None:
         return "a drafter without a model config"
     if spec.enable_adaptive_verification and (beside := _untrimmable(spec)):
         return f"enable_adaptive_verification beside {beside}"
-    if spec.draft_model_config.uses_mrope:
-        return "a draft model with M-RoPE"
-    target, parallel = spec.target_model_config, spec.target_parallel_config
-    if spec.use_eagle() and target is not None and target.supports_multimodal_inputs:
-        return "EAGLE on a multimodal target"
+    if dims := _other_rope_dims(spec):
+        return f"M-RoPE of {dims[0]} dimensions on a target of {dims[1]}"
+    parallel = spec.target_parallel_config
     if parallel is not None and parallel.decode_context_parallel_size > 1:
         return "decode context parallelism"
     if parallel is not None and parallel.prefill_context_parallel_size > 1:
         return "prefill context parallelism"
     return None
+
+
+def _other_rope_dims(spec: "SpeculativeConfig") -> tuple[int, int] | None:
+    """Dimensions of a head's M-RoPE positions and of its target's, if they differ.
+
+    A head of a target without M-RoPE, and a draft model, are fed plain positions.
+    """
+    target, draft = spec.target_model_config, spec.draft_model_config
+    if not spec.use_eagle() or target is None or not target.uses_mrope:
+        return None
+    dims = draft.mrope_num_dims, target.mrope_num_dims
+    return dims if draft.uses_mrope and dims[0] != dims[1] else None
 
 
 def _untrimmable(spec: "SpeculativeConfig") -> str | None:

@@ -132,8 +132,7 @@ def correct_depth(spec: "SpeculativeConfig", family: str | None) -> None:
     40.
     """
     draft = spec.draft_model_config
-    named = draft.hf_config.num_hidden_layers
-    if family != ONE_LAYER or named == 1:
+    if family != ONE_LAYER or draft.hf_config.num_hidden_layers == 1:
         return
     tensors = tensor_names(folder) if (folder := Path(spec.model)).is_dir() else ()
     if any(re.search(r"\blayers\.[1-9]", name) for name in tensors):
@@ -141,7 +140,7 @@ def correct_depth(spec: "SpeculativeConfig", family: str | None) -> None:
     logger.info(
         "%s names %d layers; a head of its kind has one, whatever it says.",
         spec.model,
-        named,
+        draft.hf_config.num_hidden_layers,
     )
     draft.hf_config.num_hidden_layers = draft.hf_text_config.num_hidden_layers = 1
     draft.model_arch_config = draft.get_model_arch_config()

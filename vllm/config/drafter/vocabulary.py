@@ -7,6 +7,7 @@ target's tokens alone. With `use_heterogeneous_vocab` a draft model has tokens o
 own, of which those are drafted that the target has too.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from filecmp import cmp
 from pathlib import Path
@@ -20,6 +21,8 @@ from vllm.v1.spec_decode.vocab_mapping import VocabMapping
 from .checkpoint import AGAIN, parse_json
 
 if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
     from vllm.config.model import ModelConfig
     from vllm.config.speculative import SpeculativeConfig
 
@@ -34,6 +37,10 @@ MAX_DIFFERENT = 0.5
 # Of the smaller vocabulary. With fewer tokens in common hardly any text can be drafted;
 # those of published families have half or more.
 LEAST_COMMON = 0.01
+# Keys of a config that give the ids of such tokens.
+MEDIA = re.compile(
+    r"(image|video|audio|media|vision|[be]o[ia])_(\w+_)?token_(id|index)$"
+)
 
 
 def match_vocabularies(spec: "SpeculativeConfig") -> int | None:
@@ -98,6 +105,7 @@ def check_tokens(spec: "SpeculativeConfig", wanted: int, own: int) -> None:
         reason = _why_of_another_family(spec.model, *files)
     else:
         theirs = _tokens(files[0], target.tokenizer, target.tokenizer_revision, target)
+        theirs = without_media(theirs, target.hf_config)
         ours = _tokens(files[1], spec.model, spec.revision, target)
         reason = why_different(theirs, ours, min(wanted, own))
     if reason is not None:
@@ -157,6 +165,16 @@ def map_vocabularies(spec: "SpeculativeConfig", device: torch.device) -> VocabMa
             f"{mapping.draft_vocab_size}: correct its tokenizer_config.json."
         )
     return mapping
+
+
+def without_media(tokens: Tokens, config: "PretrainedConfig") -> Tokens:
+    """Leaves out tokens that stand for images, audio and video, or mark them.
+
+    A draft model knows nothing of them: it is never to draft one, and may do without
+    rows for them, as Gemma 3 1B does, which drafts for 27B.
+    """
+    media = {number for name, number in vars(config).items() if MEDIA.match(name)}
+    return {token: number for token, number in tokens.items() if number not in media}
 
 
 def _why_of_another_family(

@@ -33,7 +33,7 @@ class DraftWeights:
     """
 
     def __init__(self, model: nn.Module, model_config: ModelConfig):
-        self.model, self.config = model, model_config.hf_config
+        self.model, self.config = model, model_config.hf_text_config
         self.path, self.is_quantized = model_config.model, model_config.quantization
         config = get_current_vllm_config_or_none()
         self.spec = config.speculative_config if config else None

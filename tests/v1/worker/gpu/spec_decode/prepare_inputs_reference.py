@@ -12,6 +12,7 @@ from vllm.v1.worker.gpu.spec_decode.unified.inputs import (
     VerifiedBatch,
 )
 from vllm.v1.worker.gpu.spec_decode.unified.layout import DraftLayout
+from vllm.v1.worker.gpu.spec_decode.unified.structs import DraftBatch
 
 # One request's slots: their tokens (None for a mask), the position of the first, how
 # many there are with padding, and the row of `HiddenRows.sources` for the first.
@@ -28,6 +29,7 @@ def prepare_inputs_reference(
     num_padded_tokens: int,
     limit: int,
     mask_token_id: int = 0,
+    vocab_size: int = 1 << 30,
     hidden: HiddenRows | None = None,
 ) -> None:
     """See `inputs.prepare_inputs`, which takes the same arguments."""
@@ -58,8 +60,12 @@ def prepare_inputs_reference(
                 continue
             token = tokens[slot]
             at = row + slot
-            out.input_ids[at] = mask_token_id if token is None else token
+            known = 0 if token is None or token >= vocab_size else token
+            out.input_ids[at] = mask_token_id if token is None else known
             out.positions[at] = position
+            if buffers.rope_dims:
+                rope = _rope_position(source, out, req, slot, position)
+                out.rope_positions[:, at] = rope
             out.slot_mappings[:, at] = _kv_slots(
                 block_tables, state, held[:, req], position
             )
@@ -83,6 +89,8 @@ def prepare_inputs_reference(
         out.idx_mapping[req] = state
         if is_first:
             out.num_blocks[:, req] = held[:, req] if state >= 0 else 0
+            if buffers.rope_dims:
+                out.rope_deltas[req] = source.rope_deltas[state] if state >= 0 else 0
         if is_first and state >= 0:
             out.temperature[state] = source.temperature[state]
             out.seeds[state] = source.seeds[state]
@@ -95,6 +103,7 @@ def _pad_everything(buffers: DraftBuffers, num_padded_tokens: int) -> None:
     batch = buffers.batch
     batch.input_ids[:num_padded_tokens] = 0
     batch.positions[:num_padded_tokens] = 0
+    batch.rope_positions[:, :num_padded_tokens] = 0
     batch.slot_mappings[:, :num_padded_tokens] = PAD_SLOT_ID
     for tensor in (batch.sample_rows, batch.sample_positions):
         tensor.zero_()
@@ -128,6 +137,25 @@ def _later_slots(
     done = (source.draft_pass - 1) * width
     tokens = source.draft_tokens[req, done : done + width].tolist()
     return tokens, origin + done + 1, layout.num_follow_slots, req * width
+
+
+def _rope_position(
+    source: VerifiedBatch | PreviousPass,
+    out: DraftBatch,
+    req: int,
+    slot: int,
+    position: int,
+) -> torch.Tensor:
+    """[D], the target's own, or what text behind its tokens has: alike in all."""
+    if isinstance(source, PreviousPass):
+        return position + out.rope_deltas[req]
+    state, begin = int(source.idx_mapping[req]), int(source.query_start_loc[req])
+    end = int(source.query_start_loc[req + 1]) - int(source.num_rejected[req])
+    if begin + slot < end:
+        return source.rope_positions[:, begin + slot]
+    return torch.tensor(
+        position + (int(source.rope_deltas[state]) if state >= 0 else 0)
+    )
 
 
 def _before(

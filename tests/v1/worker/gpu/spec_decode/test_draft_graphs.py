@@ -243,10 +243,13 @@ def test_a_trimmed_batch_is_as_long_as_it_may_be(verified: int, longest: int):
 
 
 @pytest.mark.parametrize("fits", [True, False])
-def test_a_trimmed_batch_is_served_by_its_graph(fits: bool):
+@pytest.mark.parametrize("has_embeddings", [True, False])
+def test_a_trimmed_batch_is_served_by_its_graph(fits: bool, has_embeddings: bool):
+    """If it is of tokens alone, as graphs are."""
     layouts = layouts_of(7, 0, [7])
     recorded = graphs(record(layouts, config(8, trims=True)))
-    shapes = StepShapes(recorded, 0, None, fits, 8)
+    shapes = StepShapes(recorded, 0, None, fits, 8, has_embeddings)
+    fits = fits and not has_embeddings
     (plan,) = draft_plans(layouts[7], [7], 8, torch.device("cpu")).values()
     shape = shapes.first(trimmed_batch(20), plan)
     assert shape.num_unpadded_tokens == 8 + 20 + 8 * 7

@@ -65,6 +65,8 @@ class Case:
     query_lens: list[int]
     num_drafts: int
     num_padding: int  # rows behind the batch that are padded, if there are as many
+    rope_dims: int
+    vocab_size: int
 
 
 @st.composite
@@ -118,7 +120,23 @@ def cases(draw) -> Case:
     limit = draw(st.sampled_from([MAX_MODEL_LEN, 20]))
     num_drafts = draw(st.integers(0, layout.num_speculative_tokens))
     padding = draw(st.sampled_from([0, 3, 20, 600]))
-    return Case(layout, batch, tables, hidden, limit, query_lens, num_drafts, padding)
+    # Each number of dimensions, too, is a kernel to compile.
+    dims = 3 * (len(tables.block_sizes) - 1)
+    if dims:
+        batch = with_rope_positions(rng, batch, dims, max_num_reqs)
+    drafts = query_lens, num_drafts, padding
+    vocab_size = draw(st.sampled_from([500, 1000]))
+    return Case(layout, batch, tables, hidden, limit, *drafts, dims, vocab_size)
+
+
+def with_rope_positions(
+    rng, batch: VerifiedBatch, dims: int, max_num_reqs: int
+) -> VerifiedBatch:
+    positions = torch.randint(0, 99, (dims, MAX_TOKENS + 1), generator=rng)
+    deltas = torch.randint(-9, 9, (max_num_reqs,), generator=rng, dtype=torch.int32)
+    return batch._replace(
+        rope_positions=positions.to(DEVICE), rope_deltas=deltas.to(DEVICE)
+    )
 
 
 def kept_positions(rng, starts: list[int]) -> torch.Tensor:
@@ -183,7 +201,7 @@ def make_buffers(case: Case) -> DraftBuffers:
     layout, max_num_reqs = case.layout, case.tables.max_num_reqs
     size = HIDDEN if case.hidden is not None else None
     buffers = DraftBuffers(
-        layout, MAX_TOKENS, max_num_reqs, DEVICE, size, torch.float32
+        layout, MAX_TOKENS, max_num_reqs, DEVICE, size, torch.float32, case.rope_dims
     )
     buffers.allocate_kv_groups(case.tables.num_kv_cache_groups)
     if case.hidden is not None:
@@ -254,6 +272,7 @@ def run_passes(prepare, case: Case) -> list[DraftBuffers]:
             num_padded_tokens=min(rows + case.num_padding, most),
             limit=case.limit,
             mask_token_id=MASK,
+            vocab_size=case.vocab_size,
             hidden=hidden,
         )
         after.append(copy.deepcopy(buffers))

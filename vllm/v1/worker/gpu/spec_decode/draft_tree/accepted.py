@@ -28,6 +28,8 @@ class TargetStep(NamedTuple):
         last_hidden: [at least T, H], the target's output.
         aux_hidden: [at least T, H] each, of the layers that it taps.
         slot_mappings: [G, at least T] int64, where KV lies.
+        rope_positions: [D, at least T] int64, M-RoPE positions; None if it has none, or
+            its drafter does not use them.
     """
 
     batch: InputBatch
@@ -35,11 +37,17 @@ class TargetStep(NamedTuple):
     last_hidden: torch.Tensor
     aux_hidden: list[torch.Tensor] | None
     slot_mappings: torch.Tensor
+    rope_positions: torch.Tensor | None = None
 
     def at(self, rows: torch.Tensor) -> "TargetStep":
-        """The same with the hidden states of some rows."""
+        """The same with the hidden states and M-RoPE positions of some rows."""
         aux = self.aux_hidden and [states[rows] for states in self.aux_hidden]
-        return self._replace(last_hidden=self.last_hidden[rows], aux_hidden=aux)
+        rope = self.rope_positions
+        return self._replace(
+            last_hidden=self.last_hidden[rows],
+            aux_hidden=aux,
+            rope_positions=None if rope is None else rope[:, rows],
+        )
 
 
 @triton.jit(do_not_specialize=["num_slots", "step_stride"])
@@ -126,7 +134,8 @@ def accepted_rows(step: TargetStep, max_depth: int, path: torch.Tensor) -> Targe
         PAD_SLOT=PAD_SLOT_ID,
         BLOCK=128,
     )
-    return TargetStep(shrunk, num_rejected, *step[2:4], kept_slots).at(rows)
+    kept = {"batch": shrunk, "num_rejected": num_rejected, "slot_mappings": kept_slots}
+    return step._replace(**kept).at(rows)
 
 
 def dummy_rows(step: TargetStep, max_depth: int) -> TargetStep:

@@ -75,9 +75,11 @@ class TreeStep:
         device = trees.parents.device
         self.trees = trees
         self.rows = TreeRows(len(trees.parents), max_num_tokens, device)
-        self.has_trees = False
+        self.has_trees = self.has_rope = False
         self.sampler: TreeRejectionSampler | None = None
         self._move: PathMover | None = None
+        # [rows of the step] int64, how far trees moved each row's position.
+        self._moved_by: torch.Tensor | None = None
 
     def bind(self, runner: "GPUModelRunner", layers: dict[str, Any]) -> None:
         """Takes a runner's place of verification.
@@ -93,6 +95,7 @@ class TreeStep:
             if name in layers
         }
         runner.model_state.draft_tree = self
+        self.has_rope = runner.model_state.rope_state is not None
         runner.rejection_sampler = self.sampler = TreeRejectionSampler(
             runner.sampler, runner.speculative_config, self.trees, self.rows
         )
@@ -111,6 +114,7 @@ class TreeStep:
         self.sampler.has_trees = self.has_trees
         if not self.has_trees:
             return
+        by_number = batch.positions.clone() if self.has_rope else None
         lay_out_rows(
             self.trees,
             self.rows,
@@ -120,6 +124,18 @@ class TreeStep:
             batch.seq_lens,
             batch.positions,
         )
+        if self.has_rope:
+            self._moved_by = batch.positions - by_number
+
+    def move_rope(self, positions: torch.Tensor, batch: InputBatch) -> None:
+        """Moves M-RoPE positions of trees' rows as their plain ones were moved.
+
+        Args:
+            positions: [D, at least rows] int64, those that rows have by number.
+        """
+        # A dummy batch has none, whatever the step before did.
+        if self.has_trees and batch.num_draft_tokens_per_req is not None:
+            positions[:, : len(self._moved_by)] += self._moved_by
 
     def attach(
         self, attn_metadata: dict[str, Any], batch: InputBatch, for_capture: bool

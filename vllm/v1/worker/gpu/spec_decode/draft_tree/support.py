@@ -64,7 +64,6 @@ def why_no_trees(runner: "GPUModelRunner", layers: dict[str, Any]) -> str | None
         "batch-sharded sampling": parallel.enable_batch_sharded_sampling,
         "dual batch overlap": parallel.use_ubatching,
         "a KV connector": config.kv_transfer_config is not None,
-        "M-RoPE": model.uses_mrope,
         "returned sampling masks": model.return_sampling_mask,
         "FULL CUDA graphs of mixed batches": mixed == CUDAGraphMode.FULL,
         f"{type(runner.model_state).__name__}": type(runner.model_state)

@@ -23,6 +23,7 @@ from vllm.utils.torch_utils import async_tensor_h2d
 from vllm.v1.worker.gpu.spec_decode.draft_tree.accepted import TargetStep
 from vllm.v1.worker.workspace import use_workspace_lane
 
+from .drafter import Drafter
 from .inputs import HiddenRows
 from .structs import VerifiedBatch
 
@@ -274,18 +275,15 @@ def _part(given: DraftInput, requests: np.ndarray) -> DraftInput:
     )
 
 
-def make_backlog(vllm_config: VllmConfig, is_fed: bool) -> Backlog | None:
+def make_backlog(vllm_config: VllmConfig, drafter: Drafter) -> Backlog | None:
     """Of an engine in which steps may draft nothing.
-
-    Args:
-        is_fed: whether the drafter is fed hidden states.
 
     Returns:
         None where rows cannot be kept; one line says so then.
     """
     scheduler = vllm_config.scheduler_config
     rows = scheduler.max_num_batched_tokens
-    why = _why_none(vllm_config)
+    why = _why_none(vllm_config, drafter)
     if why is not None:
         logger.info(
             "The drafter runs in every step, drafting or not: leaving it out does not "
@@ -293,12 +291,12 @@ def make_backlog(vllm_config: VllmConfig, is_fed: bool) -> Backlog | None:
             why,
         )
         return None
-    if is_fed:
+    if drafter.fed_hidden_size is not None:
         rows = min(rows, max(MAX_FED_ROWS, scheduler.max_num_seqs))
     return Backlog(rows, scheduler.max_num_seqs)
 
 
-def _why_none(vllm_config: VllmConfig) -> str | None:
+def _why_none(vllm_config: VllmConfig, drafter: Drafter) -> str | None:
     """Ranks in step with each other all run the drafter; other steps may be under way
     on stages before this one; and KV that is sent elsewhere must be complete."""
     parallel = vllm_config.parallel_config
@@ -307,6 +305,8 @@ def _why_none(vllm_config: VllmConfig) -> str | None:
         "pipeline parallelism": parallel.pipeline_parallel_size > 1,
         "prefill context parallelism": parallel.prefill_context_parallel_size > 1,
         "KV connectors": vllm_config.kv_transfer_config is not None,
+        "embeddings of images": drafter.takes_embeddings,
+        "M-RoPE drafters": drafter.rope_dims > 0,
     }
     return next((what for what, is_there in reasons.items() if is_there), None)
 

@@ -22,10 +22,13 @@ def allocate_batch(
     width: int,
     num_kv_groups: int,
     device: torch.device,
+    rope_dims: int = 0,
 ) -> DraftBatch:
     """A draft batch of padding alone."""
     sizes = {
         "N": max_num_tokens,
+        "N + 1": max_num_tokens + 1,
+        "D": rope_dims,
         "G": num_kv_groups,
         "R": max_num_reqs,
         "R + 1": max_num_reqs + 1,
@@ -60,19 +63,23 @@ class DraftBuffers:
         device: torch.device,
         hidden_size: int | None = None,
         dtype: torch.dtype | None = None,
+        rope_dims: int = 0,
     ):
         self.width, self.device = layout.parallel_width, device
+        self.rope_dims = rope_dims
         num_tokens = layout.max_num_tokens(max_num_batched_tokens, max_num_reqs)
-        self.batch = allocate_batch(max_num_reqs, num_tokens, self.width, 0, device)
+        self.batch = self._batch(max_num_reqs, num_tokens, num_kv_groups=0)
         # [N, what it takes of the target]; allocated once that width is known.
         self.fed: torch.Tensor | None = None
         # Later passes: [R * W, H], the drafter's output at the sampled slots of the
         # pass before, and [R * (2W - 1), H], the same laid out over the slots.
         self.feedback: torch.Tensor | None = None
         self.own_rows: torch.Tensor | None = None
-        # [largest piecewise graph, ...], what such a graph reads of what was made of
-        # a batch: hidden states, or ids.
-        self.combined: torch.Tensor | None = None
+        # By name, [largest piecewise graph, ...], what such a graph reads.
+        self.lasting: dict[str, torch.Tensor] = {}
+        # Of the first pass: embeddings of images and the like, and the rows that they
+        # are of, [rows] int64 on the CPU; None where there are none.
+        self.multimodal: tuple[list[torch.Tensor], torch.Tensor] | None = None
         if hidden_size is not None and layout.num_passes > 1:
             counts = max_num_reqs * self.width, max_num_reqs * layout.num_follow_slots
             self.feedback, self.own_rows = (
@@ -83,7 +90,19 @@ class DraftBuffers:
     def allocate_kv_groups(self, num_kv_groups: int) -> None:
         """Makes the batch anew: how many KV groups there are is known late."""
         sizes = self.batch.max_num_reqs, self.batch.max_num_tokens
-        self.batch = allocate_batch(*sizes, self.width, num_kv_groups, self.device)
+        self.batch = self._batch(*sizes, num_kv_groups)
+
+    def _batch(
+        self, max_num_reqs: int, max_num_tokens: int, num_kv_groups: int
+    ) -> DraftBatch:
+        sizes = max_num_reqs, max_num_tokens, self.width, num_kv_groups
+        return allocate_batch(*sizes, self.device, self.rope_dims)
+
+    def positions(self, num_tokens: int) -> torch.Tensor:
+        """[num_tokens], or [D, num_tokens] of M-RoPE, what the draft model is fed."""
+        if self.rope_dims:
+            return self.batch.rope_positions[:, :num_tokens]
+        return self.batch.positions[:num_tokens]
 
     def fed_rows(self, like: torch.Tensor) -> torch.Tensor:
         """`fed`, allocated by the first batch: only the target knows how wide it is.
@@ -101,11 +120,11 @@ class DraftBuffers:
         assert rows is not None
         return rows[:num_tokens]
 
-    def at_lasting_address(self, rows: torch.Tensor) -> torch.Tensor:
+    def at_lasting_address(self, name: str, rows: torch.Tensor) -> torch.Tensor:
         """A copy where piecewise graphs read it; the first one is the largest."""
-        if self.combined is None:
-            self.combined = torch.empty_like(rows)
-        return self.combined[: len(rows)].copy_(rows)
+        if name not in self.lasting:
+            self.lasting[name] = torch.empty_like(rows)
+        return self.lasting[name][: len(rows)].copy_(rows)
 
     def lay_out_evenly(self, num_reqs: int, num_tokens: int) -> None:
         """A batch of dummy requests, as a graph of that shape is recorded on."""

@@ -32,8 +32,8 @@ class DraftModelDrafter(Drafter):
     ) -> ModelInputs:
         ids = self.input_ids(buffers, num_tokens)
         if self.vocabulary is not None and mode == CUDAGraphMode.PIECEWISE:
-            ids = buffers.at_lasting_address(ids)
-        return {"input_ids": ids, "positions": buffers.batch.positions[:num_tokens]}
+            ids = buffers.at_lasting_address("input_ids", ids)
+        return {"input_ids": ids, "positions": buffers.positions(num_tokens)}
 
 
 def load_draft_model(vllm_config: VllmConfig) -> tuple[nn.Module, VllmConfig]:

@@ -35,6 +35,9 @@ class Drafter(ABC):
             it takes none.
         tapped_layers: layers whose states the target is to hand out beside its output.
         vocabulary: of a draft model whose tokens are not the target's.
+        takes_embeddings: whether it is fed the target's embeddings of images and the
+            like; else it is fed the tokens that stand for them.
+        rope_dims: dimensions of the M-RoPE positions that it is fed; 0 for plain ones.
     """
 
     model: nn.Module
@@ -42,6 +45,8 @@ class Drafter(ABC):
     fed_hidden_size: int | None = None
     tapped_layers: tuple[int, ...] = ()
     vocabulary: DraftVocabulary | None = None
+    takes_embeddings: bool = False
+    rope_dims: int = 0
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device):
         self.device = device

@@ -12,6 +12,7 @@ import torch.nn as nn
 from vllm.config import VllmConfig
 from vllm.config.compilation import CUDAGraphMode
 from vllm.config.drafter.families import takes_aux_hidden_states
+from vllm.model_executor.models import supports_multimodal_embeddings
 from vllm.v1.worker.gpu.spec_decode.eagle.utils import load_eagle_model
 
 from .buffers import DraftBuffers
@@ -26,6 +27,9 @@ class EagleDrafter(Drafter):
         super().__init__(vllm_config, device)
         self.is_eagle3 = self.speculative_config.method == "eagle3"
         self.fed_hidden_size = self.draft_model_config.get_hidden_size()
+        # A head that was trained on M-RoPE positions needs a target that has them.
+        if vllm_config.model_config.uses_mrope:
+            self.rope_dims = self.draft_model_config.mrope_num_dims
         # What mask slots are fed: in the first pass as the target's hidden states
         # are, [S * H] and known with the first batch, in later ones as the drafter's
         # own. Allocated here: what is allocated while weights load is lost when an
@@ -38,6 +42,10 @@ class EagleDrafter(Drafter):
     def load(self, target_model: nn.Module, vllm_config: VllmConfig) -> nn.Module:
         self.model = load_eagle_model(target_model, vllm_config)
         self.cache_config_owner = vllm_config
+        self.takes_embeddings = (
+            supports_multimodal_embeddings(self.model)
+            and vllm_config.model_config.supports_multimodal_inputs
+        )
         if self.layout.num_masks and not hasattr(self.model, "mask_hidden"):
             raise ValueError(
                 f"{type(self.model).__name__} has no mask_hidden, which parallel "
@@ -97,11 +105,31 @@ class EagleDrafter(Drafter):
             # Combined only now: laying out reads the target's rows where they are,
             # and writes them once.
             hidden_states = self._combined(hidden_states)
+        embeds = None
+        if self.takes_embeddings:
+            embeds = self._embeddings(buffers, num_tokens, is_first)
         if mode == CUDAGraphMode.PIECEWISE:
-            hidden_states = buffers.at_lasting_address(hidden_states)
+            lasting = buffers.at_lasting_address
+            hidden_states = lasting("hidden_states", hidden_states)
+            embeds = None if embeds is None else lasting("inputs_embeds", embeds)
         return {
             "input_ids": buffers.batch.input_ids[:num_tokens],
-            "positions": buffers.batch.positions[:num_tokens],
+            "positions": buffers.positions(num_tokens),
             "hidden_states": hidden_states,
-            "inputs_embeds": None,
+            "inputs_embeds": embeds,
         }
+
+    def _embeddings(
+        self, buffers: DraftBuffers, num_tokens: int, is_first: bool
+    ) -> torch.Tensor:
+        """[num_tokens, H], of tokens the head's own, of images the target's."""
+        ids = buffers.batch.input_ids[:num_tokens]
+        if not is_first or buffers.multimodal is None:
+            return self.model.embed_input_ids(ids)
+        embeds, rows = buffers.multimodal
+        # On the CPU: the device would have to be waited for to know how many there are.
+        is_multimodal = torch.zeros(num_tokens, dtype=torch.bool)
+        is_multimodal[rows] = True
+        return self.model.embed_input_ids(
+            ids, multimodal_embeddings=embeds, is_multimodal=is_multimodal
+        )

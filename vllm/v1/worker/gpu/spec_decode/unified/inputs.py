@@ -188,6 +188,42 @@ def _store_slots(
 
 
 @triton.jit
+def _rope_delta(src, out, req, state, known, IS_FIRST: tl.constexpr):
+    """What M-RoPE positions past the prompt are ahead of plain ones."""
+    delta = src.rope_deltas + state if IS_FIRST else out.rope_deltas + req
+    return tl.load(delta, mask=known & (state >= 0), other=0)
+
+
+@triton.jit
+def _store_rope_positions(
+    src,
+    out,
+    req,
+    state,
+    row,
+    source_row,
+    is_known,
+    position,
+    inside,
+    live,
+    rope_stride,
+    DIMS: tl.constexpr,
+    IS_FIRST: tl.constexpr,
+):
+    """M-RoPE positions of a block of rows: the target's own, of the tokens it had.
+
+    Those behind are of text, as is all past a prompt: alike in every dimension.
+    """
+    value = position + _rope_delta(src, out, req, state, live, IS_FIRST)
+    for dim in tl.static_range(DIMS):
+        if IS_FIRST:
+            own = src.rope_positions + dim * rope_stride + source_row
+            value = tl.load(own, mask=live & is_known, other=value)
+        to = out.rope_positions + dim * (out.max_num_tokens + 1) + row
+        tl.store(to, tl.where(live, value, 0), mask=inside)
+
+
+@triton.jit
 def _store_hidden(
     sources,
     hidden,
@@ -245,6 +281,7 @@ def _store_requests(
     SHIFT: tl.constexpr,
     IS_FIRST: tl.constexpr,
     GROUPS: tl.constexpr,
+    DIMS: tl.constexpr,
     BLOCK_W: tl.constexpr,
     BLOCK_R: tl.constexpr,
 ):
@@ -287,6 +324,9 @@ def _store_requests(
         for group in tl.static_range(GROUPS):
             held = _num_blocks(tables, out, req, state, group, True)
             tl.store(out.num_blocks + group * out.max_num_reqs + req, held, is_real)
+        if DIMS > 0:
+            delta = _rope_delta(src, out, req, state, is_real, True)
+            tl.store(out.rope_deltas + req, delta, mask=is_real)
         owned = state >= 0
         value = tl.load(src.temperature + state, mask=owned)
         tl.store(out.temperature + state, value, mask=owned)
@@ -308,12 +348,15 @@ def _prepare_inputs_kernel(
     num_padded_tokens,
     limit,
     mask_token_id,
+    vocab_size,
     width,
+    rope_stride,
     SHIFT: tl.constexpr,
     IS_FIRST: tl.constexpr,
     GROUPS: tl.constexpr,
     SOURCES: tl.constexpr,
     SIZE: tl.constexpr,
+    DIMS: tl.constexpr,
     BLOCK: tl.constexpr,  # rows, or requests, of a program
     BLOCK_W: tl.constexpr,
     BLOCK_R: tl.constexpr,
@@ -329,7 +372,7 @@ def _prepare_inputs_kernel(
             _store_requests(
                 src, tables, out, tl.program_id(0) * BLOCK + tl.arange(0, BLOCK),
                 draft_pass, num_reqs, num_samples, limit, width,
-                SHIFT, IS_FIRST, GROUPS, BLOCK_W, BLOCK_R,
+                SHIFT, IS_FIRST, GROUPS, DIMS, BLOCK_W, BLOCK_R,
             )  # fmt: skip
         return
 
@@ -377,9 +420,14 @@ def _prepare_inputs_kernel(
         drafts = src.draft_tokens + req * src.stride + (draft_pass - 1) * width
         known = live & (slot < width)
         token = tl.load(drafts + slot, mask=known, other=0).to(tl.int32)
-    token = tl.where(is_mask, mask_token_id, token)
+    token = tl.where(is_mask, mask_token_id, tl.where(token < vocab_size, token, 0))
     tl.store(out.input_ids + row, tl.where(live, token, 0), mask=inside)
     tl.store(out.positions + row, tl.where(live, position, 0), mask=inside)
+    if DIMS > 0:
+        _store_rope_positions(
+            src, out, req, state, row, _verified_row(begin, slot), slot < valid,
+            position, inside, live, rope_stride, DIMS, IS_FIRST,
+        )  # fmt: skip
     _store_slots(tables, out, req, state, row, position, inside, live, GROUPS, IS_FIRST)
 
 
@@ -393,6 +441,7 @@ def prepare_inputs(
     num_padded_tokens: int,
     limit: int,
     mask_token_id: int = 0,
+    vocab_size: int = 1 << 30,
     hidden: HiddenRows | None = None,
     native: bool = True,
 ) -> None:
@@ -407,11 +456,14 @@ def prepare_inputs(
         num_padded_tokens: rows of the batch with padding, at least its own.
         limit: first position that must be neither drafted nor written.
         mask_token_id: what mask slots hold.
+        vocab_size: the drafter's. A target may have tokens past it that stand for
+            images; the drafter is fed token 0 for them.
         hidden: the hidden states to feed; None for a drafter that takes none.
         native: run the native implementation if tensors are on a CPU and it was built.
     """
     is_first = isinstance(source, VerifiedBatch)
     batch, sources = buffers.batch, () if hidden is None else hidden.sources
+    dims = buffers.rope_dims
     assert 1 <= num_samples <= layout.parallel_width
     assert num_padded_tokens <= batch.max_num_tokens
     assert batch.slot_mappings.shape[0] == block_tables.num_kv_cache_groups
@@ -422,12 +474,15 @@ def prepare_inputs(
         num_padded_tokens=num_padded_tokens,
         limit=limit,
         mask_token_id=mask_token_id,
+        vocab_size=vocab_size,
         width=layout.parallel_width,
+        rope_stride=source.rope_positions.stride(0) if is_first and dims else 0,
         SHIFT=layout.token_shift,
         IS_FIRST=is_first,
         GROUPS=block_tables.num_kv_cache_groups,
         SOURCES=len(sources),
         SIZE=sources[0].shape[1] if sources else 0,
+        DIMS=dims,
     )
     arguments = (
         source if is_first else _previous_drafts(source),

@@ -107,10 +107,10 @@ class Pard2Drafter(Drafter):
         fed = buffers.hidden_states(num_tokens, is_first)
         embeds = torch.add(embeds, fed, alpha=self.features.scale)
         if mode == CUDAGraphMode.PIECEWISE:
-            embeds = buffers.at_lasting_address(embeds)
+            embeds = buffers.at_lasting_address("inputs_embeds", embeds)
         return {
             "input_ids": None,
-            "positions": buffers.batch.positions[:num_tokens],
+            "positions": buffers.positions(num_tokens),
             "inputs_embeds": embeds,
         }
 

@@ -48,6 +48,8 @@ class StepShapes:
         sync: what those ranks told each other of the target's batch.
         fits_graphs: whether the block tables are those that graphs are recorded with.
         max_verified: the most rows of a decoding request, K + 1; trees are cut to it.
+        has_embeddings: whether some of the first pass's rows are fed embeddings of the
+            target's; FULL graphs are of tokens alone.
     """
 
     graphs: DraftGraphs | None
@@ -55,6 +57,7 @@ class StepShapes:
     sync: DPSyncState | None
     fits_graphs: bool
     max_verified: int
+    has_embeddings: bool = False
 
     def first(self, batch: InputBatch, plan: DraftPlan) -> DraftShape:
         n, extra = batch.num_reqs, plan.layout.num_extra_slots
@@ -71,11 +74,12 @@ class StepShapes:
         )
         if self.sync is not None:
             verified = self.sync.uniform_token_count
-        graph = None
+        graph, may_replay = None, self.fits_graphs and not self.has_embeddings
         if verified is not None:
             verified = min(verified, self.max_verified)
-            graph = self._find_full(n, verified + extra, plan.recorded_as, 0)
-        elif is_trimmed and self.graphs is not None and self.fits_graphs:
+            shape = verified + extra, plan.recorded_as, 0
+            graph = self._find_full(n, shape, may_replay)
+        elif is_trimmed and self.graphs is not None and may_replay:
             graph = self.graphs.find_ragged(n, int(starts[-1]), plan.recorded_as)
         if graph is None and self.sync is None and self.graphs is not None:
             graph = self.graphs.find_piecewise(int(starts[-1]))
@@ -83,19 +87,20 @@ class StepShapes:
 
     def later(self, num_reqs: int, plan: DraftPlan) -> DraftShape:
         slots = plan.layout.num_follow_slots
-        graph = self._find_full(num_reqs, slots, plan.later_recorded_as, 1)
+        shape = slots, plan.later_recorded_as, 1
+        graph = self._find_full(num_reqs, shape, self.fits_graphs)
         starts = _arange(num_reqs + 1) * slots
         return self._shape(graph, starts, slots, is_first=False)
 
     def _find_full(
-        self, num_reqs: int, slots: int, num_drafts: int, first_pass: int
+        self, num_reqs: int, shape: tuple[int, int, int], may_replay: bool
     ) -> DraftBatchDescriptor | None:
-        """The graph, or what to run where this rank's block tables do not fit it."""
+        """The graph, or what to run where this rank's batch is none for it."""
         if self.graphs is None or (self.sync and self.sync.eager):
             return None
         most = num_reqs if self.sync is None else self.sync.num_reqs
-        graph = self.graphs.find_full(most, slots, num_drafts, first_pass)
-        if graph is None or self.fits_graphs:
+        graph = self.graphs.find_full(most, *shape)
+        if graph is None or may_replay:
             return graph
         # The other ranks replay it: this one pads its batch to the same shape.
         return replace(graph, cg_mode=CUDAGraphMode.NONE) if self.sync else None

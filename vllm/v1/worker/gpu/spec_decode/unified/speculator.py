@@ -27,6 +27,7 @@ from .block_tables import DraftBlockTables
 from .buffers import DraftBuffers
 from .draft_config import attention_config, draft_lengths, widened_config
 from .drafter import Drafter
+from .embeddings import rows_of_embeddings
 from .fp8_head import quantize_lm_head
 from .graphs import DraftGraphs, make_graphs
 from .inputs import HiddenRows, PreviousPass, prepare_inputs
@@ -71,7 +72,7 @@ class UnifiedSpeculator(DraftModelSpeculator):
         budget = vllm_config.scheduler_config.max_num_batched_tokens
         fed = drafter.fed_hidden_size, self.dtype
         self.buffers = DraftBuffers(
-            self.layout, budget, self.max_num_reqs, device, *fed
+            self.layout, budget, self.max_num_reqs, device, *fed, drafter.rope_dims
         )
         self._use_batch()
         # What a dummy run hands over: requests that own nothing.
@@ -80,8 +81,7 @@ class UnifiedSpeculator(DraftModelSpeculator):
         self.plans = draft_plans(self.layout, lengths, self.max_num_reqs, device)
         self.backlog: Backlog | None = None
         if 0 in self.plans:
-            is_fed = drafter.fed_hidden_size is not None
-            self.backlog = make_backlog(vllm_config, is_fed)
+            self.backlog = make_backlog(vllm_config, drafter)
         self.tree_step = make_tree_step(vllm_config, self.layout, device)
         self.graphs: DraftGraphs | None = None
         method = self.speculative_config.rejection_sample_method
@@ -127,6 +127,7 @@ class UnifiedSpeculator(DraftModelSpeculator):
             last_hidden_states,
             aux_hidden_states,
             self.block_tables.target.slot_mappings,
+            self._rope_positions(),
         )
         if self.tree_step is not None:
             # Of a tree its accepted path is left.
@@ -147,6 +148,11 @@ class UnifiedSpeculator(DraftModelSpeculator):
             next_prefill_tokens[0],
             temperature,
             seeds,
+            step.rope_positions,
+            self._rope_deltas(),
+        )
+        self.buffers.multimodal = rows_of_embeddings(
+            mm_inputs, input_batch, batch, plan.layout
         )
         given = DraftInput(step, verified, hidden)
         if not dummy_run:
@@ -184,7 +190,10 @@ class UnifiedSpeculator(DraftModelSpeculator):
         longest = int(batch.seq_lens_cpu_upper_bound[: batch.num_reqs].max())
         fits_graphs = self.block_tables.fit(batch.num_reqs, longest)
         most = self.layout.num_speculative_tokens + 1
-        shapes = StepShapes(self.graphs, self.dp_rank, sync, fits_graphs, most)
+        has_embeddings = self.buffers.multimodal is not None
+        shapes = StepShapes(
+            self.graphs, self.dp_rank, sync, fits_graphs, most, has_embeddings
+        )
         # The first pass: verified tokens, the next token, masks; W drafts are sampled.
         shape = shapes.first(batch, plan)
         keep_states, slots = self.drafter.keep_states, step.slot_mappings
@@ -225,6 +234,7 @@ class UnifiedSpeculator(DraftModelSpeculator):
             num_padded_tokens=shape.num_tokens,
             limit=self.limit,
             mask_token_id=self.mask_token_id,
+            vocab_size=self.vocab_size,
             hidden=hidden,
         )
         self.block_tables.show(self.buffers.batch, is_first=True)
@@ -246,6 +256,7 @@ class UnifiedSpeculator(DraftModelSpeculator):
             num_padded_tokens=num_tokens,
             limit=self.limit,
             mask_token_id=self.mask_token_id,
+            vocab_size=self.vocab_size,
             hidden=hidden,
         )
         self.block_tables.show(self.buffers.batch, is_first=False)
@@ -422,6 +433,15 @@ class UnifiedSpeculator(DraftModelSpeculator):
         limit = self.vllm_config.model_config.max_model_len
         return self.speculative_config.drafter.limit(limit)
 
+    def _rope_positions(self) -> torch.Tensor | None:
+        """[D, at least num_tokens], the target's M-RoPE positions, if they are fed."""
+        return self.model_state.rope_state.positions if self.drafter.rope_dims else None
+
+    def _rope_deltas(self) -> torch.Tensor | None:
+        """[R], by request state, what they are ahead of plain ones past the prompt."""
+        rope = self.model_state.rope_state if self.drafter.rope_dims else None
+        return rope and rope.prefill_delta.gpu
+
     def _is_past_limit(self, batch: InputBatch) -> bool:
         """Whether a step has nothing to lay out, and drafts that nobody could use.
 
@@ -448,6 +468,7 @@ class UnifiedSpeculator(DraftModelSpeculator):
 
     def load_model(self, target_model: nn.Module) -> None:
         super().load_model(target_model)
+        self.supports_mm_inputs = self.drafter.takes_embeddings
         if self.use_acceptance_estimator:
             # vLLM's has a place for each node of a tree, of which nothing is predicted.
             depth = self.layout.num_speculative_tokens

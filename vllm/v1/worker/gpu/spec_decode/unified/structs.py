@@ -6,7 +6,8 @@ batch from its declaration. For the native implementation each tuple is a C stru
 the same fields: `csrc/write_structs.py` writes `csrc/structs.h` from this module.
 
 R is the most requests, N the slots of the widest draft batch, G the number of KV
-groups, W the layout's parallel width.
+groups, W the layout's parallel width, D the dimensions of M-RoPE positions, which are
+0 where the drafter takes plain ones.
 """
 
 from typing import Annotated, NamedTuple
@@ -48,6 +49,10 @@ class VerifiedBatch(NamedTuple):
     next_prefill_tokens: Int32  # [R], by request state
     temperature: Float32  # [R], by request state
     seeds: Int64  # [R], by request state
+    # Where D > 0: [D, at least num_tokens], M-RoPE positions, and [R], by request
+    # state, what they are ahead of `positions` past the prompt.
+    rope_positions: Int64 | None = None
+    rope_deltas: Int32 | None = None
 
 
 class PreviousDrafts(NamedTuple):
@@ -73,6 +78,9 @@ class DraftBatch(NamedTuple):
     # Its slots.
     input_ids: Annotated[Int32, Size(("N",), 0)]
     positions: Annotated[Int64, Size(("N",), 0)]
+    # M-RoPE's, of which a row more is never used: vLLM compiles models for positions
+    # that are not contiguous, however many there are.
+    rope_positions: Annotated[Int64, Size(("D", "N + 1"), 0)]
     slot_mappings: Annotated[Int64, Size(("G", "N"), PAD_SLOT_ID)]
     # Its requests.
     query_start_loc: Annotated[Int32, Size(("R + 1",), 0)]  # padding: the batch's end
@@ -81,6 +89,7 @@ class DraftBatch(NamedTuple):
     first_positions: Annotated[Int64, Size(("R",), -1)]
     idx_mapping: Annotated[Int64, Size(("R",), -1)]  # request state
     num_blocks: Annotated[Int32, Size(("G", "R"), 0)]  # KV blocks held
+    rope_deltas: Annotated[Int32, Size(("R",), 0)]
     # Its sampled slots, W per request: the row, the position before the draft's own,
     # and the request state, -1 where nothing may be sampled.
     sample_rows: Annotated[Int64, Size(("R * W",), 0)]
@@ -113,12 +122,15 @@ class Numbers(NamedTuple):
     num_padded_tokens: int  # rows up to which the batch is padded
     limit: int  # first position that must not be drafted
     mask_token_id: int
+    vocab_size: int  # the drafter's; tokens past it, as of images, are laid out as 0
     width: int  # the layout's parallel_width
+    rope_stride: int  # of the dimensions of rope_positions
     SHIFT: int  # the layout's token_shift
     IS_FIRST: bool
     GROUPS: int
     SOURCES: int  # that a row of hidden states is put together from
     SIZE: int  # elements of a row of one source
+    DIMS: int  # D
 
 
 STRUCTS = (VerifiedBatch, PreviousDrafts, KVTables, DraftBatch, FedStates, Numbers)

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where embeddings of images, audio and video stand in a draft batch."""
+
+import numpy as np
+import torch
+
+from vllm.v1.worker.gpu.input_batch import InputBatch
+
+from .layout import DraftLayout
+
+
+def rows_of_embeddings(
+    mm_inputs: tuple[list[torch.Tensor], torch.Tensor] | None,
+    batch: InputBatch,
+    drafted: InputBatch,
+    layout: DraftLayout,
+) -> tuple[list[torch.Tensor], torch.Tensor] | None:
+    """The target's embeddings that a head is fed, and the rows that take them.
+
+    A row of the step is of the token after its own, as in a head's batch: vLLM looks
+    one token ahead for them.
+
+    Args:
+        mm_inputs: embeddings, each [any, H], of the True ones of [num_tokens] bool on
+            the CPU, in order; None for heads that are fed tokens alone.
+        batch: the target's step.
+        drafted: the same, where of trees the accepted paths are left.
+        layout: of the draft batch.
+
+    Returns:
+        The embeddings, and [rows] int64 on the CPU, rows of the draft batch; None if
+        the step has none.
+    """
+    if mm_inputs is None or not mm_inputs[0]:
+        return None
+    embeds, is_multimodal = mm_inputs
+    n = batch.num_reqs
+    first = drafted.query_start_loc_np[:n] + np.arange(n) * layout.num_extra_slots
+    moved_by = np.repeat(
+        first - batch.query_start_loc_np[:n], batch.num_scheduled_tokens
+    )
+    rows = np.flatnonzero(is_multimodal.numpy())
+    return embeds, torch.from_numpy(rows + moved_by[rows])

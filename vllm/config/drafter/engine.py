@@ -21,7 +21,7 @@ from .length import (
     is_auto,
     settle_trimming,
 )
-from .target import say_without_target
+from .target import check_taps, say_without_target
 from .weights import check_weights
 
 if TYPE_CHECKING:
@@ -185,6 +185,7 @@ def settle_drafter(vllm_config: "VllmConfig") -> bool:
     check_others_choose(vllm_config, drafter)
     if drafter.method in METHODS:
         check_parallelism(vllm_config)
+        check_taps(spec)
         check_weights(vllm_config)
     if not is_unified:
         drafter = _without_features(spec, drafter)

@@ -138,3 +138,11 @@ GOOD = [
 @pytest.mark.parametrize("row", GOOD, ids=lambda row: row.says)
 def test_what_can_draft_is_not_refused(configure, row: Row):
     assert configure(row).speculative_config.num_speculative_tokens > 0
+
+
+def test_draft_model_is_read_as_it_is(configure):
+    """vLLM takes a model that may have MTP layers for its MTP module."""
+    row = Row("MTP layers", config(architectures=["MiMoForCausalLM"]), drafter="draft")
+    spec = configure(row).speculative_config
+    assert spec.draft_model_config.architectures == ["MiMoForCausalLM"]
+    assert spec.draft_model_config.hf_config.model_type == "llama"

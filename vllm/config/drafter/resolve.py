@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from difflib import get_close_matches
-from functools import wraps
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any
 
 from huggingface_hub.errors import StrictDataclassError
@@ -20,7 +20,7 @@ from vllm.logger import init_logger
 from .checkpoint import find_checkpoint, needs_model
 from .drafter import METHODS, NAMES, DrafterConfig
 from .engine import find_unsupported
-from .families import DraftCheckpoint, default_layers
+from .families import DraftCheckpoint, adapt_config, default_layers
 from .hub import check_hub
 from .length import (
     DEFAULT_LONGEST,
@@ -33,6 +33,7 @@ from .length import (
 )
 from .target import (
     check_attention,
+    check_states,
     check_window,
     correct_depth,
     find_context,
@@ -117,6 +118,27 @@ def read_files(spec: "SpeculativeConfig") -> DrafterConfig | None:
     return DrafterConfig(spec.method, spec.num_speculative_tokens, family)
 
 
+def overrides_of(
+    spec: "SpeculativeConfig", as_module: Callable[[Any], Any] | Mapping[str, Any]
+) -> Callable[[Any], Any] | Mapping[str, Any]:
+    """What changes a drafter's config when it is read.
+
+    vLLM makes an MTP module of every model that may have one, as Qwen3.5 or DeepSeek-V3
+    do; a draft model is the model itself.
+
+    Args:
+        as_module: `hf_overrides` that do.
+    """
+    if spec.method != "draft_model":
+        return as_module
+    return partial(_override, spec.target_model_config.hf_overrides)
+
+
+def _override(targets: Callable[[Any], Any] | Any, config: Any) -> Any:
+    config = adapt_config(config)
+    return targets(config) if callable(targets) else config
+
+
 def compare_with_target(spec: "SpeculativeConfig") -> DrafterConfig:
     """The drafter, once both models' configs are known."""
     check_width(spec)
@@ -144,6 +166,7 @@ def _compare_configs(
     spec: "SpeculativeConfig", drafter: DrafterConfig
 ) -> DrafterConfig:
     check_attention(spec)
+    check_states(spec)
     check_window(spec)
     correct_depth(spec, drafter.family)
     context, tapped = find_context(spec), find_tapped_layers(spec)

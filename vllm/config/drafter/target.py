@@ -125,6 +125,28 @@ def find_tapped_layers(spec: "SpeculativeConfig") -> tuple[int, ...] | None:
     return ids
 
 
+def check_taps(spec: "SpeculativeConfig") -> None:
+    """Checks that the target hands out what an EAGLE-3 head is fed.
+
+    Raises:
+        ValueError: it does not.
+    """
+    from vllm.model_executor.model_loader import get_model_cls
+    from vllm.model_executor.models.interfaces import supports_eagle3
+
+    if spec.method != "eagle3":
+        return
+    if not takes_aux_hidden_states(spec.draft_model_config.hf_config):
+        return
+    target = get_model_cls(spec.target_model_config)
+    if not supports_eagle3(target):
+        raise ValueError(
+            f"EAGLE-3 does not support {target.__name__} as a target, which in vLLM "
+            f"does not hand out what is between its layers: use a draft model or PARD "
+            f"in the place of {spec.model}."
+        )
+
+
 def correct_depth(spec: "SpeculativeConfig", family: str | None) -> None:
     """Corrects `num_hidden_layers` of heads that count the target's layers.
 
@@ -182,6 +204,24 @@ def check_window(spec: "SpeculativeConfig") -> None:
         raise ValueError(
             f"draft_window does not support {spec.model}, some layers of which have a "
             "state, or attend to chunks, in the place of all tokens: unset it."
+        )
+
+
+def check_states(spec: "SpeculativeConfig") -> None:
+    """Checks that a draft model keeps nothing but the KV of its tokens.
+
+    The state of a Mamba or linear-attention layer holds all tokens that it has seen,
+    drafts that were rejected among them.
+
+    Raises:
+        ValueError: it keeps such a state.
+    """
+    draft = spec.draft_model_config
+    if spec.method == "draft_model" and draft.has_inner_state:
+        raise ValueError(
+            f"{spec.model} ({draft.architectures[0]}) has layers with a state, as "
+            "Mamba or linear attention have, which cannot be taken back to the last "
+            "accepted token: use a draft model with attention alone."
         )
 
 

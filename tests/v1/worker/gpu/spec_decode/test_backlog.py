@@ -235,6 +235,11 @@ def test_before_a_step(monkeypatch, kept: Backlog, fields, runs: bool, is_kept: 
     assert steps.step(num_spec_tokens_to_schedule=1) == [left] * is_kept
 
 
+def drafter(**given):
+    usual = {"fed_hidden_size": None, "takes_embeddings": False, "rope_dims": 0}
+    return SimpleNamespace(**usual | given)
+
+
 def config(**parallel):
     usual = {
         "data_parallel_size": 1,
@@ -248,12 +253,20 @@ def config(**parallel):
     )
 
 
-@pytest.mark.parametrize("is_fed, rows", [(False, 8192), (True, 2048)])
-def test_what_is_kept_takes_little_memory(is_fed: bool, rows: int):
-    assert make_backlog(config(), is_fed).max_rows == rows
+@pytest.mark.parametrize("fed, rows", [(None, 8192), (4096, 2048)])
+def test_what_is_kept_takes_little_memory(fed: int | None, rows: int):
+    assert make_backlog(config(), drafter(fed_hidden_size=fed)).max_rows == rows
 
 
-def test_where_rows_cannot_wait_one_line_says_so(caplog_vllm):
+@pytest.mark.parametrize(
+    "parallel, fed, why",
+    [
+        ({"data_parallel_size": 2}, {}, "data parallelism"),
+        ({}, {"takes_embeddings": True}, "embeddings of images"),
+        ({}, {"rope_dims": 3}, "M-RoPE drafters"),
+    ],
+)
+def test_where_rows_cannot_wait_one_line_says_so(caplog_vllm, parallel, fed, why: str):
     caplog_vllm.set_level("INFO", logger="vllm")
-    assert make_backlog(config(data_parallel_size=2), False) is None
-    assert "does not support data parallelism" in caplog_vllm.text
+    assert make_backlog(config(**parallel), drafter(**fed)) is None
+    assert f"does not support {why}" in caplog_vllm.text

@@ -34,8 +34,8 @@ def tree_step(runner: "GPUModelRunner") -> TreeStep | None:
     if reason is None:
         step.bind(runner, layers)
         return step
-    runner.speculator.tree_step = None
     use_chains(runner.vllm_config)
+    runner.speculator.draft_chains()
     logger.warning(
         "Draft trees are not used: they cannot be verified with %s. Chains of %d "
         "tokens at most are drafted instead. Turn that off to use trees.",
@@ -66,6 +66,7 @@ def why_no_trees(runner: "GPUModelRunner", layers: dict[str, Any]) -> str | None
         "a KV connector": config.kv_transfer_config is not None,
         "returned sampling masks": model.return_sampling_mask,
         "FULL CUDA graphs of mixed batches": mixed == CUDAGraphMode.FULL,
+        "Mamba or linear-attention layers": model.has_inner_state,
         f"{type(runner.model_state).__name__}": type(runner.model_state)
         is not DefaultModelState,
     }

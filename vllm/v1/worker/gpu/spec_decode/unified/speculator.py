@@ -77,12 +77,11 @@ class UnifiedSpeculator(DraftModelSpeculator):
         self._use_batch()
         # What a dummy run hands over: requests that own nothing.
         self.no_requests = torch.full_like(self.idx_mapping, -1)
-        lengths = draft_lengths(vllm_config)
-        self.plans = draft_plans(self.layout, lengths, self.max_num_reqs, device)
+        self.tree_step = make_tree_step(vllm_config, self.layout, device)
+        self.plans = self._make_plans()
         self.backlog: Backlog | None = None
         if 0 in self.plans:
             self.backlog = make_backlog(vllm_config, drafter)
-        self.tree_step = make_tree_step(vllm_config, self.layout, device)
         self.graphs: DraftGraphs | None = None
         method = self.speculative_config.rejection_sample_method
         self.verifies_blocks = method == "block"
@@ -134,7 +133,7 @@ class UnifiedSpeculator(DraftModelSpeculator):
             step = self.tree_step.accept(step, num_sampled, dummy_run)
         if not dummy_run and self._is_past_limit(batch):
             return self.draft_tokens[:n]
-        plan = self.plans[self.num_speculative_steps if k is None else k]
+        plan = self.plans[max(self.plans) if k is None else k]
         batch = step.batch
         hidden = self.drafter.target_hidden(step.last_hidden, step.aux_hidden)
         verified = VerifiedBatch(
@@ -390,6 +389,20 @@ class UnifiedSpeculator(DraftModelSpeculator):
 
     # What a step stands on.
 
+    def draft_chains(self) -> None:
+        """Gives trees up: steps ask for what the schedule has been changed to."""
+        self.tree_step = None
+        self.plans = self._make_plans()
+
+    def _make_plans(self) -> dict[int, DraftPlan]:
+        most = self.layout.num_speculative_tokens
+        lengths = [
+            k
+            for k in draft_lengths(self.target_config)
+            if self.tree_step is not None or k <= most
+        ]
+        return draft_plans(self.layout, lengths, self.max_num_reqs, self.device)
+
     def _profile(self, batch: InputBatch, hidden: HiddenRows | None) -> None:
         """Runs the widest batch there can be, before there is a KV cache."""
         self.buffers.reset()
@@ -399,7 +412,7 @@ class UnifiedSpeculator(DraftModelSpeculator):
                 self.backlog.reserve(hidden.sources)
         num_tokens = self.layout.max_num_tokens(batch.num_tokens, batch.num_reqs)
         self._prepare_eplb_forward(num_tokens)
-        plan = self.plans[self.num_speculative_steps]
+        plan = self.plans[max(self.plans)]
         self.run_pass(plan, 0, PassContext(batch.num_reqs, num_tokens))
 
     def _use_batch(self) -> None:

@@ -1,0 +1,327 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tiny targets of the architectures that people serve, and drafters that are right.
+
+A target has random layers between planted tables: after token t it is likeliest to say
+t + 1. Its layers decide by how much, so that what it says greedily is known, and what
+it draws depends on all that its caches and states hold.
+
+A drafter counts on, too, by a number that is in two parts: t modulo 9 and modulo 11.
+Neither part can be told from the other, and each comes another way: of a head that is
+fed states, one from the state and one from the token beside it. Both come from other
+slots, by attention that looks back a certain number of positions. So a draft is right
+only if token, state, position and place in the KV cache of a slot are.
+"""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from tests.checkpoints.tensors import Tensors, write_checkpoint
+
+A, B = 9, 11  # coprime
+TOKENS = A * B  # which are counted; the rest of the vocabulary is never likely
+VOCAB, SIZE = 128, 128  # of a target
+MASK = VOCAB - 1
+LAYERS = 4
+SIZES = {
+    "vocab_size": VOCAB,
+    "hidden_size": SIZE,
+    "intermediate_size": 128,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": False,
+    "initializer_range": 0.08,
+    "bos_token_id": TOKENS,
+    "eos_token_id": TOKENS + 1,
+    "pad_token_id": None,
+}
+WINDOWS = {
+    "sliding_window": 16,
+    "layer_types": ["sliding_attention", "full_attention"] * (LAYERS // 2),
+}
+EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 64}
+LATENT = {
+    "kv_lora_rank": 512,
+    "q_lora_rank": None,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+    "initializer_range": 0.04,
+}
+DELTA_NET = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "layer_types": ["linear_attention", "full_attention"] * (LAYERS // 2),
+    "num_experts": 4,
+    "shared_expert_intermediate_size": 64,
+}
+NEMOTRON = {
+    "layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp"],
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 32,
+    "n_groups": 1,
+    "ssm_state_size": 32,
+}
+# As `docs/targets.md` calls them: class of configs, and what it has beside SIZES.
+TARGETS: dict[str, tuple[str, dict[str, Any]]] = {
+    "Llama": ("LlamaConfig", {}),
+    "Qwen3": ("Qwen3Config", {}),
+    "gpt-oss": ("GptOssConfig", WINDOWS | {"num_local_experts": 4}),
+    "Gemma 3": ("Gemma3TextConfig", WINDOWS),
+    "Qwen3-MoE": ("Qwen3MoeConfig", EXPERTS | {"num_experts": 4}),
+    "DeepSeek-V2": ("DeepseekV2Config", EXPERTS | LATENT),
+    "Qwen3-Next": ("Qwen3NextConfig", EXPERTS | DELTA_NET),
+    "Nemotron-H": ("NemotronHConfig", NEMOTRON),
+}
+
+
+def directions() -> torch.Tensor:
+    """[SIZE, SIZE]: of a target's states. The first A + B are those of both parts of a
+    number, the next one is that of a mask."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.linalg.qr(torch.randn(SIZE, SIZE, generator=generator)).Q
+
+
+def parts(tokens: torch.Tensor) -> torch.Tensor:
+    """[n, A + B]: which two parts a token has; zeros of tokens that are not counted."""
+    found = torch.zeros(len(tokens), A + B)
+    found[torch.arange(len(tokens)), tokens % A] = 1
+    found[torch.arange(len(tokens)), A + tokens % B] = 1
+    return found * (tokens < TOKENS)[:, None]
+
+
+def save_target(name: str, folder: Path) -> Path:
+    kind, more = TARGETS[name]
+    config = getattr(transformers, kind)(**SIZES | more)
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    plant(model)
+    model.save_pretrained(folder)
+    return folder
+
+
+def plant(model: torch.nn.Module) -> None:
+    """Has a model say t + 1 after t, as far as its layers let it."""
+    tokens, scale = torch.arange(VOCAB), (SIZE / 2) ** 0.5
+    generator = torch.Generator().manual_seed(1)
+    table = parts(tokens) @ directions()[: A + B] * scale
+    table[TOKENS:] = torch.randn(VOCAB - TOKENS, SIZE, generator=generator)
+    rows = parts((tokens - 1) % TOKENS) @ directions()[: A + B] * scale * (16 / SIZE)
+    rows[TOKENS:] = 0
+    with torch.no_grad():
+        embedding = model.get_input_embeddings()
+        embedding.weight.copy_(table / getattr(embedding, "scalar_embed_scale", 1))
+        model.get_output_embeddings().weight.copy_(rows)
+        for name, weight in model.named_parameters():
+            # Gemma's of what a layer adds, which else weighs as much as a token does.
+            is_gemma = "gemma" in model.config.model_type
+            if is_gemma and re.search(r"post_(attention|feedforward)_layern", name):
+                weight.fill_(-0.7)
+
+
+# Drafters.
+
+WIDTH = 64  # of their hidden states
+HEADS, HEAD_DIM, ROPE_THETA = 4, 32, 10.0
+DRAFTER = {
+    "vocab_size": VOCAB,
+    "draft_vocab_size": VOCAB,
+    "hidden_size": WIDTH,
+    "intermediate_size": HEADS * A,
+    "num_hidden_layers": 1,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": 1,
+    "head_dim": HEAD_DIM,
+    "max_position_embeddings": 512,
+    "rope_theta": ROPE_THETA,
+    "rms_norm_eps": 1e-6,
+    "hidden_act": "silu",
+    "attention_bias": True,
+    "mlp_bias": False,
+    "tie_word_embeddings": False,
+    "dtype": "float32",
+    "bos_token_id": TOKENS,
+    "eos_token_id": TOKENS + 1,
+}
+# Columns of a drafter's states: both parts, whether a token is known, and a filler.
+KNOWN, FILLER = A + B, WIDTH - 1
+NEAREST = 3.0  # how much more a slot weighs than the one before it
+SURE = 16.0  # so that trees hold the chain of what is likeliest
+
+
+def looking_back(distances: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Biases of queries and keys, by which heads look back so many positions."""
+    half = HEAD_DIM // 2
+    angles = ROPE_THETA ** -(torch.arange(half) / half)
+    turned = torch.tensor(distances)[:, None] * angles
+    queries = torch.cat([turned.cos(), -turned.sin()], dim=1) * 60
+    keys = torch.cat([torch.ones(half), torch.zeros(half)])
+    return queries.flatten(), keys
+
+
+def later(by: int) -> torch.Tensor:
+    """[A + B, A + B], which turns the parts of t into those of t + by."""
+    turned = torch.zeros(A + B, A + B)
+    for size, begin in ((A, 0), (B, A)):
+        at = torch.arange(size)
+        turned[begin + (at + by) % size, begin + at] = 1
+    return turned
+
+
+def _layer(name: str, distances: list[int], fed: int) -> Tensors:
+    """One that gathers parts of tokens from slots before, each turned to the next one.
+
+    Args:
+        fed: width of what queries, keys and values are made of.
+    """
+    queries, keys = looking_back(distances)
+    values = torch.zeros(HEAD_DIM, fed)
+    values[: KNOWN + 1, : KNOWN + 1] = torch.eye(KNOWN + 1)
+    out = torch.zeros(WIDTH, HEADS, HEAD_DIM)
+    for head, distance in enumerate(distances):
+        weight = 8 * NEAREST**-head
+        out[: A + B, head, : A + B] = later(distance + 1) * weight
+    hidden = torch.zeros(DRAFTER["intermediate_size"], WIDTH)
+    return {
+        f"{name}.{part}": tensor
+        for part, tensor in {
+            "input_layernorm.weight": torch.ones(WIDTH),
+            "post_attention_layernorm.weight": torch.ones(WIDTH),
+            "self_attn.q_proj.weight": torch.zeros(HEADS * HEAD_DIM, fed),
+            "self_attn.q_proj.bias": queries,
+            "self_attn.k_proj.weight": torch.zeros(HEAD_DIM, fed),
+            "self_attn.k_proj.bias": keys,
+            "self_attn.v_proj.weight": values,
+            "self_attn.v_proj.bias": torch.zeros(HEAD_DIM),
+            "self_attn.o_proj.weight": out.flatten(1),
+            "self_attn.o_proj.bias": torch.zeros(WIDTH),
+            "mlp.gate_proj.weight": hidden,
+            "mlp.up_proj.weight": hidden.clone(),
+            "mlp.down_proj.weight": hidden.T.contiguous(),
+        }.items()
+    }
+
+
+def _tables(embedded: torch.Tensor, said: torch.Tensor) -> Tensors:
+    """Embeddings of tokens by their parts, and what is said by the parts found."""
+    embed, rows = torch.zeros(VOCAB, WIDTH), torch.zeros(VOCAB, WIDTH)
+    embed[:, : A + B] = embedded
+    embed[TOKENS:, FILLER] = 1
+    rows[:, : A + B] = said * SURE
+    return {"embed_tokens.weight": embed, "lm_head.weight": rows}
+
+
+def save_pard(folder: Path) -> Path:
+    """A slot's token, or the last one known before a mask, is counted on from."""
+    tokens = torch.arange(VOCAB)
+    tables = _tables(parts(tokens) / 2**0.5, parts(tokens))
+    made = {"norm.weight": torch.ones(WIDTH)} | _layer("layers.0", [0, 1, 2, 3], WIDTH)
+    made["embed_tokens.weight"] = tables.pop("embed_tokens.weight")
+    config = DRAFTER | {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "pard_token": MASK,
+    }
+    return write_checkpoint(
+        folder, config, {f"model.{n}": t for n, t in made.items()} | tables
+    )
+
+
+def save_head(folder: Path, is_parallel: bool) -> Path:
+    """An EAGLE-3 or P-EAGLE head, fed one part by states, the other by tokens.
+
+    What it hands on is the first part of the token that its slot holds, so that it may
+    be fed it in the place of the target's states.
+    """
+    tokens = torch.arange(VOCAB)
+    by_token, said = parts(tokens), parts(tokens)
+    by_token[:, :A] = 0
+    said[:TOKENS, :A] = parts((tokens[:TOKENS] - 1) % TOKENS)[:, :A]
+    layer = _layer("layers.0", [1, 2, 3, 4], 2 * WIDTH)
+    values = layer["layers.0.self_attn.v_proj.weight"].zero_()
+    values[range(A), range(WIDTH, WIDTH + A)] = 1  # beside the embedding
+    values[range(A, A + B), range(A, A + B)] = 1
+    combine = torch.zeros(WIDTH, SIZE)
+    combine[:A], combine[FILLER] = directions()[:A], directions()[A + B]
+    made = _tables(by_token, said) | layer
+    for norm in ("norm.weight", "layers.0.hidden_norm.weight"):
+        made[norm] = torch.ones(WIDTH)
+    made["fc.weight"] = combine.repeat(1, 3)
+    config = DRAFTER | {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "model_type": "llama",
+        "target_hidden_size": SIZE,
+        "norm_before_residual": True,
+        "eagle_config": {
+            "use_aux_hidden_state": True,
+            "eagle_aux_hidden_state_layer_ids": [1, 2, 3],
+        },
+    }
+    if is_parallel:
+        config |= {"mask_token_id": MASK, "num_speculative_tokens": 4}
+        made["mask_hidden"] = directions()[A + B].repeat(1, 1, 3)
+    return write_checkpoint(folder, config, made)
+
+
+FLAGS, FOUND = 32, 40  # columns of PARD-2's: which slots are known, the first part
+
+
+def save_pard2(folder: Path) -> Path:
+    """Counts one part on from tokens, and the other from the state that it is fed.
+
+    All masks are fed the last token's state, so how far to count that on is what
+    attention says of the slots before: which of them is the nearest that is known.
+    """
+    tokens = torch.arange(VOCAB)
+    by_token = parts(tokens)
+    by_token[:, :A] = 0
+    layer = _layer("layers.0", [0, 1, 2, 3], WIDTH)
+    prefix = "layers.0."
+    out = layer[prefix + "self_attn.o_proj.weight"].view(WIDTH, HEADS, HEAD_DIM)
+    out[:A] = 0
+    gate = layer[prefix + "mlp.gate_proj.weight"].view(HEADS, A, WIDTH)
+    up = layer[prefix + "mlp.up_proj.weight"].view(HEADS, A, WIDTH)
+    down = layer[prefix + "mlp.down_proj.weight"].view(WIDTH, HEADS, A)
+    for head in range(HEADS):
+        out[FLAGS + head, head, KNOWN] = 8
+        gate[head, :, FLAGS + head] = 20
+        gate[head, :, FLAGS : FLAGS + head] = -40
+        up[head, range(A), range(A)] = 1
+        down[FOUND : FOUND + A, head] = later(head + 2)[:A, :A]
+    made = _tables(by_token, by_token)
+    table, rows = made.pop("embed_tokens.weight"), made["lm_head.weight"]
+    table[:TOKENS, KNOWN] = 1
+    table[TOKENS:, FILLER] = 2**0.5
+    rows[:, FOUND : FOUND + A] = parts(tokens)[:, :A] * SURE
+    made = {"lm_head.weight": rows, "model.embed_tokens.weight": table} | {
+        f"model.{name}": tensor for name, tensor in layer.items()
+    }
+    made["model.norm.weight"] = torch.ones(WIDTH)
+    config = DRAFTER | {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "pard_token": MASK,
+        "spd_type": "pard2",
+        "pard2_proj_bias": False,
+        "pard2_scale": 0.5,
+        "pard2_target_dim": 2 * SIZE,
+        "pard2_target_layers": [-1, -2],
+    }
+    write_checkpoint(folder, config, made)
+    warp = torch.zeros(WIDTH, 2 * SIZE)
+    warp[:A] = directions()[:A].repeat(1, 2) / (SIZE / 2) ** 0.5
+    torch.save({"target_proj.weight": warp}, folder / "warp_model.bin")
+    return folder

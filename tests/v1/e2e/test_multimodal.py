@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drafts for multimodal targets, whose prompts hold images and text, or text alone."""
+"""Drafts for multimodal targets: images and text in the prompt, or text alone."""
 
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +45,9 @@ SEEDED = 3  # of the requests, the one that is sampled
 
 
 @pytest.fixture(scope="module")
-def targets(models: Path, tmp_path_factory) -> dict[str, Path]:
+def target_of(models: Path, tmp_path_factory) -> Callable[[str], Path]:
     folder = tmp_path_factory.mktemp("multimodal")
-    return {name: write(models, folder / name) for name, write in TARGETS.items()}
+    return cache(lambda name: TARGETS[name](models, folder / name))
 
 
 @pytest.fixture(scope="module")
@@ -150,7 +152,7 @@ def assert_drafts_are_the_oracles(found, target, asked, oracle_of, width: int) -
 
 
 @pytest.mark.parametrize("case", only_fast(CASES, *FAST))
-def test_drafts_and_output(case, run_engine, models, targets, heads, requests):
+def test_drafts_and_output(case, run_engine, models, target_of, heads, requests):
     """Drafts are those of plain PyTorch: of heads behind images at M-RoPE positions,
     and of draft models by the tokens that stand for images, at plain ones."""
     name, mode = case.split(":")
@@ -158,7 +160,7 @@ def test_drafts_and_output(case, run_engine, models, targets, heads, requests):
     folder = heads[mode] if is_head and name == "qwen-vl" else models / mode
     result = run(
         run_engine,
-        targets[name],
+        target_of(name),
         requests[name],
         speculative_config={
             "model": str(folder),
@@ -171,7 +173,7 @@ def test_drafts_and_output(case, run_engine, models, targets, heads, requests):
     assert result["replays"]
     assert_drafts_are_the_oracles(
         result["scenarios"]["together"],
-        load(targets[name]),
+        load(target_of(name)),
         requests[name],
         lambda target, sides: oracle_for(case, folder, target, sides),
         MODES[mode],
@@ -180,13 +182,13 @@ def test_drafts_and_output(case, run_engine, models, targets, heads, requests):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TARGETS)
-def test_embeddings_of_images(name, run_engine, models, targets, requests, tmp_path):
+def test_embeddings_of_images(name, run_engine, models, target_of, requests, tmp_path):
     """A head that takes them is fed the target's own, shifted as tokens are."""
     folder = write_seeing_head(models, tmp_path / "head")
     spec = {"model": str(folder), "method": "eagle", "num_speculative_tokens": 3}
     result = run(
         run_engine,
-        targets[name],
+        target_of(name),
         requests[name],
         speculative_config=spec,
         record_drafts=True,
@@ -195,7 +197,7 @@ def test_embeddings_of_images(name, run_engine, models, targets, requests, tmp_p
     assert result["replays"]
     assert_drafts_are_the_oracles(
         result["scenarios"]["together"],
-        load(targets[name]),
+        load(target_of(name)),
         requests[name],
         lambda target, sides: SeeingEagleOracle(folder, target),
         1,
@@ -207,7 +209,7 @@ TREES = [f"{target}:{mode}" for target in TARGETS for mode in ("pard", "peagle")
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", TREES)
-def test_trees(case, run_engine, models, targets, heads, requests):
+def test_trees(case, run_engine, models, target_of, heads, requests):
     """Rows of one depth share their M-RoPE positions."""
     name, mode = case.split(":")
     folder = heads[mode] if case == "qwen-vl:peagle" else models / mode
@@ -217,23 +219,23 @@ def test_trees(case, run_engine, models, targets, heads, requests):
         "num_speculative_tokens": 4,
         "draft_tree": 15,
     }
-    result = run(run_engine, targets[name], requests[name], speculative_config=spec)
+    result = run(run_engine, target_of(name), requests[name], speculative_config=spec)
     assert "Draft trees are not used" not in result["log"]
     found = result["scenarios"]["together"]
-    assert_output_is_the_targets(found, load(targets[name]), requests[name])
+    assert_output_is_the_targets(found, load(target_of(name)), requests[name])
     assert found["counters"]["num_accepted_tree_nodes"][1] > 0
 
 
 @pytest.mark.slow
-def test_multimodal_draft_model(run_engine, targets, requests):
+def test_multimodal_draft_model(run_engine, target_of, requests):
     """The target drafts for itself by tokens alone, which is all that text needs."""
-    target = str(targets["qwen-vl"])
+    target = str(target_of("qwen-vl"))
     spec = {"model": target, "method": "draft_model", "num_speculative_tokens": 3}
     text = [request for request in requests["qwen-vl"] if "images" not in request]
     for asked in (text, requests["qwen-vl"]):
         result = run(run_engine, target, asked, speculative_config=spec)
         found = result["scenarios"]["together"]
-        assert_output_is_the_targets(found, load(targets["qwen-vl"]), asked)
+        assert_output_is_the_targets(found, load(target_of("qwen-vl")), asked)
         accepted = found["counters"]["num_accepted_tokens"][0]
         if asked is text:
             assert accepted == found["counters"]["num_draft_tokens"][0]

@@ -56,10 +56,11 @@ def find_unsupported(spec: "SpeculativeConfig") -> str | None:
 def _other_rope_dims(spec: "SpeculativeConfig") -> tuple[int, int] | None:
     """Dimensions of a head's M-RoPE positions and of its target's, if they differ.
 
-    A head of a target without M-RoPE, and a draft model, are fed plain positions.
+    Any other drafter than an EAGLE-3 head, and any of a target without M-RoPE, is fed
+    plain positions.
     """
     target, draft = spec.target_model_config, spec.draft_model_config
-    if not spec.use_eagle() or target is None or not target.uses_mrope:
+    if spec.method != "eagle3" or target is None or not target.uses_mrope:
         return None
     dims = draft.mrope_num_dims, target.mrope_num_dims
     return dims if draft.uses_mrope and dims[0] != dims[1] else None

@@ -27,8 +27,9 @@ class EagleDrafter(Drafter):
         super().__init__(vllm_config, device)
         self.is_eagle3 = self.speculative_config.method == "eagle3"
         self.fed_hidden_size = self.draft_model_config.get_hidden_size()
-        # A head that was trained on M-RoPE positions needs a target that has them.
-        if vllm_config.model_config.uses_mrope:
+        # A head that was trained on M-RoPE positions needs a target that has them. vLLM
+        # compiles heads of EAGLE's first version for plain ones.
+        if self.is_eagle3 and vllm_config.model_config.uses_mrope:
             self.rope_dims = self.draft_model_config.mrope_num_dims
         # What mask slots are fed: in the first pass as the target's hidden states
         # are, [S * H] and known with the first batch, in later ones as the drafter's

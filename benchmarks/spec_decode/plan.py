@@ -3,7 +3,7 @@
 
 import os
 from argparse import Namespace
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +133,7 @@ class Setup:
         models: folder of the set of models.
         engine_args: further arguments of LLM, over those chosen here.
         max_model_len: of the longest prompt and its output.
+        spec_args: further keys of the speculative config of ours.
     """
 
     sites: dict[str, str]
@@ -142,6 +143,7 @@ class Setup:
     kv_cache_gib: float
     engine_args: dict[str, Any]
     max_model_len: int = MIN_MODEL_LEN
+    spec_args: dict[str, Any] = field(default_factory=dict)
 
     def llm_args(self, key: EngineKey) -> dict[str, Any]:
         args = {
@@ -184,7 +186,7 @@ class Setup:
         if key.is_fp8:
             config["quantization"] = "fp8_per_channel"
             config["draft_lm_head_quantization"] = "fp8"
-        return config
+        return config | (self.spec_args if key.implementation == OURS else {})
 
     def command(
         self, key: EngineKey, lane: int = 0

@@ -67,6 +67,8 @@ def make_parser(benchmark: str, about: str) -> argparse.ArgumentParser:
     add("--engines-at-once", type=int, help="engines loaded together; what fits")
     add("--engine-args", type=json.loads, default={},
         help="more arguments of LLM, as JSON")  # fmt: skip
+    add("--spec-args", type=json.loads, default={},
+        help="more keys of the speculative config of ours, as JSON")  # fmt: skip
     add("--time-limit", type=float, default=570.0, help="seconds, then stop cleanly")
     add("--output", type=Path, help="results file; in results/<gpu>/ by default")
     parser.set_defaults(share_engines=False, context=[0], output_len=0)
@@ -118,6 +120,7 @@ class SideBySide:
             kv_cache_gib=args.kv_cache_gib,
             max_model_len=max(MIN_MODEL_LEN, longest),
             engine_args=args.engine_args,
+            spec_args=args.spec_args,
         )
         self.run = Run(benchmark, device, args.output, args.time_limit)
         self.logs = Path(tempfile.mkdtemp(prefix="spec_decode_logs_"))

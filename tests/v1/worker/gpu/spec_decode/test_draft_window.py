@@ -35,8 +35,9 @@ class Batch:
         self.tables = BlockTables(sizes, rows, 1024, widths, DEVICE)
         for table, size in zip(self.tables.input_block_tables, sizes, strict=True):
             blocks = 1 + torch.randperm(table.numel(), device=DEVICE).view(table.shape)
-            # Past its end a row is padding, for which there is no block.
-            held = torch.tensor(lens, device=DEVICE)[:, None].add(size - 1) // size
+            # Blocks are held for the tokens that later passes add, too.
+            tokens = torch.tensor(lens, device=DEVICE)[:, None] + ROOM
+            held = (tokens + size - 1) // size
             columns = torch.arange(table.shape[1], device=DEVICE)
             table.copy_(blocks * (columns < held))
 
@@ -117,11 +118,20 @@ def test_later_passes_leave_out_the_same():
     tables.show(batch, is_first=True)
     rows, dropped = tables.input_block_tables[0].clone(), tables.dropped.clone()
     assert dropped.max() > 500 and (dropped % 16 == 0).all()
-    longer = torch.tensor(batch.lens, device=DEVICE) + 1
+    longer = torch.tensor(batch.lens, device=DEVICE) + ROOM
     batch.seq_lens.copy_(longer)
     tables.show(batch, is_first=False)
     assert torch.equal(batch.seq_lens, (longer - dropped).int())
     assert torch.equal(tables.input_block_tables[0], rows)
+    # Also the tokens that they add stand in what is shown.
+    cache, source = batch.cache(0), batch.tables.input_block_tables[0]
+    for req, length in enumerate(longer.tolist()):
+        end = min(length, MAX_LEN)
+        left_out = int(dropped[req])
+        whole = keys_and_values(cache, source[req], end)
+        shown = keys_and_values(cache, rows[req], end - left_out)
+        for found, wanted in zip(shown, whole, strict=True):
+            assert torch.equal(found[16:], wanted[16 + left_out :])
     # The next step's rows are its own.
     batch.seq_lens.copy_(torch.arange(len(BATCH)))
     batch.query_start_loc.copy_(torch.arange(len(BATCH) + 1))

@@ -17,6 +17,8 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
     VocabParallelEmbedding,
 )
 from vllm.platforms import current_platform
+from vllm.v1.worker.gpu import model_runner
+from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 from vllm.v1.worker.gpu.spec_decode.unified.fp8_head import Fp8Head, quantize_lm_head
 
 VOCAB, HIDDEN = 500, 64  # the last 12 of 512 rows are padding
@@ -76,6 +78,28 @@ def test_logits_are_nearly_those_of_the_head(is_tied: bool, make_model):
     assert model.lm_head.weight.dtype == current_platform.fp8_dtype()
     assert torch.equal(target_head.weight, before)
     assert model.embed_tokens.weight.dtype == torch.bfloat16
+
+
+def test_a_copy_follows_what_it_is_of(make_model, monkeypatch):
+    """Weights that are loaded again while serving; addresses stay for CUDA graphs."""
+    drafter, target_head = make_model(False), make_model(False).lm_head
+    drafter.lm_head = target_head
+    quantize_lm_head(drafter)
+    copied = [tensor.data_ptr() for tensor in drafter.lm_head.parameters()]
+    monkeypatch.setattr(model_runner, "reload_weights", lambda *_: None)
+    runner = GPUModelRunner.__new__(GPUModelRunner)
+    runner.vllm_config, runner.get_draft_model = None, lambda: drafter
+    for name in ("get_model", "reset_lora_state", "reset_encoder_cache"):
+        setattr(runner, name, lambda: None)
+    runner.reset_mm_cache = lambda: None
+    hidden, before = torch.randn(8, HIDDEN), drafter.lm_head.weight.float()
+    target_head.weight.data.normal_(std=2)
+    runner.reload_weights()
+    assert not torch.equal(drafter.lm_head.weight.float(), before)
+    exact = hidden.float() @ target_head.weight.float().T
+    found = drafter.compute_logits(hidden).float()
+    assert (found - exact[:, :VOCAB]).norm() < 0.05 * exact.norm()
+    assert copied == [tensor.data_ptr() for tensor in drafter.lm_head.parameters()]
 
 
 def test_heads_of_other_weights_are_refused(make_model):

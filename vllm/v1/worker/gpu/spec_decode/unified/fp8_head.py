@@ -5,6 +5,9 @@ Named as in vLLM 0.33, `draft_lm_head_quantization`, which quantizes an EAGLE he
 copy of the target's lm_head (proposed in vLLM PR #47584). Here any drafter's is.
 """
 
+import weakref
+
+import torch
 import torch.nn as nn
 
 from vllm.logger import init_logger
@@ -33,6 +36,8 @@ class Fp8Head(nn.Module):
             head: an lm_head whose weight is [rows of this rank, H], bfloat16 or half.
         """
         super().__init__()
+        # Not a part of this module: if it is the drafter's own it may go.
+        self.source = weakref.ref(head)
         self.tp_size, self.shard_indices = head.tp_size, head.shard_indices
         self.org_vocab_size = head.org_vocab_size
         weight = head.weight.detach()
@@ -54,6 +59,13 @@ class Fp8Head(nn.Module):
         # There is nothing to load into it, now or later.
         get_layerwise_info(self).reset()
 
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Copies anew, in place, what was shared and has been loaded again."""
+        if (source := self.source()) is not None:
+            for name, tensor in Fp8Head(source).named_parameters():
+                self.get_parameter(name).copy_(tensor)
+
 
 def quantize_lm_head(model: nn.Module) -> None:
     """Puts a copy in fp8 in the place of a drafter's lm_head.
@@ -61,9 +73,7 @@ def quantize_lm_head(model: nn.Module) -> None:
     Raises:
         ValueError: the model has none, or one that is quantized already.
     """
-    owner = (
-        model.get_language_model() if hasattr(model, "get_language_model") else model
-    )
+    owner = _owner(model)
     head = getattr(owner, "lm_head", None)
     plain = UnquantizedEmbeddingMethod, UnquantizedLinearMethod
     method = getattr(head, "quant_method", None)
@@ -77,3 +87,20 @@ def quantize_lm_head(model: nn.Module) -> None:
         "The drafter's lm_head is a copy in fp8, %.3f GiB.",
         owner.lm_head.weight.nbytes / 2**30,
     )
+
+
+def refresh_lm_head(model: nn.Module | None) -> None:
+    """Called when the target's weights were loaded again.
+
+    Args:
+        model: the draft model, if there is one.
+    """
+    head = getattr(_owner(model), "lm_head", None)
+    if isinstance(head, Fp8Head):
+        head.refresh()
+
+
+def _owner(model: nn.Module | None) -> nn.Module | None:
+    """The language model, which has the lm_head."""
+    is_part = hasattr(model, "get_language_model")
+    return model.get_language_model() if is_part else model

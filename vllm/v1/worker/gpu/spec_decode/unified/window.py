@@ -81,6 +81,7 @@ class WindowedBlockTables(DraftBlockTables):
                     shown.shape[1],
                     self.window,
                     self.unit,
+                    self.room,
                     self.target.block_sizes[group],
                     BLOCK=256,
                 )
@@ -100,6 +101,7 @@ def _window_kernel(
     num_shown_columns,
     window,
     unit,  # tokens that are kept at the start, and left out as a whole
+    room,  # tokens that later passes may add
     block_size,  # of which the unit is a multiple
     BLOCK: tl.constexpr,
 ):
@@ -111,7 +113,7 @@ def _window_kernel(
     before_window = tl.maximum(first + 1 - window, 0)
     left_out = tl.maximum(before_window // unit - 1, 0) * unit
     tl.store(dropped + req, left_out)
-    count = (length - left_out + block_size - 1) // block_size
+    count = (length - left_out + room + block_size - 1) // block_size
     for i in range(0, count, BLOCK):
         column = i + tl.arange(0, BLOCK)
         skipped = tl.where(column < unit // block_size, 0, left_out // block_size)

@@ -22,13 +22,12 @@ EAGLE, P_EAGLE = DraftLayout(4, 1), DraftLayout(4, 1, 4)
 def batch(*query_lens: int) -> SimpleNamespace:
     return SimpleNamespace(
         num_reqs=len(query_lens),
-        num_scheduled_tokens=np.array(query_lens, dtype=np.int32),
         query_start_loc_np=np.cumsum([0, *query_lens], dtype=np.int32),
     )
 
 
 def found_rows(layout: DraftLayout, step, drafted, *marked: int) -> list[int]:
-    is_multimodal = torch.zeros(int(step.num_scheduled_tokens.sum()), dtype=torch.bool)
+    is_multimodal = torch.zeros(step.query_start_loc_np[-1], dtype=torch.bool)
     is_multimodal[list(marked)] = True
     embeds = [torch.ones(len(marked), 8)]
     given, rows = rows_of_embeddings((embeds, is_multimodal), step, drafted, layout)

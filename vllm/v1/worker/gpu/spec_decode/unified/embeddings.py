@@ -34,10 +34,10 @@ def rows_of_embeddings(
     if mm_inputs is None or not mm_inputs[0]:
         return None
     embeds, is_multimodal = mm_inputs
+    # Of a trimmed batch the host knows where prompts begin: behind what has drafts.
     n = batch.num_reqs
+    starts = batch.query_start_loc_np[: n + 1]
     first = drafted.query_start_loc_np[:n] + np.arange(n) * layout.num_extra_slots
-    moved_by = np.repeat(
-        first - batch.query_start_loc_np[:n], batch.num_scheduled_tokens
-    )
+    moved_by = np.repeat(first - starts[:n], np.diff(starts))
     rows = np.flatnonzero(is_multimodal.numpy())
     return embeds, torch.from_numpy(rows + moved_by[rows])

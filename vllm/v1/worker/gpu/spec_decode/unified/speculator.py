@@ -57,6 +57,7 @@ class UnifiedSpeculator(DraftModelSpeculator):
     # The drafter's width is its own affair: the target runs at its whole budget.
     num_query_per_req = 1
     num_extra_query_per_req = 0
+    backlog: Backlog | None = None
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device, drafter: Drafter):
         self.drafter, self.layout = drafter, drafter.layout
@@ -79,9 +80,6 @@ class UnifiedSpeculator(DraftModelSpeculator):
         self.no_requests = torch.full_like(self.idx_mapping, -1)
         self.tree_step = make_tree_step(vllm_config, self.layout, device)
         self.plans = self._make_plans()
-        self.backlog: Backlog | None = None
-        if 0 in self.plans:
-            self.backlog = make_backlog(vllm_config, drafter)
         self.graphs: DraftGraphs | None = None
         method = self.speculative_config.rejection_sample_method
         self.verifies_blocks = method == "block"
@@ -482,6 +480,8 @@ class UnifiedSpeculator(DraftModelSpeculator):
     def load_model(self, target_model: nn.Module) -> None:
         super().load_model(target_model)
         self.supports_mm_inputs = self.drafter.takes_embeddings
+        if 0 in self.plans:
+            self.backlog = make_backlog(self.target_config, self.drafter)
         if self.use_acceptance_estimator:
             # vLLM's has a place for each node of a tree, of which nothing is predicted.
             depth = self.layout.num_speculative_tokens

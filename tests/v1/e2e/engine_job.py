@@ -7,9 +7,9 @@ is imported once. It says `done` on stdout when a result is written.
 A job names an engine's arguments and scenarios, which run one after the other. A
 scenario is a list of requests, each with its prompt's token ids and how many tokens it
 wants, and, if it has them: the step at which it arrives, else all arrive together; its
-priority; after how many tokens it is aborted; whether its answer is streamed; further
-sampling parameters; further parts of its prompt, each of which comes when the one
-before is answered. Beyond that a job may ask for
+priority; the folder of its LoRA adapter; after how many tokens it is aborted; whether
+its answer is streamed; further sampling parameters; further parts of its prompt, each
+of which comes when the one before is answered. Beyond that a job may ask for
 
     async_scheduling: steps are scheduled before the last one's tokens are known;
     idle_every: a dummy batch, as an idle data-parallel rank runs it, every so many
@@ -43,6 +43,7 @@ from watches import DraftRecord, HostWaits, KeptDrafts, around
 
 from vllm import LLM, SamplingParams
 from vllm.config.drafter import engine, length
+from vllm.lora.request import LoRARequest
 from vllm.outputs import CompletionOutput
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
@@ -209,8 +210,10 @@ def add_request(engine: LLMEngine, name: str, request: dict[str, Any]) -> None:
         add_session(engine, name, [request["prompt"], *request["then"]], request)
         return
     prompt = {"prompt_token_ids": request["prompt"]}
-    priority = request.get("priority", 0)
-    engine.add_request(name, prompt, sampling(request), priority=priority)
+    given: dict[str, Any] = {"priority": request.get("priority", 0)}
+    if folder := request.get("lora"):
+        given["lora_request"] = LoRARequest("adapter", 1, folder)
+    engine.add_request(name, prompt, sampling(request), **given)
 
 
 def add_session(

@@ -8,9 +8,9 @@ A job names an engine's arguments and scenarios, which run one after the other. 
 scenario is a list of requests, each with its prompt's token ids and how many tokens it
 wants, and, if it has them: rows and columns of its images, each of which stands for one
 token of the prompt; the step at which it arrives, else all arrive together; its
-priority; after how many tokens it is aborted; whether its answer is streamed; further
-sampling parameters; further parts of its prompt, each of which comes when the one
-before is answered. Beyond that a job may ask for
+priority; the folder of its LoRA adapter; after how many tokens it is aborted; whether
+its answer is streamed; further sampling parameters; further parts of its prompt, each
+of which comes when the one before is answered. Beyond that a job may ask for
 
     async_scheduling: steps are scheduled before the last one's tokens are known;
     idle_every: a dummy batch, as an idle data-parallel rank runs it, every so many
@@ -45,6 +45,7 @@ from watches import DraftRecord, HostWaits, KeptDrafts, around
 
 from vllm import LLM, SamplingParams
 from vllm.config.drafter import engine, length
+from vllm.lora.request import LoRARequest
 from vllm.outputs import CompletionOutput
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
@@ -215,8 +216,10 @@ def add_request(engine: LLMEngine, name: str, request: dict[str, Any]) -> None:
         pictures = importlib.import_module("multimodal_models").picture
         images = [pictures(*side) for side in sides]
         prompt["multi_modal_data"] = {"image": images}
-    priority = request.get("priority", 0)
-    engine.add_request(name, prompt, sampling(request), priority=priority)
+    given: dict[str, Any] = {"priority": request.get("priority", 0)}
+    if folder := request.get("lora"):
+        given["lora_request"] = LoRARequest("adapter", 1, folder)
+    engine.add_request(name, prompt, sampling(request), **given)
 
 
 def add_session(

@@ -12,12 +12,14 @@ slots, by attention that looks back a certain number of positions. So a draft is
 only if token, state, position and place in the KV cache of a slot are.
 """
 
+import json
 import re
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from safetensors.torch import save_file
 
 from tests.checkpoints.tensors import Tensors, write_checkpoint
 
@@ -130,6 +132,23 @@ def plant(model: torch.nn.Module) -> None:
             is_gemma = "gemma" in model.config.model_type
             if is_gemma and re.search(r"post_(attention|feedforward)_layern", name):
                 weight.fill_(-0.7)
+
+
+def save_adapter(folder: Path) -> Path:
+    """A LoRA adapter of a Llama: of values, and of what is said."""
+    generator, rank = torch.Generator().manual_seed(2), 8
+    sizes = {f"model.layers.{i}.self_attn.v_proj": 64 for i in range(LAYERS)}
+    tensors = {}
+    for name, size in (sizes | {"lm_head": VOCAB}).items():
+        for part, shape in (("A", (rank, SIZE)), ("B", (size, rank))):
+            values = torch.randn(*shape, generator=generator) / 8
+            tensors[f"base_model.model.{name}.lora_{part}.weight"] = values
+    folder.mkdir()
+    save_file(tensors, folder / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank}
+    config["target_modules"] = ["v_proj", "lm_head"]
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    return folder
 
 
 # Drafters.

@@ -16,6 +16,7 @@ from .engine import EngineError
 from .target_models import (
     TARGETS,
     TOKENS,
+    save_adapter,
     save_head,
     save_pard,
     save_pard2,
@@ -42,6 +43,12 @@ ENGINE = {
     "max_num_batched_tokens": 48,
     "skip_tokenizer_init": True,
 }
+# Of the second table: a Llama with these engine arguments. Every other request has an
+# adapter, and drafters know nothing of it; adapters want a token budget for all drafts.
+BESIDE: dict[str, dict[str, Any]] = {
+    "LoRA": {"enable_lora": True, "max_num_batched_tokens": 64},
+    "fp8 KV cache": {"kv_cache_dtype": "fp8"},
+}
 # Where vLLM's kernels for a target's layers take no float32, on a CPU and on a GPU.
 ON_CPU, ON_GPU = {"Qwen3-Next": "bfloat16"}, {"DeepSeek-V2": "bfloat16"}
 SAMPLED = {"temperature": 1.5}
@@ -53,18 +60,19 @@ SAID = {
     "as PARD": "drafts without the target's hidden states",
     "chains": "Draft trees are not used",
 }
-# Each finds what the others do not: a tree that must not be one, and states of layers.
-FAST = ("gpt-oss, PARD's trees", "Nemotron-H, P-EAGLE")
+# A chain in the place of a tree of fixed size, and adapters of all rows of logits.
+FAST = ("gpt-oss, PARD's trees", "LoRA, EAGLE-3")
 
 
 def read_table() -> dict[str, str]:
     """What the page says of each target and kind of drafter: "target, drafter"."""
     lines = [line for line in TABLE.read_text().splitlines() if line.startswith("| ")]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    head, *rows = [row for row in rows if row[0] in ("target", *TARGETS)]
+    head = next(row for row in rows if row[0] == "target")  # the other one is the same
     return {
         f"{row[0]}, {column}": cell
         for row in rows
+        if row[0] in (*TARGETS, *BESIDE)
         for column, cell in zip(head[1:], row[1:], strict=True)
     }
 
@@ -75,7 +83,7 @@ CELLS = read_table()
 def engine(name: str, on_cpu: bool) -> dict[str, Any]:
     """What a target is served with."""
     dtypes = ON_CPU if on_cpu else ON_GPU
-    return ENGINE | {"dtype": dtypes.get(name, "float32")}
+    return ENGINE | {"dtype": dtypes.get(name, "float32")} | BESIDE.get(name, {})
 
 
 def prompt(length: int) -> list[int]:
@@ -92,8 +100,13 @@ def counted_on(length: int) -> list[int]:
     return [(first + i) % TOKENS for i in range(NUM_TOKENS)]
 
 
-def scenarios() -> dict[str, list[dict[str, Any]]]:
+def scenarios(name: str, folders: dict[str, Path]) -> dict[str, list[dict[str, Any]]]:
     asked = [{"prompt": prompt(n), "max_tokens": NUM_TOKENS} for n in LENGTHS]
+    if name == "LoRA":
+        asked = [
+            one | {"lora": str(folders["adapter"])} if number % 2 else one
+            for number, one in enumerate(asked)
+        ]
     drawn = [
         one | {"sampling": SAMPLED | {"seed": seed}} for seed, one in enumerate(asked)
     ]
@@ -105,6 +118,7 @@ def folders(tmp_path_factory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("targets")
     return {
         "targets": folder,
+        "adapter": save_adapter(folder / "adapter"),
         "pard": save_pard(folder / "pard"),
         "pard2": save_pard2(folder / "pard2"),
         "eagle3": save_head(folder / "eagle3", is_parallel=False),
@@ -122,8 +136,10 @@ def alone(folders, run_engine: RunEngine, on_cpu: bool):
 
     def get(name: str) -> tuple[Path, dict[str, Any]]:
         if name not in made:
-            folder = save_target(name, folders["targets"] / name)
-            result = run_engine(scenarios(), model=folder, **engine(name, on_cpu))
+            kind = "Llama" if name in BESIDE else name
+            folder = save_target(kind, folders["targets"] / name)
+            asked = scenarios(name, folders)
+            result = run_engine(asked, model=folder, **engine(name, on_cpu))
             said = {each: one["tokens"] for each, one in result["scenarios"].items()}
             assert said["greedy"] == [counted_on(length) for length in LENGTHS]
             assert said["drawn"] != said["greedy"]
@@ -152,13 +168,12 @@ def test_cell(cell: str, alone, folders, run_engine: RunEngine, on_cpu: bool):
     spec |= settings if drafter else settings | {"method": "draft_model"}
 
     def run() -> dict[str, Any]:
-        given = engine(name, on_cpu)
-        return run_engine(scenarios(), model=folder, speculative_config=spec, **given)
+        asked, given = scenarios(name, folders), engine(name, on_cpu)
+        return run_engine(asked, model=folder, speculative_config=spec, **given)
 
     if expected == "refused":
-        with pytest.raises(
-            EngineError, match=rf"ValidationError[\s\S]*({SAID[expected]})"
-        ):
+        error = rf"ValidationError[\s\S]*({SAID[expected]})"  # of the config
+        with pytest.raises(EngineError, match=error):
             run()
         return
     result = run()
@@ -175,5 +190,6 @@ def test_cell(cell: str, alone, folders, run_engine: RunEngine, on_cpu: bool):
 
 
 def test_table_is_complete():
-    wanted = {f"{name}, {column}" for name in TARGETS for column in COLUMNS}
+    rows = (*TARGETS, *BESIDE)
+    wanted = {f"{name}, {column}" for name in rows for column in COLUMNS}
     assert CELLS.keys() == wanted

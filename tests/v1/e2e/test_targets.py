@@ -163,6 +163,8 @@ def acceptance(found: dict[str, Any]) -> list[float]:
 def test_cell(cell: str, alone, folders, run_engine: RunEngine, on_cpu: bool):
     name, column = cell.split(", ")
     (drafter, settings), expected = COLUMNS[column], CELLS[cell]
+    if on_cpu and name == "DeepSeek-V2" and drafter:
+        pytest.skip("on a CPU vLLM's MLA has KV blocks of no other attention's size")
     folder, said = alone(name)
     spec = {"model": str(folders.get(drafter, folder)), "num_speculative_tokens": K}
     spec |= settings if drafter else settings | {"method": "draft_model"}

@@ -33,6 +33,8 @@ def check_quantization(vllm_config: "VllmConfig") -> None:
     """
     spec = vllm_config.speculative_config
     draft = spec.draft_model_config
+    if draft is None:
+        return  # one of vLLM's own speculators drafts
     if _is_online(draft):
         _check_method(draft)
         _check_dtype(f'quantization="{draft.quantization}"', draft.dtype)

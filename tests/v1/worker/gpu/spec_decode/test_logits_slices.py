@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from vllm.platforms import current_platform
 from vllm.v1.worker.gpu.spec_decode.draft_tree.drafting import rank_candidates
 from vllm.v1.worker.gpu.spec_decode.unified import slices
 from vllm.v1.worker.gpu.spec_decode.unified.buffers import DraftBuffers
@@ -16,8 +17,14 @@ from vllm.v1.worker.gpu.spec_decode.unified.slices import request_slices
 from vllm.v1.worker.gpu.spec_decode.unified.speculator import UnifiedSpeculator
 
 VOCAB, HIDDEN, REQUESTS, DRAFTS = 300, 8, 11, 5
-CPU = torch.device("cpu")
+DEVICE = torch.device(current_platform.device_type)
 ROW = VOCAB * 4  # bytes of a row of logits
+
+
+@pytest.fixture(autouse=True)
+def on_device():
+    with DEVICE:
+        yield
 
 
 @pytest.mark.parametrize("most", [1, 3, 10, 11, 100])
@@ -54,8 +61,8 @@ class Drafting:
             model_config=SimpleNamespace(head_dtype=torch.float32)
         )
         made.vocab_size, made.num_speculative_steps = VOCAB, DRAFTS
-        made.device, made._num_reqs = CPU, REQUESTS
-        made.buffers = DraftBuffers(made.layout, 64, REQUESTS, CPU)
+        made.device, made._num_reqs = DEVICE, REQUESTS
+        made.buffers = DraftBuffers(made.layout, 64, REQUESTS, DEVICE)
         batch = made.buffers.batch
         batch.sample_positions.copy_(torch.arange(REQUESTS * width) * 3)
         requests = torch.arange(REQUESTS).flip(0).repeat_interleave(width)
@@ -81,7 +88,10 @@ class Drafting:
         confidence[requests, columns.long()] = logits.softmax(-1).amax(-1)
 
     def chain(self) -> list[torch.Tensor]:
-        made, plan = self.made, draft_plans(self.made.layout, [DRAFTS], REQUESTS, CPU)
+        made, plan = (
+            self.made,
+            draft_plans(self.made.layout, [DRAFTS], REQUESTS, DEVICE),
+        )
         width = made.layout.parallel_width
         states = whole_numbers(made.layout.num_passes, REQUESTS, width, HIDDEN)
         for draft_pass, hidden in enumerate(states):

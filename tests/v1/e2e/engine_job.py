@@ -213,7 +213,7 @@ def add_request(engine: LLMEngine, name: str, request: dict[str, Any]) -> None:
         return
     prompt = {"prompt_token_ids": request["prompt"]}
     if sides := request.get("images"):
-        pictures = importlib.import_module("multimodal_models").picture
+        pictures = importlib.import_module("images").picture
         images = [pictures(*side) for side in sides]
         prompt["multi_modal_data"] = {"image": images}
     given: dict[str, Any] = {"priority": request.get("priority", 0)}

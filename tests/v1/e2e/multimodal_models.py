@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Multimodal targets that speak as the bundled one: its drafters fit, and draft well.
 
-A Llava, and a Qwen2.5-VL, which has M-RoPE. Their vision towers are random. The last
-tokens of the vocabulary, which no text has, mark images.
+A Llava, and a Qwen2.5-VL, which has M-RoPE. Their vision towers are random.
 """
 
 import json
@@ -10,10 +9,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn as nn
-from PIL import Image
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
@@ -24,32 +21,20 @@ from transformers import (
     LlavaProcessor,
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
-    Qwen2VLImageProcessorPil,
 )
 
 from tests.checkpoints.tensors import write_checkpoint
 
-START, END, IMAGE, VIDEO = range(2556, 2560)
+from .images import CELL, END, IMAGE, NORMAL, QWEN_PROCESSOR, START, VIDEO
+
 SECTIONS = [8, 12, 12]  # of 32 frequencies, those of time, height and width
-# Both cut images into cells, each a token.
-CELL, LLAVA_SIDE = 8, 4
-NORMAL = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
-QWEN_PROCESSOR = Qwen2VLImageProcessorPil(
-    patch_size=CELL // 2, merge_size=2, min_pixels=64, max_pixels=64 * 64, **NORMAL
-)
+LLAVA_SIDE = 4  # cells
 SQUARE = {"height": CELL * LLAVA_SIDE, "width": CELL * LLAVA_SIDE}
 LLAVA_PROCESSOR = CLIPImageProcessorPil(
     size=SQUARE, crop_size=SQUARE, do_center_crop=False, **NORMAL
 )
 VISION = {"intermediate_size": 64, "hidden_size": 32, "patch_size": CELL}
 MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": SECTIONS}
-
-
-def picture(rows: int, columns: int, seed: int = 0) -> Image.Image:
-    """Noise of so many cells."""
-    shape = (rows * CELL, columns * CELL, 3)
-    pixels = np.random.default_rng(seed).integers(0, 255, shape, dtype=np.uint8)
-    return Image.fromarray(pixels)
 
 
 def write_llava(models: Path, folder: Path) -> Path:

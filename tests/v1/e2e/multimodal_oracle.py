@@ -9,7 +9,8 @@ import torch.nn as nn
 from PIL import Image
 from transformers import BatchFeature, Qwen2_5_VLForConditionalGeneration
 
-from .multimodal_models import IMAGE, LLAVA_PROCESSOR, QWEN_PROCESSOR, SECTIONS
+from .images import IMAGE, QWEN_PROCESSOR
+from .multimodal_models import LLAVA_PROCESSOR, SECTIONS
 from .oracle import EagleOracle, HeadOracle
 
 

@@ -11,11 +11,8 @@ import torch.nn as nn
 from transformers import AutoModelForImageTextToText
 
 from .conftest import RunEngine
+from .images import END, IMAGE, START, picture
 from .multimodal_models import (
-    END,
-    IMAGE,
-    START,
-    picture,
     write_llava,
     write_mrope_head,
     write_qwen_vl,

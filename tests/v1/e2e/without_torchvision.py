@@ -9,7 +9,7 @@ import sys
 from importlib.util import find_spec
 from typing import Any
 
-from multimodal_models import IMAGE, QWEN_PROCESSOR, VIDEO
+from images import IMAGE, QWEN_PROCESSOR, VIDEO
 from transformers import Qwen2_5_VLProcessor
 
 from vllm import ModelRegistry

@@ -188,7 +188,7 @@ def test_cell(cell: str, alone, folders, run_engine: RunEngine, on_cpu: bool):
         assert found["drawn"]["tokens"] == said["drawn"]
     if "as PARD" not in logged:
         assert min(acceptance(found["greedy"])) >= ACCEPTED
-    if not drafter:
+    if not drafter and name != "LoRA":  # adapters draw otherwise than the draft model
         assert min(acceptance(found["drawn"])) >= ACCEPTED
 
 

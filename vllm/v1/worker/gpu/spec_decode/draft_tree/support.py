@@ -38,7 +38,7 @@ def tree_step(runner: "GPUModelRunner") -> TreeStep | None:
     runner.speculator.draft_chains()
     logger.warning(
         "Draft trees are not used: they cannot be verified with %s. Chains of %d "
-        "tokens at most are drafted instead. Turn that off to use trees.",
+        "tokens at most are drafted instead. Without that, trees are used.",
         reason,
         step.trees.max_depth,
     )

@@ -277,7 +277,7 @@ def seconds_per_step(
     """
     # Here: the engine's own process, which sends the function, has no runner.
     from vllm.v1.worker.gpu.spec_decode.step_clock import make_mark
-    from vllm.v1.worker.gpu.spec_decode.unified.backlog import catch_up_now
+    from vllm.v1.worker.gpu.spec_decode.unified.backlog import backlog_of, catch_up_now
 
     runner = worker.model_runner
     requests = _Requests(runner, num_reqs, num_drafts, context)
@@ -301,7 +301,7 @@ def seconds_per_step(
     # prepares a step while another one runs. On a CPU each by itself, and the fastest
     # counts: something else may have had the core in the others.
     at_once = 1 if runner.device.type == "cpu" else requests.timed_steps
-    leaves_out = num_drafts == 0 and _has_backlog(runner)
+    leaves_out = num_drafts == 0 and backlog_of(runner) is not None
     left_out = 0.0
     runner.kv_connector.set_disabled(True)
     try:
@@ -328,10 +328,6 @@ def _steps_made_up_for(requests: "_Requests") -> int:
     if requests.runner.device.type == "cpu":
         return steps
     return max(steps, MAX_TREE_ROWS // num_reqs)
-
-
-def _has_backlog(runner: "GPUModelRunner") -> bool:
-    return getattr(runner.speculator, "backlog", None) is not None
 
 
 def leave_no_trace(worker: "WorkerBase") -> None:

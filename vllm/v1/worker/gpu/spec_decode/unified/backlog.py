@@ -311,10 +311,15 @@ def _why_none(vllm_config: VllmConfig, drafter: Drafter) -> str | None:
     return next((what for what, is_there in reasons.items() if is_there), None)
 
 
+def backlog_of(runner: "GPUModelRunner") -> Backlog | None:
+    """None where the drafter runs in every step, or nothing drafts."""
+    return getattr(runner.speculator, "backlog", None)
+
+
 def catch_up(runner: "GPUModelRunner", step: "SchedulerOutput") -> None:
     """Before a step that cannot go on without it, has the drafter run over what it left
     out. To be called before the states of requests that ended are given up."""
-    backlog = getattr(runner.speculator, "backlog", None)
+    backlog = backlog_of(runner)
     if not backlog:
         return
     states = runner.req_states.req_id_to_index

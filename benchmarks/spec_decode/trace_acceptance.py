@@ -64,7 +64,11 @@ class Replay:
 
     def rows(self, slots: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """[n] int64 of requests by slot, each with its newest token's position."""
-        return (self.starts[slots] + positions) % self.num_rows
+        return self.rows_from(self.starts[slots], positions)
+
+    def rows_from(self, starts: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """The same of requests that begin at `starts`, [n] int64."""
+        return (starts + positions) % self.num_rows
 
     def confident_logits(
         self, rows: torch.Tensor, depths: torch.Tensor
@@ -180,7 +184,7 @@ def _v1_forward(forward: Any, runner: Any, replay: Replay) -> Any:
         positions = runner.positions[metadata.logits_indices[begins]]
         prompts = runner.input_batch.token_ids_cpu[: len(tokens)]
         starts = torch.from_numpy(start_of(prompts)).to(tokens.device)
-        recorded = replay.chain[(starts + positions) % replay.num_rows]
+        recorded = replay.chain[replay.rows_from(starts, positions)]
         accepted = torch.minimum(recorded, ends - begins - 1)
         places = torch.arange(tokens.shape[1], device=tokens.device)
         tokens.masked_fill_(places > accepted[:, None], -1)

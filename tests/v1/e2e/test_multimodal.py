@@ -138,7 +138,24 @@ def oracle_for(case: str, folder: Path, target: Seen, sides: list[tuple[int, int
     return HeadOracle(folder, target, TAPPED)
 
 
-def assert_drafts_are_the_oracles(found, target, asked, oracle_of, width: int) -> None:
+def assert_drafts_are_the_oracles(
+    run_engine: RunEngine,
+    folder: Path,
+    asked: Any,
+    spec: dict[str, Any],
+    oracle_of: Callable[[Seen, list[tuple[int, int]]], Any],
+    width: int,
+) -> None:
+    """
+    Args:
+        folder: of the target.
+        oracle_of: from what the target saw of a request, and its images' sides.
+        width: drafts a pass.
+    """
+    recorded = {"record_drafts": True, "record_graphs": True}
+    result = run(run_engine, folder, asked, speculative_config=spec, **recorded)
+    assert result["replays"]
+    found, target = result["scenarios"]["together"], load(folder)
     texts = assert_output_is_the_targets(found, target, asked)
     for number, request in enumerate(asked):
         sides = [image[:2] for image in request.get("images", ())]
@@ -155,23 +172,16 @@ def test_drafts_and_output(case, run_engine, models, target_of, heads, requests)
     name, mode = case.split(":")
     is_head = mode in heads
     folder = heads[mode] if is_head and name == "qwen-vl" else models / mode
-    result = run(
+    spec = {
+        "model": str(folder),
+        "method": "eagle3" if is_head else "draft_model",
+        "num_speculative_tokens": 7,
+    }
+    assert_drafts_are_the_oracles(
         run_engine,
         target_of(name),
         requests[name],
-        speculative_config={
-            "model": str(folder),
-            "method": "eagle3" if is_head else "draft_model",
-            "num_speculative_tokens": 7,
-        },
-        record_drafts=True,
-        record_graphs=True,
-    )
-    assert result["replays"]
-    assert_drafts_are_the_oracles(
-        result["scenarios"]["together"],
-        load(target_of(name)),
-        requests[name],
+        spec,
         lambda target, sides: oracle_for(case, folder, target, sides),
         MODES[mode],
     )
@@ -183,19 +193,11 @@ def test_embeddings_of_images(name, run_engine, models, target_of, requests, tmp
     """A head that takes them is fed the target's own, shifted as tokens are."""
     folder = write_seeing_head(models, tmp_path / "head")
     spec = {"model": str(folder), "method": "eagle", "num_speculative_tokens": 3}
-    result = run(
+    assert_drafts_are_the_oracles(
         run_engine,
         target_of(name),
         requests[name],
-        speculative_config=spec,
-        record_drafts=True,
-        record_graphs=True,
-    )
-    assert result["replays"]
-    assert_drafts_are_the_oracles(
-        result["scenarios"]["together"],
-        load(target_of(name)),
-        requests[name],
+        spec,
         lambda target, sides: SeeingEagleOracle(folder, target),
         1,
     )

@@ -20,6 +20,7 @@ from vllm.platforms import current_platform
 from vllm.v1.worker.gpu import model_runner
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 from vllm.v1.worker.gpu.spec_decode.unified.fp8_head import Fp8Head, quantize_lm_head
+from vllm.v1.worker.gpu.spec_decode.unified.vocabulary import DraftVocabulary
 
 VOCAB, HIDDEN = 500, 64  # the last 12 of 512 rows are padding
 
@@ -78,6 +79,25 @@ def test_logits_are_nearly_those_of_the_head(is_tied: bool, make_model):
     assert model.lm_head.weight.dtype == current_platform.fp8_dtype()
     assert torch.equal(target_head.weight, before)
     assert model.embed_tokens.weight.dtype == torch.bfloat16
+
+
+def test_ranks_the_tokens_that_another_vocabulary_has(make_model):
+    model = make_model(False)
+    quantize_lm_head(model)
+    hidden, ids = torch.randn(32, HIDDEN), torch.arange(VOCAB)
+    is_common = ids % 2 == 0
+    mapping = SimpleNamespace(
+        target_vocab_size=VOCAB,
+        draft_vocab_size=VOCAB,
+        device=ids.device,
+        map_target_to_draft_ids=lambda given: given,
+        map_draft_to_target_ids=lambda given: given,
+        target_to_draft_ids=ids,
+        intersection_mask_draft=is_common,
+    )
+    found = DraftVocabulary(mapping, None).best_tokens(model, hidden)
+    exact = model.compute_logits(hidden).masked_fill(~is_common, float("-inf"))
+    assert torch.equal(found, exact.argmax(-1))
 
 
 def test_a_copy_follows_what_it_is_of(make_model, monkeypatch):

@@ -27,7 +27,7 @@ class Fp8Head(nn.Module):
     """An lm_head's matrix with a scale for each row, and one for each token fed to it.
 
     It is a copy: whose matrix it was, the target's or the drafter's own embeddings',
-    goes on with it. What `LogitsProcessor` reads of a `ParallelLMHead` it has, too.
+    goes on with it. What is read of a `ParallelLMHead` it has, too.
     """
 
     def __init__(self, head: nn.Module):
@@ -42,6 +42,7 @@ class Fp8Head(nn.Module):
         self.org_vocab_size = head.org_vocab_size
         weight = head.weight.detach()
         rows, width = weight.shape
+        self.num_embeddings_per_partition = rows
         self.input_size, self.output_size = width, rows * self.tp_size
         with set_default_torch_dtype(weight.dtype):  # that of the logits
             self.quant_method = Fp8PtpcOnlineLinearMethod()

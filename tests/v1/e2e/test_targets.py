@@ -50,7 +50,8 @@ BESIDE: dict[str, dict[str, Any]] = {
     "fp8 KV cache": {"kv_cache_dtype": "fp8"},
 }
 # Where vLLM's kernels for a target's layers take no float32, on a CPU and on a GPU.
-ON_CPU, ON_GPU = {"Qwen3-Next": "bfloat16"}, {"DeepSeek-V2": "bfloat16"}
+ON_CPU = {"Qwen3-Next": "bfloat16"}
+ON_GPU = {"DeepSeek-V2": "bfloat16", "LoRA": "bfloat16"}
 SAMPLED = {"temperature": 1.5}
 ACCEPTED = 0.95  # of drafts at each position
 LENGTHS, NUM_TOKENS = (9, 20, 45, 70), 32

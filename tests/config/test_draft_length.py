@@ -198,14 +198,31 @@ def test_auto_keeps_what_it_chooses_between():
     assert set(lookup[1:]) == {0, 3, 7, 15}
 
 
-# Adaptive verification.
-
-
 @pytest.fixture
 def on_a_gpu(monkeypatch) -> None:
     platform = SimpleNamespace(is_cpu=lambda: False)
     for module in (engine, length):
         monkeypatch.setattr(module, "current_platform", platform)
+
+
+@pytest.mark.parametrize(
+    "limits, most",
+    [
+        ({}, 63),
+        ({"max_num_batched_tokens": 48}, 47),
+        ({"max_num_batched_tokens": 32}, 31),
+        ({"max_model_len": 24}, 23),
+        ({"max_num_batched_tokens": 11, "max_num_seqs": 1}, 8),  # the longest chain
+    ],
+)
+def test_trees_fit_into_a_step(limits: dict, most: int, models, on_a_gpu):
+    engine = {"max_model_len": 128, "max_num_batched_tokens": 512} | limits
+    spec = {"model": str(models / "pard")}
+    found = engine_config(models / "target", spec, **engine).speculative_config
+    assert max(chosen_lengths(found)) == most
+
+
+# Adaptive verification.
 
 
 @pytest.mark.parametrize("schedule", [None, "auto"])
@@ -225,6 +242,8 @@ def test_verifying_a_part_is_the_engines_choice_like_a_length(
         speculative_config=spec,
         use_v2_model_runner=True,
         parallel_config=SimpleNamespace(data_parallel_size=1),
+        scheduler_config=SimpleNamespace(max_num_batched_tokens=4096),
+        model_config=SimpleNamespace(max_model_len=4096),
     )
     for _ in range(2):  # settled again, it stays
         assert settle_auto(config)
@@ -285,7 +304,12 @@ def engine_with(**changes: Any) -> SimpleNamespace:
             "pipeline_parallel_size": 1,
             "enable_batch_sharded_sampling": False,
         },
-        "model_config": {"return_sampling_mask": False, "use_mla": False},
+        "model_config": {
+            "return_sampling_mask": False,
+            "use_mla": False,
+            "max_model_len": 4096,
+        },
+        "scheduler_config": {"max_num_batched_tokens": 4096},
         "aux_output_config": {"enabled": False},
         "speculative_config": {},
         "lora_config": None,

@@ -179,7 +179,12 @@ def _nodes_to_choose(vllm_config: "VllmConfig") -> int | None:
         and vllm_config.parallel_config.data_parallel_size == 1
         and not current_platform.is_cpu()
     )
-    return max(TREES) if possible and depth < max(TREES) else None
+    if not possible:
+        return None
+    # A tree and the token before it are verified in one step.
+    rows = vllm_config.scheduler_config.max_num_batched_tokens
+    rows = min(rows, vllm_config.model_config.max_model_len)
+    return max((nodes for nodes in TREES if depth < nodes < rows), default=None)
 
 
 def settle_drafter(vllm_config: "VllmConfig") -> bool:

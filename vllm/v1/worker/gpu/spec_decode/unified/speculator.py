@@ -480,8 +480,7 @@ class UnifiedSpeculator(DraftModelSpeculator):
     def load_model(self, target_model: nn.Module) -> None:
         super().load_model(target_model)
         self.supports_mm_inputs = self.drafter.takes_embeddings
-        # Neither tested nor measured on a GPU: there the drafter runs in every step.
-        if 0 in self.plans and self.device.type == "cpu":
+        if 0 in self.plans:
             self.backlog = make_backlog(self.target_config, self.drafter)
         if self.use_acceptance_estimator:
             # vLLM's has a place for each node of a tree, of which nothing is predicted.

@@ -50,7 +50,8 @@ def rank_candidates(
     parts = []
     for part in speculator.slices(*rows.shape[:2]):
         logits = speculator.compute_draft_logits(rows[part].flatten(0, 1), 0)
-        parts.append(best_candidates(logits, count))
+        log_probs, tokens = best_candidates(logits, count)
+        parts.append((log_probs, speculator.target_ids(tokens)))
     if len(parts) == 1:
         return parts[0]
     log_probs, tokens = zip(*parts, strict=True)

@@ -58,4 +58,4 @@ def sample_chain(
             part_columns,
             speculator.draft_logits,
         )
-        drafts[part].copy_(tokens.view(-1, samples))
+        drafts[part].copy_(speculator.target_ids(tokens).view(-1, samples))

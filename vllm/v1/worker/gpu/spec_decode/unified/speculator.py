@@ -51,6 +51,9 @@ class UnifiedSpeculator(DraftModelSpeculator):
         buffers: what the passes of a step read.
         backlog: what the drafter has yet to run over; None where it runs in every step.
         tree_step: the trees that are verified; None where chains are.
+        head_ids: [D] int64, what is added to an id of a head with fewer tokens than the
+            target for the target's. Its own D logits are ranked, not spread over the
+            target's vocabulary; None where those of the target's tokens are.
         graphs: what is recorded; None before that.
     """
 
@@ -58,6 +61,7 @@ class UnifiedSpeculator(DraftModelSpeculator):
     num_query_per_req = 1
     num_extra_query_per_req = 0
     backlog: Backlog | None = None
+    head_ids: torch.Tensor | None = None
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device, drafter: Drafter):
         self.drafter, self.layout = drafter, drafter.layout
@@ -360,6 +364,9 @@ class UnifiedSpeculator(DraftModelSpeculator):
     def compute_draft_logits(
         self, hidden_states: torch.Tensor, spec_step_idx: int
     ) -> torch.Tensor:
+        """Of the head's own tokens if they are ranked, else of the target's."""
+        if self.head_ids is not None:
+            return self.model.logits_processor(self.model.lm_head, hidden_states)
         logits = super().compute_draft_logits(hidden_states, spec_step_idx)
         vocabulary = self.drafter.vocabulary
         return logits if vocabulary is None else vocabulary.target_logits(logits)
@@ -367,14 +374,25 @@ class UnifiedSpeculator(DraftModelSpeculator):
     def get_draft_top_tokens(
         self, hidden_states: torch.Tensor, spec_step_idx: int
     ) -> torch.Tensor:
+        """Tokens as `compute_draft_logits` numbers them."""
+        model = self.model
+        if self.head_ids is not None:
+            return model.logits_processor.get_top_tokens(model.lm_head, hidden_states)
         if (vocabulary := self.drafter.vocabulary) is not None:
-            return vocabulary.best_tokens(self.model, hidden_states)
+            return vocabulary.best_tokens(model, hidden_states)
         return super().get_draft_top_tokens(hidden_states, spec_step_idx)
+
+    def target_ids(self, tokens: torch.Tensor) -> torch.Tensor:
+        """The target's ids of tokens as `compute_draft_logits` numbers them."""
+        if self.head_ids is None:
+            return tokens
+        return tokens + self.head_ids[tokens].to(tokens.dtype)
 
     def slices(self, num_reqs: int, samples: int) -> Iterator[slice]:
         """Requests whose logits, of so many rows each, are made together."""
         dtype = self.vllm_config.model_config.head_dtype
-        return request_slices(num_reqs, samples * self.vocab_size * dtype.itemsize)
+        size = self.vocab_size if self.head_ids is None else len(self.head_ids)
+        return request_slices(num_reqs, samples * size * dtype.itemsize)
 
     # What is learnt of drafts, where some of a large batch's are not verified.
 
@@ -479,6 +497,7 @@ class UnifiedSpeculator(DraftModelSpeculator):
 
     def load_model(self, target_model: nn.Module) -> None:
         super().load_model(target_model)
+        self.head_ids = self._find_head_ids()
         self.supports_mm_inputs = self.drafter.takes_embeddings
         if 0 in self.plans:
             self.backlog = make_backlog(self.target_config, self.drafter)
@@ -493,24 +512,26 @@ class UnifiedSpeculator(DraftModelSpeculator):
     def predict_nothing(self) -> None:
         """Drafts without looking at how sure the drafter is; before it is recorded."""
         self.use_acceptance_estimator, self.acceptance_estimator = False, None
-        if self.draft_logits is None and self._may_rank_own_vocabulary():
+        if self.draft_logits is None and self._ranks_exchange_best():
             self.use_local_argmax_reduction = True
 
-    def _may_rank_own_vocabulary(self) -> bool:
-        """Whether the best token is found without logits of the whole vocabulary.
+    def _ranks_exchange_best(self) -> bool:
+        """Whether ranks of a tensor-parallel group exchange their best tokens, not
+        their logits. It is the same token."""
+        ranks = self.speculative_config.draft_parallel_config.tensor_parallel_size
+        can = ranks > 1 and hasattr(self.model, "get_top_tokens")
+        return can and self.model.logits_processor.scale > 0
 
-        It is the same token. A head of fewer tokens need not spread their logits over
-        the target's vocabulary, and ranks of a tensor-parallel group exchange their
-        best tokens, not their logits.
-        """
-        if not hasattr(self.model, "get_top_tokens"):
-            return False
+    def _find_head_ids(self) -> torch.Tensor | None:
+        """See `head_ids`: where logits of no other tokens are asked for, as
+        probabilistic drafts ask for them."""
         ids = getattr(self.model, "draft_id_to_target_id", None)
+        if ids is None or self.draft_logits is not None:
+            return None
         # Without weights to load (load_format="dummy") vLLM gives a head of fewer
         # tokens the target's lm_head, the end of which is none of its tokens.
-        has_own = ids is not None and self.model.lm_head.org_vocab_size == len(ids)
-        ranks = self.speculative_config.draft_parallel_config.tensor_parallel_size
-        return (has_own or ranks > 1) and self.model.logits_processor.scale > 0
+        has_own = self.model.lm_head.org_vocab_size == len(ids)
+        return ids if has_own else None
 
     def set_attn(self, model_state, kv_cache_config, block_tables, *args) -> None:
         super().set_attn(model_state, kv_cache_config, block_tables, *args)

@@ -13,6 +13,7 @@ import pytest
 
 from .conftest import RunEngine
 from .engine import EngineError
+from .quantized_models import FORMATS, quantize
 from .target_models import (
     TARGETS,
     TOKENS,
@@ -48,9 +49,15 @@ ENGINE = {
 BESIDE: dict[str, dict[str, Any]] = {
     "LoRA": {"enable_lora": True, "max_num_batched_tokens": 64},
     "fp8 KV cache": {"kv_cache_dtype": "fp8"},
+    "fp8": {"quantization": "fp8_per_channel"},
+    **{name: {} for name in FORMATS},
 }
 # Where vLLM's kernels for a target's layers take no float32, on a CPU and on a GPU.
-ON_CPU, ON_GPU = {"Qwen3-Next": "bfloat16"}, {"DeepSeek-V2": "bfloat16"}
+NO_FLOAT32 = dict.fromkeys(("fp8", "GPTQ", "AWQ"), "bfloat16")
+ON_CPU = NO_FLOAT32 | {"Qwen3-Next": "bfloat16"}
+ON_GPU = NO_FLOAT32 | dict.fromkeys(("DeepSeek-V2", "int8 W8A8"), "bfloat16")
+# Where rounding, and so what is drawn, depends on the batch: of fp8 by a sixteenth.
+ROUNDED_ON_CPU, ROUNDED_ON_GPU = {"fp8"}, ON_GPU.keys()
 SAMPLED = {"temperature": 1.5}
 ACCEPTED = 0.95  # of drafts at each position
 LENGTHS, NUM_TOKENS = (9, 20, 45, 70), 32
@@ -138,6 +145,8 @@ def alone(folders, run_engine: RunEngine, on_cpu: bool):
         if name not in made:
             kind = "Llama" if name in BESIDE else name
             folder = save_target(kind, folders["targets"] / name)
+            if name in FORMATS:
+                quantize(folder, name)
             asked = scenarios(name, folders)
             result = run_engine(asked, model=folder, **engine(name, on_cpu))
             said = {each: one["tokens"] for each, one in result["scenarios"].items()}
@@ -168,7 +177,10 @@ def test_cell(cell: str, alone, folders, run_engine: RunEngine, on_cpu: bool):
         pytest.skip("needs a GPU: on a CPU vLLM's MLA takes minutes")
     folder, said = alone(name)
     spec = {"model": str(folders.get(drafter, folder)), "num_speculative_tokens": K}
-    spec |= settings if drafter else settings | {"method": "draft_model"}
+    spec |= settings
+    if not drafter:
+        quantization = BESIDE.get(name, {}).get("quantization")  # as the target is
+        spec |= {"method": "draft_model", "quantization": quantization}
 
     def run() -> dict[str, Any]:
         asked, given = scenarios(name, folders), engine(name, on_cpu)
@@ -184,7 +196,7 @@ def test_cell(cell: str, alone, folders, run_engine: RunEngine, on_cpu: bool):
     assert logged == {what for what in expected.split(", ") if what != "yes"}
     found = result["scenarios"]
     assert found["greedy"]["tokens"] == said["greedy"]
-    if on_cpu or name not in ON_GPU:  # else rounding depends on the batch
+    if name not in (ROUNDED_ON_CPU if on_cpu else ROUNDED_ON_GPU):
         assert found["drawn"]["tokens"] == said["drawn"]
     if "as PARD" not in logged:
         assert min(acceptance(found["greedy"])) >= ACCEPTED

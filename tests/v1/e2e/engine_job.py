@@ -21,7 +21,9 @@ of which comes when the one before is answered. Beyond that a job may ask for
     drafts_by_turns: how many drafts steps ask for, in the place of what "auto" chooses;
     record_graphs: draft passes are CUDA graphs, on a CPU as if: see `recorded.py`;
     record_drafts, keep_drafts, watch_waits: what is watched for, by a class each of
-        `watches.py`.
+        `watches.py`;
+    updates: by scenario, whose weights the target and the drafter get before it, each
+        a folder; the drafter's by `weight_files.py`.
 
 Of workers in processes of their own nothing is known but outputs and counters.
 """
@@ -302,6 +304,8 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     watched = Watched(worker, job) if worker else None
     blocks, results = free_blocks(core.scheduler), {}
     for name, requests in job["scenarios"].items():
+        if folders := job.get("updates", {}).get(name):
+            update_weights(llm, **folders)
         before = counters(llm)
         answers = run_scenario(llm, requests, idle)
         results[name] = {
@@ -318,6 +322,17 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
         "touched_kv": idle.touched_kv,
         **(watched.describe() if watched else {}),
     }
+
+
+def update_weights(llm: LLM, target: str = "", drafter: str = "") -> None:
+    """As after a step of training; no KV of the weights before is used again."""
+    if target:
+        llm.collective_rpc("reload_weights", kwargs={"weights_path": target})
+    if drafter:
+        llm.start_draft_weight_update()
+        llm.update_weights({"update_info": {"folder": drafter}})
+        llm.finish_weight_update()
+    assert llm.reset_prefix_cache()
 
 
 def difference(

@@ -44,6 +44,7 @@ ENGINE = {
     "max_num_batched_tokens": 48,
     "skip_tokenizer_init": True,
 }
+UPDATED = "weights updated"
 # Of the second table: a Llama with these engine arguments. Every other request has an
 # adapter, and drafters know nothing of it; adapters want a token budget for all drafts.
 BESIDE: dict[str, dict[str, Any]] = {
@@ -51,6 +52,7 @@ BESIDE: dict[str, dict[str, Any]] = {
     "fp8 KV cache": {"kv_cache_dtype": "fp8"},
     "fp8": {"quantization": "fp8_per_channel"},
     **{name: {} for name in FORMATS},
+    UPDATED: {},
 }
 # Where vLLM's kernels for a target's layers take no float32, on a CPU and on a GPU.
 NO_FLOAT32 = dict.fromkeys(("fp8", "GPTQ", "AWQ"), "bfloat16")
@@ -93,18 +95,18 @@ def engine(name: str, on_cpu: bool) -> dict[str, Any]:
     return ENGINE | {"dtype": dtypes.get(name, "float32")} | BESIDE.get(name, {})
 
 
-def prompt(length: int) -> list[int]:
+def prompt(length: int, step: int = 1) -> list[int]:
     """At random, but for the end, from which it is counted on."""
     rng = random.Random(length)
     first = rng.randrange(TOKENS)
-    tail = [(first + i) % TOKENS for i in range(8)]
+    tail = [(first + step * i) % TOKENS for i in range(8)]
     return [rng.randrange(TOKENS) for _ in range(length - len(tail))] + tail
 
 
-def counted_on(length: int) -> list[int]:
+def counted_on(length: int, step: int = 1) -> list[int]:
     """What follows a prompt."""
-    first = prompt(length)[-1] + 1
-    return [(first + i) % TOKENS for i in range(NUM_TOKENS)]
+    last = prompt(length, step)[-1]
+    return [(last + step * i) % TOKENS for i in range(1, NUM_TOKENS + 1)]
 
 
 def scenarios(name: str, folders: dict[str, Path]) -> dict[str, list[dict[str, Any]]]:
@@ -125,6 +127,7 @@ def folders(tmp_path_factory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("targets")
     return {
         "targets": folder,
+        "before": save_target("Llama", folder / "before", seed=1),
         "adapter": save_adapter(folder / "adapter"),
         "pard": save_pard(folder / "pard"),
         "pard2": save_pard2(folder / "pard2"),
@@ -158,10 +161,10 @@ def alone(folders, run_engine: RunEngine, on_cpu: bool):
     return get
 
 
-def acceptance(found: dict[str, Any]) -> list[float]:
+def acceptance(found: dict[str, Any], count: int = K) -> list[float]:
     """Of the drafts at each position, the share that was accepted."""
     counted = found["counters"]
-    accepted = counted["num_accepted_tokens_per_pos"][:K]
+    accepted = counted["num_accepted_tokens_per_pos"][:count]
     return [count / counted["num_drafts"][0] for count in accepted]
 
 
@@ -176,7 +179,8 @@ def test_cell(cell: str, alone, folders, run_engine: RunEngine, on_cpu: bool):
         # Nor have other drafters KV blocks of its size there.
         pytest.skip("needs a GPU: on a CPU vLLM's MLA takes minutes")
     folder, said = alone(name)
-    spec = {"model": str(folders.get(drafter, folder)), "num_speculative_tokens": K}
+    served = folders["before"] if name == UPDATED else folder
+    spec = {"model": str(folders.get(drafter, served)), "num_speculative_tokens": K}
     spec |= settings
     if not drafter:
         quantization = BESIDE.get(name, {}).get("quantization")  # as the target is
@@ -184,7 +188,10 @@ def test_cell(cell: str, alone, folders, run_engine: RunEngine, on_cpu: bool):
 
     def run() -> dict[str, Any]:
         asked, given = scenarios(name, folders), engine(name, on_cpu)
-        return run_engine(asked, model=folder, speculative_config=spec, **given)
+        if name == UPDATED:
+            asked = {"before": asked["drawn"]} | asked
+            given["updates"] = {"greedy": {"target": str(folder)}}
+        return run_engine(asked, model=served, speculative_config=spec, **given)
 
     if expected == "refused":
         error = rf"ValidationError[\s\S]*({SAID[expected]})"  # of the config
@@ -198,9 +205,12 @@ def test_cell(cell: str, alone, folders, run_engine: RunEngine, on_cpu: bool):
     assert found["greedy"]["tokens"] == said["greedy"]
     if name not in (ROUNDED_ON_CPU if on_cpu else ROUNDED_ON_GPU):
         assert found["drawn"]["tokens"] == said["drawn"]
+    if name == UPDATED:
+        assert found["before"]["tokens"] != said["drawn"]
     if "as PARD" not in logged:
         assert min(acceptance(found["greedy"])) >= ACCEPTED
-    if not drafter and name != "LoRA":  # adapters draw otherwise than the draft model
+    # A draft model knows nothing of adapters, and keeps its weights.
+    if not drafter and name not in ("LoRA", UPDATED):
         assert min(acceptance(found["drawn"])) >= ACCEPTED
 
 

@@ -12,6 +12,7 @@ priority; the folder of its LoRA adapter; after how many tokens it is aborted; w
 its answer is streamed; further sampling parameters; further parts of its prompt, each
 of which comes when the one before is answered. Beyond that a job may ask for
 
+    env: environment variables of its own;
     async_scheduling: steps are scheduled before the last one's tokens are known;
     idle_every: a dummy batch, as an idle data-parallel rank runs it, every so many
         steps; `touched_kv` then counts those that changed a byte of the KV cache;
@@ -286,6 +287,7 @@ def draft_by_turns(scheduler: Any, lengths: list[int]) -> None:
 
 
 def run(job: dict[str, Any]) -> dict[str, Any]:
+    os.environ |= job.get("env", {})
     if job.get("async_scheduling"):
         force_async_scheduling()
     if job.get("defaults_of_a_gpu"):

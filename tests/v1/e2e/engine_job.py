@@ -56,6 +56,7 @@ from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.metrics.reader import Gauge
 
 COUNTERS = ("vllm:spec_decode_", "vllm:num_preemptions", "vllm:prefix_cache_hits")
+COUNTERS += ("vllm:external_prefix_cache_hits",)
 # What an engine without a GPU imports when it starts.
 IMPORTED_LATE = (
     "vllm.model_executor.models.llama",

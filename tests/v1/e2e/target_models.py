@@ -207,12 +207,14 @@ def later(by: int) -> torch.Tensor:
     return turned
 
 
-def _layer(name: str, distances: list[int], fed: int) -> Tensors:
+def _layer(name: str, nearest: int, fed: int) -> Tensors:
     """One that gathers parts of tokens from slots before, each turned to the next one.
 
     Args:
+        nearest: how far the first head looks back; each other one looks one further.
         fed: width of what queries, keys and values are made of.
     """
+    distances = [nearest + head for head in range(HEADS)]
     queries, keys = looking_back(distances)
     values = torch.zeros(HEAD_DIM, fed)
     values[: KNOWN + 1, : KNOWN + 1] = torch.eye(KNOWN + 1)
@@ -250,11 +252,15 @@ def _tables(embedded: torch.Tensor, said: torch.Tensor) -> Tensors:
     return {"embed_tokens.weight": embed, "lm_head.weight": rows}
 
 
-def save_pard(folder: Path) -> Path:
-    """A slot's token, or the last one known before a mask, is counted on from."""
+def save_pard(folder: Path, nearest: int = 0) -> Path:
+    """A slot's token, or the last one known before a mask, is counted on from.
+
+    Args:
+        nearest: more than 0: the token so far before that slot.
+    """
     tokens = torch.arange(VOCAB)
     tables = _tables(parts(tokens) / 2**0.5, parts(tokens))
-    made = {"norm.weight": torch.ones(WIDTH)} | _layer("layers.0", [0, 1, 2, 3], WIDTH)
+    made = {"norm.weight": torch.ones(WIDTH)} | _layer("layers.0", nearest, WIDTH)
     made["embed_tokens.weight"] = tables.pop("embed_tokens.weight")
     config = DRAFTER | {
         "architectures": ["LlamaForCausalLM"],
@@ -266,21 +272,24 @@ def save_pard(folder: Path) -> Path:
     )
 
 
-def save_head(folder: Path, is_parallel: bool) -> Path:
+def save_head(folder: Path, is_parallel: bool, nearest: int = 1) -> Path:
     """An EAGLE-3 or P-EAGLE head, fed one part by states, the other by tokens.
 
     What it hands on is the first part of the token that its slot holds, so that it may
     be fed it in the place of the target's states.
+
+    Args:
+        nearest: how many slots before its own the first slot is that it goes by.
     """
-    return write_checkpoint(folder, *_head(is_parallel))
+    return write_checkpoint(folder, *_head(is_parallel, nearest))
 
 
-def _head(is_parallel: bool) -> tuple[dict[str, Any], Tensors]:
+def _head(is_parallel: bool, nearest: int = 1) -> tuple[dict[str, Any], Tensors]:
     tokens = torch.arange(VOCAB)
     by_token, said = parts(tokens), parts(tokens)
     by_token[:, :A] = 0
     said[:TOKENS, :A] = parts((tokens[:TOKENS] - 1) % TOKENS)[:, :A]
-    layer = _layer("layers.0", [1, 2, 3, 4], 2 * WIDTH)
+    layer = _layer("layers.0", nearest, 2 * WIDTH)
     values = layer["layers.0.self_attn.v_proj.weight"].zero_()
     values[range(A), range(WIDTH, WIDTH + A)] = 1  # beside the embedding
     values[range(A, A + B), range(A, A + B)] = 1
@@ -344,7 +353,7 @@ def save_pard2(folder: Path) -> Path:
     tokens = torch.arange(VOCAB)
     by_token = parts(tokens)
     by_token[:, :A] = 0
-    layer = _layer("layers.0", [0, 1, 2, 3], WIDTH)
+    layer = _layer("layers.0", 0, WIDTH)
     prefix = "layers.0."
     out = layer[prefix + "self_attn.o_proj.weight"].view(WIDTH, HEADS, HEAD_DIM)
     out[:A] = 0

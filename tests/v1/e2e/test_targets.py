@@ -44,7 +44,7 @@ ENGINE = {
     "max_num_batched_tokens": 48,
     "skip_tokenizer_init": True,
 }
-UPDATED = "weights updated"
+CONNECTED, UPDATED = "KV connector", "weights updated"
 # Of the second table: a Llama with these engine arguments. Every other request has an
 # adapter, and drafters know nothing of it; adapters want a token budget for all drafts.
 BESIDE: dict[str, dict[str, Any]] = {
@@ -53,6 +53,7 @@ BESIDE: dict[str, dict[str, Any]] = {
     "fp8": {"quantization": "fp8_per_channel"},
     **{name: {} for name in FORMATS},
     UPDATED: {},
+    CONNECTED: {"block_size": 32, "max_num_batched_tokens": 512},
 }
 # Where vLLM's kernels for a target's layers take no float32, on a CPU and on a GPU.
 NO_FLOAT32 = dict.fromkeys(("fp8", "GPTQ", "AWQ"), "bfloat16")
@@ -63,11 +64,13 @@ ROUNDED_ON_CPU, ROUNDED_ON_GPU = {"fp8"}, ON_GPU.keys()
 SAMPLED = {"temperature": 1.5}
 ACCEPTED = 0.95  # of drafts at each position
 LENGTHS, NUM_TOKENS = (9, 20, 45, 70), 32
+BEHIND_BLOCKS = (34, 66, 98)  # so that all is loaded but the last two tokens
 # What is logged, or said by the error, of a cell; of "yes" none of it is.
 SAID = {
     "refused": "does not support|layers with a state",
     "as PARD": "drafts without the target's hidden states",
     "chains": "Draft trees are not used",
+    "late": "the first drafts after such KV may be worse",
 }
 # A chain in the place of a tree of fixed size, and adapters of all rows of logits.
 FAST = ("gpt-oss, PARD's trees", "LoRA, EAGLE-3")
@@ -113,8 +116,12 @@ def counted_on(length: int, step: int = 1) -> list[int]:
     return [(last + step * i) % TOKENS for i in range(1, NUM_TOKENS + 1)]
 
 
+def lengths(name: str) -> tuple[int, ...]:
+    return BEHIND_BLOCKS if name == CONNECTED else LENGTHS
+
+
 def scenarios(name: str, folders: dict[str, Path]) -> dict[str, list[dict[str, Any]]]:
-    asked = [{"prompt": prompt(n), "max_tokens": NUM_TOKENS} for n in LENGTHS]
+    asked = [{"prompt": prompt(n), "max_tokens": NUM_TOKENS} for n in lengths(name)]
     if name == "LoRA":
         asked = [
             one | {"lora": str(folders["adapter"])} if number % 2 else one
@@ -137,6 +144,10 @@ def folders(tmp_path_factory) -> dict[str, Path]:
         "pard2": save_pard2(folder / "pard2"),
         "eagle3": save_head(folder / "eagle3", is_parallel=False),
         "peagle": save_head(folder / "peagle", is_parallel=True),
+        # These go by slots of which the KV is loaded.
+        "far-pard": save_pard(folder / "far-pard", nearest=3),
+        "far-eagle3": save_head(folder / "far-eagle3", is_parallel=False, nearest=4),
+        "far-peagle": save_head(folder / "far-peagle", is_parallel=True, nearest=4),
     }
 
 
@@ -157,12 +168,19 @@ def alone(folders, run_engine: RunEngine, on_cpu: bool):
             asked = scenarios(name, folders)
             result = run_engine(asked, model=folder, **engine(name, on_cpu))
             said = {each: one["tokens"] for each, one in result["scenarios"].items()}
-            assert said["greedy"] == [counted_on(length) for length in LENGTHS]
+            assert said["greedy"] == [counted_on(length) for length in lengths(name)]
             assert said["drawn"] != said["greedy"]
             made[name] = folder, said
         return made[name]
 
     return get
+
+
+def connector(folder: Path) -> dict[str, Any]:
+    """Sends KV by files; an engine loads what it finds, and saves what it does not."""
+    extra = {"shared_storage_path": str(folder)}
+    named = {"kv_connector": "ExampleConnector", "kv_role": "kv_both"}
+    return {"kv_transfer_config": named | {"kv_connector_extra_config": extra}}
 
 
 def acceptance(found: dict[str, Any], count: int = K) -> list[float]:
@@ -176,14 +194,19 @@ def acceptance(found: dict[str, Any], count: int = K) -> list[float]:
     "cell",
     [c if c in FAST else pytest.param(c, marks=pytest.mark.slow) for c in CELLS],
 )
-def test_cell(cell: str, alone, folders, run_engine: RunEngine, on_cpu: bool):
+def test_cell(
+    cell: str, alone, folders, run_engine: RunEngine, on_cpu: bool, tmp_path: Path
+):
     name, column = cell.split(", ")
     (drafter, settings), expected = COLUMNS[column], CELLS[cell]
     if on_cpu and name == "DeepSeek-V2" and "draft_tree" in settings:
         pytest.skip("needs a GPU: on a CPU it runs without MLA")
     folder, said = alone(name)
     served = folders["before"] if name == UPDATED else folder
-    spec = {"model": str(folders.get(drafter, served)), "num_speculative_tokens": K}
+    own = folders.get(drafter, served)
+    if name == CONNECTED:
+        own = folders.get(f"far-{drafter}", own)
+    spec = {"model": str(own), "num_speculative_tokens": K}
     spec |= settings
     if not drafter:
         quantization = BESIDE.get(name, {}).get("quantization")  # as the target is
@@ -194,7 +217,12 @@ def test_cell(cell: str, alone, folders, run_engine: RunEngine, on_cpu: bool):
         if name == UPDATED:
             asked = {"before": asked["drawn"]} | asked
             given["updates"] = {"greedy": {"target": str(folder)}}
-        return run_engine(asked, model=served, speculative_config=spec, **given)
+        given |= {"model": served, "speculative_config": spec}
+        if name == CONNECTED:
+            given |= connector(tmp_path / "kv")
+            prompts = [one | {"max_tokens": 1} for one in asked["greedy"]]
+            run_engine({"prefill": prompts}, **given)
+        return run_engine(asked, **given)
 
     if expected == "refused":
         error = rf"ValidationError[\s\S]*({SAID[expected]})"  # of the config
@@ -210,7 +238,10 @@ def test_cell(cell: str, alone, folders, run_engine: RunEngine, on_cpu: bool):
         assert found["drawn"]["tokens"] == said["drawn"]
     if name == UPDATED:
         assert found["before"]["tokens"] != said["drawn"]
-    if "as PARD" not in logged:
+    if name == CONNECTED:
+        loaded = found["greedy"]["counters"]["external_prefix_cache_hits"]
+        assert loaded == [sum(length - 2 for length in BEHIND_BLOCKS)]
+    if not logged & {"as PARD", "late"}:
         assert min(acceptance(found["greedy"])) >= ACCEPTED
     # A draft model knows nothing of adapters, and keeps its weights.
     if not drafter and name not in ("LoRA", UPDATED):

@@ -180,9 +180,9 @@ def test_autoregressive_use_of_a_parallel_drafter_warns_once(checkpoint, caplog_
 
 @pytest.mark.parametrize(
     "method, size, used",
-    [("draft_model", 2, None), ("draft_model", 1, 1), ("eagle3", 2, 1)],
+    [("draft_model", 2, None), ("draft_model", 1, 1), ("eagle3", 2, None)],
 )
-def test_draft_models_are_split_as_the_target(
+def test_drafters_are_split_as_the_target(
     checkpoint, caplog_vllm, method: str, size: int, used: int | None
 ):
     """Unset, their size is the target's."""

@@ -3,6 +3,7 @@
 
 import logging
 import pickle
+from contextlib import nullcontext
 from dataclasses import FrozenInstanceError, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +21,7 @@ from vllm.config.drafter.engine import (
 )
 from vllm.config.drafter.families import get_mask_token_id, read_checkpoint
 from vllm.config.drafter.resolve import read_files
-from vllm.config.drafter.target import find_context
+from vllm.config.drafter.target import check_blocks, find_context
 from vllm.triton_utils import HAS_TRITON
 from vllm.triton_utils.interpreting import COMPILED
 
@@ -179,9 +180,9 @@ def test_autoregressive_use_of_a_parallel_drafter_warns_once(checkpoint, caplog_
 
 @pytest.mark.parametrize(
     "method, size, used",
-    [("draft_model", 2, None), ("draft_model", 1, 1), ("eagle3", 2, 1)],
+    [("draft_model", 2, None), ("draft_model", 1, 1), ("eagle3", 2, None)],
 )
-def test_draft_models_are_split_as_the_target(
+def test_drafters_are_split_as_the_target(
     checkpoint, caplog_vllm, method: str, size: int, used: int | None
 ):
     """Unset, their size is the target's."""
@@ -356,6 +357,42 @@ def with_models(**changes: Any) -> SpeculativeConfig:
 )
 def test_what_the_unified_speculator_does_not_support(reason: str | None, given: dict):
     assert find_unsupported(with_models(**given)) == reason
+
+
+@pytest.mark.parametrize("target_has", [True, False])
+@pytest.mark.parametrize(
+    "is_alike, on_cpu, has_amx, backend, is_refused",
+    [
+        (False, True, False, None, True),
+        (False, True, True, "CPU_MLA", True),
+        (False, True, True, None, False),
+        (False, False, False, None, False),
+        (True, True, False, None, False),
+    ],
+)
+def test_kv_blocks_of_one_size(
+    is_alike, target_has, on_cpu, has_amx, backend, is_refused, monkeypatch
+):
+    platform = SimpleNamespace(is_cpu=lambda: on_cpu)
+    monkeypatch.setattr("vllm.config.drafter.target.current_platform", platform)
+    monkeypatch.setattr("torch.cpu._is_amx_tile_supported", lambda: has_amx)
+    config = SimpleNamespace(
+        speculative_config=SimpleNamespace(
+            model="head",
+            target_model_config=SimpleNamespace(use_mla=target_has, model="target"),
+            draft_model_config=SimpleNamespace(use_mla=target_has == is_alike),
+        ),
+        attention_config=SimpleNamespace(
+            backend=backend and SimpleNamespace(name=backend)
+        ),
+    )
+    pair = ("target", "head") if target_has else ("head", "target")
+    with (
+        pytest.raises(ValueError, match="{} has MLA and {} has not".format(*pair))
+        if is_refused
+        else nullcontext()
+    ):
+        check_blocks(config)
 
 
 def test_settings_that_need_it_name_what_is_in_the_way():

@@ -16,9 +16,9 @@ ENGINE = {
     "use_tqdm_on_load": False,
 }
 # What is asked of a job beside scenarios and the engine's own arguments.
-ASKED = ("async_scheduling", "defaults_of_a_gpu", "drafts_by_turns", "idle_every")
-ASKED += ("is_multimodal", "keep_drafts", "made_up_times", "record_drafts")
-ASKED += ("record_graphs", "watch_waits")
+ASKED = ("async_scheduling", "defaults_of_a_gpu", "drafts_by_turns", "env")
+ASKED += ("idle_every", "is_multimodal", "keep_drafts", "made_up_times")
+ASKED += ("record_drafts", "record_graphs", "updates", "watch_waits")
 
 
 class EngineError(Exception):

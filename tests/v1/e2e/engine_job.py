@@ -12,6 +12,7 @@ priority; the folder of its LoRA adapter; after how many tokens it is aborted; w
 its answer is streamed; further sampling parameters; further parts of its prompt, each
 of which comes when the one before is answered. Beyond that a job may ask for
 
+    env: environment variables of its own;
     async_scheduling: steps are scheduled before the last one's tokens are known;
     idle_every: a dummy batch, as an idle data-parallel rank runs it, every so many
         steps; `touched_kv` then counts those that changed a byte of the KV cache;
@@ -21,7 +22,9 @@ of which comes when the one before is answered. Beyond that a job may ask for
     drafts_by_turns: how many drafts steps ask for, in the place of what "auto" chooses;
     record_graphs: draft passes are CUDA graphs, on a CPU as if: see `recorded.py`;
     record_drafts, keep_drafts, watch_waits: what is watched for, by a class each of
-        `watches.py`.
+        `watches.py`;
+    updates: by scenario, whose weights the target and the drafter get before it, each
+        a folder; the drafter's by `weight_files.py`.
 
 Of workers in processes of their own nothing is known but outputs and counters.
 """
@@ -53,6 +56,7 @@ from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.metrics.reader import Gauge
 
 COUNTERS = ("vllm:spec_decode_", "vllm:num_preemptions", "vllm:prefix_cache_hits")
+COUNTERS += ("vllm:external_prefix_cache_hits",)
 # What an engine without a GPU imports when it starts.
 IMPORTED_LATE = (
     "vllm.model_executor.models.llama",
@@ -284,6 +288,7 @@ def draft_by_turns(scheduler: Any, lengths: list[int]) -> None:
 
 
 def run(job: dict[str, Any]) -> dict[str, Any]:
+    os.environ |= job.get("env", {})
     if job.get("async_scheduling"):
         force_async_scheduling()
     if job.get("defaults_of_a_gpu"):
@@ -302,6 +307,8 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     watched = Watched(worker, job) if worker else None
     blocks, results = free_blocks(core.scheduler), {}
     for name, requests in job["scenarios"].items():
+        if folders := job.get("updates", {}).get(name):
+            update_weights(llm, **folders)
         before = counters(llm)
         answers = run_scenario(llm, requests, idle)
         results[name] = {
@@ -318,6 +325,17 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
         "touched_kv": idle.touched_kv,
         **(watched.describe() if watched else {}),
     }
+
+
+def update_weights(llm: LLM, target: str = "", drafter: str = "") -> None:
+    """As after a step of training; no KV of the weights before is used again."""
+    if target:
+        llm.collective_rpc("reload_weights", kwargs={"weights_path": target})
+    if drafter:
+        llm.start_draft_weight_update()
+        llm.update_weights({"update_info": {"folder": drafter}})
+        llm.finish_weight_update()
+    assert llm.reset_prefix_cache()
 
 
 def difference(

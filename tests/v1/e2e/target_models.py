@@ -105,23 +105,30 @@ def parts(tokens: torch.Tensor) -> torch.Tensor:
     return found * (tokens < TOKENS)[:, None]
 
 
-def save_target(name: str, folder: Path) -> Path:
+def save_target(name: str, folder: Path, seed: int = 0, step: int = 1) -> Path:
+    """
+    Args:
+        seed: of its layers.
+        step: by which it counts; another one than 1 gives tokens another meaning.
+    """
     kind, more = TARGETS[name]
     config = getattr(transformers, kind)(**SIZES | more)
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    plant(model)
+    plant(model, step)
     model.save_pretrained(folder)
     return folder
 
 
-def plant(model: torch.nn.Module) -> None:
-    """Has a model say t + 1 after t, as far as its layers let it."""
+def plant(model: torch.nn.Module, step: int) -> None:
+    """Has a model say t + step after t, as far as its layers let it."""
     tokens, scale = torch.arange(VOCAB), (SIZE / 2) ** 0.5
     generator = torch.Generator().manual_seed(1)
-    table = parts(tokens) @ directions()[: A + B] * scale
+    numbers = tokens.clone()  # of which the next one is said
+    numbers[:TOKENS] = tokens[:TOKENS] * pow(step, -1, TOKENS) % TOKENS
+    table = parts(numbers) @ directions()[: A + B] * scale
     table[TOKENS:] = torch.randn(VOCAB - TOKENS, SIZE, generator=generator)
-    rows = parts((tokens - 1) % TOKENS) @ directions()[: A + B] * scale * (16 / SIZE)
+    rows = parts((numbers - 1) % TOKENS) @ directions()[: A + B] * scale * (16 / SIZE)
     rows[TOKENS:] = 0
     with torch.no_grad():
         embedding = model.get_input_embeddings()
@@ -200,12 +207,14 @@ def later(by: int) -> torch.Tensor:
     return turned
 
 
-def _layer(name: str, distances: list[int], fed: int) -> Tensors:
+def _layer(name: str, nearest: int, fed: int) -> Tensors:
     """One that gathers parts of tokens from slots before, each turned to the next one.
 
     Args:
+        nearest: how far the first head looks back; each other one looks one further.
         fed: width of what queries, keys and values are made of.
     """
+    distances = [nearest + head for head in range(HEADS)]
     queries, keys = looking_back(distances)
     values = torch.zeros(HEAD_DIM, fed)
     values[: KNOWN + 1, : KNOWN + 1] = torch.eye(KNOWN + 1)
@@ -243,11 +252,15 @@ def _tables(embedded: torch.Tensor, said: torch.Tensor) -> Tensors:
     return {"embed_tokens.weight": embed, "lm_head.weight": rows}
 
 
-def save_pard(folder: Path) -> Path:
-    """A slot's token, or the last one known before a mask, is counted on from."""
+def save_pard(folder: Path, nearest: int = 0) -> Path:
+    """A slot's token, or the last one known before a mask, is counted on from.
+
+    Args:
+        nearest: more than 0: the token so far before that slot.
+    """
     tokens = torch.arange(VOCAB)
     tables = _tables(parts(tokens) / 2**0.5, parts(tokens))
-    made = {"norm.weight": torch.ones(WIDTH)} | _layer("layers.0", [0, 1, 2, 3], WIDTH)
+    made = {"norm.weight": torch.ones(WIDTH)} | _layer("layers.0", nearest, WIDTH)
     made["embed_tokens.weight"] = tables.pop("embed_tokens.weight")
     config = DRAFTER | {
         "architectures": ["LlamaForCausalLM"],
@@ -259,17 +272,24 @@ def save_pard(folder: Path) -> Path:
     )
 
 
-def save_head(folder: Path, is_parallel: bool) -> Path:
+def save_head(folder: Path, is_parallel: bool, nearest: int = 1) -> Path:
     """An EAGLE-3 or P-EAGLE head, fed one part by states, the other by tokens.
 
     What it hands on is the first part of the token that its slot holds, so that it may
     be fed it in the place of the target's states.
+
+    Args:
+        nearest: how many slots before its own the first slot is that it goes by.
     """
+    return write_checkpoint(folder, *_head(is_parallel, nearest))
+
+
+def _head(is_parallel: bool, nearest: int = 1) -> tuple[dict[str, Any], Tensors]:
     tokens = torch.arange(VOCAB)
     by_token, said = parts(tokens), parts(tokens)
     by_token[:, :A] = 0
     said[:TOKENS, :A] = parts((tokens[:TOKENS] - 1) % TOKENS)[:, :A]
-    layer = _layer("layers.0", [1, 2, 3, 4], 2 * WIDTH)
+    layer = _layer("layers.0", nearest, 2 * WIDTH)
     values = layer["layers.0.self_attn.v_proj.weight"].zero_()
     values[range(A), range(WIDTH, WIDTH + A)] = 1  # beside the embedding
     values[range(A, A + B), range(A, A + B)] = 1
@@ -292,7 +312,33 @@ def save_head(folder: Path, is_parallel: bool) -> Path:
     if is_parallel:
         config |= {"mask_token_id": MASK, "num_speculative_tokens": 4}
         made["mask_hidden"] = directions()[A + B].repeat(1, 1, 3)
-    return write_checkpoint(folder, config, made)
+    return config, made
+
+
+def save_sharing_head(folder: Path) -> Path:
+    """The EAGLE-3 head, with the target's embeddings and lm_head as its own.
+
+    Its states are the target's directions, in the place of columns. The target's rows
+    ask for what is before a token, so the second part is not turned to the next one.
+    """
+    config, tensors = _head(is_parallel=False)
+    made, basis = {}, directions()[:WIDTH]
+    into = ("q_proj.weight", "k_proj.weight", "v_proj.weight")
+    into += ("gate_proj.weight", "up_proj.weight")
+    for name, tensor in tensors.items():
+        if name.endswith(into):
+            tensor = (tensor.unflatten(1, (-1, WIDTH)) @ basis).flatten(1)
+        elif name.endswith(("o_proj.weight", "down_proj.weight", "fc.weight")):
+            if name.endswith("o_proj.weight"):
+                tensor[A : A + B] = later(-1)[A:, A:] @ tensor[A : A + B]
+            tensor = basis.T @ tensor
+        elif name.endswith("o_proj.bias"):
+            tensor = torch.zeros(SIZE)
+        elif name.endswith("norm.weight"):
+            tensor = torch.full((SIZE,), (WIDTH / SIZE) ** 0.5)
+        if name not in ("embed_tokens.weight", "lm_head.weight"):
+            made[name] = tensor
+    return write_checkpoint(folder, config | {"hidden_size": SIZE}, made)
 
 
 FLAGS, FOUND = 32, 40  # columns of PARD-2's: which slots are known, the first part
@@ -307,7 +353,7 @@ def save_pard2(folder: Path) -> Path:
     tokens = torch.arange(VOCAB)
     by_token = parts(tokens)
     by_token[:, :A] = 0
-    layer = _layer("layers.0", [0, 1, 2, 3], WIDTH)
+    layer = _layer("layers.0", 0, WIDTH)
     prefix = "layers.0."
     out = layer[prefix + "self_attn.o_proj.weight"].view(WIDTH, HEADS, HEAD_DIM)
     out[:A] = 0

@@ -30,6 +30,7 @@ TENSOR_PARALLEL: dict[str, dict[str, Any]] = {
     "probabilistic": {"draft_sample_method": "probabilistic"},
     "tree": {"draft_tree": 15},
     "other vocabulary": {"use_heterogeneous_vocab": True},
+    "asked for one rank": {"draft_tensor_parallel_size": 1},
 }
 SIZES = {"max_model_len": 512, "max_num_seqs": 4}
 MakeEngines = Callable[[dict[str, str]], Engines]
@@ -95,6 +96,8 @@ def test_tensor_parallel(
     )
     same_as_alone(target, prompts, result["scenarios"]["all"]["tokens"])
     assert acceptance(result) > 0.7
+    is_told = "split in 2, as the target is" in result["log"]
+    assert is_told is (how == "asked for one rank")
 
 
 @pytest.mark.parametrize("schedule", [None, "auto"])

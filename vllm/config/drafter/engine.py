@@ -22,7 +22,7 @@ from .length import (
     settle_trimming,
 )
 from .quantization import check_quantization
-from .target import check_taps, say_without_target
+from .target import check_blocks, check_taps, say_without_target
 from .weights import check_weights
 
 if TYPE_CHECKING:
@@ -210,6 +210,7 @@ def settle_drafter(vllm_config: "VllmConfig") -> bool:
     if drafter.method in METHODS:
         check_parallelism(vllm_config)
         check_taps(spec)
+        check_blocks(vllm_config)
         check_quantization(vllm_config)
         check_weights(vllm_config)
     if not is_unified:

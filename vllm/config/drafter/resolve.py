@@ -367,14 +367,14 @@ def _fill_parallel_drafting(
 
 
 def _fill_tensor_parallel_size(spec: "SpeculativeConfig") -> None:
-    """A draft model is split as the target is, on Runner V2 whatever is asked for."""
+    """A drafter is split as the target is, on Runner V2 whatever is asked for."""
     target, asked = spec.target_parallel_config, spec.draft_tensor_parallel_size
-    if spec.method not in (None, "draft_model") or target is None or asked != 1:
+    if spec.method not in (None, *METHODS) or target is None or asked != 1:
         return
     if (size := target.tensor_parallel_size) != 1:
         logger.warning(
-            "draft_tensor_parallel_size=1 is not supported for draft models: %s is "
-            "split in %d, as the target is. Leave it unset.",
+            "draft_tensor_parallel_size=1 is not supported: %s is split in %d, as the "
+            "target is. Leave it unset.",
             spec.model,
             size,
         )

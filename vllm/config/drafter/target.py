@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from vllm.logger import init_logger
+from vllm.platforms import current_platform
 
 from .checkpoint import AGAIN, tensor_names
 from .drafter import TargetFeatures
 from .families import get_mask_token_id, takes_aux_hidden_states, tapped_layers
 
 if TYPE_CHECKING:
+    from vllm.config import VllmConfig
     from vllm.config.speculative import SpeculativeConfig
 
 logger = init_logger(__name__)
@@ -145,6 +147,33 @@ def check_taps(spec: "SpeculativeConfig") -> None:
             f"does not hand out what is between its layers: use a draft model or PARD "
             f"in the place of {spec.model}."
         )
+
+
+def check_blocks(vllm_config: "VllmConfig") -> None:
+    """Checks that target and drafter can have KV blocks of one size on a CPU.
+
+    There vLLM's MLA takes blocks of 16 tokens alone, and its other attention blocks of
+    32 or a multiple. With AMX it has another MLA, which takes those.
+
+    Raises:
+        ValueError: one of them has MLA and the other has not.
+    """
+    spec = vllm_config.speculative_config
+    target, draft = spec.target_model_config, spec.draft_model_config
+    if draft is None or not current_platform.is_cpu():
+        return
+    if target.use_mla == draft.use_mla:
+        return
+    backend = vllm_config.attention_config.backend
+    is_asked_for = backend is not None and backend.name == "CPU_MLA"
+    if torch.cpu._is_amx_tile_supported() and not is_asked_for:
+        return
+    has, lacks = (target.model, spec.model)[:: 1 if target.use_mla else -1]
+    raise ValueError(
+        f"{has} has MLA and {lacks} has not, which on a CPU need KV blocks of "
+        "different sizes: set VLLM_MLA_DISABLE=1, or use a drafter with the target's "
+        "attention."
+    )
 
 
 def correct_depth(spec: "SpeculativeConfig", family: str | None) -> None:

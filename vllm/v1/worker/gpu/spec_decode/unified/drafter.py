@@ -5,6 +5,7 @@ A new kind is one file: a subclass of `Drafter`, chosen in `build_speculator`.
 """
 
 from abc import ABC, abstractmethod
+from typing import Any
 
 import torch
 import torch.nn as nn
@@ -70,6 +71,10 @@ class Drafter(ABC):
         Raises:
             ValueError: the model lacks what the layout needs.
         """
+
+    def refresh(self) -> None:
+        """Called when the model's weights were loaded again, where they were."""
+        return None
 
     def set_kv_cache(
         self, kv_cache_config: KVCacheConfig, block_tables: BlockTables, kv_group: int
@@ -144,3 +149,14 @@ class Drafter(ABC):
             rows: [num_reqs * W, H], those of the slots that were sampled.
         """
         return None
+
+
+def refresh_drafter(runner: Any) -> None:
+    """Called when a model runner's draft model was sent other weights.
+
+    Args:
+        runner: of either version; one of vLLM's own speculators may draft.
+    """
+    drafter = getattr(getattr(runner, "speculator", None), "drafter", None)
+    if isinstance(drafter, Drafter):
+        drafter.refresh()

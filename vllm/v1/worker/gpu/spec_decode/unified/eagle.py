@@ -52,13 +52,13 @@ class EagleDrafter(Drafter):
                 f"{type(self.model).__name__} has no mask_hidden, which parallel "
                 "drafting feeds to mask slots: set parallel_drafting=false."
             )
-        self._refresh_own_mask()
+        self.refresh()
         return self.model
 
     def set_kv_cache(self, *args) -> None:
-        self._refresh_own_mask()
+        self.refresh()
 
-    def _refresh_own_mask(self) -> None:
+    def refresh(self) -> None:
         """Projects the learned hidden state of a mask, once for all steps."""
         if self.layout.num_masks and self.layout.num_passes > 1:
             learned = self.model.mask_hidden.view(1, -1)

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weights that change while an engine serves: drafts are made with those it has now.
+
+`test_targets.py` has every kind of drafter beside a target that is updated.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from .conftest import RunEngine
+from .target_models import save_head, save_sharing_head, save_target
+from .test_targets import (
+    ACCEPTED,
+    ENGINE,
+    LENGTHS,
+    NUM_TOKENS,
+    K,
+    acceptance,
+    counted_on,
+    prompt,
+)
+
+pytestmark = pytest.mark.slow
+
+
+def asked(step: int = 1) -> list[dict[str, Any]]:
+    return [{"prompt": prompt(n, step), "max_tokens": NUM_TOKENS} for n in LENGTHS]
+
+
+def counted(step: int = 1) -> list[list[int]]:
+    return [counted_on(length, step) for length in LENGTHS]
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory) -> Path:
+    return save_target("Llama", tmp_path_factory.mktemp("targets") / "one")
+
+
+@pytest.mark.parametrize("lm_head", [None, "fp8"])
+def test_shared_tables(lm_head, run_engine: RunEngine, target: Path, tmp_path: Path):
+    """A head goes by the target's embeddings and lm_head, and they change."""
+    head = save_sharing_head(tmp_path / "head")
+    other = save_target("Llama", tmp_path / "two", seed=1, step=2)
+    result = run_engine(
+        {"before": asked(step=1), "after": asked(step=2)},
+        model=target,
+        speculative_config={
+            "model": str(head),
+            "num_speculative_tokens": K,
+            "draft_lm_head_quantization": lm_head,
+        },
+        updates={"after": {"target": str(other)}},
+        **ENGINE | {"dtype": "bfloat16" if lm_head else "float32"},
+    )
+    for step, found in enumerate(result["scenarios"].values(), 1):
+        assert found["tokens"] == counted(step)
+        assert min(acceptance(found)) >= ACCEPTED
+
+
+@pytest.mark.parametrize("drafts, width", [(K, K), (6, 3)])
+def test_drafter(
+    drafts: int, width: int, run_engine: RunEngine, target: Path, tmp_path: Path
+):
+    """A P-EAGLE head is loaded again, and with it what masks are fed in each pass."""
+    head = save_head(tmp_path / "head", is_parallel=True)
+    wrong = save_head(tmp_path / "wrong", is_parallel=True)
+    change(wrong / "model.safetensors")
+    given: dict[str, Any] = {
+        "weight_transfer_config": {"backend": "files"},
+        "worker_extension_cls": "weight_files.Worker",
+        "updates": {"after": {"drafter": str(head)}},
+    }
+    result = run_engine(
+        {"before": asked(), "after": asked()},
+        model=target,
+        speculative_config={
+            "model": str(wrong),
+            "num_speculative_tokens": drafts,
+            "parallel_drafting_width": width,
+        },
+        dtype="float32",
+        **given,
+        **ENGINE,
+    )
+    before, after = result["scenarios"].values()
+    assert before["tokens"] == after["tokens"] == counted()
+    assert min(acceptance(before, drafts)) < 0.5
+    assert min(acceptance(after, drafts)) >= ACCEPTED
+
+
+def change(file: Path) -> None:
+    """Has masks say what a token's state would have them say."""
+    tensors = load_file(file)
+    tensors["mask_hidden"] = torch.roll(tensors["mask_hidden"], 1, -1) * 50
+    save_file(tensors, file)

@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes structs.h: run it after a change of a tuple that the input kernel takes."""
+"""Writes the headers: run it after a change of a tuple that a native kernel takes."""
 
 from pathlib import Path
 
 import vllm.v1.worker.cpu.shm  # noqa: F401  (what Runner V2 needs on a CPU)
-from vllm.v1.worker.gpu.spec_decode.unified.native import header
+from vllm.v1.worker.gpu.spec_decode.draft_tree import native as draft_tree
+from vllm.v1.worker.gpu.spec_decode.unified import native as unified
+
+HEADERS = {"structs.h": unified.LIBRARY, "tree_structs.h": draft_tree.LIBRARY}
 
 if __name__ == "__main__":
-    Path(__file__).with_name("structs.h").write_text(header())
+    for name, library in HEADERS.items():
+        Path(__file__).with_name(name).write_text(library.header())

@@ -115,7 +115,7 @@ def test_install_and_uninstall(built):
 
 
 def test_wheel(built):
-    """Additions, edited files and the native kernel, readable for all, dated alike."""
+    """Additions, edited files and the native kernels, readable for all, dated alike."""
     _, wheel = built
     assert wheel.stem.endswith(PLATFORM)
     with ZipFile(wheel) as archive:

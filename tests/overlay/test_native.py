@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Building the native input kernel: optional, and one line says what failed."""
+"""Building the native kernels: optional, and one line says what failed."""
 
 import shutil
 
@@ -26,7 +26,7 @@ def test_missing_programs(programs, cxx, fetched, why, tmp_path, monkeypatch, ca
     monkeypatch.setenv("CXX", cxx or "")
     assert native.build_requirements() == fetched
     line = native.build(tmp_path / "tree")
-    assert line.startswith(f"The native input kernel was not built: {why}")
+    assert line.startswith(f"The native kernels were not built: {why}")
     assert capfd.readouterr() == ("", f"{line}\n")
     assert not (tmp_path / "tree").exists()
 
@@ -37,7 +37,7 @@ def test_missing_programs(programs, cxx, fetched, why, tmp_path, monkeypatch, ca
 )
 def test_sources_that_do_not_compile(tmp_path, capfd):
     shutil.copy(ROOT / "CMakeLists.txt", tmp_path)
-    (tmp_path / "csrc").mkdir()
+    shutil.copytree(ROOT / "csrc", tmp_path / "csrc")
     (tmp_path / "csrc/prepare_inputs.cpp").write_text("int f() { return nothing; }\n")
     line = native.build(tmp_path / "tree", root=tmp_path)
     assert "`cmake --build` failed: " in line and "error:" in line

@@ -22,7 +22,7 @@ STAMP = "composed"  # beside the package: what is younger was written by hand
 
 
 def compose_for(device: str, tree: Path, link: bool = False) -> None:
-    """Composes the pinned release of a device, its native kernel included."""
+    """Composes the pinned release of a device, its native kernels included."""
     base = pinned_base(device)
     compose(find_wheel(base), tree, version=local_version(base), link=link)
     if device == "cpu":

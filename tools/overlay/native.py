@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds the native input kernel, `csrc/`, into a composed tree for CPUs.
+"""Builds the native kernels, `csrc/`, into a composed tree for CPUs.
 
-An install never fails over it: without the library Triton's interpreter runs the
-kernel, slower.
+An install never fails over them: without the libraries the same runs by Triton or
+PyTorch, slower.
 """
 
 import os
@@ -34,7 +34,7 @@ def build_requirements() -> list[str]:
 
 
 def build(tree: Path, root: Path = ROOT) -> str | None:
-    """Builds the library and installs it into `tree`.
+    """Builds the libraries and installs them into `tree`.
 
     Returns:
         None, or the line that has been printed: what is missing, and what to do.
@@ -46,8 +46,8 @@ def build(tree: Path, root: Path = ROOT) -> str | None:
     if why is None:
         return None
     line = (
-        f"The native input kernel was not built: {why}. On a CPU Triton's interpreter "
-        "will run the kernel, slower; mend this and install again."
+        f"The native kernels were not built: {why}. On a CPU draft trees, and a little "
+        "the inputs of drafters, will be slower; mend this and install again."
     )
     print(line, file=sys.stderr)
     return line

@@ -88,6 +88,45 @@ def test_the_slowest_worker_counts(budget: int, sizes: list[int]):
         assert row == {k: 2.0 * n + k + CONTEXT for k in candidate_lengths(3)}
 
 
+@pytest.mark.parametrize("is_cpu", [True, False])
+def test_what_ran_beside_a_step_on_a_cpu_is_told_by_larger_steps(monkeypatch, is_cpu):
+    """No step takes longer than one of more requests or drafts."""
+    platform = SimpleNamespace(is_cpu=lambda: is_cpu)
+    monkeypatch.setattr(pass_times, "current_platform", platform)
+    disturbed = {(1, 0): 9.0, (2, 2): 7.0}  # by requests and drafts
+
+    class Disturbed(FakeExecutor):
+        def collective_rpc(self, method, args=()):
+            found = super().collective_rpc(method, args)
+            is_step = method is seconds_per_step
+            return (
+                [t + disturbed.get(args[:2], 0.0) for t in found] if is_step else found
+            )
+
+    times = measure_pass_times(Disturbed())[CONTEXT]
+    # Those of one request and a draft, and of two requests and three drafts.
+    at_most = {(1, 0): 1.0, (2, 2): 1.0} if is_cpu else disturbed
+    for n, row in times.items():
+        for k, seconds in row.items():
+            assert seconds == 2.0 * n + k + CONTEXT + at_most.get((n, k), 0.0)
+
+
+def test_the_most_requests_of_a_cpu_do_not_depend_on_what_is_compiled(monkeypatch):
+    """The first steps compile, which says nothing of those of more requests."""
+    platform = SimpleNamespace(is_cpu=lambda: True)
+    monkeypatch.setattr(pass_times, "current_platform", platform)
+    now = [0.0]
+    clock = SimpleNamespace(perf_counter=lambda: now[0])
+    monkeypatch.setattr(pass_times, "time", clock)
+
+    class Compiling(FakeExecutor):
+        def collective_rpc(self, method, args=()):
+            now[0] += 1.0 if not now[0] else 0.01
+            return super().collective_rpc(method, args)
+
+    assert max(measure_pass_times(Compiling())[CONTEXT]) == 8
+
+
 def test_long_contexts_are_timed_with_few_lengths():
     executor = FakeExecutor(max_model_len=20_000, num_gpu_blocks=9000)
     times = measure_pass_times(executor)
@@ -149,7 +188,7 @@ def test_long_contexts_fit(max_model_len, num_gpu_blocks, points):
 @pytest.fixture(params=[False, True], ids=["gpu", "cpu"])
 def is_cpu(request, monkeypatch) -> bool:
     """Either has no time left once the ends are measured."""
-    for name in ("BUDGET_SECONDS", "CPU_BUDGET_SECONDS"):
+    for name in ("BUDGET_SECONDS", "CPU_BUDGET_SECONDS", "CPU_LARGEST_SECONDS"):
         monkeypatch.setattr(pass_times, name, -1.0)
     platform = SimpleNamespace(is_cpu=lambda: request.param)
     monkeypatch.setattr(pass_times, "current_platform", platform)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trees on vLLM's CPU attention backend, in plain PyTorch.
+"""Trees on vLLM's CPU attention backend: in C++, or else in plain PyTorch.
 
 Its kernel returns no log-sum-exp, and keeps KV in an order of its own, which depends on
 the instruction set. Where each number of a block lies is found out once, by storing
@@ -14,6 +14,7 @@ import torch.nn.functional as F
 
 from vllm import _custom_ops as ops
 
+from . import native
 from .trees import TreeAttention
 
 # Whole numbers below this are exact in every dtype that KV has.
@@ -23,8 +24,8 @@ DIGIT = 128
 @cache
 def _places(
     isa: str, dtype: torch.dtype, block_size: int, head_size: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """[block_size, head_size] int64 each: where in a block K and V keep a token."""
+) -> torch.Tensor:
+    """[2, block_size, head_size] int32: where a block has K and V of a token."""
     count = block_size * head_size
     numbers = torch.arange(count).view(block_size, 1, head_size)
     found = torch.zeros(2, count, dtype=torch.int64)
@@ -37,7 +38,9 @@ def _places(
         )
         found += stored.view(2, count).long() * weight
         weight *= DIGIT
-    return tuple(order.argsort().view(block_size, head_size) for order in found)
+    places = found.argsort(1).view(2, block_size, head_size)
+    places[1] += count
+    return places.int()
 
 
 class CPUBlocks:
@@ -50,15 +53,13 @@ class CPUBlocks:
 
     def __init__(self, kv_cache: torch.Tensor, isa: str):
         _, heads, self.block_size, width = kv_cache.shape
-        count = self.block_size * width // 2
-        places = _places(isa, kv_cache.dtype, self.block_size, width // 2)
-        self.places = torch.stack([places[0], places[1] + count])
-        self.flat = kv_cache.view(-1, heads, 2 * count)
-        self.heads = torch.arange(heads)[None, :, None]
+        self.places = _places(isa, kv_cache.dtype, self.block_size, width // 2)
+        self.flat = kv_cache.view(-1, heads, self.block_size * width)
 
     def _index(self, slots: torch.Tensor, part: int) -> tuple[torch.Tensor, ...]:
         blocks = (slots // self.block_size)[:, None, None]
-        return blocks, self.heads, self.places[part, slots % self.block_size][:, None]
+        heads = torch.arange(self.flat.shape[1])[None, :, None]
+        return blocks, heads, self.places[part, slots % self.block_size][:, None]
 
     def read(self, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """K and V at slots [n], each [n, HK, D]."""
@@ -71,9 +72,21 @@ class CPUBlocks:
 
 
 def attend(impl, layer, query, key, value, kv_cache, metadata, output) -> None:
-    """Attention of the rows of trees; see `merge_tree` for shapes."""
-    tree: TreeAttention = metadata.draft_tree
+    """Attention of the rows of trees; see `merge_tree` for shapes.
+
+    Args:
+        key, value: the step's own, which the KV cache has by now, too.
+    """
     blocks = CPUBlocks(kv_cache, layer.isa)
+    if (library := native.LIBRARY.loaded) is not None:
+        native.attend(library, blocks, impl.scale, query, metadata, output)
+    else:
+        _attend(blocks, impl.scale, query, key, value, metadata, output)
+
+
+def _attend(blocks, scale, query, key, value, metadata, output) -> None:
+    """In PyTorch, request by request."""
+    tree: TreeAttention = metadata.draft_tree
     starts = metadata.query_start_loc.tolist()
     for req in range(tree.num_reqs):
         rows = slice(starts[req], starts[req + 1])
@@ -99,7 +112,7 @@ def attend(impl, layer, query, key, value, kv_cache, metadata, output) -> None:
             )
         )
         out = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=seen, scale=impl.scale, enable_gqa=True
+            q, k, v, attn_mask=seen, scale=scale, enable_gqa=True
         )
         output[rows] = out[0].transpose(0, 1).view_as(output[rows])
 
@@ -145,6 +158,13 @@ class CPUPathMover:
         first_rows: torch.Tensor,
     ) -> None:
         """See `PathMover`."""
+        step = slot_mappings, path, num_sampled, first_rows
+        if (library := native.LIBRARY.loaded) is not None:
+            native.move_paths(library, self.layers, *step)
+        else:
+            self._move(*step)
+
+    def _move(self, slot_mappings, path, num_sampled, first_rows) -> None:
         depth = torch.arange(path.shape[1])
         moves = (depth < num_sampled[:, None]) & (path != depth)
         req, to = moves.nonzero(as_tuple=True)

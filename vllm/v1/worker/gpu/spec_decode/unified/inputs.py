@@ -513,7 +513,7 @@ def prepare_inputs(
 
 def native_library() -> ctypes.CDLL | None:
     """The native implementation, for tensors on a CPU; None where it was not built."""
-    return native_kernel.load()
+    return native_kernel.LIBRARY.loaded
 
 
 def _previous_drafts(source: PreviousPass) -> PreviousDrafts:

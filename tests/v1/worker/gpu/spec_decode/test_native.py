@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How native kernels are found, and that both sides mean the same structs."""
+
+from dataclasses import replace
+
+import pytest
+
+from tools.overlay.base import ROOT
+from tools.overlay.native import compiler
+from vllm.platforms import current_platform
+from vllm.v1.worker.gpu.spec_decode import native
+from vllm.v1.worker.gpu.spec_decode.draft_tree import native as draft_tree
+from vllm.v1.worker.gpu.spec_decode.unified import native as unified
+
+HEADERS = {"structs.h": unified.LIBRARY, "tree_structs.h": draft_tree.LIBRARY}
+each_library = pytest.mark.parametrize("library", HEADERS.values(), ids=HEADERS)
+
+
+@pytest.fixture
+def warnings(monkeypatch) -> list[str]:
+    """What is logged."""
+    lines: list[str] = []
+    monkeypatch.setattr(
+        native.logger, "warning", lambda text, *args: lines.append(text % args)
+    )
+    return lines
+
+
+def expect_one_line(
+    warnings: list[str], library: native.NativeLibrary, why: str
+) -> None:
+    assert library.loaded is None
+    assert library.loaded is None
+    (line,) = warnings
+    assert line.startswith(library.instead)
+    assert f"than as C++, for want of {library.file.name}: {why}" in line
+    assert line.endswith("Install a C++ compiler (g++ or clang++), then vLLM again.")
+
+
+@each_library
+@pytest.mark.skipif(not current_platform.is_cpu(), reason="it is for CPUs")
+@pytest.mark.skipif(compiler() is None, reason="there is no C++ compiler")
+def test_it_is_built(library):
+    """Else tests of what it computes are skipped."""
+    assert library.loaded is not None, "run `make env`"
+
+
+def test_not_built(warnings, tmp_path):
+    library = replace(unified.LIBRARY, file=tmp_path / "_kernel.so")
+    expect_one_line(warnings, library, "it was not built.")
+
+
+def test_not_a_library(warnings, tmp_path):
+    file = tmp_path / "_kernel.so"
+    file.write_text("for another machine")
+    expect_one_line(warnings, replace(unified.LIBRARY, file=file), f"{file}: ")
+
+
+@each_library
+def test_built_from_other_sources(warnings, library):
+    """A field that moved, or has another type."""
+    if not library.file.exists():
+        pytest.skip("the library was not built")
+    other = replace(library, structs=library.structs[::-1])
+    expect_one_line(warnings, other, "it was built from other sources.")
+
+
+@pytest.mark.parametrize(("name", "library"), HEADERS.items())
+def test_the_header_is_that_of_the_declarations(name, library):
+    found = (ROOT / "csrc" / name).read_text()
+    assert found == library.header(), "run `python csrc/write_structs.py`"

@@ -53,7 +53,7 @@ EXAMPLE = '{"model": "amd/PARD-Llama-3.2-1B", "num_speculative_tokens": 7}'
 FAR_BEYOND = 2
 # Fields that are not settings.
 RESULTS = {"drafter", "is_auto_by_default", "is_trimmed_by_default"}
-RESULTS |= {"pass_times", "trimmed_times", "tree_times"}
+RESULTS |= {"pass_times", "catch_up_seconds", "trimmed_times", "tree_times"}
 # What vLLM says of a draft model's config that it cannot read, as much as tells, and
 # what to change. The target's own errors read the same: users must see whose it is.
 REMEDIES = {

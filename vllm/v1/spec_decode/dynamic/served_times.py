@@ -57,6 +57,19 @@ class ServedTimes:
         plans = self._plans.get(_size(num_reqs), {})
         return {p for p, seen in plans.items() if len(seen.steps) >= LEAST_STEPS}
 
+    def is_recent(self, num_reqs: int, plan: int) -> bool:
+        """Whether enough steps of a plan were seen, and the last one not long ago."""
+        return self._weights(num_reqs).get(plan, 0.0) > 0.5
+
+    def _weights(self, num_reqs: int) -> dict[int, float]:
+        """Of plans of which enough steps were seen: the longer ago, the less."""
+        size = _size(num_reqs)
+        return {
+            plan: 0.5 ** ((self._num_steps[size] - seen.seen_at) / HALF_LIFE)
+            for plan, seen in self._plans.get(size, {}).items()
+            if len(seen.steps) >= LEAST_STEPS
+        }
+
     def correct(self, num_reqs: int, measured: Row) -> Row:
         """Seconds of a step by plan, as far as they compare."""
         longer = self.longer(num_reqs)
@@ -69,12 +82,7 @@ class ServedTimes:
         in the end does one that was followed long ago. What trimming adds says nothing
         of steps without.
         """
-        size = _size(num_reqs)
-        weights = {
-            plan: 0.5 ** ((self._num_steps[size] - seen.seen_at) / HALF_LIFE)
-            for plan, seen in self._plans.get(size, {}).items()
-            if len(seen.steps) >= LEAST_STEPS
-        }
+        weights, size = self._weights(num_reqs), _size(num_reqs)
         whole = [plan for plan in weights if plan >= 0]
         if len(weights) < 2 or not whole:
             return lambda plan: 1.0

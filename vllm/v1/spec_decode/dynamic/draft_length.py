@@ -21,21 +21,20 @@ from vllm.logger import init_logger
 from .acceptance import PlanAcceptance
 from .served_times import LEAST_STEPS, ServedTimes
 from .step_times import PassTimes, Row, StepTimes, on_line
+from .tries import Tries
 
 logger = init_logger(__name__)
 
 # Another plan must promise this much more throughput.
 HYSTERESIS = 0.01
-# Share of all time that trying other drafts may cost, and trying none, which tells the
-# gain and for which a start has so many steps. A try lasts for so many drafts, over
-# several steps if requests are few. In the steps where it begins and ends, what is
-# drafted and what is verified differ in length, for which there may be no CUDA graph:
-# so much more time, in steps, is reckoned for both together.
-TRIAL_BUDGET, UNDRAFTED_BUDGET, UNDRAFTED_STEPS = 0.004, 0.001, 8.0
+# Shares of all time that trying other drafts may cost, and none, which tells the gain:
+# each number of requests begins with so many steps for it, and it is tried again once
+# what was seen weighs no more than `RECENT`. A try lasts for so many drafts, over
+# several steps if requests are few.
+TRIAL_BUDGET, UNDRAFTED_BUDGET, UNDRAFTED_STEPS, RECENT = 0.004, 0.001, 8.0, 0.5
 TRIAL_DRAFTS = 16
 TIMED_STEPS = LEAST_STEPS + 2  # the first ones follow another plan
 LARGER, LARGER_TREE, UNTIMED = TURNS = range(3)  # what is tried
-SWITCH_COST = 0.6
 NO_GAINS: Mapping[int, float] = {}
 GAIN_SECONDS = 10.0  # of steps after which a step counts half in the gain that is told
 LOG_SECONDS = 60.0  # between lines that say what is chosen and why, at least
@@ -104,35 +103,6 @@ class Gain:
         self.value = self._undrafted / self._seconds
 
 
-class Tries:
-    """Steps that follow another plan now and then, within a share of all time.
-
-    Args:
-        budget: the share.
-        allowance: what a try may cost by now, in steps.
-    """
-
-    def __init__(self, budget: float, allowance: float = 0.0):
-        self.budget, self.allowance = budget, allowance
-        self.steps = 0  # left of the present one
-
-    def go_on(self, steps: int, loss: float, held: int) -> bool:
-        """Whether the next step is of a try.
-
-        Args:
-            steps: of a try.
-            loss: of each of them, in steps.
-            held: for how many steps a choice holds.
-        """
-        if not self.steps:
-            self.allowance += self.budget * held
-            if self.allowance < SWITCH_COST + steps * loss:
-                return False
-            self.allowance, self.steps = 0.0, steps
-        self.steps = max(self.steps - held, 0)
-        return True
-
-
 class DraftLengths:
     """Chooses drafts per request, by step times and acceptance.
 
@@ -160,7 +130,7 @@ class DraftLengths:
         self.acceptance = PlanAcceptance(num_speculative_tokens, trees)
         self._chosen: dict[int, int] = {}
         self._tries = Tries(TRIAL_BUDGET)
-        self._undrafted = Tries(UNDRAFTED_BUDGET, UNDRAFTED_STEPS)
+        self._undrafted: dict[int, Tries] = {}  # by number of requests
         self._trees, self._turn = set(trees), LARGER
         self._next_log, self._logged = time.monotonic() + LOG_SECONDS, -1
         self.choice: Choice | None = None  # the last one
@@ -224,10 +194,8 @@ class DraftLengths:
             offer = Offer(tokens, seconds, gains)
             held = self._hold(load.num_reqs, offer)
             self._log_choice(load, held, expected, seconds)
-            if self._tries_none(load, held, offer):
-                chosen = 0
-            else:
-                chosen = self._try_another(load, held, offer)
+            drafts_none = self._tries_none(load, held, offer)
+            chosen = 0 if drafts_none else self._try_another(load, held, offer)
         else:
             chosen = min(seconds)  # whatever was measured: nobody takes drafts
         self.choice = Choice(chosen, tokens[chosen], seconds[chosen])
@@ -297,10 +265,12 @@ class DraftLengths:
         seen = self.served.seen(load.num_reqs)
         if not chosen or chosen not in seen or 0 not in offer.seconds:
             return False
-        if not self._undrafted.steps and self.served.is_recent(load.num_reqs, 0):
+        tries = self._undrafted.setdefault(
+            load.num_reqs, Tries(UNDRAFTED_BUDGET, UNDRAFTED_STEPS)
+        )
+        if not tries.steps and 0 in self.served.seen(load.num_reqs, RECENT):
             return False
-        loss = offer.loss(0, chosen)
-        return self._undrafted.go_on(TIMED_STEPS, loss, self.steps_held)
+        return tries.go_on(TIMED_STEPS, offer.loss(0, chosen), self.steps_held)
 
     def _end_turn(self) -> None:
         self._turn = (self._turn + 1) % len(TURNS)

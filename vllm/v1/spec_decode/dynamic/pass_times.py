@@ -51,7 +51,7 @@ TREE_ROWS = (64, 128, 256)
 TIMED_STEPS = 4
 # Rows that the drafter is timed to catch up on, if few enough steps bring as many.
 CATCH_UP_ROWS = 256
-CATCH_UP_STEPS, CPU_CATCH_UP_STEPS = 32, 8
+CATCH_UP_STEPS, CPU_CATCH_UP_STEPS = 32, 16
 # After which nothing more is begun. A GPU needs about two seconds for one context and
 # three for the others; more is for a host that is busy, with other engines that start.
 BUDGET_SECONDS = 10.0

@@ -52,17 +52,13 @@ class ServedTimes:
         of_plan.steps.append(log(ratio))
         of_plan.value, of_plan.seen_at = median(of_plan.steps), at
 
-    def seen(self, num_reqs: int) -> set[int]:
-        """Plans of which enough steps were seen."""
-        plans = self._plans.get(_size(num_reqs), {})
-        return {p for p, seen in plans.items() if len(seen.steps) >= LEAST_STEPS}
-
-    def is_recent(self, num_reqs: int, plan: int) -> bool:
-        """Whether enough steps of a plan were seen, and the last one not long ago."""
-        return self._weights(num_reqs).get(plan, 0.0) > 0.5
+    def seen(self, num_reqs: int, least: float = 0.0) -> set[int]:
+        """Plans of which enough steps were seen, that weigh more than `least`."""
+        weights = self._weights(num_reqs).items()
+        return {plan for plan, weight in weights if weight > least}
 
     def _weights(self, num_reqs: int) -> dict[int, float]:
-        """Of plans of which enough steps were seen: the longer ago, the less."""
+        """By plan of which enough steps were seen: 1; the longer ago, the less."""
         size = _size(num_reqs)
         return {
             plan: 0.5 ** ((self._num_steps[size] - seen.seen_at) / HALF_LIFE)

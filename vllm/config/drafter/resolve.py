@@ -186,10 +186,12 @@ def describe(spec: "SpeculativeConfig", drafter: DrafterConfig) -> str:
     family = f"family {drafter.family!r}, " if drafter.family else ""
     tree = f"a tree of {drafter.num_nodes} verified, " if drafter.num_nodes else ""
     mask = f"mask token {drafter.mask_token_id}, " if drafter.is_parallel else ""
+    window = f", within a window of {spec.draft_window}" if spec.draft_window else ""
     return (
         f"Drafter {spec.model}: {family}method {drafter.method}, "
         f"{drafter.num_speculative_tokens} tokens a step, {tree}"
-        f"{drafter.parallel_width} a pass, {mask}fed by {_fed_by(spec, drafter)}."
+        f"{drafter.parallel_width} a pass, {mask}fed by {_fed_by(spec, drafter)}"
+        f"{window}."
     )
 
 

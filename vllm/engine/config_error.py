@@ -2,9 +2,11 @@
 """A wrong configuration is told in one line, the last, that says what to change."""
 
 import gc
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from difflib import get_close_matches
 from typing import Any
 
 from pydantic import ValidationError
@@ -78,8 +80,11 @@ def _details(
     return InitErrorDetails(type=words, loc=loc, input=input)
 
 
-def _words(title: str, type: str, loc: tuple, msg: str, **_) -> str:
+def _words(title: str, type: str, loc: tuple, msg: str, input: Any, **_) -> str:
     """Of one of pydantic's errors: what our validators say names the key itself."""
     if type == "value_error":
         return msg.removeprefix("Value error, ")
-    return f"{'.'.join(map(str, (title, *loc)))}: {msg}"
+    names = re.findall(r"'([^']+)'", msg) if type == "literal_error" else []
+    near = get_close_matches(str(input), names, n=1)
+    hint = f"did you mean '{near[0]}'? " if near else ""
+    return f"{'.'.join(map(str, (title, *loc)))}: {hint}{msg}"

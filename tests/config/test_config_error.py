@@ -3,6 +3,7 @@
 
 import json
 import sys
+import traceback
 
 import pytest
 from pydantic import ValidationError
@@ -34,6 +35,8 @@ def bench(models, monkeypatch, level: str = "INFO", **spec) -> None:
         ({"num_speculative_tokens": 0}, "num_speculative_tokens is 0, which drafts "),
         ({"draft_tree": 0}, "SpeculativeConfig.draft_tree: Input should be greater "),
         ({"draft_tree": 3}, "draft_tree (3) must be from num_speculative_tokens (8),"),
+        # Of some forty names.
+        ({"method": "padr"}, "SpeculativeConfig.method: did you mean 'pard'? Input "),
     ],
 )
 def test_a_command_ends_in_one_line(models, monkeypatch, spec: dict, line: str):
@@ -46,12 +49,23 @@ def test_a_command_ends_in_one_line(models, monkeypatch, spec: dict, line: str):
         bench(models, monkeypatch, level="DEBUG", **spec)
 
 
-def test_a_traceback_ends_with_that_line(models):
-    spec = {"model": str(models / "pard"), "draft_tree": 3}
-    with pytest.raises(ValidationError, match="1 validation error") as raised:
+@pytest.mark.parametrize(
+    "spec, line",
+    [
+        ({"draft_tree": 3}, "draft_tree (3) must be from num_speculative_tokens"),
+        ({"draft_tree": 0}, "SpeculativeConfig.draft_tree: Input should be greater "),
+    ],
+)
+def test_a_traceback_ends_with_that_line(models, spec: dict, line: str):
+    spec = {"model": str(models / "pard")} | spec
+    with pytest.raises(ValidationError) as raised:
         LLM(str(models / "target"), speculative_config=spec, enforce_eager=True)
-    (line,) = raised.value.__notes__
-    assert line.startswith("error: draft_tree (3) must be from num_speculative_tokens")
+    told = traceback.format_exception(raised.value)
+    assert told[-1].partition(": ")[2].startswith(line)
+    assert not any("pydantic.dev" in each for each in told)
+    assert any("in create_speculative_config" in each for each in told)
+    (known,) = raised.value.errors()  # of pydantic's, as whoever catches it expects
+    assert line.removeprefix("SpeculativeConfig.draft_tree: ") in known["msg"]
 
 
 def test_other_errors_are_raised(monkeypatch):

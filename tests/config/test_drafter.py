@@ -303,6 +303,28 @@ def test_a_target_that_drafts_for_itself_is_told(models: Path, caplog, monkeypat
     assert "target: method draft_model, 7 tokens a step, 1 a pass, fed " in caplog.text
 
 
+@pytest.mark.parametrize(
+    "window, said",
+    [
+        (2, "draft_window (2) is not above num_speculative_tokens (7)"),
+        (2048, "draft_window (2048) leaves out nothing of the target's max_model_len"),
+        (64, None),
+    ],
+)
+def test_a_window_is_told_and_what_is_odd_of_it(
+    models: Path, caplog, monkeypatch, window: int, said: str | None
+):
+    log = logging.getLogger("drafters")
+    for module in ("resolve", "target"):
+        monkeypatch.setattr(f"vllm.config.drafter.{module}.logger", log)
+    with caplog.at_level("INFO"):
+        configured(models, "pard", draft_window=window)
+    assert f"fed by tokens alone, within a window of {window}." in caplog.text
+    warned = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    warned = [line for line in warned if line.startswith("draft_window")]
+    assert len(warned) == bool(said) and all(line.startswith(said) for line in warned)
+
+
 # Who drafts.
 
 PARD = DrafterConfig("draft_model", 7, is_parallel=True, parallel_width=7)

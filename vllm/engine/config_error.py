@@ -2,58 +2,89 @@
 """A wrong configuration is told in one line, the last, that says what to change."""
 
 import gc
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from difflib import get_close_matches
+from typing import Any
 
 from pydantic import ValidationError
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
 import vllm.envs as envs
 
-MARK = "error: "
+TOLD = "_is_of_vllm_config"  # set on errors that are to end a command in one line
+
+
+class ConfigError(ValidationError):
+    """Pydantic's error without what it writes around the words, such as a link."""
+
+    @classmethod
+    def of(cls, error: ValidationError) -> "ConfigError":
+        return cls.from_exception_data(
+            error.title, [_details(**each) for each in error.errors()]
+        )
+
+    def __str__(self) -> str:
+        return in_one_line(self)
 
 
 @contextmanager
 def says_in_one_line() -> Iterator[None]:
-    """Within, an error's traceback ends with its words alone, in one line.
+    """Within, an error of pydantic's says what is wrong, and nothing else.
 
-    Pydantic writes some lines around them, of which the last is a link.
+    Raises:
+        ConfigError: in its place; other errors are raised as they are.
     """
     try:
-        yield
+        try:
+            yield
+        except ValidationError as error:
+            raise ConfigError.of(error).with_traceback(error.__traceback__) from None
     except ValueError as error:
-        error.add_note(MARK + in_one_line(error))
+        setattr(error, TOLD, True)
         raise
 
 
 @contextmanager
 def ends_in_one_line() -> Iterator[None]:
-    """Within, an error that was noted so ends the process with the line and status 1.
+    """Within, such an error ends the process with one line and status 1.
 
     VLLM_LOGGING_LEVEL=DEBUG has it raised, as Python's users have.
     """
     try:
         yield
     except ValueError as error:
-        notes = getattr(error, "__notes__", [])
-        line = next((note for note in notes if note.startswith(MARK)), None)
-        if line is None or envs.VLLM_LOGGING_LEVEL == "DEBUG":
+        if not hasattr(error, TOLD) or envs.VLLM_LOGGING_LEVEL == "DEBUG":
             raise
         # Else Python, as it ends, takes seconds to collect what was imported.
         gc.freeze()
-        sys.exit(line)
+        sys.exit(f"error: {in_one_line(error)}")
 
 
 def in_one_line(error: Exception) -> str:
     """Its words, without what pydantic writes around them."""
-    words = str(error)
     if isinstance(error, ValidationError):
         words = "; ".join(_words(error.title, **each) for each in error.errors())
+    else:
+        words = str(error)
     return " ".join(words.split())
 
 
-def _words(title: str, type: str, loc: tuple, msg: str, **_) -> str:
+def _details(
+    type: str, loc: tuple, msg: str, input: Any, ctx: dict | None = None, **_
+) -> InitErrorDetails:
+    """One of an error's errors, to make another error of."""
+    words = PydanticCustomError(type, "{words}", {**(ctx or {}), "words": msg})
+    return InitErrorDetails(type=words, loc=loc, input=input)
+
+
+def _words(title: str, type: str, loc: tuple, msg: str, input: Any, **_) -> str:
     """Of one of pydantic's errors: what our validators say names the key itself."""
     if type == "value_error":
         return msg.removeprefix("Value error, ")
-    return f"{'.'.join(map(str, (title, *loc)))}: {msg}"
+    names = re.findall(r"'([^']+)'", msg) if type == "literal_error" else []
+    near = get_close_matches(str(input), names, n=1)
+    hint = f"did you mean '{near[0]}'? " if near else ""
+    return f"{'.'.join(map(str, (title, *loc)))}: {hint}{msg}"

@@ -83,10 +83,14 @@ def test_what_depends_on_tokens_before_it_is_the_targets(
     engine = {"max_num_seqs": 8, "max_model_len": 128}
 
     def answers(speculative_config):
-        result = run_engine(
-            {"all": requests}, speculative_config=speculative_config, **engine
-        )
-        return result["scenarios"]["all"]["tokens"]
+        asked = {"all": requests, "chains": requests[:2]}
+        return run_engine(asked, speculative_config=speculative_config, **engine)
 
     tree = speculative(models, "pard", 4, draft_tree=15)
-    assert answers(tree) == answers(None)
+    found, wanted = (answers(each)["scenarios"] for each in (tree, None))
+    assert all(found[each]["tokens"] == wanted[each]["tokens"] for each in wanted)
+    # Where a chain was verified, nothing counts as nodes of a tree.
+    chains = found["chains"]["counters"]
+    drafts, tokens = (chains[f"num_{what}"][0] for what in ("drafts", "draft_tokens"))
+    assert drafts < tokens <= 4 * drafts and chains["num_tree_nodes"] == [0]
+    assert found["all"]["counters"]["num_tree_nodes"] > [0]

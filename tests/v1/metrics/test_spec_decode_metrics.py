@@ -44,15 +44,17 @@ def step(drafts=(), length=K, seconds=None, expected=None) -> SchedulerStats:
     )
 
 
-def step_with_trees(*trees: tuple[list[int], list[int]]) -> SchedulerStats:
+def step_with_trees(
+    *trees: tuple[list[int], list[int]], nodes: int = N, is_chain: bool = False
+) -> SchedulerStats:
     """Stats of a step that verified trees, (numbers, ranks) of each one's path."""
     verified = SpecDecodingStats.new(N)
     for numbers, ranks in trees:
-        verified.observe_draft(N, len(numbers))
-        observe_tree(verified, N, AcceptedNodes(numbers, ranks, K))
+        verified.observe_draft(nodes, len(numbers))
+        observe_tree(verified, nodes, AcceptedNodes(numbers, ranks, K, is_chain))
     return SchedulerStats(
         spec_decoding_stats=verified,
-        step_drafting=StepDrafting("draft_model", "pard", N),
+        step_drafting=StepDrafting("draft_model", "pard", N, is_tree=True),
     )
 
 
@@ -92,7 +94,7 @@ def logged(*steps: SchedulerStats) -> str:
 
 
 OTHER_TREE = step_with_trees(([1], [0]))
-AS_DEEP = replace(OTHER_TREE.step_drafting, draft_length=K)
+AS_DEEP = replace(OTHER_TREE.step_drafting, draft_length=K, is_tree=False)
 SHORT, ONE = step([(1, 1)], length=1), step([(3, 1)])
 
 
@@ -119,11 +121,13 @@ SHORT, ONE = step([(1, 1)], length=1), step([(3, 1)])
         ),
         (
             [TREES, OTHER_TREE],
-            ", Rank of accepted nodes: 0 (60%), 1 (20%), 2 (20%), Draft length: 9",
+            ", Rank of accepted nodes: 0 (60%), 1 (20%), 2 (20%), "
+            "Draft length: tree of 9",
         ),
         # Defect: nodes past the last depth seemed drafted there, and rejected.
         (
             [TREES, replace(OTHER_TREE, step_drafting=AS_DEEP)],
+            "Draft length (of steps): 3 (50%), tree of 9 (50%), Per-position "
             "acceptance rate where drafted: 0.750, 0.250, 0.250",
         ),
         # vLLM's own line.
@@ -234,6 +238,18 @@ def test_counters_of_trees():
     assert by_rank == [4, 2, 2, 0, 0, 0, 0, 0]
     assert (by_depth[:K], sum(by_depth)) == ([4, 2, 2], sum(by_rank))
     assert prom.values("num_draft_tokens_per_pos") == [6, 6, 6] + [0] * (N - K)
+
+
+@pytest.mark.parametrize("more", [{"is_chain": True}, {"nodes": K}])
+def test_a_chain_in_the_place_of_a_tree_has_no_nodes(more: dict):
+    """Defect: it counted with all nodes of the tree, which nobody verified."""
+    prom = Prom(replace(PARD, num_nodes=N))
+    prom.observe(step_with_trees(([1, 2], [0, 0]), **more))
+    assert prom.values("num_draft_tokens") == [K]
+    assert prom.values("num_draft_tokens_per_pos") == [1] * K + [0] * (N - K)
+    assert prom.values("num_accepted_tokens") == [2]
+    assert prom.values("num_tree_nodes") == [0]
+    assert not any(prom.values("num_accepted_tree_nodes"))
 
 
 @pytest.mark.parametrize(

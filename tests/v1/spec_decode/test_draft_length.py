@@ -314,11 +314,43 @@ def test_choosing_takes_far_less_than_a_millisecond():
     assert (time.process_time() - started) / 200 < 1e-3
 
 
-def test_no_gain_is_above_the_tokens_of_drafts():
+def test_the_gain_is_over_a_step_that_takes_least():
     """Defect: on a busy machine a step without drafts may seem to take longer."""
-    gain = Gain()
-    gain.add(Choice(4, 12.0, 0.04), 2.0, 0.08)
-    assert gain.value == pytest.approx(6.0)
+    lengths = DraftLengths(3, {CONTEXT: {1: {0: 0.08, 1: 0.03, 3: 0.03}}})
+    lengths.choose(whole_load(1))
+    assert lengths.choice.num_drafts == 3
+    assert lengths.gain.value == pytest.approx(lengths.choice.tokens)
+
+
+def test_a_step_without_drafts_takes_what_it_leaves_out_too():
+    """Else what is left out is forgotten as soon as such steps are seen."""
+    measured = {context: {8: {0: 0.01, 3: 0.02}} for context in (CONTEXT, 4096)}
+    lengths = DraftLengths(3, measured, left_out={CONTEXT: 0.001, 4096: 0.003})
+    for _ in range(20):
+        lengths.observe_seconds(8, CONTEXT, 3, 0.02)
+        lengths.observe_seconds(8, CONTEXT, 0, 0.01)
+    drafted = lengths.expected_tokens()[3]
+    for context, left_out in ((CONTEXT, 0.001), (4096, 0.003)):
+        lengths.gain = Gain()
+        lengths.choose(whole_load(8, context))
+        expected = drafted * (0.01 + 8 * left_out) / lengths.choice.seconds
+        assert lengths.gain.value == pytest.approx(min(expected, drafted), rel=0.01)
+
+
+def test_steps_without_drafts_are_seen_again_and_again():
+    """What they take tells the gain, and changes with what else runs on a machine."""
+    curve, tried = [0.9] * 3, []
+    simulation = Simulation(parallel_ms, 3)
+    for at in range(8000):
+        before = simulation.drafted
+        simulation.run(1, curve, 0.1)
+        if before == simulation.drafted:
+            simulation.lengths.observe_seconds(
+                1, CONTEXT, before, parallel_ms(1, before) / 1e3
+            )
+        if simulation.drafted == 0:
+            tried.append(at)
+    assert len(tried) < 0.005 * 8000 and tried[-1] > 5000 > 100 > tried[0]
 
 
 def test_the_gain_is_what_the_last_steps_take_less_than_without_drafts():

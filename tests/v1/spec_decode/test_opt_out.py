@@ -11,6 +11,7 @@ from vllm import SamplingParams
 from vllm.config.drafter import DrafterConfig
 from vllm.exceptions import VLLMValidationError
 from vllm.platforms import current_platform
+from vllm.v1.spec_decode import opt_out
 from vllm.v1.spec_decode.opt_out import KEY, check_opt_out, refuses_drafts
 
 if current_platform.is_cpu():
@@ -48,6 +49,25 @@ def test_no_other_speculator_goes_by_it():
     check_opt_out(params(False), config(is_unified=False))
     check_opt_out(SamplingParams(), config(is_unified=False))
     assert not refuses_drafts(SamplingParams()) and not refuses_drafts(None)
+
+
+@pytest.mark.parametrize(
+    "given, is_told",
+    [
+        ({"disable_specdecode": True}, True),
+        ({"disable_speculative_decode": True}, True),
+        ({KEY: False, "disable_specdecode": True}, False),
+        ({"session_id": "a", "ngram_size": 3}, False),
+    ],
+)
+def test_what_is_spelt_nearly_so_is_told(monkeypatch, given: dict, is_told: bool):
+    """And passed on, as all that may be for a plugin."""
+    told = []
+    monkeypatch.setattr(opt_out.logger, "warning_once", lambda *said: told.append(said))
+    asked = SamplingParams(extra_args=dict(given))
+    check_opt_out(asked, config())
+    check_opt_out(asked, None)  # nothing to turn off
+    assert len(told) == is_told and asked.extra_args == given
 
 
 def test_without_drafts_there_are_none_to_turn_off():

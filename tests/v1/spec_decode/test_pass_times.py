@@ -11,7 +11,9 @@ from vllm.config.drafter.length import AutoSchedule, candidate_lengths
 from vllm.v1.spec_decode.dynamic import pass_times
 from vllm.v1.spec_decode.dynamic.pass_times import (
     CONTEXT,
+    catch_up_seconds,
     long_contexts,
+    measure_catch_up,
     measure_pass_times,
     measure_tree_budgets,
     measure_trimmed_times,
@@ -68,7 +70,7 @@ class FakeExecutor:
         if method is pass_times.leave_no_trace:
             self.num_forgotten += 1
             return None
-        if method is not seconds_per_step:
+        if method not in (seconds_per_step, catch_up_seconds):
             runners = (SimpleNamespace(trimming=found) for found in self.trimming)
             return [method(SimpleNamespace(model_runner=each)) for each in runners]
         num_reqs, *rest = args
@@ -337,29 +339,54 @@ def test_a_part_of_the_drafts_is_a_budget_of_each_step(verified, budget):
 
 
 @pytest.mark.parametrize(
-    "device, num_reqs, steps", [("cpu", 1, 4), ("cuda", 1, 256), ("cuda", 128, 4)]
+    "device, num_reqs, steps",
+    [("cpu", 1, 16), ("cpu", 64, 4), ("cuda", 1, 32), ("cuda", 128, 4)],
 )
-def test_a_step_without_drafts_has_its_share_of_what_it_leaves_out(
+def test_a_token_has_its_share_of_the_pass_that_catches_up(
     monkeypatch, device: str, num_reqs: int, steps: int
 ):
     """Of a pass that takes a second, where steps take no time."""
-    clock = SimpleNamespace(seconds=0.0, passes=0)
+    clock = SimpleNamespace(seconds=0.0, passes=[])
 
     def mark(_):
         made = step_clock.HostMark()
         made.record = lambda: setattr(made, "seconds", clock.seconds)
         return made
 
+    worker = FakeWorker()
+
     def catch_up_now(runner) -> None:
-        clock.seconds, clock.passes = clock.seconds + 1.0, clock.passes + 1
+        clock.seconds += 1.0
+        clock.passes.append(len(worker.steps))
 
     monkeypatch.setattr(step_clock, "make_mark", mark)
     monkeypatch.setattr(backlog, "catch_up_now", catch_up_now)
-    worker = FakeWorker()
+    assert catch_up_seconds(worker, num_reqs, CONTEXT) == 0.0
+    assert not worker.steps
     worker.model_runner.device = torch.device(device)
     worker.model_runner.speculator.backlog = "some"
-    assert seconds_per_step(worker, num_reqs, 0, CONTEXT) == 1 / steps
+    assert catch_up_seconds(worker, num_reqs, CONTEXT) == 1 / (steps * num_reqs)
     # The first one, which may compile, does not count; nor is one left for the end.
-    assert clock.passes == 2
-    assert seconds_per_step(worker, num_reqs, 1, CONTEXT) == 0.0
-    assert clock.passes == 2
+    assert clock.passes == [2, 2 + steps, 2 + 2 * steps]
+    assert worker.connector == [True, False]
+    # Such steps are timed without.
+    assert seconds_per_step(worker, num_reqs, 0, CONTEXT) == 0.0
+    assert len(clock.passes) == 3
+
+
+def test_no_context_is_too_short_to_catch_up():
+    worker = FakeWorker(max_model_len=4)
+    worker.model_runner.speculator.backlog = "some"
+    assert catch_up_seconds(worker, 1, CONTEXT) == 0.0
+
+
+def test_catching_up_is_timed_at_each_context(monkeypatch):
+    platform = SimpleNamespace(is_cpu=lambda: False)
+    monkeypatch.setattr(pass_times, "current_platform", platform)
+    executor = FakeExecutor()
+    executor.vllm_config.speculative_config.pass_times = {
+        256: {1: {}, 8: {}},
+        4096: {1: {}},
+    }
+    assert measure_catch_up(executor) == {256: 2.0 * 8 + 256, 4096: 2.0 + 4096}
+    assert executor.num_forgotten == 1

@@ -5,6 +5,7 @@ import argparse
 import json
 import random
 import sysconfig
+from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -48,7 +49,9 @@ def read_requests(
         chance = random.Random(args.seed)
         texts = [chance.choices(range(vocab_size), k=PROMPT_LEN) for _ in PROMPTS]
     elif bundle is not None:
-        texts = [tokenizer.encode(text)[:PROMPT_LEN] for text in _held_out(bundle)]
+        # Else transformers warns of what is cut off.
+        encode = partial(tokenizer.encode, verbose=False)
+        texts = [encode(text)[:PROMPT_LEN] for text in _held_out(bundle)]
     else:
         texts = [_as_chat(tokenizer, text) for text in PROMPTS]
     few = islice(cycle(texts), args.num_prompts)

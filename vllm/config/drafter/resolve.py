@@ -53,7 +53,7 @@ EXAMPLE = '{"model": "amd/PARD-Llama-3.2-1B", "num_speculative_tokens": 7}'
 FAR_BEYOND = 2
 # Fields that are not settings.
 RESULTS = {"drafter", "is_auto_by_default", "is_trimmed_by_default"}
-RESULTS |= {"pass_times", "trimmed_times", "tree_times"}
+RESULTS |= {"pass_times", "catch_up_seconds", "trimmed_times", "tree_times"}
 # What vLLM says of a draft model's config that it cannot read, as much as tells, and
 # what to change. The target's own errors read the same: users must see whose it is.
 REMEDIES = {
@@ -186,10 +186,12 @@ def describe(spec: "SpeculativeConfig", drafter: DrafterConfig) -> str:
     family = f"family {drafter.family!r}, " if drafter.family else ""
     tree = f"a tree of {drafter.num_nodes} verified, " if drafter.num_nodes else ""
     mask = f"mask token {drafter.mask_token_id}, " if drafter.is_parallel else ""
+    window = f", within a window of {spec.draft_window}" if spec.draft_window else ""
     return (
         f"Drafter {spec.model}: {family}method {drafter.method}, "
         f"{drafter.num_speculative_tokens} tokens a step, {tree}"
-        f"{drafter.parallel_width} a pass, {mask}fed by {_fed_by(spec, drafter)}."
+        f"{drafter.parallel_width} a pass, {mask}fed by {_fed_by(spec, drafter)}"
+        f"{window}."
     )
 
 

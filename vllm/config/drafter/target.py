@@ -234,6 +234,22 @@ def check_window(spec: "SpeculativeConfig") -> None:
             f"draft_window does not support {spec.model}, some layers of which have a "
             "state, or attend to chunks, in the place of all tokens: unset it."
         )
+    if window <= spec.num_speculative_tokens:
+        logger.warning(
+            "draft_window (%d) is not above num_speculative_tokens (%d): the drafter "
+            "sees little but its own drafts. Raise it to the context that it was "
+            "trained for, or unset it.",
+            window,
+            spec.num_speculative_tokens,
+        )
+    longest = spec.target_model_config.max_model_len
+    if window >= longest:
+        logger.warning(
+            "draft_window (%d) leaves out nothing of the target's max_model_len (%d): "
+            "lower it, or unset it.",
+            window,
+            longest,
+        )
 
 
 def check_states(spec: "SpeculativeConfig") -> None:

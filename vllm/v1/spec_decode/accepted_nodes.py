@@ -16,11 +16,13 @@ class AcceptedNodes(NamedTuple):
             above it.
         ranks: how many places each node's token is behind the best one of its depth.
         max_depth: K.
+        is_chain: whether the chain of best tokens was verified in the tree's place.
     """
 
     numbers: list[int]
     ranks: list[int]
     max_depth: int
+    is_chain: bool = False
 
     @property
     def num_best(self) -> int:
@@ -40,4 +42,4 @@ class AcceptedNodes(NamedTuple):
         if (nodes := output.accepted_nodes) is None:
             return None
         numbers, ranks = nodes[:, req_index, 1 : num_accepted + 1].tolist()
-        return cls(numbers, ranks, nodes.shape[2] - 1)
+        return cls(numbers, ranks, nodes.shape[2] - 1, bool(nodes[1, req_index, 0]))

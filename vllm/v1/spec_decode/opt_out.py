@@ -1,13 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """A request that wants no drafts: `disable_spec_decode` of its extra arguments."""
 
+from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from vllm.exceptions import VLLMValidationError
+from vllm.logger import init_logger
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from vllm.config import SpeculativeConfig
     from vllm.sampling_params import SamplingParams
+
+logger = init_logger(__name__)
 
 KEY = "disable_spec_decode"
 
@@ -25,11 +31,14 @@ def check_opt_out(
     Raises:
         VLLMValidationError: it is neither true nor false, or nobody goes by it.
     """
-    value = (params.extra_args or {}).get(KEY)
+    given = params.extra_args or {}
+    value = given.get(KEY)
     if value not in (None, True, False):  # 1 and 0, as servers read true and false
         raise VLLMValidationError(
             f"{KEY} must be true or false, not {value!r}.", parameter=KEY, value=value
         )
+    if speculative_config is not None and KEY not in given:
+        _say_if_misspelt(given)
     if not value or speculative_config is None:
         return
     if (why := speculative_config.drafter.why_not_unified) is not None:
@@ -38,4 +47,15 @@ def check_opt_out(
             "without drafts for such requests.",
             parameter=KEY,
             value=value,
+        )
+
+
+def _say_if_misspelt(given: "Iterable[str]") -> None:
+    """Other arguments are passed on, to plugins that know them: none is an error."""
+    for near in get_close_matches(KEY, given, n=1, cutoff=0.75):
+        logger.warning_once(
+            'A request has the extra argument "%s", which does not turn drafting off: '
+            'did you mean "%s"?',
+            near,
+            KEY,
         )

@@ -37,7 +37,8 @@ class StepDrafting:
     Attributes:
         method: what drafts, as the speculative config names it.
         mode: and how, see `Drafter.mode`.
-        draft_length: how many tokens each request was to draft in the step.
+        draft_length: how many tokens each request was to draft in the step; of a tree,
+            nodes.
         seconds: of the target and of drafting in a step that was timed, which is an
             earlier one on most devices; None in most steps.
         expected: tokens and seconds of a step of the draft length chosen last; None
@@ -45,6 +46,7 @@ class StepDrafting:
         relative_acceptance_length: see `AcceptanceWatch`; None where none watches.
         gain: throughput of recent steps over that without drafts, as the chosen draft
             lengths expected it; None where nothing tells.
+        is_tree: whether each request was to draft a tree.
     """
 
     method: str
@@ -54,6 +56,7 @@ class StepDrafting:
     expected: tuple[float, float] | None = None
     relative_acceptance_length: float | None = None
     gain: float | None = None
+    is_tree: bool = False
 
 
 def step_drafting(
@@ -65,11 +68,13 @@ def step_drafting(
     spec = vllm_config.speculative_config
     if spec is None or not scheduler_output.total_num_scheduled_tokens:
         return None
+    length = scheduler_output.num_spec_tokens_to_schedule
     return StepDrafting(
         spec.method,
         spec.drafter.mode,
-        scheduler_output.num_spec_tokens_to_schedule,
+        length,
         output.step_seconds,
+        is_tree=length > spec.drafter.num_speculative_tokens,
     )
 
 
@@ -91,9 +96,15 @@ def observe_tree(
 ) -> None:
     """Adds a verified tree to a step's stats, which count it as a draft already.
 
-    A position is a depth, of which a tree has K, however many nodes it has.
+    A position is a depth, of which a tree has K, however many nodes it has. Where a
+    chain was verified in its place, no nodes behind that were drafted.
     """
     if accepted is None:
+        return
+    for node in range(accepted.max_depth, num_nodes):
+        stats.num_draft_tokens_per_pos[node] -= 1
+        stats.num_draft_tokens -= accepted.is_chain
+    if accepted.is_chain or num_nodes <= accepted.max_depth:
         return
     if stats.trees is None:
         stats.trees = VerifiedTrees(0, {})
@@ -101,8 +112,6 @@ def observe_tree(
     by_rank = stats.trees.accepted_by_rank
     for rank in accepted.ranks:
         by_rank[rank] = by_rank.get(rank, 0) + 1
-    for node in range(accepted.max_depth, num_nodes):
-        stats.num_draft_tokens_per_pos[node] -= 1
 
 
 class StepSummary:
@@ -111,7 +120,8 @@ class StepSummary:
     def __init__(self) -> None:
         self.method: str | None = None
         self.mode: str | None = None
-        self.steps_by_length: Counter[int] = Counter()
+        # By whether they drafted trees, and how much.
+        self.steps_by_length: Counter[tuple[bool, int]] = Counter()
         self.seconds = np.zeros(2)  # target, drafting
         # [K], by position; scalars until the first step is seen.
         self.drafted = self.accepted = np.zeros(())
@@ -122,7 +132,7 @@ class StepSummary:
         if (step := stats.step_drafting) is None:
             return
         self.method, self.mode = step.method, step.mode
-        self.steps_by_length[step.draft_length] += 1
+        self.steps_by_length[step.is_tree, step.draft_length] += 1
         self.gain = step.gain
         if (verified := stats.spec_decoding_stats) is not None:
             self.drafted = self.drafted + verified.num_draft_tokens_per_pos
@@ -163,9 +173,9 @@ class StepSummary:
         if self.accepted_by_rank:
             yield f"Rank of accepted nodes: {_shares(self.accepted_by_rank)}"
         if len(self.steps_by_length) == 1:
-            yield f"Draft length: {next(iter(self.steps_by_length))}"
+            yield f"Draft length: {_length(next(iter(self.steps_by_length)))}"
             return
-        yield f"Draft length (of steps): {_shares(self.steps_by_length)}"
+        yield f"Draft length (of steps): {_shares(self.steps_by_length, _length)}"
         # Of all drafts, as in the line before, later positions would seem rejected.
         rates = self.accepted[self.drafted > 0] / self.drafted[self.drafted > 0]
         if rates.size:
@@ -173,10 +183,15 @@ class StepSummary:
             yield f"Per-position acceptance rate where drafted: {listed}"
 
 
-def _shares(counts: Counter[int]) -> str:
+def _length(drafted: tuple[bool, int]) -> str:
+    is_tree, length = drafted
+    return f"tree of {length}" if is_tree else f"{length}"
+
+
+def _shares(counts: Counter, name: Callable[[Any], str] = str) -> str:
     """What was counted, each with its share of all."""
-    total = counts.total()
-    return ", ".join(f"{key} ({counts[key] / total:.0%})" for key in sorted(counts))
+    shares = {key: counts[key] / counts.total() for key in sorted(counts)}
+    return ", ".join(f"{name(key)} ({share:.0%})" for key, share in shares.items())
 
 
 class RecentAcceptance:
@@ -223,7 +238,8 @@ class StepCounters:
         )
         self.steps = self._by_value(
             "num_steps",
-            "Engine steps, by how many tokens each request was to draft.",
+            "Engine steps, by how many tokens each request was to draft, or how many "
+            "nodes of a tree.",
             "draft_length",
             spec.num_speculative_tokens + 1,
         )

@@ -51,7 +51,8 @@ class ChosenLengths:
         # Ranks that share nothing have each a size of 1 by now.
         in_step = parallel.data_parallel_size > 1
         steps_held = parallel.dp_sync_interval if in_step else 1
-        self.lengths = DraftLengths(longest, times, trees, steps_held)
+        left_out = spec.catch_up_seconds or {}
+        self.lengths = DraftLengths(longest, times, trees, steps_held, left_out)
         self.agreed = longest if in_step else None
         self.told: int | None = None
         self._scheduler = scheduler

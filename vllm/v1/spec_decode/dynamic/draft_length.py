@@ -20,22 +20,21 @@ from vllm.logger import init_logger
 
 from .acceptance import PlanAcceptance
 from .served_times import LEAST_STEPS, ServedTimes
-from .step_times import PassTimes, Row, StepTimes
+from .step_times import PassTimes, Row, StepTimes, on_line
+from .tries import Tries
 
 logger = init_logger(__name__)
 
 # Another plan must promise this much more throughput.
 HYSTERESIS = 0.01
-# Share of all time that trying longer drafts may cost. A try lasts for so many drafts,
-# over several steps if requests are few. In the steps where it begins and ends, what is
-# drafted and what is verified differ in length, for which there may be no CUDA graph:
-# so much more time, in steps, is reckoned for both together.
-TRIAL_BUDGET = 0.004
+# Shares of all time that trying other drafts may cost, and none, which tells the gain:
+# each number of requests begins with so many steps for it, and it is tried again once
+# what was seen weighs no more than `RECENT`. A try lasts for so many drafts, over
+# several steps if requests are few.
+TRIAL_BUDGET, UNDRAFTED_BUDGET, UNDRAFTED_STEPS, RECENT = 0.004, 0.001, 8.0, 0.5
 TRIAL_DRAFTS = 16
 TIMED_STEPS = LEAST_STEPS + 2  # the first ones follow another plan
-# What is tried, by turns.
-LARGER, LARGER_TREE, UNTIMED = TURNS = range(3)
-SWITCH_COST = 0.6
+LARGER, LARGER_TREE, UNTIMED = TURNS = range(3)  # what is tried
 NO_GAINS: Mapping[int, float] = {}
 GAIN_SECONDS = 10.0  # of steps after which a step counts half in the gain that is told
 LOG_SECONDS = 60.0  # between lines that say what is chosen and why, at least
@@ -63,6 +62,11 @@ class Offer(NamedTuple):
 
     def per_second(self, plan: int) -> float:
         return self.tokens[plan] / self.seconds[plan]
+
+    def loss(self, other: int, chosen: int) -> float:
+        """Of a step of another plan, in steps of the chosen one."""
+        value = self.tokens[other] / self.tokens[chosen]
+        return max(0.0, self.seconds[other] / self.seconds[chosen] - value)
 
     def best(self) -> int:
         return max(self.seconds, key=self.per_second)
@@ -93,8 +97,7 @@ class Gain:
         if not tokens or seconds is None:
             return
         keep = 0.5 ** (choice.seconds / GAIN_SECONDS)
-        # A step without drafts does no more; where it seems slower, it was mistimed.
-        undrafted = choice.tokens / tokens * min(seconds, choice.seconds)
+        undrafted = choice.tokens / tokens * seconds
         self._seconds = keep * self._seconds + choice.seconds
         self._undrafted = keep * self._undrafted + undrafted
         self.value = self._undrafted / self._seconds
@@ -109,6 +112,8 @@ class DraftLengths:
             longest chain.
         trees: nodes of the trees to choose from.
         steps_held: for how many steps a choice holds.
+        left_out: by context, seconds of the drafter for each token of a step that
+            drafts nothing, which are no part of that step; empty: it leaves out none.
     """
 
     def __init__(
@@ -117,14 +122,15 @@ class DraftLengths:
         measured: PassTimes,
         trees: Sequence[int] = (),
         steps_held: int = 1,
+        left_out: Mapping[int, float] = NO_GAINS,
     ):
         self.num_speculative_tokens = num_speculative_tokens
-        self.steps_held = steps_held
+        self.steps_held, self._left_out = steps_held, sorted(left_out.items())
         self.times, self.served = StepTimes(measured), ServedTimes()
         self.acceptance = PlanAcceptance(num_speculative_tokens, trees)
         self._chosen: dict[int, int] = {}
-        self._allowance = 0.0  # what a try may cost by now, in steps
-        self._trial_steps = 0  # left of the present try
+        self._tries = Tries(TRIAL_BUDGET)
+        self._undrafted: dict[int, Tries] = {}  # by number of requests
         self._trees, self._turn = set(trees), LARGER
         self._next_log, self._logged = time.monotonic() + LOG_SECONDS, -1
         self.choice: Choice | None = None  # the last one
@@ -188,11 +194,14 @@ class DraftLengths:
             offer = Offer(tokens, seconds, gains)
             held = self._hold(load.num_reqs, offer)
             self._log_choice(load, held, expected, seconds)
-            chosen = self._try_another(load, held, offer)
+            drafts_none = self._tries_none(load, held, offer)
+            chosen = 0 if drafts_none else self._try_another(load, held, offer)
         else:
             chosen = min(seconds)  # whatever was measured: nobody takes drafts
         self.choice = Choice(chosen, tokens[chosen], seconds[chosen])
-        self.gain.add(self.choice, tokens.get(0), seconds.get(0))
+        # A step without drafts does the least; where it seems slower, it was mistimed.
+        least = min(seconds.values()) if 0 in seconds else None
+        self.gain.add(self.choice, tokens.get(0), least)
         return chosen
 
     def _offered(self, load: Load, gains: Mapping[int, float]) -> Row:
@@ -202,11 +211,18 @@ class DraftLengths:
         seconds = self.served.correct(load.num_reqs, seconds)
         return {
             plan: each
-            for plan, each in seconds.items()
+            for plan, each in self._with_left_out(load, seconds).items()
             if plan not in self._trees
             or plan in gains
             or load.num_reqs * (plan + 1) <= MAX_TREE_ROWS
         }
+
+    def _with_left_out(self, load: Load, seconds: Row) -> Row:
+        """With what the drafter makes up for later, if nothing is drafted."""
+        if 0 not in seconds or not self._left_out:
+            return seconds
+        of_token = on_line(self._left_out, load.context)
+        return {**seconds, 0: seconds[0] + load.num_reqs * of_token}
 
     def expected_tokens(self) -> dict[int, float]:
         """Tokens of a request and step, by drafts per request."""
@@ -234,20 +250,27 @@ class DraftLengths:
             self._end_turn()
             return chosen
         held = self.steps_held
-        if not self._trial_steps:
-            self._allowance += TRIAL_BUDGET * held
-            value = offer.tokens[other] / offer.tokens[chosen]
-            loss = max(0.0, offer.seconds[other] / offer.seconds[chosen] - value)
-            steps = max(-(-TRIAL_DRAFTS // load.num_drafting), held)
-            if self._turn == UNTIMED:
-                steps = max(steps, TIMED_STEPS)
-            if self._allowance < SWITCH_COST + steps * loss:
-                return chosen
-            self._allowance, self._trial_steps = 0.0, steps
-        self._trial_steps = max(self._trial_steps - held, 0)
-        if not self._trial_steps:
+        steps = max(-(-TRIAL_DRAFTS // load.num_drafting), held)
+        if self._turn == UNTIMED:
+            steps = max(steps, TIMED_STEPS)
+        if not self._tries.go_on(steps, offer.loss(other, chosen), held):
+            return chosen
+        if not self._tries.steps:
             self._end_turn()
         return other
+
+    def _tries_none(self, load: Load, chosen: int, offer: Offer) -> bool:
+        """Whether a step drafts nothing so that its seconds are known, once those of
+        the chosen one are: what was measured at start tells the gain no better."""
+        seen = self.served.seen(load.num_reqs)
+        if not chosen or chosen not in seen or 0 not in offer.seconds:
+            return False
+        tries = self._undrafted.setdefault(
+            load.num_reqs, Tries(UNDRAFTED_BUDGET, UNDRAFTED_STEPS)
+        )
+        if not tries.steps and 0 in self.served.seen(load.num_reqs, RECENT):
+            return False
+        return tries.go_on(TIMED_STEPS, offer.loss(0, chosen), self.steps_held)
 
     def _end_turn(self) -> None:
         self._turn = (self._turn + 1) % len(TURNS)
@@ -262,7 +285,8 @@ class DraftLengths:
             return None  # yet, or nobody tells
         # Where a part of the drafts would be verified, it would still not be seen.
         whole = {plan for plan in offer.seconds if not offer.gains.get(plan)}
-        return max(whole - seen - {chosen}, key=offer.per_second, default=None)
+        unseen = whole - seen - {chosen}
+        return max(unseen, key=offer.per_second, default=None)
 
     def _log_choice(
         self, load: Load, chosen: int, expected: dict[int, float], seconds: Row
@@ -287,9 +311,11 @@ class DraftLengths:
 
     def _describe(self) -> str:
         expected = self.expected_tokens()
-        shortest = self.times.measured[min(self.times.measured)]
+        context = min(self.times.measured)
+        shortest = self.times.measured[context]
 
-        def said(row: Row) -> str:
+        def said(num_reqs: int, row: Row) -> str:
+            row = self._with_left_out(Load(num_reqs, num_reqs, context), row)
             best = Offer(expected, row, NO_GAINS).best()
             if not best or 0 not in row:
                 return str(best)
@@ -297,4 +323,4 @@ class DraftLengths:
             times = f"{1e3 * row[best]:.2f} ms, {1e3 * row[0]:.2f} ms"
             return f"{best} ({row[best] / row[0]:.2f}; {times})"
 
-        return ", ".join(f"{n}: {said(row)}" for n, row in sorted(shortest.items()))
+        return ", ".join(f"{n}: {said(n, row)}" for n, row in sorted(shortest.items()))

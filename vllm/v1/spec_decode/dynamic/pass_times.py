@@ -8,7 +8,6 @@ made up, and so are the tokens of their cached context.
 
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -50,6 +49,9 @@ LONG_SIZES = (1, 8, 64)
 # Of batches of trees under a budget, whose times differ little.
 TREE_ROWS = (64, 128, 256)
 TIMED_STEPS = 4
+# Rows that the drafter is timed to catch up on, if few enough steps bring as many.
+CATCH_UP_ROWS = 256
+CATCH_UP_STEPS, CPU_CATCH_UP_STEPS = 32, 16
 # After which nothing more is begun. A GPU needs about two seconds for one context and
 # three for the others; more is for a host that is busy, with other engines that start.
 BUDGET_SECONDS = 10.0
@@ -64,6 +66,7 @@ def measure_steps(executor: "Executor") -> None:
     where the scheduler finds it."""
     spec = executor.vllm_config.speculative_config
     spec.pass_times = measure_pass_times(executor)
+    spec.catch_up_seconds = measure_catch_up(executor)
     spec.trimmed_times = measure_trimmed_times(executor)
     spec.tree_times = measure_tree_budgets(executor)
 
@@ -86,13 +89,14 @@ def measure_pass_times(executor: "Executor") -> PassTimes:
 
     def measure(context: int, size: int, measured: list[int] = lengths) -> Row:
         row: Row = {}
-        for length in measured:
+        for length in [*measured, *set(measured) & {0}]:  # by which the gain is told
             if length > depth and size * (length + 1) > MAX_TREE_ROWS:
                 # Its rows are too many to pay, and have no graph: as long as that.
                 row[length] = row[depth] * (length + 1) / (depth + 1)
                 continue
             args = (size, length, context)
-            row[length] = max(executor.collective_rpc(seconds_per_step, args=args))
+            seconds = max(executor.collective_rpc(seconds_per_step, args=args))
+            row[length] = min(seconds, row.get(length, seconds))
         return row
 
     started = time.perf_counter()
@@ -139,6 +143,27 @@ def _at_most_larger(by_size: dict[int, Row]) -> dict[int, Row]:
             row[length] = least
         found[size] = larger = dict(sorted(row.items()))
     return found
+
+
+def measure_catch_up(executor: "Executor") -> dict[int, float]:
+    """Times the drafter as it makes up for steps that drafted nothing.
+
+    To be called when `measure_pass_times` has run.
+
+    Returns:
+        Seconds for each token of such a step, by context; 0 where the drafter runs in
+        every step.
+    """
+    seconds: dict[int, float] = {}
+    for context, by_size in executor.vllm_config.speculative_config.pass_times.items():
+        if context > CONTEXT and current_platform.is_cpu():
+            continue  # of one request, where each row takes more
+        args = (max(by_size), context)
+        seconds[context] = max(executor.collective_rpc(catch_up_seconds, args=args))
+    executor.collective_rpc(leave_no_trace)
+    told = ", ".join(f"{at}: {1e3 * each:.3f}" for at, each in seconds.items())
+    logger.debug("Milliseconds to catch up on a token by context: %s.", told)
+    return seconds
 
 
 def measure_trimmed_times(executor: "Executor") -> dict[int, Row]:
@@ -301,24 +326,11 @@ def seconds_per_step(
         num_verified: of each request's drafts, on average, those that are verified,
             less than all; None: all.
     """
-    # Here: the engine's own process, which sends the function, has no runner.
-    from vllm.v1.worker.gpu.spec_decode.step_clock import make_mark
-    from vllm.v1.worker.gpu.spec_decode.unified.backlog import backlog_of, catch_up_now
-
     runner = worker.model_runner
     requests = _Requests(runner, num_reqs, num_drafts, context)
     if num_verified is not None:
         drafts = (requests.query_len - 1) * num_reqs
         requests.verify_budget = min(round(num_reqs * num_verified), drafts - 1)
-    begin, end = make_mark(runner.device), make_mark(runner.device)
-
-    def timed(run: Callable[[], None], count: int) -> float:
-        begin.record()
-        for _ in range(count):
-            run()
-        end.record()
-        worker.synchronize_device()
-        return begin.elapsed_time(end) / 1e3
 
     def next_step() -> None:
         _run(worker, requests.next_step())
@@ -327,33 +339,66 @@ def seconds_per_step(
     # prepares a step while another one runs. On a CPU each by itself, and the fastest
     # counts: something else may have had the core in the others.
     at_once = 1 if runner.device.type == "cpu" else requests.timed_steps
-    leaves_out = num_drafts == 0 and backlog_of(runner) is not None
-    left_out = 0.0
     runner.kv_connector.set_disabled(True)
     try:
         _run(worker, requests.first_step())
         next_step()
-        if leaves_out:
-            catch_up_now(runner)  # compiles what it has to
         runs = range(requests.timed_steps // at_once)
-        seconds = min(timed(next_step, at_once) for _ in runs) / at_once
-        if leaves_out:
-            left_out = timed(partial(catch_up_now, runner), 1)
+        seconds = min(_timed(worker, next_step, at_once) for _ in runs) / at_once
         worker.execute_model(requests.finish())
     finally:
         runner.kv_connector.set_disabled(False)
-    return seconds + left_out / _steps_made_up_for(requests)
+    return seconds
 
 
-def _steps_made_up_for(requests: "_Requests") -> int:
-    """Steps without drafts that one pass of the drafter makes up for in so much time.
+def catch_up_seconds(worker: "WorkerBase", num_reqs: int, context: int) -> float:
+    """Runs steps without drafts, and what the drafter left out of them in one pass.
 
-    On a device a pass over few rows takes as long as one over more of them.
+    To be run on every worker at once, as `seconds_per_step`.
+
+    Returns:
+        Seconds of the pass for each token; 0 where the drafter runs in every step.
     """
-    steps, num_reqs = requests.timed_steps, len(requests.req_ids)
-    if requests.runner.device.type == "cpu":
-        return steps
-    return max(steps, MAX_TREE_ROWS // num_reqs)
+    # Here: the engine's own process, which sends the function, has no runner.
+    from vllm.v1.worker.gpu.spec_decode.unified.backlog import backlog_of, catch_up_now
+
+    runner = worker.model_runner
+    if backlog_of(runner) is None:
+        return 0.0
+    is_cpu = runner.device.type == "cpu"
+    steps = max(CATCH_UP_ROWS // num_reqs, TIMED_STEPS)
+    steps = min(steps, CPU_CATCH_UP_STEPS if is_cpu else CATCH_UP_STEPS)
+    requests = _Requests(runner, num_reqs, 0, context, 2 * steps)
+    if not (steps := requests.timed_steps // 2):
+        return 0.0  # a context of a few tokens has no room
+    runner.kv_connector.set_disabled(True)
+    try:
+        _run(worker, requests.first_step())
+        _run(worker, requests.next_step())
+        catch_up_now(runner)  # compiles what it has to
+        seconds = []
+        for _ in range(2):
+            for _ in range(steps):
+                _run(worker, requests.next_step())
+            seconds.append(_timed(worker, lambda: catch_up_now(runner)))
+        worker.execute_model(requests.finish())
+    finally:
+        runner.kv_connector.set_disabled(False)
+    return min(seconds) / (steps * num_reqs)
+
+
+def _timed(worker: "WorkerBase", run: Callable[[], None], count: int = 1) -> float:
+    """Seconds of so many runs, back to back."""
+    # Here: the engine's own process, which sends the function, has no runner.
+    from vllm.v1.worker.gpu.spec_decode.step_clock import make_mark
+
+    begin, end = (make_mark(worker.model_runner.device) for _ in range(2))
+    begin.record()
+    for _ in range(count):
+        run()
+    end.record()
+    worker.synchronize_device()
+    return begin.elapsed_time(end) / 1e3
 
 
 def leave_no_trace(worker: "WorkerBase") -> None:
@@ -379,7 +424,12 @@ class _Requests:
     """Requests in the middle of their output, and the steps that go on with them."""
 
     def __init__(
-        self, runner: "GPUModelRunner", num_reqs: int, num_drafts: int, context: int
+        self,
+        runner: "GPUModelRunner",
+        num_reqs: int,
+        num_drafts: int,
+        context: int,
+        timed_steps: int = TIMED_STEPS,
     ):
         self.runner = runner
         self.num_drafts = num_drafts
@@ -388,7 +438,7 @@ class _Requests:
         budget = runner.vllm_config.scheduler_config.max_num_batched_tokens
         self.query_len = min(num_drafts, budget // num_reqs - 1) + 1
         room = runner.max_model_len - 2
-        self.timed_steps = max(1, min(TIMED_STEPS, room // self.query_len - 1))
+        self.timed_steps = max(1, min(timed_steps, room // self.query_len - 1))
         num_new = (1 + self.timed_steps) * self.query_len
         self.num_computed = max(1, min(context, room - num_new))
         self.num_tokens = self.num_computed + 1 + num_new

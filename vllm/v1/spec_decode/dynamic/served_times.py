@@ -52,10 +52,19 @@ class ServedTimes:
         of_plan.steps.append(log(ratio))
         of_plan.value, of_plan.seen_at = median(of_plan.steps), at
 
-    def seen(self, num_reqs: int) -> set[int]:
-        """Plans of which enough steps were seen."""
-        plans = self._plans.get(_size(num_reqs), {})
-        return {p for p, seen in plans.items() if len(seen.steps) >= LEAST_STEPS}
+    def seen(self, num_reqs: int, least: float = 0.0) -> set[int]:
+        """Plans of which enough steps were seen, that weigh more than `least`."""
+        weights = self._weights(num_reqs).items()
+        return {plan for plan, weight in weights if weight > least}
+
+    def _weights(self, num_reqs: int) -> dict[int, float]:
+        """By plan of which enough steps were seen: 1; the longer ago, the less."""
+        size = _size(num_reqs)
+        return {
+            plan: 0.5 ** ((self._num_steps[size] - seen.seen_at) / HALF_LIFE)
+            for plan, seen in self._plans.get(size, {}).items()
+            if len(seen.steps) >= LEAST_STEPS
+        }
 
     def correct(self, num_reqs: int, measured: Row) -> Row:
         """Seconds of a step by plan, as far as they compare."""
@@ -69,12 +78,7 @@ class ServedTimes:
         in the end does one that was followed long ago. What trimming adds says nothing
         of steps without.
         """
-        size = _size(num_reqs)
-        weights = {
-            plan: 0.5 ** ((self._num_steps[size] - seen.seen_at) / HALF_LIFE)
-            for plan, seen in self._plans.get(size, {}).items()
-            if len(seen.steps) >= LEAST_STEPS
-        }
+        weights, size = self._weights(num_reqs), _size(num_reqs)
         whole = [plan for plan in weights if plan >= 0]
         if len(weights) < 2 or not whole:
             return lambda plan: 1.0

@@ -5,10 +5,12 @@ import time
 
 import torch
 
-# One step in so many is timed: enough for a share, at next to no cost.
-TIMED_EVERY = 16
+# One step in so many is timed: enough for a share, at next to no cost. Not a power of
+# two: a drafter that is left out of steps may catch up in every 256th one.
+TIMED_EVERY = 17
 
-# Seconds of a step up to its sampled tokens, and from them to its drafts.
+# Seconds of a step up to its sampled tokens, and of drafting: from them to its drafts,
+# and before the step, where the drafter catches up on what it was left out of.
 StepSeconds = tuple[float, float]
 
 
@@ -36,22 +38,28 @@ def make_mark(device: torch.device) -> "HostMark | torch.cuda.Event":
 class StepClock:
     """Times a step now and then; what it measured is read some steps later.
 
-    On a device three events are recorded in its stream, around what the step runs
-    there. While they are on their way no other step is timed, so that three suffice.
+    On a device four events are recorded in its stream, around what the step runs
+    there. While they are on their way no other step is timed, so that four suffice.
     """
 
     def __init__(self, device: torch.device):
-        self._begin, self._sampled, self._end = (make_mark(device) for _ in range(3))
+        marks = [make_mark(device) for _ in range(4)]
+        self._begin, self._caught_up, self._sampled, self._end = marks
         self._steps = 0
         self._is_timing = False
         self._is_pending = False
 
     def begin(self) -> None:
-        """A step begins: its inputs are prepared next."""
+        """A step begins: the drafter catches up next, where it was left out."""
         self._steps += 1
         self._is_timing = not self._is_pending and self._steps % TIMED_EVERY == 0
         if self._is_timing:
             self._begin.record()
+
+    def caught_up(self) -> None:
+        """The step's inputs are prepared next."""
+        if self._is_timing:
+            self._caught_up.record()
 
     def sampled(self) -> None:
         """The target's tokens are sampled; drafting comes next."""
@@ -70,5 +78,7 @@ class StepClock:
         if not self._is_pending or not self._end.query():
             return None
         self._is_pending = False
-        target = self._begin.elapsed_time(self._sampled)
-        return target / 1e3, self._sampled.elapsed_time(self._end) / 1e3
+        target = self._caught_up.elapsed_time(self._sampled)
+        draft = self._begin.elapsed_time(self._caught_up)
+        draft += self._sampled.elapsed_time(self._end)
+        return target / 1e3, draft / 1e3

@@ -30,7 +30,8 @@ class TreeRejectionSampler(RejectionSampler):
     Attributes:
         has_trees: whether the step has more than chains.
         walked: [2, n, K + 1] int32 of the latest step, from row 0 on: the row of each
-            accepted node, and the rank of its token.
+            accepted node, and the rank of its token. Row 0, which has no rank, says
+            there whether its request verified a chain.
     """
 
     def __init__(
@@ -126,6 +127,8 @@ class TreeRejectionSampler(RejectionSampler):
             *walked,
             self.has_trees,
         )
+        if self._any_chain_only:
+            walked[1, :, 0] = self.rows.chain_only[first : first + n]
         self._chunks.append(walked)
         return processed, sampled, num_sampled
 

@@ -9,7 +9,7 @@ import pytest
 from vllm.config.drafter import DrafterConfig
 from vllm.config.drafter.length import trims
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.core.sched.trimming import Trimming
+from vllm.v1.core.sched.trimming import GAINS_HELD, Trimming
 from vllm.v1.spec_decode.dynamic.draft_length import DraftLengths, Load
 from vllm.v1.spec_decode.dynamic.pass_times import leave_no_trace
 from vllm.v1.spec_decode.dynamic.step_times import StepTimes
@@ -45,6 +45,11 @@ def make_step(names=NAMES, num_drafts: int = K, **more) -> SchedulerOutput:
     for name, value in more.items():
         setattr(step, name, value)
     return step
+
+
+def latest_gains(trimming, load: Load) -> dict[int, float]:
+    """By what is known now."""
+    return [trimming.gains(load) for _ in range(GAINS_HELD)][-1]
 
 
 def make_output(chances: float, verified: int, sampled: int) -> SimpleNamespace:
@@ -91,7 +96,26 @@ def add_trees(trimming: Trimming) -> None:
 
 def test_trees_gain_nothing_by_trimming(trimming):
     add_trees(trimming)
-    assert set(trimming.gains(Load(N, N, 100.0))) == {K}
+    assert set(latest_gains(trimming, Load(N, N, 100.0))) == {K}
+
+
+def test_gains_are_reckoned_now_and_then(trimming, monkeypatch):
+    """Defect: they were in every step, which took a third of a millisecond of a host
+    that a step of few requests has to wait for."""
+    add_trees(trimming)
+    asked, best = [], trimming.budgets.best
+    monkeypatch.setattr(
+        trimming.budgets, "best", lambda *args: asked.append(args) or best(*args)
+    )
+    load = Load(N, N, 100.0)
+    latest_gains(trimming, load)
+    asked.clear()
+    for context in range(GAINS_HELD):
+        assert set(trimming.gains(load._replace(context=float(context)))) == {K}
+    assert len(asked) == 1
+    # What another batch gains is another thing.
+    assert trimming.gains(load._replace(has_grammar=True)) == {}
+    assert set(trimming.gains(load)) == {K} and len(asked) == 2
 
 
 def test_what_trimming_gains_is_known_while_trees_are_verified(trimming):
@@ -99,13 +123,13 @@ def test_what_trimming_gains_is_known_while_trees_are_verified(trimming):
     load, unlike = Load(N, N, 100.0), make_output(0.99, K, K + 1)
     unlike.verified_drafts[::2, :K] = 0.2
     add_trees(trimming)
-    of_averages = trimming.gains(load)
+    of_averages = latest_gains(trimming, load)
     trimming.take(make_step(), unlike)
-    gains = trimming.gains(load)
+    gains = latest_gains(trimming, load)
     assert gains[K] > of_averages[K]
     of_tree = SimpleNamespace(verified_drafts=None)
     trimming.take(make_step(num_drafts=2 * K), of_tree)
-    assert trimming.gains(load) == gains
+    assert latest_gains(trimming, load) == gains
 
 
 UNLIKE = make_step()

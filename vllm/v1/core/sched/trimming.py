@@ -37,6 +37,12 @@ if TYPE_CHECKING:
     from vllm.v1.outputs import ModelRunnerOutput
 
 
+# For so many steps what trimming gains is taken to be the same. It goes by the chances
+# of one step, and to reckon it for every length takes a third of a millisecond of the
+# host, which launches the next step behind it.
+GAINS_HELD = 8
+
+
 class Trimming:
     """Keeps what drafters said of their drafts, and chooses budgets by it.
 
@@ -69,6 +75,10 @@ class Trimming:
         # verified they say what trimming chains would gain.
         self._latest = np.empty((0, depth), dtype=np.float32)
         self._load: Load | None = None
+        # What was reckoned last, of what load, and for how many steps more it holds.
+        self._gains: dict[int, float] = {}
+        self._gains_of: Load | None = None
+        self._steps_held = 0
         # Requests of the last step, if chains of enough were drafted in it.
         self._told_of: set[str] = set()
 
@@ -132,8 +142,15 @@ class Trimming:
 
     def gains(self, load: Load) -> dict[int, float]:
         """Throughput that trimming adds to each length of chains, as a share, and to
-        the trees that are trimmed."""
-        self._load = load
+        the trees that are trimmed; to be asked once per step."""
+        self._load, of = load, load._replace(context=0.0)
+        self._steps_held -= 1
+        if self._steps_held <= 0 or of != self._gains_of:
+            self._gains, self._gains_of = self._reckon_gains(load), of
+            self._steps_held = GAINS_HELD
+        return self._gains
+
+    def _reckon_gains(self, load: Load) -> dict[int, float]:
         lengths = self.budgets.times.seconds(load.num_reqs, load.context)
         if not self._may_trim() or len(lengths) == 1:
             return {}

@@ -8,6 +8,12 @@ import numpy as np
 import pytest
 import torch
 
+from vllm.v1.kv_cache_interface import (
+    ChunkedLocalAttentionSpec,
+    FullAttentionSpec,
+    SlidingWindowSpec,
+    UniformTypeKVCacheSpecs,
+)
 from vllm.v1.worker.gpu.input_batch import InputBatch, InputBuffers
 from vllm.v1.worker.gpu.spec_decode.draft_tree.accepted import TargetStep
 from vllm.v1.worker.gpu.spec_decode.unified import backlog
@@ -15,6 +21,7 @@ from vllm.v1.worker.gpu.spec_decode.unified.backlog import (
     Backlog,
     DraftInput,
     catch_up,
+    for_kv_cache,
     make_backlog,
 )
 from vllm.v1.worker.gpu.spec_decode.unified.inputs import HiddenRows
@@ -270,3 +277,41 @@ def test_where_rows_cannot_wait_one_line_says_so(caplog_vllm, parallel, fed, why
     caplog_vllm.set_level("INFO", logger="vllm")
     assert make_backlog(config(**parallel), drafter(**fed)) is None
     assert f"does not support {why}" in caplog_vllm.text
+
+
+def layer(kind=FullAttentionSpec, **given):
+    sizes = {"num_kv_heads": 1, "head_size": 8, "dtype": torch.float32}
+    return kind(block_size=BLOCK, **sizes, **given)
+
+
+FULL = layer()
+WINDOW = layer(SlidingWindowSpec, sliding_window=16)
+CHUNKS = layer(ChunkedLocalAttentionSpec, attention_chunk_size=16)
+
+
+def together(*layers):
+    named = {str(number): each for number, each in enumerate(layers)}
+    return UniformTypeKVCacheSpecs(block_size=BLOCK, kv_cache_specs=named)
+
+
+@pytest.mark.parametrize(
+    "specs, are_kept",
+    [
+        ([FULL, together(FULL, FULL)], True),
+        # vLLM keeps all blocks of these without its hybrid KV cache manager.
+        ([layer(sliding_window=16)], True),
+        ([FULL, WINDOW], False),
+        ([together(WINDOW, WINDOW)], False),
+        ([CHUNKS], False),
+    ],
+)
+def test_rows_wait_only_where_blocks_are_not_given_back(
+    caplog_vllm, kept: Backlog, specs, are_kept: bool
+):
+    """A row's block may be another request's by the time that it is written."""
+    caplog_vllm.set_level("INFO", logger="vllm")
+    found = for_kv_cache(kept, specs, BLOCK)
+    assert found is (kept if are_kept else None)
+    assert ("does not support drafters with sliding" in caplog_vllm.text) != are_kept
+    assert kept.block_size == (BLOCK if are_kept else None)
+    assert for_kv_cache(None, specs, BLOCK) is None

@@ -10,7 +10,7 @@ as are kept. Drafts are the same as if the drafter had run in every step.
 Rows of prompts are not kept: there are too many of them, and their pass pays by itself.
 """
 
-from collections.abc import Set
+from collections.abc import Iterable, Set
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -20,6 +20,12 @@ import torch
 from vllm.config import VllmConfig
 from vllm.logger import init_logger
 from vllm.utils.torch_utils import async_tensor_h2d
+from vllm.v1.kv_cache_interface import (
+    FullAttentionSpec,
+    KVCacheSpec,
+    RSWASpec,
+    iter_layer_specs,
+)
 from vllm.v1.worker.gpu.spec_decode.draft_tree.accepted import TargetStep
 from vllm.v1.worker.workspace import use_workspace_lane
 
@@ -285,11 +291,7 @@ def make_backlog(vllm_config: VllmConfig, drafter: Drafter) -> Backlog | None:
     rows = scheduler.max_num_batched_tokens
     why = _why_none(vllm_config, drafter)
     if why is not None:
-        logger.info(
-            "The drafter runs in every step, drafting or not: leaving it out does not "
-            "support %s.",
-            why,
-        )
+        _say_why_none(why)
         return None
     if drafter.fed_hidden_size is not None:
         rows = min(rows, max(MAX_FED_ROWS, scheduler.max_num_seqs))
@@ -309,6 +311,43 @@ def _why_none(vllm_config: VllmConfig, drafter: Drafter) -> str | None:
         "M-RoPE drafters": drafter.rope_dims > 0,
     }
     return next((what for what, is_there in reasons.items() if is_there), None)
+
+
+def _say_why_none(what: str) -> None:
+    logger.info(
+        "The drafter runs in every step, drafting or not: leaving it out does not "
+        "support %s.",
+        what,
+    )
+
+
+def for_kv_cache(
+    backlog: Backlog | None, specs: Iterable[KVCacheSpec], block_size: int | None
+) -> Backlog | None:
+    """Once the KV cache is known.
+
+    A request that runs gives blocks back that windows have left behind, and workers are
+    not told: a row that waited would be written where another request's KV is by now.
+
+    Args:
+        specs: of the drafter's KV groups.
+        block_size: see `Backlog`.
+
+    Returns:
+        None where rows cannot be kept; one line says so then.
+    """
+    if backlog is None:
+        return None
+    layers = [layer for spec in specs for layer in iter_layer_specs(spec)]
+    if not all(map(_keeps_blocks, layers)):
+        _say_why_none("drafters with sliding windows, or attention to chunks")
+        return None
+    backlog.block_size = block_size
+    return backlog
+
+
+def _keeps_blocks(spec: KVCacheSpec) -> bool:
+    return isinstance(spec, FullAttentionSpec) and not isinstance(spec, RSWASpec)
 
 
 def backlog_of(runner: "GPUModelRunner") -> Backlog | None:

@@ -12,6 +12,7 @@ from vllm.config.compilation import CUDAGraphMode
 from vllm.config.drafter.length import MIN_REQUESTS
 from vllm.forward_context import BatchDescriptor, set_forward_context
 from vllm.logger import init_logger
+from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.worker.gpu.attn_utils import build_slot_mappings_by_layer
 from vllm.v1.worker.gpu.block_table import BlockTables
 from vllm.v1.worker.gpu.dp_utils import DPSyncState
@@ -22,7 +23,7 @@ from vllm.v1.worker.gpu.spec_decode.draft_tree.step import make_tree_step
 from vllm.v1.worker.gpu.spec_decode.quick_estimator import QuickEstimator
 from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
 
-from .backlog import Backlog, DraftInput, make_backlog
+from .backlog import Backlog, DraftInput, for_kv_cache, make_backlog
 from .block_tables import DraftBlockTables
 from .buffers import DraftBuffers
 from .draft_config import attention_config, draft_lengths, widened_config
@@ -537,17 +538,24 @@ class UnifiedSpeculator(DraftModelSpeculator):
         super().set_attn(model_state, kv_cache_config, block_tables, *args)
         self.buffers.allocate_kv_groups(block_tables.num_kv_cache_groups)
         self._use_batch()
-        if self.backlog is not None and (
-            self.vllm_config.cache_config.enable_prefix_caching
-        ):
-            self.backlog.block_size = min(block_tables.block_sizes)
         room = self.layout.num_room_tokens
         own = [number for number, found in enumerate(self.attn_groups) if found]
+        if self.backlog is not None:
+            self.backlog = self._backlog_for(kv_cache_config, block_tables, own)
         self.block_tables = self._tables(block_tables, room, own)
         # The longest sequence that attention may meet: padding slots count too.
         self.max_model_len = self.vllm_config.model_config.max_model_len + room
         self.draft_max_seq_len = self.max_model_len
         self.drafter.set_kv_cache(kv_cache_config, block_tables, own[0])
+
+    def _backlog_for(
+        self, kv_cache_config: KVCacheConfig, tables: BlockTables, own: list[int]
+    ) -> Backlog | None:
+        groups = kv_cache_config.kv_cache_groups
+        specs = [groups[number].kv_cache_spec for number in own]
+        may_be_found = self.vllm_config.cache_config.enable_prefix_caching
+        size = min(tables.block_sizes) if may_be_found else None
+        return for_kv_cache(self.backlog, specs, size)
 
     def _tables(
         self, target: BlockTables, room: int, own: list[int]

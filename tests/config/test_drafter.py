@@ -315,7 +315,7 @@ def test_a_window_is_told_and_what_is_odd_of_it(
     models: Path, caplog, monkeypatch, window: int, said: str | None
 ):
     log = logging.getLogger("drafters")
-    for module in ("resolve", "target"):
+    for module in ("resolve", "window"):
         monkeypatch.setattr(f"vllm.config.drafter.{module}.logger", log)
     with caplog.at_level("INFO"):
         configured(models, "pard", draft_window=window)

@@ -34,7 +34,6 @@ from .length import (
 from .target import (
     check_attention,
     check_states,
-    check_window,
     correct_depth,
     find_context,
     find_mask_token,
@@ -42,6 +41,7 @@ from .target import (
     find_target_features,
 )
 from .vocabulary import match_vocabularies
+from .window import check_window
 
 if TYPE_CHECKING:
     from vllm.config.speculative import SpeculativeConfig

@@ -15,6 +15,7 @@ from vllm.config import SpeculativeConfig
 from vllm.config.drafter import DrafterConfig
 from vllm.config.drafter.engine import (
     check_needs_unified,
+    check_parallelism,
     find_unsupported,
     lacks_vocabulary_mapping,
     settle_drafter,
@@ -381,6 +382,20 @@ def test_what_the_unified_speculator_does_not_support(reason: str | None, given:
     assert find_unsupported(with_models(**given)) == reason
 
 
+@pytest.mark.parametrize("stages, on_cpu", [(1, True), (2, False), (2, True)])
+def test_pipeline_stages(stages: int, on_cpu: bool, monkeypatch):
+    platform = SimpleNamespace(is_cpu=lambda: on_cpu)
+    monkeypatch.setattr("vllm.config.drafter.engine.current_platform", platform)
+    config = SimpleNamespace(
+        speculative_config=SimpleNamespace(method="eagle3", parallel_drafting=False),
+        parallel_config=SimpleNamespace(pipeline_parallel_size=stages),
+    )
+    is_refused = stages > 1 and on_cpu
+    refusal = pytest.raises(ValueError, match=r"stages on a CPU \(2\)")
+    with refusal if is_refused else nullcontext():
+        check_parallelism(config)
+
+
 @pytest.mark.parametrize("target_has", [True, False])
 @pytest.mark.parametrize(
     "is_alike, on_cpu, has_amx, backend, is_refused",
@@ -409,11 +424,8 @@ def test_kv_blocks_of_one_size(
         ),
     )
     pair = ("target", "head") if target_has else ("head", "target")
-    with (
-        pytest.raises(ValueError, match="{} has MLA and {} has not".format(*pair))
-        if is_refused
-        else nullcontext()
-    ):
+    refusal = pytest.raises(ValueError, match="{} has MLA and {} has not".format(*pair))
+    with refusal if is_refused else nullcontext():
         check_blocks(config)
 
 

@@ -18,7 +18,7 @@ ENGINE = {
 # What is asked of a job beside scenarios and the engine's own arguments.
 ASKED = ("async_scheduling", "defaults_of_a_gpu", "drafts_by_turns", "env")
 ASKED += ("idle_every", "is_multimodal", "keep_drafts", "made_up_times")
-ASKED += ("record_drafts", "record_graphs", "updates", "watch_waits")
+ASKED += ("record_drafts", "record_graphs", "sleeps", "updates", "watch_waits")
 
 
 class EngineError(Exception):

@@ -23,6 +23,8 @@ of which comes when the one before is answered. Beyond that a job may ask for
     record_graphs: draft passes are CUDA graphs, on a CPU as if: see `recorded.py`;
     record_drafts, keep_drafts, watch_waits: what is watched for, by a class each of
         `watches.py`;
+    sleeps: by scenario, at which level the engine sleeps before it; at level 2 the
+        target's weights are loaded again;
     updates: by scenario, whose weights the target and the drafter get before it, each
         a folder; the drafter's by `weight_files.py`.
 
@@ -307,6 +309,8 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     watched = Watched(worker, job) if worker else None
     blocks, results = free_blocks(core.scheduler), {}
     for name, requests in job["scenarios"].items():
+        if level := job.get("sleeps", {}).get(name):
+            sleep(llm, level, job["engine"]["model"])
         if folders := job.get("updates", {}).get(name):
             update_weights(llm, **folders)
         before = counters(llm)
@@ -325,6 +329,13 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
         "touched_kv": idle.touched_kv,
         **(watched.describe() if watched else {}),
     }
+
+
+def sleep(llm: LLM, level: int, target: str) -> None:
+    llm.sleep(level)
+    llm.wake_up()
+    if level == 2:
+        update_weights(llm, target)
 
 
 def update_weights(llm: LLM, target: str = "", drafter: str = "") -> None:

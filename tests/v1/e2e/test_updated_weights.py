@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights that change while an engine serves: drafts are made with those it has now.
+"""Weights that change while an engine serves, or are gone while it sleeps: drafts are
+made with those it has now.
 
 `test_targets.py` has every kind of drafter beside a target that is updated.
 """
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from .conftest import RunEngine
-from .target_models import save_head, save_sharing_head, save_target
+from .target_models import (
+    save_head,
+    save_pard,
+    save_pard2,
+    save_sharing_head,
+    save_target,
+)
 from .test_targets import (
     ACCEPTED,
     ENGINE,
@@ -90,6 +98,45 @@ def test_drafter(
     assert before["tokens"] == after["tokens"] == counted()
     assert min(acceptance(before, drafts)) < 0.5
     assert min(acceptance(after, drafts)) >= ACCEPTED
+
+
+SAVE = {
+    "pard": save_pard,
+    "pard2": save_pard2,
+    "eagle3": partial(save_head, is_parallel=False),
+    "peagle": partial(save_head, is_parallel=True),
+    "sharing head": save_sharing_head,
+}
+
+
+@pytest.mark.parametrize("level", [1, 2])
+@pytest.mark.parametrize("drafter", SAVE)
+def test_sleep(
+    drafter: str,
+    level: int,
+    run_engine: RunEngine,
+    target: Path,
+    tmp_path: Path,
+    on_cpu: bool,
+):
+    """What drafting allocates, and its graphs, are there after waking."""
+    if on_cpu:
+        pytest.skip("needs a GPU: on a CPU vLLM does not sleep")
+    folder = SAVE[drafter](tmp_path / "drafter")
+    result = run_engine(
+        {"before": asked(), "after": asked()},
+        model=target,
+        speculative_config={"model": str(folder), "num_speculative_tokens": K},
+        dtype="float32",
+        enable_sleep_mode=True,
+        sleep_preserve_parameter_names=["draft.*"],
+        record_graphs=True,
+        sleeps={"after": level},
+        **ENGINE,
+    )
+    for found in result["scenarios"].values():
+        assert found["tokens"] == counted()
+        assert min(acceptance(found)) >= ACCEPTED
 
 
 def change(file: Path) -> None:

@@ -274,10 +274,12 @@ def _unified_settings(spec: "SpeculativeConfig") -> Iterator[str]:
 
 
 def check_parallelism(vllm_config: "VllmConfig") -> None:
-    """Checks what a drafter is not to be cut into.
+    """Checks that there are no pipeline stages, where none can be beside a drafter.
+
+    Neither of vLLM's runners drafts in one of several stages on a CPU.
 
     Raises:
-        ValueError: pipeline stages.
+        ValueError: there are.
     """
     spec, parallel = vllm_config.speculative_config, vllm_config.parallel_config
     stages = parallel.pipeline_parallel_size
@@ -286,6 +288,11 @@ def check_parallelism(vllm_config: "VllmConfig") -> None:
             f"pipeline_parallel_size ({stages}) does not support draft models and "
             "parallel drafting: use tensor_parallel_size, or an EAGLE-3 head with "
             "parallel_drafting=false."
+        )
+    if stages > 1 and current_platform.is_cpu():
+        raise ValueError(
+            f"Pipeline stages on a CPU ({stages}) do not support drafters: use "
+            "tensor_parallel_size."
         )
 
 

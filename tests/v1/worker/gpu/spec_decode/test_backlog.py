@@ -21,6 +21,7 @@ from vllm.v1.worker.gpu.spec_decode.unified.backlog import (
     Backlog,
     DraftInput,
     catch_up,
+    catch_up_now,
     for_kv_cache,
     make_backlog,
 )
@@ -259,6 +260,17 @@ def test_before_a_step(monkeypatch, kept: Backlog, fields, runs: bool, is_kept: 
     if "b" not in fields.get("finished_req_ids", ()):
         left[2] = [4, 5]
     assert steps.step(num_spec_tokens_to_schedule=1) == [left] * is_kept
+
+
+@pytest.mark.parametrize("kept", [None, Backlog(ROWS, REQUESTS)])
+def test_nothing_is_made_up_for_where_nothing_was_left_out(kept):
+    """Defect: engines ended at start that timed steps past a drafter's context."""
+
+    def catch_up() -> None:
+        raise AssertionError
+
+    speculator = SimpleNamespace(backlog=kept, catch_up=catch_up)
+    catch_up_now(SimpleNamespace(speculator=speculator))
 
 
 def drafter(**given):

@@ -396,6 +396,8 @@ def catch_up(runner: "GPUModelRunner", step: "SchedulerOutput") -> None:
 
 
 def catch_up_now(runner: "GPUModelRunner") -> None:
-    """To be called between steps, where something was left out."""
+    """To be called between steps. Past a drafter's context nothing was left out."""
+    if not backlog_of(runner):
+        return
     with use_workspace_lane(runner._draft_workspace_lane):
         runner.speculator.catch_up()

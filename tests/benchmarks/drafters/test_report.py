@@ -9,7 +9,7 @@ import pytest
 from vllm.benchmarks.drafters.engine import EngineError
 from vllm.benchmarks.drafters.report import Report, draw
 
-from .fakes import EAGLE, PARD, measured
+from .fakes import EAGLE, PARD, FakeEngine, measured
 
 
 def report(monkeypatch, *plans, **engine) -> Report:
@@ -77,6 +77,33 @@ def test_nothing_compared(monkeypatch):
     found = report(monkeypatch, replace(PARD, is_lossless=False), wrong={"d"})
     assert "Nothing is known" in found.verdict() and found.is_lossless
     assert "Lossless" not in found.verdict()
+
+
+@pytest.mark.parametrize(("gap", "is_known"), [(0.5, True), (1.5, False)])
+def test_a_target_that_differs_from_itself_tells_nothing(monkeypatch, gap, is_known):
+    """Unless a drafter's answers differ by more than its own do."""
+    done = measured(monkeypatch, PARD)
+    done.within = gap
+    found = Report(done, "my target", [])
+    assert ("Lossless" in found.verdict()) == is_known
+    told = "Nothing is known of losslessness: no speculation differs from itself by 1.5"
+    assert (told in found.verdict()) != is_known
+    wrong = measured(monkeypatch, EAGLE, wrong={"e"})
+    wrong.within = gap
+    assert "NOT LOSSLESS" in Report(wrong, "my target", []).verdict()
+
+
+def test_errors_of_an_engine_that_fails_later_are_told(monkeypatch):
+    def ask(engine: FakeEngine, command: str, **args):
+        if engine.model == "e" and args.get("load") == 1:
+            raise EngineError("out of memory")
+        return FakeEngine.ask(engine, command, **args)
+
+    found = report(monkeypatch, PARD, EAGLE, wrong={"e"}, ask=ask)
+    assert "out of memory" in found.as_json()["failed"]["eagle auto"]
+    assert "NOT LOSSLESS" in found.verdict() and not found.is_lossless
+    assert found.best().name != "eagle auto"
+    assert found.table() and found.plot()
 
 
 def test_failing_engine(monkeypatch):

@@ -138,11 +138,13 @@ class Measurement:
                 said = engine.ask("describe")
             self.within = max(self.within, tolerance(said["dtype"]))
             found = {s.name: Found(plan, s, said) for s in plan.settings}
-            for task in self.tasks[number]:
-                name = f"{plan.drafter} {task.setting.name}".rstrip()
-                what = f"{name}: {task.kind}, {task.load} at a time"
-                with self.progress.doing(self._kind(task), what):
-                    self._run_task(task, engine, found[task.setting.name])
+            try:
+                self._run_tasks(number, engine, found)
+            except EngineError:
+                # What differed before it failed is no less an error.
+                drafting = filter(lambda each: each.is_drafting, found.values())
+                self.found += [each for each in drafting if each.comparison.errors]
+                raise
             self.found += found.values()
         finally:
             engine.stop()
@@ -151,6 +153,15 @@ class Measurement:
             own = self.found[-1].comparison.errors
             gaps = [difference.gap for difference in own]
             self.within = max([self.within, *(g for g in gaps if g < float("inf"))])
+
+    def _run_tasks(
+        self, number: int, engine: EngineProcess, found: dict[str, Found]
+    ) -> None:
+        for task in self.tasks[number]:
+            own = found[task.setting.name]
+            what = f"{own.name}: {task.kind}, {task.load} at a time"
+            with self.progress.doing(self._kind(task), what):
+                self._run_task(task, engine, own)
 
     def _run_task(self, task: Task, engine: EngineProcess, found: Found) -> None:
         is_reference = task.kind == CHECK and found.plan.is_reference

@@ -9,7 +9,11 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from vllm.benchmarks.drafters.compare import Comparison, Difference
+from vllm.benchmarks.drafters.compare import (
+    LARGEST_TOLERANCE,
+    Comparison,
+    Difference,
+)
 from vllm.benchmarks.drafters.measure import Found, Measurement
 from vllm.benchmarks.drafters.plan import AUTO
 
@@ -144,6 +148,11 @@ class Report:
         near = f"two tokens whose logprobs are within {self.measured.within:.2g}"
         if not self.compared:
             lines.append("Nothing is known of losslessness.")
+        elif self.is_lossless and self.measured.within > LARGEST_TOLERANCE:
+            lines.append(
+                "Nothing is known of losslessness: no speculation differs from itself "
+                f"by {self.measured.within:.2g} nats."
+            )
         elif self.is_lossless:
             lines.append(f"Lossless: no difference, but for ties of {near}.")
         else:

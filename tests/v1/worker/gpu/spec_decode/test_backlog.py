@@ -21,6 +21,7 @@ from vllm.v1.worker.gpu.spec_decode.unified.backlog import (
     Backlog,
     DraftInput,
     catch_up,
+    catch_up_now,
     for_kv_cache,
     make_backlog,
 )
@@ -170,6 +171,20 @@ def test_blocks_that_others_may_find_are_filled(
     assert [*described(kept.take())] == [2]
 
 
+@pytest.mark.parametrize(
+    "num_cached, block, is_due",
+    [(1000, BLOCK, False), (2003, BLOCK, True), (2003, None, False)],
+)
+def test_blocks_of_running_requests_may_be_found(
+    kept: Backlog, num_cached: int, block: int | None, is_due: bool
+):
+    """A system prompt is none of their rows; it is most often what is found."""
+    kept.block_size = block
+    for position in (2000, 2001, 2002):
+        kept.put(given({5: [position], 2: [2 * position]}))
+    assert kept.is_due(2, False, set(), set(), num_cached) == is_due
+
+
 def test_no_row_of_a_request_that_ended(kept: Backlog):
     """Whoever has its state next has rows of its own."""
     kept.put(given({5: [9], 2: [30]}))
@@ -213,6 +228,10 @@ class Steps:
         return passes
 
 
+def new_request(name: str, num_cached: int = 0) -> SimpleNamespace:
+    return SimpleNamespace(req_id=name, num_computed_tokens=num_cached)
+
+
 @pytest.mark.parametrize(
     "fields, runs, is_kept",
     [
@@ -222,8 +241,9 @@ class Steps:
         ({"num_scheduled_tokens": {"c": 9}}, False, True),
         ({"num_scheduled_tokens": {"a": 9}}, True, False),
         # What a session goes on behind is not given up.
-        ({"scheduled_new_reqs": [SimpleNamespace(req_id="a")]}, True, False),
-        ({"scheduled_new_reqs": [SimpleNamespace(req_id="d")]}, False, True),
+        ({"scheduled_new_reqs": [new_request("a")]}, True, False),
+        ({"scheduled_new_reqs": [new_request("d")]}, False, True),
+        ({"scheduled_new_reqs": [new_request("d"), new_request("e", 5)]}, True, False),
         ({"finished_req_ids": {"a", "d"}}, True, False),
         ({"preempted_req_ids": {"a"}}, True, False),
         ({"finished_req_ids": {"b"}}, False, True),
@@ -240,6 +260,17 @@ def test_before_a_step(monkeypatch, kept: Backlog, fields, runs: bool, is_kept: 
     if "b" not in fields.get("finished_req_ids", ()):
         left[2] = [4, 5]
     assert steps.step(num_spec_tokens_to_schedule=1) == [left] * is_kept
+
+
+@pytest.mark.parametrize("kept", [None, Backlog(ROWS, REQUESTS)])
+def test_nothing_is_made_up_for_where_nothing_was_left_out(kept):
+    """Defect: engines ended at start that timed steps past a drafter's context."""
+
+    def catch_up() -> None:
+        raise AssertionError
+
+    speculator = SimpleNamespace(backlog=kept, catch_up=catch_up)
+    catch_up_now(SimpleNamespace(speculator=speculator))
 
 
 def drafter(**given):

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from vllm.config import VllmConfig
+from vllm.config.drafter import MAX_NODES
 from vllm.logger import init_logger
 from vllm.utils.torch_utils import async_tensor_h2d
 from vllm.v1.kv_cache_interface import (
@@ -222,7 +223,12 @@ class Backlog:
         return taken
 
     def is_due(
-        self, num_reqs: int, drafts: bool, prompts: Set[int], ended: Set[int]
+        self,
+        num_reqs: int,
+        drafts: bool,
+        prompts: Set[int],
+        ended: Set[int],
+        num_cached: int = 0,
     ) -> bool:
         """Whether a step cannot go on without a pass over the rows that are kept.
 
@@ -231,10 +237,13 @@ class Backlog:
             drafts: whether it drafts, or verifies drafts.
             prompts: request states of which it computes several tokens.
             ended: request states that are given up before it.
+            num_cached: the most tokens that a new request finds in the KV cache.
         """
         if not self:
             return False
         if drafts or self._num_rows + num_reqs > self.max_rows:
+            return True
+        if num_cached and self._may_hold(num_cached):
             return True
         if not prompts and not ended:
             return False
@@ -242,6 +251,15 @@ class Backlog:
         return not states.isdisjoint(prompts) or any(
             self._may_be_found(state) for state in ended & states
         )
+
+    def _may_hold(self, num_cached: int) -> bool:
+        """Whether so many tokens that were found may be of a request that runs, and
+        reach up to its rows: its blocks may be found as soon as they are full."""
+        states = self._states[: self._num_rows]
+        states, counts = np.unique(states[states >= 0], return_counts=True)
+        # Where they begin at least: of its last drafts some may have been rejected.
+        begins = self._ends[states] - counts - MAX_NODES
+        return self.block_size is not None and bool((begins < num_cached).any())
 
     def _may_be_found(self, state: int) -> bool:
         """Whether a request's rows fill a block, which other requests may go on behind
@@ -369,14 +387,17 @@ def catch_up(runner: "GPUModelRunner", step: "SchedulerOutput") -> None:
     # A session that is answered goes on as a new request, behind the same blocks.
     more.update(new.req_id for new in step.scheduled_new_reqs)
     prompts = {states[name] for name in more if name in states}
+    found = (new.num_computed_tokens for new in step.scheduled_new_reqs)
     drafts = bool(step.num_spec_tokens_to_schedule or step.scheduled_spec_decode_tokens)
-    if backlog.is_due(len(counts), drafts, prompts, ended):
+    if backlog.is_due(len(counts), drafts, prompts, ended, max(found, default=0)):
         catch_up_now(runner)
     if ended:
         backlog.forget(ended)
 
 
 def catch_up_now(runner: "GPUModelRunner") -> None:
-    """To be called between steps, where something was left out."""
+    """To be called between steps. Past a drafter's context nothing was left out."""
+    if not backlog_of(runner):
+        return
     with use_workspace_lane(runner._draft_workspace_lane):
         runner.speculator.catch_up()

@@ -14,7 +14,6 @@ import time
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
@@ -25,13 +24,13 @@ import torch
 from torch.utils._pytree import tree_leaves as leaves
 
 from vllm import LLM, SamplingParams
+from vllm.benchmarks.drafters.ahead import PROCESSES
 from vllm.engine.arg_utils import EngineArgs
 from vllm.outputs import CompletionOutput
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
 
 STOP_S = 20
-PROCESSES = multiprocessing.get_context("forkserver")
 COUNTERS = "vllm:spec_decode_num_"
 
 
@@ -196,16 +195,6 @@ def memory_bytes(worker: Any) -> int:
     )
     sizes = {cache.data_ptr(): cache.nbytes() for cache in caches}
     return torch.accelerator.memory_reserved() - sum(sizes.values())
-
-
-def import_ahead() -> None:
-    """Starts the server that engines are forked from; it imports vLLM meanwhile."""
-    modules = [__name__, "vllm.v1.engine.core"]
-    if current_platform.is_cpu():
-        # Of others these look at the device, which a fork could then not use.
-        modules.append("vllm.v1.worker.cpu_worker")
-    PROCESSES.set_forkserver_preload(modules)
-    forkserver.ensure_running()
 
 
 class EngineProcess:

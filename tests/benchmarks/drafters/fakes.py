@@ -67,7 +67,7 @@ class FakeEngine:
         seconds = count / speed * self.slowdown**self.num_answers
         type(self).num_answers += 1
         drafts = 10 if self.model else 0
-        return Round(answers, seconds, drafts, 12, [8, 4] if drafts else [])
+        return Round(answers, count, seconds, drafts, 12, [8, 4] if drafts else [])
 
     def stop(self) -> None:
         pass

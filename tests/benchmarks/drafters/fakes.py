@@ -37,6 +37,8 @@ class FakeEngine:
     wrong: frozenset[str] = frozenset()
     broken: frozenset[str] = frozenset()
     at_the_end = 10.0  # speed of no speculation, again
+    slowdown = 1.0  # of the machine with each answer
+    num_answers = 0
 
     def __init__(self, engine_args: FakeArgs, env: dict[str, str], log: Path) -> None:
         self.model = (engine_args.speculative_config or {}).get("model")
@@ -49,7 +51,7 @@ class FakeEngine:
             return {"start_s": 1.0, "memory_bytes": 1 << 30, "dtype": "float32"}
         return self.answer(**args)
 
-    def answer(self, prompts, sampling, load, told) -> Round:
+    def answer(self, prompts, sampling, load, told=None) -> Round:
         answers = []
         for prompt, asked in zip(prompts, sampling, strict=True):
             tokens = [prompt[0]] * asked["max_tokens"]
@@ -62,22 +64,25 @@ class FakeEngine:
         speed = self.speeds.get((self.model, told), 10.0)
         if self.number and self.model is None:
             speed = self.at_the_end
-        seconds = count / speed
+        seconds = count / speed * self.slowdown**self.num_answers
+        type(self).num_answers += 1
         drafts = 10 if self.model else 0
-        return Round(answers, seconds, drafts, 12, [8, 4] if drafts else [])
+        return Round(answers, count, seconds, drafts, 12, [8, 4] if drafts else [])
 
     def stop(self) -> None:
         pass
 
 
-def measured(monkeypatch, *plans: EnginePlan, **engine: Any) -> measure.Measurement:
+def measured(
+    monkeypatch, *plans: EnginePlan, in_turns: bool = False, **engine: Any
+) -> measure.Measurement:
     """A measurement that has run on such engines."""
     fake = type("Fake", (FakeEngine,), engine)
     monkeypatch.setattr(measure, "EngineProcess", fake)
-    none = EnginePlan("no speculation", None, (Setting(),))
+    none = EnginePlan("no speculation", None, (Setting(),), is_beside=in_turns)
     requests = [Request([token], 9) for token in range(3)]
     again = EnginePlan("no speculation", None, (Setting("again"),), is_seeded=False)
-    plans, logs = [none, *plans, again], Path("logs")
+    plans, logs = [none, *plans, *[again] * (not in_turns)], Path("logs")
     job = measure.Job(FakeArgs(), plans, requests, [1, 4], 3, 2, False, logs)
     done = measure.Measurement(job)
     done.run()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from vllm.benchmarks.drafters import command, engine
+from vllm.benchmarks.drafters import command
 from vllm.benchmarks.drafters.plan import (
     CHECK,
     MEASURE,
@@ -41,7 +41,7 @@ def resolve(spec: dict[str, Any] | None) -> SimpleNamespace:
 
 def flags(**given: Any) -> Namespace:
     usual = {"num_speculative_tokens": None, "draft_tree": None, "quick": False}
-    usual["fixed_up_to"] = None
+    usual |= {"fixed_up_to": None, "in_turns": False}
     return Namespace(**usual | given)
 
 
@@ -71,6 +71,12 @@ def test_engines(spec, given, engines):
             length = setting.spec.get("num_speculative_tokens")
             assert length == (None if setting.name == "auto" else setting.depth)
             assert (setting.told is None) == (setting is plan.settings[0])
+
+
+def test_no_speculation_in_turns_is_not_measured_again():
+    none, plan = plan_engines([{"model": "a"}], flags(in_turns=True), resolve)
+    assert none.is_beside and none.spec is None
+    assert not plan.is_beside and plan.spec
 
 
 def test_every_engine_is_resolved_first():
@@ -151,7 +157,7 @@ def test_bad_input(models, monkeypatch, capsys, given, error):
     """One line, and no engine."""
     monkeypatch.setattr(command, "run", lambda *job: pytest.fail("an engine starts"))
     monkeypatch.setattr(command, "only_new_warnings", lambda log: None)
-    monkeypatch.setattr(engine, "import_ahead", lambda: None)
+    monkeypatch.setattr(command, "import_ahead", lambda: None)
     words = given.format(models=models).split()
     monkeypatch.setattr(sys, "argv", ["vllm", "bench", "drafters", *words])
     with pytest.raises(SystemExit) as ended:

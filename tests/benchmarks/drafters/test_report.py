@@ -61,6 +61,17 @@ def test_unsteady_machine(monkeypatch, end, ratio):
     assert ("Unsteady" in found.advice()) == (end != 9.9)
 
 
+@pytest.mark.parametrize("in_turns", [True, False])
+def test_a_machine_that_becomes_slower(monkeypatch, in_turns):
+    """A drafter twice as fast as no speculation; in turns, one answer lies between."""
+    both = {"speeds": {("d", None): 20.0, ("d", 2): 20.0}, "slowdown": 1.1}
+    found = report(monkeypatch, PARD, in_turns=in_turns, **both)
+    drafted = [f for f in found.found if f.is_drafting]
+    ratios = [found.ratio(f, n) for f in drafted for n in found.loads]
+    assert all(1.75 < r < 2.25 for r in ratios) == in_turns
+    assert "Unsteady" in found.advice()
+
+
 def test_lossy_drafter(monkeypatch):
     """It is shown with its context, and is not the best however fast it is."""
     speeds = {("d", None): 20.0, ("d", 2): 15.0, ("e", None): 90.0}

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm.benchmarks.datasets import add_dataset_parser
+from vllm.benchmarks.drafters.ahead import import_ahead
 from vllm.config.drafter.resolve import parse_speculative_config
 from vllm.engine.arg_utils import EngineArgs
 from vllm.engine.config_error import in_one_line
@@ -77,8 +78,6 @@ def main(args: argparse.Namespace) -> None:
             args = parse(words)
         fill_in(args)
         check(args)
-        from vllm.benchmarks.drafters.engine import import_ahead
-
         import_ahead()
         job = prepare(args, bundle)
     except (ValueError, OSError) as error:
@@ -174,6 +173,8 @@ def fill_in(args: argparse.Namespace) -> None:
     is_small = args.quick and current_platform.is_cpu()
     # Fixed lengths beside "auto", which tell how well a drafter fits.
     args.fixed_up_to = 1 if is_small and args.num_speculative_tokens is None else None
+    # Two engines at a time. A CPU has other things to do, by and by more or less.
+    args.in_turns = is_small
     usual = {
         "concurrency": [1, 8] if is_small else [1, 8, 32],
         "num_prompts": 8 if args.quick else 32,

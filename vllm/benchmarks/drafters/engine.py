@@ -12,9 +12,7 @@ import os
 import signal
 import time
 import traceback
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
@@ -25,13 +23,13 @@ import torch
 from torch.utils._pytree import tree_leaves as leaves
 
 from vllm import LLM, SamplingParams
+from vllm.benchmarks.drafters.ahead import PROCESSES
 from vllm.engine.arg_utils import EngineArgs
 from vllm.outputs import CompletionOutput
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
 
 STOP_S = 20
-PROCESSES = multiprocessing.get_context("forkserver")
 COUNTERS = "vllm:spec_decode_num_"
 
 
@@ -72,11 +70,14 @@ class Round:
     """What comes of a round of requests.
 
     Attributes:
+        tokens, seconds: while as many requests ran as at a time are wanted. Behind that
+            those without drafts end together and others one by one, by chance.
         drafts: steps of requests that verified drafts.
         by_position: of these, how many accepted the draft at each position.
     """
 
     answers: list[Answer]
+    tokens: int
     seconds: float
     drafts: int
     accepted: int
@@ -84,7 +85,7 @@ class Round:
 
     @property
     def tokens_per_s(self) -> float:
-        return sum(len(answer.tokens) for answer in self.answers) / self.seconds
+        return self.tokens / self.seconds
 
     @property
     def tpot_s(self) -> float | None:
@@ -129,13 +130,13 @@ class Engine:
             told: drafts of each request and step, where the engine would choose.
         """
         self._tell(told)
-        before, begin = self._counters(), time.perf_counter()
-        answers = list(self._answers(prompts, sampling, load))
-        seconds, after = time.perf_counter() - begin, self._counters()
+        load = min(load, len(prompts))
+        before, answered = self._counters(), self._answer(prompts, sampling, load)
+        after = self._counters()
         drafts, accepted, *by_position = (
             new - old for new, old in zip(after, before, strict=True)
         )
-        return Round(answers, seconds, drafts, accepted, by_position)
+        return Round(*answered, drafts, accepted, by_position)
 
     def end(self) -> None:
         """Ends its workers."""
@@ -159,25 +160,30 @@ class Engine:
         totals = [found[name].value for name in ("drafts", "accepted_tokens")]
         return [*totals, *found["accepted_tokens_per_pos"].values]
 
-    def _answers(
+    def _answer(
         self, prompts: list[list[int]], sampling: list[dict[str, Any]], load: int
-    ) -> Iterator[Answer]:
+    ) -> tuple[list[Answer], int, float]:
+        """All answers, and tokens and seconds while `load` requests ran."""
         engine, waiting = self.llm.llm_engine, zip(prompts, sampling, strict=True)
         answers: dict[str, Answer] = {}
-        running = 0
+        running = tokens = 0
+        at_load: tuple[int, float] | None = None
+        begin = now = time.perf_counter()
         while True:
             while running < load and (request := next(waiting, None)):
                 name = f"{self.num_requests}"
                 self.num_requests, running = self.num_requests + 1, running + 1
                 answers[name] = Answer()
                 self._add(name, *request)
+            if running < load and at_load is None:
+                at_load = tokens, now - begin
             if not running:
-                break
+                return list(answers.values()), *at_load
             outputs, now = engine.step(), time.perf_counter()
             for output in outputs:
                 answers[output.request_id].take(output.outputs[0], now)
+                tokens += len(output.outputs[0].token_ids)
                 running -= output.finished
-        yield from answers.values()
 
     def _add(self, name: str, prompt: list[int], sampling: dict[str, Any]) -> None:
         kind = RequestOutputKind.DELTA
@@ -196,16 +202,6 @@ def memory_bytes(worker: Any) -> int:
     )
     sizes = {cache.data_ptr(): cache.nbytes() for cache in caches}
     return torch.accelerator.memory_reserved() - sum(sizes.values())
-
-
-def import_ahead() -> None:
-    """Starts the server that engines are forked from; it imports vLLM meanwhile."""
-    modules = [__name__, "vllm.v1.engine.core"]
-    if current_platform.is_cpu():
-        # Of others these look at the device, which a fork could then not use.
-        modules.append("vllm.v1.worker.cpu_worker")
-    PROCESSES.set_forkserver_preload(modules)
-    forkserver.ensure_running()
 
 
 class EngineProcess:

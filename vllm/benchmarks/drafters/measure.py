@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs the engines of a plan one after the other, and keeps what they come to."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import cycle, islice
 from pathlib import Path
@@ -37,12 +37,14 @@ class Found:
     Attributes:
         engine: what its engine says of itself: see `Engine.describe`.
         rounds: by requests at a time.
+        beside: those of no speculation in turns with them, if there are any.
     """
 
     plan: EnginePlan
     setting: Setting
     engine: dict[str, Any]
     rounds: dict[int, list[Round]] = field(default_factory=dict)
+    beside: dict[int, list[Round]] = field(default_factory=dict)
     comparison: Comparison = field(default_factory=Comparison)
 
     @property
@@ -54,9 +56,12 @@ class Found:
         return self.plan.spec is not None
 
     def round(self, load: int) -> Round | None:
-        """The fastest: what a machine does beside can only slow others down."""
-        rounds = self.rounds.get(load, ())
-        return max(rounds, key=lambda found: found.tokens_per_s, default=None)
+        return fastest(self.rounds.get(load, ()))
+
+
+def fastest(rounds: Iterable[Round]) -> Round | None:
+    """What a machine does beside can only slow others down."""
+    return max(rounds, key=lambda found: found.tokens_per_s, default=None)
 
 
 @dataclass
@@ -98,6 +103,7 @@ class Measurement:
         self.within = 0.0
         self.greedy: list[Expected] = []
         self.seeded: list[Expected] = []
+        self.beside: tuple[EngineProcess, Found] | None = None
         self.tasks = [plan_tasks(p, job.loads, job.repeats) for p in job.plans]
         kinds = [self._kind(task) for tasks in self.tasks for task in tasks]
         self.progress = Progress(kinds + [START] * len(job.plans))
@@ -108,17 +114,24 @@ class Measurement:
         Raises:
             EngineError: no speculation failed, so there is nothing to compare with.
         """
-        for number, plan in enumerate(self.job.plans):
-            before = self.progress.left.total()
-            try:
-                self._run_engine(number)
-            except EngineError as error:
-                if plan.is_reference:
-                    raise
-                names = "/".join(setting.name for setting in plan.settings)
-                self.failed[f"{plan.drafter} {names}"] = str(error)
-                self._skip_rest(number, before - self.progress.left.total())
+        try:
+            for number in range(len(self.job.plans)):
+                self._run_plan(number)
+        finally:
+            if self.beside is not None:
+                self.beside[0].stop()
         self.progress.bar.close()
+
+    def _run_plan(self, number: int) -> None:
+        plan, before = self.job.plans[number], self.progress.left.total()
+        try:
+            self._run_engine(number)
+        except EngineError as error:
+            if plan.is_reference:
+                raise
+            names = "/".join(setting.name for setting in plan.settings)
+            self.failed[f"{plan.drafter} {names}"] = str(error)
+            self._skip_rest(number, before - self.progress.left.total())
 
     def _skip_rest(self, number: int, done: int) -> None:
         kinds = [START, *map(self._kind, self.tasks[number])]
@@ -137,7 +150,8 @@ class Measurement:
             with self.progress.doing(START, f"{plan.drafter}: {START}"):
                 said = engine.ask("describe")
             self.within = max(self.within, tolerance(said["dtype"]))
-            found = {s.name: Found(plan, s, said) for s in plan.settings}
+            beside: dict[int, list[Round]] = {}
+            found = {s.name: Found(plan, s, said, beside=beside) for s in plan.settings}
             try:
                 self._run_tasks(number, engine, found)
             except EngineError:
@@ -146,8 +160,11 @@ class Measurement:
                 self.found += [each for each in drafting if each.comparison.errors]
                 raise
             self.found += found.values()
+            if plan.is_beside:
+                self.beside = engine, self.found[-1]
         finally:
-            engine.stop()
+            if self.beside is None or self.beside[0] is not engine:
+                engine.stop()
         if plan.is_reference:
             # What differs here cannot be told from rounding elsewhere.
             own = self.found[-1].comparison.errors
@@ -184,9 +201,21 @@ class Measurement:
             return
         if task.kind == MEASURE:
             found.rounds.setdefault(task.load, []).append(result)
+            if self.beside is not None and task.setting is found.plan.settings[0]:
+                none = self._run_beside(prompts, sampling, task.load)
+                found.beside.setdefault(task.load, []).append(none)
         if found.plan.is_lossless:
             expected = self.seeded if is_seeded else self.greedy
             found.comparison.add(expected, result.answers, self.within)
+
+    def _run_beside(
+        self, prompts: list[list[int]], sampling: list[dict[str, Any]], load: int
+    ) -> Round:
+        """The same without speculation, which takes turns with a drafter."""
+        engine, found = self.beside
+        result = engine.ask("run", prompts=prompts, sampling=sampling, load=load)
+        found.rounds.setdefault(load, []).append(result)
+        return result
 
     def _requests(self, task: Task) -> list[Request]:
         """Each prompt once to check; to measure at least two for each at a time."""

@@ -65,6 +65,7 @@ class EnginePlan:
         is_lossless: whether greedy output is to be the target's own.
         is_seeded: whether output of requests with a seed is, too.
         env: of the engine's process, beside what there is.
+        is_beside: whether it is kept, and measured in turns with each drafter.
     """
 
     drafter: str
@@ -73,6 +74,7 @@ class EnginePlan:
     is_lossless: bool = True
     is_seeded: bool = True
     env: dict[str, str] | None = None
+    is_beside: bool = False
 
     @property
     def is_reference(self) -> bool:
@@ -123,7 +125,8 @@ def plan_engines(
     args: Namespace,
     resolve: Callable[[dict[str, Any] | None], VllmConfig],
 ) -> list[EnginePlan]:
-    """No speculation first, then each drafter, and no speculation again.
+    """No speculation first, then each drafter, and no speculation again; but if it is
+    measured in turns with drafters, not again.
 
     Where vLLM runs no speculation on Runner V1 and a drafter on V2, as on a CPU, what
     output has to be is said on V2: for a seed the two draw other tokens.
@@ -137,7 +140,7 @@ def plan_engines(
     Raises:
         ValueError: what `resolve` raises, for every config that is to be started.
     """
-    plans = [EnginePlan(NONE, None, (Setting(),))]
+    plans = [EnginePlan(NONE, None, (Setting(),), is_beside=args.in_turns)]
     for name, spec in zip(name_drafters(drafters), drafters, strict=True):
         resolved = resolve(spec).speculative_config
         is_lossless = resolved.rejection_sample_method != "synthetic"
@@ -152,7 +155,8 @@ def plan_engines(
         env = {"VLLM_USE_V2_MODEL_RUNNER": "1"}
         plans[0] = replace(plans[0], is_seeded=False)
         plans.insert(0, EnginePlan(NONE_V2, None, (Setting(),), env=env))
-    return [*plans, EnginePlan(NONE, None, (Setting("again"),), is_seeded=False)]
+    again = EnginePlan(NONE, None, (Setting("again"),), is_seeded=False)
+    return plans if args.in_turns else [*plans, again]
 
 
 def _settings(

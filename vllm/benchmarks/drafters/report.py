@@ -14,7 +14,7 @@ from vllm.benchmarks.drafters.compare import (
     Comparison,
     Difference,
 )
-from vllm.benchmarks.drafters.measure import Found, Measurement
+from vllm.benchmarks.drafters.measure import Found, Measurement, fastest
 from vllm.benchmarks.drafters.plan import AUTO
 
 GIB = 1 << 30
@@ -62,18 +62,22 @@ class Report:
     def ratio(self, found: Found, load: int) -> float | None:
         """Tokens per second over those without speculation; None: not measured.
 
-        Of the engines without, the fastest: the machine may have slowed others down.
+        Without: in turns with these, or the fastest of all, if there were no turns,
+        since the machine may have slowed others down.
         """
-        if (fastest := found.round(load)) is None:
+        if (drafted := found.round(load)) is None:
             return None
-        base = max(base.round(load).tokens_per_s for base in self.bases)
-        return fastest.tokens_per_s / base
+        every = [round for base in self.bases for round in base.rounds[load]]
+        base = fastest(found.beside.get(load, every))
+        return drafted.tokens_per_s / base.tokens_per_s
 
     def unsteady(self) -> str:
         """What to know if no speculation was not as fast again at the end."""
         most = 1.0
         for load in self.loads:
-            speeds = [end.round(load).tokens_per_s for end in self.ends]
+            times = [end.rounds[load] for end in self.ends]
+            times += [found.beside[load] for found in self.found if found.beside]
+            speeds = [fastest(rounds).tokens_per_s for rounds in times]
             most = max(most, max(speeds) / min(speeds))
         if most < UNSTEADY:
             return ""
@@ -90,18 +94,18 @@ class Report:
                     yield self._row(found, load)
 
     def _row(self, found: Found, load: int) -> dict[str, Any]:
-        fastest, depth = found.round(load), found.setting.depth
-        counts = fastest.by_position[:depth] if fastest.drafts else []
+        best, depth = found.round(load), found.setting.depth
+        counts = best.by_position[:depth] if best.drafts else []
         return {
             "requests": load,
             "drafter": found.plan.drafter,
             "drafts": found.setting.name,
             "speculative_config": found.setting.spec,
-            "acceptance_length": fastest.acceptance_length,
-            "acceptance_by_position": [count / fastest.drafts for count in counts],
-            "tokens_per_s": fastest.tokens_per_s,
+            "acceptance_length": best.acceptance_length,
+            "acceptance_by_position": [count / best.drafts for count in counts],
+            "tokens_per_s": best.tokens_per_s,
             "ratio": self.ratio(found, load),
-            "tpot_s": fastest.tpot_s,
+            "tpot_s": best.tpot_s,
             "start_s": found.engine["start_s"],
             "memory_bytes": found.engine["memory_bytes"],
         }

@@ -94,6 +94,7 @@ def test_drafts_are_of_the_tokens_that_both_have(
         **ENGINES[engine],
     )
     assert_output_is_the_targets(result, target, wanted)
+    assert result["log"].count("VocabMapping initialized") == 1
     assert_no_fallback(result["log"], MODES[mode]["method"], DRAFTS, width)
     assert is_tiny or result["replays"]["first"] > 0
     oracle = in_the_targets_ids(oracle_of(mode, made.folder.parent, target), made)

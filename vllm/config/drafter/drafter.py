@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The resolved drafter: all that the engine asks of a drafter but its weights."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 # What the unified speculator drafts with.
 METHODS = ("draft_model", "eagle", "eagle3")
@@ -69,6 +69,7 @@ class DrafterConfig:
         target_features: what a PARD-2 drafter is fed, if it is.
         checkpoint_vocab_size: rows of its vocabulary's tables, where loading has to
             pad or cut them to the target's.
+        vocabulary: a `VocabMapping` on the CPU, where its tokens are not the target's.
         unsupported: what of the config the unified speculator does not support; None
             if nothing. Then vLLM's own speculator drafts.
         is_unified: whether the unified speculator drafts: it supports the config, and
@@ -86,6 +87,8 @@ class DrafterConfig:
     tapped_layers: tuple[int, ...] | None = ()
     target_features: TargetFeatures | None = None
     checkpoint_vocab_size: int | None = None
+    # Pydantic, which looks at all fields, has no schema for its type.
+    vocabulary: Any = field(default=None, compare=False, repr=False)
     unsupported: str | None = None
     is_unified: bool | None = None
 

@@ -40,7 +40,7 @@ from .target import (
     find_tapped_layers,
     find_target_features,
 )
-from .vocabulary import match_vocabularies
+from .vocabulary import map_vocabularies, match_vocabularies
 from .window import check_window
 
 if TYPE_CHECKING:
@@ -177,6 +177,7 @@ def _compare_configs(
         tapped_layers=features.tapped if features else tapped,
         target_features=features,
         checkpoint_vocab_size=match_vocabularies(spec),
+        vocabulary=map_vocabularies(spec),
         mask_token_id=find_mask_token(spec),
     )
 

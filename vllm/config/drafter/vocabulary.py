@@ -58,7 +58,6 @@ def match_vocabularies(spec: "SpeculativeConfig") -> int | None:
     target, draft = spec.target_model_config, spec.draft_model_config
     wanted, own = target.get_vocab_size(), draft.get_vocab_size()
     if spec.use_heterogeneous_vocab:
-        check_common_tokens(spec)
         return None
     is_head = spec.method != "draft_model"
     if is_head:
@@ -116,15 +115,19 @@ def check_tokens(spec: "SpeculativeConfig", wanted: int, own: int) -> None:
         )
 
 
-def check_common_tokens(spec: "SpeculativeConfig") -> None:
-    """Counts the tokens that a draft model of another vocabulary may draft.
+def map_vocabularies(spec: "SpeculativeConfig") -> VocabMapping | None:
+    """Which tokens of a draft model are which of the target's, by how they are spelt.
+
+    Returns:
+        On the CPU; None where they are to be the same ones.
 
     Raises:
-        ValueError: hardly any; or the tokenizers do not tell.
+        ValueError: hardly any are; or a tokenizer cannot be loaded, or has no token for
+            what it lacks.
     """
-    if spec.method != "draft_model":
-        return  # which vLLM refuses
-    mapping = map_vocabularies(spec, torch.device("cpu"))
+    if not spec.use_heterogeneous_vocab or spec.method != "draft_model":
+        return None  # vLLM refuses it for heads
+    mapping = _map_tokens(spec)
     common, own = mapping.intersection_size, mapping.draft_vocab_size
     wanted = mapping.target_vocab_size
     if common < LEAST_COMMON * min(own, wanted):
@@ -133,17 +136,16 @@ def check_common_tokens(spec: "SpeculativeConfig") -> None:
             f"which has {wanted}, and use_heterogeneous_vocab drafts no others: use a "
             "draft model whose tokenizer is closer to the target's."
         )
+    if mapping.draft_unk_token_id >= own:
+        raise ValueError(
+            f"The unk_token or eos_token of {spec.model} is token "
+            f"{mapping.draft_unk_token_id}, but its vocab_size is {own}: correct its "
+            "tokenizer_config.json."
+        )
+    return mapping
 
 
-def map_vocabularies(spec: "SpeculativeConfig", device: torch.device) -> VocabMapping:
-    """Which tokens of a draft model are which of the target's, by how they are spelt.
-
-    Args:
-        device: where the tables go.
-
-    Raises:
-        ValueError: a tokenizer cannot be loaded, or has no token for what it lacks.
-    """
+def _map_tokens(spec: "SpeculativeConfig") -> VocabMapping:
     from vllm.tokenizers import get_tokenizer
 
     target, draft = spec.target_model_config, spec.draft_model_config
@@ -152,19 +154,12 @@ def map_vocabularies(spec: "SpeculativeConfig", device: torch.device) -> VocabMa
     try:
         tokenizers = (get_tokenizer(name, revision=at, **trust) for name, at in named)
         sizes = target.get_vocab_size(), draft.get_vocab_size()
-        mapping = VocabMapping(*tokenizers, *sizes, device)
+        return VocabMapping(*tokenizers, *sizes, torch.device("cpu"))
     except (OSError, ValueError) as error:
         raise ValueError(
             f"use_heterogeneous_vocab needs the tokenizers of {spec.model} and of the "
             f"target, with an unk_token or an eos_token: {error}"
         ) from None
-    if mapping.draft_unk_token_id >= mapping.draft_vocab_size:
-        raise ValueError(
-            f"The unk_token or eos_token of {spec.model} is token "
-            f"{mapping.draft_unk_token_id}, but its vocab_size is "
-            f"{mapping.draft_vocab_size}: correct its tokenizer_config.json."
-        )
-    return mapping
 
 
 def without_media(tokens: Tokens, config: "PretrainedConfig") -> Tokens:

@@ -15,7 +15,7 @@ def check_window(spec: "SpeculativeConfig") -> None:
     """Checks `draft_window` against the drafter's layers.
 
     Raises:
-        ValueError: some do not attend to all tokens, or to blocks of tokens at all.
+        ValueError: some do not attend to all tokens.
     """
     draft, window = spec.draft_model_config, spec.draft_window
     if window is None:
@@ -26,10 +26,10 @@ def check_window(spec: "SpeculativeConfig") -> None:
             f"draft_window ({window}) must be at least the window that layers of "
             f"{spec.model} have of their own ({own}): raise it, or unset it."
         )
-    if draft.is_hybrid or draft.attention_chunk_size is not None:
+    if draft.attention_chunk_size is not None:
         raise ValueError(
-            f"draft_window does not support {spec.model}, some layers of which have a "
-            "state, or attend to chunks, in the place of all tokens: unset it."
+            f"draft_window does not support {spec.model}, some layers of which attend "
+            "to chunks in the place of all tokens: unset it."
         )
     if window <= spec.num_speculative_tokens:
         logger.warning(

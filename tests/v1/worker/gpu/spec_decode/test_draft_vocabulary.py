@@ -37,7 +37,7 @@ def mapping() -> VocabMapping:
 
 @pytest.fixture
 def vocabulary(mapping: VocabMapping) -> DraftVocabulary:
-    return DraftVocabulary(mapping, MASK)
+    return DraftVocabulary(mapping, MASK, mapping.device)
 
 
 @pytest.fixture

@@ -101,7 +101,7 @@ def test_ranks_the_tokens_that_another_vocabulary_has(make_model):
         target_to_draft_ids=ids,
         intersection_mask_draft=is_common,
     )
-    found = DraftVocabulary(mapping, None).best_tokens(model, hidden)
+    found = DraftVocabulary(mapping, None, hidden.device).best_tokens(model, hidden)
     exact = model.compute_logits(hidden).masked_fill(~is_common, float("-inf"))
     assert torch.equal(found, exact.argmax(-1))
 

@@ -12,7 +12,6 @@ import torch.nn as nn
 
 from vllm.config import VllmConfig
 from vllm.config.compilation import CUDAGraphMode
-from vllm.config.drafter.vocabulary import map_vocabularies
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.worker.gpu.block_table import BlockTables
 
@@ -55,10 +54,9 @@ class Drafter(ABC):
         self.speculative_config = vllm_config.speculative_config
         self.draft_model_config = self.speculative_config.draft_model_config
         self.layout = draft_layout(vllm_config)
-        if self.speculative_config.use_heterogeneous_vocab:
-            mapping = map_vocabularies(self.speculative_config, device)
-            mask = self.speculative_config.drafter.mask_token_id
-            self.vocabulary = DraftVocabulary(mapping, mask)
+        drafter = self.speculative_config.drafter
+        if (mapping := drafter.vocabulary) is not None:
+            self.vocabulary = DraftVocabulary(mapping, drafter.mask_token_id, device)
 
     @abstractmethod
     def load(self, target_model: nn.Module, vllm_config: VllmConfig) -> nn.Module:

@@ -32,20 +32,23 @@ class DraftVocabulary:
             until it is asked for.
     """
 
-    def __init__(self, mapping: VocabMapping, mask_token_id: int | None):
+    def __init__(
+        self, mapping: VocabMapping, mask_token_id: int | None, device: torch.device
+    ):
         """
         Args:
             mask_token_id: the drafter's own id; None if it has none.
+            device: where the tables go.
         """
         self.size = self.mask_token_id = mapping.target_vocab_size
         every = torch.arange(self.size, device=mapping.device)
         mask = every.new_tensor([mask_token_id or 0])
         to_draft = torch.cat([mapping.map_target_to_draft_ids(every), mask])
-        self.to_draft = to_draft.to(torch.int32)
-        self.is_absent = mapping.target_to_draft_ids < 0
+        self.to_draft = to_draft.to(device, torch.int32)
+        self.is_absent = (mapping.target_to_draft_ids < 0).to(device)
         every = torch.arange(mapping.draft_vocab_size, device=mapping.device)
-        self.to_target = mapping.map_draft_to_target_ids(every)
-        self.is_common = mapping.intersection_mask_draft
+        self.to_target = mapping.map_draft_to_target_ids(every).to(device)
+        self.is_common = mapping.intersection_mask_draft.to(device)
         self.bias: torch.Tensor | None = None
 
     def input_ids(self, ids: torch.Tensor) -> torch.Tensor:

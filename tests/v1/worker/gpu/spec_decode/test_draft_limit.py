@@ -74,3 +74,20 @@ def test_no_pass_where_no_request_can_use_its_drafts(starts: list[int]):
 )
 def test_any_other_step_runs_its_passes(case: dict):
     assert not is_past_limit(**case)
+
+
+@torch.inference_mode()
+def test_what_stands_for_drafts_there_are_tokens():
+    """Defect: engines that timed shorter drafts first looked up the embedding of -1."""
+    speculator = SimpleNamespace(
+        block_tables=SimpleNamespace(target=SimpleNamespace(slot_mappings=None)),
+        tree_step=None,
+        _rope_positions=lambda: None,
+        _is_past_limit=lambda batch: True,
+        draft_tokens=torch.full((4, K), 7),
+    )
+    batch, others = SimpleNamespace(num_reqs=2), [None] * 10
+    for num_drafts in (0, K):
+        found = UnifiedSpeculator.propose(speculator, batch, *others)
+        found[:, num_drafts:] = -1  # as the model runner does
+    assert found.shape == (2, K) and (found >= 0).all()

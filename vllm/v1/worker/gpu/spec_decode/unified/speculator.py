@@ -135,7 +135,8 @@ class UnifiedSpeculator(DraftModelSpeculator):
             # Of a tree its accepted path is left.
             step = self.tree_step.accept(step, num_sampled, dummy_run)
         if not dummy_run and self._is_past_limit(batch):
-            return self.draft_tokens[:n]
+            # As tokens: in the place of those that a shorter step lacked there is -1.
+            return self.draft_tokens[:n].clamp(min=0)
         plan = self.plans[max(self.plans) if k is None else k]
         batch = step.batch
         hidden = self.drafter.target_hidden(step.last_hidden, step.aux_hidden)

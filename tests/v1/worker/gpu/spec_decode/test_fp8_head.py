@@ -8,12 +8,7 @@ import pytest
 import torch
 import torch.nn as nn
 
-from vllm.config import (
-    ModelConfig,
-    VllmConfig,
-    get_current_vllm_config,
-    set_current_vllm_config,
-)
+from vllm.config import ModelConfig, VllmConfig, set_current_vllm_config
 from vllm.distributed import parallel_state
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.layers.quantization.online.fp8 import Fp8PtpcOnlineLinearMethod
@@ -26,7 +21,6 @@ from vllm.v1.worker.gpu import model_runner
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 from vllm.v1.worker.gpu.spec_decode.unified.fp8_head import Fp8Head, quantize_lm_head
 from vllm.v1.worker.gpu.spec_decode.unified.vocabulary import DraftVocabulary
-from vllm.v1.worker.gpu_worker import Worker
 
 VOCAB, HIDDEN = 500, 64  # the last 12 of 512 rows are padding
 
@@ -106,19 +100,7 @@ def test_ranks_the_tokens_that_another_vocabulary_has(make_model):
     assert torch.equal(found, exact.argmax(-1))
 
 
-def load_from_trainer(runner: GPUModelRunner) -> None:
-    """The end of it; what sends the weights is stubbed."""
-    worker = Worker.__new__(Worker)
-    worker.model_runner, worker.vllm_config = runner, get_current_vllm_config()
-    worker._weight_update_active, worker._weight_update_is_draft = True, False
-    worker.weight_transfer_engine = SimpleNamespace(
-        finish_weight_update=lambda: None, reset_weight_update_target=lambda: None
-    )
-    worker.finish_weight_update()
-
-
-@pytest.mark.parametrize("load", [GPUModelRunner.reload_weights, load_from_trainer])
-def test_a_copy_follows_what_it_is_of(load, make_model, monkeypatch):
+def test_a_copy_follows_what_it_is_of(make_model, monkeypatch):
     """Weights that are loaded again while serving; addresses stay for CUDA graphs."""
     drafter, target_head = make_model(False), make_model(False).lm_head
     drafter.lm_head = target_head
@@ -132,7 +114,7 @@ def test_a_copy_follows_what_it_is_of(load, make_model, monkeypatch):
     runner.reset_mm_cache = lambda: None
     hidden, before = torch.randn(8, HIDDEN), drafter.lm_head.weight.float()
     target_head.weight.data.normal_(std=2)
-    load(runner)
+    runner.reload_weights()
     assert not torch.equal(drafter.lm_head.weight.float(), before)
     exact = hidden.float() @ target_head.weight.float().T
     found = drafter.compute_logits(hidden).float()

@@ -249,7 +249,7 @@ def test_cell(
         return run_engine(asked, **given)
 
     if expected == "refused":
-        error = rf"ValidationError[\s\S]*({SAID[expected]})"  # of the config
+        error = rf"ConfigError[\s\S]*({SAID[expected]})"  # before weights load
         with pytest.raises(EngineError, match=error):
             run()
         return

@@ -2,6 +2,7 @@
 """One step in many is timed, and what is not finished is not waited for."""
 
 import inspect
+from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -64,20 +65,27 @@ def test_result_comes_once_and_no_other_step_is_recorded_meanwhile(device):
     assert device.records == 4
     device.run()
     assert run_steps(clock, 2) == [(0.001, 0.002), None]
-    run_steps(clock, EVERY)
+    run_steps(clock, 2 * EVERY)
     assert device.records == 8
 
 
-def test_step_without_an_end_is_forgotten(device):
+def test_the_step_behind_one_without_an_end_is_timed(device):
     """A step that had nothing to run returns before it samples."""
     clock = StepClock(torch.device("cuda"))
     run_steps(clock, EVERY - 1)
     clock.begin()
     device.run()
-    assert run_steps(clock, EVERY - 1) == [None] * (EVERY - 1)
     run_steps(clock, 1)
     device.run()
     assert run_steps(clock, 1) == [(0.001, 0.002)]
+
+
+def test_no_steps_that_come_regularly_are_always_timed():
+    clock = StepClock(torch.device("cpu"))
+    timed = [at for at, found in enumerate(run_steps(clock, 64 * EVERY)) if found]
+    apart = {later - before for before, later in pairwise(timed)}
+    every = step_clock.TIMED_EVERY
+    assert len(apart) > 2 and every <= min(apart) and max(apart) < 2 * every
 
 
 def test_cpu_measures_the_host(monkeypatch):

@@ -2,12 +2,14 @@
 """How long the target and the drafter take, without ever waiting for the device."""
 
 import time
+from random import Random
 
 import torch
 
-# One step in so many is timed: enough for a share, at next to no cost. Not a power of
-# two: a drafter that is left out of steps may catch up in every 256th one.
-TIMED_EVERY = 17
+# From one timed step to the next there are so many at least, and less than twice as
+# many: enough for a share, at next to no cost. Never the same number: it could fall in
+# with what comes as regularly, such as the first steps of requests that are all alike.
+TIMED_EVERY = 16
 
 # Seconds of a step up to its sampled tokens, and of drafting: from them to its drafts,
 # and before the step, where the drafter catches up on what it was left out of.
@@ -45,14 +47,16 @@ class StepClock:
     def __init__(self, device: torch.device):
         marks = [make_mark(device) for _ in range(4)]
         self._begin, self._caught_up, self._sampled, self._end = marks
-        self._steps = 0
+        self._random = Random(0)
+        self._wait = TIMED_EVERY  # steps to the next one that is timed
         self._is_timing = False
         self._is_pending = False
 
     def begin(self) -> None:
         """A step begins: the drafter catches up next, where it was left out."""
-        self._steps += 1
-        self._is_timing = not self._is_pending and self._steps % TIMED_EVERY == 0
+        self._wait -= 1
+        # Still, where the step before had nothing to run.
+        self._is_timing = not self._is_pending and self._wait <= 0
         if self._is_timing:
             self._begin.record()
 
@@ -75,6 +79,7 @@ class StepClock:
         if self._is_timing:
             self._end.record()
             self._is_timing, self._is_pending = False, True
+            self._wait = self._random.randrange(TIMED_EVERY, 2 * TIMED_EVERY)
         if not self._is_pending or not self._end.query():
             return None
         self._is_pending = False

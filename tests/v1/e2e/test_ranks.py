@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two ranks, tensor-parallel and data-parallel: the target's own output?
+"""Two ranks, tensor-parallel, data-parallel, or stages: the target's own output?
 
 On GPUs each rank has one, else a core of the CPU.
 """
@@ -30,7 +30,12 @@ TENSOR_PARALLEL: dict[str, dict[str, Any]] = {
     "probabilistic": {"draft_sample_method": "probabilistic"},
     "tree": {"draft_tree": 15},
     "other vocabulary": {"use_heterogeneous_vocab": True},
-    "asked for one rank": {"draft_tensor_parallel_size": 1},
+    "whole": {"draft_tensor_parallel_size": 1},
+    "whole tree": {"draft_tensor_parallel_size": 1, "draft_tree": 15},
+    "whole, probabilistic": {
+        "draft_tensor_parallel_size": 1,
+        "draft_sample_method": "probabilistic",
+    },
 }
 SIZES = {"max_model_len": 512, "max_num_seqs": 4}
 MakeEngines = Callable[[dict[str, str]], Engines]
@@ -73,12 +78,15 @@ def test_tensor_parallel(
     mode: str,
     how: str,
 ):
-    if how == "tree" and mode not in PARALLEL:
+    if how.endswith("tree") and mode not in PARALLEL:
         pytest.skip("drafts one token at a time")
     prompts = [make_prompt(16 + 13 * i, i) for i in range(8)]
-    drafter = with_even_heads(models / mode, tmp_path)
+    is_head = MODES[mode]["method"] != "draft_model"
+    is_whole = how.startswith("whole") and not is_head
+    # An odd number of heads cannot be split.
+    drafter = models / mode if is_whole else with_even_heads(models / mode, tmp_path)
     if how == "other vocabulary":
-        if MODES[mode]["method"] != "draft_model":
+        if is_head:
             pytest.skip("drafts in the target's vocabulary")
         folder = tmp_path / "other"
         drafter = with_other_vocabulary(drafter, models / "target", folder).folder
@@ -97,7 +105,34 @@ def test_tensor_parallel(
     same_as_alone(target, prompts, result["scenarios"]["all"]["tokens"])
     assert acceptance(result) > 0.7
     is_told = "split in 2, as the target is" in result["log"]
-    assert is_told is (how == "asked for one rank")
+    assert is_told is (how.startswith("whole") and is_head)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_pipeline_stages(
+    make_engines: MakeEngines, models, target, make_prompt, on_cpu, mode: str
+):
+    """The last stage has the whole drafter.
+
+    On a CPU users are refused stages beside drafters: steps are not scheduled ahead
+    there, without which stages and drafts do not go together in vLLM.
+    """
+    prompts = [make_prompt(16 + 13 * i, i) for i in range(8)]
+    spec = MODES[mode] | {"model": str(models / mode), "num_speculative_tokens": 7}
+    env = {"VLLM_CPU_OMP_THREADS_BIND": f"{CORES[0]}|{CORES[-1]}"}
+    result = make_engines(env).run(
+        scenario(prompts, 40),
+        model=str(models / "target"),
+        speculative_config=spec,
+        pipeline_parallel_size=2,
+        async_scheduling=True,
+        defaults_of_a_gpu=on_cpu,
+        **SIZES,
+    )
+    same_as_alone(target, prompts, result["scenarios"]["all"]["tokens"])
+    assert acceptance(result) > 0.7
+    lacks_states = "drafts without the target's hidden states" in result["log"]
+    assert lacks_states is (mode == "pard2")
 
 
 @pytest.mark.parametrize("schedule", [None, "auto"])

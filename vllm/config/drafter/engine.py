@@ -22,6 +22,7 @@ from .length import (
     settle_trimming,
 )
 from .quantization import check_quantization
+from .ranks import settle_ranks
 from .target import check_blocks, check_taps, say_without_target
 from .weights import check_weights
 
@@ -32,6 +33,15 @@ if TYPE_CHECKING:
 logger = init_logger(__name__)
 
 V1 = "Model Runner V1"
+# Why a PARD-2 drafter is not fed the target's states, and what to do about it.
+NOT_UNIFIED = (
+    "the unified speculator does not run. Run Model Runner V2, and leave off what "
+    "keeps drafting from it"
+)
+LAST_STAGE = (
+    "the last pipeline stage, which drafts, lacks those of other stages. Use "
+    "tensor_parallel_size"
+)
 
 
 def find_unsupported(spec: "SpeculativeConfig") -> str | None:
@@ -70,8 +80,6 @@ def _untrimmable(spec: "SpeculativeConfig") -> str | None:
     """What keeps the unified speculator's drafts from being verified in part."""
     schedule = spec.num_speculative_tokens_per_batch_size
     parallel = spec.target_parallel_config
-    if spec.draft_tree is not None and not is_auto(spec):
-        return "a draft tree in every step"
     if schedule is not None and not is_auto(spec):
         return "a schedule of draft lengths"
     if parallel is not None and parallel.data_parallel_size > 1:
@@ -177,6 +185,7 @@ def _nodes_to_choose(vllm_config: "VllmConfig") -> int | None:
         and spec.draft_sample_method == "greedy"
         and spec.rejection_sample_method == "standard"
         and vllm_config.parallel_config.data_parallel_size == 1
+        and vllm_config.parallel_config.pipeline_parallel_size == 1
         and not current_platform.is_cpu()
     )
     if not possible:
@@ -208,13 +217,17 @@ def settle_drafter(vllm_config: "VllmConfig") -> bool:
     check_needs_unified(spec, drafter)
     check_others_choose(vllm_config, drafter)
     if drafter.method in METHODS:
-        check_parallelism(vllm_config)
+        check_parallelism(vllm_config, is_unified)
+        settle_ranks(spec, is_unified)
         check_taps(spec)
         check_blocks(vllm_config)
         check_quantization(vllm_config)
         check_weights(vllm_config)
+    stages = vllm_config.parallel_config.pipeline_parallel_size
+    if is_unified and stages > 1 and drafter.tapped_layers:
+        drafter = _without_features(spec, drafter, LAST_STAGE)
     if not is_unified:
-        drafter = _without_features(spec, drafter)
+        drafter = _without_features(spec, drafter, NOT_UNIFIED)
         if spec.drafter.is_unified is None:  # else said by the process that began
             _say_who_drafts(vllm_config, drafter)
     spec.drafter = drafter
@@ -273,23 +286,32 @@ def _unified_settings(spec: "SpeculativeConfig") -> Iterator[str]:
         yield "draft_lm_head_quantization"
 
 
-def check_parallelism(vllm_config: "VllmConfig") -> None:
+def check_parallelism(vllm_config: "VllmConfig", is_unified: bool) -> None:
     """Checks that there are no pipeline stages, where none can be beside a drafter.
 
-    Neither of vLLM's runners drafts in one of several stages on a CPU.
+    Neither of vLLM's runners drafts in one of several stages on a CPU. Trees are known
+    to the last stage alone, and vLLM's own speculators of draft models would be cut
+    into stages as the target is.
 
     Raises:
         ValueError: there are.
     """
     spec, parallel = vllm_config.speculative_config, vllm_config.parallel_config
     stages = parallel.pipeline_parallel_size
-    if stages > 1 and (spec.method == "draft_model" or spec.parallel_drafting):
+    if stages == 1:
+        return
+    if spec.draft_tree is not None:
+        raise ValueError(
+            f"pipeline_parallel_size ({stages}) does not support draft_tree "
+            f"({spec.draft_tree}): unset it, or use tensor_parallel_size."
+        )
+    if not is_unified and (spec.method == "draft_model" or spec.parallel_drafting):
         raise ValueError(
             f"pipeline_parallel_size ({stages}) does not support draft models and "
-            "parallel drafting: use tensor_parallel_size, or an EAGLE-3 head with "
-            "parallel_drafting=false."
+            "parallel drafting where vLLM's own speculators draft: use "
+            "tensor_parallel_size, or an EAGLE-3 head with parallel_drafting=false."
         )
-    if stages > 1 and current_platform.is_cpu():
+    if current_platform.is_cpu():
         raise ValueError(
             f"Pipeline stages on a CPU ({stages}) do not support drafters: use "
             "tensor_parallel_size."
@@ -297,12 +319,11 @@ def check_parallelism(vllm_config: "VllmConfig") -> None:
 
 
 def _without_features(
-    spec: "SpeculativeConfig", drafter: DrafterConfig
+    spec: "SpeculativeConfig", drafter: DrafterConfig, why: str
 ) -> DrafterConfig:
     if drafter.target_features is None:
         return drafter
-    remedy = "Run Model Runner V2, and leave off what keeps drafting from it"
-    say_without_target(spec.model, f"the unified speculator does not run. {remedy}")
+    say_without_target(spec.model, why)
     return replace(drafter, target_features=None, tapped_layers=())
 
 

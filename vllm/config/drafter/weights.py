@@ -17,7 +17,6 @@ import torch
 from vllm.logger import init_logger
 
 from .checkpoint import AGAIN, INDEX, Tensor, read_headers
-from .drafter import METHODS
 from .families import takes_aux_hidden_states, tapped_layers
 from .quantization import is_quantized_in_files
 
@@ -61,8 +60,6 @@ def check_weights(vllm_config: "VllmConfig") -> None:
     spec = vllm_config.speculative_config
     load = spec.draft_load_config or vllm_config.load_config
     _check_load_format(spec)
-    if spec.method not in METHODS:
-        return
     _check_streamed(spec, load.load_format)
     if load.load_format not in FROM_FILES:
         return

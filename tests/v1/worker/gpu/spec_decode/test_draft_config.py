@@ -27,10 +27,12 @@ def engine_config(
             max_cudagraph_capture_size=None,
         ),
         model_config=SimpleNamespace(max_model_len=128),
+        parallel_config=SimpleNamespace(tensor_parallel_size=2),
         speculative_config=SimpleNamespace(
             num_speculative_tokens=7,
             enforce_eager=False,
             draft_model_config=SimpleNamespace(max_model_len=32),
+            draft_parallel_config=SimpleNamespace(tensor_parallel_size=1),
         ),
     )
 
@@ -104,3 +106,6 @@ def test_attention_is_built_for_the_draft_model():
     assert view.speculative_config.num_speculative_tokens + 1 == 8 + 7
     assert engine.speculative_config.num_speculative_tokens == 7
     assert engine.speculative_config.draft_model_config.max_model_len == 32
+    # Heads are counted as the draft model is split.
+    assert view.parallel_config.tensor_parallel_size == 1
+    assert engine.parallel_config.tensor_parallel_size == 2

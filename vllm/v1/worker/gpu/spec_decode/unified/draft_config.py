@@ -77,6 +77,9 @@ def attention_config(config: VllmConfig, layout: DraftLayout) -> VllmConfig:
     """
     target, spec = config.model_config, config.speculative_config
     view = copy(config)
+    view.parallel_config = copy(config.parallel_config)
+    shared_by = spec.draft_parallel_config.tensor_parallel_size
+    view.parallel_config.tensor_parallel_size = shared_by
     view.model_config = copy(spec.draft_model_config)
     view.model_config.max_model_len = target.max_model_len + layout.num_room_tokens
     view.speculative_config = copy(spec)

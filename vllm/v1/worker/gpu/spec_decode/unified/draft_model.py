@@ -14,13 +14,16 @@ from vllm.model_executor.model_loader import get_model
 
 from .buffers import DraftBuffers
 from .drafter import Drafter, ModelInputs
+from .ranks import draft_ranks
 
 
 class DraftModelDrafter(Drafter):
     """Feeds tokens alone; the draft model knows nothing of the target."""
 
     def load(self, target_model: nn.Module, vllm_config: VllmConfig) -> nn.Module:
-        self.model, self.cache_config_owner = load_draft_model(vllm_config)
+        self.ranks = draft_ranks(vllm_config)
+        with self.ranks():
+            self.model, self.cache_config_owner = load_draft_model(vllm_config)
         return self.model
 
     def model_inputs(
@@ -30,10 +33,10 @@ class DraftModelDrafter(Drafter):
         is_first: bool,
         mode: CUDAGraphMode,
     ) -> ModelInputs:
-        ids = self.input_ids(buffers, num_tokens)
-        if self.vocabulary is not None and mode == CUDAGraphMode.PIECEWISE:
-            ids = buffers.at_lasting_address("input_ids", ids)
-        return {"input_ids": ids, "positions": buffers.positions(num_tokens)}
+        return {
+            "input_ids": self.input_ids(buffers, num_tokens),
+            "positions": buffers.positions(num_tokens),
+        }
 
 
 def load_draft_model(vllm_config: VllmConfig) -> tuple[nn.Module, VllmConfig]:

@@ -127,4 +127,8 @@ def test_other_ids_of_the_same_tokens_change_nothing(
 
     wanted = run(speculative(models, mode, DRAFTS, **more))
     assert wanted["counters"]["num_accepted_tokens"][0] > 50
-    assert run(speculative_of(models, mode, other(mode), **more)) == wanted
+    found = run(speculative_of(models, mode, other(mode), **more))
+    assert found["tokens"] == wanted["tokens"]
+    for name, counts in wanted["counters"].items():
+        # How sure a drafter is adds up in the order of its own tokens.
+        assert found["counters"][name] == pytest.approx(counts, rel=1e-5), name

@@ -48,8 +48,18 @@ def target(tmp_path_factory) -> Path:
     return save_target("Llama", tmp_path_factory.mktemp("targets") / "one")
 
 
-@pytest.mark.parametrize("lm_head", [None, "fp8"])
-def test_shared_tables(lm_head, run_engine: RunEngine, target: Path, tmp_path: Path):
+SENT = {
+    "weight_transfer_config": {"backend": "files"},
+    "worker_extension_cls": "weight_files.Worker",
+}
+
+
+@pytest.mark.parametrize(
+    "lm_head, how", [(None, "target"), ("fp8", "target"), ("fp8", "sent_target")]
+)
+def test_shared_tables(
+    lm_head, how: str, run_engine: RunEngine, target: Path, tmp_path: Path
+):
     """A head goes by the target's embeddings and lm_head, and they change."""
     head = save_sharing_head(tmp_path / "head")
     other = save_target("Llama", tmp_path / "two", seed=1, step=2)
@@ -61,7 +71,8 @@ def test_shared_tables(lm_head, run_engine: RunEngine, target: Path, tmp_path: P
             "num_speculative_tokens": K,
             "draft_lm_head_quantization": lm_head,
         },
-        updates={"after": {"target": str(other)}},
+        updates={"after": {how: str(other)}},
+        **(SENT if how == "sent_target" else {}),
         **ENGINE | {"dtype": "bfloat16" if lm_head else "float32"},
     )
     for step, found in enumerate(result["scenarios"].values(), 1):
@@ -69,19 +80,21 @@ def test_shared_tables(lm_head, run_engine: RunEngine, target: Path, tmp_path: P
         assert min(acceptance(found)) >= ACCEPTED
 
 
-@pytest.mark.parametrize("drafts, width", [(K, K), (6, 3)])
+@pytest.mark.parametrize(
+    "drafts, width, lm_head", [(K, K, None), (6, 3, None), (K, K, "fp8")]
+)
 def test_drafter(
-    drafts: int, width: int, run_engine: RunEngine, target: Path, tmp_path: Path
+    drafts: int,
+    width: int,
+    lm_head,
+    run_engine: RunEngine,
+    target: Path,
+    tmp_path: Path,
 ):
     """A P-EAGLE head is loaded again, and with it what masks are fed in each pass."""
     head = save_head(tmp_path / "head", is_parallel=True)
     wrong = save_head(tmp_path / "wrong", is_parallel=True)
     change(wrong / "model.safetensors")
-    given: dict[str, Any] = {
-        "weight_transfer_config": {"backend": "files"},
-        "worker_extension_cls": "weight_files.Worker",
-        "updates": {"after": {"drafter": str(head)}},
-    }
     result = run_engine(
         {"before": asked(), "after": asked()},
         model=target,
@@ -89,10 +102,11 @@ def test_drafter(
             "model": str(wrong),
             "num_speculative_tokens": drafts,
             "parallel_drafting_width": width,
+            "draft_lm_head_quantization": lm_head,
         },
-        dtype="float32",
-        **given,
-        **ENGINE,
+        updates={"after": {"sent_drafter": str(head)}},
+        **SENT,
+        **ENGINE | {"dtype": "bfloat16" if lm_head else "float32"},
     )
     before, after = result["scenarios"].values()
     assert before["tokens"] == after["tokens"] == counted()
@@ -140,7 +154,9 @@ def test_sleep(
 
 
 def change(file: Path) -> None:
-    """Has masks say what a token's state would have them say."""
+    """Has masks say what a token's state would have them say, and logits another
+    token."""
     tensors = load_file(file)
+    tensors["lm_head.weight"] = torch.roll(tensors["lm_head.weight"], 1, 0)
     tensors["mask_hidden"] = torch.roll(tensors["mask_hidden"], 1, -1) * 50
     save_file(tensors, file)

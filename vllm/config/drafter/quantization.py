@@ -47,11 +47,6 @@ def check_quantization(vllm_config: "VllmConfig") -> None:
             f"{key} does not support head_dtype={draft.head_dtype}: unset one of the "
             "two."
         )
-    if vllm_config.weight_transfer_config is not None:
-        raise ValueError(
-            f"{key} does not support weight_transfer_config: the copy would stay what "
-            "the weights were at start. Unset one of the two."
-        )
 
 
 def _check_method(draft: "ModelConfig") -> None:

@@ -12,7 +12,10 @@ from vllm.v1.spec_decode.vocab_mapping import VocabMapping
 from vllm.v1.worker.gpu.spec_decode.unified.buffers import DraftBuffers
 from vllm.v1.worker.gpu.spec_decode.unified.draft_model import DraftModelDrafter
 from vllm.v1.worker.gpu.spec_decode.unified.layout import DraftLayout
-from vllm.v1.worker.gpu.spec_decode.unified.vocabulary import DraftVocabulary
+from vllm.v1.worker.gpu.spec_decode.unified.vocabulary import (
+    MappedVocabulary,
+    SpreadVocabulary,
+)
 
 # Tokens after the first are spelt alike in both, but for some.
 TARGET = ["</s>", *string.ascii_lowercase, "only the target's"]
@@ -36,8 +39,8 @@ def mapping() -> VocabMapping:
 
 
 @pytest.fixture
-def vocabulary(mapping: VocabMapping) -> DraftVocabulary:
-    return DraftVocabulary(mapping, MASK, mapping.device)
+def vocabulary(mapping: VocabMapping) -> MappedVocabulary:
+    return MappedVocabulary(mapping, MASK, mapping.device)
 
 
 @pytest.fixture
@@ -51,7 +54,7 @@ def logits(mapping: VocabMapping) -> torch.Tensor:
 
 def test_ids_are_fed_as_runner_v1_feeds_them(mapping, vocabulary):
     ids = torch.arange(mapping.target_vocab_size, dtype=torch.int32)
-    fed = vocabulary.input_ids(ids)
+    fed = vocabulary.input_ids(ids, len(ids))
     assert fed.dtype == torch.int32
     assert fed.tolist() == mapping.map_target_to_draft_ids(ids).tolist()
     b, absent = TARGET.index("b"), len(TARGET) - 1
@@ -65,7 +68,7 @@ def test_ids_are_fed_as_runner_v1_feeds_them(mapping, vocabulary):
 def test_the_mask_is_fed_though_the_target_has_none(mapping, vocabulary):
     assert vocabulary.mask_token_id == mapping.target_vocab_size
     mask = torch.tensor([vocabulary.mask_token_id], dtype=torch.int32)
-    assert vocabulary.input_ids(mask).tolist() == [MASK]
+    assert vocabulary.input_ids(mask, 1).tolist() == [MASK]
 
 
 def test_a_pass_leaves_its_batch_as_it_is(vocabulary):
@@ -76,25 +79,19 @@ def test_a_pass_leaves_its_batch_as_it_is(vocabulary):
     laid_out = torch.arange(6, dtype=torch.int32)
     buffers.batch.input_ids[:6] = laid_out
     addresses = set()
-    for count in (6, 6, 3):
+    for count in (3, 6, 6):
         fed = drafter.model_inputs(buffers, count, True, CUDAGraphMode.PIECEWISE)
-        assert torch.equal(fed["input_ids"], vocabulary.input_ids(laid_out[:count]))
+        assert fed["input_ids"].tolist() == vocabulary.to_draft[:count].tolist()
         addresses.add(fed["input_ids"].data_ptr())
     assert len(addresses) == 1
     assert torch.equal(buffers.batch.input_ids[:6], laid_out)
 
 
-def test_best_tokens_are_runner_v1s(mapping, vocabulary, logits):
-    best = mapping.constrain_draft_logits(logits).argmax(-1)
-    wanted = mapping.map_draft_to_target_ids(best)
-    assert torch.equal(vocabulary.target_logits(logits).argmax(-1), wanted)
-
-
-def test_probabilities_are_those_of_the_tokens_that_both_have(
-    mapping, vocabulary, logits
-):
+def test_probabilities_are_those_of_the_tokens_that_both_have(mapping, logits):
     own = mapping.constrain_draft_logits(logits).softmax(-1)
-    found = vocabulary.target_logits(logits).softmax(-1)
+    spread = SpreadVocabulary(mapping, MASK, mapping.device)
+    model = SimpleNamespace(compute_logits=torch.clone)
+    found = spread.logits(model, logits).softmax(-1)
     assert found.shape == (ROWS, mapping.target_vocab_size)
     common = mapping.draft_to_target_ids >= 0
     wanted = torch.zeros_like(found)
@@ -107,7 +104,7 @@ def test_ranks_find_the_best_of_their_tokens(mapping, vocabulary, logits, ranks:
     """Rows are padded up to a multiple that all ranks share."""
     size = mapping.draft_vocab_size
     shard = -(-size // 8 // ranks) * 8
-    wanted = vocabulary.target_logits(logits).argmax(-1)
+    wanted = mapping.constrain_draft_logits(logits).argmax(-1)
     best = torch.full((ROWS,), float("-inf"))
     tokens = torch.full((ROWS,), -1)
     for start in range(0, size, shard):

@@ -2,13 +2,19 @@
 """A drafter's lm_head in fp8 is a copy: what it was made of goes on as it was."""
 
 import copy
+import gc
 from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.nn as nn
 
-from vllm.config import ModelConfig, VllmConfig, set_current_vllm_config
+from vllm.config import (
+    ModelConfig,
+    VllmConfig,
+    get_current_vllm_config,
+    set_current_vllm_config,
+)
 from vllm.distributed import parallel_state
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.layers.quantization.online.fp8 import Fp8PtpcOnlineLinearMethod
@@ -16,11 +22,20 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
     ParallelLMHead,
     VocabParallelEmbedding,
 )
+from vllm.model_executor.model_loader.reload import (
+    finalize_layerwise_reload,
+    initialize_layerwise_reload,
+)
 from vllm.platforms import current_platform
 from vllm.v1.worker.gpu import model_runner
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
-from vllm.v1.worker.gpu.spec_decode.unified.fp8_head import Fp8Head, quantize_lm_head
-from vllm.v1.worker.gpu.spec_decode.unified.vocabulary import DraftVocabulary
+from vllm.v1.worker.gpu.spec_decode.unified.draft_model import DraftModelDrafter
+from vllm.v1.worker.gpu.spec_decode.unified.fp8_head import (
+    Fp8Head,
+    quantize_lm_head,
+    refresh_lm_head,
+)
+from vllm.v1.worker.gpu.spec_decode.unified.vocabulary import MappedVocabulary
 
 VOCAB, HIDDEN = 500, 64  # the last 12 of 512 rows are padding
 
@@ -56,7 +71,10 @@ def make_model(models, monkeypatch):
     usual = torch.get_default_dtype()
     torch.set_default_dtype(torch.bfloat16)
     torch.manual_seed(0)
-    with set_current_vllm_config(config), torch.device(current_platform.device_type):
+    # Nothing is compiled: another test may have left what Dynamo cannot trace under.
+    eager = torch.compiler.set_stance("force_eager")
+    device = torch.device(current_platform.device_type)
+    with set_current_vllm_config(config), device, eager:
         yield Model
     torch.set_default_dtype(usual)
 
@@ -69,7 +87,7 @@ def test_logits_are_nearly_those_of_the_head(is_tied: bool, make_model):
     exact = model.compute_logits(hidden).float()
     # Where the model's dtype is another than PyTorch's, too.
     torch.set_default_dtype(torch.float32)
-    quantize_lm_head(model)
+    quantize_lm_head(model, nn.Module())
     found = model.compute_logits(hidden)
     assert found.shape == (32, VOCAB) and found.dtype == torch.bfloat16
     assert (found.float() - exact).norm() < 0.05 * exact.norm()
@@ -83,7 +101,7 @@ def test_logits_are_nearly_those_of_the_head(is_tied: bool, make_model):
 
 def test_ranks_the_tokens_that_another_vocabulary_has(make_model):
     model = make_model(False)
-    quantize_lm_head(model)
+    quantize_lm_head(model, nn.Module())
     hidden, ids = torch.randn(32, HIDDEN), torch.arange(VOCAB)
     is_common = ids % 2 == 0
     mapping = SimpleNamespace(
@@ -92,41 +110,62 @@ def test_ranks_the_tokens_that_another_vocabulary_has(make_model):
         device=ids.device,
         map_target_to_draft_ids=lambda given: given,
         map_draft_to_target_ids=lambda given: given,
-        target_to_draft_ids=ids,
         intersection_mask_draft=is_common,
     )
-    found = DraftVocabulary(mapping, None, hidden.device).best_tokens(model, hidden)
+    found = MappedVocabulary(mapping, None, hidden.device).best_tokens(model, hidden)
     exact = model.compute_logits(hidden).masked_fill(~is_common, float("-inf"))
     assert torch.equal(found, exact.argmax(-1))
 
 
-def test_a_copy_follows_what_it_is_of(make_model, monkeypatch):
+@pytest.mark.parametrize("of", ["target", "embeddings"])
+def test_a_copy_follows_what_it_is_of(of: str, make_model, monkeypatch):
     """Weights that are loaded again while serving; addresses stay for CUDA graphs."""
-    drafter, target_head = make_model(False), make_model(False).lm_head
-    drafter.lm_head = target_head
-    quantize_lm_head(drafter)
-    copied = [tensor.data_ptr() for tensor in drafter.lm_head.parameters()]
+    target, model = make_model(False), make_model(is_tied=of == "embeddings")
+    source = model.embed_tokens
+    if of == "target":
+        source = model.lm_head = target.lm_head
+    quantize_lm_head(model, target)
+    gc.collect()
+    copied = [tensor.data_ptr() for tensor in model.lm_head.parameters()]
     monkeypatch.setattr(model_runner, "reload_weights", lambda *_: None)
     runner = GPUModelRunner.__new__(GPUModelRunner)
-    runner.vllm_config, runner.get_draft_model = None, lambda: drafter
+    drafter = DraftModelDrafter.__new__(DraftModelDrafter)
+    drafter.model, runner.speculator = model, SimpleNamespace(drafter=drafter)
+    runner.vllm_config = get_current_vllm_config()
     for name in ("get_model", "reset_lora_state", "reset_encoder_cache"):
         setattr(runner, name, lambda: None)
     runner.reset_mm_cache = lambda: None
-    hidden, before = torch.randn(8, HIDDEN), drafter.lm_head.weight.float()
-    target_head.weight.data.normal_(std=2)
+    hidden = torch.randn(8, HIDDEN)
+    source.weight.data.normal_(std=2)
     runner.reload_weights()
-    assert not torch.equal(drafter.lm_head.weight.float(), before)
-    exact = hidden.float() @ target_head.weight.float().T
-    found = drafter.compute_logits(hidden).float()
-    assert (found - exact[:, :VOCAB]).norm() < 0.05 * exact.norm()
-    assert copied == [tensor.data_ptr() for tensor in drafter.lm_head.parameters()]
+    assert_is_of(model, hidden, source.weight)
+    assert copied == [tensor.data_ptr() for tensor in model.lm_head.parameters()]
+
+
+def test_a_drafters_own_head_is_quantized_as_it_is_sent(make_model):
+    model, hidden = make_model(False), torch.randn(8, HIDDEN)
+    quantize_lm_head(model, nn.Module())
+    head, sent = model.lm_head, torch.randn(VOCAB, HIDDEN) * 2
+    copied = [tensor.data_ptr() for tensor in head.parameters()]
+    initialize_layerwise_reload(head)
+    head.weight.weight_loader(head.weight, sent)
+    finalize_layerwise_reload(head, get_current_vllm_config().model_config)
+    refresh_lm_head(model)  # which has nothing else to copy
+    assert_is_of(model, hidden, sent)
+    assert copied == [tensor.data_ptr() for tensor in head.parameters()]
+
+
+def assert_is_of(model: Model, hidden: torch.Tensor, weight: torch.Tensor) -> None:
+    exact = (hidden.float() @ weight.float().T)[:, :VOCAB]
+    found = model.compute_logits(hidden).float()
+    assert (found - exact).norm() < 0.05 * exact.norm()
 
 
 def test_heads_of_other_weights_are_refused(make_model):
     model = make_model(False)
     model.lm_head.quant_method = Fp8PtpcOnlineLinearMethod()
     with pytest.raises(ValueError, match="Model has no lm_head of plain weights, wh"):
-        quantize_lm_head(model)
+        quantize_lm_head(model, nn.Module())
     del model.lm_head
     with pytest.raises(ValueError, match="needs: unset it"):
-        quantize_lm_head(model)
+        quantize_lm_head(model, nn.Module())

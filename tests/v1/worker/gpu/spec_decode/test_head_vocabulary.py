@@ -1,13 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Heads of fewer tokens than the target: their own logits are ranked, and what is found
-is what logits spread over the target's vocabulary say."""
+"""Drafters of other tokens than the target's: their own logits are ranked, and what is
+found is what logits spread over the target's vocabulary say."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
+from vllm.v1.spec_decode.vocab_mapping import VocabMapping
+from vllm.v1.worker.gpu.spec_decode.unified.eagle import EagleDrafter
+from vllm.v1.worker.gpu.spec_decode.unified.layout import DraftLayout
+from vllm.v1.worker.gpu.spec_decode.unified.vocabulary import (
+    MappedVocabulary,
+    OwnVocabulary,
+    SpreadVocabulary,
+    Vocabulary,
+)
+
+from .test_draft_vocabulary import tokenizer
 from .test_logits_slices import (
+    DEVICE,
     DRAFTS,
     HIDDEN,
     VOCAB,
@@ -21,23 +34,36 @@ __all__ = ["on_device"]
 OWN = VOCAB // 3
 
 
-class Head:
-    """An EAGLE-3 head, as far as it is asked for logits; ids need not be in order."""
+class DraftModel:
+    """As far as it is asked for logits."""
 
-    def __init__(self) -> None:
+    def __init__(self, size: int = OWN) -> None:
         torch.manual_seed(1)
         # Of equal logits the lowest id is drafted, in either numbering: there are none.
-        self.weight = whole_numbers(HIDDEN, OWN) + torch.rand(HIDDEN, OWN)
-        ids = torch.randperm(VOCAB)[:OWN]
-        self.draft_id_to_target_id = ids - torch.arange(OWN)
-        self.lm_head = SimpleNamespace(org_vocab_size=OWN)
+        self.weight = whole_numbers(HIDDEN, size) + torch.rand(HIDDEN, size)
+        shard = SimpleNamespace(org_vocab_start_index=0, org_vocab_end_index=size)
+        self.lm_head = SimpleNamespace(
+            org_vocab_size=size, shard_indices=shard, num_embeddings_per_partition=size
+        )
         self.logits_processor = self
 
     def __call__(self, lm_head: object, rows: torch.Tensor) -> torch.Tensor:
         return rows @ self.weight
 
-    def get_top_tokens(self, lm_head: object, rows: torch.Tensor) -> torch.Tensor:
-        return self(lm_head, rows).argmax(-1)
+    def compute_logits(self, rows: torch.Tensor) -> torch.Tensor:
+        return self(self.lm_head, rows)
+
+    def get_top_tokens(self, lm_head: object, rows: torch.Tensor, bias: Any):
+        return (self(lm_head, rows) + (0 if bias is None else bias)).argmax(-1)
+
+
+class Head(DraftModel):
+    """An EAGLE-3 head; ids need not be in order."""
+
+    def __init__(self, size: int = OWN) -> None:
+        super().__init__(size)
+        ids = torch.randperm(VOCAB)[:size]
+        self.draft_id_to_target_id = ids - torch.arange(size)
 
     def compute_logits(self, rows: torch.Tensor) -> torch.Tensor:
         logits = torch.full((len(rows), VOCAB), float("-inf"))
@@ -46,43 +72,79 @@ class Head:
         return logits
 
 
-def drafting(width: int, method: str = "greedy") -> Drafting:
-    made = Drafting(method, width)
-    made.made.model = Head()
-    return made
+def head() -> tuple[DraftModel, Vocabulary, Vocabulary]:
+    """It, its own vocabulary, and the target's."""
+    model = Head()
+    return model, OwnVocabulary.of_head(model), Vocabulary(VOCAB)
 
 
-def drawn(what: str, width: int, is_own: bool, **given) -> list[torch.Tensor]:
-    made = drafting(width)
-    if is_own:
-        made.made.head_ids = made.made._find_head_ids()
-        assert made.made.head_ids is not None
-    for name, value in given.items():
-        setattr(made.made, name, value)
-    torch.manual_seed(3)
-    return getattr(made, what)()
+def draft_model() -> tuple[DraftModel, Vocabulary, Vocabulary]:
+    """The target lacks every fourth of its tokens."""
+    target = [f"word {token}" for token in range(VOCAB)]
+    own = [f"word {token}" for token in torch.randperm(VOCAB)[:OWN].tolist()]
+    own[::4] = [f"own {token}" for token in range(0, OWN, 4)]
+    words = [["</s>", *target[1:]], [*own[:-1], "</s>"]]
+    mapping = VocabMapping(*map(tokenizer, words), VOCAB, OWN, "cpu")
+    given = mapping, None, DEVICE
+    return DraftModel(), MappedVocabulary(*given), SpreadVocabulary(*given)
+
+
+@pytest.mark.parametrize("drafter", [head, draft_model])
+@pytest.mark.parametrize(
+    "what, width, exchanges_best",
+    [
+        ("chain", 1, False),
+        ("chain", DRAFTS, False),
+        ("chain", DRAFTS, True),
+        ("tree", DRAFTS, False),
+    ],
+)
+def test_own_logits_say_the_same(drafter, what: str, width: int, exchanges_best: bool):
+    """Tokens; how sure the drafter is of them, or what candidates there are."""
+    model, own, spread = drafter()
+    assert (own.size, spread.size) == (OWN, VOCAB)
+
+    def drawn(vocabulary: Vocabulary, exchanges_best: bool) -> list[torch.Tensor]:
+        drafting = Drafting("greedy", width)
+        drafting.made.model, drafting.made.drafter.vocabulary = model, vocabulary
+        drafting.made.use_local_argmax_reduction = exchanges_best
+        torch.manual_seed(3)
+        return getattr(drafting, what)()
+
+    found, wanted = drawn(own, exchanges_best), drawn(spread, False)
+    if exchanges_best:  # there are no logits to tell how sure it is
+        found, wanted = found[:1], wanted[:1]
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_a_head_may_have_fewer_tokens_than_a_tree_looks_at():
+    """Defect: the engine stopped at ids that no token has."""
+    drafting = Drafting("greedy", DRAFTS)
+    drafting.made.model = model = Head(size=4)
+    drafting.made.drafter.vocabulary = OwnVocabulary.of_head(model)
+    log_probs, tokens = drafting.tree()
+    known = model.draft_id_to_target_id + torch.arange(4)
+    assert (tokens.sort().values == known.sort().values).all()
+    torch.testing.assert_close(log_probs.exp().sum(-1), torch.ones(len(log_probs)))
 
 
 @pytest.mark.parametrize(
-    "what, width", [("chain", 1), ("chain", DRAFTS), ("tree", DRAFTS)]
+    "is_probabilistic, lm_head_size, is_own",
+    [(False, OWN, True), (True, OWN, False), (False, VOCAB, False)],
 )
-def test_own_logits_say_the_same(what: str, width: int):
-    """Tokens; how sure the drafter is of them, or what candidates there are."""
-    spread, own = (drawn(what, width, is_own) for is_own in (False, True))
-    torch.testing.assert_close(own, spread, rtol=1e-4, atol=1e-5)
-
-
-def test_ranks_exchange_their_best():
-    spread, *_ = drawn("chain", DRAFTS, False)
-    own, *_ = drawn("chain", DRAFTS, True, use_local_argmax_reduction=True)
-    assert torch.equal(own, spread)
-
-
-def test_probabilistic_drafts_are_of_the_targets_vocabulary():
-    assert drafting(DRAFTS, "probabilistic").made._find_head_ids() is None
-
-
-def test_a_head_with_the_targets_lm_head_is_spread():
-    made = drafting(DRAFTS).made
-    made.model.lm_head.org_vocab_size = VOCAB
-    assert made._find_head_ids() is None
+def test_which_heads_rank_their_own_logits(
+    is_probabilistic: bool, lm_head_size: int, is_own: bool, monkeypatch
+):
+    """Probabilistic drafts are verified against logits of the target's tokens."""
+    model = Head()
+    model.lm_head.org_vocab_size = lm_head_size
+    monkeypatch.setattr(f"{EagleDrafter.__module__}.load_eagle_model", lambda *_: model)
+    drafter = EagleDrafter.__new__(EagleDrafter)
+    drafter.layout, drafter.is_probabilistic = DraftLayout(1, 1), is_probabilistic
+    targets = drafter.vocabulary = Vocabulary(VOCAB)
+    config = SimpleNamespace(
+        model_config=SimpleNamespace(supports_multimodal_inputs=False)
+    )
+    drafter.load(None, config)
+    assert isinstance(drafter.vocabulary, OwnVocabulary) == is_own
+    assert (drafter.vocabulary is targets) != is_own

@@ -15,6 +15,7 @@ from vllm.v1.worker.gpu.spec_decode.unified.plan import draft_plans
 from vllm.v1.worker.gpu.spec_decode.unified.sampling import sample_chain
 from vllm.v1.worker.gpu.spec_decode.unified.slices import request_slices
 from vllm.v1.worker.gpu.spec_decode.unified.speculator import UnifiedSpeculator
+from vllm.v1.worker.gpu.spec_decode.unified.vocabulary import Vocabulary
 
 VOCAB, HIDDEN, REQUESTS, DRAFTS = 300, 8, 11, 5
 DEVICE = torch.device(current_platform.device_type)
@@ -60,7 +61,7 @@ class Drafting:
         made.vllm_config = SimpleNamespace(
             model_config=SimpleNamespace(head_dtype=torch.float32)
         )
-        made.vocab_size, made.num_speculative_steps = VOCAB, DRAFTS
+        made.num_speculative_steps = DRAFTS
         made.device, made._num_reqs = DEVICE, REQUESTS
         made.buffers = DraftBuffers(made.layout, 64, REQUESTS, DEVICE)
         batch = made.buffers.batch
@@ -73,7 +74,8 @@ class Drafting:
         made.acceptance_estimator = self
         made.draft_token_confidence_probs = torch.zeros(REQUESTS, DRAFTS)
         made.draft_tokens = torch.zeros(REQUESTS, DRAFTS, dtype=torch.int64)
-        made.draft_logits, made.drafter = None, SimpleNamespace(vocabulary=None)
+        made.draft_logits = None
+        made.drafter = SimpleNamespace(vocabulary=Vocabulary(VOCAB))
         if method == "probabilistic":
             made.draft_logits = torch.zeros(REQUESTS, DRAFTS, VOCAB)
         made.model = SimpleNamespace(
@@ -135,7 +137,8 @@ def test_logits_of_a_large_batch_take_half_a_gigabyte():
     """1024 requests and 8 drafts of Llama 3's vocabulary; in one part 2.1 GB."""
     made = UnifiedSpeculator.__new__(UnifiedSpeculator)
     config = SimpleNamespace(head_dtype=torch.bfloat16)
-    made.vllm_config, made.vocab_size = SimpleNamespace(model_config=config), 128256
+    made.vllm_config = SimpleNamespace(model_config=config)
+    made.drafter = SimpleNamespace(vocabulary=Vocabulary(128256))
     sizes = [8 * (part.stop - part.start) for part in made.slices(1024, 8)]
     assert sum(sizes) == 8192 and max(sizes) * 128256 * 2 <= 1 << 29
     assert len(sizes) == 4

@@ -5,21 +5,24 @@ A new kind is one file: a subclass of `Drafter`, chosen in `build_speculator`.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 import torch.nn as nn
 
-from vllm.config import VllmConfig
+from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.config.compilation import CUDAGraphMode
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.worker.gpu.block_table import BlockTables
 
 from .buffers import DraftBuffers
 from .draft_config import draft_layout
+from .fp8_head import refresh_lm_head
 from .inputs import HiddenRows
 from .structs import VerifiedBatch
-from .vocabulary import DraftVocabulary
+from .vocabulary import MappedVocabulary, SpreadVocabulary, Vocabulary
 
 ModelInputs = dict[str, torch.Tensor | None]
 
@@ -34,19 +37,24 @@ class Drafter(ABC):
         fed_hidden_size: width of the hidden states that a later pass is fed; None if
             it takes none.
         tapped_layers: layers whose states the target is to hand out beside its output.
-        vocabulary: of a draft model whose tokens are not the target's.
+        vocabulary: the tokens that the model's logits are of.
+        mask_token_id: what mask slots hold.
+        is_probabilistic: whether drafts are verified against the logits that they were
+            drawn from, which are then by the target's ids.
         takes_embeddings: whether it is fed the target's embeddings of images and the
             like; else it is fed the tokens that stand for them.
         rope_dims: dimensions of the M-RoPE positions that it is fed; 0 for plain ones.
+        ranks: what the draft model runs in, as it was built.
     """
 
     model: nn.Module
     cache_config_owner: VllmConfig
     fed_hidden_size: int | None = None
     tapped_layers: tuple[int, ...] = ()
-    vocabulary: DraftVocabulary | None = None
+    vocabulary: Vocabulary
     takes_embeddings: bool = False
     rope_dims: int = 0
+    ranks: Callable[[], AbstractContextManager] = nullcontext
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device):
         self.device = device
@@ -55,8 +63,14 @@ class Drafter(ABC):
         self.draft_model_config = self.speculative_config.draft_model_config
         self.layout = draft_layout(vllm_config)
         drafter = self.speculative_config.drafter
+        method = self.speculative_config.draft_sample_method
+        self.is_probabilistic = method == "probabilistic"
+        self.mask_token_id = drafter.mask_token_id or 0
+        self.vocabulary = Vocabulary(self.draft_model_config.get_vocab_size())
         if (mapping := drafter.vocabulary) is not None:
-            self.vocabulary = DraftVocabulary(mapping, drafter.mask_token_id, device)
+            kind = SpreadVocabulary if self.is_probabilistic else MappedVocabulary
+            own = kind(mapping, drafter.mask_token_id, device)
+            self.vocabulary, self.mask_token_id = own, own.mask_token_id
 
     @abstractmethod
     def load(self, target_model: nn.Module, vllm_config: VllmConfig) -> nn.Module:
@@ -71,8 +85,8 @@ class Drafter(ABC):
         """
 
     def refresh(self) -> None:
-        """Called when the model's weights were loaded again, where they were."""
-        return None
+        """Makes anew what was made of weights, the model's or the target's."""
+        refresh_lm_head(self.model)
 
     def set_kv_cache(
         self, kv_cache_config: KVCacheConfig, block_tables: BlockTables, kv_group: int
@@ -117,8 +131,7 @@ class Drafter(ABC):
 
     def input_ids(self, buffers: DraftBuffers, num_tokens: int) -> torch.Tensor:
         """[num_tokens] int32, the drafter's own ids of the tokens of a pass."""
-        ids = buffers.batch.input_ids[:num_tokens]
-        return ids if self.vocabulary is None else self.vocabulary.input_ids(ids)
+        return self.vocabulary.input_ids(buffers.batch.input_ids, num_tokens)
 
     @abstractmethod
     def model_inputs(
@@ -150,11 +163,12 @@ class Drafter(ABC):
 
 
 def refresh_drafter(runner: Any) -> None:
-    """Called when a model runner's draft model was sent other weights.
+    """Called when weights of a model runner's were loaded again.
 
     Args:
         runner: of either version; one of vLLM's own speculators may draft.
     """
     drafter = getattr(getattr(runner, "speculator", None), "drafter", None)
     if isinstance(drafter, Drafter):
-        drafter.refresh()
+        with set_current_vllm_config(runner.vllm_config):
+            drafter.refresh()

@@ -6,6 +6,8 @@ P-EAGLE, in parallel, with a learned hidden state at masks: vLLM's blog of 2026-
 vLLM PR #32887.
 """
 
+from functools import cached_property
+
 import torch
 import torch.nn as nn
 
@@ -18,6 +20,7 @@ from vllm.v1.worker.gpu.spec_decode.eagle.utils import load_eagle_model
 from .buffers import DraftBuffers
 from .drafter import Drafter, ModelInputs
 from .inputs import HiddenRows
+from .vocabulary import OwnVocabulary
 
 
 class EagleDrafter(Drafter):
@@ -52,13 +55,19 @@ class EagleDrafter(Drafter):
                 f"{type(self.model).__name__} has no mask_hidden, which parallel "
                 "drafting feeds to mask slots: set parallel_drafting=false."
             )
-        self.refresh()
+        if not self.is_probabilistic:
+            self.vocabulary = OwnVocabulary.of_head(self.model) or self.vocabulary
+        self._project_mask()
         return self.model
 
     def set_kv_cache(self, *args) -> None:
-        self.refresh()
+        self._project_mask()
 
     def refresh(self) -> None:
+        super().refresh()
+        self._project_mask()
+
+    def _project_mask(self) -> None:
         """Projects the learned hidden state of a mask, once for all steps."""
         if self.layout.num_masks and self.layout.num_passes > 1:
             learned = self.model.mask_hidden.view(1, -1)
@@ -69,7 +78,7 @@ class EagleDrafter(Drafter):
             return hidden_states
         return self.model.combine_hidden_states(hidden_states)
 
-    @property
+    @cached_property
     def takes_aux_hidden_states(self) -> bool:
         """Whether the head is fed states of several layers, and not the last one's.
 

@@ -5,19 +5,22 @@ Named as in vLLM 0.33, `draft_lm_head_quantization`, which quantizes an EAGLE he
 copy of the target's lm_head (proposed in vLLM PR #47584). Here any drafter's is.
 """
 
-import weakref
-
 import torch
 import torch.nn as nn
 
+from vllm.config.quantization import resolve_quantization_config
 from vllm.logger import init_logger
 from vllm.model_executor.layers.linear import UnquantizedLinearMethod
+from vllm.model_executor.layers.quantization.online.base import OnlineQuantizationConfig
 from vllm.model_executor.layers.quantization.online.fp8 import Fp8PtpcOnlineLinearMethod
 from vllm.model_executor.layers.vocab_parallel_embedding import (
     UnquantizedEmbeddingMethod,
+    VocabParallelEmbedding,
 )
-from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
-from vllm.model_executor.model_loader.weight_utils import default_weight_loader
+from vllm.model_executor.model_loader.reload.layerwise import (
+    get_layerwise_info,
+    record_metadata_for_reloading,
+)
 from vllm.utils.torch_utils import set_default_torch_dtype
 
 logger = init_logger(__name__)
@@ -27,8 +30,15 @@ class Fp8Head(nn.Module):
     """An lm_head's matrix with a scale for each row, and one for each token fed to it.
 
     It is a copy: whose matrix it was, the target's or the drafter's own embeddings',
-    goes on with it. What is read of a `ParallelLMHead` it has, too.
+    goes on with it. What is read of a `ParallelLMHead` it has, too. Weights that are
+    sent to it while serving are quantized as those of vLLM's own layers are.
+
+    Attributes:
+        source: whose matrix it is a copy of, in a tuple, since that is no part of this
+            module; empty where nothing else has that matrix.
     """
+
+    weight_loader = VocabParallelEmbedding.weight_loader
 
     def __init__(self, head: nn.Module):
         """
@@ -36,8 +46,9 @@ class Fp8Head(nn.Module):
             head: an lm_head whose weight is [rows of this rank, H], bfloat16 or half.
         """
         super().__init__()
-        # Not a part of this module: if it is the drafter's own it may go.
-        self.source = weakref.ref(head)
+        self.source: tuple[nn.Module, ...] = ()
+        args = resolve_quantization_config("fp8_per_channel", None)
+        self.quant_config = OnlineQuantizationConfig(args)
         self.tp_size, self.shard_indices = head.tp_size, head.shard_indices
         self.org_vocab_size = head.org_vocab_size
         weight = head.weight.detach()
@@ -53,23 +64,28 @@ class Fp8Head(nn.Module):
                 self.input_size,
                 self.output_size,
                 weight.dtype,
-                weight_loader=default_weight_loader,
+                weight_loader=self.weight_loader,
             )
+        record_metadata_for_reloading(self)
+        info = get_layerwise_info(self)
+        info.restore_device = weight.device
         self.weight = nn.Parameter(weight, requires_grad=False)
         self.quant_method.process_weights_after_loading(self)
-        # There is nothing to load into it, now or later.
-        get_layerwise_info(self).reset()
+        info.reset()  # nothing more is loaded now
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Copies anew, in place, what was shared and has been loaded again."""
-        if (source := self.source()) is not None:
+        """Copies anew, in place, what is shared and may have been loaded again."""
+        for source in self.source:
             for name, tensor in Fp8Head(source).named_parameters():
                 self.get_parameter(name).copy_(tensor)
 
 
-def quantize_lm_head(model: nn.Module) -> None:
+def quantize_lm_head(model: nn.Module, target_model: nn.Module) -> None:
     """Puts a copy in fp8 in the place of a drafter's lm_head.
+
+    Args:
+        target_model: whose lm_head that may be.
 
     Raises:
         ValueError: the model has none, or one that is quantized already.
@@ -84,24 +100,23 @@ def quantize_lm_head(model: nn.Module) -> None:
             "draft_lm_head_quantization needs: unset it."
         )
     owner.lm_head = Fp8Head(head)
+    others = *model.parameters(), *target_model.parameters()
+    if any(weight is head.weight for weight in others):
+        owner.lm_head.source = (head,)
     logger.info(
         "The drafter's lm_head is a copy in fp8, %.3f GiB.",
         owner.lm_head.weight.nbytes / 2**30,
     )
 
 
-def refresh_lm_head(model: nn.Module | None) -> None:
-    """Called when the target's weights were loaded again.
-
-    Args:
-        model: the draft model, if there is one.
-    """
+def refresh_lm_head(model: nn.Module) -> None:
+    """Called when the weights of a draft model, or of its target, were loaded again."""
     head = getattr(_owner(model), "lm_head", None)
     if isinstance(head, Fp8Head):
         head.refresh()
 
 
-def _owner(model: nn.Module | None) -> nn.Module | None:
+def _owner(model: nn.Module) -> nn.Module:
     """The language model, which has the lm_head."""
     is_part = hasattr(model, "get_language_model")
     return model.get_language_model() if is_part else model

@@ -22,6 +22,7 @@ from .draft_model import load_draft_model
 from .drafter import Drafter, ModelInputs
 from .inputs import HiddenRows
 from .kept_states import KeptStates
+from .ranks import draft_ranks
 from .structs import VerifiedBatch
 
 logger = init_logger(__name__)
@@ -55,7 +56,9 @@ class Pard2Drafter(Drafter):
             )
 
     def load(self, target_model: nn.Module, vllm_config: VllmConfig) -> nn.Module:
-        self.model, self.cache_config_owner = load_draft_model(vllm_config)
+        self.ranks = draft_ranks(vllm_config)
+        with self.ranks():
+            self.model, self.cache_config_owner = load_draft_model(vllm_config)
         return self.model
 
     def set_kv_cache(

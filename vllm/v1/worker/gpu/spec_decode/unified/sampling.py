@@ -58,4 +58,5 @@ def sample_chain(
             part_columns,
             speculator.draft_logits,
         )
-        drafts[part].copy_(speculator.target_ids(tokens).view(-1, samples))
+        ids = speculator.drafter.vocabulary.target_ids(tokens)
+        drafts[part].copy_(ids.view(-1, samples))

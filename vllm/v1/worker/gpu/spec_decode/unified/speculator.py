@@ -37,7 +37,6 @@ from .sampling import sample_chain
 from .shapes import DraftShape, StepShapes
 from .slices import request_slices
 from .structs import VerifiedBatch
-from .vocabulary import DraftVocabulary
 from .window import WindowedBlockTables
 
 logger = init_logger(__name__)
@@ -52,9 +51,6 @@ class UnifiedSpeculator(DraftModelSpeculator):
         buffers: what the passes of a step read.
         backlog: what the drafter has yet to run over; None where it runs in every step.
         tree_step: the trees that are verified; None where chains are.
-        head_ids: [D] int64, what is added to an id of a head with fewer tokens than the
-            target for the target's. Its own D logits are ranked, not spread over the
-            target's vocabulary; None where those of the target's tokens are.
         graphs: what is recorded; None before that.
     """
 
@@ -62,7 +58,6 @@ class UnifiedSpeculator(DraftModelSpeculator):
     num_query_per_req = 1
     num_extra_query_per_req = 0
     backlog: Backlog | None = None
-    head_ids: torch.Tensor | None = None
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device, drafter: Drafter):
         self.drafter, self.layout = drafter, drafter.layout
@@ -72,9 +67,11 @@ class UnifiedSpeculator(DraftModelSpeculator):
         # vLLM's own would trim every step; `trimming.py` asks it in some.
         self.enable_adaptive_verification = False
         self._num_reqs = 0  # of the pass that is run
-        self.mask_token_id = vllm_config.speculative_config.drafter.mask_token_id or 0
-        if drafter.vocabulary is not None:
-            self._use_vocabulary(drafter.vocabulary)
+        # Drafts, and the logits kept with them, are of the target's tokens.
+        self.vocab_size = vllm_config.model_config.get_vocab_size()
+        kept = self.draft_logits
+        if kept is not None and kept.shape[2] != self.vocab_size:
+            self.draft_logits = kept.new_zeros(*kept.shape[:2], self.vocab_size)
         budget = vllm_config.scheduler_config.max_num_batched_tokens
         fed = drafter.fed_hidden_size, self.dtype
         self.buffers = DraftBuffers(
@@ -236,7 +233,7 @@ class UnifiedSpeculator(DraftModelSpeculator):
             num_samples=max(plan.num_samples(0), 1),
             num_padded_tokens=shape.num_tokens,
             limit=self.limit,
-            mask_token_id=self.mask_token_id,
+            mask_token_id=self.drafter.mask_token_id,
             vocab_size=self.vocab_size,
             hidden=hidden,
         )
@@ -258,7 +255,7 @@ class UnifiedSpeculator(DraftModelSpeculator):
             num_samples=plan.num_samples(draft_pass),
             num_padded_tokens=num_tokens,
             limit=self.limit,
-            mask_token_id=self.mask_token_id,
+            mask_token_id=self.drafter.mask_token_id,
             vocab_size=self.vocab_size,
             hidden=hidden,
         )
@@ -306,6 +303,12 @@ class UnifiedSpeculator(DraftModelSpeculator):
 
     def run_pass(self, plan: DraftPlan, draft_pass: int, context: PassContext) -> None:
         """Forward, sample, keep what the next pass is fed: what a graph records."""
+        with self.drafter.ranks():
+            self._run_and_sample(plan, draft_pass, context)
+
+    def _run_and_sample(
+        self, plan: DraftPlan, draft_pass: int, context: PassContext
+    ) -> None:
         is_first, n = draft_pass == 0, context.num_reqs
         self._num_reqs = n
         samples, feedback = plan.num_samples(draft_pass), self.buffers.feedback
@@ -354,47 +357,23 @@ class UnifiedSpeculator(DraftModelSpeculator):
         slots = plan.layout.num_follow_slots
         return states[: num_reqs * slots].view(num_reqs, slots, -1)[:, -width:]
 
-    # The target's ids, where the draft model has others.
-
-    def _use_vocabulary(self, vocabulary: DraftVocabulary) -> None:
-        """Has drafts, and the logits kept with them, be of the target's tokens."""
-        self.vocab_size = vocabulary.size
-        self.mask_token_id = vocabulary.mask_token_id
-        if (kept := self.draft_logits) is not None:
-            self.draft_logits = kept.new_zeros(*kept.shape[:2], vocabulary.size)
+    # What a draft model answers, as it numbers tokens itself.
 
     def compute_draft_logits(
         self, hidden_states: torch.Tensor, spec_step_idx: int
     ) -> torch.Tensor:
-        """Of the head's own tokens if they are ranked, else of the target's."""
-        if self.head_ids is not None:
-            return self.model.logits_processor(self.model.lm_head, hidden_states)
-        logits = super().compute_draft_logits(hidden_states, spec_step_idx)
-        vocabulary = self.drafter.vocabulary
-        return logits if vocabulary is None else vocabulary.target_logits(logits)
+        return self.drafter.vocabulary.logits(self.model, hidden_states)
 
     def get_draft_top_tokens(
         self, hidden_states: torch.Tensor, spec_step_idx: int
     ) -> torch.Tensor:
-        """Tokens as `compute_draft_logits` numbers them."""
-        model = self.model
-        if self.head_ids is not None:
-            return model.logits_processor.get_top_tokens(model.lm_head, hidden_states)
-        if (vocabulary := self.drafter.vocabulary) is not None:
-            return vocabulary.best_tokens(model, hidden_states)
-        return super().get_draft_top_tokens(hidden_states, spec_step_idx)
-
-    def target_ids(self, tokens: torch.Tensor) -> torch.Tensor:
-        """The target's ids of tokens as `compute_draft_logits` numbers them."""
-        if self.head_ids is None:
-            return tokens
-        return tokens + self.head_ids[tokens].to(tokens.dtype)
+        return self.drafter.vocabulary.best_tokens(self.model, hidden_states)
 
     def slices(self, num_reqs: int, samples: int) -> Iterator[slice]:
         """Requests whose logits, of so many rows each, are made together."""
         dtype = self.vllm_config.model_config.head_dtype
-        size = self.vocab_size if self.head_ids is None else len(self.head_ids)
-        return request_slices(num_reqs, samples * size * dtype.itemsize)
+        row = self.drafter.vocabulary.size * dtype.itemsize
+        return request_slices(num_reqs, samples * row)
 
     # What is learnt of drafts, where some of a large batch's are not verified.
 
@@ -494,12 +473,11 @@ class UnifiedSpeculator(DraftModelSpeculator):
     ) -> nn.Module:
         model = self.drafter.load(target_model, self.vllm_config)
         if self.speculative_config.draft_lm_head_quantization is not None:
-            quantize_lm_head(model)
+            quantize_lm_head(model, target_model)
         return model
 
     def load_model(self, target_model: nn.Module) -> None:
         super().load_model(target_model)
-        self.head_ids = self._find_head_ids()
         self.supports_mm_inputs = self.drafter.takes_embeddings
         if 0 in self.plans:
             self.backlog = make_backlog(self.target_config, self.drafter)
@@ -523,17 +501,6 @@ class UnifiedSpeculator(DraftModelSpeculator):
         ranks = self.speculative_config.draft_parallel_config.tensor_parallel_size
         can = ranks > 1 and hasattr(self.model, "get_top_tokens")
         return can and self.model.logits_processor.scale > 0
-
-    def _find_head_ids(self) -> torch.Tensor | None:
-        """See `head_ids`: where logits of no other tokens are asked for, as
-        probabilistic drafts ask for them."""
-        ids = getattr(self.model, "draft_id_to_target_id", None)
-        if ids is None or self.draft_logits is not None:
-            return None
-        # Without weights to load (load_format="dummy") vLLM gives a head of fewer
-        # tokens the target's lm_head, the end of which is none of its tokens.
-        has_own = self.model.lm_head.org_vocab_size == len(ids)
-        return ids if has_own else None
 
     def set_attn(self, model_state, kv_cache_config, block_tables, *args) -> None:
         super().set_attn(model_state, kv_cache_config, block_tables, *args)

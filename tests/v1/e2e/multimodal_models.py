@@ -56,11 +56,7 @@ def write_llava(models: Path, folder: Path) -> Path:
         tie_word_embeddings=False,
     )
     tokenizer = _write(LlavaForConditionalGeneration(config), models, folder)
-    # vLLM knows the names of published files, from before transformers shortened them.
-    file = folder / "model.safetensors"
-    long = "vision_tower.vision_model."
-    tensors = {n.replace("vision_tower.", long): w for n, w in load_file(file).items()}
-    save_file(tensors, file, {"format": "pt"})
+    lengthen_names(folder)
     LlavaProcessor(
         image_processor=LLAVA_PROCESSOR,
         tokenizer=tokenizer,
@@ -70,6 +66,17 @@ def write_llava(models: Path, folder: Path) -> Path:
         num_additional_image_tokens=1,
     ).save_pretrained(folder)
     return folder
+
+
+def lengthen_names(folder: Path) -> None:
+    """vLLM knows a tower's weights by the names of published files.
+
+    Those are from before transformers shortened them.
+    """
+    file = folder / "model.safetensors"
+    long = "vision_tower.vision_model."
+    tensors = {n.replace("vision_tower.", long): w for n, w in load_file(file).items()}
+    save_file(tensors, file, {"format": "pt"})
 
 
 def write_qwen_vl(models: Path, folder: Path) -> Path:

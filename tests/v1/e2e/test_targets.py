@@ -16,6 +16,7 @@ import torch
 
 from .conftest import RunEngine
 from .engine import EngineError
+from .image_targets import IMAGE_TARGETS, save_image_target
 from .quantized_models import FORMATS, quantize
 from .target_models import (
     TARGETS,
@@ -57,8 +58,16 @@ BESIDE: dict[str, dict[str, Any]] = {
     **{name: {} for name in FORMATS},
     UPDATED: {},
     CONNECTED: {"block_size": 32, "max_num_batched_tokens": 512},
-    "PP 2": {"pipeline_parallel_size": 2},
+    "PP 2": {"pipeline_parallel_size": 2, "async_scheduling": True},
 }
+# Of targets that take images: a request's, rows and columns of their cells, which stand
+# before its text and within it. Others beside it have none.
+WITH_IMAGES: dict[str, Any] = {
+    "is_multimodal": True,
+    "skip_tokenizer_init": False,
+    "limit_mm_per_prompt": {"image": 2, "video": 0},
+}
+SHOWN: dict[int, list[tuple[int, int]]] = {20: [(3, 4)], 70: [(2, 3), (4, 4)]}
 # Where vLLM's kernels for a target's layers take no float32, on a CPU and on a GPU.
 NO_FLOAT32 = dict.fromkeys(("fp8", "GPTQ", "AWQ"), "bfloat16")
 ON_CPU = NO_FLOAT32 | {"Qwen3-Next": "bfloat16"}
@@ -77,6 +86,7 @@ SAID = {
     "chains": "Draft trees are not used",
     "late": "the first drafts after such KV may be worse",
 }
+NOT_ON_CPU = "refused on a CPU"
 # A chain in the place of a tree of fixed size, and adapters of all rows of logits.
 FAST = ("gpt-oss, PARD's trees", "LoRA, EAGLE-3")
 
@@ -89,7 +99,7 @@ def read_table() -> dict[str, str]:
     return {
         f"{row[0]}, {column}": cell
         for row in rows
-        if row[0] in (*TARGETS, *BESIDE)
+        if row[0] in (*TARGETS, *IMAGE_TARGETS, *BESIDE)
         for column, cell in zip(head[1:], row[1:], strict=True)
     }
 
@@ -104,7 +114,8 @@ def engine(name: str, on_cpu: bool) -> dict[str, Any]:
     if on_cpu and name == "DeepSeek-V2":
         # Its MLA takes minutes, and blocks of another size than drafters without.
         given["env"]["VLLM_MLA_DISABLE"] = "1"
-    return ENGINE | given | BESIDE.get(name, {})
+    more = WITH_IMAGES if name in IMAGE_TARGETS else BESIDE.get(name, {})
+    return ENGINE | given | more
 
 
 def prompt(length: int, step: int = 1) -> list[int]:
@@ -125,8 +136,19 @@ def lengths(name: str) -> tuple[int, ...]:
     return BEHIND_BLOCKS if name == CONNECTED else LENGTHS
 
 
+def asked_of(name: str, length: int) -> dict[str, Any]:
+    asked = {"prompt": prompt(length), "max_tokens": NUM_TOKENS}
+    if name not in IMAGE_TARGETS or length not in SHOWN:
+        return asked
+    text, image = asked["prompt"], IMAGE_TARGETS[name].image()
+    asked["prompt"] = image + text
+    if len(SHOWN[length]) > 1:
+        asked["prompt"] = image + text[: length // 2] + image + text[length // 2 :]
+    return asked | {"images": [(*sides, 0) for sides in SHOWN[length]]}
+
+
 def scenarios(name: str, folders: dict[str, Path]) -> dict[str, list[dict[str, Any]]]:
-    asked = [{"prompt": prompt(n), "max_tokens": NUM_TOKENS} for n in lengths(name)]
+    asked = [asked_of(name, length) for length in lengths(name)]
     if name == "LoRA":
         asked = [
             one | {"lora": str(folders["adapter"])} if number % 2 else one
@@ -136,6 +158,16 @@ def scenarios(name: str, folders: dict[str, Path]) -> dict[str, list[dict[str, A
         one | {"sampling": SAMPLED | {"seed": seed}} for seed, one in enumerate(asked)
     ]
     return {"greedy": asked, "drawn": drawn}
+
+
+def unlike(asked: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The same requests with other images."""
+    return [
+        one | {"images": [(*sides, 1) for *sides, _ in one["images"]]}
+        if "images" in one
+        else one
+        for one in asked
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -162,8 +194,10 @@ def target_of(folders) -> Callable[[str], Path]:
 
     @cache
     def get(name: str) -> Path:
-        kind = "Llama" if name in BESIDE else name
-        folder = save_target(kind, folders["targets"] / name)
+        folder = folders["targets"] / name
+        if name in IMAGE_TARGETS:
+            return save_image_target(name, folder)
+        save_target("Llama" if name in BESIDE else name, folder)
         if name in FORMATS:
             quantize(folder, name)
         return folder
@@ -181,10 +215,16 @@ def alone(target_of, folders, run_engine: RunEngine, on_cpu: bool):
     @cache
     def get(name: str) -> dict[str, Any]:
         asked = scenarios(name, folders)
+        if name in IMAGE_TARGETS:
+            asked["unlike"] = unlike(asked["drawn"])
         result = run_engine(asked, model=target_of(name), **engine(name, on_cpu))
         said = {each: one["tokens"] for each, one in result["scenarios"].items()}
         assert said["greedy"] == [counted_on(length) for length in lengths(name)]
         assert said["drawn"] != said["greedy"]
+        if name in IMAGE_TARGETS:
+            pairs = zip(said["drawn"], said["unlike"], strict=True)
+            is_same = [one == other for one, other in pairs]
+            assert is_same == ["images" not in one for one in asked["drawn"]]
         return said
 
     return get
@@ -221,9 +261,10 @@ def test_cell(
     (drafter, settings), expected = COLUMNS[column], CELLS[cell]
     if on_cpu and name == "DeepSeek-V2" and "draft_tree" in settings:
         pytest.skip("needs a GPU: on a CPU it runs without MLA")
-    if expected == "refused on a CPU":
-        expected = "refused" if on_cpu else "yes"
-    if name == "PP 2" and expected == "yes" and torch.cuda.device_count() < 2:
+    if expected.endswith(NOT_ON_CPU):
+        rest = expected.removesuffix(NOT_ON_CPU).removesuffix(", ") or "yes"
+        expected = "refused" if on_cpu else rest
+    if name == "PP 2" and expected != "refused" and torch.cuda.device_count() < 2:
         pytest.skip("needs two GPUs")
     folder = target_of(name)
     served = folders["before"] if name == UPDATED else folder
@@ -267,12 +308,12 @@ def test_cell(
         assert loaded == [sum(length - 2 for length in BEHIND_BLOCKS)]
     if not logged & {"as PARD", "late"}:
         assert min(acceptance(found["greedy"])) >= ACCEPTED
-    # A draft model knows nothing of adapters, and keeps its weights.
-    if not drafter and name not in ("LoRA", UPDATED):
+    # A draft model knows nothing of adapters and images, and keeps its weights.
+    if not drafter and name not in ("LoRA", UPDATED, *IMAGE_TARGETS):
         assert min(acceptance(found["drawn"])) >= ACCEPTED
 
 
 def test_table_is_complete():
-    rows = (*TARGETS, *BESIDE)
+    rows = (*TARGETS, *IMAGE_TARGETS, *BESIDE)
     wanted = {f"{name}, {column}" for name in rows for column in COLUMNS}
     assert CELLS.keys() == wanted

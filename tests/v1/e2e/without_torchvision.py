@@ -5,12 +5,15 @@ They import it for videos, and for faster ways to take images in than their firs
 """
 
 import importlib
+import json
 import sys
 from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-from images import IMAGE, QWEN_PROCESSOR, VIDEO
-from transformers import Qwen2_5_VLProcessor
+import transformers
+from images import QWEN_PROCESSOR
 
 from vllm import ModelRegistry
 
@@ -18,29 +21,63 @@ from vllm import ModelRegistry
 MODELS = {
     "LlavaForConditionalGeneration": ("llava", "pixtral"),
     "Qwen2_5_VLForConditionalGeneration": ("qwen2_5_vl", "qwen2_vl"),
+    "Qwen3VLForConditionalGeneration": ("qwen3_vl", "qwen2_vl"),
+    "Gemma3ForConditionalGeneration": ("gemma3_mm", "gemma3"),
+    "Mistral3ForConditionalGeneration": ("mistral3", "pixtral"),
+}
+# Of those that look for videos' processor, too: what `get_hf_processor` is a method of.
+WITH_VIDEOS = {
+    "qwen2_5_vl": ("Qwen2_5_VLProcessingInfo", "Qwen2_5_VLProcessor"),
+    "qwen3_vl": ("Qwen3VLProcessingInfo", "Qwen3VLProcessor"),
 }
 
 
-def processor_of_images(info: Any, **given: Any) -> Qwen2_5_VLProcessor:
-    """What `Qwen2_5_VLProcessingInfo.get_hf_processor` returns."""
-    made = Qwen2_5_VLProcessor.__new__(Qwen2_5_VLProcessor)
+def processor_of_images(info: Any, kind: type) -> Any:
+    """What `get_hf_processor` returns, but for videos."""
+    made, config = kind.__new__(kind), info.get_hf_config()
     made.tokenizer, made.chat_template = info.get_tokenizer(), None
     made.image_processor = made.video_processor = QWEN_PROCESSOR
-    made.image_token_id, made.video_token_id = IMAGE, VIDEO
+    made.image_token_id, made.video_token_id = (
+        config.image_token_id,
+        config.video_token_id,
+    )
     made.image_token, made.video_token = made.tokenizer.convert_ids_to_tokens(
-        [IMAGE, VIDEO]
+        [made.image_token_id, made.video_token_id]
     )
     return made
 
 
-def register_models() -> None:
-    """vLLM would look at their classes in a process of its own, which is as ever."""
-    for name, (file, needed) in MODELS.items():
-        folder = f"transformers.models.{needed}."
-        if find_spec("torchvision") is None:
-            plain = importlib.import_module(f"{folder}image_processing_pil_{needed}")
-            sys.modules[f"{folder}image_processing_{needed}"] = plain
-        module = importlib.import_module(f"vllm.model_executor.models.{file}")
-        ModelRegistry.register_model(name, getattr(module, name))
-    qwen = importlib.import_module("vllm.model_executor.models.qwen2_5_vl")
-    qwen.Qwen2_5_VLProcessingInfo.get_hf_processor = processor_of_images
+def take_plain(needed: str) -> None:
+    """Has a package of transformers process images without torchvision."""
+    folder = f"transformers.models.{needed}"
+    plain = importlib.import_module(f"{folder}.image_processing_pil_{needed}")
+    for name in [name for name in vars(plain) if name.endswith("Pil")]:
+        setattr(plain, name.removesuffix("Pil"), getattr(plain, name))
+    sys.modules[f"{folder}.image_processing_{needed}"] = plain
+    if needed == "pixtral":
+        made = importlib.import_module(f"{folder}.processing_pixtral")
+        sys.modules[folder].PixtralProcessor = made.PixtralProcessor
+
+
+def register_model(folder: str) -> None:
+    """vLLM would look at its class in a process of its own, which is as ever.
+
+    Args:
+        folder: of the model.
+    """
+    config = json.loads((Path(folder) / "config.json").read_text())
+    (name,) = config["architectures"]
+    file, needed = MODELS[name]
+    if find_spec("torchvision") is None:
+        take_plain(needed)
+    module = importlib.import_module(f"vllm.model_executor.models.{file}")
+    ModelRegistry.register_model(name, getattr(module, name))
+    if file in WITH_VIDEOS:
+        leave_out_videos(module, *WITH_VIDEOS[file])
+
+
+def leave_out_videos(module: ModuleType, info: str, processor: str) -> None:
+    kind = getattr(transformers, processor)
+    getattr(module, info).get_hf_processor = lambda self, **given: processor_of_images(
+        self, kind
+    )

@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tiny targets that take images, and count as those of `target_models.py` do.
+
+Their vision towers are random. What they draw depends on the images, too; greedily they
+count on all the same.
+"""
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import transformers
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
+from transformers.models.gemma3.image_processing_pil_gemma3 import (
+    Gemma3ImageProcessorPil,
+)
+from transformers.models.pixtral.image_processing_pil_pixtral import (
+    PixtralImageProcessorPil,
+)
+
+from .images import CELL, NORMAL, QWEN_PROCESSOR
+from .multimodal_models import lengthen_names
+from .target_models import SIZES, TOKENS, VOCAB, WINDOWS, plant
+
+PATCH, MERGED = CELL // 2, 2  # patches to a cell's side
+SIDE = 4  # cells, of the largest image, and of any that Gemma is shown
+EDGE = CELL * SIDE
+# Marks of images have the tokens behind those that begin and end texts.
+QWEN = {
+    "image_token": "<|image_pad|>",
+    "video_token": "<|video_pad|>",
+    "vision_start_token": "<|vision_start|>",
+    "vision_end_token": "<|vision_end|>",
+}
+GEMMA = {
+    "image_token": "<image_soft_token>",
+    "boi_token": "<start_of_image>",
+    "eoi_token": "<end_of_image>",
+}
+MISTRAL = {
+    "image_token": "[IMG]",
+    "image_break_token": "[IMG_BREAK]",
+    "image_end_token": "[IMG_END]",
+}
+LINES = ["\n" * count for count in range(1, 5)]  # of Gemma, around an image
+VISION = {"hidden_size": 32, "intermediate_size": 64, "patch_size": PATCH}
+TOWER = VISION | {
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "image_size": EDGE,
+}
+QWEN_TOWER = VISION | {
+    "depth": 2,
+    "num_heads": 2,
+    "out_hidden_size": SIZES["hidden_size"],
+    "spatial_merge_size": MERGED,
+    "num_position_embeddings": 64,
+    "deepstack_visual_indexes": [0, 1],
+}
+MROPE = {
+    "rope_type": "default",
+    "rope_theta": 10000.0,
+    "mrope_section": [6, 5, 5],
+    "mrope_interleaved": True,
+}
+
+
+def number(marks: dict[str, str], name: str) -> int:
+    """The token of a mark."""
+    return TOKENS + 2 + list(marks).index(name)
+
+
+class Kind(NamedTuple):
+    """
+    Attributes:
+        config: class of configs.
+        more: what they have beside the text's and the towers' sizes.
+        marks: of images, by what transformers calls them.
+        stands_for: the marks of a prompt in which an image is put.
+        images: what makes them the tower's.
+        processor: settings of what puts them into prompts.
+    """
+
+    config: str
+    more: dict[str, Any]
+    marks: dict[str, str]
+    stands_for: tuple[str, ...]
+    images: Any
+    processor: dict[str, Any]
+
+    def image(self) -> list[int]:
+        """Tokens of a prompt that stand for an image."""
+        return [number(self.marks, name) for name in self.stands_for]
+
+
+# As `docs/targets.md` calls them.
+IMAGE_TARGETS = {
+    "Qwen3-VL": Kind(
+        "Qwen3VLConfig",
+        {
+            "text_config": SIZES | {"rope_parameters": MROPE},
+            "vision_config": QWEN_TOWER,
+            **{f"{name}_id": number(QWEN, name) for name in QWEN},
+        },
+        QWEN,
+        ("vision_start_token", "image_token", "vision_end_token"),
+        QWEN_PROCESSOR,
+        {},
+    ),
+    "Gemma 3 with images": Kind(
+        "Gemma3Config",
+        {
+            "text_config": SIZES | WINDOWS,
+            "vision_config": TOWER,
+            "mm_tokens_per_image": SIDE**2,
+            **{f"{name}_index": number(GEMMA, name) for name in GEMMA},
+        },
+        GEMMA,
+        ("boi_token",),
+        Gemma3ImageProcessorPil(size={"height": EDGE, "width": EDGE}, **NORMAL),
+        {"image_seq_length": SIDE**2},
+    ),
+    "Mistral 3": Kind(
+        "Mistral3Config",
+        {
+            "text_config": SIZES | {"model_type": "mistral", "sliding_window": None},
+            "vision_config": TOWER | {"model_type": "pixtral", "head_dim": 16},
+            "image_token_index": number(MISTRAL, "image_token"),
+            "spatial_merge_size": MERGED,
+        },
+        MISTRAL,
+        ("image_token",),
+        PixtralImageProcessorPil(
+            size={"longest_edge": EDGE}, patch_size=PATCH, **NORMAL
+        ),
+        MISTRAL | {"patch_size": PATCH, "spatial_merge_size": MERGED},
+    ),
+}
+
+
+def save_image_target(name: str, folder: Path) -> Path:
+    kind = IMAGE_TARGETS[name]
+    made = getattr(transformers, kind.config)(**kind.more, tie_word_embeddings=False)
+    torch.manual_seed(0)
+    model = transformers.AutoModelForImageTextToText.from_config(
+        made, dtype=torch.float32
+    )
+    with torch.no_grad():
+        for part, weight in model.named_parameters():
+            is_text = "language_model" in part or "lm_head" in part
+            if weight.dim() > 1 and not is_text:
+                weight.normal_(0, weight[0].numel() ** -0.5)
+    plant(model, step=1)
+    model.save_pretrained(folder)
+    if kind.marks is GEMMA:
+        lengthen_names(folder)
+    kind.images.save_pretrained(folder)
+    (folder / "processor_config.json").write_text(json.dumps(kind.processor))
+    _tokenizer(kind.marks).save_pretrained(folder)
+    return folder
+
+
+def _tokenizer(marks: dict[str, str]) -> PreTrainedTokenizerFast:
+    """Of marks alone: prompts are tokens."""
+    names = [f"<{token}>" for token in range(VOCAB)]
+    first = TOKENS + 2
+    known = [*marks.values(), *LINES]
+    names[first : first + len(known)] = known
+    vocabulary = {name: token for token, name in enumerate(names)}
+    return PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.WordLevel(vocabulary, unk_token="<0>")),
+        extra_special_tokens=marks,
+    )

@@ -5,10 +5,12 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from tests.conftest import ROOT
+from vllm.benchmarks.drafters.engine import Engine
 
 COMMAND = [sys.executable, "-m", "vllm.entrypoints.cli.main", "bench", "drafters"]
 FAST = [
@@ -47,6 +49,17 @@ def plant():
 def run(env: dict[str, str], *flags: str) -> subprocess.CompletedProcess:
     command = [*COMMAND, *FAST, *flags]
     return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
+
+
+def test_fixed_settings_are_verified_whole():
+    """Of an engine that trims chains where it is not told how much to draft."""
+    chosen = SimpleNamespace(lengths=SimpleNamespace(), trimming="some")
+    engine = Engine.__new__(Engine)
+    engine.scheduler, engine._trimming = SimpleNamespace(draft_lengths=chosen), "some"
+    engine._tell(5)
+    assert (chosen.lengths.choose(None, {}), chosen.trimming) == (5, None)
+    engine._tell(None)
+    assert not vars(chosen.lengths) and chosen.trimming == "some"
 
 
 @pytest.mark.slow

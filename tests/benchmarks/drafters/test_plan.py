@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which engines `vllm bench drafters` starts, and what it refuses before."""
 
+import logging
 import sys
 from argparse import Namespace
 from types import SimpleNamespace
@@ -8,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from vllm.benchmarks.drafters import command
+from vllm.benchmarks.drafters import ahead, command
 from vllm.benchmarks.drafters.plan import (
     CHECK,
     MEASURE,
@@ -41,7 +42,7 @@ def resolve(spec: dict[str, Any] | None) -> SimpleNamespace:
 
 def flags(**given: Any) -> Namespace:
     usual = {"num_speculative_tokens": None, "draft_tree": None, "quick": False}
-    usual |= {"fixed_up_to": None, "in_turns": False}
+    usual |= {"auto_alone": False, "in_turns": False}
     return Namespace(**usual | given)
 
 
@@ -77,6 +78,8 @@ def test_no_speculation_in_turns_is_not_measured_again():
     none, plan = plan_engines([{"model": "a"}], flags(in_turns=True), resolve)
     assert none.is_beside and none.spec is None
     assert not plan.is_beside and plan.spec
+    warm_up = [(task.kind, task.load) for task in plan_tasks(none, [1, 8], 3)]
+    assert warm_up == [(CHECK, 8)] * 2 + [(MEASURE, 1), (MEASURE, 8)]
 
 
 def test_every_engine_is_resolved_first():
@@ -100,6 +103,10 @@ def test_no_speculation_on_both_runners():
     assert none.spec is on_v2.spec is None
     assert not none.env and on_v2.env == {"VLLM_USE_V2_MODEL_RUNNER": "1"}
     assert on_v2.is_reference and not none.is_reference
+    # In turns with drafters is what vLLM runs; the other says what output has to be.
+    on_v2, none, _ = plan_engines([{"model": "a"}], flags(in_turns=True), without_v2)
+    assert [task.kind for task in plan_tasks(on_v2, [1, 8], 3)] == [CHECK] * 2
+    assert none.is_beside and not on_v2.is_beside
 
 
 def test_made_up_acceptance_is_not_compared():
@@ -119,13 +126,18 @@ def test_tasks():
     assert measured == small * 2 + [(32, name) for _, name in small[:2]] * 2
 
 
-def test_fixed_lengths_at_few_requests_alone():
-    given = flags(quick=True, draft_tree=[], fixed_up_to=1)
-    _, plan, _ = plan_engines([{"model": "a"}], given, resolve)
-    found = [(t.kind, t.load, t.setting.name) for t in plan_tasks(plan, [1, 8], 1)]
-    names, once = ("auto", "K=8"), [(MEASURE, 8, "auto")]
-    checks = [(CHECK, 8, name) for name in names]
-    assert found == checks + [(MEASURE, 1, name) for name in names] + once
+@pytest.mark.parametrize(
+    ("spec", "given", "names"),
+    [
+        ({}, None, ["auto"]),
+        ({}, [2], ["auto", "K=2"]),
+        ({"method": "fixed"}, None, ["K=8"]),  # it has no "auto"
+    ],
+)
+def test_no_fixed_lengths_that_nobody_asked_for(spec, given, names):
+    given = flags(auto_alone=True, draft_tree=[], num_speculative_tokens=given)
+    _, plan, _ = plan_engines([{"model": "a"} | spec], given, resolve)
+    assert [setting.name for setting in plan.settings] == names
 
 
 def test_drafters():
@@ -156,7 +168,7 @@ def test_drafters():
 def test_bad_input(models, monkeypatch, capsys, given, error):
     """One line, and no engine."""
     monkeypatch.setattr(command, "run", lambda *job: pytest.fail("an engine starts"))
-    monkeypatch.setattr(command, "only_new_warnings", lambda log: None)
+    monkeypatch.setattr(command, "NewWarnings", lambda log: SimpleNamespace())
     monkeypatch.setattr(command, "import_ahead", lambda: None)
     words = given.format(models=models).split()
     monkeypatch.setattr(sys, "argv", ["vllm", "bench", "drafters", *words])
@@ -165,6 +177,40 @@ def test_bad_input(models, monkeypatch, capsys, given, error):
     assert ended.value.code == 2
     (line,) = (s for s in capsys.readouterr().err.splitlines() if "error: " in s)
     assert error in line
+
+
+def test_warnings_of_the_target_are_in_its_log_alone():
+    """Those of a drafter are shown, once."""
+    log, shown = logging.Logger("test"), []
+    handler = logging.Handler()
+    handler.emit = lambda record: shown.append(record.getMessage())
+    log.addHandler(handler)
+    warnings = command.NewWarnings(log)
+    warnings.is_silent = True
+    log.warning("Enforce eager set")
+    warnings.is_silent = False
+    for _ in range(2):
+        log.warning("Enforce eager set")
+        log.info("Resolved architecture")
+        log.warning("The target drafts for itself")
+    assert shown == ["The target drafts for itself"]
+
+
+@pytest.mark.parametrize(
+    ("words", "is_ahead"),
+    [
+        ("vllm bench drafters --quick", True),
+        ("vllm bench drafters --help", False),
+        ("vllm bench serve", False),
+        ("-c", False),
+    ],
+)
+def test_engines_are_imported_ahead_of_the_command(monkeypatch, words, is_ahead):
+    seen = []
+    monkeypatch.setattr(ahead, "import_ahead", lambda: seen.append(words))
+    monkeypatch.setattr(sys, "argv", words.split())
+    ahead.import_ahead_of_command()
+    assert bool(seen) == is_ahead
 
 
 def test_flags_of_the_engine():

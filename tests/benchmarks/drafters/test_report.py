@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from vllm.benchmarks.drafters.engine import EngineError
+from vllm.benchmarks.drafters.plan import EnginePlan, Setting
 from vllm.benchmarks.drafters.report import Report, draw
 
 from .fakes import EAGLE, PARD, FakeEngine, measured
@@ -70,6 +71,18 @@ def test_a_machine_that_becomes_slower(monkeypatch, in_turns):
     ratios = [found.ratio(f, n) for f in drafted for n in found.loads]
     assert all(1.75 < r < 2.25 for r in ratios) == in_turns
     assert "Unsteady" in found.advice()
+    assert ("compare ratios" in found.advice()) == in_turns
+    assert ("run it again alone" in found.advice()) != in_turns
+
+
+def test_an_engine_that_only_says_what_output_has_to_be(monkeypatch):
+    """It is in no table, and nothing is compared with its speed."""
+    env = {"VLLM_USE_V2_MODEL_RUNNER": "1"}
+    on_v2 = EnginePlan("on V2", None, (Setting(),), env=env, repeats=0)
+    other = replace(PARD, drafter="another")
+    found = report(monkeypatch, on_v2, other, speeds={("d", None): 20.0}, in_turns=True)
+    assert "on V2" not in found.table() + found.plot()
+    assert {row["ratio"] for row in found.rows()} == {1.0, 2.0}
 
 
 def test_lossy_drafter(monkeypatch):

@@ -1,20 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """The server that engines are forked from; it imports vLLM meanwhile."""
 
+import gc
 import multiprocessing
+import sys
 from multiprocessing import forkserver
 
-from vllm.platforms import current_platform
-
 PROCESSES = multiprocessing.get_context("forkserver")
-MODULES = ["vllm.benchmarks.drafters.engine", "vllm.v1.engine.core"]
 
 
 def import_ahead() -> None:
     """Starts it, if it does not run yet."""
-    modules = list(MODULES)
-    if current_platform.is_cpu():
-        # Of others these look at the device, which a fork could then not use.
-        modules.append("vllm.v1.worker.cpu_worker")
-    PROCESSES.set_forkserver_preload(modules)
+    # What this process imports is no garbage; to look for some takes seconds.
+    gc.disable()
+    PROCESSES.set_forkserver_preload(["vllm.benchmarks.drafters.preload"])
     forkserver.ensure_running()
+
+
+def import_ahead_of_command() -> None:
+    """Starts it where the command line asks for a comparison of drafters, before this
+    process imports what it needs, which takes as long."""
+    if sys.argv[1:3] == ["bench", "drafters"] and not {"-h", "--help"} & {*sys.argv}:
+        import_ahead()

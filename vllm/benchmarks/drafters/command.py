@@ -69,7 +69,7 @@ def add_own_args(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> None:
-    only_new_warnings(logging.getLogger("vllm"))
+    warnings = NewWarnings(logging.getLogger("vllm"))
     try:
         words, bundle = sys.argv[sys.argv.index("drafters") + 1 :], None
         if args.model is None and not args.drafter:
@@ -79,24 +79,29 @@ def main(args: argparse.Namespace) -> None:
         fill_in(args)
         check(args)
         import_ahead()
-        job = prepare(args, bundle)
+        job = prepare(args, bundle, warnings)
     except (ValueError, OSError) as error:
         print(f"error: {in_one_line(error)}", file=sys.stderr)
         sys.exit(2)
     sys.exit(run(job, args, engine_flags(words)))
 
 
-def only_new_warnings(log: logging.Logger) -> None:
-    """Configs are made several times; engines say in their logs what they settle."""
-    seen: set[str] = set()
+class NewWarnings:
+    """Of what the handlers of a log would show: each warning once, and none while
+    `is_silent`. Configs are made several times; engines say in their own logs what they
+    settle."""
 
-    def is_new(record: logging.LogRecord) -> bool:
-        text, known = record.getMessage(), len(seen)
-        seen.add(text)
-        return record.levelno >= logging.WARNING and len(seen) > known
+    def __init__(self, log: logging.Logger):
+        self.seen: set[str] = set()
+        self.is_silent = False
+        for handler in log.handlers:
+            handler.addFilter(self.is_new)
 
-    for handler in log.handlers:
-        handler.addFilter(is_new)
+    def is_new(self, record: logging.LogRecord) -> bool:
+        text, known = record.getMessage(), len(self.seen)
+        self.seen.add(text)
+        is_warning = record.levelno >= logging.WARNING and not self.is_silent
+        return is_warning and len(self.seen) > known
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
@@ -116,6 +121,7 @@ def run(job: "Job", args: argparse.Namespace, flags: Sequence[str]) -> int:
     from vllm.benchmarks.drafters.report import Report, draw
 
     gc.freeze()  # else Python, as it ends, takes seconds to collect what was imported
+    gc.enable()
     print(f"What engines say: {job.logs}", file=sys.stderr)
     measured = Measurement(job)
     try:
@@ -171,8 +177,8 @@ def bundled_flags(bundle: Path) -> list[str]:
 def fill_in(args: argparse.Namespace) -> None:
     """Sets what is unset."""
     is_small = args.quick and current_platform.is_cpu()
-    # Fixed lengths beside "auto", which tell how well a drafter fits.
-    args.fixed_up_to = 1 if is_small and args.num_speculative_tokens is None else None
+    # Unset, no fixed lengths beside "auto".
+    args.auto_alone = is_small
     # Two engines at a time. A CPU has other things to do, by and by more or less.
     args.in_turns = is_small
     usual = {
@@ -231,11 +237,14 @@ def check(args: argparse.Namespace) -> None:
             raise ValueError(f"{file}: there is no such folder.")
 
 
-def prepare(args: argparse.Namespace, bundle: Path | None = None) -> "Job":
+def prepare(
+    args: argparse.Namespace, bundle: Path | None, warnings: NewWarnings
+) -> "Job":
     """Reads all configs and prompts, before any weights.
 
     Args:
         bundle: folder of the models, if they are the bundled ones.
+        warnings: silent of the target's own config, since no drafter is behind them.
 
     Raises:
         ValueError, OSError: an engine could not start, or prompts are too long.
@@ -256,7 +265,9 @@ def prepare(args: argparse.Namespace, bundle: Path | None = None) -> "Job":
         given = None if spec is None else dict(spec)
         return replace(engine_args, speculative_config=given).create_engine_config()
 
+    warnings.is_silent = True
     target = resolve(None).model_config
+    warnings.is_silent = False
     plans = plan_engines(args.drafter, args, resolve)
     tokenizer = cached_tokenizer_from_config(target)
     requests = read_requests(args, tokenizer, bundle, target.get_vocab_size())

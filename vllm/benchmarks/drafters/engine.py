@@ -107,6 +107,8 @@ class Engine:
         self.llm = LLM.from_engine_args(engine_args)
         self.start_s = time.perf_counter() - begin
         self.scheduler = self.llm.llm_engine.engine_core.engine_core.scheduler
+        chosen = self.scheduler.draft_lengths
+        self._trimming = chosen and chosen.trimming
         self.num_requests = 0
 
     def describe(self) -> dict[str, Any]:
@@ -139,12 +141,14 @@ class Engine:
         return Round(*answered, drafts, accepted, by_position)
 
     def end(self) -> None:
-        """Ends its workers."""
-        self.llm.llm_engine.engine_core.engine_core.model_executor.shutdown()
+        """Ends its workers; one in this process ends with it, and sooner."""
+        if self.llm.llm_engine.vllm_config.parallel_config.world_size > 1:
+            self.llm.llm_engine.engine_core.engine_core.model_executor.shutdown()
 
     def _tell(self, told: int | None) -> None:
         if (chosen := self.scheduler.draft_lengths) is not None:
             vars(chosen.lengths).pop("choose", None)
+            chosen.trimming = self._trimming if told is None else None
             if told is not None:
                 chosen.lengths.choose = lambda *load_and_gains: told
 

@@ -147,6 +147,7 @@ class Measurement:
         log = self.job.logs / f"engine-{number}.log"
         engine = EngineProcess(args, plan.env or {}, log)
         try:
+            self.progress.begin(plan.drafter)
             with self.progress.doing(START, f"{plan.drafter}: {START}"):
                 said = engine.ask("describe")
             self.within = max(self.within, tolerance(said["dtype"]))
@@ -165,7 +166,7 @@ class Measurement:
         finally:
             if self.beside is None or self.beside[0] is not engine:
                 engine.stop()
-        if plan.is_reference:
+        if plan.is_reference or plan.is_beside:
             # What differs here cannot be told from rounding elsewhere.
             own = self.found[-1].comparison.errors
             gaps = [difference.gap for difference in own]

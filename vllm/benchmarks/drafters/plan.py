@@ -37,19 +37,15 @@ class Setting:
         spec: the speculative config that drafts so; None: no speculation.
         told: drafts of each request that the engine is told; None: it is not told.
         depth: K, the most drafts that can be accepted.
-        most: requests at a time up to which it is measured; None: any.
     """
 
     name: str = ""
     spec: dict[str, Any] | None = None
     told: int | None = None
     depth: int = 0
-    most: int | None = None
 
     def is_measured_at(self, num_requests: int) -> bool:
         """Not where an engine that is told so many drafts lacks graphs for them."""
-        if self.most is not None and num_requests > self.most:
-            return False
         if self.told is None or self.told <= self.depth:
             return True
         return num_requests * (self.told + 1) <= MAX_TREE_ROWS
@@ -66,6 +62,7 @@ class EnginePlan:
         is_seeded: whether output of requests with a seed is, too.
         env: of the engine's process, beside what there is.
         is_beside: whether it is kept, and measured in turns with each drafter.
+        repeats: rounds of each point; None: as many as are asked for.
     """
 
     drafter: str
@@ -75,6 +72,7 @@ class EnginePlan:
     is_seeded: bool = True
     env: dict[str, str] | None = None
     is_beside: bool = False
+    repeats: int | None = None
 
     @property
     def is_reference(self) -> bool:
@@ -129,7 +127,8 @@ def plan_engines(
     measured in turns with drafters, not again.
 
     Where vLLM runs no speculation on Runner V1 and a drafter on V2, as on a CPU, what
-    output has to be is said on V2: for a seed the two draw other tokens.
+    output has to be is said on V2: for a seed the two draw other tokens. If there are
+    turns, nothing else is asked of it.
 
     Args:
         drafters: speculative configs. One that says how much to draft is measured as
@@ -140,7 +139,9 @@ def plan_engines(
     Raises:
         ValueError: what `resolve` raises, for every config that is to be started.
     """
-    plans = [EnginePlan(NONE, None, (Setting(),), is_beside=args.in_turns)]
+    # In turns it is measured again and again: before that it has only to warm up.
+    turns = {"is_beside": True, "repeats": 1} if args.in_turns else {}
+    plans = [EnginePlan(NONE, None, (Setting(),), **turns)]
     for name, spec in zip(name_drafters(drafters), drafters, strict=True):
         resolved = resolve(spec).speculative_config
         is_lossless = resolved.rejection_sample_method != "synthetic"
@@ -154,7 +155,9 @@ def plan_engines(
     if any(p.is_seeded for p in plans[1:]) and not resolve(None).use_v2_model_runner:
         env = {"VLLM_USE_V2_MODEL_RUNNER": "1"}
         plans[0] = replace(plans[0], is_seeded=False)
-        plans.insert(0, EnginePlan(NONE_V2, None, (Setting(),), env=env))
+        repeats = 0 if args.in_turns else None
+        on_v2 = EnginePlan(NONE_V2, None, (Setting(),), env=env, repeats=repeats)
+        plans.insert(0, on_v2)
     again = EnginePlan(NONE, None, (Setting("again"),), is_seeded=False)
     return plans if args.in_turns else [*plans, again]
 
@@ -169,6 +172,8 @@ def _settings(
         return (Setting(AUTO if is_auto else told, spec, None, depth),), []
     chosen = chosen_lengths(resolved) if is_auto else []
     chains, trees = args.num_speculative_tokens, args.draft_tree
+    if chains is None and is_auto and args.auto_alone:
+        chains = []
     if chains is None:
         usual = QUICK_CHAINS if args.quick else CHAINS
         chains = sorted({*(k for k in usual if k < depth and k in chosen), depth})
@@ -177,8 +182,7 @@ def _settings(
         trees = [n for n in usual if n > depth and n in chosen]
     fixed = [_chain(spec, k) for k in chains] + [_tree(spec, n, depth) for n in trees]
     shared = [s for s in fixed if s.told in chosen and s.depth <= depth]
-    beside = (replace(setting, most=args.fixed_up_to) for setting in shared)
-    together = (Setting(AUTO, spec, None, depth), *beside) if is_auto else ()
+    together = (Setting(AUTO, spec, None, depth), *shared) if is_auto else ()
     return together, [replace(s, told=None) for s in fixed if s not in shared]
 
 
@@ -201,6 +205,7 @@ def plan_tasks(plan: EnginePlan, loads: Sequence[int], repeats: int) -> list[Tas
     checks = [Task(CHECK, s, most, True) for s in plan.settings if plan.is_seeded]
     if plan.is_reference:
         checks.insert(0, Task(CHECK, plan.settings[0], most))
+    repeats = repeats if plan.repeats is None else plan.repeats
     rounds: list[Task] = []
     for load in loads:
         here = [s for s in plan.settings if s.is_measured_at(load)]

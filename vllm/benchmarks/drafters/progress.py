@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A progress bar that knows what is left to do, and how long its like took."""
 
+import sys
 import time
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator
@@ -14,6 +15,8 @@ BAR = "{desc}: {percentage:3.0f}%|{bar:20}| {elapsed}{postfix}"
 class Progress:
     """To be told what is done; shows the time left by the last one of each kind.
 
+    Where there is no terminal to draw a bar in, a line for each part of the whole.
+
     Args:
         todo: the kind of each thing to do.
     """
@@ -21,7 +24,14 @@ class Progress:
     def __init__(self, todo: Iterable[Hashable]):
         self.left = Counter(todo)
         self.took: dict[Hashable, float] = {}
-        self.bar = tqdm(total=self.left.total(), bar_format=BAR)
+        self.total, self.began = self.left.total(), time.monotonic()
+        self.bar = tqdm(total=self.total, bar_format=BAR, disable=None)
+
+    def begin(self, part: str) -> None:
+        if self.bar.disable:
+            share = 1 - self.left.total() / self.total
+            passed = tqdm.format_interval(time.monotonic() - self.began)
+            print(f"{share:4.0%} {passed} {part}", file=sys.stderr)
 
     @contextmanager
     def doing(self, kind: Hashable, what: str) -> Iterator[None]:

@@ -22,7 +22,7 @@ BAR_WIDTH = 40
 SHOWN_DIFFERENCES = 3
 # What is faster by less is as fast: then "auto" is best, which follows the load.
 SAME_SPEED = 0.01
-# No speculation at the begin and at the end of a run may differ by less.
+# No speculation may differ by less over a run.
 UNSTEADY = 1.15
 HEAD = (
     "requests",
@@ -67,24 +67,27 @@ class Report:
         """
         if (drafted := found.round(load)) is None:
             return None
-        every = [round for base in self.bases for round in base.rounds[load]]
+        every = [round for base in self.bases for round in base.rounds.get(load, ())]
         base = fastest(found.beside.get(load, every))
         return drafted.tokens_per_s / base.tokens_per_s
 
     def unsteady(self) -> str:
-        """What to know if no speculation was not as fast again at the end."""
-        most = 1.0
+        """What to know if no speculation was not as fast all the time."""
+        most, drafted = 1.0, [found for found in self.found if found.beside]
         for load in self.loads:
             times = [end.rounds[load] for end in self.ends]
-            times += [found.beside[load] for found in self.found if found.beside]
+            times += [found.beside[load] for found in drafted]
             speeds = [fastest(rounds).tokens_per_s for rounds in times]
             most = max(most, max(speeds) / min(speeds))
         if most < UNSTEADY:
             return ""
-        return (
+        what = (
             f"\nUnsteady: no speculation differs by {most:.1f}× from begin to end. "
-            "Something else ran on this machine: run it again alone."
+            "Something else ran on this machine"
         )
+        if drafted:
+            return f"{what}: compare ratios, each over its own turns, not tokens/s."
+        return f"{what}: run it again alone."
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """A row for each load and setting, as --json has them."""
@@ -121,7 +124,8 @@ class Report:
 
     def plot(self) -> str:
         """Bars of tokens per second."""
-        lines, width = [], max(len(found.name) for found in self.found)
+        width = max(len(found.name) for found in self.found if found.rounds)
+        lines = []
         for load in self.loads:
             here = [found for found in self.found if load in found.rounds]
             speeds = [found.round(load).tokens_per_s for found in here]

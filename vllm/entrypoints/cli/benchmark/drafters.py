@@ -2,17 +2,10 @@
 """The `drafters` subcommand of `vllm bench`."""
 
 import argparse
-import sys
-
-from vllm.benchmarks.drafters.ahead import import_ahead
-from vllm.entrypoints.cli.benchmark.base import BenchmarkSubcommandBase
-from vllm.utils.argparse_utils import FlexibleArgumentParser
-
-# What this process imports from here on takes seconds, and so it does for engines.
-if sys.argv[1:3] == ["bench", "drafters"] and not {"-h", "--help"} & {*sys.argv}:
-    import_ahead()
 
 from vllm.benchmarks.drafters.command import add_cli_args, main
+from vllm.entrypoints.cli.benchmark.base import BenchmarkSubcommandBase
+from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 
 class BenchmarkDraftersSubcommand(BenchmarkSubcommandBase):

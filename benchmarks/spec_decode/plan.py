@@ -47,7 +47,7 @@ def peers(args: Namespace, mode: str, k: int) -> list[EngineKey]:
 
 
 def auto_engines(args: Namespace, mode: str) -> list[EngineKey]:
-    """Those that choose how much to draft; with trees and budgets, if asked for.
+    """Those that choose how much to draft; with trees and trimmed, if asked for.
 
     With the largest trees that were given, and without any if 0 was.
     """
@@ -176,7 +176,7 @@ class Setup:
             config["draft_tree"] = key.tree  # verified by a recording
         elif not self.on_cpu or key.implementation != BASE_V1:
             # Drawn instead of verified, so that every engine accepts the same; Runner
-            # V1 cannot on a CPU.
+            # V1 cannot on a CPU, but for recordings.
             config["rejection_sample_method"] = "synthetic"
             config["synthetic_acceptance_length"] = equal_length(key.num_tokens)
         if key.is_auto:
@@ -211,9 +211,6 @@ class Setup:
             ),
         }
         if self.on_cpu:
-            env |= {
-                "VLLM_CPU_KVCACHE_SPACE": "1",
-                "OMP_NUM_THREADS": "1",
-            }
+            env["VLLM_CPU_KVCACHE_SPACE"] = "1"
         site = self.sites[OURS if key.implementation == OURS else "base"]
         return python_of(site, env)

@@ -148,17 +148,18 @@ def _starting(add_requests: Any, runner: Any, replay: Replay) -> Any:
 def replay_chains(runner: Any, replay: Replay) -> None:
     """Lets a runner of either kind accept chains as recorded.
 
-    Its engine must accept synthetically, at rates of 1: what the recording rejects is
-    cut off. The token behind the cut is a draft, as good as any with dummy weights.
+    The token behind the last accepted one is a draft, as good as any with dummy
+    weights. Runner V2's engine must accept synthetically, at rates of 1: what the
+    recording rejects is cut off. Runner V1's need not, which a CPU cannot do.
     """
     sampler = runner.rejection_sampler
+    if not hasattr(sampler, "_verify"):
+        sampler.forward = _v1_forward(sampler.forward, runner, replay)
+        return
     if sampler.synthetic_conditional_rates is None:
         raise ValueError('start the engine with rejection_sample_method="synthetic"')
     sampler.synthetic_conditional_rates.fill_(1.0)
-    if hasattr(sampler, "_verify"):
-        sampler._verify = _v2_verify(sampler._verify, replay)
-    else:
-        sampler.forward = _v1_forward(sampler.forward, runner, replay)
+    sampler._verify = _v2_verify(sampler._verify, replay)
 
 
 def _v2_verify(verify: Any, replay: Replay) -> Any:
@@ -179,14 +180,19 @@ def _v1_forward(forward: Any, runner: Any, replay: Replay) -> Any:
     def replayed(metadata, draft_probs, logits, sampling_metadata):
         output = forward(metadata, draft_probs, logits, sampling_metadata)
         tokens = output.sampled_token_ids  # [n, most drafts + 1], -1 behind the last
-        ends = metadata.cu_num_sampled_tokens
+        ends, drafts = metadata.cu_num_sampled_tokens, metadata.draft_token_ids
         begins = torch.nn.functional.pad(ends[:-1], (1, 0))
         positions = runner.positions[metadata.logits_indices[begins]]
         prompts = runner.input_batch.token_ids_cpu[: len(tokens)]
         starts = torch.from_numpy(start_of(prompts)).to(tokens.device)
         recorded = replay.chain[replay.rows_from(starts, positions)]
         accepted = torch.minimum(recorded, ends - begins - 1)
+        requests = torch.arange(len(tokens), device=tokens.device)
         places = torch.arange(tokens.shape[1], device=tokens.device)
+        if len(drafts):  # those of others before them have one row less each
+            own = (begins - requests)[:, None] + places
+            drafted = drafts[own.clamp(max=len(drafts) - 1)].to(tokens.dtype)
+            tokens.copy_(torch.where(tokens < 0, drafted, tokens))
         tokens.masked_fill_(places > accepted[:, None], -1)
         return output
 

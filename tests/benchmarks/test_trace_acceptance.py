@@ -148,16 +148,24 @@ def test_runner_v2_accepts_chains_as_recorded():
     assert found.tolist() == [first, 1, min(2, last)] and found.dtype == torch.int32
 
 
-def test_runner_v1_accepts_chains_as_recorded():
+@pytest.mark.parametrize("is_synthetic", [True, False])
+def test_runner_v1_accepts_chains_as_recorded(is_synthetic):
+    """What it rejected itself, as it does where it cannot draw, is a draft's token."""
     replay = make_replay()
-    tokens = torch.arange(24).view(3, 8)
+    drafts = torch.arange(10) + 50
+    tokens = torch.full((3, 8), -1)
+    tokens[:, 0] = torch.tensor([50, 9, 57])
+    expected = torch.stack([torch.cat([drafts[:7], drafts[7:8]]), tokens[1], tokens[2]])
+    expected[2, :4] = torch.tensor([57, 58, 59, 59])
+    if is_synthetic:  # at rates of 1
+        tokens = expected
     metadata = SimpleNamespace(
         cu_num_sampled_tokens=torch.tensor([8, 9, 13]),
+        draft_token_ids=drafts,
         logits_indices=torch.arange(13) + 2,
     )
     sampler = SimpleNamespace(
-        synthetic_conditional_rates=torch.zeros(7),
-        forward=lambda *args: SimpleNamespace(sampled_token_ids=tokens.clone()),
+        forward=lambda *args: SimpleNamespace(sampled_token_ids=tokens.clone())
     )
     runner = SimpleNamespace(
         rejection_sampler=sampler,
@@ -167,7 +175,7 @@ def test_runner_v1_accepts_chains_as_recorded():
     replay_chains(runner, replay)
     found = sampler.forward(metadata, None, None, None).sampled_token_ids
     for i, kept in enumerate(accepted(replay, [0, 1, 2], [7, 0, 3])):
-        assert found[i, :kept].tolist() == tokens[i, :kept].tolist()
+        assert found[i, :kept].tolist() == expected[i, :kept].tolist()
         assert (found[i, kept:] == -1).all()
 
 

@@ -15,6 +15,7 @@ from vllm.config import SpeculativeConfig
 from vllm.config.drafter import DrafterConfig, engine, length
 from vllm.config.drafter.engine import check_others_choose, settle_auto
 from vllm.config.drafter.length import (
+    MIN_REQUESTS,
     TREES,
     AutoSchedule,
     candidate_lengths,
@@ -138,6 +139,7 @@ def test_what_it_does_not_support_is_refused_and_a_default_fixed(
 def test_a_default_needs_the_unified_speculator(unsupported, is_v2, watermark):
     drafter = DrafterConfig("draft_model", 7, unsupported=unsupported)
     config = SimpleNamespace(use_v2_model_runner=is_v2, watermark_config=watermark)
+    config.scheduler_config = SimpleNamespace(max_num_seqs=MIN_REQUESTS)
     runs = unsupported is None and is_v2 and watermark is None
 
     def settle(**given: Any) -> bool:
@@ -241,7 +243,7 @@ def test_verifying_a_part_is_the_engines_choice_like_a_length(
     config = SimpleNamespace(
         speculative_config=spec,
         use_v2_model_runner=True,
-        parallel_config=SimpleNamespace(data_parallel_size=1),
+        parallel_config=SimpleNamespace(data_parallel_size=1, pipeline_parallel_size=1),
         scheduler_config=SimpleNamespace(max_num_batched_tokens=4096),
         model_config=SimpleNamespace(max_model_len=4096),
     )
@@ -255,23 +257,26 @@ def test_verifying_a_part_is_the_engines_choice_like_a_length(
     assert trims(spec)
 
 
-# The default of what large batches verify, once it is to be part of "auto".
+@pytest.mark.parametrize("schedule", [None, "auto"])
+def test_trees_are_verified_whole(schedule, models, on_a_gpu, caplog_vllm):
+    """Beside a tree in every step there is nothing to trim, and one line says so."""
+    given = {"draft_tree": 31, "enable_adaptive_verification": True}
+    given["num_speculative_tokens_per_batch_size"] = schedule
+    spec = by_default(models, spec=given)
+    assert spec.drafter.is_unified and spec.drafter.num_nodes == 31
+    assert trims(spec) is (schedule == "auto")
+    names = "enable_adaptive_verification does nothing beside draft_tree=31"
+    said = [line for line in caplog_vllm.messages if line.startswith(names)]
+    assert len(said) == (schedule is None)
 
 
-@pytest.fixture
-def trimmed_default(monkeypatch, on_a_gpu) -> None:
-    monkeypatch.setattr(length, "TRIMS_BY_DEFAULT", True)
+# The default of what large batches verify, a part of "auto".
 
 
 def by_default(models, **engine: Any) -> SpeculativeConfig:
     """Of an engine that is told the drafter alone, or what else `spec` has."""
     spec = {"model": str(models / "pard")} | engine.pop("spec", {})
     return engine_config(models / "target", spec, **engine).speculative_config
-
-
-def test_nobody_is_given_it_unasked(models, on_a_gpu):
-    spec = by_default(models)
-    assert is_auto(spec) and spec.enable_adaptive_verification is False
 
 
 @pytest.mark.parametrize(
@@ -286,7 +291,7 @@ def test_nobody_is_given_it_unasked(models, on_a_gpu):
     ],
 )
 def test_a_default_that_was_not_set_otherwise(
-    given: dict, is_given: bool, models, trimmed_default
+    given: dict, is_given: bool, models, on_a_gpu
 ):
     """Trees and chains are chosen from, too; what is asked for is no default."""
     spec = by_default(models, spec=given)
@@ -309,7 +314,7 @@ def engine_with(**changes: Any) -> SimpleNamespace:
             "use_mla": False,
             "max_model_len": 4096,
         },
-        "scheduler_config": {"max_num_batched_tokens": 4096},
+        "scheduler_config": {"max_num_batched_tokens": 4096, "max_num_seqs": 256},
         "aux_output_config": {"enabled": False},
         "speculative_config": {},
         "lora_config": None,
@@ -317,7 +322,7 @@ def engine_with(**changes: Any) -> SimpleNamespace:
     for name, change in changes.items():
         parts[name] = {**parts[name], **change} if parts[name] is not None else change
     spec = settings(
-        drafter=DrafterConfig("eagle3", 7),
+        drafter=DrafterConfig("eagle3", 7, is_parallel=True),
         is_auto_by_default=True,
         enable_adaptive_verification=None,
         **parts.pop("speculative_config"),
@@ -347,7 +352,7 @@ def engine_with(**changes: Any) -> SimpleNamespace:
     ],
 )
 def test_where_a_default_cannot_be_one_line_says_so(
-    changes: dict, what: str | None, trimmed_default, caplog_vllm
+    changes: dict, what: str | None, on_a_gpu, caplog_vllm
 ):
     config = engine_with(**changes)
     with caplog_vllm.at_level("INFO", logger="vllm"):
@@ -361,7 +366,30 @@ def test_where_a_default_cannot_be_one_line_says_so(
     assert [line.endswith(f"support {what}.") for line in said] == [True] * len(changes)
 
 
-def test_an_engine_that_cannot_starts_without_it(models, trimmed_default):
+@pytest.mark.parametrize(
+    "drafter, max_num_seqs, is_given",
+    [
+        ("pard", MIN_REQUESTS, True),
+        ("pard", MIN_REQUESTS - 1, False),
+        ("peagle", MIN_REQUESTS, True),
+        ("eagle3", MIN_REQUESTS, False),
+        ("draft", MIN_REQUESTS, False),
+    ],
+)
+def test_where_nothing_is_gained_nothing_is_made_ready(
+    drafter: str, max_num_seqs: int, is_given: bool, models, on_a_gpu, caplog_vllm
+):
+    """Nor is a word said. Whoever asks for it has it."""
+    given = {"model": str(models / drafter)}
+    with caplog_vllm.at_level("INFO", logger="vllm"):
+        spec = by_default(models, spec=given, max_num_seqs=max_num_seqs)
+    assert is_auto(spec) and trims(spec) is is_given
+    assert "verifies all its drafts" not in caplog_vllm.text
+    given["enable_adaptive_verification"] = True
+    assert trims(by_default(models, spec=given, max_num_seqs=max_num_seqs))
+
+
+def test_an_engine_that_cannot_starts_without_it(models, on_a_gpu):
     """vLLM refuses LoRA beside it, where it is asked for."""
     spec = by_default(models, enable_lora=True)
     assert is_auto(spec) and not trims(spec)
@@ -370,8 +398,7 @@ def test_an_engine_that_cannot_starts_without_it(models, trimmed_default):
         by_default(models, enable_lora=True, spec=asked)
 
 
-def test_a_cpu_verifies_all(models, monkeypatch, caplog_vllm):
-    monkeypatch.setattr(length, "TRIMS_BY_DEFAULT", True)
+def test_a_cpu_verifies_all(models, caplog_vllm):
     if not length.current_platform.is_cpu():
         pytest.skip("runs on another platform")
     with caplog_vllm.at_level("INFO", logger="vllm"):

@@ -180,23 +180,20 @@ def test_autoregressive_use_of_a_parallel_drafter_warns_once(checkpoint, caplog_
 
 
 @pytest.mark.parametrize(
-    "method, size, used",
-    [("draft_model", 2, None), ("draft_model", 1, 1), ("eagle3", 2, None)],
+    "drafter, runner, size",
+    [("draft", "1", 1), ("eagle3", "1", 2), ("draft", "0", 2)],
 )
-def test_drafters_are_split_as_the_target(
-    checkpoint, caplog_vllm, method: str, size: int, used: int | None
+def test_who_has_a_whole_drafter(
+    models: Path, monkeypatch, caplog_vllm, drafter: str, runner: str, size: int
 ):
-    """Unset, their size is the target's."""
-    spec = unresolved(
-        checkpoint(LLAMA),
-        method=method,
-        num_speculative_tokens=7,
-        draft_tensor_parallel_size=1,
-        target_parallel_config=SimpleNamespace(tensor_parallel_size=size),
-    )
-    read_files(spec)
-    assert spec.draft_tensor_parallel_size == used
-    assert ("split in 2, as the target is" in caplog_vllm.text) is (used is None)
+    """Ranks that ask for it, of a draft model; other drafters are split, and one line
+    says so."""
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", runner)
+    spec = {"model": str(models / drafter), "draft_tensor_parallel_size": 1}
+    config = engine_config(models / "target", spec, tensor_parallel_size=2)
+    own = config.speculative_config.draft_parallel_config
+    assert own.tensor_parallel_size == size
+    assert ("split in 2, as the target is" in caplog_vllm.text) is (size == 2)
 
 
 # What both models' configs come to.
@@ -371,7 +368,7 @@ def with_models(**changes: Any) -> SpeculativeConfig:
         ("a drafter without a model config", {"draft_model_config": None}),
         (None, {"method": "draft_model", "use_heterogeneous_vocab": True}),
         (None, ADAPTIVE),
-        (f"{BESIDE} a draft tree in every step", ADAPTIVE | {"draft_tree": 31}),
+        (None, ADAPTIVE | {"draft_tree": 31}),
         (f"{BESIDE} data parallelism", ADAPTIVE | ranks(data_parallel_size=2)),
         (f"{BESIDE} a schedule of draft lengths", ADAPTIVE | SCHEDULE),
         ("decode context parallelism", ranks(decode_context_parallel_size=2)),
@@ -382,18 +379,33 @@ def test_what_the_unified_speculator_does_not_support(reason: str | None, given:
     assert find_unsupported(with_models(**given)) == reason
 
 
-@pytest.mark.parametrize("stages, on_cpu", [(1, True), (2, False), (2, True)])
-def test_pipeline_stages(stages: int, on_cpu: bool, monkeypatch):
+DRAFTS = {"method": "draft_model", "parallel_drafting": False, "draft_tree": None}
+HEAD = DRAFTS | {"method": "eagle3"}
+PEAGLE = HEAD | {"parallel_drafting": True}
+
+
+@pytest.mark.parametrize(
+    "spec, stages, on_cpu, is_unified, refusal",
+    [
+        (HEAD, 1, True, True, None),
+        (HEAD, 2, True, True, r"stages on a CPU \(2\)"),
+        (HEAD, 2, False, False, None),
+        (DRAFTS, 2, False, True, None),
+        (DRAFTS, 2, False, False, "vLLM's own speculators"),
+        (PEAGLE, 2, False, True, None),
+        (PEAGLE, 2, False, False, "vLLM's own speculators"),
+        (PEAGLE | {"draft_tree": 15}, 2, False, True, "draft_tree"),
+    ],
+)
+def test_pipeline_stages(spec, stages, on_cpu, is_unified, refusal, monkeypatch):
     platform = SimpleNamespace(is_cpu=lambda: on_cpu)
     monkeypatch.setattr("vllm.config.drafter.engine.current_platform", platform)
     config = SimpleNamespace(
-        speculative_config=SimpleNamespace(method="eagle3", parallel_drafting=False),
+        speculative_config=SimpleNamespace(**spec),
         parallel_config=SimpleNamespace(pipeline_parallel_size=stages),
     )
-    is_refused = stages > 1 and on_cpu
-    refusal = pytest.raises(ValueError, match=r"stages on a CPU \(2\)")
-    with refusal if is_refused else nullcontext():
-        check_parallelism(config)
+    with pytest.raises(ValueError, match=refusal) if refusal else nullcontext():
+        check_parallelism(config, is_unified)
 
 
 @pytest.mark.parametrize("target_has", [True, False])

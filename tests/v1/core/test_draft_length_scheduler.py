@@ -30,13 +30,14 @@ def make_scheduler(schedule, times=None, ranks: int = 1) -> Scheduler:
         pass_times=times,
         catch_up_seconds=None,
         trimmed_times=None,
-        tree_times=None,
     )
     parallel = SimpleNamespace(
         data_parallel_size=ranks, dp_sync_interval=16, pipeline_parallel_size=1
     )
     scheduler.vllm_config = SimpleNamespace(
-        speculative_config=spec, parallel_config=parallel
+        speculative_config=spec,
+        parallel_config=parallel,
+        cache_config=SimpleNamespace(enable_prefix_caching=False),
     )
     scheduler.draft_lengths = ChosenLengths.of(scheduler)
     scheduler.unaccepted_drafts = scheduler.acceptance_watch = None
@@ -104,10 +105,11 @@ def test_a_schedule_is_left_alone():
 
 
 def requests(*lengths: int) -> list[SimpleNamespace]:
-    """With so many tokens each, of which the engine still waits for two."""
+    """With so many tokens each, a tenth of them output, and two yet to come."""
     return [
         SimpleNamespace(
             num_tokens=length - 2,
+            num_output_tokens=length // 10,
             num_output_placeholders=2,
             sampling_params=None,
             use_structured_output=False,
@@ -119,14 +121,14 @@ def requests(*lengths: int) -> list[SimpleNamespace]:
 def test_load_is_that_of_the_requests_that_run():
     scheduler = make_scheduler("auto", TIMES)
     lookup = scheduler.draft_lengths
-    assert lookup.load(3) == Load(3, 3, 0.0)  # none runs yet
+    assert lookup.load(3) == Load(3, 3, 0.0, age=0.0)  # none runs yet
     scheduler.running = requests(100, 200, DRAFTERS_LIMIT, 300)
-    assert lookup.load(4) == Load(4, 3, 400.0)
-    assert lookup.load(2) == Load(2, 2, 400.0)
+    assert lookup.load(4) == Load(4, 3, 400.0, age=40.0)
+    assert lookup.load(2) == Load(2, 2, 400.0, age=40.0)
     scheduler.running[0].sampling_params = REFUSING
-    assert lookup.load(4) == Load(4, 2, 400.0)
+    assert lookup.load(4) == Load(4, 2, 400.0, age=40.0)
     scheduler.running[1].use_structured_output = True
-    assert lookup.load(4) == Load(4, 2, 400.0, has_grammar=True)
+    assert lookup.load(4) == Load(4, 2, 400.0, has_grammar=True, age=40.0)
 
 
 @pytest.mark.parametrize("past, drafts", [(0, 3), (1, 0)])

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from vllm.config.drafter import DrafterConfig
 from vllm.config.drafter.length import trims
@@ -180,12 +181,16 @@ class Worker(WorkersTrimming):
     """Of N requests, without a device; `told` says of which steps it told."""
 
     def __init__(self) -> None:
-        self._depth, self._trees, self.told, self.learnt = K, None, [], []
+        self.num_speculative_steps, self.told, self.learnt = K, [], []
         self._sampler = SimpleNamespace()
         self._estimator = SimpleNamespace(
             step=lambda *_: self.learnt.append(True), forget=self.learnt.clear
         )
         self._is_known = np.zeros(N, dtype=bool)
+        self._max_total_logits, self.num_bonus_tokens = 10**6, 1
+        self._cu_num_logits, self.query_start_loc = torch.zeros(
+            2, N + 1, dtype=torch.int32
+        ).unbind()
 
     def _tell(self, output, *rest) -> None:
         self.told.append(output)
@@ -219,6 +224,24 @@ def test_workers_tell_of_chains_that_have_chances():
     worker.run("all of a large one", 0, K)
     worker.run("drafts that were not made", K, K)
     assert worker.told[2:] == ["all of a large one"]
+
+
+@pytest.mark.parametrize("budget", [1, 10, N * K - 1])
+def test_of_all_drafts_of_a_batch_the_likeliest_are_verified(budget: int):
+    rng, worker, step = np.random.default_rng(0), Worker(), make_step()
+    chances, states = rng.random((N, K), dtype=np.float32), rng.permutation(N)
+    worker._chances, step.verify_budget = torch.from_numpy(chances), budget
+    assert worker.for_step(step) is worker
+    drafts = step.scheduled_spec_decode_tokens
+    assert worker.get_num_tokens(step.num_scheduled_tokens, drafts) == N + budget
+    found = worker.reallocate_drafts(NAMES, torch.from_numpy(states))
+    cu_num_logits, starts, num_drafts = found
+    survival = chances.cumprod(axis=1)
+    least = np.sort(survival, axis=None)[-budget]
+    wanted = (survival[states] >= least).sum(axis=1)
+    assert num_drafts == budget == wanted.sum()
+    assert (cu_num_logits.diff() - 1).tolist() == wanted.tolist()
+    assert starts.tolist() == cu_num_logits.tolist()
 
 
 def test_made_up_steps_leave_nothing_that_is_learnt_or_known():

@@ -26,7 +26,7 @@ of which comes when the one before is answered. Beyond that a job may ask for
     sleeps: by scenario, at which level the engine sleeps before it; at level 2 the
         target's weights are loaded again;
     updates: by scenario, whose weights the target and the drafter get before it, each
-        a folder; the drafter's by `weight_files.py`.
+        a folder; those that are sent by `weight_files.py`.
 
 Of workers in processes of their own nothing is known but outputs and counters.
 """
@@ -279,7 +279,6 @@ def timed_requests(scheduler: Any) -> list[int]:
 
 
 def take_defaults_of_a_gpu() -> None:
-    length.TRIMS_BY_DEFAULT = True
     for module in (engine, length):
         module.current_platform = SimpleNamespace(is_cpu=lambda: False)
 
@@ -296,7 +295,8 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     if job.get("defaults_of_a_gpu"):
         take_defaults_of_a_gpu()
     if job.get("is_multimodal"):
-        importlib.import_module("without_torchvision").register_models()
+        register = importlib.import_module("without_torchvision").register_model
+        register(job["engine"]["model"])
     if job.get("made_up_times"):
         importlib.import_module("made_up_times").make_up_times()
     llm = LLM(**engine_arguments(job))
@@ -338,14 +338,21 @@ def sleep(llm: LLM, level: int, target: str) -> None:
         update_weights(llm, target)
 
 
-def update_weights(llm: LLM, target: str = "", drafter: str = "") -> None:
+def update_weights(
+    llm: LLM, target: str = "", sent_target: str = "", sent_drafter: str = ""
+) -> None:
     """As after a step of training; no KV of the weights before is used again."""
     if target:
         llm.collective_rpc("reload_weights", kwargs={"weights_path": target})
-    if drafter:
-        llm.start_draft_weight_update()
-        llm.update_weights({"update_info": {"folder": drafter}})
-        llm.finish_weight_update()
+    sent = {
+        sent_target: llm.start_weight_update,
+        sent_drafter: llm.start_draft_weight_update,
+    }
+    for folder, start in sent.items():
+        if folder:
+            start()
+            llm.update_weights({"update_info": {"folder": folder}})
+            llm.finish_weight_update()
     assert llm.reset_prefix_cache()
 
 

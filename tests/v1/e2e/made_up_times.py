@@ -5,14 +5,12 @@ from vllm.config.drafter.length import (
     MIN_REQUESTS,
     candidate_lengths,
     chosen_lengths,
-    shared_tree,
     trims,
 )
 from vllm.v1.core.sched.step_intervals import StepIntervals
 from vllm.v1.executor.abstract import Executor
 from vllm.v1.spec_decode.dynamic import pass_times
 from vllm.v1.spec_decode.dynamic.step_times import PassTimes, Row
-from vllm.v1.worker.gpu.spec_decode import adaptive_verification
 
 SIZES = (1, 4, 6, 8, 16)
 KNEE = 24
@@ -46,22 +44,9 @@ def part_verified(executor: Executor) -> dict[int, Row]:
     return {n: {k: seconds(n * (k + 1)) for k in lengths} for n in sizes}
 
 
-def part_of_trees_verified(executor: Executor) -> dict[int, Row]:
-    nodes = shared_tree(executor.speculative_config)
-    if nodes is None:
-        return {}
-    run_one(executor, MIN_REQUESTS, nodes, 1, 2)
-    sizes = [n for n in SIZES if n >= MIN_REQUESTS]
-    return {n: {rows: seconds(rows) for rows in pass_times.TREE_ROWS} for n in sizes}
-
-
 def make_up_times() -> None:
-    """For the engines that start from now on; compiles nothing, either."""
+    """For the engines that start from now on."""
     pass_times.measure_pass_times = all_verified
     pass_times.measure_catch_up = lambda _: {}
     pass_times.measure_trimmed_times = part_verified
-    pass_times.measure_tree_budgets = part_of_trees_verified
     StepIntervals.end = lambda *_: None  # what steps take corrects nothing
-    adaptive_verification._assign_draft_token_budget_compiled = (
-        adaptive_verification._assign_draft_token_budget
-    )

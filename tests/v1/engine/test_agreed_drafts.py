@@ -30,13 +30,13 @@ def make_engine(group=None) -> SimpleNamespace:
         pass_times=TIMES,
         catch_up_seconds=None,
         trimmed_times=None,
-        tree_times=None,
     )
     config = SimpleNamespace(
         speculative_config=spec,
         parallel_config=SimpleNamespace(
             data_parallel_size=2, dp_sync_interval=INTERVAL
         ),
+        cache_config=SimpleNamespace(enable_prefix_caching=False),
     )
     scheduler = SimpleNamespace(vllm_config=config, max_model_len=4096, running=[])
     scheduler.draft_lengths = ChosenLengths.of(scheduler)

@@ -6,13 +6,8 @@ import time
 import numpy as np
 import pytest
 
-from vllm.config.drafter.length import (
-    MAX_TREE_ROWS,
-    MIN_REQUESTS,
-    SHARED_ROWS,
-    candidate_lengths,
-)
-from vllm.v1.spec_decode.dynamic.budgets import ALL, MIN_GAIN, Budgets, TreeBudgets
+from vllm.config.drafter.length import MIN_REQUESTS, candidate_lengths
+from vllm.v1.spec_decode.dynamic.budgets import ALL, MIN_GAIN, Budgets
 from vllm.v1.spec_decode.dynamic.graph_sizes import ROWS_APART
 from vllm.v1.spec_decode.dynamic.served_times import ServedTimes
 from vllm.v1.spec_decode.dynamic.step_times import StepTimes
@@ -64,11 +59,11 @@ def budgets() -> Budgets:
     return make_budgets(LENGTHS, price=0.0)
 
 
-def some_chances(n: int, seed: int = 0, length: int = K) -> np.ndarray:
+def some_chances(n: int, seed: int = 0) -> np.ndarray:
     """Of drafts to be accepted: half of the requests are easy, half are hard."""
     rng = np.random.default_rng(seed)
     easy = np.where(np.arange(n)[:, None] % 2, 0.92, 0.35)
-    chances = np.clip(easy + rng.normal(0, 0.05, (n, length)), 0.01, 0.99)
+    chances = np.clip(easy + rng.normal(0, 0.05, (n, K)), 0.01, 0.99)
     return chances.cumprod(axis=1)
 
 
@@ -142,44 +137,6 @@ def test_steps_served_correct_what_was_measured(slower: float):
         assert found.gain == pytest.approx(before.gain, abs=0.02)
     else:
         assert 1.0 + found.gain < 0.85 * (1.0 + before.gain)
-
-
-NODES = 31
-
-
-@pytest.mark.parametrize("context", [256, 16384])
-@pytest.mark.parametrize("n", [8, 12, 24, 32])
-def test_a_budget_of_trees_is_as_good_as_any(n: int, context: int):
-    """Whole trees of many requests have no graph, and are never verified; what they
-    would take is made up of chains' times."""
-    drafting = 0.001
-
-    def verifying(m: int, context: int) -> dict[int, float]:
-        reading = m * context * 1e-7
-        chain, tree = (
-            target_seconds(m * (k + 1)) + drafting + reading for k in (K, NODES)
-        )
-        made_up = chain * (NODES + 1) / (K + 1)
-        return {K: chain, NODES: tree if m <= 8 else made_up}
-
-    times = {
-        long: {m: verifying(m, long) for m in (1, 8, 16, 32)} for long in (256, 16384)
-    }
-    parts = {m: target_seconds(m) + drafting for m in (64, 128, 256)}
-    budgets = TreeBudgets(StepTimes(times), dict.fromkeys((8, 16, 32), parts), K)
-    chances = some_chances(n, length=NODES)
-    found, gain = budgets.best(NODES, chances, context)
-    other = drafting + n * (context - 256) * 1e-7
-    seconds = {b: target_seconds(n + b) + other for b in range(1, 257 - n)}
-    survival = np.sort(chances, axis=None)[::-1].cumsum()
-    worth = {b: (n + survival[b - 1]) / seconds[b] for b in seconds}
-    assert worth[found] >= 0.97 * max(worth.values())
-    assert n + found in SHARED_ROWS
-    of_all = (n + survival[-1]) / budgets.times.seconds(n, context)[NODES]
-    assert (1 + gain) * of_all == pytest.approx(worth[found], rel=0.05)
-    # Where every node is worth its row.
-    sure = budgets.best(NODES, np.full((n, NODES), 0.99))
-    assert sure == ALL if n == 8 else n + sure.num_drafts == MAX_TREE_ROWS
 
 
 def test_takes_far_less_than_a_step(budgets: Budgets):

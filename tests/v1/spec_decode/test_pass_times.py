@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from vllm.config.drafter import DrafterConfig
-from vllm.config.drafter.length import AutoSchedule, candidate_lengths
+from vllm.config.drafter.length import candidate_lengths, trims
 from vllm.v1.spec_decode.dynamic import pass_times
 from vllm.v1.spec_decode.dynamic.pass_times import (
     CONTEXT,
@@ -15,7 +15,6 @@ from vllm.v1.spec_decode.dynamic.pass_times import (
     long_contexts,
     measure_catch_up,
     measure_pass_times,
-    measure_tree_budgets,
     measure_trimmed_times,
     seconds_per_step,
     sizes_to_measure,
@@ -49,7 +48,7 @@ class FakeExecutor:
         ranks: int = 1,
     ):
         self.trimming = ["some", "some"]
-        self.num_forgotten = 0
+        self.num_forgotten, self.timed = 0, []
         self.vllm_config = SimpleNamespace(
             speculative_config=SimpleNamespace(
                 num_speculative_tokens=3,
@@ -73,6 +72,7 @@ class FakeExecutor:
         if method not in (seconds_per_step, catch_up_seconds):
             runners = (SimpleNamespace(trimming=found) for found in self.trimming)
             return [method(SimpleNamespace(model_runner=each)) for each in runners]
+        self.timed.append((method, *args))
         num_reqs, *rest = args
         return [num_reqs + sum(rest), 2.0 * num_reqs + sum(rest)]
 
@@ -139,36 +139,29 @@ def test_long_contexts_are_timed_with_few_lengths():
     assert times[16384][8][3] == 2.0 * 8 + 3 + 16384
 
 
+def test_each_step_is_timed_once(monkeypatch):
+    platform = SimpleNamespace(is_cpu=lambda: False)
+    monkeypatch.setattr(pass_times, "current_platform", platform)
+    executor = FakeExecutor(max_model_len=20_000, num_gpu_blocks=9000)
+    measure_pass_times(executor)
+    assert len(executor.timed) == len(set(executor.timed)) > 30
+
+
 def test_steps_that_verify_a_part_are_timed_where_some_may_be_trimmed():
     executor = FakeExecutor(max_num_seqs=24)
     spec = executor.vllm_config.speculative_config
     spec.pass_times = {CONTEXT: {n: {3: 1.0} for n in (1, 4, 8, 12, 16, 24)}}
     times = measure_trimmed_times(executor)
     assert list(times) == [8, 16, 24]
-    assert times[8] == {k: 2.0 * 8 + 3 + CONTEXT + k for k in (1, 2, 3)}
+    parts = (1, 1.5, 2, 2.5, 3)
+    assert times[8] == {k: 2.0 * 8 + 3 + CONTEXT + k for k in parts}
     assert executor.num_forgotten == 1
+    spec.pass_times = {CONTEXT: {1: {3: 1.0}, 4: {3: 1.0}}}
+    assert measure_trimmed_times(executor) == {} and trims(spec)
     executor.trimming = ["some", None]  # its attention cannot
     assert measure_trimmed_times(executor) == {}
-    executor.trimming = ["some", "some"]
-    spec.pass_times = {CONTEXT: {1: {3: 1.0}, 4: {3: 1.0}}}
-    assert measure_trimmed_times(executor) == {}
-    spec.enable_adaptive_verification = False
-    assert measure_trimmed_times(executor) == {}
-
-
-def test_trees_under_a_budget_are_timed_where_some_are():
-    executor = FakeExecutor(max_num_seqs=64)
-    spec = executor.vllm_config.speculative_config
-    spec.trimmed_times, spec.is_trimmed_by_default = {}, False
-    assert measure_tree_budgets(executor) == {}
-    spec.trimmed_times = {n: {3: 1.0} for n in (8, 16, 32, 64)}
-    assert measure_tree_budgets(executor) == {}  # no trees
-    spec.num_speculative_tokens_per_batch_size = AutoSchedule([0, 3, 11, 31, 63])
-    times = measure_tree_budgets(executor)
-    assert list(times) == [8, 16, 32]
-    for n, row in times.items():
-        parts = {rows: rows / n - 1 for rows in (64, 128, 256)}
-        assert row == {rows: 2.0 * n + 31 + CONTEXT + parts[rows] for rows in parts}
+    # Or what the scheduler warns of would be that too few requests were timed.
+    assert not trims(spec)
 
 
 @pytest.mark.parametrize(

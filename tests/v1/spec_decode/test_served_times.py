@@ -12,7 +12,7 @@ from vllm.v1.spec_decode.dynamic.draft_length import DraftLengths
 from vllm.v1.spec_decode.dynamic.pass_times import CONTEXT
 from vllm.v1.spec_decode.dynamic.served_times import (
     HALF_LIFE,
-    TRIMMED_CHAINS,
+    TRIMMED,
     ServedTimes,
 )
 
@@ -42,10 +42,10 @@ def test_plans_compare_as_they_took():
 
 
 def test_what_trimming_adds_says_nothing_of_steps_without():
-    times = served({TRIMMED_CHAINS: 2.0})
-    assert times.longer(8)(TRIMMED_CHAINS) == 1.0  # there is nothing to compare it with
-    times = served({TRIMMED_CHAINS: 2.0, 3: 1.1})
-    assert times.longer(8)(TRIMMED_CHAINS) == pytest.approx(2.0, rel=0.01)
+    times = served({TRIMMED: 2.0})
+    assert times.longer(8)(TRIMMED) == 1.0  # there is nothing to compare it with
+    times = served({TRIMMED: 2.0, 3: 1.1})
+    assert times.longer(8)(TRIMMED) == pytest.approx(2.0, rel=0.01)
     assert times.longer(8)(7) == pytest.approx(1.1, rel=0.01)
 
 

@@ -33,23 +33,12 @@ DEFAULT_LONGEST = 7
 CHAINS = (0, 1, 2, 3, 4, 5, 7, 9, 12, 16, 21, 28)
 # Nodes of trees. With the last token, sixteen rows or so more each.
 TREES = (11, 15, 23, 31, 47, 63)
-# Whether "auto" that nobody asked for verifies the likeliest drafts alone, where that
-# pays: see `settle_trimming`. Not before a GPU has shown it: until then
-# `enable_adaptive_verification` asks.
-TRIMS_BY_DEFAULT = False
-# Whether it then verifies the likeliest nodes of a batch's trees, too; until a GPU has
-# shown it, chains alone.
-TRIMS_TREES_BY_DEFAULT = False
 # Rows of trees in a step that are worth a thought: from about here on products of the
 # target's matrices take as long as they have rows.
 MAX_TREE_ROWS = 256
 # With fewer there is nothing to gain by verifying a part of the drafts, and even
 # looking for it would cost.
 MIN_REQUESTS = 8
-# Where nodes of trees share a budget: with more requests they gain nothing over chains,
-# and steps of theirs differ little in time between these numbers of rows.
-MAX_TREE_REQUESTS = 32
-SHARED_ROWS = tuple(range(32, MAX_TREE_ROWS + 1, 32))
 
 
 class AutoSchedule(str):
@@ -114,28 +103,8 @@ def _lengths(schedule: str, depth: int) -> list[int]:
     return candidate_lengths(depth)
 
 
-def shared_tree(spec: Any) -> int | None:
-    """Nodes of the trees of which a large batch's likeliest are verified.
-
-    One size, so that one set of graphs and times does: the largest that the fewest
-    requests to share a budget may verify whole.
-
-    Returns:
-        None where trees are verified whole, or there are none.
-    """
-    if not trims(spec) or not is_auto(spec):
-        return None
-    if spec.is_trimmed_by_default and not TRIMS_TREES_BY_DEFAULT:
-        return None
-    depth, most = spec.drafter.num_speculative_tokens, MAX_TREE_ROWS // MIN_REQUESTS - 1
-    trees = [nodes for nodes in chosen_lengths(spec) if depth < nodes <= most]
-    return max(trees, default=None)
-
-
 def is_worth_trees(spec: Any, num_reqs: int, num_nodes: int) -> bool:
-    """Whether a step of so many requests may verify such trees, or a part of them."""
-    if num_nodes == shared_tree(spec) and num_reqs <= MAX_TREE_REQUESTS:
-        return True
+    """Whether a step of so many requests may verify such trees."""
     return not is_auto(spec) or num_reqs * (num_nodes + 1) <= MAX_TREE_ROWS
 
 
@@ -333,6 +302,22 @@ def check_tree(spec: "SpeculativeConfig", drafter: DrafterConfig) -> None:
     _check_verification(spec)
 
 
+def verify_whole_trees(spec: "SpeculativeConfig") -> None:
+    """Turns adaptive verification off beside a tree in every step; one line says so."""
+    if spec.draft_tree is None or is_auto(spec):
+        return
+    if spec.enable_adaptive_verification:
+        spec.enable_adaptive_verification = False
+        logger.warning(
+            "enable_adaptive_verification does nothing beside draft_tree=%d: every "
+            "step verifies whole trees, and chains alone are trimmed. Unset one of the "
+            'two, or add "num_speculative_tokens_per_batch_size": "%s" to have the '
+            "engine choose between trees and trimmed chains.",
+            spec.draft_tree,
+            AUTO,
+        )
+
+
 def _check_verification(spec: "SpeculativeConfig") -> None:
     wanted = {"draft_sample_method": "greedy", "rejection_sample_method": "standard"}
     for name, value in wanted.items():
@@ -353,16 +338,26 @@ def settle_trimming(vllm_config: "VllmConfig") -> None:
     if spec is None or spec.enable_adaptive_verification is not None:
         return
     spec.enable_adaptive_verification = False
-    if not TRIMS_BY_DEFAULT or not _is_by_default(spec):
+    if not _may_gain(vllm_config):
         return
     spec.enable_adaptive_verification = spec.is_trimmed_by_default = True
     if (found := _why_not_trimmed(vllm_config)) is not None:
         verify_all(spec, found)
 
 
-def _is_by_default(spec: "SpeculativeConfig") -> bool:
-    """Whether the engine chooses how much the unified speculator drafts, unasked."""
-    return spec.is_auto_by_default and is_auto(spec) and bool(spec.drafter)
+def _may_gain(vllm_config: "VllmConfig") -> bool:
+    """Whether the engine chooses how much the unified speculator drafts, unasked, and
+    trimming may gain something then.
+
+    Not with few requests. Nor with a drafter that drafts token by token: each draft
+    takes a pass, so that few are made where rows take time, and none are to spare.
+    """
+    spec = vllm_config.speculative_config
+    drafter = spec.drafter
+    if not (spec.is_auto_by_default and is_auto(spec) and drafter):
+        return False
+    max_num_seqs = vllm_config.scheduler_config.max_num_seqs
+    return max_num_seqs >= MIN_REQUESTS and drafter.is_parallel
 
 
 def verify_all(spec: "SpeculativeConfig", why: str) -> None:
@@ -378,8 +373,8 @@ def verify_all(spec: "SpeculativeConfig", why: str) -> None:
 def _why_not_trimmed(vllm_config: "VllmConfig") -> str | None:
     """What of an engine keeps it from trimming; None if nothing does.
 
-    Most of it vLLM refuses beside `enable_adaptive_verification`. A CPU would have to
-    compile what ranks drafts, and attention like MLA does more in every step.
+    Most of it vLLM refuses beside `enable_adaptive_verification`. On a CPU Triton's
+    interpreter would rank drafts, and attention like MLA does more in every step.
     """
     spec, model = vllm_config.speculative_config, vllm_config.model_config
     parallel = vllm_config.parallel_config

@@ -30,6 +30,7 @@ from .length import (
     choose_by_default,
     fill_length,
     is_auto,
+    verify_whole_trees,
 )
 from .target import (
     check_attention,
@@ -53,7 +54,7 @@ EXAMPLE = '{"model": "amd/PARD-Llama-3.2-1B", "num_speculative_tokens": 7}'
 FAR_BEYOND = 2
 # Fields that are not settings.
 RESULTS = {"drafter", "is_auto_by_default", "is_trimmed_by_default"}
-RESULTS |= {"pass_times", "catch_up_seconds", "trimmed_times", "tree_times"}
+RESULTS |= {"pass_times", "catch_up_seconds", "trimmed_times"}
 # What vLLM says of a draft model's config that it cannot read, as much as tells, and
 # what to change. The target's own errors read the same: users must see whose it is.
 REMEDIES = {
@@ -143,6 +144,7 @@ def compare_with_target(spec: "SpeculativeConfig") -> DrafterConfig:
     """The drafter, once both models' configs are known."""
     check_width(spec)
     check_auto(spec)
+    verify_whole_trees(spec)
     width = spec.parallel_drafting_width or spec.num_speculative_tokens
     drafter = DrafterConfig(
         method=spec.method,
@@ -326,7 +328,6 @@ def fill_settings(spec: "SpeculativeConfig", checkpoint: DraftCheckpoint) -> Non
     """
     _fill_method(spec, checkpoint)
     _fill_parallel_drafting(spec, checkpoint)
-    _fill_tensor_parallel_size(spec)
     choose_by_default(spec)
     if spec.num_speculative_tokens is None:
         _fill_num_drafts(spec, checkpoint)
@@ -367,21 +368,6 @@ def _fill_parallel_drafting(
             "it draft one token per pass: unset parallel_drafting to use it as meant.",
             spec.model,
         )
-
-
-def _fill_tensor_parallel_size(spec: "SpeculativeConfig") -> None:
-    """A drafter is split as the target is, on Runner V2 whatever is asked for."""
-    target, asked = spec.target_parallel_config, spec.draft_tensor_parallel_size
-    if spec.method not in (None, *METHODS) or target is None or asked != 1:
-        return
-    if (size := target.tensor_parallel_size) != 1:
-        logger.warning(
-            "draft_tensor_parallel_size=1 is not supported: %s is split in %d, as the "
-            "target is. Leave it unset.",
-            spec.model,
-            size,
-        )
-        spec.draft_tensor_parallel_size = None
 
 
 def _fill_num_drafts(spec: "SpeculativeConfig", checkpoint: DraftCheckpoint) -> None:

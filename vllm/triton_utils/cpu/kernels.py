@@ -54,11 +54,15 @@ class CpuKernel:
             grid = grid(dict(zip(self.names, values, strict=True)))
         words, kinds = array("q"), []
         for value, is_constant in zip(values, self.constant, strict=True):
+            kind = type(value)
             if is_constant:
-                kinds += type(value), value
-            elif isinstance(value, torch.Tensor):
+                kinds += kind, value
+            elif kind is torch.Tensor:
                 words.append(value.data_ptr())
                 kinds.append(value.dtype)
+            elif kind is int and value.bit_length() < 32:
+                words.append(value)
+                kinds.append("i32")
             else:
                 kinds.append(_read(value, words))
         key = tuple(kinds)

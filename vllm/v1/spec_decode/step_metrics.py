@@ -313,7 +313,8 @@ class StepCounters:
         if (verified := stats.spec_decoding_stats) is not None:
             drafted = verified.num_draft_tokens_per_pos
             for counter, count in zip(self.drafted[engine], drafted, strict=True):
-                counter.inc(count)
+                if count:
+                    counter.inc(count)
             if verified.num_drafts:
                 counts = verified.num_drafts, verified.num_accepted_tokens
                 length = self.recent[engine].add(*counts)

@@ -3,17 +3,10 @@
 
 from typing import TYPE_CHECKING
 
-from vllm.config.drafter.length import (
-    MIN_REQUESTS,
-    chosen_lengths,
-    is_auto,
-    shared_tree,
-    trims,
-)
+from vllm.config.drafter.length import MIN_REQUESTS, chosen_lengths, is_auto, trims
 from vllm.logger import init_logger
 from vllm.v1.core.sched.draft_limit import are_within
 from vllm.v1.core.sched.step_intervals import Steady, StepIntervals
-from vllm.v1.core.sched.tree_trimming import TreeTrimming
 from vllm.v1.core.sched.trimming import Trimming
 from vllm.v1.spec_decode.dynamic.draft_length import DraftLengths, Load
 from vllm.v1.spec_decode.dynamic.step_times import PassTimes
@@ -52,7 +45,10 @@ class ChosenLengths:
         in_step = parallel.data_parallel_size > 1
         steps_held = parallel.dp_sync_interval if in_step else 1
         left_out = spec.catch_up_seconds or {}
-        self.lengths = DraftLengths(longest, times, trees, steps_held, left_out)
+        is_found = bool(config.cache_config.enable_prefix_caching)
+        self.lengths = DraftLengths(
+            longest, times, trees, steps_held, left_out, is_found
+        )
         self.agreed = longest if in_step else None
         self.told: int | None = None
         self._scheduler = scheduler
@@ -63,11 +59,7 @@ class ChosenLengths:
         self._intervals = StepIntervals() if is_alone else None
         self.trimming: Trimming | None = None
         if spec.trimmed_times:
-            part = None
-            if spec.tree_times:
-                nodes = shared_tree(spec)
-                part = TreeTrimming(self.lengths, spec.tree_times, nodes)
-            self.trimming = Trimming(self.lengths, spec.trimmed_times, part)
+            self.trimming = Trimming(self.lengths, spec.trimmed_times)
         elif trims(spec):
             logger.warning(
                 "Every step verifies all its drafts: steps of %d requests or more, "
@@ -99,20 +91,15 @@ class ChosenLengths:
         tree: "AcceptedNodes | None" = None,
     ) -> None:
         """Takes in one request's verified drafts; None: a chain of them."""
-        part, unverified = None, ()
+        unverified = ()
         if self.trimming is not None:
             num_drafts = self.trimming.num_verified(request.request_id, num_drafts)
             unverified = self.trimming.unverified.get(request.request_id, ())
-            part = self.trimming.part(request.request_id)
         if not are_within(self._limit, request, num_drafts):
             return
         numbers = tree.numbers if tree else range(1, num_accepted + 1)
         num_best = tree.num_best if tree else num_accepted
-        if part is not None:
-            num_chain, *rest = part
-            self.lengths.observe_part(num_chain, numbers, num_best, *rest)
-        else:
-            self.lengths.observe(num_drafts, numbers, num_best, unverified)
+        self.lengths.observe(num_drafts, numbers, num_best, unverified)
 
     def budget(self, step: "SchedulerOutput") -> int | None:
         """Drafts to verify in a step; None: all that are scheduled."""
@@ -133,7 +120,7 @@ class ChosenLengths:
         if budget is None:
             self.lengths.observe_seconds(*of_step, seconds)
         else:
-            self.trimming.observe_seconds(*of_step, budget, seconds)
+            self.trimming.budgets.observe_seconds(*of_step, budget, seconds)
 
     def wish(self) -> int:
         """What this rank would draft; 0 if it ran nothing since it was asked last."""
@@ -154,14 +141,16 @@ class ChosenLengths:
         """
         running = len(self._scheduler.running)
         if not running:
-            return Load(batch_size, batch_size, 0.0)
-        drafting = context = 0
+            return Load(batch_size, batch_size, 0.0, age=0.0)
+        drafting = context = age = 0
         has_grammar = False
         for request in self._scheduler.running:
             known = request.num_tokens + request.num_output_placeholders
             context += known
+            age += request.num_output_tokens
             has_grammar |= request.use_structured_output
             if known < self._limit and not refuses_drafts(request.sampling_params):
                 drafting += 1
         num_drafting = -(-drafting * batch_size // running)
-        return Load(batch_size, num_drafting, context / running, has_grammar)
+        mean = context / running, has_grammar, age / running
+        return Load(batch_size, num_drafting, *mean)

@@ -8,9 +8,9 @@ step back from each last draft proves as much). A request's survival falls from 
 draft, and each chance is the drafter's of drafts *before* it. So a draft is among the
 likeliest of its batch, or not, whatever it is and whatever follows it.
 
-Whether a step is one of trees was settled when they were drafted; `tree_trimming.py`
-says of them what is said here of chains. Nor is a chain ranked by chances of drafts
-that were made before a tree: it is trimmed where its own were told alone.
+A tree is verified whole; whether a step is one of trees was settled when they were
+drafted. Nor is a chain ranked by chances of drafts that were made before a tree: it is
+trimmed where its own were told alone.
 
 The budget must not tell either. Its chances are of earlier steps; but the noise that
 drew a draft belongs to its position, and a later step draws there again. Of those
@@ -30,8 +30,6 @@ from vllm.v1.spec_decode.dynamic.budgets import Budgets
 from vllm.v1.spec_decode.dynamic.draft_length import DraftLengths, Load
 from vllm.v1.spec_decode.dynamic.step_times import Row
 
-from .tree_trimming import TreePart, TreeTrimming
-
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.outputs import ModelRunnerOutput
@@ -49,20 +47,14 @@ class Trimming:
     Args:
         lengths: what chooses how much is drafted.
         trimmed_times: see `Budgets`.
-        trees: of trees; None if those are verified whole.
 
     Attributes:
         unverified: of the last output, by request whose verified drafts were all
             accepted, but not all of its drafts verified: chances of the next ones.
     """
 
-    def __init__(
-        self,
-        lengths: DraftLengths,
-        trimmed_times: dict[int, Row],
-        trees: TreeTrimming | None = None,
-    ):
-        depth, self._trees = lengths.num_speculative_tokens, trees
+    def __init__(self, lengths: DraftLengths, trimmed_times: dict[int, Row]):
+        depth = lengths.num_speculative_tokens
         self.budgets = Budgets(lengths.times, trimmed_times, depth, lengths.served)
         self._depth = depth
         self._chains = lengths.acceptance.chains
@@ -90,18 +82,13 @@ class Trimming:
         """
         drafts, told = step.scheduled_spec_decode_tokens, output.verified_drafts
         self._chances, self._verified, self.unverified = {}, {}, {}
-        if self._trees is not None:
-            self._trees.forget_parts()
         if told is None:
             return
         counts = told[:, -1].astype(int).tolist()
         for name, count in zip(output.req_ids, counts, strict=True):
             if name in drafts:
                 self._verified[name] = count
-        if told.shape[1] > self._depth + 1:
-            self._trees.take(step, output)
-        else:
-            self._take_chains(drafts, output)
+        self._take_chains(drafts, output)
         if step.verify_budget is not None:
             step.num_invalid_spec_tokens = {
                 name: len(drafts[name]) - count
@@ -124,25 +111,13 @@ class Trimming:
         for i in np.flatnonzero((tokens > verified) & (known > verified)):
             self.unverified[names[i]] = told[i, verified[i] : known[i]]
 
-    def observe_seconds(
-        self, n: int, context: float, num_drafts: int, budget: int, seconds: float
-    ) -> None:
-        """Takes in what a step took that verified a part of its drafts."""
-        is_chain = num_drafts <= self._depth
-        budgets = self.budgets if is_chain else self._trees.budgets
-        budgets.observe_seconds(n, context, num_drafts, budget, seconds)
-
-    def part(self, request_id: str) -> TreePart | None:
-        """Of a request's tree, if it was verified in part in the step taken in last."""
-        return self._trees and self._trees.parts.get(request_id)
-
     def num_verified(self, request_id: str, num_drafts: int) -> int:
         """Of the drafts that the step taken in last had scheduled for a request."""
         return min(num_drafts, self._verified.get(request_id, num_drafts))
 
     def gains(self, load: Load) -> dict[int, float]:
-        """Throughput that trimming adds to each length of chains, as a share, and to
-        the trees that are trimmed; to be asked once per step."""
+        """Throughput that trimming adds to each length of chains, as a share; to be
+        asked once per step."""
         self._load, of = load, load._replace(context=0.0)
         self._steps_held -= 1
         if self._steps_held <= 0 or of != self._gains_of:
@@ -157,13 +132,11 @@ class Trimming:
         averages = [self._averages()] * load.num_reqs
         chances = np.concatenate([self._latest, averages])[: load.num_reqs]
         survival = chances.cumprod(axis=1)
-        best = {
-            k: self.budgets.best(k, survival, load.context)
+        return {
+            k: self.budgets.best(k, survival, load.context).gain
             for k in lengths
             if k <= self._depth
         }
-        of_trees = {} if self._trees is None else self._trees.gains(load)
-        return {k: budget.gain for k, budget in best.items()} | of_trees
 
     def _known(self, names: Iterable[str]) -> np.ndarray:
         """[requests, K], the averages for those of whom nothing is known."""
@@ -185,10 +158,10 @@ class Trimming:
     def budget(self, step: "SchedulerOutput") -> int | None:
         """Drafts to verify in a step; None: all that are scheduled.
 
-        Of chains only a step of decodes with equally many each is trimmed. A batch with
-        a grammar is left alone, since the first draft that it takes off has to be
-        verified; and so is one with drafts that were made in a small batch, of which no
-        chances are told. Nodes of trees are never chosen among as chains' drafts are.
+        Only a step of decodes with chains of equally many drafts each is trimmed. A
+        batch with a grammar is left alone, since the first draft that it takes off has
+        to be verified; and so is one with drafts that were made in a small batch, of
+        which no chances are told.
 
         To be asked for every step, in order.
         """
@@ -198,9 +171,6 @@ class Trimming:
         is_told &= len(names) >= MIN_REQUESTS
         self._told_of = names if is_told else set()
         lengths = {len(drafts.get(name, ())) for name in names}
-        if max(lengths, default=0) > self._depth:
-            context = self._load.context if self._load else 0.0
-            return self._trees and self._trees.budget(step, context)
         if len(lengths) != 1 or not names <= told_of:
             return None
         num_drafts = lengths.pop()

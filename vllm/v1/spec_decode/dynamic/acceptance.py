@@ -153,7 +153,7 @@ class _Gain:
         self.value = guess
         self._seen = LEAST_TREES
 
-    def add(self, num_accepted: float) -> None:
+    def add(self, num_accepted: int) -> None:
         self._seen += 1
         self.value += (num_accepted - self.value) / self._seen
 
@@ -204,41 +204,6 @@ class PlanAcceptance:
             if nodes > num_drafts:
                 break
             of_tree = bisect_right(accepted, nodes)
-            gain.add(of_tree - of_smaller)
-            of_smaller = of_tree
-
-    def observe_part(
-        self,
-        num_chain: int,
-        accepted: Sequence[int],
-        num_best: int,
-        rest_of_chain: Sequence[float],
-        unverified: Sequence[float],
-    ) -> None:
-        """Takes in one request's tree, of which a part of the nodes was verified.
-
-        Those that were not are counted by their chances; what the chain would have got
-        behind the tree, by what chains get.
-
-        Args:
-            num_chain: verified nodes that hold the chain of best tokens.
-            accepted: as in `observe`.
-            num_best: as in `observe`.
-            rest_of_chain: chances of the chain's next nodes, as far as the tree has
-                them, each after those before it.
-            unverified: [N], chances of nodes; 0 for those that were verified.
-        """
-        rest = rest_of_chain if num_best == num_chain else ()
-        self.chains.observe(num_chain, num_best, rest)
-        of_smaller = float(num_best)
-        if num_best == num_chain:
-            behind = self.chains.rates()[num_chain + len(rest) :]
-            of_smaller += sum(accumulate([*rest, *behind], mul))
-        expected = [*accumulate(unverified)]
-        for nodes, gain in self._gains.items():
-            if nodes > len(expected):
-                break
-            of_tree = bisect_right(accepted, nodes) + expected[nodes - 1]
             gain.add(of_tree - of_smaller)
             of_smaller = of_tree
 

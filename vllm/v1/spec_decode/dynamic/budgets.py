@@ -7,9 +7,6 @@ drafter was. So of all drafts of a batch those are verified that are likeliest t
 accepted together with those before them: as many as yield most tokens per second
 (D-Cut; DSpark, arXiv 2607.05147; vLLM pull requests #47808 and #52228).
 
-Of trees, whose nodes are numbered from the likeliest on, the first nodes of each are
-verified, as chains are from their first draft on.
-
 Which drafts they are is decided on the device, by what the drafter said a moment ago.
 How many, here, by what it said some steps ago. Trimming has a price: it takes kernels
 that choose, and graphs of ragged batches. Where it promises less it is left.
@@ -21,10 +18,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vllm.config.drafter.length import MAX_TREE_ROWS, MIN_REQUESTS, SHARED_ROWS
+from vllm.config.drafter.length import MIN_REQUESTS
 
 from .graph_sizes import trimmed_rows
-from .served_times import TRIMMED_CHAINS, TRIMMED_TREES, ServedTimes
+from .served_times import TRIMMED, ServedTimes
 from .step_times import Row, StepTimes
 
 # A trimmed step must promise so much more throughput: times are measured to within it.
@@ -52,9 +49,6 @@ class Budgets:
         served: how much longer steps take than was measured.
     """
 
-    _plan = TRIMMED_CHAINS
-    _most_rows = float("inf")  # of a step that verifies all its drafts
-
     def __init__(
         self,
         times: StepTimes,
@@ -80,30 +74,24 @@ class Budgets:
         """
         n = len(survival)
         everything = n * (num_drafts + 1)
-        # For one draft alone, or none, what ranks them would be compiled anew.
-        rows = np.array([m for m in self._rows(everything - 1) if m > n + 1])
+        rows = np.array([m for m in trimmed_rows(everything - 1) if m > n])
         if n < MIN_REQUESTS or not rows.size:
             return ALL
         tokens = n + np.sort(survival[:, :num_drafts], axis=None)[::-1].cumsum()
         seconds, of_everything = self._seconds(n, context, num_drafts, rows)
         longer = self._served.longer(n)
-        worth = tokens[rows - n - 1] / (seconds * longer(self._plan))
+        worth = tokens[rows - n - 1] / (seconds * longer(TRIMMED))
         of_everything *= longer(num_drafts)
         best = int(worth.argmax())
         gain = float(worth[best] * of_everything / tokens[-1]) - 1.0
-        trims = gain >= MIN_GAIN or everything > self._most_rows
-        return Budget(int(rows[best]) - n, gain) if trims else ALL
+        return Budget(int(rows[best]) - n, gain) if gain >= MIN_GAIN else ALL
 
     def observe_seconds(
         self, n: int, context: float, num_drafts: int, budget: int, seconds: float
     ) -> None:
         """Takes in what a step took that verified so many of its drafts."""
         measured, _ = self._seconds(n, context, num_drafts, np.array([n + budget]))
-        self._served.observe(n, self._plan, seconds / float(measured[0]))
-
-    def _rows(self, most: int) -> list[int]:
-        """Of trimmed batches that have graphs."""
-        return trimmed_rows(most)
+        self._served.observe(n, TRIMMED, seconds / float(measured[0]))
 
     def _seconds(
         self, n: int, context: float, num_drafts: int, rows: np.ndarray
@@ -134,32 +122,3 @@ class Budgets:
             ]
             self._draft_seconds[n] = max(0.0, median(slopes)) if slopes else 0.0
         return self._draft_seconds[n]
-
-
-class TreeBudgets(Budgets):
-    """Of batches of trees, which are never verified whole where they have many rows.
-
-    Args:
-        times: as `Budgets` has it.
-        trimmed: seconds of steps that draft trees and verify a part of their nodes, by
-            number of requests and rows of the batch.
-        depth: K, as `Budgets` has it.
-        served: as `Budgets` has it.
-    """
-
-    _plan = TRIMMED_TREES
-    _most_rows = MAX_TREE_ROWS
-
-    def _rows(self, most: int) -> list[int]:
-        return [rows for rows in SHARED_ROWS if rows <= most]
-
-    def _seconds(
-        self, n: int, context: float, num_drafts: int, rows: np.ndarray
-    ) -> tuple[np.ndarray, float]:
-        measured = sorted(self._trimmed.seconds(n, 0.0).items())
-        of_rows, curve = zip(*measured, strict=True)
-        curve = np.interp(rows, of_rows, np.maximum.accumulate(curve))
-        longer = self.times.seconds(n, context)
-        # A part of a tree reads a request's context once, as a chain does.
-        added = longer[self.depth] - self.times.seconds(n, 0.0)[self.depth]
-        return curve + added, longer[num_drafts]

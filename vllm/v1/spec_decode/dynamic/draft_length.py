@@ -12,6 +12,7 @@ yields most per second is drafted. Pure Python.
 """
 
 import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -19,20 +20,23 @@ from vllm.config.drafter.length import MAX_TREE_ROWS
 from vllm.logger import init_logger
 
 from .acceptance import PlanAcceptance
-from .served_times import LEAST_STEPS, ServedTimes
+from .served_times import LEAST_STEPS, ServedTimes, size_of
 from .step_times import PassTimes, Row, StepTimes, on_line
-from .tries import Tries
+from .tries import SWITCH_COST, Tries
 
 logger = init_logger(__name__)
 
 # Another plan must promise this much more throughput.
 HYSTERESIS = 0.01
-# Shares of all time that trying other drafts may cost, and none, which tells the gain:
-# each number of requests begins with so many steps for it, and it is tried again once
-# what was seen weighs no more than `RECENT`. A try lasts for so many drafts, over
-# several steps if requests are few.
-TRIAL_BUDGET, UNDRAFTED_BUDGET, UNDRAFTED_STEPS, RECENT = 0.004, 0.001, 8.0, 0.5
+# Shares of all time that it may cost to try other plans, and to draft nothing, which
+# tells the gain. Each size of a batch may draft nothing at once, where that costs so
+# many steps, and again once what was seen of it weighs no more than `RECENT`. A try
+# lasts for so many drafts, over several steps if requests are few.
+TRIAL_BUDGET, UNDRAFTED_BUDGET = 0.004, 0.001
+UNDRAFTED_STEPS, RECENT = 8.0, 0.5
 TRIAL_DRAFTS = 16
+# From one try to the next there are so many steps at least.
+STEPS_BETWEEN_TRIES = SWITCH_COST / TRIAL_BUDGET
 TIMED_STEPS = LEAST_STEPS + 2  # the first ones follow another plan
 LARGER, LARGER_TREE, UNTIMED = TURNS = range(3)  # what is tried
 NO_GAINS: Mapping[int, float] = {}
@@ -47,6 +51,7 @@ class Load(NamedTuple):
     num_drafting: int  # requests that can use drafts
     context: float  # tokens that a request has behind it, on average
     has_grammar: bool = False  # of any request: then all drafts are verified
+    age: float = float("inf")  # tokens that a request was given so far, on average
 
     def tokens(self, expected: float) -> float:
         """Tokens of the step, where `expected` is what a draft's request gets."""
@@ -69,7 +74,24 @@ class Offer(NamedTuple):
         return max(0.0, self.seconds[other] / self.seconds[chosen] - value)
 
     def best(self) -> int:
-        return max(self.seconds, key=self.per_second)
+        """What yields most; of lengths that are trimmed, the shortest as good as that.
+
+        Accepted drafts come in runs, which long drafts leap over. So where those are
+        verified, their rates make shorter ones look worse than they turn out to be.
+        """
+        best = max(self.seconds, key=self.per_second)
+        if not self.gains.get(best):
+            return best
+        trimmed = (plan for plan in self.seconds if self.gains.get(plan))
+        return min(plan for plan in trimmed if not self._is_more(best, plan))
+
+    def is_better(self, best: int, held: int) -> bool:
+        """Whether the best plan is to take the place of another."""
+        is_shorter = self.gains.get(best) and best < held
+        return bool(is_shorter) or self._is_more(best, held)
+
+    def _is_more(self, plan: int, other: int) -> bool:
+        return self.per_second(plan) >= self.per_second(other) * (1 + HYSTERESIS)
 
 
 class Choice(NamedTuple):
@@ -114,6 +136,8 @@ class DraftLengths:
         steps_held: for how many steps a choice holds.
         left_out: by context, seconds of the drafter for each token of a step that
             drafts nothing, which are no part of that step; empty: it leaves out none.
+        outlives: whether the drafter also runs over what it left out of requests that
+            have ended, since others may find it in the KV cache.
     """
 
     def __init__(
@@ -123,14 +147,18 @@ class DraftLengths:
         trees: Sequence[int] = (),
         steps_held: int = 1,
         left_out: Mapping[int, float] = NO_GAINS,
+        outlives: bool = True,
     ):
         self.num_speculative_tokens = num_speculative_tokens
         self.steps_held, self._left_out = steps_held, sorted(left_out.items())
+        self._outlives = outlives
         self.times, self.served = StepTimes(measured), ServedTimes()
         self.acceptance = PlanAcceptance(num_speculative_tokens, trees)
         self._chosen: dict[int, int] = {}
         self._tries = Tries(TRIAL_BUDGET)
-        self._undrafted: dict[int, Tries] = {}  # by number of requests
+        self._undrafted: defaultdict[int, Tries] = defaultdict(  # by size of a batch
+            lambda: Tries(UNDRAFTED_BUDGET, UNDRAFTED_STEPS)
+        )
         self._trees, self._turn = set(trees), LARGER
         self._next_log, self._logged = time.monotonic() + LOG_SECONDS, -1
         self.choice: Choice | None = None  # the last one
@@ -157,10 +185,6 @@ class DraftLengths:
         """Takes in one request's verified drafts; see `PlanAcceptance.observe`."""
         self.acceptance.observe(num_drafts, accepted, num_best, unverified)
 
-    def observe_part(self, *tree) -> None:
-        """Of whose tree a part was verified; see `PlanAcceptance.observe_part`."""
-        self.acceptance.observe_part(*tree)
-
     def observe_seconds(
         self, num_reqs: int, context: float, num_drafts: int, seconds: float
     ) -> None:
@@ -184,7 +208,7 @@ class DraftLengths:
         """
         if not self.times:
             return self.num_speculative_tokens
-        seconds = self._offered(load, gains)
+        seconds = self._offered(load)
         expected = self.expected_tokens()
         tokens = {
             plan: load.tokens(expected[plan]) * (1.0 + gains.get(plan, 0.0))
@@ -204,25 +228,27 @@ class DraftLengths:
         self.gain.add(self.choice, tokens.get(0), least)
         return chosen
 
-    def _offered(self, load: Load, gains: Mapping[int, float]) -> Row:
-        """Seconds of a step by plan; without trees that have too many rows to pay, but
-        where a part of them is verified."""
+    def _offered(self, load: Load) -> Row:
+        """Seconds of a step by plan; without trees that have too many rows to pay."""
         seconds = self.times.seconds(load.num_reqs, load.context)
         seconds = self.served.correct(load.num_reqs, seconds)
         return {
             plan: each
             for plan, each in self._with_left_out(load, seconds).items()
-            if plan not in self._trees
-            or plan in gains
-            or load.num_reqs * (plan + 1) <= MAX_TREE_ROWS
+            if plan not in self._trees or load.num_reqs * (plan + 1) <= MAX_TREE_ROWS
         }
 
     def _with_left_out(self, load: Load, seconds: Row) -> Row:
-        """With what the drafter makes up for later, if nothing is drafted."""
+        """With what the drafter makes up for later, if nothing is drafted.
+
+        Before the next try it runs over what it left out of requests that still run:
+        as much as they were given since the try before, of all tokens since then.
+        """
         if 0 not in seconds or not self._left_out:
             return seconds
-        of_token = on_line(self._left_out, load.context)
-        return {**seconds, 0: seconds[0] + load.num_reqs * of_token}
+        share = 1.0 if self._outlives else min(load.age / STEPS_BETWEEN_TRIES, 1.0)
+        of_step = load.num_reqs * on_line(self._left_out, load.context)
+        return {**seconds, 0: seconds[0] + share * of_step}
 
     def expected_tokens(self) -> dict[int, float]:
         """Tokens of a request and step, by drafts per request."""
@@ -231,9 +257,7 @@ class DraftLengths:
     def _hold(self, num_reqs: int, offer: Offer) -> int:
         """The best plan, or the one chosen before if that is as good."""
         best, held = offer.best(), self._chosen.get(num_reqs)
-        if held in offer.seconds and (
-            offer.per_second(best) < offer.per_second(held) * (1 + HYSTERESIS)
-        ):
+        if held in offer.seconds and not offer.is_better(best, held):
             return held
         self._chosen[num_reqs] = best
         return best
@@ -265,9 +289,7 @@ class DraftLengths:
         seen = self.served.seen(load.num_reqs)
         if not chosen or chosen not in seen or 0 not in offer.seconds:
             return False
-        tries = self._undrafted.setdefault(
-            load.num_reqs, Tries(UNDRAFTED_BUDGET, UNDRAFTED_STEPS)
-        )
+        tries = self._undrafted[size_of(load.num_reqs)]
         if not tries.steps and 0 in self.served.seen(load.num_reqs, RECENT):
             return False
         return tries.go_on(TIMED_STEPS, offer.loss(0, chosen), self.steps_held)
@@ -285,8 +307,7 @@ class DraftLengths:
             return None  # yet, or nobody tells
         # Where a part of the drafts would be verified, it would still not be seen.
         whole = {plan for plan in offer.seconds if not offer.gains.get(plan)}
-        unseen = whole - seen - {chosen}
-        return max(unseen, key=offer.per_second, default=None)
+        return max(whole - seen - {chosen}, key=offer.per_second, default=None)
 
     def _log_choice(
         self, load: Load, chosen: int, expected: dict[int, float], seconds: Row

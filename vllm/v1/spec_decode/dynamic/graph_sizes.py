@@ -12,15 +12,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from vllm.config.compilation import CUDAGraphMode
-from vllm.config.drafter.length import (
-    MAX_TREE_REQUESTS,
-    MAX_TREE_ROWS,
-    MIN_REQUESTS,
-    SHARED_ROWS,
-    lengths_vary,
-    shared_tree,
-    trims,
-)
+from vllm.config.drafter.length import MAX_TREE_ROWS, MIN_REQUESTS, lengths_vary, trims
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -118,27 +110,11 @@ def trimmed_batches(
         return
     most = vllm_config.scheduler_config.max_num_seqs
     largest = vllm_config.compilation_config.max_cudagraph_capture_size or 0
-    for n in _counts_to_trim(most):
+    counts = {MIN_REQUESTS << bits for bits in range(most.bit_length())} | {most}
+    for n in sorted(n for n in counts if MIN_REQUESTS <= n <= most):
         rows = {m for m in trimmed_rows(largest) if n < m < n * query_len}
         rows.add(min(n * query_len, largest))
         yield from ((n, m) for m in sorted(rows) if m > n)
-
-
-def trimmed_tree_batches(vllm_config: "VllmConfig") -> Iterator[tuple[int, int]]:
-    """As `trimmed_batches`, of trees."""
-    nodes = shared_tree(vllm_config.speculative_config)
-    if nodes is None:
-        return
-    largest = vllm_config.compilation_config.max_cudagraph_capture_size or 0
-    most = min(vllm_config.scheduler_config.max_num_seqs, MAX_TREE_REQUESTS)
-    for n in _counts_to_trim(most):
-        most_rows = min(n * (nodes + 1), largest)
-        yield from ((n, m) for m in SHARED_ROWS if n < m <= most_rows)
-
-
-def _counts_to_trim(most: int) -> list[int]:
-    counts = {MIN_REQUESTS << bits for bits in range(most.bit_length())} | {most}
-    return sorted(n for n in counts if MIN_REQUESTS <= n <= most)
 
 
 def choose_decode_batches(
@@ -160,15 +136,12 @@ def choose_decode_batches(
     has_uniform = any(batch.uniform_token_count is not None for batch in full)
     if not has_uniform or not trims(spec):
         return
-    chains, trees = spec.drafter.num_speculative_tokens + 1, shared_tree(spec)
-    ragged = [(*batch, chains) for batch in trimmed_batches(vllm_config, chains)]
-    if trees is not None:
-        ragged += [(*batch, trees + 1) for batch in trimmed_tree_batches(vllm_config)]
+    query_len = spec.drafter.num_speculative_tokens + 1
     full += [
         BatchExecutionDescriptor(
             CUDAGraphMode.FULL, num_tokens=m, num_reqs=n, max_query_len=query_len
         )
-        for n, m, query_len in ragged
+        for n, m in trimmed_batches(vllm_config, query_len)
     ]
 
 
@@ -176,8 +149,7 @@ def offer_every_length(manager: "CudaGraphManager") -> None:
     """Lets a batch find the smallest graph of its own query length.
 
     vLLM looks at the graphs of the next larger number of tokens only, which may all be
-    of other lengths. Batches of unlike queries come behind, by rows and requests, those
-    of chains before those of trees: a graph of trees must not serve chains.
+    of other lengths. Batches of unlike queries come behind, by rows and requests.
     """
     spec = manager.vllm_config.speculative_config
     if spec is None or not spec.uses_dynamic_speculative_decoding():
@@ -186,7 +158,7 @@ def offer_every_length(manager: "CudaGraphManager") -> None:
     offered = _by_own_length([b for b in full if b.uniform_token_count is not None])
     unlike = sorted(
         (b for b in full if b.max_query_len is not None),
-        key=lambda batch: (batch.num_tokens, batch.num_reqs, batch.max_query_len),
+        key=lambda batch: (batch.num_tokens, batch.num_reqs),
     )
     for key in manager._candidates.keys() | offered.keys():
         others = manager._candidates.get(key, ())

@@ -13,12 +13,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from vllm.config.drafter.length import (
-    MAX_TREE_REQUESTS,
     MAX_TREE_ROWS,
     MIN_REQUESTS,
     candidate_lengths,
     chosen_lengths,
-    shared_tree,
     trims,
 )
 from vllm.logger import init_logger
@@ -46,9 +44,9 @@ CONTEXT = 256  # tokens that each request has behind it
 # Longer ones, in the order of what they tell, and numbers of requests there.
 LONG_CONTEXTS = (16384, 65536, 4096)
 LONG_SIZES = (1, 8, 64)
-# Of batches of trees under a budget, whose times differ little.
-TREE_ROWS = (64, 128, 256)
 TIMED_STEPS = 4
+# Drafts verified of each request, up to which trimmed steps are timed at halves, too.
+SHORT = 4
 # Rows that the drafter is timed to catch up on, if few enough steps bring as many.
 CATCH_UP_ROWS = 256
 CATCH_UP_STEPS, CPU_CATCH_UP_STEPS = 32, 16
@@ -68,10 +66,6 @@ def measure_steps(executor: "Executor") -> None:
     spec.pass_times = measure_pass_times(executor)
     spec.catch_up_seconds = measure_catch_up(executor)
     spec.trimmed_times = measure_trimmed_times(executor)
-    spec.tree_times = measure_tree_budgets(executor)
-
-
-PartSteps = dict[int, dict[int, tuple[int, float]]]
 
 
 def measure_pass_times(executor: "Executor") -> PassTimes:
@@ -87,16 +81,15 @@ def measure_pass_times(executor: "Executor") -> PassTimes:
     depth = config.speculative_config.drafter.num_speculative_tokens
     logger.info("Timing steps that draft %s tokens.", ", ".join(map(str, lengths)))
 
-    def measure(context: int, size: int, measured: list[int] = lengths) -> Row:
+    def measure(context: int, size: int, wanted: list[int] = lengths) -> Row:
         row: Row = {}
-        for length in [*measured, *set(measured) & {0}]:  # by which the gain is told
+        for length in wanted:
             if length > depth and size * (length + 1) > MAX_TREE_ROWS:
                 # Its rows are too many to pay, and have no graph: as long as that.
                 row[length] = row[depth] * (length + 1) / (depth + 1)
                 continue
             args = (size, length, context)
-            seconds = max(executor.collective_rpc(seconds_per_step, args=args))
-            row[length] = min(seconds, row.get(length, seconds))
+            row[length] = max(executor.collective_rpc(seconds_per_step, args=args))
         return row
 
     started = time.perf_counter()
@@ -178,54 +171,32 @@ def measure_trimmed_times(executor: "Executor") -> dict[int, Row]:
         measured: then the scheduler gives no budgets.
     """
     spec = executor.vllm_config.speculative_config
-    if not trims(spec) or not all(executor.collective_rpc(_is_trimming)):
+    if trims(spec) and not all(executor.collective_rpc(_is_trimming)):
+        # The workers said why, and that every step verifies all its drafts.
+        spec.enable_adaptive_verification = spec.is_trimmed_by_default = False
+    if not trims(spec):
         return {}
-    depth = spec.drafter.num_speculative_tokens
+    depth, started = spec.drafter.num_speculative_tokens, time.perf_counter()
     sizes = sorted(n for n in spec.pass_times[CONTEXT] if n >= MIN_REQUESTS)
     sizes = [n for n in sizes if n & (n - 1) == 0 or n == sizes[-1]]
-    # Those of chains that "auto" has, so that the two compare.
-    lengths = [length for length in candidate_lengths(depth) if length]
-    steps = {n: {length: (depth, length) for length in lengths} for n in sizes}
-    return _measure_parts(executor, steps, "their drafts", "drafts verified")
+    # Those of chains that "auto" has, so that the two compare; and between the short
+    # ones, where a step turns from reading weights to multiplying by them.
+    lengths = {length for length in candidate_lengths(depth) if length}
+    lengths |= {length + 0.5 for length in range(1, min(depth, SHORT))}
 
-
-def measure_tree_budgets(executor: "Executor") -> dict[int, Row]:
-    """Times steps that draft trees and verify the likeliest nodes of the batch.
-
-    To be called when `measure_trimmed_times` has run.
-
-    Returns:
-        Seconds by number of requests and by rows of the batch; empty where trees are
-        verified whole.
-    """
-    spec = executor.vllm_config.speculative_config
-    nodes = shared_tree(spec)
-    if nodes is None or not spec.trimmed_times:
-        return {}
-    sizes = [n for n in spec.trimmed_times if n <= MAX_TREE_REQUESTS]
-    steps = {n: {rows: (nodes, rows / n - 1) for rows in TREE_ROWS} for n in sizes}
-    return _measure_parts(executor, steps, "the nodes of their trees", "rows of trees")
-
-
-def _measure_parts(
-    executor: "Executor", steps: PartSteps, what: str, by: str
-) -> dict[int, Row]:
-    """Times steps by requests and a key: drafts of each, and how many are verified."""
-    started = time.perf_counter()
-
-    def measure(size: int, num_drafts: int, verified: float) -> float:
-        args = (size, num_drafts, CONTEXT, verified)
+    def measure(size: int, num_verified: float) -> float:
+        args = (size, depth, CONTEXT, num_verified)
         return max(executor.collective_rpc(seconds_per_step, args=args))
 
-    times = {n: {k: measure(n, *of[k]) for k in of} for n, of in steps.items()}
+    times = {n: {k: measure(n, k) for k in sorted(lengths)} for n in sizes}
     executor.collective_rpc(leave_no_trace)
     logger.info(
-        "Measured steps that verify a part of %s for %s requests in %.1f seconds.",
-        what,
-        "/".join(map(str, steps)) or "no",
+        "Measured steps that verify a part of their drafts for %s requests in %.1f "
+        "seconds.",
+        "/".join(map(str, sizes)) or "no",
         time.perf_counter() - started,
     )
-    _log_table(f"Milliseconds of a step by requests and {by}", times)
+    _log_table("Milliseconds of a step by requests and drafts verified", times)
     return times
 
 

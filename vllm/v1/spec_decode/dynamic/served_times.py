@@ -20,8 +20,7 @@ LEAST_STEPS = 5
 # Steps of other plans after which what was seen of one counts half.
 HALF_LIFE = 1024
 SIZES_PER_DOUBLING = 2  # numbers of requests that are closer count as one
-# Stand for the plan of a step that verifies a part of its drafts, however many.
-TRIMMED_CHAINS, TRIMMED_TREES = -1, -2
+TRIMMED = -1  # stands for the plan of a step that verifies a part of its drafts
 
 
 class _Plan:
@@ -33,7 +32,7 @@ class _Plan:
 
 
 class ServedTimes:
-    """Corrects step times by plan, apart for each number of requests."""
+    """Corrects step times by plan, apart for each size of a batch, see `size_of`."""
 
     def __init__(self) -> None:
         self._plans: dict[int, dict[int, _Plan]] = {}
@@ -43,10 +42,10 @@ class ServedTimes:
         """Takes in a step.
 
         Args:
-            plan: drafts of each request; else `TRIMMED_CHAINS` or `TRIMMED_TREES`.
+            plan: drafts of each request; else `TRIMMED`.
             ratio: of the seconds it took to those that were measured.
         """
-        size = _size(num_reqs)
+        size = size_of(num_reqs)
         at = self._num_steps[size] = self._num_steps.get(size, 0) + 1
         of_plan = self._plans.setdefault(size, {}).setdefault(plan, _Plan())
         of_plan.steps.append(log(ratio))
@@ -59,7 +58,7 @@ class ServedTimes:
 
     def _weights(self, num_reqs: int) -> dict[int, float]:
         """By plan of which enough steps were seen: 1; the longer ago, the less."""
-        size = _size(num_reqs)
+        size = size_of(num_reqs)
         return {
             plan: 0.5 ** ((self._num_steps[size] - seen.seen_at) / HALF_LIFE)
             for plan, seen in self._plans.get(size, {}).items()
@@ -78,7 +77,7 @@ class ServedTimes:
         in the end does one that was followed long ago. What trimming adds says nothing
         of steps without.
         """
-        weights, size = self._weights(num_reqs), _size(num_reqs)
+        weights, size = self._weights(num_reqs), size_of(num_reqs)
         whole = [plan for plan in weights if plan >= 0]
         if len(weights) < 2 or not whole:
             return lambda plan: 1.0
@@ -93,5 +92,6 @@ class ServedTimes:
         return longer
 
 
-def _size(num_reqs: int) -> int:
+def size_of(num_reqs: int) -> int:
+    """Which size of a batch so many requests are."""
     return round(SIZES_PER_DOUBLING * log2(num_reqs))

@@ -21,14 +21,17 @@ def test_drafts_past_the_context_are_not_verified(by_grammar: list[int] | None):
         positions=torch.tensor([0, 30, 31, 32, 0, 40, 41, 42]),
         logits_indices=torch.tensor([1, 2, 3, 5, 6, 7]),
         expanded_local_pos=torch.tensor([0, 1, 2] * 2, dtype=torch.int32),
+        num_reqs=2,
+        seq_lens_cpu_upper_bound=torch.tensor([33, 43], dtype=torch.int32),
     )
     past = torch.tensor([0, 0, 1, 0, 1, 1]).bool()
     invalid = by_grammar and torch.tensor(by_grammar).bool()
     drafter = DrafterConfig("draft_model", 2, context=CONTEXT)
     found = without_drafts_past_limit(drafter, invalid, batch)
     assert torch.equal(found, past if invalid is None else past | invalid)
-    drafter = DrafterConfig("draft_model", 2)
-    assert without_drafts_past_limit(drafter, invalid, batch) is invalid
+    for context in (None, 43):  # which the longest one does not pass
+        drafter = DrafterConfig("draft_model", 2, context=context)
+        assert without_drafts_past_limit(drafter, invalid, batch) is invalid
 
 
 def is_past_limit(

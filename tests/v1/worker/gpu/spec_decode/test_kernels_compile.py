@@ -19,7 +19,7 @@ HERE = Path(__file__).parent
 PLUGIN = f"{HERE.relative_to(ROOT)}/compile_only".replace("/", ".")
 TESTS = ("draft_tree/test_kernels.py", "draft_tree/test_accepted.py")
 TESTS += ("test_argmax.py", "test_draft_window.py", "test_kept_states.py")
-TESTS += ("test_unified_inputs.py",)
+TESTS += ("test_split_budget.py", "test_unified_inputs.py")
 
 
 def test_every_kernel_compiles(on_cpu: bool, tmp_path: Path):

@@ -32,6 +32,9 @@ def without_drafts_past_limit(
     """
     if drafter is None or drafter.context is None:
         return invalid
+    ends = input_batch.seq_lens_cpu_upper_bound[: input_batch.num_reqs].numpy()
+    if ends.max(initial=0) <= drafter.context:
+        return invalid
     positions = input_batch.positions[input_batch.logits_indices]
     past = (positions >= drafter.context) & (input_batch.expanded_local_pos > 0)
     return past if invalid is None else invalid | past

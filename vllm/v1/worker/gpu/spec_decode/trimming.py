@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Verifies the likeliest drafts of a batch, where the scheduler gives a budget.
 
-What ranks drafts, splits the budget among requests and lays the batch out is vLLM's own
-adaptive verification. It is asked in those steps alone that have a budget: all others
-are what they are without it, kernel for kernel. A budget comes from the scheduler,
-which chooses it together with how much to draft; `v1/core/sched/trimming.py` says why
-output keeps the target's distribution.
+vLLM's own adaptive verification is asked in those steps alone that have a budget: all
+others are what they are without it, kernel for kernel. Whose drafts are verified one
+kernel finds (`split_budget.py`). A budget comes from the scheduler, which chooses it
+together with how much to draft; `v1/core/sched/trimming.py` says why output keeps the
+target's distribution.
 
-Chances are known of chains that were drafted in batches large enough to be trimmed, and
-of trees: there they are probabilities of paths, which fall from node to node, so that
-the likeliest nodes of a batch are the first ones of each of its trees. What is drafted
-as one and verified as the other is neither told of nor learnt from.
+Chances are known of chains that were drafted in batches large enough to be trimmed. Of
+a tree there are none: it is verified whole, and what its request's last chain was given
+is neither told nor learnt from.
 """
 
 from typing import TYPE_CHECKING
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from vllm.config.drafter.length import MIN_REQUESTS, shared_tree, trims, verify_all
+from vllm.config.drafter.length import MIN_REQUESTS, trims, verify_all
 from vllm.v1.worker.gpu.async_utils import async_copy_to_np, stream
 from vllm.v1.worker.gpu.attn_utils import (
     get_query_lens_mismatch_unsupported_backend,
@@ -29,19 +28,16 @@ from vllm.v1.worker.gpu.spec_decode.adaptive_verification import (
     AdaptiveVerificationManager,
 )
 from vllm.v1.worker.gpu.spec_decode.rejection_sampler import get_max_chunk_logits
+from vllm.v1.worker.gpu.spec_decode.split_budget import split_budget
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.outputs import ModelRunnerOutput
     from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 
-# A chance of 1 would rank a draft as the one before it: which of the two is left out
-# could then depend on that one.
-LARGEST_CHANCE = 1 - 2**-20
-
 
 class Trimming(AdaptiveVerificationManager):
-    """Trims steps whose budget the scheduler chose, of chains or of trees.
+    """Trims steps whose budget the scheduler chose.
 
     Args:
         runner: whose batches are trimmed, and whose drafter tells chances.
@@ -60,11 +56,7 @@ class Trimming(AdaptiveVerificationManager):
         # [R, K] by request state, as the last pass that drafted a chain left them. For
         # vLLM a step has as many drafts as a tree has nodes; its buffers stay as wide.
         self._chances = self._estimator.predictions
-        self._depth = self._chances.shape[1]
-        # Those that are verified in part; None: none are.
-        self._trees = None
-        if shared_tree(runner.vllm_config.speculative_config) is not None:
-            self._trees = runner.draft_tree.trees
+        self.num_speculative_steps = self._chances.shape[1]
         # [R], whether they are of a request's latest drafts.
         self._is_known = np.zeros(len(self._chances), dtype=bool)
         self._num_drafts = self._budget = 0
@@ -94,17 +86,21 @@ class Trimming(AdaptiveVerificationManager):
     def reallocate_drafts(
         self, req_ids: list[str], idx_mapping: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, int]:
-        drafts, _, _ = self._batch_budget
-        chances = self._chances_of(max(drafts.values()))
-        self.num_speculative_steps = chances.shape[1]
-        self._confidence_probs = chances.clamp(max=LARGEST_CHANCE)
-        return super().reallocate_drafts(req_ids, idx_mapping)
-
-    def _chances_of(self, num_drafts: int) -> torch.Tensor:
-        """[R, K], or [R, num_drafts] of the nodes of trees that have so many."""
-        if num_drafts <= self._depth:
-            return self._chances
-        return self._trees.chances[:, :num_drafts]
+        drafts, others, budget = self._batch_budget
+        self._batch_budget = None
+        num_drafts = np.array([drafts[name] for name in req_ids])
+        split_budget(
+            self._chances,
+            idx_mapping,
+            num_drafts,
+            np.array([others[name] for name in req_ids]),
+            budget,
+            self.query_start_loc,
+            self._cu_num_logits,
+            self.num_bonus_tokens,
+        )
+        cu_num_logits = self._cu_num_logits[: len(req_ids) + 1]
+        return cu_num_logits, self.query_start_loc, budget
 
     def end_step(
         self,
@@ -120,32 +116,24 @@ class Trimming(AdaptiveVerificationManager):
         """
         states, drafts = batch.idx_mapping_np, batch.num_draft_tokens_per_req
         is_large = batch.num_reqs >= MIN_REQUESTS
-        if is_large and drafts is not None:
-            longest, counts = int(drafts.max()), (num_sampled, num_rejected)
-            if longest > self._depth and self._trees is not None:
-                self._tell(output, batch, longest, *counts)
-            elif self._is_known[states[drafts > 0]].all():
-                self._tell(output, batch, self._depth, *counts)
-                self._estimator.step(batch.idx_mapping, *counts)
+        if is_large and drafts is not None and self._is_known[states[drafts > 0]].all():
+            self._tell(output, batch, num_sampled, num_rejected)
+            self._estimator.step(batch.idx_mapping, num_sampled, num_rejected)
         # What is drafted next, of the same requests.
-        is_chain = 0 < self._num_drafts <= self._depth
+        is_chain = 0 < self._num_drafts <= self.num_speculative_steps
         self._is_known[states] = is_large and is_chain
 
     def _tell(
         self,
         output: "ModelRunnerOutput",
         batch: InputBatch,
-        num_drafts: int,
         num_sampled: torch.Tensor,
         num_rejected: torch.Tensor,
     ) -> None:
-        """Begins to copy chances, and how many drafts were verified; of a tree, before
-        that, which nodes are the chain of best tokens."""
-        verified = ((num_sampled - 1).clamp(min=0) + num_rejected)[:, None]
-        columns = [self._chances_of(num_drafts)[batch.idx_mapping]]
-        if num_drafts > self._depth:
-            columns.append(self._trees.chain_nodes[batch.idx_mapping])
-        told = torch.cat([each.float() for each in (*columns, verified)], dim=1)
+        """Begins to copy chances, and how many drafts were verified."""
+        verified = (num_sampled - 1).clamp(min=0) + num_rejected
+        chances = self._chances[batch.idx_mapping]
+        told = torch.cat([chances, verified[:, None].to(chances.dtype)], dim=1)
         copy_stream, main_stream = self._streams
         with stream(copy_stream, main_stream):
             copy_stream.wait_stream(main_stream)

@@ -2,7 +2,6 @@
 """Draft trees in plain Python and PyTorch: the specification of the kernels."""
 
 import heapq
-import math
 from typing import NamedTuple
 
 import torch
@@ -42,18 +41,6 @@ def best_first(
         offer(above, parent, depth, rank + 1)
         offer(-score, len(nodes), depth + 1, 0)
     return nodes
-
-
-def path_probability(
-    nodes: list[Node], row: int, log_probs: list[list[float]]
-) -> float:
-    """What the drafter gives the tokens of a row and of those above it, together."""
-    total = 0.0
-    while row > 0:
-        node = nodes[row - 1]
-        total += log_probs[node.depth - 1][node.rank]
-        row = node.parent
-    return math.exp(total)
 
 
 def ancestors(nodes: list[Node], row: int) -> set[int]:

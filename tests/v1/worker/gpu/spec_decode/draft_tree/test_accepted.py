@@ -5,7 +5,6 @@ import numpy as np
 import torch
 
 from vllm.platforms import current_platform
-from vllm.v1.attention.backends.utils import PAD_SLOT_ID
 from vllm.v1.worker.gpu.input_batch import InputBatch, InputBuffers
 from vllm.v1.worker.gpu.spec_decode.draft_tree.accepted import (
     TargetStep,
@@ -20,47 +19,24 @@ def tensor(values, dtype=torch.int32) -> torch.Tensor:
     return torch.tensor(values, dtype=dtype, device=DEVICE)
 
 
-def make_step(
-    drafts: np.ndarray,
-    leading: np.ndarray,
-    rejected: torch.Tensor,
-    counts: np.ndarray | None = None,
-) -> tuple[TargetStep, np.ndarray]:
-    """Of requests with so many drafts, and known tokens before their last one.
-
-    Args:
-        counts: of the drafts, those that are verified, which only the device knows.
-
-    Returns:
-        The step, and where its requests begin.
-    """
-
-    def bounds(sizes) -> np.ndarray:
-        return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)
-
-    queries = (1 + drafts + leading).astype(np.int32)
-    verified = drafts if counts is None else counts
-    starts = bounds(1 + verified + leading)
-    rows, n = int(starts[-1]), len(drafts)
-    batch = InputBatch.make_dummy(n, rows, InputBuffers(n, rows, DEVICE))
-    batch.num_scheduled_tokens, batch.num_draft_tokens_per_req = queries, drafts
-    batch.query_start_loc = tensor(starts)
-    batch.cu_num_logits = tensor(bounds(verified + 1))
-    batch.input_ids = tensor(range(100, 100 + rows))
-    batch.positions = tensor(range(500, 500 + rows), torch.int64)
-    batch.max_query_len = None if counts is None else int(queries.max())
-    # Behind the batch there is none to be read.
-    slots = tensor([range(0, rows), range(1000, 1000 + rows)], torch.int64)
-    hidden = torch.arange(rows, device=DEVICE)[:, None] * 1.0
-    return TargetStep(batch, rejected, hidden, [hidden + 1], slots), starts
-
-
 def test_a_tree_shrinks_to_its_accepted_rows():
     # A tree; one whose drafts were cut; one behind known tokens; a prompt.
     drafts, leading = np.array([N, 2, N, 0]), np.array([0, 0, 2, 4])
+    queries = (1 + drafts + leading).astype(np.int32)
+    starts = np.concatenate([[0], queries.cumsum()]).astype(np.int32)
+    buffers = InputBuffers(4, int(starts[-1]), DEVICE)
+    batch = InputBatch.make_dummy(4, int(starts[-1]), buffers)
+    batch.num_scheduled_tokens, batch.num_draft_tokens_per_req = queries, drafts
+    batch.query_start_loc = tensor(starts)
+    batch.cu_num_logits = tensor(np.concatenate([[0], (drafts + 1).cumsum()]))
+    batch.input_ids = tensor(range(100, 100 + starts[-1]))
+    batch.positions = tensor(range(500, 500 + starts[-1]), torch.int64)
+    slots = tensor([range(0, 30), range(1000, 1030)], torch.int64)
     path = tensor([[0, 4, 5, 0], [0, 2, 0, 0], [0, 1, 2, 6], [0, 0, 0, 0]])
     rejected = tensor([N + 1 - 3, 3 - 2, N + 1 - 4, 0])
-    step, starts = make_step(drafts, leading, rejected)
+
+    hidden = torch.arange(starts[-1], device=DEVICE)[:, None] * 1.0
+    step = TargetStep(batch, rejected, hidden, [hidden + 1], slots)
     found = accepted_rows(step, K, path)
 
     kept = [K + 1, 3, 2 + K + 1, 5]
@@ -84,29 +60,3 @@ def test_a_tree_shrinks_to_its_accepted_rows():
         first = [starts[req] + i for i in range(len(wanted))]
         assert found.slot_mappings[0, own].tolist() == first
         assert found.slot_mappings[1, own].tolist() == [1000 + i for i in first]
-
-
-def test_trees_of_a_budget_shrink_to_equally_many_rows():
-    """Defect: slots of the next request, or behind the batch, for rows not verified."""
-    drafts, counts = np.full(4, N), np.array([N, 2, 0, 1])
-    path = tensor([[0, 4, 5, 0], [0, 2, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0]])
-    num_sampled = tensor([3, 2, 1, 1])
-    rejected = tensor(counts + 1) - num_sampled
-    step, starts = make_step(drafts, 0 * drafts, rejected, counts)
-    found = accepted_rows(step, K, path)
-    batch = found.batch
-    assert batch.num_scheduled_tokens.tolist() == [K + 1] * 4
-    assert batch.query_start_loc.tolist() == [*range(0, 4 * (K + 1) + 1, K + 1)]
-    assert batch.max_query_len is None  # equally long ones have graphs
-    assert (K + 1 - found.num_rejected).tolist() == num_sampled.tolist()
-    for req, accepted in enumerate(([0, 4, 5], [0, 2], [0], [0])):
-        begin, first = req * (K + 1), starts[req]
-        own = slice(begin, begin + len(accepted))
-        at = [first + row for row in accepted]
-        assert found.last_hidden[own, 0].tolist() == at
-        assert batch.input_ids[own].tolist() == [100 + row for row in at]
-        assert batch.positions[own].tolist() == [500 + row for row in at]
-        there = [i if i <= counts[req] else None for i in range(K + 1)]
-        slots = [PAD_SLOT_ID if i is None else first + i for i in there]
-        of_request = slice(begin, begin + K + 1)
-        assert found.slot_mappings[0, of_request].tolist() == slots

@@ -2,9 +2,7 @@
 """The verified batch that the drafter goes on from: accepted rows only.
 
 A drafter is fed the tokens of the accepted path, at most K + 1 of them, whatever N is.
-So a request with a tree shrinks to K + 1 rows, of which the path's come first. One of
-whose tree fewer nodes are verified has as many: the host does not know how many of a
-tree are, where nodes of all requests share a budget, and equal rows have CUDA graphs.
+So a request with a tree shrinks to K + 1 rows, of which the path's come first.
 """
 
 from dataclasses import replace
@@ -15,7 +13,6 @@ import torch
 
 from vllm.triton_utils import tl, triton
 from vllm.utils.torch_utils import async_tensor_h2d
-from vllm.v1.attention.backends.utils import PAD_SLOT_ID
 from vllm.v1.worker.gpu.input_batch import InputBatch
 
 
@@ -69,7 +66,6 @@ def _accepted_rows_kernel(
     path,  # [n, K + 1] int32
     GROUPS: tl.constexpr,
     DEPTH: tl.constexpr,
-    PAD_SLOT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     req = tl.program_id(0)
@@ -93,10 +89,9 @@ def _accepted_rows_kernel(
         position = tl.load(step_positions + row, mask=inside, other=0)
         tl.store(positions + to + i, position, mask=inside)
         for group in tl.static_range(GROUPS):
-            # The path's KV was moved to the slots of the first rows. A small tree has
-            # fewer than are kept.
+            # The path's KV was moved to the slots of the first rows.
             slot = step_slots + group * step_stride + begin + i
-            slot = tl.load(slot, mask=i < queries, other=PAD_SLOT)
+            slot = tl.load(slot, mask=inside, other=0)
             tl.store(slot_mappings + group * num_slots + to + i, slot, mask=inside)
 
 
@@ -131,7 +126,6 @@ def accepted_rows(step: TargetStep, max_depth: int, path: torch.Tensor) -> Targe
         path,
         GROUPS=len(slots),
         DEPTH=max_depth,
-        PAD_SLOT=PAD_SLOT_ID,
         BLOCK=128,
     )
     kept = {"batch": shrunk, "num_rejected": num_rejected, "slot_mappings": kept_slots}
@@ -154,8 +148,7 @@ def shrunk_batch(
     """A batch without the nodes that no path can hold; what it holds is yet to come.
 
     Args:
-        num_drafts: [n] on the host, drafts of each request, whether all of them or a
-            part are verified.
+        num_drafts: [n] on the host, drafts of each request.
     """
     beyond = np.maximum(num_drafts - max_depth, 0)
     num_tokens = (batch.num_scheduled_tokens - beyond).astype(np.int32)
@@ -171,5 +164,4 @@ def shrunk_batch(
         query_start_loc=async_tensor_h2d(starts, device=batch.input_ids.device),
         input_ids=batch.input_ids.new_empty(total),
         positions=batch.positions.new_empty(total),
-        max_query_len=None,
     )

@@ -45,13 +45,15 @@ def sample_tree(
 def rank_candidates(
     speculator: "UnifiedSpeculator", rows: torch.Tensor, plan: "DraftPlan"
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probabilities and tokens, [n * K, C] each; see `best_candidates`."""
-    count = num_candidates(plan.num_drafts)
+    """Log-probabilities, and tokens by the target's ids, [n * K, C] each; see
+    `best_candidates`."""
+    vocabulary = speculator.drafter.vocabulary
+    count = min(num_candidates(plan.num_drafts), vocabulary.size)
     parts = []
     for part in speculator.slices(*rows.shape[:2]):
         logits = speculator.compute_draft_logits(rows[part].flatten(0, 1), 0)
         log_probs, tokens = best_candidates(logits, count)
-        parts.append((log_probs, speculator.target_ids(tokens)))
+        parts.append((log_probs, vocabulary.target_ids(tokens)))
     if len(parts) == 1:
         return parts[0]
     log_probs, tokens = zip(*parts, strict=True)

@@ -68,10 +68,6 @@ def _grow_kernel(
     tl.store(trees.parents + at + i, i, mask=i < given)
     tl.store(trees.depths + at + i, i + 1, mask=i < given)
     tl.store(trees.ranks + at + i, 0, mask=i < given)
-    best = tl.load(log_probs + (row + i) * C, mask=is_drafted, other=float("-inf"))
-    tl.store(trees.chances + at + i, tl.exp(best), mask=i < given)
-    chain_node = tl.where(needs_chain, i + 1, NODES + 1)
-    tl.store(trees.chain_nodes + state * K + i, chain_node, mask=i < K)
 
     # The frontier. Lane j holds the first child of node j, or of row 0, and once that
     # is taken its next sibling: of the given nodes, those behind the best tokens.
@@ -87,7 +83,6 @@ def _grow_kernel(
     # Parent, depth and rank of each, in one number: what is taken is read by one sum.
     what = lane * 65536 + (lane + 1) * 256 + first_rank
 
-    end_of_chain, last = given, 0.0
     for node in range(given + 1, NODES + 1):
         taken, hit = tl.max(score, 0), lane == tl.argmax(score, 0)
         is_real = taken > float("-inf")
@@ -97,14 +92,6 @@ def _grow_kernel(
         place = (row + depth - 1) * C + rank
         token = tl.load(tokens + place, mask=is_real, other=0)
         _store_node(trees, draft, at, node, is_real, parent, depth, rank, token)
-        # Beside a chain that a request needs, nothing is accepted.
-        may_be_accepted = is_real & (given == 0)
-        chance = tl.where(may_be_accepted, tl.exp(taken - last), 0.0)
-        tl.store(trees.chances + at + node - 1, chance)
-        is_best = may_be_accepted & (parent == end_of_chain) & (rank == 0)
-        tl.store(trees.chain_nodes + state * K + depth - 1, node, mask=is_best)
-        end_of_chain = tl.where(is_best, node, end_of_chain)
-        last = tl.where(is_real, taken, last)
 
         more = is_real & (rank + 1 < C)
         sibling = tl.load(log_probs + place + 1, mask=more, other=float("-inf"))

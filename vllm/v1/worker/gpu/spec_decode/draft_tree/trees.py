@@ -28,8 +28,6 @@ class TreePointers(NamedTuple):
     parents: torch.Tensor
     depths: torch.Tensor
     ranks: torch.Tensor
-    chances: torch.Tensor
-    chain_nodes: torch.Tensor
 
 
 class DraftTrees:
@@ -41,10 +39,6 @@ class DraftTrees:
         depths: [R, N] int32, from 1 to K.
         ranks: [R, N] int32, the node's token is this many places behind the best one
             of its depth.
-        chances: [R, N] float32, the probability of each node's path by that of the node
-            before it: their product along a row is the path's.
-        chain_nodes: [R, K] int32, which node holds the best token of each depth below
-            the best ones of all depths before; N + 1 or more if none does.
         Until a tree is grown, the first K columns are a chain.
     """
 
@@ -61,17 +55,13 @@ class DraftTrees:
         self.parents = torch.full(shape, -1, dtype=torch.int32, device=device)
         self.depths = torch.ones(shape, dtype=torch.int32, device=device)
         self.ranks = torch.zeros(shape, dtype=torch.int32, device=device)
-        self.chances = torch.zeros(shape, dtype=torch.float32, device=device)
         chain = torch.arange(max_depth, dtype=torch.int32, device=device)
         self.parents[:, :max_depth] = chain
         self.depths[:, :max_depth] = chain + 1
-        self.chain_nodes = (chain + 1).repeat(max_num_reqs, 1)
 
     @property
     def pointers(self) -> TreePointers:
-        return TreePointers(
-            self.parents, self.depths, self.ranks, self.chances, self.chain_nodes
-        )
+        return TreePointers(self.parents, self.depths, self.ranks)
 
 
 class TreeRows:

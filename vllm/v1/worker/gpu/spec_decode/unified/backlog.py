@@ -148,7 +148,7 @@ class Backlog:
         self._undrafted_steps = 0
 
     def __bool__(self) -> bool:
-        return bool((self._states[: self._num_rows] >= 0).any())
+        return self._num_rows > 0
 
     def reserve(self, sources: tuple[torch.Tensor, ...]) -> None:
         """Allocates what is kept of hidden states like these; the rest is small."""
@@ -171,36 +171,39 @@ class Backlog:
             return given  # the host may not know how many rows each has
         self._undrafted_steps += 1
         waits = (batch.num_scheduled_tokens == 1) & ~batch.is_prefilling_np
-        if not waits.any():
+        count = np.count_nonzero(waits)
+        if not count:
             return given
+        if count == batch.num_reqs:
+            self._keep(given, slice(count))  # what a mask would find costs more
+            return None
         self._keep(given, waits)
-        return None if waits.all() else _part(given, np.flatnonzero(~waits))
+        return _part(given, np.flatnonzero(~waits))
 
     def drafts(self) -> None:
         """To be told of a step that drafts."""
         self._undrafted_steps = 0
 
-    def _keep(self, given: DraftInput, waits: np.ndarray) -> None:
-        batch = given.step.batch
-        columns, begin = given.columns(), self._num_rows
-        count = int(waits.sum())
-        if count == batch.num_reqs:
-            columns = [rows[:count] for rows in columns]
-        else:
-            rows_of = batch.query_start_loc_np[:-1][waits].astype(np.int64)
-            index = async_tensor_h2d(rows_of, device=columns[0].device)
-            columns = [rows[index] for rows in columns]
+    def _keep(self, given: DraftInput, waits: np.ndarray | slice) -> None:
+        """Args: `waits` says which requests of the step; a slice, that all do."""
+        batch, columns = given.step.batch, given.columns()
+        states, begin = batch.idx_mapping_np[waits], self._num_rows
+        rows_of: slice | torch.Tensor = slice(len(states))
+        if not isinstance(waits, slice):
+            starts = batch.query_start_loc_np[:-1][waits].astype(np.int64)
+            rows_of = async_tensor_h2d(starts, device=columns[0].device)
+        columns = [rows[rows_of] for rows in columns]
         if not self._columns:
             if self._sources is None:  # nothing was profiled, as on a CPU
                 self.reserve(tuple(columns[3:]))
             small = [r.new_empty(self.max_rows, *r.shape[1:]) for r in columns[:3]]
             self._columns = [*small, *self._sources]
-        end = begin + count
+        end = begin + len(states)
         for kept, rows in zip(self._columns, columns, strict=True):
             kept[begin:end] = rows
-        states = batch.idx_mapping_np[waits]
         self._states[begin:end], self._num_rows = states, end
-        self._ends[states] = batch.seq_lens_cpu_upper_bound.numpy()[: len(waits)][waits]
+        ends = batch.seq_lens_cpu_upper_bound.numpy()[: batch.num_reqs]
+        self._ends[states] = ends[waits]
         self._last = given.without_rows()
 
     def take(self) -> DraftInput:
@@ -275,7 +278,7 @@ class Backlog:
         """Requests have ended: nobody goes on behind their rows."""
         states = self._states[: self._num_rows]
         states[np.isin(states, list(ended))] = -1
-        if not self:
+        if not (states >= 0).any():
             self._num_rows, self._last = 0, None
 
 

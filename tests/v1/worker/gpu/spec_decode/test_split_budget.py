@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Of a batch's drafts those likeliest to be accepted get the budget."""
+
+import numpy as np
+import pytest
+import torch
+
+from vllm.platforms import current_platform
+from vllm.v1.worker.gpu.spec_decode.split_budget import split_budget
+
+DEVICE = torch.device("cpu" if current_platform.is_cpu() else "cuda")
+STATES, BEHIND = 40, 3
+
+
+def split(
+    chances: np.ndarray,
+    states: np.ndarray,
+    drafts: np.ndarray,
+    others: np.ndarray,
+    budget: int,
+) -> np.ndarray:
+    """[n], drafts verified of each request, where the batch is laid out as it says."""
+    n = len(states)
+    starts = torch.full((n + 1 + BEHIND,), -1, dtype=torch.int32, device=DEVICE)
+    logits = torch.full((n + 4,), -1, dtype=torch.int32, device=DEVICE)
+    split_budget(
+        torch.tensor(chances, dtype=torch.float32, device=DEVICE),
+        torch.tensor(states, device=DEVICE),
+        drafts,
+        others,
+        budget,
+        starts,
+        logits,
+    )
+    found = logits.diff()[:n].cpu().numpy() - 1
+    assert logits[0] == starts[0] == 0 and (logits[n + 1 :] == -1).all()
+    assert starts[: n + 1].diff().tolist() == (found + others).tolist()
+    assert (starts[n:] == starts[n]).all()
+    return found
+
+
+@pytest.mark.parametrize("n, depth", [(1, 1), (8, 3), (13, 8), (32, 31)])
+@pytest.mark.parametrize("share", [0.0, 0.03, 0.4, 0.97, 1.0])
+def test_the_likeliest_drafts_are_verified(n: int, depth: int, share: float):
+    rng = np.random.default_rng(n + depth)
+    chances = rng.uniform(0.3, 1.0, (STATES, depth)).astype(np.float32)
+    states = rng.permutation(STATES)[:n]
+    drafts, others = rng.integers(0, depth + 1, n), rng.integers(1, 5, n)
+    survival = chances[states].cumprod(1)
+    survival[np.arange(depth) >= drafts[:, None]] = -1.0
+    budget = round(share * drafts.sum())
+    ranked = np.sort(survival, axis=None)[::-1]
+    least = ranked[budget - 1] if budget else 2.0
+    found = split(chances, states, drafts, others, budget)
+    assert found.tolist() == (survival >= least).sum(1).tolist()
+
+
+@pytest.mark.parametrize("chance", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("budget", [1, 5, 11, 23])
+def test_of_equal_drafts_as_many_as_fit(chance: float, budget: int):
+    """Chances of 0 and of 1 do not make drafts of a request change places."""
+    n, depth = 6, 4
+    drafts = np.full(n, depth)
+    equal = np.full((n, depth), chance)
+    found = split(equal, np.arange(n), drafts, np.ones(n, int), budget)
+    assert found.sum() == budget and (found <= depth).all()
+    if chance:
+        assert found.max() - found.min() <= 1

@@ -53,21 +53,21 @@ class FakeEngine:
 
     def answer(self, prompts, sampling, load, told=None) -> Round:
         answers = []
+        speed = self.speeds.get((self.model, told), 10.0)
+        if self.number and self.model is None:
+            speed = self.at_the_end
+        speed /= self.slowdown**self.num_answers
+        type(self).num_answers += 1
         for prompt, asked in zip(prompts, sampling, strict=True):
             tokens = [prompt[0]] * asked["max_tokens"]
             if self.model in self.wrong:
                 tokens[-1] += 1
             logprobs = [{token: -0.1, 99: -5.0} for token in tokens]
-            is_asked = "logprobs" in asked
-            answers.append(Answer(tokens, logprobs if is_asked else [], (0.0, 1.0)))
-        count = sum(len(answer.tokens) for answer in answers)
-        speed = self.speeds.get((self.model, told), 10.0)
-        if self.number and self.model is None:
-            speed = self.at_the_end
-        seconds = count / speed * self.slowdown**self.num_answers
-        type(self).num_answers += 1
+            times = 0.0, load * len(tokens) / speed
+            logprobs = logprobs if "logprobs" in asked else []
+            answers.append(Answer(tokens, logprobs, 0.0, times))
         drafts = 10 if self.model else 0
-        return Round(answers, count, seconds, drafts, 12, [8, 4] if drafts else [])
+        return Round(answers, load, drafts, 12, [8, 4] if drafts else [])
 
     def stop(self) -> None:
         pass
@@ -83,7 +83,7 @@ def measured(
     requests = [Request([token], 9) for token in range(3)]
     again = EnginePlan("no speculation", None, (Setting("again"),), is_seeded=False)
     plans, logs = [none, *plans, *[again] * (not in_turns)], Path("logs")
-    job = measure.Job(FakeArgs(), plans, requests, [1, 4], 3, 2, False, logs)
+    job = measure.Job(FakeArgs(), plans, requests, {1: 3, 4: 8}, 2, False, logs)
     done = measure.Measurement(job)
     done.run()
     assert not done.progress.left.total()

@@ -123,6 +123,7 @@ def test_tasks():
     measured = [(t.load, t.setting.name) for t in tasks if t.kind == MEASURE]
     # In turns; a tree has too many rows for 32 requests.
     small = [(1, name) for name in ("auto", "K=8", "tree of 31")]
+    assert all(task.kind == CHECK for task in tasks[len(measured) :])
     assert measured == small * 2 + [(32, name) for _, name in small[:2]] * 2
 
 

@@ -26,7 +26,7 @@ def test_table(monkeypatch, tmp_path):
     assert auto["acceptance_length"] == pytest.approx(2.2)
     assert auto["acceptance_by_position"] == [0.8, 0.4]
     assert (auto["ratio"], fixed["ratio"]) == (pytest.approx(2.5), pytest.approx(2.0))
-    assert auto["tpot_s"] == pytest.approx(1 / 8)
+    assert auto["tpot_s"] == pytest.approx(9 / 25 / 8)
     assert len(found.table().splitlines()) == 2 + 8
     assert "| pard           | auto   | 2.20 " in found.table()
     assert "  pard auto             " + "█" * 40 + " 25 (2.50×)\n" in found.plot()
@@ -119,7 +119,7 @@ def test_a_target_that_differs_from_itself_tells_nothing(monkeypatch, gap, is_kn
 
 def test_errors_of_an_engine_that_fails_later_are_told(monkeypatch):
     def ask(engine: FakeEngine, command: str, **args):
-        if engine.model == "e" and args.get("load") == 1:
+        if engine.model == "e" and args.get("load") == 4:
             raise EngineError("out of memory")
         return FakeEngine.ask(engine, command, **args)
 

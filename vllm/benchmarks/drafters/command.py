@@ -27,7 +27,7 @@ from vllm.platforms import current_platform
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 # Of a round at few requests at a time, where each of them takes as long alone.
-QUICK_REQUESTS = 4
+QUICK_REQUESTS, QUICK_CPU_REQUESTS = 4, 2
 
 if TYPE_CHECKING:
     from vllm.benchmarks.drafters.measure import Job
@@ -187,7 +187,7 @@ def fill_in(args: argparse.Namespace) -> None:
         "repeats": 2 if args.quick else 3,
     }
     if args.dataset_name is None:
-        usual["output_len"] = 40 if is_small else 128
+        usual["output_len"] = 96 if is_small else 128
     for name, value in usual.items():
         if getattr(args, name) is None:
             setattr(args, name, value)
@@ -279,9 +279,17 @@ def prepare(
             "choose other prompts."
         )
     logs = Path(tempfile.mkdtemp(prefix="vllm_bench_drafters_"))
-    fewest = min(QUICK_REQUESTS, len(requests)) if args.quick else len(requests)
-    loads = args.concurrency, fewest, args.repeats
-    return Job(engine_args, plans, requests, *loads, args.ignore_eos, logs, tokenizer)
+    rounds = round_sizes(args, len(requests)), args.repeats
+    return Job(engine_args, plans, requests, *rounds, args.ignore_eos, logs, tokenizer)
+
+
+def round_sizes(args: argparse.Namespace, num_requests: int) -> dict[int, int]:
+    """Requests of a round, by how many of them run at a time."""
+    if not args.quick:
+        return {load: max(num_requests, 2 * load) for load in args.concurrency}
+    # Where no speculation takes turns, it takes long over few requests.
+    fewest = min(QUICK_CPU_REQUESTS if args.in_turns else QUICK_REQUESTS, num_requests)
+    return {load: max(fewest, load) for load in args.concurrency}
 
 
 def engine_flags(words: Sequence[str]) -> list[str]:

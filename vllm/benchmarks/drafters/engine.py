@@ -13,6 +13,7 @@ import signal
 import time
 import traceback
 from dataclasses import dataclass, field
+from itertools import cycle
 from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
@@ -42,12 +43,14 @@ class Answer:
     """What comes of one request.
 
     Attributes:
-        times: when its first and its newest tokens came, seconds.
+        begin: when it was asked for, seconds.
+        times: when its first and its newest tokens came.
         logprobs: by token id, for each of `tokens` where they were asked for.
     """
 
     tokens: list[int] = field(default_factory=list)
     logprobs: list[dict[int, float]] = field(default_factory=list)
+    begin: float = 0.0
     times: tuple[float, float] | None = None
 
     def take(self, output: CompletionOutput, now: float) -> None:
@@ -56,6 +59,10 @@ class Answer:
             self.logprobs.append({token: one.logprob for token, one in row.items()})
         if output.token_ids:
             self.times = (self.times or (now, now))[0], now
+
+    @property
+    def seconds(self) -> float:
+        return self.times[1] - self.begin
 
     @property
     def tpot_s(self) -> float | None:
@@ -70,22 +77,23 @@ class Round:
     """What comes of a round of requests.
 
     Attributes:
-        tokens, seconds: while as many requests ran as at a time are wanted. Behind that
-            those without drafts end together and others one by one, by chance.
+        load: how many of them ran at a time, from the first to the last.
         drafts: steps of requests that verified drafts.
         by_position: of these, how many accepted the draft at each position.
     """
 
     answers: list[Answer]
-    tokens: int
-    seconds: float
+    load: int
     drafts: int
     accepted: int
     by_position: list[int]
 
     @property
     def tokens_per_s(self) -> float:
-        return self.tokens / self.seconds
+        """By Little's law: of requests that begin in the place of such as end, so many
+        end in a second as run at a time, over what each of them takes."""
+        tokens = sum(len(answer.tokens) for answer in self.answers)
+        return self.load * tokens / sum(answer.seconds for answer in self.answers)
 
     @property
     def tpot_s(self) -> float | None:
@@ -133,12 +141,12 @@ class Engine:
         """
         self._tell(told)
         load = min(load, len(prompts))
-        before, answered = self._counters(), self._answer(prompts, sampling, load)
+        before, answers = self._counters(), self._answer(prompts, sampling, load)
         after = self._counters()
         drafts, accepted, *by_position = (
             new - old for new, old in zip(after, before, strict=True)
         )
-        return Round(*answered, drafts, accepted, by_position)
+        return Round(answers, load, drafts, accepted, by_position)
 
     def end(self) -> None:
         """Ends its workers; one in this process ends with it, and sooner."""
@@ -166,28 +174,28 @@ class Engine:
 
     def _answer(
         self, prompts: list[list[int]], sampling: list[dict[str, Any]], load: int
-    ) -> tuple[list[Answer], int, float]:
-        """All answers, and tokens and seconds while `load` requests ran."""
-        engine, waiting = self.llm.llm_engine, zip(prompts, sampling, strict=True)
+    ) -> list[Answer]:
+        """All answers. As a request ends another begins, of the first ones again if
+        none is left, so that as many run until the last is answered."""
+        engine, asked = self.llm.llm_engine, list(zip(prompts, sampling, strict=True))
         answers: dict[str, Answer] = {}
-        running = tokens = 0
-        at_load: tuple[int, float] | None = None
-        begin = now = time.perf_counter()
-        while True:
-            while running < load and (request := next(waiting, None)):
-                name = f"{self.num_requests}"
-                self.num_requests, running = self.num_requests + 1, running + 1
-                answers[name] = Answer()
-                self._add(name, *request)
-            if running < load and at_load is None:
-                at_load = tokens, now - begin
-            if not running:
-                return list(answers.values()), *at_load
+        running: set[str] = set()
+        following = cycle(asked)
+        while len(answers) < len(asked) or running & answers.keys():
+            while len(running) < load:
+                name, self.num_requests = f"{self.num_requests}", self.num_requests + 1
+                running.add(name)
+                if len(answers) < len(asked):
+                    answers[name] = Answer(begin=time.perf_counter())
+                self._add(name, *next(following))
             outputs, now = engine.step(), time.perf_counter()
             for output in outputs:
-                answers[output.request_id].take(output.outputs[0], now)
-                tokens += len(output.outputs[0].token_ids)
-                running -= output.finished
+                if (answer := answers.get(output.request_id)) is not None:
+                    answer.take(output.outputs[0], now)
+                if output.finished:
+                    running.remove(output.request_id)
+        engine.abort_request(list(running))
+        return list(answers.values())
 
     def _add(self, name: str, prompt: list[int], sampling: dict[str, Any]) -> None:
         kind = RequestOutputKind.DELTA

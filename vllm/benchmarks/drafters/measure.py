@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs the engines of a plan one after the other, and keeps what they come to."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import cycle, islice
 from pathlib import Path
@@ -69,8 +69,7 @@ class Job:
     """What is to be measured.
 
     Attributes:
-        loads: requests at a time.
-        fewest: requests of a round.
+        loads: requests at a time, and of a round.
         repeats: rounds of each setting and load.
         logs: folder for what engines say.
         tokenizer: the target's; None: there is none.
@@ -79,8 +78,7 @@ class Job:
     engine_args: EngineArgs
     plans: list[EnginePlan]
     requests: list[Request]
-    loads: Sequence[int]
-    fewest: int
+    loads: Mapping[int, int]
     repeats: int
     ignore_eos: bool
     logs: Path
@@ -219,11 +217,11 @@ class Measurement:
         return result
 
     def _requests(self, task: Task) -> list[Request]:
-        """Each prompt once to check; to measure at least two for each at a time."""
+        """Each prompt once to check; to measure, the first ones again and again."""
         known = self.job.requests
         if task.kind == CHECK:
             return known
-        return list(islice(cycle(known), max(self.job.fewest, 2 * task.load)))
+        return list(islice(cycle(known), self.job.loads[task.load]))
 
     def _sampling(
         self, number: int, request: Request, is_seeded: bool

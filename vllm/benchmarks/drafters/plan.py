@@ -7,7 +7,7 @@ trees in turns. What it does not choose from has an engine of its own.
 """
 
 from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -195,11 +195,11 @@ def _tree(spec: dict[str, Any], nodes: int, depth: int) -> Setting:
     return Setting(f"tree of {nodes}", {**spec, **more}, nodes, depth)
 
 
-def plan_tasks(plan: EnginePlan, loads: Sequence[int], repeats: int) -> list[Task]:
+def plan_tasks(plan: EnginePlan, loads: Collection[int], repeats: int) -> list[Task]:
     """Rounds of one engine, in order: settings take turns at each load.
 
-    Of no speculation the first two tell what output has to be.
-    A first round may compile what later ones need.
+    Of no speculation the first two tell what output has to be. A drafter draws last:
+    "auto" would learn from it, and what is measured is greedy.
     """
     most = max(loads)
     checks = [Task(CHECK, s, most, True) for s in plan.settings if plan.is_seeded]
@@ -210,4 +210,4 @@ def plan_tasks(plan: EnginePlan, loads: Sequence[int], repeats: int) -> list[Tas
     for load in loads:
         here = [s for s in plan.settings if s.is_measured_at(load)]
         rounds += [Task(MEASURE, setting, load) for setting in here] * repeats
-    return [*checks, *rounds]
+    return [*checks, *rounds] if plan.is_reference else [*rounds, *checks]

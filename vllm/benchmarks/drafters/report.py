@@ -48,7 +48,7 @@ class Report:
 
     def __init__(self, measured: Measurement, model: str, flags: Sequence[str]):
         self.measured, self.model, self.flags = measured, model, flags
-        self.loads = measured.job.loads
+        self.loads = list(measured.job.loads)
         self.found = measured.found
         self.bases = [found for found in self.found if not found.is_drafting]
         # At the begin and at the end: what vLLM starts without a drafter.

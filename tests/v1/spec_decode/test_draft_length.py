@@ -188,6 +188,61 @@ def test_drafts_nothing_soon_where_nothing_pays():
     assert asked.count(0) > 95
 
 
+def pard_ms(n: int, k: int) -> float:
+    """A drafter of an eighth of the target: one draft takes as long as eight."""
+    return 4.6 + 0.01 * n + (1.4 + 0.05 * k if k else 0.0) + 0.004 * n * k
+
+
+@pytest.mark.parametrize("n", [1, 4, 32])
+@pytest.mark.parametrize("engine", [pard_ms, autoregressive_ms])
+def test_drafts_again_soon_after_requests_whose_drafts_were_useless(engine, n):
+    """Defect: thousands of steps, since a try was of one draft, and long."""
+    steps = []
+    for seed in range(5):
+        simulation = Simulation(engine, 7, seed)
+        simulation.run(n, GREEDY, 300 * engine(n, 7))
+        simulation.run(n, CURVES["useless"](7), 3000 * engine(n, 0))
+        drafted = []
+        while sum(drafted[-20:]) < 18 and len(drafted) < 1000:
+            simulation.run(n, GREEDY, 0.1)  # a step
+            drafted.append(simulation.drafted > 0)
+        steps.append(len(drafted))
+    assert np.mean(steps) < 300
+
+
+@pytest.mark.parametrize("n", [1, 8, 32])
+@pytest.mark.parametrize("engine", [pard_ms, autoregressive_ms, cpu_ms])
+@pytest.mark.parametrize("rate", [0.0, 0.03])
+def test_what_tries_cost_where_drafts_are_useless(engine, n, rate):
+    simulation = Simulation(engine, 7)
+    simulation.run(n, [rate] * 7, 500 * engine(n, 7))
+    found = simulation.run(n, [rate] * 7, 10_000 * engine(n, 0))
+    assert found >= 0.99 * best_fixed(engine, n, [rate] * 7)
+
+
+@pytest.mark.parametrize("has_paid", [True, False])
+def test_new_requests_are_tried_where_drafts_have_paid(has_paid: bool):
+    """Each other request's drafts are accepted, or none's."""
+    lengths = DraftLengths(7, measured(pard_ms, 7))
+    good = bad = 0
+    for number in range(40):
+        is_good = has_paid and number % 2 == 0
+        drafts, verified, age = [], 0, 0
+        for _ in range(60):
+            if verified:
+                accepted = verified if is_good else 0
+                lengths.observe(verified, chain(accepted), accepted)
+            verified = step(lengths, whole_load(1)._replace(age=age))
+            drafts.append(verified)
+            age += 1 + verified * is_good
+        num_drafted = sum(map(bool, drafts))
+        good, bad = good + num_drafted * is_good, bad + num_drafted * (not is_good)
+    if has_paid:
+        assert good > 0.9 * 20 * 60
+    else:
+        assert bad < 0.03 * 40 * 60
+
+
 @pytest.mark.parametrize("kept", [0.0, 0.1, 0.5])
 def test_drafts_that_few_requests_can_use_are_worth_less(kept):
     """Past the drafter's context, say: their rows cost, and yield nothing."""

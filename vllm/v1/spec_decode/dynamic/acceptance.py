@@ -100,16 +100,27 @@ class ChainAcceptance:
     def end_step(self) -> None:
         """What was observed is of one step, which is over."""
         self._known.fade()
+        if self._block_is_full():
+            self.begin_block()
         self._add_new(self._block)
-        is_full = self._block.reached[0] >= BLOCK_DRAFTS
-        if is_full and self._contradicts():
-            self._known = self._block
+        if self._block_is_full() and self._contradicts():
+            self.believe_block()
         else:
             self._add_new(self._known)
-        if is_full:
-            self._block = _Counts(len(self._known.reached))
         self._new.clear()
         self._unverified.clear()
+
+    def _block_is_full(self) -> bool:
+        return self._block.reached[0] >= BLOCK_DRAFTS
+
+    def begin_block(self) -> None:
+        """The drafts from now on are held against those before."""
+        self._block = _Counts(len(self._known.reached))
+
+    def believe_block(self) -> None:
+        """Forgets what was known before the present block."""
+        self._known = self._block
+        self.begin_block()
 
     def _add_new(self, counts: _Counts) -> None:
         counts.add(self._new)

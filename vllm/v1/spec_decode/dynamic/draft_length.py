@@ -22,7 +22,7 @@ from vllm.logger import init_logger
 from .acceptance import PlanAcceptance
 from .served_times import LEAST_STEPS, ServedTimes, size_of
 from .step_times import PassTimes, Row, StepTimes, on_line
-from .tries import SWITCH_COST, Tries
+from .tries import FIRST_BUDGET, SWITCH_COST, TRIAL_DRAFTS, FirstDrafts, Tries
 
 logger = init_logger(__name__)
 
@@ -30,13 +30,12 @@ logger = init_logger(__name__)
 HYSTERESIS = 0.01
 # Shares of all time that it may cost to try other plans, and to draft nothing, which
 # tells the gain. Each size of a batch may draft nothing at once, where that costs so
-# many steps, and again once what was seen of it weighs no more than `RECENT`. A try
-# lasts for so many drafts, over several steps if requests are few.
+# many steps, and again once what was seen of it weighs no more than `RECENT`. A try of
+# a larger plan lasts for `TRIAL_DRAFTS`, over several steps if requests are few.
 TRIAL_BUDGET, UNDRAFTED_BUDGET = 0.004, 0.001
 UNDRAFTED_STEPS, RECENT = 8.0, 0.5
-TRIAL_DRAFTS = 16
-# From one try to the next there are so many steps at least.
-STEPS_BETWEEN_TRIES = SWITCH_COST / TRIAL_BUDGET
+# From one try to draft to the next there are so many steps at least.
+STEPS_BETWEEN_TRIES = SWITCH_COST / FIRST_BUDGET
 TIMED_STEPS = LEAST_STEPS + 2  # the first ones follow another plan
 LARGER, LARGER_TREE, UNTIMED = TURNS = range(3)  # what is tried
 NO_GAINS: Mapping[int, float] = {}
@@ -154,7 +153,9 @@ class DraftLengths:
         self._outlives = outlives
         self.times, self.served = StepTimes(measured), ServedTimes()
         self.acceptance = PlanAcceptance(num_speculative_tokens, trees)
+        self._hoped = self.acceptance.expected_tokens()  # before anything is seen
         self._chosen: dict[int, int] = {}
+        self._first, self._age = FirstDrafts(), float("inf")
         self._tries = Tries(TRIAL_BUDGET)
         self._undrafted: defaultdict[int, Tries] = defaultdict(  # by size of a batch
             lambda: Tries(UNDRAFTED_BUDGET, UNDRAFTED_STEPS)
@@ -184,6 +185,7 @@ class DraftLengths:
     ) -> None:
         """Takes in one request's verified drafts; see `PlanAcceptance.observe`."""
         self.acceptance.observe(num_drafts, accepted, num_best, unverified)
+        self._first.observe(len(accepted))
 
     def observe_seconds(
         self, num_reqs: int, context: float, num_drafts: int, seconds: float
@@ -219,7 +221,9 @@ class DraftLengths:
             held = self._hold(load.num_reqs, offer)
             self._log_choice(load, held, expected, seconds)
             drafts_none = self._tries_none(load, held, offer)
-            chosen = 0 if drafts_none else self._try_another(load, held, offer)
+            chosen = self._try_drafts(load, held, offer)
+            if chosen == held:
+                chosen = 0 if drafts_none else self._try_another(load, held, offer)
         else:
             chosen = min(seconds)  # whatever was measured: nobody takes drafts
         self.choice = Choice(chosen, tokens[chosen], seconds[chosen])
@@ -262,8 +266,33 @@ class DraftLengths:
         self._chosen[num_reqs] = best
         return best
 
+    def _try_drafts(self, load: Load, chosen: int, offer: Offer) -> int:
+        """Where nothing is drafted, now and then the plan that was best before anything
+        was seen: a step with one draft often takes nearly as long, and tells less."""
+        # Requests get older, and a new one in the place of another lowers the mean.
+        is_new, self._age = load.age < self._age, load.age
+        if 0 not in offer.seconds or len(offer.seconds) == 1:
+            return chosen
+        if chosen:
+            worth = offer.tokens[chosen] / offer.tokens[0]
+            self._first.save(worth - offer.seconds[chosen] / offer.seconds[0])
+            return chosen
+        hoped = {plan: load.tokens(self._hoped[plan]) for plan in offer.seconds if plan}
+        other = max(hoped, key=lambda plan: hoped[plan] / offer.seconds[plan])
+        loss = max(0.0, offer.seconds[other] / offer.seconds[0] - 1.0)
+        needed = loss * load.num_reqs / load.num_drafting
+        tries, hope = self._first, self._hoped[other] - 1.0
+        if not tries.go_on(loss, needed, hope, is_new, self.steps_held):
+            return 0
+        chains = self.acceptance.chains
+        if not tries.seen:
+            chains.begin_block()
+        elif tries.seen >= TRIAL_DRAFTS:
+            chains.believe_block()
+        return other
+
     def _try_another(self, load: Load, chosen: int, offer: Offer) -> int:
-        """Now and then another plan: else nothing new is known of it.
+        """Now and then a larger plan: else nothing new is known of it.
 
         By turns the next larger one, the next larger tree, and the best of which it was
         not seen yet how long it takes. What shorter chains get needs no try: it is part
@@ -298,7 +327,7 @@ class DraftLengths:
         self._turn = (self._turn + 1) % len(TURNS)
 
     def _to_try(self, num_reqs: int, chosen: int, offer: Offer) -> int | None:
-        larger = sorted(plan for plan in offer.seconds if plan > chosen)
+        larger = sorted(plan for plan in offer.seconds if plan > chosen > 0)
         if self._turn == LARGER:
             return next(iter(larger), None)
         if self._turn == LARGER_TREE:

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When a try to draft begins, goes on and ends, and what all of them cost."""
+
+import pytest
+
+from vllm.v1.spec_decode.dynamic.tries import (
+    FIRST_BUDGET,
+    MOST_SAVED,
+    PATIENCE,
+    SWITCH_COST,
+    FirstDrafts,
+)
+
+LOSS, NEEDED, HOPED = 0.4, 0.4, 1.8
+
+
+def go_on(tries: FirstDrafts, is_new: bool = False, held: int = 1) -> bool:
+    return tries.go_on(LOSS, NEEDED, HOPED, is_new, held)
+
+
+def begun() -> FirstDrafts:
+    tries = FirstDrafts()
+    while not go_on(tries):
+        pass
+    return tries
+
+
+@pytest.mark.parametrize("held", [1, 16])
+def test_tries_of_no_use_cost_their_share_of_time(held: int):
+    tries, steps, num_tries = FirstDrafts(), 0, 0
+    for _ in range(20_000):
+        steps += held
+        if go_on(tries, held=held):
+            num_tries += 1
+            tries.observe(0)
+    cost = num_tries * (SWITCH_COST + held * LOSS)
+    assert 0.9 * FIRST_BUDGET < cost / steps <= FIRST_BUDGET
+
+
+def test_a_try_waits_for_its_first_drafts_and_goes_on_while_they_pay():
+    tries = begun()
+    assert not go_on(tries)
+    for accepted in (1, 0, 0, 0):
+        tries.observe(accepted)
+        assert go_on(tries)
+    for _ in range(4):
+        tries.observe(0)
+    assert not go_on(tries)
+
+
+def test_a_try_ends_with_drafts_none_of_which_is_accepted():
+    tries = begun()
+    tries.observe(0)
+    assert not go_on(tries)
+    tries.observe(7)  # of no try any more
+    assert not go_on(tries)
+
+
+def test_a_try_whose_drafts_were_never_verified_is_over():
+    tries = begun()
+    assert not any(go_on(tries) for _ in range(PATIENCE))
+    assert any(go_on(tries) for _ in range(round(2 / FIRST_BUDGET)))
+
+
+def test_what_drafts_saved_is_spent_on_new_requests():
+    tries = FirstDrafts()
+    for _ in range(1000):
+        tries.save(1.0)
+    tried = 0
+    for _ in range(100):
+        assert not go_on(tries)
+        if go_on(tries, is_new=True):
+            tried += 1
+            tries.observe(0)
+    assert tried == pytest.approx(MOST_SAVED / (SWITCH_COST + LOSS), abs=1)

@@ -129,6 +129,25 @@ def test_load_is_that_of_the_requests_that_run():
     assert lookup.load(4) == Load(4, 2, 400.0, age=40.0)
     scheduler.running[1].use_structured_output = True
     assert lookup.load(4) == Load(4, 2, 400.0, has_grammar=True, age=40.0)
+    scheduler.running[1].sampling_params = SamplingParams(temperature=0.5)
+    assert lookup.load(4).shares == (0.5, 0.5, 0.0)
+    scheduler.running[1].sampling_params = REFUSING
+    assert lookup.load(4).shares == (1.0, 0.0, 0.0)
+
+
+def test_what_is_learnt_of_drawn_text_does_not_mislead_about_greedy_text():
+    scheduler = make_scheduler("auto", TIMES)
+    lookup, request = scheduler.draft_lengths, scheduler.requests["0"]
+    request.sampling_params = SamplingParams(temperature=1.0)
+    scheduler.running = requests(100)
+    scheduler.running[0].sampling_params = request.sampling_params
+    assert lookup[1] == 3
+    for _ in range(50):
+        verify(scheduler, 3, 0)
+        drafts = lookup[1]
+    assert drafts == 0
+    scheduler.running = requests(100)
+    assert lookup[1] == 3
 
 
 @pytest.mark.parametrize("past, drafts", [(0, 3), (1, 0)])
@@ -146,6 +165,6 @@ def test_stats_are_told_what_is_expected_of_a_step():
     assert step.expected is None  # nothing is chosen yet
     lookup[1]
     lookup.tell(step)
-    tokens = lookup.lengths.expected_tokens()[3]
+    tokens = lookup.lengths.acceptance.expected_tokens()[3]
     assert step.expected == (pytest.approx(tokens), 1.1)
     lookup.tell(None)

@@ -11,6 +11,7 @@ from vllm.config.drafter import DrafterConfig
 from vllm.config.drafter.length import trims
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.trimming import GAINS_HELD, Trimming
+from vllm.v1.spec_decode.dynamic.acceptance_by_kind import ALL_GREEDY
 from vllm.v1.spec_decode.dynamic.draft_length import DraftLengths, Load
 from vllm.v1.spec_decode.dynamic.pass_times import leave_no_trace
 from vllm.v1.spec_decode.dynamic.step_times import StepTimes
@@ -282,7 +283,7 @@ def test_chances_count_that_depend_on_text_alone(trimming, sampled: int, known: 
     trimming.take(make_step(), make_output(0.123, K, sampled))
     (chances,) = trimming._known(["0"])
     assert (chances[:known] == np.float32(0.123)).all()
-    average = np.float32(trimming._chains.rates())
+    average = np.float32(trimming._acceptance.rates(ALL_GREEDY))
     assert (chances[known:] == average[known:]).all()
 
 

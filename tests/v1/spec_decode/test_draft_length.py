@@ -426,7 +426,7 @@ def test_a_step_without_drafts_takes_what_it_leaves_out_too():
     for _ in range(20):
         lengths.observe_seconds(8, CONTEXT, 3, 0.02)
         lengths.observe_seconds(8, CONTEXT, 0, 0.01)
-    drafted = lengths.expected_tokens()[3]
+    drafted = lengths.acceptance.expected_tokens()[3]
     for context, left_out in ((CONTEXT, 0.001), (4096, 0.003)):
         lengths.gain = Gain()
         lengths.choose(whole_load(8, context))

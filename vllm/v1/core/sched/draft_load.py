@@ -8,6 +8,7 @@ from vllm.logger import init_logger
 from vllm.v1.core.sched.draft_limit import are_within
 from vllm.v1.core.sched.step_intervals import Steady, StepIntervals
 from vllm.v1.core.sched.trimming import Trimming
+from vllm.v1.spec_decode.dynamic.acceptance_by_kind import NUM_KINDS, kind_of
 from vllm.v1.spec_decode.dynamic.draft_length import DraftLengths, Load
 from vllm.v1.spec_decode.dynamic.step_times import PassTimes
 from vllm.v1.spec_decode.opt_out import refuses_drafts
@@ -99,7 +100,8 @@ class ChosenLengths:
             return
         numbers = tree.numbers if tree else range(1, num_accepted + 1)
         num_best = tree.num_best if tree else num_accepted
-        self.lengths.observe(num_drafts, numbers, num_best, unverified)
+        kind = kind_of(request.sampling_params)
+        self.lengths.observe(num_drafts, numbers, num_best, unverified, kind)
 
     def budget(self, step: "SchedulerOutput") -> int | None:
         """Drafts to verify in a step; None: all that are scheduled."""
@@ -142,15 +144,21 @@ class ChosenLengths:
         running = len(self._scheduler.running)
         if not running:
             return Load(batch_size, batch_size, 0.0, age=0.0)
-        drafting = context = age = 0
+        context = age = 0
         has_grammar = False
+        of_kind = [0] * NUM_KINDS
         for request in self._scheduler.running:
             known = request.num_tokens + request.num_output_placeholders
             context += known
             age += request.num_output_tokens
             has_grammar |= request.use_structured_output
-            if known < self._limit and not refuses_drafts(request.sampling_params):
-                drafting += 1
+            params = request.sampling_params
+            if known < self._limit and not refuses_drafts(params):
+                of_kind[kind_of(params)] += 1
+        drafting = sum(of_kind)
         num_drafting = -(-drafting * batch_size // running)
         mean = context / running, has_grammar, age / running
-        return Load(batch_size, num_drafting, *mean)
+        if not drafting:
+            return Load(batch_size, 0, *mean)
+        shares = tuple(count / drafting for count in of_kind)
+        return Load(batch_size, num_drafting, *mean, shares)

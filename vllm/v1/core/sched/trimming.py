@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from vllm.config.drafter.length import MIN_REQUESTS
+from vllm.v1.spec_decode.dynamic.acceptance_by_kind import ALL_GREEDY
 from vllm.v1.spec_decode.dynamic.budgets import Budgets
 from vllm.v1.spec_decode.dynamic.draft_length import DraftLengths, Load
 from vllm.v1.spec_decode.dynamic.step_times import Row
@@ -57,7 +58,7 @@ class Trimming:
         depth = lengths.num_speculative_tokens
         self.budgets = Budgets(lengths.times, trimmed_times, depth, lengths.served)
         self._depth = depth
-        self._chains = lengths.acceptance.chains
+        self._acceptance = lengths.acceptance
         # By request, of the last output: chances of its drafts [K], and, if not all of
         # them were verified, how many.
         self._chances: dict[str, np.ndarray] = {}
@@ -144,8 +145,10 @@ class Trimming:
         return np.stack([self._chances.get(name, average) for name in names])
 
     def _averages(self) -> np.ndarray:
-        """[K], how often each position is accepted if those before it were."""
-        return np.array(self._chains.rates(), dtype=np.float32)
+        """[K], how often each position is accepted if those before it were, of the
+        requests there are."""
+        shares = ALL_GREEDY if self._load is None else self._load.shares
+        return np.array(self._acceptance.rates(shares), dtype=np.float32)
 
     def _may_trim(self) -> bool:
         """Whether there are enough requests, all of them can use drafts, and none has

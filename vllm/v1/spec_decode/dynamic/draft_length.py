@@ -19,7 +19,7 @@ from typing import NamedTuple
 from vllm.config.drafter.length import MAX_TREE_ROWS
 from vllm.logger import init_logger
 
-from .acceptance import PlanAcceptance
+from .acceptance_by_kind import ALL_GREEDY, AcceptanceByKind, Shares
 from .served_times import LEAST_STEPS, ServedTimes, size_of
 from .step_times import PassTimes, Row, StepTimes, on_line
 from .tries import FIRST_BUDGET, SWITCH_COST, TRIAL_DRAFTS, FirstDrafts, Tries
@@ -51,6 +51,7 @@ class Load(NamedTuple):
     context: float  # tokens that a request has behind it, on average
     has_grammar: bool = False  # of any request: then all drafts are verified
     age: float = float("inf")  # tokens that a request was given so far, on average
+    shares: Shares = ALL_GREEDY  # of the kinds of requests that can use drafts
 
     def tokens(self, expected: float) -> float:
         """Tokens of the step, where `expected` is what a draft's request gets."""
@@ -152,7 +153,8 @@ class DraftLengths:
         self.steps_held, self._left_out = steps_held, sorted(left_out.items())
         self._outlives = outlives
         self.times, self.served = StepTimes(measured), ServedTimes()
-        self.acceptance = PlanAcceptance(num_speculative_tokens, trees)
+        self.acceptance = AcceptanceByKind(num_speculative_tokens, trees)
+        self._shares = ALL_GREEDY  # of the last step
         self._hoped = self.acceptance.expected_tokens()  # before anything is seen
         self._chosen: dict[int, int] = {}
         self._first, self._age = FirstDrafts(), float("inf")
@@ -182,9 +184,10 @@ class DraftLengths:
         accepted: Sequence[int],
         num_best: int,
         unverified: Sequence[float] = (),
+        kind: int = 0,
     ) -> None:
-        """Takes in one request's verified drafts; see `PlanAcceptance.observe`."""
-        self.acceptance.observe(num_drafts, accepted, num_best, unverified)
+        """Takes in one request's verified drafts; see `AcceptanceByKind.observe`."""
+        self.acceptance.observe(num_drafts, accepted, num_best, unverified, kind)
         self._first.observe(len(accepted))
 
     def observe_seconds(
@@ -198,7 +201,7 @@ class DraftLengths:
 
     def end_step(self) -> None:
         """What was observed is of one step, which is over."""
-        self.acceptance.end_step()
+        self.acceptance.end_step(self._shares)
 
     def choose(self, load: Load, gains: Mapping[int, float] = NO_GAINS) -> int:
         """Drafts per request in the next step, or in the next `steps_held`.
@@ -210,8 +213,9 @@ class DraftLengths:
         """
         if not self.times:
             return self.num_speculative_tokens
+        self._shares = load.shares
         seconds = self._offered(load)
-        expected = self.expected_tokens()
+        expected = self.acceptance.expected_tokens(load.shares)
         tokens = {
             plan: load.tokens(expected[plan]) * (1.0 + gains.get(plan, 0.0))
             for plan in seconds
@@ -254,10 +258,6 @@ class DraftLengths:
         of_step = load.num_reqs * on_line(self._left_out, load.context)
         return {**seconds, 0: seconds[0] + share * of_step}
 
-    def expected_tokens(self) -> dict[int, float]:
-        """Tokens of a request and step, by drafts per request."""
-        return self.acceptance.expected_tokens()
-
     def _hold(self, num_reqs: int, offer: Offer) -> int:
         """The best plan, or the one chosen before if that is as good."""
         best, held = offer.best(), self._chosen.get(num_reqs)
@@ -284,11 +284,11 @@ class DraftLengths:
         tries, hope = self._first, self._hoped[other] - 1.0
         if not tries.go_on(loss, needed, hope, is_new, self.steps_held):
             return 0
-        chains = self.acceptance.chains
-        if not tries.seen:
-            chains.begin_block()
-        elif tries.seen >= TRIAL_DRAFTS:
-            chains.believe_block()
+        for chains in self.acceptance.chains(load.shares):
+            if not tries.seen:
+                chains.begin_block()
+            elif tries.seen >= TRIAL_DRAFTS:
+                chains.believe_block()
         return other
 
     def _try_another(self, load: Load, chosen: int, offer: Offer) -> int:
@@ -360,7 +360,7 @@ class DraftLengths:
         )
 
     def _describe(self) -> str:
-        expected = self.expected_tokens()
+        expected = self.acceptance.expected_tokens()
         context = min(self.times.measured)
         shortest = self.times.measured[context]
 

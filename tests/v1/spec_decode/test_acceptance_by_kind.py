@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is known of drafts of greedy requests and of such as draw, apart and mixed."""
+
+import pytest
+
+from vllm.sampling_params import SamplingParams
+from vllm.v1.spec_decode.dynamic.acceptance_by_kind import (
+    ALL_GREEDY,
+    NUM_KINDS,
+    AcceptanceByKind,
+    kind_of,
+)
+
+K = 3
+GREEDY, WARM, HOT = range(NUM_KINDS)
+ALL_HOT = (0.0, 0.0, 1.0)
+MIXED = (0.5, 0.0, 0.5)
+
+
+@pytest.mark.parametrize(
+    "temperature, kind", [(0.0, GREEDY), (0.3, WARM), (0.6, WARM), (0.8, HOT), (2, HOT)]
+)
+def test_kind_of_a_request(temperature: float, kind: int):
+    assert kind_of(SamplingParams(temperature=temperature)) == kind
+    assert kind_of(None) == GREEDY
+
+
+def known(steps: int = 300) -> AcceptanceByKind:
+    """All drafts of greedy requests are right, and none of hot ones."""
+    found = AcceptanceByKind(K, trees=[7])
+    for _ in range(steps):
+        found.observe(7, [1, 2, 3], 3, kind=GREEDY)
+        found.observe(7, [], 0, kind=HOT)
+        found.end_step(MIXED)
+    return found
+
+
+def test_a_batch_gets_the_mean_of_its_requests():
+    found = known()
+    for shares, tokens in ((ALL_GREEDY, 1 + K), (ALL_HOT, 1), (MIXED, 1 + K / 2)):
+        expected = found.expected_tokens(shares)
+        assert [*expected] == [0, 1, 2, 3, 7]
+        assert expected[0] == 1 and expected[K] == pytest.approx(tokens, abs=0.1)
+    # Whoever gets past the first draft is greedy.
+    assert found.rates(MIXED) == pytest.approx([0.5, 1, 1], abs=0.05)
+    for shares in (ALL_GREEDY, ALL_HOT):
+        (chains,) = found.chains(shares)
+        assert found.rates(shares) == pytest.approx(chains.rates())
+
+
+def test_an_unseen_kind_is_taken_for_what_is_usual():
+    found, new = known(), AcceptanceByKind(K, trees=[7])
+    warm = (0.0, 1.0, 0.0)
+    assert found.expected_tokens(warm) == new.expected_tokens(warm)
+    assert new.expected_tokens(warm) == new.expected_tokens()
+
+
+def test_what_is_known_of_others_does_not_fade():
+    found = known()
+    before = found.expected_tokens(ALL_GREEDY), found.expected_tokens(ALL_HOT)
+    for _ in range(5000):
+        found.end_step(ALL_GREEDY)
+    assert found.expected_tokens(ALL_HOT) == before[1]
+    assert found.expected_tokens(ALL_GREEDY) != before[0]

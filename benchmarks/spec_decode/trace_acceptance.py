@@ -21,8 +21,12 @@ import torch
 
 from benchmarks.spec_decode.traces import NO_RANK, Trace
 
-# Runner V2's and Runner V1's.
-RUNNERS = ("vllm.v1.worker.gpu.model_runner", "vllm.v1.worker.gpu_model_runner")
+# Runner V2's, Runner V1's, and that of a CPU, which loads models its own way.
+RUNNERS = (
+    ("vllm.v1.worker.gpu.model_runner", "GPUModelRunner"),
+    ("vllm.v1.worker.gpu_model_runner", "GPUModelRunner"),
+    ("vllm.v1.worker.cpu_model_runner", "CPUModelRunner"),
+)
 CAPACITY = 1 << 14
 DEPTH, WIDTH = 8, 16
 # Tokens of a prompt that say where its request begins, and how far apart the starts of
@@ -104,8 +108,8 @@ def replay_in_every_runner(name: str | None = None) -> list[Replay]:
         The tables of runners, as they are made.
     """
     made: list[Replay] = []
-    for module in RUNNERS:
-        runner = import_module(module).GPUModelRunner
+    for module, kind in RUNNERS:
+        runner = getattr(import_module(module), kind)
         runner.load_model = _loading(runner.load_model, name, made)
     return made
 

@@ -45,10 +45,10 @@ def test_rows_wrap_and_differ_by_prompt():
     assert len(set(rows.tolist())) == 4
 
 
-@pytest.mark.parametrize("module", RUNNERS)
-def test_every_runner_replays(monkeypatch, module):
+@pytest.mark.parametrize("module, kind", RUNNERS)
+def test_every_runner_replays(monkeypatch, module: str, kind: str):
     """Runner V2 has a request begin where its prompt says, whatever its place is."""
-    runner = import_module(module).GPUModelRunner
+    runner, is_v2 = getattr(import_module(module), kind), module == RUNNERS[0][0]
     monkeypatch.setattr(runner, "load_model", lambda self: None)
     made = replay_in_every_runner()
     sampler = SimpleNamespace(
@@ -64,7 +64,7 @@ def test_every_runner_replays(monkeypatch, module):
         rejection_sampler=sampler,
         add_requests=lambda scheduled: None,
     )
-    if module == RUNNERS[0]:
+    if is_v2:
         it.req_states = SimpleNamespace(req_id_to_index={"a": 3, "b": 1})
     runner.load_model(it)
     new = [
@@ -73,7 +73,6 @@ def test_every_runner_replays(monkeypatch, module):
     ]
     it.add_requests(SimpleNamespace(scheduled_new_reqs=new))
     first, second = start_of(PROMPTS)[:2].tolist()
-    is_v2 = module == RUNNERS[0]
     assert made[0].starts.tolist() == ([0, second, 0, first] if is_v2 else [0] * 4)
 
 

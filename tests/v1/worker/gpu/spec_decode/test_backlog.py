@@ -30,6 +30,7 @@ from vllm.v1.worker.gpu.spec_decode.unified.inputs import HiddenRows
 from .batches import DEVICE, int32, int64, verified_batch
 
 ROWS, REQUESTS, BLOCK = 12, 8, 4
+PADDING = 3  # requests that a CUDA graph has more than a batch
 Rows = dict[int, list[int]]  # positions by request state
 
 
@@ -50,11 +51,12 @@ def given(rows: Rows, prompts: int = 0, drafts: bool = False) -> DraftInput:
     owners = torch.repeat_interleave(int64(states), int64(counts))
     ids = (100 * owners + verified.positions).to(torch.int32)
     buffers = InputBuffers(REQUESTS, 64, DEVICE)
+    starts = np.cumsum([0, *counts], dtype=np.int32)
     batch = replace(
         InputBatch.make_dummy(len(states), len(ids), buffers),
         idx_mapping_np=np.array(states),
         num_scheduled_tokens=np.array(counts, dtype=np.int32),
-        query_start_loc_np=np.cumsum([0, *counts], dtype=np.int32),
+        query_start_loc_np=np.pad(starts, (0, PADDING), mode="edge"),
         is_prefilling_np=np.arange(len(states)) >= len(states) - prompts,
         seq_lens_cpu_upper_bound=torch.tensor(
             [each[-1] + 1 for each in rows.values()], dtype=torch.int32

@@ -190,7 +190,8 @@ class Backlog:
         states, begin = batch.idx_mapping_np[waits], self._num_rows
         rows_of: slice | torch.Tensor = slice(len(states))
         if not isinstance(waits, slice):
-            starts = batch.query_start_loc_np[:-1][waits].astype(np.int64)
+            # Of a batch that is padded for a CUDA graph there are more.
+            starts = batch.query_start_loc_np[: batch.num_reqs][waits].astype(np.int64)
             rows_of = async_tensor_h2d(starts, device=columns[0].device)
         columns = [rows[rows_of] for rows in columns]
         if not self._columns:

@@ -119,7 +119,7 @@ class Trimming:
     def gains(self, load: Load) -> dict[int, float]:
         """Throughput that trimming adds to each length of chains, as a share; to be
         asked once per step."""
-        self._load, of = load, load._replace(context=0.0)
+        self._load, of = load, load._replace(context=0.0, age=0.0)
         self._steps_held -= 1
         if self._steps_held <= 0 or of != self._gains_of:
             self._gains, self._gains_of = self._reckon_gains(load), of

@@ -73,3 +73,14 @@ def test_what_drafts_saved_is_spent_on_new_requests():
             tried += 1
             tries.observe(0)
     assert tried == pytest.approx(MOST_SAVED / (SWITCH_COST + LOSS), abs=1)
+
+
+def test_steps_that_lost_time_leave_no_debt():
+    """Defect: a plan that is held while it is a little worse than none, for long, kept
+    new requests from being tried."""
+    tries = FirstDrafts()
+    for _ in range(1000):
+        tries.save(-1.0)
+    for _ in range(100):
+        tries.save(1.0)
+    assert not go_on(tries) and go_on(tries, is_new=True)

@@ -69,7 +69,8 @@ class FirstDrafts:
 
     def save(self, steps: float) -> None:
         """Takes in a step with drafts that is chosen, by what it is thought to save."""
-        self._saved = min(self._saved + FIRST_SHARE * steps, MOST_SAVED)
+        saved = self._saved + FIRST_SHARE * steps
+        self._saved = max(0.0, min(saved, MOST_SAVED))
         self._patience = 0
 
     def go_on(

@@ -267,6 +267,18 @@ def test_nothing_is_drafted_for_requests_that_take_no_drafts():
     assert DraftLengths(7, times).choose(Load(1, 0, CONTEXT)) == 0
 
 
+def test_requests_that_take_no_drafts_leave_what_is_known():
+    """Defect: of greedy requests it faded, and useless drafts began anew."""
+    simulation = Simulation(parallel_ms, 7)
+    simulation.run(4, [0.0] * 7, 1000)
+    lengths = simulation.lengths
+    step(lengths, none := Load(4, 0, CONTEXT))
+    known = lengths.acceptance.expected_tokens()
+    for _ in range(5000):
+        step(lengths, none)
+    assert lengths.acceptance.expected_tokens() == known
+
+
 def test_long_contexts_draft_by_their_own_times():
     """Where each verified token reads the whole context again, few pay."""
     times = measured(parallel_ms, 7)

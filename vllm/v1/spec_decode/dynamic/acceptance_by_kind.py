@@ -25,6 +25,7 @@ NUM_KINDS = len(TEMPERATURES) + 1
 # Of requests that can use drafts, how many are of each kind: [NUM_KINDS], sum 1.
 Shares = tuple[float, ...]
 ALL_GREEDY: Shares = (1.0,) + (0.0,) * (NUM_KINDS - 1)
+NONE_DRAFTS: Shares = (0.0,) * NUM_KINDS
 
 
 def kind_of(params: "SamplingParams | None") -> int:

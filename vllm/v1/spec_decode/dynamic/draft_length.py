@@ -19,7 +19,7 @@ from typing import NamedTuple
 from vllm.config.drafter.length import MAX_TREE_ROWS
 from vllm.logger import init_logger
 
-from .acceptance_by_kind import ALL_GREEDY, AcceptanceByKind, Shares
+from .acceptance_by_kind import ALL_GREEDY, NONE_DRAFTS, AcceptanceByKind, Shares
 from .served_times import LEAST_STEPS, ServedTimes, size_of
 from .step_times import PassTimes, Row, StepTimes, on_line
 from .tries import FIRST_BUDGET, SWITCH_COST, TRIAL_DRAFTS, FirstDrafts, Tries
@@ -213,7 +213,7 @@ class DraftLengths:
         """
         if not self.times:
             return self.num_speculative_tokens
-        self._shares = load.shares
+        self._shares = load.shares if load.num_drafting else NONE_DRAFTS
         seconds = self._offered(load)
         expected = self.acceptance.expected_tokens(load.shares)
         tokens = {

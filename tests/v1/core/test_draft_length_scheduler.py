@@ -124,7 +124,9 @@ def test_load_is_that_of_the_requests_that_run():
     assert lookup.load(3) == Load(3, 3, 0.0, age=0.0)  # none runs yet
     scheduler.running = requests(100, 200, DRAFTERS_LIMIT, 300)
     assert lookup.load(4) == Load(4, 3, 400.0, age=40.0)
-    assert lookup.load(2) == Load(2, 2, 400.0, age=40.0)
+    # Fewer than all, whoever has no place in the step.
+    assert lookup.load(2) == Load(2, 1, 400.0, age=40.0)
+    assert lookup.load(1) == Load(1, 1, 400.0, age=40.0)
     scheduler.running[0].sampling_params = REFUSING
     assert lookup.load(4) == Load(4, 2, 400.0, age=40.0)
     scheduler.running[1].use_structured_output = True

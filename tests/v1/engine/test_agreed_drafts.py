@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Data-parallel ranks in step draft the most that any of them would."""
+"""Data-parallel ranks in step draft what the fullest of them would."""
 
 import multiprocessing
 from types import SimpleNamespace
@@ -61,9 +61,12 @@ def run_rank(rank: int, port: int, requests: list[list[int]], results) -> None:
     results.put((rank, drafted))
 
 
-def test_ranks_draft_the_most_that_any_would():
-    """Loads differ, and change; a rank is idle; at every step all draft alike."""
-    requests = [[8] * 13, [8] * 4 + [1] * 4 + [0] * 5]
+def test_ranks_draft_what_the_fullest_would():
+    """Loads differ, and change; a rank is idle; at every step all draft alike.
+
+    Defect: for a lone request on one rank all requests of the others drafted as many.
+    """
+    requests = [[8] * 8 + [0] * 9, [8] * 4 + [1] * 13]
     context = multiprocessing.get_context("fork")  # imports nothing again
     results, port = context.Queue(), get_open_port()
     ranks = [
@@ -75,13 +78,13 @@ def test_ranks_draft_the_most_that_any_would():
     drafted = dict(results.get(timeout=120) for _ in ranks)
     for rank in ranks:
         rank.join()
-    assert drafted[0] == drafted[1] == [3] + [0] * 4 + [3] * 8
+    assert drafted[0] == drafted[1] == [3] + [0] * 12 + [3] * 4
 
 
 def test_a_rank_that_ran_nothing_wishes_for_nothing():
     chosen = make_engine().scheduler.draft_lengths
     assert chosen[1] == 3  # until the ranks have met
-    assert (chosen.wish(), chosen.wish()) == (3, 0)
+    assert (chosen.wish(), chosen.wish()) == ((1, 3), (0, 0))
     chosen.agreed = 1
     assert [chosen[n] for n in (1, 8)] == [1, 1]
 

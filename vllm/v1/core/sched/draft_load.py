@@ -124,10 +124,11 @@ class ChosenLengths:
         else:
             self.trimming.budgets.observe_seconds(*of_step, budget, seconds)
 
-    def wish(self) -> int:
-        """What this rank would draft; 0 if it ran nothing since it was asked last."""
+    def wish(self) -> tuple[int, int]:
+        """Requests of this rank, and what it would draft for each; none if it ran
+        nothing since it was asked last."""
         load, self._load = self._load, None
-        return 0 if load is None else self.lengths.choose(load)
+        return (0, 0) if load is None else (load.num_reqs, self.lengths.choose(load))
 
     def tell(self, step: "StepDrafting | None") -> None:
         """Adds to a step's stats what the choice is expected to come to."""
@@ -156,7 +157,8 @@ class ChosenLengths:
             if known < self._limit and not refuses_drafts(params):
                 of_kind[kind_of(params)] += 1
         drafting = sum(of_kind)
-        num_drafting = -(-drafting * batch_size // running)
+        # Less than all, whoever of those that run has no place in the step.
+        num_drafting = max(1, drafting * batch_size // running)
         mean = context / running, has_grammar, age / running
         if not drafting:
             return Load(batch_size, 0, *mean)

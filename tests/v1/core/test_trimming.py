@@ -112,8 +112,8 @@ def test_gains_are_reckoned_now_and_then(trimming, monkeypatch):
     load = Load(N, N, 100.0)
     latest_gains(trimming, load)
     asked.clear()
-    for context in range(GAINS_HELD):
-        assert set(trimming.gains(load._replace(context=float(context)))) == {K}
+    for step in map(float, range(GAINS_HELD)):  # requests get longer and older
+        assert set(trimming.gains(load._replace(context=step, age=step))) == {K}
     assert len(asked) == 1
     # What another batch gains is another thing.
     assert trimming.gains(load._replace(has_grammar=True)) == {}
@@ -187,7 +187,8 @@ class Worker(WorkersTrimming):
         self._estimator = SimpleNamespace(
             step=lambda *_: self.learnt.append(True), forget=self.learnt.clear
         )
-        self._is_known = np.zeros(N, dtype=bool)
+        self._is_known, self._refuses = np.zeros((2, N), dtype=bool)
+        self._context = None
         self._max_total_logits, self.num_bonus_tokens = 10**6, 1
         self._cu_num_logits, self.query_start_loc = torch.zeros(
             2, N + 1, dtype=torch.int32
@@ -196,13 +197,16 @@ class Worker(WorkersTrimming):
     def _tell(self, output, *rest) -> None:
         self.told.append(output)
 
-    def run(self, name: str, num_next: int, drafts: int, num_reqs: int = N) -> None:
-        self.for_step(make_step(num_spec_tokens_to_schedule=num_next))
+    def run(
+        self, name: str, num_next: int, drafts: int, num_reqs: int = N, **more
+    ) -> None:
+        self.for_step(make_step(num_spec_tokens_to_schedule=num_next, **more))
         batch = SimpleNamespace(
             num_reqs=num_reqs,
             idx_mapping=None,
             idx_mapping_np=np.arange(num_reqs),
             num_draft_tokens_per_req=np.full(num_reqs, drafts) if drafts else None,
+            seq_lens_cpu_upper_bound=torch.arange(N + 1),
         )
         self.end_step(name, batch, None, None)
 
@@ -225,6 +229,22 @@ def test_workers_tell_of_chains_that_have_chances():
     worker.run("all of a large one", 0, K)
     worker.run("drafts that were not made", K, K)
     assert worker.told[2:] == ["all of a large one"]
+
+
+def test_drafts_that_could_not_be_accepted_teach_nothing():
+    """Defect: with a third of requests without drafts, all seemed a third as likely to
+    be accepted for some hundred steps."""
+    worker = Worker()
+    worker.run("nothing drafted", K, 0)
+    worker.run("a grammar", K, K, has_structured_output_requests=True)
+    worker._refuses[3] = True
+    worker.run("a request without drafts", K, K)
+    worker._refuses[3], worker._context = False, N - 2
+    worker.run("a request past the drafter's context", K, K)
+    assert len(worker.told) == 3 and not worker.learnt
+    worker._context = N - 1
+    worker.run("all can use drafts", K, K)
+    assert worker.learnt
 
 
 @pytest.mark.parametrize("budget", [1, 10, N * K - 1])

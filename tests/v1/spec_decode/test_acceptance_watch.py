@@ -119,7 +119,7 @@ def test_past_the_drafters_context_nothing_is_told(clock):
     "is_unified, trimmed, depth", [(True, False, K), (True, True, 1), (False, 0, None)]
 )
 def test_the_unified_speculator_is_watched(is_unified, trimmed, depth):
-    """Of drafts that may be left out only the first, which never is."""
+    """Of drafts that may be left out only the first ones."""
     drafter = DrafterConfig("draft_model", K, is_unified=is_unified)
     spec = SimpleNamespace(
         model="a", drafter=drafter, enable_adaptive_verification=trimmed

@@ -61,15 +61,27 @@ def test_what_is_not_watched(settings: dict):
     assert UnacceptedDrafts.of(nothing) is None
 
 
+def counting(**watches) -> SimpleNamespace:
+    """A scheduler, as far as it counts drafts."""
+    none = {"unaccepted_drafts": None, "acceptance_watch": None, "draft_lengths": None}
+    return SimpleNamespace(**none | watches, requests={"a": REQUEST}, log_stats=False)
+
+
 def test_the_scheduler_counts_and_stops(caplog_vllm):
     """With or without stats; a step without drafts tells nothing."""
-    made = SimpleNamespace(
-        unaccepted_drafts=UnacceptedDrafts.of(scheduler()),
-        draft_lengths=None,
-        acceptance_watch=None,
-        requests={"a": REQUEST},
-        log_stats=False,
-    )
+    made = counting(unaccepted_drafts=UnacceptedDrafts.of(scheduler()))
     for drafted in [K, 0] * (MAX_DRAFTS + 1):
         Scheduler.make_spec_decoding_stats(made, None, drafted, 0, None, "a")
     assert len(caplog_vllm.records) == 1 and made.unaccepted_drafts is None
+
+
+@pytest.mark.parametrize("watch", ["unaccepted_drafts", "acceptance_watch"])
+def test_drafts_that_were_not_verified_do_not_count(watch: str):
+    """Defect: acceptance seemed to fall wherever a part of the drafts is verified."""
+    seen = []
+    made = counting(
+        **{watch: SimpleNamespace(observe=lambda *given: seen.append(given[:2]) or 1)}
+    )
+    for invalid in (None, {}, {"a": 1}, {"a": K}, {"b": K}):
+        Scheduler.make_spec_decoding_stats(made, None, K, 1, invalid, "a")
+    assert seen == [(K, 1), (K, 1), (K - 1, 1), (K, 1)]

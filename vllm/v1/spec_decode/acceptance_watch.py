@@ -57,7 +57,7 @@ class AcceptanceWatch:
 
     It is that of chains: acceptance by position does not depend on how many tokens a
     load lets draft, nor on a tree's further nodes. Where only the likeliest drafts are
-    verified, that of the first draft alone, which always is.
+    verified, that of the first drafts alone: of later ones only likely ones are.
 
     Args:
         model: the drafter's name.

@@ -60,11 +60,16 @@ class Trimming(AdaptiveVerificationManager):
         # [R], whether they are of a request's latest drafts.
         self._is_known = np.zeros(len(self._chances), dtype=bool)
         self._num_drafts = self._budget = 0
+        # Of requests that cannot use drafts, chance and outcome have nothing in common.
+        self._refuses = runner.sampler.refuses_drafts
+        self._context = runner.vllm_config.speculative_config.drafter.context
+        self._has_grammar = False
 
     def for_step(self, step: "SchedulerOutput") -> "Trimming | None":
         """What the runner is to ask in a step; None if all drafts are verified."""
         is_trimmed = step.verify_budget is not None
         self._num_drafts = step.num_spec_tokens_to_schedule
+        self._has_grammar = step.has_structured_output_requests
         # Else rows of logits may be more than one chunk.
         self._sampler.enable_adaptive_verification = is_trimmed
         if not is_trimmed:
@@ -118,10 +123,19 @@ class Trimming(AdaptiveVerificationManager):
         is_large = batch.num_reqs >= MIN_REQUESTS
         if is_large and drafts is not None and self._is_known[states[drafts > 0]].all():
             self._tell(output, batch, num_sampled, num_rejected)
-            self._estimator.step(batch.idx_mapping, num_sampled, num_rejected)
+            if self._all_can_use_drafts(batch):
+                self._estimator.step(batch.idx_mapping, num_sampled, num_rejected)
         # What is drafted next, of the same requests.
         is_chain = 0 < self._num_drafts <= self.num_speculative_steps
         self._is_known[states] = is_large and is_chain
+
+    def _all_can_use_drafts(self, batch: InputBatch) -> bool:
+        if self._has_grammar or self._refuses[batch.idx_mapping_np].any():
+            return False
+        if self._context is None:
+            return True
+        ends = batch.seq_lens_cpu_upper_bound[: batch.num_reqs]
+        return int(ends.max()) <= self._context
 
     def _tell(
         self,

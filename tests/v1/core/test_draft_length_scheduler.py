@@ -41,7 +41,8 @@ def make_scheduler(schedule, times=None, ranks: int = 1) -> Scheduler:
     )
     scheduler.draft_lengths = ChosenLengths.of(scheduler)
     scheduler.unaccepted_drafts = scheduler.acceptance_watch = None
-    scheduler.requests = {"0": SimpleNamespace(sampling_params=None, num_tokens=100)}
+    request = SimpleNamespace(request_id="0", sampling_params=None, num_tokens=100)
+    scheduler.requests = {"0": request}
     return scheduler
 
 

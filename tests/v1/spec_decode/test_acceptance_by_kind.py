@@ -29,8 +29,8 @@ def known(steps: int = 300) -> AcceptanceByKind:
     """All drafts of greedy requests are right, and none of hot ones."""
     found = AcceptanceByKind(K, trees=[7])
     for _ in range(steps):
-        found.observe(7, [1, 2, 3], 3, kind=GREEDY)
-        found.observe(7, [], 0, kind=HOT)
+        found.observe(7, [1, 2, 3], 3, kind=GREEDY, request_id="a")
+        found.observe(7, [], 0, kind=HOT, request_id="b")
         found.end_step(MIXED)
     return found
 

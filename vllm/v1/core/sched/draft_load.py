@@ -100,8 +100,15 @@ class ChosenLengths:
             return
         numbers = tree.numbers if tree else range(1, num_accepted + 1)
         num_best = tree.num_best if tree else num_accepted
-        kind = kind_of(request.sampling_params)
-        self.lengths.observe(num_drafts, numbers, num_best, unverified, kind)
+        self.lengths.observe(
+            num_drafts,
+            numbers,
+            num_best,
+            unverified,
+            kind=kind_of(request.sampling_params),
+            request_id=request.request_id,
+            is_trimmed=self.trimming is not None and self.trimming.is_trimmed,
+        )
 
     def budget(self, step: "SchedulerOutput") -> int | None:
         """Drafts to verify in a step; None: all that are scheduled."""

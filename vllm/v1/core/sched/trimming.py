@@ -52,6 +52,7 @@ class Trimming:
     Attributes:
         unverified: of the last output, by request whose verified drafts were all
             accepted, but not all of its drafts verified: chances of the next ones.
+        is_trimmed: whether the step of the last output verified a part of its drafts.
     """
 
     def __init__(self, lengths: DraftLengths, trimmed_times: dict[int, Row]):
@@ -64,6 +65,7 @@ class Trimming:
         self._chances: dict[str, np.ndarray] = {}
         self._verified: dict[str, int] = {}
         self.unverified: dict[str, np.ndarray] = {}
+        self.is_trimmed = False
         # Chances as above, of the last chains that were told of: while trees are
         # verified they say what trimming chains would gain.
         self._latest = np.empty((0, depth), dtype=np.float32)
@@ -83,6 +85,7 @@ class Trimming:
         """
         drafts, told = step.scheduled_spec_decode_tokens, output.verified_drafts
         self._chances, self._verified, self.unverified = {}, {}, {}
+        self.is_trimmed = step.verify_budget is not None
         if told is None:
             return
         counts = told[:, -1].astype(int).tolist()
@@ -90,7 +93,7 @@ class Trimming:
             if name in drafts:
                 self._verified[name] = count
         self._take_chains(drafts, output)
-        if step.verify_budget is not None:
+        if self.is_trimmed:
             step.num_invalid_spec_tokens = {
                 name: len(drafts[name]) - count
                 for name, count in self._verified.items()

@@ -11,6 +11,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise
 from operator import mul
+from random import Random
 from typing import TYPE_CHECKING
 
 from .acceptance import ChainAcceptance, PlanAcceptance
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 # above it. More would tell little more apart, and have each learn the slower.
 TEMPERATURES = (0.0, 0.6)
 NUM_KINDS = len(TEMPERATURES) + 1
+MOST_RUNS = 4096
+# Tokens from which on a run is taken for a shorter one, by whole steps of most lengths.
+LONGEST_RUN, WHOLE_STEPS = 96, 48
 # Of requests that can use drafts, how many are of each kind: [NUM_KINDS], sum 1.
 Shares = tuple[float, ...]
 ALL_GREEDY: Shares = (1.0,) + (0.0,) * (NUM_KINDS - 1)
@@ -46,6 +50,9 @@ class AcceptanceByKind:
         self._of = [
             PlanAcceptance(num_speculative_tokens, sizes) for _ in range(NUM_KINDS)
         ]
+        self._depth = num_speculative_tokens
+        self._runs: dict[str, int] = {}  # by request, tokens since a rejected draft
+        self._random = Random(0)
 
     def _present(self, shares: Shares) -> Iterator[tuple[float, PlanAcceptance]]:
         pairs = zip(shares, self._of, strict=True)
@@ -62,9 +69,27 @@ class AcceptanceByKind:
         num_best: int,
         unverified: Sequence[float] = (),
         kind: int = 0,
+        request_id: str = "",
+        is_trimmed: bool = False,
     ) -> None:
-        """Takes in one request's verified drafts; see `PlanAcceptance.observe`."""
-        self._of[kind].observe(num_drafts, accepted, num_best, unverified)
+        """Takes in one request's verified drafts; see `PlanAcceptance.observe`.
+
+        Args:
+            is_trimmed: whether the step verified only a part of its drafts.
+        """
+        run = self._runs.pop(request_id, 0)
+        counted, of_kind = None if is_trimmed else run, self._of[kind]
+        of_kind.observe(num_drafts, accepted, num_best, unverified, counted)
+        if num_best == len(accepted) == min(num_drafts, self._depth) > 0:
+            # The token after the last draft was sampled, and compared with no draft. The
+            # run goes on as often as one more draft would have been accepted.
+            if self._random.random() < of_kind.chains.rate_behind(num_best):
+                self._go_on(request_id, run + num_best + 1)
+
+    def _go_on(self, request_id: str, run: int) -> None:
+        if len(self._runs) >= MOST_RUNS:  # of requests that have ended, for the most
+            self._runs.clear()
+        self._runs[request_id] = run if run < LONGEST_RUN else run - WHOLE_STEPS
 
     def end_step(self, shares: Shares) -> None:
         """What was observed is of one step, which is over. What is known of kinds that

@@ -14,7 +14,7 @@ yields most per second is drafted. Pure Python.
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from vllm.config.drafter.length import MAX_TREE_ROWS
 from vllm.logger import init_logger
@@ -184,10 +184,11 @@ class DraftLengths:
         accepted: Sequence[int],
         num_best: int,
         unverified: Sequence[float] = (),
-        kind: int = 0,
+        **of_request: Any,
     ) -> None:
         """Takes in one request's verified drafts; see `AcceptanceByKind.observe`."""
-        self.acceptance.observe(num_drafts, accepted, num_best, unverified, kind)
+        of_drafts = num_drafts, accepted, num_best, unverified
+        self.acceptance.observe(*of_drafts, **of_request)
         self._first.observe(len(accepted))
 
     def observe_seconds(

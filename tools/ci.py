@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes a build's pipeline of the steps in .buildkite/, which have vLLM's keys.
+"""Generates a build's pipeline from the steps in .buildkite/, which have vLLM's keys.
 
-    python -m tools.ci --since origin/main    what the changes of a branch concern
-    python -m tools.ci --all --nightly        all, optional steps without being asked
+    python -m tools.ci --since origin/main    steps that a branch's changes affect
+    python -m tools.ci --all --nightly        all steps, including optional ones
 
 It prints JSON for `buildkite-agent pipeline upload`.
 """
@@ -28,18 +28,19 @@ def load_config() -> dict[str, Any]:
 
 
 def load_groups(config: dict[str, Any]) -> list[dict[str, Any]]:
-    """Every area: its `group` and its `steps`."""
+    """Every test area, with its `group` and its `steps`."""
     files = (f for d in config["job_dirs"] for f in sorted((ROOT / d).glob("*.yaml")))
     return [yaml.safe_load(file.read_text()) for file in files]
 
 
 def concerns(step: Step, path: str) -> bool:
-    """Whether a step names a file or a folder of it, or nothing, which is all files."""
+    """Whether a step depends on a file: on its path or folder, or on all files if it
+    names none."""
     return path.startswith(tuple(step.get(DEPENDENCIES, [""])))
 
 
 def needs_all(config: dict[str, Any], groups: list[dict], path: str) -> bool:
-    """Whether a file concerns every step, by a pattern or as no step knows it."""
+    """Whether a file affects all steps: by a pattern, or because no step names it."""
     if any(re.search(p, path) for p in config["run_all_exclude_patterns"]):
         return False
     if any(re.search(p, path) for p in config["run_all_patterns"]):
@@ -49,14 +50,14 @@ def needs_all(config: dict[str, Any], groups: list[dict], path: str) -> bool:
 
 
 def changed_since(ref: str) -> list[str]:
-    """Files that differ from where this branch left `ref`, deleted ones too."""
+    """Files that differ from the merge base with `ref`, including deleted ones."""
     command = ["git", "diff", "--name-only", "--no-renames", "--merge-base", ref]
     done = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE)
     return done.stdout.decode().splitlines()
 
 
 def steps_of(step: Step, config: dict[str, Any], nightly: bool) -> list[Step]:
-    """A step as Buildkite takes it, behind a button where it is optional."""
+    """A step in Buildkite's format, behind a button if it is optional."""
     device = config["devices"][step["device"]]
     agents = {"queue": device["queue"]}
     if "num_devices" in step:
@@ -66,7 +67,7 @@ def steps_of(step: Step, config: dict[str, Any], nightly: bool) -> list[Step]:
         "key": step["key"],
         "agents": agents,
         "commands": [*device["setup"], *step["commands"]],
-        "depends_on": [],  # else a step waits for the buttons above it
+        "depends_on": [],  # else a step waits for the buttons before it
         "retry": config["retry"],
         **{name: step[name] for name in PASSED_ON if name in step},
     }
@@ -84,7 +85,7 @@ def pipeline(changed: list[str] | None, nightly: bool = False) -> dict[str, Any]
     """The pipeline of a change.
 
     Args:
-        changed: its files, from the repository's root; None takes every step.
+        changed: its files, relative to the repository's root; None selects all steps.
         nightly: run optional steps too, without a button before each.
     """
     config = load_config()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The `vllm` command for dummy weights: `python -m benchmarks.spec_decode.api_server`.
 
-What is below runs in the engine's process too, which starts with this module.
+The module level also runs in the engine's process, which imports this module first.
 """
 
 import os

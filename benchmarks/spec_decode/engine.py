@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Engines of ours and of vLLM's release side by side on one device; see README.md."""
+"""Compares engines of this tree and of vLLM's release on one device; see README.md."""
 
 import argparse
 import contextlib
@@ -24,12 +24,12 @@ from benchmarks.spec_decode.side_by_side import SideBySide, check, make_parser
 WARM_UP_TOKENS = 24
 ANSWER_S = 180
 PROFILED_STEPS = 10
-# Of Llama-3.1-8B and the largest of its drafters, in bf16.
+# For Llama-3.1-8B and the largest of its drafters, in bf16.
 KV_BYTES_PER_TOKEN = 164 << 10
 
 
 class WorkerProcess:
-    """A `Worker` as the benchmark sees it, started at once with its arguments."""
+    """The benchmark's handle of a `Worker` in a process of its own, started at once."""
 
     def __init__(
         self, python: list[str], env: dict[str, str], job: dict[str, Any], log: Path
@@ -43,10 +43,10 @@ class WorkerProcess:
         self.pipe.send(job)
 
     def await_ready(self, timeout_s: float) -> dict[str, Any]:
-        """The next answer.
+        """Returns the worker's next answer.
 
         Raises:
-            RuntimeError: it is an error, or there is none in time.
+            RuntimeError: the answer is an error, or there is none in time.
         """
         if not self.pipe.poll(timeout_s):
             raise RuntimeError(f"no answer within {timeout_s:.0f} s, see {self.log}")
@@ -60,7 +60,7 @@ class WorkerProcess:
         return answer
 
     def ask(self, timeout_s: float, request: dict[str, Any]) -> dict[str, Any]:
-        with contextlib.suppress(BrokenPipeError):  # noticed where the answer is read
+        with contextlib.suppress(BrokenPipeError):  # reading the answer raises
             self.pipe.send(request)
         return self.await_ready(timeout_s)
 
@@ -70,7 +70,7 @@ class WorkerProcess:
 
 
 class EngineBenchmark(SideBySide):
-    """Rounds of requests that arrive together, on engines in process."""
+    """Rounds of requests that arrive together, on in-process LLM engines."""
 
     def start(self, key: EngineKey, lane: int) -> WorkerProcess:
         engine, args = self.setup.llm_args(key), self.args
@@ -98,7 +98,7 @@ class EngineBenchmark(SideBySide):
                 self.profile_all(engines)
 
     def loads(self) -> Iterator[tuple[int, int]]:
-        """Contexts and concurrencies whose tokens the KV cache holds."""
+        """Contexts and concurrencies whose tokens fit into the KV cache."""
         room = self.args.kv_cache_gib * GIB / KV_BYTES_PER_TOKEN
         for context, concurrency in product(self.args.context, self.args.concurrency):
             if concurrency * (context + self.args.output_len) <= room:
@@ -108,7 +108,7 @@ class EngineBenchmark(SideBySide):
                 self.run.say(f"{what} do not fit: raise --kv-cache-gib")
 
     def request(self, point: PointKey) -> dict[str, Any]:
-        """What a worker is to do."""
+        """The arguments of a worker's round."""
         key = point.engine
         is_told = is_shared(key, self.args)
         return {
@@ -125,7 +125,7 @@ class EngineBenchmark(SideBySide):
         engine = engines[point.engine]
         request = self.request(point) | {"command": "measure", "number": repeat}
         try:
-            if repeat == 0:  # compiles and tunes what this batch size needs
+            if repeat == 0:  # compiles and autotunes for this batch size
                 engine.ask(ANSWER_S, request | {"output_len": WARM_UP_TOKENS})
             self.record(point, engine.ask(ANSWER_S, request))
         except RuntimeError as error:

@@ -15,7 +15,7 @@ HOST_CALLS = ("cuda_runtime", "cuda_driver")
 
 @contextmanager
 def profiled() -> Iterator[list[dict[str, Any]]]:
-    """The traceEvents of what runs in it: a list that is empty until it ends."""
+    """Yields a list that gets the traceEvents of the block when the block ends."""
     from torch.profiler import ProfilerActivity, profile
 
     trace: list[dict[str, Any]] = []
@@ -29,11 +29,11 @@ def profiled() -> Iterator[list[dict[str, Any]]]:
 
 
 def summarise(trace: list[dict[str, Any]], num_steps: int) -> dict[str, Any]:
-    """What a step does: seconds and counts of each, and the GPU's busy share.
+    """Seconds and counts of device work and host calls per step, and GPU busy share.
 
     Args:
         trace: the traceEvents of a Chrome trace, times in microseconds.
-        num_steps: engine steps that the trace holds.
+        num_steps: engine steps in the trace.
     """
     spans = [event for event in trace if event.get("ph") == "X"]
     work = [e for e in spans if e.get("cat") in DEVICE_WORK]
@@ -60,7 +60,7 @@ def summarise(trace: list[dict[str, Any]], num_steps: int) -> dict[str, Any]:
 
 
 def longest(work: list[dict[str, Any]], num_steps: int) -> dict[str, float]:
-    """Seconds of the longest kernels by name, and of all that Triton compiled."""
+    """Seconds per step of the longest kernels by name, and of all Triton kernels."""
     seconds: Counter[str] = Counter()
     for event in work:
         seconds[event["name"][:120]] += event["dur"] * 1e-6 / num_steps

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models to benchmark: published config.json files, loaded with dummy weights.
 
-Speed depends on shapes, not on what the weights hold, so nothing is downloaded. A set
-is a folder of `models/`: a target, and a drafter for each mode that it has.
+Speed depends on shapes, not on the values of weights, so nothing is downloaded. A set
+is a folder of `models/`, with a target and a drafter for each supported mode.
 """
 
 import json
@@ -12,9 +12,9 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = Path(__file__).with_name("models")
-MAIN, TINY = "llama-3.1-8b", "tiny"  # tiny: the bundled ones, which have weights
+MAIN, TINY = "llama-3.1-8b", "tiny"  # tiny: the bundled models, which have weights
 SETS = (MAIN, *sorted(f.name for f in FOLDER.iterdir() if f.name != MAIN), TINY)
-# Mode: what the speculative config says beside the model and the number of tokens.
+# By mode: keys of the speculative config besides the model and the number of tokens.
 MODES: dict[str, dict[str, Any]] = {
     "none": {},
     "draft": {"method": "draft_model"},
@@ -31,13 +31,13 @@ def folder_of(shapes: str) -> Path:
 
 
 def modes_of(shapes: str) -> list[str]:
-    """The modes that a set has a drafter for, "none" among them."""
+    """The modes that a set has a drafter for, and "none"."""
     folder = folder_of(shapes)
     return [mode for mode in MODES if mode == "none" or (folder / mode).is_dir()]
 
 
 def write_models(shapes: str, folder: Path) -> Path:
-    """Copies a set below `folder`, with the files that dummy weights do not replace."""
+    """Copies a set to `folder`, and adds the files that are needed besides weights."""
     if shapes == TINY:
         return folder_of(shapes)
     models = folder / shapes
@@ -53,7 +53,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def write_projection(folder: Path) -> None:
-    """Writes that of a PARD-2 drafter, which vLLM reads from a file of its own."""
+    """Writes a PARD-2 drafter's projection, which is read from a separate file."""
     import torch
 
     config = read_config(folder)
@@ -63,7 +63,7 @@ def write_projection(folder: Path) -> None:
 
 
 def write_tokenizer(folder: Path) -> None:
-    """Writes one for servers: token i is the word "t<i>", with spaces between words."""
+    """Writes a tokenizer for servers: token i is the word "t<i>", split at spaces."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -75,11 +75,11 @@ def write_tokenizer(folder: Path) -> None:
 
 
 def give_heads_their_own_lm_head() -> None:
-    """To be called before an engine loads; the same on either side.
+    """Makes heads keep an lm_head of their own; call it before an engine loads.
 
-    A published head of a reduced vocabulary brings its own lm_head, which vLLM
-    notices when it reads it. Without it the drafter would rank the target's whole
-    vocabulary.
+    A published head with a reduced vocabulary has its own lm_head, which vLLM detects
+    when it loads the weights. With dummy weights it is not detected, and the drafter
+    would rank the target's whole vocabulary. It works for this tree and vLLM's release.
     """
     from vllm.model_executor.models.llama_eagle3 import Eagle3LlamaForCausalLM
 

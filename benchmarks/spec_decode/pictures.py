@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Draws the pictures of README.md and docs from recorded results.
 
-Where sides are compared, each is at its best K at each point, at equal acceptance
-lengths.
+Comparisons use the best K of each side at each point, at equal acceptance lengths.
 """
 
 import argparse
@@ -23,7 +22,7 @@ SIDES = {VLLM: ("vLLM 0.32.0", "#b5bdc8"), "ours": ("this tree", "#2f6fd0")}
 
 
 def best_speeds(results: files.Results) -> pd.DataFrame:
-    """Tokens per second of ours and of vLLM, and their ratio, by mode and requests."""
+    """Tokens per second of this tree and vLLM, and the ratio, by mode and requests."""
     found = points(results)
     main = found[(found["shapes"] == MAIN) & (found["acceptance"] == EQUAL)]
     return beside(main, ["mode", "requests"])
@@ -80,7 +79,7 @@ def chosen_shares(results: files.Results) -> pd.DataFrame:
 
 
 def draw_chosen(shares: pd.DataFrame, depth: int) -> Figure:
-    """Bars for each number of requests, of what was drafted in how many steps."""
+    """Bars of the share of steps by what was drafted, for each number of requests."""
     figure = Figure(figsize=(8, 3.2), layout="constrained")
     modes = shares.index.unique(0)
     shown = shares.loc[:, (shares > 0.02).any()].rename(
@@ -115,7 +114,7 @@ def main(arguments: list[str] | None = None) -> None:
     }
     for name, figure in figures.items():
         file = args.images / f"{name}.png"
-        # Without the date, equal results make an equal file.
+        # Without metadata, equal results give identical files.
         figure.savefig(file, dpi=120, metadata={"Software": None})
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which engines to measure, which of them side by side, and how each is started."""
+"""Which engines to measure, which of them together, and how each is started."""
 
 import os
 from argparse import Namespace
@@ -13,23 +13,23 @@ from benchmarks.spec_decode.results import BASE_V1, BASE_V2, OURS, EngineKey
 
 GIB = 1 << 30
 MIN_MODEL_LEN = 1024
-# Weights of the target and a drafter, activations, CUDA graphs and context; the KV
-# cache comes on top.
+# Weights of the target and a drafter, activations, CUDA graphs and CUDA context,
+# without the KV cache.
 ENGINE_GIB = 22
 
 
 def runs_mode(implementation: str, mode: str) -> bool:
-    """vLLM has no PARD-2, and its Runner V2 refuses parallel drafting."""
+    """False for vLLM with PARD-2, and for its Runner V2 with parallel drafting."""
     if mode == "pard2":
         return implementation == OURS
     return implementation != BASE_V2 or mode not in PARALLEL
 
 
 def peers(args: Namespace, mode: str, k: int) -> list[EngineKey]:
-    """The engines of a mode and K, which are measured side by side.
+    """The engines of a mode and K, which are measured together.
 
-    Trees and drafters in fp8 are ours alone; Runner V1 verifies all drafts. Trees and
-    engines that verify the likeliest drafts have the largest K.
+    Only this tree has draft trees and fp8 drafters, and Runner V1 has no adaptive
+    verification. Trees and adaptive verification are measured with the largest K only.
     """
     sides = [name for name in args.implementations if runs_mode(name, mode)]
     keys = [EngineKey(name, mode, k, shapes=args.shapes) for name in sides]
@@ -47,9 +47,10 @@ def peers(args: Namespace, mode: str, k: int) -> list[EngineKey]:
 
 
 def auto_engines(args: Namespace, mode: str) -> list[EngineKey]:
-    """Those that choose how much to draft; with trees and trimmed, if asked for.
+    """The engines that choose how much to draft ("auto").
 
-    With the largest trees that were given, and without any if 0 was.
+    With up to the largest --draft-tree, and also without trees if 0 was given; each of
+    them also with adaptive verification if --adaptive is set.
     """
     given = args.draft_tree if mode in PARALLEL else []
     sizes = sorted({max(given, default=0), *({0} & {*given})})
@@ -61,7 +62,8 @@ def auto_engines(args: Namespace, mode: str) -> list[EngineKey]:
 
 
 def plan_groups(args: Namespace, at_once: int) -> list[list[EngineKey]]:
-    """Engines that are loaded together, at most `at_once`: peers, as far as they fit.
+    """Groups of at most `at_once` engines to load together; peers share a group if
+    they fit.
 
     Args:
         args: the flags of `side_by_side.py`.
@@ -88,9 +90,10 @@ def plan_groups(args: Namespace, at_once: int) -> list[list[EngineKey]]:
 
 
 def is_shared(key: EngineKey, args: Namespace) -> bool:
-    """Whether an engine is told how much to draft, up to what it was started with.
+    """Whether a shared engine serves this key, and is told how much to draft.
 
-    One of ours that drafts in one pass can be; one with a tree drafts chains too.
+    This works for engines of this tree that draft in one pass; an engine with trees can
+    also draft chains.
     """
     is_ours = key.implementation == OURS and key.mode in PARALLEL
     is_told = not (key.is_auto or key.is_adaptive or key.is_fp8)
@@ -98,7 +101,7 @@ def is_shared(key: EngineKey, args: Namespace) -> bool:
 
 
 def engine_of(key: EngineKey, args: Namespace) -> EngineKey:
-    """The engine that a point is measured on: its own, unless that is shared."""
+    """The engine that a point is measured on: its own, or the shared one."""
     if not is_shared(key, args):
         return key
     most = max(args.num_speculative_tokens)
@@ -106,7 +109,7 @@ def engine_of(key: EngineKey, args: Namespace) -> EngineKey:
 
 
 def any_schedule(args: Namespace) -> list[tuple[int, int, int]]:
-    """One that has all lengths of a shared engine; rounds put others in its place."""
+    """A schedule with all lengths of a shared engine; rounds replace it."""
     lengths = {*args.num_speculative_tokens, *args.draft_tree} - {0}
     lengths = sorted(lengths, reverse=True)
     ranges = [(i + 1, i + 1, n) for i, n in enumerate(lengths[:-1])]
@@ -116,7 +119,8 @@ def any_schedule(args: Namespace) -> list[tuple[int, int, int]]:
 def python_of(
     site: str, env: dict[str, str] | None = None
 ) -> tuple[list[str], dict[str, str]]:
-    """A site is an interpreter, or a folder for the python3 on the path."""
+    """Command and environment of a site: an interpreter, or a folder of packages for
+    the python3 on the path."""
     env = dict(os.environ) | (env or {})
     if Path(site).is_file():
         return [site], env
@@ -131,9 +135,9 @@ class Setup:
     Attributes:
         sites: by "ours" and "base", a folder for PYTHONPATH or a Python interpreter.
         models: folder of the set of models.
-        engine_args: further arguments of LLM, over those chosen here.
-        max_model_len: of the longest prompt and its output.
-        spec_args: further keys of the speculative config of ours.
+        engine_args: further arguments of LLM, which override those chosen here.
+        max_model_len: tokens of the longest prompt and its output.
+        spec_args: further keys of the speculative config, for engines of this tree.
     """
 
     sites: dict[str, str]
@@ -154,7 +158,7 @@ class Setup:
             "max_model_len": self.max_model_len,
             "max_num_seqs": self.max_num_seqs,
             "max_num_batched_tokens": 8192,
-            # Long prompts are computed before a round, which then finds them.
+            # Long prompts are computed before a round, which then hits the cache.
             "enable_prefix_caching": self.max_model_len > MIN_MODEL_LEN,
             "disable_log_stats": False,
             "gpu_memory_utilization": 0.1 if self.on_cpu else 0.02,
@@ -173,10 +177,10 @@ class Setup:
             "num_speculative_tokens": key.num_tokens,
         }
         if key.tree:
-            config["draft_tree"] = key.tree  # verified by a recording
+            config["draft_tree"] = key.tree  # acceptance is replayed
         elif not self.on_cpu or key.implementation != BASE_V1:
-            # Drawn instead of verified, so that every engine accepts the same; Runner
-            # V1 cannot on a CPU, but for recordings.
+            # So that every engine accepts the same. Runner V1 does not support it on a
+            # CPU, where it can only replay recordings.
             config["rejection_sample_method"] = "synthetic"
             config["synthetic_acceptance_length"] = equal_length(key.num_tokens)
         if key.is_auto:
@@ -191,14 +195,14 @@ class Setup:
     def command(
         self, key: EngineKey, lane: int = 0
     ) -> tuple[list[str], dict[str, str]]:
-        """Interpreter with its arguments so far, and the environment.
+        """The interpreter's command line, and its environment.
 
         Args:
-            lane: tells engines apart that start together and differ in K alone.
+            lane: distinguishes engines that start together and differ only in setting.
         """
         is_v2 = key.implementation != BASE_V1
-        # Engines that compile at the same time must not write the same files; one of
-        # another K later reads them.
+        # Engines that compile at the same time must not write the same files. Engines
+        # with another K that start later reuse them.
         root = os.environ.get("VLLM_CACHE_ROOT", "~/.cache/vllm")
         cache = f"{key.implementation}-{key.mode}-{key.shapes}-{lane}"
         env = {

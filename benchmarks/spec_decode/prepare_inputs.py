@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The input kernel: from a verified step of decodes to a draft batch; see README.md."""
+"""The input kernel: from a verified decode batch to a draft batch; see README.md."""
 
 import argparse
 import time
@@ -34,16 +34,17 @@ BLOCK_SIZE, CONTEXT = 16, 512  # tokens of a KV block; positions before the step
 MAX_NUM_REQS = 256
 DRAFTING = [mode for mode in MODES if mode != "none"]
 EAGLE = ("eagle3", "peagle")
-# States of a token that a drafter is fed: three layers', or those that PARD-2 projects.
+# Hidden states per token that a drafter is fed: of three layers, or PARD-2's projected
+# ones.
 NUM_SOURCES = {"pard2": 1, "eagle3": 3, "peagle": 3}
-AHEAD_CYCLES = 4_000_000  # keeps the device busy while a launch is on its way
+AHEAD_CYCLES = 4_000_000  # keeps the device busy while a launch is queued
 
 
 def first_pass(mode: str, k: int, num_reqs: int, size: int) -> dict[str, Any]:
     """Keyword arguments of `prepare_inputs`; half the tokens are rejected.
 
     Args:
-        size: of a hidden state that is fed.
+        size: of a hidden state that is fed to the drafter.
     """
     layout = DraftLayout(k, int(mode in EAGLE), k if mode in PARALLEL else 1)
     query_lens, num_tokens = [k + 1] * num_reqs, num_reqs * (k + 1)
@@ -75,7 +76,8 @@ def first_pass(mode: str, k: int, num_reqs: int, size: int) -> dict[str, Any]:
 
 
 def hidden_rows(mode: str, num_tokens: int, size: int, kept: int) -> HiddenRows | None:
-    """The target's states; and what masks are fed, or states that `kept` rows hold."""
+    """The target's hidden states, and what masks are fed (EAGLE), or `kept` rows of
+    kept states (PARD-2)."""
     if mode not in NUM_SOURCES:
         return None
     shape = NUM_SOURCES[mode], num_tokens, size
@@ -87,7 +89,7 @@ def hidden_rows(mode: str, num_tokens: int, size: int, kept: int) -> HiddenRows 
 
 
 def measure(call: Callable[[], None], repeats: int) -> dict[str, float]:
-    """Device time back to back, and what launching costs the host, both in seconds."""
+    """Median device time without host gaps, and host time of a launch, in seconds."""
     for _ in range(3):
         call()
     if not torch.cuda.is_available():
@@ -103,7 +105,7 @@ def _timed(call: Callable[[], None]) -> float:
 
 
 def _queued(call: Callable[[], None]) -> tuple[float, float]:
-    """(device, host) seconds of a call behind other work."""
+    """(device, host) seconds of a call that is queued behind other work."""
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda._sleep(AHEAD_CYCLES)
     begin.record()

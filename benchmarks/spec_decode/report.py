@@ -24,7 +24,7 @@ NAMES = {
     "peagle": "P-EAGLE",
 }
 PLACE = ["shapes", "acceptance", "mode", "context", "requests"]
-VLLM = "vLLM"  # whichever of the release's runners is the faster at a point
+VLLM = "vLLM"  # the faster of the release's runners at a point
 PROFILED = (
     "device_kernels",
     "kernel_launches",
@@ -38,9 +38,9 @@ PROFILED = (
 def points(results: files.Results) -> pd.DataFrame:
     """A row for each measured point: medians over its repeats, times in ms.
 
-    `steady` is tokens/s of steady decode had acceptance been just its mean, which does
-    not vary by what a round happened to accept; where that mean is not known it is
-    `drawn`, as it was.
+    `steady` is tokens/s of steady decode at the expected acceptance length, so that it
+    does not vary with the acceptance of a round; `drawn` is tokens/s at the round's own
+    acceptance. Where the expected length is unknown, `steady` is `drawn`.
     """
     rows = [_point(*item) for item in results.get("measurements", {}).items()]
     found = pd.DataFrame(rows)
@@ -82,7 +82,7 @@ def _point(text: str, point: dict[str, Any]) -> dict[str, Any]:
 
 
 def compare(found: pd.DataFrame) -> pd.DataFrame:
-    """Adds what each point is to others: tokens/s at its own setting, else steady."""
+    """Adds ratios to other points: of tokens/s at the same setting, else of steady."""
     is_ours, is_alone = found["side"] == OURS, found["mode"] == "none"
     is_chain = found["setting"].str.fullmatch(r"K\d+")
     rivals = {
@@ -100,7 +100,7 @@ def compare(found: pd.DataFrame) -> pd.DataFrame:
 
 
 def beside(found: pd.DataFrame, place: list[str]) -> pd.DataFrame:
-    """Ours and vLLM's faster runner, each at its best setting, and their ratio."""
+    """This tree and vLLM's faster runner at their best settings, and their ratio."""
     fastest = found.groupby(["side", *place], observed=True)["tokens/s"].idxmax()
     best = found.loc[fastest].set_index(place)
     columns = {
@@ -113,8 +113,8 @@ def beside(found: pd.DataFrame, place: list[str]) -> pd.DataFrame:
 
 
 def profiles(results: files.Results, found: pd.DataFrame) -> pd.DataFrame:
-    """What a step consists of. The profiler makes the host slower, so a step's duration
-    is that of the same run without it."""
+    """What a step consists of. The profiler slows the host down, so the step time is
+    that of the same run without it."""
     rows = []
     steps = found.set_index("point")[["step", "run"]].to_dict("index")
     for text, profile in sorted(results.get("profiles", {}).items()):
@@ -128,7 +128,7 @@ def profiles(results: files.Results, found: pd.DataFrame) -> pd.DataFrame:
 
 
 def kernels(results: files.Results) -> pd.DataFrame:
-    """µs of a step in each kernel that Triton compiled: the parts of drafting."""
+    """µs per step in each Triton kernel: the parts of drafting."""
     found = pd.DataFrame.from_dict(
         {
             point: {n: s * 1e6 for n, s in profile["kernels"].items() if n[0] == "_"}
@@ -141,7 +141,7 @@ def kernels(results: files.Results) -> pd.DataFrame:
 
 
 def starts(results: files.Results) -> pd.DataFrame:
-    """What starting an engine took, and the FULL CUDA graphs that it recorded."""
+    """Start-up time and memory of engines, and the FULL CUDA graphs they captured."""
     rows = {
         name: {
             "start, s": engine.get("start_s"),
@@ -156,16 +156,16 @@ def starts(results: files.Results) -> pd.DataFrame:
 
 
 def flat(results: files.Results) -> pd.DataFrame:
-    """What another benchmark measured: its points by key."""
+    """The points of another benchmark, by key."""
     rows = results.get("measurements", {})
     found = pd.DataFrame.from_dict(rows, orient="index").rename_axis("point")
     return found.drop(columns="run", errors="ignore").sort_index()
 
 
 def settings(results: files.Results, value: str = "steady") -> pd.DataFrame:
-    """Steady tokens/s of settings beside each other, by mode and requests.
+    """Steady tokens/s of settings side by side, by mode and requests.
 
-    Without adaptive verification, of which is known what a round happened to accept.
+    Without adaptive verification, for which only `drawn` is known.
     """
     found = points(results)
     if found.empty:
@@ -177,7 +177,7 @@ def settings(results: files.Results, value: str = "steady") -> pd.DataFrame:
 
 
 def serving(results: files.Results) -> pd.DataFrame:
-    """Points of `vllm bench serve`, and how each compares with vLLM at its rate."""
+    """Points of `vllm bench serve`, with ratios to vLLM at the same rate."""
     found = flat(results)
     if found.empty:
         return found
@@ -194,7 +194,7 @@ def serving(results: files.Results) -> pd.DataFrame:
 
 
 def markdown(table: pd.DataFrame) -> str:
-    """A table with its index as the first columns; nothing without rows."""
+    """A table with its index as the first columns; empty without rows."""
     if table.empty:
         return ""
     table = table.reset_index()
@@ -208,7 +208,7 @@ def markdown(table: pd.DataFrame) -> str:
 
 
 def engine_sections(results: files.Results) -> Iterator[tuple[str, str]]:
-    """Title and table of all that engine.json has."""
+    """Titles and tables of engine.json."""
     found = points(results)
     if found.empty:
         return
@@ -238,7 +238,7 @@ OTHERS = {
 
 
 def report(folder: Path) -> str:
-    """All of it, for one device."""
+    """The whole report of one device."""
     sections = list(engine_sections(files.load(folder / "engine.json")))
     for name, (title, table) in OTHERS.items():
         sections.append((title, markdown(table(files.load(folder / f"{name}.json")))))
@@ -248,7 +248,7 @@ def report(folder: Path) -> str:
 
 
 def _devices(folder: Path) -> Iterator[str]:
-    """By what each file was made, and when."""
+    """The command and date of each file's last run."""
     yield "Last measured by:"
     for path in sorted(folder.glob("*.json")):
         if runs := files.load(path).get("runs"):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Results files, merged by key, and the keys of what they hold.
+"""Results files, which are merged by key, and the keys.
 
-A file holds `runs` (what was run, by its start), and `measurements`, `profiles` and
-`engines`, by the key of what they are about.
+A file holds `runs` (commands, by start time), and `measurements`, `profiles` and
+`engines` by the key of the point or engine.
 """
 
 import json
@@ -16,7 +16,7 @@ from benchmarks.spec_decode.models import MAIN, ROOT
 RESULTS = ROOT / "benchmarks/results"
 OURS, BASE_V2, BASE_V1 = "ours", "base-v2", "base-v1"
 IMPLEMENTATIONS = (OURS, BASE_V2, BASE_V1)
-MAIN_CONTEXT = 128  # with MAIN, what keys do not name
+MAIN_CONTEXT = 128  # keys name neither this nor MAIN
 KEY = re.compile(
     r"(?P<implementation>[^/]+)/(?P<mode>[^/@]+)(@(?P<shapes>[^/]+))?"
     r"/K(?P<k>\d+)(tree(?P<tree>\d+))?(?P<auto>auto)?(?P<adaptive>adaptive)?(?P<fp8>fp8)?"
@@ -34,7 +34,7 @@ class EngineKey(NamedTuple):
         tree: nodes of a draft tree of depth K; 0: a chain.
         is_adaptive: adaptive verification trims drafts, up to K.
         is_fp8: the drafter's matrices are quantized as they load.
-        is_auto: K is the most that a step may draft, and every step chooses its own.
+        is_auto: every step chooses its draft length, and K is the maximum.
         shapes: name of the set of models.
     """
 
@@ -49,7 +49,7 @@ class EngineKey(NamedTuple):
 
     @property
     def setting(self) -> str:
-        """K, and what else an engine drafts by: "K7", "K7tree31", "K11auto"."""
+        """K and the other draft settings, such as "K7", "K7tree31", "K11auto"."""
         tree = f"tree{self.tree}" if self.tree else ""
         auto = "auto" if self.is_auto else ""
         adaptive = "adaptive" if self.is_adaptive else ""
@@ -64,7 +64,7 @@ class PointKey(NamedTuple):
     """One measured point.
 
     Attributes:
-        acceptance: says what length was drawn, or which recording was replayed.
+        acceptance: names the synthetic acceptance or the recording that was replayed.
         context: tokens of a prompt.
     """
 
@@ -95,7 +95,7 @@ class PointKey(NamedTuple):
 
 
 def merge(old: Results, new: Results) -> Results:
-    """`new` over `old`, key by key; a run of which nothing is left is forgotten."""
+    """`new` over `old`, key by key; old runs without any entry left are dropped."""
     merged = {s: {**old.get(s, {}), **new.get(s, {})} for s in SECTIONS}
     runs = {e.get("run") for s in SECTIONS[1:] for e in merged[s].values()}
     latest = new.get("runs", {}).keys()
@@ -108,7 +108,7 @@ def load(path: Path) -> Results:
 
 
 def save(path: Path, results: Results) -> None:
-    """Merges into a file, which is whole at any moment; a list's numbers on a line."""
+    """Merges into a file and replaces it atomically; number lists are on one line."""
     path.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps(merge(load(path), results), indent=1, sort_keys=True)
     numbers = re.compile(r"\[\s+([\d\s.,e-]+?)\s+\]")

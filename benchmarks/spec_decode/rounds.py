@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A round: requests that start together, and what a log of its steps tells."""
+"""A round: requests that start together, and statistics of its steps."""
 
 from itertools import pairwise
 from statistics import median
@@ -10,9 +10,9 @@ class Step(NamedTuple):
     """One engine step that returned tokens.
 
     Attributes:
-        time: when it returned, seconds.
+        time: when the step returned, in seconds.
         tokens: new tokens by request.
-        finished: whether a request ended with it.
+        finished: whether a request finished in it.
     """
 
     time: float
@@ -24,10 +24,10 @@ class Steady(NamedTuple):
     """The part of a round in which every request decodes, first step excluded.
 
     Attributes:
-        begin, end: when it began and ended, seconds.
-        step_s: median duration of a step; also its mean.
+        begin, end: when it began and ended, in seconds.
+        step_s: median duration of a step; `mean_step_s` is the mean.
         tokens_per_step: mean tokens per request and step, the acceptance length.
-        steady_steps: how many steps it is made of.
+        steady_steps: number of its steps.
     """
 
     begin: float
@@ -39,7 +39,7 @@ class Steady(NamedTuple):
 
 
 def find_steady(steps: list[Step], concurrency: int) -> Steady | None:
-    """None where the requests were never all decoding for three steps in a row."""
+    """None if there were no three steps in a row in which all requests decode."""
     seen: set[str] = set()
     run: list[Step] = []
     for step in steps:

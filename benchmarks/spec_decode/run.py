@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One call of a benchmark: its results, saved as they are made, and its time limit."""
+"""One run of a benchmark: saves each result at once, and has a time limit."""
 
 import contextlib
 import datetime
@@ -21,7 +21,7 @@ PLACES = ("--output", "--site")  # flags that say where files are
 
 
 def command_line(benchmark: str) -> str:
-    """How it was called, but for where files are: README.md has $SITES for sites."""
+    """The command without paths; $SITES stands for the sites, as in README.md."""
     words, given = ["python -m benchmarks.spec_decode." + benchmark], sys.argv[1:]
     if any(word.startswith("--site") for word in given):
         words.append("$SITES")
@@ -48,7 +48,7 @@ def describe_device() -> dict[str, Any]:
 
 
 def probe_device(python: list[str], env: dict[str, str]) -> dict[str, Any]:
-    """The same, by an interpreter that leaves nothing on the device."""
+    """The same, in another process, so that this one does not use the device."""
     code = "from benchmarks.spec_decode import run; import json; "
     command = [*python, "-c", code + "print(json.dumps(run.describe_device()))"]
     done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True)
@@ -58,12 +58,12 @@ def probe_device(python: list[str], env: dict[str, str]) -> dict[str, Any]:
 
 
 class Run:
-    """What one call finds, as it finds it.
+    """The results of one run, saved as they are found.
 
     Args:
-        benchmark: its module, which names the results file too.
-        output: the results file, if it is another one.
-        time_limit: seconds after which `is_over`.
+        benchmark: its module, and the default name of the results file.
+        output: another results file.
+        time_limit: seconds after which `is_over` is true.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Run:
 def start_process(
     command: list[str], env: dict[str, str], log: Path, **more: Any
 ) -> subprocess.Popen:
-    """A process in a group of its own, which says what it says to a log."""
+    """Starts a process in a process group of its own, with its output in a log."""
     with log.open("w") as out:
         return subprocess.Popen(
             command,
@@ -113,7 +113,7 @@ def start_process(
 
 
 def stop_process(process: subprocess.Popen) -> None:
-    """Ends it and all that it started; waits until its memory is free."""
+    """Ends a process and all that it started; waits until its memory is free."""
     for sign in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, sign)
@@ -122,7 +122,7 @@ def stop_process(process: subprocess.Popen) -> None:
 
 
 def last_error(log: str) -> str:
-    """The line of a log that says best why a process ended."""
+    """The line of a log that most likely says why a process ended."""
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     errors = [line for line in lines if re.search(r"\b\w*(Error|Exception)\b:", line)]
     return (errors or lines or ["ended without a word"])[-1][:500]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`vllm bench serve` against `vllm serve`, ours and vLLM's release; see README.md.
+"""`vllm bench serve` on servers of this tree and of vLLM's release; see README.md.
 
 Flags that are not listed here go to `vllm bench serve`.
 """
@@ -23,9 +23,9 @@ from benchmarks.spec_decode.run import ROOT, last_error, start_process, stop_pro
 from benchmarks.spec_decode.side_by_side import SideBySide, check, make_parser
 
 VLLM = ["-m", "benchmarks.spec_decode.api_server"]  # `vllm`, for dummy weights
-# For an LLM in process only: a server has statistics, and a tokenizer.
+# Only for an in-process LLM: a server has statistics and a tokenizer.
 NOT_SERVED = ("model", "skip_tokenizer_init", "disable_log_stats")
-LOAD_S = 240  # a load takes longer only where something hangs
+LOAD_S = 240  # a load takes longer only if something hangs
 METRICS = ("ttft", "tpot", "itl")
 KEPT = (
     "completed",
@@ -37,7 +37,7 @@ KEPT = (
 
 
 def as_flags(args: dict[str, Any]) -> list[str]:
-    """LLM's arguments as those of `vllm serve`."""
+    """Arguments of LLM as flags of `vllm serve`."""
     flags = []
     for name, value in args.items():
         flag = name.replace("_", "-")
@@ -76,7 +76,7 @@ class Server:
         self.process = start_process(command, self.env, log)
 
     def await_ready(self, timeout_s: float) -> dict[str, Any]:
-        """Returns when it answers.
+        """Waits until the server answers; returns its version and start-up time.
 
         Raises:
             RuntimeError: it did not start.
@@ -119,7 +119,7 @@ class Server:
 
 
 class ServingBenchmark(SideBySide):
-    """Servers that are up together, loaded one at a time, in turns at each rate."""
+    """Servers that run together; at each rate they get their load in turns."""
 
     def start(self, key: EngineKey, lane: int) -> Server:
         log = self.logs / (str(key).replace("/", "_") + ".log")
@@ -147,7 +147,7 @@ class ServingBenchmark(SideBySide):
 
 
 def load_flags(args: argparse.Namespace, rate: float) -> list[str]:
-    """Those of `vllm bench serve`; what the caller gave comes last, and counts."""
+    """Flags of `vllm bench serve`; the caller's come last, and take precedence."""
     prompts = args.max_prompts
     if rate != float("inf"):
         prompts = min(prompts, max(4, round(rate * args.seconds)))

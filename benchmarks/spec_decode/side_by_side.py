@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the engine and the serving benchmark share: flags, and groups of engines.
+"""Code shared by the engine and the serving benchmark: flags, and groups of engines.
 
 Several engines are loaded at once and measured strictly one at a time, in turns, so
-that what a device does over time hits all of them.
+that changes of the device over time affect all of them equally.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from benchmarks.spec_decode.results import IMPLEMENTATIONS, OURS, EngineKey
 from benchmarks.spec_decode.run import Run, probe_device
 from benchmarks.spec_decode.traces import TEXTS
 
-START_S = 400  # an engine takes longer only where something hangs
+START_S = 400  # an engine takes longer only if something hangs
 
 
 def make_parser(benchmark: str, about: str) -> argparse.ArgumentParser:
@@ -76,7 +76,7 @@ def make_parser(benchmark: str, about: str) -> argparse.ArgumentParser:
 
 
 def check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
-    """Refuses flags that do not fit together; fills in what depends on others."""
+    """Refuses inconsistent flags; fills in defaults that depend on other flags."""
     args.site = dict(site.partition("=")[::2] for site in args.site)
     for name, path in args.site.items():
         if name not in (OURS, "base") or not Path(path).exists():
@@ -96,16 +96,16 @@ def check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
 
 
 class SideBySide:
-    """Starts groups of engines and measures them; a benchmark says how.
+    """Starts groups of engines and measures them.
 
-    It has `start(key, lane)`, which does not wait, and `measure_all(engines)`, what
-    matters most first. What is started has `await_ready(timeout_s)`, which returns what
-    it says of itself or raises RuntimeError, and `stop()`, which waits until its memory
-    is free.
+    Subclasses implement `start(key, lane)`, which does not wait, and
+    `measure_all(engines)`, which measures the most important points first. A started
+    engine has `await_ready(timeout_s)`, which returns a description of it or raises
+    RuntimeError, and `stop()`, which waits until its memory is free.
 
     Args:
-        benchmark: name of its module.
-        folder: for the models, which are written here.
+        benchmark: name of the benchmark's module.
+        folder: where the models are written.
     """
 
     def __init__(self, benchmark: str, args: argparse.Namespace, folder: Path):
@@ -148,7 +148,7 @@ class SideBySide:
                 lane = sum(other[:2] == engine[:2] for other in started)
                 started[engine] = self.start(engine, lane)
             for text, key in product(self.args.trace, keys):
-                expected_length(RECORDED + text, key, {})  # seconds, while they start
+                expected_length(RECORDED + text, key, {})  # slow, so do it now
             ready = {k: e for k, e in started.items() if self.await_ready(k, e)}
             took = time.monotonic() - begin
             self.group_start_s = max(self.group_start_s, took)

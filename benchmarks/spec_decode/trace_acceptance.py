@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A recording replayed inside an engine: probabilities, and what is accepted.
+"""Replays a recording inside an engine: draft probabilities, and what is accepted.
 
-All is looked up by one rule, from tensors that every side has on its device:
+All implementations have the recording in tensors on their device, and look it up by
 
     row = (start + position) % num_rows
 
-where a request's `start` comes from the first tokens of its prompt, so that it accepts
-the same on every side, and `position` is that of its newest token, the first row of a
-step that verifies drafts. The recorded texts are one tape: a request that comes to the
-end of a text goes on with the next.
-Nothing here waits for the device, and all buffers keep their addresses, so CUDA graphs
-may hold what is made of them.
+A request's `start` is derived from the first tokens of its prompt, so that it accepts
+the same on every implementation. `position` is that of its newest token, which is the
+first row of a step that verifies drafts. The recorded texts are concatenated: a request
+that reaches the end of a text continues with the next one.
+Nothing here synchronizes with the device, and all buffers keep their addresses, so the
+lookups can be part of CUDA graphs.
 """
 
 from importlib import import_module
@@ -21,7 +21,7 @@ import torch
 
 from benchmarks.spec_decode.traces import NO_RANK, Trace
 
-# Runner V2's, Runner V1's, and that of a CPU, which loads models its own way.
+# Runner V2, Runner V1, and Runner V1 for a CPU, which overrides load_model.
 RUNNERS = (
     ("vllm.v1.worker.gpu.model_runner", "GPUModelRunner"),
     ("vllm.v1.worker.gpu_model_runner", "GPUModelRunner"),
@@ -29,10 +29,11 @@ RUNNERS = (
 )
 CAPACITY = 1 << 14
 DEPTH, WIDTH = 8, 16
-# Tokens of a prompt that say where its request begins, and how far apart the starts of
-# prompts are that hardly differ.
+# Prompt tokens that determine a request's start, and the distance between the starts of
+# prompts whose token sums differ by one.
 KEY_TOKENS, SPREAD = 8, 613
-# Drafts of trees: what they are does not matter, and so none is held by chance.
+# With trees, candidates and sampled tokens are replaced by FIRST_TOKEN + rank, so that
+# no draft is accepted by chance.
 FIRST_TOKEN = 16
 SMALL_VOCAB = 128
 
@@ -41,11 +42,12 @@ class Replay:
     """A recording's tables on a device.
 
     Attributes:
-        probs: [CAPACITY, DEPTH, WIDTH] float32, of the likeliest tokens by depth.
-        ranks: [CAPACITY, DEPTH] int32, of the target's token; NO_RANK: not among them.
-        chain: [CAPACITY] int64, drafts accepted of a chain of DEPTH.
+        probs: [CAPACITY, DEPTH, WIDTH] float32, of the most likely tokens by depth.
+        ranks: [CAPACITY, DEPTH] int32, rank of the target's token among them, or
+            NO_RANK.
+        chain: [CAPACITY] int64, accepted drafts of a chain of DEPTH.
         num_rows: [1] int64, rows of the tables that are in use.
-        starts: [slots] int64, by a request's place in Runner V2's state.
+        starts: [slots] int64, by a request's index in Runner V2's state.
     """
 
     def __init__(self, device: torch.device | str, num_slots: int) -> None:
@@ -67,11 +69,11 @@ class Replay:
         self.num_rows.fill_(rows)
 
     def rows(self, slots: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """[n] int64 of requests by slot, each with its newest token's position."""
+        """Table rows, [n] int64, of requests by slot and their newest position."""
         return self.rows_from(self.starts[slots], positions)
 
     def rows_from(self, starts: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """The same of requests that begin at `starts`, [n] int64."""
+        """The same for requests that begin at `starts`, [n] int64."""
         return (starts + positions) % self.num_rows
 
     def confident_logits(
@@ -81,7 +83,7 @@ class Replay:
 
         Args:
             rows: [n].
-            depths: [n] of the draft, from 0 on; below the greatest one none is likely.
+            depths: [n] of the draft, from 0 on; from DEPTH on no token is likely.
         """
         known = self.probs[rows, depths.clamp(max=DEPTH - 1), 0]
         likely = torch.where(depths < DEPTH, known, 0.0)
@@ -92,20 +94,20 @@ class Replay:
 
 
 def start_of(prompts: np.ndarray) -> np.ndarray:
-    """[n] int64, where requests begin in a recording; [n, at least 8] token ids."""
+    """Where requests begin in a recording, [n] int64, from [n, >= 8] token ids."""
     return prompts[:, :KEY_TOKENS].sum(1, dtype=np.int64) * SPREAD
 
 
 def replay_in_every_runner(name: str | None = None) -> list[Replay]:
-    """Has every model runner of this process replay a recording, on either side.
+    """Patches the model runners of this process to replay a recording.
 
-    To be called before an engine is made.
+    Call it before the engine is created. It works for this tree and vLLM's release.
 
     Args:
-        name: of the recording; None: none is loaded yet.
+        name: of the recording; None loads none yet.
 
     Returns:
-        The tables of runners, as they are made.
+        A list that gets the tables of each runner when it loads its model.
     """
     made: list[Replay] = []
     for module, kind in RUNNERS:
@@ -137,7 +139,10 @@ def _loading(load_model: Any, name: str | None, made: list[Replay]) -> Any:
 
 
 def _starting(add_requests: Any, runner: Any, replay: Replay) -> Any:
-    """Runner V2's requests keep their place; Runner V1's move, and are asked anew."""
+    """Stores the start of new requests on Runner V2, where requests keep their index.
+
+    On Runner V1 they move, and starts are computed in every step.
+    """
 
     def starting(scheduler_output):
         add_requests(scheduler_output)
@@ -150,11 +155,11 @@ def _starting(add_requests: Any, runner: Any, replay: Replay) -> Any:
 
 
 def replay_chains(runner: Any, replay: Replay) -> None:
-    """Lets a runner of either kind accept chains as recorded.
+    """Makes Runner V1 or V2 accept chains as recorded.
 
-    The token behind the last accepted one is a draft, as good as any with dummy
-    weights. Runner V2's engine must accept synthetically, at rates of 1: what the
-    recording rejects is cut off. Runner V1's need not, which a CPU cannot do.
+    The token after the last accepted one is a draft too, which is as good as any with
+    dummy weights. Runner V2 must use synthetic acceptance: its rates are set to 1, and
+    what the recording rejects is cut off. Runner V1 need not, and cannot on a CPU.
     """
     sampler = runner.rejection_sampler
     if not hasattr(sampler, "_verify"):
@@ -183,7 +188,7 @@ def _v2_verify(verify: Any, replay: Replay) -> Any:
 def _v1_forward(forward: Any, runner: Any, replay: Replay) -> Any:
     def replayed(metadata, draft_probs, logits, sampling_metadata):
         output = forward(metadata, draft_probs, logits, sampling_metadata)
-        tokens = output.sampled_token_ids  # [n, most drafts + 1], -1 behind the last
+        tokens = output.sampled_token_ids  # [n, max drafts + 1], -1 after the last
         ends, drafts = metadata.cu_num_sampled_tokens, metadata.draft_token_ids
         begins = torch.nn.functional.pad(ends[:-1], (1, 0))
         positions = runner.positions[metadata.logits_indices[begins]]
@@ -193,7 +198,7 @@ def _v1_forward(forward: Any, runner: Any, replay: Replay) -> Any:
         accepted = torch.minimum(recorded, ends - begins - 1)
         requests = torch.arange(len(tokens), device=tokens.device)
         places = torch.arange(tokens.shape[1], device=tokens.device)
-        if len(drafts):  # those of others before them have one row less each
+        if len(drafts):  # each earlier request has one draft less than rows
             own = (begins - requests)[:, None] + places
             drafted = drafts[own.clamp(max=len(drafts) - 1)].to(tokens.dtype)
             tokens.copy_(torch.where(tokens < 0, drafted, tokens))
@@ -204,10 +209,11 @@ def _v1_forward(forward: Any, runner: Any, replay: Replay) -> Any:
 
 
 def replay_confidence(replay: Replay) -> None:
-    """Lets adaptive verification see how sure the recorded drafter was of its drafts.
+    """Makes adaptive verification use the confidence of the recorded drafter.
 
-    To be called before an engine records CUDA graphs. Its estimator reads the logits of
-    each draft all the same, so that a step costs what it costs, and then others.
+    Call it before an engine captures CUDA graphs. The estimator still processes the
+    logits of each draft, so that a step does all of its work, and then the recorded
+    ones.
     """
     from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
 
@@ -218,7 +224,7 @@ def replay_confidence(replay: Replay) -> None:
 
 def _placed(sample_draft: Any) -> Any:
     def placed(self, hidden_states, positions, *args, **kwargs):
-        self.recorded_positions = positions  # each before that of the draft itself
+        self.recorded_positions = positions  # one before the draft's own
         return sample_draft(self, hidden_states, positions, *args, **kwargs)
 
     return placed
@@ -236,10 +242,10 @@ def _confident(predict: Any, replay: Replay) -> Any:
 
 
 def replay_trees(replay: Replay) -> None:
-    """Lets engines of this process draft and accept trees as recorded.
+    """Makes engines of this process draft and accept trees as recorded.
 
-    To be called before an engine records CUDA graphs. The candidates are ranked and
-    drawn for all that, so that a step costs what it costs; only then they are replaced.
+    Call it before an engine captures CUDA graphs. Candidates are still ranked, and
+    tokens sampled, so that a step does all of its work; the results are then replaced.
     """
     from vllm.v1.worker.gpu.spec_decode.draft_tree import drafting, sampler
     from vllm.v1.worker.gpu.spec_decode.unified import speculator
@@ -271,7 +277,7 @@ def _ranked(rank_candidates: Any, replay: Replay) -> Any:
             )
         newest = batch.sample_positions[: n * depth : depth]
         rows = replay.rows(batch.idx_mapping[:n].clamp(min=0), newest.clamp(min=0))
-        probs = replay.probs[rows, :depth, :width]  # as `best_candidates` says of them
+        probs = replay.probs[rows, :depth, :width]  # as in `best_candidates`
         probs = probs / probs.sum(-1, keepdim=True)
         log_probs.copy_(probs.log().view(-1, width))
         ranks = torch.arange(width, device=tokens.device)
@@ -289,7 +295,7 @@ def _drawn(draw: Any, replay: Replay) -> Any:
             node = (local_pos - 1).clamp(min=0).long()
             depths = torch.where(local_pos > 0, self.trees.depths[states, node], 0)
         rows = replay.rows(states, pos - depths)
-        # The token of the recorded rank, or one that is no candidate.
+        # The token of the recorded rank, or a token that is no candidate.
         ranks = replay.ranks[rows, depths.clamp(max=DEPTH - 1)]
         ranks = torch.where(depths < DEPTH, ranks, NO_RANK)
         return (FIRST_TOKEN + ranks).to(own.dtype)

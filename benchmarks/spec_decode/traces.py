@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What drafters said of real text, and which of it the target wrote: recorded.
+"""Recordings: what drafters predicted for real text, and what the target wrote.
 
-Models of dummy weights accept nothing, so a benchmark replays a recording: acceptance
-then varies by request, position and confidence as it did for real models.
-The files in `traces/` say in their headers what was recorded, and with what.
+With dummy weights nothing is accepted, so benchmarks replay a recording: acceptance
+then varies by request, position and confidence as it did for real models. The files in
+`traces/` say in their headers what was recorded, and with what.
 """
 
 import json
@@ -18,24 +18,24 @@ from tests.v1.worker.gpu.spec_decode.draft_tree.reference import Node, best_firs
 
 FOLDER = Path(__file__).parent / "traces"
 TEXTS = ("greedy", "t0.5", "t0.8")
-# In the place of a rank: none of the recorded candidates.
+# Instead of a rank: the target's token is none of the recorded candidates.
 NO_RANK = 255
-# Files hold -log(probability) in these steps, as differences between ranks.
+# Files hold -log(probability) in units of this, as differences between ranks.
 NATS = 1 / 8
 
 
 @dataclass(frozen=True)
 class Trace:
-    """One row for each position of some texts, those of a text side by side.
+    """One row for each position of the recorded texts, text after text.
 
-    Row p of a text is what is known when its token p is the newest one, so that a walk
-    by any method finds its rows: from p to p + accepted + 1.
+    Row p of a text has the drafts that are made when its token p is the newest one. A
+    step at row p continues at row p + accepted + 1, with any method.
 
     Attributes:
-        probs: [rows, depth, width] float32, of the likeliest tokens at each depth.
-        ranks: [rows, depth] uint8, of the token that the target wrote, among them.
-            Autoregressive drafters follow their own drafts (width 1): behind the first
-            wrong one all are NO_RANK.
+        probs: [rows, depth, width] float32, of the most likely tokens at each depth.
+        ranks: [rows, depth] uint8, rank among them of the token that the target wrote.
+            Autoregressive drafters continue their own drafts (width 1): after the first
+            wrong draft all ranks are NO_RANK.
         lengths: [texts] rows of each text.
         header: what was recorded, with what, and when.
     """
@@ -47,7 +47,7 @@ class Trace:
 
     @staticmethod
     def load(name: str, folder: Path = FOLDER) -> "Trace":
-        """By name, as "pard-t0.5"."""
+        """Loads a recording by name, such as "pard-t0.5"."""
         with np.load(folder / f"{name}.npz") as data:
             steps = data["steps"].transpose(2, 1, 0).astype(np.float32)
             probs = np.exp(-NATS * steps.cumsum(axis=-1)).astype(np.float32)
@@ -56,19 +56,23 @@ class Trace:
 
 
 def among_candidates(probs: np.ndarray, width: int) -> np.ndarray:
-    """[..., depth, width], as `best_candidates` says of the likeliest tokens."""
+    """Normalized over the `width` best tokens as in `best_candidates`.
+
+    Returns:
+        [..., depth, width].
+    """
     kept = probs[..., :width]
     return kept / kept.sum(-1, keepdims=True)
 
 
 def accepted_of_chain(ranks: Sequence[int], num_drafts: int) -> int:
-    """Drafts accepted: the first ones that the target wrote too."""
+    """Number of drafts accepted: the leading ones that the target wrote too."""
     most = min(num_drafts, len(ranks))
     return next((d for d in range(most) if ranks[d] != 0), most)
 
 
 def accepted_of_tree(ranks: Sequence[int], nodes: list[Node]) -> list[int]:
-    """The nodes accepted: from each the child of the rank that the target wrote."""
+    """Nodes accepted: at each node, the child whose token the target wrote."""
     children = {(node.parent, node.rank): at for at, node in enumerate(nodes, start=1)}
     path = [0]
     for rank in ranks:
@@ -80,10 +84,10 @@ def accepted_of_tree(ranks: Sequence[int], nodes: list[Node]) -> list[int]:
 
 
 def walk(trace: Trace, accepted: Sequence[int]) -> list[list[int]]:
-    """Drafts accepted in each step, by text.
+    """Number of drafts accepted in each step, by text.
 
     Args:
-        accepted: [rows] by a step that begins there.
+        accepted: [rows] drafts accepted by a step that begins at the row.
     """
     texts, start = [], 0
     for length in trace.lengths.tolist():
@@ -103,12 +107,12 @@ def tokens_per_step(
 
     Args:
         num_drafts: length of the chain, or depth of the tree.
-        num_nodes: of a tree for each step; None: the chain.
+        num_nodes: nodes of the tree; None for a chain.
     """
     if num_nodes is None:
         counts = [accepted_of_chain(row, num_drafts) for row in trace.ranks.tolist()]
     else:
-        from vllm.config.drafter import num_candidates  # ours alone has it
+        from vllm.config.drafter import num_candidates  # not in vLLM's release
 
         width = num_candidates(num_nodes)
         counts = [

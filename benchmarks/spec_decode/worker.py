@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One engine in a process of its own, told what to do through a pipe.
+"""One engine in a process of its own, controlled through a pipe.
 
-The first message is the engine's job, every later one a command. Each is answered by
-one message, `{"error": ...}` where it failed.
+The first message has the arguments of `Worker`, every later one is a command. Each is
+answered by one message, which is `{"error": ...}` if it failed.
 """
 
 import contextlib
@@ -27,13 +27,13 @@ from benchmarks.spec_decode.trace_acceptance import replay_in_every_runner
 from benchmarks.spec_decode.traces import Trace
 from vllm.sampling_params import RequestOutputKind
 
-# From so many tokens on, computing prompts would stand beside the steps to measure.
+# From this length on, prefill would take too much of a round: prompts are cached first.
 LONG_PROMPT = 1024
 SKIPPED_STEPS = 5  # between the last prefill and a profile
 
 
 class DraftClock:
-    """Times every `propose` on the device, without waiting for it."""
+    """Times every `propose` on the device, without synchronizing."""
 
     def __init__(self, drafter: Any):
         self.is_cuda = torch.cuda.is_available()
@@ -56,11 +56,11 @@ class DraftClock:
         return event
 
     def read(self, begin: float, end: float) -> tuple[float | None, dict[int, int]]:
-        """Forgets all calls; tells of those between two moments.
+        """Clears all calls, and summarizes those made between `begin` and `end`.
 
         Returns:
-            Median seconds of a call, and how many calls drafted how many tokens, where
-            the runner chooses for each step.
+            Median seconds of a call, and the number of calls by draft length if the
+            runner passes one.
         """
         if self.is_cuda:
             torch.cuda.synchronize()
@@ -78,7 +78,7 @@ class Worker:
     """Rounds of requests on an in-process LLM.
 
     Args:
-        is_replayed: what is accepted is recorded, see `trace_acceptance.py`.
+        is_replayed: acceptance is replayed, see `trace_acceptance.py`.
     """
 
     def __init__(self, engine: dict[str, Any], is_replayed: bool):
@@ -87,7 +87,7 @@ class Worker:
         begin = time.perf_counter()
         self.llm = vllm.LLM(**engine)
         self.start_s = time.perf_counter() - begin
-        # In process, so the runner itself comes back.
+        # In-process, so this returns the runner object itself.
         self.runner = self.llm.collective_rpc(lambda worker: worker.model_runner)[0]
         self.replay = replays[0] if replays else None
         # Runner V2's speculator, Runner V1's drafter.
@@ -98,7 +98,7 @@ class Worker:
         self.num_requests = 0
 
     def describe(self) -> dict[str, Any]:
-        """What it is and what starting took; FULL graphs where a runner counts them."""
+        """Versions, settings, start-up time, and FULL CUDA graphs if known."""
         config = self.llm.llm_engine.vllm_config
         managers = {
             "target": getattr(self.runner, "cudagraph_manager", None),
@@ -119,7 +119,7 @@ class Worker:
         }
 
     def time_steps(self) -> dict[str, Any]:
-        """Times the steps that it chooses by again, now that all engines are up."""
+        """Measures the step times for "auto" again, now that all engines are up."""
         from vllm.v1.core.sched.draft_load import ChosenLengths
         from vllm.v1.spec_decode.dynamic import pass_times
 
@@ -138,12 +138,12 @@ class Worker:
         number: int,
         **accepted: Any,
     ) -> dict[str, Any]:
-        """One round by its number; see README.md for what comes back."""
+        """Measures one round; `number` seeds its prompts. README.md has the results."""
         self._accept(**accepted)
         prompts = self._prompts(number, concurrency, prompt_len)
         begin = time.perf_counter()
         steps = list(self._run(prompts, output_len))
-        whole = Steady(begin, steps[-1].time)  # a short round has no steady part
+        whole = Steady(begin, steps[-1].time)  # for short rounds without a steady part
         found = (find_steady(steps, concurrency) or whole)._asdict()
         span = found.pop("begin"), found.pop("end")
         found["draft_s"], found["drafted"] = None, {}
@@ -160,7 +160,7 @@ class Worker:
         num_steps: int,
         **accepted: Any,
     ) -> dict[str, Any]:
-        """A profile of `num_steps` steps in the middle of a round."""
+        """Profiles `num_steps` steps in the middle of a round."""
         self._accept(**accepted)
         steps = self._run(self._prompts(0, concurrency, prompt_len), output_len)
         seen: set[str] = set()
@@ -179,11 +179,11 @@ class Worker:
         return summarise(trace, num_steps)
 
     def _accept(self, recording: str | None, num_drafts: int | None) -> None:
-        """How much of a round is drafted and accepted.
+        """Sets how much a round drafts and accepts.
 
         Args:
-            recording: is replayed; None: what the engine was started with.
-            num_drafts: how much is drafted, where the engine serves several numbers.
+            recording: to replay; unused if the engine replays none.
+            num_drafts: how much a shared engine drafts; None changes nothing.
         """
         if num_drafts is not None:
             scheduler = self.llm.llm_engine.engine_core.engine_core.scheduler
@@ -193,7 +193,7 @@ class Worker:
             self.replay.load(Trace.load(recording))
 
     def _prompts(self, number: int, concurrency: int, length: int) -> list[list[int]]:
-        """A round's prompts on every side; long ones are in the KV cache already."""
+        """Prompts of a round, equal for all engines; long ones are cached first."""
         rng = random.Random(number)
         prompts = [
             [rng.randrange(5, self.vocab) for _ in range(length)]
@@ -205,7 +205,7 @@ class Worker:
         return prompts
 
     def _run(self, prompts: list[list[int]], output_len: int) -> Iterator[Step]:
-        """Yields the steps of requests that arrive together."""
+        """Runs requests that arrive together, and yields their steps."""
         engine = self.llm.llm_engine
         sampling = vllm.SamplingParams(
             temperature=0,
@@ -227,7 +227,7 @@ class Worker:
 
 
 def serve(pipe: Connection) -> None:
-    """Answers commands until the other end is closed."""
+    """Answers messages until the other end of the pipe is closed."""
     worker = None
     with contextlib.suppress(EOFError):
         while True:

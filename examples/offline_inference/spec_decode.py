@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-r"""Speculative decoding, offline: does it change the text, and what does it gain?
+r"""Offline speculative decoding: does it change the text, and what does it gain?
 
 Without arguments it runs the bundled models: no speculation, then a draft model, PARD,
 PARD with draft trees, PARD-2, EAGLE-3 and P-EAGLE on the same prompts, and prints one
-table. With `--speculative-config`, which is that of `vllm serve`, it runs that one, and
-no speculation to compare with:
+table. With `--speculative-config`, as for `vllm serve`, it runs only this config, and
+no speculation for comparison:
 
     python spec_decode.py
     python spec_decode.py --model meta-llama/Llama-3.1-8B-Instruct \
         --speculative-config '{"model": "amd/PARD-Llama-3.2-1B"}'
 
-Exit status: 0, or 1 where a greedy output differs from the one without speculation,
-2 for flags that do not fit together, 3 where an engine fails.
+Exit status: 0, or 1 if a greedy output differs from the one without speculation, 2 for
+inconsistent flags, 3 if an engine fails.
 """
 
 import argparse
@@ -42,7 +42,7 @@ BUNDLED = {
 DEFAULT_K = 7
 TREE_NODES = 15
 PROMPT_LEN = 128
-ON_CPU = "cpu" in version("vllm")  # as vLLM decides it
+ON_CPU = "cpu" in version("vllm")  # as vLLM detects it
 Row = dict[str, Any]
 
 
@@ -68,7 +68,7 @@ def make_parser() -> argparse.ArgumentParser:
 def plan_of(
     args: argparse.Namespace, parser: argparse.ArgumentParser
 ) -> dict[str, dict[str, Any] | None]:
-    """Speculative configs by the names that their rows have; fills in defaults."""
+    """Speculative configs by the names of their rows; fills in defaults of `args`."""
     given, plan = args.speculative_config, {PLAIN: None}
     if given is None:
         if args.model:
@@ -76,7 +76,7 @@ def plan_of(
         for name, folder in BUNDLED.items():
             model = str(args.bundle / folder)
             plan[name] = {"model": model, "num_speculative_tokens": DEFAULT_K}
-        plan["draft model"]["method"] = "draft_model"  # no file of it says so
+        plan["draft model"]["method"] = "draft_model"  # its files do not say so
         plan["PARD, tree"]["draft_tree"] = TREE_NODES
     elif not isinstance(given, dict):
         parser.error("--speculative-config must be a JSON object.")
@@ -91,7 +91,7 @@ def plan_of(
     if is_bundled or ON_CPU:
         defaults["gpu_memory_utilization"] = 0.3
     if is_bundled and ON_CPU:
-        # Two bfloat16 logits are often equal, and then the order of a sum decides. On a
+        # In bfloat16 two logits are often equal, and then summation order decides. On a
         # GPU float32 would not help: its attention kernels multiply in TF32.
         defaults["dtype"] = "float32"
     args.engine_args = defaults | args.engine_args
@@ -99,7 +99,7 @@ def plan_of(
 
 
 def read_prompts(args: argparse.Namespace) -> list[list[int]]:
-    """Token ids from random lines of held-out modules on, those not indented."""
+    """Token ids of text from held-out modules, from random unindented lines on."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(args.model)
@@ -125,7 +125,7 @@ def make_job(
         "model": args.model,
         "seed": args.seed,
         "speculative_config": spec,
-        "disable_log_stats": False,  # the acceptance counters are among the stats
+        "disable_log_stats": False,  # acceptance is counted in the stats
         **args.engine_args,
     }
     sampling = {"temperature": args.temp, "max_tokens": args.output_len}
@@ -134,7 +134,7 @@ def make_job(
 
 
 def run_engine(job: dict[str, Any]) -> dict[str, Any]:
-    """In a process of its own: clean memory, environment and compiler state.
+    """Runs the engine in a process of its own, with clean memory and compiler state.
 
     Raises:
         subprocess.CalledProcessError: it failed; its message is on stderr.
@@ -151,7 +151,7 @@ def run_engine(job: dict[str, Any]) -> dict[str, Any]:
         files = [Path(folder, "job.json"), Path(folder, "result.json")]
         files[0].write_text(json.dumps(job))
         command = [sys.executable, str(ENGINE), *map(str, files)]
-        # Only the table goes to stdout; what the user has set stays.
+        # Only the table goes to stdout. The user's environment takes precedence.
         subprocess.run(command, env=env | os.environ, stdout=2, check=True)
         return json.loads(files[1].read_text())
 
@@ -161,7 +161,7 @@ def make_row(name: str, job: dict[str, Any], result: dict[str, Any]) -> Row:
     drafts = counters.get("num_drafts", [0])[0]
     by_position = counters.get("num_accepted_tokens_per_pos", []) if drafts else []
     spec = job["engine"]["speculative_config"] or {}
-    if "draft_tree" in spec:  # it is not as deep as it has nodes
+    if "draft_tree" in spec:  # a tree has fewer positions than nodes
         by_position = by_position[: spec.get("num_speculative_tokens")]
     accepted = counters["num_accepted_tokens"][0] if drafts else 0
     return {
@@ -232,6 +232,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    # An exception, so that a terminated example takes its engine with it.
+    # SIGTERM raises an exception, so that the engine's process is ended too.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     sys.exit(main())

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One engine of the speculative decoding example: `spec_decode_engine.py JOB RESULT`.
 
-Both are JSON files: what to generate, and what was measured.
+Both are JSON files: JOB says what to generate, RESULT is what was measured.
 """
 
 import json
@@ -28,7 +28,7 @@ def counters(llm: LLM) -> dict[str, list[int]]:
 
 
 def warm_up(llm: LLM, prompts: list[list[int]], batch: int) -> None:
-    """Compiles what compiles at first use. Reversed prompts fill no cache we use."""
+    """Triggers lazy compilation. Prompts are reversed to avoid prefix cache hits."""
     reverse = [{"prompt_token_ids": ids[::-1]} for ids in prompts[:batch]]
     params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
     llm.generate(reverse, params, use_tqdm=False)

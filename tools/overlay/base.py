@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pinned upstream release: which wheel, and how it gets here.
+"""The pinned upstream release: which wheel it is, and how it is fetched.
 
-`base.toml` names, for each target device, the wheel's project and its sha256 for
-each machine type. A wheel is kept in a cache folder named after its own hash, so
-that no build fetches it twice and none uses a byte that is not pinned.
+`base.toml` names, for each target device, the wheel's project and its sha256 for each
+machine type. Wheels are cached in folders named after their hash, so that a build never
+fetches one twice and only uses the pinned one.
 """
 
 import argparse
@@ -23,7 +23,7 @@ DEVICES = ("cpu", "cuda")
 
 
 class OverlayError(Exception):
-    """Something the person building can put right; the message says how."""
+    """An error that the user can fix; the message says how."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ def load_config(root: Path = ROOT) -> dict:
 
 
 def target_device() -> str:
-    """`VLLM_TARGET_DEVICE`, or what this machine has: cuda behind an NVIDIA driver."""
+    """`VLLM_TARGET_DEVICE`, or if unset cuda on machines with an NVIDIA driver."""
     device = os.environ.get("VLLM_TARGET_DEVICE", "").lower()
     if not device:
         has_driver = Path("/proc/driver/nvidia/version").exists()
@@ -55,7 +55,7 @@ def target_device() -> str:
 
 
 def pinned_base(device: str, root: Path = ROOT) -> Base:
-    """The base of `base.toml` for a device on this machine type."""
+    """The pinned release of `base.toml` for a device on this machine type."""
     config, machine = load_config(root), platform.machine()
     pins = config[device]["sha256"]
     if machine not in pins:
@@ -67,7 +67,7 @@ def pinned_base(device: str, root: Path = ROOT) -> Base:
 
 
 def local_version(base: Base, root: Path = ROOT) -> str:
-    """The version of our wheel. The base tells its platform by `cpu` in it."""
+    """The version of our wheel. vLLM detects the CPU platform by `cpu` in it."""
     suffix = ".cpu" if base.device == "cpu" else ""
     return f"{base.version}+{load_config(root)['label']}{suffix}"
 
@@ -78,7 +78,7 @@ def sha256_of(path: Path) -> str:
 
 
 def find_wheel(base: Base) -> Path:
-    """The base's wheel: `VLLM_BASE_WHEEL`, else the cache, else fetched by pip.
+    """The release's wheel: `VLLM_BASE_WHEEL`, else from the cache, else from pip.
 
     Raises:
         OverlayError: the wheel is missing, or is not the pinned one.
@@ -110,16 +110,16 @@ def cached(base: Base) -> Path | None:
     for file in (cache_folder() / base.sha256).glob("*"):
         if sha256_of(file) == base.sha256:
             return file
-        file.unlink()  # cut short or damaged: fetch it again
+        file.unlink()  # truncated or damaged: fetch it again
     return None
 
 
 def fetch(base: Base, kind: str = "--only-binary=:all:", **variables: str) -> Path:
-    """Lets pip fetch the file, by hash where one is pinned, into the cache.
+    """Fetches the file into the cache with pip, checking the hash if one is pinned.
 
     Args:
-        kind: option that says which files of the project will do.
-        variables: of pip's environment.
+        kind: pip option that selects the kind of file.
+        variables: environment variables for pip.
 
     Raises:
         OverlayError: pip could not fetch it.
@@ -152,8 +152,8 @@ def fetch(base: Base, kind: str = "--only-binary=:all:", **variables: str) -> Pa
 
 
 def run_command(args: argparse.Namespace) -> int:
-    """Runs the command that was parsed; returns the exit status. What the person at
-    the keyboard can put right is one line, without a traceback."""
+    """Runs the parsed command; returns the exit status. An OverlayError is printed as
+    a message without a traceback."""
     try:
         return args.run(args) or 0
     except OverlayError as error:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks that the overlay is what it says: additions, short edits, nothing copied."""
+"""Checks the overlay: additions, short edits, nothing copied from vLLM."""
 
 import re
 import tomllib
@@ -16,11 +16,11 @@ from .members import Source
 from .repeats import repeats, telling_lines
 from .tree import Release, additions, edit_files
 
-MAX_LINES = 8  # of a hunk; what it calls stands in an addition
+MAX_LINES = 8  # per hunk; longer code belongs in an addition
 
 
 def check(wheel_path: Path, root: Path = ROOT) -> list[str]:
-    """All that is wrong, one line each: `path:line: what, what to do`."""
+    """All problems, one line each: `path:line: what, what to do`."""
     with ZipFile(wheel_path) as wheel:
         try:
             return list(problems(Release(wheel), root))
@@ -41,13 +41,13 @@ def problems(release: Release, root: Path) -> Iterator[str]:
 
 
 def patches(root: Path) -> set[str]:
-    """Slugs of the series; `downstream` are edits that stay here."""
+    """Slugs of the series, and `downstream` for edits that are not for upstream."""
     text = (root / "tools/upstream/series.toml").read_text()
     return {Path(p["text"]).stem for p in tomllib.loads(text)["patch"]} | {"downstream"}
 
 
 def module_path(path: str) -> str:
-    """What a file is imported as: packages, modules and extensions alike."""
+    """The import path of a file, for packages, modules and extension modules."""
     stem = path.removesuffix("/__init__.py")
     folder, _, name = stem.rpartition("/")
     return f"{folder}/{name.partition('.')[0]}"
@@ -83,7 +83,7 @@ def edit_problems(release: Release, edit: EditFile, known: set[str]) -> Iterator
 
 
 def hunk_problems(source: Source, hunk: Hunk) -> Iterator[str]:
-    text = re.sub(r'(?s)""".*?"""', "", "".join(hunk.lines))  # of new fields
+    text = re.sub(r'(?s)""".*?"""', "", "".join(hunk.lines))  # docstrings of new fields
     code = [line for line in text.splitlines() if line.strip()[:1] not in ("", "#")]
     if len(code) > MAX_LINES:
         what = f"has {len(code)} lines, move what it does to an addition"

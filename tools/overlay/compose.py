@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Puts together the tree that gets installed: the release, our additions and edits."""
+"""Composes the tree that is installed: the release, our additions and edits."""
 
 import ast
 import math
@@ -18,11 +18,11 @@ from .tree import PACKAGE, Release, additions, edit_files
 
 VERSION = f"{PACKAGE}/_version.py"
 EDITABLE = ROOT / "build" / "editable"
-STAMP = "composed"  # beside the package: what is younger was written by hand
+STAMP = "composed"  # beside the package: newer files were changed by hand
 
 
 def compose_for(device: str, tree: Path, link: bool = False) -> None:
-    """Composes the pinned release of a device, its native kernels included."""
+    """Composes the pinned release of a device, including native kernels for a CPU."""
     base = pinned_base(device)
     compose(find_wheel(base), tree, version=local_version(base), link=link)
     if device == "cpu":
@@ -42,18 +42,18 @@ def compose(
     """Writes the package to `tree`/vllm, the release's metadata to `tree`/info.
 
     Args:
-        wheel_path: the release's wheel; its hash is the caller's to check.
+        wheel_path: the release's wheel; the caller checks its hash.
         tree: folder to write, emptied first.
-        version: what `vllm.__version__` shall say; None keeps the release's.
-        link: link additions instead of copying, so that changes of them are live.
-        allow_changed: compose even where members differ from edits.lock, as with
+        version: value of `vllm.__version__`; None keeps the release's.
+        link: link additions instead of copying them, so that changes are live.
+        allow_changed: compose even if members differ from edits.lock, as with
             VLLM_ALLOW_CHANGED_MEMBERS=1 in the environment.
         root: the repository.
-        edits: others than the repository's.
+        edits: used instead of the repository's.
 
     Raises:
-        OverlayError: the overlay does not fit the release, or the tree has changes
-            made by hand that are in no edit file yet.
+        OverlayError: the overlay does not fit the release, or the tree has manual
+            changes that are in no edit file yet.
     """
     with ZipFile(wheel_path) as wheel:
         release = Release(wheel)
@@ -77,11 +77,11 @@ def compose(
 
 
 def edited(release: Release, edit: EditFile) -> str:
-    """An edited file, with a line at its end that says so.
+    """An edited file, with a line at its end that says that it was modified.
 
     Raises:
-        OverlayError: the release has no such file, a hunk does not fit it, or what
-            comes out is no Python.
+        OverlayError: the release has no such file, a hunk does not fit it, or the
+            result is not valid Python.
     """
     if edit.path not in release.names:
         raise error(edit.path, 1, f"vLLM has no {edit.path}")
@@ -96,9 +96,9 @@ def edited(release: Release, edit: EditFile) -> str:
 
 
 def changed_by_hand(tree: Path) -> Iterator[str]:
-    """Modules written since an editable tree was composed, new ones included."""
+    """Modules changed or added since an editable tree was composed."""
     stamp = tree / STAMP
-    # By ctime: a file that is moved here keeps its mtime.
+    # By ctime: a file that is moved into the tree keeps its mtime.
     composed_at = stamp.stat().st_ctime_ns if stamp.exists() else math.inf
     for file in sorted((tree / PACKAGE).rglob("*.py")):
         if not file.is_symlink() and file.stat().st_ctime_ns > composed_at:
@@ -106,7 +106,7 @@ def changed_by_hand(tree: Path) -> Iterator[str]:
 
 
 def _require_refreshed(release: Release, tree: Path, texts: dict[str, str]) -> None:
-    """Raises OverlayError where composing would lose what was written by hand."""
+    """Raises OverlayError if composing would lose manual changes."""
     lost = [
         str(tree / path)
         for path in changed_by_hand(tree)
@@ -120,9 +120,9 @@ def _require_refreshed(release: Release, tree: Path, texts: dict[str, str]) -> N
 
 
 def name_vllm(info: Path, version: str) -> None:
-    """Makes a wheel's metadata those of an installed `vllm` of a version.
+    """Turns a wheel's metadata into those of an installed `vllm` of a version.
 
-    vLLM asks for that version, and takes the CPU where `cpu` is in it.
+    vLLM reads this version, and selects the CPU platform if it contains `cpu`.
     """
     info = info.rename(info.parent / f"vllm-{version}.dist-info")
     headers = (info / "METADATA").read_text()

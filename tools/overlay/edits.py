@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Edit files: `vllm/a.py.edit` holds our lines in the release's `vllm/a.py`.
 
-A file is sections. A section says in comments why it is there, to which patch of the
-series it belongs and until when; then come its hunks, each a line that says where, and
-our lines as they stand in the composed file:
+A file consists of sections. A section begins with comments that say why it is needed,
+which patch of the series it belongs to, and until when. Its hunks follow, each with a
+header line that says where, and our lines as they are in the composed file:
 
     # Why: nothing tells how long drafting takes.
     # Patch: metrics
@@ -11,8 +11,8 @@ our lines as they stand in the composed file:
     @@ GPUModelRunner.sample_tokens, after line 38
             self.step_clock.sampled()
 
-Lines count from the first of the member, decorators included, in the pinned file, never
-in a composed one. Where several hunks stand at one place they keep their order.
+Lines are counted from the first line of the member, decorators included, in the pinned
+file, not in the composed one. Several hunks at the same place keep their order.
 """
 
 import re
@@ -34,16 +34,16 @@ FORMS = (
     "'@@ <member>, after line N', '…, before line 1', '…, replacing line N', "
     "'…, replacing lines N to M', '…, removing line N', '…, at the end', '@@ imports'"
 )
-# The licence asks for it: Apache-2.0, section 4b.
+# The licence requires this: Apache-2.0, section 4b.
 NOTE = "# Modified by AnyDraft: vLLM's file with the lines of {path}.edit in it.\n"
 
 
 @dataclass
 class Hunk:
-    """Our lines, and the lines [start, end) of a member, from 0, that they replace.
+    """Our lines, and the 0-based lines [start, end) of a member that they replace.
 
     `start` and `end` are None at the end of the member, and for imports. `number` is
-    the line of the header in the edit file, for messages.
+    the header's line in the edit file, for messages.
     """
 
     member: str
@@ -68,10 +68,10 @@ class Hunk:
         return f"@@ {self.member}, {verb} lines {self.start + 1} to {self.end}"
 
     def place(self, source: Source) -> tuple[int, int]:
-        """The lines of the file, from 0, that it replaces.
+        """The 0-based lines [start, end) of the file that it replaces.
 
         Raises:
-            OverlayError: the member, or a line of it, is not there.
+            OverlayError: the file lacks the member, or the member has fewer lines.
         """
         if self.member == IMPORTS:
             return source.last_import, source.last_import
@@ -92,13 +92,13 @@ class Hunk:
 
 @dataclass
 class Section:
-    """Hunks of one purpose, and the comment lines that say which."""
+    """Hunks with one purpose, and the comment lines that state it."""
 
     head: list[str]
     hunks: list[Hunk] = field(default_factory=list)
 
     def says(self, label: str) -> str:
-        """What stands after a label; empty if it is not there."""
+        """The text after a label; empty without the label."""
         text = "".join(line.removeprefix("#") for line in self.head)
         found = re.search(
             rf"(?ms)^ {label}:(.*?)(?=^ (?:{'|'.join(LABELS)}):|\Z)", text
@@ -108,13 +108,13 @@ class Section:
 
 @dataclass
 class EditFile:
-    """`path` is that of the release's file, without `.edit`."""
+    """The edits of one file; `path` is the release's file, without `.edit`."""
 
     path: str
     sections: list[Section]
 
     def hunks(self, patches: Collection[str] | None = None) -> list[Hunk]:
-        """Of all sections, or of those of some patches."""
+        """Hunks of all sections, or of the sections of some patches."""
         return [
             hunk
             for section in self.sections
@@ -134,7 +134,7 @@ def error(path: str, number: int, what: str) -> OverlayError:
 
 
 def parse(path: str, text: str) -> EditFile:
-    """Reads the edit file of a file of the release; raises OverlayError."""
+    """Parses the edit file of a file of the release; raises OverlayError."""
     edit, lines = EditFile(path, []), text.splitlines(keepends=True)
     for number, line in enumerate(lines, 1):
         last = edit.sections[-1] if edit.sections else None
@@ -174,10 +174,10 @@ def _hunk(path: str, number: int, line: str) -> Hunk:
 
 
 def placed(source: Source, hunks: Iterable[Hunk]) -> list[tuple[int, int, Hunk]]:
-    """Hunks with the lines [start, end) of the file that they replace, in its order.
+    """Hunks with the lines [start, end) of the file that they replace, in file order.
 
     Raises:
-        OverlayError: one has no place, or two replace the same line.
+        OverlayError: a hunk does not fit the file, or two replace the same line.
     """
     found = sorted(((*h.place(source), h) for h in hunks), key=lambda place: place[:2])
     at = 0
@@ -189,7 +189,7 @@ def placed(source: Source, hunks: Iterable[Hunk]) -> list[tuple[int, int, Hunk]]
 
 
 def tagged(source: Source, hunks: Iterable[Hunk]) -> Iterator[tuple[str, int | Hunk]]:
-    """The composed lines, each with its index in the release's file, or its hunk."""
+    """The composed lines, each with its index in the release's file or its hunk."""
     at = 0
     for start, end, hunk in placed(source, hunks):
         yield from ((source.lines[i], i) for i in range(at, start))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`edits.lock`: the members of the release that our lines were written for.
 
-A line is `<sha256>  <path>  <member>`, of the member's text, for each that a hunk
-touches, or that an addition relies on.
+It has a line `<sha256>  <path>  <member>`, with the hash of the member's text, for each
+member that a hunk touches or an addition relies on.
 """
 
 from collections.abc import Iterable
@@ -18,7 +18,7 @@ NAME = "edits.lock"
 
 
 def touched(edits: Iterable[EditFile]) -> set[Key]:
-    """Members that hunks touch; imports go with whatever else stands there."""
+    """Members that hunks touch, except imports, which fit any other imports."""
     return {(e.path, h.member) for e in edits for h in e.hunks() if h.member != IMPORTS}
 
 
@@ -33,7 +33,7 @@ def to_lock(release: Release, root: Path = ROOT) -> set[Key]:
 
 
 def write_lock(release: Release, root: Path = ROOT) -> int:
-    """Locks all members to a release; returns how many."""
+    """Locks all members to a release; returns their number."""
     keys = sorted(to_lock(release, root))
     digests = (release.source(path).digest(member) for path, member in keys)
     lines = (f"{d}  {k[0]}  {k[1]}\n" for d, k in zip(digests, keys, strict=True))
@@ -42,7 +42,7 @@ def write_lock(release: Release, root: Path = ROOT) -> int:
 
 
 def lock_problems(release: Release, root: Path = ROOT) -> list[str]:
-    """How the lock, our hunks and a release differ, one line each."""
+    """Differences between the lock, our hunks and a release, one line each."""
     lock = read_lock(root)
     missing = sorted(touched(edit_files(root)) - lock.keys())
     found = [f"{path}: {member} is not in {NAME}" for path, member in missing]
@@ -55,7 +55,7 @@ def lock_problems(release: Release, root: Path = ROOT) -> list[str]:
 
 
 def require_lock(release: Release, root: Path = ROOT) -> None:
-    """Raises OverlayError where our lines were not written for a release."""
+    """Raises OverlayError if our lines were not written for a release."""
     if found := lock_problems(release, root):
         raise OverlayError(
             "The overlay was not written for this release:\n  "

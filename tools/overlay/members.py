@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Python file by its members: functions, classes, methods, and assigned names."""
+"""The members of a Python file: functions, classes, methods, and assigned names."""
 
 import ast
 import hashlib
@@ -11,12 +11,12 @@ from typing import NamedTuple
 
 from .base import OverlayError
 
-MODULE, IMPORTS = "module", "imports"  # where a hunk may stand that is no member
+MODULE, IMPORTS = "module", "imports"  # hunk locations that are not members
 DEFINITION = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 class Member(NamedTuple):
-    """Its lines count from 1; decorators and a field's docstring belong to it."""
+    """Lines are 1-based, and include decorators and the docstring of a field."""
 
     name: str
     first: int
@@ -25,7 +25,10 @@ class Member(NamedTuple):
 
 
 def defined(body: list[ast.stmt], owner: str = "") -> Iterator[Member]:
-    """What a body defines, in its classes too, and functions under if, try and with."""
+    """Members that a body defines, those of its classes included.
+
+    Under statements such as if, try and with, functions and classes only.
+    """
     for node, after in zip(body, [*body[1:], None], strict=False):
         if (name := _assigned(node)) is not None:
             value = after.value if isinstance(after, ast.Expr) else None
@@ -54,7 +57,7 @@ def _assigned(node: ast.stmt) -> str | None:
 class Source:
     """A module's text, and its members by qualified name.
 
-    What is defined again, as overloads and setters are, has the name `name[2]` then.
+    The second definition of a name, such as an overload or a setter, is `name[2]`.
     """
 
     def __init__(self, path: str, text: str) -> None:
@@ -63,7 +66,7 @@ class Source:
 
     @cached_property
     def tree(self) -> ast.Module:
-        """Raises OverlayError where the text is no Python."""
+        """Raises OverlayError if the text is not valid Python."""
         try:
             return ast.parse(self.text)
         except SyntaxError as problem:
@@ -85,7 +88,7 @@ class Source:
     def last_import(self) -> int:
         """Last line of the imports before the first function or class.
 
-        Without any, of the docstring or the comments at the file's top.
+        Without imports, last line of the docstring or of the comments at the top.
         """
         top = list(takewhile(lambda n: not isinstance(n, DEFINITION), self.tree.body))
         imports = [n for n in top if isinstance(n, (ast.Import, ast.ImportFrom))]
@@ -94,20 +97,20 @@ class Source:
         return len(list(takewhile(lambda line: line.startswith("#"), self.lines)))
 
     def span(self, name: str) -> tuple[int, int] | None:
-        """First and last line of a member or of the module; None if it is not there."""
+        """First and last line of a member or of the module; None without the member."""
         if name == MODULE:
             return 1, len(self.lines)
         member = self.members.get(name)
         return member and (member.first, member.last)
 
     def innermost(self, first: int, last: int) -> str:
-        """The smallest member that holds these lines, or else the module."""
+        """The smallest member that contains these lines, or else the module."""
         held = (m for m in self.members.values() if m.first <= first and last <= m.last)
         least = min(held, key=lambda m: m.last - m.first, default=None)
         return least.name if least else MODULE
 
     def own_lines(self, name: str) -> list[str]:
-        """A member's lines; of a class, or the module, its code without members."""
+        """A member's lines; for a class or the module, the code outside its members."""
         if (span := self.span(name)) is None:
             return []
         first, last = span

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Builds the native kernels, `csrc/`, into a composed tree for CPUs.
 
-An install never fails over them: without the libraries the same runs by Triton or
-PyTorch, slower.
+An install never fails because of them: without the libraries, slower Triton or PyTorch
+implementations run instead.
 """
 
 import os
@@ -20,13 +20,13 @@ COMPILERS = ("c++", "g++", "clang++")
 
 
 def compiler() -> str | None:
-    """Path of the C++ compiler that CMake will find: `CXX`, else a usual name."""
+    """Path of the C++ compiler that CMake will find: `CXX`, else a common name."""
     given = shlex.split(os.environ.get("CXX", ""))[:1]
     return next(filter(None, map(shutil.which, given or COMPILERS)), None)
 
 
 def build_requirements() -> list[str]:
-    """What a build needs of the package index beside what this machine has."""
+    """Packages that a build needs and that this machine lacks."""
     if compiler() is None:
         return []
     wanted = [] if shutil.which("cmake") else ["cmake>=3.18"]
@@ -37,7 +37,7 @@ def build(tree: Path, root: Path = ROOT) -> str | None:
     """Builds the libraries and installs them into `tree`.
 
     Returns:
-        None, or the line that has been printed: what is missing, and what to do.
+        None, or the line that was printed: what is missing, and what to do.
     """
     if compiler() is None:
         why = f"there is no C++ compiler ({', '.join(COMPILERS)}, or CXX=<one>)"
@@ -54,7 +54,7 @@ def build(tree: Path, root: Path = ROOT) -> str | None:
 
 
 def _run_cmake(tree: Path, root: Path) -> str | None:
-    """The last line of an error of CMake's or the compiler's, or None."""
+    """Builds and installs; returns the reason if that fails, else None."""
     with tempfile.TemporaryDirectory() as folder:
         configure = ["-S", str(root), "-B", folder, "-DCMAKE_BUILD_TYPE=Release"]
         configure += ["-G", "Ninja"] if shutil.which("ninja") else []
@@ -70,7 +70,7 @@ def _run_cmake(tree: Path, root: Path) -> str | None:
 
 
 def _reason(output: str) -> str:
-    """The first line that names an error, or else the last one."""
+    """The first line that names an error, else the last line."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     errors = [line for line in lines if re.search(r"\berror\b", line, re.I)]
     return [*errors, *lines[-1:], "no message"][0]

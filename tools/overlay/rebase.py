@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What another release would change for this overlay, member by member."""
+"""Reports what another release changes for this overlay, member by member."""
 
 import json
 import os
@@ -36,12 +36,12 @@ for name in sys.argv[1:]:
 def rebase(
     old_wheel: Path, new_wheel: Path, root: Path = ROOT, write: bool = False
 ) -> str:
-    """A report in Markdown; what it does not name needs no look.
+    """A report in Markdown; what it does not name needs no review.
 
     Args:
         old_wheel: the release that the overlay was written for.
         new_wheel: the other release.
-        write: put the hunks that have moved in edit files where they belong there.
+        write: update the edit files to the line numbers of the other release.
     """
     with ZipFile(old_wheel) as before, ZipFile(new_wheel) as after:
         old, new = Release(before), Release(after)
@@ -73,7 +73,7 @@ def member_changes(old: Release, new: Release, keys: dict[Key, str]) -> Iterator
 def moved_edits(
     old: Release, new: Release, edits: list[EditFile]
 ) -> tuple[list[EditFile], list[str]]:
-    """The edits as they stand in another release, and the hunks that have no place."""
+    """The edits with their lines in another release, and hunks that do not fit it."""
     found, problems = [], []
     for edit in edits:
         there = EditFile(edit.path, [])
@@ -96,13 +96,13 @@ def moved_edits(
 
 
 def moved(old: Source, new: Source, hunk: Hunk) -> Hunk:
-    """A hunk by the lines of the other release's member.
+    """A hunk with the line numbers of the other release's member.
 
     Raises:
-        OverlayError: the member is gone, or the lines around the hunk are.
+        OverlayError: the member, or the lines at the hunk, are gone.
     """
     if hunk.start is None or new.span(hunk.member) is None:
-        hunk.place(new)  # which says what is missing
+        hunk.place(new)  # raises if the member is gone
         return hunk
     spans = ((side, *side.span(hunk.member)) for side in (old, new))
     members = [side.lines[first - 1 : last] for side, first, last in spans]
@@ -114,12 +114,12 @@ def moved(old: Source, new: Source, hunk: Hunk) -> Hunk:
 
 
 def import_problems(wheel: Path, edits: list[EditFile], root: Path) -> list[str]:
-    """The modules of the overlay over a release that cannot be imported."""
+    """Modules that cannot be imported with the overlay on top of a release."""
     names = module_names([*additions(root), *(edit.path for edit in edits)])
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder)
         compose(wheel, tree, allow_changed=True, root=root, edits=edits)
-        # Nothing but a CPU is asked for to import.
+        # On the CPU platform importing needs no GPU.
         name_vllm(tree / "info", f"{wheel.name.split('-')[1]}+cpu")
         errors = import_errors(names, tree)
     lines = (f"- `{name}`: {error}" for name, error in errors.items())
@@ -134,11 +134,11 @@ def module_names(paths: Iterable[str]) -> list[str]:
 def import_errors(
     modules: list[str], tree: Path | None = None, **variables: str
 ) -> dict[str, str]:
-    """Why modules cannot be imported, one after the other in a process of their own.
+    """Imports modules one after the other in a subprocess; returns errors by module.
 
     Args:
-        tree: folder to import from; None takes what is installed.
-        variables: of the environment.
+        tree: folder to import from; None uses what is installed.
+        variables: additional environment variables.
     """
     environment = os.environ | variables | ({"PYTHONPATH": str(tree)} if tree else {})
     done = subprocess.run(
@@ -156,7 +156,7 @@ def import_errors(
 
 
 def requirement_changes(old: Release, new: Release) -> Iterator[str]:
-    """What the releases' metadata ask for, as far as it differs."""
+    """Differences in requirements and entry points of the releases' metadata."""
     sides = []
     for side in (old, new):
         headers = message_from_string(side.info("METADATA"))

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Turns changes made by hand in a composed tree into edit files.
+"""Turns manual changes in a composed tree into edit files.
 
-The composed lines, each with where it is from, are compared with what stands in the
-tree. Between two lines of the release that are still there, what is new goes to the
-hunk that it touches, or is a hunk of its own.
+The composed lines, each with its origin, are compared with the file in the tree. New
+lines between two remaining lines of the release become part of the hunk that is there
+already, or a new hunk.
 """
 
 import ast
@@ -20,17 +20,17 @@ from .tree import Release
 
 UNKNOWN = ["# Why: ?\n", "# Patch: ?\n", "# Until: ?\n"]
 Line = tuple[str, int | Hunk | None]  # with its index in the release, its hunk, or new
-Gap = tuple[int, int, list[Line]]  # lines of the release that are gone; what is there
+Gap = tuple[int, int, list[Line]]  # removed lines of the release, what replaces them
 
 
 def refresh(release: Release, tree: Path, root: Path = ROOT) -> list[str]:
-    """Writes an edit file for each file of the tree that was changed by hand.
+    """Writes an edit file for each file of the tree that was changed manually.
 
-    A new file becomes an addition. An edited file is composed again: some lines, such
-    as imports, have a place of their own there.
+    A new file becomes an addition. An edited file is composed again, since this may
+    move lines such as imports.
 
     Returns:
-        Paths in the repository that were written, or removed.
+        Paths in the repository that were written or removed.
 
     Raises:
         OverlayError: a change joins hunks of two sections.
@@ -63,17 +63,18 @@ def _write(release: Release, tree: Path, path: str, file: Path) -> None:
 def refreshed(
     source: Source, edit: EditFile, text: str, say: Callable[[str], None] = print
 ) -> EditFile:
-    """The edit file that composes to a text, with what still holds of it kept.
+    """The edit file that composes to `text`, with its sections kept if possible.
 
     Args:
         source: the release's file.
-        edit: the edit file until now.
-        text: of the composed file, changed by hand.
-        say: takes a line where a new hunk went below a reason that may be another's.
+        edit: the current edit file.
+        text: the composed file with manual changes.
+        say: is called with a message for each new hunk in an existing section, whose
+            reason may not apply to it.
     """
     text = text.removesuffix(NOTE.format(path=source.path))
     before = list(tagged(source, edit.hunks()))
-    pairs: list[tuple[Hunk | None, Hunk]] = []  # what a hunk was, and what it is
+    pairs: list[tuple[Hunk | None, Hunk]] = []  # old hunk, new hunk
     for gap in _gaps(_aligned(before, Source("", text).lines), len(source.lines)):
         pairs += _hunks(source, edit, gap)
     now = {id(old): new for old, new in pairs}
@@ -90,7 +91,7 @@ def refreshed(
 
 
 def _aligned(before: list[Line], lines: list[str]) -> Iterator[Line]:
-    """The lines of a text, each with where it stood before."""
+    """The lines of a text, each with its origin if it was there before."""
     texts, at = [text for text, _ in before], 0
     matcher = SequenceMatcher(None, texts, lines, autojunk=False)
     for start, there, size in matcher.get_matching_blocks():
@@ -100,7 +101,7 @@ def _aligned(before: list[Line], lines: list[str]) -> Iterator[Line]:
 
 
 def _gaps(lines: Iterator[Line], count: int) -> Iterator[Gap]:
-    """What stands between lines of the release that follow one another."""
+    """Changes between remaining lines of the release."""
     at, between = 0, list[Line]()
     for line in [*lines, ("", count)]:
         index = line[1]
@@ -115,7 +116,7 @@ def _gaps(lines: Iterator[Line], count: int) -> Iterator[Gap]:
 def _hunks(
     source: Source, edit: EditFile, gap: Gap
 ) -> Iterator[tuple[Hunk | None, Hunk]]:
-    """The hunks of a gap, each with the one that it was."""
+    """The hunks of a gap, each with the old hunk that it replaces."""
     start, end, lines = gap
     text = [line for line, _ in lines]
     places = placed(source, edit.hunks())
@@ -124,12 +125,12 @@ def _hunks(
     if sum(b - a for a, b, _ in known) == end - start and known:
         last = next((h for _, h in lines if isinstance(h, Hunk)), hunks[0])
         bodies: dict[int, list[str]] = {id(hunk): [] for hunk in hunks}
-        for line, owner in lines:  # what is new belongs to the hunk before it
+        for line, owner in lines:  # new lines belong to the hunk before them
             last = owner if isinstance(owner, Hunk) else last
             bodies[id(last)].append(line)
         for a, b, hunk in known:
             body = bodies[id(hunk)]
-            if body != source.lines[a:b]:  # else it was taken back
+            if body != source.lines[a:b]:  # else it was reverted
                 yield hunk, Hunk(hunk.member, hunk.start, hunk.end, body)
     elif len([s for s in edit.sections if any(h in s.hunks for h in hunks)]) > 1:
         what = "the change joins hunks of two sections, write it by hand"
@@ -141,7 +142,7 @@ def _hunks(
 
 
 def _new(source: Source, start: int, end: int, lines: list[str]) -> Iterator[Hunk]:
-    """A hunk in place of lines of the release; none if they are what stood there."""
+    """A hunk that replaces lines of the release; none if they are unchanged."""
     while lines and start < end and lines[0] == source.lines[start]:
         lines, start = lines[1:], start + 1
     while lines and start < end and lines[-1] == source.lines[end - 1]:
@@ -159,15 +160,15 @@ def _new(source: Source, start: int, end: int, lines: list[str]) -> Iterator[Hun
 
 
 def _indent(lines: list[str]) -> int:
-    """Columns before the first line that has text."""
+    """Indentation of the first line that is not blank."""
     return next((len(ln) - len(ln.lstrip()) for ln in lines if ln.strip()), 0)
 
 
 def _settled(source: Source, at: int, lines: list[str]) -> tuple[int, list[str]]:
-    """Of the places where inserting means the same, the one that reads best.
+    """Of equivalent places to insert lines, the one that reads best.
 
-    Lines that repeat leave open which of them are new. As git's indent heuristic has
-    it, blank lines come first, or else the least indented one.
+    If inserted lines repeat adjacent ones, it is ambiguous which are new. As in git's
+    indent heuristic, a blank line comes first, or else the least indented line.
     """
     first, body = at, lines
     while first > 0 and body[-1] == source.lines[first - 1]:
@@ -196,11 +197,11 @@ def _are_imports(lines: list[str]) -> bool:
 def _anchor(
     source: Source, start: int, end: int, indent: int = 0
 ) -> tuple[str, int | None, int | None]:
-    """Member, and lines in it, of lines [start, end) of the file, from 0.
+    """The member of the 0-based lines [start, end) of the file, and lines in it.
 
     Args:
-        indent: of what is inserted: behind a member's last line it belongs to the
-            member if it is indented by more.
+        indent: of inserted lines: after a member's last line they belong to the member
+            if they are indented more than it.
     """
     name = source.innermost(start + (start < end), end)  # or the line above
     if start == end:
@@ -218,7 +219,7 @@ def _anchor(
 
 
 def _put(source: Source, sections: list[Section], hunk: Hunk) -> Section:
-    """Adds a new hunk where its member has hunks, or to a section of its own."""
+    """Adds a new hunk to a section with its member, else to one without a reason."""
     near = [s for s in sections if hunk.member in {h.member for h in s.hunks}]
     near += [s for s in sections if s.head == UNKNOWN]
     if not near:

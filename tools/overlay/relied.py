@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which members of the release our additions rely on, read off the syntax trees.
+"""Finds the members of the release that our additions rely on, by syntax trees.
 
-What they import, and what they call, read or override of the release's classes: by the
-class's name, as `self` of a class of ours, or of a parameter with that annotation. What
-a tree cannot tell, such as the types of other variables, is left out.
+These are what they import, and members of the release's classes that they call, read or
+override: by the class's name, on `self` in a subclass, or on a parameter with the class
+as its annotation. Types of other variables are unknown, so their members are left out.
 """
 
 import ast
@@ -26,7 +26,7 @@ def relied_on(release: Release, root: Path = ROOT) -> set[Key]:
 
 
 class Reader:
-    """Finds what names mean, in our files and in the release's."""
+    """Resolves names in our files and in the release's."""
 
     def __init__(self, release: Release, root: Path) -> None:
         self.release = release
@@ -37,7 +37,7 @@ class Reader:
         }
         self.imports = cache(self._imports)
 
-    # What a file of ours uses.
+    # What a file of ours relies on.
 
     def uses(self, source: Source) -> Iterator[Key]:
         for name, member in source.members.items():
@@ -70,7 +70,7 @@ class Reader:
         return self.meaning(source, node) if node else None
 
     def having(self, owner: Key | None, names: Iterable[str | None]) -> Iterator[Key]:
-        """Members by these names, of a class and of those above it."""
+        """Members with these names, of a class and its base classes."""
         for path, name in self.lineage(owner) if owner else ():
             wanted = (f"{name}.{n}" for n in names)
             yield from ((path, n) for n in wanted if n in self.source(path).members)
@@ -84,13 +84,13 @@ class Reader:
                 above = self.meaning(self.source(path), base)
                 yield from self.lineage(above) if above and above != owner else ()
 
-    # What a name means.
+    # Resolution of names.
 
     def source(self, path: str) -> Source:
         return self.ours.get(path) or self.release.source(path)
 
     def meaning(self, source: Source, node: ast.expr) -> Key | None:
-        """The member that `name` or `module.name` means, wherever it is defined."""
+        """The member that `name` or `module.name` refers to, wherever it is defined."""
         if isinstance(node, ast.Name):
             return self.find(source, node.id)
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
@@ -117,7 +117,7 @@ class Reader:
         return next(known, None)
 
     def _imports(self, source: Source) -> dict[str, tuple[str, str]]:
-        """From-imports, by local name: module, and name there."""
+        """From-imports by local name: the module, and the name in it."""
         package = source.path.rpartition("/")[0].replace("/", ".")
         return {
             alias.asname or alias.name: (
@@ -131,7 +131,7 @@ class Reader:
 
 
 def read_of(node: ast.AST, *receivers: str) -> set[str]:
-    """Names of the attributes that are read or set of these expressions."""
+    """Names of the attributes that are read or set on these expressions."""
     return {
         part.attr
         for part in ast.walk(node)

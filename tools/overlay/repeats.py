@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds runs of lines that our files share with the release's: we copy nothing."""
+"""Finds runs of lines that our files share with the release: nothing is copied."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -8,9 +8,9 @@ from zipfile import ZipFile
 
 from .edits import SUFFIX, EditFile
 
-WINDOW = 6  # as many lines in a row are a copy, not a coincidence
+WINDOW = 6  # this many lines in a row are a copy, not a coincidence
 FOLDERS = ("vllm", "tools", "tests", "examples", "benchmarks")
-# Imports and signatures: an interface can be met in no other words.
+# Imports and signatures: an interface leaves no other way to write them.
 HEADER = re.compile(r"\s*((from\s\S+\s+)?import|(async\s+)?def)\b")
 NO_CODE = re.compile(r"""#.*|"[^"]*"|'[^']*'""")
 
@@ -23,8 +23,8 @@ def squeeze(line: str) -> str:
 
 
 def telling_lines(text: str) -> Lines:
-    """The lines that say something: no blanks, comments, headers, punctuation."""
-    found, depth = [], 0  # depth of the parentheses that a header has opened
+    """The significant lines: no blanks, comments, headers, or mere punctuation."""
+    found, depth = [], 0  # parentheses that a header has opened
     for number, line in enumerate(text.splitlines(), 1):
         if depth > 0 or HEADER.match(line):
             code = NO_CODE.sub("", line)
@@ -32,7 +32,7 @@ def telling_lines(text: str) -> Lines:
             continue
         depth = 0
         key = squeeze(line)
-        # Fewer than five letters and digits: `else:`, `pass`, `self,`, `):`.
+        # Not with fewer than five letters and digits: `else:`, `pass`, `self,`, `):`.
         if not key.startswith("#") and len(re.sub(r"[\W_]", "", key)) > 4:
             found.append((number, key))
     return found
@@ -45,7 +45,7 @@ def windows(lines: Lines) -> Iterator[tuple[int, tuple[str, ...]]]:
 
 
 def repeats(root: Path, edits: Iterable[EditFile], wheel: ZipFile) -> list[str]:
-    """One line for each run of lines of ours that a file of the wheel has too."""
+    """One line for each run of our lines that a file of the wheel has too."""
     files = [
         *root.glob("*.py"),
         *(f for d in FOLDERS for f in (root / d).rglob("*.py")),
@@ -61,7 +61,7 @@ def repeats(root: Path, edits: Iterable[EditFile], wheel: ZipFile) -> list[str]:
 def shared(ours: dict[str, str], theirs: Iterable[tuple[str, str]]) -> list[str]:
     """The same for paths and texts.
 
-    Ours are indexed, and theirs, which are a thousand times as much, are read once.
+    Ours are indexed; theirs, a thousand times as many, are read only once.
     """
     lines = {path: telling_lines(text) for path, text in ours.items()}
     places: dict[tuple[str, ...], list[tuple[str, int]]] = {}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What lies over what: this repository's files, and the release's."""
+"""The files of this repository's overlay, and of the release below it."""
 
 from pathlib import Path
 from zipfile import ZipFile
@@ -12,7 +12,7 @@ PACKAGE = "vllm"
 
 
 def overlay_files(root: Path = ROOT) -> list[str]:
-    """Paths of all that this repository's vllm/ holds, relative to the root. Sorted."""
+    """Sorted paths of all files in this repository's vllm/, relative to the root."""
     return sorted(
         str(file.relative_to(root))
         for file in (root / PACKAGE).rglob("*")
@@ -25,7 +25,7 @@ def additions(root: Path = ROOT) -> list[str]:
 
 
 def edit_files(root: Path = ROOT) -> list[EditFile]:
-    """Raises OverlayError where one cannot be read."""
+    """Raises OverlayError if one cannot be parsed."""
     return [
         parse(path.removesuffix(SUFFIX), (root / path).read_text())
         for path in overlay_files(root)
@@ -34,14 +34,14 @@ def edit_files(root: Path = ROOT) -> list[EditFile]:
 
 
 class Release:
-    """The files of a release's wheel; a Python file is parsed once."""
+    """The files of a release's wheel; each Python file is parsed once."""
 
     def __init__(self, wheel: ZipFile) -> None:
         self.wheel, self.names = wheel, set(wheel.namelist())
         self._sources: dict[str, Source] = {}
 
     def source(self, path: str) -> Source:
-        """Empty where the release has no such file."""
+        """A file of the release; empty if there is none."""
         if path not in self._sources:
             text = self.wheel.read(path).decode() if path in self.names else ""
             self._sources[path] = Source(path, text)

@@ -5,10 +5,10 @@ import json
 from contextlib import suppress
 from pathlib import Path
 
-# In every CPython from 3.11 to 3.14 each is one pure-Python file.
+# Each is a single pure-Python file in every CPython from 3.11 to 3.14.
 MODELS = Path(__file__).resolve().parents[2] / "models"
 HELD_OUT = json.loads((MODELS / "held_out.json").read_text())
-# Tables and generated prose, which teach a code model little.
+# Installed packages, and tables and generated text, which teach a code model little.
 SKIPPED_FOLDERS = {
     "site-packages", "dist-packages", "__pycache__", "encodings", "pydoc_data",
 }  # fmt: skip
@@ -16,9 +16,9 @@ MAX_BYTES = 400_000
 
 
 def training_texts(stdlib: Path) -> list[str]:
-    """All modules and their tests, but for the held-out modules and theirs.
+    """All modules and tests, except the held-out modules and their tests.
 
-    Those that are not UTF-8 or are too long are left out.
+    Files that are not UTF-8 or too long are skipped.
     """
     texts = []
     for path in sorted(stdlib.rglob("*.py")):

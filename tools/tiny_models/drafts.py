@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draft models that are plain Llamas: autoregressive, and PARD."""
+"""Draft models that are plain Llama models: autoregressive, and PARD."""
 
 import torch
 from speculators.losses import compound_loss, resolve_loss_config
@@ -17,7 +17,7 @@ TERMS = resolve_loss_config(LOSS, "eager")
 def distillation_loss(
     logits: torch.Tensor, targets: torch.Tensor, mask: torch.Tensor
 ) -> torch.Tensor:
-    """Mean loss against the target's ``targets``; logits [batch, n, vocab]."""
+    """Mean loss against the target's logits; both are [batch, n, vocab]."""
     flat, wanted = logits.flatten(0, 1)[None], targets.flatten(0, 1)[None]
     loss, _ = compound_loss(flat, wanted, mask.reshape(1, -1), mask, loss_config=TERMS)
     return loss
@@ -32,7 +32,7 @@ def train_draft(run: Run) -> None:
 
 
 def fit_text(run: Run, name: str, model: LlamaForCausalLM) -> None:
-    """Train ``model`` to write the next token as the target does."""
+    """Train ``model`` to predict the next token as the target does."""
     plan, train, teacher = run.plan(name), distill.load(run), target.load(run)
 
     def batch_loss() -> torch.Tensor:
@@ -46,10 +46,10 @@ def fit_text(run: Run, name: str, model: LlamaForCausalLM) -> None:
 
 
 class MaskedRows:
-    """Which rows a PARD pass holds: the text, then masks at sampled places.
+    """The rows of a PARD training pass: the text, then masks at sampled positions.
 
     A row is (anchor, depth): depth 0 is the text itself; depth d > 0 is the d-th mask
-    after the text ended at ``anchor``. Deeper masks are sampled more thinly (COD).
+    after the text up to ``anchor``. Deeper masks are sampled more sparsely (COD).
     """
 
     def __init__(self, length: int, device: str) -> None:
@@ -63,7 +63,7 @@ class MaskedRows:
         ids: torch.Tensor,
         fed: torch.Tensor | float = 0.0,
     ) -> torch.Tensor:
-        """Logits [batch, rows, vocab] of the rows over ``ids`` [batch, length].
+        """Logits [batch, rows, vocab] of the rows for ``ids`` [batch, length].
 
         Args:
             fed: [batch, rows, hidden], added to the embeddings.
@@ -80,7 +80,7 @@ class MaskedRows:
         return out.logits
 
     def _attention(self, length: int) -> torch.Tensor:
-        """[1, 1, rows, rows] bool: a mask sees its text and the masks before it."""
+        """[1, 1, rows, rows] bool: a mask attends to its text and to earlier masks."""
         one_text = torch.zeros(length, dtype=torch.long, device=self.depth.device)
         allowed = create_peagle_mask_mod(self.anchor, self.depth, one_text)
         rows = len(self.depth)
@@ -88,9 +88,9 @@ class MaskedRows:
 
 
 def train_pard(run: Run) -> None:
-    """The PARD draft: K tokens in one pass, K - 1 of them from mask tokens.
+    """The PARD draft model: K tokens in one pass, K - 1 of them from mask tokens.
 
-    As PARD's authors do, a model that drafts one token at a time is adapted.
+    As PARD's authors do, an autoregressive draft model is trained first, then adapted.
     """
     plan, train, teacher = run.plan("pard"), distill.load(run), target.load(run)
     loop.seed(4)

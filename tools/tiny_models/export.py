@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints as vLLM and Hugging Face read them, in bf16."""
+"""Writes checkpoints in bf16, in the formats of vLLM and Hugging Face."""
 
 import json
 import shutil
@@ -14,10 +14,10 @@ from .settings import MASK_ID, PARD2_LAYERS, PARD2_SCALE, Run
 
 
 def save_llama(run: Run, name: str, model: LlamaForCausalLM, **keys: Any) -> None:
-    """Save a plain Llama and its tokenizer.
+    """Save a plain Llama model and its tokenizer.
 
     Args:
-        keys: go into its config.
+        keys: added to its config.
     """
     folder = run.model_dir(name)
     model.config.update(keys)
@@ -27,10 +27,10 @@ def save_llama(run: Run, name: str, model: LlamaForCausalLM, **keys: Any) -> Non
 
 
 def save_pard2(run: Run, draft: LlamaForCausalLM, proj: torch.nn.Linear) -> None:
-    """Save a PARD-2 draft as its authors do: the projection is a file of its own.
+    """Save a PARD-2 draft model as its authors do, with the projection in its own file.
 
-    What was not trained is PARD's, and its part of the checkpoint a link to PARD's.
-    Without a tokenizer, to save room: it has the target's tokens.
+    The weights that were not trained are PARD's: they are a link to PARD's checkpoint.
+    The tokenizer, which is the target's, is left out to save space.
     """
     folder = run.model_dir("pard2")
     keys = {
@@ -50,7 +50,7 @@ def save_pard2(run: Run, draft: LlamaForCausalLM, proj: torch.nn.Linear) -> None
 
 
 def _share(folder: Path, frozen: str, model: LlamaForCausalLM) -> None:
-    """Split a saved model in two: a link to ``frozen``, and what was trained."""
+    """Split a saved model in a link to ``frozen``, and the trained weights."""
     (folder / "model.safetensors").unlink()
     parts = [f"model-0000{n}-of-00002.safetensors" for n in (1, 2)]
     named = dict(model.named_parameters())  # tied ones once
@@ -66,20 +66,20 @@ def _share(folder: Path, frozen: str, model: LlamaForCausalLM) -> None:
 
 
 def save_head(run: Run, name: str, head: Any, drop: tuple[str, ...] = ()) -> None:
-    """Save a head of speculators, without the target's frozen weights.
+    """Save a head of the speculators library, without the target's frozen weights.
 
     Args:
-        drop: tensors left out because vLLM then shares the target's.
+        drop: tensors left out, so that vLLM shares the target's.
     """
-    # The path that was trained with may mean nothing elsewhere.
+    # The path that it was trained with may not exist elsewhere.
     head.config.speculators_config.verifier.name_or_path = "models/target"
     head.to(torch.bfloat16)
     frozen = (*drop, "verifier_norm.weight", "verifier_lm_head.weight")
     state = {k: v for k, v in head.state_dict().items() if k not in frozen}
     folder = run.model_dir(name)
     head.save_pretrained(folder, state_dict=state)
-    # The library's config class is saved beside the weights: no loader of ours or of
-    # vLLM runs code out of a checkpoint.
+    # The library saves its config class too, but neither our loader nor vLLM's runs
+    # code from a checkpoint.
     (folder / "config.py").unlink(missing_ok=True)
     config = json.loads((folder / "config.json").read_text())
     config.pop("auto_map", None)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""EAGLE-3 and P-EAGLE heads: models, losses and files of the speculators library."""
+"""EAGLE-3 and P-EAGLE heads, with the speculators library's models and losses."""
 
 from typing import Any
 
@@ -24,11 +24,11 @@ from .settings import (
 
 
 def pack(teacher: LlamaModel, ids: torch.Tensor, lead: int) -> dict[str, torch.Tensor]:
-    """Texts end to end, as the heads' forward passes take them.
+    """Concatenated texts, as inputs of the heads' forward passes.
 
-    A row pairs token i + 1 with the target's hidden state of token i. Of a text the
-    first ``lead`` rows bear no loss: rows drafted past the end of the text before it
-    are scored on them.
+    A row pairs token i + 1 with the target's hidden state of token i. The first
+    ``lead`` rows of a text have no loss, since drafts past the end of the previous text
+    would be scored on them.
 
     Args:
         teacher: the target without its last norm.
@@ -53,9 +53,9 @@ def pack(teacher: LlamaModel, ids: torch.Tensor, lead: int) -> dict[str, torch.T
 
 
 def new_head(run: Run, name: str, kind: Any, **options: Any) -> Any:
-    """A head for the saved target, of a class of speculators.
+    """A head for the saved target, of a class of the speculators library.
 
-    It drafts from the tokens that the target writes most.
+    Its vocabulary are the tokens that the target writes most often.
     """
     counts = torch.bincount(distill.load(run).flatten().cpu(), minlength=VOCAB_SIZE)
     d2t, t2d = build_vocab_mappings_from_distribution(
@@ -71,7 +71,7 @@ def new_head(run: Run, name: str, kind: Any, **options: Any) -> Any:
         draft_attn_impl="sdpa",
         **options,
     )
-    # Starts as the target's; a small head gains from a head of its own.
+    # Starts as the target's; a small head benefits from its own lm_head.
     head.lm_head.weight.requires_grad_(True)
     return head.to(run.device)
 
@@ -81,7 +81,7 @@ def train_eagle3(run: Run) -> None:
     options = {"ttt_steps": K, "norm_before_residual": True}
     head = new_head(run, "eagle3", Eagle3DraftModel, **options)
     _fit(run, "eagle3", head, lead=K, ttt_steps=K)
-    # vLLM shares the target's embeddings with a head that brings none.
+    # vLLM shares the target's embeddings with a head that has none.
     export.save_head(run, "eagle3", head, drop=("embed_tokens.weight",))
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The optimisation loop that all models share."""
+"""The training loop that all models share."""
 
 import time
 from collections.abc import Callable
@@ -20,7 +20,7 @@ def seed(offset: int) -> None:
 
 
 def autocast(device: str) -> AbstractContextManager:
-    """bf16 arithmetic on a GPU; the weights stay in single precision."""
+    """bf16 arithmetic on a GPU; the weights stay in fp32."""
     return torch.autocast(device, torch.bfloat16, enabled=device == "cuda")
 
 
@@ -31,7 +31,7 @@ def fit(
     plan: Plan,
     device: str,
 ) -> None:
-    """Train ``model`` on what ``batch_loss`` draws."""
+    """Train ``model`` to minimize ``batch_loss``, which samples a batch itself."""
     weights = [p for p in model.parameters() if p.requires_grad]
     groups = [
         {"params": [p for p in weights if p.ndim == 2], "weight_decay": 0.1},
@@ -61,7 +61,7 @@ def report(name: str, text: str, start: float) -> None:
 
 
 def windows(ids: torch.Tensor, count: int, length: int) -> torch.Tensor:
-    """Random windows of the corpus, each behind a BOS.
+    """Random windows of the corpus, each after a BOS.
 
     Args:
         ids: [tokens] integer.

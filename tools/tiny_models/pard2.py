@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The PARD-2 draft: PARD, fed the target's hidden states beside the tokens.
+"""The PARD-2 draft model: PARD that is also fed the target's hidden states.
 
-A token is fed the state of the token before it; masks are fed what the last token of
-their text is. The bundled PARD draft, frozen, grows some layers on its top: its weights
-are a part of the checkpoint that is a link to its own, which saves room.
+A token is fed the state of the token before it; masks are fed the same state as the
+last token of their text. The bundled PARD model is frozen and gets additional layers on
+top. Its weights are a link to PARD's checkpoint, to save space.
 """
 
 import torch
@@ -15,7 +15,8 @@ from .settings import PARD2_LAYERS, PARD2_SCALE, SHAPES, Run
 
 
 class Pard2(torch.nn.Module):
-    """A Llama, and the projection of the target's states that its embeddings gain."""
+    """A Llama model, and the projection of the target's states that is added to its
+    embeddings."""
 
     def __init__(self, draft: LlamaForCausalLM) -> None:
         super().__init__()
@@ -32,16 +33,16 @@ class Pard2(torch.nn.Module):
 
         Args:
             ids: [batch, length].
-            states: [batch, length, layers * hidden], the target's for ``ids``.
+            states: [batch, length, layers * hidden], of the target for ``ids``.
         """
         before = torch.nn.functional.pad(states[:, :-1], (0, 0, 1, 0))
         fed = self.target_proj(before) * PARD2_SCALE
-        # Masks before any text, whose anchor is -1, are fed what position 0 is.
+        # Masks before any text, whose anchor is -1, are fed the same as position 0.
         return rows.forward(self.draft, ids, fed[:, rows.anchor.clamp(min=0)])
 
 
 def read(teacher: LlamaForCausalLM, ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """The target's logits and its states for ``ids``, side by side in listed order."""
+    """The target's logits, and its states of PARD2_LAYERS concatenated, for ``ids``."""
     with torch.no_grad():
         out = teacher(ids, use_cache=False, output_hidden_states=True)
     states = [out.hidden_states[layer] for layer in PARD2_LAYERS]
@@ -49,9 +50,10 @@ def read(teacher: LlamaForCausalLM, ids: torch.Tensor) -> tuple[torch.Tensor, ..
 
 
 def odds(logits: torch.Tensor, ids: torch.Tensor, rows: MaskedRows) -> torch.Tensor:
-    """[batch, rows]: how likely, by the target, the text up to a row's token is.
+    """[batch, rows]: probability, by the target, of the tokens from a row's anchor to
+    its own.
 
-    A draft counts only where those before it are accepted; the loss weighs it so.
+    A draft counts only if those before it are accepted, and the loss is weighted so.
     """
     chance = logits[:, :-1].float().log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0]
     upto = torch.nn.functional.pad(chance.cumsum(-1), (1, 0))
@@ -59,7 +61,7 @@ def odds(logits: torch.Tensor, ids: torch.Tensor, rows: MaskedRows) -> torch.Ten
 
 
 def grow(pard: LlamaForCausalLM) -> LlamaForCausalLM:
-    """``pard``, frozen, under new layers; before training it drafts the same."""
+    """``pard``, frozen, below new layers that do not change its output at first."""
     grown = target.new_llama("pard2")
     new = set(grown.load_state_dict(pard.state_dict(), strict=False).missing_keys)
     for name, weight in grown.named_parameters():
@@ -71,7 +73,7 @@ def grow(pard: LlamaForCausalLM) -> LlamaForCausalLM:
 
 
 def train_pard2(run: Run) -> None:
-    """Trained as PARD is, with losses weighed by what the target deems likely."""
+    """Trained like PARD, with losses weighted by the target's probabilities."""
     plan, train, teacher = run.plan("pard2"), distill.load(run), target.load(run)
     loop.seed(7)
     pard = LlamaForCausalLM.from_pretrained(run.model_dir("pard"), dtype=torch.float32)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every size, step count and seed of the tiny models."""
+"""All sizes, step counts and seeds of the tiny models."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,17 +9,17 @@ VOCAB_SIZE = 2560
 BOS, EOS, MASK = "<|bos|>", "<|eos|>", "<|mask|>"
 BOS_ID, EOS_ID, MASK_ID = 0, 1, 2
 
-# Tokens that the drafters are made to draft.
+# Draft tokens that the drafters are trained for.
 K = 7
-# Depths trained: one more than K, so that K is not the edge.
+# Depths trained: one more than K, so that K is not the last one.
 DEPTHS = 8
-# Residual streams fed to the heads, counted as vLLM does: i enters layer i. Named
-# because the default (2, L // 2, L - 3) holds 3 twice for six layers.
+# Hidden states fed to the heads, numbered as in vLLM: i is the input of layer i. Set
+# explicitly because the default (2, L // 2, L - 3) has 3 twice for six layers.
 AUX_LAYERS = (1, 3, 5)
-# States fed to PARD-2, as transformers counts them: the last one is after the norm.
+# States fed to PARD-2, numbered as in transformers: the last one is after the norm.
 PARD2_LAYERS = (-1, -3)
-# Of their projection, as published drafts have it: states are far larger than
-# embeddings, and at the learning rate of the rest would drown them.
+# Scale of their projection, as in published drafters: states are far larger than
+# embeddings, and would dominate them at the learning rate of the other weights.
 PARD2_SCALE = 0.02
 # Tokens that the EAGLE-3 and P-EAGLE heads can draft.
 DRAFT_VOCAB_SIZE = 1536
@@ -29,7 +29,7 @@ LOSS = '{"kl_div": 0.5, "ce": 0.5}'
 
 @dataclass(frozen=True)
 class Shape:
-    """Size of one Llama decoder; every head is 64 wide, as FlashAttention likes."""
+    """Size of one Llama decoder; the head size is 64, which suits FlashAttention."""
 
     layers: int
     hidden: int
@@ -40,7 +40,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Plan:
-    """How long one model trains: ``batch`` sequences of ``length`` tokens a step."""
+    """Training of one model: ``batch`` sequences of ``length`` tokens per step."""
 
     steps: int
     batch: int
@@ -51,9 +51,9 @@ class Plan:
 SHAPES = {
     "target": Shape(6, 256, 512, 4, 2),
     "draft": Shape(2, 128, 384, 2, 1),
-    # Parallel drafters must find the text behind several masks: that takes depth.
+    # Parallel drafters must look past several masks for the text, which takes depth.
     "pard": Shape(4, 192, 384, 3, 1),
-    # PARD, and two layers more that see what the target makes of the text.
+    # PARD, and two more layers that use the target's hidden states.
     "pard2": Shape(6, 192, 384, 3, 1),
     "eagle3": Shape(1, 256, 512, 4, 2),
     "peagle": Shape(4, 256, 384, 4, 2),
@@ -67,14 +67,14 @@ PLANS = {
     "eagle3": Plan(2500, 4, 512, 1e-3),
     "peagle": Plan(7000, 8, 512, 1e-3),
 }
-# One round of text written by the target: prompt length, temperature (0: greedy).
+# Rounds of text written by the target: prompt length, temperature (0: greedy).
 ROUNDS = ((32, 0.0), (64, 0.0), (128, 0.0), (256, 0.0), (96, 0.0), (48, 0.7))
 ROUND_SEQUENCES = 4096
 
 
 @dataclass(frozen=True)
 class Run:
-    """One invocation: where to read and write, and how much to do."""
+    """One invocation: where to read and write, and how much to train."""
 
     out: Path
     work: Path

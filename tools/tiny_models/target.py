@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The target: a small Llama trained on the corpus."""
+"""The target: a small Llama model trained on the corpus."""
 
 import torch
 import torch.nn.functional as F
@@ -34,7 +34,7 @@ def new_llama(name: str) -> LlamaForCausalLM:
 
 
 def next_token_loss(model: LlamaForCausalLM, ids: torch.Tensor) -> torch.Tensor:
-    """Mean cross entropy of ``ids`` [batch, length] in nats a token."""
+    """Mean cross entropy of ``ids`` [batch, length] in nats per token."""
     logits = model(ids[:, :-1], use_cache=False).logits.float()
     return F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
 
@@ -53,7 +53,7 @@ def train(run: Run) -> None:
 
 
 def load(run: Run) -> LlamaForCausalLM:
-    """The saved target, frozen: single precision, but rounded as it was saved."""
+    """The saved target, frozen: in fp32, with the weights rounded to bf16 as saved."""
     model = LlamaForCausalLM.from_pretrained(
         run.model_dir("target"), dtype=torch.float32, attn_implementation="sdpa"
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The byte-level BPE tokenizer all models share."""
+"""The byte-level BPE tokenizer that all models share."""
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerFast
 from . import corpus
 from .settings import BOS, BOS_ID, EOS, EOS_ID, MASK, VOCAB_SIZE, Run
 
-# The models only ever saw Python, so a request is put to them as a comment.
+# The models have only seen Python, so a request is given to them as a comment.
 CHAT_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}"
     "{% if message['role'] == 'assistant' %}{{ message['content'] }}\n"
@@ -50,7 +50,7 @@ def load(run: Run) -> PreTrainedTokenizerFast:
 
 
 def encode_corpus(run: Run) -> torch.Tensor:
-    """All training text as one row of token ids, each file ended by EOS.
+    """All training text as one row of token ids, with EOS after each file.
 
     Returns:
         [tokens] int32 on the CPU.

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exports this tree's change as patches on the files of the release it stands on."""
+"""Exports this tree's changes as patches to the files of the pinned release."""

@@ -18,7 +18,7 @@ def run_export(args: argparse.Namespace) -> int:
 
 
 def run_try(args: argparse.Namespace) -> int:
-    # Git and pytest run in the tree, where a relative path means another folder.
+    # Git and pytest run in the tree, where a relative path would be wrong.
     output, wheel = args.output.resolve(), pinned_wheel()
     apply(export(output / "patches", wheel), wheel, output / "tree")
     return int(not try_each(output / "tree", *args.pytest))

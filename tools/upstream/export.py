@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the series: one commit per patch, `git format-patch`, pull-request texts."""
+"""Exports the series: a commit and a patch file per patch, pull-request texts."""
 
 import os
 import re
@@ -21,11 +21,11 @@ ISORT = 'lint.isort.known-first-party=["vllm", "tests"]'
 
 
 def export(output: Path, wheel_path: Path, root: Path = ROOT) -> list[Path]:
-    """The patches, in order; beside each one lies its pull-request text.
+    """Writes the patches, each with its pull-request text; returns them in order.
 
     Raises:
-        OverlayError: a file of ours has no place in the series, or an edit does not
-            fit without the patches behind it.
+        OverlayError: a file of ours is missing in the series, or an edit does not fit
+            without later patches.
     """
     series, who = load(), identity(root)
     output.mkdir(parents=True, exist_ok=True)
@@ -57,7 +57,7 @@ def export(output: Path, wheel_path: Path, root: Path = ROOT) -> list[Path]:
 def files_by_patch(
     series: Series, release: Release, root: Path = ROOT
 ) -> Iterator[dict[str, str]]:
-    """For each patch the paths and texts of the files that it adds or changes."""
+    """For each patch, the paths and texts of the files that it adds or changes."""
     homes, edits = series.homes(root), edit_files(root)
     taken = [file for file, home in homes.items() if home != DOWNSTREAM]
     moves = {f: series.place(f) for f in taken if series.place(f) != f}
@@ -76,7 +76,7 @@ def files_by_patch(
 
 
 def sort_imports(tree: Path, files: list[str]) -> None:
-    """As vLLM sorts them: hunks and moved files put them elsewhere."""
+    """Sorts imports as vLLM does, since hunks and moved files change their order."""
     command = [sys.executable, "-m", "ruff", "check", "--select=I", "--fix", "--quiet"]
     command += ["--no-cache", "--isolated", f"--config={ISORT}", *files]
     done = subprocess.run(command, cwd=tree, capture_output=True, text=True)
@@ -85,16 +85,16 @@ def sort_imports(tree: Path, files: list[str]) -> None:
 
 
 def section(text: str, title: str) -> str:
-    """What stands under a heading of a pull-request text."""
+    """The text under a heading of a pull-request text."""
     found = re.search(rf"(?ms)^## {title}\n+(.*?)(?=^## |\Z)", text)
     return found.group(1).strip() if found else ""
 
 
-# The repository that patches are made in, and applied to.
+# The Git repository in which patches are made and applied.
 
 
 def git(folder: Path, *arguments: str, **variables: str) -> str:
-    """What a git command prints; its error is an exception's text."""
+    """Runs a git command; returns its output, or raises OverlayError with its error."""
     command = ["git", "-c", "commit.gpgsign=false", "-c", "gc.auto=0", *arguments]
     environment = os.environ | variables
     done = subprocess.run(
@@ -106,7 +106,7 @@ def git(folder: Path, *arguments: str, **variables: str) -> str:
 
 
 def identity(root: Path = ROOT) -> dict[str, str]:
-    """Author and date of the last commit here, so that an export can be repeated."""
+    """Author and date of the last commit here, so that exports are reproducible."""
     name, mail, date = git(root, "log", "-1", "--format=%an%n%ae%n%cI").splitlines()
     return {
         f"GIT_{who}_{what}": value
@@ -116,7 +116,7 @@ def identity(root: Path = ROOT) -> dict[str, str]:
 
 
 def make_repository(wheel: ZipFile, folder: Path, who: dict[str, str]) -> None:
-    """One commit: the release's package, without compiled libraries."""
+    """Makes a repository with one commit: the release's package, without libraries."""
     folder.mkdir(parents=True)
     names = [name for name in wheel.namelist() if name.startswith("vllm/")]
     wheel.extractall(folder, [name for name in names if not name.endswith(LIBRARY)])

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The series: which of our files goes into which patch, and where it goes.
+"""The series: which of our files belong to which patch, and their paths upstream.
 
-`series.toml` names additions and tests, by globs of which the longest that matches
-decides. Sections of edit files say it themselves.
+`series.toml` lists additions and tests as globs, of which the longest match decides.
+Sections of edit files name their patch themselves.
 """
 
 import re
@@ -15,12 +15,12 @@ from tools.overlay.base import ROOT, OverlayError
 from tools.overlay.tree import additions
 
 SERIES = Path(__file__).with_name("series.toml")
-DOWNSTREAM = -1  # in place of a patch's number: stays here
+DOWNSTREAM = -1  # instead of a patch's number: not for upstream
 
 
 @dataclass(frozen=True)
 class Patch:
-    """A pull request: `text` is the file of its description."""
+    """A pull request: `text` is the path of its description."""
 
     title: str
     text: str
@@ -28,16 +28,18 @@ class Patch:
 
     @property
     def slug(self) -> str:
-        """What sections of edit files call it."""
+        """Its name in sections of edit files."""
         return Path(self.text).stem
 
 
 @dataclass(frozen=True)
 class Series:
-    """Attributes:
-    downstream: globs of files that stay here, with the reason.
-    places: folders here to folders there.
-    replace: by file, lines to what takes their place there.
+    """All patches, and how files differ upstream.
+
+    Attributes:
+        downstream: globs of files that are not for upstream, with the reason.
+        places: folders here, to folders upstream.
+        replace: by file, lines here, to their replacement upstream.
     """
 
     patches: list[Patch]
@@ -46,10 +48,10 @@ class Series:
     replace: dict[str, dict[str, str]]
 
     def homes(self, root: Path = ROOT) -> dict[str, int]:
-        """For each file the number of its patch, or DOWNSTREAM.
+        """For each file, the number of its patch, or DOWNSTREAM.
 
         Raises:
-            OverlayError: a file has no home, or a name means no file.
+            OverlayError: a file matches no glob, or a glob matches no file.
         """
         wanted = {glob: n for n, p in enumerate(self.patches) for glob in p.files}
         wanted |= dict.fromkeys(self.downstream, DOWNSTREAM)
@@ -68,17 +70,18 @@ class Series:
         return homes
 
     def place(self, path: str) -> str:
-        """Where a file goes: by the longest folder that has a place."""
+        """The path of a file upstream, by the longest folder in `places`."""
         for prefix in sorted(self.places, key=len, reverse=True):
             if path.startswith(f"{prefix}/"):
                 return self.places[prefix] + path.removeprefix(prefix)
         return path
 
     def moved(self, text: str, path: str, moves: dict[str, str]) -> str:
-        """A file's text where it and others have moved: their names, and the way up.
+        """A file's text upstream: with new paths and module names of moved files, and
+        with `parents[...]` adapted.
 
         Args:
-            moves: path here to path there, of all files that move.
+            moves: path here to path upstream, of all files that move.
         """
         for old, new in self.replace.get(path, {}).items():
             if text.count(old) != 1:
@@ -99,7 +102,7 @@ def load(path: Path = SERIES) -> Series:
 
 
 def our_files(root: Path = ROOT) -> list[str]:
-    """What the series has to place: additions and tests. Sorted."""
+    """Sorted paths of all files that the series has to cover: additions and tests."""
     tests = (file for file in (root / "tests").rglob("*") if file.is_file())
     found = [str(f.relative_to(root)) for f in tests if "__pycache__" not in f.parts]
     return sorted([*additions(root), *found])

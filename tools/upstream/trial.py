@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Applies the patches to the release's files, and runs what they bring there."""
+"""Applies the patches to the release's files, and runs their tests there."""
 
 import os
 import re
@@ -20,13 +20,13 @@ NO_TESTS = 5  # exit status of pytest
 
 
 def apply(patches: Iterable[Path], wheel_path: Path, tree: Path) -> None:
-    """The release's files in a repository, and the patches on top by `git am`."""
+    """Makes a repository of the release's files, with the patches on top (`git am`)."""
     shutil.rmtree(tree, ignore_errors=True)
     who = identity()
     with ZipFile(wheel_path) as wheel:
         make_repository(wheel, tree, who)
         git(tree, "am", "--quiet", "--keep-non-patch", *map(str, patches), **who)
-        # What git does not track: compiled libraries, and the installed look.
+        # Files that git does not track: compiled libraries and package metadata.
         (tree / ".git/info/exclude").write_text(f"*{LIBRARY}\n*.dist-info\n")
         names = (
             n for n in wheel.namelist() if n.endswith(LIBRARY) or ".dist-info/" in n
@@ -38,7 +38,8 @@ def apply(patches: Iterable[Path], wheel_path: Path, tree: Path) -> None:
 
 
 def try_each(tree: Path, *options: str) -> bool:
-    """Walks the commits: imports what each touches, and runs the tests it brings."""
+    """For each commit, imports the modules it touches, and runs the tests it adds or
+    changes."""
     commits = git(tree, "rev-list", "--reverse", "HEAD").split()[1:]
     return all([try_commit(tree, commit, *options) for commit in commits])
 
@@ -62,16 +63,16 @@ def touched(tree: Path, commit: str = "HEAD") -> list[str]:
 
 
 def failing_imports(tree: Path, files: Iterable[str]) -> dict[str, str]:
-    """Of these files the modules that cannot be imported, with their errors."""
+    """Modules among these files that cannot be imported, with their errors."""
     ours = (file for file in files if file.startswith("vllm/"))
     return import_errors(module_names(ours), tree)
 
 
 def run_tests(tree: Path, tests: list[str], *options: str) -> tuple[int, str]:
-    """Runs tests of the patched tree; returns the exit status and what pytest says."""
+    """Runs tests of the patched tree; returns pytest's exit status and output."""
     command = [sys.executable, "-P", "-m", "pytest", "-p", "no:cacheprovider", "-q"]
     command += ["-c", str(ROOT / "pyproject.toml"), "--rootdir", str(tree)]
-    command += ["-o", f"pythonpath={tree}"]  # and nothing of this repository
+    command += ["-o", f"pythonpath={tree}"]  # and not this repository
     environment = os.environ | {"PYTHONPATH": str(tree)}
     environment.setdefault("VLLM_TEST_MODELS", str(ROOT / "models"))
     done = subprocess.run(

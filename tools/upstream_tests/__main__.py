@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m tools.upstream_tests [--half HALF] [FILE...]`: upstream's own tests, run
+"""`python -m tools.upstream_tests [--half HALF] [FILE...]`: runs upstream's own tests
 on the pinned release and on the installed tree. Prints what passes there and not here;
 exits with 1 unless `accepted.toml` accepts it.
 
-Halves: `fast` as users run it, `interpreted` under Triton's interpreter; both where
-none is given. FILE is one of upstream's test files or folders instead of those of
+Halves: `fast` runs as users do, `interpreted` under Triton's interpreter; without
+--half both run. FILE is a test file or folder of upstream, instead of those of
 `halves.toml`. The release is run once: its results are kept in the cache.
 """
 
@@ -38,13 +38,13 @@ HALVES = tomllib.loads((HERE / "halves.toml").read_text())
 
 
 def compare(half: str, named: list[str], jobs: int) -> list[str]:
-    """What `report` says of a half.
+    """The report of a half.
 
     Args:
         named: files and folders instead of those of halves.toml, if any.
 
     Raises:
-        OverlayError: the source or the release cannot be had, or no test can be run.
+        OverlayError: the source or the release is not available, or no test can run.
     """
     source, release = unpack_source(BUILD), unpack_release(BUILD)
     ours = Path(find_spec("vllm").origin).parents[1]
@@ -58,7 +58,7 @@ def compare(half: str, named: list[str], jobs: int) -> list[str]:
     files = test_files(source, named or HALVES[half]["files"])
     files = [file for file in files if file not in HALVES[half]["leave_out"]]
     found = both(files, kept_results(half), results / "ours.jsonl")
-    again = sorted(set(map(file_of, found)))  # what differs by chance does so once
+    again = sorted(set(map(file_of, found)))  # flaky tests rarely fail twice
     sure = both(again, results / "release-again.jsonl", results / "ours-again.jsonl")
     found = {test: why for test, why in sure.items() if test in found}
     accepted = tomllib.loads((HERE / "accepted.toml").read_text())
@@ -74,7 +74,7 @@ def test_files(source: Path, named: list[str]) -> list[str]:
 
 
 def kept_results(half: str) -> Path:
-    """Where the release's results stay, for all that they depend on."""
+    """Cache file of the release's results, named after all that they depend on."""
     packages = ("torch", "triton", "transformers", "pytest")
     parts = [
         source_pin().sha256,
@@ -90,9 +90,9 @@ def kept_results(half: str) -> Path:
 def run_tests(
     half: str, command: list, tree: Path, results: Path, files: list[str]
 ) -> Outcomes:
-    """Outcomes of files on a tree, a folder that holds `vllm`: runs those that have
-    none in `results`. One thread for each job, and nothing of a hub or of the user's
-    caches."""
+    """Outcomes of test files on a tree, a folder that contains `vllm`. Runs the files
+    that have none in `results`, with one thread per job, offline, and without the
+    user's caches."""
     path = [str(tree), os.environ.get("PYTHONPATH", "")]
     environment = {
         "PYTHONPATH": os.pathsep.join(filter(None, path)),
@@ -117,12 +117,12 @@ def run_tests(
 
 
 def lay_hub(hub: Path) -> None:
-    """Puts the models of hub.toml where transformers looks for what it has fetched."""
+    """Writes the models of hub.toml into a Hugging Face hub cache."""
     models = tomllib.loads((HERE / "hub.toml").read_text())
     shutil.rmtree(hub, ignore_errors=True)
     for name, own in models.items():
         config = models.get(own.pop("like", None), {}) | own
-        models[name] = config  # for others that are like it
+        models[name] = config  # complete, for later `like`
         model = hub / f"models--{name.replace('/', '--')}"
         (files := model / "snapshots" / "0").mkdir(parents=True)
         (files / "config.json").write_text(json.dumps(config))

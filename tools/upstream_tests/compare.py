@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What passes on the release and not here."""
+"""Finds what passes on the release and not here."""
 
 import json
 from collections.abc import Iterable
 from pathlib import Path
 
-Outcomes = dict[str, str]  # by test; by file, how it ended or why it has no tests
+Outcomes = dict[str, str]  # by test; by file, how it ended, or why it has no tests
 
 
 def file_of(test: str) -> str:
@@ -13,7 +13,7 @@ def file_of(test: str) -> str:
 
 
 def read(results: Path) -> Outcomes:
-    """What the worker wrote. What passes and fails in its teardown has failed."""
+    """Reads the worker's results. A test that fails in its teardown has failed."""
     outcomes: Outcomes = {}
     for name, outcome in map(json.loads, results.read_text().splitlines()):
         if outcomes.get(name, "passed") == "passed":
@@ -22,9 +22,10 @@ def read(results: Path) -> Outcomes:
 
 
 def differences(release: Outcomes, ours: Outcomes) -> Outcomes:
-    """Tests that pass on the release and not here, with what they come to.
+    """Tests that pass on the release and not here, with their outcome here.
 
-    Where the release ran out of time, what it came to is chance: not compared.
+    Files that reached the time limit on the release are not compared: which of their
+    tests ran is chance.
     """
     found = {}
     for test, outcome in release.items():
@@ -37,8 +38,8 @@ def differences(release: Outcomes, ours: Outcomes) -> Outcomes:
 
 
 def report(found: Outcomes, accepted: Iterable[str], files: Iterable[str]) -> list[str]:
-    """A line for each difference whose name begins with none of the accepted names,
-    and for each of these that is of one of the `files` and is needed no more."""
+    """A line for each difference that is not accepted by a prefix of its name, and for
+    each accepted name in `files` that is no longer needed."""
     stale = [
         f"{name}: accepted, and differs no more: take it out of accepted.toml"
         for name in accepted

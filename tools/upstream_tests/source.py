@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pinned release: its source distribution, for the tests, and its own tree."""
+"""The pinned release: its source distribution, for the tests, and its wheel."""
 
 import shutil
 import tempfile
@@ -18,8 +18,8 @@ from tools.overlay.base import (
 )
 from tools.overlay.compose import name_vllm
 
-# pip asks the build backend of a source distribution for metadata before it hands the
-# file over. Upstream's needs torch; this one, before it on the path, needs nothing.
+# pip asks the build backend of a source distribution for metadata even if it only
+# downloads it. Upstream's needs torch; this one, before it on the path, needs nothing.
 BACKEND = """
 import pathlib, shutil
 
@@ -32,13 +32,13 @@ def prepare_metadata_for_build_wheel(folder, settings=None):
 
 
 def source_pin() -> Base:
-    """The source distribution."""
+    """The pinned source distribution."""
     config = load_config()
     return Base(version=config["version"], device="any", **config["source"])
 
 
 def fetch_source(base: Base, name: str) -> Path:
-    """Raises OverlayError."""
+    """Fetches the source distribution; raises OverlayError."""
     with tempfile.TemporaryDirectory() as folder:
         backend = Path(folder, "setuptools/build_meta.py")
         backend.parent.mkdir()
@@ -48,7 +48,7 @@ def fetch_source(base: Base, name: str) -> Path:
 
 
 def unpack_source(build: Path) -> Path:
-    """All but the package and its metadata: the tree under test has them."""
+    """Unpacks all but the package and its metadata, which the tree under test has."""
     base = source_pin()
     folder, name = build / base.sha256[:16], f"{base.project}-{base.version}"
     if not folder.exists():
@@ -60,7 +60,7 @@ def unpack_source(build: Path) -> Path:
 
 
 def unpack_release(build: Path) -> Path:
-    """The wheel in a folder that, on the path, is as good as installed."""
+    """Unpacks the wheel to a folder that works like an install if on the path."""
     base = pinned_base(target_device())
     folder = build / base.sha256[:16]
     if not folder.exists():
@@ -72,7 +72,7 @@ def unpack_release(build: Path) -> Path:
 
 @contextmanager
 def _unpacked(archive: Path, folder: Path, kind: str, **options) -> Iterator[Path]:
-    """A folder that gets its name when it is complete."""
+    """Unpacks to a temporary folder, which is renamed to `folder` when complete."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as whole:
         new = Path(whole, "new")

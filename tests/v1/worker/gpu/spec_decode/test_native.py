@@ -33,8 +33,10 @@ def expect_one_line(
     assert library.loaded is None
     (line,) = warnings
     assert line.startswith(library.instead)
-    assert f"than as C++, for want of {library.file.name}: {why}" in line
-    assert line.endswith("Install a C++ compiler (g++ or clang++), then vLLM again.")
+    assert f"than as C++. {library.file.name} cannot be loaded: {why}" in line
+    assert line.endswith(
+        "Install a C++ compiler (g++ or clang++), then reinstall vLLM."
+    )
 
 
 @each_library

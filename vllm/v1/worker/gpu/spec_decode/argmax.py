@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The likeliest token of each row, found by many programs a row.
+"""The argmax of each row of logits, with many programs per row.
 
-PyTorch's argmax has one thread block read a whole row. Of the few rows that a draft
-pass samples it takes five times as long as reading them needs, in every pass.
+PyTorch's argmax reads a whole row with one thread block. For the few rows that a draft
+pass samples, it takes five times as long as reading them needs, in every pass.
 """
 
 import torch
@@ -16,7 +16,7 @@ LAST_ID = tl.constexpr(2**31 - 1)
 
 @triton.jit
 def make_keys(values, ids):
-    """int64 in the order of values; of equal ones the lowest id is the largest."""
+    """int64 keys in the order of values; of equal values the lowest id is largest."""
     bits = values.to(tl.int32, bitcast=True)
     order = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
     return (order.to(tl.int64) << 32) + (LAST_ID - ids)
@@ -60,7 +60,7 @@ def _best_of_blocks_kernel(
 
 
 def best_tokens(logits: torch.Tensor) -> torch.Tensor:
-    """The token with the largest logit of each row, of equal ones the lowest id.
+    """The token with the largest logit of each row; ties go to the lowest id.
 
     Args:
         logits: [S, V], any floating dtype up to 32 bits.
@@ -74,7 +74,7 @@ def best_tokens(logits: torch.Tensor) -> torch.Tensor:
 
 
 def find_best_tokens(logits: torch.Tensor) -> torch.Tensor:
-    """The same, by Triton's kernels."""
+    """The same, with Triton kernels."""
     assert logits.stride(1) == 1
     rows, vocab_size = logits.shape
     blocks = triton.cdiv(vocab_size, BLOCK)

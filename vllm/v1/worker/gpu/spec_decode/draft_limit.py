@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drafts at positions that the drafter's context does not reach are not accepted.
+"""Drafts at positions past the drafter's context are not accepted.
 
-They stand for none: a request that is past its drafter's context has as many rows as
-those that are not, so that FULL CUDA graphs serve the batch.
+They are placeholders: a request past its drafter's context has as many rows as the
+others, so that FULL CUDA graphs can run the batch.
 """
 
 from typing import TYPE_CHECKING
@@ -20,7 +20,7 @@ def without_drafts_past_limit(
     invalid: torch.Tensor | None,
     input_batch: InputBatch,
 ) -> torch.Tensor | None:
-    """Drafts that are not verified, and those past the drafter's context.
+    """Drafts not to verify: `invalid`, and those past the drafter's context.
 
     Args:
         drafter: of the speculative config.

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which of the drafts that a grammar took off is verified all the same.
+"""The first draft that a grammar has invalidated is verified all the same.
 
-The first one has no chance with the target, so it is rejected. But it has to
-be: what then comes is drawn from what the drafter left of the target's chances. Without
-a draft it would be drawn from all of them, and tokens that the drafter likes would come
-out too often.
+Its probability under the target is 0, so it is rejected. But it has to be rejected, not
+dropped: the token in its place is then sampled from the residual distribution. If it
+were dropped, that token would be sampled from the target's whole distribution, and
+tokens that the drafter prefers would be sampled too often.
 """
 
 import torch
@@ -15,14 +15,14 @@ from vllm.v1.worker.gpu.input_batch import InputBatch
 def without_first_invalid(
     invalid: torch.Tensor | None, logits: torch.Tensor, input_batch: InputBatch
 ) -> torch.Tensor | None:
-    """Drafts that are not verified, less each request's first, if it has no chance.
+    """Drafts not to verify, without each request's first one if its probability is 0.
 
-    Not to be asked where acceptance is made up: what has no chance might be accepted.
+    Not to be called with synthetic acceptance, which might accept that one.
 
     Args:
         invalid: [rows] bool, whether the draft that led to a row is not verified; None
             if all are.
-        logits: [rows, V], masked by grammars; the row before a draft's is its own.
+        logits: [rows, V], masked by grammars; those of a draft are in the row before.
 
     Returns:
         [rows] bool, or None.

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels in C++ for CPU tensors, `csrc/`, called by ctypes.
+"""Kernels in C++ for CPU tensors, `csrc/`, called with ctypes.
 
-What a library takes are tuples, each a C struct of the same fields, one word of 64 bits
-a field: the address of a tensor's first element, or a number.
+The arguments of a library are tuples, each a C struct of the same fields, one 64-bit
+word per field: the address of a tensor's first element, or a number.
 """
 
 import ctypes
@@ -29,12 +29,12 @@ C_TYPES = {
 
 @dataclass(frozen=True)
 class NativeLibrary:
-    """A library, and what both sides have to agree upon.
+    """A library, and the structs that both sides must agree on.
 
     Attributes:
-        file: where installing puts it.
+        file: where the install puts it.
         structs: the tuples that it takes; see `unified/structs.py`.
-        instead: what runs where it cannot be loaded, for the log.
+        instead: what runs if it cannot be loaded, for the log.
     """
 
     file: Path
@@ -55,13 +55,13 @@ constexpr uint32_t STRUCTS_ID = {zlib.crc32(structs.encode())}u;
 
     @cached_property
     def loaded(self) -> ctypes.CDLL | None:
-        """The library; None, and one log line, if it was not built or does not fit."""
+        """The library; None, and one log line, if there is none for these structs."""
         try:
             return self._open()
         except (OSError, ValueError) as why:
             logger.warning(
-                "%s, for want of %s: %s. Install a C++ compiler (g++ or clang++), "
-                "then vLLM again.",
+                "%s. %s cannot be loaded: %s. Install a C++ compiler (g++ or clang++), "
+                "then reinstall vLLM.",
                 self.instead,
                 self.file.name,
                 why,
@@ -97,14 +97,14 @@ def _dtypes(struct: type[tuple]) -> dict[str, Any]:
 
 
 def _dtype(hint: Any) -> torch.dtype | None:
-    """Of a tensor, or of one that may be missing."""
+    """The dtype of a tensor field, which may be optional."""
     if get_origin(hint) is not Annotated:
         hint = get_args(hint)[0]
     return hint.__metadata__[0]
 
 
 def struct(values: tuple) -> ctypes.Array:
-    """A struct, of tensors that have the dtypes it is declared with."""
+    """A struct, whose tensors must have the declared dtypes."""
     for (name, dtype), value in zip(_dtypes(type(values)).items(), values, strict=True):
         if isinstance(value, torch.Tensor):
             assert dtype in (None, value.dtype), f"{name} is {value.dtype}"

@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which random numbers of a request's stream a draw uses, and why.
+"""The keys of the random noise that tokens are sampled with, and why.
 
-The base makes a draw's noise of the request's seed, the position before the token and
-the token itself. Position p is thus the key of the token that the target, drafting
-nothing, draws after position p.
+vLLM derives the noise from the request's seed, a key and the token id. The key is the
+position before the token. So key p gives the token that the target, without drafts,
+samples after position p.
 
-Request with a seed: its token after p is always that one, with drafts or without, so
-that nothing else in the batch, preemption or another number of drafts can change it.
-Drafts are drawn with the same key: where drafter and target agree, so do the draws.
+Requests with a seed: the token after p is always that one, with or without drafts, so
+that other requests, preemption or another number of drafts cannot change it. Drafts are
+sampled with the same key: where drafter and target agree, so do the sampled tokens.
 
-Request without: a draft is accepted by the ratio of probabilities, which asks for noise
-that the draft has not seen. Verification has keys of its own.
+Requests without a seed: a draft is accepted by the ratio of probabilities, which
+requires noise that is independent of the draft's. Verification has its own keys.
 
-Block verification looks at drafts and draws past the one it rejects. The next step must
-not meet them again, so with it a key belongs to one step alone.
+Block verification uses drafts and noise past the draft that it rejects. The next step
+must not use them again, so with it each key belongs to a single step.
 """
 
 from typing import TYPE_CHECKING
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 # vLLM's sampler adds this to a draft's key. Without Triton it is a plain number.
 DRAFT_SALT = int(getattr(_DRAFT_NOISE_SALT, "value", _DRAFT_NOISE_SALT))
-# Positions stay far below, and so do positions times the most drafts of a step.
+# Positions stay far below it, even times the most drafts of a step.
 VERIFY_SALT = DRAFT_SALT // 2
 UINT = 0xFFFFFFFF  # of 32 bits
 
@@ -53,19 +53,19 @@ def draft_keys(
 def verify_keys(
     positions: torch.Tensor, columns: torch.Tensor, num_drafts: int, block: bool
 ) -> torch.Tensor:
-    """[n] int64 keys of the draws that verify drafts; arguments as `draft_keys`."""
+    """[n] int64 keys for verifying drafts; arguments as `draft_keys`."""
     if block:
         positions = positions + (positions - columns) * num_drafts
     return positions + VERIFY_SALT
 
 
 def keyed_noise(seed: int, position: int, tokens: np.ndarray) -> np.ndarray:
-    """[n] float64: added to logits / temperature, of which the largest is drawn.
+    """[n] float64 noise: the token with the largest logit / temperature + noise wins.
 
     Gumbel noise of MurmurHash3 over four words: the seed's two, position and token.
 
     Args:
-        position: of the token before the drawn one.
+        position: of the token before the sampled one.
         tokens: [n] ids.
     """
     hashed = np.zeros(len(tokens), np.uint64)
@@ -91,11 +91,11 @@ def draw_alone(
     num_drafts: int,
     use_fp64: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The tokens that the target draws without drafts, as far as drafts foresaw them.
+    """The tokens that the target samples without drafts, as far as drafts match them.
 
     Args:
         logits: [rows, V], processed, temperature included; a row before each draft of
-            a request and one behind the last.
+            a request and one after the last.
         drafts: [rows], the token that led to each row; negative is never accepted.
         positions: [rows] int64.
         cu_num_logits: [requests + 1] int32.
@@ -130,10 +130,10 @@ def rejection_keys(
     positions: torch.Tensor,
     columns: torch.Tensor,
 ) -> torch.Tensor:
-    """[n] int64 positions for `rejection_sample`: keys of its own where it draws.
+    """[n] int64 positions for `rejection_sample`: verification keys if it needs them.
 
     Args:
-        draft_logits: None if drafts were not drawn, but are the likeliest tokens.
+        draft_logits: None if drafts are greedy.
         positions, columns: as `verify_keys` takes them.
     """
     block = sampler.use_block_verification
@@ -143,7 +143,7 @@ def rejection_keys(
 
 
 def _is_unified(sampler: "RejectionSampler") -> bool:
-    """Whether drafts were drawn with `draft_keys`, as these draws take it."""
+    """Whether drafts were sampled with `draft_keys`, as verification here assumes."""
     return sampler.drafter is not None and sampler.drafter.is_unified
 
 
@@ -158,7 +158,7 @@ def draw_seeded_alone(
     sampled: torch.Tensor,
     num_sampled: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What was sampled; of requests with a seed, what the target draws alone.
+    """The sampled tokens; for requests with a seed, what the target samples alone.
 
     Args:
         logits, drafts, positions, cu_num_logits, states: as `draw_alone` takes them.
@@ -169,7 +169,7 @@ def draw_seeded_alone(
     if not _is_unified(sampler):
         return sampled, num_sampled
     known, target = sampler.sampler.sampling_states, sampler.sampler
-    # Nothing to keep where acceptance is made up, or a watermark decides draws.
+    # Not with synthetic acceptance, or if a watermark determines what is sampled.
     free = sampler.synthetic_conditional_rates is None and sampler.watermark_key is None
     if not free or not known.any_explicit_seed(states_np):
         return sampled, num_sampled

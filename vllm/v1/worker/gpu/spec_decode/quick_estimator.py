@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM's estimator of acceptance (pull request #52228), sooner fitted and steadier."""
+"""vLLM's acceptance estimator (pull request #52228), fitted sooner and more stable."""
 
 import torch
 
@@ -8,20 +8,20 @@ from vllm.v1.worker.gpu.spec_decode.acceptance_estimator import (
 )
 
 FIRST_REFIT = 2  # steps; each refit doubles them
-# How far a refit may move, and where to: in logits, those of 0.9975 at most.
+# Bounds of a refit's moves, and of the parameters, in logits: 6.0 is that of 0.9975.
 LARGEST_MOVE, LARGEST_INTERCEPT, LARGEST_SLOPE = 1.5, 6.0, 3.0
 
 
 class QuickEstimator(OnlineAcceptanceEstimator):
     """Refits after 2 steps, 4 more, 8 more, until it does so as often as vLLM's.
 
-    Where few drafts of a batch are verified, what is expected of them says how many: as
-    long as vLLM's first guess stands, a drafter that is less sure than right has too
-    few verified. A step of a large batch has some hundred drafts to learn from.
+    If only some drafts of a batch are verified, the estimates determine how many: with
+    vLLM's initial guess too few are, if the drafter is right more often than its
+    confidence says. A step of a large batch has some hundred drafts to learn from.
 
-    A refit is one Newton step, and where all drafts were accepted for a while the
-    curvature is next to nothing: the first rejection then moved intercepts by hundreds
-    of thousands. So moves are bounded, as in a trust region.
+    A refit is one Newton step. If all drafts were accepted for a while, the curvature
+    is almost zero: the first rejection then moved intercepts by hundreds of thousands.
+    So moves are bounded, as in a trust region.
     """
 
     def __init__(self, *args):
@@ -43,7 +43,7 @@ class QuickEstimator(OnlineAcceptanceEstimator):
         self.intercepts.clamp_(-LARGEST_INTERCEPT, LARGEST_INTERCEPT)
 
     def forget(self) -> None:
-        """As it was made, in place: CUDA graphs read what was learnt."""
+        """Resets to the initial state, in place: CUDA graphs read these tensors."""
         slope, intercepts = self._first
         self.slope.copy_(slope)
         self.intercepts.copy_(intercepts)

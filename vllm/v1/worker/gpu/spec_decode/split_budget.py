@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many drafts of each request are verified, where a batch has a budget.
+"""How many drafts of each request are verified, if a batch has a budget.
 
-One kernel ranks all drafts of a batch and lays the batch out. In vLLM's own adaptive
-verification some fifteen operations of PyTorch and two copies do so, one after the
-other before the target begins, in every step that is trimmed.
+One kernel ranks all drafts of a batch and writes the offsets of its requests. vLLM's
+adaptive verification takes some fifteen PyTorch operations and two copies for this, one
+after the other before the target runs, in every trimmed step.
 """
 
 import numpy as np
@@ -14,15 +14,15 @@ from vllm.utils.torch_utils import async_tensor_h2d
 
 # More than any probability, as bits of a float32.
 ABOVE_ONE = tl.constexpr(0x3F800001)
-# A chance of 1 would rank a draft as the one before it: which of the two is left out
-# could then depend on that one. By so much more than products are rounded by.
+# With a chance of 1 a draft would rank equal to the previous one, and which of the two
+# is left out could depend on that one. The margin exceeds the rounding of products.
 LARGEST_CHANCE = tl.constexpr(1 - 2**-16)
 
 
 @triton.jit
 def _least_verified(bits, budget):
-    """Of the `budget` largest the least, found by halving: floats are ordered as their
-    bits are, from 0 on, and up to 1 there are less than 2**30."""
+    """The least of the `budget` largest, by bisection: floats from 0 on are ordered
+    like their bits, and there are fewer than 2**30 up to 1."""
     least, above = 0, ABOVE_ONE
     for _ in range(30):
         middle = (least + above) // 2
@@ -61,8 +61,8 @@ def _split_budget_kernel(
     survival = tl.cumprod(tl.minimum(chance, LARGEST_CHANCE), 1)
     bits = tl.where(is_draft, survival.to(tl.int32, bitcast=True), -1)
 
-    # Survival falls from draft to draft, so those above a bound are a request's first
-    # ones; so are those of equals that fit, which are taken in the order of requests.
+    # Survival falls from draft to draft, so a request's drafts above a bound are its
+    # first ones. Drafts at the bound follow, as many as fit, in the order of requests.
     least = _least_verified(tl.ravel(bits), budget)
     larger = tl.sum((bits > least).to(tl.int32), 1)
     equal = tl.sum((bits == least).to(tl.int32), 1)
@@ -90,22 +90,22 @@ def split_budget(
     cu_num_logits: torch.Tensor,
     num_bonus_tokens: int = 1,
 ) -> None:
-    """Lays out a batch of which the drafts likeliest to be accepted are verified.
+    """Writes the offsets of a batch of which only the most likely drafts are verified.
 
     Args:
         chances: [R, K] float32, how likely each draft is accepted if those before it
             are, by request state.
         idx_mapping: [n], request states.
         num_drafts: [n], of each request; at most K.
-        num_others: [n], its tokens that are no drafts.
-        budget: drafts that are verified, of all requests; at most all.
-        query_start_loc: [most requests of a batch + 1] int32, where requests begin is
-            written here, and behind them how many tokens there are.
-        cu_num_logits: [at least n + 1] int32, where their rows of logits begin.
+        num_others: [n], its tokens that are not drafts.
+        budget: drafts to verify, of all requests; at most all.
+        query_start_loc: [most requests of a batch + 1] int32, written: where requests
+            begin, and after them the number of tokens.
+        cu_num_logits: [at least n + 1] int32, written: where their logits begin.
         num_bonus_tokens: rows of logits that a request has besides those of drafts.
     """
     n, (_, depth) = len(num_drafts), chances.shape
-    # As large as any batch, so that nothing is compiled while requests are served.
+    # Sized for the largest batch, so that nothing is compiled while serving.
     block_n = triton.next_power_of_2(len(query_start_loc) - 1)
     block_k = triton.next_power_of_2(depth)
     counts = async_tensor_h2d(

@@ -1,23 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long the target and the drafter take, without ever waiting for the device."""
+"""Times the target and the drafter, without ever waiting for the device."""
 
 import time
 from random import Random
 
 import torch
 
-# From one timed step to the next there are so many at least, and less than twice as
-# many: enough for a share, at next to no cost. Never the same number: it could fall in
-# with what comes as regularly, such as the first steps of requests that are all alike.
+# Fewest steps from one timed step to the next; the number is random, below twice this.
+# Often enough for a share, at next to no cost. A fixed number could coincide with
+# something regular, such as the first steps of identical requests.
 TIMED_EVERY = 16
 
 # Seconds of a step up to its sampled tokens, and of drafting: from them to its drafts,
-# and before the step, where the drafter catches up on what it was left out of.
+# and before the step, while the drafter processes its backlog.
 StepSeconds = tuple[float, float]
 
 
 class HostMark:
-    """A point in time, with the interface of an event. A CPU works as it is told to."""
+    """A point in time, with the interface of an event: a CPU runs synchronously."""
 
     def record(self) -> None:
         self.seconds = time.perf_counter()
@@ -31,17 +31,17 @@ class HostMark:
 
 
 def make_mark(device: torch.device) -> "HostMark | torch.cuda.Event":
-    """A point in time of what a device runs."""
+    """A point in time in a device's stream."""
     if device.type == "cpu":
         return HostMark()
     return torch.cuda.Event(enable_timing=True)
 
 
 class StepClock:
-    """Times a step now and then; what it measured is read some steps later.
+    """Times a step now and then; the times are read some steps later.
 
-    On a device four events are recorded in its stream, around what the step runs
-    there. While they are on their way no other step is timed, so that four suffice.
+    Four events are recorded in the device's stream, around the parts of a step. No
+    other step is timed until they have completed, so that four suffice.
     """
 
     def __init__(self, device: torch.device):
@@ -53,9 +53,9 @@ class StepClock:
         self._is_pending = False
 
     def begin(self) -> None:
-        """A step begins: the drafter catches up next, where it was left out."""
+        """A step begins; next the drafter processes its backlog, if it is due."""
         self._wait -= 1
-        # Still, where the step before had nothing to run.
+        # Already True if the previous step had nothing to run, and did not end.
         self._is_timing = not self._is_pending and self._wait <= 0
         if self._is_timing:
             self._begin.record()
@@ -71,10 +71,10 @@ class StepClock:
             self._sampled.record()
 
     def end(self) -> StepSeconds | None:
-        """The step's drafts are made.
+        """The step's drafts are done.
 
         Returns:
-            What a step took, this one or an earlier one, once; mostly None.
+            The times of this or an earlier step, each returned once; mostly None.
         """
         if self._is_timing:
             self._end.record()

@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Verifies the likeliest drafts of a batch, where the scheduler gives a budget.
+"""Verifies only the most likely drafts of a batch, if the scheduler gives a budget.
 
-vLLM's own adaptive verification is asked in those steps alone that have a budget: all
-others are what they are without it, kernel for kernel. Whose drafts are verified one
-kernel finds (`split_budget.py`). A budget comes from the scheduler, which chooses it
-together with how much to draft; `v1/core/sched/trimming.py` says why output keeps the
-target's distribution.
+vLLM's adaptive verification is used only in steps that have a budget; all others run
+the same kernels as without it. One kernel finds the drafts to verify
+(`split_budget.py`). The scheduler chooses the budget together with how much to draft;
+`v1/core/sched/trimming.py` says why output keeps the target's distribution.
 
-Chances are known of chains that were drafted in batches large enough to be trimmed. Of
-a tree there are none: it is verified whole, and what its request's last chain was given
-is neither told nor learnt from.
+Acceptance probabilities ("chances") are known for chains that were drafted in batches
+large enough to be trimmed. A tree has none: it is verified whole, and the chances of
+its request's last chain are neither reported nor learned from.
 """
 
 from typing import TYPE_CHECKING
@@ -40,7 +39,7 @@ class Trimming(AdaptiveVerificationManager):
     """Trims steps whose budget the scheduler chose.
 
     Args:
-        runner: whose batches are trimmed, and whose drafter tells chances.
+        runner: its batches are trimmed, by the chances that its drafter estimates.
     """
 
     def __init__(self, runner: "GPUModelRunner"):
@@ -53,24 +52,24 @@ class Trimming(AdaptiveVerificationManager):
         self._sampler = runner.rejection_sampler
         self._streams = runner.output_copy_stream, runner.main_stream
         self._estimator = runner.speculator.acceptance_estimator
-        # [R, K] by request state, as the last pass that drafted a chain left them. For
-        # vLLM a step has as many drafts as a tree has nodes; its buffers stay as wide.
+        # [R, K] by request state, of the last chain that was drafted. vLLM's buffers
+        # are wider: for it, a step has as many drafts as a tree has nodes.
         self._chances = self._estimator.predictions
         self.num_speculative_steps = self._chances.shape[1]
         # [R], whether they are of a request's latest drafts.
         self._is_known = np.zeros(len(self._chances), dtype=bool)
         self._num_drafts = self._budget = 0
-        # Of requests that cannot use drafts, chance and outcome have nothing in common.
+        # For requests that cannot use drafts, chance and outcome are unrelated.
         self._refuses = runner.sampler.refuses_drafts
         self._context = runner.vllm_config.speculative_config.drafter.context
         self._has_grammar = False
 
     def for_step(self, step: "SchedulerOutput") -> "Trimming | None":
-        """What the runner is to ask in a step; None if all drafts are verified."""
+        """The runner's manager in a step; None if all drafts are verified."""
         is_trimmed = step.verify_budget is not None
         self._num_drafts = step.num_spec_tokens_to_schedule
         self._has_grammar = step.has_structured_output_requests
-        # Else rows of logits may be more than one chunk.
+        # Without trimming, logits may be processed in more than one chunk.
         self._sampler.enable_adaptive_verification = is_trimmed
         if not is_trimmed:
             return None
@@ -114,10 +113,10 @@ class Trimming(AdaptiveVerificationManager):
         num_sampled: torch.Tensor,
         num_rejected: torch.Tensor,
     ) -> None:
-        """Tells the scheduler of a step's drafts, and learns of them, if of anything.
+        """Reports a step's chances to the scheduler, if known, and learns from them.
 
-        To be asked before anything new is drafted, and before the copy of the step's
-        tokens begins: what is told has arrived when that has.
+        To be called before anything new is drafted, and before the copy of the step's
+        tokens begins, so that the report has arrived when they have.
         """
         states, drafts = batch.idx_mapping_np, batch.num_draft_tokens_per_req
         is_large = batch.num_reqs >= MIN_REQUESTS
@@ -125,7 +124,7 @@ class Trimming(AdaptiveVerificationManager):
             self._tell(output, batch, num_sampled, num_rejected)
             if self._all_can_use_drafts(batch):
                 self._estimator.step(batch.idx_mapping, num_sampled, num_rejected)
-        # What is drafted next, of the same requests.
+        # Of what is drafted next, for the same requests.
         is_chain = 0 < self._num_drafts <= self.num_speculative_steps
         self._is_known[states] = is_large and is_chain
 
@@ -144,7 +143,7 @@ class Trimming(AdaptiveVerificationManager):
         num_sampled: torch.Tensor,
         num_rejected: torch.Tensor,
     ) -> None:
-        """Begins to copy chances, and how many drafts were verified."""
+        """Starts the copy of chances and of numbers of verified drafts to the host."""
         verified = (num_sampled - 1).clamp(min=0) + num_rejected
         chances = self._chances[batch.idx_mapping]
         told = torch.cat([chances, verified[:, None].to(chances.dtype)], dim=1)
@@ -155,22 +154,24 @@ class Trimming(AdaptiveVerificationManager):
             told.record_stream(copy_stream)
 
     def forget(self) -> None:
-        """Nothing is known of any request, nor of how sure the drafter is."""
+        """Forgets the chances of all requests, and what the estimator has learned."""
         self._estimator.forget()
         self._is_known[:] = False
 
     def record_confidences(self, *args) -> None:
-        """Nothing to keep on the host: the scheduler has been told."""
+        """Nothing to keep on the host: `end_step` reports to the scheduler."""
 
 
 def make_trimming(runner: "GPUModelRunner") -> Trimming | None:
-    """For a runner whose unified speculator tells how sure it is of its drafts.
+    """The `Trimming` of a runner whose unified speculator estimates chances.
 
-    None too where attention cannot and nobody asked for it; one line says so then.
+    None for others, and, with one log line, if attention does not support trimming and
+    it was not enabled explicitly.
 
     Raises:
-        ValueError: the target's attention goes by query lengths of the host, which does
-            not know those of a trimmed batch, or has no CUDA graphs for them.
+        ValueError: trimming was enabled explicitly, but attention needs the query
+            lengths on the host, which does not know those of a trimmed batch, or has no
+            CUDA graphs for them.
     """
     if runner.speculator is None or not runner.is_last_pp_rank:
         return None

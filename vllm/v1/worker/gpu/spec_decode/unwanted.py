@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Drafts of requests that want none.
 
-They are verified like the others of their batch, since a batch of equal queries has a
-CUDA graph, but never accepted: what comes is what the target draws without drafts.
+They are verified like the others of their batch, since a batch of equal query lengths
+has a CUDA graph, but never accepted: output is what the target samples without drafts.
 """
 
 from typing import TYPE_CHECKING
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 def without_unwanted(
     sampler: "Sampler", drafts: torch.Tensor, input_batch: InputBatch
 ) -> torch.Tensor:
-    """Drafts, less those that are not wanted.
+    """Drafts, with -1 in place of those that are not wanted.
 
     Args:
-        sampler: knows by request state who wants none.
+        sampler: knows by request state which requests want none.
         drafts: [rows], the token that led to each row; negative is never accepted.
-        input_batch: whose rows they are.
+        input_batch: the batch of these rows.
     """
     refuses = sampler.refuses_drafts
     if not refuses[input_batch.idx_mapping_np].any():

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The verified batch that the drafter goes on from: accepted rows only.
+"""The verified batch that the drafter receives: accepted rows only.
 
-A drafter is fed the tokens of the accepted path, at most K + 1 of them, whatever N is.
+A drafter takes the tokens of the accepted path, at most K + 1 of them, whatever N is.
 So a request with a tree shrinks to K + 1 rows, of which the path's come first.
 """
 
@@ -17,16 +17,16 @@ from vllm.v1.worker.gpu.input_batch import InputBatch
 
 
 class TargetStep(NamedTuple):
-    """What a step of the target leaves for its drafter.
+    """A step of the target, as its drafter receives it.
 
     Attributes:
         batch: the verified batch, of T rows.
         num_rejected: [n] int32, rows at each request's end that were not accepted.
         last_hidden: [at least T, H], the target's output.
-        aux_hidden: [at least T, H] each, of the layers that it taps.
-        slot_mappings: [G, at least T] int64, where KV lies.
-        rope_positions: [D, at least T] int64, M-RoPE positions; None if it has none, or
-            its drafter does not use them.
+        aux_hidden: [at least T, H] each, of the tapped layers.
+        slot_mappings: [G, at least T] int64, KV slots.
+        rope_positions: [D, at least T] int64, M-RoPE positions; None if the target has
+            none, or its drafter does not use them.
     """
 
     batch: InputBatch
@@ -96,12 +96,12 @@ def _accepted_rows_kernel(
 
 
 def accepted_rows(step: TargetStep, max_depth: int, path: torch.Tensor) -> TargetStep:
-    """What is left of a step with trees, once KV of accepted paths has been moved.
+    """Reduces a step with trees to accepted rows, whose KV has been moved before.
 
     Args:
         max_depth: of trees (K).
-        path: [n, K + 1] int32, row of each accepted node, from row 0 on; any row of
-            the request behind the last one.
+        path: [n, K + 1] int32, row of each accepted node, from row 0 on; after the last
+            one, any row of the request.
     """
     batch, slots = step.batch, step.slot_mappings
     shrunk = shrunk_batch(batch, max_depth, batch.num_draft_tokens_per_req)
@@ -133,7 +133,7 @@ def accepted_rows(step: TargetStep, max_depth: int, path: torch.Tensor) -> Targe
 
 
 def dummy_rows(step: TargetStep, max_depth: int) -> TargetStep:
-    """As `accepted_rows`, of a dummy batch: as many rows, whatever they hold."""
+    """Like `accepted_rows`, for a dummy batch: as many rows, with any content."""
     batch = step.batch
     shrunk = shrunk_batch(batch, max_depth, batch.num_scheduled_tokens - 1)
     rows = torch.arange(shrunk.num_tokens, device=batch.input_ids.device)
@@ -145,7 +145,7 @@ def dummy_rows(step: TargetStep, max_depth: int) -> TargetStep:
 def shrunk_batch(
     batch: InputBatch, max_depth: int, num_drafts: np.ndarray
 ) -> InputBatch:
-    """A batch without the nodes that no path can hold; what it holds is yet to come.
+    """A batch of at most K + 1 rows per tree, whose contents are not yet written.
 
     Args:
         num_drafts: [n] on the host, drafts of each request.

@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention of a step that verifies trees.
 
-All rows of a request see the whole prefix, which the attention backend's own kernel
-reads: not causal, over the keys before the rows, with the log-sum-exp of its scores.
-Among themselves rows see their ancestors. One kernel computes that part from the step's
-own keys and values, which are still at hand, and merges both. Two softmaxes are merged
-as Flash-Decoding does; the masks are those of SpecInfer, arXiv 2305.09781, and Medusa,
+All rows of a request attend to the whole prefix, with the attention backend's own
+kernel: non-causal, over the keys before the rows, with the log-sum-exp of its scores.
+Among themselves rows attend to their ancestors. One kernel computes that part from the
+step's own keys and values, which are still at hand, and merges the two softmaxes as
+Flash-Decoding does. The masks are those of SpecInfer, arXiv 2305.09781, and Medusa,
 arXiv 2401.10774.
 
-Products have Triton's default precision, like those of vLLM's Triton attention, which
-serves a request's other steps: for float32 that is TF32, unless TRITON_F32_DEFAULT says
-"ieee". Better ones here would make output depend on which steps have trees.
+Matrix products have Triton's default precision, like those of vLLM's Triton attention,
+which serves a request's other steps: for float32 that is TF32, unless
+TRITON_F32_DEFAULT is "ieee". A higher precision here would make output depend on which
+steps have trees.
 """
 
 import torch
@@ -22,7 +23,7 @@ from .trees import TreeAttention
 
 @triton.jit
 def _sees(masks, row, key, leading, is_row):
-    """[M, N] bool: whether query `row` of a request sees its query `key`."""
+    """[M, N] bool: whether query `row` of a request attends to its query `key`."""
     node, other = row - leading, key - leading
     low = tl.load(masks + (row - leading) * 2, mask=is_row & (node >= 0), other=0)
     high = tl.load(masks + (row - leading) * 2 + 1, mask=is_row & (node >= 0), other=0)
@@ -99,7 +100,7 @@ def _merge_tree_kernel(
         v = tl.load(value + v_at, mask=there, other=0.0)
         scores = tl.dot(q, tl.trans(k)) * scale
         if SOFTCAP:
-            # tanh(x), which Triton has no name for.
+            # tanh, which Triton lacks.
             scores = softcap * (2 / (1 + tl.exp(-2 * scores / softcap)) - 1)
         seen = _sees(masks + (begin + leading) * 2, row, other, leading, is_row)
         scores = tl.where(seen & (other < queries)[None, :], scores, float("-inf"))
@@ -127,7 +128,7 @@ def merge_tree(
     scale: float,
     softcap: float = 0.0,
 ) -> None:
-    """Adds to the attention over prefixes what rows see of their own step.
+    """Merges attention over prefixes with attention among the rows of the step.
 
     Args:
         query: [T, HQ, D]; T rows of the requests with trees.

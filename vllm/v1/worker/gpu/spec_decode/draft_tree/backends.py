@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention backends that can attend to trees, and what each layer needs for it."""
+"""Attention backends that support trees, and what a layer needs for it."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,10 +26,10 @@ def attend_with_tree(
     output: torch.Tensor,
     output_scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """What a backend's `forward` does in a step whose metadata has a tree.
+    """A backend's `forward` in a step whose metadata has a tree.
 
-    Beside a long prompt, requests without trees come behind the others; the backend's
-    own attention serves them, and what it gives the rows of trees is written over.
+    If there is a long prompt, the backend's own attention serves the requests without
+    trees, which come last; what it writes for the rows of trees is overwritten.
 
     Raises:
         NotImplementedError: the output is to be quantized.
@@ -104,7 +104,7 @@ ATTEND: dict[str, Callable[..., None]] = {
 
 
 def why_layer_cannot(layer: Any) -> str | None:
-    """Why a layer's attention cannot attend to trees; None if it can."""
+    """Why a layer does not support tree attention; None if it does."""
     impl = getattr(layer, "impl", None)
     backend = getattr(layer, "attn_backend", None)
     name = backend.get_name() if backend else type(layer).__name__

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The likeliest tokens of each drafted position, with their probabilities.
+"""The most likely tokens of each drafted position, with their probabilities.
 
-The C best tokens of a row lie in the C groups of neighbouring tokens whose largest
-logits are best: a token of another group has C better ones before it. So the row is
-read once, for the largest logit of each group, and what is searched again and again is
-a hundredth of it: the groups, then the tokens of C of them.
+The C best tokens of a row are in the C groups of adjacent tokens with the largest
+maximum logits: for a token of any other group there are C better ones. So the row is
+read once, for the maximum of each group, and the repeated searches cover a hundredth of
+it: the groups, then the tokens of C of them.
 
-Probabilities are those among the candidates alone. A drafter that samples all positions
-at once is more often right than it says: so a tree of the bundled drafters goes deeper,
-and accepts 0.7 % more tokens a step at temperature 0.5, and 1.5 % more of greedy text,
-than by probabilities among all tokens.
+Probabilities are a softmax over the candidates only. A drafter that samples all
+positions at once is right more often than its probabilities say. With this softmax
+trees of the bundled drafters grow deeper, and accept 0.7 % more tokens per step at
+temperature 0.5, and 1.5 % more with greedy sampling, than with one over all tokens.
 """
 
 import torch
@@ -17,11 +17,11 @@ import torch
 from vllm.triton_utils import tl, triton
 from vllm.v1.worker.gpu.spec_decode.argmax import id_of_key, make_keys
 
-# Neighbouring tokens that are a group. A row is searched C times over its groups, then
-# C times over the tokens of C groups.
+# Tokens of a group. A row is searched C times over its groups, then C times over the
+# tokens of C groups.
 GROUP = 64
-# Groups that one program of the first stage reads, and its warps. A group lies within
-# eight threads' loads of 16 bytes, so no warp waits for another.
+# Groups that one program of the first stage reads, and its warps. Eight threads load a
+# group, 16 bytes each, so no warp waits for another.
 BLOCK_GROUPS = 64
 FIRST_WARPS = 4
 # Of the second stage, one program per row.
@@ -55,7 +55,7 @@ def _groups_kernel(
     logits_stride,
     largest,  # [S, groups] float32
     vocab_size,
-    num_groups,  # a multiple of BLOCK; those behind the vocabulary have -inf
+    num_groups,  # a multiple of BLOCK; those past the vocabulary have -inf
     GROUP: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -98,7 +98,7 @@ def _best_of_row_kernel(
         value, token, keys = _pop_best(keys)
         best = tl.where(lane == c, value, best)
         tl.store(tokens + row * C + c, token)
-    # Logits of tokens that a head cannot draft are -inf, perhaps all of a row's.
+    # Logits of tokens that must not be drafted are -inf, perhaps those of a whole row.
     best -= tl.maximum(tl.max(best, 0), -1e30)
     log_probs_of_row = best - tl.log(tl.sum(tl.exp(best), 0))
     tl.store(log_probs + row * C + lane, log_probs_of_row, mask=lane < C)
@@ -107,7 +107,7 @@ def _best_of_row_kernel(
 def best_candidates(
     logits: torch.Tensor, num_candidates: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The best tokens of each row, best first; of equal ones the lowest id.
+    """The best tokens of each row, best first; ties go to the lowest id.
 
     Args:
         logits: [S, V], any floating dtype; -inf for tokens that cannot be drafted.

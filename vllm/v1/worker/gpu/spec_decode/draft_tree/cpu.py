@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trees on vLLM's CPU attention backend: in C++, or else in plain PyTorch.
 
-Its kernel returns no log-sum-exp, and keeps KV in an order of its own, which depends on
-the instruction set. Where each number of a block lies is found out once, by storing
-numbered tokens; then KV can be read and moved whatever the order is.
+The backend's kernel returns no log-sum-exp, and keeps KV in its own order, which
+depends on the instruction set. The place of each element of a block is found once, by
+storing numbered tokens; then KV can be read and moved whatever the order is.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from vllm import _custom_ops as ops
 from . import native
 from .trees import TreeAttention
 
-# Whole numbers below this are exact in every dtype that KV has.
+# Integers below this are exact in every dtype of a KV cache.
 DIGIT = 128
 
 
@@ -25,7 +25,7 @@ DIGIT = 128
 def _places(
     isa: str, dtype: torch.dtype, block_size: int, head_size: int
 ) -> torch.Tensor:
-    """[2, block_size, head_size] int32: where a block has K and V of a token."""
+    """[2, block_size, head_size] int32: places of a token's K and V in a block."""
     count = block_size * head_size
     numbers = torch.arange(count).view(block_size, 1, head_size)
     found = torch.zeros(2, count, dtype=torch.int64)
@@ -48,7 +48,7 @@ class CPUBlocks:
 
     Args:
         kv_cache: [blocks, HK, block_size, 2 * D].
-        isa: as the layer has it.
+        isa: that of the layer.
     """
 
     def __init__(self, kv_cache: torch.Tensor, isa: str):
@@ -75,7 +75,7 @@ def attend(impl, layer, query, key, value, kv_cache, metadata, output) -> None:
     """Attention of the rows of trees; see `merge_tree` for shapes.
 
     Args:
-        key, value: the step's own, which the KV cache has by now, too.
+        key, value: the step's own, which are in the KV cache already.
     """
     blocks = CPUBlocks(kv_cache, layer.isa)
     if (library := native.LIBRARY.loaded) is not None:
@@ -130,12 +130,12 @@ def rows_seen(tree: TreeAttention, req: int, rows: slice) -> torch.Tensor:
 
 
 class CPUPathMover:
-    """As `kv_move.PathMover`, for the CPU backend's order of KV.
+    """Like `kv_move.PathMover`, for the CPU backend's order of KV.
 
     Args:
         caches: the KV cache of each layer.
         groups: the KV group of each layer.
-        isas: as each layer has it.
+        isas: the instruction set of each layer.
     """
 
     def __init__(
@@ -173,5 +173,5 @@ class CPUPathMover:
         first = first_rows[req].long()
         for group, blocks in self.layers:
             slots = slot_mappings[group]
-            # Read whole before it is written: a node may lie where another goes.
+            # All reads precede all writes: a source may be another's destination.
             blocks.move(slots[first + path[req, to]], slots[first + to])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drafting a tree: candidates of each position, and what combinations of them."""
+"""Drafts a tree: candidates of each position, and the best combinations of them."""
 
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,7 @@ def sample_tree(
     plan: "DraftPlan",
     draft_pass: int,
 ) -> None:
-    """Drafts each request's tree, in the place of `sampling.sample_chain`.
+    """Drafts each request's tree; used instead of `sampling.sample_chain`.
 
     Args:
         rows: [n, K, H], hidden states of the sampled slots of the only pass.
@@ -45,7 +45,7 @@ def sample_tree(
 def rank_candidates(
     speculator: "UnifiedSpeculator", rows: torch.Tensor, plan: "DraftPlan"
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probabilities, and tokens by the target's ids, [n * K, C] each; see
+    """Log-probabilities, and tokens in the target's ids, [n * K, C] each; see
     `best_candidates`."""
     vocabulary = speculator.drafter.vocabulary
     count = min(num_candidates(plan.num_drafts), vocabulary.size)

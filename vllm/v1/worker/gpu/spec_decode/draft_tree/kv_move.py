@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Moves the KV of an accepted path to the slots of its positions.
 
-Node i's KV was written to slot p + i, since nodes of one depth share a position. The
-d-th node of the accepted path belongs to slot p + d. All layers are moved in one
-launch; where the chain was accepted, nothing is.
+Node i's KV was written to slot p + i, since nodes of the same depth share a position.
+The d-th node of the accepted path belongs in slot p + d. One launch moves it in all
+layers; if the path is the chain, nothing is moved.
 """
 
 from collections.abc import Mapping
@@ -39,8 +39,8 @@ def _move_path_kernel(
     word = tl.arange(0, BLOCK)
     inside = word < tl.load(at + 7)
     accepted = tl.load(num_sampled + req) - 1
-    # From the root on: a node lies at or behind the slot of its depth, so that none is
-    # written over before it has been read. Each thread moves words of its own.
+    # From the root on: a node's slot is that of its depth or a later one, so none is
+    # overwritten before it has been read. Each thread moves words of its own.
     for depth in range(1, DEPTH + 1):
         is_on = depth <= accepted
         row = tl.load(path + req * (DEPTH + 1) + depth, mask=is_on, other=depth)
@@ -54,7 +54,7 @@ def _move_path_kernel(
 
 
 class PathMover:
-    """Knows where each layer keeps its KV: [blocks, heads, slots, K and V of a head].
+    """Moves KV in the cache of each layer: [blocks, heads, slots, K and V of a head].
 
     Args:
         caches: the KV cache of each layer, in the layout that FlashAttention reads.
@@ -62,7 +62,7 @@ class PathMover:
     """
 
     def __init__(self, caches: Mapping[str, torch.Tensor], groups: Mapping[str, int]):
-        # Layers that share a cache are one.
+        # Layers that share a cache count once.
         unique = {cache.data_ptr(): name for name, cache in caches.items()}
         rows = [self._row(caches[name], groups[name]) for name in unique.values()]
         device = next(iter(caches.values())).device

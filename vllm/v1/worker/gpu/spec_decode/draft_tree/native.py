@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draft trees for CPU tensors: `csrc/tree_attention.cpp`, and what it takes."""
+"""Draft trees for CPU tensors: `csrc/tree_attention.cpp`, and its arguments."""
 
 import ctypes
 from collections.abc import Iterable
@@ -17,11 +17,11 @@ from .trees import TreeAttention
 if TYPE_CHECKING:
     from .cpu import CPUBlocks
 
-KEYS = 32  # that attention loads at a time
+KEYS = 32  # loaded at a time by attention
 
 
 class TreeBatch(NamedTuple):
-    """The requests of a step that are attended to as trees; see `TreeAttention`."""
+    """The requests of a step with tree attention; see `TreeAttention`."""
 
     query_start_loc: Int32  # [at least n + 1]
     masks: Int64  # [max_num_tokens, 2]
@@ -32,11 +32,11 @@ class TreeBatch(NamedTuple):
 
 
 class TreeCache(NamedTuple):
-    """Where a layer keeps its KV."""
+    """The KV cache of a layer."""
 
     kv_cache: States  # [blocks, HK, block_size * 2 * D]
-    places: Int32  # [2, block_size, D], where a block has K and V of a token
-    # Whether K of a dimension lies token by token, V of a token dimension by dimension.
+    places: Int32  # [2, block_size, D], places of a token's K and V in a block
+    # Whether K of a dimension is contiguous over tokens, V of a token over dimensions.
     has_key_runs: bool
     has_value_runs: bool
     block_stride: int
@@ -47,7 +47,7 @@ class TreeCache(NamedTuple):
 
 
 class TreeLayer(NamedTuple):
-    """What attention of a layer reads and writes beside its KV."""
+    """What attention of a layer reads and writes besides its KV."""
 
     query: States  # [T, HQ, D]
     row_stride: int
@@ -88,7 +88,7 @@ def attend(
     metadata: Any,
     output: torch.Tensor,
 ) -> None:
-    """Attention of the rows of trees, all keys being in the KV cache.
+    """Attention of the rows of trees; all keys are read from the KV cache.
 
     Sums are float32, whatever the dtype.
 
@@ -136,7 +136,7 @@ def move_paths(
     num_sampled: torch.Tensor,
     first_rows: torch.Tensor,
 ) -> None:
-    """As `PathMover`, of layers that are given by their KV group and blocks."""
+    """Like `PathMover`, for layers given by their KV group and blocks."""
     (num_reqs, width), stride = path.shape, slot_mappings.stride(0)
     assert path.is_contiguous()
     given = slot_mappings, stride, path, num_sampled, first_rows

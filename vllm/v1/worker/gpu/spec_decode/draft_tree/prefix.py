@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention of a step's rows to the tokens before them, for backends without their own.
+"""Attention of a step's rows to their prefix, for backends without a kernel for it.
 
-Every row of a request sees all of its prefix, so nothing is masked. FlashAttention has
-a faster kernel that returns the same; this one serves other backends whose KV cache
-holds K and V of a token side by side, and dtypes that FlashAttention lacks. As to its
-precision see `attention.py`.
+Every row of a request attends to all of its prefix, so nothing is masked.
+FlashAttention has a faster kernel that returns the same; this one serves other backends
+whose KV cache holds K and V of a token side by side, and dtypes that FlashAttention
+lacks. For its precision see `attention.py`.
 """
 
 import torch
@@ -90,7 +90,7 @@ def attend_prefix(
     scale: float,
     softcap: float = 0.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention of rows to their prefixes, and how much weight it has.
+    """Attention of rows to their prefixes, and its log-sum-exp.
 
     Args:
         query: [T, HQ, D], rows of the requests with trees.
@@ -101,7 +101,7 @@ def attend_prefix(
 
     Returns:
         [T, HQ, D] in the dtype of the query, and [HQ, T] float32, the log-sum-exp of
-        the scores. Rows without a prefix have zeros and no use.
+        the scores. Rows without a prefix are zeros, and not used.
     """
     rows, heads, size = query.shape
     assert kv_cache.stride(3) == 1 and kv_cache.shape[3] == 2 * size

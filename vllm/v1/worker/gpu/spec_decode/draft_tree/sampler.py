@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 
 
 class TreeRejectionSampler(RejectionSampler):
-    """Draws the target's token at every row and walks along them; see `verify.py`.
+    """Samples the target's token at every row and walks the tree; see `verify.py`.
 
     Chains are verified by the same walk.
 
     Attributes:
-        has_trees: whether the step has more than chains.
+        has_trees: whether the step has trees, not only chains.
         walked: [2, n, K + 1] int32 of the latest step, from row 0 on: the row of each
-            accepted node, and the rank of its token. Row 0, which has no rank, says
-            there whether its request verified a chain.
+            accepted node, and the rank of its token. Row 0 has no rank: its entry is
+            whether the request could only use a chain.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class TreeRejectionSampler(RejectionSampler):
         return self._chunks[0] if len(self._chunks) == 1 else torch.cat(self._chunks, 1)
 
     def set_chain_only(self, chain_only: np.ndarray) -> None:
-        """Which requests of the batch draft a chain, and have only that accepted.
+        """Sets which requests of the batch draft a chain, and can accept only that.
 
         Args:
             chain_only: [n] bool, on the host.
@@ -79,7 +79,7 @@ class TreeRejectionSampler(RejectionSampler):
         return output
 
     def draft_depths(self, input_batch: InputBatch) -> torch.Tensor:
-        """[rows] int32, how far a row's position lies behind its request's first."""
+        """[rows] int32, a row's position minus that of its request's first row."""
         if not self.has_trees:
             return input_batch.expanded_local_pos
         return self.rows.depths[input_batch.logits_indices]
@@ -111,7 +111,7 @@ class TreeRejectionSampler(RejectionSampler):
             expanded_local_pos,
         )
         first, n = sum(chunk.shape[1] for chunk in self._chunks), len(idx_mapping)
-        # Columns that no token fills are read by nobody, but copied to the host.
+        # Zeros: columns without a token are not read, but copied to the host.
         sampled = drawn.new_zeros(n, self.num_speculative_steps + 1)
         walked = expanded_local_pos.new_zeros(2, n, self.trees.max_depth + 1)
         num_sampled = walked.new_empty(n)
@@ -145,7 +145,7 @@ class TreeRejectionSampler(RejectionSampler):
         Args:
             logits: [rows, V], processed.
             nodes: [rows], the token that each row holds; unused, like `local_pos`:
-                benchmarks that make acceptance up go by them.
+                benchmarks with synthetic acceptance need them.
             pos: [rows] int64, position of each row.
             states: [rows], request state of each row.
             local_pos: [rows] int32, number of each row in its request.
@@ -173,7 +173,7 @@ class TreeRejectionSampler(RejectionSampler):
         cu_num_logits_np: np.ndarray,
         max_num_logprobs: int,
     ) -> LogprobsTensors | None:
-        """Logprobs of a request's tokens come from the rows of its path."""
+        """Takes the logprobs of a request's tokens from the rows of its path."""
         if max_num_logprobs != NO_LOGPROBS:
             logits = self._along_paths(logits, cu_num_logits)
         return super()._get_logprobs_tensors(
@@ -188,7 +188,7 @@ class TreeRejectionSampler(RejectionSampler):
     def _along_paths(
         self, logits: torch.Tensor, cu_num_logits: torch.Tensor
     ) -> torch.Tensor:
-        """Logits with those of each path in front of their request's rows."""
+        """Logits with the rows of each path moved to the front of their request."""
         path = self._chunks[-1][0]
         first, end = cu_num_logits[:-1, None], cu_num_logits[1:, None]
         column = torch.arange(path.shape[1], device=path.device)

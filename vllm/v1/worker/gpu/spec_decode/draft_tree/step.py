@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The trees of the step that runs, between the model runner and the drafter."""
+"""The draft trees of a step, between the model runner and the drafter."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -23,22 +23,22 @@ if TYPE_CHECKING:
     from vllm.v1.worker.gpu.model_runner import GPUModelRunner
     from vllm.v1.worker.gpu.spec_decode.unified.layout import DraftLayout
 
-# vLLM's own processors, of which is known what their rows depend on.
+# vLLM's own logits processors: what they depend on is known.
 KNOWN_PROCESSORS = (LogitBiasState, PenaltiesState, BadWordsState)
-# Rows of a prompt from which on the backend's own attention serves requests without
-# trees. Shorter ones are attended to with the trees: one call less for every layer of a
-# step that no CUDA graph holds, and that waits for the host.
+# If a request has more rows than this, the backend's own attention serves all requests
+# without trees. Otherwise tree attention serves them too, which saves one call per
+# layer in a step that has no CUDA graph and is bound by the host.
 LONG_PROMPT = 512
 
 
 def depends_on_tokens(sampler: Sampler, states: np.ndarray) -> np.ndarray:
-    """[n] bool, whether a request's logits depend on the tokens before a row.
+    """[n] bool, whether processing a request's logits depends on preceding tokens.
 
     Args:
         states: [n], request states.
     """
     if any(type(p) not in KNOWN_PROCESSORS for p in sampler.logits_processors):
-        return np.ones(len(states), dtype=bool)  # a processor of the user's
+        return np.ones(len(states), dtype=bool)  # a custom processor
     found = sampler.penalties_state.use_penalty[states].copy()
     (bad_words,) = (p for p in sampler.logits_processors if type(p) is BadWordsState)
     found |= bad_words.num_bad_words.np[states] > 0
@@ -50,7 +50,7 @@ def depends_on_tokens(sampler: Sampler, states: np.ndarray) -> np.ndarray:
 def make_tree_step(
     vllm_config: VllmConfig, layout: "DraftLayout", device: torch.device
 ) -> "TreeStep | None":
-    """Of an engine that drafts trees; None for others."""
+    """The `TreeStep` of an engine that drafts trees; None for others."""
     num_nodes = vllm_config.speculative_config.drafter.num_nodes
     if num_nodes is None:
         return None
@@ -61,13 +61,13 @@ def make_tree_step(
 
 
 class TreeStep:
-    """Lays trees out, has them attended to and verified, and keeps what was accepted.
+    """Positions, attention, verification and accepted rows of a step's draft trees.
 
-    In the order of a step: `lay_out`, `attach`, `constrain`, `accept`. A step in which
-    no request has more drafts than a chain has nothing of a tree.
+    A step calls, in this order, `lay_out`, `attach`, `constrain`, `accept`. A step in
+    which no request has more drafts than a chain is not treated as one with trees.
 
     Args:
-        trees: those that were drafted.
+        trees: the drafted trees.
         max_num_tokens: the most rows of a step.
     """
 
@@ -78,11 +78,11 @@ class TreeStep:
         self.has_trees = self.has_rope = False
         self.sampler: TreeRejectionSampler | None = None
         self._move: PathMover | None = None
-        # [rows of the step] int64, how far trees moved each row's position.
+        # [rows of the step] int64, by how much `lay_out` changed each row's position.
         self._moved_by: torch.Tensor | None = None
 
     def bind(self, runner: "GPUModelRunner", layers: dict[str, Any]) -> None:
-        """Takes a runner's place of verification.
+        """Attaches to a runner, and replaces its rejection sampler.
 
         Args:
             layers: the target's attention layers, by name.
@@ -104,9 +104,9 @@ class TreeStep:
     # Before the target runs.
 
     def lay_out(self, batch: InputBatch) -> None:
-        """Gives the rows of this step's trees their positions.
+        """Writes the positions of the rows of this step's trees.
 
-        To be called once KV slots are told from the positions that rows have by number.
+        To be called after KV slots were computed, from positions by row number.
         """
         drafts = batch.num_draft_tokens_per_req
         depth = self.trees.max_depth
@@ -128,20 +128,20 @@ class TreeStep:
             self._moved_by = batch.positions - by_number
 
     def move_rope(self, positions: torch.Tensor, batch: InputBatch) -> None:
-        """Moves M-RoPE positions of trees' rows as their plain ones were moved.
+        """Changes M-RoPE positions of tree rows by as much as their plain ones.
 
         Args:
-            positions: [D, at least rows] int64, those that rows have by number.
+            positions: [D, at least rows] int64, by row number; in place.
         """
-        # A dummy batch has none, whatever the step before did.
+        # A dummy batch has no trees, whatever the previous step had.
         if self.has_trees and batch.num_draft_tokens_per_req is not None:
             positions[:, : len(self._moved_by)] += self._moved_by
 
     def attach(
         self, attn_metadata: dict[str, Any], batch: InputBatch, for_capture: bool
     ) -> None:
-        """Has the target's layers attend to trees, where the step has any."""
-        # A dummy batch verifies nothing, whatever the step before did.
+        """Makes the target's layers use tree attention, if the step has trees."""
+        # A dummy batch has no trees, whatever the previous step had.
         is_dummy = batch.num_draft_tokens_per_req is None
         if for_capture:
             tree = self._to_record(batch)
@@ -151,7 +151,7 @@ class TreeStep:
             attn_metadata[name].draft_tree = tree
 
     def _to_record(self, batch: InputBatch) -> TreeAttention | None:
-        """Graphs of steps longer than a chain are of trees."""
+        """Graphs of queries longer than a chain's are captured with tree attention."""
         longest = batch.max_query_len or int(batch.num_scheduled_tokens.max())
         if longest <= self.trees.max_depth + 1:
             return None
@@ -172,10 +172,10 @@ class TreeStep:
     def constrain(
         self, batch: InputBatch, grammar_output: "GrammarOutput | None"
     ) -> None:
-        """Says which requests' rows depend on the tokens before them.
+        """Finds requests whose logits processing depends on preceding tokens.
 
-        Those draft and verify a chain inside their tree: row i is preceded by rows 1 to
-        i - 1 there, as vLLM's logits processors take it.
+        They draft and verify a chain inside their tree: there row i is preceded by rows
+        1 to i - 1, as vLLM's logits processors assume.
         """
         chain_only = depends_on_tokens(self.sampler.sampler, batch.idx_mapping_np)
         if grammar_output is not None:
@@ -186,7 +186,7 @@ class TreeStep:
     def accept(
         self, step: TargetStep, num_sampled: torch.Tensor, is_dummy: bool
     ) -> TargetStep:
-        """Moves the KV of accepted paths; returns the step with their rows alone.
+        """Moves the KV of accepted paths; returns the step with their rows only.
 
         Args:
             num_sampled: [n] int32, accepted nodes and the bonus token.

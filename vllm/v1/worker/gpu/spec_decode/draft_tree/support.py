@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether an engine can verify trees; where it cannot, chains are drafted."""
+"""Whether an engine can verify draft trees; if not, chains are drafted."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -20,11 +20,11 @@ logger = init_logger(__name__)
 
 
 def tree_step(runner: "GPUModelRunner") -> TreeStep | None:
-    """What lays a runner's trees out, once its attention backends are known.
+    """The `TreeStep` of a runner, once its attention backends are known.
 
     Returns:
-        None if nothing drafts trees, or the target cannot verify them: then the
-        schedule is that of the chain, and one log line says why.
+        None if no trees are drafted, or the target cannot verify them: then chains are
+        drafted instead, and one log line says why.
     """
     step: TreeStep | None = getattr(runner.speculator, "tree_step", None)
     if step is None:

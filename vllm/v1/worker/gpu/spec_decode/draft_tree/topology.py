@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which combinations of candidates a request's tree holds, built on the device.
+"""Builds each request's draft tree from the candidates, on the device.
 
-A drafter that samples all its positions in one pass says of each how likely each token
-is. The probability of a path is taken as the product over its nodes, and the tree holds
-the N likeliest paths: a node's probability never exceeds its parent's, so that taking
-the best of a frontier again and again (best-first search, as EAGLE-2, arXiv 2406.16858,
-and DDTree build trees) gives exactly these, each parent before its children: the first
-nodes are a tree too, where fewer are verified. A request that can use nothing but a
-chain has the chain of best tokens as nodes 1 to K, whatever its probability; so has one
-near its last position, of whose drafts only the first few fit.
+A drafter that samples all positions in one pass gives a distribution for each of them.
+The probability of a path is taken as the product over its nodes, and the tree holds the
+N most likely paths. A node's probability never exceeds its parent's, so best-first
+search (taking the best of a frontier again and again, as EAGLE-2, arXiv 2406.16858, and
+DDTree build trees) finds exactly these, each parent before its children. So the first
+nodes are a tree too, if fewer are verified. A request that can only use a chain has the
+chain of best tokens as nodes 1 to K, whatever its probability; so has one near its last
+position, if not all K drafts fit.
 
-Each node is either the next best token at its parent's depth + 1 (the sibling of a node
-that was taken) or the best token below a node that was taken (its first child).
+Each node is either the next sibling of a node that was taken (the next best token of
+its depth) or the first child of one (the best token of the depth below).
 """
 
 import torch
@@ -69,18 +69,18 @@ def _grow_kernel(
     tl.store(trees.depths + at + i, i + 1, mask=i < given)
     tl.store(trees.ranks + at + i, 0, mask=i < given)
 
-    # The frontier. Lane j holds the first child of node j, or of row 0, and once that
-    # is taken its next sibling: of the given nodes, those behind the best tokens.
+    # The frontier. Lane j holds the first child of node j (lane 0: of row 0), and once
+    # that is taken its next sibling. Given nodes are taken: lanes hold their siblings.
     lane = tl.arange(0, FRONTIER)
     is_taken = lane < given
     first_rank = is_taken.to(tl.int32)
     exists = (lane < depths) & (lane <= given) & (first_rank < C)
-    # Log-probability of the path to the parent, and of the whole.
+    # Log-probability of the path to the parent, and of the whole path.
     above = tl.load(log_probs + (row + lane) * C, mask=lane < depths, other=0.0)
     above = tl.cumsum(above, 0) - above
     own = tl.load(log_probs + (row + lane) * C + first_rank, mask=exists, other=0.0)
     score = tl.where(exists, above + own, float("-inf"))
-    # Parent, depth and rank of each, in one number: what is taken is read by one sum.
+    # Parent, depth and rank of each in one number, so that one sum reads the best lane.
     what = lane * 65536 + (lane + 1) * 256 + first_rank
 
     for node in range(given + 1, NODES + 1):
@@ -120,13 +120,13 @@ def grow_trees(
     Args:
         log_probs: [n * K, C] float32, of the candidates of each position, best first.
         tokens: [n * K, C] int32.
-        sample_requests: [n * K] int64, -1 where a position must not be drafted; of a
-            request these are the last ones.
+        sample_requests: [n * K] int64, -1 where a position must not be drafted; these
+            are the last positions of a request.
         idx_mapping: [n] int64, request state; -1 for padding, which is left alone.
         chain_only: [at least n] bool, requests whose nodes 1 to K must be a chain.
-        trees: where the topology goes, by request state.
-        draft_tokens: [n, at least N] int64, where the nodes' tokens go; token 0 for a
-            node that does not exist, since there are not that many paths.
+        trees: written, by request state.
+        draft_tokens: [n, at least N] int64, written: the nodes' tokens; 0 for a node
+            that does not exist because there are not as many paths.
         num_nodes: nodes of a tree (N), from K to `trees.max_num_nodes`.
     """
     num_reqs, depth = len(idx_mapping), trees.max_depth

@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The trees that were drafted, and how a step lays their nodes out.
+"""Draft trees, and the rows that a step has for their nodes.
 
 A request whose tree is verified has N + 1 rows in the step. Row 0 holds its last token,
 row i node i of the tree:
 
     row           0      1     2    ..   N
-    token         last   nodes, the likeliest first
+    token         last   nodes, most likely first
     position      p      p + depth of the node
     KV slot       p      p + 1  p + 2   ..  p + N
 
-Rows of one depth share a position, so a row's KV slot goes by its number. A row attends
-to all positions before p, to row 0 and to its ancestors; see `attention.py`. The KV of
-the accepted path is moved to the slots of its positions afterwards; see `kv_move.py`.
+Rows of the same depth share a position, so a row's KV slot follows its number instead.
+A row attends to all positions before p, to row 0 and to its ancestors; see
+`attention.py`. The KV of the accepted path is moved to the slots of its positions
+afterwards; see `kv_move.py`.
 """
 
 from dataclasses import dataclass
@@ -34,11 +35,10 @@ class DraftTrees:
     """Topology of each request's tree, by request state.
 
     Attributes:
-        parents: [R, N] int32, the row of each node's parent: 0 for the last token's,
-            -1 for a node that does not exist, which is never accepted.
+        parents: [R, N] int32, the row of each node's parent: 0 is the last token's, -1
+            means that the node does not exist, and is never accepted.
         depths: [R, N] int32, from 1 to K.
-        ranks: [R, N] int32, the node's token is this many places behind the best one
-            of its depth.
+        ranks: [R, N] int32, rank of the node's token at its depth; 0 is the best.
         Until a tree is grown, the first K columns are a chain.
     """
 
@@ -65,16 +65,17 @@ class DraftTrees:
 
 
 class TreeRows:
-    """What a step says of its rows and requests, at addresses that stay.
+    """Tensors of a step by row and by request, at fixed addresses.
 
     Attributes:
         masks: [max_num_tokens, 2] int64, by row of the batch: bit j of the 128 says
             whether the row attends to row j of its request.
-        depths: [max_num_tokens] int32, by row of the batch: of its node, 0 for row 0.
+        depths: [max_num_tokens] int32, by row of the batch: depth of its node, 0 for
+            row 0.
         prefix_lens: [R] int32, tokens before each request's queries; 0 for padding.
-        num_leading: [R] int32, queries of known tokens before row 0, mostly none.
-        chain_only: [R] bool, by request of the batch: its rows depend on the tokens
-            before them, so that it can use nothing but a chain.
+        num_leading: [R] int32, queries before row 0, of known tokens; mostly none.
+        chain_only: [R] bool, by request of the batch: processing its logits depends on
+            the tokens before a row, so it can only use a chain.
     """
 
     def __init__(self, max_num_reqs: int, max_num_tokens: int, device: torch.device):
@@ -89,16 +90,16 @@ class TreeRows:
 
 @dataclass
 class TreeAttention:
-    """How the attention of a step treats its trees; part of its metadata.
+    """Tree attention of a step; part of its attention metadata.
 
     Attributes:
-        rows: which rows see which.
-        num_reqs: requests attended to as trees, which come first in the batch: those
-            with drafts, or all of them. What has no drafts is a tree of one row, behind
-            the known tokens of its prompt.
-        num_tokens: their rows.
+        rows: which rows attend to which.
+        num_reqs: requests with tree attention, which come first in the batch: those
+            with drafts, or all of them. A request without drafts is a tree of one row,
+            after the known tokens of its prompt.
+        num_tokens: rows of these requests.
         covers_batch: whether the batch has no other requests.
-        max_query_len: the most rows of one of them.
+        max_query_len: the most rows of one of these requests.
     """
 
     rows: TreeRows
@@ -173,7 +174,7 @@ def lay_out_rows(
     seq_lens: torch.Tensor,
     positions: torch.Tensor,
 ) -> None:
-    """Gives rows of a step's trees their positions, and says what each attends to.
+    """Writes the positions and attention masks of the rows of a step's trees.
 
     A request whose drafts were cut has the first nodes of its tree, which are a tree
     too. One without drafts keeps its positions.
@@ -181,8 +182,8 @@ def lay_out_rows(
     Args:
         idx_mapping: [n] int64, request state.
         query_start_loc: [at least n + 1] int32.
-        cu_num_logits: [n + 1] int32, rows that are sampled from: row 0 and the nodes
-            are the last ones of a request's queries.
+        cu_num_logits: [n + 1] int32, rows that are sampled from: row 0 and the nodes,
+            which are the last queries of a request.
         seq_lens: [at least n] int32, queries included.
         positions: [num_tokens] int64, in place: p + row before, p + depth afterwards.
     """

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which path of a tree is accepted.
+"""Finds the accepted path of a tree.
 
-The target's own token is drawn at every row: the likeliest one, or the one that the
-request's seed and the row's position give (see `noise.py`). The walk starts at the last
-token and goes on to the child that holds the token drawn at the present row, until none
-does; the token drawn there is the bonus token. So what comes out is what the target
-draws alone, token for token, whatever the tree was: a tree is built before anything is
-drawn. The probability that a node's children let the walk go on is the sum of theirs
+The target's own token is sampled at every row: the most likely one, or the one given by
+the request's seed and the row's position (see `noise.py`). The walk starts at the last
+token and goes to the child that holds the token sampled at the current row, until there
+is none; the token sampled there is the bonus token. So the output is, token for token,
+what the target samples without drafts, whatever the tree: it is built before anything
+is sampled. The walk continues at a node with the total probability of its children
 under the target (SpecInfer, arXiv 2305.09781, calls this naive sampling).
 """
 
@@ -16,7 +16,7 @@ from vllm.triton_utils import tl, triton
 
 from .trees import DraftTrees
 
-# A node's row and the rank of its token in one number.
+# Packs a node's row and the rank of its token into one number.
 RANKS = tl.constexpr(256)
 
 
@@ -49,7 +49,7 @@ def _walk_kernel(
     of_tree = is_node & has_trees
     parent = tl.load(trees.parents + of_row, mask=of_tree, other=row - 1)
     rank = tl.load(trees.ranks + of_row, mask=of_tree, other=0)
-    # Rows of the chain of best tokens, behind each other, are a chain of the batch.
+    # Consecutive rows of best tokens are a chain of the batch.
     is_chain = (parent == row - 1) & (rank == 0)
     is_node &= is_chain | (tl.load(chain_only + req) == 0)
     place = row * RANKS + rank
@@ -82,7 +82,7 @@ def walk_trees(
     path_ranks: torch.Tensor,
     has_trees: bool = True,
 ) -> None:
-    """Follows the drawn tokens through each request's tree.
+    """Follows the target's tokens through each request's tree.
 
     Args:
         drawn: [rows] int64, the target's token after each row.
@@ -90,11 +90,11 @@ def walk_trees(
         cu_num_logits: [n + 1] int32, a request's rows: row 0 and its nodes.
         idx_mapping: [n] int64, request state.
         chain_only: [n] bool, whether only the chain of best tokens may be accepted.
-        sampled: [n, at least K + 1] int64, written as far as tokens count.
+        sampled: [n, at least K + 1] int64, written up to `num_sampled`: the tokens.
         num_sampled: [n] int32, written: accepted nodes and the bonus token.
-        path: [n, K + 1] int32, written as far: row of each accepted node, from row 0.
-        path_ranks: [n, K + 1] int32, written as far: ranks of their tokens.
-        has_trees: whether rows were laid out as trees; else as chains.
+        path: [n, K + 1] int32, written likewise: row of each accepted node, from row 0.
+        path_ranks: [n, K + 1] int32, written likewise: ranks of their tokens.
+        has_trees: whether the rows are those of trees; else of chains.
     """
     _walk_kernel[(len(idx_mapping),)](
         drawn,

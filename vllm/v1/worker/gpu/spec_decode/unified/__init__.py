@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """One speculator for every kind of draft model, on Model Runner V2.
 
-`speculator.py` is a draft step: prepare, one pass or several, sample. `layout.py` says
-which slots a draft batch has, `inputs.py` writes them in one launch. `draft_model.py`,
-`pard2.py` and `eagle.py` say how a draft model is loaded and what it is fed.
+`speculator.py` runs a draft step: prepare inputs, run one or more passes, sample.
+`layout.py` defines the slots of a draft batch, `inputs.py` writes them in one launch.
+`draft_model.py`, `pard2.py` and `eagle.py` define how a draft model is loaded and what
+its inputs are.
 """
 
 import torch
@@ -37,7 +38,10 @@ def _kind_of_drafter(vllm_config: VllmConfig) -> type[Drafter]:
 
 
 def _is_fed_and_can_be(vllm_config: VllmConfig) -> bool:
-    """Whether a draft model is fed the target's states; one line if it cannot be."""
+    """Whether a draft model is fed the target's hidden states.
+
+    Logs one line if it should be, but the target cannot provide them.
+    """
     spec = vllm_config.speculative_config
     features = spec.drafter.target_features
     if features is None:

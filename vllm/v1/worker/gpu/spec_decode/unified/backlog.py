@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the drafter has yet to run over: rows of steps that drafted nothing.
+"""The backlog: tokens of steps without drafts that the drafter has yet to process.
 
-A drafter whose KV cache is to be complete has to run over every token. In a step that
-drafts nothing, a pass over one token of each request would take about as long as one
-over many. So those rows are kept, with the hidden states that they are fed, and one
-pass makes up for some steps: before a step that drafts, or once there are as many rows
-as are kept. Drafts are the same as if the drafter had run in every step.
+The drafter has to process every token for its KV cache to be complete. In a step that
+drafts nothing, a pass over one token per request would take about as long as one over
+many. So these rows are kept, with their hidden states, and one pass processes the rows
+of many steps: before a step that drafts, or once the backlog is full. Drafts are the
+same as if the drafter had run in every step.
 
-Rows of prompts are not kept: there are too many of them, and their pass pays by itself.
+Rows of prompts are not kept: there are too many, and a pass over them is efficient.
 """
 
 from collections.abc import Iterable, Set
@@ -40,20 +40,20 @@ if TYPE_CHECKING:
 
 logger = init_logger(__name__)
 
-# Rows with hidden states that are kept: of three layers of an 8B model they take 50 MB.
-# Passes over more take as long as they have rows.
+# Most rows kept with hidden states: from three layers of an 8B model they take 50 MB.
+# The time of larger passes is proportional to their rows.
 MAX_FED_ROWS = 2048
 
 
 class DraftInput(NamedTuple):
-    """What a draft step is laid out from; `hidden` is None for drafters fed none."""
+    """Inputs of a draft step; `hidden` is None for drafters without hidden states."""
 
     step: TargetStep
     verified: VerifiedBatch
     hidden: HiddenRows | None
 
     def columns(self) -> list[torch.Tensor]:
-        """What it has of each row: [at least T, ...] each."""
+        """The tensors with an entry per row: [at least T, ...] each."""
         ids, positions = self.verified.input_ids, self.verified.positions
         sources = () if self.hidden is None else self.hidden.sources
         return [ids, positions, self.step.slot_mappings.T, *sources]
@@ -72,13 +72,13 @@ class DraftInput(NamedTuple):
         ends: np.ndarray,
         num_sampled: torch.Tensor,
     ) -> "DraftInput":
-        """The same of other requests, without drafts.
+        """The same for other requests, without drafts.
 
         Args:
             columns: as `columns` returns them, of the requests' rows.
             states: [m], request states.
             counts: [m], rows of each.
-            ends: [m] int32, upper bounds of tokens up to each one's last row.
+            ends: [m] int32, upper bounds of each one's length up to its last row.
             num_sampled: [m] int32, as in `VerifiedBatch`.
         """
         ids, positions, slots, *sources = columns
@@ -117,85 +117,85 @@ class DraftInput(NamedTuple):
 
 
 class Backlog:
-    """Rows that the drafter has yet to run over, by request in the order of steps.
+    """Rows that the drafter has yet to process, in the order of steps.
 
     Args:
-        max_rows: the most that a pass runs over.
+        max_rows: the most rows of a pass.
         max_num_reqs: R.
 
     Attributes:
-        max_rows: that are kept.
-        block_size: tokens of the smallest KV block that other requests may find by its
-            prefix; None if they find none.
+        max_rows: the most rows that are kept.
+        block_size: the smallest KV cache block size, in tokens; None without prefix
+            caching.
     """
 
     block_size: int | None = None
 
     def __init__(self, max_rows: int, max_num_reqs: int):
         self.max_rows = max_rows
-        # By row, the request state; -1: it has ended.
+        # By row, the request state; -1 if the request has ended.
         self._states = np.full(max_rows, -1, dtype=np.int64)
         self._num_rows = 0
-        # By request state, an upper bound of its tokens up to its last row.
+        # By request state, an upper bound of its length up to its last row.
         self._ends = np.zeros(max_num_reqs, dtype=np.int32)
-        # [max_rows, ...] each, as `DraftInput.columns`; only the first batch tells how
-        # wide they are.
+        # [max_rows, ...] each, as `DraftInput.columns`; allocated on the first batch,
+        # which has their widths.
         self._columns: list[torch.Tensor] = []
         self._sources: list[torch.Tensor] | None = None
         self._last: DraftInput | None = None  # of the last step, without its rows
-        # How many steps there were since the last one with drafts. The host learns with
-        # a delay of one what those came to.
+        # Steps since the last one with drafts. The host learns the outcome of those
+        # drafts one step late.
         self._undrafted_steps = 0
 
     def __bool__(self) -> bool:
         return self._num_rows > 0
 
     def reserve(self, sources: tuple[torch.Tensor, ...]) -> None:
-        """Allocates what is kept of hidden states like these; the rest is small."""
+        """Allocates the kept hidden states, as wide as `sources`; the rest is small."""
         self._sources = [
             rows.new_empty(self.max_rows, *rows.shape[1:]) for rows in sources
         ]
 
     def put(self, given: DraftInput) -> DraftInput | None:
-        """Keeps the rows of requests that decode, in a step that drafts nothing.
+        """Keeps the rows of decoding requests, in a step that drafts nothing.
 
         There must be room: see `is_due`.
 
         Returns:
-            What is left of the step for the drafter to run over now: requests with
-            prompts, or with drafts to verify.
+            The rest of the step, which the drafter has to process now: requests with
+            prompts, or with drafts to verify. None if nothing is left.
         """
         batch = given.step.batch
         if batch.num_draft_tokens_per_req is not None:
             self._undrafted_steps = 0
-            return given  # the host may not know how many rows each has
+            return given  # if drafts were trimmed, the host does not know their rows
         self._undrafted_steps += 1
         waits = (batch.num_scheduled_tokens == 1) & ~batch.is_prefilling_np
         count = np.count_nonzero(waits)
         if not count:
             return given
         if count == batch.num_reqs:
-            self._keep(given, slice(count))  # what a mask would find costs more
+            self._keep(given, slice(count))  # cheaper than with a mask
             return None
         self._keep(given, waits)
         return _part(given, np.flatnonzero(~waits))
 
     def drafts(self) -> None:
-        """To be told of a step that drafts."""
+        """To be called in each step that drafts."""
         self._undrafted_steps = 0
 
     def _keep(self, given: DraftInput, waits: np.ndarray | slice) -> None:
-        """Args: `waits` says which requests of the step; a slice, that all do."""
+        """Keeps the rows of the requests `waits`, a mask, or a slice if all do."""
         batch, columns = given.step.batch, given.columns()
         states, begin = batch.idx_mapping_np[waits], self._num_rows
         rows_of: slice | torch.Tensor = slice(len(states))
         if not isinstance(waits, slice):
-            # Of a batch that is padded for a CUDA graph there are more.
+            # There are more entries if the batch is padded for a CUDA graph.
             starts = batch.query_start_loc_np[: batch.num_reqs][waits].astype(np.int64)
             rows_of = async_tensor_h2d(starts, device=columns[0].device)
         columns = [rows[rows_of] for rows in columns]
         if not self._columns:
-            if self._sources is None:  # nothing was profiled, as on a CPU
+            if self._sources is None:  # there was no profile run, as on a CPU
                 self.reserve(tuple(columns[3:]))
             small = [r.new_empty(self.max_rows, *r.shape[1:]) for r in columns[:3]]
             self._columns = [*small, *self._sources]
@@ -208,9 +208,10 @@ class Backlog:
         self._last = given.without_rows()
 
     def take(self) -> DraftInput:
-        """All rows, which are not kept any longer; there must be some.
+        """Removes and returns all rows; there must be some.
 
-        To be called between steps: what a request sampled last is behind its last row.
+        To be called between steps, when the last sampled token of a request is the one
+        after its last row.
         """
         states = self._states[: self._num_rows]
         order = np.argsort(states, kind="stable")
@@ -234,14 +235,14 @@ class Backlog:
         ended: Set[int],
         num_cached: int = 0,
     ) -> bool:
-        """Whether a step cannot go on without a pass over the rows that are kept.
+        """Whether the kept rows have to be processed before a step.
 
         Args:
             num_reqs: of the step.
             drafts: whether it drafts, or verifies drafts.
             prompts: request states of which it computes several tokens.
-            ended: request states that are given up before it.
-            num_cached: the most tokens that a new request finds in the KV cache.
+            ended: request states that are freed before it.
+            num_cached: the longest prefix cache hit of its new requests, in tokens.
         """
         if not self:
             return False
@@ -257,17 +258,17 @@ class Backlog:
         )
 
     def _may_hold(self, num_cached: int) -> bool:
-        """Whether so many tokens that were found may be of a request that runs, and
-        reach up to its rows: its blocks may be found as soon as they are full."""
+        """Whether a prefix cache hit of `num_cached` tokens may include kept rows:
+        blocks of a running request can be hit as soon as they are full."""
         states = self._states[: self._num_rows]
         states, counts = np.unique(states[states >= 0], return_counts=True)
-        # Where they begin at least: of its last drafts some may have been rejected.
+        # Lower bounds of where they begin: some last drafts may have been rejected.
         begins = self._ends[states] - counts - MAX_NODES
         return self.block_size is not None and bool((begins < num_cached).any())
 
     def _may_be_found(self, state: int) -> bool:
-        """Whether a request's rows fill a block, which other requests may go on behind
-        once it has ended."""
+        """Whether a request's rows complete a block, which other requests may hit in
+        the prefix cache after it has ended."""
         if self.block_size is None:
             return False
         count = np.count_nonzero(self._states[: self._num_rows] == state)
@@ -276,7 +277,7 @@ class Backlog:
         return bool(is_filled) or self._undrafted_steps < 2
 
     def forget(self, ended: Set[int]) -> None:
-        """Requests have ended: nobody goes on behind their rows."""
+        """Drops the rows of requests that have ended: nobody needs their KV."""
         states = self._states[: self._num_rows]
         states[np.isin(states, list(ended))] = -1
         if not (states >= 0).any():
@@ -284,7 +285,7 @@ class Backlog:
 
 
 def _part(given: DraftInput, requests: np.ndarray) -> DraftInput:
-    """Some requests of a step, by their places in the batch."""
+    """Some requests of a step, by their indices in the batch."""
     batch = given.step.batch
     counts = batch.num_scheduled_tokens[requests]
     starts = batch.query_start_loc_np[requests].astype(np.int64)
@@ -304,10 +305,10 @@ def _part(given: DraftInput, requests: np.ndarray) -> DraftInput:
 
 
 def make_backlog(vllm_config: VllmConfig, drafter: Drafter) -> Backlog | None:
-    """Of an engine in which steps may draft nothing.
+    """The backlog of an engine in which steps may draft nothing.
 
     Returns:
-        None where rows cannot be kept; one line says so then.
+        None if rows cannot be kept, which is logged.
     """
     scheduler = vllm_config.scheduler_config
     rows = scheduler.max_num_batched_tokens
@@ -321,8 +322,11 @@ def make_backlog(vllm_config: VllmConfig, drafter: Drafter) -> Backlog | None:
 
 
 def _why_none(vllm_config: VllmConfig, drafter: Drafter) -> str | None:
-    """Ranks in step with each other all run the drafter; other steps may be under way
-    on stages before this one; and KV that is sent elsewhere must be complete."""
+    """Why rows cannot be kept; None if they can.
+
+    Ranks in lockstep must all run the drafter; with pipeline stages, other steps may be
+    in flight on earlier ones; KV that a connector sends must be complete.
+    """
     parallel = vllm_config.parallel_config
     reasons = {
         "data parallelism": parallel.data_parallel_size > 1,
@@ -337,7 +341,7 @@ def _why_none(vllm_config: VllmConfig, drafter: Drafter) -> str | None:
 
 def _say_why_none(what: str) -> None:
     logger.info(
-        "The drafter runs in every step, drafting or not: leaving it out does not "
+        "The drafter runs in every step, even without drafts: skipping it does not "
         "support %s.",
         what,
     )
@@ -346,17 +350,17 @@ def _say_why_none(what: str) -> None:
 def for_kv_cache(
     backlog: Backlog | None, specs: Iterable[KVCacheSpec], block_size: int | None
 ) -> Backlog | None:
-    """Once the KV cache is known.
+    """The backlog, once the KV cache config is known.
 
-    A request that runs gives blocks back that windows have left behind, and workers are
-    not told: a row that waited would be written where another request's KV is by now.
+    A running request frees blocks that have left a sliding window, and workers are not
+    told: KV of a kept row could be written over that of another request.
 
     Args:
         specs: of the drafter's KV groups.
         block_size: see `Backlog`.
 
     Returns:
-        None where rows cannot be kept; one line says so then.
+        None if rows cannot be kept, which is logged.
     """
     if backlog is None:
         return None
@@ -373,13 +377,13 @@ def _keeps_blocks(spec: KVCacheSpec) -> bool:
 
 
 def backlog_of(runner: "GPUModelRunner") -> Backlog | None:
-    """None where the drafter runs in every step, or nothing drafts."""
+    """None if the drafter runs in every step, or there is no drafter."""
     return getattr(runner.speculator, "backlog", None)
 
 
 def catch_up(runner: "GPUModelRunner", step: "SchedulerOutput") -> None:
-    """Before a step that cannot go on without it, has the drafter run over what it left
-    out. To be called before the states of requests that ended are given up."""
+    """Processes the backlog before a step that needs it. To be called before the states
+    of ended requests are freed."""
     backlog = backlog_of(runner)
     if not backlog:
         return
@@ -388,7 +392,7 @@ def catch_up(runner: "GPUModelRunner", step: "SchedulerOutput") -> None:
     ended = {states[name] for name in names if name in states}
     counts = step.num_scheduled_tokens
     more = {name for name, count in counts.items() if count > 1}
-    # A session that is answered goes on as a new request, behind the same blocks.
+    # A streaming session that continues is a new request on the same blocks.
     more.update(new.req_id for new in step.scheduled_new_reqs)
     prompts = {states[name] for name in more if name in states}
     found = (new.num_computed_tokens for new in step.scheduled_new_reqs)
@@ -400,7 +404,8 @@ def catch_up(runner: "GPUModelRunner", step: "SchedulerOutput") -> None:
 
 
 def catch_up_now(runner: "GPUModelRunner") -> None:
-    """To be called between steps. Past a drafter's context nothing was left out."""
+    """Processes the backlog, between steps. Steps past a drafter's context add nothing
+    to it."""
     if not backlog_of(runner):
         return
     with use_workspace_lane(runner._draft_workspace_lane):

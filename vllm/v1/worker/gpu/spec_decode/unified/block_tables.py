@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The block tables as a draft pass reads them."""
+"""The block tables that a draft pass reads."""
 
 from collections.abc import Sequence
 
@@ -13,11 +13,11 @@ from .structs import DraftBatch
 
 
 class DraftBlockTables:
-    """The target's block tables, with rows that padding slots may overhang.
+    """The target's block tables, with wider rows for padding slots if needed.
 
     A draft batch counts its padding slots in `seq_lens`. In the last steps before
-    `max_model_len` attention may therefore look past the end of a row: at blocks of
-    padding only, but a row must be there. Wider rows are copied for those steps.
+    `max_model_len` attention may therefore read past the end of a row: only blocks of
+    padding, but the entries must exist. Rows are copied to wider ones for those steps.
 
     Attributes:
         target: the target's block tables, which the input kernel reads.
@@ -28,9 +28,9 @@ class DraftBlockTables:
         """
         Args:
             target: the target's; its blocks are shared.
-            room: positions past the longest sequence that padding may stand for.
-            groups: KV groups of the drafter's layers; the target may have others, some
-                of which hold few tokens of however long a sequence.
+            room: positions past the longest sequence that padding may have.
+            groups: KV groups of the drafter's layers; the target may have others, whose
+                rows may hold only a few tokens of any sequence.
         """
         self.target, self.room = target, room
         self.input_block_tables = self.narrow = target.input_block_tables
@@ -50,7 +50,7 @@ class DraftBlockTables:
         """Chooses rows for a batch whose longest target sequence is `longest`.
 
         Returns:
-            Whether they are the rows that CUDA graphs are recorded with.
+            Whether they are the rows that CUDA graphs were captured with.
         """
         self.input_block_tables = self.narrow
         if longest + self.room <= self.capacity:
@@ -61,14 +61,14 @@ class DraftBlockTables:
         return False
 
     def show(self, batch: DraftBatch, is_first: bool) -> None:
-        """Called for each pass once it is laid out: attention sees all its tokens."""
+        """Called once the inputs of a pass are prepared; here attention sees all."""
 
 
 def _with_room(table: torch.Tensor, block_size: int, room: int) -> torch.Tensor:
-    """Zeros, the null block, for rows of `room` tokens more.
+    """Rows for `room` more tokens, filled with 0, the null block.
 
-    As wide as vLLM makes rows of so many tokens: kernels with blocks of another size
-    than the cache's read whole such rows.
+    They have the width that vLLM gives rows of that many tokens: kernels with another
+    block size than the cache's read all of it.
     """
     blocks = cdiv(table.shape[1] * block_size + room, block_size)
     return table.new_zeros(len(table), get_block_table_width(blocks, block_size))

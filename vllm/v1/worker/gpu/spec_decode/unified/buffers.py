@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every tensor that a draft pass reads, at addresses that never change."""
+"""Every tensor that a draft pass reads, at fixed addresses."""
 
 from typing import get_type_hints
 
@@ -24,7 +24,7 @@ def allocate_batch(
     device: torch.device,
     rope_dims: int = 0,
 ) -> DraftBatch:
-    """A draft batch of padding alone."""
+    """A draft batch that is all padding."""
     sizes = {
         "N": max_num_tokens,
         "N + 1": max_num_tokens + 1,
@@ -52,7 +52,7 @@ class DraftBuffers:
     """The draft batch, and the hidden states that a drafter is fed with it.
 
     H is the drafter's hidden size; other letters are those of `structs.py`. Padding
-    rows of hidden states are left as they are.
+    rows of hidden states keep whatever they held.
     """
 
     def __init__(
@@ -69,16 +69,16 @@ class DraftBuffers:
         self.rope_dims = rope_dims
         num_tokens = layout.max_num_tokens(max_num_batched_tokens, max_num_reqs)
         self.batch = self._batch(max_num_reqs, num_tokens, num_kv_groups=0)
-        # [N, what it takes of the target]; allocated once that width is known.
+        # [N, width of the target's hidden states]; allocated once that is known.
         self.fed: torch.Tensor | None = None
         # Later passes: [R * W, H], the drafter's output at the sampled slots of the
-        # pass before, and [R * (2W - 1), H], the same laid out over the slots.
+        # previous pass, and [R * (2W - 1), H], the same distributed to the slots.
         self.feedback: torch.Tensor | None = None
         self.own_rows: torch.Tensor | None = None
-        # By name, [largest piecewise graph, ...], what such a graph reads.
+        # By name, [largest piecewise graph, ...], the inputs of piecewise graphs.
         self.lasting: dict[str, torch.Tensor] = {}
-        # Of the first pass: embeddings of images and the like, and the rows that they
-        # are of, [rows] int64 on the CPU; None where there are none.
+        # For the first pass: multimodal embeddings and their rows, [rows] int64 on the
+        # CPU; None if there are none.
         self.multimodal: tuple[list[torch.Tensor], torch.Tensor] | None = None
         if hidden_size is not None and layout.num_passes > 1:
             counts = max_num_reqs * self.width, max_num_reqs * layout.num_follow_slots
@@ -88,7 +88,7 @@ class DraftBuffers:
             )
 
     def allocate_kv_groups(self, num_kv_groups: int) -> None:
-        """Makes the batch anew: how many KV groups there are is known late."""
+        """Reallocates the batch, once the number of KV groups is known."""
         sizes = self.batch.max_num_reqs, self.batch.max_num_tokens
         self.batch = self._batch(*sizes, num_kv_groups)
 
@@ -99,13 +99,13 @@ class DraftBuffers:
         return allocate_batch(*sizes, self.device, self.rope_dims)
 
     def positions(self, num_tokens: int) -> torch.Tensor:
-        """[num_tokens], or [D, num_tokens] of M-RoPE, what the draft model is fed."""
+        """The draft model's positions: [num_tokens], or [D, num_tokens] of M-RoPE."""
         if self.rope_dims:
             return self.batch.rope_positions[:, :num_tokens]
         return self.batch.positions[:num_tokens]
 
     def fed_rows(self, like: torch.Tensor) -> torch.Tensor:
-        """`fed`, allocated by the first batch: only the target knows how wide it is.
+        """`fed`, allocated on the first batch, which has the target's width.
 
         Args:
             like: [width] or [any, width], in the dtype of the hidden states.
@@ -115,19 +115,20 @@ class DraftBuffers:
         return self.fed
 
     def hidden_states(self, num_tokens: int, is_first: bool) -> torch.Tensor:
-        """[num_tokens, ...], what the slots of a pass are fed."""
+        """[num_tokens, ...], hidden states for the slots of a pass."""
         rows = self.fed if is_first else self.own_rows
         assert rows is not None
         return rows[:num_tokens]
 
     def at_lasting_address(self, name: str, rows: torch.Tensor) -> torch.Tensor:
-        """A copy where piecewise graphs read it; the first one is the largest."""
+        """Copies rows to where piecewise graphs read them. The first call must have the
+        most rows."""
         if name not in self.lasting:
             self.lasting[name] = torch.empty_like(rows)
         return self.lasting[name][: len(rows)].copy_(rows)
 
     def lay_out_evenly(self, num_reqs: int, num_tokens: int) -> None:
-        """A batch of dummy requests, as a graph of that shape is recorded on."""
+        """Writes dummy requests that share the rows evenly, to capture a graph on."""
         self.reset()
         batch = self.batch
         starts = torch.arange(num_reqs + 1, device=self.device) * num_tokens // num_reqs
@@ -137,7 +138,7 @@ class DraftBuffers:
         batch.first_positions[:num_reqs] = 0
 
     def reset(self) -> None:
-        """Makes the whole batch padding: a run over it changes nothing."""
+        """Makes the whole batch padding, so that a pass over it changes nothing."""
         for name, (_, size) in _TENSORS.items():
             if size.padding is not None:
                 getattr(self.batch, name).fill_(size.padding)

@@ -2,8 +2,8 @@
 """The drafter's own view of the engine's config.
 
 A draft batch is wider than the target's. The drafter is therefore built with a token
-budget and a compile range that reach to its own widest batch, while the target's stay
-as they are. Both share one `static_forward_context`, where attention layers register.
+budget and a compile range for its own widest batch, while the target's stay unchanged.
+Both share one `static_forward_context`, where attention layers register.
 """
 
 from copy import copy
@@ -26,7 +26,7 @@ def draft_layout(vllm_config: VllmConfig) -> DraftLayout:
 
 
 def draft_lengths(vllm_config: VllmConfig) -> list[int]:
-    """The numbers of drafts that a step may ask for, the most last."""
+    """The numbers of drafts that a step may ask for, in ascending order."""
     spec = vllm_config.speculative_config
     lengths = {spec.num_speculative_tokens}
     if may_skip_drafts():
@@ -44,8 +44,8 @@ def draft_lengths(vllm_config: VllmConfig) -> list[int]:
 def widened_config(vllm_config: VllmConfig, layout: DraftLayout) -> VllmConfig:
     """A copy whose token budget is the widest draft batch.
 
-    Copied, not `replace`d: replacing runs the config's checks again, on parts that
-    the target goes on using.
+    Copied, not `replace`d: replacing validates the config again, including parts that
+    the target still uses.
     """
     scheduler = copy(vllm_config.scheduler_config)
     widest = layout.max_num_tokens(
@@ -60,7 +60,7 @@ def widened_config(vllm_config: VllmConfig, layout: DraftLayout) -> VllmConfig:
     if vllm_config.speculative_config.enforce_eager:
         compilation.mode = CompilationMode.NONE
         compilation.cudagraph_mode = CUDAGraphMode.NONE
-        # Nothing fuses plain operations without a compiler.
+        # Without a compiler, nothing fuses native PyTorch ops.
         ops = [op for op in compilation.custom_ops if op not in ("all", "none")]
         compilation.custom_ops = ["all", *ops]
     config = copy(vllm_config)
@@ -70,10 +70,10 @@ def widened_config(vllm_config: VllmConfig, layout: DraftLayout) -> VllmConfig:
 
 
 def attention_config(config: VllmConfig, layout: DraftLayout) -> VllmConfig:
-    """What the draft's attention metadata builders are built with.
+    """The config for the drafter's attention metadata builders.
 
-    Their heads are the draft model's; their block tables reach past the target's
-    longest sequence; their decode queries are as wide as the first draft pass.
+    Attention heads are the draft model's; block tables reach past the target's longest
+    sequence; decode queries are as wide as the first draft pass.
     """
     target, spec = config.model_config, config.speculative_config
     view = copy(config)
@@ -84,7 +84,7 @@ def attention_config(config: VllmConfig, layout: DraftLayout) -> VllmConfig:
     view.model_config.max_model_len = target.max_model_len + layout.num_room_tokens
     view.speculative_config = copy(spec)
     view.speculative_config.num_speculative_tokens += layout.num_extra_slots
-    # Metadata is fit for graphs up to this many tokens: the drafter's are wider.
+    # Metadata supports graphs up to this many tokens: the drafter's are wider.
     view.compilation_config = copy(config.compilation_config)
     largest = config.compilation_config.max_cudagraph_capture_size or 0
     most = config.scheduler_config.max_num_seqs

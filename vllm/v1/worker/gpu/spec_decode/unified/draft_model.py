@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drafting with a language model of its own, autoregressive or in parallel.
+"""Drafting with a separate language model, autoregressive or parallel.
 
-Autoregressive: speculative sampling, arXiv 2211.17192 and arXiv 2302.01318. In
-parallel, with masks in place of the drafts not yet known: PARD, arXiv 2504.18583.
+Autoregressive: speculative sampling, arXiv 2211.17192 and arXiv 2302.01318. Parallel,
+with masks in place of the drafts not yet known: PARD, arXiv 2504.18583.
 """
 
 import torch.nn as nn
@@ -18,7 +18,7 @@ from .ranks import draft_ranks
 
 
 class DraftModelDrafter(Drafter):
-    """Feeds tokens alone; the draft model knows nothing of the target."""
+    """Feeds tokens only; the draft model takes nothing from the target."""
 
     def load(self, target_model: nn.Module, vllm_config: VllmConfig) -> nn.Module:
         self.ranks = draft_ranks(vllm_config)
@@ -40,9 +40,9 @@ class DraftModelDrafter(Drafter):
 
 
 def load_draft_model(vllm_config: VllmConfig) -> tuple[nn.Module, VllmConfig]:
-    """The draft model, loaded as its own files say, and whose its KV cache's config is.
+    """Loads the draft model by its own files; also returns the config of its KV cache.
 
-    Its quantization is its own too: made anew from its files where none is given.
+    Its quantization is its own too: with quant_config=None it is read from its files.
     """
     spec, changes = vllm_config.speculative_config, {}
     has_own_cache = spec.kv_cache_dtype is not None

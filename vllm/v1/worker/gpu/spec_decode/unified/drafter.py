@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one kind of draft model brings to a draft step.
+"""The interface between a kind of draft model and the draft step.
 
 A new kind is one file: a subclass of `Drafter`, chosen in `build_speculator`.
 """
@@ -28,23 +28,23 @@ ModelInputs = dict[str, torch.Tensor | None]
 
 
 class Drafter(ABC):
-    """How a draft model is loaded, and what it is fed.
+    """How a draft model is loaded, and what its inputs are.
 
     Attributes:
-        layout: the slots of the most drafts that a step may ask for.
+        layout: the slots for the most drafts that a step may ask for.
         model: the draft model, once it is loaded.
-        cache_config_owner: the config that it was loaded with, as to its KV cache.
-        fed_hidden_size: width of the hidden states that a later pass is fed; None if
+        cache_config_owner: the config whose cache config the draft model uses.
+        fed_hidden_size: width of the hidden states that a later pass takes; None if
             it takes none.
-        tapped_layers: layers whose states the target is to hand out beside its output.
-        vocabulary: the tokens that the model's logits are of.
-        mask_token_id: what mask slots hold.
+        tapped_layers: target layers whose hidden states are needed besides its output.
+        vocabulary: the vocabulary of the model's logits.
+        mask_token_id: the token of mask slots.
         is_probabilistic: whether drafts are verified against the logits that they were
-            drawn from, which are then by the target's ids.
-        takes_embeddings: whether it is fed the target's embeddings of images and the
-            like; else it is fed the tokens that stand for them.
-        rope_dims: dimensions of the M-RoPE positions that it is fed; 0 for plain ones.
-        ranks: what the draft model runs in, as it was built.
+            sampled from, which then are over the target's vocabulary.
+        takes_embeddings: whether it takes the target's multimodal embeddings; otherwise
+            it gets the placeholder tokens.
+        rope_dims: dimensions of its M-RoPE positions; 0 for plain positions.
+        ranks: makes the context in which the draft model is built and run.
     """
 
     model: nn.Module
@@ -77,7 +77,7 @@ class Drafter(ABC):
         """Loads the draft model into `model`, and returns it.
 
         Args:
-            target_model: what it may share weights with.
+            target_model: may share weights with the draft model.
             vllm_config: the engine's, widened for draft batches.
 
         Raises:
@@ -85,13 +85,13 @@ class Drafter(ABC):
         """
 
     def refresh(self) -> None:
-        """Makes anew what was made of weights, the model's or the target's."""
+        """Recomputes what was derived from weights, the model's or the target's."""
         refresh_lm_head(self.model)
 
     def set_kv_cache(
         self, kv_cache_config: KVCacheConfig, block_tables: BlockTables, kv_group: int
     ) -> None:
-        """Called when the KV cache is known.
+        """Called once the KV cache config is known.
 
         Args:
             kv_cache_config: of all KV groups.
@@ -103,7 +103,7 @@ class Drafter(ABC):
     def target_hidden(
         self, last: torch.Tensor, aux: list[torch.Tensor] | None
     ) -> HiddenRows | None:
-        """What the first pass is fed of the target's hidden states.
+        """The target's hidden states as the first pass takes them.
 
         Args:
             last: [num_tokens, H], the target's output.
@@ -119,18 +119,19 @@ class Drafter(ABC):
         *,
         is_launched: bool,
     ) -> None:
-        """Keeps what later steps are fed; called twice a step, around its first pass.
+        """Keeps hidden states for later steps; called before and after the first pass.
 
         Args:
             hidden: what `target_hidden` returned.
             slot_mappings: [G, at least num_tokens] int64, KV slots of the verified
                 batch.
-            is_launched: false before the pass is laid out, true once it is launched.
+            is_launched: false before the pass's inputs are prepared, true after its
+                launch.
         """
         return None
 
     def input_ids(self, buffers: DraftBuffers, num_tokens: int) -> torch.Tensor:
-        """[num_tokens] int32, the drafter's own ids of the tokens of a pass."""
+        """[num_tokens] int32, the tokens of a pass in the drafter's own ids."""
         return self.vocabulary.input_ids(buffers.batch.input_ids, num_tokens)
 
     @abstractmethod
@@ -146,7 +147,7 @@ class Drafter(ABC):
     def to_feed(
         self, own: torch.Tensor, buffers: DraftBuffers, num_tokens: int, is_first: bool
     ) -> torch.Tensor:
-        """[num_tokens, H], the states that a pass hands on to the next one.
+        """[num_tokens, H], the hidden states that the next pass takes.
 
         Args:
             own: [num_tokens, H], what the model returned.
@@ -154,19 +155,19 @@ class Drafter(ABC):
         return own
 
     def fed_back(self, rows: torch.Tensor) -> HiddenRows | None:
-        """What a later pass is fed of the states that were handed on.
+        """The hidden states of `to_feed` as a later pass takes them.
 
         Args:
-            rows: [num_reqs * W, H], those of the slots that were sampled.
+            rows: [num_reqs * W, H], those at the sampled slots.
         """
         return None
 
 
 def refresh_drafter(runner: Any) -> None:
-    """Called when weights of a model runner's were loaded again.
+    """Called after a model runner has reloaded weights.
 
     Args:
-        runner: of either version; one of vLLM's own speculators may draft.
+        runner: V1 or V2; it may have one of vLLM's own speculators.
     """
     drafter = getattr(getattr(runner, "speculator", None), "drafter", None)
     if isinstance(drafter, Drafter):

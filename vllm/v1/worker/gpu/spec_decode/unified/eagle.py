@@ -2,8 +2,8 @@
 """Drafting from the target's hidden states: EAGLE, EAGLE-3 and P-EAGLE.
 
 EAGLE: arXiv 2401.15077. EAGLE-3, from several of the target's layers: arXiv 2503.01840.
-P-EAGLE, in parallel, with a learned hidden state at masks: vLLM's blog of 2026-03-13,
-vLLM PR #32887.
+P-EAGLE, parallel, with a learned hidden state at masks: vLLM's blog of 2026-03-13, vLLM
+PR #32887.
 """
 
 from functools import cached_property
@@ -31,13 +31,13 @@ class EagleDrafter(Drafter):
         self.is_eagle3 = self.speculative_config.method == "eagle3"
         self.fed_hidden_size = self.draft_model_config.get_hidden_size()
         # A head that was trained on M-RoPE positions needs a target that has them. vLLM
-        # compiles heads of EAGLE's first version for plain ones.
+        # compiles EAGLE-1 heads for plain positions.
         if self.is_eagle3 and vllm_config.model_config.uses_mrope:
             self.rope_dims = self.draft_model_config.mrope_num_dims
-        # What mask slots are fed: in the first pass as the target's hidden states
-        # are, [S * H] and known with the first batch, in later ones as the drafter's
-        # own. Allocated here: what is allocated while weights load is lost when an
-        # engine sleeps.
+        # Hidden states of mask slots: in the first pass in the format of the target's,
+        # [S * H], set on the first batch; in later passes in that of the drafter's own.
+        # Allocated here: memory allocated while weights load is lost when an engine
+        # sleeps.
         self.target_mask: torch.Tensor | None = None
         self.own_mask = torch.zeros(
             self.fed_hidden_size, dtype=self.dtype, device=device
@@ -80,9 +80,9 @@ class EagleDrafter(Drafter):
 
     @cached_property
     def takes_aux_hidden_states(self) -> bool:
-        """Whether the head is fed states of several layers, and not the last one's.
+        """Whether the head takes hidden states of several layers, not the last one's.
 
-        The runner collects them for every EAGLE-3 head, also for one that says no.
+        The runner collects them for every EAGLE-3 head, even one that does not.
         """
         config = self.draft_model_config.hf_config
         return self.is_eagle3 and takes_aux_hidden_states(config)
@@ -112,8 +112,8 @@ class EagleDrafter(Drafter):
     ) -> ModelInputs:
         hidden_states = buffers.hidden_states(num_tokens, is_first)
         if is_first:
-            # Combined only now: laying out reads the target's rows where they are,
-            # and writes them once.
+            # Combined only now: the input kernel reads the target's rows in place, and
+            # writes them once.
             hidden_states = self._combined(hidden_states)
         embeds = None
         if self.takes_embeddings:
@@ -132,12 +132,12 @@ class EagleDrafter(Drafter):
     def _embeddings(
         self, buffers: DraftBuffers, num_tokens: int, is_first: bool
     ) -> torch.Tensor:
-        """[num_tokens, H], of tokens the head's own, of images the target's."""
+        """[num_tokens, H], the head's own for tokens, the target's for images."""
         ids = buffers.batch.input_ids[:num_tokens]
         if not is_first or buffers.multimodal is None:
             return self.model.embed_input_ids(ids)
         embeds, rows = buffers.multimodal
-        # On the CPU: the device would have to be waited for to know how many there are.
+        # On the CPU: counting them on the device would need a synchronization.
         is_multimodal = torch.zeros(num_tokens, dtype=torch.bool)
         is_multimodal[rows] = True
         return self.model.embed_input_ids(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where embeddings of images, audio and video stand in a draft batch."""
+"""The rows of multimodal embeddings (image, audio, video) in a draft batch."""
 
 import numpy as np
 import torch
@@ -15,16 +15,16 @@ def rows_of_embeddings(
     drafted: InputBatch,
     layout: DraftLayout,
 ) -> tuple[list[torch.Tensor], torch.Tensor] | None:
-    """The target's embeddings that a head is fed, and the rows that take them.
+    """The target's embeddings that a head takes, and the rows that take them.
 
-    A row of the step is of the token after its own, as in a head's batch: vLLM looks
-    one token ahead for them.
+    vLLM has shifted `mm_inputs` by one token, as in a head's batch: a row of the step
+    is marked if the token after its own is multimodal.
 
     Args:
-        mm_inputs: embeddings, each [any, H], of the True ones of [num_tokens] bool on
-            the CPU, in order; None for heads that are fed tokens alone.
+        mm_inputs: embeddings, each [any, H], and [num_tokens] bool on the CPU, True for
+            the rows that they are for, in order; None for heads that take tokens only.
         batch: the target's step.
-        drafted: the same, where of trees the accepted paths are left.
+        drafted: the same, with trees reduced to their accepted paths.
         layout: of the draft batch.
 
     Returns:
@@ -34,7 +34,7 @@ def rows_of_embeddings(
     if mm_inputs is None or not mm_inputs[0]:
         return None
     embeds, is_multimodal = mm_inputs
-    # Of a trimmed batch the host knows where prompts begin: behind what has drafts.
+    # In a trimmed batch the host knows where prompts begin: after all drafts.
     n = batch.num_reqs
     starts = batch.query_start_loc_np[: n + 1]
     first = drafted.query_start_loc_np[:n] + np.arange(n) * layout.num_extra_slots

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A drafter's lm_head in fp8, as vLLM quantizes linear layers while they load.
 
-Named as in vLLM 0.33, `draft_lm_head_quantization`, which quantizes an EAGLE head's
-copy of the target's lm_head (proposed in vLLM PR #47584). Here any drafter's is.
+The config key is named as in vLLM 0.33, `draft_lm_head_quantization`, where it
+quantizes an EAGLE head's copy of the target's lm_head (proposed in vLLM PR #47584).
+Here it applies to any drafter's lm_head.
 """
 
 import torch
@@ -27,15 +28,15 @@ logger = init_logger(__name__)
 
 
 class Fp8Head(nn.Module):
-    """An lm_head's matrix with a scale for each row, and one for each token fed to it.
+    """An lm_head in fp8, with a scale per row of the weight and one per input token.
 
-    It is a copy: whose matrix it was, the target's or the drafter's own embeddings',
-    goes on with it. What is read of a `ParallelLMHead` it has, too. Weights that are
-    sent to it while serving are quantized as those of vLLM's own layers are.
+    It is a copy: if the target or the drafter's embeddings share the original weight,
+    they keep it. It has the attributes that vLLM reads of a `ParallelLMHead`. Weights
+    that are sent to it while serving are quantized like those of vLLM's own layers.
 
     Attributes:
-        source: whose matrix it is a copy of, in a tuple, since that is no part of this
-            module; empty where nothing else has that matrix.
+        source: the module that it is a copy of, in a tuple, so that it is not
+            registered as a submodule; empty if nothing else has that weight.
     """
 
     weight_loader = VocabParallelEmbedding.weight_loader
@@ -55,7 +56,7 @@ class Fp8Head(nn.Module):
         rows, width = weight.shape
         self.num_embeddings_per_partition = rows
         self.input_size, self.output_size = width, rows * self.tp_size
-        with set_default_torch_dtype(weight.dtype):  # that of the logits
+        with set_default_torch_dtype(weight.dtype):  # the dtype of the logits
             self.quant_method = Fp8PtpcOnlineLinearMethod()
             self.quant_method.create_weights(
                 self,
@@ -75,17 +76,17 @@ class Fp8Head(nn.Module):
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Copies anew, in place, what is shared and may have been loaded again."""
+        """Copies a shared weight again, in place: it may have been reloaded."""
         for source in self.source:
             for name, tensor in Fp8Head(source).named_parameters():
                 self.get_parameter(name).copy_(tensor)
 
 
 def quantize_lm_head(model: nn.Module, target_model: nn.Module) -> None:
-    """Puts a copy in fp8 in the place of a drafter's lm_head.
+    """Replaces a drafter's lm_head by a copy in fp8.
 
     Args:
-        target_model: whose lm_head that may be.
+        target_model: may share its lm_head with the drafter.
 
     Raises:
         ValueError: the model has none, or one that is quantized already.
@@ -110,7 +111,7 @@ def quantize_lm_head(model: nn.Module, target_model: nn.Module) -> None:
 
 
 def refresh_lm_head(model: nn.Module) -> None:
-    """Called when the weights of a draft model, or of its target, were loaded again."""
+    """Called after the weights of a draft model, or of its target, were reloaded."""
     head = getattr(_owner(model), "lm_head", None)
     if isinstance(head, Fp8Head):
         head.refresh()

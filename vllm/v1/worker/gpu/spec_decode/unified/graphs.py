@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which draft batches are recorded as CUDA graphs, and how; which serves a batch."""
+"""CUDA graphs of draft batches: which are captured, and which one a batch replays."""
 
 import time
 from bisect import bisect_left
@@ -42,12 +42,12 @@ logger = init_logger(__name__)
 class DraftBatchDescriptor(BatchExecutionDescriptor):
     """Shape of a draft batch, and the passes that one graph of it runs.
 
-    A FULL graph has `num_reqs` requests of `uniform_token_count` slots each; or, where
-    that is None, of at most `max_query_len`, `num_tokens` together. A PIECEWISE one has
-    `num_tokens` slots, however they are shared out.
+    A FULL graph has `num_reqs` requests of `uniform_token_count` slots each; or, if
+    that is None, of at most `max_query_len` slots each and `num_tokens` in total. A
+    PIECEWISE one has `num_tokens` slots, however requests share them.
     """
 
-    num_drafts: int = 0  # drafts a request asks for in the step
+    num_drafts: int = 0  # drafts per request that the step asks for
     first_pass: int = 0
     end_pass: int = 1
 
@@ -61,13 +61,13 @@ def batches_to_record(
     piecewise: bool,
     fused: bool,
 ) -> list[DraftBatchDescriptor]:
-    """Every batch to record.
+    """Every batch to capture.
 
     Args:
         vllm_config: the engine's.
         cudagraph_mode: what the target runs with.
         layouts: the layout of each number of drafts that a step may ask for.
-        support: what the drafter's attention can record.
+        support: what graphs the drafter's attention backends support.
         piecewise: whether the draft model can run piecewise graphs.
         fused: whether attention metadata can be refreshed inside a graph.
     """
@@ -110,10 +110,9 @@ def uniform_batches(
 ) -> Iterator[DraftBatchDescriptor]:
     """The first passes of decode batches: those the target has FULL graphs for.
 
-    A request that was given k drafts verifies k + 1 tokens, and the next step most
-    often asks for as many again. Where first passes are the same, whatever the number
-    of drafts, a step that asks for another number is covered too. Of a tree's rows the
-    drafter sees K + 1.
+    A request with k drafts verifies k + 1 tokens, and the next step usually asks for as
+    many drafts again. If several numbers of drafts share the first pass, changes from
+    one to another are covered too. Of a tree's rows the drafter processes K + 1.
     """
     recorded_as, spec = same_first_passes(layouts), vllm_config.speculative_config
     for num_drafts in sorted(set(recorded_as.values())):
@@ -134,8 +133,8 @@ def ragged_batches(
 ) -> Iterator[DraftBatchDescriptor]:
     """The first passes of batches whose drafts were trimmed, if any are.
 
-    However many drafts were made, and whatever number a step asks for but none. Not
-    where a tree is drafted next, which is seldom: such a step changes what is drafted.
+    They cover any number of drafts before, and any number to draft next except 0. Steps
+    that draft a tree next, changing from chains, are rare and not covered.
     """
     longest = layouts[max(layouts)].num_speculative_tokens
     verified = longest + 1
@@ -158,8 +157,8 @@ def later_batches(
 ) -> Iterator[DraftBatchDescriptor]:
     """Passes 2 and on: one graph for all of them if `fused`, else one each.
 
-    Where several numbers of drafts share their passes, a graph ends where the last pass
-    of any of them does, and a step replays graphs up to its own.
+    If several numbers of drafts share their passes, a graph ends after the last pass of
+    each, and a step replays graphs up to its own last pass.
     """
     ends = defaultdict(set)
     for num_drafts, recorded_as in same_later_passes(layouts).items():
@@ -173,7 +172,7 @@ def later_batches(
 
 
 def mixed_batches(vllm_config: VllmConfig) -> Iterator[DraftBatchDescriptor]:
-    """First passes with prompts in them: the target's own piecewise sizes."""
+    """First passes with prompts, in the target's piecewise capture sizes."""
     for num_tokens in vllm_config.compilation_config.cudagraph_capture_sizes or ():
         yield DraftBatchDescriptor(CUDAGraphMode.PIECEWISE, num_tokens, None)
 
@@ -193,7 +192,7 @@ def _full(
 
 
 def _request_counts(vllm_config: VllmConfig, query_len: int) -> list[int]:
-    """Numbers of requests that the engine's capture sizes cover, and the most.
+    """Numbers of requests to capture: those of the capture sizes, and max_num_seqs.
 
     Args:
         query_len: tokens per request.
@@ -210,7 +209,7 @@ def _request_counts(vllm_config: VllmConfig, query_len: int) -> list[int]:
 
 
 class DraftGraphs(CudaGraphManager):
-    """The recorded draft batches."""
+    """The captured draft batches."""
 
     def __init__(
         self,
@@ -223,7 +222,7 @@ class DraftGraphs(CudaGraphManager):
         super().__init__(vllm_config, device, cudagraph_mode, decode_query_len=1)
 
     def record(self, speculator: "UnifiedSpeculator") -> None:
-        """Records every batch, with the speculator's model and buffers."""
+        """Captures every batch, with the speculator's model and buffers."""
         if not self.needs_capture():
             return
         start, free = time.perf_counter(), torch.accelerator.get_memory_info()[0]
@@ -241,7 +240,7 @@ class DraftGraphs(CudaGraphManager):
         )
 
     def run_until(self, desc: DraftBatchDescriptor, end_pass: int) -> None:
-        """Replays a graph, and those that go on where it ends."""
+        """Replays a graph, and those that continue it up to `end_pass`."""
         self.run_fullgraph(desc)
         while desc.end_pass < end_pass:
             shape = desc.uniform_token_count, desc.num_drafts, desc.end_pass
@@ -249,14 +248,14 @@ class DraftGraphs(CudaGraphManager):
             self.run_fullgraph(desc)
 
     def run_pass(self, desc: DraftBatchDescriptor, draft_pass: int) -> None:
-        """Replays one pass, of graphs that hold one each."""
+        """Replays one pass, where each graph holds a single one."""
         one = {"first_pass": draft_pass, "end_pass": draft_pass + 1}
         self.run_fullgraph(replace(desc, **one))
 
     def _init_candidates(self) -> None:
         by_mode: defaultdict[CUDAGraphMode, list[DraftBatchDescriptor]]
         by_mode, by_shape = defaultdict(list), defaultdict(list)
-        # Largest first, so that the smaller ones fit into the memory they took.
+        # Largest first, so that the smaller ones reuse their memory.
         for desc in sorted(self._batches, key=lambda d: d.num_tokens, reverse=True):
             by_mode[desc.cg_mode].append(desc)
             by_shape[_shape(desc)].insert(0, desc)
@@ -265,16 +264,16 @@ class DraftGraphs(CudaGraphManager):
     def find_full(
         self, num_reqs: int, slots: int, num_drafts: int, first_pass: int
     ) -> DraftBatchDescriptor | None:
-        """The smallest recorded batch of `slots` slots a request; None if none."""
+        """The smallest captured batch of `slots` slots per request; None if none."""
         shape = (CUDAGraphMode.FULL, slots, num_drafts, first_pass)
         return self._find(shape, num_reqs, lambda desc: desc.num_reqs)
 
     def find_ragged(
         self, num_reqs: int, num_tokens: int, num_drafts: int
     ) -> DraftBatchDescriptor | None:
-        """A recorded first pass of a batch of unlike queries; None if there is none.
+        """A captured first pass of a batch of unequal query lengths; None if none.
 
-        Of few requests first: each is sampled from, whether it is one or not.
+        Prefers the fewest requests: padded ones are sampled too.
         """
         shape = (CUDAGraphMode.FULL, None, num_drafts, 0)
         found = self._by_shape.get(shape, ()) if self._graphs_captured else ()
@@ -286,7 +285,7 @@ class DraftGraphs(CudaGraphManager):
         return min(fits, key=lambda d: (d.num_reqs, d.num_tokens), default=None)
 
     def find_piecewise(self, num_tokens: int) -> DraftBatchDescriptor | None:
-        """The smallest recorded size that holds a mixed batch; None if none."""
+        """The smallest captured size that holds a mixed batch; None if none."""
         shape = (CUDAGraphMode.PIECEWISE, None, 0, 0)
         return self._find(shape, num_tokens, lambda desc: desc.num_tokens)
 
@@ -304,7 +303,7 @@ def _shape(desc: DraftBatchDescriptor) -> tuple:
 def make_graphs(
     speculator: "UnifiedSpeculator", cudagraph_mode: CUDAGraphMode
 ) -> DraftGraphs:
-    """What is to be recorded for a speculator; `record` does it."""
+    """The graphs of a speculator, to be captured by `record`."""
     batches = batches_to_record(
         speculator.target_config,
         cudagraph_mode,
@@ -321,7 +320,7 @@ def make_graphs(
 def record_batch(
     speculator: "UnifiedSpeculator", desc: DraftBatchDescriptor, warmup: bool = False
 ) -> Callable[[CUDAGraphMode], Any]:
-    """Lays a dummy batch out; returns what runs over it, to be recorded."""
+    """Writes a dummy batch; returns the function to capture on it."""
     across = None
     if speculator.dp_size > 1:
         across = torch.full((speculator.dp_size,), desc.num_tokens, dtype=torch.int32)
@@ -371,7 +370,7 @@ def _run_passes(
     desc: DraftBatchDescriptor,
     context: PassContext,
 ) -> None:
-    """The passes of one graph; with their inputs where metadata follows them."""
+    """The passes of one graph, with their inputs if metadata can be refreshed in it."""
     plan = speculator.plans[desc.num_drafts]
     for draft_pass in range(desc.first_pass, desc.end_pass):
         if speculator.supports_decode_metadata_update:

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One launch from the verified batch, or from the pass before, to the draft batch.
+"""The input kernel: builds the draft batch in one launch.
 
-`layout.py` says which slots there are, `structs.py` what the kernel takes and writes.
-`prepare_inputs_reference.py` among the tests is the same function in plain PyTorch, and
-its specification; `native.py` runs an implementation in C++ on a CPU.
+It is built from the verified batch, or from the previous pass. `layout.py` defines the
+slots, `structs.py` the kernel's inputs and outputs. The specification is
+`prepare_inputs_reference.py` among the tests, the same function in plain PyTorch.
+`native.py` runs an implementation in C++ on a CPU.
 """
 
 import ctypes
@@ -25,26 +26,26 @@ _PAD_SLOT = tl.constexpr(PAD_SLOT_ID)
 
 
 class PreviousPass(NamedTuple):
-    """What a later pass goes on from, beside the buffers."""
+    """What a later pass continues from, besides the buffers."""
 
     draft_tokens: torch.Tensor  # [n, K] int64, the drafts so far
-    draft_pass: int  # the pass to prepare; the first is 0, so from 1 on
+    draft_pass: int  # the pass to prepare, from 1 on (0 is the first pass)
 
 
 class HiddenRows(NamedTuple):
     """Where the draft batch's hidden states come from.
 
-    Sources stand side by side in a row of the draft batch, S * H wide.
+    The S sources are concatenated in a row of the draft batch, S * H wide.
     """
 
     # S x [num_tokens, H], the target's rows, or one [n * W, H], the drafter's own at
-    # the slots that the pass before sampled.
+    # the slots that the previous pass sampled.
     sources: tuple[torch.Tensor, ...]
-    # Rows for the slots that no source has one for. With token_shift 1: [S * H], for
-    # masks. With token_shift 0: [2 * blocks, S * H], `KeptStates.states`, for slot 0.
+    # For slots without a source row. With token_shift 1: [S * H], for masks. With
+    # token_shift 0: [2 * blocks, S * H], `KeptStates.states`, for slot 0.
     fallback: torch.Tensor
-    # With token_shift 0: [2 * blocks] int64, positions of the tokens that those are of,
-    # and the KV group that the blocks are of.
+    # With token_shift 0: [2 * blocks] int64, positions of the tokens of these states,
+    # and the KV group of the blocks.
     positions: torch.Tensor | None = None
     kv_group: int = 0
 
@@ -57,7 +58,7 @@ def _verified_row(begin, at):
 
 @triton.jit
 def _first_row(src, req, num_reqs, extra):
-    """Row of the draft batch where a request's slots begin; behind all, a large one."""
+    """Row where a request's slots begin; a large number past the last request."""
     begin = tl.load(src.query_start_loc + req, mask=req < num_reqs, other=1 << 30)
     return begin + req * extra
 
@@ -66,10 +67,11 @@ def _first_row(src, req, num_reqs, extra):
 def _request_of(
     src, row, row0, num_reqs, extra, BLOCK: tl.constexpr, BLOCK_R: tl.constexpr
 ):
-    """Requests that a block of rows, from `row0` on, belongs to; the last if to none.
+    """Requests of a block of rows, from `row0` on; the last one if a row has none.
 
-    A row's request is the number of requests that begin at it or before it, less one:
-    for `row0` of all requests, for the others of those behind, of which each has a row.
+    A row's request is the number of requests that begin at or before it, minus one.
+    All requests are counted for `row0`. For the rows after it the next BLOCK requests
+    suffice, since each has at least one row.
     """
     every = _first_row(src, tl.arange(0, BLOCK_R), num_reqs, extra)
     at_row0 = tl.sum((every <= row0).to(tl.int32), axis=0) - 1
@@ -81,10 +83,10 @@ def _request_of(
 
 @triton.jit
 def _verified_requests(src, req, num_reqs, extra):
-    """Requests of the verified batch. The numbers of those of padding say nothing.
+    """Requests of the verified batch. Numbers of padded requests are meaningless.
 
     Returns, for each: its state, row of its first token there, row of its first slot,
-    number of slots, number of valid tokens, position of slot 0, and whether it is one.
+    number of slots, number of valid tokens, position of slot 0, and whether it is real.
     """
     known = req < num_reqs
     begin = tl.load(src.query_start_loc + req, mask=known, other=0)
@@ -99,13 +101,13 @@ def _verified_requests(src, req, num_reqs, extra):
 
 @triton.jit
 def _later_requests(out, req, num_reqs, draft_pass, width, SHIFT: tl.constexpr):
-    """As `_verified_requests`, of the pass before, whose W rows are all valid."""
+    """Like `_verified_requests`, for the previous pass: its W rows are all valid."""
     slots = 2 * width - 1
     origin = tl.load(out.first_positions + req, mask=req < num_reqs, other=-1)
     is_real = origin >= 0
     state = tl.load(out.idx_mapping + req, mask=is_real, other=-1)
     start = origin + (draft_pass - 1) * width + 1
-    # As many as make the last draft the token behind the valid ones.
+    # Chosen so that the last draft is the token after the valid ones.
     valid = width - 1 + SHIFT + 0 * req
     return state, req * width, req * slots, slots + 0 * req, valid, start, is_real
 
@@ -127,7 +129,7 @@ def _verified_token(src, req, state, begin, valid, at, live):
 def _num_blocks(tables, out, req, state, group, IS_FIRST: tl.constexpr):
     """KV blocks that requests hold; a dummy request holds none.
 
-    The engine's counts are at another address each step. Later passes, which a graph
+    The address of the engine's counts changes each step. Later passes, which a graph
     replays, read the copy that the first pass makes.
     """
     if IS_FIRST:
@@ -139,7 +141,7 @@ def _num_blocks(tables, out, req, state, group, IS_FIRST: tl.constexpr):
 
 @triton.jit
 def _block_ids(tables, state, block, group, mask):
-    """Ids of requests' KV blocks, counted from each one's first; 0 where not asked."""
+    """Ids of KV blocks, given by their index in the request; 0 where masked out."""
     table = _load_ptr(tables.block_tables + group, tl.int32)
     table += state * tl.load(tables.strides + group)
     return tl.load(table + block, mask=mask, other=0).to(tl.int64)
@@ -147,10 +149,10 @@ def _block_ids(tables, state, block, group, mask):
 
 @triton.jit
 def _state_before(tables, out, hidden, req, state, start, wanted):
-    """Row of the fallback that is the state of the token before a request's slots.
+    """Row of the fallback with the hidden state of the token before a request's slots.
 
-    That is what the KV block of that token keeps of its end, or of its last token; if
-    it is of another token, row 0.
+    The KV block of that token keeps the state of the token that ends it, and that of
+    its last token so far. If the state kept there is of another token, row 0.
     """
     group = hidden.kv_group
     size = tl.load(tables.block_sizes + group)
@@ -175,13 +177,13 @@ def _store_slots(
     GROUPS: tl.constexpr,
     IS_FIRST: tl.constexpr,
 ):
-    """KV slots of a block of rows; PAD wherever the request owns no block."""
+    """Stores KV slots of a block of rows; PAD where the request owns no block."""
     for group in tl.static_range(GROUPS):
         size = tl.load(tables.block_sizes + group)
         block = position // size
         owned = live & (block < _num_blocks(tables, out, req, state, group, IS_FIRST))
         block_id = _block_ids(tables, state, block, group, owned)
-        # Block 0 is the null block, which stands for blocks given back.
+        # Block 0 is the null block, which takes the place of freed blocks.
         slot = tl.where(block_id > 0, block_id * size + position % size, _PAD_SLOT)
         to = out.slot_mappings + group * out.max_num_tokens + row
         tl.store(to, slot, mask=inside)
@@ -189,7 +191,7 @@ def _store_slots(
 
 @triton.jit
 def _rope_delta(src, out, req, state, known, IS_FIRST: tl.constexpr):
-    """What M-RoPE positions past the prompt are ahead of plain ones."""
+    """M-RoPE minus plain positions, past the prompt."""
     delta = src.rope_deltas + state if IS_FIRST else out.rope_deltas + req
     return tl.load(delta, mask=known & (state >= 0), other=0)
 
@@ -210,9 +212,10 @@ def _store_rope_positions(
     DIMS: tl.constexpr,
     IS_FIRST: tl.constexpr,
 ):
-    """M-RoPE positions of a block of rows: the target's own, of the tokens it had.
+    """Stores M-RoPE positions of a block of rows: the target's, for its own tokens.
 
-    Those behind are of text, as is all past a prompt: alike in every dimension.
+    Slots after those are text, like everything past a prompt, so their position is the
+    same in every dimension.
     """
     value = position + _rope_delta(src, out, req, state, live, IS_FIRST)
     for dim in tl.static_range(DIMS):
@@ -229,7 +232,7 @@ def _store_hidden(
     hidden,
     row,
     source_row,
-    fallback,  # row of the fallback, for those that no source has a row for
+    fallback,  # row of the fallback, for slots without a source row
     has_none,
     live,
     chunk,
@@ -237,7 +240,7 @@ def _store_hidden(
     SIZE: tl.constexpr,
     BLOCK_H: tl.constexpr,
 ):
-    """A chunk of columns of a block of rows: copied, or the fallback's."""
+    """Stores a chunk of columns of a block of rows, from a source or the fallback."""
     CHUNKS: tl.constexpr = (SIZE + BLOCK_H - 1) // BLOCK_H
     which = chunk // CHUNKS
     col = chunk % CHUNKS * BLOCK_H + tl.arange(0, BLOCK_H)
@@ -255,7 +258,7 @@ def _store_hidden(
 
 @triton.jit
 def _num_requests(src, out, num_reqs, IS_FIRST: tl.constexpr, BLOCK_R: tl.constexpr):
-    """Requests of the batch, without those of padding at its end."""
+    """Number of requests, without the padded ones at the end."""
     req = tl.arange(0, BLOCK_R)
     known = req < num_reqs
     if IS_FIRST:
@@ -285,7 +288,7 @@ def _store_requests(
     BLOCK_W: tl.constexpr,
     BLOCK_R: tl.constexpr,
 ):
-    """What sampling, attention and later passes read of a block of requests."""
+    """Stores what sampling, attention and later passes read for a block of requests."""
     inside = req < out.max_num_reqs
     num_real = _num_requests(src, out, num_reqs, IS_FIRST, BLOCK_R)
     if IS_FIRST:
@@ -299,7 +302,7 @@ def _store_requests(
     end = tl.where(is_real, first + count, batch_end)
     tl.store(out.query_start_loc + 1 + req, end, mask=inside)
     tl.store(out.query_start_loc + req, 0, mask=req == 0)
-    # Padding slots count too: the last query is the last key, so that causal
+    # Padding slots count too: the last query aligns with the last key, so that causal
     # attention gives every valid slot exactly the keys before it.
     length = tl.where(is_real, start + count, 0).to(tl.int32)
     tl.store(out.seq_lens + req, length, mask=inside)
@@ -317,7 +320,7 @@ def _store_requests(
     state_or_none = tl.where(is_sampled, state[:, None], -1)
     tl.store(out.sample_requests + to, state_or_none, mask=each)
 
-    if IS_FIRST:  # else it stays as it is
+    if IS_FIRST:  # later passes use the same values
         origin = tl.where(is_real, start + valid - SHIFT, -1)
         tl.store(out.first_positions + req, origin, mask=inside)
         tl.store(out.idx_mapping + req, state, mask=inside)
@@ -333,7 +336,7 @@ def _store_requests(
         tl.store(out.seeds + state, tl.load(src.seeds + state, mask=owned), mask=owned)
 
 
-# Numbers that vary while serving are not specialised: each would compile again.
+# Numbers that vary while serving are not specialized: new values would recompile.
 @triton.jit(do_not_specialize=[name for name in Numbers._fields if name.islower()])
 def _prepare_inputs_kernel(
     src,  # VerifiedBatch or PreviousDrafts
@@ -392,7 +395,7 @@ def _prepare_inputs_kernel(
     live = inside & is_real & (at < valid + num_samples) & (position < limit)
     is_mask = at > valid
 
-    # A slot has the state of the token before it; that of slot 0 is of another step.
+    # A slot takes the state of the preceding token; slot 0's is from another step.
     fallback, has_none = 0 * req, is_mask
     if SOURCES > 0 and SHIFT == 0:
         has_none = slot < 0
@@ -448,16 +451,16 @@ def prepare_inputs(
     """Writes the next draft batch into `buffers`, in one launch.
 
     Args:
-        source: the verified batch for the first pass, else the pass before.
+        source: the verified batch for the first pass, else the previous pass.
         layout: the mode's slots.
         buffers: where the draft batch goes.
         block_tables: the block tables of the target and the drafter.
         num_samples: drafts that this pass is to sample, from 1 to the layout's width.
-        num_padded_tokens: rows of the batch with padding, at least its own.
+        num_padded_tokens: rows of the batch, padding included.
         limit: first position that must be neither drafted nor written.
-        mask_token_id: what mask slots hold.
-        vocab_size: the drafter's. A target may have tokens past it that stand for
-            images; the drafter is fed token 0 for them.
+        mask_token_id: the token of mask slots.
+        vocab_size: the drafter's. A target may have placeholder tokens for images past
+            it; the drafter gets token 0 for them.
         hidden: the hidden states to feed; None for a drafter that takes none.
         native: run the native implementation if tensors are on a CPU and it was built.
     """
@@ -494,8 +497,8 @@ def prepare_inputs(
     library = native_library() if native and buffers.device.type == "cpu" else None
     if library is not None:
         return native_kernel.launch(library, *arguments, numbers)
-    # Rows with hidden states are long: fewer of them keep more programs busy. All sizes
-    # are the same for every batch, lest one of another size compiles the kernel again.
+    # Rows with hidden states are long: fewer per program keep more programs busy. Block
+    # sizes are the same for every batch, so that none compiles the kernel again.
     block = 16 if sources else 32
     block_h = min(triton.next_power_of_2(numbers.SIZE), 512) if sources else 1
     chunks = len(sources) * triton.cdiv(numbers.SIZE, block_h)
@@ -512,7 +515,7 @@ def prepare_inputs(
 
 
 def native_library() -> ctypes.CDLL | None:
-    """The native implementation, for tensors on a CPU; None where it was not built."""
+    """The native implementation, for tensors on a CPU; None if it was not built."""
     return native_kernel.LIBRARY.loaded
 
 

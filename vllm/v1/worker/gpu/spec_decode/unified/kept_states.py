@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""States of the target that a later step is fed, kept with the KV blocks.
+"""Hidden states of the target for later steps, kept by KV cache block.
 
-A token that a step begins with is fed the state of the token before it, which an
-earlier step computed, perhaps for another request with the same prefix. Blocks are
-where all of them meet. Each keeps two states: that of the token that ends it, for
-whoever goes on behind it, and that of its last valid token so far, for the request
-that goes on within it.
+The first token of a step takes the hidden state of the preceding token, which an
+earlier step computed, perhaps for another request with the same prefix. KV cache blocks
+are what these steps share. Each block keeps two states: that of the token that ends it,
+for any request that continues after it, and that of its last valid token so far, for
+the request that continues within it.
 """
 
 import torch
@@ -14,24 +14,24 @@ from vllm.triton_utils import tl, triton
 
 from .structs import VerifiedBatch
 
-PROGRAMS = 16  # per request, which share the blocks that it ends
+PROGRAMS = 16  # per request; they share the blocks that it fills
 
 
 class KeptStates:
-    """What KV blocks keep; B is their number, H the width of a state.
+    """The states of KV blocks; B is the number of blocks, H the width of a state.
 
     Attributes:
-        states: [2 * B, H]. Row 2 * b is of the token that ends block b, the one behind
-            it of the block's last token. Row 0, the null block's, is for tokens that
-            have no state before them, or whose is not known.
-        positions: [2 * B] int64, of those tokens; -1: of none.
+        states: [2 * B, H]. Row 2 * b is of the token that ends block b, row 2 * b + 1
+            of the block's last token so far. Row 0, the null block's, is for tokens
+            without a preceding state, or whose preceding state is not known.
+        positions: [2 * B] int64, of those tokens; -1 if there is none.
     """
 
     def __init__(self, num_blocks: int, block_size: int, no_state: torch.Tensor):
         """
         Args:
             block_size: tokens of a KV block.
-            no_state: [H], what stands for no state.
+            no_state: [H], taken where there is no state.
         """
         self.block_size = block_size
         self.states = no_state.new_zeros(2 * num_blocks, len(no_state))
@@ -53,17 +53,17 @@ class KeptStates:
         ends: bool,
         native: bool = True,
     ) -> None:
-        """Keeps what a step leaves in the blocks that it has valid tokens in.
+        """Keeps the states of a step, in the blocks of its valid tokens.
 
-        A request may go on behind a prefix that another one computes in the same step:
-        what ends blocks is kept before the step is laid out. What is kept within blocks
-        is read by that step, and kept anew behind it.
+        A request may continue a prefix that another one computes in the same step, so
+        states that end blocks are kept before the draft inputs are prepared. The others
+        are read while these are prepared, and replaced afterwards.
 
         Args:
-            slots: [at least T] int64, KV slots of the step's tokens. The null block's
-                keep nothing: an engine that warms up while it serves has slots there.
-            states: [at least T, H], theirs.
-            ends: keep what ends blocks; else the last token of each request.
+            slots: [at least T] int64, KV slots of the step's tokens. Those of the null
+                block keep nothing: warm-up runs while serving have slots there.
+            states: [at least T, H], of these tokens.
+            ends: keep the states that end blocks; else those of last tokens.
             native: on a CPU, run plain PyTorch instead of the kernel.
         """
         if native and states.device.type == "cpu":
@@ -118,7 +118,7 @@ def _keep_states_kernel(
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Programs (request, i) keep each so manieth end of a block, from the i-th on."""
+    """Program (r, i) keeps every PROGRAMS-th block end of request r, from the i-th."""
     req = tl.program_id(0)
     begin = tl.load(verified.query_start_loc + req)
     end = tl.load(verified.query_start_loc + req + 1)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The slots of a draft batch: the one place where their numbers are computed.
+"""The slots (rows) of a draft batch. All slot counts are computed here.
 
-A step hands the drafter `q` target tokens of a request, of which `r` were rejected
-and `v = q - r` are valid. The first draft pass lays its slots out like this
+In each step the drafter receives `q` target tokens per request, of which `r` were
+rejected and `v = q - r` are valid. The first draft pass has these slots
 (K = `num_speculative_tokens`, W = `parallel_width`, x = padding):
 
     token_shift 0   t0 t1 .. t(v-1)  next  mask x (W-1)  x x (r)    q + W slots
@@ -10,22 +10,23 @@ and `v = q - r` are valid. The first draft pass lays its slots out like this
 
 Slot j has the position of the request's j-th target token, whatever token it holds.
 `next` is the token just sampled, or the next prompt token while a prompt is being
-chunked. The W slots from `next` on are sampled: they are drafts 1 to W.
+chunked. Drafts 1 to W are sampled at the W slots from `next` on.
 
-A drafter that is fed the target's hidden states is fed, with each token, that of the
-token before it. With token_shift 1 slot j's stands in row j of the step, and masks have
-a learned one. With token_shift 0 it stands in row j - 1, and masks share that of
-`next`. Slot 0 then has none in this step: it is fed what was kept with the KV block of
-the token before it (`kept_states.py`), or at position 0 a row of its own.
+A drafter that takes the target's hidden states gets, with each token, the hidden state
+of the preceding token. With token_shift 1, that of slot j is row j of the step, and
+masks have a learned one. With token_shift 0 it is row j - 1, and masks share that of
+`next`; slot 0 then has no row in this step, and takes the hidden state that was stored
+with the KV cache block of the preceding token (`kept_states.py`), or a dedicated row at
+position 0.
 
-Where W < K, later passes follow. Each is fed the W drafts of the pass before, as
-tokens now, and W - 1 masks behind them, and samples the next W drafts:
+If W < K, later passes follow. The inputs of each are the W drafts of the previous pass
+and W - 1 masks after them; it samples the next W drafts:
 
     later pass      d(i+1) .. d(i+W)  mask x (W-1)                  2W - 1 slots
 
 W = 1 is autoregressive drafting (arXiv 2211.17192; EAGLE, arXiv 2401.15077), W = K
 drafts all tokens at once (PARD, arXiv 2504.18583; P-EAGLE, vLLM PR #32887; PARD-2,
-arXiv 2605.08632, which is fed the target's states unshifted).
+arXiv 2605.08632, which takes the target's hidden states unshifted).
 """
 
 from dataclasses import dataclass, replace
@@ -33,7 +34,7 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class DraftLayout:
-    """How many slots a drafter needs, for which mode.
+    """The slot counts of a drafting mode.
 
     Attributes:
         num_speculative_tokens: drafts per request and step (K).
@@ -59,9 +60,9 @@ class DraftLayout:
             )
 
     def for_drafts(self, num_drafts: int) -> "DraftLayout":
-        """The layout of a step that asks for so many drafts, at least one.
+        """The layout of a step that asks for `num_drafts` drafts; 0 counts as 1.
 
-        More than K are nodes of a tree, whose depth is K.
+        More than K means a tree with that many nodes, of depth K.
         """
         k = min(max(num_drafts, 1), self.num_speculative_tokens)
         width = min(self.parallel_width, k)
@@ -69,7 +70,7 @@ class DraftLayout:
 
     @property
     def hidden_offset(self) -> int:
-        """Slot j's hidden state stands in row j + `hidden_offset` of a request."""
+        """Slot j's hidden state is row j + `hidden_offset` of its request."""
         return self.token_shift - 1
 
     @property
@@ -93,29 +94,29 @@ class DraftLayout:
 
     @property
     def num_room_tokens(self) -> int:
-        """Positions past the longest sequence that padding may seem to hold.
+        """Positions past the longest sequence that `seq_lens` may reach.
 
-        A request's slots are counted in its `seq_lens`, padding included, so that
-        causal attention aligns the valid ones.
+        `seq_lens` counts padding slots too, so that causal attention aligns the valid
+        ones.
         """
         return self.num_extra_slots + self.num_passes * self.parallel_width
 
     def samples_per_pass(self, num_drafts: int) -> list[int]:
-        """What each pass samples where a step asks for `num_drafts`, at most K."""
+        """Drafts that each pass samples in a step with `num_drafts` (at most K)."""
         width = self.parallel_width
         return [min(width, num_drafts - at) for at in range(0, num_drafts, width)]
 
     @property
     def num_lookahead_tokens(self) -> int:
-        """Positions past a step's target tokens that drafting may write.
+        """Positions past a step's target tokens whose KV drafting may write.
 
-        The last slot written is the one that draft K is sampled from; masks that
-        would lie behind it are padding.
+        The last slot written is the one that draft K is sampled from; masks after it
+        are padding.
         """
         return self.num_speculative_tokens - self.token_shift
 
     def max_num_tokens(self, max_num_batched_tokens: int, max_num_reqs: int) -> int:
-        """Slots of the widest draft batch: what buffers and compile range cover."""
+        """Slots of the widest draft batch, which buffers and compile range cover."""
         first = max_num_batched_tokens + self.num_extra_slots * max_num_reqs
         later = self.num_follow_slots * max_num_reqs if self.num_passes > 1 else 0
         return max(first, later)

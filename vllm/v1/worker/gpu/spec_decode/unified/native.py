@@ -13,8 +13,8 @@ from .structs import STRUCTS, Numbers
 LIBRARY = NativeLibrary(
     Path(__file__).with_name("_prepare_inputs.so"),
     STRUCTS,
-    "The input kernel of speculative decoding runs as Triton's on the CPU, a little "
-    "slower than as C++",
+    "The input kernel of speculative decoding runs as a Triton kernel on the CPU, a "
+    "little slower than as C++",
 )
 
 

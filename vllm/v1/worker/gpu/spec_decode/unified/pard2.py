@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PARD-2: a draft model whose embeddings the target's hidden states are added to.
+"""PARD-2: a draft model with the target's hidden states added to its embeddings.
 
-PARD-2: arXiv 2605.08632; masks as in PARD, arXiv 2504.18583. A token is fed the state
-of the token before it, so that the next token's is known already; `layout.py` says how
-states and slots are paired.
+PARD-2: arXiv 2605.08632; masks as in PARD, arXiv 2504.18583. A token takes the hidden
+state of the preceding token, so that the one for the next token is already known;
+`layout.py` says how states and slots are paired.
 """
 
 import torch
@@ -29,10 +29,10 @@ logger = init_logger(__name__)
 
 
 class Pard2Drafter(Drafter):
-    """Feeds tokens, and what `features` names of the target, projected.
+    """Feeds tokens, and the target's hidden states that `features` names, projected.
 
-    States are projected before they are laid out: there are fewer of them than slots,
-    and what is kept of them is narrower. H is the drafter's hidden size.
+    States are projected before they are distributed to slots: there are fewer of them
+    than slots, and kept states are narrower. H is the drafter's hidden size.
     """
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device):
@@ -40,19 +40,19 @@ class Pard2Drafter(Drafter):
         self.features = self.speculative_config.drafter.target_features
         self.tapped_layers = self.features.tapped
         self.fed_hidden_size = self.draft_model_config.get_hidden_size()
-        # Allocated here: what is allocated while weights load is lost when an engine
+        # Allocated here: memory allocated while weights load is lost when an engine
         # sleeps.
         warp = load_warp(warp_here(self.speculative_config))
         size = {"dtype": self.dtype, "device": device}
-        self.weight = warp[WEIGHT].to(**size)  # [H, states side by side]
+        self.weight = warp[WEIGHT].to(**size)  # [H, concatenated states]
         self.bias = warp[BIAS].to(**size) if BIAS in warp else None  # [H]
         self.kept: KeptStates | None = None
         self.kv_group = 0
         if vllm_config.kv_transfer_config is not None:
             logger.warning(
-                "KV that a connector loads comes without the hidden states of the "
-                "target that PARD-2 is fed behind it: the first drafts after such KV "
-                "may be worse. Text is not affected."
+                "KV that a connector loads comes without the target's hidden states, "
+                "which PARD-2 needs for the token after it: the first drafts after "
+                "such KV may be worse. Output is not affected."
             )
 
     def load(self, target_model: nn.Module, vllm_config: VllmConfig) -> nn.Module:
@@ -83,7 +83,7 @@ class Pard2Drafter(Drafter):
         states[self.features.depth] = last
         fed = [states[layer] for layer in self.features.layers]
         rows = self._projected(torch.cat(fed, dim=-1))
-        if self.kept is None:  # while memory is profiled there are no blocks
+        if self.kept is None:  # there are no KV blocks while memory is profiled
             return HiddenRows((rows,), rows)
         kept = self.kept
         return HiddenRows((rows,), kept.states, kept.positions, self.kv_group)
@@ -120,7 +120,7 @@ class Pard2Drafter(Drafter):
     def to_feed(
         self, own: torch.Tensor, buffers: DraftBuffers, num_tokens: int, is_first: bool
     ) -> torch.Tensor:
-        """What was fed is fed on: of a draft the target has no state yet."""
+        """Passes on what was fed: the target has no hidden states of drafts yet."""
         return buffers.hidden_states(num_tokens, is_first)
 
     def fed_back(self, rows: torch.Tensor) -> HiddenRows:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a step drafts, over which slots, and how one of its passes is run."""
+"""What a step drafts, over which slots, and how its passes run."""
 
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -14,15 +14,14 @@ from .layout import DraftLayout
 class DraftPlan(NamedTuple):
     """The plan of a step that asks for `num_drafts` tokens of each request.
 
-    More than the layout's K are the nodes of a tree of depth K.
+    If they are more than the layout's K, they are the nodes of a tree of depth K.
     """
 
     num_drafts: int
     layout: DraftLayout
     # [passes, R, W] int32, column of `draft_logits` for each sampled slot
     columns: torch.Tensor
-    # The numbers of drafts under which graphs of its passes are recorded, the first
-    # one's and the others'.
+    # The numbers of drafts whose graphs it replays, in the first and in later passes.
     recorded_as: int
     later_recorded_as: int
 
@@ -38,7 +37,7 @@ class DraftPlan(NamedTuple):
 
 
 class PassContext(NamedTuple):
-    """How the draft model runs over the batch that lies in the buffers."""
+    """How the draft model runs over the batch in the buffers."""
 
     num_reqs: int
     num_tokens: int  # padding included
@@ -76,8 +75,8 @@ def _columns(
 def same_first_passes(layouts: dict[int, DraftLayout]) -> dict[int, int]:
     """For each number of drafts, the largest one whose first pass is the same.
 
-    Without drafts nothing is sampled, so that pass is like no other. Nor is that of a
-    tree, which is built in it.
+    A step without drafts samples nothing in it, and a tree is built in it, so these two
+    share it with no other.
     """
 
     def largest(num_drafts: int) -> int:
@@ -97,8 +96,8 @@ def same_first_passes(layouts: dict[int, DraftLayout]) -> dict[int, int]:
 def same_later_passes(layouts: dict[int, DraftLayout]) -> dict[int, int]:
     """For each number of drafts, the largest one that has all its later passes.
 
-    One token a pass: pass p is the same however many follow. Of several tokens the last
-    pass may sample fewer.
+    With one token per pass, pass p is the same however many follow. With several, the
+    last pass may sample fewer.
     """
     longest = max(layouts)
     if layouts[longest].parallel_width > 1:

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A draft model that a rank has all of, where ranks share their target.
+"""Draft models that each rank has all of, while ranks split the target.
 
-Of pipeline stages the last one drafts, and has the whole draft model: vLLM would cut it
-as it cuts the target.
+With pipeline parallelism the last stage drafts, and has the whole draft model: vLLM
+would split it like the target.
 
-Tensor-parallel ranks share a draft model, or each has the whole of it if the user asks
-for that (`draft_tensor_parallel_size: 1`). Then they make the same drafts of the same
-tokens, as they do with all that vLLM does not split: routers of experts, and sampling.
-A draft pass waits for no other rank, which is most of the time of a small model's.
+Tensor-parallel ranks split a draft model, or each has all of it if the user asks for
+that (`draft_tensor_parallel_size: 1`). Then they compute the same drafts from the same
+tokens, as they do with everything that vLLM does not split: expert routers, and
+sampling. A draft pass then waits for no other rank; with a small model, waiting takes
+most of the time.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,7 +23,7 @@ TENSOR, PIPELINE = "_TP", "_PP"  # vLLM's groups of ranks
 
 
 def draft_ranks(vllm_config: VllmConfig) -> Callable[[], AbstractContextManager]:
-    """In what a draft model is to be built and run: `with draft_ranks(config)(): …`."""
+    """The context to build and run a draft model in: `with draft_ranks(c)(): …`."""
     target = vllm_config.parallel_config
     own = vllm_config.speculative_config.draft_parallel_config
     sizes = {
@@ -35,7 +36,7 @@ def draft_ranks(vllm_config: VllmConfig) -> Callable[[], AbstractContextManager]
 
 @contextmanager
 def as_only_rank(groups: list[str]) -> Iterator[None]:
-    """What is built or run in it takes this rank for the only one of these groups."""
+    """Within it, models are built and run as if this were the only rank of `groups`."""
     shared = {name: getattr(parallel_state, name) for name in groups}
     for name, group in shared.items():
         setattr(parallel_state, name, _alone(group))
@@ -47,7 +48,7 @@ def as_only_rank(groups: list[str]) -> Iterator[None]:
 
 
 def _alone(group: parallel_state.GroupCoordinator) -> parallel_state.GroupCoordinator:
-    """Of one rank, as which vLLM's groups exchange nothing."""
+    """A group of one rank, within which vLLM communicates nothing."""
     alone = copy(group)
     alone.ranks, alone.world_size, alone.rank_in_group = [group.rank], 1, 0
     alone.device_communicator = alone.mq_broadcaster = None

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is drawn at the sampled slots of a pass: a chain, one draft a slot.
+"""Samples a chain of drafts: one at each sampled slot of a pass.
 
-Greedy drafts are the most likely tokens. Probabilistic ones are drawn from the
-drafter's distribution, which speculative sampling verifies them against
+Greedy drafts are the most likely tokens. Probabilistic ones are sampled from the
+drafter's distribution, against which speculative sampling verifies them
 (arXiv 2211.17192, arXiv 2302.01318; as a block, arXiv 2403.10444), by the Gumbel-max
 trick: argmax(logits / temperature + noise). `noise.py` says which noise, and why.
 """
@@ -25,13 +25,13 @@ def sample_chain(
     plan: DraftPlan,
     draft_pass: int,
 ) -> None:
-    """Draws the drafts of a pass into `speculator.draft_tokens`, and no other state.
+    """Samples the drafts of a pass into `speculator.draft_tokens`.
 
     Args:
-        speculator: whose buffers, draft model and draft logits are used.
+        speculator: its buffers, draft model and draft logits are used.
         hidden_states: [num_reqs, samples, H], the model's output at sampled slots.
         plan: of the step.
-        draft_pass: of which the slots are, from 0.
+        draft_pass: the pass, from 0.
     """
     num_reqs, samples, size = hidden_states.shape
     batch, width = speculator.buffers.batch, plan.layout.parallel_width

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How large a step's draft batches are, and which recorded graphs serve them."""
+"""Sizes of a step's draft batches, and the CUDA graphs that run them."""
 
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -17,10 +17,10 @@ from .plan import DraftPlan
 
 
 class DraftShape(NamedTuple):
-    """How large a draft batch is, as far as the host knows."""
+    """Size of a draft batch, as known on the host."""
 
     graph: DraftBatchDescriptor  # cg_mode NONE: sizes to run without a graph
-    # [num_reqs + 1] int32, equal to the device's but where drafts were trimmed.
+    # [num_reqs + 1] int32, equal to the device's unless drafts were trimmed.
     query_start_loc: np.ndarray
     num_tokens_across_dp: torch.Tensor | None  # [dp_size] int32, rows on each rank
 
@@ -43,13 +43,13 @@ class StepShapes:
     """The shapes of one step's passes.
 
     Attributes:
-        graphs: what is recorded; None before that.
-        dp_rank: this rank, of the data-parallel ones.
-        sync: what those ranks told each other of the target's batch.
-        fits_graphs: whether the block tables are those that graphs are recorded with.
+        graphs: the captured graphs; None before capture.
+        dp_rank: this data-parallel rank.
+        sync: what the data-parallel ranks agreed on for the target's batch.
+        fits_graphs: whether the block tables are those that graphs were captured with.
         max_verified: the most rows of a decoding request, K + 1; trees are cut to it.
-        has_embeddings: whether some of the first pass's rows are fed embeddings of the
-            target's; FULL graphs are of tokens alone.
+        has_embeddings: whether some rows of the first pass take multimodal embeddings
+            of the target; FULL graphs take tokens only.
     """
 
     graphs: DraftGraphs | None
@@ -61,7 +61,7 @@ class StepShapes:
 
     def first(self, batch: InputBatch, plan: DraftPlan) -> DraftShape:
         n, extra = batch.num_reqs, plan.layout.num_extra_slots
-        # A dummy batch has a longest query, too, but no drafts.
+        # A dummy batch has a max_query_len too, but no drafts.
         has_drafts = batch.num_draft_tokens_per_req is not None
         is_trimmed = has_drafts and batch.max_query_len is not None
         starts = trimmed_starts(batch) if is_trimmed else batch.query_start_loc_np
@@ -95,7 +95,7 @@ class StepShapes:
     def _find_full(
         self, num_reqs: int, shape: tuple[int, int, int], may_replay: bool
     ) -> DraftBatchDescriptor | None:
-        """The graph, or what to run where this rank's batch is none for it."""
+        """The graph, or its shape to run eagerly if only this rank cannot replay it."""
         if self.graphs is None or (self.sync and self.sync.eager):
             return None
         most = num_reqs if self.sync is None else self.sync.num_reqs
@@ -119,7 +119,7 @@ class StepShapes:
             return DraftShape(graph, starts, across)
         num_tokens = int(starts[-1])
         if sync is not None:
-            # Every rank pads to what the ranks told each other of the target's batch.
+            # Every rank pads to the sizes of the target's batch that they agreed on.
             target = sync.num_tokens_across_dp
             across = (target if is_first else 0 * target) + sync.num_reqs * added_slots
             num_tokens = int(across[self.dp_rank])
@@ -128,9 +128,10 @@ class StepShapes:
 
 
 def trimmed_starts(batch: InputBatch) -> np.ndarray:
-    """[num_reqs + 1] int32, as long as the longest request and the batch may be.
+    """[num_reqs + 1] int32, a possible `query_start_loc` of a trimmed batch.
 
-    How its drafts were split only the device knows; here the first requests have all.
+    Only the device knows which drafts are verified; here it is those of the first
+    requests.
     """
     drafts = np.cumsum(batch.num_draft_tokens_per_req)
     others = np.cumsum(batch.num_scheduled_tokens) - drafts

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Logits of the sampled slots of a pass, of some requests at a time.
+"""Slices of a batch whose logits are computed together, to bound their memory.
 
 A drafter that samples K slots of each of R requests has R * K rows of logits: 2 GB for
-1024 requests, 8 drafts and Llama 3's 128256 tokens in bfloat16. They live as long as it
-takes to draw a token of each row, and each row is drawn from alone.
+1024 requests, 8 drafts and Llama 3's 128256 tokens in bfloat16. They are needed only
+until a token is sampled from each row, and rows are independent.
 """
 
 from collections.abc import Iterator
 
-# Most bytes of logits at a time. At 128256 tokens in bfloat16 they are of 2092 rows:
-# multiplying so many waits for arithmetic, so to read the lm_head again for each slice
+# Most bytes of logits at a time. With 128256 tokens in bfloat16 this is 2092 rows: a
+# matmul of that size is compute-bound, so reading the lm_head again for each slice
 # costs next to nothing.
 MAX_LOGITS_BYTES = 512 << 20
 
@@ -17,7 +17,7 @@ MAX_LOGITS_BYTES = 512 << 20
 def request_slices(num_reqs: int, logits_bytes: int) -> Iterator[slice]:
     """Slices of about equally many requests; one if the logits of all fit.
 
-    They follow from the arguments alone, so a graph of a batch holds all its slices.
+    They depend on the arguments alone, so the graph of a batch contains all its slices.
 
     Args:
         num_reqs: requests of the batch, padded ones included.

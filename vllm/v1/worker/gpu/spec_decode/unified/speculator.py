@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One draft step, the same for every kind of drafter: `UnifiedSpeculator.propose`."""
+"""The draft step, shared by all kinds of drafters: `UnifiedSpeculator.propose`."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -43,31 +43,32 @@ logger = init_logger(__name__)
 
 
 class UnifiedSpeculator(DraftModelSpeculator):
-    """Drafts with any model that `layout.py` has a row for.
+    """Drafts with any model whose mode `layout.py` covers.
 
     Attributes:
-        drafter: how the draft model is loaded, and what it is fed.
+        drafter: how the draft model is loaded, and what its inputs are.
         plans: by the number of drafts that a step asks for.
-        buffers: what the passes of a step read.
-        backlog: what the drafter has yet to run over; None where it runs in every step.
-        tree_step: the trees that are verified; None where chains are.
-        graphs: what is recorded; None before that.
+        buffers: the inputs of a step's passes.
+        backlog: tokens that the drafter has yet to process; None if it runs in every
+            step.
+        tree_step: the draft trees to verify; None if chains are drafted.
+        graphs: the captured CUDA graphs; None before capture.
     """
 
-    # The drafter's width is its own affair: the target runs at its whole budget.
+    # The drafter has its own token budget: the extra slots take none of the target's.
     num_query_per_req = 1
     num_extra_query_per_req = 0
     backlog: Backlog | None = None
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device, drafter: Drafter):
         self.drafter, self.layout = drafter, drafter.layout
-        # The engine's own: its capture sizes are settled after this.
+        # The engine's own config, not a copy: its capture sizes are set later.
         self.target_config = vllm_config
         super().__init__(widened_config(vllm_config, self.layout), device)
-        # vLLM's own would trim every step; `trimming.py` asks it in some.
+        # vLLM's own would trim every step; `trimming.py` trims only some of them.
         self.enable_adaptive_verification = False
-        self._num_reqs = 0  # of the pass that is run
-        # Drafts, and the logits kept with them, are of the target's tokens.
+        self._num_reqs = 0  # of the current pass
+        # Drafts, and the logits kept with them, use the target's vocabulary.
         self.vocab_size = vllm_config.model_config.get_vocab_size()
         kept = self.draft_logits
         if kept is not None and kept.shape[2] != self.vocab_size:
@@ -78,7 +79,7 @@ class UnifiedSpeculator(DraftModelSpeculator):
             self.layout, budget, self.max_num_reqs, device, *fed, drafter.rope_dims
         )
         self._use_batch()
-        # What a dummy run hands over: requests that own nothing.
+        # The `idx_mapping` of dummy runs: their requests have no state and no KV.
         self.no_requests = torch.full_like(self.idx_mapping, -1)
         self.tree_step = make_tree_step(vllm_config, self.layout, device)
         self.plans = self._make_plans()
@@ -113,7 +114,8 @@ class UnifiedSpeculator(DraftModelSpeculator):
         """Drafts for every request of a verified batch; see BaseSpeculator.
 
         Returns:
-            [num_reqs, K] int64 draft tokens, of which `num_speculative_tokens` count.
+            [num_reqs, K] int64 draft tokens; the first `num_speculative_tokens` are
+            valid.
         """
         batch, n, k = input_batch, input_batch.num_reqs, num_speculative_tokens
         if dummy_run and skip_attn_for_dummy_run:
@@ -129,10 +131,10 @@ class UnifiedSpeculator(DraftModelSpeculator):
             self._rope_positions(),
         )
         if self.tree_step is not None:
-            # Of a tree its accepted path is left.
+            # Keeps only the accepted path of each tree.
             step = self.tree_step.accept(step, num_sampled, dummy_run)
         if not dummy_run and self._is_past_limit(batch):
-            # As tokens: in the place of those that a shorter step lacked there is -1.
+            # The runner writes -1 over drafts that a shorter step did not ask for.
             return self.draft_tokens[:n].clamp(min=0)
         plan = self.plans[max(self.plans) if k is None else k]
         batch = step.batch
@@ -162,7 +164,7 @@ class UnifiedSpeculator(DraftModelSpeculator):
         return self.draft_tokens[:n]
 
     def _put_off(self, given: DraftInput, num_drafts: int) -> DraftInput | None:
-        """What of a step the drafter is to run over now; None: nothing."""
+        """Returns the part of a step that the drafter has to process now, or None."""
         if self.backlog is None:
             return given
         if num_drafts:
@@ -173,11 +175,11 @@ class UnifiedSpeculator(DraftModelSpeculator):
 
     @torch.inference_mode()
     def catch_up(self) -> None:
-        """Runs over what was put off; to be called between steps."""
+        """Processes the backlog. To be called between steps."""
         self._run_passes(self.plans[0], self._attend_to(self.backlog.take()), None)
 
     def _attend_to(self, given: DraftInput) -> DraftInput:
-        """Has attention read the KV blocks of other requests than the step's."""
+        """Makes attention use the block tables of the requests of `given`."""
         batch = given.step.batch
         tables = self.block_tables.target
         tables.gather_block_tables(batch.idx_mapping, num_reqs_padded=batch.num_reqs)
@@ -205,12 +207,12 @@ class UnifiedSpeculator(DraftModelSpeculator):
             self._run(plan, 0, batch, shape)
         keep_states(verified, hidden, slots, is_launched=True)
 
-        # Later passes: the drafts of the pass before, masks; W drafts more are sampled.
+        # Later passes: drafts of the previous pass, masks; W more drafts are sampled.
         if plan.layout.num_passes == 1:
             return
         shape = shapes.later(batch.num_reqs, plan)
         if self._is_self_contained(shape):
-            # Graphs of all those passes, inputs included.
+            # These graphs hold all later passes, and prepare their inputs too.
             self._replay(shape, plan.layout.num_passes)
             return
         for draft_pass in range(1, plan.layout.num_passes):
@@ -229,7 +231,7 @@ class UnifiedSpeculator(DraftModelSpeculator):
             plan.layout,
             self.buffers,
             self.block_tables.target,
-            # Without drafts the next token is laid out all the same.
+            # Even if the step drafts nothing, the next token has a slot.
             num_samples=max(plan.num_samples(0), 1),
             num_padded_tokens=shape.num_tokens,
             limit=self.limit,
@@ -242,7 +244,7 @@ class UnifiedSpeculator(DraftModelSpeculator):
     def prepare_later(
         self, plan: DraftPlan, draft_pass: int, num_reqs: int, num_tokens: int
     ) -> None:
-        """Lays a later pass out, padded to `num_tokens` rows."""
+        """Prepares the inputs of a later pass, padded to `num_tokens` rows."""
         feedback, hidden = self.buffers.feedback, None
         if feedback is not None:
             rows = feedback[: num_reqs * plan.layout.parallel_width]
@@ -262,7 +264,7 @@ class UnifiedSpeculator(DraftModelSpeculator):
         self.block_tables.show(self.buffers.batch, is_first=False)
 
     def _is_self_contained(self, shape: DraftShape) -> bool:
-        """Whether a graph needs nothing of the host but to be replayed."""
+        """Whether a graph can be replayed without host-built attention metadata."""
         return shape.is_full and self.supports_decode_metadata_update
 
     def _replay(self, shape: DraftShape, end_pass: int) -> None:
@@ -276,7 +278,7 @@ class UnifiedSpeculator(DraftModelSpeculator):
     def _run(
         self, plan: DraftPlan, draft_pass: int, batch: InputBatch, shape: DraftShape
     ) -> None:
-        """One pass, with attention metadata built by the host."""
+        """Runs one pass, with attention metadata built by the host."""
         layout, num_tokens = plan.layout, shape.num_unpadded_tokens
         slots = self.buffers.batch.slot_mappings[:, : shape.num_tokens]
         self._prepare_eplb_forward(num_tokens)
@@ -302,7 +304,7 @@ class UnifiedSpeculator(DraftModelSpeculator):
         self.run_pass(plan, draft_pass, context)
 
     def run_pass(self, plan: DraftPlan, draft_pass: int, context: PassContext) -> None:
-        """Forward, sample, keep what the next pass is fed: what a graph records."""
+        """Forward, sample, keep hidden states for the next pass: captured by graphs."""
         with self.drafter.ranks():
             self._run_and_sample(plan, draft_pass, context)
 
@@ -326,7 +328,7 @@ class UnifiedSpeculator(DraftModelSpeculator):
     def forward(
         self, context: PassContext, is_first: bool
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns the hidden states to sample from, and those that a head hands on."""
+        """Returns the hidden states to sample from, and those for the next pass."""
         num_tokens, mode = context.num_tokens, context.mode
         with set_forward_context(
             context.attn_metadata,
@@ -353,11 +355,11 @@ class UnifiedSpeculator(DraftModelSpeculator):
         if is_first:
             rows = self.buffers.batch.sample_rows[: num_reqs * width]
             return states[rows].view(num_reqs, width, -1)
-        # In a later pass all requests are alike: a view does it.
+        # In a later pass all requests have the same slots, so a view suffices.
         slots = plan.layout.num_follow_slots
         return states[: num_reqs * slots].view(num_reqs, slots, -1)[:, -width:]
 
-    # What a draft model answers, as it numbers tokens itself.
+    # Logits and tokens, in `drafter.vocabulary`.
 
     def compute_draft_logits(
         self, hidden_states: torch.Tensor, spec_step_idx: int
@@ -370,24 +372,24 @@ class UnifiedSpeculator(DraftModelSpeculator):
         return self.drafter.vocabulary.best_tokens(self.model, hidden_states)
 
     def slices(self, num_reqs: int, samples: int) -> Iterator[slice]:
-        """Requests whose logits, of so many rows each, are made together."""
+        """Requests whose logits, `samples` rows each, are computed together."""
         dtype = self.vllm_config.model_config.head_dtype
         row = self.drafter.vocabulary.size * dtype.itemsize
         return request_slices(num_reqs, samples * row)
 
-    # What is learnt of drafts, where some of a large batch's are not verified.
+    # Acceptance estimates, for large batches of which only some drafts are verified.
 
     def _maybe_predict_acceptance(self, *args) -> None:
         if self._num_reqs >= MIN_REQUESTS:
             super()._maybe_predict_acceptance(*args)
 
     def observe_verification(self, *args) -> None:
-        """Left to `trimming.py`, which knows of whose drafts there are chances."""
+        """Left to `trimming.py`, which knows which drafts have estimates."""
 
-    # What a step stands on.
+    # Setup.
 
     def draft_chains(self) -> None:
-        """Gives trees up: steps ask for what the schedule has been changed to."""
+        """Drafts chains instead of trees; the schedule has been changed to them."""
         self.tree_step = None
         self.plans = self._make_plans()
 
@@ -401,7 +403,7 @@ class UnifiedSpeculator(DraftModelSpeculator):
         return draft_plans(self.layout, lengths, self.max_num_reqs, self.device)
 
     def _profile(self, batch: InputBatch, hidden: HiddenRows | None) -> None:
-        """Runs the widest batch there can be, before there is a KV cache."""
+        """Runs the widest possible batch, before there is a KV cache."""
         self.buffers.reset()
         if hidden is not None:
             self.buffers.fed_rows(hidden.fallback)
@@ -413,7 +415,7 @@ class UnifiedSpeculator(DraftModelSpeculator):
         self.run_pass(plan, 0, PassContext(batch.num_reqs, num_tokens))
 
     def _use_batch(self) -> None:
-        """Shows vLLM the tensors of the draft batch by the names that it reads."""
+        """Exposes the tensors of the draft batch under vLLM's attribute names."""
         batch = self.buffers.batch
         self.input_buffers, self.idx_mapping = batch, batch.idx_mapping
         self.temperature, self.seeds = batch.temperature, batch.seeds
@@ -431,32 +433,32 @@ class UnifiedSpeculator(DraftModelSpeculator):
 
     @property
     def tapped_layers(self) -> tuple[int, ...]:
-        """Layers whose states the target is to hand out beside its output."""
+        """Target layers whose hidden states are needed besides its output."""
         return self.drafter.tapped_layers
 
     @property
     def limit(self) -> int:
         """First position that must be neither drafted nor written.
 
-        Asked for each step: the engine may lower max_model_len to fit its KV cache.
+        Read in each step: the engine may lower max_model_len to fit its KV cache.
         """
         limit = self.vllm_config.model_config.max_model_len
         return self.speculative_config.drafter.limit(limit)
 
     def _rope_positions(self) -> torch.Tensor | None:
-        """[D, at least num_tokens], the target's M-RoPE positions, if they are fed."""
+        """[D, at least num_tokens], the target's M-RoPE positions, if it is fed any."""
         return self.model_state.rope_state.positions if self.drafter.rope_dims else None
 
     def _rope_deltas(self) -> torch.Tensor | None:
-        """[R], by request state, what they are ahead of plain ones past the prompt."""
+        """[R], by request state: M-RoPE minus plain positions, past the prompt."""
         rope = self.model_state.rope_state if self.drafter.rope_dims else None
         return rope and rope.prefill_delta.gpu
 
     def _is_past_limit(self, batch: InputBatch) -> bool:
-        """Whether a step has nothing to lay out, and drafts that nobody could use.
+        """Whether all requests are past the drafter's limit, so drafting is useless.
 
-        The host knows how long sequences may be, where drafts of steps that have not
-        ended may yet be rejected. Data-parallel ranks run in step, whatever they hold.
+        The host only has upper bounds of sequence lengths: drafts of steps in flight
+        may yet be rejected. Data-parallel ranks run in lockstep, so they never skip.
         """
         parallel = self.target_config.parallel_config
         limit = self.limit
@@ -482,7 +484,7 @@ class UnifiedSpeculator(DraftModelSpeculator):
         if 0 in self.plans:
             self.backlog = make_backlog(self.target_config, self.drafter)
         if self.use_acceptance_estimator:
-            # vLLM's has a place for each node of a tree, of which nothing is predicted.
+            # vLLM's has a column per tree node, but trees have no estimates.
             depth = self.layout.num_speculative_tokens
             sizes = self.max_num_reqs, depth, self.device
             self.acceptance_estimator = QuickEstimator(*sizes)
@@ -490,14 +492,14 @@ class UnifiedSpeculator(DraftModelSpeculator):
             self.predict_nothing()
 
     def predict_nothing(self) -> None:
-        """Drafts without looking at how sure the drafter is; before it is recorded."""
+        """Turns acceptance estimation off; to be called before graph capture."""
         self.use_acceptance_estimator, self.acceptance_estimator = False, None
         if self.draft_logits is None and self._ranks_exchange_best():
             self.use_local_argmax_reduction = True
 
     def _ranks_exchange_best(self) -> bool:
-        """Whether ranks of a tensor-parallel group exchange their best tokens, not
-        their logits. It is the same token."""
+        """Whether tensor-parallel ranks can exchange their best tokens instead of
+        logits, which gives the same token."""
         ranks = self.speculative_config.draft_parallel_config.tensor_parallel_size
         can = ranks > 1 and hasattr(self.model, "get_top_tokens")
         return can and self.model.logits_processor.scale > 0
@@ -511,7 +513,7 @@ class UnifiedSpeculator(DraftModelSpeculator):
         if self.backlog is not None:
             self.backlog = self._backlog_for(kv_cache_config, block_tables, own)
         self.block_tables = self._tables(block_tables, room, own)
-        # The longest sequence that attention may meet: padding slots count too.
+        # The longest sequence that attention sees: padding slots count too.
         self.max_model_len = self.vllm_config.model_config.max_model_len + room
         self.draft_max_seq_len = self.max_model_len
         self.drafter.set_kv_cache(kv_cache_config, block_tables, own[0])
@@ -540,7 +542,7 @@ class UnifiedSpeculator(DraftModelSpeculator):
     def _configure_decode_metadata_update(self) -> None:
         mode = self.target_config.compilation_config.cudagraph_mode
         if mode == CUDAGraphMode.NONE:
-            # Only graphs gain by it: no reason to say that it is not there.
+            # Only graphs need it: do not log that it is unsupported.
             self.supports_decode_metadata_update = False
             return
         super()._configure_decode_metadata_update()
@@ -553,7 +555,7 @@ class UnifiedSpeculator(DraftModelSpeculator):
 
 
 def log_draft_logits(logits: torch.Tensor) -> None:
-    """Says what probabilistic drafts cost in memory.
+    """Logs the memory that probabilistic drafts take.
 
     Args:
         logits: [requests, drafts, vocabulary].

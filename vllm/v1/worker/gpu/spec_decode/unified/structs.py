@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the input kernel takes: each field is declared here, and only here.
+"""The input kernel's arguments; their fields are declared only here.
 
 The Triton kernel takes these tuples as they are, and `buffers.py` allocates the draft
 batch from its declaration. For the native implementation each tuple is a C struct of
 the same fields: `csrc/write_structs.py` writes `csrc/structs.h` from this module.
 
-R is the most requests, N the slots of the widest draft batch, G the number of KV
-groups, W the layout's parallel width, D the dimensions of M-RoPE positions, which are
-0 where the drafter takes plain ones.
+R is the maximum number of requests, N the slots of the widest draft batch, G the number
+of KV groups, W the layout's parallel width, D the number of M-RoPE dimensions (0 if the
+drafter takes plain positions).
 """
 
 from typing import Annotated, NamedTuple
@@ -25,10 +25,10 @@ States = Annotated[torch.Tensor, None]
 
 
 class Size(NamedTuple):
-    """Sizes of a buffer, by the names in the docstring above, and its padding."""
+    """Shape of a buffer, in the names of the docstring above, and its padding."""
 
     shape: tuple[str, ...]
-    # What the rows hold that belong to no request; None where there are none.
+    # Value of entries that belong to no request; None if there are none.
     padding: int | None
 
 
@@ -36,7 +36,7 @@ class VerifiedBatch(NamedTuple):
     """The target's batch after verification; n requests, padded ones at the end.
 
     A padded request has no query tokens. One whose `idx_mapping` is -1 is a dummy: it
-    takes its slots, but owns no KV blocks and is not sampled.
+    has slots, but owns no KV blocks and is not sampled.
     """
 
     input_ids: Int32  # [num_tokens]
@@ -49,14 +49,14 @@ class VerifiedBatch(NamedTuple):
     next_prefill_tokens: Int32  # [R], by request state
     temperature: Float32  # [R], by request state
     seeds: Int64  # [R], by request state
-    # Where D > 0: [D, at least num_tokens], M-RoPE positions, and [R], by request
-    # state, what they are ahead of `positions` past the prompt.
+    # If D > 0: [D, at least num_tokens], M-RoPE positions, and [R], by request state,
+    # how far they are ahead of `positions` past the prompt.
     rope_positions: Int64 | None = None
     rope_deltas: Int32 | None = None
 
 
 class PreviousDrafts(NamedTuple):
-    """The drafts that a later pass goes on from."""
+    """The drafts that a later pass continues from."""
 
     draft_tokens: Int64  # [n, K]
     stride: int
@@ -75,27 +75,27 @@ class KVTables(NamedTuple):
 class DraftBatch(NamedTuple):
     """The draft batch, as the input kernel writes it and a pass reads it."""
 
-    # Its slots.
+    # By slot.
     input_ids: Annotated[Int32, Size(("N",), 0)]
     positions: Annotated[Int64, Size(("N",), 0)]
-    # M-RoPE's, of which a row more is never used: vLLM compiles models for positions
-    # that are not contiguous, however many there are.
+    # M-RoPE positions. The additional column is unused: vLLM compiles models for
+    # positions that are not contiguous, whatever their number.
     rope_positions: Annotated[Int64, Size(("D", "N + 1"), 0)]
     slot_mappings: Annotated[Int64, Size(("G", "N"), PAD_SLOT_ID)]
-    # Its requests.
+    # By request.
     query_start_loc: Annotated[Int32, Size(("R + 1",), 0)]  # padding: the batch's end
     seq_lens: Annotated[Int32, Size(("R",), 0)]
-    # Position of the first sampled slot of the first pass: later passes go on from it.
+    # Position of the first sampled slot of the first pass: later passes count from it.
     first_positions: Annotated[Int64, Size(("R",), -1)]
     idx_mapping: Annotated[Int64, Size(("R",), -1)]  # request state
     num_blocks: Annotated[Int32, Size(("G", "R"), 0)]  # KV blocks held
     rope_deltas: Annotated[Int32, Size(("R",), 0)]
-    # Its sampled slots, W per request: the row, the position before the draft's own,
-    # and the request state, -1 where nothing may be sampled.
+    # By sampled slot, W per request: the row, the position before the draft's own, and
+    # the request state, -1 where nothing may be sampled.
     sample_rows: Annotated[Int64, Size(("R * W",), 0)]
     sample_positions: Annotated[Int64, Size(("R * W",), 0)]
     sample_requests: Annotated[Int64, Size(("R * W",), -1)]
-    # By request state: copies, since the engine's own move each step.
+    # By request state: copies, since the engine's change address each step.
     temperature: Annotated[Float32, Size(("R",), None)]
     seeds: Annotated[Int64, Size(("R",), None)]
 
@@ -104,7 +104,7 @@ class DraftBatch(NamedTuple):
 
 
 class FedStates(NamedTuple):
-    """Where the hidden states of slots come from beside their sources, and go."""
+    """The fallback and the destination of the slots' hidden states."""
 
     # See HiddenRows.
     fallback: States
@@ -114,7 +114,7 @@ class FedStates(NamedTuple):
 
 
 class Numbers(NamedTuple):
-    """Of one pass. Upper-case names are constants of a compiled kernel."""
+    """Numbers of one pass. Upper-case names are constexprs of the kernel."""
 
     draft_pass: int
     num_reqs: int  # padded ones included
@@ -122,13 +122,13 @@ class Numbers(NamedTuple):
     num_padded_tokens: int  # rows up to which the batch is padded
     limit: int  # first position that must not be drafted
     mask_token_id: int
-    vocab_size: int  # the drafter's; tokens past it, as of images, are laid out as 0
+    vocab_size: int  # the drafter's; tokens past it, such as images', become 0
     width: int  # the layout's parallel_width
-    rope_stride: int  # of the dimensions of rope_positions
+    rope_stride: int  # of the first dimension of rope_positions
     SHIFT: int  # the layout's token_shift
     IS_FIRST: bool
     GROUPS: int
-    SOURCES: int  # that a row of hidden states is put together from
+    SOURCES: int  # concatenated in a row of hidden states
     SIZE: int  # elements of a row of one source
     DIMS: int  # D
 

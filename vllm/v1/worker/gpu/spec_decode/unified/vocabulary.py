@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tokens that a draft model's logits are of, and which of the target's they are.
+"""The vocabulary of a draft model's logits, and its mapping to the target's.
 
-Everything beside the draft model keeps to the target's ids. What the model answers is
-ranked as it numbers it, and ids are mapped afterwards: logits are spread over the
-target's vocabulary only where it verifies drafts against them.
+Everything outside the draft model uses the target's ids. Logits are ranked in the draft
+model's own ids, which are mapped afterwards. They are spread over the target's
+vocabulary only if drafts are verified against them.
 
-S is the number of sampled rows, H their width, D of the tokens that logits are of, V
-of the target's.
+S is the number of sampled rows, H their width, D the vocabulary size of the logits, V
+that of the target.
 """
 
 import torch
@@ -16,7 +16,7 @@ from vllm.v1.spec_decode.vocab_mapping import VocabMapping
 
 
 class Vocabulary:
-    """The target's own, which most draft models have.
+    """The target's own vocabulary, which most draft models have.
 
     Methods take the draft model and `states`, [S, H], its output at sampled slots.
 
@@ -28,8 +28,8 @@ class Vocabulary:
         self.size = size
 
     def input_ids(self, ids: torch.Tensor, num_tokens: int) -> torch.Tensor:
-        """[num_tokens] int32, always at one address, what the draft model is fed for
-        the target's ids, [at least num_tokens] int32."""
+        """[num_tokens] int32 at a fixed address, the draft model's ids for the target's
+        `ids`, [at least num_tokens] int32."""
         return ids[:num_tokens]
 
     def logits(self, model: nn.Module, states: torch.Tensor) -> torch.Tensor:
@@ -37,8 +37,8 @@ class Vocabulary:
         return model.compute_logits(states)
 
     def best_tokens(self, model: nn.Module, states: torch.Tensor) -> torch.Tensor:
-        """[S] int64, the likeliest tokens, below D. Ranks of a tensor-parallel group
-        exchange their best ones, not their logits."""
+        """[S] int64, the most likely tokens, below D. Tensor-parallel ranks exchange
+        their best tokens, not their logits."""
         return model.get_top_tokens(states)
 
     def target_ids(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -47,14 +47,14 @@ class Vocabulary:
 
 
 class OwnVocabulary(Vocabulary):
-    """Tokens that an lm_head of a drafter's own numbers otherwise, as those of an
-    EAGLE-3 head of fewer tokens.
+    """The vocabulary of a drafter whose lm_head has ids of its own, such as an EAGLE-3
+    head with a reduced vocabulary.
 
     Attributes:
-        offsets: [D] int64, what is added to an id for the target's. Of a head its own
-            parameter, which is loaded again with the others.
+        offsets: [D] int64, added to an id to get the target's. For a head, its own
+            parameter, which is reloaded with the others.
         bias: [rows of this rank's lm_head], -inf for what must not be drafted; None if
-            that is nothing.
+            everything may be.
     """
 
     bias: torch.Tensor | None = None
@@ -65,10 +65,10 @@ class OwnVocabulary(Vocabulary):
 
     @classmethod
     def of_head(cls, head: nn.Module) -> "OwnVocabulary | None":
-        """None if a head has the target's."""
+        """The vocabulary of a head; None if it has the target's."""
         offsets = getattr(head, "draft_id_to_target_id", None)
-        # Without weights to load (load_format="dummy") vLLM gives a head of fewer
-        # tokens the target's lm_head, the end of which is none of its tokens.
+        # Without weights to load (load_format="dummy") vLLM gives a head with a reduced
+        # vocabulary the target's lm_head, which has more rows than it has tokens.
         if offsets is None or head.lm_head.org_vocab_size != len(offsets):
             return None
         return cls(offsets)
@@ -85,7 +85,7 @@ class OwnVocabulary(Vocabulary):
 
 
 class MappedVocabulary(OwnVocabulary):
-    """A draft model's, of which the tokens are drafted that both have.
+    """A draft model's own vocabulary; only tokens that the target has too are drafted.
 
     Token-level intersection (TLI of arXiv 2502.05202; on Runner V1 vLLM PR #38174).
 
@@ -93,10 +93,10 @@ class MappedVocabulary(OwnVocabulary):
         mask_token_id: the drafter's own id; None if it has none.
 
     Attributes:
-        mask_token_id: V, which stands for the drafter's mask token, of which the target
-            need not have one.
-        to_draft: [V + 1] int32, ids of the drafter, of its unknown token for a token
-            that it lacks.
+        mask_token_id: V, which stands for the drafter's mask token: the target need not
+            have one.
+        to_draft: [V + 1] int32, the drafter's ids; its unknown token for tokens that it
+            lacks.
         is_missing: [D] bool, the tokens that the target lacks.
         fed: int32, as large as the buffer of the target's ids; None until it is known.
     """
@@ -125,7 +125,7 @@ class MappedVocabulary(OwnVocabulary):
         return logits.masked_fill_(self.is_missing, float("-inf"))
 
     def best_tokens(self, model: nn.Module, states: torch.Tensor) -> torch.Tensor:
-        if self.bias is None:  # before anything is recorded
+        if self.bias is None:  # before graphs are captured
             head, shard = model.lm_head, model.lm_head.shard_indices
             rows = slice(shard.org_vocab_start_index, shard.org_vocab_end_index)
             missing = self.is_missing[rows]
@@ -135,8 +135,8 @@ class MappedVocabulary(OwnVocabulary):
 
 
 class SpreadVocabulary(MappedVocabulary):
-    """The same, its logits by the target's ids, which probabilistic drafts are verified
-    against: D is V. Nobody asks for its best tokens.
+    """The same with logits over the target's vocabulary, against which probabilistic
+    drafts are verified: D is V. Its `best_tokens` is not used.
 
     Attributes:
         is_absent: [V] bool, the tokens that the drafter lacks.

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Block tables of a drafter that attends to a window of its context, and to its start.
 
-Keys hold their positions (RoPE), so attention over blocks that are left out of a row is
-attention over the rest: no kernel has to know. Of a sequence a draft step shows the
-first block, the attention sink (arXiv 2309.17453), and from the block on that holds the
-token `window` - 1 before its first slot:
+Keys contain their positions (RoPE), so blocks can be left out of a row of the block
+table, and no attention kernel has to know. A draft step keeps the first block of a
+sequence, the attention sink (arXiv 2309.17453), and all blocks from the one that holds
+the token `window` - 1 before its first slot:
 
     row of the cache    b0 b1 b2 b3 b4 b5    22 tokens in blocks of 4, slots from 20 on
     window 6            b0 .. .. b3 b4 b5    tokens from 15 on, and the rest of b3
     row of the drafter  b0 b3 b4 b5          14 tokens
 
-So a slot sees `window` tokens or more, itself among them; all slots of a step, also
-those of its later passes, share one window.
+So a slot attends to at least `window` tokens, itself included. All slots of a step,
+those of later passes included, share one window.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ from .structs import DraftBatch
 
 
 class WindowedBlockTables(DraftBlockTables):
-    """Rows of their own, at addresses that never change, made anew by each step.
+    """Separate rows at fixed addresses, rebuilt in each step.
 
     Attributes:
         dropped: [R] int32, tokens of each request that the step leaves out.
@@ -37,11 +37,11 @@ class WindowedBlockTables(DraftBlockTables):
     ):
         """
         Args:
-            window: tokens that a slot attends to at least, where there are as many.
+            window: the fewest tokens that a slot attends to, if there are as many.
 
         Raises:
-            ValueError: the drafter's layers have blocks of sizes that do not divide
-                each other, so that no number of tokens is whole blocks of all.
+            ValueError: a block size of the drafter's layers does not divide the largest
+                one, so tokens cannot be left out in whole blocks.
         """
         super().__init__(target, room, groups)
         self.groups, self.window = groups, window
@@ -57,14 +57,14 @@ class WindowedBlockTables(DraftBlockTables):
         self.dropped = torch.zeros(rows, dtype=torch.int32, device=target.device)
 
     def fit(self, num_reqs: int, longest: int) -> bool:
-        """Rows are always the same, and wide enough for any sequence."""
+        """Always True: the same rows are used for all batches, and are wide enough."""
         return True
 
     def show(self, batch: DraftBatch, is_first: bool) -> None:
-        """Chooses what a pass that was laid out attends to; shortens `seq_lens`.
+        """Builds the rows that a prepared pass attends to, and shortens `seq_lens`.
 
-        The first pass of a step chooses for all: rows that kernels with smaller blocks
-        make of these are made once, outside of graphs.
+        Only the first pass of a step builds rows: those of kernels with smaller blocks
+        are derived from them once per step, outside of graphs.
         """
         if is_first:
             for group in self.groups:
@@ -100,12 +100,12 @@ def _window_kernel(
     shown_stride,
     num_shown_columns,
     window,
-    unit,  # tokens that are kept at the start, and left out as a whole
+    unit,  # tokens kept at the start; a multiple of it is left out
     room,  # tokens that later passes may add
     block_size,  # of which the unit is a multiple
     BLOCK: tl.constexpr,
 ):
-    """Program r makes the row of request r; one of padding has no tokens."""
+    """Program r builds the row of request r; a padded request has no tokens."""
     req = tl.program_id(0)
     length = tl.load(seq_lens + req)
     begin = tl.load(query_start_loc + req)
@@ -119,7 +119,7 @@ def _window_kernel(
         skipped = tl.where(column < unit // block_size, 0, left_out // block_size)
         inside = (column < count) & (column < num_shown_columns)
         at = column + skipped
-        # Past the end of a row there is padding alone.
+        # Past the end of a row there is only padding.
         mask = inside & (at < num_columns)
         block = tl.load(rows + req.to(tl.int64) * rows_stride + at, mask=mask, other=0)
         tl.store(shown + req.to(tl.int64) * shown_stride + column, block, mask=inside)

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// The input kernel for CPU tensors: one call from the verified batch, or from the pass
-// before, to the draft batch.
+// The input kernel for CPU tensors: one call turns the verified batch, or the previous
+// pass, into the draft batch.
 //
 // Equal, bit for bit, to the Triton kernel in
 // vllm/v1/worker/gpu/spec_decode/unified/inputs.py, whose names and order it keeps;
-// layout.py beside it says which slots there are, native.py calls this. Plain C++17 and
-// plain C data: no version of torch or of Python is built in.
+// layout.py beside it defines the slots, native.py calls this. Plain C++17 and plain C
+// data: it does not depend on the version of torch or of Python.
 
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <optional>
 
-// What Python hands over: tuples of structs.py, each field one word of 64 bits.
+// The arguments from Python: tuples of structs.py, each field one word of 64 bits.
 #include "structs.h"
 
 namespace {
@@ -34,7 +34,7 @@ struct Request {
   int64_t req, state, first, count, valid, start;
 };
 
-// ---- requests; none where padding begins ----
+// ---- requests; nullopt where padding begins ----
 
 std::optional<Request> locate(const Kernel& k, const VerifiedBatch& src, int64_t req) {
   const int64_t begin = src.query_start_loc[req], end = src.query_start_loc[req + 1];
@@ -59,7 +59,7 @@ std::optional<Request> locate(const Kernel& k, const PreviousDrafts&, int64_t re
                  origin + (k.pass.draft_pass - 1) * width + 1};
 }
 
-// ---- tokens; the masks behind them are the caller's ----
+// ---- known tokens; the caller handles the masks after them ----
 
 // Row of the verified batch that holds token `at` of a request's valid tokens.
 int64_t verified_row(const VerifiedBatch& src, const Request& r, int64_t at) {
@@ -88,7 +88,7 @@ int32_t known_token(const Kernel& k, const PreviousDrafts& src, const Request& r
       src.draft_tokens[r.req * src.stride + done + slot]);
 }
 
-// ---- M-RoPE positions: the target's own, of the tokens it had ----
+// ---- M-RoPE positions: the target's own for the tokens of its batch ----
 
 int32_t rope_delta(const Kernel&, const VerifiedBatch& src, const Request& r) {
   return r.state < 0 ? 0 : src.rope_deltas[r.state];
@@ -109,7 +109,7 @@ int64_t rope_position(const Kernel& k, const PreviousDrafts& src, const Request&
   return r.start + slot + rope_delta(k, src, r);
 }
 
-// ---- KV slots: PAD wherever the request owns no block ----
+// ---- KV slots: PAD_SLOT where the request owns no block ----
 
 int32_t num_blocks(const Kernel& k, const VerifiedBatch&, const Request& r,
                    int64_t group) {
@@ -122,8 +122,8 @@ int32_t num_blocks(const Kernel& k, const PreviousDrafts&, const Request& r, int
   return k.out.num_blocks[group * k.out.max_num_reqs + r.req];
 }
 
-// The id of a request's block, counted from its first; 0, the null block, which also
-// stands for blocks given back, where it holds none.
+// The id of a request's block number `block`; 0, the null block, if it has none there.
+// The null block also replaces blocks that were freed.
 template <class Source>
 int64_t block_id(const Kernel& k, const Source& src, const Request& r, int64_t block,
                  int64_t group) {
@@ -140,7 +140,7 @@ int64_t kv_slot(const Kernel& k, const Source& src, const Request& r, int64_t po
   return id > 0 ? id * size + position % size : PAD_SLOT;
 }
 
-// ---- hidden states: copied, or the fallback's where no source has one ----
+// ---- hidden states: copied, or from the fallback where no source has one ----
 
 constexpr int64_t COPIED = -1;
 
@@ -213,7 +213,7 @@ void store_slots(const Kernel& k, const Source& src, const Request& r) {
   }
 }
 
-// ---- requests: what sampling, attention and later passes read of one ----
+// ---- requests: what sampling, attention and later passes read of each ----
 
 void store_samples(const Kernel& k, const Request& r) {
   for (int64_t draft = 0; draft < k.pass.width; ++draft) {
@@ -239,7 +239,8 @@ void store_request(const Kernel& k, const VerifiedBatch& src, const Request& r) 
   k.out.seeds[r.state] = src.seeds[r.state];
 }
 
-void store_request(const Kernel&, const PreviousDrafts&, const Request&) {}  // stays as it is
+// A later pass leaves them unchanged.
+void store_request(const Kernel&, const PreviousDrafts&, const Request&) {}
 
 void store_bounds(const Kernel& k, const Request& r) {
   k.out.query_start_loc[r.req] = static_cast<int32_t>(r.first);
@@ -249,7 +250,7 @@ void store_bounds(const Kernel& k, const Request& r) {
   k.out.seq_lens[r.req] = static_cast<int32_t>(r.start + r.count);
 }
 
-// ---- tails: what lies behind the last request, up to where a replay reads ----
+// ---- tails: padding after the last request, up to what a graph replay reads ----
 
 void store_tails(const Kernel& k, int64_t req, int64_t end) {
   const DraftBatch& out = k.out;

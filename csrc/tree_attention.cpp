@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Attention of a step that verifies draft trees, for CPU tensors, and the move of the
-// KV of accepted paths. All keys are read from the KV cache, where those of the step's
-// own rows are by now; in which order a block of it holds them, Python says: cpu.py.
+// KV of accepted paths. All keys are read from the KV cache, which already has those of
+// the step's own rows; cpu.py passes the layout of a block.
 //
-// Softmax goes on block by block (Flash-Decoding); masks are those of SpecInfer, arXiv
-// 2305.09781. 32 rows, queries times the heads that share keys, stand side by side in
+// Softmax is accumulated block by block (Flash-Decoding); masks are those of SpecInfer,
+// arXiv 2305.09781. 32 rows (queries times the heads that share keys) are the lanes of
 // vectors, so that nothing is reduced within one. Sums are float32.
 
 #include <algorithm>
@@ -14,18 +14,19 @@
 #include <cstring>
 #include <vector>
 
-// What Python hands over: tuples of draft_tree/structs.py, one word of 64 bits a field.
+// The arguments from Python: tuples of draft_tree/structs.py, each field one word of 64
+// bits.
 #include "tree_structs.h"
 
-// OpenMP's, in whatever library PyTorch has it from, so that both have the same threads,
-// which may be bound to cores. Without it there is one thread.
+// OpenMP's function, from the library that PyTorch uses, so that both have the same
+// threads, which may be bound to cores. Without it there is one thread.
 extern "C" __attribute__((weak)) void GOMP_parallel(void (*work)(void*), void* data,
                                                     unsigned threads, unsigned flags);
 
 namespace {
 
 constexpr int64_t LANES = 16, VECTORS = 2, ROWS = LANES * VECTORS;
-constexpr int64_t KEYS = 32;  // the backend's blocks have a multiple of it
+constexpr int64_t KEYS = 32;  // the backend's block sizes are multiples of it
 constexpr float LOWEST = -1e30f;
 
 // ---- dtypes ----
@@ -77,7 +78,7 @@ void from_float(float value, Half* to) {
 
 // ---- tiles: ROWS rows, and KEYS keys at a time ----
 
-// Of one thread. Rows stand side by side, but for keys.
+// Buffers of one thread. Rows are the innermost dimension, except in keys and values.
 struct Tile {
   explicit Tile(int64_t size)
       : size(size), memory((2 * size + KEYS + 2) * ROWS + 2 * KEYS * size) {}
@@ -170,7 +171,7 @@ struct Attention {
     }
   }
 
-  // KEYS keys and values, from a position on that is a multiple of KEYS.
+  // Loads KEYS keys and values from `position` on, a multiple of KEYS.
   void load_keys(Tile& tile, const Request& r, int64_t head, int64_t position) const {
     const int64_t slot = position % cache.block_size, size = tile.size;
     const int64_t block =
@@ -197,7 +198,7 @@ struct Attention {
     }
   }
 
-  // Hides keys that a row does not see, and those behind the last, which hold anything.
+  // Hides keys that a row does not see, and those after the last, which are undefined.
   void hide_keys(Tile& tile, const Request& r, int64_t first, int64_t count,
                  int64_t position) const {
     const int64_t begin = std::max<int64_t>(r.prefix - position, 0);
@@ -225,7 +226,7 @@ struct Attention {
     }
   }
 
-  // Of a request and a KV head the rows from `first` on.
+  // Computes one tile: the rows from `first` on of a request and a KV head.
   void attend(Tile& tile, const Request& r, int64_t head, int64_t first) const {
     const int64_t count = std::min(ROWS, r.queries * group - first);
     if (count <= 0) return;
@@ -244,7 +245,7 @@ struct Attention {
   }
 };
 
-// ---- all tiles, shared out among threads ----
+// ---- all tiles, distributed over threads ----
 
 template <class Element>
 struct Work {
@@ -299,8 +300,8 @@ void move_paths(const TreeCache& cache, const TreePaths& paths, int64_t kv_group
     const int64_t* slots =
         paths.slot_mappings + kv_group * paths.slot_stride + paths.first_rows[req];
     const int32_t* path = paths.path + req * (paths.depth + 1);
-    // From the root on: a node lies at or behind the slot of its depth, so that none is
-    // written over before it has been read.
+    // From the root on: a node's slot is never before that of its depth, so none is
+    // overwritten before it has been read.
     for (int64_t depth = 1; depth < paths.num_sampled[req]; ++depth) {
       if (path[depth] != depth) move<Element>(cache, slots[path[depth]], slots[depth]);
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is done with a tile of tree_attention.cpp, which includes this once for each kind
-// of CPU: no include guard, and a namespace of its own around it.
+// The vector code for a tile of tree_attention.cpp, which includes it once per kind of
+// CPU, each time in another namespace: no include guard.
 
 typedef float Floats __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef int32_t Ints __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
@@ -23,12 +23,13 @@ inline void add_product(const float* a, int64_t stride, int64_t step, const floa
   std::memcpy(sums, kept, sizeof(kept));
 }
 
-// x to exp(x), x <= 0, within two units of the last place (the method of Cephes' expf).
+// Replaces x by exp(x), x <= 0, within two units of the last place (the method of
+// Cephes' expf).
 inline void exponentiate(Floats& x) {
   const Floats lowest = Floats{} - 87.0f;
   const Ints is_zero = x < lowest;
   x = is_zero ? lowest : x;
-  const Floats shifted = x * 1.44269504f + 12582912.0f;  // its last bits count powers
+  const Floats shifted = x * 1.44269504f + 12582912.0f;  // its last bits are n
   const Floats n = shifted - 12582912.0f;
   const Floats r = x - n * 0.693359375f + n * 2.12194440e-4f;
   Floats p = r * 1.9875691500e-4f + 1.3981999507e-3f;
@@ -49,7 +50,7 @@ void score(Tile& tile) {
   }
 }
 
-// Scores to weights; what was summed up before is made to fit the new largest scores.
+// Turns scores into weights, and rescales earlier sums to the new largest scores.
 inline void weigh(Tile& tile, int64_t v) {
   Floats* scores = vectors(tile.scores) + v;
   Floats &top = vectors(tile.top)[v], &total = vectors(tile.total)[v], shrink = top;

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the headers: run it after a change of a tuple that a native kernel takes."""
+"""Writes the headers: run it after changing a tuple that a native kernel takes."""
 
 from pathlib import Path
 

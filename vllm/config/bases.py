@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What differs between the releases of vLLM that this tree composes over.
+"""Differences between the vLLM releases that this tree can be composed on.
 
-Each is asked for by what a release has, not by its number. The patches for upstream are
-made for one release and leave this module out: tools/upstream/series.toml.
+Each is detected by feature, not by version. The patches for upstream are made for one
+release and leave this module out: tools/upstream/series.toml.
 """
 
 from typing import TYPE_CHECKING
@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 
 def may_skip_drafts() -> bool:
-    """Whether a step drafts nothing where none of its requests can use drafts.
+    """Whether vLLM skips drafting in a step if none of its requests can use drafts.
 
-    From 0.33.0 on.
+    Since 0.33.0.
     """
     from vllm.v1.core.sched.output import SchedulerOutput
 
@@ -22,11 +22,11 @@ def may_skip_drafts() -> bool:
 
 
 def keep_targets_context(config_class: "type[VllmConfig]") -> None:
-    """Lets a target go on where the context of its drafter ends.
+    """Lets the target generate past the end of the drafter's context.
 
-    From 0.33.0 on vLLM cuts `max_model_len` to the drafter's on Runner V2, whose other
-    speculators cannot stop drafting; the unified one does. 0.32.0 has no such method,
-    and cuts nothing.
+    Since 0.33.0 vLLM on Runner V2 lowers `max_model_len` to the drafter's, because its
+    own speculators cannot stop drafting; the unified one can. 0.32.0 has no such method
+    and lowers nothing.
     """
     limit = getattr(config_class, "_limit_max_model_len_to_draft", None)
     if limit is None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A wrong configuration is told in one line, the last, that says what to change."""
+"""Reports an invalid configuration in one last line that says what to change."""
 
 import gc
 import re
@@ -14,11 +14,11 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 
 import vllm.envs as envs
 
-TOLD = "_is_of_vllm_config"  # set on errors that are to end a command in one line
+TOLD = "_is_of_vllm_config"  # set on errors that end a command with one line
 
 
 class ConfigError(ValidationError):
-    """Pydantic's error without what it writes around the words, such as a link."""
+    """Pydantic's error without what it adds to the message, such as a link."""
 
     @classmethod
     def of(cls, error: ValidationError) -> "ConfigError":
@@ -32,10 +32,10 @@ class ConfigError(ValidationError):
 
 @contextmanager
 def says_in_one_line() -> Iterator[None]:
-    """Within, an error of pydantic's says what is wrong, and nothing else.
+    """Reduces pydantic errors that are raised within to their message.
 
     Raises:
-        ConfigError: in its place; other errors are raised as they are.
+        ConfigError: in the place of such an error; others are raised as they are.
     """
     try:
         try:
@@ -49,22 +49,22 @@ def says_in_one_line() -> Iterator[None]:
 
 @contextmanager
 def ends_in_one_line() -> Iterator[None]:
-    """Within, such an error ends the process with one line and status 1.
+    """Makes such an error end the process, with one line and status 1.
 
-    VLLM_LOGGING_LEVEL=DEBUG has it raised, as Python's users have.
+    With VLLM_LOGGING_LEVEL=DEBUG it is raised, as it is for users of the Python API.
     """
     try:
         yield
     except ValueError as error:
         if not hasattr(error, TOLD) or envs.VLLM_LOGGING_LEVEL == "DEBUG":
             raise
-        # Else Python, as it ends, takes seconds to collect what was imported.
+        # Else garbage collection of all imports takes seconds at exit.
         gc.freeze()
         sys.exit(f"error: {in_one_line(error)}")
 
 
 def in_one_line(error: Exception) -> str:
-    """Its words, without what pydantic writes around them."""
+    """An error's message, without what pydantic adds to it."""
     if isinstance(error, ValidationError):
         words = "; ".join(_words(error.title, **each) for each in error.errors())
     else:
@@ -75,13 +75,13 @@ def in_one_line(error: Exception) -> str:
 def _details(
     type: str, loc: tuple, msg: str, input: Any, ctx: dict | None = None, **_
 ) -> InitErrorDetails:
-    """One of an error's errors, to make another error of."""
+    """One entry of a ValidationError, for use in a new one."""
     words = PydanticCustomError(type, "{words}", {**(ctx or {}), "words": msg})
     return InitErrorDetails(type=words, loc=loc, input=input)
 
 
 def _words(title: str, type: str, loc: tuple, msg: str, input: Any, **_) -> str:
-    """Of one of pydantic's errors: what our validators say names the key itself."""
+    """The message of one entry, with its key; our validators' messages name the key."""
     if type == "value_error":
         return msg.removeprefix("Value error, ")
     names = re.findall(r"'([^']+)'", msg) if type == "literal_error" else []

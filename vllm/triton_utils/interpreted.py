@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Triton's interpreter lacks, and what it does over and over.
+"""Additions to Triton's interpreter, and fixes of what slows it down.
 
-It is plain Python, so functions of Triton's own operations take the place of a GPU's
-device library, which are stubs there that return None.
+The interpreter is plain Python, where functions of a GPU's device library are stubs
+that return None; functions made of Triton's own operations replace them.
 """
 
 import inspect
@@ -25,12 +25,12 @@ logger = init_logger(__name__)
 
 
 def log1p(x):
-    """log(1 + x); a series where 1 + x would round x off."""
+    """log(1 + x), by a series where 1 + x would round x off."""
     return tl.where(tl.abs(x) < 1e-3, x - x * x / 2 + x * x * x / 3, tl.log(1 + x))
 
 
 def _index(reduce: Callable, data: np.ndarray, **how) -> np.ndarray:
-    """Of the largest or smallest number; NaNs alone are no error on a GPU either."""
+    """Index of the largest or smallest number; all NaN is no error, as on a GPU."""
     try:
         return reduce(data, **how)
     except ValueError:
@@ -46,7 +46,7 @@ _reduce_min_max = interpreter.ReduceOps.min_max
 
 
 class _Patched:
-    """Stands for patches that are somebody else's to take back."""
+    """Stands for patches that another caller will restore."""
 
     def restore(self) -> None:
         pass
@@ -54,13 +54,13 @@ class _Patched:
 
 @cache
 def _languages(fn) -> list[ModuleType]:
-    """The modules of operations that a kernel sees."""
+    """The modules of Triton's operations that a kernel refers to."""
     seen = [value for value in fn.__globals__.values() if inspect.ismodule(value)]
     return [lang for lang in (tl, tl.core) if lang in seen]
 
 
 def _patch_once(fn):
-    """Instead of the interpreter's own, which goes through all of them each time that
+    """Replaces the interpreter's own, which patches all operations again each time that
     one kernel calls another: a third of the time of kernels that do."""
     if all(not tl.core.is_builtin(lang.load) for lang in _languages(fn)):
         return _Patched()
@@ -72,24 +72,24 @@ _patch_lang = interpreter._patch_lang
 
 @cache
 def mend() -> None:
-    """Mends what is Triton's interpreter's alone."""
+    """Applies the fixes that concern only Triton's interpreter."""
     interpreter.ReduceOps.min_max = _min_max
     interpreter._patch_lang = _patch_once
-    # Checks of integer overflow, whose findings the interpreter never looks at.
+    # Turns off checks of integer overflow, whose results the interpreter never reads.
     builder = interpreter.interpreter_builder
     builder.options = replace(builder.options, sanitize_overflow=False)
     JITFunction.__call__ = _call_interpreted
 
 
 def _call_interpreted(self: JITFunction, *args, **kwargs):
-    """What an interpreted kernel calls, where Triton is to compile."""
+    """Interprets a kernel that another calls, though Triton is set to compile."""
     return interpreter.InterpretedFunction(self.fn)(*args, **kwargs)
 
 
 def interpret(kernel: JITFunction, grid, args: tuple, kwargs: dict) -> None:
-    """Runs one kernel under the interpreter, where Triton is to compile."""
+    """Interprets one kernel, though Triton is set to compile."""
     mend()
-    # All modules of operations, to be taken back for kernels that are compiled.
+    # Patches all modules of operations; restored for kernels that are compiled.
     patched = _patch_lang(log1p)
     patched.set_attr(libdevice, "log1p", log1p)
     try:
@@ -101,7 +101,7 @@ def interpret(kernel: JITFunction, grid, args: tuple, kwargs: dict) -> None:
 
 
 def install() -> None:
-    """Has the interpreter run all kernels, and says so in the log."""
+    """Prepares the interpreter to run all kernels, and logs that it does."""
     mend()
     libdevice.log1p = log1p
     logger.info(

@@ -27,15 +27,15 @@ def _lacks_backend() -> bool:
 
 
 def is_compiled() -> bool:
-    """Whether kernels are compiled by `triton_utils/cpu`. HAS_TRITON stays false: all
-    but Model Runner V2 goes the way that vLLM goes on a CPU."""
+    """Whether kernels are compiled by `triton_utils/cpu`. HAS_TRITON stays false:
+    everything but Model Runner V2 runs as in vLLM on a CPU."""
     if _is_interpreted() or not _lacks_backend():
         return False
     return find_spec("llvmlite") is not None
 
 
-# By Triton's interpreter, which the user asks for: TRITON_INTERPRET=1.
+# Kernels run in Triton's interpreter, since the user has set TRITON_INTERPRET=1.
 INTERPRETED = _is_interpreted()
-# There vLLM would turn Triton off.
+# In this case vLLM would turn Triton off.
 LACKS_BACKEND = INTERPRETED and _lacks_backend()
 COMPILED = is_compiled()

@@ -2,8 +2,8 @@
 """`vllm bench drafters`: does a drafter pay for a target, and is output the target's?
 
 Without --model and --drafter it runs the bundled models of a clone. Exit status: 0; 1
-where output differs from that of no speculation by more than a tie of two tokens; 2 for
-what cannot be measured; 3 where an engine failed.
+if output differs from that without speculation by more than a tie of two tokens; 2 if
+the arguments cannot be measured; 3 if an engine failed.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from vllm.engine.config_error import in_one_line
 from vllm.platforms import current_platform
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-# Of a round at few requests at a time, where each of them takes as long alone.
+# Requests in a round at low concurrency, with --quick.
 QUICK_REQUESTS, QUICK_CPU_REQUESTS = 4, 2
 
 if TYPE_CHECKING:
@@ -35,16 +35,16 @@ if TYPE_CHECKING:
 
 
 def add_cli_args(parser: FlexibleArgumentParser) -> None:
-    # Datasets and engines have flags of the same names: the engine's count.
+    # Datasets and engines have flags of the same names: the engine's take precedence.
     parser.conflict_handler = "resolve"
     add_own_args(parser)
     EngineArgs.add_cli_args(parser)
-    # A prompt that was cached is no load; many requests at once are measured elsewhere.
+    # A cached prompt would be no load.
     parser.set_defaults(model=None, enable_prefix_caching=False)
 
 
 def add_own_args(parser: argparse.ArgumentParser) -> None:
-    """All but the engine's."""
+    """Adds all flags but the engine's."""
     add_dataset_parser(parser)
     parser.set_defaults(dataset_name=None, num_prompts=None, backend="vllm")
     add = parser.add_argument_group("drafters").add_argument
@@ -87,9 +87,8 @@ def main(args: argparse.Namespace) -> None:
 
 
 class NewWarnings:
-    """Of what the handlers of a log would show: each warning once, and none while
-    `is_silent`. Configs are made several times; engines say in their own logs what they
-    settle."""
+    """Filters a logger's handlers: each warning is shown once, and nothing while
+    `is_silent`. Configs are made several times; engines have logs of their own."""
 
     def __init__(self, log: logging.Logger):
         self.seen: set[str] = set()
@@ -111,16 +110,16 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
 
 
 def run(job: "Job", args: argparse.Namespace, flags: Sequence[str]) -> int:
-    """Measures, and says what came of it; the exit status.
+    """Measures, prints the report, and returns the exit status.
 
     Args:
-        flags: what else the target is served with.
+        flags: further flags to serve the target with.
     """
     from vllm.benchmarks.drafters.engine import EngineError
     from vllm.benchmarks.drafters.measure import Measurement
     from vllm.benchmarks.drafters.report import Report, draw
 
-    gc.freeze()  # else Python, as it ends, takes seconds to collect what was imported
+    gc.freeze()  # else garbage collection of all imports takes seconds at exit
     gc.enable()
     print(f"What engines say: {job.logs}", file=sys.stderr)
     measured = Measurement(job)
@@ -144,7 +143,7 @@ def run(job: "Job", args: argparse.Namespace, flags: Sequence[str]) -> int:
 
 
 def find_bundle() -> Path:
-    """The models of the clone that this is installed from, or run in.
+    """The bundled models of the clone that this is installed from, or runs in.
 
     Raises:
         ValueError: there are none.
@@ -160,9 +159,9 @@ def find_bundle() -> Path:
 
 
 def bundled_flags(bundle: Path) -> list[str]:
-    """What runs them, small; flags that the user gives come behind, and count."""
+    """Flags for a small run of the bundled models; the user's follow and override."""
     flags = ["--model", f"{bundle}/target", "--drafter"]
-    # No file of a plain language model says that it drafts.
+    # Nothing in a plain language model's files says that it is a drafter.
     flags.append(json.dumps({"model": f"{bundle}/draft", "method": "draft_model"}))
     flags += [f"{bundle}/{name}" for name in ("pard", "pard2", "eagle3", "peagle")]
     flags.append(json.dumps({"model": f"{bundle}/pard", "draft_tree": 15}))
@@ -175,11 +174,11 @@ def bundled_flags(bundle: Path) -> list[str]:
 
 
 def fill_in(args: argparse.Namespace) -> None:
-    """Sets what is unset."""
+    """Fills in unset flags."""
     is_small = args.quick and current_platform.is_cpu()
-    # Unset, no fixed lengths beside "auto".
+    # Whether "auto" is measured without fixed lengths, unless flags name some.
     args.auto_alone = is_small
-    # Two engines at a time. A CPU has other things to do, by and by more or less.
+    # Two engines run and take turns, since other load on a CPU changes over time.
     args.in_turns = is_small
     usual = {
         "concurrency": [1, 8] if is_small else [1, 8, 32],
@@ -195,10 +194,10 @@ def fill_in(args: argparse.Namespace) -> None:
 
 
 def check(args: argparse.Namespace) -> None:
-    """Checks what no engine's config would.
+    """Checks what the engines' configs do not check.
 
     Raises:
-        ValueError: it cannot be measured.
+        ValueError: the arguments cannot be measured.
     """
     positive = {
         "--concurrency": min(args.concurrency),
@@ -223,7 +222,7 @@ def check(args: argparse.Namespace) -> None:
         raise ValueError("--data-parallel-size is not supported: leave it at 1.")
     if args.use_fp64_gumbel:
         raise ValueError(
-            "--use-fp64-gumbel draws by noise that is not known: unset it."
+            "--use-fp64-gumbel samples with noise that is not recomputed: unset it."
         )
     if max(args.concurrency) > args.max_num_seqs:
         raise ValueError(
@@ -240,11 +239,11 @@ def check(args: argparse.Namespace) -> None:
 def prepare(
     args: argparse.Namespace, bundle: Path | None, warnings: NewWarnings
 ) -> "Job":
-    """Reads all configs and prompts, before any weights.
+    """Reads all configs and prompts, before any weights load.
 
     Args:
         bundle: folder of the models, if they are the bundled ones.
-        warnings: silent of the target's own config, since no drafter is behind them.
+        warnings: silenced for the target's own config, which concerns no drafter.
 
     Raises:
         ValueError, OSError: an engine could not start, or prompts are too long.
@@ -255,13 +254,13 @@ def prepare(
     from vllm.benchmarks.drafters.prompts import read_requests
     from vllm.tokenizers import cached_tokenizer_from_config
 
-    # Acceptance is among the stats, and logprobs tell ties.
+    # Stats have the acceptance, and logprobs tell ties from errors.
     asked = {"max_logprobs": NUM_LOGPROBS, "logprobs_mode": "raw_logprobs"}
     engine_args = EngineArgs.from_cli_args(args)
     engine_args = replace(engine_args, disable_log_stats=False, **asked)
 
     def resolve(spec: dict[str, Any] | None) -> "VllmConfig":
-        # Resolving fills in what is unset.
+        # A copy, since resolving fills in unset keys.
         given = None if spec is None else dict(spec)
         return replace(engine_args, speculative_config=given).create_engine_config()
 
@@ -284,16 +283,16 @@ def prepare(
 
 
 def round_sizes(args: argparse.Namespace, num_requests: int) -> dict[int, int]:
-    """Requests of a round, by how many of them run at a time."""
+    """Number of requests in a round, by concurrency."""
     if not args.quick:
         return {load: max(num_requests, 2 * load) for load in args.concurrency}
-    # Where no speculation takes turns, it takes long over few requests.
+    # If the engine without speculation takes turns, even few requests take long.
     fewest = min(QUICK_CPU_REQUESTS if args.in_turns else QUICK_REQUESTS, num_requests)
     return {load: max(fewest, load) for load in args.concurrency}
 
 
 def engine_flags(words: Sequence[str]) -> list[str]:
-    """Of a command line those for the engine, but the target."""
+    """The engine's flags in a command line, without the target."""
     own = FlexibleArgumentParser(add_help=False, allow_abbrev=False)
     add_own_args(own)
     own.add_argument("--model")

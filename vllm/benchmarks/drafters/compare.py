@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether output with drafts is the target's own, and if not, whether by rounding.
+"""Whether output with drafts is the target's own, or differs only by rounding.
 
-Products of another shape add in another order, so the logits of a batch with drafts may
-differ from those of one without in their last bits. Where the target has two tokens
-that are that close, either may come, and all behind it differs: a tie. What the target
-says of the two tokens, in a run without speculation, tells a tie from an error. Of a
-request with a seed the noise that it draws by is known, and is added.
+Matrix products of other shapes add in another order, so the logits of a batch with
+drafts may differ in their last bits from those of a batch without. If two tokens are
+that close, either may be chosen, and everything after it differs: a tie. Their logprobs
+in a run without speculation tell a tie from an error. For a request with a seed the
+sampling noise is known, and is added to them.
 """
 
 from collections.abc import Sequence
@@ -18,29 +18,29 @@ import torch
 from vllm.benchmarks.drafters.engine import Answer
 from vllm.v1.worker.gpu.spec_decode.noise import keyed_noise
 
-# What the target says is asked for of as many tokens as it may draw.
+# Logprobs are requested for as many tokens as may be sampled.
 NUM_LOGPROBS = 20
 SEEDED = {"temperature": 0.8, "top_k": NUM_LOGPROBS}
 LARGEST_LOGIT = 32
 SHOWN_TOKENS = 12
 LEAST_TOLERANCE = 1e-3  # float32: sums of thousands, or products in TF32
-# Where a target differs from itself by more, in nats, its answers tell nothing: tokens
-# that are e times as likely as others would tie.
+# In nats. If a target differs from itself by more, a comparison says nothing: a token
+# would tie with another that is e times as likely.
 LARGEST_TOLERANCE = 1.0
 
 
 def tolerance(dtype: str) -> float:
-    """Logprobs this close may change places: a bit of a large logit, in `dtype`."""
+    """Largest gap of a tie, in nats: a bit of a large logit, in `dtype`."""
     eps = torch.finfo(getattr(torch, dtype)).eps
     return max(LEAST_TOLERANCE, LARGEST_LOGIT * eps)
 
 
 @dataclass(frozen=True)
 class Expected:
-    """What a request answers without speculation.
+    """The output of a request without speculation.
 
     Attributes:
-        sampling: the request's; greedy where its temperature is 0.
+        sampling: the request's parameters; greedy if its temperature is 0.
     """
 
     prompt: list[int]
@@ -48,9 +48,9 @@ class Expected:
     sampling: dict[str, Any]
 
     def gap(self, at: int, token: int) -> float:
-        """By how much its own token beats another one there, in nats.
+        """By how many nats its own token at index `at` beats another one.
 
-        A token that is not among those asked for is no likelier than the last of them.
+        A token without a logprob is no likelier than the least likely that has one.
         """
         row, own = self.answer.logprobs[at], self.answer.tokens[at]
         logprobs = np.array([row[own], row.get(token, min(row.values()))])
@@ -64,13 +64,13 @@ class Expected:
 
 @dataclass(frozen=True)
 class Difference:
-    """Where an answer first differs.
+    """Where an output first differs.
 
     Attributes:
         request: its number.
-        at: tokens of the answer that are the same.
+        at: number of tokens before it, which are the same.
         before: the last of these.
-        expected, found: tokens; None: the answer has ended.
+        expected, found: tokens; None: the output has ended.
         gap: by how much the target prefers the expected one, in nats.
     """
 
@@ -85,7 +85,7 @@ class Difference:
 
 @dataclass
 class Comparison:
-    """All answers of one setting beside those without speculation."""
+    """All outputs of one setting, compared with those without speculation."""
 
     same: int = 0
     ties: list[Difference] = field(default_factory=list)
@@ -94,10 +94,10 @@ class Comparison:
     def add(
         self, expected: Sequence[Expected], found: Sequence[Answer], within: float
     ) -> None:
-        """Takes in a round, whose requests begin anew where there are more.
+        """Adds a round; if it has more requests than `expected`, they repeat.
 
         Args:
-            within: logprobs this close tie.
+            within: logprobs this close are a tie, in nats.
         """
         for number, answer in enumerate(found):
             request = number % len(expected)
@@ -124,14 +124,14 @@ class Comparison:
 def compare(
     request: int, expected: Expected, found: Sequence[int], within: float
 ) -> Difference | None:
-    """The first difference of an answer; None: it is the same."""
+    """The first difference of an output; None: it is the same."""
     own = expected.answer.tokens
     if own == found:
         return None
     pairs = enumerate(zip(own, found, strict=False))
     shorter = min(len(own), len(found))
     at = next((at for at, (a, b) in pairs if a != b), shorter)
-    # Where one ends and the other goes on there is no tie: an end is a token, too.
+    # Only one has ended: no tie, since a stop token is among the tokens compared.
     gap = expected.gap(at, found[at]) if at < shorter else float("inf")
     before = own[max(0, at - SHOWN_TOKENS) : at]
     tokens = own[at] if at < len(own) else None, found[at] if at < len(found) else None

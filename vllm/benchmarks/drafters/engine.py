@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An engine in a process of its own, told through a pipe what to run.
+"""An engine in a process of its own, which gets commands through a pipe.
 
-Each engine has the device for itself, and leaves it as it found it. Its scheduler is in
-the same process, so that it can be told how much to draft.
+Its device memory is freed with the process. The scheduler is in the same process, so
+that it can be told how much to draft.
 """
 
 import contextlib
@@ -40,12 +40,12 @@ class EngineError(RuntimeError):
 
 @dataclass
 class Answer:
-    """What comes of one request.
+    """The output of one request.
 
     Attributes:
-        begin: when it was asked for, seconds.
-        times: when its first and its newest tokens came.
-        logprobs: by token id, for each of `tokens` where they were asked for.
+        begin: when the request was added, in seconds.
+        times: when its first and its latest tokens came.
+        logprobs: by token id, for each of `tokens`, if requested.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -66,7 +66,7 @@ class Answer:
 
     @property
     def tpot_s(self) -> float | None:
-        """Seconds for each token after the first; None without any."""
+        """Seconds per token after the first; None without any."""
         if self.times is None or len(self.tokens) < 2:
             return None
         return (self.times[1] - self.times[0]) / (len(self.tokens) - 1)
@@ -74,12 +74,13 @@ class Answer:
 
 @dataclass
 class Round:
-    """What comes of a round of requests.
+    """The results of a round of requests.
 
     Attributes:
-        load: how many of them ran at a time, from the first to the last.
-        drafts: steps of requests that verified drafts.
-        by_position: of these, how many accepted the draft at each position.
+        load: concurrency, the same from the first to the last.
+        drafts: verified drafts, of one request and step each.
+        accepted: draft tokens accepted.
+        by_position: of `drafts`, how many had the token at each position accepted.
     """
 
     answers: list[Answer]
@@ -90,25 +91,25 @@ class Round:
 
     @property
     def tokens_per_s(self) -> float:
-        """By Little's law: of requests that begin in the place of such as end, so many
-        end in a second as run at a time, over what each of them takes."""
+        """By Little's law: since a request starts whenever one ends, the requests that
+        end per second are the concurrency over the mean seconds of a request."""
         tokens = sum(len(answer.tokens) for answer in self.answers)
         return self.load * tokens / sum(answer.seconds for answer in self.answers)
 
     @property
     def tpot_s(self) -> float | None:
-        """Median over requests; None where none has two tokens."""
+        """Median over requests; None if none has two tokens."""
         known = [a.tpot_s for a in self.answers if a.tpot_s is not None]
         return median(known) if known else None
 
     @property
     def acceptance_length(self) -> float | None:
-        """Tokens of a step that verified drafts; None without any."""
+        """Mean accepted tokens of a draft, plus one; None without any."""
         return 1 + self.accepted / self.drafts if self.drafts else None
 
 
 class Engine:
-    """Rounds of requests on an LLM in this process."""
+    """Runs rounds of requests on an LLM in this process."""
 
     def __init__(self, engine_args: EngineArgs):
         begin = time.perf_counter()
@@ -120,7 +121,7 @@ class Engine:
         self.num_requests = 0
 
     def describe(self) -> dict[str, Any]:
-        """What starting took: `start_s`, and `memory_bytes` of all ranks."""
+        """Seconds to start, memory of all ranks, and dtype."""
         return {
             "start_s": self.start_s,
             "memory_bytes": sum(self.llm.collective_rpc(memory_bytes)),
@@ -134,10 +135,10 @@ class Engine:
         load: int,
         told: int | None = None,
     ) -> Round:
-        """Answers all requests, so many at a time.
+        """Runs all requests, `load` at a time.
 
         Args:
-            told: drafts of each request and step, where the engine would choose.
+            told: draft length, instead of the engine's choice; None: it chooses.
         """
         self._tell(told)
         load = min(load, len(prompts))
@@ -149,7 +150,7 @@ class Engine:
         return Round(answers, load, drafts, accepted, by_position)
 
     def end(self) -> None:
-        """Ends its workers; one in this process ends with it, and sooner."""
+        """Ends its workers; one in this process ends with it, which is faster."""
         if self.llm.llm_engine.vllm_config.parallel_config.world_size > 1:
             self.llm.llm_engine.engine_core.engine_core.model_executor.shutdown()
 
@@ -161,7 +162,7 @@ class Engine:
                 chosen.lengths.choose = lambda *load_and_gains: told
 
     def _counters(self) -> list[int]:
-        """Drafts, those accepted, and the latter by position."""
+        """Number of drafts, of accepted tokens, and of the latter by position."""
         found = {
             metric.name.removeprefix(COUNTERS): metric
             for metric in self.llm.get_metrics()
@@ -175,8 +176,8 @@ class Engine:
     def _answer(
         self, prompts: list[list[int]], sampling: list[dict[str, Any]], load: int
     ) -> list[Answer]:
-        """All answers. As a request ends another begins, of the first ones again if
-        none is left, so that as many run until the last is answered."""
+        """All outputs. As a request ends another starts, from the first again if none
+        is left, so that concurrency stays the same until the last one has finished."""
         engine, asked = self.llm.llm_engine, list(zip(prompts, sampling, strict=True))
         answers: dict[str, Answer] = {}
         running: set[str] = set()
@@ -205,7 +206,7 @@ class Engine:
 
 
 def memory_bytes(worker: Any) -> int:
-    """What a worker has of the device beside its KV cache; on a CPU, with it."""
+    """Device memory of a worker without its KV cache; on a CPU, with it."""
     if current_platform.is_cpu():
         return psutil.Process().memory_info().rss
     # Layers may share one allocation; some have several.
@@ -217,11 +218,11 @@ def memory_bytes(worker: Any) -> int:
 
 
 class EngineProcess:
-    """An `Engine` as the benchmark sees it, started at once.
+    """An `Engine` in its own process, which is started at once.
 
     Args:
-        env: of the process, beside what there is.
-        log: file that gets all that the engine says.
+        env: environment variables of the process, beside the existing ones.
+        log: file for the engine's output.
     """
 
     def __init__(self, engine_args: EngineArgs, env: dict[str, str], log: Path):
@@ -234,10 +235,10 @@ class EngineProcess:
             self.process.start()
 
     def ask(self, command: str, **args: Any) -> Any:
-        """What a method of the engine returns.
+        """Calls a method of the engine, and returns its result.
 
         Raises:
-            EngineError: it failed, or did not start.
+            EngineError: it failed, or the engine did not start.
         """
         try:
             self.pipe.send((command, args))
@@ -256,7 +257,7 @@ class EngineProcess:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.join()
-            # Workers are children of its own, which have the device until they ended.
+            # Its workers are in its process group, and hold the device until they end.
             end = time.monotonic() + STOP_S
             while time.monotonic() < end:
                 os.killpg(self.process.pid, 0)
@@ -266,11 +267,11 @@ class EngineProcess:
 def serve(
     pipe: Connection, engine_args: EngineArgs, env: dict[str, str], log: Path
 ) -> None:
-    """Answers commands until the other end is closed."""
+    """Runs commands until the other end of the pipe is closed."""
     os.setsid()
-    # As in other processes of vLLM's: a lock then needs no name that outlives it.
+    # As in vLLM's other processes. Locks then need no names, which could outlive them.
     multiprocessing.set_start_method("fork", force=True)
-    # A start collects garbage ten times, which is not among what vLLM's modules hold.
+    # A start collects garbage ten times; vLLM's modules need not be searched for it.
     gc.freeze()
     os.environ.update(env, VLLM_ENABLE_V1_MULTIPROCESSING="0")
     with log.open("ab") as file:
@@ -289,5 +290,5 @@ def serve(
             pipe.send(answer)
     if engine is not None:
         engine.end()
-    # What else there is to do frees memory, object by object, which takes a second.
+    # A normal exit would free memory object by object, which takes a second.
     os._exit(0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the engines of a plan one after the other, and keeps what they come to."""
+"""Runs the engines of a plan one after the other, and collects their results."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -32,12 +32,12 @@ START = "starting"
 
 @dataclass
 class Found:
-    """What one setting of one drafter comes to.
+    """The results of one setting of one drafter.
 
     Attributes:
-        engine: what its engine says of itself: see `Engine.describe`.
-        rounds: by requests at a time.
-        beside: those of no speculation in turns with them, if there are any.
+        engine: see `Engine.describe`.
+        rounds: by concurrency.
+        beside: rounds without speculation that took turns with these, if any.
     """
 
     plan: EnginePlan
@@ -60,7 +60,7 @@ class Found:
 
 
 def fastest(rounds: Iterable[Round]) -> Round | None:
-    """What a machine does beside can only slow others down."""
+    """The fastest round: other load on a machine can only slow a round down."""
     return max(rounds, key=lambda found: found.tokens_per_s, default=None)
 
 
@@ -69,10 +69,10 @@ class Job:
     """What is to be measured.
 
     Attributes:
-        loads: requests at a time, and of a round.
+        loads: number of requests in a round, by concurrency.
         repeats: rounds of each setting and load.
-        logs: folder for what engines say.
-        tokenizer: the target's; None: there is none.
+        logs: folder for the engines' logs.
+        tokenizer: the target's; None: it has none.
     """
 
     engine_args: EngineArgs
@@ -89,9 +89,9 @@ class Measurement:
     """Measures a job.
 
     Attributes:
-        found: of each setting, no speculation first.
+        found: results of each setting, no speculation first.
         failed: by drafter and setting, why it could not be measured.
-        within: logprobs this close tie, in nats.
+        within: logprobs this close are a tie, in nats.
     """
 
     def __init__(self, job: Job):
@@ -107,10 +107,11 @@ class Measurement:
         self.progress = Progress(kinds + [START] * len(job.plans))
 
     def run(self) -> None:
-        """Measures all.
+        """Measures everything.
 
         Raises:
-            EngineError: no speculation failed, so there is nothing to compare with.
+            EngineError: the engine without speculation failed, so that there is nothing
+                to compare with.
         """
         try:
             for number in range(len(self.job.plans)):
@@ -154,7 +155,7 @@ class Measurement:
             try:
                 self._run_tasks(number, engine, found)
             except EngineError:
-                # What differed before it failed is no less an error.
+                # Differences that were found before it failed are errors all the same.
                 drafting = filter(lambda each: each.is_drafting, found.values())
                 self.found += [each for each in drafting if each.comparison.errors]
                 raise
@@ -165,7 +166,7 @@ class Measurement:
             if self.beside is None or self.beside[0] is not engine:
                 engine.stop()
         if plan.is_reference or plan.is_beside:
-            # What differs here cannot be told from rounding elsewhere.
+            # The target differs from itself by this: elsewhere it may be rounding too.
             own = self.found[-1].comparison.errors
             gaps = [difference.gap for difference in own]
             self.within = max([self.within, *(g for g in gaps if g < float("inf"))])
@@ -210,14 +211,14 @@ class Measurement:
     def _run_beside(
         self, prompts: list[list[int]], sampling: list[dict[str, Any]], load: int
     ) -> Round:
-        """The same without speculation, which takes turns with a drafter."""
+        """Runs the same without speculation, in turns with a drafter."""
         engine, found = self.beside
         result = engine.ask("run", prompts=prompts, sampling=sampling, load=load)
         found.rounds.setdefault(load, []).append(result)
         return result
 
     def _requests(self, task: Task) -> list[Request]:
-        """Each prompt once to check; to measure, the first ones again and again."""
+        """Each prompt once to check; to measure, as many as a round has, repeated."""
         known = self.job.requests
         if task.kind == CHECK:
             return known

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which engines to start, and how much each of them drafts.
 
-Where an engine chooses how much to draft, it has CUDA graphs of all that it chooses
-from, and can be told one of them: one engine then measures "auto" and fixed lengths and
-trees in turns. What it does not choose from has an engine of its own.
+An engine with "auto" has CUDA graphs for all lengths and trees that it chooses from,
+and can be told to use one of them, so it measures "auto" and fixed ones in turns. Other
+lengths and trees get an engine of their own.
 """
 
 from argparse import Namespace
@@ -22,7 +22,7 @@ HOW_MUCH = (
     "num_speculative_tokens_per_batch_size",
     "draft_tree",
 )
-# Measured unless flags name others, of those that an engine chooses from.
+# Measured by default, as far as an engine chooses from them.
 CHAINS, TREES = (1, 3, 5), (15, 31, 63)
 QUICK_CHAINS, QUICK_TREES = (), (31,)
 CHECK, MEASURE = "checking output", "measuring"
@@ -33,10 +33,10 @@ class Setting:
     """How much is drafted.
 
     Attributes:
-        name: as "auto", "K=3" or "tree of 31".
+        name: such as "auto", "K=3" or "tree of 31".
         spec: the speculative config that drafts so; None: no speculation.
-        told: drafts of each request that the engine is told; None: it is not told.
-        depth: K, the most drafts that can be accepted.
+        told: draft length that the engine is told to use; None: it is not told.
+        depth: K, the most draft tokens that can be accepted.
     """
 
     name: str = ""
@@ -45,7 +45,7 @@ class Setting:
     depth: int = 0
 
     def is_measured_at(self, num_requests: int) -> bool:
-        """Not where an engine that is told so many drafts lacks graphs for them."""
+        """False if the engine would have no CUDA graphs for so large a tree."""
         if self.told is None or self.told <= self.depth:
             return True
         return num_requests * (self.told + 1) <= MAX_TREE_ROWS
@@ -58,11 +58,11 @@ class EnginePlan:
     Attributes:
         drafter: its name in the table.
         spec: the engine's speculative config.
-        is_lossless: whether greedy output is to be the target's own.
-        is_seeded: whether output of requests with a seed is, too.
-        env: of the engine's process, beside what there is.
-        is_beside: whether it is kept, and measured in turns with each drafter.
-        repeats: rounds of each point; None: as many as are asked for.
+        is_lossless: whether greedy output has to be the target's own.
+        is_seeded: whether output of requests with a seed has to be, too.
+        env: environment variables of its process, beside the existing ones.
+        is_beside: whether it keeps running, and takes turns with each drafter.
+        repeats: rounds of each point; None: as many as the flags say.
     """
 
     drafter: str
@@ -76,7 +76,7 @@ class EnginePlan:
 
     @property
     def is_reference(self) -> bool:
-        """Whether its output is what that of others has to be."""
+        """Whether the other engines' output has to be like its output."""
         return self.spec is None and self.is_seeded
 
 
@@ -84,8 +84,8 @@ class Task(NamedTuple):
     """One round of requests on an engine.
 
     Attributes:
-        load: requests at a time.
-        is_seeded: whether they are drawn; else they are greedy.
+        load: concurrency.
+        is_seeded: whether requests are sampled with a seed; else they are greedy.
     """
 
     kind: str
@@ -95,9 +95,10 @@ class Task(NamedTuple):
 
 
 def name_drafters(specs: Sequence[dict[str, Any]]) -> list[str]:
-    """A name for each, by its folder or method; equal ones are numbered.
+    """A name for each drafter, by its folder or method; equal names are numbered.
 
-    Not where they are one drafter that is told to draft differently: settings say so.
+    Not those of one drafter with different draft lengths or trees, which tell them
+    apart.
     """
     models = [str(spec.get("model") or spec.get("method", "?")) for spec in specs]
     names = [Path(model).name for model in models]
@@ -114,7 +115,7 @@ def name_drafters(specs: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _told(spec: dict[str, Any]) -> str:
-    """What a config says of how much to draft, if anything."""
+    """The draft length, schedule or tree that a config sets, if any."""
     return next((f"{key}={spec[key]}" for key in HOW_MUCH if spec.get(key)), "")
 
 
@@ -123,29 +124,29 @@ def plan_engines(
     args: Namespace,
     resolve: Callable[[dict[str, Any] | None], VllmConfig],
 ) -> list[EnginePlan]:
-    """No speculation first, then each drafter, and no speculation again; but if it is
-    measured in turns with drafters, not again.
+    """No speculation first, then each drafter, and then no speculation again, unless it
+    takes turns with the drafters.
 
-    Where vLLM runs no speculation on Runner V1 and a drafter on V2, as on a CPU, what
-    output has to be is said on V2: for a seed the two draw other tokens. If there are
-    turns, nothing else is asked of it.
+    If vLLM runs on Runner V1 without speculation and on V2 with a drafter, as on a CPU,
+    the expected output is from V2: with a seed the two sample different tokens. If
+    there are turns, that engine is used for nothing else.
 
     Args:
         drafters: speculative configs. One that says how much to draft is measured as
             it is, others with "auto" and fixed lengths and trees.
         args: the flags.
-        resolve: the engine's config with a speculative config.
+        resolve: makes the engine's config with a speculative config.
 
     Raises:
-        ValueError: what `resolve` raises, for every config that is to be started.
+        ValueError: from `resolve`, which is called for every engine to be started.
     """
-    # In turns it is measured again and again: before that it has only to warm up.
+    # In turns it is measured with every drafter: before that it only has to warm up.
     turns = {"is_beside": True, "repeats": 1} if args.in_turns else {}
     plans = [EnginePlan(NONE, None, (Setting(),), **turns)]
     for name, spec in zip(name_drafters(drafters), drafters, strict=True):
         resolved = resolve(spec).speculative_config
         is_lossless = resolved.rejection_sample_method != "synthetic"
-        # Others draw by random numbers that depend on what was drafted.
+        # vLLM's own speculators sample by random numbers that depend on the drafts.
         promises = is_lossless, is_lossless and resolved.drafter.is_unified
         together, alone = _settings(spec, args, resolved)
         groups = [together] * bool(together) + [(setting,) for setting in alone]
@@ -165,7 +166,7 @@ def plan_engines(
 def _settings(
     spec: dict[str, Any], args: Namespace, resolved: SpeculativeConfig
 ) -> tuple[tuple[Setting, ...], list[Setting]]:
-    """Of a drafter: those that share an engine, and those with one of their own."""
+    """A drafter's settings: those that share an engine, and those with their own."""
     depth = resolved.drafter.num_speculative_tokens
     is_auto = lengths_vary(resolved)
     if told := _told(spec):
@@ -198,8 +199,8 @@ def _tree(spec: dict[str, Any], nodes: int, depth: int) -> Setting:
 def plan_tasks(plan: EnginePlan, loads: Collection[int], repeats: int) -> list[Task]:
     """Rounds of one engine, in order: settings take turns at each load.
 
-    Of no speculation the first two tell what output has to be. A drafter draws last:
-    "auto" would learn from it, and what is measured is greedy.
+    The first two without speculation give the expected output. With a drafter, sampled
+    requests are last, since "auto" learns from them, and measured requests are greedy.
     """
     most = max(loads)
     checks = [Task(CHECK, s, most, True) for s in plan.settings if plan.is_seeded]

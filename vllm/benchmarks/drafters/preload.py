@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Imported by the server that engines are forked from: what each would import."""
+"""Imported by the server that engines are forked from: the modules that each needs."""
 
 import gc
 from importlib import import_module
@@ -7,7 +7,7 @@ from importlib import import_module
 from vllm.platforms import current_platform
 
 MODULES = ("vllm.benchmarks.drafters.engine", "vllm.v1.engine.core")
-# Of others these look at the device, which a fork could then not use.
+# On other platforms these access the device, which a fork could then not use.
 CPU_MODULES = (
     "vllm.entrypoints.launchers.cli_args",
     "vllm.model_executor.layers.quantization.online.base",
@@ -18,7 +18,7 @@ CPU_MODULES = (
     "vllm.v1.worker.cpu_worker",
 )
 
-# Nothing of it is garbage: looking for some takes a fifth of the time, and seconds more
+# Imports leave no garbage: looking for it takes a fifth of the time, and seconds more
 # when the server ends.
 gc.disable()
 for name in MODULES + CPU_MODULES * current_platform.is_cpu():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A progress bar that knows what is left to do, and how long its like took."""
+"""A progress bar that estimates the time left by kind of task."""
 
 import sys
 import time
@@ -13,12 +13,12 @@ BAR = "{desc}: {percentage:3.0f}%|{bar:20}| {elapsed}{postfix}"
 
 
 class Progress:
-    """To be told what is done; shows the time left by the last one of each kind.
+    """Shows the time left, by how long the last task of each kind took.
 
-    Where there is no terminal to draw a bar in, a line for each part of the whole.
+    Without a terminal to draw a bar in, it prints a line for each part.
 
     Args:
-        todo: the kind of each thing to do.
+        todo: the kind of each task.
     """
 
     def __init__(self, todo: Iterable[Hashable]):
@@ -42,7 +42,7 @@ class Progress:
         self.skip([kind])
 
     def skip(self, kinds: Iterable[Hashable]) -> None:
-        """These will not be done, or are done."""
+        """Counts tasks as done; they are, or will never be."""
         done = Counter(kinds)
         self.left -= done
         left = tqdm.format_interval(self.seconds_left())
@@ -50,6 +50,6 @@ class Progress:
         self.bar.update(done.total())
 
     def seconds_left(self) -> float:
-        """What has not been done yet of its kind takes as long as the shortest has."""
+        """A task of a kind that has not run yet counts as the shortest that has."""
         usual = min(self.took.values(), default=0.0)
         return sum(n * self.took.get(kind, usual) for kind, n in self.left.items())

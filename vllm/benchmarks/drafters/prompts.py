@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is asked: a dataset of vLLM's, or a small set that needs no download."""
+"""The prompts: a dataset of vLLM's, or a small set that needs no download."""
 
 import argparse
 import json
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from vllm.benchmarks.datasets import SampleRequest, get_samples
 
 PROMPT_LEN = 128
-# On a CPU a token of a prompt takes as long as one of an output, not a hundredth.
+# On a CPU a prompt token takes as long as an output token, not a hundredth of it.
 BUNDLED_PROMPT_LEN = 32
 PROMPTS = (
     "Explain to a child why the sky is blue.",
@@ -35,11 +35,11 @@ class Request(NamedTuple):
 def read_requests(
     args: argparse.Namespace, tokenizer: Any, bundle: Path | None, vocab_size: int
 ) -> list[Request]:
-    """As many as `args.num_prompts`.
+    """The requests, `args.num_prompts` in number.
 
     Args:
-        tokenizer: None asks random tokens.
-        bundle: folder of the bundled models, whose target writes Python alone.
+        tokenizer: None: prompts are random tokens.
+        bundle: folder of the bundled models, whose target writes only Python.
 
     Raises:
         ValueError: a dataset has no text.
@@ -51,7 +51,7 @@ def read_requests(
         chance = random.Random(args.seed)
         texts = [chance.choices(range(vocab_size), k=PROMPT_LEN) for _ in PROMPTS]
     elif bundle is not None:
-        # Else transformers warns of what is cut off.
+        # Else transformers warns of texts that are too long, which are cut here.
         encode = partial(tokenizer.encode, verbose=False)
         texts = [encode(text)[:BUNDLED_PROMPT_LEN] for text in _held_out(bundle)]
     else:
@@ -83,7 +83,7 @@ def _as_chat(tokenizer: Any, text: str) -> list[int]:
 
 
 def _held_out(bundle: Path) -> list[str]:
-    """Python's own modules that it was not trained on, each from a function on."""
+    """Modules of Python that the target was not trained on, each from a method on."""
     folder = Path(sysconfig.get_path("stdlib"))
     names = json.loads((bundle / "held_out.json").read_text())
     files = [folder / f"{name.replace('.', '/')}.py" for name in names]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a measurement comes to: table, plot, verdict, and what to serve with."""
+"""Reports a measurement: table, plot, verdict, and a command to serve with."""
 
 import json
 import shlex
@@ -20,9 +20,9 @@ from vllm.benchmarks.drafters.plan import AUTO
 GIB = 1 << 30
 BAR_WIDTH = 40
 SHOWN_DIFFERENCES = 3
-# What is faster by less is as fast: then "auto" is best, which follows the load.
+# Settings that differ by less are as fast: "auto" is best then, as it adapts to load.
 SAME_SPEED = 0.01
-# No speculation may differ by less over a run.
+# The speed without speculation may vary by less than this factor.
 UNSTEADY = 1.15
 HEAD = (
     "requests",
@@ -39,11 +39,11 @@ HEAD = (
 
 
 class Report:
-    """Of a measurement that has run.
+    """The report of a finished measurement.
 
     Args:
         model: the target, as `vllm serve` takes it.
-        flags: further ones of `vllm serve`.
+        flags: further flags of `vllm serve`.
     """
 
     def __init__(self, measured: Measurement, model: str, flags: Sequence[str]):
@@ -51,7 +51,7 @@ class Report:
         self.loads = list(measured.job.loads)
         self.found = measured.found
         self.bases = [found for found in self.found if not found.is_drafting]
-        # At the begin and at the end: what vLLM starts without a drafter.
+        # At the start and at the end: engines as vLLM runs them without a drafter.
         self.ends = [b for b in self.bases if b.plan.env is None] or self.bases
         self.compared = [f for f in self.found if f.plan.spec and f.plan.is_lossless]
 
@@ -62,8 +62,8 @@ class Report:
     def ratio(self, found: Found, load: int) -> float | None:
         """Tokens per second over those without speculation; None: not measured.
 
-        Without: in turns with these, or the fastest of all, if there were no turns,
-        since the machine may have slowed others down.
+        The latter are those that took turns with these, or the fastest of all if there
+        were no turns, since other load may have slowed the rest down.
         """
         if (drafted := found.round(load)) is None:
             return None
@@ -72,7 +72,7 @@ class Report:
         return drafted.tokens_per_s / base.tokens_per_s
 
     def unsteady(self) -> str:
-        """What to know if no speculation was not as fast all the time."""
+        """A warning if the speed without speculation varied; else empty."""
         most, drafted = 1.0, [found for found in self.found if found.beside]
         for load in self.loads:
             times = [end.rounds[load] for end in self.ends]
@@ -114,7 +114,7 @@ class Report:
         }
 
     def table(self) -> str:
-        """In Markdown."""
+        """The rows as a Markdown table."""
         lines = [HEAD, *map(_cells, self.rows())]
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         lines.insert(1, tuple("-" * width for width in widths))
@@ -137,7 +137,7 @@ class Report:
         return "\n".join(lines)
 
     def verdict(self) -> str:
-        """Whether output is the target's own, and where not."""
+        """Whether output is the target's own, and where it differs."""
         total = sum((f.comparison for f in self.compared), Comparison())
         what = total.describe() if self.compared else "none compared"
         lines = [f"Answers beside those of no speculation: {what}"]
@@ -200,7 +200,7 @@ class Report:
         return prod(ratios) ** (1 / len(ratios))
 
     def command(self) -> str:
-        """What to serve with."""
+        """The command that serves with the best setting."""
         words = ["vllm", "serve", self.model, *self.flags]
         if (spec := self.best().setting.spec) is not None:
             words += ["--speculative-config", json.dumps(spec)]

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `--speculative-config` and a drafter's files come to: one `DrafterConfig`.
+"""Resolves `--speculative-config` and a drafter's files into one `DrafterConfig`.
 
-It is resolved once, before weights load, and read as `speculative_config.drafter`.
+This is done once, before weights load; the result is `speculative_config.drafter`.
 vLLM's config classes call `resolve.py` and `engine.py`; imports go down this list:
 
-- `resolve.py`: the steps from the settings and the drafter's files to the value.
+- `resolve.py`: the steps from the settings and the drafter's files to the result.
 - `engine.py`: whether the unified speculator drafts, and if not why.
-- `weights.py`, `vocabulary.py`, `target.py`: the drafter's files against the target.
+- `weights.py`, `vocabulary.py`, `target.py`: check the drafter against the target.
 - `length.py`: how much is drafted and verified.
-- `hub.py`: whether a drafter that is no folder is on the hub.
-- `checkpoint.py`: reads the drafter's files; `families.py`: what they say, which tells
-  published drafters apart.
-- `drafter.py`: the value.
+- `hub.py`: whether a drafter that is not a local folder is on the hub.
+- `checkpoint.py`: reads the drafter's files; `families.py`: interprets them, by the
+  families of published drafters.
+- `drafter.py`: `DrafterConfig`.
 
 A function `check_…` raises the ValueError that its docstring names.
 """

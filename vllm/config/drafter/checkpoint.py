@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A drafter's files: config.json and the headers of weight files.
+"""Reads a drafter's files: config.json and the headers of weight files.
 
-Several checks ask for them: a file is read once, as long as it does not change.
+Several checks need them, so a file is read again only if it has changed.
 """
 
 import json
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 logger = init_logger(__name__)
 
-# Model types that transformers does not know, and those that it is to read them as.
+# Model types that transformers does not know, and the types to read them as.
 MODEL_TYPES = {"llama_peagle": "llama"}
 INDEX = "model.safetensors.index.json"
 LARGEST_HEADER = 100_000_000  # bytes; the format's own limit
@@ -33,9 +33,9 @@ T = TypeVar("T")
 
 
 def once(read: Callable[[Path], T]) -> Callable[[Path], T]:
-    """A function that reads a file again only if it has changed. Errors are not kept.
+    """Caches what `read` returns for a file until the file changes; but no errors.
 
-    What it returns is shared: nobody may change it.
+    The returned value is shared: do not modify it.
     """
 
     @lru_cache(maxsize=64)
@@ -70,7 +70,7 @@ read_config = once(parse_json)
 
 @dataclass(frozen=True)
 class Tensor:
-    """What a header says of one tensor."""
+    """One tensor, as its file's header describes it."""
 
     name: str
     file: Path
@@ -83,7 +83,7 @@ def read_header(file: Path) -> dict[str, Tensor]:
     """The tensors of a safetensors file by name.
 
     Raises:
-        ValueError: the file is cut short, or is none.
+        ValueError: the file is cut short, or is not a safetensors file.
     """
     size = file.stat().st_size
     with file.open("rb") as stream:
@@ -114,7 +114,7 @@ def read_header(file: Path) -> dict[str, Tensor]:
 
 
 def read_headers(folder: Path) -> dict[str, Tensor]:
-    """The tensors that would be loaded from a folder, by name; none without headers.
+    """The safetensors tensors that would be loaded from a folder, by name.
 
     Raises:
         ValueError: a file is broken, or missing although the index names it.
@@ -131,7 +131,7 @@ def read_headers(folder: Path) -> dict[str, Tensor]:
 
 
 def _shards(index: Path) -> set[str]:
-    """Names of the files that an index names, all of them beside it."""
+    """The files that an index names, which must be in its own folder."""
     try:
         names = set(json.loads(index.read_text("utf-8"))["weight_map"].values())
         is_beside = all(name == Path(name).name for name in names)
@@ -146,9 +146,9 @@ def _shards(index: Path) -> set[str]:
 
 
 def tensor_names(folder: Path) -> list[str]:
-    """Names of the tensors in a folder; none where no header can be read.
+    """Names of the tensors in a folder; empty if no header can be read.
 
-    What is broken is left to whoever loads it: it may be that nobody does.
+    A broken file is no error here, since it may never be loaded.
     """
     try:
         if found := read_headers(folder):
@@ -159,7 +159,7 @@ def tensor_names(folder: Path) -> list[str]:
 
 
 def _pickled_names(file: Path) -> list[str]:
-    """Names in a file of torch.save, of which neither code nor data is read."""
+    """Tensor names in a file of torch.save; no code is run and no data read."""
     import torch
 
     try:
@@ -170,7 +170,7 @@ def _pickled_names(file: Path) -> list[str]:
 
 
 def find_checkpoint(spec: "SpeculativeConfig") -> DraftCheckpoint | None:
-    """What the files of a config's `model` say; None if it is none of ours to read.
+    """Interprets the files of a config's `model`; None if vLLM is to do so instead.
 
     Raises:
         ValueError: they cannot be a drafter's.
@@ -202,7 +202,7 @@ def find_checkpoint(spec: "SpeculativeConfig") -> DraftCheckpoint | None:
 
 
 def needs_model(spec: "SpeculativeConfig") -> bool:
-    """Whether a config drafts, or may, with a method of the unified speculator."""
+    """Whether a config's method is, or may be, one of the unified speculator's."""
     if spec.method is not None:
         return spec.method in METHODS
     is_class = type(spec)._is_custom_proposer_path(spec.model)
@@ -210,7 +210,7 @@ def needs_model(spec: "SpeculativeConfig") -> bool:
 
 
 def _is_misnamed(spec: "SpeculativeConfig") -> bool:
-    """Whether vLLM would take a draft model for a head, by a word in its path."""
+    """Whether a word in its path would make vLLM take a draft model for a head."""
     name = spec.model.lower()
     has_word = "eagle-" in name or "eagle3" in name
     return has_word and spec.method in (None, "draft_model")
@@ -225,7 +225,7 @@ def names_a_path(model: str) -> bool:
 
 
 def _load_config(spec: "SpeculativeConfig") -> Mapping[str, Any] | None:
-    """The parsed config.json; None if there is none to be read."""
+    """The parsed config.json; None if it is missing or cannot be read."""
     if (file := Path(spec.model) / "config.json").is_file():
         return read_config(file)
     from transformers import PretrainedConfig
@@ -233,13 +233,13 @@ def _load_config(spec: "SpeculativeConfig") -> Mapping[str, Any] | None:
     try:
         return PretrainedConfig.get_config_dict(spec.model, revision=spec.revision)[0]
     except (OSError, ValueError):
-        return None  # vLLM says what is wrong with it
+        return None  # vLLM reports what is wrong with it
 
 
 def _tensor_names(spec: "SpeculativeConfig") -> list[str]:
     """Names of a checkpoint's tensors, local, cached or on the hub.
 
-    None are found in a checkpoint on the hub without safetensors.
+    Empty for a checkpoint on the hub without safetensors.
     """
     if (folder := Path(spec.model)).is_dir():
         names = tensor_names(folder)
@@ -290,10 +290,10 @@ def check_folder(spec: "SpeculativeConfig") -> None:
 
 
 def check_speculators(model: str, config: Mapping[str, Any]) -> None:
-    """Checks what vLLM reads of a checkpoint of the library `speculators`.
+    """Checks the keys that vLLM reads in a checkpoint of the `speculators` library.
 
     Raises:
-        ValueError: it cannot be read.
+        ValueError: one of them is missing or not supported.
     """
     kind = config.get("speculators_model_type")
     if kind is None:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 logger = init_logger(__name__)
 
 V1 = "Model Runner V1"
-# Why a PARD-2 drafter is not fed the target's states, and what to do about it.
+# Why a PARD-2 drafter is not fed the target's hidden states, and what to do about it.
 NOT_UNIFIED = (
     "the unified speculator does not run. Run Model Runner V2, and leave off what "
     "keeps drafting from it"
@@ -45,8 +45,8 @@ LAST_STAGE = (
 
 
 def find_unsupported(spec: "SpeculativeConfig") -> str | None:
-    """What of a speculative config, and of its target's, the unified speculator does
-    not support; None if it supports all."""
+    """What in a speculative config, or in its target's config, the unified speculator
+    does not support; None if it supports all of it."""
     if spec.method not in METHODS:
         return f"method {spec.method}"
     if spec.draft_model_config is None:
@@ -66,7 +66,7 @@ def find_unsupported(spec: "SpeculativeConfig") -> str | None:
 def _other_rope_dims(spec: "SpeculativeConfig") -> tuple[int, int] | None:
     """Dimensions of a head's M-RoPE positions and of its target's, if they differ.
 
-    Any other drafter than an EAGLE-3 head, and any of a target without M-RoPE, is fed
+    All drafters but EAGLE-3 heads, and all drafters of a target without M-RoPE, are fed
     plain positions.
     """
     target, draft = spec.target_model_config, spec.draft_model_config
@@ -77,7 +77,7 @@ def _other_rope_dims(spec: "SpeculativeConfig") -> tuple[int, int] | None:
 
 
 def _untrimmable(spec: "SpeculativeConfig") -> str | None:
-    """What keeps the unified speculator's drafts from being verified in part."""
+    """What does not support verifying only part of the unified speculator's drafts."""
     schedule = spec.num_speculative_tokens_per_batch_size
     parallel = spec.target_parallel_config
     if schedule is not None and not is_auto(spec):
@@ -95,7 +95,7 @@ def _unsupported_by_engine(vllm_config: "VllmConfig") -> str | None:
 
 
 def lacks_vocabulary_mapping(vllm_config: "VllmConfig") -> bool:
-    """Whether Runner V1 alone maps the drafter's vocabulary to the target's."""
+    """Whether only Runner V1 can map the drafter's vocabulary to the target's."""
     spec = vllm_config.speculative_config
     if not getattr(spec, "use_heterogeneous_vocab", False):
         return False
@@ -107,8 +107,8 @@ def runs_v2_on_cpu(vllm_config: "VllmConfig", by_default: bool = True) -> bool:
     """Whether a CPU without Triton runs Model Runner V2, its kernels compiled for it.
 
     Args:
-        by_default: nobody asked for it. Then it does so only for the unified
-            speculator's sake, and leaves all else to vLLM.
+        by_default: the user did not ask for V2. It then runs only if the unified
+            speculator drafts.
     """
     spec = vllm_config.speculative_config
     if not COMPILED or getattr(vllm_config, "watermark_config", None) is not None:
@@ -118,14 +118,14 @@ def runs_v2_on_cpu(vllm_config: "VllmConfig", by_default: bool = True) -> bool:
 
 
 def settle_auto(vllm_config: "VllmConfig") -> bool:
-    """Settles whether the engine chooses draft lengths, before anything goes by it; and
-    whether it verifies a part of its drafts.
+    """Decides whether the engine chooses draft lengths, and whether it verifies only
+    part of its drafts, before anything depends on it.
 
-    Where nobody asked for it and the unified speculator does not draft, the length is
-    fixed, and one line says why.
+    If "auto" is only the default and the unified speculator does not draft, the length
+    is fixed, and one log line says why.
 
     Returns:
-        Whether it chooses.
+        Whether the engine chooses.
     """
     spec = vllm_config.speculative_config
     if is_auto(spec) and spec.is_auto_by_default:
@@ -136,7 +136,7 @@ def settle_auto(vllm_config: "VllmConfig") -> bool:
             fix_length(spec, unsupported)
     settle_trimming(vllm_config)
     if _has_fixed_length_to_trim(vllm_config):
-        # How much of it is verified is chosen, as the length otherwise is.
+        # The engine then chooses how many drafts to verify, instead of the length.
         only = AutoSchedule([spec.drafter.num_speculative_tokens])
         spec.num_speculative_tokens_per_batch_size = only
         return True
@@ -151,7 +151,7 @@ def _has_fixed_length_to_trim(vllm_config: "VllmConfig") -> bool:
     if spec is None or not spec.enable_adaptive_verification or spec.drafter is None:
         return False
     schedule = spec.num_speculative_tokens_per_batch_size
-    # A config may be settled again.
+    # This may run again, on its own result.
     only = (spec.drafter.num_speculative_tokens,)
     is_fixed = schedule is None or getattr(schedule, "lengths", None) == only
     unsupported = _unsupported_by_engine(vllm_config)
@@ -159,10 +159,10 @@ def _has_fixed_length_to_trim(vllm_config: "VllmConfig") -> bool:
 
 
 def choose_between(spec: "SpeculativeConfig", num_nodes: int | None) -> None:
-    """Says which lengths there are to choose from.
+    """Sets the draft lengths to choose from.
 
     Args:
-        num_nodes: N, the most nodes of a tree; None for chains alone.
+        num_nodes: N, the most nodes of a tree; None for chains only.
     """
     depth = spec.drafter.num_speculative_tokens
     spec.drafter = replace(spec.drafter, num_nodes=num_nodes)
@@ -172,12 +172,12 @@ def choose_between(spec: "SpeculativeConfig", num_nodes: int | None) -> None:
 
 
 def _nodes_to_choose(vllm_config: "VllmConfig") -> int | None:
-    """The most nodes of trees among what "auto" chooses from; None if none are."""
+    """The most nodes of a tree that "auto" may choose; None if it chooses no trees."""
     spec = vllm_config.speculative_config
     drafter, depth = spec.drafter, spec.drafter.num_speculative_tokens
     if spec.draft_tree is not None:
         return spec.draft_tree
-    # Where trees would not be verified by the engine's own fast kernels, none is tried.
+    # Trees are candidates only where the engine has fast kernels to verify them.
     possible = (
         _unsupported_by_engine(vllm_config) is None
         and drafter.is_parallel
@@ -197,11 +197,12 @@ def _nodes_to_choose(vllm_config: "VllmConfig") -> int | None:
 
 
 def settle_drafter(vllm_config: "VllmConfig") -> bool:
-    """Settles who drafts, once the engine's config is whole; checks the weights' files.
+    """Decides which speculator drafts, once the engine's config is complete, and checks
+    the drafter's weight files.
 
     Returns:
-        Whether the unified speculator drafts. It has buffers of its own, and leaves
-        the target its whole token budget, which is set then.
+        Whether the unified speculator drafts. It has its own buffers, so the target
+        keeps its whole token budget, which is set here.
 
     Raises:
         ValueError: the drafter's files are broken or do not fit, or a setting needs
@@ -228,7 +229,7 @@ def settle_drafter(vllm_config: "VllmConfig") -> bool:
         drafter = _without_features(spec, drafter, LAST_STAGE)
     if not is_unified:
         drafter = _without_features(spec, drafter, NOT_UNIFIED)
-        if spec.drafter.is_unified is None:  # else said by the process that began
+        if spec.drafter.is_unified is None:  # else the first process has logged it
             _say_who_drafts(vllm_config, drafter)
     spec.drafter = drafter
     scheduler = vllm_config.scheduler_config
@@ -238,7 +239,7 @@ def settle_drafter(vllm_config: "VllmConfig") -> bool:
 
 
 def check_needs_unified(spec: "SpeculativeConfig", drafter: DrafterConfig) -> None:
-    """Checks settings that no other speculator has.
+    """Checks settings that only the unified speculator supports.
 
     Raises:
         ValueError: one of them is set, and another speculator would draft.
@@ -253,10 +254,10 @@ def check_needs_unified(spec: "SpeculativeConfig", drafter: DrafterConfig) -> No
 
 
 def check_others_choose(vllm_config: "VllmConfig", drafter: DrafterConfig) -> None:
-    """Checks "auto" where one of vLLM's own speculators drafts.
+    """Checks "auto" if one of vLLM's own speculators drafts.
 
     Raises:
-        ValueError: its steps are not timed, or something else chooses, too.
+        ValueError: its steps are not timed, or adaptive verification also chooses.
     """
     spec, found = vllm_config.speculative_config, None
     if drafter.is_unified or not is_auto(spec):
@@ -287,11 +288,11 @@ def _unified_settings(spec: "SpeculativeConfig") -> Iterator[str]:
 
 
 def check_parallelism(vllm_config: "VllmConfig", is_unified: bool) -> None:
-    """Checks that there are no pipeline stages, where none can be beside a drafter.
+    """Checks that there are no pipeline stages where drafting does not support them.
 
-    Neither of vLLM's runners drafts in one of several stages on a CPU. Trees are known
-    to the last stage alone, and vLLM's own speculators of draft models would be cut
-    into stages as the target is.
+    On a CPU neither of vLLM's runners drafts with several stages. Only the last stage
+    knows the draft tree, and vLLM's own speculators would split a draft model into
+    stages as the target is.
 
     Raises:
         ValueError: there are.
@@ -328,7 +329,7 @@ def _without_features(
 
 
 def _say_who_drafts(vllm_config: "VllmConfig", drafter: DrafterConfig) -> None:
-    """One line where one of vLLM's own speculators drafts, and nobody asked for it."""
+    """Logs one line if vLLM's own speculator drafts although nobody asked for it."""
     asked_for_v1 = envs.VLLM_USE_V2_MODEL_RUNNER is False
     if drafter.method not in METHODS or asked_for_v1:
         return

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a drafter's files say, and the families of published drafters by their keys.
+"""Interprets a drafter's files, by the families of published drafters.
 
 Pure Python on plain values. `docs/checkpoints.md` shows the table of families.
 """
@@ -10,30 +10,30 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-# Architectures that vLLM does not know by name, and what it calls them.
+# Architectures that vLLM has under another name.
 ARCHITECTURES = {
     "LlamaEagle3DraftModel": "LlamaForCausalLMEagle3",
     "PEagleDraftModel": "LlamaForCausalLMEagle3",
     "LlamaForCausalLMPeagle": "LlamaForCausalLMEagle3",
 }
-# Those that draft in parallel, whatever else their config says.
+# Architectures that draft in parallel, whatever else their config says.
 PARALLEL_HEADS = ("PEagleDraftModel", "LlamaForCausalLMPeagle")
 EAGLE3_LAYER = r"midlayer\.|layers\.0\.hidden_norm\."
 EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight")
 TAPPED_LAYERS = "eagle_aux_hidden_state_layer_ids"
-# Where checkpoints keep the id of the token that stands for "to be drafted":
-# speculators and NeMo, PARD, P-EAGLE of Amazon. The first one found counts.
+# Config keys of the mask token's id: of speculators and NeMo, of PARD, of Amazon's
+# P-EAGLE. The first one found is used.
 MASK_TOKEN_KEYS = ("mask_token_id", "pard_token", "ptd_token_id")
 
 
 @dataclass(frozen=True)
 class DraftFiles:
-    """What there is to look at of a checkpoint.
+    """The parts of a checkpoint that tell its family.
 
     Attributes:
         config: the parsed config.json.
         tensor_names: its tensors' names, read only when called.
-        file_names: names of files beside config.json, where it is a local folder.
+        file_names: names of files beside config.json, if it is a local folder.
     """
 
     config: Mapping[str, Any]
@@ -52,15 +52,15 @@ class DraftFiles:
 
 @dataclass(frozen=True)
 class DraftFamily:
-    """Drafters that are published alike.
+    """Drafters that are published in one format.
 
     Attributes:
-        name: as logs and docs name it.
+        name: in logs and docs.
         method: of the speculative config.
         is_parallel: whether it drafts several tokens per pass.
-        num_drafts: where neither the user nor the checkpoint says how many; as many
-            as its authors train or evaluate it with.
-        told_by: in words, the keys that `matches` looks at.
+        num_drafts: K if neither the user nor the checkpoint gives it: what its authors
+            train or evaluate it with.
+        told_by: describes the keys that `matches` looks at.
         matches: whether a checkpoint is of this family.
     """
 
@@ -100,7 +100,7 @@ def _is_eagle3(files: DraftFiles) -> bool:
     return bool(files.config.get("eagle_config")) or any("Eagle3" in n for n in names)
 
 
-# The first one that matches counts.
+# The first one that matches is used.
 FAMILIES = (
     DraftFamily(
         "PARD-2",
@@ -179,7 +179,7 @@ FAMILIES = (
 
 
 def _is_another_method(config: Mapping[str, Any]) -> bool:
-    """Whether it is one that vLLM detects: those have some of the keys above too."""
+    """Whether vLLM detects its method: such checkpoints have some of the keys above."""
     kind = config.get("speculators_model_type")
     return (
         kind not in (None, "eagle3", "peagle")
@@ -202,8 +202,8 @@ def find_family(files: DraftFiles) -> DraftFamily | None:
 def told_by_tensors(files: DraftFiles) -> str | None:
     """The method of a checkpoint of no family, by its tensors' names; None: unclear.
 
-    EAGLE heads of the first kind have a language model's config, and a layer `fc` in
-    front. EAGLE-3 heads norm the target's states in their first layer.
+    Heads of the first EAGLE have a language model's config, and a layer `fc` in front.
+    EAGLE-3 heads normalize the target's hidden states in their first layer.
     """
     names = [name.removeprefix("model.") for name in files.tensor_names()]
     if _is_another_method(files.config) or "hidden_norm.weight" in names:
@@ -220,12 +220,11 @@ class DraftCheckpoint:
     """How a checkpoint was trained to draft.
 
     Attributes:
-        family: which drafters it is published like; None for a language model.
-        method: that it drafts with; None if neither config nor tensors tell.
-        mask_token_id: of the slots to be drafted, as its config has it, a token id
-            or not; None if the config names none.
-        num_speculative_tokens: drafts it was trained for, as its config has it, a
-            number or not; None if it does not say.
+        family: None for a language model.
+        method: None if neither config nor tensors tell it.
+        mask_token_id: as in its config, valid or not; None if it names none.
+        num_speculative_tokens: draft tokens that it was trained for, as in its config,
+            valid or not; None if it does not say.
     """
 
     family: DraftFamily | None
@@ -240,7 +239,7 @@ class DraftCheckpoint:
 
 
 def get_mask_token_id(config: Any) -> Any:
-    """What a draft model's config, a mapping or an object, names as mask token id."""
+    """The mask token id that a draft model's config, a mapping or an object, names."""
     get = config.get if isinstance(config, Mapping) else partial(getattr, config)
     values = (get(key, None) for key in MASK_TOKEN_KEYS)
     return next((value for value in values if value is not None), None)
@@ -256,8 +255,8 @@ def read_checkpoint(
 
     Args:
         config: the parsed config.json.
-        tensor_names: names of the checkpoint's tensors, asked for only where the
-            config leaves open what it drafts with.
+        tensor_names: returns the names of the checkpoint's tensors; called only if the
+            config does not tell how it drafts.
         file_names: of the files beside config.json, as far as they are known.
         is_unclear: whether its tensors have to tell a language model from a head.
     """
@@ -279,10 +278,10 @@ def _trained_depth(config: Mapping[str, Any]) -> Any:
 
 
 def tapped_layers(config: Any) -> tuple[int, ...] | None:
-    """Ids of the target's layers whose inputs a head is fed; None: its defaults.
+    """Ids of the target's layers whose inputs a head is fed; None: vLLM's defaults.
 
     Args:
-        config: a Hugging Face config, with the ids at its top or in `eagle_config`.
+        config: a Hugging Face config, with the ids at top level or in `eagle_config`.
     """
     nested = getattr(config, "eagle_config", None) or {}
     ids = (
@@ -294,12 +293,12 @@ def tapped_layers(config: Any) -> tuple[int, ...] | None:
 
 
 def default_layers(depth: int) -> tuple[int, ...]:
-    """Ids that vLLM taps of a target of `depth` layers where a head names none."""
+    """Layers that vLLM taps in a target of `depth` layers if the head names none."""
     return 2, depth // 2, depth - 3
 
 
 def takes_aux_hidden_states(config: Any) -> bool:
-    """Whether an EAGLE-3 head is fed states of several layers, not the last one's.
+    """Whether an EAGLE-3 head is fed hidden states of several layers, not the last's.
 
     Args:
         config: a Hugging Face config.
@@ -309,7 +308,7 @@ def takes_aux_hidden_states(config: Any) -> bool:
 
 
 def adapt_config(config: Any) -> Any:
-    """Puts into a draft model's config what vLLM looks for elsewhere.
+    """Copies values of a draft model's config to where vLLM looks for them.
 
     Changes `config`, a Hugging Face config, and returns it.
     """
@@ -317,7 +316,7 @@ def adapt_config(config: Any) -> Any:
     if any(name in ARCHITECTURES for name in names):
         config.architectures = [ARCHITECTURES.get(name, name) for name in names]
     ids = tapped_layers(config)
-    # vLLM's Llama heads count nested ids alone, and else take three.
+    # vLLM's Llama heads count only ids in `eagle_config`, and otherwise assume three.
     if ids and getattr(config, "num_aux_hidden_states", None) is None:
         config.num_aux_hidden_states = len(ids)
     return config

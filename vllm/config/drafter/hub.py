@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a drafter is on the hub, where its name reads like that of a folder."""
+"""Whether a drafter whose name may be that of a missing folder is on the hub."""
 
 import os
 from difflib import get_close_matches
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 def check_hub(spec: "SpeculativeConfig") -> None:
-    """Checks that the hub has what may be a folder that is missing.
+    """Checks that a drafter is on the hub if its name may be that of a missing folder.
 
-    That is one beside others, and any name if the target is a folder. Asks once, where
-    vLLM and transformers would for minutes if nobody answers.
+    It may be if its parent folder exists, or if the target is a local folder. The hub
+    is asked once; if it did not answer, vLLM and transformers would retry for minutes.
 
     Raises:
-        ValueError: it has not, or does not answer.
+        ValueError: it is not on the hub, or the hub does not answer.
     """
     if not needs_model(spec) or names_a_path(spec.model) or not _may_be_a_path(spec):
         return
@@ -46,7 +46,7 @@ def _may_be_a_path(spec: "SpeculativeConfig") -> bool:
     is_beside = "/" in spec.model and Path(spec.model).parent.is_dir()
     return (
         (is_beside or (target is not None and Path(target).is_dir()))
-        and ":" not in spec.model  # an address, or a file of a repository
+        and ":" not in spec.model  # a URL, or a file of a repository
         and not Path(constants.HF_HUB_CACHE, cached).is_dir()
         and not envs.VLLM_USE_MODELSCOPE
     )
@@ -64,11 +64,11 @@ def _is_on_hub(spec: "SpeculativeConfig") -> bool:
     token = getattr(spec.target_model_config, "hf_token", None)
     try:
         file_download.get_hf_file_metadata(url, token=token)
-    except GatedRepoError:  # which is a RepositoryNotFoundError, too
+    except GatedRepoError:  # a subclass of RepositoryNotFoundError
         return True
     except HfHubHTTPError as error:
-        # Other answers are of a repository, which vLLM may read all the same.
+        # With any other status the repository exists, and vLLM may be able to read it.
         return not isinstance(error, RepositoryNotFoundError)
-    except Exception:  # of whatever library asks: no answer
+    except Exception:  # no answer; its type depends on the HTTP library
         return False
     return True

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much is drafted and verified: draft lengths, trees, parts of drafts.
+"""How much is drafted and verified: draft lengths, trees, partial verification.
 
 With `num_speculative_tokens_per_batch_size="auto"` the engine chooses. The string stays
-in the config, as an `AutoSchedule`. Whatever reads the schedule asks
-`build_dynamic_sd_schedule_lookup` for it, which for "auto" names every candidate, so
-that each has its CUDA graphs; the scheduler then puts a live lookup in its place.
+in the config, as an `AutoSchedule`. All readers of the schedule call
+`build_dynamic_sd_schedule_lookup`, which for "auto" lists every candidate, so that each
+has its CUDA graphs; the scheduler then replaces the result with a live lookup.
 """
 
 from collections.abc import Iterable
@@ -24,29 +24,29 @@ if TYPE_CHECKING:
 logger = init_logger(__name__)
 
 AUTO = "auto"
-# What else drafts a number that changes from step to step, with vLLM's own speculators
-# of Runner V2: MTP leaves passes out, the others have fewer of their drafts verified.
+# Other methods whose draft length can change from step to step, with vLLM's own
+# speculators on Runner V2: MTP skips passes, the others have fewer drafts verified.
 OTHER_METHODS = ("mtp", "dflash", "dspark", "ngram", "ngram_gpu")
-# The longest draft of a drafter that does not say for how many it was trained.
+# The maximum K of a drafter that does not say what it was trained for.
 DEFAULT_LONGEST = 7
-# Between neighbours the best throughput differs by little; each one costs graphs.
+# The best throughput of neighbours differs by little; each length costs CUDA graphs.
 CHAINS = (0, 1, 2, 3, 4, 5, 7, 9, 12, 16, 21, 28)
-# Nodes of trees. With the last token, sixteen rows or so more each.
+# Nodes of trees. With the last token, up to sixteen rows more each.
 TREES = (11, 15, 23, 31, 47, 63)
-# Rows of trees in a step that are worth a thought: from about here on products of the
-# target's matrices take as long as they have rows.
+# Most tree rows in a step that may pay: from about here on the time of the target's
+# matrix products is proportional to the rows.
 MAX_TREE_ROWS = 256
-# With fewer there is nothing to gain by verifying a part of the drafts, and even
-# looking for it would cost.
+# With fewer requests, verifying only part of the drafts gains nothing, and even
+# selecting that part would cost time.
 MIN_REQUESTS = 8
 
 
 class AutoSchedule(str):
-    """The string "auto", once it is known between which lengths is chosen.
+    """The string "auto", once the candidate lengths are known.
 
     Attributes:
-        lengths: drafts of a request, ascending; those above the drafter's depth are
-            nodes of trees.
+        lengths: draft tokens of a request, ascending; those above the drafter's depth
+            are nodes of trees.
     """
 
     lengths: tuple[int, ...]
@@ -71,15 +71,15 @@ def lengths_vary(spec: Any) -> bool:
 
 
 def trims(spec: Any) -> bool:
-    """Whether the unified speculator's drafts may be verified in part."""
-    # Not of a config that was never resolved, as code of others may make one.
+    """Whether a step may verify only part of the unified speculator's drafts."""
+    # False for a config that was never resolved, which other code may make.
     drafter = getattr(spec, "drafter", None)
     is_unified = isinstance(drafter, DrafterConfig) and drafter.is_unified
     return is_unified and spec.enable_adaptive_verification
 
 
 def candidate_lengths(depth: int, num_nodes: int | None = None) -> list[int]:
-    """The draft lengths to choose from, ascending, the longest allowed included.
+    """The draft lengths to choose from, ascending, up to the longest allowed.
 
     Args:
         depth: K, the longest chain.
@@ -92,7 +92,7 @@ def candidate_lengths(depth: int, num_nodes: int | None = None) -> list[int]:
 
 
 def chosen_lengths(spec: "SpeculativeConfig") -> list[int]:
-    """What an engine with "auto" chooses between."""
+    """The draft lengths that an engine with "auto" chooses from."""
     schedule = spec.num_speculative_tokens_per_batch_size
     return _lengths(schedule, spec.num_speculative_tokens)
 
@@ -104,26 +104,26 @@ def _lengths(schedule: str, depth: int) -> list[int]:
 
 
 def is_worth_trees(spec: Any, num_reqs: int, num_nodes: int) -> bool:
-    """Whether a step of so many requests may verify such trees."""
+    """Whether a step of `num_reqs` requests may verify trees of `num_nodes` nodes."""
     return not is_auto(spec) or num_reqs * (num_nodes + 1) <= MAX_TREE_ROWS
 
 
 def covering_lookup(
     max_batch_size: int, num_speculative_tokens: int, schedule: str = AUTO
 ) -> list[int]:
-    """A lookup by batch size that names every candidate.
+    """A lookup by batch size that contains every candidate.
 
-    The candidates stand at the largest batch sizes: graphs of a length are captured
-    up to the largest batch that has it. Where there are more candidates than batch
-    sizes, the lookup is longer than the batch sizes ask for.
+    The candidates are at the largest batch sizes, since graphs of a length are captured
+    up to the largest batch size that has it. With more candidates than batch sizes, the
+    lookup has entries for larger batches, too.
     """
     candidates = _lengths(schedule, num_speculative_tokens)
-    rest = max(1, max_batch_size + 1 - len(candidates))  # entry 0 stands for nothing
+    rest = max(1, max_batch_size + 1 - len(candidates))  # entry 0 is unused
     return [num_speculative_tokens] * rest + candidates
 
 
 def parse_schedule(value: Any) -> Any:
-    """The field's validator: names what may stand there.
+    """The field's validator, whose error says which values are valid.
 
     Raises:
         ValueError: a string other than "auto".
@@ -137,7 +137,7 @@ def parse_schedule(value: Any) -> Any:
 
 
 def refuse_zero(value: Any) -> Any:
-    """For pydantic, which goes on with the value."""
+    """A pydantic validator, which returns the value."""
     if value == 0:
         raise ValueError(
             "num_speculative_tokens is 0, which drafts nothing: leave it out, and the "
@@ -153,10 +153,10 @@ DraftLengthSchedule = Annotated[
 
 
 def check_schedule(spec: "SpeculativeConfig") -> None:
-    """Checks a schedule where one will be looked at.
+    """Checks a schedule of draft lengths, if one is set.
 
     Raises:
-        ValueError: its ranges are none.
+        ValueError: its ranges are invalid.
     """
     from vllm.v1.spec_decode.dynamic import utils
 
@@ -174,7 +174,7 @@ def check_schedule(spec: "SpeculativeConfig") -> None:
 
 
 def choose_by_default(spec: "SpeculativeConfig") -> None:
-    """Leaves the draft length to the engine where the user says nothing of it."""
+    """Sets "auto" if the user sets neither a draft length nor a schedule nor a tree."""
     given = (
         spec.num_speculative_tokens,
         spec.num_speculative_tokens_per_batch_size,
@@ -186,7 +186,7 @@ def choose_by_default(spec: "SpeculativeConfig") -> None:
 
 
 def fill_length(spec: "SpeculativeConfig") -> None:
-    """Leaves it to the engine up to `DEFAULT_LONGEST`, where nothing says how much."""
+    """Fills in "auto", and `DEFAULT_LONGEST` as K, if nothing sets a draft length."""
     choose_by_default(spec)
     if spec.num_speculative_tokens is None and spec.method in METHODS:
         spec.num_speculative_tokens = DEFAULT_LONGEST
@@ -195,7 +195,7 @@ def fill_length(spec: "SpeculativeConfig") -> None:
 def check_auto(spec: "SpeculativeConfig") -> None:
     """Checks "auto" against the method and the target's parallelism.
 
-    Where nobody asked for it the length is fixed instead, and one line says why.
+    If it is only the default, the length is fixed instead, and one log line says why.
 
     Raises:
         ValueError: it does not support them.
@@ -213,7 +213,7 @@ def check_auto(spec: "SpeculativeConfig") -> None:
 
 
 def fix_length(spec: "SpeculativeConfig", why: str) -> None:
-    """Drafts as many tokens in every step."""
+    """Has every step draft the same number of tokens, and logs why."""
     spec.num_speculative_tokens_per_batch_size = None
     logger.info(
         "Every draft has %d tokens: choosing by load and acceptance does not support "
@@ -224,13 +224,13 @@ def fix_length(spec: "SpeculativeConfig", why: str) -> None:
 
 
 def _why_not_auto(spec: "SpeculativeConfig") -> tuple[str, str] | None:
-    """What of a speculative config "auto" does not support, and what to do."""
+    """What in a speculative config "auto" does not support, and what to do."""
     unsupported = None
     if spec.method not in METHODS + OTHER_METHODS:
         unsupported = f"method {spec.method}"
     elif spec.use_multi_module_mtp():
-        # Later modules are fed drafts, too. What they keep of them is replaced by the K
-        # rows of the next step; after a shorter draft it has fewer.
+        # Later modules also write KV of draft tokens. The K rows of the next step
+        # overwrite it; after a shorter draft there are fewer rows.
         unsupported = "method mtp of several modules, which all run in every step"
     if unsupported is not None:
         return unsupported, "give num_speculative_tokens alone"
@@ -250,7 +250,7 @@ def _why_not_auto(spec: "SpeculativeConfig") -> tuple[str, str] | None:
             "give a number alone, or turn it off",
         )
     if parallel.pipeline_parallel_size > 1 and spec.is_auto_by_default:
-        # Asked for, it goes by the time of one step alone.
+        # If the user sets it, it goes by the time of a single step.
         return "pipeline parallelism, where several steps run at once", "unset it"
     return None
 
@@ -259,7 +259,7 @@ def check_width(spec: "SpeculativeConfig") -> None:
     """Checks `parallel_drafting_width`, once all else is filled in.
 
     Raises:
-        ValueError: it is more than there is to draft, or drafts are not parallel.
+        ValueError: it is above K, or drafting is not parallel.
     """
     width, drafts = spec.parallel_drafting_width, spec.num_speculative_tokens
     if width is not None and not (spec.parallel_drafting and spec.method in METHODS):
@@ -278,7 +278,7 @@ def check_tree(spec: "SpeculativeConfig", drafter: DrafterConfig) -> None:
     """Checks `draft_tree`, once all else is filled in.
 
     Raises:
-        ValueError: such a tree cannot be drafted, or not be verified.
+        ValueError: such a tree cannot be drafted, or cannot be verified.
     """
     nodes, depth = spec.draft_tree, drafter.num_speculative_tokens
     if nodes is None:
@@ -303,7 +303,7 @@ def check_tree(spec: "SpeculativeConfig", drafter: DrafterConfig) -> None:
 
 
 def verify_whole_trees(spec: "SpeculativeConfig") -> None:
-    """Turns adaptive verification off beside a tree in every step; one line says so."""
+    """Turns adaptive verification off if every step verifies a tree, and logs it."""
     if spec.draft_tree is None or is_auto(spec):
         return
     if spec.enable_adaptive_verification:
@@ -329,10 +329,11 @@ def _check_verification(spec: "SpeculativeConfig") -> None:
 
 
 def settle_trimming(vllm_config: "VllmConfig") -> None:
-    """Settles it as a part of the default that chooses how much to draft.
+    """Decides whether steps verify only part of their drafts, if the user does not say.
 
-    Where something of the engine is in the way, all drafts are verified, and one line
-    says what. What only workers know of their attention they find later: `verify_all`.
+    They do by default with "auto". If something in the engine does not support it, all
+    drafts are verified, and one log line says what. What depends on the attention
+    backend only workers know: they call `verify_all` later.
     """
     spec = vllm_config.speculative_config
     if spec is None or spec.enable_adaptive_verification is not None:
@@ -346,11 +347,10 @@ def settle_trimming(vllm_config: "VllmConfig") -> None:
 
 
 def _may_gain(vllm_config: "VllmConfig") -> bool:
-    """Whether the engine chooses how much the unified speculator drafts, unasked, and
-    trimming may gain something then.
+    """Whether "auto" is on by default, and trimming may gain something with it.
 
-    Not with few requests. Nor with a drafter that drafts token by token: each draft
-    takes a pass, so that few are made where rows take time, and none are to spare.
+    It does not with few requests, nor with autoregressive drafting: each draft token
+    takes a pass, so few are drafted where rows take time, and none can be spared.
     """
     spec = vllm_config.speculative_config
     drafter = spec.drafter
@@ -361,7 +361,7 @@ def _may_gain(vllm_config: "VllmConfig") -> bool:
 
 
 def verify_all(spec: "SpeculativeConfig", why: str) -> None:
-    """Has every step verify all its drafts."""
+    """Has every step verify all its drafts, and logs why."""
     spec.enable_adaptive_verification = spec.is_trimmed_by_default = False
     logger.info(
         "Every step verifies all its drafts: verifying only the likeliest of large "
@@ -371,9 +371,9 @@ def verify_all(spec: "SpeculativeConfig", why: str) -> None:
 
 
 def _why_not_trimmed(vllm_config: "VllmConfig") -> str | None:
-    """What of an engine keeps it from trimming; None if nothing does.
+    """What in an engine does not support trimming; None if nothing.
 
-    Most of it vLLM refuses beside `enable_adaptive_verification`. On a CPU Triton's
+    vLLM refuses most of it with `enable_adaptive_verification`. On a CPU Triton's
     interpreter would rank drafts, and attention like MLA does more in every step.
     """
     spec, model = vllm_config.speculative_config, vllm_config.model_config
@@ -393,7 +393,7 @@ def _why_not_trimmed(vllm_config: "VllmConfig") -> str | None:
 
 
 def described_length(spec: Any) -> str:
-    """How much a speculative config drafts, for a line of the log."""
+    """How much a speculative config drafts, for a log line."""
     depth = getattr(spec.drafter, "num_speculative_tokens", spec.num_speculative_tokens)
     nodes = getattr(spec.drafter, "num_nodes", None)
     trees = "" if nodes is None else f", tree_nodes={nodes}"

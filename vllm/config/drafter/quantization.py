@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A drafter's matrices quantized while they load, by vLLM's online quantization."""
+"""Checks settings for online quantization of a drafter, while its weights load."""
 
 from typing import TYPE_CHECKING
 
@@ -8,28 +8,28 @@ import torch
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig
 
-# vLLM's name for `quantization` that a drafter's linear layers are best quantized by.
+# The value of `quantization` to recommend for a drafter's linear layers.
 EXAMPLE = "fp8_per_channel"
 
 
 def is_quantized_in_files(draft: "ModelConfig") -> bool:
-    """Whether a checkpoint holds quantized matrices; false if they become so."""
+    """Whether a checkpoint holds quantized weights; false for online quantization."""
     return draft.quantization is not None and not _is_online(draft)
 
 
 def _is_online(draft: "ModelConfig") -> bool:
     from vllm.config.quantization import ONLINE_QUANT_SHORTHAND_NAMES
 
-    names = (*ONLINE_QUANT_SHORTHAND_NAMES, "fp8")  # the last one, deprecated
+    names = (*ONLINE_QUANT_SHORTHAND_NAMES, "fp8")  # "fp8" is deprecated
     has_own = draft.model_arch_config.quantization_config is not None
     return draft.quantization in names and not has_own
 
 
 def check_quantization(vllm_config: "VllmConfig") -> None:
-    """Checks what of a drafter is to be quantized while it loads.
+    """Checks the settings that quantize a drafter while it loads.
 
     Raises:
-        ValueError: it cannot be, or nothing of it would be.
+        ValueError: they are not supported, or would quantize nothing.
     """
     spec = vllm_config.speculative_config
     draft = spec.draft_model_config
@@ -54,7 +54,7 @@ def _check_method(draft: "ModelConfig") -> None:
 
     name = "fp8_per_tensor" if draft.quantization == "fp8" else draft.quantization
     found = resolve_quantization_config(name, None)
-    # Of names that are also formats of checkpoints nothing is known before.
+    # None for names that are also checkpoint formats, which cannot be checked here.
     is_of_experts = found is not None and found.linear is None and not draft.is_moe
     if name == "online" or is_of_experts:
         raise ValueError(

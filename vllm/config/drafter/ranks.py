@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether tensor-parallel ranks share a drafter, as they do the target."""
+"""Whether a drafter is split over the tensor-parallel ranks, as the target is."""
 
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,7 @@ logger = init_logger(__name__)
 
 
 def settle_ranks(spec: "SpeculativeConfig", is_unified: bool) -> None:
-    """Has ranks share a drafter that they cannot each have the whole of.
+    """Splits a drafter over the ranks if each of them cannot have the whole of it.
 
     Raises:
         ValueError: it cannot be split as the target is.
@@ -38,7 +38,7 @@ def settle_ranks(spec: "SpeculativeConfig", is_unified: bool) -> None:
 
 
 def _what_is_split(spec: "SpeculativeConfig", is_unified: bool) -> str | None:
-    """What of a drafter ranks share, whatever is asked for; None if nothing."""
+    """The kind of drafter that is split whatever is set; None if this one is not."""
     if spec.method != "draft_model":
         return "heads, which take the target's embeddings and output layer"
     if spec.draft_model_config.is_moe:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From what the user wrote and a drafter's files to `DrafterConfig`, step by step."""
+"""Resolves the user's settings and a drafter's files into a `DrafterConfig`."""
 
 import json
 import os
@@ -50,13 +50,13 @@ if TYPE_CHECKING:
 logger = init_logger(__name__)
 
 EXAMPLE = '{"model": "amd/PARD-Llama-3.2-1B", "num_speculative_tokens": 7}'
-# Up to so many times as many tokens as it was trained for a drafter may do well.
+# A drafter may do well up to this multiple of the tokens that it was trained for.
 FAR_BEYOND = 2
-# Fields that are not settings.
+# Fields of SpeculativeConfig that are results, not settings.
 RESULTS = {"drafter", "is_auto_by_default", "is_trimmed_by_default"}
 RESULTS |= {"pass_times", "catch_up_seconds", "trimmed_times"}
-# What vLLM says of a draft model's config that it cannot read, as much as tells, and
-# what to change. The target's own errors read the same: users must see whose it is.
+# vLLM's errors for a draft model's config that it cannot read (the part to quote), and
+# what to change. Its errors for the target read the same, so ours name the drafter.
 REMEDIES = {
     r"Model architectures \[.*?\] are not supported": (
         'correct "architectures" in its config.json, or name another drafter'
@@ -83,7 +83,7 @@ def resolves_drafter(
     post_init: Callable[["SpeculativeConfig"], None],
 ) -> Callable[["SpeculativeConfig"], None]:
     """Wraps `SpeculativeConfig.__post_init__`, where vLLM reads the draft model's
-    config. What the checkpoint's files say goes in before; `drafter` comes out.
+    config: fills in settings from the checkpoint before it, and sets `drafter` after.
 
     Raises:
         ValueError: the config cannot draft; the error says what to change.
@@ -103,9 +103,11 @@ def resolves_drafter(
 
 
 def read_files(spec: "SpeculativeConfig") -> DrafterConfig | None:
-    """Fills in what is unset, by the checkpoint; what is known of the drafter then.
+    """Fills in unset settings from the checkpoint.
 
-    None where files do not tell the method: then vLLM goes by words in its path.
+    Returns:
+        What is known of the drafter so far; None if its files do not tell the method,
+        for which vLLM then goes by words in its path.
     """
     check_hub(spec)
     checkpoint = find_checkpoint(spec)
@@ -122,13 +124,13 @@ def read_files(spec: "SpeculativeConfig") -> DrafterConfig | None:
 def overrides_of(
     spec: "SpeculativeConfig", as_module: Callable[[Any], Any] | Mapping[str, Any]
 ) -> Callable[[Any], Any] | Mapping[str, Any]:
-    """What changes a drafter's config when it is read.
+    """The `hf_overrides` for a drafter's config.
 
-    vLLM makes an MTP module of every model that may have one, as Qwen3.5 or DeepSeek-V3
-    do; a draft model is the model itself.
+    vLLM's own turn every model that may have an MTP module, such as Qwen3.5 or
+    DeepSeek-V3, into that module; a draft model is the model itself.
 
     Args:
-        as_module: `hf_overrides` that do.
+        as_module: vLLM's own.
     """
     if spec.method != "draft_model":
         return as_module
@@ -141,7 +143,7 @@ def _override(targets: Callable[[Any], Any] | Any, config: Any) -> Any:
 
 
 def compare_with_target(spec: "SpeculativeConfig") -> DrafterConfig:
-    """The drafter, once both models' configs are known."""
+    """Resolves the drafter, once both models' configs are known."""
     check_width(spec)
     check_auto(spec)
     verify_whole_trees(spec)
@@ -185,7 +187,7 @@ def _compare_configs(
 
 
 def describe(spec: "SpeculativeConfig", drafter: DrafterConfig) -> str:
-    """One line on what was made of a checkpoint."""
+    """How a checkpoint was resolved, for a log line."""
     family = f"family {drafter.family!r}, " if drafter.family else ""
     tree = f"a tree of {drafter.num_nodes} verified, " if drafter.num_nodes else ""
     mask = f"mask token {drafter.mask_token_id}, " if drafter.is_parallel else ""
@@ -223,7 +225,7 @@ def _fed_by(spec: "SpeculativeConfig", drafter: DrafterConfig) -> str:
 
 @contextmanager
 def _named_errors(spec: "SpeculativeConfig") -> Iterator[None]:
-    """Within, vLLM reads a drafter's config; an error names the drafter."""
+    """Names the drafter in errors that vLLM raises while it reads its config."""
     try:
         yield
     except (ValueError, StrictDataclassError) as error:
@@ -245,7 +247,7 @@ def parse_speculative_config(text: str) -> Any:
     """The value of --speculative-config: JSON, or a drafter's folder or hub id alone.
 
     Raises:
-        ArgumentTypeError: it was meant to be JSON, and is not.
+        ArgumentTypeError: it looks like JSON, but is not valid.
     """
     try:
         return json.loads(text)
@@ -266,7 +268,7 @@ def check_keys(given: Any, config_class: type) -> None:
         config_class: SpeculativeConfig, whose fields are the keys.
 
     Raises:
-        ValidationError: it is not a mapping, or has a key that is not known.
+        ValidationError: it is not a mapping, or has an unknown key.
     """
     if not isinstance(given, Mapping):
         raise _invalid(
@@ -283,7 +285,7 @@ def check_keys(given: Any, config_class: type) -> None:
 
 
 def _invalid(words: str, given: Any) -> ValidationError:
-    """Of the type that vLLM raises for such a config."""
+    """An error of the type that vLLM raises for an invalid config."""
     error = PydanticCustomError("value_error", "{words}", {"words": words})
     return ValidationError.from_exception_data(
         "SpeculativeConfig", [{"type": error, "input": given}]
@@ -291,7 +293,8 @@ def _invalid(words: str, given: Any) -> ValidationError:
 
 
 def read_name(spec: "SpeculativeConfig") -> None:
-    """Takes what a drafter is called for the method and the drafting that it means."""
+    """Replaces a `method` such as "pard" by the method that it means, and sets
+    `parallel_drafting`."""
     if spec.method not in NAMES:
         return
     spec.method = NAMES[spec.method]
@@ -300,10 +303,10 @@ def read_name(spec: "SpeculativeConfig") -> None:
 
 
 def check_settings(spec: "SpeculativeConfig") -> None:
-    """Checks the settings alone.
+    """Checks the settings by themselves.
 
     Raises:
-        ValueError: there is no drafter, or a setting cannot be.
+        ValueError: no drafter is named, or `max_model_len` is above the target's.
     """
     if needs_model(spec) and spec.model is None:
         raise ValueError(
@@ -320,11 +323,11 @@ def check_settings(spec: "SpeculativeConfig") -> None:
 
 
 def fill_settings(spec: "SpeculativeConfig", checkpoint: DraftCheckpoint) -> None:
-    """Sets what is unset of method, parallel drafting and number of tokens.
+    """Fills in method, parallel drafting and number of tokens where they are unset.
 
     Raises:
-        ValueError: the checkpoint was not trained for what is set, or what it says of
-            the number of tokens cannot be.
+        ValueError: the checkpoint was not trained for what is set, or its number of
+            tokens is invalid.
     """
     _fill_method(spec, checkpoint)
     _fill_parallel_drafting(spec, checkpoint)
@@ -380,7 +383,7 @@ def _fill_num_drafts(spec: "SpeculativeConfig", checkpoint: DraftCheckpoint) -> 
         )
     usual = family and family.num_drafts
     if usual and is_auto(spec):
-        usual = max(usual, DEFAULT_LONGEST)  # chosen among, not drafted in every step
+        usual = max(usual, DEFAULT_LONGEST)  # a maximum, not drafted in every step
     spec.num_speculative_tokens = number or usual
     fill_length(spec)
 
@@ -388,9 +391,9 @@ def _fill_num_drafts(spec: "SpeculativeConfig", checkpoint: DraftCheckpoint) -> 
 def _say_if_far_beyond_training(
     spec: "SpeculativeConfig", checkpoint: DraftCheckpoint
 ) -> None:
-    """Masks far behind those that it was trained on are drafted all the same, in vain.
+    """Warns if K is far above what the drafter was trained for, which is in vain.
 
-    Checkpoints of PARD and PARD-2 do not say how many those were.
+    Checkpoints of PARD and PARD-2 do not say what they were trained for.
     """
     asked, trained = spec.num_speculative_tokens, checkpoint.num_speculative_tokens
     if type(trained) is int and asked > FAR_BEYOND * trained > 0:

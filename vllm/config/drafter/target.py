@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A drafter's config against the target's, and what of the target it is fed.
+"""Checks a drafter's config against the target's, and finds what it is fed of it.
 
-PARD-2 is a language model that drafts as PARD does. Beside it lies `warp_model.bin`: a
+PARD-2 is a language model that drafts like PARD. Its file `warp_model.bin` holds a
 projection of some of the target's hidden states, which are added to the embeddings.
-Without them it drafts all the same, but less well.
+Without them it can draft, too, but less well.
 """
 
 import re
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 logger = init_logger(__name__)
 
-ONE_LAYER = "EAGLE-3, SafeAILab"  # a family whose heads have no other layer
+ONE_LAYER = "EAGLE-3, SafeAILab"  # a family whose heads have a single layer
 WARP = "warp_model.bin"
 WEIGHT, BIAS = "target_proj.weight", "target_proj.bias"
-# What some checkpoints call a key.
+# Names of config keys in some other checkpoints.
 OLD_NAMES = {
     "pard2_scale": ("feat_scale", "pard_scale"),
     "pard2_target_dim": ("pard_target_dim",),
@@ -41,10 +41,10 @@ MANY_LAYERS = [-1, -8, -16, -24]
 
 
 def find_context(spec: "SpeculativeConfig") -> int | None:
-    """Positions that a drafter can draft at; None: all of the target's.
+    """Number of positions that a drafter can draft at; None: all of the target's.
 
     A draft model has its own context. EAGLE heads share the target's positions,
-    whatever their config says, and end earlier only where the user says so.
+    whatever their config says, and have fewer only if the user sets `max_model_len`.
 
     Raises:
         ValueError: no draft would ever fit.
@@ -73,10 +73,10 @@ def find_context(spec: "SpeculativeConfig") -> int | None:
 
 
 def find_mask_token(spec: "SpeculativeConfig") -> int | None:
-    """The token of the slots to be drafted; None for autoregressive drafting.
+    """The mask token's id; None for autoregressive drafting.
 
     Raises:
-        ValueError: parallel drafting has none.
+        ValueError: drafting is parallel, but the drafter has no valid mask.
     """
     if not spec.parallel_drafting:
         return None
@@ -98,7 +98,7 @@ def find_mask_token(spec: "SpeculativeConfig") -> int | None:
 
 
 def find_tapped_layers(spec: "SpeculativeConfig") -> tuple[int, ...] | None:
-    """Ids of the target's layers that an EAGLE-3 head is fed the inputs of.
+    """Ids of the target's layers whose inputs an EAGLE-3 head is fed.
 
     Returns:
         None for the target's defaults; empty for heads that are fed its output.
@@ -128,7 +128,7 @@ def find_tapped_layers(spec: "SpeculativeConfig") -> tuple[int, ...] | None:
 
 
 def check_taps(spec: "SpeculativeConfig") -> None:
-    """Checks that the target hands out what an EAGLE-3 head is fed.
+    """Checks that the target returns the hidden states that an EAGLE-3 head is fed.
 
     Raises:
         ValueError: it does not.
@@ -144,19 +144,19 @@ def check_taps(spec: "SpeculativeConfig") -> None:
     if not supports_eagle3(target):
         raise ValueError(
             f"EAGLE-3 does not support {target.__name__} as a target, which in vLLM "
-            f"does not hand out what is between its layers: use a draft model or PARD "
+            f"does not return auxiliary hidden states: use a draft model or PARD "
             f"in the place of {spec.model}."
         )
 
 
 def check_blocks(vllm_config: "VllmConfig") -> None:
-    """Checks that target and drafter can have KV blocks of one size on a CPU.
+    """Checks that target and drafter can have KV cache blocks of one size on a CPU.
 
-    There vLLM's MLA takes blocks of 16 tokens alone, and its other attention blocks of
-    32 or a multiple. With AMX it has another MLA, which takes those.
+    There vLLM's MLA supports only blocks of 16 tokens, and its other attention only
+    multiples of 32. With AMX it has another MLA, which supports those.
 
     Raises:
-        ValueError: one of them has MLA and the other has not.
+        ValueError: they cannot: only one of them has MLA.
     """
     spec = vllm_config.speculative_config
     target, draft = spec.target_model_config, spec.draft_model_config
@@ -177,10 +177,9 @@ def check_blocks(vllm_config: "VllmConfig") -> None:
 
 
 def correct_depth(spec: "SpeculativeConfig", family: str | None) -> None:
-    """Corrects `num_hidden_layers` of heads that count the target's layers.
+    """Corrects `num_hidden_layers` of heads that give the target's number of layers.
 
-    SafeAILab's code builds one layer without looking at it. Their heads for Vicuna say
-    40.
+    SafeAILab's code ignores it and builds one layer. Their heads for Vicuna say 40.
     """
     draft = spec.draft_model_config
     if family != ONE_LAYER or draft.hf_config.num_hidden_layers == 1:
@@ -198,15 +197,15 @@ def correct_depth(spec: "SpeculativeConfig", family: str | None) -> None:
 
 
 def check_attention(spec: "SpeculativeConfig") -> None:
-    """Checks the drafter's numbers of heads.
+    """Checks the drafter's numbers of attention heads.
 
     Raises:
-        ValueError: they do not divide.
+        ValueError: that of the KV heads does not divide that of all heads.
     """
     config = spec.draft_model_config.hf_text_config
     heads = getattr(config, "num_attention_heads", None)
     shared = getattr(config, "num_key_value_heads", None) or 1
-    # Some models name a number for each layer.
+    # Some models have a list, with a number for each layer.
     if isinstance(heads, int) and isinstance(shared, int) and heads % shared:
         raise ValueError(
             f"num_attention_heads of {spec.model} ({heads}) must be a multiple of "
@@ -215,13 +214,13 @@ def check_attention(spec: "SpeculativeConfig") -> None:
 
 
 def check_states(spec: "SpeculativeConfig") -> None:
-    """Checks that a draft model keeps nothing but the KV of its tokens.
+    """Checks that a draft model has no state but its KV cache.
 
-    The state of a Mamba or linear-attention layer holds all tokens that it has seen,
-    drafts that were rejected among them.
+    The state of a Mamba or linear-attention layer includes all tokens that it has
+    processed, rejected drafts among them.
 
     Raises:
-        ValueError: it keeps such a state.
+        ValueError: it has such layers.
     """
     draft = spec.draft_model_config
     if spec.method == "draft_model" and draft.has_inner_state:
@@ -233,16 +232,19 @@ def check_states(spec: "SpeculativeConfig") -> None:
 
 
 class _Unfit(Exception):
-    """Why a drafter cannot be fed, and what to do about it."""
+    """Why a drafter cannot be fed the target's hidden states, and what to do."""
 
 
 def find_target_features(
     spec: "SpeculativeConfig", family: str | None
 ) -> TargetFeatures | None:
-    """What a PARD-2 drafter is fed; None if it is another, or drafts without.
+    """The target's hidden states that a PARD-2 drafter is fed.
+
+    Returns:
+        None for other drafters, and if it has to draft without them.
 
     Raises:
-        ValueError: the projection's file is broken or is not what the config says.
+        ValueError: the projection's file is broken or contradicts the config.
     """
     if family != "PARD-2":
         return None
@@ -251,7 +253,7 @@ def find_target_features(
     except _Unfit as why:
         say_without_target(spec.model, str(why))
         return None
-    # Where vLLM looks for the layers that the target hands out.
+    # vLLM reads from here which layers' hidden states the target returns.
     config = spec.draft_model_config.hf_config
     config.eagle_aux_hidden_state_layer_ids = list(features.tapped)
     return features
@@ -292,7 +294,7 @@ def _read(spec: "SpeculativeConfig") -> TargetFeatures:
             f"{WEIGHT} has shape {list(fed)}, and {len(named)} layers of this target "
             f"need {list(wanted)}. Use a drafter that was trained for this target"
         )
-    # Of the depth + 1 states that transformers lists.
+    # Indices into the depth + 1 hidden states that transformers returns.
     layers = tuple(layer % (depth + 1) for layer in named)
     scale = float(_get(config, "pard2_scale", default=0.02))
     return TargetFeatures(layers, depth, scale, warp)
@@ -316,7 +318,7 @@ def _layers(config: Any) -> list[int]:
 def warp_here(spec: "SpeculativeConfig") -> Path:
     """The projection's file on this machine.
 
-    A model of a hub may have been resolved on another machine, whose cache is its own.
+    A model on the hub may have been resolved on another machine, with another cache.
     """
     resolved = spec.drafter.target_features.warp
     return resolved if resolved.is_file() else _find_warp(spec) or resolved
@@ -337,7 +339,7 @@ def load_warp(file: Path) -> dict[str, torch.Tensor]:
     """The projection's tensors, on the CPU; no code in the file is run.
 
     Raises:
-        ValueError: it holds more, or other things, than those tensors.
+        ValueError: it is broken, or holds anything else.
     """
     try:
         tensors = torch.load(file, map_location="cpu", weights_only=True)

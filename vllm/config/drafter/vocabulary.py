@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A drafter's vocabulary against the target's: sizes, and for draft models tokens.
+"""Checks a drafter's vocabulary against the target's: size, and draft models' tokens.
 
-Both models' may be padded to another size: Qwen2.5-0.5B has 151936 rows and Qwen2.5-7B
-152064, for the same 151665 tokens. Heads have no tokenizer, and may draft some of the
-target's tokens alone. With `use_heterogeneous_vocab` a draft model has tokens of its
-own, of which those are drafted that the target has too.
+The two may be padded differently: Qwen2.5-0.5B has 151936 rows and Qwen2.5-7B 152064,
+for the same 151665 tokens. Heads have no tokenizer, and may draft only some of the
+target's tokens. With `use_heterogeneous_vocab` a draft model has its own tokens, and
+drafts only those that the target has too.
 """
 
 import re
@@ -34,23 +34,23 @@ Tokens = Mapping[str, int]
 VOCAB_PADDING = 1024
 # Models of one family may name special tokens differently; other families share few.
 MAX_DIFFERENT = 0.5
-# Of the smaller vocabulary. With fewer tokens in common hardly any text can be drafted;
-# those of published families have half or more.
+# As a share of the smaller vocabulary. With fewer tokens in common hardly any text can
+# be drafted; published families share half or more.
 LEAST_COMMON = 0.01
-# Keys of a config that give the ids of such tokens.
+# Config keys that give the ids of tokens of images, audio and video.
 MEDIA = re.compile(
     r"(image|video|audio|media|vision|[be]o[ia])_(\w+_)?token_(id|index)$"
 )
 
 
 def match_vocabularies(spec: "SpeculativeConfig") -> int | None:
-    """Gives a drafter the target's vocabulary size, where only padding differs.
+    """Gives a drafter the target's vocabulary size, if only padding differs.
 
     Sets `vocab_size` of the draft's config, and `draft_vocab_size` of a head that
-    drafts all tokens; loading pads or cuts its rows to it.
+    drafts all tokens; loading pads or cuts the checkpoint's rows to it.
 
     Returns:
-        The checkpoint's own size, where it was changed.
+        The checkpoint's own size if it was changed; else None.
 
     Raises:
         ValueError: the drafter has other tokens than the target.
@@ -92,7 +92,7 @@ def check_tokens(spec: "SpeculativeConfig", wanted: int, own: int) -> None:
     """Compares a draft model's tokens with the target's.
 
     Raises:
-        ValueError: they are other tokens; or sizes differ, and nothing tells more.
+        ValueError: they differ; or sizes differ, and there is no tokenizer to compare.
     """
     target = spec.target_model_config
     files = (
@@ -116,14 +116,14 @@ def check_tokens(spec: "SpeculativeConfig", wanted: int, own: int) -> None:
 
 
 def map_vocabularies(spec: "SpeculativeConfig") -> VocabMapping | None:
-    """Which tokens of a draft model are which of the target's, by how they are spelt.
+    """Maps a draft model's tokens to the target's tokens of the same spelling.
 
     Returns:
-        On the CPU; None where they are to be the same ones.
+        The mapping, on the CPU; None if both have to have the same tokens.
 
     Raises:
-        ValueError: hardly any are; or a tokenizer cannot be loaded, or has no token for
-            what it lacks.
+        ValueError: they share hardly any tokens; or a tokenizer cannot be loaded, or
+            the draft model's has no valid token for unknown ones.
     """
     if not spec.use_heterogeneous_vocab or spec.method != "draft_model":
         return None  # vLLM refuses it for heads
@@ -165,8 +165,8 @@ def _map_tokens(spec: "SpeculativeConfig") -> VocabMapping:
 def without_media(tokens: Tokens, config: "PretrainedConfig") -> Tokens:
     """Leaves out tokens that stand for images, audio and video, or mark them.
 
-    A draft model knows nothing of them: it is never to draft one, and may do without
-    rows for them, as Gemma 3 1B does, which drafts for 27B.
+    A draft model never has to draft them, and may lack rows for them, as Gemma 3 1B
+    does, which drafts for 27B.
     """
     media = {number for name, number in vars(config).items() if MEDIA.match(name)}
     return {token: number for token, number in tokens.items() if number not in media}
@@ -175,10 +175,10 @@ def without_media(tokens: Tokens, config: "PretrainedConfig") -> Tokens:
 def _why_of_another_family(
     model: str, target_file: Path | None, draft_file: Path | None
 ) -> str | None:
-    """Why drafts would be wrong though vocabularies are of equal size.
+    """Why vocabularies of equal size are different; None if they are not.
 
-    vLLM never reads the draft model's tokenizer then: it may be missing or broken, and
-    may differ in some tokens, which one line says.
+    vLLM never reads the draft model's tokenizer then, so it may be missing or broken.
+    If only some tokens differ, one log line says so.
     """
     if target_file is None or draft_file is None or cmp(target_file, draft_file, False):
         return None
@@ -240,7 +240,10 @@ def _find_tokenizer(model: str, revision: str | None) -> Path | None:
 
 
 def _tokens_of(file: Path) -> Tokens:
-    """Of a tokenizer.json: BPE and WordPiece map tokens to ids, Unigram lists them."""
+    """Ids of the tokens in a tokenizer.json.
+
+    BPE and WordPiece map tokens to ids, Unigram lists them.
+    """
     tokenizer = parse_json(file)
     try:
         tokens = tokenizer["model"]["vocab"]
@@ -253,7 +256,7 @@ def _tokens_of(file: Path) -> Tokens:
 
 
 def why_different(target: Tokens, draft: Tokens, num_common: int) -> str | None:
-    """Why two tokenizers do not speak of the same tokens; None if they do.
+    """Why two tokenizers do not have the same tokens; None if they do.
 
     Args:
         target: ids of the target's tokens.
@@ -273,10 +276,10 @@ def why_different(target: Tokens, draft: Tokens, num_common: int) -> str | None:
 
 
 def _different_tokens(target: Tokens, draft: Tokens) -> Iterator[tuple[str, int]]:
-    """Tokens of the draft, with their ids, that are others of the target.
+    """The draft's tokens, with their ids, that conflict with the target's.
 
-    Tokens that only one of them names, as a tokenizer of PARD may its mask, are alike
-    if the other one has no token of that id.
+    A token that only one of them has, such as PARD's mask token, does not conflict if
+    the other has no token of that id.
     """
     names = {number: token for token, number in target.items()}
     for token, number in draft.items():

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Refuses drafters whose weight files are broken or do not fit their config.
 
-Only safetensors headers are read, and the small table d2t: no weights are loaded.
-Checked are folders and what the hub's cache holds; what has yet to be downloaded, and
-what no header describes, is left to the loader.
+Only safetensors headers and the small table d2t are read; no weights are loaded. Local
+folders and files in the hub's cache are checked; files that have yet to be downloaded,
+and other formats, are left to the loader.
 """
 
 import math
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 logger = init_logger(__name__)
 
-FROM_FILES = ("auto", "hf", "safetensors")  # load formats that read them
-STREAMED = "runai_streamer"  # whose loader takes rows as they are
-# Architectures whose tensors are laid out as the names and shapes below.
+FROM_FILES = ("auto", "hf", "safetensors")  # load formats that read safetensors
+STREAMED = "runai_streamer"  # its loader cannot pad or cut rows
+# Architectures that have the tensor names and shapes below.
 DENSE = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 HEADS = (
     "Eagle3LlamaForCausalLM",
@@ -44,7 +44,7 @@ IN_A_LAYER = {
     "input_layernorm.weight",
     "post_attention_layernorm.weight",
 }
-# Some checkpoints hold several in one, as vLLM does.
+# Some checkpoints fuse projections, as vLLM does.
 FUSED = {
     "self_attn.qkv_proj.weight": {f"self_attn.{name}_proj.weight" for name in "qkv"},
     "mlp.gate_up_proj.weight": {"mlp.gate_proj.weight", "mlp.up_proj.weight"},
@@ -55,7 +55,7 @@ def check_weights(vllm_config: "VllmConfig") -> None:
     """Checks a drafter's files against its config and the target's.
 
     Raises:
-        ValueError: they are broken, or cannot be those of the config.
+        ValueError: they are broken, or do not fit the configs.
     """
     spec = vllm_config.speculative_config
     load = spec.draft_load_config or vllm_config.load_config
@@ -112,7 +112,7 @@ def _check_other_weights(folder: Path | None) -> None:
 
 
 def _local_folder(spec: "SpeculativeConfig") -> Path | None:
-    """Where a checkpoint lies, or None: it is elsewhere, or one file of all."""
+    """A checkpoint's local folder; None if it has none, or is a single file."""
     if (path := Path(spec.model)).exists():
         return path if path.is_dir() else None
     from huggingface_hub import snapshot_download
@@ -123,20 +123,20 @@ def _local_folder(spec: "SpeculativeConfig") -> Path | None:
         )
     except (OSError, ValueError):
         return None
-    # Only what is there whole can be checked: what is missing is yet to come.
+    # Only a complete checkpoint can be checked: shards may yet have to be downloaded.
     has_weights = any(Path(found).glob("*.safetensors"))
     return Path(found) if has_weights and not (Path(found) / INDEX).exists() else None
 
 
 class _Weights:
-    """A drafter's tensors, and what its config says of their shapes."""
+    """A drafter's tensors, and checks of their shapes against its config."""
 
     def __init__(self, spec: "SpeculativeConfig", tensors: dict[str, Tensor]) -> None:
         self.spec, self.model = spec, spec.model
         self.tensors = {name.removeprefix("model."): t for name, t in tensors.items()}
         self.config: Any = spec.draft_model_config.hf_text_config
         self.target_width = spec.target_model_config.get_hidden_size()
-        # Packed weights have other shapes.
+        # Packed quantized weights have other shapes.
         self.is_quantized = is_quantized_in_files(spec.draft_model_config)
 
     @property
@@ -151,7 +151,7 @@ class _Weights:
         return self.spec.drafter.checkpoint_vocab_size or self.config.vocab_size
 
     def check_shape(self, name: str, *sizes: tuple[str, int]) -> None:
-        """Compares a tensor, if there is one, with sizes and the keys they are of."""
+        """Compares a tensor's shape, if it exists, with sizes from config keys."""
         tensor = self.tensors.get(name)
         expected = tuple(size for _, size in sizes)
         if tensor is None or self.is_quantized or tensor.shape == expected:
@@ -197,7 +197,7 @@ class _Weights:
             )
 
     def check_attention(self) -> None:
-        """Compares the rows of projections with the heads that the config names."""
+        """Compares the rows of q and k projections with the config's head counts."""
         draft, config = self.spec.draft_model_config, self.config
         head = draft.get_head_size()
         rows = {
@@ -300,17 +300,17 @@ def check_token_offsets(
     """Checks the table `d2t` of a head: its token i is the target's i + offsets[i].
 
     Args:
-        offsets: [tokens of the head], integers, of whatever dtype.
+        offsets: [tokens of the head], of any integer dtype.
         model: name of the head, for errors.
         num_target_tokens: size of the target's vocabulary.
-        is_whole: whether the head drafts every token, for which vLLM has no table.
+        is_whole: whether the head drafts every token, for which vLLM uses no table.
 
     Raises:
-        ValueError: the table names tokens that are not the target's, or all in
-            another order.
+        ValueError: the table names tokens that the target lacks, or reorders the whole
+            vocabulary.
     """
-    # In NumPy: engines are forked from a process that checked this, and would hang at
-    # their first parallel loop if PyTorch had run one before.
+    # In NumPy, since engines are forked from the process that checks this: had PyTorch
+    # run a parallel loop in it, they would hang at their first one.
     shifts = np.array(offsets.tolist()).astype(np.int64)
     tokens = np.arange(len(shifts)) + shifts
     least, most = tokens.min(), tokens.max()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `draft_window` fits."""
+"""Checks `draft_window`."""
 
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ def check_window(spec: "SpeculativeConfig") -> None:
     """Checks `draft_window` against the drafter's layers.
 
     Raises:
-        ValueError: some do not attend to all tokens.
+        ValueError: some have a larger window of their own, or attend to chunks.
     """
     draft, window = spec.draft_model_config, spec.draft_window
     if window is None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors of draft checkpoints: as vLLM takes them, none missing or unknown."""
+"""Adapts tensors of draft checkpoints to vLLM; refuses missing and unknown ones."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -17,19 +17,19 @@ from vllm.logger import init_logger
 
 logger = init_logger(__name__)
 
-# As vLLM names a tensor, or the first part of its name, that fits nowhere.
+# vLLM's error for a tensor without a place in the model: its name, or the first part.
 UNKNOWN = re.compile(r"There is no module or parameter named '(.*?)' in ")
 NamedTensor = tuple[str, torch.Tensor]
 
 
 class DraftWeights:
-    """The tensors of one draft model on their way into it.
+    """The tensors of one draft model while it loads.
 
     Attributes:
-        has_ids: whether the model is an EAGLE-3 head, which has `d2t` or could.
-        seen: names of the tensors so far, as in the checkpoint but for what
+        has_ids: whether the model is an EAGLE-3 head, which may have `d2t`.
+        seen: names of the tensors so far, as in the checkpoint except for what
             `_head_name` unifies.
-        known: names of the tensors that it takes; of a quantized one, none.
+        known: names of the tensors that the model takes; empty if it is quantized.
     """
 
     def __init__(self, model: nn.Module, model_config: ModelConfig):
@@ -47,7 +47,7 @@ class DraftWeights:
     # Names and shapes.
 
     def adapted(self, weights: Iterable[NamedTensor]) -> Iterator[NamedTensor]:
-        """Each tensor under the name, and with the rows, that vLLM takes."""
+        """Each tensor with the name and the number of rows that vLLM expects."""
         for name, tensor in weights:
             if self.has_ids:
                 name = _head_name(name)
@@ -56,15 +56,15 @@ class DraftWeights:
                     vocab_size = self.config.vocab_size
                     check_token_offsets(tensor, self.path, vocab_size, is_whole)
                     if is_whole:
-                        continue  # every id is its own: vLLM has no table
+                        continue  # ids are the target's: vLLM has no table
             self._say_ignored(name, tensor)
             self.seen.add(name)
             yield name, self._with_target_rows(name, tensor)
 
     def _say_ignored(self, name: str, tensor: torch.Tensor) -> None:
-        """Says what a model ignores without a word though drafts depend on it.
+        """Warns of a tensor that the model silently ignores though drafts depend on it.
 
-        Biases of zeros are needless, and published.
+        Not of biases that are all zero, which some checkpoints have.
         """
         module, _, kind = name.rpartition(".")
         is_bias = kind == "bias" and f"{module}.weight" in self.known
@@ -80,7 +80,7 @@ class DraftWeights:
             )
 
     def _whole(self, start: str) -> str:
-        """The first tensor of the checkpoint whose name starts so in the model."""
+        """The first tensor of the checkpoint whose name starts with `start`."""
         start = start.removeprefix("model.")
         found = (n for n in self.seen if n.removeprefix("model.").startswith(start))
         return min(found, default=start)
@@ -95,8 +95,8 @@ class DraftWeights:
     def _with_target_rows(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """Pads or cuts a vocabulary to the target's, see `config.drafter.vocabulary`.
 
-        The last row is padding itself, and the first of equal logits wins: repeated,
-        it never changes what is drafted.
+        The last row is repeated: it is padding itself, and of equal logits the first
+        wins, so this never changes what is drafted.
         """
         own = self.spec.drafter.checkpoint_vocab_size if self.spec else None
         is_vocabulary = name.rpartition(".")[0].endswith(("embed_tokens", "lm_head"))
@@ -111,14 +111,14 @@ class DraftWeights:
 
     @contextmanager
     def checked(self) -> Iterator[None]:
-        """Within, the model loads; then every parameter must have been written.
+        """Checks that loading the model, done within, writes every parameter.
 
         Raises:
             ValueError: a tensor is missing from the checkpoint, or the model has no
-                place for one; it is named.
+                place for one; the error names it.
         """
         if self.spec is None or self.spec.method not in METHODS:
-            yield  # other methods leave out what the target has
+            yield  # checkpoints of other methods omit what the target has
             return
         for _, parameter in self._parameters():
             parameter.data.fill_(_mark(parameter.dtype))
@@ -138,8 +138,8 @@ class DraftWeights:
             )
 
     def _parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Those that only a checkpoint fills: of what is quantized some follow from
-        others, or have a value of their own."""
+        """Parameters that only a checkpoint fills; not those of quantized modules, some
+        of which are derived from others or have defaults."""
         for path, module in self.model.named_modules():
             method = type(getattr(module, "quant_method", None)).__name__
             if self.is_quantized and not method.startswith(("NoneType", "Unquantized")):
@@ -152,7 +152,7 @@ class DraftWeights:
             if _is_unwritten(parameter) and not (is_head and self._may_lack(name)):
                 parts = self._parts(name)
                 absent = [part for part in parts if part not in self.seen]
-                # Names of other models than we know may differ: then the parameter's.
+                # Other models may have other names: then the parameter's is given.
                 yield from absent or [name]
 
     def _may_lack(self, name: str) -> bool:
@@ -163,7 +163,7 @@ class DraftWeights:
         return ".embed_tokens." in name or unused is not None
 
     def _parts(self, name: str) -> list[str]:
-        """Names that a checkpoint has for a parameter of the model."""
+        """Names of a model's parameter in a checkpoint."""
         if self.has_ids:
             name = _head_name(name).replace("draft_id_to_target_id", "d2t")
         packed = getattr(self.model, "packed_modules_mapping", {})
@@ -174,7 +174,7 @@ class DraftWeights:
 
 
 def _head_name(name: str) -> str:
-    """A head's tensor, whatever its authors call its only or first layer."""
+    """The name of a head's tensor, with one name for its only or first layer."""
     name = name.removeprefix("model.")
     name = re.sub(r"^midlayer\.(?=\d)", "layers.", name)
     return re.sub(r"^midlayer\.", "layers.0.", name)
@@ -193,7 +193,7 @@ def _is_unwritten(parameter: torch.Tensor) -> bool:
 
 
 def checks_draft_weights(load_weights: Callable[..., None]) -> Callable[..., None]:
-    """Decorates a loader's `load_weights`: a draft model must be loaded whole."""
+    """Decorates a loader's `load_weights`: a draft model must be loaded completely."""
 
     @wraps(load_weights)
     def checked(loader: Any, model: nn.Module, model_config: ModelConfig) -> None:
@@ -209,7 +209,7 @@ def checks_draft_weights(load_weights: Callable[..., None]) -> Callable[..., Non
 def adapts_draft_weights(
     get_all_weights: Callable[..., Iterable[NamedTensor]],
 ) -> Callable[..., Iterable[NamedTensor]]:
-    """Decorates a loader's `get_all_weights`: a draft's are as vLLM takes them."""
+    """Decorates a loader's `get_all_weights`: adapts those of a draft model to vLLM."""
 
     @wraps(get_all_weights)
     def adapted(loader: Any, *args: Any) -> Iterable[NamedTensor]:

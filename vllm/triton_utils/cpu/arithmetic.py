@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What TTIR's operations on single elements are in LLVM's instructions.
+"""TTIR's operations on single elements, in LLVM's instructions.
 
 An `Instruction` takes the builder, the operation, its operands' registers and the
 elements' types of its first operand and of its result; it returns a register.
@@ -14,7 +14,8 @@ from .ttir import Operation
 
 Instruction = Callable[[Builder, Operation, list[str], str, str], str]
 
-# A bfloat16 is its 16 bits: LLVM's own conversions call what not every process has.
+# bfloat16 is held as 16 bits: LLVM's own conversions call functions that not every
+# process has.
 LLVM_TYPES = {"bf16": "i16", "f16": "half", "f32": "float", "f64": "double"}
 BITS = {"bf16": 16, "f16": 16, "f32": 32, "f64": 64}
 FORMATS = {"f16": ("H", "e"), "f32": ("I", "f"), "f64": ("Q", "d")}
@@ -25,7 +26,7 @@ def llvm_type(element: str) -> str:
 
 
 def in_float32(instruction: Instruction) -> Instruction:
-    """bfloat16 by way of float32."""
+    """Computes bfloat16 in float32."""
 
     def say(b: Builder, op: Operation, x: list[str], kind: str, to: str) -> str:
         if kind != "bf16":
@@ -46,8 +47,8 @@ def binary(name: str) -> Instruction:
 
 
 def divide(name: str) -> Instruction:
-    """Elements that are masked out may divide by zero, or the least number by -1: a CPU
-    traps both."""
+    """Avoids division by zero, and of the least number by -1, which trap on a CPU:
+    elements that are masked out may contain them."""
 
     def say(b: Builder, op: Operation, x: list[str], kind: str, to: str) -> str:
         if re.fullmatch(r"[1-9]\d*", x[1]):
@@ -93,7 +94,7 @@ def _extend_bf16(b: Builder, value: str) -> str:
 
 
 def _round_to_bf16(b: Builder, value: str) -> str:
-    """To the nearest; of two equally near ones to the even one. NaN stays NaN."""
+    """Rounds to nearest, ties to even. NaN stays NaN."""
     bits = b.let(f"bitcast float {value} to i32")
     odd = b.let(f"and i32 {b.let(f'lshr i32 {bits}, 16')}, 1")
     up = b.let(f"add i32 {b.let(f'add i32 {bits}, 32767')}, {odd}")
@@ -118,7 +119,7 @@ def select(b: Builder, op: Operation, x: list[str], kind: str, to: str) -> str:
 
 
 def intrinsic(name: str, *more: str) -> Instruction:
-    """Of LLVM's: an instruction of the machine, or a function of the C library."""
+    """An intrinsic of LLVM: a machine instruction, or a function of the C library."""
 
     @in_float32
     def say(b: Builder, op: Operation, x: list[str], kind: str, to: str) -> str:
@@ -130,7 +131,7 @@ def intrinsic(name: str, *more: str) -> Instruction:
 
 
 def function(name: str) -> Instruction:
-    """Of the C library."""
+    """A function of the C library."""
 
     @in_float32
     def say(b: Builder, op: Operation, x: list[str], kind: str, to: str) -> str:
@@ -141,7 +142,7 @@ def function(name: str) -> Instruction:
 
 
 def external(b: Builder, op: Operation, x: list[str], kind: str, to: str) -> str:
-    """Of a GPU's device library: the C library's, by names of its own."""
+    """A function of a GPU's device library: the C library's, without the prefix."""
     name = op.attribute("symbol").removeprefix("__nv_")
     return b.call(name, llvm_type(to), llvm_type(kind), x)
 
@@ -167,14 +168,14 @@ def high_product(b: Builder, op: Operation, x: list[str], kind: str, to: str) ->
 
 
 def advance(b: Builder, op: Operation, x: list[str], kind: str, to: str) -> str:
-    """A pointer, by a number of elements; a truth value takes a byte."""
+    """Advances a pointer by a number of elements; a boolean takes a byte."""
     pointer, offset = op.operand_types
     size = "i8" if pointer.pointee == "i1" else llvm_type(pointer.pointee)
     return b.let(f"getelementptr {size}, ptr {x[0]}, {offset.element} {x[1]}")
 
 
 def constant(text: str, kind: str) -> str:
-    """As LLVM writes it: `text` is MLIR's number, decimal or hexadecimal bits."""
+    """A constant as LLVM writes it; `text` is MLIR's, decimal or hexadecimal bits."""
     if kind not in BITS:
         return {"true": "1", "false": "0"}.get(text, text)
     if kind == "bf16":

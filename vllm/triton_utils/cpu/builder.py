@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes one function of LLVM's assembly, https://llvm.org/docs/LangRef.html."""
+"""Writes one function in LLVM assembly, https://llvm.org/docs/LangRef.html."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,19 +25,19 @@ class Builder:
         self.lines.append(f"  {line}")
 
     def let(self, instruction: str) -> str:
-        """The register of what an instruction gives."""
+        """Emits an instruction; returns the register of its result."""
         register = f"%{self.name()}"
         self.say(f"{register} = {instruction}")
         return register
 
     def slot(self, kind: str, size: int = 1) -> str:
-        """The address of memory of the function's: reserved once, where it begins."""
+        """The address of stack memory, reserved once at the function's entry."""
         register = f"%{self.name()}"
         self.slots.append(f"  {register} = alloca {kind}, i64 {size}, align 64")
         return register
 
     def call(self, function: str, returns: str, kind: str, given: list[str]) -> str:
-        """Of a function whose arguments are all of one type, but for truth values."""
+        """Calls a function whose arguments are all of one type, except booleans."""
         kind = FLOATS.get(kind, kind)
         types = ["i1" if value in ("true", "false") else kind for value in given]
         self.declared.add(f"declare {returns} @{function}({', '.join(types)})")
@@ -56,7 +56,7 @@ class Builder:
 
     @contextmanager
     def when(self, condition: str | None) -> Iterator[None]:
-        """What is said within happens if the condition holds; None: always."""
+        """Code that is emitted within runs if the condition holds; None: always."""
         if condition is None:
             yield
             return
@@ -69,7 +69,7 @@ class Builder:
 
     @contextmanager
     def loop(self, count: int, start: int = 0) -> Iterator[str]:
-        """Over start to count - 1: a register that holds the index, an i64."""
+        """A loop from `start` to `count` - 1; yields the index's register, an i64."""
         if count == start + 1:
             yield str(start)
             return

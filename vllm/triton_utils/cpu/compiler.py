@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A kernel, for arguments of certain types, to a function of this machine."""
+"""Compiles a kernel, for arguments of certain types, to a function for this CPU."""
 
 import hashlib
 from functools import cache
@@ -18,7 +18,7 @@ from . import machine
 from .lowering import lower
 from .ttir import parse_kernel
 
-# What Triton's front end asks of a GPU.
+# What Triton's front end needs to know of a GPU.
 OPTIONS = SimpleNamespace(
     allow_fp8e4nv=False,
     allowed_dot_input_precisions=("ieee",),
@@ -44,16 +44,16 @@ FUNCTIONS = {"min_dot_size": lambda left, right: (1, 1, 1)}
 def compile_kernel(
     kernel: JITFunction, signature: dict[str, Any], constants: dict[tuple, Any]
 ) -> machine.Launch:
-    """Compiles, or takes what a process before compiled (in Triton's cache).
+    """Compiles a kernel, or loads it from Triton's cache if it was compiled before.
 
     Args:
-        signature: by parameter, Triton's name of its type ("*i32", "constexpr"), of a
-            tuple a tuple of names.
+        signature: Triton's name of each parameter's type ("*i32", "constexpr"); for a
+            tuple, a tuple of names.
         constants: values of the constexprs by their paths: (0,) is the first parameter,
             (0, 1) the second member of the tuple that it is.
 
     Raises:
-        Unsupported: the kernel does what is not known here.
+        Unsupported: the kernel has an operation that cannot be compiled.
     """
     source = ASTSource(kernel, signature, constants, {})
     key = hashlib.sha256(f"{source.hash()} {_compiler()}".encode()).hexdigest()
@@ -84,7 +84,7 @@ def front_end(source: ASTSource) -> str:
 
 @cache
 def _compiler() -> str:
-    """Of what machine code depends on, all but the kernel."""
+    """Everything that machine code depends on, except the kernel."""
     sources = sorted(Path(__file__).parent.glob("*.py"))
     own = hashlib.sha256(b"".join(file.read_bytes() for file in sources)).hexdigest()
     return f"{triton.__version__} {own} {machine.describe()}"

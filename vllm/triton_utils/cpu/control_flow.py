@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loops, branches and jumps. What they carry is in memory, which LLVM's optimizer turns
-into registers where it can."""
+"""Loops, branches and jumps. Values that they carry are in memory, which LLVM's
+optimizer turns into registers where it can."""
 
 import re
 
@@ -10,7 +10,7 @@ from .values import Kernel
 
 
 def _say(k: Kernel, region: Region, memory: list[str]) -> None:
-    """A region of one block, which hands its results on in memory."""
+    """Emits a region of one block, which passes its results on in memory."""
     outer, k.known = k.known, {}
     for op in region[0].operations:
         if op.name == "scf.yield":
@@ -34,7 +34,7 @@ def _if(k: Kernel, op: Operation) -> None:
 
 
 def _carried(k: Kernel, text: str) -> tuple[list[str], list[Type], list[str]]:
-    """Names, types and memory of `%name = %first, ...`, which are in memory then."""
+    """Stores the values of `%name = %first, ...`; returns names, types and memory."""
     pairs = re.findall(rf"({NAME}) = ({NAME})", text)
     names, given = [name for name, _ in pairs], [first for _, first in pairs]
     kinds = [k.types[name] for name in given]
@@ -69,7 +69,7 @@ def _for(k: Kernel, op: Operation) -> None:
 
 
 def _while(k: Kernel, op: Operation) -> None:
-    """One region says whether there is more, and hands values to the other."""
+    """The first region computes the condition, and passes values to the second."""
     names, kinds, memory = _carried(k, op.text)
     ((first,), (second,)) = op.regions
     test, body, behind = k.b.name(), k.b.name(), k.b.name()
@@ -109,7 +109,7 @@ def _branch(k: Kernel, op: Operation) -> None:
 
 
 def _enter(k: Kernel, target: str) -> str:
-    """The label of a block, which is handed its arguments: `^label(%a : i32)`."""
+    """Stores a block's arguments, given `^label(%a : i32)`; returns its label."""
     label = re.search(r"\^(\w+)", target).group(1)
     outer, k.known = k.known, {}
     k.copy(re.findall(NAME, target), k.labels[label][1])
@@ -122,7 +122,7 @@ def _return(k: Kernel, op: Operation) -> None:
 
 
 def say_blocks(k: Kernel, body: Region) -> None:
-    """A kernel's body; its first block's arguments are known."""
+    """Emits a kernel's body; its first block's arguments are already defined."""
     for block in body[1:]:
         memory = [k.keep(kind) for kind in block.arguments.values()]
         k.labels[block.label] = block, memory

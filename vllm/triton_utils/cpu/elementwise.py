@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which of TTIR's operations work element by element, and how."""
+"""TTIR's elementwise operations."""
 
 from collections.abc import Callable
 
@@ -55,7 +55,7 @@ INSTRUCTIONS: dict[str, a.Instruction] = {
     "tt.precise_divf": a.binary("fdiv"),
     "tt.ptr_to_int": a.convert("ptrtoint"),
 }
-# Not to be done again wherever the result is used.
+# Too expensive to be repeated at each use of the result.
 DEAR = {f"math.{name}" for name in FUNCTIONS} | {"tt.extern_elementwise"}
 
 

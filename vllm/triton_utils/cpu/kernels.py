@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Triton's kernels on a CPU: `kernel[grid](...)` runs machine code of this CPU.
+"""Runs Triton kernels on a CPU: `kernel[grid](...)` runs machine code of this CPU.
 
 A kernel is compiled when it is launched with arguments of new types or with a new
-constexpr, as on a GPU, but not for each alignment or for the number 1. What is compiled
-is kept in Triton's cache, `TRITON_CACHE_DIR`.
+constexpr, as on a GPU; but there is no specialization for alignment or for the value 1.
+Machine code is kept in Triton's cache, `TRITON_CACHE_DIR`.
 """
 
 import struct
@@ -74,14 +74,14 @@ class CpuKernel:
         run(words.buffer_info()[0], *grid, *(1,) * (3 - len(grid)))
 
     def bind(self, args: tuple, kwargs: dict[str, Any]) -> list[Any]:
-        """All arguments in order; what else is given is for a GPU's compiler."""
+        """All arguments in order; ignores options of a GPU's compiler."""
         defaults = self.defaults
         rest = self.names[len(args) :]
         named = [kwargs[name] if name in kwargs else defaults[name] for name in rest]
         return [*args, *named]
 
     def compile(self, values: list[Any]) -> Callable[..., None] | None:
-        """None where it cannot be compiled: then it is interpreted."""
+        """Machine code for such values; None: it can only be interpreted."""
         logger.info_once("Triton kernels are compiled for this CPU.")
         signature, constants = {}, {}
         for at, (name, value) in enumerate(zip(self.names, values, strict=True)):
@@ -103,10 +103,10 @@ class CpuKernel:
 
 
 def _read(value: Any, words: array) -> Any:
-    """The type of an argument, whose word, or a tuple's words, are added.
+    """The type of an argument; adds its word, or a tuple's words, to `words`.
 
     Raises:
-        TypeError: it is none that a kernel takes on a CPU.
+        TypeError: kernels on a CPU take no arguments of its type.
     """
     if isinstance(value, torch.Tensor):
         words.append(value.data_ptr())
@@ -129,7 +129,7 @@ def _read(value: Any, words: array) -> Any:
 
 
 def _typed(kind: Any, path: tuple[int, ...], constants: dict[tuple, Any]) -> Any:
-    """Triton's name of a type; what is None is a constant."""
+    """Triton's name of a type; None becomes a constexpr."""
     if kind is None:
         constants[path] = None
         return "constexpr"
@@ -141,12 +141,12 @@ def _typed(kind: Any, path: tuple[int, ...], constants: dict[tuple, Any]) -> Any
 
 
 def install() -> None:
-    """Has `triton.jit` give what runs on a CPU."""
+    """Makes kernels of `triton.jit` run on the CPU."""
     JITFunction.run = _run
 
 
 def _run(self: JITFunction, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
-    """In the place of Triton's own, which asks for a GPU."""
+    """Replaces Triton's own, which needs a GPU."""
     if warmup:
         return
     if not hasattr(self, "cpu_kernel"):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From TTIR to LLVM's assembly: programs one after the other, and the elements of a
-tensor one after the other in loops that LLVM vectorizes."""
+"""Lowers TTIR to LLVM assembly: programs run one after the other, and the elements of a
+tensor in loops, which LLVM vectorizes."""
 
 from .arithmetic import llvm_type
 from .builder import Builder
@@ -18,7 +18,7 @@ AXES = "xyz"
 
 
 def lower(body: Region) -> str:
-    """LLVM's assembly of a kernel, and of `launch`, which runs it on a grid.
+    """LLVM assembly of a kernel, and of `launch`, which runs it on a grid.
 
     Args:
         body: what `parse_kernel` returned.
@@ -28,7 +28,7 @@ def lower(body: Region) -> str:
         each (a float is a double), and the size of the grid, three i32.
 
     Raises:
-        Unsupported: the kernel does what is not known here.
+        Unsupported: the kernel has an operation that cannot be compiled.
     """
     kernel = Kernel(OPERATIONS)
     arguments = body[0].arguments
@@ -60,7 +60,7 @@ def _launch(kinds: list[str]) -> str:
 
 
 def _argument(b: Builder, position: int, kind: str) -> str:
-    """The register of an argument, out of its word."""
+    """Loads an argument from its word; returns its register."""
     at = b.let(f"getelementptr i64, ptr %words, i64 {position}")
     if kind != "float":
         return b.let(f"load {kind}, ptr {at}")
@@ -68,7 +68,7 @@ def _argument(b: Builder, position: int, kind: str) -> str:
 
 
 def _begin(b: Builder, axis: str) -> None:
-    """The loop over an axis of the grid, which may be empty."""
+    """Begins the loop over an axis of the grid, which may be empty."""
     before, now = b.block, f"%program.{axis}"
     b.jump(f"head.{axis}")
     b.begin(f"head.{axis}")

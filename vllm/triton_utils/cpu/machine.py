@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""LLVM's assembly to machine code of this CPU, by the LLVM that Numba brings."""
+"""Compiles LLVM assembly to machine code of this CPU, by the LLVM that Numba ships."""
 
 import ctypes
 from functools import cache
@@ -25,7 +25,7 @@ def _machine() -> llvm.TargetMachine:
 
 
 def describe() -> str:
-    """What machine code depends on beside the kernel."""
+    """What machine code depends on beside the kernel: LLVM's version, and the CPU."""
     version = ".".join(map(str, llvm.llvm_version_info))
     features = llvm.get_host_cpu_features().flatten()
     return f"{version} {llvm.get_host_cpu_name()} {features}"
@@ -49,11 +49,11 @@ def _linker() -> llvm.LLJIT:
     return llvm.create_lljit_compiler(_machine())
 
 
-_loaded: list[llvm.ResourceTracker] = []  # what is loaded stays as long as these
+_loaded: list[llvm.ResourceTracker] = []  # keep the loaded code alive
 
 
 def load(code: bytes) -> Launch:
-    """The function `launch` of an object file, for as long as the process runs."""
+    """Loads the function `launch` of an object file, for the life of the process."""
     library = llvm.JITLibraryBuilder().add_object_img(code).add_current_process()
     library.export_symbol("launch")
     _loaded.append(library.link(_linker(), f"kernel{len(_loaded)}"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operations that read and write tensors' memory, under masks."""
+"""Operations that read and write memory, under masks."""
 
 from .arithmetic import constant, llvm_type
 from .ttir import Operation, Type
@@ -9,7 +9,7 @@ ATOMICS = ("add", "fadd", "and", "or", "xor", "exch")
 
 
 def _load(k: Kernel, op: Operation) -> None:
-    """What is masked out is zero unless the kernel says what else."""
+    """Masked-out elements are zero unless the kernel gives another value."""
     pointer, *masks = op.operands
     kind = Type(op.operand_types[0].pointee, op.operand_types[0].shape)
     memory = k.keep(kind)
@@ -42,7 +42,7 @@ def _store(k: Kernel, op: Operation) -> None:
 
 
 def _atomic(k: Kernel, op: Operation) -> None:
-    """Programs run one after the other: nobody comes between."""
+    """Plain loads and stores suffice, since programs run one after the other."""
     how = op.text.split(",")[0].strip()
     if how not in ATOMICS:
         raise Unsupported(f"{op.name} {how}")

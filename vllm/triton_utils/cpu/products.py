@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Products of matrices, in float32 or int32."""
+"""Products of matrices, of floating-point type."""
 
 from .arithmetic import convert_float, llvm_type
 from .shapes import linear
@@ -8,7 +8,7 @@ from .values import Kernel, Unsupported
 
 
 def _dot(k: Kernel, op: Operation) -> None:
-    """Weighted rows of the second matrix on top of the third, which vectorizes."""
+    """Adds weighted rows of the second matrix to the third, which vectorizes."""
     (kind,), (left, right) = op.result_types, op.operand_types
     if len(kind.shape) != 2 or kind.element[0] != "f":
         raise Unsupported(f"{op.name} of {left.element}, {len(kind.shape)} axes")

@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operations along an axis, which come with a function of two elements."""
+"""Operations along an axis, which have their own function to combine two elements."""
 
 from .shapes import coordinates, linear
 from .ttir import Operation, Type
 from .values import Kernel
 
-# Of a reduction, so that LLVM vectorizes it: element i goes to lane i % LANES, and the
-# lanes come together in the end.
+# Lanes of a reduction, so that LLVM vectorizes it: element i goes to lane i % LANES,
+# and the lanes are combined in the end.
 LANES = 16
 
 
 class Along:
-    """The elements of an operation's tensors along its axis, at the same place of all
-    other axes; these are `shape`."""
+    """Access to the elements of an operation's tensors along its axis; `shape` is that
+    of all other axes."""
 
     def __init__(self, k: Kernel, op: Operation) -> None:
         self.k, self.op = k, op
@@ -23,12 +23,12 @@ class Along:
         self.kinds = [Type(kind.element) for kind in op.operand_types]
 
     def index(self, outer: str, step: str) -> str:
-        """Of the element at `step` of the axis and index `outer` of the others."""
+        """Index of the element at `step` of the axis and `outer` of the others."""
         at = coordinates(self.k.b, outer, self.shape)
         return linear(self.k.b, [*at[: self.axis], step, *at[self.axis :]], self.whole)
 
     def combine(self, was: list[str], new: list[str]) -> list[str]:
-        """By the operation's own function."""
+        """Combines elements by the operation's own function."""
         ((block,),) = self.op.regions
         for (name, kind), value in zip(block.arguments.items(), was + new, strict=True):
             self.k.define(name, kind, value)

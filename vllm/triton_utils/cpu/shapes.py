@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operations that make tensors, or give elements other places. Elements are numbered in
-row-major order."""
+"""Operations that create or rearrange tensors. Elements are in row-major order."""
 
 import re
 from collections.abc import Callable

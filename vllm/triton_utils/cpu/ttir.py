@@ -2,8 +2,8 @@
 """A kernel in Triton's own intermediate representation (TTIR), as plain data.
 
 Triton's front end, which needs neither a GPU nor a backend, checks types, inlines
-functions and folds constants. What is left is some eighty operations, read here from
-the text of MLIR: https://mlir.llvm.org/docs/LangRef.
+functions and folds constants. What is left is some eighty operations, parsed here from
+MLIR text: https://mlir.llvm.org/docs/LangRef.
 """
 
 import re
@@ -17,11 +17,12 @@ HEAD = re.compile(rf'(?:({NAME})(?::(\d+))? = )?"?([a-z_]+\.[\w.]+)"?(.*)')
 
 
 class Type(NamedTuple):
-    """Of a value: of its elements, as "i32", "bf16" or "ptr", and how many there are.
+    """Type and shape of a value.
 
     Attributes:
+        element: type of its elements, such as "i32", "bf16" or "ptr".
         shape: () is a scalar.
-        pointee: what a pointer points to.
+        pointee: type that a pointer points to.
     """
 
     element: str
@@ -37,14 +38,14 @@ class Type(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """Of an element in memory, where a truth value takes one."""
+        """Size of an element in memory, where a boolean takes one byte."""
         bits = "64" if self.element in ("ptr", "index") else self.element.lstrip("bfi")
         return (int(bits) + 7) // 8
 
 
 @dataclass
 class Operation:
-    """`text` is all behind the name, but types, which stand behind the last colon."""
+    """`text` is all that follows the name, except types, after the last colon."""
 
     name: str
     results: list[str]
@@ -65,7 +66,7 @@ class Operation:
         return parse_types(re.split(r" -> | to ", self.types)[-1])
 
     def attribute(self, name: str) -> str:
-        """As text; empty where there is none."""
+        """The value as text; empty if there is none."""
         value = r'array<i\d+: ([^>]*)>|"([^"]*)"|([\w-]+)'
         found = re.search(rf"\b{name} = (?:{value})", self.text)
         return next(filter(None, found.groups()), "") if found else ""
@@ -93,7 +94,7 @@ def parse_types(text: str) -> list[Type]:
 
 
 def parse_arguments(text: str) -> dict[str, Type]:
-    """Of `%a: i32, %b: tensor<8xi32>`."""
+    """Parses `%a: i32, %b: tensor<8xi32>`."""
     found = re.findall(rf"({NAME}): ((?:tensor<[^%]*>+|!tt\.ptr<\w+[^>]*>|\w+))", text)
     return {name: parse_types(kind)[0] for name, kind in found}
 
@@ -108,7 +109,7 @@ def parse_kernel(text: str) -> Region:
 
 
 def _parse_region(lines: Iterator[str]) -> tuple[Region, str]:
-    """A region, and what stands behind its brace."""
+    """A region, and the text after its closing brace."""
     region = [Block("", {})]
     for line in map(str.strip, lines):
         if line.startswith("}"):

@@ -2,9 +2,9 @@
 """The values of a kernel that is being compiled: registers, rules and memory.
 
 A tensor is a rule that gives the register of an element at an index, so that a chain of
-elementwise operations becomes the body of one loop, which LLVM vectorizes. Memory is
-taken for what has to be read where it stands (loads), for what is dear (functions of
-the C library), and for what control flow carries.
+elementwise operations becomes the body of one loop, which LLVM vectorizes. Tensors are
+put into memory if they have to be read at a certain point (loads), are expensive
+(functions of the C library), or are carried by control flow.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,17 +19,17 @@ COPY = "llvm.memcpy.p0.p0.i64"
 
 
 class Unsupported(Exception):
-    """A kernel does what is not compiled for a CPU; says which operation."""
+    """A kernel has an operation that cannot be compiled for a CPU; names it."""
 
 
 class Kernel:
-    """What is known of one kernel at a place in it.
+    """The state of the compilation of one kernel.
 
     Attributes:
-        operations: by name, what says them in LLVM's assembly.
+        operations: by name, functions that emit them in LLVM assembly.
         types: of all values.
         values: registers of scalars and of tensors of equal elements; else rules.
-        known: elements that the loop being written already has in registers.
+        known: elements that the loop being emitted already has in registers.
         labels: blocks that a jump may lead to, with the memory of their arguments.
     """
 
@@ -50,7 +50,7 @@ class Kernel:
         self.types[name], self.values[name] = kind, value
 
     def is_uniform(self, name: str) -> bool:
-        """One register stands for all elements."""
+        """Whether one register stands for all elements."""
         return isinstance(self.values[name], str)
 
     def element(self, name: str, index: str) -> str:
@@ -65,7 +65,7 @@ class Kernel:
         return [self.element(name, index) for name in names]
 
     def over(self, count: int, body: Callable[[str], None], start: int = 0) -> None:
-        """Says `body` for each index from `start` to `count` - 1."""
+        """Emits a loop of `body` over indices from `start` to `count` - 1."""
         if count <= start:
             return
         outer, self.known = self.known, {}
@@ -76,7 +76,7 @@ class Kernel:
     # ---- memory ----
 
     def keep(self, kind: Type) -> str:
-        """The address of memory for a value."""
+        """Reserves memory for a value; returns its address."""
         return self.b.slot(stored_type(kind.element), kind.size)
 
     def load(self, address: str, kind: Type, index: str = "0") -> str:
@@ -109,7 +109,7 @@ class Kernel:
     def define_kept(
         self, names: list[str], kinds: list[Type], memory: list[str]
     ) -> None:
-        """Values that are in memory: scalars are read now, elements when needed."""
+        """Defines values in memory: scalars are read now, elements when needed."""
         for name, kind, address in zip(names, kinds, memory, strict=True):
             rule = lambda at, k=kind, a=address: self.load(a, k, at)  # noqa: E731
             self.define(name, kind, rule if kind.shape else rule("0"))
@@ -120,7 +120,7 @@ class Kernel:
         self.define_kept([name], [self.types[name]], [memory])
 
     def copy(self, names: list[str], memory: list[str]) -> None:
-        """All values are computed before one of them is overwritten."""
+        """Copies values to memory; all are computed before one is overwritten."""
         sources = [
             self.values[name] if self.is_uniform(name) else self._filled(name)
             for name in names
@@ -148,5 +148,5 @@ class Kernel:
 
 
 def stored_type(element: str) -> str:
-    """A truth value takes a byte in memory."""
+    """A boolean takes a byte in memory."""
     return "i8" if element == "i1" else llvm_type(element)

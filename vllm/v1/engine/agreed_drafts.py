@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many tokens data-parallel ranks draft that run in step with each other.
+"""How many tokens data-parallel ranks draft that run in lockstep.
 
 Their experts exchange tokens in every pass, and a rank without requests joins in with
-batches of nothing. So all must run as many draft passes. Every rank says what it would
-draft where the ranks tell each other anyway whether any has work left, at the same step
-of each; until they meet again, all draft what the one with the most requests would: it
-has the most tokens to gain, and the others wait for its steps.
+dummy batches, so all must run equally many draft passes. Every rank says what it would
+draft whenever the ranks synchronize on whether any has unfinished requests, at the same
+step of each. Until the next time all draft what the rank with the most requests would:
+it has the most tokens to gain, and the others wait for its steps.
 """
 
 from typing import TYPE_CHECKING
@@ -21,7 +21,7 @@ MOST_DRAFTS = 1 << 16  # more than any number of drafts of a request
 
 
 def agree_on_drafts(engine: "DPEngineCoreProc") -> None:
-    """To be called by all ranks at once. A user's own scheduler chooses nothing."""
+    """Called by all ranks at once. A custom scheduler does not choose draft lengths."""
     chosen = getattr(engine.scheduler, "draft_lengths", None)
     if chosen is None:
         return
@@ -32,7 +32,7 @@ def agree_on_drafts(engine: "DPEngineCoreProc") -> None:
 
 
 def draft_as_agreed(engine: "EngineCore") -> None:
-    """Before a batch of nothing: it is to be like the other ranks'."""
+    """Called before a dummy batch, which has to draft as the other ranks do."""
     chosen = getattr(engine.scheduler, "draft_lengths", None)
     if chosen is None or chosen.agreed in (None, chosen.told):
         return
@@ -41,5 +41,5 @@ def draft_as_agreed(engine: "EngineCore") -> None:
 
 
 def set_idle_drafts(worker: "WorkerBase", num_drafts: int) -> None:
-    """Batches of nothing verify and draft so many tokens from now on."""
+    """Has dummy batches verify and draft `num_drafts` tokens from now on."""
     worker.model_runner.idle_drafts = num_drafts

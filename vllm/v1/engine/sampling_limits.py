@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a request may ask of Runner V2's sampling states, which have fixed sizes.
+"""Limits of sampling parameters: Runner V2's sampling states have fixed sizes.
 
-They raise in the worker where a request asks for more, and the engine ends.
+They raise in the worker if a request exceeds them, which ends the engine.
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ def check_sampling_limits(params: "SamplingParams", vllm_config: "VllmConfig") -
     """Checks a request's own parameters, once all of them are filled in.
 
     Raises:
-        VLLMValidationError: Runner V2 would have no room for one of them.
+        VLLMValidationError: one of them exceeds Runner V2's sampling states.
     """
     for name, size, limit in _sizes(params, vllm_config):
         if size > limit and vllm_config.use_v2_model_runner:
@@ -35,7 +35,7 @@ def check_sampling_limits(params: "SamplingParams", vllm_config: "VllmConfig") -
 def _sizes(
     params: "SamplingParams", vllm_config: "VllmConfig"
 ) -> Iterator[tuple[str, int, int]]:
-    """What is limited, as a request has it, and the limit."""
+    """Name, size in the request, and limit of each limited parameter."""
     from vllm.v1.worker.gpu.sample.logit_bias import (
         MAX_NUM_ALLOWED_TOKEN_IDS,
         MAX_NUM_LOGIT_BIAS_TOKENS,
@@ -56,6 +56,6 @@ def _sizes(
         size = params.seed if params.seed >= 0 else -params.seed - 1
         yield "seed", size, INT64_MAX
     if params.max_tokens and params.max_tokens > INT32_MAX // 2:
-        # A position, of which there are 32 bits, is reckoned from it.
+        # A position is computed from it, in 32 bits.
         limit = INT32_MAX - vllm_config.model_config.max_model_len
         yield "max_tokens", params.max_tokens, limit

@@ -9,7 +9,7 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 
 class BenchmarkDraftersSubcommand(BenchmarkSubcommandBase):
-    """Speculative decoding by each of some drafters, beside none."""
+    """Compares speculative decoding with each of some drafters to no speculation."""
 
     name = "drafters"
     help = "Compare drafters with no speculation: speed, acceptance, and output."

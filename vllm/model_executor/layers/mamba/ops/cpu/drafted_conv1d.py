@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The causal convolution of Mamba layers over tokens that may be rejected, on a CPU.
 
-As the Triton kernel of `causal_conv1d_update` keeps its states: a request's state is
-its last columns before a step's tokens, and then those tokens, so that the next step
-begins behind the last one that was accepted.
+States are laid out as by the Triton kernel of `causal_conv1d_update`: a request's last
+columns before a step's tokens, followed by those tokens, so that the next step can
+begin after the last accepted one.
 """
 
 import torch
@@ -21,19 +21,22 @@ def update_with_drafts(
     num_accepted: torch.Tensor,
     null_block: int,
 ) -> torch.Tensor:
-    """[num_tokens, D], what the convolution makes of a step's tokens.
+    """Convolves a step's tokens, and updates the states.
 
     Args:
         x: [num_tokens, D] tokens of all requests.
-        conv_state: [blocks, D, L], L at least width - 2 and the most tokens of a
-            request; changed.
+        conv_state: [blocks, D, L], L at least width - 2 plus the most tokens of a
+            request; updated in place.
         weight: [D, width].
         bias: [D].
         activation: "silu", "swish" or None.
         state_indices: [n] or [n, blocks] int32, whose first block holds the state.
         query_start_loc: [n + 1] int32.
-        num_accepted: [n] int32 of the request's last step, its bonus token included.
-        null_block: of rows that own nothing.
+        num_accepted: [n] int32, of each request's last step, bonus token included.
+        null_block: the block of rows without a state.
+
+    Returns:
+        [num_tokens, D].
     """
     dim, width = weight.shape
     slots = state_indices.reshape(len(state_indices), -1)[:, 0].tolist()

@@ -81,9 +81,10 @@ class AcceptanceByKind:
         counted, of_kind = None if is_trimmed else run, self._of[kind]
         of_kind.observe(num_drafts, accepted, num_best, unverified, counted)
         if num_best == len(accepted) == min(num_drafts, self._depth) > 0:
-            # The token after the last draft was sampled, and compared with no draft. The
-            # run goes on as often as one more draft would have been accepted.
-            if self._random.random() < of_kind.chains.rate_behind(num_best):
+            # The token after the last draft was sampled, and compared with no draft:
+            # the run goes on as often as one more draft would have been accepted.
+            rate = of_kind.chains.rate_behind(num_best)
+            if self._random.random() < rate:
                 self._go_on(request_id, run + num_best + 1)
 
     def _go_on(self, request_id: str, run: int) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Engines that answer what they are told to, for tests of what is made of it."""
+"""Fake engines with given speeds and answers, for tests of measurements and reports."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -31,13 +31,13 @@ class FakeArgs:
 
 
 class FakeEngine:
-    """Tokens per second by (model, told); models whose answers are wrong, or fail."""
+    """Has `speeds` in tokens/s by (model, told), and `wrong` and `broken` models."""
 
     speeds: Mapping[tuple[str | None, int | None], float] = MappingProxyType({})
     wrong: frozenset[str] = frozenset()
     broken: frozenset[str] = frozenset()
-    at_the_end = 10.0  # speed of no speculation, again
-    slowdown = 1.0  # of the machine with each answer
+    at_the_end = 10.0  # speed of the second engine without speculation
+    slowdown = 1.0  # factor by which the machine slows down with each answer
     num_answers = 0
 
     def __init__(self, engine_args: FakeArgs, env: dict[str, str], log: Path) -> None:
@@ -74,10 +74,14 @@ class FakeEngine:
 
 
 def measured(
-    monkeypatch, *plans: EnginePlan, in_turns: bool = False, **engine: Any
+    monkeypatch,
+    *plans: EnginePlan,
+    in_turns: bool = False,
+    base: type[FakeEngine] = FakeEngine,
+    **engine: Any,
 ) -> measure.Measurement:
-    """A measurement that has run on such engines."""
-    fake = type("Fake", (FakeEngine,), engine)
+    """A finished measurement of fake engines."""
+    fake = type("Fake", (base,), engine)
     monkeypatch.setattr(measure, "EngineProcess", fake)
     none = EnginePlan("no speculation", None, (Setting(),), is_beside=in_turns)
     requests = [Request([token], 9) for token in range(3)]

@@ -29,6 +29,7 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.outputs import CompletionOutput
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
+from vllm.usage.usage_lib import UsageContext
 
 STOP_S = 20
 COUNTERS = "vllm:spec_decode_num_"
@@ -218,7 +219,8 @@ def memory_bytes(worker: Any) -> int:
 
 
 class EngineProcess:
-    """An `Engine` in its own process, which is started at once.
+    """An `Engine` in its own process. The process is started at once, and the engine
+    by its first command.
 
     Args:
         env: environment variables of the process, beside the existing ones.
@@ -264,6 +266,16 @@ class EngineProcess:
                 time.sleep(0.05)
 
 
+def resolve_ahead(engine_args: EngineArgs) -> None:
+    """Resolves the config, without the device, on which another engine may still run.
+
+    vLLM caches what takes seconds of that, such as inspecting a model's class. Errors
+    are left to the start of the engine.
+    """
+    with contextlib.suppress(Exception):
+        engine_args.create_engine_config(UsageContext.LLM_CLASS)
+
+
 def serve(
     pipe: Connection, engine_args: EngineArgs, env: dict[str, str], log: Path
 ) -> None:
@@ -277,6 +289,8 @@ def serve(
     with log.open("ab") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
+    if not current_platform.is_cpu():  # where other engines need all cores
+        resolve_ahead(engine_args)
     engine = None
     with contextlib.suppress(EOFError, ConnectionError):
         while True:

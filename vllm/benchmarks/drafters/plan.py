@@ -124,8 +124,8 @@ def plan_engines(
     args: Namespace,
     resolve: Callable[[dict[str, Any] | None], VllmConfig],
 ) -> list[EnginePlan]:
-    """No speculation first, then each drafter, and then no speculation again, unless it
-    takes turns with the drafters.
+    """No speculation first, then each drafter, and then no speculation again, except
+    with `--quick`, and where it takes turns with the drafters.
 
     If vLLM runs on Runner V1 without speculation and on V2 with a drafter, as on a CPU,
     the expected output is from V2: with a seed the two sample different tokens. If
@@ -159,8 +159,9 @@ def plan_engines(
         repeats = 0 if args.in_turns else None
         on_v2 = EnginePlan(NONE_V2, None, (Setting(),), env=env, repeats=repeats)
         plans.insert(0, on_v2)
-    again = EnginePlan(NONE, None, (Setting("again"),), is_seeded=False)
-    return plans if args.in_turns else [*plans, again]
+    if not (args.quick or args.in_turns):
+        plans.append(EnginePlan(NONE, None, (Setting("again"),), is_seeded=False))
+    return plans
 
 
 def _settings(

@@ -16,21 +16,22 @@ from filelock import FileLock
 ROOT = Path(__file__).resolve().parents[1]
 
 if "cpu" in version("vllm"):
-    # A worker of tests is one thread, and so is what it starts.
+    # A test worker uses one thread, and so does each process that it starts.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 else:
-    # Else attention rounds float32 to fewer bits, and how depends on the batch.
+    # Otherwise attention computes float32 in TF32, with rounding that depends on the
+    # batch.
     os.environ.setdefault("TRITON_F32_DEFAULT", "ieee")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that run engines first: they take longest, and are not to end alone."""
+    """Runs tests with engines first: they take longest, and should not finish last."""
     items.sort(key=lambda item: "engine_env" not in getattr(item, "fixturenames", ()))
 
 
 @pytest.fixture(scope="session")
 def once(tmp_path_factory) -> Callable[[str, Callable[[], Any]], Any]:
-    """`once(name, make)`: what `make` returned to the first worker, as JSON."""
+    """`once(name, make)`: the result of `make()`, shared by test workers as JSON."""
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent
@@ -47,9 +48,9 @@ def once(tmp_path_factory) -> Callable[[str, Callable[[], Any]], Any]:
 
 @pytest.fixture(scope="session")
 def models() -> Path:
-    """The bundled checkpoints: the target, and its drafters.
+    """Folder of the bundled checkpoints: the target and its drafters.
 
-    `VLLM_TEST_MODELS` names another folder of the same layout.
+    `VLLM_TEST_MODELS` names another folder with the same layout.
     """
     folder = Path(os.environ.get("VLLM_TEST_MODELS", ROOT / "models"))
     assert (folder / "target" / "config.json").is_file(), f"no target in {folder}"
@@ -75,7 +76,7 @@ def on_cpu() -> bool:
 
 @pytest.fixture(scope="session")
 def engine_env(on_cpu: bool) -> dict[str, str]:
-    """Environment of a process that runs an engine: offline, V2 on a CPU too."""
+    """Environment of a process that runs an engine: offline, one thread on a CPU."""
     env = {
         **os.environ,
         "HF_HUB_OFFLINE": "1",
@@ -84,10 +85,10 @@ def engine_env(on_cpu: bool) -> dict[str, str]:
     }
     on_cpu_only = {
         "VLLM_CPU_KVCACHE_SPACE": "1",
-        # A second one would only spin, and keep the core from tests that run at the
+        # A second thread would only spin, and take a core from tests that run at the
         # same time.
         "OMP_NUM_THREADS": "1",
-        # Else the workers of all servers are bound to the same core.
+        # Otherwise the workers of all servers are bound to the same core.
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     }
     return env | (on_cpu_only if on_cpu else {})
@@ -95,8 +96,8 @@ def engine_env(on_cpu: bool) -> dict[str, str]:
 
 @pytest.fixture
 def plugin(tmp_path: Path) -> Callable[[dict[str, str], str], dict[str, str]]:
-    """`plugin(env, source)`: an environment in which all processes of vLLM run `plant`
-    of a module as they start, as one of its plugins."""
+    """`plugin(env, source)`: an environment in which each vLLM process runs `plant()`
+    of the module `source` at start, as a general plugin."""
 
     def make(env: dict[str, str], source: str) -> dict[str, str]:
         package = tmp_path / "planted-1.0.dist-info"
@@ -113,14 +114,14 @@ def plugin(tmp_path: Path) -> Callable[[dict[str, str], str], dict[str, str]]:
 
 @pytest.fixture(scope="session")
 def engine_flags(on_cpu: bool) -> list[str]:
-    """Flags of `vllm serve` for the bundled models: small, and free of equal logits."""
+    """Flags of `vllm serve` for the bundled models: small, float32 to avoid ties."""
     flags = ["--dtype=float32", "--max-num-seqs=8", "--gpu-memory-utilization=0.3"]
     return flags + (["--enforce-eager"] if on_cpu else [])
 
 
 @pytest.fixture
 def caplog_vllm(caplog, monkeypatch):
-    """Sees the project's log, which does not reach the root logger."""
+    """`caplog` with vLLM's log, which does not propagate to the root logger."""
     monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
     caplog.set_level(logging.WARNING, logger="vllm")
     return caplog

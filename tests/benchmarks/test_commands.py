@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each command, on a machine without a GPU with the bundled models."""
+"""Each benchmark command, on a machine without a GPU, with the bundled models."""
 
 import importlib
 import sys

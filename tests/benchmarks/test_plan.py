@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which engines run side by side, and with what models."""
+"""Which engines run at the same time, and with which models."""
 
 import json
 from pathlib import Path
@@ -23,7 +23,7 @@ def planned(flags: str, at_once: int = 99) -> list[list[EngineKey]]:
 
 
 @pytest.mark.parametrize("at_once", [1, 2, 3, 5])
-def test_every_engine_once_and_peers_together(at_once: int):
+def test_engines_are_unique_and_peers_grouped(at_once: int):
     groups = planned("--num-speculative-tokens 3 7", at_once)
     keys = [key for group in groups for key in group]
     assert len(keys) == len(set(keys)) == 3 + 2 * (3 + 2 + 1 + 3 + 2)
@@ -37,7 +37,7 @@ def test_every_engine_once_and_peers_together(at_once: int):
                 assert peers <= set(group)
 
 
-def test_engines_beside_those_of_a_fixed_chain():
+def test_engines_besides_fixed_chains():
     flags = "--modes none draft pard --num-speculative-tokens 7 11 --trace t0.5 "
     (group,) = planned(flags + "--auto 11 --draft-tree 8 15 --adaptive")
     (chains,) = planned(flags)
@@ -53,7 +53,7 @@ def test_engines_beside_those_of_a_fixed_chain():
     }
 
 
-def test_drafters_in_fp8_beside_those_in_bfloat16():
+def test_fp8_drafters_are_added():
     flags = "--modes none draft pard --num-speculative-tokens 3 7 "
     keys = [key for group in planned(flags + "--fp8") for key in group]
     chains = [key for group in planned(flags) for key in group]
@@ -70,7 +70,7 @@ def test_drafters_in_fp8_beside_those_in_bfloat16():
     }
 
 
-def test_auto_of_chains_beside_that_of_trees():
+def test_auto_with_chains_and_with_trees():
     flags = "--modes draft pard --trace t0.5 --auto 8 --draft-tree 0 15 31 --adaptive "
     (group,) = planned(flags + "--num-speculative-tokens --implementations ours")
     assert {str(key) for key in group} == {
@@ -80,7 +80,7 @@ def test_auto_of_chains_beside_that_of_trees():
     }
 
 
-def test_one_engine_serves_all_lengths_of_a_one_pass_drafter():
+def test_one_pass_drafter_shares_engine_for_all_lengths():
     flags = "--implementations ours base-v1 --modes draft pard --trace t0.5 --auto 8 "
     flags += "--num-speculative-tokens 3 8 --draft-tree 0 15 --share-engines"
     args = parse([*SITES, *flags.split()])
@@ -97,7 +97,7 @@ def test_one_engine_serves_all_lengths_of_a_one_pass_drafter():
 
 
 @pytest.mark.parametrize("name", SETS)
-def test_models_start_with_the_arguments_of_every_mode(name: str, tmp_path: Path):
+def test_models_accept_arguments_of_every_mode(name: str, tmp_path: Path):
     from vllm.config.drafter.families import read_checkpoint
     from vllm.entrypoints.launchers.cli_args import make_arg_parser
     from vllm.utils.argparse_utils import FlexibleArgumentParser
@@ -106,7 +106,7 @@ def test_models_start_with_the_arguments_of_every_mode(name: str, tmp_path: Path
     setup = Setup({}, models, False, 64, 5.0, {"gpu_memory_utilization": 0.5})
     for mode in modes_of(name):
         args = setup.llm_args(EngineKey("ours", mode, 7 * (mode != "none")))
-        # As the flags of a server too.
+        # Also as flags of a server.
         found = make_arg_parser(FlexibleArgumentParser()).parse_args(as_flags(args))
         assert found.load_format == "dummy" and found.gpu_memory_utilization == 0.5
         assert found.speculative_config == args["speculative_config"]

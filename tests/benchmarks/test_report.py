@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the report says of measured points."""
+"""The report on measured points."""
 
 import json
 from pathlib import Path
@@ -41,7 +41,7 @@ def results() -> files.Results:
     }
 
 
-def test_the_best_of_each_side(results: files.Results):
+def test_best_of_each_implementation(results: files.Results):
     found = points(results)
     row = found.set_index("point").loc["ours/draft/K7/equal/c8"]
     assert (row["tokens/s"], row["± %"]) == (300.0, pytest.approx(100 / 3))
@@ -51,7 +51,7 @@ def test_the_best_of_each_side(results: files.Results):
     assert row["ratio"] == pytest.approx(310 / 150)
 
 
-def test_a_ratio_is_to_the_faster_runner_at_the_same_place(results: files.Results):
+def test_ratio_is_to_fastest_runner_at_same_point(results: files.Results):
     found = compare(points(results)).set_index("point")
     assert found.loc["ours/draft/K7/equal/c8", "to vLLM"] == pytest.approx(2.0)
     row = found.loc["ours/pard/K7tree31/recorded-t0.5/c1@4096"]
@@ -61,7 +61,7 @@ def test_a_ratio_is_to_the_faster_runner_at_the_same_place(results: files.Result
     assert found.loc["base-v1/draft/K7/equal/c8", ["to vLLM", "to none"]].isna().all()
 
 
-def test_a_report_of_each_device(results: files.Results, tmp_path: Path):
+def test_report_per_device(results: files.Results, tmp_path: Path):
     folder = tmp_path / "some-gpu"
     folder.mkdir()
     (folder / "engine.json").write_text(json.dumps(results))

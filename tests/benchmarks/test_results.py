@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Results files: their keys, how they are merged, and what a run says of itself."""
+"""Results files: their keys, how they are merged, and what is recorded of a run."""
 
 import json
 import sys
@@ -19,7 +19,7 @@ from benchmarks.spec_decode.run import Run
     [{}, {"is_auto": True}, {"tree": 31}, {"is_adaptive": True}, {"is_fp8": True}],
 )
 @pytest.mark.parametrize("context", [128, 16384])
-def test_point_key_reads_what_it_writes(setting: dict, shapes: str, context: int):
+def test_point_key_round_trip(setting: dict, shapes: str, context: int):
     engine = EngineKey("ours", "peagle", 11, shapes=shapes, **setting)
     key = PointKey(engine, "by-position", 64, context)
     assert PointKey.parse(str(key)) == key
@@ -30,7 +30,7 @@ def test_point_key_reads_what_it_writes(setting: dict, shapes: str, context: int
 def test_saving_merges_by_key(tmp_path: Path):
     path = tmp_path / "gpu" / "engine.json"
     old, new = {"run": "1"}, {"run": "3"}
-    runs = {"1": {}, "2": {}}  # of 2 nothing is left
+    runs = {"1": {}, "2": {}}  # run 2 has no measurements
     files.save(path, {"runs": runs, "measurements": {"a": old, "b": old}})
     files.save(path, {"runs": {"3": {}}, "measurements": {"b": new}})
     found = json.loads(path.read_text())
@@ -43,7 +43,7 @@ def test_saving_merges_by_key(tmp_path: Path):
     "places",
     [["--site", "ours=/a/place", "--output", "/else"], ["--site=a", "--output=/else"]],
 )
-def test_a_run_says_by_what_but_not_where(places, monkeypatch, tmp_path: Path):
+def test_run_records_command_without_paths(places, monkeypatch, tmp_path: Path):
     monkeypatch.setattr(files, "RESULTS", tmp_path)
     words = ["engine.py", *places, "--modes", "pard", "--engine-args", "{two words}"]
     monkeypatch.setattr(sys, "argv", words)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a log of steps tells."""
+"""The steady part of a log of steps."""
 
 import pytest
 
@@ -17,7 +17,7 @@ ROUND = [
 ]
 
 
-def test_steady_part_leaves_out_prefill_and_tail():
+def test_steady_part_excludes_prefill_and_tail():
     steady = find_steady(ROUND, 2)
     assert (steady.begin, steady.end, steady.steady_steps) == (6.0, 9.5, 3)
     assert steady.step_s == 1.0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recorded acceptance: its files, its reference, and its replay on a device."""
+"""Replay of recorded acceptance on a device, compared with a reference."""
 
 from importlib import import_module
 from types import SimpleNamespace
@@ -47,7 +47,7 @@ def test_rows_wrap_and_differ_by_prompt():
 
 @pytest.mark.parametrize("module, kind", RUNNERS)
 def test_every_runner_replays(monkeypatch, module: str, kind: str):
-    """Runner V2 has a request begin where its prompt says, whatever its place is."""
+    """On Runner V2 a request's start in the trace depends only on its prompt."""
     runner, is_v2 = getattr(import_module(module), kind), module == RUNNERS[0][0]
     monkeypatch.setattr(runner, "load_model", lambda self: None)
     made = replay_in_every_runner()
@@ -124,7 +124,7 @@ def test_trees_are_drafted_and_accepted_as_recorded(monkeypatch, depth, width):
 
 
 def accepted(replay: Replay, slots: list[int], drafts: list[int]) -> list[int]:
-    """Tokens of a step by the reference, of requests at positions 100, 108 and 109."""
+    """Tokens per step by the reference, for requests at positions 100, 108 and 109."""
     rows = replay.rows(torch.tensor(slots), torch.tensor([100, 108, 109])).tolist()
     ranks = random_trace().ranks.tolist()
     counts = zip(rows, drafts, strict=True)
@@ -149,7 +149,7 @@ def test_runner_v2_accepts_chains_as_recorded():
 
 @pytest.mark.parametrize("is_synthetic", [True, False])
 def test_runner_v1_accepts_chains_as_recorded(is_synthetic):
-    """What it rejected itself, as it does where it cannot draw, is a draft's token."""
+    """Without synthetic acceptance, drafts replace the tokens that it rejected."""
     replay = make_replay()
     drafts = torch.arange(10) + 50
     tokens = torch.full((3, 8), -1)
@@ -199,7 +199,7 @@ def test_adaptive_verification_reads_recorded_confidence(monkeypatch, is_one_pas
         slots, step = slots.repeat_interleave(2), torch.tensor([3, 4]).repeat(3)
     own, steps = torch.zeros(len(slots), 9), step.expand(len(slots))
     Base.sample_draft(SimpleNamespace(), own, 120 + steps, slots, step)
-    assert seen[0] is own  # so that it costs what it costs
+    assert seen[0] is own  # so that a step does all of its work
     is_real = slots >= 0
     found = seen[1].softmax(-1).max(-1).values[is_real]
     rows = replay.rows(slots[is_real], torch.tensor(120))

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drafters as they are published, shrunk: keys, names, dtypes and kinds of files.
+"""Published drafters, scaled down: same config keys, tensor names, dtypes and files.
 
-Their config.json files are those of `published/`, and of `targets/` for what they were
-trained for. Hidden sizes and vocabularies are small; what the families differ in is
-kept: heads that do not divide the hidden size, layers' names, masks' shapes, missing
-embeddings, vocabularies padded by 128 rows, keys in the style of older and newer
-transformers. One target is gpt-oss: no width a power of two, and a window in every
-second layer.
+Their config.json files are in `published/`, those of their targets in `targets/`.
+Hidden sizes and vocabularies are small; differences between families are kept: a
+head_dim other than hidden_size / num_attention_heads, layer names, shapes of
+mask_hidden, missing embeddings, vocabularies padded by 128 rows, config keys of older
+and newer transformers. One target is gpt-oss: its hidden size is not a power of two,
+and every second layer has a sliding window.
 """
 
 import json
@@ -30,25 +30,24 @@ from .tensors import (
 )
 
 HERE = Path(__file__).parent
-# TOKENS are the bundled tokenizer's, the rest of the rows is padding: so is the mask.
+# The bundled tokenizer has TOKENS tokens; the mask token is one of the padding rows.
 TOKENS, VOCAB = 2560, 2688
 MASK = VOCAB - 10
 
 
 @dataclass(frozen=True)
 class Published:
-    """One drafter as published, and what is to be made of it.
+    """A published drafter, and how it must be detected.
 
     Attributes:
-        family: its row in `vllm.config.drafter.families.FAMILIES`.
-        tensors: name to values, float32 where they are not integers.
-        num_drafts, layers: what must be detected; layers None means the target's
-            defaults.
-        target: a file of `targets/`.
-        dtype: of the tensors in the file.
+        family: name of its entry in `vllm.config.drafter.families.FAMILIES`.
+        tensors: makes its tensors by name, float32 unless they are integers.
+        num_drafts, layers: expected values; layers None means the target's defaults.
+        target: name of a file in `targets/`.
+        dtype: dtype of floating-point tensors in the file.
         files: "safetensors", "bin", or "sharded" safetensors with an index.
-        warp: what is in warp_model.bin, if there is one.
-        settings: of the speculative config, beside the folder.
+        warp: makes the tensors of warp_model.bin; None: there is no such file.
+        settings: keys of the speculative config besides the model.
     """
 
     family: str
@@ -78,10 +77,15 @@ class Published:
 def _projection(
     num_layers: int, width: int, bias: bool = False
 ) -> Callable[[Config], Tensors]:
-    """That of a PARD-2: how many of the target's states it is fed, and their width.
+    """Returns a function that makes the projection of a PARD-2.
 
-    They weigh about as much as the embeddings, and each layer's block of columns has
-    weights of its own.
+    Projected states are about as large as the embeddings, and the columns of each layer
+    have different weights.
+
+    Args:
+        num_layers: number of the target's hidden states that it takes.
+        width: hidden size of the target.
+        bias: whether it has a bias.
     """
 
     def make(config: Config) -> Tensors:
@@ -104,13 +108,13 @@ def _head(
     mask_dims: int = 0,
     **layout: Any,
 ) -> Callable[[Config], Tensors]:
-    """What makes a head's tensors.
+    """Returns a function that makes the tensors of a head.
 
     Args:
-        num_taps: layers of the target that it is fed.
-        d2t: dtype of its table of ids; None: it has none.
-        mask_dims: of `mask_hidden`; 0: it has none.
-        layout: of its names, as `tensors.head` takes it.
+        num_taps: number of the target's layers that it taps.
+        d2t: dtype of `d2t`; None: it has none.
+        mask_dims: number of dimensions of `mask_hidden`; 0: it has none.
+        layout: further arguments of `tensors.head`.
     """
 
     def make(config: Config) -> Tensors:
@@ -153,98 +157,98 @@ _speculators = partial(Published, "P-EAGLE, speculators")
 _safeailab = partial(Published, "EAGLE-3, SafeAILab", num_drafts=7, files="bin")
 _nvidia = partial(Published, "EAGLE-3, SpecForge or NVIDIA", num_drafts=7)
 PUBLISHED: dict[str, Published] = {
-    # PARD: a language model with two more keys. Tied, and yet with an lm_head of its
-    # own in the file, as some are published.
+    # PARD: a language model with two more config keys. Its embeddings are tied, yet the
+    # file has an lm_head too, as some published files do.
     "pard-qwen3": _pard(
         partial(language_model, copies_lm_head=True),
         target="qwen3",
     ),
-    # As Qwen2.5-0.5B for Qwen2.5-7B: 128 rows of padding fewer than the target.
+    # Like Qwen2.5-0.5B for Qwen2.5-7B: 128 padding rows fewer than the target.
     "pard-qwen2.5": _pard(language_model, target="qwen2", settings=_PROBABILISTIC),
-    # Tensors in several files, and 128 rows of padding more than the target.
+    # Sharded, and with 128 padding rows more than the target.
     "pard-llama": _pard(
         language_model, target="gpt-oss", files="sharded", settings=_PROBABILISTIC
     ),
-    # PARD-2: beside such a model, a projection of the target's states.
+    # PARD-2: such a model, and a projection of the target's hidden states.
     "pard2-qwen3": _pard2(
         warp=_projection(4, 128),
-        layers=(8, 6, 4, 2),  # of nine states: the last one's after the norm
+        layers=(8, 6, 4, 2),  # of nine states: the last one is after the final norm
         target="qwen3",
     ),
-    # Keys by the names they had at first, and the last layer alone.
+    # With the original names of its config keys, and the last layer only.
     "pard2-llama-bias": _pard2(
         warp=_projection(1, 160, bias=True), layers=(8,), target="gpt-oss"
     ),
-    # As it was once published: without the projection it is a PARD.
+    # As once published, without the projection: it drafts like a PARD.
     "pard2-no-warp": _pard2(),
-    # Heads: P-EAGLE. `midlayer`, then `layers.1` on.
+    # P-EAGLE heads. Layers are called `midlayer`, `layers.1`, and so on.
     "peagle-amazon": _amazon(_head(mask_dims=3, first="midlayer"), target="gpt-oss"),
-    # Its target has 128 rows of padding more.
+    # Its target has 128 more padding rows.
     "peagle-amazon-reduced": _amazon(
         _head(d2t=torch.int32, mask_dims=2, first="midlayer"),
         target="qwen2",
         settings=_PROBABILISTIC,
     ),
     "peagle-nemo": Published("P-EAGLE, NeMo", _nemo, 6),
-    # verl-SpeCo has a name of its own for the model too.
+    # verl-SpeCo has its own model_type too.
     "peagle-verl-speco": _specforge(_head(mask_dims=3), 5),
-    # The mask token alone could be a masked language model's; mask_hidden decides.
+    # A mask token alone could mean a masked language model; mask_hidden decides.
     "peagle-specforge": _specforge(
         _head(mask_dims=3, first="midlayer", embed=False), 7, (1, 3, 6)
     ),
-    # Of speculators: the transformer's config is nested. As the ones converted from
+    # speculators format: the transformer's config is nested. Like heads converted from
     # SafeAILab's: no layer ids, and null for a size.
     "speculators-eagle3": _speculators3(_head(), 5, dtype=torch.float32),
     "speculators-eagle3-qwen3": _speculators3(_head(4), 3, (1, 3, 4, 7)),
-    # RedHatAI's for gpt-oss: a norm before the projection, and a narrow MLP.
+    # RedHatAI's for gpt-oss: a norm before `fc`, and a narrow MLP.
     "speculators-eagle3-input-norm": _speculators3(_head(), 3, target="gpt-oss"),
     "speculators-peagle-qwen3": _speculators(
         _head(d2t=None, mask_dims=3), 8, (2, 4, 6), target="qwen3"
     ),
-    # Trained as EAGLE-3.1: a norm of each tapped layer, and normed states fed back.
+    # EAGLE-3.1: a norm for each tapped layer, and normalized states are fed back.
     "speculators-peagle-fc-norm": _speculators(_head(4, mask_dims=3), 4, (1, 2, 5, 7)),
     # EAGLE-3 of SafeAILab (yuhuili), SpecForge and NVIDIA: most have no embeddings.
-    # Its context is less than the target's: never binding.
+    # Its context is shorter than the target's, which does not limit drafting.
     "eagle3-yuhuili": _safeailab(_midlayer, dtype=torch.float16),
-    # SafeAILab's for Vicuna count the target's layers; there is but one.
+    # SafeAILab's for Vicuna: num_hidden_layers is the target's; the head has one layer.
     "eagle3-vicuna": _safeailab(_vicuna),
     "eagle3-angelslim": _nvidia(_midlayer, target="qwen3", files="bin"),
-    # As for gpt-oss, at its true width.
+    # Like those for gpt-oss, at its real hidden size.
     "eagle3-specforge": _nvidia(_midlayer, target="gpt-oss-wide", layers=(1, 2, 3)),
-    # Layers by number, and ids of others than the target's defaults.
+    # Numbered layer names, and tapped layers other than the target's defaults.
     "eagle3-nvidia": _nvidia(_head(d2t=None, embed=False), layers=(1, 4, 6)),
-    # The whole vocabulary, no table of ids, null for the layers. Its target has 128
-    # rows of padding more.
+    # Full vocabulary, no `d2t`, null for the layer ids. Its target has 128 more padding
+    # rows.
     "eagle3-nvidia-old": _nvidia(
         _head(d2t=None, first="midlayer", embed=False),
         target="qwen2",
         settings=_PROBABILISTIC,
     ),
-    # Between the two: layers by number, but called midlayer.
+    # Between the two: numbered layer names, but `midlayer`.
     "eagle3-nvidia-midlayers": _nvidia(
         _head(first="midlayer.0", later="midlayer.{}", embed=False), layers=(2, 5, 7)
     ),
 }
 
 
-# Writing them.
+# Writing checkpoints.
 
 
 def write_target(
     name: str, folder: Path, tokenizer: Path, has_weights: bool = True
 ) -> Path:
-    """A target of random weights, with the tokenizer of the folder `tokenizer`."""
+    """Writes a target with random weights and the tokenizer in folder `tokenizer`."""
     config = json.loads((HERE / f"targets/{name}.json").read_text())
     tensors = language_model(config) if has_weights else {}
     if has_weights:
-        tensors["lm_head.weight"][TOKENS:] = 0  # padding is never the likeliest
+        tensors["lm_head.weight"][TOKENS:] = 0  # padding is never the argmax
     write_checkpoint(folder, config, tensors)
     _copy_tokenizer(tokenizer, folder)
     return folder
 
 
 def write_drafter(name: str, folder: Path, target: Path) -> Path:
-    """The files of one of PUBLISHED; a language model gets the target's tokenizer."""
+    """Writes a drafter of PUBLISHED; a language model gets the target's tokenizer."""
     drafter = PUBLISHED[name]
     config = json.loads((HERE / f"published/{name}.json").read_text())
     if "speculators_config" in config:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random weights of drafters and targets, by the names real checkpoints have.
+"""Random weights of drafters and targets, with the tensor names of real checkpoints.
 
-They depend on the tensor's name and shape alone. Their spread keeps activations near
-one, so that logits differ by far more than rounding.
+They depend only on the tensor's name and shape. Their scale keeps activations near one,
+so that logits differ by far more than rounding errors.
 """
 
 import json
@@ -19,13 +19,13 @@ from transformers import AutoConfig, AutoModelForCausalLM
 Config = Mapping[str, Any]
 Tensors = dict[str, torch.Tensor]
 EMBED, LM_HEAD = "model.embed_tokens.weight", "lm_head.weight"
-# Attention is sharp, and layers weigh more than what goes past them: else every token
-# of a draft is the same.
+# Attention is sharp, and layer outputs are larger than the residual: otherwise all
+# tokens of a draft are the same.
 GAINS = {"q_proj": 2, "k_proj": 2, "o_proj": 6, "down_proj": 6}
 
 
 def random(name: str, *shape: int) -> torch.Tensor:
-    """float32; a vector is a bias, or a norm's weight and near one."""
+    """float32 values; a vector is a bias, or the weight of a norm and near one."""
     generator = torch.Generator().manual_seed(zlib.crc32(f"{name}{shape}".encode()))
     values = torch.randn(*shape, generator=generator)
     if len(shape) == 1:
@@ -35,7 +35,7 @@ def random(name: str, *shape: int) -> torch.Tensor:
 
 
 def shapes_of(config: Config) -> dict[str, tuple[int, ...]]:
-    """Of a language model's tensors, as transformers has them; a tied one's once."""
+    """Tensor shapes of a language model in transformers; tied tensors appear once."""
     model_type = config["model_type"].removesuffix("_peagle")
     known = AutoConfig.for_model(**config | {"model_type": model_type})
     with torch.device("meta"):
@@ -44,7 +44,7 @@ def shapes_of(config: Config) -> dict[str, tuple[int, ...]]:
 
 
 def language_model(config: Config, copies_lm_head: bool = False) -> Tensors:
-    """A language model's; a tied one may hold its lm_head all the same."""
+    """Tensors of a language model; `copies_lm_head` adds a tied lm_head."""
     short = {EMBED: "embed", "model.norm.weight": "norm", LM_HEAD: "lm_head"}
     made = {n: random(short.get(n, n), *s) for n, s in shapes_of(config).items()}
     made[EMBED] *= 4
@@ -61,14 +61,15 @@ def head(
     later: str = "layers.{}",
     embed: bool = True,
 ) -> Tensors:
-    """An EAGLE-3 head, without `d2t` and `mask_hidden`.
+    """Tensors of an EAGLE-3 head, without `d2t` and `mask_hidden`.
 
-    Its first layer is fed a token's embedding as well.
+    Its first layer takes the token's embedding as well.
 
     Args:
-        first: what its authors call layer 0.
-        later: what they call the ones after it.
-        embed: whether it has embeddings of its own.
+        num_taps: number of the target's layers that it taps.
+        first: name of layer 0.
+        later: name of a later layer, with a placeholder for its number.
+        embed: whether it has its own embeddings.
     """
     hidden, vocab = config["hidden_size"], config["vocab_size"]
     shapes = {f"{first}.hidden_norm.weight": (hidden,)}
@@ -87,7 +88,7 @@ def head(
 
 
 def draft_vocabulary(vocab: int, rows: int, dtype: torch.dtype) -> Tensors:
-    """`d2t`, offsets from draft ids to target ids, and `t2d`, which ids are used."""
+    """`d2t`, offsets from draft ids to target ids, and `t2d`, a mask of used ids."""
     kept = torch.arange(rows) * vocab // rows
     used = torch.zeros(vocab, dtype=torch.bool)
     used[kept] = True
@@ -97,7 +98,7 @@ def draft_vocabulary(vocab: int, rows: int, dtype: torch.dtype) -> Tensors:
 def write_checkpoint(
     folder: Path, config: Config, tensors: Tensors, files: str = "safetensors"
 ) -> Path:
-    """Writes config.json and weights: `files` is a kind that `Published` names."""
+    """Writes config.json and weights; see `Published.files` for `files`."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=1))
     size = sum(tensor.nbytes for tensor in tensors.values())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tokenizers that only say which tokens there are."""
+"""Tokenizers that are only a vocabulary."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 
 
 def save_words(words: Mapping[str, int], eos: str, folder: Path) -> None:
-    """Writes a tokenizer of these tokens, by their ids; `eos` ends a text."""
+    """Writes a tokenizer with these tokens and ids; `eos` is its EOS token."""
     PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer(WordLevel(dict(words))), eos_token=eos
     ).save_pretrained(folder)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pipeline: what Buildkite takes, of paths that exist, with every test in it."""
+"""The pipeline is valid for Buildkite, names existing paths, and has every test."""
 
 import json
 import shlex
@@ -22,7 +22,7 @@ def keys(changed: list[str] | None, nightly: bool = False) -> set[str]:
 
 @pytest.mark.parametrize("nightly", [False, True])
 @pytest.mark.parametrize("changed", [None, ["docs/start.md"], []])
-def test_buildkite_takes_it(changed, nightly):
+def test_pipeline_matches_buildkite_schema(changed, nightly):
     schema = json.loads(files("buildkite_sdk").joinpath("schema.json").read_text())
     validator_for(schema)(schema).validate(pipeline(changed, nightly))
 
@@ -37,12 +37,12 @@ def test_buildkite_takes_it(changed, nightly):
         (["NOTICE"], {"lint"}, {"e2e", "overlay", "house"}),
     ],
 )
-def test_a_change_runs_what_it_concerns(changed, some, none):
+def test_changed_files_select_steps(changed, some, none):
     found = keys(changed)
     assert some <= found and not none & found
 
 
-def test_optional_steps_wait_for_a_button():
+def test_optional_steps_have_block_steps():
     optional = {step["key"] for step in STEPS if step.get("optional")}
     buttons = {f"block-{key}" for key in optional}
     assert optional and optional | buttons <= keys(None)
@@ -50,7 +50,7 @@ def test_optional_steps_wait_for_a_button():
 
 
 @pytest.mark.parametrize("step", STEPS, ids=lambda step: step["key"])
-def test_what_a_step_names_exists(step):
+def test_paths_and_modules_of_steps_exist(step):
     read = {*ci.OWN, ci.DEPENDENCIES, *ci.PASSED_ON}
     assert step.keys() <= read
     for name in ("label", "key"):
@@ -65,7 +65,7 @@ def test_what_a_step_names_exists(step):
             assert find_spec(words[2])
 
 
-def test_each_test_runs_in_one_step_without_a_gpu():
+def test_each_test_is_in_one_cpu_step():
     steps = [s for s in STEPS if s["device"] == "cpu" and not s.get("optional")]
     named = [word for s in steps for c in s["commands"] for word in shlex.split(c)]
     folders = [f"{word}/" for word in named if word.startswith("tests/")]

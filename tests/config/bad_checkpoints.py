@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drafters whose files are broken, or another target's."""
+"""Drafters with broken files, or made for another target."""
 
 from functools import partial
 from pathlib import Path
@@ -15,13 +15,13 @@ from .bad_row import (
     WEIGHTS,
     Row,
     config,
-    cut,
+    edited_weights,
     file,
-    gone,
-    reweighed,
+    removed,
     rotated,
     saved,
     tensors,
+    truncated,
 )
 
 NUM_TOKENS = 2560  # of the bundled models
@@ -36,8 +36,8 @@ def index(file_name: str):
     return file(INDEX, content.encode())
 
 
-def alien_words(folder: Path) -> None:
-    """Tokens that are spelt as no other model's, but the end of a text."""
+def disjoint_vocabulary(folder: Path) -> None:
+    """A vocabulary that shares only EOS with other models."""
     words = {f"alien {token}": token for token in range(1, NUM_TOKENS)}
     save_words({"<|eos|>": 0} | words, "<|eos|>", folder)
 
@@ -48,11 +48,11 @@ of_eagle3 = partial(Row, drafter="eagle3")
 of_peagle = partial(Row, drafter="peagle")
 
 FILES = [
-    Row("does not exist: name", gone()),
+    Row("does not exist: name", removed()),
     Row("is a file", model=Path(WEIGHTS)),
-    Row("has no config.json", gone(CONFIG)),
-    Row("LoRA adapter", gone(CONFIG), file("adapter_config.json", b"{}")),
-    Row("config.json is not valid JSON", cut(CONFIG, 200)),
+    Row("has no config.json", removed(CONFIG)),
+    Row("LoRA adapter", removed(CONFIG), file("adapter_config.json", b"{}")),
+    Row("config.json is not valid JSON", truncated(CONFIG, 200)),
     Row("config.json is not valid JSON", file(CONFIG, b"\xff\xfe\x00")),
     Row("config.json must hold", file(CONFIG, b"[1]")),
     of_eagle3("transformer_layer_config in", config(transformer_layer_config=GONE)),
@@ -60,13 +60,13 @@ FILES = [
     # Vocabularies.
     of_draft("the target's own family", config(vocab_size=4096), rotated(300, 302)),
     of_draft("the target's own family", rotated(300, NUM_TOKENS)),
-    of_draft("in common with the target", alien_words, **OTHER_WORDS),
-    of_draft("needs the tokenizers", gone("tokenizer.json"), **OTHER_WORDS),
+    of_draft("in common with the target", disjoint_vocabulary, **OTHER_WORDS),
+    of_draft("needs the tokenizers", removed("tokenizer.json"), **OTHER_WORDS),
     of_draft("The unk_token or", config(vocab_size=1), **OTHER_WORDS),
     of_draft(
         "tokenizer.json is not valid JSON",
         config(vocab_size=4096),
-        cut("tokenizer.json", 200),
+        truncated("tokenizer.json", 200),
     ),
     of_draft(
         "tokenizer.json holds no tokenizer",
@@ -74,10 +74,10 @@ FILES = [
         file("tokenizer.json", b"{}"),
     ),
     # Weights.
-    Row("holds no weights", gone(WEIGHTS)),
-    Row("is not a safetensors file", cut(WEIGHTS, 0)),
+    Row("holds no weights", removed(WEIGHTS)),
+    Row("is not a safetensors file", truncated(WEIGHTS, 0)),
     Row("is not a safetensors file", file(WEIGHTS, HTML)),
-    Row("header promises", cut(WEIGHTS, -1000)),
+    Row("header promises", truncated(WEIGHTS, -1000)),
     Row(
         "corrupt safetensors header",
         file(WEIGHTS, (16).to_bytes(8, "little") + b"{" * 16),
@@ -87,7 +87,7 @@ FILES = [
     Row("not a safetensors index", file(INDEX, b"{")),
     # PARD-2's projection.
     Row("holds more than tensors", file(WARP, HTML)),
-    Row("holds more than tensors", SAVED, cut(WARP, -1000)),
+    Row("holds more than tensors", SAVED, truncated(WARP, -1000)),
     Row("must hold target_proj.weight", saved(WARP, [1, 2])),
     Row(
         "must hold target_proj.weight",
@@ -122,7 +122,9 @@ FILES = [
     of_peagle("embed_tokens.weight of", tensors({"embed_tokens.weight": (2560, 128)})),
     of_peagle(
         "num_hidden_layers",
-        reweighed(lambda all: {n: w for n, w in all.items() if "layers.3." not in n}),
+        edited_weights(
+            lambda all: {n: w for n, w in all.items() if "layers.3." not in n}
+        ),
     ),
     of_peagle("in layer", tensors({"layers.1.mlp.up_proj.weight": GONE})),
 ]

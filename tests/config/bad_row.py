@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of speculative configs and checkpoints, and how the latter are broken.
+"""Test cases (rows) of speculative configs, and ways to break checkpoints.
 
-Each row breaks a copy of one bundled drafter, or asks for what it cannot do.
+Each row changes a copy of a bundled drafter, or the config that it is used with.
 """
 
 import json
@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 CONFIG, WEIGHTS, WARP = "config.json", "model.safetensors", "warp_model.bin"
 EMPTY: Mapping[str, str] = MappingProxyType({})
-GONE = object()  # in place of a value: the key, or tensor, is taken away
+GONE = object()  # as a value: the key or tensor is removed
 Break = Callable[[Path], None]
 Tensors = dict[str, torch.Tensor]
 
@@ -24,12 +24,12 @@ class Row:
     """One row.
 
     Attributes:
-        says: some words of the one error in `docs/troubleshooting.md` that users see;
-            of a row that is not refused, what it shows.
-        breaks: what is done to a copy of the drafter, one after the other.
-        drafter: name of the bundled drafter that the row starts from.
-        spec: changes of the speculative config; a string or list stands in its place.
-        without: keys that it does not have.
+        says: words that occur in exactly one error of `docs/troubleshooting.md`, the
+            expected one; for an accepted config, a description.
+        breaks: changes to the copy of the drafter, in order.
+        drafter: name of the bundled drafter that is copied.
+        spec: changes to the speculative config; a string or list replaces it.
+        without: keys to remove from the speculative config.
         engine: engine arguments beyond model and speculative config.
         env: environment variables.
     """
@@ -45,13 +45,13 @@ class Row:
         env: Mapping[str, str] = EMPTY,
         **settings: Any,
     ) -> None:
-        """`settings` are the speculative config's, where `spec` is not all of it."""
+        """`settings`: changes to the speculative config, if `spec` is not given."""
         self.says, self.breaks, self.drafter = says, breaks, drafter
         self.spec, self.without = spec or settings, without
         self.engine, self.env = engine, env
 
     def speculative_config(self, model: Path) -> Any:
-        """What the user passes; `model` is the broken copy."""
+        """The config that the user passes; `model` is the changed copy."""
         if not isinstance(self.spec, dict):
             return self.spec
         config = {"model": str(model), "num_speculative_tokens": 4}
@@ -64,7 +64,7 @@ class Row:
         return {k: value for k, value in config.items() if k not in self.without}
 
 
-# Breaking them.
+# Changes to checkpoints.
 
 
 def edited(name: str, change: Callable[[dict[str, Any]], None]) -> Break:
@@ -86,7 +86,7 @@ def put(values: dict[str, Any], key: str, value: Any) -> None:
 
 
 def config(**changes: Any) -> Break:
-    """Changes keys of config.json; "section__key" names a key of a section."""
+    """Changes keys of config.json; "section__key" is a nested key."""
 
     def change(whole: dict[str, Any]) -> None:
         for path, value in changes.items():
@@ -100,7 +100,7 @@ def config(**changes: Any) -> Break:
 
 
 def rotated(first: int, last: int) -> Break:
-    """Tokens of these ids take each the next one's place, the last the first one's."""
+    """Rotates the tokens with ids from `first` to `last` (exclusive) by one id."""
 
     def change(tokenizer: dict[str, Any]) -> None:
         tokens = tokenizer["model"]["vocab"]
@@ -111,8 +111,8 @@ def rotated(first: int, last: int) -> Break:
     return edited("tokenizer.json", change)
 
 
-def reweighed(change: Callable[[Tensors], Tensors]) -> Break:
-    """Puts other tensors in place of the drafter's."""
+def edited_weights(change: Callable[[Tensors], Tensors]) -> Break:
+    """Changes the drafter's tensors."""
 
     def apply(folder: Path) -> None:
         save_file(change(load_file(folder / WEIGHTS)), folder / WEIGHTS)
@@ -121,7 +121,7 @@ def reweighed(change: Callable[[Tensors], Tensors]) -> Break:
 
 
 def tensors(changes: dict[str, Any]) -> Break:
-    """Takes tensors away, puts others, or zeros of a shape, in their place."""
+    """Removes tensors, or replaces them by others or by zeros of a shape."""
 
     def change(weights: Tensors) -> Tensors:
         for name, value in changes.items():
@@ -130,7 +130,7 @@ def tensors(changes: dict[str, Any]) -> Break:
             put(weights, name, value)
         return weights
 
-    return reweighed(change)
+    return edited_weights(change)
 
 
 def file(name: str, content: bytes) -> Break:
@@ -138,12 +138,12 @@ def file(name: str, content: bytes) -> Break:
 
 
 def saved(name: str, value: Any) -> Break:
-    """A file of torch.save."""
+    """Writes a file with torch.save."""
     return lambda folder: torch.save(value, folder / name)
 
 
-def gone(*names: str) -> Break:
-    """Takes files away; without names the folder itself."""
+def removed(*names: str) -> Break:
+    """Removes files; without names, the whole folder."""
 
     def apply(folder: Path) -> None:
         for path in [folder / name for name in names] or list(folder.iterdir()):
@@ -154,8 +154,8 @@ def gone(*names: str) -> Break:
     return apply
 
 
-def cut(name: str, size: int) -> Break:
-    """Leaves the first `size` bytes of a file; negative, all but so many."""
+def truncated(name: str, size: int) -> Break:
+    """Truncates a file to `size` bytes; if negative, by that many."""
 
     def apply(folder: Path) -> None:
         path = folder / name

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Speculative configs that are not resolved, or only as far as a test needs it."""
+"""Speculative configs, unresolved or resolved as far as a test needs."""
 
 import json
 from collections.abc import Callable
@@ -16,7 +16,7 @@ Checkpoint = Callable[..., Path]
 
 
 def unresolved(model: Path | str, **settings: Any) -> SpeculativeConfig:
-    """What the user wrote, before anything looks at it."""
+    """A config with the user's settings, before validation and resolution."""
     spec = object.__new__(SpeculativeConfig)
     for name in SpeculativeConfig.__dataclass_fields__:
         object.__setattr__(spec, name, get_field(SpeculativeConfig, name).default)
@@ -26,7 +26,7 @@ def unresolved(model: Path | str, **settings: Any) -> SpeculativeConfig:
 
 
 def engine_config(target: Path, spec: Any, **engine: Any) -> VllmConfig:
-    """As `vllm serve` makes it; no weights are loaded."""
+    """The config that `vllm serve` creates; no weights are loaded."""
     arguments = {"dtype": "float32", "enforce_eager": True} | engine
     return EngineArgs(
         model=str(target), speculative_config=spec, **arguments
@@ -35,7 +35,7 @@ def engine_config(target: Path, spec: Any, **engine: Any) -> VllmConfig:
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Checkpoint:
-    """A folder that has a config, and the tensors' names in a header."""
+    """Makes a folder with a config.json and safetensors with these tensor names."""
 
     def make(config: dict[str, Any], tensors=(), name: str = "drafter") -> Path:
         from safetensors.torch import save_file
@@ -50,7 +50,7 @@ def checkpoint(tmp_path: Path) -> Checkpoint:
 
 
 def cached(checkpoint: Path, repo: str, monkeypatch) -> str:
-    """Puts a checkpoint where an offline machine finds it by its id on the hub."""
+    """Moves a checkpoint to an offline Hugging Face cache, with the id `repo`."""
     from huggingface_hub import constants
 
     cache, commit = checkpoint / "hub", "0" * 40

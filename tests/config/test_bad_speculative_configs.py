@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What cannot draft is refused while the engine is configured, by one clear error."""
+"""Configs that cannot work are refused with one clear error, before weights load."""
 
 import re
 import shutil
@@ -17,12 +17,12 @@ from .bad_row import (
     Row,
     Tensors,
     config,
-    cut,
+    edited_weights,
     file,
-    gone,
-    reweighed,
+    removed,
     rotated,
     tensors,
+    truncated,
 )
 from .specs import cached, engine_config
 
@@ -30,8 +30,8 @@ CONFIGS = yaml.safe_load(
     Path(__file__).with_name("speculative_configs.yaml").read_text()
 )
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "troubleshooting.md"
-# Errors as the page lists them: the first cell of each row of its tables. Those of
-# loading come last; `tests/model_executor` and `tests/v1/worker` provoke them.
+# Errors that the page lists: the first cell of each table row. Errors of loading come
+# last; `tests/model_executor` and `tests/v1/worker` test them.
 CONFIGURED = DOCS.read_text().partition("## While the drafter loads")[0]
 LISTED = re.findall(r"^\| `(.*?)` \| .+ \| .+ \|$", CONFIGURED, re.MULTILINE)
 
@@ -45,9 +45,9 @@ ROWS = [*map(row_of, CONFIGS["refused"]), *FILES]
 
 @pytest.fixture
 def configure(models, tmp_path_factory, monkeypatch):
-    """Configures an engine for a row, as `vllm serve` does; loads nothing."""
+    """Creates the engine config of a row, as `vllm serve` does; loads no weights."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    # Not a folder named after the test: vLLM reads methods off paths.
+    # Not a folder named after the test: vLLM derives methods from words in paths.
     folder = tmp_path_factory.mktemp("checkpoint") / "drafter"
 
     def run(row: Row):
@@ -63,7 +63,7 @@ def configure(models, tmp_path_factory, monkeypatch):
 
 
 def entry(says: str) -> str:
-    """The one error of the page with these words."""
+    """The only error of the page with these words."""
     (found,) = [error for error in LISTED if says in error]
     return found
 
@@ -74,7 +74,7 @@ def is_one_error(error: BaseException) -> bool:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.says)
-def test_is_refused_as_documented(configure, row: Row):
+def test_bad_config_is_refused_as_documented(configure, row: Row):
     with pytest.raises(ValueError) as caught:
         configure(row)
     said = re.sub(r"\s+", " ", str(caught.value))
@@ -84,15 +84,15 @@ def test_is_refused_as_documented(configure, row: Row):
 
 
 def test_each_documented_error_has_a_row():
-    # A CPU does not balance experts: `test_draft_length.py` has that one; what a GPU
-    # takes `test_drafter.py`; and `test_draft_hub.py` has what has to be asked of
-    # the hub.
+    # Tested elsewhere: elastic EP, which a CPU lacks, in `test_draft_length.py`; what
+    # only a CPU refuses in `test_drafter.py`; requests to the hub in
+    # `test_draft_hub.py`.
     elsewhere = {entry("enable_elastic_ep"), entry("nor was it found on the hub")}
     elsewhere |= {entry("has MLA"), entry("stages on a CPU")}
     assert {entry(row.says) for row in ROWS} | elsewhere == set(LISTED)
 
 
-def test_the_hubs_cache_is_checked_too(models, tmp_path, monkeypatch):
+def test_hub_cache_is_checked(models, tmp_path, monkeypatch):
     shutil.copytree(models / "peagle", folder := tmp_path / "drafter")
     tensors({"mask_hidden": GONE})(folder)
     spec = {"model": cached(folder, "someone/head", monkeypatch)}
@@ -101,7 +101,7 @@ def test_the_hubs_cache_is_checked_too(models, tmp_path, monkeypatch):
 
 
 def fused(weights: Tensors) -> Tensors:
-    """Projections of one input in one tensor, as vLLM itself has them."""
+    """Merges QKV and gate/up projections into one tensor each, as vLLM does."""
     for whole, parts in {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}.items():
         for name in [name for name in weights if f"{parts[0]}_proj" in name]:
             names = [name.replace(f"{parts[0]}_proj", f"{part}_proj") for part in parts]
@@ -113,14 +113,14 @@ def fused(weights: Tensors) -> Tensors:
 
 GOOD = [
     *map(row_of, CONFIGS["taken"]),
-    # What nobody reads may be broken.
+    # Files that are not read may be broken.
     Row("no use of tokens", file("tokenizer.json", b"{"), drafter="draft"),
     *(
         Row("weights made up", broken, engine={"load_format": "dummy"})
-        for broken in (cut(WEIGHTS, 100), gone(WEIGHTS))
+        for broken in (truncated(WEIGHTS, 100), removed(WEIGHTS))
     ),
-    # Tensors and tokens as some checkpoints have them.
-    Row("several tensors in one", reweighed(fused), drafter="draft"),
+    # Tensors and tokens as in some checkpoints.
+    Row("several tensors in one", edited_weights(fused), drafter="draft"),
     Row("d2t of floats", tensors({"d2t": (1536,)}), drafter="eagle3"),
     Row(
         "d2t names a token twice",
@@ -138,12 +138,12 @@ GOOD = [
 
 
 @pytest.mark.parametrize("row", GOOD, ids=lambda row: row.says)
-def test_what_can_draft_is_not_refused(configure, row: Row):
+def test_good_config_is_not_refused(configure, row: Row):
     assert configure(row).speculative_config.num_speculative_tokens > 0
 
 
-def test_draft_model_is_read_as_it_is(configure):
-    """vLLM takes a model that may have MTP layers for its MTP module."""
+def test_draft_model_keeps_its_architecture(configure):
+    """vLLM itself would load a model that may have MTP layers as its MTP module."""
     row = Row("MTP layers", config(architectures=["MiMoForCausalLM"]), drafter="draft")
     spec = configure(row).speculative_config
     assert spec.draft_model_config.architectures == ["MiMoForCausalLM"]

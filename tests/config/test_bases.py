@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one release has and another lacks is used where it is."""
+"""Features that only some vLLM releases have are used if present."""
 
 from types import SimpleNamespace
 
@@ -12,7 +12,7 @@ from vllm.v1.worker.gpu.spec_decode.unified.draft_config import draft_lengths
 
 
 @pytest.fixture(params=[False, True])
-def skips(request, monkeypatch) -> bool:
+def has_skip_drafts(request, monkeypatch) -> bool:
     if request.param:
         monkeypatch.setattr(SchedulerOutput, "skip_drafts", False, raising=False)
     else:
@@ -23,16 +23,18 @@ def skips(request, monkeypatch) -> bool:
 @pytest.mark.parametrize(
     "schedule, lengths", [(None, [7]), ([(1, 4, 7), (5, 8, 3)], [3, 7])]
 )
-def test_a_step_may_ask_for_no_drafts(skips: bool, schedule, lengths: list[int]):
+def test_draft_lengths_with_skipped_drafts(
+    has_skip_drafts: bool, schedule, lengths: list[int]
+):
     spec = SimpleNamespace(
         num_speculative_tokens=7,
         num_speculative_tokens_per_batch_size=schedule,
         uses_dynamic_speculative_decoding=lambda: schedule is not None,
     )
-    assert may_skip_drafts() is skips
+    assert may_skip_drafts() is has_skip_drafts
     scheduler = SimpleNamespace(max_num_seqs=8)
     engine = SimpleNamespace(speculative_config=spec, scheduler_config=scheduler)
-    assert draft_lengths(engine) == [0] * skips + lengths
+    assert draft_lengths(engine) == [0] * has_skip_drafts + lengths
 
 
 @pytest.mark.parametrize(
@@ -42,8 +44,8 @@ def test_a_step_may_ask_for_no_drafts(skips: bool, schedule, lengths: list[int])
         ("method dflash", True),
     ],
 )
-def test_target_keeps_its_context(unsupported: str | None, cut: bool):
-    """A base that cuts it to the drafter's may do so where it drafts itself."""
+def test_target_keeps_max_model_len(unsupported: str | None, cut: bool):
+    """A release that cuts it to the drafter's may do so for its own speculators."""
 
     class Config(SimpleNamespace):
         was_cut = False

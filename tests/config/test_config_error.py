@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A wrong configuration is told in one line that says what to change."""
+"""A configuration error is one line that says what to change."""
 
 import json
 import sys
@@ -13,13 +13,13 @@ from vllm.entrypoints.cli.main import main
 
 
 @pytest.fixture(autouse=True)
-def loads_nothing(monkeypatch):
-    """Else the choice of how to start workers warns, and stays."""
+def spawn_workers(monkeypatch):
+    """Otherwise vLLM chooses "spawn" itself, with a warning, and leaves it set."""
     monkeypatch.setenv("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
 
 
 def bench(models, monkeypatch, level: str = "INFO", **spec) -> None:
-    """`vllm bench latency` with a drafter; loads nothing if that is refused."""
+    """Runs `vllm bench latency` with a drafter that is refused before it loads."""
     spec = {"model": str(models / "pard")} | spec
     given = {"--model": models / "target", "--speculative-config": json.dumps(spec)}
     words = ["--enforce-eager", *(str(word) for pair in given.items() for word in pair)]
@@ -37,17 +37,17 @@ def bench(models, monkeypatch, level: str = "INFO", **spec) -> None:
         ({"draft_tree": 3}, "draft_tree (3) must be from num_speculative_tokens (8),"),
     ],
 )
-def test_a_command_ends_in_one_line(models, monkeypatch, spec: dict, line: str):
+def test_command_exits_with_one_line_error(models, monkeypatch, spec: dict, line: str):
     with pytest.raises(SystemExit) as ended:
         bench(models, monkeypatch, **spec)
     assert ended.value.code.startswith(f"error: {line}")
     assert "\n" not in ended.value.code and "pydantic" not in ended.value.code
-    # vLLM's own type of error, as whoever catches it expects.
+    # With debug logging, the error has vLLM's own type, for callers that catch it.
     with pytest.raises(ValidationError):
         bench(models, monkeypatch, level="DEBUG", **spec)
 
 
-def test_of_many_names_the_nearest_is_proposed(models, monkeypatch):
+def test_closest_method_name_is_suggested(models, monkeypatch):
     with pytest.raises(SystemExit) as ended:
         bench(models, monkeypatch, method="padr")
     assert ended.value.code.endswith("did you mean 'pard'?")
@@ -60,7 +60,7 @@ def test_of_many_names_the_nearest_is_proposed(models, monkeypatch):
         ({"draft_tree": 0}, "SpeculativeConfig.draft_tree: Input should be greater "),
     ],
 )
-def test_a_traceback_ends_with_that_line(models, spec: dict, line: str):
+def test_traceback_ends_with_one_line_error(models, spec: dict, line: str):
     spec = {"model": str(models / "pard")} | spec
     with pytest.raises(ValidationError) as raised:
         LLM(str(models / "target"), speculative_config=spec, enforce_eager=True)
@@ -68,7 +68,7 @@ def test_a_traceback_ends_with_that_line(models, spec: dict, line: str):
     assert told[-1].partition(": ")[2].startswith(line)
     assert not any("pydantic.dev" in each for each in told)
     assert any("in create_speculative_config" in each for each in told)
-    (known,) = raised.value.errors()  # of pydantic's, as whoever catches it expects
+    (known,) = raised.value.errors()  # still pydantic's, for callers that catch it
     assert line.removeprefix("SpeculativeConfig.draft_tree: ") in known["msg"]
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The family of every published drafter, and what follows from it."""
+"""Detection of each published drafter's family, and the settings that follow."""
 
 import shutil
 from types import SimpleNamespace
@@ -55,12 +55,12 @@ PARD = {"pard_token": 5, "spd_type": "pard"}
     "config, files, family",
     [
         (PARD, (), "PARD"),
-        # Either its config or its file tells PARD-2 from PARD.
+        # A config key or warp_model.bin distinguishes PARD-2 from PARD.
         (PARD | {"spd_type": "pard2"}, (), "PARD-2"),
         (PARD | {"pard2": True}, (), "PARD-2"),
         (PARD | {"pard2_target_dim": 4096}, (), "PARD-2"),
         (PARD, ("warp_model.bin",), "PARD-2"),
-        # These may be pickled, so that no header names `mask_hidden`.
+        # Their weights may be pickled, without a header that lists `mask_hidden`.
         *(
             ({"architectures": [name], "mask_token_id": 5}, (), SPECFORGE)
             for name in ("PEagleDraftModel", "LlamaForCausalLMPeagle")
@@ -75,7 +75,7 @@ PARD = {"pard_token": 5, "spd_type": "pard"}
         ({"eagle_config": None, "pard_token": None}, (), None),
     ],
 )
-def test_told_by(config: dict, files: tuple[str, ...], family: str | None):
+def test_find_family(config: dict, files: tuple[str, ...], family: str | None):
     found = find_family(DraftFiles(config, list, files))
     assert (found and found.name) == family
 
@@ -89,11 +89,11 @@ def test_told_by(config: dict, files: tuple[str, ...], family: str | None):
         ({"draft_vocab_size": 5}, "eagle", "eagle3"),
     ],
 )
-def test_the_checkpoint_decides(
+def test_checkpoint_overrides_method(
     config, method: str, used: str, checkpoint, caplog_vllm
 ):
-    """vLLM runs an EAGLE-3 head that is called "eagle", and one in a folder named
-    "eagle3" that is called "draft_model"."""
+    """vLLM itself runs an EAGLE-3 head with method "eagle", and one in a folder named
+    "eagle3" with method "draft_model"."""
     spec = unresolved(checkpoint(config), method=method)
     assert read_files(spec).method == spec.method == used
     (record,) = caplog_vllm.records
@@ -116,19 +116,19 @@ DFLASH = ("fc.weight", "hidden_norm.weight", "layers.0.mlp.up_proj.weight")
         ("draft", EAGLE3, "eagle3"),
         ("draft", ("fc.weight", "layers.0.hidden_norm.weight"), "eagle3"),
         ("draft", DFLASH, None),
-        ("draft", LANGUAGE_MODEL, None),  # vLLM tells whether it has MTP modules
+        ("draft", LANGUAGE_MODEL, None),  # vLLM checks whether it has MTP modules
     ],
 )
 @pytest.mark.parametrize("is_pickled", [False, True])
-def test_tensors_of_a_folder(
+def test_method_from_tensor_names(
     name: str,
     tensors: tuple[str, ...],
     method: str | None,
     is_pickled: bool,
     checkpoint,
 ):
-    """vLLM takes any model in a folder named "eagle-…" for an EAGLE head, and an EAGLE
-    head in another one for a draft model."""
+    """vLLM itself takes any model in a folder named "eagle-…" for an EAGLE head, and an
+    EAGLE head in any other folder for a draft model."""
     folder = checkpoint({"model_type": "llama"}, tensors, name)
     if is_pickled:
         weights = load_file(file := folder / "model.safetensors")
@@ -148,10 +148,10 @@ def test_tensors_of_a_folder(
         ("draft", False, "eagle"),
     ],
 )
-def test_words_of_a_path_count_where_no_file_decides(
+def test_method_from_path_if_no_file_decides(
     name: str, has_weights: bool, used: str, models, tmp_path
 ):
-    """A language model that nothing tells of stays vLLM's to guess."""
+    """Without readable tensor names, vLLM guesses the method of a language model."""
     shutil.copytree(models / name, folder := tmp_path / "eagle-8b")
     spec = {"model": str(folder), "num_speculative_tokens": 4}
     if not has_weights:
@@ -179,7 +179,7 @@ def test_tapped_layers(config: dict, ids: tuple[int, ...] | None):
 
 
 @pytest.mark.parametrize("depth", [6, 8, 36])
-def test_default_layers_are_those_that_vllm_taps(depth: int):
+def test_default_layers_match_vllm(depth: int):
     target = SimpleNamespace(model=SimpleNamespace(layers=range(depth)))
     tapped = SupportsEagle3.get_eagle3_default_aux_hidden_state_layers(target)
     assert default_layers(depth) == tapped
@@ -194,7 +194,7 @@ def test_default_layers_are_those_that_vllm_taps(depth: int):
         ("EAGLE-3, SpecForge or NVIDIA", (), 40),
     ],
 )
-def test_depth_of_heads_that_count_the_targets_layers(
+def test_num_hidden_layers_of_heads_is_corrected(
     family: str, names: tuple[str, ...], depth: int, checkpoint
 ):
     spec = unresolved(checkpoint({}, names))
@@ -228,8 +228,8 @@ def test_vocabularies(target: dict, draft: dict, num_common: int, reason: str | 
 
 
 @pytest.mark.parametrize("key", ["image_token_index", "video_token_id", "boi_token_id"])
-def test_a_draft_model_needs_no_row_for_tokens_of_images(key: str):
-    """As of Gemma 3 1B, which has none for the one that stands for images."""
+def test_draft_model_needs_no_rows_for_media_tokens(key: str):
+    """E.g. Gemma 3 1B, which has no row for the image placeholder token."""
     target = without_media(TOKENS | {"<image>": 3}, SimpleNamespace(**{key: 3}))
     assert why_different(target, TOKENS, 3) is None
     other = without_media(TOKENS | {"d": 3}, SimpleNamespace(eos_token_id=3))

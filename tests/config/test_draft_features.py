@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a PARD-2 drafter is fed of the target, and when it drafts without."""
+"""The target's hidden states that a PARD-2 takes, and when it drafts without them."""
 
 import shutil
 from dataclasses import replace
@@ -24,7 +24,7 @@ def projection(rows: int, columns: int) -> dict[str, torch.Tensor]:
 
 @pytest.fixture
 def configure(models, tmp_path):
-    """The speculative config of the bundled target with a PARD-2 of these keys."""
+    """Configures the bundled target with a PARD-2 that has these config keys."""
 
     def run(tensors: dict | None, **keys) -> SpeculativeConfig:
         folder = tmp_path / "drafter"
@@ -44,14 +44,14 @@ def configure(models, tmp_path):
         ({"pard2_target_layers": [-1, -3, -5], "pard2_scale": 0.5}, (6, 4, 2), (2, 4)),
         ({"pard2_target_layers": [3, -2, 3]}, (3, 5, 3), (3, 5)),
         ({"pard2_target_layers": [-7]}, (0,), (0,)),
-        # Keys by the names they had at first, and none.
+        # Original names of the keys, and no keys.
         ({"pard2_target_layers": [-4], "target_layers": [-2]}, (3,), (3,)),
         ({"target_layers": [-2], "feat_scale": 0.5}, (5,), (5,)),
         ({}, (6,), ()),
     ],
 )
 def test_layers(configure, keys: dict, layers: tuple, tapped: tuple):
-    """As transformers counts states: the last one is after the norm, none is tapped."""
+    """Numbered as in transformers: the last state is after the norm, and not tapped."""
     spec = configure(projection(HIDDEN, len(layers) * WIDTH), **keys)
     features = spec.drafter.target_features
     assert (features.layers, features.depth) == (layers, DEPTH)
@@ -60,7 +60,7 @@ def test_layers(configure, keys: dict, layers: tuple, tapped: tuple):
     assert features.tapped == tapped
     config = spec.draft_model_config.hf_config
     assert config.eagle_aux_hidden_state_layer_ids == list(tapped)
-    # The target's compiled graph hands them out: one without them is another.
+    # The target's compiled graph returns them, so its hash depends on them.
     whole = spec.compute_hash()
     spec.drafter = replace(spec.drafter, tapped_layers=())
     assert (spec.compute_hash() == whole) == (not tapped)
@@ -83,7 +83,7 @@ def test_layers(configure, keys: dict, layers: tuple, tapped: tuple):
         ),
     ],
 )
-def test_drafts_without_the_target(configure, caplog_vllm, tensors, keys, why: str):
+def test_drafts_without_target_states(configure, caplog_vllm, tensors, keys, why: str):
     spec = configure(tensors, **keys)
     assert spec.drafter.target_features is None
     assert spec.parallel_drafting and spec.method == "draft_model"
@@ -92,15 +92,15 @@ def test_drafts_without_the_target(configure, caplog_vllm, tensors, keys, why: s
     assert "drafts without the target's hidden states" in said[0]
 
 
-def test_drafts_without_the_target_on_runner_v1(configure, caplog_vllm, monkeypatch):
+def test_drafts_without_target_states_on_runner_v1(configure, caplog_vllm, monkeypatch):
     monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
     spec = configure(projection(HIDDEN, WIDTH))
     assert spec.drafter.target_features is None
     assert "the unified speculator does not run" in caplog_vllm.text
 
 
-def test_projection_in_a_cache_of_another_machine(configure, tmp_path, monkeypatch):
-    """Config is settled where the engine is, and weights are loaded by its workers."""
+def test_projection_is_fetched_on_another_machine(configure, tmp_path, monkeypatch):
+    """The engine resolves the config; its workers, maybe elsewhere, load weights."""
     spec = configure(projection(HIDDEN, WIDTH))
     assert warp_here(spec) == spec.drafter.target_features.warp
     here = shutil.move(spec.drafter.target_features.warp, tmp_path / WARP)
@@ -115,7 +115,7 @@ def test_projection_in_a_cache_of_another_machine(configure, tmp_path, monkeypat
     assert fetched == [("a-hub/pard2", WARP)]
 
 
-def test_no_pickled_code_is_run(tmp_path: Path):
+def test_pickled_code_is_not_run(tmp_path: Path):
     class Payload:
         def __reduce__(self):
             return Path.touch, (tmp_path / "it ran",)

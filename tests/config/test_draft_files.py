@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A drafter's files are read once, and what reads them leaves no trace behind."""
+"""A drafter's files are read once, without side effects on forked engines."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from vllm.config.drafter.checkpoint import read_config
 from .bad_row import config, tensors
 from .specs import engine_config
 
-# More than a loop of PyTorch leaves to one thread.
+# Large enough that PyTorch would run loops over it in several threads.
 NUM_TOKENS, WIDTH = 40_000, 256
 CONFIGURE_AND_FORK = """
 import os, signal, sys
@@ -39,7 +39,7 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0)
 
 @pytest.fixture
 def parsed(monkeypatch) -> list[dict]:
-    """All JSON that `checkpoint` parses."""
+    """Collects all JSON that `checkpoint` parses."""
     found = []
 
     def loads(text: str) -> dict:
@@ -55,7 +55,7 @@ def test_configuring_reads_each_file_once(name: str, models, tmp_path, parsed):
     shutil.copytree(models / name, folder := tmp_path / "drafter")
     spec = {"model": str(folder), "num_speculative_tokens": 2}
     engine_config(models / "target", spec)
-    # config.json, and the header of the one file of weights.
+    # config.json, and the header of the single weights file.
     assert ["architectures" in found for found in parsed] == [True, False]
 
 
@@ -64,12 +64,12 @@ def write(file: Path, text: str, modified: int) -> None:
     os.utime(file, ns=(modified, modified))
 
 
-def test_a_file_that_changed_is_read_again(tmp_path, parsed):
+def test_changed_file_is_read_again(tmp_path, parsed):
     file = tmp_path / "config.json"
     write(file, "[]", 1)
     with pytest.raises(ValueError, match="must hold a JSON object"):
         read_config(file)
-    write(file, "{}", 1)  # errors are not kept
+    write(file, "{}", 1)  # errors are not cached
     assert [read_config(file), read_config(file)] == [{}, {}]
     assert parsed == [[], {}]
     write(file, '{"a": 1}', 1)  # another size
@@ -78,15 +78,15 @@ def test_a_file_that_changed_is_read_again(tmp_path, parsed):
     assert read_config(file) == {"a": 2}
 
 
-def test_a_forked_engine_does_not_hang(models: Path, engine_env, tmp_path: Path):
+def test_forked_engine_does_not_hang(models: Path, engine_env, tmp_path: Path):
     """Engines are forked from the process that checks drafters.
 
-    Had PyTorch run a parallel loop there, theirs would hang at their first.
+    If PyTorch had run a parallel loop there, an engine would hang in its first one.
     """
     target, drafter = tmp_path / "target", tmp_path / "eagle3"
     shutil.copytree(models / "target", target)
     shutil.copytree(models / "eagle3", drafter)
-    # The target has twice as many tokens as the head drafts.
+    # The target's vocabulary is twice as large as the head's.
     config(vocab_size=2 * NUM_TOKENS)(target)
     config(
         transformer_layer_config__vocab_size=2 * NUM_TOKENS, draft_vocab_size=NUM_TOKENS
@@ -98,7 +98,7 @@ def test_a_forked_engine_does_not_hang(models: Path, engine_env, tmp_path: Path)
         }
     )(drafter)
     command = [sys.executable, "-c", CONFIGURE_AND_FORK, str(target), str(drafter)]
-    # Else there is no parallel loop.
+    # With one thread there is no parallel loop.
     env = engine_env | {"OMP_NUM_THREADS": "2"}
     done = subprocess.run(command, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]

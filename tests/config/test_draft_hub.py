@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A mistyped folder is refused at once, not after minutes of questions to the hub."""
+"""A mistyped folder is refused at once, not after minutes of requests to the hub."""
 
 import shutil
 from types import SimpleNamespace
@@ -35,7 +35,7 @@ NOT_FOUND = r"not exist, nor was it found on the hub: .* weights"
     ],
 )
 @pytest.mark.parametrize("answer", [None, NO_CONFIG, GATED, NOWHERE, NO_ANSWER])
-def test_the_hub_is_asked_once_for_what_reads_like_a_folder(
+def test_hub_is_asked_once_if_name_may_be_a_folder(
     models,
     tmp_path,
     monkeypatch,
@@ -44,7 +44,7 @@ def test_the_hub_is_asked_once_for_what_reads_like_a_folder(
     error: str | None,
     answer: Exception | None,
 ):
-    """Where a folder is beside it, or is the target; others may be nothing but ids."""
+    """If its parent folder exists or the target is a folder; others can only be ids."""
 
     def ask(*args, **options):
         asked.append(args)
@@ -64,7 +64,7 @@ def test_the_hub_is_asked_once_for_what_reads_like_a_folder(
     assert len(asked) == (error is not None)
 
 
-def test_the_hub_is_not_asked_for_what_is_cached(models, tmp_path, monkeypatch):
+def test_hub_is_not_asked_for_cached_models(models, tmp_path, monkeypatch):
     shutil.copytree(models / "peagle", folder := tmp_path / "someone")
     spec = unresolved(cached(folder, "someone/head", monkeypatch))
     monkeypatch.chdir(tmp_path)

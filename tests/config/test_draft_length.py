@@ -43,25 +43,25 @@ from .specs import engine_config, unresolved
         (7, 63, [0, 1, 2, 3, 4, 5, 7, 11, 15, 23, 31, 47, 63]),
     ],
 )
-def test_candidates(depth: int, nodes: int | None, lengths: list[int]):
+def test_candidate_lengths(depth: int, nodes: int | None, lengths: list[int]):
     assert candidate_lengths(depth, nodes) == lengths
 
 
 @pytest.mark.parametrize("max_batch_size", [1, 2, 5, 8, 256])
-def test_lookup_for_graphs_names_every_candidate(max_batch_size: int):
+def test_graph_lookup_has_all_candidates(max_batch_size: int):
     lookup = build_dynamic_sd_schedule_lookup("auto", max_batch_size, 7)
     assert lookup == covering_lookup(max_batch_size, 7)
     assert set(lookup[1:]) == set(candidate_lengths(7))
     assert len(lookup) > max_batch_size
-    if max_batch_size == 256:  # graphs of a length reach to the last batch that has it
+    if max_batch_size == 256:  # graphs are captured up to the last batch with a length
         assert lookup[-7:] == candidate_lengths(7)
 
 
-def test_a_schedule_is_still_the_bases():
+def test_explicit_schedule_is_left_to_vllm():
     schedule = [(1, 2, 3), (3, 4, 0)]
     spec = settings(method="medusa", num_speculative_tokens_per_batch_size=schedule)
     assert not is_auto(spec)
-    check_auto(spec)  # of "auto" alone
+    check_auto(spec)  # checks "auto" only
     assert build_dynamic_sd_schedule_lookup(schedule, 5, 3) == [0, 3, 3, 0, 0, 0]
     with pytest.raises(ValueError):
         build_dynamic_sd_schedule_lookup("automatic", 5, 3)
@@ -92,7 +92,7 @@ settings = partial(
     [
         ({}, None, True),
         (parallel(data_parallel_size=2), None, True),
-        # Several steps at once: only if it was asked for.
+        # Several steps in flight: only if set explicitly.
         (parallel(pipeline_parallel_size=2), None, False),
         (
             parallel(data_parallel_size=2, enable_elastic_ep=True),
@@ -112,7 +112,7 @@ settings = partial(
         ),
     ],
 )
-def test_what_it_does_not_support_is_refused_and_a_default_fixed(
+def test_unsupported_auto_is_refused_or_falls_back(
     given: dict, refusal: str | None, stays_default: bool, caplog_vllm
 ):
     spec = settings(**given)
@@ -136,7 +136,7 @@ def test_what_it_does_not_support_is_refused_and_a_default_fixed(
         (None, True, "some"),
     ],
 )
-def test_a_default_needs_the_unified_speculator(unsupported, is_v2, watermark):
+def test_default_auto_needs_unified_speculator(unsupported, is_v2, watermark):
     drafter = DrafterConfig("draft_model", 7, unsupported=unsupported)
     config = SimpleNamespace(use_v2_model_runner=is_v2, watermark_config=watermark)
     config.scheduler_config = SimpleNamespace(max_num_seqs=MIN_REQUESTS)
@@ -149,7 +149,7 @@ def test_a_default_needs_the_unified_speculator(unsupported, is_v2, watermark):
         return settled
 
     assert settle(is_auto_by_default=True) == runs
-    assert settle()  # where it was asked for another check refuses it
+    assert settle()  # if set explicitly, another check refuses it
     trimmed = {"enable_adaptive_verification": True}
     assert settle(num_speculative_tokens_per_batch_size=None, **trimmed) == runs
     config.speculative_config = None
@@ -160,8 +160,8 @@ OTHER = DrafterConfig("mtp", 3, unsupported="method mtp")
 
 
 @pytest.mark.parametrize("method", ["mtp", "dflash", "dspark", "ngram", "eagle3"])
-def test_others_choose_if_asked_to(method: str):
-    """One-pass drafters among them: only the unified speculator's draft trees."""
+def test_explicit_auto_with_other_speculators(method: str):
+    """One-pass drafters too, without trees: those need the unified speculator."""
     drafter = replace(OTHER, method=method, is_parallel=True, parallel_width=3)
     spec = settings(method=method, drafter=drafter)
     check_auto(spec)
@@ -180,7 +180,7 @@ def test_others_choose_if_asked_to(method: str):
         ({"is_unified": True}, True, True, None),
     ],
 )
-def test_others_choose_where_steps_are_timed_and_nothing_else_does(
+def test_unsupported_auto_with_other_speculators(
     changes: dict, is_v2: bool, is_adaptive: bool, why: str | None
 ):
     spec = settings(enable_adaptive_verification=is_adaptive)
@@ -190,7 +190,7 @@ def test_others_choose_where_steps_are_timed_and_nothing_else_does(
         check_others_choose(config, replace(OTHER, **changes))
 
 
-def test_auto_keeps_what_it_chooses_between():
+def test_auto_schedule_keeps_its_lengths():
     schedule = AutoSchedule([0, 3, 7, 15])
     for same in (schedule, copy(schedule), pickle.loads(pickle.dumps(schedule))):
         assert same == "auto"
@@ -201,7 +201,7 @@ def test_auto_keeps_what_it_chooses_between():
 
 
 @pytest.fixture
-def on_a_gpu(monkeypatch) -> None:
+def on_gpu(monkeypatch) -> None:
     platform = SimpleNamespace(is_cpu=lambda: False)
     for module in (engine, length):
         monkeypatch.setattr(module, "current_platform", platform)
@@ -217,7 +217,7 @@ def on_a_gpu(monkeypatch) -> None:
         ({"max_num_batched_tokens": 11, "max_num_seqs": 1}, 8),  # the longest chain
     ],
 )
-def test_trees_fit_into_a_step(limits: dict, most: int, models, on_a_gpu):
+def test_trees_fit_into_limits_of_a_step(limits: dict, most: int, models, on_gpu):
     engine = {"max_model_len": 128, "max_num_batched_tokens": 512} | limits
     spec = {"model": str(models / "pard")}
     found = engine_config(models / "target", spec, **engine).speculative_config
@@ -229,10 +229,8 @@ def test_trees_fit_into_a_step(limits: dict, most: int, models, on_a_gpu):
 
 @pytest.mark.parametrize("schedule", [None, "auto"])
 @pytest.mark.parametrize("method", ["draft_model", "eagle3"])
-def test_verifying_a_part_is_the_engines_choice_like_a_length(
-    method: str, schedule, on_a_gpu
-):
-    """Beside trees. A number set by the user keeps its meaning."""
+def test_adaptive_verification_with_auto(method: str, schedule, on_gpu):
+    """Together with trees. A number set by the user keeps its meaning."""
     drafter = DrafterConfig(method, 7, parallel_width=7, is_parallel=True)
     spec = settings(
         method=method,
@@ -247,19 +245,19 @@ def test_verifying_a_part_is_the_engines_choice_like_a_length(
         scheduler_config=SimpleNamespace(max_num_batched_tokens=4096),
         model_config=SimpleNamespace(max_model_len=4096),
     )
-    for _ in range(2):  # settled again, it stays
+    for _ in range(2):  # settling again changes nothing
         assert settle_auto(config)
         expected = [7] if schedule is None else candidate_lengths(7, max(TREES))
         assert chosen_lengths(spec) == expected
         assert lengths_vary(spec) == (schedule is not None)
-    assert not trims(spec)  # not before the unified speculator is known to draft
+    assert not trims(spec)  # until the unified speculator is known to draft
     spec.drafter = replace(drafter, is_unified=True)
     assert trims(spec)
 
 
 @pytest.mark.parametrize("schedule", [None, "auto"])
-def test_trees_are_verified_whole(schedule, models, on_a_gpu, caplog_vllm):
-    """Beside a tree in every step there is nothing to trim, and one line says so."""
+def test_fixed_trees_are_not_trimmed(schedule, models, on_gpu, caplog_vllm):
+    """With a tree in every step there is nothing to trim, and one log line says so."""
     given = {"draft_tree": 31, "enable_adaptive_verification": True}
     given["num_speculative_tokens_per_batch_size"] = schedule
     spec = by_default(models, spec=given)
@@ -270,11 +268,11 @@ def test_trees_are_verified_whole(schedule, models, on_a_gpu, caplog_vllm):
     assert len(said) == (schedule is None)
 
 
-# The default of what large batches verify, a part of "auto".
+# Adaptive verification as a default, part of "auto".
 
 
 def by_default(models, **engine: Any) -> SpeculativeConfig:
-    """Of an engine that is told the drafter alone, or what else `spec` has."""
+    """Config of an engine that is given the drafter only, and what `spec` adds."""
     spec = {"model": str(models / "pard")} | engine.pop("spec", {})
     return engine_config(models / "target", spec, **engine).speculative_config
 
@@ -290,10 +288,8 @@ def by_default(models, **engine: Any) -> SpeculativeConfig:
         ({"num_speculative_tokens_per_batch_size": "auto"}, False),
     ],
 )
-def test_a_default_that_was_not_set_otherwise(
-    given: dict, is_given: bool, models, on_a_gpu
-):
-    """Trees and chains are chosen from, too; what is asked for is no default."""
+def test_adaptive_verification_is_default(given: dict, is_given: bool, models, on_gpu):
+    """Trees and chains are candidates too; explicit settings are no defaults."""
     spec = by_default(models, spec=given)
     assert trims(spec) is is_given
     assert spec.is_trimmed_by_default is (given == {})
@@ -302,7 +298,7 @@ def test_a_default_that_was_not_set_otherwise(
 
 
 def engine_with(**changes: Any) -> SimpleNamespace:
-    """As much of an engine's config as is looked at; names of parts, or whole ones."""
+    """The parts of an engine's config that are read; `changes` updates each part."""
     parts = {
         "parallel_config": {
             "data_parallel_size": 1,
@@ -351,12 +347,12 @@ def engine_with(**changes: Any) -> SimpleNamespace:
         ),
     ],
 )
-def test_where_a_default_cannot_be_one_line_says_so(
-    changes: dict, what: str | None, on_a_gpu, caplog_vllm
+def test_unsupported_adaptive_default_is_logged(
+    changes: dict, what: str | None, on_gpu, caplog_vllm
 ):
     config = engine_with(**changes)
     with caplog_vllm.at_level("INFO", logger="vllm"):
-        for _ in range(2):  # settled again, it stays
+        for _ in range(2):  # settling again changes nothing
             assert settle_auto(config)
     spec = config.speculative_config
     assert is_auto(spec)
@@ -376,10 +372,10 @@ def test_where_a_default_cannot_be_one_line_says_so(
         ("draft", MIN_REQUESTS, False),
     ],
 )
-def test_where_nothing_is_gained_nothing_is_made_ready(
-    drafter: str, max_num_seqs: int, is_given: bool, models, on_a_gpu, caplog_vllm
+def test_adaptive_default_only_where_it_gains(
+    drafter: str, max_num_seqs: int, is_given: bool, models, on_gpu, caplog_vllm
 ):
-    """Nor is a word said. Whoever asks for it has it."""
+    """Elsewhere nothing is logged. If set explicitly, it is always enabled."""
     given = {"model": str(models / drafter)}
     with caplog_vllm.at_level("INFO", logger="vllm"):
         spec = by_default(models, spec=given, max_num_seqs=max_num_seqs)
@@ -389,8 +385,8 @@ def test_where_nothing_is_gained_nothing_is_made_ready(
     assert trims(by_default(models, spec=given, max_num_seqs=max_num_seqs))
 
 
-def test_an_engine_that_cannot_starts_without_it(models, on_a_gpu):
-    """vLLM refuses LoRA beside it, where it is asked for."""
+def test_adaptive_default_is_off_with_lora(models, on_gpu):
+    """vLLM refuses LoRA if adaptive verification is set explicitly."""
     spec = by_default(models, enable_lora=True)
     assert is_auto(spec) and not trims(spec)
     asked = {"enable_adaptive_verification": True}
@@ -398,7 +394,7 @@ def test_an_engine_that_cannot_starts_without_it(models, on_a_gpu):
         by_default(models, enable_lora=True, spec=asked)
 
 
-def test_a_cpu_verifies_all(models, caplog_vllm):
+def test_adaptive_default_is_off_on_cpu(models, caplog_vllm):
     if not length.current_platform.is_cpu():
         pytest.skip("runs on another platform")
     with caplog_vllm.at_level("INFO", logger="vllm"):

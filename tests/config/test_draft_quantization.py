@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A drafter is quantized as its own files say, whatever its target is."""
+"""A drafter's quantization comes from its own files, not from its target's."""
 
 import shutil
 from unittest.mock import Mock
@@ -51,10 +51,10 @@ def configure(models, tmp_path):
 
 @pytest.mark.parametrize("target, draft", [(True, False), (False, True), (True, True)])
 @pytest.mark.parametrize("drafter", ["eagle3", "pard"])
-def test_as_its_own_files_say(
+def test_quantization_from_own_files(
     drafter: str, target: bool, draft: bool, configure, monkeypatch
 ):
-    """Proposals for PARD-2 shared the target's config, and nothing was accepted."""
+    """Proposals for PARD-2 used the target's quantization: no draft was accepted."""
     config = configure(drafter, target=target, draft=draft)
     if drafter == "eagle3":
         own = get_draft_quant_config(config)

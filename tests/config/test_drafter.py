@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a checkpoint and the settings come to: `speculative_config.drafter`."""
+"""Resolving a checkpoint and the settings to `speculative_config.drafter`."""
 
 import logging
 import pickle
@@ -47,16 +47,16 @@ def runner(monkeypatch) -> None:
     monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
 
 
-# What a checkpoint says.
+# Reading checkpoints.
 
 
 @pytest.mark.parametrize(
     "config, mask, is_parallel",
     [
         ({"architectures": ["LlamaForCausalLM"]}, None, False),
-        # A masked language model names a mask token too; it drafts nothing.
+        # A masked language model has a mask token too; it is no parallel drafter.
         ({"mask_token_id": 103}, 103, False),
-        # The first key that is set counts.
+        # The first key that is set is used.
         ({"mask_token_id": None, "pard_token": 0}, 0, True),
         ({"mask_token_id": 1, "pard_token": 2, "ptd_token_id": 3}, 1, True),
         ({"ptd_token_id": 0}, 0, True),
@@ -70,7 +70,7 @@ def test_read_checkpoint(config: dict, mask: Any, is_parallel: bool):
     assert get_mask_token_id(SimpleNamespace(**config)) == mask
 
 
-def test_tensors_are_not_asked_for_where_the_config_says_enough():
+def test_tensors_are_not_read_if_config_suffices():
     def never() -> list[str]:
         raise AssertionError("a header was read for nothing")
 
@@ -78,7 +78,7 @@ def test_tensors_are_not_asked_for_where_the_config_says_enough():
     assert not read_checkpoint(LLAMA, never).is_parallel
 
 
-# What is filled in.
+# Defaults of the speculative config.
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_tensors_are_not_asked_for_where_the_config_says_enough():
     [("mask_hidden", True), ("model.mask_hidden", True), ("mask_hidden.fc", False)],
 )
 @pytest.mark.parametrize("is_on_hub", [False, True])
-def test_mask_hidden_is_looked_for(
+def test_mask_hidden_enables_parallel_drafting(
     checkpoint: Checkpoint, monkeypatch, name: str, is_parallel: bool, is_on_hub: bool
 ):
     folder = checkpoint(LLAMA | {"mask_token_id": 3}, ["fc.weight", name])
@@ -96,7 +96,7 @@ def test_mask_hidden_is_looked_for(
     assert spec.parallel_drafting is is_parallel
 
 
-def test_checkpoint_without_names_says_what_to_set(checkpoint: Checkpoint, caplog_vllm):
+def test_checkpoint_without_tensor_names_warns(checkpoint: Checkpoint, caplog_vllm):
     folder = checkpoint({"mask_token_id": 3})
     spec = unresolved(folder, method="eagle3", num_speculative_tokens=7)
     read_files(spec)
@@ -109,7 +109,7 @@ def test_checkpoint_without_names_says_what_to_set(checkpoint: Checkpoint, caplo
     "config, given, expected",
     [(TRAINED_FOR_8, None, 8), (TRAINED_FOR_8, 3, 3), (LLAMA, None, 7)],
 )
-def test_number_of_drafts_is_what_was_trained_unless_set(
+def test_num_speculative_tokens_from_checkpoint(
     checkpoint: Checkpoint, config: dict, given: int | None, expected: int
 ):
     spec = unresolved(
@@ -124,7 +124,7 @@ def test_number_of_drafts_is_what_was_trained_unless_set(
     "given, num_drafts",
     [({}, 7), ({"num_speculative_tokens_per_batch_size": [(1, 8, 3)]}, 3)],
 )
-def test_usual_number_of_drafts_is_no_limit_of_what_is_chosen(
+def test_num_speculative_tokens_from_family_or_schedule(
     checkpoint, given: dict, num_drafts: int
 ):
     spec = unresolved(checkpoint(LLAMA | {"draft_vocab_size": 32}), **given)
@@ -142,7 +142,7 @@ def test_usual_number_of_drafts_is_no_limit_of_what_is_chosen(
         ({"method": "mtp"}, False),
     ],
 )
-def test_draft_length_is_chosen_unless_set(checkpoint, given: dict, is_auto: bool):
+def test_auto_is_default_unless_set(checkpoint, given: dict, is_auto: bool):
     spec = unresolved(checkpoint(TRAINED_FOR_8), **{"method": "draft_model"} | given)
     read_files(spec)
     schedule = spec.num_speculative_tokens_per_batch_size
@@ -158,14 +158,14 @@ def test_draft_length_is_chosen_unless_set(checkpoint, given: dict, is_auto: boo
         ({}, 17, True),
         ({"mask_token_id": None, "parallel_drafting": False}, 17, False),
         ({"speculators_config": {}, "num_depths": 8}, 17, True),
-        ({"speculators_config": {}}, 200, False),  # who knows
+        ({"speculators_config": {}}, 200, False),  # unknown
         ({"speculators_config": {}, "num_depths": "8"}, 17, False),
     ],
 )
-def test_far_more_drafts_than_were_trained_are_told(
+def test_far_more_drafts_than_trained_warns(
     checkpoint: Checkpoint, config: dict, asked: int, is_told: bool, caplog_vllm
 ):
-    """One warning: the release takes any number."""
+    """With a warning only, since vLLM accepts any number."""
     trained = TRAINED_FOR_8 | {"mask_token_id": 3, "parallel_drafting": True}
     read_files(unresolved(checkpoint(trained | config), num_speculative_tokens=asked))
     told = "was trained to draft 8 tokens at once" in caplog_vllm.text
@@ -183,11 +183,11 @@ def test_autoregressive_use_of_a_parallel_drafter_warns_once(checkpoint, caplog_
     "drafter, runner, size",
     [("draft", "1", 1), ("eagle3", "1", 2), ("draft", "0", 2)],
 )
-def test_who_has_a_whole_drafter(
+def test_draft_tensor_parallel_size(
     models: Path, monkeypatch, caplog_vllm, drafter: str, runner: str, size: int
 ):
-    """Ranks that ask for it, of a draft model; other drafters are split, and one line
-    says so."""
+    """On Runner V2 each rank can have a whole draft model; other drafters are split,
+    and one log line says so."""
     monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", runner)
     spec = {"model": str(models / drafter), "draft_tensor_parallel_size": 1}
     config = engine_config(models / "target", spec, tensor_parallel_size=2)
@@ -196,7 +196,7 @@ def test_who_has_a_whole_drafter(
     assert ("split in 2, as the target is" in caplog_vllm.text) is (size == 2)
 
 
-# What both models' configs come to.
+# From the configs of both models.
 
 
 @pytest.mark.parametrize(
@@ -210,19 +210,19 @@ def test_context(method: str, asked: int | None, expected: int | None):
     context = find_context(spec)
     assert context == expected
     drafter = DrafterConfig(method, 8, context=context)
-    # The engine may lower the target's to fit its KV cache.
+    # The engine may lower the target's max_model_len to fit its KV cache.
     assert [drafter.limit(128), drafter.limit(16)] == [expected or 128, 16]
 
 
-# The value.
+# The resolved value.
 
 
-def test_it_cannot_be_changed_and_can_be_sent(models: Path):
+def test_drafter_is_frozen_and_picklable(models: Path):
     spec = configured(models, "peagle")
     with pytest.raises(FrozenInstanceError):
         spec.drafter.method = "eagle"
     assert pickle.loads(pickle.dumps(spec)).drafter == spec.drafter
-    # The log has one short line of it.
+    # The log has a short form of it, in one line.
     model, name = str(models / "peagle"), "SpeculativeConfig"
     assert repr(spec) == f"{name}(method='eagle3', {model=}, num_spec_tokens=7)"
 
@@ -244,7 +244,7 @@ def test_mode(method: str, parallel: bool, family: str | None, mode: str):
     assert drafter.mode == mode
 
 
-def test_other_methods_are_left_alone():
+def test_other_methods_are_unchanged():
     spec = SpeculativeConfig(method="ngram", num_speculative_tokens=2)
     assert spec.parallel_drafting is False
     assert spec.max_num_new_slots_for_drafting == 0
@@ -266,8 +266,8 @@ def configured(models: Path, drafter: str, **settings: Any) -> SpeculativeConfig
         ("eagle3", {}, {"method": "eagle3", "context": None}),
     ],
 )
-def test_of_bundled_drafters(models: Path, name: str, settings: dict, wanted: dict):
-    """Of a tree the engine verifies N drafts; the drafter goes K deep."""
+def test_bundled_drafters(models: Path, name: str, settings: dict, wanted: dict):
+    """With a tree the engine verifies N drafts, and the drafter drafts K deep."""
     spec = configured(models, name, **settings)
     drafter = spec.drafter
     assert {key: getattr(drafter, key) for key in wanted} == wanted
@@ -284,20 +284,20 @@ def test_of_bundled_drafters(models: Path, name: str, settings: dict, wanted: di
         ({"draft_tree": 15}, "num_spec_tokens=8, tree_nodes=15)"),
     ],
 )
-def test_the_log_says_how_deep_drafts_go(models: Path, given: dict, said: str):
-    """Defect: of a tree it had the nodes alone."""
+def test_repr_has_draft_depth_and_tree_nodes(models: Path, given: dict, said: str):
+    """Regression: for a tree, the log had only the number of nodes."""
     spec = {"model": str(models / "pard"), **given}
     config = engine_config(models / "target", spec)
     assert repr(config.speculative_config).endswith(said)
 
 
-def test_a_target_that_drafts_for_itself_is_told(models: Path, caplog, monkeypatch):
-    log = logging.getLogger("drafters")  # vLLM's is set up anew on the way
+def test_target_as_its_own_drafter_warns(models: Path, caplog, monkeypatch):
+    log = logging.getLogger("drafters")  # vLLM's is reconfigured meanwhile
     monkeypatch.setattr("vllm.config.drafter.resolve.logger", log)
     with caplog.at_level("INFO"):
         configured(models, "target")
     assert "target is its own draft model" in caplog.text
-    # Of a language model there is no family and no mask token to tell.
+    # A plain language model has no family and no mask token to log.
     assert "target: method draft_model, 7 tokens a step, 1 a pass, fed " in caplog.text
 
 
@@ -309,7 +309,7 @@ def test_a_target_that_drafts_for_itself_is_told(models: Path, caplog, monkeypat
         (64, None),
     ],
 )
-def test_a_window_is_told_and_what_is_odd_of_it(
+def test_draft_window_is_logged_with_warnings(
     models: Path, caplog, monkeypatch, window: int, said: str | None
 ):
     log = logging.getLogger("drafters")
@@ -323,7 +323,7 @@ def test_a_window_is_told_and_what_is_odd_of_it(
     assert len(warned) == bool(said) and all(line.startswith(said) for line in warned)
 
 
-# Who drafts.
+# Which speculator drafts.
 
 PARD = DrafterConfig("draft_model", 7, is_parallel=True, parallel_width=7)
 ADAPTIVE = {"enable_adaptive_verification": True}
@@ -338,12 +338,12 @@ def ranks(**sizes: int) -> dict[str, Any]:
 
 
 def dims(mrope: int) -> SimpleNamespace:
-    """A model with M-RoPE positions of so many dimensions, or with plain ones."""
+    """A model with M-RoPE positions of `mrope` dimensions; 0: plain positions."""
     return SimpleNamespace(uses_mrope=mrope > 0, mrope_num_dims=mrope)
 
 
 def with_models(**changes: Any) -> SpeculativeConfig:
-    """An EAGLE-3 head, with just as much of both models as tells who drafts."""
+    """An EAGLE-3 head, with the parts of both models that decide which speculator."""
     given = {
         "method": "eagle3",
         "parallel_drafting": True,
@@ -375,7 +375,7 @@ def with_models(**changes: Any) -> SpeculativeConfig:
         ("prefill context parallelism", ranks(prefill_context_parallel_size=2)),
     ],
 )
-def test_what_the_unified_speculator_does_not_support(reason: str | None, given: dict):
+def test_find_unsupported(reason: str | None, given: dict):
     assert find_unsupported(with_models(**given)) == reason
 
 
@@ -419,7 +419,7 @@ def test_pipeline_stages(spec, stages, on_cpu, is_unified, refusal, monkeypatch)
         (True, True, False, None, False),
     ],
 )
-def test_kv_blocks_of_one_size(
+def test_kv_block_sizes_with_mla(
     is_alike, target_has, on_cpu, has_amx, backend, is_refused, monkeypatch
 ):
     platform = SimpleNamespace(is_cpu=lambda: on_cpu)
@@ -441,7 +441,7 @@ def test_kv_blocks_of_one_size(
         check_blocks(config)
 
 
-def test_settings_that_need_it_name_what_is_in_the_way():
+def test_settings_that_need_unified_name_the_reason():
     spec = unresolved("m", draft_tree=31)
     check_needs_unified(spec, replace(PARD, is_unified=True))
     with pytest.raises(ValueError, match="draft_tree does not support watermarking: t"):
@@ -457,8 +457,8 @@ def test_settings_that_need_it_name_what_is_in_the_way():
         (None, None, True),
     ],
 )
-def test_who_maps_another_vocabulary(drafter, watermark, runs_on_v1: bool):
-    """The unified speculator, or Runner V1: vLLM's own of Runner V2 do not."""
+def test_heterogeneous_vocab_support(drafter, watermark, runs_on_v1: bool):
+    """The unified speculator and Runner V1 have it; others on Runner V2 do not."""
     spec = unresolved("m", drafter=drafter, use_heterogeneous_vocab=True)
     config = SimpleNamespace(speculative_config=spec, watermark_config=watermark)
     assert lacks_vocabulary_mapping(config) is runs_on_v1
@@ -479,7 +479,7 @@ def test_who_maps_another_vocabulary(drafter, watermark, runs_on_v1: bool):
             0,
             None,
         ),
-        # A watermark is known to the engine alone.
+        # Only the engine's config has the watermark.
         (
             PARD,
             True,
@@ -490,7 +490,7 @@ def test_who_maps_another_vocabulary(drafter, watermark, runs_on_v1: bool):
         (PARD, False, None, "some", "unified speculator does not support watermarking"),
     ],
 )
-def test_a_fallback_is_told(
+def test_fallback_is_logged(
     monkeypatch, caplog_vllm, drafter, is_v2, asked, watermark, line
 ):
     monkeypatch.delenv("VLLM_USE_V2_MODEL_RUNNER")
@@ -512,7 +512,7 @@ def test_a_fallback_is_told(
     )
     is_unified = drafter.unsupported is None and is_v2 and not watermark
     assert settle_drafter(config) is spec.drafter.is_unified is is_unified
-    settle_drafter(config)  # as its workers do, who need not say it again
+    settle_drafter(config)  # workers do this again, without logging it again
     assert scheduler.max_num_scheduled_tokens == (512 if is_unified else None)
     assert len(caplog_vllm.messages) == (line is not None)
     assert all(line in said for said in caplog_vllm.messages)
@@ -528,10 +528,10 @@ NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
     [(False, None), (False, NGRAM), (True, {"num_speculative_tokens": 7})],
     ids=["no speculation", "n-gram", "PARD"],
 )
-def test_a_cpu_runs_v2_for_the_unified_speculator(
+def test_cpu_uses_v2_for_unified_speculator(
     monkeypatch, models: Path, is_unified: bool, spec: dict | None, asked: str | None
 ):
-    """All else runs as it does on vLLM, unless somebody asks for V2."""
+    """Everything else runs as in vLLM, unless V2 is requested."""
     monkeypatch.delenv("VLLM_USE_V2_MODEL_RUNNER")
     if asked is not None:
         monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", asked)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parameters of requests that drafts are verified against."""
+"""Sampling parameters that vLLM does not support with speculative decoding."""
 
 from types import SimpleNamespace
 
@@ -12,7 +12,7 @@ from vllm.exceptions import VLLMValidationError
 
 @pytest.mark.parametrize("given", [{"min_p": 0.1}, {"logit_bias": {1: 2.0}}], ids=str)
 @pytest.mark.parametrize("is_unified", [True, False])
-def test_are_taken_where_the_unified_speculator_drafts(given: dict, is_unified: bool):
+def test_min_p_and_logit_bias_need_unified_speculator(given: dict, is_unified: bool):
     spec = SimpleNamespace(drafter=DrafterConfig("eagle3", 3, is_unified=is_unified))
     params = SamplingParams(**given)
     if is_unified:

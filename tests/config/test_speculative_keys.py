@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""--speculative-config, as the user wrote it."""
+"""Parsing of --speculative-config."""
 
 from argparse import ArgumentError
 
@@ -21,7 +21,7 @@ from .specs import engine_config
         ([{"method": "ngram"}], "must be a JSON object, not"),
     ],
 )
-def test_what_nobody_knows_is_refused(given, error: str, models):
+def test_unknown_keys_are_refused(given, error: str, models):
     with pytest.raises(ValueError, match=error):
         engine_config(models / "target", given)
 
@@ -31,7 +31,7 @@ def parsed(text: str):
     return parser.parse_args(["--speculative-config", text]).speculative_config
 
 
-def test_a_drafter_alone_is_named_without_json():
+def test_drafter_name_without_json():
     assert parsed("models/pard") == {"model": "models/pard"}
     assert parsed('{"method": "ngram"}') == {"method": "ngram"}
     assert parsed("None") is None

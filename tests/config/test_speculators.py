@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keys of speculators' configs that reach the draft model's."""
+"""Keys of speculators configs that are passed on to the draft model's config."""
 
 import pytest
 
@@ -12,7 +12,7 @@ from vllm.transformers_utils.configs.speculators.algos import (
 @pytest.mark.parametrize("key", ["fc_norm", "norm_output", "norm_before_fc"])
 @pytest.mark.parametrize("kind", ["eagle3", "peagle"])
 def test_norms_of_a_head_are_kept(kind: str, key: str, said: bool | None):
-    """Left out, a norm is absent."""
+    """A key that is missing means no norm."""
     config = {"mask_token_id": 2, "draft_vocab_size": 32, "target_hidden_size": 8}
     config |= {} if said is None else {key: said}
     made: dict = {"model_type": "llama"}

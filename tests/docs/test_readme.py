@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the README shows for a machine without a GPU runs; linked files are there."""
+"""The README's examples for machines without a GPU run, and linked files exist."""
 
 import os
 import re
@@ -56,7 +56,7 @@ def test_serving(env, tmp_path: Path):
             **{"cwd": ROOT, "env": env, "stdout": file, "stderr": file},
             start_new_session=True,
         )
-    # Not before it answers, unless it ended.
+    # Wait until the server answers or has exited.
     wait = (
         f"until curl -sf localhost:8000/health; do kill -0 {server.pid}; sleep 1; done"
     )

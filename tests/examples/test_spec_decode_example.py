@@ -24,7 +24,7 @@ def example(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 @pytest.mark.slow
 def test_bundled_models(engine_env, models, tmp_path):
-    """As without arguments, only fewer and shorter outputs."""
+    """Like a run without arguments, with fewer and shorter outputs."""
     report = tmp_path / "report.json"
     command = [sys.executable, str(FOLDER / "spec_decode.py"), f"--bundle={models}"]
     command += [f"--json={report}", "--num-prompts=2", "--output-len=16"]
@@ -69,7 +69,7 @@ def test_exit_status(
     assert [row["identical"] for row in rows] == [None, identical]
 
 
-def test_a_row_says_that_it_drafts_trees(example):
+def test_row_name_has_tree_size(example):
     parser = example.make_parser()
     spec = '{"model": "a/pard", "draft_tree": 15}'
     plan = example.plan_of(parser.parse_args(["--speculative-config", spec]), parser)

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Top-k and top-p under Triton's interpreter, and as they are compiled on a GPU."""
+"""Top-k and top-p under Triton's interpreter, and compiled on a GPU."""
 
 import pytest
 import torch
 
 from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 
-NUM_REQS, VOCAB = 9, 50  # a batch for which the kernel would be taken
+NUM_REQS, VOCAB = 9, 50  # a batch size for which the Triton kernel would be used
 
 
 def kept_tokens(logits: torch.Tensor, k: int, p: float) -> list[int]:
-    """The likeliest k tokens, and of them the fewest whose chances reach p. [VOCAB]"""
+    """Sorted token ids that top-k, then top-p keep. logits: [VOCAB]."""
     order = logits.argsort(descending=True)[:k]
     chances = logits[order].softmax(-1)
     before = chances.cumsum(-1) - chances
@@ -19,7 +19,7 @@ def kept_tokens(logits: torch.Tensor, k: int, p: float) -> list[int]:
 
 @pytest.mark.parametrize("k", [None, 5])
 @pytest.mark.parametrize("p", [None, 0.6])
-def test_what_is_kept(k: int | None, p: float | None, on_cpu: bool):
+def test_top_k_top_p(k: int | None, p: float | None, on_cpu: bool):
     device = "cpu" if on_cpu else "cuda"
     generator = torch.Generator().manual_seed(0)
     logits = 3 * torch.randn(NUM_REQS, VOCAB, generator=generator)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Gemma 3 hands out between its layers, for EAGLE-3 heads."""
+"""Auxiliary hidden states of Gemma 3's layers, for EAGLE-3 heads."""
 
 from types import SimpleNamespace
 
@@ -14,7 +14,7 @@ ROWS, DEPTH = 3, 4
 
 
 class AddOne(nn.Module):
-    """A layer that adds one to each state; half of it is in the residual."""
+    """A layer that adds one to each state, half of it in the residual."""
 
     def forward(self, positions, hidden_states, residual):
         if residual is None:
@@ -23,7 +23,7 @@ class AddOne(nn.Module):
 
 
 class Sum(nn.Module):
-    """In the place of the last norm."""
+    """Replaces the final norm."""
 
     def forward(self, hidden_states, residual):
         return hidden_states + residual, residual
@@ -42,18 +42,18 @@ def model(monkeypatch) -> nn.Module:
 
 
 @pytest.mark.parametrize("layers", [(0, 2, DEPTH), (1,)])
-def test_layers_that_are_asked_for(model: nn.Module, layers: tuple[int, ...]):
-    """The states before layer i, of which that many layers have been run."""
+def test_aux_hidden_states(model: nn.Module, layers: tuple[int, ...]):
+    """The input of layer i, after i layers."""
     model._set_aux_hidden_state_layers(layers)
     last, found = model(None, torch.arange(ROWS), None, torch.zeros(ROWS, 8))
     assert last.unique().tolist() == [DEPTH]
     assert [states.unique().tolist() for states in found] == [[i] for i in layers]
 
 
-def test_without_a_head(model: nn.Module):
+def test_without_aux_layers(model: nn.Module):
     last = model(None, torch.arange(ROWS), None, torch.zeros(ROWS, 8))
     assert last.shape == (ROWS, 8)
 
 
-def test_it_says_so():
+def test_supports_eagle3():
     assert supports_eagle3(gemma3.Gemma3ForCausalLM)

@@ -96,7 +96,7 @@ def write_overlay(root: Path, files: dict[str, str], wheel: Path) -> Path:
 
 @dataclass
 class Tree:
-    """A composed tree, and what it came from."""
+    """A composed tree, its repository and its wheel."""
 
     root: Path
     folder: Path
@@ -106,7 +106,7 @@ class Tree:
         compose(self.wheel, self.folder, root=self.root, **more)
 
     def run(self, code: str) -> str:
-        """What a fresh process prints that has the tree first on its path."""
+        """Output of a new process that has the tree first on its path."""
         done = subprocess.run(
             [sys.executable, "-P", "-c", code],
             env=os.environ | {"PYTHONPATH": str(self.folder)},

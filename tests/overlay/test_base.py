@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which base wheel: each thing that can be wrong ends in one clear error."""
+"""Finding the base wheel: each problem ends in one clear error."""
 
 import shutil
 from pathlib import Path

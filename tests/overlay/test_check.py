@@ -67,7 +67,7 @@ def test_planted_violation(repository, path, text, expected):
     assert [line for line in found if expected in line], found
 
 
-def test_what_cannot_be_read(repository):
+def test_unreadable_files(repository):
     wheel, root = repository({})
     (root / EDIT).write_text("x = 1\n")
     assert check(wheel, root) == [f"{EDIT}:1: a section starts with '# Why: …'"]
@@ -87,7 +87,7 @@ def test_lock(repository):
     ]
 
 
-def test_repeats_see_through_layout():
+def test_repeats_ignore_layout():
     theirs = [(PART, RELEASE[PART])]
     ours = COPIED.replace("    ", "  ").replace("\n", "  # why\n\n# more\n")
     (found,) = shared({"ours.py": f"import x\n{ours}"}, theirs)

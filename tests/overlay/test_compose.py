@@ -25,7 +25,7 @@ def test_tree(tmp_path):
     assert (tree.folder / "info/METADATA").exists()
 
 
-def test_additions_are_live_in_an_editable_tree(tmp_path):
+def test_additions_are_live_in_editable_tree(tmp_path):
     tree = composed(tmp_path, RELEASE, OVERLAY, link=True)
     (tree.root / NEW).write_text(ADDITION.replace("+ 1", "+ 2"))
     assert tree.run(SAY).startswith("3 ")
@@ -36,7 +36,7 @@ def test_additions_are_live_in_an_editable_tree(tmp_path):
     assert tree.run(SAY).startswith("1 ")
 
 
-def test_only_members_that_we_touch_are_locked(tmp_path, monkeypatch):
+def test_lock_has_touched_members_only(tmp_path, monkeypatch):
     monkeypatch.delenv("VLLM_ALLOW_CHANGED_MEMBERS", raising=False)
     tree = composed(tmp_path, RELEASE, OVERLAY)
     assert set(read_lock(tree.root)) == {(PART, "f")}
@@ -54,7 +54,7 @@ def test_only_members_that_we_touch_are_locked(tmp_path, monkeypatch):
     assert tree.run(SAY).startswith("3 ")
 
 
-def test_nothing_is_lost_where_an_edit_does_not_fit(tmp_path):
+def test_failed_compose_keeps_tree(tmp_path):
     tree = composed(tmp_path, RELEASE, OVERLAY)
     before = (tree.folder / PART).read_text()
     tree.wheel = write_wheel(tmp_path, {}, "2.0.0")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hunks stand where their headers say, and what is wrong with them is told."""
+"""Hunks are placed where their headers say, and errors in them are reported."""
 
 import pytest
 
@@ -68,7 +68,7 @@ def result(*hunks: str, text: str = TEXT) -> str:
         ("make, replacing lines 1 to 3", "def make():", "\ndef make():\n    return"),
     ],
 )
-def test_places(header, line, expected):
+def test_hunk_placement(header, line, expected):
     assert expected in result(f"@@ {header}\n{line}\n")
 
 
@@ -77,16 +77,16 @@ def test_lines_are_removed():
     assert result("@@ LIMIT, removing line 1\n") == TEXT.replace("LIMIT = 1\n", "", 1)
 
 
-def test_hunks_at_one_place_keep_their_order():
+def test_hunks_at_same_place_keep_order():
     hunks = [f"@@ make, after line 3\n    {name} = 1\n" for name in "ba"]
     hunks.insert(1, "\n" + HEAD.partition("\n")[2])  # in another section
     assert "first = 1\n    b = 1\n    a = 1\n    return" in result(*hunks)
-    # Lines count in the release, not in what is composed.
+    # Line numbers are the release's, not the composed file's.
     replaced = "@@ make, replacing line 4\n    return 2\n"
     assert "b = 1\n    a = 1\n    return 2\n" in result(*hunks, replaced)
 
 
-def test_imports_of_a_file_without_any():
+def test_imports_in_file_without_imports():
     assert result("@@ imports\nimport a\n", text="# L.\nx = 1\n") == (
         "# L.\nimport a\nx = 1\n"
     )

@@ -53,7 +53,7 @@ class Install:
             command,
             env=environment,
             cwd=self.root,
-            umask=0o077,  # which must not show
+            umask=0o077,  # must not affect file modes
             capture_output=True,
             text=True,
         )
@@ -77,7 +77,7 @@ class Install:
 
 
 def prepare(folder: Path) -> Install:
-    """A copy of what a build needs, over a small release, and an empty venv."""
+    """A copy of the files that a build needs, over a small release; an empty venv."""
     wheel = write_wheel(folder, RELEASE)
     root = folder / "repo"
     for name in ("tools/overlay", "requirements", "csrc"):
@@ -93,7 +93,7 @@ def prepare(folder: Path) -> Install:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory) -> tuple[Install, Path]:
-    """A wheel of the source distribution, which has all that a build needs."""
+    """A wheel built from the source distribution."""
     install = prepare(tmp_path_factory.mktemp("install"))
     command = ("setup.py", "--quiet", "sdist", "--dist-dir", "dist")
     done = install.run(sys.executable, *command)
@@ -115,7 +115,7 @@ def test_install_and_uninstall(built):
 
 
 def test_wheel(built):
-    """Additions, edited files and the native kernels, readable for all, dated alike."""
+    """Has additions, edited files and native kernels: all readable, with one date."""
     _, wheel = built
     assert wheel.stem.endswith(PLATFORM)
     with ZipFile(wheel) as archive:

@@ -18,7 +18,7 @@ from tools.overlay.base import ROOT
     ],
 )
 def test_missing_programs(programs, cxx, fetched, why, tmp_path, monkeypatch, capfd):
-    """The path has programs of these names alone."""
+    """PATH has only these programs."""
     for name in programs:
         (tmp_path / name).write_text("#!/bin/sh\n")
         (tmp_path / name).chmod(0o755)

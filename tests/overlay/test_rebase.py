@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What another release changes of what we rely on is reported, and nothing else."""
+"""Changes of another release to members that we rely on are reported, no others."""
 
 from zipfile import ZipFile
 
@@ -92,7 +92,7 @@ def report(tmp_path):
     return of
 
 
-def test_what_additions_rely_on(tmp_path):
+def test_members_that_additions_rely_on(tmp_path):
     wheel = write_wheel(tmp_path, OLD)
     root = write_overlay(tmp_path / "repo", OVERLAY, wheel)
     with ZipFile(wheel) as archive:
@@ -112,7 +112,7 @@ def test_what_additions_rely_on(tmp_path):
 
 
 def test_nothing_to_do(report):
-    """Members that nothing of ours touches may change, and files may shift."""
+    """Members that we do not rely on may change, and lines may move."""
     new = OLD | {PART: "import os\n\n\n" + OLD_PART.replace("n 1", "n 2")}
     new["vllm/tools.py"] = OLD["vllm/tools.py"].replace("unused", "renamed")
     lines = report(new).splitlines()
@@ -121,7 +121,7 @@ def test_nothing_to_do(report):
     ] * 4
 
 
-def test_changed_and_gone_members(report):
+def test_changed_and_removed_members(report):
     new = OLD | {"vllm/models/child.py": "class Child:\n    pass\n"}
     changed = OLD["vllm/tools.py"].replace("open(self): pass", "open(): 1")
     found = report(new | {"vllm/tools.py": changed.replace("LIMIT = 1", "")})
@@ -131,10 +131,10 @@ def test_changed_and_gone_members(report):
     assert "### `vllm/models/child.py`, `Child.run` is gone\n" in found
     assert "rest" not in found and "helper" not in found
     assert "- `vllm.added`: ImportError: cannot import name 'LIMIT'" in found
-    assert "from 'vllm.tools' (vllm/tools.py)" in found  # no folder of this run
+    assert "from 'vllm.tools' (vllm/tools.py)" in found  # without temporary folders
 
 
-def test_a_hunk_moves_with_its_lines(report, tmp_path):
+def test_hunk_moves_with_its_lines(report, tmp_path):
     new = OLD | {
         PART: OLD_PART.replace("        first", "        zeroth = 0\n        first")
     }
@@ -152,7 +152,7 @@ def test_a_hunk_moves_with_its_lines(report, tmp_path):
         ("class Config:\n    pass\n", "vLLM's file has no Config.check"),
     ],
 )
-def test_a_hunk_to_place_by_hand(report, new, why):
+def test_hunk_to_place_by_hand(report, new, why):
     found = report(OLD | {PART: new})
     assert f"- {PART}.edit:5: {why}" in found
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is changed by hand in a composed tree becomes edits that compose to it."""
+"""Changes by hand in a composed tree become edits that compose to the same tree."""
 
 from zipfile import ZipFile
 
@@ -48,11 +48,11 @@ FIRST, LAST, LIMIT = "    first = 1\n", "    return first\n", "    @property\n"
         ("import os\n", "import os\nimport ours\n", "imports", "import ours\n"),
     ],
 )
-def test_a_new_hunk(old, new, where, lines):
+def test_new_hunk(old, new, where, lines):
     assert hunks_of(old, new) == f"{ASK}@@ {where}\n{lines}"
 
 
-def test_a_change_that_is_taken_back_leaves_nothing():
+def test_reverted_change_leaves_no_hunk():
     replaced = edit("@@ make, replacing line 3\n    a\n")
     assert hunks_of("    a\n", FIRST, replaced) == ""
 
@@ -60,7 +60,7 @@ def test_a_change_that_is_taken_back_leaves_nothing():
 KNOWN = edit("@@ make, after line 3\n    b = 1\n@@ LIMIT, after line 1\nX = 1\n")
 
 
-def test_hunks_keep_their_section_and_header():
+def test_hunks_keep_section_and_header():
     assert f"{HEAD}{hunks_of('b = 1', 'c = 1', KNOWN)}".count("# Why: a reason.") == 2
     for old, new in [("    b = 1\n", "    b = 1\n    c = 1\n"), ("b = 1", "c = 1")]:
         found = hunks_of(old, new, KNOWN)
@@ -72,7 +72,7 @@ def test_hunks_keep_their_section_and_header():
     assert "?" not in grown + second
 
 
-def test_where_a_new_hunk_takes_over_a_reason_it_is_said(capsys):
+def test_new_hunk_under_existing_reason_is_reported(capsys):
     hunks_of("    b = 1\n", "    b = 2\n", KNOWN)
     hunks_of(FIRST, "    a\n")
     assert capsys.readouterr().out == ""
@@ -82,7 +82,7 @@ def test_where_a_new_hunk_takes_over_a_reason_it_is_said(capsys):
     )
 
 
-def test_hunks_vanish_with_their_lines():
+def test_hunks_are_removed_with_their_lines():
     assert "make" not in hunks_of("    b = 1\n", "", KNOWN)
     only = edit("@@ make, after line 3\n    b = 1\n")
     assert refreshed(SOURCE, parse(PATH, only), TEXT).sections == []
@@ -98,7 +98,7 @@ def test_hunks_of_two_sections_are_not_joined():
 
 
 def test_round_trip(tmp_path):
-    """Composing and refreshing gives every edit file of this repository again."""
+    """Composing, then refreshing reproduces every edit file of this repository."""
     with ZipFile(find_wheel(pinned_base("cpu"))) as wheel:
         release = Release(wheel)
         for known in edit_files():
@@ -108,7 +108,7 @@ def test_round_trip(tmp_path):
             assert refreshed(source, parse(known.path, ""), text).hunks()
 
 
-def test_a_tree(tmp_path):
+def test_refresh_tree(tmp_path):
     overlay = {f"{PATH}.edit": KNOWN}
     tree = composed(tmp_path, {PATH: TEXT}, overlay, link=True)
     changed, new = tree.folder / PATH, tree.folder / "vllm/new.py"

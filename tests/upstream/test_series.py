@@ -15,14 +15,14 @@ from tools.upstream.export import git
 from tools.upstream.trial import apply, failing_imports, run_tests, touched
 
 THERE = "tests/v1/spec_decode/unified"
-# Of what the series brings: settings, layout, one kernel.
+# Some tests of the series: settings, layout, one kernel.
 FAST = [
     f"{THERE}/config/test_sampling_params.py",
     f"{THERE}/config/test_speculative_keys.py",
     f"{THERE}/kernels/test_interpreted.py",
     f"{THERE}/worker/gpu/spec_decode/test_unified_layout.py",
 ]
-MOST_LINES = 800  # of a patch without its tests: what a maintainer can review
+MOST_LINES = 800  # of a patch without its tests: as much as a maintainer can review
 
 
 @pytest.fixture(scope="module")
@@ -39,8 +39,8 @@ def commits(tree: Path) -> list[str]:
     return git(tree, "rev-list", "--reverse", "HEAD").split()[1:]
 
 
-def test_every_patch_stands_on_those_before(tree):
-    """What its files import of what the series adds is there once it is applied."""
+def test_patches_import_only_earlier_files(tree):
+    """Files of the series that a patch imports exist once the patch is applied."""
     missing = []
     added = {path for commit in commits(tree) for path in touched(tree, commit)}
     for commit in commits(tree):
@@ -54,7 +54,7 @@ def test_every_patch_stands_on_those_before(tree):
 
 
 def imported_files(path: str, text: str) -> Iterator[str]:
-    """What an import may mean; those that only type checkers see are left out."""
+    """Files that imports may refer to, except imports under TYPE_CHECKING."""
     package = path.rpartition("/")[0].replace("/", ".")
     tree = ast.parse(text)
     typing = [n for n in tree.body if isinstance(n, ast.If)]
@@ -67,14 +67,14 @@ def imported_files(path: str, text: str) -> Iterator[str]:
                 yield name.replace(".", "/") + ".py"
 
 
-def test_patches_can_be_reviewed(tree):
+def test_patch_sizes(tree):
     for commit in commits(tree):
         stat = git(tree, "show", "--numstat", "--format=", commit, "--", "vllm")
         lines = sum(int(line.split()[0]) for line in stat.splitlines())
         assert lines <= MOST_LINES, git(tree, "log", "-1", "--format=%s", commit)
 
 
-def test_nothing_of_this_repository_is_named(tree):
+def test_patches_do_not_mention_this_repository(tree):
     ours = re.compile(r"\b(AnyDraft|\w+\.edit|overlay|from tools|import tools)\b")
     patches = (tree.parent / "patches").glob("*.patch")
     lines = (line for patch in patches for line in patch.read_text().splitlines())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ties of two tokens are told from errors, greedy and with seeds."""
+"""Ties of two tokens are distinguished from errors, greedy and seeded."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ ROW = {1: -0.5, 2: -0.55, 3: -3.0}
         ([1, 1, 1], None, None),
         ([1, 2, 5], 1, True),
         ([1, 3, 1], 1, False),
-        ([1, 1, 99], 2, False),  # at most as likely as the last one asked for
+        ([1, 1, 99], 2, False),  # at most as likely as the last of the logprobs
         ([1, 1], 2, False),
         ([1, 1, 1, 1], 3, False),
     ],
@@ -41,7 +41,7 @@ def test_greedy(found, at, is_tie):
 
 
 def test_seeded():
-    """By the noise that it was drawn with, the expected token is the best."""
+    """With the noise that it was sampled with, the expected token is the best."""
     chance, temperature = np.random.default_rng(0), SEEDED["temperature"]
     tokens = np.arange(20)
     for seed in range(50):
@@ -60,7 +60,7 @@ def test_seeded():
 
 def test_comparison():
     expected = [Expected(PROMPT, Answer([1], [ROW]), GREEDY)] * 2
-    answers = [Answer([token]) for token in (1, 2, 3, 1)]  # prompts come again
+    answers = [Answer([token]) for token in (1, 2, 3, 1)]  # prompts repeat
     comparison = Comparison()
     comparison.add(expected, answers, WITHIN)
     (tie,), (error,) = comparison.ties, comparison.errors

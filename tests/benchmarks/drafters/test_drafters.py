@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`vllm bench drafters` as a whole, on the bundled models."""
+"""`vllm bench drafters` end to end, on the bundled models."""
 
 import json
 import subprocess
@@ -23,7 +23,7 @@ FAST = [
     "1",
     "2",
 ]
-# A rejected draft takes the place of the target's own token.
+# Emits a rejected draft in place of the target's own token.
 LOSSY = """
 from vllm.v1.worker.gpu.spec_decode import rejection_sampler
 
@@ -51,8 +51,8 @@ def run(env: dict[str, str], *flags: str) -> subprocess.CompletedProcess:
     return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
 
 
-def test_fixed_settings_are_verified_whole():
-    """Of an engine that trims chains where it is not told how much to draft."""
+def test_fixed_settings_are_not_trimmed():
+    """In an engine that trims chains unless it is told how much to draft."""
     chosen = SimpleNamespace(lengths=SimpleNamespace(), trimming="some")
     engine = Engine.__new__(Engine)
     engine.scheduler, engine._trimming = SimpleNamespace(draft_lengths=chosen), "some"
@@ -79,8 +79,8 @@ def test_bundled_models(engine_env, tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_lossy_path_is_found(engine_env, models, plugin):
-    """A wrong acceptance rule, planted in the engines."""
+def test_lossy_acceptance_is_detected(engine_env, models, plugin):
+    """With engines that have a wrong acceptance rule."""
     env = plugin(engine_env, LOSSY)
     memory = ["--gpu-memory-utilization=0.2", "--kv-cache-memory-bytes=268435456"]
     small = ["--dtype=float32", "--enforce-eager", "--max-model-len=512", *memory]

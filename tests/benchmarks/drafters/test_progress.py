@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The progress of a comparison, in a terminal and where there is none."""
+"""The progress of a comparison, in a terminal and without one."""
 
 import sys
 
@@ -10,7 +10,7 @@ from vllm.benchmarks.drafters.progress import Progress
 
 @pytest.mark.parametrize("is_terminal", [True, False])
 def test_progress(monkeypatch, capsys, is_terminal):
-    """A bar, or a line for each engine that can be read in a file."""
+    """A bar in a terminal, otherwise one line per engine."""
     monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal, raising=False)
     progress = Progress(["start", "measure"] * 2)
     for name in ("pard", "eagle3"):

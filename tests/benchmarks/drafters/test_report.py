@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is said of measurements: table, plots, verdict, and the best command."""
+"""The report on measurements: table, plots, verdict, and the best command."""
 
 import json
 from dataclasses import replace
@@ -40,7 +40,7 @@ def test_table(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("speeds", "best"),
     [
-        ({("d", None): 19.9, ("d", 2): 20.0}, "pard auto"),  # as fast
+        ({("d", None): 19.9, ("d", 2): 20.0}, "pard auto"),  # equally fast
         ({("d", None): 15.0, ("d", 2): 20.0}, "pard K=2"),
         ({("d", None): 9.0, ("d", 2): 8.0}, "no speculation"),
     ],
@@ -55,7 +55,7 @@ def test_best(monkeypatch, speeds, best):
 
 @pytest.mark.parametrize(("end", "ratio"), [(9.9, 2.0), (16.0, 1.25), (5.0, 2.0)])
 def test_unsteady_machine(monkeypatch, end, ratio):
-    """No speculation counts where it was faster; far apart is said."""
+    """The faster run without speculation is the base; differences are reported."""
     speeds = {("d", None): 20.0}
     found = report(monkeypatch, PARD, speeds=speeds, at_the_end=end)
     assert [r["ratio"] for r in found.rows()][1] == pytest.approx(ratio)
@@ -63,8 +63,8 @@ def test_unsteady_machine(monkeypatch, end, ratio):
 
 
 @pytest.mark.parametrize("in_turns", [True, False])
-def test_a_machine_that_becomes_slower(monkeypatch, in_turns):
-    """A drafter twice as fast as no speculation; in turns, one answer lies between."""
+def test_slowing_machine(monkeypatch, in_turns):
+    """With a drafter that doubles the speed; in turns, both are one answer apart."""
     both = {"speeds": {("d", None): 20.0, ("d", 2): 20.0}, "slowdown": 1.1}
     found = report(monkeypatch, PARD, in_turns=in_turns, **both)
     drafted = [f for f in found.found if f.is_drafting]
@@ -75,8 +75,8 @@ def test_a_machine_that_becomes_slower(monkeypatch, in_turns):
     assert ("run it again alone" in found.advice()) != in_turns
 
 
-def test_an_engine_that_only_says_what_output_has_to_be(monkeypatch):
-    """It is in no table, and nothing is compared with its speed."""
+def test_reference_engine_is_not_reported(monkeypatch):
+    """It is in no table, and no speed is compared with its own."""
     env = {"VLLM_USE_V2_MODEL_RUNNER": "1"}
     on_v2 = EnginePlan("on V2", None, (Setting(),), env=env, repeats=0)
     other = replace(PARD, drafter="another")
@@ -86,7 +86,7 @@ def test_an_engine_that_only_says_what_output_has_to_be(monkeypatch):
 
 
 def test_lossy_drafter(monkeypatch):
-    """It is shown with its context, and is not the best however fast it is."""
+    """Differences are shown with context; it is not the best, however fast."""
     speeds = {("d", None): 20.0, ("d", 2): 15.0, ("e", None): 90.0}
     found = report(monkeypatch, PARD, EAGLE, speeds=speeds, wrong={"e"})
     assert not found.is_lossless
@@ -96,16 +96,16 @@ def test_lossy_drafter(monkeypatch):
     assert shown in found.verdict() and "NOT LOSSLESS" in found.verdict()
 
 
-def test_nothing_compared(monkeypatch):
-    """Acceptance that is made up says nothing of output."""
+def test_no_verdict_without_comparison(monkeypatch):
+    """Synthetic acceptance changes output, so it is not compared."""
     found = report(monkeypatch, replace(PARD, is_lossless=False), wrong={"d"})
     assert "Nothing is known" in found.verdict() and found.is_lossless
     assert "Lossless" not in found.verdict()
 
 
 @pytest.mark.parametrize(("gap", "is_known"), [(0.5, True), (1.5, False)])
-def test_a_target_that_differs_from_itself_tells_nothing(monkeypatch, gap, is_known):
-    """Unless a drafter's answers differ by more than its own do."""
+def test_nondeterministic_target(monkeypatch, gap, is_known):
+    """Losslessness is unknown unless a drafter differs by more than the target does."""
     done = measured(monkeypatch, PARD)
     done.within = gap
     found = Report(done, "my target", [])
@@ -117,7 +117,7 @@ def test_a_target_that_differs_from_itself_tells_nothing(monkeypatch, gap, is_kn
     assert "NOT LOSSLESS" in Report(wrong, "my target", []).verdict()
 
 
-def test_errors_of_an_engine_that_fails_later_are_told(monkeypatch):
+def test_differences_count_if_engine_fails_later(monkeypatch):
     def ask(engine: FakeEngine, command: str, **args):
         if engine.model == "e" and args.get("load") == 4:
             raise EngineError("out of memory")
@@ -131,7 +131,7 @@ def test_errors_of_an_engine_that_fails_later_are_told(monkeypatch):
 
 
 def test_failing_engine(monkeypatch):
-    """Others are measured all the same; without a base there is nothing to measure."""
+    """Other engines are still measured; a failure without speculation ends the run."""
     found = report(monkeypatch, PARD, EAGLE, broken={"d"})
     names = [f.name for f in found.found]
     assert names == ["no speculation", "eagle auto", "no speculation again"]

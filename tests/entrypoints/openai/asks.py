@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What clients ask, and what the target alone would have answered."""
+"""Random client requests, and the target's own answers to them."""
 
 import random
 from bisect import bisect_left
@@ -14,11 +14,11 @@ from tests.v1.e2e.noise import noised
 
 @dataclass(frozen=True)
 class Answer:
-    """The target alone on one prompt, past any end of text.
+    """What the target alone generates for a prompt, ignoring EOS.
 
     Attributes:
         gaps: by how much the best logprob exceeds the second, for each of `tokens`.
-        sampling: keys of a request, with which they are that.
+        sampling: the request's sampling parameters.
     """
 
     prompt: list[int]
@@ -31,7 +31,7 @@ class Answer:
 def answer_alone(
     target: torch.nn.Module, prompt: list[int], sampling: dict[str, Any], count: int
 ) -> Answer:
-    """So many tokens, past any end of text, in plain PyTorch."""
+    """Generates `count` tokens in plain PyTorch, ignoring EOS."""
     penalise = RepetitionPenaltyLogitsProcessor(sampling.get("repetition_penalty", 1.0))
     tokens: list[int] = []
     gaps: list[float] = []
@@ -49,11 +49,11 @@ def answer_alone(
 
 @dataclass(frozen=True)
 class Ask:
-    """One request, and when its client leaves.
+    """One request, and when its client disconnects.
 
     Attributes:
-        stop, stop_token: of the answer, at which it must end.
-        leave_after_s: the connection is closed then, whatever has come.
+        stop, stop_token: parts of the answer at which it must end.
+        leave_after_s: time after which the client disconnects; None: never.
     """
 
     answer: Answer
@@ -65,7 +65,7 @@ class Ask:
     leave_after_s: float | None = None
 
     def body(self) -> dict[str, Any]:
-        """What the client of OpenAI takes."""
+        """Arguments for the OpenAI client."""
         more = {"ignore_eos": self.ignore_eos, "return_token_ids": True}
         if self.stop_token is not None:
             more["stop_token_ids"] = [self.stop_token]
@@ -79,11 +79,11 @@ class Ask:
 
 
 class Asks:
-    """Draws requests.
+    """Draws random requests.
 
     Args:
-        tokenizer: a tokenizer of transformers, the target's.
-        leaving: share of clients that leave before their answer is whole.
+        tokenizer: the target's tokenizer, from transformers.
+        leaving: share of clients that may disconnect before their answer is complete.
     """
 
     def __init__(
@@ -112,19 +112,19 @@ class Asks:
         )
 
     def _stop(self, tokens: list[int]) -> str | None:
-        """Some characters out of the answer, wherever tokens begin and end."""
+        """A random substring of the answer, regardless of token boundaries."""
         text = self.text(tokens)
         if not text.isascii() or len(text) < 4:
-            return None  # bytes of a character may stand in several tokens
+            return None  # bytes of a character may be split across tokens
         begin = self.random.randrange(len(text) - 3)
         return text[begin : begin + self.random.randint(1, 8)]
 
     def expected(self, ask: Ask) -> tuple[list[int], str]:
-        """Token ids and text of the whole answer."""
+        """Token ids and text of the complete answer."""
         tokens = ask.answer.tokens[: ask.max_tokens]
         ends = {ask.stop_token, None if ask.ignore_eos else self.tokenizer.eos_token_id}
         is_end = [token in ends for token in tokens]
-        if any(is_end):  # whose text is left out
+        if any(is_end):  # the text of an end token is not returned
             tokens = tokens[: is_end.index(True) + 1]
         text = self.text(tokens[:-1] if any(is_end) else tokens)
         if ask.stop and ask.stop in text:

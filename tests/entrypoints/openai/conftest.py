@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Servers for tests."""
+"""Fixtures that start servers."""
 
 from collections.abc import Callable
 
@@ -10,7 +10,7 @@ from .server import Server
 
 @pytest.fixture(scope="module")
 def serve(models, engine_env, engine_flags, tmp_path_factory) -> Callable[..., Server]:
-    """Makes a server of the bundled target, with these flags."""
+    """Makes a server of the bundled target with the given flags."""
 
     def make(*flags: str) -> Server:
         log = tmp_path_factory.mktemp("server") / "log.txt"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A `vllm serve` in a process of its own, its counters and its memory."""
+"""Runs `vllm serve` in a subprocess, and reads its metrics and memory."""
 
 import contextlib
 import signal
@@ -23,11 +23,11 @@ from vllm.utils.network_utils import get_open_port
 HOST = "127.0.0.1"
 MODEL = "target"  # the name it is served under
 START_SECONDS, STOP_SECONDS = 180, 30
-IDLE_SECONDS = 60  # for the server to notice that clients left
+IDLE_SECONDS = 60  # for the server to notice that clients disconnected
 
 
 class Server(contextlib.AbstractContextManager):
-    """A `vllm serve`, healthy within its context, and gone after it."""
+    """A `vllm serve` process: healthy inside the context, killed after it."""
 
     def __init__(self, model: Path, flags: list[str], env: dict[str, str], log: Path):
         self.log = log
@@ -50,7 +50,7 @@ class Server(contextlib.AbstractContextManager):
         return self
 
     def __exit__(self, *_: Any) -> None:
-        """After a test that failed too: leaves nothing behind."""
+        """Kills all its processes, also after a failed test."""
         if self.process.poll() is None:
             for child in psutil.Process(self.process.pid).children(recursive=True):
                 with contextlib.suppress(psutil.NoSuchProcess):
@@ -73,7 +73,7 @@ class Server(contextlib.AbstractContextManager):
         pytest.fail(f"not healthy in {START_SECONDS} s:\n{self.log.read_text()}")
 
     def terminate(self) -> tuple[int, list[psutil.Process]]:
-        """Exit status after SIGTERM, and what children of it still live."""
+        """Exit status after SIGTERM, and child processes that are still alive."""
         children = psutil.Process(self.process.pid).children(recursive=True)
         self.process.send_signal(signal.SIGTERM)
         status = self.process.wait(timeout=STOP_SECONDS)
@@ -81,7 +81,7 @@ class Server(contextlib.AbstractContextManager):
         return status, alive
 
     def samples(self) -> Iterator[Sample]:
-        """Of all metrics of vLLM."""
+        """Samples of all vLLM metrics."""
         for family in text_string_to_metric_families(self.get("/metrics")):
             yield from (s for s in family.samples if s.name.startswith("vllm:"))
 
@@ -96,7 +96,7 @@ class Server(contextlib.AbstractContextManager):
         return found
 
     def resident_bytes(self) -> int:
-        """Of all its processes; pages that they share count for each."""
+        """RSS of all its processes; shared pages count for each."""
         total = 0
         for process in self._processes():
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -104,7 +104,7 @@ class Server(contextlib.AbstractContextManager):
         return total
 
     def gpu_bytes(self) -> int:
-        """Of its processes on the first visible GPU; 0 without one."""
+        """GPU memory of its processes on the first visible GPU; 0 without a GPU."""
         from vllm.platforms import current_platform
         from vllm.third_party import pynvml
 
@@ -122,9 +122,9 @@ class Server(contextlib.AbstractContextManager):
         return [root, *root.children(recursive=True)]
 
     def wait_until_idle(self) -> dict[str, Any]:
-        """Requests and KV blocks that a server without clients still holds.
+        """Requests and KV cache blocks that a server without clients still holds.
 
-        Counters are as of the last step, so a request of one token makes one.
+        Metrics are those of the last step, so a request for one token triggers a step.
         """
         deadline = time.monotonic() + IDLE_SECONDS
         while True:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Acceptance that falls away on a `vllm serve`: its gauge, and one line of its log."""
+"""Falling acceptance on a `vllm serve`: its gauge, and one log line."""
 
 import random
 import time
@@ -11,7 +11,7 @@ import pytest
 
 from .server import MODEL, Server
 
-# What takes a server the better part of an hour takes seconds.
+# Makes what takes a server most of an hour take seconds.
 FAST = """
 from vllm.v1.spec_decode import acceptance_watch
 
@@ -21,9 +21,9 @@ def plant():
 """
 GAUGE = "spec_decode_relative_acceptance_length"
 DRAFTS = "spec_decode_num_drafts_total"
-USUAL = 2 * 8 * 512  # so many drafts are twice as old as anything has to be
+USUAL = 2 * 8 * 512  # twice the drafts after which acceptance is compared
 LINE = "The acceptance length fell to"
-LONGEST = 240  # seconds until each of these has come
+LONGEST = 240  # seconds to wait for a metric
 PROMPT_LEN, OUTPUT_LEN, AT_ONCE = 48, 96, 8
 
 
@@ -38,7 +38,7 @@ def server(
 
 
 class Client:
-    """Asks for text that the drafter knows, or for noise."""
+    """Requests text that the drafter knows, or noise."""
 
     def __init__(self, server: Server, known: list[int]):
         self.server, self.known, self.chance = server, known, random.Random(0)
@@ -60,7 +60,7 @@ class Client:
     def ask_until(
         self, ask: Callable[[], None], name: str, is_enough: Callable[[float], bool]
     ) -> None:
-        """Until a metric is enough."""
+        """Calls `ask` until `is_enough` is true of a metric."""
         deadline = time.monotonic() + LONGEST
         while not is_enough(found := self.server.metrics()[name]):
             assert time.monotonic() < deadline, f"{name} is {found}"
@@ -68,7 +68,7 @@ class Client:
 
 
 @pytest.mark.slow
-def test_a_fall_is_on_the_gauge_and_told_once(server, held_out_tokens):
+def test_falling_acceptance_is_logged_once(server, held_out_tokens):
     client = Client(server, held_out_tokens)
     assert isnan(server.metrics()[GAUGE])
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`vllm serve` with the bundled target and PARD, through the OpenAI client.
 
-The answers to expect are those of the target alone, in plain PyTorch.
+Expected answers are those of the target alone, in plain PyTorch.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ def complete(client: openai.OpenAI) -> str:
 
 @pytest.fixture(scope="module")
 def asks(models: Path) -> Asks:
-    """For the target's answers to `CODE` and to its beginnings."""
+    """Requests with prefixes of `CODE`, and the target's answers to them."""
     target = load_model(models / "target")
     tokenizer = AutoTokenizer.from_pretrained(models / "target")
     prompts = [CODE[:n] for n in range(len(CODE), 3, -7)]
@@ -52,7 +52,7 @@ def asks(models: Path) -> Asks:
 
 @pytest.fixture(scope="module")
 def expected(asks: Asks) -> str:
-    """What the target says to `CODE`."""
+    """The target's answer to `CODE`."""
     return asks.expected(Ask(asks.answers[0], 24, ignore_eos=False, is_stream=False))[1]
 
 
@@ -70,7 +70,7 @@ def server(serve, models) -> Iterator[Server]:
 
 
 def test_same_text_as_without_speculation(server, expected):
-    """Streamed too: `test_clients_that_come_and_go`."""
+    """`test_concurrent_clients_that_disconnect` tests streaming too."""
     assert complete(server.client) == expected != ""
 
 
@@ -82,15 +82,15 @@ def test_same_text_as_without_speculation(server, expected):
     ],
     ids=["logit_bias", "bad_words"],
 )
-def test_a_request_that_is_too_large_ends_alone(server, expected, more: dict):
-    """It ended the engine, for all."""
+def test_too_large_request_fails_alone(server, expected, more: dict):
+    """Regression: it ended the engine for all requests."""
     with pytest.raises(openai.BadRequestError, match="must be at most"):
         server.client.completions.create(prompt=CODE, **GREEDY, **more)
     assert complete(server.client) == expected
 
 
-def test_metrics_and_log_tell_drafts_mode_length_and_time(server):
-    """What each counter counts is for `tests/v1/metrics` to say."""
+def test_metrics_and_log(server):
+    """`tests/v1/metrics` tests what each counter counts."""
     deadline = time.monotonic() + 30
     while not (
         counted(server, "num_timed_steps") and LINE.search(server.log.read_text())
@@ -115,15 +115,15 @@ def counted(server: Server, name: str) -> float:
 
 
 @pytest.mark.parametrize("file", ["docs/observability.md", DASHBOARD])
-def test_metrics_that_are_named_are_exported(server, file):
-    """But those of trees, which `tests/v1/e2e/test_draft_trees.py` reads, and of draft
-    lengths that the engine chooses."""
+def test_documented_metrics_are_exported(server, file):
+    """Except those of trees, which `tests/v1/e2e/test_draft_trees.py` tests, and of
+    draft lengths that the engine chooses."""
     exported = {sample.name for sample in server.samples()}
     named = set(re.findall(r"vllm:(?!\w*(?:tree|gain))\w+", (ROOT / file).read_text()))
     assert len(named) > 3 and named <= exported
 
 
-def test_clients_that_come_and_go(server, asks: Asks):
+def test_concurrent_clients_that_disconnect(server, asks: Asks):
     traffic = Traffic(server.url, asks, tie=0.0)
     for all_leave in (False, True):
         asyncio.run(traffic.round(16, 3.0, all_leave))
@@ -132,8 +132,8 @@ def test_clients_that_come_and_go(server, asks: Asks):
     assert not any(server.wait_until_idle().values())
 
 
-def test_sigterm_ends_it_cleanly(server):
-    """Last: it stops the server the other tests use."""
+def test_sigterm_shuts_down_cleanly(server):
+    """Last, since it stops the server that the other tests use."""
     status, alive = server.terminate()
     assert status == 0, server.log.read_text()
     assert not alive

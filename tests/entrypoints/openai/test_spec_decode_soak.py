@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`vllm serve` with a drafter under many clients: is every answer the target's own?
+"""`vllm serve` with a drafter and many clients: is every answer the target's own?
 
-Clients ask for random lengths, streamed and not, with stop strings, penalties and
-seeds, and some leave in the middle. The KV cache is so small that requests are
-preempted all the time. Traffic comes in rounds; every other one ends with all clients
-leaving at once. After each the server must be idle with every KV block free, and its
-memory is noted.
+Clients request random lengths, streamed and not, with stop strings, penalties and
+seeds, and some disconnect early. The KV cache is so small that requests are preempted
+all the time. Traffic comes in rounds; every other round ends with all clients
+disconnecting at once. After each round the server must be idle with every KV cache
+block free, and its memory is recorded.
 
-`VLLM_TEST_SOAK_SECONDS` is how long each drafter is kept busy.
+`VLLM_TEST_SOAK_SECONDS` is the duration of the traffic for each drafter.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ from .traffic import Traffic
 SECONDS = float(os.environ.get("VLLM_TEST_SOAK_SECONDS", 30))
 ROUNDS, CLIENTS, LEAVING = 4, 64, 0.5
 PROMPTS, LONGEST_PROMPT, LONGEST_OUTPUT = 12, 120, 24
-# A KV cache that holds some of the requests that run.
+# The KV cache holds only some of the running requests.
 PRESSED = [
     f"--max-model-len={LONGEST_PROMPT + LONGEST_OUTPUT}",
     "--max-num-seqs=8",
@@ -37,9 +37,9 @@ PRESSED = [
     "--num-gpu-blocks-override=13",
     "--enable-prefix-caching",
 ]
-# Logprobs closer than this are equal, as far as products of another shape can tell.
+# Logprobs closer than this are ties: products of another shape round differently.
 TIE = 1e-3
-# From half time on: workers so young take up to 70 MiB, which settles.
+# In the second half of the rounds: new workers grow by up to 70 MiB, and then stop.
 MAX_GROWTH = 128 << 20
 DRAFTERS = {
     "pard": {"method": "draft_model", "num_speculative_tokens": 7},
@@ -50,7 +50,7 @@ DRAFTERS = {
         "draft_tree": 15,
     },
 }
-# Of prompts in turn. Under a penalty rows depend on the tokens before them.
+# Of prompts in turn. With a penalty, logits depend on the draft tokens before them.
 SAMPLING: list[dict[str, Any]] = [
     {"temperature": 0},
     {"temperature": 0, "repetition_penalty": 1.3},
@@ -65,7 +65,7 @@ def answers(models: Path, held_out_tokens: list[int]) -> list[Answer]:
     target, draw = load_model(models / "target"), random.Random(0)
     starts = [draw.randrange(len(held_out_tokens) - LONGEST_PROMPT) for _ in range(4)]
     found = []
-    for number in range(PROMPTS):  # some share a beginning, for the prefix cache
+    for number in range(PROMPTS):  # some share a prefix, for the prefix cache
         start = starts[number % len(starts)]
         prompt = held_out_tokens[start : start + draw.randint(1, LONGEST_PROMPT)]
         sampling = SAMPLING[number % len(SAMPLING)]
@@ -74,7 +74,7 @@ def answers(models: Path, held_out_tokens: list[int]) -> list[Answer]:
 
 
 def soak(server: Server, traffic: Traffic) -> list[dict[str, Any]]:
-    """What the server holds after each round."""
+    """Runs all rounds; returns what the server still holds after each."""
     moments = []
     for number in range(ROUNDS):
         all_leave = number % 2 == 1
@@ -88,7 +88,7 @@ def soak(server: Server, traffic: Traffic) -> list[dict[str, Any]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_soak(serve, models: Path, answers: list[Answer], name: str):
-    """No wrong token, no lost block, no request without an end, no growing memory."""
+    """No wrong tokens, leaked KV cache blocks, stuck requests or growing memory."""
     spec = DRAFTERS[name] | {"model": str(models / name.partition("-")[0])}
     tokenizer = AutoTokenizer.from_pretrained(models / "target")
     asks = Asks(answers, tokenizer, LEAVING, seed=0)
@@ -97,12 +97,12 @@ def test_soak(serve, models: Path, answers: list[Answer], name: str):
         moments, found = soak(server, traffic), server.metrics()
     assert traffic.complaints == []
     assert not any(m["stuck_requests"] or m["leaked_blocks"] for m in moments)
-    # What was said behind a tie cannot be compared: there must be little of it.
+    # Tokens after a tie cannot be compared: there must be few of them.
     assert traffic.counts["tokens_after_ties"] < 0.01 * traffic.counts["tokens"]
     half, last = moments[(ROUNDS - 1) // 2], moments[-1]
     for memory in ("rss", "gpu"):
         assert last[memory] - half[memory] < MAX_GROWTH, memory
-    # Traffic that missed what it is for shows nothing.
+    # The traffic must have had aborts, preemptions, prefix cache hits and drafts.
     assert traffic.counts["whole"] > 0 < traffic.counts["aborted"]
     assert found["num_preemptions_total"] > 0 < found["prefix_cache_hits_total"]
     drafts = found["spec_decode_num_drafts_total"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Concurrent clients of one server: traffic for some seconds, then silence."""
+"""Concurrent clients of one server, in rounds of some seconds."""
 
 import asyncio
 import time
@@ -13,18 +13,19 @@ import openai
 from .asks import Ask, Asks
 from .server import MODEL
 
-DRAIN_S = 300  # for the requests that are under way when a round ends
+DRAIN_S = 300  # for the requests in flight when a round ends
 
 
 class Traffic:
-    """Clients that ask, and a count of what came of it.
+    """Clients that send requests and check the answers.
 
     Args:
-        tie: logprobs of the target closer than this are equal.
+        tie: logprobs of the target closer than this are ties.
 
     Attributes:
-        counts: requests, whole, aborted (its client left), tokens, tokens_after_ties.
-        complaints: the first wrong answers and errors, in words.
+        counts: numbers of requests, whole (complete answers), aborted (by the client),
+            tokens and tokens_after_ties.
+        complaints: the first wrong answers and errors, as text.
     """
 
     def __init__(self, url: str, asks: Asks, tie: float):
@@ -33,10 +34,10 @@ class Traffic:
         self.complaints: list[str] = []
 
     async def round(self, num_clients: int, seconds: float, leave: bool) -> None:
-        """All clients ask one request after the other, until the time is over.
+        """Each client sends one request after the other until the time is over.
 
         Args:
-            leave: all of them leave then, at once; else they wait for their answers.
+            leave: whether all of them disconnect then, instead of waiting for answers.
 
         Raises:
             TimeoutError: a request was never answered.
@@ -78,14 +79,14 @@ class Traffic:
         self._judge(ask, tokens, "".join(text))
 
     def _judge(self, ask: Ask, tokens: list[int], text: str | None = None) -> None:
-        """Compares with the target alone; a text belongs to a whole answer."""
+        """Compares with the target's answer; `text` is None for an aborted one."""
         self.counts["tokens"] += len(tokens)
         wanted, whole_text = self.asks.expected(ask)
-        if text is None:  # the beginning is enough
+        if text is None:  # the tokens received must be a prefix
             wanted = wanted[: len(tokens)]
         same = [a == b for a, b in zip(tokens, wanted, strict=False)]
         if not all(same) and ask.answer.gaps[same.index(False)] < self.tie:
-            # Equal, as far as products of another shape can tell.
+            # A tie: matrix products of another shape round differently.
             self.counts["tokens_after_ties"] += len(tokens) - same.index(False)
         elif tokens != wanted or text not in (None, whole_text):
             self._complain(f"{ask}: {tokens} {text!r} is not {wanted} {whole_text!r}")
@@ -96,10 +97,10 @@ class Traffic:
 
 
 async def answer(client: openai.AsyncOpenAI, ask: Ask) -> AsyncIterator[Any]:
-    """The choices of all chunks, or the one choice of an answer in one piece.
+    """The choices of all chunks, or the only choice of an answer without streaming.
 
     Raises:
-        openai.OpenAIError: the server refused, or went away.
+        openai.OpenAIError: the server refused the request, or is gone.
     """
     found = await client.completions.create(model=MODEL, **ask.body())
     if not ask.is_stream:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels that are compiled for a CPU."""
+"""Fixtures for tests of kernels compiled for a CPU."""
 
 import pytest
 from triton.runtime.jit import JITFunction
@@ -22,7 +22,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture
 def twice(monkeypatch) -> Twice:
-    """Each launch of the test is compared with the interpreter's."""
+    """Compares each kernel launch of the test with the interpreter."""
     checked = Twice(JITFunction.run)
     monkeypatch.setattr(
         JITFunction, "run", lambda *args, **given: checked(*args, **given)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a launch on a CPU takes, when it compiles, and what it does if it cannot."""
+"""Launches on a CPU: arguments, compilation, and the fallback to the interpreter."""
 
 import sys
 import warnings
@@ -26,20 +26,20 @@ def _sum_kernel(x, out, count, scale=2.0, N: tl.constexpr = 8):
 
 @pytest.fixture
 def kernel(monkeypatch, tmp_path) -> CpuKernel:
-    """That nothing has been compiled for."""
+    """A kernel that has not been compiled yet."""
     monkeypatch.setattr(knobs.cache, "dir", str(tmp_path))
     return CpuKernel(_sum_kernel)
 
 
 def launch(kernel: CpuKernel, dtype=torch.int32, grid=(1,), count=8, **more) -> float:
-    """The sum that the first program finds."""
+    """Launches the kernel; returns the sum of its first program."""
     out = torch.zeros(4)
     kernel.launch(grid, (torch.arange(8, dtype=dtype), out, count), more)
     return out[0].item()
 
 
 def test_arguments(kernel):
-    """By position, by name, left out, and those for a GPU's compiler."""
+    """Positional, by keyword, omitted, and options of the GPU compiler."""
     assert launch(kernel) == 56
     assert launch(kernel, scale=0.5, num_warps=4, num_stages=2) == 14
     assert launch(kernel, count=np.int64(3), N=4) == 6
@@ -47,13 +47,13 @@ def test_arguments(kernel):
     assert launch(kernel, grid=(0,)) == 0
 
 
-def test_an_argument_of_no_known_type(kernel):
+def test_unsupported_argument_type(kernel):
     with pytest.raises(TypeError, match="a kernel on a CPU takes no str"):
         launch(kernel, count="8")
 
 
-def test_it_is_compiled_for_types_and_constexprs(kernel):
-    """Not for numbers, as on a GPU: a 1 would be compiled in the midst of serving."""
+def test_compiled_per_types_and_constexprs(kernel):
+    """Not per value, as on a GPU: the first 1 would compile while serving."""
     for count in (1, 2, 8, 16):
         launch(kernel, count=count)
     assert len(kernel.compiled) == 1
@@ -62,13 +62,13 @@ def test_it_is_compiled_for_types_and_constexprs(kernel):
     assert len(kernel.compiled) == 3
 
 
-def test_the_next_process_compiles_nothing(kernel, monkeypatch):
+def test_compiled_kernel_is_cached(kernel, monkeypatch):
     assert launch(kernel) == 56
     monkeypatch.delattr(compiler.machine, "compile_object")
     assert launch(CpuKernel(_sum_kernel)) == 56
 
 
-def test_what_is_not_compiled_is_interpreted(kernel, monkeypatch):
+def test_unsupported_operation_is_interpreted(kernel, monkeypatch):
     lines: list[str] = []
     monkeypatch.setattr(
         kernels.logger, "warning", lambda text, *args: lines.append(text % args)
@@ -80,15 +80,15 @@ def test_what_is_not_compiled_is_interpreted(kernel, monkeypatch):
     assert "tt.reduce is not compiled there" in line
 
 
-def test_vllm_takes_the_place_of_kernels_beside_a_compiler():
-    """It looks at what all modules hold; llvmlite's library has any attribute."""
+def test_rebind_kernels_with_llvmlite_loaded():
+    """It inspects all modules' attributes; llvmlite's library has any attribute."""
     assert "llvmlite.binding.ffi" in sys.modules
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         _rebind_kernels([])
 
 
-def test_kernels_are_found_where_objects_keep_them(monkeypatch):
+def test_rebind_kernels_in_object_attributes(monkeypatch):
     owner = SimpleNamespace(kernel=(kernel := object()))
     monkeypatch.setattr(compiler, "owner", owner, raising=False)
     _rebind_kernels([(kernel, wrapper := object())])

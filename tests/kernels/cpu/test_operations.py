@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What kernels are made of, compiled for the CPU, against the interpreter."""
+"""Triton operations, compiled for the CPU, compared with the interpreter."""
 
 from typing import NamedTuple
 
@@ -23,7 +23,7 @@ SLOW = dict(
 )
 INTEGERS = (torch.int32, torch.int64, torch.uint8)
 FLOATS = (torch.float32, torch.float64, torch.float16)
-# At and about where arithmetic and comparisons are special.
+# Special cases of arithmetic and comparisons, and values near them.
 SPECIAL = [
     0.0,
     -0.0,
@@ -135,7 +135,7 @@ def _reductions_kernel(x, out, index, ROWS: tl.constexpr, N: tl.constexpr):
 @settings(max_examples=10, **SLOW)
 @given(seed=st.integers(0, 2**31))
 def test_reductions(twice: Twice, rows: int, size: int, seed: int):
-    """Numbers that come up often: of equal ones the first is the largest."""
+    """With few distinct values, to test ties: the first one wins."""
     chance = torch.Generator().manual_seed(seed)
     x = torch.randint(-9, 9, (rows, size), generator=chance).float()
     out = torch.zeros(rows + 5 * size + 1)
@@ -167,7 +167,7 @@ def _next_collatz(number):
 
 @triton.jit
 def _control_kernel(x, out, pairs, limit, N: tl.constexpr):
-    """Loops that carry scalars and tensors, early ends, a tuple, grids of two axes."""
+    """Loops that carry scalars and tensors, early returns, a tuple, a 2D grid."""
     at = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
     if at >= limit:
         return
@@ -214,7 +214,7 @@ def _bfloat16_kernel(x, out, N: tl.constexpr):
 
 
 def test_bfloat16():
-    """Against PyTorch: the interpreter knows no constants of it."""
+    """Compared with PyTorch: the interpreter has no bfloat16 constants."""
     bits = torch.arange(-(2**31), 2**31, 2**32 // SIZE + 8193)
     x = torch.cat([bits.int().view(torch.float32), torch.tensor(SPECIAL)])[:SIZE]
     out = torch.zeros(3, SIZE, dtype=torch.bfloat16)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels of a Model Runner V2 step on random batches, against the interpreter."""
+"""Kernels of a Model Runner V2 step, on random batches, against the interpreter."""
 
 import os
 
@@ -26,7 +26,7 @@ SLOW = dict(
 
 
 class Batch:
-    """Random requests, in prompts, decoding or drafted for, in states of their own."""
+    """Random requests: prefilling, decoding or with drafts, in random state slots."""
 
     def __init__(self, lengths: list[int], drafts: list[int], seed: int) -> None:
         self.chance = torch.Generator().manual_seed(seed)
@@ -89,7 +89,7 @@ def test_inputs(twice: Twice, b: Batch):
 @settings(**SLOW)
 @given(batches(), st.sampled_from([(16,), (4, 8)]))
 def test_block_tables(b: Batch, sizes: tuple[int, ...]):
-    """Tables are reached by their addresses: what is in them is compared here."""
+    """Kernels get the tables' addresses, so the contents are compared here."""
     tables = BlockTables(
         list(sizes), STATES + 1, LENGTH, [20] * len(sizes), torch.device("cpu")
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Launches a kernel twice, compiled for the CPU and interpreted, and compares."""
+"""Launches a kernel twice, compiled for the CPU and interpreted, and compares both."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -19,10 +19,10 @@ def tensors(values: Any) -> Iterator[torch.Tensor]:
 
 
 class Twice:
-    """In the place of what launches kernels.
+    """Replaces `JITFunction.run`, which launches kernels.
 
     Attributes:
-        names: of the kernels whose launches have been compared.
+        names: names of kernels whose launches have been compared.
     """
 
     def __init__(self, run: Any) -> None:
@@ -44,8 +44,8 @@ class Twice:
 
 
 def compare(found: torch.Tensor, wanted: torch.Tensor, name: str) -> None:
-    """Bit for bit, but for a rounding of floats: sums have another order, and NumPy's
-    functions are not the C library's."""
+    """Bit for bit, except for rounding of floats: sums have another order, and NumPy's
+    functions differ from the C library's."""
     if found.is_floating_point():
         torch.testing.assert_close(
             found, wanted, rtol=2e-6, atol=1e-6, equal_nan=True,

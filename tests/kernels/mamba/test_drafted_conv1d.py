@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A causal convolution over drafts, of which some are rejected, on a CPU."""
+"""Causal convolution over drafts, some of which are rejected, on a CPU."""
 
 import random
 
@@ -10,13 +10,13 @@ import torch.nn.functional as F
 from vllm.model_executor.layers.mamba.ops.causal_conv1d import causal_conv1d_update
 
 pytest.importorskip("vllm.model_executor.layers.mamba.ops.cpu.drafted_conv1d")
-DIM, WIDTH, MOST = 6, 4, 5  # tokens of a request and step, at most
+DIM, WIDTH, MOST = 6, 4, 5  # MOST: maximum number of tokens per request and step
 NUM_BLOCKS, NULL = 7, 0
 
 
 @pytest.mark.parametrize("activation", ["silu", None])
-def test_only_accepted_tokens_are_remembered(on_cpu, activation):
-    """Other lengths in each step, fewer tokens than there may be, and padding."""
+def test_conv_state_keeps_accepted_tokens_only(on_cpu, activation):
+    """With varying lengths, up to the maximum, and padding."""
     if not on_cpu:
         pytest.skip("a GPU has a kernel of vLLM's own")
     torch.manual_seed(0)
@@ -24,7 +24,7 @@ def test_only_accepted_tokens_are_remembered(on_cpu, activation):
     weight, bias = torch.randn(DIM, WIDTH), torch.randn(DIM)
     states = torch.zeros(NUM_BLOCKS, DIM, WIDTH - 1 + MOST - 1)
     blocks = torch.tensor([[3, 4], [NULL, NULL], [5, 6]], dtype=torch.int32)
-    texts = [torch.zeros(0, DIM) for _ in blocks]  # what was accepted
+    texts = [torch.zeros(0, DIM) for _ in blocks]  # accepted inputs
     accepted = torch.ones(len(blocks), dtype=torch.int32)
     for _ in range(20):
         fed = [torch.randn(rng.randint(1, MOST), DIM) for _ in blocks]

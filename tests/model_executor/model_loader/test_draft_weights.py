@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors of draft checkpoints on their way into a model; none may be missing."""
+"""Loading tensors of draft checkpoints into a model; none may be missing."""
 
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -23,7 +23,7 @@ def parameter(*shape: int, dtype=torch.float32) -> nn.Parameter:
 
 
 class Model(nn.Module):
-    """A draft model; or a head, of a reduced vocabulary or the whole one."""
+    """A draft model, or a head with a reduced or the full vocabulary."""
 
     packed_modules_mapping: ClassVar = {"qkv_proj": ["q_proj", "k_proj", "v_proj"]}
 
@@ -47,7 +47,7 @@ class Model(nn.Module):
         at.register_parameter(last, parameter(*shape))
 
     def fill(self, weights) -> None:
-        """What a loader does: parts of a packed weight go to rows of their own."""
+        """Loads weights; shards of a packed weight go to their own rows."""
         parameters = dict(self.named_parameters())
         rows = {"q_proj": slice(0, 2), "k_proj": slice(2, 4), "v_proj": slice(4, 6)}
         for name, tensor in weights:
@@ -75,7 +75,7 @@ def head_tensors(reduced: bool) -> dict[str, torch.Tensor]:
 
 @pytest.fixture
 def load(monkeypatch) -> Callable[..., Model]:
-    """Loads tensors into a model; raises what loading raises."""
+    """Loads tensors into a model through `DraftWeights`."""
 
     def run(model: Model, given, method="eagle3", quantization=None, rows=None):
         drafter = DrafterConfig(method, 1, checkpoint_vocab_size=rows)
@@ -109,9 +109,9 @@ def load(monkeypatch) -> Callable[..., Model]:
 def test_missing_tensor_of_a_draft_model_is_named(
     name: str, quantization: str | None, method: str, load
 ):
-    """Of a quantized one only what is not quantized is checked."""
+    """In a quantized model only layers that are not quantized are checked."""
     given, model = tensors(), Model()
-    model.has_own_lm_head = False  # so vLLM's Llama says, which can be a target too
+    model.has_own_lm_head = False  # as in vLLM's Llama, which can be a target too
     for layer in model.model.layers.children():
         layer.qkv_proj.quant_method = type(method, (), {})()
     load(model, given, "draft_model", quantization)
@@ -139,8 +139,8 @@ def test_missing_tensor_of_a_head(name: str, reduced: bool, load):
 
 
 @pytest.mark.parametrize("name", ["model.layers.1.gate", "extra.0", "lm_head.scale"])
-def test_tensor_without_a_place_is_named(name: str, load):
-    """By vLLM's loader, in words that say whose it is and what to change."""
+def test_unexpected_tensor_is_named(name: str, load):
+    """vLLM's loader raises; the error names the checkpoint and what to change."""
 
     class Loaded(Model):
         def fill(self, weights) -> None:
@@ -152,7 +152,7 @@ def test_tensor_without_a_place_is_named(name: str, load):
 
 
 class Dropping(Model):
-    """It has no place for some tensors, and says nothing."""
+    """Ignores some tensors silently."""
 
     def fill(self, weights) -> None:
         super().fill((n, w) for n, w in weights if not n.endswith(self.dropped))
@@ -161,7 +161,7 @@ class Dropping(Model):
 @pytest.mark.parametrize(
     "name", ["layers.0.hidden_norm.bias", "fc.weight", "input_norm.weight"]
 )
-def test_tensor_that_is_dropped_is_told(name: str, load, caplog_vllm):
+def test_ignored_tensor_warns(name: str, load, caplog_vllm):
     given = head_tensors(True) | {name: torch.ones(HIDDEN)}
     model = Dropping(is_reduced=True)
     model.dropped = name
@@ -170,8 +170,8 @@ def test_tensor_that_is_dropped_is_told(name: str, load, caplog_vllm):
     assert f"{name} of a/drafter is not used" in record.getMessage()
 
 
-def test_zeros_that_a_model_has_no_use_for_are_dropped(load):
-    """Some quantized and converted checkpoints hold such biases."""
+def test_unused_zeros_are_ignored(load):
+    """Some quantized and converted checkpoints have such biases."""
     given = tensors() | {"model.layers.0.q_proj.bias": torch.zeros(2)}
     model = Dropping()
     model.dropped = ".bias"
@@ -202,8 +202,8 @@ def test_names_of_heads(rename: Callable[[str], str], load):
     "rows, dtype",
     [(VOCAB, torch.int32), (VOCAB, torch.int64), (VOCAB + 2, torch.int64)],
 )
-def test_d2t_of_a_whole_vocabulary_is_dropped(rows: int, dtype: torch.dtype, load):
-    """It may be padded to more rows than the target has: none is another token."""
+def test_d2t_of_full_vocabulary_is_ignored(rows: int, dtype: torch.dtype, load):
+    """It maps each token to itself, and may have more rows than the target."""
     load(Model(False), head_tensors(False) | {"d2t": torch.zeros(rows, dtype=dtype)})
 
 
@@ -211,20 +211,20 @@ def test_d2t_of_a_whole_vocabulary_is_dropped(rows: int, dtype: torch.dtype, loa
     "reduced, offsets",
     [(True, [0, 1, 9]), (True, [-1, 0, 0]), (False, [1, -1, 0, 0, 0, 0])],
 )
-def test_d2t_that_maps_nowhere_is_refused(reduced: bool, offsets: list[int], load):
+def test_invalid_d2t_is_refused(reduced: bool, offsets: list[int], load):
     given = head_tensors(reduced) | {"d2t": torch.tensor(offsets)}
     with pytest.raises(ValueError, match="d2t of a/drafter names "):
         load(Model(reduced), given)
 
 
-def test_d2t_that_names_a_token_twice_is_told(load, caplog_vllm):
+def test_duplicate_d2t_entries_warn(load, caplog_vllm):
     load(Model(True), head_tensors(True) | {"d2t": torch.tensor([1, 0, 0])})
     assert "names 1 of its tokens twice" in caplog_vllm.text
 
 
 @pytest.mark.parametrize("own", [VOCAB - 2, VOCAB + 2])
-def test_vocabulary_gets_the_targets_rows(own: int, load):
-    """Padding repeats the last row, and so never is the first of the likeliest."""
+def test_embeddings_get_as_many_rows_as_target(own: int, load):
+    """Padding repeats the last row, so argmax, which takes the first, ignores it."""
     rows = torch.arange(own * HIDDEN, dtype=torch.float32).view(own, HIDDEN)
     given = tensors() | {"model.embed_tokens.weight": rows}
     model = load(Model(), given, "draft_model", rows=own)
@@ -234,8 +234,8 @@ def test_vocabulary_gets_the_targets_rows(own: int, load):
     assert (loaded[common:] == rows[-1]).all()
 
 
-def test_only_drafters_pass_through_it(monkeypatch):
-    """The target's weights go from its files to the model."""
+def test_target_weights_are_not_checked(monkeypatch):
+    """The target's weights go to the model directly."""
     loader = DefaultModelLoader.__new__(DefaultModelLoader)
     for name in ("_init_ep_weight_filter", "_init_mm_encoder_only_weight_filter"):
         monkeypatch.setattr(DefaultModelLoader, name, lambda *args: None)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether drafts are still accepted as they were: one warning where they are not."""
+"""Warns if drafts are accepted less often than before."""
 
 import time
 from collections import Counter
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 logger = init_logger(__name__)
 
-# What was seen counts half after so many seconds and so many drafts, whichever is
-# later: a lone request's text, and a moment of a full batch, are no measure.
+# A recent observation counts half after so many seconds and drafts, whichever is later:
+# neither one request's text nor a moment of a full batch is representative.
 SECONDS, DRAFTS = 120.0, 4096
-# And in what is usual, after so many times as much: the better part of a day.
+# A usual one has so many times that half-life: most of a day.
 TIMES = 512
-BLOCK = 256  # drafts that are taken in at once
-LEAST_AGE = 8.0  # half-lives of what is recent before anything is called usual
-LEAST_REACHED = 64.0  # drafts of a position, or nothing is said of it
+BLOCK = 256  # drafts that are added at once
+LEAST_AGE = 8.0  # half-lives of recent observations before anything counts as usual
+LEAST_REACHED = 64.0  # drafts that a position needs in order to be compared
 FALLEN, RISEN = 0.75, 0.9  # relative acceptance lengths where a fall begins and ends
 
 
@@ -38,8 +38,8 @@ class FadingRates:
         self.reached, self.accepted = np.zeros((2, depth))
 
     def add(self, keep: float, outcomes: Counter[tuple[int, int]]) -> None:
-        """Takes in so many drafts of each (drafted, accepted) number of tokens, after
-        older ones faded to a share of `keep`."""
+        """Fades older observations to a share of `keep`, then adds drafts, counted by
+        their numbers of (drafted, accepted) tokens."""
         self.reached *= keep
         self.accepted *= keep
         for (drafted, accepted), count in outcomes.items():
@@ -47,7 +47,7 @@ class FadingRates:
             self.accepted[:accepted] += count
 
     def length(self, depth: int) -> float:
-        """Acceptance length of drafts of so many tokens."""
+        """Acceptance length of drafts of `depth` tokens."""
         rates = self.accepted[:depth] / self.reached[:depth]
         return 1.0 + float(np.cumprod(rates).sum())
 
@@ -55,9 +55,9 @@ class FadingRates:
 class AcceptanceWatch:
     """Compares the acceptance of recent drafts with that of the last day or so.
 
-    It is that of chains: acceptance by position does not depend on how many tokens a
-    load lets draft, nor on a tree's further nodes. Where only the likeliest drafts are
-    verified, that of the first drafts alone: of later ones only likely ones are.
+    It compares chains by position, which depends neither on how many tokens are drafted
+    at a load, nor on the further nodes of a tree. With trimming it compares only first
+    drafts, since of the later positions only likely drafts are verified.
 
     Args:
         model: the drafter's name.
@@ -65,7 +65,7 @@ class AcceptanceWatch:
         limit: first position that the drafter cannot draft.
 
     Attributes:
-        relative: recent acceptance length over the usual one; None at first.
+        relative: recent acceptance length divided by the usual one; None at first.
     """
 
     def __init__(self, model: str, depth: int, limit: int):
@@ -77,9 +77,9 @@ class AcceptanceWatch:
 
     @classmethod
     def of(cls, scheduler: "Scheduler") -> "AcceptanceWatch | None":
-        """None where the unified speculator does not draft."""
+        """The watch of an engine; None if the unified speculator does not draft."""
         spec = scheduler.vllm_config.speculative_config
-        # Not of a config that was never resolved, as code of others may make one.
+        # None for a config that was never resolved, which other code may make.
         drafter = getattr(spec, "drafter", None)
         if not isinstance(drafter, DrafterConfig) or not drafter.is_unified:
             return None
@@ -93,7 +93,7 @@ class AcceptanceWatch:
         request: "Request",
         tree: "AcceptedNodes | None" = None,
     ) -> None:
-        """Takes in the verified drafts of one request."""
+        """Records the verified drafts of one request."""
         if not are_within(self.limit, request, num_drafts):
             return
         if tree is not None:
@@ -104,7 +104,7 @@ class AcceptanceWatch:
             self._new.clear()
 
     def tell(self, step: "StepDrafting | None") -> None:
-        """Adds to a step's stats how acceptance compares."""
+        """Adds the relative acceptance length to a step's stats."""
         if step is not None:
             step.relative_acceptance_length = self.relative
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which nodes of a request's draft tree were accepted, as the scheduler hears of it."""
+"""Which nodes of a request's draft tree were accepted, for the scheduler."""
 
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -12,11 +12,10 @@ class AcceptedNodes(NamedTuple):
 
     Attributes:
         numbers: of its nodes, ascending. The first N nodes of a larger tree are the
-            tree of N nodes: so of a tree of any size those count whose number is not
-            above it.
-        ranks: how many places each node's token is behind the best one of its depth.
+            tree of N nodes, which would have had those numbers up to N accepted.
+        ranks: rank of each node's token at its depth, 0 for the best one.
         max_depth: K.
-        is_chain: whether the chain of best tokens was verified in the tree's place.
+        is_chain: whether the chain of best tokens was verified instead of the tree.
     """
 
     numbers: list[int]
@@ -26,11 +25,11 @@ class AcceptedNodes(NamedTuple):
 
     @property
     def num_best(self) -> int:
-        """Nodes that the chain of best tokens has in common with the path.
+        """Nodes that the path has in common with the chain of best tokens.
 
-        Where that chain ends within the tree for want of nodes, it might have gone on,
-        which is so in one step of twenty with 15 nodes, and in one of sixty with 31:
-        what chains accept is told too low by less than a hundredth.
+        The tree may contain only the beginning of that chain, which might have been
+        accepted further. This is so in one step of twenty with 15 nodes, and in one of
+        sixty with 31; it makes the acceptance of chains too low by less than 1 %.
         """
         return next((i for i, rank in enumerate(self.ranks) if rank), len(self.ranks))
 
@@ -38,7 +37,7 @@ class AcceptedNodes(NamedTuple):
     def of(
         cls, output: "ModelRunnerOutput", req_index: int, num_accepted: int
     ) -> "AcceptedNodes | None":
-        """Those of a request; None in a step that verified chains."""
+        """The accepted nodes of a request; None in a step that verified chains."""
         if (nodes := output.accepted_nodes) is None:
             return None
         numbers, ranks = nodes[:, req_index, 1 : num_accepted + 1].tolist()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A request that wants no drafts: `disable_spec_decode` of its extra arguments."""
+"""Turns drafting off for a request: `disable_spec_decode` in its extra arguments."""
 
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
@@ -19,17 +19,18 @@ KEY = "disable_spec_decode"
 
 
 def refuses_drafts(params: "SamplingParams | None") -> bool:
-    """Whether no draft is to be accepted for a request."""
+    """Whether a request has turned drafting off: none of its drafts is accepted."""
     return bool(params and params.extra_args and params.extra_args.get(KEY))
 
 
 def check_opt_out(
     params: "SamplingParams", speculative_config: "SpeculativeConfig | None"
 ) -> None:
-    """Checks the argument; without speculation there is nothing to turn off.
+    """Checks the argument; without speculation it has no effect.
 
     Raises:
-        VLLMValidationError: it is neither true nor false, or nobody goes by it.
+        VLLMValidationError: it is neither true nor false, or the engine's speculator
+            does not support it.
     """
     given = params.extra_args or {}
     value = given.get(KEY)
@@ -51,7 +52,7 @@ def check_opt_out(
 
 
 def _say_if_misspelt(given: "Iterable[str]") -> None:
-    """Other arguments are passed on, to plugins that know them: none is an error."""
+    """Warns of a misspelt key: no error, since plugins have arguments of their own."""
     for near in get_close_matches(KEY, given, n=1, cutoff=0.75):
         logger.warning_once(
             'A request has the extra argument "%s", which does not turn drafting off: '

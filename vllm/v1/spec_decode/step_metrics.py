@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is shown of drafting beyond accepted tokens: mode, draft length, time.
+"""Metrics of drafting besides accepted tokens: mode, draft length, time.
 
 `docs/observability.md` lists the metrics.
 """
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from vllm.v1.spec_decode.metrics import SpecDecodingStats
 
 PREFIX = "vllm:spec_decode_"
-# Counters of what comes in parts.
+# Counters whose values are not integers.
 IN_PARTS = ("target_seconds", "draft_seconds", "expected_tokens", "expected_seconds")
 # A draft counts half in the acceptance length after so many others.
 RECENT_DRAFTS = 4096
@@ -32,20 +32,20 @@ RECENT_DRAFTS = 4096
 
 @dataclass
 class StepDrafting:
-    """What one step says of its drafting; goes from the scheduler to the front end.
+    """How one step drafted; sent from the scheduler to the front end.
 
     Attributes:
-        method: what drafts, as the speculative config names it.
-        mode: and how, see `Drafter.mode`.
-        draft_length: how many tokens each request was to draft in the step; of a tree,
+        method: of the speculative config.
+        mode: see `DrafterConfig.mode`.
+        draft_length: tokens that each request was to draft in the step; for a tree, its
             nodes.
-        seconds: of the target and of drafting in a step that was timed, which is an
-            earlier one on most devices; None in most steps.
-        expected: tokens and seconds of a step of the draft length chosen last; None
-            where the length is the user's.
-        relative_acceptance_length: see `AcceptanceWatch`; None where none watches.
-        gain: throughput of recent steps over that without drafts, as the chosen draft
-            lengths expected it; None where nothing tells.
+        seconds: of the target and of drafting in a timed step, on most devices an
+            earlier one; None in most steps.
+        expected: tokens and seconds expected of a step with the last chosen draft
+            length; None if the length is not chosen by the engine.
+        relative_acceptance_length: see `AcceptanceWatch`; None without one.
+        gain: expected throughput of recent steps relative to no drafts; None if it is
+            not known.
         is_tree: whether each request was to draft a tree.
     """
 
@@ -64,7 +64,7 @@ def step_drafting(
     scheduler_output: "SchedulerOutput",
     output: "ModelRunnerOutput",
 ) -> StepDrafting | None:
-    """Of a step that has run; None if it ran nothing, or nothing drafts."""
+    """How a finished step drafted; None if it ran nothing, or there is no drafter."""
     spec = vllm_config.speculative_config
     if spec is None or not scheduler_output.total_num_scheduled_tokens:
         return None
@@ -80,10 +80,10 @@ def step_drafting(
 
 @dataclass
 class VerifiedTrees:
-    """Trees of one step.
+    """Verified trees of one step.
 
     Attributes:
-        num_nodes: that were verified.
+        num_nodes: nodes that were verified.
         accepted_by_rank: accepted nodes by the rank of their tokens, 0 for the best.
     """
 
@@ -94,10 +94,10 @@ class VerifiedTrees:
 def observe_tree(
     stats: "SpecDecodingStats", num_nodes: int, accepted: "AcceptedNodes | None"
 ) -> None:
-    """Adds a verified tree to a step's stats, which count it as a draft already.
+    """Adds a verified tree to a step's stats, which already count it as a draft.
 
-    A position is a depth, of which a tree has K, however many nodes it has. Where a
-    chain was verified in its place, no nodes behind that were drafted.
+    Positions are depths, of which a tree has K, however many nodes it has. If a chain
+    was verified instead, nodes beyond the chain do not count as drafted.
     """
     if accepted is None:
         return
@@ -115,15 +115,15 @@ def observe_tree(
 
 
 class StepSummary:
-    """Steps of one logging interval."""
+    """Sums over the steps of one logging interval."""
 
     def __init__(self) -> None:
         self.method: str | None = None
         self.mode: str | None = None
-        # By whether they drafted trees, and how much.
+        # By (whether they drafted trees, draft length).
         self.steps_by_length: Counter[tuple[bool, int]] = Counter()
         self.seconds = np.zeros(2)  # target, drafting
-        # [K], by position; scalars until the first step is seen.
+        # By position; scalars until the first step is observed.
         self.drafted = self.accepted = np.zeros(())
         self.accepted_by_rank: Counter[int] = Counter()
         self.gain: float | None = None
@@ -143,19 +143,19 @@ class StepSummary:
             self.seconds += step.seconds
 
     def added_to(self, log_fn: Callable[..., None]) -> Callable[..., None]:
-        """A `log_fn` whose line ends with the summary, if there was a step."""
+        """A `log_fn` that appends the summary to its line, if there was a step."""
         if not (summary := self.describe()):
             return log_fn
         return lambda line, *args: log_fn(f"{line}, %s", *args, summary)
 
     def by_depth(self, accepted: np.ndarray) -> np.ndarray:
-        """Of counts by position, [steps, N], those that trees have, [steps, K]."""
+        """Cuts counts by position, [steps, N], to the depths of trees, [steps, K]."""
         if not self.accepted_by_rank:
             return accepted
         return accepted[:, : np.flatnonzero(self.drafted)[-1] + 1]
 
     def log_alone(self, log_fn: Callable[..., None]) -> None:
-        """The line of an interval in which no drafts were verified, if any step ran."""
+        """Logs an interval in which no drafts were verified, if any step ran."""
         if self.steps_by_length:
             self.added_to(log_fn)("SpecDecoding metrics: no drafts verified")
             self.__init__()
@@ -176,7 +176,7 @@ class StepSummary:
             yield f"Draft length: {_length(next(iter(self.steps_by_length)))}"
             return
         yield f"Draft length (of steps): {_shares(self.steps_by_length, _length)}"
-        # Of all drafts, as in the line before, later positions would seem rejected.
+        # vLLM's rates divide by all drafts: positions not drafted would look rejected.
         rates = self.accepted[self.drafted > 0] / self.drafted[self.drafted > 0]
         if rates.size:
             listed = ", ".join(f"{rate:.3f}" for rate in rates)
@@ -189,19 +189,19 @@ def _length(drafted: tuple[bool, int]) -> str:
 
 
 def _shares(counts: Counter, name: Callable[[Any], str] = str) -> str:
-    """What was counted, each with its share of all."""
+    """The counted keys, each with its share of the total."""
     shares = {key: counts[key] / counts.total() for key in sorted(counts)}
     return ", ".join(f"{name(key)} ({share:.0%})" for key, share in shares.items())
 
 
 class RecentAcceptance:
-    """The acceptance length of recent drafts; of all while these are few."""
+    """The acceptance length of recent drafts; of all while there are few."""
 
     def __init__(self) -> None:
         self.drafts = self.accepted = 0.0
 
     def add(self, num_drafts: int, num_accepted: int) -> float:
-        """The acceptance length once these drafts are taken in."""
+        """Adds drafts, and returns the new acceptance length."""
         keep = 0.5 ** (num_drafts / RECENT_DRAFTS)
         self.drafts = keep * self.drafts + num_drafts
         self.accepted = keep * self.accepted + num_accepted
@@ -211,12 +211,12 @@ class RecentAcceptance:
 class StepCounters:
     """The Prometheus counters and gauges.
 
-    A gauge is not a number (NaN) until there is something to tell.
+    A gauge is NaN until it has a value.
 
     Args:
-        counter_cls: Prometheus' counter, or one with its interface.
-        gauge_cls: and its gauge.
-        spec: whose drafts they count.
+        counter_cls: Prometheus' counter class, or one with its interface.
+        gauge_cls: Prometheus' gauge class, or one with its interface.
+        spec: config of the drafts that are counted.
         labelnames: of every metric.
         labelvalues: of each engine, by its index.
     """
@@ -339,7 +339,7 @@ class StepCounters:
 
 
 def _gauges_of(spec: "SpeculativeConfig") -> Iterator[tuple[str, str]]:
-    """Fields of `StepDrafting`, and what they say."""
+    """Fields of `StepDrafting` that have gauges, and their documentation."""
     if not spec.drafter.is_unified:
         return
     yield (
@@ -351,7 +351,7 @@ def _gauges_of(spec: "SpeculativeConfig") -> Iterator[tuple[str, str]]:
 
 
 def counted(name: str, value: float) -> float:
-    """A counter's value as `LLM.get_metrics()` tells it: an integer, if it counts."""
+    """A counter's value for `LLM.get_metrics()`: an integer unless in `IN_PARTS`."""
     return value if name.removeprefix(PREFIX) in IN_PARTS else int(value)
 
 
@@ -360,7 +360,7 @@ def with_mode(
     names: list[str],
     values: dict[int, list[object]],
 ) -> tuple[list[str], dict[int, list[object]]]:
-    """Names and values, by engine, of a metric's labels, with those of drafting."""
+    """Names and values, by engine, of a metric's labels, with `method` and `mode`."""
     if spec is None:
         return names, values
     own = [spec.method, spec.drafter.mode]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether an engine drafts trees: its workers say, since they know their attention."""
+"""Whether an engine drafts trees, which depends on its workers' attention backends."""
 
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def use_chains(vllm_config: VllmConfig) -> None:
-    """Has every step draft a chain in the place of a tree."""
+    """Has every step draft chains instead of trees."""
     spec = vllm_config.speculative_config
     depth = spec.drafter.num_speculative_tokens
     schedule = spec.num_speculative_tokens_per_batch_size

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One warning where nothing that is drafted is accepted."""
+"""Warns once if no draft is ever accepted."""
 
 from typing import TYPE_CHECKING
 
@@ -12,8 +12,9 @@ if TYPE_CHECKING:
 
 logger = init_logger(__name__)
 
-# Drafts of a step and request, one after the other. A drafter whose first token is
-# right once in fifty times goes so long without once in four hundred.
+# Consecutive rejected drafts, one per request and step, before the warning. With a
+# first token that is right once in fifty times, this happens by chance once in four
+# hundred.
 MAX_DRAFTS = 300
 
 
@@ -22,7 +23,7 @@ class UnacceptedDrafts:
 
     Args:
         model: the drafter's name.
-        limit: first position that it cannot draft: nothing is expected from there on.
+        limit: first position that it cannot draft; later drafts do not count.
     """
 
     def __init__(self, model: str, limit: int):
@@ -31,7 +32,7 @@ class UnacceptedDrafts:
 
     @classmethod
     def of(cls, scheduler: "Scheduler") -> "UnacceptedDrafts | None":
-        """For an engine whose drafter can be a wrong one; else None."""
+        """The counter of an engine; None if its drafter cannot be a wrong one."""
         spec = scheduler.vllm_config.speculative_config
         if spec is None or spec.method not in METHODS:
             return None
@@ -40,10 +41,10 @@ class UnacceptedDrafts:
         return cls(spec.model, spec.drafter.limit(scheduler.max_model_len))
 
     def observe(self, num_tokens: int, num_accepted: int, request: "Request") -> bool:
-        """Takes in the verified draft of one request.
+        """Records the verified draft of one request.
 
         Returns:
-            Whether there is more to watch for: the warning comes once.
+            Whether to go on counting: False after the warning.
         """
         if num_accepted:
             self.num_drafts = self.num_tokens = 0

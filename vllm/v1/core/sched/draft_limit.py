@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a drafter's context ends."""
+"""Drafts past the end of the drafter's context."""
 
 from typing import TYPE_CHECKING
 
@@ -12,21 +12,21 @@ if TYPE_CHECKING:
 def are_within(limit: int, request: "Request", num_drafts: int) -> bool:
     """Whether a request's drafts were within the drafter's context.
 
-    Past it they only keep the batch uniform, and are never accepted: that says nothing
-    of drafts.
+    Drafts past it only keep the batch uniform, and are never accepted, so they must not
+    count in estimates of acceptance.
 
     Args:
         limit: first position that the drafter cannot draft.
-        request: before it takes in what was accepted.
+        request: before the accepted tokens are appended to it.
     """
     return request.num_tokens + num_drafts <= limit
 
 
 def cut_drafts_past_limit(scheduler) -> None:
-    """Takes drafts off once no running request is within the drafter's context.
+    """Drops all drafts once no running request is within the drafter's context.
 
-    While one is, the others keep theirs: with equal query lengths the batch is served
-    by FULL CUDA graphs. Drafts at positions past the context are not accepted: see
+    As long as one is, the others keep theirs, since FULL CUDA graphs need uniform query
+    lengths. Drafts at positions past the context are not accepted: see
     `vllm/v1/worker/gpu/spec_decode/draft_limit.py`.
     """
     spec, longest = scheduler.vllm_config.speculative_config, scheduler.max_model_len

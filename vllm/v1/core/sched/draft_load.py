@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much the scheduler lets draft, where the engine chooses it."""
+"""The scheduler's draft length, if the engine chooses it."""
 
 from typing import TYPE_CHECKING
 
@@ -25,16 +25,16 @@ logger = init_logger(__name__)
 
 
 class ChosenLengths:
-    """Stands where the scheduler has a lookup from batch size to draft length.
+    """Replaces the scheduler's lookup from batch size to draft length.
 
-    Data-parallel ranks that run in step with each other must draft equally many
-    tokens. They draft what they agreed on last; see `vllm/v1/engine/agreed_drafts.py`.
+    Data-parallel ranks in lockstep must draft equally many tokens: they draft what they
+    agreed on last, see `vllm/v1/engine/agreed_drafts.py`.
 
     Attributes:
-        lengths: what chooses.
-        agreed: drafts of each request on every such rank; None without such ranks.
+        lengths: chooses the draft length.
+        agreed: drafts per request on all ranks in lockstep; None without such ranks.
         told: what this engine's workers draft while it is idle; None: the most.
-        trimming: how much of the drafts is verified; None: all.
+        trimming: chooses how many drafts are verified; None: all.
     """
 
     def __init__(self, scheduler: "Scheduler", times: PassTimes):
@@ -42,7 +42,7 @@ class ChosenLengths:
         spec, parallel = config.speculative_config, config.parallel_config
         longest = spec.drafter.num_speculative_tokens
         trees = [length for length in chosen_lengths(spec) if length > longest]
-        # Ranks that share nothing have each a size of 1 by now.
+        # For ranks that share nothing, the size is 1 by now.
         in_step = parallel.data_parallel_size > 1
         steps_held = parallel.dp_sync_interval if in_step else 1
         left_out = spec.catch_up_seconds or {}
@@ -55,7 +55,7 @@ class ChosenLengths:
         self._scheduler = scheduler
         self._limit = spec.drafter.limit(scheduler.max_model_len)
         self._load: Load | None = None
-        # Of ranks in step with each other, and of stages, a step's output says less.
+        # With ranks in lockstep or pipeline stages, outputs do not time a single step.
         is_alone = not in_step and parallel.pipeline_parallel_size == 1
         self._intervals = StepIntervals() if is_alone else None
         self.trimming: Trimming | None = None
@@ -71,12 +71,12 @@ class ChosenLengths:
 
     @classmethod
     def of(cls, scheduler: "Scheduler") -> "ChosenLengths | None":
-        """None where the draft length is the user's."""
+        """The lookup of a scheduler; None if the engine does not choose the length."""
         spec = scheduler.vllm_config.speculative_config
         return cls(scheduler, spec.pass_times or {}) if is_auto(spec) else None
 
     def __getitem__(self, batch_size: int) -> int:
-        """Drafts per request for a step; to be asked once per step."""
+        """Drafts per request for a step; to be called once per step."""
         self.lengths.end_step()
         self._load = load = self.load(batch_size)
         if self.agreed is not None:
@@ -91,7 +91,7 @@ class ChosenLengths:
         request: "Request",
         tree: "AcceptedNodes | None" = None,
     ) -> None:
-        """Takes in one request's verified drafts; None: a chain of them."""
+        """Records one request's verified drafts; a chain if `tree` is None."""
         unverified = ()
         if self.trimming is not None:
             num_drafts = self.trimming.num_verified(request.request_id, num_drafts)
@@ -132,22 +132,22 @@ class ChosenLengths:
             self.trimming.budgets.observe_seconds(*of_step, budget, seconds)
 
     def wish(self) -> tuple[int, int]:
-        """Requests of this rank, and what it would draft for each; none if it ran
-        nothing since it was asked last."""
+        """Requests of this rank, and what it would draft for each; zeros if it ran
+        nothing since the last call."""
         load, self._load = self._load, None
         return (0, 0) if load is None else (load.num_reqs, self.lengths.choose(load))
 
     def tell(self, step: "StepDrafting | None") -> None:
-        """Adds to a step's stats what the choice is expected to come to."""
+        """Adds what is expected of the chosen draft length to a step's stats."""
         if step is not None and (choice := self.lengths.choice) is not None:
             step.expected = choice.tokens, choice.seconds
             step.gain = self.lengths.gain.value
 
     def load(self, batch_size: int) -> Load:
-        """Of the requests that run, which the next step mostly has too.
+        """The load of the running requests, most of which are in the next step, too.
 
         Args:
-            batch_size: requests of the step at hand.
+            batch_size: requests of the present step.
         """
         running = len(self._scheduler.running)
         if not running:
@@ -164,7 +164,7 @@ class ChosenLengths:
             if known < self._limit and not refuses_drafts(params):
                 of_kind[kind_of(params)] += 1
         drafting = sum(of_kind)
-        # Less than all, whoever of those that run has no place in the step.
+        # Scaled to the batch: some running requests may not be in it.
         num_drafting = max(1, drafting * batch_size // running)
         mean = context / running, has_grammar, age / running
         if not drafting:

@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one draft that a grammar takes off and a step must verify all the same.
+"""Keeps the first draft that a grammar invalidates, which must be verified.
 
-Why stands in `vllm/v1/worker/gpu/spec_decode/invalid_drafts.py`, which verifies it.
+`vllm/v1/worker/gpu/spec_decode/invalid_drafts.py` verifies it, and says why.
 """
 
 
 def keep_first_invalid(scheduler, drafted) -> None:
-    """Puts back, of the drafts that a grammar took off, each request's first.
+    """Restores the first of each request's drafts that a grammar has dropped.
 
-    It cannot be accepted, and what replaces a draft that was drawn has to be drawn from
-    what the drafter left of the target's chances. A placeholder stands for it: the
-    drafts themselves are where they are verified, and grammars' masks go up to it.
+    It cannot be accepted, but the token that replaces a sampled draft has to be sampled
+    from the residual distribution. A placeholder stands for it: workers have the drafts
+    themselves, and grammar masks are computed up to it.
 
     Args:
-        drafted: DraftTokenIds, as the scheduler was given them.
+        drafted: DraftTokenIds, as the scheduler received them.
     """
     spec = scheduler.vllm_config.speculative_config
     if spec is None or not spec.drafter.is_unified:

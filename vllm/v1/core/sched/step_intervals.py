@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long the steps of a batch take, by when their outputs come."""
+"""Times steps by when their outputs arrive at the scheduler."""
 
 import time
 from typing import TYPE_CHECKING, NamedTuple
@@ -9,18 +9,18 @@ if TYPE_CHECKING:
 
 
 class Steady(NamedTuple):
-    """What a step does that decodes: each request has and drafts as many."""
+    """A decode step in which every request verifies and drafts `num_drafts` tokens."""
 
     num_reqs: int
     num_drafts: int
-    is_trimmed: bool = False  # however many of them are verified
+    is_trimmed: bool = False  # whatever the budget
 
 
 class StepIntervals:
-    """Seconds between the outputs of two steps that do the same.
+    """Seconds between the outputs of two equal steps.
 
-    Steps run back to back while requests are decoded, whether or not the next one is
-    scheduled ahead: so that is what such a step takes, all that the host adds included.
+    Decode steps run back to back, with or without async scheduling, so this is the time
+    of such a step, with all of the host's work.
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class StepIntervals:
         self._ended = 0.0
 
     def end(self, step: "SchedulerOutput") -> tuple[Steady, float] | None:
-        """To be called for each step's output; None where the step before differs."""
+        """To be called for each step's output; None if the step before differs."""
         now, kind = time.perf_counter(), _kind(step)
         seconds, is_same = now - self._ended, kind == self._last
         self._ended, self._last = now, kind
@@ -36,7 +36,7 @@ class StepIntervals:
 
 
 def _kind(step: "SchedulerOutput") -> Steady | None:
-    """None where prompts are computed, or not as much is drafted as there is."""
+    """None for steps with prompts, or that draft another number than they verify."""
     num_reqs, drafts = len(step.num_scheduled_tokens), step.num_spec_tokens_to_schedule
     rows = num_reqs * (drafts + 1)
     is_steady = step.total_num_scheduled_tokens == rows and num_reqs

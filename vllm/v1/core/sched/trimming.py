@@ -1,23 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many of a step's drafts are verified: the scheduler's side of trimming.
+"""Chooses how many of a step's drafts are verified: the scheduler's side of trimming.
 
-Output keeps the target's distribution as long as whether a draft is verified does not
-depend on that draft, nor on what draws or verifies it (a stopping rule, as that of
-speculative sampling itself: arXiv 2211.17192; as a block, arXiv 2403.10444, where a
-step back from each last draft proves as much). A request's survival falls from draft to
-draft, and each chance is the drafter's of drafts *before* it. So a draft is among the
-likeliest of its batch, or not, whatever it is and whatever follows it.
+"Chances" are the acceptance probabilities that the drafter estimates for its drafts,
+each given that those before it are accepted. "Survival" is their product up to a draft.
+Trimming verifies the drafts of a batch with the largest survival, up to a budget.
 
-A tree is verified whole; whether a step is one of trees was settled when they were
-drafted. Nor is a chain ranked by chances of drafts that were made before a tree: it is
-trimmed where its own were told alone.
+**Which drafts.** Output keeps the target's distribution if whether a draft is verified
+depends neither on that draft, nor on the noise that samples or verifies it. Then it is
+a stopping rule, like that of speculative sampling itself (arXiv 2211.17192; for block
+verification arXiv 2403.10444, where a step back from each last draft proves the same).
+Trimming satisfies this: survival falls from draft to draft of a request, and a chance
+depends only on the drafts *before* it. So whether a draft is among the most likely of
+its batch depends neither on its own token nor on any draft after it.
 
-The budget must not tell either. Its chances are of earlier steps; but the noise that
-drew a draft belongs to its position, and a later step draws there again. Of those
-chances only such count as depend on text: of the drafts that were accepted, of the one
-that was not, and of the one behind it, which depends on that one, whose position is
-text by now. In place of the others stand averages of what was accepted, which go by
-verified drafts and by the same chances.
+**Trees** are verified whole; whether a step verifies trees was decided when they were
+drafted. A chain is trimmed only if its own chances are known: it is never ranked by
+those of drafts that were made before a tree.
+
+**The budget** must not depend on them, either. It is computed from chances of earlier
+steps; but the noise that samples a draft is keyed by its position, and a later step
+samples there again with the same noise. So only those chances are used that depend on
+final text: of the accepted drafts, of the first rejected one, and of the one after it.
+(That one depends on the rejected draft, but text at the position of that draft is final
+by now.) The others are replaced by mean acceptance rates, which are estimated from
+verified drafts and the same chances.
 """
 
 from collections.abc import Iterable
@@ -36,23 +42,23 @@ if TYPE_CHECKING:
     from vllm.v1.outputs import ModelRunnerOutput
 
 
-# For so many steps what trimming gains is taken to be the same. It goes by the chances
-# of one step, and to reckon it for every length takes a third of a millisecond of the
-# host, which launches the next step behind it.
+# Steps for which the gains of trimming are held. Computing them for every length, from
+# the chances of one step, takes a third of a millisecond of the host, before it
+# launches the next step.
 GAINS_HELD = 8
 
 
 class Trimming:
-    """Keeps what drafters said of their drafts, and chooses budgets by it.
+    """Keeps the chances that workers report, and chooses budgets by them.
 
     Args:
-        lengths: what chooses how much is drafted.
+        lengths: chooses how much is drafted.
         trimmed_times: see `Budgets`.
 
     Attributes:
-        unverified: of the last output, by request whose verified drafts were all
-            accepted, but not all of its drafts verified: chances of the next ones.
-        is_trimmed: whether the step of the last output verified a part of its drafts.
+        unverified: of the last output, for requests of which only part of the drafts
+            were verified, and all of these accepted: chances of the drafts after them.
+        is_trimmed: whether the step of the last output was trimmed.
     """
 
     def __init__(self, lengths: DraftLengths, trimmed_times: dict[int, Row]):
@@ -60,28 +66,29 @@ class Trimming:
         self.budgets = Budgets(lengths.times, trimmed_times, depth, lengths.served)
         self._depth = depth
         self._acceptance = lengths.acceptance
-        # By request, of the last output: chances of its drafts [K], and, if not all of
-        # them were verified, how many.
+        # By request, of the last output: chances of its drafts [K], and how many of
+        # them were verified.
         self._chances: dict[str, np.ndarray] = {}
         self._verified: dict[str, int] = {}
         self.unverified: dict[str, np.ndarray] = {}
         self.is_trimmed = False
-        # Chances as above, of the last chains that were told of: while trees are
-        # verified they say what trimming chains would gain.
+        # Chances as above, of the last chains that were reported: while trees are
+        # verified, the gains of trimming chains are estimated from them.
         self._latest = np.empty((0, depth), dtype=np.float32)
         self._load: Load | None = None
-        # What was reckoned last, of what load, and for how many steps more it holds.
+        # The gains computed last, their load, and for how many more steps they hold.
         self._gains: dict[int, float] = {}
         self._gains_of: Load | None = None
         self._steps_held = 0
-        # Requests of the last step, if chains of enough were drafted in it.
+        # Requests of the last step, if it drafted chains, and for enough of them that
+        # their chances are reported.
         self._told_of: set[str] = set()
 
     def take(self, step: "SchedulerOutput", output: "ModelRunnerOutput") -> None:
-        """Takes in what workers tell of a step that has run.
+        """Records what workers report of a finished step.
 
-        Drafts that were not verified leave vLLM's count of drafts by the way that those
-        leave it which a grammar takes off.
+        Drafts that were not verified are left out of vLLM's counts of drafts in the
+        same way as those that a grammar invalidated: `num_invalid_spec_tokens`.
         """
         drafts, told = step.scheduled_spec_decode_tokens, output.verified_drafts
         self._chances, self._verified, self.unverified = {}, {}, {}
@@ -116,12 +123,13 @@ class Trimming:
             self.unverified[names[i]] = told[i, verified[i] : known[i]]
 
     def num_verified(self, request_id: str, num_drafts: int) -> int:
-        """Of the drafts that the step taken in last had scheduled for a request."""
+        """Verified drafts of a request in the last recorded step, which had scheduled
+        `num_drafts` for it."""
         return min(num_drafts, self._verified.get(request_id, num_drafts))
 
     def gains(self, load: Load) -> dict[int, float]:
         """Throughput that trimming adds to each length of chains, as a share; to be
-        asked once per step."""
+        called once per step."""
         self._load, of = load, load._replace(context=0.0, age=0.0)
         self._steps_held -= 1
         if self._steps_held <= 0 or of != self._gains_of:
@@ -143,18 +151,18 @@ class Trimming:
         }
 
     def _known(self, names: Iterable[str]) -> np.ndarray:
-        """[requests, K], the averages for those of whom nothing is known."""
+        """[requests, K], chances; averages for requests without any."""
         average = self._averages()
         return np.stack([self._chances.get(name, average) for name in names])
 
     def _averages(self) -> np.ndarray:
-        """[K], how often each position is accepted if those before it were, of the
-        requests there are."""
+        """[K], acceptance rate of each position if those before it are accepted, for
+        the kinds of requests that run."""
         shares = ALL_GREEDY if self._load is None else self._load.shares
         return np.array(self._acceptance.rates(shares), dtype=np.float32)
 
     def _may_trim(self) -> bool:
-        """Whether there are enough requests, all of them can use drafts, and none has
+        """Whether all of at least `MIN_REQUESTS` requests can use drafts, and none has
         a grammar."""
         load = self._load
         if load is None or load.num_reqs < MIN_REQUESTS or load.has_grammar:
@@ -164,12 +172,12 @@ class Trimming:
     def budget(self, step: "SchedulerOutput") -> int | None:
         """Drafts to verify in a step; None: all that are scheduled.
 
-        Only a step of decodes with chains of equally many drafts each is trimmed. A
-        batch with a grammar is left alone, since the first draft that it takes off has
-        to be verified; and so is one with drafts that were made in a small batch, of
-        which no chances are told.
+        Only a decode step in which all requests have chains of the same length is
+        trimmed. A batch with a grammar is not, since the first draft that the grammar
+        invalidates has to be verified; nor is one with drafts that were made in a small
+        batch, of which no chances are reported.
 
-        To be asked for every step, in order.
+        To be called for every step, in order.
         """
         names, told_of = set(step.num_scheduled_tokens), self._told_of
         drafts = step.scheduled_spec_decode_tokens

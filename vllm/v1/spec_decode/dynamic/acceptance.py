@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How likely drafts are accepted, learnt as requests are served. Pure Python.
+"""Estimates acceptance while serving. Pure Python.
 
-What a draft is worth depends on the text and on the temperature, which change with the
-requests. So older steps fade, and are forgotten at once where newer ones contradict
+How many drafts are accepted depends on text and temperature, which change with the
+requests. So older observations fade, and are dropped at once if newer ones contradict
 them.
 """
 
@@ -15,42 +15,44 @@ from math import log, log2
 from operator import mul
 from typing import NamedTuple
 
-HALF_LIFE = 512  # steps after which what was seen counts half
-MAX_DRAFTS = 1024  # of a position, however many requests there are
-# Before anything is seen, and where little is: the first draft is accepted so often,
-# each later one a little less often than the one before, as if seen on so many drafts.
+HALF_LIFE = 512  # steps after which an observation counts half
+MAX_DRAFTS = 1024  # most drafts that count per position, however many requests run
+# The prior, which counts as much as `PRIOR_DRAFTS` observed drafts: acceptance rate of
+# the first draft, and that of each later one relative to the one before.
 PRIOR_ACCEPTANCE = 0.7
 PRIOR_DECLINE = 0.95
 PRIOR_DRAFTS = 4.0
-# So many drafts in a row are held against all before. They contradict it where they are
-# exp(CONTRADICTION) times as likely by their own rates as by the known ones; each
-# position adds a rate that is fitted to them, and so one to the exponent.
+# A block of so many consecutive drafts is compared with all earlier ones. It
+# contradicts them if its outcomes are exp(CONTRADICTION) times as likely under its own
+# rates as under the known ones; the exponent grows by one per position, since each
+# position adds a rate that is fitted to the block.
 BLOCK_DRAFTS = 32
 CONTRADICTION = 6.0
-TREE_HALF_LIFE = 128  # steps after which what was seen of a tree's gain counts half
-LEAST_TREES = 16.0  # requests and steps that a guess counts, and what was seen long ago
+TREE_HALF_LIFE = 128  # steps after which an observed gain of a tree counts half
+LEAST_TREES = 16.0  # verified trees that the initial guess, or a faded mean, counts as
 
 
 class Outcome(NamedTuple):
-    """Of one request's verified drafts."""
+    """What was accepted of one request's drafts in one step."""
 
     num_drafts: int
     num_accepted: int
-    # Tokens of the request's run of accepted drafts before them; None: not to count.
+    # Tokens of the request's present run before this step, see `ChainAcceptance`; None:
+    # the step does not count in estimates by runs.
     run: int | None
 
 
 class _Counts:
-    """How often each position was drafted with all before accepted, and accepted; and
-    how many steps drafts of each length would have taken for the same tokens.
+    """Faded counts of drafts by position, and of steps by draft length.
 
     Attributes:
-        reached: [K]
-        accepted: [K]
-        num_steps: of requests.
-        num_drafts: of all of them.
-        num_tokens: that they yielded.
-        steps_of: [K], how many steps it would have been, by draft length.
+        reached: [K], drafts of each position whose predecessors were all accepted.
+        accepted: [K], those of them that were accepted.
+        num_steps: steps with verified drafts, counted once per request.
+        num_drafts: draft tokens verified in these steps.
+        num_tokens: tokens that these steps yielded.
+        steps_of: [K], steps that drafts of length 1, .., K would have taken for the
+            same tokens.
     """
 
     def __init__(self, num_positions: int):
@@ -75,12 +77,12 @@ class _Counts:
                 self.steps_of[i] += count * num_steps
 
     def expect(self, first: int, chances: Sequence[float]) -> None:
-        """Adds drafts that would have been verified next, by their chances.
+        """Adds unverified drafts with their expected outcomes.
 
         Args:
-            first: position of the first of them; all before it was accepted.
-            chances: [at most to the last position] that each is accepted after those
-                before it.
+            first: position of the first one; all drafts before it were accepted.
+            chances: probability that each is accepted if those before it are; not
+                beyond the last position.
         """
         reached = 1.0
         for i, chance in enumerate(chances, first):
@@ -103,39 +105,45 @@ class _Counts:
 
 @lru_cache(maxsize=4096)
 def _steps_of(run: int, num_tokens: int, depth: int) -> tuple[int, ...]:
-    """Steps that begin in a part of a run, by draft length up to `depth`.
+    """Steps that begin within a part of a run, for draft lengths 1, .., `depth`.
+
+    A step with k - 1 drafts yields k tokens of a run, unless the run ends, so that
+    steps begin at its tokens 0, k, 2k, ..
 
     Args:
         run: tokens of the run before that part.
-        num_tokens: of that part.
+        num_tokens: tokens of that part.
     """
     end = run + num_tokens - 1
     return tuple(end // k - (run - 1) // k for k in range(2, depth + 2))
 
 
 class ChainAcceptance:
-    """Of chains of up to K drafts: all share what is known of each position.
+    """Acceptance of chains of up to K drafts; all lengths share their observations.
 
-    Older steps count less by time (`HALF_LIFE`), and in large batches by number
-    (`MAX_DRAFTS`), so that both a lone request and a full batch adapt within seconds.
-    After a change of load, that would be some hundred steps for a lone request; the
-    likelihood-ratio test of blocks of drafts (CUSUM with a window, Page 1954) finds a
-    large one within one block or two.
+    **Fading.** Older observations count less by time (`HALF_LIFE`), and in large
+    batches by number (`MAX_DRAFTS`), so that both a lone request and a full batch adapt
+    within seconds. By fading alone, a lone request would follow a change of load only
+    after some hundred steps; a likelihood-ratio test of blocks of drafts (CUSUM with a
+    window, Page 1954) finds a large change within one block or two.
 
-    Where a batch's likeliest drafts alone are verified, those that are not would be
-    accepted less often: half of all drafts, the likelier ones, seem to yield a third
-    more tokens. So a draft behind verified ones counts with the chance it was given.
+    **Trimmed steps** verify only the most likely drafts of a batch; the others would be
+    accepted less often. Counting only verified drafts, the more likely half of all
+    drafts seems to yield a third more tokens. So a draft that follows verified ones
+    counts with the probability that the drafter gave it.
 
-    Accepted drafts come in runs: text is easy for a while, then hard. A step with long
-    drafts covers a run and the next begins behind a rejection; shorter drafts begin
-    more steps within runs, and more of theirs are accepted. So the rates of drafts of
-    length D underrate shorter ones (of the bundled drafters 8 against 3: by 7 to 9 %)
-    and overrate longer ones (3 against 8: by 15 %). Counting the steps that drafts of
-    another length would have begun in the same runs is within 1 % both ways where
-    tokens are drafted one after the other, and within 3 % where at once. It takes a
-    position's draft to be as good whatever step it is of. Where it gets much worse with
-    depth, rates are right. So shorter lengths get the larger estimate of the two,
-    longer ones the smaller.
+    **Runs.** Accepted drafts come in runs: text is easy for a while, then hard. A long
+    draft covers a run, and the next step begins after a rejection. Shorter drafts begin
+    more steps within runs, and more of theirs are accepted. So acceptance rates that
+    were observed with drafts of one length underestimate shorter drafts (of the bundled
+    drafters, those of length 8 underestimate length 3 by 7 to 9 %) and overestimate
+    longer ones (those of length 3 overestimate length 8 by 15 %). A second estimate
+    counts the steps that drafts of another length would have begun in the same runs. It
+    is within 1 to 2 % in both directions for autoregressive drafters, and within 4 %
+    for parallel ones that draft three tokens or more. But it assumes that the drafter predicts a token as well at any
+    depth; if drafts get much worse with depth, the rates are right. So the larger of
+    the two estimates is taken for lengths up to the mean drafted one, and the smaller
+    for longer ones.
     """
 
     def __init__(self, num_speculative_tokens: int):
@@ -143,7 +151,7 @@ class ChainAcceptance:
         self._block = _Counts(num_speculative_tokens)
         self._new: Counter[Outcome] = Counter()
         self._unverified: list[tuple[int, Sequence[float]]] = []
-        self._rates: list[float] | None = None  # until the step's end
+        self._rates: list[float] | None = None  # cached until the step ends
 
     def observe(
         self,
@@ -152,19 +160,20 @@ class ChainAcceptance:
         unverified: Sequence[float] = (),
         run: int | None = 0,
     ) -> None:
-        """Takes in one request's verified drafts.
+        """Records one request's verified drafts.
 
         Args:
-            unverified: chances of drafts behind them, if all of them were accepted.
-            run: tokens of the request up to them since a draft was rejected; None in
-                steps that verify only a part of the drafts, which end no run.
+            unverified: probabilities of the drafts after them, if they were all
+                accepted.
+            run: tokens of the request since its last rejected draft; None in trimmed
+                steps, which do not count in estimates by runs.
         """
         self._new[Outcome(num_drafts, num_accepted, run)] += 1
         if len(unverified):
             self._unverified.append((num_drafts, unverified))
 
     def end_step(self) -> None:
-        """What was observed is of one step, which is over."""
+        """Takes in the observations since the last call, which are one step's."""
         self._known.fade()
         if self._block_is_full():
             self.begin_block()
@@ -181,11 +190,11 @@ class ChainAcceptance:
         return self._block.reached[0] >= BLOCK_DRAFTS
 
     def begin_block(self) -> None:
-        """The drafts from now on are held against those before."""
+        """Starts a block, which is to be compared with all drafts before it."""
         self._block = _Counts(len(self._known.reached))
 
     def believe_block(self) -> None:
-        """Forgets what was known before the present block."""
+        """Drops all observations from before the present block."""
         self._known = self._block
         self.begin_block()
 
@@ -195,7 +204,7 @@ class ChainAcceptance:
             counts.expect(first, chances)
 
     def _contradicts(self) -> bool:
-        """Whether the block's drafts are of another kind than those known."""
+        """Whether the block's outcomes are far more likely under other rates."""
         gain, positions = 0.0, 0
         counts = zip(self._block.reached, self._block.accepted, strict=True)
         for known, (reached, accepted) in zip(self.rates(), counts, strict=True):
@@ -209,7 +218,7 @@ class ChainAcceptance:
         return gain > CONTRADICTION + positions
 
     def rates(self) -> list[float]:
-        """Probability that a draft is accepted if those before it were: [K]."""
+        """[K], probability that a draft is accepted if those before it are."""
         rates, guess = [], PRIOR_ACCEPTANCE
         counts = zip(self._known.reached, self._known.accepted, strict=True)
         for reached, accepted in counts:
@@ -219,13 +228,13 @@ class ChainAcceptance:
         return rates
 
     def rate_behind(self, num_accepted: int) -> float:
-        """Probability that one more draft would have been accepted."""
+        """Probability that one more draft would be accepted after `num_accepted`."""
         if self._rates is None:
             self._rates = self.rates()
         return self._rates[min(num_accepted, len(self._rates) - 1)]
 
     def expected_tokens(self) -> dict[int, float]:
-        """Tokens of a request and step, drafts and one more, by the chain's length."""
+        """Acceptance length (accepted drafts + 1) by length of the chain."""
         by_rates = [*accumulate(accumulate(self.rates(), mul), initial=1.0)]
         known, expected = self._known, [1.0]
         drafted = known.num_drafts / max(known.num_steps, PRIOR_DRAFTS)
@@ -238,7 +247,7 @@ class ChainAcceptance:
 
 
 class _Gain:
-    """Accepted drafts of a tree beyond those of the next smaller plan, on average."""
+    """Mean number of nodes that a tree has accepted beyond the next smaller plan."""
 
     def __init__(self, guess: float):
         self.value = guess
@@ -253,12 +262,13 @@ class _Gain:
 
 
 class PlanAcceptance:
-    """Of every plan that a step can follow: chains, and trees by their nodes.
+    """Acceptance of every plan of a step: chains by length, trees by number of nodes.
 
-    A tree begins with every tree of fewer nodes, and holds the likely part of the chain
-    of best tokens. So a verified tree tells what smaller trees and chains would have
-    accepted; see `AcceptedNodes`. What the further nodes of a larger plan gain depends
-    on drafter and text far less than what chains gain, and is learnt apart.
+    The first nodes of a tree are the trees of fewer nodes, and it contains the likely
+    part of the chain of best tokens. So a verified tree shows what smaller trees and
+    chains would have accepted; see `AcceptedNodes`. What the further nodes of a larger
+    tree gain depends far less on drafter and text than what chains gain, and is
+    estimated separately.
 
     Args:
         num_speculative_tokens: K, the longest chain.
@@ -283,13 +293,14 @@ class PlanAcceptance:
         unverified: Sequence[float] = (),
         run: int | None = 0,
     ) -> None:
-        """Takes in one request's verified drafts, of whatever plan.
+        """Records one request's verified drafts, of any plan.
 
         Args:
-            accepted: numbers of the accepted ones, ascending; of a chain 1, 2, ..
-            num_best: of them, those before the first that is not its depth's best.
-            unverified: of a chain, see `ChainAcceptance.observe`.
-            run: as there.
+            accepted: numbers of the accepted nodes, ascending; of a chain 1, 2, ..
+            num_best: how many of them precede the first one that is not the best token
+                of its depth.
+            unverified: for chains; see `ChainAcceptance.observe`.
+            run: see `ChainAcceptance.observe`.
         """
         of_smaller, depth = num_best, self.num_speculative_tokens
         self.chains.observe(min(num_drafts, depth), num_best, unverified, run)
@@ -301,13 +312,13 @@ class PlanAcceptance:
             of_smaller = of_tree
 
     def end_step(self) -> None:
-        """What was observed is of one step, which is over."""
+        """Takes in the observations since the last call, which are one step's."""
         self.chains.end_step()
         for gain in self._gains.values():
             gain.fade()
 
     def expected_tokens(self) -> dict[int, float]:
-        """Tokens of a request and step, drafts and one more, by drafts per request."""
+        """Acceptance length (accepted drafts + 1) by plan."""
         expected = self.chains.expected_tokens()
         tokens = expected[self.num_speculative_tokens]
         for nodes, gain in self._gains.items():
@@ -317,10 +328,11 @@ class PlanAcceptance:
 
 
 def tree_gain(nodes: int) -> float:
-    """Accepted drafts of a tree beyond those of the longest chain, before any is seen.
+    """Initial guess of the nodes that a tree has accepted beyond the longest chain.
 
-    Of PARD on held-out text: 0.4, 0.7, 1.0 and 1.2 with 7, 15, 31 and 63 nodes, of text
-    sampled at temperature 0.5, where chains accept 2.1 drafts; a tenth less of greedy
-    text, where they accept 4.5, and a quarter less at 0.8, where they accept 0.9.
+    With PARD on held-out text sampled at temperature 0.5, of which chains have 2.1
+    drafts accepted, trees gain 0.4, 0.7, 1.0 and 1.2 with 7, 15, 31 and 63 nodes. They
+    gain a tenth less on greedy text (chains: 4.5), and a quarter less at temperature
+    0.8 (chains: 0.9).
     """
     return 0.28 * log2(nodes + 1) - 0.49

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How likely drafts are accepted, apart for kinds of requests. Pure Python.
+"""Estimates acceptance separately by kind of request. Pure Python.
 
-A drafter guesses the target's likeliest tokens, and the higher the temperature, the
-rarer the target takes them: of the bundled PARD's drafts 4.5 in a row are accepted of
-greedy text, 2.1 at a temperature of 0.5, 0.9 at 0.8. So what was learnt of some
-requests misleads about others, and a batch gets the mean of what its requests get.
+A drafter drafts the tokens that the target is most likely to sample, and the higher the
+temperature, the less often it samples them: the bundled PARD has 4.5 drafts accepted
+per step on greedy text, 2.1 at temperature 0.5 and 0.9 at 0.8. So estimates from one
+kind of request do not fit others; a mixed batch uses the mean of its requests.
 """
 
 from bisect import bisect_left
@@ -19,21 +19,22 @@ from .acceptance import ChainAcceptance, PlanAcceptance
 if TYPE_CHECKING:
     from vllm.sampling_params import SamplingParams
 
-# Greedy requests are a kind, those of up to the other temperature are one, and those
-# above it. More would tell little more apart, and have each learn the slower.
+# Highest temperatures of the first two kinds; the third has all others. With more kinds
+# each would learn more slowly, for little difference between them.
 TEMPERATURES = (0.0, 0.6)
 NUM_KINDS = len(TEMPERATURES) + 1
 MOST_RUNS = 4096
-# Tokens from which on a run is taken for a shorter one, by whole steps of most lengths.
+# A run of `LONGEST_RUN` tokens or more counts as `WHOLE_STEPS` shorter, a multiple of
+# the tokens per step of most draft lengths.
 LONGEST_RUN, WHOLE_STEPS = 96, 48
-# Of requests that can use drafts, how many are of each kind: [NUM_KINDS], sum 1.
+# Share of each kind among the requests that can use drafts: [NUM_KINDS], sum 1.
 Shares = tuple[float, ...]
 ALL_GREEDY: Shares = (1.0,) + (0.0,) * (NUM_KINDS - 1)
 NONE_DRAFTS: Shares = (0.0,) * NUM_KINDS
 
 
 def kind_of(params: "SamplingParams | None") -> int:
-    """Of a request, below `NUM_KINDS`."""
+    """The kind of a request, from 0 to `NUM_KINDS` - 1."""
     return bisect_left(TEMPERATURES, params.temperature) if params else 0
 
 
@@ -59,7 +60,7 @@ class AcceptanceByKind:
         return ((share, of_kind) for share, of_kind in pairs if share)
 
     def chains(self, shares: Shares) -> Iterator[ChainAcceptance]:
-        """Of the kinds that there are."""
+        """The estimates of the kinds in a batch."""
         return (of_kind.chains for _, of_kind in self._present(shares))
 
     def observe(
@@ -72,34 +73,34 @@ class AcceptanceByKind:
         request_id: str = "",
         is_trimmed: bool = False,
     ) -> None:
-        """Takes in one request's verified drafts; see `PlanAcceptance.observe`.
+        """Records one request's verified drafts; see `PlanAcceptance.observe`.
 
         Args:
-            is_trimmed: whether the step verified only a part of its drafts.
+            is_trimmed: whether the step verified only part of its drafts.
         """
         run = self._runs.pop(request_id, 0)
         counted, of_kind = None if is_trimmed else run, self._of[kind]
         of_kind.observe(num_drafts, accepted, num_best, unverified, counted)
         if num_best == len(accepted) == min(num_drafts, self._depth) > 0:
-            # The token after the last draft was sampled, and compared with no draft:
-            # the run goes on as often as one more draft would have been accepted.
+            # The bonus token was not compared with a draft. The run goes on as often as
+            # one more draft would have been accepted.
             rate = of_kind.chains.rate_behind(num_best)
             if self._random.random() < rate:
                 self._go_on(request_id, run + num_best + 1)
 
     def _go_on(self, request_id: str, run: int) -> None:
-        if len(self._runs) >= MOST_RUNS:  # of requests that have ended, for the most
+        if len(self._runs) >= MOST_RUNS:  # mostly of requests that have ended
             self._runs.clear()
         self._runs[request_id] = run if run < LONGEST_RUN else run - WHOLE_STEPS
 
     def end_step(self, shares: Shares) -> None:
-        """What was observed is of one step, which is over. What is known of kinds that
-        were not in it does not fade."""
+        """Takes in the observations of one step. Those of kinds that were not in it do
+        not fade."""
         for _, of_kind in self._present(shares):
             of_kind.end_step()
 
     def expected_tokens(self, shares: Shares = ALL_GREEDY) -> dict[int, float]:
-        """Tokens of a request and step, drafts and one more, by drafts per request."""
+        """Mean acceptance length (accepted drafts + 1) by plan."""
         found: dict[int, float] = {}
         for share, of_kind in self._present(shares):
             for plan, tokens in of_kind.expected_tokens().items():
@@ -107,7 +108,7 @@ class AcceptanceByKind:
         return found
 
     def rates(self, shares: Shares) -> list[float]:
-        """Probability that a draft is accepted if those before it were: [K]."""
+        """[K], probability that a draft is accepted if those before it are."""
         survival = [
             [share * chance for chance in accumulate(of_kind.chains.rates(), mul)]
             for share, of_kind in self._present(shares)

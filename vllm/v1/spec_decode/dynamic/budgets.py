@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many of a batch's drafts are verified, where the likeliest ones come first.
+"""Chooses how many drafts of a batch are verified, the most likely ones first.
 
-In a large batch each row that is verified costs time, and the last drafts of a chain
-are seldom accepted. What a request's own drafts are worth is told by how sure the
-drafter was. So of all drafts of a batch those are verified that are likeliest to be
-accepted together with those before them: as many as yield most tokens per second
-(D-Cut; DSpark, arXiv 2607.05147; vLLM pull requests #47808 and #52228).
+In a large batch each verified row takes time, and the last drafts of a chain are seldom
+accepted. How likely the drafts of a request are accepted shows in the drafter's
+confidence. So a trimmed step verifies only those drafts of the batch that are most
+likely accepted together with all before them, as many as give the most tokens per
+second (D-Cut; DSpark, arXiv 2607.05147; vLLM pull requests #47808 and #52228).
 
-Which drafts they are is decided on the device, by what the drafter said a moment ago.
-How many, here, by what it said some steps ago. Trimming has a price: it takes kernels
-that choose, and graphs of ragged batches. Where it promises less it is left.
+Which drafts these are is decided on the device, by the drafter's latest confidence; how
+many there are is decided here, by that of earlier steps. Trimming has a price: kernels
+that select drafts, and CUDA graphs of ragged batches. So a step is trimmed only if it
+gains enough.
 """
 
 from itertools import combinations
@@ -24,7 +25,7 @@ from .graph_sizes import trimmed_rows
 from .served_times import TRIMMED, ServedTimes
 from .step_times import Row, StepTimes
 
-# A trimmed step must promise so much more throughput: times are measured to within it.
+# A trimmed step must promise this much more throughput: times are no more precise.
 MIN_GAIN = 0.02
 
 
@@ -32,7 +33,7 @@ class Budget(NamedTuple):
     """How many drafts of a batch to verify."""
 
     num_drafts: int | None  # None: all of them
-    gain: float  # throughput over that of all of them, less one
+    gain: float  # throughput relative to verifying all of them, minus 1
 
 
 ALL = Budget(None, 0.0)
@@ -43,10 +44,11 @@ class Budgets:
 
     Args:
         times: of steps that verify all their drafts.
-        trimmed: seconds of steps that draft K tokens and verify a part of as many, by
-            number of requests and drafts verified of each, on average; K: all but one.
+        trimmed: seconds of steps that draft K tokens per request and verify part of
+            them, by number of requests and by mean number of drafts verified of each;
+            K stands for all but one of the batch.
         depth: K, the longest chain.
-        served: how much longer steps take than was measured.
+        served: corrections of these times.
     """
 
     def __init__(
@@ -64,13 +66,13 @@ class Budgets:
     def best(
         self, num_drafts: int, survival: np.ndarray, context: float = 0.0
     ) -> Budget:
-        """For a batch whose requests have as many drafts each.
+        """The budget of a batch whose requests all have `num_drafts` drafts.
 
         Args:
             num_drafts: of each request.
-            survival: [num_reqs, at least num_drafts], how likely each draft is
-                accepted, which falls from draft to draft.
-            context: tokens that a request has behind it, on average.
+            survival: [num_reqs, at least num_drafts], probability that each draft and
+                all before it are accepted, so it falls from draft to draft.
+            context: mean tokens of a request so far.
         """
         n = len(survival)
         everything = n * (num_drafts + 1)
@@ -89,16 +91,17 @@ class Budgets:
     def observe_seconds(
         self, n: int, context: float, num_drafts: int, budget: int, seconds: float
     ) -> None:
-        """Takes in what a step took that verified so many of its drafts."""
+        """Records the time of a step that verified `budget` drafts of the batch."""
         measured, _ = self._seconds(n, context, num_drafts, np.array([n + budget]))
         self._served.observe(n, TRIMMED, seconds / float(measured[0]))
 
     def _seconds(
         self, n: int, context: float, num_drafts: int, rows: np.ndarray
     ) -> tuple[np.ndarray, float]:
-        """Of steps that verify so many rows, [len(rows)], and of one without trimming.
+        """Seconds of steps that verify `rows`, [len(rows)], and of an untrimmed one.
 
-        What was measured drafted K tokens each, and read little context.
+        The measured steps drafted K tokens per request, at a short context: seconds are
+        adapted to fewer drafts, and to the context as those of untrimmed steps are.
         """
         lengths, curve = zip(
             *sorted(self._trimmed.seconds(n, 0.0).items()), strict=True
@@ -111,8 +114,9 @@ class Budgets:
         return curve - saved + longer, untrimmed
 
     def _seconds_of_a_draft(self, n: int) -> float:
-        """What drafting a token less saves: in steps that verify as many, those that
-        are trimmed drafted K. The median of slopes minds no outlier (Theil 1950)."""
+        """Seconds saved per token that is not drafted: of two steps that verify equally
+        many, the trimmed one drafted K. The median of slopes is robust to outliers
+        (Theil 1950)."""
         if n not in self._draft_seconds:
             trimmed, times = self._trimmed.seconds(n, 0.0), self.times.seconds(n, 0.0)
             more = [(k, trimmed[k] - times[k]) for k in trimmed if k in times]

@@ -1,14 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chooses how much to draft, for the batch at hand.
+"""Chooses how much to draft in each step ("auto"), by expected tokens per second.
 
-A step can follow one of several plans, each known by its drafts per request: none, a
-chain of some length, a tree of so many nodes, which are more than the longest chain. Of
-n requests m can use drafts. A step in which plan p is verified takes seconds[p] and
-yields m * E(p) + n - m tokens; for a chain, E(k) = 1 + a1 + a1 a2 + .. + a1 a2 .. ak,
-where ai is the probability that draft i is accepted after those before it were. Times
-are measured at start (`pass_times.py`) and corrected as requests are served
-(`served_times.py`), acceptance is estimated then (`acceptance.py`), and the plan that
-yields most per second is drafted. Pure Python.
+A plan is given by its drafts per request: none, a chain of some length, or a tree of
+some number of nodes, which is above the longest chain. A step of n requests, of which m
+can use drafts, yields m * E(p) + n - m tokens if it verifies plan p, and takes
+seconds[p].
+
+- E(p) is the acceptance length, estimated while serving (`acceptance.py`). For a chain
+  it is E(k) = 1 + a1 + a1 a2 + .. + a1 a2 .. ak, where ai is the probability that draft
+  i is accepted if those before it are, with a correction for runs of accepted drafts.
+- seconds[p] is measured at start (`pass_times.py`), and corrected by the steps that are
+  served (`served_times.py`).
+
+What is never drafted is never learned. So other plans are tried now and then, within
+small shares of all time (`tries.py`). Pure Python.
 """
 
 import time
@@ -26,58 +31,61 @@ from .tries import FIRST_BUDGET, SWITCH_COST, TRIAL_DRAFTS, FirstDrafts, Tries
 
 logger = init_logger(__name__)
 
-# Another plan must promise this much more throughput.
+# Another plan is chosen only if it promises this much more throughput.
 HYSTERESIS = 0.01
-# Shares of all time that it may cost to try other plans, and to draft nothing, which
-# tells the gain. Each size of a batch may draft nothing at once, where that costs so
-# many steps, and again once what was seen of it weighs no more than `RECENT`. A try of
-# a larger plan lasts for `TRIAL_DRAFTS`, over several steps if requests are few.
+# Shares of all time that tries of other plans may cost: of larger ones, and of drafting
+# nothing, whose step time the reported gain needs. The latter may cost
+# `UNDRAFTED_STEPS` steps at first, for each batch size, and is repeated once the weight
+# of what was seen has fallen to `RECENT`. A try of a larger plan verifies
+# `TRIAL_DRAFTS`, over several steps if there are few requests.
 TRIAL_BUDGET, UNDRAFTED_BUDGET = 0.004, 0.001
 UNDRAFTED_STEPS, RECENT = 8.0, 0.5
-# From one try to draft to the next there are so many steps at least.
+# Fewest steps from one try of drafting to the next, while nothing is drafted.
 STEPS_BETWEEN_TRIES = SWITCH_COST / FIRST_BUDGET
-TIMED_STEPS = LEAST_STEPS + 2  # the first ones follow another plan
-LARGER, LARGER_TREE, UNTIMED = TURNS = range(3)  # what is tried
+TIMED_STEPS = LEAST_STEPS + 2  # `StepIntervals` cannot time the first two of a try
+LARGER, LARGER_TREE, UNTIMED = TURNS = range(3)  # kinds of plans to try, in turns
 NO_GAINS: Mapping[int, float] = {}
-GAIN_SECONDS = 10.0  # of steps after which a step counts half in the gain that is told
-LOG_SECONDS = 60.0  # between lines that say what is chosen and why, at least
+GAIN_SECONDS = 10.0  # seconds of steps after which one counts half in the reported gain
+LOG_SECONDS = 60.0  # least time between log lines about the choice
 
 
 class Load(NamedTuple):
-    """What a step has to do."""
+    """The batch of a step."""
 
     num_reqs: int
     num_drafting: int  # requests that can use drafts
-    context: float  # tokens that a request has behind it, on average
-    has_grammar: bool = False  # of any request: then all drafts are verified
-    age: float = float("inf")  # tokens that a request was given so far, on average
+    context: float  # mean tokens of a request so far
+    has_grammar: bool = False  # whether any request has one: then nothing is trimmed
+    age: float = float("inf")  # mean output tokens of a request so far
     shares: Shares = ALL_GREEDY  # of the kinds of requests that can use drafts
 
     def tokens(self, expected: float) -> float:
-        """Tokens of the step, where `expected` is what a draft's request gets."""
+        """Tokens of the step, if a request with drafts gets `expected`."""
         return self.num_reqs + self.num_drafting * (expected - 1.0)
 
 
 class Offer(NamedTuple):
-    """What each plan would come to in a step."""
+    """Expected tokens and seconds of a step, by plan."""
 
     tokens: Mapping[int, float]
     seconds: Row
-    gains: Mapping[int, float]  # shares that verifying a part of the drafts adds
+    gains: Mapping[int, float]  # what trimming adds, as a share; `tokens` include it
 
     def per_second(self, plan: int) -> float:
         return self.tokens[plan] / self.seconds[plan]
 
     def loss(self, other: int, chosen: int) -> float:
-        """Of a step of another plan, in steps of the chosen one."""
+        """What a step of another plan costs, in steps of the chosen one."""
         value = self.tokens[other] / self.tokens[chosen]
         return max(0.0, self.seconds[other] / self.seconds[chosen] - value)
 
     def best(self) -> int:
-        """What yields most; of lengths that are trimmed, the shortest as good as that.
+        """The plan with the most tokens per second; if it is trimmed, the shortest
+        trimmed one that is about as good.
 
-        Accepted drafts come in runs, which long drafts leap over. So where those are
-        verified, their rates make shorter ones look worse than they turn out to be.
+        Accepted drafts come in runs, which long drafts cover: rates observed with them
+        underestimate shorter drafts. `ChainAcceptance` corrects this, but not by
+        trimmed steps.
         """
         best = max(self.seconds, key=self.per_second)
         if not self.gains.get(best):
@@ -86,7 +94,7 @@ class Offer(NamedTuple):
         return min(plan for plan in trimmed if not self._is_more(best, plan))
 
     def is_better(self, best: int, held: int) -> bool:
-        """Whether the best plan is to take the place of another."""
+        """Whether the best plan replaces the one that was chosen before."""
         is_shorter = self.gains.get(best) and best < held
         return bool(is_shorter) or self._is_more(best, held)
 
@@ -95,7 +103,7 @@ class Offer(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """What a step is to draft, and what that is expected to come to."""
+    """What a step drafts, and its expected tokens and seconds."""
 
     num_drafts: int
     tokens: float  # of the step
@@ -103,11 +111,10 @@ class Choice(NamedTuple):
 
 
 class Gain:
-    """Throughput over that without drafts: of steps as they were chosen, of which the
-    last few seconds count.
+    """Expected throughput of recent steps relative to steps without drafts.
 
     Attributes:
-        value: None until a step was chosen among some that draft nothing.
+        value: None until a choice of plans included one without drafts.
     """
 
     def __init__(self) -> None:
@@ -115,7 +122,7 @@ class Gain:
         self._seconds = self._undrafted = 0.0
 
     def add(self, choice: Choice, tokens: float | None, seconds: float | None) -> None:
-        """Takes in a step; `tokens` and `seconds` are those of one without drafts."""
+        """Adds a step; `tokens` and `seconds` are those of one without drafts."""
         if not tokens or seconds is None:
             return
         keep = 0.5 ** (choice.seconds / GAIN_SECONDS)
@@ -129,15 +136,16 @@ class DraftLengths:
     """Chooses drafts per request, by step times and acceptance.
 
     Args:
-        num_speculative_tokens: the longest chain of a request.
-        measured: step times of each plan to choose from; empty makes every draft the
-            longest chain.
-        trees: nodes of the trees to choose from.
+        num_speculative_tokens: K, the longest chain.
+        measured: step times of each plan to choose from; if empty, every step drafts
+            the longest chain.
+        trees: numbers of nodes of the trees to choose from.
         steps_held: for how many steps a choice holds.
-        left_out: by context, seconds of the drafter for each token of a step that
-            drafts nothing, which are no part of that step; empty: it leaves out none.
-        outlives: whether the drafter also runs over what it left out of requests that
-            have ended, since others may find it in the KV cache.
+        left_out: seconds in which the drafter later processes a token of a step that
+            drafts nothing, by context; they are not in the time of that step. Empty if
+            the drafter runs in every step.
+        outlives: whether the drafter also processes such tokens of requests that have
+            ended, since other requests may hit them in the prefix cache.
     """
 
     def __init__(
@@ -155,7 +163,7 @@ class DraftLengths:
         self.times, self.served = StepTimes(measured), ServedTimes()
         self.acceptance = AcceptanceByKind(num_speculative_tokens, trees)
         self._shares = ALL_GREEDY  # of the last step
-        self._hoped = self.acceptance.expected_tokens()  # before anything is seen
+        self._hoped = self.acceptance.expected_tokens()  # by the prior alone
         self._chosen: dict[int, int] = {}
         self._first, self._age = FirstDrafts(), float("inf")
         self._tries = Tries(TRIAL_BUDGET)
@@ -168,8 +176,8 @@ class DraftLengths:
         self.gain = Gain()
         if measured:
             logger.info(
-                "Draft length by batch size at first, from which acceptance length on "
-                "it gains, and its step beside one without drafts: %s.",
+                "Initial draft length by batch size, with the acceptance length above "
+                "which it gains, its step time, and that without drafts: %s.",
                 self._describe(),
             )
         else:
@@ -186,7 +194,7 @@ class DraftLengths:
         unverified: Sequence[float] = (),
         **of_request: Any,
     ) -> None:
-        """Takes in one request's verified drafts; see `AcceptanceByKind.observe`."""
+        """Records one request's verified drafts; see `AcceptanceByKind.observe`."""
         of_drafts = num_drafts, accepted, num_best, unverified
         self.acceptance.observe(*of_drafts, **of_request)
         self._first.observe(len(accepted))
@@ -194,14 +202,14 @@ class DraftLengths:
     def observe_seconds(
         self, num_reqs: int, context: float, num_drafts: int, seconds: float
     ) -> None:
-        """Takes in what a step of requests that all verify and draft as many took."""
+        """Records the time of a step that verified and drafted `num_drafts` each."""
         if self.times:
             measured = self.times.seconds(num_reqs, context).get(num_drafts)
             if measured is not None:
                 self.served.observe(num_reqs, num_drafts, seconds / measured)
 
     def end_step(self) -> None:
-        """What was observed is of one step, which is over."""
+        """Takes in the observations since the last call, which are one step's."""
         self.acceptance.end_step(self._shares)
 
     def choose(self, load: Load, gains: Mapping[int, float] = NO_GAINS) -> int:
@@ -209,8 +217,8 @@ class DraftLengths:
 
         Args:
             load: of the step.
-            gains: throughput that verifying a part of the drafts adds to a plan, as a
-                share of what verifying all of them gives.
+            gains: throughput that trimming adds to a plan, as a share of that with all
+                drafts verified.
         """
         if not self.times:
             return self.num_speculative_tokens
@@ -230,15 +238,15 @@ class DraftLengths:
             if chosen == held:
                 chosen = 0 if drafts_none else self._try_another(load, held, offer)
         else:
-            chosen = min(seconds)  # whatever was measured: nobody takes drafts
+            chosen = min(seconds)  # the shortest plan: no request can use drafts
         self.choice = Choice(chosen, tokens[chosen], seconds[chosen])
-        # A step without drafts does the least; where it seems slower, it was mistimed.
+        # A step without drafts does the least: a longer time of it is an error.
         least = min(seconds.values()) if 0 in seconds else None
         self.gain.add(self.choice, tokens.get(0), least)
         return chosen
 
     def _offered(self, load: Load) -> Row:
-        """Seconds of a step by plan; without trees that have too many rows to pay."""
+        """Seconds of a step by plan, without trees of too many rows to pay."""
         seconds = self.times.seconds(load.num_reqs, load.context)
         seconds = self.served.correct(load.num_reqs, seconds)
         return {
@@ -248,10 +256,11 @@ class DraftLengths:
         }
 
     def _with_left_out(self, load: Load, seconds: Row) -> Row:
-        """With what the drafter makes up for later, if nothing is drafted.
+        """Adds the later drafter time of a step that drafts nothing to its seconds.
 
-        Before the next try it runs over what it left out of requests that still run:
-        as much as they were given since the try before, of all tokens since then.
+        Without prefix caching the drafter processes only tokens of requests that still
+        run at the next try. What share of all tokens since the last try that is follows
+        from the requests' age.
         """
         if 0 not in seconds or not self._left_out:
             return seconds
@@ -260,7 +269,7 @@ class DraftLengths:
         return {**seconds, 0: seconds[0] + share * of_step}
 
     def _hold(self, num_reqs: int, offer: Offer) -> int:
-        """The best plan, or the one chosen before if that is as good."""
+        """The best plan, or the one chosen before if it is about as good."""
         best, held = offer.best(), self._chosen.get(num_reqs)
         if held in offer.seconds and not offer.is_better(best, held):
             return held
@@ -268,8 +277,8 @@ class DraftLengths:
         return best
 
     def _try_drafts(self, load: Load, chosen: int, offer: Offer) -> int:
-        """Where nothing is drafted, now and then the plan that was best before anything
-        was seen: a step with one draft often takes nearly as long, and tells less."""
+        """If nothing is drafted, now and then tries what is best by the prior: a step
+        with one draft often takes nearly as long, and tells less."""
         # Requests get older, and a new one in the place of another lowers the mean.
         is_new, self._age = load.age < self._age, load.age
         if 0 not in offer.seconds or len(offer.seconds) == 1:
@@ -293,11 +302,11 @@ class DraftLengths:
         return other
 
     def _try_another(self, load: Load, chosen: int, offer: Offer) -> int:
-        """Now and then a larger plan: else nothing new is known of it.
+        """Now and then tries another plan, of which nothing new is learned otherwise.
 
-        By turns the next larger one, the next larger tree, and the best of which it was
-        not seen yet how long it takes. What shorter chains get needs no try: it is part
-        of what the chosen one gets.
+        In turns: the next larger plan, the next larger tree, and the best plan that has
+        not been timed while serving. Acceptance of shorter chains needs no try: it is
+        learned from the chosen plan.
         """
         other = self._to_try(load.num_reqs, chosen, offer)
         if other is None:
@@ -314,8 +323,8 @@ class DraftLengths:
         return other
 
     def _tries_none(self, load: Load, chosen: int, offer: Offer) -> bool:
-        """Whether a step drafts nothing so that its seconds are known, once those of
-        the chosen one are: what was measured at start tells the gain no better."""
+        """Whether to draft nothing so that such a step is timed, once the chosen plan
+        has been: with times measured at start the gain could be wrong."""
         seen = self.served.seen(load.num_reqs)
         if not chosen or chosen not in seen or 0 not in offer.seconds:
             return False
@@ -334,15 +343,15 @@ class DraftLengths:
         if self._turn == LARGER_TREE:
             return next((plan for plan in larger if plan in self._trees), None)
         if not (seen := self.served.seen(num_reqs)):
-            return None  # yet, or nobody tells
-        # Where a part of the drafts would be verified, it would still not be seen.
+            return None  # nothing was timed yet, or steps cannot be timed
+        # A plan that would be trimmed is not timed as itself, see `TRIMMED`.
         whole = {plan for plan in offer.seconds if not offer.gains.get(plan)}
         return max(whole - seen - {chosen}, key=offer.per_second, default=None)
 
     def _log_choice(
         self, load: Load, chosen: int, expected: dict[int, float], seconds: Row
     ) -> None:
-        """Now and then, if another plan is chosen: what, and what else there is."""
+        """Logs a change of the chosen plan and its alternatives, now and then."""
         if time.monotonic() < self._next_log or chosen == self._logged:
             return
         self._next_log, self._logged = time.monotonic() + LOG_SECONDS, chosen
@@ -370,7 +379,7 @@ class DraftLengths:
             best = Offer(expected, row, NO_GAINS).best()
             if not best or 0 not in row:
                 return str(best)
-            # As many tokens as steps without drafts give in its time.
+            # The ratio is the acceptance length above which it gains.
             times = f"{1e3 * row[best]:.2f} ms, {1e3 * row[0]:.2f} ms"
             return f"{best} ({row[best] / row[0]:.2f}; {times})"
 

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which batches of which draft lengths are worth a CUDA graph.
 
-Every length that an engine may choose has graphs of its own. Sizes that one length
-needs are recorded for the others too, rounded up: nearly every number of requests has a
-graph of every length, hundreds of them, which take time and memory at start.
+Every draft length that an engine may choose has its own graphs. vLLM would also capture
+the batch sizes of each length for all others, rounded up: nearly every number of
+requests has a graph of every length then, hundreds in all, which take time and memory
+at start.
 """
 
 from collections import defaultdict
@@ -21,16 +22,17 @@ if TYPE_CHECKING:
         CudaGraphManager,
     )
 
-# Matrix products take rows in tiles: fewer make no difference while weights are read,
-# and one in sixteen at most where they are not.
+# Matrix products process rows in tiles: fewer rows save no time while memory-bound, and
+# at most one in sixteen otherwise.
 ROWS_APART = 16
 
 
 def worth_recording(counts: Iterable[int], query_len: int) -> set[int]:
-    """Of numbers of requests, those that differ enough: powers of two, the largest.
+    """The numbers of requests that get a graph: powers of two, the largest, and others
+    that are at least `ROWS_APART` rows apart.
 
     Args:
-        counts: numbers of requests that could be recorded.
+        counts: numbers of requests that could be captured.
         query_len: tokens of each request.
     """
     kept: list[int] = []
@@ -45,11 +47,11 @@ def thin_decode_batches(
     vllm_config: "VllmConfig",
     by_mode: dict[CUDAGraphMode, list["BatchExecutionDescriptor"]],
 ) -> None:
-    """Leaves out batches of the target that are not worth a graph, for "auto".
+    """With "auto", removes batches of the target that are not worth a graph.
 
     Args:
         vllm_config: the engine's.
-        by_mode: batches to be recorded; those of equal queries are thinned, in place.
+        by_mode: batches to capture, changed in place: uniform ones are thinned.
     """
     if not lengths_vary(vllm_config.speculative_config):
         return
@@ -78,7 +80,7 @@ def _is_large_tree(batch: "BatchExecutionDescriptor", depth: int) -> bool:
 
 
 def keep_own_length(manager: "CudaGraphManager") -> None:
-    """Leaves out batches of other lengths, for a drafter that always drafts as many."""
+    """Removes batches of other lengths, for a drafter with a fixed draft length."""
     own = manager.decode_query_len
     for batches in manager._capture_descs.values():
         batches[:] = [b for b in batches if b.uniform_token_count in (None, own)]
@@ -86,7 +88,7 @@ def keep_own_length(manager: "CudaGraphManager") -> None:
 
 @cache
 def trimmed_rows(most: int) -> list[int]:
-    """Rows of batches of unlike queries that are worth a graph: a tenth or so apart."""
+    """Numbers of rows at which ragged batches get a graph: about a tenth apart."""
     rows, step = [], ROWS_APART
     while (last := rows[-1] if rows else 0) + step <= most:
         rows.append(last + step)
@@ -98,9 +100,9 @@ def trimmed_rows(most: int) -> list[int]:
 def trimmed_batches(
     vllm_config: "VllmConfig", query_len: int
 ) -> Iterator[tuple[int, int]]:
-    """Requests and rows of batches whose drafts are trimmed, worth a graph; if any are.
+    """Requests and rows of the trimmed batches that get a graph, if there are any.
 
-    Rows that no request has cost little: numbers of requests are powers of two.
+    Numbers of requests are powers of two, since padding costs little.
 
     Args:
         vllm_config: the engine's.
@@ -121,18 +123,18 @@ def choose_decode_batches(
     vllm_config: "VllmConfig",
     by_mode: dict[CUDAGraphMode, list["BatchExecutionDescriptor"]],
 ) -> None:
-    """Leaves out batches of the target that are not worth a graph, for "auto", and adds
-    those whose drafts are trimmed.
+    """With "auto", removes batches of the target that are not worth a graph, and adds
+    trimmed ones.
 
     Args:
         vllm_config: the engine's.
-        by_mode: batches to be recorded, which are changed in place.
+        by_mode: batches to capture, changed in place.
     """
     from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor
 
     thin_decode_batches(vllm_config, by_mode)
     spec, full = vllm_config.speculative_config, by_mode.get(CUDAGraphMode.FULL, [])
-    # Else graphs of mixed batches serve all.
+    # If there are none, graphs of mixed batches serve all batches.
     has_uniform = any(batch.uniform_token_count is not None for batch in full)
     if not has_uniform or not trims(spec):
         return
@@ -148,8 +150,8 @@ def choose_decode_batches(
 def offer_every_length(manager: "CudaGraphManager") -> None:
     """Lets a batch find the smallest graph of its own query length.
 
-    vLLM looks at the graphs of the next larger number of tokens only, which may all be
-    of other lengths. Batches of unlike queries come behind, by rows and requests.
+    vLLM only considers graphs of the next larger number of tokens, which may all have
+    other query lengths. Graphs of ragged batches come after, by rows and requests.
     """
     spec = manager.vllm_config.speculative_config
     if spec is None or not spec.uses_dynamic_speculative_decoding():
@@ -172,7 +174,7 @@ def offer_every_length(manager: "CudaGraphManager") -> None:
 def _by_own_length(
     batches: list["BatchExecutionDescriptor"],
 ) -> dict[tuple[int, int], list["BatchExecutionDescriptor"]]:
-    """By tokens and adapters, the smallest batch of each query length."""
+    """The smallest batch of each query length, by tokens and active LoRAs."""
     by_length = defaultdict(list)
     for batch in batches:
         key = batch.uniform_token_count, batch.num_active_loras, batch.num_ubatches

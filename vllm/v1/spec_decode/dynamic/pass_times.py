@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long a step takes, by context, number of requests and draft length.
+"""Measures step times by context, number of requests and draft length.
 
-Measured at warm-up. The steps are the engine's own, from the input batch to the drafts:
-target, logits, rejection sampling, drafter, and what the host adds. Their requests are
-made up, and so are the tokens of their cached context.
+The steps run after warm-up. They are the engine's own, from the input batch to the
+drafts: target, logits, rejection sampling, drafter, and the host's work. Their requests
+are dummies, and so is their cached context.
 """
 
 import time
@@ -39,29 +39,30 @@ if TYPE_CHECKING:
 
 logger = init_logger(__name__)
 
-MAX_REQUESTS = 256  # more are extrapolated
-CONTEXT = 256  # tokens that each request has behind it
-# Longer ones, in the order of what they tell, and numbers of requests there.
+MAX_REQUESTS = 256  # larger batches are extrapolated
+CONTEXT = 256  # tokens of each request before the step
+# Longer contexts, the most informative ones first, and numbers of requests there.
 LONG_CONTEXTS = (16384, 65536, 4096)
 LONG_SIZES = (1, 8, 64)
 TIMED_STEPS = 4
-# Drafts verified of each request, up to which trimmed steps are timed at halves, too.
+# Up to this many verified drafts per request, trimmed steps are also timed at halves.
 SHORT = 4
-# Rows that the drafter is timed to catch up on, if few enough steps bring as many.
+# Rows of a timed pass over the drafter's backlog; fewer if they take too many steps.
 CATCH_UP_ROWS = 256
 CATCH_UP_STEPS, CPU_CATCH_UP_STEPS = 32, 16
-# After which nothing more is begun. A GPU needs about two seconds for one context and
-# three for the others; more is for a host that is busy, with other engines that start.
+# Time after which no further measurement begins. A GPU needs about two seconds for one
+# context and three for the others; the rest is for a host that is busy with other
+# engines that start.
 BUDGET_SECONDS = 10.0
 CPU_BUDGET_SECONDS = 2.0
-# What the steps of the most requests may take there, were they one after the other.
+# Most time of the largest batch's steps on a CPU, if requests ran one after the other.
 CPU_LARGEST_SECONDS = 4.0
 IN_STEP_CPU_REQUESTS = 4
 
 
 def measure_steps(executor: "Executor") -> None:
-    """Times all that "auto" chooses between, and puts it into the speculative config,
-    where the scheduler finds it."""
+    """Times all plans of "auto", and stores the times in the speculative config for the
+    scheduler."""
     spec = executor.vllm_config.speculative_config
     spec.pass_times = measure_pass_times(executor)
     spec.catch_up_seconds = measure_catch_up(executor)
@@ -71,10 +72,10 @@ def measure_steps(executor: "Executor") -> None:
 def measure_pass_times(executor: "Executor") -> PassTimes:
     """Times steps on all workers; the slowest worker counts.
 
-    At a short context one request and the most requests are always measured, numbers
-    between them while the budget lasts, and then longer contexts. On a CPU, where a
-    step takes as long as its requests together, the most are as many as the budget
-    allows.
+    At a short context one request and the largest batch are always measured, batches
+    between them while the time budget lasts, and then longer contexts. On a CPU, where
+    the time of a step is proportional to its requests, `CPU_LARGEST_SECONDS` limits the
+    largest batch.
     """
     config = executor.vllm_config
     lengths = chosen_lengths(config.speculative_config)
@@ -85,7 +86,7 @@ def measure_pass_times(executor: "Executor") -> PassTimes:
         row: Row = {}
         for length in wanted:
             if length > depth and size * (length + 1) > MAX_TREE_ROWS:
-                # Its rows are too many to pay, and have no graph: as long as that.
+                # Too many rows to pay, and no CUDA graph: estimated, not measured.
                 row[length] = row[depth] * (length + 1) / (depth + 1)
                 continue
             args = (size, length, context)
@@ -97,15 +98,16 @@ def measure_pass_times(executor: "Executor") -> PassTimes:
     budget, is_cpu = BUDGET_SECONDS, current_platform.is_cpu()
     seconds = 0.0
     if is_cpu:
-        # Once more, since the first ones compile.
+        # Measured again, since the first steps compile.
         budget, begin = CPU_BUDGET_SECONDS, time.perf_counter()
         again, row = measure(CONTEXT, 1), times[CONTEXT][1]
         times[CONTEXT][1] = {length: min(row[length], again[length]) for length in row}
         seconds = time.perf_counter() - begin
     largest = _most_requests(config, seconds)
     if config.parallel_config.data_parallel_size > 1:
-        budget = float("inf")  # ranks in step with each other all measure the same
-    # Attention adds what it reads, which is close to linear in the tokens verified.
+        budget = float("inf")  # ranks in lockstep must all measure the same
+    # The time that a longer context adds is nearly linear in the verified tokens, so a
+    # few lengths suffice.
     chains = [length for length in lengths if length <= depth]
     few = sorted({chains[0], chains[len(chains) // 2], depth, lengths[-1]})
     steps = [(CONTEXT, size, lengths) for size in sizes_to_measure(largest)[1:]]
@@ -122,10 +124,10 @@ def measure_pass_times(executor: "Executor") -> PassTimes:
 
 
 def _at_most_larger(by_size: dict[int, Row]) -> dict[int, Row]:
-    """Step times of which none is longer than that of more requests or drafts.
+    """Step times, lowered to those of more requests or drafts if these are shorter.
 
-    On a CPU whatever else runs makes some steps seem longer than they are, and none
-    shorter. Without this a plan that was measured at such a time is never chosen.
+    On a CPU, other processes make some steps seem longer, and none shorter. Without
+    this a plan that was measured at such a moment would never be chosen.
     """
     found: dict[int, Row] = {}
     larger: Row = {}
@@ -139,18 +141,18 @@ def _at_most_larger(by_size: dict[int, Row]) -> dict[int, Row]:
 
 
 def measure_catch_up(executor: "Executor") -> dict[int, float]:
-    """Times the drafter as it makes up for steps that drafted nothing.
+    """Times the drafter as it catches up on tokens of steps that drafted nothing.
 
-    To be called when `measure_pass_times` has run.
+    To be called after `measure_pass_times`.
 
     Returns:
-        Seconds for each token of such a step, by context; 0 where the drafter runs in
+        Seconds for each token of such a step, by context; 0 if the drafter runs in
         every step.
     """
     seconds: dict[int, float] = {}
     for context, by_size in executor.vllm_config.speculative_config.pass_times.items():
         if context > CONTEXT and current_platform.is_cpu():
-            continue  # of one request, where each row takes more
+            continue  # measured with one request, with more time per row
         args = (max(by_size), context)
         seconds[context] = max(executor.collective_rpc(catch_up_seconds, args=args))
     executor.collective_rpc(leave_no_trace)
@@ -160,27 +162,27 @@ def measure_catch_up(executor: "Executor") -> dict[int, float]:
 
 
 def measure_trimmed_times(executor: "Executor") -> dict[int, Row]:
-    """Times steps that draft the longest chain and verify a part of it.
+    """Times steps that draft the longest chain and verify part of it.
 
-    To be called when `measure_pass_times` has run. What it makes ready is compiled and
-    loaded then, too.
+    To be called after `measure_pass_times`. This also compiles and loads the kernels of
+    trimmed steps.
 
     Returns:
-        Seconds by number of requests and by drafts that are verified of each; empty
-        where no step is trimmed, since workers cannot or so many requests could not be
-        measured: then the scheduler gives no budgets.
+        Seconds by number of requests and by drafts verified of each. Empty if no step
+        is trimmed, since workers do not support it or no batch that large was measured:
+        the scheduler then gives no budgets.
     """
     spec = executor.vllm_config.speculative_config
     if trims(spec) and not all(executor.collective_rpc(_is_trimming)):
-        # The workers said why, and that every step verifies all its drafts.
+        # The workers have logged why.
         spec.enable_adaptive_verification = spec.is_trimmed_by_default = False
     if not trims(spec):
         return {}
     depth, started = spec.drafter.num_speculative_tokens, time.perf_counter()
     sizes = sorted(n for n in spec.pass_times[CONTEXT] if n >= MIN_REQUESTS)
     sizes = [n for n in sizes if n & (n - 1) == 0 or n == sizes[-1]]
-    # Those of chains that "auto" has, so that the two compare; and between the short
-    # ones, where a step turns from reading weights to multiplying by them.
+    # Lengths of the chains of "auto", so that the times can be compared; and halves
+    # between short ones, where a step turns from memory-bound to compute-bound.
     lengths = {length for length in candidate_lengths(depth) if length}
     lengths |= {length + 0.5 for length in range(1, min(depth, SHORT))}
 
@@ -201,7 +203,7 @@ def measure_trimmed_times(executor: "Executor") -> dict[int, Row]:
 
 
 def _is_trimming(worker: "WorkerBase") -> bool:
-    """Workers know their attention, and may have given it up."""
+    """Whether a worker trims: it may not, depending on its attention backend."""
     return worker.model_runner.trimming is not None
 
 
@@ -209,7 +211,7 @@ def _most_requests(config: "VllmConfig", seconds: float) -> int:
     """Requests of the largest step to measure.
 
     Args:
-        seconds: that the steps of one request took, on a CPU.
+        seconds: time of the steps with one request, on a CPU.
     """
     scheduler = config.scheduler_config
     most = min(scheduler.max_num_seqs, scheduler.max_num_batched_tokens, MAX_REQUESTS)
@@ -245,7 +247,7 @@ def _log_table(what: str, by_size: dict[int, Row]) -> None:
 
 
 def long_contexts(config: "VllmConfig", largest: int) -> Iterator[tuple[int, int]]:
-    """Contexts and numbers of requests that the KV cache holds, the telling ones first.
+    """Contexts and numbers of requests that fit the KV cache, informative ones first.
 
     Args:
         largest: the most requests that were measured.
@@ -253,14 +255,14 @@ def long_contexts(config: "VllmConfig", largest: int) -> Iterator[tuple[int, int
     cache = config.cache_config
     held = (cache.num_gpu_blocks or 0) * cache.block_size
     if config.parallel_config.data_parallel_size > 1:
-        # What another rank holds is not known here; requests may share blocks.
+        # Cache sizes of other ranks are not known here; requests may share blocks.
         largest, held = 1, float("inf")
     drafts = config.speculative_config.num_speculative_tokens
     longest = config.model_config.max_model_len - (2 + TIMED_STEPS) * (drafts + 1) - 2
     seen = [CONTEXT]
     for context in (min(context, longest) for context in LONG_CONTEXTS):
         if any(2 * max(context, other) < 3 * min(context, other) for other in seen):
-            continue  # another is as long
+            continue  # about as long as another
         if context > CONTEXT:
             seen.append(context)
             fitting = [n for n in LONG_SIZES if n <= largest and n * context <= held]
@@ -268,10 +270,10 @@ def long_contexts(config: "VllmConfig", largest: int) -> Iterator[tuple[int, int
 
 
 def sizes_to_measure(largest: int) -> list[int]:
-    """Numbers of requests, in the order of what they tell.
+    """Numbers of requests to measure, the most informative ones first.
 
-    The ends, the powers of two between them from the middle out, then what lies
-    halfway between those, largest first: times bend most in large batches.
+    Both ends, the powers of two between them from the middle outwards, then the numbers
+    halfway between those, largest first: the curve bends most in large batches.
     """
     powers = [
         1 << bits for bits in range(1, largest.bit_length()) if 1 << bits < largest
@@ -289,13 +291,13 @@ def seconds_per_step(
     context: int,
     num_verified: float | None = None,
 ) -> float:
-    """Runs decode steps that verify and draft, back to back; seconds of one of them.
+    """Seconds of a decode step that verifies and drafts, of several run back to back.
 
     To be run on every worker at once, between warm-up and the first request.
 
     Args:
-        num_verified: of each request's drafts, on average, those that are verified,
-            less than all; None: all.
+        num_verified: mean number of each request's drafts that are verified, less than
+            all; None: all.
     """
     runner = worker.model_runner
     requests = _Requests(runner, num_reqs, num_drafts, context)
@@ -306,9 +308,9 @@ def seconds_per_step(
     def next_step() -> None:
         _run(worker, requests.next_step())
 
-    # On a device, which is busy with the step before: as while serving, the host
-    # prepares a step while another one runs. On a CPU each by itself, and the fastest
-    # counts: something else may have had the core in the others.
+    # On a GPU all steps are timed together: as while serving, the host prepares a step
+    # while the one before runs. On a CPU each is timed by itself, and the fastest
+    # counts: other processes may have had the core during the others.
     at_once = 1 if runner.device.type == "cpu" else requests.timed_steps
     runner.kv_connector.set_disabled(True)
     try:
@@ -323,14 +325,14 @@ def seconds_per_step(
 
 
 def catch_up_seconds(worker: "WorkerBase", num_reqs: int, context: int) -> float:
-    """Runs steps without drafts, and what the drafter left out of them in one pass.
+    """Runs steps without drafts, then times the drafter's pass over their tokens.
 
-    To be run on every worker at once, as `seconds_per_step`.
+    To be run on every worker at once, like `seconds_per_step`.
 
     Returns:
-        Seconds of the pass for each token; 0 where the drafter runs in every step.
+        Seconds of the pass for each token; 0 if the drafter runs in every step.
     """
-    # Here: the engine's own process, which sends the function, has no runner.
+    # Imported here: the engine's process, which sends the function, has no runner.
     from vllm.v1.worker.gpu.spec_decode.unified.backlog import backlog_of, catch_up_now
 
     runner = worker.model_runner
@@ -341,12 +343,12 @@ def catch_up_seconds(worker: "WorkerBase", num_reqs: int, context: int) -> float
     steps = min(steps, CPU_CATCH_UP_STEPS if is_cpu else CATCH_UP_STEPS)
     requests = _Requests(runner, num_reqs, 0, context, 2 * steps)
     if not (steps := requests.timed_steps // 2):
-        return 0.0  # a context of a few tokens has no room
+        return 0.0  # max_model_len has no room for them
     runner.kv_connector.set_disabled(True)
     try:
         _run(worker, requests.first_step())
         _run(worker, requests.next_step())
-        catch_up_now(runner)  # compiles what it has to
+        catch_up_now(runner)  # compiles
         seconds = []
         for _ in range(2):
             for _ in range(steps):
@@ -359,8 +361,8 @@ def catch_up_seconds(worker: "WorkerBase", num_reqs: int, context: int) -> float
 
 
 def _timed(worker: "WorkerBase", run: Callable[[], None], count: int = 1) -> float:
-    """Seconds of so many runs, back to back."""
-    # Here: the engine's own process, which sends the function, has no runner.
+    """Seconds of `count` runs back to back."""
+    # Imported here: the engine's process, which sends the function, has no runner.
     from vllm.v1.worker.gpu.spec_decode.step_clock import make_mark
 
     begin, end = (make_mark(worker.model_runner.device) for _ in range(2))
@@ -373,8 +375,8 @@ def _timed(worker: "WorkerBase", run: Callable[[], None], count: int = 1) -> flo
 
 
 def leave_no_trace(worker: "WorkerBase") -> None:
-    """What is sampled and verified must not depend on what was measured; nor is the
-    memory kept that the largest steps took. As warm-up leaves it."""
+    """Restores the state after warm-up: sampling and verification must not depend on
+    the measurements, and the memory of the largest steps is freed."""
     runner = worker.model_runner
     config = runner.vllm_config
     set_random_seed(
@@ -392,7 +394,7 @@ def _run(worker: "WorkerBase", step: SchedulerOutput) -> None:
 
 
 class _Requests:
-    """Requests in the middle of their output, and the steps that go on with them."""
+    """Dummy requests in the middle of their output, and their next steps."""
 
     def __init__(
         self,
@@ -405,7 +407,7 @@ class _Requests:
         self.runner = runner
         self.num_drafts = num_drafts
         self.verify_budget: int | None = None
-        # Few tokens a step cut the drafts that are verified, as scheduling would.
+        # A small token budget limits the verified drafts, as when scheduling.
         budget = runner.vllm_config.scheduler_config.max_num_batched_tokens
         self.query_len = min(num_drafts, budget // num_reqs - 1) + 1
         room = runner.max_model_len - 2
@@ -416,7 +418,7 @@ class _Requests:
         self.req_ids = [f"_pass_times_{i}" for i in range(num_reqs)]
 
     def first_step(self) -> SchedulerOutput:
-        """The last prompt token of every request; the rest counts as cached."""
+        """Computes every request's last prompt token; the others count as cached."""
         step = self._step(1)
         step.scheduled_new_reqs = [self._request(i) for i in range(len(self.req_ids))]
         self.num_computed += 1
@@ -432,7 +434,7 @@ class _Requests:
         cached.new_block_ids = [None] * count
         step.scheduled_cached_reqs = cached
         if self.query_len > 1:
-            drafts = [-1] * (self.query_len - 1)  # the workers have them
+            drafts = [-1] * (self.query_len - 1)  # placeholders: the workers have them
             step.scheduled_spec_decode_tokens = dict.fromkeys(self.req_ids, drafts)
             step.verify_budget = self.verify_budget
         self.num_computed += self.query_len
@@ -465,8 +467,8 @@ class _Requests:
         )
 
     def _blocks(self, index: int) -> tuple[list[int], ...]:
-        """Blocks for all steps; shared between requests where there are too few."""
-        # Here: the engine's own process, which sends the function, has no runner.
+        """Blocks for all steps; shared between requests if there are too few."""
+        # Imported here: the engine's process, which sends the function, has no runner.
         from vllm.v1.worker.gpu.warmup import _warmup_block_counter
 
         config = self.runner.kv_cache_config

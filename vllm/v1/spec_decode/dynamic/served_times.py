@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long steps take as requests are served, beside what was measured at start.
+"""Corrects the step times measured at start by those of steps that are served.
 
-What is measured at start can be wrong for what comes later: other engines may have
-started on the same device, and the host then had less to do. So where several plans
-have been followed with as many requests, what they took corrects what was measured.
-Pure Python.
+Times measured at start can be wrong later: other engines may have been starting on the
+same device, and the host had less to do. So once several plans have been followed at a
+batch size, the times of their steps correct the measured ones. Pure Python.
 """
 
 from collections import deque
@@ -14,17 +13,18 @@ from statistics import median
 
 from .step_times import Row
 
-# Steps of a plan whose median counts, and how many it takes: a host's pause is a step.
+# A plan's time is the median of its last `NUM_STEPS` steps, once there are
+# `LEAST_STEPS`: a single step may include a pause of the host.
 NUM_STEPS = 15
 LEAST_STEPS = 5
-# Steps of other plans after which what was seen of one counts half.
+# Steps of other plans after which the time of a plan counts half.
 HALF_LIFE = 1024
-SIZES_PER_DOUBLING = 2  # numbers of requests that are closer count as one
-TRIMMED = -1  # stands for the plan of a step that verifies a part of its drafts
+SIZES_PER_DOUBLING = 2  # batch sizes per doubling that are told apart
+TRIMMED = -1  # the plan of all steps that verify only part of their drafts
 
 
 class _Plan:
-    """Logarithms of how much longer steps took than measured, and when."""
+    """Logarithms of the ratios of served to measured times, and when they were seen."""
 
     def __init__(self) -> None:
         self.steps: deque[float] = deque(maxlen=NUM_STEPS)
@@ -32,18 +32,18 @@ class _Plan:
 
 
 class ServedTimes:
-    """Corrects step times by plan, apart for each size of a batch, see `size_of`."""
+    """Corrects step times by plan, separately for each batch size, see `size_of`."""
 
     def __init__(self) -> None:
         self._plans: dict[int, dict[int, _Plan]] = {}
         self._num_steps: dict[int, int] = {}
 
     def observe(self, num_reqs: int, plan: int, ratio: float) -> None:
-        """Takes in a step.
+        """Records a step.
 
         Args:
-            plan: drafts of each request; else `TRIMMED`.
-            ratio: of the seconds it took to those that were measured.
+            plan: drafts of each request, or `TRIMMED`.
+            ratio: its seconds, divided by those measured at start.
         """
         size = size_of(num_reqs)
         at = self._num_steps[size] = self._num_steps.get(size, 0) + 1
@@ -52,12 +52,12 @@ class ServedTimes:
         of_plan.value, of_plan.seen_at = median(of_plan.steps), at
 
     def seen(self, num_reqs: int, least: float = 0.0) -> set[int]:
-        """Plans of which enough steps were seen, that weigh more than `least`."""
+        """Plans with enough steps that have a weight above `least`."""
         weights = self._weights(num_reqs).items()
         return {plan for plan, weight in weights if weight > least}
 
     def _weights(self, num_reqs: int) -> dict[int, float]:
-        """By plan of which enough steps were seen: 1; the longer ago, the less."""
+        """By plan with enough steps: 1 for the latest; the longer ago, the less."""
         size = size_of(num_reqs)
         return {
             plan: 0.5 ** ((self._num_steps[size] - seen.seen_at) / HALF_LIFE)
@@ -66,16 +66,16 @@ class ServedTimes:
         }
 
     def correct(self, num_reqs: int, measured: Row) -> Row:
-        """Seconds of a step by plan, as far as they compare."""
+        """Seconds of a step by plan, corrected."""
         longer = self.longer(num_reqs)
         return {plan: seconds * longer(plan) for plan, seconds in measured.items()}
 
     def longer(self, num_reqs: int) -> Callable[[int], float]:
-        """What to multiply a plan's measured seconds by.
+        """The factor of a plan's measured seconds, as a function of the plan.
 
-        A plan of which nothing was seen takes as much longer as the others do, and so
-        in the end does one that was followed long ago. What trimming adds says nothing
-        of steps without.
+        A plan of which nothing was seen gets the weighted mean of the others, and one
+        that was followed long ago tends to it. Trimmed steps do not count in the mean,
+        since what trimming adds is not in other steps.
         """
         weights, size = self._weights(num_reqs), size_of(num_reqs)
         whole = [plan for plan in weights if plan >= 0]
@@ -93,5 +93,5 @@ class ServedTimes:
 
 
 def size_of(num_reqs: int) -> int:
-    """Which size of a batch so many requests are."""
+    """The batch size that `num_reqs` requests count as."""
     return round(SIZES_PER_DOUBLING * log2(num_reqs))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long a step takes, between the numbers of requests and contexts measured.
+"""Interpolates step times between the measured numbers of requests and contexts.
 
-Attention reads all that a request has behind it, so a step takes longer the longer its
-requests are, and one that verifies many tokens more so than one that verifies few.
+Attention reads the whole context of a request, so a step takes longer with longer
+contexts, and more so the more tokens it verifies.
 """
 
 from bisect import bisect_left
@@ -10,16 +10,16 @@ from math import log
 
 # Seconds of a step by draft length.
 Row = dict[int, float]
-# By tokens of context that each request has, then by number of requests. The shortest
-# context has every draft length at all its sizes, longer ones have a few of both.
+# By context in tokens of each request, then by number of requests. The shortest context
+# has all draft lengths and sizes, longer ones have a few of both.
 PassTimes = dict[int, dict[int, Row]]
 
-# Contexts that differ by less have the same times.
+# Resolution of the context: those in the same step get the same times.
 STEPS_PER_DOUBLING = 4
 
 
 class StepTimes:
-    """Seconds of a step for any number of requests, of any mean context.
+    """Seconds of a step for any number of requests and any mean context.
 
     Args:
         measured: see `PassTimes`; empty if nothing was measured.
@@ -43,7 +43,7 @@ class StepTimes:
 
         Args:
             num_reqs: requests in the step.
-            context: tokens behind each, on average.
+            context: mean tokens of a request so far.
         """
         bucket = round(STEPS_PER_DOUBLING * log(max(context, self._shortest, 1), 2))
         row = self._rows.get((num_reqs, bucket))
@@ -54,13 +54,13 @@ class StepTimes:
         return row
 
     def _without_context(self, n: int) -> Row:
-        """At the shortest context."""
+        """Seconds of a step by draft length, at the shortest context."""
         times = self.measured[self._shortest]
         sizes = sorted(times)
         after = min(max(bisect_left(sizes, n), 1), len(sizes) - 1)
         if n in times or not after:
             return times.get(n, times[sizes[0]])
-        # Two sizes on each side, as far as there are any.
+        # Up to two sizes on each side.
         around = sizes[max(after - 2, 0) : after + 2]
         at = after - max(after - 2, 0)
         return {
@@ -69,7 +69,7 @@ class StepTimes:
         }
 
     def _slope(self, context: int, n: int, row: Row) -> Row:
-        """What a token of context adds to a step, for every draft length."""
+        """Seconds that a token of context adds to a step, by draft length."""
         short = self._without_context(n)
         tokens = n * (context - self._shortest)
         added = [(k, max(0.0, row[k] - short[k]) / tokens) for k in sorted(row)]
@@ -96,7 +96,7 @@ def sorted_items(
 
 
 def on_line(points: list[tuple[float, float]], x: float) -> float:
-    """The value at x of the lines between points; at the ends that of the end."""
+    """Linear interpolation at x; beyond an end, the value of that end."""
     at = bisect_left(points, x, key=lambda point: point[0])
     if at == 0 or at == len(points):
         return points[min(at, len(points) - 1)][1]
@@ -105,16 +105,16 @@ def on_line(points: list[tuple[float, float]], x: float) -> float:
 
 
 def between(points: list[tuple[int, float]], at: int, n: int) -> float:
-    """Seconds for n requests, which lie before points[at], or past the last point.
+    """Seconds for n requests, which are fewer than in points[at], or more than in all.
 
-    Times are flat while memory-bound and rise once compute-bound: a curve that bends
-    upwards. Its chord lies above it, the lines of the neighbouring points below it;
-    the answer lies midway.
+    Times are flat while memory-bound and rise once compute-bound: a convex curve. The
+    chord between the two points lies above it, and the extended lines of the
+    neighbouring points below it; the result is halfway between.
     """
 
     def line(i: int) -> float:
         (n1, t1), (n2, t2) = points[i : i + 2]
-        return t1 + (n - n1) / (n2 - n1) * max(0.0, t2 - t1)  # less is noise
+        return t1 + (n - n1) / (n2 - n1) * max(0.0, t2 - t1)  # a fall is noise
 
     chord, before, behind = line(at - 1), points[at - 1][1], 0.0
     if n > points[at][0]:

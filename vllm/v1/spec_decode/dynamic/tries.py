@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps that are served otherwise now and then, to see what they would come to."""
+"""Steps that follow another plan now and then, to learn what it yields."""
 
-# A share of all time that it may cost to draft where nothing is drafted, and of the
-# time that drafts have saved, up to so many steps.
+# What tries of drafting may cost while nothing is drafted: a share of all time, and of
+# the time that drafts have saved, which adds up to `MOST_SAVED` steps at most.
 FIRST_BUDGET, FIRST_SHARE, MOST_SAVED = 0.005, 0.1, 10.0
-TRIAL_DRAFTS = 16  # drafts that pay are believed after so many
-PATIENCE = 6  # steps at most until it is known what was accepted
+TRIAL_DRAFTS = 16  # drafts after which a try that pays replaces the estimate
+PATIENCE = 6  # most steps until it is known what was accepted
 
-# In the steps where a try begins and ends, what is drafted and what is verified differ
-# in length, for which there may be no CUDA graph: so much more time, in steps, is
-# reckoned for both together.
+# In the steps where a try begins and ends, the numbers of drafted and verified tokens
+# differ, for which there may be no CUDA graph. This is the assumed extra time of both
+# together, in steps.
 SWITCH_COST = 0.6
 
 
@@ -18,19 +18,20 @@ class Tries:
 
     Args:
         budget: the share.
-        allowance: what a try may cost by now, in steps.
+        allowance: what a try may cost at first, in steps; it grows by `budget` with
+            every step.
     """
 
     def __init__(self, budget: float, allowance: float = 0.0):
         self.budget, self.allowance = budget, allowance
-        self.steps = 0  # left of the present one
+        self.steps = 0  # left of the present try
 
     def go_on(self, steps: int, loss: float, held: int) -> bool:
-        """Whether the next step is of a try.
+        """Whether the next step is part of a try.
 
         Args:
-            steps: of a try.
-            loss: of each of them, in steps.
+            steps: length of a try.
+            loss: cost of each of its steps, in steps of the chosen plan.
             held: for how many steps a choice holds.
         """
         if not self.steps:
@@ -43,18 +44,18 @@ class Tries:
 
 
 class FirstDrafts:
-    """Tries to draft where nothing is drafted, and nothing is learnt otherwise.
+    """Tries of drafting while nothing is drafted, since nothing is learned otherwise.
 
-    One step tells much: of drafts that are never accepted none was, and the try ends.
-    It goes on only as long as its drafts pay. So tries are short, and many for their
-    cost (observation control, as in data-efficient quickest change detection, Banerjee
-    and Veeravalli 2012).
+    A try begins with one step, which shows much: if nothing is accepted the try ends.
+    It continues only as long as its drafts pay. So tries are short, and there can be
+    many at the same cost (observation control, as in data-efficient quickest change
+    detection, Banerjee and Veeravalli 2012).
 
-    Where drafts have paid before, they may for a new request: so a part of the time
-    that they saved is spent on requests as they come.
+    If drafts have paid before, they may pay for a new request. So part of the time that
+    they saved is spent on tries when new requests begin.
 
     Attributes:
-        seen: verified drafts of the present try, or the last one, by requests.
+        seen: verified drafts of the present or last try, one per request and step.
     """
 
     def __init__(self) -> None:
@@ -63,12 +64,12 @@ class FirstDrafts:
         self.seen = 0
 
     def observe(self, num_accepted: int) -> None:
-        """Takes in one request's verified drafts."""
+        """Records one request's verified drafts."""
         self.seen += 1
         self._accepted += num_accepted
 
     def save(self, steps: float) -> None:
-        """Takes in a step with drafts that is chosen, by what it is thought to save."""
+        """Records a chosen step with drafts, and what it is expected to save."""
         saved = self._saved + FIRST_SHARE * steps
         self._saved = max(0.0, min(saved, MOST_SAVED))
         self._patience = 0
@@ -79,9 +80,9 @@ class FirstDrafts:
         """Whether the next step drafts.
 
         Args:
-            loss: of a step that drafts in vain, in steps without drafts.
-            needed: accepted drafts of a request and step with which they pay.
-            hoped: accepted drafts before any is seen, which count as one request's.
+            loss: cost of a step whose drafts are all rejected, in steps without drafts.
+            needed: accepted drafts per request and step from which on drafting pays.
+            hoped: the prior of that number, which counts as one request's outcome.
             is_new: whether a request has just begun.
             held: for how many steps a choice holds.
         """

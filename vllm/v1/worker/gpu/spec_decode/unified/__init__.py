@@ -48,7 +48,7 @@ def _is_fed_and_can_be(vllm_config: VllmConfig) -> bool:
         return False
     target = get_model_cls(vllm_config.model_config)
     if features.tapped and not supports_eagle3(target):
-        why = f"{target.__name__} does not hand out what is between its layers. Use a "
+        why = f"{target.__name__} does not return auxiliary hidden states. Use a "
         say_without_target(spec.model, why + "target that EAGLE-3 supports")
         return False
     return True

@@ -140,10 +140,10 @@ class ChainAcceptance:
     longer ones (those of length 3 overestimate length 8 by 15 %). A second estimate
     counts the steps that drafts of another length would have begun in the same runs. It
     is within 1 to 2 % in both directions for autoregressive drafters, and within 4 %
-    for parallel ones that draft three tokens or more. But it assumes that the drafter predicts a token as well at any
-    depth; if drafts get much worse with depth, the rates are right. So the larger of
-    the two estimates is taken for lengths up to the mean drafted one, and the smaller
-    for longer ones.
+    for parallel ones that draft three tokens or more. But it assumes that the drafter
+    predicts a token as well at any depth; if drafts get much worse with depth, the
+    rates are right. So the larger of the two estimates is taken for lengths up to the
+    mean drafted one, and the smaller for longer ones.
     """
 
     def __init__(self, num_speculative_tokens: int):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Schedulers as an engine with a bundled drafter has them, without a worker."""
+"""Schedulers of an engine with a bundled drafter, without a worker."""
 
 from collections.abc import Callable
 
@@ -22,9 +22,10 @@ BLOCK_SIZE, K = 16, 3
 
 @pytest.fixture
 def make_scheduler(models) -> Callable[..., Scheduler]:
-    """Makes one with a request that waits; keys of the speculative config by name.
+    """Makes a scheduler with one waiting request.
 
-    `drafter` None does without drafts.
+    Keyword arguments are keys of the speculative config; `drafter` None turns
+    speculation off.
     """
 
     def make(drafter="pard", log_stats=True, **spec) -> Scheduler:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The scheduler asks a live object for the draft length, and tells it the outcome."""
+"""The scheduler gets the draft length from `ChosenLengths` and reports acceptance."""
 
 from types import SimpleNamespace
 
@@ -19,7 +19,7 @@ DRAFTERS_LIMIT = 1000
 
 
 def make_scheduler(schedule, times=None, ranks: int = 1) -> Scheduler:
-    """A scheduler of which only what these tests need is set."""
+    """A scheduler with only the attributes that these tests need."""
     scheduler = Scheduler.__new__(Scheduler)
     scheduler.num_spec_tokens, scheduler.log_stats = 3, True
     scheduler.max_model_len, scheduler.running = 4096, []
@@ -47,7 +47,7 @@ def make_scheduler(schedule, times=None, ranks: int = 1) -> Scheduler:
 
 
 def verify(scheduler, num_draft_tokens: int, num_accepted_tokens: int, tree=None):
-    """As `update_from_output` does."""
+    """Reports one request's outcome as `update_from_output` does."""
     return scheduler.make_spec_decoding_stats(
         None,
         num_draft_tokens=num_draft_tokens,
@@ -65,13 +65,16 @@ REFUSING = SamplingParams(extra_args={"disable_spec_decode": True})
     "request_, drafts",
     [
         ({}, 0),
-        # Past the drafter's context they keep a batch uniform, and cannot be accepted.
+        # Drafts past the drafter's context only keep the batch uniform: they cannot
+        # be accepted.
         ({"num_tokens": DRAFTERS_LIMIT - 2}, 3),
         ({"num_tokens": DRAFTERS_LIMIT - 3}, 0),
         ({"sampling_params": REFUSING}, 3),
     ],
 )
-def test_auto_is_told_of_drafts_that_could_be_accepted(request_: dict, drafts: int):
+def test_auto_learns_only_from_drafts_that_could_be_accepted(
+    request_: dict, drafts: int
+):
     scheduler = make_scheduler("auto", TIMES)
     lookup = scheduler.draft_lengths
     assert (lookup[1], lookup[8]) == (3, 0)
@@ -80,13 +83,14 @@ def test_auto_is_told_of_drafts_that_could_be_accepted(request_: dict, drafts: i
         stats = verify(scheduler, 3, 0)
     if "sampling_params" in request_:
         assert stats is None
-    else:  # vLLM's own count goes on
+    else:  # still counted in vLLM's own stats
         assert isinstance(stats, SpecDecodingStats) and stats.num_draft_tokens == 3
     assert lookup[1] == drafts
 
 
-def test_a_tree_tells_what_its_chain_would_have_gained():
-    """Defect: a guess, so that where only other nodes are right chains seemed right."""
+def test_tree_observes_acceptance_of_its_chain():
+    """Regression: the chain's acceptance was guessed from the tree's, so chains looked
+    good even if only nodes outside of the chain were accepted."""
     scheduler = make_scheduler("auto", TIMES)
     scheduler.num_spec_tokens = 7
     for nodes, ranks, drafts in (([4, 5], [1, 0], 0), ([1, 2], [0, 0], 3)):
@@ -95,18 +99,18 @@ def test_a_tree_tells_what_its_chain_would_have_gained():
         assert scheduler.draft_lengths[1] == drafts
 
 
-def test_auto_without_times_drafts_as_far_as_it_may():
+def test_auto_without_times_uses_maximum_length():
     assert make_scheduler("auto").draft_lengths[1] == 3
 
 
-def test_a_schedule_is_left_alone():
+def test_explicit_schedule_is_kept():
     scheduler = make_scheduler([(1, 1, 1), (2, 2, 2)])
     assert scheduler.draft_lengths is None
     assert verify(scheduler, 3, 2).num_accepted_tokens == 2
 
 
 def requests(*lengths: int) -> list[SimpleNamespace]:
-    """With so many tokens each, a tenth of them output, and two yet to come."""
+    """Requests of these lengths; a tenth of each is output, two are placeholders."""
     return [
         SimpleNamespace(
             num_tokens=length - 2,
@@ -119,13 +123,13 @@ def requests(*lengths: int) -> list[SimpleNamespace]:
     ]
 
 
-def test_load_is_that_of_the_requests_that_run():
+def test_load_describes_running_requests():
     scheduler = make_scheduler("auto", TIMES)
     lookup = scheduler.draft_lengths
-    assert lookup.load(3) == Load(3, 3, 0.0, age=0.0)  # none runs yet
+    assert lookup.load(3) == Load(3, 3, 0.0, age=0.0)  # nothing is running yet
     scheduler.running = requests(100, 200, DRAFTERS_LIMIT, 300)
     assert lookup.load(4) == Load(4, 3, 400.0, age=40.0)
-    # Fewer than all, whoever has no place in the step.
+    # Fewer than all running requests are scheduled in the step.
     assert lookup.load(2) == Load(2, 1, 400.0, age=40.0)
     assert lookup.load(1) == Load(1, 1, 400.0, age=40.0)
     scheduler.running[0].sampling_params = REFUSING
@@ -138,7 +142,7 @@ def test_load_is_that_of_the_requests_that_run():
     assert lookup.load(4).shares == (1.0, 0.0, 0.0)
 
 
-def test_what_is_learnt_of_drawn_text_does_not_mislead_about_greedy_text():
+def test_acceptance_of_sampled_text_does_not_affect_greedy_text():
     scheduler = make_scheduler("auto", TIMES)
     lookup, request = scheduler.draft_lengths, scheduler.requests["0"]
     request.sampling_params = SamplingParams(temperature=1.0)
@@ -154,14 +158,14 @@ def test_what_is_learnt_of_drawn_text_does_not_mislead_about_greedy_text():
 
 
 @pytest.mark.parametrize("past, drafts", [(0, 3), (1, 0)])
-def test_past_the_drafters_context_nothing_is_drafted(past, drafts):
-    """Defect: the longest drafts in every step, none of which was offered."""
+def test_nothing_is_drafted_past_drafter_context(past, drafts):
+    """Regression: every step drafted the maximum length, and no draft was offered."""
     scheduler = make_scheduler("auto", TIMES)
     scheduler.running = requests(DRAFTERS_LIMIT - 1 + past)
     assert [scheduler.draft_lengths[1] for _ in range(20)] == [drafts] * 20
 
 
-def test_stats_are_told_what_is_expected_of_a_step():
+def test_stats_have_expected_tokens_and_seconds():
     lookup = make_scheduler("auto", TIMES).draft_lengths
     step = StepDrafting("eagle3", "eagle3", 3)
     lookup.tell(step)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which drafts are taken off where the drafter's context ends before the target's."""
+"""Which drafts are dropped if the drafter's context is shorter than the target's."""
 
 from types import SimpleNamespace
 
@@ -15,7 +15,7 @@ WITHIN, NEXT_TO, PAST = CONTEXT - 9, CONTEXT - 1, CONTEXT
 def scheduler_of(
     tokens: list[int], context: int | None = CONTEXT, placeholders: int = 0
 ) -> SimpleNamespace:
-    """Running requests of so many known tokens, each with K drafts."""
+    """Running requests with these numbers of known tokens, and K drafts each."""
     running = [
         SimpleNamespace(
             num_tokens=known - placeholders,
@@ -38,22 +38,25 @@ def scheduler_of(
     ("tokens", "kept"),
     [
         ([WITHIN, WITHIN], True),
-        # One within the context keeps the batch's query lengths equal.
+        # One request is within the context: all keep their drafts, so that the
+        # batch's query lengths stay equal.
         ([WITHIN, PAST], True),
         ([NEXT_TO, PAST + 20], True),
         ([PAST, PAST + 20], False),
         ([PAST], False),
     ],
 )
-def test_dropped_once_all_are_past(tokens: list[int], kept: bool, placeholders: int):
+def test_drafts_are_dropped_once_all_requests_are_past_context(
+    tokens: list[int], kept: bool, placeholders: int
+):
     scheduler = scheduler_of(tokens, placeholders=placeholders)
     cut_drafts_past_limit(scheduler)
     lengths = [len(request.spec_token_ids) for request in scheduler.running]
     assert lengths == [K if kept else 0] * len(tokens)
 
 
-def test_a_request_without_drafts_does_not_keep_the_others():
-    """A prompt that is being chunked is within the context, but has none."""
+def test_request_without_drafts_does_not_keep_drafts_of_others():
+    """A request in chunked prefill is within the context, but has no drafts."""
     scheduler = scheduler_of([WITHIN, PAST])
     scheduler.running[0].spec_token_ids = []
     cut_drafts_past_limit(scheduler)
@@ -61,13 +64,13 @@ def test_a_request_without_drafts_does_not_keep_the_others():
 
 
 @pytest.mark.parametrize("context", [None, MAX_MODEL_LEN, MAX_MODEL_LEN + 1])
-def test_a_drafter_that_reaches_as_far_keeps_all(context: int | None):
+def test_drafter_with_context_of_target_keeps_all_drafts(context: int | None):
     scheduler = scheduler_of([MAX_MODEL_LEN - 1], context)
     cut_drafts_past_limit(scheduler)
     assert len(scheduler.running[0].spec_token_ids) == K
 
 
-def test_drafts_without_a_drafter_are_left_alone():
+def test_drafts_are_kept_without_drafter():
     """Diffusion models schedule their canvas as drafts."""
     scheduler = scheduler_of([PAST])
     scheduler.vllm_config.speculative_config = None

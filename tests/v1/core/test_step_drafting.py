@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A step's stats say what it drafts, whether or not drafts were verified."""
+"""A step's stats contain its draft length, whether or not drafts were verified."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ SECONDS = (0.2, 0.1)
 
 
 def step(scheduler, tokens: list[int], seconds=None):
-    """The stats of a step that samples tokens for the only request."""
+    """Stats of a step in which the only request samples `tokens`."""
     scheduled = scheduler.schedule()
     output = ModelRunnerOutput(["a"], {"a": 0}, [tokens], step_seconds=seconds)
     outputs = scheduler.update_from_output(scheduled, output)
@@ -20,7 +20,7 @@ def step(scheduler, tokens: list[int], seconds=None):
 
 
 def test_step_without_verified_drafts(make_scheduler):
-    """Stats of speculative decoding stay what they are without drafts: none."""
+    """`spec_decoding_stats` stays None if no drafts were verified."""
     stats = step(make_scheduler(), [7], SECONDS)
     assert stats.step_drafting == StepDrafting("draft_model", "pard", 3, SECONDS)
     assert stats.spec_decoding_stats is None
@@ -36,7 +36,7 @@ def test_step_with_verified_drafts(make_scheduler):
 
 
 def test_step_with_a_verified_tree(make_scheduler):
-    """Of what the walk came by, the request's own row and what was accepted of it."""
+    """Stats count accepted nodes from the request's own row of `accepted_nodes`."""
     scheduler = make_scheduler(draft_tree=5)
     step(scheduler, [7])
     scheduler.update_draft_token_ids(DraftTokenIds(["a"], [[1, 2, 3, 4, 5]]))
@@ -51,12 +51,12 @@ def test_step_with_a_verified_tree(make_scheduler):
 
 
 @pytest.mark.parametrize("how", [{"drafter": None}, {"log_stats": False}])
-def test_step_that_says_nothing(make_scheduler, how):
+def test_step_without_drafter_or_stats(make_scheduler, how):
     stats = step(make_scheduler(**how), [7])
     assert stats is None or stats.step_drafting is None
 
 
-def test_step_in_which_nothing_ran(make_scheduler):
+def test_step_without_scheduled_tokens(make_scheduler):
     scheduler = make_scheduler()
     output = ModelRunnerOutput([], {})
     outputs = scheduler.update_from_output(SchedulerOutput.make_empty(), output)

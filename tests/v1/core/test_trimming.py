@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which steps are trimmed, by which chances, and what is told of them."""
+"""Which steps are trimmed, by which acceptance probabilities, and what is reported."""
 
 from types import SimpleNamespace
 
@@ -29,7 +29,7 @@ def seconds(rows: float) -> float:
 
 @pytest.fixture
 def trimming() -> Trimming:
-    """A row costs so much that only very likely drafts are worth one."""
+    """Rows are so expensive that only very likely drafts pay for one."""
     times = {256: {n: {K: seconds(n * (K + 1))} for n in (1, N, 2 * N)}}
     parts = {k: seconds(N * (k + 1)) for k in (1, 2, 3)}
     found = Trimming(DraftLengths(K, times), {N: parts})
@@ -50,7 +50,7 @@ def make_step(names=NAMES, num_drafts: int = K, **more) -> SchedulerOutput:
 
 
 def latest_gains(trimming, load: Load) -> dict[int, float]:
-    """By what is known now."""
+    """Gains by what is known now, instead of those held for `GAINS_HELD` steps."""
     return [trimming.gains(load) for _ in range(GAINS_HELD)][-1]
 
 
@@ -63,24 +63,24 @@ def make_output(chances: float, verified: int, sampled: int) -> SimpleNamespace:
     )
 
 
-def test_a_uniform_step_of_decodes_is_trimmed(trimming):
+def test_uniform_decode_step_is_trimmed(trimming):
     budget = trimming.budget(make_step())
     assert 0 < budget < N * K
-    # Likely drafts are worth more rows.
+    # With more likely drafts, more rows pay.
     trimming.take(make_step(), make_output(0.99, K, K + 1))
     assert (trimming.budget(make_step()) or N * K) > budget
 
 
-def test_drafts_of_which_nothing_is_told_are_verified(trimming):
-    """Else which ones are would go by drafts that were made before them."""
+def test_drafts_without_probabilities_are_verified(trimming):
+    """Otherwise they would be ranked by the probabilities of earlier drafts."""
     assert trimming.budget(make_step(NAMES[:-1])) is None
     assert trimming.budget(make_step()) is None
     assert trimming.budget(make_step()) is not None
     assert trimming.budget(make_step([*NAMES, "new"])) is None
 
 
-def test_trees_are_verified_whole_and_chains_by_their_own_chances(trimming):
-    """Of drafts that a tree was cut to, there are none, however many are left."""
+def test_trees_are_not_trimmed_and_chains_use_their_own_probabilities(trimming):
+    """A chain that is left of a tree has no probabilities, whatever its length."""
     nodes = 2 * K
     assert trimming.budget(make_step(num_spec_tokens_to_schedule=nodes)) is not None
     to_chains = make_step(num_drafts=nodes, num_spec_tokens_to_schedule=K)
@@ -91,7 +91,7 @@ def test_trees_are_verified_whole_and_chains_by_their_own_chances(trimming):
 
 
 def add_trees(trimming: Trimming) -> None:
-    """To the plans that steps have times of."""
+    """Adds a tree length to the plans whose step times are known."""
     row = {k: seconds(N * (k + 1)) for k in (K, 2 * K)}
     trimming.budgets.times = StepTimes({256: {N: row}})
 
@@ -101,9 +101,9 @@ def test_trees_gain_nothing_by_trimming(trimming):
     assert set(latest_gains(trimming, Load(N, N, 100.0))) == {K}
 
 
-def test_gains_are_reckoned_now_and_then(trimming, monkeypatch):
-    """Defect: they were in every step, which took a third of a millisecond of a host
-    that a step of few requests has to wait for."""
+def test_gains_are_recomputed_periodically(trimming, monkeypatch):
+    """Regression: computing them in every step took a third of a millisecond of host
+    time, which a step of few requests has to wait for."""
     add_trees(trimming)
     asked, best = [], trimming.budgets.best
     monkeypatch.setattr(
@@ -112,16 +112,17 @@ def test_gains_are_reckoned_now_and_then(trimming, monkeypatch):
     load = Load(N, N, 100.0)
     latest_gains(trimming, load)
     asked.clear()
-    for step in map(float, range(GAINS_HELD)):  # requests get longer and older
+    for step in map(float, range(GAINS_HELD)):  # context and age grow each step
         assert set(trimming.gains(load._replace(context=step, age=step))) == {K}
     assert len(asked) == 1
-    # What another batch gains is another thing.
+    # Another kind of batch is computed anew.
     assert trimming.gains(load._replace(has_grammar=True)) == {}
     assert set(trimming.gains(load)) == {K} and len(asked) == 2
 
 
-def test_what_trimming_gains_is_known_while_trees_are_verified(trimming):
-    """Defect: with averages alone trees would stay where trimmed chains are better."""
+def test_trimming_gain_is_known_while_trees_are_verified(trimming):
+    """Regression: by average acceptance alone, trees were kept where trimmed chains
+    are better."""
     load, unlike = Load(N, N, 100.0), make_output(0.99, K, K + 1)
     unlike.verified_drafts[::2, :K] = 0.2
     add_trees(trimming)
@@ -148,7 +149,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("step", OTHERS.values(), ids=OTHERS)
-def test_other_steps_are_not(trimming, step):
+def test_other_steps_are_not_trimmed(trimming, step):
     assert trimming.budget(step) is None
 
 
@@ -160,12 +161,12 @@ OTHER_LOADS = {
 
 
 @pytest.mark.parametrize("load", OTHER_LOADS.values(), ids=OTHER_LOADS)
-def test_nothing_is_gained_where_nothing_is_trimmed(trimming, load):
+def test_no_gain_where_nothing_is_trimmed(trimming, load):
     assert trimming.gains(load) == {}
     assert trimming.budget(make_step()) is None
 
 
-def test_drafts_not_verified_are_counted_as_vllm_counts_those_a_grammar_takes(trimming):
+def test_unverified_drafts_count_as_invalid_spec_tokens(trimming):
     step = make_step(verify_budget=N)
     trimming.take(step, make_output(0.5, 1, 1))
     assert step.num_invalid_spec_tokens == dict.fromkeys(NAMES, K - 1)
@@ -179,7 +180,12 @@ def test_drafts_not_verified_are_counted_as_vllm_counts_those_a_grammar_takes(tr
 
 
 class Worker(WorkersTrimming):
-    """Of N requests, without a device; `told` says of which steps it told."""
+    """Worker-side trimming of N requests, without a device.
+
+    Attributes:
+        told: the steps whose probabilities were reported.
+        learnt: an entry for each step that the estimator learned from.
+    """
 
     def __init__(self) -> None:
         self.num_speculative_steps, self.told, self.learnt = K, [], []
@@ -211,8 +217,8 @@ class Worker(WorkersTrimming):
         self.end_step(name, batch, None, None)
 
 
-def test_workers_tell_of_chains_that_have_chances():
-    """Not of trees, nor of what is left of one at the end of a context."""
+def test_workers_report_chains_with_probabilities():
+    """Neither trees nor the chains that are left of them at the end of a context."""
     worker = Worker()
     for step in (
         ("nothing drafted", K, 0),
@@ -231,9 +237,9 @@ def test_workers_tell_of_chains_that_have_chances():
     assert worker.told[2:] == ["all of a large one"]
 
 
-def test_drafts_that_could_not_be_accepted_teach_nothing():
-    """Defect: with a third of requests without drafts, all seemed a third as likely to
-    be accepted for some hundred steps."""
+def test_estimator_ignores_drafts_that_could_not_be_accepted():
+    """Regression: while a third of the requests refused drafts, the estimates of all
+    were a third too low for some hundred steps."""
     worker = Worker()
     worker.run("nothing drafted", K, 0)
     worker.run("a grammar", K, K, has_structured_output_requests=True)
@@ -248,7 +254,7 @@ def test_drafts_that_could_not_be_accepted_teach_nothing():
 
 
 @pytest.mark.parametrize("budget", [1, 10, N * K - 1])
-def test_of_all_drafts_of_a_batch_the_likeliest_are_verified(budget: int):
+def test_likeliest_drafts_of_batch_are_verified(budget: int):
     rng, worker, step = np.random.default_rng(0), Worker(), make_step()
     chances, states = rng.random((N, K), dtype=np.float32), rng.permutation(N)
     worker._chances, step.verify_budget = torch.from_numpy(chances), budget
@@ -265,8 +271,9 @@ def test_of_all_drafts_of_a_batch_the_likeliest_are_verified(budget: int):
     assert starts.tolist() == cu_num_logits.tolist()
 
 
-def test_made_up_steps_leave_nothing_that_is_learnt_or_known():
-    """Defect: steps timed at start taught how likely drafts of noise are accepted."""
+def test_synthetic_steps_leave_no_state():
+    """Regression: the estimator learned from the random drafts of steps that were
+    timed at start."""
     worker = Worker()
     runner = SimpleNamespace(
         trimming=worker,
@@ -288,7 +295,7 @@ def test_made_up_steps_leave_nothing_that_is_learnt_or_known():
     "verified, sampled, drafts",
     [(0, 1, [0, 1]), (1, 2, [1, 2]), (1, 1, []), (3, 4, [])],
 )
-def test_chances_stand_for_drafts_behind_accepted_ones(
+def test_probabilities_are_kept_for_drafts_after_accepted_ones(
     trimming, verified: int, sampled: int, drafts: list[int]
 ):
     output = make_output(0.5, verified, sampled)
@@ -298,8 +305,11 @@ def test_chances_stand_for_drafts_behind_accepted_ones(
 
 
 @pytest.mark.parametrize("sampled, known", [(1, 2), (2, 3), (4, 3)])
-def test_chances_count_that_depend_on_text_alone(trimming, sampled: int, known: int):
-    """Of rejected drafts the first and the one behind: later ones are drawn again."""
+def test_only_probabilities_that_depend_on_text_are_used(
+    trimming, sampled: int, known: int
+):
+    """Of rejected drafts only the first and the next one: later ones are sampled again
+    with the same noise."""
     trimming.take(make_step(), make_output(0.123, K, sampled))
     (chances,) = trimming._known(["0"])
     assert (chances[:known] == np.float32(0.123)).all()
@@ -307,13 +317,13 @@ def test_chances_count_that_depend_on_text_alone(trimming, sampled: int, known: 
     assert (chances[known:] == average[known:]).all()
 
 
-# Where it cannot be.
+# Where trimming is not supported.
 
 ATTENTION = "SomeAttention"
 
 
 def runner_with(monkeypatch, is_default: bool) -> SimpleNamespace:
-    """A model runner whose attention goes by lengths that the host knows."""
+    """A model runner whose attention backend needs query lengths on the host."""
     monkeypatch.setattr(
         workers_trimming,
         "get_query_lens_mismatch_unsupported_backend",
@@ -337,7 +347,7 @@ def runner_with(monkeypatch, is_default: bool) -> SimpleNamespace:
     )
 
 
-def test_attention_that_cannot_is_refused_and_a_default_given_up(
+def test_unsupported_attention_is_refused_or_disables_the_default(
     monkeypatch, caplog_vllm
 ):
     with pytest.raises(ValueError, match=f"does not support {ATTENTION}: choose"):

@@ -9,12 +9,12 @@ from math import prod
 import torch
 
 Sequence = tuple[int, ...]
-# Fewer expected outcomes than this in a cell, and chi-square is no good guide.
+# The chi-square test is not reliable with fewer expected outcomes in a cell.
 FEWEST_EXPECTED = 5.0
 
 
 def sampled(logprobs: torch.Tensor, temperature: float, top_p: float) -> torch.Tensor:
-    """[V] probabilities that a token is drawn with.
+    """[V] probabilities of sampling each token.
 
     Args:
         logprobs: [V], the model's own, float64.
@@ -38,7 +38,7 @@ def sequence_chances(
     """Probability of every output of `length` tokens.
 
     Args:
-        logprobs: [V] by what was generated so far, the empty sequence included.
+        logprobs: [V] by preceding output, the empty sequence included.
     """
     chances = {
         known: sampled(found.double(), temperature, top_p).tolist()
@@ -51,10 +51,10 @@ def sequence_chances(
 
 
 def p_value(outcomes: Iterable[Sequence], chances: Mapping[Sequence, float]) -> float:
-    """How likely counts at least as far off are, if the chances are right.
+    """Probability of counts at least as far off, if `chances` are right.
 
-    Cells with few expected outcomes are taken together. An outcome of chance 0 makes
-    it 0.
+    Cells with few expected outcomes are merged. 0 if there is an outcome of probability
+    0.
     """
     counts = Counter(outcomes)
     total = sum(counts.values())

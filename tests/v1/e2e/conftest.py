@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Engines for end-to-end tests, and texts for them.
+"""Engines and prompts for end-to-end tests.
 
-A test asks `run_engine` for scenarios, lists of requests that an engine serves one
-after the other, and compares what comes out with plain PyTorch: see `oracle.py`.
+Tests pass scenarios to `run_engine`, lists of requests that an engine serves one after
+the other, and compare the results with plain PyTorch: see `oracle.py`.
 """
 
 import random
@@ -23,7 +23,10 @@ RunEngine = Callable[..., dict[str, Any]]
 def run_engine(
     models: Path, engine_env, on_cpu: bool, tmp_path_factory
 ) -> Iterator[RunEngine]:
-    """Runs scenarios in an engine; see `Engines.run`. The bundled target is served."""
+    """Runs scenarios in an engine, by default with the bundled target.
+
+    See `Engines.run`.
+    """
     engines = Engines(engine_env, tmp_path_factory.mktemp("engines"), forks=on_cpu)
     target = str(models / "target")
     yield lambda scenarios, model=target, **given: engines.run(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Engines of tests, each in a process of its own; `engine_job.py` says what they do."""
+"""Engines of tests, each in a separate process; see `engine_job.py`."""
 
 import json
 import subprocess
@@ -9,13 +9,13 @@ from typing import Any
 
 JOB = Path(__file__).with_name("engine_job.py")
 ENGINE = {
-    "dtype": "float32",  # no two logits are equal by rounding
+    "dtype": "float32",  # no ties of logits by rounding
     "enforce_eager": True,
     "disable_log_stats": False,
     "gpu_memory_utilization": 0.1,
     "use_tqdm_on_load": False,
 }
-# What is asked of a job beside scenarios and the engine's own arguments.
+# Keys of a job besides scenarios and the engine's arguments.
 ASKED = ("async_scheduling", "defaults_of_a_gpu", "drafts_by_turns", "env")
 ASKED += ("idle_every", "is_multimodal", "keep_drafts", "made_up_times")
 ASKED += ("record_drafts", "record_graphs", "sleeps", "updates", "watch_waits")
@@ -26,16 +26,17 @@ class EngineError(Exception):
 
 
 class Engines:
-    """Runs jobs one after the other, by a process that has imported vLLM.
+    """Runs jobs one after the other.
 
-    It forks for each job. Where there is a GPU each job is a program of its own.
+    A process that has imported vLLM forks for each job. On a GPU each job is started as
+    a new process.
     """
 
     def __init__(self, env: dict[str, str], folder: Path, forks: bool) -> None:
         self.env = env | {
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
             "VLLM_LOGGING_LEVEL": "INFO",
-            # On a CPU without drafts, or with drafts of vLLM's own, too.
+            # Also on a CPU without drafts, or with vLLM's own speculators.
             "VLLM_USE_V2_MODEL_RUNNER": "1",
         }
         self.job, self.result = folder / "job.json", folder / "result.json"
@@ -54,7 +55,7 @@ class Engines:
             )
 
     def _tell(self) -> None:
-        """Has a process run the job."""
+        """Makes a process run the job."""
         if not self.forks:
             self.process = self._start(self.job, self.result)
             return
@@ -64,10 +65,10 @@ class Engines:
         self.process.stdin.flush()
 
     def run(self, scenarios: dict[str, Any], **given: Any) -> dict[str, Any]:
-        """What came of scenarios, and `log`.
+        """Results of the scenarios, and `log`.
 
         Args:
-            given: what `engine_job.py` explains, and the engine's own arguments.
+            given: keys of a job (see `engine_job.py`), and arguments of the engine.
 
         Raises:
             EngineError: the engine did not start.

@@ -1,34 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One engine in a process of its own, for tests: `engine_job.py JOB RESULT`.
+"""Runs one engine in a separate process, for tests: `engine_job.py JOB RESULT`.
 
-Without files it reads pairs of them from stdin, a line each, and forks for each: vLLM
-is imported once. It says `done` on stdout when a result is written.
+Without arguments it reads pairs of files from stdin, one pair per line, and forks for
+each, so that vLLM is imported only once. It prints `done` when a result is written.
 
-A job names an engine's arguments and scenarios, which run one after the other. A
-scenario is a list of requests, each with its prompt's token ids and how many tokens it
-wants, and, if it has them: rows and columns of its images, each of which stands for one
-token of the prompt; the step at which it arrives, else all arrive together; its
-priority; the folder of its LoRA adapter; after how many tokens it is aborted; whether
-its answer is streamed; further sampling parameters; further parts of its prompt, each
-of which comes when the one before is answered. Beyond that a job may ask for
+A job has the arguments of an engine, and scenarios, which run one after the other. A
+scenario is a list of requests. Each has its prompt's token ids and a number of tokens
+to generate, and optionally: rows and columns of its images, each of which replaces one
+token of the prompt; the step at which it arrives (by default all arrive at once); its
+priority; the folder of its LoRA adapter; the number of tokens after which it is
+aborted; whether its output is streamed; other sampling parameters; further parts of its
+prompt, each of which is added after the previous one was answered. A job may also have
 
-    env: environment variables of its own;
+    env: additional environment variables;
     async_scheduling: steps are scheduled before the last one's tokens are known;
-    idle_every: a dummy batch, as an idle data-parallel rank runs it, every so many
-        steps; `touched_kv` then counts those that changed a byte of the KV cache;
-    is_multimodal: the target is, and needs a package that a CPU may lack;
-    made_up_times: a step takes what its rows say: see `made_up_times.py`;
-    defaults_of_a_gpu: with trees, and drafts verified in part, where nothing is said;
-    drafts_by_turns: how many drafts steps ask for, in the place of what "auto" chooses;
-    record_graphs: draft passes are CUDA graphs, on a CPU as if: see `recorded.py`;
-    record_drafts, keep_drafts, watch_waits: what is watched for, by a class each of
-        `watches.py`;
-    sleeps: by scenario, at which level the engine sleeps before it; at level 2 the
-        target's weights are loaded again;
-    updates: by scenario, whose weights the target and the drafter get before it, each
-        a folder; those that are sent by `weight_files.py`.
+    idle_every: a dummy batch, as an idle data-parallel rank runs it, is run every so
+        many steps; `touched_kv` counts those that changed a byte of the KV cache;
+    is_multimodal: the target is multimodal, and needs a package that CPU installs may
+        lack;
+    made_up_times: step times depend on the number of rows: see `made_up_times.py`;
+    defaults_of_a_gpu: trees and trimming are on by default, as on a GPU;
+    drafts_by_turns: draft lengths of the steps, in turn, instead of the choice of
+        "auto";
+    record_graphs: draft passes are CUDA graphs, emulated on a CPU: see `recorded.py`;
+    record_drafts, keep_drafts, watch_waits: what to record or check, with one class of
+        `watches.py` each;
+    sleeps: by scenario, the sleep level of the engine before it; after level 2 the
+        target's weights are reloaded;
+    updates: by scenario, folders of the weights that target and drafter get before it;
+        those that are sent use `weight_files.py`.
 
-Of workers in processes of their own nothing is known but outputs and counters.
+If workers run in separate processes, only outputs and counters are known.
 """
 
 import gc
@@ -59,16 +61,17 @@ from vllm.v1.metrics.reader import Gauge
 
 COUNTERS = ("vllm:spec_decode_", "vllm:num_preemptions", "vllm:prefix_cache_hits")
 COUNTERS += ("vllm:external_prefix_cache_hits",)
-# What an engine without a GPU imports when it starts.
+# Modules that an engine without a GPU imports when it starts.
 IMPORTED_LATE = (
     "vllm.model_executor.models.llama",
     "vllm.v1.engine.core",
     "vllm.v1.worker.cpu.model_runner",
     "vllm.v1.worker.cpu_worker",
 )
-# On a GPU: tests run side by side, so none takes a share of what memory is left.
+# On a GPU tests run in parallel, so none may take a share of the free memory.
 KV_CACHE_BYTES = 1 << 30
-# Draft passes with prompts in them, which need a compiled model, run as on a CPU.
+# Draft passes with prompts would need a compiled model, so they run eagerly, as on a
+# CPU.
 GRAPHS = {
     "enforce_eager": False,
     "compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"},
@@ -76,7 +79,7 @@ GRAPHS = {
 
 
 def engine_arguments(job: dict[str, Any]) -> dict[str, Any]:
-    """What the engine is started with, so that a GPU does what a CPU does."""
+    """Engine arguments with which a GPU behaves like a CPU."""
     given = dict(job["engine"])
     if not job.get("async_scheduling"):
         given["async_scheduling"] = False
@@ -88,7 +91,7 @@ def engine_arguments(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def counters(llm: LLM) -> dict[str, list[int]]:
-    """By name, one for each value of a counter's label."""
+    """Counters by name, with one number for each value of a label."""
     found: defaultdict[str, list[int]] = defaultdict(list)
     for metric in llm.get_metrics():
         if metric.name.startswith(COUNTERS) and not isinstance(metric, Gauge):
@@ -102,7 +105,7 @@ def sampling(request: dict[str, Any]) -> SamplingParams:
     if "structured_outputs" in given:
         grammar = StructuredOutputsParams(**given["structured_outputs"])
         given["structured_outputs"] = grammar
-    if "logit_bias" in given:  # JSON's keys are strings
+    if "logit_bias" in given:  # keys in JSON are strings
         given["logit_bias"] = {int(t): bias for t, bias in given["logit_bias"].items()}
     if request.get("stream"):
         given["output_kind"] = RequestOutputKind.DELTA
@@ -110,7 +113,7 @@ def sampling(request: dict[str, Any]) -> SamplingParams:
 
 
 def force_async_scheduling() -> None:
-    """Undoes that the CPU platform turns asynchronous scheduling off."""
+    """Turns asynchronous scheduling on, which the CPU platform turns off."""
     platform = type(current_platform)
     settle = platform.check_and_update_config
 
@@ -122,9 +125,9 @@ def force_async_scheduling() -> None:
 
 
 class IdleRank:
-    """Runs dummy batches between the steps, and watches the KV cache.
+    """Runs dummy batches between steps, and checks that the KV cache is unchanged.
 
-    Those that the engine itself runs are counted too.
+    Dummy batches that the engine itself runs are counted, too.
     """
 
     def __init__(self, core: Any, every: int) -> None:
@@ -147,7 +150,7 @@ class IdleRank:
 
 
 class Watched:
-    """The only worker of an engine, and what a job asks to watch it for."""
+    """The only worker of an engine, with the checks that a job asks for."""
 
     def __init__(self, worker: Any, job: dict[str, Any]) -> None:
         self.speculator = speculator = worker.model_runner.speculator
@@ -172,7 +175,7 @@ class Watched:
 
 
 class Answer:
-    """What comes of one request, and of each output where it asks for several."""
+    """Outputs of one request, by index if it asks for several (`n`)."""
 
     def __init__(self, request: dict[str, Any]) -> None:
         self.request = request
@@ -191,14 +194,14 @@ class Answer:
             {token: one.logprob for token, one in row.items()}
             for row in output.logprobs
         ]
-        # What has ended can no longer be aborted.
+        # A finished request can no longer be aborted.
         enough = len(self.tokens[0]) >= self.request.get("abort_after", sys.maxsize)
         self.is_aborted = enough and not output.finished()
         return self.is_aborted
 
 
 def results_of(answers: list[Answer]) -> dict[str, list[Any]]:
-    """By kind; `all_tokens` and `logprobs` are of all outputs of a request."""
+    """Results by kind; `all_tokens` and `logprobs` have all outputs of a request."""
     return {
         "tokens": [answer.tokens[0] for answer in answers],
         "all_tokens": [in_order(answer.tokens) for answer in answers],
@@ -231,18 +234,18 @@ def add_request(engine: LLMEngine, name: str, request: dict[str, Any]) -> None:
 def add_session(
     engine: LLMEngine, name: str, parts: list[list[int]], request: dict[str, Any]
 ) -> None:
-    """A session of streamed input, as `AsyncLLM` adds one; its answers are deltas."""
+    """Adds a session of streamed input, as `AsyncLLM` does; its outputs are deltas."""
     for tokens in [*parts, None]:
         part = engine.input_processor.process_inputs(
             f"{name}-session",
             {"prompt_token_ids": tokens or [0]},
             sampling(request | {"stream": True}),
             supported_tasks=engine.get_supported_tasks(),
-            resumable=tokens is not None,  # the last one but ends the session
+            resumable=tokens is not None,  # the last one only ends the session
         )
         part.external_req_id = name
         engine.output_processor.add_request(part, None, None, 0)
-        # Both go on to append to it, as in processes of their own.
+        # Both append to it later, as in separate processes.
         engine.engine_core.add_request(deepcopy(part))
 
 
@@ -272,7 +275,7 @@ def free_blocks(scheduler: Any) -> int:
 
 
 def timed_requests(scheduler: Any) -> list[int]:
-    """The numbers of requests that an automatic draft length has times for."""
+    """The batch sizes that "auto" has step times for."""
     chosen = scheduler.draft_lengths
     measured = {} if chosen is None else chosen.lengths.times.measured
     return sorted({size for by_size in measured.values() for size in by_size})
@@ -300,7 +303,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     if job.get("made_up_times"):
         importlib.import_module("made_up_times").make_up_times()
     llm = LLM(**engine_arguments(job))
-    # The engine's core lives in this process, and its worker if it is the only one.
+    # The engine core runs in this process, and so does its worker if there is only one.
     core = llm.llm_engine.engine_core.engine_core
     if turns := job.get("drafts_by_turns"):
         draft_by_turns(core.scheduler, turns)
@@ -341,7 +344,7 @@ def sleep(llm: LLM, level: int, target: str) -> None:
 def update_weights(
     llm: LLM, target: str = "", sent_target: str = "", sent_drafter: str = ""
 ) -> None:
-    """As after a step of training; no KV of the weights before is used again."""
+    """Updates weights as after a training step, and drops cached KV of the old ones."""
     if target:
         llm.collective_rpc("reload_weights", kwargs={"weights_path": target})
     sent = {
@@ -364,7 +367,7 @@ def difference(
 
 
 def run_files(job_file: str, result_file: str) -> None:
-    """An engine that does not start has its error as result."""
+    """Runs a job; if the engine does not start, the result is its error."""
     try:
         result = run(json.loads(Path(job_file).read_text()))
     except Exception as error:
@@ -374,24 +377,24 @@ def run_files(job_file: str, result_file: str) -> None:
 
 
 def fork(job_file: str, result_file: str) -> str:
-    """How it ended."""
+    """Runs a job in a fork; returns how it ended."""
     if os.fork() == 0:
         run_files(job_file, result_file)
         sys.stderr.flush()
-        os._exit(0)  # an engine's threads are not waited for
+        os._exit(0)  # do not wait for the engine's threads
     return "killed" if os.wait()[1] else "done"
 
 
 def main() -> None:
     say = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what else is printed is the log
+    os.dup2(2, 1)  # all other output goes to the log
     if files := sys.argv[1:]:
         run_files(*files)
         print("done", file=say, flush=True)
         return
     for module in IMPORTED_LATE:
         importlib.import_module(module)
-    gc.freeze()  # else each engine looks through all that is imported
+    gc.freeze()  # otherwise each engine's GC traverses all imported modules
     for line in sys.stdin:
         print(fork(*line.split()), file=say, flush=True)
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How data-parallel ranks exchange tokens where vLLM's communicator may not.
+"""Collectives for data-parallel ranks, with torch.distributed.
 
-That on a CPU has no such exchange, and that on a GPU asks for NCCL 2.29.7. Both get one
-by torch.distributed. A worker imports this module before it makes its communicators, as
-that of its `worker_extension_cls`.
+vLLM's CPU communicator has none of variable size, and that of a GPU requires NCCL
+2.29.7. Workers import this module before they create communicators, because
+`worker_extension_cls` names a class of it.
 """
 
 from typing import Any
@@ -16,11 +16,11 @@ from vllm.distributed.device_communicators.cuda_communicator import CudaCommunic
 
 
 class Exchange:
-    """Adds nothing to a worker but this module."""
+    """Adds nothing to a worker; it only makes it import this module."""
 
 
 def all_gatherv(group: Any, given: Any, dim: int = 0, sizes: Any = None) -> Any:
-    """Rows of all ranks, of which each has another number."""
+    """Rows of all ranks, whose numbers of rows may differ."""
     if isinstance(given, list):
         return [all_gatherv(group, one, dim, sizes) for one in given]
     sizes = sizes or [len(given)] * group.world_size

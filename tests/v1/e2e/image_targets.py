@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tiny targets that take images, and count as those of `target_models.py` do.
+"""Tiny targets that take images, and count like those of `target_models.py`.
 
-Their vision towers are random. What they draw depends on the images, too; greedily they
-count on all the same.
+Their vision towers are random. Sampled output depends on the images; greedy output
+counts on regardless.
 """
 
 import json
@@ -24,10 +24,10 @@ from .images import CELL, NORMAL, QWEN_PROCESSOR
 from .multimodal_models import lengthen_names
 from .target_models import SIZES, TOKENS, VOCAB, WINDOWS, plant
 
-PATCH, MERGED = CELL // 2, 2  # patches to a cell's side
-SIDE = 4  # cells, of the largest image, and of any that Gemma is shown
+PATCH, MERGED = CELL // 2, 2  # MERGED: patches per side of a cell
+SIDE = 4  # cells per side of the largest image, and of every image for Gemma
 EDGE = CELL * SIDE
-# Marks of images have the tokens behind those that begin and end texts.
+# Special tokens of images have the ids after those of BOS and EOS.
 QWEN = {
     "image_token": "<|image_pad|>",
     "video_token": "<|video_pad|>",
@@ -44,7 +44,7 @@ MISTRAL = {
     "image_break_token": "[IMG_BREAK]",
     "image_end_token": "[IMG_END]",
 }
-LINES = ["\n" * count for count in range(1, 5)]  # of Gemma, around an image
+LINES = ["\n" * count for count in range(1, 5)]  # Gemma has them around images
 VISION = {"hidden_size": 32, "intermediate_size": 64, "patch_size": PATCH}
 TOWER = VISION | {
     "num_hidden_layers": 2,
@@ -68,19 +68,20 @@ MROPE = {
 
 
 def number(marks: dict[str, str], name: str) -> int:
-    """The token of a mark."""
+    """The id of a special token."""
     return TOKENS + 2 + list(marks).index(name)
 
 
 class Kind(NamedTuple):
-    """
+    """A kind of target.
+
     Attributes:
-        config: class of configs.
-        more: what they have beside the text's and the towers' sizes.
-        marks: of images, by what transformers calls them.
-        stands_for: the marks of a prompt in which an image is put.
-        images: what makes them the tower's.
-        processor: settings of what puts them into prompts.
+        config: name of its config class.
+        more: further keys of its config.
+        marks: special tokens of images, by their names in transformers.
+        stands_for: the special tokens in a prompt that an image replaces.
+        images: the image processor.
+        processor: settings of the processor, which puts images into prompts.
     """
 
     config: str
@@ -91,11 +92,11 @@ class Kind(NamedTuple):
     processor: dict[str, Any]
 
     def image(self) -> list[int]:
-        """Tokens of a prompt that stand for an image."""
+        """Tokens of a prompt that represent an image."""
         return [number(self.marks, name) for name in self.stands_for]
 
 
-# As `docs/targets.md` calls them.
+# Named as in `docs/targets.md`.
 IMAGE_TARGETS = {
     "Qwen3-VL": Kind(
         "Qwen3VLConfig",
@@ -163,7 +164,7 @@ def save_image_target(name: str, folder: Path) -> Path:
 
 
 def _tokenizer(marks: dict[str, str]) -> PreTrainedTokenizerFast:
-    """Of marks alone: prompts are tokens."""
+    """A tokenizer with the special tokens; prompts are given as token ids."""
     names = [f"<{token}>" for token in range(VOCAB)]
     first = TOKENS + 2
     known = [*marks.values(), *LINES]

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images, and how Qwen2.5-VL of the tests takes them; engine processes import this too.
+"""Images, and the image processor of the tests' Qwen2.5-VL.
 
-The last tokens of the vocabulary, which no text has, mark images.
+Engine processes import this, too. The last tokens of the vocabulary, which do not occur
+in text, are the special tokens of images.
 """
 
 import numpy as np
@@ -9,7 +10,7 @@ from PIL import Image
 from transformers import Qwen2VLImageProcessorPil
 
 START, END, IMAGE, VIDEO = range(2556, 2560)
-# Cells of an image are tokens each.
+# Pixels per side of a cell. Each cell of an image is a token.
 CELL = 8
 NORMAL = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
 QWEN_PROCESSOR = Qwen2VLImageProcessorPil(
@@ -18,7 +19,7 @@ QWEN_PROCESSOR = Qwen2VLImageProcessorPil(
 
 
 def picture(rows: int, columns: int, seed: int = 0) -> Image.Image:
-    """Noise of so many cells."""
+    """A random image of rows x columns cells."""
     shape = (rows * CELL, columns * CELL, 3)
     pixels = np.random.default_rng(seed).integers(0, 255, shape, dtype=np.uint8)
     return Image.fromarray(pixels)

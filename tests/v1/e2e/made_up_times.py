@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Step times by which "auto" chooses, and large batches are trimmed, on any machine."""
+"""Step times with which "auto" chooses, and trims large batches, on any machine."""
 
 from vllm.config.drafter.length import (
     MIN_REQUESTS,
@@ -17,12 +17,12 @@ KNEE = 24
 
 
 def seconds(rows: float) -> float:
-    """Rows cost little up to so many, and much beyond."""
+    """Rows cost little up to `KNEE`, and much beyond."""
     return 1.0 + 0.03 * rows + 0.2 * max(0.0, rows - KNEE)
 
 
 def run_one(executor: Executor, *args: int) -> None:
-    """A real measurement, whose time says nothing here."""
+    """Runs a real measurement, whose result is not used."""
     assert executor.collective_rpc(pass_times.seconds_per_step, args=args)[0] > 0
 
 
@@ -45,8 +45,8 @@ def part_verified(executor: Executor) -> dict[int, Row]:
 
 
 def make_up_times() -> None:
-    """For the engines that start from now on."""
+    """Replaces the measurements of engines that start from now on."""
     pass_times.measure_pass_times = all_verified
     pass_times.measure_catch_up = lambda _: {}
     pass_times.measure_trimmed_times = part_verified
-    StepIntervals.end = lambda *_: None  # what steps take corrects nothing
+    StepIntervals.end = lambda *_: None  # no corrections by times of served steps

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Multimodal targets that speak as the bundled one: its drafters fit, and draft well.
+"""Multimodal targets with the bundled target as language model, for its drafters.
 
 A Llava, and a Qwen2.5-VL, which has M-RoPE. Their vision towers are random.
 """
@@ -28,7 +28,7 @@ from tests.checkpoints.tensors import write_checkpoint
 from .images import CELL, END, IMAGE, NORMAL, QWEN_PROCESSOR, START, VIDEO
 
 SECTIONS = [8, 12, 12]  # of 32 frequencies, those of time, height and width
-LLAVA_SIDE = 4  # cells
+LLAVA_SIDE = 4  # in cells
 SQUARE = {"height": CELL * LLAVA_SIDE, "width": CELL * LLAVA_SIDE}
 LLAVA_PROCESSOR = CLIPImageProcessorPil(
     size=SQUARE, crop_size=SQUARE, do_center_crop=False, **NORMAL
@@ -69,9 +69,9 @@ def write_llava(models: Path, folder: Path) -> Path:
 
 
 def lengthen_names(folder: Path) -> None:
-    """vLLM knows a tower's weights by the names of published files.
+    """Renames a tower's weights as in published files, which vLLM expects.
 
-    Those are from before transformers shortened them.
+    Newer versions of transformers have shortened these names.
     """
     file = folder / "model.safetensors"
     long = "vision_tower.vision_model."
@@ -106,12 +106,12 @@ def write_qwen_vl(models: Path, folder: Path) -> Path:
 
 
 def _write(model: nn.Module, models: Path, folder: Path) -> Any:
-    """Writes a model with the bundled language model in it; returns its tokenizer."""
+    """Writes a model that contains the bundled target; returns its tokenizer."""
     torch.manual_seed(0)
     target = AutoModelForCausalLM.from_pretrained(models / "target")
     with torch.no_grad():
         for weight in model.parameters():
-            if weight.dim() > 1:  # about as large as the embeddings of text
+            if weight.dim() > 1:  # about the scale of text embeddings
                 weight.normal_(0, weight[0].numel() ** -0.5)
         language = model.model.language_model
         for name, tensor in language.named_parameters():
@@ -130,7 +130,7 @@ def _write(model: nn.Module, models: Path, folder: Path) -> Any:
 def write_seeing_head(models: Path, folder: Path) -> Path:
     """An EAGLE head that takes the target's embeddings of images.
 
-    It is made of the target's last layer; it drafts badly, but drafts.
+    It is made of the target's last layer; few of its drafts are accepted.
     """
     config = json.loads((models / "target/config.json").read_text())
     last = f"layers.{config['num_hidden_layers'] - 1}."
@@ -147,7 +147,7 @@ def write_seeing_head(models: Path, folder: Path) -> Path:
 
 
 def write_mrope_head(head: Path, folder: Path) -> Path:
-    """A bundled head, for M-RoPE positions."""
+    """A bundled head with M-RoPE positions."""
     shutil.copytree(head, folder)
     file = folder / "config.json"
     config = json.loads(file.read_text())

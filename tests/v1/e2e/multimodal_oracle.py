@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Multimodal targets, and heads that draft for them, in plain PyTorch."""
+"""Oracles of multimodal targets, and of heads for them, in plain PyTorch."""
 
 from itertools import cycle
 from typing import Any
@@ -15,7 +15,7 @@ from .oracle import EagleOracle, HeadOracle
 
 
 class Seen:
-    """A target that has seen the images of a prompt: as a language model, for oracles.
+    """A target with the images of a prompt, used like a language model by oracles.
 
     Args:
         target: a Llava or a Qwen2.5-VL of transformers.
@@ -50,8 +50,9 @@ class Seen:
 def places(tokens: list[int], sides: list[tuple[int, int]]) -> torch.Tensor:
     """[3, n], M-RoPE positions of time, height and width.
 
-    A cell of an image has its row and column, counted from where the image begins. Text
-    goes on behind the largest position so far. (Qwen2-VL, arXiv:2409.12191.)
+    A cell of an image has its row and column, plus the position at which the image
+    begins. Text continues after the largest position so far (Qwen2-VL,
+    arXiv:2409.12191).
     """
     left, found, at = iter(sides), [], 0
     rest = iter(range(len(tokens)))
@@ -80,7 +81,7 @@ class MRopeHeadOracle(HeadOracle):
         self.sides, self.plain, self.rope = sides, self.rope, self._mrope
 
     def drafts(self, known: list[int], count: int, width: int) -> list[int]:
-        behind = [0] * count  # drafts and masks are of text
+        behind = [0] * count  # drafts and masks have positions of text
         self.places = places(known + behind, self.sides)[:, None]
         return super().drafts(known, count, width)
 
@@ -89,7 +90,7 @@ class MRopeHeadOracle(HeadOracle):
     ) -> tuple[torch.Tensor, ...]:
         """[1, n, head_dim] twice, cosines and sines of n rows.
 
-        Each section of the frequencies takes one of the three positions.
+        Each section of the frequencies uses one of the three positions.
         """
         of_dims = [self.plain(hidden, at) for at in self.places[..., : len(hidden)]]
         sections = [part.split(2 * SECTIONS, -1) for pair in of_dims for part in pair]
@@ -101,7 +102,7 @@ class MRopeHeadOracle(HeadOracle):
 
 
 class SeeingEagleOracle(EagleOracle):
-    """An EAGLE head as Mistral's: its layer has norms, and images are seen."""
+    """An EAGLE head like Mistral's: with norms, and fed embeddings of images."""
 
     def _embeddings(self, tokens: list[int]) -> torch.Tensor:
         found = super()._embeddings(tokens).clone()

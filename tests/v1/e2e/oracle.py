@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Targets and drafters in plain PyTorch, with no engine and no cache.
+"""Targets and drafters in plain PyTorch, without an engine or a KV cache.
 
-A drafter is read from its files alone: names, keys and norms of every family. A pass is
-written out as one causal sequence, the rows that hold known tokens, then the masks. It
-follows the papers and shares no code with the engine or the detection.
+A drafter is read from its files alone, with the names, keys and norms of every family.
+A pass is one causal sequence: rows of known tokens, then masks. The code follows the
+papers, and shares none with the engine or the detection of drafters.
 """
 
 import json
@@ -35,15 +35,15 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def choices(target: nn.Module, tokens: list[int]) -> list[int]:
-    """What the target alone would say after each of these tokens."""
+    """The target's own greedy choice after each of these tokens."""
     with torch.inference_mode():
         return target(torch.tensor([tokens])).logits[0].argmax(-1).tolist()
 
 
-def same_as_alone(
+def assert_greedy_output_matches(
     target: nn.Module, prompts: list[list[int]], answers: list[list[int]]
 ) -> None:
-    """Greedy answers are the target's own, as far as they go."""
+    """Asserts that greedy outputs are the target's own."""
     for prompt, answer in zip(prompts, answers, strict=True):
         assert answer == choices(target, prompt + answer)[len(prompt) - 1 : -1]
 
@@ -52,7 +52,7 @@ def same_as_alone(
 def seeded_choices(
     target: nn.Module, text: list[int], first: int, **sampling: Any
 ) -> list[int]:
-    """What the target draws from token `first` on, by the keys of its own positions.
+    """Tokens that the target samples from index `first` on, with noise by position.
 
     Args:
         sampling: seed and temperature.
@@ -73,13 +73,13 @@ def compare_drafts(
     every: int = 1,
     limit: int = 1 << 30,
 ) -> int:
-    """Recorded drafts against plain PyTorch, token for token; how many there were.
+    """Compares recorded drafts with plain PyTorch; returns the number compared.
 
     Args:
-        texts: of each request, prompt and answer.
-        width: drafts a pass.
-        every: of so many drafts one is compared.
-        limit: drafts at this position and past it are not looked at.
+        texts: token ids of each request, prompt and output.
+        width: drafts per pass.
+        every: compare one in so many drafts.
+        limit: drafts from this position on are ignored.
     """
     compared = 0
     for request, known, drafted in drafts[::every]:
@@ -105,11 +105,11 @@ def oracle_for(
 
 
 class ModelOracle:
-    """A language model whose masks stand for the tokens to come.
+    """A draft model, autoregressive or with masks for several tokens per pass.
 
     Args:
-        folder: the drafter's.
-        target: a transformers model, whose tokens it drafts.
+        folder: of the drafter.
+        target: a transformers model, the target.
     """
 
     def __init__(self, folder: Path, target: nn.Module) -> None:
@@ -120,7 +120,7 @@ class ModelOracle:
 
     @torch.inference_mode()
     def drafts(self, known: list[int], count: int, width: int) -> list[int]:
-        """`count` drafts after the known tokens, at most `width` of them a pass."""
+        """`count` drafts after the known tokens, at most `width` of them per pass."""
         fed, drafts = self._fed(known), []
         while len(drafts) < count:
             now = min(width, count - len(drafts))
@@ -137,13 +137,13 @@ class ModelOracle:
 
 
 class Pard2Oracle(ModelOracle):
-    """A language model that is fed the target's states beside the tokens.
+    """A draft model that is fed the target's hidden states in addition to tokens.
 
-    Each token has the state of the token before it, the first one zeros; masks and
-    drafts have the last one that there is.
+    Each token has the state of the preceding token, and the first one zeros; masks and
+    drafts have the last known state.
 
     Args:
-        layers: of the states that transformers lists, those that it is fed, in order.
+        layers: indices into the hidden states of transformers, in the order fed.
     """
 
     def __init__(
@@ -173,10 +173,10 @@ class _Rows(NamedTuple):
 class HeadOracle:
     """An EAGLE-3 head of any family, parallel or not.
 
-    It pairs the hidden state of a token with the token after it.
+    It pairs the hidden state of a token with the next token.
 
     Args:
-        folder: the head's.
+        folder: of the head.
         target: a transformers model.
         layers: the target's layers whose inputs the head is fed.
     """
@@ -205,7 +205,7 @@ class HeadOracle:
 
     @torch.inference_mode()
     def drafts(self, known: list[int], count: int, width: int) -> list[int]:
-        """`count` drafts after the known tokens, at most `width` of them a pass."""
+        """`count` drafts after the known tokens, at most `width` of them per pass."""
         rows, drafts = _Rows(known[1:], self._target_hidden(known[:-1])), []
         while len(drafts) < count:
             now = min(width, count - len(drafts))
@@ -214,14 +214,14 @@ class HeadOracle:
             out = self._forward(rows.tokens + masks, fed)[-now:]
             new = self._best(out)
             drafts += new
-            # The next pass is fed the drafts, and what the head itself made of them.
+            # The next pass is fed the drafts, and the head's own hidden states.
             rows = _Rows(rows.tokens + new, torch.cat([rows.hidden, out]))
         return drafts
 
     def _transformer(self) -> tuple[nn.ModuleList, nn.Module]:
-        """Layers and rotary positions; the first layer's projections may be wider."""
+        """Layers and rotary embedding; the first layer's projections may be wider."""
         own = {n: w for n, w in self.weights.items() if n.startswith("layers.")}
-        # As many as there are: a config may count the target's.
+        # Counted by their weights: a config may have the target's number.
         depth = 1 + max(int(name.split(".")[1]) for name in own)
         kind = self.shape["model_type"].removesuffix("_peagle")
         changes = {"model_type": kind, "num_hidden_layers": depth}
@@ -249,7 +249,7 @@ class HeadOracle:
         return self._linear(tapped, "fc")
 
     def _forward(self, tokens: list[int], hidden: torch.Tensor) -> torch.Tensor:
-        """[n, H] of n rows: before the last norm, or after it where it is fed back."""
+        """[n, H] of n rows, before the last norm, or after it with `norm_output`."""
         embeds = self._embeddings(tokens)
         normed = self._norm(hidden, "layers.0.hidden_norm")
         if self.config.get("norm_before_residual"):
@@ -277,7 +277,7 @@ class HeadOracle:
         return hidden + layer.mlp(layer.post_attention_layernorm(hidden))
 
     def _best(self, hidden: torch.Tensor) -> list[int]:
-        if not self.config.get("norm_output"):  # else it is normed already
+        if not self.config.get("norm_output"):  # otherwise it is normed already
             hidden = self._norm(hidden, "norm")
         best = self._linear(hidden, "lm_head").argmax(-1)
         return (best + self.to_target[best]).tolist()
@@ -291,9 +291,9 @@ class HeadOracle:
 
 
 class EagleOracle(HeadOracle):
-    """An EAGLE head, which is fed what the target's last norm gives; it has no norm.
+    """An EAGLE head of the first version (arXiv:2401.15077).
 
-    As in EAGLE's first version (arXiv:2401.15077).
+    It is fed the target's hidden states after the last norm, and has no norm itself.
     """
 
     def __init__(self, folder: Path, target: nn.Module) -> None:

@@ -2,7 +2,7 @@
 """Drafters for vLLM's own speculators.
 
 A small model with an MTP layer, whose drafts are right or wrong by construction, and a
-DFlash drafter that draws at random.
+DFlash drafter with random weights.
 """
 
 import json
@@ -34,9 +34,9 @@ CONFIG = {
 
 
 def save_counting_model(folder: Path, drafts_right: bool) -> Path:
-    """A MiMo that says token t + 1 after t, as far as its random layers let it.
+    """A MiMo that predicts token t + 1 after t, unless its random layers outweigh that.
 
-    Its MTP layer says the same of the token that it is fed, or t + 8.
+    Its MTP layer predicts the same from the token it is fed, or else t + 8.
     """
     one, none = torch.eye(SIZE), torch.zeros(SIZE, SIZE)
     layer, mtp = "model.layers.0.", "model.mtp_layers.0."
@@ -46,7 +46,7 @@ def save_counting_model(folder: Path, drafts_right: bool) -> Path:
     weights = {name: random(name, *shape) for name, shape in shapes.items()}
     for name in weights:
         if "o_proj" in name or "down_proj" in name:
-            # Of what layers add, beside an embedding of one.
+            # Small output of layers, beside an embedding of one.
             weights[name] *= 0.003 if name.startswith(mtp) else 0.02
     for part in ("token", "hidden", "final"):
         weights[f"{mtp}{part}_layernorm.weight"] = torch.ones(SIZE)

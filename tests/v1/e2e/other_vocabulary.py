@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draft models whose tokens are numbered, and in part spelt, otherwise."""
+"""Draft models with other token ids, and partly other tokens, than the target."""
 
 import json
 import random
@@ -16,25 +16,25 @@ from tests.checkpoints.words import save_words
 
 from .oracle import ModelOracle, load_model
 
-# Tokens that the target lacks. They look likelier than any other: none may be drafted.
+# Tokens that the target lacks. They have the largest logits, but must not be drafted.
 NUM_OWN, OWN_GAIN = 40, 8.0
 EOS = "<|eos|>"
 
 
 class OtherVocabulary(NamedTuple):
     folder: Path
-    ids: list[int | None]  # of each of the target's tokens; None: the drafter lacks it
-    eos: int  # which stands for those
+    ids: list[int | None]  # by token of the target; None: the drafter lacks it
+    eos: int  # fed in the place of tokens that the drafter lacks
 
 
 def with_other_vocabulary(
     drafter: Path, target: Path, folder: Path, lacks_every: int | None = None
 ) -> OtherVocabulary:
-    """A copy of a bundled draft model, with `NUM_OWN` tokens more.
+    """A copy of a bundled draft model, with `NUM_OWN` additional tokens.
 
     Args:
-        target: whose tokenizer it has.
-        lacks_every: of so many of the target's tokens it lacks one.
+        target: the model whose tokenizer it had.
+        lacks_every: one in so many of the target's tokens is missing.
     """
     config = json.loads((drafter / "config.json").read_text())
     number = config["vocab_size"]
@@ -67,7 +67,7 @@ def spelt_tokens(model: Path) -> dict[str, int]:
 def renumbered(
     drafter: Path, ids: list[int], own: list[int]
 ) -> dict[str, torch.Tensor]:
-    """A model's tensors, its tokens at these ids and likelier ones at `own`."""
+    """A model's tensors with its tokens at `ids`, and likelier ones at `own`."""
     tensors: dict[str, torch.Tensor] = {}
     for file in drafter.glob("*.safetensors"):
         tensors |= load_file(file)
@@ -79,10 +79,10 @@ def renumbered(
     return tensors
 
 
-def in_the_targets_ids(oracle: ModelOracle, other: OtherVocabulary) -> ModelOracle:
-    """The oracle of such a drafter, its rows as the target numbers them, then its mask.
+def in_target_ids(oracle: ModelOracle, other: OtherVocabulary) -> ModelOracle:
+    """The oracle of such a drafter with the target's ids, and the mask after them.
 
-    The target's tokens that it lacks are fed as its end of text, and never likely.
+    Tokens of the target that it lacks are fed as its EOS, and never drafted.
     """
     ids = [*(other.eos if own is None else own for own in other.ids), oracle.mask or 0]
     model, size = load_model(other.folder), len(other.ids)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints whose linear layers are quantized, as files of each format hold them."""
+"""Checkpoints with quantized linear layers, in the file layout of each format."""
 
 import json
 from collections.abc import Callable
@@ -13,19 +13,19 @@ from tests.checkpoints.tensors import Tensors
 
 BITS, GROUP = 4, 32  # rows of a column that share a scale
 ZERO = 1 << BITS - 1
-# Where AWQ's kernels look for each of eight numbers that share 32 bits.
+# Order in which AWQ packs eight numbers into 32 bits.
 AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]
 
 
 def pack(numbers: torch.Tensor, dim: int) -> torch.Tensor:
-    """int32, eight numbers of four bits from `dim` in each."""
+    """int32, each with eight four-bit numbers from dimension `dim`."""
     rows = numbers.movedim(dim, -1).unflatten(-1, (-1, 32 // BITS))
     packed = (rows.long() << torch.arange(0, 32, BITS)).sum(-1)
     return packed.to(torch.uint32).view(torch.int32).movedim(-1, dim).contiguous()
 
 
 def in_groups(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """[in, out] numbers from 0 to 15, and [in / GROUP, out], how much one more is.
+    """[in, out] numbers from 0 to 15, and [in / GROUP, out] scales.
 
     Args:
         weight: [out, in].
@@ -38,7 +38,7 @@ def in_groups(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def gptq(weight: torch.Tensor) -> Tensors:
     numbers, scales = in_groups(weight)
-    zeros = torch.full_like(scales, ZERO - 1)  # as its files say it: one less
+    zeros = torch.full_like(scales, ZERO - 1)  # GPTQ stores zero points minus one
     return {
         "qweight": pack(numbers, 0),
         "qzeros": pack(zeros, 1),
@@ -63,7 +63,7 @@ def int8(weight: torch.Tensor) -> Tensors:
 
 
 INT8 = {"num_bits": 8, "type": "int", "symmetric": True}
-# By format: what becomes of a weight, and what the config says of all of them.
+# By format: the function that quantizes a weight, and the quantization config.
 FORMATS: dict[str, tuple[Callable[[torch.Tensor], Tensors], dict[str, Any]]] = {
     "GPTQ": (
         gptq,
@@ -94,7 +94,7 @@ FORMATS: dict[str, tuple[Callable[[torch.Tensor], Tensors], dict[str, Any]]] = {
 
 
 def quantize(folder: Path, name: str) -> None:
-    """Quantizes the layers of a model, where it lies."""
+    """Quantizes the layers of a model in place."""
     quantized, described = FORMATS[name]
     file = folder / "model.safetensors"
     tensors: Tensors = {}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models for two ranks: drafters that they can share, and a mixture of experts."""
+"""Models for two ranks: drafters that can be split, and a mixture of experts."""
 
 import json
 import shutil
@@ -13,15 +13,16 @@ EXPERTS = 4
 
 
 def with_even_heads(model: Path, folder: Path) -> Path:
-    """The model, or a copy below `folder` with one more head: the same function.
+    """The model, or a copy in `folder` with one more head that computes the same.
 
-    The added head's queries are zeros, and the projection behind it ignores it.
+    The added head's queries are zeros, and the output projection ignores it.
 
     Raises:
-        ValueError: its heads do not share one KV head, so a head cannot just be added.
+        ValueError: its heads do not share one KV head, so none can simply be added.
     """
     config = json.loads((model / "config.json").read_text())
-    # A speculators checkpoint keeps its layers' config by itself; only even ones here.
+    # A speculators checkpoint has its layers' config in a key of its own. Those here
+    # have an even number of heads.
     layers = config.get("transformer_layer_config", config)
     heads = layers["num_attention_heads"]
     if heads % 2 == 0:
@@ -48,11 +49,10 @@ def _pad(path: Path, head_dim: int) -> None:
 
 
 def as_mixture(model: Path, folder: Path) -> Path:
-    """A Llama as a mixture of experts that are all its own: a Qwen3-MoE, which EAGLE-3
-    can tap, and with which ranks run in step.
+    """A Llama as a Qwen3-MoE whose experts are all copies of its MLP.
 
-    Its norms of queries and keys only come close to none, so that it says other things
-    than the Llama does.
+    EAGLE-3 supports it, and data-parallel ranks run it in lockstep. Its QK norms are
+    only close to the identity, so its output differs from the Llama's.
     """
     shutil.copytree(model, folder)
     config = json.loads((folder / "config.json").read_text())

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CUDA graphs without CUDA: what would be recorded is kept as a call, and replayed.
+"""CUDA graphs without CUDA: what would be captured is kept as a call, and replayed.
 
-All that decides which graph serves a batch, lays out its padding and refreshes its
-metadata is the code that a GPU runs. A replay, as on a GPU, sees nothing of the step
-but what stands in the buffers. On a GPU the graphs are real ones.
+The code that chooses a graph for a batch, pads it and refreshes its metadata is the
+same as on a GPU. As there, a replay only reads the buffers. On a GPU real graphs are
+used.
 """
 
 from typing import Any
@@ -22,9 +22,9 @@ CAPTURE_SIZES = [1, 2, 4, 8, 16, 24, 32, 64]
 
 
 class Replays:
-    """Counts the graphs that stood for first passes, for later ones, and piecewise.
+    """Counts replays of graphs: of first and later passes, and piecewise ones.
 
-    First passes of batches of unlike queries are counted by themselves.
+    First passes of batches with unequal query lengths are counted as "ragged".
     """
 
     def __init__(self, speculator: Any) -> None:
@@ -45,7 +45,7 @@ class Replays:
 
 
 class RecordedCalls(DraftGraphs):
-    """Holds calls where the real one holds graphs."""
+    """Stores calls instead of graphs."""
 
     def record(self, speculator: UnifiedSpeculator) -> None:
         self.graphs = {
@@ -62,7 +62,7 @@ class RecordedCalls(DraftGraphs):
 
 
 def refresh(self: UnifiedSpeculator, attn_metadata: dict[str, Any], num_reqs: int):
-    """What a GPU backend does inside a graph: metadata anew from the buffers."""
+    """Rebuilds metadata from the buffers, as a GPU backend does inside a graph."""
     batch = self.input_buffers
     lens = batch.query_start_loc[: num_reqs + 1].diff()
     real = int((lens > 0).sum())
@@ -82,7 +82,7 @@ def refresh(self: UnifiedSpeculator, attn_metadata: dict[str, Any], num_reqs: in
 
 
 def recorded_calls(speculator: UnifiedSpeculator) -> RecordedCalls:
-    """What draft passes over decode batches are replays of from here on."""
+    """Captures decode batches, whose draft passes are replays from now on."""
     config = speculator.target_config
     config.compilation_config.cudagraph_capture_sizes = CAPTURE_SIZES
     config.compilation_config.max_cudagraph_capture_size = CAPTURE_SIZES[-1]
@@ -96,7 +96,7 @@ def recorded_calls(speculator: UnifiedSpeculator) -> RecordedCalls:
         piecewise=False,
         fused=True,
     )
-    mode = CUDAGraphMode.NONE  # asks for no memory pool
+    mode = CUDAGraphMode.NONE  # needs no memory pool
     graphs = RecordedCalls(speculator.vllm_config, speculator.device, mode, batches)
     graphs.record(speculator)
     return graphs

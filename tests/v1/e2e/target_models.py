@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tiny targets of the architectures that people serve, and drafters that are right.
+"""Tiny targets of common architectures, and drafters whose drafts are right.
 
-A target has random layers between planted tables: after token t it is likeliest to say
-t + 1. Its layers decide by how much, so that what it says greedily is known, and what
-it draws depends on all that its caches and states hold.
+A target has random layers between constructed embeddings and lm_head: after token t,
+t + 1 is the likeliest. Its layers determine by how much, so its greedy output is known,
+and its sampled output depends on the contents of all its caches and states.
 
-A drafter counts on, too, by a number that is in two parts: t modulo 9 and modulo 11.
-Neither part can be told from the other, and each comes another way: of a head that is
-fed states, one from the state and one from the token beside it. Both come from other
-slots, by attention that looks back a certain number of positions. So a draft is right
-only if token, state, position and place in the KV cache of a slot are.
+A drafter counts on, too. It represents a token t by two parts, t modulo 9 and t modulo
+11. Neither part can be derived from the other, and they come from different inputs: in
+a head that is fed hidden states, one from the state and one from the token. Both are
+gathered from other slots, by attention that looks back a fixed number of positions. So
+a draft is right only if the token, hidden state, position and KV cache slot are.
 """
 
 import json
@@ -24,7 +24,7 @@ from safetensors.torch import save_file
 from tests.checkpoints.tensors import Tensors, write_checkpoint
 
 A, B = 9, 11  # coprime
-TOKENS = A * B  # which are counted; the rest of the vocabulary is never likely
+TOKENS = A * B  # tokens to count with; the rest of the vocabulary is never likely
 VOCAB, SIZE = 128, 128  # of a target
 MASK = VOCAB - 1
 LAYERS = 4
@@ -77,7 +77,7 @@ NEMOTRON = {
     "n_groups": 1,
     "ssm_state_size": 32,
 }
-# As `docs/targets.md` calls them: class of configs, and what it has beside SIZES.
+# Named as in `docs/targets.md`: config class, and its keys besides SIZES.
 TARGETS: dict[str, tuple[str, dict[str, Any]]] = {
     "Llama": ("LlamaConfig", {}),
     "Qwen3": ("Qwen3Config", {}),
@@ -91,14 +91,14 @@ TARGETS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def directions() -> torch.Tensor:
-    """[SIZE, SIZE]: of a target's states. The first A + B are those of both parts of a
-    number, the next one is that of a mask."""
+    """[SIZE, SIZE], an orthonormal basis of a target's states. The first A + B
+    directions are those of both parts of a token, the next one is that of a mask."""
     generator = torch.Generator().manual_seed(0)
     return torch.linalg.qr(torch.randn(SIZE, SIZE, generator=generator)).Q
 
 
 def parts(tokens: torch.Tensor) -> torch.Tensor:
-    """[n, A + B]: which two parts a token has; zeros of tokens that are not counted."""
+    """[n, A + B], one-hot encodings of both parts; zeros for tokens >= TOKENS."""
     found = torch.zeros(len(tokens), A + B)
     found[torch.arange(len(tokens)), tokens % A] = 1
     found[torch.arange(len(tokens)), A + tokens % B] = 1
@@ -106,10 +106,11 @@ def parts(tokens: torch.Tensor) -> torch.Tensor:
 
 
 def save_target(name: str, folder: Path, seed: int = 0, step: int = 1) -> Path:
-    """
+    """Saves a target.
+
     Args:
-        seed: of its layers.
-        step: by which it counts; another one than 1 gives tokens another meaning.
+        seed: for its layers.
+        step: by which it counts; other values than 1 change the tokens' embeddings.
     """
     kind, more = TARGETS[name]
     config = getattr(transformers, kind)(**SIZES | more)
@@ -121,10 +122,10 @@ def save_target(name: str, folder: Path, seed: int = 0, step: int = 1) -> Path:
 
 
 def plant(model: torch.nn.Module, step: int) -> None:
-    """Has a model say t + step after t, as far as its layers let it."""
+    """Makes a model predict t + step after t, unless its layers outweigh that."""
     tokens, scale = torch.arange(VOCAB), (SIZE / 2) ** 0.5
     generator = torch.Generator().manual_seed(1)
-    numbers = tokens.clone()  # of which the next one is said
+    numbers = tokens.clone()  # after a token, the one with the next number is predicted
     numbers[:TOKENS] = tokens[:TOKENS] * pow(step, -1, TOKENS) % TOKENS
     table = parts(numbers) @ directions()[: A + B] * scale
     table[TOKENS:] = torch.randn(VOCAB - TOKENS, SIZE, generator=generator)
@@ -135,14 +136,14 @@ def plant(model: torch.nn.Module, step: int) -> None:
         embedding.weight.copy_(table / getattr(embedding, "scalar_embed_scale", 1))
         model.get_output_embeddings().weight.copy_(rows)
         for name, weight in model.named_parameters():
-            # Gemma's of what a layer adds, which else weighs as much as a token does.
+            # Gemma's norms of layer outputs, which would weigh as much as embeddings.
             is_gemma = "gemma" in model.config.model_type
             if is_gemma and re.search(r"post_(attention|feedforward)_layern", name):
                 weight.fill_(-0.7)
 
 
 def save_adapter(folder: Path) -> Path:
-    """A LoRA adapter of a Llama: of values, and of what is said."""
+    """A LoRA adapter of a Llama, for v_proj and lm_head."""
     generator, rank = torch.Generator().manual_seed(2), 8
     sizes = {f"model.layers.{i}.self_attn.v_proj": 64 for i in range(LAYERS)}
     tensors = {}
@@ -160,7 +161,7 @@ def save_adapter(folder: Path) -> Path:
 
 # Drafters.
 
-WIDTH = 64  # of their hidden states
+WIDTH = 64  # hidden size
 HEADS, HEAD_DIM, ROPE_THETA = 4, 32, 10.0
 DRAFTER = {
     "vocab_size": VOCAB,
@@ -182,14 +183,14 @@ DRAFTER = {
     "bos_token_id": TOKENS,
     "eos_token_id": TOKENS + 1,
 }
-# Columns of a drafter's states: both parts, whether a token is known, and a filler.
+# Columns of a drafter's hidden states: both parts, whether a token is known, a filler.
 KNOWN, FILLER = A + B, WIDTH - 1
-NEAREST = 3.0  # how much more a slot weighs than the one before it
-SURE = 16.0  # so that trees hold the chain of what is likeliest
+NEAREST = 3.0  # ratio of a slot's weight to that of the slot before it
+SURE = 16.0  # scale of logits; high, so that trees contain the likeliest chain
 
 
 def looking_back(distances: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Biases of queries and keys, by which heads look back so many positions."""
+    """Biases of queries and keys with which each head looks back by its distance."""
     half = HEAD_DIM // 2
     angles = ROPE_THETA ** -(torch.arange(half) / half)
     turned = torch.tensor(distances)[:, None] * angles
@@ -199,7 +200,7 @@ def looking_back(distances: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def later(by: int) -> torch.Tensor:
-    """[A + B, A + B], which turns the parts of t into those of t + by."""
+    """[A + B, A + B], maps the parts of t to those of t + by."""
     turned = torch.zeros(A + B, A + B)
     for size, begin in ((A, 0), (B, A)):
         at = torch.arange(size)
@@ -208,11 +209,11 @@ def later(by: int) -> torch.Tensor:
 
 
 def _layer(name: str, nearest: int, fed: int) -> Tensors:
-    """One that gathers parts of tokens from slots before, each turned to the next one.
+    """A layer that gathers parts of preceding tokens, and maps them to the next token.
 
     Args:
         nearest: how far the first head looks back; each other one looks one further.
-        fed: width of what queries, keys and values are made of.
+        fed: input width of the projections of queries, keys and values.
     """
     distances = [nearest + head for head in range(HEADS)]
     queries, keys = looking_back(distances)
@@ -244,7 +245,7 @@ def _layer(name: str, nearest: int, fed: int) -> Tensors:
 
 
 def _tables(embedded: torch.Tensor, said: torch.Tensor) -> Tensors:
-    """Embeddings of tokens by their parts, and what is said by the parts found."""
+    """Embeddings with parts `embedded`, and an lm_head that matches parts `said`."""
     embed, rows = torch.zeros(VOCAB, WIDTH), torch.zeros(VOCAB, WIDTH)
     embed[:, : A + B] = embedded
     embed[TOKENS:, FILLER] = 1
@@ -253,10 +254,10 @@ def _tables(embedded: torch.Tensor, said: torch.Tensor) -> Tensors:
 
 
 def save_pard(folder: Path, nearest: int = 0) -> Path:
-    """A slot's token, or the last one known before a mask, is counted on from.
+    """A PARD that counts on from a slot's token, or for masks from the last known one.
 
     Args:
-        nearest: more than 0: the token so far before that slot.
+        nearest: counts on from the token that many slots before it instead.
     """
     tokens = torch.arange(VOCAB)
     tables = _tables(parts(tokens) / 2**0.5, parts(tokens))
@@ -273,13 +274,13 @@ def save_pard(folder: Path, nearest: int = 0) -> Path:
 
 
 def save_head(folder: Path, is_parallel: bool, nearest: int = 1) -> Path:
-    """An EAGLE-3 or P-EAGLE head, fed one part by states, the other by tokens.
+    """An EAGLE-3 or P-EAGLE head that gets one part from states, the other from tokens.
 
-    What it hands on is the first part of the token that its slot holds, so that it may
-    be fed it in the place of the target's states.
+    Its own hidden state contains the first part of its slot's token, so that later
+    passes can be fed it instead of the target's states.
 
     Args:
-        nearest: how many slots before its own the first slot is that it goes by.
+        nearest: how many slots before its own the nearest slot is that it uses.
     """
     return write_checkpoint(folder, *_head(is_parallel, nearest))
 
@@ -291,7 +292,7 @@ def _head(is_parallel: bool, nearest: int = 1) -> tuple[dict[str, Any], Tensors]
     said[:TOKENS, :A] = parts((tokens[:TOKENS] - 1) % TOKENS)[:, :A]
     layer = _layer("layers.0", nearest, 2 * WIDTH)
     values = layer["layers.0.self_attn.v_proj.weight"].zero_()
-    values[range(A), range(WIDTH, WIDTH + A)] = 1  # beside the embedding
+    values[range(A), range(WIDTH, WIDTH + A)] = 1  # from the state, after the embedding
     values[range(A, A + B), range(A, A + B)] = 1
     combine = torch.zeros(WIDTH, SIZE)
     combine[:A], combine[FILLER] = directions()[:A], directions()[A + B]
@@ -316,10 +317,10 @@ def _head(is_parallel: bool, nearest: int = 1) -> tuple[dict[str, Any], Tensors]
 
 
 def save_sharing_head(folder: Path) -> Path:
-    """The EAGLE-3 head, with the target's embeddings and lm_head as its own.
+    """The EAGLE-3 head, with the target's embeddings and lm_head instead of its own.
 
-    Its states are the target's directions, in the place of columns. The target's rows
-    ask for what is before a token, so the second part is not turned to the next one.
+    Its hidden states use the target's directions instead of columns. The target's
+    lm_head matches the preceding token, so the second part is not mapped to the next.
     """
     config, tensors = _head(is_parallel=False)
     made, basis = {}, directions()[:WIDTH]
@@ -341,14 +342,15 @@ def save_sharing_head(folder: Path) -> Path:
     return write_checkpoint(folder, config | {"hidden_size": SIZE}, made)
 
 
-FLAGS, FOUND = 32, 40  # columns of PARD-2's: which slots are known, the first part
+# Columns of PARD-2's hidden states: which slots are known, and the first part.
+FLAGS, FOUND = 32, 40
 
 
 def save_pard2(folder: Path) -> Path:
-    """Counts one part on from tokens, and the other from the state that it is fed.
+    """A PARD-2 that gets one part from tokens, and the other from the state it is fed.
 
-    All masks are fed the last token's state, so how far to count that on is what
-    attention says of the slots before: which of them is the nearest that is known.
+    All masks are fed the last token's state. How far to count on from it is determined
+    by attention: the distance of the nearest slot with a known token.
     """
     tokens = torch.arange(VOCAB)
     by_token = parts(tokens)

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiled engines with CUDA graphs: the target's own output, and no wait in drafting.
+"""Compiled engines with CUDA graphs: output equals the target's, drafting never waits.
 
 Each drafter runs with graphs, with draft lengths that change with the batch (by a
-schedule, and chosen by the engine), with a tree, with tokens of another vocabulary, and
-with an eager drafter.
+schedule, and chosen by the engine), with a tree, with another vocabulary, and eagerly.
 """
 
 from typing import Any
@@ -11,14 +10,14 @@ from typing import Any
 import pytest
 
 from .conftest import RunEngine
-from .oracle import same_as_alone
+from .oracle import assert_greedy_output_matches
 from .other_vocabulary import with_other_vocabulary
 from .test_unified_speculator import MODES, PARALLEL
 
 K, MAX_NUM_SEQS = 7, 16
-# None at first, more as requests end.
+# No drafts at first, and more as requests end.
 SCHEDULE = [[1, 4, K], [5, 8, K // 2], [9, MAX_NUM_SEQS, 0]]
-# What is set of the speculative config.
+# Keys of the speculative config.
 HOW: dict[str, dict[str, Any]] = {
     "graphs": {},
     "schedule": {"num_speculative_tokens_per_batch_size": SCHEDULE},
@@ -56,7 +55,7 @@ def test_outputs_with_cuda_graphs(
         drafter = with_other_vocabulary(drafter, models / "target", tmp_path).folder
     spec = MODES[mode] | HOW[how] | {"model": str(drafter)}
     result = run_engine(
-        # All together, and then some of them alone.
+        # All requests together, and then some of them alone.
         {"all": requests, **{str(i): [one] for i, one in enumerate(requests[:4])}},
         speculative_config=spec | {"num_speculative_tokens": K},
         watch_waits=True,
@@ -66,9 +65,9 @@ def test_outputs_with_cuda_graphs(
         max_num_seqs=MAX_NUM_SEQS,
     )
     found = result["scenarios"]
-    same_as_alone(target, prompts, found["all"]["tokens"])
+    assert_greedy_output_matches(target, prompts, found["all"]["tokens"])
     for number, prompt in enumerate(prompts[:4]):
-        same_as_alone(target, [prompt], found[str(number)]["tokens"])
+        assert_greedy_output_matches(target, [prompt], found[str(number)]["tokens"])
     counters = found["all"]["counters"]
     assert counters["num_accepted_tokens"][0] > 0.5 * counters["num_drafts"][0]
     assert result["waits"] == []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draft trees on Runner V2: the target's own output, whatever is verified beside it."""
+"""Draft trees on Runner V2: output equals the target's in any batch."""
 
 import pytest
 
@@ -7,15 +7,15 @@ from .test_unified_speculator import (
     ENGINES,
     MAX_MODEL_LEN,
     SCENARIOS,
-    assert_output_is_the_targets,
+    assert_output_matches_target,
     only_fast,
     scenarios,  # noqa: F401  (a fixture)
     speculative,
 )
 
 MODES = ("pard", "pard2", "peagle")
-# Engine: nodes of its trees, and their depth. "tiny" cuts prompts and preempts, "ahead"
-# schedules before the last step's tokens are known.
+# By engine: numbers of tree nodes, and depth. "tiny" chunks prompts and preempts,
+# "ahead" schedules asynchronously.
 TREES = {"ahead": {31: 4, 64: 7}, "tiny": {9: 4, 31: 7}, "alone": {4: 3, 127: 7}}
 CASES = [f"{m}-{e}-{nodes}" for m in MODES for e in ENGINES for nodes in TREES[e]]
 FAST = ("pard-ahead-31", "pard2-tiny-9", "peagle-tiny-9")
@@ -29,7 +29,7 @@ def assert_trees_were_verified(result, depth: int, nodes: int) -> None:
         assert len(by_position) == nodes
         assert by_position[0] > 0 and not any(by_position[depth:])
         by_rank = counted["num_accepted_tree_nodes"]
-        assert sum(by_rank) <= sum(by_position)  # chains are verified too
+        assert sum(by_rank) <= sum(by_position)  # some chains are verified, too
         assert by_rank[0] > by_rank[1]
         num_second_best += by_rank[1]
         assert counted["num_tree_nodes"][0] > sum(by_rank)
@@ -38,11 +38,11 @@ def assert_trees_were_verified(result, depth: int, nodes: int) -> None:
 
 
 @pytest.mark.parametrize("case", only_fast(CASES, *FAST))
-def test_output_is_the_targets(case, run_engine, models, target, scenarios):  # noqa: F811
-    """Ragged and chunked prompts, cache hits, aborts, a seed, the context's end.
+def test_output_matches_target(case, run_engine, models, target, scenarios):  # noqa: F811
+    """Ragged and chunked prompts, cache hits, aborts, a seed, and the context's end.
 
-    With "tiny", also preemption, and batches of an idle data-parallel rank between
-    steps, which leave the KV cache alone.
+    "tiny" also has preemption, and dummy batches of an idle data-parallel rank, which
+    must not change the KV cache.
     """
     mode, engine, number = case.split("-")
     nodes, is_tiny = int(number), engine == "tiny"
@@ -54,14 +54,14 @@ def test_output_is_the_targets(case, run_engine, models, target, scenarios):  # 
         idle_every=7 if is_tiny else 0,
         **ENGINES[engine],
     )
-    assert_output_is_the_targets(result, target, scenarios)
+    assert_output_matches_target(result, target, scenarios)
     assert_trees_were_verified(result, depth, nodes)
     if is_tiny and nodes < 31:  # with room for 31 each, fewer requests run at once
         assert result["scenarios"]["preempted"]["counters"]["num_preemptions"][0] > 0
         assert result["touched_kv"] == 0
 
 
-# Requests whose rows depend on the tokens before them verify the chain in their tree.
+# Requests whose logits processing depends on preceding tokens verify a chain.
 DEPENDENT = {
     "penalties": {"repetition_penalty": 1.3, "presence_penalty": 0.5},
     "bad words": {"bad_words": ["self", "def"]},
@@ -71,10 +71,10 @@ DEPENDENT = {
 }
 
 
-def test_what_depends_on_tokens_before_it_is_the_targets(
+def test_output_that_depends_on_preceding_tokens_matches_target(
     run_engine, models, make_prompt
 ):
-    """Beside requests with whole trees, and with the same engine without drafts."""
+    """In batches with trees, compared with the same engine without drafts."""
     requests = [
         {"prompt": make_prompt(24, 30 + i), "max_tokens": 20, "sampling": sampling}
         for i, sampling in enumerate(DEPENDENT.values())
@@ -89,7 +89,7 @@ def test_what_depends_on_tokens_before_it_is_the_targets(
     tree = speculative(models, "pard", 4, draft_tree=15)
     found, wanted = (answers(each)["scenarios"] for each in (tree, None))
     assert all(found[each]["tokens"] == wanted[each]["tokens"] for each in wanted)
-    # Where a chain was verified, nothing counts as nodes of a tree.
+    # A verified chain does not count as nodes of a tree.
     chains = found["chains"]["counters"]
     drafts, tokens = (chains[f"num_{what}"][0] for what in ("drafts", "draft_tokens"))
     assert drafts < tokens <= 4 * drafts and chains["num_tree_nodes"] == [0]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drafters with a window: the target's own output, drafts of what the window shows."""
+"""Drafters with a window: output equals the target's, drafts those of the window."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from .conftest import RunEngine
-from .oracle import HeadOracle, same_as_alone
+from .oracle import HeadOracle, assert_greedy_output_matches
 from .test_unified_speculator import MODES, speculative
 
 pytestmark = pytest.mark.slow
@@ -17,10 +17,10 @@ LENGTHS = (20, 150, 600)
 
 
 class WindowedHead(HeadOracle):
-    """A head of one layer, of which a step shows the first block and a last part.
+    """A head of one layer that attends to the first block and a window.
 
     Attributes:
-        begin: first token of that part.
+        begin: first token of the window.
     """
 
     begin = 0
@@ -60,7 +60,8 @@ def run(run_engine, models, make_prompt, mode: str, **more: Any) -> dict[str, An
 
 
 def possible_begins(known: int, prompt: int) -> set[int]:
-    """By how many tokens of the step before were valid; a prompt is one step."""
+    """Possible begins of the window: they depend on the number of valid tokens of the
+    previous step. A prompt is a single step."""
     if known == prompt + 1:
         return {0}
     slots = range(1, DRAFTS + 2)
@@ -68,12 +69,12 @@ def possible_begins(known: int, prompt: int) -> set[int]:
     return {max(first + 1 - WINDOW, 0) // BLOCK * BLOCK for first in firsts}
 
 
-def test_drafts_are_those_of_the_window(
+def test_drafts_match_windowed_oracle(
     run_engine: RunEngine, models, target, make_prompt
 ):
-    """A head's keys depend on its inputs alone, so each draft is plain PyTorch's."""
+    """The keys of a head of one layer only depend on its inputs, not on the window."""
     found = run(run_engine, models, make_prompt, "eagle3", draft_window=WINDOW)
-    same_as_alone(target, found["prompts"], found["tokens"])
+    assert_greedy_output_matches(target, found["prompts"], found["tokens"])
     oracle, whole = (
         kind(models / "eagle3", target, (1, 3, 5))
         for kind in (WindowedHead, HeadOracle)
@@ -94,7 +95,7 @@ def test_drafts_are_those_of_the_window(
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_window_of_the_whole_context_changes_nothing(
+def test_window_of_whole_context_changes_nothing(
     mode: str, run_engine: RunEngine, models, target, make_prompt
 ):
     found = [
@@ -105,5 +106,5 @@ def test_a_window_of_the_whole_context_changes_nothing(
     assert whole["drafts"] == same["drafts"]
     assert whole["drafts"] != narrow["drafts"]
     for each in found:
-        same_as_alone(target, each["prompts"], each["tokens"])
+        assert_greedy_output_matches(target, each["prompts"], each["tokens"])
         assert each["counters"]["num_accepted_tokens"][0] > 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drafters whose matrices are quantized as they load, beside the same in bfloat16."""
+"""Acceptance of drafters that are quantized to fp8 while loading, against bfloat16."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slow
 
 FP8 = {"quantization": "fp8_per_channel", "draft_lm_head_quantization": "fp8"}
 DRAFTS, REQUESTS, TOKENS = 7, 24, 96
-# Two bfloat16 computations of a logit differ by less, whatever their batches are.
+# Logits computed in bfloat16 in different batches differ by less.
 ROUNDING = 0.5
 
 
@@ -33,8 +33,8 @@ def run(run_engine, models, make_prompt, mode: str, **more: Any) -> dict[str, An
     return result["scenarios"]["all"] | {"log": result["log"], "prompts": prompts}
 
 
-def accepted(found: dict[str, Any]) -> torch.Tensor:
-    """[DRAFTS], the share of drafts accepted at each position and all before it."""
+def acceptance_by_position(found: dict[str, Any]) -> torch.Tensor:
+    """[DRAFTS], share of drafts that were accepted up to each position."""
     counters = found["counters"]
     by_position = torch.tensor(counters["num_accepted_tokens_per_pos"])
     return by_position[:DRAFTS] / counters["num_drafts"][0]
@@ -42,7 +42,7 @@ def accepted(found: dict[str, Any]) -> torch.Tensor:
 
 @torch.inference_mode()
 def assert_nearly_best(target: torch.nn.Module, found: dict[str, Any]) -> None:
-    """Each token is the target's choice, or one that rounding makes its equal."""
+    """Each token has the target's largest logit, up to rounding."""
     for prompt, answer in zip(found["prompts"], found["tokens"], strict=True):
         logits = target(torch.tensor([prompt + answer])).logits[0]
         logits = logits[len(prompt) - 1 : -1]
@@ -52,7 +52,7 @@ def assert_nearly_best(target: torch.nn.Module, found: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_accepts_as_much_as_in_bfloat16(
+def test_acceptance_is_close_to_bfloat16(
     mode: str, run_engine: RunEngine, models, target, make_prompt
 ):
     whole = run(run_engine, models, make_prompt, mode)
@@ -60,6 +60,6 @@ def test_accepts_as_much_as_in_bfloat16(
     said = "The drafter's lm_head is a copy in fp8"
     assert said in found["log"] and said not in whole["log"]
     assert_nearly_best(target, found)
-    change = accepted(found) - accepted(whole)
-    assert accepted(whole)[0] > 0.5
+    change = acceptance_by_position(found) - acceptance_by_position(whole)
+    assert acceptance_by_position(whole)[0] > 0.5
     assert change.abs().max() < 0.03 and change.mean().abs() < 0.015

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps that draft nothing leave the drafter out; later drafts are as if they did not.
+"""The drafter is skipped in steps without drafts; later drafts are the same.
 
 They are compared with plain PyTorch, which computes all tokens at once.
 """
@@ -14,7 +14,7 @@ from .test_unified_speculator import (
     MODES,
     PARALLEL,
     SCENARIOS,
-    assert_output_is_the_targets,
+    assert_output_matches_target,
     only_fast,
     oracle_of,
     scenarios,
@@ -23,14 +23,14 @@ from .test_unified_speculator import (
 
 __all__ = ["scenarios"]
 
-# Drafts of each step, over and over.
+# Draft lengths of the steps, in turn.
 TURNS = [0] * 9 + [3, 3, 0, 3]
 CASES = [f"{mode}-{name}" for mode in MODES for name in ("ahead", "tiny")]
 FAST = ("eagle3-ahead", "pard-tiny", "pard2-ahead")
 
 
 @pytest.mark.parametrize("case", only_fast(CASES, *FAST))
-def test_drafts_after_steps_without(
+def test_drafts_after_steps_without_drafts(
     case: str, run_engine: RunEngine, models, target, scenarios
 ):
     mode, name = case.split("-")
@@ -47,7 +47,7 @@ def test_drafts_after_steps_without(
         idle_every=7,
         **ENGINES[name],
     )
-    assert_output_is_the_targets(result, target, own)
+    assert_output_matches_target(result, target, own)
     oracle = oracle_of(mode, models, target)
     width, compared = 3 if mode in PARALLEL else 1, 0
     for each, found in result["scenarios"].items():
@@ -59,6 +59,6 @@ def test_drafts_after_steps_without(
     assert compared > 40
     assert result["touched_kv"] == 0
     if name == "ahead":
-        # Without drafts a decode batch would replay a graph, too.
+        # If the drafter did not skip them, steps without drafts would replay graphs.
         steps = [each["counters"]["num_steps"] for each in result["scenarios"].values()]
         assert 0 < result["replays"]["first"] < sum(each[0] for each in steps) / 2

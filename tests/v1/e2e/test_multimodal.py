@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drafts for multimodal targets: images and text in the prompt, or text alone."""
+"""Drafts for multimodal targets, with images and text in the prompt, or text only."""
 
 from collections.abc import Callable
 from functools import cache
@@ -31,14 +31,14 @@ from .test_unified_speculator import SAMPLING, only_fast
 
 TARGETS = {"llava": write_llava, "qwen-vl": write_qwen_vl}
 TAPPED = (1, 3, 5)
-# Prompts in chunks, which end within images and between them.
+# Prompts are chunked; chunks end within images and between them.
 ENGINE = {
     "max_model_len": 256,
     "max_num_seqs": 4,
     "max_num_batched_tokens": 24,
     "limit_mm_per_prompt": {"image": 2, "video": 0},
 }
-SEEDED = 3  # of the requests, the one that is sampled
+SEEDED = 3  # index of the request that is sampled
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def target_of(models: Path, tmp_path_factory) -> Callable[[str], Path]:
 
 @pytest.fixture(scope="module")
 def heads(models: Path, tmp_path_factory) -> dict[str, Path]:
-    """The bundled heads as if they had been trained on M-RoPE positions."""
+    """The bundled heads, with configs for M-RoPE positions."""
     folder = tmp_path_factory.mktemp("heads")
     names = ("eagle3", "peagle")
     return {name: write_mrope_head(models / name, folder / name) for name in names}
@@ -57,7 +57,7 @@ def heads(models: Path, tmp_path_factory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def requests(make_prompt) -> dict[str, list[dict[str, Any]]]:
-    """Images first, in the middle, and last; text beside them, and after them."""
+    """Requests with one image, two images, or none."""
 
     def make(number: int, *sides: tuple[int, int]) -> dict[str, Any]:
         text = make_prompt(24 + 9 * number, number)
@@ -77,7 +77,7 @@ def requests(make_prompt) -> dict[str, list[dict[str, Any]]]:
 
 
 def whole_prompt(request: dict[str, Any]) -> list[int]:
-    """Of each image, as many tokens as it has cells."""
+    """The prompt with as many tokens for each image as it has cells."""
     cells = (rows * columns for rows, columns, _ in request.get("images", ()))
     one_by_one = (
         [IMAGE] * next(cells) if t == IMAGE else [t] for t in request["prompt"]
@@ -89,10 +89,10 @@ def seen(target: nn.Module, request: dict[str, Any]) -> Seen:
     return Seen(target, [picture(*image) for image in request.get("images", ())])
 
 
-def assert_output_is_the_targets(
+def assert_output_matches_target(
     found: dict[str, Any], target: nn.Module, requests: list[dict[str, Any]]
 ) -> list[list[int]]:
-    """Returns the texts of the requests, prompt and answer."""
+    """Returns the token ids of the requests, prompt and output."""
     texts = []
     for request, answer in zip(requests, found["tokens"], strict=True):
         prompt, alone = whole_prompt(request), seen(target, request)
@@ -122,7 +122,7 @@ def load(folder: Path) -> nn.Module:
     )
 
 
-MODES = {"draft": 1, "pard": 7, "pard2": 7, "eagle3": 1, "peagle": 7}  # drafts a pass
+MODES = {"draft": 1, "pard": 7, "pard2": 7, "eagle3": 1, "peagle": 7}  # drafts per pass
 CASES = [f"{target}:{mode}" for target in TARGETS for mode in MODES]
 FAST = ("qwen-vl:eagle3",)
 
@@ -138,7 +138,7 @@ def oracle_for(case: str, folder: Path, target: Seen, sides: list[tuple[int, int
     return HeadOracle(folder, target, TAPPED)
 
 
-def assert_drafts_are_the_oracles(
+def assert_drafts_match_oracle(
     run_engine: RunEngine,
     folder: Path,
     asked: Any,
@@ -149,14 +149,15 @@ def assert_drafts_are_the_oracles(
     """
     Args:
         folder: of the target.
-        oracle_of: from what the target saw of a request, and its images' sides.
-        width: drafts a pass.
+        oracle_of: makes an oracle for a request, from the target with its images, and
+            their sides.
+        width: drafts per pass.
     """
     recorded = {"record_drafts": True, "record_graphs": True}
     result = run(run_engine, folder, asked, speculative_config=spec, **recorded)
     assert result["replays"]
     found, target = result["scenarios"]["together"], load(folder)
-    texts = assert_output_is_the_targets(found, target, asked)
+    texts = assert_output_matches_target(found, target, asked)
     for number, request in enumerate(asked):
         sides = [image[:2] for image in request.get("images", ())]
         own = [drafted for drafted in found["drafts"] if drafted[0] == str(number)]
@@ -167,8 +168,8 @@ def assert_drafts_are_the_oracles(
 
 @pytest.mark.parametrize("case", only_fast(CASES, *FAST))
 def test_drafts_and_output(case, run_engine, models, target_of, heads, requests):
-    """Drafts are those of plain PyTorch: of heads behind images at M-RoPE positions,
-    and of draft models by the tokens that stand for images, at plain ones."""
+    """Drafts equal those of plain PyTorch: heads have M-RoPE positions, and draft
+    models process images as placeholder tokens at plain positions."""
     name, mode = case.split(":")
     is_head = mode in heads
     folder = heads[mode] if is_head and name == "qwen-vl" else models / mode
@@ -177,7 +178,7 @@ def test_drafts_and_output(case, run_engine, models, target_of, heads, requests)
         "method": "eagle3" if is_head else "draft_model",
         "num_speculative_tokens": 7,
     }
-    assert_drafts_are_the_oracles(
+    assert_drafts_match_oracle(
         run_engine,
         target_of(name),
         requests[name],
@@ -190,10 +191,10 @@ def test_drafts_and_output(case, run_engine, models, target_of, heads, requests)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TARGETS)
 def test_embeddings_of_images(name, run_engine, models, target_of, requests, tmp_path):
-    """A head that takes them is fed the target's own, shifted as tokens are."""
+    """A head that takes embeddings is fed the target's, shifted like the tokens."""
     folder = write_seeing_head(models, tmp_path / "head")
     spec = {"model": str(folder), "method": "eagle", "num_speculative_tokens": 3}
-    assert_drafts_are_the_oracles(
+    assert_drafts_match_oracle(
         run_engine,
         target_of(name),
         requests[name],
@@ -209,7 +210,7 @@ TREES = [f"{target}:{mode}" for target in TARGETS for mode in ("pard", "peagle")
 @pytest.mark.slow
 @pytest.mark.parametrize("case", TREES)
 def test_trees(case, run_engine, models, target_of, heads, requests):
-    """Rows of one depth share their M-RoPE positions."""
+    """Rows of the same depth share their M-RoPE positions."""
     name, mode = case.split(":")
     folder = heads[mode] if case == "qwen-vl:peagle" else models / mode
     spec = {
@@ -221,20 +222,20 @@ def test_trees(case, run_engine, models, target_of, heads, requests):
     result = run(run_engine, target_of(name), requests[name], speculative_config=spec)
     assert "Draft trees are not used" not in result["log"]
     found = result["scenarios"]["together"]
-    assert_output_is_the_targets(found, load(target_of(name)), requests[name])
+    assert_output_matches_target(found, load(target_of(name)), requests[name])
     assert found["counters"]["num_accepted_tree_nodes"][1] > 0
 
 
 @pytest.mark.slow
 def test_multimodal_draft_model(run_engine, target_of, requests):
-    """The target drafts for itself by tokens alone, which is all that text needs."""
+    """As its own draft model the target gets only tokens, which suffice for text."""
     target = str(target_of("qwen-vl"))
     spec = {"model": target, "method": "draft_model", "num_speculative_tokens": 3}
     text = [request for request in requests["qwen-vl"] if "images" not in request]
     for asked in (text, requests["qwen-vl"]):
         result = run(run_engine, target, asked, speculative_config=spec)
         found = result["scenarios"]["together"]
-        assert_output_is_the_targets(found, load(target_of("qwen-vl")), asked)
+        assert_output_matches_target(found, load(target_of("qwen-vl")), asked)
         accepted = found["counters"]["num_accepted_tokens"][0]
         if asked is text:
             assert accepted == found["counters"]["num_draft_tokens"][0]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draft models of another vocabulary: the target's own output, the oracle's drafts."""
+"""Draft models of other vocabularies: output and drafts equal plain PyTorch's."""
 
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from .conftest import RunEngine
 from .oracle import compare_drafts
 from .other_vocabulary import (
     OtherVocabulary,
-    in_the_targets_ids,
+    in_target_ids,
     with_other_vocabulary,
 )
 from .test_unified_speculator import (
@@ -20,7 +20,7 @@ from .test_unified_speculator import (
     PARALLEL,
     TINY_WIDTH,
     assert_no_fallback,
-    assert_output_is_the_targets,
+    assert_output_matches_target,
     only_fast,
     oracle_of,
     scenarios,  # noqa: F401  (a fixture)
@@ -33,7 +33,7 @@ CASES = [
     f"{mode}-{engine}" for mode in ("draft", "pard", "pard2") for engine in ENGINES
 ]
 FAST = ("draft-ahead", "pard-tiny")
-# Drafters, and what is set of the speculative config.
+# Drafters, and keys of the speculative config.
 RENUMBERED: dict[str, tuple[str, dict[str, Any]]] = {
     "draft": ("draft", {}),
     "local argmax": ("draft", {"use_local_argmax_reduction": True}),
@@ -64,7 +64,7 @@ def speculative_of(models, mode: str, made: OtherVocabulary, **more: Any):
 
 
 @pytest.mark.parametrize("case", only_fast(CASES, *FAST))
-def test_drafts_are_of_the_tokens_that_both_have(
+def test_drafts_are_common_tokens(
     case: str,
     run_engine: RunEngine,
     models,
@@ -72,9 +72,9 @@ def test_drafts_are_of_the_tokens_that_both_have(
     other,
     scenarios,  # noqa: F811
 ):
-    """Greedily; draft passes are CUDA graphs, or best tokens are found by each rank.
+    """With greedy drafts, in CUDA graphs or with local argmax reduction.
 
-    Some of the target's tokens are unknown to the drafter.
+    The drafter lacks some of the target's tokens.
     """
     mode, engine = case.split("-")
     is_tiny, width, more = engine == "tiny", 1, {}
@@ -93,11 +93,11 @@ def test_drafts_are_of_the_tokens_that_both_have(
         record_graphs=not is_tiny,
         **ENGINES[engine],
     )
-    assert_output_is_the_targets(result, target, wanted)
+    assert_output_matches_target(result, target, wanted)
     assert result["log"].count("VocabMapping initialized") == 1
     assert_no_fallback(result["log"], MODES[mode]["method"], DRAFTS, width)
     assert is_tiny or result["replays"]["first"] > 0
-    oracle = in_the_targets_ids(oracle_of(mode, made.folder.parent, target), made)
+    oracle = in_target_ids(oracle_of(mode, made.folder.parent, target), made)
     for name, found in result["scenarios"].items():
         assert found["counters"]["num_accepted_tokens"][0] > 0
         asked = zip(wanted[name], found["tokens"], strict=True)
@@ -107,10 +107,10 @@ def test_drafts_are_of_the_tokens_that_both_have(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", RENUMBERED)
-def test_other_ids_of_the_same_tokens_change_nothing(
+def test_renumbered_tokens_change_nothing(
     how: str, run_engine: RunEngine, models, other, make_prompt
 ):
-    """Neither the text, nor how many drafts are made and accepted at each position."""
+    """Neither the output nor the drafted and accepted tokens at each position."""
     mode, more = RENUMBERED[how]
     requests = [
         {"prompt": make_prompt(30 + 7 * i, 60 + i), "max_tokens": 24, "sampling": one}
@@ -130,5 +130,5 @@ def test_other_ids_of_the_same_tokens_change_nothing(
     found = run(speculative_of(models, mode, other(mode), **more))
     assert found["tokens"] == wanted["tokens"]
     for name, counts in wanted["counters"].items():
-        # How sure a drafter is adds up in the order of its own tokens.
+        # Confidence is summed in the order of the drafter's own tokens.
         assert found["counters"][name] == pytest.approx(counts, rel=1e-5), name

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sampled output against the target's exact distribution, by chi-square.
+"""Sampled output against the target's exact distribution, by a chi-square test.
 
-The target has a vocabulary so small that each output of three tokens has its own count.
-Its exact distribution comes from its logits after every possible beginning, in plain
-PyTorch. A drafter that is seldom right would prove little, so its acceptance length is
-looked at too; and a rule that takes any draft must be found out by the same test.
+The target's vocabulary is so small that each possible output of three tokens is
+counted. Its exact distribution is computed in plain PyTorch, from the logits after
+every possible prefix. Drafts that are seldom accepted would prove little, so the
+acceptance length is checked, too; and the test must fail for a rule that accepts every
+draft.
 
-`VLLM_TEST_SAMPLES` is how many outputs are drawn of each setting.
+`VLLM_TEST_SAMPLES` is the number of outputs that are sampled for each setting.
 """
 
 import os
@@ -27,16 +28,16 @@ from .tiny_vocabulary import MODES, VOCAB, WORDS, write_models
 PROMPT = [1, 2]
 LENGTH = 3
 NUM_DRAFTS = 3
-# So that of all tests together one in some hundred runs would fail by chance.
+# With it about one in some hundred runs of all tests fails by chance.
 SIGNIFICANCE = 1e-4
-# What drafters reach, up to this temperature.
+# Acceptance length that all drafters reach, up to this temperature.
 LEAST_ACCEPTANCE_LENGTH, WARMEST = 1.2, 1.0
 SETTINGS: dict[str, dict[str, Any]] = {
     **{f"T{t}": {"temperature": t} for t in (0.3, 0.7, 1.0, 1.5)},
     "T1.0 top-p 0.7": {"temperature": 1.0, "top_p": 0.7},
     "T1.0 seeded": {"temperature": 1.0, "seed": 0},
-    # The tokens for each place. Half of what drafters draw behind the first is none of
-    # them, and of the rest nearly all is token 4.
+    # The allowed tokens at each position. Half of the drafts after the first are not
+    # allowed, and nearly all others are token 4.
     "T1.0 grammar": {
         "temperature": 1.0,
         "grammar": ((4,), (1, 4), (1, 4)),
@@ -71,7 +72,7 @@ def folders(tmp_path_factory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def logprobs(folders) -> dict[Sequence, torch.Tensor]:
-    """[V] by what was generated so far, the empty sequence included."""
+    """[V] log-probabilities by preceding output, the empty sequence included."""
     target = load_model(folders["target"])
     known = [k for n in range(LENGTH) for k in product(range(VOCAB), repeat=n)]
     with torch.inference_mode():
@@ -79,10 +80,10 @@ def logprobs(folders) -> dict[Sequence, torch.Tensor]:
     return {k: found[0, -1].log_softmax(-1) for k, found in logits.items()}
 
 
-def chances_of(
+def probabilities_of(
     setting: dict[str, Any], logprobs: dict[Sequence, torch.Tensor]
 ) -> dict[Sequence, float]:
-    """Of every output, as bias and grammar of a setting leave them."""
+    """Probability of every output, with the bias and grammar of a setting."""
     asked = {known: row.clone() for known, row in logprobs.items()}
     for known, row in asked.items():
         for token, bias in setting.get("logit_bias", {}).items():
@@ -95,7 +96,7 @@ def chances_of(
 
 
 def requests(setting: dict[str, Any], count: int) -> Iterator[dict[str, Any]]:
-    """So many of a setting; a grammar is written as a regular expression."""
+    """`count` requests of a setting; its grammar becomes a regular expression."""
     sampling = {"detokenize": False} | setting
     if grammar := sampling.pop("grammar", None):
         places = ("".join(WORDS[token] for token in place) for place in grammar)
@@ -113,7 +114,7 @@ def count(on_cpu: bool) -> int:
 
 @pytest.fixture(scope="module")
 def draw(run_engine: RunEngine, folders, count: int):
-    """Outputs of an engine with such a drafter, by setting, and what it accepted."""
+    """Outputs and counters of an engine with a drafter, by setting."""
 
     def drawn(mode: str, settings: dict[str, Any], **spec: Any) -> dict[str, Any]:
         spec |= {"model": str(folders[mode]), "num_speculative_tokens": NUM_DRAFTS}
@@ -135,7 +136,7 @@ def draw(run_engine: RunEngine, folders, count: int):
 
 
 def combinations() -> Iterator[Any]:
-    """Each mode with each method; two of them are fast."""
+    """Each mode with each method; all but two are slow."""
     for mode, method in product(MODES, METHODS):
         if method != "tree" or mode in PARALLEL:
             is_fast = mode in FAST and method == "probabilistic"
@@ -143,17 +144,17 @@ def combinations() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("mode, method", list(combinations()))
-def test_output_has_the_targets_distribution(
+def test_output_has_target_distribution(
     draw, logprobs, on_cpu: bool, mode: str, method: str
 ):
-    """If the first draft that a grammar takes were not verified, p would be 1e-5."""
+    """If the first draft that a grammar invalidates were dropped, p would be 1e-5."""
     settings = SETTINGS
     is_adaptive = method.startswith("adaptive")
-    if on_cpu:  # the one that finds out most with few outputs
+    if on_cpu:  # the setting that detects most errors with few outputs
         only = "T1.0" if is_adaptive else "T1.0 grammar"
         settings = {only: SETTINGS[only]}
     for name, found in draw(mode, settings, **METHODS[method]).items():
-        chances = chances_of(SETTINGS[name], logprobs)
+        chances = probabilities_of(SETTINGS[name], logprobs)
         assert p_value(map(tuple, found["tokens"]), chances) > SIGNIFICANCE, name
         counters = found["counters"]
         (drafts,), (accepted,) = counters["num_drafts"], counters["num_accepted_tokens"]
@@ -165,8 +166,8 @@ def test_output_has_the_targets_distribution(
 
 
 @pytest.mark.parametrize("mode", only_fast(("draft", "pard", "eagle3"), "pard"))
-def test_a_wrong_rule_is_found_out(draw, logprobs, mode: str):
+def test_wrong_acceptance_rule_is_detected(draw, logprobs, mode: str):
     name = "T1.0 grammar"
     found = draw(mode, {name: SETTINGS[name]}, **WRONG_RULE)[name]
-    chances = chances_of(SETTINGS[name], logprobs)
+    chances = probabilities_of(SETTINGS[name], logprobs)
     assert p_value(map(tuple, found["tokens"]), chances) < SIGNIFICANCE

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PARD-2's drafts, where the state before a step's tokens is not in that step.
+"""PARD-2's drafts if the preceding hidden state was computed in an earlier step.
 
-Prompts in chunks, cached prefixes (some of them computed in the same step), preemption
-and several passes: the drafts are those of plain PyTorch, which computes all at once.
+With chunked prompts, cached prefixes (some of them computed in the same step),
+preemption and several passes, drafts equal those of plain PyTorch, which computes all
+tokens at once.
 """
 
 from typing import Any
@@ -12,20 +13,25 @@ import pytest
 from tests.checkpoints.families import write_drafter, write_target
 
 from .conftest import RunEngine
-from .oracle import Pard2Oracle, compare_drafts, load_model, same_as_alone
+from .oracle import (
+    Pard2Oracle,
+    assert_greedy_output_matches,
+    compare_drafts,
+    load_model,
+)
 
 DRAFTER, TARGET, LAYERS = "pard2-qwen3", "qwen3", (8, 6, 4, 2)
 BLOCK, MAX_MODEL_LEN = 32, 160
 SHARED = list(range(300, 300 + 2 * BLOCK))
-# Prefixes that end where a block does, before it and after it.
+# Suffixes of prompts whose cached prefix ends at, before or after a block boundary.
 ENDINGS = ([7, 8, 9], [11] * 40, [])
 TOGETHER = [*(SHARED + ending for ending in ENDINGS), SHARED[:33], [5], [9] * 31]
 # Two of them fit into the KV cache of "tight" when they start, but not to the end.
 GROWING = [list(range(100 * i, 100 * i + 60)) for i in range(1, 4)]
 PROMPTS = {"together": TOGETHER, "again": TOGETHER, "growing": GROWING}
-# Name of an engine: its scenarios, and what it is started with. "wide" computes prompts
-# at once and finds them cached later on, and replays its passes as with CUDA graphs.
-# "tight" computes them in chunks, preempts, schedules ahead and drafts in two passes.
+# Scenarios and arguments by engine. "wide" computes prompts at once, hits them in the
+# prefix cache later, and replays its passes as with CUDA graphs. "tight" computes them
+# in chunks, preempts, schedules asynchronously, and drafts in two passes.
 SCENARIOS = {"wide": ("together", "again"), "tight": ("growing", "together")}
 SPECULATIVE = {
     "wide": {"num_speculative_tokens": 5},
@@ -71,7 +77,7 @@ def run(run_engine: RunEngine, folders, name: str, scenarios) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", ENGINES)
-def test_drafts_are_those_of_one_computation(name: str, folders, run_engine, oracle):
+def test_drafts_match_single_computation(name: str, folders, run_engine, oracle):
     def requests(prompts: list[list[int]]) -> list[dict[str, Any]]:
         tokens = 40 if prompts is GROWING else 12
         return [{"prompt": prompt, "max_tokens": tokens} for prompt in prompts]
@@ -85,22 +91,22 @@ def test_drafts_are_those_of_one_computation(name: str, folders, run_engine, ora
     for scenario, found in result["scenarios"].items():
         prompts = PROMPTS[scenario]
         texts = [p + t for p, t in zip(prompts, found["tokens"], strict=True)]
-        same_as_alone(oracle.target, prompts, found["tokens"])
+        assert_greedy_output_matches(oracle.target, prompts, found["tokens"])
         compared += compare_drafts(found["drafts"], texts, oracle, width, every=2)
     assert compared > 40
     counters = {each: found["counters"] for each, found in result["scenarios"].items()}
     if name == "wide":
         assert result["replays"]["first"] > 0
-        # Of a prompt the last token is computed in any case.
+        # The last token of a prompt is always computed.
         assert counters["again"]["prefix_cache_hits"][0] == (2 + 3 + 1 + 1) * BLOCK
     else:
         assert counters["growing"]["num_preemptions"][0] > 0
 
 
 def test_drafts_of_a_session(folders, run_engine, oracle: Pard2Oracle):
-    """A part of the prompt takes the place of the last token that was sampled.
+    """Each new part of the prompt replaces the last sampled token.
 
-    Of what was laid out for that token nothing is left, wherever in a block it stands.
+    Nothing that was kept for that token is used, wherever it is in a block.
     """
     sessions, count = ([[*range(100, 121)], [*range(200, 214)], [7]], [[5], [6, 7]]), 6
     requests = [
@@ -114,7 +120,7 @@ def test_drafts_of_a_session(folders, run_engine, oracle: Pard2Oracle):
         assert len(tokens) == count * len(parts)
         for at, part in enumerate(parts):
             prompt, answer = text[:-1] + part, tokens[at * count : (at + 1) * count]
-            same_as_alone(oracle.target, [prompt], [answer])
+            assert_greedy_output_matches(oracle.target, [prompt], [answer])
             text = prompt + answer
             replaced.add((number, len(text)))
         texts.append(text)

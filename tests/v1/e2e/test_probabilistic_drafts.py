@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drafts drawn by chance: seeds, mixed batches, and which distribution verifies them.
+"""Probabilistic drafts: seeds, mixed batches, and the distribution that verifies them.
 
-A seeded request must give the tokens that the target gives alone, as a greedy one must,
-whatever shares its batch: here prompts in chunks, requests that wait, and preemption.
+Seeded requests must give the target's own tokens, like greedy ones, whatever else is in
+the batch: here chunked prompts, requests that wait, and preemption.
 """
 
 from typing import Any
@@ -14,21 +14,21 @@ from .test_unified_speculator import MODES, only_fast, speculative
 
 DRAFTS = 4
 AHEAD = ("pard", "eagle3")  # steps scheduled before the last one's tokens are known
-REPLAYED = ("draft", "pard")  # draft passes are CUDA graphs, on a CPU as if
+REPLAYED = ("draft", "pard")  # draft passes are CUDA graphs, emulated on a CPU
 ENGINE: dict[str, Any] = {
     "max_model_len": 160,
     "enable_prefix_caching": False,
     "block_size": 32,
 }
 ROOMY = {"max_num_seqs": 16, "max_num_batched_tokens": 512}
-# Cuts prompts into chunks and drafts short, and holds 320 tokens' KV. Seven requests
-# that draft take the whole budget: an eighth waits, with its drafts.
+# Prompts are chunked, some drafts are cut, and the KV cache holds 320 tokens. Seven
+# requests with drafts use up the budget, so an eighth one waits with its drafts.
 TIGHT = {
     "max_num_seqs": 8,
     "max_num_batched_tokens": 35,
     "num_gpu_blocks_override": 11,
 }
-# None of these asks for chance that no seed settles: outputs are known beforehand.
+# Greedy or seeded: the output is determined by the target alone.
 SETTLED: list[dict[str, Any]] = [
     {},
     {"seed": 7, "temperature": 1.0, "logprobs": 3},
@@ -41,7 +41,7 @@ SETTLED: list[dict[str, Any]] = [
     {"seed": 12, "temperature": 0.8, "frequency_penalty": 0.7},
 ]
 UNSETTLED = [{"temperature": 1.0}, {"temperature": 0.7, "top_p": 0.9}]
-ALONE = 1  # the one of SETTLED that also runs by itself
+ALONE = 1  # index of the one of SETTLED that also runs alone
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def scenarios(make_prompt) -> dict[str, list[dict[str, Any]]]:
     mixed = [
         request(i, sampling, 12 + 9 * (i % 4), 10) for i, sampling in enumerate(SETTLED)
     ]
-    # Two of three fit into the KV cache of TIGHT once they grow past three blocks.
+    # Once they grow past three blocks, only two fit into the KV cache of TIGHT.
     growing = [
         request(20 + i, {"seed": i, "temperature": 0.6}, 92, 18) for i in range(3)
     ]
@@ -71,7 +71,7 @@ def scenarios(make_prompt) -> dict[str, list[dict[str, Any]]]:
 
 @pytest.fixture(scope="module")
 def expected(once, run_engine: RunEngine, scenarios) -> dict[str, dict[str, list[Any]]]:
-    """The target alone."""
+    """Output of the target without drafts."""
     wanted = scenarios | {"mixed": scenarios["mixed"][: len(SETTLED)]}
     del wanted["alone"]
     found = once("sampled", lambda: run_engine(wanted, **ENGINE, **ROOMY)["scenarios"])
@@ -81,10 +81,10 @@ def expected(once, run_engine: RunEngine, scenarios) -> dict[str, dict[str, list
 
 
 @pytest.mark.parametrize("mode", only_fast(MODES, "draft", "pard"))
-def test_settled_output_is_the_targets(
+def test_greedy_and_seeded_output_matches_target(
     mode: str, run_engine: RunEngine, models, scenarios, expected
 ):
-    """Greedy and seeded requests, and every draft against its own distribution."""
+    """Also checks that each draft is verified against its own distribution."""
     spec = speculative(models, mode, DRAFTS, draft_sample_method="probabilistic")
     is_ahead, is_replayed = mode in AHEAD, mode in REPLAYED
     result = run_engine(
@@ -111,7 +111,7 @@ def test_settled_output_is_the_targets(
         for ours, target in zip(found, wanted["logprobs"], strict=False):
             assert ours == [values and approximately(values) for values in target]
     likeliest = result["scenarios"]["alone"]["logprobs"][0][0][0]
-    assert 3 <= len(likeliest) <= 4  # what came out need not be one of them
+    assert 3 <= len(likeliest) <= 4  # the sampled token need not be one of them
 
 
 def total(result: dict[str, Any], counter: str) -> int:
@@ -119,14 +119,14 @@ def total(result: dict[str, Any], counter: str) -> int:
 
 
 def approximately(values: list[dict[str, float]]) -> list[Any]:
-    """The same ids, and nearly the same logprobs, at every place."""
+    """The same ids, and nearly the same logprobs, at every position."""
     return [pytest.approx(of_place, abs=1e-3) for of_place in values]
 
 
-def test_seeds_settle_outputs_of_any_draft_length(
+def test_seeded_output_does_not_depend_on_draft_length(
     run_engine: RunEngine, models, scenarios, expected
 ):
-    """Greedy drafts, fewer for larger batches, and block verification."""
+    """With greedy drafts, fewer for larger batches, and block verification."""
     wanted = {"mixed": scenarios["mixed"]}
     spec = speculative(
         models,

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every family of published drafters: its folder's name is all that is configured.
+"""Every family of published drafters, configured by nothing but its folder.
 
-The drafts of each must be those of plain PyTorch, token for token.
+Drafts must equal those of plain PyTorch, token for token.
 """
 
 from functools import cache
@@ -22,10 +22,10 @@ from tests.checkpoints.families import (
 from .conftest import RunEngine
 from .engine import EngineError
 from .oracle import (
+    assert_greedy_output_matches,
     compare_drafts,
     load_model,
     oracle_for,
-    same_as_alone,
     seeded_choices,
 )
 from .test_unified_speculator import only_fast
@@ -43,13 +43,13 @@ FAST = (
     "eagle3-yuhuili",
 )
 SERVED_ALONE = "speculators-eagle3"
-WINDOWED = "gpt-oss"  # it has two groups of KV caches, and drafts for itself as well
+WINDOWED = "gpt-oss"  # has two KV cache groups; is also its own draft model
 PROMPTS = [list(range(100, 105)), list(range(200, 223))]
 SEEDED, FREE = {"temperature": 1.0, "seed": 3}, {"temperature": 1.0}
 
 
 class Targets:
-    """The targets' folders and models, each made when it is asked for."""
+    """The targets' folders and models, created on demand."""
 
     def __init__(self, folder: Path, tokenizer: Path) -> None:
         self.folder = cache(lambda name: write_target(name, folder / name, tokenizer))
@@ -64,7 +64,7 @@ def targets(models: Path, tmp_path_factory) -> Targets:
 def run(
     run_engine: RunEngine, target: Path, spec: dict[str, Any] | None, **engine: Any
 ) -> dict[str, Any]:
-    """Without a speculative config `target` is a drafter."""
+    """Runs the scenarios; if `spec` is None, `target` is a head that names its own."""
     sampled = {"prompt": PROMPTS[0], "max_tokens": 6}
     scenarios = {
         "greedy": [{"prompt": prompt, "max_tokens": 12} for prompt in PROMPTS],
@@ -81,8 +81,8 @@ def run(
 
 
 def skip_without_experts(target: str, on_cpu: bool) -> None:
-    """On a GPU: an install without `_moe_C`, which runs a mixture of experts."""
-    import vllm._custom_ops  # noqa: F401  (loads what there is)
+    """Skips on a GPU if `_moe_C`, which runs mixtures of experts, is not installed."""
+    import vllm._custom_ops  # noqa: F401  (loads the available extensions)
 
     is_windowed = target.startswith(WINDOWED)
     if is_windowed and not on_cpu and not hasattr(torch.ops._moe_C, "topk_softmax"):
@@ -90,25 +90,25 @@ def skip_without_experts(target: str, on_cpu: bool) -> None:
 
 
 @pytest.mark.parametrize("name", only_fast(PUBLISHED, *FAST))
-def test_drafts_are_those_of_plain_pytorch(name, targets, run_engine, on_cpu, tmp_path):
+def test_drafts_match_pytorch(name, targets, run_engine, on_cpu, tmp_path):
     made = PUBLISHED[name]
     skip_without_experts(made.target, on_cpu)
     folder = write_drafter(name, tmp_path / name, targets.folder(made.target))
-    # Every step drafts the file's length: "auto", the default, drafts fewer.
+    # Every step drafts the checkpoint's length; the default, "auto", may draft less.
     fixed = {"num_speculative_tokens_per_batch_size": [[1, 64, made.num_drafts]]}
     spec = {"model": str(folder), **made.settings, **fixed}
     result = run(run_engine, targets.folder(made.target), spec)
     assert_drafts(made, result, folder, targets.model(made.target))
 
 
-def test_a_head_names_its_target(targets, run_engine, tmp_path):
+def test_head_names_its_target(targets, run_engine, tmp_path):
     made = PUBLISHED[SERVED_ALONE]
     target = targets.folder(made.target)
     folder = write_drafter(SERVED_ALONE, tmp_path / "head", target)
     if not hasattr(vllm.transformers_utils.config, "validate_repo_id"):
         result = run(run_engine, folder, None)
         assert_drafts(made, result, folder, targets.model(made.target))
-    else:  # it asks for a hub's name, and looks whether it is one
+    else:  # only names of repositories on the hub are accepted
         with pytest.raises(EngineError, match="must name a remote model repository"):
             run(run_engine, folder, None)
 
@@ -120,7 +120,7 @@ def assert_drafts(
     detected = f"] Drafter {folder}: family {made.family!r}, method {made.method}, "
     assert result["log"].count(detected) == 1
     found, sampled = (result["scenarios"][key] for key in ("greedy", "sampled"))
-    same_as_alone(target, PROMPTS, found["tokens"])
+    assert_greedy_output_matches(target, PROMPTS, found["tokens"])
     with_seed, free = sampled["tokens"]
     text, first = PROMPTS[0] + with_seed, len(PROMPTS[0])
     assert with_seed == seeded_choices(target, text, first, **SEEDED)
@@ -128,7 +128,7 @@ def assert_drafts(
     texts = [p + t for p, t in zip(PROMPTS, found["tokens"], strict=True)]
     oracle, drafts = oracle_for(made, folder, target), found["drafts"]
     assert compare_drafts(drafts, texts, oracle, made.width) >= 20
-    # A drafter that always says the same would prove nothing.
+    # A drafter that always drafts the same tokens would prove nothing.
     assert len({token for *_, drafted in drafts for token in drafted}) > 20
 
 
@@ -140,13 +140,13 @@ def acceptance(found: dict[str, Any]) -> list[float]:
 
 
 @pytest.mark.parametrize("name", only_fast(("qwen3", WINDOWED), "qwen3"))
-def test_a_target_drafts_for_itself(name: str, targets, run_engine, on_cpu):
-    """What it drafts from is what it sees, in chunks too: it takes every draft."""
+def test_target_as_its_own_draft_model(name: str, targets, run_engine, on_cpu):
+    """It sees the same input, also in chunks, so every draft is accepted."""
     skip_without_experts(name, on_cpu)
     folder = targets.folder(name)
     spec = {"model": str(folder), "method": "draft_model", "num_speculative_tokens": 4}
     result = run(run_engine, folder, spec, max_num_batched_tokens=20)
     found = result["scenarios"]["greedy"]
-    same_as_alone(targets.model(name), PROMPTS, found["tokens"])
+    assert_greedy_output_matches(targets.model(name), PROMPTS, found["tokens"])
     assert set(acceptance(found)) == {1.0}
     assert found["counters"]["num_drafts"][0] > 3

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two ranks, tensor-parallel, data-parallel, or stages: the target's own output?
+"""Output equals the target's with two ranks: tensor, data or pipeline parallel.
 
-On GPUs each rank has one, else a core of the CPU.
+Each rank has a GPU, or else a core of the CPU.
 """
 
 import os
@@ -15,15 +15,15 @@ import torch
 from vllm.utils.network_utils import get_open_port
 
 from .engine import Engines
-from .oracle import load_model, same_as_alone
+from .oracle import assert_greedy_output_matches, load_model
 from .other_vocabulary import with_other_vocabulary
 from .rank_models import as_mixture, with_even_heads
 from .test_unified_speculator import MODES, PARALLEL
 
 CORES = sorted(os.sched_getaffinity(0))
 NUM_DEVICES = torch.cuda.device_count() if torch.cuda.is_available() else len(CORES)
-# What is set of the speculative config. The second exchanges the best token of each
-# rank's part of the vocabulary, the third whole logits.
+# Keys of the speculative config. With the second, ranks exchange the best token of
+# their part of the vocabulary, with the third whole logits.
 TENSOR_PARALLEL: dict[str, dict[str, Any]] = {
     "plain": {},
     "local argmax": {"use_local_argmax_reduction": True},
@@ -47,7 +47,7 @@ pytestmark = [
 
 @pytest.fixture
 def make_engines(engine_env, tmp_path_factory) -> MakeEngines:
-    """Engines with an environment, each a program of its own."""
+    """Makes engines with an environment, each in a separate process."""
 
     def make(env: dict[str, str]) -> Engines:
         folder = tmp_path_factory.mktemp("rank")
@@ -61,7 +61,7 @@ def scenario(prompts: list[list[int]], num_tokens: int) -> dict[str, Any]:
 
 
 def acceptance(result: dict[str, Any]) -> float:
-    """Tokens accepted of a step's drafts."""
+    """Mean accepted tokens per draft."""
     counters = result["scenarios"]["all"]["counters"]
     return counters["num_accepted_tokens"][0] / counters["num_drafts"][0]
 
@@ -92,7 +92,7 @@ def test_tensor_parallel(
         drafter = with_other_vocabulary(drafter, models / "target", folder).folder
     spec = MODES[mode] | TENSOR_PARALLEL[how]
     spec |= {"model": str(drafter), "num_speculative_tokens": 7}
-    # Only a CPU reads it; without it ranks want a NUMA node each.
+    # Only used on a CPU; without it each rank needs its own NUMA node.
     env = {"VLLM_CPU_OMP_THREADS_BIND": f"{CORES[0]}|{CORES[-1]}"}
     result = make_engines(env).run(
         scenario(prompts, 40),
@@ -102,7 +102,7 @@ def test_tensor_parallel(
         async_scheduling=not on_cpu,
         **SIZES,
     )
-    same_as_alone(target, prompts, result["scenarios"]["all"]["tokens"])
+    assert_greedy_output_matches(target, prompts, result["scenarios"]["all"]["tokens"])
     assert acceptance(result) > 0.7
     is_told = "split in 2, as the target is" in result["log"]
     assert is_told is (how.startswith("whole") and is_head)
@@ -114,8 +114,8 @@ def test_pipeline_stages(
 ):
     """The last stage has the whole drafter.
 
-    On a CPU users are refused stages beside drafters: steps are not scheduled ahead
-    there, without which stages and drafts do not go together in vLLM.
+    On a CPU stages with a drafter are refused: in vLLM they require async scheduling,
+    which is off there. This test uses the defaults of a GPU.
     """
     prompts = [make_prompt(16 + 13 * i, i) for i in range(8)]
     spec = MODES[mode] | {"model": str(models / mode), "num_speculative_tokens": 7}
@@ -129,7 +129,7 @@ def test_pipeline_stages(
         defaults_of_a_gpu=on_cpu,
         **SIZES,
     )
-    same_as_alone(target, prompts, result["scenarios"]["all"]["tokens"])
+    assert_greedy_output_matches(target, prompts, result["scenarios"]["all"]["tokens"])
     assert acceptance(result) > 0.7
     lacks_states = "drafts without the target's hidden states" in result["log"]
     assert lacks_states is (mode == "pard2")
@@ -146,9 +146,9 @@ def test_data_parallel(
     mode: str,
     schedule,
 ):
-    """One rank has little to do, and then joins in with batches of nothing.
+    """One rank has few requests, and then runs dummy batches.
 
-    With "auto" the ranks agree on how far to draft, which may be not at all.
+    With "auto" the ranks agree on a draft length, which may be 0.
     """
     folder = as_mixture(models / "target", tmp_path / "mixture")
     prompts = [make_prompt(16 + 13 * i, i) for i in range(12)]
@@ -164,18 +164,18 @@ def test_data_parallel(
             speculative_config=spec,
             async_scheduling=not on_cpu,
             worker_extension_cls="exchange.Exchange",
-            **SIZES,  # so few that one rank goes on long after the other
+            **SIZES,  # so few that one rank runs long after the other has finished
         )
 
     with ThreadPoolExecutor() as threads:
         running = threads.map(run, ranks, (prompts[1:], prompts[:1]), timeout=900)
         try:
             busy, idle = running
-        finally:  # one rank without the other never ends
+        finally:  # a rank never ends without the other
             for engines in ranks:
                 engines.process.kill()
     answers = [result["scenarios"]["all"]["tokens"] for result in (idle, busy)]
-    same_as_alone(load_model(folder), prompts, answers[0] + answers[1])
+    assert_greedy_output_matches(load_model(folder), prompts, answers[0] + answers[1])
     assert schedule or acceptance(busy) > 0.1
     assert idle["idle_batches"] >= 10
 

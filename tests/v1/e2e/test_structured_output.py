@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """JSON schemas, regular expressions and choices, with every kind of drafter.
 
-The valid ones arrive one by one, and are preempted by those that matter more.
-Drafts are made without the grammar, and cut where they leave it. What comes out is the
-target's own, and where the target keeps to a grammar anyway nothing is lost by it.
+Requests of scenario "valid" arrive one by one, and are preempted by ones of higher
+priority. Drafts are made without the grammar, and cut at the first invalid token.
+Output equals the target's, and a grammar that the target follows anyway does not reduce
+acceptance.
 """
 
 import json
@@ -19,13 +20,13 @@ from .test_published_drafters import acceptance
 from .test_unified_speculator import MODES, only_fast, speculative
 
 DRAFTS = 5
-AHEAD = ("pard", "eagle3")  # steps scheduled before the last one's drafts are known
+AHEAD = ("pard", "eagle3")  # async: scheduled before the last step's drafts are known
 ENGINE = {
     "max_model_len": 256,
     "max_num_seqs": 8,
     "max_num_batched_tokens": 256,
     "scheduling_policy": "priority",
-    # A KV cache for the five that are free, to their end; not for the valid ones.
+    # The KV cache holds the five requests of "free" to their end, but not "valid".
     "block_size": 32,
     "num_gpu_blocks_override": 1 + 5 * 3,
     "structured_outputs_config": {
@@ -51,12 +52,12 @@ GRAMMARS: dict[str, dict[str, Any]] = {
     "regex": {"regex": FUNCTION},
     "choice": {"choice": CHOICES},
 }
-LINES = {"regex": r"([ -~]*\n)*[ -~]*"}  # what the target writes of its own accord
+LINES = {"regex": r"([ -~]*\n)*[ -~]*"}  # matches the target's unconstrained output
 
 
 @pytest.fixture(scope="module")
 def scenarios(make_prompt: Callable[[int, int], list[int]]) -> dict[str, list]:
-    """Constrained requests share batches with others that are not."""
+    """Constrained requests share batches with unconstrained ones."""
     free = [{"prompt": make_prompt(48, 50 + i), "max_tokens": 24} for i in range(5)]
     lines = [{**r, "sampling": {"structured_outputs": LINES}} for r in free]
     constrained = [
@@ -77,7 +78,7 @@ def scenarios(make_prompt: Callable[[int, int], list[int]]) -> dict[str, list]:
 
 @pytest.fixture(scope="module")
 def expected(once, run_engine: RunEngine, scenarios) -> dict[str, Any]:
-    """The target alone."""
+    """Output of the target without drafts."""
     asked = {name: scenarios[name] for name in ("free", "valid")}
     found = once("structured", lambda: run_engine(asked, **ENGINE)["scenarios"])
     return found | {"lines": found["free"]}

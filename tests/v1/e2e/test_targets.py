@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each cell of the table in `docs/targets.md`: a target with a kind of drafter.
+"""Each cell of the tables in `docs/targets.md`: a target with a kind of drafter.
 
-Output is the target's own, greedy and sampled, and drafts of a drafter that is right
-are accepted; or it is refused, or does less, as the table says.
+Greedy and sampled output equal the target's, and the drafts, which are right by
+construction, are accepted; or it is refused or restricted as the table says.
 """
 
 import random
@@ -30,8 +30,8 @@ from .target_models import (
 
 TABLE = Path(__file__).parents[3] / "docs/targets.md"
 K, NODES = 4, 12
-# Of the table: drafter, and settings. A draft model is the target itself, and draws its
-# drafts as the target draws, so that they are right there, too.
+# Drafter and settings of each column. The draft model is the target itself, with
+# probabilistic drafts, so that drafts of sampled requests are right, too.
 COLUMNS: dict[str, tuple[str, dict[str, Any]]] = {
     "draft model": ("", {"draft_sample_method": "probabilistic"}),
     "PARD": ("pard", {}),
@@ -49,8 +49,8 @@ ENGINE = {
     "skip_tokenizer_init": True,
 }
 CONNECTED, UPDATED = "KV connector", "weights updated"
-# Of the second table: a Llama with these engine arguments. Every other request has an
-# adapter, and drafters know nothing of it; adapters want a token budget for all drafts.
+# Rows of the second table: a Llama with these engine arguments. With LoRA every other
+# request has an adapter, which drafters ignore; LoRA needs a budget for all drafts.
 BESIDE: dict[str, dict[str, Any]] = {
     "LoRA": {"enable_lora": True, "max_num_batched_tokens": 64},
     "fp8 KV cache": {"kv_cache_dtype": "fp8"},
@@ -60,26 +60,27 @@ BESIDE: dict[str, dict[str, Any]] = {
     CONNECTED: {"block_size": 32, "max_num_batched_tokens": 512},
     "PP 2": {"pipeline_parallel_size": 2, "async_scheduling": True},
 }
-# Of targets that take images: a request's, rows and columns of their cells, which stand
-# before its text and within it. Others beside it have none.
+# Engine arguments of targets that take images. SHOWN: images of the requests with these
+# prompt lengths, as rows and columns of cells, before the text and within it.
 WITH_IMAGES: dict[str, Any] = {
     "is_multimodal": True,
     "skip_tokenizer_init": False,
     "limit_mm_per_prompt": {"image": 2, "video": 0},
 }
 SHOWN: dict[int, list[tuple[int, int]]] = {20: [(3, 4)], 70: [(2, 3), (4, 4)]}
-# Where vLLM's kernels for a target's layers take no float32, on a CPU and on a GPU.
+# Targets for whose layers vLLM has no float32 kernels, on a CPU and on a GPU.
 NO_FLOAT32 = dict.fromkeys(("fp8", "GPTQ", "AWQ"), "bfloat16")
 ON_CPU = NO_FLOAT32 | {"Qwen3-Next": "bfloat16"}
 OTHERS = "DeepSeek-V2", "LoRA", "int8 W8A8"
 ON_GPU = NO_FLOAT32 | dict.fromkeys(OTHERS, "bfloat16")
-# Where rounding, and so what is drawn, depends on the batch: of fp8 by a sixteenth.
+# Targets whose rounding, and so sampled output, depends on the batch: a sixteenth in
+# fp8.
 ROUNDED_ON_CPU, ROUNDED_ON_GPU = {"fp8"}, ON_GPU.keys()
 SAMPLED = {"temperature": 1.5}
-ACCEPTED = 0.95  # of drafts at each position
+ACCEPTED = 0.95  # least share of drafts accepted at each position
 LENGTHS, NUM_TOKENS = (9, 20, 45, 70), 32
-BEHIND_BLOCKS = (34, 66, 98)  # so that all is loaded but the last two tokens
-# What is logged, or said by the error, of a cell; of "yes" none of it is.
+BEHIND_BLOCKS = (34, 66, 98)  # all tokens but the last two are loaded
+# Log line or error of a cell's content; "yes" has none of them.
 SAID = {
     "refused": "do(es)? not support|layers with a state",
     "as PARD": "drafts without the target's hidden states",
@@ -87,15 +88,16 @@ SAID = {
     "late": "the first drafts after such KV may be worse",
 }
 NOT_ON_CPU = "refused on a CPU"
-# A chain in the place of a tree of fixed size, and adapters of all rows of logits.
+# A chain instead of a tree of fixed size, and adapters applied to all rows of logits.
 FAST = ("gpt-oss, PARD's trees", "LoRA, EAGLE-3")
 
 
 def read_table() -> dict[str, str]:
-    """What the page says of each target and kind of drafter: "target, drafter"."""
+    """Cells of the page's tables, by "target, drafter"."""
     lines = [line for line in TABLE.read_text().splitlines() if line.startswith("| ")]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    head = next(row for row in rows if row[0] == "target")  # the other one is the same
+    # Both tables have the same header.
+    head = next(row for row in rows if row[0] == "target")
     return {
         f"{row[0]}, {column}": cell
         for row in rows
@@ -108,26 +110,26 @@ CELLS = read_table()
 
 
 def engine(name: str, on_cpu: bool) -> dict[str, Any]:
-    """What a target is served with."""
+    """Engine arguments of a target."""
     dtypes = ON_CPU if on_cpu else ON_GPU
     given = {"dtype": dtypes.get(name, "float32"), "env": {}}
     if on_cpu and name == "DeepSeek-V2":
-        # Its MLA takes minutes, and blocks of another size than drafters without.
+        # MLA takes minutes there, and its block size differs from the drafters'.
         given["env"]["VLLM_MLA_DISABLE"] = "1"
     more = WITH_IMAGES if name in IMAGE_TARGETS else BESIDE.get(name, {})
     return ENGINE | given | more
 
 
 def prompt(length: int, step: int = 1) -> list[int]:
-    """At random, but for the end, from which it is counted on."""
+    """A random prompt that ends with tokens to count on from."""
     rng = random.Random(length)
     first = rng.randrange(TOKENS)
     tail = [(first + step * i) % TOKENS for i in range(8)]
     return [rng.randrange(TOKENS) for _ in range(length - len(tail))] + tail
 
 
-def counted_on(length: int, step: int = 1) -> list[int]:
-    """What follows a prompt."""
+def greedy_output(length: int, step: int = 1) -> list[int]:
+    """The expected greedy output for a prompt."""
     last = prompt(length, step)[-1]
     return [(last + step * i) % TOKENS for i in range(1, NUM_TOKENS + 1)]
 
@@ -160,7 +162,7 @@ def scenarios(name: str, folders: dict[str, Path]) -> dict[str, list[dict[str, A
     return {"greedy": asked, "drawn": drawn}
 
 
-def unlike(asked: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def with_other_images(asked: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The same requests with other images."""
     return [
         one | {"images": [(*sides, 1) for *sides, _ in one["images"]]}
@@ -181,7 +183,7 @@ def folders(tmp_path_factory) -> dict[str, Path]:
         "pard2": save_pard2(folder / "pard2"),
         "eagle3": save_head(folder / "eagle3", is_parallel=False),
         "peagle": save_head(folder / "peagle", is_parallel=True),
-        # These go by slots of which the KV is loaded.
+        # These depend on slots whose KV is loaded.
         "far-pard": save_pard(folder / "far-pard", nearest=3),
         "far-eagle3": save_head(folder / "far-eagle3", is_parallel=False, nearest=4),
         "far-peagle": save_head(folder / "far-peagle", is_parallel=True, nearest=4),
@@ -190,7 +192,7 @@ def folders(tmp_path_factory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def target_of(folders) -> Callable[[str], Path]:
-    """A target's folder."""
+    """Returns a target's folder, which is created on demand."""
 
     @cache
     def get(name: str) -> Path:
@@ -207,19 +209,19 @@ def target_of(folders) -> Callable[[str], Path]:
 
 @pytest.fixture(scope="module")
 def alone(target_of, folders, run_engine: RunEngine, on_cpu: bool):
-    """What a target says without drafts.
+    """Output of a target without drafts.
 
-    It counts, and what it draws is not that: it depends on all its layers.
+    Greedy output counts on; sampled output differs, and depends on all layers.
     """
 
     @cache
     def get(name: str) -> dict[str, Any]:
         asked = scenarios(name, folders)
         if name in IMAGE_TARGETS:
-            asked["unlike"] = unlike(asked["drawn"])
+            asked["unlike"] = with_other_images(asked["drawn"])
         result = run_engine(asked, model=target_of(name), **engine(name, on_cpu))
         said = {each: one["tokens"] for each, one in result["scenarios"].items()}
-        assert said["greedy"] == [counted_on(length) for length in lengths(name)]
+        assert said["greedy"] == [greedy_output(length) for length in lengths(name)]
         assert said["drawn"] != said["greedy"]
         if name in IMAGE_TARGETS:
             pairs = zip(said["drawn"], said["unlike"], strict=True)
@@ -231,14 +233,14 @@ def alone(target_of, folders, run_engine: RunEngine, on_cpu: bool):
 
 
 def connector(folder: Path) -> dict[str, Any]:
-    """Sends KV by files; an engine loads what it finds, and saves what it does not."""
+    """A KV connector with files: an engine loads what it finds, and saves the rest."""
     extra = {"shared_storage_path": str(folder)}
     named = {"kv_connector": "ExampleConnector", "kv_role": "kv_both"}
     return {"kv_transfer_config": named | {"kv_connector_extra_config": extra}}
 
 
 def acceptance(found: dict[str, Any], count: int = K) -> list[float]:
-    """Of the drafts at each position, the share that was accepted."""
+    """Share of the drafts at each position that was accepted."""
     counted = found["counters"]
     accepted = counted["num_accepted_tokens_per_pos"][:count]
     return [count / counted["num_drafts"][0] for count in accepted]
@@ -248,7 +250,7 @@ def acceptance(found: dict[str, Any], count: int = K) -> list[float]:
     "cell",
     [c if c in FAST else pytest.param(c, marks=pytest.mark.slow) for c in CELLS],
 )
-def test_cell(
+def test_table_cell(
     cell: str,
     target_of,
     alone,
@@ -308,7 +310,7 @@ def test_cell(
         assert loaded == [sum(length - 2 for length in BEHIND_BLOCKS)]
     if not logged & {"as PARD", "late"}:
         assert min(acceptance(found["greedy"])) >= ACCEPTED
-    # A draft model knows nothing of adapters and images, and keeps its weights.
+    # A draft model ignores adapters and images, and its weights are not updated.
     if not drafter and name not in ("LoRA", UPDATED, *IMAGE_TARGETS):
         assert min(acceptance(found["drawn"])) >= ACCEPTED
 

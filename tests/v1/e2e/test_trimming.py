@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Of a large batch the likeliest drafts are verified; the output stays the target's."""
+"""Output equals the target's if only the likeliest drafts of a batch are verified."""
 
 from typing import Any
 
@@ -10,14 +10,14 @@ from .conftest import RunEngine
 from .test_unified_speculator import (
     MODES,
     SAMPLING,
-    assert_output_is_the_targets,
+    assert_output_matches_target,
     only_fast,
     speculative,
 )
 
 DRAFTS = 7
 ADAPTIVE = {"enable_adaptive_verification": True}
-# So many that a draft of each is past the knee of the made-up times.
+# With one draft for each there are more rows than the knee of the made-up times.
 NUM_REQUESTS = 14
 ENGINE = {
     "max_num_seqs": NUM_REQUESTS,
@@ -28,7 +28,7 @@ ENGINE = {
 
 @pytest.fixture(scope="module")
 def scenarios(make_prompt) -> dict[str, list[dict[str, Any]]]:
-    """As many as are trimmed, one of them with a seed; and fewer."""
+    """Enough requests for trimming, one of them with a seed; and too few."""
     full = [
         {"prompt": make_prompt(20 + i, i), "max_tokens": 20}
         for i in range(NUM_REQUESTS)
@@ -51,7 +51,7 @@ def run(run_engine: RunEngine, models, scenarios):
 @pytest.mark.parametrize("mode", only_fast(MODES, "pard"))
 def test_fixed_length(mode: str, run, target, scenarios):
     result = run(mode, async_scheduling=mode == "pard")
-    assert_output_is_the_targets(result, target, scenarios)
+    assert_output_matches_target(result, target, scenarios)
     found = {name: each["counters"] for name, each in result["scenarios"].items()}
     drafts, verified = (
         {name: each[counter][0] for name, each in found.items()}
@@ -64,31 +64,31 @@ def test_fixed_length(mode: str, run, target, scenarios):
 
 
 @pytest.mark.parametrize("mode", only_fast(("eagle3", "peagle"), "eagle3"))
-def test_length_chosen_too(mode: str, run, target, scenarios):
+def test_auto_length(mode: str, run, target, scenarios):
     result = run(mode, num_speculative_tokens_per_batch_size="auto")
-    assert_output_is_the_targets(result, target, scenarios)
+    assert_output_matches_target(result, target, scenarios)
     assert min(result["replays"]["first"], result["replays"]["ragged"]) > 0
 
 
-# Steps that draft trees, between steps that draft chains, which are trimmed. Requests
-# are preempted now and then, so that there are too few to trim.
+# Steps with trees, between steps with chains, which are trimmed. Requests are preempted
+# sometimes, so that the remaining ones are too few to trim.
 TREES = {"pard": (11, 15), "pard2": (23, 31), "peagle": (11, 15)}
-# Blocks of 32 tokens: eight requests start, with room for the largest tree.
+# KV cache blocks of 32 tokens: eight requests start, with room for the largest tree.
 CROWDED = {"pard": 22, "pard2": 26, "peagle": 22}
 
 
 @pytest.mark.parametrize("mode", only_fast(TREES, "pard"))
-def test_trees_and_trimmed_chains_by_turns(
+def test_alternating_trees_and_trimmed_chains(
     mode: str, run_engine: RunEngine, models, target, make_prompt
 ):
-    """One request has a seed, one can use nothing but chains, one asks for logprobs.
+    """One request has a seed, one can only use chains, one asks for logprobs.
 
-    Where nothing is said but the drafter's name.
+    The speculative config has only the drafter's name.
     """
     asked = [{"prompt": make_prompt(36 + i, i), "max_tokens": 36} for i in range(8)]
     asked[3]["sampling"] = SAMPLING
     scenarios = {"all": [*asked]}
-    # What it would not say anyway.
+    # A word that does not occur in the output anyway.
     asked[4] = asked[4] | {"sampling": {"bad_words": ["zebra"]}}
     asked[5] = asked[5] | {"sampling": {"logprobs": 1}}
     result = run_engine(
@@ -102,7 +102,7 @@ def test_trees_and_trimmed_chains_by_turns(
         num_gpu_blocks_override=CROWDED[mode],
         **ENGINE | {"max_num_seqs": 8, "block_size": 32},
     )
-    assert_output_is_the_targets(result, target, scenarios)
+    assert_output_matches_target(result, target, scenarios)
     answers = result["scenarios"]["all"]
     text = asked[5]["prompt"] + answers["tokens"][5]
     with torch.inference_mode():

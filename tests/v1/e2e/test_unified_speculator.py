@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every kind of drafter on Runner V2: the target's own output, the oracle's drafts."""
+"""Every kind of drafter on Runner V2: output and drafts equal plain PyTorch's."""
 
 import re
 from collections.abc import Iterable
@@ -31,10 +31,9 @@ MODES = {
 PARALLEL = ("pard", "pard2", "peagle")
 # The last one ends exactly at max_model_len.
 LENGTHS = {1: 20, 2: 20, 3: 20, 16: 20, 17: 20, 63: 20, 128: 20, 300: 20}
-# Name of an engine: what it is started with. "ahead" schedules steps before the last
-# one's tokens are known: placeholders for drafts, some for none that were made. The
-# token budget of "tiny" cuts prompts into chunks, and its KV cache holds one request of
-# the longest there can be.
+# Arguments by engine. "ahead" has async scheduling, so drafts are placeholders, some of
+# them for drafts that were not made. The token budget of "tiny" leads to chunked
+# prompts, and its KV cache holds one request of max_model_len.
 ENGINES: dict[str, dict[str, Any]] = {
     "ahead": {
         "max_num_seqs": 8,
@@ -59,13 +58,13 @@ DRAFTS = {"ahead": 7, "tiny": 15, "alone": 1}
 # Each mode once; the others are slow.
 FAST = ("draft-ahead", "pard-tiny", "pard2-tiny", "eagle3-tiny", "peagle-ahead")
 TINY_WIDTH = 4  # four passes, the last one narrower
-SEEDED = 1  # of "aborts", the request that is sampled; drafts are greedy all the same
+SEEDED = 1  # index of the request in "aborts" that is sampled; its drafts are greedy
 SAMPLING = {"seed": 3, "temperature": 0.8}
 Requests = list[dict[str, Any]]
 
 
 def only_fast(names: Iterable[str], *fast: str) -> list[Any]:
-    """Parameters for a test; all but some are slow."""
+    """Parameters for a test; all but `fast` are slow."""
     return [
         name if name in fast else pytest.param(name, marks=pytest.mark.slow)
         for name in names
@@ -85,7 +84,7 @@ def scenarios(make_prompt) -> dict[str, Requests]:
     kept = [{"prompt": make_prompt(40, 9 + i), "max_tokens": 24} for i in range(4)]
     mixed = [request for pair in zip(aborted, kept, strict=True) for request in pair]
     mixed[SEEDED]["sampling"] = SAMPLING
-    # Two of them fit into the KV cache of "tiny" when they start, but not to the end.
+    # Two of them fit into the KV cache of "tiny" when they start, but not to their end.
     growing = [{"prompt": make_prompt(120, 70 + i), "max_tokens": 60} for i in range(3)]
     return {
         "lengths": lengths,
@@ -104,13 +103,11 @@ def speculative(models, mode: str, drafts: int, **more: Any) -> dict[str, Any]:
     }
 
 
-def assert_output_is_the_targets(
+def assert_output_matches_target(
     result: dict[str, Any], target: torch.nn.Module, scenarios: dict[str, Requests]
 ) -> None:
-    """What the target says alone in plain PyTorch, by a drafter of ours; no block kept.
-
-    Of an aborted request, as far as it went.
-    """
+    """Asserts that output is that of the target in plain PyTorch, for aborted requests
+    up to the abort; that a unified drafter ran; and that no KV block leaked."""
     assert result["drafter"].endswith("Drafter")
     assert result["leaked_blocks"] == 0
     for name, found in result["scenarios"].items():
@@ -125,7 +122,7 @@ def assert_output_is_the_targets(
 
 
 def assert_no_fallback(log: str, method: str, drafts: int, width: int) -> None:
-    """The log says which speculator runs, and of no other that stands in for it."""
+    """Asserts that the log names the speculator, and mentions no fallback."""
     lines = log.splitlines()
     passes = -(-drafts // width)
     for said in (
@@ -138,26 +135,28 @@ def assert_no_fallback(log: str, method: str, drafts: int, width: int) -> None:
         line
         for line in lines
         if re.search(r"fall(s|ing)? ?back|V1 model runner|Model Runner V1", line, re.I)
-        # The CPU's attention has no metadata that a CUDA graph could refresh, and a
-        # tokenizer may have no token for what it does not know.
+        # Not fallbacks of the speculator: the CPU's attention metadata cannot be
+        # refreshed in a CUDA graph, and a tokenizer may lack an unknown token.
         and "rebuilding attention metadata" not in line
         and "VocabMapping" not in line
     ]
     assert gave_up == []
-    assert "Draft probabilities take" not in log  # memory for drafts that are greedy
+    assert (
+        "Draft probabilities take" not in log
+    )  # greedy drafts need no memory for them
 
 
 @pytest.mark.parametrize(
     "case", only_fast(map("-".join, product(MODES, ENGINES)), *FAST)
 )
-def test_greedy_output_is_the_targets(
+def test_greedy_output_matches_target(
     case: str, run_engine: RunEngine, models, target, scenarios
 ):
-    """Ragged prompts, chunked ones, cache hits, aborts, and the context's end.
+    """Ragged and chunked prompts, cache hits, aborts, and the context's end.
 
-    With "tiny", also preemption, and batches of an idle data-parallel rank between
-    the steps; else draft passes are CUDA graphs. One request has a seed. The drafts
-    are those of plain PyTorch.
+    "tiny" also has preemption, and dummy batches of an idle data-parallel rank between
+    steps; with the others, draft passes are CUDA graphs. One request has a seed. Drafts
+    equal those of plain PyTorch.
     """
     mode, engine = case.split("-")
     is_tiny, is_parallel = engine == "tiny", mode in PARALLEL
@@ -175,7 +174,7 @@ def test_greedy_output_is_the_targets(
         **ENGINES[engine],
     )
     assert (result["scheduler"] == "AsyncScheduler") == (engine == "ahead")
-    assert_output_is_the_targets(result, target, scenarios)
+    assert_output_matches_target(result, target, scenarios)
     assert_no_fallback(result["log"], MODES[mode]["method"], drafts, width)
     oracle = oracle_of(mode, models, target)
     for name, found in result["scenarios"].items():
@@ -208,7 +207,7 @@ def oracle_of(
 def test_smallest_token_budget(
     mode: str, run_engine: RunEngine, models, target, scenarios
 ):
-    """Every draft batch is wider than the target's budget, and the last is widest."""
+    """All draft batches are wider than the target's token budget, the last one most."""
     short = {"lengths": scenarios["lengths"][:4]}
     result = run_engine(
         short,
@@ -217,14 +216,14 @@ def test_smallest_token_budget(
         max_num_seqs=4,
         max_num_batched_tokens=4,
     )
-    assert_output_is_the_targets(result, target, short)
+    assert_output_matches_target(result, target, short)
 
 
 @pytest.mark.parametrize("mode", only_fast(("draft", "pard"), "draft"))
-def test_draft_context_shorter_than_the_targets(
+def test_draft_context_shorter_than_target(
     mode: str, run_engine: RunEngine, models, target, scenarios
 ):
-    """Past the draft model's context the request goes on, and nothing is drafted."""
+    """Past the draft model's context the request continues without drafts."""
     requests = {"lengths": scenarios["lengths"], "past": scenarios["lengths"][-2:]}
     result = run_engine(
         requests,
@@ -232,7 +231,7 @@ def test_draft_context_shorter_than_the_targets(
         max_model_len=MAX_MODEL_LEN,
         max_num_seqs=8,
     )
-    assert_output_is_the_targets(result, target, requests)
+    assert_output_matches_target(result, target, requests)
     drafts = {
         name: found["counters"]["num_draft_tokens"][0]
         for name, found in result["scenarios"].items()

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights that change while an engine serves, or are gone while it sleeps: drafts are
-made with those it has now.
+"""Drafts use the current weights after weight updates and after sleep.
 
-`test_targets.py` has every kind of drafter beside a target that is updated.
+`test_targets.py` tests every kind of drafter with a target that is updated.
 """
 
 from functools import partial
@@ -28,7 +27,7 @@ from .test_targets import (
     NUM_TOKENS,
     K,
     acceptance,
-    counted_on,
+    greedy_output,
     prompt,
 )
 
@@ -39,8 +38,8 @@ def asked(step: int = 1) -> list[dict[str, Any]]:
     return [{"prompt": prompt(n, step), "max_tokens": NUM_TOKENS} for n in LENGTHS]
 
 
-def counted(step: int = 1) -> list[list[int]]:
-    return [counted_on(length, step) for length in LENGTHS]
+def expected_output(step: int = 1) -> list[list[int]]:
+    return [greedy_output(length, step) for length in LENGTHS]
 
 
 @pytest.fixture(scope="module")
@@ -57,10 +56,10 @@ SENT = {
 @pytest.mark.parametrize(
     "lm_head, how", [(None, "target"), ("fp8", "target"), ("fp8", "sent_target")]
 )
-def test_shared_tables(
+def test_shared_embeddings_and_lm_head(
     lm_head, how: str, run_engine: RunEngine, target: Path, tmp_path: Path
 ):
-    """A head goes by the target's embeddings and lm_head, and they change."""
+    """A head shares the target's embeddings and lm_head, which are updated."""
     head = save_sharing_head(tmp_path / "head")
     other = save_target("Llama", tmp_path / "two", seed=1, step=2)
     result = run_engine(
@@ -76,14 +75,14 @@ def test_shared_tables(
         **ENGINE | {"dtype": "bfloat16" if lm_head else "float32"},
     )
     for step, found in enumerate(result["scenarios"].values(), 1):
-        assert found["tokens"] == counted(step)
+        assert found["tokens"] == expected_output(step)
         assert min(acceptance(found)) >= ACCEPTED
 
 
 @pytest.mark.parametrize(
     "drafts, width, lm_head", [(K, K, None), (6, 3, None), (K, K, "fp8")]
 )
-def test_drafter(
+def test_updated_drafter(
     drafts: int,
     width: int,
     lm_head,
@@ -91,7 +90,7 @@ def test_drafter(
     target: Path,
     tmp_path: Path,
 ):
-    """A P-EAGLE head is loaded again, and with it what masks are fed in each pass."""
+    """Updates a P-EAGLE head, with the hidden state that masks are fed in each pass."""
     head = save_head(tmp_path / "head", is_parallel=True)
     wrong = save_head(tmp_path / "wrong", is_parallel=True)
     change(wrong / "model.safetensors")
@@ -109,7 +108,7 @@ def test_drafter(
         **ENGINE | {"dtype": "bfloat16" if lm_head else "float32"},
     )
     before, after = result["scenarios"].values()
-    assert before["tokens"] == after["tokens"] == counted()
+    assert before["tokens"] == after["tokens"] == expected_output()
     assert min(acceptance(before, drafts)) < 0.5
     assert min(acceptance(after, drafts)) >= ACCEPTED
 
@@ -133,7 +132,7 @@ def test_sleep(
     tmp_path: Path,
     on_cpu: bool,
 ):
-    """What drafting allocates, and its graphs, are there after waking."""
+    """Buffers and graphs of the drafter work after waking up."""
     if on_cpu:
         pytest.skip("needs a GPU: on a CPU vLLM does not sleep")
     folder = SAVE[drafter](tmp_path / "drafter")
@@ -149,13 +148,13 @@ def test_sleep(
         **ENGINE,
     )
     for found in result["scenarios"].values():
-        assert found["tokens"] == counted()
+        assert found["tokens"] == expected_output()
         assert min(acceptance(found)) >= ACCEPTED
 
 
 def change(file: Path) -> None:
-    """Has masks say what a token's state would have them say, and logits another
-    token."""
+    """Changes a head so that masks act like states of tokens, and logits are rotated by
+    one token."""
     tensors = load_file(file)
     tensors["lm_head.weight"] = torch.roll(tensors["lm_head.weight"], 1, 0)
     tensors["mask_hidden"] = torch.roll(tensors["mask_hidden"], 1, -1) * 50

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random models of a vocabulary so small that all outputs can be counted.
+"""Random models with a vocabulary so small that all outputs can be counted.
 
-A target's next token depends most on its last one, and somewhat on all before it. That
-is what drafters know of it, so that their drafts are often right, and often wrong.
+The target's next token depends mostly on the last one, and somewhat on all before it.
+Drafters only know the former, so drafts are often right, and often wrong.
 """
 
 from pathlib import Path
@@ -13,22 +13,22 @@ import torch
 from tests.checkpoints.tensors import EMBED, LM_HEAD, shapes_of, write_checkpoint
 from tests.checkpoints.words import save_words
 
-# What a grammar is written in; token 0 ends a text.
+# Words for grammars; token 0 ends a text.
 WORDS = ("</s>", "a", "b", "c", "d", "e")
 VOCAB = len(WORDS)
 HIDDEN, INTERMEDIATE, HEADS, HEAD_DIM = 64, 64, 2, 32
 LAYERS = 4
 AUX_LAYERS = [1, 2, 3]
 MASK = VOCAB - 1
-# Those with "-small" know some of the tokens only, and number them anew.
+# Those with "-small" know only some of the tokens, with ids of their own.
 MODES = ("draft", "pard", "pard2", "eagle3", "peagle")
 MODES += ("draft-small", "pard-small", "eagle3-small", "peagle-small")
 KNOWN_TOKENS = (0, 1, 3, 4)
-# Of draft models: where those are among words that the target does not know.
+# Vocabulary of small draft models: these tokens, and words that the target lacks.
 SMALL_WORDS = ("x", "c", "</s>", "y", "d", "a", "<mask>")
-# By how much layers change what an embedding says, and a head the target's states.
+# Weight of a layer's output beside the embedding, and of hidden states in a head.
 LAYERS_SHARE = 0.3
-# Of the drafters' weights, and of what a PARD-2 adds to its embeddings.
+# Noise in the drafters' weights, and scale of what PARD-2 adds to its embeddings.
 NOISE = 0.1
 
 LLAMA = {
@@ -99,7 +99,7 @@ def write_models(folder: Path) -> dict[str, Path]:
 def reduced(
     config: dict[str, Any], weights: dict[str, torch.Tensor]
 ) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """A head that drafts `KNOWN_TOKENS` only; d2t says how far off each one is."""
+    """A head that drafts only `KNOWN_TOKENS`; d2t has the offsets of their ids."""
     known = torch.tensor(KNOWN_TOKENS)
     rows = {"lm_head.weight": weights["lm_head.weight"][known].clone()}
     offsets = {"d2t": known - torch.arange(len(known))}
@@ -109,7 +109,7 @@ def reduced(
 def with_small_words(
     config: dict[str, Any], weights: dict[str, torch.Tensor]
 ) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """A draft model of `SMALL_WORDS`, whose own are as likely as others."""
+    """A draft model of `SMALL_WORDS`; words that the target lacks copy known ones."""
     alike = {"x": "c", "y": "d", "<mask>": WORDS[MASK]}
     rows = [WORDS.index(alike.get(word, word)) for word in SMALL_WORDS]
     tables = {name: weights[name][rows].clone() for name in (EMBED, LM_HEAD)}
@@ -133,7 +133,7 @@ def llama_weights() -> dict[str, torch.Tensor]:
 
 
 def layer_weights(prefix: str = "model.") -> dict[str, torch.Tensor]:
-    """Of the layers, and of norms, which are ones."""
+    """Weights of the layers, and of norms, which are ones."""
     weights = {}
     for name, shape in shapes_of(LLAMA).items():
         gain = LAYERS_SHARE if "o_proj" in name or "down_proj" in name else 1.0
@@ -145,10 +145,10 @@ def layer_weights(prefix: str = "model.") -> dict[str, torch.Tensor]:
 
 
 def head_weights(target: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """An EAGLE-3 head that knows what the target says after a token by itself.
+    """An EAGLE-3 head that predicts the target's next token from the last one alone.
 
-    Attention reads the embedding only, which stands beside the hidden state, and finds
-    the slot's own token by it. The hidden state is what blurs that.
+    Attention only reads the embedding, which is concatenated with the hidden state, and
+    by it attends to the slot's own token. The hidden state adds noise.
     """
     embedding = torch.eye(HIDDEN, 2 * HIDDEN)
     layer = layer_weights(first := "model.layers.0.")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an engine's steps are watched for; see `engine_job.py`.
+"""Records and checks of an engine's steps; see `engine_job.py`.
 
-A watch is made with the engine's worker, and stands around methods of it.
+Each class takes the engine's worker, and wraps some of its methods.
 """
 
 import traceback
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from noise import noised
 
-# Between float32 on a device and float64 here.
+# Tolerance between float32 on the device and float64 here.
 CLOSE = 1e-3
 WAIT = "called a synchronizing CUDA operation"
 Given = dict[str, Any]
@@ -25,9 +25,9 @@ def around(
     before: Callable[[Given], None] = lambda given: None,
     after: Callable[[Given, Any], None] = lambda given, result: None,
 ) -> None:
-    """Calls these with the arguments of each call of a method, by their names.
+    """Calls `before` and `after` with the named arguments of each call of a method.
 
-    It is replaced on the class: `__call__` is not looked for on the instance.
+    The method is replaced on the class: `__call__` is not looked up on instances.
     """
     call = getattr(type(owner), name)
     names = signature(call)
@@ -44,12 +44,12 @@ def around(
 
 
 def drafting(given: Given) -> list[tuple[int, str, int]]:
-    """Row, request and number of its known tokens, of those that are drafted for."""
+    """Requests that are drafted for: row, name, and number of known tokens."""
     batch = given["input_batch"]
     sampled, rejected = given["num_sampled"], given["num_rejected"]
     found = []
     for row, name in enumerate(batch.req_ids):
-        if sampled[row] > 0:  # else a prompt is still being chunked
+        if sampled[row] > 0:  # otherwise it is in chunked prefill
             begin, end = batch.query_start_loc[row : row + 2].tolist()
             valid = end - begin - int(rejected[row])
             found.append((row, name, int(batch.positions[begin]) + valid + 1))
@@ -57,14 +57,14 @@ def drafting(given: Given) -> list[tuple[int, str, int]]:
 
 
 class DraftRecord:
-    """Drafts by request, each with the number of tokens known before it."""
+    """Records drafts: request, number of known tokens before them, and tokens."""
 
     def __init__(self, worker: Any) -> None:
         self.rows: list[tuple[str, int, list[int]]] = []
         around(worker.model_runner.speculator, "propose", after=self._note)
 
     def _note(self, given: Given, drafts: torch.Tensor) -> None:
-        # From 0.33.0 on it is asked for none where no request can use any.
+        # From 0.33.0 on it is 0 if no request can use drafts.
         asked = given.get("num_speculative_tokens")
         if given.get("dummy_run") or asked == 0:
             return
@@ -80,7 +80,7 @@ class DraftRecord:
 
 
 class Kept(NamedTuple):
-    """A request's drafts, as they were made."""
+    """A request's drafts as they were sampled."""
 
     row: int
     tokens: torch.Tensor  # [K]
@@ -88,12 +88,14 @@ class Kept(NamedTuple):
 
 
 class KeptDrafts:
-    """Drafts against the logits that are kept of them, to verify them by.
+    """Checks that drafts are verified with the logits they were sampled from.
 
-    Counts the drafts verified, the requests whose drafts met strange logits, and the
-    drafts that do not follow from the logits kept of them. Of the requests verified it
-    counts those that some step between had left out, and those that another row of the
-    batch had drafted for.
+    Counts in `found`:
+        verified: verified drafts.
+        strange: verified requests whose drafts or logits had changed since.
+        undrawn: drafts that do not follow from their logits and noise.
+        waited: verified requests that were not in some step since drafting.
+        moved: verified requests whose row in the batch has changed.
     """
 
     def __init__(self, worker: Any) -> None:
@@ -124,7 +126,7 @@ class KeptDrafts:
         temperature, seed = float(given["temperature"][state]), given["seeds"][state]
         asked = given.get("num_speculative_tokens")
         for column, token in enumerate(kept.tokens[:asked].tolist()):
-            # A draft's key is the position before its own.
+            # The key of a draft is the position before it.
             position = known - 1 + column
             values = noised(kept.logits[column], temperature, int(seed), position)
             self.found["undrawn"] += bool(values[token] < values.max() - CLOSE)
@@ -148,10 +150,10 @@ class KeptDrafts:
 
 
 class HostWaits:
-    """Where drafting makes the host wait for the device; nowhere on a CPU.
+    """Records where drafting makes the host wait for the device; nothing on a CPU.
 
-    `propose` runs where any operation that waits is an error. One that does is noted,
-    and called again where it may.
+    `propose` runs in a mode in which synchronizing operations raise. If one does, its
+    place is recorded, and `propose` is called again without that mode.
     """
 
     def __init__(self, worker: Any) -> None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A way of vLLM's to send weights to an engine, "files", for tests without a network.
+"""A weight transfer backend of vLLM, "files", for tests without a network.
 
-A worker imports this module as that of its `worker_extension_cls`.
+Workers import this module because `worker_extension_cls` names a class of it.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from vllm.model_executor.model_loader.reload import (
 
 
 class Worker:
-    """Adds nothing to a worker but this module."""
+    """Adds nothing to a worker; it only makes it import this module."""
 
 
 @dataclass
@@ -32,18 +32,18 @@ class Folder(WeightTransferUpdateInfo):
 
 
 class WeightFiles(WeightTransferEngine[WeightTransferInitInfo, Folder]):
-    """Takes a checkpoint's tensors."""
+    """Loads the tensors of a checkpoint."""
 
     init_info_cls, update_info_cls = WeightTransferInitInfo, Folder
 
     def init_transfer_engine(self, init_info: WeightTransferInitInfo) -> None:
-        """There is nobody to meet."""
+        """No connection is needed."""
 
     def start_weight_update(self) -> None:
         initialize_layerwise_reload(self.model)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """On a CPU, too, where there is nothing to wait for."""
+        """Unlike vLLM's method this also works on a CPU, without synchronizing."""
         self.receive_weights(self.parse_update_info(update_info))
 
     def receive_weights(self, update_info: Folder) -> None:
@@ -56,7 +56,7 @@ class WeightFiles(WeightTransferEngine[WeightTransferInitInfo, Folder]):
         finalize_layerwise_reload(self.model, self.model_config)
 
     def shutdown(self) -> None:
-        """There is nothing to release."""
+        """No resources to release."""
 
 
 WeightTransferEngineFactory.register_engine("files", WeightFiles)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Multimodal models in an engine without torchvision, which CPU installations lack.
+"""Multimodal models in an engine without torchvision, which CPU installs may lack.
 
-They import it for videos, and for faster ways to take images in than their first one.
+They import it for videos, and for faster image processors.
 """
 
 import importlib
@@ -17,7 +17,7 @@ from images import QWEN_PROCESSOR
 
 from vllm import ModelRegistry
 
-# Files of vLLM, and whose classes of transformers they need.
+# Modules of vLLM, and the packages of transformers that they need.
 MODELS = {
     "LlavaForConditionalGeneration": ("llava", "pixtral"),
     "Qwen2_5_VLForConditionalGeneration": ("qwen2_5_vl", "qwen2_vl"),
@@ -25,7 +25,8 @@ MODELS = {
     "Gemma3ForConditionalGeneration": ("gemma3_mm", "gemma3"),
     "Mistral3ForConditionalGeneration": ("mistral3", "pixtral"),
 }
-# Of those that look for videos' processor, too: what `get_hf_processor` is a method of.
+# Modules that also need a video processor: class with the method `get_hf_processor`,
+# and class of the processor.
 WITH_VIDEOS = {
     "qwen2_5_vl": ("Qwen2_5_VLProcessingInfo", "Qwen2_5_VLProcessor"),
     "qwen3_vl": ("Qwen3VLProcessingInfo", "Qwen3VLProcessor"),
@@ -33,7 +34,7 @@ WITH_VIDEOS = {
 
 
 def processor_of_images(info: Any, kind: type) -> Any:
-    """What `get_hf_processor` returns, but for videos."""
+    """What `get_hf_processor` returns, without a processor of videos."""
     made, config = kind.__new__(kind), info.get_hf_config()
     made.tokenizer, made.chat_template = info.get_tokenizer(), None
     made.image_processor = made.video_processor = QWEN_PROCESSOR
@@ -48,7 +49,7 @@ def processor_of_images(info: Any, kind: type) -> Any:
 
 
 def take_plain(needed: str) -> None:
-    """Has a package of transformers process images without torchvision."""
+    """Makes a package of transformers process images without torchvision."""
     folder = f"transformers.models.{needed}"
     plain = importlib.import_module(f"{folder}.image_processing_pil_{needed}")
     for name in [name for name in vars(plain) if name.endswith("Pil")]:
@@ -60,7 +61,7 @@ def take_plain(needed: str) -> None:
 
 
 def register_model(folder: str) -> None:
-    """vLLM would look at its class in a process of its own, which is as ever.
+    """Registers a model's class here, as vLLM would inspect it in an unpatched process.
 
     Args:
         folder: of the model.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Data-parallel ranks in step draft what the fullest of them would."""
+"""Data-parallel ranks agree on what the rank with the most requests would draft."""
 
 import multiprocessing
 from types import SimpleNamespace
@@ -17,7 +17,7 @@ from vllm.v1.engine.agreed_drafts import (
     set_idle_drafts,
 )
 
-# One request is worth three drafts, eight none.
+# The best draft length is 3 with one request, and 0 with eight.
 TIMES = {256: {1: {0: 1.0, 3: 1.1}, 8: {0: 1.0, 3: 9.0}}}
 INTERVAL = 4
 
@@ -48,7 +48,7 @@ def make_engine(group=None) -> SimpleNamespace:
 
 
 def run_rank(rank: int, port: int, requests: list[list[int]], results) -> None:
-    """Steps of one rank; 0 requests are an idle step."""
+    """Runs the steps of one rank; 0 requests are an idle step."""
     dist.init_process_group(
         "gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=len(requests)
     )
@@ -61,13 +61,14 @@ def run_rank(rank: int, port: int, requests: list[list[int]], results) -> None:
     results.put((rank, drafted))
 
 
-def test_ranks_draft_what_the_fullest_would():
-    """Loads differ, and change; a rank is idle; at every step all draft alike.
+def test_ranks_draft_what_the_busiest_rank_would():
+    """All ranks draft equally many, as loads change and a rank becomes idle.
 
-    Defect: for a lone request on one rank all requests of the others drafted as many.
+    Regression: one request alone on a rank made all requests of other ranks draft as
+    many tokens.
     """
     requests = [[8] * 8 + [0] * 9, [8] * 4 + [1] * 13]
-    context = multiprocessing.get_context("fork")  # imports nothing again
+    context = multiprocessing.get_context("fork")  # no need to import again
     results, port = context.Queue(), get_open_port()
     ranks = [
         context.Process(target=run_rank, args=(rank, port, requests, results))
@@ -81,15 +82,15 @@ def test_ranks_draft_what_the_fullest_would():
     assert drafted[0] == drafted[1] == [3] + [0] * 12 + [3] * 4
 
 
-def test_a_rank_that_ran_nothing_wishes_for_nothing():
+def test_idle_rank_asks_for_no_drafts():
     chosen = make_engine().scheduler.draft_lengths
-    assert chosen[1] == 3  # until the ranks have met
+    assert chosen[1] == 3  # before the first agreement
     assert (chosen.wish(), chosen.wish()) == ((1, 3), (0, 0))
     chosen.agreed = 1
     assert [chosen[n] for n in (1, 8)] == [1, 1]
 
 
-def test_workers_are_told_once_what_an_idle_rank_drafts():
+def test_idle_drafts_are_sent_to_workers_once():
     engine = make_engine()
     chosen, calls = engine.scheduler.draft_lengths, engine.calls
     for agreed in (3, 3, 0, 0):
@@ -110,13 +111,13 @@ def test_other_engines_have_nothing_to_agree_on(draft_lengths):
     draft_as_agreed(engine)
     if draft_lengths is None:
         agree_on_drafts(engine)
-        engine.scheduler = SimpleNamespace()  # of a user's own
+        engine.scheduler = SimpleNamespace()  # a custom scheduler class
         draft_as_agreed(engine)
         agree_on_drafts(engine)
 
 
-def test_engines_agree_where_they_meet_anyway(monkeypatch):
-    """At the first step of a wave, and then as often as they ask who has work."""
+def test_engines_agree_when_they_sync_state(monkeypatch):
+    """At the first step of a wave, and then at every sync of unfinished requests."""
     met = []
     monkeypatch.setattr(core, "agree_on_drafts", met.append)
     monkeypatch.setattr(
@@ -133,7 +134,7 @@ def test_engines_agree_where_they_meet_anyway(monkeypatch):
     assert at == [1, 4, 8]
 
 
-def test_a_batch_of_nothing_is_like_the_others(monkeypatch):
+def test_dummy_batch_drafts_as_agreed(monkeypatch):
     told = []
     monkeypatch.setattr(core, "draft_as_agreed", told.append)
     engine = core.EngineCore.__new__(core.EngineCore)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests that Runner V2's sampling states have no room for end at the front end."""
+"""The front end refuses requests that Runner V2's sampling states have no room for."""
 
 from types import SimpleNamespace
 
@@ -12,7 +12,7 @@ from vllm.platforms import current_platform
 from vllm.v1.engine.sampling_limits import check_sampling_limits
 
 if current_platform.is_cpu():
-    import vllm.v1.worker.cpu.shm  # noqa: F401  (what Runner V2 needs on a CPU)
+    import vllm.v1.worker.cpu.shm  # noqa: F401  (Runner V2 needs it on a CPU)
 
 from vllm.v1.worker.gpu.sample.bad_words import BadWordsState
 from vllm.v1.worker.gpu.sample.logit_bias import LogitBiasState
@@ -39,7 +39,7 @@ def with_bad_words(number: int) -> SamplingParams:
     return params
 
 
-# A request of one size, and the largest that there is room for.
+# By parameter: makes a request of a given size, and the largest allowed size.
 SIZES = {
     "logit_bias": (
         lambda size: SamplingParams(logit_bias=dict.fromkeys(range(size), 1.0)),
@@ -61,7 +61,7 @@ SIZES = {
 
 
 @pytest.mark.parametrize("name", SIZES)
-def test_one_more_is_refused(name: str):
+def test_one_above_limit_is_refused(name: str):
     make, most = SIZES[name]
     check_sampling_limits(make(most), config())
     with pytest.raises(VLLMValidationError, match=rf"must be at most {most}, got"):
@@ -70,7 +70,7 @@ def test_one_more_is_refused(name: str):
 
 
 class Worker:
-    """All states of a worker that a request is written to."""
+    """All states of a worker that a request's sampling parameters are written to."""
 
     def __init__(self) -> None:
         cpu = torch.device("cpu")
@@ -96,7 +96,7 @@ class Worker:
 
 
 @pytest.mark.parametrize("name", SIZES)
-def test_limits_are_the_workers(name: str):
+def test_limits_match_worker_states(name: str):
     make, most = SIZES[name]
     Worker().add(make(most))
     with pytest.raises((ValueError, OverflowError)):

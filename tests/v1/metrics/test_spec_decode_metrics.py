@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a step says of its drafting reaches the log line and Prometheus."""
+"""Drafting stats of a step reach the log line and Prometheus."""
 
 from dataclasses import replace
 from functools import partial
@@ -71,7 +71,7 @@ WATCHED_STEP = replace(step([(3, 1)]), step_drafting=WATCHED)
 
 
 @pytest.mark.parametrize("sent", [step([(3, 1)]), TIMED, TREES, WATCHED_STEP])
-def test_stats_survive_the_way_to_the_front_end(sent):
+def test_stats_survive_serialization(sent):
     frames = MsgpackEncoder().encode(EngineCoreOutputs(scheduler_stats=sent))
     received = MsgpackDecoder(EngineCoreOutputs).decode(frames)
     assert received.scheduler_stats == sent
@@ -81,7 +81,7 @@ def test_stats_survive_the_way_to_the_front_end(sent):
 
 
 def logged(*steps: SchedulerStats) -> str:
-    """As the stat logger of an engine does it."""
+    """The line that an engine's stat logger writes."""
     logging, lines = SpecDecodingLogging(), []
     for stats in steps:
         if stats.spec_decoding_stats is not None:
@@ -113,7 +113,8 @@ SHORT, ONE = step([(1, 1)], length=1), step([(3, 1)])
         ([WATCHED_STEP], ", Gain over no drafts: 1.80, Draft length: 3"),
         # No step was timed.
         ([ONE], ", Mode: pard, Draft length: 3"),
-        # Acceptance is told of what was drafted: positions 1 and 2 were, by one of two.
+        # Acceptance counts only steps that drafted the position: one of the two
+        # drafted positions 1 and 2.
         (
             [step([(3, 2)]), SHORT, step(length=1), step(length=0)],
             "Draft length (of steps): 0 (25%), 1 (50%), 3 (25%), Per-position "
@@ -124,24 +125,24 @@ SHORT, ONE = step([(1, 1)], length=1), step([(3, 1)])
             ", Rank of accepted nodes: 0 (60%), 1 (20%), 2 (20%), "
             "Draft length: tree of 9",
         ),
-        # Defect: nodes past the last depth seemed drafted there, and rejected.
+        # Regression: nodes past the last depth were counted as drafted and rejected.
         (
             [TREES, replace(OTHER_TREE, step_drafting=AS_DEEP)],
             "Draft length (of steps): 3 (50%), tree of 9 (50%), Per-position "
             "acceptance rate where drafted: 0.750, 0.250, 0.250",
         ),
-        # vLLM's own line.
+        # vLLM's own line is unchanged.
         ([replace(ONE, step_drafting=None)], "Avg Draft acceptance rate: 33.3%"),
     ],
 )
-def test_the_line_ends_with_what_was_drafted(steps, expected: str):
+def test_log_line_ends_with_draft_lengths(steps, expected: str):
     line = logged(*steps)
     assert line.startswith("SpecDecoding metrics: Mean acceptance length: ")
     assert line.endswith(expected)
 
 
-def test_the_line_has_a_rate_for_each_depth_of_a_tree():
-    """Defect: one for each node, of which all past the last depth were 0."""
+def test_log_line_has_a_rate_for_each_tree_depth():
+    """Regression: it had one for each node, 0 for all past the last depth."""
     assert "Per-position acceptance rate: 0.750, 0.250, 0.250, Avg" in logged(
         TREES, OTHER_TREE
     )
@@ -160,7 +161,7 @@ def test_interval_without_drafts():
 
 
 class Prom:
-    """Counters of two engines in a registry of their own."""
+    """Counters of two engines, in their own registry."""
 
     def __init__(self, drafter: DrafterConfig | None, schedule="auto") -> None:
         self.registry = CollectorRegistry()
@@ -179,7 +180,7 @@ class Prom:
         self.counters = made(spec, ["model_name", "engine"], engines)
 
     def observe(self, stats: SchedulerStats) -> None:
-        """As the Prometheus logger does it, for engine 1."""
+        """Observes as the Prometheus logger does, for engine 1."""
         if stats.spec_decoding_stats is not None:
             self.counters.observe(stats.spec_decoding_stats, 1)
         self.counters.steps.observe(stats, 1)
@@ -216,7 +217,7 @@ def test_counters():
         "num_timed_steps": [2],
         "target_seconds": [0.75],
         "draft_seconds": [0.75],
-        # Their quotient is the throughput expected; a fixed length expects none.
+        # Their quotient is the expected throughput; fixed lengths have none.
         "expected_tokens": [20.0],
         "expected_seconds": [0.04],
     }
@@ -241,8 +242,8 @@ def test_counters_of_trees():
 
 
 @pytest.mark.parametrize("more", [{"is_chain": True}, {"nodes": K}])
-def test_a_chain_in_the_place_of_a_tree_has_no_nodes(more: dict):
-    """Defect: it counted with all nodes of the tree, which nobody verified."""
+def test_chain_instead_of_tree_counts_no_nodes(more: dict):
+    """Regression: it was counted with all nodes of the tree, none of them verified."""
     prom = Prom(replace(PARD, num_nodes=N))
     prom.observe(step_with_trees(([1, 2], [0, 0]), **more))
     assert prom.values("num_draft_tokens") == [K]
@@ -261,7 +262,7 @@ def test_a_chain_in_the_place_of_a_tree_has_no_nodes(more: dict):
     ],
 )
 def test_gauges_of_the_unified_speculator(is_unified, schedule, told: dict):
-    """Not a number before there is something to tell, and then the last value."""
+    """A gauge is NaN until there is a value, and then has the last one."""
     prom = Prom(replace(PARD, is_unified=is_unified), schedule)
     nothing = dict.fromkeys(told, nan)
     prom.observe(step(length=0))
@@ -274,8 +275,9 @@ def test_gauges_of_the_unified_speculator(is_unified, schedule, told: dict):
     assert prom.gauges(engine="0") == pytest.approx(untold, nan_ok=True)
 
 
-def test_acceptance_length_is_that_of_recent_drafts():
-    """Of all while they are few; of an old crowd half is left after as many others."""
+def test_acceptance_length_of_recent_drafts():
+    """The mean of all drafts while they are few; old ones have half the weight after
+    `RECENT_DRAFTS` more."""
     prom = Prom(replace(PARD, is_unified=False))
     prom.observe(step([(3, 3), (3, 0), (1, 1)]))
     prom.observe(step([(3, 2)]))
@@ -288,8 +290,8 @@ def test_acceptance_length_is_that_of_recent_drafts():
     assert lengths[-1] == pytest.approx(1 + 2 / 2, abs=0.02)
 
 
-def test_get_metrics_tells_acceptance_length_and_parts_of_seconds(monkeypatch):
-    """Defect: the seconds of a short run were 0."""
+def test_get_metrics_has_acceptance_length_and_fractions_of_seconds(monkeypatch):
+    """Regression: the seconds of a short run were rounded to 0."""
     prom = Prom(PARD)
     prom.observe(step([(3, 2), (3, 1)], seconds=(0.25, 0.5), expected=(9.5, 0.01)))
     monkeypatch.setattr(reader, "REGISTRY", prom.registry)

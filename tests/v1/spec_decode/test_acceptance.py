@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is known of acceptance, as it is observed, fades and is contradicted."""
+"""Acceptance estimates: observation, fading, and replacement after a contradiction."""
 
 from itertools import accumulate
 from operator import mul
@@ -15,7 +15,7 @@ from vllm.v1.spec_decode.dynamic.acceptance_by_kind import (
 )
 
 
-def test_estimate_is_the_acceptance_after_those_before():
+def test_estimate_is_conditional_on_earlier_positions():
     estimate = ChainAcceptance(4)
     for _ in range(300):
         for drafted, accepted in ((4, 4), (4, 1), (4, 0), (2, 2)):
@@ -26,8 +26,10 @@ def test_estimate_is_the_acceptance_after_those_before():
 
 
 def text_in_runs(rng: np.random.Generator, num_tokens: int) -> np.ndarray:
-    """[num_tokens], how many drafts are accepted there: text is easy, or hard, for a
-    while, and a draft is the worse the deeper it is."""
+    """[num_tokens], how many drafts are accepted at each token.
+
+    Easy and hard text alternate in runs, and acceptance declines with depth.
+    """
     is_easy, chance = np.zeros(num_tokens, dtype=bool), rng.random(num_tokens)
     for at in range(1, num_tokens):
         is_easy[at] = chance[at] < (0.9 if is_easy[at - 1] else 0.15)
@@ -41,7 +43,7 @@ def text_in_runs(rng: np.random.Generator, num_tokens: int) -> np.ndarray:
 
 
 def serve(text: np.ndarray, num_drafts: int, kept: AcceptanceByKind | None = None):
-    """Tokens of a step on average, where each step has as many drafts."""
+    """Mean tokens per step, with `num_drafts` drafts in each step."""
     at = steps = 0
     while at < len(text) - 9:
         accepted = min(text[at], num_drafts)
@@ -53,9 +55,11 @@ def serve(text: np.ndarray, num_drafts: int, kept: AcceptanceByKind | None = Non
 
 
 @pytest.mark.parametrize("drafted", [3, 5, 8])
-def test_other_lengths_are_judged_by_runs_of_accepted_drafts(monkeypatch, drafted: int):
-    """Defect: long drafts made shorter ones look 8 % worse than they are, which in turn
-    made long ones look 15 % better."""
+def test_other_lengths_are_estimated_by_runs_of_accepted_drafts(
+    monkeypatch, drafted: int
+):
+    """Regression: long drafts made shorter ones look 8 % worse than they are, and short
+    ones made longer ones look 15 % better."""
     monkeypatch.setattr(acceptance, "HALF_LIFE", 1e9)
     monkeypatch.setattr(acceptance, "MAX_DRAFTS", 1e9)
     text, kept = text_in_runs(np.random.default_rng(0), 40_000), AcceptanceByKind(8)
@@ -69,14 +73,14 @@ def test_other_lengths_are_judged_by_runs_of_accepted_drafts(monkeypatch, drafte
         assert by_rates[3] < 0.95 * serve(text, 3)
 
 
-def test_lengths_are_judged_by_rates_where_each_depth_has_its_own():
-    """A drafter that was trained for three tokens, of text without runs."""
+def test_lengths_are_estimated_by_rates_of_each_depth():
+    """A drafter that was trained for three tokens, on text without runs."""
     rates, rng = np.array([0.9] * 3 + [0.1] * 4), np.random.default_rng(0)
     expected = 1 + np.concatenate([[0], rates.cumprod().cumsum()])
     for drafted in (3, 7):
         kept = AcceptanceByKind(7)
         for step in range(3000):
-            depth = 7 if step % 20 == 0 else drafted  # now and then longer ones
+            depth = 7 if step % 20 == 0 else drafted  # sometimes longer ones
             accepted = int((rng.random(depth) < rates[:depth]).cumprod().sum())
             kept.observe(depth, range(1, accepted + 1), accepted, request_id="a")
             kept.end_step(ALL_GREEDY)
@@ -84,7 +88,7 @@ def test_lengths_are_judged_by_rates_where_each_depth_has_its_own():
         assert found == pytest.approx(expected, rel=0.06)
 
 
-def test_unseen_positions_decline_from_the_last_seen():
+def test_unseen_positions_decline_from_last_seen_one():
     estimate = ChainAcceptance(4)
     for _ in range(500):
         estimate.observe(2, 1)
@@ -94,11 +98,11 @@ def test_unseen_positions_decline_from_the_last_seen():
 
 
 @pytest.mark.parametrize("has_cut_trees", [False, True])
-def test_a_tree_tells_what_chains_and_smaller_trees_would_have_accepted(has_cut_trees):
-    """Node 5 is not the best of its depth: the chain itself ends there.
+def test_tree_gives_acceptance_of_chains_and_smaller_trees(has_cut_trees):
+    """Node 5 is not the best one of its depth, so the chain ends before it.
 
-    Near the context's end a request has fewer nodes, or a part of a chain, which says
-    nothing of larger ones.
+    Near the end of the context a request has fewer nodes, or only a part of a chain,
+    which says nothing about larger plans.
     """
     estimate = PlanAcceptance(4, trees=[7, 15])
     for _ in range(500):
@@ -112,12 +116,13 @@ def test_a_tree_tells_what_chains_and_smaller_trees_would_have_accepted(has_cut_
 
 
 @pytest.mark.parametrize("share", [0.4, 0.7])
-def test_acceptance_is_of_all_drafts_where_the_likeliest_are_verified(share: float):
-    """Defect: with 0.4 of them 1.5 times as many tokens as there are."""
+def test_acceptance_of_all_drafts_if_only_likeliest_are_verified(share: float):
+    """Regression: with 0.4 of the drafts verified, the estimate of tokens was 1.5 times
+    too high."""
     n, depth, rng = 16, 7, np.random.default_rng(0)
     estimate, whole = ChainAcceptance(depth), ChainAcceptance(depth)
     for _ in range(400):
-        text = rng.beta(1.2, 0.6, (n, 1))  # is easy to continue, or is not
+        text = rng.beta(1.2, 0.6, (n, 1))  # how easy each request is to predict
         chances = rng.beta(6 * text, 6 * (1 - text) + 1e-3, (n, depth))
         accepted = (rng.random((n, depth)) < chances).cumprod(1).sum(1)
         survival = chances.cumprod(1)
@@ -132,7 +137,7 @@ def test_acceptance_is_of_all_drafts_where_the_likeliest_are_verified(share: flo
     assert found == pytest.approx(right, rel=0.06)
 
 
-def test_without_drafts_what_was_seen_fades():
+def test_observations_fade_without_drafts():
     estimate = ChainAcceptance(1)
     for _ in range(200):
         estimate.observe(1, 1)
@@ -143,7 +148,7 @@ def test_without_drafts_what_was_seen_fades():
     assert estimate.rates()[0] == pytest.approx(acceptance.PRIOR_ACCEPTANCE, abs=0.01)
 
 
-def test_a_slow_change_is_followed_by_half_lives():
+def test_slow_change_is_followed_within_half_lives():
     estimate = ChainAcceptance(1)
     rng = np.random.default_rng(0)
     for rate, steps in ((0.7, 3000), (0.55, 3 * acceptance.HALF_LIFE)):
@@ -155,7 +160,7 @@ def test_a_slow_change_is_followed_by_half_lives():
 
 @pytest.mark.parametrize("rates", [(0.95, 0.4), (0.3, 0.9)])
 @pytest.mark.parametrize("num_reqs", [1, 8, 64])
-def test_a_contradiction_is_believed_within_two_blocks(rates, num_reqs):
+def test_contradiction_replaces_estimate_within_two_blocks(rates, num_reqs):
     estimate, rng = ChainAcceptance(7), np.random.default_rng(0)
 
     def run(rate: float, num_drafts: int) -> None:
@@ -173,8 +178,8 @@ def test_a_contradiction_is_believed_within_two_blocks(rates, num_reqs):
 
 
 @pytest.mark.parametrize("num_reqs", [1, 64])
-def test_chance_seldom_contradicts(monkeypatch, num_reqs):
-    """A false alarm costs little, a hundred of them would."""
+def test_false_contradictions_are_rare(monkeypatch, num_reqs):
+    """One false alarm costs little, a hundred would cost much."""
     alarms = []
     contradicts = ChainAcceptance._contradicts
     monkeypatch.setattr(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is known of drafts of greedy requests and of such as draw, apart and mixed."""
+"""Acceptance of greedy and of sampled requests, separately and in mixed batches."""
 
 import pytest
 
@@ -26,7 +26,7 @@ def test_kind_of_a_request(temperature: float, kind: int):
 
 
 def known(steps: int = 300) -> AcceptanceByKind:
-    """All drafts of greedy requests are right, and none of hot ones."""
+    """All drafts of greedy requests were accepted, and none of hot ones."""
     found = AcceptanceByKind(K, trees=[7])
     for _ in range(steps):
         found.observe(7, [1, 2, 3], 3, kind=GREEDY, request_id="a")
@@ -35,27 +35,27 @@ def known(steps: int = 300) -> AcceptanceByKind:
     return found
 
 
-def test_a_batch_gets_the_mean_of_its_requests():
+def test_batch_gets_mean_of_its_requests():
     found = known()
     for shares, tokens in ((ALL_GREEDY, 1 + K), (ALL_HOT, 1), (MIXED, 1 + K / 2)):
         expected = found.expected_tokens(shares)
         assert [*expected] == [0, 1, 2, 3, 7]
         assert expected[0] == 1 and expected[K] == pytest.approx(tokens, abs=0.1)
-    # Whoever gets past the first draft is greedy.
+    # Only greedy requests have their first draft accepted.
     assert found.rates(MIXED) == pytest.approx([0.5, 1, 1], abs=0.05)
     for shares in (ALL_GREEDY, ALL_HOT):
         (chains,) = found.chains(shares)
         assert found.rates(shares) == pytest.approx(chains.rates())
 
 
-def test_an_unseen_kind_is_taken_for_what_is_usual():
+def test_unseen_kind_uses_prior():
     found, new = known(), AcceptanceByKind(K, trees=[7])
     warm = (0.0, 1.0, 0.0)
     assert found.expected_tokens(warm) == new.expected_tokens(warm)
     assert new.expected_tokens(warm) == new.expected_tokens()
 
 
-def test_what_is_known_of_others_does_not_fade():
+def test_acceptance_of_absent_kinds_does_not_fade():
     found = known()
     before = found.expected_tokens(ALL_GREEDY), found.expected_tokens(ALL_HOT)
     for _ in range(5000):

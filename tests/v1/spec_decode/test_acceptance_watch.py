@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Acceptance that falls away from what it was is told once, with the numbers."""
+"""A fall of acceptance below its usual level is logged once, with the numbers."""
 
 import time
 from types import SimpleNamespace
@@ -15,20 +15,21 @@ from vllm.v1.spec_decode.step_metrics import StepDrafting
 
 K, LIMIT = 4, 2048
 REQUEST = SimpleNamespace(num_tokens=10)
-GOOD, BAD = 0.8, 0.4  # each draft's chance: acceptance lengths 3.36 and 1.65
+# Acceptance probabilities of each draft token: acceptance lengths 3.36 and 1.65.
+GOOD, BAD = 0.8, 0.4
 WARM, FALL = 40_000, 20_000  # drafts
 
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Stands still unless it is told to run."""
+    """Replaces `time.monotonic`; stands still until a test advances it."""
     now = SimpleNamespace(seconds=0.0)
     monkeypatch.setattr(time, "monotonic", lambda: now.seconds)
     return now
 
 
 class Served:
-    """Drafts of requests, one every `seconds`, and what is made of them."""
+    """Feeds the watch with verified drafts, one every `seconds`."""
 
     def __init__(self, clock, seconds: float = 0.1, depth: int = K):
         self.watch = AcceptanceWatch("a/drafter", depth, LIMIT)
@@ -42,7 +43,7 @@ class Served:
             self.watch.observe(drafted, min(number, drafted), REQUEST)
 
 
-def test_a_fall_is_told_once_with_the_numbers(clock, caplog_vllm):
+def test_fall_is_logged_once_with_numbers(clock, caplog_vllm):
     served = Served(clock)
     served.run(WARM, GOOD)
     assert served.watch.relative == pytest.approx(1, abs=0.05)
@@ -54,7 +55,7 @@ def test_a_fall_is_told_once_with_the_numbers(clock, caplog_vllm):
     assert recent / usual < 0.75 and usual == pytest.approx(3.2, abs=0.1)
 
 
-def test_the_next_fall_is_told_again(clock, caplog_vllm):
+def test_next_fall_is_logged_again(clock, caplog_vllm):
     served = Served(clock)
     for _ in range(2):
         served.run(2 * WARM, GOOD)
@@ -63,8 +64,9 @@ def test_the_next_fall_is_told_again(clock, caplog_vllm):
 
 
 @pytest.mark.parametrize("lengths", [(1,), (2, 3), (K,)])
-def test_another_draft_length_is_no_fall(clock, caplog_vllm, lengths):
-    """Defect of a plain average: shorter drafts get fewer tokens accepted."""
+def test_other_draft_length_is_not_a_fall(clock, caplog_vllm, lengths):
+    """Regression: a plain average fell with shorter drafts, of which fewer tokens are
+    accepted."""
     served = Served(clock)
     served.run(WARM, GOOD)
     served.run(FALL, GOOD, lengths)
@@ -72,8 +74,8 @@ def test_another_draft_length_is_no_fall(clock, caplog_vllm, lengths):
     assert not caplog_vllm.records
 
 
-def test_a_fall_is_found_whatever_is_drafted_by_then(clock, caplog_vllm):
-    """Where nothing is accepted "auto" drafts little."""
+def test_fall_is_found_with_shorter_drafts(clock, caplog_vllm):
+    """If little is accepted, "auto" drafts less."""
     served = Served(clock)
     served.run(WARM, GOOD)
     served.run(FALL, 0.2, lengths=(1,))
@@ -81,8 +83,8 @@ def test_a_fall_is_found_whatever_is_drafted_by_then(clock, caplog_vllm):
     assert served.watch.relative < 0.75
 
 
-def test_a_moment_of_a_full_batch_is_no_fall(clock, caplog_vllm, monkeypatch):
-    """However many drafts that is: requests may begin alike."""
+def test_short_burst_of_large_batch_is_not_a_fall(clock, caplog_vllm, monkeypatch):
+    """However many drafts a burst has: its requests may begin with the same text."""
     monkeypatch.setattr(acceptance_watch, "DRAFTS", 16)
     monkeypatch.setattr(acceptance_watch, "SECONDS", 1.0)
     served = Served(clock, seconds=1e-4)
@@ -91,15 +93,15 @@ def test_a_moment_of_a_full_batch_is_no_fall(clock, caplog_vllm, monkeypatch):
     assert served.watch.relative > 0.9 and not caplog_vllm.records
 
 
-def test_nothing_is_usual_at_first(clock, caplog_vllm):
+def test_no_fall_before_enough_observations(clock, caplog_vllm):
     served = Served(clock)
     served.run(4000, GOOD)
     served.run(FALL, BAD)
     assert not caplog_vllm.records
 
 
-def test_a_tree_tells_of_its_chain(clock):
-    """Its further nodes are no part of what is compared."""
+def test_tree_is_observed_by_its_chain(clock):
+    """Nodes outside of the chain are not compared."""
     watch = AcceptanceWatch("a/drafter", K, LIMIT)
     for _ in range(BLOCK):
         tree = AcceptedNodes([1, 6, 9], [0, 1, 0], K)
@@ -107,7 +109,7 @@ def test_a_tree_tells_of_its_chain(clock):
     assert watch._recent.length(2) == pytest.approx(2.0)
 
 
-def test_past_the_drafters_context_nothing_is_told(clock):
+def test_nothing_is_reported_past_drafter_context(clock):
     watch = AcceptanceWatch("a/drafter", K, LIMIT)
     for _ in range(BLOCK):
         watch.observe(K, 0, SimpleNamespace(num_tokens=LIMIT))
@@ -118,8 +120,8 @@ def test_past_the_drafters_context_nothing_is_told(clock):
 @pytest.mark.parametrize(
     "is_unified, trimmed, depth", [(True, False, K), (True, True, 1), (False, 0, None)]
 )
-def test_the_unified_speculator_is_watched(is_unified, trimmed, depth):
-    """Of drafts that may be left out only the first ones."""
+def test_only_unified_speculator_is_watched(is_unified, trimmed, depth):
+    """With trimming, only the first draft token of each request is compared."""
     drafter = DrafterConfig("draft_model", K, is_unified=is_unified)
     spec = SimpleNamespace(
         model="a", drafter=drafter, enable_adaptive_verification=trimmed

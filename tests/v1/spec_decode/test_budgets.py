@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many of a batch's drafts are verified, by step times and chances."""
+"""How many drafts of a batch are verified, by step times and probabilities."""
 
 import time
 
@@ -33,11 +33,14 @@ def make_budgets(
     most_rows: float = float("inf"),
     served: ServedTimes | None = None,
 ) -> Budgets:
-    """Of times as they are measured.
+    """Budgets by simulated step times.
 
     Args:
-        price: what trimming adds to a step.
-        most_rows: that have a graph; steps of more take three times as long.
+        lengths: draft lengths whose steps were timed.
+        price: seconds that trimming adds to a step.
+        most_rows: the largest number of rows with a CUDA graph; larger steps take three
+            times as long.
+        served: corrections by served steps.
     """
 
     def verifying(n: int, k: int) -> float:
@@ -60,7 +63,8 @@ def budgets() -> Budgets:
 
 
 def some_chances(n: int, seed: int = 0) -> np.ndarray:
-    """Of drafts to be accepted: half of the requests are easy, half are hard."""
+    """[n, K], probabilities that a draft and all before it are accepted; half of the
+    requests are easy, half are hard."""
     rng = np.random.default_rng(seed)
     easy = np.where(np.arange(n)[:, None] % 2, 0.92, 0.35)
     chances = np.clip(easy + rng.normal(0, 0.05, (n, K)), 0.01, 0.99)
@@ -68,7 +72,7 @@ def some_chances(n: int, seed: int = 0) -> np.ndarray:
 
 
 def throughput(chances: np.ndarray, budget: int | None, k: int) -> float:
-    """By hand: the likeliest drafts of all, and the time of their rows."""
+    """Reference: the likeliest drafts of the batch, and the time of their rows."""
     n = len(chances)
     survival = np.sort(chances[:, :k], axis=None)[::-1]
     verified = n * k if budget is None else budget
@@ -78,8 +82,8 @@ def throughput(chances: np.ndarray, budget: int | None, k: int) -> float:
 
 @pytest.mark.parametrize("lengths, k", [(LENGTHS, 3), (LENGTHS, 7), ((7,), 7)])
 @pytest.mark.parametrize("n", [16, 32, 40, 64, 128])
-def test_the_budget_is_as_good_as_any(n: int, lengths: tuple[int, ...], k: int):
-    """Also where one length alone is drafted, and sizes that were not measured."""
+def test_budget_is_nearly_optimal(n: int, lengths: tuple[int, ...], k: int):
+    """Also with only one draft length, and at batch sizes that were not measured."""
     budgets, chances = make_budgets(lengths, price=0.0), some_chances(n)
     found = budgets.best(k, chances)
     best = max(throughput(chances, b, k) for b in range(1, n * k + 1))
@@ -90,8 +94,8 @@ def test_the_budget_is_as_good_as_any(n: int, lengths: tuple[int, ...], k: int):
 
 
 @pytest.mark.parametrize("k", [5, 7])
-def test_steps_without_a_graph_say_nothing_of_others(k: int):
-    """Defect: lines to their times made few rows seem to cost next to nothing."""
+def test_steps_without_graph_do_not_affect_others(k: int):
+    """Regression: interpolating to their times made small batches look almost free."""
     n, chances = 64, some_chances(64)
     found = make_budgets(LENGTHS, price=0.0, most_rows=6 * n).best(k, chances)
     best = max(throughput(chances, b, k) for b in range(1, 5 * n + 1))
@@ -99,19 +103,19 @@ def test_steps_without_a_graph_say_nothing_of_others(k: int):
 
 
 @pytest.mark.parametrize("n", [1, MIN_REQUESTS - 1])
-def test_few_requests_are_not_even_looked_at(budgets: Budgets, n: int):
-    budgets.times = None  # would be an error
+def test_small_batches_return_early(budgets: Budgets, n: int):
+    budgets.times = None  # using it would raise
     assert budgets.best(K, some_chances(n)) is ALL
 
 
-def test_what_gains_little_is_left(budgets: Budgets):
-    """All drafts are as likely, and worth their rows."""
+def test_small_gains_are_ignored(budgets: Budgets):
+    """All drafts are equally likely, and worth their rows."""
     assert budgets.best(K, np.full((16, K), 0.97).cumprod(axis=1)) == ALL
     assert budgets.best(0, some_chances(16)) == ALL
 
 
-def test_what_trimming_costs_is_reckoned():
-    """By the whole of what it gains, and nothing is trimmed."""
+def test_cost_of_trimming_is_counted():
+    """If it costs as much as it gains, nothing is trimmed."""
     chances = some_chances(64)
     free, seconds = make_budgets((K,), 0.0).best(K, chances), target_seconds(64 * 8)
     assert 0 < free.num_drafts < 64 * K and free.gain > 0.1
@@ -122,8 +126,8 @@ def test_what_trimming_costs_is_reckoned():
 
 
 @pytest.mark.parametrize("slower", [1.0, 1.5])
-def test_steps_served_correct_what_was_measured(slower: float):
-    """Trimmed steps that take longer than measured, as others do not, are left."""
+def test_served_steps_correct_measured_times(slower: float):
+    """The gain falls if only trimmed steps take longer than measured."""
     served, chances = ServedTimes(), some_chances(64)
     budgets = make_budgets(LENGTHS, price=0.0, served=served)
     before = budgets.best(K, chances)

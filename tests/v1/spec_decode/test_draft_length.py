@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The draft length follows the load and the acceptance; simulated, so exactly known."""
+"""The draft length follows load and acceptance, in a simulation with known values."""
 
 import time
 from collections import deque
@@ -22,8 +22,8 @@ from vllm.v1.spec_decode.dynamic.draft_length import (
 )
 from vllm.v1.spec_decode.dynamic.pass_times import CONTEXT, sizes_to_measure
 
-# What a draft pass takes more where there is no CUDA graph: where what a step verifies
-# and what it drafts differ in length.
+# Additional time of a draft pass without a CUDA graph: there is none if a step verifies
+# and drafts different numbers of tokens.
 SWITCH_MS = 1.5
 CONCURRENCY = (1, 3, 8, 16, 32, 64)
 
@@ -35,23 +35,23 @@ def target_ms(num_tokens: int) -> float:
 
 
 def parallel_ms(n: int, k: int) -> float:
-    """P-EAGLE: one pass over the verified tokens and the masks."""
+    """P-EAGLE: one draft pass over the verified tokens and the masks."""
     return target_ms(n * (k + 1)) + 1.0 + 0.005 * n * (2 * k + 1)
 
 
 def autoregressive_ms(n: int, k: int) -> float:
-    """EAGLE-3: a pass for each draft, one without any."""
+    """EAGLE-3: one pass per draft token, and one if nothing is drafted."""
     return target_ms(n * (k + 1)) + 0.6 * max(k, 1) + 0.002 * n * k
 
 
 def cpu_ms(n: int, k: int) -> float:
-    """Compute-bound from the first token on: interpreted kernels."""
+    """Compute-bound from the first token on, as with interpreted kernels."""
     draft = 6 + 0.5 * n * (2 * k + 1) if k else 4 + 0.5 * n
     return 14 + 1.2 * n * (k + 1) + draft
 
 
 ENGINES = [parallel_ms, autoregressive_ms]
-# Probability that a draft is accepted if those before it were.
+# Probability that a draft token is accepted if those before it were.
 CURVES = {
     "good": lambda k: [0.85] * k,
     "published": lambda k: [max(0.76 - 0.03 * i, 0.3) for i in range(k)],
@@ -88,7 +88,7 @@ def step(lengths: DraftLengths, load: Load) -> int:
 def observe(
     lengths: DraftLengths, drafted: int, accepted: int, request: int = 0
 ) -> None:
-    """Of a request's chain so many drafts were accepted."""
+    """Reports that `accepted` of a chain's `drafted` tokens were accepted."""
     outcome = drafted, chain(accepted), accepted
     lengths.observe(*outcome, request_id=str(request))
 
@@ -103,8 +103,8 @@ def measured(engine, num_drafts: int):
 class Simulation:
     """An engine whose drafts are verified in the step after the one that chose them.
 
-    What was accepted is known to the chooser one step later still, as with
-    asynchronous scheduling.
+    The chooser learns what was accepted yet one step later, as with asynchronous
+    scheduling.
     """
 
     def __init__(self, engine, num_drafts: int, seed: int = 0):
@@ -115,9 +115,10 @@ class Simulation:
         self.unseen: deque = deque([[], []])
 
     def run(self, n: int, rates: list[float], milliseconds: float) -> float:
-        """Tokens per ms, counting what the model gives on average.
+        """Tokens per ms, counting expected tokens.
 
-        Chance decides what the chooser sees, not what its choice is worth.
+        The outcomes that the chooser sees are random, but its choices are judged by
+        their expected value.
         """
         tokens, worth, spent = expected_tokens(rates), 0.0, 0.0
         while spent < milliseconds:
@@ -140,10 +141,10 @@ class Simulation:
 
 
 def serve(simulation: Simulation, sizes: Sequence[int], num_steps: int) -> list[int]:
-    """Which steps drafted nothing, where 0.9 of drafts are right.
+    """Indices of the steps that drafted nothing, with an acceptance rate of 0.9.
 
     Args:
-        sizes: numbers of requests, another in each step.
+        sizes: numbers of requests, used in turn.
     """
     found = []
     for at in range(num_steps):
@@ -160,14 +161,14 @@ def serve(simulation: Simulation, sizes: Sequence[int], num_steps: int) -> list[
 @pytest.mark.parametrize("num_drafts", [7, 15])
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("curve", CURVES)
-def test_finds_the_best_fixed_length(curve, engine, num_drafts):
+def test_finds_best_fixed_length(curve, engine, num_drafts):
     rates = CURVES[curve](num_drafts)
     for n in CONCURRENCY:
         simulation = Simulation(engine, num_drafts)
         simulation.run(n, rates, 5_000)
         found = simulation.run(n, rates, 5_000)
-        # Of text, rates rise by depth where drafts are accepted in runs; here they
-        # rise alone, and so shorter drafts seem better than they are.
+        # In text, rates rise with depth because accepted drafts come in runs. Here they
+        # rise without runs, so shorter drafts seem better than they are.
         least = 0.95 if curve == "rising" else 0.97
         assert found >= least * best_fixed(engine, n, rates), f"{n} requests"
 
@@ -179,19 +180,20 @@ SAMPLED = [max(0.45 - 0.05 * i, 0.1) for i in range(7)]
 @pytest.mark.parametrize("engine", [*ENGINES, cpu_ms])
 @pytest.mark.parametrize("n", [1, 4, 8, 32])
 def test_follows_a_change_of_temperature_within_a_second(n, engine):
-    """A hundred steps of a lone request are half a second on a GPU."""
+    """On a GPU a hundred steps of a single request take half a second."""
     simulation = Simulation(engine, 7)
     simulation.run(n, GREEDY, 1500 * engine(n, 7))
     for rates in (SAMPLED, GREEDY):
         simulation.run(n, rates, 100 * engine(n, 7))
         if engine is cpu_ms and rates is GREEDY and n >= 8:
-            continue  # nothing is drafted, and a try of more takes its time
+            continue  # nothing is drafted, and it takes a while until a trial
         found = simulation.run(n, rates, 100 * engine(n, 7))
         assert found >= 0.96 * best_fixed(engine, n, rates)
 
 
-def test_drafts_nothing_soon_where_nothing_pays():
-    """Defect: seven drafts for hundreds of steps after a change of temperature."""
+def test_stops_drafting_soon_if_nothing_pays():
+    """Regression: seven tokens were drafted for hundreds of steps after a change of
+    temperature."""
     simulation = Simulation(cpu_ms, 7)
     simulation.run(8, GREEDY, 60_000)
     simulation.run(8, SAMPLED, 60 * cpu_ms(8, 7))
@@ -200,14 +202,15 @@ def test_drafts_nothing_soon_where_nothing_pays():
 
 
 def pard_ms(n: int, k: int) -> float:
-    """A drafter of an eighth of the target: one draft takes as long as eight."""
+    """A drafter of an eighth of the target's size: one draft takes as long as eight."""
     return 4.6 + 0.01 * n + (1.4 + 0.05 * k if k else 0.0) + 0.004 * n * k
 
 
 @pytest.mark.parametrize("n", [1, 4, 32])
 @pytest.mark.parametrize("engine", [pard_ms, autoregressive_ms])
-def test_drafts_again_soon_after_requests_whose_drafts_were_useless(engine, n):
-    """Defect: thousands of steps, since a try was of one draft, and long."""
+def test_drafts_again_soon_after_useless_drafts(engine, n):
+    """Regression: it took thousands of steps, since trials were long and of one draft
+    token."""
     steps = []
     for seed in range(5):
         simulation = Simulation(engine, 7, seed)
@@ -224,7 +227,7 @@ def test_drafts_again_soon_after_requests_whose_drafts_were_useless(engine, n):
 @pytest.mark.parametrize("n", [1, 8, 32])
 @pytest.mark.parametrize("engine", [pard_ms, autoregressive_ms, cpu_ms])
 @pytest.mark.parametrize("rate", [0.0, 0.03])
-def test_what_tries_cost_where_drafts_are_useless(engine, n, rate):
+def test_cost_of_tries_if_drafts_are_useless(engine, n, rate):
     simulation = Simulation(engine, 7)
     simulation.run(n, [rate] * 7, 500 * engine(n, 7))
     found = simulation.run(n, [rate] * 7, 10_000 * engine(n, 0))
@@ -232,8 +235,8 @@ def test_what_tries_cost_where_drafts_are_useless(engine, n, rate):
 
 
 @pytest.mark.parametrize("has_paid", [True, False])
-def test_new_requests_are_tried_where_drafts_have_paid(has_paid: bool):
-    """Each other request's drafts are accepted, or none's."""
+def test_new_requests_are_tried_if_drafts_have_paid(has_paid: bool):
+    """Drafts of every other request are accepted, or of none."""
     lengths = DraftLengths(7, measured(pard_ms, 7))
     good = bad = 0
     for number in range(40):
@@ -255,8 +258,8 @@ def test_new_requests_are_tried_where_drafts_have_paid(has_paid: bool):
 
 
 @pytest.mark.parametrize("kept", [0.0, 0.1, 0.5])
-def test_drafts_that_few_requests_can_use_are_worth_less(kept):
-    """Past the drafter's context, say: their rows cost, and yield nothing."""
+def test_drafts_are_worth_less_if_few_requests_can_use_them(kept):
+    """For example past the drafter's context: such rows cost time and yield nothing."""
     simulation = Simulation(parallel_ms, 7)
     rates = CURVES["published"](7)
     simulation.run(32, rates, 5_000)
@@ -272,14 +275,16 @@ def test_drafts_that_few_requests_can_use_are_worth_less(kept):
     assert best == 0 or kept == 0.5
 
 
-def test_nothing_is_drafted_for_requests_that_take_no_drafts():
-    """Defect: steps of three drafts were measured to be faster, by noise."""
+def test_nothing_is_drafted_if_no_request_can_use_drafts():
+    """Regression: steps with three drafts were chosen if noise made them seem faster
+    than without."""
     times = {CONTEXT: {1: {0: 2.0, 3: 1.9, 7: 3.0}}}
     assert DraftLengths(7, times).choose(Load(1, 0, CONTEXT)) == 0
 
 
-def test_requests_that_take_no_drafts_leave_what_is_known():
-    """Defect: of greedy requests it faded, and useless drafts began anew."""
+def test_acceptance_is_kept_while_no_request_can_use_drafts():
+    """Regression: the acceptance of greedy requests faded, and useless drafts were
+    tried again."""
     simulation = Simulation(parallel_ms, 7)
     simulation.run(4, [0.0] * 7, 1000)
     lengths = simulation.lengths
@@ -290,8 +295,8 @@ def test_requests_that_take_no_drafts_leave_what_is_known():
     assert lengths.acceptance.expected_tokens() == known
 
 
-def test_long_contexts_draft_by_their_own_times():
-    """Where each verified token reads the whole context again, few pay."""
+def test_long_contexts_use_their_own_times():
+    """If each verified token reads the whole context again, few drafts pay."""
     times = measured(parallel_ms, 7)
     reread = {
         n: {k: times[CONTEXT][n][k] + 1e-6 * 65536 * n * (k + 1) for k in (0, 4, 7)}
@@ -302,8 +307,8 @@ def test_long_contexts_draft_by_their_own_times():
     assert step(lengths, whole_load(1, 65536)) == 0
 
 
-# Milliseconds of P-EAGLE's steps on an H200, by requests and drafts; trees of 15 nodes
-# and more.
+# Milliseconds of P-EAGLE's steps on an H200, by requests and drafts; from 15 drafts on
+# they are nodes of trees.
 TREE_MS = {
     1: {0: 4.7, 3: 5.5, 7: 5.53, 15: 5.71, 31: 5.91, 63: 6.09},
     8: {0: 4.9, 3: 5.8, 7: 6.0, 15: 6.53, 31: 8.59, 63: 14.3},
@@ -314,7 +319,7 @@ HARD = {0: 0.0, 3: 0.3, 7: 0.32, 15: 0.55, 31: 0.65, 63: 0.75}
 
 
 def accepted_nodes(rng, chosen: int, accepted: dict) -> list[int]:
-    """Numbers of nodes: each plan up to the chosen one accepts its mean of them."""
+    """Numbers of the accepted nodes; plans up to the chosen one accept their mean."""
     if chosen <= 7:
         return [*chain(rng.binomial(chosen, accepted[chosen] / max(chosen, 1)))]
     luck, nodes = rng.random(7), []
@@ -326,7 +331,7 @@ def accepted_nodes(rng, chosen: int, accepted: dict) -> list[int]:
 
 
 def run_trees(lengths: DraftLengths, n: int, accepted: dict, steps: int, rng) -> float:
-    """Tokens per ms over those of the best plan, of the second half of the steps."""
+    """Tokens per ms relative to the best plan, over the second half of the steps."""
     spent = gained = 0.0
     for number in range(steps):
         chosen = step(lengths, whole_load(n))
@@ -346,7 +351,7 @@ def tree_lengths() -> DraftLengths:
     return DraftLengths(7, {CONTEXT: seconds}, [15, 31, 63])
 
 
-def test_the_best_of_trees_and_chains_is_found_for_load_and_text():
+def test_finds_best_tree_or_chain_for_load_and_text():
     lengths, rng = tree_lengths(), np.random.default_rng(0)
     texts = (
         (1, EASY),
@@ -361,7 +366,7 @@ def test_the_best_of_trees_and_chains_is_found_for_load_and_text():
         assert run_trees(lengths, n, accepted, 600, rng) >= 0.96
 
 
-def test_a_line_now_and_then_says_what_is_chosen_and_why(monkeypatch, caplog_vllm):
+def test_choice_is_logged_periodically(monkeypatch, caplog_vllm):
     now = [0.0]
     monkeypatch.setattr(draft_length.time, "monotonic", lambda: now[0])
     times = {n: {0: 0.005, 3: 0.006 * n} for n in (1, 8)}
@@ -381,8 +386,8 @@ def test_a_line_now_and_then_says_what_is_chosen_and_why(monkeypatch, caplog_vll
     assert second.startswith("Draft length 0 for 8 requests")
 
 
-def test_follows_the_load_at_once():
-    """What is learnt at one batch size serves all others."""
+def test_follows_load_at_once():
+    """Acceptance that is learned at one batch size is used for all others."""
     rates = CURVES["published"](7)
     simulation = Simulation(parallel_ms, 7)
     simulation.run(8, rates, 10_000)
@@ -391,8 +396,8 @@ def test_follows_the_load_at_once():
         assert found >= 0.97 * best_fixed(parallel_ms, n, rates), f"{n} requests"
 
 
-def test_holds_a_choice_that_noise_would_change():
-    """Two lengths equally good: hysteresis keeps one of them."""
+def test_hysteresis_prevents_changes_by_noise():
+    """With two equally good lengths, hysteresis keeps one of them."""
     seconds = {1: {1: 1.0, 2: (1 + 0.5 + 0.25) / 1.5}}
     lengths = DraftLengths(2, {CONTEXT: seconds})
     rng = np.random.default_rng(0)
@@ -407,8 +412,8 @@ def test_holds_a_choice_that_noise_would_change():
     assert changes <= 20
 
 
-def test_of_trimmed_lengths_the_shortest_is_chosen_that_is_as_good():
-    """Where long drafts are verified, shorter ones look worse than they are."""
+def test_shortest_of_equally_good_trimmed_lengths_is_chosen():
+    """While long drafts are verified, shorter ones look worse than they are."""
     tokens, seconds = {4: 90.0, 7: 100.0, 8: 100.5}, {4: 1.0, 7: 1.0, 8: 1.0}
     lengths = DraftLengths(8, {CONTEXT: {32: seconds}})
 
@@ -434,16 +439,16 @@ def test_choosing_takes_far_less_than_a_millisecond():
     assert (time.process_time() - started) / 200 < 1e-3
 
 
-def test_the_gain_is_over_a_step_that_takes_least():
-    """Defect: on a busy machine a step without drafts may seem to take longer."""
+def test_gain_is_relative_to_fastest_step():
+    """Regression: on a busy machine a step without drafts was measured as slower."""
     lengths = DraftLengths(3, {CONTEXT: {1: {0: 0.08, 1: 0.03, 3: 0.03}}})
     lengths.choose(whole_load(1))
     assert lengths.choice.num_drafts == 3
     assert lengths.gain.value == pytest.approx(lengths.choice.tokens)
 
 
-def test_a_step_without_drafts_takes_what_it_leaves_out_too():
-    """Else what is left out is forgotten as soon as such steps are seen."""
+def test_steps_without_drafts_include_catch_up_time():
+    """Also once such steps have been served, whose times do not contain it."""
     measured = {context: {8: {0: 0.01, 3: 0.02}} for context in (CONTEXT, 4096)}
     lengths = DraftLengths(3, measured, left_out={CONTEXT: 0.001, 4096: 0.003})
     for _ in range(20):
@@ -461,32 +466,33 @@ def test_a_step_without_drafts_takes_what_it_leaves_out_too():
     "age, outlives, drafts",
     [(20, False, 0), (20, True, 3), (2000, False, 3), (2000, True, 3)],
 )
-def test_what_is_left_out_counts_as_far_as_it_is_made_up_for(age, outlives, drafts):
-    """Defect: requests drafted though it slowed them down, to leave nothing out of
-    which most was never made up for, since they ended before the next drafts."""
-    # A token takes 10 ms without drafts, 18 with what is left out, and 14 with drafts.
+def test_catch_up_time_counts_only_for_tokens_caught_up(age, outlives, drafts):
+    """Regression: the whole catch-up time was counted, so requests drafted although it
+    slowed them down; most of them end before the drafter would have to catch up."""
+    # A token takes 10 ms without drafts, 18 with catching up, and 14 with drafts.
     drafted = 0.014 * PlanAcceptance(3).expected_tokens()[3]
     measured, left_out = {CONTEXT: {8: {0: 0.010, 3: drafted}}}, {CONTEXT: 0.001}
     lengths = DraftLengths(3, measured, left_out=left_out, outlives=outlives)
     assert lengths.choose(whole_load(8)._replace(age=age)) == drafts
 
 
-def test_steps_without_drafts_are_seen_again_and_again():
-    """What they take tells the gain, and changes with what else runs on a machine."""
+def test_steps_without_drafts_are_repeated():
+    """The gain depends on their time, which changes with the machine's other load."""
     tried = serve(Simulation(parallel_ms, 3), [1], 8000)
     assert len(tried) < 0.005 * 8000 and tried[-1] > 5000 > 100 > tried[0]
 
 
-def test_arrivals_do_not_multiply_the_steps_without_drafts():
-    """Defect: each of 14 numbers of requests had its own, where two differ."""
+def test_varying_batch_size_does_not_multiply_steps_without_drafts():
+    """Regression: each of 14 batch sizes had its own, though they are only two size
+    classes."""
     steady = serve(Simulation(parallel_ms, 3), [40], 2000)
     changing = serve(Simulation(parallel_ms, 3), range(33, 47), 2000)
     assert 0 < len(changing) <= 2 * len(steady)
 
 
 @pytest.mark.parametrize("longer", [1.05, 1.2])
-def test_the_gain_does_not_stand_on_how_a_step_without_drafts_was_timed(longer: float):
-    """What ran beside it at start made it longer."""
+def test_gain_corrects_mistimed_step_without_drafts(longer: float):
+    """Other load at start made the measured step without drafts longer."""
     simulation = Simulation(parallel_ms, 3)
     for row in simulation.lengths.times.measured[CONTEXT].values():
         row[0] *= longer
@@ -496,8 +502,8 @@ def test_the_gain_does_not_stand_on_how_a_step_without_drafts_was_timed(longer: 
     assert simulation.lengths.gain.value == pytest.approx(wanted, rel=0.04)
 
 
-def test_the_gain_is_what_the_last_steps_take_less_than_without_drafts():
-    """Weighed by their time, of which older counts less."""
+def test_gain_is_time_saved_over_recent_steps():
+    """Steps are weighted by their time, older ones less."""
     gain, drafted, undrafted = Gain(), Choice(4, 12.0, 0.04), Choice(0, 2.0, 0.01)
     gain.add(drafted, None, None)
     assert gain.value is None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many CUDA graphs "auto" takes, and that no batch is padded by much."""
+"""How many CUDA graphs "auto" captures, and that padding of batches is limited."""
 
 from types import SimpleNamespace
 
@@ -33,7 +33,8 @@ FULL = CUDAGraphMode.FULL
 
 
 def capture_sizes(max_num_seqs: int, query_lens: list[int]) -> list[int]:
-    """As vLLM sizes them: rows by 8 and by 16, and requests of each query length."""
+    """Capture sizes as in vLLM: multiples of 8 and 16 rows, and each number of requests
+    times each query length."""
     rows = [1, 2, 4, *range(8, 256, 8), *range(256, LARGEST + 1, 16)]
     counts = [n for n in rows if n <= max_num_seqs] + [max_num_seqs]
     each = [n * q for n in counts for q in query_lens if n * q <= LARGEST]
@@ -70,7 +71,7 @@ def engine_config(
 
 
 def target_graphs(config, kind=CudaGraphManager) -> CudaGraphManager:
-    """What vLLM would record of the target, as if it was."""
+    """The manager of the target's graphs, as if they had been captured."""
     manager = kind.__new__(kind)
     manager.vllm_config = config
     manager.compilation_config = config.compilation_config
@@ -106,8 +107,11 @@ def draft_batches(config, width: int) -> list:
 
 @pytest.mark.parametrize("trims, most", [(False, 500), (True, 720)])
 @pytest.mark.parametrize("width", [1, LONGEST])
-def test_a_large_engine_starts_within_bounds(width: int, trims: bool, most: int):
-    """Of graphs, and of the passes within, more than with a fixed length."""
+def test_number_of_graphs_of_large_engine_is_bounded(
+    width: int, trims: bool, most: int
+):
+    """Limits how many more graphs, and passes in graphs, "auto" has than a fixed
+    length."""
     graphs, passes = {}, {}
     for schedule in (None, "auto"):
         config = engine_config(1024, schedule, trims and schedule == "auto")
@@ -121,8 +125,8 @@ def test_a_large_engine_starts_within_bounds(width: int, trims: bool, most: int)
 
 @pytest.mark.parametrize("schedule", ["auto", AutoSchedule([LONGEST])])
 @pytest.mark.parametrize("width", [1, LONGEST])
-def test_the_drafter_has_a_graph_where_the_target_has_one(width: int, schedule):
-    """Trimmed batches too, which have at most `max_query_len` rows a request."""
+def test_drafter_has_a_graph_where_target_has_one(width: int, schedule):
+    """Also for trimmed batches, with at most `max_query_len` rows per request."""
     config = engine_config(256, schedule, trims=True)
     widest, found = DraftLayout(LONGEST, 0, width), set()
     for batch in draft_batches(config, width):
@@ -138,8 +142,9 @@ def test_the_drafter_has_a_graph_where_the_target_has_one(width: int, schedule):
 
 
 @pytest.mark.parametrize("schedule", ["auto", [(1, 128, 3), (129, 256, 7)]])
-def test_every_batch_finds_the_smallest_graph_of_its_length(schedule):
-    """Defect: the next larger number of tokens may be of other lengths only."""
+def test_each_batch_uses_smallest_graph_of_its_length(schedule):
+    """Regression: the graph with the next larger number of tokens may only be of other
+    query lengths."""
     lengths = candidate_lengths(LONGEST) if schedule == "auto" else [3, 7]
     graphs = target_graphs(engine_config(256, schedule))
     for query_len in (k + 1 for k in lengths):
@@ -157,8 +162,8 @@ def test_every_batch_finds_the_smallest_graph_of_its_length(schedule):
 
 
 @pytest.mark.parametrize("schedule", ["auto", [(1, 128, 3), (129, 256, 7)]])
-def test_a_drafter_that_always_drafts_as_many_has_graphs_for_that_alone(schedule):
-    """DFlash and DSpark: a batch of any size finds one."""
+def test_drafter_of_fixed_length_has_graphs_of_that_length_only(schedule):
+    """DFlash and DSpark: there is a graph for each batch size."""
     graphs = target_graphs(engine_config(256, schedule), DFlashCudaGraphManager)
     recorded = graphs._capture_descs[FULL]
     assert {batch.uniform_token_count for batch in recorded} == {LONGEST + 1}
@@ -167,30 +172,30 @@ def test_a_drafter_that_always_drafts_as_many_has_graphs_for_that_alone(schedule
         assert found.cg_mode == FULL and found.num_reqs >= n
 
 
-def test_counts_that_differ_by_less_than_a_tile_share_a_graph():
-    """Or lengths that an engine chooses from have hundreds."""
+def test_batch_sizes_within_a_tile_share_a_graph():
+    """Otherwise the lengths to choose from would have hundreds of graphs."""
     assert worth_recording(range(1, 11), 8) == {10, 8, 6, 4, 2, 1}
     assert worth_recording(range(1, 41), 1) == {40, 32, 16, 8, 4, 2, 1}
     assert worth_recording([3], 5) == {3}
 
 
-# Batches of which a part of the drafts is verified.
+# Trimmed batches: only a part of the drafts is verified.
 
 
 @pytest.mark.parametrize("schedule", ["auto", AutoSchedule([LONGEST])])
 @pytest.mark.parametrize("max_num_seqs", [4, 100, 1024])
-def test_trimmed_batches_are_recorded_beside_the_others(max_num_seqs: int, schedule):
+def test_trimmed_batches_are_captured_in_addition(max_num_seqs: int, schedule):
     trimmed = target_batches(engine_config(max_num_seqs, schedule, trims=True))
     others = [batch for batch in trimmed if batch.max_query_len is None]
     assert others == target_batches(engine_config(max_num_seqs, schedule))
     ragged = [batch for batch in trimmed if batch.max_query_len is not None]
     assert len(ragged) <= 60 and bool(ragged) == (max_num_seqs >= MIN_REQUESTS)
-    # vLLM records them on so many tokens of each request, as equal as can be.
+    # vLLM captures them with the tokens spread as evenly as possible over requests.
     assert all(b.num_reqs < b.num_tokens <= b.num_reqs * (LONGEST + 1) for b in ragged)
 
 
 @pytest.mark.parametrize("schedule", ["auto", AutoSchedule([LONGEST])])
-def test_every_trimmed_batch_has_a_graph_and_others_have_theirs(schedule):
+def test_trimmed_and_other_batches_use_their_own_graphs(schedule):
     config = engine_config(64, schedule, trims=True)
     graphs = target_graphs(config)
     for n in range(MIN_REQUESTS, 65):
@@ -204,13 +209,13 @@ def test_every_trimmed_batch_has_a_graph_and_others_have_theirs(schedule):
         assert found == target_graphs(engine_config(64, schedule)).dispatch(
             n, *uniform, 0
         )
-        # What no budget trims finds none of them, whatever its queries.
+        # A batch without a budget uses none of them, whatever its query lengths.
         assert graphs.dispatch(n, n + 3, None, 0).cg_mode == CUDAGraphMode.PIECEWISE
 
 
 @pytest.mark.parametrize("max_num_seqs", [20, 64, 300])
-def test_trees_and_trimmed_chains_have_graphs_of_their_own(max_num_seqs: int):
-    """Of trees up to 256 rows; of chains as many as where there are no trees."""
+def test_trees_and_trimmed_chains_have_their_own_graphs(max_num_seqs: int):
+    """Trees have graphs up to 256 rows; chains have the same ones as without trees."""
     nodes = 31
     schedule = AutoSchedule(candidate_lengths(LONGEST, nodes))
     config = engine_config(max_num_seqs, schedule, True, nodes)
@@ -227,20 +232,20 @@ def test_trees_and_trimmed_chains_have_graphs_of_their_own(max_num_seqs: int):
     assert max(drafted) == 8
     for n in range(MIN_REQUESTS, max_num_seqs + 1):
         for rows in range(n + 1, min(n * (LONGEST + 1), LARGEST + 1)):
-            # A graph of trees would take positions and masks for it from another step.
+            # A tree's graph would read positions and masks of another step.
             chain = graphs.dispatch(n, rows, None, 0, max_query_len=LONGEST + 1)
             assert chain in found, (n, rows)
 
 
-def test_graphs_of_mixed_batches_serve_trimmed_ones_where_there_are_such():
-    """Of more rows than theirs none would be left to a mixed batch."""
+def test_full_graphs_of_mixed_batches_serve_trimmed_ones():
+    """Trimmed batches get no graphs of their own if mixed batches have FULL ones."""
     batches = {FULL: [BatchExecutionDescriptor(FULL, 64, 64)]}
     config = engine_config(64, AutoSchedule([LONGEST]), trims=True)
     choose_decode_batches(config, batches)
     assert len(batches[FULL]) == 1
 
 
-def test_a_length_alone_keeps_every_graph():
+def test_single_length_keeps_all_graphs():
     config = engine_config(256, AutoSchedule([LONGEST]), trims=True)
     found = [b for b in target_batches(config) if b.uniform_token_count is not None]
     fixed = target_batches(engine_config(256, None))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which steps are timed, and that the workers are given consistent ones."""
+"""Which steps are timed at start, and that workers get consistent steps."""
 
 from types import SimpleNamespace
 
@@ -32,7 +32,7 @@ from vllm.v1.worker.gpu.spec_decode.unified import backlog
         (64, [1, 64, 8, 4, 16, 2, 32, 48, 24, 12, 6, 3]),
     ],
 )
-def test_the_ends_come_first_then_the_middle(largest: int, sizes: list[int]):
+def test_sizes_begin_with_ends_then_middle(largest: int, sizes: list[int]):
     assert sizes_to_measure(largest) == sizes
 
 
@@ -80,8 +80,8 @@ class FakeExecutor:
 @pytest.mark.parametrize(
     "budget, sizes", [(512, [1, 2, 3, 4, 6, 8]), (4, [1, 2, 3, 4])]
 )
-def test_the_slowest_worker_counts(budget: int, sizes: list[int]):
-    """There are no more requests than the token budget has tokens."""
+def test_slowest_worker_counts(budget: int, sizes: list[int]):
+    """No more requests are timed than the token budget has tokens."""
     executor = FakeExecutor(max_num_batched_tokens=budget)
     times = measure_pass_times(executor)
     assert sorted(times[CONTEXT]) == sizes
@@ -91,8 +91,8 @@ def test_the_slowest_worker_counts(budget: int, sizes: list[int]):
 
 
 @pytest.mark.parametrize("is_cpu", [True, False])
-def test_what_ran_beside_a_step_on_a_cpu_is_told_by_larger_steps(monkeypatch, is_cpu):
-    """No step takes longer than one of more requests or drafts."""
+def test_disturbed_cpu_times_are_capped_by_larger_steps(monkeypatch, is_cpu):
+    """On a CPU no step is taken to be longer than one with more requests or drafts."""
     platform = SimpleNamespace(is_cpu=lambda: is_cpu)
     monkeypatch.setattr(pass_times, "current_platform", platform)
     disturbed = {(1, 0): 9.0, (2, 2): 7.0}  # by requests and drafts
@@ -106,15 +106,15 @@ def test_what_ran_beside_a_step_on_a_cpu_is_told_by_larger_steps(monkeypatch, is
             )
 
     times = measure_pass_times(Disturbed())[CONTEXT]
-    # Those of one request and a draft, and of two requests and three drafts.
+    # Capped by the times of (1, 1) and of (2, 3).
     at_most = {(1, 0): 1.0, (2, 2): 1.0} if is_cpu else disturbed
     for n, row in times.items():
         for k, seconds in row.items():
             assert seconds == 2.0 * n + k + CONTEXT + at_most.get((n, k), 0.0)
 
 
-def test_the_most_requests_of_a_cpu_do_not_depend_on_what_is_compiled(monkeypatch):
-    """The first steps compile, which says nothing of those of more requests."""
+def test_cpu_request_limit_ignores_compile_time(monkeypatch):
+    """The first steps compile, so they do not predict the time of larger steps."""
     platform = SimpleNamespace(is_cpu=lambda: True)
     monkeypatch.setattr(pass_times, "current_platform", platform)
     now = [0.0]
@@ -129,7 +129,7 @@ def test_the_most_requests_of_a_cpu_do_not_depend_on_what_is_compiled(monkeypatc
     assert max(measure_pass_times(Compiling())[CONTEXT]) == 8
 
 
-def test_long_contexts_are_timed_with_few_lengths():
+def test_long_contexts_are_timed_for_few_lengths():
     executor = FakeExecutor(max_model_len=20_000, num_gpu_blocks=9000)
     times = measure_pass_times(executor)
     assert list(times) == [CONTEXT, 16384, 4096]
@@ -147,7 +147,7 @@ def test_each_step_is_timed_once(monkeypatch):
     assert len(executor.timed) == len(set(executor.timed)) > 30
 
 
-def test_steps_that_verify_a_part_are_timed_where_some_may_be_trimmed():
+def test_trimmed_steps_are_timed_only_if_some_can_be_trimmed():
     executor = FakeExecutor(max_num_seqs=24)
     spec = executor.vllm_config.speculative_config
     spec.pass_times = {CONTEXT: {n: {3: 1.0} for n in (1, 4, 8, 12, 16, 24)}}
@@ -158,9 +158,9 @@ def test_steps_that_verify_a_part_are_timed_where_some_may_be_trimmed():
     assert executor.num_forgotten == 1
     spec.pass_times = {CONTEXT: {1: {3: 1.0}, 4: {3: 1.0}}}
     assert measure_trimmed_times(executor) == {} and trims(spec)
-    executor.trimming = ["some", None]  # its attention cannot
+    executor.trimming = ["some", None]  # unsupported by one worker's attention backend
     assert measure_trimmed_times(executor) == {}
-    # Or what the scheduler warns of would be that too few requests were timed.
+    # Otherwise the scheduler would warn that too few requests were timed.
     assert not trims(spec)
 
 
@@ -175,14 +175,14 @@ def test_steps_that_verify_a_part_are_timed_where_some_may_be_trimmed():
     ],
 )
 def test_long_contexts_fit(max_model_len, num_gpu_blocks, points):
-    """Into the engine's longest request, and into its KV cache."""
+    """Within `max_model_len`, and within the KV cache."""
     executor = FakeExecutor(max_model_len=max_model_len, num_gpu_blocks=num_gpu_blocks)
     assert list(long_contexts(executor.vllm_config, 32)) == points
 
 
 @pytest.fixture(params=[False, True], ids=["gpu", "cpu"])
 def is_cpu(request, monkeypatch) -> bool:
-    """Either has no time left once the ends are measured."""
+    """On both, no time is left after the ends are measured."""
     for name in ("BUDGET_SECONDS", "CPU_BUDGET_SECONDS", "CPU_LARGEST_SECONDS"):
         monkeypatch.setattr(pass_times, name, -1.0)
     platform = SimpleNamespace(is_cpu=lambda: request.param)
@@ -190,15 +190,15 @@ def is_cpu(request, monkeypatch) -> bool:
     return request.param
 
 
-def test_ends_are_measured_whatever_it_takes(is_cpu: bool):
-    """On a CPU, where all requests of a step add up, the far end comes nearer."""
+def test_ends_are_measured_without_time_left(is_cpu: bool):
+    """On a CPU, where time grows with each request, the upper end is lower."""
     times = measure_pass_times(FakeExecutor(max_model_len=4096))
     assert list(times) == [CONTEXT]
     assert sorted(times[CONTEXT]) == ([1, 2] if is_cpu else [1, 8])
 
 
-def test_ranks_in_step_measure_the_same_however_long_it_takes(is_cpu: bool):
-    """And whatever each has of KV cache."""
+def test_data_parallel_ranks_measure_the_same_steps(is_cpu: bool):
+    """However long it takes, and whatever the size of each rank's KV cache."""
     first, second = (
         measure_pass_times(FakeExecutor(max_model_len=4096, num_gpu_blocks=n, ranks=2))
         for n in (10, 10_000)
@@ -208,7 +208,7 @@ def test_ranks_in_step_measure_the_same_however_long_it_takes(is_cpu: bool):
 
 
 class FakeWorker:
-    """Records the steps that it is given, and when it is waited for."""
+    """Records its steps, and after how many of them the device is synchronized."""
 
     def __init__(self, max_num_batched_tokens=512, max_model_len=4096, num_blocks=100):
         spec = SimpleNamespace(block_size=16)
@@ -246,20 +246,20 @@ class FakeWorker:
         self.waited_after.append(len(self.steps))
 
     def tokens_of_first(self) -> int:
-        """Of the first request, at the end."""
+        """Tokens of the first request at the end."""
         first = self.steps[0].scheduled_new_reqs[0]
         counts = (step.num_scheduled_tokens.get(first.req_id, 0) for step in self.steps)
         return first.num_computed_tokens + sum(counts)
 
 
-UNTIMED = 2  # and a device still has them to do when the clock starts
+UNTIMED = 2  # a GPU is still running them when the clock starts
 
 
 @pytest.mark.parametrize(
     "device, waited_after", [("cuda", [6]), ("cpu", [3, 4, 5, 6])], ids=["gpu", "cpu"]
 )
-def test_a_cpu_is_waited_for_after_each_step(monkeypatch, device: str, waited_after):
-    """Something else may have had its cores in one of them."""
+def test_cpu_is_synchronized_after_each_step(monkeypatch, device: str, waited_after):
+    """Steps are timed one by one, as other load may disturb some of them."""
     monkeypatch.setattr(step_clock, "make_mark", lambda _: step_clock.HostMark())
     worker = FakeWorker()
     worker.model_runner.device = torch.device(device)
@@ -269,7 +269,7 @@ def test_a_cpu_is_waited_for_after_each_step(monkeypatch, device: str, waited_af
 
 
 @pytest.mark.parametrize("drafts", [0, 1, 7])
-def test_steps_verify_what_the_step_before_drafted(drafts: int):
+def test_steps_verify_drafts_of_previous_step(drafts: int):
     worker = FakeWorker()
     assert seconds_per_step(worker, 3, drafts, CONTEXT) > 0
     first, *decodes, last = worker.steps
@@ -296,7 +296,7 @@ def test_steps_verify_what_the_step_before_drafted(drafts: int):
 
 
 @pytest.mark.parametrize("num_blocks", [30, 1000])
-def test_every_token_has_a_block_and_none_the_null_block(num_blocks: int):
+def test_tokens_have_blocks_other_than_null_block(num_blocks: int):
     worker = FakeWorker(num_blocks=num_blocks)
     seconds_per_step(worker, 4, 7, CONTEXT)
     new = worker.steps[0].scheduled_new_reqs
@@ -314,7 +314,7 @@ def test_steps_stay_within_a_short_context(max_model_len: int):
     assert worker.tokens_of_first() <= max_model_len
 
 
-def test_few_tokens_a_step_cut_what_is_verified():
+def test_small_token_budget_limits_verified_drafts():
     worker = FakeWorker(max_num_batched_tokens=8)
     seconds_per_step(worker, 3, 7, CONTEXT)
     for step in worker.steps[1:-1]:
@@ -323,7 +323,7 @@ def test_few_tokens_a_step_cut_what_is_verified():
 
 
 @pytest.mark.parametrize("verified, budget", [(None, None), (1, 8), (3, 23)])
-def test_a_part_of_the_drafts_is_a_budget_of_each_step(verified, budget):
+def test_verified_part_is_budget_of_each_step(verified, budget):
     worker = FakeWorker()
     seconds_per_step(worker, 8, 3, CONTEXT, verified)
     first, *decodes, last = worker.steps
@@ -335,10 +335,10 @@ def test_a_part_of_the_drafts_is_a_budget_of_each_step(verified, budget):
     "device, num_reqs, steps",
     [("cpu", 1, 16), ("cpu", 64, 4), ("cuda", 1, 32), ("cuda", 128, 4)],
 )
-def test_a_token_has_its_share_of_the_pass_that_catches_up(
+def test_catch_up_time_is_per_token(
     monkeypatch, device: str, num_reqs: int, steps: int
 ):
-    """Of a pass that takes a second, where steps take no time."""
+    """The catch-up pass takes a second, steps take no time."""
     clock = SimpleNamespace(seconds=0.0, passes=[])
 
     def mark(_):
@@ -359,21 +359,21 @@ def test_a_token_has_its_share_of_the_pass_that_catches_up(
     worker.model_runner.device = torch.device(device)
     worker.model_runner.speculator.backlog = "some"
     assert catch_up_seconds(worker, num_reqs, CONTEXT) == 1 / (steps * num_reqs)
-    # The first one, which may compile, does not count; nor is one left for the end.
+    # The first pass may compile and is not timed; nothing is left to catch up on.
     assert clock.passes == [2, 2 + steps, 2 + 2 * steps]
     assert worker.connector == [True, False]
-    # Such steps are timed without.
+    # Step times without drafts do not contain it.
     assert seconds_per_step(worker, num_reqs, 0, CONTEXT) == 0.0
     assert len(clock.passes) == 3
 
 
-def test_no_context_is_too_short_to_catch_up():
+def test_catch_up_with_too_short_context():
     worker = FakeWorker(max_model_len=4)
     worker.model_runner.speculator.backlog = "some"
     assert catch_up_seconds(worker, 1, CONTEXT) == 0.0
 
 
-def test_catching_up_is_timed_at_each_context(monkeypatch):
+def test_catch_up_is_timed_at_each_context(monkeypatch):
     platform = SimpleNamespace(is_cpu=lambda: False)
     monkeypatch.setattr(pass_times, "current_platform", platform)
     executor = FakeExecutor()

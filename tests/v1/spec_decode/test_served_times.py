@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Step times that were measured wrongly are corrected by those of steps served."""
+"""Wrongly measured step times are corrected by the times of steps while serving."""
 
 from types import SimpleNamespace
 
@@ -29,40 +29,40 @@ def served(ratios: dict[int, float], num_steps: int = 20, num_reqs: int = 8):
     return times
 
 
-def test_of_one_plan_alone_nothing_changes():
+def test_single_plan_changes_nothing():
     assert served({3: 2.0}).correct(8, MEASURED) == MEASURED
     assert served({3: 2.0, 7: 1.0}, num_steps=2).correct(8, MEASURED) == MEASURED
 
 
-def test_plans_compare_as_they_took():
+def test_corrected_times_keep_served_ratios():
     found = served({3: 0.5, 7: 1.0}).correct(8, MEASURED)
     assert found[7] / found[3] == pytest.approx(4.0, rel=0.02)
-    # As much longer as both on average, which compares with either.
+    # Plan 0, which was not served, is scaled by the mean of both.
     assert found[3] < 2.0 * found[0] and found[7] > 4.0 * found[0]
 
 
-def test_what_trimming_adds_says_nothing_of_steps_without():
+def test_times_of_trimmed_steps_do_not_correct_other_steps():
     times = served({TRIMMED: 2.0})
-    assert times.longer(8)(TRIMMED) == 1.0  # there is nothing to compare it with
+    assert times.longer(8)(TRIMMED) == 1.0  # nothing to compare it with
     times = served({TRIMMED: 2.0, 3: 1.1})
     assert times.longer(8)(TRIMMED) == pytest.approx(2.0, rel=0.01)
     assert times.longer(8)(7) == pytest.approx(1.1, rel=0.01)
 
 
-def test_numbers_of_requests_are_apart():
+def test_batch_sizes_are_corrected_separately():
     times = served({3: 0.5, 7: 1.0}, num_reqs=8)
     assert times.correct(9, MEASURED) != MEASURED
     assert times.correct(16, MEASURED) == MEASURED
 
 
-def test_a_pause_is_no_step():
+def test_pauses_are_ignored():
     times = served({3: 1.0, 7: 1.0})
     for _ in range(3):
         times.observe(8, 7, 50.0)
     assert times.correct(8, MEASURED) == MEASURED
 
 
-def test_what_was_long_ago_counts_less():
+def test_old_times_count_less():
     times = served({3: 0.5, 7: 1.0})
     for _ in range(6 * HALF_LIFE):
         times.observe(8, 7, 1.0)
@@ -70,7 +70,11 @@ def test_what_was_long_ago_counts_less():
 
 
 class Noisy(Simulation):
-    """An engine that measured its steps while something else ran."""
+    """An engine whose step times were measured on a busy machine.
+
+    Attributes:
+        tells: whether the times of served steps are reported.
+    """
 
     def __init__(self, num_drafts: int, seed: int, tells: bool):
         super().__init__(parallel_ms, num_drafts, seed)
@@ -90,14 +94,14 @@ class Noisy(Simulation):
         return super().verify(n, drafted, rates)
 
 
-def test_finds_the_best_plan_though_it_was_measured_wrongly():
+def test_finds_best_plan_despite_wrong_measurements():
     rates, found = CURVES["published"](7), {False: [], True: []}
     for n, seed, tells in ((n, s, t) for n in (1, 8) for s in range(4) for t in found):
         simulation = Noisy(7, seed, tells)
         simulation.run(n, rates, 8_000)
         worth = simulation.run(n, rates, 2_000) / best_fixed(parallel_ms, n, rates)
         found[tells].append(worth)
-    assert min(found[False]) < 0.97  # else this shows nothing
+    assert min(found[False]) < 0.97  # otherwise the test shows nothing
     assert min(found[True]) > 0.98
 
 
@@ -112,7 +116,7 @@ def decode(num_reqs: int, num_drafts: int, **more) -> SimpleNamespace:
     return SimpleNamespace(**step | more)
 
 
-def test_intervals_are_those_of_steps_that_do_the_same(monkeypatch):
+def test_intervals_are_between_equal_steps(monkeypatch):
     now = iter(range(100))
     monkeypatch.setattr(step_intervals.time, "perf_counter", lambda: next(now))
     intervals = StepIntervals()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Step times between the points that were measured."""
+"""Step times are interpolated between the measured points."""
 
 import pytest
 
@@ -12,17 +12,17 @@ def step_times(by_size) -> StepTimes:
     return StepTimes({SHORT: by_size})
 
 
-def test_times_between_two_sizes_and_past_the_last():
+def test_times_between_and_beyond_measured_sizes():
     seconds = {1: {0: 1.0, 3: 2.0}, 5: {0: 1.4, 3: 6.0}}
     times = step_times(seconds)
     assert times.seconds(5, SHORT) == seconds[5]
     assert times.seconds(9, SHORT) == pytest.approx({0: 1.8, 3: 10.0})
-    # The chord says 1.2 and 4; nothing is under the first point.
+    # The chord gives 1.2 and 4; there is no neighbour below the first point.
     assert times.seconds(3, SHORT) == pytest.approx({0: 1.1, 3: 3.0})
     assert step_times({1: {0: 1.0, 3: 2.0}}).seconds(7, 9) == {0: 1.0, 3: 2.0}
 
 
-def test_times_between_lie_midway_between_chord_and_neighbours():
+def test_interpolation_is_mean_of_chord_and_neighbours():
     line = [(1, 1.0), (2, 2.0), (4, 4.0), (8, 8.0)]
     assert between(line, 2, 3) == pytest.approx(3.0)
     knee = [(1, 5.0), (2, 5.0), (4, 6.0), (8, 12.0)]  # from 5 on, 1.5 a request
@@ -34,7 +34,8 @@ def test_times_between_lie_midway_between_chord_and_neighbours():
 
 
 def seconds(n: int, context: int, k: int) -> float:
-    """Memory-bound weights, a KV cache read once, scores for each verified token."""
+    """Weights are memory-bound, the KV cache is read once, and attention scores are
+    computed for each verified token."""
     read, score = 3e-8, 2e-9
     return 5e-3 + 2e-5 * n * (k + 1) + n * context * (read + score * (k + 1))
 
@@ -43,8 +44,8 @@ def table(context: int, sizes, lengths) -> dict[int, dict[int, float]]:
     return {n: {k: seconds(n, context, k) for k in lengths} for n in sizes}
 
 
-def test_context_adds_in_proportion_to_requests_and_length():
-    """Measured with three lengths at two contexts, asked for others."""
+def test_context_time_is_proportional_to_requests_and_length():
+    """Two longer contexts are measured with three lengths; others are inferred."""
     lengths = [0, 1, 2, 3, 5, 7]
     times = StepTimes(
         {
@@ -60,14 +61,14 @@ def test_context_adds_in_proportion_to_requests_and_length():
             assert found[k] == pytest.approx(seconds(n, context, k), rel=0.03)
 
 
-def test_noise_does_not_make_long_contexts_cheap():
+def test_noise_does_not_make_long_contexts_faster():
     short = {1: {0: 5.0, 7: 7.0}}
     times = step_times(short)
     longer = StepTimes({SHORT: short, 4096: {1: {0: 4.9, 7: 6.9}}})
     assert longer.seconds(1, 65536) == times.seconds(1, SHORT) == short[1]
 
 
-def test_nothing_measured_is_false_and_one_time_serves_shorter_contexts():
+def test_empty_times_are_false_and_one_time_serves_shorter_contexts():
     assert not StepTimes({})
     times = step_times({1: {0: 1.0}})
     assert times and times.seconds(1, 0) == times.seconds(1, 10) == {0: 1.0}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When a try to draft begins, goes on and ends, and what all of them cost."""
+"""When trial drafts begin, continue and end, and what they cost in total."""
 
 import pytest
 
@@ -26,7 +26,7 @@ def begun() -> FirstDrafts:
 
 
 @pytest.mark.parametrize("held", [1, 16])
-def test_tries_of_no_use_cost_their_share_of_time(held: int):
+def test_useless_tries_cost_their_share_of_time(held: int):
     tries, steps, num_tries = FirstDrafts(), 0, 0
     for _ in range(20_000):
         steps += held
@@ -37,7 +37,7 @@ def test_tries_of_no_use_cost_their_share_of_time(held: int):
     assert 0.9 * FIRST_BUDGET < cost / steps <= FIRST_BUDGET
 
 
-def test_a_try_waits_for_its_first_drafts_and_goes_on_while_they_pay():
+def test_try_waits_for_first_drafts_and_continues_while_they_pay():
     tries = begun()
     assert not go_on(tries)
     for accepted in (1, 0, 0, 0):
@@ -48,21 +48,21 @@ def test_a_try_waits_for_its_first_drafts_and_goes_on_while_they_pay():
     assert not go_on(tries)
 
 
-def test_a_try_ends_with_drafts_none_of_which_is_accepted():
+def test_try_ends_if_no_draft_is_accepted():
     tries = begun()
     tries.observe(0)
     assert not go_on(tries)
-    tries.observe(7)  # of no try any more
+    tries.observe(7)  # after the end of the try
     assert not go_on(tries)
 
 
-def test_a_try_whose_drafts_were_never_verified_is_over():
+def test_try_ends_if_its_drafts_are_never_verified():
     tries = begun()
     assert not any(go_on(tries) for _ in range(PATIENCE))
     assert any(go_on(tries) for _ in range(round(2 / FIRST_BUDGET)))
 
 
-def test_what_drafts_saved_is_spent_on_new_requests():
+def test_saved_time_is_spent_on_new_requests():
     tries = FirstDrafts()
     for _ in range(1000):
         tries.save(1.0)
@@ -76,8 +76,8 @@ def test_what_drafts_saved_is_spent_on_new_requests():
 
 
 def test_steps_that_lost_time_leave_no_debt():
-    """Defect: a plan that is held while it is a little worse than none, for long, kept
-    new requests from being tried."""
+    """Regression: after a plan had long been kept that was slightly worse than not
+    drafting, new requests were not tried."""
     tries = FirstDrafts()
     for _ in range(1000):
         tries.save(-1.0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A drafter that drafts in vain is told of once, with numbers."""
+"""A drafter whose drafts are never accepted causes one warning, with numbers."""
 
 from types import SimpleNamespace
 
@@ -23,11 +23,11 @@ def scheduler(method: str = "draft_model", **settings) -> SimpleNamespace:
 
 
 def observe(watch: UnacceptedDrafts, times: int, accepted=0, request=REQUEST) -> bool:
-    """Whether there is more to watch for, after so many drafts."""
+    """Observes `times` drafts; whether all calls returned True (keep watching)."""
     return all([watch.observe(K, accepted, request) for _ in range(times)])
 
 
-def test_it_is_said_with_the_numbers(caplog_vllm):
+def test_warning_has_numbers(caplog_vllm):
     watch = UnacceptedDrafts.of(scheduler())
     assert observe(watch, MAX_DRAFTS - 1)
     assert not caplog_vllm.records
@@ -45,7 +45,7 @@ def test_one_accepted_token_is_enough(caplog_vllm):
     assert not caplog_vllm.records
 
 
-def test_past_the_drafters_context_nothing_is_expected(caplog_vllm):
+def test_drafts_past_drafter_context_do_not_count(caplog_vllm):
     watch = UnacceptedDrafts.of(scheduler())
     past = SimpleNamespace(num_tokens=LIMIT - K)
     assert observe(watch, MAX_DRAFTS, request=past)
@@ -55,20 +55,20 @@ def test_past_the_drafters_context_nothing_is_expected(caplog_vllm):
 @pytest.mark.parametrize(
     "settings", [{"method": "ngram"}, {"rejection_sample_method": "synthetic"}]
 )
-def test_what_is_not_watched(settings: dict):
+def test_other_methods_are_not_watched(settings: dict):
     assert UnacceptedDrafts.of(scheduler(**settings)) is None
     nothing = SimpleNamespace(vllm_config=SimpleNamespace(speculative_config=None))
     assert UnacceptedDrafts.of(nothing) is None
 
 
 def counting(**watches) -> SimpleNamespace:
-    """A scheduler, as far as it counts drafts."""
+    """A scheduler with only what it needs to count drafts."""
     none = {"unaccepted_drafts": None, "acceptance_watch": None, "draft_lengths": None}
     return SimpleNamespace(**none | watches, requests={"a": REQUEST}, log_stats=False)
 
 
-def test_the_scheduler_counts_and_stops(caplog_vllm):
-    """With or without stats; a step without drafts tells nothing."""
+def test_scheduler_counts_and_stops(caplog_vllm):
+    """Even without stats; steps without drafts do not count."""
     made = counting(unaccepted_drafts=UnacceptedDrafts.of(scheduler()))
     for drafted in [K, 0] * (MAX_DRAFTS + 1):
         Scheduler.make_spec_decoding_stats(made, None, drafted, 0, None, "a")
@@ -77,7 +77,8 @@ def test_the_scheduler_counts_and_stops(caplog_vllm):
 
 @pytest.mark.parametrize("watch", ["unaccepted_drafts", "acceptance_watch"])
 def test_drafts_that_were_not_verified_do_not_count(watch: str):
-    """Defect: acceptance seemed to fall wherever a part of the drafts is verified."""
+    """Regression: acceptance seemed to fall when only a part of the drafts was
+    verified."""
     seen = []
     made = counting(
         **{watch: SimpleNamespace(observe=lambda *given: seen.append(given[:2]) or 1)}

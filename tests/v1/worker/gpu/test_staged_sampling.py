@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sampling parameters reach the device once a request is added, and stay there."""
+"""Sampling parameters are copied to the device when a request is added, and kept."""
 
 from types import SimpleNamespace
 
@@ -10,7 +10,7 @@ from vllm import SamplingParams
 from vllm.platforms import current_platform
 
 if current_platform.is_cpu():
-    import vllm.v1.worker.cpu.shm  # noqa: F401  (what Runner V2 needs on a CPU)
+    import vllm.v1.worker.cpu.shm  # noqa: F401  (Runner V2 needs it on a CPU)
 
 from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor
 from vllm.v1.worker.gpu.sample.sampler import Sampler
@@ -21,7 +21,7 @@ REQUESTS, VOCABULARY = 4, 32
 
 
 class Counting(LogitsProcessor):
-    """A user's own."""
+    """A user's custom logits processor."""
 
     steps = 0
 
@@ -50,8 +50,8 @@ def on_device(sampler: Sampler) -> list[tuple[float, ...]]:
     return list(zip(*(each.gpu.tolist() for each in known), strict=True))
 
 
-def test_a_request_is_sampled_by_its_own_parameters(sampler: Sampler):
-    """Also where it takes another one's place, steps after others were added."""
+def test_request_uses_its_own_sampling_parameters(sampler: Sampler):
+    """Also in a slot that another request had, and in steps without new requests."""
     first = SamplingParams(temperature=0.5, top_k=3, repetition_penalty=1.5)
     for slot, params in ((1, first), (2, SamplingParams()), (1, SamplingParams())):
         sampler.add_request(slot, params)
@@ -63,8 +63,8 @@ def test_a_request_is_sampled_by_its_own_parameters(sampler: Sampler):
             sampler.apply_staged_writes()
 
 
-def test_nothing_is_copied_in_other_steps(sampler: Sampler):
-    """But processors of users' own are asked in every step."""
+def test_parameters_are_not_copied_in_other_steps(sampler: Sampler):
+    """Custom logits processors are still called in every step."""
     sampler.add_request(0, SamplingParams())
     sampler.apply_staged_writes()
     copied = sampler.sampling_states.temperature.gpu

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small verified batches, and tables of the KV blocks that their requests hold."""
+"""Small verified batches, and block tables for them."""
 
 from typing import Any
 
@@ -26,13 +26,15 @@ def verified_batch(
     max_num_reqs: int | None = None,
     **fields: torch.Tensor,
 ) -> VerifiedBatch:
-    """A batch of requests that have sampled a token, and had none rejected.
+    """A batch of requests that have each sampled a token; none were rejected.
+
+    Token ids count from 100, request states from 0.
 
     Args:
         query_lens: tokens of each request; 0 for padding.
         starts: the position of each one's first token.
-        max_num_reqs: as many as there are, if it is not given.
-        fields: what is otherwise. Token ids count from 100, states from 0.
+        max_num_reqs: by default the number of requests.
+        fields: fields that differ from this.
     """
     n = len(query_lens)
     most = max_num_reqs or n
@@ -54,7 +56,7 @@ def verified_batch(
 
 
 def block_tables(blocks: list[int], max_num_reqs: int = 1) -> BlockTables:
-    """Every request holds these blocks, of 16 tokens."""
+    """Block tables in which each request has these blocks of 16 tokens."""
     tables = BlockTables([16], max_num_reqs, 4096, [len(blocks)], DEVICE)
     tables.block_tables[0].gpu.copy_(int32(blocks).expand(max_num_reqs, -1))
     tables.num_blocks.np[0] = len(blocks)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pytest plugin: Triton's kernels are compiled for a GPU, and not launched.
+"""A pytest plugin: Triton kernels are compiled for a GPU, but not launched.
 
-Triton compiles without a GPU once it is told for which. So a test that runs with this
-plugin fails where it looks at what a kernel computed; that each kernel is one that
-Triton's compiler takes is written to the file that `VLLM_TEST_COMPILED` names.
+Triton can compile without a GPU if a target is set. Tests that run with this plugin
+fail when they check what a kernel computed. Whether each kernel compiles is written to
+the file that `VLLM_TEST_COMPILED` names.
 """
 
 import json
@@ -15,11 +15,11 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import JITFunction, driver
 
 HOPPER = GPUTarget("cuda", 90, 32)
-MAX_LAUNCHES = 3  # of a kernel; each other shape takes half a second
+MAX_LAUNCHES = 3  # per kernel: each new shape takes half a second
 
 
 class Driver:
-    """What Triton asks of a GPU before it launches."""
+    """What Triton queries of a GPU driver before a launch."""
 
     def get_current_target(self) -> GPUTarget:
         return HOPPER
@@ -31,7 +31,7 @@ class Driver:
         return 0
 
 
-# What became of each kernel: launches, or what Triton's compiler says.
+# By kernel: number of launches, and errors of Triton's compiler.
 launched: dict[str, int] = {}
 errors: dict[str, str] = {}
 launch = JITFunction.run
@@ -53,7 +53,7 @@ def pytest_sessionfinish() -> None:
     Path(os.environ["VLLM_TEST_COMPILED"]).write_text(json.dumps(found))
 
 
-# vLLM takes Triton for usable on a CPU if it has a backend of that name.
+# vLLM considers Triton usable on a CPU if it has a backend of that name.
 backends["cpu"] = backends["nvidia"]
 driver.set_active(Driver())
 JITFunction.run = compile_only

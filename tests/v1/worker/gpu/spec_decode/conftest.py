@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Runner V2's modules need before they are imported."""
+"""Imports what Runner V2's modules need before they are imported."""
 
 from vllm.platforms import current_platform
 

@@ -14,8 +14,8 @@ from vllm.v1.worker.gpu.spec_decode.unified.inputs import (
 from vllm.v1.worker.gpu.spec_decode.unified.layout import DraftLayout
 from vllm.v1.worker.gpu.spec_decode.unified.structs import DraftBatch
 
-# One request's slots: their tokens (None for a mask), the position of the first, how
-# many there are with padding, and the row of `HiddenRows.sources` for the first.
+# One request's slots: their tokens (None for a mask), the first one's position, their
+# number with padding, and the first one's row of `HiddenRows.sources`.
 _Slots = tuple[list[int | None], int, int, int]
 
 
@@ -146,7 +146,7 @@ def _rope_position(
     slot: int,
     position: int,
 ) -> torch.Tensor:
-    """[D], the target's own, or what text behind its tokens has: alike in all."""
+    """[D], the target's own; for text after its tokens, the same in all dimensions."""
     if isinstance(source, PreviousPass):
         return position + out.rope_deltas[req]
     state, begin = int(source.idx_mapping[req]), int(source.query_start_loc[req])
@@ -165,9 +165,9 @@ def _before(
     held: torch.Tensor,
     start: int,
 ) -> torch.Tensor:
-    """What slot 0 is fed: the state of the token before it, if its block keeps it.
+    """The hidden state of the token before slot 0, if its block keeps it.
 
-    The token that ends the block has a row of its own there.
+    A block has a separate row for the token that ends it.
     """
     size, block_id = tables.block_sizes[hidden.kv_group], 0
     block = (start - 1) // size

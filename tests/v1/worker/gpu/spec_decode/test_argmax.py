@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The likeliest tokens of a few rows, by Triton's kernels."""
+"""Triton kernels that find the most likely token of each of a few rows."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ DEVICE = torch.device("cpu" if current_platform.is_cpu() else "cuda")
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("vocab_size", [1, 97, 4096, 12289])
-def test_of_equal_logits_the_lowest_token(vocab_size: int, dtype: torch.dtype):
+def test_ties_go_to_lowest_token(vocab_size: int, dtype: torch.dtype):
     torch.manual_seed(vocab_size)
     logits = torch.randint(-20, 20, (5, vocab_size)).to(DEVICE, dtype) / 4
     logits[1] = -torch.inf
@@ -24,11 +24,11 @@ def test_of_equal_logits_the_lowest_token(vocab_size: int, dtype: torch.dtype):
     assert best_tokens(logits).tolist() == wanted
 
 
-def test_rows_lie_apart():
+def test_non_contiguous_rows():
     logits = torch.randn(6, 5000, device=DEVICE)[:, :4097]
     assert torch.equal(find_best_tokens(logits), logits.argmax(dim=-1))
 
 
-def test_a_row_of_nans_names_a_token():
+def test_nan_row_gives_a_valid_token():
     logits = torch.full((2, 5000), torch.nan, device=DEVICE)
     assert (find_best_tokens(logits) < 5000).all()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which rows wait for the drafter, when it runs over them, and over which of them."""
+"""Which rows are kept in the backlog, and when the drafter processes them."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -30,15 +30,15 @@ from vllm.v1.worker.gpu.spec_decode.unified.inputs import HiddenRows
 from .batches import DEVICE, int32, int64, verified_batch
 
 ROWS, REQUESTS, BLOCK = 12, 8, 4
-PADDING = 3  # requests that a CUDA graph has more than a batch
+PADDING = 3  # padded requests, as for a CUDA graph
 Rows = dict[int, list[int]]  # positions by request state
 
 
 def given(rows: Rows, prompts: int = 0, drafts: bool = False) -> DraftInput:
-    """A step of these rows, the last few requests' of which are of prompts.
+    """A step of these rows; the last `prompts` requests are prefilling.
 
-    A row's token is 100 times its state and its position, which its slot and its
-    hidden state are, too.
+    Token id, slot and hidden state of a row are 100 times its request state plus its
+    position.
     """
     states, counts = [*rows], [len(each) for each in rows.values()]
     verified = verified_batch(
@@ -46,7 +46,7 @@ def given(rows: Rows, prompts: int = 0, drafts: bool = False) -> DraftInput:
         [each[0] for each in rows.values()],
         REQUESTS,
         idx_mapping=int64(states),
-        num_sampled=int32(states),  # to be told apart
+        num_sampled=int32(states),  # distinct values
     )
     owners = torch.repeat_interleave(int64(states), int64(counts))
     ids = (100 * owners + verified.positions).to(torch.int32)
@@ -72,7 +72,7 @@ def given(rows: Rows, prompts: int = 0, drafts: bool = False) -> DraftInput:
 
 
 def described(found: DraftInput) -> Rows:
-    """Rows as `given` takes them; all that belongs to a row says the same of it."""
+    """Rows as `given` takes them; asserts that all tensors agree on each row."""
     step, verified, hidden = found
     ids, starts = verified.input_ids, verified.query_start_loc.tolist()
     assert starts == step.batch.query_start_loc_np.tolist()
@@ -99,7 +99,7 @@ def kept() -> Backlog:
     return Backlog(ROWS, REQUESTS)
 
 
-def test_rows_come_back_by_request_in_the_order_of_steps(kept: Backlog):
+def test_rows_are_returned_by_request_in_order_of_steps(kept: Backlog):
     assert not kept
     assert kept.put(given({5: [9], 2: [30]})) is None
     assert kept.put(given({2: [31], 7: [3]})) is None
@@ -107,15 +107,15 @@ def test_rows_come_back_by_request_in_the_order_of_steps(kept: Backlog):
     assert kept
     found = kept.take()
     assert described(found) == {2: [30, 31, 32], 5: [9, 10], 7: [3, 4]}
-    # Each has sampled what stands behind its last row.
+    # The last sampled token of each follows its last row.
     assert found.verified.num_sampled.tolist() == [1, 1, 1]
     assert not kept
     kept.put(given({5: [11]}))
     assert described(kept.take()) == {5: [11]}
 
 
-def test_prompts_are_left(kept: Backlog):
-    """Also where they are one token long."""
+def test_prompts_are_not_kept(kept: Backlog):
+    """Not even if they have only one token."""
     rows = {5: [9], 2: [30], 4: [0, 1, 2], 1: [7]}
     left = kept.put(given(rows, prompts=2))
     assert described(left) == {4: [0, 1, 2], 1: [7]}
@@ -125,8 +125,8 @@ def test_prompts_are_left(kept: Backlog):
     assert kept.put(only_prompts) is only_prompts
 
 
-def test_drafts_do_not_wait(kept: Backlog):
-    """Nor does who has none in such a step."""
+def test_steps_that_verify_drafts_are_not_kept(kept: Backlog):
+    """Not even rows of requests without drafts in such a step."""
     step = given({5: [9], 2: [30, 31, 32]}, drafts=True)
     assert kept.put(step) is step
     assert not kept
@@ -136,8 +136,8 @@ def due(kept: Backlog, num_reqs=2, drafts=False, prompts=(), ended=()) -> bool:
     return kept.is_due(num_reqs, drafts, set(prompts), set(ended))
 
 
-def test_rows_wait_until_they_are_needed(kept: Backlog):
-    assert not due(kept, drafts=True)  # nothing to run over
+def test_rows_are_kept_until_needed(kept: Backlog):
+    assert not due(kept, drafts=True)  # nothing to process
     for position in range(5):
         kept.put(given({5: [position], 2: [position]}))
     assert not due(kept)
@@ -155,12 +155,12 @@ def test_rows_wait_until_they_are_needed(kept: Backlog):
         (3, 3, BLOCK, True),
         (6, 5, BLOCK, True),
         (0, 4, None, False),
-        # What drafts just before came to, the host does not know yet.
+        # Right after drafts the host does not know yet how many were accepted.
         (0, 1, BLOCK, True),
         (0, 1, None, False),
     ],
 )
-def test_blocks_that_others_may_find_are_filled(
+def test_blocks_that_prefix_caching_may_hit_are_filled(
     kept: Backlog, first: int, steps: int, block: int | None, is_due: bool
 ):
     kept.block_size = block
@@ -177,18 +177,18 @@ def test_blocks_that_others_may_find_are_filled(
     "num_cached, block, is_due",
     [(1000, BLOCK, False), (2003, BLOCK, True), (2003, None, False)],
 )
-def test_blocks_of_running_requests_may_be_found(
+def test_prefix_caching_may_hit_blocks_of_running_requests(
     kept: Backlog, num_cached: int, block: int | None, is_due: bool
 ):
-    """A system prompt is none of their rows; it is most often what is found."""
+    """The usual hit, a system prompt, contains none of the kept rows."""
     kept.block_size = block
     for position in (2000, 2001, 2002):
         kept.put(given({5: [position], 2: [2 * position]}))
     assert kept.is_due(2, False, set(), set(), num_cached) == is_due
 
 
-def test_no_row_of_a_request_that_ended(kept: Backlog):
-    """Whoever has its state next has rows of its own."""
+def test_rows_of_ended_requests_are_dropped(kept: Backlog):
+    """The next request with the same state has only its own rows."""
     kept.put(given({5: [9], 2: [30]}))
     kept.put(given({5: [10], 2: [31]}))
     kept.forget({5})
@@ -197,13 +197,13 @@ def test_no_row_of_a_request_that_ended(kept: Backlog):
     kept.put(given({3: [9]}))
     kept.forget({3})
     assert not kept
-    for position in range(ROWS):  # there is room for as many as ever
+    for position in range(ROWS):  # there is as much room as before
         assert not due(kept, num_reqs=1)
         kept.put(given({4: [position]}))
 
 
 class Steps:
-    """A runner of requests a, b and c, and the passes that make up for others."""
+    """A runner of requests a, b and c, which records its catch-up passes."""
 
     def __init__(self, monkeypatch, kept: Backlog) -> None:
         self.passes: list[Rows] = []
@@ -242,7 +242,7 @@ def new_request(name: str, num_cached: int = 0) -> SimpleNamespace:
         ({"scheduled_spec_decode_tokens": {"b": [1]}}, True, False),
         ({"num_scheduled_tokens": {"c": 9}}, False, True),
         ({"num_scheduled_tokens": {"a": 9}}, True, False),
-        # What a session goes on behind is not given up.
+        # A continued session needs the KV of its preceding tokens.
         ({"scheduled_new_reqs": [new_request("a")]}, True, False),
         ({"scheduled_new_reqs": [new_request("d")]}, False, True),
         ({"scheduled_new_reqs": [new_request("d"), new_request("e", 5)]}, True, False),
@@ -251,10 +251,12 @@ def new_request(name: str, num_cached: int = 0) -> SimpleNamespace:
         ({"finished_req_ids": {"b"}}, False, True),
     ],
 )
-def test_before_a_step(monkeypatch, kept: Backlog, fields, runs: bool, is_kept: bool):
+def test_catch_up_before_a_step(
+    monkeypatch, kept: Backlog, fields, runs: bool, is_kept: bool
+):
     kept.block_size = BLOCK
     steps = Steps(monkeypatch, kept)
-    for position in (3, 4):  # fills a block of a's, none of b's
+    for position in (3, 4):  # fills a block of request a, none of request b
         kept.put(given({5: [position], 2: [position + 1]}))
     assert steps.step(**fields) == [{2: [4, 5], 5: [3, 4]}] * runs
     assert bool(kept) == is_kept
@@ -265,8 +267,9 @@ def test_before_a_step(monkeypatch, kept: Backlog, fields, runs: bool, is_kept: 
 
 
 @pytest.mark.parametrize("kept", [None, Backlog(ROWS, REQUESTS)])
-def test_nothing_is_made_up_for_where_nothing_was_left_out(kept):
-    """Defect: engines ended at start that timed steps past a drafter's context."""
+def test_no_catch_up_with_empty_backlog(kept):
+    """Regression: an engine failed at start if it timed steps past the drafter's
+    context."""
 
     def catch_up() -> None:
         raise AssertionError
@@ -294,7 +297,7 @@ def config(**parallel):
 
 
 @pytest.mark.parametrize("fed, rows", [(None, 8192), (4096, 2048)])
-def test_what_is_kept_takes_little_memory(fed: int | None, rows: int):
+def test_memory_of_backlog_is_limited(fed: int | None, rows: int):
     assert make_backlog(config(), drafter(fed_hidden_size=fed)).max_rows == rows
 
 
@@ -306,7 +309,7 @@ def test_what_is_kept_takes_little_memory(fed: int | None, rows: int):
         ({}, {"rope_dims": 3}, "M-RoPE drafters"),
     ],
 )
-def test_where_rows_cannot_wait_one_line_says_so(caplog_vllm, parallel, fed, why: str):
+def test_unsupported_backlog_is_logged(caplog_vllm, parallel, fed, why: str):
     caplog_vllm.set_level("INFO", logger="vllm")
     assert make_backlog(config(**parallel), drafter(**fed)) is None
     assert f"does not support {why}" in caplog_vllm.text
@@ -338,10 +341,10 @@ def together(*layers):
         ([CHUNKS], False),
     ],
 )
-def test_rows_wait_only_where_blocks_are_not_given_back(
+def test_rows_are_kept_only_if_blocks_are_not_freed(
     caplog_vllm, kept: Backlog, specs, are_kept: bool
 ):
-    """A row's block may be another request's by the time that it is written."""
+    """Otherwise a row's block may belong to another request once it is written."""
     caplog_vllm.set_level("INFO", logger="vllm")
     found = for_kv_cache(kept, specs, BLOCK)
     assert found is (kept if are_kept else None)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of the block tables, for padding slots that overhang the longest sequence."""
+"""Block table rows for padding slots that extend past the longest sequence."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ CPU = torch.device("cpu")
 
 
 def width(num_tokens: int, block_size: int) -> int:
-    """As vLLM sizes rows, and tables of kernels with smaller blocks."""
+    """Row width as in vLLM, also for kernels with smaller blocks."""
     return get_block_table_width(-(-num_tokens // block_size), block_size)
 
 
@@ -27,18 +27,16 @@ def tables(max_model_len: int, sizes: list[int]) -> BlockTables:
 @pytest.mark.parametrize("room", [1, 14, 30])
 @pytest.mark.parametrize("max_model_len", [64, 127, 128, 250, 256, 1000])
 @pytest.mark.parametrize("block_size", [16, 32, 48, 128, 256])
-def test_wide_rows_are_what_the_base_would_give(
-    block_size: int, max_model_len: int, room: int
-):
+def test_wide_rows_match_width_in_vllm(block_size: int, max_model_len: int, room: int):
     base = tables(max_model_len, [block_size])
     view = DraftBlockTables(base, room, [0])
     view.fit(3, max_model_len)
     (rows,) = view.input_block_tables
-    # A kernel's own table is that wide: rows must neither exceed nor fall short.
+    # A kernel's own table is exactly that wide.
     assert rows.shape[1] == width(max_model_len + room, block_size)
 
 
-def test_only_long_sequences_need_them():
+def test_only_long_sequences_need_wide_rows():
     base = tables(128, [16, 64])
     view = DraftBlockTables(base, 14, [0, 1])
     view.fit(3, 128 - 14)
@@ -54,8 +52,8 @@ def test_only_long_sequences_need_them():
     assert view.input_block_tables is base.input_block_tables
 
 
-def test_only_groups_of_the_drafter_count():
-    """Another may hold one block of a sequence, however long that is."""
+def test_only_kv_cache_groups_of_drafter_count():
+    """Another group may have a single block per sequence, whatever its length."""
     base = BlockTables([16, 8], 3, 8, [width(1024, 16), 1], CPU)
     assert DraftBlockTables(base, 14, [0]).fit(3, 500)
     assert not DraftBlockTables(base, 14, [0, 1]).fit(3, 500)

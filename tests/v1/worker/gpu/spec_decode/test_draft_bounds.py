@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Host and device agree on where each request's slots begin, rejected ones included."""
+"""Host and device agree on where each request's slots begin, with rejected tokens."""
 
 from types import SimpleNamespace
 
@@ -18,7 +18,7 @@ STARTS = [0, 8, 9, 14]
 
 
 @pytest.mark.parametrize("shift, width", [(0, 1), (0, 3), (0, 7), (1, 1), (1, 4)])
-def test_bounds(shift: int, width: int):
+def test_query_start_loc_of_host_and_device(shift: int, width: int):
     """Three requests of 8, 1 and 5 tokens."""
     layout = DraftLayout(7, shift, width)
     told = SimpleNamespace(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The drafter is built for its widest batch; the target keeps its own range."""
+"""The drafter is built for its widest batch; the target's range is unchanged."""
 
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -64,10 +64,10 @@ def engines(draw) -> Engine:
 
 
 @given(engines(), st.data())
-def test_the_widest_batch_is_the_widest_that_can_be_scheduled(
+def test_max_num_tokens_is_widest_batch_that_can_be_scheduled(
     engine: Engine, data: st.DataObject
 ):
-    """A step has queries of at least 1 token each, at most the budget together."""
+    """Queries of a step have at least 1 token each, and at most the budget in total."""
     rest = engine.budget - engine.max_num_seqs
     full = [1 + rest] + [1] * (engine.max_num_seqs - 1)
     assert engine.widest_pass(full) == engine.widest
@@ -80,7 +80,7 @@ def test_the_widest_batch_is_the_widest_that_can_be_scheduled(
 
 
 @given(engines(), st.booleans(), st.booleans())
-def test_budget_and_compile_range_reach_the_widest_batch(
+def test_budget_and_compile_range_include_widest_batch(
     engine: Engine, has_smaller: bool, has_budget: bool
 ):
     kept = [engine.budget - 1] if has_smaller else []
@@ -89,23 +89,23 @@ def test_budget_and_compile_range_reach_the_widest_batch(
     draft = widened_config(config, engine.layout)
     assert draft.scheduler_config.max_num_batched_tokens == engine.widest
     assert draft.compilation_config.compile_ranges_endpoints == [*kept, engine.widest]
-    # The target's are untouched, and layers register in one place.
+    # The target's config is unchanged, and both share one forward context.
     assert config.scheduler_config.max_num_batched_tokens == engine.budget
     assert config.compilation_config.compile_ranges_endpoints == endpoints
     shared = config.compilation_config.static_forward_context
     assert draft.compilation_config.static_forward_context is shared
 
 
-def test_attention_is_built_for_the_draft_model():
+def test_attention_config_of_draft_model():
     layout = DraftLayout(7, 0, 7)
     engine = engine_config([64])
     view = attention_config(engine, layout)
-    # Block tables reach past the target's longest sequence, not the draft's.
+    # Block tables extend past the target's longest sequence, not the draft model's.
     assert view.model_config.max_model_len == 128 + layout.num_room_tokens
     # A decode query of the first pass: K + 1 target tokens and the extra slots.
     assert view.speculative_config.num_speculative_tokens + 1 == 8 + 7
     assert engine.speculative_config.num_speculative_tokens == 7
     assert engine.speculative_config.draft_model_config.max_model_len == 32
-    # Heads are counted as the draft model is split.
+    # The number of heads depends on the draft model's tensor parallel size.
     assert view.parallel_config.tensor_parallel_size == 1
     assert engine.parallel_config.tensor_parallel_size == 2

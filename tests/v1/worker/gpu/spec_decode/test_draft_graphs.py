@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which draft batches are recorded as graphs, and which graph serves a batch."""
+"""Which draft batches are captured as CUDA graphs, and which graph serves a batch."""
 
 from types import SimpleNamespace
 
@@ -64,7 +64,7 @@ def record(layouts, vllm_config=None, **more) -> list[DraftBatchDescriptor]:
 
 
 def graphs(batches, is_recorded: bool = True) -> DraftGraphs:
-    """A manager that holds batches, without a device to record them on."""
+    """A manager of these batches, without a device to capture them on."""
     manager = DraftGraphs.__new__(DraftGraphs)
     manager._batches, manager._graphs_captured = batches, is_recorded
     manager._init_candidates()
@@ -91,15 +91,15 @@ def test_every_decode_batch_has_graphs(width: int, shift: int):
     assert found.find_piecewise(65) is None
 
 
-def test_largest_are_recorded_first():
-    """So that the smaller ones fit into the memory that they took."""
+def test_largest_batches_are_captured_first():
+    """Smaller graphs then reuse the memory of larger ones."""
     descs = graphs(record(layouts_of(1, 1, [3])))._capture_descs
     for mode in (FULL, PIECEWISE):
         tokens = [desc.num_tokens for desc in descs[mode]]
         assert tokens == sorted(tokens, reverse=True)
 
 
-def test_nothing_is_found_before_it_is_recorded():
+def test_no_graph_is_found_before_capture():
     found = graphs(record(layouts_of(7, 0, [7])), is_recorded=False)
     assert found.find_full(1, 15, 7, 0) is found.find_piecewise(1) is None
 
@@ -112,12 +112,12 @@ def test_nothing_is_found_before_it_is_recorded():
         (7, {0: 0, 1: 1, 3: 3, 7: 7}),
     ],
 )
-def test_first_passes_that_are_the_same(width: int, recorded: dict[int, int]):
+def test_shared_first_passes(width: int, recorded: dict[int, int]):
     assert same_first_passes(layouts_of(width, 1, [0, 1, 3, 7])) == recorded
 
 
 @pytest.mark.parametrize("shift", [0, 1])
-def test_autoregressive_lengths_may_change(shift: int):
+def test_autoregressive_lengths_may_change_between_steps(shift: int):
     """A step that verifies k drafts may ask for any other number of them."""
     lengths = [0, 1, 3, 7]
     layouts = layouts_of(1, shift, lengths)
@@ -128,8 +128,8 @@ def test_autoregressive_lengths_may_change(shift: int):
             assert found.find_full(2, slots, recorded[after], 0) is not None
 
 
-def test_autoregressive_lengths_share_their_passes():
-    """Each pass is recorded once, and every length ends where a graph does."""
+def test_autoregressive_lengths_share_later_passes():
+    """Each pass is captured once, and every length ends at the end of a graph."""
     layouts = layouts_of(1, 0, [0, 1, 3, 4, 7])
     found, later = graphs(record(layouts)), same_later_passes(layouts)
     spans = {(b.first_pass, b.end_pass) for b in found._batches if b.first_pass}
@@ -144,14 +144,14 @@ def test_autoregressive_lengths_share_their_passes():
         assert replayed[0][0] == 1 and replayed[-1][1] == length
 
 
-def test_blocks_have_later_passes_of_their_own():
+def test_semi_parallel_lengths_have_their_own_later_passes():
     layouts = layouts_of(3, 1, [0, 3, 5, 7])
     assert same_later_passes(layouts) == {0: 0, 3: 3, 5: 5, 7: 7}
     later = [b for b in record(layouts) if b.first_pass]
     assert {(b.num_drafts, b.end_pass) for b in later} == {(5, 2), (7, 3)}
 
 
-def test_one_graph_a_pass_where_metadata_is_the_hosts():
+def test_one_graph_per_pass_if_metadata_is_built_on_host():
     batches = record(layouts_of(1, 1, [4]), fused=False)
     spans = {(b.first_pass, b.end_pass) for b in batches if b.cg_mode == FULL}
     assert spans == {(0, 1), (1, 2), (2, 3), (3, 4)}
@@ -164,10 +164,10 @@ def test_one_graph_a_pass_where_metadata_is_the_hosts():
         (PIECEWISE, None, {PIECEWISE}),
         (CUDAGraphMode.FULL_DECODE_ONLY, None, {FULL}),
         (CUDAGraphMode.FULL_AND_PIECEWISE, None, {FULL, PIECEWISE}),
-        (CUDAGraphMode.FULL_AND_PIECEWISE, True, set()),  # of the drafter alone
+        (CUDAGraphMode.FULL_AND_PIECEWISE, True, set()),  # enforce_eager of the drafter
     ],
 )
-def test_what_the_target_runs_with_counts(mode, enforce_eager, kinds: set):
+def test_graphs_follow_cudagraph_mode_of_target(mode, enforce_eager, kinds: set):
     layouts, eager = layouts_of(1, 0, [4]), config(enforce_eager=enforce_eager)
     batches = record(layouts, eager, cudagraph_mode=mode)
     assert {batch.cg_mode for batch in batches} == kinds
@@ -181,7 +181,7 @@ def test_what_the_target_runs_with_counts(mode, enforce_eager, kinds: set):
         (AttentionCGSupport.ALWAYS, {(1, None), (6, None), (None, 6)}),
     ],
 )
-def test_what_attention_can_record_counts(support, recorded: set, caplog_vllm):
+def test_graphs_follow_support_of_attention(support, recorded: set, caplog_vllm):
     made = config(trims=True)
     batches = record(layouts_of(1, 0, [4]), made, support=support, piecewise=False)
     assert {(b.uniform_token_count, b.max_query_len) for b in batches} == recorded
@@ -189,13 +189,13 @@ def test_what_attention_can_record_counts(support, recorded: set, caplog_vllm):
     assert ("attention_backend" in caplog_vllm.text) is not is_all
 
 
-# First passes of batches whose drafts were trimmed.
+# First passes of trimmed batches.
 
 
 @pytest.mark.parametrize("lengths", [[7], [0, 3, 7]])
 @pytest.mark.parametrize("width", [1, 3, 7])
 def test_trimmed_batches_have_graphs(width: int, lengths: list[int]):
-    """Whatever was drafted before."""
+    """Whatever the number of drafts."""
     layouts = layouts_of(width, 0, lengths)
     found = graphs(record(layouts, config(16, trims=True)))
     for num_drafts, recorded_as in same_first_passes(layouts).items():
@@ -210,8 +210,8 @@ def test_trimmed_batches_have_graphs(width: int, lengths: list[int]):
     assert graphs(record(layouts)).find_ragged(8, 20 + 8 * width, 7) is None
 
 
-def test_trimmed_batches_are_as_wide_as_chains_beside_trees():
-    """A tree has none: it is drafted in place of a trimmed chain now and then."""
+def test_trees_have_no_graphs_of_trimmed_batches():
+    """Their query lengths are those of chains: trees seldom follow trimmed chains."""
     widest = DraftLayout(7, 0, 7)
     layouts = {k: widest.for_drafts(k) for k in (0, 3, 7, 15)}
     batches = record(layouts, config(16, trims=True))
@@ -227,15 +227,15 @@ def trimmed_batch(extra_drafts: int) -> SimpleNamespace:
         num_scheduled_tokens=np.full(8, 8, dtype=np.int32),
         num_draft_tokens=extra_drafts,
         num_draft_tokens_per_req=np.full(8, 7, dtype=np.int32),
-        query_start_loc_np=None,  # says nothing
+        query_start_loc_np=None,  # not known on the host
         max_query_len=8,
         decode_graph_eligible=True,
     )
 
 
 @pytest.mark.parametrize("verified, longest", [(1, 2), (6, 7), (7, 8), (40, 8)])
-def test_a_trimmed_batch_is_as_long_as_it_may_be(verified: int, longest: int):
-    """Defect: attention leaves rows out that lie past the longest query it is told."""
+def test_longest_query_of_trimmed_batch_is_upper_bound(verified: int, longest: int):
+    """Regression: attention skips rows past the longest query length it is given."""
     starts = trimmed_starts(trimmed_batch(verified))
     assert starts.dtype == np.int32
     assert (starts[0], starts[-1]) == (0, 8 + verified)
@@ -244,8 +244,8 @@ def test_a_trimmed_batch_is_as_long_as_it_may_be(verified: int, longest: int):
 
 @pytest.mark.parametrize("fits", [True, False])
 @pytest.mark.parametrize("has_embeddings", [True, False])
-def test_a_trimmed_batch_is_served_by_its_graph(fits: bool, has_embeddings: bool):
-    """If it is of tokens alone, as graphs are."""
+def test_trimmed_batch_uses_its_graph(fits: bool, has_embeddings: bool):
+    """Unless it contains multimodal embeddings: graphs take token ids only."""
     layouts = layouts_of(7, 0, [7])
     recorded = graphs(record(layouts, config(8, trims=True)))
     shapes = StepShapes(recorded, 0, None, fits, 8, has_embeddings)

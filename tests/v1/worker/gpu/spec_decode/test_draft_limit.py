@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Past the drafter's context: what is not accepted, and when nothing is drafted."""
+"""Past the drafter's context drafts are not accepted, and passes are skipped."""
 
 from types import SimpleNamespace
 
@@ -15,8 +15,8 @@ CONTEXT, MAX_MODEL_LEN, K = 32, 200, 3
 
 
 @pytest.mark.parametrize("by_grammar", [None, [0, 1, 0, 0, 0, 0]])
-def test_drafts_past_the_context_are_not_verified(by_grammar: list[int] | None):
-    """Of two requests with two drafts each, whose first rows hold no draft."""
+def test_drafts_past_context_are_not_verified(by_grammar: list[int] | None):
+    """Two requests with two drafts each; their first rows hold no draft."""
     batch = SimpleNamespace(
         positions=torch.tensor([0, 30, 31, 32, 0, 40, 41, 42]),
         logits_indices=torch.tensor([1, 2, 3, 5, 6, 7]),
@@ -29,7 +29,7 @@ def test_drafts_past_the_context_are_not_verified(by_grammar: list[int] | None):
     drafter = DrafterConfig("draft_model", 2, context=CONTEXT)
     found = without_drafts_past_limit(drafter, invalid, batch)
     assert torch.equal(found, past if invalid is None else past | invalid)
-    for context in (None, 43):  # which the longest one does not pass
+    for context in (None, 43):  # the longest request is within it
         drafter = DrafterConfig("draft_model", 2, context=context)
         assert without_drafts_past_limit(drafter, invalid, batch) is invalid
 
@@ -37,7 +37,11 @@ def test_drafts_past_the_context_are_not_verified(by_grammar: list[int] | None):
 def is_past_limit(
     starts: list[int], context: int | None = CONTEXT, dp_size: int = 1
 ) -> bool:
-    """Of a step of requests with K + 1 tokens each, from these positions on."""
+    """`_is_past_limit` of a step of requests with K + 1 tokens each.
+
+    Args:
+        starts: the position of each one's first token.
+    """
     limit = DrafterConfig("draft_model", K, context=context).limit(MAX_MODEL_LEN)
     config = SimpleNamespace(
         model_config=SimpleNamespace(max_model_len=MAX_MODEL_LEN),
@@ -58,11 +62,11 @@ def is_past_limit(
     return UnifiedSpeculator._is_past_limit(speculator, batch)
 
 
-FAR = CONTEXT + 2 * (K + 1)  # in spite of drafts that may yet be rejected
+FAR = CONTEXT + 2 * (K + 1)  # past it even if all drafts in flight are rejected
 
 
 @pytest.mark.parametrize("starts", [[FAR], [FAR, FAR + 50]])
-def test_no_pass_where_no_request_can_use_its_drafts(starts: list[int]):
+def test_no_pass_if_no_request_can_use_drafts(starts: list[int]):
     assert is_past_limit(starts)
 
 
@@ -75,13 +79,14 @@ def test_no_pass_where_no_request_can_use_its_drafts(starts: list[int]):
         {"starts": [FAR], "context": None},
     ],
 )
-def test_any_other_step_runs_its_passes(case: dict):
+def test_other_steps_run_passes(case: dict):
     assert not is_past_limit(**case)
 
 
 @torch.inference_mode()
-def test_what_stands_for_drafts_there_are_tokens():
-    """Defect: engines that timed shorter drafts first looked up the embedding of -1."""
+def test_placeholder_drafts_are_valid_tokens():
+    """Regression: if shorter drafts had been timed before, the embedding of -1 was
+    looked up."""
     speculator = SimpleNamespace(
         block_tables=SimpleNamespace(target=SimpleNamespace(slot_mappings=None)),
         tree_step=None,

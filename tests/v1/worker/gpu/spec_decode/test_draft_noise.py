@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keys of random numbers: fresh wherever a draw must not know of an earlier one."""
+"""Keys of random noise: new wherever samples must be independent of earlier ones."""
 
 import random
 from types import SimpleNamespace
@@ -23,7 +23,7 @@ MOST = 5
 
 
 def steps_of_a_request(block: bool, seed: int, start: int = 40):
-    """For each step its keys of drafts and of verification, and how many it used."""
+    """Yields each step's keys of drafts, keys of verification, and accepted drafts."""
     chance = random.Random(seed)
     for _ in range(200):
         count = chance.randint(1, MOST)
@@ -38,8 +38,8 @@ def steps_of_a_request(block: bool, seed: int, start: int = 40):
 
 @pytest.mark.parametrize("block", [False, True])
 @pytest.mark.parametrize("seed", range(3))
-def test_no_draw_meets_noise_that_decided_before(block: bool, seed: int):
-    """Token by token, drafts past a rejected one decide nothing; in a block they do."""
+def test_noise_of_decided_tokens_is_not_reused(block: bool, seed: int):
+    """Drafts past a rejected one affect the outcome only with block verification."""
     decided: set[int] = set()
     for drafted, verified, accepted in steps_of_a_request(block, seed):
         assert decided.isdisjoint(drafted)
@@ -49,7 +49,7 @@ def test_no_draw_meets_noise_that_decided_before(block: bool, seed: int):
         decided.update(drafted[:looked_at], verified[:looked_at])
 
 
-def test_unless_verified_as_a_block_drafts_share_the_targets_noise():
+def test_drafts_use_noise_of_target_without_block_verification():
     positions = torch.tensor([7, 8, 131071])
     columns = torch.tensor([0, 1, 4], dtype=torch.int32)
     keys = draft_keys(positions, columns, MOST, block=False)
@@ -58,13 +58,13 @@ def test_unless_verified_as_a_block_drafts_share_the_targets_noise():
 
 @pytest.fixture
 def where_kernels_run():
-    """Tensors are made there."""
+    """Creates tensors on the device on which kernels run."""
     with DEVICE:
         yield
 
 
-def test_draws_are_the_targets_as_far_as_drafts_foresaw_them(where_kernels_run):
-    """Four requests: all drafts right, the second wrong, one not valid, and none."""
+def test_samples_are_those_of_target_up_to_first_wrong_draft(where_kernels_run):
+    """Four requests: all drafts right, second wrong, first invalid, and no drafts."""
     torch.manual_seed(0)
     lengths, vocab = [4, 4, 3, 1], 11
     ends = torch.tensor([0, *lengths]).cumsum(0).int()
@@ -89,10 +89,10 @@ def test_draws_are_the_targets_as_far_as_drafts_foresaw_them(where_kernels_run):
 
 
 @pytest.mark.parametrize("is_unified", [True, False])
-def test_seeded_drafts_of_the_targets_distribution_are_accepted(
+def test_seeded_drafts_from_target_distribution_are_accepted(
     where_kernels_run, is_unified: bool
 ):
-    """By each speculator's keys, which are not the same ones."""
+    """With the keys of each speculator, which differ."""
     torch.manual_seed(0)
     num_reqs, vocab, rows = 3, 40, MOST + 1
     logits = torch.randn(num_reqs * rows, vocab)

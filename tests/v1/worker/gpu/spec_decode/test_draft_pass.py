@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a pass tells attention and expert balancing of its size."""
+"""Sizes that a draft pass gives to attention metadata and EPLB."""
 
 from types import SimpleNamespace
 
@@ -19,7 +19,7 @@ MAX_MODEL_LEN, QUERY = 64, 8
 
 
 class Told:
-    """What a run of one pass tells vLLM's speculator."""
+    """Records the sizes that a pass gives to vLLM's speculator."""
 
     def __init__(self, monkeypatch, width: int) -> None:
         self.metadata: list[dict] = []
@@ -50,7 +50,7 @@ class Told:
         made.set_attn(None, None, tables)
 
     def run(self, draft_pass: int, sync: SimpleNamespace | None = None) -> DraftShape:
-        """One request, whose query ends at max_model_len."""
+        """Runs a pass for one request whose query ends at max_model_len."""
         batch = SimpleNamespace(
             num_reqs=1,
             num_tokens=QUERY,
@@ -68,12 +68,12 @@ class Told:
 
 
 @pytest.mark.parametrize("width", [1, 4, 7])
-def test_host_knows_an_upper_bound_of_sequence_lengths(monkeypatch, width: int):
-    """Also next to max_model_len, where padding slots overhang it."""
+def test_host_has_upper_bounds_of_sequence_lengths(monkeypatch, width: int):
+    """Also near max_model_len, where padding slots extend past it."""
     told = Told(monkeypatch, width)
     for draft_pass in range(told.layout.num_passes):
         told.run(draft_pass)
-        # As the input kernel counts them, with nothing rejected.
+        # As the input kernel computes them if nothing is rejected.
         longest = MAX_MODEL_LEN + told.layout.num_extra_slots
         if draft_pass:
             start = MAX_MODEL_LEN + 1 + (draft_pass - 1) * width
@@ -83,7 +83,7 @@ def test_host_knows_an_upper_bound_of_sequence_lengths(monkeypatch, width: int):
         assert given["max_seq_len"] >= longest
 
 
-def test_expert_balancing_is_told_of_real_tokens_only(monkeypatch):
+def test_eplb_counts_only_real_tokens(monkeypatch):
     told = Told(monkeypatch, 7)
     sync = SimpleNamespace(
         num_tokens_across_dp=torch.tensor([20, 20]),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which groups of ranks a draft model is built and run in."""
+"""Which process groups a draft model is built and run in."""
 
 from types import SimpleNamespace
 
@@ -18,7 +18,7 @@ from vllm.v1.worker.gpu.spec_decode.unified.ranks import draft_ranks
 
 @pytest.fixture(autouse=True)
 def groups(monkeypatch) -> None:
-    """The second of two tensor-parallel ranks, in the last of two stages."""
+    """The second of two tensor-parallel ranks, in the last of two pipeline stages."""
     for name, ranks in {"_TP": [2, 3], "_PP": [1, 3]}.items():
         group = object.__new__(parallel_state.GroupCoordinator)
         group.rank, group.ranks, group.world_size, group.rank_in_group = 3, ranks, 2, 1
@@ -26,7 +26,7 @@ def groups(monkeypatch) -> None:
 
 
 def engine(tensor: int, pipeline: int, own: int) -> SimpleNamespace:
-    """Sizes of the target's groups, and of the drafter's tensor-parallel one."""
+    """A config with the target's group sizes and the drafter's tensor-parallel size."""
 
     def sizes(tensor: int, pipeline: int) -> SimpleNamespace:
         return SimpleNamespace(
@@ -44,7 +44,7 @@ def engine(tensor: int, pipeline: int, own: int) -> SimpleNamespace:
     [
         (engine(2, 2, own=1), 1, 1),
         (engine(2, 2, own=2), 2, 1),
-        (engine(2, 1, own=1), 1, 2),  # of stages there is one anyway
+        (engine(2, 1, own=1), 1, 2),  # with one stage its group is kept
         (engine(1, 1, own=1), 2, 2),
     ],
 )
@@ -57,13 +57,13 @@ def test_groups(config: SimpleNamespace, ranks: int, stages: int):
         assert get_pp_group().is_last_rank
 
 
-def test_nothing_is_exchanged():
+def test_no_communication_with_one_rank():
     logits = torch.ones(2, 3)
     with draft_ranks(engine(2, 1, own=1))():
         assert tensor_model_parallel_all_gather(logits) is logits
 
 
-def test_what_fails_leaves_the_groups():
+def test_groups_are_restored_after_errors():
     with pytest.raises(ZeroDivisionError), draft_ranks(engine(2, 2, own=1))():
         raise ZeroDivisionError
     assert get_tensor_model_parallel_world_size() == get_pp_group().world_size == 2

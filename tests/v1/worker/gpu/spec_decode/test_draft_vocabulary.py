@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ids and logits of a draft model of another vocabulary, beside Runner V1's."""
+"""Ids and logits of draft models with another vocabulary, compared with Runner V1."""
 
 import string
 from types import SimpleNamespace
@@ -17,7 +17,7 @@ from vllm.v1.worker.gpu.spec_decode.unified.vocabulary import (
     SpreadVocabulary,
 )
 
-# Tokens after the first are spelt alike in both, but for some.
+# Most tokens after the first are spelled alike in both.
 TARGET = ["</s>", *string.ascii_lowercase, "only the target's"]
 DRAFT = ["<mask>", "own", *reversed(string.ascii_letters), "</s>"]
 MASK, ROWS = 0, 5
@@ -32,7 +32,7 @@ def tokenizer(words: list[str]) -> SimpleNamespace:
 
 @pytest.fixture
 def mapping() -> VocabMapping:
-    """Both models have rows of padding."""
+    """A mapping of models that both have padding rows."""
     return VocabMapping(
         tokenizer(TARGET), tokenizer(DRAFT), len(TARGET) + 3, len(DRAFT) + 2, "cpu"
     )
@@ -45,14 +45,14 @@ def vocabulary(mapping: VocabMapping) -> MappedVocabulary:
 
 @pytest.fixture
 def logits(mapping: VocabMapping) -> torch.Tensor:
-    """Of the draft model; tokens that the target lacks are likeliest."""
+    """Logits of the draft model; tokens that the target lacks are the likeliest."""
     torch.manual_seed(0)
     values = torch.randn(ROWS, mapping.draft_vocab_size)
     values[:, ~mapping.intersection_mask_draft] += 100
     return values
 
 
-def test_ids_are_fed_as_runner_v1_feeds_them(mapping, vocabulary):
+def test_input_ids_match_runner_v1(mapping, vocabulary):
     ids = torch.arange(mapping.target_vocab_size, dtype=torch.int32)
     fed = vocabulary.input_ids(ids, len(ids))
     assert fed.dtype == torch.int32
@@ -65,14 +65,14 @@ def test_ids_are_fed_as_runner_v1_feeds_them(mapping, vocabulary):
     ]
 
 
-def test_the_mask_is_fed_though_the_target_has_none(mapping, vocabulary):
+def test_mask_token_is_fed_without_one_in_target(mapping, vocabulary):
     assert vocabulary.mask_token_id == mapping.target_vocab_size
     mask = torch.tensor([vocabulary.mask_token_id], dtype=torch.int32)
     assert vocabulary.input_ids(mask, 1).tolist() == [MASK]
 
 
-def test_a_pass_leaves_its_batch_as_it_is(vocabulary):
-    """Recording runs a pass several times. Piecewise graphs read one address."""
+def test_pass_does_not_change_its_batch(vocabulary):
+    """Graph capture runs a pass several times. Piecewise graphs read one address."""
     drafter = DraftModelDrafter.__new__(DraftModelDrafter)
     drafter.vocabulary = vocabulary
     buffers = DraftBuffers(DraftLayout(3, 0), 8, 2, torch.device("cpu"))
@@ -87,7 +87,7 @@ def test_a_pass_leaves_its_batch_as_it_is(vocabulary):
     assert torch.equal(buffers.batch.input_ids[:6], laid_out)
 
 
-def test_probabilities_are_those_of_the_tokens_that_both_have(mapping, logits):
+def test_probabilities_of_common_tokens(mapping, logits):
     own = mapping.constrain_draft_logits(logits).softmax(-1)
     spread = SpreadVocabulary(mapping, MASK, mapping.device)
     model = SimpleNamespace(compute_logits=torch.clone)
@@ -100,8 +100,8 @@ def test_probabilities_are_those_of_the_tokens_that_both_have(mapping, logits):
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_ranks_find_the_best_of_their_tokens(mapping, vocabulary, logits, ranks: int):
-    """Rows are padded up to a multiple that all ranks share."""
+def test_best_tokens_of_tensor_parallel_ranks(mapping, vocabulary, logits, ranks: int):
+    """The vocabulary is padded so that all ranks have equally many rows."""
     size = mapping.draft_vocab_size
     shard = -(-size // 8 // ranks) * 8
     wanted = mapping.constrain_draft_logits(logits).argmax(-1)

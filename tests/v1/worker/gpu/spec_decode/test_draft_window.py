@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a drafter with a window attends to, against attention over the whole cache."""
+"""A drafter's context window, compared with masked attention over the whole cache."""
 
 from types import SimpleNamespace
 
@@ -13,12 +13,12 @@ from vllm.v1.worker.gpu.spec_decode.unified.window import WindowedBlockTables
 
 DEVICE = torch.device(current_platform.device_type)
 ROOM, MAX_LEN, SIZE = 6, 640, 8
-# Tokens before a request's slots, and slots; None: a row of padding.
+# Tokens before a request's slots, and number of slots; None: a padding row.
 BATCH = [(0, 5), (33, 1), (200, 3), (632, 14), None, (47, 200), (96, 16), (95, 1)]
 
 
 class Batch:
-    """A draft batch, and a KV cache of made-up keys and values of one head."""
+    """A draft batch, and a KV cache of random keys and values of one head."""
 
     def __init__(self, sizes: list[int]) -> None:
         torch.manual_seed(0)
@@ -35,7 +35,7 @@ class Batch:
         self.tables = BlockTables(sizes, rows, 1024, widths, DEVICE)
         for table, size in zip(self.tables.input_block_tables, sizes, strict=True):
             blocks = 1 + torch.randperm(table.numel(), device=DEVICE).view(table.shape)
-            # Blocks are held for the tokens that later passes add, too.
+            # There are also blocks for the tokens that later passes add.
             tokens = torch.tensor(lens, device=DEVICE)[:, None] + ROOM
             held = (tokens + size - 1) // size
             columns = torch.arange(table.shape[1], device=DEVICE)
@@ -50,7 +50,7 @@ class Batch:
 
 def keys_and_values(cache: torch.Tensor, row: torch.Tensor, length: int):
     tokens = cache[row.long()].flatten(0, 1)
-    missing = max(length - len(tokens), 0)  # padding slots, which overhang
+    missing = max(length - len(tokens), 0)  # padding slots past the row's end
     return F.pad(tokens, (0, 0, 0, 0, 0, missing))[:length].unbind(1)
 
 
@@ -60,8 +60,8 @@ def attend(query, keys, values, mask) -> torch.Tensor:
 
 
 def visible(known: int, slots: int, window: int, unit: int) -> torch.Tensor:
-    """[slots, known + slots], the definition: the first unit, and the window of the
-    first slot from the start of a unit on."""
+    """[slots, known + slots], the definition: visible are the first unit (the sink) and
+    the first slot's window, extended to the start of a unit."""
     key = torch.arange(known + slots, device=DEVICE)
     own = known + torch.arange(slots, device=DEVICE)
     begin = max(known + 1 - window, 0) // unit * unit
@@ -70,7 +70,7 @@ def visible(known: int, slots: int, window: int, unit: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("window", [1, 16, 40, 64, 300, MAX_LEN])
 @pytest.mark.parametrize("sizes", [[16], [32], [16, 64]])
-def test_attention_over_what_is_shown(sizes: list[int], window: int):
+def test_attention_over_window(sizes: list[int], window: int):
     batch, unit = Batch(sizes), max(sizes)
     before = [table.clone() for table in batch.tables.input_block_tables]
     groups = range(len(sizes))
@@ -91,10 +91,10 @@ def test_attention_over_what_is_shown(sizes: list[int], window: int):
             expected = attend(query, *whole, visible(known, slots, window, unit))
             row = tables.input_block_tables[group][req]
             shown = keys_and_values(cache, row, lens[req])
-            # Attention is told lengths alone: the last query is the last key.
+            # Attention only gets lengths: the last query is aligned to the last key.
             aligned = visible(lens[req] - slots, slots, MAX_LEN, unit)
             found = attend(query, *shown, aligned)
-            # Of padding slots that overhang a row there is no key.
+            # Padding slots past the row's end have no keys.
             real = min(MAX_LEN - known, slots)
             torch.testing.assert_close(found[:real], expected[:real])
             assert lens[req] <= known + slots
@@ -103,8 +103,8 @@ def test_attention_over_what_is_shown(sizes: list[int], window: int):
         assert lens == batch.lens
 
 
-def test_a_slot_sees_its_window():
-    """At least `window` tokens, and the sink, wherever blocks begin."""
+def test_each_slot_sees_its_window():
+    """At least `window` tokens and the sink, whatever the block boundaries."""
     for known in range(400):
         seen = visible(known, 2, 100, 32).sum(1).tolist()
         for slot, count in enumerate(seen):
@@ -112,7 +112,7 @@ def test_a_slot_sees_its_window():
             assert known + slot < 132 or count >= 132
 
 
-def test_later_passes_leave_out_the_same():
+def test_later_passes_drop_the_same_blocks():
     batch = Batch([16])
     tables = WindowedBlockTables(batch.tables, ROOM, [0], 40)
     tables.show(batch, is_first=True)
@@ -123,7 +123,7 @@ def test_later_passes_leave_out_the_same():
     tables.show(batch, is_first=False)
     assert torch.equal(batch.seq_lens, (longer - dropped).int())
     assert torch.equal(tables.input_block_tables[0], rows)
-    # Also the tokens that they add stand in what is shown.
+    # The window contains the tokens that later passes add, too.
     cache, source = batch.cache(0), batch.tables.input_block_tables[0]
     for req, length in enumerate(longer.tolist()):
         end = min(length, MAX_LEN)
@@ -132,7 +132,7 @@ def test_later_passes_leave_out_the_same():
         shown = keys_and_values(cache, rows[req], end - left_out)
         for found, wanted in zip(shown, whole, strict=True):
             assert torch.equal(found[16:], wanted[16 + left_out :])
-    # The next step's rows are its own.
+    # The next step builds new rows.
     batch.seq_lens.copy_(torch.arange(len(BATCH)))
     batch.query_start_loc.copy_(torch.arange(len(BATCH) + 1))
     tables.show(batch, is_first=True)
@@ -140,7 +140,7 @@ def test_later_passes_leave_out_the_same():
     assert batch.seq_lens.tolist() == [*range(len(BATCH))]
 
 
-def test_blocks_of_sizes_that_do_not_divide_are_refused():
+def test_indivisible_block_sizes_are_refused():
     base = SimpleNamespace(
         block_sizes=[16, 48, 32],
         input_block_tables=[torch.zeros(2, 4, dtype=torch.int32)] * 3,

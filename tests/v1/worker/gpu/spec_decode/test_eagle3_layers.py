@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layer ids of an EAGLE-3 head are read from every place real checkpoints have."""
+"""Layer ids of an EAGLE-3 head are read from all config keys of real checkpoints."""
 
 from types import SimpleNamespace
 
@@ -35,6 +35,6 @@ def spec_config(**hf_config):
         ({}, None),
     ],
 )
-def test_ids(hf_config: dict, expected: tuple | None):
+def test_aux_layer_ids(hf_config: dict, expected: tuple | None):
     ids = eagle3_utils.get_eagle3_aux_layers_from_config(spec_config(**hf_config))
     assert ids == expected

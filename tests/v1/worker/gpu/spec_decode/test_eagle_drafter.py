@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an EAGLE head is fed of the target's hidden states."""
+"""Which of the target's hidden states an EAGLE head is fed."""
 
 from types import SimpleNamespace
 
@@ -15,7 +15,7 @@ AUX = [torch.full((3, 4), 1.0), torch.full((3, 4), 2.0)]
 
 
 def drafter(method: str, **hf_config) -> EagleDrafter:
-    """A drafter as far as feeding it needs one."""
+    """A drafter with only what feeding it needs."""
     made = EagleDrafter.__new__(EagleDrafter)
     made.is_eagle3, made.target_mask = method == "eagle3", None
     made.layout = DraftLayout(7, token_shift=1)
@@ -35,7 +35,7 @@ def drafter(method: str, **hf_config) -> EagleDrafter:
         ("eagle", None, [LAST]),
     ],
 )
-def test_heads_are_fed_the_aux_states_or_the_last_ones(method, eagle_config, sources):
+def test_heads_are_fed_aux_or_last_hidden_states(method, eagle_config, sources):
     made = drafter(method, eagle_config=eagle_config)
     hidden = made.target_hidden(LAST, AUX if method == "eagle3" else None)
     assert [id(rows) for rows in hidden.sources] == [id(rows) for rows in sources]
@@ -43,7 +43,7 @@ def test_heads_are_fed_the_aux_states_or_the_last_ones(method, eagle_config, sou
 
 
 def test_masks_need_a_learned_hidden_state(monkeypatch):
-    """A class of heads without one is refused, and says what to set."""
+    """A head without one is refused; the error says what to set."""
     module = torch.nn.Module()
     monkeypatch.setattr(eagle, "load_eagle_model", lambda *args: module)
     made = drafter("eagle3")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A drafter's lm_head in fp8 is a copy: what it was made of goes on as it was."""
+"""A drafter's lm_head in fp8 is a copy: the original weight is not changed."""
 
 import copy
 import gc
@@ -41,7 +41,7 @@ VOCAB, HIDDEN = 500, 64  # the last 12 of 512 rows are padding
 
 
 class Model(nn.Module):
-    """As much of a causal language model as a head needs."""
+    """The parts of a causal language model that an lm_head needs."""
 
     def __init__(self, is_tied: bool) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ def make_model(models, monkeypatch):
     usual = torch.get_default_dtype()
     torch.set_default_dtype(torch.bfloat16)
     torch.manual_seed(0)
-    # Nothing is compiled: another test may have left what Dynamo cannot trace under.
+    # Nothing is compiled: Dynamo may fail on state that another test has left.
     eager = torch.compiler.set_stance("force_eager")
     device = torch.device(current_platform.device_type)
     with set_current_vllm_config(config), device, eager:
@@ -80,12 +80,12 @@ def make_model(models, monkeypatch):
 
 
 @pytest.mark.parametrize("is_tied", [False, True])
-def test_logits_are_nearly_those_of_the_head(is_tied: bool, make_model):
+def test_logits_are_close_to_original_head(is_tied: bool, make_model):
     model = make_model(is_tied)
     hidden, target_head = torch.randn(32, HIDDEN), model.lm_head
     before = copy.deepcopy(target_head.weight)
     exact = model.compute_logits(hidden).float()
-    # Where the model's dtype is another than PyTorch's, too.
+    # Also if the model's dtype is not PyTorch's default.
     torch.set_default_dtype(torch.float32)
     quantize_lm_head(model, nn.Module())
     found = model.compute_logits(hidden)
@@ -99,7 +99,7 @@ def test_logits_are_nearly_those_of_the_head(is_tied: bool, make_model):
     assert model.embed_tokens.weight.dtype == torch.bfloat16
 
 
-def test_ranks_the_tokens_that_another_vocabulary_has(make_model):
+def test_best_tokens_of_mapped_vocabulary(make_model):
     model = make_model(False)
     quantize_lm_head(model, nn.Module())
     hidden, ids = torch.randn(32, HIDDEN), torch.arange(VOCAB)
@@ -118,8 +118,8 @@ def test_ranks_the_tokens_that_another_vocabulary_has(make_model):
 
 
 @pytest.mark.parametrize("of", ["target", "embeddings"])
-def test_a_copy_follows_what_it_is_of(of: str, make_model, monkeypatch):
-    """Weights that are loaded again while serving; addresses stay for CUDA graphs."""
+def test_copy_is_refreshed_on_weight_reload(of: str, make_model, monkeypatch):
+    """Weights are reloaded while serving; addresses stay the same for CUDA graphs."""
     target, model = make_model(False), make_model(is_tied=of == "embeddings")
     source = model.embed_tokens
     if of == "target":
@@ -138,11 +138,11 @@ def test_a_copy_follows_what_it_is_of(of: str, make_model, monkeypatch):
     hidden = torch.randn(8, HIDDEN)
     source.weight.data.normal_(std=2)
     runner.reload_weights()
-    assert_is_of(model, hidden, source.weight)
+    assert_uses_weight(model, hidden, source.weight)
     assert copied == [tensor.data_ptr() for tensor in model.lm_head.parameters()]
 
 
-def test_a_drafters_own_head_is_quantized_as_it_is_sent(make_model):
+def test_own_head_is_quantized_on_weight_update(make_model):
     model, hidden = make_model(False), torch.randn(8, HIDDEN)
     quantize_lm_head(model, nn.Module())
     head, sent = model.lm_head, torch.randn(VOCAB, HIDDEN) * 2
@@ -150,18 +150,20 @@ def test_a_drafters_own_head_is_quantized_as_it_is_sent(make_model):
     initialize_layerwise_reload(head)
     head.weight.weight_loader(head.weight, sent)
     finalize_layerwise_reload(head, get_current_vllm_config().model_config)
-    refresh_lm_head(model)  # which has nothing else to copy
-    assert_is_of(model, hidden, sent)
+    refresh_lm_head(model)  # no effect: the head is not a copy of another module
+    assert_uses_weight(model, hidden, sent)
     assert copied == [tensor.data_ptr() for tensor in head.parameters()]
 
 
-def assert_is_of(model: Model, hidden: torch.Tensor, weight: torch.Tensor) -> None:
+def assert_uses_weight(
+    model: Model, hidden: torch.Tensor, weight: torch.Tensor
+) -> None:
     exact = (hidden.float() @ weight.float().T)[:, :VOCAB]
     found = model.compute_logits(hidden).float()
     assert (found - exact).norm() < 0.05 * exact.norm()
 
 
-def test_heads_of_other_weights_are_refused(make_model):
+def test_unsupported_heads_are_refused(make_model):
     model = make_model(False)
     model.lm_head.quant_method = Fp8PtpcOnlineLinearMethod()
     with pytest.raises(ValueError, match="Model has no lm_head of plain weights, wh"):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drafters of other tokens than the target's: their own logits are ranked, and what is
-found is what logits spread over the target's vocabulary say."""
+"""Drafters with a vocabulary of their own rank logits in it, with the same result as
+logits that are spread over the target's vocabulary."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -35,11 +35,11 @@ OWN = VOCAB // 3
 
 
 class DraftModel:
-    """As far as it is asked for logits."""
+    """A draft model with only what computing logits needs."""
 
     def __init__(self, size: int = OWN) -> None:
         torch.manual_seed(1)
-        # Of equal logits the lowest id is drafted, in either numbering: there are none.
+        # Ties would go to the lowest id, which differs between vocabularies: no ties.
         self.weight = whole_numbers(HIDDEN, size) + torch.rand(HIDDEN, size)
         shard = SimpleNamespace(org_vocab_start_index=0, org_vocab_end_index=size)
         self.lm_head = SimpleNamespace(
@@ -58,7 +58,7 @@ class DraftModel:
 
 
 class Head(DraftModel):
-    """An EAGLE-3 head; ids need not be in order."""
+    """An EAGLE-3 head; the target's ids need not be in its order."""
 
     def __init__(self, size: int = OWN) -> None:
         super().__init__(size)
@@ -73,13 +73,13 @@ class Head(DraftModel):
 
 
 def head() -> tuple[DraftModel, Vocabulary, Vocabulary]:
-    """It, its own vocabulary, and the target's."""
+    """A head, its own vocabulary, and the target's."""
     model = Head()
     return model, OwnVocabulary.of_head(model), Vocabulary(VOCAB)
 
 
 def draft_model() -> tuple[DraftModel, Vocabulary, Vocabulary]:
-    """The target lacks every fourth of its tokens."""
+    """The same for a draft model; the target lacks every fourth of its tokens."""
     target = [f"word {token}" for token in range(VOCAB)]
     own = [f"word {token}" for token in torch.randperm(VOCAB)[:OWN].tolist()]
     own[::4] = [f"own {token}" for token in range(0, OWN, 4)]
@@ -99,8 +99,10 @@ def draft_model() -> tuple[DraftModel, Vocabulary, Vocabulary]:
         ("tree", DRAFTS, False),
     ],
 )
-def test_own_logits_say_the_same(drafter, what: str, width: int, exchanges_best: bool):
-    """Tokens; how sure the drafter is of them, or what candidates there are."""
+def test_own_vocabulary_equals_spread_logits(
+    drafter, what: str, width: int, exchanges_best: bool
+):
+    """Compares tokens, and the drafter's confidence or the tree's candidates."""
     model, own, spread = drafter()
     assert (own.size, spread.size) == (OWN, VOCAB)
 
@@ -112,13 +114,13 @@ def test_own_logits_say_the_same(drafter, what: str, width: int, exchanges_best:
         return getattr(drafting, what)()
 
     found, wanted = drawn(own, exchanges_best), drawn(spread, False)
-    if exchanges_best:  # there are no logits to tell how sure it is
+    if exchanges_best:  # without whole logits there is no confidence
         found, wanted = found[:1], wanted[:1]
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
 
 
-def test_a_head_may_have_fewer_tokens_than_a_tree_looks_at():
-    """Defect: the engine stopped at ids that no token has."""
+def test_head_with_fewer_tokens_than_candidates():
+    """Regression: the engine failed on ids outside of the vocabulary."""
     drafting = Drafting("greedy", DRAFTS)
     drafting.made.model = model = Head(size=4)
     drafting.made.drafter.vocabulary = OwnVocabulary.of_head(model)
@@ -132,10 +134,10 @@ def test_a_head_may_have_fewer_tokens_than_a_tree_looks_at():
     "is_probabilistic, lm_head_size, is_own",
     [(False, OWN, True), (True, OWN, False), (False, VOCAB, False)],
 )
-def test_which_heads_rank_their_own_logits(
+def test_which_heads_use_own_vocabulary(
     is_probabilistic: bool, lm_head_size: int, is_own: bool, monkeypatch
 ):
-    """Probabilistic drafts are verified against logits of the target's tokens."""
+    """Probabilistic drafts need logits of the target's vocabulary for verification."""
     model = Head()
     model.lm_head.org_vocab_size = lm_head_size
     monkeypatch.setattr(f"{EagleDrafter.__module__}.load_eagle_model", lambda *_: model)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which speculator a config gets."""
+"""Which speculator is built for a config."""
 
 from types import SimpleNamespace
 
@@ -15,7 +15,7 @@ CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize("is_unified", [True, False])
-def test_the_resolved_drafter_decides(monkeypatch, is_unified: bool):
+def test_speculator_follows_resolved_drafter(monkeypatch, is_unified: bool):
     monkeypatch.setattr(unified, "build_speculator", lambda *_: "unified")
     monkeypatch.setattr(eagle, "EagleSpeculator", lambda *_: "vLLM's")
     spec = SimpleNamespace(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which drafts that a grammar took off are verified all the same."""
+"""Which drafts that a grammar has invalidated are verified all the same."""
 
 from types import SimpleNamespace
 
@@ -18,14 +18,14 @@ VOCAB, BANNED, NONE = 4, 3, -1
 @pytest.mark.parametrize(
     ("drafts", "invalid", "expected"),
     [
-        # Of what does not fit the first alone is verified.
+        # Of the invalid drafts only the first is verified.
         ([[1, BANNED, BANNED]], [[0, 1, 1]], [[0, 0, 1]]),
         ([[BANNED, 1, 1]], [[1, 1, 1]], [[0, 1, 1]]),
-        # What the mask allows might be accepted: behind it nothing is masked.
+        # A draft that the mask allows might be accepted, but later rows are not masked.
         ([[1, 2, 2]], [[0, 1, 1]], [[0, 1, 1]]),
-        # No draft at all.
+        # -1 is not a draft.
         ([[1, NONE, NONE]], [[0, 1, 1]], [[0, 1, 1]]),
-        # Each request has its own, and what fits stays as it is.
+        # Each request has its own first one; valid drafts are unchanged.
         ([[1, BANNED], [BANNED, 1]], [[0, 1], [1, 1]], [[0, 0], [0, 1]]),
         ([[1, 2], [2, 1]], [[0, 0], [0, 0]], [[0, 0], [0, 0]]),
     ],
@@ -33,9 +33,9 @@ VOCAB, BANNED, NONE = 4, 3, -1
 def test_first_invalid_draft_is_verified(
     drafts: list[list[int]], invalid: list[list[int]], expected: list[list[int]]
 ):
-    """A request has a row before each draft; the first row's token is no draft."""
+    """The first row of each request holds no draft."""
     tokens = [token for own in drafts for token in (0, *own)]
-    # One token of a prompt stands before the rows that are sampled from.
+    # A prompt token precedes the rows that are sampled from.
     batch = SimpleNamespace(
         input_ids=torch.tensor([2, *tokens], dtype=torch.int32),
         logits_indices=torch.arange(1, len(tokens) + 1),
@@ -68,14 +68,14 @@ def scheduler_with(sampling: str, **request) -> SimpleNamespace:
         ([5, 6, 7], "probabilistic", {}, [5, -1]),
         ([5], "probabilistic", {}, [5]),
         ([5, NONE, NONE], "probabilistic", {}, [5]),
-        # A greedy draft that has no chance takes none from other tokens.
+        # Greedy drafts have no residual distribution to sample from.
         ([5, 6, 7], "greedy", {}, [5]),
         ([5, 6, 7], "probabilistic", {"use_structured_output": False}, [5]),
         ([5, 6], "probabilistic", {"is_prefill_chunk": True, "spec_token_ids": []}, []),
         ([5, 6], "probabilistic", {"is_finished": lambda: True}, [5]),
     ],
 )
-def test_placeholder_of_the_first_invalid_draft(drafts, sampling, request_, expected):
+def test_placeholder_of_first_invalid_draft(drafts, sampling, request_, expected):
     scheduler = scheduler_with(sampling, **request_)
     drafted = SimpleNamespace(req_ids=["a", "gone"], draft_token_ids=[drafts, [1, 2]])
     keep_first_invalid(scheduler, drafted)

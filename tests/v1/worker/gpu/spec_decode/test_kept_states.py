@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What KV blocks keep of the target's states, in Triton and in plain PyTorch."""
+"""Target hidden states kept by KV cache block, in Triton and in plain PyTorch."""
 
 import pytest
 import torch
@@ -14,9 +14,9 @@ BLOCK, NUM_BLOCKS, WIDTH = 4, 40, 3
 
 
 class Step:
-    """Requests of (first position, tokens, rejected), each with blocks of its own.
+    """Requests of (first position, tokens, rejected), each with its own blocks.
 
-    The state of row i is i + 1; padding has no tokens.
+    The hidden state of row i is i + 1; padding has no tokens.
     """
 
     def __init__(self, requests: list[tuple[int, int, int]], num_padded: int = 0):
@@ -25,7 +25,7 @@ class Step:
         self.verified = verified_batch(
             counts + pad, starts + pad, num_rejected=int32(rejected + pad)
         )
-        # Each has ten KV blocks of its own, from block 1 on.
+        # Each has its own ten KV blocks, from block 1 on.
         first = torch.arange(len(starts)).repeat_interleave(torch.tensor(counts)) * 10
         self.slots = (1 + first.to(DEVICE)) * BLOCK + self.verified.positions
         rows = torch.arange(1.0, 1 + len(self.slots), device=DEVICE)
@@ -34,7 +34,7 @@ class Step:
 
 @pytest.fixture(scope="module", params=["triton", "native"])
 def keep(request):
-    """Does a step, with each implementation."""
+    """Keeps the states of a step, with each implementation."""
     native = request.param == "native"
     if native and DEVICE.type != "cpu":
         pytest.skip("it is for tensors on a CPU")
@@ -52,7 +52,7 @@ def fresh() -> KeptStates:
 
 
 def described(kept: KeptStates) -> dict[tuple[int, str], tuple[float, int]]:
-    """State and position that each block keeps of its end, and of its last token."""
+    """State and position that each block keeps for its end and for its last token."""
     rows = zip(kept.states.tolist(), kept.positions.tolist(), strict=True)
     return {
         (row // 2, "last" if row % 2 else "end"): (state[0], at)
@@ -64,18 +64,18 @@ def described(kept: KeptStates) -> dict[tuple[int, str], tuple[float, int]]:
 NOTHING = {(0, "end"): (-5.0, -1)}
 
 
-def test_a_rejected_end_of_a_block_is_not_kept(keep):
+def test_rejected_end_of_block_is_not_kept(keep):
     kept = fresh()
     keep(kept, Step([(1, 3, 2)]))
     assert described(kept) == NOTHING | {(1, "last"): (1.0, 1)}
-    # The request goes on behind the valid token, and ends the block.
+    # The request continues after the valid token, and fills the block.
     keep(kept, Step([(2, 2, 0)]))
     both = {(1, "last"): (2.0, 3), (1, "end"): (2.0, 3)}
     assert described(kept) == NOTHING | both
 
 
-def test_what_a_request_goes_on_from_is_there_while_it_is_laid_out(keep):
-    """Also where the step ends the block that the token before it stands in."""
+def test_preceding_state_is_available_while_preparing_inputs(keep):
+    """Also if the step fills the block of the preceding token."""
     kept, step = fresh(), Step([(2, 2, 0)])
     keep(kept, Step([(0, 2, 0)]))
     kept.keep(step.verified, step.slots, step.states, ends=True)
@@ -83,8 +83,8 @@ def test_what_a_request_goes_on_from_is_there_while_it_is_laid_out(keep):
     assert described(kept) == NOTHING | both
 
 
-def test_padding_dummies_and_the_null_block_keep_nothing(keep):
-    """An engine that warms up while it serves has slots in the null block."""
+def test_padding_dummies_and_null_block_keep_nothing(keep):
+    """Warm-up runs while serving have slots in the null block."""
     for slots in (int64([-1] * 8), int64([0, 1, 2, 3] * 2)):
         kept, step = fresh(), Step([(0, 8, 0)])
         step.slots = slots
@@ -101,7 +101,7 @@ steps = st.tuples(st.integers(0, 9), st.integers(1, 12), st.integers(0, 11))
 
 @settings(deadline=None, max_examples=50)
 @given(st.lists(steps, min_size=1, max_size=3), st.integers(0, 2))
-def test_as_defined(keep, requests, num_padded: int):
+def test_matches_definition(keep, requests, num_padded: int):
     requests = [(start, q, min(rejected, q - 1)) for start, q, rejected in requests]
     kept, wanted, row = fresh(), dict(NOTHING), 1.0
     keep(kept, Step(requests, num_padded))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every Triton kernel compiles for a GPU, also where there is none.
+"""Every Triton kernel compiles for a GPU, also on a machine without one.
 
-What the kernels' tests compile them for on a CPU asks for less than a GPU does.
+On a CPU the kernels' own tests require less of them than a GPU does.
 """
 
 import json
@@ -24,7 +24,7 @@ TESTS += ("test_split_budget.py", "test_unified_inputs.py")
 
 def test_every_kernel_compiles(on_cpu: bool, tmp_path: Path):
     if not on_cpu:
-        pytest.skip("there the kernels' own tests compile them")
+        pytest.skip("the kernels' own tests compile them")
     report = tmp_path / "report.json"
     env = os.environ | {
         "TRITON_INTERPRET": "0",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Logits of many sampled slots are made in parts, which change nothing."""
+"""Logits of many sampled slots are computed in slices, with unchanged results."""
 
 from types import SimpleNamespace
 
@@ -39,18 +39,18 @@ def test_slices_cover_each_request_once(num_reqs: int, most: int, monkeypatch):
     assert len(found) == -(-num_reqs // most)
 
 
-def test_a_request_is_never_cut(monkeypatch):
+def test_requests_are_not_split(monkeypatch):
     monkeypatch.setattr(slices, "MAX_LOGITS_BYTES", 1)
     assert list(request_slices(2, 7)) == [slice(0, 1), slice(1, 2)]
 
 
 def whole_numbers(*shape: int) -> torch.Tensor:
-    """Their products are exact, however a multiplication adds them up."""
+    """Random whole numbers: products are exact in any order of summation."""
     return torch.randint(-9, 10, shape).float()
 
 
 class Drafting:
-    """A speculator that samples, and how many rows of logits it made at a time."""
+    """A speculator that samples, and the numbers of rows of logits that it computes."""
 
     def __init__(self, method: str, width: int) -> None:
         torch.manual_seed(0)
@@ -119,7 +119,7 @@ class Drafting:
         ("tree", "greedy", DRAFTS),
     ],
 )
-def test_what_is_drawn_does_not_depend_on_them(
+def test_samples_do_not_depend_on_slices(
     what: str, method: str, width: int, rows: int, monkeypatch
 ):
     whole = Drafting(method, width)
@@ -133,8 +133,8 @@ def test_what_is_drawn_does_not_depend_on_them(
     assert sum(parts.rows) == sum(whole.rows)
 
 
-def test_logits_of_a_large_batch_take_half_a_gigabyte():
-    """1024 requests and 8 drafts of Llama 3's vocabulary; in one part 2.1 GB."""
+def test_logits_of_large_batch_take_at_most_half_a_gigabyte():
+    """1024 requests and 8 drafts with Llama 3's vocabulary: 2.1 GB in one slice."""
     made = UnifiedSpeculator.__new__(UnifiedSpeculator)
     config = SimpleNamespace(head_dtype=torch.bfloat16)
     made.vllm_config = SimpleNamespace(model_config=config)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a head is fed of images: the target's embeddings, in rows of the draft batch."""
+"""For images a head is fed the target's embeddings, in rows of the draft batch."""
 
 from types import SimpleNamespace
 
@@ -35,30 +35,30 @@ def found_rows(layout: DraftLayout, step, drafted, *marked: int) -> list[int]:
     return rows.tolist()
 
 
-def test_rows_are_those_of_the_step():
+def test_rows_without_masks_are_those_of_the_step():
     step = batch(5, 4, 6)
     assert found_rows(EAGLE, step, step, 0, 1, 8, 9, 14) == [0, 1, 8, 9, 14]
 
 
-def test_each_request_before_adds_its_masks():
+def test_rows_move_by_masks_of_preceding_requests():
     step = batch(5, 4, 6)
     assert found_rows(P_EAGLE, step, step, 0, 1, 8, 9, 14) == [0, 1, 11, 15, 20]
 
 
-def test_trees_before_shrink():
-    """The step has trees of 9 nodes; of each one the last token's row and four stay."""
+def test_rows_move_as_preceding_trees_shrink():
+    """The step has trees of 9 nodes; five rows of each are kept for the drafter."""
     step, drafted = batch(10, 10, 6), batch(5, 5, 6)
     assert found_rows(P_EAGLE, step, drafted, 20, 25) == [16, 21]
 
 
-def test_steps_of_text_have_none():
+def test_text_steps_have_no_embeddings():
     nothing = [], torch.zeros(3, dtype=torch.bool)
     assert rows_of_embeddings(nothing, batch(3), batch(3), EAGLE) is None
     assert rows_of_embeddings(None, batch(3), batch(3), EAGLE) is None
 
 
 class Head(torch.nn.Module):
-    """Its embedding of a token is the token."""
+    """A head that embeds a token as its id."""
 
     def embed_input_ids(self, ids, multimodal_embeddings=None, is_multimodal=None):
         embeds = ids[:, None].float().repeat(1, 2)
@@ -68,8 +68,8 @@ class Head(torch.nn.Module):
 
 
 @pytest.mark.parametrize("mode", [CUDAGraphMode.NONE, CUDAGraphMode.PIECEWISE])
-def test_a_head_is_fed_them_beside_its_own(mode: CUDAGraphMode):
-    """In later passes it has its own alone; a piecewise graph reads one address."""
+def test_head_is_fed_multimodal_and_own_embeddings(mode: CUDAGraphMode):
+    """Later passes have only the head's own; a piecewise graph reads one address."""
     drafter = EagleDrafter.__new__(EagleDrafter)
     drafter.model, drafter.takes_embeddings = Head(), True
     drafter.is_eagle3 = False
@@ -93,8 +93,8 @@ def test_a_head_is_fed_them_beside_its_own(mode: CUDAGraphMode):
     assert (again.data_ptr() == first.data_ptr()) == is_piecewise
 
 
-def test_rows_of_one_depth_share_their_mrope_positions():
-    """By number they would count on; a dummy batch after it keeps what it has."""
+def test_rows_of_same_depth_share_mrope_positions():
+    """Without trees positions follow row numbers; dummy batches are not changed."""
     step = TreeStep.__new__(TreeStep)
     step.has_trees, step._moved_by = True, torch.tensor([0, 0, -1, -1])
     by_number = torch.tensor([[7, 8, 9, 10]] * 3)

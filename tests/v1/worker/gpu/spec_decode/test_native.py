@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How native kernels are found, and that both sides mean the same structs."""
+"""Loading of native kernels, and that Python and C++ use the same structs."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ each_library = pytest.mark.parametrize("library", HEADERS.values(), ids=HEADERS)
 
 @pytest.fixture
 def warnings(monkeypatch) -> list[str]:
-    """What is logged."""
+    """The warnings that are logged."""
     lines: list[str] = []
     monkeypatch.setattr(
         native.logger, "warning", lambda text, *args: lines.append(text % args)
@@ -42,8 +42,8 @@ def expect_one_line(
 @each_library
 @pytest.mark.skipif(not current_platform.is_cpu(), reason="it is for CPUs")
 @pytest.mark.skipif(compiler() is None, reason="there is no C++ compiler")
-def test_it_is_built(library):
-    """Else tests of what it computes are skipped."""
+def test_library_is_built(library):
+    """Otherwise the tests of its kernels would be skipped."""
     assert library.loaded is not None, "run `make env`"
 
 
@@ -60,7 +60,7 @@ def test_not_a_library(warnings, tmp_path):
 
 @each_library
 def test_built_from_other_sources(warnings, library):
-    """A field that moved, or has another type."""
+    """For example with a field that was moved, or whose type has changed."""
     if not library.file.exists():
         pytest.skip("the library was not built")
     other = replace(library, structs=library.structs[::-1])
@@ -68,6 +68,6 @@ def test_built_from_other_sources(warnings, library):
 
 
 @pytest.mark.parametrize(("name", "library"), HEADERS.items())
-def test_the_header_is_that_of_the_declarations(name, library):
+def test_header_matches_declarations(name, library):
     found = (ROOT / "csrc" / name).read_text()
     assert found == library.header(), "run `python csrc/write_structs.py`"

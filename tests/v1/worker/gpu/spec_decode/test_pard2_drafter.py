@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which targets a PARD-2 drafter is fed by; `tests/v1/e2e` has what it is fed."""
+"""Which targets can feed a PARD-2 drafter; `tests/v1/e2e` tests what it is fed."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,18 +13,18 @@ from vllm.v1.worker.gpu.spec_decode import unified
 
 
 class Opaque(nn.Module):
-    """A target that does not hand out what is between its layers."""
+    """A target that does not provide auxiliary hidden states."""
 
 
 @pytest.mark.parametrize("layers, is_fed", [((6, 2), False), ((6,), True)])
-def test_target_that_cannot_be_tapped(
+def test_target_without_aux_hidden_states(
     layers: tuple[int, ...], is_fed: bool, monkeypatch, caplog_vllm
 ):
-    """Its output is there all the same."""
+    """Only its last hidden states can be used."""
     monkeypatch.setattr(unified, "get_model_cls", lambda config: Opaque)
     features = TargetFeatures(layers, 6, 1.0, Path())
     drafter = DrafterConfig("draft_model", 1, target_features=features)
     spec = SimpleNamespace(drafter=drafter, model="some/drafter")
     config = SimpleNamespace(speculative_config=spec, model_config=None)
     assert unified._is_fed_and_can_be(config) is is_fed
-    assert ("Opaque does not hand out" in caplog_vllm.text) is not is_fed
+    assert ("Opaque does not return" in caplog_vllm.text) is not is_fed

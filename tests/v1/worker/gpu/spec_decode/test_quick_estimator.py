@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How soon a drafter that is less sure than right is known to be."""
+"""How soon the estimator adapts to a drafter that is better than its confidence."""
 
 import pytest
 import torch
@@ -23,21 +23,21 @@ def estimator() -> QuickEstimator:
 def grade(
     estimator: OnlineAcceptanceEstimator, seed: int, rate: float = ACCEPTED
 ) -> None:
-    """A step's drafts, then predictions of the next ones."""
+    """Observes a step's drafts, then predicts the next ones."""
     chances = torch.rand(N, K, generator=torch.Generator().manual_seed(seed))
     accepted = (chances < rate).int().cumprod(1).sum(1).int()
     estimator.step(torch.arange(N, dtype=torch.int32), accepted + 1, K - accepted)
     estimator.predictions.copy_(torch.sigmoid(estimator.intercepts).expand(N, K))
 
 
-def test_drafts_are_known_for_what_they_are_after_a_few_steps(estimator):
+def test_predictions_are_right_after_a_few_steps(estimator):
     assert estimator.predictions.mean() < 0.5
     for seed in range(14):
         grade(estimator, seed)
     assert estimator.predictions.mean() == pytest.approx(ACCEPTED, abs=0.08)
 
 
-def test_in_the_end_it_refits_as_often_as_vllms(estimator):
+def test_refit_interval_grows_to_that_of_vllm(estimator):
     refits = []
     for seed in range(400):
         grade(estimator, seed)
@@ -46,8 +46,8 @@ def test_in_the_end_it_refits_as_often_as_vllms(estimator):
     assert refits[399] - refits[199] == 2
 
 
-def test_a_change_of_text_is_learnt_after_all_was_accepted_for_long(estimator):
-    """Defect: vLLM's intercepts went to minus some hundred thousands, and stayed."""
+def test_adapts_after_long_full_acceptance(estimator):
+    """Regression: vLLM's intercepts fell to minus some hundred thousand and stayed."""
     for seed in range(600):
         grade(estimator, seed, rate=1.0)
     assert estimator.predictions.min() > 0.95
@@ -56,7 +56,7 @@ def test_a_change_of_text_is_learnt_after_all_was_accepted_for_long(estimator):
     assert estimator.predictions[0].tolist() == pytest.approx([0.5] * K, abs=0.1)
 
 
-def test_what_was_learnt_of_made_up_steps_is_forgotten(estimator):
+def test_forget_restores_initial_state(estimator):
     fresh = QuickEstimator(N, K, torch.device("cpu"))
     tensors = ("slope", "intercepts", "features", "predictions", "info", "counts")
     places = [getattr(estimator, name).data_ptr() for name in tensors]

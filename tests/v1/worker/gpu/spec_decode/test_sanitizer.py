@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The input kernel's tests on a GPU under compute-sanitizer."""
+"""Runs the input kernel's tests on a GPU under compute-sanitizer."""
 
 import os
 import re
@@ -15,7 +15,7 @@ from tests.conftest import ROOT
 from vllm.v1.worker.gpu.spec_decode.unified.inputs import _prepare_inputs_kernel
 
 HERE = Path(__file__).parent
-KERNEL = _prepare_inputs_kernel.fn.__name__  # a name of none would find nothing
+KERNEL = _prepare_inputs_kernel.fn.__name__  # with a wrong name nothing is checked
 SANITIZER = shutil.which("compute-sanitizer")
 pytestmark = [
     pytest.mark.gpu,
@@ -31,7 +31,7 @@ pytestmark = [
 def test_input_kernel(tool: str):
     env = os.environ | {
         "VLLM_TEST_EXAMPLES": "200",  # random batches per test: a tool makes them slow
-        # Each tensor has memory of its own: behind its end is none of another's.
+        # Each tensor has its own allocation, so accesses past its end are found.
         "PYTORCH_NO_CUDA_MEMORY_CACHING": "1",
     }
     command = [SANITIZER, "--tool", tool, "--kernel-name", f"kernel_substring={KERNEL}"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Of a batch's drafts those likeliest to be accepted get the budget."""
+"""The drafts of a batch that are likeliest to be accepted get the budget."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ def split(
     others: np.ndarray,
     budget: int,
 ) -> np.ndarray:
-    """[n], drafts verified of each request, where the batch is laid out as it says."""
+    """[n], verified drafts of each request; asserts that the layout matches them."""
     n = len(states)
     starts = torch.full((n + 1 + BEHIND,), -1, dtype=torch.int32, device=DEVICE)
     logits = torch.full((n + 4,), -1, dtype=torch.int32, device=DEVICE)
@@ -41,7 +41,7 @@ def split(
 
 @pytest.mark.parametrize("n, depth", [(1, 1), (8, 3), (13, 8), (32, 31)])
 @pytest.mark.parametrize("share", [0.0, 0.03, 0.4, 0.97, 1.0])
-def test_the_likeliest_drafts_are_verified(n: int, depth: int, share: float):
+def test_likeliest_drafts_are_verified(n: int, depth: int, share: float):
     rng = np.random.default_rng(n + depth)
     chances = rng.uniform(0.3, 1.0, (STATES, depth)).astype(np.float32)
     states = rng.permutation(STATES)[:n]
@@ -57,8 +57,8 @@ def test_the_likeliest_drafts_are_verified(n: int, depth: int, share: float):
 
 @pytest.mark.parametrize("chance", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize("budget", [1, 5, 11, 23])
-def test_of_equal_drafts_as_many_as_fit(chance: float, budget: int):
-    """Chances of 0 and of 1 do not make drafts of a request change places."""
+def test_budget_is_used_up_by_equal_drafts(chance: float, budget: int):
+    """Also with probabilities of 0 and 1, where a request's drafts are all equal."""
     n, depth = 6, 4
     drafts = np.full(n, depth)
     equal = np.full((n, depth), chance)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One step in many is timed, and what is not finished is not waited for."""
+"""One step in many is timed, without waiting for the device."""
 
 import inspect
 from itertools import pairwise
@@ -16,7 +16,7 @@ EVERY = 4
 
 
 class Device:
-    """Works off what is recorded when `run` is called, a millisecond each."""
+    """A fake GPU: recorded events complete when `run` is called, 1 ms apart."""
 
     def __init__(self) -> None:
         self.now, self.queue, self.records = 0, [], 0
@@ -59,7 +59,7 @@ def run_steps(clock: StepClock, number: int) -> list:
     return found
 
 
-def test_result_comes_once_and_no_other_step_is_recorded_meanwhile(device):
+def test_one_step_is_timed_at_a_time(device):
     clock = StepClock(torch.device("cuda"))
     assert set(run_steps(clock, 5 * EVERY)) == {None}
     assert device.records == 4
@@ -69,8 +69,8 @@ def test_result_comes_once_and_no_other_step_is_recorded_meanwhile(device):
     assert device.records == 8
 
 
-def test_the_step_behind_one_without_an_end_is_timed(device):
-    """A step that had nothing to run returns before it samples."""
+def test_step_after_one_without_end_is_timed(device):
+    """A step without scheduled tokens returns before it samples."""
     clock = StepClock(torch.device("cuda"))
     run_steps(clock, EVERY - 1)
     clock.begin()
@@ -80,7 +80,7 @@ def test_the_step_behind_one_without_an_end_is_timed(device):
     assert run_steps(clock, 1) == [(0.001, 0.002)]
 
 
-def test_no_steps_that_come_regularly_are_always_timed():
+def test_timed_steps_are_irregular():
     clock = StepClock(torch.device("cpu"))
     timed = [at for at, found in enumerate(run_steps(clock, 64 * EVERY)) if found]
     apart = {later - before for before, later in pairwise(timed)}
@@ -96,7 +96,7 @@ def test_cpu_measures_the_host(monkeypatch):
     assert run_steps(clock, EVERY)[-1] == pytest.approx((0.5, 1.25))
 
 
-def test_the_runner_tells_the_clock_of_a_step_in_this_order():
+def test_runner_calls_clock_in_order():
     source = inspect.getsource(GPUModelRunner.sample_tokens)
     calls = [
         "self.sample(",
@@ -112,7 +112,7 @@ def test_the_runner_tells_the_clock_of_a_step_in_this_order():
     calls = [
         "if not dummy_run:",
         "self.step_clock.begin(",
-        "catch_up(self",  # which is the drafter's, though it comes before the target
+        "catch_up(self",  # counts as the drafter's, although it runs before the target
         "self.step_clock.caught_up(",
         "self.update_requests(",
     ]

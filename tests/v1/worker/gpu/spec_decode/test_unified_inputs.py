@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The input kernel, in Triton and in C++, against its PyTorch reference."""
+"""Compares the input kernel, in Triton and in C++, with its PyTorch reference."""
 
 import copy
 import inspect
@@ -31,16 +31,16 @@ from vllm.v1.worker.gpu.spec_decode.unified.layout import DraftLayout
 from .batches import DEVICE, SAMPLED, block_tables, int32, int64, verified_batch
 from .prepare_inputs_reference import prepare_inputs_reference
 
-# Fewer where a tool that watches the kernel makes it slow.
+# Fewer if a tool such as compute-sanitizer makes the kernel slow.
 EXAMPLES = int(os.environ.get("VLLM_TEST_EXAMPLES", 100))
 MAX_TOKENS, MAX_MODEL_LEN, HIDDEN = 96, 64, 24
 MASK = 999
 BLOCK_SIZES = {1: [16], 2: [16, 4]}
 NUM_BLOCKS = 30
-# What no step writes: found where it must not be, a slot was written out of bounds.
+# Never written by a step: if a guard has another value, a write was out of bounds.
 POISON = -77
-GUARD = 64  # elements of poison before and behind each tensor of the buffers
-# The first cases on a GPU wait for it to start.
+GUARD = 64  # elements of poison before and after each tensor of the buffers
+# The first cases on a GPU include its initialization.
 SLOW = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 
 
@@ -64,7 +64,7 @@ class Case:
     limit: int
     query_lens: list[int]
     num_drafts: int
-    num_padding: int  # rows behind the batch that are padded, if there are as many
+    num_padding: int  # padded rows after the batch, if the buffers have that many
     rope_dims: int
     vocab_size: int
 
@@ -78,7 +78,7 @@ def layouts(draw) -> DraftLayout:
 @st.composite
 def cases(draw) -> Case:
     layout = draw(layouts())
-    # The tails of 300 requests are longer than a block of the kernel's.
+    # Padding up to 300 requests exceeds one block of the kernel.
     max_num_reqs = draw(st.sampled_from([5, 12, 300]))
     num_reqs = draw(st.integers(1, 5))
     num_padded = draw(st.integers(0, min(max_num_reqs - num_reqs, 8)))
@@ -120,7 +120,7 @@ def cases(draw) -> Case:
     limit = draw(st.sampled_from([MAX_MODEL_LEN, 20]))
     num_drafts = draw(st.integers(0, layout.num_speculative_tokens))
     padding = draw(st.sampled_from([0, 3, 20, 600]))
-    # Each number of dimensions, too, is a kernel to compile.
+    # Each number of dimensions is another kernel to compile.
     dims = 3 * (len(tables.block_sizes) - 1)
     if dims:
         batch = with_rope_positions(rng, batch, dims, max_num_reqs)
@@ -140,7 +140,7 @@ def with_rope_positions(
 
 
 def kept_positions(rng, starts: list[int]) -> torch.Tensor:
-    """What blocks keep is of the token before some request's first, or of none."""
+    """Positions of kept states: those before first tokens of requests, or -1."""
     before = torch.tensor([*starts, 0, 0]) - 1
     chosen = torch.randint(0, len(before), (2 * NUM_BLOCKS,), generator=rng)
     return before[chosen].to(DEVICE)
@@ -164,7 +164,7 @@ def make_tables(rng, groups: int, max_num_reqs: int) -> BlockTables:
     width = [-(-MAX_MODEL_LEN // size) for size in sizes]
     tables = BlockTables(sizes, max_num_reqs, MAX_TOKENS, width, DEVICE)
     for group, table in enumerate(tables.block_tables):
-        # Stale ids stand behind the blocks that a request holds, null blocks within.
+        # Ids after a request's own blocks are stale; some of its own are null blocks.
         ids = torch.randint(0, NUM_BLOCKS, table.gpu.shape, generator=rng)
         table.gpu.copy_(ids)
         held = torch.randint(0, width[group] + 1, (max_num_reqs,), generator=rng)
@@ -215,7 +215,7 @@ def make_buffers(case: Case) -> DraftBuffers:
 
 
 def poisoned(like: torch.Tensor) -> torch.Tensor:
-    """A tensor full of poison that lies in the middle of poison."""
+    """A tensor full of poison, with guards of poison around it in memory."""
     around = like.new_full((like.numel() + 2 * GUARD,), POISON)
     return around[GUARD:-GUARD].view(like.shape)
 
@@ -243,7 +243,7 @@ def assert_same(actual: DraftBuffers, expected: DraftBuffers) -> None:
 
 
 def run_passes(prepare, case: Case) -> list[DraftBuffers]:
-    """The draft batch after each pass, with made-up drafts between them."""
+    """The draft batch after each pass, with random drafts between passes."""
     layout, batch = case.layout, case.batch
     buffers = make_buffers(case)
     num_reqs = batch.idx_mapping.shape[0]
@@ -253,7 +253,7 @@ def run_passes(prepare, case: Case) -> list[DraftBuffers]:
         1, 900, (num_reqs, layout.num_speculative_tokens), generator=rng
     ).to(DEVICE)
     after, most = [], buffers.batch.max_num_tokens
-    # Without drafts the speculator still prepares a first pass, for its KV.
+    # Without drafts there is still a first pass, which writes KV.
     samples_per_pass = layout.samples_per_pass(case.num_drafts) or [1]
     for draft_pass, samples in enumerate(samples_per_pass):
         source, hidden, rows = batch, case.hidden, total
@@ -290,7 +290,7 @@ def test_kernel_equals_reference(prepare, case: Case):
 
 
 def assert_only_owned_slots_are_written(buffers: DraftBuffers, case: Case) -> None:
-    """Stated on its own, not through the reference: the KV safety of every pass."""
+    """KV safety of every pass, checked independently of the reference."""
     tables = case.tables
     for req, state in enumerate(case.batch.idx_mapping.tolist()):
         begin, end = buffers.batch.query_start_loc[req : req + 2].tolist()
@@ -330,7 +330,7 @@ def prepared(prepare, layout, batch, tables, hidden=None) -> DraftBuffers:
 @pytest.mark.parametrize("shift", [0, 1])
 @pytest.mark.parametrize("width", [1, 3, 7])
 def test_layout_of_a_decode_step(prepare, shift: int, width: int):
-    """The table of the layout's docstring, spelled out for one request."""
+    """The table in the layout's docstring, for one request."""
     layout = DraftLayout(7, shift, width)
     batch = verified_batch(
         [8], [20], num_sampled=int32([3]), num_rejected=int32([5]),
@@ -352,15 +352,15 @@ def test_layout_of_a_decode_step(prepare, shift: int, width: int):
     assert found.slot_mappings[0, :count].tolist() == slots + [-1] * (count - live)
     assert found.sample_rows.tolist() == [live - width + i for i in range(width)]
     assert (found.temperature.tolist(), found.seeds.tolist()) == ([0.5], [7])
-    # The first draft follows the next token, which stands at position 23.
+    # The first draft follows the next token, which is at position 23.
     assert found.sample_positions.tolist() == [23 + i for i in range(width)]
     if shift:
         assert buffers.fed[:live, 0].tolist() == [0, 1, 2, *[-1] * (width - 1)]
 
 
 @pytest.mark.parametrize("width", [1, 3])
-def test_recorded_batch_owns_nothing(prepare, width: int):
-    """A graph's dummy requests, where steps before have left their block counts."""
+def test_captured_batch_owns_no_blocks(prepare, width: int):
+    """Dummy requests of a graph, with block counts left over from earlier steps."""
     layout = DraftLayout(7, 0, width)
     buffers = DraftBuffers(layout, 64, 4, DEVICE)
     buffers.allocate_kv_groups(1)
@@ -388,7 +388,7 @@ Launch = Callable[..., tuple[int, dict[str, Any]]]
 
 @pytest.fixture
 def launch(monkeypatch) -> Launch:
-    """Prepares a pass of a shorter step; how many programs, and their constants."""
+    """Prepares a pass; returns the number of programs, and the kernel's constants."""
     noted: list[tuple[int, dict[str, Any]]] = []
 
     class Kernel:
@@ -422,8 +422,8 @@ def launch(monkeypatch) -> Launch:
 
 @pytest.mark.parametrize("is_fed", [False, True])
 @pytest.mark.parametrize("shift", [0, 1])
-def test_programs_follow_the_rows(launch: Launch, shift: int, is_fed: bool):
-    """A long prompt does not multiply the programs of the requests beside it."""
+def test_number_of_programs_follows_rows(launch: Launch, shift: int, is_fed: bool):
+    """A long prompt does not multiply the programs of other requests."""
     prompt, decodes = [3000], [8] * (MOST_REQS - 1)
     alone, beside, mixed = (
         launch(DraftLayout(7, shift, 7), 7, query_lens, is_fed)[0]
@@ -438,7 +438,7 @@ def test_programs_follow_the_rows(launch: Launch, shift: int, is_fed: bool):
 def test_all_lengths_run_the_same_compiled_kernel(
     launch: Launch, width: int, shift: int, is_fed: bool
 ):
-    """Else the first step that asks for a length compiles while it serves."""
+    """Otherwise the first step with a new length would compile while serving."""
     layout = DraftLayout(7, shift, width)
     for draft_pass, lengths in ((0, range(8)), (1, range(width + 1, 8))):
         found = [launch(layout, k, [8, 3, 1], is_fed, draft_pass)[1] for k in lengths]

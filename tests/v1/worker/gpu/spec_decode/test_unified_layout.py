@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The layout's numbers, against its docstring's table and against vLLM's."""
+"""The layout's numbers, compared with vLLM's and with the table in its docstring."""
 
 from types import SimpleNamespace
 
@@ -14,7 +14,7 @@ K = [1, 2, 3, 5, 7, 8, 15]
 
 
 def engine_config(drafts: int, shift: int, parallel: bool) -> SimpleNamespace:
-    """What vLLM's properties read of a speculative config, and of its owner."""
+    """The config attributes that vLLM's properties read."""
     method = METHODS[shift]
     spec = SimpleNamespace(
         drafter=DrafterConfig(method, drafts),
@@ -31,7 +31,7 @@ def engine_config(drafts: int, shift: int, parallel: bool) -> SimpleNamespace:
 @pytest.mark.parametrize("parallel", [False, True])
 @pytest.mark.parametrize("shift", [0, 1])
 @pytest.mark.parametrize("drafts", K)
-def test_extra_slots_are_those_of_vllm(drafts: int, shift: int, parallel: bool):
+def test_extra_slots_match_vllm(drafts: int, shift: int, parallel: bool):
     layout = DraftLayout(drafts, shift, drafts if parallel else 1)
     config = engine_config(drafts, shift, parallel)
     extra = SpeculativeConfig.max_num_new_slots_for_drafting.fget
@@ -40,7 +40,7 @@ def test_extra_slots_are_those_of_vllm(drafts: int, shift: int, parallel: bool):
 
 @pytest.mark.parametrize("shift", [0, 1])
 @pytest.mark.parametrize("drafts", K)
-def test_vllm_reserves_every_position_that_is_written(drafts: int, shift: int):
+def test_vllm_reserves_all_written_positions(drafts: int, shift: int):
     for width in range(1, drafts + 1):
         layout = DraftLayout(drafts, shift, width)
         config = engine_config(drafts, shift, width > 1)
@@ -74,7 +74,7 @@ def test_numbers_out_of_range_are_refused(shift: int, width: int):
 
 @pytest.mark.parametrize("width, narrower", [(1, 1), (4, 2), (8, 2)])
 def test_layout_of_a_shorter_step(width: int, narrower: int):
-    """No wider than its drafts; without drafts it has the next token's slot still."""
+    """No wider than its drafts; without drafts it still has the next token's slot."""
     layout = DraftLayout(8, 0, width)
     assert layout.for_drafts(8) == layout
     assert layout.for_drafts(2) == DraftLayout(2, 0, narrower)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draft trees in plain Python and PyTorch: the specification of the kernels."""
+"""Reference implementation of the draft tree kernels in plain Python and PyTorch."""
 
 import heapq
 from typing import NamedTuple
@@ -16,11 +16,11 @@ class Node(NamedTuple):
 def best_first(
     log_probs: list[list[float]], num_nodes: int, num_chain: int = 0
 ) -> list[Node]:
-    """Nodes 1.. of a tree: the chain, then the likeliest paths that are left.
+    """Nodes of a tree, from node 1 on: the chain, then the likeliest remaining paths.
 
     Args:
         log_probs: of the candidates of each drafted depth, best first.
-        num_chain: nodes that are the chain's, whatever its probability.
+        num_chain: nodes of the chain, which come first whatever their probability.
     """
     chain = [Node(depth, depth + 1, 0) for depth in range(num_chain)]
     nodes, frontier = list(chain), []
@@ -44,7 +44,7 @@ def best_first(
 
 
 def ancestors(nodes: list[Node], row: int) -> set[int]:
-    """Rows that a row attends to: itself, those above it, row 0."""
+    """Rows that a row attends to: itself, its ancestors, and row 0."""
     seen = {0, row}
     while row > 0:
         row = nodes[row - 1].parent
@@ -58,9 +58,9 @@ def walk(
     """Sampled tokens and the rows of the accepted path, from row 0 on.
 
     Args:
-        tokens: of each row; row 0's is not looked at.
+        tokens: of each row; row 0's is ignored.
         drawn: the target's token after each row.
-        chain_only: only best tokens are accepted, in rows behind each other.
+        chain_only: only the chain of best tokens, in consecutive rows, is accepted.
     """
     path, sampled = [0], []
     while True:
@@ -88,7 +88,8 @@ def attend(
     Args:
         query: [q, heads, size].
         keys: [k, kv_heads, size], as `values`.
-        seen: [q, n] bool, which of the last n keys a query attends to; all others.
+        seen: [q, n] bool, which of the last n keys a query attends to. It attends to
+            all keys before these.
     """
     groups = query.shape[1] // keys.shape[1]
     keys, values = (x.repeat_interleave(groups, 1) for x in (keys, values))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the drafter goes on from after a step with trees."""
+"""The rows from which the drafter continues after a step with trees."""
 
 import numpy as np
 import torch
@@ -19,8 +19,8 @@ def tensor(values, dtype=torch.int32) -> torch.Tensor:
     return torch.tensor(values, dtype=dtype, device=DEVICE)
 
 
-def test_a_tree_shrinks_to_its_accepted_rows():
-    # A tree; one whose drafts were cut; one behind known tokens; a prompt.
+def test_tree_shrinks_to_accepted_rows():
+    # A tree; one with fewer drafts; one after known tokens; a prompt.
     drafts, leading = np.array([N, 2, N, 0]), np.array([0, 0, 2, 4])
     queries = (1 + drafts + leading).astype(np.int32)
     starts = np.concatenate([[0], queries.cumsum()]).astype(np.int32)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trees on the CPU attention backend, whose order of KV depends on dtype and head size.
+"""Trees on the CPU attention backend, whose KV layout depends on dtype and head size.
 
-Its native implementation, and the one in PyTorch that stands in for it.
+Tests the native implementation and its fallback in PyTorch.
 """
 
 import itertools
@@ -54,7 +54,7 @@ SHAPES = [(4, 2, 64, 32), (3, 1, 80, 64), (40, 1, 32, 32), (2, 2, 128, 128)]
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("num_nodes", [3, 20, 100])
 def test_rows_attend_to_prefix_and_ancestors(native, num_nodes, shape, dtype):
-    """One request has no prefix, another one whole blocks; one is a long prompt's."""
+    """One request has no prefix, one a prefix of whole blocks, one a long prompt."""
     heads, kv_heads, size, block = shape
     step = Step(num_nodes, num_nodes)
     step.prefix[1:3] = 0, 2 * block
@@ -64,7 +64,7 @@ def test_rows_attend_to_prefix_and_ancestors(native, num_nodes, shape, dtype):
     torch.manual_seed(num_nodes)
     query = torch.randn(step.starts[-1], heads + 1, size).to(dtype)[:, 1:]
     kv = torch.randn(step.starts[-1], 2, kv_heads, size).to(dtype)
-    # What no request has written yet is anything.
+    # Slots that were not written yet may contain anything.
     isa = _get_attn_isa(dtype, block, size)
     kv_cache = torch.full((32, kv_heads, block, 2 * size), torch.nan, dtype=dtype)
     most = -(-int(step.seq_lens.max()) // block)
@@ -86,7 +86,7 @@ def test_rows_attend_to_prefix_and_ancestors(native, num_nodes, shape, dtype):
     layer, impl = SimpleNamespace(isa=isa), SimpleNamespace(scale=0.3)
     attend(impl, layer, query, *kv.unbind(1), kv_cache, metadata, out)
     wanted = step.attended(query.float(), kv.float(), prefixes, 0.3).flatten(1)
-    # Native sums are float32, and rounded once: by half a unit of the last place.
+    # Native code sums in float32 and rounds once: by half a unit in the last place.
     units = 0.5 if native else 4
     eps = torch.finfo(dtype).eps * units if dtype != torch.float32 else 0
     within = {"atol": 1e-5 + (not native) * eps, "rtol": 1e-5 + eps}
@@ -94,7 +94,7 @@ def test_rows_attend_to_prefix_and_ancestors(native, num_nodes, shape, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_kv_is_read_and_moved_in_the_order_of_the_backend(native, dtype):
+def test_kv_is_read_and_moved_in_layout_of_backend(native, dtype):
     torch.manual_seed(0)
     isa = _get_attn_isa(dtype, BLOCK, SIZE)
     kv_cache = torch.zeros(5, KV_HEADS, BLOCK, 2 * SIZE, dtype=dtype)

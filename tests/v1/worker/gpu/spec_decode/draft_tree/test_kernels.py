@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kernels of draft trees against `reference.py`, on random trees."""
+"""Compares the draft tree kernels with `reference.py` on random trees."""
 
 import itertools
 import random
@@ -51,7 +51,7 @@ def stored(trees: DraftTrees, state: int, nodes: list[Node]) -> None:
 @pytest.mark.parametrize("vocab_size", [97, 5000, 12288])
 @pytest.mark.parametrize("candidates", [1, 8, 16])
 def test_candidates_are_the_best_tokens(candidates, vocab_size, dtype):
-    """Of equal ones the lowest first; some are neighbours, some cannot be drafted."""
+    """Ties go to the lowest token; some rows have adjacent best tokens, or -inf."""
     torch.manual_seed(candidates)
     logits = torch.randint(-3, 3, (5, vocab_size)).to(dtype)
     logits[0] = torch.randperm(vocab_size) / 64.0
@@ -69,7 +69,7 @@ def test_candidates_are_the_best_tokens(candidates, vocab_size, dtype):
 
 @pytest.mark.parametrize("num_nodes", [4, 7, 15, 31, 64, 127])
 @pytest.mark.parametrize("candidates", [1, 4, 16])
-def test_trees_hold_the_likeliest_paths(num_nodes: int, candidates: int):
+def test_trees_contain_likeliest_paths(num_nodes: int, candidates: int):
     depth, states = 4, [5, -1, 0, 2, 7]
     torch.manual_seed(num_nodes * 17 + candidates)
     logits = torch.randn(len(states) * depth, 50, device=DEVICE) * 2
@@ -94,7 +94,7 @@ def test_trees_hold_the_likeliest_paths(num_nodes: int, candidates: int):
     assert (draft_tokens[1] == -7).all()
     for req in (0, 2, 3, 4):
         rows = slice(req * depth, req * depth + drafted[req])
-        # Past the drafter's context there is the chain's node, and no other.
+        # Past the drafter's context there are only nodes of the chain.
         table = log_probs[rows].tolist() + [[-1e9]] * (depth - drafted[req])
         num_chain = depth if chain_only[req] or drafted[req] < depth else 0
         wanted = best_first(table, num_nodes, num_chain)
@@ -112,7 +112,7 @@ def test_trees_hold_the_likeliest_paths(num_nodes: int, candidates: int):
 
 
 class Step:
-    """A step of requests with trees and with whole or cut drafts, and one without."""
+    """A step of four requests: three with all or some nodes of trees, and a prompt."""
 
     def __init__(self, seed: int, num_nodes: int, depth: int = 3):
         rng = random.Random(seed)
@@ -123,7 +123,7 @@ class Step:
         self.nodes = [random_tree(rng, depth, num_nodes, chain) for chain in chains]
         for state, nodes in zip(self.states, self.nodes, strict=True):
             stored(self.trees, state, nodes)
-        # Requests: whole tree; cut drafts; leading known tokens; a prompt's chunk.
+        # Requests: whole tree; fewer drafts; leading known tokens; chunk of a prompt.
         self.drafts = [num_nodes, rng.randint(1, num_nodes), num_nodes, 0]
         self.leading = [0, 0, 2, 70]
         self.prefix = [rng.randint(1, 40) for _ in self.states]
@@ -151,7 +151,7 @@ class Step:
         )
 
     def seen(self, req: int) -> torch.Tensor:
-        """[queries, queries] bool, what each query attends to of its step."""
+        """[queries, queries] bool, which rows of its step each query attends to."""
         first, count = self.leading[req], self.drafts[req] + 1
         seen = torch.ones(first + count, first + count, dtype=torch.bool).tril()
         seen[first:, first:] = False
@@ -168,7 +168,7 @@ class Step:
         scale: float,
         softcap: float = 0.0,
     ) -> torch.Tensor:
-        """[q, heads, size], of the requests that have prefixes.
+        """[q, heads, size], reference attention of the requests given by `prefixes`.
 
         Args:
             query: [T, heads, size].
@@ -207,10 +207,10 @@ def test_rows_have_positions_by_depth_and_see_ancestors(num_nodes: int):
 
 @pytest.mark.parametrize("has_trees", [True, False])
 @pytest.mark.parametrize("num_nodes", [3, 9, 40, 100])
-def test_the_walk_follows_the_drawn_tokens(num_nodes: int, has_trees: bool):
+def test_walk_follows_sampled_tokens(num_nodes: int, has_trees: bool):
     step, rng = Step(num_nodes, num_nodes), random.Random(num_nodes)
     rows = int(step.cu_num_logits[-1])
-    # Few tokens, so that paths go on; siblings hold different ones.
+    # A small vocabulary, so that paths get long; siblings have different tokens.
     nodes = [0] * rows
     for req, (first, count) in enumerate(
         zip(step.cu_num_logits[:-1], step.drafts, strict=True)
@@ -255,13 +255,13 @@ def test_the_walk_follows_the_drawn_tokens(num_nodes: int, has_trees: bool):
 def test_rows_attend_to_prefix_and_ancestors(
     num_nodes: int, softcap: float, with_prompt: bool
 ):
-    """The prefix is in blocks of the KV cache; one request has none."""
+    """The prefix is in KV cache blocks; one request has none."""
     step = Step(num_nodes, num_nodes)
     step.prefix[1], step.seq_lens[1] = 0, step.drafts[1] + 1
     step.lay_out()
     torch.manual_seed(0)
     heads, kv_heads, size, block, scale = 4, 2, 24, 16, 0.3
-    # Heads behind slots in memory.
+    # In memory, heads come after slots.
     pool = torch.randn(16, block, kv_heads, 2 * size, device=DEVICE)
     table = torch.randperm(16, device=DEVICE).int()[:12].view(4, 3)
     longest = max(b - a for a, b in itertools.pairwise(step.starts))
@@ -275,7 +275,7 @@ def test_rows_attend_to_prefix_and_ancestors(
     found, lse = attend_prefix(
         query[:total], pool.transpose(1, 2), table, bounds, tree, *scores
     )
-    lse[:, step.starts[1] : step.starts[2]] = torch.inf  # as FlashAttention says
+    lse[:, step.starts[1] : step.starts[2]] = torch.inf  # as FlashAttention returns it
     out = torch.full_like(query, 9.0)
     wanted = out.clone()
     merge_tree(query[:total], *kv.unbind(1), found, lse, out, bounds, tree, *scores)
@@ -291,7 +291,7 @@ def test_rows_attend_to_prefix_and_ancestors(
 def test_accepted_kv_is_moved_to_its_positions(dtype: torch.dtype):
     torch.manual_seed(0)
     blocks, heads, size, width = 10, 3, 4, 12
-    # Blocks of a layer apart, heads behind slots: not the order of the dimensions.
+    # In memory, heads come after slots: strides differ from the order of dimensions.
     base = torch.randn(2, blocks, size, heads, 2 * width).to(DEVICE, dtype)
     caches = {str(i): base[i].transpose(1, 2) for i in range(2)}
     caches["shared"] = caches["0"]

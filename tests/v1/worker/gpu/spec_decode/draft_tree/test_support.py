@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which targets verify trees, and that an engine drafts chains for the others."""
+"""Which targets can verify trees; for others an engine drafts chains."""
 
 from types import SimpleNamespace
 
@@ -29,7 +29,7 @@ def layer(backend: str = "FLASH_ATTN", **given) -> SimpleNamespace:
 
 
 @pytest.mark.parametrize("backend", ["FLASH_ATTN", "TRITON_ATTN", "CPU_ATTN"])
-def test_plain_attention_verifies_trees(backend: str):
+def test_supported_backends(backend: str):
     assert why_layer_cannot(layer(backend)) is None
 
 
@@ -45,7 +45,7 @@ def test_plain_attention_verifies_trees(backend: str):
         ({"vllm_flash_attn_version": 4}, "FlashAttention 4"),
     ],
 )
-def test_other_attention_does_not(given: dict, reason: str):
+def test_unsupported_attention(given: dict, reason: str):
     assert why_layer_cannot(layer(**given)) == reason
 
 
@@ -75,7 +75,7 @@ def executor(verifies: list[bool], schedule) -> SimpleNamespace:
         ([(1, 2, 31), (3, 64, 5)], [(1, 2, 7), (3, 64, 5)]),
     ],
 )
-def test_an_engine_drafts_chains_if_a_worker_cannot(schedule, chains):
+def test_engine_drafts_chains_if_a_worker_does_not_support_trees(schedule, chains):
     engine = executor([True, True], schedule)
     agree_on_trees(engine)
     spec = engine.speculative_config
@@ -86,7 +86,7 @@ def test_an_engine_drafts_chains_if_a_worker_cannot(schedule, chains):
     assert spec.num_speculative_tokens_per_batch_size == chains
 
 
-def test_auto_chooses_between_chains_then():
+def test_auto_chooses_among_chains_without_tree_support():
     engine = executor([False], AutoSchedule([0, 3, 7, 15, 31]))
     agree_on_trees(engine)
     schedule = engine.speculative_config.num_speculative_tokens_per_batch_size
@@ -96,8 +96,8 @@ def test_auto_chooses_between_chains_then():
 @pytest.mark.parametrize(
     "prompt, with_prompt", [(LONG_PROMPT, 3), (LONG_PROMPT + 1, 2)]
 )
-def test_only_long_prompts_have_attention_of_their_own(prompt: int, with_prompt: int):
-    """Each more call of a step's layers costs the host what a graph does not have."""
+def test_only_long_prompts_use_separate_attention(prompt: int, with_prompt: int):
+    """Without a CUDA graph each additional call per layer costs host time."""
     rows = np.array([32, 9, prompt])
     batch = SimpleNamespace(
         num_reqs=3,

@@ -14,12 +14,11 @@ from vllm.config.drafter.length import candidate_lengths
 from vllm.v1.spec_decode.dynamic import draft_length
 from vllm.v1.spec_decode.dynamic.acceptance import PlanAcceptance
 from vllm.v1.spec_decode.dynamic.draft_length import (
-    Choice,
     DraftLengths,
-    Gain,
     Load,
     Offer,
 )
+from vllm.v1.spec_decode.dynamic.gain import Choice, Gain
 from vllm.v1.spec_decode.dynamic.pass_times import CONTEXT, sizes_to_measure
 
 # Additional time of a draft pass without a CUDA graph: there is none if a step verifies

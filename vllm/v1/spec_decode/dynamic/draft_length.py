@@ -25,6 +25,7 @@ from vllm.config.drafter.length import MAX_TREE_ROWS
 from vllm.logger import init_logger
 
 from .acceptance_by_kind import ALL_GREEDY, NONE_DRAFTS, AcceptanceByKind, Shares
+from .gain import Choice, Gain
 from .served_times import LEAST_STEPS, ServedTimes, size_of
 from .step_times import PassTimes, Row, StepTimes, on_line
 from .tries import FIRST_BUDGET, SWITCH_COST, TRIAL_DRAFTS, FirstDrafts, Tries
@@ -45,7 +46,6 @@ STEPS_BETWEEN_TRIES = SWITCH_COST / FIRST_BUDGET
 TIMED_STEPS = LEAST_STEPS + 2  # `StepIntervals` cannot time the first two of a try
 LARGER, LARGER_TREE, UNTIMED = TURNS = range(3)  # kinds of plans to try, in turns
 NO_GAINS: Mapping[int, float] = {}
-GAIN_SECONDS = 10.0  # seconds of steps after which one counts half in the reported gain
 LOG_SECONDS = 60.0  # least time between log lines about the choice
 
 
@@ -100,36 +100,6 @@ class Offer(NamedTuple):
 
     def _is_more(self, plan: int, other: int) -> bool:
         return self.per_second(plan) >= self.per_second(other) * (1 + HYSTERESIS)
-
-
-class Choice(NamedTuple):
-    """What a step drafts, and its expected tokens and seconds."""
-
-    num_drafts: int
-    tokens: float  # of the step
-    seconds: float
-
-
-class Gain:
-    """Expected throughput of recent steps relative to steps without drafts.
-
-    Attributes:
-        value: None until a choice of plans included one without drafts.
-    """
-
-    def __init__(self) -> None:
-        self.value: float | None = None
-        self._seconds = self._undrafted = 0.0
-
-    def add(self, choice: Choice, tokens: float | None, seconds: float | None) -> None:
-        """Adds a step; `tokens` and `seconds` are those of one without drafts."""
-        if not tokens or seconds is None:
-            return
-        keep = 0.5 ** (choice.seconds / GAIN_SECONDS)
-        undrafted = choice.tokens / tokens * seconds
-        self._seconds = keep * self._seconds + choice.seconds
-        self._undrafted = keep * self._undrafted + undrafted
-        self.value = self._undrafted / self._seconds
 
 
 class DraftLengths:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Estimates acceptance while serving. Pure Python.
+"""Estimates acceptance while serving.
 
 How many drafts are accepted depends on text and temperature, which change with the
 requests. So older observations fade, and are dropped at once if newer ones contradict
@@ -7,13 +7,14 @@ them.
 """
 
 from bisect import bisect_right
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import accumulate, pairwise
 from math import log, log2
 from operator import mul
 from typing import NamedTuple
+
+import numpy as np
 
 HALF_LIFE = 512  # steps after which an observation counts half
 MAX_DRAFTS = 1024  # most drafts that count per position, however many requests run
@@ -46,35 +47,25 @@ class _Counts:
     """Faded counts of drafts by position, and of steps by draft length.
 
     Attributes:
+        all: [3, K + 1] float64, everything below.
         reached: [K], drafts of each position whose predecessors were all accepted.
         accepted: [K], those of them that were accepted.
-        num_steps: steps with verified drafts, counted once per request.
-        num_drafts: draft tokens verified in these steps.
-        num_tokens: tokens that these steps yielded.
         steps_of: [K], steps that drafts of length 1, .., K would have taken for the
             same tokens.
+        totals: [3], steps with verified drafts, counted once per request; draft tokens
+            verified in these steps; tokens that these steps yielded.
     """
 
     def __init__(self, num_positions: int):
-        self.reached = [0.0] * num_positions
-        self.accepted = [0.0] * num_positions
-        self.num_steps = self.num_drafts = self.num_tokens = 0.0
-        self.steps_of = [0.0] * num_positions
+        self.all = np.zeros((3, num_positions + 1))
+        self.reached, self.accepted, self.steps_of = self.all[:, :-1]
+        self.totals = self.all[:, -1]
 
-    def add(self, outcomes: Counter[Outcome]) -> None:
-        for (drafted, accepted, run), count in outcomes.items():
-            for i in range(min(accepted + 1, drafted)):
-                self.reached[i] += count
-            for i in range(accepted):
-                self.accepted[i] += count
-            if run is None or not drafted:
-                continue
-            self.num_steps += count
-            self.num_drafts += count * drafted
-            self.num_tokens += count * (accepted + 1)
-            steps = _steps_of(run, accepted + 1, len(self.steps_of))
-            for i, num_steps in enumerate(steps):
-                self.steps_of[i] += count * num_steps
+    def add(self, outcomes: dict[Outcome, int]) -> None:
+        if outcomes:
+            depth = len(self.reached)
+            found = [_counted(outcome, depth) for outcome in outcomes]
+            self.all += np.tensordot([*outcomes.values()], found, 1)
 
     def expect(self, first: int, chances: Sequence[float]) -> None:
         """Adds unverified drafts with their expected outcomes.
@@ -84,38 +75,31 @@ class _Counts:
             chances: probability that each is accepted if those before it are; not
                 beyond the last position.
         """
-        reached = 1.0
-        for i, chance in enumerate(chances, first):
-            self.reached[i] += reached
-            reached *= float(chance)
-            self.accepted[i] += reached
+        survival = np.cumprod([1.0, *chances])
+        behind = slice(first, first + len(chances))
+        self.reached[behind] += survival[:-1]
+        self.accepted[behind] += survival[1:]
 
     def fade(self) -> None:
-        keep = 0.5 ** (1 / HALF_LIFE)
-        for i, reached in enumerate(self.reached):
-            share = keep * min(1.0, MAX_DRAFTS / max(reached, 1.0))
-            self.reached[i] *= share
-            self.accepted[i] *= share
-        share = keep * min(1.0, MAX_DRAFTS / max(self.num_steps, 1.0))
-        self.num_steps *= share
-        self.num_drafts *= share
-        self.num_tokens *= share
-        self.steps_of = [share * num_steps for num_steps in self.steps_of]
+        seen = np.empty_like(self.all)
+        seen[:2], seen[2], seen[:, -1] = self.all[0], self.totals[0], self.totals[0]
+        self.all *= MAX_DRAFTS / np.maximum(seen, MAX_DRAFTS) * 0.5 ** (1 / HALF_LIFE)
 
 
 @lru_cache(maxsize=4096)
-def _steps_of(run: int, num_tokens: int, depth: int) -> tuple[int, ...]:
-    """Steps that begin within a part of a run, for draft lengths 1, .., `depth`.
-
-    A step with k - 1 drafts yields k tokens of a run, unless the run ends, so that
-    steps begin at its tokens 0, k, 2k, ..
-
-    Args:
-        run: tokens of the run before that part.
-        num_tokens: tokens of that part.
-    """
-    end = run + num_tokens - 1
-    return tuple(end // k - (run - 1) // k for k in range(2, depth + 2))
+def _counted(outcome: Outcome, depth: int) -> np.ndarray:
+    """What one outcome adds to the counts, as `_Counts.all`."""
+    counts = _Counts(depth)
+    drafted, accepted, run = outcome
+    counts.reached[: min(accepted + 1, drafted)] = 1.0
+    counts.accepted[:accepted] = 1.0
+    if drafted and run is not None:
+        counts.totals[:] = 1.0, drafted, accepted + 1.0
+        # Drafts of length k yield k + 1 tokens of a run per step, unless the run ends:
+        # their steps begin at its tokens 0, k + 1, 2 (k + 1), ..
+        per_step = np.arange(2, depth + 2)
+        counts.steps_of[:] = (run + accepted) // per_step - (run - 1) // per_step
+    return counts.all
 
 
 class ChainAcceptance:
@@ -149,7 +133,7 @@ class ChainAcceptance:
     def __init__(self, num_speculative_tokens: int):
         self._known = _Counts(num_speculative_tokens)
         self._block = _Counts(num_speculative_tokens)
-        self._new: Counter[Outcome] = Counter()
+        self._new: dict[Outcome, int] = {}
         self._unverified: list[tuple[int, Sequence[float]]] = []
         self._rates: list[float] | None = None  # cached until the step ends
 
@@ -168,7 +152,8 @@ class ChainAcceptance:
             run: tokens of the request since its last rejected draft; None in trimmed
                 steps, which do not count in estimates by runs.
         """
-        self._new[Outcome(num_drafts, num_accepted, run)] += 1
+        outcome = Outcome(num_drafts, num_accepted, run)
+        self._new[outcome] = self._new.get(outcome, 0) + 1
         if len(unverified):
             self._unverified.append((num_drafts, unverified))
 
@@ -206,7 +191,7 @@ class ChainAcceptance:
     def _contradicts(self) -> bool:
         """Whether the block's outcomes are far more likely under other rates."""
         gain, positions = 0.0, 0
-        counts = zip(self._block.reached, self._block.accepted, strict=True)
+        counts = zip(*self._block.all[:2, :-1].tolist(), strict=True)
         for known, (reached, accepted) in zip(self.rates(), counts, strict=True):
             positions += reached > 0
             for number, rate in (
@@ -220,7 +205,7 @@ class ChainAcceptance:
     def rates(self) -> list[float]:
         """[K], probability that a draft is accepted if those before it are."""
         rates, guess = [], PRIOR_ACCEPTANCE
-        counts = zip(self._known.reached, self._known.accepted, strict=True)
+        counts = zip(*self._known.all[:2, :-1].tolist(), strict=True)
         for reached, accepted in counts:
             rate = (accepted + PRIOR_DRAFTS * guess) / (reached + PRIOR_DRAFTS)
             rates.append(rate)
@@ -236,11 +221,12 @@ class ChainAcceptance:
     def expected_tokens(self) -> dict[int, float]:
         """Acceptance length (accepted drafts + 1) by length of the chain."""
         by_rates = [*accumulate(accumulate(self.rates(), mul), initial=1.0)]
-        known, expected = self._known, [1.0]
-        drafted = known.num_drafts / max(known.num_steps, PRIOR_DRAFTS)
+        num_steps, num_drafts, num_tokens = self._known.totals.tolist()
+        steps_of, expected = self._known.steps_of.tolist(), [1.0]
+        drafted = num_drafts / max(num_steps, PRIOR_DRAFTS)
         for k, tokens in enumerate(by_rates[1:], 1):
-            of_runs = known.num_tokens + PRIOR_DRAFTS * tokens
-            of_runs /= known.steps_of[k - 1] + PRIOR_DRAFTS
+            of_runs = num_tokens + PRIOR_DRAFTS * tokens
+            of_runs /= steps_of[k - 1] + PRIOR_DRAFTS
             tokens = max(tokens, of_runs) if k <= drafted else min(tokens, of_runs)
             expected.append(max(tokens, expected[-1]))
         return dict(enumerate(expected))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Estimates acceptance separately by kind of request. Pure Python.
+"""Estimates acceptance separately by kind of request.
 
 A drafter drafts the tokens that the target is most likely to sample, and the higher the
 temperature, the less often it samples them: the bundled PARD has 4.5 drafts accepted

@@ -175,9 +175,9 @@ class Backlog:
         if not count:
             return given
         if count == batch.num_reqs:
-            self._keep(given, slice(count))  # cheaper than with a mask
+            self._keep(given, slice(count))  # cheaper than with indices
             return None
-        self._keep(given, waits)
+        self._keep(given, np.flatnonzero(waits))
         return _part(given, np.flatnonzero(~waits))
 
     def drafts(self) -> None:
@@ -185,13 +185,12 @@ class Backlog:
         self._undrafted_steps = 0
 
     def _keep(self, given: DraftInput, waits: np.ndarray | slice) -> None:
-        """Keeps the rows of the requests `waits`, a mask, or a slice if all do."""
+        """Keeps the rows of the requests `waits`: indices, or a slice if all do."""
         batch, columns = given.step.batch, given.columns()
         states, begin = batch.idx_mapping_np[waits], self._num_rows
         rows_of: slice | torch.Tensor = slice(len(states))
         if not isinstance(waits, slice):
-            # There are more entries if the batch is padded for a CUDA graph.
-            starts = batch.query_start_loc_np[: batch.num_reqs][waits].astype(np.int64)
+            starts = batch.query_start_loc_np[waits].astype(np.int64)
             rows_of = async_tensor_h2d(starts, device=columns[0].device)
         columns = [rows[rows_of] for rows in columns]
         if not self._columns:

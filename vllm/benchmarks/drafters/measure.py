@@ -102,9 +102,7 @@ class Measurement:
         self.greedy: list[Expected] = []
         self.seeded: list[Expected] = []
         self.beside: tuple[EngineProcess, Found] | None = None
-        self.ahead: dict[
-            int, EngineProcess
-        ] = {}  # by number, processes to be used next
+        self.next: EngineProcess | None = None  # started while another is measured
         self.tasks = [plan_tasks(p, job.loads, job.repeats) for p in job.plans]
         kinds = [self._kind(task) for tasks in self.tasks for task in tasks]
         self.progress = Progress(kinds + [START] * len(job.plans))
@@ -120,8 +118,8 @@ class Measurement:
             for number in range(len(self.job.plans)):
                 self._run_plan(number)
         finally:
-            for process in self.ahead.values():
-                process.stop()
+            if self.next is not None:
+                self.next.stop()
             if self.beside is not None:
                 self.beside[0].stop()
         self.progress.bar.close()
@@ -153,13 +151,13 @@ class Measurement:
 
     def _run_engine(self, number: int) -> None:
         plan = self.job.plans[number]
-        engine = self.ahead.pop(number, None) or self._start_process(number)
+        engine, self.next = self.next or self._start_process(number), None
         try:
             self.progress.begin(plan.drafter)
             with self.progress.doing(START, f"{plan.drafter}: {START}"):
                 said = engine.ask("describe")
             if number + 1 < len(self.job.plans):
-                self.ahead[number + 1] = self._start_process(number + 1)
+                self.next = self._start_process(number + 1)
             self.within = max(self.within, tolerance(said["dtype"]))
             beside: dict[int, list[Round]] = {}
             found = {s.name: Found(plan, s, said, beside=beside) for s in plan.settings}

@@ -15,6 +15,15 @@ if TYPE_CHECKING:
     from vllm.config.drafter import DrafterConfig
 
 
+def reaches_past(context: int | None, input_batch: InputBatch) -> bool:
+    """Whether a request of the batch may be past the drafter's context; None: it has
+    no limit of its own."""
+    if context is None:
+        return False
+    ends = input_batch.seq_lens_cpu_upper_bound[: input_batch.num_reqs].numpy()
+    return bool(ends.max(initial=0) > context)
+
+
 def without_drafts_past_limit(
     drafter: "DrafterConfig | None",
     invalid: torch.Tensor | None,
@@ -30,10 +39,7 @@ def without_drafts_past_limit(
     Returns:
         [rows] bool, or None.
     """
-    if drafter is None or drafter.context is None:
-        return invalid
-    ends = input_batch.seq_lens_cpu_upper_bound[: input_batch.num_reqs].numpy()
-    if ends.max(initial=0) <= drafter.context:
+    if drafter is None or not reaches_past(drafter.context, input_batch):
         return invalid
     positions = input_batch.positions[input_batch.logits_indices]
     past = (positions >= drafter.context) & (input_batch.expanded_local_pos > 0)

@@ -26,6 +26,7 @@ from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.spec_decode.adaptive_verification import (
     AdaptiveVerificationManager,
 )
+from vllm.v1.worker.gpu.spec_decode.draft_limit import reaches_past
 from vllm.v1.worker.gpu.spec_decode.rejection_sampler import get_max_chunk_logits
 from vllm.v1.worker.gpu.spec_decode.split_budget import split_budget
 
@@ -131,10 +132,7 @@ class Trimming(AdaptiveVerificationManager):
     def _all_can_use_drafts(self, batch: InputBatch) -> bool:
         if self._has_grammar or self._refuses[batch.idx_mapping_np].any():
             return False
-        if self._context is None:
-            return True
-        ends = batch.seq_lens_cpu_upper_bound[: batch.num_reqs]
-        return int(ends.max()) <= self._context
+        return not reaches_past(self._context, batch)
 
     def _tell(
         self,

@@ -8,7 +8,11 @@ import numpy as np
 import pytest
 
 from vllm.v1.spec_decode.dynamic import acceptance
-from vllm.v1.spec_decode.dynamic.acceptance import ChainAcceptance, PlanAcceptance
+from vllm.v1.spec_decode.dynamic.acceptance import (
+    ChainAcceptance,
+    PlanAcceptance,
+    Verified,
+)
 from vllm.v1.spec_decode.dynamic.acceptance_by_kind import (
     ALL_GREEDY,
     AcceptanceByKind,
@@ -48,7 +52,8 @@ def serve(text: np.ndarray, num_drafts: int, kept: AcceptanceByKind | None = Non
     while at < len(text) - 9:
         accepted = min(text[at], num_drafts)
         if kept is not None:
-            kept.observe(num_drafts, range(1, accepted + 1), accepted, request_id="a")
+            drafts = Verified(num_drafts, range(1, accepted + 1), accepted)
+            kept.observe(drafts, request_id="a")
             kept.end_step(ALL_GREEDY)
         at, steps = at + accepted + 1, steps + 1
     return at / steps
@@ -82,7 +87,8 @@ def test_lengths_are_estimated_by_rates_of_each_depth():
         for step in range(3000):
             depth = 7 if step % 20 == 0 else drafted  # sometimes longer ones
             accepted = int((rng.random(depth) < rates[:depth]).cumprod().sum())
-            kept.observe(depth, range(1, accepted + 1), accepted, request_id="a")
+            drafts = Verified(depth, range(1, accepted + 1), accepted)
+            kept.observe(drafts, request_id="a")
             kept.end_step(ALL_GREEDY)
         found = [*kept.expected_tokens().values()]
         assert found == pytest.approx(expected, rel=0.06)
@@ -106,10 +112,10 @@ def test_tree_gives_acceptance_of_chains_and_smaller_trees(has_cut_trees):
     """
     estimate = PlanAcceptance(4, trees=[7, 15])
     for _ in range(500):
-        estimate.observe(15, [1, 2, 5, 9], 2)
+        estimate.observe(Verified(15, [1, 2, 5, 9], 2))
         if has_cut_trees:
-            estimate.observe(9, [1, 2, 5], 2)
-            estimate.observe(2, [1, 2], 2)
+            estimate.observe(Verified(9, [1, 2, 5], 2))
+            estimate.observe(Verified(2, [1, 2], 2))
         estimate.end_step()
     expected = {0: 1, 1: 2, 2: 3, 3: 3, 4: 3, 7: 4, 15: 5}
     assert estimate.expected_tokens() == pytest.approx(expected, abs=0.1)

@@ -4,6 +4,7 @@
 import pytest
 
 from vllm.sampling_params import SamplingParams
+from vllm.v1.spec_decode.dynamic.acceptance import Verified
 from vllm.v1.spec_decode.dynamic.acceptance_by_kind import (
     ALL_GREEDY,
     NUM_KINDS,
@@ -29,8 +30,8 @@ def known(steps: int = 300) -> AcceptanceByKind:
     """All drafts of greedy requests were accepted, and none of hot ones."""
     found = AcceptanceByKind(K, trees=[7])
     for _ in range(steps):
-        found.observe(7, [1, 2, 3], 3, kind=GREEDY, request_id="a")
-        found.observe(7, [], 0, kind=HOT, request_id="b")
+        found.observe(Verified(7, [1, 2, 3], 3), kind=GREEDY, request_id="a")
+        found.observe(Verified(7, [], 0), kind=HOT, request_id="b")
         found.end_step(MIXED)
     return found
 

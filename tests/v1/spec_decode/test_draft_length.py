@@ -12,7 +12,7 @@ import pytest
 
 from vllm.config.drafter.length import candidate_lengths
 from vllm.v1.spec_decode.dynamic import draft_length
-from vllm.v1.spec_decode.dynamic.acceptance import PlanAcceptance
+from vllm.v1.spec_decode.dynamic.acceptance import PlanAcceptance, Verified
 from vllm.v1.spec_decode.dynamic.draft_length import (
     DraftLengths,
     Load,
@@ -88,8 +88,8 @@ def observe(
     lengths: DraftLengths, drafted: int, accepted: int, request: int = 0
 ) -> None:
     """Reports that `accepted` of a chain's `drafted` tokens were accepted."""
-    outcome = drafted, chain(accepted), accepted
-    lengths.observe(*outcome, request_id=str(request))
+    drafts = Verified(drafted, chain(accepted), accepted)
+    lengths.observe(drafts, request_id=str(request))
 
 
 def measured(engine, num_drafts: int):
@@ -337,7 +337,8 @@ def run_trees(lengths: DraftLengths, n: int, accepted: dict, steps: int, rng) ->
         for request in range(n):
             nodes = accepted_nodes(rng, chosen, accepted)
             num_best = sum(node <= 7 for node in nodes)
-            lengths.observe(chosen, nodes, num_best, request_id=str(request))
+            drafts = Verified(chosen, nodes, num_best)
+            lengths.observe(drafts, request_id=str(request))
         if 2 * number >= steps:
             spent += TREE_MS[n][chosen]
             gained += n * (1 + accepted[chosen])

@@ -8,6 +8,7 @@ from vllm.logger import init_logger
 from vllm.v1.core.sched.draft_limit import are_within
 from vllm.v1.core.sched.step_intervals import Steady, StepIntervals
 from vllm.v1.core.sched.trimming import Trimming
+from vllm.v1.spec_decode.dynamic.acceptance import Verified
 from vllm.v1.spec_decode.dynamic.acceptance_by_kind import NUM_KINDS, kind_of
 from vllm.v1.spec_decode.dynamic.draft_length import DraftLengths, Load
 from vllm.v1.spec_decode.dynamic.step_times import PassTimes
@@ -92,22 +93,20 @@ class ChosenLengths:
         tree: "AcceptedNodes | None" = None,
     ) -> None:
         """Records one request's verified drafts; a chain if `tree` is None."""
-        unverified = ()
+        unverified, is_trimmed = (), False
         if self.trimming is not None:
             num_drafts = self.trimming.num_verified(request.request_id, num_drafts)
             unverified = self.trimming.unverified.get(request.request_id, ())
+            is_trimmed = self.trimming.is_trimmed
         if not are_within(self._limit, request, num_drafts):
             return
         numbers = tree.numbers if tree else range(1, num_accepted + 1)
         num_best = tree.num_best if tree else num_accepted
         self.lengths.observe(
-            num_drafts,
-            numbers,
-            num_best,
-            unverified,
+            Verified(num_drafts, numbers, num_best, unverified),
             kind=kind_of(request.sampling_params),
             request_id=request.request_id,
-            is_trimmed=self.trimming is not None and self.trimming.is_trimmed,
+            is_trimmed=is_trimmed,
         )
 
     def budget(self, step: "SchedulerOutput") -> int | None:

@@ -33,6 +33,24 @@ TREE_HALF_LIFE = 128  # steps after which an observed gain of a tree counts half
 LEAST_TREES = 16.0  # verified trees that the initial guess, or a faded mean, counts as
 
 
+class Verified(NamedTuple):
+    """One request's verified drafts, of any plan.
+
+    Attributes:
+        num_drafts: of a chain, or nodes of a tree.
+        accepted: numbers of the accepted nodes, ascending; of a chain 1, 2, ..
+        num_best: how many of them precede the first one that is not the best token of
+            its depth.
+        unverified: for chains, probabilities of the drafts after them, if they were all
+            accepted.
+    """
+
+    num_drafts: int
+    accepted: Sequence[int]
+    num_best: int
+    unverified: Sequence[float] = ()
+
+
 class Outcome(NamedTuple):
     """What was accepted of one request's drafts in one step."""
 
@@ -271,23 +289,9 @@ class PlanAcceptance:
             for nodes, (before, total) in zip(sizes, pairwise(totals), strict=True)
         }
 
-    def observe(
-        self,
-        num_drafts: int,
-        accepted: Sequence[int],
-        num_best: int,
-        unverified: Sequence[float] = (),
-        run: int | None = 0,
-    ) -> None:
-        """Records one request's verified drafts, of any plan.
-
-        Args:
-            accepted: numbers of the accepted nodes, ascending; of a chain 1, 2, ..
-            num_best: how many of them precede the first one that is not the best token
-                of its depth.
-            unverified: for chains; see `ChainAcceptance.observe`.
-            run: see `ChainAcceptance.observe`.
-        """
+    def observe(self, drafts: Verified, run: int | None = 0) -> None:
+        """Records a request's drafts; for `run` see `ChainAcceptance.observe`."""
+        num_drafts, accepted, num_best, unverified = drafts
         of_smaller, depth = num_best, self.num_speculative_tokens
         self.chains.observe(min(num_drafts, depth), num_best, unverified, run)
         for nodes, gain in self._gains.items():

@@ -8,13 +8,13 @@ kind of request do not fit others; a mixed batch uses the mean of its requests.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import accumulate, pairwise
 from operator import mul
 from random import Random
 from typing import TYPE_CHECKING
 
-from .acceptance import ChainAcceptance, PlanAcceptance
+from .acceptance import ChainAcceptance, PlanAcceptance, Verified
 
 if TYPE_CHECKING:
     from vllm.sampling_params import SamplingParams
@@ -51,7 +51,6 @@ class AcceptanceByKind:
         self._of = [
             PlanAcceptance(num_speculative_tokens, sizes) for _ in range(NUM_KINDS)
         ]
-        self._depth = num_speculative_tokens
         self._runs: dict[str, int] = {}  # by request, tokens since a rejected draft
         self._random = Random(0)
 
@@ -65,23 +64,21 @@ class AcceptanceByKind:
 
     def observe(
         self,
-        num_drafts: int,
-        accepted: Sequence[int],
-        num_best: int,
-        unverified: Sequence[float] = (),
+        drafts: Verified,
         kind: int = 0,
         request_id: str = "",
         is_trimmed: bool = False,
     ) -> None:
-        """Records one request's verified drafts; see `PlanAcceptance.observe`.
+        """Records a request's drafts.
 
         Args:
             is_trimmed: whether the step verified only part of its drafts.
         """
         run = self._runs.pop(request_id, 0)
         counted, of_kind = None if is_trimmed else run, self._of[kind]
-        of_kind.observe(num_drafts, accepted, num_best, unverified, counted)
-        if num_best == len(accepted) == min(num_drafts, self._depth) > 0:
+        of_kind.observe(drafts, counted)
+        num_best, depth = drafts.num_best, of_kind.num_speculative_tokens
+        if num_best == len(drafts.accepted) == min(drafts.num_drafts, depth) > 0:
             # The bonus token was not compared with a draft. The run goes on as often as
             # one more draft would have been accepted.
             rate = of_kind.chains.rate_behind(num_best)

@@ -13,7 +13,7 @@ seconds[p].
   served (`served_times.py`).
 
 What is never drafted is never learned. So other plans are tried now and then, within
-small shares of all time (`tries.py`). Pure Python.
+small shares of all time (`tries.py`).
 """
 
 import time
@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 from vllm.config.drafter.length import MAX_TREE_ROWS
 from vllm.logger import init_logger
 
+from .acceptance import Verified
 from .acceptance_by_kind import ALL_GREEDY, NONE_DRAFTS, AcceptanceByKind, Shares
 from .gain import Choice, Gain
 from .served_times import LEAST_STEPS, ServedTimes, size_of
@@ -156,18 +157,10 @@ class DraftLengths:
                 num_speculative_tokens,
             )
 
-    def observe(
-        self,
-        num_drafts: int,
-        accepted: Sequence[int],
-        num_best: int,
-        unverified: Sequence[float] = (),
-        **of_request: Any,
-    ) -> None:
-        """Records one request's verified drafts; see `AcceptanceByKind.observe`."""
-        of_drafts = num_drafts, accepted, num_best, unverified
-        self.acceptance.observe(*of_drafts, **of_request)
-        self._first.observe(len(accepted))
+    def observe(self, drafts: Verified, **of_request: Any) -> None:
+        """Records a request's drafts; see `AcceptanceByKind.observe`."""
+        self.acceptance.observe(drafts, **of_request)
+        self._first.observe(len(drafts.accepted))
 
     def observe_seconds(
         self, num_reqs: int, context: float, num_drafts: int, seconds: float

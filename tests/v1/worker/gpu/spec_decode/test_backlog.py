@@ -132,8 +132,8 @@ def test_steps_that_verify_drafts_are_not_kept(kept: Backlog):
     assert not kept
 
 
-def due(kept: Backlog, num_reqs=2, drafts=False, prompts=(), ended=()) -> bool:
-    return kept.is_due(num_reqs, drafts, set(prompts), set(ended))
+def due(kept: Backlog, num_reqs=2, drafts=False, used=()) -> bool:
+    return kept.is_due(num_reqs, drafts, set(used))
 
 
 def test_rows_are_kept_until_needed(kept: Backlog):
@@ -143,11 +143,11 @@ def test_rows_are_kept_until_needed(kept: Backlog):
     assert not due(kept)
     assert due(kept, num_reqs=3)  # no room
     assert due(kept, drafts=True)
-    assert not due(kept, prompts=[1]) and due(kept, prompts=[1, 5])
+    assert not due(kept, used=[1]) and due(kept, used=[1, 5])
 
 
 @pytest.mark.parametrize(
-    "first, steps, block, is_due",
+    "first, steps, block, is_needed",
     [
         (0, 3, BLOCK, False),
         (0, 4, BLOCK, True),
@@ -161,16 +161,16 @@ def test_rows_are_kept_until_needed(kept: Backlog):
     ],
 )
 def test_blocks_that_prefix_caching_may_hit_are_filled(
-    kept: Backlog, first: int, steps: int, block: int | None, is_due: bool
+    kept: Backlog, first: int, steps: int, block: int | None, is_needed: bool
 ):
+    """Rows of an ended request are kept, and due, if they fill a block."""
     kept.block_size = block
     kept.drafts()
     for position in range(first, first + steps):
         kept.put(given({5: [position], 2: [1000 * BLOCK + position]}))
-    assert due(kept, ended=[5]) == is_due
-    assert not due(kept, ended=[6])
-    kept.forget({5})
-    assert [*described(kept.take())] == [2]
+    kept.forget({5, 6})
+    assert due(kept, used=[5, 6]) == is_needed
+    assert [*described(kept.take())] == ([2, 5] if is_needed else [2])
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_prefix_caching_may_hit_blocks_of_running_requests(
     kept.block_size = block
     for position in (2000, 2001, 2002):
         kept.put(given({5: [position], 2: [2 * position]}))
-    assert kept.is_due(2, False, set(), set(), num_cached) == is_due
+    assert kept.is_due(2, False, set(), num_cached) == is_due
 
 
 def test_rows_of_ended_requests_are_dropped(kept: Backlog):
@@ -264,6 +264,17 @@ def test_catch_up_before_a_step(
     if "b" not in fields.get("finished_req_ids", ()):
         left[2] = [4, 5]
     assert steps.step(num_spec_tokens_to_schedule=1) == [left] * is_kept
+
+
+def test_no_catch_up_on_requests_that_end(monkeypatch, kept: Backlog):
+    """Without prefix caching nobody needs their KV, even if the step drafts."""
+    steps = Steps(monkeypatch, kept)
+    for position in (3, 4):
+        kept.put(given({5: [position], 2: [position + 1]}))
+    ended = {"finished_req_ids": {"b"}, "num_spec_tokens_to_schedule": 3}
+    assert steps.step(**ended) == [{5: [3, 4]}]
+    kept.put(given({3: [7]}))
+    assert steps.step(preempted_req_ids={"c"}, num_spec_tokens_to_schedule=3) == []
 
 
 @pytest.mark.parametrize("kept", [None, Backlog(ROWS, REQUESTS)])

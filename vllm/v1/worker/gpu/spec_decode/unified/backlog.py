@@ -230,8 +230,7 @@ class Backlog:
         self,
         num_reqs: int,
         drafts: bool,
-        prompts: Set[int],
-        ended: Set[int],
+        used: Set[int],
         num_cached: int = 0,
     ) -> bool:
         """Whether the kept rows have to be processed before a step.
@@ -239,8 +238,8 @@ class Backlog:
         Args:
             num_reqs: of the step.
             drafts: whether it drafts, or verifies drafts.
-            prompts: request states of which it computes several tokens.
-            ended: request states that are freed before it.
+            used: request states that are freed before it, or of which it computes
+                several tokens.
             num_cached: the longest prefix cache hit of its new requests, in tokens.
         """
         if not self:
@@ -249,12 +248,13 @@ class Backlog:
             return True
         if num_cached and self._may_hold(num_cached):
             return True
-        if not prompts and not ended:
-            return False
-        states = set(self._states[: self._num_rows].tolist())
-        return not states.isdisjoint(prompts) or any(
-            self._may_be_found(state) for state in ended & states
-        )
+        return self._num_rows_of(used) > 0
+
+    def _num_rows_of(self, states: Set[int]) -> int:
+        if not states:
+            return 0
+        kept = self._states[: self._num_rows]
+        return np.count_nonzero(np.isin(kept, list(states)))
 
     def _may_hold(self, num_cached: int) -> bool:
         """Whether a prefix cache hit of `num_cached` tokens may include kept rows:
@@ -270,15 +270,15 @@ class Backlog:
         the prefix cache after it has ended."""
         if self.block_size is None:
             return False
-        count = np.count_nonzero(self._states[: self._num_rows] == state)
-        end = int(self._ends[state])
+        count, end = self._num_rows_of({state}), int(self._ends[state])
         is_filled = end // self.block_size > (end - count) // self.block_size
         return bool(is_filled) or self._undrafted_steps < 2
 
-    def forget(self, ended: Set[int]) -> None:
-        """Drops the rows of requests that have ended: nobody needs their KV."""
+    def forget(self, ended: Iterable[int]) -> None:
+        """Drops the rows of requests that have ended, if nobody needs their KV."""
         states = self._states[: self._num_rows]
-        states[np.isin(states, list(ended))] = -1
+        unneeded = [state for state in ended if not self._may_be_found(state)]
+        states[np.isin(states, unneeded)] = -1
         if not (states >= 0).any():
             self._num_rows, self._last = 0, None
 
@@ -389,17 +389,17 @@ def catch_up(runner: "GPUModelRunner", step: "SchedulerOutput") -> None:
     states = runner.req_states.req_id_to_index
     names = step.finished_req_ids | (step.preempted_req_ids or set())
     ended = {states[name] for name in names if name in states}
+    if ended:
+        backlog.forget(ended)
     counts = step.num_scheduled_tokens
     more = {name for name, count in counts.items() if count > 1}
     # A streaming session that continues is a new request on the same blocks.
     more.update(new.req_id for new in step.scheduled_new_reqs)
-    prompts = {states[name] for name in more if name in states}
+    used = ended | {states[name] for name in more if name in states}
     found = (new.num_computed_tokens for new in step.scheduled_new_reqs)
     drafts = bool(step.num_spec_tokens_to_schedule or step.scheduled_spec_decode_tokens)
-    if backlog.is_due(len(counts), drafts, prompts, ended, max(found, default=0)):
+    if backlog.is_due(len(counts), drafts, used, max(found, default=0)):
         catch_up_now(runner)
-    if ended:
-        backlog.forget(ended)
 
 
 def catch_up_now(runner: "GPUModelRunner") -> None:

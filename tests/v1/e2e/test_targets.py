@@ -76,6 +76,9 @@ ON_GPU = NO_FLOAT32 | dict.fromkeys(OTHERS, "bfloat16")
 # Targets whose rounding, and so sampled output, depends on the batch: a sixteenth in
 # fp8.
 ROUNDED_ON_CPU, ROUNDED_ON_GPU = {"fp8"}, ON_GPU.keys()
+if torch.cpu._is_amx_tile_supported():  # with its int8 kernel both are true of int8
+    ON_CPU["int8 W8A8"] = "bfloat16"
+    ROUNDED_ON_CPU.add("int8 W8A8")
 SAMPLED = {"temperature": 1.5}
 ACCEPTED = 0.95  # least share of drafts accepted at each position
 LENGTHS, NUM_TOKENS = (9, 20, 45, 70), 32

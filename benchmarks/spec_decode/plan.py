@@ -185,8 +185,8 @@ class Setup:
             config["synthetic_acceptance_length"] = equal_length(key.num_tokens)
         if key.is_auto:
             config["num_speculative_tokens_per_batch_size"] = "auto"
-        if key.is_adaptive:
-            config["enable_adaptive_verification"] = True
+        if key.is_auto or key.is_adaptive:  # a part of "auto" by default
+            config["enable_adaptive_verification"] = key.is_adaptive
         if key.is_fp8:
             config["quantization"] = "fp8_per_channel"
             config["draft_lm_head_quantization"] = "fp8"

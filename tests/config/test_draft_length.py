@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from vllm.config import SpeculativeConfig
-from vllm.config.drafter import DrafterConfig, engine, length
-from vllm.config.drafter.engine import check_others_choose, settle_auto
+from vllm.config.drafter import DrafterConfig, auto
+from vllm.config.drafter.auto import settle_auto
+from vllm.config.drafter.engine import check_others_choose
 from vllm.config.drafter.length import (
-    MIN_REQUESTS,
+    MIN_REQUESTS_BY_DEFAULT,
     TREES,
     AutoSchedule,
     candidate_lengths,
@@ -139,7 +140,7 @@ def test_unsupported_auto_is_refused_or_falls_back(
 def test_default_auto_needs_unified_speculator(unsupported, is_v2, watermark):
     drafter = DrafterConfig("draft_model", 7, unsupported=unsupported)
     config = SimpleNamespace(use_v2_model_runner=is_v2, watermark_config=watermark)
-    config.scheduler_config = SimpleNamespace(max_num_seqs=MIN_REQUESTS)
+    config.scheduler_config = SimpleNamespace(max_num_seqs=MIN_REQUESTS_BY_DEFAULT)
     runs = unsupported is None and is_v2 and watermark is None
 
     def settle(**given: Any) -> bool:
@@ -203,8 +204,7 @@ def test_auto_schedule_keeps_its_lengths():
 @pytest.fixture
 def on_gpu(monkeypatch) -> None:
     platform = SimpleNamespace(is_cpu=lambda: False)
-    for module in (engine, length):
-        monkeypatch.setattr(module, "current_platform", platform)
+    monkeypatch.setattr(auto, "current_platform", platform)
 
 
 @pytest.mark.parametrize(
@@ -285,14 +285,15 @@ def by_default(models, **engine: Any) -> SpeculativeConfig:
         ({"enable_adaptive_verification": True}, True),
         # A number set by the user keeps its meaning.
         ({"num_speculative_tokens": 7}, False),
-        ({"num_speculative_tokens_per_batch_size": "auto"}, False),
+        ({"num_speculative_tokens_per_batch_size": "auto"}, True),
     ],
 )
 def test_adaptive_verification_is_default(given: dict, is_given: bool, models, on_gpu):
-    """Trees and chains are candidates too; explicit settings are no defaults."""
+    """With trees and chains to choose from, too."""
     spec = by_default(models, spec=given)
     assert trims(spec) is is_given
-    assert spec.is_trimmed_by_default is (given == {})
+    is_default = "enable_adaptive_verification" not in given
+    assert spec.is_trimmed_by_default is (is_given and is_default)
     assert is_auto(spec) is (given != {"num_speculative_tokens": 7})
     assert not is_auto(spec) or chosen_lengths(spec)[-1] == max(TREES)
 
@@ -365,11 +366,11 @@ def test_unsupported_adaptive_default_is_logged(
 @pytest.mark.parametrize(
     "drafter, max_num_seqs, is_given",
     [
-        ("pard", MIN_REQUESTS, True),
-        ("pard", MIN_REQUESTS - 1, False),
-        ("peagle", MIN_REQUESTS, True),
-        ("eagle3", MIN_REQUESTS, False),
-        ("draft", MIN_REQUESTS, False),
+        ("pard", MIN_REQUESTS_BY_DEFAULT, True),
+        ("pard", MIN_REQUESTS_BY_DEFAULT - 1, False),
+        ("peagle", MIN_REQUESTS_BY_DEFAULT, True),
+        ("eagle3", MIN_REQUESTS_BY_DEFAULT, False),
+        ("draft", MIN_REQUESTS_BY_DEFAULT, False),
     ],
 )
 def test_adaptive_default_only_where_it_gains(
@@ -395,7 +396,7 @@ def test_adaptive_default_is_off_with_lora(models, on_gpu):
 
 
 def test_adaptive_default_is_off_on_cpu(models, caplog_vllm):
-    if not length.current_platform.is_cpu():
+    if not auto.current_platform.is_cpu():
         pytest.skip("runs on another platform")
     with caplog_vllm.at_level("INFO", logger="vllm"):
         assert not trims(by_default(models))

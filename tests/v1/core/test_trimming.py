@@ -32,7 +32,7 @@ def trimming() -> Trimming:
     """Rows are so expensive that only very likely drafts pay for one."""
     times = {256: {n: {K: seconds(n * (K + 1))} for n in (1, N, 2 * N)}}
     parts = {k: seconds(N * (k + 1)) for k in (1, 2, 3)}
-    found = Trimming(DraftLengths(K, times), {N: parts})
+    found = Trimming(DraftLengths(K, times), {N: parts}, least=N)
     found.gains(Load(N, N, 100.0))
     assert found.budget(make_step(num_drafts=0)) is None  # nothing drafted before
     return found
@@ -194,7 +194,7 @@ class Worker(WorkersTrimming):
             step=lambda *_: self.learnt.append(True), forget=self.learnt.clear
         )
         self._is_known, self._refuses = np.zeros((2, N), dtype=bool)
-        self._context = None
+        self._context, self._least = None, N
         self._max_total_logits, self.num_bonus_tokens = 10**6, 1
         self._cu_num_logits, self.query_start_loc = torch.zeros(
             2, N + 1, dtype=torch.int32

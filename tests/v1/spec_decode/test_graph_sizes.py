@@ -9,6 +9,7 @@ from vllm.config.compilation import CUDAGraphMode
 from vllm.config.drafter import DrafterConfig
 from vllm.config.drafter.length import (
     MIN_REQUESTS,
+    MIN_REQUESTS_BY_DEFAULT,
     AutoSchedule,
     candidate_lengths,
     chosen_lengths,
@@ -59,6 +60,7 @@ def engine_config(
             "draft_model", LONGEST, num_nodes=num_nodes, is_unified=True
         ),
         enable_adaptive_verification=trims,
+        is_trimmed_by_default=False,
         uses_dynamic_speculative_decoding=lambda: schedule is not None,
     )
     return SimpleNamespace(
@@ -192,6 +194,16 @@ def test_trimmed_batches_are_captured_in_addition(max_num_seqs: int, schedule):
     assert len(ragged) <= 60 and bool(ragged) == (max_num_seqs >= MIN_REQUESTS)
     # vLLM captures them with the tokens spread as evenly as possible over requests.
     assert all(b.num_reqs < b.num_tokens <= b.num_reqs * (LONGEST + 1) for b in ragged)
+
+
+@pytest.mark.parametrize("max_num_seqs", [64, 100, 1024])
+def test_only_large_batches_are_trimmed_by_default(max_num_seqs: int):
+    config = engine_config(max_num_seqs, "auto", trims=True)
+    explicit = {b for b in target_batches(config) if b.max_query_len is not None}
+    config.speculative_config.is_trimmed_by_default = True
+    found = {b for b in target_batches(config) if b.max_query_len is not None}
+    large = {b for b in explicit if b.num_reqs >= MIN_REQUESTS_BY_DEFAULT}
+    assert found == large and found < explicit
 
 
 @pytest.mark.parametrize("schedule", ["auto", AutoSchedule([LONGEST])])

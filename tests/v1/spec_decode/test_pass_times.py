@@ -55,6 +55,7 @@ class FakeExecutor:
                 num_speculative_tokens_per_batch_size="auto",
                 drafter=DrafterConfig("draft_model", 3, is_unified=True),
                 enable_adaptive_verification=True,
+                is_trimmed_by_default=False,
             ),
             cache_config=SimpleNamespace(num_gpu_blocks=num_gpu_blocks, block_size=16),
             model_config=SimpleNamespace(max_model_len=max_model_len),

@@ -13,13 +13,8 @@ from vllm.triton_utils.interpreting import COMPILED
 from .drafter import METHODS, DrafterConfig
 from .length import (
     AUTO,
-    TREES,
-    AutoSchedule,
-    candidate_lengths,
     check_schedule,
-    fix_length,
     is_auto,
-    settle_trimming,
 )
 from .quantization import check_quantization
 from .ranks import settle_ranks
@@ -87,11 +82,19 @@ def _untrimmable(spec: "SpeculativeConfig") -> str | None:
     return None
 
 
-def _unsupported_by_engine(vllm_config: "VllmConfig") -> str | None:
+def unsupported_by_engine(vllm_config: "VllmConfig") -> str | None:
     unsupported = vllm_config.speculative_config.drafter.unsupported
     if unsupported is None and getattr(vllm_config, "watermark_config", None):
         return "watermarking"
     return unsupported
+
+
+def is_unified(vllm_config: "VllmConfig") -> bool:
+    """Whether the unified speculator drafts."""
+    if vllm_config.speculative_config.drafter is None:
+        return False
+    is_supported = unsupported_by_engine(vllm_config) is None
+    return is_supported and vllm_config.use_v2_model_runner
 
 
 def lacks_vocabulary_mapping(vllm_config: "VllmConfig") -> bool:
@@ -100,7 +103,7 @@ def lacks_vocabulary_mapping(vllm_config: "VllmConfig") -> bool:
     if not getattr(spec, "use_heterogeneous_vocab", False):
         return False
     drafter = getattr(spec, "drafter", None)
-    return drafter is None or _unsupported_by_engine(vllm_config) is not None
+    return drafter is None or unsupported_by_engine(vllm_config) is not None
 
 
 def runs_v2_on_cpu(vllm_config: "VllmConfig", by_default: bool = True) -> bool:
@@ -115,85 +118,6 @@ def runs_v2_on_cpu(vllm_config: "VllmConfig", by_default: bool = True) -> bool:
         return False
     drafter = spec and spec.drafter
     return not by_default or bool(drafter and drafter.unsupported is None)
-
-
-def settle_auto(vllm_config: "VllmConfig") -> bool:
-    """Decides whether the engine chooses draft lengths, and whether it verifies only
-    part of its drafts, before anything depends on it.
-
-    If "auto" is only the default and the unified speculator does not draft, the length
-    is fixed, and one log line says why.
-
-    Returns:
-        Whether the engine chooses.
-    """
-    spec = vllm_config.speculative_config
-    if is_auto(spec) and spec.is_auto_by_default:
-        unsupported = _unsupported_by_engine(vllm_config)
-        if unsupported is None and not vllm_config.use_v2_model_runner:
-            unsupported = V1
-        if unsupported is not None:
-            fix_length(spec, unsupported)
-    settle_trimming(vllm_config)
-    if _has_fixed_length_to_trim(vllm_config):
-        # The engine then chooses how many drafts to verify, instead of the length.
-        only = AutoSchedule([spec.drafter.num_speculative_tokens])
-        spec.num_speculative_tokens_per_batch_size = only
-        return True
-    if not is_auto(spec) or spec.drafter is None:
-        return is_auto(spec)
-    choose_between(spec, _nodes_to_choose(vllm_config))
-    return True
-
-
-def _has_fixed_length_to_trim(vllm_config: "VllmConfig") -> bool:
-    spec = vllm_config.speculative_config
-    if spec is None or not spec.enable_adaptive_verification or spec.drafter is None:
-        return False
-    schedule = spec.num_speculative_tokens_per_batch_size
-    # This may run again, on its own result.
-    only = (spec.drafter.num_speculative_tokens,)
-    is_fixed = schedule is None or getattr(schedule, "lengths", None) == only
-    unsupported = _unsupported_by_engine(vllm_config)
-    return is_fixed and unsupported is None and vllm_config.use_v2_model_runner
-
-
-def choose_between(spec: "SpeculativeConfig", num_nodes: int | None) -> None:
-    """Sets the draft lengths to choose from.
-
-    Args:
-        num_nodes: N, the most nodes of a tree; None for chains only.
-    """
-    depth = spec.drafter.num_speculative_tokens
-    spec.drafter = replace(spec.drafter, num_nodes=num_nodes)
-    spec.num_speculative_tokens = spec.drafter.num_verified
-    lengths = candidate_lengths(depth, num_nodes)
-    spec.num_speculative_tokens_per_batch_size = AutoSchedule(lengths)
-
-
-def _nodes_to_choose(vllm_config: "VllmConfig") -> int | None:
-    """The most nodes of a tree that "auto" may choose; None if it chooses no trees."""
-    spec = vllm_config.speculative_config
-    drafter, depth = spec.drafter, spec.drafter.num_speculative_tokens
-    if spec.draft_tree is not None:
-        return spec.draft_tree
-    # Trees are candidates only where the engine has fast kernels to verify them.
-    possible = (
-        _unsupported_by_engine(vllm_config) is None
-        and drafter.is_parallel
-        and drafter.parallel_width == depth > 1
-        and spec.draft_sample_method == "greedy"
-        and spec.rejection_sample_method == "standard"
-        and vllm_config.parallel_config.data_parallel_size == 1
-        and vllm_config.parallel_config.pipeline_parallel_size == 1
-        and not current_platform.is_cpu()
-    )
-    if not possible:
-        return None
-    # A tree and the token before it are verified in one step.
-    rows = vllm_config.scheduler_config.max_num_batched_tokens
-    rows = min(rows, vllm_config.model_config.max_model_len)
-    return max((nodes for nodes in TREES if depth < nodes < rows), default=None)
 
 
 def settle_drafter(vllm_config: "VllmConfig") -> bool:
@@ -211,31 +135,31 @@ def settle_drafter(vllm_config: "VllmConfig") -> bool:
     spec = vllm_config.speculative_config
     if spec is None or spec.drafter is None:
         return False
-    unsupported = _unsupported_by_engine(vllm_config)
-    is_unified = unsupported is None and vllm_config.use_v2_model_runner
-    drafter = replace(spec.drafter, unsupported=unsupported, is_unified=is_unified)
+    unsupported = unsupported_by_engine(vllm_config)
+    drafts = is_unified(vllm_config)
+    drafter = replace(spec.drafter, unsupported=unsupported, is_unified=drafts)
     check_schedule(spec)
     check_needs_unified(spec, drafter)
     check_others_choose(vllm_config, drafter)
     if drafter.method in METHODS:
-        check_parallelism(vllm_config, is_unified)
-        settle_ranks(spec, is_unified)
+        check_parallelism(vllm_config, drafts)
+        settle_ranks(spec, drafts)
         check_taps(spec)
         check_blocks(vllm_config)
         check_quantization(vllm_config)
         check_weights(vllm_config)
     stages = vllm_config.parallel_config.pipeline_parallel_size
-    if is_unified and stages > 1 and drafter.tapped_layers:
+    if drafts and stages > 1 and drafter.tapped_layers:
         drafter = _without_features(spec, drafter, LAST_STAGE)
-    if not is_unified:
+    if not drafts:
         drafter = _without_features(spec, drafter, NOT_UNIFIED)
         if spec.drafter.is_unified is None:  # else the first process has logged it
             _say_who_drafts(vllm_config, drafter)
     spec.drafter = drafter
     scheduler = vllm_config.scheduler_config
-    if is_unified and scheduler.max_num_scheduled_tokens is None:
+    if drafts and scheduler.max_num_scheduled_tokens is None:
         scheduler.max_num_scheduled_tokens = scheduler.max_num_batched_tokens
-    return is_unified
+    return drafts
 
 
 def check_needs_unified(spec: "SpeculativeConfig", drafter: DrafterConfig) -> None:

@@ -13,12 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BeforeValidator
 
 from vllm.logger import init_logger
-from vllm.platforms import current_platform
 
 from .drafter import MAX_NODES, METHODS, DrafterConfig
 
 if TYPE_CHECKING:
-    from vllm.config import VllmConfig
     from vllm.config.speculative import SpeculativeConfig
 
 logger = init_logger(__name__)
@@ -36,9 +34,12 @@ TREES = (11, 15, 23, 31, 47, 63)
 # Most tree rows in a step that may pay: from about here on the time of the target's
 # matrix products is proportional to the rows.
 MAX_TREE_ROWS = 256
-# With fewer requests, verifying only part of the drafts gains nothing, and even
-# selecting that part would cost time.
-MIN_REQUESTS = 8
+# Fewest requests of a batch of which only part of the drafts may be verified: if this
+# was enabled explicitly, and by default. A fixed draft length can be too long for a
+# small batch. A chosen one leaves little to gain while the target is memory-bound, and
+# selecting the part costs time: P-EAGLE on an H200 loses 1 to 3 % with 8 to 32
+# requests, and gains 9 % with 64.
+MIN_REQUESTS, MIN_REQUESTS_BY_DEFAULT = 8, 64
 
 
 class AutoSchedule(str):
@@ -76,6 +77,11 @@ def trims(spec: Any) -> bool:
     drafter = getattr(spec, "drafter", None)
     is_unified = isinstance(drafter, DrafterConfig) and drafter.is_unified
     return is_unified and spec.enable_adaptive_verification
+
+
+def least_trimmed(spec: Any) -> int:
+    """Fewest requests of a batch of which only part of the drafts may be verified."""
+    return MIN_REQUESTS_BY_DEFAULT if spec.is_trimmed_by_default else MIN_REQUESTS
 
 
 def candidate_lengths(depth: int, num_nodes: int | None = None) -> list[int]:
@@ -326,70 +332,6 @@ def _check_verification(spec: "SpeculativeConfig") -> None:
                 f'draft_tree does not support {name}="{found}": leave it unset. Output '
                 "has the target's distribution all the same."
             )
-
-
-def settle_trimming(vllm_config: "VllmConfig") -> None:
-    """Decides whether steps verify only part of their drafts, if the user does not say.
-
-    They do by default with "auto". If something in the engine does not support it, all
-    drafts are verified, and one log line says what. What depends on the attention
-    backend only workers know: they call `verify_all` later.
-    """
-    spec = vllm_config.speculative_config
-    if spec is None or spec.enable_adaptive_verification is not None:
-        return
-    spec.enable_adaptive_verification = False
-    if not _may_gain(vllm_config):
-        return
-    spec.enable_adaptive_verification = spec.is_trimmed_by_default = True
-    if (found := _why_not_trimmed(vllm_config)) is not None:
-        verify_all(spec, found)
-
-
-def _may_gain(vllm_config: "VllmConfig") -> bool:
-    """Whether "auto" is on by default, and trimming may gain something with it.
-
-    It does not with few requests, nor with autoregressive drafting: each draft token
-    takes a pass, so few are drafted where rows take time, and none can be spared.
-    """
-    spec = vllm_config.speculative_config
-    drafter = spec.drafter
-    if not (spec.is_auto_by_default and is_auto(spec) and drafter):
-        return False
-    max_num_seqs = vllm_config.scheduler_config.max_num_seqs
-    return max_num_seqs >= MIN_REQUESTS and drafter.is_parallel
-
-
-def verify_all(spec: "SpeculativeConfig", why: str) -> None:
-    """Has every step verify all its drafts, and logs why."""
-    spec.enable_adaptive_verification = spec.is_trimmed_by_default = False
-    logger.info(
-        "Every step verifies all its drafts: verifying only the likeliest of large "
-        "batches does not support %s.",
-        why,
-    )
-
-
-def _why_not_trimmed(vllm_config: "VllmConfig") -> str | None:
-    """What in an engine does not support trimming; None if nothing.
-
-    vLLM refuses most of it with `enable_adaptive_verification`. On a CPU Triton's
-    interpreter would rank drafts, and attention like MLA does more in every step.
-    """
-    spec, model = vllm_config.speculative_config, vllm_config.model_config
-    parallel = vllm_config.parallel_config
-    reasons = {
-        "a CPU": current_platform.is_cpu(),
-        "LoRA": vllm_config.lora_config is not None,
-        "data parallelism": parallel.data_parallel_size > 1,
-        "pipeline parallelism": parallel.pipeline_parallel_size > 1,
-        "batch-sharded sampling": parallel.enable_batch_sharded_sampling,
-        "returned sampling masks": model.return_sampling_mask,
-        "returned routed experts": vllm_config.aux_output_config.enabled,
-        "MLA": model.use_mla,
-        "use_local_argmax_reduction": spec.use_local_argmax_reduction,
-    }
-    return next((what for what, is_there in reasons.items() if is_there), None)
 
 
 def described_length(spec: Any) -> str:

@@ -3,7 +3,12 @@
 
 from typing import TYPE_CHECKING
 
-from vllm.config.drafter.length import MIN_REQUESTS, chosen_lengths, is_auto, trims
+from vllm.config.drafter.length import (
+    chosen_lengths,
+    is_auto,
+    least_trimmed,
+    trims,
+)
 from vllm.logger import init_logger
 from vllm.v1.core.sched.draft_limit import are_within
 from vllm.v1.core.sched.step_intervals import Steady, StepIntervals
@@ -61,13 +66,14 @@ class ChosenLengths:
         self._intervals = StepIntervals() if is_alone else None
         self.trimming: Trimming | None = None
         if spec.trimmed_times:
-            self.trimming = Trimming(self.lengths, spec.trimmed_times)
+            least = least_trimmed(spec)
+            self.trimming = Trimming(self.lengths, spec.trimmed_times, least)
         elif trims(spec):
             logger.warning(
                 "Every step verifies all its drafts: steps of %d requests or more, "
                 "which enable_adaptive_verification needs, could not be timed at "
                 "start. Raise max_num_seqs; on a CPU they take too long.",
-                MIN_REQUESTS,
+                least_trimmed(spec),
             )
 
     @classmethod

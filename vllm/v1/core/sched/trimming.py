@@ -31,7 +31,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from vllm.config.drafter.length import MIN_REQUESTS
 from vllm.v1.spec_decode.dynamic.acceptance_by_kind import ALL_GREEDY
 from vllm.v1.spec_decode.dynamic.budgets import Budgets
 from vllm.v1.spec_decode.dynamic.draft_length import DraftLengths, Load
@@ -54,6 +53,7 @@ class Trimming:
     Args:
         lengths: chooses how much is drafted.
         trimmed_times: see `Budgets`.
+        least: fewest requests of a batch to trim.
 
     Attributes:
         unverified: of the last output, for requests of which only part of the drafts
@@ -61,10 +61,12 @@ class Trimming:
         is_trimmed: whether the step of the last output was trimmed.
     """
 
-    def __init__(self, lengths: DraftLengths, trimmed_times: dict[int, Row]):
+    def __init__(
+        self, lengths: DraftLengths, trimmed_times: dict[int, Row], least: int
+    ):
         depth = lengths.num_speculative_tokens
         self.budgets = Budgets(lengths.times, trimmed_times, depth, lengths.served)
-        self._depth = depth
+        self._depth, self._least = depth, least
         self._acceptance = lengths.acceptance
         # By request, of the last output: chances of its drafts [K], and how many of
         # them were verified.
@@ -162,10 +164,10 @@ class Trimming:
         return np.array(self._acceptance.rates(shares), dtype=np.float32)
 
     def _may_trim(self) -> bool:
-        """Whether all of at least `MIN_REQUESTS` requests can use drafts, and none has
-        a grammar."""
+        """Whether there are enough requests, all can use drafts, and none has a
+        grammar."""
         load = self._load
-        if load is None or load.num_reqs < MIN_REQUESTS or load.has_grammar:
+        if load is None or load.num_reqs < self._least or load.has_grammar:
             return False
         return load.num_drafting == load.num_reqs
 
@@ -181,11 +183,11 @@ class Trimming:
         """
         names, told_of = set(step.num_scheduled_tokens), self._told_of
         drafts = step.scheduled_spec_decode_tokens
-        is_told = step.num_spec_tokens_to_schedule <= self._depth
-        is_told &= len(names) >= MIN_REQUESTS
+        is_large = len(names) >= self._least
+        is_told = is_large and step.num_spec_tokens_to_schedule <= self._depth
         self._told_of = names if is_told else set()
         lengths = {len(drafts.get(name, ())) for name in names}
-        if len(lengths) != 1 or not names <= told_of:
+        if not is_large or len(lengths) != 1 or not names <= told_of:
             return None
         num_drafts = lengths.pop()
         is_decode = set(step.num_scheduled_tokens.values()) == {num_drafts + 1}

@@ -19,8 +19,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vllm.config.drafter.length import MIN_REQUESTS
-
 from .graph_sizes import trimmed_rows
 from .served_times import TRIMMED, ServedTimes
 from .step_times import Row, StepTimes
@@ -77,7 +75,7 @@ class Budgets:
         n = len(survival)
         everything = n * (num_drafts + 1)
         rows = np.array([m for m in trimmed_rows(everything - 1) if m > n])
-        if n < MIN_REQUESTS or not rows.size:
+        if not rows.size:
             return ALL
         tokens = n + np.sort(survival[:, :num_drafts], axis=None)[::-1].cumsum()
         seconds, of_everything = self._seconds(n, context, num_drafts, rows)

@@ -13,7 +13,12 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from vllm.config.compilation import CUDAGraphMode
-from vllm.config.drafter.length import MAX_TREE_ROWS, MIN_REQUESTS, lengths_vary, trims
+from vllm.config.drafter.length import (
+    MAX_TREE_ROWS,
+    least_trimmed,
+    lengths_vary,
+    trims,
+)
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -111,9 +116,10 @@ def trimmed_batches(
     if not trims(vllm_config.speculative_config):
         return
     most = vllm_config.scheduler_config.max_num_seqs
+    least = least_trimmed(vllm_config.speculative_config)
     largest = vllm_config.compilation_config.max_cudagraph_capture_size or 0
-    counts = {MIN_REQUESTS << bits for bits in range(most.bit_length())} | {most}
-    for n in sorted(n for n in counts if MIN_REQUESTS <= n <= most):
+    counts = {least << bits for bits in range(most.bit_length())} | {most}
+    for n in sorted(n for n in counts if least <= n <= most):
         rows = {m for m in trimmed_rows(largest) if n < m < n * query_len}
         rows.add(min(n * query_len, largest))
         yield from ((n, m) for m in sorted(rows) if m > n)

@@ -14,9 +14,9 @@ import torch
 
 from vllm.config.drafter.length import (
     MAX_TREE_ROWS,
-    MIN_REQUESTS,
     candidate_lengths,
     chosen_lengths,
+    least_trimmed,
     trims,
 )
 from vllm.logger import init_logger
@@ -179,7 +179,7 @@ def measure_trimmed_times(executor: "Executor") -> dict[int, Row]:
     if not trims(spec):
         return {}
     depth, started = spec.drafter.num_speculative_tokens, time.perf_counter()
-    sizes = sorted(n for n in spec.pass_times[CONTEXT] if n >= MIN_REQUESTS)
+    sizes = sorted(n for n in spec.pass_times[CONTEXT] if n >= least_trimmed(spec))
     sizes = [n for n in sizes if n & (n - 1) == 0 or n == sizes[-1]]
     # Lengths of the chains of "auto", so that the times can be compared; and halves
     # between short ones, where a step turns from memory-bound to compute-bound.

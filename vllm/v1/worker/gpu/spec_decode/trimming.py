@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from vllm.config.drafter.length import MIN_REQUESTS, trims, verify_all
+from vllm.config.drafter.auto import verify_all
+from vllm.config.drafter.length import least_trimmed, trims
 from vllm.v1.worker.gpu.async_utils import async_copy_to_np, stream
 from vllm.v1.worker.gpu.attn_utils import (
     get_query_lens_mismatch_unsupported_backend,
@@ -62,7 +63,8 @@ class Trimming(AdaptiveVerificationManager):
         self._num_drafts = self._budget = 0
         # For requests that cannot use drafts, chance and outcome are unrelated.
         self._refuses = runner.sampler.refuses_drafts
-        self._context = runner.vllm_config.speculative_config.drafter.context
+        spec = runner.vllm_config.speculative_config
+        self._context, self._least = spec.drafter.context, least_trimmed(spec)
         self._has_grammar = False
 
     def for_step(self, step: "SchedulerOutput") -> "Trimming | None":
@@ -120,7 +122,7 @@ class Trimming(AdaptiveVerificationManager):
         tokens begins, so that the report has arrived when they have.
         """
         states, drafts = batch.idx_mapping_np, batch.num_draft_tokens_per_req
-        is_large = batch.num_reqs >= MIN_REQUESTS
+        is_large = batch.num_reqs >= self._least
         if is_large and drafts is not None and self._is_known[states[drafts > 0]].all():
             self._tell(output, batch, num_sampled, num_rejected)
             if self._all_can_use_drafts(batch):

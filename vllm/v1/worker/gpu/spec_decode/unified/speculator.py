@@ -9,7 +9,7 @@ import torch.nn as nn
 
 from vllm.config import VllmConfig
 from vllm.config.compilation import CUDAGraphMode
-from vllm.config.drafter.length import MIN_REQUESTS
+from vllm.config.drafter.length import MIN_REQUESTS, least_trimmed
 from vllm.forward_context import BatchDescriptor, set_forward_context
 from vllm.logger import init_logger
 from vllm.v1.kv_cache_interface import KVCacheConfig
@@ -59,6 +59,7 @@ class UnifiedSpeculator(DraftModelSpeculator):
     num_query_per_req = 1
     num_extra_query_per_req = 0
     backlog: Backlog | None = None
+    _least_predicted = MIN_REQUESTS  # requests of a batch with acceptance estimates
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device, drafter: Drafter):
         self.drafter, self.layout = drafter, drafter.layout
@@ -380,7 +381,7 @@ class UnifiedSpeculator(DraftModelSpeculator):
     # Acceptance estimates, for large batches of which only some drafts are verified.
 
     def _maybe_predict_acceptance(self, *args) -> None:
-        if self._num_reqs >= MIN_REQUESTS:
+        if self._num_reqs >= self._least_predicted:
             super()._maybe_predict_acceptance(*args)
 
     def observe_verification(self, *args) -> None:
@@ -488,6 +489,7 @@ class UnifiedSpeculator(DraftModelSpeculator):
             depth = self.layout.num_speculative_tokens
             sizes = self.max_num_reqs, depth, self.device
             self.acceptance_estimator = QuickEstimator(*sizes)
+            self._least_predicted = least_trimmed(self.speculative_config)
         else:
             self.predict_nothing()
 

@@ -221,3 +221,16 @@ def test_import_ahead_of_command(monkeypatch, words, is_ahead):
 def test_engine_flags():
     words = "--model m -tp 2 --drafter a b --quick --dtype half"
     assert command.engine_flags(words.split()) == ["-tp", "2", "--dtype", "half"]
+
+
+@pytest.mark.parametrize(
+    "given, sizes",
+    [
+        ({}, {1: 32, 8: 32, 32: 64}),
+        ({"quick": True}, {1: 4, 8: 16, 32: 64}),
+        ({"quick": True, "in_turns": True}, {1: 2, 8: 8, 32: 32}),
+    ],
+)
+def test_round_sizes(given: dict[str, bool], sizes: dict[int, int]):
+    args = flags(concurrency=[1, 8, 32], **given)
+    assert command.round_sizes(args, 32) == sizes

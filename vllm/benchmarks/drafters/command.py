@@ -284,11 +284,13 @@ def prepare(
 
 def round_sizes(args: argparse.Namespace, num_requests: int) -> dict[int, int]:
     """Number of requests in a round, by concurrency."""
-    if not args.quick:
-        return {load: max(num_requests, 2 * load) for load in args.concurrency}
-    # If the engine without speculation takes turns, even few requests take long.
-    fewest = min(QUICK_CPU_REQUESTS if args.in_turns else QUICK_REQUESTS, num_requests)
-    return {load: max(fewest, load) for load in args.concurrency}
+    fewest, each = num_requests, 2
+    if args.in_turns:
+        # The engine without speculation takes turns: even few requests take long.
+        fewest, each = min(QUICK_CPU_REQUESTS, num_requests), 1
+    elif args.quick:
+        fewest = min(QUICK_REQUESTS, num_requests)
+    return {load: max(fewest, each * load) for load in args.concurrency}
 
 
 def engine_flags(words: Sequence[str]) -> list[str]:

@@ -75,6 +75,20 @@ def test_saved_time_is_spent_on_new_requests():
     assert tried == pytest.approx(MOST_SAVED / (SWITCH_COST + LOSS), abs=1)
 
 
+def test_tries_follow_soon_after_drafts_have_stopped():
+    """Regression: drafts stopped, since those of the first tokens are seldom accepted,
+    and were not tried again for hundreds of steps."""
+    tries, at = FirstDrafts(), []
+    tries.save(0.0)
+    for step in range(100):
+        if go_on(tries):
+            at.append(step)
+            tries.observe(0)
+    assert at == [7, 23, 55]
+    tries.save(1.0)
+    assert [go_on(tries) for _ in range(8)] == [False] * 7 + [True]
+
+
 def test_steps_that_lost_time_leave_no_debt():
     """Regression: after a plan had long been kept that was slightly worse than not
     drafting, new requests were not tried."""

@@ -2,8 +2,11 @@
 """Steps that follow another plan now and then, to learn what it yields."""
 
 # What tries of drafting may cost while nothing is drafted: a share of all time, and of
-# the time that drafts have saved, which adds up to `MOST_SAVED` steps at most.
+# the time that drafts have saved, which adds up to `MOST_SAVED` steps at most; as much
+# is granted when drafts are chosen for the first time.
 FIRST_BUDGET, FIRST_SHARE, MOST_SAVED = 0.005, 0.1, 10.0
+# Steps until the first try after drafts have stopped; doubled for each next one.
+FIRST_WAIT = 8
 TRIAL_DRAFTS = 16  # drafts after which a try that pays replaces the estimate
 PATIENCE = 6  # most steps until it is known what was accepted
 
@@ -51,15 +54,19 @@ class FirstDrafts:
     many at the same cost (observation control, as in data-efficient quickest change
     detection, Banerjee and Veeravalli 2012).
 
-    If drafts have paid before, they may pay for a new request. So part of the time that
-    they saved is spent on tries when new requests begin.
+    If drafts have paid before, they may pay again: for a new request, or further on in
+    the same text, whose first tokens are often the hardest to predict. So part of the
+    time that they saved is spent on tries when new requests begin, and on others soon
+    after drafts have stopped, at intervals that double (exponential backoff).
 
     Attributes:
         seen: verified drafts of the present or last try, one per request and step.
     """
 
     def __init__(self) -> None:
-        self._allowance = self._saved = 0.0  # in steps without drafts
+        self._allowance, self._saved = 0.0, 0.0  # in steps without drafts
+        self._granted = MOST_SAVED
+        self._wait, self._waited = FIRST_WAIT, 0  # in steps
         self._patience = self._accepted = 0
         self.seen = 0
 
@@ -70,8 +77,10 @@ class FirstDrafts:
 
     def save(self, steps: float) -> None:
         """Records a chosen step with drafts, and what it is expected to save."""
-        saved = self._saved + FIRST_SHARE * steps
+        saved = self._saved + self._granted + FIRST_SHARE * steps
+        self._granted = 0.0
         self._saved = max(0.0, min(saved, MOST_SAVED))
+        self._wait, self._waited = FIRST_WAIT, 0
         self._patience = 0
 
     def go_on(
@@ -87,6 +96,7 @@ class FirstDrafts:
             held: for how many steps a choice holds.
         """
         self._allowance += FIRST_BUDGET * held
+        self._waited += held
         if self._patience and self.seen:
             if self._accepted and self._accepted + hoped > needed * (self.seen + 1):
                 return True
@@ -95,11 +105,13 @@ class FirstDrafts:
         return not self._patience and self._begin(SWITCH_COST + loss * held, is_new)
 
     def _begin(self, cost: float, is_new: bool) -> bool:
-        if is_new and self._saved >= cost:
+        is_due = is_new or self._waited >= self._wait
+        if is_due and self._saved >= cost:
             self._saved -= cost
         elif self._allowance >= cost:
             self._allowance -= cost
         else:
             return False
         self._patience, self.seen, self._accepted = PATIENCE, 0, 0
+        self._wait, self._waited = 2 * self._wait, 0
         return True

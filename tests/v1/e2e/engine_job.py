@@ -51,7 +51,7 @@ from recorded import Replays, recorded_calls
 from watches import DraftRecord, HostWaits, KeptDrafts, around
 
 from vllm import LLM, SamplingParams
-from vllm.config.drafter import engine, length
+from vllm.config.drafter import auto, engine
 from vllm.lora.request import LoRARequest
 from vllm.outputs import CompletionOutput
 from vllm.platforms import current_platform
@@ -282,7 +282,7 @@ def timed_requests(scheduler: Any) -> list[int]:
 
 
 def take_defaults_of_a_gpu() -> None:
-    for module in (engine, length):
+    for module in (auto, engine):
         module.current_platform = SimpleNamespace(is_cpu=lambda: False)
 
 

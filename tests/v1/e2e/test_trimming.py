@@ -81,10 +81,7 @@ CROWDED = {"pard": 22, "pard2": 26, "peagle": 22}
 def test_alternating_trees_and_trimmed_chains(
     mode: str, run_engine: RunEngine, models, target, make_prompt
 ):
-    """One request has a seed, one can only use chains, one asks for logprobs.
-
-    The speculative config has only the drafter's name.
-    """
+    """One request has a seed, one can only use chains, one asks for logprobs."""
     asked = [{"prompt": make_prompt(36 + i, i), "max_tokens": 36} for i in range(8)]
     asked[3]["sampling"] = SAMPLING
     scenarios = {"all": [*asked]}
@@ -93,7 +90,7 @@ def test_alternating_trees_and_trimmed_chains(
     asked[5] = asked[5] | {"sampling": {"logprobs": 1}}
     result = run_engine(
         {"all": asked},
-        speculative_config={"model": str(models / mode)},
+        speculative_config={"model": str(models / mode), **ADAPTIVE},
         defaults_of_a_gpu=True,
         made_up_times=True,
         record_graphs=True,

@@ -479,7 +479,7 @@ def test_catch_up_time_counts_only_for_tokens_caught_up(age, outlives, drafts):
 def test_steps_without_drafts_are_repeated():
     """The gain depends on their time, which changes with the machine's other load."""
     tried = serve(Simulation(parallel_ms, 3), [1], 8000)
-    assert len(tried) < 0.005 * 8000 and tried[-1] > 5000 > 100 > tried[0]
+    assert len(tried) < 0.005 * 8000 and tried[-1] > 5000 > 400 > tried[0] > 100
 
 
 def test_varying_batch_size_does_not_multiply_steps_without_drafts():

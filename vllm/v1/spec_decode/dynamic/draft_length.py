@@ -37,11 +37,11 @@ logger = init_logger(__name__)
 HYSTERESIS = 0.01
 # Shares of all time that tries of other plans may cost: of larger ones, and of drafting
 # nothing, whose step time the reported gain needs. The latter may cost
-# `UNDRAFTED_STEPS` steps at first, for each batch size, and is repeated once the weight
-# of what was seen has fallen to `RECENT`. A try of a larger plan verifies
+# `FIRST_UNDRAFTED` until its first try at each batch size, and is repeated once the
+# weight of what was seen has fallen to `RECENT`. A try of a larger plan verifies
 # `TRIAL_DRAFTS`, over several steps if there are few requests.
 TRIAL_BUDGET, UNDRAFTED_BUDGET = 0.004, 0.001
-UNDRAFTED_STEPS, RECENT = 8.0, 0.5
+FIRST_UNDRAFTED, RECENT = 0.02, 0.5
 # Fewest steps from one try of drafting to the next, while nothing is drafted.
 STEPS_BETWEEN_TRIES = SWITCH_COST / FIRST_BUDGET
 TIMED_STEPS = LEAST_STEPS + 2  # `StepIntervals` cannot time the first two of a try
@@ -139,7 +139,7 @@ class DraftLengths:
         self._first, self._age = FirstDrafts(), float("inf")
         self._tries = Tries(TRIAL_BUDGET)
         self._undrafted: defaultdict[int, Tries] = defaultdict(  # by size of a batch
-            lambda: Tries(UNDRAFTED_BUDGET, UNDRAFTED_STEPS)
+            lambda: Tries(UNDRAFTED_BUDGET, FIRST_UNDRAFTED)
         )
         self._trees, self._turn = set(trees), LARGER
         self._next_log, self._logged = time.monotonic() + LOG_SECONDS, -1

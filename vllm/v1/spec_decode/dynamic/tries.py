@@ -21,12 +21,12 @@ class Tries:
 
     Args:
         budget: the share.
-        allowance: what a try may cost at first, in steps; it grows by `budget` with
-            every step.
+        first: the share until the first try; None: the same.
     """
 
-    def __init__(self, budget: float, allowance: float = 0.0):
-        self.budget, self.allowance = budget, allowance
+    def __init__(self, budget: float, first: float | None = None):
+        self.budget, self._share = budget, first or budget
+        self.allowance = 0.0  # what a try may cost now, in steps
         self.steps = 0  # left of the present try
 
     def go_on(self, steps: int, loss: float, held: int) -> bool:
@@ -38,10 +38,10 @@ class Tries:
             held: for how many steps a choice holds.
         """
         if not self.steps:
-            self.allowance += self.budget * held
+            self.allowance += self._share * held
             if self.allowance < SWITCH_COST + steps * loss:
                 return False
-            self.allowance, self.steps = 0.0, steps
+            self.allowance, self.steps, self._share = 0.0, steps, self.budget
         self.steps = max(self.steps - held, 0)
         return True
 

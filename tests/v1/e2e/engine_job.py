@@ -19,7 +19,7 @@ prompt, each of which is added after the previous one was answered. A job may al
     is_multimodal: the target is multimodal, and needs a package that CPU installs may
         lack;
     made_up_times: step times depend on the number of rows: see `made_up_times.py`;
-    defaults_of_a_gpu: trees and trimming are on by default, as on a GPU;
+    defaults_of_a_gpu: trees are on by default, and trimming may be, as on a GPU;
     drafts_by_turns: draft lengths of the steps, in turn, instead of the choice of
         "auto";
     record_graphs: draft passes are CUDA graphs, emulated on a CPU: see `recorded.py`;

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
 
-from .engine import V1, is_unified, unsupported_by_engine
+from .engine import V1, runs_unified, unsupported_by_engine
 from .length import (
     MIN_REQUESTS_BY_DEFAULT,
     TREES,
@@ -37,11 +37,12 @@ def settle_auto(vllm_config: "VllmConfig") -> bool:
     spec = vllm_config.speculative_config
     if spec is None:
         return False
-    drafts_unified = is_unified(vllm_config)
-    if is_auto(spec) and spec.is_auto_by_default and not drafts_unified:
+    is_unified = runs_unified(vllm_config)
+    if is_auto(spec) and spec.is_auto_by_default and not is_unified:
         fix_length(spec, unsupported_by_engine(vllm_config) or V1)
-    settle_trimming(vllm_config, drafts_unified)
-    if _has_fixed_length_to_trim(vllm_config):
+    settle_trimming(vllm_config, is_unified)
+    trims = is_unified and spec.enable_adaptive_verification
+    if trims and _has_fixed_length(spec):
         # The engine then chooses how many drafts to verify, instead of the length.
         only = AutoSchedule([spec.drafter.num_speculative_tokens])
         spec.num_speculative_tokens_per_batch_size = only
@@ -52,15 +53,11 @@ def settle_auto(vllm_config: "VllmConfig") -> bool:
     return True
 
 
-def _has_fixed_length_to_trim(vllm_config: "VllmConfig") -> bool:
-    spec = vllm_config.speculative_config
-    if spec is None or not spec.enable_adaptive_verification or spec.drafter is None:
-        return False
+def _has_fixed_length(spec: "SpeculativeConfig") -> bool:
     schedule = spec.num_speculative_tokens_per_batch_size
     # This may run again, on its own result.
     only = (spec.drafter.num_speculative_tokens,)
-    is_fixed = schedule is None or getattr(schedule, "lengths", None) == only
-    return is_fixed and is_unified(vllm_config)
+    return schedule is None or getattr(schedule, "lengths", None) == only
 
 
 def choose_between(spec: "SpeculativeConfig", num_nodes: int | None) -> None:
@@ -101,7 +98,7 @@ def _nodes_to_choose(vllm_config: "VllmConfig") -> int | None:
     return max((nodes for nodes in TREES if depth < nodes < rows), default=None)
 
 
-def settle_trimming(vllm_config: "VllmConfig", drafts_unified: bool) -> None:
+def settle_trimming(vllm_config: "VllmConfig", is_unified: bool) -> None:
     """Decides whether steps of "auto" verify only part of their drafts, if the user
     does not say.
 
@@ -110,13 +107,13 @@ def settle_trimming(vllm_config: "VllmConfig", drafts_unified: bool) -> None:
     backend only workers know: they call `verify_all` later.
 
     Args:
-        drafts_unified: whether the unified speculator drafts.
+        is_unified: whether the unified speculator drafts.
     """
     spec = vllm_config.speculative_config
     if spec.enable_adaptive_verification is not None:
         return
     spec.enable_adaptive_verification = False
-    if not (drafts_unified and is_auto(spec) and _may_gain(vllm_config)):
+    if not (is_unified and is_auto(spec) and _may_gain(vllm_config)):
         return
     spec.enable_adaptive_verification = spec.is_trimmed_by_default = True
     if (found := _why_not_trimmed(vllm_config)) is not None:

@@ -89,7 +89,7 @@ def unsupported_by_engine(vllm_config: "VllmConfig") -> str | None:
     return unsupported
 
 
-def is_unified(vllm_config: "VllmConfig") -> bool:
+def runs_unified(vllm_config: "VllmConfig") -> bool:
     """Whether the unified speculator drafts."""
     if vllm_config.speculative_config.drafter is None:
         return False
@@ -136,30 +136,30 @@ def settle_drafter(vllm_config: "VllmConfig") -> bool:
     if spec is None or spec.drafter is None:
         return False
     unsupported = unsupported_by_engine(vllm_config)
-    drafts = is_unified(vllm_config)
-    drafter = replace(spec.drafter, unsupported=unsupported, is_unified=drafts)
+    is_unified = runs_unified(vllm_config)
+    drafter = replace(spec.drafter, unsupported=unsupported, is_unified=is_unified)
     check_schedule(spec)
     check_needs_unified(spec, drafter)
     check_others_choose(vllm_config, drafter)
     if drafter.method in METHODS:
-        check_parallelism(vllm_config, drafts)
-        settle_ranks(spec, drafts)
+        check_parallelism(vllm_config, is_unified)
+        settle_ranks(spec, is_unified)
         check_taps(spec)
         check_blocks(vllm_config)
         check_quantization(vllm_config)
         check_weights(vllm_config)
     stages = vllm_config.parallel_config.pipeline_parallel_size
-    if drafts and stages > 1 and drafter.tapped_layers:
+    if is_unified and stages > 1 and drafter.tapped_layers:
         drafter = _without_features(spec, drafter, LAST_STAGE)
-    if not drafts:
+    if not is_unified:
         drafter = _without_features(spec, drafter, NOT_UNIFIED)
         if spec.drafter.is_unified is None:  # else the first process has logged it
             _say_who_drafts(vllm_config, drafter)
     spec.drafter = drafter
     scheduler = vllm_config.scheduler_config
-    if drafts and scheduler.max_num_scheduled_tokens is None:
+    if is_unified and scheduler.max_num_scheduled_tokens is None:
         scheduler.max_num_scheduled_tokens = scheduler.max_num_batched_tokens
-    return drafts
+    return is_unified
 
 
 def check_needs_unified(spec: "SpeculativeConfig", drafter: DrafterConfig) -> None:

@@ -10,7 +10,7 @@ from vllm.config.drafter.length import (
 from vllm.v1.core.sched.step_intervals import StepIntervals
 from vllm.v1.executor.abstract import Executor
 from vllm.v1.spec_decode.dynamic import pass_times
-from vllm.v1.spec_decode.dynamic.step_times import PassTimes, Row
+from vllm.v1.spec_decode.dynamic.step_times import PassTimes, TrimmedTimes
 
 SIZES = (1, 4, 6, 8, 16)
 KNEE = 24
@@ -33,7 +33,7 @@ def all_verified(executor: Executor) -> PassTimes:
     return {1: {n: {k: seconds(n * (k + 1)) for k in lengths} for n in SIZES}}
 
 
-def part_verified(executor: Executor) -> dict[int, Row]:
+def part_verified(executor: Executor) -> TrimmedTimes:
     spec = executor.speculative_config
     if not trims(spec):
         return {}
@@ -41,7 +41,7 @@ def part_verified(executor: Executor) -> dict[int, Row]:
     run_one(executor, MIN_REQUESTS, depth, 1, 1)
     lengths = [length for length in candidate_lengths(depth) if length]
     sizes = [n for n in SIZES if n >= MIN_REQUESTS]
-    return {n: {k: seconds(n * (k + 1)) for k in lengths} for n in sizes}
+    return {depth: {n: {k: seconds(n * (k + 1)) for k in lengths} for n in sizes}}
 
 
 def make_up_times() -> None:

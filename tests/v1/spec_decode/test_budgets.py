@@ -14,6 +14,7 @@ from vllm.v1.spec_decode.dynamic.step_times import StepTimes
 
 K = 7
 LENGTHS = (0, 1, 2, 3, 5, 7)
+HALF = 3
 SIZES = (8, 16, 32, 64, 128)
 
 
@@ -43,7 +44,7 @@ def make_budgets(
         served: corrections by served steps.
     """
 
-    def verifying(n: int, k: int) -> float:
+    def verifying(n: int, k: float) -> float:
         rows = n * (k + 1)
         return target_seconds(rows) * (3 if rows > most_rows else 1)
 
@@ -51,10 +52,14 @@ def make_budgets(
         n: {k: verifying(n, k) + drafting_seconds(k) for k in lengths}
         for n in (1, *SIZES)
     }
-    verified = [k for k in candidate_lengths(K) if k]
-    drafting = drafting_seconds(K) + price
-    trimmed = {n: {k: verifying(n, k) + drafting for k in verified} for n in SIZES}
-    return Budgets(StepTimes({256: times}), trimmed, K, served)
+
+    def part_verified(drafted: int) -> dict[int, dict[float, float]]:
+        seconds = drafting_seconds(drafted) + price
+        verified = [0.5, *(k for k in candidate_lengths(drafted) if k)]
+        return {n: {k: verifying(n, k) + seconds for k in verified} for n in SIZES}
+
+    trimmed = {k: part_verified(k) for k in sorted({HALF, K} & set(lengths))}
+    return Budgets(StepTimes({256: times}), trimmed, served)
 
 
 @pytest.fixture
@@ -80,7 +85,7 @@ def throughput(chances: np.ndarray, budget: int | None, k: int) -> float:
     return (n + survival[:verified].sum()) / seconds
 
 
-@pytest.mark.parametrize("lengths, k", [(LENGTHS, 3), (LENGTHS, 7), ((7,), 7)])
+@pytest.mark.parametrize("lengths, k", [(LENGTHS, 2), (LENGTHS, 3), (LENGTHS, 7), ((7,), 7)])
 @pytest.mark.parametrize("n", [16, 32, 40, 64, 128])
 def test_budget_is_nearly_optimal(n: int, lengths: tuple[int, ...], k: int):
     """Also with only one draft length, and at batch sizes that were not measured."""
@@ -100,6 +105,16 @@ def test_steps_without_graph_do_not_affect_others(k: int):
     found = make_budgets(LENGTHS, price=0.0, most_rows=6 * n).best(k, chances)
     best = max(throughput(chances, b, k) for b in range(1, 5 * n + 1))
     assert throughput(chances, found.num_drafts, k) >= 0.98 * best
+
+
+@pytest.mark.parametrize("k", [2, 3, 5, 7])
+def test_times_of_other_lengths_are_adapted(k: int):
+    """Drafts that are not made save their time, whatever trimming costs."""
+    budgets = make_budgets(LENGTHS, price=0.001)
+    rows = np.array([96, 128])
+    seconds, _ = budgets._seconds(64, 256, k, rows)
+    expected = [target_seconds(each) + drafting_seconds(k) + 0.001 for each in rows]
+    assert seconds == pytest.approx(expected, rel=0.02)
 
 
 def test_small_gains_are_ignored(budgets: Budgets):

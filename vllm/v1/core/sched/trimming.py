@@ -34,7 +34,7 @@ import numpy as np
 from vllm.v1.spec_decode.dynamic.acceptance_by_kind import ALL_GREEDY
 from vllm.v1.spec_decode.dynamic.budgets import Budgets
 from vllm.v1.spec_decode.dynamic.draft_length import DraftLengths, Load
-from vllm.v1.spec_decode.dynamic.step_times import Row
+from vllm.v1.spec_decode.dynamic.step_times import TrimmedTimes
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -62,10 +62,10 @@ class Trimming:
     """
 
     def __init__(
-        self, lengths: DraftLengths, trimmed_times: dict[int, Row], least: int
+        self, lengths: DraftLengths, trimmed_times: TrimmedTimes, least: int
     ):
         depth = lengths.num_speculative_tokens
-        self.budgets = Budgets(lengths.times, trimmed_times, depth, lengths.served)
+        self.budgets = Budgets(lengths.times, trimmed_times, lengths.served)
         self._depth, self._least = depth, least
         self._acceptance = lengths.acceptance
         # By request, of the last output: chances of its drafts [K], and how many of

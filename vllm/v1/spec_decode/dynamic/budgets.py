@@ -13,15 +13,13 @@ that select drafts, and CUDA graphs of ragged batches. So a step is trimmed only
 gains enough.
 """
 
-from itertools import combinations
-from statistics import median
 from typing import NamedTuple
 
 import numpy as np
 
 from .graph_sizes import trimmed_rows
 from .served_times import TRIMMED, ServedTimes
-from .step_times import Row, StepTimes
+from .step_times import StepTimes, TrimmedTimes
 
 # A trimmed step must promise this much more throughput: times are no more precise.
 MIN_GAIN = 0.02
@@ -42,24 +40,20 @@ class Budgets:
 
     Args:
         times: of steps that verify all their drafts.
-        trimmed: seconds of steps that draft K tokens per request and verify part of
-            them, by number of requests and by mean number of drafts verified of each;
-            K stands for all but one of the batch.
-        depth: K, the longest chain.
+        trimmed: of steps that verify part of them.
         served: corrections of these times.
     """
 
     def __init__(
         self,
         times: StepTimes,
-        trimmed: dict[int, Row],
-        depth: int,
+        trimmed: TrimmedTimes,
         served: ServedTimes | None = None,
     ):
-        self.times, self.depth = times, depth
+        self.times = times
         self._served = served or ServedTimes()
-        self._trimmed = StepTimes({0: trimmed})
-        self._draft_seconds: dict[int, float] = {}
+        self._trimmed = {k: StepTimes({0: trimmed[k]}) for k in sorted(trimmed)}
+        self._of_a_draft: dict[int, float] = {}
 
     def best(
         self, num_drafts: int, survival: np.ndarray, context: float = 0.0
@@ -98,29 +92,30 @@ class Budgets:
     ) -> tuple[np.ndarray, float]:
         """Seconds of steps that verify `rows`, [len(rows)], and of an untrimmed one.
 
-        The measured steps drafted K tokens per request, at a short context: seconds are
-        adapted to fewer drafts, and to the context as those of untrimmed steps are.
+        Trimmed steps were measured for few numbers of drafts, at a short context: their
+        seconds are adapted to fewer drafts, and to the context as those of untrimmed
+        steps are.
         """
-        lengths, curve = zip(
-            *sorted(self._trimmed.seconds(n, 0.0).items()), strict=True
-        )
+        drafted = next(k for k in self._trimmed if k >= num_drafts)
+        lengths, curve = self._curve(n, drafted)
         curve = np.interp(rows / n - 1, lengths, np.maximum.accumulate(curve))
-        undrafted = self.depth - num_drafts
-        saved = undrafted * self._seconds_of_a_draft(n) if undrafted else 0.0
+        saved = (drafted - num_drafts) * self._seconds_of_a_draft(n)
         untrimmed = self.times.seconds(n, context)[num_drafts]
         longer = untrimmed - self.times.seconds(n, 0.0)[num_drafts]
         return curve - saved + longer, untrimmed
 
+    def _curve(self, n: int, drafted: int) -> tuple[np.ndarray, np.ndarray]:
+        """Drafts verified of each request, ascending, and the seconds of such steps."""
+        row = self._trimmed[drafted].seconds(n, 0.0)
+        return np.array(sorted(row)), np.array([row[key] for key in sorted(row)])
+
     def _seconds_of_a_draft(self, n: int) -> float:
-        """Seconds saved per token that is not drafted: of two steps that verify equally
-        many, the trimmed one drafted K. The median of slopes is robust to outliers
-        (Theil 1950)."""
-        if n not in self._draft_seconds:
-            trimmed, times = self._trimmed.seconds(n, 0.0), self.times.seconds(n, 0.0)
-            more = [(k, trimmed[k] - times[k]) for k in trimmed if k in times]
-            slopes = [
-                (before - after) / (k - j)
-                for (j, before), (k, after) in combinations(sorted(more), 2)
-            ]
-            self._draft_seconds[n] = max(0.0, median(slopes)) if slopes else 0.0
-        return self._draft_seconds[n]
+        """Seconds that drafting one token more adds to a step that verifies as much;
+        0 if trimmed steps were measured for one number of drafts only."""
+        if n not in self._of_a_draft:
+            few, many = min(self._trimmed), max(self._trimmed)
+            verified, seconds = self._curve(n, few)
+            more = np.interp(verified, *self._curve(n, many)) - seconds
+            # The median is robust to outliers.
+            self._of_a_draft[n] = max(0.0, np.median(more) / max(1, many - few))
+        return self._of_a_draft[n]

@@ -7,7 +7,7 @@ are dummies, and so is their cached context.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -29,10 +29,10 @@ from vllm.v1.core.sched.output import (
     SchedulerOutput,
 )
 
-from .step_times import PassTimes, Row
+from .step_times import PassTimes, Row, TrimmedTimes
 
 if TYPE_CHECKING:
-    from vllm.config import VllmConfig
+    from vllm.config import SpeculativeConfig, VllmConfig
     from vllm.v1.executor.abstract import Executor
     from vllm.v1.worker.gpu.model_runner import GPUModelRunner
     from vllm.v1.worker.worker_base import WorkerBase
@@ -161,16 +161,15 @@ def measure_catch_up(executor: "Executor") -> dict[int, float]:
     return seconds
 
 
-def measure_trimmed_times(executor: "Executor") -> dict[int, Row]:
-    """Times steps that draft the longest chain and verify part of it.
+def measure_trimmed_times(executor: "Executor") -> TrimmedTimes:
+    """Times steps that verify part of their drafts.
 
     To be called after `measure_pass_times`. This also compiles and loads the kernels of
     trimmed steps.
 
     Returns:
-        Seconds by number of requests and by drafts verified of each. Empty if no step
-        is trimmed, since workers do not support it or no batch that large was measured:
-        the scheduler then gives no budgets.
+        Seconds; empty if no step is trimmed, since workers do not support it or no
+        batch that large was measured: the scheduler then gives no budgets.
     """
     spec = executor.vllm_config.speculative_config
     if trims(spec) and not all(executor.collective_rpc(_is_trimming)):
@@ -178,28 +177,49 @@ def measure_trimmed_times(executor: "Executor") -> dict[int, Row]:
         spec.enable_adaptive_verification = spec.is_trimmed_by_default = False
     if not trims(spec):
         return {}
-    depth, started = spec.drafter.num_speculative_tokens, time.perf_counter()
+    started = time.perf_counter()
     sizes = sorted(n for n in spec.pass_times[CONTEXT] if n >= least_trimmed(spec))
     sizes = [n for n in sizes if n & (n - 1) == 0 or n == sizes[-1]]
-    # Lengths of the chains of "auto", so that the times can be compared; and halves
-    # between short ones, where a step turns from memory-bound to compute-bound.
-    lengths = {length for length in candidate_lengths(depth) if length}
-    lengths |= {length + 0.5 for length in range(1, min(depth, SHORT))}
+    if not sizes:
+        return {}
 
-    def measure(size: int, num_verified: float) -> float:
-        args = (size, depth, CONTEXT, num_verified)
+    def measure(size: int, num_drafts: int, num_verified: float) -> float:
+        args = (size, num_drafts, CONTEXT, num_verified)
         return max(executor.collective_rpc(seconds_per_step, args=args))
 
-    times = {n: {k: measure(n, k) for k in sorted(lengths)} for n in sizes}
+    times = {
+        k: {n: {m: measure(n, k, m) for m in _parts(k)} for n in sizes}
+        for k in _trimmed_lengths(spec)
+    }
     executor.collective_rpc(leave_no_trace)
     logger.info(
-        "Measured steps that verify a part of their drafts for %s requests in %.1f "
+        "Measured steps that verify a part of %s drafts for %s requests in %.1f "
         "seconds.",
-        "/".join(map(str, sizes)) or "no",
+        " or ".join(map(str, times)),
+        "/".join(map(str, sizes)),
         time.perf_counter() - started,
     )
-    _log_table("Milliseconds of a step by requests and drafts verified", times)
+    for k, by_size in times.items():
+        what = f"Milliseconds of a step with {k} drafts by requests and drafts verified"
+        _log_table(what, by_size)
     return times
+
+
+def _trimmed_lengths(spec: "SpeculativeConfig") -> list[int]:
+    """The longest chain, and the one about half as long that may be chosen: where
+    trimming pays, the best length is often about that."""
+    depth = spec.drafter.num_speculative_tokens
+    chains = [length for length in chosen_lengths(spec) if 0 < length <= depth]
+    half = min(chains, key=lambda length: abs(2 * length - depth))
+    return sorted({half, depth})
+
+
+def _parts(num_drafts: int) -> list[float]:
+    """Mean numbers of verified drafts to time: lengths of the chains of "auto", and
+    halves between short ones, where a step turns from memory-bound to compute-bound."""
+    lengths: set[float] = {length for length in candidate_lengths(num_drafts) if length}
+    lengths |= {length + 0.5 for length in range(min(num_drafts, SHORT))}
+    return sorted(lengths)
 
 
 def _is_trimming(worker: "WorkerBase") -> bool:
@@ -238,7 +258,7 @@ def _log_measured(times: PassTimes, num_lengths: int, seconds: float) -> None:
         _log_table(what, by_size)
 
 
-def _log_table(what: str, by_size: dict[int, Row]) -> None:
+def _log_table(what: str, by_size: Mapping[int, Mapping[float, float]]) -> None:
     rows = (
         f"{size}: " + ", ".join(f"{each} {1e3 * row[each]:.2f}" for each in row)
         for size, row in sorted(by_size.items())

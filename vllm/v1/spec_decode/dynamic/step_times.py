@@ -13,6 +13,10 @@ Row = dict[int, float]
 # By context in tokens of each request, then by number of requests. The shortest context
 # has all draft lengths and sizes, longer ones have a few of both.
 PassTimes = dict[int, dict[int, Row]]
+# Seconds of a step that verifies only part of its drafts: by drafts made for each
+# request, by number of requests, and by mean number of drafts verified of each. All of
+# them stand for all but one of the batch.
+TrimmedTimes = dict[int, dict[int, dict[float, float]]]
 
 # Resolution of the context: those in the same step get the same times.
 STEPS_PER_DOUBLING = 4

@@ -11,6 +11,7 @@ from vllm.config.drafter import DrafterConfig
 from vllm.config.drafter.length import trims
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.trimming import GAINS_HELD, Trimming
+from vllm.v1.spec_decode.dynamic.acceptance import Verified
 from vllm.v1.spec_decode.dynamic.acceptance_by_kind import ALL_GREEDY
 from vllm.v1.spec_decode.dynamic.draft_length import DraftLengths, Load
 from vllm.v1.spec_decode.dynamic.pass_times import leave_no_trace
@@ -32,7 +33,7 @@ def trimming() -> Trimming:
     """Rows are so expensive that only very likely drafts pay for one."""
     times = {256: {n: {K: seconds(n * (K + 1))} for n in (1, N, 2 * N)}}
     parts = {k: seconds(N * (k + 1)) for k in (1, 2, 3)}
-    found = Trimming(DraftLengths(K, times), {N: parts}, least=N)
+    found = Trimming(DraftLengths(K, times), {K: {N: parts}}, least=N)
     found.gains(Load(N, N, 100.0))
     assert found.budget(make_step(num_drafts=0)) is None  # nothing drafted before
     return found
@@ -66,8 +67,12 @@ def make_output(chances: float, verified: int, sampled: int) -> SimpleNamespace:
 def test_uniform_decode_step_is_trimmed(trimming):
     budget = trimming.budget(make_step())
     assert 0 < budget < N * K
-    # With more likely drafts, more rows pay.
+    # With more likely drafts, which are accepted, more rows pay.
     trimming.take(make_step(), make_output(0.99, K, K + 1))
+    for _ in range(100):
+        trimming._acceptance.observe(Verified(K, (1, 2, 3), num_best=K))
+    trimming._acceptance.end_step(ALL_GREEDY)
+    trimming.gains(Load(N, N, 100.0))
     assert (trimming.budget(make_step()) or N * K) > budget
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from vllm.config.drafter.length import candidate_lengths
-from vllm.v1.spec_decode.dynamic.budgets import ALL, MIN_GAIN, Budgets
+from vllm.v1.spec_decode.dynamic.budgets import ALL, MIN_GAIN, Budget, Budgets
 from vllm.v1.spec_decode.dynamic.graph_sizes import ROWS_APART
 from vllm.v1.spec_decode.dynamic.served_times import ServedTimes
 from vllm.v1.spec_decode.dynamic.step_times import StepTimes
@@ -76,6 +76,11 @@ def some_chances(n: int, seed: int = 0) -> np.ndarray:
     return chances.cumprod(axis=1)
 
 
+def best(budgets: Budgets, k: int, survival: np.ndarray) -> Budget:
+    """The budget if the survival of all drafts is known."""
+    return budgets.best(k, survival, 1.0 + survival[:, :k].sum() / len(survival))
+
+
 def throughput(chances: np.ndarray, budget: int | None, k: int) -> float:
     """Reference: the likeliest drafts of the batch, and the time of their rows."""
     n = len(chances)
@@ -90,9 +95,9 @@ def throughput(chances: np.ndarray, budget: int | None, k: int) -> float:
 def test_budget_is_nearly_optimal(n: int, lengths: tuple[int, ...], k: int):
     """Also with only one draft length, and at batch sizes that were not measured."""
     budgets, chances = make_budgets(lengths, price=0.0), some_chances(n)
-    found = budgets.best(k, chances)
-    best = max(throughput(chances, b, k) for b in range(1, n * k + 1))
-    assert throughput(chances, found.num_drafts, k) >= 0.98 * best
+    found = best(budgets, k, chances)
+    most = max(throughput(chances, b, k) for b in range(1, n * k + 1))
+    assert throughput(chances, found.num_drafts, k) >= 0.98 * most
     if found.num_drafts is not None:
         assert (n + found.num_drafts) % ROWS_APART == 0
         assert found.gain >= MIN_GAIN
@@ -102,9 +107,9 @@ def test_budget_is_nearly_optimal(n: int, lengths: tuple[int, ...], k: int):
 def test_steps_without_graph_do_not_affect_others(k: int):
     """Regression: interpolating to their times made small batches look almost free."""
     n, chances = 64, some_chances(64)
-    found = make_budgets(LENGTHS, price=0.0, most_rows=6 * n).best(k, chances)
-    best = max(throughput(chances, b, k) for b in range(1, 5 * n + 1))
-    assert throughput(chances, found.num_drafts, k) >= 0.98 * best
+    found = best(make_budgets(LENGTHS, price=0.0, most_rows=6 * n), k, chances)
+    most = max(throughput(chances, b, k) for b in range(1, 5 * n + 1))
+    assert throughput(chances, found.num_drafts, k) >= 0.98 * most
 
 
 @pytest.mark.parametrize("k", [2, 3, 5, 7])
@@ -119,19 +124,27 @@ def test_times_of_other_lengths_are_adapted(k: int):
 
 def test_small_gains_are_ignored(budgets: Budgets):
     """All drafts are equally likely, and worth their rows."""
-    assert budgets.best(K, np.full((16, K), 0.97).cumprod(axis=1)) == ALL
-    assert budgets.best(0, some_chances(16)) == ALL
+    assert best(budgets, K, np.full((16, K), 0.97).cumprod(axis=1)) == ALL
+    assert best(budgets, 0, some_chances(16)) == ALL
 
 
 def test_cost_of_trimming_is_counted():
     """If it costs as much as it gains, nothing is trimmed."""
     chances = some_chances(64)
-    free, seconds = make_budgets((K,), 0.0).best(K, chances), target_seconds(64 * 8)
+    free, seconds = best(make_budgets((K,), 0.0), K, chances), target_seconds(64 * 8)
     assert 0 < free.num_drafts < 64 * K and free.gain > 0.1
-    dear = make_budgets((K,), free.gain * seconds).best(K, chances)
-    cheap = make_budgets((K,), 0.1 * free.gain * seconds).best(K, chances)
+    dear = best(make_budgets((K,), free.gain * seconds), K, chances)
+    cheap = best(make_budgets((K,), 0.1 * free.gain * seconds), K, chances)
     assert dear == ALL
     assert 0.5 * free.gain < cheap.gain < free.gain
+
+
+def test_gain_is_over_what_is_expected_of_all(budgets: Budgets):
+    """Not over what `survival` says of drafts whose chances are not known."""
+    chances = some_chances(64)
+    expected = 1.0 + chances.sum() / 64
+    gains = [budgets.best(K, chances, share * expected).gain for share in (0.9, 1.0)]
+    assert 0.9 * (1.0 + gains[0]) == pytest.approx(1.0 + gains[1])
 
 
 @pytest.mark.parametrize("slower", [1.0, 1.5])
@@ -139,12 +152,12 @@ def test_served_steps_correct_measured_times(slower: float):
     """The gain falls if only trimmed steps take longer than measured."""
     served, chances = ServedTimes(), some_chances(64)
     budgets = make_budgets(LENGTHS, price=0.0, served=served)
-    before = budgets.best(K, chances)
+    before = best(budgets, K, chances)
     for _ in range(20):
         served.observe(64, 3, 1.0)
         seconds = target_seconds(64 + before.num_drafts) + drafting_seconds(K)
         budgets.observe_seconds(64, 256, K, before.num_drafts, slower * seconds)
-    found = budgets.best(K, chances)
+    found = best(budgets, K, chances)
     if slower == 1.0:
         assert found.num_drafts == before.num_drafts
         assert found.gain == pytest.approx(before.gain, abs=0.02)
@@ -154,8 +167,8 @@ def test_served_steps_correct_measured_times(slower: float):
 
 def test_takes_far_less_than_a_step(budgets: Budgets):
     chances = some_chances(128)
-    budgets.best(K, chances)
+    budgets.best(K, chances, 3.0)
     started = time.process_time()
     for _ in range(50):
-        budgets.best(K, chances)
+        budgets.best(K, chances, 3.0)
     assert (time.process_time() - started) / 50 < 2e-3

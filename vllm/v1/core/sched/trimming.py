@@ -78,6 +78,7 @@ class Trimming:
         # verified, the gains of trimming chains are estimated from them.
         self._latest = np.empty((0, depth), dtype=np.float32)
         self._load: Load | None = None
+        self._expected: dict[int, float] = {}  # acceptance length by plan
         # The gains computed last, their load, and for how many more steps they hold.
         self._gains: dict[int, float] = {}
         self._gains_of: Load | None = None
@@ -133,6 +134,7 @@ class Trimming:
         """Throughput that trimming adds to each length of chains, as a share; to be
         called once per step."""
         self._load, of = load, load._replace(context=0.0, age=0.0)
+        self._expected = self._acceptance.expected_tokens(load.shares)
         self._steps_held -= 1
         if self._steps_held <= 0 or of != self._gains_of:
             self._gains, self._gains_of = self._reckon_gains(load), of
@@ -147,7 +149,7 @@ class Trimming:
         chances = np.concatenate([self._latest, averages])[: load.num_reqs]
         survival = chances.cumprod(axis=1)
         return {
-            k: self.budgets.best(k, survival, load.context).gain
+            k: self.budgets.best(k, survival, self._expected[k], load.context).gain
             for k in lengths
             if k <= self._depth
         }
@@ -195,4 +197,5 @@ class Trimming:
         if not is_decode or not num_drafts or has_grammar or not self._may_trim():
             return None
         survival = self._known(names).cumprod(axis=1)
-        return self.budgets.best(num_drafts, survival, self._load.context).num_drafts
+        expected, context = self._expected[num_drafts], self._load.context
+        return self.budgets.best(num_drafts, survival, expected, context).num_drafts

@@ -56,7 +56,11 @@ class Budgets:
         self._of_a_draft: dict[int, float] = {}
 
     def best(
-        self, num_drafts: int, survival: np.ndarray, context: float = 0.0
+        self,
+        num_drafts: int,
+        survival: np.ndarray,
+        expected: float,
+        context: float = 0.0,
     ) -> Budget:
         """The budget of a batch whose requests all have `num_drafts` drafts.
 
@@ -64,6 +68,9 @@ class Budgets:
             num_drafts: of each request.
             survival: [num_reqs, at least num_drafts], probability that each draft and
                 all before it are accepted, so it falls from draft to draft.
+            expected: mean acceptance length if all drafts are verified. `survival` is
+                not enough for that: where a chance is not known, the mean rate stands
+                for it, and that is too high behind unlikely drafts.
             context: mean tokens of a request so far.
         """
         n = len(survival)
@@ -77,7 +84,7 @@ class Budgets:
         worth = tokens[rows - n - 1] / (seconds * longer(TRIMMED))
         of_everything *= longer(num_drafts)
         best = int(worth.argmax())
-        gain = float(worth[best] * of_everything / tokens[-1]) - 1.0
+        gain = float(worth[best] * of_everything / (n * expected)) - 1.0
         return Budget(int(rows[best]) - n, gain) if gain >= MIN_GAIN else ALL
 
     def observe_seconds(

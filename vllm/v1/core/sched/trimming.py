@@ -72,7 +72,7 @@ class Trimming:
         # them were verified.
         self._chances: dict[str, np.ndarray] = {}
         self._verified: dict[str, int] = {}
-        self.unverified: dict[str, np.ndarray] = {}
+        self.unverified: dict[str, list[float]] = {}
         self.is_trimmed = False
         # Chances as above, of the last chains that were reported: while trees are
         # verified, the gains of trimming chains are estimated from them.
@@ -123,7 +123,7 @@ class Trimming:
         self._latest = np.where(is_known, told, self._averages())
         self._chances = dict(zip(names, self._latest, strict=True))
         for i in np.flatnonzero((tokens > verified) & (known > verified)):
-            self.unverified[names[i]] = told[i, verified[i] : known[i]]
+            self.unverified[names[i]] = told[i, verified[i] : known[i]].tolist()
 
     def num_verified(self, request_id: str, num_drafts: int) -> int:
         """Verified drafts of a request in the last recorded step, which had scheduled

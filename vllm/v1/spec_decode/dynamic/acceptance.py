@@ -85,19 +85,6 @@ class _Counts:
             found = [_counted(outcome, depth) for outcome in outcomes]
             self.all += np.tensordot([*outcomes.values()], found, 1)
 
-    def expect(self, first: int, chances: Sequence[float]) -> None:
-        """Adds unverified drafts with their expected outcomes.
-
-        Args:
-            first: position of the first one; all drafts before it were accepted.
-            chances: probability that each is accepted if those before it are; not
-                beyond the last position.
-        """
-        survival = np.cumprod([1.0, *chances])
-        behind = slice(first, first + len(chances))
-        self.reached[behind] += survival[:-1]
-        self.accepted[behind] += survival[1:]
-
     def fade(self) -> None:
         seen = np.empty_like(self.all)
         seen[:2], seen[2], seen[:, -1] = self.all[0], self.totals[0], self.totals[0]
@@ -152,7 +139,8 @@ class ChainAcceptance:
         self._known = _Counts(num_speculative_tokens)
         self._block = _Counts(num_speculative_tokens)
         self._new: dict[Outcome, int] = {}
-        self._unverified: list[tuple[int, Sequence[float]]] = []
+        # Unverified drafts of the step, as `reached` and `accepted` of `_Counts`.
+        self._behind = [[0.0] * num_speculative_tokens for _ in range(2)]
         self._rates: list[float] | None = None  # cached until the step ends
 
     def observe(
@@ -166,14 +154,18 @@ class ChainAcceptance:
 
         Args:
             unverified: probabilities of the drafts after them, if they were all
-                accepted.
+                accepted: these count with their expected outcomes.
             run: tokens of the request since its last rejected draft; None in trimmed
                 steps, which do not count in estimates by runs.
         """
         outcome = Outcome(num_drafts, num_accepted, run)
         self._new[outcome] = self._new.get(outcome, 0) + 1
-        if len(unverified):
-            self._unverified.append((num_drafts, unverified))
+        reached, accepted = self._behind
+        chance = 1.0  # that a draft is reached; plain numbers: arrays are this short
+        for position, rate in enumerate(unverified, num_drafts):
+            reached[position] += chance
+            chance *= rate
+            accepted[position] += chance
 
     def end_step(self) -> None:
         """Takes in the observations since the last call, which are one step's."""
@@ -186,7 +178,7 @@ class ChainAcceptance:
         else:
             self._add_new(self._known)
         self._new.clear()
-        self._unverified.clear()
+        self._behind = [[0.0] * len(behind) for behind in self._behind]
         self._rates = None
 
     def _block_is_full(self) -> bool:
@@ -203,8 +195,7 @@ class ChainAcceptance:
 
     def _add_new(self, counts: _Counts) -> None:
         counts.add(self._new)
-        for first, chances in self._unverified:
-            counts.expect(first, chances)
+        counts.all[:2, :-1] += self._behind
 
     def _contradicts(self) -> bool:
         """Whether the block's outcomes are far more likely under other rates."""

@@ -168,6 +168,11 @@ def test_drafters():
         ("--model {models}/target --drafter {{no", "not valid JSON"),
         ("--model {models}/target --drafter ./no/folder", "no/folder"),
         ("--output-len 9999", "lower --output-len"),
+        (
+            "--model {models}/targit --drafter {models}/pard",
+            'such as "{models}/target"',
+        ),
+        ("--model m --drafter d --dataset-path p.jsonl", "needs --dataset-name"),
     ],
 )
 def test_bad_input(models, monkeypatch, capsys, given, error):
@@ -181,7 +186,15 @@ def test_bad_input(models, monkeypatch, capsys, given, error):
         command.main(command.parse(words))
     assert ended.value.code == 2
     (line,) = (s for s in capsys.readouterr().err.splitlines() if "error: " in s)
-    assert error in line
+    assert error.format(models=models) in line
+
+
+def test_missing_package_is_one_line(models, monkeypatch, capsys):
+    def prepare(*args):
+        raise ImportError("Please install vllm[bench]")
+
+    monkeypatch.setattr(command, "prepare", prepare)
+    test_bad_input(models, monkeypatch, capsys, "--quick", "Please install vllm[bench]")
 
 
 def test_target_warnings_are_not_shown():

@@ -136,5 +136,9 @@ def test_failing_engine(monkeypatch):
     names = [f.name for f in found.found]
     assert names == ["no speculation", "eagle auto", "no speculation again"]
     assert "out of memory" in found.as_json()["failed"]["pard auto/K=2"]
+    assert found.advice().startswith("Best: ")
+    alone = report(monkeypatch, PARD, broken={"d"})
+    assert alone.advice().startswith("Nothing is known of any drafter")
+    assert "best" not in alone.as_json()
     with pytest.raises(EngineError, match="memory"):
         measured(monkeypatch, PARD, broken={None})

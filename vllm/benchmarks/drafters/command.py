@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.benchmarks.datasets import add_dataset_parser
 from vllm.benchmarks.drafters.ahead import import_ahead
+from vllm.config.drafter.hub import check_target
 from vllm.config.drafter.resolve import parse_speculative_config
 from vllm.engine.arg_utils import EngineArgs
 from vllm.engine.config_error import in_one_line
@@ -28,6 +29,8 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 # Requests in a round at low concurrency, with --quick.
 QUICK_REQUESTS, QUICK_CPU_REQUESTS = 4, 2
+# At a time, on a CPU: without speculation, the one measured, and the next as it starts.
+ENGINES_IN_TURNS = 3
 
 if TYPE_CHECKING:
     from vllm.benchmarks.drafters.measure import Job
@@ -57,12 +60,13 @@ def add_own_args(parser: argparse.ArgumentParser) -> None:
     add("--draft-tree", type=int, nargs="*", metavar="N",
         help='nodes of fixed draft trees to measure beside "auto"')  # fmt: skip
     add("--concurrency", type=int, nargs="+", metavar="N",
-        help="requests at a time: 1 8 32")  # fmt: skip
-    add("--output-len", type=int, metavar="N", help="most tokens of an output; the "
-        "dataset's own, or 128")  # fmt: skip
-    add("--ignore-eos", action="store_true", help="every output is as long as that")
+        help="requests at a time; unset: 1 8 32; 1 8 with --quick on CPUs")  # fmt: skip
+    add("--output-len", type=int, metavar="N", help="most tokens of an output; unset: "
+        "the dataset's own lengths, and 128 without a dataset")  # fmt: skip
+    add("--ignore-eos", action="store_true",
+        help="every output has as many tokens as --output-len allows")  # fmt: skip
     add("--repeats", type=int, metavar="N", help="rounds of each point, of which the "
-        "fastest counts: 3, or 2 with --quick")  # fmt: skip
+        "fastest counts; unset: 3, or 2 with --quick")  # fmt: skip
     add("--quick", action="store_true", help="few prompts, settings and rounds")
     add("--json", type=Path, metavar="FILE", help="write all that was found")
     add("--plot", type=Path, metavar="FILE", help="write a picture, such as a PNG")
@@ -80,7 +84,7 @@ def main(args: argparse.Namespace) -> None:
         check(args)
         import_ahead()
         job = prepare(args, bundle, warnings)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, ImportError) as error:
         print(f"error: {in_one_line(error)}", file=sys.stderr)
         sys.exit(2)
     sys.exit(run(job, args, engine_flags(words)))
@@ -191,6 +195,10 @@ def fill_in(args: argparse.Namespace) -> None:
         if getattr(args, name) is None:
             setattr(args, name, value)
     args.max_num_seqs = args.max_num_seqs or max(args.concurrency)
+    share = args.gpu_memory_utilization
+    if args.in_turns and share == EngineArgs.gpu_memory_utilization:
+        # On a CPU an engine takes this share of all memory, mostly for its KV cache.
+        args.gpu_memory_utilization = share / ENGINES_IN_TURNS
 
 
 def check(args: argparse.Namespace) -> None:
@@ -216,6 +224,11 @@ def check(args: argparse.Namespace) -> None:
         raise ValueError("--model needs --drafter: name at least one to compare.")
     if not all(isinstance(spec, dict) for spec in args.drafter):
         raise ValueError("--drafter takes a folder, a hub id or a JSON object.")
+    check_target(args.model, args.revision, args.hf_token)
+    if args.dataset_path and args.dataset_name is None:
+        raise ValueError(
+            "--dataset-path needs --dataset-name: custom, if it is a file of prompts."
+        )
     if args.speculative_config or args.spec_model or args.spec_method:
         raise ValueError("Name drafters by --drafter, which takes the same JSON.")
     if args.data_parallel_size > 1:

@@ -56,6 +56,10 @@ class Report:
         self.compared = [f for f in self.found if f.plan.spec and f.plan.is_lossless]
 
     @property
+    def has_drafted(self) -> bool:
+        return any(found.is_drafting for found in self.found)
+
+    @property
     def is_lossless(self) -> bool:
         return not any(found.comparison.errors for found in self.compared)
 
@@ -207,6 +211,8 @@ class Report:
         return shlex.join(words)
 
     def advice(self) -> str:
+        if not self.has_drafted:
+            return "Nothing is known of any drafter: none could be measured."
         best = self.best()
         if best.plan.spec is None:
             gain = "no drafter gains over no speculation"
@@ -216,6 +222,7 @@ class Report:
         return f"Best: {gain}\n{self.command()}{self.unsteady()}"
 
     def as_json(self) -> dict[str, Any]:
+        best = {"name": self.best().name, "command": self.command()}
         return {
             "model": self.model,
             "rows": list(self.rows()),
@@ -223,7 +230,7 @@ class Report:
             "is_lossless": self.is_lossless,
             "tie_within": self.measured.within,
             "output": {found.name: asdict(found.comparison) for found in self.compared},
-            "best": {"name": self.best().name, "command": self.command()},
+            **({"best": best} if self.has_drafted else {}),
         }
 
 
@@ -231,7 +238,9 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     def said(value: float | None, digits: int = 2, scale: float = 1.0) -> str:
         return "" if value is None else f"{value * scale:.{digits}f}"
 
-    shares = (said(share).lstrip("0") for share in row["acceptance_by_position"])
+    shares = [said(share).lstrip("0") for share in row["acceptance_by_position"]]
+    while shares and shares[-1] == ".00":  # "auto" seldom drafts that far, if at all
+        shares.pop()
     return (
         str(row["requests"]),
         row["drafter"],

@@ -225,7 +225,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 3
     print(format_table(rows))
     dtype = args.engine_args.get("dtype", "the model's own dtype")
-    print(f"{rows[0]['device']}, {dtype}, temperature {args.temp:g}.")
+    at_once = min(args.num_prompts, args.engine_args["max_num_seqs"])
+    print(
+        f"{rows[0]['device']}, {dtype}, temperature {args.temp:g}, {at_once} requests "
+        "at a time."
+    )
+    if args.speculative_config is None:
+        print(
+            f"K = {DEFAULT_K} shows how many drafts are accepted, and is more than "
+            "pays in a batch; if it is left out, the engine chooses. `vllm bench "
+            "drafters --quick` measures that."
+        )
     if args.json:
         args.json.write_text(json.dumps(rows, indent=2) + "\n")
     return int(any(row["identical"] is False for row in rows))

@@ -142,17 +142,17 @@ def parse_schedule(value: Any) -> Any:
     return value
 
 
-def refuse_zero(value: Any) -> Any:
+def refuse_none(value: Any) -> Any:
     """A pydantic validator, which returns the value."""
-    if value == 0:
+    if isinstance(value, int) and value <= 0:
         raise ValueError(
-            "num_speculative_tokens is 0, which drafts nothing: leave it out, and the "
-            "engine chooses; or leave out the speculative config."
+            f"num_speculative_tokens is {value}, which drafts nothing: leave it out, "
+            "and the engine chooses; or leave out the speculative config."
         )
     return value
 
 
-NumDrafts = Annotated[int, BeforeValidator(refuse_zero)]
+NumDrafts = Annotated[int, BeforeValidator(refuse_none)]
 DraftLengthSchedule = Annotated[
     list[tuple[int, int, int]] | Literal["auto"] | None, BeforeValidator(parse_schedule)
 ]

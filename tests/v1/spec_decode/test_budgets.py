@@ -90,7 +90,9 @@ def throughput(chances: np.ndarray, budget: int | None, k: int) -> float:
     return (n + survival[:verified].sum()) / seconds
 
 
-@pytest.mark.parametrize("lengths, k", [(LENGTHS, 2), (LENGTHS, 3), (LENGTHS, 7), ((7,), 7)])
+@pytest.mark.parametrize(
+    "lengths, k", [(LENGTHS, 2), (LENGTHS, 3), (LENGTHS, 7), ((7,), 7)]
+)
 @pytest.mark.parametrize("n", [16, 32, 40, 64, 128])
 def test_budget_is_nearly_optimal(n: int, lengths: tuple[int, ...], k: int):
     """Also with only one draft length, and at batch sizes that were not measured."""

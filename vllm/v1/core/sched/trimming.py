@@ -61,9 +61,7 @@ class Trimming:
         is_trimmed: whether the step of the last output was trimmed.
     """
 
-    def __init__(
-        self, lengths: DraftLengths, trimmed_times: TrimmedTimes, least: int
-    ):
+    def __init__(self, lengths: DraftLengths, trimmed_times: TrimmedTimes, least: int):
         depth = lengths.num_speculative_tokens
         self.budgets = Budgets(lengths.times, trimmed_times, lengths.served)
         self._depth, self._least = depth, least

@@ -190,7 +190,7 @@ def fill_in(args: argparse.Namespace) -> None:
         "repeats": 2 if args.quick else 3,
     }
     if args.dataset_name is None:
-        usual["output_len"] = 96 if is_small else 128
+        usual["output_len"] = 80 if is_small else 128
     for name, value in usual.items():
         if getattr(args, name) is None:
             setattr(args, name, value)

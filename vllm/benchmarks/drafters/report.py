@@ -127,17 +127,18 @@ class Report:
         )
 
     def plot(self) -> str:
-        """Bars of tokens per second."""
+        """Tokens per second, and bars of their ratios to no speculation."""
         width = max(len(found.name) for found in self.found if found.rounds)
         lines = []
         for load in self.loads:
             here = [found for found in self.found if load in found.rounds]
-            speeds = [found.round(load).tokens_per_s for found in here]
+            ratios = [self.ratio(found, load) for found in here]
             lines.append(f"tokens/s, {load} at a time")
-            for found, speed in zip(here, speeds, strict=True):
-                bar = "█" * max(1, round(BAR_WIDTH * speed / max(speeds)))
-                ratio = f" ({self.ratio(found, load):.2f}×)" * found.is_drafting
-                lines.append(f"  {found.name:{width}}  {bar} {speed:.0f}{ratio}")
+            for found, ratio in zip(here, ratios, strict=True):
+                bar = "█" * max(1, round(BAR_WIDTH * ratio / max(ratios)))
+                said = f"{found.round(load).tokens_per_s:.0f}"
+                said += f" ({ratio:.2f}×)" * found.is_drafting
+                lines.append(f"  {found.name:{width}}  {bar} {said}")
         return "\n".join(lines)
 
     def verdict(self) -> str:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.benchmarks.datasets import add_dataset_parser
 from vllm.benchmarks.drafters.ahead import import_ahead
-from vllm.config.drafter.hub import check_target
+from vllm.config.drafter.hub import check_exists
 from vllm.config.drafter.resolve import parse_speculative_config
 from vllm.engine.arg_utils import EngineArgs
 from vllm.engine.config_error import in_one_line
@@ -224,7 +224,7 @@ def check(args: argparse.Namespace) -> None:
         raise ValueError("--model needs --drafter: name at least one to compare.")
     if not all(isinstance(spec, dict) for spec in args.drafter):
         raise ValueError("--drafter takes a folder, a hub id or a JSON object.")
-    check_target(args.model, args.revision, args.hf_token)
+    check_exists("--model", args.model, args.revision, args.hf_token)
     if args.dataset_path and args.dataset_name is None:
         raise ValueError(
             "--dataset-path needs --dataset-name: custom, if it is a file of prompts."

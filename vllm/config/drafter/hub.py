@@ -4,7 +4,7 @@
 import os
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import vllm.envs as envs
 
@@ -15,56 +15,40 @@ if TYPE_CHECKING:
 
 
 def check_hub(spec: "SpeculativeConfig") -> None:
-    """Checks that a drafter is on the hub if its name may be that of a missing folder.
-
-    It may be if its parent folder exists, or if the target is a local folder. The hub
-    is asked once; if it did not answer, vLLM and transformers would retry for minutes.
-
-    Raises:
-        ValueError: it is not on the hub, or the hub does not answer.
-    """
-    if not needs_model(spec) or names_a_path(spec.model):
-        return
-    target = spec.target_model_config
-    folder = getattr(target, "model", None)
-    may_be_path = _may_be_a_path(
-        spec.model, folder is not None and os.path.isdir(folder)
-    )
-    token = getattr(target, "hf_token", None)
-    if may_be_path and not _is_on_hub(spec.model, spec.revision, token):
-        raise ValueError(
-            f'"model" of speculative_config: {spec.model} does not exist, nor was it '
-            "found on the hub: name the folder that holds the drafter's config.json "
-            f"and weights{_proposed(spec.model)}."
-        )
+    """`check_exists` of a drafter."""
+    if needs_model(spec) and not names_a_path(spec.model):
+        target = spec.target_model_config
+        is_local = os.path.isdir(getattr(target, "model", None) or "")
+        known = spec.revision, getattr(target, "hf_token", None)
+        check_exists('"model" of speculative_config', spec.model, *known, is_local)
 
 
-def check_target(model: str, revision: str | None, token: str | bool | None) -> None:
-    """Checks that a target is on the hub if its name can be that of a missing folder.
+def check_exists(
+    what: str, model: str, revision: str | None, token: Any, is_beside_local=False
+) -> None:
+    """Checks that a model is on the hub if its name may be that of a missing folder.
+
+    It may be if its parent folder exists, or if the model beside it is a local folder.
+    The hub is asked once; if it did not answer, vLLM and transformers would retry for
+    minutes.
 
     Raises:
         ValueError: it is not on the hub, or the hub does not answer.
     """
-    if names_a_path(model):
-        is_found = os.path.exists(model)
-    else:
-        is_found = not _may_be_a_path(model) or _is_on_hub(model, revision, token)
-    if not is_found:
-        raise ValueError(
-            f"--model: {model} does not exist, nor was it found on the hub: name the "
-            f"folder that holds its config.json and weights{_proposed(model)}."
-        )
-
-
-def _proposed(model: str) -> str:
     folder = Path(model)
-    others = os.listdir(folder.parent) if folder.parent.is_dir() else []
-    near = get_close_matches(folder.name, others, n=1)
-    return f', such as "{folder.parent / near[0]}"' if near else ""
+    if folder.exists() or not _may_be_a_path(model, is_beside_local):
+        return
+    if not _is_on_hub(model, revision, token):
+        others = os.listdir(folder.parent) if folder.parent.is_dir() else []
+        near = get_close_matches(folder.name, others, n=1)
+        proposed = f', such as "{folder.parent / near[0]}"' if near else ""
+        raise ValueError(
+            f"{what}: {model} does not exist, nor was it found on the hub: name the "
+            f"folder that holds config.json and weights{proposed}."
+        )
 
 
-def _may_be_a_path(model: str, is_beside_local: bool = False) -> bool:
-    """Whether a name may be a path, as it is if the model beside it is a folder."""
+def _may_be_a_path(model: str, is_beside_local: bool) -> bool:
     from huggingface_hub import constants
     from huggingface_hub.file_download import repo_folder_name
 
@@ -77,7 +61,7 @@ def _may_be_a_path(model: str, is_beside_local: bool = False) -> bool:
     )
 
 
-def _is_on_hub(model: str, revision: str | None, token: str | bool | None) -> bool:
+def _is_on_hub(model: str, revision: str | None, token: Any) -> bool:
     from huggingface_hub import file_download, hf_hub_url
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -85,14 +69,14 @@ def _is_on_hub(model: str, revision: str | None, token: str | bool | None) -> bo
         RepositoryNotFoundError,
     )
 
-    url = hf_hub_url(model, "config.json", revision=revision)
     try:
+        url = hf_hub_url(model, "config.json", revision=revision)
         file_download.get_hf_file_metadata(url, token=token)
     except GatedRepoError:  # a subclass of RepositoryNotFoundError
         return True
     except HfHubHTTPError as error:
         # With any other status the repository exists, and vLLM may be able to read it.
         return not isinstance(error, RepositoryNotFoundError)
-    except Exception:  # no answer; its type depends on the HTTP library
+    except Exception:  # no hub id; or no answer, as the HTTP library says it
         return False
     return True

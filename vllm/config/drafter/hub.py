@@ -35,10 +35,10 @@ def check_exists(
     Raises:
         ValueError: it is not on the hub, or the hub does not answer.
     """
-    folder = Path(model)
-    if folder.exists() or not _may_be_a_path(model, is_beside_local):
+    folder, is_path = Path(model), names_a_path(model)
+    if folder.exists() or not (is_path or _may_be_a_path(model, is_beside_local)):
         return
-    if not _is_on_hub(model, revision, token):
+    if is_path or not _is_on_hub(model, revision, token):
         others = os.listdir(folder.parent) if folder.parent.is_dir() else []
         near = get_close_matches(folder.name, others, n=1)
         proposed = f', such as "{folder.parent / near[0]}"' if near else ""
@@ -69,14 +69,14 @@ def _is_on_hub(model: str, revision: str | None, token: Any) -> bool:
         RepositoryNotFoundError,
     )
 
+    url = hf_hub_url(model, "config.json", revision=revision)
     try:
-        url = hf_hub_url(model, "config.json", revision=revision)
         file_download.get_hf_file_metadata(url, token=token)
     except GatedRepoError:  # a subclass of RepositoryNotFoundError
         return True
     except HfHubHTTPError as error:
         # With any other status the repository exists, and vLLM may be able to read it.
         return not isinstance(error, RepositoryNotFoundError)
-    except Exception:  # no hub id; or no answer, as the HTTP library says it
+    except Exception:  # no answer; its type depends on the HTTP library
         return False
     return True

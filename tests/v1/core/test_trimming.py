@@ -149,6 +149,7 @@ OTHERS = {
     "a prompt among them": UNLIKE,
     "one with fewer drafts": SHORT,
     "no drafts": make_step(num_drafts=0),
+    "a length that was not timed, near max_model_len": make_step(num_drafts=K - 1),
     "a grammar": make_step(has_structured_output_requests=True),
 }
 

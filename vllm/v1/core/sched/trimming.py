@@ -194,6 +194,9 @@ class Trimming:
         has_grammar = step.has_structured_output_requests
         if not is_decode or not num_drafts or has_grammar or not self._may_trim():
             return None
+        context = self._load.context
+        if num_drafts not in self.budgets.times.seconds(len(names), context):
+            return None  # chains that max_model_len cuts off
         survival = self._known(names).cumprod(axis=1)
-        expected, context = self._expected[num_drafts], self._load.context
+        expected = self._expected[num_drafts]
         return self.budgets.best(num_drafts, survival, expected, context).num_drafts

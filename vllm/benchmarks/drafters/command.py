@@ -44,6 +44,7 @@ def add_cli_args(parser: FlexibleArgumentParser) -> None:
     EngineArgs.add_cli_args(parser)
     # A cached prompt would be no load.
     parser.set_defaults(model=None, enable_prefix_caching=False)
+    parser.set_defaults(gpu_memory_utilization=None)  # `fill_in` does
 
 
 def add_own_args(parser: argparse.ArgumentParser) -> None:
@@ -188,6 +189,9 @@ def fill_in(args: argparse.Namespace) -> None:
         "concurrency": [1, 8] if is_small else [1, 8, 32],
         "num_prompts": 8 if args.quick else 32,
         "repeats": 2 if args.quick else 3,
+        # On a CPU an engine takes this share of all memory, mostly for its KV cache.
+        "gpu_memory_utilization": EngineArgs.gpu_memory_utilization
+        / (ENGINES_IN_TURNS if args.in_turns else 1),
     }
     if args.dataset_name is None:
         usual["output_len"] = 80 if is_small else 128
@@ -195,10 +199,6 @@ def fill_in(args: argparse.Namespace) -> None:
         if getattr(args, name) is None:
             setattr(args, name, value)
     args.max_num_seqs = args.max_num_seqs or max(args.concurrency)
-    share = args.gpu_memory_utilization
-    if args.in_turns and share == EngineArgs.gpu_memory_utilization:
-        # On a CPU an engine takes this share of all memory, mostly for its KV cache.
-        args.gpu_memory_utilization = share / ENGINES_IN_TURNS
 
 
 def check(args: argparse.Namespace) -> None:
@@ -224,7 +224,6 @@ def check(args: argparse.Namespace) -> None:
         raise ValueError("--model needs --drafter: name at least one to compare.")
     if not all(isinstance(spec, dict) for spec in args.drafter):
         raise ValueError("--drafter takes a folder, a hub id or a JSON object.")
-    check_exists("--model", args.model, args.revision, args.hf_token)
     if args.dataset_path and args.dataset_name is None:
         raise ValueError(
             "--dataset-path needs --dataset-name: custom, if it is a file of prompts."
@@ -247,6 +246,7 @@ def check(args: argparse.Namespace) -> None:
     for file in filter(None, (args.json, args.plot)):
         if not file.absolute().parent.is_dir():
             raise ValueError(f"{file}: there is no such folder.")
+    check_exists("--model", args.model, args.revision, args.hf_token)
 
 
 def prepare(

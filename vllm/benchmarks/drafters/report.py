@@ -223,16 +223,17 @@ class Report:
         return f"Best: {gain}\n{self.command()}{self.unsteady()}"
 
     def as_json(self) -> dict[str, Any]:
-        best = {"name": self.best().name, "command": self.command()}
-        return {
+        found = {
             "model": self.model,
             "rows": list(self.rows()),
             "failed": self.measured.failed,
             "is_lossless": self.is_lossless,
             "tie_within": self.measured.within,
             "output": {found.name: asdict(found.comparison) for found in self.compared},
-            **({"best": best} if self.has_drafted else {}),
         }
+        if self.has_drafted:
+            found["best"] = {"name": self.best().name, "command": self.command()}
+        return found
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:

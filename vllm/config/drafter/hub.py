@@ -24,11 +24,11 @@ def check_hub(spec: "SpeculativeConfig") -> None:
 
 
 def check_exists(
-    what: str, model: str, revision: str | None, token: Any, is_beside_local=False
+    what: str, model: str, revision: str | None, token: Any, is_local: bool = False
 ) -> None:
     """Checks that a model is on the hub if its name may be that of a missing folder.
 
-    It may be if its parent folder exists, or if the model beside it is a local folder.
+    It may be if its parent folder exists, or `is_local`: the model beside it is local.
     The hub is asked once; if it did not answer, vLLM and transformers would retry for
     minutes.
 
@@ -36,7 +36,7 @@ def check_exists(
         ValueError: it is not on the hub, or the hub does not answer.
     """
     folder, is_path = Path(model), names_a_path(model)
-    if folder.exists() or not (is_path or _may_be_a_path(model, is_beside_local)):
+    if folder.exists() or not (is_path or _may_be_a_path(model, is_local)):
         return
     if is_path or not _is_on_hub(model, revision, token):
         others = os.listdir(folder.parent) if folder.parent.is_dir() else []
@@ -48,13 +48,13 @@ def check_exists(
         )
 
 
-def _may_be_a_path(model: str, is_beside_local: bool) -> bool:
+def _may_be_a_path(model: str, is_local: bool) -> bool:
     from huggingface_hub import constants
     from huggingface_hub.file_download import repo_folder_name
 
     cached = repo_folder_name(repo_id=model, repo_type="model")
     return (
-        (is_beside_local or ("/" in model and Path(model).parent.is_dir()))
+        (is_local or ("/" in model and Path(model).parent.is_dir()))
         and ":" not in model  # a URL, or a file of a repository
         and not Path(constants.HF_HUB_CACHE, cached).is_dir()
         and not envs.VLLM_USE_MODELSCOPE

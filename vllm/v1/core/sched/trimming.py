@@ -76,7 +76,6 @@ class Trimming:
         # verified, the gains of trimming chains are estimated from them.
         self._latest = np.empty((0, depth), dtype=np.float32)
         self._load: Load | None = None
-        self._expected: dict[int, float] = {}  # acceptance length by plan
         # The gains computed last, their load, and for how many more steps they hold.
         self._gains: dict[int, float] = {}
         self._gains_of: Load | None = None
@@ -132,7 +131,6 @@ class Trimming:
         """Throughput that trimming adds to each length of chains, as a share; to be
         called once per step."""
         self._load, of = load, load._replace(context=0.0, age=0.0)
-        self._expected = self._acceptance.expected_tokens(load.shares)
         self._steps_held -= 1
         if self._steps_held <= 0 or of != self._gains_of:
             self._gains, self._gains_of = self._reckon_gains(load), of
@@ -146,8 +144,9 @@ class Trimming:
         averages = [self._averages()] * load.num_reqs
         chances = np.concatenate([self._latest, averages])[: load.num_reqs]
         survival = chances.cumprod(axis=1)
+        expected = self._acceptance.expected_tokens(load.shares)
         return {
-            k: self.budgets.best(k, survival, self._expected[k], load.context).gain
+            k: self.budgets.best(k, survival, expected[k], load.context).gain
             for k in lengths
             if k <= self._depth
         }
@@ -194,9 +193,7 @@ class Trimming:
         has_grammar = step.has_structured_output_requests
         if not is_decode or not num_drafts or has_grammar or not self._may_trim():
             return None
-        context = self._load.context
-        if num_drafts not in self.budgets.times.seconds(len(names), context):
-            return None  # chains that max_model_len cuts off
         survival = self._known(names).cumprod(axis=1)
-        expected = self._expected[num_drafts]
+        shares, context = self._load.shares, self._load.context
+        expected = self._acceptance.expected_tokens(shares)[num_drafts]
         return self.budgets.best(num_drafts, survival, expected, context).num_drafts

@@ -7,6 +7,7 @@ them.
 """
 
 from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import accumulate, pairwise
@@ -139,8 +140,8 @@ class ChainAcceptance:
         self._known = _Counts(num_speculative_tokens)
         self._block = _Counts(num_speculative_tokens)
         self._new: dict[Outcome, int] = {}
-        # Unverified drafts of the step, as `reached` and `accepted` of `_Counts`.
-        self._behind = [[0.0] * num_speculative_tokens for _ in range(2)]
+        # Expected outcomes of the step's unverified drafts, by index of `_Counts.all`.
+        self._behind: defaultdict[tuple[int, int], float] = defaultdict(float)
         self._rates: list[float] | None = None  # cached until the step ends
 
     def observe(
@@ -160,12 +161,11 @@ class ChainAcceptance:
         """
         outcome = Outcome(num_drafts, num_accepted, run)
         self._new[outcome] = self._new.get(outcome, 0) + 1
-        reached, accepted = self._behind
-        chance = 1.0  # that a draft is reached; plain numbers: arrays are this short
+        chance = 1.0  # that a draft is reached; arrays would be slower for so few
         for position, rate in enumerate(unverified, num_drafts):
-            reached[position] += chance
+            self._behind[0, position] += chance
             chance *= rate
-            accepted[position] += chance
+            self._behind[1, position] += chance
 
     def end_step(self) -> None:
         """Takes in the observations since the last call, which are one step's."""
@@ -178,7 +178,7 @@ class ChainAcceptance:
         else:
             self._add_new(self._known)
         self._new.clear()
-        self._behind = [[0.0] * len(behind) for behind in self._behind]
+        self._behind.clear()
         self._rates = None
 
     def _block_is_full(self) -> bool:
@@ -195,7 +195,8 @@ class ChainAcceptance:
 
     def _add_new(self, counts: _Counts) -> None:
         counts.add(self._new)
-        counts.all[:2, :-1] += self._behind
+        for place, number in self._behind.items():
+            counts.all[place] += number
 
     def _contradicts(self) -> bool:
         """Whether the block's outcomes are far more likely under other rates."""

@@ -76,7 +76,8 @@ class Budgets:
         n = len(survival)
         everything = n * (num_drafts + 1)
         rows = np.array([m for m in trimmed_rows(everything - 1) if m > n])
-        if not rows.size:
+        is_timed = num_drafts in self.times.seconds(n, context)
+        if not rows.size or not is_timed:  # as of chains that max_model_len cuts off
             return ALL
         tokens = n + np.sort(survival[:, :num_drafts], axis=None)[::-1].cumsum()
         seconds, of_everything = self._seconds(n, context, num_drafts, rows)
@@ -111,10 +112,13 @@ class Budgets:
         longer = untrimmed - self.times.seconds(n, 0.0)[num_drafts]
         return curve - saved + longer, untrimmed
 
-    def _curve(self, n: int, drafted: int) -> tuple[np.ndarray, np.ndarray]:
+    def _curve(
+        self, n: int, drafted: int
+    ) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Drafts verified of each request, ascending, and the seconds of such steps."""
         row = self._trimmed[drafted].seconds(n, 0.0)
-        return np.array(sorted(row)), np.array([row[key] for key in sorted(row)])
+        verified, seconds = zip(*sorted(row.items()), strict=True)
+        return verified, seconds
 
     def _seconds_of_a_draft(self, n: int) -> float:
         """Seconds that drafting one token more adds to a step that verifies as much;

@@ -74,7 +74,7 @@ class EngineBenchmark(SideBySide):
 
     def start(self, key: EngineKey, lane: int) -> WorkerProcess:
         engine, args = self.setup.llm_args(key), self.args
-        if is_shared(key, args):
+        if is_shared(key, args) and not key.is_auto:
             schedule = {"num_speculative_tokens_per_batch_size": any_schedule(args)}
             engine["speculative_config"] |= schedule
         is_replayed = bool(args.trace) and key.mode != "none"
@@ -83,9 +83,13 @@ class EngineBenchmark(SideBySide):
         return WorkerProcess(*self.setup.command(key, lane), job, log)
 
     def measure_all(self, engines: dict[EngineKey, WorkerProcess]) -> None:
-        for key, engine in engines.items():
-            if key.implementation == OURS and (key.is_auto or key.is_adaptive):
-                engine.ask(ANSWER_S, {"command": "time_steps"})
+        choosing = {
+            engine: None
+            for key, engine in engines.items()
+            if key.implementation == OURS and (key.is_auto or key.is_adaptive)
+        }
+        for engine in choosing:
+            engine.ask(ANSWER_S, {"command": "time_steps"})
         for number, acceptance in enumerate(self.args.acceptance):
             rounds = product(range(self.args.repeats), self.loads(), list(engines))
             for repeat, (context, concurrency), key in rounds:
@@ -111,12 +115,13 @@ class EngineBenchmark(SideBySide):
         """The arguments of a worker's round."""
         key = point.engine
         is_told = is_shared(key, self.args)
+        num_drafts = None if key.is_auto else key.tree or key.num_tokens
         return {
             "concurrency": point.concurrency,
             "prompt_len": point.context,
             "output_len": self.args.output_len,
             "recording": recording(point.acceptance, key),
-            "num_drafts": (key.tree or key.num_tokens) if is_told else None,
+            "told": (num_drafts, key.is_adaptive) if is_told else None,
         }
 
     def measure(

@@ -92,20 +92,29 @@ def plan_groups(args: Namespace, at_once: int) -> list[list[EngineKey]]:
 def is_shared(key: EngineKey, args: Namespace) -> bool:
     """Whether a shared engine serves this key, and is told how much to draft.
 
-    This works for engines of this tree that draft in one pass; an engine with trees can
-    also draft chains.
+    An engine of this tree that chooses how much to draft can also be told it, and to
+    verify all its drafts. Without one, this works for modes that draft in one pass; an
+    engine with trees can also draft chains.
     """
-    is_ours = key.implementation == OURS and key.mode in PARALLEL
-    is_told = not (key.is_auto or key.is_adaptive or key.is_fp8)
-    return args.share_engines and is_ours and is_told
+    if not args.share_engines or key.implementation != OURS or key.mode == "none":
+        return False
+    if key.is_auto:
+        return args.adaptive
+    if args.auto is not None:
+        return not key.is_fp8 and key.num_tokens <= args.auto
+    return key.mode in PARALLEL and not key.is_fp8 and not key.is_adaptive
 
 
 def engine_of(key: EngineKey, args: Namespace) -> EngineKey:
     """The engine that a point is measured on: its own, or the shared one."""
     if not is_shared(key, args):
         return key
-    most = max(args.num_speculative_tokens)
-    return key._replace(num_tokens=most, tree=max(args.draft_tree, default=0))
+    if key.is_auto:
+        return key._replace(is_adaptive=True)
+    nodes = max(args.draft_tree, default=0) if key.mode in PARALLEL else 0
+    if args.auto is None:
+        return key._replace(num_tokens=max(args.num_speculative_tokens), tree=nodes)
+    return EngineKey(OURS, key.mode, args.auto, True, key.shapes, nodes, args.adaptive)
 
 
 def any_schedule(args: Namespace) -> list[tuple[int, int, int]]:

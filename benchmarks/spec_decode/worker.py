@@ -74,6 +74,31 @@ class DraftClock:
         return begin.elapsed_time(end) / 1e3 if self.is_cuda else end - begin
 
 
+class WaitClock:
+    """Times how long the host waits for the outputs of Runner V2's steps: if it does
+    not, the host is what takes the time, and not the device."""
+
+    def __init__(self) -> None:
+        from vllm.v1.worker.gpu.async_utils import AsyncOutput
+
+        self.waits: list[tuple[float, float]] = []
+        get_output = AsyncOutput.get_output
+
+        def timed(output: AsyncOutput) -> Any:
+            begin = time.perf_counter()
+            output.copy_event.synchronize()
+            self.waits.append((begin, time.perf_counter() - begin))
+            return get_output(output)
+
+        AsyncOutput.get_output = timed
+
+    def read(self, begin: float, end: float) -> float | None:
+        """Clears all waits; the median seconds of those between `begin` and `end`."""
+        found = [seconds for at, seconds in self.waits if begin <= at <= end]
+        self.waits.clear()
+        return median(found) if found else None
+
+
 class Worker:
     """Rounds of requests on an in-process LLM.
 
@@ -90,10 +115,13 @@ class Worker:
         # In-process, so this returns the runner object itself.
         self.runner = self.llm.collective_rpc(lambda worker: worker.model_runner)[0]
         self.replay = replays[0] if replays else None
+        self.scheduler = self.llm.llm_engine.engine_core.engine_core.scheduler
+        self.chosen = self.trimming = None
         # Runner V2's speculator, Runner V1's drafter.
         self.drafter = getattr(self.runner, "speculator", None)
         self.drafter = self.drafter or getattr(self.runner, "drafter", None)
         self.clock = DraftClock(self.drafter) if self.drafter else None
+        self.waits = WaitClock()
         self.vocab = self.llm.llm_engine.model_config.get_vocab_size()
         self.num_requests = 0
 
@@ -120,14 +148,16 @@ class Worker:
 
     def time_steps(self) -> dict[str, Any]:
         """Measures the step times for "auto" again, now that all engines are up."""
+        from vllm.config.drafter.length import least_trimmed
         from vllm.v1.core.sched.draft_load import ChosenLengths
         from vllm.v1.spec_decode.dynamic import pass_times
 
-        core = self.llm.llm_engine.engine_core.engine_core
-        pass_times.measure_steps(core.model_executor)
-        scheduler = core.scheduler
-        scheduler.draft_lengths = ChosenLengths.of(scheduler)
-        scheduler.dynamic_sd_lookup = scheduler.draft_lengths
+        engine = self.llm.llm_engine
+        pass_times.measure_steps(engine.engine_core.engine_core.model_executor)
+        self.least_trimmed = least_trimmed(engine.vllm_config.speculative_config)
+        self.chosen = ChosenLengths.of(self.scheduler)
+        self.trimming = self.chosen.trimming
+        self._draft(None, True)
         return {}
 
     def measure(
@@ -146,6 +176,7 @@ class Worker:
         whole = Steady(begin, steps[-1].time)  # for short rounds without a steady part
         found = (find_steady(steps, concurrency) or whole)._asdict()
         span = found.pop("begin"), found.pop("end")
+        found["wait_s"] = self.waits.read(*span)
         found["draft_s"], found["drafted"] = None, {}
         if self.clock:
             found["draft_s"], found["drafted"] = self.clock.read(*span)
@@ -178,19 +209,35 @@ class Worker:
             raise ValueError(f"no {num_steps} steady steps: raise --output-len")
         return summarise(trace, num_steps)
 
-    def _accept(self, recording: str | None, num_drafts: int | None) -> None:
+    def _accept(
+        self, recording: str | None, told: tuple[int | None, bool] | None
+    ) -> None:
         """Sets how much a round drafts and accepts.
 
         Args:
             recording: to replay; unused if the engine replays none.
-            num_drafts: how much a shared engine drafts; None changes nothing.
+            told: the arguments of `_draft` for a shared engine; None changes nothing.
         """
-        if num_drafts is not None:
-            scheduler = self.llm.llm_engine.engine_core.engine_core.scheduler
-            size = len(scheduler.dynamic_sd_lookup)
-            scheduler.dynamic_sd_lookup = [num_drafts] * size
+        if told is not None:
+            self._draft(*told)
         if self.replay is not None:
             self.replay.load(Trace.load(recording))
+
+    def _draft(self, num_drafts: int | None, is_adaptive: bool) -> None:
+        """Sets how much is drafted, None: what the engine chooses, and whether it may
+        verify only part of that."""
+        lengths = self.chosen if is_adaptive or num_drafts is None else None
+        self.scheduler.draft_lengths = lengths
+        most = self.scheduler.max_num_running_reqs
+        self.scheduler.dynamic_sd_lookup = lengths or [num_drafts] * (most + 1)
+        if lengths is not None:
+            lengths.trimming = self.trimming if is_adaptive else None
+            vars(lengths.lengths).pop("choose", None)
+            if num_drafts is not None:
+                lengths.lengths.choose = lambda *_: num_drafts
+        if (trimming := getattr(self.runner, "trimming", None)) is not None:
+            # Chances of drafts are reported for batches of this size and larger.
+            trimming._least = self.least_trimmed if is_adaptive else sys.maxsize
 
     def _prompts(self, number: int, concurrency: int, length: int) -> list[list[int]]:
         """Prompts of a round, equal for all engines; long ones are cached first."""

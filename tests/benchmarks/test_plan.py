@@ -9,7 +9,7 @@ import pytest
 from benchmarks.spec_decode.engine import parse
 from benchmarks.spec_decode.models import MODES, SETS, modes_of, write_models
 from benchmarks.spec_decode.plan import Setup, any_schedule, engine_of, plan_groups
-from benchmarks.spec_decode.results import EngineKey
+from benchmarks.spec_decode.results import OURS, EngineKey
 from benchmarks.spec_decode.serving import as_flags
 
 HERE = f"--site=ours={Path(__file__).parent}"
@@ -80,20 +80,33 @@ def test_auto_with_chains_and_with_trees():
     }
 
 
+SHARING = (
+    "--implementations ours base-v1 --modes draft pard --trace t0.5 "
+    "--num-speculative-tokens 3 8 --draft-tree 0 15 --share-engines "
+)
+
+
 def test_one_pass_drafter_shares_engine_for_all_lengths():
-    flags = "--implementations ours base-v1 --modes draft pard --trace t0.5 --auto 8 "
-    flags += "--num-speculative-tokens 3 8 --draft-tree 0 15 --share-engines"
-    args = parse([*SITES, *flags.split()])
+    args = parse([*SITES, *SHARING.split()])
     (keys,) = plan_groups(args, 99)
     engines = {str(engine_of(key, args)) for key in keys if key.mode == "pard"}
-    assert engines == {
-        "ours/pard/K8tree15",
-        "ours/pard/K8tree15auto",
-        "ours/pard/K8auto",
-        *(f"base-v1/pard/K{k}" for k in (3, 8)),
-    }
+    base = {f"base-v1/pard/K{k}" for k in (3, 8)}
+    assert engines == {"ours/pard/K8tree15", *base}
     assert all(engine_of(key, args) == key for key in keys if key.mode == "draft")
     assert any_schedule(args) == [(1, 1, 15), (2, 2, 8), (3, 64, 3)]
+
+
+@pytest.mark.parametrize("adaptive", ["", "adaptive"])
+def test_engine_that_chooses_is_shared_with_all_that_are_told(adaptive: str):
+    flags = SHARING + "--auto 8" + adaptive.replace("adaptive", " --adaptive")
+    args = parse([*SITES, *flags.split()])
+    keys = [key for group in plan_groups(args, 99) for key in group]
+    engines = {str(engine_of(key, args)) for key in keys if key.implementation == OURS}
+    assert engines == {
+        f"ours/draft/K8auto{adaptive}",
+        f"ours/pard/K8tree15auto{adaptive}",
+        f"ours/pard/K8auto{adaptive}",
+    }
 
 
 @pytest.mark.parametrize("name", SETS)

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The scheduler gets the draft length from `ChosenLengths` and reports acceptance."""
 
+from itertools import count, groupby
 from types import SimpleNamespace
 
 import pytest
 
 from vllm import SamplingParams
 from vllm.config.drafter import DrafterConfig
-from vllm.v1.core.sched.draft_load import ChosenLengths
+from vllm.v1.core.sched.draft_load import HELD, OBSERVED, ChosenLengths
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.spec_decode.accepted_nodes import AcceptedNodes
 from vllm.v1.spec_decode.dynamic.draft_length import Load
@@ -109,10 +110,14 @@ def test_explicit_schedule_is_kept():
     assert verify(scheduler, 3, 2).num_accepted_tokens == 2
 
 
+ids = count(1)
+
+
 def requests(*lengths: int) -> list[SimpleNamespace]:
-    """Requests of these lengths; a tenth of each is output, two are placeholders."""
+    """New requests of these lengths; a tenth is output, two are placeholders."""
     return [
         SimpleNamespace(
+            request_id=str(next(ids)),
             num_tokens=length - 2,
             num_output_tokens=length // 10,
             num_output_placeholders=2,
@@ -155,6 +160,49 @@ def test_acceptance_of_sampled_text_does_not_affect_greedy_text():
     assert drafts == 0
     scheduler.running = requests(100)
     assert lookup[1] == 3
+
+
+def test_choice_holds_until_batch_changes(monkeypatch):
+    """Choosing in every step takes host time, for which short steps have to wait."""
+    scheduler = make_scheduler("auto", TIMES)
+    lookup, chosen = scheduler.draft_lengths, []
+    choose = lookup.lengths.choose
+
+    def counted(load, gains, elapsed):
+        chosen.append(elapsed)
+        return choose(load, gains, elapsed)
+
+    monkeypatch.setattr(lookup.lengths, "choose", counted)
+    scheduler.running = requests(100)
+    assert [lookup[1] for _ in range(2 * HELD)] == [3] * 2 * HELD
+    assert chosen == [1, HELD]
+    scheduler.running = requests(100)  # another one in its place
+    lookup[1]
+    lookup[2]
+    assert chosen == [1, HELD, HELD, 1]
+
+
+def test_tries_are_chosen_step_by_step():
+    """A try begins with one step with drafts, and goes on only if they are accepted."""
+    scheduler = make_scheduler("auto", TIMES)
+    scheduler.running = requests(100)
+    drafted = []
+    for _ in range(200):
+        drafted.append(scheduler.draft_lengths[1])
+        if drafted[-1]:
+            verify(scheduler, 3, 0)
+    before, *tries = (len([*same]) for n, same in groupby(drafted) if n)
+    assert before > HELD and tries and set(tries) == {1}
+
+
+def test_acceptance_of_large_batch_is_learned_from_part_of_it():
+    scheduler = make_scheduler("auto", TIMES)
+    lookup = scheduler.draft_lengths
+    scheduler.running = requests(*[100] * 4 * OBSERVED)
+    observed = [lookup._is_observed(each.request_id) for each in scheduler.running]
+    assert OBSERVED // 2 < sum(observed) < 2 * OBSERVED
+    del scheduler.running[OBSERVED:]
+    assert all(lookup._is_observed(each.request_id) for each in scheduler.running)
 
 
 @pytest.mark.parametrize("past, drafts", [(0, 3), (1, 0)])

@@ -10,7 +10,11 @@ import torch
 from vllm.config.drafter import DrafterConfig
 from vllm.config.drafter.length import trims
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.core.sched.trimming import GAINS_HELD, Trimming
+from vllm.v1.core.sched.trimming import (
+    GAINS_HELD,
+    REPORTED_EVERY,
+    Trimming,
+)
 from vllm.v1.spec_decode.dynamic.acceptance import Verified
 from vllm.v1.spec_decode.dynamic.acceptance_by_kind import ALL_GREEDY
 from vllm.v1.spec_decode.dynamic.draft_length import DraftLengths, Load
@@ -51,16 +55,16 @@ def make_step(names=NAMES, num_drafts: int = K, **more) -> SchedulerOutput:
 
 
 def latest_gains(trimming, load: Load) -> dict[int, float]:
-    """Gains by what is known now, instead of those held for `GAINS_HELD` steps."""
+    """Gains by what is known now, instead of those held for `GAINS_HELD` choices."""
     return [trimming.gains(load) for _ in range(GAINS_HELD)][-1]
 
 
 def make_output(chances: float, verified: int, sampled: int) -> SimpleNamespace:
-    told = np.full((N, K + 1), chances, dtype=np.float32)
-    told[:, -1] = verified
-    tokens = [[0] * sampled for _ in NAMES]
     return SimpleNamespace(
-        req_ids=NAMES, verified_drafts=told, sampled_token_ids=tokens
+        req_ids=NAMES,
+        chances=np.full((N, K), chances, dtype=np.float32),
+        num_rejected=np.full(N, verified + 1 - sampled),
+        sampled_token_ids=[[0] * sampled for _ in NAMES],
     )
 
 
@@ -71,9 +75,29 @@ def test_uniform_decode_step_is_trimmed(trimming):
     trimming.take(make_step(), make_output(0.99, K, K + 1))
     for _ in range(100):
         trimming._acceptance.observe(Verified(K, (1, 2, 3), num_best=K))
-    trimming._acceptance.end_step(ALL_GREEDY)
+    trimming._acceptance.end_steps(ALL_GREEDY)
     trimming.gains(Load(N, N, 100.0))
     assert (trimming.budget(make_step()) or N * K) > budget
+
+
+def test_budget_holds_until_probabilities_are_reported(trimming, monkeypatch):
+    """Computing it takes host time, for which a trimmed step would wait."""
+    asked, best = [], trimming.budgets.best
+    monkeypatch.setattr(
+        trimming.budgets, "best", lambda *args: asked.append(args) or best(*args)
+    )
+    reports = []
+    for _ in range(2 * REPORTED_EVERY):
+        step = make_step()
+        step.verify_budget = trimming.budget(step)
+        reports.append(step.reports_chances)
+        output = make_output(0.5, 1, 1)
+        if not step.reports_chances:
+            output.chances = None
+        trimming.take(step, output)
+        assert trimming.is_told == step.reports_chances
+        assert trimming.num_verified("0", K) == 1
+    assert sum(reports) == len(asked) - 1 == 2
 
 
 def test_drafts_without_probabilities_are_verified(trimming):
@@ -107,8 +131,8 @@ def test_trees_gain_nothing_by_trimming(trimming):
 
 
 def test_gains_are_recomputed_periodically(trimming, monkeypatch):
-    """Regression: computing them in every step took a third of a millisecond of host
-    time, which a step of few requests has to wait for."""
+    """Regression: computing them in every step took host time, which a step of few
+    requests has to wait for."""
     add_trees(trimming)
     asked, best = [], trimming.budgets.best
     monkeypatch.setattr(
@@ -129,14 +153,13 @@ def test_trimming_gain_is_known_while_trees_are_verified(trimming):
     """Regression: by average acceptance alone, trees were kept where trimmed chains
     are better."""
     load, unlike = Load(N, N, 100.0), make_output(0.99, K, K + 1)
-    unlike.verified_drafts[::2, :K] = 0.2
+    unlike.chances[::2] = 0.2
     add_trees(trimming)
     of_averages = latest_gains(trimming, load)
     trimming.take(make_step(), unlike)
     gains = latest_gains(trimming, load)
     assert gains[K] > of_averages[K]
-    of_tree = SimpleNamespace(verified_drafts=None)
-    trimming.take(make_step(num_drafts=2 * K), of_tree)
+    trimming.take(make_step(num_drafts=2 * K), SimpleNamespace(chances=None))
     assert latest_gains(trimming, load) == gains
 
 
@@ -181,7 +204,7 @@ def test_unverified_drafts_count_as_invalid_spec_tokens(trimming):
     trimming.take(untrimmed, make_output(0.5, K, 1))
     assert untrimmed.num_invalid_spec_tokens is None
     assert trimming.num_verified("0", K) == K
-    trimming.take(make_step(), SimpleNamespace(verified_drafts=None))
+    trimming.take(make_step(), SimpleNamespace(chances=None))
     assert trimming.num_verified("0", K) == K
 
 
@@ -200,27 +223,30 @@ class Worker(WorkersTrimming):
             step=lambda *_: self.learnt.append(True), forget=self.learnt.clear
         )
         self._is_known, self._refuses = np.zeros((2, N), dtype=bool)
+        self._chances = torch.zeros(N, K)
         self._context, self._least = None, N
         self._max_total_logits, self.num_bonus_tokens = 10**6, 1
         self._cu_num_logits, self.query_start_loc = torch.zeros(
             2, N + 1, dtype=torch.int32
         ).unbind()
 
-    def _tell(self, output, *rest) -> None:
-        self.told.append(output)
-
     def run(
         self, name: str, num_next: int, drafts: int, num_reqs: int = N, **more
-    ) -> None:
+    ) -> SimpleNamespace:
+        more = {"reports_chances": True} | more
         self.for_step(make_step(num_spec_tokens_to_schedule=num_next, **more))
         batch = SimpleNamespace(
             num_reqs=num_reqs,
-            idx_mapping=None,
+            idx_mapping=torch.arange(num_reqs),
             idx_mapping_np=np.arange(num_reqs),
             num_draft_tokens_per_req=np.full(num_reqs, drafts) if drafts else None,
             seq_lens_cpu_upper_bound=torch.arange(N + 1),
         )
-        self.end_step(name, batch, None, None)
+        output = SimpleNamespace(chances=None, num_rejected=None)
+        self.end_step(output, batch, None, torch.zeros(num_reqs))
+        if output.chances is not None:
+            self.told.append(name)
+        return output
 
 
 def test_workers_report_chains_with_probabilities():
@@ -241,6 +267,16 @@ def test_workers_report_chains_with_probabilities():
     worker.run("all of a large one", 0, K)
     worker.run("drafts that were not made", K, K)
     assert worker.told[2:] == ["all of a large one"]
+
+
+def test_workers_report_what_was_asked_for():
+    worker = Worker()
+    worker.run("nothing drafted", K, 0)
+    assert worker.run("not asked", K, K, reports_chances=False).chances is None
+    assert not worker.told and not worker.learnt
+    assert worker.run("whole", K, K).num_rejected is None
+    trimmed = worker.run("trimmed", K, K, verify_budget=N, reports_chances=False)
+    assert trimmed.chances is None and len(trimmed.num_rejected) == N
 
 
 def test_estimator_ignores_drafts_that_could_not_be_accepted():
@@ -305,7 +341,7 @@ def test_probabilities_are_kept_for_drafts_after_accepted_ones(
     trimming, verified: int, sampled: int, drafts: list[int]
 ):
     output = make_output(0.5, verified, sampled)
-    output.verified_drafts[:, :K] = range(K)
+    output.chances[:] = range(K)
     trimming.take(make_step(verify_budget=N), output)
     assert [*trimming.unverified.get("0", ())] == drafts
 

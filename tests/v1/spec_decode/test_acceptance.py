@@ -24,7 +24,7 @@ def test_estimate_is_conditional_on_earlier_positions():
     for _ in range(300):
         for drafted, accepted in ((4, 4), (4, 1), (4, 0), (2, 2)):
             estimate.observe(drafted, accepted)
-    estimate.end_step()
+    estimate.end_steps()
     # First: 3 of 4. Second: 2 of the 3 that reach it. Third: the only one drafted.
     assert estimate.rates() == pytest.approx([3 / 4, 2 / 3, 1, 1], abs=0.02)
 
@@ -54,7 +54,7 @@ def serve(text: np.ndarray, num_drafts: int, kept: AcceptanceByKind | None = Non
         if kept is not None:
             drafts = Verified(num_drafts, range(1, accepted + 1), accepted)
             kept.observe(drafts, request_id="a")
-            kept.end_step(ALL_GREEDY)
+            kept.end_steps(ALL_GREEDY)
         at, steps = at + accepted + 1, steps + 1
     return at / steps
 
@@ -89,7 +89,7 @@ def test_lengths_are_estimated_by_rates_of_each_depth():
             accepted = int((rng.random(depth) < rates[:depth]).cumprod().sum())
             drafts = Verified(depth, range(1, accepted + 1), accepted)
             kept.observe(drafts, request_id="a")
-            kept.end_step(ALL_GREEDY)
+            kept.end_steps(ALL_GREEDY)
         found = [*kept.expected_tokens().values()]
         assert found == pytest.approx(expected, rel=0.06)
 
@@ -98,7 +98,7 @@ def test_unseen_positions_decline_from_last_seen_one():
     estimate = ChainAcceptance(4)
     for _ in range(500):
         estimate.observe(2, 1)
-    estimate.end_step()
+    estimate.end_steps()
     first, second, third, fourth = estimate.rates()
     assert first > 0.98 > 0.02 > second > third > fourth > 0
 
@@ -116,7 +116,7 @@ def test_tree_gives_acceptance_of_chains_and_smaller_trees(has_cut_trees):
         if has_cut_trees:
             estimate.observe(Verified(9, [1, 2, 5], 2))
             estimate.observe(Verified(2, [1, 2], 2))
-        estimate.end_step()
+        estimate.end_steps()
     expected = {0: 1, 1: 2, 2: 3, 3: 3, 4: 3, 7: 4, 15: 5}
     assert estimate.expected_tokens() == pytest.approx(expected, abs=0.1)
 
@@ -137,8 +137,8 @@ def test_acceptance_of_all_drafts_if_only_likeliest_are_verified(share: float):
             behind = row[drafts : drafts + 2] if found >= drafts else ()
             estimate.observe(int(drafts), int(min(found, drafts)), behind, run=None)
             whole.observe(depth, int(found))
-        estimate.end_step()
-        whole.end_step()
+        estimate.end_steps()
+        whole.end_steps()
     found, right = (each.expected_tokens()[depth] for each in (estimate, whole))
     assert found == pytest.approx(right, rel=0.06)
 
@@ -147,10 +147,10 @@ def test_observations_fade_without_drafts():
     estimate = ChainAcceptance(1)
     for _ in range(200):
         estimate.observe(1, 1)
-        estimate.end_step()
+        estimate.end_steps()
     assert estimate.rates()[0] > 0.97
     for _ in range(20 * acceptance.HALF_LIFE):
-        estimate.end_step()
+        estimate.end_steps()
     assert estimate.rates()[0] == pytest.approx(acceptance.PRIOR_ACCEPTANCE, abs=0.01)
 
 
@@ -160,7 +160,7 @@ def test_slow_change_is_followed_within_half_lives():
     for rate, steps in ((0.7, 3000), (0.55, 3 * acceptance.HALF_LIFE)):
         for _ in range(steps):
             estimate.observe(1, int(rng.random() < rate))
-            estimate.end_step()
+            estimate.end_steps()
         assert estimate.rates()[0] == pytest.approx(rate, abs=0.06)
 
 
@@ -174,7 +174,7 @@ def test_contradiction_replaces_estimate_within_two_blocks(rates, num_reqs):
             for _ in range(num_reqs):
                 accepted = np.cumprod(rng.random(7) < rate).sum()
                 estimate.observe(7, int(accepted))
-            estimate.end_step()
+            estimate.end_steps()
 
     before, after = rates
     run(before, 5000)
@@ -197,6 +197,6 @@ def test_false_contradictions_are_rare(monkeypatch, num_reqs):
     for _ in range(64_000 // num_reqs):
         for accepted in np.cumprod(rng.random((num_reqs, 7)) < 0.7, axis=1).sum(1):
             estimate.observe(7, int(accepted))
-        estimate.end_step()
+        estimate.end_steps()
     assert len(alarms) >= 1000
     assert sum(alarms) <= 5

@@ -32,7 +32,7 @@ def known(steps: int = 300) -> AcceptanceByKind:
     for _ in range(steps):
         found.observe(Verified(7, [1, 2, 3], 3), kind=GREEDY, request_id="a")
         found.observe(Verified(7, [], 0), kind=HOT, request_id="b")
-        found.end_step(MIXED)
+        found.end_steps(MIXED)
     return found
 
 
@@ -60,6 +60,6 @@ def test_acceptance_of_absent_kinds_does_not_fade():
     found = known()
     before = found.expected_tokens(ALL_GREEDY), found.expected_tokens(ALL_HOT)
     for _ in range(5000):
-        found.end_step(ALL_GREEDY)
+        found.end_steps(ALL_GREEDY)
     assert found.expected_tokens(ALL_HOT) == before[1]
     assert found.expected_tokens(ALL_GREEDY) != before[0]

@@ -80,7 +80,7 @@ def whole_load(n: int, context: float = CONTEXT) -> Load:
 
 
 def step(lengths: DraftLengths, load: Load) -> int:
-    lengths.end_step()
+    lengths.end_steps()
     return lengths.choose(load)
 
 

@@ -2,6 +2,7 @@
 """The scheduler's draft length, if the engine chooses it."""
 
 from typing import TYPE_CHECKING
+from zlib import crc32
 
 from vllm.config.drafter.length import (
     chosen_lengths,
@@ -28,6 +29,11 @@ if TYPE_CHECKING:
     from vllm.v1.spec_decode.step_metrics import StepDrafting
 
 logger = init_logger(__name__)
+
+HELD = 4  # steps
+# Acceptance is learned from about so many requests of a step: it is the same for the
+# others of a large batch, and learning takes host time for each of them.
+OBSERVED = 32
 
 
 class ChosenLengths:
@@ -61,6 +67,8 @@ class ChosenLengths:
         self._scheduler = scheduler
         self._limit = spec.drafter.limit(scheduler.max_model_len)
         self._load: Load | None = None
+        # The last choice, for which batch it holds, and steps since it.
+        self._chosen, self._chosen_for, self._elapsed = longest, None, 0
         # With ranks in lockstep or pipeline stages, outputs do not time a single step.
         is_alone = not in_step and parallel.pipeline_parallel_size == 1
         self._intervals = StepIntervals() if is_alone else None
@@ -83,13 +91,25 @@ class ChosenLengths:
         return cls(scheduler, spec.pass_times or {}) if is_auto(spec) else None
 
     def __getitem__(self, batch_size: int) -> int:
-        """Drafts per request for a step; to be called once per step."""
-        self.lengths.end_step()
+        """Drafts per request for a step; to be called once per step.
+
+        A choice holds for `HELD` steps, until a request comes or goes: choosing takes
+        host time, for which short steps have to wait. Tries are chosen step by step.
+        """
+        running = self._scheduler.running
+        of = (batch_size, running[-1].request_id) if running else None
+        self._elapsed += 1
+        if self._elapsed < HELD and of is not None and of == self._chosen_for:
+            return self._chosen
+        elapsed, self._elapsed = self._elapsed, 0
+        self.lengths.end_steps(elapsed)
         self._load = load = self.load(batch_size)
         if self.agreed is not None:
             return self.agreed
         gains = {} if self.trimming is None else self.trimming.gains(load)
-        return self.lengths.choose(load, gains)
+        self._chosen = self.lengths.choose(load, gains, elapsed)
+        self._chosen_for = None if self.lengths.is_trying else of
+        return self._chosen
 
     def observe(
         self,
@@ -99,11 +119,14 @@ class ChosenLengths:
         tree: "AcceptedNodes | None" = None,
     ) -> None:
         """Records one request's verified drafts; a chain if `tree` is None."""
-        unverified, is_trimmed = (), False
-        if self.trimming is not None:
-            num_drafts = self.trimming.num_verified(request.request_id, num_drafts)
-            unverified = self.trimming.unverified.get(request.request_id, ())
-            is_trimmed = self.trimming.is_trimmed
+        unverified, is_trimmed, name = (), False, request.request_id
+        if not self._is_observed(name):
+            return
+        if self.trimming is not None and (is_trimmed := self.trimming.is_trimmed):
+            if not self.trimming.is_told:
+                return
+            num_drafts = self.trimming.num_verified(name, num_drafts)
+            unverified = self.trimming.unverified.get(name, ())
         if not are_within(self._limit, request, num_drafts):
             return
         numbers = tree.numbers if tree else range(1, num_accepted + 1)
@@ -111,9 +134,16 @@ class ChosenLengths:
         self.lengths.observe(
             Verified(num_drafts, numbers, num_best, unverified),
             kind=kind_of(request.sampling_params),
-            request_id=request.request_id,
+            request_id=name,
             is_trimmed=is_trimmed,
         )
+
+    def _is_observed(self, request_id: str) -> bool:
+        """Always the same requests of a batch: runs of accepted drafts are followed."""
+        running = len(self._scheduler.running)
+        if running <= OBSERVED:
+            return True
+        return crc32(request_id.encode()) % -(-running // OBSERVED) == 0
 
     def budget(self, step: "SchedulerOutput") -> int | None:
         """Drafts to verify in a step; None: all that are scheduled."""

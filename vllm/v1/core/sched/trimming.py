@@ -24,9 +24,14 @@ final text: of the accepted drafts, of the first rejected one, and of the one af
 (That one depends on the rejected draft, but text at the position of that draft is final
 by now.) The others are replaced by mean acceptance rates, which are estimated from
 verified drafts and the same chances.
+
+**The host's work** grows with the batch, and a trimmed step is short: it must not wait
+for the scheduler. So chances are reported in one of `REPORTED_EVERY` steps, and a budget
+holds until the next report.
 """
 
 from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -34,6 +39,7 @@ import numpy as np
 from vllm.v1.spec_decode.dynamic.acceptance_by_kind import ALL_GREEDY
 from vllm.v1.spec_decode.dynamic.budgets import Budgets
 from vllm.v1.spec_decode.dynamic.draft_length import DraftLengths, Load
+from vllm.v1.spec_decode.dynamic.served_times import size_of
 from vllm.v1.spec_decode.dynamic.step_times import TrimmedTimes
 
 if TYPE_CHECKING:
@@ -41,10 +47,10 @@ if TYPE_CHECKING:
     from vllm.v1.outputs import ModelRunnerOutput
 
 
-# Steps for which the gains of trimming are held. Computing them for every length, from
-# the chances of one step, takes a third of a millisecond of the host, before it
-# launches the next step.
-GAINS_HELD = 8
+REPORTED_EVERY = 4
+# Choices of a length for which the gains of trimming hold. Computing them for every
+# length takes the host nearly a millisecond, before it launches the next step.
+GAINS_HELD = 4
 
 
 class Trimming:
@@ -59,6 +65,8 @@ class Trimming:
         unverified: of the last output, for requests of which only part of the drafts
             were verified, and all of these accepted: chances of the drafts after them.
         is_trimmed: whether the step of the last output was trimmed.
+        is_told: whether acceptance can be estimated from the last output: its step was
+            not trimmed, or chances were reported.
     """
 
     def __init__(self, lengths: DraftLengths, trimmed_times: TrimmedTimes, least: int):
@@ -66,23 +74,27 @@ class Trimming:
         self.budgets = Budgets(lengths.times, trimmed_times, lengths.served)
         self._depth, self._least = depth, least
         self._acceptance = lengths.acceptance
-        # By request, of the last output: chances of its drafts [K], and how many of
-        # them were verified.
+        # By request: chances of its drafts [K] in the last report, and how many drafts
+        # were verified in the last output.
         self._chances: dict[str, np.ndarray] = {}
         self._verified: dict[str, int] = {}
         self.unverified: dict[str, list[float]] = {}
-        self.is_trimmed = False
+        self.is_trimmed, self.is_told = False, True
         # Chances as above, of the last chains that were reported: while trees are
         # verified, the gains of trimming chains are estimated from them.
         self._latest = np.empty((0, depth), dtype=np.float32)
         self._load: Load | None = None
-        # The gains computed last, their load, and for how many more steps they hold.
+        # The gains computed last, for which batches, and for how many more choices.
         self._gains: dict[int, float] = {}
-        self._gains_of: Load | None = None
-        self._steps_held = 0
+        self._gains_of: tuple[int, bool] | None = None
+        self._choices_held = 0
+        # The budget computed last, and for how many requests with how many drafts.
+        self._budget: int | None = None
+        self._budget_of: tuple[int, int] | None = None
+        self._steps_unreported = 0  # until the next report
         # Requests of the last step, if it drafted chains, and for enough of them that
         # their chances are reported.
-        self._told_of: set[str] = set()
+        self._told_of: AbstractSet[str] = set()
 
     def take(self, step: "SchedulerOutput", output: "ModelRunnerOutput") -> None:
         """Records what workers report of a finished step.
@@ -90,21 +102,20 @@ class Trimming:
         Drafts that were not verified are left out of vLLM's counts of drafts in the
         same way as those that a grammar invalidated: `num_invalid_spec_tokens`.
         """
-        drafts, told = step.scheduled_spec_decode_tokens, output.verified_drafts
-        self._chances, self._verified, self.unverified = {}, {}, {}
+        self._verified, self.unverified = {}, {}
         self.is_trimmed = step.verify_budget is not None
-        if told is None:
-            return
-        counts = told[:, -1].astype(int).tolist()
-        for name, count in zip(output.req_ids, counts, strict=True):
-            if name in drafts:
-                self._verified[name] = count
-        self._take_chains(drafts, output)
+        self.is_told = not self.is_trimmed or output.chances is not None
+        drafts = step.scheduled_spec_decode_tokens
         if self.is_trimmed:
+            rejected = output.num_rejected.tolist()
+            counts = zip(output.req_ids, output.sampled_token_ids, rejected, strict=True)
+            self._verified = {name: len(new) - 1 + count for name, new, count in counts}
             step.num_invalid_spec_tokens = {
                 name: len(drafts[name]) - count
                 for name, count in self._verified.items()
             }
+        if output.chances is not None:
+            self._take_chains(drafts, output)
 
     def _take_chains(
         self, drafts: dict[str, list[int]], output: "ModelRunnerOutput"
@@ -113,14 +124,17 @@ class Trimming:
         if not own:
             return
         names = [output.req_ids[i] for i in own]
-        told, verified = output.verified_drafts[own, :-1], [*self._verified.values()]
+        told, lengths = output.chances[own], [len(drafts[name]) for name in names]
         tokens = np.array([len(output.sampled_token_ids[i]) for i in own])
-        known = np.minimum(tokens + 1, [len(drafts[name]) for name in names])
+        known = np.minimum(tokens + 1, lengths)
         is_known = np.arange(self._depth) < known[:, None]
         self._latest = np.where(is_known, told, self._averages())
         self._chances = dict(zip(names, self._latest, strict=True))
-        for i in np.flatnonzero((tokens > verified) & (known > verified)):
-            self.unverified[names[i]] = told[i, verified[i] : known[i]].tolist()
+        self._budget_of = None
+        if self.is_trimmed:
+            verified = [self._verified[name] for name in names]
+            for i in np.flatnonzero((tokens > verified) & (known > verified)):
+                self.unverified[names[i]] = told[i, verified[i] : known[i]].tolist()
 
     def num_verified(self, request_id: str, num_drafts: int) -> int:
         """Verified drafts of a request in the last recorded step, which had scheduled
@@ -129,12 +143,13 @@ class Trimming:
 
     def gains(self, load: Load) -> dict[int, float]:
         """Throughput that trimming adds to each length of chains, as a share; to be
-        called once per step."""
-        self._load, of = load, load._replace(context=0.0, age=0.0)
-        self._steps_held -= 1
-        if self._steps_held <= 0 or of != self._gains_of:
+        called whenever a length is chosen."""
+        self._load = load
+        of = size_of(load.num_reqs), self._may_trim()
+        self._choices_held -= 1
+        if self._choices_held <= 0 or of != self._gains_of:
             self._gains, self._gains_of = self._reckon_gains(load), of
-            self._steps_held = GAINS_HELD
+            self._choices_held = GAINS_HELD
         return self._gains
 
     def _reckon_gains(self, load: Load) -> dict[int, float]:
@@ -180,19 +195,36 @@ class Trimming:
 
         To be called for every step, in order.
         """
-        names, told_of = set(step.num_scheduled_tokens), self._told_of
+        names, told_of = step.num_scheduled_tokens.keys(), self._told_of
         drafts = step.scheduled_spec_decode_tokens
         is_large = len(names) >= self._least
         is_told = is_large and step.num_spec_tokens_to_schedule <= self._depth
         self._told_of = names if is_told else set()
-        lengths = {len(drafts.get(name, ())) for name in names}
-        if not is_large or len(lengths) != 1 or not names <= told_of:
+        if not is_large or not drafts:
+            return None
+        step.reports_chances = self._is_report_due()
+        lengths = set(map(len, drafts.values()))
+        is_uniform = len(drafts) == len(names) and len(lengths) == 1
+        if not is_uniform or not names <= told_of:
             return None
         num_drafts = lengths.pop()
         is_decode = set(step.num_scheduled_tokens.values()) == {num_drafts + 1}
         has_grammar = step.has_structured_output_requests
-        if not is_decode or not num_drafts or has_grammar or not self._may_trim():
+        if not is_decode or has_grammar or not self._may_trim():
             return None
+        of = len(names), num_drafts
+        if of != self._budget_of:
+            self._budget, self._budget_of = self._best(names, num_drafts), of
+        return self._budget
+
+    def _is_report_due(self) -> bool:
+        self._steps_unreported -= 1
+        if self._steps_unreported > 0:
+            return False
+        self._steps_unreported = REPORTED_EVERY
+        return True
+
+    def _best(self, names: Iterable[str], num_drafts: int) -> int | None:
         survival = self._known(names).cumprod(axis=1)
         shares, context = self._load.shares, self._load.context
         expected = self._acceptance.expected_tokens(shares)[num_drafts]

@@ -81,15 +81,18 @@ class _Counts:
         self.totals = self.all[:, -1]
 
     def add(self, outcomes: dict[Outcome, int]) -> None:
-        if outcomes:
-            depth = len(self.reached)
-            found = [_counted(outcome, depth) for outcome in outcomes]
-            self.all += np.tensordot([*outcomes.values()], found, 1)
+        depth = len(self.reached)
+        for outcome, number in outcomes.items():
+            self.all += number * _counted(outcome, depth)
 
-    def fade(self) -> None:
-        seen = np.empty_like(self.all)
-        seen[:2], seen[2], seen[:, -1] = self.all[0], self.totals[0], self.totals[0]
-        self.all *= MAX_DRAFTS / np.maximum(seen, MAX_DRAFTS) * 0.5 ** (1 / HALF_LIFE)
+    def fade(self, num_steps: int) -> None:
+        faded = 0.5 ** (num_steps / HALF_LIFE)
+        if self.reached[0] > MAX_DRAFTS or self.totals[0] > MAX_DRAFTS:
+            seen = np.empty_like(self.all)
+            seen[:2], seen[2], seen[:, -1] = self.all[0], self.totals[0], self.totals[0]
+            self.all *= MAX_DRAFTS / np.maximum(seen, MAX_DRAFTS) * faded
+        else:
+            self.all *= faded
 
 
 @lru_cache(maxsize=4096)
@@ -142,7 +145,7 @@ class ChainAcceptance:
         self._new: dict[Outcome, int] = {}
         # Expected outcomes of the step's unverified drafts, by index of `_Counts.all`.
         self._behind: defaultdict[tuple[int, int], float] = defaultdict(float)
-        self._rates: list[float] | None = None  # cached until the step ends
+        self._rates: list[float] | None = None  # cached until `_known` changes
 
     def observe(
         self,
@@ -167,16 +170,19 @@ class ChainAcceptance:
             chance *= rate
             self._behind[1, position] += chance
 
-    def end_step(self) -> None:
-        """Takes in the observations since the last call, which are one step's."""
-        self._known.fade()
+    def end_steps(self, num_steps: int = 1) -> None:
+        """Takes in the observations since the last call, of `num_steps` steps."""
+        self._known.fade(num_steps)
+        self._rates = None
         if self._block_is_full():
             self.begin_block()
-        self._add_new(self._block)
+        new = _Counts(len(self._known.reached))
+        self._add_new(new)
+        self._block.all += new.all
         if self._block_is_full() and self._contradicts():
             self.believe_block()
         else:
-            self._add_new(self._known)
+            self._known.all += new.all
         self._new.clear()
         self._behind.clear()
         self._rates = None
@@ -190,7 +196,7 @@ class ChainAcceptance:
 
     def believe_block(self) -> None:
         """Drops all observations from before the present block."""
-        self._known = self._block
+        self._known, self._rates = self._block, None
         self.begin_block()
 
     def _add_new(self, counts: _Counts) -> None:
@@ -214,6 +220,11 @@ class ChainAcceptance:
 
     def rates(self) -> list[float]:
         """[K], probability that a draft is accepted if those before it are."""
+        if self._rates is None:
+            self._rates = self._estimate_rates()
+        return self._rates
+
+    def _estimate_rates(self) -> list[float]:
         rates, guess = [], PRIOR_ACCEPTANCE
         counts = zip(*self._known.all[:2, :-1].tolist(), strict=True)
         for reached, accepted in counts:
@@ -224,9 +235,8 @@ class ChainAcceptance:
 
     def rate_behind(self, num_accepted: int) -> float:
         """Probability that one more draft would be accepted after `num_accepted`."""
-        if self._rates is None:
-            self._rates = self.rates()
-        return self._rates[min(num_accepted, len(self._rates) - 1)]
+        rates = self.rates()
+        return rates[min(num_accepted, len(rates) - 1)]
 
     def expected_tokens(self) -> dict[int, float]:
         """Acceptance length (accepted drafts + 1) by length of the chain."""
@@ -253,8 +263,9 @@ class _Gain:
         self._seen += 1
         self.value += (num_accepted - self.value) / self._seen
 
-    def fade(self) -> None:
-        self._seen = max(self._seen * 0.5 ** (1 / TREE_HALF_LIFE), LEAST_TREES)
+    def fade(self, num_steps: int) -> None:
+        faded = self._seen * 0.5 ** (num_steps / TREE_HALF_LIFE)
+        self._seen = max(faded, LEAST_TREES)
 
 
 class PlanAcceptance:
@@ -293,11 +304,11 @@ class PlanAcceptance:
             gain.add(of_tree - of_smaller)
             of_smaller = of_tree
 
-    def end_step(self) -> None:
-        """Takes in the observations since the last call, which are one step's."""
-        self.chains.end_step()
+    def end_steps(self, num_steps: int = 1) -> None:
+        """Takes in the observations since the last call, of `num_steps` steps."""
+        self.chains.end_steps(num_steps)
         for gain in self._gains.values():
-            gain.fade()
+            gain.fade(num_steps)
 
     def expected_tokens(self) -> dict[int, float]:
         """Acceptance length (accepted drafts + 1) by plan."""

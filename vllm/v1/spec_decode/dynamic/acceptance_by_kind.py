@@ -72,11 +72,14 @@ class AcceptanceByKind:
         """Records a request's drafts.
 
         Args:
-            is_trimmed: whether the step verified only part of its drafts.
+            is_trimmed: whether the step verified only part of its drafts. Runs are not
+                followed through such steps.
         """
-        run = self._runs.pop(request_id, 0)
-        counted, of_kind = None if is_trimmed else run, self._of[kind]
-        of_kind.observe(drafts, counted)
+        run, of_kind = self._runs.pop(request_id, 0), self._of[kind]
+        if is_trimmed:
+            of_kind.observe(drafts, None)
+            return
+        of_kind.observe(drafts, run)
         num_best, depth = drafts.num_best, of_kind.num_speculative_tokens
         if num_best == len(drafts.accepted) == min(drafts.num_drafts, depth) > 0:
             # The bonus token was not compared with a draft. The run goes on as often as
@@ -90,11 +93,11 @@ class AcceptanceByKind:
             self._runs.clear()
         self._runs[request_id] = run if run < LONGEST_RUN else run - WHOLE_STEPS
 
-    def end_step(self, shares: Shares) -> None:
-        """Takes in the observations of one step. Those of kinds that were not in it do
-        not fade."""
+    def end_steps(self, shares: Shares, num_steps: int = 1) -> None:
+        """Takes in the observations of `num_steps` steps. Those of kinds that were not
+        in them do not fade."""
         for _, of_kind in self._present(shares):
-            of_kind.end_step()
+            of_kind.end_steps(num_steps)
 
     def expected_tokens(self, shares: Shares = ALL_GREEDY) -> dict[int, float]:
         """Mean acceptance length (accepted drafts + 1) by plan."""

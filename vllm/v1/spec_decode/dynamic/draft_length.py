@@ -117,6 +117,9 @@ class DraftLengths:
             the drafter runs in every step.
         outlives: whether the drafter also processes such tokens of requests that have
             ended, since other requests may hit them in the prefix cache.
+
+    Attributes:
+        is_trying: whether the last choice is part of a try of another plan.
     """
 
     def __init__(
@@ -133,6 +136,7 @@ class DraftLengths:
         self._outlives = outlives
         self.times, self.served = StepTimes(measured), ServedTimes()
         self.acceptance = AcceptanceByKind(num_speculative_tokens, trees)
+        self.is_trying = False
         self._shares = ALL_GREEDY  # of the last step
         self._hoped = self.acceptance.expected_tokens()  # by the prior alone
         self._chosen: dict[int, int] = {}
@@ -143,6 +147,7 @@ class DraftLengths:
         )
         self._trees, self._turn = set(trees), LARGER
         self._next_log, self._logged = time.monotonic() + LOG_SECONDS, -1
+        self._elapsed = steps_held
         self.choice: Choice | None = None  # the last one
         self.gain = Gain()
         if measured:
@@ -171,18 +176,25 @@ class DraftLengths:
             if measured is not None:
                 self.served.observe(num_reqs, num_drafts, seconds / measured)
 
-    def end_step(self) -> None:
-        """Takes in the observations since the last call, which are one step's."""
-        self.acceptance.end_step(self._shares)
+    def end_steps(self, num_steps: int = 1) -> None:
+        """Takes in the observations since the last call, of `num_steps` steps."""
+        self.acceptance.end_steps(self._shares, num_steps)
 
-    def choose(self, load: Load, gains: Mapping[int, float] = NO_GAINS) -> int:
+    def choose(
+        self,
+        load: Load,
+        gains: Mapping[int, float] = NO_GAINS,
+        elapsed: int | None = None,
+    ) -> int:
         """Drafts per request in the next step, or in the next `steps_held`.
 
         Args:
             load: of the step.
             gains: throughput that trimming adds to a plan, as a share of that with all
                 drafts verified.
+            elapsed: steps since the last call; None: `steps_held`.
         """
+        self._elapsed = elapsed or self.steps_held
         if not self.times:
             return self.num_speculative_tokens
         self._shares = load.shares if load.num_drafting else NONE_DRAFTS
@@ -202,11 +214,16 @@ class DraftLengths:
                 chosen = 0 if drafts_none else self._try_another(load, held, offer)
         else:
             chosen = min(seconds)  # the shortest plan: no request can use drafts
+        self.is_trying = load.num_drafting > 0 and self._is_trying(load.num_reqs, chosen)
         self.choice = Choice(chosen, tokens[chosen], seconds[chosen])
         # A step without drafts does the least: a longer time of it is an error.
         least = min(seconds.values()) if 0 in seconds else None
         self.gain.add(self.choice, tokens.get(0), least)
         return chosen
+
+    def _is_trying(self, num_reqs: int, chosen: int) -> bool:
+        others = self._first, self._tries, self._undrafted[size_of(num_reqs)]
+        return chosen != self._chosen[num_reqs] or any(t.is_going_on for t in others)
 
     def _offered(self, load: Load) -> Row:
         """Seconds of a step by plan, without trees of too many rows to pay."""
@@ -248,14 +265,16 @@ class DraftLengths:
             return chosen
         if chosen:
             worth = offer.tokens[chosen] / offer.tokens[0]
-            self._first.save(worth - offer.seconds[chosen] / offer.seconds[0])
+            saved = worth - offer.seconds[chosen] / offer.seconds[0]
+            self._first.save(saved * self._elapsed)
             return chosen
         hoped = {plan: load.tokens(self._hoped[plan]) for plan in offer.seconds if plan}
         other = max(hoped, key=lambda plan: hoped[plan] / offer.seconds[plan])
         loss = max(0.0, offer.seconds[other] / offer.seconds[0] - 1.0)
         needed = loss * load.num_reqs / load.num_drafting
         tries, hope = self._first, self._hoped[other] - 1.0
-        if not tries.go_on(loss, needed, hope, is_new, self.steps_held):
+        held = self.steps_held, self._elapsed
+        if not tries.go_on(loss, needed, hope, is_new, *held):
             return 0
         for chains in self.acceptance.chains(load.shares):
             if not tries.seen:
@@ -275,11 +294,11 @@ class DraftLengths:
         if other is None:
             self._end_turn()
             return chosen
-        held = self.steps_held
-        steps = max(-(-TRIAL_DRAFTS // load.num_drafting), held)
+        held = self.steps_held, self._elapsed
+        steps = max(-(-TRIAL_DRAFTS // load.num_drafting), self.steps_held)
         if self._turn == UNTIMED:
             steps = max(steps, TIMED_STEPS)
-        if not self._tries.go_on(steps, offer.loss(other, chosen), held):
+        if not self._tries.go_on(steps, offer.loss(other, chosen), *held):
             return chosen
         if not self._tries.steps:
             self._end_turn()
@@ -294,7 +313,8 @@ class DraftLengths:
         tries = self._undrafted[size_of(load.num_reqs)]
         if not tries.steps and 0 in self.served.seen(load.num_reqs, RECENT):
             return False
-        return tries.go_on(TIMED_STEPS, offer.loss(0, chosen), self.steps_held)
+        held = self.steps_held, self._elapsed
+        return tries.go_on(TIMED_STEPS, offer.loss(0, chosen), *held)
 
     def _end_turn(self) -> None:
         self._turn = (self._turn + 1) % len(TURNS)

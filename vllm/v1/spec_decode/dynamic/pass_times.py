@@ -335,7 +335,9 @@ def seconds_per_step(
     runner.kv_connector.set_disabled(True)
     try:
         _run(worker, requests.first_step())
+        requests.reports_chances = True  # compiles, too
         next_step()
+        requests.reports_chances = False
         runs = range(requests.timed_steps // at_once)
         seconds = min(_timed(worker, next_step, at_once) for _ in runs) / at_once
         worker.execute_model(requests.finish())
@@ -427,6 +429,7 @@ class _Requests:
         self.runner = runner
         self.num_drafts = num_drafts
         self.verify_budget: int | None = None
+        self.reports_chances = False
         # A small token budget limits the verified drafts, as when scheduling.
         budget = runner.vllm_config.scheduler_config.max_num_batched_tokens
         self.query_len = min(num_drafts, budget // num_reqs - 1) + 1
@@ -457,6 +460,7 @@ class _Requests:
             drafts = [-1] * (self.query_len - 1)  # placeholders: the workers have them
             step.scheduled_spec_decode_tokens = dict.fromkeys(self.req_ids, drafts)
             step.verify_budget = self.verify_budget
+            step.reports_chances = self.reports_chances
         self.num_computed += self.query_len
         return step
 

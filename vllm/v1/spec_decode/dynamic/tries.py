@@ -29,16 +29,21 @@ class Tries:
         self.allowance = 0.0  # what a try may cost now, in steps
         self.steps = 0  # left of the present try
 
-    def go_on(self, steps: int, loss: float, held: int) -> bool:
+    @property
+    def is_going_on(self) -> bool:
+        return self.steps > 0
+
+    def go_on(self, steps: int, loss: float, held: int = 1, elapsed: int = 1) -> bool:
         """Whether the next step is part of a try.
 
         Args:
             steps: length of a try.
             loss: cost of each of its steps, in steps of the chosen plan.
             held: for how many steps a choice holds.
+            elapsed: steps since the last call.
         """
         if not self.steps:
-            self.allowance += self._share * held
+            self.allowance += self._share * elapsed
             if self.allowance < SWITCH_COST + steps * loss:
                 return False
             self.allowance, self.steps, self._share = 0.0, steps, self.budget
@@ -83,8 +88,18 @@ class FirstDrafts:
         self._wait, self._waited = FIRST_WAIT, 0
         self._patience = 0
 
+    @property
+    def is_going_on(self) -> bool:
+        return self._patience > 0
+
     def go_on(
-        self, loss: float, needed: float, hoped: float, is_new: bool, held: int
+        self,
+        loss: float,
+        needed: float,
+        hoped: float,
+        is_new: bool,
+        held: int = 1,
+        elapsed: int = 1,
     ) -> bool:
         """Whether the next step drafts.
 
@@ -94,14 +109,15 @@ class FirstDrafts:
             hoped: the prior of that number, which counts as one request's outcome.
             is_new: whether a request has just begun.
             held: for how many steps a choice holds.
+            elapsed: steps since the last call.
         """
-        self._allowance += FIRST_BUDGET * held
-        self._waited += held
+        self._allowance += FIRST_BUDGET * elapsed
+        self._waited += elapsed
         if self._patience and self.seen:
             if self._accepted and self._accepted + hoped > needed * (self.seen + 1):
                 return True
             self._patience = 0
-        self._patience = max(self._patience - held, 0)
+        self._patience = max(self._patience - elapsed, 0)
         return not self._patience and self._begin(SWITCH_COST + loss * held, is_new)
 
     def _begin(self, cost: float, is_new: bool) -> bool:

@@ -3,14 +3,13 @@
 
 One kernel ranks all drafts of a batch and writes the offsets of its requests. vLLM's
 adaptive verification takes some fifteen PyTorch operations and two copies for this, one
-after the other before the target runs, in every trimmed step.
+after the other before the target runs, in every trimmed step. That also works for
+requests with unlike numbers of drafts; here they have the same number.
 """
 
-import numpy as np
 import torch
 
 from vllm.triton_utils import tl, triton
-from vllm.utils.torch_utils import async_tensor_h2d
 
 # More than any probability, as bits of a float32.
 ABOVE_ONE = tl.constexpr(0x3F800001)
@@ -32,19 +31,18 @@ def _least_verified(bits, budget):
     return least
 
 
-@triton.jit(do_not_specialize=["n", "budget", "num_starts"])
+@triton.jit(do_not_specialize=["n", "num_drafts", "budget", "num_starts"])
 def _split_budget_kernel(
     chances,  # [R, K] float32, by request state
     chances_stride,
     idx_mapping,  # [n] request states
-    counts,  # [2, n] int32, drafts of each request, and its other tokens
     query_start_loc,  # [num_starts] int32
     cu_num_logits,  # [n + 1] int32
     n,
+    num_drafts,
     budget,
-    num_bonus_tokens,
+    num_others,
     num_starts,
-    K: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_STARTS: tl.constexpr,
@@ -52,12 +50,10 @@ def _split_budget_kernel(
     req, draft = tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)
     is_req = req < n
     state = tl.load(idx_mapping + req, mask=is_req, other=0).to(tl.int64)
-    num_drafts = tl.load(counts + req, mask=is_req, other=0)
-    others = tl.load(counts + n + req, mask=is_req, other=0)
 
-    is_draft = draft[None, :] < num_drafts[:, None]
+    is_draft = is_req[:, None] & (draft < num_drafts)[None, :]
     at = chances + state[:, None] * chances_stride + draft[None, :]
-    chance = tl.load(at, mask=is_draft & (draft < K)[None, :], other=0.0)
+    chance = tl.load(at, mask=is_draft, other=0.0)
     survival = tl.cumprod(tl.minimum(chance, LARGEST_CHANCE), 1)
     bits = tl.where(is_draft, survival.to(tl.int32, bitcast=True), -1)
 
@@ -69,9 +65,8 @@ def _split_budget_kernel(
     left = budget - tl.sum(larger, 0) - (tl.cumsum(equal, 0) - equal)
     verified = larger + tl.minimum(equal, tl.maximum(left, 0))
 
-    logits = tl.cumsum(tl.where(is_req, verified + num_bonus_tokens, 0), 0)
-    tl.store(cu_num_logits + 1 + req, logits, mask=is_req)
-    ends = tl.cumsum(verified + others, 0)
+    ends = tl.cumsum(tl.where(is_req, verified + num_others, 0), 0)
+    tl.store(cu_num_logits + 1 + req, ends, mask=is_req)
     tl.store(query_start_loc + 1 + req, ends, mask=is_req)
     tl.store(cu_num_logits, 0)
     tl.store(query_start_loc, 0)
@@ -83,12 +78,11 @@ def _split_budget_kernel(
 def split_budget(
     chances: torch.Tensor,
     idx_mapping: torch.Tensor,
-    num_drafts: np.ndarray,
-    num_others: np.ndarray,
+    num_drafts: int,
     budget: int,
     query_start_loc: torch.Tensor,
     cu_num_logits: torch.Tensor,
-    num_bonus_tokens: int = 1,
+    num_others: int = 1,
 ) -> None:
     """Writes the offsets of a batch of which only the most likely drafts are verified.
 
@@ -96,33 +90,27 @@ def split_budget(
         chances: [R, K] float32, how likely each draft is accepted if those before it
             are, by request state.
         idx_mapping: [n], request states.
-        num_drafts: [n], of each request; at most K.
-        num_others: [n], its tokens that are not drafts.
+        num_drafts: of each request; at most K.
         budget: drafts to verify, of all requests; at most all.
         query_start_loc: [most requests of a batch + 1] int32, written: where requests
             begin, and after them the number of tokens.
         cu_num_logits: [at least n + 1] int32, written: where their logits begin.
-        num_bonus_tokens: rows of logits that a request has besides those of drafts.
+        num_others: tokens of each request that are not drafts; each has logits, too.
     """
-    n, (_, depth) = len(num_drafts), chances.shape
     # Sized for the largest batch, so that nothing is compiled while serving.
     block_n = triton.next_power_of_2(len(query_start_loc) - 1)
-    block_k = triton.next_power_of_2(depth)
-    counts = async_tensor_h2d(
-        np.stack([num_drafts, num_others]).astype(np.int32), device=chances.device
-    )
+    block_k = triton.next_power_of_2(chances.shape[1])
     _split_budget_kernel[(1,)](
         chances,
         chances.stride(0),
         idx_mapping,
-        counts,
         query_start_loc,
         cu_num_logits,
-        n,
+        len(idx_mapping),
+        num_drafts,
         budget,
-        num_bonus_tokens,
+        num_others,
         len(query_start_loc),
-        K=depth,
         BLOCK_N=block_n,
         BLOCK_K=block_k,
         BLOCK_STARTS=triton.next_power_of_2(len(query_start_loc)),

@@ -18,7 +18,6 @@ import torch
 
 from vllm.config.drafter.auto import verify_all
 from vllm.config.drafter.length import least_trimmed, trims
-from vllm.v1.worker.gpu.async_utils import async_copy_to_np, stream
 from vllm.v1.worker.gpu.attn_utils import (
     get_query_lens_mismatch_unsupported_backend,
     get_varlen_cudagraph_unsupported_backend,
@@ -52,7 +51,6 @@ class Trimming(AdaptiveVerificationManager):
             max_total_logits=get_max_chunk_logits(runner.vocab_size),
         )
         self._sampler = runner.rejection_sampler
-        self._streams = runner.output_copy_stream, runner.main_stream
         self._estimator = runner.speculator.acceptance_estimator
         # [R, K] by request state, of the last chain that was drafted. vLLM's buffers
         # are wider: for it, a step has as many drafts as a tree has nodes.
@@ -65,13 +63,14 @@ class Trimming(AdaptiveVerificationManager):
         self._refuses = runner.sampler.refuses_drafts
         spec = runner.vllm_config.speculative_config
         self._context, self._least = spec.drafter.context, least_trimmed(spec)
-        self._has_grammar = False
+        self._has_grammar = self._reports = self._is_trimmed = False
 
     def for_step(self, step: "SchedulerOutput") -> "Trimming | None":
         """The runner's manager in a step; None if all drafts are verified."""
-        is_trimmed = step.verify_budget is not None
+        self._is_trimmed = is_trimmed = step.verify_budget is not None
         self._num_drafts = step.num_spec_tokens_to_schedule
         self._has_grammar = step.has_structured_output_requests
+        self._reports = step.reports_chances
         # Without trimming, logits may be processed in more than one chunk.
         self._sampler.enable_adaptive_verification = is_trimmed
         if not is_trimmed:
@@ -82,32 +81,22 @@ class Trimming(AdaptiveVerificationManager):
     def get_num_tokens(
         self, num_tokens_per_req: dict[str, int], draft_tokens: dict[str, list[int]]
     ) -> int:
-        """Rows of the trimmed batch."""
-        drafts = {name: len(draft_tokens.get(name, ())) for name in num_tokens_per_req}
-        others = {name: num_tokens_per_req[name] - drafts[name] for name in drafts}
-        most = self._max_total_logits - len(drafts) * self.num_bonus_tokens
-        budget = max(0, min(self._budget, most, sum(drafts.values())))
-        self._batch_budget = drafts, others, budget
-        return sum(others.values()) + budget
+        """Rows of the trimmed batch, whose requests have equally many drafts."""
+        num_reqs, num_others = len(num_tokens_per_req), self.num_bonus_tokens
+        num_drafts = len(next(iter(draft_tokens.values())))
+        most = min(self._max_total_logits - num_reqs * num_others, num_reqs * num_drafts)
+        budget = max(0, min(self._budget, most))
+        self._batch_budget = num_drafts, num_others, budget  # as vLLM's, for all alike
+        return num_reqs * num_others + budget
 
     def reallocate_drafts(
         self, req_ids: list[str], idx_mapping: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, int]:
-        drafts, others, budget = self._batch_budget
-        self._batch_budget = None
-        num_drafts = np.array([drafts[name] for name in req_ids])
-        split_budget(
-            self._chances,
-            idx_mapping,
-            num_drafts,
-            np.array([others[name] for name in req_ids]),
-            budget,
-            self.query_start_loc,
-            self._cu_num_logits,
-            self.num_bonus_tokens,
-        )
-        cu_num_logits = self._cu_num_logits[: len(req_ids) + 1]
-        return cu_num_logits, self.query_start_loc, budget
+        (num_drafts, num_others, budget), self._batch_budget = self._batch_budget, None
+        starts, logits = self.query_start_loc, self._cu_num_logits
+        args = num_drafts, budget, starts, logits, num_others
+        split_budget(self._chances, idx_mapping, *args)
+        return logits[: len(req_ids) + 1], starts, budget
 
     def end_step(
         self,
@@ -116,17 +105,21 @@ class Trimming(AdaptiveVerificationManager):
         num_sampled: torch.Tensor,
         num_rejected: torch.Tensor,
     ) -> None:
-        """Reports a step's chances to the scheduler, if known, and learns from them.
+        """Adds what the scheduler needs to a step's output, and learns from the step.
 
-        To be called before anything new is drafted, and before the copy of the step's
-        tokens begins, so that the report has arrived when they have.
+        To be called before anything new is drafted, and before the copy of the output
+        to the host begins: what is added are tensors, which are copied with it.
         """
         states, drafts = batch.idx_mapping_np, batch.num_draft_tokens_per_req
         is_large = batch.num_reqs >= self._least
-        if is_large and drafts is not None and self._is_known[states[drafts > 0]].all():
-            self._tell(output, batch, num_sampled, num_rejected)
-            if self._all_can_use_drafts(batch):
-                self._estimator.step(batch.idx_mapping, num_sampled, num_rejected)
+        if self._is_trimmed:
+            output.num_rejected = num_rejected
+        if self._reports and is_large and drafts is not None:
+            if self._is_known[states[drafts > 0]].all():
+                output.chances = self._chances[batch.idx_mapping]
+                if self._all_can_use_drafts(batch):
+                    counts = num_sampled, num_rejected
+                    self._estimator.step(batch.idx_mapping, *counts)
         # Of what is drafted next, for the same requests.
         is_chain = 0 < self._num_drafts <= self.num_speculative_steps
         self._is_known[states] = is_large and is_chain
@@ -135,23 +128,6 @@ class Trimming(AdaptiveVerificationManager):
         if self._has_grammar or self._refuses[batch.idx_mapping_np].any():
             return False
         return not reaches_past(self._context, batch)
-
-    def _tell(
-        self,
-        output: "ModelRunnerOutput",
-        batch: InputBatch,
-        num_sampled: torch.Tensor,
-        num_rejected: torch.Tensor,
-    ) -> None:
-        """Starts the copy of chances and of numbers of verified drafts to the host."""
-        verified = (num_sampled - 1).clamp(min=0) + num_rejected
-        chances = self._chances[batch.idx_mapping]
-        told = torch.cat([chances, verified[:, None].to(chances.dtype)], dim=1)
-        copy_stream, main_stream = self._streams
-        with stream(copy_stream, main_stream):
-            copy_stream.wait_stream(main_stream)
-            output.verified_drafts = async_copy_to_np(told)
-            told.record_stream(copy_stream)
 
     def forget(self) -> None:
         """Forgets the chances of all requests, and what the estimator has learned."""

@@ -36,12 +36,12 @@ logger = init_logger(__name__)
 # Another plan is chosen only if it promises this much more throughput.
 HYSTERESIS = 0.01
 # Shares of all time that tries of other plans may cost: of larger ones, and of drafting
-# nothing, whose step time the reported gain needs. The latter may cost
-# `FIRST_UNDRAFTED` until its first try at each batch size, and is repeated once the
-# weight of what was seen has fallen to `RECENT`. A try of a larger plan verifies
-# `TRIAL_DRAFTS`, over several steps if there are few requests.
-TRIAL_BUDGET, UNDRAFTED_BUDGET = 0.004, 0.001
-FIRST_UNDRAFTED, RECENT = 0.02, 0.5
+# nothing, whose step time the reported gain needs. Each may cost `FIRST_TRY` until its
+# first try, the latter at each batch size; it is repeated once the weight of what was
+# seen has fallen to `RECENT`. A try of a larger plan verifies `TRIAL_DRAFTS`, over
+# several steps if there are few requests.
+TRIAL_BUDGET, UNDRAFTED_BUDGET, FIRST_TRY = 0.004, 0.001, 0.02
+RECENT = 0.5
 # Fewest steps from one try of drafting to the next, while nothing is drafted.
 STEPS_BETWEEN_TRIES = SWITCH_COST / FIRST_BUDGET
 TIMED_STEPS = LEAST_STEPS + 2  # `StepIntervals` cannot time the first two of a try
@@ -141,9 +141,9 @@ class DraftLengths:
         self._hoped = self.acceptance.expected_tokens()  # by the prior alone
         self._chosen: dict[int, int] = {}
         self._first, self._age = FirstDrafts(), float("inf")
-        self._tries = Tries(TRIAL_BUDGET)
+        self._tries = Tries(TRIAL_BUDGET, FIRST_TRY)
         self._undrafted: defaultdict[int, Tries] = defaultdict(  # by size of a batch
-            lambda: Tries(UNDRAFTED_BUDGET, FIRST_UNDRAFTED)
+            lambda: Tries(UNDRAFTED_BUDGET, FIRST_TRY)
         )
         self._trees, self._turn = set(trees), LARGER
         self._next_log, self._logged = time.monotonic() + LOG_SECONDS, -1

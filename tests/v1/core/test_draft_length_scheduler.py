@@ -11,6 +11,7 @@ from vllm.config.drafter import DrafterConfig
 from vllm.v1.core.sched.draft_load import HELD, OBSERVED, ChosenLengths
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.spec_decode.accepted_nodes import AcceptedNodes
+from vllm.v1.spec_decode.dynamic.acceptance_by_kind import ALL_GREEDY, FIRST_TOKENS
 from vllm.v1.spec_decode.dynamic.draft_length import Load
 from vllm.v1.spec_decode.metrics import SpecDecodingStats
 from vllm.v1.spec_decode.step_metrics import StepDrafting
@@ -42,7 +43,9 @@ def make_scheduler(schedule, times=None, ranks: int = 1) -> Scheduler:
     )
     scheduler.draft_lengths = ChosenLengths.of(scheduler)
     scheduler.unaccepted_drafts = scheduler.acceptance_watch = None
-    request = SimpleNamespace(request_id="0", sampling_params=None, num_tokens=100)
+    request = SimpleNamespace(
+        request_id="0", sampling_params=None, num_tokens=100, num_output_tokens=50
+    )
     scheduler.requests = {"0": request}
     return scheduler
 
@@ -114,12 +117,12 @@ ids = count(1)
 
 
 def requests(*lengths: int) -> list[SimpleNamespace]:
-    """New requests of these lengths; a tenth is output, two are placeholders."""
+    """New requests of these lengths; half is output, two are placeholders."""
     return [
         SimpleNamespace(
             request_id=str(next(ids)),
             num_tokens=length - 2,
-            num_output_tokens=length // 10,
+            num_output_tokens=length // 2,
             num_output_placeholders=2,
             sampling_params=None,
             use_structured_output=False,
@@ -133,18 +136,20 @@ def test_load_describes_running_requests():
     lookup = scheduler.draft_lengths
     assert lookup.load(3) == Load(3, 3, 0.0, age=0.0)  # nothing is running yet
     scheduler.running = requests(100, 200, DRAFTERS_LIMIT, 300)
-    assert lookup.load(4) == Load(4, 3, 400.0, age=40.0)
+    assert lookup.load(4) == Load(4, 3, 400.0, age=200.0)
     # Fewer than all running requests are scheduled in the step.
-    assert lookup.load(2) == Load(2, 1, 400.0, age=40.0)
-    assert lookup.load(1) == Load(1, 1, 400.0, age=40.0)
+    assert lookup.load(2) == Load(2, 1, 400.0, age=200.0)
+    assert lookup.load(1) == Load(1, 1, 400.0, age=200.0)
     scheduler.running[0].sampling_params = REFUSING
-    assert lookup.load(4) == Load(4, 2, 400.0, age=40.0)
+    assert lookup.load(4) == Load(4, 2, 400.0, age=200.0)
     scheduler.running[1].use_structured_output = True
-    assert lookup.load(4) == Load(4, 2, 400.0, has_grammar=True, age=40.0)
+    assert lookup.load(4) == Load(4, 2, 400.0, has_grammar=True, age=200.0)
     scheduler.running[1].sampling_params = SamplingParams(temperature=0.5)
-    assert lookup.load(4).shares == (0.5, 0.5, 0.0)
+    assert lookup.load(4).shares == (0.5, 0.5, *[0.0] * 4)
+    scheduler.running[1].num_output_tokens = FIRST_TOKENS - 1
+    assert lookup.load(4).shares == (0.5, 0.0, 0.0, 0.0, 0.5, 0.0)
     scheduler.running[1].sampling_params = REFUSING
-    assert lookup.load(4).shares == (1.0, 0.0, 0.0)
+    assert lookup.load(4).shares == ALL_GREEDY
 
 
 def test_acceptance_of_sampled_text_does_not_affect_greedy_text():

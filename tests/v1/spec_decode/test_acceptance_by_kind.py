@@ -7,23 +7,27 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.spec_decode.dynamic.acceptance import Verified
 from vllm.v1.spec_decode.dynamic.acceptance_by_kind import (
     ALL_GREEDY,
+    FIRST_TOKENS,
     NUM_KINDS,
     AcceptanceByKind,
     kind_of,
 )
 
 K = 3
-GREEDY, WARM, HOT = range(NUM_KINDS)
-ALL_HOT = (0.0, 0.0, 1.0)
-MIXED = (0.5, 0.0, 0.5)
+GREEDY, WARM, HOT, *FIRST = range(NUM_KINDS)
+NO_FIRST = (0.0, 0.0, 0.0)
+ALL_HOT = (0.0, 0.0, 1.0, *NO_FIRST)
+MIXED = (0.5, 0.0, 0.5, *NO_FIRST)
 
 
 @pytest.mark.parametrize(
     "temperature, kind", [(0.0, GREEDY), (0.3, WARM), (0.6, WARM), (0.8, HOT), (2, HOT)]
 )
 def test_kind_of_a_request(temperature: float, kind: int):
-    assert kind_of(SamplingParams(temperature=temperature)) == kind
-    assert kind_of(None) == GREEDY
+    params = SamplingParams(temperature=temperature)
+    assert kind_of(params, FIRST_TOKENS) == kind
+    assert kind_of(params, FIRST_TOKENS - 1) == FIRST[kind]
+    assert kind_of(None, FIRST_TOKENS) == GREEDY
 
 
 def known(steps: int = 300) -> AcceptanceByKind:
@@ -51,7 +55,7 @@ def test_batch_gets_mean_of_its_requests():
 
 def test_unseen_kind_uses_prior():
     found, new = known(), AcceptanceByKind(K, trees=[7])
-    warm = (0.0, 1.0, 0.0)
+    warm = (0.0, 1.0, 0.0, *NO_FIRST)
     assert found.expected_tokens(warm) == new.expected_tokens(warm)
     assert new.expected_tokens(warm) == new.expected_tokens()
 

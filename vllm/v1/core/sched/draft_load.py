@@ -133,7 +133,7 @@ class ChosenLengths:
         num_best = tree.num_best if tree else num_accepted
         self.lengths.observe(
             Verified(num_drafts, numbers, num_best, unverified),
-            kind=kind_of(request.sampling_params),
+            kind=kind_of(request.sampling_params, request.num_output_tokens),
             request_id=name,
             is_trimmed=is_trimmed,
         )
@@ -193,11 +193,12 @@ class ChosenLengths:
         for request in self._scheduler.running:
             known = request.num_tokens + request.num_output_placeholders
             context += known
-            age += request.num_output_tokens
+            output = request.num_output_tokens
+            age += output
             has_grammar |= request.use_structured_output
             params = request.sampling_params
             if known < self._limit and not refuses_drafts(params):
-                of_kind[kind_of(params)] += 1
+                of_kind[kind_of(params, output)] += 1
         drafting = sum(of_kind)
         # Scaled to the batch: some running requests may not be in it.
         num_drafting = max(1, drafting * batch_size // running)

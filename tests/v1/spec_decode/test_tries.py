@@ -15,7 +15,7 @@ LOSS, NEEDED, HOPED = 0.4, 0.4, 1.8
 
 
 def go_on(tries: FirstDrafts, is_new: bool = False, held: int = 1) -> bool:
-    return tries.go_on(LOSS, NEEDED, HOPED, is_new, held)
+    return tries.go_on(LOSS, NEEDED, HOPED, is_new, held, elapsed=held)
 
 
 def begun() -> FirstDrafts:

@@ -26,8 +26,8 @@ by now.) The others are replaced by mean acceptance rates, which are estimated f
 verified drafts and the same chances.
 
 **The host's work** grows with the batch, and a trimmed step is short: it must not wait
-for the scheduler. So chances are reported in one of `REPORTED_EVERY` steps, and a budget
-holds until the next report.
+for the scheduler. So chances are reported in one of `REPORTED_EVERY` steps, and a
+budget holds until the next report.
 """
 
 from collections.abc import Iterable
@@ -107,9 +107,13 @@ class Trimming:
         self.is_told = not self.is_trimmed or output.chances is not None
         drafts = step.scheduled_spec_decode_tokens
         if self.is_trimmed:
-            rejected = output.num_rejected.tolist()
-            counts = zip(output.req_ids, output.sampled_token_ids, rejected, strict=True)
-            self._verified = {name: len(new) - 1 + count for name, new, count in counts}
+            tokens, rejected = output.sampled_token_ids, output.num_rejected.tolist()
+            self._verified = {
+                name: len(new) - 1 + count
+                for name, new, count in zip(
+                    output.req_ids, tokens, rejected, strict=True
+                )
+            }
             step.num_invalid_spec_tokens = {
                 name: len(drafts[name]) - count
                 for name, count in self._verified.items()

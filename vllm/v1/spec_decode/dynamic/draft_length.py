@@ -214,14 +214,14 @@ class DraftLengths:
                 chosen = 0 if drafts_none else self._try_another(load, held, offer)
         else:
             chosen = min(seconds)  # the shortest plan: no request can use drafts
-        self.is_trying = load.num_drafting > 0 and self._is_trying(load.num_reqs, chosen)
+        self.is_trying = bool(load.num_drafting) and self._is_try(load.num_reqs, chosen)
         self.choice = Choice(chosen, tokens[chosen], seconds[chosen])
         # A step without drafts does the least: a longer time of it is an error.
         least = min(seconds.values()) if 0 in seconds else None
         self.gain.add(self.choice, tokens.get(0), least)
         return chosen
 
-    def _is_trying(self, num_reqs: int, chosen: int) -> bool:
+    def _is_try(self, num_reqs: int, chosen: int) -> bool:
         others = self._first, self._tries, self._undrafted[size_of(num_reqs)]
         return chosen != self._chosen[num_reqs] or any(t.is_going_on for t in others)
 

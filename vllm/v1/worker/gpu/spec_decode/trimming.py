@@ -84,8 +84,8 @@ class Trimming(AdaptiveVerificationManager):
         """Rows of the trimmed batch, whose requests have equally many drafts."""
         num_reqs, num_others = len(num_tokens_per_req), self.num_bonus_tokens
         num_drafts = len(next(iter(draft_tokens.values())))
-        most = min(self._max_total_logits - num_reqs * num_others, num_reqs * num_drafts)
-        budget = max(0, min(self._budget, most))
+        room = self._max_total_logits - num_reqs * num_others
+        budget = max(0, min(self._budget, room, num_reqs * num_drafts))
         self._batch_budget = num_drafts, num_others, budget  # as vLLM's, for all alike
         return num_reqs * num_others + budget
 
@@ -114,12 +114,11 @@ class Trimming(AdaptiveVerificationManager):
         is_large = batch.num_reqs >= self._least
         if self._is_trimmed:
             output.num_rejected = num_rejected
-        if self._reports and is_large and drafts is not None:
-            if self._is_known[states[drafts > 0]].all():
-                output.chances = self._chances[batch.idx_mapping]
-                if self._all_can_use_drafts(batch):
-                    counts = num_sampled, num_rejected
-                    self._estimator.step(batch.idx_mapping, *counts)
+        reports = self._reports and is_large and drafts is not None
+        if reports and self._is_known[states[drafts > 0]].all():
+            output.chances = self._chances[batch.idx_mapping]
+            if self._all_can_use_drafts(batch):
+                self._estimator.step(batch.idx_mapping, num_sampled, num_rejected)
         # Of what is drafted next, for the same requests.
         is_chain = 0 < self._num_drafts <= self.num_speculative_steps
         self._is_known[states] = is_large and is_chain

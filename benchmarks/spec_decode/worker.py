@@ -148,13 +148,11 @@ class Worker:
 
     def time_steps(self) -> dict[str, Any]:
         """Measures the step times for "auto" again, now that all engines are up."""
-        from vllm.config.drafter.length import least_trimmed
         from vllm.v1.core.sched.draft_load import ChosenLengths
         from vllm.v1.spec_decode.dynamic import pass_times
 
-        engine = self.llm.llm_engine
-        pass_times.measure_steps(engine.engine_core.engine_core.model_executor)
-        self.least_trimmed = least_trimmed(engine.vllm_config.speculative_config)
+        core = self.llm.llm_engine.engine_core.engine_core
+        pass_times.measure_steps(core.model_executor)
         self.chosen = ChosenLengths.of(self.scheduler)
         self.trimming = self.chosen.trimming
         self._draft(None, True)
@@ -232,12 +230,12 @@ class Worker:
         self.scheduler.dynamic_sd_lookup = lengths or [num_drafts] * (most + 1)
         if lengths is not None:
             lengths.trimming = self.trimming if is_adaptive else None
-            vars(lengths.lengths).pop("choose", None)
+            for name in ("choose", "choose_again"):
+                vars(lengths.lengths).pop(name, None)
             if num_drafts is not None:
-                lengths.lengths.choose = lambda *_: num_drafts
-        if (trimming := getattr(self.runner, "trimming", None)) is not None:
-            # Chances of drafts are reported for batches of this size and larger.
-            trimming._least = self.least_trimmed if is_adaptive else sys.maxsize
+                lengths.lengths.choose = lambda *load: num_drafts
+                lengths.lengths.choose_again = lambda: num_drafts
+                lengths.lengths.is_trying = False
 
     def _prompts(self, number: int, concurrency: int, length: int) -> list[list[int]]:
         """Prompts of a round, equal for all engines; long ones are cached first."""

@@ -210,6 +210,31 @@ def test_acceptance_of_large_batch_is_learned_from_part_of_it():
     assert all(lookup._is_observed(each.request_id) for each in scheduler.running)
 
 
+@pytest.mark.parametrize(
+    "is_observed, is_told", [(True, True), (True, False), (False, True)]
+)
+def test_runs_end_where_steps_are_not_observed(monkeypatch, is_observed, is_told):
+    scheduler = make_scheduler("auto", TIMES)
+    lookup = scheduler.draft_lengths
+    lookup.trimming = SimpleNamespace(is_trimmed=not is_told, is_told=is_told)
+    monkeypatch.setattr(lookup, "_is_observed", lambda name: is_observed)
+    runs, seen = lookup.lengths.acceptance._runs, lookup.lengths._first
+    runs["0"], seen.seen = 7, 0
+    verify(scheduler, 3, 1)
+    assert runs == {} and seen.seen == (is_observed and is_told)
+
+
+def test_gain_counts_every_step_of_a_choice(monkeypatch):
+    """Regression: a choice that held counted like a single step, as tries do."""
+    scheduler = make_scheduler("auto", TIMES)
+    lookup, added = scheduler.draft_lengths, []
+    monkeypatch.setattr(lookup.lengths.gain, "add", lambda *args: added.append(args))
+    scheduler.running = requests(100)
+    for _ in range(HELD):
+        lookup[1]
+    assert len(added) == HELD and len(set(added)) == 1
+
+
 @pytest.mark.parametrize("past, drafts", [(0, 3), (1, 0)])
 def test_nothing_is_drafted_past_drafter_context(past, drafts):
     """Regression: every step drafted the maximum length, and no draft was offered."""

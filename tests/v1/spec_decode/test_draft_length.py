@@ -13,6 +13,12 @@ import pytest
 from vllm.config.drafter.length import candidate_lengths
 from vllm.v1.spec_decode.dynamic import draft_length
 from vllm.v1.spec_decode.dynamic.acceptance import PlanAcceptance, Verified
+from vllm.v1.spec_decode.dynamic.acceptance_by_kind import (
+    ALL_GREEDY,
+    FIRST_TOKENS,
+    NUM_KINDS,
+    kind_of,
+)
 from vllm.v1.spec_decode.dynamic.draft_length import (
     DraftLengths,
     Load,
@@ -25,6 +31,7 @@ from vllm.v1.spec_decode.dynamic.pass_times import CONTEXT, sizes_to_measure
 # and drafts different numbers of tokens.
 SWITCH_MS = 1.5
 CONCURRENCY = (1, 3, 8, 16, 32, 64)
+ALL_FIRST = tuple(float(kind == kind_of(None, 0)) for kind in range(NUM_KINDS))
 
 
 def target_ms(num_tokens: int) -> float:
@@ -515,3 +522,24 @@ def test_gain_is_time_saved_over_recent_steps():
     for _ in range(10_000):
         gain.add(undrafted, 2.0, 0.01)
     assert gain.value == pytest.approx(1.0, abs=0.01)
+
+
+def test_try_across_first_tokens_keeps_what_was_known():
+    """Regression: once its request was past its first tokens, a try dropped what was
+    known of later ones, in favour of a few drafts from before it."""
+    lengths = DraftLengths(3, {CONTEXT: {1: {0: 1.0, 3: 2.0}}})
+    (later,), (first,) = map(lengths.acceptance.chains, (ALL_GREEDY, ALL_FIRST))
+    for shares in (ALL_GREEDY, ALL_FIRST):
+        for _ in range(200):
+            lengths.acceptance.observe(Verified(3, (), 0), kind=shares.index(1.0))
+            lengths.acceptance.end_steps(shares)
+    known, load = later._known.reached[0], whole_load(1)
+    drafted = 0
+    while drafted < FIRST_TOKENS:
+        if lengths.choose(load._replace(shares=ALL_FIRST)):
+            drafted += 1
+            lengths.observe(Verified(3, chain(3), 3), kind=kind_of(None, 0))
+        lengths.end_steps()
+    assert lengths.is_trying and lengths.choose(load) == 3
+    assert later._known.reached[0] > 0.9 * known
+    assert first._known.reached[0] == FIRST_TOKENS

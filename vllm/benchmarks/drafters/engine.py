@@ -157,10 +157,12 @@ class Engine:
 
     def _tell(self, told: int | None) -> None:
         if (chosen := self.scheduler.draft_lengths) is not None:
-            vars(chosen.lengths).pop("choose", None)
+            for name in ("choose", "choose_again"):
+                vars(chosen.lengths).pop(name, None)
             chosen.trimming = self._trimming if told is None else None
             if told is not None:
-                chosen.lengths.choose = lambda *load_and_gains: told
+                chosen.lengths.choose = lambda *load: told
+                chosen.lengths.choose_again = lambda: told
 
     def _counters(self) -> list[int]:
         """Number of drafts, of accepted tokens, and of the latter by position."""

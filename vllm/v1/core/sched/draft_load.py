@@ -67,8 +67,9 @@ class ChosenLengths:
         self._scheduler = scheduler
         self._limit = spec.drafter.limit(scheduler.max_model_len)
         self._load: Load | None = None
-        # The last choice, for which batch it holds, and steps since it.
-        self._chosen, self._chosen_for, self._elapsed = longest, None, 0
+        # For which batch the last choice holds, and steps since it.
+        self._chosen_for: tuple[int, str] | None = None
+        self._elapsed = 0
         # With ranks in lockstep or pipeline stages, outputs do not time a single step.
         is_alone = not in_step and parallel.pipeline_parallel_size == 1
         self._intervals = StepIntervals() if is_alone else None
@@ -100,16 +101,16 @@ class ChosenLengths:
         of = (batch_size, running[-1].request_id) if running else None
         self._elapsed += 1
         if self._elapsed < HELD and of is not None and of == self._chosen_for:
-            return self._chosen
+            return self.lengths.choose_again()
         elapsed, self._elapsed = self._elapsed, 0
         self.lengths.end_steps(elapsed)
         self._load = load = self.load(batch_size)
         if self.agreed is not None:
             return self.agreed
         gains = {} if self.trimming is None else self.trimming.gains(load)
-        self._chosen = self.lengths.choose(load, gains, elapsed)
+        chosen = self.lengths.choose(load, gains, elapsed)
         self._chosen_for = None if self.lengths.is_trying else of
-        return self._chosen
+        return chosen
 
     def observe(
         self,
@@ -120,11 +121,11 @@ class ChosenLengths:
     ) -> None:
         """Records one request's verified drafts; a chain if `tree` is None."""
         unverified, is_trimmed, name = (), False, request.request_id
-        if not self._is_observed(name):
+        is_told = self.trimming is None or self.trimming.is_told
+        if not is_told or not self._is_observed(name):
+            self.lengths.acceptance.end_run(name)
             return
         if self.trimming is not None and (is_trimmed := self.trimming.is_trimmed):
-            if not self.trimming.is_told:
-                return
             num_drafts = self.trimming.num_verified(name, num_drafts)
             unverified = self.trimming.unverified.get(name, ())
         if not are_within(self._limit, request, num_drafts):

@@ -93,7 +93,7 @@ class Trimming:
         self._budget_of: tuple[int, int] | None = None
         self._steps_unreported = 0  # until the next report
         # Requests of the last step, if it drafted chains, and for enough of them that
-        # their chances are reported.
+        # workers know their chances.
         self._told_of: AbstractSet[str] = set()
 
     def take(self, step: "SchedulerOutput", output: "ModelRunnerOutput") -> None:
@@ -195,7 +195,7 @@ class Trimming:
         Only a decode step in which all requests have chains of the same length is
         trimmed. A batch with a grammar is not, since the first draft that the grammar
         invalidates has to be verified; nor is one with drafts that were made in a small
-        batch, of which no chances are reported.
+        batch, of which no chances are known.
 
         To be called for every step, in order.
         """

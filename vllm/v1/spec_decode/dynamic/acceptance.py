@@ -195,9 +195,10 @@ class ChainAcceptance:
         self._block = _Counts(len(self._known.reached))
 
     def believe_block(self) -> None:
-        """Drops all observations from before the present block."""
-        self._known, self._rates = self._block, None
-        self.begin_block()
+        """Drops all observations from before the present block, if it has any."""
+        if self._block.reached[0]:
+            self._known, self._rates = self._block, None
+            self.begin_block()
 
     def _add_new(self, counts: _Counts) -> None:
         counts.add(self._new)

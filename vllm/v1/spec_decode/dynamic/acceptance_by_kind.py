@@ -76,7 +76,7 @@ class AcceptanceByKind:
         """Records a request's drafts.
 
         Args:
-            is_trimmed: whether the step verified only part of its drafts. Runs are not
+            is_trimmed: whether the step verified only part of its drafts; runs are not
                 followed through such steps.
         """
         run, of_kind = self._runs.pop(request_id, 0), self._of[kind]
@@ -91,6 +91,10 @@ class AcceptanceByKind:
             rate = of_kind.chains.rate_behind(num_best)
             if self._random.random() < rate:
                 self._go_on(request_id, run + num_best + 1)
+
+    def end_run(self, request_id: str) -> None:
+        """To be called if a step of a request is not observed."""
+        self._runs.pop(request_id, None)
 
     def _go_on(self, request_id: str, run: int) -> None:
         if len(self._runs) >= MOST_RUNS:  # mostly of requests that have ended

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chooses how much to draft in each step ("auto"), by expected tokens per second.
+"""Chooses how much to draft ("auto"), by expected tokens per second.
 
 A plan is given by its drafts per request: none, a chain of some length, or a tree of
 some number of nodes, which is above the longest chain. A step of n requests, of which m
@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from vllm.config.drafter.length import MAX_TREE_ROWS
 from vllm.logger import init_logger
 
-from .acceptance import Verified
+from .acceptance import ChainAcceptance, Verified
 from .acceptance_by_kind import ALL_GREEDY, NONE_DRAFTS, AcceptanceByKind, Shares
 from .gain import Choice, Gain
 from .served_times import LEAST_STEPS, ServedTimes, size_of
@@ -145,10 +145,13 @@ class DraftLengths:
         self._undrafted: defaultdict[int, Tries] = defaultdict(  # by size of a batch
             lambda: Tries(UNDRAFTED_BUDGET, FIRST_TRY)
         )
+        self._tried: list[ChainAcceptance] = []  # whose blocks the last try began
         self._trees, self._turn = set(trees), LARGER
         self._next_log, self._logged = time.monotonic() + LOG_SECONDS, -1
         self._elapsed = steps_held
         self.choice: Choice | None = None  # the last one
+        # Tokens and seconds of the same step without drafts.
+        self._undrafted_step: tuple[float | None, float | None] = None, None
         self.gain = Gain()
         if measured:
             logger.info(
@@ -214,16 +217,21 @@ class DraftLengths:
                 chosen = 0 if drafts_none else self._try_another(load, held, offer)
         else:
             chosen = min(seconds)  # the shortest plan: no request can use drafts
-        self.is_trying = bool(load.num_drafting) and self._is_try(load.num_reqs, chosen)
+        is_try = chosen != self._chosen.get(load.num_reqs) or self._first.is_going_on
+        self.is_trying = bool(load.num_drafting) and is_try
         self.choice = Choice(chosen, tokens[chosen], seconds[chosen])
         # A step without drafts does the least: a longer time of it is an error.
         least = min(seconds.values()) if 0 in seconds else None
-        self.gain.add(self.choice, tokens.get(0), least)
+        self._undrafted_step = tokens.get(0), least
+        self.gain.add(self.choice, *self._undrafted_step)
         return chosen
 
-    def _is_try(self, num_reqs: int, chosen: int) -> bool:
-        others = self._first, self._tries, self._undrafted[size_of(num_reqs)]
-        return chosen != self._chosen[num_reqs] or any(t.is_going_on for t in others)
+    def choose_again(self) -> int:
+        """The last choice, which holds for one more step."""
+        if self.choice is None:  # there are no step times to choose by
+            return self.num_speculative_tokens
+        self.gain.add(self.choice, *self._undrafted_step)
+        return self.choice.num_drafts
 
     def _offered(self, load: Load) -> Row:
         """Seconds of a step by plan, without trees of too many rows to pay."""
@@ -273,14 +281,18 @@ class DraftLengths:
         loss = max(0.0, offer.seconds[other] / offer.seconds[0] - 1.0)
         needed = loss * load.num_reqs / load.num_drafting
         tries, hope = self._first, self._hoped[other] - 1.0
-        held = self.steps_held, self._elapsed
-        if not tries.go_on(loss, needed, hope, is_new, *held):
+        if not tries.go_on(loss, needed, hope, is_new, self.steps_held, self._elapsed):
             return 0
-        for chains in self.acceptance.chains(load.shares):
-            if not tries.seen:
+        if not tries.seen:
+            self._tried = [*self.acceptance.chains(load.shares)]
+            for chains in self._tried:
                 chains.begin_block()
-            elif tries.seen >= TRIAL_DRAFTS:
+        elif tries.seen >= TRIAL_DRAFTS:
+            # Only of kinds that were there when the try began: the blocks of others
+            # are older than it.
+            for chains in self._tried:
                 chains.believe_block()
+            self._tried = []
         return other
 
     def _try_another(self, load: Load, chosen: int, offer: Offer) -> int:
@@ -294,11 +306,11 @@ class DraftLengths:
         if other is None:
             self._end_turn()
             return chosen
-        held = self.steps_held, self._elapsed
         steps = max(-(-TRIAL_DRAFTS // load.num_drafting), self.steps_held)
         if self._turn == UNTIMED:
             steps = max(steps, TIMED_STEPS)
-        if not self._tries.go_on(steps, offer.loss(other, chosen), *held):
+        loss = offer.loss(other, chosen)
+        if not self._tries.go_on(steps, loss, self.steps_held, self._elapsed):
             return chosen
         if not self._tries.steps:
             self._end_turn()
@@ -313,8 +325,8 @@ class DraftLengths:
         tries = self._undrafted[size_of(load.num_reqs)]
         if not tries.steps and 0 in self.served.seen(load.num_reqs, RECENT):
             return False
-        held = self.steps_held, self._elapsed
-        return tries.go_on(TIMED_STEPS, offer.loss(0, chosen), *held)
+        loss = offer.loss(0, chosen)
+        return tries.go_on(TIMED_STEPS, loss, self.steps_held, self._elapsed)
 
     def _end_turn(self) -> None:
         self._turn = (self._turn + 1) % len(TURNS)

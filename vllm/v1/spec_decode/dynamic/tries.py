@@ -29,10 +29,6 @@ class Tries:
         self.allowance = 0.0  # what a try may cost now, in steps
         self.steps = 0  # left of the present try
 
-    @property
-    def is_going_on(self) -> bool:
-        return self.steps > 0
-
     def go_on(self, steps: int, loss: float, held: int = 1, elapsed: int = 1) -> bool:
         """Whether the next step is part of a try.
 
@@ -90,6 +86,7 @@ class FirstDrafts:
 
     @property
     def is_going_on(self) -> bool:
+        """Whether a try continues, or waits for what is accepted."""
         return self._patience > 0
 
     def go_on(

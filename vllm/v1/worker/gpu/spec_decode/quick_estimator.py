@@ -7,13 +7,15 @@ from vllm.v1.worker.gpu.spec_decode.acceptance_estimator import (
     OnlineAcceptanceEstimator,
 )
 
-FIRST_REFIT = 2  # steps; each refit doubles them
+FIRST_REFIT = 2  # reported steps; each refit doubles them
 # Bounds of a refit's moves, and of the parameters, in logits: 6.0 is that of 0.9975.
 LARGEST_MOVE, LARGEST_INTERCEPT, LARGEST_SLOPE = 1.5, 6.0, 3.0
 
 
 class QuickEstimator(OnlineAcceptanceEstimator):
     """Refits after 2 steps, 4 more, 8 more, until it does so as often as vLLM's.
+
+    Steps are those whose chances are reported to the scheduler, one of some.
 
     If only some drafts of a batch are verified, the estimates determine how many: with
     vLLM's initial guess too few are, if the drafter is right more often than its

@@ -235,7 +235,7 @@ class Worker:
             if num_drafts is not None:
                 lengths.lengths.choose = lambda *load: num_drafts
                 lengths.lengths.choose_again = lambda: num_drafts
-                lengths.lengths.is_trying = False
+                lengths.lengths.may_hold = True
 
     def _prompts(self, number: int, concurrency: int, length: int) -> list[list[int]]:
         """Prompts of a round, equal for all engines; long ones are cached first."""

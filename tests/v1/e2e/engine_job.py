@@ -289,7 +289,7 @@ def take_defaults_of_a_gpu() -> None:
 def draft_by_turns(scheduler: Any, lengths: list[int]) -> None:
     turns, chosen = cycle(lengths), scheduler.draft_lengths.lengths
     chosen.choose = lambda *_: next(turns)
-    chosen.is_trying = True  # so that no choice holds
+    chosen.may_hold = False
 
 
 def run(job: dict[str, Any]) -> dict[str, Any]:

@@ -94,8 +94,8 @@ class ChosenLengths:
     def __getitem__(self, batch_size: int) -> int:
         """Drafts per request for a step; to be called once per step.
 
-        A choice holds for `HELD` steps, until a request comes or goes: choosing takes
-        host time, for which short steps have to wait. Tries are chosen step by step.
+        A choice holds for up to `HELD` steps, until a request comes or goes: choosing
+        takes host time, for which short steps have to wait.
         """
         running = self._scheduler.running
         of = (batch_size, running[-1].request_id) if running else None
@@ -109,7 +109,7 @@ class ChosenLengths:
             return self.agreed
         gains = {} if self.trimming is None else self.trimming.gains(load)
         chosen = self.lengths.choose(load, gains, elapsed)
-        self._chosen_for = None if self.lengths.is_trying else of
+        self._chosen_for = of if self.lengths.may_hold else None
         return chosen
 
     def observe(

@@ -190,6 +190,11 @@ class ChainAcceptance:
     def _block_is_full(self) -> bool:
         return self._block.reached[0] >= BLOCK_DRAFTS
 
+    @property
+    def is_known(self) -> bool:
+        """Whether the observations outweigh the prior by far."""
+        return self._known.reached[0] >= BLOCK_DRAFTS
+
     def begin_block(self) -> None:
         """Starts a block, which is to be compared with all drafts before it."""
         self._block = _Counts(len(self._known.reached))

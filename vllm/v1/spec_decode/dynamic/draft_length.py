@@ -119,7 +119,8 @@ class DraftLengths:
             ended, since other requests may hit them in the prefix cache.
 
     Attributes:
-        is_trying: whether the last choice is part of a try of another plan.
+        may_hold: whether the last choice is good for some more steps: it is not part of
+            a try of another plan, and enough is known of the requests.
     """
 
     def __init__(
@@ -136,7 +137,7 @@ class DraftLengths:
         self._outlives = outlives
         self.times, self.served = StepTimes(measured), ServedTimes()
         self.acceptance = AcceptanceByKind(num_speculative_tokens, trees)
-        self.is_trying = False
+        self.may_hold = False
         self._shares = ALL_GREEDY  # of the last step
         self._hoped = self.acceptance.expected_tokens()  # by the prior alone
         self._chosen: dict[int, int] = {}
@@ -215,10 +216,12 @@ class DraftLengths:
             chosen = self._try_drafts(load, held, offer)
             if chosen == held:
                 chosen = 0 if drafts_none else self._try_another(load, held, offer)
+            is_try = chosen != held or self._first.is_going_on
+            kinds = self.acceptance.chains(load.shares)
+            self.may_hold = not is_try and all(chains.is_known for chains in kinds)
         else:
             chosen = min(seconds)  # the shortest plan: no request can use drafts
-        is_try = chosen != self._chosen.get(load.num_reqs) or self._first.is_going_on
-        self.is_trying = bool(load.num_drafting) and is_try
+            self.may_hold = True
         self.choice = Choice(chosen, tokens[chosen], seconds[chosen])
         # A step without drafts does the least: a longer time of it is an error.
         least = min(seconds.values()) if 0 in seconds else None

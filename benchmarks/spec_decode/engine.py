@@ -83,12 +83,12 @@ class EngineBenchmark(SideBySide):
         return WorkerProcess(*self.setup.command(key, lane), job, log)
 
     def measure_all(self, engines: dict[EngineKey, WorkerProcess]) -> None:
-        choosing = {
-            engine: None
+        choosing = [
+            engine
             for key, engine in engines.items()
             if key.implementation == OURS and (key.is_auto or key.is_adaptive)
-        }
-        for engine in choosing:
+        ]
+        for engine in dict.fromkeys(choosing):  # several keys may share one
             engine.ask(ANSWER_S, {"command": "time_steps"})
         for number, acceptance in enumerate(self.args.acceptance):
             rounds = product(range(self.args.repeats), self.loads(), list(engines))

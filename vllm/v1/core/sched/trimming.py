@@ -30,8 +30,7 @@ for the scheduler. So chances are reported in one of `REPORTED_EVERY` steps, and
 budget holds until the next report.
 """
 
-from collections.abc import Iterable
-from collections.abc import Set as AbstractSet
+from collections.abc import Iterable, Set
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -94,7 +93,7 @@ class Trimming:
         self._steps_unreported = 0  # until the next report
         # Requests of the last step, if it drafted chains, and for enough of them that
         # workers know their chances.
-        self._told_of: AbstractSet[str] = set()
+        self._told_of: Set[str] = set()
 
     def take(self, step: "SchedulerOutput", output: "ModelRunnerOutput") -> None:
         """Records what workers report of a finished step.

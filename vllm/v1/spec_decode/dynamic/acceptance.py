@@ -86,13 +86,9 @@ class _Counts:
             self.all += number * _counted(outcome, depth)
 
     def fade(self, num_steps: int) -> None:
-        faded = 0.5 ** (num_steps / HALF_LIFE)
-        if self.reached[0] > MAX_DRAFTS or self.totals[0] > MAX_DRAFTS:
-            seen = np.empty_like(self.all)
-            seen[:2], seen[2], seen[:, -1] = self.all[0], self.totals[0], self.totals[0]
-            self.all *= MAX_DRAFTS / np.maximum(seen, MAX_DRAFTS) * faded
-        else:
-            self.all *= faded
+        seen, faded = np.empty_like(self.all), 0.5 ** (num_steps / HALF_LIFE)
+        seen[:2], seen[2], seen[:, -1] = self.all[0], self.totals[0], self.totals[0]
+        self.all *= MAX_DRAFTS / np.maximum(seen, MAX_DRAFTS) * faded
 
 
 @lru_cache(maxsize=4096)

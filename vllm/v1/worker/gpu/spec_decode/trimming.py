@@ -58,25 +58,23 @@ class Trimming(AdaptiveVerificationManager):
         self.num_speculative_steps = self._chances.shape[1]
         # [R], whether they are of a request's latest drafts.
         self._is_known = np.zeros(len(self._chances), dtype=bool)
-        self._num_drafts = self._budget = 0
+        self._num_drafts, self._budget = 0, None
         # For requests that cannot use drafts, chance and outcome are unrelated.
         self._refuses = runner.sampler.refuses_drafts
         spec = runner.vllm_config.speculative_config
         self._context, self._least = spec.drafter.context, least_trimmed(spec)
-        self._has_grammar = self._reports = self._is_trimmed = False
+        self._has_grammar = self._reports = False
 
     def for_step(self, step: "SchedulerOutput") -> "Trimming | None":
         """The runner's manager in a step; None if all drafts are verified."""
-        self._is_trimmed = is_trimmed = step.verify_budget is not None
+        self._budget = step.verify_budget
+        is_trimmed = self._budget is not None
         self._num_drafts = step.num_spec_tokens_to_schedule
         self._has_grammar = step.has_structured_output_requests
         self._reports = step.reports_chances
         # Without trimming, logits may be processed in more than one chunk.
         self._sampler.enable_adaptive_verification = is_trimmed
-        if not is_trimmed:
-            return None
-        self._budget = step.verify_budget
-        return self
+        return self if is_trimmed else None
 
     def get_num_tokens(
         self, num_tokens_per_req: dict[str, int], draft_tokens: dict[str, list[int]]
@@ -112,7 +110,7 @@ class Trimming(AdaptiveVerificationManager):
         """
         states, drafts = batch.idx_mapping_np, batch.num_draft_tokens_per_req
         is_large = batch.num_reqs >= self._least
-        if self._is_trimmed:
+        if self._budget is not None:
             output.num_rejected = num_rejected
         reports = self._reports and is_large and drafts is not None
         if reports and self._is_known[states[drafts > 0]].all():

@@ -141,6 +141,7 @@ def test_default_auto_needs_unified_speculator(unsupported, is_v2, watermark):
     drafter = DrafterConfig("draft_model", 7, unsupported=unsupported)
     config = SimpleNamespace(use_v2_model_runner=is_v2, watermark_config=watermark)
     config.scheduler_config = SimpleNamespace(max_num_seqs=MIN_REQUESTS_BY_DEFAULT)
+    config.parallel_config = SimpleNamespace(data_parallel_size=2)
     runs = unsupported is None and is_v2 and watermark is None
 
     def settle(**given: Any) -> bool:

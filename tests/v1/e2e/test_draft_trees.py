@@ -13,12 +13,12 @@ from .test_unified_speculator import (
     speculative,
 )
 
-MODES = ("pard", "pard2", "peagle")
+MODES = ("pard", "pard2", "peagle", "draft", "eagle3")
 # By engine: numbers of tree nodes, and depth. "tiny" chunks prompts and preempts,
 # "ahead" schedules asynchronously.
 TREES = {"ahead": {31: 4, 64: 7}, "tiny": {9: 4, 31: 7}, "alone": {4: 3, 127: 7}}
 CASES = [f"{m}-{e}-{nodes}" for m in MODES for e in ENGINES for nodes in TREES[e]]
-FAST = ("pard-ahead-31", "pard2-tiny-9", "peagle-tiny-9")
+FAST = ("pard-ahead-31", "pard2-tiny-9", "draft-tiny-9", "eagle3-ahead-31")
 
 
 def assert_trees_were_verified(result, depth: int, nodes: int) -> None:

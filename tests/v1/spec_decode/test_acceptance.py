@@ -110,7 +110,7 @@ def test_tree_gives_acceptance_of_chains_and_smaller_trees(has_cut_trees):
     Near the end of the context a request has fewer nodes, or only a part of a chain,
     which says nothing about larger plans.
     """
-    estimate = PlanAcceptance(4, trees=[7, 15])
+    estimate = PlanAcceptance(4, trees={7: 4, 15: 4})
     for _ in range(500):
         estimate.observe(Verified(15, [1, 2, 5, 9], 2))
         if has_cut_trees:

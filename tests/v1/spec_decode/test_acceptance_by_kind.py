@@ -32,7 +32,7 @@ def test_kind_of_a_request(temperature: float, kind: int):
 
 def known(steps: int = 300) -> AcceptanceByKind:
     """All drafts of greedy requests were accepted, and none of hot ones."""
-    found = AcceptanceByKind(K, trees=[7])
+    found = AcceptanceByKind(K, trees={7: K})
     for _ in range(steps):
         found.observe(Verified(7, [1, 2, 3], 3), kind=GREEDY, request_id="a")
         found.observe(Verified(7, [], 0), kind=HOT, request_id="b")
@@ -54,7 +54,7 @@ def test_batch_gets_mean_of_its_requests():
 
 
 def test_unseen_kind_uses_prior():
-    found, new = known(), AcceptanceByKind(K, trees=[7])
+    found, new = known(), AcceptanceByKind(K, trees={7: K})
     warm = (0.0, 1.0, 0.0, *NO_FIRST)
     assert found.expected_tokens(warm) == new.expected_tokens(warm)
     assert new.expected_tokens(warm) == new.expected_tokens()

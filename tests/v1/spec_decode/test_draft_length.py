@@ -355,7 +355,7 @@ def run_trees(lengths: DraftLengths, n: int, accepted: dict, steps: int, rng) ->
 
 def tree_lengths() -> DraftLengths:
     seconds = {n: {k: ms / 1e3 for k, ms in row.items()} for n, row in TREE_MS.items()}
-    return DraftLengths(7, {CONTEXT: seconds}, [15, 31, 63])
+    return DraftLengths(7, {CONTEXT: seconds}, {15: 7, 31: 7, 63: 7})
 
 
 def test_finds_best_tree_or_chain_for_load_and_text():

@@ -10,11 +10,11 @@ from vllm.platforms import current_platform
 from .engine import V1, runs_unified, unsupported_by_engine
 from .length import (
     MIN_REQUESTS_BY_DEFAULT,
-    TREES,
     AutoSchedule,
     candidate_lengths,
     fix_length,
     is_auto,
+    tree_sizes,
 )
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def settle_auto(vllm_config: "VllmConfig") -> bool:
         return True
     if not is_auto(spec) or spec.drafter is None:
         return is_auto(spec)
-    choose_between(spec, _nodes_to_choose(vllm_config))
+    choose_between(spec, _nodes_to_choose(vllm_config, is_unified))
     return True
 
 
@@ -69,21 +69,18 @@ def choose_between(spec: "SpeculativeConfig", num_nodes: int | None) -> None:
     depth = spec.drafter.num_speculative_tokens
     spec.drafter = replace(spec.drafter, num_nodes=num_nodes)
     spec.num_speculative_tokens = spec.drafter.num_verified
-    lengths = candidate_lengths(depth, num_nodes)
+    lengths = candidate_lengths(depth, num_nodes, tree_sizes(spec.drafter))
     spec.num_speculative_tokens_per_batch_size = AutoSchedule(lengths)
 
 
-def _nodes_to_choose(vllm_config: "VllmConfig") -> int | None:
+def _nodes_to_choose(vllm_config: "VllmConfig", is_unified: bool) -> int | None:
     """The most nodes of a tree that "auto" may choose; None if it chooses no trees."""
     spec = vllm_config.speculative_config
-    drafter, depth = spec.drafter, spec.drafter.num_speculative_tokens
     if spec.draft_tree is not None:
         return spec.draft_tree
     # Trees are candidates only where the engine has fast kernels to verify them.
     possible = (
-        unsupported_by_engine(vllm_config) is None
-        and drafter.is_parallel
-        and drafter.parallel_width == depth > 1
+        is_unified
         and spec.draft_sample_method == "greedy"
         and spec.rejection_sample_method == "standard"
         and vllm_config.parallel_config.data_parallel_size == 1
@@ -95,7 +92,8 @@ def _nodes_to_choose(vllm_config: "VllmConfig") -> int | None:
     # A tree and the token before it are verified in one step.
     rows = vllm_config.scheduler_config.max_num_batched_tokens
     rows = min(rows, vllm_config.model_config.max_model_len)
-    return max((nodes for nodes in TREES if depth < nodes < rows), default=None)
+    sizes = tree_sizes(spec.drafter)
+    return max((nodes for nodes in sizes if nodes < rows), default=None)
 
 
 def settle_trimming(vllm_config: "VllmConfig", is_unified: bool) -> None:

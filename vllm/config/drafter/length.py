@@ -29,8 +29,12 @@ OTHER_METHODS = ("mtp", "dflash", "dspark", "ngram", "ngram_gpu")
 DEFAULT_LONGEST = 7
 # The best throughput of neighbours differs by little; each length costs CUDA graphs.
 CHAINS = (0, 1, 2, 3, 4, 5, 7, 9, 12, 16, 21, 28)
-# Nodes of trees. With the last token, up to sixteen rows more each.
+# Nodes of trees that are drafted in one pass. With the last token, up to sixteen rows
+# more each.
 TREES = (11, 15, 23, 31, 47, 63)
+# With one pass per depth, rows of a tree for each: the chain's and three siblings. With
+# EAGLE-3 and a draft model more siblings gain less than a further pass costs.
+ROWS_PER_PASS = 4
 # Most tree rows in a step that may pay: from about here on the time of the target's
 # matrix products is proportional to the rows.
 MAX_TREE_ROWS = 256
@@ -83,17 +87,43 @@ def least_trimmed(spec: Any) -> int:
     return MIN_REQUESTS_BY_DEFAULT if spec.is_trimmed_by_default else MIN_REQUESTS
 
 
-def candidate_lengths(depth: int, num_nodes: int | None = None) -> list[int]:
+def candidate_lengths(
+    depth: int, num_nodes: int | None = None, trees: Iterable[int] = TREES
+) -> list[int]:
     """The draft lengths to choose from, ascending, up to the longest allowed.
 
     Args:
         depth: K, the longest chain.
         num_nodes: N, the most nodes of a tree; None if no trees are drafted.
+        trees: nodes of the trees to choose from, ascending.
     """
     chains = [k for k in CHAINS if k < depth] + [depth]
     if num_nodes is None or num_nodes <= depth:
         return chains
-    return [*chains, *(n for n in TREES if depth < n < num_nodes), num_nodes]
+    return [*chains, *(n for n in trees if depth < n < num_nodes), num_nodes]
+
+
+def tree_sizes(drafter: DrafterConfig) -> list[int]:
+    """Nodes of the trees that "auto" may choose from, ascending; none if the drafter
+    can draft none."""
+    depth, width = drafter.num_speculative_tokens, drafter.parallel_width
+    if width == 1:
+        sizes = [ROWS_PER_PASS * passes - 1 for passes in range(2, depth + 1)]
+        return [nodes for nodes in sizes if depth < nodes <= MAX_NODES]
+    return [nodes for nodes in TREES if depth < nodes] if width == depth else []
+
+
+def depth_of(spec: Any, num_drafts: int) -> int:
+    """The most drafts of a step that can be accepted, if it asks for `num_drafts`.
+
+    That is the length of a chain, and the depth of a tree: K, except that "auto" drafts
+    small trees in fewer passes.
+    """
+    drafter = spec.drafter
+    depth = drafter.num_speculative_tokens
+    if num_drafts > depth and drafter.parallel_width == 1 and is_auto(spec):
+        return min(depth, max(1, (num_drafts + 1) // ROWS_PER_PASS))
+    return min(depth, num_drafts)
 
 
 def chosen_lengths(spec: "SpeculativeConfig") -> list[int]:
@@ -288,16 +318,15 @@ def check_tree(spec: "SpeculativeConfig", drafter: DrafterConfig) -> None:
     nodes, depth = spec.draft_tree, drafter.num_speculative_tokens
     if nodes is None:
         return
-    if drafter.method not in METHODS or not drafter.is_parallel:
+    if drafter.method not in METHODS:
         raise ValueError(
-            "draft_tree needs a drafter that drafts all tokens in one pass: use a "
-            "PARD, PARD-2 or P-EAGLE checkpoint, without parallel_drafting=false, or "
-            "unset draft_tree."
+            f"draft_tree does not support method {drafter.method}: use a draft model, "
+            "EAGLE, EAGLE-3, PARD, PARD-2 or P-EAGLE, or unset draft_tree."
         )
-    if drafter.parallel_width < depth:
+    if 1 < drafter.parallel_width < depth:
         raise ValueError(
-            f"draft_tree needs all {depth} tokens drafted in one pass, not "
-            f"{drafter.parallel_width}: unset it, or parallel_drafting_width."
+            f"draft_tree needs one token drafted in each pass or all {depth} in one, "
+            f"not {drafter.parallel_width}: unset it, or parallel_drafting_width."
         )
     if nodes < depth:  # its field refuses more than MAX_NODES
         raise ValueError(

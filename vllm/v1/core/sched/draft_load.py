@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from zlib import crc32
 
 from vllm.config.drafter.length import (
+    depth_of,
     chosen_lengths,
     is_auto,
     least_trimmed,
@@ -53,7 +54,7 @@ class ChosenLengths:
         config = scheduler.vllm_config
         spec, parallel = config.speculative_config, config.parallel_config
         longest = spec.drafter.num_speculative_tokens
-        trees = [length for length in chosen_lengths(spec) if length > longest]
+        trees = {n: depth_of(spec, n) for n in chosen_lengths(spec) if n > longest}
         # For ranks that share nothing, the size is 1 by now.
         in_step = parallel.data_parallel_size > 1
         steps_held = parallel.dp_sync_interval if in_step else 1

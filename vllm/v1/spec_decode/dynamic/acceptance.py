@@ -8,7 +8,7 @@ them.
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate, pairwise
 from math import log, log2
@@ -32,6 +32,7 @@ BLOCK_DRAFTS = 32
 CONTRADICTION = 6.0
 TREE_HALF_LIFE = 128  # steps after which an observed gain of a tree counts half
 LEAST_TREES = 16.0  # verified trees that the initial guess, or a faded mean, counts as
+NO_TREES: Mapping[int, int] = {}
 
 
 class Verified(NamedTuple):
@@ -255,7 +256,8 @@ class ChainAcceptance:
 
 
 class _Gain:
-    """Mean number of nodes that a tree has accepted beyond the next smaller plan."""
+    """Mean number of nodes that a tree has accepted beyond the chain of its depth, less
+    what the next smaller tree has beyond its own."""
 
     def __init__(self, guess: float):
         self.value = guess
@@ -275,19 +277,22 @@ class PlanAcceptance:
 
     The first nodes of a tree are the trees of fewer nodes, and it contains the likely
     part of the chain of best tokens. So a verified tree shows what smaller trees and
-    chains would have accepted; see `AcceptedNodes`. What the further nodes of a larger
-    tree gain depends far less on drafter and text than what chains gain, and is
-    estimated separately.
+    chains would have accepted; see `AcceptedNodes`. (A smaller tree of less depth has
+    siblings instead of the deeper nodes, so this shows a little less.) What the further
+    nodes of a larger tree gain depends far less on drafter and text than what chains
+    gain, and is estimated separately.
 
     Args:
         num_speculative_tokens: K, the longest chain.
-        trees: nodes of the trees.
+        trees: nodes of the trees, and their depths; larger trees are as deep or deeper.
     """
 
-    def __init__(self, num_speculative_tokens: int, trees: Iterable[int] = ()):
+    def __init__(
+        self, num_speculative_tokens: int, trees: Mapping[int, int] = NO_TREES
+    ):
         self.num_speculative_tokens = num_speculative_tokens
         self.chains = ChainAcceptance(num_speculative_tokens)
-        sizes = sorted(trees)
+        sizes, self._depths = sorted(trees), trees
         totals = [0.0, *map(tree_gain, sizes)]
         self._gains = {  # from the smallest tree to the largest
             nodes: _Gain(total - before)
@@ -297,14 +302,23 @@ class PlanAcceptance:
     def observe(self, drafts: Verified, run: int | None = 0) -> None:
         """Records a request's drafts; for `run` see `ChainAcceptance.observe`."""
         num_drafts, accepted, num_best, unverified = drafts
-        of_smaller, depth = num_best, self.num_speculative_tokens
-        self.chains.observe(min(num_drafts, depth), num_best, unverified, run)
+        depth, of_smaller = self.depth(num_drafts), 0
+        self.chains.observe(depth, min(num_best, depth), unverified, run)
         for nodes, gain in self._gains.items():
             if nodes > num_drafts:
                 break
-            of_tree = bisect_right(accepted, nodes)
+            depth = self._depths[nodes]
+            of_tree = min(bisect_right(accepted, nodes), depth) - min(num_best, depth)
             gain.add(of_tree - of_smaller)
             of_smaller = of_tree
+
+    def depth(self, num_drafts: int) -> int:
+        """Depth of verified drafts, of which the last may have been left out."""
+        if num_drafts <= self.num_speculative_tokens:
+            return num_drafts
+        depths = [d for nodes, d in self._depths.items() if nodes <= num_drafts]
+        least = min(self._depths.values(), default=self.num_speculative_tokens)
+        return max(depths, default=least)
 
     def end_steps(self, num_steps: int = 1) -> None:
         """Takes in the observations since the last call, of `num_steps` steps."""
@@ -315,10 +329,10 @@ class PlanAcceptance:
     def expected_tokens(self) -> dict[int, float]:
         """Acceptance length (accepted drafts + 1) by plan."""
         expected = self.chains.expected_tokens()
-        tokens = expected[self.num_speculative_tokens]
+        gained = 0.0
         for nodes, gain in self._gains.items():
-            tokens += gain.value
-            expected[nodes] = tokens
+            gained += gain.value
+            expected[nodes] = expected[self._depths[nodes]] + gained
         return expected
 
 
@@ -328,6 +342,7 @@ def tree_gain(nodes: int) -> float:
     With PARD on held-out text sampled at temperature 0.5, of which chains have 2.1
     drafts accepted, trees gain 0.4, 0.7, 1.0 and 1.2 with 7, 15, 31 and 63 nodes. They
     gain a tenth less on greedy text (chains: 4.5), and a quarter less at temperature
-    0.8 (chains: 0.9).
+    0.8 (chains: 0.9). Trees of autoregressive drafters gain 0.1 less beyond the chain
+    of their depth.
     """
     return 0.28 * log2(nodes + 1) - 0.49

@@ -10,13 +10,13 @@ from one kind of request do not fit others; a mixed batch uses the mean of its r
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from itertools import accumulate, pairwise
 from operator import mul
 from random import Random
 from typing import TYPE_CHECKING
 
-from .acceptance import ChainAcceptance, PlanAcceptance, Verified
+from .acceptance import NO_TREES, ChainAcceptance, PlanAcceptance, Verified
 
 if TYPE_CHECKING:
     from vllm.sampling_params import SamplingParams
@@ -47,13 +47,14 @@ class AcceptanceByKind:
 
     Args:
         num_speculative_tokens: K, the longest chain.
-        trees: nodes of the trees.
+        trees: nodes of the trees, and their depths.
     """
 
-    def __init__(self, num_speculative_tokens: int, trees: Iterable[int] = ()):
-        sizes = tuple(trees)
+    def __init__(
+        self, num_speculative_tokens: int, trees: Mapping[int, int] = NO_TREES
+    ):
         self._of = [
-            PlanAcceptance(num_speculative_tokens, sizes) for _ in range(NUM_KINDS)
+            PlanAcceptance(num_speculative_tokens, trees) for _ in range(NUM_KINDS)
         ]
         self._runs: dict[str, int] = {}  # by request, tokens since a rejected draft
         self._random = Random(0)
@@ -84,8 +85,8 @@ class AcceptanceByKind:
             of_kind.observe(drafts, None)
             return
         of_kind.observe(drafts, run)
-        num_best, depth = drafts.num_best, of_kind.num_speculative_tokens
-        if num_best == len(drafts.accepted) == min(drafts.num_drafts, depth) > 0:
+        num_best, depth = drafts.num_best, of_kind.depth(drafts.num_drafts)
+        if num_best == len(drafts.accepted) == depth > 0:
             # The bonus token was not compared with a draft. The run goes on as often as
             # one more draft would have been accepted.
             rate = of_kind.chains.rate_behind(num_best)

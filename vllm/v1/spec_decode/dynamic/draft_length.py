@@ -18,13 +18,13 @@ small shares of all time (`tries.py`).
 
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from vllm.config.drafter.length import MAX_TREE_ROWS
 from vllm.logger import init_logger
 
-from .acceptance import ChainAcceptance, Verified
+from .acceptance import NO_TREES, ChainAcceptance, Verified
 from .acceptance_by_kind import ALL_GREEDY, NONE_DRAFTS, AcceptanceByKind, Shares
 from .gain import Choice, Gain
 from .served_times import LEAST_STEPS, ServedTimes, size_of
@@ -110,7 +110,7 @@ class DraftLengths:
         num_speculative_tokens: K, the longest chain.
         measured: step times of each plan to choose from; if empty, every step drafts
             the longest chain.
-        trees: numbers of nodes of the trees to choose from.
+        trees: nodes of the trees to choose from, and their depths.
         steps_held: for how many steps a choice holds.
         left_out: seconds in which the drafter later processes a token of a step that
             drafts nothing, by context; they are not in the time of that step. Empty if
@@ -127,7 +127,7 @@ class DraftLengths:
         self,
         num_speculative_tokens: int,
         measured: PassTimes,
-        trees: Sequence[int] = (),
+        trees: Mapping[int, int] = NO_TREES,
         steps_held: int = 1,
         left_out: Mapping[int, float] = NO_GAINS,
         outlives: bool = True,

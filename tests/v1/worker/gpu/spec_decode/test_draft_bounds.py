@@ -29,7 +29,7 @@ def test_query_start_loc_of_host_and_device(shift: int, width: int):
         decode_graph_eligible=False,
         num_draft_tokens_per_req=None,
     )
-    plan = draft_plans(layout, [7], 4, DEVICE)[7]
+    plan = draft_plans(layout, {7: 7}, 4, DEVICE)[7]
     shapes = StepShapes(None, 0, sync=None, fits_graphs=True, max_verified=8)
     first, later = shapes.first(told, plan), shapes.later(3, plan)
     source = verified_batch(

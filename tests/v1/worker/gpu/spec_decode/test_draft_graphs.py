@@ -251,7 +251,7 @@ def test_trimmed_batch_uses_its_graph(fits: bool, has_embeddings: bool):
     recorded = graphs(record(layouts, config(8, trims=True)))
     shapes = StepShapes(recorded, 0, None, fits, 8, has_embeddings)
     fits = fits and not has_embeddings
-    (plan,) = draft_plans(layouts[7], [7], 8, torch.device("cpu")).values()
+    (plan,) = draft_plans(layouts[7], {7: 7}, 8, torch.device("cpu")).values()
     shape = shapes.first(trimmed_batch(20), plan)
     assert shape.num_unpadded_tokens == 8 + 20 + 8 * 7
     assert shape.is_full == fits

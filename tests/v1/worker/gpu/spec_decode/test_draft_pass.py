@@ -38,7 +38,7 @@ class Told:
         made.buffers = DraftBuffers(made.layout, 64, 4, made.device)
         made.run_pass = lambda *_: None
         made._prepare_eplb_forward = self.eplb.append
-        self.plan = draft_plans(made.layout, [7], 4, made.device)[7]
+        self.plan = draft_plans(made.layout, {7: 7}, 4, made.device)[7]
         tables = SimpleNamespace(num_kv_cache_groups=1)
         view = SimpleNamespace(input_block_tables=[])
         monkeypatch.setattr(base.DraftModelSpeculator, "set_attn", lambda *_: None)

@@ -92,7 +92,7 @@ class Drafting:
     def chain(self) -> list[torch.Tensor]:
         made, plan = (
             self.made,
-            draft_plans(self.made.layout, [DRAFTS], REQUESTS, DEVICE),
+            draft_plans(self.made.layout, {DRAFTS: DRAFTS}, REQUESTS, DEVICE),
         )
         width = made.layout.parallel_width
         states = whole_numbers(made.layout.num_passes, REQUESTS, width, HIDDEN)
@@ -103,9 +103,10 @@ class Drafting:
         return [tensor for tensor in kept if tensor is not None]
 
     def tree(self) -> list[torch.Tensor]:
-        plan = SimpleNamespace(num_drafts=15)
+        only = SimpleNamespace(num_passes=1)
+        plan = SimpleNamespace(num_drafts=15, layout=only)
         hidden = whole_numbers(REQUESTS, DRAFTS, HIDDEN)
-        return list(rank_candidates(self.made, hidden, plan))
+        return list(rank_candidates(self.made, hidden, plan, 0))
 
 
 @pytest.mark.parametrize("rows", [1, 12, 30])

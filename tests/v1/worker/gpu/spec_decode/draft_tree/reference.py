@@ -14,13 +14,17 @@ class Node(NamedTuple):
 
 
 def best_first(
-    log_probs: list[list[float]], num_nodes: int, num_chain: int = 0
+    log_probs: list[list[float]],
+    num_nodes: int,
+    num_chain: int = 0,
+    continues_best: bool = False,
 ) -> list[Node]:
     """Nodes of a tree, from node 1 on: the chain, then the likeliest remaining paths.
 
     Args:
         log_probs: of the candidates of each drafted depth, best first.
         num_chain: nodes of the chain, which come first whatever their probability.
+        continues_best: whether only the best node of a depth may have children.
     """
     chain = [Node(depth, depth + 1, 0) for depth in range(num_chain)]
     nodes, frontier = list(chain), []
@@ -39,7 +43,8 @@ def best_first(
         score, parent, depth, rank, above = heapq.heappop(frontier)
         nodes.append(Node(parent, depth, rank))
         offer(above, parent, depth, rank + 1)
-        offer(-score, len(nodes), depth + 1, 0)
+        if rank == 0 or not continues_best:
+            offer(-score, len(nodes), depth + 1, 0)
     return nodes
 
 

@@ -6,6 +6,7 @@ import random
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from vllm.platforms import current_platform
 from vllm.v1.worker.gpu.spec_decode.draft_tree.attention import merge_tree
@@ -69,7 +70,10 @@ def test_candidates_are_the_best_tokens(candidates, vocab_size, dtype):
 
 @pytest.mark.parametrize("num_nodes", [4, 7, 15, 31, 64, 127])
 @pytest.mark.parametrize("candidates", [1, 4, 16])
-def test_trees_contain_likeliest_paths(num_nodes: int, candidates: int):
+@pytest.mark.parametrize("continues_best", [False, True])
+def test_trees_contain_likeliest_paths(
+    num_nodes: int, candidates: int, continues_best: bool
+):
     depth, states = 4, [5, -1, 0, 2, 7]
     torch.manual_seed(num_nodes * 17 + candidates)
     logits = torch.randn(len(states) * depth, 50, device=DEVICE) * 2
@@ -81,15 +85,18 @@ def test_trees_contain_likeliest_paths(num_nodes: int, candidates: int):
         sample_requests[req, :count] = states[req]
     trees = DraftTrees(R, depth, num_nodes, DEVICE)
     draft_tokens = torch.full((len(states), num_nodes), -7, device=DEVICE)
+    room = 2 * continues_best  # tables may have room for more depths
+    shape = len(states), depth, candidates
     grow_trees(
-        log_probs.contiguous(),
-        tokens.int().contiguous(),
-        sample_requests.flatten(),
+        F.pad(log_probs.view(shape), (0, 0, 0, room))[:, :depth],
+        F.pad(tokens.int().view(shape), (0, 0, 0, room))[:, :depth],
+        F.pad(sample_requests, (0, room))[:, :depth],
         tensor(states, torch.int64),
         tensor(chain_only, torch.bool),
         trees,
         draft_tokens,
         num_nodes,
+        continues_best,
     )
     assert (draft_tokens[1] == -7).all()
     for req in (0, 2, 3, 4):
@@ -97,7 +104,7 @@ def test_trees_contain_likeliest_paths(num_nodes: int, candidates: int):
         # Past the drafter's context there are only nodes of the chain.
         table = log_probs[rows].tolist() + [[-1e9]] * (depth - drafted[req])
         num_chain = depth if chain_only[req] or drafted[req] < depth else 0
-        wanted = best_first(table, num_nodes, num_chain)
+        wanted = best_first(table, num_nodes, num_chain, continues_best)
         chain, rest = wanted[:num_chain], wanted[num_chain:]
         wanted = chain + [node for node in rest if node.depth <= drafted[req]]
         of_state = (trees.parents, trees.depths, trees.ranks)

@@ -14,6 +14,7 @@ from vllm.v1.worker.gpu.sample.penalties import PenaltiesState
 from vllm.v1.worker.gpu.sample.sampler import Sampler
 
 from .accepted import TargetStep, accepted_rows, dummy_rows
+from .candidate_table import CandidateTable
 from .kv_move import PathMover
 from .sampler import TreeRejectionSampler
 from .trees import DraftTrees, TreeAttention, TreeRows, lay_out_rows
@@ -55,9 +56,12 @@ def make_tree_step(
     if num_nodes is None:
         return None
     scheduler = vllm_config.scheduler_config
-    depth = layout.num_speculative_tokens
-    trees = DraftTrees(scheduler.max_num_seqs, depth, num_nodes, device)
-    return TreeStep(trees, scheduler.max_num_batched_tokens)
+    depth, num_reqs = layout.num_speculative_tokens, scheduler.max_num_seqs
+    trees = DraftTrees(num_reqs, depth, num_nodes, device)
+    candidates = None
+    if layout.num_passes > 1:
+        candidates = CandidateTable(num_reqs, depth, device)
+    return TreeStep(trees, scheduler.max_num_batched_tokens, candidates)
 
 
 class TreeStep:
@@ -69,11 +73,18 @@ class TreeStep:
     Args:
         trees: the drafted trees.
         max_num_tokens: the most rows of a step.
+        candidates: of trees that are drafted in several passes; None if all are drafted
+            in one.
     """
 
-    def __init__(self, trees: DraftTrees, max_num_tokens: int):
+    def __init__(
+        self,
+        trees: DraftTrees,
+        max_num_tokens: int,
+        candidates: CandidateTable | None = None,
+    ):
         device = trees.parents.device
-        self.trees = trees
+        self.trees, self.candidates = trees, candidates
         self.rows = TreeRows(len(trees.parents), max_num_tokens, device)
         self.has_trees = self.has_rope = False
         self.sampler: TreeRejectionSampler | None = None

@@ -10,6 +10,10 @@ nodes are a tree too, if fewer are verified. A request that can only use a chain
 chain of best tokens as nodes 1 to K, whatever its probability; so has one near its last
 position, if not all K drafts fit.
 
+An autoregressive drafter gives a distribution for each position after its own drafts.
+So only the best node of each depth has children: the tree is a chain with siblings.
+(EAGLE-2 also continues less likely nodes, which takes a batch of rows in each pass.)
+
 Each node is either the next sibling of a node that was taken (the next best token of
 its depth) or the first child of one (the best token of the depth below).
 """
@@ -34,9 +38,10 @@ def _store_node(trees, draft, at, node, is_real, parent, depth, rank, token):
 
 @triton.jit
 def _grow_kernel(
-    log_probs,  # [n * K, C] float32, best first
-    tokens,  # [n * K, C] int32
-    sample_requests,  # [n * K] int64, -1 where a position must not be drafted
+    log_probs,  # [n, K, C] float32, best first; n rows of `table_stride` depths
+    tokens,  # [n, K, C] int32
+    sample_requests,  # [n, K] int64, -1 where a position must not be drafted
+    table_stride,
     idx_mapping,  # [n] int64, request state, -1 for padding
     chain_only,  # [n] bool
     trees,  # TreePointers
@@ -46,6 +51,7 @@ def _grow_kernel(
     K: tl.constexpr,
     C: tl.constexpr,
     NODES: tl.constexpr,
+    CONTINUES_BEST: tl.constexpr,
     BLOCK_K: tl.constexpr,
     FRONTIER: tl.constexpr,
 ):
@@ -54,7 +60,7 @@ def _grow_kernel(
     if state < 0:
         return
     at, draft = state * tree_stride, draft_tokens + req * draft_stride
-    row = req * K  # of depth 1
+    row = req * table_stride  # of depth 1
 
     # Position i is that of depth i + 1.
     i = tl.arange(0, BLOCK_K)
@@ -98,6 +104,8 @@ def _grow_kernel(
         score = tl.where(hit, before + sibling, score)
         what = tl.where(hit, kind + 1, what)
         deeper = is_real & (depth < depths)
+        if CONTINUES_BEST:
+            deeper &= rank == 0
         child = tl.load(log_probs + (row + depth) * C, mask=deeper, other=float("-inf"))
         free = lane == node
         score = tl.where(free, taken + child, score)
@@ -114,13 +122,15 @@ def grow_trees(
     trees: DraftTrees,
     draft_tokens: torch.Tensor,
     num_nodes: int,
+    continues_best: bool = False,
 ) -> None:
     """Builds the tree of each request, and writes its tokens.
 
     Args:
-        log_probs: [n * K, C] float32, of the candidates of each position, best first.
-        tokens: [n * K, C] int32.
-        sample_requests: [n * K] int64, -1 where a position must not be drafted; these
+        log_probs: [n, K, C] float32, of the candidates of each position, best first.
+            Requests may be further apart than K positions, equally in all three.
+        tokens: [n, K, C] int32.
+        sample_requests: [n, K] int64, -1 where a position must not be drafted; these
             are the last positions of a request.
         idx_mapping: [n] int64, request state; -1 for padding, which is left alone.
         chain_only: [at least n] bool, requests whose nodes 1 to K must be a chain.
@@ -128,14 +138,18 @@ def grow_trees(
         draft_tokens: [n, at least N] int64, written: the nodes' tokens; 0 for a node
             that does not exist because there are not as many paths.
         num_nodes: nodes of a tree (N), from K to `trees.max_num_nodes`.
+        continues_best: whether only the best node of a depth may have children.
     """
-    num_reqs, depth = len(idx_mapping), trees.max_depth
-    assert len(log_probs) == num_reqs * depth <= len(sample_requests)
+    num_reqs, depth, count = log_probs.shape
+    stride = sample_requests.stride(0)
+    assert log_probs.stride() == tokens.stride() == (stride * count, count, 1)
+    assert len(idx_mapping) == num_reqs and depth <= trees.max_depth
     assert depth <= num_nodes <= trees.max_num_nodes
     _grow_kernel[(num_reqs,)](
         log_probs,
         tokens,
         sample_requests,
+        stride,
         idx_mapping,
         chain_only,
         trees.pointers,
@@ -143,8 +157,9 @@ def grow_trees(
         draft_tokens,
         draft_tokens.stride(0),
         K=depth,
-        C=log_probs.shape[1],
+        C=count,
         NODES=num_nodes,
+        CONTINUES_BEST=continues_best,
         BLOCK_K=triton.next_power_of_2(depth),
         FRONTIER=triton.next_power_of_2(num_nodes),
         num_warps=1,

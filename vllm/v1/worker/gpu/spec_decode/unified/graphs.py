@@ -4,7 +4,7 @@
 import time
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -112,20 +112,23 @@ def uniform_batches(
 
     A request with k drafts verifies k + 1 tokens, and the next step usually asks for as
     many drafts again. If several numbers of drafts share the first pass, changes from
-    one to another are covered too. Of a tree's rows the drafter processes K + 1.
+    one to another are covered too. Of a tree's rows the drafter processes at most K + 1,
+    where K is the depth of the deepest.
     """
     recorded_as, spec = same_first_passes(layouts), vllm_config.speculative_config
+    most = _deepest(layouts)
     for num_drafts in sorted(set(recorded_as.values())):
         layout = layouts[num_drafts]
         before = {k for k, other in recorded_as.items() if other == num_drafts}
         if layout.parallel_width == 1 and num_drafts and 0 in layouts:
             before.add(0)
-        most = layout.num_speculative_tokens
         for verified in sorted({min(k, most) + 1 for k in before}):
             slots = verified + layout.num_extra_slots
-            for num_reqs in _request_counts(vllm_config, verified):
-                if num_drafts <= most or is_worth_trees(spec, num_reqs, num_drafts):
-                    yield _full(num_reqs, slots, num_drafts, 0, 1)
+            counts = _request_counts(vllm_config, verified)
+            if num_drafts > most:
+                counts = _worth_trees(spec, counts, min(before))
+            for num_reqs in counts:
+                yield _full(num_reqs, slots, num_drafts, 0, 1)
 
 
 def ragged_batches(
@@ -136,7 +139,7 @@ def ragged_batches(
     They cover any number of drafts before, and any number to draft next except 0. Steps
     that draft a tree next, changing from chains, are rare and not covered.
     """
-    longest = layouts[max(layouts)].num_speculative_tokens
+    longest = _deepest(layouts)
     verified = longest + 1
     for num_drafts in sorted(set(same_first_passes(layouts).values())):
         if not 0 < num_drafts <= longest:
@@ -160,15 +163,32 @@ def later_batches(
     If several numbers of drafts share their passes, a graph ends after the last pass of
     each, and a step replays graphs up to its own last pass.
     """
-    ends = defaultdict(set)
+    shared = defaultdict(list)
     for num_drafts, recorded_as in same_later_passes(layouts).items():
-        ends[recorded_as].add(layouts[num_drafts].num_passes)
-    for num_drafts, stops in ends.items():
+        shared[recorded_as].append(num_drafts)
+    for num_drafts, members in shared.items():
+        stops = {layouts[k].num_passes for k in members}
         starts = sorted(stops | {1}) if fused else range(1, max(stops) + 1)
-        slots = layouts[num_drafts].num_follow_slots
-        for num_reqs in _request_counts(vllm_config, 1):
+        layout, counts = layouts[num_drafts], _request_counts(vllm_config, 1)
+        if num_drafts > layout.num_speculative_tokens:
+            spec = vllm_config.speculative_config
+            counts = _worth_trees(spec, counts, min(members))
+        slots = layout.num_follow_slots
+        for num_reqs in counts:
             for first, end in pairwise(starts):
                 yield _full(num_reqs, slots, num_drafts, first, end)
+
+
+def _deepest(layouts: dict[int, DraftLayout]) -> int:
+    return max(layout.num_speculative_tokens for layout in layouts.values())
+
+
+def _worth_trees(spec: Any, counts: Iterable[int], num_nodes: int) -> list[int]:
+    """Those of some numbers of requests to which batches are padded that may verify
+    trees of `num_nodes` nodes."""
+    least = (below + 1 for below in [0, *counts])
+    pairs = zip(counts, least, strict=False)
+    return [n for n, smallest in pairs if is_worth_trees(spec, smallest, num_nodes)]
 
 
 def mixed_batches(vllm_config: VllmConfig) -> Iterator[DraftBatchDescriptor]:

@@ -60,10 +60,7 @@ class DraftLayout:
             )
 
     def for_drafts(self, num_drafts: int) -> "DraftLayout":
-        """The layout of a step that asks for `num_drafts` drafts; 0 counts as 1.
-
-        More than K means a tree with that many nodes, of depth K.
-        """
+        """The layout of a step whose drafts are `num_drafts` deep; 0 counts as 1."""
         k = min(max(num_drafts, 1), self.num_speculative_tokens)
         width = min(self.parallel_width, k)
         return replace(self, num_speculative_tokens=k, parallel_width=width)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a step drafts, over which slots, and how its passes run."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +14,8 @@ from .layout import DraftLayout
 class DraftPlan(NamedTuple):
     """The plan of a step that asks for `num_drafts` tokens of each request.
 
-    If they are more than the layout's K, they are the nodes of a tree of depth K.
+    If they are more than the layout's K, they are the nodes of a tree of depth K. A
+    tree is built in the only pass, or after the last one.
     """
 
     num_drafts: int
@@ -49,12 +50,16 @@ class PassContext(NamedTuple):
 
 def draft_plans(
     widest: DraftLayout,
-    lengths: Iterable[int],
+    depths: Mapping[int, int],
     max_num_reqs: int,
     device: torch.device,
 ) -> dict[int, DraftPlan]:
-    """A plan for each number of drafts that a step may ask for."""
-    layouts = {k: widest.for_drafts(k) for k in lengths}
+    """A plan for each number of drafts that a step may ask for.
+
+    Args:
+        depths: by number of drafts, the most that can be accepted.
+    """
+    layouts = {k: widest.for_drafts(depth) for k, depth in depths.items()}
     first, later = same_first_passes(layouts), same_later_passes(layouts)
     return {
         k: DraftPlan(
@@ -75,31 +80,39 @@ def _columns(
 def same_first_passes(layouts: dict[int, DraftLayout]) -> dict[int, int]:
     """For each number of drafts, the largest one whose first pass is the same.
 
-    A step without drafts samples nothing in it, and a tree is built in it, so these two
-    share it with no other.
+    A step without drafts samples nothing in it, and a tree drafted in one pass is built
+    in it, so these two share it with no other. Trees of several passes share theirs.
     """
 
-    def largest(num_drafts: int) -> int:
-        width = layouts[num_drafts].parallel_width
-        return max(
-            k
-            for k, layout in layouts.items()
-            if layout.parallel_width == width and k <= layout.num_speculative_tokens
-        )
+    def kind(num_drafts: int) -> Hashable:
+        layout = layouts[num_drafts]
+        is_tree = num_drafts > layout.num_speculative_tokens
+        if not num_drafts or (is_tree and layout.num_passes == 1):
+            return num_drafts, is_tree
+        return layout.parallel_width, is_tree, "shared"
 
-    def is_alone(num_drafts: int) -> bool:
-        return not 0 < num_drafts <= layouts[num_drafts].num_speculative_tokens
-
-    return {k: k if is_alone(k) else largest(k) for k in layouts}
+    return _largest_of_kind(layouts, kind)
 
 
 def same_later_passes(layouts: dict[int, DraftLayout]) -> dict[int, int]:
     """For each number of drafts, the largest one that has all its later passes.
 
     With one token per pass, pass p is the same however many follow. With several, the
-    last pass may sample fewer.
+    last pass may sample fewer. Passes of trees keep several candidates.
     """
-    longest = max(layouts)
-    if layouts[longest].parallel_width > 1:
-        return {k: k for k in layouts}
-    return dict.fromkeys(layouts, longest)
+
+    def kind(num_drafts: int) -> Hashable:
+        layout = layouts[num_drafts]
+        is_tree = num_drafts > layout.num_speculative_tokens
+        return is_tree if layouts[max(layouts)].parallel_width == 1 else num_drafts
+
+    return _largest_of_kind(layouts, kind)
+
+
+def _largest_of_kind(
+    numbers: Iterable[int], kind: Callable[[int], Hashable]
+) -> dict[int, int]:
+    largest: dict[Hashable, int] = {}
+    for number in sorted(numbers):
+        largest[kind(number)] = number
+    return {number: largest[kind(number)] for number in numbers}

@@ -9,7 +9,7 @@ import torch.nn as nn
 
 from vllm.config import VllmConfig
 from vllm.config.compilation import CUDAGraphMode
-from vllm.config.drafter.length import MIN_REQUESTS, least_trimmed
+from vllm.config.drafter.length import MIN_REQUESTS, depth_of, least_trimmed
 from vllm.forward_context import BatchDescriptor, set_forward_context
 from vllm.logger import init_logger
 from vllm.v1.kv_cache_interface import KVCacheConfig
@@ -18,7 +18,7 @@ from vllm.v1.worker.gpu.block_table import BlockTables
 from vllm.v1.worker.gpu.dp_utils import DPSyncState
 from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.spec_decode.draft_tree.accepted import TargetStep
-from vllm.v1.worker.gpu.spec_decode.draft_tree.drafting import sample_tree
+from vllm.v1.worker.gpu.spec_decode.draft_tree.drafting import build_trees, sample_tree
 from vllm.v1.worker.gpu.spec_decode.draft_tree.step import make_tree_step
 from vllm.v1.worker.gpu.spec_decode.quick_estimator import QuickEstimator
 from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
@@ -208,10 +208,14 @@ class UnifiedSpeculator(DraftModelSpeculator):
             self._run(plan, 0, batch, shape)
         keep_states(verified, hidden, slots, is_launched=True)
 
-        # Later passes: drafts of the previous pass, masks; W more drafts are sampled.
         if plan.layout.num_passes == 1:
             return
-        shape = shapes.later(batch.num_reqs, plan)
+        self._run_later(plan, batch, shapes.later(batch.num_reqs, plan))
+        if plan.is_tree:
+            build_trees(self, plan, batch.num_reqs)
+
+    def _run_later(self, plan: DraftPlan, batch: InputBatch, shape: DraftShape) -> None:
+        """Later passes: drafts of the previous pass, masks; W more drafts are sampled."""
         if self._is_self_contained(shape):
             # These graphs hold all later passes, and prepare their inputs too.
             self._replay(shape, plan.layout.num_passes)
@@ -396,12 +400,13 @@ class UnifiedSpeculator(DraftModelSpeculator):
 
     def _make_plans(self) -> dict[int, DraftPlan]:
         most = self.layout.num_speculative_tokens
-        lengths = [
-            k
+        spec = self.target_config.speculative_config
+        depths = {
+            k: depth_of(spec, k)
             for k in draft_lengths(self.target_config)
             if self.tree_step is not None or k <= most
-        ]
-        return draft_plans(self.layout, lengths, self.max_num_reqs, self.device)
+        }
+        return draft_plans(self.layout, depths, self.max_num_reqs, self.device)
 
     def _profile(self, batch: InputBatch, hidden: HiddenRows | None) -> None:
         """Runs the widest possible batch, before there is a KV cache."""

@@ -34,6 +34,17 @@ def recorded_length(name: str, num_drafts: int, tree: int = 0) -> float:
     return tokens_per_step(Trace.load(name), num_drafts, tree or None)
 
 
+def _recorded_of_auto(name: str, depth: int, num_drafts: int) -> float:
+    """`recorded_length` of a choice of "auto": nodes of a tree if above `depth`."""
+    if num_drafts <= depth:
+        return recorded_length(name, num_drafts)
+    from vllm.config.drafter.length import ROWS_PER_PASS  # not in vLLM's release
+
+    if Trace.load(name).continues_best:
+        depth = min(depth, (num_drafts + 1) // ROWS_PER_PASS)
+    return recorded_length(name, depth, num_drafts)
+
+
 def expected_length(
     label: str, key: EngineKey, drafted: dict[int, int]
 ) -> float | None:
@@ -54,6 +65,6 @@ def expected_length(
         return None
     if not key.is_auto:
         return recorded_length(name, k, key.tree)
-    lengths = {n: recorded_length(name, min(n, k), n * (n > k)) for n in drafted}
+    lengths = {n: _recorded_of_auto(name, k, n) for n in drafted}
     steps = sum(drafted.values())
     return sum(n * lengths[d] for d, n in drafted.items()) / steps if steps else None

@@ -16,7 +16,7 @@ from benchmarks.spec_decode.acceptance import (
     expected_length,
     recording,
 )
-from benchmarks.spec_decode.plan import GIB, any_schedule, is_shared
+from benchmarks.spec_decode.plan import GIB, any_schedule, engine_of, is_shared
 from benchmarks.spec_decode.results import MAIN_CONTEXT, OURS, EngineKey, PointKey
 from benchmarks.spec_decode.run import last_error, start_process, stop_process
 from benchmarks.spec_decode.side_by_side import SideBySide, check, make_parser
@@ -140,7 +140,11 @@ class EngineBenchmark(SideBySide):
                 del engines[key]
 
     def record(self, point: PointKey, found: dict[str, Any]) -> None:
-        length = expected_length(point.acceptance, point.engine, found["drafted"])
+        key = point.engine
+        if is_shared(key, self.args):  # depths of its trees are those of its engine
+            depth = engine_of(key, self.args).num_tokens
+            key = key._replace(is_auto=True, num_tokens=depth)
+        length = expected_length(point.acceptance, key, found["drafted"])
         if length and found["mean_step_s"]:
             steps_per_s = point.concurrency / found["mean_step_s"]
             found["expected_tokens_per_s"] = steps_per_s * length

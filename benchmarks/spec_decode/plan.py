@@ -37,7 +37,7 @@ def peers(args: Namespace, mode: str, k: int) -> list[EngineKey]:
         keys.append(EngineKey(OURS, mode, k, shapes=args.shapes, is_fp8=True))
     if k < max(args.num_speculative_tokens):
         return keys
-    trees = [n for n in args.draft_tree if mode in PARALLEL and n >= k]
+    trees = [n for n in args.draft_tree if n >= k]
     keys += [EngineKey(OURS, mode, k, shapes=args.shapes, tree=n) for n in trees]
     adaptive = [name for name in sides if args.adaptive and name != BASE_V1]
     return keys + [
@@ -52,7 +52,7 @@ def auto_engines(args: Namespace, mode: str) -> list[EngineKey]:
     With up to the largest --draft-tree, and also without trees if 0 was given; each of
     them also with adaptive verification if --adaptive is set.
     """
-    given = args.draft_tree if mode in PARALLEL else []
+    given = args.draft_tree
     sizes = sorted({max(given, default=0), *({0} & {*given})})
     return [
         EngineKey(OURS, mode, args.auto, True, args.shapes, nodes, is_adaptive)
@@ -111,7 +111,7 @@ def engine_of(key: EngineKey, args: Namespace) -> EngineKey:
         return key
     if key.is_auto:
         return key._replace(is_adaptive=True)
-    nodes = max(args.draft_tree, default=0) if key.mode in PARALLEL else 0
+    nodes = max(args.draft_tree, default=0)
     if args.auto is None:
         return key._replace(num_tokens=max(args.num_speculative_tokens), tree=nodes)
     return EngineKey(OURS, key.mode, args.auto, True, key.shapes, nodes, args.adaptive)

@@ -53,9 +53,8 @@ def make_parser(benchmark: str, about: str) -> argparse.ArgumentParser:
     add("--trace", nargs="+", choices=TEXTS, default=[], help="replay what the bundled "
         "drafters had accepted of greedy or sampled text")  # fmt: skip
     add("--draft-tree", type=int, nargs="+", default=[], metavar="N",
-        help="also engines of ours with draft trees of so many nodes, for modes that "
-        "draft in one pass, and with 0 --auto without trees, too; needs "
-        "--trace")  # fmt: skip
+        help="also engines of ours with draft trees of so many nodes, and with 0 "
+        "--auto without trees, too; needs --trace")  # fmt: skip
     add("--adaptive", action="store_true", help="also engines with "
         "enable_adaptive_verification and the largest K, ours and Runner V2's; needs "
         "--trace, whose confidence it reads")  # fmt: skip

@@ -266,18 +266,20 @@ def _sampled(sample_chain: Any) -> Any:
 
 
 def _ranked(rank_candidates: Any, replay: Replay) -> Any:
-    def replayed(speculator, hidden, plan):
-        log_probs, tokens = rank_candidates(speculator, hidden, plan)
-        n, depth = hidden.shape[:2]
+    def replayed(speculator, hidden, plan, draft_pass):
+        log_probs, tokens = rank_candidates(speculator, hidden, plan, draft_pass)
+        n, samples = hidden.shape[:2]
+        first = draft_pass * samples
         batch, width = speculator.buffers.batch, log_probs.shape[1]
-        if depth > DEPTH or width > WIDTH:
+        if first + samples > DEPTH or width > WIDTH:
             raise ValueError(
-                f"{width} candidates at {depth} depths, but recordings hold {WIDTH} at "
-                f"{DEPTH}: draft at most {DEPTH} tokens deep"
+                f"{width} candidates at {first + samples} depths, but recordings hold "
+                f"{WIDTH} at {DEPTH}: draft at most {DEPTH} tokens deep"
             )
-        newest = batch.sample_positions[: n * depth : depth]
+        newest = batch.sample_positions[: n * samples : samples] - first
         rows = replay.rows(batch.idx_mapping[:n].clamp(min=0), newest.clamp(min=0))
-        probs = replay.probs[rows, :depth, :width]  # as in `best_candidates`
+        # As in `best_candidates`.
+        probs = replay.probs[rows, first : first + samples, :width]
         probs = probs / probs.sum(-1, keepdim=True)
         log_probs.copy_(probs.log().view(-1, width))
         ranks = torch.arange(width, device=tokens.device)

@@ -9,6 +9,7 @@ then varies by request, position and confidence as it did for real models. The f
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +35,8 @@ class Trace:
     Attributes:
         probs: [rows, depth, width] float32, of the most likely tokens at each depth.
         ranks: [rows, depth] uint8, rank among them of the token that the target wrote.
-            Autoregressive drafters continue their own drafts (width 1): after the first
-            wrong draft all ranks are NO_RANK.
+            Autoregressive drafters continue their own drafts: after the first one that
+            is not the best token all ranks are NO_RANK.
         lengths: [texts] rows of each text.
         header: what was recorded, with what, and when.
     """
@@ -44,6 +45,11 @@ class Trace:
     ranks: np.ndarray
     lengths: np.ndarray
     header: dict[str, Any]
+
+    @property
+    def continues_best(self) -> bool:
+        """Whether only the best node of a depth has children in trees."""
+        return self.header.get("is_autoregressive", False)
 
     @staticmethod
     def load(name: str, folder: Path = FOLDER) -> "Trace":
@@ -112,11 +118,16 @@ def tokens_per_step(
     if num_nodes is None:
         counts = [accepted_of_chain(row, num_drafts) for row in trace.ranks.tolist()]
     else:
-        from vllm.config.drafter import num_candidates  # not in vLLM's release
+        # Not in vLLM's release.
+        from vllm.config.drafter import num_candidates
+        from vllm.v1.worker.gpu.spec_decode.draft_tree import candidate_table
 
+        only_best = trace.continues_best
         width = num_candidates(num_nodes)
+        width = candidate_table.NUM_CANDIDATES if only_best else width
+        grow = partial(best_first, num_nodes=num_nodes, continues_best=only_best)
         counts = [
-            len(accepted_of_tree(ranks, best_first(log_probs, num_nodes)))
+            len(accepted_of_tree(ranks, grow(log_probs)))
             for log_probs, ranks in zip(
                 np.log(among_candidates(trace.probs[:, :num_drafts], width)).tolist(),
                 trace.ranks[:, :num_drafts].tolist(),

@@ -2,6 +2,7 @@
 """Which engines run at the same time, and with which models."""
 
 import json
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -42,11 +43,10 @@ def test_engines_besides_fixed_chains():
     (group,) = planned(flags + "--auto 11 --draft-tree 8 15 --adaptive")
     (chains,) = planned(flags)
     assert {str(key) for key in group} - {str(key) for key in chains} == {
-        "ours/pard/K11tree15",
-        "ours/draft/K11auto",
-        "ours/pard/K11tree15auto",
-        "ours/pard/K11tree15autoadaptive",
-        "ours/draft/K11autoadaptive",
+        *(
+            f"ours/{mode}/K11tree15{auto}"
+            for mode, auto in product(("draft", "pard"), ("", "auto", "autoadaptive"))
+        ),
         "ours/draft/K11adaptive",
         "ours/pard/K11adaptive",
         "base-v2/draft/K11adaptive",
@@ -75,7 +75,7 @@ def test_auto_with_chains_and_with_trees():
     (group,) = planned(flags + "--num-speculative-tokens --implementations ours")
     assert {str(key) for key in group} == {
         f"ours/{mode}/K8{tree}auto{adaptive}"
-        for mode, tree in (("draft", ""), ("pard", ""), ("pard", "tree31"))
+        for mode, tree in product(("draft", "pard"), ("", "tree31"))
         for adaptive in ("", "adaptive")
     }
 
@@ -103,9 +103,8 @@ def test_engine_that_chooses_is_shared_with_all_that_are_told(adaptive: str):
     keys = [key for group in plan_groups(args, 99) for key in group]
     engines = {str(engine_of(key, args)) for key in keys if key.implementation == OURS}
     assert engines == {
-        f"ours/draft/K8auto{adaptive}",
-        f"ours/pard/K8tree15auto{adaptive}",
-        f"ours/pard/K8auto{adaptive}",
+        f"ours/{mode}/K8{tree}auto{adaptive}"
+        for mode, tree in product(("draft", "pard"), ("", "tree15"))
     }
 
 

@@ -98,7 +98,7 @@ def test_trees_are_drafted_and_accepted_as_recorded(monkeypatch, depth, width):
     )
     speculator = SimpleNamespace(buffers=SimpleNamespace(batch=batch))
     hidden = torch.zeros(60, depth, 4)
-    log_probs, tokens = drafting.rank_candidates(speculator, hidden, None)
+    log_probs, tokens = drafting.rank_candidates(speculator, hidden, None, 0)
     tokens = tokens.view(60, depth, width)
     probs = traces.among_candidates(trace.probs[:, :depth], width)
     expected = torch.from_numpy(probs)

@@ -12,7 +12,7 @@ import pytest
 from .conftest import RunEngine
 from .oracle import assert_greedy_output_matches
 from .other_vocabulary import with_other_vocabulary
-from .test_unified_speculator import MODES, PARALLEL
+from .test_unified_speculator import MODES
 
 K, MAX_NUM_SEQS = 7, 16
 # No drafts at first, and more as requests end.
@@ -44,8 +44,6 @@ def test_outputs_with_cuda_graphs(
 ):
     if on_cpu:
         pytest.skip("needs a GPU")
-    if how == "tree" and mode not in PARALLEL:
-        pytest.skip("drafts one token at a time")
     prompts = [make_prompt(16 + 13 * i, i) for i in range(24)]
     requests = [{"prompt": prompt, "max_tokens": 100} for prompt in prompts]
     drafter = models / mode

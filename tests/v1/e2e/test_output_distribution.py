@@ -58,7 +58,6 @@ ADAPTIVE = {"enable_adaptive_verification": True}
 METHODS |= {
     f"adaptive {name}": METHODS[name] | ADAPTIVE for name in ("probabilistic", "block")
 }
-PARALLEL = ("pard", "pard2", "peagle", "pard-small", "peagle-small")
 WRONG_RULE = {
     "rejection_sample_method": "synthetic",
     "synthetic_acceptance_rates": [1.0] * NUM_DRAFTS,
@@ -138,9 +137,8 @@ def draw(run_engine: RunEngine, folders, count: int):
 def combinations() -> Iterator[Any]:
     """Each mode with each method; all but two are slow."""
     for mode, method in product(MODES, METHODS):
-        if method != "tree" or mode in PARALLEL:
-            is_fast = mode in FAST and method == "probabilistic"
-            yield pytest.param(mode, method, marks=() if is_fast else pytest.mark.slow)
+        is_fast = mode in FAST and method == "probabilistic"
+        yield pytest.param(mode, method, marks=() if is_fast else pytest.mark.slow)
 
 
 @pytest.mark.parametrize("mode, method", list(combinations()))

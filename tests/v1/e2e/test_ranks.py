@@ -18,7 +18,7 @@ from .engine import Engines
 from .oracle import assert_greedy_output_matches, load_model
 from .other_vocabulary import with_other_vocabulary
 from .rank_models import as_mixture, with_even_heads
-from .test_unified_speculator import MODES, PARALLEL
+from .test_unified_speculator import MODES
 
 CORES = sorted(os.sched_getaffinity(0))
 NUM_DEVICES = torch.cuda.device_count() if torch.cuda.is_available() else len(CORES)
@@ -78,8 +78,6 @@ def test_tensor_parallel(
     mode: str,
     how: str,
 ):
-    if how.endswith("tree") and mode not in PARALLEL:
-        pytest.skip("drafts one token at a time")
     prompts = [make_prompt(16 + 13 * i, i) for i in range(8)]
     is_head = MODES[mode]["method"] != "draft_model"
     is_whole = how.startswith("whole") and not is_head

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 from zlib import crc32
 
 from vllm.config.drafter.length import (
-    depth_of,
     chosen_lengths,
+    depth_of,
     is_auto,
     least_trimmed,
     trims,

@@ -112,8 +112,8 @@ def uniform_batches(
 
     A request with k drafts verifies k + 1 tokens, and the next step usually asks for as
     many drafts again. If several numbers of drafts share the first pass, changes from
-    one to another are covered too. Of a tree's rows the drafter processes at most K + 1,
-    where K is the depth of the deepest.
+    one to another are covered too. Of a tree's rows the drafter processes at most
+    K + 1, where K is the depth of the deepest.
     """
     recorded_as, spec = same_first_passes(layouts), vllm_config.speculative_config
     most = _deepest(layouts)

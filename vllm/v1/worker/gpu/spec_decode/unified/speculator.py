@@ -215,7 +215,7 @@ class UnifiedSpeculator(DraftModelSpeculator):
             build_trees(self, plan, batch.num_reqs)
 
     def _run_later(self, plan: DraftPlan, batch: InputBatch, shape: DraftShape) -> None:
-        """Later passes: drafts of the previous pass, masks; W more drafts are sampled."""
+        """Later passes: drafts of the one before, masks; W more drafts are sampled."""
         if self._is_self_contained(shape):
             # These graphs hold all later passes, and prepare their inputs too.
             self._replay(shape, plan.layout.num_passes)

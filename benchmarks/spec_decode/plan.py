@@ -99,7 +99,7 @@ def is_shared(key: EngineKey, args: Namespace) -> bool:
     if not args.share_engines or key.implementation != OURS or key.mode == "none":
         return False
     if key.is_auto:
-        return args.adaptive
+        return True
     if args.auto is not None:
         return not key.is_fp8 and key.num_tokens <= args.auto
     return key.mode in PARALLEL and not key.is_fp8 and not key.is_adaptive
@@ -110,7 +110,7 @@ def engine_of(key: EngineKey, args: Namespace) -> EngineKey:
     if not is_shared(key, args):
         return key
     if key.is_auto:
-        return key._replace(is_adaptive=True)
+        return key._replace(is_adaptive=args.adaptive)
     nodes = max(args.draft_tree, default=0)
     if args.auto is None:
         return key._replace(num_tokens=max(args.num_speculative_tokens), tree=nodes)

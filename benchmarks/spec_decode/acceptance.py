@@ -38,10 +38,11 @@ def _recorded_of_auto(name: str, depth: int, num_drafts: int) -> float:
     """`recorded_length` of a choice of "auto": nodes of a tree if above `depth`."""
     if num_drafts <= depth:
         return recorded_length(name, num_drafts)
-    from vllm.config.drafter.length import ROWS_PER_PASS  # not in vLLM's release
+    # Not in vLLM's release.
+    from vllm.config.drafter.drafter import depth_with_passes
 
     if Trace.load(name).continues_best:
-        depth = min(depth, (num_drafts + 1) // ROWS_PER_PASS)
+        depth = depth_with_passes(num_drafts, depth)
     return recorded_length(name, depth, num_drafts)
 
 

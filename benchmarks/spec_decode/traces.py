@@ -119,12 +119,10 @@ def tokens_per_step(
         counts = [accepted_of_chain(row, num_drafts) for row in trace.ranks.tolist()]
     else:
         # Not in vLLM's release.
-        from vllm.config.drafter import num_candidates
-        from vllm.v1.worker.gpu.spec_decode.draft_tree import candidate_table
+        from vllm.config.drafter.drafter import CANDIDATES_OF_PASS, num_candidates
 
         only_best = trace.continues_best
-        width = num_candidates(num_nodes)
-        width = candidate_table.NUM_CANDIDATES if only_best else width
+        width = CANDIDATES_OF_PASS if only_best else num_candidates(num_nodes)
         grow = partial(best_first, num_nodes=num_nodes, continues_best=only_best)
         counts = [
             len(accepted_of_tree(ranks, grow(log_probs)))

@@ -16,13 +16,26 @@ DrafterName = Literal["pard", "pard2", "pard-2", "peagle", "p-eagle"]
 MAX_NODES = 127  # with the last token, a node's attention mask has 128 bits
 
 
+# With one pass per depth, rows of a tree for each: the chain's and three siblings. With
+# EAGLE-3 and a draft model more siblings gain less than a further pass costs.
+ROWS_PER_PASS = 4
+# Candidate tokens of a depth that is drafted in a pass of its own.
+CANDIDATES_OF_PASS = 8
+
+
 def num_candidates(num_nodes: int) -> int:
-    """Candidate tokens per position for a tree of `num_nodes` nodes.
+    """Candidate tokens per position for a tree of `num_nodes` nodes, drafted in one
+    pass.
 
     With 16 instead of 8, the bundled drafters have as many tokens per step accepted
     with trees of 15 nodes, and 0.9 % more with trees of 31.
     """
     return 8 if num_nodes <= 15 else 16
+
+
+def depth_with_passes(num_nodes: int, most: int) -> int:
+    """Depth that "auto" gives a tree with one pass per depth, at most `most`."""
+    return min(most, max(1, (num_nodes + 1) // ROWS_PER_PASS))
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,13 @@ from pydantic import BeforeValidator
 
 from vllm.logger import init_logger
 
-from .drafter import MAX_NODES, METHODS, DrafterConfig
+from .drafter import (
+    MAX_NODES,
+    METHODS,
+    ROWS_PER_PASS,
+    DrafterConfig,
+    depth_with_passes,
+)
 
 if TYPE_CHECKING:
     from vllm.config.speculative import SpeculativeConfig
@@ -32,9 +38,6 @@ CHAINS = (0, 1, 2, 3, 4, 5, 7, 9, 12, 16, 21, 28)
 # Nodes of trees that are drafted in one pass. With the last token, up to sixteen rows
 # more each.
 TREES = (11, 15, 23, 31, 47, 63)
-# With one pass per depth, rows of a tree for each: the chain's and three siblings. With
-# EAGLE-3 and a draft model more siblings gain less than a further pass costs.
-ROWS_PER_PASS = 4
 # Most tree rows in a step that may pay: from about here on the time of the target's
 # matrix products is proportional to the rows.
 MAX_TREE_ROWS = 256
@@ -122,7 +125,7 @@ def depth_of(spec: Any, num_drafts: int) -> int:
     drafter = spec.drafter
     depth = drafter.num_speculative_tokens
     if num_drafts > depth and drafter.parallel_width == 1 and is_auto(spec):
-        return min(depth, max(1, (num_drafts + 1) // ROWS_PER_PASS))
+        return depth_with_passes(num_drafts, depth)
     return min(depth, num_drafts)
 
 

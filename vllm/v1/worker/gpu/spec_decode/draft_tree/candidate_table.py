@@ -3,11 +3,8 @@
 
 import torch
 
+from vllm.config.drafter.drafter import CANDIDATES_OF_PASS
 from vllm.triton_utils import tl, triton
-
-# Candidates of a depth. Only the best one is continued by further passes, and a node's
-# siblings are seldom more: trees of 27 nodes gain nothing from 16.
-NUM_CANDIDATES = 8
 
 
 @triton.jit(do_not_specialize=["depth"])
@@ -51,7 +48,7 @@ class CandidateTable:
     """
 
     def __init__(self, max_num_reqs: int, max_depth: int, device: torch.device):
-        shape = (max_num_reqs, max_depth, NUM_CANDIDATES)
+        shape = (max_num_reqs, max_depth, CANDIDATES_OF_PASS)
         self.log_probs = torch.zeros(shape, dtype=torch.float32, device=device)
         self.tokens = torch.zeros(shape, dtype=torch.int32, device=device)
         self.sample_requests = torch.full(

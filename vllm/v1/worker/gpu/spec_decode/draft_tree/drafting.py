@@ -5,9 +5,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from vllm.config.drafter import num_candidates
+from vllm.config.drafter.drafter import CANDIDATES_OF_PASS, num_candidates
 
-from .candidate_table import NUM_CANDIDATES
 from .candidates import best_candidates
 from .topology import grow_trees
 
@@ -78,7 +77,7 @@ def rank_candidates(
     `best_candidates`."""
     vocabulary = speculator.drafter.vocabulary
     is_only = plan.layout.num_passes == 1
-    count = num_candidates(plan.num_drafts) if is_only else NUM_CANDIDATES
+    count = num_candidates(plan.num_drafts) if is_only else CANDIDATES_OF_PASS
     count = min(count, vocabulary.size)
     parts = []
     for part in speculator.slices(*rows.shape[:2]):

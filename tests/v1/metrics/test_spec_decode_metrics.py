@@ -28,7 +28,7 @@ from vllm.v1.spec_decode.step_metrics import (
 )
 
 K = 3
-PARD = DrafterConfig("draft_model", K, is_parallel=True)
+PARD = DrafterConfig("draft_model", K, is_parallel=True, parallel_width=K)
 N = 9  # nodes of a tree
 LENGTH_UNKNOWN = {"acceptance_length": nan}
 
@@ -51,11 +51,22 @@ def step_with_trees(
     verified = SpecDecodingStats.new(N)
     for numbers, ranks in trees:
         verified.observe_draft(nodes, len(numbers))
-        observe_tree(verified, nodes, AcceptedNodes(numbers, ranks, K, is_chain))
+        found = AcceptedNodes(numbers, ranks, K, is_chain)
+        observe_tree(verified, nodes, found, SimpleNamespace(drafter=PARD))
     return SchedulerStats(
         spec_decoding_stats=verified,
         step_drafting=StepDrafting("draft_model", "pard", N, is_tree=True),
     )
+
+
+def test_small_trees_of_several_passes_count_as_deep_as_they_are():
+    """ "auto" drafts a tree of 11 nodes in three passes, whatever K is."""
+    eagle = DrafterConfig("eagle3", 7)
+    spec = SimpleNamespace(drafter=eagle, num_speculative_tokens_per_batch_size="auto")
+    verified = SpecDecodingStats.new(27)
+    verified.observe_draft(11, 2)
+    observe_tree(verified, 11, AcceptedNodes([1, 4], [0, 1], 7), spec)
+    assert verified.num_draft_tokens_per_pos == [1] * 3 + [0] * 24
 
 
 TREES = step_with_trees(([1, 2, 7], [0, 0, 2]), ([5], [1]), ([], []))

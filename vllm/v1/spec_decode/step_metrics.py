@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vllm.config.drafter import num_candidates
-from vllm.config.drafter.length import is_auto
+from vllm.config.drafter.length import depth_of, is_auto
 
 if TYPE_CHECKING:
     from vllm.config import SpeculativeConfig, VllmConfig
@@ -92,16 +92,19 @@ class VerifiedTrees:
 
 
 def observe_tree(
-    stats: "SpecDecodingStats", num_nodes: int, accepted: "AcceptedNodes | None"
+    stats: "SpecDecodingStats",
+    num_nodes: int,
+    accepted: "AcceptedNodes | None",
+    spec: "SpeculativeConfig",
 ) -> None:
     """Adds a verified tree to a step's stats, which already count it as a draft.
 
-    Positions are depths, of which a tree has K, however many nodes it has. If a chain
-    was verified instead, nodes beyond the chain do not count as drafted.
+    Positions are depths, however many nodes a tree has. If a chain was verified
+    instead, nodes beyond the chain do not count as drafted.
     """
     if accepted is None:
         return
-    for node in range(accepted.max_depth, num_nodes):
+    for node in range(depth_of(spec, num_nodes), num_nodes):
         stats.num_draft_tokens_per_pos[node] -= 1
         stats.num_draft_tokens -= accepted.is_chain
     if accepted.is_chain or num_nodes <= accepted.max_depth:

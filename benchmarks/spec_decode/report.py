@@ -172,6 +172,8 @@ def settings(results: files.Results, value: str = "steady") -> pd.DataFrame:
         return found
     if value == "steady":
         found = found[~found["setting"].str.contains("adaptive")]
+    is_ours, setting = found["side"] == OURS, found["setting"]
+    found["setting"] = setting.where(is_ours, f"{VLLM} " + setting)
     place = ["mode", "context", "requests"]
     return found.pivot(index=place, columns="setting", values=value)
 
@@ -226,6 +228,10 @@ def engine_sections(results: files.Results) -> Iterator[tuple[str, str]]:
 
 OTHERS = {
     "auto": ('"auto" beside what it chooses among, in one run (tokens/s)', settings),
+    "trees": (
+        "Trees and chains of autoregressive drafters, and vLLM's chains (tokens/s)",
+        settings,
+    ),
     "adaptive": (
         "Adaptive verification beside it, as rounds had drafts accepted (tokens/s)",
         partial(settings, value="drawn"),

@@ -23,8 +23,10 @@ from vllm.config.drafter.length import (
     check_auto,
     chosen_lengths,
     covering_lookup,
+    depth_of,
     is_auto,
     lengths_vary,
+    tree_sizes,
     trims,
 )
 from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
@@ -46,6 +48,24 @@ from .specs import engine_config, unresolved
 )
 def test_candidate_lengths(depth: int, nodes: int | None, lengths: list[int]):
     assert candidate_lengths(depth, nodes) == lengths
+
+
+def test_trees_to_choose_from():
+    """With one pass for each depth, small trees have less of it."""
+    one_pass = DrafterConfig("draft_model", 7, is_parallel=True, parallel_width=7)
+    assert tree_sizes(one_pass) == [*TREES]
+    assert tree_sizes(replace(one_pass, parallel_width=3)) == []
+    each = DrafterConfig("eagle3", 7)
+    assert tree_sizes(each) == [11, 15, 19, 23, 27]
+    assert tree_sizes(replace(each, num_speculative_tokens=2)) == [7]
+    assert tree_sizes(replace(each, num_speculative_tokens=1)) == []
+
+    def depths(drafter: DrafterConfig, schedule: str | None) -> list[int]:
+        spec = settings(drafter=drafter, num_speculative_tokens_per_batch_size=schedule)
+        return [depth_of(spec, n) for n in (0, 3, 7, 11, 15, 27, 31)]
+
+    assert depths(each, "auto") == [0, 3, 7, 3, 4, 7, 7]
+    assert depths(each, None) == depths(one_pass, "auto") == [0, 3, 7, 7, 7, 7, 7]
 
 
 @pytest.mark.parametrize("max_batch_size", [1, 2, 5, 8, 256])

@@ -9,6 +9,7 @@ import pytest
 
 from vllm.v1.spec_decode.dynamic import acceptance
 from vllm.v1.spec_decode.dynamic.acceptance import (
+    LOST_ALONE,
     ChainAcceptance,
     PlanAcceptance,
     Verified,
@@ -117,8 +118,24 @@ def test_tree_gives_acceptance_of_chains_and_smaller_trees(has_cut_trees):
             estimate.observe(Verified(9, [1, 2, 5], 2))
             estimate.observe(Verified(2, [1, 2], 2))
         estimate.end_steps()
-    expected = {0: 1, 1: 2, 2: 3, 3: 3, 4: 3, 7: 4, 15: 5}
+    alone = 1 - LOST_ALONE  # chains accept less without a tree around them
+    expected = {0: 1, 1: 1 + alone, 7: 4, 15: 5}
+    expected |= {k: 1 + 2 * alone for k in (2, 3, 4)}
     assert estimate.expected_tokens() == pytest.approx(expected, abs=0.1)
+
+
+def test_trees_of_several_passes_are_compared_with_chains_of_their_depth():
+    """The tree of 7 nodes has depth 2, that of 11 depth 3; node 3 is a sibling."""
+    estimate = PlanAcceptance(5, trees={7: 2, 11: 3})
+    for _ in range(500):
+        estimate.observe(Verified(11, [1, 3], 1))
+        estimate.end_steps()
+    expected, alone = estimate.expected_tokens(), 1 - LOST_ALONE
+    wanted = {0: 1, 1: 1 + alone, 2: 1 + alone, 3: 1 + alone, 7: 3, 11: 3}
+    found = {plan: expected[plan] for plan in wanted}
+    assert found == pytest.approx(wanted, abs=0.1)
+    # Deeper drafts were not verified: their acceptance is guessed from the last one's.
+    assert expected[5] == pytest.approx(expected[3], abs=0.1)
 
 
 @pytest.mark.parametrize("share", [0.4, 0.7])

@@ -109,6 +109,14 @@ def test_tree_is_observed_by_its_chain(clock):
     assert watch._recent.length(2) == pytest.approx(2.0)
 
 
+def test_small_tree_does_not_count_at_depths_that_it_does_not_have(clock):
+    watch = AcceptanceWatch("a/drafter", K, LIMIT, depth_of=lambda num_drafts: 2)
+    for _ in range(BLOCK):
+        watch.observe(11, 2, REQUEST, AcceptedNodes([1, 2], [0, 0], K))
+    assert watch._recent.reached.astype(bool).tolist() == [True] * 2 + [False] * (K - 2)
+    assert watch._recent.length(2) == pytest.approx(3.0)
+
+
 def test_nothing_is_reported_past_drafter_context(clock):
     watch = AcceptanceWatch("a/drafter", K, LIMIT)
     for _ in range(BLOCK):

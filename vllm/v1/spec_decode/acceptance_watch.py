@@ -3,12 +3,14 @@
 
 import time
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from vllm.config.drafter.drafter import DrafterConfig
-from vllm.config.drafter.length import trims
+from vllm.config.drafter.length import depth_of, trims
 from vllm.logger import init_logger
 from vllm.v1.core.sched.draft_limit import are_within
 
@@ -63,13 +65,21 @@ class AcceptanceWatch:
         model: the drafter's name.
         depth: positions to compare.
         limit: first position that the drafter cannot draft.
+        depth_of: how deep that many drafts of a request are; as many by default.
 
     Attributes:
         relative: recent acceptance length divided by the usual one; None at first.
     """
 
-    def __init__(self, model: str, depth: int, limit: int):
+    def __init__(
+        self,
+        model: str,
+        depth: int,
+        limit: int,
+        depth_of: Callable[[int], int] = int,
+    ):
         self.model, self.depth, self.limit = model, depth, limit
+        self._depth_of = depth_of
         self.relative: float | None = None
         self._recent, self._usual = FadingRates(depth), FadingRates(depth)
         self._new: list[tuple[int, int]] = []  # drafted, accepted
@@ -84,7 +94,8 @@ class AcceptanceWatch:
         if not isinstance(drafter, DrafterConfig) or not drafter.is_unified:
             return None
         depth = 1 if trims(spec) else drafter.num_speculative_tokens
-        return cls(spec.model, depth, drafter.limit(scheduler.max_model_len))
+        limit = drafter.limit(scheduler.max_model_len)
+        return cls(spec.model, depth, limit, partial(depth_of, spec))
 
     def observe(
         self,
@@ -97,7 +108,8 @@ class AcceptanceWatch:
         if not are_within(self.limit, request, num_drafts):
             return
         if tree is not None:
-            num_accepted = tree.num_best
+            num_drafts = self._depth_of(num_drafts)
+            num_accepted = min(tree.num_best, num_drafts)
         self._new.append((num_drafts, num_accepted))
         if len(self._new) == BLOCK:
             self._end_block(Counter(self._new))

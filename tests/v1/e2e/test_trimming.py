@@ -73,8 +73,9 @@ def test_auto_length(mode: str, run, target, scenarios):
 # Steps with trees, between steps with chains, which are trimmed. Requests are preempted
 # sometimes, so that the remaining ones are too few to trim.
 TREES = {"pard": (11, 15), "pard2": (23, 31), "peagle": (11, 15)}
+TREES |= {"eagle3": (11, 15), "draft": (19, 11)}
 # KV cache blocks of 32 tokens: eight requests start, with room for the largest tree.
-CROWDED = {"pard": 22, "pard2": 26, "peagle": 22}
+CROWDED = {"pard": 22, "pard2": 26, "peagle": 22, "eagle3": 22, "draft": 24}
 
 
 @pytest.mark.parametrize("mode", only_fast(TREES, "pard"))

@@ -245,6 +245,24 @@ def test_trees_fit_into_limits_of_a_step(limits: dict, most: int, models, on_gpu
     assert max(chosen_lengths(found)) == most
 
 
+def test_targets_with_a_state_have_no_trees_by_default(on_gpu):
+    """They would keep a state for each node, only to verify chains."""
+    parallel = SimpleNamespace(data_parallel_size=1, pipeline_parallel_size=1)
+    scheduler = SimpleNamespace(max_num_batched_tokens=512, max_num_seqs=8)
+    for has_state, most in ((False, 27), (True, 7)):
+        model = SimpleNamespace(max_model_len=4096, has_inner_state=has_state)
+        config = SimpleNamespace(
+            use_v2_model_runner=True,
+            watermark_config=None,
+            parallel_config=parallel,
+            scheduler_config=scheduler,
+            model_config=model,
+            speculative_config=settings(drafter=DrafterConfig("eagle3", 7)),
+        )
+        assert settle_auto(config)
+        assert max(chosen_lengths(config.speculative_config)) == most
+
+
 # Adaptive verification.
 
 
@@ -264,7 +282,7 @@ def test_adaptive_verification_with_auto(method: str, schedule, on_gpu):
         use_v2_model_runner=True,
         parallel_config=SimpleNamespace(data_parallel_size=1, pipeline_parallel_size=1),
         scheduler_config=SimpleNamespace(max_num_batched_tokens=4096),
-        model_config=SimpleNamespace(max_model_len=4096),
+        model_config=SimpleNamespace(max_model_len=4096, has_inner_state=False),
     )
     for _ in range(2):  # settling again changes nothing
         assert settle_auto(config)
@@ -330,6 +348,7 @@ def engine_with(**changes: Any) -> SimpleNamespace:
         "model_config": {
             "return_sampling_mask": False,
             "use_mla": False,
+            "has_inner_state": False,
             "max_model_len": 4096,
         },
         "scheduler_config": {"max_num_batched_tokens": 4096, "max_num_seqs": 256},

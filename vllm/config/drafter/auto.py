@@ -86,6 +86,8 @@ def _nodes_to_choose(vllm_config: "VllmConfig", is_unified: bool) -> int | None:
         and vllm_config.parallel_config.data_parallel_size == 1
         and vllm_config.parallel_config.pipeline_parallel_size == 1
         and not current_platform.is_cpu()
+        # Recurrent layers would keep a state for each node, to verify chains alone.
+        and not vllm_config.model_config.has_inner_state
     )
     if not possible:
         return None

@@ -35,7 +35,7 @@ def num_candidates(num_nodes: int) -> int:
 
 def depth_with_passes(num_nodes: int, most: int) -> int:
     """Depth that "auto" gives a tree with one pass per depth, at most `most`."""
-    return min(most, max(1, (num_nodes + 1) // ROWS_PER_PASS))
+    return min(most, max(2, (num_nodes + 1) // ROWS_PER_PASS))
 
 
 @dataclass(frozen=True)

@@ -104,7 +104,9 @@ def observe_tree(
     """
     if accepted is None:
         return
-    for node in range(depth_of(spec, num_nodes), num_nodes):
+    # A tree that was cut may be deeper than others of as many nodes.
+    depth = max(depth_of(spec, num_nodes), len(accepted.numbers))
+    for node in range(depth, num_nodes):
         stats.num_draft_tokens_per_pos[node] -= 1
         stats.num_draft_tokens -= accepted.is_chain
     if accepted.is_chain or num_nodes <= accepted.max_depth:

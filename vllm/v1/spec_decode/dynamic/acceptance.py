@@ -38,7 +38,6 @@ NO_TREES: Mapping[int, int] = {}
 # too, but a tree has often accepted another token there. With the bundled drafters it
 # is 0.02 to 0.09.
 LOST_ALONE = 0.06
-RECENT_DRAFTS = 64  # over which the share of trees is averaged
 
 
 class Verified(NamedTuple):
@@ -298,9 +297,10 @@ class PlanAcceptance:
     ):
         self.num_speculative_tokens = num_speculative_tokens
         self.chains = ChainAcceptance(num_speculative_tokens)
-        self._share_of_trees = 0.0
+        self._trees = self._drafts = 0.0  # observed, faded as those of chains are
         sizes, self._depths = sorted(trees), trees
-        totals = [0.0, *map(tree_gain, sizes)]
+        is_one_pass = min(trees.values(), default=0) == num_speculative_tokens
+        totals = [0.0, *(tree_gain(nodes, is_one_pass) for nodes in sizes)]
         self._gains = {  # from the smallest tree to the largest
             nodes: _Gain(total - before)
             for nodes, (before, total) in zip(sizes, pairwise(totals), strict=True)
@@ -310,8 +310,8 @@ class PlanAcceptance:
         """Records a request's drafts; for `run` see `ChainAcceptance.observe`."""
         num_drafts, accepted, num_best, unverified = drafts
         depth, of_smaller = self.depth(num_drafts), 0
-        is_tree = num_drafts > self.num_speculative_tokens
-        self._share_of_trees += (is_tree - self._share_of_trees) / RECENT_DRAFTS
+        self._drafts += 1
+        self._trees += num_drafts > self.num_speculative_tokens
         self.chains.observe(depth, min(num_best, depth), unverified, run)
         for nodes, gain in self._gains.items():
             if nodes > num_drafts:
@@ -332,27 +332,35 @@ class PlanAcceptance:
     def end_steps(self, num_steps: int = 1) -> None:
         """Takes in the observations since the last call, of `num_steps` steps."""
         self.chains.end_steps(num_steps)
+        kept = MAX_DRAFTS / max(self._drafts, MAX_DRAFTS)
+        kept *= 0.5 ** (num_steps / HALF_LIFE)
+        self._trees, self._drafts = self._trees * kept, self._drafts * kept
         for gain in self._gains.values():
             gain.fade(num_steps)
 
     def expected_tokens(self) -> dict[int, float]:
         """Acceptance length (accepted drafts + 1) by plan."""
-        within_trees, gained = self.chains.expected_tokens(), 0.0
-        kept = 1.0 - LOST_ALONE * self._share_of_trees
-        expected = {k: 1.0 + kept * (n - 1.0) for k, n in within_trees.items()}
+        observed, gained = self.chains.expected_tokens(), 0.0
+        if not self._gains:
+            return observed
+        alone = 1.0 - self._trees / max(self._drafts, 1.0)  # share of chains
+        # What was observed is between the two.
+        within = {
+            k: (n - 1.0) / (1.0 - LOST_ALONE * alone) for k, n in observed.items()
+        }
+        expected = {k: 1.0 + (1.0 - LOST_ALONE) * n for k, n in within.items()}
         for nodes, gain in self._gains.items():
             gained += gain.value
-            expected[nodes] = within_trees[self._depths[nodes]] + gained
+            expected[nodes] = 1.0 + within[self._depths[nodes]] + gained
         return expected
 
 
-def tree_gain(nodes: int) -> float:
-    """Initial guess of the nodes that a tree has accepted beyond the longest chain.
+def tree_gain(nodes: int, is_one_pass: bool = True) -> float:
+    """Initial guess of the nodes that a tree has accepted beyond a chain as deep.
 
     With PARD on held-out text sampled at temperature 0.5, of which chains have 2.1
     drafts accepted, trees gain 0.4, 0.7, 1.0 and 1.2 with 7, 15, 31 and 63 nodes. They
     gain a tenth less on greedy text (chains: 4.5), and a quarter less at temperature
-    0.8 (chains: 0.9). Trees of autoregressive drafters gain 0.1 less beyond the chain
-    of their depth.
+    0.8 (chains: 0.9). Chains with siblings gain 0.1 less.
     """
-    return 0.28 * log2(nodes + 1) - 0.49
+    return 0.28 * log2(nodes + 1) - (0.49 if is_one_pass else 0.59)

@@ -302,8 +302,8 @@ class DraftLengths:
         """Now and then tries another plan, of which nothing new is learned otherwise.
 
         In turns: the next larger plan, the next larger tree, and the best plan that has
-        not been timed while serving. Acceptance of shorter chains needs no try: it is
-        learned from the chosen plan.
+        not been timed while serving. Acceptance of chains that are no deeper needs no
+        try: it is learned from the chosen plan.
         """
         other = self._to_try(load.num_reqs, chosen, offer)
         if other is None:

@@ -109,7 +109,8 @@ def measure_pass_times(executor: "Executor") -> PassTimes:
     # The time that a longer context adds is nearly linear in the verified tokens, so a
     # few lengths suffice.
     chains = [length for length in lengths if length <= depth]
-    few = sorted({chains[0], chains[len(chains) // 2], depth, lengths[-1]})
+    few = {chains[0], chains[len(chains) // 2], depth, lengths[-1]}
+    few = sorted(few | {*[length for length in lengths if length > depth][:1]})
     steps = [(CONTEXT, size, lengths) for size in sizes_to_measure(largest)[1:]]
     steps += [(*point, few) for point in long_contexts(config, largest)]
     for number, (context, size, some) in enumerate(steps):
@@ -118,24 +119,26 @@ def measure_pass_times(executor: "Executor") -> PassTimes:
         times.setdefault(context, {})[size] = measure(context, size, some)
     executor.collective_rpc(leave_no_trace)
     if is_cpu:
-        times = {context: _at_most_larger(sizes) for context, sizes in times.items()}
+        times = {at: _at_most_larger(sizes, depth) for at, sizes in times.items()}
     _log_measured(times, len(lengths), time.perf_counter() - started)
     return times
 
 
-def _at_most_larger(by_size: dict[int, Row]) -> dict[int, Row]:
+def _at_most_larger(by_size: dict[int, Row], depth: int) -> dict[int, Row]:
     """Step times, lowered to those of more requests or drafts if these are shorter.
 
     On a CPU, other processes make some steps seem longer, and none shorter. Without
-    this a plan that was measured at such a moment would never be chosen.
+    this a plan that was measured at such a moment would never be chosen. A tree may
+    take fewer passes than a chain, so the two are not compared.
     """
     found: dict[int, Row] = {}
     larger: Row = {}
     for size in sorted(by_size, reverse=True):
-        row, least = {}, float("inf")
+        row, least = {}, [float("inf")] * 2
         for length in sorted(by_size[size], reverse=True):
-            least = min(least, by_size[size][length], larger.get(length, float("inf")))
-            row[length] = least
+            seconds = by_size[size][length], larger.get(length, float("inf"))
+            is_tree = length > depth
+            row[length] = least[is_tree] = min(least[is_tree], *seconds)
         found[size] = larger = dict(sorted(row.items()))
     return found
 

@@ -220,6 +220,29 @@ def test_trees_have_no_graphs_of_trimmed_batches():
     assert ragged == {(3, 8 + 3), (7, 8 + 7)}
 
 
+def test_trees_of_several_passes_share_graphs_up_to_the_rows_that_pay():
+    """Regression: with 0 among the lengths, first passes of trees had no limit."""
+    widest = DraftLayout(7, 1, 1)
+    depths = {0: 0, 3: 3, 7: 7, 11: 3, 15: 4, 27: 7}
+    layouts = {k: widest.for_drafts(depth) for k, depth in depths.items()}
+    first = {0: 0, 3: 7, 7: 7, 11: 27, 15: 27, 27: 27}
+    later = {0: 7, 3: 7, 7: 7, 11: 27, 15: 27, 27: 27}
+    assert same_first_passes(layouts) == first
+    assert same_later_passes(layouts) == later
+    engine = config(256)
+    engine.speculative_config.num_speculative_tokens_per_batch_size = "auto"
+    engine.speculative_config.num_speculative_tokens = 27
+    sizes = [*SIZES, *range(80, 513, 16)]
+    engine.compilation_config.cudagraph_capture_sizes = sizes
+    engine.compilation_config.max_cudagraph_capture_size = 512
+    batches = [b for b in record(layouts, engine) if b.num_drafts == 27]
+    # Eight rows after a tree, one after a step without drafts; one in later passes.
+    slots = {(b.uniform_token_count, b.first_pass) for b in batches}
+    assert slots == {(8, 0), (1, 0), (1, 1), (1, 3), (1, 4)}
+    # 21 requests have 252 rows of trees of 11 nodes; they may be padded.
+    assert 21 <= max(b.num_reqs for b in batches) <= 32
+
+
 def trimmed_batch(extra_drafts: int) -> SimpleNamespace:
     """Eight requests of 7 drafts each, of which some are verified."""
     return SimpleNamespace(

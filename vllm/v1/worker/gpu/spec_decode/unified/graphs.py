@@ -120,13 +120,14 @@ def uniform_batches(
     for num_drafts in sorted(set(recorded_as.values())):
         layout = layouts[num_drafts]
         before = {k for k, other in recorded_as.items() if other == num_drafts}
+        smallest = min(before)
         if layout.parallel_width == 1 and num_drafts and 0 in layouts:
             before.add(0)
         for verified in sorted({min(k, most) + 1 for k in before}):
             slots = verified + layout.num_extra_slots
             counts = _request_counts(vllm_config, verified)
             if num_drafts > most:
-                counts = _worth_trees(spec, counts, min(before))
+                counts = _worth_trees(spec, counts, smallest)
             for num_reqs in counts:
                 yield _full(num_reqs, slots, num_drafts, 0, 1)
 

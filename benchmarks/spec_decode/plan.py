@@ -52,8 +52,7 @@ def auto_engines(args: Namespace, mode: str) -> list[EngineKey]:
     With up to the largest --draft-tree, and also without trees if 0 was given; each of
     them also with adaptive verification if --adaptive is set.
     """
-    given = args.draft_tree
-    sizes = sorted({max(given, default=0), *({0} & {*given})})
+    sizes = sorted({max(args.draft_tree, default=0), *({0} & {*args.draft_tree})})
     return [
         EngineKey(OURS, mode, args.auto, True, args.shapes, nodes, is_adaptive)
         for nodes in sizes

@@ -118,11 +118,10 @@ def tokens_per_step(
     if num_nodes is None:
         counts = [accepted_of_chain(row, num_drafts) for row in trace.ranks.tolist()]
     else:
-        # Not in vLLM's release.
-        from vllm.config.drafter.drafter import CANDIDATES_OF_PASS, num_candidates
+        from vllm.config.drafter import num_candidates  # not in vLLM's release
 
         only_best = trace.continues_best
-        width = CANDIDATES_OF_PASS if only_best else num_candidates(num_nodes)
+        width = num_candidates(num_nodes, not only_best)
         grow = partial(best_first, num_nodes=num_nodes, continues_best=only_best)
         counts = [
             len(accepted_of_tree(ranks, grow(log_probs)))

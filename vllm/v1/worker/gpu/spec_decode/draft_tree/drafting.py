@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from vllm.config.drafter.drafter import CANDIDATES_OF_PASS, num_candidates
+from vllm.config.drafter import num_candidates
 
 from .candidates import best_candidates
 from .topology import grow_trees
@@ -76,8 +76,7 @@ def rank_candidates(
     """Log-probabilities, and tokens in the target's ids, [n * W, C] each; see
     `best_candidates`."""
     vocabulary = speculator.drafter.vocabulary
-    is_only = plan.layout.num_passes == 1
-    count = num_candidates(plan.num_drafts) if is_only else CANDIDATES_OF_PASS
+    count = num_candidates(plan.num_drafts, plan.layout.num_passes == 1)
     count = min(count, vocabulary.size)
     parts = []
     for part in speculator.slices(*rows.shape[:2]):

@@ -30,7 +30,7 @@ from vllm.v1.worker.gpu.cudagraph_utils import (
 )
 
 from .layout import DraftLayout
-from .plan import PassContext, same_first_passes, same_later_passes
+from .plan import PassContext, is_tree, same_first_passes, same_later_passes
 
 if TYPE_CHECKING:
     from .speculator import UnifiedSpeculator
@@ -126,7 +126,7 @@ def uniform_batches(
         for verified in sorted({min(k, most) + 1 for k in before}):
             slots = verified + layout.num_extra_slots
             counts = _request_counts(vllm_config, verified)
-            if num_drafts > most:
+            if is_tree(num_drafts, layout):
                 counts = _worth_trees(spec, counts, smallest)
             for num_reqs in counts:
                 yield _full(num_reqs, slots, num_drafts, 0, 1)
@@ -171,7 +171,7 @@ def later_batches(
         stops = {layouts[k].num_passes for k in members}
         starts = sorted(stops | {1}) if fused else range(1, max(stops) + 1)
         layout, counts = layouts[num_drafts], _request_counts(vllm_config, 1)
-        if num_drafts > layout.num_speculative_tokens:
+        if is_tree(num_drafts, layout):
             spec = vllm_config.speculative_config
             counts = _worth_trees(spec, counts, min(members))
         slots = layout.num_follow_slots

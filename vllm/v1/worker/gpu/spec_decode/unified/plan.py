@@ -28,7 +28,7 @@ class DraftPlan(NamedTuple):
 
     @property
     def is_tree(self) -> bool:
-        return self.num_drafts > self.layout.num_speculative_tokens
+        return is_tree(self.num_drafts, self.layout)
 
     def num_samples(self, draft_pass: int) -> int:
         """Drafts sampled in a pass. Without drafts the first pass still runs: it
@@ -46,6 +46,11 @@ class PassContext(NamedTuple):
     slot_mappings: dict[str, torch.Tensor] | None = None
     num_tokens_across_dp: torch.Tensor | None = None
     mode: CUDAGraphMode = CUDAGraphMode.NONE
+
+
+def is_tree(num_drafts: int, layout: DraftLayout) -> bool:
+    """Whether so many drafts are nodes of a tree, whose depth is the layout's K."""
+    return num_drafts > layout.num_speculative_tokens
 
 
 def draft_plans(
@@ -86,10 +91,10 @@ def same_first_passes(layouts: dict[int, DraftLayout]) -> dict[int, int]:
 
     def kind(num_drafts: int) -> Hashable:
         layout = layouts[num_drafts]
-        is_tree = num_drafts > layout.num_speculative_tokens
-        if not num_drafts or (is_tree and layout.num_passes == 1):
-            return num_drafts, is_tree
-        return layout.parallel_width, is_tree, "shared"
+        of_tree = is_tree(num_drafts, layout)
+        if not num_drafts or (of_tree and layout.num_passes == 1):
+            return num_drafts, of_tree
+        return layout.parallel_width, of_tree, "shared"
 
     return _largest_of_kind(layouts, kind)
 
@@ -102,9 +107,9 @@ def same_later_passes(layouts: dict[int, DraftLayout]) -> dict[int, int]:
     """
 
     def kind(num_drafts: int) -> Hashable:
-        layout = layouts[num_drafts]
-        is_tree = num_drafts > layout.num_speculative_tokens
-        return is_tree if layouts[max(layouts)].parallel_width == 1 else num_drafts
+        if layouts[max(layouts)].parallel_width > 1:
+            return num_drafts
+        return is_tree(num_drafts, layouts[num_drafts])
 
     return _largest_of_kind(layouts, kind)
 

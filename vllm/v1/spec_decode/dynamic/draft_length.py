@@ -36,11 +36,11 @@ logger = init_logger(__name__)
 # Another plan is chosen only if it promises this much more throughput.
 HYSTERESIS = 0.01
 # Shares of all time that tries of other plans may cost: of larger ones, and of drafting
-# nothing, whose step time the reported gain needs. Each may cost `FIRST_TRY` until its
-# first try, the latter at each batch size; it is repeated once the weight of what was
-# seen has fallen to `RECENT`. A try of a larger plan verifies `TRIAL_DRAFTS`, over
-# several steps if there are few requests.
-TRIAL_BUDGET, UNDRAFTED_BUDGET, FIRST_TRY = 0.004, 0.001, 0.02
+# nothing, whose step time the reported gain needs. The second number is the share until
+# the first try; the latter begins anew at each batch size, and is repeated once the
+# weight of what was seen has fallen to `RECENT`. A try of a larger plan verifies
+# `TRIAL_DRAFTS`, over several steps if there are few requests.
+TRIAL_BUDGET, UNDRAFTED_BUDGET = (0.004, 0.02), (0.001, 0.005)
 RECENT = 0.5
 # Fewest steps from one try of drafting to the next, while nothing is drafted.
 STEPS_BETWEEN_TRIES = SWITCH_COST / FIRST_BUDGET
@@ -142,9 +142,9 @@ class DraftLengths:
         self._hoped = self.acceptance.expected_tokens()  # by the prior alone
         self._chosen: dict[int, int] = {}
         self._first, self._age = FirstDrafts(), float("inf")
-        self._tries = Tries(TRIAL_BUDGET, FIRST_TRY)
+        self._tries = Tries(*TRIAL_BUDGET)
         self._undrafted: defaultdict[int, Tries] = defaultdict(  # by size of a batch
-            lambda: Tries(UNDRAFTED_BUDGET, FIRST_TRY)
+            lambda: Tries(*UNDRAFTED_BUDGET)
         )
         self._tried: list[ChainAcceptance] = []  # whose blocks the last try began
         self._trees, self._turn = set(trees), LARGER

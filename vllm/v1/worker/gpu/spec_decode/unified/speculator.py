@@ -37,6 +37,7 @@ from .sampling import sample_chain
 from .shapes import DraftShape, StepShapes
 from .slices import request_slices
 from .structs import VerifiedBatch
+from .verified_rows import knows_rejected, without_rejected
 from .window import WindowedBlockTables
 
 logger = init_logger(__name__)
@@ -83,6 +84,7 @@ class UnifiedSpeculator(DraftModelSpeculator):
         # The `idx_mapping` of dummy runs: their requests have no state and no KV.
         self.no_requests = torch.full_like(self.idx_mapping, -1)
         self.tree_step = make_tree_step(vllm_config, self.layout, device)
+        self.leaves_out_rejected = knows_rejected(drafter, device)
         self.plans = self._make_plans()
         self.graphs: DraftGraphs | None = None
         method = self.speculative_config.rejection_sample_method
@@ -160,6 +162,8 @@ class UnifiedSpeculator(DraftModelSpeculator):
         given = DraftInput(step, verified, hidden)
         if not dummy_run:
             given = self._put_off(given, plan.num_drafts)
+            if given is not None and self.leaves_out_rejected and dp_sync_state is None:
+                given = without_rejected(given)
         if given is not None:
             self._run_passes(plan, given, dp_sync_state)
         return self.draft_tokens[:n]

@@ -194,7 +194,7 @@ def fill_in(args: argparse.Namespace) -> None:
         / (ENGINES_IN_TURNS if args.in_turns else 1),
     }
     if args.dataset_name is None:
-        usual["output_len"] = 80 if is_small else 128
+        usual["output_len"] = 144 if is_small else 128
     for name, value in usual.items():
         if getattr(args, name) is None:
             setattr(args, name, value)

@@ -54,7 +54,7 @@ CATCH_UP_STEPS, CPU_CATCH_UP_STEPS = 32, 16
 # context and three for the others; the rest is for a host that is busy with other
 # engines that start.
 BUDGET_SECONDS = 10.0
-CPU_BUDGET_SECONDS = 2.0
+CPU_BUDGET_SECONDS = 1.0
 # Most time of the largest batch's steps on a CPU, if requests ran one after the other.
 CPU_LARGEST_SECONDS = 4.0
 IN_STEP_CPU_REQUESTS = 4

@@ -373,6 +373,35 @@ def save_pard2(folder: Path) -> Path:
     table[:TOKENS, KNOWN] = 1
     table[TOKENS:, FILLER] = 2**0.5
     rows[:, FOUND : FOUND + A] = parts(tokens)[:, :A] * SURE
+    return _write_pard2(folder, table, rows, layer)
+
+
+def save_far_pard2(folder: Path, heads: int = HEADS) -> Path:
+    """A PARD-2 that counts on from a slot at least three before its own.
+
+    It gets one part from that slot's token, the other from the state the slot is fed.
+
+    Args:
+        heads: that look back, to 3, 4 ... slots before. With one, each draft depends on
+            a single slot.
+    """
+    tokens, nearest = torch.arange(VOCAB), 3
+    by_token = parts(tokens)
+    by_token[:, :A] = 0
+    layer = _layer("layers.0", nearest, WIDTH)
+    out = layer["layers.0.self_attn.o_proj.weight"].view(WIDTH, HEADS, HEAD_DIM)
+    for head in range(HEADS):  # a slot is fed the state of the token before its own
+        out[:A, head, :A] = later(nearest + head + 2)[:A, :A] * 8 * NEAREST**-head
+    out[:, heads:] = 0
+    made = _tables(by_token, parts(tokens))
+    return _write_pard2(
+        folder, made["embed_tokens.weight"], made["lm_head.weight"], layer
+    )
+
+
+def _write_pard2(
+    folder: Path, table: torch.Tensor, rows: torch.Tensor, layer: Tensors
+) -> Path:
     made = {"lm_head.weight": rows, "model.embed_tokens.weight": table} | {
         f"model.{name}": tensor for name, tensor in layer.items()
     }

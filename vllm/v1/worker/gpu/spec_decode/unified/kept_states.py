@@ -5,7 +5,7 @@ The first token of a step takes the hidden state of the preceding token, which a
 earlier step computed, perhaps for another request with the same prefix. KV cache blocks
 are what these steps share. Each block keeps two states: that of the token that ends it,
 for any request that continues after it, and that of its last valid token so far, for
-the request that continues within it.
+the request that continues within it. A KV connector loads blocks without any.
 """
 
 import torch

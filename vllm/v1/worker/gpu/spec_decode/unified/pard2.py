@@ -49,10 +49,10 @@ class Pard2Drafter(Drafter):
         self.kept: KeptStates | None = None
         self.kv_group = 0
         if vllm_config.kv_transfer_config is not None:
-            logger.warning(
-                "KV that a connector loads comes without the target's hidden states, "
-                "which PARD-2 needs for the token after it: the first drafts after "
-                "such KV may be worse. Output is not affected."
+            logger.info(
+                "KV that a connector loads comes without the target's hidden states. "
+                "PARD-2 drafts without that of its last token; all others are computed "
+                "here. Output is not affected."
             )
 
     def load(self, target_model: nn.Module, vllm_config: VllmConfig) -> nn.Module:

@@ -108,3 +108,134 @@ def test_window_of_whole_context_changes_nothing(
     for each in found:
         assert_greedy_output_matches(target, each["prompts"], each["tokens"])
         assert each["counters"]["num_accepted_tokens"][0] > 0
+
+
+LONG = 1024
+# Pools that are so small that blocks are used again soon after they were given back.
+GIVEN_BACK = {
+    "draft": {"num_gpu_blocks_override": 126},
+    "draft-turns": {"num_gpu_blocks_override": 132},
+    "pard2": {"num_gpu_blocks_override": 52, "async_scheduling": True},
+    "pard2-tree": {"num_gpu_blocks_override": 54},
+}
+SPECULATIVE = {
+    "draft-turns": {"num_speculative_tokens_per_batch_size": "auto"},
+    "pard2-tree": {"draft_tree": 15},
+}
+TURNS = {"made_up_times": True, "drafts_by_turns": [0] * 70 + [3, 3, 5, 0, 3]}
+GROUPS = {"draft": "in 4 groups of 2 layers", "pard2": "in 2 groups of 6 layers"}
+
+
+def run_requests(
+    run_engine, models, case: str, scenarios: dict[str, Any], whole: bool, **engine: Any
+) -> dict[str, Any]:
+    """Results with blocks given back; if `whole`, all are kept.
+
+    Given back, blocks take the same memory, so those of the drafter, whose layers are
+    half as large as the target's, have twice as many tokens.
+    """
+    mode, _, kind = case.partition("-")
+    more = SPECULATIVE.get(case, {}) | {"draft_window": WINDOW}
+    if whole:
+        engine |= {"disable_hybrid_kv_cache_manager": True, "block_size": 2 * BLOCK}
+        engine.pop("num_gpu_blocks_override", None)
+    result = run_engine(
+        scenarios,
+        speculative_config=speculative(models, mode, DRAFTS, **more),
+        **{"block_size": BLOCK, "max_model_len": LONG, "max_num_seqs": 4} | engine,
+        max_num_batched_tokens=128,
+        record_drafts=True,
+        record_graphs=True,
+        **(TURNS if kind == "turns" else {}),
+    )
+    said = "kept until a request ends: the hybrid" if whole else "given back: it saves"
+    assert f"KV cache outside draft_window is {said}" in result["log"]
+    assert whole or GROUPS[mode] in result["log"]
+    assert result["leaked_blocks"] == 0
+    return result
+
+
+@pytest.mark.parametrize("case", GIVEN_BACK)
+def test_giving_blocks_back_changes_no_draft(
+    case: str, run_engine: RunEngine, models, target, make_prompt
+):
+    """With prompts in chunks, rejected drafts, and steps that draft nothing."""
+    prompts = [make_prompt(length, 5) for length in LENGTHS]
+    prompts += [make_prompt(60, seed) for seed in range(10)]
+    asked = [{"prompt": prompt, "max_tokens": 100} for prompt in prompts]
+    for number, short in enumerate(asked[len(LENGTHS) :]):
+        short |= {"max_tokens": 8, "arrives": 8 * number}
+    given_back, kept = (
+        run_requests(
+            run_engine,
+            models,
+            case,
+            {"all": asked},
+            whole,
+            enable_prefix_caching=False,
+            **GIVEN_BACK[case],
+        )["scenarios"]["all"]
+        for whole in (False, True)
+    )
+    assert_greedy_output_matches(target, prompts, given_back["tokens"])
+    assert given_back["counters"]["num_preemptions"] == [0]
+    assert given_back["counters"]["num_accepted_tokens"][0] > 20
+    assert given_back["drafts"] == kept["drafts"]
+
+
+@pytest.mark.parametrize("mode", GROUPS)
+def test_long_prompts_are_found_again(
+    mode: str, run_engine: RunEngine, models, target, make_prompt
+):
+    """With the first block and the window, and the same drafts follow."""
+    prompts = [make_prompt(length, 5) for length in LENGTHS]
+    asked = [{"prompt": prompt, "max_tokens": 40} for prompt in prompts]
+    scenarios = {"first": asked, "again": asked}
+    given_back, kept = (
+        run_requests(run_engine, models, mode, scenarios, whole)["scenarios"]
+        for whole in (False, True)
+    )
+    for name in scenarios:
+        assert_greedy_output_matches(target, prompts, given_back[name]["tokens"])
+        assert given_back[name]["drafts"] == kept[name]["drafts"]
+    hits = [
+        found["again"]["counters"]["prefix_cache_hits"][0]
+        for found in (given_back, kept)
+    ]
+    assert hits[0] == hits[1] == 128 + 576
+
+
+@pytest.mark.parametrize("mode", GROUPS)
+def test_a_request_needs_only_its_window(
+    mode: str, run_engine: RunEngine, models, target, make_prompt
+):
+    """A pool for all blocks of the target but not of the drafter serves a request up to
+    `max_model_len`; two at a time are preempted."""
+    window = 5  # blocks: the first one, and the window's with a chunk of the prompt
+    blocks = (LONG // BLOCK) * int(GROUPS[mode].split()[1]) - LONG // BLOCK
+    lengths = {"alone": [(900, LONG - 900)], "two": [(430, 200), (420, 200)]}
+    prompts = {
+        name: [make_prompt(length, 7) for length, _ in each]
+        for name, each in lengths.items()
+    }
+    scenarios = {
+        name: [
+            {"prompt": prompt, "max_tokens": tokens}
+            for prompt, (_, tokens) in zip(prompts[name], lengths[name], strict=True)
+        ]
+        for name in lengths
+    }
+    found = run_requests(
+        run_engine,
+        models,
+        mode,
+        scenarios,
+        whole=False,
+        num_gpu_blocks_override=1 + blocks + window,
+        async_scheduling=False,
+    )["scenarios"]
+    for name, each in found.items():
+        assert_greedy_output_matches(target, prompts[name], each["tokens"])
+        assert each["counters"]["num_accepted_tokens"][0] > 20
+    assert found["alone"]["counters"]["num_preemptions"] == [0]
+    assert found["two"]["counters"]["num_preemptions"][0] > 0

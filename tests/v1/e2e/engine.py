@@ -18,7 +18,8 @@ ENGINE = {
 # Keys of a job besides scenarios and the engine's arguments.
 ASKED = ("async_scheduling", "defaults_of_a_gpu", "drafts_by_turns", "env")
 ASKED += ("idle_every", "is_multimodal", "keep_drafts", "made_up_times")
-ASKED += ("record_drafts", "record_graphs", "sleeps", "updates", "watch_waits")
+ASKED += ("record_drafts", "record_graphs", "sleeps", "updates", "watch_loading")
+ASKED += ("watch_waits",)
 
 
 class EngineError(Exception):

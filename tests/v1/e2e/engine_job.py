@@ -26,7 +26,9 @@ prompt, each of which is added after the previous one was answered. A job may al
     record_drafts, keep_drafts, watch_waits: what to record or check, with one class of
         `watches.py` each;
     sleeps: by scenario, the sleep level of the engine before it; after level 2 the
-        target's weights are reloaded;
+        target's weights are reloaded. `forgotten` has tensors of the acceptance
+        estimator that this changed;
+    watch_loading: `discarded` has tensors that sleep discards: see `loaded_tensors.py`;
     updates: by scenario, folders of the weights that target and drafter get before it;
         those that are sent use `weight_files.py`.
 
@@ -47,6 +49,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from loaded_tensors import LoadedTensors, tensors_of
 from recorded import Replays, recorded_calls
 from watches import DraftRecord, HostWaits, KeptDrafts, around
 
@@ -160,6 +163,14 @@ class Watched:
         self.drafts = DraftRecord(worker) if job.get("record_drafts") else None
         self.kept = KeptDrafts(worker) if job.get("keep_drafts") else None
         self.waits = HostWaits(worker) if job.get("watch_waits") else None
+
+    def estimates(self) -> dict[str, torch.Tensor]:
+        """Copies of the acceptance estimator's tensors, if it has learned anything."""
+        estimator = getattr(self.speculator, "acceptance_estimator", None)
+        if estimator is None:
+            return {}
+        assert estimator._refits > 0
+        return {name: each.cpu() for name, each in tensors_of(estimator, "").items()}
 
     def take_drafts(self) -> list[Any]:
         return self.drafts.take() if self.drafts else []
@@ -303,6 +314,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
         register(job["engine"]["model"])
     if job.get("made_up_times"):
         importlib.import_module("made_up_times").make_up_times()
+    loaded = LoadedTensors() if job.get("watch_loading") else None
     llm = LLM(**engine_arguments(job))
     # The engine core runs in this process, and so does its worker if there is only one.
     core = llm.llm_engine.engine_core.engine_core
@@ -311,10 +323,12 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     idle = IdleRank(core, job.get("idle_every", 0))
     worker = getattr(core.model_executor, "driver_worker", None)
     watched = Watched(worker, job) if worker else None
-    blocks, results = free_blocks(core.scheduler), {}
+    blocks, results, forgotten = free_blocks(core.scheduler), {}, []
     for name, requests in job["scenarios"].items():
         if level := job.get("sleeps", {}).get(name):
+            learned = watched.estimates()
             sleep(llm, level, job["engine"]["model"])
+            forgotten += changed(learned, watched.estimates())
         if folders := job.get("updates", {}).get(name):
             update_weights(llm, **folders)
         before = counters(llm)
@@ -331,6 +345,8 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
         "timed_requests": timed_requests(core.scheduler),
         "idle_batches": idle.ran,
         "touched_kv": idle.touched_kv,
+        "forgotten": forgotten,
+        "discarded": loaded.kept_by(worker.model_runner) if loaded else [],
         **(watched.describe() if watched else {}),
     }
 
@@ -340,6 +356,10 @@ def sleep(llm: LLM, level: int, target: str) -> None:
     llm.wake_up()
     if level == 2:
         update_weights(llm, target)
+
+
+def changed(before: dict[str, torch.Tensor], now: dict[str, torch.Tensor]) -> list[str]:
+    return [name for name, each in before.items() if not torch.equal(each, now[name])]
 
 
 def update_weights(

@@ -152,6 +152,39 @@ def test_sleep(
         assert min(acceptance(found)) >= ACCEPTED
 
 
+@pytest.mark.parametrize("drafter", SAVE)
+def test_learned_estimates_outlast_sleep(
+    drafter: str, run_engine: RunEngine, target: Path, tmp_path: Path, on_cpu: bool
+):
+    """Nothing that the speculator keeps is discarded but the weights and the KV cache.
+
+    On a CPU vLLM does not sleep; what it would discard is known there, too.
+    """
+    folder = SAVE[drafter](tmp_path / "drafter")
+    spec = {"model": str(folder), "num_speculative_tokens": K}
+    asks = 3 * asked()  # enough to verify only part of the drafts
+    asleep = {
+        "enable_sleep_mode": True,
+        "sleep_preserve_parameter_names": ["draft.*"],
+        "sleeps": {"again": 1, "after": 2},
+    }
+    result = run_engine(
+        {"before": asks, "again": asks, "after": asks},
+        model=target,
+        speculative_config=spec | {"enable_adaptive_verification": True},
+        record_graphs=True,
+        made_up_times=True,
+        watch_loading=True,
+        **({} if on_cpu else asleep),
+        **ENGINE | {"max_num_seqs": len(asks), "max_num_batched_tokens": 96},
+    )
+    assert result["discarded"] == result["forgotten"] == []
+    for found in result["scenarios"].values():
+        assert found["tokens"] == 3 * expected_output()
+        counted = found["counters"]
+        assert 0 < counted["num_draft_tokens"][0] < K * counted["num_drafts"][0]
+
+
 def change(file: Path) -> None:
     """Changes a head so that masks act like states of tokens, and logits are rotated by
     one token."""

@@ -28,7 +28,7 @@ class QuickEstimator(OnlineAcceptanceEstimator):
 
     def __init__(self, *args):
         super().__init__(*args)
-        self._first = self.slope.clone(), self.intercepts.clone()
+        self._first = self.slope.item(), self.intercepts[0].item()
 
     def step(self, *args) -> None:
         often = OnlineAcceptanceEstimator.REFIT_INTERVAL
@@ -46,9 +46,9 @@ class QuickEstimator(OnlineAcceptanceEstimator):
 
     def forget(self) -> None:
         """Resets to the initial state, in place: CUDA graphs read these tensors."""
-        slope, intercepts = self._first
-        self.slope.copy_(slope)
-        self.intercepts.copy_(intercepts)
+        slope, intercept = self._first
+        self.slope.fill_(slope)
+        self.intercepts.fill_(intercept)
         seen = self.info, self.grad, self.counts, self.features, self.predictions
         for tensor in seen:
             tensor.zero_()

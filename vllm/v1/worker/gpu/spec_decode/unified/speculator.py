@@ -60,6 +60,7 @@ class UnifiedSpeculator(DraftModelSpeculator):
     num_query_per_req = 1
     num_extra_query_per_req = 0
     backlog: Backlog | None = None
+    leaves_out_rejected = False  # known once the drafter is loaded
     _least_predicted = MIN_REQUESTS  # requests of a batch with acceptance estimates
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device, drafter: Drafter):
@@ -84,7 +85,6 @@ class UnifiedSpeculator(DraftModelSpeculator):
         # The `idx_mapping` of dummy runs: their requests have no state and no KV.
         self.no_requests = torch.full_like(self.idx_mapping, -1)
         self.tree_step = make_tree_step(vllm_config, self.layout, device)
-        self.leaves_out_rejected = knows_rejected(drafter, device)
         self.plans = self._make_plans()
         self.graphs: DraftGraphs | None = None
         method = self.speculative_config.rejection_sample_method
@@ -491,6 +491,7 @@ class UnifiedSpeculator(DraftModelSpeculator):
     def load_model(self, target_model: nn.Module) -> None:
         super().load_model(target_model)
         self.supports_mm_inputs = self.drafter.takes_embeddings
+        self.leaves_out_rejected = knows_rejected(self.drafter, self.device)
         if 0 in self.plans:
             self.backlog = make_backlog(self.target_config, self.drafter)
         if self.use_acceptance_estimator:

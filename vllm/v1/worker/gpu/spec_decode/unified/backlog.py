@@ -228,8 +228,11 @@ class Backlog:
         taken = self._last.of_requests(
             columns, states, counts.astype(np.int32), ends, sampled
         )
-        self._num_rows, self._num_steps, self._last = 0, 0, None
+        self._empty()
         return taken
+
+    def _empty(self) -> None:
+        self._num_rows, self._num_steps, self._last = 0, 0, None
 
     def is_due(
         self,
@@ -287,17 +290,21 @@ class Backlog:
         unneeded = [state for state in ended if not self._may_be_found(state)]
         states[np.isin(states, unneeded)] = -1
         if not (states >= 0).any():
-            self._num_rows, self._num_steps, self._last = 0, 0, None
+            self._empty()
+
+
+def first_rows(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """[sum(counts)] int64, the rows of requests: `counts` each, from `starts` on."""
+    before = np.cumsum(counts, dtype=np.int64) - counts
+    return np.repeat(starts - before, counts) + np.arange(counts.sum())
 
 
 def _part(given: DraftInput, requests: np.ndarray) -> DraftInput:
     """Some requests of a step, by their indices in the batch."""
     batch = given.step.batch
     counts = batch.num_scheduled_tokens[requests]
-    starts = batch.query_start_loc_np[requests].astype(np.int64)
-    before = np.cumsum(counts) - counts
-    rows_of = np.repeat(starts - before, counts) + np.arange(counts.sum())
     columns = given.columns()
+    rows_of = first_rows(batch.query_start_loc_np[requests], counts)
     index = async_tensor_h2d(rows_of, device=columns[0].device)
     places = async_tensor_h2d(requests.astype(np.int64), device=columns[0].device)
     ends = batch.seq_lens_cpu_upper_bound.numpy()[requests]

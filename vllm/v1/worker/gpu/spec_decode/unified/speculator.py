@@ -162,7 +162,7 @@ class UnifiedSpeculator(DraftModelSpeculator):
         given = DraftInput(step, verified, hidden)
         if not dummy_run:
             given = self._put_off(given, plan.num_drafts)
-            if given is not None and self.leaves_out_rejected and dp_sync_state is None:
+            if given is not None and self.leaves_out_rejected:
                 given = without_rejected(given)
         if given is not None:
             self._run_passes(plan, given, dp_sync_state)
@@ -491,7 +491,9 @@ class UnifiedSpeculator(DraftModelSpeculator):
     def load_model(self, target_model: nn.Module) -> None:
         super().load_model(target_model)
         self.supports_mm_inputs = self.drafter.takes_embeddings
-        self.leaves_out_rejected = knows_rejected(self.drafter, self.device)
+        # Data-parallel ranks agree on the rows of a pass by those of the target's.
+        knows = knows_rejected(self.drafter, self.device)
+        self.leaves_out_rejected = knows and self.dp_size == 1
         if 0 in self.plans:
             self.backlog = make_backlog(self.target_config, self.drafter)
         if self.use_acceptance_estimator:

@@ -9,7 +9,7 @@ pass is proportional to its rows.
 import numpy as np
 import torch
 
-from .backlog import DraftInput
+from .backlog import DraftInput, first_rows
 from .drafter import Drafter
 
 # Gathering rows takes as long as about so many rows of a small drafter.
@@ -31,9 +31,7 @@ def without_rejected(given: DraftInput) -> DraftInput:
         return given
     starts = verified.query_start_loc[: n + 1].numpy()
     counts = np.diff(starts) - rejected
-    before = np.cumsum(counts) - counts
-    kept = np.repeat(starts[:-1] - before, counts) + np.arange(counts.sum())
-    index = torch.from_numpy(kept)
+    index = torch.from_numpy(first_rows(starts[:-1], counts))
     columns = [rows[index] for rows in given.columns()]
     ends = batch.seq_lens_cpu_upper_bound[:n].numpy() - rejected
     states = batch.idx_mapping_np[:n]

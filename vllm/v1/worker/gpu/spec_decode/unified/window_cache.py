@@ -166,22 +166,26 @@ def _why_unsupported(config: VllmConfig) -> str | None:
     return next((reason for reason, holds in reasons.items() if holds), None)
 
 
+def _needs(runner: "GPUModelRunner") -> Needs:
+    config, spec = runner.vllm_config, runner.speculative_config
+    backlog = BACKLOG_STEPS if runner.speculator.backlog is not None else 0
+    in_flight = config.max_concurrent_batches * (1 + config.num_speculative_tokens)
+    in_flight += config.num_lookahead_tokens
+    max_len = config.model_config.max_model_len
+    return Needs(spec.draft_window, backlog, in_flight, max_len)
+
+
 def with_draft_window(
     runner: "GPUModelRunner", specs: dict[str, KVCacheSpec]
 ) -> dict[str, KVCacheSpec]:
     """The KV cache specs of all layers, with those of the drafter's window."""
-    config, spec = runner.vllm_config, runner.speculative_config
-    if runner.speculator is None or spec.draft_window is None:
+    if runner.speculator is None or runner.speculative_config.draft_window is None:
         return specs
-    why = _why_unsupported(config)
-    drafts, outcome = runner.speculator.draft_attn_layer_names, Outcome(None, why or "")
-    if why is None:
-        backlog = BACKLOG_STEPS if runner.speculator.backlog is not None else 0
-        in_flight = config.max_concurrent_batches * (1 + config.num_speculative_tokens)
-        in_flight += config.num_lookahead_tokens
-        max_len = config.model_config.max_model_len
-        needs = Needs(spec.draft_window, backlog, in_flight, max_len)
-        outcome = settle_window(specs, drafts, needs)
+    drafts = runner.speculator.draft_attn_layer_names
+    why = _why_unsupported(runner.vllm_config)
+    outcome = (
+        Outcome(None, why) if why else settle_window(specs, drafts, _needs(runner))
+    )
     what = "kept until a request ends" if outcome.spec is None else "given back"
     logger.info_once("KV cache outside draft_window is %s: %s.", what, outcome.why)
     if outcome.spec is None:

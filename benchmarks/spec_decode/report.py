@@ -229,6 +229,7 @@ def engine_sections(results: files.Results) -> Iterator[tuple[str, str]]:
 OTHERS = {
     "auto": ('"auto" beside what it chooses among, in one run (tokens/s)', settings),
     "auto-all": ('"auto" with every drafter, in one run (tokens/s)', settings),
+    "best": ('"auto" beside vLLM\'s best drafter (tokens/s)', settings),
     "trees": (
         "Trees and chains of autoregressive drafters, and vLLM's chains (tokens/s)",
         settings,

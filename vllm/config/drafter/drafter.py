@@ -121,6 +121,10 @@ class DrafterConfig:
         """Draft tokens of a request that a step verifies: N with a tree, else K."""
         return self.num_nodes or self.num_speculative_tokens
 
+    def is_tree(self, num_drafts: int) -> bool:
+        """Whether a step that asks for so many draft tokens drafts a tree."""
+        return num_drafts > self.num_speculative_tokens
+
     @property
     def why_not_unified(self) -> str | None:
         """Why vLLM's own speculator drafts; None if the unified one does."""

@@ -74,7 +74,7 @@ def step_drafting(
         spec.drafter.mode,
         length,
         output.step_seconds,
-        is_tree=length > spec.drafter.num_speculative_tokens,
+        is_tree=spec.drafter.is_tree(length),
     )
 
 

@@ -54,7 +54,8 @@ class ChosenLengths:
         config = scheduler.vllm_config
         spec, parallel = config.speculative_config, config.parallel_config
         longest = spec.drafter.num_speculative_tokens
-        trees = {n: depth_of(spec, n) for n in chosen_lengths(spec) if n > longest}
+        is_tree = spec.drafter.is_tree
+        trees = {n: depth_of(spec, n) for n in chosen_lengths(spec) if is_tree(n)}
         # For ranks that share nothing, the size is 1 by now.
         in_step = parallel.data_parallel_size > 1
         steps_held = parallel.dp_sync_interval if in_step else 1

@@ -18,6 +18,8 @@ from vllm.v1.kv_cache_interface import (
 )
 from vllm.v1.kv_cache_layout import KVCacheLayout
 from vllm.v1.worker.gpu.block_table import BlockTables
+from vllm.v1.worker.gpu.spec_decode.dflash.speculator import DFlashSpeculator
+from vllm.v1.worker.gpu.spec_decode.unified.speculator import UnifiedSpeculator
 from vllm.v1.worker.gpu.spec_decode.unified.window import WindowedBlockTables
 from vllm.v1.worker.gpu.spec_decode.unified.window_cache import (
     Needs,
@@ -163,23 +165,22 @@ def test_what_a_step_shows_is_held(window: int, backlog: int):
     assert len(seen) > 16
 
 
-def runner(specs: dict[str, KVCacheSpec], window=2048, backlog=None, **off):
-    config = SimpleNamespace(
+def drafter(specs: dict[str, KVCacheSpec], window=2048, backlog=None, **off):
+    found = object.__new__(UnifiedSpeculator)
+    found.target_config = SimpleNamespace(
         scheduler_config=SimpleNamespace(
             disable_hybrid_kv_cache_manager=off.get("hybrid", False)
         ),
         parallel_config=SimpleNamespace(pipeline_parallel_size=off.get("stages", 1)),
         kv_transfer_config=off.get("connector"),
         model_config=SimpleNamespace(max_model_len=131072),
+        speculative_config=SimpleNamespace(draft_window=window),
         max_concurrent_batches=2,
         num_speculative_tokens=5,
         num_lookahead_tokens=5,
     )
-    drafter = SimpleNamespace(draft_attn_layer_names=names(specs), backlog=backlog)
-    spec = SimpleNamespace(draft_window=window)
-    return SimpleNamespace(
-        vllm_config=config, speculative_config=spec, speculator=drafter
-    )
+    found.draft_attn_layer_names, found.backlog = names(specs), backlog
+    return found
 
 
 @pytest.mark.parametrize(
@@ -194,7 +195,7 @@ def runner(specs: dict[str, KVCacheSpec], window=2048, backlog=None, **off):
 def test_one_line_says_what_is_done(caplog_vllm, given, said: str):
     caplog_vllm.set_level("INFO", logger="vllm")
     specs = layers(32, 16, draft=SMALL)
-    found = with_draft_window(runner(specs, **given), specs)
+    found = with_draft_window(drafter(specs, **given), specs)
     assert f"KV cache outside draft_window {said}" in caplog_vllm.text
     assert found.keys() == specs.keys()
     assert (found != specs) == ("given back" in said)
@@ -203,7 +204,7 @@ def test_one_line_says_what_is_done(caplog_vllm, given, said: str):
 @pytest.mark.parametrize("backlog, held", [(None, 2048), (object(), 2048 + 256)])
 def test_blocks_of_a_backlog_are_held(backlog, held: int):
     specs = layers(32, 16, draft=SMALL)
-    found = with_draft_window(runner(specs, backlog=backlog), specs)
+    found = with_draft_window(drafter(specs, backlog=backlog), specs)
     assert found["draft.3"].sliding_window == held
     assert found["draft.3"].backlog_tokens == held - 2048
     assert found["target.3"] is specs["target.3"]
@@ -211,8 +212,6 @@ def test_blocks_of_a_backlog_are_held(backlog, held: int):
 
 def test_nothing_changes_without_a_window():
     specs = layers(32, 16)
-    assert with_draft_window(runner(specs, window=None), specs) is specs
-    without = SimpleNamespace(
-        vllm_config=None, speculative_config=None, speculator=None
-    )
-    assert with_draft_window(without, specs) is specs
+    assert with_draft_window(drafter(specs, window=None), specs) is specs
+    for other in (None, object.__new__(DFlashSpeculator)):
+        assert with_draft_window(other, specs) is specs

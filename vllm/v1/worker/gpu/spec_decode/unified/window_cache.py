@@ -11,7 +11,7 @@ at a time, since all groups are equally large:
 """
 
 from collections.abc import Iterable, Mapping, Set
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from vllm.config import VllmConfig
 from vllm.logger import init_logger
@@ -19,9 +19,9 @@ from vllm.utils.math_utils import cdiv
 from vllm.v1.core.kv_cache_utils import unify_kv_cache_spec_page_size
 from vllm.v1.core.sink_window import SinkWindowSpec
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheSpec, replace_as
+from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 
-if TYPE_CHECKING:
-    from vllm.v1.worker.gpu.model_runner import GPUModelRunner
+from .speculator import UnifiedSpeculator
 
 logger = init_logger(__name__)
 
@@ -166,25 +166,27 @@ def _why_unsupported(config: VllmConfig) -> str | None:
     return next((reason for reason, holds in reasons.items() if holds), None)
 
 
-def _needs(runner: "GPUModelRunner") -> Needs:
-    config, spec = runner.vllm_config, runner.speculative_config
-    backlog = BACKLOG_STEPS if runner.speculator.backlog is not None else 0
+def _needs(speculator: UnifiedSpeculator) -> Needs:
+    config = speculator.target_config
+    window = config.speculative_config.draft_window
+    backlog = BACKLOG_STEPS if speculator.backlog is not None else 0
     in_flight = config.max_concurrent_batches * (1 + config.num_speculative_tokens)
     in_flight += config.num_lookahead_tokens
-    max_len = config.model_config.max_model_len
-    return Needs(spec.draft_window, backlog, in_flight, max_len)
+    return Needs(window, backlog, in_flight, config.model_config.max_model_len)
 
 
 def with_draft_window(
-    runner: "GPUModelRunner", specs: dict[str, KVCacheSpec]
+    speculator: BaseSpeculator | None, specs: dict[str, KVCacheSpec]
 ) -> dict[str, KVCacheSpec]:
     """The KV cache specs of all layers, with those of the drafter's window."""
-    if runner.speculator is None or runner.speculative_config.draft_window is None:
+    if not isinstance(speculator, UnifiedSpeculator):
         return specs
-    drafts = runner.speculator.draft_attn_layer_names
-    why = _why_unsupported(runner.vllm_config)
+    config, drafts = speculator.target_config, speculator.draft_attn_layer_names
+    if config.speculative_config.draft_window is None:
+        return specs
+    why = _why_unsupported(config)
     outcome = (
-        Outcome(None, why) if why else settle_window(specs, drafts, _needs(runner))
+        Outcome(None, why) if why else settle_window(specs, drafts, _needs(speculator))
     )
     what = "kept until a request ends" if outcome.spec is None else "given back"
     logger.info_once("KV cache outside draft_window is %s: %s.", what, outcome.why)

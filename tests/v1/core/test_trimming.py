@@ -12,6 +12,7 @@ from vllm.config.drafter.length import trims
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.trimming import (
     GAINS_HELD,
+    REMEMBERED,
     REPORTED_EVERY,
     Trimming,
 )
@@ -161,6 +162,35 @@ def test_trimming_gain_is_known_while_trees_are_verified(trimming):
     assert gains[K] > of_averages[K]
     trimming.take(make_step(num_drafts=2 * K), SimpleNamespace(chances=None))
     assert latest_gains(trimming, load) == gains
+
+
+@pytest.mark.parametrize("every", [2, 4])
+def test_gain_counts_only_steps_that_can_be_trimmed(trimming, every: int):
+    """Regression: with a prompt in every other step, drafts were as long as if all
+    steps were trimmed, and 10 % of throughput was lost."""
+    add_trees(trimming)
+    load = Load(N, N, 100.0)
+    whole = latest_gains(trimming, load)[K]
+    for _ in range(3 * REMEMBERED):
+        for at in range(every):
+            trimming.budget(UNLIKE if at == 0 else make_step())
+    found, share = latest_gains(trimming, load)[K], (every - 1) / every
+    # A step takes 1, or 1 / (1 + whole) if it is trimmed.
+    seconds = 1 - share + share / (1 + whole)
+    assert found == pytest.approx(1 / seconds - 1, rel=0.05)
+    for _ in range(6 * REMEMBERED):
+        trimming.budget(make_step())
+    assert latest_gains(trimming, load)[K] == pytest.approx(whole, rel=0.01)
+
+
+@pytest.mark.parametrize("num_drafts", [0, 2 * K])
+def test_steps_without_chains_do_not_count_in_share(trimming, num_drafts: int):
+    add_trees(trimming)
+    load = Load(N, N, 100.0)
+    whole = latest_gains(trimming, load)
+    for _ in range(REMEMBERED):
+        trimming.budget(make_step(num_drafts=num_drafts))
+    assert latest_gains(trimming, load) == whole
 
 
 UNLIKE = make_step()

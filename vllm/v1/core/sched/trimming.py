@@ -25,6 +25,9 @@ final text: of the accepted drafts, of the first rejected one, and of the one af
 by now.) The others are replaced by mean acceptance rates, which are estimated from
 verified drafts and the same chances.
 
+**Steps with prompts** verify all drafts, so what a draft length yields depends on how
+many steps have one: a long draft that is good if it is trimmed is expensive otherwise.
+
 **The host's work** grows with the batch, and a trimmed step is short: it must not wait
 for the scheduler. So chances are reported in one of `REPORTED_EVERY` steps, and a
 budget holds until the next report.
@@ -50,6 +53,7 @@ REPORTED_EVERY = 4
 # Choices of a length for which the gains of trimming hold. Computing them for every
 # length takes the host nearly a millisecond, before it launches the next step.
 GAINS_HELD = 4
+REMEMBERED = 48  # steps of which the share that could be trimmed is a running mean
 
 
 class Trimming:
@@ -94,6 +98,8 @@ class Trimming:
         # Requests of the last step, if it drafted chains, and for enough of them that
         # workers know their chances.
         self._told_of: Set[str] = set()
+        # Share of recent steps with chains whose drafts could be trimmed.
+        self._share = 1.0
 
     def take(self, step: "SchedulerOutput", output: "ModelRunnerOutput") -> None:
         """Records what workers report of a finished step.
@@ -145,8 +151,9 @@ class Trimming:
         return min(num_drafts, self._verified.get(request_id, num_drafts))
 
     def gains(self, load: Load) -> dict[int, float]:
-        """Throughput that trimming adds to each length of chains, as a share; to be
-        called whenever a length is chosen."""
+        """Throughput that trimming adds to each length of chains, as a share, if as
+        many steps can be trimmed as lately; to be called whenever a length is chosen.
+        """
         self._load = load
         of = size_of(load.num_reqs), self._may_trim()
         self._choices_held -= 1
@@ -163,8 +170,9 @@ class Trimming:
         chances = np.concatenate([self._latest, averages])[: load.num_reqs]
         survival = chances.cumprod(axis=1)
         expected = self._acceptance.expected_tokens(load.shares)
+        best, context = self.budgets.best, load.context
         return {
-            k: self.budgets.best(k, survival, expected[k], load.context).gain
+            k: best(k, survival, expected[k], context).mean_gain(self._share)
             for k in lengths
             if k <= self._depth
         }
@@ -206,19 +214,27 @@ class Trimming:
         if not is_large or not drafts:
             return None
         step.reports_chances = self._is_report_due()
-        lengths = set(map(len, drafts.values()))
-        is_uniform = len(drafts) == len(names) and len(lengths) == 1
-        if not is_uniform or not names <= told_of:
+        num_drafts = max(map(len, drafts.values()))
+        if num_drafts > self._depth:
             return None
-        num_drafts = lengths.pop()
-        is_decode = set(step.num_scheduled_tokens.values()) == {num_drafts + 1}
-        has_grammar = step.has_structured_output_requests
-        if not is_decode or has_grammar or not self._may_trim():
+        may_trim = names <= told_of and self._is_uniform(step, num_drafts)
+        self._share += (may_trim - self._share) / REMEMBERED
+        if not may_trim:
             return None
         of = len(names), num_drafts
         if of != self._budget_of:
             self._budget, self._budget_of = self._best(names, num_drafts), of
         return self._budget
+
+    def _is_uniform(self, step: "SchedulerOutput", num_drafts: int) -> bool:
+        """Whether all requests of a step have so many drafts, and none has a prompt
+        or a grammar."""
+        scheduled = step.num_scheduled_tokens.values()
+        lengths = [*map(len, step.scheduled_spec_decode_tokens.values())]
+        is_same = lengths.count(num_drafts) == len(scheduled)
+        is_decode = set(scheduled) == {num_drafts + 1}
+        has_grammar = step.has_structured_output_requests
+        return is_same and is_decode and not has_grammar and self._may_trim()
 
     def _is_report_due(self) -> bool:
         self._steps_unreported -= 1

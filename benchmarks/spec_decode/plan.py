@@ -61,8 +61,8 @@ def auto_engines(args: Namespace, mode: str) -> list[EngineKey]:
 
 
 def plan_groups(args: Namespace, at_once: int) -> list[list[EngineKey]]:
-    """Groups of at most `at_once` engines to load together; peers share a group if
-    they fit.
+    """Groups of keys whose engines, at most `at_once`, are loaded together; peers share
+    a group if they fit.
 
     Args:
         args: the flags of `side_by_side.py`.
@@ -77,15 +77,22 @@ def plan_groups(args: Namespace, at_once: int) -> list[list[EngineKey]]:
     sets = [plain, *(peers(args, mode, k) for k in lengths for mode in drafting)]
     if args.auto is not None:
         sets += [auto_engines(args, mode) for mode in drafting]
+    keys_of: dict[EngineKey, list[EngineKey]] = {}
     groups: list[list[EngineKey]] = []
     for whole in sets:
-        for begin in range(0, len(whole), at_once):
-            part = whole[begin : begin + at_once]
+        new = []
+        for key in whole:
+            engine = engine_of(key, args)
+            if engine not in keys_of:
+                new.append(engine)
+            keys_of.setdefault(engine, []).append(key)
+        for begin in range(0, len(new), at_once):
+            part = new[begin : begin + at_once]
             if groups and len(groups[-1]) + len(part) <= at_once:
                 groups[-1].extend(part)
             else:
                 groups.append(part)
-    return groups
+    return [[key for engine in group for key in keys_of[engine]] for group in groups]
 
 
 def is_shared(key: EngineKey, args: Namespace) -> bool:

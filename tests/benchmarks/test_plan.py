@@ -2,7 +2,7 @@
 """Which engines run at the same time, and with which models."""
 
 import json
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 
 import pytest
@@ -106,6 +106,17 @@ def test_engine_that_chooses_is_shared_with_all_that_are_told(adaptive: str):
         f"ours/{mode}/K8{tree}auto{adaptive}"
         for mode, tree in product(("draft", "pard"), ("", "tree15"))
     }
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 3])
+def test_shared_engine_starts_once(at_once: int):
+    """Regression: it was started anew for each group of as many settings."""
+    args = parse([*SITES, *(SHARING + "--auto 8").split()])
+    groups = plan_groups(args, at_once)
+    engines = [{engine_of(key, args) for key in group} for group in groups]
+    assert max(map(len, engines)) == at_once
+    assert sum(map(len, engines)) == len(set().union(*engines))
+    assert {*chain(*groups)} == {*chain(*plan_groups(args, 99))}
 
 
 @pytest.mark.parametrize("name", SETS)

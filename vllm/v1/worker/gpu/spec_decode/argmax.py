@@ -16,7 +16,12 @@ LAST_ID = tl.constexpr(2**31 - 1)
 
 @triton.jit
 def make_keys(values, ids):
-    """int64 keys in the order of values; of equal values the lowest id is largest."""
+    """int64 keys in the order of values; of equal values the lowest id is largest.
+
+    NaN counts as -inf, so that even a row of NaN has a token: a padding row may have
+    them, and the tokens of padding rows are looked up like others.
+    """
+    values = tl.where(values == values, values, float("-inf"))
     bits = values.to(tl.int32, bitcast=True)
     order = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
     return (order.to(tl.int64) << 32) + (LAST_ID - ids)

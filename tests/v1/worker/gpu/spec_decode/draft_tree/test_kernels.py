@@ -68,6 +68,17 @@ def test_candidates_are_the_best_tokens(candidates, vocab_size, dtype):
     torch.testing.assert_close(log_probs.cpu(), found, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("sign", [1.0, -1.0])  # of NaN's bits
+@pytest.mark.parametrize("vocab_size", [17, 1536, 5000])
+def test_nan_row_has_valid_candidates(vocab_size: int, sign: float):
+    """Regression: a padding row of NaN got a token far outside the vocabulary."""
+    logits = torch.randn(2, vocab_size, device=DEVICE)
+    logits[1] = torch.tensor(torch.nan).copysign(torch.tensor(sign))
+    _, tokens = best_candidates(logits, 8)
+    assert 0 <= tokens.min() and tokens.max() < vocab_size
+    assert tokens[0].tolist() == logits[0].topk(8).indices.tolist()
+
+
 @pytest.mark.parametrize("num_nodes", [4, 7, 15, 31, 64, 127])
 @pytest.mark.parametrize("candidates", [1, 4, 16])
 @pytest.mark.parametrize("continues_best", [False, True])

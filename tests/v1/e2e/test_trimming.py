@@ -30,7 +30,7 @@ ENGINE = {
 def scenarios(make_prompt) -> dict[str, list[dict[str, Any]]]:
     """Enough requests for trimming, one of them with a seed; and too few."""
     full = [
-        {"prompt": make_prompt(20 + i, i), "max_tokens": 20}
+        {"prompt": make_prompt(20 + i, i), "max_tokens": 40}
         for i in range(NUM_REQUESTS)
     ]
     full[3]["sampling"] = SAMPLING

@@ -75,7 +75,7 @@ def test_nan_row_has_valid_candidates(vocab_size: int, sign: float):
     logits = torch.randn(2, vocab_size, device=DEVICE)
     logits[1] = torch.tensor(torch.nan).copysign(torch.tensor(sign))
     _, tokens = best_candidates(logits, 8)
-    assert 0 <= tokens.min() and tokens.max() < vocab_size
+    assert tokens.min() >= 0 and tokens.max() < vocab_size
     assert tokens[0].tolist() == logits[0].topk(8).indices.tolist()
 
 

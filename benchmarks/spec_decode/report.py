@@ -230,6 +230,13 @@ OTHERS = {
     "auto": ('"auto" beside what it chooses among, in one run (tokens/s)', settings),
     "auto-all": ('"auto" with every drafter, in one run (tokens/s)', settings),
     "best": ('"auto" beside vLLM\'s best drafter (tokens/s)', settings),
+    "large": (
+        '"auto" beside vLLM\'s EAGLE-3 in large batches, as rounds had drafts accepted '
+        "(tokens/s)",
+        partial(settings, value="drawn"),
+    ),
+    "contexts": ("Chains and trees in long contexts (tokens/s)", settings),
+    "float32": ("In float32 (tokens/s)", settings),
     "trees": (
         "Trees and chains of autoregressive drafters, and vLLM's chains (tokens/s)",
         settings,

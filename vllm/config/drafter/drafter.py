@@ -128,9 +128,7 @@ class DrafterConfig:
     @property
     def why_not_unified(self) -> str | None:
         """Why vLLM's own speculator drafts; None if the unified one does."""
-        if self.is_unified:
-            return None
-        return self.unsupported or "Model Runner V1"
+        return None if self.is_unified else (self.unsupported or "Model Runner V1")
 
     def limit(self, target_limit: int) -> int:
         """First position that it cannot draft at.

@@ -19,7 +19,6 @@ from vllm.v1.kv_cache_interface import (
 from vllm.v1.kv_cache_layout import KVCacheLayout
 from vllm.v1.worker.gpu.block_table import BlockTables
 from vllm.v1.worker.gpu.spec_decode.dflash.speculator import DFlashSpeculator
-from vllm.v1.worker.gpu.spec_decode.unified.speculator import UnifiedSpeculator
 from vllm.v1.worker.gpu.spec_decode.unified.window import WindowedBlockTables
 from vllm.v1.worker.gpu.spec_decode.unified.window_cache import (
     Needs,
@@ -166,21 +165,23 @@ def test_what_a_step_shows_is_held(window: int, backlog: int):
 
 
 def drafter(specs: dict[str, KVCacheSpec], window=2048, backlog=None, **off):
-    found = object.__new__(UnifiedSpeculator)
-    found.target_config = SimpleNamespace(
+    config = SimpleNamespace(
         scheduler_config=SimpleNamespace(
             disable_hybrid_kv_cache_manager=off.get("hybrid", False)
         ),
         parallel_config=SimpleNamespace(pipeline_parallel_size=off.get("stages", 1)),
         kv_transfer_config=off.get("connector"),
         model_config=SimpleNamespace(max_model_len=131072),
-        speculative_config=SimpleNamespace(draft_window=window),
         max_concurrent_batches=2,
         num_speculative_tokens=5,
         num_lookahead_tokens=5,
     )
-    found.draft_attn_layer_names, found.backlog = names(specs), backlog
-    return found
+    return SimpleNamespace(
+        target_config=config,
+        draft_window=window,
+        draft_attn_layer_names=names(specs),
+        backlog=backlog,
+    )
 
 
 @pytest.mark.parametrize(

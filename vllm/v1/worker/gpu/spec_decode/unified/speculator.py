@@ -87,8 +87,9 @@ class UnifiedSpeculator(DraftModelSpeculator):
         self.tree_step = make_tree_step(vllm_config, self.layout, device)
         self.plans = self._make_plans()
         self.graphs: DraftGraphs | None = None
-        method = self.speculative_config.rejection_sample_method
-        self.verifies_blocks = method == "block"
+        spec = self.speculative_config
+        self.verifies_blocks = spec.rejection_sample_method == "block"
+        self.draft_window = spec.draft_window
         self._log_sizes()
 
     # A draft step.
@@ -544,10 +545,9 @@ class UnifiedSpeculator(DraftModelSpeculator):
     def _tables(
         self, target: BlockTables, room: int, own: list[int]
     ) -> DraftBlockTables:
-        window = self.speculative_config.draft_window
-        if window is None:
+        if self.draft_window is None:
             return DraftBlockTables(target, room, own)
-        return WindowedBlockTables(target, room, own, window)
+        return WindowedBlockTables(target, room, own, self.draft_window)
 
     @property
     def attn_vllm_config(self) -> VllmConfig:

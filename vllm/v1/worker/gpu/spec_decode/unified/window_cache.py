@@ -21,8 +21,6 @@ from vllm.v1.core.sink_window import SinkWindowSpec
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheSpec, replace_as
 from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 
-from .speculator import UnifiedSpeculator
-
 logger = init_logger(__name__)
 
 MAX_GROUPS = 4
@@ -166,12 +164,12 @@ def _why_unsupported(config: VllmConfig) -> str | None:
     return next((reason for reason, holds in reasons.items() if holds), None)
 
 
-def _needs(speculator: UnifiedSpeculator) -> Needs:
+def _needs(speculator: BaseSpeculator) -> Needs:
     config = speculator.target_config
-    window = config.speculative_config.draft_window
     backlog = BACKLOG_STEPS if speculator.backlog is not None else 0
     in_flight = config.max_concurrent_batches * (1 + config.num_speculative_tokens)
     in_flight += config.num_lookahead_tokens
+    window = speculator.draft_window
     return Needs(window, backlog, in_flight, config.model_config.max_model_len)
 
 
@@ -179,12 +177,10 @@ def with_draft_window(
     speculator: BaseSpeculator | None, specs: dict[str, KVCacheSpec]
 ) -> dict[str, KVCacheSpec]:
     """The KV cache specs of all layers, with those of the drafter's window."""
-    if not isinstance(speculator, UnifiedSpeculator):
+    if speculator is None or speculator.draft_window is None:
         return specs
-    config, drafts = speculator.target_config, speculator.draft_attn_layer_names
-    if config.speculative_config.draft_window is None:
-        return specs
-    why = _why_unsupported(config)
+    why = _why_unsupported(speculator.target_config)
+    drafts = speculator.draft_attn_layer_names
     outcome = (
         Outcome(None, why) if why else settle_window(specs, drafts, _needs(speculator))
     )

@@ -124,7 +124,8 @@ def depth_of(spec: Any, num_drafts: int) -> int:
     """
     drafter = spec.drafter
     depth = drafter.num_speculative_tokens
-    if num_drafts > depth and drafter.parallel_width == 1 and is_auto(spec):
+    is_tree = drafter.is_tree(num_drafts)
+    if is_tree and drafter.parallel_width == 1 and is_auto(spec):
         return depth_with_passes(num_drafts, depth)
     return min(depth, num_drafts)
 

@@ -54,15 +54,15 @@ class ChosenLengths:
         config = scheduler.vllm_config
         spec, parallel = config.speculative_config, config.parallel_config
         longest = spec.drafter.num_speculative_tokens
-        is_tree = spec.drafter.is_tree
-        trees = {n: depth_of(spec, n) for n in chosen_lengths(spec) if is_tree(n)}
+        trees = [n for n in chosen_lengths(spec) if spec.drafter.is_tree(n)]
+        depths = {n: depth_of(spec, n) for n in trees}
         # For ranks that share nothing, the size is 1 by now.
         in_step = parallel.data_parallel_size > 1
         steps_held = parallel.dp_sync_interval if in_step else 1
         left_out = spec.catch_up_seconds or {}
         is_found = bool(config.cache_config.enable_prefix_caching)
         self.lengths = DraftLengths(
-            longest, times, trees, steps_held, left_out, is_found
+            longest, times, depths, steps_held, left_out, is_found
         )
         self.agreed = longest if in_step else None
         self.told: int | None = None

@@ -209,15 +209,16 @@ class Trimming:
         names, told_of = step.num_scheduled_tokens.keys(), self._told_of
         drafts = step.scheduled_spec_decode_tokens
         is_large = len(names) >= self._least
-        is_told = is_large and step.num_spec_tokens_to_schedule <= self._depth
-        self._told_of = names if is_told else set()
+        drafts_chains = step.num_spec_tokens_to_schedule <= self._depth
+        self._told_of = names if is_large and drafts_chains else set()
         if not is_large or not drafts:
             return None
         step.reports_chances = self._is_report_due()
         num_drafts = max(map(len, drafts.values()))
         if num_drafts > self._depth:
             return None
-        may_trim = names <= told_of and self._is_uniform(step, num_drafts)
+        is_told = names <= told_of
+        may_trim = is_told and self._may_trim() and self._is_uniform(step, num_drafts)
         self._share += (may_trim - self._share) / REMEMBERED
         if not may_trim:
             return None
@@ -234,7 +235,7 @@ class Trimming:
         is_same = lengths.count(num_drafts) == len(scheduled)
         is_decode = set(scheduled) == {num_drafts + 1}
         has_grammar = step.has_structured_output_requests
-        return is_same and is_decode and not has_grammar and self._may_trim()
+        return is_same and is_decode and not has_grammar
 
     def _is_report_due(self) -> bool:
         self._steps_unreported -= 1

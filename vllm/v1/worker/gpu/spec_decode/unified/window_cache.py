@@ -11,7 +11,7 @@ at a time, since all groups are equally large:
 """
 
 from collections.abc import Iterable, Mapping, Set
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vllm.config import VllmConfig
 from vllm.logger import init_logger
@@ -20,6 +20,9 @@ from vllm.v1.core.kv_cache_utils import unify_kv_cache_spec_page_size
 from vllm.v1.core.sink_window import SinkWindowSpec
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheSpec, replace_as
 from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
+
+if TYPE_CHECKING:
+    from .speculator import UnifiedSpeculator
 
 logger = init_logger(__name__)
 
@@ -164,7 +167,7 @@ def _why_unsupported(config: VllmConfig) -> str | None:
     return next((reason for reason, holds in reasons.items() if holds), None)
 
 
-def _needs(speculator: BaseSpeculator) -> Needs:
+def _needs(speculator: "UnifiedSpeculator") -> Needs:
     config = speculator.target_config
     backlog = BACKLOG_STEPS if speculator.backlog is not None else 0
     in_flight = config.max_concurrent_batches * (1 + config.num_speculative_tokens)

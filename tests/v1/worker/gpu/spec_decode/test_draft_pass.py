@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sizes that a draft pass gives to attention metadata and EPLB."""
 
+import itertools
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import numpy as np
@@ -51,20 +53,43 @@ class Told:
 
     def run(self, draft_pass: int, sync: SimpleNamespace | None = None) -> DraftShape:
         """Runs a pass for one request whose query ends at max_model_len."""
-        batch = SimpleNamespace(
-            num_reqs=1,
-            num_tokens=QUERY,
-            num_scheduled_tokens=np.array([QUERY]),
-            decode_graph_eligible=False,
-            num_draft_tokens_per_req=None,
-            query_start_loc_np=np.array([0, QUERY], dtype=np.int32),
-            seq_lens_cpu_upper_bound=torch.tensor([MAX_MODEL_LEN], dtype=torch.int32),
-        )
-        shapes, plan = StepShapes(None, 0, sync, True, QUERY), self.plan
-        first = shapes.first(batch, plan)
-        shape = shapes.later(1, plan) if draft_pass else first
-        self.speculator._run(plan, draft_pass, batch, shape)
+        shapes, batch = StepShapes(None, 0, sync, True, QUERY), one_request()
+        first = shapes.first(batch, self.plan)
+        shape = shapes.later(1, self.plan) if draft_pass else first
+        self.speculator._run(self.plan, draft_pass, batch, shape)
         return shape
+
+    def run_later(self, updates: bool) -> list[tuple]:
+        """Runs all later passes; returns what happens in which order.
+
+        Args:
+            updates: whether attention backends update metadata in place.
+        """
+        made, done = self.speculator, []
+        made.supports_decode_metadata_update = updates
+        made.prepare_later = lambda plan, draft_pass, *_: done.append(
+            ("prepare", draft_pass)
+        )
+        made._update_draft_decode_metadata = lambda *_: done.append(("update",))
+        made.run_pass = made._run_and_sample = lambda plan, draft_pass, _: done.append(
+            ("run", draft_pass)
+        )
+        made.entered = lambda _: nullcontext()
+        shape = StepShapes(None, 0, None, True, QUERY).later(1, self.plan)
+        made._run_later(self.plan, one_request(), shape)
+        return done
+
+
+def one_request() -> SimpleNamespace:
+    return SimpleNamespace(
+        num_reqs=1,
+        num_tokens=QUERY,
+        num_scheduled_tokens=np.array([QUERY]),
+        decode_graph_eligible=False,
+        num_draft_tokens_per_req=None,
+        query_start_loc_np=np.array([0, QUERY], dtype=np.int32),
+        seq_lens_cpu_upper_bound=torch.tensor([MAX_MODEL_LEN], dtype=torch.int32),
+    )
 
 
 @pytest.mark.parametrize("width", [1, 4, 7])
@@ -94,3 +119,19 @@ def test_eplb_counts_only_real_tokens(monkeypatch):
     real = QUERY + told.layout.num_extra_slots
     assert told.run(0, sync).num_tokens > real  # padded for the other rank
     assert told.eplb == [real]
+
+
+def test_metadata_is_built_for_each_later_pass(monkeypatch):
+    told = Told(monkeypatch, 2)
+    steps = [("prepare", 1), ("run", 1), ("prepare", 2), ("run", 2)]
+    assert told.run_later(updates=False)[:4] == steps
+    assert len(told.metadata) == told.layout.num_passes - 1
+
+
+def test_metadata_is_built_once_and_updated(monkeypatch):
+    """Once the inputs of a pass, which it refers to, are prepared."""
+    told = Told(monkeypatch, 2)
+    passes = range(1, told.layout.num_passes)
+    wanted = [(("prepare", n), ("update",), ("run", n)) for n in passes]
+    assert told.run_later(updates=True) == [*itertools.chain(*wanted)]
+    assert len(told.metadata) == 1

@@ -348,7 +348,7 @@ def record_batch(
     if desc.cg_mode == CUDAGraphMode.PIECEWISE:
         speculator.buffers.reset()
         mixed = PassContext(0, desc.num_tokens, num_tokens_across_dp=across)
-        return lambda mode: speculator.forward(mixed._replace(mode=mode), True)
+        return lambda mode: _run_mixed(speculator, mixed._replace(mode=mode))
     speculator.block_tables.fit(desc.num_reqs, longest=0)
     speculator.buffers.lay_out_evenly(desc.num_reqs, desc.num_tokens)
     slots = speculator.buffers.batch.slot_mappings[:, : desc.num_tokens]
@@ -386,19 +386,20 @@ def _metadata_to_record(
     )
 
 
+def _run_mixed(speculator: "UnifiedSpeculator", context: PassContext) -> None:
+    with speculator.entered(context):
+        speculator.forward(context, is_first=True)
+
+
 def _run_passes(
     speculator: "UnifiedSpeculator",
     desc: DraftBatchDescriptor,
     context: PassContext,
 ) -> None:
-    """The passes of one graph, with their inputs if metadata can be refreshed in it."""
+    """The passes of one graph, with their inputs if metadata can be updated in it."""
     plan = speculator.plans[desc.num_drafts]
-    for draft_pass in range(desc.first_pass, desc.end_pass):
-        if speculator.supports_decode_metadata_update:
-            if draft_pass > 0:
-                sizes = desc.num_reqs, desc.num_tokens
-                speculator.prepare_later(plan, draft_pass, *sizes)
-            speculator._update_draft_decode_metadata(
-                context.attn_metadata, desc.num_reqs
-            )
-        speculator.run_pass(plan, draft_pass, context)
+    if speculator.supports_decode_metadata_update:
+        passes = range(desc.first_pass, desc.end_pass)
+        speculator.run_passes(plan, passes, context)
+    else:
+        speculator.run_pass(plan, desc.first_pass, context)

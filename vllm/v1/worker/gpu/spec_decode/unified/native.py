@@ -6,7 +6,12 @@ from pathlib import Path
 
 import torch
 
-from vllm.v1.worker.gpu.spec_decode.native import NativeLibrary, struct, words
+from vllm.v1.worker.gpu.spec_decode.native import (
+    NativeLibrary,
+    kept_struct,
+    struct,
+    words,
+)
 
 from .structs import STRUCTS, Numbers
 
@@ -41,7 +46,7 @@ def launch(
     getattr(library, name)(
         struct(src),
         struct(tables),
-        struct(out),
+        kept_struct(out),
         words(sources),
         None if hidden is None else struct(hidden),
         struct(numbers),

@@ -2,6 +2,8 @@
 """The draft step, shared by all kinds of drafters: `UnifiedSpeculator.propose`."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -225,7 +227,12 @@ class UnifiedSpeculator(DraftModelSpeculator):
             # These graphs hold all later passes, and prepare their inputs too.
             self._replay(shape, plan.layout.num_passes)
             return
-        for draft_pass in range(1, plan.layout.num_passes):
+        passes = range(1, plan.layout.num_passes)
+        if self.supports_decode_metadata_update and not shape.is_full:
+            metadata = self._metadata(plan, 1, batch, shape)
+            self.run_passes(plan, passes, self._context(batch, shape, metadata))
+            return
+        for draft_pass in passes:
             self.prepare_later(plan, draft_pass, batch.num_reqs, shape.num_tokens)
             self._run(plan, draft_pass, batch, shape)
 
@@ -289,10 +296,19 @@ class UnifiedSpeculator(DraftModelSpeculator):
         self, plan: DraftPlan, draft_pass: int, batch: InputBatch, shape: DraftShape
     ) -> None:
         """Runs one pass, with attention metadata built by the host."""
+        metadata = self._metadata(plan, draft_pass, batch, shape)
+        if shape.is_full:
+            self.graphs.run_pass(shape.graph, draft_pass)
+        else:
+            self.run_pass(plan, draft_pass, self._context(batch, shape, metadata))
+
+    def _metadata(
+        self, plan: DraftPlan, draft_pass: int, batch: InputBatch, shape: DraftShape
+    ) -> dict[str, Any]:
         layout, num_tokens = plan.layout, shape.num_unpadded_tokens
         slots = self.buffers.batch.slot_mappings[:, : shape.num_tokens]
         self._prepare_eplb_forward(num_tokens)
-        metadata = self._build_attn_metadata(
+        return self._build_attn_metadata(
             batch.num_reqs,
             shape.graph,
             shape.query_start_loc,
@@ -300,10 +316,12 @@ class UnifiedSpeculator(DraftModelSpeculator):
             step=layout.num_extra_slots + draft_pass * layout.parallel_width,
             slot_mappings=slots if shape.is_full else slots[:, :num_tokens],
         )
-        if shape.is_full:
-            self.graphs.run_pass(shape.graph, draft_pass)
-            return
-        context = PassContext(
+
+    def _context(
+        self, batch: InputBatch, shape: DraftShape, metadata: dict[str, Any]
+    ) -> PassContext:
+        slots = self.buffers.batch.slot_mappings[:, : shape.num_tokens]
+        return PassContext(
             batch.num_reqs,
             shape.num_tokens,
             metadata,
@@ -311,16 +329,44 @@ class UnifiedSpeculator(DraftModelSpeculator):
             shape.num_tokens_across_dp,
             shape.graph.cg_mode,
         )
-        self.run_pass(plan, draft_pass, context)
+
+    def run_passes(self, plan: DraftPlan, passes: range, context: PassContext) -> None:
+        """Several passes whose attention metadata is updated in place, with the inputs
+        of later ones."""
+        with self.entered(context):
+            for draft_pass in passes:
+                if draft_pass > 0:
+                    sizes = context.num_reqs, context.num_tokens
+                    self.prepare_later(plan, draft_pass, *sizes)
+                metadata, num_reqs = context.attn_metadata, context.num_reqs
+                self._update_draft_decode_metadata(metadata, num_reqs)
+                self._run_and_sample(plan, draft_pass, context)
 
     def run_pass(self, plan: DraftPlan, draft_pass: int, context: PassContext) -> None:
-        """Forward, sample, keep hidden states for the next pass: captured by graphs."""
-        with self.drafter.ranks():
+        """One pass, with inputs and attention metadata as they are."""
+        with self.entered(context):
             self._run_and_sample(plan, draft_pass, context)
+
+    @contextmanager
+    def entered(self, context: PassContext) -> Iterator[None]:
+        """vLLM's forward context of a pass, and the drafter's ranks."""
+        num_tokens = context.num_tokens
+        forward_context = set_forward_context(
+            context.attn_metadata,
+            self.vllm_config,
+            num_tokens=num_tokens,
+            num_tokens_across_dp=context.num_tokens_across_dp,
+            cudagraph_runtime_mode=context.mode,
+            slot_mapping=context.slot_mappings,
+            batch_descriptor=BatchDescriptor(num_tokens=num_tokens),
+        )
+        with self.drafter.ranks(), forward_context:
+            yield
 
     def _run_and_sample(
         self, plan: DraftPlan, draft_pass: int, context: PassContext
     ) -> None:
+        """Forward, sample, keep hidden states for the next pass."""
         is_first, n = draft_pass == 0, context.num_reqs
         self._num_reqs = n
         samples, feedback = plan.num_samples(draft_pass), self.buffers.feedback
@@ -340,21 +386,11 @@ class UnifiedSpeculator(DraftModelSpeculator):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns the hidden states to sample from, and those for the next pass."""
         num_tokens, mode = context.num_tokens, context.mode
-        with set_forward_context(
-            context.attn_metadata,
-            self.vllm_config,
-            num_tokens=num_tokens,
-            num_tokens_across_dp=context.num_tokens_across_dp,
-            cudagraph_runtime_mode=mode,
-            slot_mapping=context.slot_mappings,
-            batch_descriptor=BatchDescriptor(num_tokens=num_tokens),
-        ):
-            drafter = self.drafter
-            inputs = drafter.model_inputs(self.buffers, num_tokens, is_first, mode)
-            if mode == CUDAGraphMode.PIECEWISE:
-                output = self.graphs.run_pw_graph(self.model, inputs)
-            else:
-                output = self.model(**inputs)
+        inputs = self.drafter.model_inputs(self.buffers, num_tokens, is_first, mode)
+        if mode == CUDAGraphMode.PIECEWISE:
+            output = self.graphs.run_pw_graph(self.model, inputs)
+        else:
+            output = self.model(**inputs)
         return output if isinstance(output, tuple) else (output, output)
 
     def _sampled_rows(
@@ -381,10 +417,14 @@ class UnifiedSpeculator(DraftModelSpeculator):
     ) -> torch.Tensor:
         return self.drafter.vocabulary.best_tokens(self.model, hidden_states)
 
+    @cached_property
+    def _logit_bytes(self) -> int:
+        # vLLM finds the dtype anew each time, which takes 20 us.
+        return self.vllm_config.model_config.head_dtype.itemsize
+
     def slices(self, num_reqs: int, samples: int) -> Iterator[slice]:
         """Requests whose logits, `samples` rows each, are computed together."""
-        dtype = self.vllm_config.model_config.head_dtype
-        row = self.drafter.vocabulary.size * dtype.itemsize
+        row = self.drafter.vocabulary.size * self._logit_bytes
         return request_slices(num_reqs, samples * row)
 
     # Acceptance estimates, for large batches of which only some drafts are verified.
@@ -555,8 +595,9 @@ class UnifiedSpeculator(DraftModelSpeculator):
 
     def _configure_decode_metadata_update(self) -> None:
         mode = self.target_config.compilation_config.cudagraph_mode
-        if mode == CUDAGraphMode.NONE:
-            # Only graphs need it: do not log that it is unsupported.
+        if mode == CUDAGraphMode.NONE and self.device.type != "cpu":
+            # Only graphs need it: do not log that it is unsupported. On a CPU building
+            # metadata anew takes a tenth of a small drafter's pass.
             self.supports_decode_metadata_update = False
             return
         super()._configure_decode_metadata_update()

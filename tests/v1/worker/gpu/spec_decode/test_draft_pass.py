@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from vllm.v1.worker.gpu.spec_decode import speculator as base
-from vllm.v1.worker.gpu.spec_decode.unified import speculator
+from vllm.v1.worker.gpu.spec_decode.unified import passes, speculator
 from vllm.v1.worker.gpu.spec_decode.unified.buffers import DraftBuffers
 from vllm.v1.worker.gpu.spec_decode.unified.layout import DraftLayout
 from vllm.v1.worker.gpu.spec_decode.unified.plan import draft_plans
@@ -45,7 +45,7 @@ class Told:
         view = SimpleNamespace(input_block_tables=[])
         monkeypatch.setattr(base.DraftModelSpeculator, "set_attn", lambda *_: None)
         monkeypatch.setattr(speculator, "DraftBlockTables", lambda *_: view)
-        monkeypatch.setattr(speculator, "build_slot_mappings_by_layer", lambda *_: {})
+        monkeypatch.setattr(passes, "build_slot_mappings_by_layer", lambda *_: {})
         monkeypatch.setattr(
             base, "build_attn_metadata", lambda **given: self.metadata.append(given)
         )

@@ -237,6 +237,7 @@ OTHERS = {
     ),
     "contexts": ("Chains and trees in long contexts (tokens/s)", settings),
     "float32": ("In float32 (tokens/s)", settings),
+    "qwen3-next": ("Qwen3-Next-80B, 8 of 48 layers (tokens/s)", settings),
     "trees": (
         "Trees and chains of autoregressive drafters, and vLLM's chains (tokens/s)",
         settings,

@@ -248,9 +248,9 @@ def replay_trees(replay: Replay) -> None:
     tokens sampled, so that a step does all of its work; the results are then replaced.
     """
     from vllm.v1.worker.gpu.spec_decode.draft_tree import drafting, sampler
-    from vllm.v1.worker.gpu.spec_decode.unified import speculator
+    from vllm.v1.worker.gpu.spec_decode.unified import passes
 
-    speculator.sample_chain = _sampled(speculator.sample_chain)
+    passes.sample_chain = _sampled(passes.sample_chain)
     drafting.rank_candidates = _ranked(drafting.rank_candidates, replay)
     tree_sampler = sampler.TreeRejectionSampler
     tree_sampler._draw = _drawn(tree_sampler._draw, replay)

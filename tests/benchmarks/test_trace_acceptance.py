@@ -79,7 +79,7 @@ def test_every_runner_replays(monkeypatch, module: str, kind: str):
 @pytest.mark.parametrize("depth,width", [(8, 16), (7, 8), (3, 2)])
 def test_trees_are_drafted_and_accepted_as_recorded(monkeypatch, depth, width):
     from vllm.v1.worker.gpu.spec_decode.draft_tree import drafting, sampler
-    from vllm.v1.worker.gpu.spec_decode.unified import speculator as unified
+    from vllm.v1.worker.gpu.spec_decode.unified import passes as unified
 
     trace, replay = random_trace(), Replay("cpu", 60)
     monkeypatch.setattr(unified, "sample_chain", None)

@@ -16,6 +16,7 @@ from .specs import engine_config
     [
         ({"num_spec_tokens": 4}, 'no key "num_spec_tokens": did you mean "num_spec'),
         ({"metod": "eagle3"}, 'no key "metod": did you mean "method"'),
+        ({"draft_quantization": "fp8"}, 'quantization" or "quantization"?'),
         ({"tree": "wide"}, 'no key "tree": remove it'),
         ("a/drafter", "must be a JSON object, not"),
         ([{"method": "ngram"}], "must be a JSON object, not"),

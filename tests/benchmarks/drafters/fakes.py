@@ -67,7 +67,8 @@ class FakeEngine:
             logprobs = logprobs if "logprobs" in asked else []
             answers.append(Answer(tokens, logprobs, 0.0, times))
         drafts = 10 if self.model else 0
-        return Round(answers, load, drafts, 12, [8, 4] if drafts else [])
+        by_position = ([10, 5], [8, 4]) if drafts else ([], [])
+        return Round(answers, load, drafts, 12, *by_position)
 
     def stop(self) -> None:
         pass

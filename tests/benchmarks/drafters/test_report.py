@@ -24,7 +24,8 @@ def test_table(monkeypatch, tmp_path):
     none, auto, fixed = list(found.rows())[:3]
     assert none["acceptance_length"] is None and none["ratio"] == 1
     assert auto["acceptance_length"] == pytest.approx(2.2)
-    assert auto["acceptance_by_position"] == [0.8, 0.4]
+    assert auto["drafted_by_position"] == [1.0, 0.5]
+    assert auto["acceptance_by_position"] == [0.8, 0.8]
     assert (auto["ratio"], fixed["ratio"]) == (pytest.approx(2.5), pytest.approx(2.0))
     assert auto["tpot_s"] == pytest.approx(9 / 25 / 8)
     assert len(found.table().splitlines()) == 2 + 8

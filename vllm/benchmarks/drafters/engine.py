@@ -33,6 +33,7 @@ from vllm.usage.usage_lib import UsageContext
 
 STOP_S = 20
 COUNTERS = "vllm:spec_decode_num_"
+DRAFTED = "draft_tokens_per_pos"
 
 
 class EngineError(RuntimeError):
@@ -81,14 +82,16 @@ class Round:
         load: concurrency, the same from the first to the last.
         drafts: verified drafts, of one request and step each.
         accepted: draft tokens accepted.
-        by_position: of `drafts`, how many had the token at each position accepted.
+        drafted: by position, verified drafts that had a token there.
+        accepted_at: by position, of these, how many had it accepted.
     """
 
     answers: list[Answer]
     load: int
     drafts: int
     accepted: int
-    by_position: list[int]
+    drafted: list[int]
+    accepted_at: list[int]
 
     @property
     def tokens_per_s(self) -> float:
@@ -145,10 +148,12 @@ class Engine:
         load = min(load, len(prompts))
         before, answers = self._counters(), self._answer(prompts, sampling, load)
         after = self._counters()
-        drafts, accepted, *by_position = (
-            new - old for new, old in zip(after, before, strict=True)
-        )
-        return Round(answers, load, drafts, accepted, by_position)
+        counted = [
+            [new - old for new, old in zip(*both, strict=True)]
+            for both in zip(after, before, strict=True)
+        ]
+        (drafts, accepted), drafted, accepted_at = counted
+        return Round(answers, load, drafts, accepted, drafted, accepted_at)
 
     def end(self) -> None:
         """Ends its workers; one in this process ends with it, which is faster."""
@@ -164,17 +169,21 @@ class Engine:
                 chosen.lengths.choose = lambda *load: told
                 chosen.lengths.choose_again = lambda: told
 
-    def _counters(self) -> list[int]:
-        """Number of drafts, of accepted tokens, and of the latter by position."""
-        found = {
-            metric.name.removeprefix(COUNTERS): metric
-            for metric in self.llm.get_metrics()
-            if metric.name.startswith(COUNTERS)
-        }
+    def _counters(self) -> tuple[list[int], list[int], list[int]]:
+        """Numbers of drafts and accepted tokens; tokens verified, and accepted, by
+        position."""
+        found: dict[str, Any] = {}
+        drafted: dict[int, int] = {}
+        for metric in self.llm.get_metrics():
+            if (name := metric.name.removeprefix(COUNTERS)) == DRAFTED:
+                drafted[int(metric.labels["position"])] = metric.value
+            elif name != metric.name:
+                found[name] = metric
         if not found:
-            return [0, 0]
+            return [0, 0], [], []
         totals = [found[name].value for name in ("drafts", "accepted_tokens")]
-        return [*totals, *found["accepted_tokens_per_pos"].values]
+        accepted_at = found["accepted_tokens_per_pos"].values
+        return totals, [drafted[i] for i in range(len(accepted_at))], accepted_at
 
     def _answer(
         self, prompts: list[list[int]], sampling: list[dict[str, Any]], load: int

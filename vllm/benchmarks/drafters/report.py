@@ -24,12 +24,13 @@ SHOWN_DIFFERENCES = 3
 SAME_SPEED = 0.01
 # The speed without speculation may vary by less than this factor.
 UNSTEADY = 1.15
+LEAST_DRAFTED = 0.05  # of all drafts, to show how often a position is accepted
 HEAD = (
     "requests",
     "drafter",
     "drafts",
     "acceptance length",
-    "by position",
+    "accepted where drafted",
     "tokens/s",
     "ratio",
     "TPOT ms",
@@ -102,14 +103,17 @@ class Report:
 
     def _row(self, found: Found, load: int) -> dict[str, Any]:
         best, depth = found.round(load), found.setting.depth
-        counts = best.by_position[:depth] if best.drafts else []
+        counts = zip(best.accepted_at[:depth], best.drafted, strict=False)
+        shares = [accepted / max(drafted, 1) for accepted, drafted in counts]
+        drafted = [count / max(best.drafts, 1) for count in best.drafted[:depth]]
         return {
             "requests": load,
             "drafter": found.plan.drafter,
             "drafts": found.setting.name,
             "speculative_config": found.setting.spec,
             "acceptance_length": best.acceptance_length,
-            "acceptance_by_position": [count / best.drafts for count in counts],
+            "drafted_by_position": drafted,
+            "acceptance_by_position": shares,
             "tokens_per_s": best.tokens_per_s,
             "ratio": self.ratio(found, load),
             "tpot_s": best.tpot_s,
@@ -240,9 +244,15 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     def said(value: float | None, digits: int = 2, scale: float = 1.0) -> str:
         return "" if value is None else f"{value * scale:.{digits}f}"
 
-    shares = [said(share).lstrip("0") for share in row["acceptance_by_position"]]
-    while shares and shares[-1] == ".00":  # "auto" seldom drafts that far, if at all
-        shares.pop()
+    by_position = zip(
+        row["acceptance_by_position"], row["drafted_by_position"], strict=True
+    )
+    # "auto" seldom drafts the last ones, if at all.
+    shares = [
+        said(share).lstrip("0")
+        for share, drafted in by_position
+        if drafted >= LEAST_DRAFTED
+    ]
     return (
         str(row["requests"]),
         row["drafter"],

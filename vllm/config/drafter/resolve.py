@@ -189,7 +189,8 @@ def _compare_configs(
 def describe(spec: "SpeculativeConfig", drafter: DrafterConfig) -> str:
     """How a checkpoint was resolved, for a log line."""
     family = f"family {drafter.family!r}, " if drafter.family else ""
-    tree = f"a tree of {drafter.num_nodes} verified, " if drafter.num_nodes else ""
+    size = f"of up to {drafter.num_nodes} nodes" if is_auto(spec) else drafter.num_nodes
+    tree = f"trees {size}, " if drafter.num_nodes else ""
     mask = f"mask token {drafter.mask_token_id}, " if drafter.is_parallel else ""
     window = f", within a window of {spec.draft_window}" if spec.draft_window else ""
     return (
@@ -279,8 +280,9 @@ def check_keys(given: Any, config_class: type) -> None:
     known = {field.name for field in fields(config_class)} - RESULTS
     for key in map(str, given):
         if (name := key.replace("-", "_")) not in known:
-            near = get_close_matches(name, known, n=1)
-            remedy = f'did you mean "{near[0]}"?' if near else "remove it."
+            near = get_close_matches(name, known, n=2)
+            named = " or ".join(f'"{each}"' for each in near)
+            remedy = f"did you mean {named}?" if near else "remove it."
             raise _invalid(f'speculative_config has no key "{key}": {remedy}', given)
 
 

@@ -80,7 +80,10 @@ def measure_pass_times(executor: "Executor") -> PassTimes:
     config = executor.vllm_config
     lengths = chosen_lengths(config.speculative_config)
     depth = config.speculative_config.drafter.num_speculative_tokens
-    logger.info("Timing steps that draft %s tokens.", ", ".join(map(str, lengths)))
+    chains = ", ".join(str(length) for length in lengths if length <= depth)
+    trees = ", ".join(str(length) for length in lengths if length > depth)
+    more = f", and trees of {trees}" if trees else ""
+    logger.info("Timing steps that draft %s tokens%s.", chains, more)
 
     def measure(context: int, size: int, wanted: list[int] = lengths) -> Row:
         row: Row = {}

@@ -82,7 +82,8 @@ class DraftPasses(DraftModelSpeculator):
             self._replay(shape, plan.layout.num_passes)
             return
         passes = range(1, plan.layout.num_passes)
-        if self.supports_decode_metadata_update and not shape.is_full:
+        # A GPU's backends promise it for metadata that graphs were captured with.
+        if self.supports_decode_metadata_update and self.device.type == "cpu":
             metadata = self._metadata(plan, 1, batch, shape)
             self.run_passes(plan, passes, self._context(batch, shape, metadata))
             return

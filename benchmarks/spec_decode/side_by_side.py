@@ -7,6 +7,8 @@ that changes of the device over time affect all of them equally.
 
 import argparse
 import json
+import signal
+import sys
 import tempfile
 import time
 from itertools import product
@@ -129,6 +131,8 @@ class SideBySide:
         self.group_start_s = 0.0  # longest start of a group so far
 
     def measure_groups(self) -> None:
+        # So that `timeout` ends the engines too: each has a session of its own.
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
         groups = plan_groups(self.args, self.at_once)
         for number, keys in enumerate(groups):
             if self.run.is_over(self.group_start_s):

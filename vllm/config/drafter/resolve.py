@@ -189,8 +189,8 @@ def _compare_configs(
 def describe(spec: "SpeculativeConfig", drafter: DrafterConfig) -> str:
     """How a checkpoint was resolved, for a log line."""
     family = f"family {drafter.family!r}, " if drafter.family else ""
-    size = f"of up to {drafter.num_nodes} nodes" if is_auto(spec) else drafter.num_nodes
-    tree = f"trees {size}, " if drafter.num_nodes else ""
+    most = "up to " if is_auto(spec) else ""
+    tree = f"trees of {most}{drafter.num_nodes} nodes, " if drafter.num_nodes else ""
     mask = f"mask token {drafter.mask_token_id}, " if drafter.is_parallel else ""
     window = f", within a window of {spec.draft_window}" if spec.draft_window else ""
     return (

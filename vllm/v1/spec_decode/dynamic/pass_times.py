@@ -80,10 +80,10 @@ def measure_pass_times(executor: "Executor") -> PassTimes:
     config = executor.vllm_config
     lengths = chosen_lengths(config.speculative_config)
     depth = config.speculative_config.drafter.num_speculative_tokens
-    chains = ", ".join(str(length) for length in lengths if length <= depth)
-    trees = ", ".join(str(length) for length in lengths if length > depth)
-    more = f", and trees of {trees}" if trees else ""
-    logger.info("Timing steps that draft %s tokens%s.", chains, more)
+    chains = [length for length in lengths if length <= depth]
+    trees = [length for length in lengths if length > depth]
+    more = f", and trees of {_listed(trees)}" if trees else ""
+    logger.info("Timing steps that draft %s tokens%s.", _listed(chains), more)
 
     def measure(context: int, size: int, wanted: list[int] = lengths) -> Row:
         row: Row = {}
@@ -111,9 +111,8 @@ def measure_pass_times(executor: "Executor") -> PassTimes:
         budget = float("inf")  # ranks in lockstep must all measure the same
     # The time that a longer context adds is nearly linear in the verified tokens, so a
     # few lengths suffice.
-    chains = [length for length in lengths if length <= depth]
-    few = {chains[0], chains[len(chains) // 2], depth, lengths[-1]}
-    few = sorted(few | {*[length for length in lengths if length > depth][:1]})
+    few = {chains[0], chains[len(chains) // 2], depth, *trees[:1], lengths[-1]}
+    few = sorted(few)
     steps = [(CONTEXT, size, lengths) for size in sizes_to_measure(largest)[1:]]
     steps += [(*point, few) for point in long_contexts(config, largest)]
     for number, (context, size, some) in enumerate(steps):
@@ -125,6 +124,10 @@ def measure_pass_times(executor: "Executor") -> PassTimes:
         times = {at: _at_most_larger(sizes, depth) for at, sizes in times.items()}
     _log_measured(times, len(lengths), time.perf_counter() - started)
     return times
+
+
+def _listed(lengths: list[int]) -> str:
+    return ", ".join(map(str, lengths))
 
 
 def _at_most_larger(by_size: dict[int, Row], depth: int) -> dict[int, Row]:

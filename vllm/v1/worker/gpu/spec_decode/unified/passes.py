@@ -84,6 +84,7 @@ class DraftPasses(DraftModelSpeculator):
         passes = range(1, plan.layout.num_passes)
         # A GPU's backends promise it for metadata that graphs were captured with.
         if self.supports_decode_metadata_update and self.device.type == "cpu":
+            self._prepare_eplb_forward(shape.num_unpadded_tokens)
             metadata = self._metadata(plan, 1, batch, shape)
             self.run_passes(plan, passes, self._context(batch, shape, metadata))
             return
@@ -151,6 +152,7 @@ class DraftPasses(DraftModelSpeculator):
         self, plan: DraftPlan, draft_pass: int, batch: InputBatch, shape: DraftShape
     ) -> None:
         """Runs one pass, with attention metadata built by the host."""
+        self._prepare_eplb_forward(shape.num_unpadded_tokens)
         metadata = self._metadata(plan, draft_pass, batch, shape)
         if shape.is_full:
             self.graphs.run_pass(shape.graph, draft_pass)
@@ -162,7 +164,6 @@ class DraftPasses(DraftModelSpeculator):
     ) -> dict[str, Any]:
         layout, num_tokens = plan.layout, shape.num_unpadded_tokens
         slots = self.buffers.batch.slot_mappings[:, : shape.num_tokens]
-        self._prepare_eplb_forward(num_tokens)
         return self._build_attn_metadata(
             batch.num_reqs,
             shape.graph,

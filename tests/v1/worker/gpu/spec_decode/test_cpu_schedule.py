@@ -12,7 +12,10 @@ if not current_platform.is_cpu():
     pytest.skip("needs the CPU attention backend", allow_module_level=True)
 
 from vllm import _custom_ops as ops
-from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
+from vllm.v1.attention.backends.cpu_attn import (
+    CPUAttentionMetadataBuilder,
+    _get_attn_isa,
+)
 from vllm.v1.worker.gpu.spec_decode.cpu_schedule import update_schedule
 
 BLOCK, HEADS, KV_HEADS, SIZE, DTYPE = 32, 4, 2, 64, torch.float32
@@ -28,6 +31,8 @@ def builder() -> SimpleNamespace:
         window_size=-1,
         isa=_get_attn_isa(DTYPE, BLOCK, SIZE),
         kv_cache_dtype="auto",
+        is_cross_attention=False,
+        is_encoder_only_attention=False,
     )
 
 
@@ -76,7 +81,16 @@ def test_metadata_follows_sequence_lengths(builder, later):
     update_schedule(builder, metadata)
     found = attend(metadata, query, kv_cache)
 
-    anew = SimpleNamespace(**vars(metadata))
-    update_schedule(builder, anew)
+    given = {
+        "num_reqs": num_reqs,
+        "num_actual_tokens": num_reqs,
+        "max_query_len": 1,
+        "max_seq_len": max(later),
+        "block_table_tensor": metadata.block_table,
+        "slot_mapping": None,
+    }
+    anew = CPUAttentionMetadataBuilder.build(
+        builder, 0, SimpleNamespace(**vars(metadata), **given)
+    )
     torch.testing.assert_close(found, attend(anew, query, kv_cache))
     assert not torch.isclose(found, before).all()

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which steps are trimmed, by which acceptance probabilities, and what is reported."""
 
+from itertools import pairwise
 from types import SimpleNamespace
 
 import numpy as np
@@ -18,8 +19,9 @@ from vllm.v1.core.sched.trimming import (
 )
 from vllm.v1.spec_decode.dynamic.acceptance import Verified
 from vllm.v1.spec_decode.dynamic.acceptance_by_kind import ALL_GREEDY
-from vllm.v1.spec_decode.dynamic.draft_length import DraftLengths, Load
+from vllm.v1.spec_decode.dynamic.draft_length import TIMED_STEPS, DraftLengths, Load
 from vllm.v1.spec_decode.dynamic.pass_times import leave_no_trace
+from vllm.v1.spec_decode.dynamic.served_times import HALF_LIFE, TRIMMED, ServedTimes
 from vllm.v1.spec_decode.dynamic.step_times import StepTimes
 from vllm.v1.worker.gpu.spec_decode import trimming as workers_trimming
 from vllm.v1.worker.gpu.spec_decode.trimming import Trimming as WorkersTrimming
@@ -41,6 +43,9 @@ def trimming() -> Trimming:
     found = Trimming(DraftLengths(K, times), {K: {N: parts}}, least=N)
     found.gains(Load(N, N, 100.0))
     assert found.budget(make_step(num_drafts=0)) is None  # nothing drafted before
+    for _ in range(TIMED_STEPS):
+        assert found.budget(make_step()) is None
+        found.budgets.served.observe(N, K, 1.0)
     return found
 
 
@@ -81,6 +86,55 @@ def test_uniform_decode_step_is_trimmed(trimming):
     assert (trimming.budget(make_step()) or N * K) > budget
 
 
+def run_steps(trimming: Trimming, count: int, ratio: float) -> list[bool]:
+    """Whether each step is trimmed; one that is not takes `ratio` times as long as was
+    measured at start, and a trimmed one as long as measured."""
+    found, served, last = [], trimming.budgets.served, None
+    for _ in range(count):
+        found.append(trimming.budget(make_step()) is not None)
+        if found[-1] == last:  # only steps after equal ones can be timed
+            served.observe(N, *((TRIMMED, 1.0) if last else (K, ratio)))
+        trimming.take(make_step(), make_output(0.5, K, 1))
+        last = found[-1]
+    return found
+
+
+def test_untrimmed_steps_that_seemed_too_long_are_corrected(trimming):
+    """Regression: where steps were timed at start while another engine started, all
+    were trimmed from then on, and 14 % of throughput was lost."""
+    trimming.budgets.served = ServedTimes()
+    trimming._untrimmed_tries.clear()
+    found = run_steps(trimming, 200, ratio=0.5)
+    assert not any(found[:TIMED_STEPS])
+    assert not any(found[-100:])
+
+
+def test_untrimmed_steps_are_timed_again_when_times_are_old(trimming):
+    found = run_steps(trimming, 6 * HALF_LIFE, ratio=1.0)
+    begins = [i + 1 for i, pair in enumerate(pairwise(found)) if pair == (True, False)]
+    assert found[0] and begins
+    apart = [after - before for before, after in pairwise([0, *begins])]
+    assert min(apart) >= HALF_LIFE and max(apart) < 1.5 * HALF_LIFE
+    # In one piece: a single step could not be timed.
+    assert len(found) - sum(found) == TIMED_STEPS * len(begins)
+
+
+def test_untrimmed_steps_are_timed_at_each_batch_size(trimming):
+    names = [str(i) for i in range(2 * N)]
+    trimming.gains(Load(2 * N, 2 * N, 100.0))
+    trimming.budget(make_step(names))  # of these no chances are known yet
+    found = [trimming.budget(make_step(names)) is None for _ in range(3 * TIMED_STEPS)]
+    assert sum(found) == sum(found[:TIMED_STEPS]) == TIMED_STEPS
+
+
+def test_untrimmed_steps_that_could_not_be_timed_are_tried_again(trimming):
+    """As where requests come and go: no two steps are equal."""
+    trimming.budgets.served = ServedTimes()
+    trimming._untrimmed_tries.clear()
+    found = [trimming.budget(make_step()) is None for _ in range(1000)]
+    assert sum(found) >= 2 * TIMED_STEPS
+
+
 def test_budget_holds_until_probabilities_are_reported(trimming, monkeypatch):
     """Computing it takes host time, for which a trimmed step would wait."""
     asked, best = [], trimming.budgets.best
@@ -98,7 +152,7 @@ def test_budget_holds_until_probabilities_are_reported(trimming, monkeypatch):
         trimming.take(step, output)
         assert trimming.is_told == step.reports_chances
         assert trimming.num_verified("0", K) == 1
-    assert sum(reports) == len(asked) - 1 == 2
+    assert sum(reports) == len(asked) == 2
 
 
 def test_drafts_without_probabilities_are_verified(trimming):

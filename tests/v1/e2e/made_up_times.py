@@ -7,6 +7,7 @@ from vllm.config.drafter.length import (
     chosen_lengths,
     trims,
 )
+from vllm.v1.core.sched import trimming
 from vllm.v1.core.sched.step_intervals import StepIntervals
 from vllm.v1.executor.abstract import Executor
 from vllm.v1.spec_decode.dynamic import pass_times
@@ -49,4 +50,6 @@ def make_up_times() -> None:
     pass_times.measure_pass_times = all_verified
     pass_times.measure_catch_up = lambda _: {}
     pass_times.measure_trimmed_times = part_verified
-    StepIntervals.end = lambda *_: None  # no corrections by times of served steps
+    # No corrections by times of served steps, and so no steps only to be timed.
+    StepIntervals.end = lambda *_: None
+    trimming.UNTRIMMED_BUDGET = 0.0, 0.0

@@ -28,21 +28,33 @@ verified drafts and the same chances.
 **Steps with prompts** verify all drafts, so what a draft length yields depends on how
 many steps have one: a long draft that is good if it is trimmed is expensive otherwise.
 
+**Step times** that are measured at start can be wrong: other engines may have been
+starting on the same device. If those of untrimmed steps are too long, every step is
+trimmed, and no served one corrects them. So now and then a step that is worth trimming
+verifies all its drafts, first of all at each batch size.
+
 **The host's work** grows with the batch, and a trimmed step is short: it must not wait
 for the scheduler. So chances are reported in one of `REPORTED_EVERY` steps, and a
 budget holds until the next report.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Set
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from vllm.v1.spec_decode.dynamic.acceptance_by_kind import ALL_GREEDY
-from vllm.v1.spec_decode.dynamic.budgets import Budgets
-from vllm.v1.spec_decode.dynamic.draft_length import DraftLengths, Load
+from vllm.v1.spec_decode.dynamic.budgets import ALL, Budget, Budgets
+from vllm.v1.spec_decode.dynamic.draft_length import (
+    RECENT,
+    TIMED_STEPS,
+    DraftLengths,
+    Load,
+)
 from vllm.v1.spec_decode.dynamic.served_times import size_of
 from vllm.v1.spec_decode.dynamic.step_times import TrimmedTimes
+from vllm.v1.spec_decode.dynamic.tries import Tries
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -54,6 +66,10 @@ REPORTED_EVERY = 4
 # length takes the host nearly a millisecond, before it launches the next step.
 GAINS_HELD = 4
 REMEMBERED = 48  # steps of which the share that could be trimmed is a running mean
+# Share of all time that untrimmed steps may cost where trimmed ones are better, to be
+# timed; at each batch size the first ones are due at once. Once they were timed, it is
+# far less, since they are timed again only after some thousand steps.
+UNTRIMMED_BUDGET = 0.005, float("inf")
 
 
 class Trimming:
@@ -75,6 +91,9 @@ class Trimming:
     def __init__(self, lengths: DraftLengths, trimmed_times: TrimmedTimes, least: int):
         depth = lengths.num_speculative_tokens
         self.budgets = Budgets(lengths.times, trimmed_times, lengths.served)
+        self._untrimmed_tries: defaultdict[int, Tries] = defaultdict(  # by batch size
+            lambda: Tries(*UNTRIMMED_BUDGET)
+        )
         self._depth, self._least = depth, least
         self._acceptance = lengths.acceptance
         # By request: chances of its drafts [K] in the last report, and how many drafts
@@ -92,7 +111,7 @@ class Trimming:
         self._gains_of: tuple[int, bool] | None = None
         self._choices_held = 0
         # The budget computed last, and for how many requests with how many drafts.
-        self._budget: int | None = None
+        self._budget = ALL
         self._budget_of: tuple[int, int] | None = None
         self._steps_unreported = 0  # until the next report
         # Requests of the last step, if it drafted chains, and for enough of them that
@@ -225,7 +244,17 @@ class Trimming:
         of = len(names), num_drafts
         if of != self._budget_of:
             self._budget, self._budget_of = self._best(names, num_drafts), of
-        return self._budget
+        chosen = self._budget.num_drafts
+        return None if chosen is None or self._is_left_to_time(*of) else chosen
+
+    def _is_left_to_time(self, num_reqs: int, num_drafts: int) -> bool:
+        """Whether a step that is worth trimming is not, so that such steps are timed;
+        to be called for every such step."""
+        tries = self._untrimmed_tries[size_of(num_reqs)]
+        seen = self.budgets.served.seen(num_reqs, RECENT)
+        if not tries.steps and num_drafts in seen:
+            return False
+        return tries.go_on(TIMED_STEPS, self._budget.gain)
 
     def _is_uniform(self, step: "SchedulerOutput", num_drafts: int) -> bool:
         """Whether all requests of a step have so many drafts, and none has a prompt
@@ -244,8 +273,8 @@ class Trimming:
         self._steps_unreported = REPORTED_EVERY
         return True
 
-    def _best(self, names: Iterable[str], num_drafts: int) -> int | None:
+    def _best(self, names: Iterable[str], num_drafts: int) -> Budget:
         survival = self._known(names).cumprod(axis=1)
         shares, context = self._load.shares, self._load.context
         expected = self._acceptance.expected_tokens(shares)[num_drafts]
-        return self.budgets.best(num_drafts, survival, expected, context).num_drafts
+        return self.budgets.best(num_drafts, survival, expected, context)

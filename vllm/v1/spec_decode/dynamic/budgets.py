@@ -56,7 +56,7 @@ class Budgets:
         served: ServedTimes | None = None,
     ):
         self.times = times
-        self._served = served or ServedTimes()
+        self.served = served or ServedTimes()
         self._trimmed = {k: StepTimes({0: trimmed[k]}) for k in sorted(trimmed)}
         self._of_a_draft: dict[int, float] = {}
 
@@ -86,7 +86,7 @@ class Budgets:
             return ALL
         tokens = n + np.sort(survival[:, :num_drafts], axis=None)[::-1].cumsum()
         seconds, of_everything = self._seconds(n, context, num_drafts, rows)
-        longer = self._served.longer(n)
+        longer = self.served.longer(n)
         worth = tokens[rows - n - 1] / (seconds * longer(TRIMMED))
         of_everything *= longer(num_drafts)
         best = int(worth.argmax())
@@ -98,7 +98,7 @@ class Budgets:
     ) -> None:
         """Records the time of a step that verified `budget` drafts of the batch."""
         measured, _ = self._seconds(n, context, num_drafts, np.array([n + budget]))
-        self._served.observe(n, TRIMMED, seconds / float(measured[0]))
+        self.served.observe(n, TRIMMED, seconds / float(measured[0]))
 
     def _seconds(
         self, n: int, context: float, num_drafts: int, rows: np.ndarray
@@ -111,7 +111,10 @@ class Budgets:
         """
         drafted = next(k for k in self._trimmed if k >= num_drafts)
         lengths, curve = self._curve(n, drafted)
-        curve = np.interp(rows / n - 1, lengths, np.maximum.accumulate(curve))
+        # Other load makes a step seem longer, not shorter. If one really takes longer
+        # than one that verifies more, the other is better anyway.
+        at_most = np.minimum.accumulate(curve[::-1])[::-1]
+        curve = np.interp(rows / n - 1, lengths, at_most)
         saved = (drafted - num_drafts) * self._seconds_of_a_draft(n)
         untrimmed = self.times.seconds(n, context)[num_drafts]
         longer = untrimmed - self.times.seconds(n, 0.0)[num_drafts]

@@ -124,6 +124,22 @@ def test_times_of_other_lengths_are_adapted(k: int):
     assert seconds == pytest.approx(expected, rel=0.02)
 
 
+@pytest.mark.parametrize("drafted", [HALF, K])
+def test_disturbed_steps_do_not_affect_larger_ones(drafted: int):
+    """Regression: one slow step, as of other engines that start, made all that verify
+    more look slow, so that nothing was trimmed."""
+    budgets, disturbed = make_budgets(LENGTHS, 0.0), make_budgets(LENGTHS, 0.0)
+    for kept in (budgets, disturbed):
+        kept._trimmed.pop({HALF: K, K: HALF}[drafted])
+    disturbed._trimmed[drafted].measured[0][64][1] *= 3
+    rows = np.arange(64 + 32, 64 * (drafted + 1), 16)
+    expected, _ = budgets._seconds(64, 256, drafted, rows)
+    seconds, _ = disturbed._seconds(64, 256, drafted, rows)
+    far = rows > 64 * 3  # from the next measured step on
+    assert seconds[far] == pytest.approx(expected[far])
+    assert seconds == pytest.approx(expected, rel=0.3)
+
+
 def test_small_gains_are_ignored(budgets: Budgets):
     """All drafts are equally likely, and worth their rows."""
     assert best(budgets, K, np.full((16, K), 0.97).cumprod(axis=1)) == ALL

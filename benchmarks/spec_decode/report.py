@@ -237,6 +237,8 @@ OTHERS = {
     ),
     "contexts": ("Chains and trees in long contexts (tokens/s)", settings),
     "float32": ("In float32 (tokens/s)", settings),
+    "gpt-oss-20b": ("gpt-oss-20b (tokens/s)", settings),
+    "qwen3-8b": ("Qwen3-8B (tokens/s)", settings),
     "qwen3-next": ("Qwen3-Next-80B, 8 of 48 layers (tokens/s)", settings),
     "trees": (
         "Trees and chains of autoregressive drafters, and vLLM's chains (tokens/s)",
@@ -248,6 +250,7 @@ OTHERS = {
     ),
     "fp8": ("Drafters in fp8 beside bfloat16, in one run (tokens/s)", settings),
     "serving": ("`vllm bench serve`", serving),
+    "start": ("What starting takes with `max_num_seqs` 1024", starts),
     "draft-tree": ("What each part of a draft tree costs", flat),
     "prepare_inputs": ("Input preparation", flat),
 }

@@ -64,7 +64,7 @@ PLANS = {
     "pard_text": Plan(2500, 64, 512, 3e-3),
     "pard": Plan(6000, 24, 512, 1.5e-3),
     "pard2": Plan(6000, 24, 512, 1.5e-3),
-    "eagle3": Plan(2500, 4, 512, 1e-3),
+    "eagle3": Plan(9300, 16, 512, 1.5e-3),
     "peagle": Plan(7000, 8, 512, 1e-3),
 }
 # Rounds of text written by the target: prompt length, temperature (0: greedy).

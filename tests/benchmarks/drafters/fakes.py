@@ -79,16 +79,20 @@ def measured(
     *plans: EnginePlan,
     in_turns: bool = False,
     base: type[FakeEngine] = FakeEngine,
+    loads: Mapping[int, int] = MappingProxyType({1: 3, 4: 8}),
+    seeded_len: int | None = None,
+    prompts: tuple[list[int], ...] = ([0], [1], [2]),
     **engine: Any,
 ) -> measure.Measurement:
     """A finished measurement of fake engines."""
     fake = type("Fake", (base,), engine)
     monkeypatch.setattr(measure, "EngineProcess", fake)
     none = EnginePlan("no speculation", None, (Setting(),), is_beside=in_turns)
-    requests = [Request([token], 9) for token in range(3)]
+    requests = [Request(prompt, 9) for prompt in prompts]
     again = EnginePlan("no speculation", None, (Setting("again"),), is_seeded=False)
     plans, logs = [none, *plans, *[again] * (not in_turns)], Path("logs")
-    job = measure.Job(FakeArgs(), plans, requests, {1: 3, 4: 8}, 2, False, logs)
+    more = 2, seeded_len, False, logs
+    job = measure.Job(FakeArgs(), plans, requests, loads, *more)
     done = measure.Measurement(job)
     done.run()
     assert not done.progress.left.total()

@@ -46,6 +46,32 @@ def test_the_next_process_is_started_while_an_engine_is_measured(monkeypatch):
     ]
 
 
+@pytest.mark.parametrize(
+    "prompts, halves",
+    [(([0], [1]), {1: 2, 2: 4, 4: 4}), (([0], [1, 2]), {1: 4, 2: 8, 4: 4})],
+)
+def test_turns_without_speculation_are_half_as_long(monkeypatch, prompts, halves):
+    """If all requests take equally long, and with as many at a time."""
+    loads = {1: 4, 2: 8, 4: 4}
+    shape = {"in_turns": True, "loads": loads, "prompts": prompts}
+    found = measured(monkeypatch, PARD, **shape).found[1]
+    for load, rounds in found.beside.items():
+        assert [len(each.answers) for each in rounds] == 2 * [halves[load]]
+        assert len(found.rounds[load][0].answers) == loads[load]
+
+
+def test_seeded_outputs_may_be_shorter(monkeypatch):
+    asked: set[tuple[int, bool]] = set()
+
+    class Asked(FakeEngine):
+        def answer(self, prompts, sampling, load, told=None):
+            asked.update((s["max_tokens"], "seed" in s) for s in sampling)
+            return super().answer(prompts, sampling, load, told)
+
+    measured(monkeypatch, PARD, base=Asked, seeded_len=5)
+    assert asked == {(9, False), (5, True)}
+
+
 def test_a_failed_engine_does_not_keep_the_next_from_starting(monkeypatch):
     events = run(monkeypatch, PARD, EAGLE, broken=["d"])
     assert events.count(("process", 2)) == 1 and ("run", 2) in events

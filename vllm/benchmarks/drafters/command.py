@@ -29,6 +29,7 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 # Requests in a round at low concurrency, with --quick.
 QUICK_REQUESTS, QUICK_CPU_REQUESTS = 4, 2
+SEEDED_CPU_LEN = 64  # tokens of seeded outputs, which are only checked, with --quick
 # At a time, on a CPU: without speculation, the one measured, and the next as it starts.
 ENGINES_IN_TURNS = 3
 
@@ -194,7 +195,7 @@ def fill_in(args: argparse.Namespace) -> None:
         / (ENGINES_IN_TURNS if args.in_turns else 1),
     }
     if args.dataset_name is None:
-        usual["output_len"] = 144 if is_small else 128
+        usual["output_len"] = 128
     for name, value in usual.items():
         if getattr(args, name) is None:
             setattr(args, name, value)
@@ -291,8 +292,17 @@ def prepare(
             "choose other prompts."
         )
     logs = Path(tempfile.mkdtemp(prefix="vllm_bench_drafters_"))
-    rounds = round_sizes(args, len(requests)), args.repeats
-    return Job(engine_args, plans, requests, *rounds, args.ignore_eos, logs, tokenizer)
+    return Job(
+        engine_args=engine_args,
+        plans=plans,
+        requests=requests,
+        loads=round_sizes(args, len(requests)),
+        repeats=args.repeats,
+        seeded_len=SEEDED_CPU_LEN if args.in_turns else None,
+        ignore_eos=args.ignore_eos,
+        logs=logs,
+        tokenizer=tokenizer,
+    )
 
 
 def round_sizes(args: argparse.Namespace, num_requests: int) -> dict[int, int]:

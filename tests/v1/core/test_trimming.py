@@ -19,10 +19,11 @@ from vllm.v1.core.sched.trimming import (
 )
 from vllm.v1.spec_decode.dynamic.acceptance import Verified
 from vllm.v1.spec_decode.dynamic.acceptance_by_kind import ALL_GREEDY
-from vllm.v1.spec_decode.dynamic.draft_length import TIMED_STEPS, DraftLengths, Load
+from vllm.v1.spec_decode.dynamic.draft_length import DraftLengths, Load
 from vllm.v1.spec_decode.dynamic.pass_times import leave_no_trace
-from vllm.v1.spec_decode.dynamic.served_times import HALF_LIFE, TRIMMED, ServedTimes
+from vllm.v1.spec_decode.dynamic.served_times import HALF_LIFE, TRIMMED
 from vllm.v1.spec_decode.dynamic.step_times import StepTimes
+from vllm.v1.spec_decode.dynamic.tries import TIMED_STEPS
 from vllm.v1.worker.gpu.spec_decode import trimming as workers_trimming
 from vllm.v1.worker.gpu.spec_decode.trimming import Trimming as WorkersTrimming
 from vllm.v1.worker.gpu.spec_decode.trimming import make_trimming
@@ -36,17 +37,29 @@ def seconds(rows: float) -> float:
 
 
 @pytest.fixture
-def trimming() -> Trimming:
+def lengths() -> DraftLengths:
     """Rows are so expensive that only very likely drafts pay for one."""
-    times = {256: {n: {K: seconds(n * (K + 1))} for n in (1, N, 2 * N)}}
+    sizes = (1, N, 2 * N)
+    return DraftLengths(K, {256: {n: {K: seconds(n * (K + 1))} for n in sizes}})
+
+
+@pytest.fixture
+def untimed(lengths) -> Trimming:
+    """No step has been served."""
     parts = {k: seconds(N * (k + 1)) for k in (1, 2, 3)}
-    found = Trimming(DraftLengths(K, times), {K: {N: parts}}, least=N)
+    found = Trimming(lengths, {K: {N: parts}}, least=N)
     found.gains(Load(N, N, 100.0))
     assert found.budget(make_step(num_drafts=0)) is None  # nothing drafted before
-    for _ in range(TIMED_STEPS):
-        assert found.budget(make_step()) is None
-        found.budgets.served.observe(N, K, 1.0)
     return found
+
+
+@pytest.fixture
+def trimming(untimed, lengths) -> Trimming:
+    """Steps that verify all have been served, and timed."""
+    for _ in range(TIMED_STEPS):
+        assert untimed.budget(make_step()) is None
+        lengths.served.observe(N, K, 1.0)
+    return untimed
 
 
 def make_step(names=NAMES, num_drafts: int = K, **more) -> SchedulerOutput:
@@ -86,10 +99,12 @@ def test_uniform_decode_step_is_trimmed(trimming):
     assert (trimming.budget(make_step()) or N * K) > budget
 
 
-def run_steps(trimming: Trimming, count: int, ratio: float) -> list[bool]:
+def run_steps(
+    trimming: Trimming, lengths: DraftLengths, count: int, ratio: float
+) -> list[bool]:
     """Whether each step is trimmed; one that is not takes `ratio` times as long as was
     measured at start, and a trimmed one as long as measured."""
-    found, served, last = [], trimming.budgets.served, None
+    found, served, last = [], lengths.served, None
     for _ in range(count):
         found.append(trimming.budget(make_step()) is not None)
         if found[-1] == last:  # only steps after equal ones can be timed
@@ -99,18 +114,16 @@ def run_steps(trimming: Trimming, count: int, ratio: float) -> list[bool]:
     return found
 
 
-def test_untrimmed_steps_that_seemed_too_long_are_corrected(trimming):
+def test_untrimmed_steps_that_seemed_too_long_are_corrected(untimed, lengths):
     """Regression: where steps were timed at start while another engine started, all
     were trimmed from then on, and 14 % of throughput was lost."""
-    trimming.budgets.served = ServedTimes()
-    trimming._untrimmed_tries.clear()
-    found = run_steps(trimming, 200, ratio=0.5)
+    found = run_steps(untimed, lengths, 200, ratio=0.5)
     assert not any(found[:TIMED_STEPS])
     assert not any(found[-100:])
 
 
-def test_untrimmed_steps_are_timed_again_when_times_are_old(trimming):
-    found = run_steps(trimming, 6 * HALF_LIFE, ratio=1.0)
+def test_untrimmed_steps_are_timed_again_when_times_are_old(trimming, lengths):
+    found = run_steps(trimming, lengths, 6 * HALF_LIFE, ratio=1.0)
     begins = [i + 1 for i, pair in enumerate(pairwise(found)) if pair == (True, False)]
     assert found[0] and begins
     apart = [after - before for before, after in pairwise([0, *begins])]
@@ -127,11 +140,9 @@ def test_untrimmed_steps_are_timed_at_each_batch_size(trimming):
     assert sum(found) == sum(found[:TIMED_STEPS]) == TIMED_STEPS
 
 
-def test_untrimmed_steps_that_could_not_be_timed_are_tried_again(trimming):
+def test_untrimmed_steps_that_could_not_be_timed_are_tried_again(untimed):
     """As where requests come and go: no two steps are equal."""
-    trimming.budgets.served = ServedTimes()
-    trimming._untrimmed_tries.clear()
-    found = [trimming.budget(make_step()) is None for _ in range(1000)]
+    found = [untimed.budget(make_step()) is None for _ in range(1000)]
     assert sum(found) >= 2 * TIMED_STEPS
 
 

@@ -38,7 +38,6 @@ for the scheduler. So chances are reported in one of `REPORTED_EVERY` steps, and
 budget holds until the next report.
 """
 
-from collections import defaultdict
 from collections.abc import Iterable, Set
 from typing import TYPE_CHECKING
 
@@ -46,15 +45,10 @@ import numpy as np
 
 from vllm.v1.spec_decode.dynamic.acceptance_by_kind import ALL_GREEDY
 from vllm.v1.spec_decode.dynamic.budgets import ALL, Budget, Budgets
-from vllm.v1.spec_decode.dynamic.draft_length import (
-    RECENT,
-    TIMED_STEPS,
-    DraftLengths,
-    Load,
-)
+from vllm.v1.spec_decode.dynamic.draft_length import DraftLengths, Load
 from vllm.v1.spec_decode.dynamic.served_times import size_of
 from vllm.v1.spec_decode.dynamic.step_times import TrimmedTimes
-from vllm.v1.spec_decode.dynamic.tries import Tries
+from vllm.v1.spec_decode.dynamic.tries import TimingTries
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -91,9 +85,7 @@ class Trimming:
     def __init__(self, lengths: DraftLengths, trimmed_times: TrimmedTimes, least: int):
         depth = lengths.num_speculative_tokens
         self.budgets = Budgets(lengths.times, trimmed_times, lengths.served)
-        self._untrimmed_tries: defaultdict[int, Tries] = defaultdict(  # by batch size
-            lambda: Tries(*UNTRIMMED_BUDGET)
-        )
+        self._untrimmed = TimingTries(lengths.served, *UNTRIMMED_BUDGET)
         self._depth, self._least = depth, least
         self._acceptance = lengths.acceptance
         # By request: chances of its drafts [K] in the last report, and how many drafts
@@ -244,17 +236,10 @@ class Trimming:
         of = len(names), num_drafts
         if of != self._budget_of:
             self._budget, self._budget_of = self._best(names, num_drafts), of
-        chosen = self._budget.num_drafts
-        return None if chosen is None or self._is_left_to_time(*of) else chosen
-
-    def _is_left_to_time(self, num_reqs: int, num_drafts: int) -> bool:
-        """Whether a step that is worth trimming is not, so that such steps are timed;
-        to be called for every such step."""
-        tries = self._untrimmed_tries[size_of(num_reqs)]
-        seen = self.budgets.served.seen(num_reqs, RECENT)
-        if not tries.steps and num_drafts in seen:
-            return False
-        return tries.go_on(TIMED_STEPS, self._budget.gain)
+        chosen, gain = self._budget
+        if chosen is None or self._untrimmed.go_on(*of, gain):
+            return None
+        return chosen
 
     def _is_uniform(self, step: "SchedulerOutput", num_drafts: int) -> bool:
         """Whether all requests of a step have so many drafts, and none has a prompt

@@ -56,7 +56,7 @@ class Budgets:
         served: ServedTimes | None = None,
     ):
         self.times = times
-        self.served = served or ServedTimes()
+        self._served = served or ServedTimes()
         self._trimmed = {k: StepTimes({0: trimmed[k]}) for k in sorted(trimmed)}
         self._of_a_draft: dict[int, float] = {}
 
@@ -86,7 +86,7 @@ class Budgets:
             return ALL
         tokens = n + np.sort(survival[:, :num_drafts], axis=None)[::-1].cumsum()
         seconds, of_everything = self._seconds(n, context, num_drafts, rows)
-        longer = self.served.longer(n)
+        longer = self._served.longer(n)
         worth = tokens[rows - n - 1] / (seconds * longer(TRIMMED))
         of_everything *= longer(num_drafts)
         best = int(worth.argmax())
@@ -98,7 +98,7 @@ class Budgets:
     ) -> None:
         """Records the time of a step that verified `budget` drafts of the batch."""
         measured, _ = self._seconds(n, context, num_drafts, np.array([n + budget]))
-        self.served.observe(n, TRIMMED, seconds / float(measured[0]))
+        self._served.observe(n, TRIMMED, seconds / float(measured[0]))
 
     def _seconds(
         self, n: int, context: float, num_drafts: int, rows: np.ndarray

@@ -17,7 +17,6 @@ small shares of all time (`tries.py`).
 """
 
 import time
-from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -27,9 +26,17 @@ from vllm.logger import init_logger
 from .acceptance import NO_TREES, ChainAcceptance, Verified
 from .acceptance_by_kind import ALL_GREEDY, NONE_DRAFTS, AcceptanceByKind, Shares
 from .gain import Choice, Gain
-from .served_times import LEAST_STEPS, ServedTimes, size_of
+from .served_times import ServedTimes
 from .step_times import PassTimes, Row, StepTimes, on_line
-from .tries import FIRST_BUDGET, SWITCH_COST, TRIAL_DRAFTS, FirstDrafts, Tries
+from .tries import (
+    FIRST_BUDGET,
+    SWITCH_COST,
+    TIMED_STEPS,
+    TRIAL_DRAFTS,
+    FirstDrafts,
+    TimingTries,
+    Tries,
+)
 
 logger = init_logger(__name__)
 
@@ -37,14 +44,11 @@ logger = init_logger(__name__)
 HYSTERESIS = 0.01
 # Shares of all time that tries of other plans may cost: of larger ones, and of drafting
 # nothing, whose step time the reported gain needs. The second number is the share until
-# the first try; the latter begins anew at each batch size, and is repeated once the
-# weight of what was seen has fallen to `RECENT`. A try of a larger plan verifies
+# the first try; for the latter see `TimingTries`. A try of a larger plan verifies
 # `TRIAL_DRAFTS`, over several steps if there are few requests.
 TRIAL_BUDGET, UNDRAFTED_BUDGET = (0.004, 0.02), (0.001, 0.005)
-RECENT = 0.5
 # Fewest steps from one try of drafting to the next, while nothing is drafted.
 STEPS_BETWEEN_TRIES = SWITCH_COST / FIRST_BUDGET
-TIMED_STEPS = LEAST_STEPS + 2  # `StepIntervals` cannot time the first two of a try
 LARGER, LARGER_TREE, UNTIMED = TURNS = range(3)  # kinds of plans to try, in turns
 NO_GAINS: Mapping[int, float] = {}
 LOG_SECONDS = 60.0  # least time between log lines about the choice
@@ -143,9 +147,7 @@ class DraftLengths:
         self._chosen: dict[int, int] = {}
         self._first, self._age = FirstDrafts(), float("inf")
         self._tries = Tries(*TRIAL_BUDGET)
-        self._undrafted: defaultdict[int, Tries] = defaultdict(  # by size of a batch
-            lambda: Tries(*UNDRAFTED_BUDGET)
-        )
+        self._undrafted = TimingTries(self.served, *UNDRAFTED_BUDGET)
         self._tried: list[ChainAcceptance] = []  # whose blocks the last try began
         self._trees, self._turn = set(trees), LARGER
         self._next_log, self._logged = time.monotonic() + LOG_SECONDS, -1
@@ -325,11 +327,8 @@ class DraftLengths:
         seen = self.served.seen(load.num_reqs)
         if not chosen or chosen not in seen or 0 not in offer.seconds:
             return False
-        tries = self._undrafted[size_of(load.num_reqs)]
-        if not tries.steps and 0 in self.served.seen(load.num_reqs, RECENT):
-            return False
-        loss = offer.loss(0, chosen)
-        return tries.go_on(TIMED_STEPS, loss, self.steps_held, self._elapsed)
+        how = offer.loss(0, chosen), self.steps_held, self._elapsed
+        return self._undrafted.go_on(load.num_reqs, 0, *how)
 
     def _end_turn(self) -> None:
         self._turn = (self._turn + 1) % len(TURNS)

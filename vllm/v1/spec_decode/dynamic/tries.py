@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Steps that follow another plan now and then, to learn what it yields."""
 
+from collections import defaultdict
+
+from .served_times import LEAST_STEPS, ServedTimes, size_of
+
 # What tries of drafting may cost while nothing is drafted: a share of all time, and of
 # the time that drafts have saved, which adds up to `MOST_SAVED` steps at most; as much
 # is granted when drafts are chosen for the first time.
@@ -9,6 +13,9 @@ FIRST_BUDGET, FIRST_SHARE, MOST_SAVED = 0.005, 0.1, 10.0
 FIRST_WAIT = 8
 TRIAL_DRAFTS = 16  # drafts after which a try that pays replaces the estimate
 PATIENCE = 6  # most steps until it is known what was accepted
+
+TIMED_STEPS = LEAST_STEPS + 2  # `StepIntervals` cannot time the first two of a try
+RECENT = 0.5  # weight of served times below which a plan is timed again
 
 # In the steps where a try begins and ends, the numbers of drafted and verified tokens
 # differ, for which there may be no CUDA graph. This is the assumed extra time of both
@@ -45,6 +52,30 @@ class Tries:
             self.allowance, self.steps, self._share = 0.0, steps, self.budget
         self.steps = max(self.steps - held, 0)
         return True
+
+
+class TimingTries:
+    """Tries of a plan that only time its steps, separately for each batch size.
+
+    Args:
+        served: the times that were seen.
+        budget: see `Tries`; it begins anew at each batch size.
+        first: likewise.
+    """
+
+    def __init__(self, served: ServedTimes, budget: float, first: float):
+        self._served = served
+        self._tries: defaultdict[int, Tries] = defaultdict(lambda: Tries(budget, first))
+
+    def go_on(
+        self, num_reqs: int, plan: int, loss: float, held: int = 1, elapsed: int = 1
+    ) -> bool:
+        """Whether the next step follows `plan`, unless that was timed recently; for the
+        other arguments see `Tries.go_on`."""
+        tries = self._tries[size_of(num_reqs)]
+        if not tries.steps and plan in self._served.seen(num_reqs, RECENT):
+            return False
+        return tries.go_on(TIMED_STEPS, loss, held, elapsed)
 
 
 class FirstDrafts:

@@ -68,7 +68,6 @@ def new_head(run: Run, name: str, kind: Any, **options: Any) -> Any:
         verifier_name_or_path=str(run.model_dir("target")),
         target_layer_ids=list(AUX_LAYERS),
         draft_vocab_size=DRAFT_VOCAB_SIZE,
-        draft_attn_impl="sdpa",
         **options,
     )
     # Starts as the target's; a small head benefits from its own lm_head.
@@ -78,8 +77,16 @@ def new_head(run: Run, name: str, kind: Any, **options: Any) -> Any:
 
 def train_eagle3(run: Run) -> None:
     loop.seed(5)
-    options = {"ttt_steps": K, "norm_before_residual": True}
-    head = new_head(run, "eagle3", Eagle3DraftModel, **options)
+    # Compiling takes longer than it saves in a run of this length.
+    torch.compiler.set_stance("force_eager")
+    head = new_head(
+        run,
+        "eagle3",
+        Eagle3DraftModel,
+        ttt_steps=K,
+        norm_before_residual=True,
+        draft_attn_impl="sdpa",
+    )
     _fit(run, "eagle3", head, lead=K, ttt_steps=K)
     # vLLM shares the target's embeddings with a head that has none.
     export.save_head(run, "eagle3", head, drop=("embed_tokens.weight",))
@@ -87,16 +94,23 @@ def train_eagle3(run: Run) -> None:
 
 def train_peagle(run: Run) -> None:
     loop.seed(6)
-    options = {"num_depths": DEPTHS, "mask_token_id": MASK_ID}
-    head = new_head(run, "peagle", PEagleDraftModel, **options)
+    # Compiled, flex_attention skips what the mask leaves empty, which is most of it.
+    torch.compiler.set_stance("default")
+    head = new_head(
+        run,
+        "peagle",
+        PEagleDraftModel,
+        num_depths=DEPTHS,
+        mask_token_id=MASK_ID,
+        # It has no backward pass on a CPU.
+        draft_attn_impl="simple_flex_attention" if run.device == "cuda" else "sdpa",
+    )
     head.embed_tokens.weight.requires_grad_(True)
     _fit(run, "peagle", head, lead=1, num_depths=DEPTHS)
     export.save_head(run, "peagle", head)
 
 
 def _fit(run: Run, name: str, head: Any, lead: int, **options: Any) -> None:
-    # speculators compiles its forward passes, which takes longer than it saves here.
-    torch.compiler.set_stance("force_eager")
     plan, train, teacher = run.plan(name), distill.load(run), target.load(run).model
     teacher.norm = torch.nn.Identity()  # the heads have their own copy
 

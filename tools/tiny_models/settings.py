@@ -65,7 +65,7 @@ PLANS = {
     "pard": Plan(6000, 24, 512, 1.5e-3),
     "pard2": Plan(6000, 24, 512, 1.5e-3),
     "eagle3": Plan(9300, 16, 512, 1.5e-3),
-    "peagle": Plan(7000, 8, 512, 1e-3),
+    "peagle": Plan(11700, 32, 512, 2e-3),
 }
 # Rounds of text written by the target: prompt length, temperature (0: greedy).
 ROUNDS = ((32, 0.0), (64, 0.0), (128, 0.0), (256, 0.0), (96, 0.0), (48, 0.7))

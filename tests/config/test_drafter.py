@@ -200,13 +200,18 @@ def test_draft_tensor_parallel_size(
 
 
 @pytest.mark.parametrize(
-    "method, asked, expected",
-    [("draft_model", None, 64), ("eagle3", None, None), ("eagle3", 32, 32)],
+    "method, own, asked, expected",
+    [
+        ("draft_model", 64, None, 64),
+        ("draft_model", 128, None, None),
+        ("eagle3", 64, None, None),
+        ("eagle3", 64, 32, 32),
+    ],
 )
-def test_context(method: str, asked: int | None, expected: int | None):
+def test_context(method: str, own: int, asked: int | None, expected: int | None):
     spec = unresolved("m", method=method, max_model_len=asked, num_speculative_tokens=8)
     spec.target_model_config = SimpleNamespace(max_model_len=128)
-    spec.draft_model_config = SimpleNamespace(max_model_len=64)
+    spec.draft_model_config = SimpleNamespace(max_model_len=own)
     context = find_context(spec)
     assert context == expected
     drafter = DrafterConfig(method, 8, context=context)

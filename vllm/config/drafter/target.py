@@ -69,7 +69,7 @@ def find_context(spec: "SpeculativeConfig") -> int | None:
             f"({context}): lower it, or raise max_model_len of speculative_config or "
             "max_position_embeddings of the drafter."
         )
-    return context
+    return context if context is not None and context < target else None
 
 
 def find_mask_token(spec: "SpeculativeConfig") -> int | None:

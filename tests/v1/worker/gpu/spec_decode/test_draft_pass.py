@@ -3,6 +3,7 @@
 
 import itertools
 from contextlib import nullcontext
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 import numpy as np
@@ -71,13 +72,31 @@ class Told:
             ("prepare", draft_pass)
         )
         made._update_draft_decode_metadata = lambda *_: done.append(("update",))
-        made.run_pass = made._run_and_sample = lambda plan, draft_pass, _: done.append(
-            ("run", draft_pass)
-        )
+
+        def run(plan, draft_pass: int, context) -> None:
+            done.append(("run", draft_pass))
+            self.read = context.attn_metadata
+
+        made.run_pass = made._run_and_sample = run
         made.entered = lambda _: nullcontext()
+        if updates:
+            names = ["layer", "other"]
+            group = SimpleNamespace(layer_names=names, kv_cache_group_id=0)
+            made.attn_groups = [[group]]
+        first = dict.fromkeys(["layer", "other"], Metadata(QUERY + 7, QUERY + 7))
         shape = StepShapes(None, 0, None, True, QUERY).later(1, self.plan)
-        made._run_later(self.plan, one_request(), shape)
+        made._run_later(self.plan, one_request(), shape, first)
         return done
+
+
+@dataclass
+class Metadata:
+    """What differs between the first pass and the later ones, and what does not."""
+
+    num_actual_tokens: int
+    max_query_len: int
+    slot_mapping: torch.Tensor | None = None
+    kept: str = "kept"
 
 
 def one_request() -> SimpleNamespace:
@@ -128,10 +147,16 @@ def test_metadata_is_built_for_each_later_pass(monkeypatch):
     assert len(told.metadata) == told.layout.num_passes - 1
 
 
-def test_metadata_is_built_once_and_updated(monkeypatch):
+def test_metadata_of_the_first_pass_is_updated(monkeypatch):
     """Once the inputs of a pass, which it refers to, are prepared."""
     told = Told(monkeypatch, 2)
     passes = range(1, told.layout.num_passes)
     wanted = [(("prepare", n), ("update",), ("run", n)) for n in passes]
     assert told.run_later(updates=True) == [*itertools.chain(*wanted)]
-    assert len(told.metadata) == 1
+    assert not told.metadata  # none is built
+    rows, found = told.layout.num_follow_slots, told.read["layer"]
+    assert told.read["other"] is found
+    assert (found.num_actual_tokens, found.max_query_len) == (rows, rows)
+    slots = told.speculator.buffers.batch.slot_mappings
+    assert found.slot_mapping.data_ptr() == slots.data_ptr()
+    assert (len(found.slot_mapping), found.kept) == (rows, "kept")

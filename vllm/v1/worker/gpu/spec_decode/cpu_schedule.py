@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention metadata of draft passes in a row, on a CPU."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
+
+import torch
 
 from vllm import _custom_ops as ops
 from vllm import envs
@@ -32,4 +35,20 @@ def update_schedule(
         enable_kv_split=envs.VLLM_CPU_ATTN_SPLIT_KV,
         dynamic_causal=metadata.dynamic_causal,
         kv_cache_dtype=builder.kv_cache_dtype,
+    )
+
+
+def of_later_passes(
+    metadata: "CPUAttentionMetadata", slots: torch.Tensor, width: int
+) -> "CPUAttentionMetadata":
+    """The metadata of later passes, from that of the first pass of the same requests.
+
+    It lacks how attention divides its work: see `update_schedule`.
+
+    Args:
+        slots: [rows] KV cache slots of the rows of a later pass.
+        width: rows of each request.
+    """
+    return replace(
+        metadata, num_actual_tokens=len(slots), max_query_len=width, slot_mapping=slots
     )

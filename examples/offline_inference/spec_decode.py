@@ -159,10 +159,10 @@ def run_engine(job: dict[str, Any]) -> dict[str, Any]:
 def make_row(name: str, job: dict[str, Any], result: dict[str, Any]) -> Row:
     counters, tokens = result["counters"], sum(map(len, result["token_ids"]))
     drafts = counters.get("num_drafts", [0])[0]
-    by_position = counters.get("num_accepted_tokens_per_pos", []) if drafts else []
-    spec = job["engine"]["speculative_config"] or {}
-    if "draft_tree" in spec:  # a tree has fewer positions than nodes
-        by_position = by_position[: spec.get("num_speculative_tokens")]
+    # Of the drafts that were made at each position: the engine may choose fewer than K.
+    made = counters.get("num_draft_tokens_per_pos", [])
+    kept = counters.get("num_accepted_tokens_per_pos", [])
+    by_position = [accepted / n for accepted, n in zip(kept, made, strict=True) if n]
     accepted = counters["num_accepted_tokens"][0] if drafts else 0
     return {
         "name": name,
@@ -170,7 +170,7 @@ def make_row(name: str, job: dict[str, Any], result: dict[str, Any]) -> Row:
         "device": result["device"],
         "token_ids": result["token_ids"],
         "acceptance_length": 1 + accepted / drafts if drafts else None,
-        "acceptance_by_position": [count / drafts for count in by_position],
+        "acceptance_by_position": by_position,
         "tokens_per_second": tokens / result["seconds"],
         "ratio": None,
         "identical": None,

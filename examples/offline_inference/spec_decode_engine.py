@@ -7,6 +7,8 @@ Both are JSON files: JOB says what to generate, RESULT is what was measured.
 import json
 import sys
 import time
+from collections import defaultdict
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +20,14 @@ COUNTERS = "vllm:spec_decode_"
 
 
 def counters(llm: LLM) -> dict[str, list[int]]:
-    """The speculative decoding counters, each as a list (most have one value)."""
-    return {
-        metric.name.removeprefix(COUNTERS): getattr(metric, "values", None)
-        or [getattr(metric, "value", 0)]
-        for metric in llm.get_metrics()
-        if metric.name.startswith(COUNTERS) and not isinstance(metric, Gauge)
-    }
+    """The speculative decoding counters, each as a list: one value for each of its
+    labels, such as positions. New labels come last."""
+    found: dict[str, list[int]] = defaultdict(list)
+    for metric in llm.get_metrics():
+        if metric.name.startswith(COUNTERS) and not isinstance(metric, Gauge):
+            values = getattr(metric, "values", None) or [getattr(metric, "value", 0)]
+            found[metric.name.removeprefix(COUNTERS)] += values
+    return found
 
 
 def warm_up(llm: LLM, prompts: list[list[int]], batch: int) -> None:
@@ -47,7 +50,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
         "device": "CPU" if is_cpu else current_platform.get_device_name(),
         "seconds": seconds,
         "counters": {
-            name: [new - old for new, old in zip(values, before[name], strict=True)]
+            name: [a - b for a, b in zip_longest(values, before[name], fillvalue=0)]
             for name, values in counters(llm).items()
         },
         "token_ids": [list(output.outputs[0].token_ids) for output in outputs],

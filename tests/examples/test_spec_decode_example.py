@@ -37,9 +37,9 @@ def test_bundled_models(engine_env, models, tmp_path):
         assert row["identical"] and f"\n{row['name']} " in said
         by_position = row["acceptance_by_position"]
         assert len(by_position) >= 7
-        assert sorted(by_position, reverse=True) == by_position
-        assert row["acceptance_length"] == pytest.approx(1 + sum(by_position))
-        assert row["acceptance_length"] > 1
+        assert all(0 <= share <= 1 for share in by_position)
+        # The last drafts of an output are fewer, and shares are of those made.
+        assert 1 < row["acceptance_length"] < 1 + sum(by_position) + 1e-6
     assert plain["acceptance_length"] is None
 
 

@@ -137,7 +137,7 @@ class Report:
         for load in self.loads:
             here = [found for found in self.found if load in found.rounds]
             ratios = [self.ratio(found, load) for found in here]
-            lines.append(f"tokens/s, {load} at a time")
+            lines.append(f"tokens/s, {load} at a time; bars: over no speculation")
             for found, ratio in zip(here, ratios, strict=True):
                 bar = "█" * max(1, round(BAR_WIDTH * ratio / max(ratios)))
                 said = f"{found.round(load).tokens_per_s:.0f}"

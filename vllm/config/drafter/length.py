@@ -330,7 +330,8 @@ def check_tree(spec: "SpeculativeConfig", drafter: DrafterConfig) -> None:
     if 1 < drafter.parallel_width < depth:
         raise ValueError(
             f"draft_tree needs one token drafted in each pass or all {depth} in one, "
-            f"not {drafter.parallel_width}: unset it, or parallel_drafting_width."
+            f"not {drafter.parallel_width}: unset draft_tree, or "
+            "parallel_drafting_width."
         )
     if nodes < depth:  # its field refuses more than MAX_NODES
         raise ValueError(

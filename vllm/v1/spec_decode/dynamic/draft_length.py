@@ -356,10 +356,13 @@ class DraftLengths:
         def said(plan: int) -> str:
             return f"{expected[plan]:.2f} tokens in {1e3 * seconds[plan]:.2f} ms"
 
-        others = [f"{plan}: {said(plan)}" for plan in seconds if plan != chosen]
+        def named(plan: int) -> str:
+            return f"tree of {plan}" if plan in self._trees else f"{plan}"
+
+        others = [f"{named(plan)}: {said(plan)}" for plan in seconds if plan != chosen]
         logger.info(
-            "Draft length %d for %d requests of %d tokens: %s each. Others: %s.",
-            chosen,
+            "Draft length %s for %d requests of %d tokens: %s each. Others: %s.",
+            named(chosen),
             load.num_reqs,
             load.context,
             said(chosen),

@@ -120,7 +120,7 @@ def test_nondeterministic_target(monkeypatch, gap, is_known):
 
 def test_differences_count_if_engine_fails_later(monkeypatch):
     def ask(engine: FakeEngine, command: str, **args):
-        if engine.model == "e" and args.get("load") == 4:
+        if engine.model == "e" and args.get("load") == 1:
             raise EngineError("out of memory")
         return FakeEngine.ask(engine, command, **args)
 

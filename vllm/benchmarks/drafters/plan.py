@@ -200,8 +200,10 @@ def _tree(spec: dict[str, Any], nodes: int, depth: int) -> Setting:
 def plan_tasks(plan: EnginePlan, loads: Collection[int], repeats: int) -> list[Task]:
     """Rounds of one engine, in order: settings take turns at each load.
 
-    The first two without speculation give the expected output. With a drafter, sampled
-    requests are last, since "auto" learns from them, and measured requests are greedy.
+    The highest load is first: there "auto" learns what is accepted in the fewest steps,
+    and a server has learned it, too. The first two rounds without speculation give the
+    expected output. With a drafter, sampled requests are last, since "auto" learns from
+    them, and measured requests are greedy.
     """
     most = max(loads)
     checks = [Task(CHECK, s, most, True) for s in plan.settings if plan.is_seeded]
@@ -209,7 +211,7 @@ def plan_tasks(plan: EnginePlan, loads: Collection[int], repeats: int) -> list[T
         checks.insert(0, Task(CHECK, plan.settings[0], most))
     repeats = repeats if plan.repeats is None else plan.repeats
     rounds: list[Task] = []
-    for load in loads:
+    for load in sorted(loads, reverse=True):
         here = [s for s in plan.settings if s.is_measured_at(load)]
         rounds += [Task(MEASURE, setting, load) for setting in here] * repeats
     return [*checks, *rounds] if plan.is_reference else [*rounds, *checks]

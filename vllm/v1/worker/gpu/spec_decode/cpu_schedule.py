@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention metadata of draft passes in a row, on a CPU."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
         CPUAttentionMetadata,
         CPUAttentionMetadataBuilder,
     )
+    from vllm.v1.worker.utils import AttentionGroup
 
 
 def update_schedule(
@@ -39,16 +41,26 @@ def update_schedule(
 
 
 def of_later_passes(
-    metadata: "CPUAttentionMetadata", slots: torch.Tensor, width: int
-) -> "CPUAttentionMetadata":
-    """The metadata of later passes, from that of the first pass of the same requests.
+    first: dict[str, "CPUAttentionMetadata"],
+    groups: Iterable["AttentionGroup"],
+    slots: torch.Tensor,
+    width: int,
+) -> dict[str, "CPUAttentionMetadata"]:
+    """The metadata of later passes by layer, from that of the first pass of the same
+    requests. Building it anew takes 0.1 ms.
 
     It lacks how attention divides its work: see `update_schedule`.
 
     Args:
-        slots: [rows] KV cache slots of the rows of a later pass.
+        first: of the first pass, by layer.
+        groups: layers that share metadata.
+        slots: [KV cache groups, rows] slots of the rows of a later pass.
         width: rows of each request.
     """
-    return replace(
-        metadata, num_actual_tokens=len(slots), max_query_len=width, slot_mapping=slots
-    )
+    found = {}
+    for group in groups:
+        own = slots[group.kv_cache_group_id]
+        rows = {"num_actual_tokens": len(own), "slot_mapping": own}
+        later = replace(first[group.layer_names[0]], max_query_len=width, **rows)
+        found |= dict.fromkeys(group.layer_names, later)
+    return found

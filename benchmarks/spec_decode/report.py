@@ -235,6 +235,10 @@ OTHERS = {
         "(tokens/s)",
         partial(settings, value="drawn"),
     ),
+    "trimming": (
+        "Verifying the likeliest drafts, as rounds had drafts accepted (tokens/s)",
+        partial(settings, value="drawn"),
+    ),
     "contexts": ("Chains and trees in long contexts (tokens/s)", settings),
     "float32": ("In float32 (tokens/s)", settings),
     "gpt-oss-20b": ("gpt-oss-20b (tokens/s)", settings),

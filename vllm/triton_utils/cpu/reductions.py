@@ -6,8 +6,9 @@ from .ttir import Operation, Type
 from .values import Kernel
 
 # Lanes of a reduction, so that LLVM vectorizes it: element i goes to lane i % LANES,
-# and the lanes are combined in the end.
-LANES = 16
+# and the lanes are combined in the end. Four vectors of lanes, which do not depend on
+# each other, hide the latency of storing and loading one.
+LANES = 64
 
 
 class Along:

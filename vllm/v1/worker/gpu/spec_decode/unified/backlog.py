@@ -222,7 +222,7 @@ class Backlog:
         order = order[np.count_nonzero(states < 0) :]
         states, counts = np.unique(states[order], return_counts=True)
         index = async_tensor_h2d(order, device=self._columns[0].device)
-        columns = [rows[index] for rows in self._columns]
+        columns = [rows.index_select(0, index) for rows in self._columns]
         sampled = columns[0].new_ones(len(states))
         ends = self._ends[states]
         taken = self._last.of_requests(
@@ -309,7 +309,7 @@ def _part(given: DraftInput, requests: np.ndarray) -> DraftInput:
     places = async_tensor_h2d(requests.astype(np.int64), device=columns[0].device)
     ends = batch.seq_lens_cpu_upper_bound.numpy()[requests]
     return given.of_requests(
-        [rows[index] for rows in columns],
+        [rows.index_select(0, index) for rows in columns],
         batch.idx_mapping_np[requests],
         counts,
         ends,

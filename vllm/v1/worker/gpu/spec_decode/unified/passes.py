@@ -273,7 +273,7 @@ class DraftPasses(DraftModelSpeculator):
         width = plan.layout.parallel_width
         if is_first:
             rows = self.buffers.batch.sample_rows[: num_reqs * width]
-            return states[rows].view(num_reqs, width, -1)
+            return states.index_select(0, rows).view(num_reqs, width, -1)
         # In a later pass all requests have the same slots, so a view suffices.
         slots = plan.layout.num_follow_slots
         return states[: num_reqs * slots].view(num_reqs, slots, -1)[:, -width:]

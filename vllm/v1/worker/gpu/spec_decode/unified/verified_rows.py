@@ -32,7 +32,7 @@ def without_rejected(given: DraftInput) -> DraftInput:
     starts = verified.query_start_loc[: n + 1].numpy()
     counts = np.diff(starts) - rejected
     index = torch.from_numpy(first_rows(starts[:-1], counts))
-    columns = [rows[index] for rows in given.columns()]
+    columns = [rows.index_select(0, index) for rows in given.columns()]
     ends = batch.seq_lens_cpu_upper_bound[:n].numpy() - rejected
     states = batch.idx_mapping_np[:n]
     sampled = verified.num_sampled[:n]

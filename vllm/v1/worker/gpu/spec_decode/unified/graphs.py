@@ -138,18 +138,25 @@ def ragged_batches(
     """The first passes of batches whose drafts were trimmed, if any are.
 
     They cover any number of drafts before, and any number to draft next except 0. Steps
-    that draft a tree next, changing from chains, are rare and not covered.
+    that draft a tree next, changing from chains, are rare and not covered. Nor are
+    batches with more than twice the target's rows, which uniform ones never have, if
+    fewer drafts can be chosen instead: most of so many would not be verified, and the
+    largest batch decides how much memory graphs take.
     """
     longest = _deepest(layouts)
     verified = longest + 1
-    for num_drafts in sorted(set(same_first_passes(layouts).values())):
-        if not 0 < num_drafts <= longest:
-            continue
+    most = 2 * (vllm_config.compilation_config.max_cudagraph_capture_size or 0)
+    recorded = set(same_first_passes(layouts).values())
+    lengths = sorted(k for k in recorded if 0 < k <= longest)
+    for num_drafts in lengths:
         extra = layouts[num_drafts].num_extra_slots
         for num_reqs, num_rows in trimmed_batches(vllm_config, verified):
+            num_tokens = num_rows + num_reqs * extra
+            if num_tokens > most and num_drafts > lengths[0]:
+                continue
             yield DraftBatchDescriptor(
                 CUDAGraphMode.FULL,
-                num_tokens=num_rows + num_reqs * extra,
+                num_tokens=num_tokens,
                 num_reqs=num_reqs,
                 max_query_len=verified + extra,
                 num_drafts=num_drafts,

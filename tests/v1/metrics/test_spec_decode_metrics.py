@@ -106,6 +106,7 @@ def logged(*steps: SchedulerStats) -> str:
 
 OTHER_TREE = step_with_trees(([1], [0]))
 AS_DEEP = replace(OTHER_TREE.step_drafting, draft_length=K, is_tree=False)
+CHAIN_ALONE = step_with_trees(([1], [0]), nodes=K)
 SHORT, ONE = step([(1, 1)], length=1), step([(3, 1)])
 
 
@@ -152,11 +153,19 @@ def test_log_line_ends_with_draft_lengths(steps, expected: str):
     assert line.endswith(expected)
 
 
-def test_log_line_has_a_rate_for_each_tree_depth():
-    """Regression: it had one for each node, 0 for all past the last depth."""
-    assert "Per-position acceptance rate: 0.750, 0.250, 0.250, Avg" in logged(
-        TREES, OTHER_TREE
-    )
+@pytest.mark.parametrize(
+    "steps, expected",
+    [
+        ([TREES, OTHER_TREE], "0.750, 0.250, 0.250"),
+        # A chain of an engine that may draft trees, too.
+        ([replace(CHAIN_ALONE, step_drafting=AS_DEEP)], "1.000, 0.000, 0.000"),
+        ([ONE, SHORT], "1.000, 0.000, 0.000"),
+        ([SHORT], "1.000"),
+    ],
+)
+def test_log_line_has_a_rate_for_each_drafted_position(steps, expected: str):
+    """Regression: it had one for each node of a tree, 0 for all past the last depth."""
+    assert f"Per-position acceptance rate: {expected}, Avg" in logged(*steps)
 
 
 def test_interval_without_drafts():

@@ -154,8 +154,9 @@ class StepSummary:
         return lambda line, *args: log_fn(f"{line}, %s", *args, summary)
 
     def by_depth(self, accepted: np.ndarray) -> np.ndarray:
-        """Cuts counts by position, [steps, N], to the depths of trees, [steps, K]."""
-        if not self.accepted_by_rank:
+        """Cuts counts by position, [steps, N], to those that were drafted: with trees
+        of N nodes there are N, but no draft is deeper than K."""
+        if not self.drafted.any():
             return accepted
         return accepted[:, : np.flatnonzero(self.drafted)[-1] + 1]
 

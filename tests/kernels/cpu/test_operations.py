@@ -115,6 +115,31 @@ def test_functions(twice: Twice, low: float, step: float):
 
 
 @triton.jit
+def _exp_log_kernel(x, out, size, N: tl.constexpr):
+    i = tl.program_id(0) * N + tl.arange(0, N)
+    a = tl.load(x + i)
+    tl.store(out + i, tl.exp(a))
+    tl.store(out + size + i, tl.log(a))
+
+
+@pytest.mark.parametrize("low, high", [(-(2**31), 2**31), (0x3F000000, 0x40000000)])
+def test_exp_and_log_round_to_a_neighbour(low: int, high: int):
+    """Of all float32, those near zero and NaN too, and of those near 1."""
+    size, chance = 2**20, torch.Generator().manual_seed(low)
+    bits = torch.randint(low, high, (size,), generator=chance, dtype=torch.int32)
+    x = bits.view(torch.float32)
+    x[: len(SPECIAL)] = torch.tensor(SPECIAL)
+    found = torch.empty(2, size)
+    _exp_log_kernel[(size // SIZE,)](x, found, size, N=SIZE)
+    exact = torch.stack([x.double().exp(), x.double().log()])
+    wanted = exact.float()
+    for infinity in (torch.inf, -torch.inf):
+        neighbour = wanted.nextafter(torch.tensor(infinity))
+        wanted = torch.where(found == neighbour, found, wanted)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=0, equal_nan=True)
+
+
+@triton.jit
 def _reductions_kernel(x, out, index, ROWS: tl.constexpr, N: tl.constexpr):
     i, j = tl.arange(0, ROWS), tl.arange(0, N)
     a = tl.load(x + i[:, None] * N + j[None, :])

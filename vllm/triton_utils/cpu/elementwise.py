@@ -4,6 +4,7 @@
 from collections.abc import Callable
 
 from . import arithmetic as a
+from .functions import vectorized
 from .ttir import Operation, Type
 from .values import Kernel
 
@@ -38,6 +39,7 @@ INSTRUCTIONS: dict[str, a.Instruction] = {
     **{f"arith.{name}": a.convert(to) for name, to in CONVERSIONS.items()},
     **{name: a.intrinsic(to) for name, to in INTRINSICS.items()},
     **{f"math.{name}": a.function(name) for name in FUNCTIONS},
+    **{f"math.{name}": vectorized(name) for name in ("exp", "log")},
     "arith.cmpf": a.compare("fcmp"),
     "arith.cmpi": a.compare("icmp"),
     "arith.extf": a.convert_float,

@@ -70,7 +70,7 @@ def scenarios(make_prompt: Callable[[int, int], list[int]]) -> dict[str, list]:
     ]
     longer = [{**request, "max_tokens": 72} for request in free]
     valid = [
-        {**request, "arrives": 2 * i, "priority": -i}
+        {**request, "arrives": i, "priority": -i}
         for i, request in enumerate(constrained + longer)
     ]
     return {"free": free, "lines": lines, "valid": valid}

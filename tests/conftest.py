@@ -122,6 +122,11 @@ def engine_flags(on_cpu: bool) -> list[str]:
 @pytest.fixture
 def caplog_vllm(caplog, monkeypatch):
     """`caplog` with vLLM's log, which does not propagate to the root logger."""
+    from vllm.config.logging import LoggingConfig
+    from vllm.logger import configure_logging_if_needed
+
+    # Otherwise the next engine config would undo it, after a test with another level.
+    configure_logging_if_needed(LoggingConfig())
     monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
     caplog.set_level(logging.WARNING, logger="vllm")
     return caplog

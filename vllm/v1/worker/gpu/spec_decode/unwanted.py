@@ -7,7 +7,6 @@ has a CUDA graph, but never accepted: output is what the target samples without 
 
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
 from vllm.utils.torch_utils import async_tensor_h2d
@@ -28,7 +27,7 @@ def without_unwanted(
         input_batch: the batch of these rows.
     """
     refuses = sampler.refuses_drafts
-    if not np.count_nonzero(refuses[input_batch.idx_mapping_np]):
+    if not refuses[input_batch.idx_mapping_np].any():
         return drafts
     by_state = async_tensor_h2d(refuses, device=drafts.device)
     unwanted = by_state[input_batch.expanded_idx_mapping]

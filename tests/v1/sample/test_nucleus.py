@@ -50,6 +50,11 @@ def test_top_k_and_top_p(logits: torch.Tensor, k: int, p: float):
     check(logits, k_of_rows, torch.full((N,), p), 0)
 
 
+def test_long_top_k_is_sorted(logits: torch.Tensor):
+    """Top-p is of the probability that top-k keeps, even if fewer tokens have it."""
+    check(logits, torch.full((N,), MOST + 1), torch.full((N,), 0.9), N)
+
+
 def test_each_row_has_its_own(logits: torch.Tensor):
     """Also rows without top-k (V), without top-p (1.0), and without both."""
     k = torch.tensor([5, V, 7, V, MOST + 1, 30], dtype=torch.int32)

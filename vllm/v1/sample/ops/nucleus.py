@@ -37,9 +37,11 @@ def apply_top_k_top_p_to_largest(
     largest, tokens = logits.topk(MOST)
     kept = torch.ones_like(largest, dtype=torch.bool)
     total = logits.logsumexp(-1, keepdim=True)
-    needs_mask, is_cut = p < 1, torch.zeros_like(p, dtype=torch.bool)[:, None]
+    is_cut, is_whole = torch.zeros_like(p, dtype=torch.bool)[:, None], True
+    needs_mask = p < 1
     if k is not None:
         needs_mask |= k < vocab_size
+        is_whole = (k >= vocab_size)[:, None]
         last = largest.gather(1, k.long().clamp(max=MOST)[:, None] - 1)
         # If it is among the smallest of these, there may be more with its logit.
         is_cut = (k[:, None] <= MOST) & (last > largest[:, -1:])
@@ -52,7 +54,8 @@ def apply_top_k_top_p_to_largest(
     kept[:, 0] = True
     masked = torch.full_like(logits, -torch.inf)
     masked.scatter_(1, tokens, largest.masked_fill(~kept, -torch.inf))
-    is_few = is_cut | (sums[:, -1:] >= p[:, None])
+    # `total` is not that of the tokens that a longer top-k keeps.
+    is_few = is_cut | (is_whole & (sums[:, -1:] >= p[:, None]))
     if not is_few.all():
         masked = torch.where(is_few, masked, logits)
         if (rows := (~is_few.squeeze(1) & needs_mask).nonzero().flatten()).numel():

@@ -139,13 +139,13 @@ def ragged_batches(
 
     They cover any number of drafts before, and any number to draft next except 0. Steps
     that draft a tree next, changing from chains, are rare and not covered. Nor are
-    batches with more than twice the target's rows, which uniform ones never have, if
-    fewer drafts can be chosen instead: most of so many would not be verified, and the
-    largest batch decides how much memory graphs take.
+    batches with more than three times the target's rows if fewer drafts can be chosen
+    instead: most of so many would not be verified, and the largest batch decides how
+    much memory graphs take.
     """
     longest = _deepest(layouts)
     verified = longest + 1
-    most = 2 * (vllm_config.compilation_config.max_cudagraph_capture_size or 0)
+    most = 3 * (vllm_config.compilation_config.max_cudagraph_capture_size or 0)
     recorded = set(same_first_passes(layouts).values())
     lengths = sorted(k for k in recorded if 0 < k <= longest)
     for num_drafts in lengths:

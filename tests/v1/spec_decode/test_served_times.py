@@ -49,6 +49,13 @@ def test_times_of_trimmed_steps_do_not_correct_other_steps():
     assert times.longer(8)(7) == pytest.approx(1.1, rel=0.01)
 
 
+def test_times_of_steps_without_drafts_do_not_correct_others():
+    times = served({0: 1.4, 3: 1.1})
+    assert times.longer(8)(0) == pytest.approx(1.4, rel=0.01)
+    assert times.longer(8)(7) == pytest.approx(1.1, rel=0.01)
+    assert times.longer(8)(TRIMMED) == pytest.approx(1.1, rel=0.01)
+
+
 def test_batch_sizes_are_corrected_separately():
     times = served({3: 0.5, 7: 1.0}, num_reqs=8)
     assert times.correct(9, MEASURED) != MEASURED

@@ -75,10 +75,12 @@ class ServedTimes:
 
         A plan of which nothing was seen gets the weighted mean of the others, and one
         that was followed long ago tends to it. Trimmed steps do not count in the mean,
-        since what trimming adds is not in other steps.
+        since what trimming adds is not in other steps; nor do steps without drafts if
+        any with drafts were seen, since those do more.
         """
         weights, size = self._weights(num_reqs), size_of(num_reqs)
-        whole = [plan for plan in weights if plan >= 0]
+        drafting = [plan for plan in weights if plan > 0]
+        whole = drafting or [plan for plan in weights if plan == 0]
         if len(weights) < 2 or not whole:
             return lambda plan: 1.0
         values = {plan: self._plans[size][plan].value for plan in weights}

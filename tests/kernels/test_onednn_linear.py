@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Linear layers that call oneDNN directly: the same results, and when they do not."""
 
+import sys
 from types import SimpleNamespace
 from unittest.mock import patch
 
@@ -138,6 +139,14 @@ def test_patched_classes_are_called_as_usual():
     with patch.object(RowParallelLinear, "forward", lambda self, x: x):
         assert not is_direct(packed())
     with patch.object(UnquantizedLinearMethod, "apply", lambda *given: given[2]):
+        assert not is_direct(packed())
+
+
+def test_earlier_patches_are_seen(monkeypatch):
+    """The module is imported when the first layer is packed."""
+    name = "vllm.model_executor.layers.onednn_linear"
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    with patch.object(RowParallelLinear, "forward", lambda self, x: x):
         assert not is_direct(packed())
 
 

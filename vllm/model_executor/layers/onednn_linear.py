@@ -5,26 +5,23 @@ Between `nn.Module.__call__` and the kernel a linear layer makes eight Python ca
 the few rows of a decode step of a small model they take as long as the kernel itself.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn as nn
 
 from vllm.config import CompilationMode, get_current_vllm_config_or_none
-from vllm.model_executor.layers.linear import (
-    ColumnParallelLinear,
-    LinearBase,
-    ReplicatedLinear,
-    RowParallelLinear,
-    UnquantizedLinearMethod,
-)
+from vllm.model_executor.layers.linear import LinearBase
 
 # Only what vLLM itself defines is replaced: a class or a patch may do something else.
+# By name, since a patch may be there before this module is imported.
 _FORWARDS = {
-    layer.forward
-    for layer in (ColumnParallelLinear, ReplicatedLinear, RowParallelLinear)
+    "ColumnParallelLinear.forward",
+    "ReplicatedLinear.forward",
+    "RowParallelLinear.forward",
 }
-_APPLY = UnquantizedLinearMethod.apply
+_APPLY = {"UnquantizedLinearMethod.apply"}
 
 
 def call_directly(layer: nn.Module, handler: Any) -> None:
@@ -66,6 +63,10 @@ def _is_plain(layer: nn.Module) -> bool:
         and isinstance(layer, LinearBase)
         and "bias" in layer._parameters
         and layer.tp_size == 1
-        and type(layer).forward in _FORWARDS
-        and type(layer.quant_method).apply is _APPLY
+        and _is_vllms(type(layer).forward, _FORWARDS)
+        and _is_vllms(type(layer.quant_method).apply, _APPLY)
     )
+
+
+def _is_vllms(method: Callable[..., Any], names: set[str]) -> bool:
+    return method.__module__ == LinearBase.__module__ and method.__qualname__ in names

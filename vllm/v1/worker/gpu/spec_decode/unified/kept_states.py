@@ -8,6 +8,7 @@ for any request that continues after it, and that of its last valid token so far
 the request that continues within it. A KV connector loads blocks without any.
 """
 
+import numpy as np
 import torch
 
 from vllm.triton_utils import tl, triton
@@ -90,20 +91,24 @@ class KeptStates:
         states: torch.Tensor,
         ends: bool,
     ) -> None:
-        starts = verified.query_start_loc
-        lens = starts[1:] - starts[:-1]
-        valid = (lens - verified.num_rejected) * (verified.idx_mapping >= 0)
-        row = torch.arange(int(starts[-1]))
-        behind = torch.repeat_interleave(starts[:-1] + valid, lens)
+        # NumPy's calls of a few elements take a tenth of PyTorch's.
+        starts, positions = verified.query_start_loc.numpy(), verified.positions.numpy()
+        first, lens = starts[:-1], np.diff(starts)
+        valid = lens - verified.num_rejected.numpy()
+        behind = first + np.where(verified.idx_mapping.numpy() >= 0, valid, 0)
+        kv_slots = slots.numpy()
         if ends:
-            row = row[(row < behind) & ((slots[row] + 1) % self.block_size == 0)]
+            rows = np.flatnonzero((kv_slots[: starts[-1]] + 1) % self.block_size == 0)
+            rows = rows[rows < behind[np.searchsorted(first, rows, "right") - 1]]
         else:
-            row = row[row == behind - 1]
-        block = slots[row] // self.block_size
-        row, block = row[block > 0], block[block > 0]
-        to = 2 * block + (0 if ends else 1)
-        self.states[to] = states[row]
-        self.positions[to] = verified.positions[row]
+            rows = behind[behind > first] - 1
+        blocks = kv_slots[rows] // self.block_size
+        rows, blocks = rows[blocks > 0], blocks[blocks > 0]
+        if len(rows):
+            to = 2 * blocks + (not ends)
+            self.positions.numpy()[to] = positions[rows]
+            kept = states.index_select(0, torch.from_numpy(rows))
+            self.states.index_copy_(0, torch.from_numpy(to), kept)
 
 
 @triton.jit

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """RMS norms of CPUs in C++: results, and which arguments the kernels take."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -163,3 +165,13 @@ def test_other_norms_go_through_the_op(given: dict):
 def test_patched_norms_go_through_the_op(monkeypatch):
     monkeypatch.setattr(RMSNorm, "forward_native", lambda self, x, residual=None: x)
     assert made()(ROWS) is ROWS
+
+
+def test_stand_in_configs_need_no_priorities(monkeypatch):
+    """Tests of a model's layers may set any object as vLLM's config."""
+    config = SimpleNamespace(kernel_config=SimpleNamespace())
+    monkeypatch.setattr(cpu, "get_current_vllm_config_or_none", lambda: config)
+    norm = made()
+    usual = norm._forward_method
+    cpu.call_directly(norm)
+    assert norm._forward_method == usual

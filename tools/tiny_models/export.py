@@ -3,11 +3,9 @@
 
 import json
 import shutil
-from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from transformers import LlamaForCausalLM
 
 from .settings import MASK_ID, PARD2_LAYERS, PARD2_SCALE, Run
@@ -29,7 +27,6 @@ def save_llama(run: Run, name: str, model: LlamaForCausalLM, **keys: Any) -> Non
 def save_pard2(run: Run, draft: LlamaForCausalLM, proj: torch.nn.Linear) -> None:
     """Save a PARD-2 draft model as its authors do, with the projection in its own file.
 
-    The weights that were not trained are PARD's: they are a link to PARD's checkpoint.
     The tokenizer, which is the target's, is left out to save space.
     """
     folder = run.model_dir("pard2")
@@ -44,25 +41,8 @@ def save_pard2(run: Run, draft: LlamaForCausalLM, proj: torch.nn.Linear) -> None
     }
     draft.config.update(keys)
     draft.to(torch.bfloat16).save_pretrained(folder)
-    _share(folder, "../pard/model.safetensors", draft)
     weight = proj.weight.detach().to(torch.bfloat16).cpu()
     torch.save({"target_proj.weight": weight}, folder / "warp_model.bin")
-
-
-def _share(folder: Path, frozen: str, model: LlamaForCausalLM) -> None:
-    """Split a saved model in a link to ``frozen``, and the trained weights."""
-    (folder / "model.safetensors").unlink()
-    parts = [f"model-0000{n}-of-00002.safetensors" for n in (1, 2)]
-    named = dict(model.named_parameters())  # tied ones once
-    trained = {k: v.detach().cpu() for k, v in named.items() if v.requires_grad}
-    (folder / parts[0]).unlink(missing_ok=True)
-    (folder / parts[0]).symlink_to(frozen)
-    save_file(trained, folder / parts[1], {"format": "pt"})
-    index = {
-        "metadata": {"total_size": sum(2 * v.numel() for v in named.values())},
-        "weight_map": {name: parts[name in trained] for name in sorted(named)},
-    }
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1))
 
 
 def save_head(run: Run, name: str, head: Any, drop: tuple[str, ...] = ()) -> None:

@@ -2,8 +2,7 @@
 """The PARD-2 draft model: PARD that is also fed the target's hidden states.
 
 A token is fed the state of the token before it; masks are fed the same state as the
-last token of their text. The bundled PARD model is frozen and gets additional layers on
-top. Its weights are a link to PARD's checkpoint, to save space.
+last token of their text. Training goes on from the bundled PARD model.
 """
 
 import torch
@@ -60,24 +59,12 @@ def odds(logits: torch.Tensor, ids: torch.Tensor, rows: MaskedRows) -> torch.Ten
     return (upto[:, rows.positions] - upto[:, rows.anchor.clamp(min=0)]).exp()
 
 
-def grow(pard: LlamaForCausalLM) -> LlamaForCausalLM:
-    """``pard``, frozen, below new layers that do not change its output at first."""
-    grown = target.new_llama("pard2")
-    new = set(grown.load_state_dict(pard.state_dict(), strict=False).missing_keys)
-    for name, weight in grown.named_parameters():
-        weight.requires_grad_(name in new)
-    for layer in grown.model.layers[pard.config.num_hidden_layers :]:
-        torch.nn.init.zeros_(layer.self_attn.o_proj.weight)
-        torch.nn.init.zeros_(layer.mlp.down_proj.weight)
-    return grown
-
-
 def train_pard2(run: Run) -> None:
     """Trained like PARD, with losses weighted by the target's probabilities."""
     plan, train, teacher = run.plan("pard2"), distill.load(run), target.load(run)
     loop.seed(7)
     pard = LlamaForCausalLM.from_pretrained(run.model_dir("pard"), dtype=torch.float32)
-    model = Pard2(grow(pard)).to(run.device)
+    model = Pard2(pard).to(run.device)
 
     def batch_loss() -> torch.Tensor:
         ids = distill.pick(train, plan.batch)

@@ -53,8 +53,6 @@ SHAPES = {
     "draft": Shape(2, 128, 384, 2, 1),
     # Parallel drafters must look past several masks for the text, which takes depth.
     "pard": Shape(4, 192, 384, 3, 1),
-    # PARD, and two more layers that use the target's hidden states.
-    "pard2": Shape(6, 192, 384, 3, 1),
     "eagle3": Shape(1, 256, 512, 4, 2),
     "peagle": Shape(4, 256, 384, 4, 2),
 }
@@ -63,7 +61,7 @@ PLANS = {
     "draft": Plan(4000, 64, 512, 3e-3),
     "pard_text": Plan(2500, 64, 512, 3e-3),
     "pard": Plan(6000, 24, 512, 1.5e-3),
-    "pard2": Plan(6000, 24, 512, 1.5e-3),
+    "pard2": Plan(10000, 24, 512, 1e-3),
     "eagle3": Plan(9300, 16, 512, 1.5e-3),
     "peagle": Plan(11700, 32, 512, 2e-3),
 }

@@ -51,7 +51,7 @@ class FakeEngine:
             return {"start_s": 1.0, "memory_bytes": 1 << 30, "dtype": "float32"}
         return self.answer(**args)
 
-    def answer(self, prompts, sampling, load, told=None) -> Round:
+    def answer(self, prompts, sampling, load, told=None, staggered=False) -> Round:
         answers = []
         speed = self.speeds.get((self.model, told), 10.0)
         if self.number and self.model is None:
@@ -74,6 +74,10 @@ class FakeEngine:
         pass
 
 
+def one_after_the_other(*asked: tuple[FakeEngine, dict[str, Any]]) -> list[Round]:
+    return [engine.ask("run", **args) for engine, args in asked]
+
+
 def measured(
     monkeypatch,
     *plans: EnginePlan,
@@ -87,7 +91,9 @@ def measured(
     """A finished measurement of fake engines."""
     fake = type("Fake", (base,), engine)
     monkeypatch.setattr(measure, "EngineProcess", fake)
-    none = EnginePlan("no speculation", None, (Setting(),), is_beside=in_turns)
+    monkeypatch.setattr(measure, "take_turns", one_after_the_other)
+    turns = {"is_beside": True, "repeats": 0} if in_turns else {}
+    none = EnginePlan("no speculation", None, (Setting(),), **turns)
     requests = [Request(prompt, 9) for prompt in prompts]
     again = EnginePlan("no speculation", None, (Setting("again"),), is_seeded=False)
     plans, logs = [none, *plans, *[again] * (not in_turns)], Path("logs")

@@ -64,12 +64,25 @@ def test_seeded_outputs_may_be_shorter(monkeypatch):
     asked: set[tuple[int, bool]] = set()
 
     class Asked(FakeEngine):
-        def answer(self, prompts, sampling, load, told=None):
+        def answer(self, prompts, sampling, load, **more):
             asked.update((s["max_tokens"], "seed" in s) for s in sampling)
-            return super().answer(prompts, sampling, load, told)
+            return super().answer(prompts, sampling, load, **more)
 
     measured(monkeypatch, PARD, base=Asked, seeded_len=5)
     assert asked == {(9, False), (5, True)}
+
+
+def test_only_measured_rounds_are_staggered(monkeypatch):
+    asked: list[bool] = []
+
+    class Asked(FakeEngine):
+        def answer(self, *given, staggered=False, **more):
+            asked.append(staggered)
+            return super().answer(*given, **more)
+
+    measured(monkeypatch, PARD, base=Asked, loads={4: 8})
+    # Of no speculation two checks, then of each setting a check after its rounds.
+    assert asked.count(False) == 2 + 2 and asked.count(True) == len(asked) - 4
 
 
 def test_a_failed_engine_does_not_keep_the_next_from_starting(monkeypatch):

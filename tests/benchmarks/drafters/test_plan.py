@@ -77,12 +77,12 @@ def test_engines(spec, given, engines):
             assert (setting.told is None) == (setting is plan.settings[0])
 
 
-def test_in_turns_measures_no_speculation_once():
+def test_in_turns_measures_no_speculation_beside_drafters():
     none, plan = plan_engines([{"model": "a"}], flags(in_turns=True), resolve)
     assert none.is_beside and none.spec is None
     assert not plan.is_beside and plan.spec
-    warm_up = [(task.kind, task.load) for task in plan_tasks(none, [1, 8], 3)]
-    assert warm_up == [(CHECK, 8)] * 2 + [(MEASURE, 8), (MEASURE, 1)]
+    alone = [(task.kind, task.load) for task in plan_tasks(none, [1, 8], 3)]
+    assert alone == [(CHECK, 8)] * 2
 
 
 def test_all_engines_are_resolved_first():
@@ -241,7 +241,7 @@ def test_engine_flags():
     [
         ({}, {1: 32, 8: 32, 32: 64}),
         ({"quick": True}, {1: 4, 8: 16, 32: 64}),
-        ({"quick": True, "in_turns": True}, {1: 2, 8: 8, 32: 32}),
+        ({"quick": True, "in_turns": True}, {1: 3, 8: 8, 32: 32}),
     ],
 )
 def test_round_sizes(given: dict[str, bool], sizes: dict[int, int]):

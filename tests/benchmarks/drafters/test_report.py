@@ -67,7 +67,8 @@ def test_unsteady_machine(monkeypatch, end, ratio):
 def test_slowing_machine(monkeypatch, in_turns):
     """With a drafter that doubles the speed; in turns, both are one answer apart."""
     both = {"speeds": {("d", None): 20.0, ("d", 2): 20.0}, "slowdown": 1.1}
-    found = report(monkeypatch, PARD, in_turns=in_turns, **both)
+    other = replace(PARD, drafter="another")
+    found = report(monkeypatch, PARD, other, in_turns=in_turns, **both)
     drafted = [f for f in found.found if f.is_drafting]
     ratios = [found.ratio(f, n) for f in drafted for n in found.loads]
     assert all(1.75 < r < 2.25 for r in ratios) == in_turns
@@ -143,3 +144,10 @@ def test_failing_engine(monkeypatch):
     assert "best" not in alone.as_json()
     with pytest.raises(EngineError, match="memory"):
         measured(monkeypatch, PARD, broken={None})
+
+
+def test_nothing_is_known_without_turns(monkeypatch):
+    """No speculation is measured only beside drafters."""
+    found = report(monkeypatch, PARD, broken={"d"}, in_turns=True)
+    assert not list(found.rows()) and found.table() and found.plot()
+    assert found.advice().startswith("Nothing is known of any drafter")

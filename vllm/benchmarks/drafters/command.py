@@ -28,7 +28,7 @@ from vllm.platforms import current_platform
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 # Requests in a round at low concurrency, with --quick.
-QUICK_REQUESTS, QUICK_CPU_REQUESTS = 4, 2
+QUICK_REQUESTS, QUICK_CPU_REQUESTS = 4, 3
 SEEDED_CPU_LEN = 64  # tokens of seeded outputs, which are only checked, with --quick
 # At a time, on a CPU: without speculation, the one measured, and the next as it starts.
 ENGINES_IN_TURNS = 3
@@ -68,7 +68,7 @@ def add_own_args(parser: argparse.ArgumentParser) -> None:
     add("--ignore-eos", action="store_true",
         help="every output has as many tokens as --output-len allows")  # fmt: skip
     add("--repeats", type=int, metavar="N", help="rounds of each point, of which the "
-        "fastest counts; unset: 3, or 2 with --quick")  # fmt: skip
+        "fastest counts; unset: 3, with --quick 2, and 1 on CPUs")  # fmt: skip
     add("--quick", action="store_true", help="few prompts, settings and rounds")
     add("--json", type=Path, metavar="FILE", help="write all that was found")
     add("--plot", type=Path, metavar="FILE", help="write a picture, such as a PNG")
@@ -184,12 +184,13 @@ def fill_in(args: argparse.Namespace) -> None:
     is_small = args.quick and current_platform.is_cpu()
     # Whether "auto" is measured without fixed lengths, unless flags name some.
     args.auto_alone = is_small
-    # Two engines run and take turns, since other load on a CPU changes over time.
+    # Two engines take turns, since other load on a CPU comes and goes.
     args.in_turns = is_small
     usual = {
         "concurrency": [1, 8] if is_small else [1, 8, 32],
         "num_prompts": 8 if args.quick else 32,
-        "repeats": 2 if args.quick else 3,
+        # Turns meet the same other load, so one round of each is enough.
+        "repeats": 1 if is_small else 2 if args.quick else 3,
         # On a CPU an engine takes this share of all memory, mostly for its KV cache.
         "gpu_memory_utilization": EngineArgs.gpu_memory_utilization
         / (ENGINES_IN_TURNS if args.in_turns else 1),

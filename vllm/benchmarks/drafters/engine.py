@@ -12,6 +12,7 @@ import os
 import signal
 import time
 import traceback
+from collections import deque
 from dataclasses import dataclass, field
 from itertools import cycle
 from multiprocessing.connection import Connection
@@ -25,6 +26,7 @@ from torch.utils._pytree import tree_leaves as leaves
 
 from vllm import LLM, SamplingParams
 from vllm.benchmarks.drafters.ahead import PROCESSES
+from vllm.benchmarks.drafters.turns import GO, PAUSED, Turns
 from vllm.engine.arg_utils import EngineArgs
 from vllm.outputs import CompletionOutput
 from vllm.platforms import current_platform
@@ -112,11 +114,27 @@ class Round:
         return 1 + self.accepted / self.drafts if self.drafts else None
 
 
-class Engine:
-    """Runs rounds of requests on an LLM in this process."""
+Asked = tuple[list[int], dict[str, Any]]  # a prompt, and how to sample
 
-    def __init__(self, engine_args: EngineArgs):
-        begin = time.perf_counter()
+
+def _of_all_lengths(asked: list[Asked]) -> list[Asked]:
+    """The same requests with shorter outputs, which end at equal intervals."""
+    count = len(asked)
+    return [
+        (prompt, {**how, "max_tokens": -(-how["max_tokens"] * at // count)})
+        for at, (prompt, how) in enumerate(asked, 1)
+    ]
+
+
+class Engine:
+    """Runs rounds of requests on an LLM in this process.
+
+    Args:
+        pipe: see `Turns`.
+    """
+
+    def __init__(self, engine_args: EngineArgs, pipe: Connection):
+        begin, self.pipe = time.perf_counter(), pipe
         self.llm = LLM.from_engine_args(engine_args)
         self.start_s = time.perf_counter() - begin
         self.scheduler = self.llm.llm_engine.engine_core.engine_core.scheduler
@@ -138,15 +156,23 @@ class Engine:
         sampling: list[dict[str, Any]],
         load: int,
         told: int | None = None,
+        staggered: bool = False,
+        in_turns: bool = False,
     ) -> Round:
         """Runs all requests, `load` at a time.
 
         Args:
             told: draft length, instead of the engine's choice; None: it chooses.
+            staggered: begin them one after the other, as requests do that are served:
+                else none has to wait for the prompt of another.
+            in_turns: with another engine; see `take_turns`.
         """
         self._tell(told)
-        load = min(load, len(prompts))
-        before, answers = self._counters(), self._answer(prompts, sampling, load)
+        load, turns = min(load, len(prompts)), Turns(self.pipe if in_turns else None)
+        asked = list(zip(prompts, sampling, strict=True))
+        ahead = _of_all_lengths(asked[:load]) if staggered and load > 1 else []
+        before = self._counters()
+        answers = self._answer(ahead, asked, load, turns)
         after = self._counters()
         counted = [
             [new - old for new, old in zip(*both, strict=True)]
@@ -186,27 +212,30 @@ class Engine:
         return totals, [drafted[i] for i in range(len(accepted_at))], accepted_at
 
     def _answer(
-        self, prompts: list[list[int]], sampling: list[dict[str, Any]], load: int
+        self, ahead: list[Asked], asked: list[Asked], load: int, turns: Turns
     ) -> list[Answer]:
-        """All outputs. As a request ends another starts, from the first again if none
-        is left, so that concurrency stays the same until the last one has finished."""
-        engine, asked = self.llm.llm_engine, list(zip(prompts, sampling, strict=True))
+        """The outputs of `asked`, which begin as those `ahead` end. As a request ends
+        another starts, from the first again if none is left, so that concurrency stays
+        the same until the last one has finished."""
+        engine = self.llm.llm_engine
         answers: dict[str, Answer] = {}
         running: set[str] = set()
-        following = cycle(asked)
+        waiting, following = deque(ahead), cycle(asked)
         while len(answers) < len(asked) or running & answers.keys():
             while len(running) < load:
                 name, self.num_requests = f"{self.num_requests}", self.num_requests + 1
                 running.add(name)
-                if len(answers) < len(asked):
-                    answers[name] = Answer(begin=time.perf_counter())
-                self._add(name, *next(following))
-            outputs, now = engine.step(), time.perf_counter()
+                is_asked = not waiting and len(answers) < len(asked)
+                if is_asked:
+                    answers[name] = Answer(begin=turns.now())
+                self._add(name, *(waiting.popleft() if waiting else next(following)))
+            outputs, now = engine.step(), turns.now()
             for output in outputs:
                 if (answer := answers.get(output.request_id)) is not None:
                     answer.take(output.outputs[0], now)
                 if output.finished:
                     running.remove(output.request_id)
+            turns.end_step()
         engine.abort_request(list(running))
         return list(answers.values())
 
@@ -253,8 +282,20 @@ class EngineProcess:
         Raises:
             EngineError: it failed, or the engine did not start.
         """
+        self.tell((command, args))
+        return self.hear()
+
+    def tell(self, message: Any) -> None:
+        with contextlib.suppress(ConnectionError):  # `hear` says what happened
+            self.pipe.send(message)
+
+    def hear(self) -> Any:
+        """What the engine says next.
+
+        Raises:
+            EngineError: it failed, or the engine did not start.
+        """
         try:
-            self.pipe.send((command, args))
             answer = self.pipe.recv()
         except (EOFError, ConnectionError):
             self.process.join(STOP_S)
@@ -275,6 +316,35 @@ class EngineProcess:
             while time.monotonic() < end:
                 os.killpg(self.process.pid, 0)
                 time.sleep(0.05)
+
+
+def take_turns(*asked: tuple[EngineProcess, dict[str, Any]]) -> list[Round]:
+    """Runs a round on each of several engines, in turns.
+
+    Args:
+        asked: the engines, and the arguments of `Engine.run`.
+
+    Raises:
+        EngineError: an engine failed; the others have ended their rounds.
+    """
+    found: dict[int, Round | EngineError] = {}
+    for engine, args in asked:
+        engine.tell(("run", {**args, "in_turns": True}))
+    while len(found) < len(asked):
+        for number, (engine, _) in enumerate(asked):
+            if number in found:
+                continue
+            engine.tell(GO)
+            try:
+                heard = engine.hear()
+            except EngineError as error:
+                heard = error
+            if heard != PAUSED:
+                found[number] = heard
+    for heard in found.values():
+        if isinstance(heard, EngineError):
+            raise heard
+    return [found[number] for number in range(len(asked))]
 
 
 def resolve_ahead(engine_args: EngineArgs) -> None:
@@ -307,7 +377,7 @@ def serve(
         while True:
             command, args = pipe.recv()
             try:
-                engine = engine or Engine(engine_args)
+                engine = engine or Engine(engine_args, pipe)
                 answer = getattr(engine, command)(**args)
             except Exception as error:
                 traceback.print_exc()

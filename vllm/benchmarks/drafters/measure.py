@@ -14,7 +14,12 @@ from vllm.benchmarks.drafters.compare import (
     Expected,
     tolerance,
 )
-from vllm.benchmarks.drafters.engine import EngineError, EngineProcess, Round
+from vllm.benchmarks.drafters.engine import (
+    EngineError,
+    EngineProcess,
+    Round,
+    take_turns,
+)
 from vllm.benchmarks.drafters.plan import (
     CHECK,
     MEASURE,
@@ -199,10 +204,12 @@ class Measurement:
         if is_reference:
             sampling = [{**each, "logprobs": NUM_LOGPROBS} for each in sampling]
         prompts = [request.prompt for request in requests]
-        told = task.setting.told
-        result = engine.ask(
-            "run", prompts=prompts, sampling=sampling, load=task.load, told=told
-        )
+        asked = {"prompts": prompts, "sampling": sampling, "load": task.load}
+        told = {**asked, "told": task.setting.told}
+        if task.kind == MEASURE:
+            result = self._measure(engine, found, task, {**told, "staggered": True})
+        else:
+            result = engine.ask("run", **told)
         if is_reference:
             known = zip(prompts, result.answers, sampling, strict=True)
             expected = [Expected(*each) for each in known]
@@ -211,26 +218,29 @@ class Measurement:
             else:
                 self.greedy = self.greedy or expected
             return
-        if task.kind == MEASURE:
-            found.rounds.setdefault(task.load, []).append(result)
-            if self.beside is not None and task.setting is found.plan.settings[0]:
-                none = self._run_beside(prompts, sampling, task.load)
-                found.beside.setdefault(task.load, []).append(none)
         if found.plan.is_lossless:
             expected = self.seeded if is_seeded else self.greedy
             found.comparison.add(expected, result.answers, self.within)
 
-    def _run_beside(
-        self, prompts: list[list[int]], sampling: list[dict[str, Any]], load: int
+    def _measure(
+        self, engine: EngineProcess, found: Found, task: Task, asked: dict[str, Any]
     ) -> Round:
-        """Runs the same without speculation, in turns with a drafter. If all prompts
-        are equally long, a token takes as long in any request, and half of them do."""
-        engine, found = self.beside
-        is_alike = len({*map(len, prompts)}) == 1
-        few = slice(max(load, len(prompts) // 2) if is_alike else None)
-        result = engine.ask(
-            "run", prompts=prompts[few], sampling=sampling[few], load=load
-        )
+        """Runs a round, in turns with one without speculation if there is an engine for
+        it. If all prompts are equally long, a token takes as long in any request, and
+        half of them do there."""
+        load = task.load
+        if self.beside is not None and task.setting is found.plan.settings[0]:
+            other, none = self.beside
+            is_alike = len({*map(len, asked["prompts"])}) == 1
+            half = -(-len(asked["prompts"]) // 2)
+            few = slice(max(load, half) if is_alike else None)
+            fewer = {name: asked[name][few] for name in ("prompts", "sampling")}
+            turns = (engine, asked), (other, {**asked, **fewer, "told": None})
+            result, without = take_turns(*turns)
+            none.rounds.setdefault(load, []).append(without)
+            found.beside.setdefault(load, []).append(without)
+        else:
+            result = engine.ask("run", **asked)
         found.rounds.setdefault(load, []).append(result)
         return result
 

@@ -140,8 +140,8 @@ def plan_engines(
     Raises:
         ValueError: from `resolve`, which is called for every engine to be started.
     """
-    # In turns it is measured with every drafter: before that it only has to warm up.
-    turns = {"is_beside": True, "repeats": 1} if args.in_turns else {}
+    # In turns it is measured with every drafter.
+    turns = {"is_beside": True, "repeats": 0} if args.in_turns else {}
     plans = [EnginePlan(NONE, None, (Setting(),), **turns)]
     for name, spec in zip(name_drafters(drafters), drafters, strict=True):
         resolved = resolve(spec).speculative_config

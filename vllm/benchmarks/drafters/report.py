@@ -80,9 +80,9 @@ class Report:
         """A warning if the speed without speculation varied; else empty."""
         most, drafted = 1.0, [found for found in self.found if found.beside]
         for load in self.loads:
-            times = [end.rounds[load] for end in self.ends]
-            times += [found.beside[load] for found in drafted]
-            speeds = [fastest(rounds).tokens_per_s for rounds in times]
+            times = [end.rounds.get(load) for end in self.ends]
+            times += [found.beside.get(load) for found in drafted]
+            speeds = [fastest(rounds).tokens_per_s for rounds in times if rounds]
             most = max(most, max(speeds) / min(speeds))
         if most < UNSTEADY:
             return ""
@@ -132,7 +132,8 @@ class Report:
 
     def plot(self) -> str:
         """Tokens per second, and bars of their ratios to no speculation."""
-        width = max(len(found.name) for found in self.found if found.rounds)
+        names = [found.name for found in self.found if found.rounds]
+        width = max(map(len, names), default=0)
         lines = []
         for load in self.loads:
             here = [found for found in self.found if load in found.rounds]

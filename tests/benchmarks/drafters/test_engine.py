@@ -67,9 +67,9 @@ def test_requests_begin_at_once_or_one_after_the_other(staggered):
     if not staggered:
         assert begun == [0] * 4 + [8] * 4
         return
-    # Those ahead end after 2, 4, 6 and 8 steps; the requests asked for take their
-    # places, and others theirs until the last of them has ended.
-    assert begun == [0] * 4 + [2, 4, 6, 8, 10, 12, 14, 16] + [18, 20, 22]
+    # Those ahead end after 1 to 4 steps; the requests asked for take their places, and
+    # others theirs until the last of them has ended.
+    assert begun == [0] * 4 + [1, 2, 3, 4, 9, 10, 11, 12] + [17, 18, 19]
     assert [prompt for _, prompt in engine.llm.began[4:12]] == prompts
 
 

@@ -75,6 +75,23 @@ def test_saved_time_is_spent_on_new_requests():
     assert tried == pytest.approx(MOST_SAVED / (SWITCH_COST + LOSS), abs=1)
 
 
+def test_first_requests_are_tried_if_nothing_is_known():
+    """Regression: an engine that had measured step times in a busy second drafted
+    nothing for some 1500 steps."""
+    tries, at = FirstDrafts(at_first=2 * (SWITCH_COST + LOSS)), []
+    for step in range(100):
+        if go_on(tries, is_new=not step):
+            at.append(step)
+            tries.observe(0)
+    assert at == [0, 16]
+
+
+def test_drafts_that_are_known_are_not_tried_at_first():
+    tries = FirstDrafts(at_first=10.0)
+    tries.observe(0)
+    assert not go_on(tries, is_new=True)
+
+
 def test_tries_follow_soon_after_drafts_have_stopped():
     """Regression: drafts stopped, since those of the first tokens are seldom accepted,
     and were not tried again for hundreds of steps."""

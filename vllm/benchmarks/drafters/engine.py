@@ -118,8 +118,9 @@ Asked = tuple[list[int], dict[str, Any]]  # a prompt, and how to sample
 
 
 def _of_all_lengths(asked: list[Asked]) -> list[Asked]:
-    """The same requests with shorter outputs, which end at equal intervals."""
-    count = len(asked)
+    """The same requests with outputs up to half as long, which end at equal intervals:
+    those that follow then overlap with each other by half of their time or more."""
+    count = 2 * len(asked)
     return [
         (prompt, {**how, "max_tokens": -(-how["max_tokens"] * at // count)})
         for at, (prompt, how) in enumerate(asked, 1)

@@ -30,6 +30,7 @@ from .served_times import ServedTimes
 from .step_times import PassTimes, Row, StepTimes, on_line
 from .tries import (
     FIRST_BUDGET,
+    MOST_SAVED,
     SWITCH_COST,
     TIMED_STEPS,
     TRIAL_DRAFTS,
@@ -145,7 +146,9 @@ class DraftLengths:
         self._shares = ALL_GREEDY  # of the last step
         self._hoped = self.acceptance.expected_tokens()  # by the prior alone
         self._chosen: dict[int, int] = {}
-        self._first, self._age = FirstDrafts(), float("inf")
+        # The prior may be wrong, and so may times that were measured at start: if they
+        # say that drafting does not pay, it is tried with the first requests.
+        self._first, self._age = FirstDrafts(MOST_SAVED), float("inf")
         self._tries = Tries(*TRIAL_BUDGET)
         self._undrafted = TimingTries(self.served, *UNDRAFTED_BUDGET)
         self._tried: list[ChainAcceptance] = []  # whose blocks the last try began

@@ -91,12 +91,17 @@ class FirstDrafts:
     time that they saved is spent on tries when new requests begin, and on others soon
     after drafts have stopped, at intervals that double (exponential backoff).
 
+    Args:
+        at_first: what tries may cost until drafts are chosen or verified otherwise, in
+            steps without drafts.
+
     Attributes:
         seen: verified drafts of the present or last try, one per request and step.
     """
 
-    def __init__(self) -> None:
-        self._allowance, self._saved = 0.0, 0.0  # in steps without drafts
+    def __init__(self, at_first: float = 0.0) -> None:
+        # In steps without drafts.
+        self._allowance, self._saved, self._at_first = 0.0, 0.0, at_first
         self._granted = MOST_SAVED
         self._wait, self._waited = FIRST_WAIT, 0  # in steps
         self._patience = self._accepted = 0
@@ -106,11 +111,13 @@ class FirstDrafts:
         """Records one request's verified drafts."""
         self.seen += 1
         self._accepted += num_accepted
+        if not self.is_going_on:
+            self._at_first = 0.0  # drafts of another plan are known
 
     def save(self, steps: float) -> None:
         """Records a chosen step with drafts, and what it is expected to save."""
         saved = self._saved + self._granted + FIRST_SHARE * steps
-        self._granted = 0.0
+        self._granted = self._at_first = 0.0
         self._saved = max(0.0, min(saved, MOST_SAVED))
         self._wait, self._waited = FIRST_WAIT, 0
         self._patience = 0
@@ -154,6 +161,8 @@ class FirstDrafts:
             self._saved -= cost
         elif self._allowance >= cost:
             self._allowance -= cost
+        elif is_due and self._at_first >= cost:
+            self._at_first -= cost
         else:
             return False
         self._patience, self.seen, self._accepted = PATIENCE, 0, 0

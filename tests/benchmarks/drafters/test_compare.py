@@ -4,6 +4,7 @@
 import numpy as np
 import pytest
 
+from vllm.benchmarks.drafters import compare as compare_module
 from vllm.benchmarks.drafters.compare import (
     SEEDED,
     Comparison,
@@ -55,7 +56,33 @@ def test_seeded():
         assert gaps == sorted(gaps) and gaps[0] == 0
         close = compare(0, expected, [int(order[-2])], gaps[1] + 1e-9)
         assert close.is_tie
-        assert not compare(0, expected, [int(order[-2])], gaps[1] - 1e-9).is_tie
+        # Else its own may have been left out of the top-k.
+        if logprobs[order[-1]] > logprobs.min() + gaps[1]:
+            assert not compare(0, expected, [int(order[-2])], gaps[1] - 1e-9).is_tie
+
+
+@pytest.mark.parametrize(
+    ("own", "found", "is_tie"),
+    [
+        (0, 9, True),  # kept in place of the last one
+        (0, 2, False),  # not the next best
+        (1, 0, False),  # likelier than its own, and in the top-k in any case
+        (19, 0, True),  # its own may be left out, and then this one is the best
+        (19, 2, False),
+    ],
+)
+def test_last_place_of_the_top_k(monkeypatch, own, found, is_tie):
+    """Regression: with equal logits of bfloat16, a token in the place of another of the
+    same logit counted as an error."""
+    noise = {0: 3.0, 1: 2.0, 9: 12.0, 19: 10.0 if own == 19 else 0.0}
+    monkeypatch.setattr(
+        compare_module, "keyed_noise", lambda seed, at, ids: [noise.get(ids[0], 0.0)]
+    )
+    # Token 9 ties with the last one, 19, and is not among the likeliest twenty.
+    row = {token: -1.0 for token in range(20) if token != 9} | {19: -6.0, 20: -5.5}
+    expected = Expected(PROMPT, Answer([own], [row]), {**SEEDED, "seed": 1})
+    found = compare(0, expected, [found], WITHIN)
+    assert found.is_tie == is_tie
 
 
 def test_comparison():

@@ -5,7 +5,8 @@ Matrix products of other shapes add in another order, so the logits of a batch w
 drafts may differ in their last bits from those of a batch without. If two tokens are
 that close, either may be chosen, and everything after it differs: a tie. Their logprobs
 in a run without speculation tell a tie from an error. For a request with a seed the
-sampling noise is known, and is added to them.
+sampling noise is known, and is added to them. There, two tokens may also tie for the
+last place of the top-k, and the one that gets it may be chosen.
 """
 
 from collections.abc import Sequence
@@ -48,18 +49,40 @@ class Expected:
     sampling: dict[str, Any]
 
     def gap(self, at: int, token: int) -> float:
-        """By how many nats its own token at index `at` beats another one.
+        """By how many nats its own token at index `at` beats another one."""
+        return self._score(at, self.answer.tokens[at]) - self._score(at, token)
 
-        A token without a logprob is no likelier than the least likely that has one.
-        """
-        row, own = self.answer.logprobs[at], self.answer.tokens[at]
-        logprobs = np.array([row[own], row.get(token, min(row.values()))])
+    def is_tie(self, at: int, token: int, within: float) -> bool:
+        """Whether another token may be chosen at index `at` if logprobs are off by
+        `within` nats at most."""
+        gap = self.gap(at, token)
+        if abs(gap) <= within or not self.sampling["temperature"]:
+            return abs(gap) <= within
+        if gap < 0:  # here the other one was left out of the top-k
+            return self._is_last(at, token, within)
+        own, score = self.answer.tokens[at], self._score(at, token)
+        others = self.answer.logprobs[at].keys() - {own, token}
+        is_next = all(self._score(at, other) <= score + within for other in others)
+        return is_next and self._is_last(at, own, within)
+
+    def _score(self, at: int, token: int) -> float:
+        """What sampling maximises: the logprob, and noise if there is a temperature."""
+        logprob = self._logprob(at, token)
         if not (temperature := self.sampling["temperature"]):
-            return float(logprobs[0] - logprobs[1])
+            return logprob
         before = len(self.prompt) + at - 1
-        noise = keyed_noise(self.sampling["seed"], before, np.array([own, token]))
-        scores = logprobs + temperature * noise
-        return float(scores[0] - scores[1])
+        noise = keyed_noise(self.sampling["seed"], before, np.array([token]))
+        return float(logprob + temperature * noise[0])
+
+    def _logprob(self, at: int, token: int) -> float:
+        """A token without one is no likelier than the least likely that has one."""
+        row = self.answer.logprobs[at]
+        return row.get(token, min(row.values()))
+
+    def _is_last(self, at: int, token: int, within: float) -> bool:
+        """Whether a token may be the last of the top-k, or the first that is not."""
+        least = min(self.answer.logprobs[at].values())
+        return self._logprob(at, token) <= least + within
 
 
 @dataclass(frozen=True)
@@ -132,7 +155,10 @@ def compare(
     shorter = min(len(own), len(found))
     at = next((at for at, (a, b) in pairs if a != b), shorter)
     # Only one has ended: no tie, since a stop token is among the tokens compared.
-    gap = expected.gap(at, found[at]) if at < shorter else float("inf")
+    gap, is_tie = float("inf"), False
+    if at < shorter:
+        gap = expected.gap(at, found[at])
+        is_tie = expected.is_tie(at, found[at], within)
     before = own[max(0, at - SHOWN_TOKENS) : at]
     tokens = own[at] if at < len(own) else None, found[at] if at < len(found) else None
-    return Difference(request, at, before, *tokens, gap, abs(gap) <= within)
+    return Difference(request, at, before, *tokens, gap, is_tie)

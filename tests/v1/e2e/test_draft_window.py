@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Drafters with a window: output equals the target's, drafts those of the window."""
 
+import json
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from .conftest import RunEngine
 from .oracle import HeadOracle, assert_greedy_output_matches
@@ -110,7 +114,31 @@ def test_window_of_whole_context_changes_nothing(
         assert each["counters"]["num_accepted_tokens"][0] > 0
 
 
-LONG = 1024
+LONG, DEEP_LAYERS = 1024, 6
+
+
+@pytest.fixture(scope="module")
+def deep_models(models, tmp_path_factory):
+    """The bundled models, but PARD-2 with as many layers as the target: layers of a KV
+    cache group share blocks. What is added changes no hidden state."""
+    folder = tmp_path_factory.mktemp("models")
+    (folder / "draft").symlink_to(models / "draft")
+    deep = Path(shutil.copytree(models / "pard2", folder / "pard2"))
+    config = json.loads((deep / "config.json").read_text())
+    last = config["num_hidden_layers"] - 1
+    config["num_hidden_layers"] = DEEP_LAYERS
+    (deep / "config.json").write_text(json.dumps(config))
+    weights = load_file(deep / "model.safetensors")
+    of_last = {n: w for n, w in weights.items() if f".layers.{last}." in n}
+    for number in range(last + 1, DEEP_LAYERS):
+        for name, weight in of_last.items():
+            adds = name.endswith(("o_proj.weight", "down_proj.weight"))
+            copy = torch.zeros_like(weight) if adds else weight.clone()
+            weights[name.replace(f".{last}.", f".{number}.")] = copy
+    save_file(weights, deep / "model.safetensors")
+    return folder
+
+
 # Pools that are so small that blocks are used again soon after they were given back.
 GIVEN_BACK = {
     "draft": {"num_gpu_blocks_override": 126},
@@ -157,7 +185,7 @@ def run_requests(
 
 @pytest.mark.parametrize("case", GIVEN_BACK)
 def test_giving_blocks_back_changes_no_draft(
-    case: str, run_engine: RunEngine, models, target, make_prompt
+    case: str, run_engine: RunEngine, deep_models, target, make_prompt
 ):
     """With prompts in chunks, rejected drafts, and steps that draft nothing."""
     prompts = [make_prompt(length, 5) for length in LENGTHS]
@@ -168,7 +196,7 @@ def test_giving_blocks_back_changes_no_draft(
     given_back, kept = (
         run_requests(
             run_engine,
-            models,
+            deep_models,
             case,
             {"all": asked},
             whole,
@@ -185,14 +213,14 @@ def test_giving_blocks_back_changes_no_draft(
 
 @pytest.mark.parametrize("mode", GROUPS)
 def test_long_prompts_are_found_again(
-    mode: str, run_engine: RunEngine, models, target, make_prompt
+    mode: str, run_engine: RunEngine, deep_models, target, make_prompt
 ):
     """With the first block and the window, and the same drafts follow."""
     prompts = [make_prompt(length, 5) for length in LENGTHS]
     asked = [{"prompt": prompt, "max_tokens": 40} for prompt in prompts]
     scenarios = {"first": asked, "again": asked}
     given_back, kept = (
-        run_requests(run_engine, models, mode, scenarios, whole)["scenarios"]
+        run_requests(run_engine, deep_models, mode, scenarios, whole)["scenarios"]
         for whole in (False, True)
     )
     for name in scenarios:
@@ -207,7 +235,7 @@ def test_long_prompts_are_found_again(
 
 @pytest.mark.parametrize("mode", GROUPS)
 def test_a_request_needs_only_its_window(
-    mode: str, run_engine: RunEngine, models, target, make_prompt
+    mode: str, run_engine: RunEngine, deep_models, target, make_prompt
 ):
     """A pool for all blocks of the target but not of the drafter serves a request up to
     `max_model_len`; two at a time are preempted."""
@@ -227,7 +255,7 @@ def test_a_request_needs_only_its_window(
     }
     found = run_requests(
         run_engine,
-        models,
+        deep_models,
         mode,
         scenarios,
         whole=False,

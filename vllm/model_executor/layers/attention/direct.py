@@ -35,7 +35,7 @@ def call_directly(layer: "Attention") -> None:
     attend = torch.ops._C.cpu_attention_with_kv_cache.default
     kind, own = type(impl), vars(impl)
     known = kind.forward, kind.do_kv_cache_update
-    split = keys = values = None
+    split, halves = None, ()
 
     def forward(
         query: torch.Tensor,
@@ -44,7 +44,7 @@ def call_directly(layer: "Attention") -> None:
         output_shape: torch.Size | None = None,
         output_dtype: torch.dtype | None = None,
     ) -> torch.Tensor:
-        nonlocal split, keys, values
+        nonlocal split, halves
         context, rows = get_forward_context(), query.shape[0]
         metadata, slots = context.attn_metadata, context.slot_mapping
         if (
@@ -54,22 +54,19 @@ def call_directly(layer: "Attention") -> None:
             or value is None
             or output_shape is not None
             or output_dtype is not None
-            or metadata[name].num_actual_tokens != rows
+            or (mine := metadata[name]).num_actual_tokens != rows
             # Implementations may be patched at any time.
             or (kind.forward, kind.do_kv_cache_update) != known
             or "forward" in own
             or "do_kv_cache_update" in own
         ):
             return usual(query, key, value, output_shape, output_dtype)
-        mine, cache = metadata[name], layer.kv_cache
-        if cache is not split:
-            blocks, heads, size, _ = cache.shape
-            keys, values = cache.view(blocks, heads, 2 * size, -1).chunk(2, dim=2)
-            split = cache
+        if (cache := layer.kv_cache) is not split:
+            split, halves = cache, _keys_and_values(cache)
         scales = layer._k_scale_float, layer._v_scale_float, impl.kv_cache_dtype
         query, key, value = query.view(of_query), key.view(of_key), value.view(of_key)
         if (to := slots.get(name)) is not None:
-            update(key, value, keys, values, to, layer.isa, *scales)
+            update(key, value, *halves, to, layer.isa, *scales)
         output = torch.empty((rows, width), dtype=query.dtype)
         if mine.draft_tree is not None:
             of_rows = output.view(of_query)
@@ -77,8 +74,7 @@ def call_directly(layer: "Attention") -> None:
             return output
         attend(
             query,
-            keys,
-            values,
+            *halves,
             output.view(of_query),
             mine.query_start_loc,
             mine.seq_lens,
@@ -96,6 +92,12 @@ def call_directly(layer: "Attention") -> None:
         return output
 
     layer.forward = forward
+
+
+def _keys_and_values(cache: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Views of [blocks, heads, block_size, 2 * head_size], as the kernels take them."""
+    blocks, heads, block_size, _ = cache.shape
+    return cache.view(blocks, heads, 2 * block_size, -1).chunk(2, dim=2)
 
 
 def _is_plain(layer: "Attention") -> bool:

@@ -117,7 +117,7 @@ class Round:
 Asked = tuple[list[int], dict[str, Any]]  # a prompt, and how to sample
 
 
-def _of_all_lengths(asked: list[Asked]) -> list[Asked]:
+def _shorter(asked: list[Asked]) -> list[Asked]:
     """The same requests with outputs up to half as long, which end at equal intervals:
     those that follow then overlap with each other by half of their time or more."""
     count = 2 * len(asked)
@@ -171,7 +171,7 @@ class Engine:
         self._tell(told)
         load, turns = min(load, len(prompts)), Turns(self.pipe if in_turns else None)
         asked = list(zip(prompts, sampling, strict=True))
-        ahead = _of_all_lengths(asked[:load]) if staggered and load > 1 else []
+        ahead = _shorter(asked[:load]) if staggered and load > 1 else []
         before = self._counters()
         answers = self._answer(ahead, asked, load, turns)
         after = self._counters()

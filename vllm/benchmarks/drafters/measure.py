@@ -205,11 +205,11 @@ class Measurement:
             sampling = [{**each, "logprobs": NUM_LOGPROBS} for each in sampling]
         prompts = [request.prompt for request in requests]
         asked = {"prompts": prompts, "sampling": sampling, "load": task.load}
-        told = {**asked, "told": task.setting.told}
+        asked["told"] = task.setting.told
         if task.kind == MEASURE:
-            result = self._measure(engine, found, task, {**told, "staggered": True})
+            result = self._measure(engine, found, task, {**asked, "staggered": True})
         else:
-            result = engine.ask("run", **told)
+            result = engine.ask("run", **asked)
         if is_reference:
             known = zip(prompts, result.answers, sampling, strict=True)
             expected = [Expected(*each) for each in known]

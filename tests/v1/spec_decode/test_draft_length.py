@@ -230,6 +230,22 @@ def test_drafts_again_soon_after_useless_drafts(engine, n):
     assert np.mean(steps) < 300
 
 
+def large_drafter_ms(n: int, k: int) -> float:
+    """A drafter of half the target's size, on a CPU."""
+    return 4.0 + (4.6 + 1.2 * k if k else 0.0)
+
+
+def test_long_drafts_are_found_if_short_ones_do_not_pay():
+    """Regression: tries drafted two tokens, which showed that two do not pay, and the
+    engine went on without drafts although seven would have."""
+    shares = []
+    for seed in range(8):
+        simulation = Simulation(large_drafter_ms, 7, seed)
+        found = simulation.run(8, [0.86] * 7, 500)
+        shares.append(found / best_fixed(large_drafter_ms, 8, [0.86] * 7))
+    assert np.mean(shares) > 0.92
+
+
 @pytest.mark.parametrize("n", [1, 8, 32])
 @pytest.mark.parametrize("engine", [pard_ms, autoregressive_ms, cpu_ms])
 @pytest.mark.parametrize("rate", [0.0, 0.03])

@@ -56,6 +56,20 @@ def test_try_ends_if_no_draft_is_accepted():
     assert not go_on(tries)
 
 
+@pytest.mark.parametrize("accepted, part", [(0, 0.0), (2, 0.5)])
+def test_accepted_drafts_pay_for_part_of_a_try(accepted: int, part: float):
+    """The first step of a try has four requests, which need four accepted drafts."""
+    tries, steps = FirstDrafts(at_first=SWITCH_COST + 2.0), 0
+    args = {"loss": 2.0, "needed": 1.0, "hoped": 0.0, "held": 1}
+    assert tries.go_on(**args, is_new=True)
+    for number in range(4):
+        tries.observe(number < accepted)
+    while not tries.go_on(**args, is_new=True):
+        steps += 1
+    left = SWITCH_COST + 2.0 - part * 2.0
+    assert steps == pytest.approx(left / FIRST_BUDGET, abs=3)
+
+
 def test_try_ends_if_its_drafts_are_never_verified():
     tries = begun()
     assert not any(go_on(tries) for _ in range(PATIENCE))

@@ -30,6 +30,7 @@ from .served_times import ServedTimes
 from .step_times import PassTimes, Row, StepTimes, on_line
 from .tries import (
     FIRST_BUDGET,
+    GOOD_RATE,
     MOST_SAVED,
     SWITCH_COST,
     TIMED_STEPS,
@@ -145,6 +146,11 @@ class DraftLengths:
         self.may_hold = False
         self._shares = ALL_GREEDY  # of the last step
         self._hoped = self.acceptance.expected_tokens()  # by the prior alone
+        depths = {plan: trees.get(plan, plan) for plan in self._hoped}
+        self._if_good = {
+            plan: (1.0 - GOOD_RATE ** (depth + 1)) / (1.0 - GOOD_RATE)
+            for plan, depth in depths.items()
+        }
         self._chosen: dict[int, int] = {}
         # The prior may be wrong, and so may times that were measured at start: if they
         # say that drafting does not pay, it is tried with the first requests.
@@ -273,8 +279,8 @@ class DraftLengths:
         return best
 
     def _try_drafts(self, load: Load, chosen: int, offer: Offer) -> int:
-        """If nothing is drafted, now and then tries what is best by the prior: a step
-        with one draft often takes nearly as long, and tells less."""
+        """If nothing is drafted, now and then tries what is best if most drafts are
+        accepted. Few drafts take less time, but cannot show that many would pay."""
         # Requests get older, and a new one in the place of another lowers the mean.
         is_new, self._age = load.age < self._age, load.age
         if 0 not in offer.seconds or len(offer.seconds) == 1:
@@ -284,8 +290,8 @@ class DraftLengths:
             saved = worth - offer.seconds[chosen] / offer.seconds[0]
             self._first.save(saved * self._elapsed)
             return chosen
-        hoped = {plan: load.tokens(self._hoped[plan]) for plan in offer.seconds if plan}
-        other = max(hoped, key=lambda plan: hoped[plan] / offer.seconds[plan])
+        good = {k: load.tokens(self._if_good[k]) for k in offer.seconds if k}
+        other = max(good, key=lambda plan: good[plan] / offer.seconds[plan])
         loss = max(0.0, offer.seconds[other] / offer.seconds[0] - 1.0)
         needed = loss * load.num_reqs / load.num_drafting
         tries, hope = self._first, self._hoped[other] - 1.0

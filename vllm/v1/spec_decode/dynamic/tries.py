@@ -11,6 +11,9 @@ from .served_times import LEAST_STEPS, ServedTimes, size_of
 FIRST_BUDGET, FIRST_SHARE, MOST_SAVED = 0.005, 0.1, 10.0
 # Steps until the first try after drafts have stopped; doubled for each next one.
 FIRST_WAIT = 8
+# Such a try has the drafts that are best at this acceptance rate: in a step that is
+# compute-bound long drafts often pay, and short ones never do.
+GOOD_RATE = 0.85
 TRIAL_DRAFTS = 16  # drafts after which a try that pays replaces the estimate
 PATIENCE = 6  # most steps until it is known what was accepted
 
@@ -82,9 +85,10 @@ class FirstDrafts:
     """Tries of drafting while nothing is drafted, since nothing is learned otherwise.
 
     A try begins with one step, which shows much: if nothing is accepted the try ends.
-    It continues only as long as its drafts pay. So tries are short, and there can be
-    many at the same cost (observation control, as in data-efficient quickest change
-    detection, Banerjee and Veeravalli 2012).
+    It continues only as long as its drafts pay, and what it has cost is what they have
+    not paid for. So tries are short, and there can be many at the same cost
+    (observation control, as in data-efficient quickest change detection, Banerjee and
+    Veeravalli 2012).
 
     If drafts have paid before, they may pay again: for a new request, or further on in
     the same text, whose first tokens are often the hardest to predict. So part of the
@@ -105,6 +109,7 @@ class FirstDrafts:
         self._granted = MOST_SAVED
         self._wait, self._waited = FIRST_WAIT, 0  # in steps
         self._patience = self._accepted = 0
+        self._charged = 0.0  # for the first step of the present try
         self.seen = 0
 
     def observe(self, num_accepted: int) -> None:
@@ -152,10 +157,14 @@ class FirstDrafts:
             if self._accepted and self._accepted + hoped > needed * (self.seen + 1):
                 return True
             self._patience = 0
+            if self._accepted:  # they have paid for a part of what the try has cost
+                paid = self._accepted / (needed * self.seen)
+                self._allowance += self._charged * min(paid, 1.0)
         self._patience = max(self._patience - elapsed, 0)
-        return not self._patience and self._begin(SWITCH_COST + loss * held, is_new)
+        return not self._patience and self._begin(loss * held, is_new)
 
-    def _begin(self, cost: float, is_new: bool) -> bool:
+    def _begin(self, loss: float, is_new: bool) -> bool:
+        cost = SWITCH_COST + loss
         is_due = is_new or self._waited >= self._wait
         if is_due and self._saved >= cost:
             self._saved -= cost
@@ -166,5 +175,6 @@ class FirstDrafts:
         else:
             return False
         self._patience, self.seen, self._accepted = PATIENCE, 0, 0
+        self._charged = loss
         self._wait, self._waited = 2 * self._wait, 0
         return True

@@ -74,7 +74,7 @@ class Drafting:
         made.acceptance_estimator = self
         made.draft_token_confidence_probs = torch.zeros(REQUESTS, DRAFTS)
         made.draft_tokens = torch.zeros(REQUESTS, DRAFTS, dtype=torch.int64)
-        made.draft_logits = None
+        made.draft_logits, made.sampled_slots = None, {}
         made.drafter = SimpleNamespace(vocabulary=Vocabulary(VOCAB))
         if method == "probabilistic":
             made.draft_logits = torch.zeros(REQUESTS, DRAFTS, VOCAB)

@@ -120,7 +120,7 @@ def struct(values: tuple) -> ctypes.Array:
     for (name, dtype), value in zip(_dtypes(type(values)).items(), values, strict=True):
         if isinstance(value, torch.Tensor):
             assert dtype in (None, value.dtype), f"{name} is {value.dtype}"
-            assert value.stride(-1) == 1 and value.device.type == "cpu", name
+            assert value.is_cpu and value.stride(-1) == 1, name
     return words(values)
 
 

@@ -49,6 +49,6 @@ def launch(
         kept_struct(out),
         words(sources),
         None if hidden is None else struct(hidden),
-        struct(numbers),
+        words(numbers),
         ctypes.c_int64(element_size),
     )

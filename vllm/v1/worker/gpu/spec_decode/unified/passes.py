@@ -26,7 +26,7 @@ from .graphs import DraftGraphs
 from .inputs import HiddenRows, PreviousPass, prepare_inputs
 from .layout import DraftLayout
 from .plan import DraftPlan, PassContext
-from .sampling import sample_chain
+from .sampling import SampledSlots, sample_chain
 from .shapes import DraftShape, StepShapes
 from .slices import request_slices
 from .structs import VerifiedBatch
@@ -41,6 +41,7 @@ class DraftPasses(DraftModelSpeculator):
         buffers: the inputs of a step's passes.
         block_tables: those that passes read; set with the KV cache.
         graphs: the captured CUDA graphs; None before capture.
+        sampled_slots: see `sampling.py`; by drafts of the plan, pass, and requests.
     """
 
     drafter: Drafter
@@ -48,6 +49,7 @@ class DraftPasses(DraftModelSpeculator):
     buffers: DraftBuffers
     block_tables: DraftBlockTables
     graphs: DraftGraphs | None
+    sampled_slots: dict[tuple[int, int, int], list[SampledSlots]]
 
     def _run_passes(
         self, plan: DraftPlan, given: DraftInput, sync: DPSyncState | None

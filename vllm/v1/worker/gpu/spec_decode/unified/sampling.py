@@ -7,7 +7,7 @@ drafter's distribution, against which speculative sampling verifies them
 trick: argmax(logits / temperature + noise). `noise.py` says which noise, and why.
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -17,6 +17,19 @@ from .plan import DraftPlan
 
 if TYPE_CHECKING:
     from .speculator import UnifiedSpeculator
+
+
+MOST_KEPT = 4096
+
+
+class SampledSlots(NamedTuple):
+    """Slots that a pass samples, of some of its requests: views of the buffers."""
+
+    requests: slice
+    keys: torch.Tensor  # [S], position of each
+    states: torch.Tensor  # [S], of its request
+    columns: torch.Tensor  # [S], of `draft_logits`
+    drafts: torch.Tensor  # [requests, samples]
 
 
 def sample_chain(
@@ -33,30 +46,60 @@ def sample_chain(
         plan: of the step.
         draft_pass: the pass, from 0.
     """
-    num_reqs, samples, size = hidden_states.shape
-    batch, width = speculator.buffers.batch, plan.layout.parallel_width
-
-    def sampled(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor[: num_reqs * width].view(num_reqs, width)[:, :samples]
-
-    keys, requests = sampled(batch.sample_positions), sampled(batch.sample_requests)
-    columns = plan.columns[draft_pass, :num_reqs, :samples]
-    done = draft_pass * width
-    drafts = speculator.draft_tokens[:num_reqs, done : done + samples]
-    for part in speculator.slices(num_reqs, samples):
-        part_keys, part_columns = keys[part].flatten(), columns[part].flatten()
+    samples, size = hidden_states.shape[1:]
+    for slots in _sampled_slots(speculator, plan, draft_pass, *hidden_states.shape[:2]):
+        keys = slots.keys
         if speculator.draft_logits is not None:
             most = speculator.num_speculative_steps
             blocks = speculator.verifies_blocks
-            part_keys = draft_keys(part_keys, part_columns, most, blocks)
+            keys = draft_keys(keys, slots.columns, most, blocks)
         tokens = speculator.sample_draft(
-            hidden_states[part].reshape(-1, size),
-            part_keys,
-            requests[part].flatten(),
+            hidden_states[slots.requests].reshape(-1, size),
+            keys,
+            slots.states,
             speculator.temperature,
             speculator.seeds,
-            part_columns,
+            slots.columns,
             speculator.draft_logits,
         )
         ids = speculator.drafter.vocabulary.target_ids(tokens)
-        drafts[part].copy_(ids.view(-1, samples))
+        slots.drafts.copy_(ids.view(-1, samples))
+
+
+def _sampled_slots(
+    speculator: "UnifiedSpeculator",
+    plan: DraftPlan,
+    draft_pass: int,
+    num_reqs: int,
+    samples: int,
+) -> list[SampledSlots]:
+    """The slots of a pass, by slice of its requests.
+
+    They are kept for later steps of as many requests: on a CPU making them takes as
+    long as sampling a few.
+    """
+    batch, width = speculator.buffers.batch, plan.layout.parallel_width
+    kept, key = speculator.sampled_slots, (plan.num_drafts, draft_pass, num_reqs)
+    if (found := kept.get(key)) is not None:
+        return found
+
+    def sampled(rows: torch.Tensor, part: slice) -> torch.Tensor:
+        return rows[: num_reqs * width].view(num_reqs, width)[part, :samples].flatten()
+
+    done = draft_pass * width
+    drafts = speculator.draft_tokens[:num_reqs, done : done + samples]
+    found = [
+        SampledSlots(
+            part,
+            sampled(batch.sample_positions, part),
+            sampled(batch.sample_requests, part),
+            plan.columns[draft_pass, part, :samples].flatten(),
+            drafts[part],
+        )
+        for part in speculator.slices(num_reqs, samples)
+    ]
+    if samples == width:  # else some are copies
+        if len(kept) >= MOST_KEPT:
+            kept.clear()
+        kept[key] = found
+    return found

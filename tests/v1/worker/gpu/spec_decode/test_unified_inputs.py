@@ -44,15 +44,23 @@ GUARD = 64  # elements of poison before and after each tensor of the buffers
 SLOW = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 
 
-@pytest.fixture(scope="module", params=["triton", "native"])
-def prepare(request) -> Callable[..., None]:
-    """Each implementation of the input kernel."""
-    native = request.param == "native"
+@pytest.fixture(scope="module", params=["triton", "native", "again"])
+def prepare(request) -> Callable[..., Any]:
+    """Both implementations, and the one in C++ run once more."""
+    native = request.param != "triton"
     if native and DEVICE.type != "cpu":
         pytest.skip("the native kernel is for tensors on a CPU")
     if native and native_library() is None:
         pytest.skip("the native kernel was not built")
-    return partial(prepare_inputs, native=native)
+    once = partial(prepare_inputs, native=native)
+    return prepared_again if request.param == "again" else once
+
+
+def prepared_again(source, layout, buffers, tables, **given) -> None:
+    again = prepare_inputs(source, layout, buffers, tables, **given)
+    for written in (buffers.batch.input_ids, buffers.batch.slot_mappings):
+        written[..., : given["num_padded_tokens"]] = -7
+    again()
 
 
 @dataclass

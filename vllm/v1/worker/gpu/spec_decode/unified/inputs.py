@@ -8,6 +8,7 @@ slots, `structs.py` the kernel's inputs and outputs. The specification is
 """
 
 import ctypes
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -447,7 +448,7 @@ def prepare_inputs(
     vocab_size: int = 1 << 30,
     hidden: HiddenRows | None = None,
     native: bool = True,
-) -> None:
+) -> Callable[[], None] | None:
     """Writes the next draft batch into `buffers`, in one launch.
 
     Args:
@@ -463,6 +464,10 @@ def prepare_inputs(
             it; the drafter gets token 0 for them.
         hidden: the hidden states to feed; None for a drafter that takes none.
         native: run the native implementation if tensors are on a CPU and it was built.
+
+    Returns:
+        Does the same again, as long as tensors are at the same addresses; only of the
+        native implementation.
     """
     is_first = isinstance(source, VerifiedBatch)
     batch, sources = buffers.batch, () if hidden is None else hidden.sources
@@ -512,6 +517,7 @@ def prepare_inputs(
         BLOCK_R=triton.next_power_of_2(batch.max_num_reqs),
         BLOCK_H=block_h,
     )
+    return None
 
 
 def native_library() -> ctypes.CDLL | None:

@@ -2,6 +2,8 @@
 """The input kernel for CPU tensors: `csrc/prepare_inputs.cpp`."""
 
 import ctypes
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -31,11 +33,14 @@ def launch(
     sources: tuple[torch.Tensor, ...],
     hidden: tuple | None,
     numbers: Numbers,
-) -> None:
+) -> Callable[[], None]:
     """Runs the library on the arguments of the Triton kernel.
 
     Args:
         library: `LIBRARY.loaded`.
+
+    Returns:
+        Runs it again on the same addresses and numbers.
     """
     element_size = 0
     if hidden is not None:
@@ -43,7 +48,8 @@ def launch(
         assert len(dtypes) == 1, f"hidden states of several dtypes: {dtypes}"
         element_size = hidden.out.element_size()
     name = "prepare_first_pass" if numbers.IS_FIRST else "prepare_later_pass"
-    getattr(library, name)(
+    run = partial(
+        getattr(library, name),
         struct(src),
         struct(tables),
         kept_struct(out),
@@ -52,3 +58,5 @@ def launch(
         words(numbers),
         ctypes.c_int64(element_size),
     )
+    run()
+    return run

@@ -7,7 +7,7 @@ drafter's distribution, against which speculative sampling verifies them
 trick: argmax(logits / temperature + noise). `noise.py` says which noise, and why.
 """
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -99,7 +99,12 @@ def _sampled_slots(
         for part in speculator.slices(num_reqs, samples)
     ]
     if samples == width:  # else some are copies
-        if len(kept) >= MOST_KEPT:
-            kept.clear()
-        kept[key] = found
+        keep(kept, key, found)
     return found
+
+
+def keep(kept: dict[tuple[int, ...], Any], key: tuple[int, ...], value: Any) -> None:
+    """Keeps what is made for a step, for others of the same kind."""
+    if len(kept) >= MOST_KEPT:
+        kept.clear()
+    kept[key] = value

@@ -61,7 +61,6 @@ class UnifiedSpeculator(DraftPasses):
         # vLLM's own would trim every step; `trimming.py` trims only some of them.
         self.enable_adaptive_verification = False
         self._num_reqs = 0  # of the current pass
-        self.sampled_slots = {}
         # Drafts, and the logits kept with them, use the target's vocabulary.
         self.vocab_size = vllm_config.model_config.get_vocab_size()
         kept = self.draft_logits
@@ -225,7 +224,7 @@ class UnifiedSpeculator(DraftPasses):
         batch = self.buffers.batch
         self.input_buffers, self.idx_mapping = batch, batch.idx_mapping
         self.temperature, self.seeds = batch.temperature, batch.seeds
-        self.sampled_slots.clear()
+        self.sampled_slots, self.later_inputs = {}, {}
 
     def _log_sizes(self) -> None:
         logger.info(

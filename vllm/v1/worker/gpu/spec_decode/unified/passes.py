@@ -143,13 +143,16 @@ class DraftPasses(DraftModelSpeculator):
         key = plan.num_drafts, draft_pass, num_reqs, num_tokens, self.limit, held
         if (again := self.later_inputs.get(key)) is not None:
             again()
-        elif (again := self._prepare_later(plan, *key[1:4])) is not None:
-            keep(self.later_inputs, key, again)
+        else:
+            again = self._prepare_later(plan, draft_pass, num_reqs, num_tokens)
+            if again is not None:
+                keep(self.later_inputs, key, again)
         self.block_tables.show(self.buffers.batch, is_first=False)
 
     def _prepare_later(
         self, plan: DraftPlan, draft_pass: int, num_reqs: int, num_tokens: int
     ) -> Callable[[], None] | None:
+        """The same for the first time; see `prepare_inputs`."""
         feedback, hidden = self.buffers.feedback, None
         if feedback is not None:
             rows = feedback[: num_reqs * plan.layout.parallel_width]

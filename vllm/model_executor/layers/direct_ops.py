@@ -5,6 +5,7 @@ What a layer calls follows from its class and the platform. Finding it out in ea
 takes longer than rotating the few rows of a decode step of a small model.
 """
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,14 +15,20 @@ from vllm.config import CompilationMode, get_current_vllm_config_or_none
 from vllm.platforms import current_platform
 
 if TYPE_CHECKING:
-    from vllm.model_executor.custom_op import CustomOp
     from vllm.model_executor.layers.activation import SiluAndMul
     from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
+
+_LAYERS = "vllm.model_executor.layers"
+_ROTARY = f"{_LAYERS}.rotary_embedding.base", {"RotaryEmbedding.forward_cpu"}
+_SILU = (
+    f"{_LAYERS}.activation",
+    {"SiluAndMul.forward_cpu", "SiluAndMul.forward_native"},
+)
 
 
 def rotate_directly(rotary: "RotaryEmbedding") -> None:
     """Lets a new rotary embedding call its C++ kernel without further questions."""
-    if not _is_plain(rotary, "RotaryEmbedding", "forward_cpu"):
+    if not _is_plain(_ROTARY, type(rotary).forward_cpu):
         return
     rotate = torch.ops._C.rotary_embedding.default
     usual, buffers = rotary._forward_method, rotary._buffers
@@ -41,10 +48,8 @@ def rotate_directly(rotary: "RotaryEmbedding") -> None:
 
 def activate_directly(activation: "SiluAndMul") -> None:
     """Lets a new SiluAndMul call PyTorch's operations at once, the second in place."""
-    has_kernel = hasattr(activation, "op")
-    if has_kernel or not _is_plain(
-        activation, "SiluAndMul", "forward_cpu", "forward_native"
-    ):
+    kind, has_kernel = type(activation), hasattr(activation, "op")
+    if has_kernel or not _is_plain(_SILU, kind.forward_cpu, kind.forward_native):
         return
     silu = F.silu
 
@@ -55,20 +60,21 @@ def activate_directly(activation: "SiluAndMul") -> None:
     activation._forward_method = forward
 
 
-def _is_plain(op: "CustomOp", name: str, *methods: str) -> bool:
-    config = get_current_vllm_config_or_none()
+def _is_plain(known: tuple[str, set[str]], *methods: Callable[..., Any]) -> bool:
     return (
         current_platform.is_cpu()
-        and config is not None
-        and config.compilation_config.mode == CompilationMode.NONE
-        and all(_is_vllms(getattr(type(op), method), name) for method in methods)
+        and nothing_is_compiled()
+        and all(is_vllms(method, *known) for method in methods)
     )
 
 
-def _is_vllms(method: Any, name: str) -> bool:
-    """Whether it is vLLM's own, of the class `name`: a subclass or a patch may do
-    something else."""
-    return (
-        method.__module__.startswith("vllm.model_executor.layers.")
-        and method.__qualname__ == f"{name}.{method.__name__}"
-    )
+def nothing_is_compiled() -> bool:
+    """Whether the engine that is being made runs layers as they are."""
+    config = get_current_vllm_config_or_none()
+    return config is not None and config.compilation_config.mode == CompilationMode.NONE
+
+
+def is_vllms(method: Callable[..., Any], module: str, names: set[str]) -> bool:
+    """Whether a method is one that vLLM defines in `module`: a subclass or a patch may
+    do something else. By name, since a patch may be there before an import."""
+    return method.__module__ == module and method.__qualname__ in names

@@ -5,17 +5,15 @@ Between `nn.Module.__call__` and the kernel a linear layer makes eight Python ca
 the few rows of a decode step of a small model they take as long as the kernel itself.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn as nn
 
-from vllm.config import CompilationMode, get_current_vllm_config_or_none
+from vllm.model_executor.layers.direct_ops import is_vllms, nothing_is_compiled
 from vllm.model_executor.layers.linear import LinearBase
 
-# Only what vLLM itself defines is replaced: a class or a patch may do something else.
-# By name, since a patch may be there before this module is imported.
+# Only what vLLM itself defines is replaced.
 _FORWARDS = {
     "ColumnParallelLinear.forward",
     "ReplicatedLinear.forward",
@@ -56,17 +54,12 @@ def call_as_usual(layer: nn.Module) -> None:
 
 
 def _is_plain(layer: nn.Module) -> bool:
-    config = get_current_vllm_config_or_none()
+    module = LinearBase.__module__
     return (
-        config is not None
-        and config.compilation_config.mode == CompilationMode.NONE
+        nothing_is_compiled()
         and isinstance(layer, LinearBase)
         and "bias" in layer._parameters
         and layer.tp_size == 1
-        and _is_vllms(type(layer).forward, _FORWARDS)
-        and _is_vllms(type(layer.quant_method).apply, _APPLY)
+        and is_vllms(type(layer).forward, module, _FORWARDS)
+        and is_vllms(type(layer.quant_method).apply, module, _APPLY)
     )
-
-
-def _is_vllms(method: Callable[..., Any], names: set[str]) -> bool:
-    return method.__module__ == LinearBase.__module__ and method.__qualname__ in names

@@ -116,7 +116,7 @@ def plugin(tmp_path: Path) -> Callable[[dict[str, str], str], dict[str, str]]:
 def engine_flags(on_cpu: bool) -> list[str]:
     """Flags of `vllm serve` for the bundled models: small, float32 to avoid ties."""
     flags = ["--dtype=float32", "--max-num-seqs=8", "--gpu-memory-utilization=0.3"]
-    return flags + (["--enforce-eager"] if on_cpu else [])
+    return flags + (["-cc.mode=none"] if on_cpu else [])
 
 
 @pytest.fixture

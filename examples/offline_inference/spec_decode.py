@@ -87,7 +87,9 @@ def plan_of(
         plan[name] = given
     is_bundled = args.model is None
     args.model = args.model or str(args.bundle / "target")
-    defaults = {"max_num_seqs": 8, "enforce_eager": ON_CPU}
+    defaults: dict[str, Any] = {"max_num_seqs": 8}
+    if ON_CPU:
+        defaults["compilation_config"] = {"mode": 0}  # it would take most of the time
     if is_bundled or ON_CPU:
         defaults["gpu_memory_utilization"] = 0.3
     if is_bundled and ON_CPU:

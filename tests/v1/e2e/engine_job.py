@@ -18,6 +18,7 @@ prompt, each of which is added after the previous one was answered. A job may al
         many steps; `touched_kv` counts those that changed a byte of the KV cache;
     is_multimodal: the target is multimodal, and needs a package that CPU installs may
         lack;
+    cpu_graphs: on a CPU, draft passes are recorded; on a GPU they run eagerly;
     made_up_times: step times depend on the number of rows: see `made_up_times.py`;
     defaults_of_a_gpu: trees are on by default, and trimming may be, as on a GPU;
     drafts_by_turns: draft lengths of the steps, in turn, instead of the choice of
@@ -84,6 +85,8 @@ GRAPHS = {
 def engine_arguments(job: dict[str, Any]) -> dict[str, Any]:
     """Engine arguments with which a GPU behaves like a CPU."""
     given = dict(job["engine"])
+    if job.get("cpu_graphs") and current_platform.is_cpu():
+        given |= {"enforce_eager": False, "compilation_config": {"mode": 0}}
     if not job.get("async_scheduling"):
         given["async_scheduling"] = False
     if not current_platform.is_cpu():
@@ -177,8 +180,11 @@ class Watched:
 
     def describe(self) -> dict[str, Any]:
         drafter = getattr(self.speculator, "drafter", self.speculator)
+        recorded = getattr(self.speculator, "cpu_graphs", None)
+        met = recorded.by_key.values() if recorded else ()
         return {
             "drafter": type(drafter).__name__,
+            "cpu_graphs": sum(one.is_verified for one in met),
             "replays": self.replays.found,
             "kept": self.kept.found if self.kept else {},
             "waits": sorted(self.waits.found) if self.waits else [],

@@ -150,13 +150,13 @@ def assert_no_fallback(log: str, method: str, drafts: int, width: int) -> None:
     "case", only_fast(map("-".join, product(MODES, ENGINES)), *FAST)
 )
 def test_greedy_output_matches_target(
-    case: str, run_engine: RunEngine, models, target, scenarios
+    case: str, run_engine: RunEngine, models, target, scenarios, on_cpu
 ):
     """Ragged and chunked prompts, cache hits, aborts, and the context's end.
 
     "tiny" also has preemption, and dummy batches of an idle data-parallel rank between
-    steps; with the others, draft passes are CUDA graphs. One request has a seed. Drafts
-    equal those of plain PyTorch.
+    steps, and on a CPU its draft passes are recorded; with the others they are CUDA
+    graphs. One request has a seed. Drafts equal those of plain PyTorch.
     """
     mode, engine = case.split("-")
     is_tiny, is_parallel = engine == "tiny", mode in PARALLEL
@@ -171,6 +171,7 @@ def test_greedy_output_matches_target(
         idle_every=7 if is_tiny else 0,
         record_drafts=True,
         record_graphs=not is_tiny,
+        cpu_graphs=is_tiny,
         **ENGINES[engine],
     )
     assert (result["scheduler"] == "AsyncScheduler") == (engine == "ahead")
@@ -187,6 +188,7 @@ def test_greedy_output_matches_target(
         assert result["scenarios"]["preempted"]["counters"]["num_preemptions"][0] > 0
         assert result["idle_batches"] > 15
         assert result["touched_kv"] == 0
+        assert not on_cpu or result["cpu_graphs"] > 5
     else:
         assert result["replays"]["first"] > 0
         has_later = not is_parallel and drafts > 1

@@ -175,7 +175,7 @@ def bundled_flags(bundle: Path) -> list[str]:
     flags.append(f"--kv-cache-memory-bytes={1 << 28}")
     if current_platform.is_cpu():
         # Two bfloat16 logits of so small a model are often equal.
-        flags += ["--dtype=float32", "--enforce-eager"]
+        flags += ["--dtype=float32", "-cc.mode=none"]
     return flags
 
 

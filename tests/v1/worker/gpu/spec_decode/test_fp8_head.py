@@ -130,7 +130,10 @@ def test_copy_is_refreshed_on_weight_reload(of: str, make_model, monkeypatch):
     monkeypatch.setattr(model_runner, "reload_weights", lambda *_: None)
     runner = GPUModelRunner.__new__(GPUModelRunner)
     drafter = DraftModelDrafter.__new__(DraftModelDrafter)
-    drafter.model, runner.speculator = model, SimpleNamespace(drafter=drafter)
+    drafter.model, forgotten = model, []
+    runner.speculator = SimpleNamespace(
+        drafter=drafter, forget_cpu_graphs=lambda: forgotten.append(True)
+    )
     runner.vllm_config = get_current_vllm_config()
     for name in ("get_model", "reset_lora_state", "reset_encoder_cache"):
         setattr(runner, name, lambda: None)
@@ -138,6 +141,7 @@ def test_copy_is_refreshed_on_weight_reload(of: str, make_model, monkeypatch):
     hidden = torch.randn(8, HIDDEN)
     source.weight.data.normal_(std=2)
     runner.reload_weights()
+    assert forgotten == [True]
     assert_uses_weight(model, hidden, source.weight)
     assert copied == [tensor.data_ptr() for tensor in model.lm_head.parameters()]
 

@@ -169,7 +169,9 @@ def refresh_drafter(runner: Any) -> None:
     Args:
         runner: V1 or V2; it may have one of vLLM's own speculators.
     """
-    drafter = getattr(getattr(runner, "speculator", None), "drafter", None)
+    speculator = getattr(runner, "speculator", None)
+    drafter = getattr(speculator, "drafter", None)
     if isinstance(drafter, Drafter):
         with set_current_vllm_config(runner.vllm_config):
             drafter.refresh()
+        speculator.forget_cpu_graphs()

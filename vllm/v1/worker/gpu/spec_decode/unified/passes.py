@@ -21,6 +21,7 @@ from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
 from .backlog import DraftInput
 from .block_tables import DraftBlockTables
 from .buffers import DraftBuffers
+from .cpu_graphs import CPUGraphs
 from .drafter import Drafter
 from .graphs import DraftGraphs
 from .inputs import HiddenRows, PreviousPass, prepare_inputs
@@ -41,6 +42,7 @@ class DraftPasses(DraftModelSpeculator):
         buffers: the inputs of a step's passes.
         block_tables: those that passes read; set with the KV cache.
         graphs: the captured CUDA graphs; None before capture.
+        cpu_graphs: their counterpart on a CPU; None if passes are not recorded.
         sampled_slots: see `sampling.py`; by drafts of the plan, pass, and requests.
         later_inputs: on a CPU, what prepares the inputs of later passes as it did
             before: in Python that takes as long as attention.
@@ -51,6 +53,7 @@ class DraftPasses(DraftModelSpeculator):
     buffers: DraftBuffers
     block_tables: DraftBlockTables
     graphs: DraftGraphs | None
+    cpu_graphs: CPUGraphs | None = None
     sampled_slots: dict[tuple[int, ...], list[SampledSlots]]
     later_inputs: dict[tuple[int, ...], Callable[[], None]]
 
@@ -280,6 +283,8 @@ class DraftPasses(DraftModelSpeculator):
         inputs = self.drafter.model_inputs(self.buffers, num_tokens, is_first, mode)
         if mode == CUDAGraphMode.PIECEWISE:
             output = self.graphs.run_pw_graph(self.model, inputs)
+        elif self.cpu_graphs is not None:
+            output = self.cpu_graphs.run(self.model, inputs)
         else:
             output = self.model(**inputs)
         return output if isinstance(output, tuple) else (output, output)

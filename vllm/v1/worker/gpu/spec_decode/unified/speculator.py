@@ -21,6 +21,7 @@ from vllm.v1.worker.gpu.spec_decode.quick_estimator import QuickEstimator
 from .backlog import Backlog, DraftInput, for_kv_cache, make_backlog
 from .block_tables import DraftBlockTables
 from .buffers import DraftBuffers
+from .cpu_graphs import CPUGraphs
 from .draft_config import attention_config, draft_lengths, widened_config
 from .drafter import Drafter
 from .embeddings import rows_of_embeddings
@@ -327,6 +328,12 @@ class UnifiedSpeculator(DraftPasses):
         self.max_model_len = self.vllm_config.model_config.max_model_len + room
         self.draft_max_seq_len = self.max_model_len
         self.drafter.set_kv_cache(kv_cache_config, block_tables, own[0])
+        self.forget_cpu_graphs()
+
+    def forget_cpu_graphs(self) -> None:
+        """To be called when weights or the KV cache may have moved."""
+        has_graphs = self.speculative_config.drafter.has_cpu_graphs
+        self.cpu_graphs = CPUGraphs() if has_graphs else None
 
     def _backlog_for(
         self, kv_cache_config: KVCacheConfig, tables: BlockTables, own: list[int]

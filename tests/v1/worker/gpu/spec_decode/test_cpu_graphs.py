@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which draft passes are recorded on a CPU, and when."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from vllm.v1.attention.backends.cpu_attn import CPUAttentionMetadata
+from vllm.v1.worker.gpu.spec_decode.unified import cpu_graphs
+from vllm.v1.worker.gpu.spec_decode.unified.cpu_graphs import MOST_ROWS, CPUGraphs
+
+
+class Model:
+    """Adds the sequence length to its input."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, hidden_states: torch.Tensor, inputs_embeds=None) -> torch.Tensor:
+        self.calls += 1
+        metadata = cpu_graphs.get_forward_context().attn_metadata["layers.1"]
+        return hidden_states + metadata.seq_lens.sum()
+
+
+class Reader(Model):
+    def __call__(self, hidden_states: torch.Tensor, inputs_embeds=None) -> torch.Tensor:
+        hidden_states.sum().item()
+        return super().__call__(hidden_states)
+
+
+class OtherMetadata(CPUAttentionMetadata):
+    pass
+
+
+def metadata(rows: int, length: int, kind: Any) -> CPUAttentionMetadata:
+    return kind(
+        num_actual_tokens=rows,
+        max_query_len=rows,
+        query_start_loc=torch.tensor([0, rows]),
+        max_seq_len=length,
+        seq_lens=torch.tensor([length]),
+        block_table=torch.zeros(1, 1, dtype=torch.int32),
+        slot_mapping=torch.arange(rows),
+        scheduler_metadata=torch.zeros(8),
+    )
+
+
+@pytest.fixture
+def run(monkeypatch):
+    """Runs a pass of as many rows, and checks what it returns."""
+    model, graphs = Model(), CPUGraphs()
+
+    def run(
+        rows: int, length: int = 1, kind: Any = CPUAttentionMetadata, **fields: Any
+    ) -> int:
+        """Returns how often the model ran."""
+        one = replace(metadata(rows, length, kind), **fields)
+        context = SimpleNamespace(
+            attn_metadata=dict.fromkeys(("layers.0", "layers.1"), one),
+            slot_mapping=dict.fromkeys(("layers.0", "layers.1"), one.slot_mapping),
+        )
+        monkeypatch.setattr(cpu_graphs, "get_forward_context", lambda: context)
+        before, states = model.calls, torch.randn(rows, 4)
+        inputs = {"hidden_states": states, "inputs_embeds": None}
+        assert torch.equal(graphs.run(model, inputs), states + length)
+        return model.calls - before
+
+    run.graphs, run.model = graphs, model
+    with torch.inference_mode():
+        yield run
+
+
+def test_recorded_when_met_again(run):
+    """Then it is verified, and from the fourth pass on the model does not run."""
+    assert [run(3, length) for length in range(1, 7)] == [1, 1, 1, 0, 0, 0]
+    # Each number of rows has a recording of its own.
+    assert [run(2, length) for length in range(1, 5)] == [1, 1, 1, 0]
+    assert run(3, 9) == 0
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"rows": MOST_ROWS + 1},
+        {"rows": 2, "kind": OtherMetadata},
+        {"rows": 2, "draft_tree": object()},
+    ],
+    ids=["many rows", "other attention", "tree"],
+)
+def test_not_recorded(run, given):
+    assert [run(**given) for _ in range(5)] == [1] * 5
+
+
+def test_causal_passes_are_others(run):
+    """What is no tensor does not change in a recording."""
+    for _ in range(4):
+        run(3)
+    assert run(3, causal=False) == 1
+    assert run(3) == 0
+
+
+def test_a_refusal_is_logged_once(run, caplog_vllm):
+    """For all numbers of rows, since they run the same model."""
+    run.model.__class__ = Reader
+    for rows in (3, 3, 3, 2, 2, 2):
+        assert run(rows) == 1
+    (line,) = caplog_vllm.text.strip().splitlines()
+    assert "not recorded" in line
+    assert "depends on the contents of tensors" in line

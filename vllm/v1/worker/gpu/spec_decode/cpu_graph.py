@@ -1,0 +1,310 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A CPU's counterpart of a CUDA graph: the operations of a pass, recorded and repeated.
+
+A pass of a small model takes longer in Python than in kernels. PyTorch's dispatcher
+sees every operation of it; those that compute are kept with their arguments, and a
+replay calls them one after the other. What only allocates memory or makes a view of it
+has been done by then. As in a CUDA graph, tensors that a pass makes stay where they
+are, and share one block of memory if they do not live at the same time.
+
+What the dispatcher does not see cannot be recorded: see `verify`.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+_aten = torch.ops.aten
+_ALLOCATIONS = {_aten.empty, _aten.empty_like, _aten.empty_strided, _aten.new_empty}
+_DEPENDS_ON_DATA = {
+    torch.Tag.data_dependent_output,
+    torch.Tag.dynamic_output_shape,
+    torch.Tag.nondeterministic_seeded,
+}
+_ALIGNMENT = 64  # bytes of a cache line, and of the widest vectors
+
+
+class NotRecordableError(Exception):
+    """A pass does something that a replay would not repeat; says what."""
+
+
+class Memory:
+    """A block that the recordings of a model share: they run one after the other."""
+
+    def __init__(self) -> None:
+        self.block = torch.empty(0, dtype=torch.uint8)
+
+    def reserve(self, size: int) -> Tensor:
+        """[at least size] uint8. Earlier recordings keep the block they have."""
+        if self.block.numel() < size:
+            # A power of two, so that few recordings have a block of their own.
+            self.block = torch.empty(1 << (size - 1).bit_length(), dtype=torch.uint8)
+        return self.block
+
+
+class Call(NamedTuple):
+    """An operation that computes."""
+
+    function: Callable[..., Any]
+    args: list[Any]
+    kwargs: dict[str, Any]
+    written: list[Tensor]  # arguments that it writes to
+
+
+@dataclass
+class CPUGraph:
+    """A recorded pass.
+
+    Attributes:
+        output: what the pass returned; each replay overwrites its tensors.
+        returned: places of `output` that are an input, and which one.
+        inputs: the tensors that the calls read, in the order of `record`.
+        places: of each input, arguments that are this input.
+        pinned: by index, addresses of inputs of which views were recorded.
+        written: indices of inputs that the pass writes to.
+        calls: functions and arguments.
+        block: memory of the tensors that the pass makes.
+    """
+
+    output: Any
+    returned: dict[int, int]
+    inputs: list[Tensor | None]
+    places: list[list[tuple[list[Any], int]]]
+    pinned: dict[int, int]
+    written: set[int]
+    calls: list[tuple[Callable[..., Any], list[Any]]]
+    block: Tensor
+
+    def fits(self, inputs: Sequence[Tensor | None]) -> bool:
+        """Whether the pass can be run on these inputs, of the same shapes."""
+        pinned = self.pinned.items()
+        return all(inputs[index].data_ptr() == address for index, address in pinned)
+
+    def replay(self, inputs: Sequence[Tensor | None]) -> Any:
+        """Runs the pass on inputs that fit, and returns what it does."""
+        known = self.inputs
+        for index, tensor in enumerate(inputs):
+            if tensor is not known[index]:
+                known[index] = tensor
+                for args, position in self.places[index]:
+                    args[position] = tensor
+        for function, args in self.calls:
+            function(*args)
+        if not self.returned:
+            return self.output
+        if not isinstance(self.output, tuple):
+            return inputs[self.returned[0]]
+        output = list(self.output)
+        for place, index in self.returned.items():
+            output[place] = inputs[index]
+        return tuple(output)
+
+    def verify(self, run: Callable[[], Any], inputs: Sequence[Tensor | None]) -> Any:
+        """Runs the pass both ways, on other inputs than those recorded.
+
+        A replay gives something else if a part of the pass was computed behind the
+        dispatcher, by a Triton kernel or NumPy for example, whose result is missing in
+        a block that holds NaN; or from a tensor that was another one when the pass was
+        recorded.
+
+        Raises:
+            NotRecordableError: a replay does not return the same bits.
+        """
+        before = [(inputs[index], inputs[index].clone()) for index in self.written]
+        expected = [one.clone() for one in _tensors(run())]
+        for tensor, content in before:
+            tensor.copy_(content)
+        self.block.fill_(255)
+        try:
+            found = self.replay(inputs)
+        except (IndexError, RuntimeError) as error:  # an index of -1, for example
+            raise NotRecordableError(f"a replay of it fails: {error}") from error
+        if not all(map(_same_bits, expected, _tensors(found))):
+            raise NotRecordableError("a replay of it gives something else")
+        return found
+
+
+def record(
+    run: Callable[[], Any], inputs: Sequence[Tensor | None], memory: Memory
+) -> CPUGraph:
+    """Runs a pass once, and records it.
+
+    Args:
+        run: the pass. Only `inputs` and the contents of other tensors may differ from
+            one replay to the next, not what it computes in Python.
+        inputs: tensors that later replays replace; None: an input that is not there.
+        memory: for what the pass makes.
+
+    Raises:
+        NotRecordableError: it computes something in Python that depends on tensors.
+    """
+    with _Recorder() as recorder:
+        output = run()
+    calls, made = _computing(recorder.operations)
+    offsets, size = _lay_out(calls, made, kept=_storages(output))
+    block = memory.reserve(size)
+    move = partial(_move, offsets, block)
+    names = {id(one): i for i, one in enumerate(inputs) if one is not None}
+    outputs = dict(enumerate(output if isinstance(output, tuple) else (output,)))
+    returned = {i: names[id(one)] for i, one in outputs.items() if id(one) in names}
+    viewed = _storages([one for i, one in outputs.items() if i not in returned])
+    places: list[list[tuple[list[Any], int]]] = [[] for _ in inputs]
+    written, recorded = set(), []
+    for call in calls:
+        args = tree_map_only(Tensor, move, call.args)
+        kwargs = tree_map_only(Tensor, move, call.kwargs)
+        for position, arg in enumerate(call.args):
+            if isinstance(arg, Tensor) and id(arg) in names:
+                places[names[id(arg)]].append((args, position))
+            else:
+                viewed |= _storages(arg)
+        viewed |= _storages(call.kwargs)
+        written |= _storages(call.written)
+        # Without the Python between an operation and its C++ function.
+        function = getattr(call.function, "_op", call.function)
+        recorded.append((partial(function, **kwargs) if kwargs else function, args))
+    given = {i: one for i, one in enumerate(inputs) if one is not None}
+    pinned = {i: t.data_ptr() for i, t in given.items() if _storage(t) in viewed}
+    changed = {i for i, t in given.items() if _storage(t) in written}
+    tensors = list(inputs), places, pinned, changed
+    return CPUGraph(output, returned, *tensors, recorded, block)
+
+
+class _Recorder(TorchDispatchMode):
+    """Collects all operations: function, arguments, named ones, result.
+
+    Since all results are kept, no two of them have the same memory.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations: list[tuple[Any, Sequence[Any], dict[str, Any], Any]] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if _DEPENDS_ON_DATA.intersection(func.tags):
+            raise NotRecordableError(f"{func} depends on the contents of tensors")
+        result = func(*args, **(kwargs or {}))
+        self.operations.append((func, args, kwargs or {}, result))
+        return result
+
+
+def _computing(
+    operations: Iterable[tuple[Any, Sequence[Any], dict[str, Any], Any]],
+) -> tuple[list[Call], dict[int, Tensor]]:
+    """Operations that a replay repeats, and the tensors made, by their storage."""
+    calls, made = [], {}
+    for function, args, kwargs, result in operations:
+        results, written = _tensors(result), _written(function._schema, args, kwargs)
+        new = {_storage(one): one for one in results}
+        if written or not results:
+            calls.append(Call(function, list(args), kwargs, written))
+        elif function.overloadpacket in _ALLOCATIONS:
+            made |= new
+        elif known := new.keys() & _storages((args, kwargs)):
+            if known != new.keys():
+                raise NotRecordableError(f"{function} returns views and other tensors")
+        else:
+            made |= new
+            calls.append(_writing(function, list(args), kwargs, results))
+    return calls, made
+
+
+def _written(schema: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Tensor]:
+    names = [one.name for one in schema.arguments]
+    given = dict(zip(names, args, strict=False)) | kwargs
+    return _tensors(
+        [
+            given.get(one.name)
+            for one in schema.arguments
+            if one.alias_info is not None and one.alias_info.is_write
+        ]
+    )
+
+
+def _writing(
+    function: Any, args: list[Any], kwargs: dict[str, Any], results: list[Tensor]
+) -> Call:
+    """A call that writes its results to where they were."""
+    takes = [(one.name, str(one.type)) for one in function._schema.arguments]
+    packet = function.overloadpacket
+    for overload in map(partial(getattr, packet), packet.overloads()):
+        arguments = overload._schema.arguments
+        outputs = [one.name for one in arguments if one.is_out]
+        others = [(one.name, str(one.type)) for one in arguments if not one.is_out]
+        if len(outputs) == len(results) and others == takes:
+            kwargs = kwargs | dict(zip(outputs, results, strict=True))
+            return Call(overload, args, kwargs, results)
+    copies = partial(_copy_results, function)
+    return Call(copies, args, kwargs | {"results": results}, results)
+
+
+def _copy_results(
+    function: Any, *args: Any, results: list[Tensor], **kwargs: Any
+) -> None:
+    for to, one in zip(results, _tensors(function(*args, **kwargs)), strict=True):
+        to.copy_(one)
+
+
+def _lay_out(
+    calls: Sequence[Call], made: dict[int, Tensor], kept: set[int]
+) -> tuple[dict[int, int], int]:
+    """Offsets in one block of what is made and not `kept`, by storage, and its size.
+
+    Each one gets the first gap among those that live at the same time.
+    """
+    first: dict[int, int] = {}
+    last: dict[int, int] = {}
+    for time, call in enumerate(calls):
+        for storage in map(_storage, _tensors((call.args, call.kwargs))):
+            if storage in made and storage not in kept:
+                first.setdefault(storage, time)
+                last[storage] = time
+    offsets: dict[int, int] = {}
+    alive: list[tuple[int, int, int]] = []  # start, end, storage
+    total = 0
+    for storage, time in first.items():
+        size = made[storage].untyped_storage().nbytes()
+        size = -(-size // _ALIGNMENT) * _ALIGNMENT
+        alive = sorted(one for one in alive if last[one[2]] >= time)
+        at = 0
+        for start, end, _ in alive:
+            if start - at >= size:
+                break
+            at = end
+        offsets[storage] = at
+        alive.append((at, at + size, storage))
+        total = max(total, at + size)
+    return offsets, total
+
+
+def _move(offsets: dict[int, int], block: Tensor, tensor: Tensor) -> Tensor:
+    """The same view of the block as of the memory that `tensor` has."""
+    offset = offsets.get(_storage(tensor))
+    if offset is None:
+        return tensor
+    start = offset // tensor.itemsize + tensor.storage_offset()
+    moved = torch.empty(0, dtype=tensor.dtype)
+    return moved.set_(block.untyped_storage(), start, tensor.shape, tensor.stride())
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+def _storages(tree: Any) -> set[int]:
+    return set(map(_storage, _tensors(tree)))
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def _same_bits(one: Tensor, other: Tensor) -> bool:
+    views = (each.contiguous().view(torch.uint8) for each in (one, other))
+    return one.shape == other.shape and torch.equal(*views)

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The recorded passes of a draft model on a CPU: see `cpu_graph.py`.
+
+A GPU's graphs are captured at start, for some numbers of rows that batches are padded
+to. On a CPU a row costs time, and recording takes as long as a few passes; so each
+number of rows is recorded when it is met for the second time.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn as nn
+
+from vllm.forward_context import get_forward_context
+from vllm.logger import init_logger
+from vllm.v1.attention.backends.cpu_attn import CPUAttentionMetadata
+from vllm.v1.worker.gpu.spec_decode.cpu_graph import (
+    CPUGraph,
+    Memory,
+    NotRecordableError,
+    record,
+)
+
+logger = init_logger(__name__)
+
+MOST_ROWS = 128  # with more, kernels take far longer than Python
+MOST_GRAPHS = 512
+Key = tuple[Any, ...]
+Tensors = list[torch.Tensor | None]
+
+
+@dataclass
+class _Met:
+    """Passes of one key so far."""
+
+    graph: CPUGraph | None = None
+    is_verified: bool = False
+
+
+class CPUGraphs:
+    """Runs a draft model, from the third pass of a kind on by a recording of it.
+
+    Attributes:
+        by_key: what passes were met, by what of their inputs is more than the contents
+            of tensors.
+        reason: why nothing is recorded any more.
+    """
+
+    def __init__(self) -> None:
+        self.by_key: dict[Key, _Met] = {}
+        self.memory = Memory()
+        self.reason: str | None = None
+        self._layers: list[str] = []
+
+    def run(self, model: nn.Module, inputs: dict[str, torch.Tensor | None]) -> Any:
+        """`model(**inputs)`, in vLLM's forward context. The next pass of as many rows
+        overwrites what it returns."""
+        run = partial(model, **inputs)
+        if self.reason is not None or (found := self._read(inputs)) is None:
+            return run()
+        tensors, key = found
+        met = self.by_key.get(key)
+        if met is not None and met.is_verified:
+            graph = met.graph
+            return graph.replay(tensors) if graph.fits(tensors) else run()
+        if met is None:
+            if len(self.by_key) < MOST_GRAPHS:
+                self.by_key[key] = _Met()
+            return run()
+        try:
+            if met.graph is None:
+                met.graph = record(run, tensors, self.memory)
+                return met.graph.output
+            if not met.graph.fits(tensors):
+                return run()
+            output = met.graph.verify(run, tensors)
+            met.is_verified = True
+            return output
+        except NotRecordableError as error:
+            self.reason, self.by_key = str(error), {}
+            logger.warning(
+                "Draft passes are not recorded on this CPU, which makes them slower: "
+                "%s. Please report it; enforce_eager in the speculative config avoids "
+                "this message.",
+                error,
+            )
+            return run()
+
+    def _read(
+        self, inputs: dict[str, torch.Tensor | None]
+    ) -> tuple[Tensors, Key] | None:
+        """The tensors that a pass reads, and what else it depends on; None if it is not
+        worth recording, or its attention is of another kind."""
+        context = get_forward_context()
+        by_layer, slots = context.attn_metadata, context.slot_mapping
+        if not by_layer:
+            return None
+        if not self._layers:
+            # Layers of a group have the same metadata.
+            first = {id(one): name for name, one in reversed(by_layer.items())}
+            self._layers = list(first.values())
+        tensors = list(inputs.values())
+        key: list[Any] = [one is None or one.shape for one in tensors]
+        for name in self._layers:
+            metadata = by_layer[name]
+            if (
+                type(metadata) is not CPUAttentionMetadata
+                or metadata.num_actual_tokens > MOST_ROWS
+                or metadata.draft_tree is not None
+            ):
+                return None
+            key += metadata.num_actual_tokens, metadata.causal
+            tensors += (
+                metadata.query_start_loc,
+                metadata.seq_lens,
+                metadata.block_table,
+                metadata.slot_mapping,
+                metadata.scheduler_metadata,
+                metadata.dynamic_causal,
+                slots.get(name),
+            )
+        return tensors, tuple(key)

@@ -180,6 +180,7 @@ def wants_cpu_graphs(vllm_config: "VllmConfig") -> bool:
         and vllm_config.parallel_config.world_size_across_dp == 1
         and vllm_config.lora_config is None
         and vllm_config.kv_transfer_config is None
+        and vllm_config.cache_config.kv_offloading_size is None
     )
 
 

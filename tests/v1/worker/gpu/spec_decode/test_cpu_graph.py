@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Recorded passes: a replay gives the same bits, or recording is refused."""
 
+import ctypes
 from typing import Any
 
 import pytest
@@ -10,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vllm.v1.worker.gpu.spec_decode.cpu_graph import (
-    CPUGraph,
     Memory,
     NotRecordableError,
+    copies,
     record,
 )
 
@@ -59,10 +60,6 @@ def inputs_of(seed: int, rows: int = ROWS, fed: bool = False) -> list[Tensor | N
     ids = torch.randint(VOCABULARY, (rows,), dtype=torch.int32, generator=generator)
     slots = torch.randperm(64, generator=generator)[:rows]
     return [ids, slots, torch.randn(rows, SIZE, generator=generator) if fed else None]
-
-
-def copies(tensors: list[Tensor | None]) -> list[Tensor | None]:
-    return [None if one is None else one.clone() for one in tensors]
 
 
 def recorded(model: nn.Module, inputs: list[Any], memory: Memory | None = None):
@@ -149,8 +146,23 @@ def test_views_of_inputs_are_bound_to_their_address():
         lambda values: values[values > 0],
         lambda values: values if values.equal(values) else -values,
         lambda values: values + torch.rand(ROWS),
+        lambda values: values if values.sum() > 0 else -values,
+        lambda values: values + sum(values.tolist()),
+        lambda values: values + float(values.numpy().sum()),
+        lambda values: torch.where(values > 0)[0],
+        lambda values: values.repeat_interleave(values.long().clamp(0)),
     ],
-    ids=["item", "mask", "equal", "random"],
+    ids=[
+        "item",
+        "mask",
+        "equal",
+        "random",
+        "if",
+        "tolist",
+        "NumPy",
+        "where",
+        "repeat_interleave",
+    ],
 )
 def test_passes_that_depend_on_contents_are_refused(run):
     values = torch.randn(ROWS)
@@ -158,43 +170,100 @@ def test_passes_that_depend_on_contents_are_refused(run):
         record(lambda: run(values), [values], Memory())
 
 
-def verified(run, first: Tensor, other: Tensor) -> CPUGraph:
+def test_operations_that_write_and_make_tensors_are_refused():
+    normalize = torch.ops.aten._native_batch_norm_legit
+    values, mean, variance = (
+        torch.randn(2, ROWS, 4),
+        torch.zeros(ROWS),
+        torch.ones(ROWS),
+    )
+    with pytest.raises(NotRecordableError, match="also makes tensors"):
+        record(
+            lambda: normalize(values, None, None, mean, variance, True, 0.1, 1e-5),
+            [values],
+            Memory(),
+        )
+
+
+def test_integer_indices_are_recorded():
+    """As M-RoPE has them; a list of indices is bound to its address."""
+    table, index = torch.randn(VOCABULARY, SIZE), torch.arange(ROWS)
+    graph = record(lambda: table[index], [index], Memory())
+    assert not graph.fits([index.clone()])
+    index.copy_(torch.tensor([3, 1, 4, 1, 5]))
+    assert torch.equal(graph.replay([index]), table[index])
+
+
+def test_a_refusal_leaves_inputs_as_they_were():
+    def run(values: Tensor) -> Tensor:
+        return values.add_(1) * values.sum().item()
+
+    before = (values := torch.randn(ROWS)).clone()
+    with pytest.raises(NotRecordableError):
+        record(lambda: run(values), [values], Memory())
+    assert torch.equal(values, before)
+
+
+def fill(tensor: Tensor, value: int) -> None:
+    """What the dispatcher does not see."""
+    ctypes.memset(tensor.data_ptr(), value, tensor.nbytes)
+
+
+def verify(run, first: Tensor, other: Tensor) -> None:
+    """Records a pass on the first input, and verifies it on the second."""
     graph = record(lambda: run(first), [first], Memory())
-    graph.verify(lambda: run(other), [other])
-    return graph
+    before = other.clone()
+    expected = run(other.clone())
+    try:
+        found = graph.verify(lambda: run(other), [other])
+    except NotRecordableError:
+        assert torch.equal(other, before)
+        raise
+    assert torch.equal(found, expected)
 
 
 def test_verification_finds_what_the_dispatcher_does_not_see():
     def run(values: Tensor) -> Tensor:
-        doubled = torch.empty_like(values)
-        doubled.numpy()[:] = 2 * values.numpy()
-        return doubled + 1
+        fill(zeros := torch.empty_like(values), 0)
+        return zeros + values.add_(1)
 
     with pytest.raises(NotRecordableError, match="gives something else"):
-        verified(run, torch.randn(ROWS), torch.randn(ROWS))
+        verify(run, *torch.randn(2, ROWS))
+
+
+def test_verification_finds_missing_writes_to_a_cache():
+    """The pass itself, which makes them, comes after the replay."""
+    cache, steps = torch.zeros(ROWS), iter((0x3C, 0x3D, 0x3E))
+
+    def run(values: Tensor) -> Tensor:
+        fill(cache, next(steps))
+        return values + cache
+
+    with pytest.raises(NotRecordableError, match="gives something else"):
+        verify(run, *torch.randn(2, ROWS))
 
 
 def test_verification_finds_replays_that_fail():
     table = torch.randn(VOCABULARY, SIZE)
 
     def run(values: Tensor) -> Tensor:
-        index = torch.empty(ROWS, dtype=torch.int64)
-        index.numpy()[:] = range(ROWS)
+        fill(index := torch.empty(ROWS, dtype=torch.int64), 0)
         return F.embedding(index, table) + values
 
-    with pytest.raises(NotRecordableError, match="fails: index out of range"):
-        verified(run, torch.randn(SIZE), torch.randn(SIZE))
+    with pytest.raises(IndexError, match="out of range"):
+        verify(run, torch.randn(SIZE), torch.randn(SIZE))
 
 
 def test_verification_finds_tensors_that_are_not_inputs():
-    step = iter([torch.randn(ROWS), torch.randn(ROWS)])
+    steps, first = iter(torch.randn(2, ROWS)), torch.randn(ROWS)
+
+    def run(values: Tensor) -> Tensor:
+        return values + next(steps)
+
+    graph = record(lambda: run(first), [first], Memory())
     with pytest.raises(NotRecordableError, match="gives something else"):
-        verified(lambda values: values + next(step), *torch.randn(2, ROWS))
+        graph.verify(lambda: run(first), [first])
 
 
 def test_verification_restores_written_inputs():
-    graph = verified(lambda values: values.add_(1) * 2, *torch.randn(2, ROWS))
-    values = torch.randn(ROWS)
-    expected = (values + 1) * 2
-    assert torch.equal(graph.verify(lambda: values.add_(1) * 2, [values]), expected)
-    assert torch.equal(values, expected / 2)
+    verify(lambda values: values.add_(1) * 2, *torch.randn(2, ROWS))

@@ -94,6 +94,14 @@ def test_not_recorded(run, given):
     assert [run(**given) for _ in range(5)] == [1] * 5
 
 
+def test_verified_on_other_inputs_than_the_recorded_ones(run, monkeypatch):
+    states = torch.randn(3, 4)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "randn", lambda *_: states.clone())
+        assert [run(3) for _ in range(5)] == [1] * 5
+    assert [run(3), run(3)] == [1, 0]
+
+
 def test_causal_passes_are_others(run):
     """What is no tensor does not change in a recording."""
     for _ in range(4):

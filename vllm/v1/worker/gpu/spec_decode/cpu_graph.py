@@ -27,7 +27,20 @@ _DEPENDS_ON_DATA = {
     torch.Tag.dynamic_output_shape,
     torch.Tag.nondeterministic_seeded,
 }
+# The same without a tag, since other operations make them up. Tensors are resolved
+# before Python or NumPy reads them.
+_UNTAGGED = {
+    _aten.repeat_interleave.self_Tensor,
+    _aten.resolve_conj.default,
+    _aten.resolve_neg.default,
+    _aten.tensor_split.tensor_indices_or_sections,
+    _aten.where.default,
+}
+_NUMBERS = {"bool", "int", "float", "number", "SymInt", "Scalar"}
 _ALIGNMENT = 64  # bytes of a cache line, and of the widest vectors
+
+
+Inputs = Sequence[Tensor | None]
 
 
 class NotRecordableError(Exception):
@@ -54,7 +67,6 @@ class Call(NamedTuple):
     function: Callable[..., Any]
     args: list[Any]
     kwargs: dict[str, Any]
-    written: list[Tensor]  # arguments that it writes to
 
 
 @dataclass
@@ -66,27 +78,29 @@ class CPUGraph:
         returned: places of `output` that are an input, and which one.
         inputs: the tensors that the calls read, in the order of `record`.
         places: of each input, arguments that are this input.
-        pinned: by index, addresses of inputs of which views were recorded.
-        written: indices of inputs that the pass writes to.
+        pinned: by index, where inputs are of which views were recorded.
         calls: functions and arguments.
         block: memory of the tensors that the pass makes.
     """
 
     output: Any
     returned: dict[int, int]
-    inputs: list[Tensor | None]
+    inputs: Inputs
     places: list[list[tuple[list[Any], int]]]
-    pinned: dict[int, int]
-    written: set[int]
+    pinned: dict[int, tuple[Any, ...]]
     calls: list[tuple[Callable[..., Any], list[Any]]]
     block: Tensor
 
-    def fits(self, inputs: Sequence[Tensor | None]) -> bool:
-        """Whether the pass can be run on these inputs, of the same shapes."""
-        pinned = self.pinned.items()
-        return all(inputs[index].data_ptr() == address for index, address in pinned)
+    def fits(self, inputs: Inputs) -> bool:
+        """Whether the pass can be run on these inputs.
 
-    def replay(self, inputs: Sequence[Tensor | None]) -> Any:
+        Args:
+            inputs: have the types and sizes of those recorded, except for inputs that
+                the pass only hands on, such as a block table.
+        """
+        return all(_where(inputs[at]) == place for at, place in self.pinned.items())
+
+    def replay(self, inputs: Inputs) -> Any:
         """Runs the pass on inputs that fit, and returns what it does."""
         known = self.inputs
         for index, tensor in enumerate(inputs):
@@ -105,34 +119,42 @@ class CPUGraph:
             output[place] = inputs[index]
         return tuple(output)
 
-    def verify(self, run: Callable[[], Any], inputs: Sequence[Tensor | None]) -> Any:
-        """Runs the pass both ways, on other inputs than those recorded.
+    def verify(self, run: Callable[[], Any], inputs: Inputs) -> Any:
+        """Runs the pass both ways, on other inputs than those recorded, and returns
+        what it returns.
 
         A replay gives something else if a part of the pass was computed behind the
-        dispatcher, by a Triton kernel or NumPy for example, whose result is missing in
-        a block that holds NaN; or from a tensor that was another one when the pass was
-        recorded.
+        dispatcher, by a Triton kernel for example, whose result is missing in a block
+        that holds NaN; or from a tensor that was another one when the pass was
+        recorded. The replay comes first, so that it cannot read what the pass leaves
+        in the KV cache.
 
         Raises:
-            NotRecordableError: a replay does not return the same bits.
+            NotRecordableError: a replay does not return the same bits. Inputs are as
+                before.
         """
-        before = [(inputs[index], inputs[index].clone()) for index in self.written]
-        expected = [one.clone() for one in _tensors(run())]
-        for tensor, content in before:
-            tensor.copy_(content)
+        before = copies(inputs)
         self.block.fill_(255)
-        try:
-            found = self.replay(inputs)
-        except (IndexError, RuntimeError) as error:  # an index of -1, for example
-            raise NotRecordableError(f"a replay of it fails: {error}") from error
-        if not all(map(_same_bits, expected, _tensors(found))):
+        found = copies(_tensors(self.replay(inputs)))
+        _restore(inputs, before)
+        output = run()
+        expected = _tensors(output)
+        if not are_same(expected, found):
+            _restore(inputs, before)
             raise NotRecordableError("a replay of it gives something else")
-        return found
+        return output
 
 
-def record(
-    run: Callable[[], Any], inputs: Sequence[Tensor | None], memory: Memory
-) -> CPUGraph:
+def copies(tensors: Inputs) -> list[Tensor | None]:
+    return [None if one is None else one.clone() for one in tensors]
+
+
+def are_same(some: Inputs, others: Inputs) -> bool:
+    """Whether tensors have the same bits."""
+    return all(map(_same_bits, some, others))
+
+
+def record(run: Callable[[], Any], inputs: Inputs, memory: Memory) -> CPUGraph:
     """Runs a pass once, and records it.
 
     Args:
@@ -143,10 +165,16 @@ def record(
 
     Raises:
         NotRecordableError: it computes something in Python that depends on tensors.
+            Inputs that it has written to are as before.
     """
-    with _Recorder() as recorder:
-        output = run()
-    calls, made = _computing(recorder.operations)
+    before = copies(inputs)
+    try:
+        with _Recorder() as recorder:
+            output = run()
+        calls, made = _computing(recorder.operations)
+    except Exception:
+        _restore(inputs, before)
+        raise
     offsets, size = _lay_out(calls, made, kept=_storages(output))
     block = memory.reserve(size)
     move = partial(_move, offsets, block)
@@ -155,7 +183,7 @@ def record(
     returned = {i: names[id(one)] for i, one in outputs.items() if id(one) in names}
     viewed = _storages([one for i, one in outputs.items() if i not in returned])
     places: list[list[tuple[list[Any], int]]] = [[] for _ in inputs]
-    written, recorded = set(), []
+    recorded = []
     for call in calls:
         args = tree_map_only(Tensor, move, call.args)
         kwargs = tree_map_only(Tensor, move, call.kwargs)
@@ -165,15 +193,12 @@ def record(
             else:
                 viewed |= _storages(arg)
         viewed |= _storages(call.kwargs)
-        written |= _storages(call.written)
         # Without the Python between an operation and its C++ function.
         function = getattr(call.function, "_op", call.function)
         recorded.append((partial(function, **kwargs) if kwargs else function, args))
     given = {i: one for i, one in enumerate(inputs) if one is not None}
-    pinned = {i: t.data_ptr() for i, t in given.items() if _storage(t) in viewed}
-    changed = {i for i, t in given.items() if _storage(t) in written}
-    tensors = list(inputs), places, pinned, changed
-    return CPUGraph(output, returned, *tensors, recorded, block)
+    pinned = {i: _where(one) for i, one in given.items() if _storage(one) in viewed}
+    return CPUGraph(output, returned, [*inputs], places, pinned, recorded, block)
 
 
 class _Recorder(TorchDispatchMode):
@@ -187,11 +212,23 @@ class _Recorder(TorchDispatchMode):
         self.operations: list[tuple[Any, Sequence[Any], dict[str, Any], Any]] = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if _DEPENDS_ON_DATA.intersection(func.tags):
+        kwargs = kwargs or {}
+        if _depends_on_data(func, args):
             raise NotRecordableError(f"{func} depends on the contents of tensors")
-        result = func(*args, **(kwargs or {}))
-        self.operations.append((func, args, kwargs or {}, result))
+        result = func(*args, **kwargs)
+        self.operations.append((func, args, kwargs, result))
         return result
+
+
+def _depends_on_data(function: Any, args: Sequence[Any]) -> bool:
+    """Whether what an operation returns to Python depends on more than shapes."""
+    if function.overloadpacket is _aten.index:
+        # A mask is tagged, and so are indices.
+        return any(one.dtype in (torch.bool, torch.uint8) for one in _tensors(args[1]))
+    results = function._schema.returns
+    returns_numbers = results and all(str(one.type) in _NUMBERS for one in results)
+    is_tagged = _DEPENDS_ON_DATA.intersection(function.tags)
+    return bool(is_tagged or returns_numbers or function in _UNTAGGED)
 
 
 def _computing(
@@ -200,31 +237,23 @@ def _computing(
     """Operations that a replay repeats, and the tensors made, by their storage."""
     calls, made = [], {}
     for function, args, kwargs, result in operations:
-        results, written = _tensors(result), _written(function._schema, args, kwargs)
+        results, given = _tensors(result), _storages((args, kwargs))
         new = {_storage(one): one for one in results}
-        if written or not results:
-            calls.append(Call(function, list(args), kwargs, written))
+        is_written = any(map(_is_written, function._schema.arguments))
+        if new.keys() - given and (is_written or new.keys() & given):
+            raise NotRecordableError(f"{function} also makes tensors of its own")
+        if is_written or not results:
+            calls.append(Call(function, list(args), kwargs))
         elif function.overloadpacket in _ALLOCATIONS:
             made |= new
-        elif known := new.keys() & _storages((args, kwargs)):
-            if known != new.keys():
-                raise NotRecordableError(f"{function} returns views and other tensors")
-        else:
+        elif not given & new.keys():
             made |= new
             calls.append(_writing(function, list(args), kwargs, results))
     return calls, made
 
 
-def _written(schema: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Tensor]:
-    names = [one.name for one in schema.arguments]
-    given = dict(zip(names, args, strict=False)) | kwargs
-    return _tensors(
-        [
-            given.get(one.name)
-            for one in schema.arguments
-            if one.alias_info is not None and one.alias_info.is_write
-        ]
-    )
+def _is_written(argument: Any) -> bool:
+    return argument.alias_info is not None and argument.alias_info.is_write
 
 
 def _writing(
@@ -239,9 +268,9 @@ def _writing(
         others = [(one.name, str(one.type)) for one in arguments if not one.is_out]
         if len(outputs) == len(results) and others == takes:
             kwargs = kwargs | dict(zip(outputs, results, strict=True))
-            return Call(overload, args, kwargs, results)
+            return Call(overload, args, kwargs)
     copies = partial(_copy_results, function)
-    return Call(copies, args, kwargs | {"results": results}, results)
+    return Call(copies, args, kwargs | {"results": results})
 
 
 def _copy_results(
@@ -293,6 +322,16 @@ def _move(offsets: dict[int, int], block: Tensor, tensor: Tensor) -> Tensor:
     return moved.set_(block.untyped_storage(), start, tensor.shape, tensor.stride())
 
 
+def _where(tensor: Tensor) -> tuple[Any, ...]:
+    return tensor.data_ptr(), tensor.shape, tensor.stride()
+
+
+def _restore(tensors: Inputs, contents: Inputs) -> None:
+    for to, content in zip(tensors, contents, strict=True):
+        if to is not None:
+            to.copy_(content)
+
+
 def _storage(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
@@ -305,6 +344,10 @@ def _tensors(tree: Any) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
-def _same_bits(one: Tensor, other: Tensor) -> bool:
-    views = (each.contiguous().view(torch.uint8) for each in (one, other))
-    return one.shape == other.shape and torch.equal(*views)
+def _same_bits(one: Tensor | None, other: Tensor | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    if one.shape != other.shape:
+        return False
+    views = (each.flatten().contiguous().view(torch.uint8) for each in (one, other))
+    return torch.equal(*views)

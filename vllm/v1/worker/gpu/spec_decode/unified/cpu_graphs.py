@@ -6,6 +6,7 @@ to. On a CPU a row costs time, and recording takes as long as a few passes; so e
 number of rows is recorded when it is met for the second time.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,22 +21,30 @@ from vllm.v1.worker.gpu.spec_decode.cpu_graph import (
     CPUGraph,
     Memory,
     NotRecordableError,
+    are_same,
+    copies,
     record,
 )
 
 logger = init_logger(__name__)
 
 MOST_ROWS = 128  # with more, kernels take far longer than Python
-MOST_GRAPHS = 512
 Key = tuple[Any, ...]
 Tensors = list[torch.Tensor | None]
+Run = Callable[[], Any]
 
 
 @dataclass
 class _Met:
-    """Passes of one key so far."""
+    """Passes of one key so far.
+
+    Attributes:
+        recorded: copies of the model's inputs in the recorded pass. With the same ones,
+            verification would find less.
+    """
 
     graph: CPUGraph | None = None
+    recorded: Tensors | None = None
     is_verified: bool = False
 
 
@@ -66,27 +75,34 @@ class CPUGraphs:
             graph = met.graph
             return graph.replay(tensors) if graph.fits(tensors) else run()
         if met is None:
-            if len(self.by_key) < MOST_GRAPHS:
-                self.by_key[key] = _Met()
+            self.by_key[key] = _Met()
             return run()
         try:
-            if met.graph is None:
-                met.graph = record(run, tensors, self.memory)
-                return met.graph.output
-            if not met.graph.fits(tensors):
-                return run()
-            output = met.graph.verify(run, tensors)
-            met.is_verified = True
-            return output
-        except NotRecordableError as error:
-            self.reason, self.by_key = str(error), {}
+            return self._record_or_verify(met, run, [*inputs.values()], tensors)
+        except Exception as error:  # a pass that fails by itself does so again below
+            self.reason, self.by_key = f"{type(error).__name__}: {error}", {}
             logger.warning(
-                "Draft passes are not recorded on this CPU, which makes them slower: "
-                "%s. Please report it; enforce_eager in the speculative config avoids "
-                "this message.",
-                error,
+                "Draft passes are not recorded on this CPU, which makes them slower "
+                "(%s). Please report it; enforce_eager in the speculative config "
+                "avoids this message.",
+                self.reason,
             )
             return run()
+
+    def _record_or_verify(
+        self, met: _Met, run: Run, given: Tensors, tensors: Tensors
+    ) -> Any:
+        if met.graph is None:
+            met.recorded = copies(given)
+            met.graph = record(run, tensors, self.memory)
+            return met.graph.output
+        if not met.graph.fits(tensors):
+            raise NotRecordableError("it looks at a part of an input that moves")
+        differs = not are_same(given, met.recorded)
+        output = met.graph.verify(run, tensors)
+        if differs:
+            met.is_verified, met.recorded = True, None
+        return output
 
     def _read(
         self, inputs: dict[str, torch.Tensor | None]

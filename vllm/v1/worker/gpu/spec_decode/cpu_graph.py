@@ -12,7 +12,7 @@ What the dispatcher does not see cannot be recorded: see `verify`.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -260,17 +260,25 @@ def _writing(
     function: Any, args: list[Any], kwargs: dict[str, Any], results: list[Tensor]
 ) -> Call:
     """A call that writes its results to where they were."""
+    if found := _out_variant(function, len(results)):
+        overload, names = found
+        return Call(overload, args, kwargs | dict(zip(names, results, strict=True)))
+    copies = partial(_copy_results, function)
+    return Call(copies, args, kwargs | {"results": results})
+
+
+@cache
+def _out_variant(function: Any, num_results: int) -> tuple[Any, list[str]] | None:
+    """The same operation with arguments for its results, and their names."""
     takes = [(one.name, str(one.type)) for one in function._schema.arguments]
     packet = function.overloadpacket
     for overload in map(partial(getattr, packet), packet.overloads()):
         arguments = overload._schema.arguments
         outputs = [one.name for one in arguments if one.is_out]
         others = [(one.name, str(one.type)) for one in arguments if not one.is_out]
-        if len(outputs) == len(results) and others == takes:
-            kwargs = kwargs | dict(zip(outputs, results, strict=True))
-            return Call(overload, args, kwargs)
-    copies = partial(_copy_results, function)
-    return Call(copies, args, kwargs | {"results": results})
+        if len(outputs) == num_results and others == takes:
+            return overload, outputs
+    return None
 
 
 def _copy_results(

@@ -3,7 +3,7 @@
 
 A GPU's graphs are captured at start, for some numbers of rows that batches are padded
 to. On a CPU a row costs time, and recording takes as long as a few passes; so each
-number of rows is recorded when it is met for the second time.
+number of rows is recorded when it is met, and verified when it is met again.
 """
 
 from collections.abc import Callable
@@ -35,16 +35,16 @@ Run = Callable[[], Any]
 
 
 @dataclass
-class _Met:
-    """Passes of one key so far.
+class _Recorded:
+    """A pass, by what of its inputs is more than the contents of tensors.
 
     Attributes:
-        recorded: copies of the model's inputs in the recorded pass. With the same ones,
-            verification would find less.
+        first: copies of the model's inputs when it was recorded, until it is verified.
+            With the same ones verification would find less.
     """
 
-    graph: CPUGraph | None = None
-    recorded: Tensors | None = None
+    graph: CPUGraph
+    first: Tensors
     is_verified: bool = False
 
 
@@ -52,13 +52,12 @@ class CPUGraphs:
     """Runs a draft model, from the third pass of a kind on by a recording of it.
 
     Attributes:
-        by_key: what passes were met, by what of their inputs is more than the contents
-            of tensors.
+        by_key: the passes that were met.
         reason: why nothing is recorded any more.
     """
 
     def __init__(self) -> None:
-        self.by_key: dict[Key, _Met] = {}
+        self.by_key: dict[Key, _Recorded] = {}
         self.memory = Memory()
         self.reason: str | None = None
         self._layers: list[str] = []
@@ -70,15 +69,18 @@ class CPUGraphs:
         if self.reason is not None or (found := self._read(inputs)) is None:
             return run()
         tensors, key = found
-        met = self.by_key.get(key)
-        if met is not None and met.is_verified:
-            graph = met.graph
+        known = self.by_key.get(key)
+        if known is not None and known.is_verified:
+            graph = known.graph
             return graph.replay(tensors) if graph.fits(tensors) else run()
-        if met is None:
-            self.by_key[key] = _Met()
-            return run()
+        given = [*inputs.values()]
         try:
-            return self._record_or_verify(met, run, [*inputs.values()], tensors)
+            if known is not None:
+                return self._verify(known, run, given, tensors)
+            first = copies(given)
+            graph = record(run, tensors, self.memory)
+            self.by_key[key] = _Recorded(graph, first)
+            return graph.output
         except Exception as error:  # a pass that fails by itself does so again below
             self.reason, self.by_key = f"{type(error).__name__}: {error}", {}
             logger.warning(
@@ -89,19 +91,15 @@ class CPUGraphs:
             )
             return run()
 
-    def _record_or_verify(
-        self, met: _Met, run: Run, given: Tensors, tensors: Tensors
+    def _verify(
+        self, known: _Recorded, run: Run, given: Tensors, tensors: Tensors
     ) -> Any:
-        if met.graph is None:
-            met.recorded = copies(given)
-            met.graph = record(run, tensors, self.memory)
-            return met.graph.output
-        if not met.graph.fits(tensors):
+        if not known.graph.fits(tensors):
             raise NotRecordableError("it looks at a part of an input that moves")
-        differs = not are_same(given, met.recorded)
-        output = met.graph.verify(run, tensors)
+        differs = not are_same(given, known.first)
+        output = known.graph.verify(run, tensors)
         if differs:
-            met.is_verified, met.recorded = True, None
+            known.is_verified, known.first = True, []
         return output
 
     def _read(

@@ -180,7 +180,7 @@ class Setup:
             "kv_cache_memory_bytes": int(self.kv_cache_gib * GIB),
         }
         if self.on_cpu:
-            args |= {"dtype": "float32", "enforce_eager": True}
+            args |= {"dtype": "float32", "compilation_config": {"mode": 0}}
         return args | self.engine_args
 
     def speculative_config(self, key: EngineKey) -> dict[str, Any] | None:

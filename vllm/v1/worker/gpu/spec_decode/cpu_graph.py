@@ -10,7 +10,8 @@ are, and share one block of memory if they do not live at the same time.
 What the dispatcher does not see cannot be recorded: see `verify`.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, NamedTuple
@@ -38,7 +39,6 @@ _UNTAGGED = {
 }
 _NUMBERS = {"bool", "int", "float", "number", "SymInt", "Scalar"}
 _ALIGNMENT = 64  # bytes of a cache line, and of the widest vectors
-
 
 Inputs = Sequence[Tensor | None]
 
@@ -130,18 +130,17 @@ class CPUGraph:
         in the KV cache.
 
         Raises:
-            NotRecordableError: a replay does not return the same bits. Inputs are as
-                before.
+            NotRecordableError: a replay does not return the same bits. After any error
+                inputs are as before.
         """
         before = copies(inputs)
-        self.block.fill_(255)
-        found = copies(_tensors(self.replay(inputs)))
-        _restore(inputs, before)
-        output = run()
-        expected = _tensors(output)
-        if not are_same(expected, found):
+        with _restored_if_fails(inputs):
+            self.block.fill_(255)
+            found = copies(_tensors(self.replay(inputs)))
             _restore(inputs, before)
-            raise NotRecordableError("a replay of it gives something else")
+            output = run()
+            if not are_same(_tensors(output), found):
+                raise NotRecordableError("a replay of it gives something else")
         return output
 
 
@@ -165,16 +164,16 @@ def record(run: Callable[[], Any], inputs: Inputs, memory: Memory) -> CPUGraph:
 
     Raises:
         NotRecordableError: it computes something in Python that depends on tensors.
-            Inputs that it has written to are as before.
+            After any error inputs are as before.
     """
-    before = copies(inputs)
-    try:
-        with _Recorder() as recorder:
-            output = run()
-        calls, made = _computing(recorder.operations)
-    except Exception:
-        _restore(inputs, before)
-        raise
+    with _restored_if_fails(inputs):
+        return _record(run, inputs, memory)
+
+
+def _record(run: Callable[[], Any], inputs: Inputs, memory: Memory) -> CPUGraph:
+    with _Recorder() as recorder:
+        output = run()
+    calls, made = _computing(recorder.operations)
     offsets, size = _lay_out(calls, made, kept=_storages(output))
     block = memory.reserve(size)
     move = partial(_move, offsets, block)
@@ -263,8 +262,8 @@ def _writing(
     if found := _out_variant(function, len(results)):
         overload, names = found
         return Call(overload, args, kwargs | dict(zip(names, results, strict=True)))
-    copies = partial(_copy_results, function)
-    return Call(copies, args, kwargs | {"results": results})
+    copying = partial(_copy_results, function)
+    return Call(copying, args, kwargs | {"results": results})
 
 
 @cache
@@ -332,6 +331,16 @@ def _move(offsets: dict[int, int], block: Tensor, tensor: Tensor) -> Tensor:
 
 def _where(tensor: Tensor) -> tuple[Any, ...]:
     return tensor.data_ptr(), tensor.shape, tensor.stride()
+
+
+@contextmanager
+def _restored_if_fails(tensors: Inputs) -> Iterator[None]:
+    before = copies(tensors)
+    try:
+        yield
+    except Exception:
+        _restore(tensors, before)
+        raise
 
 
 def _restore(tensors: Inputs, contents: Inputs) -> None:

@@ -89,7 +89,7 @@ def plan_of(
     args.model = args.model or str(args.bundle / "target")
     defaults: dict[str, Any] = {"max_num_seqs": 8}
     if ON_CPU:
-        defaults["compilation_config"] = {"mode": 0}  # it would take most of the time
+        defaults["compilation_config"] = {"mode": 0}  # compiling takes longer
     if is_bundled or ON_CPU:
         defaults["gpu_memory_utilization"] = 0.3
     if is_bundled and ON_CPU:

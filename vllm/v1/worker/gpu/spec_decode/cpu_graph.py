@@ -133,8 +133,7 @@ class CPUGraph:
             NotRecordableError: a replay does not return the same bits. After any error
                 inputs are as before.
         """
-        before = copies(inputs)
-        with _restored_if_fails(inputs):
+        with _restored_if_fails(inputs) as before:
             self.block.fill_(255)
             found = copies(_tensors(self.replay(inputs)))
             _restore(inputs, before)
@@ -334,10 +333,11 @@ def _where(tensor: Tensor) -> tuple[Any, ...]:
 
 
 @contextmanager
-def _restored_if_fails(tensors: Inputs) -> Iterator[None]:
+def _restored_if_fails(tensors: Inputs) -> Iterator[Inputs]:
+    """Gives copies of the tensors, which get these contents again after an error."""
     before = copies(tensors)
     try:
-        yield
+        yield before
     except Exception:
         _restore(tensors, before)
         raise

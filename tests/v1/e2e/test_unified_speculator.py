@@ -214,6 +214,7 @@ def test_smallest_token_budget(
     result = run_engine(
         short,
         speculative_config=speculative(models, mode, 7),
+        cpu_graphs=True,
         max_model_len=MAX_MODEL_LEN,
         max_num_seqs=4,
         max_num_batched_tokens=4,

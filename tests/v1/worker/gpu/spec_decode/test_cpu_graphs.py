@@ -10,11 +10,19 @@ import torch
 
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionMetadata
 from vllm.v1.worker.gpu.spec_decode.unified import cpu_graphs
-from vllm.v1.worker.gpu.spec_decode.unified.cpu_graphs import MOST_ROWS, CPUGraphs
+from vllm.v1.worker.gpu.spec_decode.unified.cpu_graphs import (
+    MOST_ROWS,
+    CPUGraphs,
+    padded,
+    sizes_to_record,
+)
+
+PRIMITIVES = 32  # of as many numbers of rows a linear layer keeps one, see oneDNN
 
 
 class Model:
-    """Adds the sequence length to its input."""
+    """Adds the sequence length to its input, as attention does: to all rows that it is
+    told of, and leaves what was in memory in rows without a request."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -22,7 +30,11 @@ class Model:
     def __call__(self, hidden_states: torch.Tensor, inputs_embeds=None) -> torch.Tensor:
         self.calls += 1
         metadata = cpu_graphs.get_forward_context().attn_metadata["layers.1"]
-        return hidden_states + metadata.seq_lens.sum()
+        rows = metadata.num_actual_tokens
+        assert rows == len(hidden_states)
+        own = torch.arange(rows) < metadata.query_start_loc.max()
+        found = hidden_states + metadata.seq_lens.sum()
+        return torch.where(own[:, None], found, hidden_states.new_empty(rows, 4))
 
 
 class Reader(Model):
@@ -54,7 +66,11 @@ def run(monkeypatch):
     model, graphs = Model(), CPUGraphs()
 
     def run(
-        rows: int, length: int = 1, kind: Any = CPUAttentionMetadata, **fields: Any
+        rows: int,
+        length: int = 1,
+        kind: Any = CPUAttentionMetadata,
+        padding: int = 0,
+        **fields: Any,
     ) -> int:
         """Returns how often the model ran."""
         one = replace(metadata(rows, length, kind), **fields)
@@ -63,9 +79,10 @@ def run(monkeypatch):
             slot_mapping=dict.fromkeys(("layers.0", "layers.1"), one.slot_mapping),
         )
         monkeypatch.setattr(cpu_graphs, "get_forward_context", lambda: context)
-        before, states = model.calls, torch.randn(rows, 4)
+        before, states = model.calls, torch.randn(rows + padding, 4)
         inputs = {"hidden_states": states, "inputs_embeds": None}
-        assert torch.equal(graphs.run(model, inputs), states + length)
+        found = graphs.run(model, inputs, len(states))
+        assert torch.equal(found[:rows], states[:rows] + length)
         return model.calls - before
 
     run.graphs, run.model = graphs, model
@@ -102,6 +119,12 @@ def test_verified_on_other_inputs_than_the_recorded_ones(run, monkeypatch):
     assert [run(3), run(3)] == [1, 0]
 
 
+def test_padding_may_differ(run):
+    """What covers one number of rows covers those that are padded to it."""
+    assert [run(rows, padding=8 - rows) for rows in range(5, 9)] == [1, 1, 0, 0]
+    assert len(run.graphs.by_key) == 1
+
+
 def test_causal_passes_are_others(run):
     """What is no tensor does not change in a recording."""
     for _ in range(3):
@@ -118,3 +141,37 @@ def test_a_refusal_is_logged_once(run, caplog_vllm):
     (line,) = caplog_vllm.text.strip().splitlines()
     assert "not recorded" in line
     assert "depends on the contents of tensors" in line
+
+
+def test_padded_sizes():
+    """Few, so that each layer keeps what it needs for all of them, and close."""
+    sizes = sizes_to_record(MOST_ROWS)
+    assert len(sizes) <= PRIMITIVES and sizes[-1] == MOST_ROWS
+    for rows in range(1, MOST_ROWS + 1):
+        size = padded(rows)
+        assert size == min(one for one in sizes if one >= rows)
+        assert size - rows <= rows / 4
+    assert padded(MOST_ROWS + 1) == MOST_ROWS + 1
+
+
+@pytest.mark.parametrize("most", [1, 7, 9, 33, MOST_ROWS, 1000])
+def test_recorded_before_the_first_request(run, most: int):
+    run.graphs.record_sizes(most, run)
+    calls = run.model.calls
+    assert calls == len(run.graphs.by_key) == len(sizes_to_record(most))
+    assert max(sizes_to_record(most)) == min(most, MOST_ROWS)
+    # A request verifies them.
+    assert [run(1, 5), run(1, 6)] == [1, 0]
+
+
+def test_recording_before_the_first_request_takes_little_time(run, monkeypatch):
+    monkeypatch.setattr(cpu_graphs, "START_SECONDS", -1)
+    run.graphs.record_sizes(MOST_ROWS, run)
+    assert run.model.calls == 1
+
+
+def test_recording_ends_with_a_refusal(run, caplog_vllm):
+    run.model.__class__ = Reader
+    run.graphs.record_sizes(MOST_ROWS, run)
+    assert run.model.calls == 1
+    assert len(caplog_vllm.text.strip().splitlines()) == 1

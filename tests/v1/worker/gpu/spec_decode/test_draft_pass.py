@@ -13,6 +13,7 @@ import torch
 from vllm.v1.worker.gpu.spec_decode import speculator as base
 from vllm.v1.worker.gpu.spec_decode.unified import passes, speculator
 from vllm.v1.worker.gpu.spec_decode.unified.buffers import DraftBuffers
+from vllm.v1.worker.gpu.spec_decode.unified.cpu_graphs import padded
 from vllm.v1.worker.gpu.spec_decode.unified.layout import DraftLayout
 from vllm.v1.worker.gpu.spec_decode.unified.plan import draft_plans
 from vllm.v1.worker.gpu.spec_decode.unified.shapes import DraftShape, StepShapes
@@ -162,3 +163,18 @@ def test_metadata_of_the_first_pass_is_updated(monkeypatch):
     slots = told.speculator.buffers.batch.slot_mappings
     assert found.slot_mapping.data_ptr() == slots.data_ptr()
     assert (len(found.slot_mapping), found.kept) == (rows, "kept")
+
+
+@pytest.mark.parametrize("width", [1, 4])
+def test_padding_has_inputs(width: int):
+    """Nine requests: a recorded pass of 9 or 63 rows would have 10 or 64."""
+    layout, num_reqs = DraftLayout(7, 0, width), 9
+    made = UnifiedSpeculator.__new__(UnifiedSpeculator)
+    sizes = 45, num_reqs, torch.device("cpu")
+    made.buffers = DraftBuffers(layout, *sizes, 8, torch.float32)
+    most = made.buffers.batch.max_num_tokens
+    later = num_reqs * layout.num_follow_slots
+    assert made._padded_rows(later, is_first=False) == later < padded(later)
+    assert len(made.buffers.hidden_states(later, is_first=False)) == later
+    assert made._padded_rows(most, is_first=True) == most < padded(most)
+    assert made._padded_rows(17, is_first=True) == padded(17) == 20

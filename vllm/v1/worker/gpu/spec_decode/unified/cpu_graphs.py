@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The recorded passes of a draft model on a CPU: see `cpu_graph.py`.
 
-A GPU's graphs are captured at start, for some numbers of rows that batches are padded
-to. On a CPU a row costs time, and recording takes as long as a few passes; so each
-number of rows is recorded when it is met, and verified when it is met again.
+As on a GPU, passes are padded to some numbers of rows. A row costs time on a CPU, so
+these are closer together. But another number of rows costs more, even without a
+recording: each linear layer gets a oneDNN primitive for it, and keeps 32 of them.
 """
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -29,9 +30,29 @@ from vllm.v1.worker.gpu.spec_decode.cpu_graph import (
 logger = init_logger(__name__)
 
 MOST_ROWS = 128  # with more, kernels take far longer than Python
+START_SECONDS = 1.0  # most time of recording before the first request
 Key = tuple[Any, ...]
 Tensors = list[torch.Tensor | None]
 Run = Callable[[], Any]
+
+
+def padded(num_rows: int) -> int:
+    """The next recorded number of rows: all up to 8, every second up to 16, every
+    fourth up to 32, and so on."""
+    if num_rows > MOST_ROWS:
+        return num_rows
+    step = 1 << max((num_rows - 1).bit_length() - 3, 0)
+    return -(-num_rows // step) * step
+
+
+def sizes_to_record(most: int) -> list[int]:
+    """The numbers of rows that passes of at most so many are padded to.
+
+    Args:
+        most: there is no room for more.
+    """
+    rows = range(1, min(most, MOST_ROWS) + 1)
+    return sorted({min(padded(each), most) for each in rows})
 
 
 @dataclass
@@ -49,7 +70,7 @@ class _Recorded:
 
 
 class CPUGraphs:
-    """Runs a draft model, from the third pass of a kind on by a recording of it.
+    """Runs a draft model by recordings of it, after the second pass of a kind.
 
     Attributes:
         by_key: the passes that were met.
@@ -62,11 +83,38 @@ class CPUGraphs:
         self.reason: str | None = None
         self._layers: list[str] = []
 
-    def run(self, model: nn.Module, inputs: dict[str, torch.Tensor | None]) -> Any:
+    def record_sizes(self, most: int, run: Callable[[int], None]) -> None:
+        """Records passes before the first request, from the smallest on while it takes
+        little time; others are recorded when they are met.
+
+        Args:
+            most: rows of the largest pass.
+            run: runs a dummy pass of so many rows.
+        """
+        begin = time.perf_counter()
+        for num_rows in sizes_to_record(most):
+            run(num_rows)
+            if self.reason is not None:
+                return
+            if time.perf_counter() - begin > START_SECONDS:
+                break
+        logger.info(
+            "Recorded draft passes of %d numbers of rows in %.2f s.",
+            len(self.by_key),
+            time.perf_counter() - begin,
+        )
+
+    def run(
+        self, model: nn.Module, inputs: dict[str, torch.Tensor | None], num_rows: int
+    ) -> Any:
         """`model(**inputs)`, in vLLM's forward context. The next pass of as many rows
-        overwrites what it returns."""
+        overwrites what it returns.
+
+        Args:
+            num_rows: of inputs, padding included.
+        """
         run = partial(model, **inputs)
-        if self.reason is not None or (found := self._read(inputs)) is None:
+        if self.reason is not None or (found := self._read(inputs, num_rows)) is None:
             return run()
         tensors, key = found
         known = self.by_key.get(key)
@@ -97,35 +145,38 @@ class CPUGraphs:
         if not known.graph.fits(tensors):
             raise NotRecordableError("it looks at a part of an input that moves")
         differs = not are_same(given, known.first)
-        output = known.graph.verify(run, tensors)
+        starts = tensors[
+            len(given)
+        ]  # of the first layer's requests, and where they end
+        output = known.graph.verify(run, tensors, num_rows=int(starts[-1]))
         if differs:
             known.is_verified, known.first = True, []
         return output
 
     def _read(
-        self, inputs: dict[str, torch.Tensor | None]
+        self, inputs: dict[str, torch.Tensor | None], num_rows: int
     ) -> tuple[Tensors, Key] | None:
         """The tensors that a pass reads, and what else it depends on; None if it is not
         worth recording, or its attention is of another kind."""
         context = get_forward_context()
         by_layer, slots = context.attn_metadata, context.slot_mapping
-        if not by_layer:
+        if not by_layer or num_rows > MOST_ROWS:
             return None
         if not self._layers:
             # Layers of a group have the same metadata.
             first = {id(one): name for name, one in reversed(by_layer.items())}
             self._layers = list(first.values())
+        found = [by_layer[name] for name in self._layers]
+        for one in found:
+            if type(one) is not CPUAttentionMetadata or one.draft_tree is not None:
+                return None
         tensors = list(inputs.values())
         key: list[Any] = [one is None or one.shape for one in tensors]
-        for name in self._layers:
-            metadata = by_layer[name]
-            if (
-                type(metadata) is not CPUAttentionMetadata
-                or metadata.num_actual_tokens > MOST_ROWS
-                or metadata.draft_tree is not None
-            ):
-                return None
-            key += metadata.num_actual_tokens, metadata.causal
+        for name, metadata in zip(self._layers, found, strict=True):
+            # Padding has no slot and no request. What covers it does not depend on how
+            # many rows it has.
+            metadata.num_actual_tokens = num_rows
+            key += metadata.causal, metadata.dynamic_causal is None
             tensors += (
                 metadata.query_start_loc,
                 metadata.seq_lens,

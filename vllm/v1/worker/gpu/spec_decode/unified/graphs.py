@@ -356,17 +356,35 @@ def record_batch(
         speculator.buffers.reset()
         mixed = PassContext(0, desc.num_tokens, num_tokens_across_dp=across)
         return lambda mode: _run_mixed(speculator, mixed._replace(mode=mode))
+    context = _dummy_batch(speculator, desc, across)
+    return lambda _: _run_passes(speculator, desc, context)
+
+
+def run_dummy(speculator: "UnifiedSpeculator", num_tokens: int) -> None:
+    """Runs the draft model without a graph over a dummy request of so many tokens."""
+    one = {"num_reqs": 1, "uniform_token_count": num_tokens}
+    context = _dummy_batch(
+        speculator, DraftBatchDescriptor(CUDAGraphMode.NONE, num_tokens, **one)
+    )
+    with speculator.entered(context):
+        speculator.forward(context, is_first=True)
+
+
+def _dummy_batch(
+    speculator: "UnifiedSpeculator",
+    desc: DraftBatchDescriptor,
+    num_tokens_across_dp: torch.Tensor | None = None,
+) -> PassContext:
     speculator.block_tables.fit(desc.num_reqs, longest=0)
     speculator.buffers.lay_out_evenly(desc.num_reqs, desc.num_tokens)
     slots = speculator.buffers.batch.slot_mappings[:, : desc.num_tokens]
-    context = PassContext(
+    return PassContext(
         desc.num_reqs,
         desc.num_tokens,
         _metadata_to_record(speculator, desc, slots),
         build_slot_mappings_by_layer(slots, speculator.kv_cache_config),
-        across,
+        num_tokens_across_dp,
     )
-    return lambda _: _run_passes(speculator, desc, context)
 
 
 def _metadata_to_record(

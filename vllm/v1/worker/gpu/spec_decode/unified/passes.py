@@ -21,7 +21,7 @@ from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
 from .backlog import DraftInput
 from .block_tables import DraftBlockTables
 from .buffers import DraftBuffers
-from .cpu_graphs import CPUGraphs
+from .cpu_graphs import CPUGraphs, padded
 from .drafter import Drafter
 from .graphs import DraftGraphs
 from .inputs import HiddenRows, PreviousPass, prepare_inputs
@@ -66,7 +66,13 @@ class DraftPasses(DraftModelSpeculator):
         most = self.layout.num_speculative_tokens + 1
         has_embeddings = self.buffers.multimodal is not None
         shapes = StepShapes(
-            self.graphs, self.dp_rank, sync, fits_graphs, most, has_embeddings
+            self.graphs,
+            self.dp_rank,
+            sync,
+            fits_graphs,
+            most,
+            has_embeddings,
+            self._padded_rows if self.cpu_graphs is not None else None,
         )
         # The first pass: verified tokens, the next token, masks; W drafts are sampled.
         shape = shapes.first(batch, plan)
@@ -85,6 +91,10 @@ class DraftPasses(DraftModelSpeculator):
         self._run_later(plan, batch, shapes.later(batch.num_reqs, plan), metadata)
         if plan.is_tree:
             build_trees(self, plan, batch.num_reqs)
+
+    def _padded_rows(self, num_rows: int, is_first: bool) -> int:
+        """Rows of a recorded pass, as far as its inputs have room for padding."""
+        return min(padded(num_rows), self.buffers.max_rows(is_first))
 
     def _run_later(
         self,
@@ -284,7 +294,7 @@ class DraftPasses(DraftModelSpeculator):
         if mode == CUDAGraphMode.PIECEWISE:
             output = self.graphs.run_pw_graph(self.model, inputs)
         elif self.cpu_graphs is not None:
-            output = self.cpu_graphs.run(self.model, inputs)
+            output = self.cpu_graphs.run(self.model, inputs, num_tokens)
         else:
             output = self.model(**inputs)
         return output if isinstance(output, tuple) else (output, output)

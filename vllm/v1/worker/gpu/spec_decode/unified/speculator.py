@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The draft step, shared by all kinds of drafters: `UnifiedSpeculator.propose`."""
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ from .draft_config import attention_config, draft_lengths, widened_config
 from .drafter import Drafter
 from .embeddings import rows_of_embeddings
 from .fp8_head import quantize_lm_head
-from .graphs import make_graphs
+from .graphs import make_graphs, run_dummy
 from .inputs import HiddenRows
 from .passes import DraftPasses
 from .plan import DraftPlan, PassContext, draft_plans
@@ -334,6 +335,15 @@ class UnifiedSpeculator(DraftPasses):
         """To be called when weights or the KV cache may have moved."""
         has_graphs = self.speculative_config.drafter.has_cpu_graphs
         self.cpu_graphs = CPUGraphs() if has_graphs else None
+
+    @torch.inference_mode()
+    def record_cpu_graphs(self) -> None:
+        """Records draft passes before the first request; see `record_draft_passes`."""
+        rows = self.max_num_reqs * (self.num_speculative_steps + 1)
+        most = self.layout.max_num_tokens(rows, self.max_num_reqs)
+        most = min(most, self.buffers.max_rows(is_first=True))
+        self.cpu_graphs.record_sizes(most, partial(run_dummy, self))
+        self.buffers.reset()
 
     def _backlog_for(
         self, kv_cache_config: KVCacheConfig, tables: BlockTables, own: list[int]

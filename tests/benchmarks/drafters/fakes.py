@@ -8,8 +8,9 @@ from types import MappingProxyType
 from typing import Any
 
 from vllm.benchmarks.drafters import measure
-from vllm.benchmarks.drafters.engine import Answer, EngineError, Round
+from vllm.benchmarks.drafters.engine import Answer, Round
 from vllm.benchmarks.drafters.plan import EnginePlan, Setting
+from vllm.benchmarks.drafters.processes import EngineError
 from vllm.benchmarks.drafters.prompts import Request
 
 SPEC = {"model": "d"}

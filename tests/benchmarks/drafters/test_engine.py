@@ -10,7 +10,8 @@ from types import SimpleNamespace
 import pytest
 
 from vllm.benchmarks.drafters import turns
-from vllm.benchmarks.drafters.engine import Engine, EngineError, take_turns
+from vllm.benchmarks.drafters.engine import Engine
+from vllm.benchmarks.drafters.processes import EngineError, take_turns
 from vllm.benchmarks.drafters.turns import Turns
 
 

@@ -5,9 +5,9 @@ from typing import Any, ClassVar
 
 import pytest
 
-from vllm.benchmarks.drafters import engine, measure
-from vllm.benchmarks.drafters.engine import EngineError, resolve_ahead
+from vllm.benchmarks.drafters import measure, processes
 from vllm.benchmarks.drafters.plan import EnginePlan
+from vllm.benchmarks.drafters.processes import EngineError, resolve_ahead
 
 from .fakes import EAGLE, PARD, FakeEngine, measured
 
@@ -113,4 +113,4 @@ def test_configs_are_resolved_ahead_and_errors_left_to_the_start():
             raise ValueError("no such model")
 
     resolve_ahead(Args())
-    assert resolved == [engine.UsageContext.LLM_CLASS]
+    assert resolved == [processes.UsageContext.LLM_CLASS]

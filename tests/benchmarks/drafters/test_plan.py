@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from vllm.benchmarks.drafters import ahead, command
+from vllm.benchmarks.drafters import command
 from vllm.benchmarks.drafters.plan import (
     CHECK,
     MEASURE,
@@ -179,7 +179,6 @@ def test_bad_input(models, monkeypatch, capsys, given, error):
     """One error line, and no engine starts."""
     monkeypatch.setattr(command, "run", lambda *job: pytest.fail("an engine starts"))
     monkeypatch.setattr(command, "NewWarnings", lambda log: SimpleNamespace())
-    monkeypatch.setattr(command, "import_ahead", lambda: None)
     words = given.format(models=models).split()
     monkeypatch.setattr(sys, "argv", ["vllm", "bench", "drafters", *words])
     with pytest.raises(SystemExit) as ended:
@@ -212,23 +211,6 @@ def test_target_warnings_are_not_shown():
         log.info("Resolved architecture")
         log.warning("The target drafts for itself")
     assert shown == ["The target drafts for itself"]
-
-
-@pytest.mark.parametrize(
-    ("words", "is_ahead"),
-    [
-        ("vllm bench drafters --quick", True),
-        ("vllm bench drafters --help", False),
-        ("vllm bench serve", False),
-        ("-c", False),
-    ],
-)
-def test_import_ahead_of_command(monkeypatch, words, is_ahead):
-    seen = []
-    monkeypatch.setattr(ahead, "import_ahead", lambda: seen.append(words))
-    monkeypatch.setattr(sys, "argv", words.split())
-    ahead.import_ahead_of_command()
-    assert bool(seen) == is_ahead
 
 
 def test_engine_flags():

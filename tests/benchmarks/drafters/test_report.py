@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from vllm.benchmarks.drafters.engine import EngineError
 from vllm.benchmarks.drafters.plan import EnginePlan, Setting
+from vllm.benchmarks.drafters.processes import EngineError
 from vllm.benchmarks.drafters.report import Report, draw
 
 from .fakes import EAGLE, PARD, FakeEngine, measured

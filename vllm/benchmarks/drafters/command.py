@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm.benchmarks.datasets import add_dataset_parser
-from vllm.benchmarks.drafters.ahead import import_ahead
 from vllm.config.drafter.hub import check_exists
 from vllm.config.drafter.resolve import parse_speculative_config
 from vllm.engine.arg_utils import EngineArgs
@@ -84,7 +83,6 @@ def main(args: argparse.Namespace) -> None:
             args = parse(words)
         fill_in(args)
         check(args)
-        import_ahead()
         job = prepare(args, bundle, warnings)
     except (ValueError, OSError, ImportError) as error:
         print(f"error: {in_one_line(error)}", file=sys.stderr)
@@ -121,12 +119,12 @@ def run(job: "Job", args: argparse.Namespace, flags: Sequence[str]) -> int:
     Args:
         flags: further flags to serve the target with.
     """
-    from vllm.benchmarks.drafters.engine import EngineError
     from vllm.benchmarks.drafters.measure import Measurement
+    from vllm.benchmarks.drafters.processes import EngineError, import_once
     from vllm.benchmarks.drafters.report import Report, draw
 
+    import_once()
     gc.freeze()  # else garbage collection of all imports takes seconds at exit
-    gc.enable()
     print(f"What engines say: {job.logs}", file=sys.stderr)
     measured = Measurement(job)
     try:

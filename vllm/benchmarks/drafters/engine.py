@@ -1,22 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An engine in a process of its own, which gets commands through a pipe.
+"""An engine that runs rounds of requests. The scheduler is in the same process, so that
+it can be told how much to draft."""
 
-Its device memory is freed with the process. The scheduler is in the same process, so
-that it can be told how much to draft.
-"""
-
-import contextlib
-import gc
-import multiprocessing
-import os
-import signal
 import time
-import traceback
 from collections import deque
 from dataclasses import dataclass, field
 from itertools import cycle
 from multiprocessing.connection import Connection
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -25,21 +15,14 @@ import torch
 from torch.utils._pytree import tree_leaves as leaves
 
 from vllm import LLM, SamplingParams
-from vllm.benchmarks.drafters.ahead import PROCESSES
-from vllm.benchmarks.drafters.turns import GO, PAUSED, Turns
+from vllm.benchmarks.drafters.turns import Turns
 from vllm.engine.arg_utils import EngineArgs
 from vllm.outputs import CompletionOutput
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
-from vllm.usage.usage_lib import UsageContext
 
-STOP_S = 20
 COUNTERS = "vllm:spec_decode_num_"
 DRAFTED = "draft_tokens_per_pos"
-
-
-class EngineError(RuntimeError):
-    """An engine did not start, or ended."""
 
 
 @dataclass
@@ -257,134 +240,3 @@ def memory_bytes(worker: Any) -> int:
     )
     sizes = {cache.data_ptr(): cache.nbytes() for cache in caches}
     return torch.accelerator.memory_reserved() - sum(sizes.values())
-
-
-class EngineProcess:
-    """An `Engine` in its own process. The process is started at once, and the engine
-    by its first command.
-
-    Args:
-        env: environment variables of the process, beside the existing ones.
-        log: file for the engine's output.
-    """
-
-    def __init__(self, engine_args: EngineArgs, env: dict[str, str], log: Path):
-        self.log = log
-        # A clean process for each engine, forked from one that has imported vLLM.
-        self.pipe, theirs = PROCESSES.Pipe()
-        with theirs:
-            args = (theirs, engine_args, env, log)
-            self.process = PROCESSES.Process(target=serve, args=args)
-            self.process.start()
-
-    def ask(self, command: str, **args: Any) -> Any:
-        """Calls a method of the engine, and returns its result.
-
-        Raises:
-            EngineError: it failed, or the engine did not start.
-        """
-        self.tell((command, args))
-        return self.hear()
-
-    def tell(self, message: Any) -> None:
-        with contextlib.suppress(ConnectionError):  # `hear` says what happened
-            self.pipe.send(message)
-
-    def hear(self) -> Any:
-        """What the engine says next.
-
-        Raises:
-            EngineError: it failed, or the engine did not start.
-        """
-        try:
-            answer = self.pipe.recv()
-        except (EOFError, ConnectionError):
-            self.process.join(STOP_S)
-            answer = EngineError(f"it ended, exit status {self.process.exitcode}")
-        if isinstance(answer, EngineError):
-            raise EngineError(f"{answer} ({self.log} has all that it said)")
-        return answer
-
-    def stop(self) -> None:
-        """Ends it and its workers; waits until its memory is free."""
-        self.pipe.close()
-        self.process.join(STOP_S)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.join()
-            # Its workers are in its process group, and hold the device until they end.
-            end = time.monotonic() + STOP_S
-            while time.monotonic() < end:
-                os.killpg(self.process.pid, 0)
-                time.sleep(0.05)
-
-
-def take_turns(*asked: tuple[EngineProcess, dict[str, Any]]) -> list[Round]:
-    """Runs a round on each of several engines, in turns.
-
-    Args:
-        asked: the engines, and the arguments of `Engine.run`.
-
-    Raises:
-        EngineError: an engine failed; the others have ended their rounds.
-    """
-    found: dict[int, Round | EngineError] = {}
-    for engine, args in asked:
-        engine.tell(("run", {**args, "in_turns": True}))
-    while len(found) < len(asked):
-        for number, (engine, _) in enumerate(asked):
-            if number in found:
-                continue
-            engine.tell(GO)
-            try:
-                heard = engine.hear()
-            except EngineError as error:
-                heard = error
-            if heard != PAUSED:
-                found[number] = heard
-    for heard in found.values():
-        if isinstance(heard, EngineError):
-            raise heard
-    return [found[number] for number in range(len(asked))]
-
-
-def resolve_ahead(engine_args: EngineArgs) -> None:
-    """Resolves the config, without the device, on which another engine may still run.
-
-    vLLM caches what takes seconds of that, such as inspecting a model's class. Errors
-    are left to the start of the engine.
-    """
-    with contextlib.suppress(Exception):
-        engine_args.create_engine_config(UsageContext.LLM_CLASS)
-
-
-def serve(
-    pipe: Connection, engine_args: EngineArgs, env: dict[str, str], log: Path
-) -> None:
-    """Runs commands until the other end of the pipe is closed."""
-    os.setsid()
-    # As in vLLM's other processes. Locks then need no names, which could outlive them.
-    multiprocessing.set_start_method("fork", force=True)
-    # A start collects garbage ten times; vLLM's modules need not be searched for it.
-    gc.freeze()
-    os.environ.update(env, VLLM_ENABLE_V1_MULTIPROCESSING="0")
-    with log.open("ab") as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
-    if not current_platform.is_cpu():  # where other engines need all cores
-        resolve_ahead(engine_args)
-    engine = None
-    with contextlib.suppress(EOFError, ConnectionError):
-        while True:
-            command, args = pipe.recv()
-            try:
-                engine = engine or Engine(engine_args, pipe)
-                answer = getattr(engine, command)(**args)
-            except Exception as error:
-                traceback.print_exc()
-                answer = EngineError(f"{type(error).__name__}: {error}")
-            pipe.send(answer)
-    if engine is not None:
-        engine.end()
-    # A normal exit would free memory object by object, which takes a second.
-    os._exit(0)

@@ -14,12 +14,7 @@ from vllm.benchmarks.drafters.compare import (
     Expected,
     tolerance,
 )
-from vllm.benchmarks.drafters.engine import (
-    EngineError,
-    EngineProcess,
-    Round,
-    take_turns,
-)
+from vllm.benchmarks.drafters.engine import Round
 from vllm.benchmarks.drafters.plan import (
     CHECK,
     MEASURE,
@@ -27,6 +22,11 @@ from vllm.benchmarks.drafters.plan import (
     Setting,
     Task,
     plan_tasks,
+)
+from vllm.benchmarks.drafters.processes import (
+    EngineError,
+    EngineProcess,
+    take_turns,
 )
 from vllm.benchmarks.drafters.progress import Progress
 from vllm.benchmarks.drafters.prompts import Request

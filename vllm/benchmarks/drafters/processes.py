@@ -4,6 +4,7 @@ device memory is freed with its process."""
 
 import contextlib
 import gc
+import logging
 import multiprocessing
 import os
 import signal
@@ -160,6 +161,8 @@ def serve(
     os.setsid()
     for own in _pipes:  # else no engine would see that the other end is closed
         own.close()
+    for handler in logging.getLogger("vllm").handlers:
+        handler.filters.clear()  # those of the command, whose output this is not
     # As in vLLM's other processes. Locks then need no names, which could outlive them.
     multiprocessing.set_start_method("fork", force=True)
     # A start collects garbage ten times; vLLM's modules need not be searched for it.

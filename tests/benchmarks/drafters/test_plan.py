@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from vllm.benchmarks.drafters import command
+from vllm.benchmarks.drafters import command, processes
 from vllm.benchmarks.drafters.plan import (
     CHECK,
     MEASURE,
@@ -178,7 +178,7 @@ def test_drafters():
 def test_bad_input(models, monkeypatch, capsys, given, error):
     """One error line, and no engine starts."""
     monkeypatch.setattr(command, "run", lambda *job: pytest.fail("an engine starts"))
-    monkeypatch.setattr(command, "NewWarnings", lambda log: SimpleNamespace())
+    monkeypatch.setattr(processes, "import_ahead", lambda: None)
     words = given.format(models=models).split()
     monkeypatch.setattr(sys, "argv", ["vllm", "bench", "drafters", *words])
     with pytest.raises(SystemExit) as ended:
@@ -202,15 +202,17 @@ def test_target_warnings_are_not_shown():
     handler = logging.Handler()
     handler.emit = lambda record: shown.append(record.getMessage())
     log.addHandler(handler)
-    warnings = command.NewWarnings(log)
-    warnings.is_silent = True
-    log.warning("Enforce eager set")
-    warnings.is_silent = False
-    for _ in range(2):
+    with command.NewWarnings(log) as warnings:
+        warnings.is_silent = True
         log.warning("Enforce eager set")
-        log.info("Resolved architecture")
-        log.warning("The target drafts for itself")
+        warnings.is_silent = False
+        for _ in range(2):
+            log.warning("Enforce eager set")
+            log.info("Resolved architecture")
+            log.warning("The target drafts for itself")
     assert shown == ["The target drafts for itself"]
+    log.info("Loading weights")  # by an engine that was forked
+    assert shown[1:] == ["Loading weights"]
 
 
 def test_engine_flags():

@@ -188,7 +188,8 @@ def test_greedy_output_matches_target(
         assert result["scenarios"]["preempted"]["counters"]["num_preemptions"][0] > 0
         assert result["idle_batches"] > 15
         assert result["touched_kv"] == 0
-        assert not on_cpu or result["cpu_graphs"] > 5
+        before, after = result["recorded"]
+        assert not on_cpu or result["cpu_graphs"] > 5 < before == after
     else:
         assert result["replays"]["first"] > 0
         has_later = not is_parallel and drafts > 1

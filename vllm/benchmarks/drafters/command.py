@@ -74,7 +74,8 @@ def add_own_args(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> None:
-    warnings = NewWarnings(logging.getLogger("vllm"))
+    from vllm.benchmarks.drafters.processes import import_ahead
+
     try:
         words, bundle = sys.argv[sys.argv.index("drafters") + 1 :], None
         if args.model is None and not args.drafter:
@@ -83,7 +84,9 @@ def main(args: argparse.Namespace) -> None:
             args = parse(words)
         fill_in(args)
         check(args)
-        job = prepare(args, bundle, warnings)
+        import_ahead()
+        with NewWarnings(logging.getLogger("vllm")) as warnings:
+            job = prepare(args, bundle, warnings)
     except (ValueError, OSError, ImportError) as error:
         print(f"error: {in_one_line(error)}", file=sys.stderr)
         sys.exit(2)
@@ -95,10 +98,17 @@ class NewWarnings:
     `is_silent`. Configs are made several times; engines have logs of their own."""
 
     def __init__(self, log: logging.Logger):
-        self.seen: set[str] = set()
+        self.log, self.seen = log, set[str]()
         self.is_silent = False
-        for handler in log.handlers:
+
+    def __enter__(self) -> "NewWarnings":
+        for handler in self.log.handlers:
             handler.addFilter(self.is_new)
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        for handler in self.log.handlers:
+            handler.removeFilter(self.is_new)
 
     def is_new(self, record: logging.LogRecord) -> bool:
         text, known = record.getMessage(), len(self.seen)
@@ -120,10 +130,9 @@ def run(job: "Job", args: argparse.Namespace, flags: Sequence[str]) -> int:
         flags: further flags to serve the target with.
     """
     from vllm.benchmarks.drafters.measure import Measurement
-    from vllm.benchmarks.drafters.processes import EngineError, import_once
+    from vllm.benchmarks.drafters.processes import EngineError
     from vllm.benchmarks.drafters.report import Report, draw
 
-    import_once()
     gc.freeze()  # else garbage collection of all imports takes seconds at exit
     print(f"What engines say: {job.logs}", file=sys.stderr)
     measured = Measurement(job)

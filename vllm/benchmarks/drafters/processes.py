@@ -4,17 +4,22 @@ device memory is freed with its process."""
 
 import contextlib
 import gc
-import logging
 import multiprocessing
 import os
 import signal
+import threading
 import time
 import traceback
 from importlib import import_module
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import torch
+from tqdm import tqdm
+
+from vllm import logger as vllm_logger
 from vllm.benchmarks.drafters.engine import Engine, Round
 from vllm.benchmarks.drafters.turns import GO, PAUSED
 from vllm.engine.arg_utils import EngineArgs
@@ -27,8 +32,8 @@ STOP_S = 20
 PROCESSES = multiprocessing.get_context(
     "fork" if current_platform.is_cpu() else "forkserver"
 )
-# What each engine imports; the last ones access the device on other platforms.
 MODULES = ("vllm.benchmarks.drafters.processes", "vllm.v1.engine.core")
+# These access the device on other platforms.
 CPU_MODULES = (
     "vllm.entrypoints.launchers.cli_args",
     "vllm.model_executor.layers.quantization.online.base",
@@ -38,6 +43,14 @@ CPU_MODULES = (
     "vllm.v1.worker.cpu.model_runner",
     "vllm.v1.worker.cpu_worker",
 )
+NUM_THREADS = torch.get_num_threads()
+# Each is called once in a process, and a forked one would take over what was said.
+SAID_ONCE = (
+    vllm_logger._print_debug_once,
+    vllm_logger._print_info_once,
+    vllm_logger._print_warning_once,
+    vllm_logger._print_error_once,
+)
 _pipes: set[Connection] = set()  # of this process; a forked one has them too
 
 
@@ -45,13 +58,17 @@ class EngineError(RuntimeError):
     """An engine did not start, or ended."""
 
 
-def import_once() -> None:
-    """Imports what each engine needs in the process that they are forked from."""
+def import_ahead() -> None:
+    """Imports what each engine needs where they are forked from. To be called before
+    configs are made."""
     if current_platform.is_cpu():
+        # OpenMP hangs in a forked process if this one has run a loop in parallel.
+        torch.set_num_threads(1)
         for name in MODULES + CPU_MODULES:
             import_module(name)
     else:
         PROCESSES.set_forkserver_preload([*MODULES])
+        forkserver.ensure_running()
 
 
 class EngineProcess:
@@ -161,8 +178,10 @@ def serve(
     os.setsid()
     for own in _pipes:  # else no engine would see that the other end is closed
         own.close()
-    for handler in logging.getLogger("vllm").handlers:
-        handler.filters.clear()  # those of the command, whose output this is not
+    for once in SAID_ONCE:
+        once.cache_clear()
+    tqdm.set_lock(threading.RLock())  # an engine that is killed may hold the common one
+    torch.set_num_threads(NUM_THREADS)
     # As in vLLM's other processes. Locks then need no names, which could outlive them.
     multiprocessing.set_start_method("fork", force=True)
     # A start collects garbage ten times; vLLM's modules need not be searched for it.

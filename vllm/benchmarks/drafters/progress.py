@@ -25,6 +25,7 @@ class Progress:
         self.left = Counter(todo)
         self.took: dict[Hashable, float] = {}
         self.total, self.began = self.left.total(), time.monotonic()
+        tqdm.monitor_interval = 0  # a thread, but engines are forked from this process
         self.bar = tqdm(total=self.total, bar_format=BAR, disable=None)
 
     def begin(self, part: str) -> None:

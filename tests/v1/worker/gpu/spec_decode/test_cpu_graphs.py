@@ -17,7 +17,7 @@ from vllm.v1.worker.gpu.spec_decode.unified.cpu_graphs import (
     sizes_to_record,
 )
 
-PRIMITIVES = 32  # of as many numbers of rows a linear layer keeps one, see oneDNN
+PRIMITIVES = 32  # that vLLM keeps for the linear layers of a shape, by number of rows
 
 
 class Model:
@@ -144,7 +144,7 @@ def test_a_refusal_is_logged_once(run, caplog_vllm):
 
 
 def test_padded_sizes():
-    """Few, so that each layer keeps what it needs for all of them, and close."""
+    """Few, so that layers can keep what they need for all of them, and close."""
     sizes = sizes_to_record(MOST_ROWS)
     assert len(sizes) <= PRIMITIVES and sizes[-1] == MOST_ROWS
     for rows in range(1, MOST_ROWS + 1):
@@ -154,12 +154,15 @@ def test_padded_sizes():
     assert padded(MOST_ROWS + 1) == MOST_ROWS + 1
 
 
-@pytest.mark.parametrize("most", [1, 7, 9, 33, MOST_ROWS, 1000])
+@pytest.mark.parametrize("most", [1, 7, 10, 37, MOST_ROWS, 1000])
 def test_recorded_before_the_first_request(run, most: int):
     run.graphs.record_sizes(most, run)
     calls = run.model.calls
     assert calls == len(run.graphs.by_key) == len(sizes_to_record(most))
     assert max(sizes_to_record(most)) == min(most, MOST_ROWS)
+    # Whatever has room is padded to one of them.
+    for rows in range(1, min(most, MOST_ROWS) + 1):
+        assert min(padded(rows), most) in sizes_to_record(most)
     # A request verifies them.
     assert [run(1, 5), run(1, 6)] == [1, 0]
 
@@ -168,6 +171,13 @@ def test_recording_before_the_first_request_takes_little_time(run, monkeypatch):
     monkeypatch.setattr(cpu_graphs, "START_SECONDS", -1)
     run.graphs.record_sizes(MOST_ROWS, run)
     assert run.model.calls == 1
+
+
+def test_nothing_is_recorded_for_other_attention(run, caplog_vllm):
+    """One dummy pass finds out."""
+    run.graphs.record_sizes(MOST_ROWS, lambda rows: run(rows, kind=OtherMetadata))
+    assert run.model.calls == 1
+    assert not run.graphs.by_key and not caplog_vllm.text
 
 
 def test_recording_ends_with_a_refusal(run, caplog_vllm):

@@ -2,8 +2,9 @@
 """The recorded passes of a draft model on a CPU: see `cpu_graph.py`.
 
 As on a GPU, passes are padded to some numbers of rows. A row costs time on a CPU, so
-these are closer together. But another number of rows costs more, even without a
-recording: each linear layer gets a oneDNN primitive for it, and keeps 32 of them.
+these are closer together. But a number of rows that is met for the first time costs
+more, even without a recording: vLLM makes a oneDNN primitive for it, and keeps 32 for
+all linear layers of a shape.
 """
 
 import time
@@ -88,13 +89,13 @@ class CPUGraphs:
         little time; others are recorded when they are met.
 
         Args:
-            most: rows of the largest pass.
+            most: rows of the largest pass, padding included.
             run: runs a dummy pass of so many rows.
         """
         begin = time.perf_counter()
         for num_rows in sizes_to_record(most):
             run(num_rows)
-            if self.reason is not None:
+            if not self.by_key:  # it cannot be recorded
                 return
             if time.perf_counter() - begin > START_SECONDS:
                 break
@@ -114,14 +115,14 @@ class CPUGraphs:
             num_rows: of inputs, padding included.
         """
         run = partial(model, **inputs)
-        if self.reason is not None or (found := self._read(inputs, num_rows)) is None:
+        if self.reason is not None or num_rows > MOST_ROWS or not self._is_recordable():
             return run()
-        tensors, key = found
+        given = [*inputs.values()]
+        tensors, key = self._read(given, num_rows)
         known = self.by_key.get(key)
         if known is not None and known.is_verified:
             graph = known.graph
             return graph.replay(tensors) if graph.fits(tensors) else run()
-        given = [*inputs.values()]
         try:
             if known is not None:
                 return self._verify(known, run, given, tensors)
@@ -145,34 +146,33 @@ class CPUGraphs:
         if not known.graph.fits(tensors):
             raise NotRecordableError("it looks at a part of an input that moves")
         differs = not are_same(given, known.first)
-        starts = tensors[
-            len(given)
-        ]  # of the first layer's requests, and where they end
+        starts = get_forward_context().attn_metadata[self._layers[0]].query_start_loc
         output = known.graph.verify(run, tensors, num_rows=int(starts[-1]))
         if differs:
             known.is_verified, known.first = True, []
         return output
 
-    def _read(
-        self, inputs: dict[str, torch.Tensor | None], num_rows: int
-    ) -> tuple[Tensors, Key] | None:
-        """The tensors that a pass reads, and what else it depends on; None if it is not
-        worth recording, or its attention is of another kind."""
-        context = get_forward_context()
-        by_layer, slots = context.attn_metadata, context.slot_mapping
-        if not by_layer or num_rows > MOST_ROWS:
-            return None
+    def _is_recordable(self) -> bool:
+        """Whether the layers' attention metadata is of the kind that is recorded."""
+        by_layer = get_forward_context().attn_metadata
+        if not by_layer:
+            return False
         if not self._layers:
             # Layers of a group have the same metadata.
             first = {id(one): name for name, one in reversed(by_layer.items())}
             self._layers = list(first.values())
         found = [by_layer[name] for name in self._layers]
-        for one in found:
-            if type(one) is not CPUAttentionMetadata or one.draft_tree is not None:
-                return None
-        tensors = list(inputs.values())
+        return all(
+            type(one) is CPUAttentionMetadata and one.draft_tree is None
+            for one in found
+        )
+
+    def _read(self, given: Tensors, num_rows: int) -> tuple[Tensors, Key]:
+        """The tensors that a pass reads, and what else it depends on."""
+        context, tensors = get_forward_context(), [*given]
         key: list[Any] = [one is None or one.shape for one in tensors]
-        for name, metadata in zip(self._layers, found, strict=True):
+        for name in self._layers:
+            metadata = context.attn_metadata[name]
             # Padding has no slot and no request. What covers it does not depend on how
             # many rows it has.
             metadata.num_actual_tokens = num_rows
@@ -184,6 +184,6 @@ class CPUGraphs:
                 metadata.slot_mapping,
                 metadata.scheduler_metadata,
                 metadata.dynamic_causal,
-                slots.get(name),
+                context.slot_mapping.get(name),
             )
         return tensors, tuple(key)

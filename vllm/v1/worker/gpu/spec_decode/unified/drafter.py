@@ -186,7 +186,13 @@ def record_draft_passes(runner: Any) -> None:
     speculator = getattr(runner, "speculator", None)
     if getattr(speculator, "cpu_graphs", None) is None:
         return
-    if speculator.drafter.fed_hidden_size is not None:
+    if (
+        speculator.drafter.fed_hidden_size is not None
+        and speculator.buffers.fed is None
+    ):
         # It shows the width of the target's hidden states, which the passes read.
         runner._dummy_run(1, skip_attn=True, is_profile=True)
+    # vLLM's attention assumes that a matrix product has turned AMX on, which one of a
+    # single row does not.
+    torch.cpu._init_amx()
     speculator.record_cpu_graphs()

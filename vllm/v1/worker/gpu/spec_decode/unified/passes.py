@@ -72,7 +72,7 @@ class DraftPasses(DraftModelSpeculator):
             fits_graphs,
             most,
             has_embeddings,
-            self._padded_rows if self.cpu_graphs is not None else None,
+            self._padded_rows if self._pads_eager_passes() else None,
         )
         # The first pass: verified tokens, the next token, masks; W drafts are sampled.
         shape = shapes.first(batch, plan)
@@ -91,6 +91,9 @@ class DraftPasses(DraftModelSpeculator):
         self._run_later(plan, batch, shapes.later(batch.num_reqs, plan), metadata)
         if plan.is_tree:
             build_trees(self, plan, batch.num_reqs)
+
+    def _pads_eager_passes(self) -> bool:
+        return self.cpu_graphs is not None and bool(self.cpu_graphs.by_key)
 
     def _padded_rows(self, num_rows: int, is_first: bool) -> int:
         """Rows of a recorded pass, as far as its inputs have room for padding."""

@@ -341,7 +341,7 @@ class UnifiedSpeculator(DraftPasses):
         """Records draft passes before the first request; see `record_draft_passes`."""
         rows = self.max_num_reqs * (self.num_speculative_steps + 1)
         most = self.layout.max_num_tokens(rows, self.max_num_reqs)
-        most = min(most, self.buffers.max_rows(is_first=True))
+        most = self._padded_rows(most, is_first=True)
         self.cpu_graphs.record_sizes(most, partial(run_dummy, self))
         self.buffers.reset()
 

@@ -13,6 +13,7 @@ from vllm.benchmarks.drafters.compare import (
     tolerance,
 )
 from vllm.benchmarks.drafters.engine import Answer
+from vllm.platforms import current_platform
 from vllm.v1.worker.gpu.spec_decode.noise import keyed_noise
 
 PROMPT, WITHIN = [7, 8, 9], 0.1
@@ -97,4 +98,7 @@ def test_comparison():
 
 
 def test_tolerance():
-    assert tolerance("bfloat16") > tolerance("float16") > tolerance("float32") > 0
+    assert tolerance("bfloat16") > tolerance("float16") >= tolerance("float32") > 0
+    # On an H200 attention in TF32 had two tokens 0.0016 nats apart change places.
+    has_tf32 = not current_platform.is_cpu()
+    assert (tolerance("float32") > 0.0016) == has_tf32

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from vllm.benchmarks.drafters.engine import Answer
+from vllm.platforms import current_platform
 from vllm.v1.worker.gpu.spec_decode.noise import keyed_noise
 
 # Logprobs are requested for as many tokens as may be sampled.
@@ -24,7 +25,8 @@ NUM_LOGPROBS = 20
 SEEDED = {"temperature": 0.8, "top_k": NUM_LOGPROBS}
 LARGEST_LOGIT = 32
 SHOWN_TOKENS = 12
-LEAST_TOLERANCE = 1e-3  # float32: sums of thousands, or products in TF32
+LEAST_TOLERANCE = 1e-3  # float32: sums of thousands
+TF32_EPS = 2**-10  # of what a GPU's attention multiplies in float32
 # In nats. If a target differs from itself by more, a comparison says nothing: a token
 # would tie with another that is e times as likely.
 LARGEST_TOLERANCE = 1.0
@@ -33,6 +35,8 @@ LARGEST_TOLERANCE = 1.0
 def tolerance(dtype: str) -> float:
     """Largest gap of a tie, in nats: a bit of a large logit, in `dtype`."""
     eps = torch.finfo(getattr(torch, dtype)).eps
+    if not current_platform.is_cpu():
+        eps = max(eps, TF32_EPS)
     return max(LEAST_TOLERANCE, LARGEST_LOGIT * eps)
 
 

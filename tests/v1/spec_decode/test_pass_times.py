@@ -36,8 +36,16 @@ def test_sizes_begin_with_ends_then_middle(largest: int, sizes: list[int]):
     assert sizes_to_measure(largest) == sizes
 
 
+LARGEST_SECONDS = pass_times.CPU_LARGEST_SECONDS
+
+
+@pytest.fixture(autouse=True)
+def without_limit_of_a_cpu(monkeypatch):
+    monkeypatch.setattr(pass_times, "CPU_LARGEST_SECONDS", 1e9)
+
+
 class FakeExecutor:
-    """Two workers, the second one slower."""
+    """Two workers, the second one slower, that take minutes for a step."""
 
     def __init__(
         self,
@@ -116,13 +124,32 @@ def test_disturbed_times_are_capped_by_larger_steps(monkeypatch, is_cpu):
         at_most |= {(1, 0): 9.0, (2, 2): 7.0, (6, 3): 24.0}
     for n, row in times.items():
         for k, seconds in row.items():
-            assert seconds == 2.0 * n + k + CONTEXT + at_most.get((n, k), 0.0)
+            expected = 2.0 * n + k + CONTEXT + at_most.get((n, k), 0.0)
+            assert seconds == pytest.approx(expected)
+
+
+def test_other_load_on_a_cpu_slows_all_plans_down(monkeypatch):
+    """It begins amid the measurement, and goes on."""
+    platform = SimpleNamespace(is_cpu=lambda: True)
+    monkeypatch.setattr(pass_times, "current_platform", platform)
+
+    class Busy(FakeExecutor):
+        def collective_rpc(self, method, args=()):
+            found = super().collective_rpc(method, args)
+            is_busy = len(self.timed) > 3
+            return [1.5 * t for t in found] if found and is_busy else found
+
+    row = measure_pass_times(Busy(max_num_seqs=1))[CONTEXT][1]
+    for k, seconds in row.items():
+        assert seconds == pytest.approx(2.0 + k + CONTEXT, rel=0.25)
+    assert row[3] / row[0] == pytest.approx((5 + CONTEXT) / (2 + CONTEXT))
 
 
 def test_cpu_request_limit_ignores_compile_time(monkeypatch):
     """The first steps compile, so they do not predict the time of larger steps."""
     platform = SimpleNamespace(is_cpu=lambda: True)
     monkeypatch.setattr(pass_times, "current_platform", platform)
+    monkeypatch.setattr(pass_times, "CPU_LARGEST_SECONDS", LARGEST_SECONDS)
     now = [0.0]
     clock = SimpleNamespace(perf_counter=lambda: now[0])
     monkeypatch.setattr(pass_times, "time", clock)
@@ -130,7 +157,8 @@ def test_cpu_request_limit_ignores_compile_time(monkeypatch):
     class Compiling(FakeExecutor):
         def collective_rpc(self, method, args=()):
             now[0] += 1.0 if not now[0] else 0.01
-            return super().collective_rpc(method, args)
+            found = super().collective_rpc(method, args)
+            return found and [1e-5 * t for t in found]
 
     assert max(measure_pass_times(Compiling())[CONTEXT]) == 8
 

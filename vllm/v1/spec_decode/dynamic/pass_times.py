@@ -8,6 +8,7 @@ are dummies, and so is their cached context.
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from math import sqrt
 from typing import TYPE_CHECKING
 
 import torch
@@ -89,26 +90,27 @@ def measure_pass_times(executor: "Executor") -> PassTimes:
     logger.info("Timing steps that draft %s tokens%s.", _listed(chains), more)
 
     def measure(context: int, size: int, wanted: list[int] = lengths) -> Row:
-        row: Row = {}
-        for length in wanted:
-            if length > depth and size * (length + 1) > MAX_TREE_ROWS:
-                # Too many rows to pay, and no CUDA graph: estimated, not measured.
-                row[length] = row[depth] * (length + 1) / (depth + 1)
-                continue
+        def seconds_of(length: int) -> float:
             args = (size, length, context)
-            row[length] = max(executor.collective_rpc(seconds_per_step, args=args))
-        return row
+            return max(executor.collective_rpc(seconds_per_step, args=args))
 
+        # Those of too many rows to pay have no CUDA graph: estimated, not measured.
+        few = [k for k in wanted if k <= depth or size * (k + 1) <= MAX_TREE_ROWS]
+        if is_cpu:
+            row = _beside_shortest(few, seconds_of)
+        else:
+            row = {length: seconds_of(length) for length in few}
+        more = {k: row[depth] * (k + 1) / (depth + 1) for k in wanted if k not in few}
+        return row | more
+
+    is_cpu = current_platform.is_cpu()
     started = time.perf_counter()
     times: PassTimes = {CONTEXT: {1: measure(CONTEXT, 1)}}
-    budget, is_cpu = BUDGET_SECONDS, current_platform.is_cpu()
-    seconds = 0.0
+    budget, seconds = BUDGET_SECONDS, 0.0
     if is_cpu:
-        # Measured again, since the first steps compile.
-        budget, begin = CPU_BUDGET_SECONDS, time.perf_counter()
-        again, row = measure(CONTEXT, 1), times[CONTEXT][1]
-        times[CONTEXT][1] = {length: min(row[length], again[length]) for length in row}
-        seconds = time.perf_counter() - begin
+        # Not the time that it took: the first steps compile.
+        budget, row = CPU_BUDGET_SECONDS, times[CONTEXT][1].values()
+        seconds = 2 * (TIMED_STEPS + 2) * sum(row)
     largest = _most_requests(config, seconds)
     if config.parallel_config.data_parallel_size > 1:
         budget = float("inf")  # ranks in lockstep must all measure the same
@@ -126,6 +128,19 @@ def measure_pass_times(executor: "Executor") -> PassTimes:
     times = {at: _at_most_larger(sizes, depth) for at, sizes in times.items()}
     _log_measured(times, len(lengths), time.perf_counter() - started)
     return times
+
+
+def _beside_shortest(lengths: list[int], seconds_of: Callable[[int], float]) -> Row:
+    """Seconds of each plan's step on a CPU, where other load comes and goes within
+    seconds: by how much longer they are than the shortest plan's right before and
+    after, and the least time of that."""
+    shortest, *longer = sorted(lengths)
+    around, ratios = [seconds_of(shortest)], {shortest: 1.0}
+    for length in longer:
+        seconds = seconds_of(length)
+        around.append(seconds_of(shortest))
+        ratios[length] = seconds / sqrt(around[-2] * around[-1])
+    return {length: min(around) * ratio for length, ratio in ratios.items()}
 
 
 def _listed(lengths: list[int]) -> str:

@@ -60,7 +60,7 @@ CPU_BUDGET_SECONDS = 1.0
 # of some sizes do; more is taken for other load.
 REAL_FALL = 0.1
 # Most time of the largest batch's steps on a CPU, if requests ran one after the other.
-CPU_LARGEST_SECONDS = 4.0
+CPU_LARGEST_SECONDS = 6.0
 IN_STEP_CPU_REQUESTS = 4
 
 
@@ -110,7 +110,7 @@ def measure_pass_times(executor: "Executor") -> PassTimes:
     if is_cpu:
         # Not the time that it took: the first steps compile.
         budget, row = CPU_BUDGET_SECONDS, times[CONTEXT][1].values()
-        seconds = 2 * (TIMED_STEPS + 2) * sum(row)
+        seconds = (TIMED_STEPS + 2) * (sum(row) + len(row) * min(row))
     largest = _most_requests(config, seconds)
     if config.parallel_config.data_parallel_size > 1:
         budget = float("inf")  # ranks in lockstep must all measure the same

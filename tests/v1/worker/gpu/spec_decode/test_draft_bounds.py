@@ -15,23 +15,24 @@ from vllm.v1.worker.gpu.spec_decode.unified.shapes import StepShapes
 from .batches import DEVICE, block_tables, int32, int64, verified_batch
 
 STARTS = [0, 8, 9, 14]
+# What the host knows of the batch.
+TOLD = SimpleNamespace(
+    num_reqs=3,
+    num_tokens=STARTS[-1],
+    query_start_loc_np=np.array(STARTS, dtype=np.int32),
+    num_scheduled_tokens=np.diff(STARTS),
+    decode_graph_eligible=False,
+    num_draft_tokens_per_req=None,
+)
 
 
 @pytest.mark.parametrize("shift, width", [(0, 1), (0, 3), (0, 7), (1, 1), (1, 4)])
 def test_query_start_loc_of_host_and_device(shift: int, width: int):
     """Three requests of 8, 1 and 5 tokens."""
     layout = DraftLayout(7, shift, width)
-    told = SimpleNamespace(
-        num_reqs=3,
-        num_tokens=STARTS[-1],
-        query_start_loc_np=np.array(STARTS, dtype=np.int32),
-        num_scheduled_tokens=np.diff(STARTS),
-        decode_graph_eligible=False,
-        num_draft_tokens_per_req=None,
-    )
     plan = draft_plans(layout, {7: 7}, 4, DEVICE)[7]
     shapes = StepShapes(None, 0, sync=None, fits_graphs=True, max_verified=8)
-    first, later = shapes.first(told, plan), shapes.later(3, plan)
+    first, later = shapes.first(TOLD, plan), shapes.later(3, plan)
     source = verified_batch(
         [8, 1, 5], [20, 0, 0], 4,
         num_sampled=int32([3, 0, 2]), num_rejected=int32([5, 0, 3]),
@@ -54,16 +55,8 @@ def test_recorded_passes_are_padded():
     """Requests keep their own slots."""
     layout = DraftLayout(3, 0, 3)
     plan = draft_plans(layout, {3: 3}, 4, DEVICE)[3]
-    told = SimpleNamespace(
-        num_reqs=3,
-        num_tokens=STARTS[-1],
-        query_start_loc_np=np.array(STARTS, dtype=np.int32),
-        num_scheduled_tokens=np.diff(STARTS),
-        decode_graph_eligible=False,
-        num_draft_tokens_per_req=None,
-    )
     pad = {(23, True): 24, (15, False): 16}
     shapes = StepShapes(None, 0, None, True, 8, padded_rows=lambda *needed: pad[needed])
-    first, later = shapes.first(told, plan), shapes.later(3, plan)
+    first, later = shapes.first(TOLD, plan), shapes.later(3, plan)
     assert (first.num_tokens, first.num_unpadded_tokens) == (24, 14 + 3 * 3)
     assert (later.num_tokens, later.num_unpadded_tokens) == (16, 15)

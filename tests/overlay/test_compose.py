@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Composing: what lands in the tree, and when it is refused."""
 
+from importlib.util import cache_from_source
+from pathlib import Path
+
 import pytest
 
 from tests.overlay.fakes import addition, composed, edit, write_wheel
@@ -27,13 +30,20 @@ def test_tree(tmp_path):
 
 def test_additions_are_live_in_editable_tree(tmp_path):
     tree = composed(tmp_path, RELEASE, OVERLAY, link=True)
-    (tree.root / NEW).write_text(ADDITION.replace("+ 1", "+ 2"))
-    assert tree.run(SAY).startswith("3 ")
+    # Of another length: Python compares bytecode's seconds and lengths.
+    (tree.root / NEW).write_text(ADDITION.replace("+ 1", "+ 10"))
+    assert tree.run(SAY).startswith("11 ")
     (tree.root / NEW).unlink()
     (tree.root / f"{PART}.edit").write_text("")
     tree.compose(allow_changed=True, link=True)
     assert not (tree.folder / "vllm/new").exists()
     assert tree.run(SAY).startswith("1 ")
+
+
+def test_editable_tree_has_bytecode(tmp_path):
+    tree = composed(tmp_path, RELEASE, OVERLAY, link=True)
+    for path in (PART, NEW):
+        assert Path(cache_from_source(tree.folder / path)).exists()
 
 
 def test_lock_has_touched_members_only(tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 """Composes the tree that is installed: the release, our additions and edits."""
 
 import ast
+import compileall
 import math
 import os
 import re
@@ -74,6 +75,8 @@ def compose(
         _write_version(tree / VERSION, version)
     if link:
         (tree / STAMP).touch()
+        # As pip does for other installs: imports take a quarter less time.
+        compileall.compile_dir(tree / PACKAGE, quiet=2, workers=0)
 
 
 def edited(release: Release, edit: EditFile) -> str:

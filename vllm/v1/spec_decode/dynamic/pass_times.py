@@ -46,6 +46,9 @@ CONTEXT = 256  # tokens of each request before the step
 LONG_CONTEXTS = (16384, 65536, 4096)
 LONG_SIZES = (1, 8, 64)
 TIMED_STEPS = 4
+# Other load on a CPU differs more between plans, which are seconds apart, than between
+# the steps of one: more steps are no more accurate.
+CPU_TIMED_STEPS = 2
 # Up to this many verified drafts per request, trimmed steps are also timed at halves.
 SHORT = 4
 # Rows of a timed pass over the drafter's backlog; fewer if they take too many steps.
@@ -110,7 +113,7 @@ def measure_pass_times(executor: "Executor") -> PassTimes:
     if is_cpu:
         # Not the time that it took: the first steps compile.
         budget, row = CPU_BUDGET_SECONDS, times[CONTEXT][1].values()
-        seconds = (TIMED_STEPS + 2) * (sum(row) + len(row) * min(row))
+        seconds = (CPU_TIMED_STEPS + 2) * (sum(row) + len(row) * min(row))
     largest = _most_requests(config, seconds)
     if config.parallel_config.data_parallel_size > 1:
         budget = float("inf")  # ranks in lockstep must all measure the same
@@ -350,7 +353,9 @@ def seconds_per_step(
             all; None: all.
     """
     runner = worker.model_runner
-    requests = _Requests(runner, num_reqs, num_drafts, context)
+    is_cpu = runner.device.type == "cpu"
+    steps = CPU_TIMED_STEPS if is_cpu else TIMED_STEPS
+    requests = _Requests(runner, num_reqs, num_drafts, context, steps)
     if num_verified is not None:
         drafts = (requests.query_len - 1) * num_reqs
         requests.verify_budget = min(round(num_reqs * num_verified), drafts - 1)
@@ -361,7 +366,7 @@ def seconds_per_step(
     # On a GPU all steps are timed together: as while serving, the host prepares a step
     # while the one before runs. On a CPU each is timed by itself, and the fastest
     # counts: other processes may have had the core during the others.
-    at_once = 1 if runner.device.type == "cpu" else requests.timed_steps
+    at_once = 1 if is_cpu else requests.timed_steps
     runner.kv_connector.set_disabled(True)
     try:
         _run(worker, requests.first_step())
@@ -454,7 +459,7 @@ class _Requests:
         num_reqs: int,
         num_drafts: int,
         context: int,
-        timed_steps: int = TIMED_STEPS,
+        timed_steps: int,
     ):
         self.runner = runner
         self.num_drafts = num_drafts

@@ -7,7 +7,6 @@ the arguments cannot be measured; 3 if an engine failed.
 """
 
 import argparse
-import gc
 import json
 import logging
 import sys
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm.benchmarks.datasets import add_dataset_parser
+from vllm.benchmarks.drafters.collection import paused_collection
 from vllm.config.drafter.hub import check_exists
 from vllm.config.drafter.resolve import parse_speculative_config
 from vllm.engine.arg_utils import EngineArgs
@@ -28,7 +28,7 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 # Requests in a round at low concurrency, with --quick.
 QUICK_REQUESTS, QUICK_CPU_REQUESTS = 4, 3
-SEEDED_CPU_LEN = 64  # tokens of seeded outputs, which are only checked, with --quick
+SEEDED_CPU_LEN = 48  # tokens of seeded outputs, which are only checked, with --quick
 # At a time, on a CPU: without speculation, the one measured, and the next as it starts.
 ENGINES_IN_TURNS = 3
 
@@ -84,9 +84,11 @@ def main(args: argparse.Namespace) -> None:
             args = parse(words)
         fill_in(args)
         check(args)
-        import_ahead()
-        with NewWarnings(logging.getLogger("vllm")) as warnings:
-            job = prepare(args, bundle, warnings)
+        warnings = NewWarnings(logging.getLogger("vllm"))
+        with paused_collection():
+            import_ahead()
+            with warnings:
+                job = prepare(args, bundle, warnings)
     except (ValueError, OSError, ImportError) as error:
         print(f"error: {in_one_line(error)}", file=sys.stderr)
         sys.exit(2)
@@ -133,7 +135,6 @@ def run(job: "Job", args: argparse.Namespace, flags: Sequence[str]) -> int:
     from vllm.benchmarks.drafters.processes import EngineError
     from vllm.benchmarks.drafters.report import Report, draw
 
-    gc.freeze()  # else garbage collection of all imports takes seconds at exit
     print(f"What engines say: {job.logs}", file=sys.stderr)
     measured = Measurement(job)
     try:

@@ -3,40 +3,156 @@
 
 Times measured at start can be wrong later: other engines may have been starting on the
 same device, and the host had less to do. So once several plans have been followed at a
-batch size, the times of their steps correct the measured ones. Pure Python.
+batch size, the times of their steps correct the measured ones.
+
+Plans are followed at different times, and other load on a machine comes and goes: then
+a plan seems slow because it was followed at a bad moment. A Kalman filter (Kalman 1960)
+tells the two apart. It estimates a level that all plans share, and that drifts, and
+each plan's own deviation from it, which shows when one plan follows another. How fast
+the level drifts, and how much single steps differ, is estimated from the differences
+between successive steps of one plan.
 """
 
-from collections import deque
 from collections.abc import Callable
-from math import exp, log, log2
-from statistics import median
+from math import exp, log, log2, sqrt
+
+import numpy as np
 
 from .step_times import Row
 
-# A plan's time is the median of its last `NUM_STEPS` steps, once there are
-# `LEAST_STEPS`: a single step may include a pause of the host.
-NUM_STEPS = 15
-LEAST_STEPS = 5
+LEAST_STEPS = 5  # of a plan, before its times correct those measured at start
 # Steps of other plans after which the time of a plan counts half.
 HALF_LIFE = 1024
 SIZES_PER_DOUBLING = 2  # batch sizes per doubling that are told apart
 TRIMMED = -1  # the plan of all steps that verify only part of their drafts
+# Standard deviations of logarithms of ratios, before anything is observed: of the
+# level; of a plan's deviation, and of that of steps that do more or less than to verify
+# all drafts; of single steps, and of the drift from one step to the next.
+LEVEL, OWN, OWN_OTHER, STEP, DRIFT = 1.0, 0.1, 0.3, 0.03, 0.01
+LEAST_STEP, LEAST_DRIFT = 0.01, 0.001
+NOISE_STEPS = 32  # over which the last two are averaged
+# A single step may include a pause of the host: it counts as so many standard
+# deviations at most (Huber 1964).
+MOST_DEVIATIONS = 2.5
 
 
-class _Plan:
-    """Logarithms of the ratios of served to measured times, and when they were seen."""
+class _Noise:
+    """Variances of single steps and of the drift, by the autocovariance of differences
+    d between successive values: E[d d'] = -step, E[d d] = drift + 2 step."""
 
     def __init__(self) -> None:
-        self.steps: deque[float] = deque(maxlen=NUM_STEPS)
-        self.value, self.seen_at = 0.0, 0
+        self._square, self._product = DRIFT**2 + 2 * STEP**2, -(STEP**2)
+        self._last: float | None = None  # difference
+
+    @property
+    def step(self) -> float:
+        return max(-self._product, LEAST_STEP**2)
+
+    @property
+    def drift(self) -> float:
+        return max(self._square + 2 * self._product, LEAST_DRIFT**2)
+
+    def add(self, difference: float) -> None:
+        most = MOST_DEVIATIONS * sqrt(self._square)
+        difference = min(max(difference, -most), most)
+        self._square += (difference**2 - self._square) / NOISE_STEPS
+        if self._last is not None:
+            product = difference * self._last
+            self._product += (product - self._product) / NOISE_STEPS
+        self._last = difference
+
+    def interrupt(self) -> None:
+        self._last = None
+
+
+class _Size:
+    """Ratios of served to measured times at one batch size, as logarithms.
+
+    Attributes:
+        places: of the plans in `mean` and `covariance`, whose first place is the
+            level's.
+        mean: [1 + P], the level and the plans' own deviations.
+        covariance: [1 + P, 1 + P].
+        counts: by plan, its steps.
+        seen_at: by plan, number of steps of any plan up to its last one.
+    """
+
+    def __init__(self) -> None:
+        self.places: dict[int, int] = {}
+        self.mean, self.covariance = np.zeros(1), np.array([[LEVEL**2]])
+        self.counts: dict[int, int] = {}
+        self.seen_at: dict[int, int] = {}
+        self.num_steps, self._since_forgot, self._noise = 0, 0, _Noise()
+        self._last: tuple[int, float] | None = None  # plan and value
+
+    def observe(self, plan: int, value: float, num_since: int) -> None:
+        """Records a step.
+
+        Args:
+            value: logarithm of its ratio.
+            num_since: steps at any batch size since the last one here.
+        """
+        self.num_steps += 1
+        self.counts[plan] = self.counts.get(plan, 0) + 1
+        self.seen_at[plan] = self.num_steps
+        is_next = num_since == 1 and self._last is not None and self._last[0] == plan
+        if is_next:
+            self._noise.add(value - self._last[1])
+        else:
+            self._noise.interrupt()
+        if not is_next or self._since_forgot == NOISE_STEPS:
+            self._forget()
+        self._last = plan, value
+        self._drift(num_since)
+        self._update(self._place(plan), value)
+
+    def value(self, plan: int) -> float:
+        """Of a plan; that of one without steps is the level."""
+        place = self.places.get(plan)
+        return self.mean[0] + (0.0 if place is None else self.mean[place])
+
+    def _place(self, plan: int) -> int:
+        if plan not in self.places:
+            place = self.places[plan] = len(self.mean)
+            self.mean = np.append(self.mean, 0.0)
+            self.covariance = np.pad(self.covariance, (0, 1))
+            self.covariance[place, place] = self._own(plan)
+        return self.places[plan]
+
+    @staticmethod
+    def _own(plan: int) -> float:
+        return (OWN if plan > 0 else OWN_OTHER) ** 2
+
+    def _forget(self) -> None:
+        """Fades plans' deviations by the steps since the last call."""
+        kept = np.full(len(self.mean), 0.5 ** (self._since_forgot / HALF_LIFE))
+        kept[0], self._since_forgot = 1.0, 0
+        self.mean *= kept
+        self.covariance *= np.outer(kept, kept)
+        for plan, place in self.places.items():
+            self.covariance[place, place] += (1 - kept[place] ** 2) * self._own(plan)
+
+    def _drift(self, num_steps: int) -> None:
+        self._since_forgot += 1
+        if (variance := self.covariance[0, 0]) < LEVEL**2:
+            drifted = variance + num_steps * self._noise.drift
+            self.covariance[0, 0] = min(drifted, LEVEL**2)
+
+    def _update(self, place: int, value: float) -> None:
+        joint = self.covariance[0] + self.covariance[place]
+        variance = joint[0] + joint[place] + self._noise.step
+        most = MOST_DEVIATIONS * sqrt(variance)
+        surprise = value - self.mean[0] - self.mean[place]
+        self.mean += joint / variance * min(max(surprise, -most), most)
+        self.covariance -= np.outer(joint, joint) / variance
 
 
 class ServedTimes:
     """Corrects step times by plan, separately for each batch size, see `size_of`."""
 
     def __init__(self) -> None:
-        self._plans: dict[int, dict[int, _Plan]] = {}
-        self._num_steps: dict[int, int] = {}
+        self._sizes: dict[int, _Size] = {}
+        self._num_steps, self._seen_at = 0, dict[int, int]()  # by size
 
     def observe(self, num_reqs: int, plan: int, ratio: float) -> None:
         """Records a step.
@@ -46,23 +162,21 @@ class ServedTimes:
             ratio: its seconds, divided by those measured at start.
         """
         size = size_of(num_reqs)
-        at = self._num_steps[size] = self._num_steps.get(size, 0) + 1
-        of_plan = self._plans.setdefault(size, {}).setdefault(plan, _Plan())
-        of_plan.steps.append(log(ratio))
-        of_plan.value, of_plan.seen_at = median(of_plan.steps), at
+        self._num_steps += 1
+        since = self._num_steps - self._seen_at.get(size, 0)
+        self._seen_at[size] = self._num_steps
+        self._sizes.setdefault(size, _Size()).observe(plan, log(ratio), since)
 
     def seen(self, num_reqs: int, least: float = 0.0) -> set[int]:
-        """Plans with enough steps that have a weight above `least`."""
-        weights = self._weights(num_reqs).items()
-        return {plan for plan, weight in weights if weight > least}
-
-    def _weights(self, num_reqs: int) -> dict[int, float]:
-        """By plan with enough steps: 1 for the latest; the longer ago, the less."""
-        size = size_of(num_reqs)
+        """Plans with enough steps that have a weight above `least`: 1 for the latest,
+        and the longer ago, the less."""
+        if (of := self._sizes.get(size_of(num_reqs))) is None:
+            return set()
         return {
-            plan: 0.5 ** ((self._num_steps[size] - seen.seen_at) / HALF_LIFE)
-            for plan, seen in self._plans.get(size, {}).items()
-            if len(seen.steps) >= LEAST_STEPS
+            plan
+            for plan, count in of.counts.items()
+            if count >= LEAST_STEPS
+            and 0.5 ** ((of.num_steps - of.seen_at[plan]) / HALF_LIFE) > least
         }
 
     def correct(self, num_reqs: int, measured: Row) -> Row:
@@ -71,27 +185,11 @@ class ServedTimes:
         return {plan: seconds * longer(plan) for plan, seconds in measured.items()}
 
     def longer(self, num_reqs: int) -> Callable[[int], float]:
-        """The factor of a plan's measured seconds, as a function of the plan.
-
-        A plan of which nothing was seen gets the weighted mean of the others, and one
-        that was followed long ago tends to it. Trimmed steps do not count in the mean,
-        since what trimming adds is not in other steps; nor do steps without drafts if
-        any with drafts were seen, since those do more.
-        """
-        weights, size = self._weights(num_reqs), size_of(num_reqs)
-        drafting = [plan for plan in weights if plan > 0]
-        whole = drafting or [plan for plan in weights if plan == 0]
-        if len(weights) < 2 or not whole:
+        """The factor of a plan's measured seconds, as a function of the plan."""
+        if len(self.seen(num_reqs)) < 2:
             return lambda plan: 1.0
-        values = {plan: self._plans[size][plan].value for plan in weights}
-        shared = sum(weights[plan] * values[plan] for plan in whole)
-        shared /= sum(weights[plan] for plan in whole)
-
-        def longer(plan: int) -> float:
-            weight = weights.get(plan, 0.0)
-            return exp(shared + weight * (values.get(plan, shared) - shared))
-
-        return longer
+        of = self._sizes[size_of(num_reqs)]
+        return lambda plan: exp(of.value(plan))
 
 
 def size_of(num_reqs: int) -> int:

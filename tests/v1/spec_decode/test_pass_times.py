@@ -3,6 +3,7 @@
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -143,6 +144,37 @@ def test_other_load_on_a_cpu_slows_all_plans_down(monkeypatch):
     for k, seconds in row.items():
         assert seconds == pytest.approx(2.0 + k + CONTEXT, rel=0.25)
     assert row[3] / row[0] == pytest.approx((5 + CONTEXT) / (2 + CONTEXT))
+
+
+CHAINS, TREES = [0, 1, 2, 3, 5, 7], [15]
+
+
+def beside_shortest(noise: float, seed: int, bend: float = 0.0) -> np.ndarray:
+    """Logarithms of the found step times over the true ones."""
+    rng = np.random.default_rng(seed)
+    true = {k: 1.0 + (k > 0) * 0.6 + 0.3 * k + bend * (k > 3) for k in CHAINS + TREES}
+    found = pass_times._beside_shortest(
+        CHAINS + TREES, CHAINS[-1], lambda k: true[k] * np.exp(noise * rng.normal())
+    )
+    return np.array([np.log(found[k] / found[0] / true[k]) for k in CHAINS + TREES])
+
+
+def test_noisy_times_of_chains_on_a_cpu_are_nearer_to_a_line(monkeypatch):
+    on_line = np.array([beside_shortest(0.1, seed) for seed in range(50)])
+    monkeypatch.setattr(pass_times, "OFF_LINE", float("1e9"))
+    seen = np.array([beside_shortest(0.1, seed) for seed in range(50)])
+    assert (on_line[:, -1] == seen[:, -1]).all()  # of the tree
+    # Of chains, relative to each other.
+    spread = [
+        (each - each.mean(axis=1, keepdims=True)).std()
+        for each in (on_line[:, 1:-1], seen[:, 1:-1])
+    ]
+    assert spread[0] < 0.7 * spread[1]
+
+
+def test_times_on_a_quiet_cpu_are_kept():
+    assert beside_shortest(0.0, 0, bend=1.0) == pytest.approx(0.0)
+    assert np.abs(beside_shortest(0.005, 0, bend=1.0)).max() < 0.03
 
 
 def test_cpu_request_limit_ignores_compile_time(monkeypatch):

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from math import sqrt
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from vllm.config.drafter.length import (
@@ -65,6 +66,9 @@ REAL_FALL = 0.1
 # Most time of the largest batch's steps on a CPU, if requests ran one after the other.
 CPU_LARGEST_SECONDS = 6.0
 IN_STEP_CPU_REQUESTS = 4
+# Share by which a chain's step on a CPU usually takes more or less than a line through
+# the times of all chains, and fewest chains to draw one.
+OFF_LINE, LEAST_ON_LINE = 0.05, 4
 
 
 def measure_steps(executor: "Executor") -> None:
@@ -100,7 +104,7 @@ def measure_pass_times(executor: "Executor") -> PassTimes:
         # Those of too many rows to pay have no CUDA graph: estimated, not measured.
         few = [k for k in wanted if k <= depth or size * (k + 1) <= MAX_TREE_ROWS]
         if is_cpu:
-            row = _beside_shortest(few, seconds_of)
+            row = _beside_shortest(few, depth, seconds_of)
         else:
             row = {length: seconds_of(length) for length in few}
         more = {k: row[depth] * (k + 1) / (depth + 1) for k in wanted if k not in few}
@@ -133,17 +137,43 @@ def measure_pass_times(executor: "Executor") -> PassTimes:
     return times
 
 
-def _beside_shortest(lengths: list[int], seconds_of: Callable[[int], float]) -> Row:
+def _beside_shortest(
+    lengths: list[int], depth: int, seconds_of: Callable[[int], float]
+) -> Row:
     """Seconds of each plan's step on a CPU, where other load comes and goes within
     seconds: by how much longer they are than the shortest plan's right before and
-    after, and the least time of that."""
+    after, and the least time of that.
+
+    Args:
+        depth: the longest chain; other plans are trees.
+    """
     shortest, *longer = sorted(lengths)
     around, ratios = [seconds_of(shortest)], {shortest: 1.0}
     for length in longer:
         seconds = seconds_of(length)
         around.append(seconds_of(shortest))
         ratios[length] = seconds / sqrt(around[-2] * around[-1])
+    chains = {length: ratios[length] for length in longer if 0 < length <= depth}
+    if len(chains) >= LEAST_ON_LINE:
+        # Half the variance of a difference is that of one time. A ratio is of one time
+        # and the mean of two.
+        variance = 1.5 * np.mean(np.diff(np.log(around)) ** 2) / 2
+        ratios |= _toward_line(chains, float(variance))
     return {length: min(around) * ratio for length, ratio in ratios.items()}
+
+
+def _toward_line(times: Row, variance: float) -> Row:
+    """Step times of chains, nearer to a line through all of them the noisier they are:
+    each draft adds a verified row, and a row or a pass of the drafter.
+
+    Args:
+        variance: of the logarithms of these times, by other load.
+    """
+    chains, seen = np.array(list(times)), np.array(list(times.values()))
+    line = np.polyval(np.polyfit(chains, seen, deg=1, w=1 / seen), chains)
+    weight = OFF_LINE**2 / (OFF_LINE**2 + variance)
+    found = seen**weight * np.maximum(line, seen.min()) ** (1 - weight)
+    return dict(zip(times, found.tolist(), strict=True))
 
 
 def _listed(lengths: list[int]) -> str:

@@ -29,11 +29,12 @@ TRIMMED = -1  # the plan of all steps that verify only part of their drafts
 # level; of a plan's deviation, and of that of steps that do more or less than to verify
 # all drafts; of single steps, and of the drift from one step to the next.
 LEVEL, OWN, OWN_OTHER, STEP, DRIFT = 1.0, 0.1, 0.3, 0.03, 0.01
-LEAST_STEP, LEAST_DRIFT = 0.01, 0.001
+LEAST_STEP, LEAST_DRIFT = 0.01, 0.005
 NOISE_STEPS = 32  # over which the last two are averaged
-# A single step may include a pause of the host: it counts as so many standard
+# A tenth of all steps include a pause of the host: each counts as so many standard
 # deviations at most (Huber 1964).
-MOST_DEVIATIONS = 2.5
+MOST_DEVIATIONS = 1.345
+DEVIATION = 1.4826  # of normal values, relative to the median of their absolute ones
 
 
 class _Noise:
@@ -42,6 +43,7 @@ class _Noise:
 
     def __init__(self) -> None:
         self._square, self._product = DRIFT**2 + 2 * STEP**2, -(STEP**2)
+        self._median = sqrt(self._square) / DEVIATION  # of absolute differences
         self._last: float | None = None  # difference
 
     @property
@@ -53,7 +55,11 @@ class _Noise:
         return max(self._square + 2 * self._product, LEAST_DRIFT**2)
 
     def add(self, difference: float) -> None:
-        most = MOST_DEVIATIONS * sqrt(self._square)
+        # The median moves up for one half of all differences, down for the other.
+        is_larger = abs(difference) > self._median
+        moved = self._median * exp((1 if is_larger else -1) / NOISE_STEPS)
+        self._median = max(moved, LEAST_STEP)
+        most = MOST_DEVIATIONS * DEVIATION * self._median
         difference = min(max(difference, -most), most)
         self._square += (difference**2 - self._square) / NOISE_STEPS
         if self._last is not None:

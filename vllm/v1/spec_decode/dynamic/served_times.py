@@ -89,15 +89,17 @@ class _Size:
         self.counts: dict[int, int] = {}
         self.seen_at: dict[int, int] = {}
         self.num_steps, self._since_forgot, self._noise = 0, 0, _Noise()
+        self._last_at = 0  # `num_all` of the last step
         self._last: tuple[int, float] | None = None  # plan and value
 
-    def observe(self, plan: int, value: float, num_since: int) -> None:
+    def observe(self, plan: int, value: float, num_all: int) -> None:
         """Records a step.
 
         Args:
             value: logarithm of its ratio.
-            num_since: steps at any batch size since the last one here.
+            num_all: number of steps at any batch size so far, with this one.
         """
+        num_since, self._last_at = num_all - self._last_at, num_all
         self.num_steps += 1
         self.counts[plan] = self.counts.get(plan, 0) + 1
         self.seen_at[plan] = self.num_steps
@@ -158,7 +160,7 @@ class ServedTimes:
 
     def __init__(self) -> None:
         self._sizes: dict[int, _Size] = {}
-        self._num_steps, self._seen_at = 0, dict[int, int]()  # by size
+        self._num_steps = 0
 
     def observe(self, num_reqs: int, plan: int, ratio: float) -> None:
         """Records a step.
@@ -167,11 +169,9 @@ class ServedTimes:
             plan: drafts of each request, or `TRIMMED`.
             ratio: its seconds, divided by those measured at start.
         """
-        size = size_of(num_reqs)
         self._num_steps += 1
-        since = self._num_steps - self._seen_at.get(size, 0)
-        self._seen_at[size] = self._num_steps
-        self._sizes.setdefault(size, _Size()).observe(plan, log(ratio), since)
+        of = self._sizes.setdefault(size_of(num_reqs), _Size())
+        of.observe(plan, log(ratio), self._num_steps)
 
     def seen(self, num_reqs: int, least: float = 0.0) -> set[int]:
         """Plans with enough steps that have a weight above `least`: 1 for the latest,
@@ -191,7 +191,9 @@ class ServedTimes:
         return {plan: seconds * longer(plan) for plan, seconds in measured.items()}
 
     def longer(self, num_reqs: int) -> Callable[[int], float]:
-        """The factor of a plan's measured seconds, as a function of the plan."""
+        """The factor of a plan's measured seconds, as a function of the plan: that of
+        one without steps is what plans have in common, and that of one followed long
+        ago tends to it."""
         if len(self.seen(num_reqs)) < 2:
             return lambda plan: 1.0
         of = self._sizes[size_of(num_reqs)]

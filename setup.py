@@ -4,6 +4,7 @@
 Environment variables:
     VLLM_TARGET_DEVICE: cpu or cuda; unset, cuda where there is an NVIDIA driver.
     VLLM_BASE_WHEEL: the release's wheel at hand, used instead of fetching it.
+    VLLM_KERNELS_WHEEL: the same for the wheel of a CPU's kernels.
     VLLM_BASE_CACHE: folder for fetched wheels.
     VLLM_ALLOW_CHANGED_MEMBERS: 1 composes over a release that edits.lock is not of.
 """
@@ -52,10 +53,12 @@ class Editable(editable_wheel):
 
 
 class Wheel(bdist_wheel):
-    """A wheel for the Python and the platforms that the release's wheel is for."""
+    """A wheel for the Python and the platforms that its compiled kernels are for."""
 
     def get_tag(self) -> tuple[str, ...]:
-        return tuple(base.pinned_wheel().stem.split("-")[-3:])
+        pinned = base.pinned_base(base.target_device())
+        wheel = base.find_wheel(pinned.kernels or pinned)
+        return tuple(wheel.stem.split("-")[-3:])
 
     def egg2dist(self, egginfo: str, distinfo: str) -> None:
         super().egg2dist(egginfo, distinfo)

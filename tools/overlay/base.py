@@ -2,8 +2,9 @@
 """The pinned upstream release: which wheel it is, and how it is fetched.
 
 `base.toml` names, for each target device, the wheel's project and its sha256 for each
-machine type. Wheels are cached in folders named after their hash, so that a build never
-fetches one twice and only uses the pinned one.
+machine type. A CPU's compiled kernels may come from another release's wheel than its
+Python: `[cpu.kernels]`. Wheels are cached in folders named after their hash, so that a
+build never fetches one twice and only uses the pinned one.
 """
 
 import argparse
@@ -15,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,12 +29,16 @@ class OverlayError(Exception):
 
 @dataclass(frozen=True)
 class Base:
-    """One upstream wheel. `sha256` is None only for a release that is not pinned."""
+    """One upstream wheel. `sha256` is None only for a release that is not pinned;
+    `kernels` is another wheel, whose compiled kernels take the place of this one's."""
 
     project: str
     version: str
     device: str
     sha256: str | None
+    kernels: "Base | None" = None
+    outdated: tuple[str, ...] = ()  # ops that the kernels have in an older form
+    variable: str = "VLLM_BASE_WHEEL"  # names a file at hand
 
 
 def load_config(root: Path = ROOT) -> dict:
@@ -56,14 +61,27 @@ def target_device() -> str:
 
 def pinned_base(device: str, root: Path = ROOT) -> Base:
     """The pinned release of `base.toml` for a device on this machine type."""
-    config, machine = load_config(root), platform.machine()
-    pins = config[device]["sha256"]
-    if machine not in pins:
+    config = load_config(root)
+    pins = {"version": config["version"], **config[device]}
+    base = _pinned(pins, device)
+    if "kernels" not in pins:
+        return base
+    kernels = replace(
+        _pinned(pins["kernels"], device),
+        outdated=tuple(pins["kernels"].get("outdated", ())),
+        variable="VLLM_KERNELS_WHEEL",
+    )
+    return replace(base, kernels=kernels)
+
+
+def _pinned(pins: dict, device: str) -> Base:
+    machine, hashes = platform.machine(), pins["sha256"]
+    if machine not in hashes:
         raise OverlayError(
-            f"vLLM {config['version']} has no {device} wheel for {machine}: "
-            f"base.toml pins {', '.join(pins)}."
+            f"{pins['project']} {pins['version']} has no {device} wheel for {machine}: "
+            f"base.toml pins {', '.join(hashes)}."
         )
-    return Base(config[device]["project"], config["version"], device, pins[machine])
+    return Base(pins["project"], pins["version"], device, hashes[machine])
 
 
 def local_version(base: Base, root: Path = ROOT) -> str:
@@ -78,20 +96,21 @@ def sha256_of(path: Path) -> str:
 
 
 def find_wheel(base: Base) -> Path:
-    """The release's wheel: `VLLM_BASE_WHEEL`, else from the cache, else from pip.
+    """A wheel: the file that its variable names, else from the cache, else from pip.
 
     Raises:
         OverlayError: the wheel is missing, or is not the pinned one.
     """
-    if not (given := os.environ.get("VLLM_BASE_WHEEL")):
+    if not (given := os.environ.get(base.variable)):
         return cached(base) or fetch(base)
     wheel = Path(given).expanduser()
     if not wheel.is_file():
-        raise OverlayError(f"VLLM_BASE_WHEEL: there is no file {wheel}.")
+        raise OverlayError(f"{base.variable}: there is no file {wheel}.")
     if (found := sha256_of(wheel)) != base.sha256:
         raise OverlayError(
-            f"{wheel.name} is not the pinned base {base.project} {base.version}: "
-            f"its sha256 is {found}, base.toml has {base.sha256}."
+            f"{wheel.name} is not the pinned {base.project} {base.version}: its sha256 "
+            f"is {found}, base.toml has {base.sha256}. Fetch that one, or unset "
+            f"{base.variable}."
         )
     return wheel.resolve()
 
@@ -142,7 +161,7 @@ def fetch(base: Base, kind: str = "--only-binary=:all:", **variables: str) -> Pa
         if result.returncode:
             raise OverlayError(
                 f"pip could not fetch {base.project}=={base.version}:\n{result.stderr}"
-                "Check the network and pip's index, or set VLLM_BASE_WHEEL=<file>."
+                f"Check the network and pip's index, or set {base.variable}=<file>."
             )
         (file,) = found.iterdir()
         kept = cache / sha256_of(file) / file.name

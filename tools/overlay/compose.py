@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from zipfile import ZipFile
 
-from .base import ROOT, OverlayError, find_wheel, local_version, pinned_base
+from .base import ROOT, Base, OverlayError, find_wheel, local_version, pinned_base
 from .edits import NOTE, EditFile, composed, error
+from .kernels import checked_kernels, unpack
 from .lock import require_lock
 from .native import build
 from .tree import PACKAGE, Release, additions, edit_files
@@ -25,7 +26,8 @@ STAMP = "composed"  # beside the package: newer files were changed by hand
 def compose_for(device: str, tree: Path, link: bool = False) -> None:
     """Composes the pinned release of a device, including native kernels for a CPU."""
     base = pinned_base(device)
-    compose(find_wheel(base), tree, version=local_version(base), link=link)
+    wheel, version = find_wheel(base), local_version(base)
+    compose(wheel, tree, version=version, link=link, kernels=base.kernels)
     if device == "cpu":
         build(tree)
 
@@ -36,6 +38,7 @@ def compose(
     *,
     version: str | None = None,
     link: bool = False,
+    kernels: Base | None = None,
     allow_changed: bool = False,
     root: Path = ROOT,
     edits: list[EditFile] | None = None,
@@ -47,6 +50,7 @@ def compose(
         tree: folder to write, emptied first.
         version: value of `vllm.__version__`; None keeps the release's.
         link: link additions instead of copying them, so that changes are live.
+        kernels: another wheel, whose libraries take the place of the release's.
         allow_changed: compose even if members differ from edits.lock, as with
             VLLM_ALLOW_CHANGED_MEMBERS=1 in the environment.
         root: the repository.
@@ -63,8 +67,9 @@ def compose(
         edits = edit_files(root) if edits is None else edits
         texts = {edit.path: edited(release, edit) for edit in edits}
         _require_refreshed(release, tree, texts)
+        libraries = checked_kernels(kernels, release) if kernels else None
         shutil.rmtree(tree, ignore_errors=True)
-        wheel.extractall(tree)
+        unpack(wheel, libraries, tree)
     (info,) = tree.glob("*.dist-info")
     info.rename(tree / "info")
     for path in additions(root):

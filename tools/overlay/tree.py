@@ -47,6 +47,10 @@ class Release:
             self._sources[path] = Source(path, text)
         return self._sources[path]
 
+    @property
+    def name(self) -> str:
+        return Path(self.wheel.filename).name
+
     def info(self, name: str) -> str:
         """A file of the wheel's dist-info; empty if there is none."""
         (path,) = [n for n in self.names if n.endswith(f".dist-info/{name}")] or [""]

@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from zipfile import ZipFile
 
 from tools.overlay.base import (
     Base,
@@ -17,6 +18,7 @@ from tools.overlay.base import (
     target_device,
 )
 from tools.overlay.compose import name_vllm
+from tools.overlay.kernels import unpack
 
 # pip asks the build backend of a source distribution for metadata even if it only
 # downloads it. Upstream's needs torch; this one, before it on the path, needs nothing.
@@ -53,7 +55,8 @@ def unpack_source(build: Path) -> Path:
     folder, name = build / base.sha256[:16], f"{base.project}-{base.version}"
     if not folder.exists():
         archive = cached(base) or fetch_source(base, name)
-        with _unpacked(archive, folder, "gztar", filter="data") as new:
+        with _new_folder(folder) as new:
+            shutil.unpack_archive(archive, new, "gztar", filter="data")
             for path in (new / name).glob("vllm*"):
                 shutil.rmtree(path)
     return folder / name
@@ -64,18 +67,19 @@ def unpack_release(build: Path) -> Path:
     base = pinned_base(target_device())
     folder = build / base.sha256[:16]
     if not folder.exists():
-        with _unpacked(find_wheel(base), folder, "zip") as new:
+        with ZipFile(find_wheel(base)) as wheel, _new_folder(folder) as new:
+            kernels = base.kernels and find_wheel(base.kernels)
+            unpack(wheel, kernels, new)
             (info,) = new.glob("*.dist-info")
             name_vllm(info, base.version + ("+cpu" if base.device == "cpu" else ""))
     return folder
 
 
 @contextmanager
-def _unpacked(archive: Path, folder: Path, kind: str, **options) -> Iterator[Path]:
-    """Unpacks to a temporary folder, which is renamed to `folder` when complete."""
+def _new_folder(folder: Path) -> Iterator[Path]:
+    """A temporary folder, which is renamed to `folder` when complete."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as whole:
         new = Path(whole, "new")
-        shutil.unpack_archive(archive, new, kind, **options)
         yield new
         new.rename(folder)

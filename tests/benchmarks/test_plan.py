@@ -122,7 +122,7 @@ def test_shared_engine_starts_once(at_once: int):
 @pytest.mark.parametrize("name", SETS)
 def test_models_accept_arguments_of_every_mode(name: str, tmp_path: Path):
     from vllm.config.drafter.families import read_checkpoint
-    from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    from vllm.entrypoints.common.cli_args import make_arg_parser
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     models = write_models(name, tmp_path)

@@ -399,7 +399,7 @@ def test_likeliest_drafts_of_batch_are_verified(budget: int):
     drafts = step.scheduled_spec_decode_tokens
     assert worker.get_num_tokens(step.num_scheduled_tokens, drafts) == N + budget
     found = worker.reallocate_drafts(NAMES, torch.from_numpy(states))
-    cu_num_logits, starts, num_drafts = found
+    cu_num_logits, starts, num_drafts, _ = found
     survival = chances.cumprod(axis=1)
     least = np.sort(survival, axis=None)[-budget]
     wanted = (survival[states] >= least).sum(axis=1)

@@ -35,7 +35,7 @@ PROCESSES = multiprocessing.get_context(
 MODULES = ("vllm.benchmarks.drafters.processes", "vllm.v1.engine.core")
 # These access the device on other platforms.
 CPU_MODULES = (
-    "vllm.entrypoints.launchers.cli_args",
+    "vllm.entrypoints.common.cli_args",
     "vllm.model_executor.layers.quantization.online.base",
     "vllm.utils.cpu_triton_utils",
     "vllm.v1.attention.backends.cpu_attn",

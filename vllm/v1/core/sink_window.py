@@ -28,6 +28,10 @@ class SinkWindowSpec(SlidingWindowSpec):
 
     backlog_tokens: int = 0
 
+    @property
+    def num_retained_tokens(self) -> int:
+        return 0  # the runner must not null the sink
+
     def max_admission_blocks_per_request(
         self, max_in_flight_tokens: int, max_model_len: int
     ) -> int:

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keys of random noise: new wherever samples must be independent of earlier ones."""
 
-import random
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,49 +10,12 @@ import torch
 from vllm.config.drafter import DrafterConfig
 from vllm.v1.worker.gpu.sample.gumbel import gumbel_sample
 from vllm.v1.worker.gpu.spec_decode.noise import (
-    DRAFT_SALT,
-    draft_keys,
     draw_alone,
-    verify_keys,
 )
 from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 MOST = 5
-
-
-def steps_of_a_request(block: bool, seed: int, start: int = 40):
-    """Yields each step's keys of drafts, keys of verification, and accepted drafts."""
-    chance = random.Random(seed)
-    for _ in range(200):
-        count = chance.randint(1, MOST)
-        columns = torch.arange(count + 1, dtype=torch.int32)
-        positions = start + columns.long()
-        drafted = draft_keys(positions[:-1], columns[:-1], MOST, block) + DRAFT_SALT
-        verified = verify_keys(positions, columns, MOST, block)
-        accepted = chance.randint(0, count)
-        yield drafted.tolist(), verified.tolist(), accepted
-        start += accepted + 1
-
-
-@pytest.mark.parametrize("block", [False, True])
-@pytest.mark.parametrize("seed", range(3))
-def test_noise_of_decided_tokens_is_not_reused(block: bool, seed: int):
-    """Drafts past a rejected one affect the outcome only with block verification."""
-    decided: set[int] = set()
-    for drafted, verified, accepted in steps_of_a_request(block, seed):
-        assert decided.isdisjoint(drafted)
-        assert decided.isdisjoint(verified)
-        assert set(drafted).isdisjoint(verified)
-        looked_at = len(verified) if block else accepted + 1
-        decided.update(drafted[:looked_at], verified[:looked_at])
-
-
-def test_drafts_use_noise_of_target_without_block_verification():
-    positions = torch.tensor([7, 8, 131071])
-    columns = torch.tensor([0, 1, 4], dtype=torch.int32)
-    keys = draft_keys(positions, columns, MOST, block=False)
-    assert torch.equal(keys + DRAFT_SALT, positions)
 
 
 @pytest.fixture
@@ -101,12 +63,10 @@ def test_seeded_drafts_from_target_distribution_are_accepted(
     positions, is_draft = 20 + steps.long(), steps < MOST
     temperature, seeds = torch.ones(num_reqs), torch.arange(num_reqs) + 5
     keys, cache = positions[is_draft], torch.zeros(num_reqs, MOST, vocab)
-    if is_unified:
-        keys = draft_keys(keys, steps[is_draft], MOST, block=False)
     drafts = torch.full((num_reqs, rows), -1)
     drafts[:, 1:] = gumbel_sample(
         logits[is_draft], states[is_draft], temperature, seeds, keys,
-        apply_temperature=True, is_drafting=True, logits_cache=cache,
+        apply_temperature=True, is_drafting=not is_unified, logits_cache=cache,
         logits_cache_col=steps[is_draft],
     ).view(num_reqs, MOST)  # fmt: skip
 

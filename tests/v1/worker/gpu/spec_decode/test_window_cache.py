@@ -8,7 +8,7 @@ import torch
 
 from vllm.platforms import current_platform
 from vllm.v1.core.block_pool import BlockPool
-from vllm.v1.core.kv_cache_utils import get_kv_cache_groups
+from vllm.v1.core.kv_cache_planning import get_kv_cache_groups
 from vllm.v1.core.sink_window import SinkWindowManager, SinkWindowSpec
 from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,

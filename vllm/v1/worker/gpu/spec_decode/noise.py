@@ -8,12 +8,13 @@ samples after position p.
 Requests with a seed: the token after p is always that one, with or without drafts, so
 that other requests, preemption or another number of drafts cannot change it. Drafts are
 sampled with the same key: where drafter and target agree, so do the sampled tokens.
+vLLM itself adds a salt to a draft's key, and its number within the step to the seed.
 
 Requests without a seed: a draft is accepted by the ratio of probabilities, which
 requires noise that is independent of the draft's. Verification has its own keys.
 
-Block verification uses drafts and noise past the draft that it rejects. The next step
-must not use them again, so with it each key belongs to a single step.
+Block verification uses drafts and noise past the draft that it rejects, which the next
+step must not use again: vLLM's keys ensure that, and are used with it.
 """
 
 from typing import TYPE_CHECKING
@@ -29,34 +30,8 @@ if TYPE_CHECKING:
 
 # vLLM's sampler adds this to a draft's key. Without Triton it is a plain number.
 DRAFT_SALT = int(getattr(_DRAFT_NOISE_SALT, "value", _DRAFT_NOISE_SALT))
-# Positions stay far below it, even times the most drafts of a step.
-VERIFY_SALT = DRAFT_SALT // 2
+VERIFY_SALT = DRAFT_SALT // 2  # positions stay far below it
 UINT = 0xFFFFFFFF  # of 32 bits
-
-
-def draft_keys(
-    positions: torch.Tensor, columns: torch.Tensor, num_drafts: int, block: bool
-) -> torch.Tensor:
-    """[n] int64 keys of drafts, to which vLLM's sampler adds DRAFT_SALT.
-
-    Args:
-        positions: [n] int64, the position before each draft's own.
-        columns: [n] int32, which draft of its step it is, from 0.
-        num_drafts: the most of a step (K).
-        block: whether they will be verified as a block.
-    """
-    if block:
-        return positions + (positions - columns) * num_drafts
-    return positions - DRAFT_SALT
-
-
-def verify_keys(
-    positions: torch.Tensor, columns: torch.Tensor, num_drafts: int, block: bool
-) -> torch.Tensor:
-    """[n] int64 keys for verifying drafts; arguments as `draft_keys`."""
-    if block:
-        positions = positions + (positions - columns) * num_drafts
-    return positions + VERIFY_SALT
 
 
 def keyed_noise(seed: int, position: int, tokens: np.ndarray) -> np.ndarray:
@@ -128,22 +103,21 @@ def rejection_keys(
     sampler: "RejectionSampler",
     draft_logits: torch.Tensor | None,
     positions: torch.Tensor,
-    columns: torch.Tensor,
 ) -> torch.Tensor:
     """[n] int64 positions for `rejection_sample`: verification keys if it needs them.
 
     Args:
         draft_logits: None if drafts are greedy.
-        positions, columns: as `verify_keys` takes them.
+        positions: [n] int64, of each row.
     """
     block = sampler.use_block_verification
-    if not _is_unified(sampler) or (draft_logits is None and not block):
+    if not _is_unified(sampler) or draft_logits is None or block:
         return positions
-    return verify_keys(positions, columns, sampler.num_speculative_steps, block)
+    return positions + VERIFY_SALT
 
 
 def _is_unified(sampler: "RejectionSampler") -> bool:
-    """Whether drafts were sampled with `draft_keys`, as verification here assumes."""
+    """Whether drafts were sampled with these keys."""
     return sampler.drafter is not None and sampler.drafter.is_unified
 
 

@@ -89,12 +89,12 @@ class Trimming(AdaptiveVerificationManager):
 
     def reallocate_drafts(
         self, req_ids: list[str], idx_mapping: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, int]:
+    ) -> tuple[torch.Tensor, torch.Tensor, int, None]:
         (num_drafts, num_others, budget), self._batch_budget = self._batch_budget, None
         starts, logits = self.query_start_loc, self._cu_num_logits
         args = num_drafts, budget, starts, logits, num_others
         split_budget(self._chances, idx_mapping, *args)
-        return logits[: len(req_ids) + 1], starts, budget
+        return logits[: len(req_ids) + 1], starts, budget, None
 
     def end_step(
         self,

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from vllm.utils.torch_utils import is_quantized_kv_cache
 from vllm.v1.attention.backend import AttentionType
+from vllm.v1.kv_cache_interface import is_quantized_kv_cache
 
 from .attention import merge_tree
 from .prefix import attend_prefix

@@ -9,7 +9,6 @@ Both share one `static_forward_context`, where attention layers register.
 from copy import copy
 
 from vllm.config import VllmConfig
-from vllm.config.bases import may_skip_drafts
 from vllm.config.compilation import CompilationMode, CUDAGraphMode
 from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
 
@@ -28,9 +27,8 @@ def draft_layout(vllm_config: VllmConfig) -> DraftLayout:
 def draft_lengths(vllm_config: VllmConfig) -> list[int]:
     """The numbers of drafts that a step may ask for, in ascending order."""
     spec = vllm_config.speculative_config
-    lengths = {spec.num_speculative_tokens}
-    if may_skip_drafts():
-        lengths.add(0)
+    # 0: of a step that has no request which can use drafts.
+    lengths = {0, spec.num_speculative_tokens}
     if spec.uses_dynamic_speculative_decoding():
         by_batch_size = build_dynamic_sd_schedule_lookup(
             spec.num_speculative_tokens_per_batch_size,

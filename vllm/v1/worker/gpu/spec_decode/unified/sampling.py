@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from vllm.v1.worker.gpu.spec_decode.noise import draft_keys
-
 from .plan import DraftPlan
 
 if TYPE_CHECKING:
@@ -48,14 +46,9 @@ def sample_chain(
     """
     samples, size = hidden_states.shape[1:]
     for slots in _sampled_slots(speculator, plan, draft_pass, *hidden_states.shape[:2]):
-        keys = slots.keys
-        if speculator.draft_logits is not None:
-            most = speculator.num_speculative_steps
-            blocks = speculator.verifies_blocks
-            keys = draft_keys(keys, slots.columns, most, blocks)
         tokens = speculator.sample_draft(
             hidden_states[slots.requests].reshape(-1, size),
-            keys,
+            slots.keys,
             slots.states,
             speculator.temperature,
             speculator.seeds,

@@ -55,6 +55,8 @@ class UnifiedSpeculator(DraftPasses):
     leaves_out_rejected = False  # known once the drafter is loaded
     _least_predicted = MIN_REQUESTS  # requests of a batch with acceptance estimates
 
+    num_room_tokens = 0
+
     def __init__(self, vllm_config: VllmConfig, device: torch.device, drafter: Drafter):
         self.drafter, self.layout = drafter, drafter.layout
         # The engine's own config, not a copy: its capture sizes are set later.
@@ -80,7 +82,8 @@ class UnifiedSpeculator(DraftPasses):
         self.plans = self._make_plans()
         self.graphs = None
         spec = self.speculative_config
-        self.verifies_blocks = spec.rejection_sample_method == "block"
+        # With block verification, vLLM's keys of noise: see noise.py.
+        self.has_draft_noise = spec.rejection_sample_method == "block"
         self.draft_window = spec.draft_window
         self._log_sizes()
 
@@ -316,6 +319,10 @@ class UnifiedSpeculator(DraftPasses):
         can = ranks > 1 and hasattr(self.model, "get_top_tokens")
         return can and self.model.logits_processor.scale > 0
 
+    @property
+    def max_model_len(self) -> int:
+        return self.vllm_config.model_config.max_model_len + self.num_room_tokens
+
     def set_attn(self, model_state, kv_cache_config, block_tables, *args) -> None:
         super().set_attn(model_state, kv_cache_config, block_tables, *args)
         self.buffers.allocate_kv_groups(block_tables.num_kv_cache_groups)
@@ -326,7 +333,7 @@ class UnifiedSpeculator(DraftPasses):
             self.backlog = self._backlog_for(kv_cache_config, block_tables, own)
         self.block_tables = self._tables(block_tables, room, own)
         # The longest sequence that attention sees: padding slots count too.
-        self.max_model_len = self.vllm_config.model_config.max_model_len + room
+        self.num_room_tokens = room
         self.draft_max_seq_len = self.max_model_len
         self.drafter.set_kv_cache(kv_cache_config, block_tables, own[0])
         self.forget_cpu_graphs()

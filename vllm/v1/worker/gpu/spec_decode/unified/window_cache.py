@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from vllm.config import VllmConfig
 from vllm.logger import init_logger
 from vllm.utils.math_utils import cdiv
-from vllm.v1.core.kv_cache_utils import unify_kv_cache_spec_page_size
+from vllm.v1.core.kv_cache_planning import unify_kv_cache_spec_page_size
 from vllm.v1.core.sink_window import SinkWindowSpec
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheSpec, replace_as
 from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commands on the overlay: `python -m tools.overlay refresh | show | check | lock`."""
+"""Commands on the overlay: `python -m tools.overlay refresh | show | check …`."""
 
 import argparse
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from difflib import unified_diff
 from pathlib import Path
 from zipfile import ZipFile
@@ -15,7 +16,6 @@ from .base import (
     OverlayError,
     fetch,
     find_wheel,
-    load_config,
     pinned_base,
     pinned_wheel,
     run_command,
@@ -25,6 +25,7 @@ from .check import check
 from .compose import EDITABLE, compose_for
 from .edits import SUFFIX, composed
 from .lock import write_lock
+from .newest import is_newer, lateness, newest_version
 from .rebase import rebase
 from .refresh import refresh
 from .tree import Release, edit_files
@@ -74,9 +75,22 @@ def run_lock(args: argparse.Namespace) -> None:
 
 def run_rebase(args: argparse.Namespace) -> None:
     device = args.device or target_device()
-    project = load_config()[device]["project"]
-    other = args.wheel or fetch(Base(project, args.version, device, sha256=None))
-    print(rebase(find_wheel(pinned_base(device)), other, write=args.write))
+    base = pinned_base(device)
+    other = args.wheel or fetch(Base(base.project, args.version, device, sha256=None))
+    print(rebase(find_wheel(base), other, write=args.write, kernels=base.kernels))
+
+
+def run_newest(args: argparse.Namespace) -> int:
+    base = pinned_base(target_device())
+    version = newest_version(base.project)
+    if not is_newer(version, base.version):
+        print(f"vLLM {base.version} is the newest release.")
+        return 0
+    wheel = fetch(Base(base.project, version, base.device, sha256=None))
+    print(rebase(find_wheel(base), wheel, kernels=base.kernels))
+    late = lateness(version, wheel, base.version, datetime.now(UTC))
+    print(late or f"vLLM {version} is new: there is a day to move to it.")
+    return int(late is not None)
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
@@ -99,6 +113,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     other.add_argument("--wheel", type=Path, help="its wheel, at hand")
     other.add_argument("--device", choices=DEVICES, help="default: this machine's")
     other.add_argument("--write", action="store_true", help="move hunks to its lines")
+    add("newest", run_newest, "report on the newest release; 1 if this tree is late")
     return parser.parse_args(argv)
 
 

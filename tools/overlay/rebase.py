@@ -3,6 +3,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -13,14 +14,22 @@ from email import message_from_string
 from pathlib import Path
 from zipfile import ZipFile
 
-from .base import ROOT, OverlayError
+from .base import ROOT, Base, OverlayError
 from .compose import compose, edited, name_vllm
 from .edits import SUFFIX, EditFile, Hunk
+from .guesses import guesses, hint
 from .lock import Key, read_lock
 from .members import Source
 from .tree import Release, additions, edit_files
 
 TIMEOUT = 600  # seconds
+COUNTED = {
+    "Members that changed": "members changed",
+    "Hunks to place by hand": "hunks to place by hand",
+    "Modules that cannot be imported": "modules to mend",
+    "Guesses": "guesses to look at",
+    "Requirements": "requirements changed",
+}
 IMPORT_ALL = """
 import importlib, json, sys
 for name in sys.argv[1:]:
@@ -34,7 +43,11 @@ for name in sys.argv[1:]:
 
 
 def rebase(
-    old_wheel: Path, new_wheel: Path, root: Path = ROOT, write: bool = False
+    old_wheel: Path,
+    new_wheel: Path,
+    root: Path = ROOT,
+    write: bool = False,
+    kernels: Base | None = None,
 ) -> str:
     """A report in Markdown; what it does not name needs no review.
 
@@ -42,6 +55,7 @@ def rebase(
         old_wheel: the release that the overlay was written for.
         new_wheel: the other release.
         write: update the edit files to the line numbers of the other release.
+        kernels: the wheel with a CPU's kernels, if it is another one.
     """
     with ZipFile(old_wheel) as before, ZipFile(new_wheel) as after:
         old, new = Release(before), Release(after)
@@ -49,16 +63,25 @@ def rebase(
         if write:
             for edit in moved:
                 (root / f"{edit.path}{SUFFIX}").write_text(edit.text())
+        failed = import_problems(new_wheel, moved, root, kernels)
         sections = {
             "Members that changed": list(member_changes(old, new, read_lock(root))),
             "Hunks to place by hand": misplaced,
-            "Modules that cannot be imported": import_problems(new_wheel, moved, root),
+            "Modules that cannot be imported": [with_hint(new, f) for f in failed],
+            "Guesses": list(guesses(old, new, root)),
             "Requirements": list(requirement_changes(old, new)),
         }
     parts = [f"# {old_wheel.name} to {new_wheel.name}"]
     for title, found in sections.items():
         parts += [f"\n## {title}: {len(found)}\n", *found]
-    return "\n".join(parts) + "\n"
+    counts = (f"{len(found)} {COUNTED[title]}" for title, found in sections.items())
+    return "\n".join([*parts, f"\n{', '.join(counts)}."]) + "\n"
+
+
+def with_hint(new: Release, problem: str) -> str:
+    """A problem of an import, with the place where the new release has the name."""
+    name = re.search(r"cannot import name '(\w+)'|No module named '([\w.]+)'", problem)
+    return problem + (hint(new, name[1] or name[2]) if name else "")
 
 
 def member_changes(old: Release, new: Release, keys: dict[Key, str]) -> Iterator[str]:
@@ -66,7 +89,8 @@ def member_changes(old: Release, new: Release, keys: dict[Key, str]) -> Iterator
         was, now = (side.source(path).own_lines(name) for side in (old, new))
         if was != now:
             diff = "".join([*unified_diff(was, now, n=3)][2:])
-            gone = "" if new.source(path).span(name) else " is gone"
+            is_there = new.source(path).span(name)
+            gone = "" if is_there else f" is gone{hint(new, name)}"
             yield f"### `{path}`, `{name}`{gone}\n\n```diff\n{diff}```\n"
 
 
@@ -113,12 +137,15 @@ def moved(old: Source, new: Source, hunk: Hunk) -> Hunk:
     raise hunk.error(new.path, "the lines that it stands at are gone")
 
 
-def import_problems(wheel: Path, edits: list[EditFile], root: Path) -> list[str]:
+def import_problems(
+    wheel: Path, edits: list[EditFile], root: Path, kernels: Base | None
+) -> list[str]:
     """Modules that cannot be imported with the overlay on top of a release."""
     names = module_names([*additions(root), *(edit.path for edit in edits)])
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder)
-        compose(wheel, tree, allow_changed=True, root=root, edits=edits)
+        parts = {"edits": edits, "kernels": kernels, "root": root}
+        compose(wheel, tree, allow_changed=True, **parts)
         # On the CPU platform importing needs no GPU.
         name_vllm(tree / "info", f"{wheel.name.split('-')[1]}+cpu")
         errors = import_errors(names, tree)

@@ -39,13 +39,11 @@ class Series:
     Attributes:
         downstream: globs of files that are not for upstream, with the reason.
         places: folders here, to folders upstream.
-        replace: by file, lines here, to their replacement upstream.
     """
 
     patches: list[Patch]
     downstream: dict[str, str]
     places: dict[str, str]
-    replace: dict[str, dict[str, str]]
 
     def homes(self, root: Path = ROOT) -> dict[str, int]:
         """For each file, the number of its patch, or DOWNSTREAM.
@@ -83,10 +81,6 @@ class Series:
         Args:
             moves: path here to path upstream, of all files that move.
         """
-        for old, new in self.replace.get(path, {}).items():
-            if text.count(old) != 1:
-                raise OverlayError(f"{path}: has {old!r} {text.count(old)} times")
-            text = text.replace(old, new)
         for old, new in sorted(moves.items(), reverse=True):
             text = re.sub(rf"(?<![\w/]){re.escape(old)}\b", new, text)
             names = [p.removesuffix(".py").replace("/", ".") for p in (old, new)]

@@ -29,7 +29,7 @@ from tools.overlay.base import (
     sha256_of,
 )
 
-from .compare import Outcomes, differences, file_of, read, report
+from .compare import Outcomes, differences, file_of, read, report, summary
 from .source import source_pin, unpack_release, unpack_source
 
 HERE = Path(__file__).parent
@@ -38,7 +38,7 @@ HALVES = tomllib.loads((HERE / "halves.toml").read_text())
 
 
 def compare(half: str, named: list[str], jobs: int) -> list[str]:
-    """The report of a half.
+    """The report of a half; its last line, with counts, is printed.
 
     Args:
         named: files and folders instead of those of halves.toml, if any.
@@ -61,8 +61,12 @@ def compare(half: str, named: list[str], jobs: int) -> list[str]:
     again = sorted(set(map(file_of, found)))  # flaky tests rarely fail twice
     sure = both(again, results / "release-again.jsonl", results / "ours-again.jsonl")
     found = {test: why for test, why in sure.items() if test in found}
-    accepted = tomllib.loads((HERE / "accepted.toml").read_text())
-    return report(found, accepted.get(half, {}), files)
+    accepted = tomllib.loads((HERE / "accepted.toml").read_text()).get(half, {})
+    lines = report(found, accepted, files)
+    there = read(kept_results(half))
+    there = {test: there[test] for test in there if file_of(test) in files}
+    print(summary(half, there, found, lines))
+    return lines
 
 
 def test_files(source: Path, named: list[str]) -> list[str]:

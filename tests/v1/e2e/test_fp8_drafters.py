@@ -57,7 +57,7 @@ def test_acceptance_is_close_to_bfloat16(
 ):
     whole = run(run_engine, models, make_prompt, mode)
     found = run(run_engine, models, make_prompt, mode, **FP8)
-    said = "The drafter's lm_head is a copy in fp8"
+    said = "Quantized a fp8 copy of the lm_head"
     assert said in found["log"] and said not in whole["log"]
     assert_nearly_best(target, found)
     change = acceptance_by_position(found) - acceptance_by_position(whole)

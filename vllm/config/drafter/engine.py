@@ -229,7 +229,8 @@ def _unified_settings(spec: "SpeculativeConfig") -> Iterator[str]:
         yield f"{drawn} with use_heterogeneous_vocab"
     if spec.draft_window is not None:
         yield "draft_window"
-    if spec.draft_lm_head_quantization is not None:
+    is_head = spec.method in ("eagle", "eagle3", "mtp")  # vLLM's also quantize
+    if spec.draft_lm_head_quantization is not None and not is_head:
         yield "draft_lm_head_quantization"
 
 

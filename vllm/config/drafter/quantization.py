@@ -5,8 +5,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from vllm.platforms import current_platform
+
 if TYPE_CHECKING:
-    from vllm.config import ModelConfig, VllmConfig
+    from vllm.config import ModelConfig, SpeculativeConfig, VllmConfig
 
 # The value of `quantization` to recommend for a drafter's linear layers.
 EXAMPLE = "fp8_per_channel"
@@ -40,13 +42,19 @@ def check_quantization(vllm_config: "VllmConfig") -> None:
         _check_dtype(f'quantization="{draft.quantization}"', draft.dtype)
     if spec.draft_lm_head_quantization is None:
         return
-    key = "draft_lm_head_quantization"
-    _check_dtype(key, draft.dtype)
-    if draft.head_dtype != draft.dtype:
+    _check_dtype("draft_lm_head_quantization", draft.dtype)
+    if spec.draft_lm_head_quantization == "nvfp4" and not current_platform.is_cuda():
         raise ValueError(
-            f"{key} does not support head_dtype={draft.head_dtype}: unset one of the "
-            "two."
+            'draft_lm_head_quantization="nvfp4" needs an NVIDIA GPU: use "fp8".'
         )
+
+
+def may_quantize_lm_head(spec: "SpeculativeConfig") -> bool:
+    """Whether `draft_lm_head_quantization` can apply to the kind of drafter."""
+    if spec.drafter.unsupported is None:
+        return True
+    has_head = spec.method in ("eagle", "eagle3", "mtp")
+    return has_head and not spec.use_gemma4_mtp()
 
 
 def _check_method(draft: "ModelConfig") -> None:

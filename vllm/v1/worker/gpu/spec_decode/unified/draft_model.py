@@ -14,6 +14,7 @@ from vllm.model_executor.model_loader import get_model
 
 from .buffers import DraftBuffers
 from .drafter import Drafter, ModelInputs
+from .lm_head import quantize_lm_head
 from .ranks import draft_ranks
 
 
@@ -59,4 +60,6 @@ def load_draft_model(vllm_config: VllmConfig) -> tuple[nn.Module, VllmConfig]:
     )
     with set_model_tag("draft_model"):
         model = get_model(vllm_config=own, prefix="draft_model")
+    if spec.draft_lm_head_quantization is not None:
+        quantize_lm_head(model, spec.draft_lm_head_quantization)
     return model, own if has_own_cache else vllm_config

@@ -19,7 +19,6 @@ from vllm.v1.worker.gpu.block_table import BlockTables
 
 from .buffers import DraftBuffers
 from .draft_config import draft_layout
-from .fp8_head import refresh_lm_head
 from .inputs import HiddenRows
 from .structs import VerifiedBatch
 from .vocabulary import MappedVocabulary, SpreadVocabulary, Vocabulary
@@ -86,7 +85,7 @@ class Drafter(ABC):
 
     def refresh(self) -> None:
         """Recomputes what was derived from weights, the model's or the target's."""
-        refresh_lm_head(self.model)
+        return None
 
     def set_kv_cache(
         self, kv_cache_config: KVCacheConfig, block_tables: BlockTables, kv_group: int

@@ -64,7 +64,6 @@ class EagleDrafter(Drafter):
         self._project_mask()
 
     def refresh(self) -> None:
-        super().refresh()
         self._project_mask()
 
     def _project_mask(self) -> None:

@@ -26,7 +26,6 @@ from .cpu_graphs import CPUGraphs
 from .draft_config import attention_config, draft_lengths, widened_config
 from .drafter import Drafter
 from .embeddings import rows_of_embeddings
-from .fp8_head import quantize_lm_head
 from .graphs import make_graphs, run_dummy
 from .inputs import HiddenRows
 from .passes import DraftPasses
@@ -284,10 +283,7 @@ class UnifiedSpeculator(DraftPasses):
     def load_draft_model(
         self, target_model: nn.Module, target_attn_layer_names: set[str]
     ) -> nn.Module:
-        model = self.drafter.load(target_model, self.vllm_config)
-        if self.speculative_config.draft_lm_head_quantization is not None:
-            quantize_lm_head(model, target_model)
-        return model
+        return self.drafter.load(target_model, self.vllm_config)
 
     def load_model(self, target_model: nn.Module) -> None:
         super().load_model(target_model)

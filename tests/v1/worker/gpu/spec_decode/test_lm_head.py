@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A drafter's lm_head in fp8 is a copy: the original weight is not changed."""
+"""A drafter's quantized lm_head is a copy: the original weight is not changed."""
 
 import copy
 import gc
@@ -18,23 +18,17 @@ from vllm.config import (
 from vllm.distributed import parallel_state
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.layers.quantization.online.fp8 import Fp8PtpcOnlineLinearMethod
+from vllm.model_executor.layers.quantization.online.lm_head import (
+    restore_quantized_lm_heads,
+    share_source_lm_heads,
+)
 from vllm.model_executor.layers.vocab_parallel_embedding import (
     ParallelLMHead,
     VocabParallelEmbedding,
 )
-from vllm.model_executor.model_loader.reload import (
-    finalize_layerwise_reload,
-    initialize_layerwise_reload,
-)
 from vllm.platforms import current_platform
-from vllm.v1.worker.gpu import model_runner
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
-from vllm.v1.worker.gpu.spec_decode.unified.draft_model import DraftModelDrafter
-from vllm.v1.worker.gpu.spec_decode.unified.fp8_head import (
-    Fp8Head,
-    quantize_lm_head,
-    refresh_lm_head,
-)
+from vllm.v1.worker.gpu.spec_decode.unified.lm_head import quantize_lm_head
 from vllm.v1.worker.gpu.spec_decode.unified.vocabulary import MappedVocabulary
 
 VOCAB, HIDDEN = 500, 64  # the last 12 of 512 rows are padding
@@ -87,13 +81,13 @@ def test_logits_are_close_to_original_head(is_tied: bool, make_model):
     exact = model.compute_logits(hidden).float()
     # Also if the model's dtype is not PyTorch's default.
     torch.set_default_dtype(torch.float32)
-    quantize_lm_head(model, nn.Module())
+    quantize_lm_head(model, "fp8")
     found = model.compute_logits(hidden)
     assert found.shape == (32, VOCAB) and found.dtype == torch.bfloat16
     assert (found.float() - exact).norm() < 0.05 * exact.norm()
     assert not torch.equal(found.float(), exact)
     assert torch.equal(model.get_top_tokens(hidden), found.argmax(-1))
-    assert isinstance(model.lm_head, Fp8Head)
+    assert model.lm_head is not target_head
     assert model.lm_head.weight.dtype == current_platform.fp8_dtype()
     assert torch.equal(target_head.weight, before)
     assert model.embed_tokens.weight.dtype == torch.bfloat16
@@ -101,7 +95,7 @@ def test_logits_are_close_to_original_head(is_tied: bool, make_model):
 
 def test_best_tokens_of_mapped_vocabulary(make_model):
     model = make_model(False)
-    quantize_lm_head(model, nn.Module())
+    quantize_lm_head(model, "fp8")
     hidden, ids = torch.randn(32, HIDDEN), torch.arange(VOCAB)
     is_common = ids % 2 == 0
     mapping = SimpleNamespace(
@@ -118,43 +112,36 @@ def test_best_tokens_of_mapped_vocabulary(make_model):
 
 
 @pytest.mark.parametrize("of", ["target", "embeddings"])
-def test_copy_is_refreshed_on_weight_reload(of: str, make_model, monkeypatch):
+def test_copy_is_refreshed_on_weight_reload(of: str, make_model):
     """Weights are reloaded while serving; addresses stay the same for CUDA graphs."""
     target, model = make_model(False), make_model(is_tied=of == "embeddings")
     source = model.embed_tokens
     if of == "target":
         source = model.lm_head = target.lm_head
-    quantize_lm_head(model, target)
+    quantize_lm_head(model, "fp8")
     gc.collect()
     copied = [tensor.data_ptr() for tensor in model.lm_head.parameters()]
-    monkeypatch.setattr(model_runner, "reload_weights", lambda *_: None)
     runner = GPUModelRunner.__new__(GPUModelRunner)
-    drafter = DraftModelDrafter.__new__(DraftModelDrafter)
-    drafter.model, forgotten = model, []
-    runner.speculator = SimpleNamespace(
-        drafter=drafter, forget_cpu_graphs=lambda: forgotten.append(True)
-    )
-    runner.vllm_config = get_current_vllm_config()
-    for name in ("get_model", "reset_lora_state", "reset_encoder_cache"):
-        setattr(runner, name, lambda: None)
-    runner.reset_mm_cache = lambda: None
+    runner.vllm_config, runner.lora_config = get_current_vllm_config(), None
+    runner.get_draft_model = lambda: model
     hidden = torch.randn(8, HIDDEN)
     source.weight.data.normal_(std=2)
-    runner.reload_weights()
-    assert forgotten == [True]
+    runner.reset_lora_state()  # called whenever the target's weights are replaced
     assert_uses_weight(model, hidden, source.weight)
     assert copied == [tensor.data_ptr() for tensor in model.lm_head.parameters()]
 
 
-def test_own_head_is_quantized_on_weight_update(make_model):
+def test_own_head_follows_weight_update(make_model):
+    """As vLLM's worker updates a draft model: through the original head."""
     model, hidden = make_model(False), torch.randn(8, HIDDEN)
-    quantize_lm_head(model, nn.Module())
+    quantize_lm_head(model, "fp8")
     head, sent = model.lm_head, torch.randn(VOCAB, HIDDEN) * 2
     copied = [tensor.data_ptr() for tensor in head.parameters()]
-    initialize_layerwise_reload(head)
-    head.weight.weight_loader(head.weight, sent)
-    finalize_layerwise_reload(head, get_current_vllm_config().model_config)
-    refresh_lm_head(model)  # no effect: the head is not a copy of another module
+    share_source_lm_heads(model)
+    assert model.lm_head is not head
+    model.lm_head.weight.weight_loader(model.lm_head.weight, sent)
+    restore_quantized_lm_heads(model)
+    assert model.lm_head is head
     assert_uses_weight(model, hidden, sent)
     assert copied == [tensor.data_ptr() for tensor in head.parameters()]
 
@@ -170,8 +157,8 @@ def assert_uses_weight(
 def test_unsupported_heads_are_refused(make_model):
     model = make_model(False)
     model.lm_head.quant_method = Fp8PtpcOnlineLinearMethod()
-    with pytest.raises(ValueError, match="Model has no lm_head of plain weights, wh"):
-        quantize_lm_head(model, nn.Module())
+    with pytest.raises(ValueError, match="needs an unquantized fp16/bf16 lm_head"):
+        quantize_lm_head(model, "fp8")
     del model.lm_head
-    with pytest.raises(ValueError, match="needs: unset it"):
-        quantize_lm_head(model, nn.Module())
+    with pytest.raises(ValueError, match="Model has no lm_head, which draft_lm_head"):
+        quantize_lm_head(model, "fp8")

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from vllm.config.cache import KV_CACHE_DTYPES, is_known_kv_cache_dtype
 from vllm.platforms import current_platform
 
 if TYPE_CHECKING:
@@ -37,6 +38,11 @@ def check_quantization(vllm_config: "VllmConfig") -> None:
     draft = spec.draft_model_config
     if draft is None:
         return  # one of vLLM's own speculators drafts
+    if not is_known_kv_cache_dtype(spec.kv_cache_dtype or "auto"):
+        raise ValueError(
+            f'kv_cache_dtype="{spec.kv_cache_dtype}" of speculative_config is not one '
+            f"of {', '.join(KV_CACHE_DTYPES)}: correct it, or leave it out."
+        )
     if _is_online(draft):
         _check_method(draft)
         _check_dtype(f'quantization="{draft.quantization}"', draft.dtype)

@@ -120,10 +120,9 @@ def test_engines_agree_when_they_sync_state(monkeypatch):
     """At the first step of a wave, and then at every sync of unfinished requests."""
     met = []
     monkeypatch.setattr(core, "agree_on_drafts", met.append)
-    monkeypatch.setattr(
-        core.ParallelConfig, "sync_dp_state", lambda *_, **__: (True, False)
-    )
+    parallel = SimpleNamespace(sync_dp_state=lambda *_, **__: (True, False))
     engine = core.DPEngineCoreProc.__new__(core.DPEngineCoreProc)
+    engine.vllm_config = SimpleNamespace(parallel_config=parallel)
     engine.step_counter, engine.dp_sync_interval = 0, INTERVAL
     engine.dp_group = engine.pending_pause = None
     at = []

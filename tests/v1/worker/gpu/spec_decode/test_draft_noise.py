@@ -76,6 +76,8 @@ def test_seeded_drafts_from_target_distribution_are_accepted(
     sampler.num_speculative_steps = MOST
     sampler.synthetic_conditional_rates = sampler.watermark_key = None
     sampler.use_block_verification = False
+    sampler.fly_window_size = sampler.fly_entropy_threshold = 0
+    sampler.fly_entropy_top_k = 0
     sampler.sampler = SimpleNamespace(
         apply_sampling_params=lambda logits, *_: logits,
         use_fp64_gumbel=False,

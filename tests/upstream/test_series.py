@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.overlay.base import pinned_wheel
+from tools.overlay.base import pinned_base, target_device
 from tools.upstream.__main__ import main
 from tools.upstream.export import git
 from tools.upstream.trial import apply, failing_imports, run_tests, touched
@@ -31,7 +31,7 @@ def tree(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("series")
     assert main(["export", "--output", str(folder / "patches")]) == 0
     patches = sorted((folder / "patches").glob("*.patch"))
-    apply(patches, pinned_wheel(), folder / "tree")
+    apply(patches, pinned_base(target_device()), folder / "tree")
     return folder / "tree"
 
 

@@ -5,7 +5,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from tools.overlay.base import pinned_wheel, run_command
+from tools.overlay.base import pinned_base, pinned_wheel, run_command, target_device
 
 from .export import export
 from .trial import apply, try_each
@@ -19,8 +19,8 @@ def run_export(args: argparse.Namespace) -> int:
 
 def run_try(args: argparse.Namespace) -> int:
     # Git and pytest run in the tree, where a relative path would be wrong.
-    output, wheel = args.output.resolve(), pinned_wheel()
-    apply(export(output / "patches", wheel), wheel, output / "tree")
+    output, base = args.output.resolve(), pinned_base(target_device())
+    apply(export(output / "patches", pinned_wheel()), base, output / "tree")
     return int(not try_each(output / "tree", *args.pytest))
 
 

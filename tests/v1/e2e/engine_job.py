@@ -45,6 +45,7 @@ import os
 import sys
 import traceback
 from collections import defaultdict
+from collections.abc import Iterable
 from copy import deepcopy
 from itertools import cycle
 from pathlib import Path
@@ -59,9 +60,13 @@ from watches import DraftRecord, HostWaits, KeptDrafts, around
 from vllm import LLM, SamplingParams
 from vllm.config.drafter import auto, engine
 from vllm.lora.request import LoRARequest
-from vllm.outputs import CompletionOutput
+from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.platforms import current_platform
-from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+from vllm.sampling_params import (
+    RepetitionDetectionParams,
+    RequestOutputKind,
+    StructuredOutputsParams,
+)
 from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.metrics.reader import Gauge
 
@@ -76,6 +81,12 @@ IMPORTED_LATE = (
 )
 # On a GPU tests run in parallel, so none may take a share of the free memory.
 KV_CACHE_BYTES = 1 << 30
+# Sampling parameters that JSON cannot hold.
+FROM_JSON = {
+    "logit_bias": lambda biases: {int(token): bias for token, bias in biases.items()},
+    "repetition_detection": lambda given: RepetitionDetectionParams(**given),
+    "structured_outputs": lambda given: StructuredOutputsParams(**given),
+}
 # Draft passes with prompts would need a compiled model, so they run eagerly, as on a
 # CPU.
 GRAPHS = {
@@ -110,11 +121,7 @@ def counters(llm: LLM) -> dict[str, list[int]]:
 
 def sampling(request: dict[str, Any]) -> SamplingParams:
     given = {"temperature": 0, "ignore_eos": True} | request.get("sampling", {})
-    if "structured_outputs" in given:
-        grammar = StructuredOutputsParams(**given["structured_outputs"])
-        given["structured_outputs"] = grammar
-    if "logit_bias" in given:  # keys in JSON are strings
-        given["logit_bias"] = {int(t): bias for t, bias in given["logit_bias"].items()}
+    given |= {key: FROM_JSON[key](given[key]) for key in FROM_JSON.keys() & given}
     if request.get("stream"):
         given["output_kind"] = RequestOutputKind.DELTA
     return SamplingParams(**given, max_tokens=request["max_tokens"])
@@ -205,6 +212,7 @@ class Answer:
         self.request = request
         self.tokens: dict[int, list[int]] = {0: []}
         self.logprobs: dict[int, Any] = {}
+        self.prompt_logprobs: list[Any] = []
         self.is_aborted = False
         self.text, self.end = "", ""
 
@@ -212,16 +220,28 @@ class Answer:
         """Whether the request is to be aborted now."""
         is_delta, at = self.request.get("stream", False), output.index
         self.tokens[at] = (self.tokens[at] if is_delta else []) + [*output.token_ids]
-        self.text = (self.text if is_delta else "") + output.text
-        self.end = output.finish_reason or ""
-        self.logprobs[at] = output.logprobs and [
-            {token: one.logprob for token, one in row.items()}
-            for row in output.logprobs
-        ]
+        if at == 0:
+            self.text = (self.text if is_delta else "") + output.text
+            self.end = output.finish_reason or ""
+        before = self.logprobs.get(at) if is_delta else None
+        self.logprobs[at] = (before or []) + by_token(output.logprobs)
         # A finished request can no longer be aborted.
         enough = len(self.tokens[0]) >= self.request.get("abort_after", sys.maxsize)
         self.is_aborted = enough and not output.finished()
         return self.is_aborted
+
+    def take_prompt(self, output: RequestOutput) -> None:
+        """Keeps the prompt's logprobs, which a single delta has."""
+        scores, rows = output.prompt_token_id_logprobs, by_token(output.prompt_logprobs)
+        rows += [] if scores is None else scores.tolist()
+        self.prompt_logprobs = rows or self.prompt_logprobs
+
+
+def by_token(rows: Iterable[Any] | None) -> list[Any]:
+    """Logprobs by token id of each position; a prompt's first one has none."""
+    return [
+        row and {token: one.logprob for token, one in row.items()} for row in rows or ()
+    ]
 
 
 def results_of(answers: list[Answer]) -> dict[str, list[Any]]:
@@ -230,6 +250,7 @@ def results_of(answers: list[Answer]) -> dict[str, list[Any]]:
         "tokens": [answer.tokens[0] for answer in answers],
         "all_tokens": [in_order(answer.tokens) for answer in answers],
         "logprobs": [in_order(answer.logprobs) for answer in answers],
+        "prompt_logprobs": [answer.prompt_logprobs for answer in answers],
         "aborted": [answer.is_aborted for answer in answers],
         "texts": [answer.text for answer in answers],
         "ends": [answer.end for answer in answers],
@@ -287,6 +308,7 @@ def run_scenario(
                 del waiting[name]
         for output in engine.step():
             answer = answers[output.request_id]
+            answer.take_prompt(output)
             if any([answer.take(one) for one in output.outputs]):
                 engine.abort_request([output.request_id])
         idle.after_step()

@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Each field of SamplingParams has the effect that it has on the target alone.
+
+All requests are in the same batches, so that drafts of others are verified beside each.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from vllm import SamplingParams
+
+from .test_unified_speculator import only_fast, speculative
+
+SEEDED = {"seed": 5, "temperature": 0.8}
+IDS = [7, 300, 12]
+PROMPT = 24  # tokens
+STOPS = {"stop_token_ids": [*range(40, 400, 5)]}
+# By field: sampling parameters that let it have an effect.
+FIELDS: dict[str, dict[str, Any]] = {
+    "n": {"n": 3, **SEEDED},
+    "presence_penalty": {"presence_penalty": 1.5},
+    "frequency_penalty": {"frequency_penalty": 1.5},
+    "repetition_penalty": {"repetition_penalty": 1.5},
+    "temperature": {**SEEDED, "temperature": 1.4},
+    "top_p": {"top_p": 0.3},
+    "top_k": {"top_k": 2},
+    "min_p": {"min_p": 0.5},
+    "seed": {"seed": -6},
+    "stop": {"stop": ["e", "("]},
+    "stop_token_ids": STOPS,
+    "ignore_eos": {"ignore_eos": False, "logit_bias": {"1": 9.0}},
+    "max_tokens": {"max_tokens": 5},
+    "min_tokens": {"min_tokens": 9, **STOPS},
+    "logprobs": {"logprobs": 3},
+    "prompt_logprobs": {"prompt_logprobs": 2},
+    "prompt_logprob_token_ids": {"prompt_logprob_token_ids": [[7, -1, 5]] * (PROMPT - 1)},
+    "prompt_logprob_start": {
+        "prompt_logprob_token_ids": [[7, 12]] * (PROMPT - 4),
+        "prompt_logprob_start": 3,
+    },
+    "logprob_token_ids": {"logprob_token_ids": IDS},
+    "flat_logprobs": {"flat_logprobs": True, "logprobs": 2},
+    "detokenize": {"detokenize": False},
+    "skip_special_tokens": {"skip_special_tokens": False, "logit_bias": {"1": 9.0}},
+    "spaces_between_special_tokens": {
+        "skip_special_tokens": False,
+        "spaces_between_special_tokens": False,
+        "logit_bias": {"1": 9.0},
+    },
+    "include_stop_str_in_output": {"stop": ["e"], "include_stop_str_in_output": True},
+    "output_kind": {"stream": True, "logprobs": 0},
+    "stream_interval": {"stream": True, "stream_interval": 3, "logprobs": 0},
+    "skip_clone": {"skip_clone": True},
+    "structured_outputs": {"structured_outputs": {"regex": "[a-z]{3}[.][a-z_]{2,9}"}},
+    "logit_bias": {"logit_bias": {"300": 6.0, "40": -6.0}},
+    "allowed_token_ids": {"allowed_token_ids": [*range(20, 900, 2)]},
+    "extra_args": {"extra_args": {"disable_spec_decode": True}},
+    "bad_words": {"bad_words": ["self", ".", "("]},
+    "skip_reading_prefix_cache": {"skip_reading_prefix_cache": True},
+    "thinking_token_budget": {"thinking_token_budget": 4},
+    "repetition_detection": {
+        "repetition_detection": {"max_pattern_size": 3, "min_count": 2}
+    },
+}
+# Beside the target's tokens, what a request's fields may ask for together.
+TOGETHER: dict[str, dict[str, Any]] = {
+    "scoring": {"logprob_token_ids": IDS, "max_tokens": 1, "arrives": 5},
+    "as many": {"logprob_token_ids": IDS, "logprobs": 3},
+    "streamed": {"logprob_token_ids": IDS, "stream": True},
+    "flat": {"logprob_token_ids": IDS, "flat_logprobs": True},
+    "chosen": {"logprob_token_ids": IDS, "n": 2, **SEEDED},
+    "in a grammar": {
+        "logprob_token_ids": IDS,
+        "structured_outputs": {"regex": "[a-z]{2,9}[(][)]"},
+    },
+    "penalties": {"logprob_token_ids": IDS, "presence_penalty": 1.0},
+    "opted out": {
+        "logprob_token_ids": IDS,
+        "extra_args": {"disable_spec_decode": True},
+    },
+}
+ELSEWHERE = {
+    "watermarking": "not with the unified speculator",
+    "trace_decode_token_ids": "refused with drafts",
+    "routed_experts_prompt_start": "the target has no experts",
+}
+OF_REQUEST = ("stream", "arrives", "max_tokens")  # keys of a request: see engine_job.py
+ENGINE: dict[str, Any] = {
+    "max_model_len": 64,
+    "max_num_seqs": 12,
+    "max_num_batched_tokens": 256,
+    "reasoning_config": {"reasoning_start_str": "import", "reasoning_end_str": "pass"},
+}
+Case = dict[str, Any]
+
+
+def test_no_field_is_missing():
+    public = {name for name in SamplingParams.__struct_fields__ if name[0] != "_"}
+    assert public - {"output_text_buffer_length"} == FIELDS.keys() | ELSEWHERE.keys()
+
+
+@pytest.fixture(scope="module")
+def requests(make_prompt) -> dict[str, Case]:
+    """Each case, greedy and seeded."""
+    prompt, asked = make_prompt(PROMPT, 61), {}
+    for name, given in ({"nothing": {}} | FIELDS | TOGETHER).items():
+        for draws, start in {"greedy": {}, "seeded": SEEDED}.items():
+            request = {"prompt": prompt, "max_tokens": 16}
+            request |= {key: given[key] for key in OF_REQUEST if key in given}
+            rest = {key: given[key] for key in given if key not in OF_REQUEST}
+            asked[f"{name}, {draws}"] = request | {"sampling": start | rest}
+    return asked
+
+
+# By mode: drafter, and settings of the speculation.
+MODES: dict[str, tuple[str, dict[str, Any]]] = {
+    "chain": ("pard", {}),
+    "tree": ("pard", {"draft_tree": 15}),
+    "probabilistic": ("draft", {"draft_sample_method": "probabilistic"}),
+    "block": ("pard", {"rejection_sample_method": "block"}),
+    "probabilistic-block": (
+        "eagle3",
+        {
+            "draft_sample_method": "probabilistic",
+            "rejection_sample_method": "block",
+        },
+    ),
+    "stepwise-tree": ("eagle3", {"draft_tree": 15}),
+}
+FAST = ("chain", "tree", "probabilistic")
+
+
+@pytest.fixture(scope="module")
+def answers_of(once, run_engine, models, requests) -> Callable[[str], dict[str, Case]]:
+    """Answers by case, of a mode, or of the target alone ("alone")."""
+
+    def run(mode: str) -> dict[str, Case]:
+        spec = None
+        if mode != "alone":
+            drafter, more = MODES[mode]
+            spec = speculative(models, drafter, 4, **more)
+        asked = {"fields": list(requests.values())}
+        found = run_engine(
+            asked, speculative_config=spec, async_scheduling="block" in mode, **ENGINE
+        )["scenarios"]["fields"]
+        drafted = found["counters"].get("num_accepted_tokens", [0])[0]
+        assert (drafted > 0) == (mode != "alone")
+        kinds = ("all_tokens", "logprobs", "prompt_logprobs", "texts", "ends")
+        rows = zip(*(found[kind] for kind in kinds), strict=True)
+        return {
+            name: dict(zip(kinds, row, strict=True))
+            for name, row in zip(requests, rows, strict=True)
+        }
+
+    return lambda mode: once(f"fields-{mode}", lambda: run(mode))
+
+
+@pytest.mark.parametrize("case", [*FIELDS, *TOGETHER])
+@pytest.mark.parametrize("mode", only_fast(MODES, *FAST))
+def test_field_has_its_effect(mode: str, case: str, answers_of):
+    wanted, found = answers_of("alone"), answers_of(mode)
+    for draws in ("greedy", "seeded"):
+        name = f"{case}, {draws}"
+        assert rounded(found[name]) == rounded(wanted[name])
+
+
+def rounded(answer: Any) -> Any:
+    """An answer whose logprobs can be compared with another engine's."""
+    if isinstance(answer, dict):
+        return {key: rounded(value) for key, value in answer.items()}
+    if isinstance(answer, list):
+        return [rounded(value) for value in answer]
+    return pytest.approx(answer, abs=1e-3) if isinstance(answer, float) else answer

@@ -172,6 +172,7 @@ class TreeRejectionSampler(RejectionSampler):
         cu_num_logits: torch.Tensor,
         cu_num_logits_np: np.ndarray,
         max_num_logprobs: int,
+        expanded_idx_mapping: torch.Tensor | None = None,
     ) -> LogprobsTensors | None:
         """Takes the logprobs of a request's tokens from the rows of its path."""
         if max_num_logprobs != NO_LOGPROBS:
@@ -183,6 +184,7 @@ class TreeRejectionSampler(RejectionSampler):
             cu_num_logits,
             cu_num_logits_np,
             max_num_logprobs,
+            expanded_idx_mapping,
         )
 
     def _along_paths(

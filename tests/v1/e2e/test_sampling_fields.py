@@ -35,7 +35,9 @@ FIELDS: dict[str, dict[str, Any]] = {
     "min_tokens": {"min_tokens": 9, **STOPS},
     "logprobs": {"logprobs": 3},
     "prompt_logprobs": {"prompt_logprobs": 2},
-    "prompt_logprob_token_ids": {"prompt_logprob_token_ids": [[7, -1, 5]] * (PROMPT - 1)},
+    "prompt_logprob_token_ids": {
+        "prompt_logprob_token_ids": [[7, -1, 5]] * (PROMPT - 1)
+    },
     "prompt_logprob_start": {
         "prompt_logprob_token_ids": [[7, 12]] * (PROMPT - 4),
         "prompt_logprob_start": 3,

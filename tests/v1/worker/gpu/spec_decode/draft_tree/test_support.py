@@ -6,12 +6,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from vllm.config import CUDAGraphMode, ParallelConfig
 from vllm.config.drafter import DrafterConfig
 from vllm.config.drafter.length import AutoSchedule
 from vllm.v1.attention.backend import AttentionType
 from vllm.v1.spec_decode.tree_agreement import agree_on_trees
+from vllm.v1.worker.gpu.model_states.default import DefaultModelState
 from vllm.v1.worker.gpu.spec_decode.draft_tree.backends import why_layer_cannot
 from vllm.v1.worker.gpu.spec_decode.draft_tree.step import LONG_PROMPT, TreeStep
+from vllm.v1.worker.gpu.spec_decode.draft_tree.support import why_no_trees
 
 
 def layer(backend: str = "FLASH_ATTN", **given) -> SimpleNamespace:
@@ -47,6 +50,31 @@ def test_supported_backends(backend: str):
 )
 def test_unsupported_attention(given: dict, reason: str):
     assert why_layer_cannot(layer(**given)) == reason
+
+
+def runner(masks: bool = False, experts: bool = False) -> SimpleNamespace:
+    config = SimpleNamespace(
+        parallel_config=ParallelConfig(),
+        model_config=SimpleNamespace(return_sampling_mask=masks, has_inner_state=False),
+        aux_output_config=SimpleNamespace(enabled=experts),
+        compilation_config=SimpleNamespace(cudagraph_mode=CUDAGraphMode.NONE),
+        kv_transfer_config=None,
+    )
+    state = object.__new__(DefaultModelState)
+    return SimpleNamespace(vllm_config=config, model_state=state)
+
+
+@pytest.mark.parametrize(
+    "given, reason",
+    [
+        ({}, None),
+        ({"masks": True}, "returned sampling masks"),
+        ({"experts": True}, "returned routed experts"),
+    ],
+)
+def test_outputs_that_are_taken_by_row_number(given: dict, reason: str | None):
+    """In a tree, rows that follow each other are not of tokens that do."""
+    assert why_no_trees(runner(**given), {}) == reason
 
 
 def executor(verifies: list[bool], schedule) -> SimpleNamespace:

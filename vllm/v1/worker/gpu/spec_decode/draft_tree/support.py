@@ -65,6 +65,7 @@ def why_no_trees(runner: "GPUModelRunner", layers: dict[str, Any]) -> str | None
         "dual batch overlap": parallel.use_ubatching,
         "a KV connector": config.kv_transfer_config is not None,
         "returned sampling masks": model.return_sampling_mask,
+        "returned routed experts": config.aux_output_config.enabled,
         "FULL CUDA graphs of mixed batches": mixed == CUDAGraphMode.FULL,
         "Mamba or linear-attention layers": model.has_inner_state,
         f"{type(runner.model_state).__name__}": type(runner.model_state)

@@ -14,6 +14,7 @@ from vllm import SamplingParams
 from .test_unified_speculator import only_fast, speculative
 
 SEEDED = {"seed": 5, "temperature": 0.8}
+DRAWS: dict[str, dict[str, Any]] = {"greedy": {}, "seeded": SEEDED}
 IDS = [7, 300, 12]
 PROMPT = 24  # tokens
 STOPS = {"stop_token_ids": [*range(40, 400, 5)]}
@@ -108,7 +109,7 @@ def requests(make_prompt) -> dict[str, Case]:
     """Each case, greedy and seeded."""
     prompt, asked = make_prompt(PROMPT, 61), {}
     for name, given in ({"nothing": {}} | FIELDS | TOGETHER).items():
-        for draws, start in {"greedy": {}, "seeded": SEEDED}.items():
+        for draws, start in DRAWS.items():
             request = {"prompt": prompt, "max_tokens": 16}
             request |= {key: given[key] for key in OF_REQUEST if key in given}
             rest = {key: given[key] for key in given if key not in OF_REQUEST}
@@ -132,6 +133,13 @@ MODES: dict[str, tuple[str, dict[str, Any]]] = {
     "stepwise-tree": ("eagle3", {"draft_tree": 15}),
 }
 FAST = ("chain", "tree", "probabilistic")
+# Methods whose tokens are not the target's.
+LOSSY: dict[str, tuple[str, dict[str, Any]]] = {
+    "synthetic": ("pard", {"synthetic_acceptance_length": 3.0}),
+    "fly": ("pard", {"fly_entropy_threshold": 0.0}),
+}
+# They change how a request is processed, not what it returns.
+SAME_ANSWER = {"skip_clone", "extra_args", "skip_reading_prefix_cache"}
 
 
 @pytest.fixture(scope="module")
@@ -140,15 +148,20 @@ def answers_of(once, run_engine, models, requests) -> Callable[[str], dict[str, 
 
     def run(mode: str) -> dict[str, Case]:
         spec = None
-        if mode != "alone":
+        if mode in LOSSY:
+            drafter, more = LOSSY[mode]
+            more = more | {"rejection_sample_method": mode}
+        elif mode in MODES:
             drafter, more = MODES[mode]
+        if mode != "alone":
             spec = speculative(models, drafter, 4, **more)
         asked = {"fields": list(requests.values())}
+        is_ahead = "block" in mode  # steps are scheduled before the last one's tokens
         found = run_engine(
-            asked, speculative_config=spec, async_scheduling="block" in mode, **ENGINE
+            asked, speculative_config=spec, async_scheduling=is_ahead, **ENGINE
         )["scenarios"]["fields"]
-        drafted = found["counters"].get("num_accepted_tokens", [0])[0]
-        assert (drafted > 0) == (mode != "alone")
+        accepted = found["counters"].get("num_accepted_tokens", [0])[0]
+        assert (accepted > 0) == (mode != "alone")
         kinds = ("all_tokens", "logprobs", "prompt_logprobs", "texts", "ends")
         rows = zip(*(found[kind] for kind in kinds), strict=True)
         return {
@@ -163,7 +176,7 @@ def answers_of(once, run_engine, models, requests) -> Callable[[str], dict[str, 
 @pytest.mark.parametrize("mode", only_fast(MODES, *FAST))
 def test_field_has_its_effect(mode: str, case: str, answers_of):
     wanted, found = answers_of("alone"), answers_of(mode)
-    for draws in ("greedy", "seeded"):
+    for draws in DRAWS:
         name = f"{case}, {draws}"
         assert rounded(found[name]) == rounded(wanted[name])
 
@@ -175,3 +188,28 @@ def rounded(answer: Any) -> Any:
     if isinstance(answer, list):
         return [rounded(value) for value in answer]
     return pytest.approx(answer, abs=1e-3) if isinstance(answer, float) else answer
+
+
+def test_fields_change_answers(answers_of):
+    """Otherwise comparing them would show nothing."""
+    alone = answers_of("alone")
+    unchanged = {
+        case
+        for case in FIELDS
+        if all(alone[f"{case}, {it}"] == alone[f"nothing, {it}"] for it in DRAWS)
+    }
+    assert unchanged == SAME_ANSWER
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", LOSSY)
+def test_each_token_has_logprobs_of_requested_ids(method: str, answers_of):
+    """Even if tokens are accepted that the target would not have chosen."""
+    for name, answer in answers_of(method).items():
+        if "logprob_token_ids" not in {**FIELDS, **TOGETHER}.get(
+            name.split(",")[0], {}
+        ):
+            continue
+        for tokens, rows in zip(answer["all_tokens"], answer["logprobs"], strict=True):
+            wanted = [{str(token) for token in (*IDS, one)} for one in tokens]
+            assert [row.keys() for row in rows] == wanted

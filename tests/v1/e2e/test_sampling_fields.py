@@ -31,7 +31,7 @@ FIELDS: dict[str, dict[str, Any]] = {
     "seed": {"seed": -6},
     "stop": {"stop": ["e", "("]},
     "stop_token_ids": STOPS,
-    "ignore_eos": {"ignore_eos": False, "logit_bias": {"1": 9.0}},
+    "ignore_eos": {"ignore_eos": False, "logit_bias": {"1": 20.0}},
     "max_tokens": {"max_tokens": 5},
     "min_tokens": {"min_tokens": 9, **STOPS},
     "logprobs": {"logprobs": 3},
@@ -46,21 +46,21 @@ FIELDS: dict[str, dict[str, Any]] = {
     "logprob_token_ids": {"logprob_token_ids": IDS},
     "flat_logprobs": {"flat_logprobs": True, "logprobs": 2},
     "detokenize": {"detokenize": False},
-    "skip_special_tokens": {"skip_special_tokens": False, "logit_bias": {"1": 9.0}},
+    "skip_special_tokens": {"skip_special_tokens": False, "logit_bias": {"1": 20.0}},
     "spaces_between_special_tokens": {
         "skip_special_tokens": False,
         "spaces_between_special_tokens": False,
-        "logit_bias": {"1": 9.0},
+        "logit_bias": {"1": 20.0},
     },
     "include_stop_str_in_output": {"stop": ["e"], "include_stop_str_in_output": True},
     "output_kind": {"stream": True, "logprobs": 0},
     "stream_interval": {"stream": True, "stream_interval": 3, "logprobs": 0},
     "skip_clone": {"skip_clone": True},
     "structured_outputs": {"structured_outputs": {"regex": "[a-z]{3}[.][a-z_]{2,9}"}},
-    "logit_bias": {"logit_bias": {"300": 6.0, "40": -6.0}},
+    "logit_bias": {"logit_bias": {"300": 20.0, "46": -20.0}},
     "allowed_token_ids": {"allowed_token_ids": [*range(20, 900, 2)]},
     "extra_args": {"extra_args": {"disable_spec_decode": True}},
-    "bad_words": {"bad_words": ["self", ".", "("]},
+    "bad_words": {"bad_words": ["the", "self", "):"]},
     "skip_reading_prefix_cache": {"skip_reading_prefix_cache": True},
     "thinking_token_budget": {"thinking_token_budget": 4},
     "repetition_detection": {
@@ -94,7 +94,7 @@ ENGINE: dict[str, Any] = {
     "max_model_len": 64,
     "max_num_seqs": 12,
     "max_num_batched_tokens": 256,
-    "reasoning_config": {"reasoning_start_str": "import", "reasoning_end_str": "pass"},
+    "reasoning_config": {"reasoning_start_str": ' """', "reasoning_end_str": "pass"},
 }
 Case = dict[str, Any]
 

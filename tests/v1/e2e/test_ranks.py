@@ -106,6 +106,34 @@ def test_tensor_parallel(
     assert is_told is (how.startswith("whole") and is_head)
 
 
+def test_batch_sharded_sampling_returns_requested_logprobs(
+    make_engines: MakeEngines, models, make_prompt, tmp_path
+):
+    """Each rank samples half of the requests; all but one ask for two ids' logprobs."""
+    ids = [7, 300]
+    requests = scenario([make_prompt(16 + 13 * i, i) for i in range(4)], 20)
+    for request in requests["all"][1:]:
+        request["sampling"] = {"logprob_token_ids": ids}
+    env = {"VLLM_CPU_OMP_THREADS_BIND": f"{CORES[0]}|{CORES[-1]}"}
+    result = make_engines(env).run(
+        requests,
+        model=str(models / "target"),
+        speculative_config={
+            "model": str(with_even_heads(models / "pard", tmp_path)),
+            "num_speculative_tokens": 4,
+            **MODES["pard"],
+        },
+        tensor_parallel_size=2,
+        enable_batch_sharded_sampling=True,
+        **SIZES,
+    )
+    found = result["scenarios"]["all"]
+    for tokens, (rows,) in zip(found["tokens"][1:], found["logprobs"][1:], strict=True):
+        wanted = [{str(token) for token in (*ids, one)} for one in tokens]
+        assert [row.keys() for row in rows] == wanted
+    assert found["logprobs"][0] == [[]]
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_pipeline_stages(
     make_engines: MakeEngines, models, target, make_prompt, on_cpu, mode: str

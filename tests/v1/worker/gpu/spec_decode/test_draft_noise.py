@@ -11,6 +11,7 @@ from vllm.config.drafter import DrafterConfig
 from vllm.v1.worker.gpu.sample.gumbel import gumbel_sample
 from vllm.v1.worker.gpu.spec_decode.noise import (
     draw_alone,
+    draw_seeded_alone,
 )
 from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler
 
@@ -96,3 +97,19 @@ def test_seeded_drafts_from_target_distribution_are_accepted(
     )  # fmt: skip
     assert count.tolist() == [rows] * num_reqs
     assert torch.equal(sampled[:, :MOST], drafts[:, 1:])
+
+
+def test_lossy_verification_stays_lossy_for_seeded_requests():
+    """`fly` accepts what the target would not sample."""
+    sampler = SimpleNamespace(
+        drafter=DrafterConfig("eagle3", MOST, is_unified=True),
+        synthetic_conditional_rates=None,
+        watermark_key=None,
+        fly_window_size=2,
+        sampler=SimpleNamespace(
+            sampling_states=SimpleNamespace(any_explicit_seed=lambda _: True)
+        ),
+    )
+    sampled, count = torch.tensor([[1, 2]]), torch.tensor([2])
+    found = draw_seeded_alone(sampler, *[None] * 6, sampled, count)
+    assert found[0] is sampled and found[1] is count

@@ -143,9 +143,13 @@ def draw_seeded_alone(
     if not _is_unified(sampler):
         return sampled, num_sampled
     known, target = sampler.sampler.sampling_states, sampler.sampler
-    # Not with synthetic acceptance, or if a watermark determines what is sampled.
-    free = sampler.synthetic_conditional_rates is None and sampler.watermark_key is None
-    if not free or not known.any_explicit_seed(states_np):
+    # Not with synthetic or lossy acceptance, or if a watermark determines the sample.
+    is_free = (
+        sampler.synthetic_conditional_rates is None
+        and sampler.watermark_key is None
+        and not sampler.fly_window_size
+    )
+    if not is_free or not known.any_explicit_seed(states_np):
         return sampled, num_sampled
     stream = (states, known.temperature.gpu, known.seeds.gpu)
     rest = (sampler.num_speculative_steps, target.use_fp64_gumbel)

@@ -19,6 +19,7 @@ ENGINE = {
 ASKED = ("async_scheduling", "cpu_graphs", "defaults_of_a_gpu", "drafts_by_turns")
 ASKED += ("env",)
 ASKED += ("idle_every", "is_multimodal", "keep_drafts", "made_up_times")
+ASKED += ("pauses_every", "preempts_every")
 ASKED += ("record_drafts", "record_graphs", "sleeps", "updates", "watch_loading")
 ASKED += ("watch_waits",)
 

@@ -10,10 +10,13 @@ to generate, and optionally: rows and columns of its images, each of which repla
 token of the prompt; the step at which it arrives (by default all arrive at once); its
 priority; the folder of its LoRA adapter; the number of tokens after which it is
 aborted; whether its output is streamed; other sampling parameters; further parts of its
-prompt, each of which is added after the previous one was answered. A job may also have
+prompt, with keys that differ from the first part's, each of which continues after the
+previous one was answered; whether these arrive only then. A job may also have
 
     env: additional environment variables;
     async_scheduling: steps are scheduled before the last one's tokens are known;
+    preempts_every: all requests are preempted every so many steps;
+    pauses_every: the scheduler pauses for a step every so many;
     idle_every: a dummy batch, as an idle data-parallel rank runs it, is run every so
         many steps; `touched_kv` counts those that changed a byte of the KV cache;
     is_multimodal: the target is multimodal, and needs a package that CPU installs may
@@ -67,6 +70,7 @@ from vllm.sampling_params import (
     RequestOutputKind,
     StructuredOutputsParams,
 )
+from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.metrics.reader import Gauge
 
@@ -164,6 +168,23 @@ class IdleRank:
         self.touched_kv += not all(torch.equal(*pair) for pair in pairs)
 
 
+class Interruptions:
+    """Preempts all requests, or pauses the scheduler, every so many steps."""
+
+    def __init__(self, scheduler: Any, job: dict[str, Any]) -> None:
+        self.scheduler = scheduler
+        self.preempts_every = job.get("preempts_every", sys.maxsize)
+        self.pauses_every = job.get("pauses_every", sys.maxsize)
+
+    def after_step(self, step: int) -> None:
+        if step % self.preempts_every == 0:
+            self.scheduler.reset_prefix_cache(reset_running_requests=True)
+        is_pause = step % self.pauses_every == 0
+        state = PauseState.PAUSED_ALL if is_pause else PauseState.UNPAUSED
+        if state != self.scheduler.pause_state:
+            self.scheduler.set_pause_state(state)
+
+
 class Watched:
     """The only worker of an engine, with the checks that a job asks for."""
 
@@ -215,6 +236,7 @@ class Answer:
         self.prompt_logprobs: list[Any] = []
         self.is_aborted = False
         self.text, self.end = "", ""
+        self.parts: list[int] = []  # tokens after each answered part of the prompt
 
     def take(self, output: CompletionOutput) -> bool:
         """Whether the request is to be aborted now."""
@@ -223,12 +245,19 @@ class Answer:
         if at == 0:
             self.text = (self.text if is_delta else "") + output.text
             self.end = output.finish_reason or ""
+        if output.finished():
+            self.parts.append(len(self.tokens[at]))
         before = self.logprobs.get(at) if is_delta else None
         self.logprobs[at] = (before or []) + by_token(output.logprobs)
         # A finished request can no longer be aborted.
         enough = len(self.tokens[0]) >= self.request.get("abort_after", sys.maxsize)
         self.is_aborted = enough and not output.finished()
         return self.is_aborted
+
+    def is_next_due(self) -> bool:
+        """Whether a part of the prompt is to be added that waits for this answer."""
+        is_late = self.end and self.request.get("is_late")
+        return bool(is_late and len(self.parts) <= len(self.request["then"]))
 
     def take_prompt(self, output: RequestOutput) -> None:
         """Keeps the prompt's logprobs, which a single delta has."""
@@ -251,6 +280,7 @@ def results_of(answers: list[Answer]) -> dict[str, list[Any]]:
         "all_tokens": [in_order(answer.tokens) for answer in answers],
         "logprobs": [in_order(answer.logprobs) for answer in answers],
         "prompt_logprobs": [answer.prompt_logprobs for answer in answers],
+        "parts": [answer.parts for answer in answers],
         "aborted": [answer.is_aborted for answer in answers],
         "texts": [answer.text for answer in answers],
         "ends": [answer.end for answer in answers],
@@ -263,7 +293,9 @@ def in_order(by_index: dict[int, Any]) -> list[Any]:
 
 def add_request(engine: LLMEngine, name: str, request: dict[str, Any]) -> None:
     if "then" in request:
-        add_session(engine, name, [request["prompt"], *request["then"]], request)
+        number = 1 if request.get("is_late") else 1 + len(request["then"])
+        for part in range(number):
+            add_part(engine, name, request, part)
         return
     prompt = {"prompt_token_ids": request["prompt"]}
     if sides := request.get("images"):
@@ -276,26 +308,34 @@ def add_request(engine: LLMEngine, name: str, request: dict[str, Any]) -> None:
     engine.add_request(name, prompt, sampling(request), **given)
 
 
-def add_session(
-    engine: LLMEngine, name: str, parts: list[list[int]], request: dict[str, Any]
+def add_part(
+    engine: LLMEngine, name: str, request: dict[str, Any], number: int
 ) -> None:
-    """Adds a session of streamed input, as `AsyncLLM` does; its outputs are deltas."""
-    for tokens in [*parts, None]:
-        part = engine.input_processor.process_inputs(
+    """Adds a part of streamed input, as `AsyncLLM` does; its outputs are deltas.
+
+    The last one also ends the session.
+    """
+    parts = [request, *request["then"]]
+    is_last = number + 1 == len(parts)
+    for part in [parts[number], {"prompt": [0]}][: 1 + is_last]:
+        one = engine.input_processor.process_inputs(
             f"{name}-session",
-            {"prompt_token_ids": tokens or [0]},
-            sampling(request | {"stream": True}),
+            {"prompt_token_ids": part["prompt"]},
+            sampling(request | part | {"stream": True}),
             supported_tasks=engine.get_supported_tasks(),
-            resumable=tokens is not None,  # the last one only ends the session
+            resumable=part is parts[number],
         )
-        part.external_req_id = name
-        engine.output_processor.add_request(part, None, None, 0)
+        one.external_req_id = name
+        engine.output_processor.add_request(one, None, None, 0)
         # Both append to it later, as in separate processes.
-        engine.engine_core.add_request(deepcopy(part))
+        engine.engine_core.add_request(deepcopy(one))
 
 
 def run_scenario(
-    llm: LLM, requests: list[dict[str, Any]], idle: IdleRank
+    llm: LLM,
+    requests: list[dict[str, Any]],
+    idle: IdleRank,
+    interruptions: "Interruptions",
 ) -> list[Answer]:
     engine, step = llm.llm_engine, 0
     answers = {str(number): Answer(request) for number, request in enumerate(requests)}
@@ -311,8 +351,11 @@ def run_scenario(
             answer.take_prompt(output)
             if any([answer.take(one) for one in output.outputs]):
                 engine.abort_request([output.request_id])
+            if answer.is_next_due():
+                add_part(engine, output.request_id, answer.request, len(answer.parts))
         idle.after_step()
         step += 1
+        interruptions.after_step(step)
     return list(answers.values())
 
 
@@ -356,6 +399,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     if turns := job.get("drafts_by_turns"):
         draft_by_turns(core.scheduler, turns)
     idle = IdleRank(core, job.get("idle_every", 0))
+    interruptions = Interruptions(core.scheduler, job)
     worker = getattr(core.model_executor, "driver_worker", None)
     watched = Watched(worker, job) if worker else None
     blocks, results, forgotten = free_blocks(core.scheduler), {}, []
@@ -367,7 +411,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
         if folders := job.get("updates", {}).get(name):
             update_weights(llm, **folders)
         before = counters(llm)
-        answers = run_scenario(llm, requests, idle)
+        answers = run_scenario(llm, requests, idle, interruptions)
         results[name] = {
             **results_of(answers),
             "drafts": watched.take_drafts() if watched else [],

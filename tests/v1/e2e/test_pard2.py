@@ -110,7 +110,12 @@ def test_drafts_of_a_session(folders, run_engine, oracle: Pard2Oracle):
     """
     sessions, count = ([[*range(100, 121)], [*range(200, 214)], [7]], [[5], [6, 7]]), 6
     requests = [
-        {"prompt": first, "then": then, "max_tokens": count, "stream": True}
+        {
+            "prompt": first,
+            "then": [{"prompt": part} for part in then],
+            "max_tokens": count,
+            "stream": True,
+        }
         for first, *then in sessions
     ]
     result = run(run_engine, folders, "wide", {"sessions": requests})

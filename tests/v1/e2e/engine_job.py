@@ -178,7 +178,8 @@ class Interruptions:
 
     def after_step(self, step: int) -> None:
         if step % self.preempts_every == 0:
-            self.scheduler.reset_prefix_cache(reset_running_requests=True)
+            while running := self.scheduler.running:
+                self.scheduler._preempt_request(running.pop(), 0.0)
         is_pause = step % self.pauses_every == 0
         state = PauseState.PAUSED_ALL if is_pause else PauseState.UNPAUSED
         if state != self.scheduler.pause_state:

@@ -9,6 +9,7 @@ import torch
 from vllm import SamplingParams
 from vllm.exceptions import VLLMValidationError
 from vllm.platforms import current_platform
+from vllm.v1.engine.parallel_sampling import ParentRequest
 from vllm.v1.engine.sampling_limits import check_sampling_limits
 
 if current_platform.is_cpu():
@@ -52,6 +53,7 @@ SIZES = {
     "stop_token_ids": (with_stops, 128),
     "bad_words": (with_bad_words, 1024),
     "seed": (lambda size: SamplingParams(seed=size), 2**63 - 1),
+    "seed of three": (lambda size: SamplingParams(seed=size, n=3), 2**63 - 3),
     "negative seed": (lambda size: SamplingParams(seed=-size - 1), 2**63 - 1),
     "max_tokens": (
         lambda size: SamplingParams(max_tokens=size),
@@ -98,6 +100,14 @@ class Worker:
 @pytest.mark.parametrize("name", SIZES)
 def test_limits_match_worker_states(name: str):
     make, most = SIZES[name]
-    Worker().add(make(most))
+    add_outputs(make(most))
     with pytest.raises((ValueError, OverflowError)):
-        Worker().add(make(most + 1))
+        add_outputs(make(most + 1))
+
+
+def add_outputs(params: SamplingParams) -> None:
+    """Adds each of a request's outputs (`n`) to a worker."""
+    request = SimpleNamespace(request_id="a", external_req_id="a", params=params)
+    parent = ParentRequest(request)
+    for index in range(params.n):
+        Worker().add(parent.get_child_info(index)[1])

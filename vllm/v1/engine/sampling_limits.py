@@ -54,7 +54,9 @@ def _sizes(
         yield "bad_words tokens", sum(map(len, words)), limit
     if params.seed is not None:
         size = params.seed if params.seed >= 0 else -params.seed - 1
-        yield "seed", size, INT64_MAX
+        # Each of several outputs adds its index to the seed.
+        most = INT64_MAX if params.seed < 0 else INT64_MAX - (params.n - 1)
+        yield "seed", size, most
     if params.max_tokens and params.max_tokens > INT32_MAX // 2:
         # A position is computed from it, in 32 bits.
         limit = INT32_MAX - vllm_config.model_config.max_model_len

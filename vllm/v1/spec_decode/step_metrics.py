@@ -43,7 +43,6 @@ class StepDrafting:
             earlier one; None in most steps.
         expected: tokens and seconds expected of a step with the last chosen draft
             length; None if the length is not chosen by the engine.
-        relative_acceptance_length: see `AcceptanceWatch`; None without one.
         gain: expected throughput of recent steps relative to no drafts; None if it is
             not known.
         is_tree: whether each request was to draft a tree.
@@ -54,7 +53,6 @@ class StepDrafting:
     draft_length: int
     seconds: tuple[float, float] | None = None
     expected: tuple[float, float] | None = None
-    relative_acceptance_length: float | None = None
     gain: float | None = None
     is_tree: bool = False
 
@@ -99,18 +97,14 @@ def observe_tree(
 ) -> None:
     """Adds a verified tree to a step's stats, which already count it as a draft.
 
-    Positions are depths, however many nodes a tree has. If a chain was verified
-    instead, nodes beyond the chain do not count as drafted.
+    Positions are depths, however many nodes a tree has.
     """
-    if accepted is None:
+    if accepted is None or num_nodes <= accepted.max_depth:
         return
     # A tree that was cut may be deeper than others of as many nodes.
     depth = max(depth_of(spec, num_nodes), len(accepted.numbers))
     for node in range(depth, num_nodes):
         stats.num_draft_tokens_per_pos[node] -= 1
-        stats.num_draft_tokens -= accepted.is_chain
-    if accepted.is_chain or num_nodes <= accepted.max_depth:
-        return
     if stats.trees is None:
         stats.trees = VerifiedTrees(0, {})
     stats.trees.num_nodes += num_nodes
@@ -269,10 +263,10 @@ class StepCounters:
             gauge_cls, "acceptance_length", "Mean accepted tokens of recent drafts + 1."
         )
         self.recent = {engine: RecentAcceptance() for engine in labelvalues}
-        self.gauges = {
-            name: self._gauge(gauge_cls, name, documentation)
-            for name, documentation in _gauges_of(spec)
-        }
+        self.gain: dict[int, Any] = {}
+        if spec.drafter.is_unified and is_auto(spec):
+            documentation = "Throughput over that without drafts, by step times."
+            self.gain = self._gauge(gauge_cls, "gain", documentation)
 
     def _gauge(self, gauge_cls: Any, name: str, documentation: str) -> dict[int, Any]:
         """By engine."""
@@ -339,21 +333,8 @@ class StepCounters:
             tokens, seconds = step.expected
             self.expected_tokens[engine].inc(tokens)
             self.expected_seconds[engine].inc(seconds)
-        for name, gauges in self.gauges.items():
-            if (value := getattr(step, name)) is not None:
-                gauges[engine].set(value)
-
-
-def _gauges_of(spec: "SpeculativeConfig") -> Iterator[tuple[str, str]]:
-    """Fields of `StepDrafting` that have gauges, and their documentation."""
-    if not spec.drafter.is_unified:
-        return
-    yield (
-        "relative_acceptance_length",
-        "Recent acceptance length over that of the last day or so.",
-    )
-    if is_auto(spec):
-        yield "gain", "Throughput over that without drafts, by measured step times."
+        if step.gain is not None and self.gain:
+            self.gain[engine].set(step.gain)
 
 
 def counted(name: str, value: float) -> float:

@@ -8,7 +8,6 @@ from vllm.logger import init_logger
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler
-    from vllm.v1.request import Request
 
 logger = init_logger(__name__)
 
@@ -23,11 +22,10 @@ class UnacceptedDrafts:
 
     Args:
         model: the drafter's name.
-        limit: first position that it cannot draft; later drafts do not count.
     """
 
-    def __init__(self, model: str, limit: int):
-        self.model, self.limit = model, limit
+    def __init__(self, model: str):
+        self.model = model
         self.num_drafts = self.num_tokens = 0
 
     @classmethod
@@ -38,17 +36,20 @@ class UnacceptedDrafts:
             return None
         if spec.rejection_sample_method == "synthetic":
             return None
-        return cls(spec.model, spec.drafter.limit(scheduler.max_model_len))
+        return cls(spec.model)
 
-    def observe(self, num_tokens: int, num_accepted: int, request: "Request") -> bool:
+    def observe(self, num_tokens: int, num_accepted: int) -> bool:
         """Records the verified draft of one request.
+
+        Args:
+            num_accepted: by the target, whether or not the request received them.
 
         Returns:
             Whether to go on counting: False after the warning.
         """
         if num_accepted:
             self.num_drafts = self.num_tokens = 0
-        elif request.num_tokens + num_tokens < self.limit:
+        else:
             self.num_drafts += 1
             self.num_tokens += num_tokens
         if self.num_drafts < MAX_DRAFTS:

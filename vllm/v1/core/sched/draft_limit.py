@@ -1,25 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Drafts past the end of the drafter's context."""
 
-from typing import TYPE_CHECKING
-
 from vllm.config.drafter import METHODS
-
-if TYPE_CHECKING:
-    from vllm.v1.request import Request
-
-
-def are_within(limit: int, request: "Request", num_drafts: int) -> bool:
-    """Whether a request's drafts were within the drafter's context.
-
-    Drafts past it only keep the batch uniform, and are never accepted, so they must not
-    count in estimates of acceptance.
-
-    Args:
-        limit: first position that the drafter cannot draft.
-        request: before the accepted tokens are appended to it.
-    """
-    return request.num_tokens + num_drafts <= limit
 
 
 def cut_drafts_past_limit(scheduler) -> None:

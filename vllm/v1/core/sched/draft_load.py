@@ -12,7 +12,6 @@ from vllm.config.drafter.length import (
     trims,
 )
 from vllm.logger import init_logger
-from vllm.v1.core.sched.draft_limit import are_within
 from vllm.v1.core.sched.step_intervals import Steady, StepIntervals
 from vllm.v1.core.sched.trimming import Trimming
 from vllm.v1.spec_decode.dynamic.acceptance import Verified
@@ -24,9 +23,8 @@ from vllm.v1.spec_decode.opt_out import refuses_drafts
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.core.sched.step_drafts import VerifiedDraft
     from vllm.v1.outputs import ModelRunnerOutput
-    from vllm.v1.request import Request
-    from vllm.v1.spec_decode.accepted_nodes import AcceptedNodes
     from vllm.v1.spec_decode.step_metrics import StepDrafting
 
 logger = init_logger(__name__)
@@ -114,29 +112,25 @@ class ChosenLengths:
         self._chosen_for = of if self.lengths.may_hold else None
         return chosen
 
-    def observe(
-        self,
-        num_drafts: int,
-        num_accepted: int,
-        request: "Request",
-        tree: "AcceptedNodes | None" = None,
-    ) -> None:
-        """Records one request's verified drafts; a chain if `tree` is None."""
-        unverified, is_trimmed, name = (), False, request.request_id
+    def observe(self, draft: "VerifiedDraft") -> None:
+        """Records one request's verified draft."""
+        request, unverified, name = draft.request, (), draft.request.request_id
         is_told = self.trimming is None or self.trimming.is_told
         if not is_told or not self._is_observed(name):
             self.lengths.acceptance.end_run(name)
             return
-        if self.trimming is not None and (is_trimmed := self.trimming.is_trimmed):
-            num_drafts = self.trimming.num_verified(name, num_drafts)
+        is_trimmed = self.trimming is not None and self.trimming.is_trimmed
+        if is_trimmed and not request.is_finished():
             unverified = self.trimming.unverified.get(name, ())
-        if not are_within(self._limit, request, num_drafts):
+        elif not draft.num_tokens:
             return
+        tree, num_accepted = draft.tree, draft.num_accepted
         numbers = tree.numbers if tree else range(1, num_accepted + 1)
         num_best = tree.num_best if tree else num_accepted
+        num_before = request.num_output_tokens - draft.num_new_tokens
         self.lengths.observe(
-            Verified(num_drafts, numbers, num_best, unverified),
-            kind=kind_of(request.sampling_params, request.num_output_tokens),
+            Verified(draft.num_tokens, numbers, num_best, unverified),
+            kind=kind_of(request.sampling_params, num_before),
             request_id=name,
             is_trimmed=is_trimmed,
         )

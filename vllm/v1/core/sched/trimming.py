@@ -156,11 +156,6 @@ class Trimming:
             for i in np.flatnonzero((tokens > verified) & (known > verified)):
                 self.unverified[names[i]] = told[i, verified[i] : known[i]].tolist()
 
-    def num_verified(self, request_id: str, num_drafts: int) -> int:
-        """Verified drafts of a request in the last recorded step, which had scheduled
-        `num_drafts` for it."""
-        return min(num_drafts, self._verified.get(request_id, num_drafts))
-
     def gains(self, load: Load) -> dict[int, float]:
         """Throughput that trimming adds to each length of chains, as a share, if as
         many steps can be trimmed as lately; to be called whenever a length is chosen.

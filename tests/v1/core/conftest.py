@@ -24,11 +24,11 @@ BLOCK_SIZE, K = 16, 3
 def make_scheduler(models) -> Callable[..., Scheduler]:
     """Makes a scheduler with one waiting request.
 
-    Keyword arguments are keys of the speculative config; `drafter` None turns
-    speculation off.
+    `sampling` are parameters of the request, other keyword arguments keys of the
+    speculative config; `drafter` None turns speculation off.
     """
 
-    def make(drafter="pard", log_stats=True, **spec) -> Scheduler:
+    def make(drafter="pard", log_stats=True, sampling=None, **spec) -> Scheduler:
         spec |= {"model": str(models / str(drafter)), "num_speculative_tokens": K}
         config = EngineArgs(
             model=str(models / "target"),
@@ -36,6 +36,7 @@ def make_scheduler(models) -> Callable[..., Scheduler]:
             max_model_len=128,
             max_num_seqs=8,
             async_scheduling=False,
+            per_request_spec_decode_metrics="detailed" if drafter else "none",
             speculative_config=spec if drafter else None,
         ).create_engine_config()
         config.cache_config.num_gpu_blocks = 64
@@ -50,8 +51,9 @@ def make_scheduler(models) -> Callable[..., Scheduler]:
             block_size=BLOCK_SIZE,
             log_stats=log_stats,
         )
-        sampling = SamplingParams(max_tokens=64, ignore_eos=True)
-        scheduler.add_request(Request("a", [1, 2, 3], sampling, None))
+        asked = {"max_tokens": 64, "ignore_eos": True} | (sampling or {})
+        asked = SamplingParams(**asked)
+        scheduler.add_request(Request("a", [1, 2, 3], asked, None))
         return scheduler
 
     return make

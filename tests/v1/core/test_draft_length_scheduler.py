@@ -10,10 +10,10 @@ from vllm import SamplingParams
 from vllm.config.drafter import DrafterConfig
 from vllm.v1.core.sched.draft_load import HELD, OBSERVED, ChosenLengths
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.core.sched.step_drafts import VerifiedDraft
 from vllm.v1.spec_decode.accepted_nodes import AcceptedNodes
 from vllm.v1.spec_decode.dynamic.acceptance_by_kind import ALL_GREEDY, FIRST_TOKENS
 from vllm.v1.spec_decode.dynamic.draft_length import Load
-from vllm.v1.spec_decode.metrics import SpecDecodingStats
 from vllm.v1.spec_decode.step_metrics import StepDrafting
 
 TIMES = {256: {1: {0: 1.0, 3: 1.1}, 8: {0: 1.0, 3: 9.0}}}
@@ -42,54 +42,35 @@ def make_scheduler(schedule, times=None, ranks: int = 1) -> Scheduler:
         cache_config=SimpleNamespace(enable_prefix_caching=False),
     )
     scheduler.draft_lengths = ChosenLengths.of(scheduler)
-    scheduler.unaccepted_drafts = scheduler.acceptance_watch = None
     request = SimpleNamespace(
-        request_id="0", sampling_params=None, num_tokens=100, num_output_tokens=50
+        request_id="0",
+        sampling_params=None,
+        num_tokens=100,
+        num_output_tokens=50,
+        is_finished=lambda: False,
     )
     scheduler.requests = {"0": request}
     return scheduler
 
 
-def verify(scheduler, num_draft_tokens: int, num_accepted_tokens: int, tree=None):
-    """Reports one request's outcome as `update_from_output` does."""
-    return scheduler.make_spec_decoding_stats(
-        None,
-        num_draft_tokens=num_draft_tokens,
-        num_accepted_tokens=num_accepted_tokens,
-        num_invalid_spec_tokens=None,
-        request_id="0",
-        tree=tree,
-    )
+def verify(scheduler, num_tokens: int, num_accepted: int, tree=None) -> None:
+    """Reports one request's draft as `StepDrafts` does."""
+    counts = num_accepted + 1, num_tokens, num_accepted
+    draft = VerifiedDraft(scheduler.requests["0"], *counts, tree)
+    scheduler.draft_lengths.observe(draft)
 
 
 REFUSING = SamplingParams(extra_args={"disable_spec_decode": True})
 
 
-@pytest.mark.parametrize(
-    "request_, drafts",
-    [
-        ({}, 0),
-        # Drafts past the drafter's context only keep the batch uniform: they cannot
-        # be accepted.
-        ({"num_tokens": DRAFTERS_LIMIT - 2}, 3),
-        ({"num_tokens": DRAFTERS_LIMIT - 3}, 0),
-        ({"sampling_params": REFUSING}, 3),
-    ],
-)
-def test_auto_learns_only_from_drafts_that_could_be_accepted(
-    request_: dict, drafts: int
-):
+def test_auto_learns_only_from_verified_drafts():
     scheduler = make_scheduler("auto", TIMES)
     lookup = scheduler.draft_lengths
     assert (lookup[1], lookup[8]) == (3, 0)
-    vars(scheduler.requests["0"]).update(request_)
-    for _ in range(50):
-        stats = verify(scheduler, 3, 0)
-    if "sampling_params" in request_:
-        assert stats is None
-    else:  # still counted in vLLM's own stats
-        assert isinstance(stats, SpecDecodingStats) and stats.num_draft_tokens == 3
-    assert lookup[1] == drafts
+    for num_tokens, drafts in ((0, 3), (3, 0)):
+        for _ in range(50):
+            verify(scheduler, num_tokens, 0)
+        assert lookup[1] == drafts
 
 
 def test_tree_observes_acceptance_of_its_chain():
@@ -110,7 +91,6 @@ def test_auto_without_times_uses_maximum_length():
 def test_explicit_schedule_is_kept():
     scheduler = make_scheduler([(1, 1, 1), (2, 2, 2)])
     assert scheduler.draft_lengths is None
-    assert verify(scheduler, 3, 2).num_accepted_tokens == 2
 
 
 ids = count(1)

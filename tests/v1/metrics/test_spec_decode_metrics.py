@@ -45,13 +45,13 @@ def step(drafts=(), length=K, seconds=None, expected=None) -> SchedulerStats:
 
 
 def step_with_trees(
-    *trees: tuple[list[int], list[int]], nodes: int = N, is_chain: bool = False
+    *trees: tuple[list[int], list[int]], nodes: int = N
 ) -> SchedulerStats:
     """Stats of a step that verified trees, (numbers, ranks) of each one's path."""
     verified = SpecDecodingStats.new(N)
     for numbers, ranks in trees:
         verified.observe_draft(nodes, len(numbers))
-        found = AcceptedNodes(numbers, ranks, K, is_chain)
+        found = AcceptedNodes(numbers, ranks, K)
         observe_tree(verified, nodes, found, SimpleNamespace(drafter=PARD))
     return SchedulerStats(
         spec_decoding_stats=verified,
@@ -72,9 +72,7 @@ def test_small_trees_of_several_passes_count_as_deep_as_they_are():
 TREES = step_with_trees(([1, 2, 7], [0, 0, 2]), ([5], [1]), ([], []))
 
 
-WATCHED = replace(
-    step([(3, 1)]).step_drafting, relative_acceptance_length=0.7, gain=1.8
-)
+WATCHED = replace(step([(3, 1)]).step_drafting, gain=1.8)
 TIMED = step([(3, 1)], length=2, seconds=(0.03, 0.01), expected=(9.5, 0.01))
 
 
@@ -261,11 +259,9 @@ def test_counters_of_trees():
     assert prom.values("num_draft_tokens_per_pos") == [6, 6, 6] + [0] * (N - K)
 
 
-@pytest.mark.parametrize("more", [{"is_chain": True}, {"nodes": K}])
-def test_chain_instead_of_tree_counts_no_nodes(more: dict):
-    """Regression: it was counted with all nodes of the tree, none of them verified."""
+def test_chain_instead_of_tree_counts_no_nodes():
     prom = Prom(replace(PARD, num_nodes=N))
-    prom.observe(step_with_trees(([1, 2], [0, 0]), **more))
+    prom.observe(step_with_trees(([1, 2], [0, 0]), nodes=K))
     assert prom.values("num_draft_tokens") == [K]
     assert prom.values("num_draft_tokens_per_pos") == [1] * K + [0] * (N - K)
     assert prom.values("num_accepted_tokens") == [2]
@@ -275,11 +271,7 @@ def test_chain_instead_of_tree_counts_no_nodes(more: dict):
 
 @pytest.mark.parametrize(
     "is_unified, schedule, told",
-    [
-        (True, "auto", {"relative_acceptance_length": 0.7, "gain": 1.8}),
-        (True, None, {"relative_acceptance_length": 0.7}),
-        (False, "auto", {}),
-    ],
+    [(True, "auto", {"gain": 1.8}), (True, None, {}), (False, "auto", {})],
 )
 def test_gauges_of_the_unified_speculator(is_unified, schedule, told: dict):
     """A gauge is NaN until there is a value, and then has the last one."""

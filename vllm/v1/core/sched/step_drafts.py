@@ -101,12 +101,12 @@ class StepDrafts:
         draft = VerifiedDraft(request, num_new_tokens, verified, received, tree)
         if scheduler.draft_lengths is not None:
             scheduler.draft_lengths.observe(draft)
-        if not verified:
-            return stats
         watch = scheduler.unaccepted_drafts
-        if watch is not None and not watch.observe(verified, accepted):
+        if watch is not None and verified and not watch.observe(verified, accepted):
             scheduler.unaccepted_drafts = None
-        return self._count(stats, draft)
+        # Trimming verifies the drafts of a step, if none of some requests.
+        is_counted = verified or self._step.verify_budget is not None
+        return self._count(stats, draft) if is_counted else stats
 
     def _num_verified(
         self, name: str, num_before: int, num_accepted: int, tree: AcceptedNodes | None
@@ -128,15 +128,17 @@ class StepDrafts:
         self, stats: "SpecDecodingStats | None", draft: VerifiedDraft
     ) -> "SpecDecodingStats | None":
         scheduler, request = self._scheduler, draft.request
-        counts = draft.num_tokens, draft.num_accepted
+        name, verified = request.request_id, draft.num_tokens
         if request.spec_decode_metrics is not None:
             is_detailed = scheduler.spec_decode_metrics_level == "detailed"
+            counts = verified, draft.num_accepted
             request.spec_decode_metrics.observe(*counts, is_detailed)
-        name = request.request_id
-        stats = scheduler.make_spec_decoding_stats(stats, *counts, None, name)
+        scheduled = len(self._step.scheduled_spec_decode_tokens[name])
+        counts = scheduled, draft.num_accepted, {name: scheduled - verified}
+        stats = scheduler.make_spec_decoding_stats(stats, *counts, name)
         if stats is not None:
             spec = scheduler.vllm_config.speculative_config
-            observe_tree(stats, draft.num_tokens, draft.tree, spec)
+            observe_tree(stats, verified, draft.tree, spec)
         return stats
 
     def stats(self) -> "StepDrafting | None":

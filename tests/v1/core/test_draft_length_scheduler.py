@@ -203,6 +203,20 @@ def test_acceptance_of_large_batch_is_learned_from_part_of_it():
     assert all(lookup._is_observed(each.request_id) for each in scheduler.running)
 
 
+@pytest.mark.parametrize("has_ended", [False, True])
+def test_unverified_drafts_past_the_end_of_a_request_are_not_learned(
+    monkeypatch, has_ended: bool
+):
+    scheduler, seen = make_scheduler("auto", TIMES), []
+    lookup, request = scheduler.draft_lengths, scheduler.requests["0"]
+    request.is_finished = lambda: has_ended
+    chances = {"is_told": True, "unverified": {"0": [0.9]}}
+    lookup.trimming = SimpleNamespace(is_trimmed=True, **chances)
+    monkeypatch.setattr(lookup.lengths, "observe", lambda one, **_: seen.append(one))
+    verify(scheduler, 2, 2)
+    assert [list(one.unverified) for one in seen] == [[] if has_ended else [0.9]]
+
+
 @pytest.mark.parametrize(
     "is_observed, is_told", [(True, True), (True, False), (False, True)]
 )

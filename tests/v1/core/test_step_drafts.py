@@ -16,7 +16,13 @@ REFUSES = {"extra_args": {"disable_spec_decode": True}}
 TREE = {"draft_tree": N}
 
 
-def step(scheduler: Scheduler, sampled: list[int], ranks=None, invalid: int = 0):
+def step(
+    scheduler: Scheduler,
+    sampled: list[int],
+    ranks=None,
+    invalid: int = 0,
+    verify_budget: int | None = None,
+):
     """Outputs of a step of the only request.
 
     Args:
@@ -26,6 +32,7 @@ def step(scheduler: Scheduler, sampled: list[int], ranks=None, invalid: int = 0)
     """
     scheduled = scheduler.schedule()
     scheduled.num_invalid_spec_tokens = {"a": invalid}
+    scheduled.verify_budget = verify_budget
     nodes = ranks and np.array([[[*range(K + 1)]], [ranks]])
     output = ModelRunnerOutput(["a"], {"a": 0}, [sampled], accepted_nodes=nodes)
     return scheduler.update_from_output(scheduled, output)[0]
@@ -103,6 +110,15 @@ def test_only_verified_drafts_count(
     scheduler = make_scheduler(sampling=sampling, **(TREE if drafts == N else {}))
     step(scheduler, [1])
     assert counts(scheduler, verify(scheduler, drafts, [1, 9], **how)) == expected
+
+
+def test_drafts_of_a_trimmed_step_count_even_if_none_is_verified(make_scheduler):
+    """So that accepted tokens + 1 are what a request receives in such a step."""
+    scheduler = make_scheduler()
+    step(scheduler, [1])
+    scheduler.update_draft_token_ids(DraftTokenIds(["a"], [[1] * K]))
+    outputs = step(scheduler, [9], invalid=K, verify_budget=0)
+    assert counts(scheduler, outputs) == [0, 0]
 
 
 @pytest.mark.parametrize("room, expected", [(0, None), (2, [2, 1]), (K, [K, 1])])

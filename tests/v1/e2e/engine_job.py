@@ -7,7 +7,8 @@ each, so that vLLM is imported only once. It prints `done` when a result is writ
 A job has the arguments of an engine, and scenarios, which run one after the other. A
 scenario is a list of requests. Each has its prompt's token ids and a number of tokens
 to generate, and optionally: rows and columns of its images, each of which replaces one
-token of the prompt; the step at which it arrives (by default all arrive at once); its
+token of the prompt; whether the prompt is passed as the target's embeddings of it; the
+step at which it arrives (by default all arrive at once); its
 priority; the folder of its LoRA adapter; the number of tokens after which it is
 aborted; whether its output is streamed; other sampling parameters; further parts of its
 prompt, with keys that differ from the first part's, each of which continues after the
@@ -235,6 +236,7 @@ class Answer:
         self.tokens: dict[int, list[int]] = {0: []}
         self.logprobs: dict[int, Any] = {}
         self.prompt_logprobs: list[Any] = []
+        self.metrics: dict[int, dict[str, Any]] = {}
         self.is_aborted = False
         self.text, self.end = "", ""
         self.parts: list[int] = []  # tokens after each answered part of the prompt
@@ -246,6 +248,8 @@ class Answer:
         if at == 0:
             self.text = (self.text if is_delta else "") + output.text
             self.end = output.finish_reason or ""
+        if output.spec_decode_metrics is not None:
+            self.metrics[at] = output.spec_decode_metrics.to_dict()
         if output.finished():
             self.parts.append(len(self.tokens[at]))
         before = self.logprobs.get(at) if is_delta else None
@@ -282,6 +286,7 @@ def results_of(answers: list[Answer]) -> dict[str, list[Any]]:
         "logprobs": [in_order(answer.logprobs) for answer in answers],
         "prompt_logprobs": [answer.prompt_logprobs for answer in answers],
         "parts": [answer.parts for answer in answers],
+        "metrics": [in_order(answer.metrics) for answer in answers],
         "aborted": [answer.is_aborted for answer in answers],
         "texts": [answer.text for answer in answers],
         "ends": [answer.end for answer in answers],
@@ -303,10 +308,21 @@ def add_request(engine: LLMEngine, name: str, request: dict[str, Any]) -> None:
         pictures = importlib.import_module("images").picture
         images = [pictures(*side) for side in sides]
         prompt["multi_modal_data"] = {"image": images}
+    if request.get("embeds"):
+        prompt = {"prompt_embeds": embeddings(engine, request["prompt"])}
     given: dict[str, Any] = {"priority": request.get("priority", 0)}
     if folder := request.get("lora"):
         given["lora_request"] = LoRARequest("adapter", 1, folder)
     engine.add_request(name, prompt, sampling(request), **given)
+
+
+def embeddings(engine: LLMEngine, tokens: list[int]) -> torch.Tensor:
+    """[tokens, hidden size], the target's."""
+
+    def embed(worker: Any) -> torch.Tensor:
+        return worker.model_runner.model.embed_input_ids(torch.tensor(tokens))
+
+    return engine.collective_rpc(embed)[0]
 
 
 def add_part(

@@ -87,10 +87,8 @@ class StepDrafts:
         scheduler, name = self._scheduler, request.request_id
         if name in self._from_queue or refuses_drafts(request.sampling_params):
             return stats
-        index, per_step = (
-            self._output.req_id_to_index[name],
-            scheduler.num_sampled_tokens_per_step,
-        )
+        index = self._output.req_id_to_index[name]
+        per_step = scheduler.num_sampled_tokens_per_step
         sampled = self._num_sampled[index] if self._num_sampled else 0
         if sampled < per_step:
             return stats

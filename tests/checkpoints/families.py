@@ -206,7 +206,7 @@ PUBLISHED: dict[str, Published] = {
         _head(d2t=None, mask_dims=3), 8, (2, 4, 6), target="qwen3"
     ),
     # EAGLE-3.1: a norm for each tapped layer, and normalized states are fed back.
-    "speculators-peagle-fc-norm": _speculators(_head(4, mask_dims=3), 4, (1, 2, 5, 7)),
+    "speculators-peagle-fc-norm": _speculators(_head(4, mask_dims=3), 4, (7, 1, 5, 2)),
     # EAGLE-3 of SafeAILab (yuhuili), SpecForge and NVIDIA: most have no embeddings.
     # Its context is shorter than the target's, which does not limit drafting.
     "eagle3-yuhuili": _safeailab(_midlayer, dtype=torch.float16),
@@ -215,8 +215,9 @@ PUBLISHED: dict[str, Published] = {
     "eagle3-angelslim": _nvidia(_midlayer, target="qwen3", files="bin"),
     # Like those for gpt-oss, at its real hidden size.
     "eagle3-specforge": _nvidia(_midlayer, target="gpt-oss-wide", layers=(1, 2, 3)),
-    # Numbered layer names, and tapped layers other than the target's defaults.
-    "eagle3-nvidia": _nvidia(_head(d2t=None, embed=False), layers=(1, 4, 6)),
+    # Numbered layer names, and tapped layers other than the target's defaults: the
+    # embeddings among them, in another order than the target returns them.
+    "eagle3-nvidia": _nvidia(_head(d2t=None, embed=False), layers=(6, 0, 4)),
     # Full vocabulary, no `d2t`, null for the layer ids. Its target has 128 more padding
     # rows.
     "eagle3-nvidia-old": _nvidia(

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+import vllm.logger
 from vllm import SamplingParams
 from vllm.config.drafter import DrafterConfig
 from vllm.exceptions import VLLMValidationError
@@ -55,6 +56,8 @@ def test_other_speculators_refuse_opt_out():
     "given, is_told",
     [
         ({"disable_specdecode": True}, True),
+        ({1: 2, None: 3, ("a",): 4}, False),
+        ({5: 6, "disable_specdecode": True}, True),
         ({"disable_speculative_decode": True}, True),
         ({KEY: False, "disable_specdecode": True}, False),
         ({"session_id": "a", "ngram_size": 3}, False),
@@ -68,6 +71,19 @@ def test_similar_key_causes_warning(monkeypatch, given: dict, is_told: bool):
     check_opt_out(asked, config())
     check_opt_out(asked, None)  # nothing to turn off
     assert len(told) == is_told and asked.extra_args == given
+
+
+@pytest.mark.parametrize(
+    "keys", [[f"disable_specdecode{i}" for i in range(9)], ["disable_spec\ndecode"]]
+)
+def test_clients_cannot_fill_the_log(keys: list[str], caplog_vllm, monkeypatch):
+    """One line for all requests, without their text."""
+    vllm.logger._print_warning_once.cache_clear()
+    for key in keys:
+        check_opt_out(SamplingParams(extra_args={key: True}), config())
+    (record,) = caplog_vllm.records
+    assert not any(key in record.getMessage() for key in keys)
+    assert "\n" not in record.getMessage()
 
 
 def test_engine_without_drafts_accepts_any_value():

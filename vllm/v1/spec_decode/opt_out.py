@@ -2,7 +2,7 @@
 """Turns drafting off for a request: `disable_spec_decode` in its extra arguments."""
 
 from difflib import get_close_matches
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vllm.exceptions import VLLMValidationError
 from vllm.logger import init_logger
@@ -51,12 +51,15 @@ def check_opt_out(
         )
 
 
-def _say_if_misspelt(given: "Iterable[str]") -> None:
-    """Warns of a misspelt key: no error, since plugins have arguments of their own."""
-    for near in get_close_matches(KEY, given, n=1, cutoff=0.75):
+def _say_if_misspelt(given: "Iterable[Any]") -> None:
+    """Warns of a misspelt key: no error, since plugins have arguments of their own.
+
+    Once, and without the key: clients can send any number of any text.
+    """
+    keys = [key for key in given if isinstance(key, str) and len(key) < 2 * len(KEY)]
+    if get_close_matches(KEY, keys, n=1, cutoff=0.75):
         logger.warning_once(
-            'A request has the extra argument "%s", which does not turn drafting off: '
-            'did you mean "%s"?',
-            near,
+            "A request has an extra argument that does not turn drafting off: did its "
+            'client mean "%s"?',
             KEY,
         )

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a model whose name may be that of a missing folder is on the hub."""
+"""What the hub has: a model whose name may be that of a missing folder; a config."""
 
 import os
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from huggingface_hub import HfApi
 
 import vllm.envs as envs
 
@@ -23,6 +25,30 @@ def check_hub(spec: "SpeculativeConfig") -> None:
         check_exists('"model" of speculative_config', spec.model, *known, is_local)
 
 
+def check_root(spec: "SpeculativeConfig") -> None:
+    """Checks that a drafter's repository on the hub has a config, in its root.
+
+    To be called if none could be read; vLLM reports other reasons.
+
+    Raises:
+        ValueError: it has some in subfolders only, which vLLM does not load.
+    """
+    if names_a_path(spec.model) or envs.VLLM_USE_MODELSCOPE:
+        return
+    try:
+        files = HfApi().list_repo_files(spec.model, revision=spec.revision)
+    except Exception:  # no answer, or no repository
+        return
+    folders = sorted(
+        file.rpartition("/")[0] for file in files if "/config.json" in file
+    )
+    if folders and not {"config.json", "params.json"} & set(files):
+        raise ValueError(
+            f'"model" of speculative_config: {spec.model} has its config.json only in '
+            f"{', '.join(folders)}: download it, and name one of these folders."
+        )
+
+
 def check_exists(
     what: str, model: str, revision: str | None, token: Any, is_local: bool = False
 ) -> None:
@@ -35,10 +61,8 @@ def check_exists(
     Raises:
         ValueError: it is not on the hub, or the hub does not answer.
     """
-    folder, is_path = Path(model), names_a_path(model)
-    if folder.exists() or not (is_path or _may_be_a_path(model, is_local)):
-        return
-    if is_path or not _is_on_hub(model, revision, token):
+    if is_missing(model, revision, token, is_local):
+        folder = Path(model)
         others = os.listdir(folder.parent) if folder.parent.is_dir() else []
         near = get_close_matches(folder.name, others, n=1)
         proposed = f', such as "{folder.parent / near[0]}"' if near else ""
@@ -46,6 +70,19 @@ def check_exists(
             f"{what}: {model} does not exist, nor was it found on the hub: name the "
             f"folder that holds config.json and weights{proposed}."
         )
+
+
+def is_missing(model: str, revision: str | None, token: Any, is_local: bool) -> bool:
+    """Whether a name may be that of a missing folder, and is not on the hub either.
+
+    Args:
+        is_local: as for `check_exists`.
+    """
+    if Path(model).exists():
+        return False
+    if names_a_path(model):
+        return True
+    return _may_be_a_path(model, is_local) and not _is_on_hub(model, revision, token)
 
 
 def _may_be_a_path(model: str, is_local: bool) -> bool:

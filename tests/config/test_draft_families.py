@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Detection of each published drafter's family, and the settings that follow."""
 
+import json
 import shutil
 from types import SimpleNamespace
 
@@ -9,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.checkpoints.families import PUBLISHED, write_drafter, write_target
+from vllm.config.drafter import METHODS
 from vllm.config.drafter.families import (
     FAMILIES,
     DraftFiles,
@@ -16,7 +18,6 @@ from vllm.config.drafter.families import (
     default_layers,
     find_family,
     tapped_layers,
-    told_by_tensors,
 )
 from vllm.config.drafter.resolve import read_files
 from vllm.config.drafter.target import correct_depth
@@ -44,7 +45,8 @@ def test_published(name: str, models, tmp_path):
 
 def test_every_family_is_published():
     tested = {made.family for made in PUBLISHED.values()}
-    assert tested == {family.name for family in FAMILIES}
+    ours = {family.name for family in FAMILIES if family.method in METHODS}
+    assert tested == ours
 
 
 AMAZON, SPECFORGE = "P-EAGLE, Amazon", "P-EAGLE, SpecForge or verl-SpeCo"
@@ -69,9 +71,18 @@ PARD = {"pard_token": 5, "spd_type": "pard"}
         # Other models are left to vLLM.
         ({"architectures": ["LlamaForCausalLM"], "model_type": "llama"}, (), None),
         ({"mask_token_id": 103, "architectures": ["BertForMaskedLM"]}, (), None),
-        ({"architectures": ["DFlashDraftModel"], "draft_vocab_size": 9}, (), None),
-        ({"dflash_config": {}, "mask_token_id": 3, "draft_vocab_size": 9}, (), None),
-        ({"speculators_model_type": "dflash", "mask_token_id": 5}, (), None),
+        ({"architectures": ["DFlashDraftModel"], "draft_vocab_size": 9}, (), "DFlash"),
+        (
+            {"dflash_config": {}, "mask_token_id": 3, "draft_vocab_size": 9},
+            (),
+            "DFlash",
+        ),
+        ({"speculators_model_type": "dflash", "mask_token_id": 5}, (), "DFlash"),
+        ({"speculators_model_type": "dspark", "mask_token_id": 5}, (), "DSpark"),
+        # DeepSpec's DFlash has DSpark's architecture, SpecForge's DSpark a DFlash key.
+        ({"architectures": ["Qwen3DSparkModel"], "markov_rank": 0}, (), "DSpark"),
+        ({"architectures": ["DSparkDraftModel"], "dflash_config": {}}, (), "DSpark"),
+        (PARD | {"architectures": ["Qwen3NextMTP"]}, (), "MTP"),
         ({"eagle_config": None, "pard_token": None}, (), None),
     ],
 )
@@ -115,7 +126,9 @@ DFLASH = ("fc.weight", "hidden_norm.weight", "layers.0.mlp.up_proj.weight")
         ("draft", EAGLE, "eagle"),
         ("draft", EAGLE3, "eagle3"),
         ("draft", ("fc.weight", "layers.0.hidden_norm.weight"), "eagle3"),
-        ("draft", DFLASH, None),
+        ("draft", DFLASH, "dflash"),
+        ("eagle-draft", DFLASH, "dflash"),
+        ("draft", (*DFLASH, "markov_head.markov_w1.weight"), "dspark"),
         ("draft", LANGUAGE_MODEL, None),  # vLLM checks whether it has MTP modules
     ],
 )
@@ -136,8 +149,8 @@ def test_method_from_tensor_names(
         file.unlink()
     spec = unresolved(folder, num_speculative_tokens=4)
     drafter = read_files(spec)
-    assert spec.method == (drafter and drafter.method) == method
-    assert told_by_tensors(DraftFiles({"dflash_config": {}}, lambda: tensors)) is None
+    assert spec.method == method
+    assert (drafter and drafter.method) == (method if method in METHODS else None)
 
 
 @pytest.mark.parametrize(
@@ -160,6 +173,79 @@ def test_method_from_path_if_no_file_decides(
     made = engine_config(models / "target", spec, load_format=load_format)
     found = made.speculative_config
     assert found.method == found.drafter.method == used
+
+
+DFLASH_KEYS = {"dflash_config": {"mask_token_id": 2, "target_layer_ids": [1, 3, 5]}}
+NAMED = [
+    ("DFlashDraftModel", DFLASH_KEYS, "dflash", "DFlashDraftModel"),
+    ("Qwen3DFlashDraftModel", DFLASH_KEYS, "dflash", "DFlashDraftModel"),
+    ("Qwen3DFlash2DraftModel", DFLASH_KEYS, "dflash", "DFlash2DraftModel"),
+    ("LiLiCorrDraftModel", DFLASH_KEYS, "dflash", "LiLiCorrDraftModel"),
+    ("Qwen3XPressModel", DFLASH_KEYS, "dflash", "DFlashQwen3XPressModel"),
+    ("Qwen3DSparkModel", {"markov_rank": 0}, "dspark", "Qwen3DSparkModel"),
+    ("DSparkDraftModel", DFLASH_KEYS, "dspark", "Qwen3DSparkModel"),
+    ("Qwen3ForCausalLM", {}, "draft_model", "Qwen3ForCausalLM"),
+]
+
+
+@pytest.mark.parametrize("architecture, keys, method, used", NAMED)
+@pytest.mark.parametrize(
+    "name, asked",
+    [("drafter", None), ("eagle3-8b", None), ("dflash-8b", "draft_model")],
+)
+def test_method_from_files_not_path(
+    architecture: str,
+    keys: dict,
+    method: str,
+    used: str,
+    name: str,
+    asked: str | None,
+    models,
+    checkpoint,
+    monkeypatch,
+):
+    """vLLM itself goes by words in the path."""
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
+    target = json.loads((models / "target" / "config.json").read_text())
+    own = {"architectures": [architecture], "model_type": "qwen3", **keys}
+    folder = checkpoint(target | own, LANGUAGE_MODEL, name)
+    spec = {"model": str(folder), "num_speculative_tokens": 4, "method": asked}
+    engine = engine_config(models / "target", spec, load_format="dummy")
+    found = engine.speculative_config
+    assert found.method == method
+    assert found.draft_model_config.architectures == [used]
+
+
+def test_published_dflash_may_have_the_class_of_dspark(checkpoint):
+    """DeepSpec's: for "dflash" vLLM itself looks for a class that does not exist."""
+    folder = checkpoint({"architectures": ["Qwen3DSparkModel"]}, name="dflash_qwen3_8b")
+    spec = unresolved(folder, method="dflash", num_speculative_tokens=4)
+    assert read_files(spec) is None
+    assert spec.method == "dspark"
+
+
+@pytest.mark.parametrize("name", ["target", "dflash-target", "my-eagle-8b"])
+def test_method_mtp_does_not_depend_on_path(name: str, models, checkpoint):
+    """Regression: vLLM itself takes the last two for other methods."""
+    config = json.loads((models / "target" / "config.json").read_text())
+    config |= {"architectures": ["MiMoForCausalLM"], "model_type": "qwen2"}
+    target = checkpoint(config | {"num_nextn_predict_layers": 1}, name=name)
+    spec = {"method": "mtp", "num_speculative_tokens": 1}
+    engine = engine_config(target, spec, load_format="dummy")
+    assert engine.speculative_config.method == "mtp"
+
+
+def test_length_of_speculators_dflash_is_in_its_file(checkpoint):
+    """vLLM itself reads it only if the head is served alone."""
+    methods = [{"speculative_tokens": 5}]
+    config = {
+        "speculators_model_type": "dflash",
+        "transformer_layer_config": {},
+        "speculators_config": {"proposal_methods": methods},
+    }
+    spec = unresolved(checkpoint(config))
+    assert read_files(spec) is None
+    assert (spec.method, spec.num_speculative_tokens) == ("dflash", 5)
 
 
 @pytest.mark.parametrize(

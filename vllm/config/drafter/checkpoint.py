@@ -28,6 +28,8 @@ MODEL_TYPES = {"llama_peagle": "llama"}
 INDEX = "model.safetensors.index.json"
 LARGEST_HEADER = 100_000_000  # bytes; the format's own limit
 AGAIN = "download or export the checkpoint again"
+# Words in a path from which vLLM derives the method of a drafter.
+WORDS = ("eagle-", "eagle3", "dflash", "dspark")
 
 T = TypeVar("T")
 
@@ -169,21 +171,14 @@ def _pickled_names(file: Path) -> list[str]:
     return list(tensors) if isinstance(tensors, Mapping) else []
 
 
-def find_checkpoint(spec: "SpeculativeConfig") -> DraftCheckpoint | None:
-    """Interprets the files of a config's `model`; None if vLLM is to do so instead.
+def find_checkpoint(
+    spec: "SpeculativeConfig", config: Mapping[str, Any]
+) -> DraftCheckpoint:
+    """Interprets the files of a config's `model`.
 
-    Raises:
-        ValueError: they cannot be a drafter's.
+    Args:
+        config: its parsed config.json.
     """
-    if not needs_model(spec):
-        return None
-    is_local = names_a_path(spec.model)
-    if is_local:
-        check_folder(spec)
-    config = _load_config(spec)
-    if config is None:
-        return None
-    check_speculators(spec.model, config)
     if known := MODEL_TYPES.get(name := config.get("model_type")):
         from transformers import CONFIG_MAPPING
 
@@ -202,7 +197,12 @@ def find_checkpoint(spec: "SpeculativeConfig") -> DraftCheckpoint | None:
 
 
 def needs_model(spec: "SpeculativeConfig") -> bool:
-    """Whether a config's method is, or may be, one of the unified speculator's."""
+    """Whether a config's drafter has files that may tell its method.
+
+    With "mtp", and with "dspark" without a model, it is a part of the target.
+    """
+    if spec.method in ("dflash", "dspark"):
+        return spec.model is not None
     if spec.method is not None:
         return spec.method in METHODS
     is_class = type(spec)._is_custom_proposer_path(spec.model)
@@ -211,9 +211,12 @@ def needs_model(spec: "SpeculativeConfig") -> bool:
 
 def _is_misnamed(spec: "SpeculativeConfig") -> bool:
     """Whether a word in its path would make vLLM take a draft model for a head."""
-    name = spec.model.lower()
-    has_word = "eagle-" in name or "eagle3" in name
-    return has_word and spec.method in (None, "draft_model")
+    return has_word(spec) and spec.method in (None, "draft_model")
+
+
+def has_word(spec: "SpeculativeConfig") -> bool:
+    """Whether the model's path has a word from which vLLM derives a method."""
+    return any(word in spec.model.lower() for word in WORDS)
 
 
 def names_a_path(model: str) -> bool:
@@ -224,8 +227,12 @@ def names_a_path(model: str) -> bool:
     return is_path or Path(model).exists()
 
 
-def _load_config(spec: "SpeculativeConfig") -> Mapping[str, Any] | None:
-    """The parsed config.json; None if it is missing or cannot be read."""
+def load_config(spec: "SpeculativeConfig") -> Mapping[str, Any] | None:
+    """The parsed config.json; None if it is missing or cannot be read.
+
+    Raises:
+        ValueError: it is no JSON object.
+    """
     if (file := Path(spec.model) / "config.json").is_file():
         return read_config(file)
     from transformers import PretrainedConfig
@@ -255,63 +262,3 @@ def _tensor_names(spec: "SpeculativeConfig") -> list[str]:
             spec.model,
         )
     return names
-
-
-def check_folder(spec: "SpeculativeConfig") -> None:
-    """Checks that a local drafter is a folder with a config.
-
-    Raises:
-        ValueError: it is not.
-    """
-    folder = Path(spec.model)
-    if folder.suffix == ".gguf":
-        return
-    if not folder.is_dir():
-        what = "is a file" if folder.exists() else "does not exist"
-        raise ValueError(
-            f'"model" of speculative_config: {folder} {what}: name the folder that '
-            "holds the drafter's config.json and weights."
-        )
-    target = spec.target_model_config
-    known = ("auto", "hf", "mistral")
-    if target is not None and target.config_format not in known:
-        return
-    if (folder / "config.json").is_file() or (folder / "params.json").is_file():
-        return
-    if (folder / "adapter_config.json").is_file():
-        raise ValueError(
-            f'"model" of speculative_config: {folder} is a LoRA adapter, which cannot '
-            "draft: merge it into its base model, and name the merged model."
-        )
-    raise ValueError(
-        f'"model" of speculative_config: {folder} has no config.json: name a '
-        f"drafter's folder, or {AGAIN}."
-    )
-
-
-def check_speculators(model: str, config: Mapping[str, Any]) -> None:
-    """Checks the keys that vLLM reads in a checkpoint of the `speculators` library.
-
-    Raises:
-        ValueError: one of them is missing or not supported.
-    """
-    kind = config.get("speculators_model_type")
-    if kind is None:
-        return
-    from vllm.transformers_utils.configs.speculators import algos
-
-    where = f"in {model}/config.json"
-    if not isinstance(config.get("transformer_layer_config"), Mapping):
-        raise ValueError(
-            f"transformer_layer_config {where} must be a JSON object: {AGAIN}."
-        )
-    if kind not in (known := sorted(algos.SUPPORTED_SPECULATORS_TYPES)):
-        raise ValueError(
-            f"speculators_model_type {where} is {kind!r}, which is not supported: use "
-            f"a checkpoint of type {', '.join(known)}."
-        )
-    if kind == "peagle" and config.get("mask_token_id") is None:
-        raise ValueError(
-            f"mask_token_id {where} is missing, which P-EAGLE needs: add the id of the "
-            "token that it was trained with."
-        )

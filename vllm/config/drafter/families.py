@@ -10,11 +10,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-# Architectures that vLLM has under another name.
+# Architectures that vLLM has under another name. The last two are NeMo's.
 ARCHITECTURES = {
     "LlamaEagle3DraftModel": "LlamaForCausalLMEagle3",
     "PEagleDraftModel": "LlamaForCausalLMEagle3",
     "LlamaForCausalLMPeagle": "LlamaForCausalLMEagle3",
+    "Qwen3DFlashDraftModel": "DFlashDraftModel",
+    "Qwen3DFlash2DraftModel": "DFlash2DraftModel",
 }
 # Architectures that draft in parallel, whatever else their config says.
 PARALLEL_HEADS = ("PEagleDraftModel", "LlamaForCausalLMPeagle")
@@ -46,6 +48,11 @@ class DraftFiles:
     def has_architecture(self, name: str) -> bool:
         return name in (self.config.get("architectures") or ())
 
+    def has_word(self, *words: str) -> bool:
+        """Whether the name of an architecture contains one of the words."""
+        names = self.config.get("architectures") or ()
+        return any(word in str(name) for name in names for word in words)
+
     def has_tensor(self, name: str) -> bool:
         return any(found.rpartition(".")[2] == name for found in self.tensor_names())
 
@@ -59,7 +66,7 @@ class DraftFamily:
         method: of the speculative config.
         is_parallel: whether it drafts several tokens per pass.
         num_drafts: K if neither the user nor the checkpoint gives it: what its authors
-            train or evaluate it with.
+            train or evaluate it with. None: vLLM has a default, or asks the user.
         told_by: describes the keys that `matches` looks at.
         matches: whether a checkpoint is of this family.
     """
@@ -67,7 +74,7 @@ class DraftFamily:
     name: str
     method: str
     is_parallel: bool
-    num_drafts: int
+    num_drafts: int | None
     told_by: str
     matches: Callable[[DraftFiles], bool]
 
@@ -81,8 +88,21 @@ def _is_pard2(files: DraftFiles) -> bool:
     )
 
 
-def _is_speculators(kind: str) -> Callable[[DraftFiles], bool]:
-    return lambda files: files.config.get("speculators_model_type") == kind
+def _is_speculators(*kinds: str) -> Callable[[DraftFiles], bool]:
+    return lambda files: files.config.get("speculators_model_type") in kinds
+
+
+def _is_dspark(files: DraftFiles) -> bool:
+    # DeepSeek's have the architecture of their target.
+    is_own = files.has_word("DSpark") or files.has("dspark_noise_token_id")
+    return is_own or _is_speculators("dspark")(files)
+
+
+def _is_dflash(files: DraftFiles) -> bool:
+    words = "DFlash", "LiLiCorr", "XPress", "MuseGlimmerAssistant"
+    kinds = "dflash", "dflash2"
+    has_key = files.has("dflash_config")
+    return has_key or files.has_word(*words) or _is_speculators(*kinds)(files)
 
 
 def _is_nemo_parallel(files: DraftFiles) -> bool:
@@ -96,12 +116,38 @@ def _is_specforge_parallel(files: DraftFiles) -> bool:
 
 
 def _is_eagle3(files: DraftFiles) -> bool:
-    names = files.config.get("architectures") or ()
-    return bool(files.config.get("eagle_config")) or any("Eagle3" in n for n in names)
+    return bool(files.config.get("eagle_config")) or files.has_word("Eagle3")
 
 
-# The first one that matches is used.
+# The first one that matches is used. The first three have vLLM's own speculators; some
+# of their configs have keys of other families, too.
 FAMILIES = (
+    DraftFamily(
+        "DSpark",
+        "dspark",
+        True,
+        None,
+        "`DSpark` in `architectures`, `dspark_noise_token_id`, or "
+        '`speculators_model_type: "dspark"`',
+        _is_dspark,
+    ),
+    DraftFamily(
+        "DFlash",
+        "dflash",
+        True,
+        None,
+        "`dflash_config`, or `DFlash`, `LiLiCorr`, `XPress` or `MuseGlimmerAssistant` "
+        'in `architectures`, or `speculators_model_type: "dflash"` or `"dflash2"`',
+        _is_dflash,
+    ),
+    DraftFamily(
+        "MTP",
+        "mtp",
+        False,
+        None,
+        "`MTP` in `architectures`",
+        lambda files: files.has_word("MTP"),
+    ),
     DraftFamily(
         "PARD-2",
         "draft_model",
@@ -178,24 +224,8 @@ FAMILIES = (
 )
 
 
-def _is_another_method(config: Mapping[str, Any]) -> bool:
-    """Whether vLLM detects its method: such checkpoints have some of the keys above."""
-    kind = config.get("speculators_model_type")
-    return (
-        kind not in (None, "eagle3", "peagle")
-        or any(key in config for key in ("dflash_config", "dspark_noise_token_id"))
-        or any(
-            word in name
-            for name in config.get("architectures") or ()
-            for word in ("DFlash", "DSpark", "MTP", "Medusa")
-        )
-    )
-
-
 def find_family(files: DraftFiles) -> DraftFamily | None:
-    """The family of a checkpoint; None for a language model, or another method."""
-    if _is_another_method(files.config):
-        return None
+    """The family of a checkpoint; None for a language model."""
     return next((family for family in FAMILIES if family.matches(files)), None)
 
 
@@ -203,11 +233,14 @@ def told_by_tensors(files: DraftFiles) -> str | None:
     """The method of a checkpoint of no family, by its tensors' names; None: unclear.
 
     Heads of the first EAGLE have a language model's config, and a layer `fc` in front.
-    EAGLE-3 heads normalize the target's hidden states in their first layer.
+    EAGLE-3 heads normalize the target's hidden states in their first layer, DFlash and
+    DSpark before it.
     """
     names = [name.removeprefix("model.") for name in files.tensor_names()]
-    if _is_another_method(files.config) or "hidden_norm.weight" in names:
-        return None
+    if any(name.startswith("markov_head.") for name in names):
+        return "dspark"
+    if "hidden_norm.weight" in names:
+        return "dflash"
     if "fc.weight" in names:
         is_eagle3 = any(re.match(EAGLE3_LAYER, name) for name in names)
         return "eagle3" if is_eagle3 else "eagle"
@@ -281,15 +314,24 @@ def tapped_layers(config: Any) -> tuple[int, ...] | None:
     """Ids of the target's layers whose inputs a head is fed; None: vLLM's defaults.
 
     Args:
-        config: a Hugging Face config, with the ids at top level or in `eagle_config`.
+        config: as for `listed_layers`.
     """
-    nested = getattr(config, "eagle_config", None) or {}
-    ids = (
-        getattr(config, TAPPED_LAYERS, None)
-        or nested.get(TAPPED_LAYERS)
-        or nested.get("layer_ids")
-    )
+    ids = listed_layers(config)
     return tuple(ids) if ids else None
+
+
+def listed_layers(config: Any) -> Any:
+    """The value of `tapped_layers` as it is in the file, valid or not.
+
+    Args:
+        config: a Hugging Face config or a mapping, with the ids at top level or in
+            `eagle_config`.
+    """
+    get = config.get if isinstance(config, Mapping) else partial(getattr, config)
+    nested = get("eagle_config", None) or {}
+    return (
+        get(TAPPED_LAYERS, None) or nested.get(TAPPED_LAYERS) or nested.get("layer_ids")
+    )
 
 
 def default_layers(depth: int) -> tuple[int, ...]:

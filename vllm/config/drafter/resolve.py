@@ -7,9 +7,9 @@ import re
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import fields, replace
+from dataclasses import fields, is_dataclass, replace
 from difflib import get_close_matches
-from functools import partial, wraps
+from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 from huggingface_hub.errors import StrictDataclassError
@@ -17,21 +17,30 @@ from pydantic_core import PydanticCustomError, ValidationError
 
 from vllm.logger import init_logger
 
-from .checkpoint import find_checkpoint, needs_model
+from .checkpoint import (
+    find_checkpoint,
+    has_word,
+    load_config,
+    names_a_path,
+    needs_model,
+)
 from .drafter import METHODS, NAMES, DrafterConfig
 from .engine import find_unsupported
-from .families import DraftCheckpoint, adapt_config, default_layers
-from .hub import check_hub
+from .families import DraftCheckpoint, default_layers
+from .folder import check_folder, check_name
+from .hub import check_hub, check_root
 from .length import (
     DEFAULT_LONGEST,
     check_auto,
     check_tree,
     check_width,
     choose_by_default,
+    fill_from_schedule,
     fill_length,
     is_auto,
     verify_whole_trees,
 )
+from .overrides import overridden
 from .target import (
     check_attention,
     check_states,
@@ -41,6 +50,7 @@ from .target import (
     find_tapped_layers,
     find_target_features,
 )
+from .values import check_values
 from .vocabulary import map_vocabularies, match_vocabularies
 from .window import check_window
 
@@ -52,9 +62,14 @@ logger = init_logger(__name__)
 EXAMPLE = '{"model": "amd/PARD-Llama-3.2-1B", "num_speculative_tokens": 7}'
 # A drafter may do well up to this multiple of the tokens that it was trained for.
 FAR_BEYOND = 2
-# Fields of SpeculativeConfig that are results, not settings.
+# Methods that an explicit setting, or a file, decides.
+HEADS = ("eagle", "eagle3", "dflash", "dspark")
+# Fields of SpeculativeConfig that are results, not settings. The method
+# "extract_hidden_states" has a setting of the name `draft_model_config`.
 RESULTS = {"drafter", "is_auto_by_default", "is_trimmed_by_default"}
 RESULTS |= {"pass_times", "catch_up_seconds", "trimmed_times"}
+RESULTS |= {"target_model_config", "target_parallel_config"}
+RESULTS |= {"draft_model_config", "draft_parallel_config"}
 # vLLM's errors for a draft model's config that it cannot read (the part to quote), and
 # what to change. Its errors for the target read the same, so ours name the drafter.
 REMEDIES = {
@@ -109,37 +124,44 @@ def read_files(spec: "SpeculativeConfig") -> DrafterConfig | None:
         What is known of the drafter so far; None if its files do not tell the method,
         for which vLLM then goes by words in its path.
     """
-    check_hub(spec)
-    checkpoint = find_checkpoint(spec)
-    if checkpoint is None:
+    config = _read(spec)
+    checkpoint = None if config is None else find_checkpoint(spec, config)
+    if checkpoint is not None:
+        fill_settings(spec, checkpoint)
+    if checkpoint is None or spec.method not in METHODS:
         spec.parallel_drafting = bool(spec.parallel_drafting)
-        return None
-    fill_settings(spec, checkpoint)
-    if spec.method not in METHODS:
         return None
     family = checkpoint.family and checkpoint.family.name
     return DrafterConfig(spec.method, spec.num_speculative_tokens, family)
 
 
-def overrides_of(
-    spec: "SpeculativeConfig", as_module: Callable[[Any], Any] | Mapping[str, Any]
-) -> Callable[[Any], Any] | Mapping[str, Any]:
-    """The `hf_overrides` for a drafter's config.
+def _read(spec: "SpeculativeConfig") -> Mapping[str, Any] | None:
+    """The drafter's config.json with the user's overrides; None if vLLM is to read it.
 
-    vLLM's own turn every model that may have an MTP module, such as Qwen3.5 or
-    DeepSeek-V3, into that module; a draft model is the model itself.
-
-    Args:
-        as_module: vLLM's own.
+    Raises:
+        ValueError: it is missing, or cannot be a drafter's.
     """
-    if spec.method != "draft_model":
-        return as_module
-    return partial(_override, spec.target_model_config.hf_overrides)
+    if not needs_model(spec):
+        return None
+    check_hub(spec)
+    if names_a_path(spec.model):
+        check_folder(spec)
+    if (config := load_config(spec)) is None:
+        check_root(spec)
+        return None
+    config = overridden(config, spec.hf_overrides)
+    check_values(spec.model, config)
+    return config
 
 
-def _override(targets: Callable[[Any], Any] | Any, config: Any) -> Any:
-    config = adapt_config(config)
-    return targets(config) if callable(targets) else config
+def is_settled(spec: "SpeculativeConfig") -> bool:
+    """Whether words in the path must not decide a config's method.
+
+    Its files, or the user, have decided. With "mtp" vLLM looks for other reasons.
+    """
+    if spec.method == "mtp":
+        return has_word(spec)
+    return spec.drafter is not None or spec.method in HEADS
 
 
 def compare_with_target(spec: "SpeculativeConfig") -> DrafterConfig:
@@ -277,9 +299,19 @@ def check_keys(given: Any, config_class: type) -> None:
             f"example {EXAMPLE}.",
             given,
         )
-    known = {field.name for field in fields(config_class)} - RESULTS
-    for key in map(str, given):
-        if (name := key.replace("-", "_")) not in known:
+    names, results = {field.name for field in fields(config_class)}, set(RESULTS)
+    if given.get("method") == "extract_hidden_states":
+        results.remove("draft_model_config")
+    known = names - results
+    for key, value in given.items():
+        if is_dataclass(value):
+            continue  # vLLM's, in the arguments of an engine created before
+        name = str(key).replace("-", "_")
+        if name in results:
+            raise _invalid(
+                f'"{key}" of speculative_config is not a setting: leave it out.', given
+            )
+        if name not in known:
             near = get_close_matches(name, known, n=2)
             named = " or ".join(f'"{each}"' for each in near)
             remedy = f"did you mean {named}?" if near else "remove it."
@@ -310,11 +342,13 @@ def check_settings(spec: "SpeculativeConfig") -> None:
     Raises:
         ValueError: no drafter is named, or `max_model_len` is above the target's.
     """
-    if needs_model(spec) and spec.model is None:
+    if needs_model(spec) and not (spec.model or "").strip():
         raise ValueError(
             'speculative_config has no "model": name the folder or the hub id of a '
             'drafter, or a "method" that needs none, such as "ngram".'
         )
+    if needs_model(spec):
+        check_name(spec.model)
     target = spec.target_model_config
     limit = None if target is None else target.max_model_len
     if limit and spec.max_model_len and spec.max_model_len > limit:
@@ -332,8 +366,10 @@ def fill_settings(spec: "SpeculativeConfig", checkpoint: DraftCheckpoint) -> Non
             tokens is invalid.
     """
     _fill_method(spec, checkpoint)
-    _fill_parallel_drafting(spec, checkpoint)
+    if spec.method in (None, *METHODS):
+        _fill_parallel_drafting(spec, checkpoint)
     choose_by_default(spec)
+    fill_from_schedule(spec)
     if spec.num_speculative_tokens is None:
         _fill_num_drafts(spec, checkpoint)
     elif checkpoint.is_parallel:

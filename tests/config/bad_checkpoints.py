@@ -13,6 +13,7 @@ from .bad_row import (
     GONE,
     WARP,
     WEIGHTS,
+    Break,
     Row,
     config,
     edited_weights,
@@ -36,6 +37,16 @@ def index(file_name: str):
     return file(INDEX, content.encode())
 
 
+def moved(name: str) -> Break:
+    """Moves config.json to a subfolder."""
+
+    def apply(folder: Path) -> None:
+        (folder / name).mkdir()
+        (folder / CONFIG).rename(folder / name / CONFIG)
+
+    return apply
+
+
 def disjoint_vocabulary(folder: Path) -> None:
     """A vocabulary that shares only EOS with other models."""
     words = {f"alien {token}": token for token in range(1, NUM_TOKENS)}
@@ -50,6 +61,8 @@ of_peagle = partial(Row, drafter="peagle")
 FILES = [
     Row("does not exist: name", removed()),
     Row("is a file", model=Path(WEIGHTS)),
+    *(Row("cannot be opened", model=name) for name in ("x" * 5000, "a\0b")),
+    Row("has no config.json", moved("full")),
     Row("has no config.json", removed(CONFIG)),
     Row("LoRA adapter", removed(CONFIG), file("adapter_config.json", b"{}")),
     Row("config.json is not valid JSON", truncated(CONFIG, 200)),
@@ -94,6 +107,12 @@ FILES = [
         saved(WARP, PROJECTION | {"fc.weight": torch.zeros(2)}),
     ),
     Row("contradicts", SAVED, config(pard2_proj_bias=True)),
+    *(
+        Row("must be a finite number", SAVED, config(pard2_scale=value))
+        for value in (float("inf"), "large", True)
+    ),
+    Row("must be a finite number", SAVED, config(pard2_target_dim=[256])),
+    Row("must be a list of integers", SAVED, config(pard2_target_layers=-1)),
     # Heads.
     of_peagle("has no tensor mask_hidden", tensors({"mask_hidden": GONE})),
     of_peagle("mask_hidden of", tensors({"mask_hidden": (1, 1, 256)})),

@@ -5,14 +5,15 @@ import shutil
 from types import SimpleNamespace
 
 import pytest
-from huggingface_hub import file_download
+from huggingface_hub import HfApi, file_download
 from huggingface_hub.errors import (
     GatedRepoError,
     RemoteEntryNotFoundError,
     RepositoryNotFoundError,
 )
 
-from vllm.config.drafter.hub import check_hub
+from vllm.config.drafter.folder import check_folder
+from vllm.config.drafter.hub import check_hub, check_root
 
 from .specs import cached, unresolved
 
@@ -62,6 +63,46 @@ def test_hub_is_asked_once_if_name_may_be_a_folder(
         with pytest.raises(ValueError, match=error):
             check_hub(spec)
     assert len(asked) == (error is not None)
+
+
+def test_subfolders_of_a_folder_are_named(tmp_path):
+    for name in ("full", "compressed", "other"):
+        (tmp_path / name).mkdir()
+        if name != "other":
+            (tmp_path / name / "config.json").write_text("{}")
+    said = f"such as {tmp_path}/compressed or {tmp_path}/full, or download"
+    with pytest.raises(ValueError, match=said):
+        check_folder(unresolved(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "files, said",
+    [
+        (
+            ["full/config.json", "a/config.json", "b/x.json"],
+            "only in a, full: download it",
+        ),
+        (["config.json", "a/config.json"], None),
+        (["params.json", "a/config.json"], None),
+        (["model.gguf"], None),
+        (NOWHERE, None),
+    ],
+)
+def test_subfolders_of_a_repository_are_named(files, said: str | None, monkeypatch):
+    """vLLM loads none; it reports what else is wrong with a repository."""
+
+    def listed(*args, **options):
+        if isinstance(files, Exception):
+            raise files
+        return files
+
+    monkeypatch.setattr(HfApi, "list_repo_files", listed)
+    spec = unresolved("someone/drafter")
+    if said is None:
+        check_root(spec)
+    else:
+        with pytest.raises(ValueError, match=said):
+            check_root(spec)
 
 
 def test_hub_is_not_asked_for_cached_models(models, tmp_path, monkeypatch):

@@ -212,6 +212,18 @@ def test_unsupported_auto_with_other_speculators(
         check_others_choose(config, replace(OTHER, **changes))
 
 
+@pytest.mark.parametrize("drafter", ["draft", "eagle3", "peagle"])
+def test_schedule_sets_k(drafter: str, models):
+    """Regression: longer drafts than a file's, or the default, were cut to that length
+    without a word."""
+    schedule = [[1, 8, 9], [9, 64, 2]]
+    spec = {"model": str(models / drafter)}
+    spec["num_speculative_tokens_per_batch_size"] = schedule
+    found = engine_config(models / "target", spec).speculative_config
+    assert found.num_speculative_tokens == 9
+    assert found.drafter.num_speculative_tokens == 9
+
+
 def test_auto_schedule_keeps_its_lengths():
     schedule = AutoSchedule([0, 3, 7, 15])
     for same in (schedule, copy(schedule), pickle.loads(pickle.dumps(schedule))):

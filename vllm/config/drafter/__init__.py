@@ -9,6 +9,9 @@ vLLM's config classes call `resolve.py` and `engine.py`; imports go down this li
 - `weights.py`, `vocabulary.py`, `target.py`: check the drafter against the target.
 - `length.py`: how much is drafted and verified.
 - `hub.py`: whether a drafter that is not a local folder is on the hub.
+- `folder.py`, `values.py`: check its folder, and single values of its config.
+- `overrides.py`: the user's and vLLM's overrides of its config.
+- `verifier.py`: a head that is served alone names its target.
 - `checkpoint.py`: reads the drafter's files; `families.py`: interprets them, by the
   families of published drafters.
 - `drafter.py`: `DrafterConfig`.

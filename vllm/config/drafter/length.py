@@ -195,7 +195,7 @@ def check_schedule(spec: "SpeculativeConfig") -> None:
     """Checks a schedule of draft lengths, if one is set.
 
     Raises:
-        ValueError: its ranges are invalid.
+        ValueError: its ranges are invalid, or it drafts nothing, or more than K tokens.
     """
     from vllm.v1.spec_decode.dynamic import utils
 
@@ -210,6 +210,18 @@ def check_schedule(spec: "SpeculativeConfig") -> None:
             "batch size, last batch size, draft length] for ranges from 1 on, such as "
             "[[1, 8, 4], [9, 64, 2]]."
         ) from None
+    longest, limit = max(entry[2] for entry in schedule), spec.num_speculative_tokens
+    if longest == 0:
+        raise ValueError(
+            f"num_speculative_tokens_per_batch_size {schedule} has no drafts for any "
+            "batch: raise a draft length, or leave out the speculative config."
+        )
+    if longest > limit:
+        key = "draft_tree" if spec.draft_tree else "num_speculative_tokens"
+        raise ValueError(
+            f"num_speculative_tokens_per_batch_size {schedule} drafts {longest} "
+            f"tokens, but {key} is {limit}: lower that length, or raise {key}."
+        )
 
 
 def choose_by_default(spec: "SpeculativeConfig") -> None:
@@ -224,9 +236,18 @@ def choose_by_default(spec: "SpeculativeConfig") -> None:
         spec.is_auto_by_default = True
 
 
+def fill_from_schedule(spec: "SpeculativeConfig") -> None:
+    """Fills in the longest draft of a schedule as K, if K is unset."""
+    schedule = spec.num_speculative_tokens_per_batch_size
+    if spec.num_speculative_tokens is None and schedule and schedule != AUTO:
+        longest = max(entry[2] for entry in schedule)
+        spec.num_speculative_tokens = longest if longest > 0 else None
+
+
 def fill_length(spec: "SpeculativeConfig") -> None:
     """Fills in "auto", and `DEFAULT_LONGEST` as K, if nothing sets a draft length."""
     choose_by_default(spec)
+    fill_from_schedule(spec)
     if spec.num_speculative_tokens is None and spec.method in METHODS:
         spec.num_speculative_tokens = DEFAULT_LONGEST
 

@@ -19,6 +19,7 @@ from vllm.platforms import current_platform
 from .checkpoint import AGAIN, tensor_names
 from .drafter import TargetFeatures
 from .families import get_mask_token_id, takes_aux_hidden_states, tapped_layers
+from .values import check_finite, check_integers
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -282,7 +283,7 @@ def _read(spec: "SpeculativeConfig") -> TargetFeatures:
             f"has {'a' if has_bias else 'no'} {BIAS}: correct it, or {AGAIN}."
         )
     depth, width = target.get_total_num_hidden_layers(), target.get_hidden_size()
-    named, fed = _layers(config), tuple(tensors[WEIGHT].shape)
+    named, fed = _layers(spec), tuple(tensors[WEIGHT].shape)
     if not all(-depth - 1 <= layer <= depth for layer in named):
         raise _Unfit(
             f"it is fed layers {named}, and the target has {depth}. Use a drafter that "
@@ -296,8 +297,7 @@ def _read(spec: "SpeculativeConfig") -> TargetFeatures:
         )
     # Indices into the depth + 1 hidden states that transformers returns.
     layers = tuple(layer % (depth + 1) for layer in named)
-    scale = float(_get(config, "pard2_scale", default=0.02))
-    return TargetFeatures(layers, depth, scale, warp)
+    return TargetFeatures(layers, depth, _number(spec, "pard2_scale", 0.02), warp)
 
 
 def _get(config: Any, key: str, *, default: Any) -> Any:
@@ -308,11 +308,19 @@ def _get(config: Any, key: str, *, default: Any) -> Any:
     return default
 
 
-def _layers(config: Any) -> list[int]:
-    size = int(_get(config, "pard2_target_dim", default=4096))
+def _number(spec: "SpeculativeConfig", key: str, default: float) -> float:
+    value = _get(spec.draft_model_config.hf_config, key, default=default)
+    check_finite(f"{key} in {spec.model}/config.json", value)
+    return float(value)
+
+
+def _layers(spec: "SpeculativeConfig") -> list[int]:
+    config, key = spec.draft_model_config.hf_config, "pard2_target_layers"
+    size = _number(spec, "pard2_target_dim", 4096)
     has_many = _get(config, "pard2_ml", default=size > 10000)
-    default = MANY_LAYERS if has_many else MANY_LAYERS[:1]
-    return [int(i) for i in _get(config, "pard2_target_layers", default=default)]
+    layers = _get(config, key, default=MANY_LAYERS if has_many else MANY_LAYERS[:1])
+    check_integers(f"{key} in {spec.model}/config.json", layers)
+    return list(layers)
 
 
 def warp_here(spec: "SpeculativeConfig") -> Path:

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from tests.checkpoints.words import save_words
+from tests.v1.e2e.quantized_models import quantize
 
 from .bad_row import (
     CONFIG,
@@ -53,6 +54,11 @@ def disjoint_vocabulary(folder: Path) -> None:
     save_words({"<|eos|>": 0} | words, "<|eos|>", folder)
 
 
+def quantized(name: str = "int8 W8A8"):
+    return lambda folder: quantize(folder, name) and None
+
+
+UP = "layers.1.mlp.up_proj"
 OTHER_WORDS = {"use_heterogeneous_vocab": True}
 of_draft = partial(Row, drafter="draft")
 of_eagle3 = partial(Row, drafter="eagle3")
@@ -145,5 +151,12 @@ FILES = [
             lambda all: {n: w for n, w in all.items() if "layers.3." not in n}
         ),
     ),
-    of_peagle("in layer", tensors({"layers.1.mlp.up_proj.weight": GONE})),
+    # Quantized weights.
+    of_peagle(
+        "has no quantization_config", quantized(), config(quantization_config=GONE)
+    ),
+    of_peagle("but no scale", quantized(), tensors({f"{UP}.weight_scale": GONE})),
+    of_peagle("but no quantized weights", quantized(), tensors({f"{UP}.weight": GONE})),
+    of_peagle("but no quantized weights", quantized(), tensors({f"{UP}.weight": (1,)})),
+    Row("but no scale", quantized("GPTQ"), tensors({f"model.{UP}.scales": GONE})),
 ]

@@ -2,7 +2,7 @@
 """Checkpoints with quantized linear layers, in the file layout of each format."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,8 @@ BITS, GROUP = 4, 32  # rows of a column that share a scale
 ZERO = 1 << BITS - 1
 # Order in which AWQ packs eight numbers into 32 bits.
 AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]
+# The tensors of a weight in a checkpoint, and the weight that they stand for.
+Quantized = tuple[Tensors, torch.Tensor]
 
 
 def pack(numbers: torch.Tensor, dim: int) -> torch.Tensor:
@@ -24,87 +26,138 @@ def pack(numbers: torch.Tensor, dim: int) -> torch.Tensor:
     return packed.to(torch.uint32).view(torch.int32).movedim(-1, dim).contiguous()
 
 
-def in_groups(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """[in, out] numbers from 0 to 15, and [in / GROUP, out] scales.
+def in_groups(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """[in, out] numbers from 0 to 15, [in / GROUP, out] scales, and the whole.
 
     Args:
-        weight: [out, in].
+        weight: [out, in], as the whole that numbers and scales stand for.
     """
     groups = weight.T.unflatten(0, (-1, GROUP))
-    scales = groups.abs().amax(1) / (ZERO - 1)
-    numbers = (groups / scales[:, None]).round() + ZERO
-    return numbers.flatten(0, 1), scales
+    scales = (groups.abs().amax(1) / (ZERO - 1)).half()
+    numbers = (groups / scales[:, None]).round()
+    whole = (numbers * scales[:, None]).flatten(0, 1).T
+    return (numbers + ZERO).flatten(0, 1), scales, whole
 
 
-def gptq(weight: torch.Tensor) -> Tensors:
-    numbers, scales = in_groups(weight)
+def gptq(weight: torch.Tensor) -> Quantized:
+    numbers, scales, whole = in_groups(weight)
     zeros = torch.full_like(scales, ZERO - 1)  # GPTQ stores zero points minus one
     return {
         "qweight": pack(numbers, 0),
         "qzeros": pack(zeros, 1),
-        "scales": scales.half(),
+        "scales": scales,
         "g_idx": (torch.arange(len(numbers)) // GROUP).int(),
-    }
+    }, whole
 
 
-def awq(weight: torch.Tensor) -> Tensors:
-    numbers, scales = in_groups(weight)
+def awq(weight: torch.Tensor) -> Quantized:
+    numbers, scales, whole = in_groups(weight)
     zeros = torch.full_like(scales, ZERO)
     packed = {
         name: pack(part.unflatten(1, (-1, 8))[:, :, AWQ_ORDER].flatten(1), 1)
         for name, part in (("qweight", numbers), ("qzeros", zeros))
     }
-    return packed | {"scales": scales.half()}
+    return packed | {"scales": scales}, whole
 
 
-def int8(weight: torch.Tensor) -> Tensors:
-    scales = weight.abs().amax(1, keepdim=True) / 127
-    return {"weight": (weight / scales).round().char(), "weight_scale": scales}
+def int8(weight: torch.Tensor) -> Quantized:
+    scale = weight.abs().amax(1, keepdim=True) / 127
+    numbers = (weight / scale).round().char()
+    return {"weight": numbers, "weight_scale": scale}, numbers * scale
 
 
-INT8 = {"num_bits": 8, "type": "int", "symmetric": True}
-# By format: the function that quantizes a weight, and the quantization config.
-FORMATS: dict[str, tuple[Callable[[torch.Tensor], Tensors], dict[str, Any]]] = {
+def fp8(weight: torch.Tensor) -> Quantized:
+    scale = weight.abs().amax(1, keepdim=True) / 448
+    numbers = (weight / scale).to(torch.float8_e4m3fn)
+    return {"weight": numbers, "weight_scale": scale}, numbers.float() * scale
+
+
+def modelopt(weight: torch.Tensor) -> Quantized:
+    made, whole = fp8(weight)
+    return made | {"weight_scale": made["weight_scale"][:, 0].contiguous()}, whole
+
+
+def compressed_tensors(file_format: str, **number: Any) -> dict[str, Any]:
+    number |= {"num_bits": 8, "symmetric": True}
+    group = {
+        "targets": ["Linear"],
+        "weights": number | {"strategy": "channel"},
+        "input_activations": number | {"strategy": "token", "dynamic": True},
+    }
+    return {
+        "quant_method": "compressed-tensors",
+        "format": file_format,
+        "config_groups": {"group_0": group},
+    }
+
+
+IN_GROUPS = {"bits": BITS, "group_size": GROUP}
+# By format: the function that quantizes a weight, the quantization config, and its key
+# for the names of layers that are not quantized; GPTQ has none.
+FORMATS: dict[str, tuple[Callable[[torch.Tensor], Quantized], dict[str, Any], str]] = {
     "GPTQ": (
         gptq,
-        {"quant_method": "gptq", "bits": BITS, "group_size": GROUP}
-        | {"desc_act": False, "sym": True},
+        {"quant_method": "gptq", "desc_act": False, "sym": True} | IN_GROUPS,
+        "",
     ),
     "AWQ": (
         awq,
-        {"quant_method": "awq", "bits": BITS, "group_size": GROUP}
-        | {"zero_point": True, "version": "gemm"},
+        {"quant_method": "awq", "zero_point": True, "version": "gemm"} | IN_GROUPS,
+        "modules_to_not_convert",
     ),
     "int8 W8A8": (
         int8,
-        {
-            "quant_method": "compressed-tensors",
-            "format": "int-quantized",
-            "ignore": ["lm_head"],
-            "config_groups": {
-                "group_0": {
-                    "targets": ["Linear"],
-                    "weights": INT8 | {"strategy": "channel"},
-                    "input_activations": INT8 | {"strategy": "token", "dynamic": True},
-                }
-            },
-        },
+        compressed_tensors("int-quantized", type="int"),
+        "ignore",
+    ),
+}
+# Formats that not every machine's kernels can run.
+MORE_FORMATS = FORMATS | {
+    "fp8 W8A8": (
+        fp8,
+        compressed_tensors("float-quantized", type="float"),
+        "ignore",
+    ),
+    "ModelOpt fp8": (
+        modelopt,
+        {"quant_method": "modelopt", "quant_algo": "FP8_PER_CHANNEL_PER_TOKEN"},
+        "ignore",
     ),
 }
 
 
-def quantize(folder: Path, name: str) -> None:
-    """Quantizes the layers of a model in place."""
-    quantized, described = FORMATS[name]
-    file = folder / "model.safetensors"
-    tensors: Tensors = {}
+def quantize(
+    folder: Path,
+    name: str,
+    skipped: Collection[str] = (),
+    ignored: Collection[str] | None = None,
+) -> Tensors:
+    """Quantizes the layers of a model in place.
+
+    Args:
+        skipped: ends of the names of layers that are not quantized.
+        ignored: how the config names these; by default, by their names.
+
+    Returns:
+        The weights that the quantized ones stand for, and all other tensors.
+    """
+    quantized, described, key = MORE_FORMATS[name]
+    file, plain = folder / "model.safetensors", ["lm_head"]
+    tensors, whole = {}, {}
     for path, tensor in load_file(file).items():
-        if path.endswith("proj.weight"):
-            layer = path.removesuffix("weight")
-            tensors |= {layer + part: t for part, t in quantized(tensor).items()}
-        else:
-            tensors[path] = tensor
+        layer, _, kind = path.rpartition(".")
+        tensors[path] = whole[path] = tensor
+        if not layer.endswith(("proj", "fc")) or kind != "weight":
+            continue
+        if layer.endswith(tuple(skipped)) and skipped:
+            plain.append(layer)
+            continue
+        del tensors[path]
+        made, whole[path] = quantized(tensor.float())
+        tensors |= {f"{layer}.{part}": t.contiguous() for part, t in made.items()}
     save_file(tensors, file, {"format": "pt"})
     config = json.loads((folder / "config.json").read_text())
-    config["quantization_config"] = described
+    listed = {key: plain if ignored is None else list(ignored)} if key else {}
+    config["quantization_config"] = described | listed
     (folder / "config.json").write_text(json.dumps(config))
+    return whole

@@ -18,10 +18,10 @@ from vllm.logger import init_logger
 
 from .checkpoint import AGAIN, INDEX, Tensor, read_headers
 from .families import takes_aux_hidden_states, tapped_layers
-from .quantization import is_quantized_in_files
+from .quantization import PLAIN, is_quantized_in_files, stores_scales
 
 if TYPE_CHECKING:
-    from vllm.config import VllmConfig
+    from vllm.config import ModelConfig, VllmConfig
     from vllm.config.speculative import SpeculativeConfig
 
 logger = init_logger(__name__)
@@ -38,17 +38,9 @@ HEADS = (
     "PeagleQwen3ForCausalLM",
 )
 LAYER = re.compile(r"(?:(?:layers|midlayer)\.(\d+)|midlayer)\.(?=[a-z])")
-IN_A_LAYER = {
-    *(f"self_attn.{name}_proj.weight" for name in "qkvo"),
-    *(f"mlp.{name}_proj.weight" for name in ("gate", "up", "down")),
-    "input_layernorm.weight",
-    "post_attention_layernorm.weight",
-}
-# Some checkpoints fuse projections, as vLLM does.
-FUSED = {
-    "self_attn.qkv_proj.weight": {f"self_attn.{name}_proj.weight" for name in "qkv"},
-    "mlp.gate_up_proj.weight": {"mlp.gate_proj.weight", "mlp.up_proj.weight"},
-}
+# Kinds of tensors that hold a layer's weights, and their scales.
+MATRICES = ("weight", "weight_packed", "qweight")
+SCALES = ("weight_scale", "weight_scale_inv", "scales")
 
 
 def check_weights(vllm_config: "VllmConfig") -> None:
@@ -67,6 +59,7 @@ def check_weights(vllm_config: "VllmConfig") -> None:
     tensors = {} if folder is None else read_headers(folder)
     if not tensors:
         return _check_other_weights(folder)
+    _check_scales(spec.draft_model_config, tensors)
     weights = _Weights(spec, tensors)
     arch = spec.draft_model_config.architectures[0]
     if spec.method == "eagle3" and arch in HEADS:
@@ -77,6 +70,30 @@ def check_weights(vllm_config: "VllmConfig") -> None:
         return
     weights.check_layers()
     weights.check_attention()
+
+
+def _check_scales(draft: "ModelConfig", tensors: dict[str, Tensor]) -> None:
+    """Refuses quantized weights without their scales, and the reverse."""
+    if draft.quantization is not None and not stores_scales(draft):
+        return
+    layers: dict[str, dict[str, str]] = {}
+    for name, tensor in tensors.items():
+        layer, _, kind = name.rpartition(".")
+        layers.setdefault(layer, {})[kind] = tensor.dtype
+    for layer, dtypes in layers.items():
+        is_quantized = any(dtypes.get(kind, PLAIN[0]) not in PLAIN for kind in MATRICES)
+        has_scale = not dtypes.keys().isdisjoint(SCALES)
+        if is_quantized and draft.quantization is None:
+            raise ValueError(
+                f"{layer} of {draft.model} has quantized weights, but its config.json "
+                f"has no quantization_config: add it, or {AGAIN}."
+            )
+        if is_quantized != has_scale:
+            lacks = "scale" if is_quantized else "quantized weights"
+            has = "quantized weights" if is_quantized else "a scale"
+            raise ValueError(
+                f"{layer} of {draft.model} has {has}, but no {lacks}: {AGAIN}."
+            )
 
 
 def _check_load_format(spec: "SpeculativeConfig") -> None:
@@ -175,25 +192,13 @@ class _Weights:
         )
 
     def check_layers(self) -> None:
-        layers: dict[int, set[str]] = {}
-        for name in self.tensors:
-            if match := LAYER.match(name):
-                layers.setdefault(int(match[1] or 0), set()).add(name[match.end() :])
+        matches = filter(None, map(LAYER.match, self.tensors))
+        layers = {int(match[1] or 0) for match in matches}
         depth = self.config.num_hidden_layers
-        if set(layers) != set(range(depth)):
+        if layers != set(range(depth)):
             raise ValueError(
                 f"{self.model} has the layers {sorted(layers)}, but num_hidden_layers "
                 f"in its config.json is {depth}: correct it, or {AGAIN}."
-            )
-        if not self.is_quantized:
-            for number, found in layers.items():
-                self._check_layer(number, found)
-
-    def _check_layer(self, number: int, found: set[str]) -> None:
-        parts = (parts for name, parts in FUSED.items() if name in found)
-        if missing := sorted(IN_A_LAYER.difference(found, *parts)):
-            raise ValueError(
-                f"{self.model} has no tensor {missing[0]} in layer {number}: {AGAIN}."
             )
 
     def check_attention(self) -> None:

@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import wraps
+from itertools import chain
 from typing import Any
 
 import torch
@@ -14,6 +15,8 @@ from vllm.config import ModelConfig, get_current_vllm_config_or_none
 from vllm.config.drafter import METHODS
 from vllm.config.drafter.weights import check_token_offsets
 from vllm.logger import init_logger
+from vllm.model_executor.layers.linear import LinearBase
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 
 logger = init_logger(__name__)
 
@@ -28,8 +31,9 @@ class DraftWeights:
     Attributes:
         has_ids: whether the model is an EAGLE-3 head, which may have `d2t`.
         seen: names of the tensors so far, as in the checkpoint except for what
-            `_head_name` unifies.
-        known: names of the tensors that the model takes; empty if it is quantized.
+            `head_name` unifies.
+        known: by name, the dtypes of the tensors that the model takes.
+        quantized: by parameter of a quantized layer, the tensors that fill it.
     """
 
     def __init__(self, model: nn.Module, model_config: ModelConfig):
@@ -39,10 +43,19 @@ class DraftWeights:
         self.spec = config.speculative_config if config else None
         self.has_ids = hasattr(model, "draft_id_to_target_id")
         self.seen: set[str] = set()
-        self.known: set[str] = set()
-        if not self.is_quantized:
-            names = (name for name, _ in model.named_parameters(remove_duplicate=False))
-            self.known = {part for name in names for part in self._parts(name)}
+        self.known = {
+            part: parameter.dtype
+            for name, parameter in model.named_parameters(remove_duplicate=False)
+            for part in self._parts(name)
+        }
+        # Now, since some are replaced while the weights are processed.
+        self.quantized = {
+            f"{path}.{kind}": self._parts(f"{path}.{kind}")
+            for path, module in model.named_modules()
+            if isinstance(module, LinearBase | ParallelLMHead)
+            and not self._is_plain(module)
+            for kind, _ in module.named_parameters(recurse=False)
+        }
 
     # Names and shapes.
 
@@ -50,7 +63,7 @@ class DraftWeights:
         """Each tensor with the name and the number of rows that vLLM expects."""
         for name, tensor in weights:
             if self.has_ids:
-                name = _head_name(name)
+                name = head_name(name)
                 if name == "d2t":
                     is_whole = self.model.draft_id_to_target_id is None
                     vocab_size = self.config.vocab_size
@@ -58,6 +71,7 @@ class DraftWeights:
                     if is_whole:
                         continue  # ids are the target's: vLLM has no table
             self._say_ignored(name, tensor)
+            self._check_dtype(name, tensor.dtype)
             self.seen.add(name)
             yield name, self._with_target_rows(name, tensor)
 
@@ -77,6 +91,19 @@ class DraftWeights:
                 "config.json describes has no place for it. Correct config.json.",
                 name,
                 self.path,
+            )
+
+    def _check_dtype(self, name: str, dtype: torch.dtype) -> None:
+        """Refuses quantized weights for a layer that is not, and the reverse.
+
+        Copied from one to the other they would be rounded to noise, or lack a scale.
+        """
+        expected = self.known.get(name, dtype)
+        if name.endswith("weight") and _is_quantized(dtype) != _is_quantized(expected):
+            raise ValueError(
+                f"{name} of {self.path} is {dtype}, but by quantization_config in its "
+                f"config.json the layer is {expected}: correct what that config "
+                "quantizes or ignores, or export the checkpoint again."
             )
 
     def _whole(self, start: str) -> str:
@@ -141,19 +168,30 @@ class DraftWeights:
         """Parameters that only a checkpoint fills; not those of quantized modules, some
         of which are derived from others or have defaults."""
         for path, module in self.model.named_modules():
-            method = type(getattr(module, "quant_method", None)).__name__
-            if self.is_quantized and not method.startswith(("NoneType", "Unquantized")):
-                continue
-            yield from module.named_parameters(path, recurse=False)
+            if self._is_plain(module):
+                yield from module.named_parameters(path, recurse=False)
+
+    def _is_plain(self, module: nn.Module) -> bool:
+        method = type(getattr(module, "quant_method", None)).__name__
+        return not self.is_quantized or method.startswith(("NoneType", "Unquantized"))
 
     def _missing(self, is_head: bool) -> Iterator[str]:
         """Names of the tensors that were not loaded; a head may lack some."""
         for name, parameter in self._parameters():
             if _is_unwritten(parameter) and not (is_head and self._may_lack(name)):
-                parts = self._parts(name)
-                absent = [part for part in parts if part not in self.seen]
                 # Other models may have other names: then the parameter's is given.
-                yield from absent or [name]
+                yield from self._absent(name, self._parts(name)) or [name]
+        # Any value of a quantized parameter is valid, so names tell what is missing, in
+        # models that have the file's.
+        if not self.seen.isdisjoint(chain(*self.quantized.values())):
+            for name, parts in self.quantized.items():
+                if not (is_head and self._may_lack(name)):
+                    yield from self._absent(name, parts)
+
+    def _absent(self, name: str, parts: list[str]) -> list[str]:
+        """The parts of a parameter that the file lacks; it may have the whole."""
+        whole = head_name(name) if self.has_ids else name
+        return [part for part in parts if not {part, whole} & self.seen]
 
     def _may_lack(self, name: str) -> bool:
         """Whether a head shares the parameter with the target, or does not use it."""
@@ -165,7 +203,7 @@ class DraftWeights:
     def _parts(self, name: str) -> list[str]:
         """Names of a model's parameter in a checkpoint."""
         if self.has_ids:
-            name = _head_name(name).replace("draft_id_to_target_id", "d2t")
+            name = head_name(name).replace("draft_id_to_target_id", "d2t")
         packed = getattr(self.model, "packed_modules_mapping", {})
         for whole, parts in packed.items():
             if f".{whole}." in name:
@@ -173,7 +211,7 @@ class DraftWeights:
         return [name]
 
 
-def _head_name(name: str) -> str:
+def head_name(name: str) -> str:
     """The name of a head's tensor, with one name for its only or first layer."""
     name = name.removeprefix("model.")
     name = re.sub(r"^midlayer\.(?=\d)", "layers.", name)
@@ -182,6 +220,10 @@ def _head_name(name: str) -> str:
 
 def _mark(dtype: torch.dtype) -> float | int:
     return float("nan") if dtype.is_floating_point else torch.iinfo(dtype).min
+
+
+def _is_quantized(dtype: torch.dtype) -> bool:
+    return dtype.itemsize == 1 and dtype != torch.bool
 
 
 def _is_unwritten(parameter: torch.Tensor) -> bool:

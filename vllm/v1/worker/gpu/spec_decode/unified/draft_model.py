@@ -11,6 +11,8 @@ from vllm.compilation.backends import set_model_tag
 from vllm.config import VllmConfig, replace
 from vllm.config.compilation import CUDAGraphMode
 from vllm.model_executor.model_loader import get_model
+from vllm.model_executor.model_loader.draft_quantization import DRAFT_MODEL
+from vllm.model_executor.models.utils import get_draft_quant_config
 
 from .buffers import DraftBuffers
 from .drafter import Drafter, ModelInputs
@@ -43,7 +45,7 @@ class DraftModelDrafter(Drafter):
 def load_draft_model(vllm_config: VllmConfig) -> tuple[nn.Module, VllmConfig]:
     """Loads the draft model by its own files; also returns the config of its KV cache.
 
-    Its quantization is its own too: with quant_config=None it is read from its files.
+    Its quantization is its own too, and by the names in its files.
     """
     spec, changes = vllm_config.speculative_config, {}
     has_own_cache = spec.kv_cache_dtype is not None
@@ -55,11 +57,11 @@ def load_draft_model(vllm_config: VllmConfig) -> tuple[nn.Module, VllmConfig]:
         vllm_config,
         model_config=spec.draft_model_config,
         parallel_config=replace(spec.draft_parallel_config, rank=rank),
-        quant_config=None,
+        quant_config=get_draft_quant_config(vllm_config),
         **changes,
     )
-    with set_model_tag("draft_model"):
-        model = get_model(vllm_config=own, prefix="draft_model")
+    with set_model_tag(DRAFT_MODEL):
+        model = get_model(vllm_config=own, prefix=DRAFT_MODEL)
     if spec.draft_lm_head_quantization is not None:
         quantize_lm_head(model, spec.draft_lm_head_quantization)
     return model, own if has_own_cache else vllm_config

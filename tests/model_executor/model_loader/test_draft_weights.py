@@ -10,6 +10,7 @@ import torch
 import torch.nn as nn
 
 from vllm.config.drafter import DrafterConfig
+from vllm.model_executor.layers.linear import LinearBase
 from vllm.model_executor.model_loader import draft_weights
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 from vllm.model_executor.model_loader.draft_weights import DraftWeights
@@ -20,6 +21,11 @@ VOCAB, HIDDEN = 6, 4
 
 def parameter(*shape: int, dtype=torch.float32) -> nn.Parameter:
     return nn.Parameter(torch.zeros(*shape, dtype=dtype), requires_grad=False)
+
+
+class Linear(LinearBase):
+    def __init__(self) -> None:
+        nn.Module.__init__(self)
 
 
 class Model(nn.Module):
@@ -42,7 +48,7 @@ class Model(nn.Module):
         at, (*path, last) = self, name.split(".")
         for part in path:
             if not hasattr(at, part):
-                at.add_module(part, nn.Module())
+                at.add_module(part, Linear() if "_proj" in part else nn.Module())
             at = getattr(at, part)
         at.register_parameter(last, parameter(*shape))
 
@@ -109,18 +115,61 @@ def load(monkeypatch) -> Callable[..., Model]:
 def test_missing_tensor_of_a_draft_model_is_named(
     name: str, quantization: str | None, method: str, load
 ):
-    """In a quantized model only layers that are not quantized are checked."""
     given, model = tensors(), Model()
     model.has_own_lm_head = False  # as in vLLM's Llama, which can be a target too
     for layer in model.model.layers.children():
         layer.qkv_proj.quant_method = type(method, (), {})()
     load(model, given, "draft_model", quantization)
     del given[name]
-    if "_proj" in name and method == "Fp8LinearMethod":
-        load(model, given, "draft_model", quantization)
-        return
     with pytest.raises(ValueError, match=f"a/drafter lacks {name}: the checkpoint"):
         load(model, given, "draft_model", quantization)
+
+
+def quantized(model: Model) -> Model:
+    """Its first layer has int8 weights, any of which is valid, and a scale."""
+    layer = model.model.layers.get_submodule("0").qkv_proj
+    layer.quant_method = type("QuantizedLinearMethod", (), {})()
+    layer.weight = parameter(6, HIDDEN, dtype=torch.int8)
+    layer.weight_scale = parameter(6, 1)
+    return model
+
+
+def quantized_tensors(prefix: str) -> dict[str, torch.Tensor]:
+    made = tensors(prefix)
+    for part in "qkv":
+        name = f"{prefix}layers.0.{part}_proj.weight"
+        made[name] = torch.full((2, HIDDEN), -128, dtype=torch.int8)
+        made[f"{name}_scale"] = torch.ones(2, 1)
+    return made
+
+
+@pytest.mark.parametrize("kind", ["weight", "weight_scale"])
+def test_missing_tensor_of_a_quantized_layer(kind: str, load):
+    given, name = quantized_tensors("model."), f"model.layers.0.k_proj.{kind}"
+    load(quantized(Model()), given, "draft_model", "int8")
+    del given[name]
+    with pytest.raises(ValueError, match=f"lacks {name}: the checkpoint"):
+        load(quantized(Model()), given, "draft_model", "int8")
+
+
+@pytest.mark.parametrize("is_quantized", [True, False])
+def test_weights_of_another_scheme_are_refused(is_quantized: bool, load):
+    """bfloat16 that lands in int8, without a word, is noise."""
+    model = quantized(Model()) if is_quantized else Model()
+    given = tensors() if is_quantized else quantized_tensors("model.")
+    if not is_quantized:
+        given = {n: t for n, t in given.items() if "scale" not in n}
+    with pytest.raises(ValueError, match=r"q_proj\.weight of a/drafter is torch"):
+        load(model, given, "draft_model", "int8")
+
+
+@pytest.mark.parametrize("quantization", [None, "int8"])
+def test_used_fc_does_not_warn(quantization: str | None, load, caplog_vllm):
+    model = Model(is_reduced=True)
+    model.put("model.fc.weight", HIDDEN, HIDDEN)
+    given = head_tensors(True) | {"fc.weight": torch.ones(HIDDEN, HIDDEN)}
+    load(model, given, quantization=quantization)
+    assert not caplog_vllm.records
 
 
 @pytest.mark.parametrize("reduced", [True, False])

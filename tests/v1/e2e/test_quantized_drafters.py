@@ -7,6 +7,7 @@ import json
 import operator
 import shutil
 from collections.abc import Callable
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -153,7 +154,9 @@ def test_drafts_match_pytorch(
     for request, known, drafted in found["drafts"]:
         if known <= len(text := texts[int(request)]):
             wanted = oracle.drafts(text[:known], len(drafted), width)
-            equal += sum(map(operator.eq, drafted, wanted))
-            total += len(drafted)
+            # Drafts after one that differs have another context.
+            same = [*takewhile(bool, map(operator.eq, drafted, wanted))]
+            equal += len(same)
+            total += min(len(same) + 1, len(drafted))
     assert equal > EQUAL * total > 20, f"{equal} of {total}"
     assert "is not used" not in result["log"]

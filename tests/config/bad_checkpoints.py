@@ -6,8 +6,8 @@ from pathlib import Path
 
 import torch
 
+from tests.checkpoints.quantized import quantize
 from tests.checkpoints.words import save_words
-from tests.v1.e2e.quantized_models import quantize
 
 from .bad_row import (
     CONFIG,

@@ -16,7 +16,7 @@ from vllm.platforms import current_platform
 if current_platform.is_cpu():
     import vllm.v1.worker.cpu.shm  # noqa: F401  (what Runner V2 needs on a CPU)
 
-from tests.v1.e2e.quantized_models import quantize
+from tests.checkpoints.quantized import quantize
 from vllm.v1.worker.gpu.spec_decode.unified import draft_model
 
 from .bad_row import config

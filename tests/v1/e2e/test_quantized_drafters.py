@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
+from tests.checkpoints.quantized import quantize
 from tests.checkpoints.tensors import Tensors
 
 from .conftest import RunEngine
 from .oracle import HeadOracle, ModelOracle
-from .quantized_models import quantize
 from .test_unified_speculator import MODES, PARALLEL, only_fast, speculative
 
 DRAFTS, TOKENS, LENGTHS = 4, 24, (30, 45, 60)

@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 import torch
 
+from tests.checkpoints.quantized import FORMATS, quantize
+
 from .conftest import RunEngine
 from .engine import EngineError
 from .image_targets import IMAGE_TARGETS, save_image_target
-from .quantized_models import FORMATS, quantize
 from .target_models import (
     TARGETS,
     TOKENS,

@@ -147,30 +147,6 @@ def _shards(index: Path) -> set[str]:
     return names
 
 
-def find_tensors(model: str, revision: str | None) -> dict[str, Tensor]:
-    """Safetensors tensors of a checkpoint, local, cached or on the hub, by name.
-
-    Empty if their headers cannot be read: whatever loads the files reports that.
-    """
-    if not (folder := Path(model)).is_dir():
-        return _hub_tensors(model, revision)
-    try:
-        return read_headers(folder)
-    except ValueError:
-        return {}
-
-
-@lru_cache(maxsize=4)
-def _hub_tensors(model: str, revision: str | None) -> dict[str, Tensor]:
-    from vllm.transformers_utils.config import get_safetensors_params_metadata
-
-    found = get_safetensors_params_metadata(model, revision=revision)
-    return {
-        name: Tensor(name, Path(model), info["dtype"], tuple(info["shape"]))
-        for name, info in found.items()
-    }
-
-
 def tensor_names(folder: Path) -> list[str]:
     """Names of the tensors in a folder; empty if no header can be read.
 
@@ -275,7 +251,10 @@ def _tensor_names(spec: "SpeculativeConfig") -> list[str]:
     if (folder := Path(spec.model)).is_dir():
         names = tensor_names(folder)
     else:
-        names = list(_hub_tensors(spec.model, spec.revision))
+        from vllm.transformers_utils.config import get_safetensors_params_metadata
+
+        found = get_safetensors_params_metadata(spec.model, revision=spec.revision)
+        names = list(found)
     if not names:
         logger.warning(
             "%s has no tensors whose names could be read to tell how it drafts: unless "

@@ -10,23 +10,47 @@ the target's, and projections are merged.
 import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from functools import wraps
+from functools import lru_cache, wraps
+from pathlib import Path
 
 import torch.nn as nn
 
 from vllm.config import VllmConfig
 from vllm.config.drafter import METHODS
-from vllm.config.drafter.checkpoint import Tensor, find_tensors
+from vllm.config.drafter.checkpoint import Tensor, read_headers
 from vllm.config.drafter.quantization import PLAIN, stores_scales
 from vllm.model_executor.layers.quantization.base_config import (
     QuantizationConfig,
     QuantizeMethodBase,
 )
+from vllm.transformers_utils.config import get_safetensors_params_metadata
 
 from .draft_weights import head_name
 
 DRAFT_MODEL = "draft_model"  # the first part of the names in a draft model
 EMBEDDINGS = "embed_tokens"
+
+
+def find_tensors(model: str, revision: str | None) -> dict[str, Tensor]:
+    """Safetensors tensors of a checkpoint, local, cached or on the hub, by name.
+
+    Empty if their headers cannot be read: whatever loads the files reports that.
+    """
+    if not (folder := Path(model)).is_dir():
+        return _hub_tensors(model, revision)
+    try:
+        return read_headers(folder)
+    except ValueError:
+        return {}
+
+
+@lru_cache(maxsize=1)
+def _hub_tensors(model: str, revision: str | None) -> dict[str, Tensor]:
+    found = get_safetensors_params_metadata(model, revision=revision)
+    return {
+        name: Tensor(name, Path(model), each["dtype"], tuple(each["shape"]))
+        for name, each in found.items()
+    }
 
 
 class FileLayers:
@@ -99,13 +123,12 @@ class FileLayers:
 
     def in_file(self, name: str) -> str:
         """The name that the quantization config has for a layer."""
-        parts = self._parts(name) if self.is_head else {}
-        for tensors in parts.values():
-            layer = next(iter(tensors.values())).name.rpartition(".")[0]
-            return (
-                layer.removesuffix(layer.rpartition(".")[2]) + name.rpartition(".")[2]
-            )
-        return name
+        found = [*self._parts(name).values()] if self.is_head else []
+        if not found:
+            return name
+        tensor = next(iter(found[0].values()))
+        layer, last = tensor.name.rpartition(".")[0], name.rpartition(".")[2]
+        return layer[: layer.rfind(".") + 1] + last
 
 
 def reads_draft_files(

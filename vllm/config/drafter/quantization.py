@@ -13,24 +13,11 @@ if TYPE_CHECKING:
 
 # The value of `quantization` to recommend for a drafter's linear layers.
 EXAMPLE = "fp8_per_channel"
-# Names that safetensors has for the dtypes of weights that are not quantized.
-PLAIN = ("F64", "F32", "F16", "BF16")
-# Starts of the names of methods whose checkpoints hold weights and their scales.
-WITH_SCALES = ("compressed-tensors", "modelopt", "gptq", "awq", "auto_", "fp8")
-WITH_SCALES += ("fbgemm_fp8", "quark", "inc")
 
 
 def is_quantized_in_files(draft: "ModelConfig") -> bool:
     """Whether a checkpoint holds quantized weights; false for online quantization."""
     return draft.quantization is not None and not _is_online(draft)
-
-
-def stores_scales(draft: "ModelConfig") -> bool:
-    """Whether a checkpoint holds quantized weights beside their scales.
-
-    Others quantize plain weights while they load, or pack scales into other tensors.
-    """
-    return is_quantized_in_files(draft) and draft.quantization.startswith(WITH_SCALES)
 
 
 def _is_online(draft: "ModelConfig") -> bool:

@@ -18,7 +18,7 @@ from vllm.logger import init_logger
 
 from .checkpoint import AGAIN, INDEX, Tensor, read_headers
 from .families import takes_aux_hidden_states, tapped_layers
-from .quantization import PLAIN, is_quantized_in_files, stores_scales
+from .quantization import is_quantized_in_files
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig
@@ -38,6 +38,11 @@ HEADS = (
     "PeagleQwen3ForCausalLM",
 )
 LAYER = re.compile(r"(?:(?:layers|midlayer)\.(\d+)|midlayer)\.(?=[a-z])")
+# Names that safetensors has for the dtypes of weights that are not quantized.
+PLAIN = ("F64", "F32", "F16", "BF16")
+# Starts of the names of methods whose checkpoints hold weights and their scales.
+WITH_SCALES = ("compressed-tensors", "modelopt", "gptq", "awq", "auto_", "fp8")
+WITH_SCALES += ("fbgemm_fp8", "quark", "inc")
 # Kinds of tensors that hold a layer's weights, and their scales.
 MATRICES = ("weight", "weight_packed", "qweight")
 SCALES = ("weight_scale", "weight_scale_inv", "scales")
@@ -70,6 +75,14 @@ def check_weights(vllm_config: "VllmConfig") -> None:
         return
     weights.check_layers()
     weights.check_attention()
+
+
+def stores_scales(draft: "ModelConfig") -> bool:
+    """Whether a checkpoint holds quantized weights beside their scales.
+
+    Others quantize plain weights while they load, or pack scales into other tensors.
+    """
+    return is_quantized_in_files(draft) and draft.quantization.startswith(WITH_SCALES)
 
 
 def _check_scales(draft: "ModelConfig", tensors: dict[str, Tensor]) -> None:

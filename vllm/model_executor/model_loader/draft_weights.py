@@ -81,9 +81,9 @@ class DraftWeights:
         Not of biases that are all zero, which some checkpoints have.
         """
         module, _, kind = name.rpartition(".")
-        is_bias = kind == "bias" and f"{module}.weight" in self.known
-        is_ignored = is_bias or (
-            self.has_ids and name.startswith(("fc.", "input_norm."))
+        has_layer = module in {known.rpartition(".")[0] for known in self.known}
+        is_ignored = (kind == "bias" and has_layer) or (
+            self.has_ids and not has_layer and module in ("fc", "input_norm")
         )
         if is_ignored and name not in self.known and tensor.any():
             logger.warning(
@@ -94,12 +94,13 @@ class DraftWeights:
             )
 
     def _check_dtype(self, name: str, dtype: torch.dtype) -> None:
-        """Refuses quantized weights for a layer that is not, and the reverse.
+        """Refuses weights for a layer that is quantized otherwise, or not at all.
 
-        Copied from one to the other they would be rounded to noise, or lack a scale.
+        Copied into it they would be rounded to noise, or lack a scale.
         """
         expected = self.known.get(name, dtype)
-        if name.endswith("weight") and _is_quantized(dtype) != _is_quantized(expected):
+        is_quantized = _is_quantized(dtype) or _is_quantized(expected)
+        if name.endswith("weight") and is_quantized and dtype != expected:
             raise ValueError(
                 f"{name} of {self.path} is {dtype}, but by quantization_config in its "
                 f"config.json the layer is {expected}: correct what that config "

@@ -12,6 +12,7 @@ from vllm.v1.worker.gpu import input_batch
 from vllm.v1.worker.gpu.block_table import BlockTables
 from vllm.v1.worker.gpu.sample.gumbel import apply_temperature, gumbel_sample
 from vllm.v1.worker.gpu.sample.min_p import apply_min_p
+from vllm.v1.worker.gpu.sample.thinking_budget import apply_thinking_budget
 from vllm.v1.worker.gpu.spec_decode.rejection_sampler_utils import rejection_sample
 
 from .twice import Twice
@@ -130,6 +131,21 @@ def test_sampling(twice: Twice, use_fp64: bool, b: Batch):
     )  # fmt: skip
     apply_temperature(logits, b.rows, temperature)
     assert len(twice.names) == 3
+
+
+@settings(**SLOW)
+@given(batches(), st.integers(1, 3), st.integers(1, 2))
+def test_thinking_budget(twice: Twice, b: Batch, num_start: int, num_end: int):
+    """Markers are frequent among the tokens, in histories and in drafts."""
+    lengths = b.integers(1, LENGTH - K, STATES)
+    apply_thinking_budget(
+        b.normal(b.num_logits, VOCABULARY), b.idx, b.rows, b.integers(-1, 9, STATES),
+        b.integers(0, 3, STATES, LENGTH), lengths, b.integers(0, 3, b.num_logits),
+        b.depths, *torch.full((2, STATES), -1, dtype=torch.int32),
+        torch.zeros(STATES, dtype=torch.int32), b.integers(0, 3, num_start),
+        b.integers(0, 3, num_end), b.integers(0, 3, num_end + 1),
+    )  # fmt: skip
+    assert len(twice.names) == 2
 
 
 @pytest.mark.parametrize("block", [False, True])

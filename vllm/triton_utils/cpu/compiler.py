@@ -16,7 +16,7 @@ from triton.runtime.jit import JITFunction
 
 from . import machine
 from .lowering import lower
-from .ttir import parse_kernel
+from .ttir import parse_module
 
 # What Triton's front end needs to know of a GPU.
 OPTIONS = SimpleNamespace(
@@ -60,7 +60,7 @@ def compile_kernel(
     files = get_cache_manager(key)
     if found := files.get_file("launch.o"):
         return machine.load(Path(found).read_bytes())
-    code = machine.compile_object(lower(parse_kernel(front_end(source))))
+    code = machine.compile_object(lower(*parse_module(front_end(source))))
     files.put(code, "launch.o", binary=True)
     return machine.load(code)
 

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loops, branches and jumps. Values that they carry are in memory, which LLVM's
+"""Loops, branches, jumps and calls. Values that they carry are in memory, which LLVM's
 optimizer turns into registers where it can."""
 
 import re
 
 from .arithmetic import llvm_type
-from .ttir import NAME, Operation, Region, Type, parse_types
+from .ttir import NAME, Operation, Region, Type, parse_types, symbol
 from .values import Kernel
 
 
@@ -110,28 +110,52 @@ def _branch(k: Kernel, op: Operation) -> None:
 
 def _enter(k: Kernel, target: str) -> str:
     """Stores a block's arguments, given `^label(%a : i32)`; returns its label."""
-    label = re.search(r"\^(\w+)", target).group(1)
+    label, memory = k.labels[re.search(r"\^(\w+)", target).group(1)]
     outer, k.known = k.known, {}
-    k.copy(re.findall(NAME, target), k.labels[label][1])
+    k.copy(re.findall(NAME, target), memory)
     k.known = outer
     return label
 
 
 def _return(k: Kernel, op: Operation) -> None:
-    k.b.say("ret void")
+    if k.exit is None:
+        k.b.say("ret void")
+        return
+    label, memory = k.exit
+    k.copy(op.operands, memory)
+    k.b.jump(label)
+
+
+def _call(k: Kernel, op: Operation) -> None:
+    """Emits the body of the called function in place of the call.
+
+    Triton inlines functions too, but not one that returns early, has thus several
+    blocks, and is called in a loop or branch: MLIR's have one block.
+    """
+    body = k.functions[symbol(op.text)]
+    given = [(k.types[name], k.fixed(name)) for name in op.operands]
+    memory = [k.keep(kind) for kind in op.result_types]
+    behind = k.b.name()
+    with k.scope((behind, memory)):
+        for name, (kind, value) in zip(body[0].arguments, given, strict=True):
+            k.define(name, kind, value)
+        say_blocks(k, body)
+    k.b.begin(behind)
+    k.define_kept(op.results, op.result_types, memory)
 
 
 def say_blocks(k: Kernel, body: Region) -> None:
-    """Emits a kernel's body; its first block's arguments are already defined."""
+    """Emits a function's body; its first block's arguments are already defined."""
     for block in body[1:]:
         memory = [k.keep(kind) for kind in block.arguments.values()]
-        k.labels[block.label] = block, memory
+        k.labels[block.label] = k.b.name(), memory
     for block in body:
         if block.label in k.labels:
-            k.b.begin(block.label)
+            label, memory = k.labels[block.label]
+            k.b.begin(label)
             k.known = {}
             kinds = list(block.arguments.values())
-            k.define_kept(list(block.arguments), kinds, k.labels[block.label][1])
+            k.define_kept(list(block.arguments), kinds, memory)
         for op in block.operations:
             k.run(op)
 
@@ -142,5 +166,6 @@ CONTROL_FLOW = {
     "scf.for": _for,
     "scf.if": _if,
     "scf.while": _while,
+    "tt.call": _call,
     "tt.return": _return,
 }

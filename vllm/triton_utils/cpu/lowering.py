@@ -17,11 +17,11 @@ OPERATIONS = ELEMENTWISE | SHAPES | MEMORY | REDUCTIONS | PRODUCTS | CONTROL_FLO
 AXES = "xyz"
 
 
-def lower(body: Region) -> str:
+def lower(body: Region, functions: dict[str, Region]) -> str:
     """LLVM assembly of a kernel, and of `launch`, which runs it on a grid.
 
     Args:
-        body: what `parse_kernel` returned.
+        body, functions: what `parse_module` returned.
 
     Returns:
         A module. `launch(words, x, y, z)` takes the address of the arguments, 64 bits
@@ -30,7 +30,7 @@ def lower(body: Region) -> str:
     Raises:
         Unsupported: the kernel has an operation that cannot be compiled.
     """
-    kernel = Kernel(OPERATIONS)
+    kernel = Kernel(OPERATIONS, functions)
     arguments = body[0].arguments
     for i, (name, kind) in enumerate(arguments.items()):
         kernel.define(name, kind, f"%a{i}")

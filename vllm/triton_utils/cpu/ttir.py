@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A kernel in Triton's own intermediate representation (TTIR), as plain data.
 
-Triton's front end, which needs neither a GPU nor a backend, checks types, inlines
+Triton's front end, which needs neither a GPU nor a backend, checks types, inlines most
 functions and folds constants. What is left is some eighty operations, parsed here from
 MLIR text: https://mlir.llvm.org/docs/LangRef.
 """
@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 NAME = r"%[\w$.\-]+(?:#\d+)?"
 TYPE = r"(tensor<(?:\d+x)+)?(!tt\.ptr<(\w+)[^>]*>|[a-z]+\d+|index)"
+SYMBOL = r'@("[^"]*"|[\w.$\-]+)'
 HEAD = re.compile(rf'(?:({NAME})(?::(\d+))? = )?"?([a-z_]+\.[\w.]+)"?(.*)')
 
 
@@ -99,13 +100,25 @@ def parse_arguments(text: str) -> dict[str, Type]:
     return {name: parse_types(kind)[0] for name, kind in found}
 
 
-def parse_kernel(text: str) -> Region:
-    """The body of the kernel; its first block's arguments are the kernel's."""
-    lines = iter(text.splitlines())
-    head = next(line for line in lines if "tt.func public" in line)
-    region, _ = _parse_region(lines)
-    region[0].arguments = parse_arguments(head)
-    return region
+def parse_module(text: str) -> tuple[Region, dict[str, Region]]:
+    """The bodies of the kernel, and by name of the functions that it calls; arguments
+    of a body's first block are the function's."""
+    lines, kernel, functions = iter(text.splitlines()), None, {}
+    for line in lines:
+        if "tt.func " not in line:
+            continue
+        body, _ = _parse_region(lines)
+        body[0].arguments = parse_arguments(line)
+        if "tt.func public" in line:
+            kernel = body
+        else:
+            functions[symbol(line)] = body
+    return kernel, functions
+
+
+def symbol(text: str) -> str:
+    """The first name of a function in a text."""
+    return re.search(SYMBOL, text).group(1)
 
 
 def _parse_region(lines: Iterator[str]) -> tuple[Region, str]:

@@ -7,11 +7,12 @@ put into memory if they have to be read at a certain point (loads), are expensiv
 (functions of the C library), or are carried by control flow.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 
 from .arithmetic import llvm_type
 from .builder import Builder
-from .ttir import Block, Operation, Type
+from .ttir import Operation, Region, Type
 
 # From an index, a register of i64 or a number, to an element's register.
 Rule = Callable[[str], str]
@@ -27,19 +28,25 @@ class Kernel:
 
     Attributes:
         operations: by name, functions that emit them in LLVM assembly.
+        functions: by name, the bodies of functions that the kernel calls.
         types: of all values.
         values: registers of scalars and of tensors of equal elements; else rules.
         known: elements that the loop being emitted already has in registers.
-        labels: blocks that a jump may lead to, with the memory of their arguments.
+        labels: of blocks that a jump may lead to, and the memory of their arguments.
+        exit: where `tt.return` jumps to, and the memory of what it returns; None in
+            the kernel itself.
     """
 
-    def __init__(self, operations: Mapping[str, Callable]) -> None:
+    def __init__(
+        self, operations: Mapping[str, Callable], functions: Mapping[str, Region]
+    ) -> None:
         self.b = Builder()
-        self.operations = operations
+        self.operations, self.functions = operations, functions
         self.types: dict[str, Type] = {}
         self.values: dict[str, str | Rule] = {}
         self.known: dict[tuple[str, str], str] = {}
-        self.labels: dict[str, tuple[Block, list[str]]] = {}
+        self.labels: dict[str, tuple[str, list[str]]] = {}
+        self.exit: tuple[str, list[str]] | None = None
 
     def run(self, op: Operation) -> None:
         if op.name not in self.operations:
@@ -48,6 +55,15 @@ class Kernel:
 
     def define(self, name: str, kind: Type, value: str | Rule) -> None:
         self.types[name], self.values[name] = kind, value
+
+    @contextmanager
+    def scope(self, exit: tuple[str, list[str]]) -> Iterator[None]:
+        """Code of a function that is called: its names and labels are its own."""
+        outer = self.types, self.values, self.known, self.labels, self.exit
+        self.types, self.values, self.known, self.labels = {}, {}, {}, {}
+        self.exit = exit
+        yield
+        self.types, self.values, self.known, self.labels, self.exit = outer
 
     def is_uniform(self, name: str) -> bool:
         """Whether one register stands for all elements."""
@@ -114,10 +130,17 @@ class Kernel:
             rule = lambda at, k=kind, a=address: self.load(a, k, at)  # noqa: E731
             self.define(name, kind, rule if kind.shape else rule("0"))
 
+    def fixed(self, name: str) -> str | Rule:
+        """A register, or a rule that reads memory that the tensor is put into here."""
+        if self.is_uniform(name):
+            return self.values[name]
+        kind, memory = self.types[name], self._filled(name)
+        return lambda index: self.load(memory, kind, index)
+
     def materialize(self, name: str) -> None:
-        """Computes a tensor here, once."""
-        memory = self._filled(name)
-        self.define_kept([name], [self.types[name]], [memory])
+        """Computes a tensor once. Only where it is defined: what comes later may be in
+        another branch."""
+        self.values[name] = self.fixed(name)
 
     def copy(self, names: list[str], memory: list[str]) -> None:
         """Copies values to memory; all are computed before one is overwritten."""

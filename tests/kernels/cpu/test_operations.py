@@ -186,6 +186,24 @@ def test_products(twice: Twice, seed: int):
 
 
 @triton.jit
+def _repeated_product_kernel(x, out, count, N: tl.constexpr):
+    i = tl.arange(0, N)
+    at = i[:, None] * N + i[None, :]
+    left = tl.load(x + at) + 1
+    total = tl.zeros((N, N), tl.float32)
+    for _ in range(count):
+        total = tl.dot(left, left, acc=total, input_precision="ieee")
+    tl.store(out + at, total + left)
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_operand_of_a_product_is_used_after_its_loop(twice: Twice, count: int):
+    """Regression: it was stored in the loop, and read from there even if none ran."""
+    x = torch.arange(256).view(16, 16) % 7 * 1.0
+    _repeated_product_kernel[(1,)](x, torch.zeros(16, 16), count, N=16)
+
+
+@triton.jit
 def _with_early_return(x, y, step, limit):
     if step < limit:
         return x + step, limit

@@ -4,7 +4,7 @@
 from .arithmetic import convert_float, llvm_type
 from .shapes import linear
 from .ttir import Operation, Type
-from .values import Kernel, Unsupported
+from .values import Kernel, Rule, Unsupported
 
 
 def _dot(k: Kernel, op: Operation) -> None:
@@ -12,16 +12,16 @@ def _dot(k: Kernel, op: Operation) -> None:
     (kind,), (left, right) = op.result_types, op.operand_types
     if len(kind.shape) != 2 or kind.element[0] != "f":
         raise Unsupported(f"{op.name} of {left.element}, {len(kind.shape)} axes")
-    first, second, before = op.operands
-    for name in (first, second):
-        if not k.is_uniform(name):
-            k.materialize(name)
+    *pair, before = op.operands
+    first, second = map(k.fixed, pair)
     sums, element = k.keep(kind), Type(kind.element)
     k.copy([before], [sums])
     register = llvm_type(kind.element)
 
-    def value(name: str, source: Type, row: str, column: str) -> str:
-        found = k.element(name, linear(k.b, [row, column], source.shape))
+    def value(of: str | Rule, source: Type, row: str, column: str) -> str:
+        found = of
+        if not isinstance(of, str):
+            found = of(linear(k.b, [row, column], source.shape))
         return convert_float(k.b, op, [found], source.element, kind.element)
 
     def row(i: str) -> None:

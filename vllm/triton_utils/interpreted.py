@@ -29,6 +29,13 @@ def log1p(x):
     return tl.where(tl.abs(x) < 1e-3, x - x * x / 2 + x * x * x / 3, tl.log(1 + x))
 
 
+def isnan(x):
+    return x != x
+
+
+FUNCTIONS = {"log1p": log1p, "isnan": isnan}
+
+
 def _index(reduce: Callable, data: np.ndarray, **how) -> np.ndarray:
     """Index of the largest or smallest number; all NaN is no error, as on a GPU."""
     try:
@@ -91,7 +98,8 @@ def interpret(kernel: JITFunction, grid, args: tuple, kwargs: dict) -> None:
     mend()
     # Patches all modules of operations; restored for kernels that are compiled.
     patched = _patch_lang(log1p)
-    patched.set_attr(libdevice, "log1p", log1p)
+    for name, function in FUNCTIONS.items():
+        patched.set_attr(libdevice, name, function)
     try:
         with knobs.runtime.scope():
             knobs.runtime.interpret = True
@@ -103,7 +111,8 @@ def interpret(kernel: JITFunction, grid, args: tuple, kwargs: dict) -> None:
 def install() -> None:
     """Prepares the interpreter to run all kernels, and logs that it does."""
     mend()
-    libdevice.log1p = log1p
+    for name, function in FUNCTIONS.items():
+        setattr(libdevice, name, function)
     logger.info(
         "Triton kernels run under Triton's interpreter (TRITON_INTERPRET=1): right "
         "results, but slow. Unset it to run them compiled for the CPU."

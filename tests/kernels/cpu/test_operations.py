@@ -81,6 +81,7 @@ def _floats_kernel(x, y, out, truth, N: tl.constexpr):
     tl.store(out + 5 * N + i, i.to(a.dtype) * 0.3)
     tl.store(truth + i, (a == b) | (a > 0.5))
     tl.store(truth + N + i, a != a)
+    tl.store(truth + 2 * N + i, tldevice.isnan(a.to(tl.float32)).to(tl.int1))
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
@@ -91,7 +92,7 @@ def _floats_kernel(x, y, out, truth, N: tl.constexpr):
 def test_floats(twice: Twice, dtype: torch.dtype, x: list[float]):
     a = torch.tensor((x * SIZE)[:SIZE], dtype=dtype)
     out = torch.zeros(6 * SIZE, dtype=dtype)
-    truth = torch.zeros(2 * SIZE, dtype=torch.bool)
+    truth = torch.zeros(3 * SIZE, dtype=torch.bool)
     _floats_kernel[(1,)](a, a.flip(0), out, truth, N=SIZE)
 
 

@@ -23,13 +23,15 @@ class Twice:
 
     Attributes:
         names: names of kernels whose launches have been compared.
+        reached: tensors that kernels reach by their addresses.
     """
 
     def __init__(self, run: Any) -> None:
         self.run, self.names = run, set()
+        self.reached: list[torch.Tensor] = []
 
     def __call__(self, kernel: JITFunction, *args: Any, grid, warmup, **kwargs: Any):
-        given = list(tensors([*args, *kwargs.values()]))
+        given = list(tensors([*args, *kwargs.values(), *self.reached]))
         memory = {one.untyped_storage().data_ptr(): one for one in given}
         storages = [one.untyped_storage() for one in memory.values()]
         before = [storage.clone() for storage in storages]
@@ -38,6 +40,7 @@ class Twice:
         for storage, saved in zip(storages, before, strict=True):
             storage.copy_(saved)
         self.run(kernel, *args, grid=grid, warmup=warmup, **kwargs)
+        assert all(kernel.cpu_kernel.compiled.values()), kernel.__name__
         for found, wanted in zip(given, expected, strict=True):
             compare(found, wanted, kernel.__name__)
         self.names.add(kernel.__name__)

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which rows are kept in the backlog, and when the drafter processes them."""
 
-import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -9,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from vllm.v1.core.sink_window import SinkWindowSpec
 from vllm.v1.kv_cache_interface import (
     ChunkedLocalAttentionSpec,
     FullAttentionSpec,
@@ -146,22 +144,6 @@ def test_rows_are_kept_until_needed(kept: Backlog):
     assert due(kept, num_reqs=3)  # no room
     assert due(kept, drafts=True)
     assert not due(kept, used=[1]) and due(kept, used=[1, 5])
-
-
-def test_rows_are_kept_for_so_many_steps(kept: Backlog):
-    """Blocks outside of `draft_window` are held for no more."""
-    kept.max_steps = 3
-    for _ in range(2):
-        for position in range(3):
-            assert not due(kept)
-            kept.put(given({5: [position], 2 + position: [9]}))
-        assert due(kept)
-        kept.take()
-    for position in range(2):
-        kept.put(given({5: [position]}))
-    kept.forget({5})
-    kept.put(given({5: [0]}))
-    assert not due(kept)
 
 
 @pytest.mark.parametrize(
@@ -351,8 +333,6 @@ def layer(kind=FullAttentionSpec, **given):
 
 FULL = layer()
 WINDOW = layer(SlidingWindowSpec, sliding_window=16)
-HELD = layer(SinkWindowSpec, sliding_window=16, backlog_tokens=4)
-FREED = layer(SinkWindowSpec, sliding_window=16)
 CHUNKS = layer(ChunkedLocalAttentionSpec, attention_chunk_size=16)
 
 
@@ -367,9 +347,7 @@ def together(*layers):
         ([FULL, together(FULL, FULL)], True),
         # vLLM keeps all blocks of these without its hybrid KV cache manager.
         ([layer(sliding_window=16)], True),
-        ([HELD, HELD], True),
         ([FULL, WINDOW], False),
-        ([FREED], False),
         ([together(WINDOW, WINDOW)], False),
         ([CHUNKS], False),
     ],
@@ -383,5 +361,4 @@ def test_rows_are_kept_only_if_blocks_are_not_freed(
     assert found is (kept if are_kept else None)
     assert ("does not support drafters with sliding" in caplog_vllm.text) != are_kept
     assert kept.block_size == (BLOCK if are_kept else None)
-    assert kept.max_steps == (4 if HELD in specs else sys.maxsize)
     assert for_kv_cache(None, specs, BLOCK) is None

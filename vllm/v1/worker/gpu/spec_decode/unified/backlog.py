@@ -10,7 +10,6 @@ same as if the drafter had run in every step.
 Rows of prompts are not kept: there are too many, and a pass over them is efficient.
 """
 
-import sys
 from collections.abc import Iterable, Set
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
@@ -22,7 +21,6 @@ from vllm.config import VllmConfig
 from vllm.config.drafter import MAX_NODES
 from vllm.logger import init_logger
 from vllm.utils.torch_utils import async_tensor_h2d
-from vllm.v1.core.sink_window import SinkWindowSpec
 from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
     KVCacheSpec,
@@ -127,19 +125,17 @@ class Backlog:
 
     Attributes:
         max_rows: the most rows that are kept.
-        max_steps: the most steps whose rows are kept.
         block_size: the smallest KV cache block size, in tokens; None without prefix
             caching.
     """
 
-    max_steps = sys.maxsize
     block_size: int | None = None
 
     def __init__(self, max_rows: int, max_num_reqs: int):
         self.max_rows = max_rows
         # By row, the request state; -1 if the request has ended.
         self._states = np.full(max_rows, -1, dtype=np.int64)
-        self._num_rows = self._num_steps = 0
+        self._num_rows = 0
         # By request state, an upper bound of its length up to its last row.
         self._ends = np.zeros(max_num_reqs, dtype=np.int32)
         # [max_rows, ...] each, as `DraftInput.columns`; allocated on the first batch,
@@ -206,7 +202,6 @@ class Backlog:
         for kept, rows in zip(self._columns, columns, strict=True):
             kept[begin:end] = rows
         self._states[begin:end], self._num_rows = states, end
-        self._num_steps += 1
         ends = batch.seq_lens_cpu_upper_bound.numpy()[: batch.num_reqs]
         self._ends[states] = ends[waits]
         self._last = given.without_rows()
@@ -232,7 +227,7 @@ class Backlog:
         return taken
 
     def _empty(self) -> None:
-        self._num_rows, self._num_steps, self._last = 0, 0, None
+        self._num_rows, self._last = 0, None
 
     def is_due(
         self,
@@ -253,8 +248,6 @@ class Backlog:
         if not self:
             return False
         if drafts or self._num_rows + num_reqs > self.max_rows:
-            return True
-        if self._num_steps >= self.max_steps:
             return True
         if num_cached and self._may_hold(num_cached):
             return True
@@ -366,8 +359,7 @@ def for_kv_cache(
     """The backlog, once the KV cache config is known.
 
     A running request frees blocks that have left a sliding window, and workers are not
-    told: KV of a kept row could be written over that of another request. Of
-    `draft_window`, blocks are held for rows of some steps.
+    told: KV of a kept row could be written over that of another request.
 
     Args:
         specs: of the drafter's KV groups.
@@ -382,15 +374,11 @@ def for_kv_cache(
     if not all(map(_keeps_blocks, layers)):
         _say_why_none("drafters with sliding windows, or attention to chunks")
         return None
-    late = [spec.backlog_tokens for spec in layers if isinstance(spec, SinkWindowSpec)]
-    backlog.max_steps = min(late, default=sys.maxsize)
     backlog.block_size = block_size
     return backlog
 
 
 def _keeps_blocks(spec: KVCacheSpec) -> bool:
-    if isinstance(spec, SinkWindowSpec):
-        return spec.backlog_tokens > 0
     return isinstance(spec, FullAttentionSpec) and not isinstance(spec, RSWASpec)
 
 

@@ -12,6 +12,7 @@ from vllm.v1.worker.gpu.sample.gumbel import gumbel_sample
 from vllm.v1.worker.gpu.spec_decode.noise import (
     draw_alone,
     draw_seeded_alone,
+    rejection_keys,
 )
 from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler
 
@@ -113,3 +114,17 @@ def test_lossy_verification_stays_lossy_for_seeded_requests():
     sampled, count = torch.tensor([[1, 2]]), torch.tensor([2])
     found = draw_seeded_alone(sampler, *[None] * 6, sampled, count)
     assert found[0] is sampled and found[1] is count
+
+
+@pytest.mark.parametrize("is_unified", [True, False])
+@pytest.mark.parametrize("block", [True, False])
+@pytest.mark.parametrize("is_sampled", [True, False])
+def test_verification_has_noise_of_its_own(is_unified, block, is_sampled):
+    """Where drafts are sampled with the target's; vLLM's keys serve everything else."""
+    drafter = DrafterConfig("eagle3", MOST, is_unified=is_unified)
+    sampler = SimpleNamespace(drafter=drafter, use_block_verification=block)
+    positions = torch.tensor([0, 7, 131071])
+    keys = rejection_keys(sampler, torch.empty(1) if is_sampled else None, positions)
+    apart = is_unified and is_sampled and not block
+    assert torch.equal(keys, positions) != apart
+    assert set(keys.tolist()).isdisjoint(range(131072)) == apart

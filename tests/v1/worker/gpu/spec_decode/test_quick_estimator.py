@@ -9,13 +9,14 @@ from vllm.v1.worker.gpu.spec_decode.acceptance_estimator import (
 )
 from vllm.v1.worker.gpu.spec_decode.quick_estimator import QuickEstimator
 
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 N, K = 16, 3
 ACCEPTED = 0.85
 
 
 @pytest.fixture
 def estimator() -> QuickEstimator:
-    found = QuickEstimator(N, K, torch.device("cpu"))
+    found = QuickEstimator(N, K, DEVICE)
     found.predictions.fill_(torch.sigmoid(found.intercepts[0]))  # features of 0
     return found
 
@@ -25,8 +26,9 @@ def grade(
 ) -> None:
     """Observes a step's drafts, then predicts the next ones."""
     chances = torch.rand(N, K, generator=torch.Generator().manual_seed(seed))
-    accepted = (chances < rate).int().cumprod(1).sum(1).int()
-    estimator.step(torch.arange(N, dtype=torch.int32), accepted + 1, K - accepted)
+    accepted = (chances < rate).int().cumprod(1).sum(1).int().to(DEVICE)
+    states = torch.arange(N, dtype=torch.int32, device=DEVICE)
+    estimator.step(states, accepted + 1, K - accepted)
     estimator.predictions.copy_(torch.sigmoid(estimator.intercepts).expand(N, K))
 
 
@@ -57,7 +59,7 @@ def test_adapts_after_long_full_acceptance(estimator):
 
 
 def test_forget_restores_initial_state(estimator):
-    fresh = QuickEstimator(N, K, torch.device("cpu"))
+    fresh = QuickEstimator(N, K, DEVICE)
     tensors = ("slope", "intercepts", "features", "predictions", "info", "counts")
     places = [getattr(estimator, name).data_ptr() for name in tensors]
     for seed in range(9):

@@ -18,7 +18,7 @@ from benchmarks.spec_decode.report import NAMES, VLLM, beside, points
 from benchmarks.spec_decode.results import PointKey
 
 MODES = ("none", "draft", "pard", "eagle3", "peagle")
-SIDES = {VLLM: ("vLLM 0.32.0", "#b5bdc8"), "ours": ("this tree", "#2f6fd0")}
+SIDES = {VLLM: ("vLLM 0.33.0", "#b5bdc8"), "ours": ("this tree", "#2f6fd0")}
 
 
 def best_speeds(results: files.Results) -> pd.DataFrame:
@@ -41,7 +41,7 @@ def draw_one_request(best: pd.DataFrame) -> Figure:
         texts = [f"{height:.0f}\n{height / plain:.1f}×" for height in heights]
         axes.bar_label(bars, texts, fontsize=8)
     axes.set_xticks(range(len(MODES)), [NAMES[mode] for mode in MODES])
-    axes.set(ylabel="tokens/s", title="One request, Llama-3.1-8B shapes, one H200")
+    axes.set(ylabel="tokens/s", title="One request, Llama-3.1-8B shapes, one H100")
     axes.margins(y=0.2)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(loc="upper left", frameon=False)
@@ -59,7 +59,7 @@ def draw_ratio(best: pd.DataFrame) -> Figure:
     axes.axhline(1, color="black", linewidth=0.8)
     axes.set_xscale("log", base=2)
     axes.set_xticks(loads, map(str, loads))
-    axes.set(xlabel="concurrent requests", ylabel="tokens/s over vLLM 0.32.0's")
+    axes.set(xlabel="concurrent requests", ylabel="tokens/s over vLLM 0.33.0's")
     axes.grid(alpha=0.3)
     axes.legend()
     return figure
@@ -101,12 +101,14 @@ def draw_chosen(shares: pd.DataFrame, depth: int) -> Figure:
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    results = files.RESULTS / "nvidia-h200/engine.json"
+    results = files.RESULTS / "nvidia-h100-80gb-hbm3/engine.json"
     parser.add_argument("--results", type=Path, default=results)
+    chosen = files.RESULTS / "nvidia-h200/auto.json"
+    parser.add_argument("--chosen", type=Path, default=chosen, help='of "auto"')
     parser.add_argument("--images", type=Path, default=ROOT / "docs/images")
     args = parser.parse_args(arguments)
     best = best_speeds(files.load(args.results))
-    shares = chosen_shares(files.load(args.results.with_name("auto.json")))
+    shares = chosen_shares(files.load(args.chosen))
     figures = {
         "one-request": draw_one_request(best),
         "ratio": draw_ratio(best),

@@ -66,7 +66,7 @@ def run(
     """Runs the scenarios; if `spec` is None, `target` is a head that names its own."""
     sampled = {"prompt": PROMPTS[0], "max_tokens": 6}
     scenarios = {
-        "greedy": [{"prompt": prompt, "max_tokens": 12} for prompt in PROMPTS],
+        "greedy": [{"prompt": prompt, "max_tokens": 16} for prompt in PROMPTS],
         "sampled": [sampled | {"sampling": each} for each in (SEEDED, FREE)],
     }
     sizes = {"max_model_len": 96, "max_num_seqs": 4, "max_num_batched_tokens": 64}

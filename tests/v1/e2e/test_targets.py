@@ -86,7 +86,8 @@ if torch.cpu._is_amx_tile_supported():  # with its int8 kernel both are true of 
     ROUNDED_ON_CPU.add("int8 W8A8")
 SAMPLED = {"temperature": 1.5}
 ACCEPTED = 0.95  # least share of drafts accepted at each position
-LENGTHS, NUM_TOKENS = (9, 20, 45, 70), 32
+# The last step ends with the answer: tokens past it would not count as accepted.
+LENGTHS, NUM_TOKENS = (9, 20, 45, 70), 1 + 6 * (K + 1)
 BEHIND_BLOCKS = (34, 66, 98)  # all tokens but the last two are loaded
 # Log line or error of a cell's content; "yes" has none of them.
 SAID = {

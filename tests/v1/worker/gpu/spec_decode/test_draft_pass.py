@@ -36,8 +36,9 @@ class Told:
         self.speculator = made = UnifiedSpeculator.__new__(UnifiedSpeculator)
         self.layout = made.layout = DraftLayout(7, 0, width)
         made.drafter = SimpleNamespace(set_kv_cache=lambda *_: None)
+        made.draft_window = None
         made.speculative_config = SimpleNamespace(
-            draft_window=None, drafter=SimpleNamespace(has_cpu_graphs=False)
+            drafter=SimpleNamespace(has_cpu_graphs=False)
         )
         made.max_num_reqs, made.device = 4, torch.device("cpu")
         made.vllm_config = SimpleNamespace(

@@ -169,3 +169,14 @@ def test_auto_learns_what_requests_receive(
         verify(scheduler, K, [1] * (K + 1))
         scheduler.add_request(Request("a", [1, 2, 3], asked, None))
     assert mode(chosen[20:]) == drafts
+
+
+@pytest.mark.parametrize(("max_tokens", "drafts"), [(1, 0), (2, K)])
+def test_drafts_that_nobody_can_use_are_not_made(make_scheduler, max_tokens, drafts):
+    scheduler = make_scheduler(sampling={"max_tokens": max_tokens})
+    scheduled = scheduler.schedule()
+    assert scheduled.skip_drafts == (not drafts)
+    assert scheduled.num_spec_tokens_to_schedule == drafts
+    output = ModelRunnerOutput(["a"], {"a": 0}, [[5]])
+    stats = scheduler.update_from_output(scheduled, output)[0].scheduler_stats
+    assert stats.step_drafting.draft_length == drafts

@@ -14,6 +14,11 @@ NESTED = "transformer_layer_config"
 ROPE = {"rope_type": "default", "rope_theta": 500.0}
 
 
+def test_nested_overrides_are_keys_and_values(configure):
+    with pytest.raises(ValueError, match=f"{NESTED} in hf_overrides must be keys"):
+        configure("eagle3", {NESTED: 5})
+
+
 @pytest.fixture
 def configure(models, tmp_path):
     """Configures a copy of a bundled drafter."""

@@ -50,7 +50,8 @@ class Model(nn.Module):
             if not hasattr(at, part):
                 at.add_module(part, Linear() if "_proj" in part else nn.Module())
             at = getattr(at, part)
-        at.register_parameter(last, parameter(*shape))
+        at.register_parameter(last, made := parameter(*shape))
+        made.weight_loader = None  # it has one
 
     def fill(self, weights) -> None:
         """Loads weights; shards of a packed weight go to their own rows."""
@@ -131,6 +132,10 @@ def quantized(model: Model) -> Model:
     layer.quant_method = type("QuantizedLinearMethod", (), {})()
     layer.weight = parameter(6, HIDDEN, dtype=torch.int8)
     layer.weight_scale = parameter(6, 1)
+    layer.weight.weight_loader = layer.weight_scale.weight_loader = (
+        None  # they have one
+    )
+    layer.input_scale_ub = parameter(1)  # its value is in the config, not in a file
     return model
 
 

@@ -19,7 +19,12 @@ from .length import (
 )
 from .quantization import check_quantization
 from .ranks import settle_ranks
-from .target import check_blocks, check_taps, say_without_target
+from .target import (
+    check_blocks,
+    check_listed_order,
+    check_taps,
+    say_without_target,
+)
 from .weights import check_weights
 
 if TYPE_CHECKING:
@@ -148,6 +153,7 @@ def settle_drafter(vllm_config: "VllmConfig") -> bool:
         check_parallelism(vllm_config, is_unified)
         settle_ranks(spec, is_unified)
         check_taps(spec)
+        check_listed_order(vllm_config)
         check_blocks(vllm_config)
         check_quantization(vllm_config)
         check_weights(vllm_config)

@@ -27,6 +27,8 @@ def overridden(
         return config
     made = {**config, **overrides}
     if NESTED in overrides:
+        if not isinstance(overrides[NESTED], Mapping):
+            raise ValueError(f"{NESTED} in hf_overrides must be keys and values.")
         made[NESTED] = {**(config.get(NESTED) or {}), **overrides[NESTED]}
     return made
 

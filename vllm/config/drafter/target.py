@@ -128,6 +128,21 @@ def find_tapped_layers(spec: "SpeculativeConfig") -> tuple[int, ...] | None:
     return ids
 
 
+def check_listed_order(vllm_config: "VllmConfig") -> None:
+    """Checks that the runner feeds a head its layers in the order of its file.
+
+    Raises:
+        ValueError: Model Runner V1 feeds them in ascending order.
+    """
+    spec = vllm_config.speculative_config
+    ids = list(spec.drafter.tapped_layers or ())
+    if ids != sorted(ids) and not vllm_config.use_v2_model_runner:
+        raise ValueError(
+            f"eagle_aux_hidden_state_layer_ids of {spec.model} {ids} are not in "
+            "ascending order, in which Model Runner V1 feeds them: turn V1 off."
+        )
+
+
 def check_taps(spec: "SpeculativeConfig") -> None:
     """Checks that the target returns the hidden states that an EAGLE-3 head is fed.
 

@@ -45,7 +45,7 @@ WITH_SCALES = ("compressed-tensors", "modelopt", "gptq", "awq", "auto_", "fp8")
 WITH_SCALES += ("fbgemm_fp8", "quark", "inc")
 # Kinds of tensors that hold a layer's weights, and their scales.
 MATRICES = ("weight", "weight_packed", "qweight")
-SCALES = ("weight_scale", "weight_scale_inv", "scales")
+SCALES = ("weight_scale", "weight_scale_inv", "scales", "qscale_weight")
 
 
 def check_weights(vllm_config: "VllmConfig") -> None:

@@ -54,7 +54,8 @@ class DraftWeights:
             for path, module in model.named_modules()
             if isinstance(module, LinearBase | ParallelLMHead)
             and not self._is_plain(module)
-            for kind, _ in module.named_parameters(recurse=False)
+            for kind, parameter in module.named_parameters(recurse=False)
+            if hasattr(parameter, "weight_loader")  # others have values of the config
         }
 
     # Names and shapes.

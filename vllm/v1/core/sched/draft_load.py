@@ -172,8 +172,9 @@ class ChosenLengths:
     def tell(self, step: "StepDrafting | None") -> None:
         """Adds what is expected of the chosen draft length to a step's stats."""
         if step is not None and (choice := self.lengths.choice) is not None:
-            step.expected = choice.tokens, choice.seconds
             step.gain = self.lengths.gain.value
+            if step.draft_length or not choice.num_drafts:  # else it left drafting out
+                step.expected = choice.tokens, choice.seconds
 
     def load(self, batch_size: int) -> Load:
         """The load of the running requests, most of which are in the next step, too.

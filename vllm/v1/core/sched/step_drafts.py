@@ -62,8 +62,10 @@ class StepDrafts:
         self._scheduler, self._step, self._output = scheduler, step, output
         # Stop handling cuts these lists.
         self._num_sampled = [*map(len, output.sampled_token_ids)]
-        self._from_queue = {new.req_id for new in step.scheduled_new_reqs}
-        self._from_queue |= step.scheduled_cached_reqs.resumed_req_ids
+        self._from_queue: set[str] = set()
+        if scheduler.num_sampled_tokens_per_step:  # canvases of diffusion are no drafts
+            self._from_queue |= {new.req_id for new in step.scheduled_new_reqs}
+            self._from_queue |= step.scheduled_cached_reqs.resumed_req_ids
         if scheduler.draft_lengths is not None:
             scheduler.draft_lengths.take(step, output)
 

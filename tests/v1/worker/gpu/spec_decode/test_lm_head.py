@@ -31,6 +31,7 @@ from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 from vllm.v1.worker.gpu.spec_decode.unified.lm_head import quantize_lm_head
 from vllm.v1.worker.gpu.spec_decode.unified.vocabulary import MappedVocabulary
 
+FP8 = SimpleNamespace(method="eagle3", draft_lm_head_quantization="fp8")
 VOCAB, HIDDEN = 500, 64  # the last 12 of 512 rows are padding
 
 
@@ -81,7 +82,7 @@ def test_logits_are_close_to_original_head(is_tied: bool, make_model):
     exact = model.compute_logits(hidden).float()
     # Also if the model's dtype is not PyTorch's default.
     torch.set_default_dtype(torch.float32)
-    quantize_lm_head(model, "fp8")
+    quantize_lm_head(model, FP8)
     found = model.compute_logits(hidden)
     assert found.shape == (32, VOCAB) and found.dtype == torch.bfloat16
     assert (found.float() - exact).norm() < 0.05 * exact.norm()
@@ -95,7 +96,7 @@ def test_logits_are_close_to_original_head(is_tied: bool, make_model):
 
 def test_best_tokens_of_mapped_vocabulary(make_model):
     model = make_model(False)
-    quantize_lm_head(model, "fp8")
+    quantize_lm_head(model, FP8)
     hidden, ids = torch.randn(32, HIDDEN), torch.arange(VOCAB)
     is_common = ids % 2 == 0
     mapping = SimpleNamespace(
@@ -118,7 +119,7 @@ def test_copy_is_refreshed_on_weight_reload(of: str, make_model):
     source = model.embed_tokens
     if of == "target":
         source = model.lm_head = target.lm_head
-    quantize_lm_head(model, "fp8")
+    quantize_lm_head(model, FP8)
     gc.collect()
     copied = [tensor.data_ptr() for tensor in model.lm_head.parameters()]
     runner = GPUModelRunner.__new__(GPUModelRunner)
@@ -134,7 +135,7 @@ def test_copy_is_refreshed_on_weight_reload(of: str, make_model):
 def test_own_head_follows_weight_update(make_model):
     """As vLLM's worker updates a draft model: through the original head."""
     model, hidden = make_model(False), torch.randn(8, HIDDEN)
-    quantize_lm_head(model, "fp8")
+    quantize_lm_head(model, FP8)
     head, sent = model.lm_head, torch.randn(VOCAB, HIDDEN) * 2
     copied = [tensor.data_ptr() for tensor in head.parameters()]
     share_source_lm_heads(model)
@@ -158,7 +159,9 @@ def test_unsupported_heads_are_refused(make_model):
     model = make_model(False)
     model.lm_head.quant_method = Fp8PtpcOnlineLinearMethod()
     with pytest.raises(ValueError, match="needs an unquantized fp16/bf16 lm_head"):
-        quantize_lm_head(model, "fp8")
+        quantize_lm_head(model, FP8)
+    with pytest.raises(ValueError, match="an MTP module that shares the target's"):
+        quantize_lm_head(model, SimpleNamespace(method="mtp"))
     del model.lm_head
     with pytest.raises(ValueError, match="Model has no lm_head, which draft_lm_head"):
-        quantize_lm_head(model, "fp8")
+        quantize_lm_head(model, FP8)

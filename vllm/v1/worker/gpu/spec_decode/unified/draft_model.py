@@ -63,5 +63,5 @@ def load_draft_model(vllm_config: VllmConfig) -> tuple[nn.Module, VllmConfig]:
     with set_model_tag(DRAFT_MODEL):
         model = get_model(vllm_config=own, prefix=DRAFT_MODEL)
     if spec.draft_lm_head_quantization is not None:
-        quantize_lm_head(model, spec.draft_lm_head_quantization)
+        quantize_lm_head(model, spec)
     return model, own if has_own_cache else vllm_config

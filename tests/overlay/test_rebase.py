@@ -7,6 +7,8 @@ from zipfile import ZipFile
 import pytest
 
 from tests.overlay.fakes import METADATA, addition, edit, write_overlay, write_wheel
+from tools.overlay import __main__ as commands
+from tools.overlay.base import Base
 from tools.overlay.lock import read_lock
 from tools.overlay.rebase import rebase
 from tools.overlay.relied import relied_on
@@ -223,3 +225,10 @@ def test_attributes_that_became_properties(report, setter, monkeypatch):
     if not setter:
         wanted += [f"- `vllm/added.py:11` sets `size`, {there}"]
     assert found == wanted
+
+
+def test_hunks_are_moved_before_the_release_is_pinned(monkeypatch, capsys):
+    base = Base("vllm", "1.0.0", "cpu", sha256=None)
+    monkeypatch.setattr(commands, "pinned_base", lambda _: base)
+    assert commands.main(["rebase", "--version", "1.0.0", "--write"]) == 1
+    assert "base.toml pins 1.0.0 already" in capsys.readouterr().err

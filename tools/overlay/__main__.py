@@ -76,6 +76,10 @@ def run_lock(args: argparse.Namespace) -> None:
 def run_rebase(args: argparse.Namespace) -> None:
     device = args.device or target_device()
     base = pinned_base(device)
+    if args.version == base.version and args.write:
+        raise OverlayError(
+            f"base.toml pins {base.version} already: hunks are moved before that."
+        )
     other = args.wheel or fetch(Base(base.project, args.version, device, sha256=None))
     print(rebase(find_wheel(base), other, write=args.write, kernels=base.kernels))
 

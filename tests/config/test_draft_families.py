@@ -82,6 +82,8 @@ PARD = {"pard_token": 5, "spd_type": "pard"}
         # DeepSpec's DFlash has DSpark's architecture, SpecForge's DSpark a DFlash key.
         ({"architectures": ["Qwen3DSparkModel"], "markov_rank": 0}, (), "DSpark"),
         ({"architectures": ["DSparkDraftModel"], "dflash_config": {}}, (), "DSpark"),
+        # Muse Spark's names no architecture.
+        ({"model_type": "muse_spark_dspark", "dflash_config": {}}, (), "DSpark"),
         (PARD | {"architectures": ["Qwen3NextMTP"]}, (), "MTP"),
         ({"eagle_config": None, "pard_token": None}, (), None),
     ],

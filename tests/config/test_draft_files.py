@@ -14,7 +14,6 @@ import torch
 
 from vllm.config.drafter import checkpoint
 from vllm.config.drafter.checkpoint import read_config
-from vllm.config.drafter.weights import _check_scales
 
 from .bad_row import config, tensors
 from .specs import engine_config
@@ -103,19 +102,3 @@ def test_forked_engine_does_not_hang(models: Path, engine_env, tmp_path: Path):
     env = engine_env | {"OMP_NUM_THREADS": "2"}
     done = subprocess.run(command, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
-
-
-def test_scales_of_mistral_are_known():
-    """Its own format names them `qscale_weight`."""
-    draft = SimpleNamespace(
-        model="a/drafter",
-        quantization="fp8",
-        model_arch_config=SimpleNamespace(quantization_config={"quant_method": "fp8"}),
-    )
-    layer = "layers.0.attention.wq"
-    named = {f"{layer}.weight": "F8_E4M3", f"{layer}.qscale_weight": "F32"}
-    found = {name: SimpleNamespace(dtype=dtype) for name, dtype in named.items()}
-    _check_scales(draft, found)
-    del found[f"{layer}.qscale_weight"]
-    with pytest.raises(ValueError, match="quantized weights, but no scale"):
-        _check_scales(draft, found)

@@ -3,12 +3,14 @@
 
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
 import torch.nn as nn
 
 from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.config.drafter.weights import _check_scales
 from vllm.model_executor.layers.linear import LinearBase
 from vllm.model_executor.models.utils import get_draft_quant_config
 from vllm.platforms import current_platform
@@ -122,3 +124,19 @@ def test_partly_quantized_layer_is_refused(drafter: str, models, methods, tmp_pa
     said = r"k_proj, .*v_proj quantized, but not .*q_proj, and vLLM merges them"
     with pytest.raises(ValueError, match=said):
         methods(folder, f"{FIRST[drafter]}self_attn.qkv_proj")
+
+
+def test_scales_of_mistral_are_known():
+    """Its own format names them `qscale_weight`."""
+    draft = SimpleNamespace(
+        model="a/drafter",
+        quantization="fp8",
+        model_arch_config=SimpleNamespace(quantization_config={"quant_method": "fp8"}),
+    )
+    layer = "layers.0.attention.wq"
+    named = {f"{layer}.weight": "F8_E4M3", f"{layer}.qscale_weight": "F32"}
+    found = {name: SimpleNamespace(dtype=dtype) for name, dtype in named.items()}
+    _check_scales(draft, found)
+    del found[f"{layer}.qscale_weight"]
+    with pytest.raises(ValueError, match="quantized weights, but no scale"):
+        _check_scales(draft, found)

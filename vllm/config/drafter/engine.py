@@ -119,9 +119,9 @@ def runs_v2_on_cpu(vllm_config: "VllmConfig", by_default: bool = True) -> bool:
         by_default: the user did not ask for V2. It then runs only if the unified
             speculator drafts.
     """
-    spec = vllm_config.speculative_config
     if not COMPILED or getattr(vllm_config, "watermark_config", None) is not None:
         return False
+    spec = getattr(vllm_config, "speculative_config", None)
     drafter = spec and spec.drafter
     return not by_default or bool(drafter and drafter.unsupported is None)
 

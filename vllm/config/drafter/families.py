@@ -95,7 +95,8 @@ def _is_speculators(*kinds: str) -> Callable[[DraftFiles], bool]:
 def _is_dspark(files: DraftFiles) -> bool:
     # DeepSeek's have the architecture of their target.
     is_own = files.has_word("DSpark") or files.has("dspark_noise_token_id")
-    return is_own or _is_speculators("dspark")(files)
+    has_type = "dspark" in str(files.config.get("model_type")).lower()  # Muse Spark's
+    return is_own or has_type or _is_speculators("dspark")(files)
 
 
 def _is_dflash(files: DraftFiles) -> bool:
@@ -127,7 +128,7 @@ FAMILIES = (
         "dspark",
         True,
         None,
-        "`DSpark` in `architectures`, `dspark_noise_token_id`, or "
+        "`DSpark` in `architectures` or `model_type`, `dspark_noise_token_id`, or "
         '`speculators_model_type: "dspark"`',
         _is_dspark,
     ),

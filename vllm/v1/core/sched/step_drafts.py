@@ -15,6 +15,7 @@ request, since FULL CUDA graphs need uniform query lengths. Placeholders do not 
 - nodes of a tree, if a chain is verified in its place.
 """
 
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 from vllm.config.drafter.length import depth_of
@@ -62,12 +63,16 @@ class StepDrafts:
         self._scheduler, self._step, self._output = scheduler, step, output
         # Stop handling cuts these lists.
         self._num_sampled = [*map(len, output.sampled_token_ids)]
-        self._from_queue: set[str] = set()
-        if scheduler.num_sampled_tokens_per_step:  # canvases of diffusion are no drafts
-            self._from_queue |= {new.req_id for new in step.scheduled_new_reqs}
-            self._from_queue |= step.scheduled_cached_reqs.resumed_req_ids
         if scheduler.draft_lengths is not None:
             scheduler.draft_lengths.take(step, output)
+
+    @cached_property
+    def _from_queue(self) -> set[str]:
+        """Requests whose scheduled drafts are placeholders; of diffusion, canvases."""
+        if not self._scheduler.num_sampled_tokens_per_step:
+            return set()
+        new = {request.req_id for request in self._step.scheduled_new_reqs}
+        return new | self._step.scheduled_cached_reqs.resumed_req_ids
 
     def observe(
         self,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from .base import ROOT
 from .members import DEFINITION, Source
-from .relied import Key, Reader
+from .relied import Key, Reader, module_paths
 from .tree import PACKAGE, Release
 
 NAMED = re.compile(rf"{PACKAGE}(\.\w+)+")
@@ -109,9 +109,7 @@ def resolves(release: Release, name: str) -> bool:
 
 
 def module_file(release: Release, module: str) -> str | None:
-    stem = module.replace(".", "/")
-    paths = (f"{stem}.py", f"{stem}/__init__.py")
-    return next((path for path in paths if path in release.names), None)
+    return next((p for p in module_paths(module) if p in release.names), None)
 
 
 def hint(new: Release, name: str) -> str:

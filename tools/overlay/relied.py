@@ -111,10 +111,10 @@ class Reader:
         )
 
     def path_of(self, module: str) -> str | None:
-        stem = module.replace(".", "/")
-        paths = (f"{stem}.py", f"{stem}/__init__.py")
-        known = (p for p in paths if p in self.ours or p in self.release.names)
-        return next(known, None)
+        paths = module_paths(module)
+        return next(
+            (p for p in paths if p in self.ours or p in self.release.names), None
+        )
 
     def _imports(self, source: Source) -> dict[str, tuple[str, str]]:
         """From-imports by local name: the module, and the name in it."""
@@ -128,6 +128,12 @@ class Reader:
             if isinstance(node, ast.ImportFrom)
             for alias in node.names
         }
+
+
+def module_paths(module: str) -> tuple[str, str]:
+    """The files that a module or a package of this name may be."""
+    stem = module.replace(".", "/")
+    return f"{stem}.py", f"{stem}/__init__.py"
 
 
 def read_of(node: ast.AST, *receivers: str) -> set[str]:

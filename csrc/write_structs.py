@@ -5,9 +5,8 @@ from pathlib import Path
 
 import vllm.v1.worker.cpu.shm  # noqa: F401  (what Runner V2 needs on a CPU)
 from vllm.v1.worker.gpu.spec_decode.draft_tree import native as draft_tree
-from vllm.v1.worker.gpu.spec_decode.unified import native as unified
 
-HEADERS = {"structs.h": unified.LIBRARY, "tree_structs.h": draft_tree.LIBRARY}
+HEADERS = {"tree_structs.h": draft_tree.LIBRARY}
 
 if __name__ == "__main__":
     for name, library in HEADERS.items():

@@ -30,7 +30,7 @@ def test_pipeline_matches_buildkite_schema(changed, nightly):
 @pytest.mark.parametrize(
     ("changed", "some", "none"),
     [
-        (["csrc/prepare_inputs.cpp"], {"kernels", "e2e", "gpu-kernels"}, {"upstream"}),
+        (["csrc/tree_attention.cpp"], {"kernels", "e2e", "gpu-kernels"}, {"upstream"}),
         (["docs/start.md"], {"house", "lint"}, {"e2e", "config"}),
         (["base.toml"], {"e2e", "overlay", "house"}, set()),
         (["a/new/file.py"], {"e2e", "overlay", "house"}, set()),

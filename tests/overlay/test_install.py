@@ -124,7 +124,7 @@ def test_wheel(built):
         points = archive.read(f"{INFO}/entry_points.txt").decode()
     names = {entry.filename for entry in entries}
     assert {PART, NEW, "vllm/cli.py"} <= names
-    assert sum(n.endswith("_prepare_inputs.so") for n in names) == bool(compiler())
+    assert sum(n.endswith("_tree_attention.so") for n in names) == bool(compiler())
     for name in ("LICENSE", "NOTICE", "build/vllm-base/LICENSE"):
         assert f"{INFO}/licenses/{name}" in names
     assert not [n for n in names if n.endswith((".edit", ".json", ".pyc"))]

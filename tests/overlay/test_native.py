@@ -38,7 +38,7 @@ def test_missing_programs(programs, cxx, fetched, why, tmp_path, monkeypatch, ca
 def test_sources_that_do_not_compile(tmp_path, capfd):
     shutil.copy(ROOT / "CMakeLists.txt", tmp_path)
     shutil.copytree(ROOT / "csrc", tmp_path / "csrc")
-    (tmp_path / "csrc/prepare_inputs.cpp").write_text("int f() { return nothing; }\n")
+    (tmp_path / "csrc/tree_attention.cpp").write_text("int f() { return nothing; }\n")
     line = native.build(tmp_path / "tree", root=tmp_path)
     assert "`cmake --build` failed: " in line and "error:" in line
     assert "\n" not in line and capfd.readouterr().err == f"{line}\n"

@@ -46,8 +46,8 @@ def build(tree: Path, root: Path = ROOT) -> str | None:
     if why is None:
         return None
     line = (
-        f"The native kernels were not built: {why}. On a CPU draft trees, and a little "
-        "the inputs of drafters, will be slower; mend this and install again."
+        f"The native kernels were not built: {why}. On a CPU draft trees "
+        "will be slower; mend this and install again."
     )
     print(line, file=sys.stderr)
     return line

@@ -10,9 +10,8 @@ from tools.overlay.native import compiler
 from vllm.platforms import current_platform
 from vllm.v1.worker.gpu.spec_decode import native
 from vllm.v1.worker.gpu.spec_decode.draft_tree import native as draft_tree
-from vllm.v1.worker.gpu.spec_decode.unified import native as unified
 
-HEADERS = {"structs.h": unified.LIBRARY, "tree_structs.h": draft_tree.LIBRARY}
+HEADERS = {"tree_structs.h": draft_tree.LIBRARY}
 each_library = pytest.mark.parametrize("library", HEADERS.values(), ids=HEADERS)
 
 
@@ -48,14 +47,14 @@ def test_library_is_built(library):
 
 
 def test_not_built(warnings, tmp_path):
-    library = replace(unified.LIBRARY, file=tmp_path / "_kernel.so")
+    library = replace(draft_tree.LIBRARY, file=tmp_path / "_kernel.so")
     expect_one_line(warnings, library, "it was not built.")
 
 
 def test_not_a_library(warnings, tmp_path):
     file = tmp_path / "_kernel.so"
     file.write_text("for another machine")
-    expect_one_line(warnings, replace(unified.LIBRARY, file=file), f"{file}: ")
+    expect_one_line(warnings, replace(draft_tree.LIBRARY, file=file), f"{file}: ")
 
 
 @each_library

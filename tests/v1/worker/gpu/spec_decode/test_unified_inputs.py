@@ -6,7 +6,6 @@ import inspect
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from math import prod
 from typing import Any
 
@@ -23,7 +22,6 @@ from vllm.v1.worker.gpu.spec_decode.unified.inputs import (
     HiddenRows,
     PreviousPass,
     VerifiedBatch,
-    native_library,
     prepare_inputs,
 )
 from vllm.v1.worker.gpu.spec_decode.unified.layout import DraftLayout
@@ -42,25 +40,6 @@ POISON = -77
 GUARD = 64  # elements of poison before and after each tensor of the buffers
 # The first cases on a GPU include its initialization.
 SLOW = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
-
-
-@pytest.fixture(scope="module", params=["triton", "native", "again"])
-def prepare(request) -> Callable[..., Any]:
-    """Both implementations, and the one in C++ run once more."""
-    native = request.param != "triton"
-    if native and DEVICE.type != "cpu":
-        pytest.skip("the native kernel is for tensors on a CPU")
-    if native and native_library() is None:
-        pytest.skip("the native kernel was not built")
-    once = partial(prepare_inputs, native=native)
-    return prepared_again if request.param == "again" else once
-
-
-def prepared_again(source, layout, buffers, tables, **given) -> None:
-    again = prepare_inputs(source, layout, buffers, tables, **given)
-    for written in (buffers.batch.input_ids, buffers.batch.slot_mappings):
-        written[..., : given["num_padded_tokens"]] = -7
-    again()
 
 
 @dataclass
@@ -289,8 +268,8 @@ def run_passes(prepare, case: Case) -> list[DraftBuffers]:
 
 @settings(max_examples=EXAMPLES, **SLOW)
 @given(cases())
-def test_kernel_equals_reference(prepare, case: Case):
-    actual = run_passes(prepare, case)
+def test_kernel_equals_reference(case: Case):
+    actual = run_passes(prepare_inputs, case)
     expected = run_passes(prepare_inputs_reference, case)
     for got, wanted in zip(actual, expected, strict=True):
         assert_same(got, wanted)
@@ -322,12 +301,12 @@ def rows(*values: float) -> torch.Tensor:
     return torch.tensor(values, device=DEVICE)[:, None].repeat(1, 2)
 
 
-def prepared(prepare, layout, batch, tables, hidden=None) -> DraftBuffers:
+def prepared(layout, batch, tables, hidden=None) -> DraftBuffers:
     """The draft batch of one request's first pass."""
     num_tokens, size = len(batch.input_ids), None if hidden is None else 2
     buffers = DraftBuffers(layout, num_tokens, 1, DEVICE, size, torch.float32)
     buffers.allocate_kv_groups(1)
-    prepare(
+    prepare_inputs(
         batch, layout, buffers, tables, num_samples=layout.parallel_width,
         num_padded_tokens=num_tokens + layout.num_extra_slots, limit=64,
         mask_token_id=MASK, hidden=hidden,
@@ -337,7 +316,7 @@ def prepared(prepare, layout, batch, tables, hidden=None) -> DraftBuffers:
 
 @pytest.mark.parametrize("shift", [0, 1])
 @pytest.mark.parametrize("width", [1, 3, 7])
-def test_layout_of_a_decode_step(prepare, shift: int, width: int):
+def test_layout_of_a_decode_step(shift: int, width: int):
     """The table in the layout's docstring, for one request."""
     layout = DraftLayout(7, shift, width)
     batch = verified_batch(
@@ -346,7 +325,7 @@ def test_layout_of_a_decode_step(prepare, shift: int, width: int):
     )  # fmt: skip
     states = (rows(*range(8)),)
     hidden = HiddenRows(states, rows(-1).flatten()) if shift else None
-    buffers = prepared(prepare, layout, batch, block_tables([1, 2, 3, 4]), hidden)
+    buffers = prepared(layout, batch, block_tables([1, 2, 3, 4]), hidden)
     found = buffers.batch
     tokens = [100, 101, 102, SAMPLED, *[MASK] * (width - 1)][shift:]
     count = 8 + width - shift
@@ -367,7 +346,7 @@ def test_layout_of_a_decode_step(prepare, shift: int, width: int):
 
 
 @pytest.mark.parametrize("width", [1, 3])
-def test_captured_batch_owns_no_blocks(prepare, width: int):
+def test_captured_batch_owns_no_blocks(width: int):
     """Dummy requests of a graph, with block counts left over from earlier steps."""
     layout = DraftLayout(7, 0, width)
     buffers = DraftBuffers(layout, 64, 4, DEVICE)
@@ -375,7 +354,7 @@ def test_captured_batch_owns_no_blocks(prepare, width: int):
     slots = layout.num_follow_slots
     buffers.lay_out_evenly(3, 3 * slots)
     buffers.batch.num_blocks.fill_(4)
-    prepare(
+    prepare_inputs(
         PreviousPass(int64([[1] * 7] * 3), 1), layout, buffers,
         block_tables([9] * 4, 4), num_samples=width, num_padded_tokens=3 * slots,
         limit=64, mask_token_id=MASK,
@@ -420,7 +399,7 @@ def launch(monkeypatch) -> Launch:
             hidden = hidden._replace(positions=int64([0] * 2 * NUM_BLOCKS))
         prepare_inputs(
             source, shorter, buffers, block_tables([0] * 4, MOST_REQS), num_samples=1,
-            num_padded_tokens=rows, limit=64, hidden=hidden, native=False,
+            num_padded_tokens=rows, limit=64, hidden=hidden,
         )  # fmt: skip
         return noted[-1]
 

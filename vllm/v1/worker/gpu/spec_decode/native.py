@@ -103,18 +103,6 @@ def _dtype(hint: Any) -> torch.dtype | None:
     return hint.__metadata__[0]
 
 
-# By type: the last tuple of those that are kept from pass to pass, and its struct.
-_kept: dict[type[tuple], tuple[tuple, ctypes.Array]] = {}
-
-
-def kept_struct(values: tuple) -> ctypes.Array:
-    """The struct of a tuple that is passed again and again, made once."""
-    kept = _kept.get(type(values))
-    if kept is None or kept[0] is not values:
-        kept = _kept[type(values)] = values, struct(values)
-    return kept[1]
-
-
 def struct(values: tuple) -> ctypes.Array:
     """A struct, whose tensors must have the declared dtypes."""
     for (name, dtype), value in zip(_dtypes(type(values)).items(), values, strict=True):

@@ -4,11 +4,8 @@
 It is built from the verified batch, or from the previous pass. `layout.py` defines the
 slots, `structs.py` the kernel's inputs and outputs. The specification is
 `prepare_inputs_reference.py` among the tests, the same function in plain PyTorch.
-`native.py` runs an implementation in C++ on a CPU.
 """
 
-import ctypes
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -18,7 +15,6 @@ from vllm.v1.attention.backends.utils import PAD_SLOT_ID
 from vllm.v1.worker.gpu.block_table import BlockTables
 from vllm.v1.worker.gpu.buffer_utils import _load_ptr
 
-from . import native as native_kernel
 from .buffers import DraftBuffers
 from .layout import DraftLayout
 from .structs import FedStates, KVTables, Numbers, PreviousDrafts, VerifiedBatch
@@ -447,8 +443,7 @@ def prepare_inputs(
     mask_token_id: int = 0,
     vocab_size: int = 1 << 30,
     hidden: HiddenRows | None = None,
-    native: bool = True,
-) -> Callable[[], None] | None:
+) -> None:
     """Writes the next draft batch into `buffers`, in one launch.
 
     Args:
@@ -463,11 +458,6 @@ def prepare_inputs(
         vocab_size: the drafter's. A target may have placeholder tokens for images past
             it; the drafter gets token 0 for them.
         hidden: the hidden states to feed; None for a drafter that takes none.
-        native: run the native implementation if tensors are on a CPU and it was built.
-
-    Returns:
-        Does the same again, as long as tensors are at the same addresses; only of the
-        native implementation.
     """
     is_first = isinstance(source, VerifiedBatch)
     batch, sources = buffers.batch, () if hidden is None else hidden.sources
@@ -499,9 +489,6 @@ def prepare_inputs(
         sources,
         None if hidden is None else _fed_states(hidden, layout, buffers, is_first),
     )
-    library = native_library() if native and buffers.device.type == "cpu" else None
-    if library is not None:
-        return native_kernel.launch(library, *arguments, numbers)
     # Rows with hidden states are long: fewer per program keep more programs busy. Block
     # sizes are the same for every batch, so that none compiles the kernel again.
     block = 16 if sources else 32
@@ -517,12 +504,6 @@ def prepare_inputs(
         BLOCK_R=triton.next_power_of_2(batch.max_num_reqs),
         BLOCK_H=block_h,
     )
-    return None
-
-
-def native_library() -> ctypes.CDLL | None:
-    """The native implementation, for tensors on a CPU; None if it was not built."""
-    return native_kernel.LIBRARY.loaded
 
 
 def _previous_drafts(source: PreviousPass) -> PreviousDrafts:

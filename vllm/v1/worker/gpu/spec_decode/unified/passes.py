@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The passes of a draft step, with and without CUDA graphs."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from itertools import chain
@@ -27,7 +27,7 @@ from .graphs import DraftGraphs
 from .inputs import HiddenRows, PreviousPass, prepare_inputs
 from .layout import DraftLayout
 from .plan import DraftPlan, PassContext
-from .sampling import SampledSlots, keep, sample_chain
+from .sampling import SampledSlots, sample_chain
 from .shapes import DraftShape, StepShapes
 from .slices import request_slices
 from .structs import VerifiedBatch
@@ -44,8 +44,6 @@ class DraftPasses(DraftModelSpeculator):
         graphs: the captured CUDA graphs; None before capture.
         cpu_graphs: their counterpart on a CPU; None if passes are not recorded.
         sampled_slots: see `sampling.py`; by drafts of the plan, pass, and requests.
-        later_inputs: on a CPU, what prepares the inputs of later passes as it did
-            before: in Python that takes as long as attention.
     """
 
     drafter: Drafter
@@ -55,7 +53,6 @@ class DraftPasses(DraftModelSpeculator):
     graphs: DraftGraphs | None
     cpu_graphs: CPUGraphs | None = None
     sampled_slots: dict[tuple[int, ...], list[SampledSlots]]
-    later_inputs: dict[tuple[int, ...], Callable[[], None]]
 
     def _run_passes(
         self, plan: DraftPlan, given: DraftInput, sync: DPSyncState | None
@@ -155,25 +152,11 @@ class DraftPasses(DraftModelSpeculator):
         self, plan: DraftPlan, draft_pass: int, num_reqs: int, num_tokens: int
     ) -> None:
         """Prepares the inputs of a later pass, padded to `num_tokens` rows."""
-        held = self.block_tables.target.num_blocks.gpu.data_ptr()
-        key = plan.num_drafts, draft_pass, num_reqs, num_tokens, self.limit, held
-        if (again := self.later_inputs.get(key)) is not None:
-            again()
-        else:
-            again = self._prepare_later(plan, draft_pass, num_reqs, num_tokens)
-            if again is not None:
-                keep(self.later_inputs, key, again)
-        self.block_tables.show(self.buffers.batch, is_first=False)
-
-    def _prepare_later(
-        self, plan: DraftPlan, draft_pass: int, num_reqs: int, num_tokens: int
-    ) -> Callable[[], None] | None:
-        """The same for the first time; see `prepare_inputs`."""
         feedback, hidden = self.buffers.feedback, None
         if feedback is not None:
             rows = feedback[: num_reqs * plan.layout.parallel_width]
             hidden = self.drafter.fed_back(rows)
-        return prepare_inputs(
+        prepare_inputs(
             PreviousPass(self.draft_tokens[:num_reqs], draft_pass),
             plan.layout,
             self.buffers,
@@ -185,6 +168,7 @@ class DraftPasses(DraftModelSpeculator):
             vocab_size=self.vocab_size,
             hidden=hidden,
         )
+        self.block_tables.show(self.buffers.batch, is_first=False)
 
     def _is_self_contained(self, shape: DraftShape) -> bool:
         """Whether a graph can be replayed without host-built attention metadata."""

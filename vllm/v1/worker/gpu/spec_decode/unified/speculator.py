@@ -228,7 +228,7 @@ class UnifiedSpeculator(DraftPasses):
         batch = self.buffers.batch
         self.input_buffers, self.idx_mapping = batch, batch.idx_mapping
         self.temperature, self.seeds = batch.temperature, batch.seeds
-        self.sampled_slots, self.later_inputs = {}, {}
+        self.sampled_slots = {}
 
     def _log_sizes(self) -> None:
         logger.info(

@@ -2,8 +2,7 @@
 """The input kernel's arguments; their fields are declared only here.
 
 The Triton kernel takes these tuples as they are, and `buffers.py` allocates the draft
-batch from its declaration. For the native implementation each tuple is a C struct of
-the same fields: `csrc/write_structs.py` writes `csrc/structs.h` from this module.
+batch from its declaration.
 
 R is the maximum number of requests, N the slots of the widest draft batch, G the number
 of KV groups, W the layout's parallel width, D the number of M-RoPE dimensions (0 if the
@@ -131,6 +130,3 @@ class Numbers(NamedTuple):
     SOURCES: int  # concatenated in a row of hidden states
     SIZE: int  # elements of a row of one source
     DIMS: int  # D
-
-
-STRUCTS = (VerifiedBatch, PreviousDrafts, KVTables, DraftBatch, FedStates, Numbers)

@@ -30,7 +30,6 @@ def make_scheduler(schedule, times=None, ranks: int = 1) -> Scheduler:
         num_speculative_tokens_per_batch_size=schedule,
         drafter=DrafterConfig("draft_model", 3, context=DRAFTERS_LIMIT),
         pass_times=times,
-        catch_up_seconds=None,
         trimmed_times=None,
     )
     parallel = SimpleNamespace(

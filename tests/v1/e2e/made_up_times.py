@@ -48,7 +48,6 @@ def part_verified(executor: Executor) -> TrimmedTimes:
 def make_up_times() -> None:
     """Replaces the measurements of engines that start from now on."""
     pass_times.measure_pass_times = all_verified
-    pass_times.measure_catch_up = lambda _: {}
     pass_times.measure_trimmed_times = part_verified
     # No corrections by times of served steps, and so no steps only to be timed.
     StepIntervals.end = lambda *_: None

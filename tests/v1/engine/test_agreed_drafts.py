@@ -28,7 +28,6 @@ def make_engine(group=None) -> SimpleNamespace:
         num_speculative_tokens_per_batch_size="auto",
         drafter=DrafterConfig("eagle3", 3),
         pass_times=TIMES,
-        catch_up_seconds=None,
         trimmed_times=None,
     )
     config = SimpleNamespace(

@@ -12,7 +12,7 @@ import pytest
 
 from vllm.config.drafter.length import candidate_lengths
 from vllm.v1.spec_decode.dynamic import draft_length
-from vllm.v1.spec_decode.dynamic.acceptance import PlanAcceptance, Verified
+from vllm.v1.spec_decode.dynamic.acceptance import Verified
 from vllm.v1.spec_decode.dynamic.acceptance_by_kind import (
     ALL_GREEDY,
     FIRST_TOKENS,
@@ -468,37 +468,6 @@ def test_gain_is_relative_to_fastest_step():
     lengths.choose(whole_load(1))
     assert lengths.choice.num_drafts == 3
     assert lengths.gain.value == pytest.approx(lengths.choice.tokens)
-
-
-def test_steps_without_drafts_include_catch_up_time():
-    """Also once such steps have been served, whose times do not contain it."""
-    measured = {context: {8: {0: 0.01, 3: 0.02}} for context in (CONTEXT, 4096)}
-    lengths = DraftLengths(3, measured, left_out={CONTEXT: 0.001, 4096: 0.003})
-    for _ in range(20):
-        lengths.observe_seconds(8, CONTEXT, 3, 0.02)
-        lengths.observe_seconds(8, CONTEXT, 0, 0.01)
-    drafted = lengths.acceptance.expected_tokens()[3]
-    for context, left_out in ((CONTEXT, 0.001), (4096, 0.003)):
-        lengths.gain = Gain()
-        lengths.choose(whole_load(8, context))
-        expected = drafted * (0.01 + 8 * left_out) / lengths.choice.seconds
-        assert lengths.gain.value == pytest.approx(min(expected, drafted), rel=0.01)
-
-
-@pytest.mark.parametrize(
-    "age, outlives, drafts",
-    [(20, False, 0), (20, True, 3), (2000, False, 3), (2000, True, 3)],
-)
-def test_catch_up_time_counts_only_for_tokens_caught_up(age, outlives, drafts):
-    """Regression: the whole catch-up time was counted, so requests drafted although it
-    slowed them down; most of them end before the drafter would have to catch up."""
-    # A token takes 10 ms without drafts, 18 with catching up, and 14 with drafts.
-    drafted = 0.014 * PlanAcceptance(3).expected_tokens()[3]
-    measured, left_out = {CONTEXT: {8: {0: 0.010, 3: drafted}}}, {CONTEXT: 0.001}
-    lengths = DraftLengths(3, measured, left_out=left_out, outlives=outlives)
-    load = whole_load(8)._replace(age=age)
-    # The first step drafts in any case.
-    assert (lengths.choose(load), lengths.choose(load)) == (3, drafts)
 
 
 def test_steps_without_drafts_are_repeated():

@@ -12,16 +12,13 @@ from vllm.config.drafter.length import candidate_lengths, trims
 from vllm.v1.spec_decode.dynamic import pass_times
 from vllm.v1.spec_decode.dynamic.pass_times import (
     CONTEXT,
-    catch_up_seconds,
     long_contexts,
-    measure_catch_up,
     measure_pass_times,
     measure_trimmed_times,
     seconds_per_step,
     sizes_to_measure,
 )
 from vllm.v1.worker.gpu.spec_decode import step_clock
-from vllm.v1.worker.gpu.spec_decode.unified import backlog
 
 
 @pytest.mark.parametrize(
@@ -79,7 +76,7 @@ class FakeExecutor:
         if method is pass_times.leave_no_trace:
             self.num_forgotten += 1
             return None
-        if method not in (seconds_per_step, catch_up_seconds):
+        if method is not seconds_per_step:
             runners = (SimpleNamespace(trimming=found) for found in self.trimming)
             return [method(SimpleNamespace(model_runner=each)) for each in runners]
         self.timed.append((method, *args))
@@ -295,7 +292,6 @@ class FakeWorker:
                 parallel_config=SimpleNamespace(data_parallel_index=0),
             ),
             model_state=SimpleNamespace(),
-            speculator=SimpleNamespace(backlog=None),
         )
         self.steps, self.waited_after, self.connector = [], [], []
 
@@ -402,57 +398,3 @@ def test_verified_part_is_budget_of_each_step(verified, budget):
     first, *decodes, last = worker.steps
     assert {step.verify_budget for step in decodes} == {budget}
     assert first.verify_budget is last.verify_budget is None
-
-
-@pytest.mark.parametrize(
-    "device, num_reqs, steps",
-    [("cpu", 1, 16), ("cpu", 64, 4), ("cuda", 1, 32), ("cuda", 128, 4)],
-)
-def test_catch_up_time_is_per_token(
-    monkeypatch, device: str, num_reqs: int, steps: int
-):
-    """The catch-up pass takes a second, steps take no time."""
-    clock = SimpleNamespace(seconds=0.0, passes=[])
-
-    def mark(_):
-        made = step_clock.HostMark()
-        made.record = lambda: setattr(made, "seconds", clock.seconds)
-        return made
-
-    worker = FakeWorker()
-
-    def catch_up_now(runner) -> None:
-        clock.seconds += 1.0
-        clock.passes.append(len(worker.steps))
-
-    monkeypatch.setattr(step_clock, "make_mark", mark)
-    monkeypatch.setattr(backlog, "catch_up_now", catch_up_now)
-    assert catch_up_seconds(worker, num_reqs, CONTEXT) == 0.0
-    assert not worker.steps
-    worker.model_runner.device = torch.device(device)
-    worker.model_runner.speculator.backlog = "some"
-    assert catch_up_seconds(worker, num_reqs, CONTEXT) == 1 / (steps * num_reqs)
-    # The first pass may compile and is not timed; nothing is left to catch up on.
-    assert clock.passes == [2, 2 + steps, 2 + 2 * steps]
-    assert worker.connector == [True, False]
-    # Step times without drafts do not contain it.
-    assert seconds_per_step(worker, num_reqs, 0, CONTEXT) == 0.0
-    assert len(clock.passes) == 3
-
-
-def test_catch_up_with_too_short_context():
-    worker = FakeWorker(max_model_len=4)
-    worker.model_runner.speculator.backlog = "some"
-    assert catch_up_seconds(worker, 1, CONTEXT) == 0.0
-
-
-def test_catch_up_is_timed_at_each_context(monkeypatch):
-    platform = SimpleNamespace(is_cpu=lambda: False)
-    monkeypatch.setattr(pass_times, "current_platform", platform)
-    executor = FakeExecutor()
-    executor.vllm_config.speculative_config.pass_times = {
-        256: {1: {}, 8: {}},
-        4096: {1: {}},
-    }
-    assert measure_catch_up(executor) == {256: 2.0 * 8 + 256, 4096: 2.0 + 4096}
-    assert executor.num_forgotten == 1

@@ -67,7 +67,7 @@ HEADS = ("eagle", "eagle3", "dflash", "dspark")
 # Fields of SpeculativeConfig that are results, not settings. The method
 # "extract_hidden_states" has a setting of the name `draft_model_config`.
 RESULTS = {"drafter", "is_auto_by_default", "is_trimmed_by_default"}
-RESULTS |= {"pass_times", "catch_up_seconds", "trimmed_times"}
+RESULTS |= {"pass_times", "trimmed_times"}
 RESULTS |= {"target_model_config", "target_parallel_config"}
 RESULTS |= {"draft_model_config", "draft_parallel_config"}
 # vLLM's errors for a draft model's config that it cannot read (the part to quote), and

@@ -57,11 +57,7 @@ class ChosenLengths:
         # For ranks that share nothing, the size is 1 by now.
         in_step = parallel.data_parallel_size > 1
         steps_held = parallel.dp_sync_interval if in_step else 1
-        left_out = spec.catch_up_seconds or {}
-        is_found = bool(config.cache_config.enable_prefix_caching)
-        self.lengths = DraftLengths(
-            longest, times, depths, steps_held, left_out, is_found
-        )
+        self.lengths = DraftLengths(longest, times, depths, steps_held)
         self.agreed = longest if in_step else None
         self.told: int | None = None
         self._scheduler = scheduler

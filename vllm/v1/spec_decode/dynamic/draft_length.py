@@ -27,7 +27,7 @@ from .acceptance import NO_TREES, ChainAcceptance, Verified
 from .acceptance_by_kind import ALL_GREEDY, NONE_DRAFTS, AcceptanceByKind, Shares
 from .gain import Choice, Gain
 from .served_times import ServedTimes
-from .step_times import PassTimes, Row, StepTimes, on_line
+from .step_times import PassTimes, Row, StepTimes
 from .tries import (
     FIRST_BUDGET,
     GOOD_RATE,
@@ -118,11 +118,6 @@ class DraftLengths:
             the longest chain.
         trees: nodes of the trees to choose from, and their depths.
         steps_held: for how many steps a choice holds.
-        left_out: seconds in which the drafter later processes a token of a step that
-            drafts nothing, by context; they are not in the time of that step. Empty if
-            the drafter runs in every step.
-        outlives: whether the drafter also processes such tokens of requests that have
-            ended, since other requests may hit them in the prefix cache.
 
     Attributes:
         may_hold: whether the last choice is good for some more steps: it is not part of
@@ -135,12 +130,9 @@ class DraftLengths:
         measured: PassTimes,
         trees: Mapping[int, int] = NO_TREES,
         steps_held: int = 1,
-        left_out: Mapping[int, float] = NO_GAINS,
-        outlives: bool = True,
     ):
         self.num_speculative_tokens = num_speculative_tokens
-        self.steps_held, self._left_out = steps_held, sorted(left_out.items())
-        self._outlives = outlives
+        self.steps_held = steps_held
         self.times, self.served = StepTimes(measured), ServedTimes()
         self.acceptance = AcceptanceByKind(num_speculative_tokens, trees)
         self.may_hold = False
@@ -253,22 +245,9 @@ class DraftLengths:
         seconds = self.served.correct(load.num_reqs, seconds)
         return {
             plan: each
-            for plan, each in self._with_left_out(load, seconds).items()
+            for plan, each in seconds.items()
             if plan not in self._trees or load.num_reqs * (plan + 1) <= MAX_TREE_ROWS
         }
-
-    def _with_left_out(self, load: Load, seconds: Row) -> Row:
-        """Adds the later drafter time of a step that drafts nothing to its seconds.
-
-        Without prefix caching the drafter processes only tokens of requests that still
-        run at the next try. What share of all tokens since the last try that is follows
-        from the requests' age.
-        """
-        if 0 not in seconds or not self._left_out:
-            return seconds
-        share = 1.0 if self._outlives else min(load.age / STEPS_BETWEEN_TRIES, 1.0)
-        of_step = load.num_reqs * on_line(self._left_out, load.context)
-        return {**seconds, 0: seconds[0] + share * of_step}
 
     def _hold(self, num_reqs: int, offer: Offer) -> int:
         """The best plan, or the one chosen before if it is about as good."""
@@ -384,7 +363,6 @@ class DraftLengths:
         shortest = self.times.measured[context]
 
         def said(num_reqs: int, row: Row) -> str:
-            row = self._with_left_out(Load(num_reqs, num_reqs, context), row)
             best = Offer(expected, row, NO_GAINS).best()
             if not best or 0 not in row:
                 return str(best)

@@ -52,9 +52,6 @@ TIMED_STEPS = 4
 CPU_TIMED_STEPS = 2
 # Up to this many verified drafts per request, trimmed steps are also timed at halves.
 SHORT = 4
-# Rows of a timed pass over the drafter's backlog; fewer if they take too many steps.
-CATCH_UP_ROWS = 256
-CATCH_UP_STEPS, CPU_CATCH_UP_STEPS = 32, 16
 # Time after which no further measurement begins. A GPU needs about two seconds for one
 # context and three for the others; the rest is for a host that is busy with other
 # engines that start.
@@ -76,7 +73,6 @@ def measure_steps(executor: "Executor") -> None:
     scheduler."""
     spec = executor.vllm_config.speculative_config
     spec.pass_times = measure_pass_times(executor)
-    spec.catch_up_seconds = measure_catch_up(executor)
     spec.trimmed_times = measure_trimmed_times(executor)
 
 
@@ -201,27 +197,6 @@ def _at_most_larger(by_size: dict[int, Row], depth: int) -> dict[int, Row]:
             least[length] = of_longer[is_tree] = lowest
         found[size] = dict(sorted(row.items()))
     return found
-
-
-def measure_catch_up(executor: "Executor") -> dict[int, float]:
-    """Times the drafter as it catches up on tokens of steps that drafted nothing.
-
-    To be called after `measure_pass_times`.
-
-    Returns:
-        Seconds for each token of such a step, by context; 0 if the drafter runs in
-        every step.
-    """
-    seconds: dict[int, float] = {}
-    for context, by_size in executor.vllm_config.speculative_config.pass_times.items():
-        if context > CONTEXT and current_platform.is_cpu():
-            continue  # measured with one request, with more time per row
-        args = (max(by_size), context)
-        seconds[context] = max(executor.collective_rpc(catch_up_seconds, args=args))
-    executor.collective_rpc(leave_no_trace)
-    told = ", ".join(f"{at}: {1e3 * each:.3f}" for at, each in seconds.items())
-    logger.debug("Milliseconds to catch up on a token by context: %s.", told)
-    return seconds
 
 
 def measure_trimmed_times(executor: "Executor") -> TrimmedTimes:
@@ -409,42 +384,6 @@ def seconds_per_step(
     finally:
         runner.kv_connector.set_disabled(False)
     return seconds
-
-
-def catch_up_seconds(worker: "WorkerBase", num_reqs: int, context: int) -> float:
-    """Runs steps without drafts, then times the drafter's pass over their tokens.
-
-    To be run on every worker at once, like `seconds_per_step`.
-
-    Returns:
-        Seconds of the pass for each token; 0 if the drafter runs in every step.
-    """
-    # Imported here: the engine's process, which sends the function, has no runner.
-    from vllm.v1.worker.gpu.spec_decode.unified.backlog import backlog_of, catch_up_now
-
-    runner = worker.model_runner
-    if backlog_of(runner) is None:
-        return 0.0
-    is_cpu = runner.device.type == "cpu"
-    steps = max(CATCH_UP_ROWS // num_reqs, TIMED_STEPS)
-    steps = min(steps, CPU_CATCH_UP_STEPS if is_cpu else CATCH_UP_STEPS)
-    requests = _Requests(runner, num_reqs, 0, context, 2 * steps)
-    if not (steps := requests.timed_steps // 2):
-        return 0.0  # max_model_len has no room for them
-    runner.kv_connector.set_disabled(True)
-    try:
-        _run(worker, requests.first_step())
-        _run(worker, requests.next_step())
-        catch_up_now(runner)  # compiles
-        seconds = []
-        for _ in range(2):
-            for _ in range(steps):
-                _run(worker, requests.next_step())
-            seconds.append(_timed(worker, lambda: catch_up_now(runner)))
-        worker.execute_model(requests.finish())
-    finally:
-        runner.kv_connector.set_disabled(False)
-    return min(seconds) / (steps * num_reqs)
 
 
 def _timed(worker: "WorkerBase", run: Callable[[], None], count: int = 1) -> float:

@@ -11,8 +11,7 @@ import torch
 # something regular, such as the first steps of identical requests.
 TIMED_EVERY = 16
 
-# Seconds of a step up to its sampled tokens, and of drafting: from them to its drafts,
-# and before the step, while the drafter processes its backlog.
+# Seconds of a step up to its sampled tokens, and from them to its drafts.
 StepSeconds = tuple[float, float]
 
 
@@ -40,30 +39,24 @@ def make_mark(device: torch.device) -> "HostMark | torch.cuda.Event":
 class StepClock:
     """Times a step now and then; the times are read some steps later.
 
-    Four events are recorded in the device's stream, around the parts of a step. No
-    other step is timed until they have completed, so that four suffice.
+    Three events are recorded in the device's stream, around the parts of a step. No
+    other step is timed until they have completed, so that three suffice.
     """
 
     def __init__(self, device: torch.device):
-        marks = [make_mark(device) for _ in range(4)]
-        self._begin, self._caught_up, self._sampled, self._end = marks
+        self._begin, self._sampled, self._end = (make_mark(device) for _ in range(3))
         self._random = Random(0)
         self._wait = TIMED_EVERY  # steps to the next one that is timed
         self._is_timing = False
         self._is_pending = False
 
     def begin(self) -> None:
-        """A step begins; next the drafter processes its backlog, if it is due."""
+        """A step begins; its inputs are prepared next."""
         self._wait -= 1
         # Already True if the previous step had nothing to run, and did not end.
         self._is_timing = not self._is_pending and self._wait <= 0
         if self._is_timing:
             self._begin.record()
-
-    def caught_up(self) -> None:
-        """The step's inputs are prepared next."""
-        if self._is_timing:
-            self._caught_up.record()
 
     def sampled(self) -> None:
         """The target's tokens are sampled; drafting comes next."""
@@ -83,7 +76,6 @@ class StepClock:
         if not self._is_pending or not self._end.query():
             return None
         self._is_pending = False
-        target = self._caught_up.elapsed_time(self._sampled)
-        draft = self._begin.elapsed_time(self._caught_up)
-        draft += self._sampled.elapsed_time(self._end)
+        target = self._begin.elapsed_time(self._sampled)
+        draft = self._sampled.elapsed_time(self._end)
         return target / 1e3, draft / 1e3

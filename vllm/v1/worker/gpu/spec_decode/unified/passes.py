@@ -15,10 +15,10 @@ from vllm.v1.worker.gpu.attn_utils import build_slot_mappings_by_layer
 from vllm.v1.worker.gpu.dp_utils import DPSyncState
 from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.spec_decode.cpu_schedule import of_later_passes
+from vllm.v1.worker.gpu.spec_decode.draft_tree.accepted import TargetStep
 from vllm.v1.worker.gpu.spec_decode.draft_tree.drafting import build_trees, sample_tree
 from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
 
-from .backlog import DraftInput
 from .block_tables import DraftBlockTables
 from .buffers import DraftBuffers
 from .cpu_graphs import CPUGraphs, padded
@@ -55,9 +55,14 @@ class DraftPasses(DraftModelSpeculator):
     sampled_slots: dict[tuple[int, ...], list[SampledSlots]]
 
     def _run_passes(
-        self, plan: DraftPlan, given: DraftInput, sync: DPSyncState | None
+        self,
+        plan: DraftPlan,
+        step: TargetStep,
+        verified: VerifiedBatch,
+        hidden: HiddenRows | None,
+        sync: DPSyncState | None,
     ) -> None:
-        (step, verified, hidden), batch = given, given.step.batch
+        batch = step.batch
         longest = int(batch.seq_lens_cpu_upper_bound[: batch.num_reqs].max())
         fits_graphs = self.block_tables.fit(batch.num_reqs, longest)
         most = self.layout.num_speculative_tokens + 1

@@ -11,7 +11,6 @@ from vllm.config import VllmConfig
 from vllm.config.compilation import CUDAGraphMode
 from vllm.config.drafter.length import MIN_REQUESTS, depth_of, least_trimmed
 from vllm.logger import init_logger
-from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.worker.gpu.block_table import BlockTables
 from vllm.v1.worker.gpu.dp_utils import DPSyncState
 from vllm.v1.worker.gpu.input_batch import InputBatch
@@ -19,7 +18,6 @@ from vllm.v1.worker.gpu.spec_decode.draft_tree.accepted import TargetStep
 from vllm.v1.worker.gpu.spec_decode.draft_tree.step import make_tree_step
 from vllm.v1.worker.gpu.spec_decode.quick_estimator import QuickEstimator
 
-from .backlog import Backlog, DraftInput, for_kv_cache, make_backlog
 from .block_tables import DraftBlockTables
 from .buffers import DraftBuffers
 from .cpu_graphs import CPUGraphs
@@ -31,7 +29,6 @@ from .inputs import HiddenRows
 from .passes import DraftPasses
 from .plan import DraftPlan, PassContext, draft_plans
 from .structs import VerifiedBatch
-from .verified_rows import knows_rejected, without_rejected
 from .window import WindowedBlockTables
 
 logger = init_logger(__name__)
@@ -42,16 +39,12 @@ class UnifiedSpeculator(DraftPasses):
 
     Attributes:
         plans: by the number of drafts that a step asks for.
-        backlog: tokens that the drafter has yet to process; None if it runs in every
-            step.
         tree_step: the draft trees to verify; None if chains are drafted.
     """
 
     # The drafter has its own token budget: the extra slots take none of the target's.
     num_query_per_req = 1
     num_extra_query_per_req = 0
-    backlog: Backlog | None = None
-    leaves_out_rejected = False  # known once the drafter is loaded
     _least_predicted = MIN_REQUESTS  # requests of a batch with acceptance estimates
 
     num_room_tokens = 0
@@ -154,36 +147,8 @@ class UnifiedSpeculator(DraftPasses):
         self.buffers.multimodal = rows_of_embeddings(
             mm_inputs, input_batch, batch, plan.layout
         )
-        given = DraftInput(step, verified, hidden)
-        if not dummy_run:
-            given = self._put_off(given, plan.num_drafts)
-            if given is not None and self.leaves_out_rejected:
-                given = without_rejected(given)
-        if given is not None:
-            self._run_passes(plan, given, dp_sync_state)
+        self._run_passes(plan, step, verified, hidden, dp_sync_state)
         return self.draft_tokens[:n]
-
-    def _put_off(self, given: DraftInput, num_drafts: int) -> DraftInput | None:
-        """Returns the part of a step that the drafter has to process now, or None."""
-        if self.backlog is None:
-            return given
-        if num_drafts:
-            self.backlog.drafts()
-            return given
-        left = self.backlog.put(given)
-        return left if left is None or left is given else self._attend_to(left)
-
-    @torch.inference_mode()
-    def catch_up(self) -> None:
-        """Processes the backlog. To be called between steps."""
-        self._run_passes(self.plans[0], self._attend_to(self.backlog.take()), None)
-
-    def _attend_to(self, given: DraftInput) -> DraftInput:
-        """Makes attention use the block tables of the requests of `given`."""
-        batch = given.step.batch
-        tables = self.block_tables.target
-        tables.gather_block_tables(batch.idx_mapping, num_reqs_padded=batch.num_reqs)
-        return given
 
     # Acceptance estimates, for large batches of which only some drafts are verified.
 
@@ -216,8 +181,6 @@ class UnifiedSpeculator(DraftPasses):
         self.buffers.reset()
         if hidden is not None:
             self.buffers.fed_rows(hidden.fallback)
-            if self.backlog is not None:
-                self.backlog.reserve(hidden.sources)
         num_tokens = self.layout.max_num_tokens(batch.num_tokens, batch.num_reqs)
         self._prepare_eplb_forward(num_tokens)
         plan = self.plans[max(self.plans)]
@@ -288,11 +251,6 @@ class UnifiedSpeculator(DraftPasses):
     def load_model(self, target_model: nn.Module) -> None:
         super().load_model(target_model)
         self.supports_mm_inputs = self.drafter.takes_embeddings
-        # Data-parallel ranks agree on the rows of a pass by those of the target's.
-        knows = knows_rejected(self.drafter, self.device)
-        self.leaves_out_rejected = knows and self.dp_size == 1
-        if 0 in self.plans:
-            self.backlog = make_backlog(self.target_config, self.drafter)
         if self.use_acceptance_estimator:
             # vLLM's has a column per tree node, but trees have no estimates.
             depth = self.layout.num_speculative_tokens
@@ -325,8 +283,6 @@ class UnifiedSpeculator(DraftPasses):
         self._use_batch()
         room = self.layout.num_room_tokens
         own = [number for number, found in enumerate(self.attn_groups) if found]
-        if self.backlog is not None:
-            self.backlog = self._backlog_for(kv_cache_config, block_tables, own)
         self.block_tables = self._tables(block_tables, room, own)
         # The longest sequence that attention sees: padding slots count too.
         self.num_room_tokens = room
@@ -347,15 +303,6 @@ class UnifiedSpeculator(DraftPasses):
         most = self._padded_rows(most, is_first=True)
         self.cpu_graphs.record_sizes(most, partial(run_dummy, self))
         self.buffers.reset()
-
-    def _backlog_for(
-        self, kv_cache_config: KVCacheConfig, tables: BlockTables, own: list[int]
-    ) -> Backlog | None:
-        groups = kv_cache_config.kv_cache_groups
-        specs = [groups[number].kv_cache_spec for number in own]
-        may_be_found = self.vllm_config.cache_config.enable_prefix_caching
-        size = min(tables.block_sizes) if may_be_found else None
-        return for_kv_cache(self.backlog, specs, size)
 
     def _tables(
         self, target: BlockTables, room: int, own: list[int]

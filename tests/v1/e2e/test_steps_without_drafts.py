@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The drafter is skipped in steps without drafts; later drafts are the same.
+"""Drafts that follow steps without drafts are what they would be without those.
 
 They are compared with plain PyTorch, which computes all tokens at once.
 """
@@ -43,7 +43,6 @@ def test_drafts_after_steps_without_drafts(
         made_up_times=True,
         drafts_by_turns=TURNS,
         record_drafts=True,
-        record_graphs=name == "ahead",
         idle_every=7,
         **ENGINES[name],
     )
@@ -58,7 +57,3 @@ def test_drafts_after_steps_without_drafts(
         )
     assert compared > 40
     assert result["touched_kv"] == 0
-    if name == "ahead":
-        # If the drafter did not skip them, steps without drafts would replay graphs.
-        steps = [each["counters"]["num_steps"] for each in result["scenarios"].values()]
-        assert 0 < result["replays"]["first"] < sum(each[0] for each in steps) / 2

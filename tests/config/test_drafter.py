@@ -548,38 +548,3 @@ def test_cpu_uses_v2_for_unified_speculator(
     if is_unified:
         assert config.speculative_config.drafter.is_unified is runs_v2
     assert not HAS_TRITON
-
-
-NOTHING_COMPILED = {"mode": 0}
-
-
-@pytest.mark.parametrize(
-    "expected, spec, engine",
-    [
-        (True, {}, {"compilation_config": NOTHING_COMPILED}),
-        (False, {}, {"enforce_eager": True}),
-        (False, {}, {}),  # compiled
-        (False, {}, {"optimization_level": 0}),
-        (
-            False,
-            {},
-            {"compilation_config": NOTHING_COMPILED | {"cudagraph_mode": "NONE"}},
-        ),
-        (False, {"enforce_eager": True}, {"compilation_config": NOTHING_COMPILED}),
-        (
-            False,
-            {},
-            {"compilation_config": NOTHING_COMPILED, "enable_lora": True},
-        ),
-    ],
-)
-def test_passes_recorded_on_a_cpu(
-    models, on_cpu, expected: bool, spec: dict[str, Any], engine: dict[str, Any]
-):
-    """Where nothing is compiled and graphs are not turned off, as on a GPU."""
-    spec = {"model": str(models / "pard"), "num_speculative_tokens": 3} | spec
-    engine = {"enforce_eager": False} | engine
-    drafter = engine_config(
-        models / "target", spec, **engine
-    ).speculative_config.drafter
-    assert drafter.has_cpu_graphs == (expected and on_cpu)

@@ -16,8 +16,7 @@ ENGINE = {
     "use_tqdm_on_load": False,
 }
 # Keys of a job besides scenarios and the engine's arguments.
-ASKED = ("async_scheduling", "cpu_graphs", "defaults_of_a_gpu", "drafts_by_turns")
-ASKED += ("env",)
+ASKED = ("async_scheduling", "defaults_of_a_gpu", "drafts_by_turns", "env")
 ASKED += ("idle_every", "is_multimodal", "keep_drafts", "made_up_times")
 ASKED += ("pauses_every", "preempts_every")
 ASKED += ("record_drafts", "record_graphs", "sleeps", "updates", "watch_loading")

@@ -22,9 +22,6 @@ previous one was answered; whether these arrive only then. A job may also have
         many steps; `touched_kv` counts those that changed a byte of the KV cache;
     is_multimodal: the target is multimodal, and needs a package that CPU installs may
         lack;
-    cpu_graphs: on a CPU, draft passes are recorded; on a GPU they run eagerly.
-        `cpu_graphs` has how many were replayed, and `recorded` how many there were
-        before the first request and in the end;
     made_up_times: step times depend on the number of rows: see `made_up_times.py`;
     defaults_of_a_gpu: trees are on by default, and trimming may be, as on a GPU;
     drafts_by_turns: draft lengths of the steps, in turn, instead of the choice of
@@ -103,8 +100,6 @@ GRAPHS = {
 def engine_arguments(job: dict[str, Any]) -> dict[str, Any]:
     """Engine arguments with which a GPU behaves like a CPU."""
     given = dict(job["engine"])
-    if job.get("cpu_graphs") and current_platform.is_cpu():
-        given |= {"enforce_eager": False, "compilation_config": {"mode": 0}}
     if not job.get("async_scheduling"):
         given["async_scheduling"] = False
     if not current_platform.is_cpu():
@@ -192,17 +187,12 @@ class Watched:
 
     def __init__(self, worker: Any, job: dict[str, Any]) -> None:
         self.speculator = speculator = worker.model_runner.speculator
-        self.at_start = len(self._recorded())
         if job.get("record_graphs") and current_platform.is_cpu():
             speculator.graphs = recorded_calls(speculator)
         self.replays = Replays(speculator)
         self.drafts = DraftRecord(worker) if job.get("record_drafts") else None
         self.kept = KeptDrafts(worker) if job.get("keep_drafts") else None
         self.waits = HostWaits(worker) if job.get("watch_waits") else None
-
-    def _recorded(self) -> list[Any]:
-        graphs = getattr(self.speculator, "cpu_graphs", None)
-        return [*graphs.by_key.values()] if graphs else []
 
     def estimates(self) -> dict[str, torch.Tensor]:
         """Copies of the acceptance estimator's tensors, if it has learned anything."""
@@ -217,11 +207,8 @@ class Watched:
 
     def describe(self) -> dict[str, Any]:
         drafter = getattr(self.speculator, "drafter", self.speculator)
-        recorded = self._recorded()
         return {
             "drafter": type(drafter).__name__,
-            "cpu_graphs": sum(one.is_verified for one in recorded),
-            "recorded": [self.at_start, len(recorded)],
             "replays": self.replays.found,
             "kept": self.kept.found if self.kept else {},
             "waits": sorted(self.waits.found) if self.waits else [],

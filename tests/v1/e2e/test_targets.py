@@ -47,7 +47,6 @@ COLUMNS: dict[str, tuple[str, dict[str, Any]]] = {
     "P-EAGLE's trees": ("peagle", {"draft_tree": NODES}),
 }
 ENGINE = {
-    "cpu_graphs": True,
     "max_model_len": 160,
     "max_num_seqs": 4,
     "max_num_batched_tokens": 48,

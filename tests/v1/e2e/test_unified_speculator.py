@@ -150,13 +150,13 @@ def assert_no_fallback(log: str, method: str, drafts: int, width: int) -> None:
     "case", only_fast(map("-".join, product(MODES, ENGINES)), *FAST)
 )
 def test_greedy_output_matches_target(
-    case: str, run_engine: RunEngine, models, target, scenarios, on_cpu
+    case: str, run_engine: RunEngine, models, target, scenarios
 ):
     """Ragged and chunked prompts, cache hits, aborts, and the context's end.
 
     "tiny" also has preemption, and dummy batches of an idle data-parallel rank between
-    steps, and on a CPU its draft passes are recorded; with the others they are CUDA
-    graphs. One request has a seed. Drafts equal those of plain PyTorch.
+    steps; with the others draft passes are CUDA graphs. One request has a seed. Drafts
+    equal those of plain PyTorch.
     """
     mode, engine = case.split("-")
     is_tiny, is_parallel = engine == "tiny", mode in PARALLEL
@@ -171,7 +171,6 @@ def test_greedy_output_matches_target(
         idle_every=7 if is_tiny else 0,
         record_drafts=True,
         record_graphs=not is_tiny,
-        cpu_graphs=is_tiny,
         **ENGINES[engine],
     )
     assert (result["scheduler"] == "AsyncScheduler") == (engine == "ahead")
@@ -188,10 +187,6 @@ def test_greedy_output_matches_target(
         assert result["scenarios"]["preempted"]["counters"]["num_preemptions"][0] > 0
         assert result["idle_batches"] > 15
         assert result["touched_kv"] == 0
-        before, after = result["recorded"]
-        assert not on_cpu or result["cpu_graphs"] > 5
-        # A prompt's pass may have more rows than those of decoding requests.
-        assert not on_cpu or (before > 5 and after - before < 3)
     else:
         assert result["replays"]["first"] > 0
         has_later = not is_parallel and drafts > 1
@@ -217,7 +212,6 @@ def test_smallest_token_budget(
     result = run_engine(
         short,
         speculative_config=speculative(models, mode, 7),
-        cpu_graphs=True,
         max_model_len=MAX_MODEL_LEN,
         max_num_seqs=4,
         max_num_batched_tokens=4,

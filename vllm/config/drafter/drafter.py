@@ -87,7 +87,6 @@ class DrafterConfig:
             that vLLM's own speculator drafts; None if it supports all of it.
         is_unified: whether the unified speculator drafts: it supports the config, and
             Model Runner V2 runs. None until the engine's config is complete.
-        has_cpu_graphs: whether a CPU records its passes, as CUDA graphs do on a GPU.
     """
 
     method: str
@@ -105,7 +104,6 @@ class DrafterConfig:
     vocabulary: Any = field(default=None, compare=False, repr=False)
     unsupported: str | None = None
     is_unified: bool | None = None
-    has_cpu_graphs: bool = False
 
     @property
     def mode(self) -> str:

@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import vllm.envs as envs
-from vllm.config.compilation import CompilationMode
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
 from vllm.triton_utils.interpreting import COMPILED
@@ -144,8 +143,6 @@ def settle_drafter(vllm_config: "VllmConfig") -> bool:
     unsupported = unsupported_by_engine(vllm_config)
     is_unified = runs_unified(vllm_config)
     drafter = replace(spec.drafter, unsupported=unsupported, is_unified=is_unified)
-    if is_unified and wants_cpu_graphs(vllm_config):
-        drafter = replace(drafter, has_cpu_graphs=True)
     check_schedule(spec)
     check_needs_unified(spec, drafter)
     check_others_choose(vllm_config, drafter)
@@ -169,25 +166,6 @@ def settle_drafter(vllm_config: "VllmConfig") -> bool:
     if is_unified and scheduler.max_num_scheduled_tokens is None:
         scheduler.max_num_scheduled_tokens = scheduler.max_num_batched_tokens
     return is_unified
-
-
-def wants_cpu_graphs(vllm_config: "VllmConfig") -> bool:
-    """Whether draft passes are recorded: on a CPU where nothing is compiled, and graphs
-    are not turned off. To be asked before vLLM turns CUDA graphs off there.
-
-    Left out is what a pass does beyond operations on its inputs.
-    """
-    compilation = vllm_config.compilation_config
-    return (
-        current_platform.is_cpu()
-        and compilation.mode == CompilationMode.NONE
-        and compilation.cudagraph_mode.has_full_cudagraphs()
-        and not vllm_config.speculative_config.enforce_eager
-        and vllm_config.parallel_config.world_size_across_dp == 1
-        and vllm_config.lora_config is None
-        and vllm_config.kv_transfer_config is None
-        and vllm_config.cache_config.kv_offloading_size is None
-    )
 
 
 def check_needs_unified(spec: "SpeculativeConfig", drafter: DrafterConfig) -> None:

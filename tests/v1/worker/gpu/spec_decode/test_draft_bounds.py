@@ -49,14 +49,3 @@ def test_query_start_loc_of_host_and_device(shift: int, width: int):
         starts = buffers.batch.query_start_loc
         assert starts[:4].tolist() == shape.query_start_loc.tolist()
         assert int(starts[-1]) == shape.num_tokens
-
-
-def test_recorded_passes_are_padded():
-    """Requests keep their own slots."""
-    layout = DraftLayout(3, 0, 3)
-    plan = draft_plans(layout, {3: 3}, 4, DEVICE)[3]
-    pad = {(23, True): 24, (15, False): 16}
-    shapes = StepShapes(None, 0, None, True, 8, padded_rows=lambda *needed: pad[needed])
-    first, later = shapes.first(TOLD, plan), shapes.later(3, plan)
-    assert (first.num_tokens, first.num_unpadded_tokens) == (24, 14 + 3 * 3)
-    assert (later.num_tokens, later.num_unpadded_tokens) == (16, 15)

@@ -13,12 +13,6 @@ import torch
 from vllm.v1.worker.gpu.spec_decode import speculator as base
 from vllm.v1.worker.gpu.spec_decode.unified import passes, speculator
 from vllm.v1.worker.gpu.spec_decode.unified.buffers import DraftBuffers
-from vllm.v1.worker.gpu.spec_decode.unified.cpu_graphs import (
-    MOST_ROWS,
-    CPUGraphs,
-    padded,
-    sizes_to_record,
-)
 from vllm.v1.worker.gpu.spec_decode.unified.layout import DraftLayout
 from vllm.v1.worker.gpu.spec_decode.unified.plan import draft_plans
 from vllm.v1.worker.gpu.spec_decode.unified.shapes import DraftShape, StepShapes
@@ -37,9 +31,6 @@ class Told:
         self.layout = made.layout = DraftLayout(7, 0, width)
         made.drafter = SimpleNamespace(set_kv_cache=lambda *_: None)
         made.draft_window = None
-        made.speculative_config = SimpleNamespace(
-            drafter=SimpleNamespace(has_cpu_graphs=False)
-        )
         made.max_num_reqs, made.device = 4, torch.device("cpu")
         made.vllm_config = SimpleNamespace(
             model_config=SimpleNamespace(max_model_len=MAX_MODEL_LEN)
@@ -169,36 +160,3 @@ def test_metadata_of_the_first_pass_is_updated(monkeypatch):
     slots = told.speculator.buffers.batch.slot_mappings
     assert found.slot_mapping.data_ptr() == slots.data_ptr()
     assert (len(found.slot_mapping), found.kept) == (rows, "kept")
-
-
-@pytest.mark.parametrize("width", [1, 4])
-def test_padding_has_inputs(width: int):
-    """Nine requests: a recorded pass of 9 or 63 rows would have 10 or 64."""
-    layout, num_reqs = DraftLayout(7, 0, width), 9
-    made = UnifiedSpeculator.__new__(UnifiedSpeculator)
-    sizes = 45, num_reqs, torch.device("cpu")
-    made.buffers = DraftBuffers(layout, *sizes, 8, torch.float32)
-    most = made.buffers.batch.max_num_tokens
-    later = num_reqs * layout.num_follow_slots
-    assert made._padded_rows(later, is_first=False) == later < padded(later)
-    assert len(made.buffers.hidden_states(later, is_first=False)) == later
-    assert made._padded_rows(most, is_first=True) == most < padded(most)
-    assert made._padded_rows(17, is_first=True) == padded(17) == 20
-
-
-@pytest.mark.parametrize("num_reqs", [1, 4, 8, 9])
-@pytest.mark.parametrize("width", [1, 7])
-def test_largest_decode_batch_is_recorded(num_reqs: int, width: int, monkeypatch):
-    layout, recorded = DraftLayout(7, 0, width), []
-    made = UnifiedSpeculator.__new__(UnifiedSpeculator)
-    made.layout, made.max_num_reqs, made.num_speculative_steps = layout, num_reqs, 7
-    made.buffers = DraftBuffers(layout, 512, num_reqs, torch.device("cpu"))
-    made.cpu_graphs = CPUGraphs()
-    monkeypatch.setattr(
-        made.cpu_graphs,
-        "record_sizes",
-        lambda most, _: recorded.extend(sizes_to_record(most)),
-    )
-    made.record_cpu_graphs()
-    rows = num_reqs * (8 + layout.num_extra_slots)
-    assert rows > MOST_ROWS or made._padded_rows(rows, is_first=True) in recorded

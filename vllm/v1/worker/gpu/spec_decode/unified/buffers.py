@@ -114,11 +114,6 @@ class DraftBuffers:
             self.fed = like.new_zeros(self.batch.max_num_tokens, like.shape[-1])
         return self.fed
 
-    def max_rows(self, is_first: bool) -> int:
-        """The most rows of a pass that there is room for."""
-        later = self.own_rows if not is_first else None
-        return self.batch.max_num_tokens if later is None else len(later)
-
     def hidden_states(self, num_tokens: int, is_first: bool) -> torch.Tensor:
         """[num_tokens, ...], hidden states for the slots of a pass."""
         rows = self.fed if is_first else self.own_rows

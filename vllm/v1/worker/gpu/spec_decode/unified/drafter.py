@@ -173,25 +173,3 @@ def refresh_drafter(runner: Any) -> None:
     if isinstance(drafter, Drafter):
         with set_current_vllm_config(runner.vllm_config):
             drafter.refresh()
-        speculator.forget_cpu_graphs()
-
-
-def record_draft_passes(runner: Any) -> None:
-    """Called on a CPU when layers have their KV cache. See `cpu_graphs.py`.
-
-    Args:
-        runner: V1 or V2; it may have one of vLLM's own speculators, or none.
-    """
-    speculator = getattr(runner, "speculator", None)
-    if getattr(speculator, "cpu_graphs", None) is None:
-        return
-    if (
-        speculator.drafter.fed_hidden_size is not None
-        and speculator.buffers.fed is None
-    ):
-        # It shows the width of the target's hidden states, which the passes read.
-        runner._dummy_run(1, skip_attn=True, is_profile=True)
-    # vLLM's attention assumes that a matrix product has turned AMX on, which one of a
-    # single row does not.
-    torch.cpu._init_amx()
-    speculator.record_cpu_graphs()

@@ -360,16 +360,6 @@ def record_batch(
     return lambda _: _run_passes(speculator, desc, context)
 
 
-def run_dummy(speculator: "UnifiedSpeculator", num_tokens: int) -> None:
-    """Runs the draft model without a graph over a dummy request of so many tokens."""
-    one = {"num_reqs": 1, "uniform_token_count": num_tokens}
-    context = _dummy_batch(
-        speculator, DraftBatchDescriptor(CUDAGraphMode.NONE, num_tokens, **one)
-    )
-    with speculator.entered(context):
-        speculator.forward(context, is_first=True)
-
-
 def _dummy_batch(
     speculator: "UnifiedSpeculator",
     desc: DraftBatchDescriptor,

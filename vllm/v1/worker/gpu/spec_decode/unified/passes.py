@@ -21,7 +21,6 @@ from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
 
 from .block_tables import DraftBlockTables
 from .buffers import DraftBuffers
-from .cpu_graphs import CPUGraphs, padded
 from .drafter import Drafter
 from .graphs import DraftGraphs
 from .inputs import HiddenRows, PreviousPass, prepare_inputs
@@ -42,7 +41,6 @@ class DraftPasses(DraftModelSpeculator):
         buffers: the inputs of a step's passes.
         block_tables: those that passes read; set with the KV cache.
         graphs: the captured CUDA graphs; None before capture.
-        cpu_graphs: their counterpart on a CPU; None if passes are not recorded.
         sampled_slots: see `sampling.py`; by drafts of the plan, pass, and requests.
     """
 
@@ -51,7 +49,6 @@ class DraftPasses(DraftModelSpeculator):
     buffers: DraftBuffers
     block_tables: DraftBlockTables
     graphs: DraftGraphs | None
-    cpu_graphs: CPUGraphs | None = None
     sampled_slots: dict[tuple[int, ...], list[SampledSlots]]
 
     def _run_passes(
@@ -74,7 +71,6 @@ class DraftPasses(DraftModelSpeculator):
             fits_graphs,
             most,
             has_embeddings,
-            self._padded_rows if self._pads_eager_passes() else None,
         )
         # The first pass: verified tokens, the next token, masks; W drafts are sampled.
         shape = shapes.first(batch, plan)
@@ -93,13 +89,6 @@ class DraftPasses(DraftModelSpeculator):
         self._run_later(plan, batch, shapes.later(batch.num_reqs, plan), metadata)
         if plan.is_tree:
             build_trees(self, plan, batch.num_reqs)
-
-    def _pads_eager_passes(self) -> bool:
-        return self.cpu_graphs is not None and bool(self.cpu_graphs.by_key)
-
-    def _padded_rows(self, num_rows: int, is_first: bool) -> int:
-        """Rows of a recorded pass, as far as its inputs have room for padding."""
-        return min(padded(num_rows), self.buffers.max_rows(is_first))
 
     def _run_later(
         self,
@@ -285,8 +274,6 @@ class DraftPasses(DraftModelSpeculator):
         inputs = self.drafter.model_inputs(self.buffers, num_tokens, is_first, mode)
         if mode == CUDAGraphMode.PIECEWISE:
             output = self.graphs.run_pw_graph(self.model, inputs)
-        elif self.cpu_graphs is not None:
-            output = self.cpu_graphs.run(self.model, inputs, num_tokens)
         else:
             output = self.model(**inputs)
         return output if isinstance(output, tuple) else (output, output)

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sizes of a step's draft batches, and the CUDA graphs that run them."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -51,8 +50,6 @@ class StepShapes:
         max_verified: the most rows of a decoding request, K + 1; trees are cut to it.
         has_embeddings: whether some rows of the first pass take multimodal embeddings
             of the target; FULL graphs take tokens only.
-        padded_rows: the rows that a pass without a graph has, by those that it needs,
-            and whether it is the first; None: as many.
     """
 
     graphs: DraftGraphs | None
@@ -61,7 +58,6 @@ class StepShapes:
     fits_graphs: bool
     max_verified: int
     has_embeddings: bool = False
-    padded_rows: Callable[[int, bool], int] | None = None
 
     def first(self, batch: InputBatch, plan: DraftPlan) -> DraftShape:
         n, extra = batch.num_reqs, plan.layout.num_extra_slots
@@ -122,8 +118,6 @@ class StepShapes:
                 across = torch.full_like(sync.num_tokens_across_dp, graph.num_tokens)
             return DraftShape(graph, starts, across)
         num_tokens = int(starts[-1])
-        if self.padded_rows is not None:
-            num_tokens = self.padded_rows(num_tokens, is_first)
         if sync is not None:
             # Every rank pads to the sizes of the target's batch that they agreed on.
             target = sync.num_tokens_across_dp

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The draft step, shared by all kinds of drafters: `UnifiedSpeculator.propose`."""
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -20,11 +19,10 @@ from vllm.v1.worker.gpu.spec_decode.quick_estimator import QuickEstimator
 
 from .block_tables import DraftBlockTables
 from .buffers import DraftBuffers
-from .cpu_graphs import CPUGraphs
 from .draft_config import attention_config, draft_lengths, widened_config
 from .drafter import Drafter
 from .embeddings import rows_of_embeddings
-from .graphs import make_graphs, run_dummy
+from .graphs import make_graphs
 from .inputs import HiddenRows
 from .passes import DraftPasses
 from .plan import DraftPlan, PassContext, draft_plans
@@ -288,21 +286,6 @@ class UnifiedSpeculator(DraftPasses):
         self.num_room_tokens = room
         self.draft_max_seq_len = self.max_model_len
         self.drafter.set_kv_cache(kv_cache_config, block_tables, own[0])
-        self.forget_cpu_graphs()
-
-    def forget_cpu_graphs(self) -> None:
-        """To be called when weights or the KV cache may have moved."""
-        has_graphs = self.speculative_config.drafter.has_cpu_graphs
-        self.cpu_graphs = CPUGraphs() if has_graphs else None
-
-    @torch.inference_mode()
-    def record_cpu_graphs(self) -> None:
-        """Records draft passes before the first request; see `record_draft_passes`."""
-        rows = self.max_num_reqs * (self.num_speculative_steps + 1)
-        most = self.layout.max_num_tokens(rows, self.max_num_reqs)
-        most = self._padded_rows(most, is_first=True)
-        self.cpu_graphs.record_sizes(most, partial(run_dummy, self))
-        self.buffers.reset()
 
     def _tables(
         self, target: BlockTables, room: int, own: list[int]

@@ -14,7 +14,7 @@
 #include <cstring>
 #include <vector>
 
-// The arguments from Python: tuples of draft_tree/structs.py, each field one word of 64
+// The arguments from Python: tuples of tree/native.py, each field one word of 64
 // bits.
 #include "tree_structs.h"
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Written by csrc/write_structs.py from structs.py, which says what the fields hold.
+// Written by csrc/write_structs.py from tree/native.py, which says what fields hold.
 
 #include <cstdint>
 

@@ -4,7 +4,7 @@
 from pathlib import Path
 
 import vllm.v1.worker.cpu.shm  # noqa: F401  (what Runner V2 needs on a CPU)
-from vllm.v1.worker.gpu.spec_decode.draft_tree import native as draft_tree
+from vllm.v1.worker.gpu.spec_decode.unified.tree import native as draft_tree
 
 HEADERS = {"tree_structs.h": draft_tree.LIBRARY}
 

@@ -18,13 +18,10 @@ from tests.v1.worker.gpu.spec_decode.batches import (
     DEVICE,
     block_tables,
     int32,
+    prepare_inputs,
     verified_batch,
 )
-from vllm.v1.worker.gpu.spec_decode.unified.buffers import DraftBuffers
-from vllm.v1.worker.gpu.spec_decode.unified.inputs import (
-    HiddenRows,
-    prepare_inputs,
-)
+from vllm.v1.worker.gpu.spec_decode.unified.inputs import DraftInputs, HiddenRows
 from vllm.v1.worker.gpu.spec_decode.unified.layout import DraftLayout
 
 if not torch.cuda.is_available():
@@ -49,7 +46,7 @@ def first_pass(mode: str, k: int, num_reqs: int, size: int) -> dict[str, Any]:
     layout = DraftLayout(k, int(mode in EAGLE), k if mode in PARALLEL else 1)
     query_lens, num_tokens = [k + 1] * num_reqs, num_reqs * (k + 1)
     max_num_reqs = max(MAX_NUM_REQS, num_reqs)
-    buffers = DraftBuffers(layout, num_tokens, max_num_reqs, DEVICE)
+    buffers = DraftInputs(layout, num_tokens, max_num_reqs, DEVICE)
     buffers.allocate_kv_groups(1)
     limit = CONTEXT + k + 1 + layout.num_room_tokens
     width = -(-limit // BLOCK_SIZE)

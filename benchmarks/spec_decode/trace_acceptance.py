@@ -247,30 +247,39 @@ def replay_trees(replay: Replay) -> None:
     Call it before an engine captures CUDA graphs. Candidates are still ranked, and
     tokens sampled, so that a step does all of its work; the results are then replaced.
     """
-    from vllm.v1.worker.gpu.spec_decode.draft_tree import drafting, sampler
-    from vllm.v1.worker.gpu.spec_decode.unified import passes
+    from vllm.v1.worker.gpu.spec_decode.unified.sampler import DraftSampler
+    from vllm.v1.worker.gpu.spec_decode.unified.tree.verify import TreeRejectionSampler
 
-    passes.sample_chain = _sampled(passes.sample_chain)
-    drafting.rank_candidates = _ranked(drafting.rank_candidates, replay)
-    tree_sampler = sampler.TreeRejectionSampler
+    sampler, tree_sampler = DraftSampler, TreeRejectionSampler
+    sampler.sample_chain = _sampled(sampler.sample_chain)
+    sampler.sample_tree = _in_pass(sampler.sample_tree)
+    sampler.rank_candidates = _ranked(sampler.rank_candidates, replay)
     tree_sampler._draw = _drawn(tree_sampler._draw, replay)
 
 
 def _sampled(sample_chain: Any) -> Any:
-    def replayed(speculator, hidden, plan, draft_pass):
-        sample_chain(speculator, hidden, plan, draft_pass)
+    def replayed(sampler, hidden, plan, draft_pass):
+        sample_chain(sampler, hidden, plan, draft_pass)
         # The best candidate of each position.
-        speculator.draft_tokens[: len(hidden), : plan.num_drafts] = FIRST_TOKEN
+        sampler.drafts[: len(hidden), : plan.num_drafts] = FIRST_TOKEN
+
+    return replayed
+
+
+def _in_pass(sample_tree: Any) -> Any:
+    def replayed(sampler, hidden, plan, draft_pass):
+        sampler.recorded_pass = draft_pass
+        sample_tree(sampler, hidden, plan, draft_pass)
 
     return replayed
 
 
 def _ranked(rank_candidates: Any, replay: Replay) -> Any:
-    def replayed(speculator, hidden, plan, draft_pass):
-        log_probs, tokens = rank_candidates(speculator, hidden, plan, draft_pass)
+    def replayed(sampler, hidden, plan):
+        log_probs, tokens = rank_candidates(sampler, hidden, plan)
         n, samples = hidden.shape[:2]
-        first = draft_pass * samples
-        batch, width = speculator.buffers.batch, log_probs.shape[1]
+        first = sampler.recorded_pass * samples
+        batch, width = sampler.inputs.batch, log_probs.shape[1]
         if first + samples > DEPTH or width > WIDTH:
             raise ValueError(
                 f"{width} candidates at {first + samples} depths, but recordings hold "

@@ -78,27 +78,28 @@ def test_every_runner_replays(monkeypatch, module: str, kind: str):
 
 @pytest.mark.parametrize("depth,width", [(8, 16), (7, 8), (3, 2)])
 def test_trees_are_drafted_and_accepted_as_recorded(monkeypatch, depth, width):
-    from vllm.v1.worker.gpu.spec_decode.draft_tree import drafting, sampler
-    from vllm.v1.worker.gpu.spec_decode.unified import passes as unified
+    from vllm.v1.worker.gpu.spec_decode.unified.sampler import DraftSampler
+    from vllm.v1.worker.gpu.spec_decode.unified.tree.verify import TreeRejectionSampler
 
     trace, replay = random_trace(), Replay("cpu", 60)
-    monkeypatch.setattr(unified, "sample_chain", None)
+    for name in ("sample_chain", "sample_tree"):
+        monkeypatch.setattr(DraftSampler, name, lambda *_: None)
     replay.load(trace)
     replay.starts.copy_(torch.arange(60))
     shape = 60 * depth, width
     own = torch.zeros(shape), torch.zeros(shape, dtype=torch.int32)
-    monkeypatch.setattr(drafting, "rank_candidates", lambda *args: own)
+    monkeypatch.setattr(DraftSampler, "rank_candidates", lambda *args: own)
     drawn = lambda self, logits, *args: torch.zeros(len(logits), dtype=torch.int64)  # noqa: E731
-    monkeypatch.setattr(sampler.TreeRejectionSampler, "_draw", drawn)
+    monkeypatch.setattr(TreeRejectionSampler, "_draw", drawn)
     replay_trees(replay)
 
     positions = torch.arange(depth) + 120 + torch.zeros(60, 1, dtype=torch.int64)
     batch = SimpleNamespace(
         idx_mapping=torch.arange(60), sample_positions=positions.flatten()
     )
-    speculator = SimpleNamespace(buffers=SimpleNamespace(batch=batch))
+    sampler = SimpleNamespace(inputs=SimpleNamespace(batch=batch), recorded_pass=0)
     hidden = torch.zeros(60, depth, 4)
-    log_probs, tokens = drafting.rank_candidates(speculator, hidden, None, 0)
+    log_probs, tokens = DraftSampler.rank_candidates(sampler, hidden, None)
     tokens = tokens.view(60, depth, width)
     probs = traces.among_candidates(trace.probs[:, :depth], width)
     expected = torch.from_numpy(probs)
@@ -109,7 +110,7 @@ def test_trees_are_drafted_and_accepted_as_recorded(monkeypatch, depth, width):
         depths = torch.tensor([node.depth for node in nodes])
         local = torch.arange(len(nodes) + 1)
         trees = SimpleNamespace(depths=depths.int().expand(60, -1))
-        found = sampler.TreeRejectionSampler._draw(
+        found = TreeRejectionSampler._draw(
             SimpleNamespace(trees=trees, has_trees=True),
             torch.zeros(len(local), 1),
             None,

@@ -19,7 +19,7 @@ if current_platform.is_cpu():
     import vllm.v1.worker.cpu.shm  # noqa: F401  (what Runner V2 needs on a CPU)
 
 from tests.checkpoints.quantized import quantize
-from vllm.v1.worker.gpu.spec_decode.unified import draft_model
+from vllm.v1.worker.gpu.spec_decode.unified.drafters import draft_model
 
 from .bad_row import config
 from .specs import engine_config

@@ -188,7 +188,7 @@ class Watched:
     def __init__(self, worker: Any, job: dict[str, Any]) -> None:
         self.speculator = speculator = worker.model_runner.speculator
         if job.get("record_graphs") and current_platform.is_cpu():
-            speculator.graphs = recorded_calls(speculator)
+            speculator.runner.graphs = recorded_calls(speculator)
         self.replays = Replays(speculator)
         self.drafts = DraftRecord(worker) if job.get("record_drafts") else None
         self.kept = KeptDrafts(worker) if job.get("keep_drafts") else None

@@ -14,7 +14,6 @@ from vllm.v1.worker.gpu.spec_decode.unified.graphs import (
     DraftBatchDescriptor,
     DraftGraphs,
     batches_to_record,
-    record_batch,
 )
 from vllm.v1.worker.gpu.spec_decode.unified.speculator import UnifiedSpeculator
 
@@ -47,15 +46,15 @@ class Replays:
 class RecordedCalls(DraftGraphs):
     """Stores calls instead of graphs."""
 
-    def record(self, speculator: UnifiedSpeculator) -> None:
+    def record_calls(self, speculator: UnifiedSpeculator) -> None:
         self.graphs = {
-            desc: record_batch(speculator, desc)
+            desc: speculator.runner.captured(desc, speculator.plans)
             for descs in self._capture_descs.values()
             for desc in descs
             if desc.cg_mode == CUDAGraphMode.FULL
         }
         self._graphs_captured = True
-        speculator.buffers.reset()
+        speculator.inputs.reset()
 
     def run_fullgraph(self, desc: DraftBatchDescriptor) -> None:
         self.graphs[desc](CUDAGraphMode.NONE)
@@ -98,5 +97,5 @@ def recorded_calls(speculator: UnifiedSpeculator) -> RecordedCalls:
     )
     mode = CUDAGraphMode.NONE  # needs no memory pool
     graphs = RecordedCalls(speculator.vllm_config, speculator.device, mode, batches)
-    graphs.record(speculator)
+    graphs.record_calls(speculator)
     return graphs

@@ -6,7 +6,9 @@ from typing import Any
 import torch
 
 from vllm.v1.worker.gpu.block_table import BlockTables
-from vllm.v1.worker.gpu.spec_decode.unified.structs import VerifiedBatch
+from vllm.v1.worker.gpu.spec_decode.unified.input_kernel import VerifiedBatch
+from vllm.v1.worker.gpu.spec_decode.unified.inputs import DraftInputs, PreviousPass
+from vllm.v1.worker.gpu.spec_decode.unified.layout import DraftLayout
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SAMPLED, PREFILL = 55, 66  # the next tokens
@@ -18,6 +20,17 @@ def int32(values: Any) -> torch.Tensor:
 
 def int64(values: Any) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.int64, device=DEVICE)
+
+
+def prepare_inputs(
+    source: VerifiedBatch | PreviousPass,
+    layout: DraftLayout,
+    buffers: DraftInputs,
+    block_tables: BlockTables,
+    **numbers: Any,
+) -> None:
+    """`DraftInputs.prepare` with the arguments of its reference."""
+    buffers.prepare(source, layout, block_tables, **numbers)
 
 
 def verified_batch(

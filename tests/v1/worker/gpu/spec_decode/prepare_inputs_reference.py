@@ -5,14 +5,14 @@ import torch
 
 from vllm.v1.attention.backends.utils import PAD_SLOT_ID
 from vllm.v1.worker.gpu.block_table import BlockTables
-from vllm.v1.worker.gpu.spec_decode.unified.buffers import DraftBuffers
+from vllm.v1.worker.gpu.spec_decode.unified.input_kernel import DraftBatch
 from vllm.v1.worker.gpu.spec_decode.unified.inputs import (
+    DraftInputs,
     HiddenRows,
     PreviousPass,
     VerifiedBatch,
 )
 from vllm.v1.worker.gpu.spec_decode.unified.layout import DraftLayout
-from vllm.v1.worker.gpu.spec_decode.unified.structs import DraftBatch
 
 # One request's slots: their tokens (None for a mask), the first one's position, their
 # number with padding, and the first one's row of `HiddenRows.sources`.
@@ -22,7 +22,7 @@ _Slots = tuple[list[int | None], int, int, int]
 def prepare_inputs_reference(
     source: VerifiedBatch | PreviousPass,
     layout: DraftLayout,
-    buffers: DraftBuffers,
+    buffers: DraftInputs,
     block_tables: BlockTables,
     *,
     num_samples: int,
@@ -32,7 +32,7 @@ def prepare_inputs_reference(
     vocab_size: int = 1 << 30,
     hidden: HiddenRows | None = None,
 ) -> None:
-    """See `inputs.prepare_inputs`, which takes the same arguments."""
+    """See `DraftInputs.prepare`, which takes the same arguments."""
     is_first, out = isinstance(source, VerifiedBatch), buffers.batch
     states = (source if is_first else out).idx_mapping.tolist()
     origins = out.first_positions.tolist()
@@ -99,7 +99,7 @@ def prepare_inputs_reference(
         out.seq_lens[req] = start + count
 
 
-def _pad_everything(buffers: DraftBuffers, num_padded_tokens: int) -> None:
+def _pad_everything(buffers: DraftInputs, num_padded_tokens: int) -> None:
     batch = buffers.batch
     batch.input_ids[:num_padded_tokens] = 0
     batch.positions[:num_padded_tokens] = 0

@@ -6,13 +6,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from vllm.v1.worker.gpu.spec_decode.unified.buffers import DraftBuffers
-from vllm.v1.worker.gpu.spec_decode.unified.inputs import PreviousPass, prepare_inputs
-from vllm.v1.worker.gpu.spec_decode.unified.layout import DraftLayout
-from vllm.v1.worker.gpu.spec_decode.unified.plan import draft_plans
-from vllm.v1.worker.gpu.spec_decode.unified.shapes import StepShapes
+from vllm.v1.worker.gpu.spec_decode.unified.graphs import StepShapes
+from vllm.v1.worker.gpu.spec_decode.unified.inputs import DraftInputs, PreviousPass
+from vllm.v1.worker.gpu.spec_decode.unified.layout import DraftLayout, draft_plans
 
-from .batches import DEVICE, block_tables, int32, int64, verified_batch
+from .batches import DEVICE, block_tables, int32, int64, prepare_inputs, verified_batch
 
 STARTS = [0, 8, 9, 14]
 # What the host knows of the batch.
@@ -37,7 +35,7 @@ def test_query_start_loc_of_host_and_device(shift: int, width: int):
         [8, 1, 5], [20, 0, 0], 4,
         num_sampled=int32([3, 0, 2]), num_rejected=int32([5, 0, 3]),
     )  # fmt: skip
-    buffers, tables = DraftBuffers(layout, 64, 4, DEVICE), block_tables([0] * 4, 4)
+    buffers, tables = DraftInputs(layout, 64, 4, DEVICE), block_tables([0] * 4, 4)
     buffers.allocate_kv_groups(1)
     for draft_pass, shape in enumerate([first] + [later] * (layout.num_passes - 1)):
         if draft_pass:

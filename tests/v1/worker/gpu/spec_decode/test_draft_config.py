@@ -7,7 +7,7 @@ from typing import NamedTuple
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm.v1.worker.gpu.spec_decode.unified.draft_config import (
+from vllm.v1.worker.gpu.spec_decode.unified.config import (
     attention_config,
     widened_config,
 )

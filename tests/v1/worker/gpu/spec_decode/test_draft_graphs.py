@@ -13,15 +13,16 @@ from vllm.v1.attention.backend import AttentionCGSupport
 from vllm.v1.worker.gpu.spec_decode.unified.graphs import (
     DraftBatchDescriptor,
     DraftGraphs,
+    StepShapes,
     batches_to_record,
+    trimmed_starts,
 )
-from vllm.v1.worker.gpu.spec_decode.unified.layout import DraftLayout
-from vllm.v1.worker.gpu.spec_decode.unified.plan import (
+from vllm.v1.worker.gpu.spec_decode.unified.layout import (
+    DraftLayout,
     draft_plans,
     same_first_passes,
     same_later_passes,
 )
-from vllm.v1.worker.gpu.spec_decode.unified.shapes import StepShapes, trimmed_starts
 
 SIZES = [1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64]
 FULL, PIECEWISE = CUDAGraphMode.FULL, CUDAGraphMode.PIECEWISE

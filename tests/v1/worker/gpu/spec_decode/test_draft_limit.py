@@ -90,6 +90,8 @@ def test_placeholder_drafts_are_valid_tokens():
     speculator = SimpleNamespace(
         block_tables=SimpleNamespace(target=SimpleNamespace(slot_mappings=None)),
         tree_step=None,
+        plans={0: None, K: None},
+        _request_states=lambda *_: None,
         _rope_positions=lambda: None,
         _is_past_limit=lambda batch: True,
         draft_tokens=torch.full((4, K), 7),

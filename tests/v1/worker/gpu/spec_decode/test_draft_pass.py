@@ -1,162 +1,176 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sizes that a draft pass gives to attention metadata and EPLB."""
+"""A draft step, from the verified batch to its drafts, in plain tensors."""
 
-import itertools
-from contextlib import nullcontext
-from dataclasses import dataclass
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from vllm.v1.worker.gpu.spec_decode import speculator as base
-from vllm.v1.worker.gpu.spec_decode.unified import passes, speculator
-from vllm.v1.worker.gpu.spec_decode.unified.buffers import DraftBuffers
-from vllm.v1.worker.gpu.spec_decode.unified.layout import DraftLayout
-from vllm.v1.worker.gpu.spec_decode.unified.plan import draft_plans
-from vllm.v1.worker.gpu.spec_decode.unified.shapes import DraftShape, StepShapes
-from vllm.v1.worker.gpu.spec_decode.unified.speculator import UnifiedSpeculator
+from vllm.v1.worker.gpu.spec_decode.unified import runner as runner_module
+from vllm.v1.worker.gpu.spec_decode.unified.drafters.base import Drafter
+from vllm.v1.worker.gpu.spec_decode.unified.inputs import DraftInputs, DraftLimits
+from vllm.v1.worker.gpu.spec_decode.unified.layout import DraftLayout, draft_plans
+from vllm.v1.worker.gpu.spec_decode.unified.runner import DraftRunner
+from vllm.v1.worker.gpu.spec_decode.unified.sampler import DraftSampler, SampledSlots
+from vllm.v1.worker.gpu.spec_decode.unified.step import RequestStates, TargetStep
+from vllm.v1.worker.gpu.spec_decode.unified.tables import DraftBlockTables
+from vllm.v1.worker.gpu.spec_decode.unified.vocabulary import Vocabulary
 
-MAX_MODEL_LEN, QUERY = 64, 8
+from .batches import DEVICE, block_tables, int32, int64
+
+MAX_MODEL_LEN, MASK, VOCAB = 64, 99, 100
 
 
-class Told:
-    """Records the sizes that a pass gives to vLLM's speculator."""
+class Counter(Drafter):
+    """A draft model whose next token is the sum of its token and position."""
 
-    def __init__(self, monkeypatch, width: int) -> None:
-        self.metadata: list[dict] = []
+    model = staticmethod(
+        lambda input_ids, positions: torch.stack([input_ids, positions], 1).float()
+    )
+
+    def __init__(self, layout: DraftLayout) -> None:
+        self.layout = layout
+
+    def load(self, *_: Any) -> None: ...
+
+    def input_ids(self, inputs: DraftInputs, num_tokens: int) -> torch.Tensor:
+        return inputs.batch.input_ids[:num_tokens]
+
+    def model_inputs(self, inputs, num_tokens, is_first, mode) -> dict[str, Any]:
+        return {
+            "input_ids": self.input_ids(inputs, num_tokens),
+            "positions": inputs.positions(num_tokens),
+        }
+
+
+class Base:
+    """vLLM's side of a speculator: records what it is asked for."""
+
+    dp_rank, dp_size, supports_decode_metadata_update = 0, 1, False
+    kv_cache_config = vllm_config = None
+
+    def __init__(self) -> None:
+        self.metadata: list[dict[str, Any]] = []
         self.eplb: list[int] = []
-        self.speculator = made = UnifiedSpeculator.__new__(UnifiedSpeculator)
-        self.layout = made.layout = DraftLayout(7, 0, width)
-        made.drafter = SimpleNamespace(set_kv_cache=lambda *_: None)
-        made.draft_window = None
-        made.max_num_reqs, made.device = 4, torch.device("cpu")
-        made.vllm_config = SimpleNamespace(
-            model_config=SimpleNamespace(max_model_len=MAX_MODEL_LEN)
+        self._prepare_eplb_forward = self.eplb.append
+
+    def _build_attn_metadata(self, num_reqs, graph, starts, seq_lens, **more) -> None:
+        more |= {"seq_lens": seq_lens, "starts": starts, "rows": graph.num_tokens}
+        self.metadata.append(more)
+
+
+class Parts:
+    """The parts of a draft step of up to four requests."""
+
+    def __init__(self, monkeypatch, width: int, num_drafts: int = 7) -> None:
+        layout = DraftLayout(num_drafts, 0, width)
+        self.plan = draft_plans(layout, {num_drafts: num_drafts}, 4, DEVICE)[num_drafts]
+        self.inputs = DraftInputs(layout, 64, 4, DEVICE)
+        self.inputs.allocate_kv_groups(1)
+        self.inputs.limits = DraftLimits(MASK, VOCAB, lambda: MAX_MODEL_LEN)
+        self.inputs.tables = DraftBlockTables(
+            block_tables([0] * 8, 4), layout.num_room_tokens, [0]
         )
-        made.graphs, made.kv_cache_config, made.attn_groups = None, None, [[None]]
-        made.dcp_size = 1
-        made.draft_is_prefilling = torch.zeros(4, dtype=torch.bool)
-        made.buffers = DraftBuffers(made.layout, 64, 4, made.device)
-        made.run_pass = lambda *_: None
-        made._prepare_eplb_forward = self.eplb.append
-        self.plan = draft_plans(made.layout, {7: 7}, 4, made.device)[7]
-        tables = SimpleNamespace(num_kv_cache_groups=1)
-        view = SimpleNamespace(input_block_tables=[])
-        monkeypatch.setattr(base.DraftModelSpeculator, "set_attn", lambda *_: None)
-        monkeypatch.setattr(speculator, "DraftBlockTables", lambda *_: view)
-        monkeypatch.setattr(passes, "build_slot_mappings_by_layer", lambda *_: {})
-        monkeypatch.setattr(
-            base, "build_attn_metadata", lambda **given: self.metadata.append(given)
-        )
-        made.set_attn(None, None, tables)
+        drafts = torch.zeros(4, num_drafts, dtype=torch.int64, device=DEVICE)
+        self.sampler = DraftSampler(drafts, self.inputs, self.sample, 4)
+        self.sampler.vocabulary = Vocabulary(VOCAB)
+        self.base = Base()
+        self.runner = DraftRunner(self.base, Counter(layout), self.inputs, self.sampler)
+        for name in ("build_slot_mappings_by_layer", "set_forward_context"):
+            monkeypatch.setattr(runner_module, name, lambda *_, **__: Nothing())
 
-    def run(self, draft_pass: int, sync: SimpleNamespace | None = None) -> DraftShape:
-        """Runs a pass for one request whose query ends at max_model_len."""
-        shapes, batch = StepShapes(None, 0, sync, True, QUERY), one_request()
-        first = shapes.first(batch, self.plan)
-        shape = shapes.later(1, self.plan) if draft_pass else first
-        self.speculator._run(self.plan, draft_pass, batch, shape)
-        return shape
-
-    def run_later(self, updates: bool) -> list[tuple]:
-        """Runs all later passes; returns what happens in which order.
-
-        Args:
-            updates: whether attention backends update metadata in place.
-        """
-        made, done = self.speculator, []
-        made.supports_decode_metadata_update = updates
-        made.prepare_later = lambda plan, draft_pass, *_: done.append(
-            ("prepare", draft_pass)
-        )
-        made._update_draft_decode_metadata = lambda *_: done.append(("update",))
-
-        def run(plan, draft_pass: int, context) -> None:
-            done.append(("run", draft_pass))
-            self.read = context.attn_metadata
-
-        made.run_pass = made._run_and_sample = run
-        made.entered = lambda _: nullcontext()
-        if updates:
-            names = ["layer", "other"]
-            group = SimpleNamespace(layer_names=names, kv_cache_group_id=0)
-            made.attn_groups = [[group]]
-        first = dict.fromkeys(["layer", "other"], Metadata(QUERY + 7, QUERY + 7))
-        shape = StepShapes(None, 0, None, True, QUERY).later(1, self.plan)
-        made._run_later(self.plan, one_request(), shape, first)
-        return done
+    @staticmethod
+    def sample(slots: SampledSlots) -> torch.Tensor:
+        return slots.hidden_states.sum(1).long() % VOCAB
 
 
-@dataclass
-class Metadata:
-    """What differs between the first pass and the later ones, and what does not."""
+class Nothing(dict):
+    def __enter__(self) -> None: ...
 
-    num_actual_tokens: int
-    max_query_len: int
-    slot_mapping: torch.Tensor | None = None
-    kept: str = "kept"
+    def __exit__(self, *_: Any) -> None: ...
 
 
-def one_request() -> SimpleNamespace:
-    return SimpleNamespace(
-        num_reqs=1,
-        num_tokens=QUERY,
-        num_scheduled_tokens=np.array([QUERY]),
+def step_of(
+    query_lens: list[int], starts: list[int], rejected: list[int]
+) -> TargetStep:
+    """A step of requests that have each sampled token 50, 51, …; tokens are 0, 1, …"""
+    n, ends = len(query_lens), np.cumsum([0, *query_lens]).astype(np.int32)
+    spans = zip(starts, query_lens, strict=True)
+    positions = [at for start, count in spans for at in range(start, start + count)]
+    batch = SimpleNamespace(
+        num_reqs=n,
+        num_tokens=int(ends[-1]),
+        num_scheduled_tokens=np.array(query_lens),
         decode_graph_eligible=False,
         num_draft_tokens_per_req=None,
-        query_start_loc_np=np.array([0, QUERY], dtype=np.int32),
-        seq_lens_cpu_upper_bound=torch.tensor([MAX_MODEL_LEN], dtype=torch.int32),
+        query_start_loc_np=ends,
+        query_start_loc=int32(ends.tolist()),
+        seq_lens_cpu_upper_bound=torch.tensor(starts) + torch.tensor(query_lens),
+        input_ids=int32(range(len(positions))),
+        positions=int64(positions),
+        idx_mapping=int64(range(n)),
     )
+    states = RequestStates(
+        int64([50, 51, 52, 53]), int32([0] * 4), torch.zeros(4), int64([0] * 4)
+    )
+    return TargetStep(
+        batch,
+        num_sampled=int32([1] * n),
+        num_rejected=int32(rejected),
+        requests=states,
+        slot_mappings=int64([[0] * len(positions)]),
+        last_hidden=torch.zeros(len(positions), 1),
+        aux_hidden=None,
+    )
+
+
+@pytest.mark.parametrize("width", [1, 2, 3])
+def test_drafts_of_two_requests(monkeypatch, width: int):
+    """They continue from the tokens just sampled: 50 at position 12, as the last of the
+    first request's four tokens was rejected, and 51 at position 4."""
+    parts = Parts(monkeypatch, width, num_drafts=3)
+    parts.runner.run(step_of([4, 1], [9, 3], [1, 0]), parts.plan, None)
+    expected = []
+    for token, position in ((50, 12), (51, 4)):
+        drafts: list[int] = []
+        while len(drafts) < 3:
+            # Each pass samples at the last known token and at the masks after it.
+            known = drafts[-1] if drafts else token
+            for i, fed in enumerate([known] + [MASK] * (width - 1)):
+                drafts.append(
+                    (fed + position + len(drafts)) % VOCAB if i < width else 0
+                )
+        expected.append(drafts[:3])
+    assert parts.sampler.drafts[:2].tolist() == expected
 
 
 @pytest.mark.parametrize("width", [1, 4, 7])
 def test_host_has_upper_bounds_of_sequence_lengths(monkeypatch, width: int):
     """Also near max_model_len, where padding slots extend past it."""
-    told = Told(monkeypatch, width)
-    for draft_pass in range(told.layout.num_passes):
-        told.run(draft_pass)
+    parts = Parts(monkeypatch, width)
+    layout = parts.plan.layout
+    parts.runner.run(step_of([8], [MAX_MODEL_LEN - 8], [0]), parts.plan, None)
+    assert len(parts.base.metadata) == layout.num_passes
+    for draft_pass, asked in enumerate(parts.base.metadata):
         # As the input kernel computes them if nothing is rejected.
-        longest = MAX_MODEL_LEN + told.layout.num_extra_slots
+        longest = MAX_MODEL_LEN + layout.num_extra_slots
         if draft_pass:
             start = MAX_MODEL_LEN + 1 + (draft_pass - 1) * width
-            longest = start + told.layout.num_follow_slots
-        given = told.metadata[-1]
-        assert given["seq_lens_cpu_upper_bound"].tolist() >= [longest]
-        assert given["max_seq_len"] >= longest
+            longest = start + layout.num_follow_slots
+        assert int(asked["seq_lens"][0]) + asked["step"] >= longest
 
 
 def test_eplb_counts_only_real_tokens(monkeypatch):
-    told = Told(monkeypatch, 7)
+    parts = Parts(monkeypatch, 7)
     sync = SimpleNamespace(
         num_tokens_across_dp=torch.tensor([20, 20]),
         num_reqs=2,
         uniform_token_count=None,
         eager=True,
     )
-    real = QUERY + told.layout.num_extra_slots
-    assert told.run(0, sync).num_tokens > real  # padded for the other rank
-    assert told.eplb == [real]
-
-
-def test_metadata_is_built_for_each_later_pass(monkeypatch):
-    told = Told(monkeypatch, 2)
-    steps = [("prepare", 1), ("run", 1), ("prepare", 2), ("run", 2)]
-    assert told.run_later(updates=False)[:4] == steps
-    assert len(told.metadata) == told.layout.num_passes - 1
-
-
-def test_metadata_of_the_first_pass_is_updated(monkeypatch):
-    """Once the inputs of a pass, which it refers to, are prepared."""
-    told = Told(monkeypatch, 2)
-    passes = range(1, told.layout.num_passes)
-    wanted = [(("prepare", n), ("update",), ("run", n)) for n in passes]
-    assert told.run_later(updates=True) == [*itertools.chain(*wanted)]
-    assert not told.metadata  # none is built
-    rows, found = told.layout.num_follow_slots, told.read["layer"]
-    assert told.read["other"] is found
-    assert (found.num_actual_tokens, found.max_query_len) == (rows, rows)
-    slots = told.speculator.buffers.batch.slot_mappings
-    assert found.slot_mapping.data_ptr() == slots.data_ptr()
-    assert (len(found.slot_mapping), found.kept) == (rows, "kept")
+    parts.runner.run(step_of([8], [9], [0]), parts.plan, sync)
+    real = 8 + parts.plan.layout.num_extra_slots
+    assert parts.base.metadata[0]["rows"] > real  # padded for the other rank
+    assert parts.base.eplb == [real]

@@ -13,7 +13,7 @@ from vllm.distributed import (
     parallel_state,
     tensor_model_parallel_all_gather,
 )
-from vllm.v1.worker.gpu.spec_decode.unified.ranks import draft_ranks
+from vllm.v1.worker.gpu.spec_decode.unified.config import draft_ranks
 
 
 @pytest.fixture(autouse=True)

@@ -9,8 +9,10 @@ import torch
 
 from vllm.config.compilation import CUDAGraphMode
 from vllm.v1.spec_decode.vocab_mapping import VocabMapping
-from vllm.v1.worker.gpu.spec_decode.unified.buffers import DraftBuffers
-from vllm.v1.worker.gpu.spec_decode.unified.draft_model import DraftModelDrafter
+from vllm.v1.worker.gpu.spec_decode.unified.drafters.draft_model import (
+    DraftModelDrafter,
+)
+from vllm.v1.worker.gpu.spec_decode.unified.inputs import DraftInputs
 from vllm.v1.worker.gpu.spec_decode.unified.layout import DraftLayout
 from vllm.v1.worker.gpu.spec_decode.unified.vocabulary import (
     MappedVocabulary,
@@ -75,7 +77,7 @@ def test_pass_does_not_change_its_batch(vocabulary):
     """Graph capture runs a pass several times. Piecewise graphs read one address."""
     drafter = DraftModelDrafter.__new__(DraftModelDrafter)
     drafter.vocabulary = vocabulary
-    buffers = DraftBuffers(DraftLayout(3, 0), 8, 2, torch.device("cpu"))
+    buffers = DraftInputs(DraftLayout(3, 0), 8, 2, torch.device("cpu"))
     laid_out = torch.arange(6, dtype=torch.int32)
     buffers.batch.input_ids[:6] = laid_out
     addresses = set()

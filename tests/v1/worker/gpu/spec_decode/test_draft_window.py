@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from vllm.platforms import current_platform
 from vllm.v1.worker.gpu.block_table import BlockTables
-from vllm.v1.worker.gpu.spec_decode.unified.window import WindowedBlockTables
+from vllm.v1.worker.gpu.spec_decode.unified.tables import WindowedBlockTables
 
 DEVICE = torch.device(current_platform.device_type)
 ROOM, MAX_LEN, SIZE = 6, 640, 8
@@ -76,7 +76,7 @@ def test_attention_over_window(sizes: list[int], window: int):
     groups = range(len(sizes))
     tables = WindowedBlockTables(batch.tables, ROOM, groups, window)
     assert tables.fit(len(BATCH), MAX_LEN)
-    tables.show(batch, is_first=True)
+    tables.update_for_pass(batch, is_first=True)
     lens = batch.seq_lens.tolist()
     for group in groups:
         assert torch.equal(batch.tables.input_block_tables[group], before[group])
@@ -115,12 +115,12 @@ def test_each_slot_sees_its_window():
 def test_later_passes_drop_the_same_blocks():
     batch = Batch([16])
     tables = WindowedBlockTables(batch.tables, ROOM, [0], 40)
-    tables.show(batch, is_first=True)
+    tables.update_for_pass(batch, is_first=True)
     rows, dropped = tables.input_block_tables[0].clone(), tables.dropped.clone()
     assert dropped.max() > 500 and (dropped % 16 == 0).all()
     longer = torch.tensor(batch.lens, device=DEVICE) + ROOM
     batch.seq_lens.copy_(longer)
-    tables.show(batch, is_first=False)
+    tables.update_for_pass(batch, is_first=False)
     assert torch.equal(batch.seq_lens, (longer - dropped).int())
     assert torch.equal(tables.input_block_tables[0], rows)
     # The window contains the tokens that later passes add, too.
@@ -135,7 +135,7 @@ def test_later_passes_drop_the_same_blocks():
     # The next step builds new rows.
     batch.seq_lens.copy_(torch.arange(len(BATCH)))
     batch.query_start_loc.copy_(torch.arange(len(BATCH) + 1))
-    tables.show(batch, is_first=True)
+    tables.update_for_pass(batch, is_first=True)
     assert not tables.dropped.any()
     assert batch.seq_lens.tolist() == [*range(len(BATCH))]
 

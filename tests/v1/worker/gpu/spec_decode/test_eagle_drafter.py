@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from vllm.v1.worker.gpu.spec_decode.unified import eagle
-from vllm.v1.worker.gpu.spec_decode.unified.eagle import EagleDrafter
+from vllm.v1.worker.gpu.spec_decode.unified.drafters import eagle
+from vllm.v1.worker.gpu.spec_decode.unified.drafters.eagle import EagleDrafter
 from vllm.v1.worker.gpu.spec_decode.unified.layout import DraftLayout
 
 LAST = torch.full((3, 4), 9.0)

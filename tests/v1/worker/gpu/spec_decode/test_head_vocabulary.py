@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from vllm.v1.spec_decode.vocab_mapping import VocabMapping
-from vllm.v1.worker.gpu.spec_decode.unified.eagle import EagleDrafter
+from vllm.v1.worker.gpu.spec_decode.unified.drafters.eagle import EagleDrafter
 from vllm.v1.worker.gpu.spec_decode.unified.layout import DraftLayout
 from vllm.v1.worker.gpu.spec_decode.unified.vocabulary import (
     MappedVocabulary,
@@ -108,8 +108,8 @@ def test_own_vocabulary_equals_spread_logits(
 
     def drawn(vocabulary: Vocabulary, exchanges_best: bool) -> list[torch.Tensor]:
         drafting = Drafting("greedy", width)
-        drafting.made.model, drafting.made.drafter.vocabulary = model, vocabulary
-        drafting.made.use_local_argmax_reduction = exchanges_best
+        drafting.sampler.model, drafting.sampler.vocabulary = model, vocabulary
+        drafting.exchanges_best = exchanges_best
         torch.manual_seed(3)
         return getattr(drafting, what)()
 
@@ -122,8 +122,8 @@ def test_own_vocabulary_equals_spread_logits(
 def test_head_with_fewer_tokens_than_candidates():
     """Regression: the engine failed on ids outside of the vocabulary."""
     drafting = Drafting("greedy", DRAFTS)
-    drafting.made.model = model = Head(size=4)
-    drafting.made.drafter.vocabulary = OwnVocabulary.of_head(model)
+    drafting.sampler.model = model = Head(size=4)
+    drafting.sampler.vocabulary = OwnVocabulary.of_head(model)
     log_probs, tokens = drafting.tree()
     known = model.draft_id_to_target_id + torch.arange(4)
     assert (tokens.sort().values == known.sort().values).all()

@@ -8,8 +8,8 @@ import torch
 
 from vllm.config.drafter import DrafterConfig
 from vllm.v1.worker.gpu import spec_decode
-from vllm.v1.worker.gpu.spec_decode import unified
 from vllm.v1.worker.gpu.spec_decode.eagle import speculator as eagle
+from vllm.v1.worker.gpu.spec_decode.unified import speculator as unified
 
 CPU = torch.device("cpu")
 

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm.v1.worker.gpu.spec_decode.unified.kept_states import KeptStates
+from vllm.v1.worker.gpu.spec_decode.unified.drafters.pard2 import KeptStates
 
 from .batches import DEVICE, int32, int64, verified_batch
 

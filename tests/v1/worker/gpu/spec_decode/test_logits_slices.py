@@ -7,14 +7,11 @@ import pytest
 import torch
 
 from vllm.platforms import current_platform
-from vllm.v1.worker.gpu.spec_decode.draft_tree.drafting import rank_candidates
-from vllm.v1.worker.gpu.spec_decode.unified import slices
-from vllm.v1.worker.gpu.spec_decode.unified.buffers import DraftBuffers
-from vllm.v1.worker.gpu.spec_decode.unified.layout import DraftLayout
-from vllm.v1.worker.gpu.spec_decode.unified.plan import draft_plans
-from vllm.v1.worker.gpu.spec_decode.unified.sampling import sample_chain
-from vllm.v1.worker.gpu.spec_decode.unified.slices import request_slices
-from vllm.v1.worker.gpu.spec_decode.unified.speculator import UnifiedSpeculator
+from vllm.v1.worker.gpu.sample.gumbel import gumbel_sample
+from vllm.v1.worker.gpu.spec_decode.unified import sampler
+from vllm.v1.worker.gpu.spec_decode.unified.inputs import DraftInputs
+from vllm.v1.worker.gpu.spec_decode.unified.layout import DraftLayout, draft_plans
+from vllm.v1.worker.gpu.spec_decode.unified.sampler import DraftSampler, SampledSlots
 from vllm.v1.worker.gpu.spec_decode.unified.vocabulary import Vocabulary
 
 VOCAB, HIDDEN, REQUESTS, DRAFTS = 300, 8, 11, 5
@@ -28,11 +25,18 @@ def on_device():
         yield
 
 
+def slices(num_reqs: int, samples: int = 1, vocab: int = 7) -> list[slice]:
+    """Of logits of one byte each."""
+    made = DraftSampler(None, None, None, logit_bytes=1)
+    made.vocabulary = Vocabulary(vocab)
+    return list(made.slices(num_reqs, samples))
+
+
 @pytest.mark.parametrize("most", [1, 3, 10, 11, 100])
 @pytest.mark.parametrize("num_reqs", [1, 10, 11, 1024])
 def test_slices_cover_each_request_once(num_reqs: int, most: int, monkeypatch):
-    monkeypatch.setattr(slices, "MAX_LOGITS_BYTES", most * 7 + 6)
-    found = list(request_slices(num_reqs, 7))
+    monkeypatch.setattr(sampler, "MAX_LOGITS_BYTES", most * 7 + 6)
+    found = slices(num_reqs)
     assert [n for part in found for n in range(num_reqs)[part]] == [*range(num_reqs)]
     sizes = [part.stop - part.start for part in found]
     assert max(sizes) <= most and max(sizes) - min(sizes) <= 1
@@ -40,8 +44,8 @@ def test_slices_cover_each_request_once(num_reqs: int, most: int, monkeypatch):
 
 
 def test_requests_are_not_split(monkeypatch):
-    monkeypatch.setattr(slices, "MAX_LOGITS_BYTES", 1)
-    assert list(request_slices(2, 7)) == [slice(0, 1), slice(1, 2)]
+    monkeypatch.setattr(sampler, "MAX_LOGITS_BYTES", 1)
+    assert slices(2) == [slice(0, 1), slice(1, 2)]
 
 
 def whole_numbers(*shape: int) -> torch.Tensor:
@@ -50,34 +54,27 @@ def whole_numbers(*shape: int) -> torch.Tensor:
 
 
 class Drafting:
-    """A speculator that samples, and the numbers of rows of logits that it computes."""
+    """A sampler, and the numbers of rows of logits that it computes."""
 
     def __init__(self, method: str, width: int) -> None:
         torch.manual_seed(0)
         self.rows: list[int] = []
         weight = whole_numbers(HIDDEN, VOCAB)
-        self.made = made = UnifiedSpeculator.__new__(UnifiedSpeculator)
-        made.layout = DraftLayout(DRAFTS, 0, width)
-        made.vllm_config = SimpleNamespace(
-            model_config=SimpleNamespace(head_dtype=torch.float32)
-        )
-        made.num_speculative_steps = DRAFTS
-        made.device, made._num_reqs = DEVICE, REQUESTS
-        made.buffers = DraftBuffers(made.layout, 64, REQUESTS, DEVICE)
-        batch = made.buffers.batch
-        batch.sample_positions.copy_(torch.arange(REQUESTS * width) * 3)
+        layout = DraftLayout(DRAFTS, 0, width)
+        self.plan = draft_plans(layout, {DRAFTS: DRAFTS}, REQUESTS, DEVICE)[DRAFTS]
+        inputs = DraftInputs(layout, 64, REQUESTS, DEVICE)
+        inputs.batch.sample_positions.copy_(torch.arange(REQUESTS * width) * 3)
         requests = torch.arange(REQUESTS).flip(0).repeat_interleave(width)
-        batch.sample_requests.copy_(requests)
-        made.temperature, made.seeds = torch.rand(REQUESTS), torch.arange(REQUESTS)
-        made.use_local_argmax_reduction = made.use_fp64_gumbel = False
-        made.verifies_blocks, made.draft_watermarker = False, None
-        made.acceptance_estimator = self
-        made.draft_token_confidence_probs = torch.zeros(REQUESTS, DRAFTS)
-        made.draft_tokens = torch.zeros(REQUESTS, DRAFTS, dtype=torch.int64)
-        made.draft_logits, made.sampled_slots = None, {}
-        made.drafter = SimpleNamespace(vocabulary=Vocabulary(VOCAB))
+        inputs.batch.sample_requests.copy_(requests)
+        self.temperature, self.seeds = torch.rand(REQUESTS), torch.arange(REQUESTS)
+        self.confidence = torch.zeros(REQUESTS, DRAFTS)
+        self.logits: torch.Tensor | None = None
         if method == "probabilistic":
-            made.draft_logits = torch.zeros(REQUESTS, DRAFTS, VOCAB)
+            self.logits = torch.zeros(REQUESTS, DRAFTS, VOCAB)
+        self.exchanges_best = False
+        drafts = torch.zeros(REQUESTS, DRAFTS, dtype=torch.int64)
+        self.sampler = made = DraftSampler(drafts, inputs, self.sample, 4)
+        made.vocabulary = Vocabulary(VOCAB)
         made.model = SimpleNamespace(
             compute_logits=lambda rows: self.seen(rows) @ weight
         )
@@ -86,27 +83,42 @@ class Drafting:
         self.rows.append(len(rows))
         return rows
 
-    def predict(self, logits, requests, columns, confidence, temperature) -> None:
-        confidence[requests, columns.long()] = logits.softmax(-1).amax(-1)
+    def sample(self, slots: SampledSlots) -> torch.Tensor:
+        model, vocabulary = self.sampler.model, self.sampler.vocabulary
+        if self.exchanges_best:
+            return vocabulary.best_tokens(model, slots.hidden_states)
+        logits = vocabulary.logits(model, slots.hidden_states)
+        confidence = logits.softmax(-1).amax(-1)
+        self.confidence[slots.requests, slots.columns.long()] = confidence
+        if self.logits is None:
+            return logits.argmax(-1)
+        return gumbel_sample(
+            logits,
+            slots.requests,
+            self.temperature,
+            self.seeds,
+            slots.positions,
+            apply_temperature=True,
+            is_drafting=False,
+            logits_cache=self.logits,
+            logits_cache_col=slots.columns,
+        )
 
     def chain(self) -> list[torch.Tensor]:
-        made, plan = (
-            self.made,
-            draft_plans(self.made.layout, {DRAFTS: DRAFTS}, REQUESTS, DEVICE),
+        layout = self.plan.layout
+        states = whole_numbers(
+            layout.num_passes, REQUESTS, layout.parallel_width, HIDDEN
         )
-        width = made.layout.parallel_width
-        states = whole_numbers(made.layout.num_passes, REQUESTS, width, HIDDEN)
         for draft_pass, hidden in enumerate(states):
-            samples = plan[DRAFTS].num_samples(draft_pass)
-            sample_chain(made, hidden[:, :samples], plan[DRAFTS], draft_pass)
-        kept = made.draft_tokens, made.draft_token_confidence_probs, made.draft_logits
-        return [tensor for tensor in kept if tensor is not None]
+            samples = self.plan.num_samples(draft_pass)
+            self.sampler.sample(hidden[:, :samples], self.plan, draft_pass)
+        found = self.sampler.drafts, self.confidence, self.logits
+        return [tensor for tensor in found if tensor is not None]
 
     def tree(self) -> list[torch.Tensor]:
-        only = SimpleNamespace(num_passes=1)
-        plan = SimpleNamespace(num_drafts=15, layout=only)
+        tree = self.plan._replace(num_drafts=15)
         hidden = whole_numbers(REQUESTS, DRAFTS, HIDDEN)
-        return list(rank_candidates(self.made, hidden, plan, 0))
+        return list(self.sampler.rank_candidates(hidden, tree))
 
 
 @pytest.mark.parametrize("rows", [1, 12, 30])
@@ -126,7 +138,7 @@ def test_samples_do_not_depend_on_slices(
     whole = Drafting(method, width)
     expected = getattr(whole, what)()
     assert max(whole.rows) == REQUESTS * width
-    monkeypatch.setattr(slices, "MAX_LOGITS_BYTES", rows * ROW)
+    monkeypatch.setattr(sampler, "MAX_LOGITS_BYTES", rows * ROW)
     parts = Drafting(method, width)
     found = getattr(parts, what)()
     assert all(map(torch.equal, found, expected))
@@ -136,11 +148,8 @@ def test_samples_do_not_depend_on_slices(
 
 def test_logits_of_large_batch_take_at_most_half_a_gigabyte():
     """1024 requests and 8 drafts with Llama 3's vocabulary: 2.1 GB in one slice."""
-    made = UnifiedSpeculator.__new__(UnifiedSpeculator)
-    config = SimpleNamespace(head_dtype=torch.bfloat16)
-    made.vllm_config = SimpleNamespace(model_config=config)
-    made.drafter = SimpleNamespace(vocabulary=Vocabulary(128256))
-    sizes = [8 * (part.stop - part.start) for part in made.slices(1024, 8)]
+    found = slices(1024, 8, vocab=2 * 128256)
+    sizes = [8 * (part.stop - part.start) for part in found]
     assert sum(sizes) == 8192 and max(sizes) * 128256 * 2 <= 1 << 29
     assert len(sizes) == 4
-    assert list(made.slices(64, 8)) == [slice(0, 64)]
+    assert slices(64, 8, vocab=2 * 128256) == [slice(0, 64)]

@@ -8,12 +8,14 @@ import pytest
 import torch
 
 from vllm.config.compilation import CUDAGraphMode
-from vllm.v1.worker.gpu.spec_decode.draft_tree.accepted import TargetStep
-from vllm.v1.worker.gpu.spec_decode.draft_tree.step import TreeStep
-from vllm.v1.worker.gpu.spec_decode.unified.buffers import DraftBuffers
-from vllm.v1.worker.gpu.spec_decode.unified.eagle import EagleDrafter
-from vllm.v1.worker.gpu.spec_decode.unified.embeddings import rows_of_embeddings
+from vllm.v1.worker.gpu.spec_decode.unified.drafters.eagle import (
+    EagleDrafter,
+    rows_of_embeddings,
+)
+from vllm.v1.worker.gpu.spec_decode.unified.inputs import DraftInputs
 from vllm.v1.worker.gpu.spec_decode.unified.layout import DraftLayout
+from vllm.v1.worker.gpu.spec_decode.unified.step import TargetStep
+from vllm.v1.worker.gpu.spec_decode.unified.tree.step import TreeStep
 
 CPU = torch.device("cpu")
 EAGLE, P_EAGLE = DraftLayout(4, 1), DraftLayout(4, 1, 4)
@@ -73,7 +75,7 @@ def test_head_is_fed_multimodal_and_own_embeddings(mode: CUDAGraphMode):
     drafter = EagleDrafter.__new__(EagleDrafter)
     drafter.model, drafter.takes_embeddings = Head(), True
     drafter.is_eagle3 = False
-    buffers = DraftBuffers(EAGLE, 6, 2, CPU, 2, torch.float32, rope_dims=3)
+    buffers = DraftInputs(EAGLE, 6, 2, CPU, 2, torch.float32, rope_dims=3)
     buffers.fed_rows(torch.zeros(2))
     buffers.batch.input_ids[:4] = torch.tensor([1, 2, 3, 4])
     buffers.multimodal = [torch.full((1, 2), 9.0)], torch.tensor([2])
@@ -108,6 +110,6 @@ def test_rows_of_same_depth_share_mrope_positions():
 def test_accepted_rows_keep_their_mrope_positions():
     states = torch.arange(4.0)[:, None]
     positions = torch.arange(4).repeat(3, 1)
-    step = TargetStep(None, None, states, None, None, positions)
+    step = TargetStep(None, None, None, None, None, states, None, positions)
     kept = step.at(torch.tensor([0, 2]))
     assert kept.rope_positions.tolist() == [[0, 2]] * 3

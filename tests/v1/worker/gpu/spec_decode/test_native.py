@@ -9,7 +9,7 @@ from tools.overlay.base import ROOT
 from tools.overlay.native import compiler
 from vllm.platforms import current_platform
 from vllm.v1.worker.gpu.spec_decode import native
-from vllm.v1.worker.gpu.spec_decode.draft_tree import native as draft_tree
+from vllm.v1.worker.gpu.spec_decode.unified.tree import native as draft_tree
 
 HEADERS = {"tree_structs.h": draft_tree.LIBRARY}
 each_library = pytest.mark.parametrize("library", HEADERS.values(), ids=HEADERS)

@@ -9,7 +9,7 @@ import torch.nn as nn
 
 from vllm.config.drafter import DrafterConfig
 from vllm.config.drafter.drafter import TargetFeatures
-from vllm.v1.worker.gpu.spec_decode import unified
+from vllm.v1.worker.gpu.spec_decode.unified import drafters
 
 
 class Opaque(nn.Module):
@@ -21,10 +21,10 @@ def test_target_without_aux_hidden_states(
     layers: tuple[int, ...], is_fed: bool, monkeypatch, caplog_vllm
 ):
     """Only its last hidden states can be used."""
-    monkeypatch.setattr(unified, "get_model_cls", lambda config: Opaque)
+    monkeypatch.setattr(drafters, "get_model_cls", lambda config: Opaque)
     features = TargetFeatures(layers, 6, 1.0, Path())
     drafter = DrafterConfig("draft_model", 1, target_features=features)
     spec = SimpleNamespace(drafter=drafter, model="some/drafter")
     config = SimpleNamespace(speculative_config=spec, model_config=None)
-    assert unified._is_fed_and_can_be(config) is is_fed
+    assert drafters._uses_target_features(config) is is_fed
     assert ("Opaque does not return" in caplog_vllm.text) is not is_fed

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compares the input kernel, in Triton and in C++, with its PyTorch reference."""
+"""Compares the input kernel with its PyTorch reference."""
 
 import copy
 import inspect
@@ -16,17 +16,24 @@ from hypothesis import strategies as st
 
 from vllm.v1.attention.backends.utils import PAD_SLOT_ID
 from vllm.v1.worker.gpu.block_table import BlockTables
-from vllm.v1.worker.gpu.spec_decode.unified import inputs
-from vllm.v1.worker.gpu.spec_decode.unified.buffers import DraftBuffers
+from vllm.v1.worker.gpu.spec_decode.unified import input_kernel
+from vllm.v1.worker.gpu.spec_decode.unified.input_kernel import VerifiedBatch
 from vllm.v1.worker.gpu.spec_decode.unified.inputs import (
+    DraftInputs,
     HiddenRows,
     PreviousPass,
-    VerifiedBatch,
-    prepare_inputs,
 )
 from vllm.v1.worker.gpu.spec_decode.unified.layout import DraftLayout
 
-from .batches import DEVICE, SAMPLED, block_tables, int32, int64, verified_batch
+from .batches import (
+    DEVICE,
+    SAMPLED,
+    block_tables,
+    int32,
+    int64,
+    prepare_inputs,
+    verified_batch,
+)
 from .prepare_inputs_reference import prepare_inputs_reference
 
 # Fewer if a tool such as compute-sanitizer makes the kernel slow.
@@ -184,10 +191,10 @@ def make_batch(
     )
 
 
-def make_buffers(case: Case) -> DraftBuffers:
+def make_buffers(case: Case) -> DraftInputs:
     layout, max_num_reqs = case.layout, case.tables.max_num_reqs
     size = HIDDEN if case.hidden is not None else None
-    buffers = DraftBuffers(
+    buffers = DraftInputs(
         layout, MAX_TOKENS, max_num_reqs, DEVICE, size, torch.float32, case.rope_dims
     )
     buffers.allocate_kv_groups(case.tables.num_kv_cache_groups)
@@ -213,12 +220,12 @@ def with_guards(tensor: torch.Tensor) -> torch.Tensor:
     return whole
 
 
-def tensors_of(buffers: DraftBuffers) -> dict[str, torch.Tensor]:
+def tensors_of(buffers: DraftInputs) -> dict[str, torch.Tensor]:
     found = buffers.batch._asdict() | vars(buffers)
     return {n: value for n, value in found.items() if isinstance(value, torch.Tensor)}
 
 
-def assert_same(actual: DraftBuffers, expected: DraftBuffers) -> None:
+def assert_same(actual: DraftInputs, expected: DraftInputs) -> None:
     for name, tensor in tensors_of(expected).items():
         torch.testing.assert_close(
             with_guards(tensors_of(actual)[name]),
@@ -229,7 +236,7 @@ def assert_same(actual: DraftBuffers, expected: DraftBuffers) -> None:
         )
 
 
-def run_passes(prepare, case: Case) -> list[DraftBuffers]:
+def run_passes(prepare, case: Case) -> list[DraftInputs]:
     """The draft batch after each pass, with random drafts between passes."""
     layout, batch = case.layout, case.batch
     buffers = make_buffers(case)
@@ -276,7 +283,7 @@ def test_kernel_equals_reference(case: Case):
         assert_only_owned_slots_are_written(got, case)
 
 
-def assert_only_owned_slots_are_written(buffers: DraftBuffers, case: Case) -> None:
+def assert_only_owned_slots_are_written(buffers: DraftInputs, case: Case) -> None:
     """KV safety of every pass, checked independently of the reference."""
     tables = case.tables
     for req, state in enumerate(case.batch.idx_mapping.tolist()):
@@ -301,10 +308,10 @@ def rows(*values: float) -> torch.Tensor:
     return torch.tensor(values, device=DEVICE)[:, None].repeat(1, 2)
 
 
-def prepared(layout, batch, tables, hidden=None) -> DraftBuffers:
+def prepared(layout, batch, tables, hidden=None) -> DraftInputs:
     """The draft batch of one request's first pass."""
     num_tokens, size = len(batch.input_ids), None if hidden is None else 2
-    buffers = DraftBuffers(layout, num_tokens, 1, DEVICE, size, torch.float32)
+    buffers = DraftInputs(layout, num_tokens, 1, DEVICE, size, torch.float32)
     buffers.allocate_kv_groups(1)
     prepare_inputs(
         batch, layout, buffers, tables, num_samples=layout.parallel_width,
@@ -349,7 +356,7 @@ def test_layout_of_a_decode_step(shift: int, width: int):
 def test_captured_batch_owns_no_blocks(width: int):
     """Dummy requests of a graph, with block counts left over from earlier steps."""
     layout = DraftLayout(7, 0, width)
-    buffers = DraftBuffers(layout, 64, 4, DEVICE)
+    buffers = DraftInputs(layout, 64, 4, DEVICE)
     buffers.allocate_kv_groups(1)
     slots = layout.num_follow_slots
     buffers.lay_out_evenly(3, 3 * slots)
@@ -368,7 +375,7 @@ def test_captured_batch_owns_no_blocks(width: int):
 # How the kernel is launched.
 
 MOST_REQS = 64
-PARAMETERS = inspect.signature(inputs._prepare_inputs_kernel.fn).parameters
+PARAMETERS = inspect.signature(input_kernel._prepare_inputs_kernel.fn).parameters
 CONSTANTS = [n for n, p in PARAMETERS.items() if "constexpr" in str(p.annotation)]
 Launch = Callable[..., tuple[int, dict[str, Any]]]
 
@@ -386,7 +393,7 @@ def launch(monkeypatch) -> Launch:
 
     def run(layout, num_drafts, query_lens, is_fed, draft_pass=0):
         size, n = HIDDEN if is_fed else None, len(query_lens)
-        buffers = DraftBuffers(layout, 4096, MOST_REQS, DEVICE, size, torch.float32)
+        buffers = DraftInputs(layout, 4096, MOST_REQS, DEVICE, size, torch.float32)
         buffers.allocate_kv_groups(1)
         shorter, states = layout.for_drafts(num_drafts), sum(query_lens)
         source = verified_batch(query_lens, [0] * n, MOST_REQS)
@@ -403,7 +410,7 @@ def launch(monkeypatch) -> Launch:
         )  # fmt: skip
         return noted[-1]
 
-    monkeypatch.setattr(inputs, "_prepare_inputs_kernel", Kernel())
+    monkeypatch.setattr(input_kernel, "_prepare_inputs_kernel", Kernel())
     return run
 
 

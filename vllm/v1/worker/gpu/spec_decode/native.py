@@ -33,7 +33,7 @@ class NativeLibrary:
 
     Attributes:
         file: where the install puts it.
-        structs: the tuples that it takes; see `unified/structs.py`.
+        structs: the tuples that it takes; see `tree/native.py`.
         instead: what runs if it cannot be loaded, for the log.
     """
 
@@ -45,7 +45,7 @@ class NativeLibrary:
         """The C++ declarations of the tuples, in `csrc/`."""
         structs = "\n".join(map(_declare, self.structs))
         return f"""// SPDX-License-Identifier: Apache-2.0
-// Written by csrc/write_structs.py from structs.py, which says what the fields hold.
+// Written by csrc/write_structs.py from tree/native.py, which says what fields hold.
 
 #include <cstdint>
 

@@ -6,10 +6,8 @@ import torch
 
 from vllm.platforms import current_platform
 from vllm.v1.worker.gpu.input_batch import InputBatch, InputBuffers
-from vllm.v1.worker.gpu.spec_decode.draft_tree.accepted import (
-    TargetStep,
-    accepted_rows,
-)
+from vllm.v1.worker.gpu.spec_decode.unified.step import TargetStep
+from vllm.v1.worker.gpu.spec_decode.unified.tree.accept import accepted_rows
 
 DEVICE = torch.device("cpu" if current_platform.is_cpu() else "cuda")
 K, N = 3, 6
@@ -36,7 +34,7 @@ def test_tree_shrinks_to_accepted_rows():
     rejected = tensor([N + 1 - 3, 3 - 2, N + 1 - 4, 0])
 
     hidden = torch.arange(starts[-1], device=DEVICE)[:, None] * 1.0
-    step = TargetStep(batch, rejected, hidden, [hidden + 1], slots)
+    step = TargetStep(batch, None, rejected, None, slots, hidden, [hidden + 1])
     found = accepted_rows(step, K, path)
 
     kept = [K + 1, 3, 2 + K + 1, 5]

@@ -6,7 +6,7 @@ import torch
 
 from vllm.config.drafter.drafter import CANDIDATES_OF_PASS
 from vllm.platforms import current_platform
-from vllm.v1.worker.gpu.spec_decode.draft_tree.candidate_table import CandidateTable
+from vllm.v1.worker.gpu.spec_decode.unified.tree.grow import CandidateTable
 
 DEVICE = torch.device("cpu" if current_platform.is_cpu() else "cuda")
 R, K = 6, 4

@@ -17,13 +17,13 @@ if not current_platform.is_cpu():
 
 from vllm import _custom_ops as ops
 from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
-from vllm.v1.worker.gpu.spec_decode.draft_tree import native as native_trees
-from vllm.v1.worker.gpu.spec_decode.draft_tree.cpu import (
+from vllm.v1.worker.gpu.spec_decode.unified.tree import native as native_trees
+from vllm.v1.worker.gpu.spec_decode.unified.tree.cpu import (
     CPUBlocks,
     CPUPathMover,
     attend,
 )
-from vllm.v1.worker.gpu.spec_decode.draft_tree.trees import TreeAttention
+from vllm.v1.worker.gpu.spec_decode.unified.tree.trees import TreeAttention
 
 from .test_kernels import Step
 

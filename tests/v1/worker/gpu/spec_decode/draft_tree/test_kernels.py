@@ -9,18 +9,16 @@ import torch
 import torch.nn.functional as F
 
 from vllm.platforms import current_platform
-from vllm.v1.worker.gpu.spec_decode.draft_tree.attention import merge_tree
-from vllm.v1.worker.gpu.spec_decode.draft_tree.candidates import best_candidates
-from vllm.v1.worker.gpu.spec_decode.draft_tree.kv_move import PathMover
-from vllm.v1.worker.gpu.spec_decode.draft_tree.prefix import attend_prefix
-from vllm.v1.worker.gpu.spec_decode.draft_tree.topology import grow_trees
-from vllm.v1.worker.gpu.spec_decode.draft_tree.trees import (
+from vllm.v1.worker.gpu.spec_decode.unified.tree.accept import PathMover
+from vllm.v1.worker.gpu.spec_decode.unified.tree.attend import attend_prefix, merge_tree
+from vllm.v1.worker.gpu.spec_decode.unified.tree.grow import best_candidates, grow_trees
+from vllm.v1.worker.gpu.spec_decode.unified.tree.trees import (
     DraftTrees,
     TreeAttention,
     TreeRows,
     lay_out_rows,
 )
-from vllm.v1.worker.gpu.spec_decode.draft_tree.verify import walk_trees
+from vllm.v1.worker.gpu.spec_decode.unified.tree.verify import walk_trees
 
 from .reference import Node, ancestors, attend, best_first, walk
 

@@ -12,9 +12,12 @@ from vllm.config.drafter.length import AutoSchedule
 from vllm.v1.attention.backend import AttentionType
 from vllm.v1.spec_decode.tree_agreement import agree_on_trees
 from vllm.v1.worker.gpu.model_states.default import DefaultModelState
-from vllm.v1.worker.gpu.spec_decode.draft_tree.backends import why_layer_cannot
-from vllm.v1.worker.gpu.spec_decode.draft_tree.step import LONG_PROMPT, TreeStep
-from vllm.v1.worker.gpu.spec_decode.draft_tree.support import why_no_trees
+from vllm.v1.worker.gpu.spec_decode.unified.tree.attend import why_layer_cannot
+from vllm.v1.worker.gpu.spec_decode.unified.tree.step import (
+    LONG_PROMPT,
+    TreeStep,
+    why_no_trees,
+)
 
 
 def layer(backend: str = "FLASH_ATTN", **given) -> SimpleNamespace:

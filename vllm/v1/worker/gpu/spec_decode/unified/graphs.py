@@ -1,39 +1,44 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CUDA graphs of draft batches: which are captured, and which one a batch replays."""
+"""Sizes of draft batches, and their CUDA graphs: which are captured, and which one a
+batch replays."""
 
 import time
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
+import torch.nn as nn
 
-from vllm.compilation.breakable_cudagraph import is_breakable_cudagraph_enabled
 from vllm.config import VllmConfig
 from vllm.config.compilation import CUDAGraphMode
 from vllm.config.drafter.length import is_worth_trees, lengths_vary
 from vllm.logger import init_logger
 from vllm.v1.attention.backend import AttentionCGSupport
 from vllm.v1.spec_decode.dynamic.graph_sizes import trimmed_batches, worth_recording
-from vllm.v1.worker.gpu.attn_utils import (
-    build_attn_metadata,
-    build_slot_mappings_by_layer,
-)
 from vllm.v1.worker.gpu.cudagraph_utils import (
     BatchExecutionDescriptor,
     CudaGraphManager,
-    has_compiled_submodule,
+)
+from vllm.v1.worker.gpu.dp_utils import DPSyncState
+from vllm.v1.worker.gpu.input_batch import InputBatch
+from vllm.v1.worker.utils import get_uniform_decode_token_count
+
+from .layout import (
+    DraftLayout,
+    DraftPlan,
+    is_tree,
+    same_first_passes,
+    same_later_passes,
 )
 
-from .layout import DraftLayout
-from .plan import PassContext, is_tree, same_first_passes, same_later_passes
-
 if TYPE_CHECKING:
-    from .speculator import UnifiedSpeculator
+    pass
+
 
 logger = init_logger(__name__)
 
@@ -249,22 +254,30 @@ class DraftGraphs(CudaGraphManager):
         self._batches = batches
         super().__init__(vllm_config, device, cudagraph_mode, decode_query_len=1)
 
-    def record(self, speculator: "UnifiedSpeculator") -> None:
-        """Captures every batch, with the speculator's model and buffers."""
+    def record(
+        self,
+        model: nn.Module,
+        make: Callable[..., Callable[[CUDAGraphMode], Any]],
+    ) -> None:
+        """Captures every batch.
+
+        Args:
+            model: the draft model.
+            make: writes a dummy batch for a descriptor, and returns the function to
+                capture on it.
+        """
         if not self.needs_capture():
             return
         start, free = time.perf_counter(), torch.accelerator.get_memory_info()[0]
         if self.use_breakable_cg:
-            self.init_breakable_cg_runner(speculator.model)
-        recorder = partial(record_batch, speculator)
-        self.capture(recorder, "Capturing draft CUDA graphs")
-        speculator.buffers.reset()
-        taken = free - torch.accelerator.get_memory_info()[0]
+            self.init_breakable_cg_runner(model)
+        self.capture(make, "Capturing draft CUDA graphs")
+        used = free - torch.accelerator.get_memory_info()[0]
         logger.info(
             "Captured %d draft CUDA graphs in %.1f s, %.2f GiB.",
             len(self.graphs),
             time.perf_counter() - start,
-            taken / 2**30,
+            used / 2**30,
         )
 
     def run_until(self, desc: DraftBatchDescriptor, end_pass: int) -> None:
@@ -328,93 +341,128 @@ def _shape(desc: DraftBatchDescriptor) -> tuple:
     return desc.cg_mode, slots, desc.num_drafts, desc.first_pass
 
 
-def make_graphs(
-    speculator: "UnifiedSpeculator", cudagraph_mode: CUDAGraphMode
-) -> DraftGraphs:
-    """The graphs of a speculator, to be captured by `record`."""
-    batches = batches_to_record(
-        speculator.target_config,
-        cudagraph_mode,
-        {k: plan.layout for k, plan in speculator.plans.items()},
-        speculator.attn_cg_support.min_cg_support,
-        piecewise=is_breakable_cudagraph_enabled()
-        or has_compiled_submodule(speculator.model),
-        fused=speculator.supports_decode_metadata_update,
-    )
-    mode = cudagraph_mode if batches else CUDAGraphMode.NONE
-    return DraftGraphs(speculator.vllm_config, speculator.device, mode, batches)
+class DraftShape(NamedTuple):
+    """Size of a draft batch, as known on the host."""
+
+    graph: DraftBatchDescriptor  # cg_mode NONE: sizes to run without a graph
+    # [num_reqs + 1] int32, equal to the device's unless drafts were trimmed.
+    query_start_loc: np.ndarray
+    num_tokens_across_dp: torch.Tensor | None  # [dp_size] int32, rows on each rank
+
+    @property
+    def num_tokens(self) -> int:
+        """Rows of the batch, padding included."""
+        return self.graph.num_tokens
+
+    @property
+    def num_unpadded_tokens(self) -> int:
+        return int(self.query_start_loc[-1])
+
+    @property
+    def is_full(self) -> bool:
+        return self.graph.cg_mode == CUDAGraphMode.FULL
 
 
-def record_batch(
-    speculator: "UnifiedSpeculator", desc: DraftBatchDescriptor, warmup: bool = False
-) -> Callable[[CUDAGraphMode], Any]:
-    """Writes a dummy batch; returns the function to capture on it."""
-    across = None
-    if speculator.dp_size > 1:
-        across = torch.full((speculator.dp_size,), desc.num_tokens, dtype=torch.int32)
-    if desc.cg_mode == CUDAGraphMode.PIECEWISE:
-        speculator.buffers.reset()
-        mixed = PassContext(0, desc.num_tokens, num_tokens_across_dp=across)
-        return lambda mode: _run_mixed(speculator, mixed._replace(mode=mode))
-    context = _dummy_batch(speculator, desc, across)
-    return lambda _: _run_passes(speculator, desc, context)
+@dataclass(frozen=True)
+class StepShapes:
+    """The shapes of one step's passes.
+
+    Attributes:
+        graphs: the captured graphs; None before capture.
+        dp_rank: this data-parallel rank.
+        sync: what the data-parallel ranks agreed on for the target's batch.
+        fits_graphs: whether the block tables are those that graphs were captured with.
+        max_verified: the most rows of a decoding request, K + 1; trees are cut to it.
+        has_embeddings: whether some rows of the first pass take multimodal embeddings
+            of the target; FULL graphs take tokens only.
+    """
+
+    graphs: DraftGraphs | None
+    dp_rank: int
+    sync: DPSyncState | None
+    fits_graphs: bool
+    max_verified: int
+    has_embeddings: bool = False
+
+    def first(self, batch: InputBatch, plan: DraftPlan) -> DraftShape:
+        n, extra = batch.num_reqs, plan.layout.num_extra_slots
+        # A dummy batch has a max_query_len too, but no drafts.
+        has_drafts = batch.num_draft_tokens_per_req is not None
+        is_trimmed = has_drafts and batch.max_query_len is not None
+        starts = trimmed_starts(batch) if is_trimmed else batch.query_start_loc_np
+        starts = starts[: n + 1] + _arange(n + 1) * extra
+        verified = get_uniform_decode_token_count(
+            n,
+            batch.num_tokens,
+            int(batch.num_scheduled_tokens.max()),
+            batch.decode_graph_eligible,
+        )
+        if self.sync is not None:
+            verified = self.sync.uniform_token_count
+        graph, may_replay = None, self.fits_graphs and not self.has_embeddings
+        if verified is not None:
+            verified = min(verified, self.max_verified)
+            shape = verified + extra, plan.recorded_as, 0
+            graph = self._find_full(n, shape, may_replay)
+        elif is_trimmed and self.graphs is not None and may_replay:
+            graph = self.graphs.find_ragged(n, int(starts[-1]), plan.recorded_as)
+        if graph is None and self.sync is None and self.graphs is not None:
+            graph = self.graphs.find_piecewise(int(starts[-1]))
+        return self._shape(graph, starts, extra, is_first=True)
+
+    def later(self, num_reqs: int, plan: DraftPlan) -> DraftShape:
+        slots = plan.layout.num_follow_slots
+        shape = slots, plan.later_recorded_as, 1
+        graph = self._find_full(num_reqs, shape, self.fits_graphs)
+        starts = _arange(num_reqs + 1) * slots
+        return self._shape(graph, starts, slots, is_first=False)
+
+    def _find_full(
+        self, num_reqs: int, shape: tuple[int, int, int], may_replay: bool
+    ) -> DraftBatchDescriptor | None:
+        """The graph, or its shape to run eagerly if only this rank cannot replay it."""
+        if self.graphs is None or (self.sync and self.sync.eager):
+            return None
+        most = num_reqs if self.sync is None else self.sync.num_reqs
+        graph = self.graphs.find_full(most, *shape)
+        if graph is None or may_replay:
+            return graph
+        # The other ranks replay it: this one pads its batch to the same shape.
+        return replace(graph, cg_mode=CUDAGraphMode.NONE) if self.sync else None
+
+    def _shape(
+        self,
+        graph: DraftBatchDescriptor | None,
+        starts: np.ndarray,
+        added_slots: int,
+        is_first: bool,
+    ) -> DraftShape:
+        sync, across = self.sync, None
+        if graph is not None:
+            if sync is not None:
+                across = torch.full_like(sync.num_tokens_across_dp, graph.num_tokens)
+            return DraftShape(graph, starts, across)
+        num_tokens = int(starts[-1])
+        if sync is not None:
+            # Every rank pads to the sizes of the target's batch that they agreed on.
+            target = sync.num_tokens_across_dp
+            across = (target if is_first else 0 * target) + sync.num_reqs * added_slots
+            num_tokens = int(across[self.dp_rank])
+        eager = DraftBatchDescriptor(CUDAGraphMode.NONE, num_tokens, len(starts) - 1)
+        return DraftShape(eager, starts, across)
 
 
-def _dummy_batch(
-    speculator: "UnifiedSpeculator",
-    desc: DraftBatchDescriptor,
-    num_tokens_across_dp: torch.Tensor | None = None,
-) -> PassContext:
-    speculator.block_tables.fit(desc.num_reqs, longest=0)
-    speculator.buffers.lay_out_evenly(desc.num_reqs, desc.num_tokens)
-    slots = speculator.buffers.batch.slot_mappings[:, : desc.num_tokens]
-    return PassContext(
-        desc.num_reqs,
-        desc.num_tokens,
-        _metadata_to_record(speculator, desc, slots),
-        build_slot_mappings_by_layer(slots, speculator.kv_cache_config),
-        num_tokens_across_dp,
-    )
+def trimmed_starts(batch: InputBatch) -> np.ndarray:
+    """[num_reqs + 1] int32, a possible `query_start_loc` of a trimmed batch.
+
+    Only the device knows which drafts are verified; here it is those of the first
+    requests.
+    """
+    drafts = np.cumsum(batch.num_draft_tokens_per_req)
+    others = np.cumsum(batch.num_scheduled_tokens) - drafts
+    ends = others + np.minimum(drafts, batch.num_draft_tokens)
+    return np.concatenate([[0], ends]).astype(np.int32)
 
 
-def _metadata_to_record(
-    speculator: "UnifiedSpeculator", desc: DraftBatchDescriptor, slots: torch.Tensor
-) -> dict[str, Any]:
-    n, batch = desc.num_reqs, speculator.buffers.batch
-    tables = speculator.block_tables.input_block_tables
-    starts = torch.arange(n + 1, dtype=torch.int32) * desc.num_tokens // n
-    return build_attn_metadata(
-        attn_groups=speculator.attn_groups,
-        num_reqs=n,
-        num_tokens=desc.num_tokens,
-        query_start_loc_gpu=batch.query_start_loc[: n + 1],
-        query_start_loc_cpu=starts,
-        max_query_len=desc.uniform_token_count or desc.max_query_len,
-        seq_lens=batch.seq_lens[:n],
-        max_seq_len=speculator.draft_max_seq_len,
-        block_tables=[rows[:n] for rows in tables],
-        slot_mappings=slots,
-        kv_cache_config=speculator.kv_cache_config,
-        positions=batch.positions[: desc.num_tokens],
-        is_prefilling=speculator.draft_is_prefilling[:n],
-        for_cudagraph_capture=True,
-    )
-
-
-def _run_mixed(speculator: "UnifiedSpeculator", context: PassContext) -> None:
-    with speculator.entered(context):
-        speculator.forward(context, is_first=True)
-
-
-def _run_passes(
-    speculator: "UnifiedSpeculator",
-    desc: DraftBatchDescriptor,
-    context: PassContext,
-) -> None:
-    """The passes of one graph, with their inputs if metadata can be updated in it."""
-    plan = speculator.plans[desc.num_drafts]
-    if speculator.supports_decode_metadata_update:
-        passes = range(desc.first_pass, desc.end_pass)
-        speculator.run_passes(plan, passes, context)
-    else:
-        speculator.run_pass(plan, desc.first_pass, context)
+def _arange(size: int) -> np.ndarray:
+    return np.arange(size, dtype=np.int32)

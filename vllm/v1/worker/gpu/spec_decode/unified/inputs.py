@@ -1,25 +1,65 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The input kernel: builds the draft batch in one launch.
+"""Every tensor that a draft pass reads, at fixed addresses, and how it is written."""
 
-It is built from the verified batch, or from the previous pass. `layout.py` defines the
-slots, `structs.py` the kernel's inputs and outputs. The specification is
-`prepare_inputs_reference.py` among the tests, the same function in plain PyTorch.
-"""
-
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, get_type_hints
 
 import torch
 
-from vllm.triton_utils import tl, triton
-from vllm.v1.attention.backends.utils import PAD_SLOT_ID
 from vllm.v1.worker.gpu.block_table import BlockTables
-from vllm.v1.worker.gpu.buffer_utils import _load_ptr
 
-from .buffers import DraftBuffers
-from .layout import DraftLayout
-from .structs import FedStates, KVTables, Numbers, PreviousDrafts, VerifiedBatch
+from .input_kernel import (
+    DraftBatch,
+    FedStates,
+    KVTables,
+    Numbers,
+    PreviousDrafts,
+    Size,
+    VerifiedBatch,
+    launch_input_kernel,
+)
+from .layout import DraftLayout, DraftPlan
+from .step import TargetStep
+from .tables import DraftBlockTables
 
-_PAD_SLOT = tl.constexpr(PAD_SLOT_ID)
+# Name, dtype and size of each tensor of a draft batch.
+_TENSORS: dict[str, tuple[torch.dtype, Size]] = {
+    name: hint.__metadata__
+    for name, hint in get_type_hints(DraftBatch, include_extras=True).items()
+    if hint is not int
+}
+
+
+def allocate_batch(
+    max_num_reqs: int,
+    max_num_tokens: int,
+    width: int,
+    num_kv_groups: int,
+    device: torch.device,
+    rope_dims: int = 0,
+) -> DraftBatch:
+    """A draft batch that is all padding."""
+    sizes = {
+        "N": max_num_tokens,
+        "N + 1": max_num_tokens + 1,
+        "D": rope_dims,
+        "G": num_kv_groups,
+        "R": max_num_reqs,
+        "R + 1": max_num_reqs + 1,
+        "R * W": max_num_reqs * width,
+    }
+    tensors = {
+        name: torch.full(
+            [sizes[each] for each in size.shape],
+            size.padding or 0,
+            dtype=dtype,
+            device=device,
+        )
+        for name, (dtype, size) in _TENSORS.items()
+    }
+    return DraftBatch(
+        **tensors, max_num_reqs=max_num_reqs, max_num_tokens=max_num_tokens
+    )
 
 
 class PreviousPass(NamedTuple):
@@ -47,462 +87,272 @@ class HiddenRows(NamedTuple):
     kv_group: int = 0
 
 
-@triton.jit
-def _verified_row(begin, at):
-    """Row of the verified batch that holds token `at` of a request's valid tokens."""
-    return begin + at
+class DraftLimits(NamedTuple):
+    """What of a drafter's tokens and positions is valid.
 
-
-@triton.jit
-def _first_row(src, req, num_reqs, extra):
-    """Row where a request's slots begin; a large number past the last request."""
-    begin = tl.load(src.query_start_loc + req, mask=req < num_reqs, other=1 << 30)
-    return begin + req * extra
-
-
-@triton.jit
-def _request_of(
-    src, row, row0, num_reqs, extra, BLOCK: tl.constexpr, BLOCK_R: tl.constexpr
-):
-    """Requests of a block of rows, from `row0` on; the last one if a row has none.
-
-    A row's request is the number of requests that begin at or before it, minus one.
-    All requests are counted for `row0`. For the rows after it the next BLOCK requests
-    suffice, since each has at least one row.
-    """
-    every = _first_row(src, tl.arange(0, BLOCK_R), num_reqs, extra)
-    at_row0 = tl.sum((every <= row0).to(tl.int32), axis=0) - 1
-    behind = at_row0 + 1 + tl.arange(0, BLOCK)
-    begins = _first_row(src, behind, num_reqs, extra)
-    more = (begins[None, :] <= row[:, None]).to(tl.int32)
-    return at_row0 + tl.sum(more, axis=1)
-
-
-@triton.jit
-def _verified_requests(src, req, num_reqs, extra):
-    """Requests of the verified batch. Numbers of padded requests are meaningless.
-
-    Returns, for each: its state, row of its first token there, row of its first slot,
-    number of slots, number of valid tokens, position of slot 0, and whether it is real.
-    """
-    known = req < num_reqs
-    begin = tl.load(src.query_start_loc + req, mask=known, other=0)
-    end = tl.load(src.query_start_loc + req + 1, mask=known, other=0)
-    is_real = begin < end
-    state = tl.load(src.idx_mapping + req, mask=is_real, other=-1)
-    valid = end - begin - tl.load(src.num_rejected + req, mask=is_real, other=0)
-    start = tl.load(src.positions + begin, mask=is_real, other=0)
-    count = end - begin + extra
-    return state, begin, begin + req * extra, count, valid, start, is_real
-
-
-@triton.jit
-def _later_requests(out, req, num_reqs, draft_pass, width, SHIFT: tl.constexpr):
-    """Like `_verified_requests`, for the previous pass: its W rows are all valid."""
-    slots = 2 * width - 1
-    origin = tl.load(out.first_positions + req, mask=req < num_reqs, other=-1)
-    is_real = origin >= 0
-    state = tl.load(out.idx_mapping + req, mask=is_real, other=-1)
-    start = origin + (draft_pass - 1) * width + 1
-    # Chosen so that the last draft is the token after the valid ones.
-    valid = width - 1 + SHIFT + 0 * req
-    return state, req * width, req * slots, slots + 0 * req, valid, start, is_real
-
-
-@triton.jit
-def _verified_token(src, req, state, begin, valid, at, live):
-    """Token `at` of a request's valid tokens; at == valid is the one after them."""
-    row = _verified_row(begin, at)
-    token = tl.load(src.input_ids + row, mask=live & (at < valid), other=0)
-    is_next = live & (at == valid) & (state >= 0)
-    sampled = is_next & (tl.load(src.num_sampled + req, mask=is_next, other=0) > 0)
-    last = tl.load(src.last_sampled + state, mask=sampled, other=0).to(tl.int32)
-    prompt = src.next_prefill_tokens + state
-    prompt = tl.load(prompt, mask=is_next & ~sampled, other=0).to(tl.int32)
-    return tl.where(at == valid, tl.where(sampled, last, prompt), token)
-
-
-@triton.jit
-def _num_blocks(tables, out, req, state, group, IS_FIRST: tl.constexpr):
-    """KV blocks that requests hold; a dummy request holds none.
-
-    The address of the engine's counts changes each step. Later passes, which a graph
-    replays, read the copy that the first pass makes.
-    """
-    if IS_FIRST:
-        held = tables.num_blocks + group * tables.num_blocks_stride + state
-    else:
-        held = out.num_blocks + group * out.max_num_reqs + req
-    return tl.load(held, mask=state >= 0, other=0)
-
-
-@triton.jit
-def _block_ids(tables, state, block, group, mask):
-    """Ids of KV blocks, given by their index in the request; 0 where masked out."""
-    table = _load_ptr(tables.block_tables + group, tl.int32)
-    table += state * tl.load(tables.strides + group)
-    return tl.load(table + block, mask=mask, other=0).to(tl.int64)
-
-
-@triton.jit
-def _state_before(tables, out, hidden, req, state, start, wanted):
-    """Row of the fallback with the hidden state of the token before a request's slots.
-
-    The KV block of that token keeps the state of the token that ends it, and that of
-    its last token so far. If the state kept there is of another token, row 0.
-    """
-    group = hidden.kv_group
-    size = tl.load(tables.block_sizes + group)
-    block, wanted = (start - 1) // size, wanted & (start > 0)
-    held = wanted & (block < _num_blocks(tables, out, req, state, group, True))
-    block_id = _block_ids(tables, state, block, group, held)
-    row = 2 * block_id + (start % size != 0).to(tl.int64)
-    kept = tl.load(hidden.positions + row, mask=wanted, other=-1)
-    return tl.where(kept == start - 1, row, 0)
-
-
-@triton.jit
-def _store_slots(
-    tables,
-    out,
-    req,
-    state,
-    row,
-    position,
-    inside,
-    live,
-    GROUPS: tl.constexpr,
-    IS_FIRST: tl.constexpr,
-):
-    """Stores KV slots of a block of rows; PAD where the request owns no block."""
-    for group in tl.static_range(GROUPS):
-        size = tl.load(tables.block_sizes + group)
-        block = position // size
-        owned = live & (block < _num_blocks(tables, out, req, state, group, IS_FIRST))
-        block_id = _block_ids(tables, state, block, group, owned)
-        # Block 0 is the null block, which takes the place of freed blocks.
-        slot = tl.where(block_id > 0, block_id * size + position % size, _PAD_SLOT)
-        to = out.slot_mappings + group * out.max_num_tokens + row
-        tl.store(to, slot, mask=inside)
-
-
-@triton.jit
-def _rope_delta(src, out, req, state, known, IS_FIRST: tl.constexpr):
-    """M-RoPE minus plain positions, past the prompt."""
-    delta = src.rope_deltas + state if IS_FIRST else out.rope_deltas + req
-    return tl.load(delta, mask=known & (state >= 0), other=0)
-
-
-@triton.jit
-def _store_rope_positions(
-    src,
-    out,
-    req,
-    state,
-    row,
-    source_row,
-    is_known,
-    position,
-    inside,
-    live,
-    rope_stride,
-    DIMS: tl.constexpr,
-    IS_FIRST: tl.constexpr,
-):
-    """Stores M-RoPE positions of a block of rows: the target's, for its own tokens.
-
-    Slots after those are text, like everything past a prompt, so their position is the
-    same in every dimension.
-    """
-    value = position + _rope_delta(src, out, req, state, live, IS_FIRST)
-    for dim in tl.static_range(DIMS):
-        if IS_FIRST:
-            own = src.rope_positions + dim * rope_stride + source_row
-            value = tl.load(own, mask=live & is_known, other=value)
-        to = out.rope_positions + dim * (out.max_num_tokens + 1) + row
-        tl.store(to, tl.where(live, value, 0), mask=inside)
-
-
-@triton.jit
-def _store_hidden(
-    sources,
-    hidden,
-    row,
-    source_row,
-    fallback,  # row of the fallback, for slots without a source row
-    has_none,
-    live,
-    chunk,
-    SOURCES: tl.constexpr,
-    SIZE: tl.constexpr,
-    BLOCK_H: tl.constexpr,
-):
-    """Stores a chunk of columns of a block of rows, from a source or the fallback."""
-    CHUNKS: tl.constexpr = (SIZE + BLOCK_H - 1) // BLOCK_H
-    which = chunk // CHUNKS
-    col = chunk % CHUNKS * BLOCK_H + tl.arange(0, BLOCK_H)
-    inside = (col < SIZE)[None, :]
-    at = (fallback.to(tl.int64)[:, None] * SOURCES + which) * SIZE + col[None, :]
-    missing = (live & has_none)[:, None] & inside
-    value = tl.load(hidden.fallback + at, mask=missing, other=0)
-    at = source_row.to(tl.int64)[:, None] * SIZE + col[None, :]
-    copied = (live & ~has_none)[:, None] & inside
-    for s in tl.static_range(SOURCES):
-        value = tl.load(sources[s] + at, mask=copied & (which == s), other=value)
-    to = (row.to(tl.int64)[:, None] * SOURCES + which) * SIZE + col[None, :]
-    tl.store(hidden.out + to, value, mask=live[:, None] & inside)
-
-
-@triton.jit
-def _num_requests(src, out, num_reqs, IS_FIRST: tl.constexpr, BLOCK_R: tl.constexpr):
-    """Number of requests, without the padded ones at the end."""
-    req = tl.arange(0, BLOCK_R)
-    known = req < num_reqs
-    if IS_FIRST:
-        begin = tl.load(src.query_start_loc + req, mask=known, other=0)
-        end = tl.load(src.query_start_loc + req + 1, mask=known, other=0)
-        is_real = begin < end
-    else:
-        is_real = tl.load(out.first_positions + req, mask=known, other=-1) >= 0
-    return tl.sum(is_real.to(tl.int32), axis=0)
-
-
-@triton.jit
-def _store_requests(
-    src,
-    tables,
-    out,
-    req,
-    draft_pass,
-    num_reqs,
-    num_samples,
-    limit,
-    width,
-    SHIFT: tl.constexpr,
-    IS_FIRST: tl.constexpr,
-    GROUPS: tl.constexpr,
-    DIMS: tl.constexpr,
-    BLOCK_W: tl.constexpr,
-    BLOCK_R: tl.constexpr,
-):
-    """Stores what sampling, attention and later passes read for a block of requests."""
-    inside = req < out.max_num_reqs
-    num_real = _num_requests(src, out, num_reqs, IS_FIRST, BLOCK_R)
-    if IS_FIRST:
-        extra = width - SHIFT
-        requests = _verified_requests(src, req, num_reqs, extra)
-        batch_end = tl.load(src.query_start_loc + num_reqs) + num_real * extra
-    else:
-        requests = _later_requests(out, req, num_reqs, draft_pass, width, SHIFT)
-        batch_end = num_real * (2 * width - 1)
-    state, _, first, count, valid, start, is_real = requests
-    end = tl.where(is_real, first + count, batch_end)
-    tl.store(out.query_start_loc + 1 + req, end, mask=inside)
-    tl.store(out.query_start_loc + req, 0, mask=req == 0)
-    # Padding slots count too: the last query aligns with the last key, so that causal
-    # attention gives every valid slot exactly the keys before it.
-    length = tl.where(is_real, start + count, 0).to(tl.int32)
-    tl.store(out.seq_lens + req, length, mask=inside)
-
-    draft = tl.arange(0, BLOCK_W)[None, :]
-    slot = (valid - SHIFT)[:, None] + draft
-    position = start[:, None] + slot
-    to = req[:, None] * width + draft
-    each = inside[:, None] & (draft < width)
-    is_sampled = is_real[:, None] & (draft < num_samples) & (position < limit)
-    row = tl.where(is_real[:, None], first[:, None] + slot, 0)
-    tl.store(out.sample_rows + to, row, mask=each)
-    position = tl.where(is_real[:, None], position + SHIFT, 0)
-    tl.store(out.sample_positions + to, position, mask=each)
-    state_or_none = tl.where(is_sampled, state[:, None], -1)
-    tl.store(out.sample_requests + to, state_or_none, mask=each)
-
-    if IS_FIRST:  # later passes use the same values
-        origin = tl.where(is_real, start + valid - SHIFT, -1)
-        tl.store(out.first_positions + req, origin, mask=inside)
-        tl.store(out.idx_mapping + req, state, mask=inside)
-        for group in tl.static_range(GROUPS):
-            held = _num_blocks(tables, out, req, state, group, True)
-            tl.store(out.num_blocks + group * out.max_num_reqs + req, held, is_real)
-        if DIMS > 0:
-            delta = _rope_delta(src, out, req, state, is_real, True)
-            tl.store(out.rope_deltas + req, delta, mask=is_real)
-        owned = state >= 0
-        value = tl.load(src.temperature + state, mask=owned)
-        tl.store(out.temperature + state, value, mask=owned)
-        tl.store(out.seeds + state, tl.load(src.seeds + state, mask=owned), mask=owned)
-
-
-# Numbers that vary while serving are not specialized: new values would recompile.
-@triton.jit(do_not_specialize=[name for name in Numbers._fields if name.islower()])
-def _prepare_inputs_kernel(
-    src,  # VerifiedBatch or PreviousDrafts
-    tables,  # KVTables
-    out,  # DraftBatch
-    sources,  # HiddenRows.sources or ()
-    hidden,  # FedStates or None
-    # Numbers
-    draft_pass,
-    num_reqs,
-    num_samples,
-    num_padded_tokens,
-    limit,
-    mask_token_id,
-    vocab_size,
-    width,
-    rope_stride,
-    SHIFT: tl.constexpr,
-    IS_FIRST: tl.constexpr,
-    GROUPS: tl.constexpr,
-    SOURCES: tl.constexpr,
-    SIZE: tl.constexpr,
-    DIMS: tl.constexpr,
-    BLOCK: tl.constexpr,  # rows, or requests, of a program
-    BLOCK_W: tl.constexpr,
-    BLOCK_R: tl.constexpr,
-    BLOCK_H: tl.constexpr,
-):
-    """Programs (b, 0) store a block of requests each, then a block of rows each.
-    Programs (b, 1 + c) copy chunk c of the hidden states of the block of rows."""
-    chunk = tl.program_id(1) - 1
-    num_request_blocks = (out.max_num_reqs + BLOCK - 1) // BLOCK
-    block = tl.program_id(0) - num_request_blocks
-    if block < 0:
-        if chunk < 0:
-            _store_requests(
-                src, tables, out, tl.program_id(0) * BLOCK + tl.arange(0, BLOCK),
-                draft_pass, num_reqs, num_samples, limit, width,
-                SHIFT, IS_FIRST, GROUPS, DIMS, BLOCK_W, BLOCK_R,
-            )  # fmt: skip
-        return
-
-    row = block * BLOCK + tl.arange(0, BLOCK)
-    inside = row < num_padded_tokens
-    if IS_FIRST:
-        extra = width - SHIFT
-        req = _request_of(src, row, block * BLOCK, num_reqs, extra, BLOCK, BLOCK_R)
-        requests = _verified_requests(src, req, num_reqs, extra)
-    else:
-        req = row // (2 * width - 1)
-        requests = _later_requests(out, req, num_reqs, draft_pass, width, SHIFT)
-    state, begin, first, _, valid, start, is_real = requests
-    slot = row - first
-    at = slot + SHIFT  # index of the slot's token in the request
-    position = start + slot
-    live = inside & is_real & (at < valid + num_samples) & (position < limit)
-    is_mask = at > valid
-
-    # A slot takes the state of the preceding token; slot 0's is from another step.
-    fallback, has_none = 0 * req, is_mask
-    if SOURCES > 0 and SHIFT == 0:
-        has_none = slot < 0
-        if IS_FIRST:
-            has_none = slot == 0
-            first_slots = live & has_none
-            fallback = _state_before(
-                tables, out, hidden, req, state, start, first_slots
-            )
-    if chunk >= 0:
-        if SOURCES > 0:
-            if IS_FIRST:
-                source_row = _verified_row(begin, tl.minimum(at, valid) - 1)
-            else:
-                source_row = begin + tl.minimum(slot, width - 1)
-            _store_hidden(
-                sources, hidden, row, source_row, fallback, has_none, live, chunk,
-                SOURCES, SIZE, BLOCK_H,
-            )  # fmt: skip
-        return
-
-    if IS_FIRST:
-        token = _verified_token(src, req, state, begin, valid, at, live)
-    else:
-        drafts = src.draft_tokens + req * src.stride + (draft_pass - 1) * width
-        known = live & (slot < width)
-        token = tl.load(drafts + slot, mask=known, other=0).to(tl.int32)
-    token = tl.where(is_mask, mask_token_id, tl.where(token < vocab_size, token, 0))
-    tl.store(out.input_ids + row, tl.where(live, token, 0), mask=inside)
-    tl.store(out.positions + row, tl.where(live, position, 0), mask=inside)
-    if DIMS > 0:
-        _store_rope_positions(
-            src, out, req, state, row, _verified_row(begin, slot), slot < valid,
-            position, inside, live, rope_stride, DIMS, IS_FIRST,
-        )  # fmt: skip
-    _store_slots(tables, out, req, state, row, position, inside, live, GROUPS, IS_FIRST)
-
-
-def prepare_inputs(
-    source: VerifiedBatch | PreviousPass,
-    layout: DraftLayout,
-    buffers: DraftBuffers,
-    block_tables: BlockTables,
-    *,
-    num_samples: int,
-    num_padded_tokens: int,
-    limit: int,
-    mask_token_id: int = 0,
-    vocab_size: int = 1 << 30,
-    hidden: HiddenRows | None = None,
-) -> None:
-    """Writes the next draft batch into `buffers`, in one launch.
-
-    Args:
-        source: the verified batch for the first pass, else the previous pass.
-        layout: the mode's slots.
-        buffers: where the draft batch goes.
-        block_tables: the block tables of the target and the drafter.
-        num_samples: drafts that this pass is to sample, from 1 to the layout's width.
-        num_padded_tokens: rows of the batch, padding included.
-        limit: first position that must be neither drafted nor written.
+    Attributes:
         mask_token_id: the token of mask slots.
-        vocab_size: the drafter's. A target may have placeholder tokens for images past
-            it; the drafter gets token 0 for them.
-        hidden: the hidden states to feed; None for a drafter that takes none.
+        vocab_size: a target may have placeholder tokens for images past it; the drafter
+            gets token 0 for them.
+        max_len: first position that must be neither drafted nor written. Read in each
+            step: the engine may lower max_model_len to fit its KV cache.
     """
-    is_first = isinstance(source, VerifiedBatch)
-    batch, sources = buffers.batch, () if hidden is None else hidden.sources
-    dims = buffers.rope_dims
-    assert 1 <= num_samples <= layout.parallel_width
-    assert num_padded_tokens <= batch.max_num_tokens
-    assert batch.slot_mappings.shape[0] == block_tables.num_kv_cache_groups
-    numbers = Numbers(
-        draft_pass=0 if is_first else source.draft_pass,
-        num_reqs=len(source.idx_mapping if is_first else source.draft_tokens),
-        num_samples=num_samples,
-        num_padded_tokens=num_padded_tokens,
-        limit=limit,
-        mask_token_id=mask_token_id,
-        vocab_size=vocab_size,
-        width=layout.parallel_width,
-        rope_stride=source.rope_positions.stride(0) if is_first and dims else 0,
-        SHIFT=layout.token_shift,
-        IS_FIRST=is_first,
-        GROUPS=block_tables.num_kv_cache_groups,
-        SOURCES=len(sources),
-        SIZE=sources[0].shape[1] if sources else 0,
-        DIMS=dims,
-    )
-    arguments = (
-        source if is_first else _previous_drafts(source),
-        _kv_tables(block_tables),
-        batch,
-        sources,
-        None if hidden is None else _fed_states(hidden, layout, buffers, is_first),
-    )
-    # Rows with hidden states are long: fewer per program keep more programs busy. Block
-    # sizes are the same for every batch, so that none compiles the kernel again.
-    block = 16 if sources else 32
-    block_h = min(triton.next_power_of_2(numbers.SIZE), 512) if sources else 1
-    chunks = len(sources) * triton.cdiv(numbers.SIZE, block_h)
-    blocks = triton.cdiv(batch.max_num_reqs, block)
-    blocks += triton.cdiv(num_padded_tokens, block)
-    _prepare_inputs_kernel[(blocks, 1 + chunks)](
-        *arguments,
-        **numbers._asdict(),
-        BLOCK=block,
-        BLOCK_W=triton.next_power_of_2(buffers.width),
-        BLOCK_R=triton.next_power_of_2(batch.max_num_reqs),
-        BLOCK_H=block_h,
+
+    mask_token_id: int
+    vocab_size: int
+    max_len: Callable[[], int]
+
+
+class DraftInputs:
+    """The draft batch, and the hidden states that a drafter is fed with it.
+
+    H is the drafter's hidden size; other letters are those of `input_kernel.py`.
+    Padding rows of hidden states keep whatever they held.
+
+    Attributes:
+        batch: what the input kernel writes, and a pass reads.
+        tables: the block tables that passes read; set with the KV cache.
+        limits: of the drafter.
+    """
+
+    tables: DraftBlockTables
+    limits: DraftLimits
+
+    def __init__(
+        self,
+        layout: DraftLayout,
+        max_num_batched_tokens: int,
+        max_num_reqs: int,
+        device: torch.device,
+        hidden_size: int | None = None,
+        dtype: torch.dtype | None = None,
+        rope_dims: int = 0,
+    ):
+        self.width, self.device = layout.parallel_width, device
+        self.rope_dims = rope_dims
+        num_tokens = layout.max_num_tokens(max_num_batched_tokens, max_num_reqs)
+        self.batch = self._batch(max_num_reqs, num_tokens, num_kv_groups=0)
+        # [N, width of the target's hidden states]; allocated once that is known.
+        self.fed: torch.Tensor | None = None
+        # Later passes: [R * W, H], the drafter's output at the sampled slots of the
+        # previous pass, and [R * (2W - 1), H], the same distributed to the slots.
+        self.feedback: torch.Tensor | None = None
+        self.own_rows: torch.Tensor | None = None
+        # By name, [largest piecewise graph, ...], the inputs of piecewise graphs.
+        self.lasting: dict[str, torch.Tensor] = {}
+        # For the first pass: multimodal embeddings and their rows, [rows] int64 on the
+        # CPU; None if there are none.
+        self.multimodal: tuple[list[torch.Tensor], torch.Tensor] | None = None
+        if hidden_size is not None and layout.num_passes > 1:
+            counts = max_num_reqs * self.width, max_num_reqs * layout.num_follow_slots
+            self.feedback, self.own_rows = (
+                torch.zeros(rows, hidden_size, dtype=dtype, device=device)
+                for rows in counts
+            )
+
+    def allocate_kv_groups(self, num_kv_groups: int) -> None:
+        """Reallocates the batch, once the number of KV groups is known."""
+        sizes = self.batch.max_num_reqs, self.batch.max_num_tokens
+        self.batch = self._batch(*sizes, num_kv_groups)
+
+    def _batch(
+        self, max_num_reqs: int, max_num_tokens: int, num_kv_groups: int
+    ) -> DraftBatch:
+        sizes = max_num_reqs, max_num_tokens, self.width, num_kv_groups
+        return allocate_batch(*sizes, self.device, self.rope_dims)
+
+    def positions(self, num_tokens: int) -> torch.Tensor:
+        """The draft model's positions: [num_tokens], or [D, num_tokens] of M-RoPE."""
+        if self.rope_dims:
+            return self.batch.rope_positions[:, :num_tokens]
+        return self.batch.positions[:num_tokens]
+
+    def fed_rows(self, like: torch.Tensor) -> torch.Tensor:
+        """`fed`, allocated on the first batch, which has the target's width.
+
+        Args:
+            like: [width] or [any, width], in the dtype of the hidden states.
+        """
+        if self.fed is None:
+            self.fed = like.new_zeros(self.batch.max_num_tokens, like.shape[-1])
+        return self.fed
+
+    def hidden_states(self, num_tokens: int, is_first: bool) -> torch.Tensor:
+        """[num_tokens, ...], hidden states for the slots of a pass."""
+        rows = self.fed if is_first else self.own_rows
+        assert rows is not None
+        return rows[:num_tokens]
+
+    def at_lasting_address(self, name: str, rows: torch.Tensor) -> torch.Tensor:
+        """Copies rows to where piecewise graphs read them. The first call must have the
+        most rows."""
+        if name not in self.lasting:
+            self.lasting[name] = torch.empty_like(rows)
+        return self.lasting[name][: len(rows)].copy_(rows)
+
+    def first(
+        self,
+        step: TargetStep,
+        plan: DraftPlan,
+        num_tokens: int,
+        hidden: HiddenRows | None,
+    ) -> None:
+        """Writes the first pass: verified tokens, the next token, masks.
+
+        Args:
+            num_tokens: rows of the pass, padding included.
+            hidden: the hidden states to feed; None for a drafter that takes none.
+        """
+        # Even if the step drafts nothing, the next token has a slot.
+        samples = max(plan.num_samples(0), 1)
+        self._prepare(verified_batch(step), plan.layout, samples, num_tokens, hidden)
+        self.tables.update_for_pass(self.batch, is_first=True)
+
+    def next(
+        self,
+        drafts: torch.Tensor,
+        plan: DraftPlan,
+        draft_pass: int,
+        num_tokens: int,
+        feed: Callable[[torch.Tensor], HiddenRows | None],
+    ) -> None:
+        """Writes a later pass: drafts of the one before, masks.
+
+        Args:
+            drafts: [n, K] int64, the drafts so far.
+            draft_pass: the pass to write, from 1 on.
+            num_tokens: rows of the pass, padding included.
+            feed: makes of `feedback` rows what the drafter takes.
+        """
+        hidden = None
+        if self.feedback is not None:
+            hidden = feed(self.feedback[: len(drafts) * plan.layout.parallel_width])
+        source, samples = PreviousPass(drafts, draft_pass), plan.num_samples(draft_pass)
+        self._prepare(source, plan.layout, samples, num_tokens, hidden)
+        self.tables.update_for_pass(self.batch, is_first=False)
+
+    def _prepare(
+        self,
+        source: VerifiedBatch | PreviousPass,
+        layout: DraftLayout,
+        num_samples: int,
+        num_tokens: int,
+        hidden: HiddenRows | None,
+    ) -> None:
+        self.prepare(
+            source,
+            layout,
+            self.tables.target,
+            num_samples=num_samples,
+            num_padded_tokens=num_tokens,
+            limit=self.limits.max_len(),
+            mask_token_id=self.limits.mask_token_id,
+            vocab_size=self.limits.vocab_size,
+            hidden=hidden,
+        )
+
+    def prepare(
+        self,
+        source: VerifiedBatch | PreviousPass,
+        layout: DraftLayout,
+        block_tables: BlockTables,
+        *,
+        num_samples: int,
+        num_padded_tokens: int,
+        limit: int,
+        mask_token_id: int = 0,
+        vocab_size: int = 1 << 30,
+        hidden: HiddenRows | None = None,
+    ) -> None:
+        """Writes the next draft batch, in one launch.
+
+        Args:
+            source: the verified batch for the first pass, else the previous pass.
+            layout: the mode's slots.
+            block_tables: the block tables of the target and the drafter.
+            num_samples: drafts that this pass is to sample, from 1 to the layout's
+                width.
+            num_padded_tokens: rows of the batch, padding included.
+            limit, mask_token_id, vocab_size: see `DraftLimits`.
+            hidden: the hidden states to feed; None for a drafter that takes none.
+        """
+        is_first = isinstance(source, VerifiedBatch)
+        batch, sources = self.batch, () if hidden is None else hidden.sources
+        assert 1 <= num_samples <= layout.parallel_width
+        assert num_padded_tokens <= batch.max_num_tokens
+        assert batch.slot_mappings.shape[0] == block_tables.num_kv_cache_groups
+        has_rope = is_first and self.rope_dims
+        numbers = Numbers(
+            draft_pass=0 if is_first else source.draft_pass,
+            num_reqs=len(source.idx_mapping if is_first else source.draft_tokens),
+            num_samples=num_samples,
+            num_padded_tokens=num_padded_tokens,
+            limit=limit,
+            mask_token_id=mask_token_id,
+            vocab_size=vocab_size,
+            width=layout.parallel_width,
+            rope_stride=source.rope_positions.stride(0) if has_rope else 0,
+            SHIFT=layout.token_shift,
+            IS_FIRST=is_first,
+            GROUPS=block_tables.num_kv_cache_groups,
+            SOURCES=len(sources),
+            SIZE=sources[0].shape[1] if sources else 0,
+            DIMS=self.rope_dims,
+        )
+        launch_input_kernel(
+            source if is_first else _previous_drafts(source),
+            _kv_tables(block_tables),
+            batch,
+            sources,
+            hidden and self._fed_states(hidden, layout, is_first),
+            numbers,
+            self.width,
+        )
+
+    def _fed_states(
+        self, hidden: HiddenRows, layout: DraftLayout, is_first: bool
+    ) -> FedStates:
+        assert layout.token_shift or not is_first or hidden.positions is not None
+        out = self.fed_rows(hidden.fallback) if is_first else self.own_rows
+        size = sum(source.shape[1] for source in hidden.sources)
+        assert all(rows.is_contiguous() for rows in (*hidden.sources, hidden.fallback))
+        assert size == hidden.fallback.shape[-1] == out.shape[1]
+        return FedStates(hidden.fallback, hidden.positions, hidden.kv_group, out)
+
+    def lay_out_evenly(self, num_reqs: int, num_tokens: int) -> None:
+        """Writes dummy requests that share the rows evenly, to capture a graph on."""
+        self.reset()
+        batch = self.batch
+        starts = torch.arange(num_reqs + 1, device=self.device) * num_tokens // num_reqs
+        batch.query_start_loc[: num_reqs + 1] = starts
+        batch.query_start_loc[num_reqs + 1 :] = num_tokens
+        batch.seq_lens[:num_reqs] = starts.diff()
+        batch.first_positions[:num_reqs] = 0
+
+    def reset(self) -> None:
+        """Makes the whole batch padding, so that a pass over it changes nothing."""
+        for name, (_, size) in _TENSORS.items():
+            if size.padding is not None:
+                getattr(self.batch, name).fill_(size.padding)
+
+
+def verified_batch(step: TargetStep) -> VerifiedBatch:
+    """The kernel's view of a step. Requests of a dummy batch have no state."""
+    batch, requests, n = step.batch, step.requests, step.batch.num_reqs
+    states = batch.idx_mapping[:n]
+    return VerifiedBatch(
+        batch.input_ids,
+        batch.positions,
+        batch.query_start_loc[: n + 1],
+        torch.full_like(states, -1) if step.is_dummy else states,
+        step.num_sampled,
+        step.num_rejected,
+        requests.last_sampled,
+        requests.next_prefill_tokens,
+        requests.temperature,
+        requests.seeds,
+        step.rope_positions,
+        requests.rope_deltas,
     )
 
 
@@ -520,14 +370,3 @@ def _kv_tables(tables: BlockTables) -> KVTables:
         num_blocks,
         num_blocks.stride(0),
     )
-
-
-def _fed_states(
-    hidden: HiddenRows, layout: DraftLayout, buffers: DraftBuffers, is_first: bool
-) -> FedStates:
-    assert layout.token_shift or not is_first or hidden.positions is not None
-    out = buffers.fed_rows(hidden.fallback) if is_first else buffers.own_rows
-    size = sum(source.shape[1] for source in hidden.sources)
-    assert all(rows.is_contiguous() for rows in (*hidden.sources, hidden.fallback))
-    assert size == hidden.fallback.shape[-1] == out.shape[1]
-    return FedStates(hidden.fallback, hidden.positions, hidden.kv_group, out)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The slots (rows) of a draft batch. All slot counts are computed here.
+"""The slots (rows) of a draft batch, and what a step drafts over them. All slot counts
+are computed here.
 
 In each step the drafter receives `q` target tokens per request, of which `r` were
 rejected and `v = q - r` are valid. The first draft pass has these slots
@@ -16,8 +17,8 @@ A drafter that takes the target's hidden states gets, with each token, the hidde
 of the preceding token. With token_shift 1, that of slot j is row j of the step, and
 masks have a learned one. With token_shift 0 it is row j - 1, and masks share that of
 `next`; slot 0 then has no row in this step, and takes the hidden state that was stored
-with the KV cache block of the preceding token (`kept_states.py`), or a dedicated row at
-position 0.
+with the KV cache block of the preceding token (`drafters/pard2.py`), or a dedicated row
+at position 0.
 
 If W < K, later passes follow. The inputs of each are the W drafts of the previous pass
 and W - 1 masks after them; it samples the next W drafts:
@@ -29,7 +30,11 @@ drafts all tokens at once (PARD, arXiv 2504.18583; P-EAGLE, vLLM PR #32887; PARD
 arXiv 2605.08632, which takes the target's hidden states unshifted).
 """
 
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
 
 
 @dataclass(frozen=True)
@@ -117,3 +122,104 @@ class DraftLayout:
         first = max_num_batched_tokens + self.num_extra_slots * max_num_reqs
         later = self.num_follow_slots * max_num_reqs if self.num_passes > 1 else 0
         return max(first, later)
+
+
+class DraftPlan(NamedTuple):
+    """The plan of a step that asks for `num_drafts` tokens of each request.
+
+    If they are more than the layout's K, they are the nodes of a tree of depth K. A
+    tree is built in the only pass, or after the last one.
+    """
+
+    num_drafts: int
+    layout: DraftLayout
+    # [passes, R, W] int32, column of `draft_logits` for each sampled slot
+    columns: torch.Tensor
+    # The numbers of drafts whose graphs it replays, in the first and in later passes.
+    recorded_as: int
+    later_recorded_as: int
+
+    @property
+    def is_tree(self) -> bool:
+        return is_tree(self.num_drafts, self.layout)
+
+    def num_samples(self, draft_pass: int) -> int:
+        """Drafts sampled in a pass. Without drafts the first pass still runs: it
+        writes the verified tokens' KV."""
+        left = self.num_drafts - draft_pass * self.layout.parallel_width
+        return min(left, self.layout.parallel_width)
+
+
+def is_tree(num_drafts: int, layout: DraftLayout) -> bool:
+    """Whether so many drafts are nodes of a tree, whose depth is the layout's K."""
+    return num_drafts > layout.num_speculative_tokens
+
+
+def draft_plans(
+    widest: DraftLayout,
+    depths: Mapping[int, int],
+    max_num_reqs: int,
+    device: torch.device,
+) -> dict[int, DraftPlan]:
+    """A plan for each number of drafts that a step may ask for.
+
+    Args:
+        depths: by number of drafts, the most that can be accepted.
+    """
+    layouts = {k: widest.for_drafts(depth) for k, depth in depths.items()}
+    first, later = same_first_passes(layouts), same_later_passes(layouts)
+    return {
+        k: DraftPlan(
+            k, layout, _columns(layout, max_num_reqs, device), first[k], later[k]
+        )
+        for k, layout in layouts.items()
+    }
+
+
+def _columns(
+    layout: DraftLayout, max_num_reqs: int, device: torch.device
+) -> torch.Tensor:
+    passes, width = layout.num_passes, layout.parallel_width
+    columns = torch.arange(passes * width, dtype=torch.int32, device=device)
+    return columns.view(passes, 1, width).repeat(1, max_num_reqs, 1)
+
+
+def same_first_passes(layouts: dict[int, DraftLayout]) -> dict[int, int]:
+    """For each number of drafts, the largest one whose first pass is the same.
+
+    A step without drafts samples nothing in it, and a tree drafted in one pass is built
+    in it, so these two share it with no other. Trees of several passes share theirs.
+    """
+
+    def kind(num_drafts: int) -> Hashable:
+        layout = layouts[num_drafts]
+        of_tree = is_tree(num_drafts, layout)
+        if not num_drafts or (of_tree and layout.num_passes == 1):
+            return num_drafts, of_tree
+        return layout.parallel_width, of_tree, "shared"
+
+    return _largest_of_kind(layouts, kind)
+
+
+def same_later_passes(layouts: dict[int, DraftLayout]) -> dict[int, int]:
+    """For each number of drafts, the largest one that has all its later passes.
+
+    With one token per pass, pass p is the same however many follow. With several, the
+    last pass may sample fewer. Passes of trees keep several candidates.
+    """
+
+    def kind(num_drafts: int) -> Hashable:
+        if layouts[max(layouts)].parallel_width > 1:
+            return num_drafts
+        return is_tree(num_drafts, layouts[num_drafts])
+
+    return _largest_of_kind(layouts, kind)
+
+
+def _largest_of_kind(
+    numbers: Iterable[int], kind: Callable[[int], Hashable]
+) -> dict[int, int]:
+    largest: dict[Hashable, int] = {}
+    for number in sorted(numbers):
+        largest[kind(number)] = number
+    return {number: largest[kind(number)] for number in numbers}

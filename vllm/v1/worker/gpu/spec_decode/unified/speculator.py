@@ -13,31 +13,44 @@ from vllm.logger import init_logger
 from vllm.v1.worker.gpu.block_table import BlockTables
 from vllm.v1.worker.gpu.dp_utils import DPSyncState
 from vllm.v1.worker.gpu.input_batch import InputBatch
-from vllm.v1.worker.gpu.spec_decode.draft_tree.accepted import TargetStep
-from vllm.v1.worker.gpu.spec_decode.draft_tree.step import make_tree_step
 from vllm.v1.worker.gpu.spec_decode.quick_estimator import QuickEstimator
+from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
 
-from .block_tables import DraftBlockTables
-from .buffers import DraftBuffers
-from .draft_config import attention_config, draft_lengths, widened_config
-from .drafter import Drafter
-from .embeddings import rows_of_embeddings
-from .graphs import make_graphs
-from .inputs import HiddenRows
-from .passes import DraftPasses
-from .plan import DraftPlan, PassContext, draft_plans
-from .structs import VerifiedBatch
-from .window import WindowedBlockTables
+from .config import attention_config, draft_lengths, widened_config
+from .drafters import drafter_class
+from .drafters.base import Drafter
+from .graphs import DraftGraphs
+from .inputs import DraftInputs, DraftLimits
+from .layout import DraftPlan, draft_plans
+from .runner import DraftRunner
+from .sampler import DraftSampler, SampledSlots
+from .step import RequestStates, TargetStep
+from .tables import DraftBlockTables, WindowedBlockTables
+from .tree.step import TreeStep, make_tree_step
 
 logger = init_logger(__name__)
 
 
-class UnifiedSpeculator(DraftPasses):
+def build_speculator(
+    vllm_config: VllmConfig, device: torch.device
+) -> "UnifiedSpeculator":
+    """The speculator for a config whose drafter `is_unified`."""
+    drafter = drafter_class(vllm_config)(vllm_config, device)
+    return UnifiedSpeculator(vllm_config, device, drafter)
+
+
+class UnifiedSpeculator(DraftModelSpeculator):
     """Drafts with any model whose mode `layout.py` covers.
 
+    vLLM's side of the draft step: its parts are made here, and `propose` runs them.
+
     Attributes:
+        drafter: the draft model, and what its inputs are.
+        layout: slots of the longest chain.
         plans: by the number of drafts that a step asks for.
-        tree_step: the draft trees to verify; None if chains are drafted.
+        inputs: the batch of each pass.
+        sampler: samples each pass.
+        runner: runs the passes.
     """
 
     # The drafter has its own token budget: the extra slots take none of the target's.
@@ -54,28 +67,40 @@ class UnifiedSpeculator(DraftPasses):
         super().__init__(widened_config(vllm_config, self.layout), device)
         # vLLM's own would trim every step; `trimming.py` trims only some of them.
         self.enable_adaptive_verification = False
-        self._num_reqs = 0  # of the current pass
         # Drafts, and the logits kept with them, use the target's vocabulary.
         self.vocab_size = vllm_config.model_config.get_vocab_size()
         kept = self.draft_logits
         if kept is not None and kept.shape[2] != self.vocab_size:
             self.draft_logits = kept.new_zeros(*kept.shape[:2], self.vocab_size)
-        budget = vllm_config.scheduler_config.max_num_batched_tokens
-        fed = drafter.fed_hidden_size, self.dtype
-        self.buffers = DraftBuffers(
-            self.layout, budget, self.max_num_reqs, device, *fed, drafter.rope_dims
-        )
-        self._use_batch()
-        # The `idx_mapping` of dummy runs: their requests have no state and no KV.
-        self.no_requests = torch.full_like(self.idx_mapping, -1)
-        self.tree_step = make_tree_step(vllm_config, self.layout, device)
-        self.plans = self._make_plans()
-        self.graphs = None
         spec = self.speculative_config
         # With block verification, vLLM's keys of noise: see noise.py.
         self.has_draft_noise = spec.rejection_sample_method == "block"
-        self.draft_window = spec.draft_window
+        self._make_parts()
+        self.plans = self._make_plans()
         self._log_sizes()
+
+    def _make_parts(self) -> None:
+        drafter, config = self.drafter, self.target_config
+        self.inputs = DraftInputs(
+            self.layout,
+            config.scheduler_config.max_num_batched_tokens,
+            self.max_num_reqs,
+            self.device,
+            drafter.fed_hidden_size,
+            self.dtype,
+            drafter.rope_dims,
+        )
+        self.inputs.limits = DraftLimits(
+            drafter.mask_token_id, self.vocab_size, lambda: self.limit
+        )
+        self._use_batch()
+        logit_bytes = config.model_config.head_dtype.itemsize
+        self.sampler = DraftSampler(
+            self.draft_tokens, self.inputs, self._sample, logit_bytes
+        )
+        depth, passes = self.layout.num_speculative_tokens, self.layout.num_passes
+        self.sampler.trees = make_tree_step(config, depth, passes, self.device)
+        self.runner = DraftRunner(self, drafter, self.inputs, self.sampler)
 
     # A draft step.
 
@@ -106,52 +131,86 @@ class UnifiedSpeculator(DraftPasses):
             [num_reqs, K] int64 draft tokens; the first `num_speculative_tokens` are
             valid.
         """
-        batch, n, k = input_batch, input_batch.num_reqs, num_speculative_tokens
+        n, k = input_batch.num_reqs, num_speculative_tokens
+        plan = self.plans[max(self.plans) if k is None else k]
         if dummy_run and skip_attn_for_dummy_run:
-            states = self.drafter.target_hidden(last_hidden_states, aux_hidden_states)
-            self._profile(batch, states)
+            self._profile(input_batch, last_hidden_states, aux_hidden_states)
             return self.draft_tokens[:n]
         step = TargetStep(
-            batch,
+            input_batch,
+            num_sampled,
             num_rejected,
+            self._request_states(last_sampled, next_prefill_tokens, temperature, seeds),
+            self.block_tables.target.slot_mappings,
             last_hidden_states,
             aux_hidden_states,
-            self.block_tables.target.slot_mappings,
             self._rope_positions(),
+            dummy_run,
         )
         if self.tree_step is not None:
             # Keeps only the accepted path of each tree.
-            step = self.tree_step.accept(step, num_sampled, dummy_run)
-        if not dummy_run and self._is_past_limit(batch):
+            step = self.tree_step.accept(step)
+        if not dummy_run and self._is_past_limit(input_batch):
             # The runner writes -1 over drafts that a shorter step did not ask for.
             return self.draft_tokens[:n].clamp(min=0)
-        plan = self.plans[max(self.plans) if k is None else k]
-        batch = step.batch
-        hidden = self.drafter.target_hidden(step.last_hidden, step.aux_hidden)
-        verified = VerifiedBatch(
-            batch.input_ids,
-            batch.positions,
-            batch.query_start_loc[: n + 1],
-            self.no_requests[:n] if dummy_run else batch.idx_mapping,
-            num_sampled,
-            step.num_rejected,
-            last_sampled,
-            next_prefill_tokens[0],
-            temperature,
-            seeds,
-            step.rope_positions,
-            self._rope_deltas(),
+        self.inputs.multimodal = self.drafter.embeddings(
+            mm_inputs, input_batch, step, plan.layout
         )
-        self.buffers.multimodal = rows_of_embeddings(
-            mm_inputs, input_batch, batch, plan.layout
-        )
-        self._run_passes(plan, step, verified, hidden, dp_sync_state)
+        self.runner.run(step, plan, dp_sync_state)
         return self.draft_tokens[:n]
 
-    # Acceptance estimates, for large batches of which only some drafts are verified.
+    def _request_states(
+        self,
+        last_sampled: torch.Tensor,
+        next_prefill_tokens: torch.Tensor,
+        temperature: torch.Tensor,
+        seeds: torch.Tensor,
+    ) -> RequestStates:
+        rope = self.model_state.rope_state if self.drafter.rope_dims else None
+        deltas = rope and rope.prefill_delta.gpu
+        return RequestStates(
+            last_sampled, next_prefill_tokens[0], temperature, seeds, deltas
+        )
+
+    def _rope_positions(self) -> torch.Tensor | None:
+        """[D, at least num_tokens], the target's M-RoPE positions, if it is fed any."""
+        return self.model_state.rope_state.positions if self.drafter.rope_dims else None
+
+    @property
+    def tree_step(self) -> TreeStep | None:
+        """The draft trees to verify; None if chains are drafted."""
+        return self.sampler.trees
+
+    @property
+    def graphs(self) -> DraftGraphs | None:
+        return self.runner.graphs
+
+    # Sampling, by vLLM's own method: with its noise, watermarks, acceptance estimates.
+
+    def _sample(self, slots: SampledSlots) -> torch.Tensor:
+        return self.sample_draft(
+            slots.hidden_states,
+            slots.positions,
+            slots.requests,
+            self.temperature,
+            self.seeds,
+            slots.columns,
+            self.draft_logits,
+        )
+
+    def compute_draft_logits(
+        self, hidden_states: torch.Tensor, spec_step_idx: int
+    ) -> torch.Tensor:
+        return self.drafter.vocabulary.logits(self.model, hidden_states)
+
+    def get_draft_top_tokens(
+        self, hidden_states: torch.Tensor, spec_step_idx: int
+    ) -> torch.Tensor:
+        return self.drafter.vocabulary.best_tokens(self.model, hidden_states)
 
     def _maybe_predict_acceptance(self, *args) -> None:
-        if self._num_reqs >= self._least_predicted:
+        """Only of large batches, of which only some drafts are verified."""
+        if self.sampler.num_reqs >= self._least_predicted:
             super()._maybe_predict_acceptance(*args)
 
     def observe_verification(self, *args) -> None:
@@ -161,7 +220,7 @@ class UnifiedSpeculator(DraftPasses):
 
     def draft_chains(self) -> None:
         """Drafts chains instead of trees; the schedule has been changed to them."""
-        self.tree_step = None
+        self.sampler.trees = None
         self.plans = self._make_plans()
 
     def _make_plans(self) -> dict[int, DraftPlan]:
@@ -174,29 +233,29 @@ class UnifiedSpeculator(DraftPasses):
         }
         return draft_plans(self.layout, depths, self.max_num_reqs, self.device)
 
-    def _profile(self, batch: InputBatch, hidden: HiddenRows | None) -> None:
+    def _profile(
+        self, batch: InputBatch, last: torch.Tensor, aux: list[torch.Tensor] | None
+    ) -> None:
         """Runs the widest possible batch, before there is a KV cache."""
-        self.buffers.reset()
-        if hidden is not None:
-            self.buffers.fed_rows(hidden.fallback)
         num_tokens = self.layout.max_num_tokens(batch.num_tokens, batch.num_reqs)
-        self._prepare_eplb_forward(num_tokens)
-        plan = self.plans[max(self.plans)]
-        self.run_pass(plan, 0, PassContext(batch.num_reqs, num_tokens))
+        plan, hidden = (
+            self.plans[max(self.plans)],
+            self.drafter.target_hidden(last, aux),
+        )
+        self.runner.profile(batch.num_reqs, num_tokens, plan, hidden)
 
     def _use_batch(self) -> None:
         """Exposes the tensors of the draft batch under vLLM's attribute names."""
-        batch = self.buffers.batch
+        batch = self.inputs.batch
         self.input_buffers, self.idx_mapping = batch, batch.idx_mapping
         self.temperature, self.seeds = batch.temperature, batch.seeds
-        self.sampled_slots = {}
 
     def _log_sizes(self) -> None:
         logger.info(
             "Unified speculator: passes per step %d, slots per pass at most %d, draft "
             "sampling %s.",
             self.layout.num_passes,
-            self.buffers.batch.max_num_tokens,
+            self.inputs.batch.max_num_tokens,
             self.speculative_config.draft_sample_method,
         )
         if self.draft_logits is not None:
@@ -215,15 +274,6 @@ class UnifiedSpeculator(DraftPasses):
         """
         limit = self.vllm_config.model_config.max_model_len
         return self.speculative_config.drafter.limit(limit)
-
-    def _rope_positions(self) -> torch.Tensor | None:
-        """[D, at least num_tokens], the target's M-RoPE positions, if it is fed any."""
-        return self.model_state.rope_state.positions if self.drafter.rope_dims else None
-
-    def _rope_deltas(self) -> torch.Tensor | None:
-        """[R], by request state: M-RoPE minus plain positions, past the prompt."""
-        rope = self.model_state.rope_state if self.drafter.rope_dims else None
-        return rope and rope.prefill_delta.gpu
 
     def _is_past_limit(self, batch: InputBatch) -> bool:
         """Whether all requests are past the drafter's limit, so drafting is useless.
@@ -248,6 +298,8 @@ class UnifiedSpeculator(DraftPasses):
 
     def load_model(self, target_model: nn.Module) -> None:
         super().load_model(target_model)
+        self.sampler.model = self.model
+        self.sampler.vocabulary = self.drafter.vocabulary
         self.supports_mm_inputs = self.drafter.takes_embeddings
         if self.use_acceptance_estimator:
             # vLLM's has a column per tree node, but trees have no estimates.
@@ -277,11 +329,12 @@ class UnifiedSpeculator(DraftPasses):
 
     def set_attn(self, model_state, kv_cache_config, block_tables, *args) -> None:
         super().set_attn(model_state, kv_cache_config, block_tables, *args)
-        self.buffers.allocate_kv_groups(block_tables.num_kv_cache_groups)
+        self.inputs.allocate_kv_groups(block_tables.num_kv_cache_groups)
         self._use_batch()
         room = self.layout.num_room_tokens
         own = [number for number, found in enumerate(self.attn_groups) if found]
         self.block_tables = self._tables(block_tables, room, own)
+        self.inputs.tables = self.block_tables
         # The longest sequence that attention sees: padding slots count too.
         self.num_room_tokens = room
         self.draft_max_seq_len = self.max_model_len
@@ -290,9 +343,10 @@ class UnifiedSpeculator(DraftPasses):
     def _tables(
         self, target: BlockTables, room: int, own: list[int]
     ) -> DraftBlockTables:
-        if self.draft_window is None:
+        window = self.speculative_config.draft_window
+        if window is None:
             return DraftBlockTables(target, room, own)
-        return WindowedBlockTables(target, room, own, self.draft_window)
+        return WindowedBlockTables(target, room, own, window)
 
     @property
     def attn_vllm_config(self) -> VllmConfig:
@@ -300,18 +354,17 @@ class UnifiedSpeculator(DraftPasses):
 
     def _configure_decode_metadata_update(self) -> None:
         mode = self.target_config.compilation_config.cudagraph_mode
-        if mode == CUDAGraphMode.NONE and self.device.type != "cpu":
-            # Only graphs need it: do not log that it is unsupported. On a CPU building
-            # metadata anew takes a tenth of a small drafter's pass.
+        if mode == CUDAGraphMode.NONE:
+            # Only graphs need it: do not log that it is unsupported.
             self.supports_decode_metadata_update = False
             return
         super()._configure_decode_metadata_update()
 
     def init_cudagraph_manager(self, cudagraph_mode: CUDAGraphMode) -> None:
-        self.graphs = make_graphs(self, cudagraph_mode)
+        self.runner.init_graphs(self.target_config, cudagraph_mode, self.plans)
 
     def capture(self) -> None:
-        self.graphs.record(self)
+        self.runner.capture(self.plans)
 
 
 def log_draft_logits(logits: torch.Tensor) -> None:

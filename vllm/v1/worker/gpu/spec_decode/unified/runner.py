@@ -1,0 +1,331 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs the draft model over the batch in `DraftInputs`, with or without CUDA graphs."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+
+from vllm.compilation.breakable_cudagraph import is_breakable_cudagraph_enabled
+from vllm.config import VllmConfig
+from vllm.config.compilation import CUDAGraphMode
+from vllm.forward_context import BatchDescriptor, set_forward_context
+from vllm.v1.worker.gpu.attn_utils import (
+    build_attn_metadata,
+    build_slot_mappings_by_layer,
+)
+from vllm.v1.worker.gpu.cudagraph_utils import has_compiled_submodule
+from vllm.v1.worker.gpu.dp_utils import DPSyncState
+from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
+
+from .drafters.base import Drafter
+from .graphs import (
+    DraftBatchDescriptor,
+    DraftGraphs,
+    DraftShape,
+    StepShapes,
+    batches_to_record,
+)
+from .inputs import DraftInputs, HiddenRows
+from .layout import DraftPlan
+from .sampler import DraftSampler
+from .step import TargetStep
+
+
+class PassContext(NamedTuple):
+    """How the draft model runs over the batch of a pass."""
+
+    num_reqs: int
+    num_tokens: int  # padding included
+    attn_metadata: dict[str, Any] | None = None
+    slot_mappings: dict[str, torch.Tensor] | None = None
+    num_tokens_across_dp: torch.Tensor | None = None
+    mode: CUDAGraphMode = CUDAGraphMode.NONE
+
+
+class DraftRunner:
+    """Runs the passes of a step, and captures them in CUDA graphs.
+
+    Args:
+        base: vLLM's side of the speculator: attention metadata, EPLB, the sizes of
+            data-parallel groups.
+        drafter: the draft model, and what its inputs are.
+        inputs: the batch of each pass.
+        sampler: samples each pass.
+
+    Attributes:
+        graphs: the captured CUDA graphs; None before capture.
+    """
+
+    graphs: DraftGraphs | None = None
+
+    def __init__(
+        self,
+        base: DraftModelSpeculator,
+        drafter: Drafter,
+        inputs: DraftInputs,
+        sampler: DraftSampler,
+    ):
+        self.base, self.drafter = base, drafter
+        self.inputs, self.sampler = inputs, sampler
+
+    # A step.
+
+    def run(self, step: TargetStep, plan: DraftPlan, sync: DPSyncState | None) -> None:
+        """Runs all passes of a step; the sampler has its drafts then."""
+        shapes = self._shapes(step, sync)
+        hidden = self.drafter.feed(step)
+        first = shapes.first(step.batch, plan)
+        self.inputs.first(step, plan, first.num_tokens, hidden)
+        self._run_passes(plan, range(1), step, first)
+        self.drafter.after_first_pass(step, hidden)
+        if plan.layout.num_passes > 1:
+            later = shapes.later(step.batch.num_reqs, plan)
+            self._run_passes(plan, range(1, plan.layout.num_passes), step, later)
+        self.sampler.finish(plan, step.batch.num_reqs)
+
+    def _shapes(self, step: TargetStep, sync: DPSyncState | None) -> StepShapes:
+        batch, base = step.batch, self.base
+        longest = int(batch.seq_lens_cpu_upper_bound[: batch.num_reqs].max())
+        fits_graphs = self.inputs.tables.fit(batch.num_reqs, longest)
+        most = self.drafter.layout.num_speculative_tokens + 1
+        has_embeddings = self.inputs.multimodal is not None
+        return StepShapes(
+            self.graphs, base.dp_rank, sync, fits_graphs, most, has_embeddings
+        )
+
+    def _run_passes(
+        self, plan: DraftPlan, passes: range, step: TargetStep, shape: DraftShape
+    ) -> None:
+        """Replays the graph of these passes, or runs them one by one."""
+        base, n = self.base, step.batch.num_reqs
+        if shape.is_full and base.supports_decode_metadata_update:
+            self._replay(shape, passes.stop)
+            return
+        for draft_pass in passes:
+            if draft_pass > 0:
+                self._write_next(plan, draft_pass, n, shape.num_tokens)
+            base._prepare_eplb_forward(shape.num_unpadded_tokens)
+            metadata = self._metadata(plan, draft_pass, step, shape)
+            if shape.is_full:
+                self.graphs.run_pass(shape.graph, draft_pass)
+            else:
+                self.run_pass(plan, draft_pass, self._context(n, shape, metadata))
+
+    def _replay(self, shape: DraftShape, end_pass: int) -> None:
+        """Replays a graph that refreshes its attention metadata and, for later passes,
+        writes their inputs."""
+        self.base._prepare_eplb_forward(shape.num_unpadded_tokens)
+        for groups in self.base.attn_groups:
+            for group in groups:
+                tables = self.inputs.tables.input_block_tables
+                group.map_to_kernel_block_table(tables[group.kv_cache_group_id])
+        self.graphs.run_until(shape.graph, end_pass)
+
+    def _write_next(
+        self, plan: DraftPlan, draft_pass: int, num_reqs: int, num_tokens: int
+    ) -> None:
+        drafts, feed = self.sampler.drafts[:num_reqs], self.drafter.feed_back
+        self.inputs.next(drafts, plan, draft_pass, num_tokens, feed)
+
+    def _metadata(
+        self, plan: DraftPlan, draft_pass: int, step: TargetStep, shape: DraftShape
+    ) -> dict[str, Any]:
+        layout, num_tokens = plan.layout, shape.num_unpadded_tokens
+        slots = self.inputs.batch.slot_mappings[:, : shape.num_tokens]
+        return self.base._build_attn_metadata(
+            step.batch.num_reqs,
+            shape.graph,
+            shape.query_start_loc,
+            step.batch.seq_lens_cpu_upper_bound,
+            step=layout.num_extra_slots + draft_pass * layout.parallel_width,
+            slot_mappings=slots if shape.is_full else slots[:, :num_tokens],
+        )
+
+    def _context(
+        self, num_reqs: int, shape: DraftShape, metadata: dict[str, Any]
+    ) -> PassContext:
+        slots = self.inputs.batch.slot_mappings[:, : shape.num_tokens]
+        return PassContext(
+            num_reqs,
+            shape.num_tokens,
+            metadata,
+            build_slot_mappings_by_layer(slots, self.base.kv_cache_config),
+            shape.num_tokens_across_dp,
+            shape.graph.cg_mode,
+        )
+
+    # A pass.
+
+    def run_pass(self, plan: DraftPlan, draft_pass: int, context: PassContext) -> None:
+        """Forward, sample, keep hidden states for the next pass. What graphs capture
+        is this too."""
+        is_first, n = draft_pass == 0, context.num_reqs
+        samples, feedback = plan.num_samples(draft_pass), self.inputs.feedback
+        with self._entered(context):
+            output, states = self._forward(context, is_first)
+            if samples == 0:
+                return
+            rows = self._sampled_rows(output, plan, n, is_first)
+            self.sampler.sample(rows[:, :samples], plan, draft_pass)
+        if feedback is not None and draft_pass + 1 < plan.layout.num_passes:
+            num_tokens = context.num_tokens
+            states = self.drafter.to_feed(states, self.inputs, num_tokens, is_first)
+            rows = self._sampled_rows(states, plan, n, is_first)
+            feedback[: n * plan.layout.parallel_width].view_as(rows).copy_(rows)
+
+    def _forward(
+        self, context: PassContext, is_first: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns the hidden states to sample from, and those for the next pass."""
+        num_tokens, mode = context.num_tokens, context.mode
+        model = self.drafter.model
+        inputs = self.drafter.model_inputs(self.inputs, num_tokens, is_first, mode)
+        if mode == CUDAGraphMode.PIECEWISE:
+            output = self.graphs.run_pw_graph(model, inputs)
+        else:
+            output = model(**inputs)
+        return output if isinstance(output, tuple) else (output, output)
+
+    @contextmanager
+    def _entered(self, context: PassContext) -> Iterator[None]:
+        """vLLM's forward context of a pass, and the drafter's ranks."""
+        num_tokens = context.num_tokens
+        forward_context = set_forward_context(
+            context.attn_metadata,
+            self.base.vllm_config,
+            num_tokens=num_tokens,
+            num_tokens_across_dp=context.num_tokens_across_dp,
+            cudagraph_runtime_mode=context.mode,
+            slot_mapping=context.slot_mappings,
+            batch_descriptor=BatchDescriptor(num_tokens=num_tokens),
+        )
+        with self.drafter.ranks(), forward_context:
+            yield
+
+    def _sampled_rows(
+        self, states: torch.Tensor, plan: DraftPlan, num_reqs: int, is_first: bool
+    ) -> torch.Tensor:
+        """[num_reqs, W, H], the rows at the sampled slots."""
+        width = plan.layout.parallel_width
+        if is_first:
+            rows = self.inputs.batch.sample_rows[: num_reqs * width]
+            return states.index_select(0, rows).view(num_reqs, width, -1)
+        # In a later pass all requests have the same slots, so a view suffices.
+        slots = plan.layout.num_follow_slots
+        return states[: num_reqs * slots].view(num_reqs, slots, -1)[:, -width:]
+
+    # Setup.
+
+    def profile(
+        self, num_reqs: int, num_tokens: int, plan: DraftPlan, hidden: HiddenRows | None
+    ) -> None:
+        """Runs a pass over so many slots, before there is a KV cache."""
+        self.inputs.reset()
+        if hidden is not None:
+            self.inputs.fed_rows(hidden.fallback)
+        self.base._prepare_eplb_forward(num_tokens)
+        self.run_pass(plan, 0, PassContext(num_reqs, num_tokens))
+
+    def init_graphs(
+        self,
+        vllm_config: VllmConfig,
+        cudagraph_mode: CUDAGraphMode,
+        plans: dict[int, DraftPlan],
+    ) -> None:
+        """Decides which batches `capture` captures.
+
+        Args:
+            vllm_config: the engine's.
+            cudagraph_mode: what the target runs with.
+        """
+        base = self.base
+        batches = batches_to_record(
+            vllm_config,
+            cudagraph_mode,
+            {k: plan.layout for k, plan in plans.items()},
+            base.attn_cg_support.min_cg_support,
+            piecewise=is_breakable_cudagraph_enabled()
+            or has_compiled_submodule(self.drafter.model),
+            fused=base.supports_decode_metadata_update,
+        )
+        mode = cudagraph_mode if batches else CUDAGraphMode.NONE
+        self.graphs = DraftGraphs(base.vllm_config, base.device, mode, batches)
+
+    def capture(self, plans: dict[int, DraftPlan]) -> None:
+        def make(desc: DraftBatchDescriptor, warmup: bool = False):
+            return self.captured(desc, plans)
+
+        self.graphs.record(self.drafter.model, make)
+        self.inputs.reset()
+
+    def captured(
+        self, desc: DraftBatchDescriptor, plans: dict[int, DraftPlan]
+    ) -> Callable[[CUDAGraphMode], Any]:
+        """Writes a dummy batch; returns the function that a graph captures on it."""
+        across, dp_size = None, self.base.dp_size
+        if dp_size > 1:
+            across = torch.full((dp_size,), desc.num_tokens, dtype=torch.int32)
+        if desc.cg_mode == CUDAGraphMode.PIECEWISE:
+            self.inputs.reset()
+            mixed = PassContext(0, desc.num_tokens, num_tokens_across_dp=across)
+            return lambda mode: self._run_mixed(mixed._replace(mode=mode))
+        context = self._dummy_batch(desc, across)
+        plan = plans[desc.num_drafts]
+        if not self.base.supports_decode_metadata_update:
+            return lambda _: self.run_pass(plan, desc.first_pass, context)
+        passes = range(desc.first_pass, desc.end_pass)
+        return lambda _: self._run_refreshed(plan, passes, context)
+
+    def _run_mixed(self, context: PassContext) -> None:
+        with self._entered(context):
+            self._forward(context, is_first=True)
+
+    def _run_refreshed(
+        self, plan: DraftPlan, passes: range, context: PassContext
+    ) -> None:
+        """Passes whose attention metadata is refreshed in place, each with its inputs
+        but the first."""
+        n = context.num_reqs
+        for draft_pass in passes:
+            if draft_pass > 0:
+                self._write_next(plan, draft_pass, n, context.num_tokens)
+            self.base._update_draft_decode_metadata(context.attn_metadata, n)
+            self.run_pass(plan, draft_pass, context)
+
+    def _dummy_batch(
+        self, desc: DraftBatchDescriptor, num_tokens_across_dp: torch.Tensor | None
+    ) -> PassContext:
+        self.inputs.tables.fit(desc.num_reqs, longest=0)
+        self.inputs.lay_out_evenly(desc.num_reqs, desc.num_tokens)
+        slots = self.inputs.batch.slot_mappings[:, : desc.num_tokens]
+        return PassContext(
+            desc.num_reqs,
+            desc.num_tokens,
+            self._metadata_to_capture(desc, slots),
+            build_slot_mappings_by_layer(slots, self.base.kv_cache_config),
+            num_tokens_across_dp,
+        )
+
+    def _metadata_to_capture(
+        self, desc: DraftBatchDescriptor, slots: torch.Tensor
+    ) -> dict[str, Any]:
+        n, batch, base = desc.num_reqs, self.inputs.batch, self.base
+        starts = torch.arange(n + 1, dtype=torch.int32) * desc.num_tokens // n
+        return build_attn_metadata(
+            attn_groups=base.attn_groups,
+            num_reqs=n,
+            num_tokens=desc.num_tokens,
+            query_start_loc_gpu=batch.query_start_loc[: n + 1],
+            query_start_loc_cpu=starts,
+            max_query_len=desc.uniform_token_count or desc.max_query_len,
+            seq_lens=batch.seq_lens[:n],
+            max_seq_len=base.draft_max_seq_len,
+            block_tables=[rows[:n] for rows in self.inputs.tables.input_block_tables],
+            slot_mappings=slots,
+            kv_cache_config=base.kv_cache_config,
+            positions=batch.positions[: desc.num_tokens],
+            is_prefilling=base.draft_is_prefilling[:n],
+            for_cudagraph_capture=True,
+        )

@@ -1,0 +1,417 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention backends that support trees, and what a layer needs for it.
+
+Attention of a step that verifies trees.
+
+All rows of a request attend to the whole prefix, with the attention backend's own
+kernel: non-causal, over the keys before the rows, with the log-sum-exp of its scores.
+Among themselves rows attend to their ancestors. One kernel computes that part from the
+step's own keys and values, which are still at hand, and merges the two softmaxes as
+Flash-Decoding does. The masks are those of SpecInfer, arXiv 2305.09781, and Medusa,
+arXiv 2401.10774.
+
+Matrix products have Triton's default precision, like those of vLLM's Triton attention,
+which serves a request's other steps: for float32 that is TF32, unless
+TRITON_F32_DEFAULT is "ieee". A higher precision here would make output depend on which
+steps have trees.
+
+Attention of a step's rows to their prefix, for backends without a kernel for it.
+
+Every row of a request attends to all of its prefix, so nothing is masked.
+FlashAttention has a faster kernel that returns the same; this one serves other backends
+whose KV cache holds K and V of a token side by side, and dtypes that FlashAttention
+lacks. For its precision see `attention.py`.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from vllm.triton_utils import tl, triton
+from vllm.v1.attention.backend import AttentionType
+from vllm.v1.kv_cache_interface import is_quantized_kv_cache
+
+from .trees import TreeAttention
+
+
+def attend_with_tree(
+    impl: Any,
+    layer: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    kv_cache: torch.Tensor,
+    metadata: Any,
+    output: torch.Tensor,
+    output_scale: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """A backend's `forward` in a step whose metadata has a tree.
+
+    If there is a long prompt, the backend's own attention serves the requests without
+    trees, which come last; what it writes for the rows of trees is overwritten.
+
+    Raises:
+        NotImplementedError: the output is to be quantized.
+    """
+    if output_scale is not None:
+        raise NotImplementedError("draft_tree does not support quantized attention.")
+    tree: TreeAttention = metadata.draft_tree
+    if not tree.covers_batch:
+        causal = replace(metadata, draft_tree=None)
+        impl.forward(layer, query, key, value, kv_cache, causal, output)
+    ATTEND[layer.attn_backend.get_name()](
+        impl, layer, query, key, value, kv_cache, metadata, output
+    )
+    return output
+
+
+def _attend_flash(impl, layer, query, key, value, kv_cache, metadata, output) -> None:
+    from vllm.v1.attention.backends.fa_utils import flash_attn_varlen_func
+
+    tree: TreeAttention = metadata.draft_tree
+    n, num_tokens = tree.num_reqs, tree.num_tokens
+    keys, values = kv_cache.transpose(1, 2).split(impl.head_size, dim=-1)
+    query = query[:num_tokens]
+    prefix_out, prefix_lse = flash_attn_varlen_func(
+        q=query,
+        k=keys,
+        v=values,
+        cu_seqlens_q=metadata.query_start_loc[: n + 1],
+        max_seqlen_q=tree.max_query_len,
+        seqused_k=tree.rows.prefix_lens[:n],
+        max_seqlen_k=metadata.max_seq_len,
+        softmax_scale=impl.scale,
+        causal=False,
+        block_table=metadata.block_table[:n],
+        softcap=impl.logits_soft_cap,
+        return_softmax_lse=True,
+        fa_version=impl.vllm_flash_attn_version,
+    )
+    merge_tree(
+        query,
+        key,
+        value,
+        prefix_out,
+        prefix_lse,
+        output,
+        metadata.query_start_loc,
+        tree,
+        impl.scale,
+        impl.logits_soft_cap,
+    )
+
+
+def _attend_triton(impl, layer, query, key, value, kv_cache, metadata, output) -> None:
+    tree: TreeAttention = metadata.draft_tree
+    query = query[: tree.num_tokens]
+    scores = (metadata.query_start_loc, tree, impl.scale, impl.logits_soft_cap)
+    prefix = attend_prefix(query, kv_cache, metadata.block_table, *scores)
+    merge_tree(query, key, value, *prefix, output, *scores)
+
+
+def _attend_cpu(*args) -> None:
+    from .cpu import attend
+
+    attend(*args)
+
+
+ATTEND: dict[str, Callable[..., None]] = {
+    "FLASH_ATTN": _attend_flash,
+    "TRITON_ATTN": _attend_triton,
+    "CPU_ATTN": _attend_cpu,
+}
+
+
+def why_layer_cannot(layer: Any) -> str | None:
+    """Why a layer does not support tree attention; None if it does."""
+    impl = getattr(layer, "impl", None)
+    backend = getattr(layer, "attn_backend", None)
+    name = backend.get_name() if backend else type(layer).__name__
+    if name not in ATTEND or getattr(impl, "head_size_v", None):
+        return f"attention by {name}"
+    window = impl.sliding_window
+    reasons = {
+        "attention windows": window not in (None, -1, (-1, -1)),
+        "attention sinks": getattr(impl, "sinks", None) is not None,
+        "ALiBi": impl.alibi_slopes is not None,
+        "logits soft cap on a CPU": name == "CPU_ATTN" and impl.logits_soft_cap,
+        "a quantized KV cache": is_quantized_kv_cache(impl.kv_cache_dtype),
+        "encoder attention": impl.attn_type != AttentionType.DECODER,
+        "FlashAttention 4": getattr(impl, "vllm_flash_attn_version", 0) == 4,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
+
+
+@triton.jit
+def _sees(masks, row, key, leading, is_row):
+    """[M, N] bool: whether query `row` of a request attends to its query `key`."""
+    node, other = row - leading, key - leading
+    low = tl.load(masks + (row - leading) * 2, mask=is_row & (node >= 0), other=0)
+    high = tl.load(masks + (row - leading) * 2 + 1, mask=is_row & (node >= 0), other=0)
+    word = tl.where((other < 64)[None, :], low[:, None], high[:, None])
+    shift = (tl.maximum(other, 0) % 64).to(tl.int64)
+    is_ancestor = ((word >> shift[None, :]) & 1) == 1
+    is_before = (key[None, :] <= row[:, None]) & (
+        (node < 0)[:, None] | (other < 0)[None, :]
+    )
+    return is_before | ((node >= 0)[:, None] & (other >= 0)[None, :] & is_ancestor)
+
+
+@triton.jit
+def _merge_tree_kernel(
+    query,  # [T, HQ, D]
+    key,  # [T, HK, D]
+    value,  # [T, HK, D]
+    prefix_out,  # [T, HQ, D], attention to the prefix
+    prefix_lse,  # [HQ, T] float32, log-sum-exp of its scores
+    out,  # [T, HQ, D]
+    query_start_loc,
+    masks,
+    prefix_lens,
+    num_leading,
+    strides,  # of rows and heads of query, key, value, prefix_out, out; of lse
+    scale,
+    softcap,
+    GROUP: tl.constexpr,  # query heads per KV head
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+):
+    req, head, block = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    begin = tl.load(query_start_loc + req)
+    queries = tl.load(query_start_loc + req + 1) - begin
+    if block * BLOCK_M >= queries:
+        return
+    leading = tl.load(num_leading + req)
+    row = block * BLOCK_M + tl.arange(0, BLOCK_M)
+    is_row = row < queries
+    at = (begin + row).to(tl.int64)
+    dim = tl.arange(0, BLOCK_D)
+    inside = is_row[:, None] & (dim < D)[None, :]
+    q = tl.load(
+        query + (at * strides[0] + head * strides[1])[:, None] + dim[None, :],
+        mask=inside,
+        other=0.0,
+    )
+
+    has_prefix = tl.load(prefix_lens + req) > 0
+    lse = tl.load(
+        prefix_lse + head * strides[10] + at * strides[11],
+        mask=is_row & has_prefix,
+        other=float("-inf"),
+    )
+    top = tl.maximum(lse, -1e30)
+    weight = tl.exp(lse - top)
+    total = weight
+    kept = tl.load(
+        prefix_out + (at * strides[6] + head * strides[7])[:, None] + dim[None, :],
+        mask=inside & has_prefix,
+        other=0.0,
+    )
+    acc = kept.to(tl.float32) * weight[:, None]
+    for first in range(0, queries, BLOCK_N):
+        other = first + tl.arange(0, BLOCK_N)
+        to = (begin + other).to(tl.int64)
+        there = (other < queries)[:, None] & (dim < D)[None, :]
+        k_at = (to * strides[2] + head // GROUP * strides[3])[:, None] + dim[None, :]
+        v_at = (to * strides[4] + head // GROUP * strides[5])[:, None] + dim[None, :]
+        k = tl.load(key + k_at, mask=there, other=0.0)
+        v = tl.load(value + v_at, mask=there, other=0.0)
+        scores = tl.dot(q, tl.trans(k)) * scale
+        if SOFTCAP:
+            # tanh, which Triton lacks.
+            scores = softcap * (2 / (1 + tl.exp(-2 * scores / softcap)) - 1)
+        seen = _sees(masks + (begin + leading) * 2, row, other, leading, is_row)
+        scores = tl.where(seen & (other < queries)[None, :], scores, float("-inf"))
+        new_top = tl.maximum(top, tl.max(scores, 1))
+        shrink = tl.exp(top - new_top)
+        p = tl.exp(scores - new_top[:, None])
+        total = total * shrink + tl.sum(p, 1)
+        acc = acc * shrink[:, None]
+        acc += tl.dot(p.to(v.dtype), v)
+        top = new_top
+    acc = acc / total[:, None]
+    to = (at * strides[8] + head * strides[9])[:, None] + dim[None, :]
+    tl.store(out + to, acc.to(out.dtype.element_ty), mask=inside)
+
+
+def merge_tree(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    prefix_out: torch.Tensor,
+    prefix_lse: torch.Tensor,
+    out: torch.Tensor,
+    query_start_loc: torch.Tensor,
+    tree: TreeAttention,
+    scale: float,
+    softcap: float = 0.0,
+) -> None:
+    """Merges attention over prefixes with attention among the rows of the step.
+
+    Args:
+        query: [T, HQ, D]; T rows of the requests with trees.
+        key, value: [at least T, HK, D], of this step.
+        prefix_out: [T, HQ, D], attention of each row to its prefix alone.
+        prefix_lse: [HQ, T] float32, log-sum-exp of the scores of that.
+        out: [at least T, HQ, D], written.
+        query_start_loc: [at least R + 1] int32.
+        scale, softcap: of the scores; 0.0 leaves them uncapped.
+    """
+    heads, size = query.shape[1:]
+    row_strides = [
+        stride
+        for tensor in (query, key, value, prefix_out, out)
+        for stride in tensor.stride()[:2]
+    ]
+    block_m = 16 if tree.max_query_len <= 16 else 32
+    _merge_tree_kernel[
+        (tree.num_reqs, heads, triton.cdiv(tree.max_query_len, block_m))
+    ](
+        query,
+        key,
+        value,
+        prefix_out,
+        prefix_lse,
+        out,
+        query_start_loc,
+        tree.rows.masks,
+        tree.rows.prefix_lens,
+        tree.rows.num_leading,
+        (*row_strides, *prefix_lse.stride()),
+        scale,
+        softcap,
+        GROUP=heads // key.shape[1],
+        D=size,
+        BLOCK_D=triton.next_power_of_2(size),
+        BLOCK_M=block_m,
+        BLOCK_N=min(64, max(16, triton.next_power_of_2(tree.max_query_len))),
+        SOFTCAP=softcap > 0,
+        num_warps=4,
+    )
+
+
+@triton.jit
+def _attend_prefix_kernel(
+    query,  # [T, HQ, D]
+    kv_cache,  # [blocks, HK, block_size, 2 * D]
+    block_table,  # [n, most blocks] int32
+    out,  # [T, HQ, D] contiguous
+    lse,  # [HQ, T] float32
+    query_start_loc,
+    prefix_lens,
+    query_strides,  # of rows and heads
+    cache_strides,  # of blocks, heads and slots
+    table_stride,
+    lse_stride,
+    block_size,
+    scale,
+    softcap,
+    HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+):
+    req, head, block = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    begin = tl.load(query_start_loc + req)
+    queries = tl.load(query_start_loc + req + 1) - begin
+    if block * BLOCK_M >= queries:
+        return
+    prefix = tl.load(prefix_lens + req)
+    row = block * BLOCK_M + tl.arange(0, BLOCK_M)
+    is_row, at = row < queries, (begin + row).to(tl.int64)
+    dim = tl.arange(0, BLOCK_D)
+    inside = is_row[:, None] & (dim < D)[None, :]
+    q_at = (at * query_strides[0] + head * query_strides[1])[:, None] + dim[None, :]
+    q = tl.load(query + q_at, mask=inside, other=0.0)
+
+    top = tl.full([BLOCK_M], -1e30, tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    cache = kv_cache + head // GROUP * cache_strides[1]
+    for first in range(0, prefix, BLOCK_N):
+        pos = first + tl.arange(0, BLOCK_N)
+        is_key = pos < prefix
+        page = block_table + req * table_stride + pos // block_size
+        page = tl.load(page, mask=is_key, other=0).to(tl.int64)
+        slot = page * cache_strides[0] + pos % block_size * cache_strides[2]
+        kv_at = slot[:, None] + dim[None, :]
+        there = is_key[:, None] & (dim < D)[None, :]
+        k = tl.load(cache + kv_at, mask=there, other=0.0)
+        v = tl.load(cache + kv_at + D, mask=there, other=0.0)
+        scores = tl.dot(q, tl.trans(k)) * scale
+        if SOFTCAP:
+            scores = softcap * (2 / (1 + tl.exp(-2 * scores / softcap)) - 1)
+        scores = tl.where(is_key[None, :], scores, float("-inf"))
+        new_top = tl.maximum(top, tl.max(scores, 1))
+        shrink, p = tl.exp(top - new_top), tl.exp(scores - new_top[:, None])
+        total = total * shrink + tl.sum(p, 1)
+        acc = acc * shrink[:, None]
+        acc += tl.dot(p.to(v.dtype), v)
+        top = new_top
+    some = tl.maximum(total, 1e-30)
+    to = ((at * HEADS + head) * D)[:, None] + dim[None, :]
+    tl.store(out + to, (acc / some[:, None]).to(out.dtype.element_ty), mask=inside)
+    tl.store(lse + head * lse_stride + at, top + tl.log(some), mask=is_row)
+
+
+def attend_prefix(
+    query: torch.Tensor,
+    kv_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    query_start_loc: torch.Tensor,
+    tree: TreeAttention,
+    scale: float,
+    softcap: float = 0.0,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention of rows to their prefixes, and its log-sum-exp.
+
+    Args:
+        query: [T, HQ, D], rows of the requests with trees.
+        kv_cache: [blocks, HK, block_size, 2 * D], K before V.
+        block_table: [at least n, most blocks] int32.
+        query_start_loc: [at least n + 1] int32.
+        scale, softcap: of the scores; 0.0 leaves them uncapped.
+
+    Returns:
+        [T, HQ, D] in the dtype of the query, and [HQ, T] float32, the log-sum-exp of
+        the scores. Rows without a prefix are zeros, and not used.
+    """
+    rows, heads, size = query.shape
+    assert kv_cache.stride(3) == 1 and kv_cache.shape[3] == 2 * size
+    out = torch.empty(rows, heads, size, dtype=query.dtype, device=query.device)
+    lse = torch.empty(heads, rows, dtype=torch.float32, device=query.device)
+    block_m = 16 if tree.max_query_len <= 16 else 32
+    blocks = triton.cdiv(tree.max_query_len, block_m)
+    _attend_prefix_kernel[(tree.num_reqs, heads, blocks)](
+        query,
+        kv_cache,
+        block_table,
+        out,
+        lse,
+        query_start_loc,
+        tree.rows.prefix_lens,
+        query.stride()[:2],
+        kv_cache.stride()[:3],
+        block_table.stride(0),
+        lse.stride(0),
+        kv_cache.shape[2],
+        scale,
+        softcap,
+        HEADS=heads,
+        GROUP=heads // kv_cache.shape[1],
+        D=size,
+        BLOCK_D=triton.next_power_of_2(size),
+        BLOCK_M=block_m,
+        BLOCK_N=32,
+        SOFTCAP=softcap > 0,
+        num_warps=4,
+    )
+    return out, lse

@@ -1,0 +1,311 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Verification of steps whose drafts are trees.
+
+Finds the accepted path of a tree.
+
+The target's own token is sampled at every row: the most likely one, or the one given by
+the request's seed and the row's position (see `noise.py`). The walk starts at the last
+token and goes to the child that holds the token sampled at the current row, until there
+is none; the token sampled there is the bonus token. So the output is, token for token,
+what the target samples without drafts, whatever the tree: it is built before anything
+is sampled. The walk continues at a node with the total probability of its children
+under the target (SpecInfer, arXiv 2305.09781, calls this naive sampling).
+"""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from vllm.triton_utils import tl, triton
+from vllm.utils.torch_utils import async_tensor_h2d
+from vllm.v1.outputs import LogprobsTensors
+from vllm.v1.worker.gpu.input_batch import InputBatch
+from vllm.v1.worker.gpu.sample.gumbel import gumbel_sample
+from vllm.v1.worker.gpu.sample.output import SamplerOutput
+from vllm.v1.worker.gpu.sample.sampler import Sampler
+from vllm.v1.worker.gpu.sample.states import NO_LOGPROBS
+from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler
+
+from .trees import DraftTrees, TreeRows
+
+if TYPE_CHECKING:
+    from vllm.config import SpeculativeConfig
+
+
+class TreeRejectionSampler(RejectionSampler):
+    """Samples the target's token at every row and walks the tree; see `verify.py`.
+
+    Chains are verified by the same walk.
+
+    Attributes:
+        has_trees: whether the step has trees, not only chains.
+        walked: [2, n, K + 1] int32 of the latest step, from row 0 on: the row of each
+            accepted node, and the rank of its token. Row 0 has no rank: its entry is
+            whether the request could only use a chain.
+    """
+
+    def __init__(
+        self,
+        sampler: Sampler,
+        spec_config: "SpeculativeConfig",
+        trees: DraftTrees,
+        rows: TreeRows,
+    ):
+        device = trees.parents.device
+        super().__init__(sampler, spec_config, device)
+        self.trees, self.rows = trees, rows
+        self.has_trees = False
+        self._any_chain_only = False
+        self._chunks: list[torch.Tensor] = []
+
+    @property
+    def walked(self) -> torch.Tensor:
+        return self._chunks[0] if len(self._chunks) == 1 else torch.cat(self._chunks, 1)
+
+    def set_chain_only(self, chain_only: np.ndarray) -> None:
+        """Sets which requests of the batch draft a chain, and can accept only that.
+
+        Args:
+            chain_only: [n] bool, on the host.
+        """
+        needed = bool(chain_only.any())
+        if needed:
+            async_tensor_h2d(chain_only, out=self.rows.chain_only[: len(chain_only)])
+        elif self._any_chain_only:
+            self.rows.chain_only.zero_()
+        self._any_chain_only = needed
+
+    def __call__(
+        self,
+        logits: torch.Tensor,
+        input_batch: InputBatch,
+        draft_logits: torch.Tensor | None = None,
+        invalid_drafts: torch.Tensor | None = None,
+    ) -> SamplerOutput:
+        self._chunks = []
+        output = super().__call__(logits, input_batch, draft_logits, invalid_drafts)
+        if self.has_trees:
+            output.accepted_nodes = self.walked
+        return output
+
+    def draft_depths(self, input_batch: InputBatch) -> torch.Tensor:
+        """[rows] int32, a row's position minus that of its request's first row."""
+        if not self.has_trees:
+            return input_batch.expanded_local_pos
+        return self.rows.depths[input_batch.logits_indices]
+
+    def _verify(
+        self,
+        logits: torch.Tensor,
+        draft_logits: torch.Tensor | None,
+        draft_sampled: torch.Tensor,
+        pos: torch.Tensor,
+        cu_num_logits: torch.Tensor,
+        idx_mapping: torch.Tensor,
+        idx_mapping_np: np.ndarray,
+        expanded_idx_mapping: torch.Tensor,
+        expanded_local_pos: torch.Tensor,
+        seq_lens_upper_bound_np: np.ndarray,
+        verify_draft_sampled: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        requests = (idx_mapping, idx_mapping_np)
+        rows = (pos, draft_sampled, expanded_local_pos)
+        processed = self.sampler.apply_sampling_params(
+            logits, expanded_idx_mapping, *requests, *rows, seq_lens_upper_bound_np
+        )
+        drawn = self._draw(
+            processed,
+            verify_draft_sampled,
+            pos,
+            expanded_idx_mapping,
+            expanded_local_pos,
+        )
+        first, n = sum(chunk.shape[1] for chunk in self._chunks), len(idx_mapping)
+        # Zeros: columns without a token are not read, but copied to the host.
+        sampled = drawn.new_zeros(n, self.num_speculative_steps + 1)
+        walked = expanded_local_pos.new_zeros(2, n, self.trees.max_depth + 1)
+        num_sampled = walked.new_empty(n)
+        walk_trees(
+            self.trees,
+            drawn,
+            verify_draft_sampled,
+            cu_num_logits,
+            idx_mapping,
+            self.rows.chain_only[first : first + n],
+            sampled,
+            num_sampled,
+            *walked,
+            self.has_trees,
+        )
+        if self._any_chain_only:
+            walked[1, :, 0] = self.rows.chain_only[first : first + n]
+        self._chunks.append(walked)
+        return processed, sampled, num_sampled
+
+    def _draw(
+        self,
+        logits: torch.Tensor,
+        nodes: torch.Tensor,
+        pos: torch.Tensor,
+        states: torch.Tensor,
+        local_pos: torch.Tensor,
+    ) -> torch.Tensor:
+        """The target's own token after each row, whatever the tree is.
+
+        Args:
+            logits: [rows, V], processed.
+            nodes: [rows], the token that each row holds; unused, like `local_pos`:
+                benchmarks with synthetic acceptance need them.
+            pos: [rows] int64, position of each row.
+            states: [rows], request state of each row.
+            local_pos: [rows] int32, number of each row in its request.
+
+        Returns:
+            [rows] int64.
+        """
+        return gumbel_sample(
+            logits,
+            states,
+            self.sampler.sampling_states.temperature.gpu,
+            self.sampler.sampling_states.seeds.gpu,
+            pos,
+            apply_temperature=False,
+            is_drafting=False,
+            use_fp64=self.sampler.use_fp64_gumbel,
+        )
+
+    def _get_logprobs_tensors(
+        self,
+        sampled: torch.Tensor,
+        num_sampled: torch.Tensor,
+        logits: torch.Tensor,
+        cu_num_logits: torch.Tensor,
+        cu_num_logits_np: np.ndarray,
+        max_num_logprobs: int,
+        expanded_idx_mapping: torch.Tensor | None = None,
+    ) -> LogprobsTensors | None:
+        """Takes the logprobs of a request's tokens from the rows of its path."""
+        if max_num_logprobs != NO_LOGPROBS:
+            logits = self._along_paths(logits, cu_num_logits)
+        return super()._get_logprobs_tensors(
+            sampled,
+            num_sampled,
+            logits,
+            cu_num_logits,
+            cu_num_logits_np,
+            max_num_logprobs,
+            expanded_idx_mapping,
+        )
+
+    def _along_paths(
+        self, logits: torch.Tensor, cu_num_logits: torch.Tensor
+    ) -> torch.Tensor:
+        """Logits with the rows of each path moved to the front of their request."""
+        path = self._chunks[-1][0]
+        first, end = cu_num_logits[:-1, None], cu_num_logits[1:, None]
+        column = torch.arange(path.shape[1], device=path.device)
+        rows = torch.arange(len(logits) + 1, device=path.device)
+        to = torch.where(first + column < end, first + column, len(logits))
+        rows[to.long()] = torch.minimum(first + path, end - 1).long()
+        return logits[rows[:-1]]
+
+
+# Packs a node's row and the rank of its token into one number.
+RANKS = tl.constexpr(256)
+
+
+@triton.jit(
+    do_not_specialize=["has_trees"], do_not_specialize_on_alignment=["path_ranks"]
+)
+def _walk_kernel(
+    drawn,  # [rows] int64
+    nodes,  # [rows] token of each row; negative is never accepted
+    cu_num_logits,  # [n + 1] int32
+    idx_mapping,  # [n] int64
+    chain_only,  # [n] bool
+    trees,  # TreePointers
+    tree_stride,
+    sampled,  # [n, >= K + 1] int64
+    sampled_stride,
+    num_sampled,  # [n] int32
+    path,  # [n, K + 1] int32
+    path_ranks,  # [n, K + 1] int32
+    has_trees,
+    DEPTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    req = tl.program_id(0)
+    begin = tl.load(cu_num_logits + req)
+    rows = tl.load(cu_num_logits + req + 1) - begin
+    row = tl.arange(0, BLOCK)
+    is_node = (row > 0) & (row < rows)
+    of_row = tl.load(idx_mapping + req) * tree_stride + row - 1
+    of_tree = is_node & has_trees
+    parent = tl.load(trees.parents + of_row, mask=of_tree, other=row - 1)
+    rank = tl.load(trees.ranks + of_row, mask=of_tree, other=0)
+    # Consecutive rows of best tokens are a chain of the batch.
+    is_chain = (parent == row - 1) & (rank == 0)
+    is_node &= is_chain | (tl.load(chain_only + req) == 0)
+    place = row * RANKS + rank
+    node = tl.load(nodes + begin + row, mask=is_node, other=-1).to(tl.int64)
+
+    at, at_rank, goes_on, count = 0, 0, rows > 0, 0
+    for depth in range(DEPTH + 1):
+        token = tl.load(drawn + begin + at, mask=goes_on, other=0)
+        tl.store(sampled + req * sampled_stride + depth, token, mask=goes_on)
+        tl.store(path + req * (DEPTH + 1) + depth, at, mask=goes_on)
+        tl.store(path_ranks + req * (DEPTH + 1) + depth, at_rank, mask=goes_on)
+        count += goes_on.to(tl.int32)
+        is_next = is_node & (parent == at) & (node == token) & goes_on
+        found = tl.max(tl.where(is_next, place, 0), 0)
+        goes_on = found > 0
+        at, at_rank = found // RANKS, found % RANKS
+    tl.store(num_sampled + req, count)
+
+
+def walk_trees(
+    trees: DraftTrees,
+    drawn: torch.Tensor,
+    nodes: torch.Tensor,
+    cu_num_logits: torch.Tensor,
+    idx_mapping: torch.Tensor,
+    chain_only: torch.Tensor,
+    sampled: torch.Tensor,
+    num_sampled: torch.Tensor,
+    path: torch.Tensor,
+    path_ranks: torch.Tensor,
+    has_trees: bool = True,
+) -> None:
+    """Follows the target's tokens through each request's tree.
+
+    Args:
+        drawn: [rows] int64, the target's token after each row.
+        nodes: [rows], the token that each row holds; negative is never accepted.
+        cu_num_logits: [n + 1] int32, a request's rows: row 0 and its nodes.
+        idx_mapping: [n] int64, request state.
+        chain_only: [n] bool, whether only the chain of best tokens may be accepted.
+        sampled: [n, at least K + 1] int64, written up to `num_sampled`: the tokens.
+        num_sampled: [n] int32, written: accepted nodes and the bonus token.
+        path: [n, K + 1] int32, written likewise: row of each accepted node, from row 0.
+        path_ranks: [n, K + 1] int32, written likewise: ranks of their tokens.
+        has_trees: whether the rows are those of trees; else of chains.
+    """
+    _walk_kernel[(len(idx_mapping),)](
+        drawn,
+        nodes,
+        cu_num_logits,
+        idx_mapping,
+        chain_only,
+        trees.pointers,
+        trees.parents.stride(0),
+        sampled,
+        sampled.stride(0),
+        num_sampled,
+        path,
+        path_ranks,
+        has_trees,
+        DEPTH=trees.max_depth,
+        BLOCK=triton.next_power_of_2(trees.max_num_nodes + 1),
+        num_warps=1,
+    )

@@ -18,7 +18,7 @@ from vllm.v1.spec_decode.opt_out import KEY, check_opt_out, refuses_drafts
 if current_platform.is_cpu():
     import vllm.v1.worker.cpu.shm  # noqa: F401  (Runner V2 needs it on a CPU)
 
-from vllm.v1.worker.gpu.spec_decode.unwanted import without_unwanted
+from vllm.v1.worker.gpu.spec_decode.excluded_drafts import without_opted_out
 
 
 def params(value) -> SamplingParams:
@@ -101,9 +101,9 @@ def test_only_drafts_of_refusing_requests_are_replaced():
         expanded_local_pos=torch.tensor([0, 1, 2, 0, 0, 1, 2], dtype=torch.int32),
     )
     sampler, drafts = SimpleNamespace(refuses_drafts=refuses), torch.arange(10, 17)
-    found = without_unwanted(sampler, drafts, batch)
+    found = without_opted_out(sampler, drafts, batch)
     assert found.tolist() == [10, -1, -1, 13, 14, 15, 16]
     # Unchanged: sampling parameters are applied by the original drafts.
     assert drafts.tolist() == [*range(10, 17)]
     refuses[2] = False
-    assert without_unwanted(sampler, drafts, batch) is drafts
+    assert without_opted_out(sampler, drafts, batch) is drafts

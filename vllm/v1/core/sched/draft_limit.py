@@ -9,7 +9,7 @@ def cut_drafts_past_limit(scheduler) -> None:
 
     As long as one is, the others keep theirs, since FULL CUDA graphs need uniform query
     lengths. Drafts at positions past the context are not accepted: see
-    `vllm/v1/worker/gpu/spec_decode/draft_limit.py`.
+    `vllm/v1/worker/gpu/spec_decode/excluded_drafts.py`.
     """
     spec, longest = scheduler.vllm_config.speculative_config, scheduler.max_model_len
     if spec is None or spec.method not in METHODS:

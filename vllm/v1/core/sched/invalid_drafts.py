@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keeps the first draft that a grammar invalidates, which must be verified.
 
-`vllm/v1/worker/gpu/spec_decode/invalid_drafts.py` verifies it, and says why.
+`vllm/v1/worker/gpu/spec_decode/excluded_drafts.py` verifies it, and says why.
 """
 
 

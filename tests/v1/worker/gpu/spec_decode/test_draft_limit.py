@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from vllm.config.drafter import DrafterConfig
-from vllm.v1.worker.gpu.spec_decode.draft_limit import without_drafts_past_limit
+from vllm.v1.worker.gpu.spec_decode.excluded_drafts import with_past_context
 from vllm.v1.worker.gpu.spec_decode.unified.speculator import UnifiedSpeculator
 
 CONTEXT, MAX_MODEL_LEN, K = 32, 200, 3
@@ -27,11 +27,11 @@ def test_drafts_past_context_are_not_verified(by_grammar: list[int] | None):
     past = torch.tensor([0, 0, 1, 0, 1, 1]).bool()
     invalid = by_grammar and torch.tensor(by_grammar).bool()
     drafter = DrafterConfig("draft_model", 2, context=CONTEXT)
-    found = without_drafts_past_limit(drafter, invalid, batch)
+    found = with_past_context(drafter, invalid, batch)
     assert torch.equal(found, past if invalid is None else past | invalid)
     for context in (None, 43):  # the longest request is within it
         drafter = DrafterConfig("draft_model", 2, context=context)
-        assert without_drafts_past_limit(drafter, invalid, batch) is invalid
+        assert with_past_context(drafter, invalid, batch) is invalid
 
 
 def is_past_limit(

@@ -26,7 +26,7 @@ from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.spec_decode.adaptive_verification import (
     AdaptiveVerificationManager,
 )
-from vllm.v1.worker.gpu.spec_decode.draft_limit import reaches_past
+from vllm.v1.worker.gpu.spec_decode.excluded_drafts import reaches_past
 from vllm.v1.worker.gpu.spec_decode.rejection_sampler import get_max_chunk_logits
 from vllm.v1.worker.gpu.spec_decode.split_budget import split_budget
 

@@ -137,7 +137,7 @@ FILES = [
     of_eagle3("lm_head.weight of", tensors({"lm_head.weight": (NUM_TOKENS, 256)})),
     of_eagle3("has no tensor lm_head", tensors({"lm_head.weight": GONE})),
     of_eagle3(
-        "has no embed_tokens",
+        "has no tensor embed_tokens",
         config(target_hidden_size=256),
         config(transformer_layer_config__hidden_size=512),
         tensors({"fc.weight": (512, 768)}),

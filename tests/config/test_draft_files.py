@@ -12,8 +12,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from vllm.config.drafter import checkpoint
-from vllm.config.drafter.checkpoint import read_config
+from vllm.config.drafter import files
+from vllm.config.drafter.files import read_config
 
 from .bad_row import config, tensors
 from .specs import engine_config
@@ -39,14 +39,14 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0)
 
 @pytest.fixture
 def parsed(monkeypatch) -> list[dict]:
-    """Collects all JSON that `checkpoint` parses."""
+    """Collects all JSON that `files` parses."""
     found = []
 
     def loads(text: str) -> dict:
         found.append(json.loads(text))
         return found[-1]
 
-    monkeypatch.setattr(checkpoint, "json", SimpleNamespace(loads=loads))
+    monkeypatch.setattr(files, "json", SimpleNamespace(loads=loads))
     return found
 
 

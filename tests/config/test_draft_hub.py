@@ -12,8 +12,7 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
 )
 
-from vllm.config.drafter.folder import check_folder
-from vllm.config.drafter.hub import check_hub, check_root
+from vllm.config.drafter.files import check_folder, check_hub, check_root
 
 from .specs import cached, unresolved
 

@@ -12,9 +12,7 @@ from typing import Any
 import pytest
 
 from vllm.config import SpeculativeConfig
-from vllm.config.drafter import DrafterConfig, auto
-from vllm.config.drafter.auto import settle_auto
-from vllm.config.drafter.engine import check_others_choose
+from vllm.config.drafter import DrafterConfig, length
 from vllm.config.drafter.length import (
     MIN_REQUESTS_BY_DEFAULT,
     TREES,
@@ -26,12 +24,32 @@ from vllm.config.drafter.length import (
     depth_of,
     is_auto,
     lengths_vary,
+    settle_lengths,
     tree_sizes,
     trims,
 )
+from vllm.config.drafter.support import check_others_choose
 from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
 
 from .specs import engine_config, unresolved
+
+settings = partial(
+    unresolved,
+    "a/head",
+    method="eagle3",
+    num_speculative_tokens=7,
+    num_speculative_tokens_per_batch_size="auto",
+)
+
+
+@pytest.fixture
+def on_gpu(monkeypatch) -> None:
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
+    platform = SimpleNamespace(is_cpu=lambda: False)
+    monkeypatch.setattr(length, "current_platform", platform)
+
+
+# Candidates.
 
 
 @pytest.mark.parametrize(
@@ -78,6 +96,15 @@ def test_graph_lookup_has_all_candidates(max_batch_size: int):
         assert lookup[-7:] == candidate_lengths(7)
 
 
+def test_auto_schedule_keeps_its_lengths():
+    schedule = AutoSchedule([0, 3, 7, 15])
+    for same in (schedule, copy(schedule), pickle.loads(pickle.dumps(schedule))):
+        assert same == "auto"
+        assert same.lengths == (0, 3, 7, 15)
+    lookup = build_dynamic_sd_schedule_lookup(schedule, 64, 15)
+    assert set(lookup[1:]) == {0, 3, 7, 15}
+
+
 def test_explicit_schedule_is_left_to_vllm():
     schedule = [(1, 2, 3), (3, 4, 0)]
     spec = settings(method="medusa", num_speculative_tokens_per_batch_size=schedule)
@@ -86,6 +113,20 @@ def test_explicit_schedule_is_left_to_vllm():
     assert build_dynamic_sd_schedule_lookup(schedule, 5, 3) == [0, 3, 3, 0, 0, 0]
     with pytest.raises(ValueError):
         build_dynamic_sd_schedule_lookup("automatic", 5, 3)
+
+
+@pytest.mark.parametrize("drafter", ["draft", "eagle3", "peagle"])
+def test_schedule_sets_k(drafter: str, models):
+    """Regression: longer drafts than a file's, or the default, were cut to that length
+    without a word."""
+    spec = {"model": str(models / drafter)}
+    spec["num_speculative_tokens_per_batch_size"] = [[1, 8, 9], [9, 64, 2]]
+    found = engine_config(models / "target", spec).speculative_config
+    assert found.num_speculative_tokens == 9
+    assert found.drafter.num_speculative_tokens == 9
+
+
+# What "auto" does not support.
 
 
 def parallel(**changes) -> dict[str, Any]:
@@ -99,17 +140,10 @@ def parallel(**changes) -> dict[str, Any]:
 
 
 MODULES = SimpleNamespace(hf_config=SimpleNamespace(num_nextn_predict_layers=3))
-settings = partial(
-    unresolved,
-    "a/head",
-    method="eagle3",
-    num_speculative_tokens=7,
-    num_speculative_tokens_per_batch_size="auto",
-)
 
 
 @pytest.mark.parametrize(
-    "given, refusal, stays_default",
+    "changes, refusal, stays_default",
     [
         ({}, None, True),
         (parallel(data_parallel_size=2), None, True),
@@ -134,9 +168,9 @@ settings = partial(
     ],
 )
 def test_unsupported_auto_is_refused_or_falls_back(
-    given: dict, refusal: str | None, stays_default: bool, caplog_vllm
+    changes: dict, refusal: str | None, stays_default: bool, caplog_vllm
 ):
-    spec = settings(**given)
+    spec = settings(**changes)
     with pytest.raises(ValueError, match=refusal) if refusal else nullcontext():
         check_auto(spec)
     assert is_auto(spec)
@@ -145,99 +179,57 @@ def test_unsupported_auto_is_refused_or_falls_back(
         check_auto(spec)
     assert is_auto(spec) is stays_default
     lines = [] if stays_default else ["Every draft has 7 tokens: "]
-    assert [said[:26] for said in caplog_vllm.messages] == lines
-
-
-@pytest.mark.parametrize(
-    "unsupported, is_v2, watermark",
-    [
-        (None, True, None),
-        (None, False, None),
-        ("context parallelism", True, None),
-        (None, True, "some"),
-    ],
-)
-def test_default_auto_needs_unified_speculator(unsupported, is_v2, watermark):
-    drafter = DrafterConfig("draft_model", 7, unsupported=unsupported)
-    config = SimpleNamespace(use_v2_model_runner=is_v2, watermark_config=watermark)
-    config.scheduler_config = SimpleNamespace(max_num_seqs=MIN_REQUESTS_BY_DEFAULT)
-    config.parallel_config = SimpleNamespace(data_parallel_size=2)
-    runs = unsupported is None and is_v2 and watermark is None
-
-    def settle(**given: Any) -> bool:
-        config.speculative_config = settings(drafter=drafter, **given)
-        settled = settle_auto(config)
-        assert settled == is_auto(config.speculative_config)
-        return settled
-
-    assert settle(is_auto_by_default=True) == runs
-    assert settle()  # if set explicitly, another check refuses it
-    trimmed = {"enable_adaptive_verification": True}
-    assert settle(num_speculative_tokens_per_batch_size=None, **trimmed) == runs
-    config.speculative_config = None
-    assert not settle_auto(config)
-
-
-OTHER = DrafterConfig("mtp", 3, unsupported="method mtp")
+    assert [line[:26] for line in caplog_vllm.messages] == lines
 
 
 @pytest.mark.parametrize("method", ["mtp", "dflash", "dspark", "ngram", "eagle3"])
-def test_explicit_auto_with_other_speculators(method: str):
+@pytest.mark.parametrize(
+    "is_v2, is_trimmed, why",
+    [
+        (True, False, None),
+        (False, False, "Model Runner V1"),
+        (True, True, "enable_adaptive_verification"),
+    ],
+)
+def test_explicit_auto_with_other_speculators(method, is_v2: bool, is_trimmed, why):
     """One-pass drafters too, without trees: those need the unified speculator."""
-    drafter = replace(OTHER, method=method, is_parallel=True, parallel_width=3)
-    spec = settings(method=method, drafter=drafter)
-    check_auto(spec)
-    config = SimpleNamespace(speculative_config=spec, use_v2_model_runner=True)
-    assert settle_auto(config)
-    assert chosen_lengths(spec) == [0, 1, 2, 3]
-    check_others_choose(config, drafter)
+    drafter = DrafterConfig(method, 3, is_parallel=True, parallel_width=3)
+    spec = settings(method=method, enable_adaptive_verification=is_trimmed)
+    config = SimpleNamespace(speculative_config=spec, use_v2_model_runner=is_v2)
+    drafter, schedule, found = settle_lengths(config, drafter)
+    assert schedule.lengths == (0, 1, 2, 3) and found is is_trimmed
+    refusal = f'"auto" does not support {why}.*: turn that'
+    with pytest.raises(ValueError, match=refusal) if why else nullcontext():
+        check_others_choose(config, drafter, schedule, is_trimmed)
+    check_others_choose(config, replace(drafter, is_unified=True), schedule, is_trimmed)
 
 
 @pytest.mark.parametrize(
-    "changes, is_v2, is_adaptive, why",
+    "changes, is_auto_here",
     [
-        ({}, False, False, "Model Runner V1"),
-        ({}, True, True, "enable_adaptive_verification"),
-        ({"method": "eagle3", "unsupported": "watermarks"}, False, False, "watermarks"),
-        ({"is_unified": True}, True, True, None),
+        ({"is_auto_by_default": True}, False),
+        ({}, True),  # if set explicitly, another check refuses it
+        (
+            {
+                "num_speculative_tokens_per_batch_size": None,
+                "enable_adaptive_verification": True,
+            },
+            False,
+        ),
     ],
 )
-def test_unsupported_auto_with_other_speculators(
-    changes: dict, is_v2: bool, is_adaptive: bool, why: str | None
-):
-    spec = settings(enable_adaptive_verification=is_adaptive)
-    config = SimpleNamespace(speculative_config=spec, use_v2_model_runner=is_v2)
-    refusal = f'"auto" does not support {why}.*: turn that'
-    with pytest.raises(ValueError, match=refusal) if why else nullcontext():
-        check_others_choose(config, replace(OTHER, **changes))
+@pytest.mark.parametrize("is_unified", [True, False])
+def test_default_auto_needs_unified_speculator(changes, is_auto_here, is_unified):
+    drafter = DrafterConfig("draft_model", 7, is_unified=is_unified)
+    spec = settings(**{"enable_adaptive_verification": False} | changes)
+    config = SimpleNamespace(
+        speculative_config=spec, parallel_config=SimpleNamespace(data_parallel_size=2)
+    )
+    schedule = settle_lengths(config, drafter)[1]
+    assert (schedule == "auto") == (is_unified or is_auto_here)
 
 
-@pytest.mark.parametrize("drafter", ["draft", "eagle3", "peagle"])
-def test_schedule_sets_k(drafter: str, models):
-    """Regression: longer drafts than a file's, or the default, were cut to that length
-    without a word."""
-    schedule = [[1, 8, 9], [9, 64, 2]]
-    spec = {"model": str(models / drafter)}
-    spec["num_speculative_tokens_per_batch_size"] = schedule
-    found = engine_config(models / "target", spec).speculative_config
-    assert found.num_speculative_tokens == 9
-    assert found.drafter.num_speculative_tokens == 9
-
-
-def test_auto_schedule_keeps_its_lengths():
-    schedule = AutoSchedule([0, 3, 7, 15])
-    for same in (schedule, copy(schedule), pickle.loads(pickle.dumps(schedule))):
-        assert same == "auto"
-        assert same.lengths == (0, 3, 7, 15)
-    assert set(covering_lookup(64, 15, schedule)[1:]) == {0, 3, 7, 15}
-    lookup = build_dynamic_sd_schedule_lookup(schedule, 64, 15)
-    assert set(lookup[1:]) == {0, 3, 7, 15}
-
-
-@pytest.fixture
-def on_gpu(monkeypatch) -> None:
-    platform = SimpleNamespace(is_cpu=lambda: False)
-    monkeypatch.setattr(auto, "current_platform", platform)
+# Which trees it chooses from.
 
 
 @pytest.mark.parametrize(
@@ -252,84 +244,47 @@ def on_gpu(monkeypatch) -> None:
 )
 def test_trees_fit_into_limits_of_a_step(limits: dict, most: int, models, on_gpu):
     engine = {"max_model_len": 128, "max_num_batched_tokens": 512} | limits
-    spec = {"model": str(models / "pard")}
-    found = engine_config(models / "target", spec, **engine).speculative_config
-    assert max(chosen_lengths(found)) == most
+    assert max(chosen_lengths(by_default(models, **engine))) == most
 
 
-def test_targets_with_a_state_have_no_trees_by_default(on_gpu):
-    """They would keep a state for each node, only to verify chains."""
-    parallel = SimpleNamespace(data_parallel_size=1, pipeline_parallel_size=1)
-    scheduler = SimpleNamespace(max_num_batched_tokens=512, max_num_seqs=8)
-    for has_state, most in ((False, 27), (True, 7)):
-        model = SimpleNamespace(max_model_len=4096, has_inner_state=has_state)
-        config = SimpleNamespace(
-            use_v2_model_runner=True,
-            watermark_config=None,
-            parallel_config=parallel,
-            scheduler_config=scheduler,
-            model_config=model,
-            speculative_config=settings(drafter=DrafterConfig("eagle3", 7)),
-        )
-        assert settle_auto(config)
-        assert max(chosen_lengths(config.speculative_config)) == most
+# Adaptive verification, set or by default as a part of "auto".
 
 
-# Adaptive verification.
+def by_default(models, drafter: str = "pard", **engine: Any) -> SpeculativeConfig:
+    """Config of an engine that is told the drafter only, and what `spec` adds."""
+    spec = {"model": str(models / drafter)} | engine.pop("spec", {})
+    return engine_config(models / "target", spec, **engine).speculative_config
 
 
 @pytest.mark.parametrize("schedule", [None, "auto"])
-@pytest.mark.parametrize("method", ["draft_model", "eagle3"])
-def test_adaptive_verification_with_auto(method: str, schedule, on_gpu):
+@pytest.mark.parametrize("drafter", ["pard", "eagle3"])
+def test_adaptive_verification_with_auto(drafter: str, schedule, models, on_gpu):
     """Together with trees. A number set by the user keeps its meaning."""
-    drafter = DrafterConfig(method, 7, parallel_width=7, is_parallel=True)
-    spec = settings(
-        method=method,
-        drafter=drafter,
-        num_speculative_tokens_per_batch_size=schedule,
-        enable_adaptive_verification=True,
-    )
-    config = SimpleNamespace(
-        speculative_config=spec,
-        use_v2_model_runner=True,
-        parallel_config=SimpleNamespace(data_parallel_size=1, pipeline_parallel_size=1),
-        scheduler_config=SimpleNamespace(max_num_batched_tokens=4096),
-        model_config=SimpleNamespace(max_model_len=4096, has_inner_state=False),
-    )
-    for _ in range(2):  # settling again changes nothing
-        assert settle_auto(config)
-        expected = [7] if schedule is None else candidate_lengths(7, max(TREES))
-        assert chosen_lengths(spec) == expected
-        assert lengths_vary(spec) == (schedule is not None)
-    assert not trims(spec)  # until the unified speculator is known to draft
-    spec.drafter = replace(drafter, is_unified=True)
-    assert trims(spec)
+    spec = {"num_speculative_tokens": 7, "enable_adaptive_verification": True}
+    spec["num_speculative_tokens_per_batch_size"] = schedule
+    found = by_default(models, drafter, spec=spec)
+    trees = tree_sizes(found.drafter)
+    expected = [7] if schedule is None else candidate_lengths(7, trees[-1], trees)
+    assert chosen_lengths(found) == expected
+    assert lengths_vary(found) == (schedule is not None)
+    assert trims(found) and not found.drafter.is_trimmed_by_default
 
 
 @pytest.mark.parametrize("schedule", [None, "auto"])
 def test_fixed_trees_are_not_trimmed(schedule, models, on_gpu, caplog_vllm):
     """With a tree in every step there is nothing to trim, and one log line says so."""
-    given = {"draft_tree": 31, "enable_adaptive_verification": True}
-    given["num_speculative_tokens_per_batch_size"] = schedule
-    spec = by_default(models, spec=given)
+    spec = {"draft_tree": 31, "enable_adaptive_verification": True}
+    spec["num_speculative_tokens_per_batch_size"] = schedule
+    spec = by_default(models, spec=spec)
     assert spec.drafter.is_unified and spec.drafter.num_nodes == 31
     assert trims(spec) is (schedule == "auto")
     names = "enable_adaptive_verification does nothing beside draft_tree=31"
-    said = [line for line in caplog_vllm.messages if line.startswith(names)]
-    assert len(said) == (schedule is None)
-
-
-# Adaptive verification as a default, part of "auto".
-
-
-def by_default(models, **engine: Any) -> SpeculativeConfig:
-    """Config of an engine that is given the drafter only, and what `spec` adds."""
-    spec = {"model": str(models / "pard")} | engine.pop("spec", {})
-    return engine_config(models / "target", spec, **engine).speculative_config
+    lines = [line for line in caplog_vllm.messages if line.startswith(names)]
+    assert len(lines) == (schedule is None)
 
 
 @pytest.mark.parametrize(
-    "given, is_given",
+    "spec, is_trimmed",
     [
         ({}, True),
         ({"enable_adaptive_verification": False}, False),
@@ -339,14 +294,36 @@ def by_default(models, **engine: Any) -> SpeculativeConfig:
         ({"num_speculative_tokens_per_batch_size": "auto"}, True),
     ],
 )
-def test_adaptive_verification_is_default(given: dict, is_given: bool, models, on_gpu):
+def test_adaptive_verification_is_default(spec: dict, is_trimmed, models, on_gpu):
     """With trees and chains to choose from, too."""
-    spec = by_default(models, spec=given)
-    assert trims(spec) is is_given
-    is_default = "enable_adaptive_verification" not in given
-    assert spec.is_trimmed_by_default is (is_given and is_default)
-    assert is_auto(spec) is (given != {"num_speculative_tokens": 7})
-    assert not is_auto(spec) or chosen_lengths(spec)[-1] == max(TREES)
+    found = by_default(models, spec=spec)
+    assert trims(found) is is_trimmed
+    is_default = "enable_adaptive_verification" not in spec
+    assert found.drafter.is_trimmed_by_default is (is_trimmed and is_default)
+    assert is_auto(found) is (spec != {"num_speculative_tokens": 7})
+    assert not is_auto(found) or chosen_lengths(found)[-1] == max(TREES)
+
+
+@pytest.mark.parametrize(
+    "drafter, max_num_seqs, is_trimmed",
+    [
+        ("pard", MIN_REQUESTS_BY_DEFAULT, True),
+        ("pard", MIN_REQUESTS_BY_DEFAULT - 1, False),
+        ("peagle", MIN_REQUESTS_BY_DEFAULT, True),
+        ("eagle3", MIN_REQUESTS_BY_DEFAULT, False),
+        ("draft", MIN_REQUESTS_BY_DEFAULT, False),
+    ],
+)
+def test_adaptive_default_only_where_it_gains(
+    drafter: str, max_num_seqs: int, is_trimmed: bool, models, on_gpu, caplog_vllm
+):
+    """Elsewhere nothing is logged. If set explicitly, it is always enabled."""
+    with caplog_vllm.at_level("INFO", logger="vllm"):
+        spec = by_default(models, drafter, max_num_seqs=max_num_seqs)
+    assert is_auto(spec) and trims(spec) is is_trimmed
+    assert "verifies all its drafts" not in caplog_vllm.text
+    asked = {"enable_adaptive_verification": True}
+    assert trims(by_default(models, drafter, spec=asked, max_num_seqs=max_num_seqs))
 
 
 def engine_with(**changes: Any) -> SimpleNamespace:
@@ -371,13 +348,15 @@ def engine_with(**changes: Any) -> SimpleNamespace:
     for name, change in changes.items():
         parts[name] = {**parts[name], **change} if parts[name] is not None else change
     spec = settings(
-        drafter=DrafterConfig("eagle3", 7, is_parallel=True),
         is_auto_by_default=True,
         enable_adaptive_verification=None,
         **parts.pop("speculative_config"),
     )
     made = {k: v if v is None else SimpleNamespace(**v) for k, v in parts.items()}
-    return SimpleNamespace(speculative_config=spec, use_v2_model_runner=True, **made)
+    return SimpleNamespace(speculative_config=spec, **made)
+
+
+UNIFIED = DrafterConfig("eagle3", 7, is_parallel=True, is_unified=True)
 
 
 @pytest.mark.parametrize(
@@ -403,39 +382,23 @@ def engine_with(**changes: Any) -> SimpleNamespace:
 def test_unsupported_adaptive_default_is_logged(
     changes: dict, what: str | None, on_gpu, caplog_vllm
 ):
-    config = engine_with(**changes)
     with caplog_vllm.at_level("INFO", logger="vllm"):
-        for _ in range(2):  # settling again changes nothing
-            assert settle_auto(config)
-    spec = config.speculative_config
-    assert is_auto(spec)
-    assert spec.enable_adaptive_verification is spec.is_trimmed_by_default
-    assert spec.enable_adaptive_verification is (what is None)
-    said = [line for line in caplog_vllm.messages if "verifies all its drafts" in line]
-    assert [line.endswith(f"support {what}.") for line in said] == [True] * len(changes)
+        found = settle_lengths(engine_with(**changes), UNIFIED)
+    drafter, schedule, is_trimmed = found
+    assert schedule == "auto"
+    assert is_trimmed is drafter.is_trimmed_by_default is (what is None)
+    lines = [line for line in caplog_vllm.messages if "verifies all its dr" in line]
+    assert [line.endswith(f"support {what}.") for line in lines] == [True] * len(
+        changes
+    )
 
 
-@pytest.mark.parametrize(
-    "drafter, max_num_seqs, is_given",
-    [
-        ("pard", MIN_REQUESTS_BY_DEFAULT, True),
-        ("pard", MIN_REQUESTS_BY_DEFAULT - 1, False),
-        ("peagle", MIN_REQUESTS_BY_DEFAULT, True),
-        ("eagle3", MIN_REQUESTS_BY_DEFAULT, False),
-        ("draft", MIN_REQUESTS_BY_DEFAULT, False),
-    ],
-)
-def test_adaptive_default_only_where_it_gains(
-    drafter: str, max_num_seqs: int, is_given: bool, models, on_gpu, caplog_vllm
-):
-    """Elsewhere nothing is logged. If set explicitly, it is always enabled."""
-    given = {"model": str(models / drafter)}
-    with caplog_vllm.at_level("INFO", logger="vllm"):
-        spec = by_default(models, spec=given, max_num_seqs=max_num_seqs)
-    assert is_auto(spec) and trims(spec) is is_given
-    assert "verifies all its drafts" not in caplog_vllm.text
-    given["enable_adaptive_verification"] = True
-    assert trims(by_default(models, spec=given, max_num_seqs=max_num_seqs))
+@pytest.mark.parametrize("has_state, most", [(False, 27), (True, 7)])
+def test_targets_with_a_state_have_no_trees_by_default(has_state, most, on_gpu):
+    """They would keep a state for each node, only to verify chains."""
+    config = engine_with(model_config={"has_inner_state": has_state})
+    _, schedule, _ = settle_lengths(config, replace(UNIFIED, is_parallel=False))
+    assert schedule.lengths[-1] == most
 
 
 def test_adaptive_default_is_off_with_lora(models, on_gpu):
@@ -447,8 +410,8 @@ def test_adaptive_default_is_off_with_lora(models, on_gpu):
         by_default(models, enable_lora=True, spec=asked)
 
 
-def test_adaptive_default_is_off_on_cpu(models, caplog_vllm):
-    if not auto.current_platform.is_cpu():
+def test_adaptive_default_is_off_on_cpu(models, on_cpu, caplog_vllm):
+    if not on_cpu:
         pytest.skip("runs on another platform")
     with caplog_vllm.at_level("INFO", logger="vllm"):
         assert not trims(by_default(models))

@@ -10,7 +10,7 @@ import pytest
 import torch.nn as nn
 
 from vllm.config import VllmConfig, set_current_vllm_config
-from vllm.config.drafter.weights import _check_scales
+from vllm.config.drafter.weights import check_scales
 from vllm.model_executor.layers.linear import LinearBase
 from vllm.model_executor.models.utils import get_draft_quant_config
 from vllm.platforms import current_platform
@@ -136,7 +136,7 @@ def test_scales_of_mistral_are_known():
     layer = "layers.0.attention.wq"
     named = {f"{layer}.weight": "F8_E4M3", f"{layer}.qscale_weight": "F32"}
     found = {name: SimpleNamespace(dtype=dtype) for name, dtype in named.items()}
-    _check_scales(draft, found)
+    check_scales(draft, found)
     del found[f"{layer}.qscale_weight"]
     with pytest.raises(ValueError, match="quantized weights, but no scale"):
-        _check_scales(draft, found)
+        check_scales(draft, found)

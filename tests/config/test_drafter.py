@@ -1,38 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Resolving a checkpoint and the settings to `speculative_config.drafter`."""
+"""Resolving a checkpoint, settings and the engine to `speculative_config.drafter`."""
 
 import logging
 import pickle
 from contextlib import nullcontext
-from dataclasses import FrozenInstanceError, replace
+from dataclasses import FrozenInstanceError
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from vllm.config import CompilationConfig, SpeculativeConfig
+from vllm.config import SpeculativeConfig, replace
 from vllm.config.drafter import DrafterConfig
-from vllm.config.drafter.engine import (
-    check_needs_unified,
+from vllm.config.drafter.families import get_mask_token_id, read_checkpoint
+from vllm.config.drafter.resolve import read_files, resolve_drafter
+from vllm.config.drafter.support import (
     check_parallelism,
     find_unsupported,
     lacks_vocabulary_mapping,
-    settle_drafter,
+    log_who_drafts,
 )
-from vllm.config.drafter.families import get_mask_token_id, read_checkpoint
-from vllm.config.drafter.resolve import read_files
 from vllm.config.drafter.target import check_blocks, find_context
 from vllm.triton_utils import HAS_TRITON
 from vllm.triton_utils.interpreting import COMPILED
 
-from .specs import (
-    Checkpoint,
-    cached,
-    checkpoint,
-    engine_config,
-    unresolved,
-)
+from .specs import Checkpoint, cached, checkpoint, engine_config, unresolved
 
 __all__ = ["checkpoint"]  # a fixture
 LLAMA = {"model_type": "llama"}
@@ -68,6 +61,7 @@ def test_read_checkpoint(config: dict, mask: Any, is_parallel: bool):
     assert (found.mask_token_id, found.is_parallel) == (mask, is_parallel)
     assert found.num_speculative_tokens is None
     assert get_mask_token_id(SimpleNamespace(**config)) == mask
+    assert pickle.loads(pickle.dumps(found)) == found
 
 
 def test_tensors_are_not_read_if_config_suffices():
@@ -78,7 +72,7 @@ def test_tensors_are_not_read_if_config_suffices():
     assert not read_checkpoint(LLAMA, never).is_parallel
 
 
-# Defaults of the speculative config.
+# Settings that are filled in.
 
 
 @pytest.mark.parametrize(
@@ -96,63 +90,53 @@ def test_mask_hidden_enables_parallel_drafting(
     assert spec.parallel_drafting is is_parallel
 
 
-def test_checkpoint_without_tensor_names_warns(checkpoint: Checkpoint, caplog_vllm):
-    folder = checkpoint({"mask_token_id": 3})
-    spec = unresolved(folder, method="eagle3", num_speculative_tokens=7)
-    read_files(spec)
-    assert spec.parallel_drafting is False
-    (record,) = caplog_vllm.records
-    assert "set method and parallel_drafting" in record.getMessage()
-
-
 @pytest.mark.parametrize(
-    "config, given, expected",
-    [(TRAINED_FOR_8, None, 8), (TRAINED_FOR_8, 3, 3), (LLAMA, None, 7)],
-)
-def test_num_speculative_tokens_from_checkpoint(
-    checkpoint: Checkpoint, config: dict, given: int | None, expected: int
-):
-    spec = unresolved(
-        checkpoint(config), method="draft_model", num_speculative_tokens=given
-    )
-    read_files(spec)
-    assert spec.num_speculative_tokens == expected
-    assert spec.parallel_drafting is False
-
-
-@pytest.mark.parametrize(
-    "given, num_drafts",
-    [({}, 7), ({"num_speculative_tokens_per_batch_size": [(1, 8, 3)]}, 3)],
-)
-def test_num_speculative_tokens_from_family_or_schedule(
-    checkpoint, given: dict, num_drafts: int
-):
-    spec = unresolved(checkpoint(LLAMA | {"draft_vocab_size": 32}), **given)
-    read_files(spec)
-    assert (spec.method, spec.num_speculative_tokens) == ("eagle3", num_drafts)
-
-
-@pytest.mark.parametrize(
-    "given, is_auto",
+    "config, settings, num_drafts",
     [
-        ({}, True),
-        ({"num_speculative_tokens": 3}, False),
-        ({"num_speculative_tokens_per_batch_size": [(1, 8, 3)]}, False),
-        ({"draft_tree": 31}, False),
-        ({"method": "mtp"}, False),
+        (TRAINED_FOR_8, {}, 8),
+        (TRAINED_FOR_8, {"num_speculative_tokens": 3}, 3),
+        (LLAMA, {"method": "draft_model"}, 7),
+        (LLAMA | {"draft_vocab_size": 32}, {}, 7),
+        (TRAINED_FOR_8, {"num_speculative_tokens_per_batch_size": [(1, 8, 3)]}, 3),
+        (TRAINED_FOR_8, {"draft_tree": 31}, 8),
+        (TRAINED_FOR_8, {"method": "mtp"}, None),
     ],
 )
-def test_auto_is_default_unless_set(checkpoint, given: dict, is_auto: bool):
-    spec = unresolved(checkpoint(TRAINED_FOR_8), **{"method": "draft_model"} | given)
+def test_num_drafts_and_auto_by_default(
+    checkpoint: Checkpoint, config: dict, settings: dict, num_drafts: int
+):
+    if config is TRAINED_FOR_8:
+        settings = {"method": "draft_model"} | settings
+    spec = unresolved(checkpoint(config), **settings)
     read_files(spec)
+    assert spec.num_speculative_tokens == num_drafts
+    assert spec.parallel_drafting is False
+    is_auto = set(settings) <= {"method"} and spec.method != "mtp"
     schedule = spec.num_speculative_tokens_per_batch_size
     assert (schedule == "auto") == spec.is_auto_by_default == is_auto
-    if not is_auto:
-        assert schedule == given.get("num_speculative_tokens_per_batch_size")
 
 
 @pytest.mark.parametrize(
-    "config, asked, is_told",
+    "config, settings, line",
+    [
+        (
+            {"mask_token_id": 3},
+            {"method": "eagle3"},
+            "set method and parallel_drafting",
+        ),
+        ({"pard_token": 4}, {"parallel_drafting": False}, "unset parallel_drafting"),
+    ],
+)
+def test_warnings_about_parallel_drafting(
+    checkpoint, config, settings, line, caplog_vllm
+):
+    read_files(unresolved(checkpoint(config), num_speculative_tokens=7, **settings))
+    (record,) = caplog_vllm.records
+    assert line in record.getMessage()
+
+
+@pytest.mark.parametrize(
+    "config, asked, warns",
     [
         ({}, 16, False),
         ({}, 17, True),
@@ -163,20 +147,13 @@ def test_auto_is_default_unless_set(checkpoint, given: dict, is_auto: bool):
     ],
 )
 def test_far_more_drafts_than_trained_warns(
-    checkpoint: Checkpoint, config: dict, asked: int, is_told: bool, caplog_vllm
+    checkpoint: Checkpoint, config: dict, asked: int, warns: bool, caplog_vllm
 ):
     """With a warning only, since vLLM accepts any number."""
     trained = TRAINED_FOR_8 | {"mask_token_id": 3, "parallel_drafting": True}
     read_files(unresolved(checkpoint(trained | config), num_speculative_tokens=asked))
-    told = "was trained to draft 8 tokens at once" in caplog_vllm.text
-    assert told == is_told
-
-
-def test_autoregressive_use_of_a_parallel_drafter_warns_once(checkpoint, caplog_vllm):
-    folder = checkpoint({"pard_token": 4})
-    read_files(unresolved(folder, parallel_drafting=False, num_speculative_tokens=7))
-    (record,) = caplog_vllm.records
-    assert "unset parallel_drafting" in record.getMessage()
+    line = "was trained to draft 8 tokens at once"
+    assert (line in caplog_vllm.text) == warns
 
 
 @pytest.mark.parametrize(
@@ -191,16 +168,13 @@ def test_draft_tensor_parallel_size(
     monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", runner)
     spec = {"model": str(models / drafter), "draft_tensor_parallel_size": 1}
     config = engine_config(models / "target", spec, tensor_parallel_size=2)
-    own = config.speculative_config.draft_parallel_config
-    assert own.tensor_parallel_size == size
+    parallel = config.speculative_config.draft_parallel_config
+    assert parallel.tensor_parallel_size == size
     assert ("split in 2, as the target is" in caplog_vllm.text) is (size == 2)
 
 
-# From the configs of both models.
-
-
 @pytest.mark.parametrize(
-    "method, own, asked, expected",
+    "method, longest, asked, expected",
     [
         ("draft_model", 64, None, 64),
         ("draft_model", 128, None, None),
@@ -208,10 +182,10 @@ def test_draft_tensor_parallel_size(
         ("eagle3", 64, 32, 32),
     ],
 )
-def test_context(method: str, own: int, asked: int | None, expected: int | None):
+def test_context(method: str, longest: int, asked: int | None, expected: int | None):
     spec = unresolved("m", method=method, max_model_len=asked, num_speculative_tokens=8)
     spec.target_model_config = SimpleNamespace(max_model_len=128)
-    spec.draft_model_config = SimpleNamespace(max_model_len=own)
+    spec.draft_model_config = SimpleNamespace(max_model_len=longest)
     context = find_context(spec)
     assert context == expected
     drafter = DrafterConfig(method, 8, context=context)
@@ -222,14 +196,23 @@ def test_context(method: str, own: int, asked: int | None, expected: int | None)
 # The resolved value.
 
 
-def test_drafter_is_frozen_and_picklable(models: Path):
-    spec = configured(models, "peagle")
+def configured(models: Path, drafter: str, **settings: Any) -> SpeculativeConfig:
+    spec = {"model": str(models / drafter), "num_speculative_tokens": 7} | settings
+    return engine_config(models / "target", spec).speculative_config
+
+
+def test_drafter_is_frozen_and_set_once(models: Path):
+    """Also if the engine's config is created again, as workers do."""
+    spec = {"model": str(models / "peagle"), "draft_tree": 31}
+    config = engine_config(models / "target", spec)
+    spec = config.speculative_config
+    resolved = dict(vars(spec))
     with pytest.raises(FrozenInstanceError):
         spec.drafter.method = "eagle"
+    assert replace(config).speculative_config is spec
+    resolve_drafter(config)
+    assert vars(spec) == resolved and spec.drafter is resolved["drafter"]
     assert pickle.loads(pickle.dumps(spec)).drafter == spec.drafter
-    # The log has a short form of it, in one line.
-    model, name = str(models / "peagle"), "SpeculativeConfig"
-    assert repr(spec) == f"{name}(method='eagle3', {model=}, num_spec_tokens=7)"
 
 
 @pytest.mark.parametrize(
@@ -249,16 +232,12 @@ def test_mode(method: str, parallel: bool, family: str | None, mode: str):
     assert drafter.mode == mode
 
 
-def test_other_methods_are_unchanged():
-    spec = SpeculativeConfig(method="ngram", num_speculative_tokens=2)
+def test_other_methods_are_unchanged(models: Path):
+    spec = {"method": "ngram", "num_speculative_tokens": 2}
+    spec = engine_config(models / "target", spec).speculative_config
     assert spec.parallel_drafting is False
     assert spec.max_num_new_slots_for_drafting == 0
     assert spec.drafter.why_not_unified == "method ngram"
-
-
-def configured(models: Path, drafter: str, **settings: Any) -> SpeculativeConfig:
-    spec = {"model": str(models / drafter), "num_speculative_tokens": 7} | settings
-    return engine_config(models / "target", spec).speculative_config
 
 
 @pytest.mark.parametrize(
@@ -280,52 +259,45 @@ def test_bundled_drafters(models: Path, name: str, settings: dict, wanted: dict)
     assert drafter.num_speculative_tokens == 7
     num_verified = settings.get("draft_tree", 7)
     assert spec.num_speculative_tokens == drafter.num_verified == num_verified
+    # The log has a short form of it, in one line.
+    nodes = ", tree_nodes=31" if num_verified == 31 else ""
+    model = str(models / name)
+    assert repr(spec) == (
+        f"SpeculativeConfig(method={spec.method!r}, {model=}, num_spec_tokens=7{nodes})"
+    )
 
 
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ({}, "num_spec_tokens=8)"),
-        ({"draft_tree": 15}, "num_spec_tokens=8, tree_nodes=15)"),
-    ],
-)
-def test_repr_has_draft_depth_and_tree_nodes(models: Path, given: dict, said: str):
-    """Regression: for a tree, the log had only the number of nodes."""
-    spec = {"model": str(models / "pard"), **given}
-    config = engine_config(models / "target", spec)
-    assert repr(config.speculative_config).endswith(said)
-
-
-def test_target_as_its_own_drafter_warns(models: Path, caplog, monkeypatch):
-    log = logging.getLogger("drafters")  # vLLM's is reconfigured meanwhile
-    monkeypatch.setattr("vllm.config.drafter.resolve.logger", log)
+@pytest.fixture
+def log(caplog, monkeypatch):
+    """What resolving logs; vLLM's logger is reconfigured meanwhile."""
+    logger = logging.getLogger("drafters")
+    for module in ("resolve", "target"):
+        monkeypatch.setattr(f"vllm.config.drafter.{module}.logger", logger)
     with caplog.at_level("INFO"):
-        configured(models, "target")
-    assert "target is its own draft model" in caplog.text
+        yield caplog
+
+
+def test_target_as_its_drafter_warns(models: Path, log):
+    configured(models, "target")
+    assert "target is its own draft model" in log.text
     # A plain language model has no family and no mask token to log.
-    assert "target: method draft_model, 7 tokens a step, 1 a pass, fed " in caplog.text
+    assert "target: method draft_model, 7 tokens a step, 1 a pass, fed " in log.text
 
 
 @pytest.mark.parametrize(
-    "window, said",
+    "window, line",
     [
         (2, "draft_window (2) is not above num_speculative_tokens (7)"),
         (2048, "draft_window (2048) leaves out nothing of the target's max_model_len"),
         (64, None),
     ],
 )
-def test_draft_window_is_logged_with_warnings(
-    models: Path, caplog, monkeypatch, window: int, said: str | None
-):
-    log = logging.getLogger("drafters")
-    for module in ("resolve", "window"):
-        monkeypatch.setattr(f"vllm.config.drafter.{module}.logger", log)
-    with caplog.at_level("INFO"):
-        configured(models, "pard", draft_window=window)
-    assert f"fed by tokens alone, within a window of {window}." in caplog.text
-    warned = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
-    warned = [line for line in warned if line.startswith("draft_window")]
-    assert len(warned) == bool(said) and all(line.startswith(said) for line in warned)
+def test_draft_window_is_logged_with_warnings(models, log, window: int, line):
+    configured(models, "pard", draft_window=window)
+    assert f"fed by tokens alone, within a window of {window}." in log.text
+    warned = [r.getMessage() for r in log.records if r.levelname == "WARNING"]
+    warned = [each for each in warned if each.startswith("draft_window")]
+    assert len(warned) == bool(line) and all(each.startswith(line) for each in warned)
 
 
 # Which speculator drafts.
@@ -347,19 +319,8 @@ def dims(mrope: int) -> SimpleNamespace:
     return SimpleNamespace(uses_mrope=mrope > 0, mrope_num_dims=mrope)
 
 
-def with_models(**changes: Any) -> SpeculativeConfig:
-    """An EAGLE-3 head, with the parts of both models that decide which speculator."""
-    given = {
-        "method": "eagle3",
-        "parallel_drafting": True,
-        "draft_model_config": dims(0),
-        "target_model_config": dims(0),
-    }
-    return unresolved("a/head", **given | ranks() | changes)
-
-
 @pytest.mark.parametrize(
-    "reason, given",
+    "reason, changes",
     [
         (None, {}),
         (None, {"target_model_config": dims(3)}),
@@ -380,8 +341,11 @@ def with_models(**changes: Any) -> SpeculativeConfig:
         ("prefill context parallelism", ranks(prefill_context_parallel_size=2)),
     ],
 )
-def test_find_unsupported(reason: str | None, given: dict):
-    assert find_unsupported(with_models(**given)) == reason
+def test_find_unsupported(reason: str | None, changes: dict):
+    head = {"method": "eagle3", "parallel_drafting": True}
+    head |= {"draft_model_config": dims(0), "target_model_config": dims(0)}
+    spec = unresolved("a/head", **head | ranks() | changes)
+    assert find_unsupported(spec) == reason
 
 
 DRAFTS = {"method": "draft_model", "parallel_drafting": False, "draft_tree": None}
@@ -404,7 +368,7 @@ PEAGLE = HEAD | {"parallel_drafting": True}
 )
 def test_pipeline_stages(spec, stages, on_cpu, is_unified, refusal, monkeypatch):
     platform = SimpleNamespace(is_cpu=lambda: on_cpu)
-    monkeypatch.setattr("vllm.config.drafter.engine.current_platform", platform)
+    monkeypatch.setattr("vllm.config.drafter.support.current_platform", platform)
     config = SimpleNamespace(
         speculative_config=SimpleNamespace(**spec),
         parallel_config=SimpleNamespace(pipeline_parallel_size=stages),
@@ -446,24 +410,17 @@ def test_kv_block_sizes_with_mla(
         check_blocks(config)
 
 
-def test_settings_that_need_unified_name_the_reason():
-    spec = unresolved("m", draft_tree=31)
-    check_needs_unified(spec, replace(PARD, is_unified=True))
-    with pytest.raises(ValueError, match="draft_tree does not support watermarking: t"):
-        check_needs_unified(spec, replace(PARD, unsupported="watermarking"))
-
-
 @pytest.mark.parametrize(
-    "drafter, watermark, runs_on_v1",
+    "unsupported, watermark, runs_on_v1",
     [
-        (PARD, None, False),
-        (PARD, "a watermark", True),
-        (replace(PARD, unsupported="data parallelism"), None, True),
-        (None, None, True),
+        (None, None, False),
+        (None, "a watermark", True),
+        ("data parallelism", None, True),
     ],
 )
-def test_heterogeneous_vocab_support(drafter, watermark, runs_on_v1: bool):
+def test_heterogeneous_vocab_support(unsupported, watermark, runs_on_v1: bool):
     """The unified speculator and Runner V1 have it; others on Runner V2 do not."""
+    drafter = DrafterConfig("draft_model", 7, unsupported=unsupported)
     spec = unresolved("m", drafter=drafter, use_heterogeneous_vocab=True)
     config = SimpleNamespace(speculative_config=spec, watermark_config=watermark)
     assert lacks_vocabulary_mapping(config) is runs_on_v1
@@ -472,56 +429,44 @@ def test_heterogeneous_vocab_support(drafter, watermark, runs_on_v1: bool):
 
 
 @pytest.mark.parametrize(
-    "drafter, is_v2, asked, watermark, line",
+    "method, is_v2, asked, unsupported, line",
     [
-        (PARD, True, None, None, None),
-        (PARD, False, None, None, "to Runner V1, without the unified speculator"),
-        (PARD, False, "0", None, None),
+        ("draft_model", False, None, None, "to Runner V1, without the unified spec"),
+        ("draft_model", False, "0", None, None),
+        ("ngram", True, None, "method ngram", None),
+        ("draft_model", True, None, "watermarking", "the unified one does not"),
         (
-            replace(PARD, unsupported="method ngram", method="ngram"),
-            True,
+            "draft_model",
+            False,
             None,
-            0,
-            None,
+            "LoRA",
+            "speculator does not support LoRA",
         ),
-        # Only the engine's config has the watermark.
-        (
-            PARD,
-            True,
-            None,
-            "some",
-            "speculator: the unified one does not support water",
-        ),
-        (PARD, False, None, "some", "unified speculator does not support watermarking"),
     ],
 )
 def test_fallback_is_logged(
-    monkeypatch, caplog_vllm, drafter, is_v2, asked, watermark, line
+    monkeypatch, caplog_vllm, method, is_v2, asked, unsupported, line
 ):
     monkeypatch.delenv("VLLM_USE_V2_MODEL_RUNNER")
     if asked is not None:
         monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", asked)
-    monkeypatch.setattr("vllm.config.drafter.engine.check_weights", lambda _: None)
     logger = SimpleNamespace(warning_once=logging.getLogger("vllm").warning)
-    monkeypatch.setattr("vllm.config.drafter.engine.logger", logger)
-    spec = unresolved("m", method=drafter.method, drafter=drafter)
-    scheduler = SimpleNamespace(
-        max_num_scheduled_tokens=None, max_num_batched_tokens=512
-    )
-    config = SimpleNamespace(
-        speculative_config=spec,
-        parallel_config=SimpleNamespace(pipeline_parallel_size=1),
-        scheduler_config=scheduler,
-        use_v2_model_runner=is_v2,
-        watermark_config=watermark,
-        compilation_config=CompilationConfig(),
-    )
-    is_unified = drafter.unsupported is None and is_v2 and not watermark
-    assert settle_drafter(config) is spec.drafter.is_unified is is_unified
-    settle_drafter(config)  # workers do this again, without logging it again
-    assert scheduler.max_num_scheduled_tokens == (512 if is_unified else None)
+    monkeypatch.setattr("vllm.config.drafter.support.logger", logger)
+    drafter = DrafterConfig(method, 7, unsupported=unsupported)
+    log_who_drafts(SimpleNamespace(use_v2_model_runner=is_v2), drafter)
     assert len(caplog_vllm.messages) == (line is not None)
-    assert all(line in said for said in caplog_vllm.messages)
+    assert all(line in each for each in caplog_vllm.messages)
+
+
+@pytest.mark.parametrize("runner, is_unified", [("1", True), ("0", False)])
+def test_unified_speculator_keeps_token_budget(models, monkeypatch, runner, is_unified):
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", runner)
+    spec = {"model": str(models / "pard"), "num_speculative_tokens": 7}
+    config = engine_config(models / "target", spec, max_num_batched_tokens=2048)
+    assert config.speculative_config.drafter.is_unified is is_unified
+    assert config.scheduler_config.max_num_scheduled_tokens == 2048
+    slots = config.speculative_config.max_num_new_slots_for_drafting
+    assert (slots == 0) is is_unified
 
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
@@ -541,8 +486,8 @@ def test_cpu_uses_v2_for_unified_speculator(
     monkeypatch.delenv("VLLM_USE_V2_MODEL_RUNNER")
     if asked is not None:
         monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", asked)
-    given = {"model": str(models / "pard")} | spec if is_unified else spec
-    config = engine_config(models / "target", given)
+    spec = {"model": str(models / "pard")} | spec if is_unified else spec
+    config = engine_config(models / "target", spec)
     runs_v2 = is_unified if asked is None else asked == "1"
     assert config.use_v2_model_runner is runs_v2
     if is_unified:

@@ -2,19 +2,51 @@
 """Reports an invalid configuration in one last line that says what to change."""
 
 import gc
+import json
 import re
 import sys
-from collections.abc import Iterator
+from argparse import ArgumentTypeError
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from typing import Any
 
+from huggingface_hub.errors import StrictDataclassError
 from pydantic import ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 import vllm.envs as envs
 
-TOLD = "_is_of_vllm_config"  # set on errors that end a command with one line
+ENDS_COMMAND = "_is_of_vllm_config"  # set on errors that end one with a single line
+EXAMPLE = '{"model": "amd/PARD-Llama-3.2-1B", "num_speculative_tokens": 7}'
+# Fields of SpeculativeConfig that are results, not settings. The method
+# "extract_hidden_states" has a setting of the name `draft_model_config`.
+RESULTS = {"drafter", "draft_checkpoint", "is_auto_by_default", "step_times"}
+RESULTS |= {"target_model_config", "target_parallel_config"}
+RESULTS |= {"draft_model_config", "draft_parallel_config"}
+# vLLM's errors for a draft model's config that it cannot read (the part to quote), and
+# what to change. Its errors for the target read the same, so ours name the drafter.
+REMEDIES = {
+    r"Model architectures \[.*?\] are not supported": (
+        'correct "architectures" in its config.json, or name another drafter'
+    ),
+    r"model type `.*?` but Transformers does not recognize this architecture": (
+        'correct "model_type" in its config.json, or update transformers'
+    ),
+    r"Unsupported model_type .*? for \w+ speculator": (
+        'correct "model_type" in transformer_layer_config of its config.json, or name '
+        "another drafter"
+    ),
+    r"Unknown quantization method: .*?\]": (
+        'correct "quantization" of speculative_config, or leave it unset; the '
+        "checkpoint's own is quant_method in its config.json"
+    ),
+    r"Quantization method specified in the model config .*? argument \(.*?\)": (
+        'leave "quantization" of speculative_config unset'
+    ),
+    r"Validation error for field .*": "correct it in its config.json",
+}
 
 
 class ConfigError(ValidationError):
@@ -43,7 +75,7 @@ def says_in_one_line() -> Iterator[None]:
         except ValidationError as error:
             raise ConfigError.of(error).with_traceback(error.__traceback__) from None
     except ValueError as error:
-        setattr(error, TOLD, True)
+        setattr(error, ENDS_COMMAND, True)
         raise
 
 
@@ -56,7 +88,7 @@ def ends_in_one_line() -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        if not hasattr(error, TOLD) or envs.VLLM_LOGGING_LEVEL == "DEBUG":
+        if not hasattr(error, ENDS_COMMAND) or envs.VLLM_LOGGING_LEVEL == "DEBUG":
             raise
         # Else garbage collection of all imports takes seconds at exit.
         gc.freeze()
@@ -88,3 +120,84 @@ def _words(title: str, type: str, loc: tuple, msg: str, input: Any, **_) -> str:
     near = get_close_matches(str(input), names, n=1)
     hint = f"; did you mean '{near[0]}'?" if near else ""
     return f"{'.'.join(map(str, (title, *loc)))}: {msg}{hint}"
+
+
+@contextmanager
+def names_drafter(model: str | None) -> Iterator[None]:
+    """Names the drafter in errors that vLLM raises while it reads its config."""
+    try:
+        yield
+    except (ValueError, StrictDataclassError) as error:
+        named = _named(model, str(error))
+        if named is None:
+            raise
+        raise ValueError(named) from None
+
+
+def _named(model: str | None, error: str) -> str | None:
+    error = " ".join(error.split())
+    for pattern, remedy in REMEDIES.items():
+        if found := re.search(pattern, error):
+            return f'"model" of speculative_config: {model}: {found[0]}: {remedy}.'
+    return None
+
+
+def parse_speculative_config(text: str) -> Any:
+    """The value of --speculative-config: JSON, or a drafter's folder or hub id alone.
+
+    Raises:
+        ArgumentTypeError: it looks like JSON, but is not valid.
+    """
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        if not re.fullmatch(r"[^\s{}\[\]\"']+", text):
+            raise ArgumentTypeError(
+                f"{text} is not valid JSON ({error}): write for example {EXAMPLE}, in "
+                "single quotes on a command line."
+            ) from None
+        return {"model": text}
+
+
+def check_keys(settings: Any, config_class: type) -> None:
+    """Checks a speculative config as the user wrote it.
+
+    Args:
+        settings: the value of --speculative-config.
+        config_class: SpeculativeConfig, whose fields are the keys.
+
+    Raises:
+        ValidationError: it is not a mapping, or has an unknown key.
+    """
+    if not isinstance(settings, Mapping):
+        raise _invalid(
+            f"speculative_config must be a JSON object, not {settings!r}: write for "
+            f"example {EXAMPLE}.",
+            settings,
+        )
+    names, results = {field.name for field in fields(config_class)}, set(RESULTS)
+    if settings.get("method") == "extract_hidden_states":
+        results.remove("draft_model_config")
+    known = names - results
+    for key, value in settings.items():
+        if is_dataclass(value):
+            continue  # vLLM's, in the arguments of an engine created before
+        name = str(key).replace("-", "_")
+        if name in results:
+            raise _invalid(
+                f'"{key}" of speculative_config is not a setting: leave it out.',
+                settings,
+            )
+        if name not in known:
+            near = get_close_matches(name, known, n=2)
+            named = " or ".join(f'"{each}"' for each in near)
+            remedy = f"did you mean {named}?" if near else "remove it."
+            raise _invalid(f'speculative_config has no key "{key}": {remedy}', settings)
+
+
+def _invalid(words: str, settings: Any) -> ValidationError:
+    """An error of the type that vLLM raises for an invalid config."""
+    error = PydanticCustomError("value_error", "{words}", {"words": words})
+    return ValidationError.from_exception_data(
+        "SpeculativeConfig", [{"type": error, "input": settings}]
+    )

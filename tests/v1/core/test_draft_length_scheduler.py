@@ -8,6 +8,7 @@ import pytest
 
 from vllm import SamplingParams
 from vllm.config.drafter import DrafterConfig
+from vllm.config.drafter.drafter import StepTimes
 from vllm.v1.core.sched.draft_load import HELD, OBSERVED, ChosenLengths
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.core.sched.step_drafts import VerifiedDraft
@@ -29,8 +30,7 @@ def make_scheduler(schedule, times=None, ranks: int = 1) -> Scheduler:
         num_speculative_tokens=scheduler.num_spec_tokens,
         num_speculative_tokens_per_batch_size=schedule,
         drafter=DrafterConfig("draft_model", 3, context=DRAFTERS_LIMIT),
-        pass_times=times,
-        trimmed_times=None,
+        step_times=StepTimes(times or {}),
     )
     parallel = SimpleNamespace(
         data_parallel_size=ranks, dp_sync_interval=16, pipeline_parallel_size=1

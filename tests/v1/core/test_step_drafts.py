@@ -6,6 +6,7 @@ from statistics import mode
 import numpy as np
 import pytest
 
+from vllm.config.drafter.drafter import StepTimes
 from vllm.v1.core.sched.draft_load import ChosenLengths
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
@@ -159,7 +160,7 @@ def test_auto_learns_what_requests_receive(
     """Regression: with short answers long drafts seemed to pay."""
     auto = {"num_speculative_tokens_per_batch_size": "auto"}
     scheduler = make_scheduler(sampling={"max_tokens": max_tokens}, **auto)
-    times = {256: {1: {0: 1.0, 1: 1.2, 2: 1.4, 3: 1.6}}}
+    times = StepTimes({256: {1: {0: 1.0, 1: 1.2, 2: 1.4, 3: 1.6}}})
     lookup = scheduler.draft_lengths = ChosenLengths(scheduler, times)
     scheduler.dynamic_sd_lookup = lookup
     asked, chosen = scheduler.requests["a"].sampling_params, []

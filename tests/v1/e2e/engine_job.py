@@ -59,7 +59,7 @@ from recorded import Replays, recorded_calls
 from watches import DraftRecord, HostWaits, KeptDrafts, around
 
 from vllm import LLM, SamplingParams
-from vllm.config.drafter import auto, engine
+from vllm.config.drafter import length, support
 from vllm.lora.request import LoRARequest
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.platforms import current_platform
@@ -375,7 +375,7 @@ def timed_requests(scheduler: Any) -> list[int]:
 
 
 def take_defaults_of_a_gpu() -> None:
-    for module in (auto, engine):
+    for module in (length, support):
         module.current_platform = SimpleNamespace(is_cpu=lambda: False)
 
 

@@ -34,10 +34,10 @@ def all_verified(executor: Executor) -> PassTimes:
     return {1: {n: {k: seconds(n * (k + 1)) for k in lengths} for n in SIZES}}
 
 
-def part_verified(executor: Executor) -> TrimmedTimes:
+def part_verified(executor: Executor, passes: PassTimes) -> TrimmedTimes | None:
     spec = executor.speculative_config
     if not trims(spec):
-        return {}
+        return None
     depth = spec.drafter.num_speculative_tokens
     run_one(executor, MIN_REQUESTS, depth, 1, 1)
     lengths = [length for length in candidate_lengths(depth) if length]

@@ -8,6 +8,7 @@ import pytest
 import torch.distributed as dist
 
 from vllm.config.drafter import DrafterConfig
+from vllm.config.drafter.drafter import StepTimes
 from vllm.utils.network_utils import get_open_port
 from vllm.v1.core.sched.draft_load import ChosenLengths
 from vllm.v1.engine import core
@@ -27,8 +28,7 @@ def make_engine(group=None) -> SimpleNamespace:
         num_speculative_tokens=3,
         num_speculative_tokens_per_batch_size="auto",
         drafter=DrafterConfig("eagle3", 3),
-        pass_times=TIMES,
-        trimmed_times=None,
+        step_times=StepTimes(TIMES),
     )
     config = SimpleNamespace(
         speculative_config=spec,

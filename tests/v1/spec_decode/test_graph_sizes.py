@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How many CUDA graphs "auto" captures, and that padding of batches is limited."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -60,7 +61,6 @@ def engine_config(
             "draft_model", LONGEST, num_nodes=num_nodes, is_unified=True
         ),
         enable_adaptive_verification=trims,
-        is_trimmed_by_default=False,
         uses_dynamic_speculative_decoding=lambda: schedule is not None,
     )
     return SimpleNamespace(
@@ -200,7 +200,8 @@ def test_trimmed_batches_are_captured_in_addition(max_num_seqs: int, schedule):
 def test_only_large_batches_are_trimmed_by_default(max_num_seqs: int):
     config = engine_config(max_num_seqs, "auto", trims=True)
     explicit = {b for b in target_batches(config) if b.max_query_len is not None}
-    config.speculative_config.is_trimmed_by_default = True
+    spec = config.speculative_config
+    spec.drafter = replace(spec.drafter, is_trimmed_by_default=True)
     found = {b for b in target_batches(config) if b.max_query_len is not None}
     large = {b for b in explicit if b.num_reqs >= MIN_REQUESTS_BY_DEFAULT}
     assert found == large and found < explicit

@@ -61,7 +61,6 @@ class FakeExecutor:
                 num_speculative_tokens_per_batch_size="auto",
                 drafter=DrafterConfig("draft_model", 3, is_unified=True),
                 enable_adaptive_verification=True,
-                is_trimmed_by_default=False,
             ),
             cache_config=SimpleNamespace(num_gpu_blocks=num_gpu_blocks, block_size=16),
             model_config=SimpleNamespace(max_model_len=max_model_len),
@@ -213,18 +212,17 @@ def test_each_step_is_timed_once(monkeypatch):
 def test_trimmed_steps_are_timed_only_if_some_can_be_trimmed():
     executor = FakeExecutor(max_num_seqs=24)
     spec = executor.vllm_config.speculative_config
-    spec.pass_times = {CONTEXT: {n: {3: 1.0} for n in (1, 4, 8, 12, 16, 24)}}
-    times = measure_trimmed_times(executor)
+    passes = {CONTEXT: {n: {3: 1.0} for n in (1, 4, 8, 12, 16, 24)}}
+    times = measure_trimmed_times(executor, passes)
     assert list(times) == [1, 3] and list(times[1]) == list(times[3]) == [8, 16, 24]
     for k, parts in {1: (0.5, 1), 3: (0.5, 1, 1.5, 2, 2.5, 3)}.items():
         assert times[k][8] == {m: 2.0 * 8 + k + CONTEXT + m for m in parts}
     assert executor.num_forgotten == 1
-    spec.pass_times = {CONTEXT: {1: {3: 1.0}, 4: {3: 1.0}}}
-    assert measure_trimmed_times(executor) == {} and trims(spec)
+    few = {CONTEXT: {1: {3: 1.0}, 4: {3: 1.0}}}
+    assert measure_trimmed_times(executor, few) == {} and trims(spec)
     executor.trimming = ["some", None]  # unsupported by one worker's attention backend
-    assert measure_trimmed_times(executor) == {}
     # Otherwise the scheduler would warn that too few requests were timed.
-    assert not trims(spec)
+    assert measure_trimmed_times(executor, passes) is None
 
 
 @pytest.mark.parametrize(

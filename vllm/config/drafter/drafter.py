@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The resolved drafter: all that the engine needs to know of it except its weights."""
+"""What a speculative config comes to: `DrafterConfig`, and later `StepTimes`."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -61,7 +61,9 @@ class TargetFeatures:
 
 @dataclass(frozen=True)
 class DrafterConfig:
-    """A speculative config and its checkpoint, resolved.
+    """A speculative config, its checkpoint and the engine's config, resolved.
+
+    `speculative_config.drafter`, set once, before weights load.
 
     Attributes:
         method: of the speculative config, as resolved.
@@ -71,8 +73,8 @@ class DrafterConfig:
             and for methods of vLLM's own speculators.
         is_parallel: whether it drafts several tokens per pass.
         parallel_width: tokens per pass, from 1 to K; 1 for autoregressive drafting.
-        num_nodes: N, the nodes of the draft tree that is verified per request and
-            step, at least K. None: a chain of K tokens.
+        num_nodes: N, the most nodes of a draft tree that is verified per request and
+            step, at least K. None: chains of at most K tokens.
         mask_token_id: of the slots to be drafted; None for autoregressive drafting.
         context: number of positions, from 0, that it can draft at; None: all of the
             target's.
@@ -86,7 +88,9 @@ class DrafterConfig:
         unsupported: what in the config the unified speculator does not support, so
             that vLLM's own speculator drafts; None if it supports all of it.
         is_unified: whether the unified speculator drafts: it supports the config, and
-            Model Runner V2 runs. None until the engine's config is complete.
+            Model Runner V2 runs.
+        is_trimmed_by_default: whether `enable_adaptive_verification` is on because the
+            user did not set it.
     """
 
     method: str
@@ -103,7 +107,8 @@ class DrafterConfig:
     # `Any`, since pydantic inspects all fields and has no schema for VocabMapping.
     vocabulary: Any = field(default=None, compare=False, repr=False)
     unsupported: str | None = None
-    is_unified: bool | None = None
+    is_unified: bool = False
+    is_trimmed_by_default: bool = False
 
     @property
     def mode(self) -> str:
@@ -136,3 +141,20 @@ class DrafterConfig:
                 its KV cache.
         """
         return min(target_limit, self.context or target_limit)
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """Step times that an engine with "auto" measured after warm-up.
+
+    `speculative_config.step_times`, set once, in the process that schedules.
+
+    Attributes:
+        passes: seconds of a step by context, number of requests and draft length.
+        trimmed: seconds of a step that verifies only part of its drafts, by drafts made
+            for each request, number of requests and mean number of drafts verified of
+            each; empty if no batch is large enough; None if no step is trimmed.
+    """
+
+    passes: dict[int, dict[int, dict[int, float]]] = field(default_factory=dict)
+    trimmed: dict[int, dict[int, dict[float, float]]] | None = None

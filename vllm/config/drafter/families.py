@@ -1,14 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Interprets a drafter's files, by the families of published drafters.
+"""Interprets a drafter's config.json, by the families of published drafters.
 
-Pure Python on plain values. `docs/checkpoints.md` shows the table of families.
+`docs/checkpoints.md` shows the table of families.
 """
 
+import math
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from transformers import PreTrainedConfig
+
+if TYPE_CHECKING:
+    from vllm.config.speculative import SpeculativeConfig
+
+AGAIN = "download or export the checkpoint again"
 
 # Architectures that vLLM has under another name. The last two are NeMo's.
 ARCHITECTURES = {
@@ -26,6 +34,14 @@ TAPPED_LAYERS = "eagle_aux_hidden_state_layer_ids"
 # Config keys of the mask token's id: of speculators and NeMo, of PARD, of Amazon's
 # P-EAGLE. The first one found is used.
 MASK_TOKEN_KEYS = ("mask_token_id", "pard_token", "ptd_token_id")
+# Types of values that are looked into.
+KINDS = {
+    "architectures": (list, "a list of names"),
+    "eagle_config": (dict, "a JSON object"),
+    "dflash_config": (dict, "a JSON object"),
+}
+Overrides = Callable[[Any], Any] | Mapping[str, Any]
+NESTED = "transformer_layer_config"  # of speculators; vLLM flattens it
 
 
 @dataclass(frozen=True)
@@ -67,7 +83,7 @@ class DraftFamily:
         is_parallel: whether it drafts several tokens per pass.
         num_drafts: K if neither the user nor the checkpoint gives it: what its authors
             train or evaluate it with. None: vLLM has a default, or asks the user.
-        told_by: describes the keys that `matches` looks at.
+        evidence: describes the keys that `matches` looks at.
         matches: whether a checkpoint is of this family.
     """
 
@@ -75,8 +91,11 @@ class DraftFamily:
     method: str
     is_parallel: bool
     num_drafts: int | None
-    told_by: str
+    evidence: str
     matches: Callable[[DraftFiles], bool]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return family_named, (self.name,)  # `matches` cannot be pickled
 
 
 def _is_pard2(files: DraftFiles) -> bool:
@@ -94,9 +113,9 @@ def _is_speculators(*kinds: str) -> Callable[[DraftFiles], bool]:
 
 def _is_dspark(files: DraftFiles) -> bool:
     # DeepSeek's have the architecture of their target.
-    is_own = files.has_word("DSpark") or files.has("dspark_noise_token_id")
+    has_key = files.has_word("DSpark") or files.has("dspark_noise_token_id")
     has_type = "dspark" in str(files.config.get("model_type")).lower()  # Muse Spark's
-    return is_own or has_type or _is_speculators("dspark")(files)
+    return has_key or has_type or _is_speculators("dspark")(files)
 
 
 def _is_dflash(files: DraftFiles) -> bool:
@@ -225,12 +244,16 @@ FAMILIES = (
 )
 
 
+def family_named(name: str) -> DraftFamily:
+    return next(family for family in FAMILIES if family.name == name)
+
+
 def find_family(files: DraftFiles) -> DraftFamily | None:
     """The family of a checkpoint; None for a language model."""
     return next((family for family in FAMILIES if family.matches(files)), None)
 
 
-def told_by_tensors(files: DraftFiles) -> str | None:
+def method_of_tensors(files: DraftFiles) -> str | None:
     """The method of a checkpoint of no family, by its tensors' names; None: unclear.
 
     Heads of the first EAGLE have a language model's config, and a layer `fc` in front.
@@ -255,7 +278,7 @@ class DraftCheckpoint:
 
     Attributes:
         family: None for a language model.
-        method: None if neither config nor tensors tell it.
+        method: None if neither config nor tensors say it.
         mask_token_id: as in its config, valid or not; None if it names none.
         num_speculative_tokens: draft tokens that it was trained for, as in its config,
             valid or not; None if it does not say.
@@ -263,8 +286,8 @@ class DraftCheckpoint:
 
     family: DraftFamily | None
     method: str | None
-    mask_token_id: Any
-    num_speculative_tokens: Any
+    mask_token_id: Any = None
+    num_speculative_tokens: Any = None
 
     @property
     def is_parallel(self) -> bool:
@@ -298,7 +321,7 @@ def read_checkpoint(
     family = find_family(files)
     method = family.method if family else None
     if family is None and is_unclear:
-        method = told_by_tensors(files)
+        method = method_of_tensors(files)
     depth = _trained_depth(config)
     return DraftCheckpoint(family, method, get_mask_token_id(config), depth)
 
@@ -363,3 +386,129 @@ def adapt_config(config: Any) -> Any:
     if ids and getattr(config, "num_aux_hidden_states", None) is None:
         config.num_aux_hidden_states = len(ids)
     return config
+
+
+# Overrides of keys, by the user and by vLLM.
+
+
+def overridden(
+    config: Mapping[str, Any], overrides: Overrides | None
+) -> Mapping[str, Any]:
+    """A parsed config.json with the user's overrides.
+
+    Functions are left out: they change the config class, which is made later.
+    """
+    if not overrides or callable(overrides):
+        return config
+    made = {**config, **overrides}
+    if NESTED in overrides:
+        if not isinstance(overrides[NESTED], Mapping):
+            raise ValueError(f"{NESTED} in hf_overrides must be keys and values.")
+        made[NESTED] = {**(config.get(NESTED) or {}), **overrides[NESTED]}
+    return made
+
+
+def overrides_of(spec: "SpeculativeConfig", of_vllm: Overrides) -> Overrides:
+    """The `hf_overrides` for a drafter's config: the user's, and then vLLM's.
+
+    vLLM's turn every model that may have an MTP module, such as Qwen3.5 or DeepSeek-V3,
+    into that module; a draft model is the model itself.
+    """
+    if spec.method == "draft_model":
+        of_vllm = partial(_adapt, spec.target_model_config.hf_overrides)
+    if not spec.hf_overrides:
+        return of_vllm
+    return partial(_override, spec.hf_overrides, of_vllm)
+
+
+def _adapt(of_target: Overrides, config: Any) -> Any:
+    config = adapt_config(config)
+    return of_target(config) if callable(of_target) else config
+
+
+def _override(of_user: Overrides, of_vllm: Overrides, config: Any) -> Any:
+    """As for a target: a function, or keys and values.
+
+    A mapping replaces the value, or keys of a nested config.
+    """
+    if callable(of_user):
+        return of_vllm(of_user(config))
+    rope = getattr(config, "rope_parameters", None) or {}
+    flat = {**of_user, **of_user.get(NESTED, {})}
+    flat.pop(NESTED, None)
+    for key, value in flat.items():
+        nested = getattr(config, key, None)
+        if isinstance(nested, PreTrainedConfig) and isinstance(value, Mapping):
+            nested.update(value)
+        elif key in rope:  # moved there from the top level, where vLLM ignores it
+            rope[key] = value
+        else:
+            config.update({key: value})
+    return of_vllm(config)
+
+
+# Checks of single values, as soon as config.json has been read.
+
+
+def check_values(model: str, config: Mapping[str, Any]) -> None:
+    """Checks values on which reading the config would fail, or drafts would be garbage.
+
+    Args:
+        config: the parsed config.json, with the user's overrides.
+
+    Raises:
+        ValueError: one of them is invalid.
+    """
+    where = f"in {model}/config.json"
+    for key in _not_numbers(config):
+        raise ValueError(f"{key} {where} is NaN: correct it, or {AGAIN}.")
+    for key, (kind, named) in KINDS.items():
+        if not isinstance(config.get(key), kind | None):
+            raise ValueError(f"{key} {where} must be {named}: correct it, or {AGAIN}.")
+    if layers := listed_layers(config):
+        check_integers(f"{TAPPED_LAYERS} {where}", layers)
+    _check_speculators(where, config)
+
+
+def _not_numbers(config: Mapping[str, Any]) -> Iterator[str]:
+    """Keys whose value is NaN, which JSON as Python reads it can hold."""
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            yield from (f"{key}.{inner}" for inner in _not_numbers(value))
+        elif isinstance(value, float) and math.isnan(value):
+            yield key
+
+
+def check_integers(what: str, value: Any) -> None:
+    """Raises ValueError unless a value, named by `what`, is a list of integers."""
+    if isinstance(value, list | tuple) and all(type(each) is int for each in value):
+        return
+    raise ValueError(f"{what} must be a list of integers, not {value!r}: correct it.")
+
+
+def check_finite(what: str, value: Any) -> None:
+    """Raises ValueError unless a value, named by `what`, is a finite number."""
+    if type(value) in (int, float) and math.isfinite(value):
+        return
+    raise ValueError(f"{what} must be a finite number, not {value!r}: correct it.")
+
+
+def _check_speculators(where: str, config: Mapping[str, Any]) -> None:
+    """Checks the keys that vLLM reads in a checkpoint of the `speculators` library."""
+    kind = config.get("speculators_model_type")
+    if kind is None:
+        return
+    from vllm.transformers_utils.configs.speculators import algos
+
+    if not isinstance(config.get(NESTED), Mapping):
+        raise ValueError(f"{NESTED} {where} must be a JSON object: {AGAIN}.")
+    if kind not in (known := sorted(algos.SUPPORTED_SPECULATORS_TYPES)):
+        raise ValueError(
+            f"speculators_model_type {where} is {kind!r}, which is not supported: use "
+            f"a checkpoint of type {', '.join(known)}."
+        )
+    if kind == "peagle" and config.get("mask_token_id") is None:
+        raise ValueError(
+            f"mask_token_id {where} is missing, which P-EAGLE needs: add the id of the "
+            "token that it was trained with."
+        )

@@ -8,11 +8,13 @@ has its CUDA graphs; the scheduler then replaces the result with a live lookup.
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator
 
 from vllm.logger import init_logger
+from vllm.platforms import current_platform
 
 from .drafter import (
     MAX_NODES,
@@ -23,6 +25,7 @@ from .drafter import (
 )
 
 if TYPE_CHECKING:
+    from vllm.config import VllmConfig
     from vllm.config.speculative import SpeculativeConfig
 
 logger = init_logger(__name__)
@@ -79,15 +82,20 @@ def lengths_vary(spec: Any) -> bool:
 
 def trims(spec: Any) -> bool:
     """Whether a step may verify only part of the unified speculator's drafts."""
-    # False for a config that was never resolved, which other code may make.
+    return drafts_unified(spec) and spec.enable_adaptive_verification
+
+
+def drafts_unified(spec: Any) -> bool:
+    """Whether the unified speculator drafts; False without a resolved drafter."""
     drafter = getattr(spec, "drafter", None)
-    is_unified = isinstance(drafter, DrafterConfig) and drafter.is_unified
-    return is_unified and spec.enable_adaptive_verification
+    return isinstance(drafter, DrafterConfig) and drafter.is_unified
 
 
 def least_trimmed(spec: Any) -> int:
     """Fewest requests of a batch of which only part of the drafts may be verified."""
-    return MIN_REQUESTS_BY_DEFAULT if spec.is_trimmed_by_default else MIN_REQUESTS
+    return (
+        MIN_REQUESTS_BY_DEFAULT if spec.drafter.is_trimmed_by_default else MIN_REQUESTS
+    )
 
 
 def candidate_lengths(
@@ -191,11 +199,14 @@ DraftLengthSchedule = Annotated[
 ]
 
 
-def check_schedule(spec: "SpeculativeConfig") -> None:
+def check_schedule(spec: "SpeculativeConfig", limit: int) -> None:
     """Checks a schedule of draft lengths, if one is set.
 
+    Args:
+        limit: most draft tokens that a step verifies.
+
     Raises:
-        ValueError: its ranges are invalid, or it drafts nothing, or more than K tokens.
+        ValueError: its ranges are invalid, or it drafts nothing, or more than `limit`.
     """
     from vllm.v1.spec_decode.dynamic import utils
 
@@ -210,7 +221,7 @@ def check_schedule(spec: "SpeculativeConfig") -> None:
             "batch size, last batch size, draft length] for ranges from 1 on, such as "
             "[[1, 8, 4], [9, 64, 2]]."
         ) from None
-    longest, limit = max(entry[2] for entry in schedule), spec.num_speculative_tokens
+    longest = max(entry[2] for entry in schedule)
     if longest == 0:
         raise ValueError(
             f"num_speculative_tokens_per_batch_size {schedule} has no drafts for any "
@@ -226,12 +237,12 @@ def check_schedule(spec: "SpeculativeConfig") -> None:
 
 def choose_by_default(spec: "SpeculativeConfig") -> None:
     """Sets "auto" if the user sets neither a draft length nor a schedule nor a tree."""
-    given = (
+    settings = (
         spec.num_speculative_tokens,
         spec.num_speculative_tokens_per_batch_size,
         spec.draft_tree,
     )
-    if spec.method in METHODS and all(setting is None for setting in given):
+    if spec.method in METHODS and all(setting is None for setting in settings):
         spec.num_speculative_tokens_per_batch_size = AUTO
         spec.is_auto_by_default = True
 
@@ -269,12 +280,11 @@ def check_auto(spec: "SpeculativeConfig") -> None:
             f'num_speculative_tokens_per_batch_size="{AUTO}" does not support {what}: '
             f"{remedy}."
         )
-    fix_length(spec, what)
-
-
-def fix_length(spec: "SpeculativeConfig", why: str) -> None:
-    """Has every step draft the same number of tokens, and logs why."""
     spec.num_speculative_tokens_per_batch_size = None
+    _log_fixed_length(spec, what)
+
+
+def _log_fixed_length(spec: "SpeculativeConfig", why: str) -> None:
     logger.info(
         "Every draft has %d tokens: choosing by load and acceptance does not support "
         "%s. Set num_speculative_tokens for another number.",
@@ -386,6 +396,114 @@ def _check_verification(spec: "SpeculativeConfig") -> None:
                 f'draft_tree does not support {name}="{found}": leave it unset. Output '
                 "has the target's distribution all the same."
             )
+
+
+# What the engine chooses while serving: how much is drafted, and how much verified.
+
+
+def settle_lengths(
+    vllm_config: "VllmConfig", drafter: DrafterConfig
+) -> tuple[DrafterConfig, Any, bool]:
+    """Decides whether the engine chooses draft lengths, and which, and whether it
+    verifies only part of its drafts.
+
+    If "auto" is only the default and the unified speculator does not draft, the length
+    is fixed, and one log line says why.
+
+    Returns:
+        The drafter with its largest tree, the schedule of draft lengths, and whether
+        adaptive verification is on.
+    """
+    spec, depth = vllm_config.speculative_config, drafter.num_speculative_tokens
+    schedule = spec.num_speculative_tokens_per_batch_size
+    if is_auto(spec) and spec.is_auto_by_default and not drafter.is_unified:
+        _log_fixed_length(spec, drafter.why_not_unified)
+        schedule = None
+    is_trimmed = spec.enable_adaptive_verification
+    if is_trimmed is None:
+        is_trimmed = schedule == AUTO and _is_trimmed_by_default(vllm_config, drafter)
+        drafter = replace(drafter, is_trimmed_by_default=is_trimmed)
+    if schedule is None and drafter.is_unified and is_trimmed:
+        # The engine then chooses how many drafts to verify, instead of the length.
+        schedule = AutoSchedule([depth])
+    elif schedule == AUTO:
+        num_nodes = drafter.num_nodes or _nodes_to_choose(vllm_config, drafter)
+        lengths = candidate_lengths(depth, num_nodes, tree_sizes(drafter))
+        drafter = replace(drafter, num_nodes=num_nodes)
+        schedule = AutoSchedule(lengths)
+    return drafter, schedule, is_trimmed
+
+
+def _nodes_to_choose(vllm_config: "VllmConfig", drafter: DrafterConfig) -> int | None:
+    """The most nodes of a tree that "auto" may choose; None if it chooses no trees."""
+    spec = vllm_config.speculative_config
+    # Trees are candidates only where the engine has fast kernels to verify them.
+    possible = (
+        drafter.is_unified
+        and spec.draft_sample_method == "greedy"
+        and spec.rejection_sample_method == "standard"
+        and vllm_config.parallel_config.data_parallel_size == 1
+        and vllm_config.parallel_config.pipeline_parallel_size == 1
+        and not current_platform.is_cpu()
+        # Recurrent layers would keep a state for each node, to verify chains alone.
+        and not vllm_config.model_config.has_inner_state
+    )
+    if not possible:
+        return None
+    # A tree and the token before it are verified in one step.
+    rows = vllm_config.scheduler_config.max_num_batched_tokens
+    rows = min(rows, vllm_config.model_config.max_model_len)
+    return max((nodes for nodes in tree_sizes(drafter) if nodes < rows), default=None)
+
+
+def _is_trimmed_by_default(vllm_config: "VllmConfig", drafter: DrafterConfig) -> bool:
+    """Whether steps of "auto" verify only part of their drafts, if the user does not
+    say.
+
+    They do where this may gain something: not with few requests, nor with
+    autoregressive drafting, where each draft token takes a pass, so that few are
+    drafted where rows take time. If something in the engine does not support it, one
+    log line says what. What depends on the attention backend only workers know.
+    """
+    max_num_seqs = vllm_config.scheduler_config.max_num_seqs
+    may_gain = max_num_seqs >= MIN_REQUESTS_BY_DEFAULT and drafter.is_parallel
+    if not (drafter.is_unified and may_gain):
+        return False
+    unsupported = _why_not_trimmed(vllm_config)
+    if unsupported is not None:
+        log_all_verified(unsupported)
+    return unsupported is None
+
+
+def log_all_verified(why: str) -> None:
+    """Logs that every step verifies all its drafts, though part would by default."""
+    logger.info(
+        "Every step verifies all its drafts: verifying only the likeliest of large "
+        "batches does not support %s.",
+        why,
+    )
+
+
+def _why_not_trimmed(vllm_config: "VllmConfig") -> str | None:
+    """What in an engine does not support trimming; None if nothing.
+
+    vLLM refuses most of it with `enable_adaptive_verification`. On a CPU it gains
+    nothing at 8 requests, and attention like MLA does more in every step.
+    """
+    spec, model = vllm_config.speculative_config, vllm_config.model_config
+    parallel = vllm_config.parallel_config
+    reasons = {
+        "a CPU": current_platform.is_cpu(),
+        "LoRA": vllm_config.lora_config is not None,
+        "data parallelism": parallel.data_parallel_size > 1,
+        "pipeline parallelism": parallel.pipeline_parallel_size > 1,
+        "batch-sharded sampling": parallel.enable_batch_sharded_sampling,
+        "returned sampling masks": model.return_sampling_mask,
+        "returned routed experts": vllm_config.aux_output_config.enabled,
+        "MLA": model.use_mla,
+        "use_local_argmax_reduction": spec.use_local_argmax_reduction,
+    }
+    return next((what for what, is_there in reasons.items() if is_there), None)
 
 
 def described_length(spec: Any) -> str:

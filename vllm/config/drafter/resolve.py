@@ -1,329 +1,113 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Resolves the user's settings and a drafter's files into a `DrafterConfig`."""
+"""Resolves the user's settings and a drafter's files: two steps, each done once.
 
-import json
+`fills_settings` wraps `SpeculativeConfig.__post_init__`: settings that are unset are
+taken from the drafter's files. `resolve_drafter` sets `drafter` and what vLLM itself
+reads of it, once the engine's config is complete; nothing assigns them afterwards.
+"""
+
 import os
-import re
-from argparse import ArgumentTypeError
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import fields, is_dataclass, replace
-from difflib import get_close_matches
+from collections.abc import Callable
+from dataclasses import replace
 from functools import wraps
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from huggingface_hub.errors import StrictDataclassError
-from pydantic_core import PydanticCustomError, ValidationError
-
+from vllm.engine.config_error import names_drafter
 from vllm.logger import init_logger
 
-from .checkpoint import (
-    find_checkpoint,
-    has_word,
-    load_config,
-    names_a_path,
-    needs_model,
-)
 from .drafter import METHODS, NAMES, DrafterConfig
-from .engine import find_unsupported
 from .families import DraftCheckpoint, default_layers
-from .folder import check_folder, check_name
-from .hub import check_hub, check_root
+from .files import find_checkpoint, has_word
 from .length import (
     DEFAULT_LONGEST,
     check_auto,
+    check_schedule,
     check_tree,
     check_width,
     choose_by_default,
     fill_from_schedule,
     fill_length,
     is_auto,
+    settle_lengths,
     verify_whole_trees,
 )
-from .overrides import overridden
+from .support import (
+    check_needs_unified,
+    check_others_choose,
+    check_parallelism,
+    find_unsupported,
+    log_who_drafts,
+    settle_ranks,
+)
 from .target import (
-    check_attention,
-    check_states,
+    check_architecture,
+    check_engine,
+    check_window,
     correct_depth,
     find_context,
     find_mask_token,
     find_tapped_layers,
     find_target_features,
 )
-from .values import check_values
 from .vocabulary import map_vocabularies, match_vocabularies
-from .window import check_window
+from .weights import check_weights
 
 if TYPE_CHECKING:
+    from vllm.config import VllmConfig
     from vllm.config.speculative import SpeculativeConfig
 
 logger = init_logger(__name__)
 
-EXAMPLE = '{"model": "amd/PARD-Llama-3.2-1B", "num_speculative_tokens": 7}'
 # A drafter may do well up to this multiple of the tokens that it was trained for.
 FAR_BEYOND = 2
-# Methods that an explicit setting, or a file, decides.
+# Methods that an explicit setting decides, whatever the path.
 HEADS = ("eagle", "eagle3", "dflash", "dspark")
-# Fields of SpeculativeConfig that are results, not settings. The method
-# "extract_hidden_states" has a setting of the name `draft_model_config`.
-RESULTS = {"drafter", "is_auto_by_default", "is_trimmed_by_default"}
-RESULTS |= {"pass_times", "trimmed_times"}
-RESULTS |= {"target_model_config", "target_parallel_config"}
-RESULTS |= {"draft_model_config", "draft_parallel_config"}
-# vLLM's errors for a draft model's config that it cannot read (the part to quote), and
-# what to change. Its errors for the target read the same, so ours name the drafter.
-REMEDIES = {
-    r"Model architectures \[.*?\] are not supported": (
-        'correct "architectures" in its config.json, or name another drafter'
-    ),
-    r"model type `.*?` but Transformers does not recognize this architecture": (
-        'correct "model_type" in its config.json, or update transformers'
-    ),
-    r"Unsupported model_type .*? for \w+ speculator": (
-        'correct "model_type" in transformer_layer_config of its config.json, or name '
-        "another drafter"
-    ),
-    r"Unknown quantization method: .*?\]": (
-        'correct "quantization" of speculative_config, or leave it unset; the '
-        "checkpoint's own is quant_method in its config.json"
-    ),
-    r"Quantization method specified in the model config .*? argument \(.*?\)": (
-        'leave "quantization" of speculative_config unset'
-    ),
-    r"Validation error for field .*": "correct it in its config.json",
-}
 
 
-def resolves_drafter(
+# With the speculative config: settings that are unset.
+
+
+def fills_settings(
     post_init: Callable[["SpeculativeConfig"], None],
 ) -> Callable[["SpeculativeConfig"], None]:
     """Wraps `SpeculativeConfig.__post_init__`, where vLLM reads the draft model's
-    config: fills in settings from the checkpoint before it, and sets `drafter` after.
+    config: fills in settings from the checkpoint before it.
 
     Raises:
         ValueError: the config cannot draft; the error says what to change.
     """
 
     @wraps(post_init)
-    def resolve(self: "SpeculativeConfig") -> None:
-        read_name(self)
-        check_settings(self)
-        self.drafter = read_files(self)
-        with _named_errors(self):
+    def fill(self: "SpeculativeConfig") -> None:
+        self.draft_checkpoint = read_files(self)
+        with names_drafter(self.model):
             post_init(self)
-        self.drafter = compare_with_target(self)
-        self.num_speculative_tokens = self.drafter.num_verified
+        check_auto(self)
+        verify_whole_trees(self)
 
-    return resolve
+    return fill
 
 
-def read_files(spec: "SpeculativeConfig") -> DrafterConfig | None:
+def read_files(spec: "SpeculativeConfig") -> DraftCheckpoint | None:
     """Fills in unset settings from the checkpoint.
 
     Returns:
-        What is known of the drafter so far; None if its files do not tell the method,
-        for which vLLM then goes by words in its path.
+        What its files say; None if they do not tell the method, for which vLLM then
+        goes by words in its path, or if the method has one of vLLM's speculators.
+
+    Raises:
+        ValueError: the files are missing or cannot be a drafter's, or they contradict
+            what is set.
     """
-    config = _read(spec)
-    checkpoint = None if config is None else find_checkpoint(spec, config)
+    read_name(spec)
+    _check_max_model_len(spec)
+    checkpoint = find_checkpoint(spec)
     if checkpoint is not None:
         fill_settings(spec, checkpoint)
     if checkpoint is None or spec.method not in METHODS:
         spec.parallel_drafting = bool(spec.parallel_drafting)
         return None
-    family = checkpoint.family and checkpoint.family.name
-    return DrafterConfig(spec.method, spec.num_speculative_tokens, family)
-
-
-def _read(spec: "SpeculativeConfig") -> Mapping[str, Any] | None:
-    """The drafter's config.json with the user's overrides; None if vLLM is to read it.
-
-    Raises:
-        ValueError: it is missing, or cannot be a drafter's.
-    """
-    if not needs_model(spec):
-        return None
-    check_hub(spec)
-    if names_a_path(spec.model):
-        check_folder(spec)
-    if (config := load_config(spec)) is None:
-        check_root(spec)
-        return None
-    config = overridden(config, spec.hf_overrides)
-    check_values(spec.model, config)
-    return config
-
-
-def is_settled(spec: "SpeculativeConfig") -> bool:
-    """Whether words in the path must not decide a config's method.
-
-    Its files, or the user, have decided. With "mtp" vLLM looks for other reasons.
-    """
-    if spec.method == "mtp":
-        return has_word(spec)
-    return spec.drafter is not None or spec.method in HEADS
-
-
-def compare_with_target(spec: "SpeculativeConfig") -> DrafterConfig:
-    """Resolves the drafter, once both models' configs are known."""
-    check_width(spec)
-    check_auto(spec)
-    verify_whole_trees(spec)
-    width = spec.parallel_drafting_width or spec.num_speculative_tokens
-    drafter = DrafterConfig(
-        method=spec.method,
-        num_speculative_tokens=spec.num_speculative_tokens,
-        family=spec.drafter and spec.drafter.family,
-        is_parallel=spec.parallel_drafting,
-        parallel_width=width if spec.parallel_drafting else 1,
-        num_nodes=spec.draft_tree,
-        unsupported=find_unsupported(spec),
-    )
-    check_tree(spec, drafter)
-    has_configs = None not in (spec.target_model_config, spec.draft_model_config)
-    if spec.method in METHODS and has_configs:
-        drafter = _compare_configs(spec, drafter)
-        _say_if_target(spec)
-        logger.info("%s", describe(spec, drafter))
-    return drafter
-
-
-def _compare_configs(
-    spec: "SpeculativeConfig", drafter: DrafterConfig
-) -> DrafterConfig:
-    check_attention(spec)
-    check_states(spec)
-    check_window(spec)
-    correct_depth(spec, drafter.family)
-    context, tapped = find_context(spec), find_tapped_layers(spec)
-    features = find_target_features(spec, drafter.family)
-    return replace(
-        drafter,
-        context=context,
-        tapped_layers=features.tapped if features else tapped,
-        target_features=features,
-        checkpoint_vocab_size=match_vocabularies(spec),
-        vocabulary=map_vocabularies(spec),
-        mask_token_id=find_mask_token(spec),
-    )
-
-
-def describe(spec: "SpeculativeConfig", drafter: DrafterConfig) -> str:
-    """How a checkpoint was resolved, for a log line."""
-    family = f"family {drafter.family!r}, " if drafter.family else ""
-    most = "up to " if is_auto(spec) else ""
-    tree = f"trees of {most}{drafter.num_nodes} nodes, " if drafter.num_nodes else ""
-    mask = f"mask token {drafter.mask_token_id}, " if drafter.is_parallel else ""
-    window = f", within a window of {spec.draft_window}" if spec.draft_window else ""
-    return (
-        f"Drafter {spec.model}: {family}method {drafter.method}, "
-        f"{drafter.num_speculative_tokens} tokens a step, {tree}"
-        f"{drafter.parallel_width} a pass, {mask}fed by {_fed_by(spec, drafter)}"
-        f"{window}."
-    )
-
-
-def _say_if_target(spec: "SpeculativeConfig") -> None:
-    models = spec.model, spec.target_model_config.model
-    if spec.method == "draft_model" and len(set(map(os.path.realpath, models))) == 1:
-        logger.warning(
-            "%s is its own draft model: a draft takes as long as a token of the "
-            "target, so nothing is gained. Name a smaller model of its vocabulary.",
-            spec.model,
-        )
-
-
-def _fed_by(spec: "SpeculativeConfig", drafter: DrafterConfig) -> str:
-    if drafter.target_features is not None:
-        return f"layers {drafter.target_features.layers}"
-    if drafter.method == "draft_model":
-        return "tokens alone"
-    if drafter.tapped_layers is None:
-        depth = spec.target_model_config.get_total_num_hidden_layers()
-        return f"layers {default_layers(depth)}, the target's defaults"
-    return (
-        f"layers {drafter.tapped_layers}" if drafter.tapped_layers else "the last layer"
-    )
-
-
-@contextmanager
-def _named_errors(spec: "SpeculativeConfig") -> Iterator[None]:
-    """Names the drafter in errors that vLLM raises while it reads its config."""
-    try:
-        yield
-    except (ValueError, StrictDataclassError) as error:
-        named = _named(spec.model, str(error))
-        if named is None:
-            raise
-        raise ValueError(named) from None
-
-
-def _named(model: str | None, error: str) -> str | None:
-    error = " ".join(error.split())
-    for pattern, remedy in REMEDIES.items():
-        if found := re.search(pattern, error):
-            return f'"model" of speculative_config: {model}: {found[0]}: {remedy}.'
-    return None
-
-
-def parse_speculative_config(text: str) -> Any:
-    """The value of --speculative-config: JSON, or a drafter's folder or hub id alone.
-
-    Raises:
-        ArgumentTypeError: it looks like JSON, but is not valid.
-    """
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        if not re.fullmatch(r"[^\s{}\[\]\"']+", text):
-            raise ArgumentTypeError(
-                f"{text} is not valid JSON ({error}): write for example {EXAMPLE}, in "
-                "single quotes on a command line."
-            ) from None
-        return {"model": text}
-
-
-def check_keys(given: Any, config_class: type) -> None:
-    """Checks a speculative config as the user wrote it.
-
-    Args:
-        given: the value of --speculative-config.
-        config_class: SpeculativeConfig, whose fields are the keys.
-
-    Raises:
-        ValidationError: it is not a mapping, or has an unknown key.
-    """
-    if not isinstance(given, Mapping):
-        raise _invalid(
-            f"speculative_config must be a JSON object, not {given!r}: write for "
-            f"example {EXAMPLE}.",
-            given,
-        )
-    names, results = {field.name for field in fields(config_class)}, set(RESULTS)
-    if given.get("method") == "extract_hidden_states":
-        results.remove("draft_model_config")
-    known = names - results
-    for key, value in given.items():
-        if is_dataclass(value):
-            continue  # vLLM's, in the arguments of an engine created before
-        name = str(key).replace("-", "_")
-        if name in results:
-            raise _invalid(
-                f'"{key}" of speculative_config is not a setting: leave it out.', given
-            )
-        if name not in known:
-            near = get_close_matches(name, known, n=2)
-            named = " or ".join(f'"{each}"' for each in near)
-            remedy = f"did you mean {named}?" if near else "remove it."
-            raise _invalid(f'speculative_config has no key "{key}": {remedy}', given)
-
-
-def _invalid(words: str, given: Any) -> ValidationError:
-    """An error of the type that vLLM raises for an invalid config."""
-    error = PydanticCustomError("value_error", "{words}", {"words": words})
-    return ValidationError.from_exception_data(
-        "SpeculativeConfig", [{"type": error, "input": given}]
-    )
+    return checkpoint
 
 
 def read_name(spec: "SpeculativeConfig") -> None:
@@ -336,19 +120,7 @@ def read_name(spec: "SpeculativeConfig") -> None:
         spec.parallel_drafting = True
 
 
-def check_settings(spec: "SpeculativeConfig") -> None:
-    """Checks the settings by themselves.
-
-    Raises:
-        ValueError: no drafter is named, or `max_model_len` is above the target's.
-    """
-    if needs_model(spec) and not (spec.model or "").strip():
-        raise ValueError(
-            'speculative_config has no "model": name the folder or the hub id of a '
-            'drafter, or a "method" that needs none, such as "ngram".'
-        )
-    if needs_model(spec):
-        check_name(spec.model)
+def _check_max_model_len(spec: "SpeculativeConfig") -> None:
     target = spec.target_model_config
     limit = None if target is None else target.max_model_len
     if limit and spec.max_model_len and spec.max_model_len > limit:
@@ -356,6 +128,16 @@ def check_settings(spec: "SpeculativeConfig") -> None:
             f"max_model_len of speculative_config ({spec.max_model_len}) must be at "
             f"most the target's ({limit}): lower it, or leave it unset."
         )
+
+
+def is_settled(spec: "SpeculativeConfig") -> bool:
+    """Whether words in the path must not decide a config's method.
+
+    Its files, or the user, have decided. With "mtp" vLLM looks for other reasons.
+    """
+    if spec.method == "mtp":
+        return has_word(spec)
+    return spec.draft_checkpoint is not None or spec.method in HEADS
 
 
 def fill_settings(spec: "SpeculativeConfig", checkpoint: DraftCheckpoint) -> None:
@@ -373,22 +155,22 @@ def fill_settings(spec: "SpeculativeConfig", checkpoint: DraftCheckpoint) -> Non
     if spec.num_speculative_tokens is None:
         _fill_num_drafts(spec, checkpoint)
     elif checkpoint.is_parallel:
-        _say_if_far_beyond_training(spec, checkpoint)
+        _log_if_far_beyond_training(spec, checkpoint)
 
 
 def _fill_method(spec: "SpeculativeConfig", checkpoint: DraftCheckpoint) -> None:
-    told, family = checkpoint.method, checkpoint.family
-    if told is not None and spec.method not in (None, told):
-        by = f"{family.name}: {family.told_by}" if family else "by its tensors"
+    found, family = checkpoint.method, checkpoint.family
+    if found is not None and spec.method not in (None, found):
+        by = f"{family.name}: {family.evidence}" if family else "by its tensors"
         logger.warning(
             'method "%s" is set, but %s drafts with "%s" (%s), which is used: unset '
             "method.",
             spec.method,
             spec.model,
-            told,
+            found,
             by,
         )
-    spec.method = told or spec.method
+    spec.method = found or spec.method
 
 
 def _fill_parallel_drafting(
@@ -426,7 +208,7 @@ def _fill_num_drafts(spec: "SpeculativeConfig", checkpoint: DraftCheckpoint) -> 
     fill_length(spec)
 
 
-def _say_if_far_beyond_training(
+def _log_if_far_beyond_training(
     spec: "SpeculativeConfig", checkpoint: DraftCheckpoint
 ) -> None:
     """Warns if K is far above what the drafter was trained for, which is in vain.
@@ -442,4 +224,129 @@ def _say_if_far_beyond_training(
             asked,
             spec.model,
             trained,
+        )
+
+
+# With the engine's config: the drafter.
+
+
+def resolve_drafter(vllm_config: "VllmConfig") -> None:
+    """Resolves the drafter, decides which speculator drafts, and checks all files.
+
+    Sets `drafter` of the speculative config and, for vLLM's code to read, what follows
+    from it: a step's most draft tokens, their schedule, adaptive verification. Does
+    nothing for a speculative config that is resolved.
+
+    Raises:
+        ValueError: the drafter's files are broken or do not fit the target, settings
+            contradict each other, or one needs the unified speculator, which cannot
+            run.
+    """
+    spec = vllm_config.speculative_config
+    if spec is None or spec.drafter is not None:
+        return
+    drafter = _read_settings(vllm_config)
+    check_tree(spec, drafter)
+    has_models = None not in (spec.target_model_config, spec.draft_model_config)
+    if spec.method in METHODS and has_models:
+        drafter = _read_models(vllm_config, drafter)
+        _warn_of_target(spec)
+        logger.info("%s", describe(spec, drafter))
+    drafter, schedule, is_trimmed = settle_lengths(vllm_config, drafter)
+    check_schedule(spec, drafter.num_verified)
+    check_needs_unified(spec, drafter)
+    check_others_choose(vllm_config, drafter, schedule, is_trimmed)
+    if spec.method in METHODS and has_models:
+        check_parallelism(vllm_config, drafter.is_unified)
+        settle_ranks(spec, drafter.is_unified)
+        check_engine(vllm_config, drafter)
+        check_weights(vllm_config, drafter)
+    if not drafter.is_unified:
+        log_who_drafts(vllm_config, drafter)
+    spec.drafter = drafter
+    # vLLM's word for all draft tokens that a step verifies: of a tree, its nodes.
+    spec.num_speculative_tokens = drafter.num_verified
+    spec.num_speculative_tokens_per_batch_size = schedule
+    spec.enable_adaptive_verification = is_trimmed
+
+
+def _read_settings(vllm_config: "VllmConfig") -> DrafterConfig:
+    """What the user's settings come to in the engine, without the models."""
+    spec = vllm_config.speculative_config
+    check_width(spec)
+    unsupported = find_unsupported(spec)
+    if unsupported is None and getattr(vllm_config, "watermark_config", None):
+        unsupported = "watermarking"
+    is_unified = unsupported is None and vllm_config.use_v2_model_runner
+    width = spec.parallel_drafting_width or spec.num_speculative_tokens
+    return DrafterConfig(
+        method=spec.method,
+        num_speculative_tokens=spec.num_speculative_tokens,
+        is_parallel=spec.parallel_drafting,
+        parallel_width=width if spec.parallel_drafting else 1,
+        num_nodes=spec.draft_tree,
+        unsupported=unsupported,
+        is_unified=is_unified,
+    )
+
+
+def _read_models(vllm_config: "VllmConfig", drafter: DrafterConfig) -> DrafterConfig:
+    """What the drafter's checkpoint comes to beside the target."""
+    spec = vllm_config.speculative_config
+    found = spec.draft_checkpoint
+    family = found.family.name if found and found.family else None
+    check_architecture(spec)
+    check_window(spec)
+    correct_depth(spec, family)
+    drafter = replace(
+        drafter,
+        family=family,
+        context=find_context(spec),
+        tapped_layers=find_tapped_layers(spec),
+        checkpoint_vocab_size=match_vocabularies(spec),
+        vocabulary=map_vocabularies(spec),
+        mask_token_id=find_mask_token(spec),
+    )
+    if family == "PARD-2":
+        features = find_target_features(vllm_config, drafter.is_unified)
+        layers = features.tapped if features else ()
+        drafter = replace(drafter, target_features=features, tapped_layers=layers)
+    return drafter
+
+
+def describe(spec: "SpeculativeConfig", drafter: DrafterConfig) -> str:
+    """How a checkpoint was resolved, for a log line."""
+    family = f"family {drafter.family!r}, " if drafter.family else ""
+    most = "up to " if is_auto(spec) else ""
+    tree = f"trees of {most}{drafter.num_nodes} nodes, " if drafter.num_nodes else ""
+    mask = f"mask token {drafter.mask_token_id}, " if drafter.is_parallel else ""
+    window = f", within a window of {spec.draft_window}" if spec.draft_window else ""
+    return (
+        f"Drafter {spec.model}: {family}method {drafter.method}, "
+        f"{drafter.num_speculative_tokens} tokens a step, {tree}"
+        f"{drafter.parallel_width} a pass, {mask}fed by {_fed_by(spec, drafter)}"
+        f"{window}."
+    )
+
+
+def _fed_by(spec: "SpeculativeConfig", drafter: DrafterConfig) -> str:
+    if drafter.target_features is not None:
+        return f"layers {drafter.target_features.layers}"
+    if drafter.method == "draft_model":
+        return "tokens alone"
+    if drafter.tapped_layers is None:
+        depth = spec.target_model_config.get_total_num_hidden_layers()
+        return f"layers {default_layers(depth)}, the target's defaults"
+    return (
+        f"layers {drafter.tapped_layers}" if drafter.tapped_layers else "the last layer"
+    )
+
+
+def _warn_of_target(spec: "SpeculativeConfig") -> None:
+    models = spec.model, spec.target_model_config.model
+    if spec.method == "draft_model" and len(set(map(os.path.realpath, models))) == 1:
+        logger.warning(
+            "%s is its own draft model: a draft takes as long as a token of the "
+            "target, so nothing is gained. Name a smaller model of its vocabulary.",
+            spec.model,
         )

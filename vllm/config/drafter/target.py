@@ -13,16 +13,24 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from vllm.config.cache import KV_CACHE_DTYPES, is_known_kv_cache_dtype
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
 
-from .checkpoint import AGAIN, tensor_names
-from .drafter import TargetFeatures
-from .families import get_mask_token_id, takes_aux_hidden_states, tapped_layers
-from .values import check_finite, check_integers
+from .drafter import DrafterConfig, TargetFeatures
+from .families import (
+    AGAIN,
+    check_finite,
+    check_integers,
+    get_mask_token_id,
+    takes_aux_hidden_states,
+    tapped_layers,
+)
+from .files import find_file, tensor_names
+from .support import why_unsupported
 
 if TYPE_CHECKING:
-    from vllm.config import VllmConfig
+    from vllm.config import ModelConfig, VllmConfig
     from vllm.config.speculative import SpeculativeConfig
 
 logger = init_logger(__name__)
@@ -38,7 +46,18 @@ OLD_NAMES = {
     "pard2_proj_bias": ("proj_bias",),
     "pard2_ml": ("ml",),
 }
+# Why a PARD-2 drafter is not fed the target's hidden states, and what to do about it.
+NOT_UNIFIED = (
+    "the unified speculator does not run. Run Model Runner V2, and leave off what "
+    "keeps drafting from it"
+)
+LAST_STAGE = (
+    "the last pipeline stage, which drafts, lacks those of other stages. Use "
+    "tensor_parallel_size"
+)
 MANY_LAYERS = [-1, -8, -16, -24]
+# The value of `quantization` to recommend for a drafter's linear layers.
+EXAMPLE = "fp8_per_channel"
 
 
 def find_context(spec: "SpeculativeConfig") -> int | None:
@@ -128,27 +147,28 @@ def find_tapped_layers(spec: "SpeculativeConfig") -> tuple[int, ...] | None:
     return ids
 
 
-def check_listed_order(vllm_config: "VllmConfig") -> None:
-    """Checks that the runner feeds a head its layers in the order of its file.
+def check_engine(vllm_config: "VllmConfig", drafter: DrafterConfig) -> None:
+    """Checks what the engine and the target do for the drafter.
 
     Raises:
-        ValueError: Model Runner V1 feeds them in ascending order.
+        ValueError: Model Runner V1 orders a head's layers otherwise, the target does
+            not return them, its KV blocks are of another size, or a setting that
+            quantizes the drafter does nothing.
     """
     spec = vllm_config.speculative_config
-    ids = list(spec.drafter.tapped_layers or ())
+    ids = list(drafter.tapped_layers or ())
     if ids != sorted(ids) and not vllm_config.use_v2_model_runner:
         raise ValueError(
             f"eagle_aux_hidden_state_layer_ids of {spec.model} {ids} are not in "
             "ascending order, in which Model Runner V1 feeds them: turn V1 off."
         )
+    _check_aux_hidden_states(spec)
+    check_blocks(vllm_config)
+    check_quantization(spec)
 
 
-def check_taps(spec: "SpeculativeConfig") -> None:
-    """Checks that the target returns the hidden states that an EAGLE-3 head is fed.
-
-    Raises:
-        ValueError: it does not.
-    """
+def _check_aux_hidden_states(spec: "SpeculativeConfig") -> None:
+    """Checks that the target returns the hidden states that an EAGLE-3 head is fed."""
     from vllm.model_executor.model_loader import get_model_cls
     from vllm.model_executor.models.interfaces import supports_eagle3
 
@@ -176,7 +196,7 @@ def check_blocks(vllm_config: "VllmConfig") -> None:
     """
     spec = vllm_config.speculative_config
     target, draft = spec.target_model_config, spec.draft_model_config
-    if draft is None or not current_platform.is_cpu():
+    if not current_platform.is_cpu():
         return
     if target.use_mla == draft.use_mla:
         return
@@ -212,33 +232,25 @@ def correct_depth(spec: "SpeculativeConfig", family: str | None) -> None:
     draft.model_arch_config = draft.get_model_arch_config()
 
 
-def check_attention(spec: "SpeculativeConfig") -> None:
-    """Checks the drafter's numbers of attention heads.
+def check_architecture(spec: "SpeculativeConfig") -> None:
+    """Checks the drafter's layers.
+
+    The state of a Mamba or linear-attention layer includes all tokens that it has
+    processed, rejected drafts among them.
 
     Raises:
-        ValueError: that of the KV heads does not divide that of all heads.
+        ValueError: the number of KV heads does not divide that of all heads, or a draft
+            model has layers with a state.
     """
-    config = spec.draft_model_config.hf_text_config
-    heads = getattr(config, "num_attention_heads", None)
-    shared = getattr(config, "num_key_value_heads", None) or 1
+    draft = spec.draft_model_config
+    heads = getattr(draft.hf_text_config, "num_attention_heads", None)
+    shared = getattr(draft.hf_text_config, "num_key_value_heads", None) or 1
     # Some models have a list, with a number for each layer.
     if isinstance(heads, int) and isinstance(shared, int) and heads % shared:
         raise ValueError(
             f"num_attention_heads of {spec.model} ({heads}) must be a multiple of "
             f"num_key_value_heads ({shared}): correct them in config.json."
         )
-
-
-def check_states(spec: "SpeculativeConfig") -> None:
-    """Checks that a draft model has no state but its KV cache.
-
-    The state of a Mamba or linear-attention layer includes all tokens that it has
-    processed, rejected drafts among them.
-
-    Raises:
-        ValueError: it has such layers.
-    """
-    draft = spec.draft_model_config
     if spec.method == "draft_model" and draft.has_inner_state:
         raise ValueError(
             f"{spec.model} ({draft.architectures[0]}) has layers with a state, as "
@@ -247,27 +259,31 @@ def check_states(spec: "SpeculativeConfig") -> None:
         )
 
 
-class _Unfit(Exception):
+class _IncompatibleTarget(Exception):
     """Why a drafter cannot be fed the target's hidden states, and what to do."""
 
 
 def find_target_features(
-    spec: "SpeculativeConfig", family: str | None
+    vllm_config: "VllmConfig", is_unified: bool
 ) -> TargetFeatures | None:
     """The target's hidden states that a PARD-2 drafter is fed.
 
     Returns:
-        None for other drafters, and if it has to draft without them.
+        None if it has to draft without them, which is logged.
 
     Raises:
         ValueError: the projection's file is broken or contradicts the config.
     """
-    if family != "PARD-2":
-        return None
+    spec = vllm_config.speculative_config
+    stages = vllm_config.parallel_config.pipeline_parallel_size
     try:
-        features = _read(spec)
-    except _Unfit as why:
-        say_without_target(spec.model, str(why))
+        features = _read_features(spec)
+        if not is_unified:
+            raise _IncompatibleTarget(NOT_UNIFIED)
+        if features.tapped and stages > 1:
+            raise _IncompatibleTarget(LAST_STAGE)
+    except _IncompatibleTarget as why:
+        log_without_target(spec.model, str(why))
         return None
     # vLLM reads from here which layers' hidden states the target returns.
     config = spec.draft_model_config.hf_config
@@ -275,7 +291,7 @@ def find_target_features(
     return features
 
 
-def say_without_target(model: str, why: str) -> None:
+def log_without_target(model: str, why: str) -> None:
     logger.warning(
         "%s drafts without the target's hidden states, from which a PARD-2 drafter "
         "drafts better: %s.",
@@ -284,11 +300,11 @@ def say_without_target(model: str, why: str) -> None:
     )
 
 
-def _read(spec: "SpeculativeConfig") -> TargetFeatures:
+def _read_features(spec: "SpeculativeConfig") -> TargetFeatures:
     draft, target = spec.draft_model_config, spec.target_model_config
-    warp = _find_warp(spec)
+    warp = find_file(spec.model, WARP, spec.revision)
     if warp is None:
-        raise _Unfit(f"it has no {WARP}. Download that file too")
+        raise _IncompatibleTarget(f"it has no {WARP}. Download that file too")
     tensors = load_warp(warp)
     config = draft.hf_config
     has_bias = BIAS in tensors
@@ -300,13 +316,13 @@ def _read(spec: "SpeculativeConfig") -> TargetFeatures:
     depth, width = target.get_total_num_hidden_layers(), target.get_hidden_size()
     named, fed = _layers(spec), tuple(tensors[WEIGHT].shape)
     if not all(-depth - 1 <= layer <= depth for layer in named):
-        raise _Unfit(
+        raise _IncompatibleTarget(
             f"it is fed layers {named}, and the target has {depth}. Use a drafter that "
             "was trained for this target"
         )
     wanted = (draft.get_hidden_size(), len(named) * width)
     if fed != wanted:
-        raise _Unfit(
+        raise _IncompatibleTarget(
             f"{WEIGHT} has shape {list(fed)}, and {len(named)} layers of this target "
             f"need {list(wanted)}. Use a drafter that was trained for this target"
         )
@@ -343,19 +359,10 @@ def warp_here(spec: "SpeculativeConfig") -> Path:
 
     A model on the hub may have been resolved on another machine, with another cache.
     """
-    resolved = spec.drafter.target_features.warp
-    return resolved if resolved.is_file() else _find_warp(spec) or resolved
-
-
-def _find_warp(spec: "SpeculativeConfig") -> Path | None:
-    if (folder := Path(spec.model)).exists():
-        return folder / WARP if (folder / WARP).is_file() else None
-    from huggingface_hub import hf_hub_download
-
-    try:
-        return Path(hf_hub_download(spec.model, WARP, revision=spec.revision))
-    except (OSError, ValueError):
-        return None
+    warp = spec.drafter.target_features.warp
+    if not warp.is_file():
+        warp = find_file(spec.model, WARP, spec.revision) or warp
+    return warp
 
 
 def load_warp(file: Path) -> dict[str, torch.Tensor]:
@@ -379,3 +386,111 @@ def load_warp(file: Path) -> dict[str, torch.Tensor]:
             f"{names or type(tensors).__name__}: {AGAIN}."
         )
     return tensors
+
+
+# Settings of the drafter's layers.
+
+
+def check_window(spec: "SpeculativeConfig") -> None:
+    """Checks `draft_window` against the drafter's layers.
+
+    Raises:
+        ValueError: some have a larger window of their own, or attend to chunks.
+    """
+    draft, window = spec.draft_model_config, spec.draft_window
+    if window is None:
+        return
+    layer_window = draft.get_sliding_window() or 0
+    if layer_window > window:
+        raise ValueError(
+            f"draft_window ({window}) must be at least the window that layers of "
+            f"{spec.model} have of their own ({layer_window}): raise it, or unset it."
+        )
+    if draft.attention_chunk_size is not None:
+        raise ValueError(
+            f"draft_window does not support {spec.model}, some layers of which attend "
+            "to chunks in the place of all tokens: unset it."
+        )
+    if window <= spec.num_speculative_tokens:
+        logger.warning(
+            "draft_window (%d) is not above num_speculative_tokens (%d): the drafter "
+            "sees little but its own drafts. Raise it to the context that it was "
+            "trained for, or unset it.",
+            window,
+            spec.num_speculative_tokens,
+        )
+    longest = spec.target_model_config.max_model_len
+    if window >= longest:
+        logger.warning(
+            "draft_window (%d) leaves out nothing of the target's max_model_len (%d): "
+            "lower it, or unset it.",
+            window,
+            longest,
+        )
+
+
+def is_quantized_in_files(draft: "ModelConfig") -> bool:
+    """Whether a checkpoint holds quantized weights; false for online quantization."""
+    return draft.quantization is not None and not _is_online(draft)
+
+
+def _is_online(draft: "ModelConfig") -> bool:
+    from vllm.config.quantization import ONLINE_QUANT_SHORTHAND_NAMES
+
+    names = (*ONLINE_QUANT_SHORTHAND_NAMES, "fp8")  # "fp8" is deprecated
+    is_in_files = draft.model_arch_config.quantization_config is not None
+    return draft.quantization in names and not is_in_files
+
+
+def check_quantization(spec: "SpeculativeConfig") -> None:
+    """Checks the settings that quantize a drafter while it loads.
+
+    Raises:
+        ValueError: they are not supported, or would quantize nothing.
+    """
+    draft = spec.draft_model_config
+    if not is_known_kv_cache_dtype(spec.kv_cache_dtype or "auto"):
+        raise ValueError(
+            f'kv_cache_dtype="{spec.kv_cache_dtype}" of speculative_config is not one '
+            f"of {', '.join(KV_CACHE_DTYPES)}: correct it, or leave it out."
+        )
+    if _is_online(draft):
+        _check_method(draft)
+        _check_dtype(f'quantization="{draft.quantization}"', draft.dtype)
+    if spec.draft_lm_head_quantization is None:
+        return
+    _check_dtype("draft_lm_head_quantization", draft.dtype)
+    if spec.draft_lm_head_quantization == "nvfp4" and not current_platform.is_cuda():
+        raise ValueError(
+            'draft_lm_head_quantization="nvfp4" needs an NVIDIA GPU: use "fp8".'
+        )
+
+
+def may_quantize_lm_head(spec: "SpeculativeConfig") -> bool:
+    """Whether `draft_lm_head_quantization` can apply to the kind of drafter."""
+    if why_unsupported(spec) is None:
+        return True
+    has_head = spec.method in ("eagle", "eagle3", "mtp")
+    return has_head and not spec.use_gemma4_mtp()
+
+
+def _check_method(draft: "ModelConfig") -> None:
+    from vllm.config.quantization import resolve_quantization_config
+
+    name = "fp8_per_tensor" if draft.quantization == "fp8" else draft.quantization
+    found = resolve_quantization_config(name, None)
+    # None for names that are also checkpoint formats, which cannot be checked here.
+    is_of_experts = found is not None and found.linear is None and not draft.is_moe
+    if name == "online" or is_of_experts:
+        raise ValueError(
+            f'quantization="{name}" of speculative_config quantizes nothing of '
+            f'{draft.model}: write for example "{EXAMPLE}".'
+        )
+
+
+def _check_dtype(setting: str, dtype: torch.dtype) -> None:
+    if dtype not in (torch.bfloat16, torch.float16):
+        raise ValueError(
+            f"{setting} of speculative_config does not support {dtype}: set --dtype "
+            "bfloat16, or unset it."
+        )

@@ -3,7 +3,7 @@
 
 The two may be padded differently: Qwen2.5-0.5B has 151936 rows and Qwen2.5-7B 152064,
 for the same 151665 tokens. Heads have no tokenizer, and may draft only some of the
-target's tokens. With `use_heterogeneous_vocab` a draft model has its own tokens, and
+target's tokens. With `use_heterogeneous_vocab` a draft model has other tokens, and
 drafts only those that the target has too.
 """
 
@@ -18,7 +18,8 @@ import torch
 from vllm.logger import init_logger
 from vllm.v1.spec_decode.vocab_mapping import VocabMapping
 
-from .checkpoint import AGAIN, parse_json
+from .families import AGAIN
+from .files import find_file, parse_json
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 logger = init_logger(__name__)
 
 Tokens = Mapping[str, int]
+TOKENIZER = "tokenizer.json"
 # Embedding tables are padded to multiples of at most this many rows: a vocabulary that
 # is smaller by less may be the same one.
 VOCAB_PADDING = 1024
@@ -50,45 +52,45 @@ def match_vocabularies(spec: "SpeculativeConfig") -> int | None:
     drafts all tokens; loading pads or cuts the checkpoint's rows to it.
 
     Returns:
-        The checkpoint's own size if it was changed; else None.
+        The checkpoint's size if it was changed; else None.
 
     Raises:
         ValueError: the drafter has other tokens than the target.
     """
     target, draft = spec.target_model_config, spec.draft_model_config
-    wanted, own = target.get_vocab_size(), draft.get_vocab_size()
+    target_size, draft_size = target.get_vocab_size(), draft.get_vocab_size()
     if spec.use_heterogeneous_vocab:
         return None
     is_head = spec.method != "draft_model"
     if is_head:
-        _check_head(spec, wanted, own)
+        _check_head(spec, target_size, draft_size)
     else:
-        check_tokens(spec, wanted, own)
-    if wanted == own:
+        check_tokens(spec, target_size, draft_size)
+    if target_size == draft_size:
         return None
     config = draft.hf_config
-    if is_head and getattr(config, "draft_vocab_size", None) in (None, own):
-        config.draft_vocab_size = wanted
-    draft.hf_text_config.vocab_size = wanted
+    if is_head and getattr(config, "draft_vocab_size", None) in (None, draft_size):
+        config.draft_vocab_size = target_size
+    draft.hf_text_config.vocab_size = target_size
     draft.model_arch_config = draft.get_model_arch_config()
-    return own
+    return draft_size
 
 
-def _check_head(spec: "SpeculativeConfig", wanted: int, own: int) -> None:
-    if own < wanted - VOCAB_PADDING:
+def _check_head(spec: "SpeculativeConfig", target_size: int, draft_size: int) -> None:
+    if draft_size < target_size - VOCAB_PADDING:
         raise ValueError(
-            f"vocab_size of {spec.model} ({own}) must be the target's ({wanted}), or "
-            "more: use a head that was trained for this target."
+            f"vocab_size of {spec.model} ({draft_size}) must be the target's "
+            f"({target_size}), or more: use a head that was trained for this target."
         )
     reduced = getattr(spec.draft_model_config.hf_config, "draft_vocab_size", None)
-    if reduced is not None and not 0 < reduced <= own:
+    if reduced is not None and not 0 < reduced <= draft_size:
         raise ValueError(
             f"draft_vocab_size of {spec.model} ({reduced}) must be from 1 to its "
-            f"vocab_size ({own}): correct it in config.json."
+            f"vocab_size ({draft_size}): correct it in config.json."
         )
 
 
-def check_tokens(spec: "SpeculativeConfig", wanted: int, own: int) -> None:
+def check_tokens(spec: "SpeculativeConfig", target_size: int, draft_size: int) -> None:
     """Compares a draft model's tokens with the target's.
 
     Raises:
@@ -96,21 +98,21 @@ def check_tokens(spec: "SpeculativeConfig", wanted: int, own: int) -> None:
     """
     target = spec.target_model_config
     files = (
-        _find_tokenizer(target.tokenizer, target.tokenizer_revision),
+        find_file(target.tokenizer, TOKENIZER, target.tokenizer_revision),
         # Not that of draft_model_config, which is the target's.
-        _find_tokenizer(spec.model, spec.revision),
+        find_file(spec.model, TOKENIZER, spec.revision),
     )
-    if wanted == own:
+    if target_size == draft_size:
         reason = _why_of_another_family(spec.model, *files)
     else:
         theirs = _tokens(files[0], target.tokenizer, target.tokenizer_revision, target)
         theirs = without_media(theirs, target.hf_config)
         ours = _tokens(files[1], spec.model, spec.revision, target)
-        reason = why_different(theirs, ours, min(wanted, own))
+        reason = why_different(theirs, ours, min(target_size, draft_size))
     if reason is not None:
         raise ValueError(
-            f"{spec.model} has {own} tokens and the target {wanted}, and {reason}: "
-            "use a draft model of the target's own family, or set "
+            f"{spec.model} has {draft_size} tokens and the target {target_size}, and "
+            f"{reason}: use a draft model of the target's own family, or set "
             "use_heterogeneous_vocab."
         )
 
@@ -128,19 +130,19 @@ def map_vocabularies(spec: "SpeculativeConfig") -> VocabMapping | None:
     if not spec.use_heterogeneous_vocab or spec.method != "draft_model":
         return None  # vLLM refuses it for heads
     mapping = _map_tokens(spec)
-    common, own = mapping.intersection_size, mapping.draft_vocab_size
-    wanted = mapping.target_vocab_size
-    if common < LEAST_COMMON * min(own, wanted):
+    common, draft_size = mapping.intersection_size, mapping.draft_vocab_size
+    target_size = mapping.target_vocab_size
+    if common < LEAST_COMMON * min(draft_size, target_size):
         raise ValueError(
-            f"{spec.model} has {common} of its {own} tokens in common with the target, "
-            f"which has {wanted}, and use_heterogeneous_vocab drafts no others: use a "
-            "draft model whose tokenizer is closer to the target's."
+            f"{spec.model} has {common} of its {draft_size} tokens in common with the "
+            f"target, which has {target_size}, and use_heterogeneous_vocab drafts no "
+            "others: use a draft model whose tokenizer is closer to the target's."
         )
-    if mapping.draft_unk_token_id >= own:
+    if mapping.draft_unk_token_id >= draft_size:
         raise ValueError(
             f"The unk_token or eos_token of {spec.model} is token "
-            f"{mapping.draft_unk_token_id}, but its vocab_size is {own}: correct its "
-            "tokenizer_config.json."
+            f"{mapping.draft_unk_token_id}, but its vocab_size is {draft_size}: "
+            "correct its tokenizer_config.json."
         )
     return mapping
 
@@ -225,18 +227,6 @@ def _tokens(
         ).get_vocab()
     except (OSError, ValueError, ImportError):
         return {}
-
-
-def _find_tokenizer(model: str, revision: str | None) -> Path | None:
-    if (folder := Path(model)).exists():
-        file = folder / "tokenizer.json"
-        return file if file.is_file() else None
-    from huggingface_hub import hf_hub_download
-
-    try:
-        return Path(hf_hub_download(model, "tokenizer.json", revision=revision))
-    except (OSError, ValueError):
-        return None
 
 
 def _tokens_of(file: Path) -> Tokens:

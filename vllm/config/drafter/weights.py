@@ -8,6 +8,7 @@ and other formats, are left to the loader.
 
 import math
 import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +17,10 @@ import torch
 
 from vllm.logger import init_logger
 
-from .checkpoint import AGAIN, INDEX, Tensor, read_headers
-from .families import takes_aux_hidden_states, tapped_layers
-from .quantization import is_quantized_in_files
+from .drafter import DrafterConfig
+from .families import AGAIN, takes_aux_hidden_states, tapped_layers
+from .files import INDEX, MODEL, Tensor, read_headers
+from .target import is_quantized_in_files
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig
@@ -45,36 +47,76 @@ WITH_SCALES = ("compressed-tensors", "modelopt", "gptq", "awq", "auto_", "fp8")
 WITH_SCALES += ("fbgemm_fp8", "quark", "inc")
 # Kinds of tensors that hold a layer's weights, and their scales.
 MATRICES = ("weight", "weight_packed", "qweight")
+MOST_NAMED = 8  # of the missing tensors, in an error
 SCALES = ("weight_scale", "weight_scale_inv", "scales", "qscale_weight")
 
 
-def check_weights(vllm_config: "VllmConfig") -> None:
+def check_weights(vllm_config: "VllmConfig", drafter: DrafterConfig) -> None:
     """Checks a drafter's files against its config and the target's.
 
     Raises:
         ValueError: they are broken, or do not fit the configs.
     """
     spec = vllm_config.speculative_config
+    _check_load_format(vllm_config, drafter.checkpoint_vocab_size)
     load = spec.draft_load_config or vllm_config.load_config
-    _check_load_format(spec)
-    _check_streamed(spec, load.load_format)
     if load.load_format not in FROM_FILES:
         return
     folder = _local_folder(spec)
     tensors = {} if folder is None else read_headers(folder)
     if not tensors:
-        return _check_other_weights(folder)
-    _check_scales(spec.draft_model_config, tensors)
-    weights = _Weights(spec, tensors)
-    arch = spec.draft_model_config.architectures[0]
-    if spec.method == "eagle3" and arch in HEADS:
-        weights.check_head()
-    elif spec.method == "draft_model" and arch in DENSE:
-        weights.check_embeddings()
-    else:
+        if folder and not {".bin", ".pt"} & {file.suffix for file in folder.iterdir()}:
+            raise ValueError(
+                f"{MODEL}: {folder} holds no weights: {AGAIN}, or name a folder with "
+                "model.safetensors."
+            )
         return
-    weights.check_layers()
-    weights.check_attention()
+    check_scales(spec.draft_model_config, tensors)
+    weights = _Weights(spec, tensors, drafter.checkpoint_vocab_size)
+    arch = spec.draft_model_config.architectures[0]
+    is_head = spec.method == "eagle3" and arch in HEADS
+    if is_head:
+        weights.check_head()
+    if is_head or (spec.method == "draft_model" and arch in DENSE):
+        weights.check_model()
+
+
+def _check_load_format(vllm_config: "VllmConfig", vocab_size: int | None) -> None:
+    from vllm.model_executor.model_loader import get_model_loader
+
+    spec = vllm_config.speculative_config
+    try:
+        if spec.draft_load_config is not None:
+            get_model_loader(spec.draft_load_config)
+    except ValueError as error:
+        raise ValueError(
+            f'draft_load_config: {error}: set "load_format" to "auto", or leave '
+            "draft_load_config unset."
+        ) from None
+    load = spec.draft_load_config or vllm_config.load_config
+    if vocab_size is not None and load.load_format == STREAMED:
+        raise ValueError(
+            f"{spec.model} has {vocab_size} tokens and the target another number, and "
+            f'load_format="{STREAMED}" cannot pad or cut it: set draft_load_config of '
+            'speculative_config to {"load_format": "auto"}.'
+        )
+
+
+def _local_folder(spec: "SpeculativeConfig") -> Path | None:
+    """A checkpoint's local folder; None if it has none, or is a single file."""
+    if (path := Path(spec.model)).exists():
+        return path if path.is_dir() else None
+    from huggingface_hub import snapshot_download
+
+    try:
+        found = snapshot_download(
+            spec.model, revision=spec.revision, local_files_only=True
+        )
+    except (OSError, ValueError):
+        return None
+    # Only a complete checkpoint can be checked: shards may yet have to be downloaded.
+    has_weights = any(Path(found).glob("*.safetensors"))
+    return Path(found) if has_weights and not (Path(found) / INDEX).exists() else None
 
 
 def stores_scales(draft: "ModelConfig") -> bool:
@@ -85,7 +127,7 @@ def stores_scales(draft: "ModelConfig") -> bool:
     return is_quantized_in_files(draft) and draft.quantization.startswith(WITH_SCALES)
 
 
-def _check_scales(draft: "ModelConfig", tensors: dict[str, Tensor]) -> None:
+def check_scales(draft: "ModelConfig", tensors: dict[str, Tensor]) -> None:
     """Refuses quantized weights without their scales, and the reverse."""
     if draft.quantization is not None and not stores_scales(draft):
         return
@@ -109,78 +151,96 @@ def _check_scales(draft: "ModelConfig", tensors: dict[str, Tensor]) -> None:
             )
 
 
-def _check_load_format(spec: "SpeculativeConfig") -> None:
-    if spec.draft_load_config is None:
-        return
-    from vllm.model_executor.model_loader import get_model_loader
-
-    try:
-        get_model_loader(spec.draft_load_config)
-    except ValueError as error:
-        raise ValueError(
-            f'draft_load_config: {error}: set "load_format" to "auto", or leave '
-            "draft_load_config unset."
-        ) from None
-
-
-def _check_streamed(spec: "SpeculativeConfig", load_format: str) -> None:
-    own = spec.drafter.checkpoint_vocab_size
-    if own is not None and load_format == STREAMED:
-        raise ValueError(
-            f"{spec.model} has {own} tokens and the target another number, and "
-            f'load_format="{STREAMED}" cannot pad or cut it: set draft_load_config of '
-            'speculative_config to {"load_format": "auto"}.'
-        )
-
-
-def _check_other_weights(folder: Path | None) -> None:
-    if folder and not any(next(folder.glob(kind), None) for kind in ("*.bin", "*.pt")):
-        raise ValueError(
-            f'"model" of speculative_config: {folder} holds no weights: {AGAIN}, or '
-            "name a folder with model.safetensors."
-        )
-
-
-def _local_folder(spec: "SpeculativeConfig") -> Path | None:
-    """A checkpoint's local folder; None if it has none, or is a single file."""
-    if (path := Path(spec.model)).exists():
-        return path if path.is_dir() else None
-    from huggingface_hub import snapshot_download
-
-    try:
-        found = snapshot_download(
-            spec.model, revision=spec.revision, local_files_only=True
-        )
-    except (OSError, ValueError):
-        return None
-    # Only a complete checkpoint can be checked: shards may yet have to be downloaded.
-    has_weights = any(Path(found).glob("*.safetensors"))
-    return Path(found) if has_weights and not (Path(found) / INDEX).exists() else None
-
-
 class _Weights:
-    """A drafter's tensors, and checks of their shapes against its config."""
+    """A drafter's tensors, and checks of their shapes against its config.
 
-    def __init__(self, spec: "SpeculativeConfig", tensors: dict[str, Tensor]) -> None:
+    Args:
+        num_rows: of the embeddings, before they are padded or cut to the target's.
+    """
+
+    def __init__(
+        self,
+        spec: "SpeculativeConfig",
+        tensors: dict[str, Tensor],
+        num_rows: int | None,
+    ) -> None:
         self.spec, self.model = spec, spec.model
         self.tensors = {name.removeprefix("model."): t for name, t in tensors.items()}
         self.config: Any = spec.draft_model_config.hf_text_config
-        self.target_width = spec.target_model_config.get_hidden_size()
+        self.num_rows = num_rows or self.config.vocab_size
+        target = spec.target_model_config
+        self.target_width = target.get_hidden_size()
+        self.num_target_tokens = target.get_vocab_size()
         # Packed quantized weights have other shapes.
         self.is_quantized = is_quantized_in_files(spec.draft_model_config)
-
-    @property
-    def num_taps(self) -> int:
-        """Layers of the target that an EAGLE-3 head is fed."""
         number = getattr(self.config, "num_aux_hidden_states", None)
-        return number or len(tapped_layers(self.config) or ()) or 3
+        # Layers of the target that an EAGLE-3 head is fed.
+        self.num_layers_fed = number or len(tapped_layers(self.config) or ()) or 3
+        reduced = getattr(self.config, "draft_vocab_size", None)
+        self.num_drafted = reduced or self.config.vocab_size
+        self.drafts_all = self.num_drafted == self.config.vocab_size
+
+    def check_model(self) -> None:
+        """Checks what a language model has: embeddings, layers, attention."""
+        self._check_shape(
+            "embed_tokens.weight",
+            ("vocab_size", self.num_rows),
+            ("hidden_size", self.config.hidden_size),
+        )
+        self._check_layers()
+        self._check_attention()
+
+    def check_head(self) -> None:
+        """Checks what an EAGLE-3 head has besides."""
+        lacking = {n: w for n, w in self._needed() if n not in self.tensors}
+        refuse_missing(self.model, lacking)
+        if takes_aux_hidden_states(self.config) and not self.is_quantized:
+            self._check_fc()
+        if self.spec.parallel_drafting:
+            self._check_mask_hidden()
+        if "d2t" in self.tensors:
+            self._check_d2t(self.tensors["d2t"])
+        self._check_shape(
+            "lm_head.weight",
+            ("draft_vocab_size", self._num_head_rows),
+            ("hidden_size", self.config.hidden_size),
+        )
+
+    def _needed(self) -> Iterator[tuple[str, str]]:
+        """Names of the tensors that a head cannot do without, and why."""
+        hidden = self.config.hidden_size
+        if takes_aux_hidden_states(self.config) and not self.is_quantized:
+            yield (
+                "fc.weight",
+                "it is not an EAGLE-3 head; with a draft model of its own vocabulary "
+                'and embeddings set "method": "draft_model"',
+            )
+        if self.spec.parallel_drafting:
+            yield (
+                "mask_hidden",
+                "parallel drafting needs it; use a P-EAGLE checkpoint, or set "
+                "parallel_drafting=false",
+            )
+        if hidden != self.target_width:
+            yield (
+                "embed_tokens.weight",
+                f"it cannot use the target's, since its hidden_size ({hidden}) is not "
+                f"the target's ({self.target_width}); {AGAIN}",
+            )
+        if not self.drafts_all:
+            all_tokens = f"{self.num_drafted} of the target's {self.num_target_tokens}"
+            yield "d2t", f"it drafts {all_tokens} tokens; {AGAIN}"
+            if not self.is_quantized:
+                yield (
+                    "lm_head.weight",
+                    f"its draft_vocab_size is {self.num_drafted}; {AGAIN}",
+                )
 
     @property
-    def num_rows(self) -> int:
-        """Rows of the embeddings, before they are padded or cut to the target's."""
-        return self.spec.drafter.checkpoint_vocab_size or self.config.vocab_size
+    def _num_head_rows(self) -> int:
+        return self.num_rows if self.drafts_all else self.num_drafted
 
-    def check_shape(self, name: str, *sizes: tuple[str, int]) -> None:
+    def _check_shape(self, name: str, *sizes: tuple[str, int]) -> None:
         """Compares a tensor's shape, if it exists, with sizes from config keys."""
         tensor = self.tensors.get(name)
         expected = tuple(size for _, size in sizes)
@@ -192,19 +252,7 @@ class _Weights:
             f"config.json make it {list(expected)}: correct them, or {AGAIN}."
         )
 
-    def need(self, name: str, why: str) -> Tensor:
-        if name not in self.tensors:
-            raise ValueError(f"{self.model} has no tensor {name}: {why}.")
-        return self.tensors[name]
-
-    def check_embeddings(self) -> None:
-        self.check_shape(
-            "embed_tokens.weight",
-            ("vocab_size", self.num_rows),
-            ("hidden_size", self.config.hidden_size),
-        )
-
-    def check_layers(self) -> None:
+    def _check_layers(self) -> None:
         matches = filter(None, map(LAYER.match, self.tensors))
         layers = {int(match[1] or 0) for match in matches}
         depth = self.config.num_hidden_layers
@@ -214,7 +262,7 @@ class _Weights:
                 f"in its config.json is {depth}: correct it, or {AGAIN}."
             )
 
-    def check_attention(self) -> None:
+    def _check_attention(self) -> None:
         """Compares the rows of q and k projections with the config's head counts."""
         draft, config = self.spec.draft_model_config, self.config
         head = draft.get_head_size()
@@ -232,74 +280,29 @@ class _Weights:
                     f"{heads * head}: correct them, or {AGAIN}."
                 )
 
-    def check_head(self) -> None:
-        if takes_aux_hidden_states(self.config) and not self.is_quantized:
-            self._check_fc()
-        if self.spec.parallel_drafting:
-            self._check_mask_hidden()
-        self._check_shared_embeddings()
-        self._check_vocabulary()
-
     def _check_fc(self) -> None:
-        fc = self.need(
-            "fc.weight",
-            "it is not an EAGLE-3 head; with a draft model of its own vocabulary and "
-            'embeddings set "method": "draft_model"',
-        )
-        hidden, taps = self.config.hidden_size, self.num_taps
-        expected = (hidden, taps * self.target_width)
-        if fc.shape != expected:
+        hidden, number = self.config.hidden_size, self.num_layers_fed
+        shape = self.tensors["fc.weight"].shape
+        expected = (hidden, number * self.target_width)
+        if shape != expected:
             raise ValueError(
-                f"fc.weight of {self.model} has shape {list(fc.shape)}, but its "
-                f"hidden_size and {taps} layers of the target's hidden size "
+                f"fc.weight of {self.model} has shape {list(shape)}, but its "
+                f"hidden_size and {number} layers of the target's hidden size "
                 f"({self.target_width}) make it {list(expected)}: use a head that was "
                 "trained for this target, or correct config.json."
             )
 
     def _check_mask_hidden(self) -> None:
-        mask = self.need(
-            "mask_hidden",
-            "parallel drafting needs it; use a P-EAGLE checkpoint, or set "
-            "parallel_drafting=false",
-        )
-        width = self.num_taps * self.target_width
-        if math.prod(mask.shape) != width:
+        shape = self.tensors["mask_hidden"].shape
+        width = self.num_layers_fed * self.target_width
+        if math.prod(shape) != width:
             raise ValueError(
-                f"mask_hidden of {self.model} has shape {list(mask.shape)}, but fc "
-                f"takes {width} values: {AGAIN}, or set parallel_drafting=false."
+                f"mask_hidden of {self.model} has shape {list(shape)}, but fc takes "
+                f"{width} values: {AGAIN}, or set parallel_drafting=false."
             )
 
-    def _check_shared_embeddings(self) -> None:
-        hidden = self.config.hidden_size
-        self.check_embeddings()
-        if "embed_tokens.weight" not in self.tensors and hidden != self.target_width:
-            raise ValueError(
-                f"{self.model} has no embed_tokens.weight, and cannot use the "
-                f"target's: its hidden_size ({hidden}) is not the target's "
-                f"({self.target_width}): {AGAIN}."
-            )
-
-    def _check_vocabulary(self) -> None:
-        target = self.spec.target_model_config.get_vocab_size()
-        reduced = getattr(self.config, "draft_vocab_size", None)
-        reduced = reduced or self.config.vocab_size
-        table = self.tensors.get("d2t")
-        is_whole = reduced == self.config.vocab_size
-        rows = self.num_rows if is_whole else reduced
-        if not is_whole:
-            why = f"it drafts {reduced} of the target's {target} tokens; {AGAIN}"
-            table = self.need("d2t", why)
-        if table is not None:
-            self._check_d2t(table, rows, target, is_whole)
-        if not is_whole and not self.is_quantized:
-            self.need("lm_head.weight", f"its draft_vocab_size is {reduced}; {AGAIN}")
-        self.check_shape(
-            "lm_head.weight",
-            ("draft_vocab_size", rows),
-            ("hidden_size", self.config.hidden_size),
-        )
-
-    def _check_d2t(self, table: Tensor, rows: int, target: int, is_whole: bool) -> None:
+    def _check_d2t(self, table: Tensor) -> None:
+        rows = self._num_head_rows
         if table.shape != (rows,):
             raise ValueError(
                 f"d2t of {self.model} must hold {rows} integers (draft_vocab_size), "
@@ -309,7 +312,31 @@ class _Weights:
 
         with safe_open(table.file, "pt") as file:
             offsets = file.get_tensor(table.name)
-        check_token_offsets(offsets, self.model, target, is_whole)
+        target = self.num_target_tokens
+        check_token_offsets(offsets, self.model, target, self.drafts_all)
+
+
+def refuse_missing(model: str, missing: Mapping[str, str | None]) -> None:
+    """Refuses a checkpoint without some tensors, if there are any.
+
+    Both its headers, before weights load, and what was loaded are checked with this.
+
+    Args:
+        missing: names of the tensors, and why they are needed; None: the model that
+            its config.json describes has them.
+
+    Raises:
+        ValueError: names the first one that is needed for a reason, or all.
+    """
+    for name, why in missing.items():
+        if why is not None:
+            raise ValueError(f"{model} has no tensor {name}: {why}.")
+    if missing:
+        more = " and more" if len(missing) > MOST_NAMED else ""
+        raise ValueError(
+            f"{model} lacks {', '.join([*missing][:MOST_NAMED])}{more}: the checkpoint "
+            "is incomplete, or its config.json is of another one."
+        )
 
 
 def check_token_offsets(

@@ -17,7 +17,7 @@ import torch.nn as nn
 
 from vllm.config import VllmConfig
 from vllm.config.drafter import METHODS
-from vllm.config.drafter.checkpoint import Tensor, read_headers
+from vllm.config.drafter.files import Tensor, read_headers
 from vllm.config.drafter.weights import PLAIN, stores_scales
 from vllm.model_executor.layers.quantization.base_config import (
     QuantizationConfig,

@@ -13,7 +13,7 @@ import torch.nn as nn
 
 from vllm.config import ModelConfig, get_current_vllm_config_or_none
 from vllm.config.drafter import METHODS
-from vllm.config.drafter.weights import check_token_offsets
+from vllm.config.drafter.weights import check_token_offsets, refuse_missing
 from vllm.logger import init_logger
 from vllm.model_executor.layers.linear import LinearBase
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
@@ -158,13 +158,7 @@ class DraftWeights:
                 raise self._no_place_for(self._whole(unknown[1])) from None
             raise
         is_head = self.spec.method != "draft_model"
-        missing = sorted(self._missing(is_head))
-        if missing:
-            raise ValueError(
-                f"{self.path} lacks {', '.join(missing[:8])}"
-                f"{' and more' if len(missing) > 8 else ''}: the checkpoint is "
-                "incomplete, or its config.json is of another one."
-            )
+        refuse_missing(self.path, dict.fromkeys(sorted(self._missing(is_head))))
 
     def _parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Parameters that only a checkpoint fills; not those of quantized modules, some

@@ -4,6 +4,7 @@
 from typing import TYPE_CHECKING
 from zlib import crc32
 
+from vllm.config.drafter.drafter import StepTimes
 from vllm.config.drafter.length import (
     chosen_lengths,
     depth_of,
@@ -17,7 +18,6 @@ from vllm.v1.core.sched.trimming import Trimming
 from vllm.v1.spec_decode.dynamic.acceptance import Verified
 from vllm.v1.spec_decode.dynamic.acceptance_by_kind import NUM_KINDS, kind_of
 from vllm.v1.spec_decode.dynamic.draft_length import DraftLengths, Load
-from vllm.v1.spec_decode.dynamic.step_times import PassTimes
 from vllm.v1.spec_decode.opt_out import refuses_drafts
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class ChosenLengths:
         trimming: chooses how many drafts are verified; None: all.
     """
 
-    def __init__(self, scheduler: "Scheduler", times: PassTimes):
+    def __init__(self, scheduler: "Scheduler", times: StepTimes):
         config = scheduler.vllm_config
         spec, parallel = config.speculative_config, config.parallel_config
         longest = spec.drafter.num_speculative_tokens
@@ -57,7 +57,7 @@ class ChosenLengths:
         # For ranks that share nothing, the size is 1 by now.
         in_step = parallel.data_parallel_size > 1
         steps_held = parallel.dp_sync_interval if in_step else 1
-        self.lengths = DraftLengths(longest, times, depths, steps_held)
+        self.lengths = DraftLengths(longest, times.passes, depths, steps_held)
         self.agreed = longest if in_step else None
         self.told: int | None = None
         self._scheduler = scheduler
@@ -70,10 +70,10 @@ class ChosenLengths:
         is_alone = not in_step and parallel.pipeline_parallel_size == 1
         self._intervals = StepIntervals() if is_alone else None
         self.trimming: Trimming | None = None
-        if spec.trimmed_times:
+        if times.trimmed:
             least = least_trimmed(spec)
-            self.trimming = Trimming(self.lengths, spec.trimmed_times, least)
-        elif trims(spec):
+            self.trimming = Trimming(self.lengths, times.trimmed, least)
+        elif times.trimmed is not None and trims(spec):
             logger.warning(
                 "Every step verifies all its drafts: steps of %d requests or more, "
                 "which enable_adaptive_verification needs, could not be timed at "
@@ -85,7 +85,7 @@ class ChosenLengths:
     def of(cls, scheduler: "Scheduler") -> "ChosenLengths | None":
         """The lookup of a scheduler; None if the engine does not choose the length."""
         spec = scheduler.vllm_config.speculative_config
-        return cls(scheduler, spec.pass_times or {}) if is_auto(spec) else None
+        return cls(scheduler, spec.step_times or StepTimes()) if is_auto(spec) else None
 
     def __getitem__(self, batch_size: int) -> int:
         """Drafts per request for a step; to be called once per step.

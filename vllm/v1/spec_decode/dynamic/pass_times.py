@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from vllm.config.drafter.drafter import StepTimes
 from vllm.config.drafter.length import (
     MAX_TREE_ROWS,
     candidate_lengths,
@@ -71,9 +72,9 @@ OFF_LINE, LEAST_ON_LINE = 0.05, 4
 def measure_steps(executor: "Executor") -> None:
     """Times all plans of "auto", and stores the times in the speculative config for the
     scheduler."""
-    spec = executor.vllm_config.speculative_config
-    spec.pass_times = measure_pass_times(executor)
-    spec.trimmed_times = measure_trimmed_times(executor)
+    passes = measure_pass_times(executor)
+    trimmed = measure_trimmed_times(executor, passes)
+    executor.vllm_config.speculative_config.step_times = StepTimes(passes, trimmed)
 
 
 def measure_pass_times(executor: "Executor") -> PassTimes:
@@ -199,24 +200,26 @@ def _at_most_larger(by_size: dict[int, Row], depth: int) -> dict[int, Row]:
     return found
 
 
-def measure_trimmed_times(executor: "Executor") -> TrimmedTimes:
+def measure_trimmed_times(
+    executor: "Executor", passes: PassTimes
+) -> TrimmedTimes | None:
     """Times steps that verify part of their drafts.
 
-    To be called after `measure_pass_times`. This also compiles and loads the kernels of
-    trimmed steps.
+    This also compiles and loads the kernels of trimmed steps.
+
+    Args:
+        passes: what `measure_pass_times` returned.
 
     Returns:
-        Seconds; empty if no step is trimmed, since workers do not support it or no
-        batch that large was measured: the scheduler then gives no budgets.
+        Seconds; None if no step is trimmed, since workers do not support it; empty if
+        no batch that large was measured: the scheduler then gives no budgets.
     """
     spec = executor.vllm_config.speculative_config
-    if trims(spec) and not all(executor.collective_rpc(_is_trimming)):
-        # The workers have logged why.
-        spec.enable_adaptive_verification = spec.is_trimmed_by_default = False
-    if not trims(spec):
-        return {}
+    # If the workers do not trim, they have logged why.
+    if not (trims(spec) and all(executor.collective_rpc(_is_trimming))):
+        return None
     started = time.perf_counter()
-    sizes = sorted(n for n in spec.pass_times[CONTEXT] if n >= least_trimmed(spec))
+    sizes = sorted(n for n in passes[CONTEXT] if n >= least_trimmed(spec))
     sizes = [n for n in sizes if n & (n - 1) == 0 or n == sizes[-1]]
     if not sizes:
         return {}

@@ -41,7 +41,6 @@ def config(
             enforce_eager=enforce_eager,
             num_speculative_tokens_per_batch_size=None,
             enable_adaptive_verification=trims,
-            is_trimmed_by_default=False,
             drafter=DrafterConfig("draft_model", 3, is_unified=True),
         ),
     )

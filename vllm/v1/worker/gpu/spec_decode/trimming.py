@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from vllm.config.drafter.auto import verify_all
-from vllm.config.drafter.length import least_trimmed, trims
+from vllm.config.drafter.length import least_trimmed, log_all_verified, trims
 from vllm.v1.worker.gpu.attn_utils import (
     get_query_lens_mismatch_unsupported_backend,
     get_varlen_cudagraph_unsupported_backend,
@@ -154,12 +153,13 @@ def make_trimming(runner: "GPUModelRunner") -> Trimming | None:
     backend = find_unsupported_attention(runner)
     if backend is None:
         return Trimming(runner)
-    if not spec.is_trimmed_by_default:
+    if not spec.drafter.is_trimmed_by_default:
         raise ValueError(
             f"enable_adaptive_verification does not support {backend}: choose another "
             "attention backend, or unset enable_adaptive_verification."
         )
-    verify_all(spec, backend)
+    log_all_verified(backend)
+    spec.enable_adaptive_verification = False
     runner.rejection_sampler.enable_adaptive_verification = False
     runner.speculator.predict_nothing()
     return None

@@ -3,7 +3,7 @@
 fed, what it yields."""
 
 from vllm.config import VllmConfig
-from vllm.config.drafter.target import say_without_target
+from vllm.config.drafter.target import log_without_target
 from vllm.model_executor.model_loader import get_model_cls
 from vllm.model_executor.models.interfaces import supports_eagle3
 
@@ -34,6 +34,6 @@ def _uses_target_features(vllm_config: VllmConfig) -> bool:
     target = get_model_cls(vllm_config.model_config)
     if features.tapped and not supports_eagle3(target):
         why = f"{target.__name__} does not return auxiliary hidden states. Use a "
-        say_without_target(spec.model, why + "target that EAGLE-3 supports")
+        log_without_target(spec.model, why + "target that EAGLE-3 supports")
         return False
     return True

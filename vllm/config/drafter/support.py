@@ -2,8 +2,7 @@
 """Which speculator drafts: the unified one, or one of vLLM's own, and why."""
 
 from collections.abc import Iterator
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import vllm.envs as envs
 from vllm.logger import init_logger
@@ -11,20 +10,7 @@ from vllm.platforms import current_platform
 from vllm.triton_utils.interpreting import COMPILED
 
 from .drafter import METHODS, DrafterConfig
-from .length import (
-    AUTO,
-    check_schedule,
-    is_auto,
-)
-from .quantization import check_quantization
-from .ranks import settle_ranks
-from .target import (
-    check_blocks,
-    check_listed_order,
-    check_taps,
-    say_without_target,
-)
-from .weights import check_weights
+from .length import AUTO, is_auto
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -33,15 +19,13 @@ if TYPE_CHECKING:
 logger = init_logger(__name__)
 
 V1 = "Model Runner V1"
-# Why a PARD-2 drafter is not fed the target's hidden states, and what to do about it.
-NOT_UNIFIED = (
-    "the unified speculator does not run. Run Model Runner V2, and leave off what "
-    "keeps drafting from it"
-)
-LAST_STAGE = (
-    "the last pipeline stage, which drafts, lacks those of other stages. Use "
-    "tensor_parallel_size"
-)
+
+
+def why_unsupported(spec: "SpeculativeConfig") -> str | None:
+    """What in a speculative config, resolved or not, the unified speculator does not
+    support; None if it supports all of it."""
+    drafter = getattr(spec, "drafter", None)
+    return find_unsupported(spec) if drafter is None else drafter.unsupported
 
 
 def find_unsupported(spec: "SpeculativeConfig") -> str | None:
@@ -87,28 +71,13 @@ def _untrimmable(spec: "SpeculativeConfig") -> str | None:
     return None
 
 
-def unsupported_by_engine(vllm_config: "VllmConfig") -> str | None:
-    unsupported = vllm_config.speculative_config.drafter.unsupported
-    if unsupported is None and getattr(vllm_config, "watermark_config", None):
-        return "watermarking"
-    return unsupported
-
-
-def runs_unified(vllm_config: "VllmConfig") -> bool:
-    """Whether the unified speculator drafts."""
-    if vllm_config.speculative_config.drafter is None:
-        return False
-    is_supported = unsupported_by_engine(vllm_config) is None
-    return is_supported and vllm_config.use_v2_model_runner
-
-
 def lacks_vocabulary_mapping(vllm_config: "VllmConfig") -> bool:
     """Whether only Runner V1 can map the drafter's vocabulary to the target's."""
     spec = vllm_config.speculative_config
     if not getattr(spec, "use_heterogeneous_vocab", False):
         return False
-    drafter = getattr(spec, "drafter", None)
-    return drafter is None or unsupported_by_engine(vllm_config) is not None
+    has_watermark = getattr(vllm_config, "watermark_config", None) is not None
+    return has_watermark or why_unsupported(spec) is not None
 
 
 def runs_v2_on_cpu(vllm_config: "VllmConfig", by_default: bool = True) -> bool:
@@ -121,51 +90,19 @@ def runs_v2_on_cpu(vllm_config: "VllmConfig", by_default: bool = True) -> bool:
     if not COMPILED or getattr(vllm_config, "watermark_config", None) is not None:
         return False
     spec = getattr(vllm_config, "speculative_config", None)
-    drafter = spec and spec.drafter
-    return not by_default or bool(drafter and drafter.unsupported is None)
+    return not by_default or (spec is not None and why_unsupported(spec) is None)
 
 
-def settle_drafter(vllm_config: "VllmConfig") -> bool:
-    """Decides which speculator drafts, once the engine's config is complete, and checks
-    the drafter's weight files.
-
-    Returns:
-        Whether the unified speculator drafts. It has its own buffers, so the target
-        keeps its whole token budget, which is set here.
-
-    Raises:
-        ValueError: the drafter's files are broken or do not fit, or a setting needs
-            the unified speculator, which cannot run.
-    """
-    spec = vllm_config.speculative_config
-    if spec is None or spec.drafter is None:
+def keeps_token_budget(vllm_config: "VllmConfig") -> bool:
+    """Whether the target keeps its whole token budget, which is set here: the unified
+    speculator has its own buffers."""
+    drafter = getattr(vllm_config.speculative_config, "drafter", None)
+    if drafter is None or not drafter.is_unified:
         return False
-    unsupported = unsupported_by_engine(vllm_config)
-    is_unified = runs_unified(vllm_config)
-    drafter = replace(spec.drafter, unsupported=unsupported, is_unified=is_unified)
-    check_schedule(spec)
-    check_needs_unified(spec, drafter)
-    check_others_choose(vllm_config, drafter)
-    if drafter.method in METHODS:
-        check_parallelism(vllm_config, is_unified)
-        settle_ranks(spec, is_unified)
-        check_taps(spec)
-        check_listed_order(vllm_config)
-        check_blocks(vllm_config)
-        check_quantization(vllm_config)
-        check_weights(vllm_config)
-    stages = vllm_config.parallel_config.pipeline_parallel_size
-    if is_unified and stages > 1 and drafter.tapped_layers:
-        drafter = _without_features(spec, drafter, LAST_STAGE)
-    if not is_unified:
-        drafter = _without_features(spec, drafter, NOT_UNIFIED)
-        if spec.drafter.is_unified is None:  # else the first process has logged it
-            _say_who_drafts(vllm_config, drafter)
-    spec.drafter = drafter
     scheduler = vllm_config.scheduler_config
-    if is_unified and scheduler.max_num_scheduled_tokens is None:
+    if scheduler.max_num_scheduled_tokens is None:
         scheduler.max_num_scheduled_tokens = scheduler.max_num_batched_tokens
-    return is_unified
+    return True
 
 
 def check_needs_unified(spec: "SpeculativeConfig", drafter: DrafterConfig) -> None:
@@ -183,18 +120,24 @@ def check_needs_unified(spec: "SpeculativeConfig", drafter: DrafterConfig) -> No
     )
 
 
-def check_others_choose(vllm_config: "VllmConfig", drafter: DrafterConfig) -> None:
+def check_others_choose(
+    vllm_config: "VllmConfig", drafter: DrafterConfig, schedule: Any, is_trimmed: bool
+) -> None:
     """Checks "auto" if one of vLLM's own speculators drafts.
+
+    Args:
+        schedule: of draft lengths.
+        is_trimmed: whether adaptive verification is on.
 
     Raises:
         ValueError: its steps are not timed, or adaptive verification also chooses.
     """
-    spec, found = vllm_config.speculative_config, None
-    if drafter.is_unified or not is_auto(spec):
+    found = None
+    if drafter.is_unified or schedule != AUTO:
         return
     if not vllm_config.use_v2_model_runner:
         found = (drafter.method in METHODS and drafter.unsupported) or V1
-    elif spec.enable_adaptive_verification:
+    elif is_trimmed:
         found = "enable_adaptive_verification"
     if found is not None:
         raise ValueError(
@@ -250,16 +193,42 @@ def check_parallelism(vllm_config: "VllmConfig", is_unified: bool) -> None:
         )
 
 
-def _without_features(
-    spec: "SpeculativeConfig", drafter: DrafterConfig, why: str
-) -> DrafterConfig:
-    if drafter.target_features is None:
-        return drafter
-    say_without_target(spec.model, why)
-    return replace(drafter, target_features=None, tapped_layers=())
+def settle_ranks(spec: "SpeculativeConfig", is_unified: bool) -> None:
+    """Splits a drafter over the ranks if each of them cannot have the whole of it.
+
+    Raises:
+        ValueError: it cannot be split as the target is.
+    """
+    target, draft = spec.target_parallel_config, spec.draft_parallel_config
+    if draft is None or draft.tensor_parallel_size == target.tensor_parallel_size:
+        return
+    size, split = target.tensor_parallel_size, _what_is_split(spec, is_unified)
+    if split is None:
+        return
+    logger.warning(
+        "draft_tensor_parallel_size=%d does not support %s: %s is split in %d, as the "
+        "target is. Leave it unset.",
+        draft.tensor_parallel_size,
+        split,
+        spec.model,
+        size,
+    )
+    spec.draft_tensor_parallel_size = size
+    draft = spec.create_draft_parallel_config(target, size, spec.draft_model_config)
+    spec.draft_model_config.verify_with_parallel_config(draft)
+    spec.draft_parallel_config = draft
 
 
-def _say_who_drafts(vllm_config: "VllmConfig", drafter: DrafterConfig) -> None:
+def _what_is_split(spec: "SpeculativeConfig", is_unified: bool) -> str | None:
+    """The kind of drafter that is split whatever is set; None if this one is not."""
+    if spec.method != "draft_model":
+        return "heads, which take the target's embeddings and output layer"
+    if spec.draft_model_config.is_moe:
+        return "mixtures of experts"
+    return None if is_unified else "vLLM's own speculators"
+
+
+def log_who_drafts(vllm_config: "VllmConfig", drafter: DrafterConfig) -> None:
     """Logs one line if vLLM's own speculator drafts although nobody asked for it."""
     asked_for_v1 = envs.VLLM_USE_V2_MODEL_RUNNER is False
     if drafter.method not in METHODS or asked_for_v1:

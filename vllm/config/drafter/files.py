@@ -71,10 +71,6 @@ def find_checkpoint(spec: "SpeculativeConfig") -> DraftCheckpoint | None:
         return None
     config = overridden(config, spec.hf_overrides)
     check_values(spec.model, config)
-    return _interpret(spec, config)
-
-
-def _interpret(spec: "SpeculativeConfig", config: Mapping[str, Any]) -> DraftCheckpoint:
     if known := MODEL_TYPES.get(name := config.get("model_type")):
         from transformers import CONFIG_MAPPING
 
@@ -261,20 +257,17 @@ def is_missing(model: str, revision: str | None, token: Any, is_local: bool) -> 
         return False
     if names_a_path(model):
         return True
-    return _may_be_a_path(model, is_local) and not _is_on_hub(model, revision, token)
-
-
-def _may_be_a_path(model: str, is_local: bool) -> bool:
     from huggingface_hub import constants
     from huggingface_hub.file_download import repo_folder_name
 
     cached = repo_folder_name(repo_id=model, repo_type="model")
-    return (
+    may_be_a_path = (
         (is_local or ("/" in model and Path(model).parent.is_dir()))
         and ":" not in model  # a URL, or a file of a repository
         and not Path(constants.HF_HUB_CACHE, cached).is_dir()
         and not envs.VLLM_USE_MODELSCOPE
     )
+    return may_be_a_path and not _is_on_hub(model, revision, token)
 
 
 def _is_on_hub(model: str, revision: str | None, token: Any) -> bool:

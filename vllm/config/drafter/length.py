@@ -141,10 +141,11 @@ def depth_of(spec: Any, num_drafts: int) -> int:
 def chosen_lengths(spec: "SpeculativeConfig") -> list[int]:
     """The draft lengths that an engine with "auto" chooses from."""
     schedule = spec.num_speculative_tokens_per_batch_size
-    return _lengths(schedule, spec.num_speculative_tokens)
+    return lengths_of(schedule, spec.num_speculative_tokens)
 
 
-def _lengths(schedule: str, depth: int) -> list[int]:
+def lengths_of(schedule: str, depth: int) -> list[int]:
+    """The draft lengths of "auto"; chains up to `depth` before it is resolved."""
     if isinstance(schedule, AutoSchedule):
         return list(schedule.lengths)
     return candidate_lengths(depth)
@@ -164,7 +165,7 @@ def covering_lookup(
     up to the largest batch size that has it. With more candidates than batch sizes, the
     lookup has entries for larger batches, too.
     """
-    candidates = _lengths(schedule, num_speculative_tokens)
+    candidates = lengths_of(schedule, num_speculative_tokens)
     rest = max(1, max_batch_size + 1 - len(candidates))  # entry 0 is unused
     return [num_speculative_tokens] * rest + candidates
 
@@ -235,8 +236,9 @@ def check_schedule(spec: "SpeculativeConfig", limit: int) -> None:
         )
 
 
-def choose_by_default(spec: "SpeculativeConfig") -> None:
-    """Sets "auto" if the user sets neither a draft length nor a schedule nor a tree."""
+def fill_schedule(spec: "SpeculativeConfig") -> None:
+    """Fills in "auto" if the user sets neither a draft length nor a schedule nor a
+    tree, and the longest draft of a schedule as K."""
     settings = (
         spec.num_speculative_tokens,
         spec.num_speculative_tokens_per_batch_size,
@@ -245,10 +247,6 @@ def choose_by_default(spec: "SpeculativeConfig") -> None:
     if spec.method in METHODS and all(setting is None for setting in settings):
         spec.num_speculative_tokens_per_batch_size = AUTO
         spec.is_auto_by_default = True
-
-
-def fill_from_schedule(spec: "SpeculativeConfig") -> None:
-    """Fills in the longest draft of a schedule as K, if K is unset."""
     schedule = spec.num_speculative_tokens_per_batch_size
     if spec.num_speculative_tokens is None and schedule and schedule != AUTO:
         longest = max(entry[2] for entry in schedule)
@@ -257,8 +255,7 @@ def fill_from_schedule(spec: "SpeculativeConfig") -> None:
 
 def fill_length(spec: "SpeculativeConfig") -> None:
     """Fills in "auto", and `DEFAULT_LONGEST` as K, if nothing sets a draft length."""
-    choose_by_default(spec)
-    fill_from_schedule(spec)
+    fill_schedule(spec)
     if spec.num_speculative_tokens is None and spec.method in METHODS:
         spec.num_speculative_tokens = DEFAULT_LONGEST
 
@@ -295,15 +292,13 @@ def _log_fixed_length(spec: "SpeculativeConfig", why: str) -> None:
 
 def _why_not_auto(spec: "SpeculativeConfig") -> tuple[str, str] | None:
     """What in a speculative config "auto" does not support, and what to do."""
-    unsupported = None
+    remedy = "give num_speculative_tokens alone"
     if spec.method not in METHODS + OTHER_METHODS:
-        unsupported = f"method {spec.method}"
-    elif spec.use_multi_module_mtp():
+        return f"method {spec.method}", remedy
+    if spec.use_multi_module_mtp():
         # Later modules also write KV of draft tokens. The K rows of the next step
         # overwrite it; after a shorter draft there are fewer rows.
-        unsupported = "method mtp of several modules, which all run in every step"
-    if unsupported is not None:
-        return unsupported, "give num_speculative_tokens alone"
+        return "method mtp of several modules, which all run in every step", remedy
     parallel = spec.target_parallel_config
     if parallel is None:
         return None
@@ -369,7 +364,13 @@ def check_tree(spec: "SpeculativeConfig", drafter: DrafterConfig) -> None:
             f"draft_tree ({nodes}) must be from num_speculative_tokens ({depth}), the "
             f"chain that it begins with, to {MAX_NODES}: change one of the two."
         )
-    _check_verification(spec)
+    wanted = {"draft_sample_method": "greedy", "rejection_sample_method": "standard"}
+    for name, value in wanted.items():
+        if (found := getattr(spec, name)) != value:
+            raise ValueError(
+                f'draft_tree does not support {name}="{found}": leave it unset. Output '
+                "has the target's distribution all the same."
+            )
 
 
 def verify_whole_trees(spec: "SpeculativeConfig") -> None:
@@ -386,16 +387,6 @@ def verify_whole_trees(spec: "SpeculativeConfig") -> None:
             spec.draft_tree,
             AUTO,
         )
-
-
-def _check_verification(spec: "SpeculativeConfig") -> None:
-    wanted = {"draft_sample_method": "greedy", "rejection_sample_method": "standard"}
-    for name, value in wanted.items():
-        if (found := getattr(spec, name)) != value:
-            raise ValueError(
-                f'draft_tree does not support {name}="{found}": leave it unset. Output '
-                "has the target's distribution all the same."
-            )
 
 
 # What the engine chooses while serving: how much is drafted, and how much verified.

@@ -24,9 +24,8 @@ from .length import (
     check_schedule,
     check_tree,
     check_width,
-    choose_by_default,
-    fill_from_schedule,
     fill_length,
+    fill_schedule,
     is_auto,
     settle_lengths,
     verify_whole_trees,
@@ -99,28 +98,10 @@ def read_files(spec: "SpeculativeConfig") -> DraftCheckpoint | None:
         ValueError: the files are missing or cannot be a drafter's, or they contradict
             what is set.
     """
-    read_name(spec)
-    _check_max_model_len(spec)
-    checkpoint = find_checkpoint(spec)
-    if checkpoint is not None:
-        fill_settings(spec, checkpoint)
-    if checkpoint is None or spec.method not in METHODS:
-        spec.parallel_drafting = bool(spec.parallel_drafting)
-        return None
-    return checkpoint
-
-
-def read_name(spec: "SpeculativeConfig") -> None:
-    """Replaces a `method` such as "pard" by the method that it means, and sets
-    `parallel_drafting`."""
-    if spec.method not in NAMES:
-        return
-    spec.method = NAMES[spec.method]
-    if spec.parallel_drafting is None:
-        spec.parallel_drafting = True
-
-
-def _check_max_model_len(spec: "SpeculativeConfig") -> None:
+    if spec.method in NAMES:
+        spec.method = NAMES[spec.method]
+        if spec.parallel_drafting is None:
+            spec.parallel_drafting = True
     target = spec.target_model_config
     limit = None if target is None else target.max_model_len
     if limit and spec.max_model_len and spec.max_model_len > limit:
@@ -128,6 +109,13 @@ def _check_max_model_len(spec: "SpeculativeConfig") -> None:
             f"max_model_len of speculative_config ({spec.max_model_len}) must be at "
             f"most the target's ({limit}): lower it, or leave it unset."
         )
+    checkpoint = find_checkpoint(spec)
+    if checkpoint is not None:
+        fill_settings(spec, checkpoint)
+    if checkpoint is None or spec.method not in METHODS:
+        spec.parallel_drafting = bool(spec.parallel_drafting)
+        return None
+    return checkpoint
 
 
 def is_settled(spec: "SpeculativeConfig") -> bool:
@@ -150,8 +138,7 @@ def fill_settings(spec: "SpeculativeConfig", checkpoint: DraftCheckpoint) -> Non
     _fill_method(spec, checkpoint)
     if spec.method in (None, *METHODS):
         _fill_parallel_drafting(spec, checkpoint)
-    choose_by_default(spec)
-    fill_from_schedule(spec)
+    fill_schedule(spec)
     if spec.num_speculative_tokens is None:
         _fill_num_drafts(spec, checkpoint)
     elif checkpoint.is_parallel:

@@ -10,7 +10,7 @@ from vllm.platforms import current_platform
 from vllm.triton_utils.interpreting import COMPILED
 
 from .drafter import METHODS, DrafterConfig
-from .length import AUTO, is_auto
+from .length import AUTO
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -35,11 +35,16 @@ def find_unsupported(spec: "SpeculativeConfig") -> str | None:
         return f"method {spec.method}"
     if spec.draft_model_config is None:
         return "a drafter without a model config"
-    if spec.enable_adaptive_verification and (beside := _untrimmable(spec)):
-        return f"enable_adaptive_verification beside {beside}"
+    parallel = spec.target_parallel_config
+    if spec.enable_adaptive_verification:
+        schedule = spec.num_speculative_tokens_per_batch_size
+        beside = "enable_adaptive_verification beside"
+        if schedule is not None and schedule != AUTO:
+            return f"{beside} a schedule of draft lengths"
+        if parallel is not None and parallel.data_parallel_size > 1:
+            return f"{beside} data parallelism"
     if dims := _other_rope_dims(spec):
         return f"M-RoPE of {dims[0]} dimensions on a target of {dims[1]}"
-    parallel = spec.target_parallel_config
     if parallel is not None and parallel.decode_context_parallel_size > 1:
         return "decode context parallelism"
     if parallel is not None and parallel.prefill_context_parallel_size > 1:
@@ -58,17 +63,6 @@ def _other_rope_dims(spec: "SpeculativeConfig") -> tuple[int, int] | None:
         return None
     dims = draft.mrope_num_dims, target.mrope_num_dims
     return dims if draft.uses_mrope and dims[0] != dims[1] else None
-
-
-def _untrimmable(spec: "SpeculativeConfig") -> str | None:
-    """What does not support verifying only part of the unified speculator's drafts."""
-    schedule = spec.num_speculative_tokens_per_batch_size
-    parallel = spec.target_parallel_config
-    if schedule is not None and not is_auto(spec):
-        return "a schedule of draft lengths"
-    if parallel is not None and parallel.data_parallel_size > 1:
-        return "data parallelism"
-    return None
 
 
 def lacks_vocabulary_mapping(vllm_config: "VllmConfig") -> bool:
@@ -200,10 +194,16 @@ def settle_ranks(spec: "SpeculativeConfig", is_unified: bool) -> None:
         ValueError: it cannot be split as the target is.
     """
     target, draft = spec.target_parallel_config, spec.draft_parallel_config
-    if draft is None or draft.tensor_parallel_size == target.tensor_parallel_size:
+    size = target.tensor_parallel_size
+    if draft is None or draft.tensor_parallel_size == size:
         return
-    size, split = target.tensor_parallel_size, _what_is_split(spec, is_unified)
-    if split is None:
+    if spec.method != "draft_model":
+        split = "heads, which take the target's embeddings and output layer"
+    elif spec.draft_model_config.is_moe:
+        split = "mixtures of experts"
+    elif not is_unified:
+        split = "vLLM's own speculators"
+    else:
         return
     logger.warning(
         "draft_tensor_parallel_size=%d does not support %s: %s is split in %d, as the "
@@ -217,15 +217,6 @@ def settle_ranks(spec: "SpeculativeConfig", is_unified: bool) -> None:
     draft = spec.create_draft_parallel_config(target, size, spec.draft_model_config)
     spec.draft_model_config.verify_with_parallel_config(draft)
     spec.draft_parallel_config = draft
-
-
-def _what_is_split(spec: "SpeculativeConfig", is_unified: bool) -> str | None:
-    """The kind of drafter that is split whatever is set; None if this one is not."""
-    if spec.method != "draft_model":
-        return "heads, which take the target's embeddings and output layer"
-    if spec.draft_model_config.is_moe:
-        return "mixtures of experts"
-    return None if is_unified else "vLLM's own speculators"
 
 
 def log_who_drafts(vllm_config: "VllmConfig", drafter: DrafterConfig) -> None:

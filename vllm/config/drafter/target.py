@@ -306,20 +306,28 @@ def _read_features(spec: "SpeculativeConfig") -> TargetFeatures:
     if warp is None:
         raise _IncompatibleTarget(f"it has no {WARP}. Download that file too")
     tensors = load_warp(warp)
-    config = draft.hf_config
+    config, where = draft.hf_config, f"in {spec.model}/config.json"
     has_bias = BIAS in tensors
-    if _get(config, "pard2_proj_bias", default=has_bias) != has_bias:
+    if _get(config, "pard2_proj_bias", has_bias) != has_bias:
         raise ValueError(
-            f"pard2_proj_bias in {spec.model}/config.json contradicts {warp}, which "
+            f"pard2_proj_bias {where} contradicts {warp}, which "
             f"has {'a' if has_bias else 'no'} {BIAS}: correct it, or {AGAIN}."
         )
+    scale = _get(config, "pard2_scale", 0.02)
+    check_finite(f"pard2_scale {where}", scale)
+    size = _get(config, "pard2_target_dim", 4096)
+    check_finite(f"pard2_target_dim {where}", size)
+    has_many = _get(config, "pard2_ml", size > 10000)
+    usual = MANY_LAYERS if has_many else MANY_LAYERS[:1]
+    named = _get(config, "pard2_target_layers", usual)
+    check_integers(f"pard2_target_layers {where}", named)
     depth, width = target.get_total_num_hidden_layers(), target.get_hidden_size()
-    named, fed = _layers(spec), tuple(tensors[WEIGHT].shape)
     if not all(-depth - 1 <= layer <= depth for layer in named):
         raise _IncompatibleTarget(
-            f"it is fed layers {named}, and the target has {depth}. Use a drafter that "
-            "was trained for this target"
+            f"it is fed layers {list(named)}, and the target has {depth}. Use a "
+            "drafter that was trained for this target"
         )
+    fed = tuple(tensors[WEIGHT].shape)
     wanted = (draft.get_hidden_size(), len(named) * width)
     if fed != wanted:
         raise _IncompatibleTarget(
@@ -328,30 +336,16 @@ def _read_features(spec: "SpeculativeConfig") -> TargetFeatures:
         )
     # Indices into the depth + 1 hidden states that transformers returns.
     layers = tuple(layer % (depth + 1) for layer in named)
-    return TargetFeatures(layers, depth, _number(spec, "pard2_scale", 0.02), warp)
+    return TargetFeatures(layers, depth, float(scale), warp)
 
 
-def _get(config: Any, key: str, *, default: Any) -> Any:
+def _get(config: Any, key: str, default: Any) -> Any:
+    """The value of a key, which may have another name."""
     for name in (key, *OLD_NAMES.get(key, ())):
         value = getattr(config, name, None)
         if value is not None:
             return value
     return default
-
-
-def _number(spec: "SpeculativeConfig", key: str, default: float) -> float:
-    value = _get(spec.draft_model_config.hf_config, key, default=default)
-    check_finite(f"{key} in {spec.model}/config.json", value)
-    return float(value)
-
-
-def _layers(spec: "SpeculativeConfig") -> list[int]:
-    config, key = spec.draft_model_config.hf_config, "pard2_target_layers"
-    size = _number(spec, "pard2_target_dim", 4096)
-    has_many = _get(config, "pard2_ml", default=size > 10000)
-    layers = _get(config, key, default=MANY_LAYERS if has_many else MANY_LAYERS[:1])
-    check_integers(f"{key} in {spec.model}/config.json", layers)
-    return list(layers)
 
 
 def warp_here(spec: "SpeculativeConfig") -> Path:
@@ -448,22 +442,39 @@ def check_quantization(spec: "SpeculativeConfig") -> None:
     Raises:
         ValueError: they are not supported, or would quantize nothing.
     """
-    draft = spec.draft_model_config
+    draft, lm_head = spec.draft_model_config, spec.draft_lm_head_quantization
     if not is_known_kv_cache_dtype(spec.kv_cache_dtype or "auto"):
         raise ValueError(
             f'kv_cache_dtype="{spec.kv_cache_dtype}" of speculative_config is not one '
             f"of {', '.join(KV_CACHE_DTYPES)}: correct it, or leave it out."
         )
-    if _is_online(draft):
-        _check_method(draft)
-        _check_dtype(f'quantization="{draft.quantization}"', draft.dtype)
-    if spec.draft_lm_head_quantization is None:
-        return
-    _check_dtype("draft_lm_head_quantization", draft.dtype)
-    if spec.draft_lm_head_quantization == "nvfp4" and not current_platform.is_cuda():
+    if _is_online(draft) and _quantizes_nothing(draft):
+        raise ValueError(
+            f'quantization="{draft.quantization}" of speculative_config quantizes '
+            f'nothing of {draft.model}: write for example "{EXAMPLE}".'
+        )
+    settings = {f'quantization="{draft.quantization}"': _is_online(draft)}
+    settings["draft_lm_head_quantization"] = lm_head is not None
+    for setting, is_set in settings.items():
+        if is_set and draft.dtype not in (torch.bfloat16, torch.float16):
+            raise ValueError(
+                f"{setting} of speculative_config does not support {draft.dtype}: set "
+                "--dtype bfloat16, or unset it."
+            )
+    if lm_head == "nvfp4" and not current_platform.is_cuda():
         raise ValueError(
             'draft_lm_head_quantization="nvfp4" needs an NVIDIA GPU: use "fp8".'
         )
+
+
+def _quantizes_nothing(draft: "ModelConfig") -> bool:
+    from vllm.config.quantization import resolve_quantization_config
+
+    name = "fp8_per_tensor" if draft.quantization == "fp8" else draft.quantization
+    found = resolve_quantization_config(name, None)
+    # None for names that are also checkpoint formats, which cannot be checked here.
+    is_of_experts = found is not None and found.linear is None and not draft.is_moe
+    return name == "online" or is_of_experts
 
 
 def may_quantize_lm_head(spec: "SpeculativeConfig") -> bool:
@@ -472,25 +483,3 @@ def may_quantize_lm_head(spec: "SpeculativeConfig") -> bool:
         return True
     has_head = spec.method in ("eagle", "eagle3", "mtp")
     return has_head and not spec.use_gemma4_mtp()
-
-
-def _check_method(draft: "ModelConfig") -> None:
-    from vllm.config.quantization import resolve_quantization_config
-
-    name = "fp8_per_tensor" if draft.quantization == "fp8" else draft.quantization
-    found = resolve_quantization_config(name, None)
-    # None for names that are also checkpoint formats, which cannot be checked here.
-    is_of_experts = found is not None and found.linear is None and not draft.is_moe
-    if name == "online" or is_of_experts:
-        raise ValueError(
-            f'quantization="{name}" of speculative_config quantizes nothing of '
-            f'{draft.model}: write for example "{EXAMPLE}".'
-        )
-
-
-def _check_dtype(setting: str, dtype: torch.dtype) -> None:
-    if dtype not in (torch.bfloat16, torch.float16):
-        raise ValueError(
-            f"{setting} of speculative_config does not support {dtype}: set --dtype "
-            "bfloat16, or unset it."
-        )

@@ -123,23 +123,18 @@ def _words(title: str, type: str, loc: tuple, msg: str, input: Any, **_) -> str:
 
 
 @contextmanager
-def names_drafter(model: str | None) -> Iterator[None]:
-    """Names the drafter in errors that vLLM raises while it reads its config."""
+def names_drafter(spec: Any) -> Iterator[None]:
+    """Names the `model` of a speculative config in errors that vLLM raises while it
+    reads its config."""
     try:
         yield
     except (ValueError, StrictDataclassError) as error:
-        named = _named(model, str(error))
-        if named is None:
-            raise
-        raise ValueError(named) from None
-
-
-def _named(model: str | None, error: str) -> str | None:
-    error = " ".join(error.split())
-    for pattern, remedy in REMEDIES.items():
-        if found := re.search(pattern, error):
-            return f'"model" of speculative_config: {model}: {found[0]}: {remedy}.'
-    return None
+        words = " ".join(str(error).split())
+        for pattern, remedy in REMEDIES.items():
+            if found := re.search(pattern, words):
+                named = f'"model" of speculative_config: {spec.model}: {found[0]}'
+                raise ValueError(f"{named}: {remedy}.") from None
+        raise
 
 
 def parse_speculative_config(text: str) -> Any:

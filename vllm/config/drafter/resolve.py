@@ -79,7 +79,7 @@ def fills_settings(
     @wraps(post_init)
     def fill(self: "SpeculativeConfig") -> None:
         self.draft_checkpoint = read_files(self)
-        with names_drafter(self.model):
+        with names_drafter(self):
             post_init(self)
         check_auto(self)
         verify_whole_trees(self)

@@ -116,7 +116,7 @@ class Worker:
         self.runner = self.llm.collective_rpc(lambda worker: worker.model_runner)[0]
         self.replay = replays[0] if replays else None
         self.scheduler = self.llm.llm_engine.engine_core.engine_core.scheduler
-        self.chosen = self.trimming = None
+        self.policy = self.verifier = None
         # Runner V2's speculator, Runner V1's drafter.
         self.drafter = getattr(self.runner, "speculator", None)
         self.drafter = self.drafter or getattr(self.runner, "drafter", None)
@@ -148,13 +148,13 @@ class Worker:
 
     def time_steps(self) -> dict[str, Any]:
         """Measures the step times for "auto" again, now that all engines are up."""
-        from vllm.v1.core.sched.draft_load import ChosenLengths
-        from vllm.v1.spec_decode.dynamic import pass_times
+        from vllm.v1.core.sched.draft_policy import DraftPolicy
+        from vllm.v1.spec_decode.auto.measure import measure_steps
 
         core = self.llm.llm_engine.engine_core.engine_core
-        pass_times.measure_steps(core.model_executor)
-        self.chosen = ChosenLengths.of(self.scheduler)
-        self.trimming = self.chosen.trimming
+        measure_steps(core.model_executor)
+        self.policy = DraftPolicy.of(self.scheduler)
+        self.verifier = self.policy.chooser.verifier
         self._draft(None, True)
         return {}
 
@@ -224,18 +224,15 @@ class Worker:
     def _draft(self, num_drafts: int | None, is_adaptive: bool) -> None:
         """Sets how much is drafted, None: what the engine chooses, and whether it may
         verify only part of that."""
-        lengths = self.chosen if is_adaptive or num_drafts is None else None
-        self.scheduler.draft_lengths = lengths
-        most = self.scheduler.max_num_running_reqs
-        self.scheduler.dynamic_sd_lookup = lengths or [num_drafts] * (most + 1)
-        if lengths is not None:
-            lengths.trimming = self.trimming if is_adaptive else None
-            for name in ("choose", "choose_again"):
-                vars(lengths.lengths).pop(name, None)
-            if num_drafts is not None:
-                lengths.lengths.choose = lambda *load: num_drafts
-                lengths.lengths.choose_again = lambda: num_drafts
-                lengths.lengths.may_hold = True
+        policy = self.policy if is_adaptive or num_drafts is None else None
+        if hasattr(self.scheduler, "step_drafts"):  # not in vLLM's release
+            self.scheduler.step_drafts.policy = policy
+        if policy is not None:
+            policy.chooser.fixed = num_drafts
+            policy.chooser.verifier = self.verifier if is_adaptive else None
+        else:
+            most = self.scheduler.max_num_running_reqs
+            self.scheduler.dynamic_sd_lookup = [num_drafts] * (most + 1)
 
     def _prompts(self, number: int, concurrency: int, length: int) -> list[list[int]]:
         """Prompts of a round, equal for all engines; long ones are cached first."""

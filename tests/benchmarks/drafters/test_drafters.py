@@ -53,13 +53,15 @@ def run(env: dict[str, str], *flags: str) -> subprocess.CompletedProcess:
 
 def test_fixed_settings_are_not_trimmed():
     """In an engine that trims chains unless it is told how much to draft."""
-    chosen = SimpleNamespace(lengths=SimpleNamespace(), trimming="some")
+    chooser = SimpleNamespace(fixed=None, verifier="some")
+    policy = SimpleNamespace(chooser=chooser)
     engine = Engine.__new__(Engine)
-    engine.scheduler, engine._trimming = SimpleNamespace(draft_lengths=chosen), "some"
+    engine.scheduler = SimpleNamespace(step_drafts=SimpleNamespace(policy=policy))
+    engine._verifier = "some"
     engine._tell(5)
-    assert (chosen.lengths.choose(None, {}), chosen.trimming) == (5, None)
+    assert (chooser.fixed, chooser.verifier) == (5, None)
     engine._tell(None)
-    assert not vars(chosen.lengths) and chosen.trimming == "some"
+    assert (chooser.fixed, chooser.verifier) == (None, "some")
 
 
 @pytest.mark.slow

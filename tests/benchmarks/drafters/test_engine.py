@@ -53,7 +53,7 @@ class Stepper:
 def make_engine(pipe=None) -> Engine:
     engine = Engine.__new__(Engine)
     engine.llm, engine.num_requests, engine.pipe = Stepper(), 0, pipe
-    engine.scheduler = SimpleNamespace(draft_lengths=None)
+    engine.scheduler = SimpleNamespace(step_drafts=SimpleNamespace(policy=None))
     return engine
 
 

@@ -6,8 +6,7 @@ from statistics import mode
 import numpy as np
 import pytest
 
-from vllm.config.drafter.drafter import StepTimes
-from vllm.v1.core.sched.draft_load import ChosenLengths
+from vllm.v1.core.sched.draft_policy import DraftPolicy
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request
@@ -78,7 +77,7 @@ def test_tokens_past_the_end_of_a_request_count_as_rejected(
 ):
     scheduler = make_scheduler(sampling=sampling, **(TREE if is_tree else {}))
     seen = []
-    scheduler.unaccepted_drafts.observe = lambda *given: seen.append(given) or True
+    scheduler.step_drafts._rejected.observe = lambda *counts: seen.append(counts)
     step(scheduler, [1])
     ranks = [0, 0, 1, 0] if is_tree else None
     drafts = N if is_tree else K
@@ -160,13 +159,12 @@ def test_auto_learns_what_requests_receive(
     """Regression: with short answers long drafts seemed to pay."""
     auto = {"num_speculative_tokens_per_batch_size": "auto"}
     scheduler = make_scheduler(sampling={"max_tokens": max_tokens}, **auto)
-    times = StepTimes({256: {1: {0: 1.0, 1: 1.2, 2: 1.4, 3: 1.6}}})
-    lookup = scheduler.draft_lengths = ChosenLengths(scheduler, times)
-    scheduler.dynamic_sd_lookup = lookup
+    times = {256: {1: {0: 1.0, 1: 1.2, 2: 1.4, 3: 1.6}}}
+    policy = scheduler.step_drafts.policy = DraftPolicy(scheduler, times)
     asked, chosen = scheduler.requests["a"].sampling_params, []
     for _ in range(60):
         step(scheduler, [1])
-        chosen.append(lookup.lengths.choice.num_drafts)
+        chosen.append(policy.chooser.choice.plan)
         verify(scheduler, K, [1] * (K + 1))
         scheduler.add_request(Request("a", [1, 2, 3], asked, None))
     assert mode(chosen[20:]) == drafts

@@ -369,8 +369,8 @@ def free_blocks(scheduler: Any) -> int:
 
 def timed_requests(scheduler: Any) -> list[int]:
     """The batch sizes that "auto" has step times for."""
-    chosen = scheduler.draft_lengths
-    measured = {} if chosen is None else chosen.lengths.times.measured
+    policy = scheduler.step_drafts.policy
+    measured = {} if policy is None else policy.chooser.times.measured
     return sorted({size for by_size in measured.values() for size in by_size})
 
 
@@ -380,9 +380,8 @@ def take_defaults_of_a_gpu() -> None:
 
 
 def draft_by_turns(scheduler: Any, lengths: list[int]) -> None:
-    turns, chosen = cycle(lengths), scheduler.draft_lengths.lengths
-    chosen.choose = lambda *_: next(turns)
-    chosen.may_hold = False
+    turns = cycle(lengths)
+    scheduler.step_drafts.policy.chooser.choose = lambda *_: next(turns)
 
 
 def run(job: dict[str, Any]) -> dict[str, Any]:

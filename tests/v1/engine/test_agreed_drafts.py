@@ -8,9 +8,9 @@ import pytest
 import torch.distributed as dist
 
 from vllm.config.drafter import DrafterConfig
-from vllm.config.drafter.drafter import StepTimes
 from vllm.utils.network_utils import get_open_port
-from vllm.v1.core.sched.draft_load import ChosenLengths
+from vllm.v1.core.sched.draft_policy import DraftPolicy
+from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.engine import core
 from vllm.v1.engine.agreed_drafts import (
     agree_on_drafts,
@@ -28,22 +28,30 @@ def make_engine(group=None) -> SimpleNamespace:
         num_speculative_tokens=3,
         num_speculative_tokens_per_batch_size="auto",
         drafter=DrafterConfig("eagle3", 3),
-        step_times=StepTimes(TIMES),
+        pass_times=TIMES,
+        trimmed_times=None,
+        is_trimmed_by_default=False,
     )
     config = SimpleNamespace(
         speculative_config=spec,
         parallel_config=SimpleNamespace(
             data_parallel_size=2, dp_sync_interval=INTERVAL
         ),
-        cache_config=SimpleNamespace(enable_prefix_caching=False),
     )
     scheduler = SimpleNamespace(vllm_config=config, max_model_len=4096, running=[])
-    scheduler.draft_lengths = ChosenLengths.of(scheduler)
+    scheduler.step_drafts = SimpleNamespace(policy=DraftPolicy.of(scheduler))
     calls = []
     executor = SimpleNamespace(collective_rpc=lambda *args, **more: calls.append(more))
     return SimpleNamespace(
         scheduler=scheduler, dp_group=group, model_executor=executor, calls=calls
     )
+
+
+def choose(policy: DraftPolicy, num_reqs: int) -> int:
+    step = SchedulerOutput.make_empty()
+    step.num_scheduled_tokens = dict.fromkeys(map(str, range(num_reqs)), 1)
+    policy.choose(step)
+    return step.num_spec_tokens_to_schedule
 
 
 def run_rank(rank: int, port: int, requests: list[list[int]], results) -> None:
@@ -52,9 +60,9 @@ def run_rank(rank: int, port: int, requests: list[list[int]], results) -> None:
         "gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=len(requests)
     )
     engine = make_engine(dist.group.WORLD)
-    chosen, drafted = engine.scheduler.draft_lengths, []
+    policy, drafted = engine.scheduler.step_drafts.policy, []
     for step, n in enumerate(requests[rank]):
-        drafted.append(chosen[n] if n else chosen.agreed)
+        drafted.append(choose(policy, n) if n else policy.agreed)
         if step % INTERVAL == 0:
             agree_on_drafts(engine)
     results.put((rank, drafted))
@@ -82,18 +90,18 @@ def test_ranks_draft_what_the_busiest_rank_would():
 
 
 def test_idle_rank_asks_for_no_drafts():
-    chosen = make_engine().scheduler.draft_lengths
-    assert chosen[1] == 3  # before the first agreement
-    assert (chosen.wish(), chosen.wish()) == ((1, 3), (0, 0))
-    chosen.agreed = 1
-    assert [chosen[n] for n in (1, 8)] == [1, 1]
+    policy = make_engine().scheduler.step_drafts.policy
+    assert choose(policy, 1) == 3  # before the first agreement
+    assert [policy.proposed_length() for _ in range(2)] == [(1, 3), (0, 0)]
+    policy.agreed = 1
+    assert [choose(policy, n) for n in (1, 8)] == [1, 1]
 
 
 def test_idle_drafts_are_sent_to_workers_once():
     engine = make_engine()
-    chosen, calls = engine.scheduler.draft_lengths, engine.calls
+    policy, calls = engine.scheduler.step_drafts.policy, engine.calls
     for agreed in (3, 3, 0, 0):
-        chosen.agreed = agreed
+        policy.agreed = agreed
         draft_as_agreed(engine)
     assert [call["args"] for call in calls] == [(3,), (0,)]
     worker = SimpleNamespace(model_runner=SimpleNamespace())
@@ -101,14 +109,15 @@ def test_idle_drafts_are_sent_to_workers_once():
     assert worker.model_runner.idle_drafts == 2
 
 
-ALONE = SimpleNamespace(agreed=None, told=None)
+ALONE = SimpleNamespace(agreed=None, idle_drafts=None)
 
 
-@pytest.mark.parametrize("draft_lengths", [None, ALONE])
-def test_other_engines_have_nothing_to_agree_on(draft_lengths):
-    engine = SimpleNamespace(scheduler=SimpleNamespace(draft_lengths=draft_lengths))
+@pytest.mark.parametrize("policy", [None, ALONE])
+def test_other_engines_have_nothing_to_agree_on(policy):
+    step_drafts = SimpleNamespace(policy=policy)
+    engine = SimpleNamespace(scheduler=SimpleNamespace(step_drafts=step_drafts))
     draft_as_agreed(engine)
-    if draft_lengths is None:
+    if policy is None:
         agree_on_drafts(engine)
         engine.scheduler = SimpleNamespace()  # a custom scheduler class
         draft_as_agreed(engine)
@@ -133,9 +142,9 @@ def test_engines_agree_when_they_sync_state(monkeypatch):
 
 
 def test_dummy_batch_drafts_as_agreed(monkeypatch):
-    told = []
-    monkeypatch.setattr(core, "draft_as_agreed", told.append)
+    calls = []
+    monkeypatch.setattr(core, "draft_as_agreed", calls.append)
     engine = core.EngineCore.__new__(core.EngineCore)
-    engine.model_executor = SimpleNamespace(execute_dummy_batch=lambda: told.append(0))
+    engine.model_executor = SimpleNamespace(execute_dummy_batch=lambda: calls.append(0))
     engine.execute_dummy_batch()
-    assert told == [engine, 0]
+    assert calls == [engine, 0]

@@ -122,8 +122,8 @@ class Engine:
         self.llm = LLM.from_engine_args(engine_args)
         self.start_s = time.perf_counter() - begin
         self.scheduler = self.llm.llm_engine.engine_core.engine_core.scheduler
-        chosen = self.scheduler.draft_lengths
-        self._trimming = chosen and chosen.trimming
+        policy = self.scheduler.step_drafts.policy
+        self._verifier = policy and policy.chooser.verifier
         self.num_requests = 0
 
     def describe(self) -> dict[str, Any]:
@@ -171,13 +171,9 @@ class Engine:
             self.llm.llm_engine.engine_core.engine_core.model_executor.shutdown()
 
     def _tell(self, told: int | None) -> None:
-        if (chosen := self.scheduler.draft_lengths) is not None:
-            for name in ("choose", "choose_again"):
-                vars(chosen.lengths).pop(name, None)
-            chosen.trimming = self._trimming if told is None else None
-            if told is not None:
-                chosen.lengths.choose = lambda *load: told
-                chosen.lengths.choose_again = lambda: told
+        if (policy := self.scheduler.step_drafts.policy) is not None:
+            policy.chooser.fixed = told
+            policy.chooser.verifier = self._verifier if told is None else None
 
     def _counters(self) -> tuple[list[int], list[int], list[int]]:
         """Numbers of drafts and accepted tokens; tokens verified, and accepted, by

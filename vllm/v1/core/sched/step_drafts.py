@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counts the verified drafts of a finished step, and has "auto" learn from them.
+"""The drafts of a scheduler's steps: how many are made, and which of them count.
 
 **Accepted** are draft tokens that a request receives. It may end within those that the
 target accepts, at a stop token or `max_tokens`: the others are of no use, and count as
@@ -11,14 +11,16 @@ request, since FULL CUDA graphs need uniform query lengths. Placeholders do not 
 - of requests that have turned drafting off, or come from the waiting queue;
 - at positions past the drafter's context;
 - after the first draft that a grammar invalidates, and in the place of drafts that
-  trimming leaves out;
+  adaptive verification leaves out;
 - nodes of a tree, if a chain is verified in its place.
 """
 
-from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
+from vllm.config.drafter import METHODS
 from vllm.config.drafter.length import depth_of
+from vllm.logger import init_logger
+from vllm.v1.core.sched.draft_policy import DraftPolicy
 from vllm.v1.metrics.stats import RequestSpecDecodeMetrics
 from vllm.v1.spec_decode.accepted_nodes import AcceptedNodes
 from vllm.v1.spec_decode.opt_out import refuses_drafts
@@ -31,6 +33,13 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
     from vllm.v1.spec_decode.metrics import SpecDecodingStats
     from vllm.v1.spec_decode.step_metrics import StepDrafting
+
+logger = init_logger(__name__)
+
+# Consecutive rejected drafts, one per request and step, before the warning. With a
+# first token that is right once in fifty times, this happens by chance once in four
+# hundred.
+MAX_REJECTED = 300
 
 
 class VerifiedDraft(NamedTuple):
@@ -52,27 +61,43 @@ class VerifiedDraft(NamedTuple):
 
 
 class StepDrafts:
-    """The drafts of a finished step; to be made for each step's output, in order."""
+    """To be called for each step that is scheduled, and for each output, in order.
 
-    def __init__(
-        self,
-        scheduler: "Scheduler",
-        step: "SchedulerOutput",
-        output: "ModelRunnerOutput",
-    ):
-        self._scheduler, self._step, self._output = scheduler, step, output
+    Attributes:
+        policy: chooses how much is drafted; None: the config says it.
+    """
+
+    def __init__(self, scheduler: "Scheduler"):
+        self._scheduler = scheduler
+        self.policy = DraftPolicy.of(scheduler)
+        self._rejected = RejectedDrafts.of(scheduler)
+        self._step: SchedulerOutput | None = None
+        self._output: ModelRunnerOutput | None = None
+        self._num_sampled: list[int] = []
+        self._from_queue: set[str] = set()
+
+    def choose(self, step: "SchedulerOutput") -> None:
+        """Sets how much a step drafts and verifies, once all else is scheduled."""
+        if self.policy is not None:
+            self.policy.choose(step)
+        # Where workers leave drafting out, the usual draft length would give a wrong
+        # time and wrong metrics. With data-parallel ranks only the workers know.
+        parallel = self._scheduler.vllm_config.parallel_config
+        if step.skip_drafts and parallel.data_parallel_size == 1:
+            step.num_spec_tokens_to_schedule = 0
+
+    def end_step(self, step: "SchedulerOutput", output: "ModelRunnerOutput") -> None:
+        """To be called with each output, before its requests are observed."""
+        self._step, self._output = step, output
         # Stop handling cuts these lists.
         self._num_sampled = [*map(len, output.sampled_token_ids)]
-        if scheduler.draft_lengths is not None:
-            scheduler.draft_lengths.take(step, output)
-
-    @cached_property
-    def _from_queue(self) -> set[str]:
-        """Requests whose scheduled drafts are placeholders; of diffusion, canvases."""
-        if not self._scheduler.num_sampled_tokens_per_step:
-            return set()
-        new = {request.req_id for request in self._step.scheduled_new_reqs}
-        return new | self._step.scheduled_cached_reqs.resumed_req_ids
+        # Whose scheduled drafts are placeholders; of diffusion, they are canvases.
+        self._from_queue = set()
+        if self._scheduler.num_sampled_tokens_per_step:
+            new = {request.req_id for request in step.scheduled_new_reqs}
+            self._from_queue = new | step.scheduled_cached_reqs.resumed_req_ids
+        if self.policy is not None:
+            self.policy.end_step(step, output)
 
     def observe(
         self,
@@ -91,11 +116,10 @@ class StepDrafts:
         Returns:
             The stats with this request; None if the scheduler makes none.
         """
-        scheduler, name = self._scheduler, request.request_id
+        name, per_step = request.request_id, self._scheduler.num_sampled_tokens_per_step
         if name in self._from_queue or refuses_drafts(request.sampling_params):
             return stats
         index = self._output.req_id_to_index[name]
-        per_step = scheduler.num_sampled_tokens_per_step
         sampled = self._num_sampled[index] if self._num_sampled else 0
         if sampled < per_step:
             return stats
@@ -104,12 +128,11 @@ class StepDrafts:
         num_before = request.num_tokens - num_new_tokens
         verified = self._num_verified(name, num_before, accepted, tree)
         draft = VerifiedDraft(request, num_new_tokens, verified, received, tree)
-        if scheduler.draft_lengths is not None:
-            scheduler.draft_lengths.observe(draft)
-        watch = scheduler.unaccepted_drafts
-        if watch is not None and verified and not watch.observe(verified, accepted):
-            scheduler.unaccepted_drafts = None
-        # Trimming verifies the drafts of a step, if none of some requests.
+        if self.policy is not None:
+            self.policy.observe(draft)
+        if self._rejected is not None and verified:
+            self._rejected.observe(verified, accepted)
+        # A step that verifies part of its drafts counts even for a request without any.
         is_counted = verified or self._step.verify_budget is not None
         return self._count(stats, draft) if is_counted else stats
 
@@ -147,12 +170,59 @@ class StepDrafts:
         return stats
 
     def stats(self) -> "StepDrafting | None":
-        """How the step drafted; None if it ran nothing, or there is no drafter."""
-        scheduler = self._scheduler
-        found = step_drafting(scheduler.vllm_config, self._step, self._output)
-        if scheduler.draft_lengths is not None:
-            scheduler.draft_lengths.tell(found)
+        """How the step of the last output drafted; None if it ran nothing, or there is
+        no drafter."""
+        config = self._scheduler.vllm_config
+        found = step_drafting(config, self._step, self._output)
+        if self.policy is not None:
+            self.policy.add_to_stats(found)
         return found
+
+
+class RejectedDrafts:
+    """Warns once if no draft is ever accepted, as of a drafter for another target.
+
+    Args:
+        model: the drafter's name.
+    """
+
+    def __init__(self, model: str):
+        self.model = model
+        self.num_drafts = self.num_tokens = 0  # since the last accepted token
+        self._has_warned = False
+
+    @classmethod
+    def of(cls, scheduler: "Scheduler") -> "RejectedDrafts | None":
+        """The counter of an engine; None if its drafter cannot be a wrong one."""
+        spec = scheduler.vllm_config.speculative_config
+        if spec is None or spec.method not in METHODS:
+            return None
+        is_synthetic = spec.rejection_sample_method == "synthetic"
+        return None if is_synthetic else cls(spec.model)
+
+    def observe(self, num_tokens: int, num_accepted: int) -> None:
+        """Records the verified draft of one request.
+
+        Args:
+            num_accepted: by the target, whether or not the request received them.
+        """
+        if num_accepted:
+            self.num_drafts = self.num_tokens = 0
+            return
+        self.num_drafts += 1
+        self.num_tokens += num_tokens
+        if self.num_drafts < MAX_REJECTED or self._has_warned:
+            return
+        self._has_warned = True
+        logger.warning(
+            "None of the last %d drafts (%d tokens) by %s was accepted, so speculation "
+            "only adds latency. Check that it was trained for this very target, with "
+            'its tokenizer and from these weights, and that the line "Drafter …" at '
+            "start-up is what its authors say; or leave speculative_config unset.",
+            self.num_drafts,
+            self.num_tokens,
+            self.model,
+        )
 
 
 def request_metrics(scheduler: "Scheduler") -> RequestSpecDecodeMetrics:

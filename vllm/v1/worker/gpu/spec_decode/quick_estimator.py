@@ -15,7 +15,7 @@ LARGEST_MOVE, LARGEST_INTERCEPT, LARGEST_SLOPE = 1.5, 6.0, 3.0
 class QuickEstimator(OnlineAcceptanceEstimator):
     """Refits after 2 steps, 4 more, 8 more, until it does so as often as vLLM's.
 
-    Only steps count whose chances are reported, see `v1/core/sched/trimming.py`.
+    Only steps count whose estimates are reported, see `v1/core/sched/draft_policy.py`.
 
     If only some drafts of a batch are verified, the estimates determine how many: with
     vLLM's initial guess too few are, if the drafter is right more often than its

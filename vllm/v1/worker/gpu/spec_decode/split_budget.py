@@ -13,9 +13,9 @@ from vllm.triton_utils import tl, triton
 
 # More than any probability, as bits of a float32.
 ABOVE_ONE = tl.constexpr(0x3F800001)
-# With a chance of 1 a draft would rank equal to the previous one, and which of the two
-# is left out could depend on that one. The margin exceeds the rounding of products.
-LARGEST_CHANCE = tl.constexpr(1 - 2**-16)
+# With a probability of 1 a draft would rank equal to the previous one, and which of the
+# two is left out could depend on that one. The margin exceeds the rounding of products.
+LARGEST_PROB = tl.constexpr(1 - 2**-16)
 
 
 @triton.jit
@@ -33,8 +33,8 @@ def _least_verified(bits, budget):
 
 @triton.jit(do_not_specialize=["n", "num_drafts", "budget", "num_starts"])
 def _split_budget_kernel(
-    chances,  # [R, K] float32, by request state
-    chances_stride,
+    probs,  # [R, K] float32, by request state
+    probs_stride,
     idx_mapping,  # [n] request states
     query_start_loc,  # [num_starts] int32
     cu_num_logits,  # [n + 1] int32
@@ -52,12 +52,12 @@ def _split_budget_kernel(
     state = tl.load(idx_mapping + req, mask=is_req, other=0).to(tl.int64)
 
     is_draft = is_req[:, None] & (draft < num_drafts)[None, :]
-    at = chances + state[:, None] * chances_stride + draft[None, :]
-    chance = tl.load(at, mask=is_draft, other=0.0)
-    survival = tl.cumprod(tl.minimum(chance, LARGEST_CHANCE), 1)
-    bits = tl.where(is_draft, survival.to(tl.int32, bitcast=True), -1)
+    at = probs + state[:, None] * probs_stride + draft[None, :]
+    prob = tl.load(at, mask=is_draft, other=0.0)
+    reached = tl.cumprod(tl.minimum(prob, LARGEST_PROB), 1)
+    bits = tl.where(is_draft, reached.to(tl.int32, bitcast=True), -1)
 
-    # Survival falls from draft to draft, so a request's drafts above a bound are its
+    # Products fall from draft to draft, so a request's drafts above a bound are its
     # first ones. Drafts at the bound follow, as many as fit, in the order of requests.
     least = _least_verified(tl.ravel(bits), budget)
     larger = tl.sum((bits > least).to(tl.int32), 1)
@@ -76,7 +76,7 @@ def _split_budget_kernel(
 
 
 def split_budget(
-    chances: torch.Tensor,
+    probs: torch.Tensor,
     idx_mapping: torch.Tensor,
     num_drafts: int,
     budget: int,
@@ -87,7 +87,7 @@ def split_budget(
     """Writes the offsets of a batch of which only the most likely drafts are verified.
 
     Args:
-        chances: [R, K] float32, how likely each draft is accepted if those before it
+        probs: [R, K] float32, how likely each draft is accepted if those before it
             are, by request state.
         idx_mapping: [n], request states.
         num_drafts: of each request; at most K.
@@ -99,10 +99,10 @@ def split_budget(
     """
     # Sized for the largest batch, so that nothing is compiled while serving.
     block_n = triton.next_power_of_2(len(query_start_loc) - 1)
-    block_k = triton.next_power_of_2(chances.shape[1])
+    block_k = triton.next_power_of_2(probs.shape[1])
     _split_budget_kernel[(1,)](
-        chances,
-        chances.stride(0),
+        probs,
+        probs.stride(0),
         idx_mapping,
         query_start_loc,
         cu_num_logits,

@@ -4,11 +4,11 @@
 vLLM's adaptive verification is used only in steps that have a budget; all others run
 the same kernels as without it. One kernel finds the drafts to verify
 (`split_budget.py`). The scheduler chooses the budget together with how much to draft;
-`v1/core/sched/trimming.py` says why output keeps the target's distribution.
+`v1/spec_decode/auto/verify.py` says why output keeps the target's distribution.
 
-Acceptance probabilities ("chances") are known for chains that were drafted in batches
-large enough to be trimmed. A tree has none: it is verified whole, and the chances of
-its request's last chain are neither reported nor learned from.
+Acceptance probabilities are known for chains that were drafted in batches large enough
+to be trimmed. A tree has none: it is verified whole, and the probabilities of its
+request's last chain are neither reported nor learned from.
 """
 
 from typing import TYPE_CHECKING
@@ -39,7 +39,7 @@ class Trimming(AdaptiveVerificationManager):
     """Trims steps whose budget the scheduler chose.
 
     Args:
-        runner: its batches are trimmed, by the chances that its drafter estimates.
+        runner: its batches are trimmed, by what its drafter estimates.
     """
 
     def __init__(self, runner: "GPUModelRunner"):
@@ -53,12 +53,12 @@ class Trimming(AdaptiveVerificationManager):
         self._estimator = runner.speculator.acceptance_estimator
         # [R, K] by request state, of the last chain that was drafted. vLLM's buffers
         # are wider: for it, a step has as many drafts as a tree has nodes.
-        self._chances = self._estimator.predictions
-        self.num_speculative_steps = self._chances.shape[1]
+        self._probs = self._estimator.predictions
+        self.num_speculative_steps = self._probs.shape[1]
         # [R], whether they are of a request's latest drafts.
-        self._is_known = np.zeros(len(self._chances), dtype=bool)
+        self._is_known = np.zeros(len(self._probs), dtype=bool)
         self._num_drafts, self._budget = 0, None
-        # For requests that cannot use drafts, chance and outcome are unrelated.
+        # For requests that cannot use drafts, probability and outcome are unrelated.
         self._refuses = runner.sampler.refuses_drafts
         spec = runner.vllm_config.speculative_config
         self._context, self._least = spec.drafter.context, least_trimmed(spec)
@@ -70,7 +70,7 @@ class Trimming(AdaptiveVerificationManager):
         is_trimmed = self._budget is not None
         self._num_drafts = step.num_spec_tokens_to_schedule
         self._has_grammar = step.has_structured_output_requests
-        self._reports = step.reports_chances
+        self._reports = step.report_acceptance_probs
         # Without trimming, logits may be processed in more than one chunk.
         self._sampler.enable_adaptive_verification = is_trimmed
         return self if is_trimmed else None
@@ -92,7 +92,7 @@ class Trimming(AdaptiveVerificationManager):
         (num_drafts, num_others, budget), self._batch_budget = self._batch_budget, None
         starts, logits = self.query_start_loc, self._cu_num_logits
         args = num_drafts, budget, starts, logits, num_others
-        split_budget(self._chances, idx_mapping, *args)
+        split_budget(self._probs, idx_mapping, *args)
         return logits[: len(req_ids) + 1], starts, budget, None
 
     def end_step(
@@ -113,7 +113,7 @@ class Trimming(AdaptiveVerificationManager):
             output.num_rejected = num_rejected
         reports = self._reports and is_large and drafts is not None
         if reports and self._is_known[states[drafts > 0]].all():
-            output.chances = self._chances[batch.idx_mapping]
+            output.acceptance_probs = self._probs[batch.idx_mapping]
             if self._all_can_use_drafts(batch):
                 self._estimator.step(batch.idx_mapping, num_sampled, num_rejected)
         # Of what is drafted next, for the same requests.
@@ -126,7 +126,7 @@ class Trimming(AdaptiveVerificationManager):
         return not reaches_past(self._context, batch)
 
     def forget(self) -> None:
-        """Forgets the chances of all requests, and what the estimator has learned."""
+        """Forgets the probabilities of all requests, and what the estimator learned."""
         self._estimator.forget()
         self._is_known[:] = False
 
@@ -135,7 +135,7 @@ class Trimming(AdaptiveVerificationManager):
 
 
 def make_trimming(runner: "GPUModelRunner") -> Trimming | None:
-    """The `Trimming` of a runner whose unified speculator estimates chances.
+    """The `Trimming` of a runner whose unified speculator estimates acceptance.
 
     None for others, and, with one log line, if attention does not support trimming and
     it was not enabled explicitly.

@@ -7,17 +7,30 @@ from operator import mul
 import numpy as np
 import pytest
 
-from vllm.v1.spec_decode.dynamic import acceptance
-from vllm.v1.spec_decode.dynamic.acceptance import (
+from vllm.v1.spec_decode.auto import Faded, acceptance
+from vllm.v1.spec_decode.auto.acceptance import (
+    ALL_GREEDY,
+    FIRST_TOKENS,
     LOST_ALONE,
+    NUM_KINDS,
+    Acceptance,
     ChainAcceptance,
     PlanAcceptance,
     Verified,
+    kind_of,
 )
-from vllm.v1.spec_decode.dynamic.acceptance_by_kind import (
-    ALL_GREEDY,
-    AcceptanceByKind,
-)
+
+
+def test_older_observations_count_less():
+    found = Faded(half_life=10, most=4, prior=1.0, prior_weight=0.5)
+    assert found.mean == 1.0
+    found.add(3.0, weight=2)
+    assert found.mean == pytest.approx((2 * 3.0 + 0.5) / 2.5)
+    found.fade(10)
+    assert found.mean == pytest.approx((1 * 3.0 + 0.5) / 1.5)
+    found.add(0.0, weight=7)
+    found.fade(10)
+    assert found.weight == pytest.approx(4 / 2)  # of 8, `most` are left to fade
 
 
 def test_estimate_is_conditional_on_earlier_positions():
@@ -47,7 +60,7 @@ def text_in_runs(rng: np.random.Generator, num_tokens: int) -> np.ndarray:
     return found
 
 
-def serve(text: np.ndarray, num_drafts: int, kept: AcceptanceByKind | None = None):
+def serve(text: np.ndarray, num_drafts: int, kept: Acceptance | None = None):
     """Mean tokens per step, with `num_drafts` drafts in each step."""
     at = steps = 0
     while at < len(text) - 9:
@@ -68,7 +81,7 @@ def test_other_lengths_are_estimated_by_runs_of_accepted_drafts(
     ones made longer ones look 15 % better."""
     monkeypatch.setattr(acceptance, "HALF_LIFE", 1e9)
     monkeypatch.setattr(acceptance, "MAX_DRAFTS", 1e9)
-    text, kept = text_in_runs(np.random.default_rng(0), 40_000), AcceptanceByKind(8)
+    text, kept = text_in_runs(np.random.default_rng(0), 40_000), Acceptance(8)
     serve(text, drafted, kept)
     found = kept.expected_tokens()
     for k in range(1, 9):
@@ -84,7 +97,7 @@ def test_lengths_are_estimated_by_rates_of_each_depth():
     rates, rng = np.array([0.9] * 3 + [0.1] * 4), np.random.default_rng(0)
     expected = 1 + np.concatenate([[0], rates.cumprod().cumsum()])
     for drafted in (3, 7):
-        kept = AcceptanceByKind(7)
+        kept = Acceptance(7)
         for step in range(3000):
             depth = 7 if step % 20 == 0 else drafted  # sometimes longer ones
             accepted = int((rng.random(depth) < rates[:depth]).cumprod().sum())
@@ -146,11 +159,11 @@ def test_acceptance_of_all_drafts_if_only_likeliest_are_verified(share: float):
     estimate, whole = ChainAcceptance(depth), ChainAcceptance(depth)
     for _ in range(400):
         text = rng.beta(1.2, 0.6, (n, 1))  # how easy each request is to predict
-        chances = rng.beta(6 * text, 6 * (1 - text) + 1e-3, (n, depth))
-        accepted = (rng.random((n, depth)) < chances).cumprod(1).sum(1)
-        survival = chances.cumprod(1)
-        verified = (survival > np.quantile(survival, 1 - share)).sum(1)
-        for row, drafts, found in zip(chances, verified, accepted, strict=True):
+        probs = rng.beta(6 * text, 6 * (1 - text) + 1e-3, (n, depth))
+        accepted = (rng.random((n, depth)) < probs).cumprod(1).sum(1)
+        reached = probs.cumprod(1)
+        verified = (reached > np.quantile(reached, 1 - share)).sum(1)
+        for row, drafts, found in zip(probs, verified, accepted, strict=True):
             behind = row[drafts : drafts + 2] if found >= drafts else ()
             estimate.observe(int(drafts), int(min(found, drafts)), behind, run=None)
             whole.observe(depth, int(found))
@@ -217,3 +230,60 @@ def test_false_contradictions_are_rare(monkeypatch, num_reqs):
         estimate.end_steps()
     assert len(alarms) >= 1000
     assert sum(alarms) <= 5
+
+
+# Kinds of requests.
+
+K = 3
+GREEDY, WARM, HOT, *FIRST = range(NUM_KINDS)
+NO_FIRST = (0.0, 0.0, 0.0)
+ALL_HOT = (0.0, 0.0, 1.0, *NO_FIRST)
+MIXED = (0.5, 0.0, 0.5, *NO_FIRST)
+
+
+@pytest.mark.parametrize(
+    "temperature, kind", [(0.0, GREEDY), (0.3, WARM), (0.6, WARM), (0.8, HOT), (2, HOT)]
+)
+def test_kind_of_a_request(temperature: float, kind: int):
+    assert kind_of(temperature, FIRST_TOKENS) == kind
+    assert kind_of(temperature, FIRST_TOKENS - 1) == FIRST[kind]
+
+
+def known(steps: int = 300) -> Acceptance:
+    """All drafts of greedy requests were accepted, and none of hot ones."""
+    found = Acceptance(K, trees={7: K})
+    for _ in range(steps):
+        found.observe(Verified(7, [1, 2, 3], 3), kind=GREEDY, request_id="a")
+        found.observe(Verified(7, [], 0), kind=HOT, request_id="b")
+        found.end_steps(MIXED)
+    return found
+
+
+def test_batch_gets_mean_of_its_requests():
+    found = known()
+    for shares, accepted in ((ALL_GREEDY, K), (ALL_HOT, 0), (MIXED, K / 2)):
+        expected = found.expected_tokens(shares)
+        assert [*expected] == [0, 1, 2, 3, 7] and expected[0] == 1
+        tokens = 1 + accepted * (1 - LOST_ALONE)  # all were verified in trees
+        assert expected[K] == pytest.approx(tokens, abs=0.1)
+    # Only greedy requests have their first draft accepted.
+    assert found.rates(MIXED) == pytest.approx([0.5, 1, 1], abs=0.05)
+    for shares in (ALL_GREEDY, ALL_HOT):
+        (chains,) = found.chains(shares)
+        assert found.rates(shares) == pytest.approx(chains.rates())
+
+
+def test_unseen_kind_uses_prior():
+    found, new = known(), Acceptance(K, trees={7: K})
+    warm = (0.0, 1.0, 0.0, *NO_FIRST)
+    assert found.expected_tokens(warm) == new.expected_tokens(warm)
+    assert new.expected_tokens(warm) == new.expected_tokens()
+
+
+def test_acceptance_of_absent_kinds_does_not_fade():
+    found = known()
+    before = found.expected_tokens(ALL_GREEDY), found.expected_tokens(ALL_HOT)
+    for _ in range(5000):
+        found.end_steps(ALL_GREEDY)
+    assert found.expected_tokens(ALL_HOT) == before[1]
+    assert found.expected_tokens(ALL_GREEDY) != before[0]

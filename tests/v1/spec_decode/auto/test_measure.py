@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which steps are timed at start, and that workers get consistent steps."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from vllm.config.drafter import DrafterConfig
+from vllm.config.drafter.length import candidate_lengths, trims
+from vllm.v1.spec_decode.auto import measure
+from vllm.v1.spec_decode.auto.measure import (
+    CONTEXT,
+    TIMED_STEPS,
+    long_contexts,
+    measure_pass_times,
+    measure_steps,
+    measure_trimmed_times,
+    seconds_per_step,
+    sizes_to_measure,
+)
+
+
+@pytest.mark.parametrize(
+    "largest, sizes",
+    [
+        (1, [1]),
+        (3, [1, 2, 3]),
+        (20, [1, 2, 4, 8, 16, 20, 12, 6, 3]),
+        (64, [1, 2, 4, 8, 16, 32, 64, 48, 24, 12, 6, 3]),
+    ],
+)
+def test_sizes_are_doubled_then_those_between(largest: int, sizes: list[int]):
+    assert sizes_to_measure(largest) == sizes
+
+
+def make_config(
+    max_num_seqs: int = 8,
+    max_num_batched_tokens: int = 512,
+    max_model_len: int = 512,
+    num_gpu_blocks: int = 1000,
+    ranks: int = 1,
+) -> SimpleNamespace:
+    return SimpleNamespace(
+        speculative_config=SimpleNamespace(
+            num_speculative_tokens=3,
+            num_speculative_tokens_per_batch_size="auto",
+            drafter=DrafterConfig("draft_model", 3, is_unified=True),
+            enable_adaptive_verification=True,
+            is_trimmed_by_default=False,
+        ),
+        cache_config=SimpleNamespace(num_gpu_blocks=num_gpu_blocks, block_size=16),
+        model_config=SimpleNamespace(max_model_len=max_model_len),
+        parallel_config=SimpleNamespace(data_parallel_size=ranks),
+        scheduler_config=SimpleNamespace(
+            max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens
+        ),
+    )
+
+
+def seconds(n: int, k: int, context: int, verified: float = 0.0) -> float:
+    return n + k + context + verified
+
+
+class FakeExecutor:
+    """Two workers, the first one faster; the time of a step is known."""
+
+    def __init__(self, **how: int):
+        self.vllm_config = make_config(**how)
+        self.trimming, self.num_resets = ["some", "some"], 0
+
+    def collective_rpc(self, method, args=()):
+        if method is measure.reset_after_timing:
+            self.num_resets += 1
+        elif method is not seconds_per_step:
+            runners = (SimpleNamespace(trimming=found) for found in self.trimming)
+            return [method(SimpleNamespace(model_runner=each)) for each in runners]
+        else:
+            return [0.5 * seconds(*args), seconds(*args)]
+
+
+def test_slowest_worker_counts():
+    executor = FakeExecutor()
+    measure_steps(executor)
+    spec = executor.vllm_config.speculative_config
+    assert sorted(spec.pass_times[CONTEXT]) == [1, 2, 3, 4, 6, 8]
+    for n, row in spec.pass_times[CONTEXT].items():
+        assert row == {k: seconds(n, k, CONTEXT) for k in candidate_lengths(3)}
+    parts = (0.5, 1.0, 1.5, 2.0, 2.5, 3.0)
+    expected = {part: seconds(8, 3, CONTEXT, part) for part in parts}
+    assert spec.trimmed_times == {8: expected}
+    assert executor.num_resets == 1
+
+
+def test_no_more_requests_are_timed_than_the_token_budget_has_tokens():
+    times = measure_pass_times(make_config(max_num_batched_tokens=4), seconds)
+    assert sorted(times[CONTEXT]) == [1, 2, 3, 4]
+
+
+def test_long_contexts_are_timed_for_few_lengths():
+    config = make_config(max_model_len=20_000, num_gpu_blocks=9000)
+    times = measure_pass_times(config, seconds)
+    assert list(times) == [CONTEXT, 16384, 4096]
+    # Eight requests of 16384 tokens fit, 131072 of 144000 tokens.
+    assert sorted(times[16384]) == sorted(times[4096]) == [1, 8]
+    assert sorted(times[16384][8]) == [0, 2, 3]
+    assert times[16384][8][3] == seconds(8, 3, 16384)
+
+
+def test_trimmed_steps_are_timed_only_if_some_can_be_trimmed():
+    executor = FakeExecutor(max_num_seqs=24)
+    config = executor.vllm_config
+    spec = config.speculative_config
+    spec.pass_times = {CONTEXT: {n: {3: 1.0} for n in (1, 4, 8, 12, 16, 24)}}
+    assert list(measure_trimmed_times(config, seconds)) == [8, 16, 24]
+    spec.pass_times = {CONTEXT: {1: {3: 1.0}, 4: {3: 1.0}}}
+    assert measure_trimmed_times(config, seconds) == {} and trims(spec)
+    executor.trimming = ["some", None]  # unsupported by one worker's attention backend
+    measure_steps(executor)
+    # Otherwise the scheduler would warn that too few requests were timed.
+    assert spec.trimmed_times == {} and not trims(spec)
+
+
+@pytest.mark.parametrize(
+    "max_model_len, num_gpu_blocks, points",
+    [
+        (300, 1000, []),
+        (512, 1000, [(486, 1), (486, 8)]),
+        (1024, 1000, [(998, 1), (998, 8)]),
+        (8192, 10_000, [(8166, 1), (8166, 8), (4096, 1), (4096, 8)]),
+        (131072, 10_000, [(16384, 1), (16384, 8), (65536, 1), (4096, 1), (4096, 8)]),
+    ],
+)
+def test_long_contexts_fit(max_model_len, num_gpu_blocks, points):
+    """Within `max_model_len`, and within the KV cache."""
+    how = {"max_model_len": max_model_len, "num_gpu_blocks": num_gpu_blocks}
+    assert list(long_contexts(make_config(max_num_seqs=32, **how))) == points
+
+
+@pytest.mark.parametrize(
+    "budget, sizes", [(-1.0, [1]), (6.9, [1, 2]), (13.0, [1, 2, 4])]
+)
+def test_measuring_ends_before_the_budget_is_exceeded(monkeypatch, budget, sizes):
+    """A row of n requests takes n seconds; that of one request also compiles."""
+    now = [0.0]
+    clock = SimpleNamespace(perf_counter=lambda: now[0])
+    monkeypatch.setattr(measure, "time", clock)
+    monkeypatch.setattr(measure, "BUDGET_SECONDS", budget)
+
+    def timed(n: int, k: int, context: int) -> float:
+        now[0] += n / 4  # of four draft lengths
+        return 1.0
+
+    assert sorted(measure_pass_times(make_config(), timed)[CONTEXT]) == sizes
+
+
+def test_data_parallel_ranks_measure_the_same_steps(monkeypatch):
+    """However long it takes, and whatever the size of each rank's KV cache."""
+    monkeypatch.setattr(measure, "BUDGET_SECONDS", -1.0)
+    first, second = (
+        measure_pass_times(
+            make_config(max_model_len=4096, num_gpu_blocks=n, ranks=2), seconds
+        )
+        for n in (10, 10_000)
+    )
+    assert first == second and max(first[CONTEXT]) == 8 and len(first) == 2
+
+
+class FakeWorker:
+    """Records its steps, and after how many of them the device is synchronized."""
+
+    def __init__(self, max_num_batched_tokens=512, max_model_len=4096, num_blocks=100):
+        spec = SimpleNamespace(block_size=16)
+        self.model_runner = SimpleNamespace(
+            device=torch.device("cpu"),
+            max_model_len=max_model_len,
+            kv_connector=SimpleNamespace(set_disabled=self.set_disabled),
+            kv_cache_config=SimpleNamespace(
+                num_blocks=num_blocks,
+                kv_cache_groups=[SimpleNamespace(kv_cache_spec=spec)] * 2,
+            ),
+            vllm_config=SimpleNamespace(
+                scheduler_config=SimpleNamespace(
+                    max_num_batched_tokens=max_num_batched_tokens
+                ),
+                num_lookahead_tokens=0,
+                model_config=SimpleNamespace(seed=0),
+                parallel_config=SimpleNamespace(data_parallel_index=0),
+            ),
+            model_state=SimpleNamespace(),
+        )
+        self.steps, self.waited_after, self.connector = [], [], []
+
+    def set_disabled(self, disabled: bool) -> None:
+        self.connector.append(disabled)
+
+    def execute_model(self, step) -> None:
+        self.steps.append(step)
+
+    def sample_tokens(self, grammar) -> None:
+        pass
+
+    def synchronize_device(self) -> None:
+        self.waited_after.append(len(self.steps))
+
+    def tokens_of_first(self) -> int:
+        """Tokens of the first request at the end."""
+        first = self.steps[0].scheduled_new_reqs[0]
+        counts = (step.num_scheduled_tokens.get(first.req_id, 0) for step in self.steps)
+        return first.num_computed_tokens + sum(counts)
+
+
+def test_steps_are_timed_back_to_back():
+    worker = FakeWorker()
+    assert seconds_per_step(worker, 3, 7, CONTEXT) > 0
+    assert worker.waited_after == [2 + TIMED_STEPS]
+
+
+@pytest.mark.parametrize("drafts", [0, 1, 7])
+def test_steps_verify_drafts_of_previous_step(drafts: int):
+    worker = FakeWorker()
+    assert seconds_per_step(worker, 3, drafts, CONTEXT) > 0
+    first, *decodes, last = worker.steps
+    assert worker.connector == [True, False]
+
+    assert len(first.scheduled_new_reqs) == 3
+    computed = {r.req_id: r.num_computed_tokens for r in first.scheduled_new_reqs}
+    assert set(first.num_scheduled_tokens.values()) == {1}
+    before = first
+    for step in decodes:
+        cached = step.scheduled_cached_reqs
+        for req_id, known in zip(
+            cached.req_ids, cached.num_computed_tokens, strict=True
+        ):
+            computed[req_id] += before.num_scheduled_tokens[req_id]
+            assert known == computed[req_id]
+            verified = step.scheduled_spec_decode_tokens.get(req_id, [])
+            assert len(verified) == drafts == before.num_spec_tokens_to_schedule
+            assert step.num_scheduled_tokens[req_id] == drafts + 1
+        assert step.total_num_scheduled_tokens == 3 * (drafts + 1)
+        before = step
+    assert last.finished_req_ids == set(computed)
+    assert last.total_num_scheduled_tokens == 0
+
+
+@pytest.mark.parametrize("num_blocks", [30, 1000])
+def test_tokens_have_blocks_other_than_null_block(num_blocks: int):
+    worker = FakeWorker(num_blocks=num_blocks)
+    seconds_per_step(worker, 4, 7, CONTEXT)
+    new = worker.steps[0].scheduled_new_reqs
+    ids = [block for request in new for group in request.block_ids for block in group]
+    assert 0 < min(ids) <= max(ids) < num_blocks
+    assert (len(set(ids)) == len(ids)) == (num_blocks == 1000)
+    tokens = worker.tokens_of_first()
+    assert all(16 * len(group) >= tokens for group in new[0].block_ids)
+
+
+@pytest.mark.parametrize("max_model_len", [34, 40, 300])
+def test_steps_stay_within_a_short_context(max_model_len: int):
+    worker = FakeWorker(max_model_len=max_model_len)
+    seconds_per_step(worker, 2, 15, CONTEXT)
+    assert worker.tokens_of_first() <= max_model_len
+
+
+def test_small_token_budget_limits_verified_drafts():
+    worker = FakeWorker(max_num_batched_tokens=8)
+    seconds_per_step(worker, 3, 7, CONTEXT)
+    for step in worker.steps[1:-1]:
+        assert step.total_num_scheduled_tokens == 6
+        assert step.num_spec_tokens_to_schedule == 7
+
+
+@pytest.mark.parametrize("verified, budget", [(None, None), (1, 8), (3, 23)])
+def test_verified_part_is_budget_of_each_step(verified, budget):
+    worker = FakeWorker()
+    seconds_per_step(worker, 8, 3, CONTEXT, verified)
+    first, *decodes, last = worker.steps
+    assert {step.verify_budget for step in decodes} == {budget}
+    assert first.verify_budget is last.verify_budget is None

@@ -1,0 +1,312 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How many drafts of a batch are verified, by step times and probabilities."""
+
+import time
+
+import numpy as np
+import pytest
+
+from vllm.config.drafter.length import candidate_lengths
+from vllm.v1.spec_decode.auto.acceptance import ALL_GREEDY, Acceptance, Verified
+from vllm.v1.spec_decode.auto.chooser import Chooser, Load, Offer
+from vllm.v1.spec_decode.auto.explore import TIMED_STEPS
+from vllm.v1.spec_decode.auto.times import TRIMMED, ServedTimes, StepTimes
+from vllm.v1.spec_decode.auto.verify import (
+    ALL,
+    MIN_GAIN,
+    SHARE_STEPS,
+    Budget,
+    PartialSteps,
+    Verifier,
+)
+from vllm.v1.spec_decode.dynamic.graph_sizes import ROWS_APART, trimmed_rows
+
+K = 7
+LENGTHS = (0, 1, 2, 3, 5, 7)
+SIZES = (8, 16, 32, 64, 128)
+
+
+def target_seconds(rows: float) -> float:
+    """Memory-bound, then compute-bound."""
+    memory, compute = 5.0 + 0.008 * rows, 0.043 * rows
+    return (memory**4 + compute**4) ** 0.25 / 1e3
+
+
+def drafting_seconds(k: int) -> float:
+    return 0.0005 + 0.0002 * k
+
+
+def make_verifier(
+    lengths: tuple[int, ...],
+    price: float,
+    most_rows: float = float("inf"),
+    served: ServedTimes | None = None,
+) -> Verifier:
+    """A verifier with simulated step times.
+
+    Args:
+        lengths: draft lengths whose steps were timed.
+        price: seconds that trimming adds to a step.
+        most_rows: the largest number of rows with a CUDA graph; larger steps take three
+            times as long.
+        served: corrections by served steps.
+    """
+
+    def verifying(n: int, k: float) -> float:
+        rows = n * (k + 1)
+        return target_seconds(rows) * (3 if rows > most_rows else 1)
+
+    times = {
+        n: {k: verifying(n, k) + drafting_seconds(k) for k in lengths}
+        for n in (1, *SIZES)
+    }
+    seconds = drafting_seconds(K) + price
+    parts = [0.5, *(k for k in candidate_lengths(K) if k)]
+    curves = {n: {m: verifying(n, m) + seconds for m in parts} for n in SIZES}
+    partial = PartialSteps(curves, 8, trimmed_rows)
+    served = served or ServedTimes()
+    return Verifier(StepTimes({256: times}, K), partial, served, Acceptance(K))
+
+
+@pytest.fixture
+def verifier() -> Verifier:
+    return make_verifier(LENGTHS, price=0.0)
+
+
+def some_probs(n: int, seed: int = 0) -> np.ndarray:
+    """[n, K], probabilities that a draft is accepted; half of the requests are easy,
+    half are hard."""
+    rng = np.random.default_rng(seed)
+    easy = np.where(np.arange(n)[:, None] % 2, 0.92, 0.35)
+    return np.clip(easy + rng.normal(0, 0.05, (n, K)), 0.01, 0.99)
+
+
+def some_reached(n: int, seed: int = 0) -> np.ndarray:
+    """The same, and all drafts before it."""
+    return some_probs(n, seed).cumprod(axis=1)
+
+
+def best(verifier: Verifier, k: int, reached: np.ndarray) -> Budget:
+    """The budget if the probabilities of all drafts are known."""
+    expected = 1.0 + reached[:, :k].sum() / len(reached)
+    return verifier._compute(k, reached[:, :k], expected, 256)
+
+
+def throughput(reached: np.ndarray, budget: int | None, k: int) -> float:
+    """Reference: the likeliest drafts of the batch, and the time of their rows."""
+    n = len(reached)
+    likeliest = np.sort(reached[:, :k], axis=None)[::-1]
+    verified = n * k if budget is None else budget
+    seconds = target_seconds(n + verified) + drafting_seconds(k)
+    return (n + likeliest[:verified].sum()) / seconds
+
+
+@pytest.mark.parametrize(
+    "lengths, k", [(LENGTHS, 2), (LENGTHS, 3), (LENGTHS, 7), ((7,), 7)]
+)
+@pytest.mark.parametrize("n", [16, 32, 40, 64, 128])
+def test_budget_is_nearly_optimal(n: int, lengths: tuple[int, ...], k: int):
+    """Also with only one draft length, and at batch sizes that were not measured."""
+    verifier, reached = make_verifier(lengths, price=0.0), some_reached(n)
+    found = best(verifier, k, reached)
+    most = max(throughput(reached, b, k) for b in range(1, n * k + 1))
+    assert throughput(reached, found.num_drafts, k) >= 0.98 * most
+    if found.num_drafts is not None:
+        assert (n + found.num_drafts) % ROWS_APART == 0
+        assert found.gain >= MIN_GAIN
+
+
+@pytest.mark.parametrize("k", [5, 7])
+def test_steps_without_graph_do_not_affect_others(k: int):
+    """Regression: interpolating to their times made small batches look almost free."""
+    n, reached = 64, some_reached(64)
+    found = best(make_verifier(LENGTHS, price=0.0, most_rows=6 * n), k, reached)
+    most = max(throughput(reached, b, k) for b in range(1, 5 * n + 1))
+    assert throughput(reached, found.num_drafts, k) >= 0.98 * most
+
+
+@pytest.mark.parametrize("price", [0.0, 0.001])
+@pytest.mark.parametrize("k", [2, 3, 5, 7])
+def test_times_of_other_lengths_are_adapted(k: int, price: float):
+    """Drafts that are not made save their time, whatever trimming costs."""
+    verifier = make_verifier(LENGTHS, price)
+    for budget in (32, 64):
+        expected = target_seconds(64 + budget) + drafting_seconds(k) + price
+        found = verifier.seconds(64, 256, k, budget)
+        assert found == pytest.approx(expected, rel=0.02)
+    assert verifier.seconds(64, 256, 4, 32) is None  # such steps were not timed
+
+
+def test_small_gains_are_ignored(verifier: Verifier):
+    """All drafts are equally likely, and worth their rows."""
+    assert best(verifier, K, np.full((16, K), 0.97).cumprod(axis=1)) == ALL
+    assert best(verifier, 0, some_reached(16)) == ALL
+
+
+def test_cost_of_trimming_is_counted():
+    """If it costs as much as it gains, nothing is trimmed."""
+    reached = some_reached(64)
+    free, seconds = best(make_verifier((K,), 0.0), K, reached), target_seconds(64 * 8)
+    assert 0 < free.num_drafts < 64 * K and free.gain > 0.1
+    dear = best(make_verifier((K,), free.gain * seconds), K, reached)
+    cheap = best(make_verifier((K,), 0.1 * free.gain * seconds), K, reached)
+    assert dear == ALL
+    assert 0.5 * free.gain < cheap.gain < free.gain
+
+
+def test_gain_is_over_what_is_expected_of_all(verifier: Verifier):
+    """Not over what is reported, of drafts whose probabilities are not known."""
+    reached = some_reached(64)
+    expected = 1.0 + reached.sum() / 64
+    gains = [
+        verifier._compute(K, reached, share * expected, 256).gain
+        for share in (0.9, 1.0)
+    ]
+    assert 0.9 * (1.0 + gains[0]) == pytest.approx(1.0 + gains[1])
+
+
+@pytest.mark.parametrize("slower", [1.0, 1.3])
+def test_served_steps_correct_measured_times(slower: float):
+    """The gain falls if only trimmed steps take longer than measured."""
+    served, reached = ServedTimes(), some_reached(64)
+    verifier = make_verifier(LENGTHS, price=0.0, served=served)
+    before = best(verifier, K, reached)
+    for _ in range(40):
+        served.observe(64, 3, 1.0)
+        served.observe(64, TRIMMED, slower)
+    found = best(verifier, K, reached)
+    if slower == 1.0:
+        assert found == before
+    else:
+        assert 1.0 + found.gain < 0.9 * (1.0 + before.gain)
+
+
+def test_takes_far_less_than_a_step(verifier: Verifier):
+    reached = some_reached(128)
+    best(verifier, K, reached)
+    started = time.process_time()
+    for _ in range(50):
+        best(verifier, K, reached)
+    assert (time.process_time() - started) / 50 < 2e-3
+
+
+# What the chooser makes of it.
+
+N = 64
+LOAD = Load(N, N, 256.0)
+
+
+@pytest.fixture
+def chooser() -> Chooser:
+    """Of trimmed chains of 3 or 7 drafts, and trees of 15 nodes."""
+    seconds = {k: target_seconds(N * (k + 1)) + 0.001 for k in (0, 3, K, 15)}
+    parts = {m: target_seconds(N * (m + 1)) + 0.001 for m in (0.5, 1, 2, 3, 5, 7)}
+    times = {256: {1: seconds, N: seconds}}
+    return Chooser(K, times, {15: K}, 4096, PartialSteps({N: parts}, N, trimmed_rows))
+
+
+def report(chooser: Chooser, probs: np.ndarray, num_tokens: int = K + 1) -> None:
+    sampled, drafts = np.full(len(probs), num_tokens), np.full(len(probs), K)
+    chooser.verifier.report(probs, sampled, drafts)
+
+
+def gains(chooser: Chooser, load: Load = LOAD) -> dict[int, float]:
+    return chooser.verifier.gains(load, [0, 3, K, 15])
+
+
+def test_only_chains_gain_by_trimming(chooser: Chooser):
+    """By average acceptance, and more if requests are unlike each other."""
+    average = gains(chooser)
+    report(chooser, some_probs(N))
+    found = gains(chooser)
+    assert set(found) == {3, K}
+    assert found[K] > average[K] and found[K] > found[3]
+
+
+@pytest.mark.parametrize(
+    "load",
+    [
+        LOAD._replace(num_reqs=N - 1, num_drafting=N - 1),
+        LOAD._replace(num_drafting=N - 1),
+        LOAD._replace(has_grammar=True),
+    ],
+    ids=["few requests", "a request without drafts", "a grammar"],
+)
+def test_nothing_is_trimmed_with(chooser: Chooser, load: Load):
+    report(chooser, some_probs(N))
+    assert gains(chooser, load) == {}
+    assert chooser.verify(load.num_reqs, K, load) is None
+    assert 0 < chooser.verify(N, K, LOAD) < N * K
+
+
+@pytest.mark.parametrize("every", [2, 4])
+def test_gain_counts_only_steps_that_can_be_trimmed(chooser: Chooser, every: int):
+    """Regression: with a prompt in every other step, drafts were as long as if all
+    steps were trimmed, and 10 % of throughput was lost."""
+    report(chooser, some_probs(N))
+    whole, share = gains(chooser)[K], (every - 1) / every
+    for number in range(8 * SHARE_STEPS):
+        chooser.verifier.count(number % every > 0)
+    # A step takes 1, or 1 / (1 + whole) if it is trimmed.
+    seconds = 1 - share + share / (1 + whole)
+    assert gains(chooser)[K] == pytest.approx(1 / seconds - 1, rel=0.05)
+
+
+@pytest.mark.parametrize("num_tokens, known", [(1, 2), (2, 3), (K + 1, K)])
+def test_only_probabilities_that_depend_on_text_are_used(
+    chooser: Chooser, num_tokens: int, known: int
+):
+    """Of rejected drafts only the first and the next one: later ones are sampled again
+    with the same noise."""
+    report(chooser, np.full((N, K), 0.123), num_tokens)
+    rates = np.array(chooser.acceptance.rates(ALL_GREEDY))
+    rates[:known] = 0.123
+    found = chooser.verifier._reached(N, K, LOAD)
+    assert found == pytest.approx(np.tile(rates.cumprod(), (N, 1)))
+
+
+def test_budget_holds_until_probabilities_are_reported(chooser: Chooser):
+    """Computing it takes host time, for which a trimmed step would wait."""
+    report(chooser, some_probs(N))
+    before = chooser.verify(N, K, LOAD)
+    for _ in range(200):
+        chooser.acceptance.observe(Verified(K, range(1, K + 1), K))
+    chooser.acceptance.end_steps(ALL_GREEDY)
+    assert chooser.verify(N, K, LOAD) == before
+    report(chooser, np.full((N, K), 0.99))
+    assert (chooser.verify(N, K, LOAD) or N * K) > before
+
+
+def test_trimmed_plan_is_now_and_then_timed_with_all_drafts(chooser: Chooser):
+    """Regression: where steps were timed at start while another engine started, all
+    were trimmed from then on, and 14 % of throughput was lost."""
+    report(chooser, some_probs(N))
+    whole = 0
+    for _ in range(3000):
+        plan = chooser.choose(LOAD)
+        if 0 < plan <= K and chooser.verify(N, plan, LOAD) is not None:
+            budget = chooser.verify(N, plan, LOAD)
+            seconds = chooser.verifier.seconds(N, 256.0, plan, budget)
+            chooser.observe_seconds(N, 256.0, plan, seconds, budget)
+        elif plan:
+            seconds = 0.6 * chooser.times.seconds(N, 256.0)[plan]
+            chooser.observe_seconds(N, 256.0, plan, seconds)
+            whole += 1
+    assert whole >= TIMED_STEPS
+    assert chooser.verify(N, plan, LOAD) is None  # it was corrected
+
+
+def test_shortest_of_equally_good_trimmed_lengths_is_chosen():
+    """While long drafts are verified, shorter ones look worse than they are."""
+    tokens, seconds = {4: 90.0, 7: 100.0, 8: 100.5}, {4: 1.0, 7: 1.0, 8: 1.0}
+    chooser = Chooser(8, {256: {32: seconds}})
+
+    def choose(**gains: float) -> int:
+        named = {int(name[1:]): gain for name, gain in gains.items()}
+        return chooser._hold(32, Offer(tokens, seconds, named))
+
+    assert choose() == choose(k8=0.1) == choose(k4=0.1, k8=0.1) == 8
+    assert choose(k7=0.1, k8=0.1) == 7
+    assert choose() == choose(k8=0.1) == 7  # held
+    tokens[8] = 102.0
+    assert choose(k7=0.1, k8=0.1) == 8

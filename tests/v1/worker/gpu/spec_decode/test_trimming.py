@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Workers verify the likeliest drafts of a batch, and report what they know of them."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from vllm.config.drafter import DrafterConfig
+from vllm.config.drafter.length import trims
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.spec_decode.auto.measure import reset_after_timing
+from vllm.v1.worker.gpu.spec_decode import trimming as workers_trimming
+from vllm.v1.worker.gpu.spec_decode.trimming import Trimming, make_trimming
+
+K, N = 3, 8
+NAMES = [str(i) for i in range(N)]
+
+
+def make_step(names=NAMES, num_drafts: int = K, **more) -> SchedulerOutput:
+    step = SchedulerOutput.make_empty()
+    step.num_scheduled_tokens = dict.fromkeys(names, num_drafts + 1)
+    drafts = [-1] * num_drafts
+    step.scheduled_spec_decode_tokens = dict.fromkeys(names, drafts) if drafts else {}
+    step.num_spec_tokens_to_schedule = num_drafts
+    for name, value in more.items():
+        setattr(step, name, value)
+    return step
+
+
+class Worker(Trimming):
+    """Worker-side trimming of N requests, without a device.
+
+    Attributes:
+        reported: the steps whose probabilities were reported.
+        learnt: an entry for each step that the estimator learned from.
+    """
+
+    def __init__(self) -> None:
+        self.num_speculative_steps, self.reported, self.learnt = K, [], []
+        self._sampler = SimpleNamespace()
+        self._estimator = SimpleNamespace(
+            step=lambda *_: self.learnt.append(True), forget=self.learnt.clear
+        )
+        self._is_known, self._refuses = np.zeros((2, N), dtype=bool)
+        self._probs = torch.zeros(N, K)
+        self._context, self._least = None, N
+        self._max_total_logits, self.num_bonus_tokens = 10**6, 1
+        self._cu_num_logits, self.query_start_loc = torch.zeros(
+            2, N + 1, dtype=torch.int32
+        ).unbind()
+
+    def run(
+        self, name: str, num_next: int, drafts: int, num_reqs: int = N, **more
+    ) -> SimpleNamespace:
+        more = {"report_acceptance_probs": True} | more
+        self.for_step(make_step(num_spec_tokens_to_schedule=num_next, **more))
+        batch = SimpleNamespace(
+            num_reqs=num_reqs,
+            idx_mapping=torch.arange(num_reqs),
+            idx_mapping_np=np.arange(num_reqs),
+            num_draft_tokens_per_req=np.full(num_reqs, drafts) if drafts else None,
+            seq_lens_cpu_upper_bound=torch.arange(N + 1),
+        )
+        output = SimpleNamespace(acceptance_probs=None, num_rejected=None)
+        self.end_step(output, batch, None, torch.zeros(num_reqs))
+        if output.acceptance_probs is not None:
+            self.reported.append(name)
+        return output
+
+
+def test_workers_report_chains_with_probabilities():
+    """Neither trees nor the chains that are left of them at the end of a context."""
+    worker = Worker()
+    for step in (
+        ("nothing drafted", K, 0),
+        ("chain", 2 * K, K),
+        ("tree", 2 * K, 2 * K),
+        ("cut tree", K, K),
+        ("shorter chain", K, 2),
+        ("chain again", K, K, N - 1),
+        ("one of a small batch", K, K),
+    ):
+        worker.run(*step)
+    assert worker.reported == ["chain", "shorter chain"]
+    assert len(worker.learnt) == 2
+    worker.run("all of a large one", 0, K)
+    worker.run("drafts that were not made", K, K)
+    assert worker.reported[2:] == ["all of a large one"]
+
+
+def test_workers_report_what_was_asked_for():
+    worker = Worker()
+    worker.run("nothing drafted", K, 0)
+    assert (
+        worker.run("not asked", K, K, report_acceptance_probs=False).acceptance_probs
+        is None
+    )
+    assert not worker.reported and not worker.learnt
+    assert worker.run("whole", K, K).num_rejected is None
+    trimmed = worker.run(
+        "trimmed", K, K, verify_budget=N, report_acceptance_probs=False
+    )
+    assert trimmed.acceptance_probs is None and len(trimmed.num_rejected) == N
+
+
+def test_estimator_ignores_drafts_that_could_not_be_accepted():
+    """Regression: while a third of the requests refused drafts, the estimates of all
+    were a third too low for some hundred steps."""
+    worker = Worker()
+    worker.run("nothing drafted", K, 0)
+    worker.run("a grammar", K, K, has_structured_output_requests=True)
+    worker._refuses[3] = True
+    worker.run("a request without drafts", K, K)
+    worker._refuses[3], worker._context = False, N - 2
+    worker.run("a request past the drafter's context", K, K)
+    assert len(worker.reported) == 3 and not worker.learnt
+    worker._context = N - 1
+    worker.run("all can use drafts", K, K)
+    assert worker.learnt
+
+
+@pytest.mark.parametrize("budget", [1, 10, N * K - 1])
+def test_likeliest_drafts_of_batch_are_verified(budget: int):
+    rng, worker, step = np.random.default_rng(0), Worker(), make_step()
+    probs, states = rng.random((N, K), dtype=np.float32), rng.permutation(N)
+    worker._probs, step.verify_budget = torch.from_numpy(probs), budget
+    assert worker.for_step(step) is worker
+    drafts = step.scheduled_spec_decode_tokens
+    assert worker.get_num_tokens(step.num_scheduled_tokens, drafts) == N + budget
+    found = worker.reallocate_drafts(NAMES, torch.from_numpy(states))
+    cu_num_logits, starts, num_drafts, _ = found
+    reached = probs.cumprod(axis=1)
+    least = np.sort(reached, axis=None)[-budget]
+    wanted = (reached[states] >= least).sum(axis=1)
+    assert num_drafts == budget == wanted.sum()
+    assert (cu_num_logits.diff() - 1).tolist() == wanted.tolist()
+    assert starts.tolist() == cu_num_logits.tolist()
+
+
+def test_synthetic_steps_leave_no_state():
+    """Regression: the estimator learned from the random drafts of steps that were
+    timed at start."""
+    worker = Worker()
+    runner = SimpleNamespace(
+        trimming=worker,
+        vllm_config=SimpleNamespace(
+            model_config=SimpleNamespace(seed=0),
+            parallel_config=SimpleNamespace(data_parallel_index=0),
+        ),
+    )
+    worker.run("nothing drafted", K, 0)
+    worker.run("chain", K, K)
+    assert worker.learnt
+    reset_after_timing(SimpleNamespace(model_runner=runner))
+    assert not worker.learnt
+    worker.run("drafts that were not made", K, K)
+    assert worker.reported == ["chain"]
+
+
+# Where trimming is not supported.
+
+ATTENTION = "SomeAttention"
+
+
+def runner_with(monkeypatch, is_default: bool) -> SimpleNamespace:
+    """A model runner whose attention backend needs query lengths on the host."""
+    monkeypatch.setattr(
+        workers_trimming,
+        "get_query_lens_mismatch_unsupported_backend",
+        lambda groups: ATTENTION,
+    )
+    spec = SimpleNamespace(
+        drafter=DrafterConfig("eagle3", K, is_unified=True),
+        enable_adaptive_verification=True,
+        is_trimmed_by_default=is_default,
+    )
+    graphs = SimpleNamespace(has_full_cudagraphs=lambda: True)
+    return SimpleNamespace(
+        vllm_config=SimpleNamespace(speculative_config=spec),
+        speculator=SimpleNamespace(
+            draft_attn_layer_names=set(), predict_nothing=lambda: None
+        ),
+        rejection_sampler=SimpleNamespace(enable_adaptive_verification=True),
+        compilation_config=SimpleNamespace(cudagraph_mode=graphs),
+        attn_groups=[],
+        is_last_pp_rank=True,
+    )
+
+
+def test_unsupported_attention_is_refused_or_disables_the_default(
+    monkeypatch, caplog_vllm
+):
+    with pytest.raises(ValueError, match=f"does not support {ATTENTION}: choose"):
+        make_trimming(runner_with(monkeypatch, is_default=False))
+    runner = runner_with(monkeypatch, is_default=True)
+    with caplog_vllm.at_level("INFO", logger="vllm"):
+        assert make_trimming(runner) is None
+    assert f"batches does not support {ATTENTION}." in caplog_vllm.text
+    assert not trims(runner.vllm_config.speculative_config)
+    assert not runner.rejection_sampler.enable_adaptive_verification

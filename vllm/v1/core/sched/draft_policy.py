@@ -1,0 +1,341 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The scheduler's side of "auto": how much each step drafts, and verifies.
+
+`vllm/v1/spec_decode/auto/` chooses, and learns; this file tells it what runs.
+"""
+
+import time
+from collections.abc import Hashable, Set
+from typing import TYPE_CHECKING
+from zlib import crc32
+
+import numpy as np
+
+from vllm.config.drafter.length import (
+    MAX_TREE_ROWS,
+    chosen_lengths,
+    depth_of,
+    is_auto,
+    least_trimmed,
+    trims,
+)
+from vllm.logger import init_logger
+from vllm.v1.spec_decode.auto.acceptance import NUM_KINDS, Verified, kind_of
+from vllm.v1.spec_decode.auto.chooser import Chooser, Load
+from vllm.v1.spec_decode.auto.times import Intervals, Table
+from vllm.v1.spec_decode.auto.verify import PartialSteps
+from vllm.v1.spec_decode.dynamic.graph_sizes import trimmed_rows
+from vllm.v1.spec_decode.opt_out import refuses_drafts
+
+if TYPE_CHECKING:
+    from vllm.sampling_params import SamplingParams
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.core.sched.step_drafts import VerifiedDraft
+    from vllm.v1.outputs import ModelRunnerOutput
+    from vllm.v1.spec_decode.step_metrics import StepDrafting
+
+logger = init_logger(__name__)
+
+# Steps for which a choice holds, until a request comes or goes: choosing takes host
+# time, for which short steps have to wait.
+HELD = 4
+# Acceptance is learned from about so many requests of a step: it is the same for the
+# others of a large batch, and learning takes host time for each of them.
+OBSERVED = 32
+# Acceptance probabilities are reported in one of so many steps: computing with them
+# takes host time.
+REPORTED_EVERY = 4
+
+
+class DraftPolicy:
+    """Chooses how much is drafted and verified in each step of a scheduler.
+
+    Data-parallel ranks in lockstep must draft equally many tokens: they draft what they
+    agreed on last, see `vllm/v1/engine/agreed_drafts.py`.
+
+    Attributes:
+        chooser: chooses and learns.
+        agreed: drafts per request on all ranks in lockstep; None without such ranks.
+        idle_drafts: what this engine's workers draft while it is idle; None: the most.
+    """
+
+    def __init__(self, scheduler: "Scheduler", times: Table):
+        config = scheduler.vllm_config
+        spec, parallel = config.speculative_config, config.parallel_config
+        longest = spec.drafter.num_speculative_tokens
+        trees = [n for n in chosen_lengths(spec) if spec.drafter.is_tree(n)]
+        # For ranks that share nothing, the size is 1 by now.
+        in_step = parallel.data_parallel_size > 1
+        self._interval = parallel.dp_sync_interval if in_step else 1  # of choices
+        self.agreed = longest if in_step else None
+        self.idle_drafts: int | None = None
+        partial = None
+        if spec.trimmed_times:
+            sizes = least_trimmed(spec), trimmed_rows
+            partial = PartialSteps(spec.trimmed_times, *sizes)
+        depths = {n: depth_of(spec, n) for n in trees}
+        self.chooser = Chooser(
+            longest, times, depths, MAX_TREE_ROWS, partial, self._interval
+        )
+        self._partial = PartialVerification(self.chooser)
+        if partial is None and trims(spec):
+            logger.warning(
+                "Every step verifies all its drafts: steps of %d requests or more, "
+                "which enable_adaptive_verification needs, could not be timed at "
+                "start. Raise max_num_seqs; on a CPU they take too long.",
+                least_trimmed(spec),
+            )
+        self._scheduler = scheduler
+        self._limit = spec.drafter.limit(scheduler.max_model_len)
+        self._load: Load | None = None
+        self._chosen_for: Hashable = None  # the batch of the last choice
+        self._elapsed = 0  # steps since then
+        # With ranks in lockstep or pipeline stages, outputs do not time a single step.
+        is_alone = not in_step and parallel.pipeline_parallel_size == 1
+        self._intervals = Intervals() if is_alone else None
+
+    @classmethod
+    def of(cls, scheduler: "Scheduler") -> "DraftPolicy | None":
+        """The policy of a scheduler; None if the engine does not choose the length."""
+        spec = scheduler.vllm_config.speculative_config
+        return cls(scheduler, spec.pass_times or {}) if is_auto(spec) else None
+
+    def choose(self, step: "SchedulerOutput") -> None:
+        """Sets how much a step drafts, and how many drafts it verifies.
+
+        To be called for every step, in order.
+        """
+        if num_reqs := len(step.num_scheduled_tokens):
+            step.num_spec_tokens_to_schedule = self._num_drafts(num_reqs)
+            self._partial.choose(step, self._load)
+
+    def _num_drafts(self, num_reqs: int) -> int:
+        running = self._scheduler.running
+        batch = (num_reqs, running[-1].request_id) if running else None
+        self._elapsed += 1
+        if self.agreed is not None:
+            self._load = self.load(num_reqs)
+            return self.agreed
+        choice, is_same = self.chooser.choice, batch == self._chosen_for
+        if choice is not None and batch and is_same and self._elapsed < HELD:
+            return choice.plan
+        elapsed, self._elapsed = self._elapsed, 0
+        self._load = self.load(num_reqs)
+        chosen = self.chooser.choose(self._load, elapsed)
+        self._chosen_for = batch if self.chooser.may_hold else None
+        return chosen
+
+    def proposed_length(self) -> tuple[int, int]:
+        """Requests of this rank, and what it would draft for each until the next call;
+        zeros if it ran nothing since the last one."""
+        load, self._load = self._load, None
+        if load is None:
+            return 0, 0
+        return load.num_reqs, self.chooser.choose(load, self._interval)
+
+    def observe(self, draft: "VerifiedDraft") -> None:
+        """Records one request's verified draft."""
+        request, name = draft.request, draft.request.request_id
+        partial = self._partial
+        if not partial.is_observable or not self._is_observed(name):
+            self.chooser.acceptance.end_run(name)
+            return
+        unverified: tuple[float, ...] = ()
+        if partial.is_partial and not request.is_finished():
+            unverified = partial.unverified.get(name, ())
+        elif not draft.num_tokens:
+            return
+        tree, accepted = draft.tree, draft.num_accepted
+        drafts = Verified(
+            draft.num_tokens,
+            tree.numbers if tree else range(1, accepted + 1),
+            tree.num_best if tree else accepted,
+            unverified,
+            partial.is_partial,
+        )
+        num_before = request.num_output_tokens - draft.num_new_tokens
+        kind = _kind_of(request.sampling_params, num_before)
+        self.chooser.observe(drafts, kind, name)
+
+    def _is_observed(self, request_id: str) -> bool:
+        """Always the same requests of a batch: runs of accepted drafts are followed."""
+        running = len(self._scheduler.running)
+        if running <= OBSERVED:
+            return True
+        return crc32(request_id.encode()) % -(-running // OBSERVED) == 0
+
+    def end_step(self, step: "SchedulerOutput", output: "ModelRunnerOutput") -> None:
+        """To be called for each step's output, before its drafts are observed."""
+        if self._intervals is not None:
+            seconds = self._intervals.end(_kind_of_step(step), time.perf_counter())
+            if seconds is not None and self._load is not None:
+                self.chooser.observe_seconds(
+                    len(step.num_scheduled_tokens),
+                    self._load.context,
+                    step.num_spec_tokens_to_schedule,
+                    seconds,
+                    step.verify_budget,
+                )
+        self._partial.end_step(step, output)
+
+    def add_to_stats(self, stats: "StepDrafting | None") -> None:
+        """Adds what is expected of the chosen draft length to a step's stats."""
+        if stats is None or (choice := self.chooser.choice) is None:
+            return
+        gain = self.chooser.gain
+        stats.gain = gain.mean if gain.weight else None
+        if stats.draft_length or not choice.plan:  # else it left drafting out
+            stats.expected = choice.tokens, choice.seconds
+
+    def load(self, batch_size: int) -> Load:
+        """The load of the running requests, most of which are in the next step, too.
+
+        Args:
+            batch_size: requests of the present step.
+        """
+        running = len(self._scheduler.running)
+        if not running:
+            return Load(batch_size, batch_size, 0.0, age=0.0)
+        context = age = 0
+        has_grammar = False
+        of_kind = [0] * NUM_KINDS
+        for request in self._scheduler.running:
+            known = request.num_tokens + request.num_output_placeholders
+            context += known
+            output = request.num_output_tokens
+            age += output
+            has_grammar |= request.use_structured_output
+            params = request.sampling_params
+            if known < self._limit and not refuses_drafts(params):
+                of_kind[_kind_of(params, output)] += 1
+        drafting = sum(of_kind)
+        # Scaled to the batch: some running requests may not be in it.
+        num_drafting = max(1, drafting * batch_size // running)
+        mean = context / running, has_grammar, age / running
+        if not drafting:
+            return Load(batch_size, 0, *mean)
+        shares = tuple(count / drafting for count in of_kind)
+        return Load(batch_size, num_drafting, *mean, shares)
+
+
+def _kind_of(params: "SamplingParams | None", num_output_tokens: int) -> int:
+    return kind_of(params.temperature if params else 0.0, num_output_tokens)
+
+
+def _kind_of_step(step: "SchedulerOutput") -> Hashable:
+    """What steps of equal times have in common; None for those with prompts, or that
+    draft another number than they verify."""
+    num_reqs, drafts = len(step.num_scheduled_tokens), step.num_spec_tokens_to_schedule
+    is_steady = step.total_num_scheduled_tokens == num_reqs * (drafts + 1)
+    if not num_reqs or not is_steady or step.scheduled_new_reqs:
+        return None
+    return num_reqs, drafts, step.verify_budget is not None
+
+
+class PartialVerification:
+    """Which steps verify only part of their drafts, and what workers report of them.
+
+    Only a decode step in which all requests have chains of the same length is trimmed.
+    A batch with a grammar is not, since the first draft that the grammar invalidates
+    has to be verified; nor is one with drafts that were made in a small batch, of which
+    no probabilities are known.
+
+    Attributes:
+        unverified: of the last output, for requests of which only part of the drafts
+            were verified, and all of these accepted: acceptance probabilities of the
+            drafts after them.
+        is_partial: whether the step of the last output was trimmed.
+        is_observable: whether acceptance can be estimated from the last output: its
+            step was not trimmed, or probabilities were reported.
+    """
+
+    def __init__(self, chooser: Chooser):
+        self._chooser = chooser
+        self.unverified: dict[str, tuple[float, ...]] = {}
+        self.is_partial, self.is_observable = False, True
+        self._until_report = 0  # steps
+        # Requests of the last step, if it drafted chains, and for enough of them that
+        # workers know their probabilities.
+        self._known: Set[str] = set()
+
+    def choose(self, step: "SchedulerOutput", load: Load | None) -> None:
+        """Sets how many drafts a step verifies, and whether workers report."""
+        if (verifier := self._chooser.verifier) is None:
+            return
+        names, known = step.num_scheduled_tokens.keys(), self._known
+        is_large, depth = len(names) >= verifier.least, verifier.depth
+        drafts_chains = step.num_spec_tokens_to_schedule <= depth
+        self._known = names if is_large and drafts_chains else set()
+        drafts = step.scheduled_spec_decode_tokens
+        if not is_large or not drafts:
+            return
+        step.report_acceptance_probs = self._is_report_due()
+        num_drafts = max(map(len, drafts.values()))
+        if num_drafts > depth:
+            return
+        is_trimmable = names <= known and _is_uniform(step, num_drafts)
+        is_trimmable &= load is not None and verifier.may_trim(load)
+        verifier.count(is_trimmable)
+        if is_trimmable:
+            step.verify_budget = self._chooser.verify(len(names), num_drafts, load)
+
+    def _is_report_due(self) -> bool:
+        self._until_report -= 1
+        if self._until_report > 0:
+            return False
+        self._until_report = REPORTED_EVERY
+        return True
+
+    def end_step(self, step: "SchedulerOutput", output: "ModelRunnerOutput") -> None:
+        """Records what workers report of a finished step.
+
+        Drafts that were not verified are left out of vLLM's counts of drafts in the
+        same way as those that a grammar invalidated: `num_invalid_spec_tokens`.
+        """
+        self.unverified, verified = {}, None
+        self.is_partial = step.verify_budget is not None
+        self.is_observable = not self.is_partial or output.acceptance_probs is not None
+        drafts = step.scheduled_spec_decode_tokens
+        if self.is_partial:
+            sampled = [len(tokens) for tokens in output.sampled_token_ids]
+            verified = np.array(sampled) - 1 + output.num_rejected
+            step.num_invalid_spec_tokens = {
+                name: len(drafts[name]) - count
+                for name, count in zip(output.req_ids, verified.tolist(), strict=True)
+            }
+        if output.acceptance_probs is not None:
+            self._report(drafts, output, verified)
+
+    def _report(
+        self,
+        drafts: dict[str, list[int]],
+        output: "ModelRunnerOutput",
+        verified: np.ndarray | None,
+    ) -> None:
+        rows = [i for i, name in enumerate(output.req_ids) if name in drafts]
+        if not rows:
+            return
+        names = [output.req_ids[i] for i in rows]
+        probs = output.acceptance_probs[rows]
+        tokens = np.array([len(output.sampled_token_ids[i]) for i in rows])
+        lengths = np.array([len(drafts[name]) for name in names])
+        if self._chooser.verifier is not None:
+            self._chooser.verifier.report(probs, tokens, lengths)
+        if verified is None:
+            return
+        # Only of text that is final, see `auto/verify.py`.
+        known, verified = np.minimum(tokens + 1, lengths), verified[rows]
+        for i in np.flatnonzero((tokens > verified) & (known > verified)):
+            more = probs[i, verified[i] : known[i]]
+            self.unverified[names[i]] = tuple(more.tolist())
+
+
+def _is_uniform(step: "SchedulerOutput", num_drafts: int) -> bool:
+    """Whether all requests of a step have so many drafts, and none has a prompt or a
+    grammar."""
+    scheduled = step.num_scheduled_tokens.values()
+    lengths = [*map(len, step.scheduled_spec_decode_tokens.values())]
+    is_same = lengths.count(num_drafts) == len(scheduled)
+    is_decode = set(scheduled) == {num_drafts + 1}
+    return is_same and is_decode and not step.has_structured_output_requests

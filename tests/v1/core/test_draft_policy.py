@@ -310,13 +310,19 @@ OTHERS = {
     "one with fewer drafts": {"scheduled_spec_decode_tokens": FEWER},
     "no drafts": {"num_drafts": 0},
     "a length that was not timed": {"num_drafts": 2},
-    "a grammar": {"has_structured_output_requests": True},
 }
 
 
 @pytest.mark.parametrize("more", OTHERS.values(), ids=OTHERS)
 def test_other_steps_are_not_trimmed(partial, more):
     assert step(partial, **more).verify_budget is None
+
+
+def test_steps_with_a_grammar_are_not_trimmed(partial):
+    running = partial._scheduler.running = requests(*[100] * N)
+    assert step(partial).verify_budget is not None
+    running[0].use_structured_output = True
+    assert step(partial).verify_budget is None
 
 
 def test_reports_are_asked_for_periodically(partial):

@@ -21,8 +21,6 @@ from vllm.v1.spec_decode.metrics import (
     SpecDecodingStats,
 )
 from vllm.v1.spec_decode.step_metrics import (
-    RECENT_DRAFTS,
-    RecentAcceptance,
     StepDrafting,
     observe_tree,
 )
@@ -288,18 +286,18 @@ def test_gauges_of_the_unified_speculator(is_unified, schedule, told: dict):
 
 
 def test_acceptance_length_of_recent_drafts():
-    """The mean of all drafts while they are few; old ones have half the weight after
-    `RECENT_DRAFTS` more."""
+    """The mean of all drafts while they are few, later of the recent ones."""
     prom = Prom(replace(PARD, is_unified=False))
     prom.observe(step([(3, 3), (3, 0), (1, 1)]))
     prom.observe(step([(3, 2)]))
     few = prom.gauges()["acceptance_length"]
     assert few == pytest.approx(1 + 6 / 4, rel=1e-3)
-    recent = RecentAcceptance()
-    lengths = [recent.add(64, 128) for _ in range(1000)]
-    assert lengths[-1] == 3
-    lengths = [recent.add(64, 0) for _ in range(RECENT_DRAFTS // 64)]
-    assert lengths[-1] == pytest.approx(1 + 2 / 2, abs=0.02)
+    for _ in range(1000):
+        prom.observe(step([(3, 2)] * 64))
+    assert prom.gauges()["acceptance_length"] == pytest.approx(3.0)
+    for _ in range(1000):
+        prom.observe(step([(3, 0)] * 64))
+    assert prom.gauges()["acceptance_length"] == pytest.approx(1.0, abs=0.01)
 
 
 def test_get_metrics_has_acceptance_length_and_fractions_of_seconds(monkeypatch):

@@ -14,6 +14,7 @@ import numpy as np
 
 from vllm.config.drafter import num_candidates
 from vllm.config.drafter.length import depth_of, is_auto
+from vllm.v1.spec_decode.auto import Faded
 
 if TYPE_CHECKING:
     from vllm.config import SpeculativeConfig, VllmConfig
@@ -194,20 +195,6 @@ def _shares(counts: Counter, name: Callable[[Any], str] = str) -> str:
     return ", ".join(f"{name(key)} ({share:.0%})" for key, share in shares.items())
 
 
-class RecentAcceptance:
-    """The acceptance length of recent drafts; of all while there are few."""
-
-    def __init__(self) -> None:
-        self.drafts = self.accepted = 0.0
-
-    def add(self, num_drafts: int, num_accepted: int) -> float:
-        """Adds drafts, and returns the new acceptance length."""
-        keep = 0.5 ** (num_drafts / RECENT_DRAFTS)
-        self.drafts = keep * self.drafts + num_drafts
-        self.accepted = keep * self.accepted + num_accepted
-        return 1.0 + self.accepted / self.drafts
-
-
 class StepCounters:
     """The Prometheus counters and gauges.
 
@@ -262,7 +249,8 @@ class StepCounters:
         self.acceptance_length = self._gauge(
             gauge_cls, "acceptance_length", "Mean accepted tokens of recent drafts + 1."
         )
-        self.recent = {engine: RecentAcceptance() for engine in labelvalues}
+        # Accepted tokens per draft, by engine.
+        self.recent = {engine: Faded(RECENT_DRAFTS) for engine in labelvalues}
         self.gain: dict[int, Any] = {}
         if spec.drafter.is_unified and is_auto(spec):
             documentation = "Throughput over that without drafts, by step times."
@@ -316,9 +304,10 @@ class StepCounters:
                 if count:
                     counter.inc(count)
             if verified.num_drafts:
-                counts = verified.num_drafts, verified.num_accepted_tokens
-                length = self.recent[engine].add(*counts)
-                self.acceptance_length[engine].set(length)
+                drafts, recent = verified.num_drafts, self.recent[engine]
+                recent.fade(drafts)
+                recent.add(verified.num_accepted_tokens / drafts, drafts)
+                self.acceptance_length[engine].set(1.0 + recent.mean)
             if verified.trees is not None:
                 self.tree_nodes[engine].inc(verified.trees.num_nodes)
                 for rank, count in verified.trees.accepted_by_rank.items():

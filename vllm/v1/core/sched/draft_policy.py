@@ -106,9 +106,14 @@ class DraftPolicy:
 
         To be called for every step, in order.
         """
-        if num_reqs := len(step.num_scheduled_tokens):
-            step.num_spec_tokens_to_schedule = self._num_drafts(num_reqs)
-            self._partial.choose(step, self._load)
+        if not (num_reqs := len(step.num_scheduled_tokens)):
+            return
+        step.num_spec_tokens_to_schedule = self._num_drafts(num_reqs)
+        if (load := self._load) is not None and self.chooser.verifier is not None:
+            # The load may be that of an earlier step.
+            running = self._scheduler.running
+            has_grammar = any(request.use_structured_output for request in running)
+            self._partial.choose(step, load._replace(has_grammar=has_grammar))
 
     def _num_drafts(self, num_reqs: int) -> int:
         running = self._scheduler.running
@@ -259,10 +264,9 @@ class PartialVerification:
         # workers know their probabilities.
         self._known: Set[str] = set()
 
-    def choose(self, step: "SchedulerOutput", load: Load | None) -> None:
+    def choose(self, step: "SchedulerOutput", load: Load) -> None:
         """Sets how many drafts a step verifies, and whether workers report."""
-        if (verifier := self._chooser.verifier) is None:
-            return
+        verifier = self._chooser.verifier
         names, known = step.num_scheduled_tokens.keys(), self._known
         is_large, depth = len(names) >= verifier.least, verifier.depth
         drafts_chains = step.num_spec_tokens_to_schedule <= depth
@@ -275,7 +279,7 @@ class PartialVerification:
         if num_drafts > depth:
             return
         is_trimmable = names <= known and _is_uniform(step, num_drafts)
-        is_trimmable &= load is not None and verifier.may_trim(load)
+        is_trimmable &= verifier.may_trim(load)
         verifier.count(is_trimmable)
         if is_trimmable:
             step.verify_budget = self._chooser.verify(len(names), num_drafts, load)
@@ -332,10 +336,8 @@ class PartialVerification:
 
 
 def _is_uniform(step: "SchedulerOutput", num_drafts: int) -> bool:
-    """Whether all requests of a step have so many drafts, and none has a prompt or a
-    grammar."""
+    """Whether all requests of a step have so many drafts, and none has a prompt."""
     scheduled = step.num_scheduled_tokens.values()
     lengths = [*map(len, step.scheduled_spec_decode_tokens.values())]
     is_same = lengths.count(num_drafts) == len(scheduled)
-    is_decode = set(scheduled) == {num_drafts + 1}
-    return is_same and is_decode and not step.has_structured_output_requests
+    return is_same and set(scheduled) == {num_drafts + 1}

@@ -32,6 +32,8 @@ HYSTERESIS = 0.01
 # A trial of drafting has the drafts that are best at this acceptance rate: in a step
 # that is compute-bound long drafts often pay, and short ones never do.
 GOOD_RATE = 0.85
+# Share of the best plan's throughput that another one must promise to be tried.
+NEAR = 0.75
 GAIN_SECONDS = 10.0  # seconds of steps after which one counts half in the reported gain
 LOG_SECONDS = 60.0  # least time between log lines about the choice
 FIRST_TIMED = 2  # from this turn on, trials are to be timed
@@ -333,25 +335,29 @@ class Chooser:
         return other
 
     def _to_try(self, load: Load, best: int, offer: Offer) -> list[int | None]:
-        """A plan for each turn, of which something is to be learned.
+        """A plan for each turn, of which something is to be learned, among those that
+        are nearly as good.
 
         The next larger plan, and the next larger tree: acceptance of chains that are no
         deeper needs no trial. Then those whose steps are to be timed: the best plan
-        that was not, drafting nothing, since times measured at start could be wrong,
-        and the chosen plan with all drafts verified.
+        that was not, the chosen plan with all drafts verified, and drafting nothing,
+        since times measured at start could be wrong.
         """
-        larger = sorted(plan for plan in offer.seconds if plan > best)
-        found: list[int | None] = [next(iter(larger), None)]
-        found.append(next((plan for plan in larger if plan in self._trees), None))
+        least = NEAR * offer.per_second(best)
+        near = {plan for plan in offer.seconds if offer.per_second(plan) >= least}
+        larger = sorted(plan for plan in near if plan > best)
+        next_larger = next(iter(larger), None)
+        next_tree = next((plan for plan in larger if plan in self._trees), None)
+        found = [next_larger, None if next_tree == next_larger else next_tree]
         seen, trimmed = self.served.seen(load.num_reqs), bool(offer.gains.get(best))
         if not seen:  # nothing was timed yet, or steps cannot be timed
             return [*found, None, None, None]
         # A plan that would be trimmed is not timed as itself, see `TRIMMED`.
         untimed = {plan for plan in offer.seconds if not offer.gains.get(plan)}
         untimed -= {*seen, best}
-        found.append(max(untimed, key=offer.per_second, default=None))
-        found.append(0 if 0 in untimed and best in seen else None)
+        found.append(max(untimed & near, key=offer.per_second, default=None))
         found.append(best if trimmed and best not in seen else None)
+        found.append(0 if 0 in untimed and (trimmed or best in seen) else None)
         return found
 
     # What is logged.

@@ -14,6 +14,8 @@ others soon after drafts have stopped, at intervals that double (exponential bac
 
 from dataclasses import dataclass
 
+from .times import LEAST_STEPS
+
 # Share of all time that trials may cost.
 BUDGET = 0.005
 # Share of the time saved by drafts that is credit for trials while nothing is drafted,
@@ -22,7 +24,7 @@ CREDIT_SHARE, MOST_CREDIT = 0.1, 10.0
 FIRST_WAIT = 8  # steps from when drafts stop to the first such trial
 TRIAL_DRAFTS = 16  # drafts that a trial is to have verified
 PATIENCE = 6  # most steps until it is known what was accepted
-TIMED_STEPS = 7  # to be timed: the first two cannot be, see `times.Intervals`
+TIMED_STEPS = LEAST_STEPS + 2  # `times.Intervals` cannot time the first two
 # Assumed extra time of a trial, in steps: where it begins and ends, the numbers of
 # drafted and verified tokens differ, for which there may be no CUDA graph.
 SWITCH_COST = 0.6

@@ -90,7 +90,8 @@ class Verifier:
         self._times, self._served, self._acceptance = times, served, acceptance
         self._trimmed = StepTimes({0: partial.seconds}, times.depth)
         self.least, self._rows, self.depth = partial.least, partial.rows, times.depth
-        self._share = Faded(SHARE_STEPS, prior=1.0, prior_weight=0.01)
+        self._share = Faded(SHARE_STEPS)  # of steps that can be trimmed
+        self._share.add(1.0, SHARE_STEPS)
         # [requests, K], of the chains reported last; while trees are verified, what
         # trimming chains would gain follows from them.
         self._latest = np.empty((0, times.depth), dtype=np.float32)

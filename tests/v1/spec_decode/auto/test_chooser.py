@@ -367,6 +367,13 @@ def test_finds_best_tree_or_chain_for_load_and_text():
         assert run_trees(chooser, n, accepted, 600, rng) >= 0.96
 
 
+def test_initial_lengths_are_logged(caplog_vllm):
+    with caplog_vllm.at_level("INFO", logger="vllm"):
+        Chooser(3, {CONTEXT: {n: {0: 0.005, 3: 0.006 * n} for n in (1, 8)}})
+    (line,) = caplog_vllm.messages
+    assert line.endswith(": 1: 3 (1.20, 6.00 and 5.00 ms), 8: 0.")
+
+
 def test_follows_load_at_once():
     """Acceptance that is learned at one batch size is used for all others."""
     rates = CURVES["published"](7)

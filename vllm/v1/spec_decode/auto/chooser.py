@@ -5,7 +5,6 @@ A step of n requests, of which m can use drafts, yields m * E(p) + n - m tokens 
 verifies plan p, and takes seconds[p].
 """
 
-import time
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -35,7 +34,6 @@ GOOD_RATE = 0.85
 # Share of the best plan's throughput that another one must promise to be tried.
 NEAR = 0.75
 GAIN_SECONDS = 10.0  # seconds of steps after which one counts half in the reported gain
-LOG_SECONDS = 60.0  # least time between log lines about the choice
 FIRST_TIMED = 2  # from this turn on, trials are to be timed
 
 
@@ -160,7 +158,6 @@ class Chooser:
         self._age = float("inf")
         self._tried: list[ChainAcceptance] = []  # whose blocks the present trial began
         self._turn = 0
-        self._next_log, self._logged = time.monotonic() + LOG_SECONDS, -1
         self._log_initial()
 
     # What is learned.
@@ -209,7 +206,6 @@ class Chooser:
         offer = self._offer(load)
         if load.num_drafting:
             best = self._hold(load.num_reqs, offer)
-            self._log_choice(load, best, offer)
             chosen = self._explore(load, best, offer, elapsed)
             kinds = self.acceptance.chains(load.shares)
             is_known = all(chains.is_known for chains in kinds)
@@ -361,24 +357,6 @@ class Chooser:
         return found
 
     # What is logged.
-
-    def _log_choice(self, load: Load, chosen: int, offer: Offer) -> None:
-        """Logs a change of the chosen plan and its alternatives, now and then."""
-        if time.monotonic() < self._next_log or chosen == self._logged:
-            return
-        self._next_log, self._logged = time.monotonic() + LOG_SECONDS, chosen
-        ordered = [chosen, *(plan for plan in offer.seconds if plan != chosen)]
-        plans = (
-            f"{self._named(plan)}: {offer.tokens[plan] / load.num_reqs:.2f} tokens in "
-            f"{1e3 * offer.seconds[plan]:.2f} ms"
-            for plan in ordered
-        )
-        logger.info(
-            "Draft length for %d requests of %d tokens, and others: %s.",
-            load.num_reqs,
-            load.context,
-            ", ".join(plans),
-        )
 
     def _named(self, plan: int) -> str:
         return f"tree of {plan}" if plan in self._trees else f"{plan}"

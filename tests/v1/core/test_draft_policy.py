@@ -9,6 +9,7 @@ import pytest
 
 from vllm import SamplingParams
 from vllm.config.drafter import DrafterConfig
+from vllm.config.drafter.drafter import StepTimes
 from vllm.config.drafter.length import AutoSchedule
 from vllm.v1.core.sched import draft_policy
 from vllm.v1.core.sched.draft_policy import (
@@ -34,9 +35,7 @@ def make_policy(schedule="auto", times=TIMES, trimmed=None, ranks: int = 1):
         num_speculative_tokens=3,
         num_speculative_tokens_per_batch_size=schedule,
         drafter=DrafterConfig("draft_model", 3, context=DRAFTERS_LIMIT),
-        pass_times=times,
-        trimmed_times=trimmed,
-        is_trimmed_by_default=False,
+        step_times=StepTimes(times or {}, trimmed),
     )
     parallel = SimpleNamespace(
         data_parallel_size=ranks, dp_sync_interval=16, pipeline_parallel_size=1

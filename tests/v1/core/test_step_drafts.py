@@ -6,6 +6,7 @@ from statistics import mode
 import numpy as np
 import pytest
 
+from vllm.config.drafter.drafter import StepTimes
 from vllm.v1.core.sched.draft_policy import DraftPolicy
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
@@ -160,7 +161,8 @@ def test_auto_learns_what_requests_receive(
     auto = {"num_speculative_tokens_per_batch_size": "auto"}
     scheduler = make_scheduler(sampling={"max_tokens": max_tokens}, **auto)
     times = {256: {1: {0: 1.0, 1: 1.2, 2: 1.4, 3: 1.6}}}
-    policy = scheduler.step_drafts.policy = DraftPolicy(scheduler, times)
+    policy = DraftPolicy(scheduler, StepTimes(times))
+    scheduler.step_drafts.policy = policy
     asked, chosen = scheduler.requests["a"].sampling_params, []
     for _ in range(60):
         step(scheduler, [1])

@@ -6,7 +6,6 @@ from vllm.config.drafter.length import (
     MIN_REQUESTS,
     candidate_lengths,
     chosen_lengths,
-    trims,
 )
 from vllm.v1.spec_decode.auto import measure
 from vllm.v1.spec_decode.auto.times import Curves, Intervals, Table
@@ -28,10 +27,8 @@ def all_verified(config: VllmConfig, run: measure.Measure) -> Table:
     return {1: {n: {k: seconds(n * (k + 1)) for k in lengths} for n in SIZES}}
 
 
-def part_verified(config: VllmConfig, run: measure.Measure) -> Curves:
+def part_verified(config: VllmConfig, run: measure.Measure, _: Table) -> Curves:
     spec = config.speculative_config
-    if not trims(spec):
-        return {}
     depth = spec.drafter.num_speculative_tokens
     assert run(MIN_REQUESTS, depth, 1, 1) > 0
     lengths = [length for length in candidate_lengths(depth) if length]

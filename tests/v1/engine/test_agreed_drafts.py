@@ -8,6 +8,7 @@ import pytest
 import torch.distributed as dist
 
 from vllm.config.drafter import DrafterConfig
+from vllm.config.drafter.drafter import StepTimes
 from vllm.utils.network_utils import get_open_port
 from vllm.v1.core.sched.draft_policy import DraftPolicy
 from vllm.v1.core.sched.output import SchedulerOutput
@@ -28,9 +29,7 @@ def make_engine(group=None) -> SimpleNamespace:
         num_speculative_tokens=3,
         num_speculative_tokens_per_batch_size="auto",
         drafter=DrafterConfig("eagle3", 3),
-        pass_times=TIMES,
-        trimmed_times=None,
-        is_trimmed_by_default=False,
+        step_times=StepTimes(TIMES),
     )
     config = SimpleNamespace(
         speculative_config=spec,

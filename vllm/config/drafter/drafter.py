@@ -151,10 +151,10 @@ class StepTimes:
 
     Attributes:
         passes: seconds of a step by context, number of requests and draft length.
-        trimmed: seconds of a step that verifies only part of its drafts, by drafts made
-            for each request, number of requests and mean number of drafts verified of
-            each; empty if no batch is large enough; None if no step is trimmed.
+        trimmed: seconds of a step that verifies only part of the longest chains, by
+            number of requests and mean number of drafts verified of each; empty if no
+            batch is large enough; None if no step is trimmed.
     """
 
     passes: dict[int, dict[int, dict[int, float]]] = field(default_factory=dict)
-    trimmed: dict[int, dict[int, dict[float, float]]] | None = None
+    trimmed: dict[int, dict[float, float]] | None = None

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from vllm.config.drafter import DrafterConfig
-from vllm.config.drafter.length import candidate_lengths, trims
+from vllm.config.drafter.length import candidate_lengths
 from vllm.v1.spec_decode.auto import measure
 from vllm.v1.spec_decode.auto.measure import (
     CONTEXT,
@@ -47,7 +47,6 @@ def make_config(
             num_speculative_tokens_per_batch_size="auto",
             drafter=DrafterConfig("draft_model", 3, is_unified=True),
             enable_adaptive_verification=True,
-            is_trimmed_by_default=False,
         ),
         cache_config=SimpleNamespace(num_gpu_blocks=num_gpu_blocks, block_size=16),
         model_config=SimpleNamespace(max_model_len=max_model_len),
@@ -83,12 +82,13 @@ def test_slowest_worker_counts():
     executor = FakeExecutor()
     measure_steps(executor)
     spec = executor.vllm_config.speculative_config
-    assert sorted(spec.pass_times[CONTEXT]) == [1, 2, 3, 4, 6, 8]
-    for n, row in spec.pass_times[CONTEXT].items():
+    passes = spec.step_times.passes
+    assert sorted(passes[CONTEXT]) == [1, 2, 3, 4, 6, 8]
+    for n, row in passes[CONTEXT].items():
         assert row == {k: seconds(n, k, CONTEXT) for k in candidate_lengths(3)}
     parts = (0.5, 1.0, 1.5, 2.0, 2.5, 3.0)
     expected = {part: seconds(8, 3, CONTEXT, part) for part in parts}
-    assert spec.trimmed_times == {8: expected}
+    assert spec.step_times.trimmed == {8: expected}
     assert executor.num_resets == 1
 
 
@@ -111,14 +111,14 @@ def test_trimmed_steps_are_timed_only_if_some_can_be_trimmed():
     executor = FakeExecutor(max_num_seqs=24)
     config = executor.vllm_config
     spec = config.speculative_config
-    spec.pass_times = {CONTEXT: {n: {3: 1.0} for n in (1, 4, 8, 12, 16, 24)}}
-    assert list(measure_trimmed_times(config, seconds)) == [8, 16, 24]
-    spec.pass_times = {CONTEXT: {1: {3: 1.0}, 4: {3: 1.0}}}
-    assert measure_trimmed_times(config, seconds) == {} and trims(spec)
+    passes = {CONTEXT: {n: {3: 1.0} for n in (1, 4, 8, 12, 16, 24)}}
+    assert list(measure_trimmed_times(config, seconds, passes)) == [8, 16, 24]
+    passes = {CONTEXT: {1: {3: 1.0}, 4: {3: 1.0}}}
+    assert measure_trimmed_times(config, seconds, passes) == {}
     executor.trimming = ["some", None]  # unsupported by one worker's attention backend
     measure_steps(executor)
     # Otherwise the scheduler would warn that too few requests were timed.
-    assert spec.trimmed_times == {} and not trims(spec)
+    assert spec.step_times.trimmed is None
 
 
 @pytest.mark.parametrize(

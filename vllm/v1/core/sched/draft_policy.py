@@ -11,6 +11,7 @@ from zlib import crc32
 
 import numpy as np
 
+from vllm.config.drafter.drafter import StepTimes
 from vllm.config.drafter.length import (
     MAX_TREE_ROWS,
     chosen_lengths,
@@ -22,7 +23,7 @@ from vllm.config.drafter.length import (
 from vllm.logger import init_logger
 from vllm.v1.spec_decode.auto.acceptance import NUM_KINDS, Verified, kind_of
 from vllm.v1.spec_decode.auto.chooser import Chooser, Load
-from vllm.v1.spec_decode.auto.times import Intervals, Table
+from vllm.v1.spec_decode.auto.times import Intervals
 from vllm.v1.spec_decode.auto.verify import PartialSteps
 from vllm.v1.spec_decode.dynamic.graph_sizes import trimmed_rows
 from vllm.v1.spec_decode.opt_out import refuses_drafts
@@ -60,7 +61,7 @@ class DraftPolicy:
         idle_drafts: what this engine's workers draft while it is idle; None: the most.
     """
 
-    def __init__(self, scheduler: "Scheduler", times: Table):
+    def __init__(self, scheduler: "Scheduler", times: StepTimes):
         config = scheduler.vllm_config
         spec, parallel = config.speculative_config, config.parallel_config
         longest = spec.drafter.num_speculative_tokens
@@ -71,15 +72,15 @@ class DraftPolicy:
         self.agreed = longest if in_step else None
         self.idle_drafts: int | None = None
         partial = None
-        if spec.trimmed_times:
+        if times.trimmed:
             sizes = least_trimmed(spec), trimmed_rows
-            partial = PartialSteps(spec.trimmed_times, *sizes)
+            partial = PartialSteps(times.trimmed, *sizes)
         depths = {n: depth_of(spec, n) for n in trees}
         self.chooser = Chooser(
-            longest, times, depths, MAX_TREE_ROWS, partial, self._interval
+            longest, times.passes, depths, MAX_TREE_ROWS, partial, self._interval
         )
         self._partial = PartialVerification(self.chooser)
-        if partial is None and trims(spec):
+        if partial is None and times.trimmed is not None and trims(spec):
             logger.warning(
                 "Every step verifies all its drafts: steps of %d requests or more, "
                 "which enable_adaptive_verification needs, could not be timed at "
@@ -99,7 +100,7 @@ class DraftPolicy:
     def of(cls, scheduler: "Scheduler") -> "DraftPolicy | None":
         """The policy of a scheduler; None if the engine does not choose the length."""
         spec = scheduler.vllm_config.speculative_config
-        return cls(scheduler, spec.pass_times or {}) if is_auto(spec) else None
+        return cls(scheduler, spec.step_times or StepTimes()) if is_auto(spec) else None
 
     def choose(self, step: "SchedulerOutput") -> None:
         """Sets how much a step drafts, and how many drafts it verifies.

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from vllm.config.drafter.drafter import StepTimes
 from vllm.config.drafter.length import (
     MAX_TREE_ROWS,
     candidate_lengths,
@@ -53,19 +54,20 @@ def measure_steps(executor: "Executor") -> None:
     """Times all plans of "auto", and stores the times in the speculative config for the
     scheduler."""
     spec = executor.vllm_config.speculative_config
-    if trims(spec) and not all(executor.collective_rpc(_is_trimming)):
-        # The workers have logged why.
-        spec.enable_adaptive_verification = spec.is_trimmed_by_default = False
+    # If the workers do not trim, they have logged why.
+    is_trimmed = trims(spec) and all(executor.collective_rpc(_is_trimming))
 
     def measure(*step: float | None) -> float:
         """Seconds on the slowest worker; see `seconds_per_step`."""
         return max(executor.collective_rpc(seconds_per_step, args=step))
 
     started = time.perf_counter()
-    spec.pass_times = measure_pass_times(executor.vllm_config, measure)
-    spec.trimmed_times = measure_trimmed_times(executor.vllm_config, measure)
+    passes, trimmed = measure_pass_times(executor.vllm_config, measure), None
+    if is_trimmed:
+        trimmed = measure_trimmed_times(executor.vllm_config, measure, passes)
     executor.collective_rpc(reset_after_timing)
-    _log(spec.pass_times, spec.trimmed_times, time.perf_counter() - started)
+    spec.step_times = StepTimes(passes, trimmed)
+    _log(passes, trimmed or {}, time.perf_counter() - started)
 
 
 def measure_pass_times(config: "VllmConfig", measure: Measure) -> Table:
@@ -109,19 +111,21 @@ def measure_pass_times(config: "VllmConfig", measure: Measure) -> Table:
     return times
 
 
-def measure_trimmed_times(config: "VllmConfig", measure: Measure) -> Curves:
+def measure_trimmed_times(
+    config: "VllmConfig", measure: Measure, passes: Table
+) -> Curves:
     """Times steps that verify part of the longest chains. This also compiles and loads
     the kernels of trimmed steps.
 
+    Args:
+        passes: what `measure_pass_times` returned.
+
     Returns:
-        Seconds; empty if no step is trimmed, since it is turned off or no batch that
-        large was measured.
+        Seconds; empty if no batch that large was measured.
     """
     spec = config.speculative_config
-    if not trims(spec):
-        return {}
     depth = spec.drafter.num_speculative_tokens
-    sizes = sorted(n for n in spec.pass_times[CONTEXT] if n >= least_trimmed(spec))
+    sizes = sorted(n for n in passes[CONTEXT] if n >= least_trimmed(spec))
     sizes = [n for n in sizes if n & (n - 1) == 0 or n == sizes[-1]]
     parts = {float(length) for length in candidate_lengths(depth) if length}
     parts |= {length + 0.5 for length in range(min(depth, SHORT))}

@@ -172,9 +172,10 @@ def runner_with(monkeypatch, is_default: bool) -> SimpleNamespace:
         lambda groups: ATTENTION,
     )
     spec = SimpleNamespace(
-        drafter=DrafterConfig("eagle3", K, is_unified=True),
+        drafter=DrafterConfig(
+            "eagle3", K, is_unified=True, is_trimmed_by_default=is_default
+        ),
         enable_adaptive_verification=True,
-        is_trimmed_by_default=is_default,
     )
     graphs = SimpleNamespace(has_full_cudagraphs=lambda: True)
     return SimpleNamespace(

@@ -12,10 +12,10 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from benchmarks.spec_decode import results as files
-from benchmarks.spec_decode.acceptance import EQUAL
 from benchmarks.spec_decode.models import MAIN, ROOT
 from benchmarks.spec_decode.report import NAMES, VLLM, beside, points
 from benchmarks.spec_decode.results import PointKey
+from benchmarks.spec_decode.traces import EQUAL
 
 MODES = ("none", "draft", "pard", "eagle3", "peagle")
 SIDES = {VLLM: ("vLLM 0.33.0", "#b5bdc8"), "ours": ("this tree", "#2f6fd0")}

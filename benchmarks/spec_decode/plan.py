@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.spec_decode.acceptance import equal_length
 from benchmarks.spec_decode.models import MODES, PARALLEL
 from benchmarks.spec_decode.results import BASE_V1, BASE_V2, OURS, EngineKey
+from benchmarks.spec_decode.traces import equal_length
 
 GIB = 1 << 30
 MIN_MODEL_LEN = 1024
@@ -33,17 +33,14 @@ def peers(args: Namespace, mode: str, k: int) -> list[EngineKey]:
     """
     sides = [name for name in args.implementations if runs_mode(name, mode)]
     keys = [EngineKey(name, mode, k, shapes=args.shapes) for name in sides]
-    if args.fp8 and OURS in sides:
-        keys.append(EngineKey(OURS, mode, k, shapes=args.shapes, is_fp8=True))
-    if k < max(args.num_speculative_tokens):
-        return keys
-    trees = [n for n in args.draft_tree if n >= k]
-    keys += [EngineKey(OURS, mode, k, shapes=args.shapes, tree=n) for n in trees]
-    adaptive = [name for name in sides if args.adaptive and name != BASE_V1]
-    return keys + [
-        EngineKey(name, mode, k, shapes=args.shapes, is_adaptive=True)
-        for name in adaptive
-    ]
+    here = EngineKey(OURS, mode, k, shapes=args.shapes)
+    more = [here._replace(is_fp8=True)] if args.fp8 and OURS in sides else []
+    if k == max(args.num_speculative_tokens):
+        more += [here._replace(tree=nodes) for nodes in args.draft_tree if nodes >= k]
+        if args.adaptive:
+            able = [key for key in keys if key.implementation != BASE_V1]
+            more += [key._replace(is_adaptive=True) for key in able]
+    return keys + more
 
 
 def auto_engines(args: Namespace, mode: str) -> list[EngineKey]:

@@ -11,9 +11,9 @@ from typing import Any
 import pandas as pd
 
 from benchmarks.spec_decode import results as files
-from benchmarks.spec_decode.acceptance import EQUAL
 from benchmarks.spec_decode.models import MAIN, MODES
 from benchmarks.spec_decode.results import OURS, PointKey
+from benchmarks.spec_decode.traces import EQUAL
 
 NAMES = {
     "none": "no speculation",
@@ -155,13 +155,6 @@ def starts(results: files.Results) -> pd.DataFrame:
     return found.dropna(axis=1, how="all")
 
 
-def flat(results: files.Results) -> pd.DataFrame:
-    """The points of another benchmark, by key."""
-    rows = results.get("measurements", {})
-    found = pd.DataFrame.from_dict(rows, orient="index").rename_axis("point")
-    return found.drop(columns="run", errors="ignore").sort_index()
-
-
 def settings(results: files.Results, value: str = "steady") -> pd.DataFrame:
     """Steady tokens/s of settings side by side, by mode and requests.
 
@@ -180,18 +173,16 @@ def settings(results: files.Results, value: str = "steady") -> pd.DataFrame:
 
 def serving(results: files.Results) -> pd.DataFrame:
     """Points of `vllm bench serve`, with ratios to vLLM at the same rate."""
-    found = flat(results)
+    found = pd.DataFrame.from_dict(results.get("measurements", {}), orient="index")
+    found = found.rename_axis("point").sort_index().drop(columns="run", errors="ignore")
     if found.empty:
         return found
-    parts = found.index.str.extract(
-        r"^(?P<side>[^/]+)/(?P<mode>[^/]+)/[^/]+(?P<load>/.*)$"
-    )
+    parts = found.index.str.extract(r"^(?P<side>[^/]+)/([^/]+)/[^/]+(/.*)$")
     parts.index = found.index
-    is_vllm = parts["side"] != OURS
+    side, *load = (parts[name] for name in parts)
     for name, best in (("output_throughput", "max"), ("median_tpot_ms", "min")):
-        loads = [parts["mode"], parts["load"]]
-        other = found[name].where(is_vllm).groupby(loads.copy()).transform(best)
-        found[f"{name} to vLLM's"] = (found[name] / other).mask(is_vllm)
+        other = found[name].where(side != OURS).groupby(load).transform(best)
+        found[f"{name} to vLLM's"] = (found[name] / other).mask(side != OURS)
     return found
 
 
@@ -226,18 +217,13 @@ def engine_sections(results: files.Results) -> Iterator[tuple[str, str]]:
     yield "All points (tokens/s; times in ms)", markdown(shown)
 
 
+drawn = partial(settings, value="drawn")
 OTHERS = {
     "auto": ('"auto" beside what it chooses among, in one run (tokens/s)', settings),
     "auto-all": ('"auto" with every drafter, in one run (tokens/s)', settings),
-    "best": ('"auto" beside vLLM\'s best drafter (tokens/s)', settings),
-    "large": (
-        '"auto" beside vLLM\'s EAGLE-3 in large batches, as rounds had drafts accepted '
-        "(tokens/s)",
-        partial(settings, value="drawn"),
-    ),
     "trimming": (
         "Verifying the likeliest drafts, as rounds had drafts accepted (tokens/s)",
-        partial(settings, value="drawn"),
+        drawn,
     ),
     "contexts": ("Chains and trees in long contexts (tokens/s)", settings),
     "float32": ("In float32 (tokens/s)", settings),
@@ -250,13 +236,11 @@ OTHERS = {
     ),
     "adaptive": (
         "Adaptive verification beside it, as rounds had drafts accepted (tokens/s)",
-        partial(settings, value="drawn"),
+        drawn,
     ),
     "fp8": ("Drafters in fp8 beside bfloat16, in one run (tokens/s)", settings),
     "serving": ("`vllm bench serve`", serving),
     "start": ("What starting takes with `max_num_seqs` 1024", starts),
-    "draft-tree": ("What each part of a draft tree costs", flat),
-    "prepare_inputs": ("Input preparation", flat),
 }
 
 

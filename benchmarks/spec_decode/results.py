@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Results files, which are merged by key, and the keys.
+"""Results files, which are merged by key, the keys, and runs that write them.
 
 A file holds `runs` (commands, by start time), and `measurements`, `profiles` and
 `engines` by the key of the point or engine.
 """
 
+import datetime
 import json
 import os
 import re
+import shlex
+import sys
+import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +26,7 @@ KEY = re.compile(
     r"/K(?P<k>\d+)(tree(?P<tree>\d+))?(?P<auto>auto)?(?P<adaptive>adaptive)?(?P<fp8>fp8)?"
     r"/(?P<acceptance>[^/]+)/c(?P<load>\d+)(@(?P<context>\d+))?"
 )
+PLACES = ("--output", "--site")  # flags that say where files are
 SECTIONS = ("runs", "engines", "measurements", "profiles")
 Results = dict[str, dict[str, Any]]
 
@@ -116,3 +121,56 @@ def save(path: Path, results: Results) -> None:
     part = path.with_suffix(".part")
     part.write_text(text + "\n")
     os.replace(part, path)
+
+
+def command_line(benchmark: str) -> str:
+    """The command without paths; $SITES stands for the sites, as in README.md."""
+    words, given = ["python -m benchmarks.spec_decode." + benchmark], sys.argv[1:]
+    if any(word.startswith("--site") for word in given):
+        words.append("$SITES")
+    rest = iter(given)
+    for word in rest:
+        if word in PLACES:
+            next(rest)
+        elif word.partition("=")[0] not in PLACES:
+            words.append(shlex.quote(word))
+    return " ".join(words)
+
+
+class Run:
+    """The results of one run, saved as they are found.
+
+    Args:
+        benchmark: its module, and the default name of the results file.
+        output: another results file.
+        time_limit: seconds after which `is_over` is true.
+    """
+
+    def __init__(
+        self,
+        benchmark: str,
+        device: dict[str, Any],
+        output: Path | None = None,
+        time_limit: float = float("inf"),
+    ):
+        self.begin, self.time_limit = time.monotonic(), time_limit
+        self.name = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        folder = re.sub(r"[^a-z0-9]+", "-", device["name"].lower()).strip("-")
+        self.path = output or RESULTS / folder / f"{benchmark}.json"
+        run = {"command": command_line(benchmark), "device": device}
+        self.results: Results = {"runs": {self.name: run}}
+        self.say(f"results: {self.path}")
+
+    def is_over(self, needed_s: float = 0.0) -> bool:
+        return time.monotonic() - self.begin + needed_s > self.time_limit
+
+    def say(self, text: str) -> None:
+        print(f"[{time.monotonic() - self.begin:5.0f} s] {text}", flush=True)
+
+    def record(self, section: str, key: object, found: dict[str, Any]) -> None:
+        rows = self.results.setdefault(section, {})
+        rows[str(key)] = {**found, "run": self.name}
+        save(self.path, self.results)
+
+    def fail(self, key: object, error: Exception) -> None:
+        self.say(f"{key}: FAILED: {error}")

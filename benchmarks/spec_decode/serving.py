@@ -16,11 +16,14 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from benchmarks.spec_decode.acceptance import RECORDED, recording
-from benchmarks.spec_decode.plan import Setup
-from benchmarks.spec_decode.results import EngineKey
-from benchmarks.spec_decode.run import ROOT, last_error, start_process, stop_process
+from benchmarks.spec_decode.results import ROOT, EngineKey
 from benchmarks.spec_decode.side_by_side import SideBySide, check, make_parser
+from benchmarks.spec_decode.traces import RECORDED, recording
+from vllm.benchmarks.drafters.processes import (
+    last_error,
+    start_process,
+    stop_process,
+)
 
 VLLM = ["-m", "benchmarks.spec_decode.api_server"]  # `vllm`, for dummy weights
 # Only for an in-process LLM: a server has statistics and a tokenizer.
@@ -58,22 +61,21 @@ def free_port() -> int:
 
 
 class Server:
-    """`vllm serve`, started at once; it answers at `url`."""
+    """`vllm serve`, started at once; it answers at `url`.
+
+    Args:
+        python: command line of the interpreter.
+        engine: arguments of LLM.
+    """
 
     def __init__(
-        self, key: EngineKey, setup: Setup, log: Path, lane: int, recorded: str | None
+        self, python: list[str], engine: dict[str, Any], env: dict[str, str], log: Path
     ):
-        self.log, self.args = log, setup.llm_args(key)
-        self.python, self.env = setup.command(key, lane)
-        self.env["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"
-        if recorded is not None:
-            self.env["SPEC_DECODE_RECORDING"] = recorded
-        port = free_port()
-        self.url = f"http://127.0.0.1:{port}"
-        command = [*self.python, *VLLM, "serve", self.args["model"]]
-        command += ["--port", str(port), *as_flags(self.args)]
-        self.begin = time.monotonic()
-        self.process = start_process(command, self.env, log)
+        self.command, self.env, self.log = [*python, *VLLM], env, log
+        self.model, port = engine["model"], free_port()
+        self.url, self.begin = f"http://127.0.0.1:{port}", time.monotonic()
+        serve = ["serve", self.model, "--port", str(port), *as_flags(engine)]
+        self.process = start_process([*self.command, *serve], env, log, cwd=ROOT)
 
     def await_ready(self, timeout_s: float) -> dict[str, Any]:
         """Waits until the server answers; returns its version and start-up time.
@@ -100,13 +102,13 @@ class Server:
             subprocess.TimeoutExpired: it hung.
         """
         with tempfile.TemporaryDirectory() as folder:
-            command = [*self.python, *VLLM, "bench", "serve", "--save-result"]
-            command += ["--base-url", self.url, "--model", self.args["model"]]
+            command = [*self.command, "bench", "serve", "--save-result"]
+            command += ["--base-url", self.url, "--model", self.model]
             command += ["--percentile-metrics", ",".join(METRICS), *flags]
             command += ["--result-dir", folder, "--result-filename", "result.json"]
-            said = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+            output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
             done = subprocess.run(
-                command, env=self.env, cwd=ROOT, text=True, timeout=LOAD_S, **said
+                command, env=self.env, cwd=ROOT, text=True, timeout=LOAD_S, **output
             )
             result = Path(folder, "result.json")
             if done.returncode or not result.is_file():
@@ -115,25 +117,33 @@ class Server:
         return {name: found.get(name) for name in KEPT}
 
     def stop(self) -> None:
+        self.process.terminate()
         stop_process(self.process)
 
 
 class ServingBenchmark(SideBySide):
     """Servers that run together; at each rate they get their load in turns."""
 
-    def start(self, key: EngineKey, lane: int) -> Server:
-        log = self.logs / (str(key).replace("/", "_") + ".log")
-        return Server(key, self.setup, log, lane, recording(self.label(), key))
-
+    @property
     def label(self) -> str:
         return RECORDED + self.args.trace[0] if self.args.trace else ""
+
+    def start(self, key: EngineKey, lane: int) -> Server:
+        python, env = self.setup.command(key, lane)
+        env["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"
+        if (recorded := recording(self.label, key)) is not None:
+            env["SPEC_DECODE_RECORDING"] = recorded
+        return Server(python, self.setup.llm_args(key), env, self.log(key))
+
+    def await_ready(self, engine: Server, timeout_s: float) -> dict[str, Any]:
+        return engine.await_ready(timeout_s)
 
     def measure_all(self, engines: dict[EngineKey, Server]) -> None:
         for rate, key in product(self.args.request_rate, list(engines)):
             if self.run.is_over():
                 return
             load = " ".join([f"rate{rate}", *self.args.bench_flags])
-            point = "/".join(filter(None, [str(key), self.label(), load]))
+            point = "/".join(filter(None, [str(key), self.label, load]))
             if key not in engines:
                 continue
             try:

@@ -8,6 +8,7 @@ that changes of the device over time affect all of them equally.
 import argparse
 import json
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -15,7 +16,6 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from benchmarks.spec_decode.acceptance import RECORDED, expected_length
 from benchmarks.spec_decode.models import MODES, SETS, modes_of, write_models
 from benchmarks.spec_decode.plan import (
     ENGINE_GIB,
@@ -26,11 +26,37 @@ from benchmarks.spec_decode.plan import (
     plan_groups,
     python_of,
 )
-from benchmarks.spec_decode.results import IMPLEMENTATIONS, OURS, EngineKey
-from benchmarks.spec_decode.run import Run, probe_device
-from benchmarks.spec_decode.traces import TEXTS
+from benchmarks.spec_decode.results import (
+    IMPLEMENTATIONS,
+    OURS,
+    ROOT,
+    EngineKey,
+    Run,
+)
+from benchmarks.spec_decode.traces import RECORDED, TEXTS, expected_length
+from vllm.benchmarks.drafters.processes import last_error
 
 START_S = 400  # an engine takes longer only if something hangs
+PROBE = """
+import json, torch, vllm
+found = {"torch": torch.__version__, "vllm": vllm.__version__}
+if torch.cuda.is_available():
+    gpu = torch.cuda.get_device_properties(0)
+    found |= {"name": gpu.name, "memory_bytes": gpu.total_memory}
+else:
+    found |= {"name": "cpu", "memory_bytes": 0}
+print(json.dumps(found))
+"""
+
+
+def probe_device(python: list[str], env: dict[str, str]) -> dict[str, Any]:
+    """Name and memory of the GPU, "cpu" without one, and the software's versions; in
+    another process, so that this one does not use the device."""
+    command = [*python, "-c", PROBE]
+    done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"The device could not be probed: {last_error(done.stderr)}")
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def make_parser(benchmark: str, about: str) -> argparse.ArgumentParser:
@@ -99,11 +125,6 @@ def check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
 class SideBySide:
     """Starts groups of engines and measures them.
 
-    Subclasses implement `start(key, lane)`, which does not wait, and
-    `measure_all(engines)`, which measures the most important points first. A started
-    engine has `await_ready(timeout_s)`, which returns a description of it or raises
-    RuntimeError, and `stop()`, which waits until its memory is free.
-
     Args:
         benchmark: name of the benchmark's module.
         folder: where the models are written.
@@ -128,20 +149,38 @@ class SideBySide:
         self.run.say(f"logs: {self.logs}")
         fit = device["memory_bytes"] / GIB // (ENGINE_GIB + args.kv_cache_gib)
         self.at_once = args.engines_at_once or max(1, int(fit))
-        self.group_start_s = 0.0  # longest start of a group so far
+
+    def log(self, key: EngineKey) -> Path:
+        return self.logs / (str(key).replace("/", "_") + ".log")
+
+    # Subclasses have these.
+
+    def start(self, key: EngineKey, lane: int) -> Any:
+        """Starts an engine, and does not wait. It has `stop`, which waits until its
+        memory is free."""
+        raise NotImplementedError
+
+    def await_ready(self, engine: Any, timeout_s: float) -> dict[str, Any]:
+        """A description of a started engine; raises RuntimeError."""
+        raise NotImplementedError
+
+    def measure_all(self, engines: dict[EngineKey, Any]) -> None:
+        """Measures the most important points first."""
+        raise NotImplementedError
 
     def measure_groups(self) -> None:
         # So that `timeout` ends the engines too: each has a session of its own.
         signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
-        groups = plan_groups(self.args, self.at_once)
+        groups, longest_s = plan_groups(self.args, self.at_once), 0.0
         for number, keys in enumerate(groups):
-            if self.run.is_over(self.group_start_s):
+            if self.run.is_over(longest_s):
                 left = ", ".join(str(key) for group in groups[number:] for key in group)
                 self.run.say(f"time limit reached, not measured: {left}")
                 break
-            self.measure_group(keys)
+            longest_s = max(longest_s, self.measure_group(keys))
 
-    def measure_group(self, keys: list[EngineKey]) -> None:
+    def measure_group(self, keys: list[EngineKey]) -> float:
+        """Measures engines that are loaded together; returns seconds to start them."""
         begin = time.monotonic()
         self.run.say("starting " + ", ".join(map(str, keys)))
         engines = {key: engine_of(key, self.args) for key in keys}
@@ -152,17 +191,17 @@ class SideBySide:
                 started[engine] = self.start(engine, lane)
             for text, key in product(self.args.trace, keys):
                 expected_length(RECORDED + text, key, {})  # slow, so do it now
-            ready = {k: e for k, e in started.items() if self.await_ready(k, e)}
+            ready = {k: e for k, e in started.items() if self.is_ready(k, e)}
             took = time.monotonic() - begin
-            self.group_start_s = max(self.group_start_s, took)
             self.measure_all({k: ready[e] for k, e in engines.items() if e in ready})
         finally:
             for engine in started.values():
                 engine.stop()
+        return took
 
-    def await_ready(self, key: EngineKey, engine: Any) -> bool:
+    def is_ready(self, key: EngineKey, engine: Any) -> bool:
         try:
-            found = engine.await_ready(START_S)
+            found = self.await_ready(engine, START_S)
         except RuntimeError as error:
             self.run.fail(key, error)
             return False

@@ -1,35 +1,83 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One engine in a process of its own, controlled through a pipe.
+"""An engine of this tree or of vLLM's release, in a process of its own: rounds whose
+steps are timed, replayed acceptance, profiles."""
 
-The first message has the arguments of `Worker`, every later one is a command. Each is
-answered by one message, which is `{"error": ...}` if it failed.
-"""
-
-import contextlib
-import os
 import random
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from itertools import islice
-from multiprocessing.connection import Connection
+from importlib import import_module
+from itertools import islice, pairwise
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-import vllm
+import vllm.benchmarks
 from benchmarks.spec_decode.gpu_profile import profiled, summarise
-from benchmarks.spec_decode.models import give_heads_their_own_lm_head
-from benchmarks.spec_decode.rounds import Steady, Step, find_steady
+from benchmarks.spec_decode.models import ROOT, give_heads_their_own_lm_head
 from benchmarks.spec_decode.trace_acceptance import replay_in_every_runner
 from benchmarks.spec_decode.traces import Trace
 from vllm.sampling_params import RequestOutputKind
 
+# The release lacks this package.
+vllm.benchmarks.__path__.append(str(ROOT / "vllm/benchmarks"))
+drafters = import_module("vllm.benchmarks.drafters.engine")
 # From this length on, prefill would take too much of a round: prompts are cached first.
 LONG_PROMPT = 1024
 SKIPPED_STEPS = 5  # between the last prefill and a profile
+
+
+class Step(NamedTuple):
+    """One engine step that returned tokens.
+
+    Attributes:
+        time: when the step returned, in seconds.
+        tokens: new tokens by request.
+        finished: whether a request finished in it.
+    """
+
+    time: float
+    tokens: dict[str, int]
+    finished: bool
+
+
+class Steady(NamedTuple):
+    """The part of a round in which every request decodes, first step excluded.
+
+    Attributes:
+        begin, end: when it began and ended, in seconds.
+        step_s: median duration of a step; `mean_step_s` is the mean.
+        tokens_per_step: mean tokens per request and step, the acceptance length.
+        steady_steps: number of its steps.
+    """
+
+    begin: float
+    end: float
+    step_s: float | None = None
+    mean_step_s: float | None = None
+    tokens_per_step: float | None = None
+    steady_steps: int = 0
+
+
+def find_steady(steps: list[Step], concurrency: int) -> Steady | None:
+    """None if there were no three steps in a row in which all requests decode."""
+    seen: set[str] = set()
+    run: list[Step] = []
+    for step in steps:
+        decoding = len(seen) == concurrency == len(step.tokens)
+        seen |= step.tokens.keys()
+        if decoding and not step.finished:
+            run.append(step)
+        elif run:
+            break
+    if len(run) < 3:
+        return None
+    begin, end, num_steps = run[0].time, run[-1].time, len(run) - 1
+    durations = [after.time - before.time for before, after in pairwise(run)]
+    tokens = sum(sum(step.tokens.values()) for step in run[1:])
+    length, mean_s = tokens / num_steps / concurrency, (end - begin) / num_steps
+    return Steady(begin, end, median(durations), mean_s, length, num_steps)
 
 
 class DraftClock:
@@ -74,55 +122,25 @@ class DraftClock:
         return begin.elapsed_time(end) / 1e3 if self.is_cuda else end - begin
 
 
-class WaitClock:
-    """Times how long the host waits for the outputs of Runner V2's steps: if it does
-    not, the host is what takes the time, and not the device."""
-
-    def __init__(self) -> None:
-        from vllm.v1.worker.gpu.async_utils import AsyncOutput
-
-        self.waits: list[tuple[float, float]] = []
-        get_output = AsyncOutput.get_output
-
-        def timed(output: AsyncOutput) -> Any:
-            begin = time.perf_counter()
-            output.copy_event.synchronize()
-            self.waits.append((begin, time.perf_counter() - begin))
-            return get_output(output)
-
-        AsyncOutput.get_output = timed
-
-    def read(self, begin: float, end: float) -> float | None:
-        """Clears all waits; the median seconds of those between `begin` and `end`."""
-        found = [seconds for at, seconds in self.waits if begin <= at <= end]
-        self.waits.clear()
-        return median(found) if found else None
-
-
-class Worker:
-    """Rounds of requests on an in-process LLM.
+class Worker(drafters.Engine):
+    """Rounds of requests that arrive together.
 
     Args:
+        engine: arguments of `LLM`.
         is_replayed: acceptance is replayed, see `trace_acceptance.py`.
     """
 
     def __init__(self, engine: dict[str, Any], is_replayed: bool):
         give_heads_their_own_lm_head()
         replays = replay_in_every_runner() if is_replayed else []
-        begin = time.perf_counter()
-        self.llm = vllm.LLM(**engine)
-        self.start_s = time.perf_counter() - begin
+        super().__init__(**engine)
         # In-process, so this returns the runner object itself.
         self.runner = self.llm.collective_rpc(lambda worker: worker.model_runner)[0]
         self.replay = replays[0] if replays else None
-        self.scheduler = self.llm.llm_engine.engine_core.engine_core.scheduler
-        self.policy = self.verifier = None
         # Runner V2's speculator, Runner V1's drafter.
         self.drafter = getattr(self.runner, "speculator", None)
         self.drafter = self.drafter or getattr(self.runner, "drafter", None)
         self.clock = DraftClock(self.drafter) if self.drafter else None
-        self.waits = WaitClock()
-        self.vocab = self.llm.llm_engine.model_config.get_vocab_size()
         self.num_requests = 0
 
     def describe(self) -> dict[str, Any]:
@@ -146,107 +164,77 @@ class Worker:
             "cudagraph_mode": str(config.compilation_config.cudagraph_mode),
         }
 
-    def time_steps(self) -> dict[str, Any]:
+    def time_steps(self) -> None:
         """Measures the step times for "auto" again, now that all engines are up."""
-        from vllm.v1.core.sched.draft_policy import DraftPolicy
-        from vllm.v1.spec_decode.auto.measure import measure_steps
+        from vllm.v1.core.sched.draft_load import ChosenLengths
+        from vllm.v1.spec_decode.dynamic import pass_times
 
         core = self.llm.llm_engine.engine_core.engine_core
-        measure_steps(core.model_executor)
-        self.policy = DraftPolicy.of(self.scheduler)
-        self.verifier = self.policy.chooser.verifier
-        self._draft(None, True)
-        return {}
+        pass_times.measure_steps(core.model_executor)
+        self.auto = ChosenLengths.of(self.scheduler)
+        self.trimming = self.auto.trimming
+        self.draft(None, trims=True)
 
-    def measure(
-        self,
-        concurrency: int,
-        prompt_len: int,
-        output_len: int,
-        number: int,
-        **accepted: Any,
-    ) -> dict[str, Any]:
+    def measure(self, output_len: int, number: int, **setup: Any) -> dict[str, Any]:
         """Measures one round; `number` seeds its prompts. README.md has the results."""
-        self._accept(**accepted)
-        prompts = self._prompts(number, concurrency, prompt_len)
+        prompts = self.set_up(number, **setup)
         begin = time.perf_counter()
-        steps = list(self._run(prompts, output_len))
+        steps = list(self.steps(prompts, output_len))
         whole = Steady(begin, steps[-1].time)  # for short rounds without a steady part
-        found = (find_steady(steps, concurrency) or whole)._asdict()
+        found = (find_steady(steps, len(prompts)) or whole)._asdict()
         span = found.pop("begin"), found.pop("end")
-        found["wait_s"] = self.waits.read(*span)
         found["draft_s"], found["drafted"] = None, {}
         if self.clock:
             found["draft_s"], found["drafted"] = self.clock.read(*span)
         tokens = sum(sum(step.tokens.values()) for step in steps)
         return found | {"tokens_per_s": tokens / (steps[-1].time - begin)}
 
-    def profile(
-        self,
-        concurrency: int,
-        prompt_len: int,
-        output_len: int,
-        num_steps: int,
-        **accepted: Any,
-    ) -> dict[str, Any]:
+    def profile(self, output_len: int, num_steps: int, **setup: Any) -> dict[str, Any]:
         """Profiles `num_steps` steps in the middle of a round."""
-        self._accept(**accepted)
-        steps = self._run(self._prompts(0, concurrency, prompt_len), output_len)
-        seen: set[str] = set()
-        while len(seen) < concurrency:
+        prompts = self.set_up(0, **setup)
+        steps, seen = self.steps(prompts, output_len), set[str]()
+        while len(seen) < len(prompts):
             seen |= next(steps).tokens.keys()
         list(islice(steps, SKIPPED_STEPS))
         with profiled() as trace:
             taken = list(islice(steps, num_steps))
         is_short = len(taken) < num_steps or any(step.finished for step in taken)
-        for _ in steps:
-            pass
+        list(steps)
         if self.clock:
             self.clock.read(0.0, 0.0)
         if is_short:
             raise ValueError(f"no {num_steps} steady steps: raise --output-len")
         return summarise(trace, num_steps)
 
-    def _accept(
-        self, recording: str | None, told: tuple[int | None, bool] | None
-    ) -> None:
-        """Sets how much a round drafts and accepts.
+    def set_up(
+        self,
+        number: int,
+        concurrency: int,
+        prompt_len: int,
+        recording: str | None,
+        shared: tuple[int | None, bool] | None,
+    ) -> list[list[int]]:
+        """Sets how much a round drafts and accepts, and makes its prompts, which are
+        the same for all engines; long ones are in the prefix cache then.
 
         Args:
             recording: to replay; unused if the engine replays none.
-            told: the arguments of `_draft` for a shared engine; None changes nothing.
+            shared: the arguments of `draft` for a shared engine; None changes nothing.
         """
-        if told is not None:
-            self._draft(*told)
+        if shared is not None:
+            self.draft(*shared)
         if self.replay is not None:
             self.replay.load(Trace.load(recording))
-
-    def _draft(self, num_drafts: int | None, is_adaptive: bool) -> None:
-        """Sets how much is drafted, None: what the engine chooses, and whether it may
-        verify only part of that."""
-        policy = self.policy if is_adaptive or num_drafts is None else None
-        if hasattr(self.scheduler, "step_drafts"):  # not in vLLM's release
-            self.scheduler.step_drafts.policy = policy
-        if policy is not None:
-            policy.chooser.fixed = num_drafts
-            policy.chooser.verifier = self.verifier if is_adaptive else None
-        else:
-            most = self.scheduler.max_num_running_reqs
-            self.scheduler.dynamic_sd_lookup = [num_drafts] * (most + 1)
-
-    def _prompts(self, number: int, concurrency: int, length: int) -> list[list[int]]:
-        """Prompts of a round, equal for all engines; long ones are cached first."""
-        rng = random.Random(number)
+        rng, vocab = random.Random(number), self.llm.llm_engine.model_config
         prompts = [
-            [rng.randrange(5, self.vocab) for _ in range(length)]
+            [rng.randrange(5, vocab.get_vocab_size()) for _ in range(prompt_len)]
             for _ in range(concurrency)
         ]
-        if length >= LONG_PROMPT:
-            for _ in self._run(prompts, 1):
-                pass
+        if prompt_len >= LONG_PROMPT:
+            list(self.steps(prompts, 1))
         return prompts
 
-    def _run(self, prompts: list[list[int]], output_len: int) -> Iterator[Step]:
+    def steps(self, prompts: list[list[int]], output_len: int) -> Iterator[Step]:
         """Runs requests that arrive together, and yields their steps."""
         engine = self.llm.llm_engine
         sampling = vllm.SamplingParams(
@@ -261,31 +249,11 @@ class Worker:
             request = {"prompt_token_ids": prompt}
             engine.add_request(str(self.num_requests), request, sampling)
         while engine.has_unfinished_requests():
-            outputs = engine.step()
-            if outputs:
+            if outputs := engine.step():
                 tokens = {o.request_id: len(o.outputs[0].token_ids) for o in outputs}
                 ended = any(output.finished for output in outputs)
                 yield Step(time.perf_counter(), tokens, ended)
 
 
-def serve(pipe: Connection) -> None:
-    """Answers messages until the other end of the pipe is closed."""
-    worker = None
-    with contextlib.suppress(EOFError):
-        while True:
-            message = pipe.recv()
-            try:
-                if worker is None:
-                    worker = Worker(**message)
-                    answer = worker.describe()
-                else:
-                    answer = getattr(worker, message.pop("command"))(**message)
-            except Exception as error:
-                answer = {"error": f"{type(error).__name__}: {error}"}
-            pipe.send(answer)
-
-
-if __name__ == "__main__":
-    number = int(sys.argv[1])
-    os.set_inheritable(number, False)
-    serve(Connection(number))
+def serve(number: int) -> None:
+    drafters.serve_engine(number, Worker)

@@ -3,8 +3,8 @@
 
 import pytest
 
-from benchmarks.spec_decode.acceptance import equal_length, expected_length
 from benchmarks.spec_decode.results import EngineKey
+from benchmarks.spec_decode.traces import equal_length, expected_length
 
 
 @pytest.mark.parametrize(

@@ -32,14 +32,6 @@ def run(monkeypatch, on_cpu: bool, tmp_path: Path):
     return measurements
 
 
-def test_prepare_inputs(run):
-    points = run(
-        "prepare_inputs",
-        "--batch-size 2 --num-speculative-tokens 3 --hidden-size 16 --repeats 2",
-    )
-    assert len(points) == 5 and all(point["host_s"] > 0 for point in points.values())
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "settings"),

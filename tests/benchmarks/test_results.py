@@ -9,8 +9,7 @@ import pytest
 
 from benchmarks.spec_decode import results as files
 from benchmarks.spec_decode.models import SETS
-from benchmarks.spec_decode.results import EngineKey, PointKey
-from benchmarks.spec_decode.run import Run
+from benchmarks.spec_decode.results import EngineKey, PointKey, Run
 
 
 @pytest.mark.parametrize("shapes", SETS)

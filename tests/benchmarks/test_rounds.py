@@ -3,7 +3,7 @@
 
 import pytest
 
-from benchmarks.spec_decode.rounds import Step, find_steady
+from benchmarks.spec_decode.worker import Step, find_steady
 
 ROUND = [
     Step(0.0, {"a": 1}, False),  # b is still being prefilled

@@ -51,33 +51,34 @@ def run(env: dict[str, str], *flags: str) -> subprocess.CompletedProcess:
     return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
 
 
-def test_fixed_settings_are_not_trimmed():
-    """In an engine that trims chains unless it is told how much to draft."""
-    chooser = SimpleNamespace(fixed=None, verifier="some")
-    policy = SimpleNamespace(chooser=chooser)
+def test_how_much_is_drafted():
+    """What is set, and all of it verified, or else what the engine chooses."""
+    auto = SimpleNamespace(lengths=SimpleNamespace(), trimming="some")
+    scheduler = SimpleNamespace(draft_lengths=auto, max_num_running_reqs=2)
     engine = Engine.__new__(Engine)
-    engine.scheduler = SimpleNamespace(step_drafts=SimpleNamespace(policy=policy))
-    engine._verifier = "some"
-    engine._tell(5)
-    assert (chooser.fixed, chooser.verifier) == (5, None)
-    engine._tell(None)
-    assert (chooser.fixed, chooser.verifier) == (None, "some")
+    engine.scheduler, engine.auto, engine.trimming = scheduler, auto, "some"
+    engine.draft(5, trims=False)
+    assert scheduler.draft_lengths is None and scheduler.dynamic_sd_lookup == [5] * 3
+    engine.draft(5, trims=True)
+    assert auto.lengths.choose(None, {}) == 5 and auto.trimming == "some"
+    engine.draft(None, trims=True)
+    assert scheduler.draft_lengths is scheduler.dynamic_sd_lookup is auto
+    assert "choose" not in vars(auto.lengths) and auto.trimming == "some"
 
 
 @pytest.mark.slow
 def test_bundled_models(engine_env, tmp_path: Path):
-    files = tmp_path / "found.json", tmp_path / "found.png"
-    done = run(engine_env, f"--json={files[0]}", f"--plot={files[1]}")
+    file = tmp_path / "found.json"
+    done = run(engine_env, f"--json={file}")
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
-    found = json.loads(files[0].read_text())
+    found = json.loads(file.read_text())
     drafters = {row["drafter"] for row in found["rows"] if row["speculative_config"]}
     assert drafters == {"draft", "pard", "pard2", "eagle3", "peagle"}
     for row in found["rows"]:
         assert row["tokens_per_s"] > 0 and row["memory_bytes"] > 0
-        if row["drafts"].startswith("K="):
-            assert row["acceptance_length"] > 1 and row["ratio"] > 0
-    assert found["is_lossless"] and found["best"]["command"] in done.stdout
-    assert files[1].is_file()
+        if row["speculative_config"]:
+            assert row["acceptance_length"] >= 1 and row["ratio"] > 0
+    assert found["is_lossless"] and not found["not_reached"]
 
 
 @pytest.mark.slow

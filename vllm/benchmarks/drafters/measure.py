@@ -1,119 +1,60 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the engines of a plan one after the other, and collects their results."""
+"""Runs engines one after the other, and collects their results."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
-from vllm.benchmarks.drafters.compare import (
-    NUM_LOGPROBS,
-    SEEDED,
-    Comparison,
-    Expected,
-    tolerance,
-)
-from vllm.benchmarks.drafters.engine import Round
-from vllm.benchmarks.drafters.plan import (
-    CHECK,
-    MEASURE,
-    EnginePlan,
-    Setting,
-    Task,
-    plan_tasks,
-)
-from vllm.benchmarks.drafters.processes import (
-    EngineError,
-    EngineProcess,
-    take_turns,
-)
-from vllm.benchmarks.drafters.progress import Progress
-from vllm.benchmarks.drafters.prompts import Request
-from vllm.engine.arg_utils import EngineArgs
+from vllm.benchmarks.drafters.compare import NUM_LOGPROBS, tolerance
+from vllm.benchmarks.drafters.engine import Answer, Round
+from vllm.benchmarks.drafters.plan import Side
+from vllm.benchmarks.drafters.processes import EngineError, EngineProcess
 
-START = "starting"
+PYTHON = [sys.executable, "-P"]
+SERVE = "vllm.benchmarks.drafters.engine", "serve"
+WARM_UP = {"max_tokens": 8, "ignore_eos": True}
 
 
 @dataclass
-class Found:
-    """The results of one setting of one drafter.
-
-    Attributes:
-        engine: see `Engine.describe`.
-        rounds: by concurrency.
-        beside: rounds without speculation that took turns with these, if any.
-    """
-
-    plan: EnginePlan
-    setting: Setting
-    engine: dict[str, Any]
-    rounds: dict[int, list[Round]] = field(default_factory=dict)
-    beside: dict[int, list[Round]] = field(default_factory=dict)
-    comparison: Comparison = field(default_factory=Comparison)
-
-    @property
-    def name(self) -> str:
-        return f"{self.plan.drafter} {self.setting.name}".rstrip()
-
-    @property
-    def is_drafting(self) -> bool:
-        return self.plan.spec is not None
-
-    def round(self, load: int) -> Round | None:
-        return fastest(self.rounds.get(load, ()))
-
-
-def fastest(rounds: Iterable[Round]) -> Round | None:
-    """The fastest round: other load on a machine can only slow a round down."""
-    return max(rounds, key=lambda found: found.tokens_per_s, default=None)
-
-
-@dataclass
-class Job:
-    """What is to be measured.
-
-    Attributes:
-        loads: number of requests in a round, by concurrency.
-        repeats: rounds of each setting and load.
-        seeded_len: most tokens of a seeded output, which is only checked; None: as many
-            as of a measured one.
-        logs: folder for the engines' logs.
-        tokenizer: the target's; None: it has none.
-    """
-
-    engine_args: EngineArgs
-    plans: list[EnginePlan]
-    requests: list[Request]
-    loads: Mapping[int, int]
-    repeats: int
-    seeded_len: int | None
-    ignore_eos: bool
-    logs: Path
-    tokenizer: Any = None
-
-
 class Measurement:
-    """Measures a job.
+    """What is to be measured, and what was.
 
     Attributes:
-        found: results of each setting, no speculation first.
-        failed: by drafter and setting, why it could not be measured.
+        llm: arguments of `LLM` besides the speculative config.
+        engines: sides by engine, no speculation first.
+        prompts: token ids.
+        sampling: arguments of `SamplingParams`; greedy.
+        loads: number of requests in a round, by concurrency.
+        repeats: rounds of each side and load.
+        in_turns: whether the engine without speculation is kept, and takes turns with
+            each drafter, round by round.
+        logs: folder for the engines' logs.
+        save: is called after each point, and after each engine.
+        sides: those whose engine started, no speculation first.
+        failed: by name, why a side could not be measured.
+        not_reached: names of sides that were not measured to their end, as long as the
+            measurement is going on, or was cut off.
         within: logprobs this close are a tie, in nats.
     """
 
-    def __init__(self, job: Job):
-        self.job = job
-        self.found: list[Found] = []
-        self.failed: dict[str, str] = {}
-        self.within = 0.0
-        self.greedy: list[Expected] = []
-        self.seeded: list[Expected] = []
-        self.beside: tuple[EngineProcess, Found] | None = None
-        self.next: EngineProcess | None = None  # started while another is measured
-        self.tasks = [plan_tasks(p, job.loads, job.repeats) for p in job.plans]
-        kinds = [self._kind(task) for tasks in self.tasks for task in tasks]
-        self.progress = Progress(kinds + [START] * len(job.plans))
+    llm: dict[str, Any]
+    engines: list[list[Side]]
+    prompts: list[list[int]]
+    sampling: dict[str, Any]
+    loads: Mapping[int, int]
+    repeats: int
+    in_turns: bool
+    logs: Path
+    save: Callable[[], None] = lambda: None
+    sides: list[Side] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
+    not_reached: list[str] = field(default_factory=list)
+    within: float = 0.0
 
     def run(self) -> None:
         """Measures everything.
@@ -122,141 +63,125 @@ class Measurement:
             EngineError: the engine without speculation failed, so that there is nothing
                 to compare with.
         """
+        self.expected: list[Answer] = []
+        self.processes: list[EngineProcess] = []  # that run
+        self.beside: EngineProcess | None = None
+        self.not_reached = [side.name for sides in self.engines for side in sides]
+        self.progress = Progress(self.engines)
         try:
-            for number in range(len(self.job.plans)):
-                self._run_plan(number)
+            for number, sides in enumerate(self.engines):
+                try:
+                    self._run_engine(number)
+                except EngineError as error:
+                    if not number:
+                        raise
+                    self.failed |= {side.name: str(error) for side in sides}
+                self.not_reached = self.not_reached[len(sides) :]
+                self.progress.end_engine()
+                self.save()
+            self._stop(self.processes)
         finally:
-            if self.next is not None:
-                self.next.stop()
-            if self.beside is not None:
-                self.beside[0].stop()
-        self.progress.bar.close()
+            self._stop(self.processes, wait_s=0)
 
-    def _run_plan(self, number: int) -> None:
-        plan, before = self.job.plans[number], self.progress.left.total()
-        try:
-            self._run_engine(number)
-        except EngineError as error:
-            if plan.is_reference:
-                raise
-            names = "/".join(setting.name for setting in plan.settings)
-            self.failed[f"{plan.drafter} {names}"] = str(error)
-            self._skip_rest(number, before - self.progress.left.total())
-
-    def _skip_rest(self, number: int, done: int) -> None:
-        kinds = [START, *map(self._kind, self.tasks[number])]
-        self.progress.skip(kinds[done:])
-
-    @staticmethod
-    def _kind(task: Task) -> tuple[str, int]:
-        return task.kind, task.load
+    def _stop(self, processes: list[EngineProcess], **how: float) -> None:
+        for process in [*processes]:
+            process.stop(**how)
+            self.processes.remove(process)
 
     def _start_process(self, number: int) -> EngineProcess:
-        plan = self.job.plans[number]
-        args = replace(self.job.engine_args, speculative_config=plan.spec)
-        log = self.job.logs / f"engine-{number}.log"
-        return EngineProcess(args, plan.env or {}, log)
+        engine = self.llm | {"speculative_config": self.engines[number][0].spec}
+        env = {**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+        log = self.logs / f"engine-{number}.log"
+        self.processes.append(EngineProcess(PYTHON, SERVE, engine, env, log))
+        return self.processes[-1]
 
     def _run_engine(self, number: int) -> None:
-        plan = self.job.plans[number]
-        engine, self.next = self.next or self._start_process(number), None
+        sides, later = self.engines[number], None
+        started = [each for each in self.processes if each is not self.beside]
+        process = started[0] if started else self._start_process(number)
         try:
-            self.progress.begin(plan.drafter)
-            with self.progress.doing(START, f"{plan.drafter}: {START}"):
-                said = engine.ask("describe")
-            if number + 1 < len(self.job.plans):
-                self.next = self._start_process(number + 1)
-            self.within = max(self.within, tolerance(said["dtype"]))
-            beside: dict[int, list[Round]] = {}
-            found = {s.name: Found(plan, s, said, beside=beside) for s in plan.settings}
-            try:
-                self._run_tasks(number, engine, found)
-            except EngineError:
-                # Differences that were found before it failed are errors all the same.
-                drafting = filter(lambda each: each.is_drafting, found.values())
-                self.found += [each for each in drafting if each.comparison.errors]
-                raise
-            self.found += found.values()
-            if plan.is_beside:
-                self.beside = engine, self.found[-1]
-        finally:
-            if self.beside is None or self.beside[0] is not engine:
-                engine.stop()
-        if plan.is_reference or plan.is_beside:
+            self.progress.say(sides[0].name, "starting")
+            if number + 1 < len(self.engines):
+                # It imports while this engine starts, and nothing is measured.
+                later = self._start_process(number + 1)
+            about = process.ask("describe")
+            if later is not None:
+                later.wait_for_imports()
+            self.within = max(self.within, tolerance(about["dtype"]))
+            self.sides += sides
+            for side in sides:
+                side.engine = about
+            self._measure_engine(process, sides)
+        except EngineError:
+            self._stop([process], wait_s=0)
+            raise
+        if process is not self.beside:
+            self._stop([process])
+
+    def _measure_engine(self, process: EngineProcess, sides: list[Side]) -> None:
+        is_first = not self.expected
+        if is_first:
+            how = {"logprobs": NUM_LOGPROBS}
+            most = max(self.loads)
+            self.expected = self._run(process, sides[0], most, **how).answers
+            self.beside = process if self.in_turns else None
+        # At the highest load "auto" learns what is accepted in the fewest steps.
+        for load in sorted(self.loads, reverse=True):
+            here = [side for side in sides if side.is_measured_at(load)]
+            for side in here:  # so that nothing has to be compiled later
+                self.progress.say(side.name, f"{load} at a time")
+                self._run(process, side, load, load, **WARM_UP)
+            for side in here * self.repeats:
+                self._measure(process, side, load)
+                self.save()
+        if is_first:
             # The target differs from itself by this: elsewhere it may be rounding too.
-            own = self.found[-1].comparison.errors
-            gaps = [difference.gap for difference in own]
+            gaps = [each.gap for each in sides[0].comparison.errors]
             self.within = max([self.within, *(g for g in gaps if g < float("inf"))])
 
-    def _run_tasks(
-        self, number: int, engine: EngineProcess, found: dict[str, Found]
-    ) -> None:
-        for task in self.tasks[number]:
-            own = found[task.setting.name]
-            what = f"{own.name}: {task.kind}, {task.load} at a time"
-            with self.progress.doing(self._kind(task), what):
-                self._run_task(task, engine, own)
+    def _measure(self, process: EngineProcess, side: Side, load: int) -> None:
+        """One round, after one without speculation if there is an engine for it."""
+        number = self.loads[load]
+        if self.beside not in (None, process):
+            found = self._run(self.beside, self.engines[0][0], load, number)
+            side.beside.setdefault(load, []).append(found)
+        found = self._run(process, side, load, number)
+        side.rounds.setdefault(load, []).append(found)
+        if side.is_lossless:
+            side.comparison.add(self.expected, found.answers, self.within)
 
-    def _run_task(self, task: Task, engine: EngineProcess, found: Found) -> None:
-        is_reference = task.kind == CHECK and found.plan.is_reference
-        requests, is_seeded = self._requests(task), task.is_seeded
-        sampling = [self._sampling(n, r, is_seeded) for n, r in enumerate(requests)]
-        if is_reference:
-            sampling = [{**each, "logprobs": NUM_LOGPROBS} for each in sampling]
-        prompts = [request.prompt for request in requests]
-        asked = {"prompts": prompts, "sampling": sampling, "load": task.load}
-        asked["told"] = task.setting.told
-        if task.kind == MEASURE:
-            result = self._measure(engine, found, task, {**asked, "staggered": True})
-        else:
-            result = engine.ask("run", **asked)
-        if is_reference:
-            known = zip(prompts, result.answers, sampling, strict=True)
-            expected = [Expected(*each) for each in known]
-            if is_seeded:
-                self.seeded = expected
-            else:
-                self.greedy = self.greedy or expected
-            return
-        if found.plan.is_lossless:
-            expected = self.seeded if is_seeded else self.greedy
-            found.comparison.add(expected, result.answers, self.within)
-
-    def _measure(
-        self, engine: EngineProcess, found: Found, task: Task, asked: dict[str, Any]
+    def _run(
+        self,
+        process: EngineProcess,
+        side: Side,
+        load: int,
+        number: int | None = None,
+        **sampling: Any,
     ) -> Round:
-        """Runs a round, in turns with one without speculation if there is an engine for
-        it. If all prompts are equally long, a token takes as long in any request, and
-        half of them do there."""
-        load = task.load
-        if self.beside is not None and task.setting is found.plan.settings[0]:
-            other, none = self.beside
-            is_alike = len({*map(len, asked["prompts"])}) == 1
-            half = -(-len(asked["prompts"]) // 2)
-            few = slice(max(load, half) if is_alike else None)
-            fewer = {name: asked[name][few] for name in ("prompts", "sampling")}
-            turns = (engine, asked), (other, {**asked, **fewer, "told": None})
-            result, without = take_turns(*turns)
-            none.rounds.setdefault(load, []).append(without)
-            found.beside.setdefault(load, []).append(without)
-        else:
-            result = engine.ask("run", **asked)
-        found.rounds.setdefault(load, []).append(result)
-        return result
+        """A round of so many requests, None: of one for each prompt."""
+        prompts = islice(cycle(self.prompts), number or len(self.prompts))
+        how = {"sampling": self.sampling | sampling, "num_drafts": side.num_drafts}
+        return process.ask("run", prompts=list(prompts), load=load, **how)
 
-    def _requests(self, task: Task) -> list[Request]:
-        """Each prompt once to check; to measure, as many as a round has, repeated."""
-        known = self.job.requests
-        if task.kind == CHECK:
-            return known
-        return list(islice(cycle(known), self.job.loads[task.load]))
 
-    def _sampling(
-        self, number: int, request: Request, is_seeded: bool
-    ) -> dict[str, Any]:
-        seed = (self.job.engine_args.seed or 0) + number
-        drawn = {**SEEDED, "seed": seed} if is_seeded else {"temperature": 0.0}
-        most = request.max_tokens
-        if is_seeded and self.job.seeded_len is not None:
-            most = min(most, self.job.seeded_len)
-        return {**drawn, "max_tokens": most, "ignore_eos": self.job.ignore_eos}
+class Progress:
+    """Prints what is measured, and how long the rest takes if every side to come takes
+    as long as the slowest drafter's so far."""
+
+    def __init__(self, engines: list[list[Side]]):
+        self.engines, self.begin = engines, time.monotonic()
+        self.done, self.ended, self.slowest = 0, self.begin, 0.0
+
+    def say(self, name: str, what: str) -> None:
+        parts = [f"{time.monotonic() - self.begin:4.0f} s"]
+        parts.append(f"engine {self.done + 1} of {len(self.engines)}")
+        if self.slowest:
+            left = sum(map(len, self.engines[self.done :])) * self.slowest
+            parts.append(f"at most {left / 60:.0f} min left")
+        print(f"[{', '.join(parts)}] {name}: {what}", file=sys.stderr)
+
+    def end_engine(self) -> None:
+        sides, now = self.engines[self.done], time.monotonic()
+        if sides[0].spec is not None:
+            self.slowest = max(self.slowest, (now - self.ended) / len(sides))
+        self.done, self.ended = self.done + 1, now

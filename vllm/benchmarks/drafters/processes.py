@@ -1,209 +1,158 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Engines in processes of their own, which get commands through a pipe. An engine's
-device memory is freed with its process."""
+"""Engines in processes of their own, which get commands through a pipe.
+
+A process is an interpreter of any install, so that vLLM's release can be measured
+beside this tree. Its device memory is free once it has ended.
+"""
 
 import contextlib
-import gc
-import multiprocessing
 import os
+import re
 import signal
-import threading
+import subprocess
 import time
 import traceback
-from importlib import import_module
-from multiprocessing import forkserver
+from collections.abc import Callable
+from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-import torch
-from tqdm import tqdm
-
-from vllm import logger as vllm_logger
-from vllm.benchmarks.drafters.engine import Engine, Round
-from vllm.benchmarks.drafters.turns import GO, PAUSED
-from vllm.engine.arg_utils import EngineArgs
-from vllm.platforms import current_platform
-from vllm.usage.usage_lib import UsageContext
-
 STOP_S = 20
-# Forked, since importing vLLM takes longer than to start a small engine: on a CPU from
-# this process, elsewhere from one that does not access the device.
-PROCESSES = multiprocessing.get_context(
-    "fork" if current_platform.is_cpu() else "forkserver"
-)
-MODULES = ("vllm.benchmarks.drafters.processes", "vllm.v1.engine.core")
-# These access the device on other platforms.
-CPU_MODULES = (
-    "vllm.entrypoints.common.cli_args",
-    "vllm.model_executor.layers.quantization.online.base",
-    "vllm.utils.cpu_triton_utils",
-    "vllm.v1.attention.backends.cpu_attn",
-    "vllm.v1.core.sched.scheduler",
-    "vllm.v1.worker.cpu.model_runner",
-    "vllm.v1.worker.cpu_worker",
-)
-NUM_THREADS = torch.get_num_threads()
-# Each is called once in a process, and a forked one would take over what was said.
-SAID_ONCE = (
-    vllm_logger._print_debug_once,
-    vllm_logger._print_info_once,
-    vllm_logger._print_warning_once,
-    vllm_logger._print_error_once,
-)
-_pipes: set[Connection] = set()  # of this process; a forked one has them too
 
 
 class EngineError(RuntimeError):
-    """An engine did not start, or ended."""
+    """An engine did not start, failed, or ended."""
 
 
-def import_ahead() -> None:
-    """Imports what each engine needs where they are forked from. To be called before
-    configs are made."""
-    if current_platform.is_cpu():
-        # OpenMP hangs in a forked process if this one has run a loop in parallel.
-        torch.set_num_threads(1)
-        for name in MODULES + CPU_MODULES:
-            import_module(name)
-    else:
-        PROCESSES.set_forkserver_preload([*MODULES])
-        forkserver.ensure_running()
+def start_process(
+    command: list[str], env: dict[str, str], log: Path, **more: Any
+) -> subprocess.Popen:
+    """Starts a process in a session of its own, with its output in a log."""
+    with log.open("ab") as out:
+        said = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": subprocess.STDOUT}
+        return subprocess.Popen(
+            command, env=env, start_new_session=True, **said, **more
+        )
+
+
+def stop_process(process: subprocess.Popen, wait_s: float = STOP_S) -> None:
+    """Ends a process, and all that it started; waits until their memory is free.
+
+    Args:
+        wait_s: seconds that it gets to end by itself.
+    """
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(wait_s)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        end = time.monotonic() + STOP_S
+        while time.monotonic() < end:  # raises once the last of its group has ended
+            os.killpg(process.pid, 0)
+            time.sleep(0.05)
+
+
+def last_error(log: str) -> str:
+    """The line of a log that most likely says why a process ended."""
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    errors = [line for line in lines if re.search(r"\b\w*(Error|Exception)\b:", line)]
+    return (errors or lines or ["it printed nothing"])[-1][:500]
 
 
 class EngineProcess:
-    """An `Engine` in its own process. The process is started at once, and the engine
-    by its first command.
+    """An engine in a process of its own, which begins to import at once. The engine is
+    made by the first command.
 
     Args:
-        env: environment variables of the process, beside the existing ones.
+        python: the interpreter, and its options.
+        serve: module and name of the function that calls `serve_engine` with the pipe's
+            file descriptor.
+        engine: arguments of the engine.
+        env: all environment variables.
         log: file for the engine's output.
     """
 
-    def __init__(self, engine_args: EngineArgs, env: dict[str, str], log: Path):
-        self.log = log
-        self.pipe, theirs = PROCESSES.Pipe()
-        _pipes.add(self.pipe)
-        with theirs:
-            args = (theirs, engine_args, env, log)
-            self.process = PROCESSES.Process(target=serve, args=args)
-            self.process.start()
+    def __init__(
+        self,
+        python: list[str],
+        serve: tuple[str, str],
+        engine: dict[str, Any],
+        env: dict[str, str],
+        log: Path,
+        **more: Any,
+    ):
+        self.log, self.has_imported = log, False
+        self.pipe, other = Pipe()
+        with other:
+            number = other.fileno()
+            code = "from {} import {}; {}({})".format(*serve, serve[1], number)
+            command = [*python, "-c", code]
+            self.process = start_process(command, env, log, pass_fds=[number], **more)
+        self.send(engine)
 
-    def ask(self, command: str, **args: Any) -> Any:
+    def ask(self, command: str, timeout_s: float | None = None, **args: Any) -> Any:
         """Calls a method of the engine, and returns its result.
 
         Raises:
-            EngineError: it failed, or the engine did not start.
+            EngineError: it failed, did not start, or did not answer in time.
         """
-        self.tell((command, args))
-        return self.hear()
+        self.send((command, args))
+        return self.answer(timeout_s)
 
-    def tell(self, message: Any) -> None:
-        with contextlib.suppress(ConnectionError):  # `hear` says what happened
+    def send(self, message: Any) -> None:
+        with contextlib.suppress(ConnectionError):  # `answer` says what happened
             self.pipe.send(message)
 
-    def hear(self) -> Any:
-        """What the engine says next.
+    def answer(self, timeout_s: float | None = None) -> Any:
+        """The engine's next answer; raises as `ask` does."""
+        self.wait_for_imports(timeout_s)
+        return self._receive(timeout_s)
 
-        Raises:
-            EngineError: it failed, or the engine did not start.
-        """
+    def wait_for_imports(self, timeout_s: float | None = None) -> None:
+        if not self.has_imported:
+            self._receive(timeout_s)
+            self.has_imported = True
+
+    def _receive(self, timeout_s: float | None) -> Any:
         try:
-            answer = self.pipe.recv()
+            if not self.pipe.poll(timeout_s):
+                raise EngineError(f"no answer within {timeout_s:.0f} s, see {self.log}")
+            found = self.pipe.recv()
         except (EOFError, ConnectionError):
-            self.process.join(STOP_S)
-            answer = EngineError(f"it ended, exit status {self.process.exitcode}")
-        if isinstance(answer, EngineError):
-            raise EngineError(f"{answer} ({self.log} has all that it said)")
-        return answer
+            why = last_error(self.log.read_text(errors="replace"))
+            found = EngineError(f"it ended: {why}")
+        if isinstance(found, EngineError):
+            raise EngineError(f"{found} (see {self.log})")
+        return found
 
-    def stop(self) -> None:
-        """Ends it and its workers; waits until its memory is free."""
+    def stop(self, wait_s: float = STOP_S) -> None:
+        """Ends it and its workers; waits until their memory is free."""
         self.pipe.close()
-        _pipes.discard(self.pipe)
-        self.process.join(STOP_S)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.join()
-            # Its workers are in its process group, and hold the device until they end.
-            end = time.monotonic() + STOP_S
-            while time.monotonic() < end:
-                os.killpg(self.process.pid, 0)
-                time.sleep(0.05)
+        stop_process(self.process, wait_s)
 
 
-def take_turns(*asked: tuple[EngineProcess, dict[str, Any]]) -> list[Round]:
-    """Runs a round on each of several engines, in turns.
+def serve_engine(number: int, make: Callable[..., Any]) -> None:
+    """Makes an engine, and runs commands until the other end of the pipe is closed.
 
     Args:
-        asked: the engines, and the arguments of `Engine.run`.
-
-    Raises:
-        EngineError: an engine failed; the others have ended their rounds.
+        number: file descriptor of the pipe.
+        make: makes the engine of its arguments.
     """
-    found: dict[int, Round | EngineError] = {}
-    for engine, args in asked:
-        engine.tell(("run", {**args, "in_turns": True}))
-    while len(found) < len(asked):
-        for number, (engine, _) in enumerate(asked):
-            if number in found:
-                continue
-            engine.tell(GO)
-            try:
-                heard = engine.hear()
-            except EngineError as error:
-                heard = error
-            if heard != PAUSED:
-                found[number] = heard
-    for heard in found.values():
-        if isinstance(heard, EngineError):
-            raise heard
-    return [found[number] for number in range(len(asked))]
-
-
-def resolve_ahead(engine_args: EngineArgs) -> None:
-    """Resolves the config, without the device, on which another engine may still run.
-
-    vLLM caches what takes seconds of that, such as inspecting a model's class. Errors
-    are left to the start of the engine.
-    """
-    with contextlib.suppress(Exception):
-        engine_args.create_engine_config(UsageContext.LLM_CLASS)
-
-
-def serve(
-    pipe: Connection, engine_args: EngineArgs, env: dict[str, str], log: Path
-) -> None:
-    """Runs commands until the other end of the pipe is closed."""
-    os.setsid()
-    for own in _pipes:  # else no engine would see that the other end is closed
-        own.close()
-    for once in SAID_ONCE:
-        once.cache_clear()
-    tqdm.set_lock(threading.RLock())  # an engine that is killed may hold the common one
-    torch.set_num_threads(NUM_THREADS)
-    # As in vLLM's other processes. Locks then need no names, which could outlive them.
-    multiprocessing.set_start_method("fork", force=True)
-    # A start collects garbage ten times; vLLM's modules need not be searched for it.
-    gc.freeze()
-    os.environ.update(env, VLLM_ENABLE_V1_MULTIPROCESSING="0")
-    with log.open("ab") as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
-    if not current_platform.is_cpu():  # where other engines need all cores
-        resolve_ahead(engine_args)
-    engine = None
+    os.set_inheritable(number, False)
+    pipe, engine = Connection(number), None
     with contextlib.suppress(EOFError, ConnectionError):
+        pipe.send("imported")
+        args = pipe.recv()
         while True:
-            command, args = pipe.recv()
+            command, given = pipe.recv()
             try:
-                engine = engine or Engine(engine_args, pipe)
-                answer = getattr(engine, command)(**args)
+                engine = engine or make(**args)
+                answer = getattr(engine, command)(**given)
             except Exception as error:
                 traceback.print_exc()
                 answer = EngineError(f"{type(error).__name__}: {error}")
             pipe.send(answer)
     if engine is not None:
         engine.end()
-    # A normal exit would free memory object by object, which takes a second.
-    os._exit(0)
+    os._exit(0)  # a normal exit frees memory object by object

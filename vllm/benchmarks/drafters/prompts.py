@@ -5,12 +5,11 @@ import argparse
 import json
 import random
 import sysconfig
-from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from vllm.benchmarks.datasets import SampleRequest, get_samples
+from vllm.benchmarks.datasets import get_samples
 
 PROMPT_LEN = 128
 # On a CPU a prompt token takes as long as an output token, not a hundredth of it.
@@ -27,15 +26,10 @@ PROMPTS = (
 )
 
 
-class Request(NamedTuple):
-    prompt: list[int]
-    max_tokens: int
-
-
-def read_requests(
+def read_prompts(
     args: argparse.Namespace, tokenizer: Any, bundle: Path | None, vocab_size: int
-) -> list[Request]:
-    """The requests, `args.num_prompts` in number.
+) -> list[list[int]]:
+    """Token ids of `args.num_prompts` prompts.
 
     Args:
         tokenizer: None: prompts are random tokens.
@@ -46,43 +40,33 @@ def read_requests(
     """
     if args.dataset_name is not None:
         samples = get_samples(args, tokenizer)
-        return [_request(args, tokenizer, sample) for sample in samples]
+        if any(s.multi_modal_data or not isinstance(s.prompt, str) for s in samples):
+            raise ValueError(
+                f"--dataset-name {args.dataset_name}: only prompts of text are "
+                "compared; choose another dataset."
+            )
+        return [tokenizer.encode(sample.prompt) for sample in samples]
     if tokenizer is None:
-        chance = random.Random(args.seed)
-        texts = [chance.choices(range(vocab_size), k=PROMPT_LEN) for _ in PROMPTS]
+        rng = random.Random(args.seed)
+        prompts = [rng.choices(range(vocab_size), k=PROMPT_LEN) for _ in PROMPTS]
     elif bundle is not None:
         # Else transformers warns of texts that are too long, which are cut here.
-        encode = partial(tokenizer.encode, verbose=False)
-        texts = [encode(text)[:BUNDLED_PROMPT_LEN] for text in _held_out(bundle)]
+        texts = [tokenizer.encode(text, verbose=False) for text in held_out(bundle)]
+        prompts = [text[:BUNDLED_PROMPT_LEN] for text in texts]
     else:
-        texts = [_as_chat(tokenizer, text) for text in PROMPTS]
-    few = islice(cycle(texts), args.num_prompts)
-    return [Request(text, args.output_len) for text in few]
+        prompts = [encode_chat(tokenizer, text) for text in PROMPTS]
+    return list(islice(cycle(prompts), args.num_prompts))
 
 
-def _request(
-    args: argparse.Namespace, tokenizer: Any, sample: SampleRequest
-) -> Request:
-    if sample.multi_modal_data or not isinstance(sample.prompt, str):
-        raise ValueError(
-            f"--dataset-name {args.dataset_name}: only prompts of text are compared; "
-            "choose another dataset."
-        )
-    prompt = tokenizer.encode(sample.prompt)
-    return Request(prompt, args.output_len or sample.expected_output_len)
-
-
-def _as_chat(tokenizer: Any, text: str) -> list[int]:
+def encode_chat(tokenizer: Any, text: str) -> list[int]:
     if not getattr(tokenizer, "chat_template", None):
         return tokenizer.encode(text)
-    asked = [{"role": "user", "content": text}]
-    chat = tokenizer.apply_chat_template(
-        asked, tokenize=False, add_generation_prompt=True
-    )
+    messages, how = [{"role": "user", "content": text}], {"tokenize": False}
+    chat = tokenizer.apply_chat_template(messages, add_generation_prompt=True, **how)
     return tokenizer.encode(chat, add_special_tokens=False)
 
 
-def _held_out(bundle: Path) -> list[str]:
+def held_out(bundle: Path) -> list[str]:
     """Modules of Python that the target was not trained on, each from a method on."""
     folder = Path(sysconfig.get_path("stdlib"))
     names = json.loads((bundle / "held_out.json").read_text())

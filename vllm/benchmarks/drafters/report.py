@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reports a measurement: table, plot, verdict, and a command to serve with."""
+"""Reports a measurement: table, verdict, and a command to serve with."""
 
 import json
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from math import prod
-from pathlib import Path
+from statistics import median
 from typing import Any
 
 from vllm.benchmarks.drafters.compare import (
@@ -14,276 +14,219 @@ from vllm.benchmarks.drafters.compare import (
     Comparison,
     Difference,
 )
-from vllm.benchmarks.drafters.measure import Found, Measurement, fastest
-from vllm.benchmarks.drafters.plan import AUTO
+from vllm.benchmarks.drafters.measure import Measurement
+from vllm.benchmarks.drafters.plan import AUTO, Side, speed
 
-GIB = 1 << 30
-BAR_WIDTH = 40
 SHOWN_DIFFERENCES = 3
 # Settings that differ by less are as fast: "auto" is best then, as it adapts to load.
 SAME_SPEED = 0.01
-# The speed without speculation may vary by less than this factor.
-UNSTEADY = 1.15
+# The speed without speculation may vary by less than the first factor; above the second
+# no setting is called the best.
+UNSTEADY, USELESS = 1.15, 1.5
 LEAST_DRAFTED = 0.05  # of all drafts, to show how often a position is accepted
-HEAD = (
-    "requests",
-    "drafter",
-    "drafts",
-    "acceptance length",
-    "accepted where drafted",
-    "tokens/s",
-    "ratio",
-    "TPOT ms",
-    "start s",
-    "memory GiB",
-)
+# Title of a column: key of a row, factor, digits.
+NUMBERS = {
+    "acceptance length": ("acceptance_length", 1, 2),
+    "tokens/s": ("tokens_per_s", 1, 1),
+    "ratio": ("ratio", 1, 2),
+    "TPOT ms": ("tpot_s", 1e3, 2),
+    "start s": ("start_s", 1, 0),
+    "memory GiB": ("memory_bytes", 1 / (1 << 30), 2),
+}
 
 
 class Report:
-    """The report of a finished measurement.
+    """The report of a measurement, which may be going on.
 
     Args:
         model: the target, as `vllm serve` takes it.
         flags: further flags of `vllm serve`.
+        tokenizer: the target's; None: it has none.
     """
 
-    def __init__(self, measured: Measurement, model: str, flags: Sequence[str]):
+    def __init__(
+        self, measured: Measurement, model: str, flags: Sequence[str], tokenizer: Any
+    ):
         self.measured, self.model, self.flags = measured, model, flags
-        self.loads = list(measured.job.loads)
-        self.found = measured.found
-        self.bases = [found for found in self.found if not found.is_drafting]
-        # At the start and at the end: engines as vLLM runs them without a drafter.
-        self.ends = [b for b in self.bases if b.plan.env is None] or self.bases
-        self.compared = [f for f in self.found if f.plan.spec and f.plan.is_lossless]
+        self.tokenizer, self.loads = tokenizer, list(measured.loads)
 
     @property
-    def has_drafted(self) -> bool:
-        return any(found.is_drafting for found in self.found)
+    def compared(self) -> list[Side]:
+        return [s for s in self.measured.sides if s.spec and s.is_lossless]
 
     @property
     def is_lossless(self) -> bool:
-        return not any(found.comparison.errors for found in self.compared)
+        return not any(side.comparison.errors for side in self.compared)
 
-    def ratio(self, found: Found, load: int) -> float | None:
-        """Tokens per second over those without speculation; None: not measured.
+    def ratio(self, side: Side, load: int) -> float | None:
+        """Median tokens per second over that without speculation; None: not measured.
 
-        The latter are those that took turns with these, or the fastest of all if there
-        were no turns, since other load may have slowed the rest down.
+        The latter is of the rounds that took turns with these, or of the fastest engine
+        if there were none, since other load may have slowed the others down.
         """
-        if (drafted := found.round(load)) is None:
+        if load not in side.rounds:
             return None
-        every = [round for base in self.bases for round in base.rounds.get(load, ())]
-        base = fastest(found.beside.get(load, every))
-        return drafted.tokens_per_s / base.tokens_per_s
+        none = (s.rounds.get(load) for s in self.measured.sides if not s.spec)
+        beside = [side.beside[load]] if load in side.beside else filter(None, none)
+        return speed(side.rounds[load]) / max(map(speed, beside))
 
-    def unsteady(self) -> str:
-        """A warning if the speed without speculation varied; else empty."""
-        most, drafted = 1.0, [found for found in self.found if found.beside]
-        for load in self.loads:
-            times = [end.rounds.get(load) for end in self.ends]
-            times += [found.beside.get(load) for found in drafted]
-            speeds = [fastest(rounds).tokens_per_s for rounds in times if rounds]
-            most = max(most, max(speeds) / min(speeds))
-        if most < UNSTEADY:
-            return ""
-        what = (
-            f"\nUnsteady: no speculation differs by {most:.1f}× from begin to end. "
-            "Something else ran on this machine"
-        )
-        if drafted:
-            return f"{what}: compare ratios, each over its own turns, not tokens/s."
-        return f"{what}: run it again alone."
+    def unsteadiness(self) -> float:
+        """By how much the speed without speculation varied, as a factor."""
+        every = [s.beside if s.spec else s.rounds for s in self.measured.sides]
+        at_loads = ([speed(r[n]) for r in every if n in r] for n in self.loads)
+        return max([1.0, *(max(found) / min(found) for found in at_loads if found)])
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """A row for each load and setting, as --json has them."""
+        """A row for each load and side, as --json has them."""
         for load in self.loads:
-            for found in self.found:
-                if load in found.rounds:
-                    yield self._row(found, load)
+            measured = (side for side in self.measured.sides if load in side.rounds)
+            yield from (self._row(side, load) for side in measured)
 
-    def _row(self, found: Found, load: int) -> dict[str, Any]:
-        best, depth = found.round(load), found.setting.depth
-        counts = zip(best.accepted_at[:depth], best.drafted, strict=False)
-        shares = [accepted / max(drafted, 1) for accepted, drafted in counts]
-        drafted = [count / max(best.drafts, 1) for count in best.drafted[:depth]]
+    def _row(self, side: Side, load: int) -> dict[str, Any]:
+        def total(name: str) -> list[int]:
+            of_rounds = [each.counts.get(name, [0]) for each in side.rounds[load]]
+            return [sum(values) for values in zip(*of_rounds, strict=False)]
+
+        (drafts,), (accepted,) = total("drafts"), total("accepted_tokens")
+        drafted = total("draft_tokens_per_pos")[: side.depth]
+        by_position = zip(total("accepted_tokens_per_pos"), drafted, strict=False)
         return {
             "requests": load,
-            "drafter": found.plan.drafter,
-            "drafts": found.setting.name,
-            "speculative_config": found.setting.spec,
-            "acceptance_length": best.acceptance_length,
-            "drafted_by_position": drafted,
-            "acceptance_by_position": shares,
-            "tokens_per_s": best.tokens_per_s,
-            "ratio": self.ratio(found, load),
-            "tpot_s": best.tpot_s,
-            "start_s": found.engine["start_s"],
-            "memory_bytes": found.engine["memory_bytes"],
+            "drafter": side.drafter,
+            "drafts": side.setting,
+            "speculative_config": side.spec,
+            "acceptance_length": 1 + accepted / drafts if drafts else None,
+            "drafted_by_position": [count / max(drafts, 1) for count in drafted],
+            "acceptance_by_position": [n / max(made, 1) for n, made in by_position],
+            "tokens_per_s": speed(side.rounds[load]),
+            "ratio": self.ratio(side, load),
+            "tpot_s": median(each.tpot_s for each in side.rounds[load]),
+            "start_s": side.engine["start_s"],
+            "memory_bytes": side.engine["memory_bytes"],
         }
 
     def table(self) -> str:
         """The rows as a Markdown table."""
-        lines = [HEAD, *map(_cells, self.rows())]
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        lines.insert(1, tuple("-" * width for width in widths))
+        head = "requests", "drafter", "drafts", "accepted where drafted", *NUMBERS
+        texts = [head, *map(cells, self.rows())]
+        widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
+        texts.insert(1, ["-" * width for width in widths])
         return "\n".join(
-            "| " + " | ".join(map(str.ljust, line, widths)) + " |" for line in lines
+            "| " + " | ".join(map(str.ljust, line, widths)) + " |" for line in texts
         )
 
-    def plot(self) -> str:
-        """Tokens per second, and bars of their ratios to no speculation."""
-        names = [found.name for found in self.found if found.rounds]
-        width = max(map(len, names), default=0)
-        lines = []
-        for load in self.loads:
-            here = [found for found in self.found if load in found.rounds]
-            ratios = [self.ratio(found, load) for found in here]
-            lines.append(f"tokens/s, {load} at a time; bars: over no speculation")
-            for found, ratio in zip(here, ratios, strict=True):
-                bar = "█" * max(1, round(BAR_WIDTH * ratio / max(ratios)))
-                said = f"{found.round(load).tokens_per_s:.0f}"
-                said += f" ({ratio:.2f}×)" * found.is_drafting
-                lines.append(f"  {found.name:{width}}  {bar} {said}")
-        return "\n".join(lines)
-
     def verdict(self) -> str:
-        """Whether output is the target's own, and where it differs."""
-        total = sum((f.comparison for f in self.compared), Comparison())
+        """Whether output is the target's, and where it differs."""
+        total = sum((side.comparison for side in self.compared), Comparison())
         what = total.describe() if self.compared else "none compared"
         lines = [f"Answers beside those of no speculation: {what}"]
-        for found in self.found:
-            comparison, notes = found.comparison, []
-            if not found.plan.is_lossless:
-                notes.append("not compared: its acceptance is made up")
-            elif comparison.ties or comparison.errors:
-                notes.append(comparison.describe())
-            if found in self.compared and not found.plan.is_seeded:
-                notes.append("with seeds not compared: vLLM's own speculator drafts")
-            if notes:
-                lines.append(f"  {found.name}: {'; '.join(notes)}")
-            if found.plan.spec is not None:
-                lines += map(self._show, comparison.errors[:SHOWN_DIFFERENCES])
-        near = f"two tokens whose logprobs are within {self.measured.within:.2g}"
-        if not self.compared:
+        for side in self.measured.sides:
+            if not side.is_lossless:
+                lines.append(f"  {side.name}: not compared: synthetic acceptance")
+            elif side.comparison.ties or side.comparison.errors:
+                lines.append(f"  {side.name}: {side.comparison.describe()}")
+            if side.spec is not None:
+                shown = side.comparison.errors[:SHOWN_DIFFERENCES]
+                lines += map(self._show, shown)
+        within = self.measured.within
+        near = f"ties of two tokens whose logprobs are within {within:.2g}"
+        if not self.is_lossless:
+            lines.append(f"NOT LOSSLESS: differences above are no {near}.")
+        elif not self.compared:
             lines.append("Nothing is known of losslessness.")
-        elif self.is_lossless and self.measured.within > LARGEST_TOLERANCE:
-            lines.append(
-                "Nothing is known of losslessness: no speculation differs from itself "
-                f"by {self.measured.within:.2g} nats."
-            )
-        elif self.is_lossless:
-            lines.append(f"Lossless: no difference, but for ties of {near}.")
+        elif within > LARGEST_TOLERANCE:
+            why = f"no speculation differs from itself by {within:.2g} nats"
+            lines.append(f"Nothing is known of losslessness: {why}.")
         else:
-            lines.append(f"NOT LOSSLESS: differences above are no ties of {near}.")
+            lines.append(f"Lossless: no difference, but for {near}.")
         return "\n".join(lines)
 
     def _show(self, difference: Difference) -> str:
+        def text(*tokens: int | None) -> str:
+            if tokens == (None,):
+                return "its end"
+            return repr(self.tokenizer.decode(tokens) if self.tokenizer else tokens)
+
         return (
             f"    prompt {difference.request}, token {difference.at}: after "
-            f"{self._text(difference.before)} no speculation has "
-            f"{self._token(difference.expected)}, this has "
-            f"{self._token(difference.found)}, {difference.gap:.2f} nats less likely"
+            f"{text(*difference.before)} no speculation has "
+            f"{text(difference.expected)}, this has {text(difference.found)}, "
+            f"{difference.gap:.2f} nats less likely"
         )
 
-    def _token(self, token: int | None) -> str:
-        return "its end" if token is None else self._text([token])
+    def best(self) -> Side | None:
+        """The fastest over all loads, by the geometric mean of its ratios; None: no
+        drafter was measured, or the machine was too unsteady to tell."""
+        sides = [s for s in self.measured.sides if not (s.spec and s.comparison.errors)]
+        gains = [self._gain(side) for side in sides]
+        has_drafted = any(side.spec and side.rounds for side in self.measured.sides)
+        if not has_drafted or self.unsteadiness() > USELESS:
+            return None
+        near = [
+            (side.setting == AUTO, gain, side)
+            for side, gain in zip(sides, gains, strict=True)
+            if gain >= max(gains) * (1 - SAME_SPEED)
+        ]
+        return max(near, key=lambda each: each[:2])[2]
 
-    def _text(self, tokens: list[int]) -> str:
-        tokenizer = self.measured.job.tokenizer
-        return repr(tokenizer.decode(tokens) if tokenizer else tokens)
-
-    def best(self) -> Found:
-        """The fastest over all loads, by the geometric mean of its ratios."""
-        sound = [f for f in self.found if f.is_drafting and not f.comparison.errors]
-        sound.insert(0, self.ends[0])
-        most = max(map(self._gain, sound))
-        near = [f for f in sound if self._gain(f) >= most * (1 - SAME_SPEED)]
-        autos = [found for found in near if found.setting.name == AUTO]
-        return max(autos or near, key=self._gain)
-
-    def _gain(self, found: Found) -> float:
-        if not found.is_drafting:
-            return 1.0
-        ratios = [self.ratio(found, load) for load in self.loads]
-        if None in ratios:
-            return 0.0
+    def _gain(self, side: Side) -> float:
+        ratios = [self.ratio(side, load) for load in self.loads]
+        if not side.spec or None in ratios:
+            return float(not side.spec)
         return prod(ratios) ** (1 / len(ratios))
 
-    def command(self) -> str:
-        """The command that serves with the best setting."""
+    def command(self, side: Side) -> str:
+        """The command that serves with a side's setting."""
         words = ["vllm", "serve", self.model, *self.flags]
-        if (spec := self.best().setting.spec) is not None:
-            words += ["--speculative-config", json.dumps(spec)]
+        if side.spec is not None:
+            words += ["--speculative-config", json.dumps(side.spec)]
         return shlex.join(words)
 
     def advice(self) -> str:
-        if not self.has_drafted:
-            return "Nothing is known of any drafter: none could be measured."
-        best = self.best()
-        if best.plan.spec is None:
-            gain = "no drafter gains over no speculation"
-        else:
+        """The best setting, and what keeps it from being certain."""
+        lines, best, unsteady = [], self.best(), self.unsteadiness()
+        if best is not None and best.spec is None:
+            lines.append("Best: no drafter gains over no speculation")
+        elif best is not None:
             gains = [f"{self.ratio(best, n):.2f}× at {n}" for n in self.loads]
-            gain = f"{', '.join(gains)} at a time, over no speculation"
-        return f"Best: {gain}\n{self.command()}{self.unsteady()}"
+            lines.append(f"Best: {', '.join(gains)} at a time, over no speculation")
+        elif unsteady <= USELESS:
+            lines.append("Nothing is known of any drafter: none could be measured.")
+        if best is not None:
+            lines.append(self.command(best))
+        if unsteady > UNSTEADY:
+            lines.append(
+                f"Unsteady: no speculation differs by {unsteady:.1f}× between its "
+                "turns. Something else ran on this machine: run again, alone."
+            )
+        lines += [f"Failed: {n}: {why}" for n, why in self.measured.failed.items()]
+        if self.measured.not_reached:
+            lines.append(f"Not measured: {', '.join(self.measured.not_reached)}")
+        return "\n".join(lines)
 
     def as_json(self) -> dict[str, Any]:
         found = {
             "model": self.model,
             "rows": list(self.rows()),
             "failed": self.measured.failed,
+            "not_reached": self.measured.not_reached,
+            "unsteadiness": self.unsteadiness(),
             "is_lossless": self.is_lossless,
             "tie_within": self.measured.within,
-            "output": {found.name: asdict(found.comparison) for found in self.compared},
+            "output": {side.name: asdict(side.comparison) for side in self.compared},
         }
-        if self.has_drafted:
-            found["best"] = {"name": self.best().name, "command": self.command()}
+        if (best := self.best()) is not None:
+            found["best"] = {"name": best.name, "command": self.command(best)}
         return found
 
 
-def _cells(row: dict[str, Any]) -> tuple[str, ...]:
-    def said(value: float | None, digits: int = 2, scale: float = 1.0) -> str:
-        return "" if value is None else f"{value * scale:.{digits}f}"
-
-    by_position = zip(
-        row["acceptance_by_position"], row["drafted_by_position"], strict=True
-    )
+def cells(row: dict[str, Any]) -> list[str]:
+    """A row of the table."""
+    shares = zip(row["acceptance_by_position"], row["drafted_by_position"], strict=True)
     # "auto" seldom drafts the last ones, if at all.
-    shares = [
-        said(share).lstrip("0")
-        for share, drafted in by_position
-        if drafted >= LEAST_DRAFTED
-    ]
-    return (
-        str(row["requests"]),
-        row["drafter"],
-        row["drafts"],
-        said(row["acceptance_length"]),
-        " ".join(shares),
-        said(row["tokens_per_s"], 1),
-        said(row["ratio"]) if row["speculative_config"] else "",
-        said(row["tpot_s"], 2, 1e3),
-        said(row["start_s"], 0),
-        said(row["memory_bytes"], 2, 1 / GIB),
-    )
-
-
-def draw(report: Report, file: Path) -> None:
-    """Writes a picture of tokens per second over no speculation, by load."""
-    from matplotlib import colormaps
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
-    axes = figure.subplots()
-    axes.set_prop_cycle(color=colormaps["tab20"].colors)
-    for found in filter(lambda found: found.is_drafting, report.found):
-        loads = [load for load in report.loads if load in found.rounds]
-        ratios = [report.ratio(found, load) for load in loads]
-        axes.plot(loads, ratios, marker="o", label=found.name)
-    axes.axhline(1, color="black", linewidth=0.8)
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(report.loads, map(str, report.loads))
-    axes.set(xlabel="requests at a time", ylabel="tokens/s over no speculation")
-    axes.set_title(report.model)
-    figure.legend(loc="outside right upper", frameon=False)
-    figure.savefig(file)
+    shown = [f"{share:.2f}".lstrip("0") for share, n in shares if n >= LEAST_DRAFTED]
+    texts = [str(row["requests"]), row["drafter"], row["drafts"], " ".join(shown)]
+    for name, factor, digits in NUMBERS.values():
+        known = row[name] is not None
+        texts.append(f"{row[name] * factor:.{digits}f}" if known else "")
+    return texts

@@ -3,12 +3,9 @@
 
 import argparse
 
-from vllm.benchmarks.drafters.collection import paused_collection
+from vllm.benchmarks.drafters.command import add_cli_args, main
 from vllm.entrypoints.cli.benchmark.base import BenchmarkSubcommandBase
 from vllm.utils.argparse_utils import FlexibleArgumentParser
-
-with paused_collection():
-    from vllm.benchmarks.drafters.command import add_cli_args, main
 
 
 class BenchmarkDraftersSubcommand(BenchmarkSubcommandBase):

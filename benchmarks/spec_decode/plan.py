@@ -3,6 +3,7 @@
 
 import os
 from argparse import Namespace
+from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -64,31 +65,27 @@ def plan_groups(args: Namespace, at_once: int) -> list[list[EngineKey]]:
     Args:
         args: the flags of `side_by_side.py`.
     """
-    drafting = [mode for mode in args.modes if mode != "none"]
-    plain = [
-        EngineKey(name, "none", 0, shapes=args.shapes)
-        for name in args.implementations
-        if "none" in args.modes
+    drafting, sets = [mode for mode in args.modes if mode != "none"], []
+    if "none" in args.modes:
+        none = EngineKey(OURS, "none", 0, shapes=args.shapes)
+        sets.append([none._replace(implementation=i) for i in args.implementations])
+    sets += [
+        peers(args, mode, k) for k in args.num_speculative_tokens for mode in drafting
     ]
-    lengths = args.num_speculative_tokens
-    sets = [plain, *(peers(args, mode, k) for k in lengths for mode in drafting)]
     if args.auto is not None:
         sets += [auto_engines(args, mode) for mode in drafting]
-    keys_of: dict[EngineKey, list[EngineKey]] = {}
-    groups: list[list[EngineKey]] = []
+    keys_of: dict[EngineKey, list[EngineKey]] = defaultdict(list)
+    groups: list[list[EngineKey]] = [[]]
     for whole in sets:
-        new = []
+        new = dict.fromkeys(engine_of(key, args) for key in whole)
+        new = [engine for engine in new if engine not in keys_of]
         for key in whole:
-            engine = engine_of(key, args)
-            if engine not in keys_of:
-                new.append(engine)
-            keys_of.setdefault(engine, []).append(key)
+            keys_of[engine_of(key, args)].append(key)
         for begin in range(0, len(new), at_once):
             part = new[begin : begin + at_once]
-            if groups and len(groups[-1]) + len(part) <= at_once:
-                groups[-1].extend(part)
-            else:
-                groups.append(part)
+            if len(groups[-1]) + len(part) > at_once:
+                groups.append([])
+            groups[-1] += part
     return [[key for engine in group for key in keys_of[engine]] for group in groups]
 
 

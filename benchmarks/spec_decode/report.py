@@ -129,15 +129,12 @@ def profiles(results: files.Results, found: pd.DataFrame) -> pd.DataFrame:
 
 def kernels(results: files.Results) -> pd.DataFrame:
     """µs per step in each Triton kernel: the parts of drafting."""
-    found = pd.DataFrame.from_dict(
-        {
-            point: {n: s * 1e6 for n, s in profile["kernels"].items() if n[0] == "_"}
-            for point, profile in sorted(results.get("profiles", {}).items())
-            if "kernels" in profile
-        },
-        orient="index",
-    )
-    return found.rename_axis("point")
+    rows = {
+        point: {n: s * 1e6 for n, s in profile["kernels"].items() if n[0] == "_"}
+        for point, profile in sorted(results.get("profiles", {}).items())
+        if "kernels" in profile
+    }
+    return pd.DataFrame.from_dict(rows, orient="index").rename_axis("point")
 
 
 def starts(results: files.Results) -> pd.DataFrame:

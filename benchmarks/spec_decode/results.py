@@ -12,6 +12,7 @@ import re
 import shlex
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,11 +22,10 @@ RESULTS = ROOT / "benchmarks/results"
 OURS, BASE_V2, BASE_V1 = "ours", "base-v2", "base-v1"
 IMPLEMENTATIONS = (OURS, BASE_V2, BASE_V1)
 MAIN_CONTEXT = 128  # keys name neither this nor MAIN
-KEY = re.compile(
-    r"(?P<implementation>[^/]+)/(?P<mode>[^/@]+)(@(?P<shapes>[^/]+))?"
-    r"/K(?P<k>\d+)(tree(?P<tree>\d+))?(?P<auto>auto)?(?P<adaptive>adaptive)?(?P<fp8>fp8)?"
-    r"/(?P<acceptance>[^/]+)/c(?P<load>\d+)(@(?P<context>\d+))?"
+ENGINE = re.compile(
+    r"([^/]+)/([^/@]+)(?:@([^/]+))?/K(\d+)(?:tree(\d+))?(auto)?(adaptive)?(fp8)?"
 )
+KEY = re.compile(r"(.+/.+/K[^/]+)/([^/]+)/c(\d+)(?:@(\d+))?")
 PLACES = ("--output", "--site")  # flags that say where files are
 SECTIONS = ("runs", "engines", "measurements", "profiles")
 Results = dict[str, dict[str, Any]]
@@ -56,9 +56,10 @@ class EngineKey(NamedTuple):
     def setting(self) -> str:
         """K and the other draft settings, such as "K7", "K7tree31", "K11auto"."""
         tree = f"tree{self.tree}" if self.tree else ""
-        auto = "auto" if self.is_auto else ""
-        adaptive = "adaptive" if self.is_adaptive else ""
-        return f"K{self.num_tokens}{tree}{auto}{adaptive}{'fp8' if self.is_fp8 else ''}"
+        how = (
+            "auto" * self.is_auto + "adaptive" * self.is_adaptive + "fp8" * self.is_fp8
+        )
+        return f"K{self.num_tokens}{tree}{how}"
 
     def __str__(self) -> str:
         where = "" if self.shapes == MAIN else f"@{self.shapes}"
@@ -84,19 +85,12 @@ class PointKey(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> "PointKey":
-        part = KEY.fullmatch(text).groupdict()
-        engine = EngineKey(
-            part["implementation"],
-            part["mode"],
-            int(part["k"]),
-            bool(part["auto"]),
-            part["shapes"] or MAIN,
-            int(part["tree"] or 0),
-            bool(part["adaptive"]),
-            bool(part["fp8"]),
-        )
-        context = int(part["context"] or MAIN_CONTEXT)
-        return cls(engine, part["acceptance"], int(part["load"]), context)
+        engine, acceptance, load, context = KEY.fullmatch(text).group(1, 2, 3, 4)
+        side, mode, shapes, k, tree, *flags = ENGINE.fullmatch(engine).groups()
+        auto, adaptive, fp8 = map(bool, flags)
+        shapes, tree = shapes or MAIN, int(tree or 0)
+        key = EngineKey(side, mode, int(k), auto, shapes, tree, adaptive, fp8)
+        return cls(key, acceptance, int(load), int(context or MAIN_CONTEXT))
 
 
 def merge(old: Results, new: Results) -> Results:
@@ -128,11 +122,8 @@ def command_line(benchmark: str) -> str:
     words, given = ["python -m benchmarks.spec_decode." + benchmark], sys.argv[1:]
     if any(word.startswith("--site") for word in given):
         words.append("$SITES")
-    rest = iter(given)
-    for word in rest:
-        if word in PLACES:
-            next(rest)
-        elif word.partition("=")[0] not in PLACES:
+    for before, word in pairwise(["", *given]):
+        if before not in PLACES and word.partition("=")[0] not in PLACES:
             words.append(shlex.quote(word))
     return " ".join(words)
 

@@ -142,6 +142,9 @@ class Worker(drafters.Engine):
         self.drafter = self.drafter or getattr(self.runner, "drafter", None)
         self.clock = DraftClock(self.drafter) if self.drafter else None
         self.num_requests = 0
+        # What the scheduler chooses draft lengths with; None: it does not.
+        self.auto = getattr(self.scheduler, "draft_lengths", None)
+        self.trimming = getattr(self.auto, "trimming", None)
 
     def describe(self) -> dict[str, Any]:
         """Versions, settings, start-up time, and FULL CUDA graphs if known."""
@@ -174,6 +177,29 @@ class Worker(drafters.Engine):
         self.auto = ChosenLengths.of(self.scheduler)
         self.trimming = self.auto.trimming
         self.draft(None, trims=True)
+
+    def draft(self, num_drafts: int | None, trims: bool) -> None:
+        """Sets how much is drafted from now on.
+
+        Args:
+            num_drafts: draft length, or nodes of a tree; None: what the engine chooses.
+            trims: whether steps may verify only part of that, if the engine can.
+        """
+        if self.auto is None and num_drafts is None:
+            return
+        auto = self.auto if trims or num_drafts is None else None
+        every = [num_drafts] * (self.scheduler.max_num_running_reqs + 1)
+        self.scheduler.draft_lengths = auto
+        self.scheduler.dynamic_sd_lookup = auto or every
+        if auto is None:
+            return
+        auto.trimming = self.trimming if trims else None
+        for name in ("choose", "choose_again"):
+            vars(auto.lengths).pop(name, None)
+        if num_drafts is not None:
+            auto.lengths.choose = lambda *load: num_drafts
+            auto.lengths.choose_again = lambda: num_drafts
+            auto.lengths.may_hold = True
 
     def measure(self, output_len: int, number: int, **setup: Any) -> dict[str, Any]:
         """Measures one round; `number` seeds its prompts. README.md has the results."""

@@ -5,12 +5,10 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from tests.conftest import ROOT
-from vllm.benchmarks.drafters.engine import Engine
 
 COMMAND = [sys.executable, "-m", "vllm.entrypoints.cli.main", "bench", "drafters"]
 FAST = [
@@ -49,21 +47,6 @@ def plant():
 def run(env: dict[str, str], *flags: str) -> subprocess.CompletedProcess:
     command = [*COMMAND, *FAST, *flags]
     return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
-
-
-def test_how_much_is_drafted():
-    """What is set, and all of it verified, or else what the engine chooses."""
-    auto = SimpleNamespace(lengths=SimpleNamespace(), trimming="some")
-    scheduler = SimpleNamespace(draft_lengths=auto, max_num_running_reqs=2)
-    engine = Engine.__new__(Engine)
-    engine.scheduler, engine.auto, engine.trimming = scheduler, auto, "some"
-    engine.draft(5, trims=False)
-    assert scheduler.draft_lengths is None and scheduler.dynamic_sd_lookup == [5] * 3
-    engine.draft(5, trims=True)
-    assert auto.lengths.choose(None, {}) == 5 and auto.trimming == "some"
-    engine.draft(None, trims=True)
-    assert scheduler.draft_lengths is scheduler.dynamic_sd_lookup is auto
-    assert "choose" not in vars(auto.lengths) and auto.trimming == "some"
 
 
 @pytest.mark.slow

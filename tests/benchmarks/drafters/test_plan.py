@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from vllm.benchmarks.drafters import command
-from vllm.benchmarks.drafters.plan import name_drafters, plan_engines
+from vllm.benchmarks.drafters.plan import plan_sides
 from vllm.config.drafter.drafter import DrafterConfig
 from vllm.config.drafter.length import AutoSchedule, candidate_lengths
 from vllm.utils.argparse_utils import FlexibleArgumentParser
@@ -24,7 +24,7 @@ def resolve(spec: dict[str, Any] | None) -> SimpleNamespace:
     length = spec.get("num_speculative_tokens")
     schedule = AutoSchedule(candidate_lengths(DEPTH, 63))
     drafter = DrafterConfig("draft_model", length or DEPTH, is_unified=True)
-    is_auto = not length and spec.get("method") != "fixed"
+    is_auto = not (length or spec.get("draft_tree") or spec.get("method") == "fixed")
     resolved = SimpleNamespace(
         drafter=drafter,
         num_speculative_tokens=length or DEPTH,
@@ -40,56 +40,40 @@ def flags(**given: Any) -> Namespace:
 
 
 @pytest.mark.parametrize(
-    ("spec", "given", "engines"),
+    ("spec", "given", "settings"),
     [
         ({}, {}, ["auto"]),
-        ({}, {"num_speculative_tokens": [2, 6], "draft_tree": [31]},
-         ["auto K=2 tree of 31", "K=6"]),
-        ({}, {"num_speculative_tokens": [15], "draft_tree": [20]},
-         ["auto", "K=15", "tree of 20"]),
-        ({"num_speculative_tokens": 5}, {"num_speculative_tokens": [2]},
-         ["num_speculative_tokens=5"]),
+        ({}, {"num_speculative_tokens": [2, 15], "draft_tree": [31]},
+         ["auto", "K=2", "K=15", "tree of 31"]),
+        ({"num_speculative_tokens": 5}, {"num_speculative_tokens": [2]}, ["K=5"]),
         ({"method": "fixed"}, {}, ["K=8"]),  # it has no "auto"
-        ({"method": "fixed"}, {"num_speculative_tokens": [2]}, ["K=2"]),
     ],
 )  # fmt: skip
-def test_engines(spec, given, engines):
-    spec, seen = {"model": "a/b"} | spec, []
-
-    def watched(spec: dict[str, Any]) -> SimpleNamespace:
-        seen.append(spec)
-        return resolve(spec)
-
-    (none,), *planned, (again,) = plan_engines([spec], flags(**given), watched)
+def test_sides(spec, given, settings):
+    spec = {"model": "a/b"} | spec
+    none, *sides, again = plan_sides([spec], flags(**given), resolve)
     assert none.spec is again.spec is None and again.setting == "again"
-    assert [" ".join(side.setting for side in each) for each in planned] == engines
-    for sides in planned:
-        assert sides[0].spec in seen  # all are resolved before one starts
-        for side in sides:
-            assert side.drafter == "b" and side.is_lossless
-            # The spec says how much to draft, unless the engine chooses.
-            length = side.spec.get("num_speculative_tokens")
-            assert length == (None if side.setting == "auto" else side.depth)
-            assert (side.num_drafts is None) == (side is sides[0])
-
-
-def test_a_tree_is_measured_where_its_rows_have_graphs():
-    given = flags(draft_tree=[31], quick=True)
-    _, (auto, tree) = plan_engines([{"model": "a"}], given, resolve)
-    assert auto.is_measured_at(32) and tree.is_measured_at(8)
-    assert not tree.is_measured_at(32)
+    assert [side.setting for side in sides] == settings
+    for side in sides:
+        assert side.drafter == "b" and side.is_lossless
+        # The spec says how much to draft, unless the drafter does.
+        length = side.spec.get("num_speculative_tokens")
+        assert length in (None, side.depth)
+    assert len(plan_sides([spec], flags(quick=True, **given), resolve)) == 1 + len(
+        sides
+    )
 
 
 def test_synthetic_acceptance_is_not_compared():
     spec = {"model": "a", "rejection_sample_method": "synthetic"}
-    assert not plan_engines([spec], flags(), resolve)[1][0].is_lossless
+    assert not plan_sides([spec], flags(), resolve)[1].is_lossless
 
 
-def test_drafters():
+def test_names():
     specs = [{"model": "a/b"}, {"method": "ngram"}, {"model": "c/b"}]
-    assert name_drafters(specs) == ["b (1)", "ngram", "b (2)"]
-    one = [{"model": "b"}, {"model": "b", "draft_tree": 15}]
-    assert name_drafters(one) == ["b", "b"]
+    specs.append({"model": "a/b", "draft_tree": 15})
+    names = [side.name for side in plan_sides(specs, flags(quick=True), resolve)]
+    assert names[1:] == ["b (1) auto", "ngram auto", "b (2) auto", "b tree of 15"]
 
 
 @pytest.mark.parametrize(

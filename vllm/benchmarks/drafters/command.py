@@ -51,11 +51,11 @@ def add_drafter_args(parser: argparse.ArgumentParser) -> None:
     add("--drafter", nargs="+", action="extend", default=[], metavar="DRAFTER",
         type=parse_speculative_config,
         help="folder, hub id, or a speculative config as JSON; one that says how much "
-        "to draft is measured as it is. Without --model: the bundled ones")  # fmt: skip
+        "to draft is measured so. Without --model: the bundled ones")  # fmt: skip
     add("--num-speculative-tokens", type=int, nargs="+", metavar="K",
-        help='fixed draft lengths to measure beside "auto"')  # fmt: skip
+        help="draft lengths to measure, too")  # fmt: skip
     add("--draft-tree", type=int, nargs="*", metavar="N",
-        help='nodes of fixed draft trees to measure beside "auto"')  # fmt: skip
+        help="nodes of draft trees to measure, too")  # fmt: skip
     add("--concurrency", type=int, nargs="+", metavar="N",
         help="requests at a time; unset: 1 8 32; 1 8 with --quick on CPUs")  # fmt: skip
     add("--output-len", type=int, metavar="N", help="most tokens of an output; unset: "
@@ -230,7 +230,7 @@ def prepare(args: argparse.Namespace, bundle: Path | None) -> tuple["Measurement
     """
     from vllm.benchmarks.drafters.compare import NUM_LOGPROBS
     from vllm.benchmarks.drafters.measure import Measurement
-    from vllm.benchmarks.drafters.plan import plan_engines
+    from vllm.benchmarks.drafters.plan import plan_sides
     from vllm.benchmarks.drafters.prompts import read_prompts
     from vllm.tokenizers import cached_tokenizer_from_config
 
@@ -245,7 +245,7 @@ def prepare(args: argparse.Namespace, bundle: Path | None) -> tuple["Measurement
         return replace(engine, speculative_config=copy).create_engine_config()
 
     target = resolve(None).model_config
-    engines = plan_engines(args.drafter, args, resolve)
+    sides = plan_sides(args.drafter, args, resolve)
     tokenizer = cached_tokenizer_from_config(target)
     prompts = read_prompts(args, tokenizer, bundle, target.get_vocab_size())
     longest = max(map(len, prompts)) + args.output_len
@@ -262,7 +262,7 @@ def prepare(args: argparse.Namespace, bundle: Path | None) -> tuple["Measurement
         batches, fewest = 1, 2
     measured = Measurement(
         llm=vars(engine),
-        engines=engines,
+        sides=sides,
         prompts=prompts,
         sampling={"temperature": 0.0, **how},
         loads={load: max(fewest, batches * load) for load in args.concurrency},

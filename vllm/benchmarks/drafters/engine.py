@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """An engine that runs rounds of requests. Its scheduler is in the same process, so that
-concurrency and draft length can be set.
+concurrency can be set.
 
 vLLM's release must be able to run this, too: nothing else of this tree is imported.
 """
@@ -65,9 +65,6 @@ class Engine:
         self.llm = LLM(**engine)
         self.start_s = time.perf_counter() - begin
         self.scheduler = self.llm.llm_engine.engine_core.engine_core.scheduler
-        # What the scheduler chooses draft lengths with; None: it does not.
-        self.auto = getattr(self.scheduler, "draft_lengths", None)
-        self.trimming = getattr(self.auto, "trimming", None)
 
     def describe(self) -> dict[str, Any]:
         """Seconds to start, memory of all ranks, and dtype."""
@@ -82,47 +79,18 @@ class Engine:
         if self.llm.llm_engine.vllm_config.parallel_config.world_size > 1:
             self.llm.llm_engine.engine_core.engine_core.model_executor.shutdown()
 
-    def draft(self, num_drafts: int | None, trims: bool) -> None:
-        """Sets how much is drafted from now on.
-
-        Args:
-            num_drafts: draft length, or nodes of a tree; None: what the engine chooses.
-            trims: whether steps may verify only part of that, if the engine can.
-        """
-        if self.auto is None and num_drafts is None:
-            return
-        auto = self.auto if trims or num_drafts is None else None
-        every = [num_drafts] * (self.scheduler.max_num_running_reqs + 1)
-        self.scheduler.draft_lengths = auto
-        self.scheduler.dynamic_sd_lookup = auto or every
-        if auto is None:
-            return
-        auto.trimming = self.trimming if trims else None
-        for name in ("choose", "choose_again"):
-            vars(auto.lengths).pop(name, None)
-        if num_drafts is not None:
-            auto.lengths.choose = lambda *load: num_drafts
-            auto.lengths.choose_again = lambda: num_drafts
-            auto.lengths.may_hold = True
-
     def run(
-        self,
-        prompts: list[list[int]],
-        sampling: dict[str, Any],
-        load: int,
-        num_drafts: int | None = None,
+        self, prompts: list[list[int]], sampling: dict[str, Any], load: int
     ) -> Round:
         """Runs a request for each prompt, `load` at a time: as one ends another starts.
 
         Args:
             sampling: arguments of `SamplingParams`.
-            num_drafts: draft length; None: the engine chooses.
 
         Returns:
             Tokens per second by Little's law: requests that end per second are the
             concurrency over the mean seconds of a request.
         """
-        self.draft(num_drafts, trims=num_drafts is None)
         self.scheduler.max_num_active_reqs = load
         params, before = SamplingParams(**sampling, detokenize=False), self.counters()
         texts = [{"prompt_token_ids": prompt} for prompt in prompts]

@@ -52,7 +52,7 @@ class Report:
 
     @property
     def compared(self) -> list[Side]:
-        return [s for s in self.measured.sides if s.spec and s.is_lossless]
+        return [s for s in self.measured.sides if s.spec and s.rounds and s.is_lossless]
 
     @property
     def is_lossless(self) -> bool:
@@ -121,7 +121,7 @@ class Report:
         what = total.describe() if self.compared else "none compared"
         lines = [f"Answers beside those of no speculation: {what}"]
         for side in self.measured.sides:
-            if not side.is_lossless:
+            if side.rounds and not side.is_lossless:
                 lines.append(f"  {side.name}: not compared: synthetic acceptance")
             elif side.comparison.ties or side.comparison.errors:
                 lines.append(f"  {side.name}: {side.comparison.describe()}")
@@ -157,11 +157,11 @@ class Report:
     def best(self) -> Side | None:
         """The fastest over all loads, by the geometric mean of its ratios; None: no
         drafter was measured, or the machine was too unsteady to tell."""
-        sides = [s for s in self.measured.sides if not (s.spec and s.comparison.errors)]
-        gains = [self._gain(side) for side in sides]
-        has_drafted = any(side.spec and side.rounds for side in self.measured.sides)
-        if not has_drafted or self.unsteadiness() > USELESS:
+        measured = [side for side in self.measured.sides if side.rounds]
+        sides = [s for s in measured if not (s.spec and s.comparison.errors)]
+        if not any(s.spec for s in measured) or self.unsteadiness() > USELESS:
             return None
+        gains = [self._gain(side) for side in sides]
         near = [
             (side.setting == AUTO, gain, side)
             for side, gain in zip(sides, gains, strict=True)

@@ -8,7 +8,13 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from benchmarks.spec_decode.plan import GIB, any_schedule, engine_of, is_shared
+from benchmarks.spec_decode.plan import (
+    GIB,
+    is_shared,
+    llm_args,
+    python_for,
+    shared_depth,
+)
 from benchmarks.spec_decode.results import (
     MAIN_CONTEXT,
     OURS,
@@ -38,12 +44,9 @@ class EngineBenchmark(SideBySide):
     """Rounds of requests that arrive together, on in-process LLM engines."""
 
     def start(self, key: EngineKey, lane: int) -> EngineProcess:
-        engine, args = self.setup.llm_args(key), self.args
-        if is_shared(key, args) and not key.is_auto:
-            schedule = {"num_speculative_tokens_per_batch_size": any_schedule(args)}
-            engine["speculative_config"] |= schedule
-        job = {"engine": engine, "is_replayed": bool(args.trace) and key.mode != "none"}
-        python, env = self.setup.command(key, lane)
+        is_replayed = bool(self.args.trace) and key.mode != "none"
+        job = {"engine": llm_args(key, self.args), "is_replayed": is_replayed}
+        python, env = python_for(key, self.args, lane)
         process = EngineProcess(python, WORKER, job, env, self.log(key), cwd=ROOT)
         process.send(("describe", {}))
         return process
@@ -111,8 +114,7 @@ class EngineBenchmark(SideBySide):
     def record(self, point: PointKey, found: dict[str, Any]) -> None:
         key = point.engine
         if is_shared(key, self.args):  # depths of its trees are those of its engine
-            depth = engine_of(key, self.args).num_tokens
-            key = key._replace(is_auto=True, num_tokens=depth)
+            key = key._replace(is_auto=True, num_tokens=shared_depth(self.args))
         length = expected_length(point.acceptance, key, found["drafted"])
         if length and found["mean_step_s"]:
             steps_per_s = point.concurrency / found["mean_step_s"]

@@ -4,7 +4,6 @@
 import os
 from argparse import Namespace
 from collections import defaultdict
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -90,140 +89,105 @@ def plan_groups(args: Namespace, at_once: int) -> list[list[EngineKey]]:
 
 
 def is_shared(key: EngineKey, args: Namespace) -> bool:
-    """Whether a shared engine serves this key, and is told how much to draft.
+    """Whether a shared engine serves this key: one that chooses how much to draft, on
+    which that can also be set."""
+    is_able = args.share_engines and key.implementation == OURS and key.mode != "none"
+    return is_able and not key.is_fp8 and key.num_tokens <= shared_depth(args)
 
-    An engine of this tree that chooses how much to draft can also be told it, and to
-    verify all its drafts. Without one, this works for modes that draft in one pass; an
-    engine with trees can also draft chains.
-    """
-    if not args.share_engines or key.implementation != OURS or key.mode == "none":
-        return False
-    if key.is_auto:
-        return True
-    if args.auto is not None:
-        return not key.is_fp8 and key.num_tokens <= args.auto
-    return key.mode in PARALLEL and not key.is_fp8 and not key.is_adaptive
+
+def shared_depth(args: Namespace) -> int:
+    return args.auto or max(args.num_speculative_tokens, default=0)
 
 
 def engine_of(key: EngineKey, args: Namespace) -> EngineKey:
     """The engine that a point is measured on: its own, or the shared one."""
     if not is_shared(key, args):
         return key
-    if key.is_auto:
-        return key._replace(is_adaptive=args.adaptive)
-    nodes = max(args.draft_tree, default=0)
-    if args.auto is None:
-        return key._replace(num_tokens=max(args.num_speculative_tokens), tree=nodes)
-    return EngineKey(OURS, key.mode, args.auto, True, key.shapes, nodes, args.adaptive)
+    nodes = key.tree if key.is_auto else max(args.draft_tree, default=0)
+    depth, adaptive = shared_depth(args), args.adaptive
+    return EngineKey(OURS, key.mode, depth, True, key.shapes, nodes, adaptive)
 
 
-def any_schedule(args: Namespace) -> list[tuple[int, int, int]]:
-    """A schedule with all lengths of a shared engine; rounds replace it."""
-    lengths = {*args.num_speculative_tokens, *args.draft_tree} - {0}
-    lengths = sorted(lengths, reverse=True)
-    ranges = [(i + 1, i + 1, n) for i, n in enumerate(lengths[:-1])]
-    return [*ranges, (len(lengths), args.max_num_seqs, lengths[-1])]
-
-
-def python_of(
-    site: str, env: dict[str, str] | None = None
-) -> tuple[list[str], dict[str, str]]:
+def python_of(site: str, **env: str) -> tuple[list[str], dict[str, str]]:
     """Command and environment of a site: an interpreter, or a folder of packages for
     the python3 on the path."""
-    env = dict(os.environ) | (env or {})
+    env = dict(os.environ) | env
     if Path(site).is_file():
         return [site], env
     paths = [str(Path(site).resolve()), env.get("PYTHONPATH", "")]
     return ["python3"], env | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 
-@dataclass(frozen=True)
-class Setup:
-    """What all engines of a run share.
+def python_for(
+    key: EngineKey, args: Namespace, lane: int
+) -> tuple[list[str], dict[str, str]]:
+    """Command and environment of an engine.
 
-    Attributes:
-        sites: by "ours" and "base", a folder for PYTHONPATH or a Python interpreter.
-        models: folder of the set of models.
-        engine_args: further arguments of LLM, which override those chosen here.
-        max_model_len: tokens of the longest prompt and its output.
-        spec_args: further keys of the speculative config, for engines of this tree.
+    Args:
+        lane: distinguishes engines that start together and differ only in setting.
     """
+    # Engines that compile at the same time must not write the same files. Engines with
+    # another K that start later reuse them.
+    root = Path(os.environ.get("VLLM_CACHE_ROOT", "~/.cache/vllm")).expanduser()
+    cache = f"{key.implementation}-{key.mode}-{key.shapes}-{lane}"
+    env = {
+        "VLLM_USE_V2_MODEL_RUNNER": str(int(key.implementation != BASE_V1)),
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_CACHE_ROOT": str(root / "spec_decode_benchmarks" / cache),
+    }
+    if args.on_cpu:
+        env["VLLM_CPU_KVCACHE_SPACE"] = "1"
+    return python_of(args.site[OURS if key.implementation == OURS else "base"], **env)
 
-    sites: dict[str, str]
-    models: Path
-    on_cpu: bool
-    max_num_seqs: int
-    kv_cache_gib: float
-    engine_args: dict[str, Any]
-    max_model_len: int = MIN_MODEL_LEN
-    spec_args: dict[str, Any] = field(default_factory=dict)
 
-    def llm_args(self, key: EngineKey) -> dict[str, Any]:
-        args = {
-            "model": str(self.models / "target"),
-            "speculative_config": self.speculative_config(key),
-            "load_format": "dummy",
-            "skip_tokenizer_init": True,
-            "max_model_len": self.max_model_len,
-            "max_num_seqs": self.max_num_seqs,
-            "max_num_batched_tokens": 8192,
-            # Long prompts are computed before a round, which then hits the cache.
-            "enable_prefix_caching": self.max_model_len > MIN_MODEL_LEN,
-            "disable_log_stats": False,
-            "gpu_memory_utilization": 0.1 if self.on_cpu else 0.02,
-            "kv_cache_memory_bytes": int(self.kv_cache_gib * GIB),
-        }
-        if self.on_cpu:
-            args |= {"dtype": "float32", "compilation_config": {"mode": 0}}
-        return args | self.engine_args
+def llm_args(key: EngineKey, args: Namespace) -> dict[str, Any]:
+    """Arguments of LLM.
 
-    def speculative_config(self, key: EngineKey) -> dict[str, Any] | None:
-        if key.mode == "none":
-            return None
-        config: dict[str, Any] = {
-            **MODES[key.mode],
-            "model": str(self.models / key.mode),
-            "num_speculative_tokens": key.num_tokens,
-        }
-        if key.tree:
-            config["draft_tree"] = key.tree  # acceptance is replayed
-        elif not self.on_cpu or key.implementation != BASE_V1:
-            # So that every engine accepts the same. Runner V1 does not support it on a
-            # CPU, where it can only replay recordings.
-            config["rejection_sample_method"] = "synthetic"
-            config["synthetic_acceptance_length"] = equal_length(key.num_tokens)
-        if key.is_auto:
-            config["num_speculative_tokens_per_batch_size"] = "auto"
-        if key.is_auto or key.is_adaptive:  # a part of "auto" by default
-            config["enable_adaptive_verification"] = key.is_adaptive
-        if key.is_fp8:
-            config["quantization"] = "fp8_per_channel"
-            config["draft_lm_head_quantization"] = "fp8"
-        return config | (self.spec_args if key.implementation == OURS else {})
+    Args:
+        args: the flags, and `models`, the folder of the set of models, `on_cpu`, and
+            `max_model_len`, tokens of the longest prompt and its output.
+    """
+    engine = {
+        "model": str(args.models / "target"),
+        "speculative_config": speculative_config(key, args),
+        "load_format": "dummy",
+        "skip_tokenizer_init": True,
+        "max_model_len": args.max_model_len,
+        "max_num_seqs": args.max_num_seqs,
+        "max_num_batched_tokens": 8192,
+        # Long prompts are computed before a round, which then hits the cache.
+        "enable_prefix_caching": args.max_model_len > MIN_MODEL_LEN,
+        "disable_log_stats": False,
+        "gpu_memory_utilization": 0.1 if args.on_cpu else 0.02,
+        "kv_cache_memory_bytes": int(args.kv_cache_gib * GIB),
+    }
+    if args.on_cpu:
+        engine |= {"dtype": "float32", "compilation_config": {"mode": 0}}
+    return engine | args.engine_args
 
-    def command(
-        self, key: EngineKey, lane: int = 0
-    ) -> tuple[list[str], dict[str, str]]:
-        """The interpreter's command line, and its environment.
 
-        Args:
-            lane: distinguishes engines that start together and differ only in setting.
-        """
-        is_v2 = key.implementation != BASE_V1
-        # Engines that compile at the same time must not write the same files. Engines
-        # with another K that start later reuse them.
-        root = os.environ.get("VLLM_CACHE_ROOT", "~/.cache/vllm")
-        cache = f"{key.implementation}-{key.mode}-{key.shapes}-{lane}"
-        env = {
-            "VLLM_USE_V2_MODEL_RUNNER": str(int(is_v2)),
-            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-            "VLLM_NO_USAGE_STATS": "1",
-            "HF_HUB_OFFLINE": "1",
-            "VLLM_CACHE_ROOT": str(
-                Path(root).expanduser() / "spec_decode_benchmarks" / cache
-            ),
-        }
-        if self.on_cpu:
-            env["VLLM_CPU_KVCACHE_SPACE"] = "1"
-        site = self.sites[OURS if key.implementation == OURS else "base"]
-        return python_of(site, env)
+def speculative_config(key: EngineKey, args: Namespace) -> dict[str, Any] | None:
+    if key.mode == "none":
+        return None
+    config: dict[str, Any] = {
+        **MODES[key.mode],
+        "model": str(args.models / key.mode),
+        "num_speculative_tokens": key.num_tokens,
+    }
+    if key.tree:
+        config["draft_tree"] = key.tree  # acceptance is replayed
+    elif not args.on_cpu or key.implementation != BASE_V1:
+        # So that every engine accepts the same. Runner V1 does not support it on a CPU,
+        # where it can only replay recordings.
+        config["rejection_sample_method"] = "synthetic"
+        config["synthetic_acceptance_length"] = equal_length(key.num_tokens)
+    if key.is_auto:
+        config["num_speculative_tokens_per_batch_size"] = "auto"
+    if key.is_auto or key.is_adaptive:  # a part of "auto" by default
+        config["enable_adaptive_verification"] = key.is_adaptive
+    if key.is_fp8:
+        config["quantization"] = "fp8_per_channel"
+        config["draft_lm_head_quantization"] = "fp8"
+    return config | (args.spec_args if key.implementation == OURS else {})

@@ -255,7 +255,10 @@ def _devices(folder: Path) -> Iterator[str]:
     """The command and date of each file's last run."""
     yield "Last measured by:"
     for path in sorted(folder.glob("*.json")):
-        if runs := files.load(path).get("runs"):
+        found = files.load(path)
+        if about := found.get("about"):  # put together from several runs
+            yield f"- `{path.name}`: {about}"
+        elif runs := found.get("runs"):
             last = max(runs)
             yield f"- `{path.name}`, {last[:10]}: `{runs[last].get('command', '')}`"
 

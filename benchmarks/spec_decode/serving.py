@@ -16,6 +16,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from benchmarks.spec_decode.plan import llm_args, python_for
 from benchmarks.spec_decode.results import ROOT, EngineKey
 from benchmarks.spec_decode.side_by_side import SideBySide, check, make_parser
 from benchmarks.spec_decode.traces import RECORDED, recording
@@ -129,11 +130,11 @@ class ServingBenchmark(SideBySide):
         return RECORDED + self.args.trace[0] if self.args.trace else ""
 
     def start(self, key: EngineKey, lane: int) -> Server:
-        python, env = self.setup.command(key, lane)
+        python, env = python_for(key, self.args, lane)
         env["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"
         if (recorded := recording(self.label, key)) is not None:
             env["SPEC_DECODE_RECORDING"] = recorded
-        return Server(python, self.setup.llm_args(key), env, self.log(key))
+        return Server(python, llm_args(key, self.args), env, self.log(key))
 
     def await_ready(self, engine: Server, timeout_s: float) -> dict[str, Any]:
         return engine.await_ready(timeout_s)

@@ -21,7 +21,6 @@ from benchmarks.spec_decode.plan import (
     ENGINE_GIB,
     GIB,
     MIN_MODEL_LEN,
-    Setup,
     engine_of,
     plan_groups,
     python_of,
@@ -125,6 +124,11 @@ def check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
 class SideBySide:
     """Starts groups of engines and measures them.
 
+    Subclasses have `start(key, lane)`, which does not wait, `await_ready(engine,
+    timeout_s)`, which returns a description of it or raises RuntimeError, and
+    `measure_all(engines)`, which measures the most important points first. An engine
+    has `stop()`, which waits until its memory is free.
+
     Args:
         benchmark: name of the benchmark's module.
         folder: where the models are written.
@@ -134,16 +138,9 @@ class SideBySide:
         self.args = args
         device = probe_device(*python_of(next(iter(args.site.values()))))
         longest = max(args.context) + args.output_len + 128
-        self.setup = Setup(
-            sites=args.site,
-            models=write_models(args.shapes, folder),
-            on_cpu=device["name"] == "cpu",
-            max_num_seqs=args.max_num_seqs,
-            kv_cache_gib=args.kv_cache_gib,
-            max_model_len=max(MIN_MODEL_LEN, longest),
-            engine_args=args.engine_args,
-            spec_args=args.spec_args,
-        )
+        args.models = write_models(args.shapes, folder)
+        args.on_cpu = device["name"] == "cpu"
+        args.max_model_len = max(MIN_MODEL_LEN, longest)
         self.run = Run(benchmark, device, args.output, args.time_limit)
         self.logs = Path(tempfile.mkdtemp(prefix="spec_decode_logs_"))
         self.run.say(f"logs: {self.logs}")
@@ -152,21 +149,6 @@ class SideBySide:
 
     def log(self, key: EngineKey) -> Path:
         return self.logs / (str(key).replace("/", "_") + ".log")
-
-    # Subclasses have these.
-
-    def start(self, key: EngineKey, lane: int) -> Any:
-        """Starts an engine, and does not wait. It has `stop`, which waits until its
-        memory is free."""
-        raise NotImplementedError
-
-    def await_ready(self, engine: Any, timeout_s: float) -> dict[str, Any]:
-        """A description of a started engine; raises RuntimeError."""
-        raise NotImplementedError
-
-    def measure_all(self, engines: dict[EngineKey, Any]) -> None:
-        """Measures the most important points first."""
-        raise NotImplementedError
 
     def measure_groups(self) -> None:
         # So that `timeout` ends the engines too: each has a session of its own.

@@ -2,6 +2,7 @@
 """Which engines run at the same time, and with which models."""
 
 import json
+from argparse import Namespace
 from itertools import chain, product
 from pathlib import Path
 
@@ -9,7 +10,12 @@ import pytest
 
 from benchmarks.spec_decode.engine import parse
 from benchmarks.spec_decode.models import MODES, SETS, modes_of, write_models
-from benchmarks.spec_decode.plan import Setup, any_schedule, engine_of, plan_groups
+from benchmarks.spec_decode.plan import (
+    engine_of,
+    llm_args,
+    plan_groups,
+    speculative_config,
+)
 from benchmarks.spec_decode.results import OURS, EngineKey
 from benchmarks.spec_decode.serving import as_flags
 
@@ -17,6 +23,11 @@ HERE = f"--site=ours={Path(__file__).parent}"
 
 
 SITES = [HERE, HERE.replace("ours", "base")]
+
+
+def args_for(models: Path, flags: str = "") -> Namespace:
+    more = {"models": models, "on_cpu": False, "max_model_len": 1024}
+    return Namespace(**vars(parse([*SITES, *flags.split()])) | more)
 
 
 def planned(flags: str, at_once: int = 99) -> list[list[EngineKey]]:
@@ -61,9 +72,9 @@ def test_fp8_drafters_are_added():
     assert sorted(map(str, added)) == [
         f"ours/{mode}/K{k}fp8" for mode in ("draft", "pard") for k in (3, 7)
     ]
-    setup = Setup({}, Path("models"), False, 4, 1.0, {})
-    spec = setup.speculative_config(added[0])
-    usual = setup.speculative_config(added[0]._replace(is_fp8=False))
+    args = args_for(Path("models"))
+    spec = speculative_config(added[0], args)
+    usual = speculative_config(added[0]._replace(is_fp8=False), args)
     assert spec == usual | {
         "quantization": "fp8_per_channel",
         "draft_lm_head_quantization": "fp8",
@@ -86,25 +97,17 @@ SHARING = (
 )
 
 
-def test_one_pass_drafter_shares_engine_for_all_lengths():
-    args = parse([*SITES, *SHARING.split()])
-    (keys,) = plan_groups(args, 99)
-    engines = {str(engine_of(key, args)) for key in keys if key.mode == "pard"}
-    base = {f"base-v1/pard/K{k}" for k in (3, 8)}
-    assert engines == {"ours/pard/K8tree15", *base}
-    assert all(engine_of(key, args) == key for key in keys if key.mode == "draft")
-    assert any_schedule(args) == [(1, 1, 15), (2, 2, 8), (3, 64, 3)]
-
-
 @pytest.mark.parametrize("adaptive", ["", "adaptive"])
-def test_engine_that_chooses_is_shared_with_all_that_are_told(adaptive: str):
-    flags = SHARING + "--auto 8" + adaptive.replace("adaptive", " --adaptive")
+@pytest.mark.parametrize("auto", ["", "--auto 8"])
+def test_engine_that_chooses_is_shared_with_fixed_lengths(auto: str, adaptive: str):
+    flags = SHARING + auto + adaptive.replace("adaptive", " --adaptive")
     args = parse([*SITES, *flags.split()])
     keys = [key for group in plan_groups(args, 99) for key in group]
     engines = {str(engine_of(key, args)) for key in keys if key.implementation == OURS}
+    trees = ("", "tree15") if auto else ("tree15",)  # it is measured without, too
     assert engines == {
         f"ours/{mode}/K8{tree}auto{adaptive}"
-        for mode, tree in product(("draft", "pard"), ("", "tree15"))
+        for mode, tree in product(("draft", "pard"), trees)
     }
 
 
@@ -126,9 +129,9 @@ def test_models_accept_arguments_of_every_mode(name: str, tmp_path: Path):
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     models = write_models(name, tmp_path)
-    setup = Setup({}, models, False, 64, 5.0, {"gpu_memory_utilization": 0.5})
+    run = args_for(models, '--engine-args {"gpu_memory_utilization":0.5}')
     for mode in modes_of(name):
-        args = setup.llm_args(EngineKey("ours", mode, 7 * (mode != "none")))
+        args = llm_args(EngineKey("ours", mode, 7 * (mode != "none")), run)
         # Also as flags of a server.
         found = make_arg_parser(FlexibleArgumentParser()).parse_args(as_flags(args))
         assert found.load_format == "dummy" and found.gpu_memory_utilization == 0.5

@@ -9,7 +9,6 @@ in a run without speculation tell a tie from an error.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import torch
 
@@ -34,7 +33,8 @@ def tolerance(dtype: str) -> float:
     return max(LEAST_TOLERANCE, LARGEST_LOGIT * eps)
 
 
-class Difference(NamedTuple):
+@dataclass(frozen=True)
+class Difference:
     """Where an output first differs.
 
     Attributes:

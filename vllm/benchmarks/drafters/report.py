@@ -5,6 +5,7 @@ import json
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from itertools import zip_longest
 from math import prod
 from statistics import median
 from typing import Any
@@ -85,7 +86,7 @@ class Report:
     def _row(self, side: Side, load: int) -> dict[str, Any]:
         def total(name: str) -> list[int]:
             of_rounds = [each.counts.get(name, [0]) for each in side.rounds[load]]
-            return [sum(values) for values in zip(*of_rounds, strict=False)]
+            return [sum(values) for values in zip_longest(*of_rounds, fillvalue=0)]
 
         (drafts,), (accepted,) = total("drafts"), total("accepted_tokens")
         drafted = total("draft_tokens_per_pos")[: side.depth]
@@ -141,17 +142,16 @@ class Report:
             lines.append(f"Lossless: no difference, but for {near}.")
         return "\n".join(lines)
 
-    def _show(self, difference: Difference) -> str:
+    def _show(self, one: Difference) -> str:
         def text(*tokens: int | None) -> str:
             if tokens == (None,):
                 return "its end"
             return repr(self.tokenizer.decode(tokens) if self.tokenizer else tokens)
 
         return (
-            f"    prompt {difference.request}, token {difference.at}: after "
-            f"{text(*difference.before)} no speculation has "
-            f"{text(difference.expected)}, this has {text(difference.found)}, "
-            f"{difference.gap:.2f} nats less likely"
+            f"    prompt {one.request}, token {one.at}: after {text(*one.before)} no "
+            f"speculation has {text(one.expected)}, this has {text(one.found)}, "
+            f"{one.gap:.2f} nats less likely"
         )
 
     def best(self) -> Side | None:
@@ -161,13 +161,9 @@ class Report:
         sides = [s for s in measured if not (s.spec and s.comparison.errors)]
         if not any(s.spec for s in measured) or self.unsteadiness() > USELESS:
             return None
-        gains = [self._gain(side) for side in sides]
-        near = [
-            (side.setting == AUTO, gain, side)
-            for side, gain in zip(sides, gains, strict=True)
-            if gain >= max(gains) * (1 - SAME_SPEED)
-        ]
-        return max(near, key=lambda each: each[:2])[2]
+        most = max(map(self._gain, sides))
+        near = [s for s in sides if self._gain(s) >= most * (1 - SAME_SPEED)]
+        return max(near, key=lambda side: (side.setting == AUTO, self._gain(side)))
 
     def _gain(self, side: Side) -> float:
         ratios = [self.ratio(side, load) for load in self.loads]
@@ -185,15 +181,14 @@ class Report:
     def advice(self) -> str:
         """The best setting, and what keeps it from being certain."""
         lines, best, unsteady = [], self.best(), self.unsteadiness()
-        if best is not None and best.spec is None:
-            lines.append("Best: no drafter gains over no speculation")
-        elif best is not None:
+        if best is not None:
             gains = [f"{self.ratio(best, n):.2f}× at {n}" for n in self.loads]
-            lines.append(f"Best: {', '.join(gains)} at a time, over no speculation")
+            gain = (
+                ", ".join(gains) + " at a time, over" if best.spec else "no gain over"
+            )
+            lines += [f"Best: {gain} no speculation", self.command(best)]
         elif unsteady <= USELESS:
             lines.append("Nothing is known of any drafter: none could be measured.")
-        if best is not None:
-            lines.append(self.command(best))
         if unsteady > UNSTEADY:
             lines.append(
                 f"Unsteady: no speculation differs by {unsteady:.1f}× between its "

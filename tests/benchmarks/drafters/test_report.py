@@ -233,12 +233,22 @@ def test_report_of_a_run_that_is_cut_off(measured, monkeypatch, capsys, tmp_path
     assert {number for what, number in found.events if what == "kill"} == {1, 2}
 
 
-def test_progress(measured, capsys):
+def test_progress(measured, monkeypatch, capsys):
     """Each setting is named, and the time left does not climb."""
-    measured(sides("d"), sides("e"))
-    lines = capsys.readouterr().err.splitlines()
-    assert [line.partition("] ")[2] for line in lines[3:8]] == [
-        *("d auto: starting", "d auto: 4 at a time", "d auto: 1 at a time"),
-        *("d K=2: starting", "d K=2: 4 at a time"),
+    times = iter([0, 0, 100, 200, 1000, 1060, 5000, 5100])
+    monkeypatch.setattr(measure.time, "monotonic", lambda: next(times))
+    progress = measure.Progress(4)
+    progress.say("none", "starting")
+    progress.end_engine()
+    progress.say("d auto", "starting")
+    progress.end_engine()
+    progress.say("d K=2", "starting")
+    progress.end_engine()
+    progress.say("e auto", "starting")
+    shown = [line.partition("]")[0] for line in capsys.readouterr().err.splitlines()]
+    assert shown == [
+        "[   0 s, engine 1 of 4",
+        "[ 200 s, engine 2 of 4",
+        "[1060 s, engine 3 of 4, about 29 min left",
+        "[5100 s, engine 4 of 4",
     ]
-    assert "left" not in lines[5] and "engine 3 of 6, at most 0 min left" in lines[6]

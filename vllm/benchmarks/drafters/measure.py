@@ -157,22 +157,24 @@ class Measurement:
 
 class Progress:
     """Prints what is measured, and how long the rest takes if every engine to come
-    takes as long as the slowest drafter's so far."""
+    takes as long as the slowest drafter's so far; that never gets longer."""
 
     def __init__(self, total: int):
         self.total, self.begin = total, time.monotonic()
         self.done, self.ended, self.slowest = 0, self.begin, 0.0
+        self.end = float("inf")
 
     def say(self, name: str, what: str) -> None:
-        where = f"engine {self.done + 1} of {self.total}"
-        if self.slowest:
-            left = (self.total - self.done) * self.slowest / 60
-            where += f", at most {left:.0f} min left"
-        passed = time.monotonic() - self.begin
-        print(f"[{passed:4.0f} s, {where}] {name}: {what}", file=sys.stderr)
+        now = time.monotonic()
+        where = f"{now - self.begin:4.0f} s, engine {self.done + 1} of {self.total}"
+        if now < self.end < float("inf"):
+            where += f", about {(self.end - now) / 60:.0f} min left"
+        print(f"[{where}] {name}: {what}", file=sys.stderr)
 
     def end_engine(self) -> None:
         now = time.monotonic()
         if self.done:  # the first one drafts nothing
             self.slowest = max(self.slowest, now - self.ended)
+            left = (self.total - self.done - 1) * self.slowest
+            self.end = min(self.end, now + left)
         self.done, self.ended = self.done + 1, now

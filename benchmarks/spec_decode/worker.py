@@ -142,9 +142,10 @@ class Worker(drafters.Engine):
         self.drafter = self.drafter or getattr(self.runner, "drafter", None)
         self.clock = DraftClock(self.drafter) if self.drafter else None
         self.num_requests = 0
-        # What the scheduler chooses draft lengths with; None: it does not.
-        self.auto = getattr(self.scheduler, "draft_lengths", None)
-        self.trimming = getattr(self.auto, "trimming", None)
+        # What chooses draft lengths; None: the engine does not, or is of the release.
+        steps = getattr(self.scheduler, "step_drafts", None)
+        self.policy = steps and steps.policy
+        self.verifier = self.policy and self.policy.chooser.verifier
 
     def describe(self) -> dict[str, Any]:
         """Versions, settings, start-up time, and FULL CUDA graphs if known."""
@@ -169,13 +170,13 @@ class Worker(drafters.Engine):
 
     def time_steps(self) -> None:
         """Measures the step times for "auto" again, now that all engines are up."""
-        from vllm.v1.core.sched.draft_load import ChosenLengths
-        from vllm.v1.spec_decode.dynamic import pass_times
+        from vllm.v1.core.sched.draft_policy import DraftPolicy
+        from vllm.v1.spec_decode.auto.measure import measure_steps
 
         core = self.llm.llm_engine.engine_core.engine_core
-        pass_times.measure_steps(core.model_executor)
-        self.auto = ChosenLengths.of(self.scheduler)
-        self.trimming = self.auto.trimming
+        measure_steps(core.model_executor)
+        self.policy = DraftPolicy.of(self.scheduler)
+        self.verifier = self.policy.chooser.verifier
         self.draft(None, trims=True)
 
     def draft(self, num_drafts: int | None, trims: bool) -> None:
@@ -185,21 +186,17 @@ class Worker(drafters.Engine):
             num_drafts: draft length, or nodes of a tree; None: what the engine chooses.
             trims: whether steps may verify only part of that, if the engine can.
         """
-        if self.auto is None and num_drafts is None:
+        if self.policy is None and num_drafts is None:
             return
-        auto = self.auto if trims or num_drafts is None else None
-        every = [num_drafts] * (self.scheduler.max_num_running_reqs + 1)
-        self.scheduler.draft_lengths = auto
-        self.scheduler.dynamic_sd_lookup = auto or every
-        if auto is None:
-            return
-        auto.trimming = self.trimming if trims else None
-        for name in ("choose", "choose_again"):
-            vars(auto.lengths).pop(name, None)
-        if num_drafts is not None:
-            auto.lengths.choose = lambda *load: num_drafts
-            auto.lengths.choose_again = lambda: num_drafts
-            auto.lengths.may_hold = True
+        policy = self.policy if trims or num_drafts is None else None
+        if hasattr(self.scheduler, "step_drafts"):  # not in vLLM's release
+            self.scheduler.step_drafts.policy = policy
+        if policy is not None:
+            policy.chooser.fixed = num_drafts
+            policy.chooser.verifier = self.verifier if trims else None
+        else:
+            most = self.scheduler.max_num_running_reqs
+            self.scheduler.dynamic_sd_lookup = [num_drafts] * (most + 1)
 
     def measure(self, output_len: int, number: int, **setup: Any) -> dict[str, Any]:
         """Measures one round; `number` seeds its prompts. README.md has the results."""

@@ -31,14 +31,15 @@ def test_steady_part_excludes_prefill_and_tail():
 
 def test_how_much_is_drafted():
     """What is set, and all of it verified, or else what the worker chooses."""
-    auto = SimpleNamespace(lengths=SimpleNamespace(), trimming="some")
-    scheduler = SimpleNamespace(draft_lengths=auto, max_num_running_reqs=2)
+    chooser = SimpleNamespace(fixed=None, verifier="some")
+    policy = SimpleNamespace(chooser=chooser)
+    steps = SimpleNamespace(policy=policy)
+    scheduler = SimpleNamespace(step_drafts=steps, max_num_running_reqs=2)
     worker = Worker.__new__(Worker)
-    worker.scheduler, worker.auto, worker.trimming = scheduler, auto, "some"
+    worker.scheduler, worker.policy, worker.verifier = scheduler, policy, "some"
     worker.draft(5, trims=False)
-    assert scheduler.draft_lengths is None and scheduler.dynamic_sd_lookup == [5] * 3
+    assert steps.policy is None and scheduler.dynamic_sd_lookup == [5] * 3
     worker.draft(5, trims=True)
-    assert auto.lengths.choose(None, {}) == 5 and auto.trimming == "some"
+    assert steps.policy is policy and (chooser.fixed, chooser.verifier) == (5, "some")
     worker.draft(None, trims=True)
-    assert scheduler.draft_lengths is scheduler.dynamic_sd_lookup is auto
-    assert "choose" not in vars(auto.lengths) and auto.trimming == "some"
+    assert (chooser.fixed, chooser.verifier) == (None, "some")

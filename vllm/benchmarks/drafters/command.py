@@ -18,10 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm.benchmarks.datasets import add_dataset_parser
-from vllm.config.drafter.hub import check_exists
-from vllm.config.drafter.resolve import parse_speculative_config
+from vllm.config.drafter.files import check_exists
 from vllm.engine.arg_utils import EngineArgs
-from vllm.engine.config_error import in_one_line
+from vllm.engine.config_error import in_one_line, parse_speculative_config
 from vllm.platforms import current_platform
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 

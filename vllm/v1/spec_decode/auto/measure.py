@@ -21,6 +21,7 @@ from vllm.config.drafter.length import (
     trims,
 )
 from vllm.logger import init_logger
+from vllm.platforms import current_platform
 from vllm.sampling_params import SamplingParams
 from vllm.utils.torch_utils import set_random_seed
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
@@ -44,8 +45,9 @@ TIMED_STEPS = 4
 # there a step turns from memory-bound to compute-bound.
 SHORT = 3
 # Time that measurements may take. A GPU needs about two seconds for one context and
-# three for the others; the rest is for a host that is busy with other engines.
-BUDGET_SECONDS = 10.0
+# three for the others; the rest is for a host that is busy with other engines. On a CPU
+# a step's time is proportional to its rows: few sizes tell the others.
+BUDGET_SECONDS = 2.0 if current_platform.is_cpu() else 10.0
 
 Measure = Callable[..., float]
 

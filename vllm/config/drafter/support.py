@@ -33,7 +33,7 @@ def find_unsupported(spec: "SpeculativeConfig") -> str | None:
     does not support; None if it supports all of it."""
     if spec.method not in METHODS:
         return f"method {spec.method}"
-    if spec.draft_model_config is None:
+    if getattr(spec, "draft_model_config", None) is None:
         return "a drafter without a model config"
     parallel = spec.target_parallel_config
     if spec.enable_adaptive_verification:

@@ -93,7 +93,8 @@ class StepDrafts:
         self._num_sampled = [*map(len, output.sampled_token_ids)]
         # Whose scheduled drafts are placeholders; of diffusion, they are canvases.
         self._from_queue = set()
-        if self._scheduler.num_sampled_tokens_per_step:
+        has_drafts = bool(step.scheduled_spec_decode_tokens)
+        if has_drafts and self._scheduler.num_sampled_tokens_per_step:
             new = {request.req_id for request in step.scheduled_new_reqs}
             self._from_queue = new | step.scheduled_cached_reqs.resumed_req_ids
         if self.policy is not None:

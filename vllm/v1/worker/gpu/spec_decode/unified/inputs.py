@@ -192,7 +192,7 @@ class DraftInputs:
 
     def first(
         self,
-        step: TargetStep,
+        verified: VerifiedBatch,
         plan: DraftPlan,
         num_tokens: int,
         hidden: HiddenRows | None,
@@ -205,7 +205,7 @@ class DraftInputs:
         """
         # Even if the step drafts nothing, the next token has a slot.
         samples = max(plan.num_samples(0), 1)
-        self._prepare(verified_batch(step), plan.layout, samples, num_tokens, hidden)
+        self._prepare(verified, plan.layout, samples, num_tokens, hidden)
         self.tables.update_for_pass(self.batch, is_first=True)
 
     def next(

@@ -27,7 +27,7 @@ from .graphs import (
     StepShapes,
     batches_to_record,
 )
-from .inputs import DraftInputs, HiddenRows
+from .inputs import DraftInputs, HiddenRows, verified_batch
 from .layout import DraftPlan
 from .sampler import DraftSampler
 from .step import TargetStep
@@ -75,11 +75,12 @@ class DraftRunner:
     def run(self, step: TargetStep, plan: DraftPlan, sync: DPSyncState | None) -> None:
         """Runs all passes of a step; the sampler has its drafts then."""
         shapes = self._shapes(step, sync)
-        hidden = self.drafter.feed(step)
+        verified = verified_batch(step)
+        hidden = self.drafter.feed(step, verified)
         first = shapes.first(step.batch, plan)
-        self.inputs.first(step, plan, first.num_tokens, hidden)
+        self.inputs.first(verified, plan, first.num_tokens, hidden)
         self._run_passes(plan, range(1), step, first)
-        self.drafter.after_first_pass(step, hidden)
+        self.drafter.after_first_pass(step, verified, hidden)
         if plan.layout.num_passes > 1:
             later = shapes.later(step.batch.num_reqs, plan)
             self._run_passes(plan, range(1, plan.layout.num_passes), step, later)

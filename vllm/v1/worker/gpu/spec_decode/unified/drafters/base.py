@@ -19,6 +19,7 @@ from vllm.v1.worker.gpu.block_table import BlockTables
 from vllm.v1.worker.gpu.input_batch import InputBatch
 
 from ..config import draft_layout
+from ..input_kernel import VerifiedBatch
 from ..inputs import DraftInputs, HiddenRows
 from ..layout import DraftLayout
 from ..step import TargetStep
@@ -111,11 +112,13 @@ class Drafter(ABC):
         """
         return None
 
-    def feed(self, step: TargetStep) -> HiddenRows | None:
+    def feed(self, step: TargetStep, verified: VerifiedBatch) -> HiddenRows | None:
         """`target_hidden` of a step, before the first pass's inputs are written."""
         return self.target_hidden(step.last_hidden, step.aux_hidden)
 
-    def after_first_pass(self, step: TargetStep, hidden: HiddenRows | None) -> None:
+    def after_first_pass(
+        self, step: TargetStep, verified: VerifiedBatch, hidden: HiddenRows | None
+    ) -> None:
         """Called once the first pass is launched.
 
         Args:

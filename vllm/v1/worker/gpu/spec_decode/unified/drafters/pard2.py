@@ -16,7 +16,6 @@ the request that continues within it. A KV connector loads blocks without any.
 
 import numpy as np
 import torch
-import torch.nn as nn
 import torch.nn.functional as F
 
 from vllm.config import VllmConfig
@@ -27,17 +26,16 @@ from vllm.triton_utils import tl, triton
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.worker.gpu.block_table import BlockTables
 
-from ..config import draft_ranks
 from ..input_kernel import VerifiedBatch
-from ..inputs import DraftInputs, HiddenRows, verified_batch
+from ..inputs import DraftInputs, HiddenRows
 from ..step import TargetStep
-from .base import Drafter, ModelInputs
-from .draft_model import load_draft_model
+from .base import ModelInputs
+from .draft_model import DraftModelDrafter
 
 logger = init_logger(__name__)
 
 
-class Pard2Drafter(Drafter):
+class Pard2Drafter(DraftModelDrafter):
     """Feeds tokens, and the target's hidden states that `features` names, projected.
 
     States are projected before they are distributed to slots: there are fewer of them
@@ -63,12 +61,6 @@ class Pard2Drafter(Drafter):
                 "PARD-2 drafts without that of its last token; all others are computed "
                 "here. Output is not affected."
             )
-
-    def load(self, target_model: nn.Module, vllm_config: VllmConfig) -> nn.Module:
-        self.ranks = draft_ranks(vllm_config)
-        with self.ranks():
-            self.model, self.cache_config_owner = load_draft_model(vllm_config)
-        return self.model
 
     def set_kv_cache(
         self, kv_cache_config: KVCacheConfig, block_tables: BlockTables, kv_group: int
@@ -97,19 +89,28 @@ class Pard2Drafter(Drafter):
         kept = self.kept
         return HiddenRows((rows,), kept.states, kept.positions, self.kv_group)
 
-    def feed(self, step: TargetStep) -> HiddenRows:
+    def feed(self, step: TargetStep, verified: VerifiedBatch) -> HiddenRows:
         """Also keeps states that end blocks: another request of the step may continue
         there."""
         hidden = self.target_hidden(step.last_hidden, step.aux_hidden)
-        self._keep(step, hidden, ends=True)
+        self._keep(step, verified, hidden, ends=True)
         return hidden
 
-    def after_first_pass(self, step: TargetStep, hidden: HiddenRows) -> None:
-        self._keep(step, hidden, ends=False)
+    def after_first_pass(
+        self, step: TargetStep, verified: VerifiedBatch, hidden: HiddenRows
+    ) -> None:
+        self._keep(step, verified, hidden, ends=False)
 
-    def _keep(self, step: TargetStep, hidden: HiddenRows, *, ends: bool) -> None:
+    def _keep(
+        self,
+        step: TargetStep,
+        verified: VerifiedBatch,
+        hidden: HiddenRows,
+        *,
+        ends: bool,
+    ) -> None:
         slots, states = step.slot_mappings[self.kv_group], hidden.sources[0]
-        self.kept.keep(verified_batch(step), slots, states, ends=ends)
+        self.kept.keep(verified, slots, states, ends=ends)
 
     def model_inputs(
         self,

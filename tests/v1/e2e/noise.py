@@ -4,7 +4,7 @@
 import numpy as np
 import torch
 
-from vllm.v1.worker.gpu.spec_decode.noise import keyed_noise
+UINT = 0xFFFFFFFF  # of 32 bits
 
 
 def noised(
@@ -15,3 +15,28 @@ def noised(
     if temperature == 0:
         return values
     return values / temperature + keyed_noise(seed, position, np.arange(len(values)))
+
+
+def keyed_noise(seed: int, position: int, tokens: np.ndarray) -> np.ndarray:
+    """[n] float64 noise: the token with the largest logit / temperature + noise wins.
+
+    Gumbel noise of MurmurHash3 over four words: the seed's two, position and token.
+
+    Args:
+        position: of the token before the sampled one.
+        tokens: [n] ids.
+    """
+    hashed = np.zeros(len(tokens), np.uint64)
+    for word in (seed & UINT, seed >> 32 & UINT, position & UINT, tokens):
+        mixed = np.asarray(word, np.uint64) * 0xCC9E2D51 & UINT
+        hashed ^= _rotated(mixed, 15) * 0x1B873593 & UINT
+        hashed = _rotated(hashed, 13) * 5 + 0xE6546B64 & UINT
+    hashed ^= 4 * 4  # bytes
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, 1)):
+        hashed = (hashed ^ hashed >> shift) * factor & UINT
+    uniform = (hashed + 0.5) / 2**32
+    return -np.log(-np.log1p(-uniform))
+
+
+def _rotated(words: np.ndarray, left: int) -> np.ndarray:
+    return (words << left | words >> 32 - left) & UINT

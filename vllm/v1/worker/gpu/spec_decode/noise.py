@@ -31,28 +31,6 @@ if TYPE_CHECKING:
 # vLLM's sampler adds this to a draft's key. Without Triton it is a plain number.
 DRAFT_SALT = int(getattr(_DRAFT_NOISE_SALT, "value", _DRAFT_NOISE_SALT))
 VERIFY_SALT = DRAFT_SALT // 2  # positions stay far below it
-UINT = 0xFFFFFFFF  # of 32 bits
-
-
-def keyed_noise(seed: int, position: int, tokens: np.ndarray) -> np.ndarray:
-    """[n] float64 noise: the token with the largest logit / temperature + noise wins.
-
-    Gumbel noise of MurmurHash3 over four words: the seed's two, position and token.
-
-    Args:
-        position: of the token before the sampled one.
-        tokens: [n] ids.
-    """
-    hashed = np.zeros(len(tokens), np.uint64)
-    for word in (seed & UINT, seed >> 32 & UINT, position & UINT, tokens):
-        mixed = np.asarray(word, np.uint64) * 0xCC9E2D51 & UINT
-        hashed ^= _rotated(mixed, 15) * 0x1B873593 & UINT
-        hashed = _rotated(hashed, 13) * 5 + 0xE6546B64 & UINT
-    hashed ^= 4 * 4  # bytes
-    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, 1)):
-        hashed = (hashed ^ hashed >> shift) * factor & UINT
-    uniform = (hashed + 0.5) / 2**32
-    return -np.log(-np.log1p(-uniform))
 
 
 def draw_alone(
@@ -157,7 +135,3 @@ def draw_seeded_alone(
     seeded = async_tensor_h2d(known.seeds_set[states_np], device=positions.device)
     sampled = torch.where(seeded[:, None], tokens, sampled)
     return sampled, torch.where(seeded, count, num_sampled)
-
-
-def _rotated(words: np.ndarray, left: int) -> np.ndarray:
-    return (words << left | words >> 32 - left) & UINT

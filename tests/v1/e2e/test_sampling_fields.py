@@ -190,8 +190,10 @@ def rounded(answer: Any) -> Any:
     return pytest.approx(answer, abs=1e-3) if isinstance(answer, float) else answer
 
 
-def test_fields_change_answers(answers_of):
+def test_fields_change_answers(answers_of, on_cpu: bool):
     """Otherwise comparing them would show nothing."""
+    if not on_cpu:
+        pytest.skip("the values have an effect on the text that a CPU samples")
     alone = answers_of("alone")
     unchanged = {
         case

@@ -113,7 +113,10 @@ def step_of(
         idx_mapping=int64(range(n)),
     )
     states = RequestStates(
-        int64([50, 51, 52, 53]), int32([0] * 4), torch.zeros(4), int64([0] * 4)
+        int64([50, 51, 52, 53]),
+        int32([0] * 4),
+        torch.zeros(4, device=DEVICE),
+        int64([0] * 4),
     )
     return TargetStep(
         batch,
@@ -121,7 +124,7 @@ def step_of(
         num_rejected=int32(rejected),
         requests=states,
         slot_mappings=int64([[0] * len(positions)]),
-        last_hidden=torch.zeros(len(positions), 1),
+        last_hidden=torch.zeros(len(positions), 1, device=DEVICE),
         aux_hidden=None,
     )
 

@@ -14,6 +14,8 @@ from vllm.v1.spec_decode.auto.measure import reset_after_timing
 from vllm.v1.worker.gpu.spec_decode import trimming as workers_trimming
 from vllm.v1.worker.gpu.spec_decode.trimming import Trimming, make_trimming
 
+from .batches import DEVICE, int64
+
 K, N = 3, 8
 NAMES = [str(i) for i in range(N)]
 
@@ -30,7 +32,7 @@ def make_step(names=NAMES, num_drafts: int = K, **more) -> SchedulerOutput:
 
 
 class Worker(Trimming):
-    """Worker-side trimming of N requests, without a device.
+    """Worker-side trimming of N requests.
 
     Attributes:
         reported: the steps whose probabilities were reported.
@@ -44,11 +46,11 @@ class Worker(Trimming):
             step=lambda *_: self.learnt.append(True), forget=self.learnt.clear
         )
         self._is_known, self._refuses = np.zeros((2, N), dtype=bool)
-        self._probs = torch.zeros(N, K)
+        self._probs = torch.zeros(N, K, device=DEVICE)
         self._context, self._least = None, N
         self._max_total_logits, self.num_bonus_tokens = 10**6, 1
         self._cu_num_logits, self.query_start_loc = torch.zeros(
-            2, N + 1, dtype=torch.int32
+            2, N + 1, dtype=torch.int32, device=DEVICE
         ).unbind()
 
     def run(
@@ -125,11 +127,11 @@ def test_estimator_ignores_drafts_that_could_not_be_accepted():
 def test_likeliest_drafts_of_batch_are_verified(budget: int):
     rng, worker, step = np.random.default_rng(0), Worker(), make_step()
     probs, states = rng.random((N, K), dtype=np.float32), rng.permutation(N)
-    worker._probs, step.verify_budget = torch.from_numpy(probs), budget
+    worker._probs, step.verify_budget = torch.tensor(probs, device=DEVICE), budget
     assert worker.for_step(step) is worker
     drafts = step.scheduled_spec_decode_tokens
     assert worker.get_num_tokens(step.num_scheduled_tokens, drafts) == N + budget
-    found = worker.reallocate_drafts(NAMES, torch.from_numpy(states))
+    found = worker.reallocate_drafts(NAMES, int64(states))
     cu_num_logits, starts, num_drafts, _ = found
     reached = probs.cumprod(axis=1)
     least = np.sort(reached, axis=None)[-budget]

@@ -1,72 +1,192 @@
 # SPDX-License-Identifier: Apache-2.0
-r"""Offline speculative decoding: prints text, and how much of it drafts have saved.
+r"""Offline speculative decoding: answers prompts, and counts the accepted drafts.
 
-Without arguments the bundled target continues Python, with PARD as its drafter:
+Without arguments the bundled target continues Python, with PARD as its drafter. With
+a model and a drafter, on MT-Bench from the hub or on a file of questions:
 
-    python spec_decode.py
-    python spec_decode.py --model meta-llama/Llama-3.1-8B-Instruct \
-        --speculative-config '{"model": "amd/PARD-Llama-3.2-1B"}' --prompt "Tell me why"
+    python spec_decode.py --model-dir Qwen/Qwen3-32B --draft-model Qwen/Qwen3-1.7B \
+        --num-spec-tokens 3 --dataset-name hf --dataset-path philschmid/mt-bench \
+        --num-prompts 80 --temp 1.0
+    python spec_decode.py --model-dir meta-llama/Llama-3.1-8B-Instruct \
+        --draft-model amd/PARD-Llama-3.2-1B --dataset-name gsm8k \
+        --dataset-path gsm8k_test.jsonl --num-prompts 200
 
 What drafters gain, and whether output is the target's, `vllm bench drafters` measures.
 """
 
 import argparse
 import json
+import sys
 from importlib.metadata import version
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
-from vllm import LLM, SamplingParams
+from vllm import LLM, RequestOutput, SamplingParams
+from vllm.benchmarks.datasets import add_dataset_parser, get_samples
+from vllm.benchmarks.drafters.questions import FIELDS, read_questions
+from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 MODELS = Path(__file__).resolve().parents[2] / "models"
 PROMPTS = ("def add(a, b):", "class Stack:\n    def push(self, item):")
 COUNTERS = "vllm:spec_decode_num_"
+# If only --method is given: a public target and its head.
+TARGET = "meta-llama/Llama-3.1-8B-Instruct"
+HEADS = {
+    "eagle": "yuhuili/EAGLE-LLaMA3.1-Instruct-8B",
+    "eagle3": "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B",
+}
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = FlexibleArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    add_dataset_parser(parser)
+    names = next(a for a in parser._actions if a.dest == "dataset_name")
+    names.choices = [*names.choices, *FIELDS]
+    parser.set_defaults(dataset_name=None, num_prompts=80, backend="openai-chat")
     add = parser.add_argument
-    add("--model", default=str(MODELS / "target"))
-    add("--speculative-config", type=json.loads, metavar="JSON",
-        default={"model": str(MODELS / "pard")})  # fmt: skip
+    add("--model-dir", "--model", help="target; unset, the bundled one")
+    add("--draft-model", "--eagle-dir", dest="drafter")
+    add("--method", help="unset, the drafter's files decide")
+    add("--num-spec-tokens", "--num-speculative-tokens", type=int,
+        help="unset, the engine chooses")  # fmt: skip
+    add("--prompt-lookup-max", type=int, help="of the method ngram")
+    add("--prompt-lookup-min", type=int, help="of the method ngram")
+    add("--parallel-drafting", action="store_true")
+    add("--use-heterogeneous-vocab", action="store_true")
+    add("--speculative-config", type=json.loads, default={}, metavar="JSON",
+        help="more keys, which take precedence over the flags")  # fmt: skip
+    add("--tp", type=int, help="tensor parallel size")
+    add("--enforce-eager", action="store_true")
+    add("--max-model-len", type=int)
+    add("--max-num-seqs", type=int)
+    add("--gpu-memory-utilization", type=float)
     add("--engine-args", type=json.loads, default={}, metavar="JSON",
-        help='more arguments of LLM, as {"tensor_parallel_size": 2}')  # fmt: skip
-    add("--prompt", nargs="+", default=list(PROMPTS))
-    add("--output-len", type=int, default=64, help="most tokens of an output")
-    add("--temperature", type=float, default=0.0, help="0 is greedy")
+        help="more arguments of LLM")  # fmt: skip
+    add("--prompt", nargs="+", help="instead of a dataset")
+    add("--output-len", type=int, default=256, help="most tokens of an output")
+    add("--temp", "--temperature", type=float, default=0.0, help="0 is greedy")
+    add("--top-p", type=float, default=1.0)
+    add("--top-k", type=int, default=-1)
+    add("--print-output", action="store_true", help="the text of a dataset, too")
+    add("--test", action="store_true", help="fail if no draft was accepted")
     return parser.parse_args(arguments)
 
 
+def given(**values: Any) -> dict[str, Any]:
+    """Those that are set."""
+    return {key: value for key, value in values.items() if value not in (None, False)}
+
+
+def speculative_config(args: argparse.Namespace) -> dict[str, Any]:
+    drafter = args.drafter
+    if drafter is None and args.model_dir in (None, TARGET):
+        drafter = HEADS.get(args.method)
+    if drafter is None and args.method is None and args.model_dir is None:
+        drafter = str(MODELS / "pard")
+    return (
+        given(
+            model=drafter,
+            method=args.method,
+            num_speculative_tokens=args.num_spec_tokens,
+            parallel_drafting=args.parallel_drafting,
+            use_heterogeneous_vocab=args.use_heterogeneous_vocab,
+            prompt_lookup_max=args.prompt_lookup_max,
+            prompt_lookup_min=args.prompt_lookup_min,
+        )
+        | args.speculative_config
+    )
+
+
 def make_llm(args: argparse.Namespace) -> LLM:
-    engine = {"max_num_seqs": 8, "gpu_memory_utilization": 0.3}
+    is_head = args.drafter is None and args.method in HEADS
+    target = args.model_dir or (TARGET if is_head else str(MODELS / "target"))
+    engine = given(
+        tensor_parallel_size=args.tp,
+        enforce_eager=args.enforce_eager,
+        max_model_len=args.max_model_len,
+        max_num_seqs=args.max_num_seqs,
+        gpu_memory_utilization=args.gpu_memory_utilization,
+        trust_remote_code=args.trust_remote_code,
+    )
     if "cpu" in version("vllm"):
         # Compiling takes longer than this; two bfloat16 logits are often equal.
-        engine |= {"dtype": "float32", "compilation_config": {"mode": 0}}
+        on_cpu = {"dtype": "float32", "compilation_config": {"mode": 0}}
+        engine = on_cpu | {"gpu_memory_utilization": 0.3, "max_num_seqs": 8} | engine
     return LLM(
-        args.model,
-        speculative_config=args.speculative_config,
+        target,
+        speculative_config=speculative_config(args),
         disable_log_stats=False,  # acceptance is counted in the stats
         **(engine | args.engine_args),
     )
 
 
-def acceptance_length(llm: LLM) -> float:
-    """Mean tokens of a step: accepted drafts, and one more."""
+def read_prompts(args: argparse.Namespace, tokenizer: Any) -> list[dict[str, Any]]:
+    """Prompts of a dataset, or of --prompt; chat models get them as chat messages."""
+    if args.dataset_name is not None and args.dataset_name not in FIELDS:
+        samples = get_samples(args, tokenizer)
+        texts, is_chat = [sample.prompt for sample in samples], False
+    elif args.dataset_name is not None:
+        file = Path(args.dataset_path or "")
+        questions = read_questions(args.dataset_name, file)
+        texts, is_chat = list(islice(questions, args.num_prompts)), True
+    else:
+        texts, is_chat = list(args.prompt or PROMPTS), args.model_dir is not None
+    is_chat = is_chat and bool(tokenizer.chat_template)
+    if is_chat:
+        messages = [[{"role": "user", "content": text}] for text in texts]
+        texts = [
+            tokenizer.apply_chat_template(
+                message, tokenize=False, add_generation_prompt=True
+            )
+            for message in messages
+        ]
+    # Templates have the special tokens; samples of a dataset come in a template.
+    adds = not is_chat and args.dataset_name is None
+    ids = [tokenizer.encode(text, add_special_tokens=adds) for text in texts]
+    return [{"prompt_token_ids": prompt} for prompt in ids]
+
+
+def report(llm: LLM, outputs: list[RequestOutput]) -> float:
+    """Prints what was drafted and accepted; returns the mean acceptance length."""
     metrics = {m.name.removeprefix(COUNTERS): m for m in llm.get_metrics()}
-    drafts = metrics["drafts"].value
-    return 1 + metrics["accepted_tokens"].value / max(drafts, 1)
+    names = ("drafts", "draft_tokens", "accepted_tokens")
+    counts = {name: metrics[name].value if name in metrics else 0 for name in names}
+    drafts = max(counts["drafts"], 1)
+    length = 1 + counts["accepted_tokens"] / drafts
+    tokens = sum(len(output.outputs[0].token_ids) for output in outputs)
+    print("-" * 50)
+    print(f"total_num_output_tokens: {tokens}")
+    for name, count in counts.items():
+        print(f"num_{name}: {count}")
+    print(f"mean acceptance length: {length:.2f}")
+    print("-" * 50)
+    if "accepted_tokens_per_pos" in metrics:
+        for i, accepted in enumerate(metrics["accepted_tokens_per_pos"].values):
+            print(f"acceptance at token {i}: {accepted / drafts:.2f}")
+    return length
 
 
 def main(arguments: list[str] | None = None) -> None:
     args = parse(arguments)
     llm = make_llm(args)
+    tokenizer = llm.get_tokenizer()
+    prompts = read_prompts(args, tokenizer)
     sampling = SamplingParams(
-        temperature=args.temperature, max_tokens=args.output_len, seed=0
+        temperature=args.temp,
+        top_p=args.top_p,
+        top_k=args.top_k,
+        max_tokens=args.output_len,
     )
-    for output in llm.generate(args.prompt, sampling):
-        print(f"{output.prompt!r} continues\n{output.outputs[0].text}\n")
-    print(f"Acceptance length: {acceptance_length(llm):.2f}")
+    outputs = llm.generate(prompts, sampling)
+    if args.print_output or args.dataset_name is None:
+        for output in outputs:
+            prompt = tokenizer.decode(output.prompt_token_ids)
+            print(f"{prompt!r} continues\n{output.outputs[0].text}\n")
+    if report(llm, outputs) == 1 and args.test:
+        sys.exit("No draft was accepted.")
 
 
 if __name__ == "__main__":

@@ -6,48 +6,47 @@ import re
 from collections.abc import Iterator
 from importlib.util import find_spec, resolve_name
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 
-from tools.overlay.base import pinned_base, target_device
+from tools.overlay.base import pinned_base, pinned_wheel, target_device
+from tools.overlay.tree import Release, edit_files
 from tools.upstream.__main__ import main
-from tools.upstream.export import git
+from tools.upstream.export import files_by_patch, git
+from tools.upstream.series import load
 from tools.upstream.trial import apply, failing_imports, run_tests, touched
 
 THERE = "tests/v1/spec_decode/unified"
-# Some tests of the series: settings, layout, one kernel.
+# Some tests of the series: settings and layout.
 FAST = [
     f"{THERE}/config/test_sampling_params.py",
     f"{THERE}/config/test_speculative_keys.py",
-    f"{THERE}/kernels/test_interpreted.py",
     f"{THERE}/worker/gpu/spec_decode/test_unified_layout.py",
 ]
 MOST_LINES = 800  # of a patch without its tests: as much as a maintainer can review
 
 
 @pytest.fixture(scope="module")
-def tree(tmp_path_factory) -> Path:
-    """The release's files with the series on top, importable."""
-    folder = tmp_path_factory.mktemp("series")
-    assert main(["export", "--output", str(folder / "patches")]) == 0
-    patches = sorted((folder / "patches").glob("*.patch"))
-    apply(patches, pinned_base(target_device()), folder / "tree")
-    return folder / "tree"
+def release() -> Iterator[Release]:
+    with ZipFile(pinned_wheel()) as wheel:
+        yield Release(wheel)
 
 
-def commits(tree: Path) -> list[str]:
-    return git(tree, "rev-list", "--reverse", "HEAD").split()[1:]
+@pytest.fixture(scope="module")
+def patches(release) -> list[dict[str, str]]:
+    """Texts of the files that each patch adds or changes, by path."""
+    return list(files_by_patch(load(), release))
 
 
-def test_patches_import_only_earlier_files(tree):
+def test_patches_import_only_earlier_files(release, patches):
     """Files of the series that a patch imports exist once the patch is applied."""
-    missing = []
-    added = {path for commit in commits(tree) for path in touched(tree, commit)}
-    for commit in commits(tree):
-        known = set(git(tree, "ls-tree", "-r", "--name-only", commit).splitlines())
-        for path in touched(tree, commit):
+    missing, known = [], set(release.names)
+    added = {path for files in patches for path in files}
+    for files in patches:
+        known |= files.keys()
+        for path, text in files.items():
             if path.endswith(".py"):
-                text = git(tree, "show", f"{commit}:{path}")
                 wanted = set(imported_files(path, text)) & added
                 missing += [f"{path}: {file}" for file in sorted(wanted - known)]
     assert missing == []
@@ -67,28 +66,52 @@ def imported_files(path: str, text: str) -> Iterator[str]:
                 yield name.replace(".", "/") + ".py"
 
 
-def test_patch_sizes(tree):
-    for commit in commits(tree):
-        stat = git(tree, "show", "--numstat", "--format=", commit, "--", "vllm")
-        lines = sum(int(line.split()[0]) for line in stat.splitlines())
-        assert lines <= MOST_LINES, git(tree, "log", "-1", "--format=%s", commit)
+@pytest.fixture(scope="module")
+def our_lines(release, patches) -> dict[str, dict[str, str]]:
+    """Texts that each patch adds, by path, by the patch's title."""
+    found, edits = {}, edit_files()
+    for patch, files in zip(load().patches, patches, strict=True):
+        new = {path: text for path, text in files.items() if path not in release.names}
+        for edit in edits:
+            hunks = edit.hunks({patch.slug})
+            new[edit.path] = "".join(line for hunk in hunks for line in hunk.lines)
+        found[patch.title] = new
+    return found
 
 
-def test_patches_do_not_mention_this_repository(tree):
-    ours = re.compile(r"\b(AnyDraft|\w+\.edit|overlay|from tools|import tools)\b")
-    patches = (tree.parent / "patches").glob("*.patch")
-    lines = (line for patch in patches for line in patch.read_text().splitlines())
-    assert [line for line in lines if line[:1] == "+" and ours.search(line)] == []
+def test_patch_sizes(our_lines):
+    for title, files in our_lines.items():
+        code = (text for path, text in files.items() if path.startswith("vllm/"))
+        assert sum(text.count("\n") for text in code) <= MOST_LINES, title
 
 
+def test_patches_do_not_mention_this_repository(our_lines):
+    ours = re.compile(r".*\b(AnyDraft|\w+\.edit|overlay|from tools|import tools)\b.*")
+    for title, files in our_lines.items():
+        assert ours.findall("\n".join(files.values())) == [], title
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory) -> Path:
+    """The release's files with the series on top, importable."""
+    folder = tmp_path_factory.mktemp("series")
+    assert main(["export", "--output", str(folder / "patches")]) == 0
+    exported = sorted((folder / "patches").glob("*.patch"))
+    apply(exported, pinned_base(target_device()), folder / "tree")
+    return folder / "tree"
+
+
+@pytest.mark.slow
 def test_modules_import(tree):
-    files = {path for commit in commits(tree) for path in touched(tree, commit)}
+    commits = git(tree, "rev-list", "HEAD").split()[:-1]
+    files = {path for commit in commits for path in touched(tree, commit)}
     failing = failing_imports(tree, sorted(files))
     if find_spec("torchvision") is None:  # which CPU installations lack
         failing = {m: why for m, why in failing.items() if "torchvision" not in why}
     assert failing == {}
 
 
+@pytest.mark.slow
 def test_tests_pass_on_the_patched_tree(tree, monkeypatch):
     monkeypatch.setenv("VLLM_TEST_EXAMPLES", "20")
     status, said = run_tests(tree, FAST, "-n", "0")

@@ -31,7 +31,7 @@ def is_compiled() -> bool:
     everything but Model Runner V2 runs as in vLLM on a CPU."""
     if _is_interpreted() or not _lacks_backend():
         return False
-    return find_spec("llvmlite") is not None
+    return all(map(find_spec, ("llvmlite", "vllm.triton_utils.cpu")))
 
 
 # Kernels run in Triton's interpreter, since the user has set TRITON_INTERPRET=1.

@@ -4,6 +4,7 @@
 import json
 import logging
 import os
+import pickle
 import sysconfig
 from collections.abc import Callable
 from importlib.metadata import version
@@ -31,17 +32,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def once(tmp_path_factory) -> Callable[[str, Callable[[], Any]], Any]:
-    """`once(name, make)`: the result of `make()`, shared by test workers as JSON."""
+    """`once(name, make)`: the result of `make()`, shared by test workers."""
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent
 
     def get(name: str, make: Callable[[], Any]) -> Any:
-        file = folder / f"{name}.json"
+        file = folder / f"{name}.pickle"
         with FileLock(f"{file}.lock"):
             if not file.is_file():
-                file.write_text(json.dumps(make()))
-        return json.loads(file.read_text())
+                file.write_bytes(pickle.dumps(make()))
+        return pickle.loads(file.read_bytes())
 
     return get
 

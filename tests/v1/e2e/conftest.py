@@ -1,38 +1,86 @@
 # SPDX-License-Identifier: Apache-2.0
 """Engines and prompts for end-to-end tests.
 
-Tests pass scenarios to `run_engine`, lists of requests that an engine serves one after
-the other, and compare the results with plain PyTorch: see `oracle.py`.
+Outputs are compared with plain PyTorch: see `oracle.py`.
 """
 
+import multiprocessing
+import os
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 
-from .engine import Engines
-from .oracle import load_model
+from tests.conftest import ROOT
 
-RunEngine = Callable[..., dict[str, Any]]
+from .oracle import load_model
+from .recorded import GRAPHS, Replays, record_calls
+from .runner import Setup, VllmRunner
+
+# Modules that an engine without a GPU imports when it starts.
+IMPORTED_LATE = [
+    "tests.v1.e2e.hooks",
+    "tests.v1.e2e.recorded",
+    "vllm.model_executor.models.llama",
+    "vllm.v1.engine.core",
+    "vllm.v1.worker.cpu.model_runner",
+    "vllm.v1.worker.cpu_worker",
+]
+# On a GPU tests run in parallel, so none may take a share of the free memory.
+KV_CACHE_BYTES = 1 << 30
 
 
 @pytest.fixture(scope="session")
-def run_engine(
+def vllm_runner(
     models: Path, engine_env, on_cpu: bool, tmp_path_factory
-) -> Iterator[RunEngine]:
-    """Runs scenarios in an engine, by default with the bundled target.
+) -> Callable[..., VllmRunner]:
+    """Starts an engine, by default with the bundled target: see `VllmRunner`.
 
-    See `Engines.run`.
+    Args:
+        graphs: whether draft passes are CUDA graphs, which a CPU emulates.
+        setup: functions that run in the engine's process before it starts.
+        env: additional environment variables.
+        arguments: of the engine, beside those of `ENGINE`.
     """
-    engines = Engines(engine_env, tmp_path_factory.mktemp("engines"), forks=on_cpu)
-    target = str(models / "target")
-    yield lambda scenarios, model=target, **given: engines.run(
-        scenarios, model=str(model), **given
-    )
-    engines.end()
+    common = engine_env | {
+        "PYTHONPATH": os.pathsep.join([str(ROOT), engine_env.get("PYTHONPATH", "")]),
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_LOGGING_LEVEL": "INFO",
+        # Also on a CPU without drafts, or with vLLM's own speculators.
+        "VLLM_USE_V2_MODEL_RUNNER": "1",
+    }
+    # A process that has imported vLLM forks, unless it may have initialized CUDA.
+    context = multiprocessing.get_context("forkserver" if on_cpu else "spawn")
+    if on_cpu:
+        context.set_forkserver_preload(IMPORTED_LATE)
+        with mock.patch.dict(os.environ, common):
+            forkserver.ensure_running()
+
+    def start(
+        model: str | Path = models / "target",
+        graphs: bool = False,
+        setup: list[Setup] | None = None,
+        env: dict[str, str] | None = None,
+        **arguments: Any,
+    ) -> VllmRunner:
+        arguments["model"] = str(model)
+        if not on_cpu:
+            arguments.setdefault("kv_cache_memory_bytes", KV_CACHE_BYTES)
+            arguments |= GRAPHS if graphs else {}
+        log = tmp_path_factory.mktemp("engine") / "log.txt"
+        llm = VllmRunner(context, log, common | (env or {}), setup or [], arguments)
+        if graphs:
+            if on_cpu:
+                llm.call(record_calls)
+            llm.watch(Replays)
+        return llm
+
+    return start
 
 
 @pytest.fixture(scope="session")

@@ -20,6 +20,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 from tests.checkpoints.families import Published
 
 from .noise import noised
+from .runner import Request, Served
 
 MASK_KEYS = ("mask_token_id", "pard_token", "ptd_token_id")
 
@@ -40,12 +41,22 @@ def choices(target: nn.Module, tokens: list[int]) -> list[int]:
         return target(torch.tensor([tokens])).logits[0].argmax(-1).tolist()
 
 
-def assert_greedy_output_matches(
-    target: nn.Module, prompts: list[list[int]], answers: list[list[int]]
+def assert_output_matches(
+    target: nn.Module, requests: list[Request], served: Served
 ) -> None:
-    """Asserts that greedy outputs are the target's own."""
-    for prompt, answer in zip(prompts, answers, strict=True):
-        assert answer == choices(target, prompt + answer)[len(prompt) - 1 : -1]
+    """Asserts that outputs, greedy or with a seed, are those of the target alone.
+
+    An aborted request must have its tokens up to the abort, every other one all.
+    """
+    for request, output in zip(requests, served.outputs, strict=True):
+        params, answer = request.params, list(output.outputs[0].token_ids)
+        assert not output.finished or len(answer) == params.max_tokens
+        text, first = request.prompt + answer, len(request.prompt)
+        if params.seed is None:
+            assert answer == choices(target, text)[first - 1 : -1]
+        else:
+            sampling = {"seed": params.seed, "temperature": params.temperature}
+            assert answer == seeded_choices(target, text, first, **sampling)
 
 
 @torch.inference_mode()
@@ -66,7 +77,7 @@ def seeded_choices(
 
 
 def compare_drafts(
-    drafts: list[tuple[str, int, list[int]]],
+    drafts: list[tuple[int, int, list[int]]],
     texts: list[list[int]],
     oracle: "ModelOracle | HeadOracle",
     width: int,
@@ -83,7 +94,7 @@ def compare_drafts(
     """
     compared = 0
     for request, known, drafted in drafts[::every]:
-        text = texts[int(request)]
+        text = texts[request]
         count = min(len(drafted), limit - known)
         if known > len(text) or count < 1:
             continue  # past the last token kept

@@ -17,6 +17,14 @@ from vllm.v1.worker.gpu.spec_decode.unified.graphs import (
 )
 from vllm.v1.worker.gpu.spec_decode.unified.speculator import UnifiedSpeculator
 
+from .runner import Engine
+
+# Draft passes with prompts would need a compiled model, so they run eagerly, as on a
+# CPU.
+GRAPHS = {
+    "enforce_eager": False,
+    "compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"},
+}
 CAPTURE_SIZES = [1, 2, 4, 8, 16, 24, 32, 64]
 
 
@@ -26,9 +34,9 @@ class Replays:
     First passes of batches with unequal query lengths are counted as "ragged".
     """
 
-    def __init__(self, speculator: Any) -> None:
+    def __init__(self, engine: Engine) -> None:
         self.found = {"first": 0, "ragged": 0, "later": 0, "piecewise": 0}
-        if graphs := getattr(speculator, "graphs", None):
+        if graphs := getattr(engine.speculator, "graphs", None):
             self.full, self.piecewise = graphs.run_fullgraph, graphs.run_pw_graph
             graphs.run_fullgraph = self._full
             graphs.run_pw_graph = self._piecewise
@@ -80,8 +88,9 @@ def refresh(self: UnifiedSpeculator, attn_metadata: dict[str, Any], num_reqs: in
     attn_metadata.update(fresh)
 
 
-def recorded_calls(speculator: UnifiedSpeculator) -> RecordedCalls:
+def record_calls(engine: Engine) -> None:
     """Captures decode batches, whose draft passes are replays from now on."""
+    speculator: UnifiedSpeculator = engine.speculator
     config = speculator.target_config
     config.compilation_config.cudagraph_capture_sizes = CAPTURE_SIZES
     config.compilation_config.max_cudagraph_capture_size = CAPTURE_SIZES[-1]
@@ -98,4 +107,4 @@ def recorded_calls(speculator: UnifiedSpeculator) -> RecordedCalls:
     mode = CUDAGraphMode.NONE  # needs no memory pool
     graphs = RecordedCalls(speculator.vllm_config, speculator.device, mode, batches)
     graphs.record_calls(speculator)
-    return graphs
+    speculator.runner.graphs = graphs

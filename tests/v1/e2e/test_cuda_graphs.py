@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
-from .conftest import RunEngine
-from .oracle import assert_greedy_output_matches
+from .oracle import assert_output_matches
 from .other_vocabulary import with_other_vocabulary
+from .recorded import Replays
+from .runner import Request
 from .test_unified_speculator import MODES
+from .watches import forbid_waits
 
 K, MAX_NUM_SEQS = 7, 16
 # No drafts at first, and more as requests end.
@@ -33,41 +35,32 @@ HOW: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("mode", MODES)
 def test_outputs_with_cuda_graphs(
-    run_engine: RunEngine,
-    models,
-    target,
-    make_prompt,
-    on_cpu,
-    tmp_path,
-    mode: str,
-    how: str,
+    vllm_runner, models, target, make_prompt, on_cpu, tmp_path, mode: str, how: str
 ):
     if on_cpu:
         pytest.skip("needs a GPU")
-    prompts = [make_prompt(16 + 13 * i, i) for i in range(24)]
-    requests = [{"prompt": prompt, "max_tokens": 100} for prompt in prompts]
+    requests = [Request(make_prompt(16 + 13 * i, i), 100) for i in range(24)]
     drafter = models / mode
     if how == "other vocabulary":
         if MODES[mode]["method"] != "draft_model":
             pytest.skip("drafts in the target's vocabulary")
         drafter = with_other_vocabulary(drafter, models / "target", tmp_path).folder
     spec = MODES[mode] | HOW[how] | {"model": str(drafter)}
-    result = run_engine(
-        # All requests together, and then some of them alone.
-        {"all": requests, **{str(i): [one] for i, one in enumerate(requests[:4])}},
+    with vllm_runner(
         speculative_config=spec | {"num_speculative_tokens": K},
-        watch_waits=True,
         async_scheduling=True,
         enforce_eager=False,
         max_model_len=1024,
         max_num_seqs=MAX_NUM_SEQS,
-    )
-    found = result["scenarios"]
-    assert_greedy_output_matches(target, prompts, found["all"]["tokens"])
-    for number, prompt in enumerate(prompts[:4]):
-        assert_greedy_output_matches(target, [prompt], found[str(number)]["tokens"])
-    counters = found["all"]["counters"]
-    assert counters["num_accepted_tokens"][0] > 0.5 * counters["num_drafts"][0]
-    assert result["waits"] == []
-    assert (result["replays"]["first"] > 0) == (how != "eager drafter")
-    assert how != "eager drafter" or not any(result["replays"].values())
+    ) as llm:
+        llm.watch(Replays)
+        llm.call(forbid_waits)
+        together = llm.generate(requests)
+        assert_output_matches(target, requests, together)
+        for one in requests[:4]:
+            assert_output_matches(target, [one], llm.generate([one]))
+        accepted, drafts = map(together.count, ("num_accepted_tokens", "num_drafts"))
+        assert accepted > 0.5 * drafts
+        replays = llm.found(Replays)
+        assert (replays["first"] > 0) == (how != "eager drafter")
+        assert how != "eager drafter" or not any(replays.values())

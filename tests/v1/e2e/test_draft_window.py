@@ -6,9 +6,11 @@ from typing import Any
 import pytest
 import torch
 
-from .conftest import RunEngine
-from .oracle import HeadOracle, assert_greedy_output_matches
+from .oracle import HeadOracle, assert_output_matches
+from .recorded import Replays
+from .runner import Request, Served
 from .test_unified_speculator import MODES, speculative
+from .watches import Drafts
 
 pytestmark = pytest.mark.slow
 
@@ -40,23 +42,31 @@ class WindowedHead(HeadOracle):
         return hidden + layer.mlp(layer.post_attention_layernorm(hidden))
 
 
-def run(run_engine, models, make_prompt, mode: str, **more: Any) -> dict[str, Any]:
-    requests = [
-        {"prompt": make_prompt(length, 5), "max_tokens": TOKENS} for length in LENGTHS
-    ]
-    result = run_engine(
-        {"all": requests},
-        speculative_config=speculative(models, mode, DRAFTS, **more),
-        max_model_len=MAX_MODEL_LEN,
-        max_num_seqs=4,
-        block_size=BLOCK,
-        enable_prefix_caching=False,
-        record_drafts=True,
-        record_graphs=True,
-    )
-    assert result["replays"]["first"] > 0
-    prompts = [request["prompt"] for request in requests]
-    return result["scenarios"]["all"] | {"prompts": prompts}
+@pytest.fixture
+def requests(make_prompt) -> list[Request]:
+    return [Request(make_prompt(length, 5), TOKENS) for length in LENGTHS]
+
+
+@pytest.fixture
+def serve(vllm_runner, models, target, requests):
+    """Serves the requests with a drafter, whose output is the target's."""
+
+    def serve(mode: str, **window: Any) -> Served:
+        with vllm_runner(
+            graphs=True,
+            speculative_config=speculative(models, mode, DRAFTS, **window),
+            max_model_len=MAX_MODEL_LEN,
+            max_num_seqs=4,
+            block_size=BLOCK,
+            enable_prefix_caching=False,
+        ) as llm:
+            llm.watch(Drafts)
+            served = llm.generate(requests)
+            assert llm.found(Replays)["first"] > 0
+        assert_output_matches(target, requests, served)
+        return served
+
+    return serve
 
 
 def possible_begins(known: int, prompt: int) -> set[int]:
@@ -69,42 +79,33 @@ def possible_begins(known: int, prompt: int) -> set[int]:
     return {max(first + 1 - WINDOW, 0) // BLOCK * BLOCK for first in firsts}
 
 
-def test_drafts_match_windowed_oracle(
-    run_engine: RunEngine, models, target, make_prompt
-):
+def test_drafts_match_windowed_oracle(serve, models, target, requests):
     """The keys of a head of one layer only depend on its inputs, not on the window."""
-    found = run(run_engine, models, make_prompt, "eagle3", draft_window=WINDOW)
-    assert_greedy_output_matches(target, found["prompts"], found["tokens"])
+    served = serve("eagle3", draft_window=WINDOW)
     oracle, whole = (
         kind(models / "eagle3", target, (1, 3, 5))
         for kind in (WindowedHead, HeadOracle)
     )
-    compared = differing = 0
-    for request, known, drafted in found["drafts"][::3]:
-        prompt = found["prompts"][int(request)]
-        text = prompt + found["tokens"][int(request)]
+    texts, compared, differing = served.texts(requests), 0, 0
+    for number, known, drafted in served.drafts[::3]:
+        prompt, text = requests[number].prompt, texts[number]
         if known > len(text):
             continue
         wanted = []
         for oracle.begin in possible_begins(known, len(prompt)):
             wanted.append(oracle.drafts(text[:known], len(drafted), 1))
-        assert drafted in wanted, f"request {request} after {known} tokens"
+        assert drafted in wanted, f"request {number} after {known} tokens"
         compared += 1
         differing += drafted != whole.drafts(text[:known], len(drafted), 1)
     assert compared > 10 and differing > 0
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_window_of_whole_context_changes_nothing(
-    mode: str, run_engine: RunEngine, models, target, make_prompt
-):
-    found = [
-        run(run_engine, models, make_prompt, mode, **window)
+def test_window_of_whole_context_changes_nothing(mode: str, serve):
+    whole, same, narrow = (
+        serve(mode, **window)
         for window in ({}, {"draft_window": MAX_MODEL_LEN}, {"draft_window": WINDOW})
-    ]
-    whole, same, narrow = found
-    assert whole["drafts"] == same["drafts"]
-    assert whole["drafts"] != narrow["drafts"]
-    for each in found:
-        assert_greedy_output_matches(target, each["prompts"], each["tokens"])
-        assert each["counters"]["num_accepted_tokens"][0] > 0
+    )
+    assert whole.drafts == same.drafts != narrow.drafts
+    for served in (whole, same, narrow):
+        assert served.count("num_accepted_tokens") > 0

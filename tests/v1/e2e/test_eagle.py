@@ -10,9 +10,11 @@ from safetensors.torch import load_file
 
 from tests.checkpoints.tensors import write_checkpoint
 
-from .conftest import RunEngine
-from .oracle import EagleOracle, compare_drafts
-from .test_unified_speculator import assert_no_fallback, assert_output_matches_target
+from .hooks import drafter_name
+from .oracle import EagleOracle, assert_output_matches, compare_drafts
+from .runner import Request
+from .test_unified_speculator import assert_no_fallback
+from .watches import Drafts
 
 
 @pytest.fixture(scope="module")
@@ -34,24 +36,21 @@ def eagle_head(models, tmp_path_factory) -> Path:
     return write_checkpoint(folder, config, head)
 
 
-def test_eagle(run_engine: RunEngine, target, make_prompt, eagle_head: Path):
+def test_eagle(vllm_runner, target, make_prompt, eagle_head: Path):
     """Output and drafts with chunked prompts."""
-    prompts = [make_prompt(length, 0) for length in (2, 17, 63, 200)]
-    requests = [{"prompt": prompt, "max_tokens": 16} for prompt in prompts]
+    requests = [Request(make_prompt(length, 0), 16) for length in (2, 17, 63, 200)]
     spec = {"model": str(eagle_head), "method": "eagle", "num_speculative_tokens": 3}
-    result = run_engine(
-        {"together": requests},
+    with vllm_runner(
         speculative_config=spec,
-        record_drafts=True,
         max_model_len=320,
         max_num_seqs=4,
         max_num_batched_tokens=40,
-    )
-    assert result["drafter"] == "EagleDrafter"
-    assert_output_matches_target(result, target, {"together": requests})
-    assert_no_fallback(result["log"], "eagle", 3, 1)
-    found = result["scenarios"]["together"]
-    texts = [p + t for p, t in zip(prompts, found["tokens"], strict=True)]
-    oracle = EagleOracle(eagle_head, target)
-    assert compare_drafts(found["drafts"], texts, oracle, width=1) > 20
-    assert found["counters"]["num_accepted_tokens"][0] > 0
+    ) as llm:
+        assert llm.call(drafter_name) == "EagleDrafter"
+        assert_no_fallback(llm.log, "eagle", 3, 1)
+        llm.watch(Drafts)
+        served = llm.generate(requests)
+    assert_output_matches(target, requests, served)
+    texts, oracle = served.texts(requests), EagleOracle(eagle_head, target)
+    assert compare_drafts(served.drafts, texts, oracle, width=1) > 20
+    assert served.count("num_accepted_tokens") > 0

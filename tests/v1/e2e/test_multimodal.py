@@ -2,7 +2,7 @@
 """Drafts for multimodal targets, with images and text in the prompt, or text only."""
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import pytest
 import torch.nn as nn
 from transformers import AutoModelForImageTextToText
 
-from .conftest import RunEngine
+from .hooks import drafter_name
 from .images import END, IMAGE, START, picture
 from .multimodal_models import (
     write_llava,
@@ -23,11 +23,14 @@ from .oracle import (
     HeadOracle,
     ModelOracle,
     Pard2Oracle,
-    choices,
+    assert_output_matches,
     compare_drafts,
-    seeded_choices,
 )
+from .recorded import Replays
+from .runner import Request, Served
 from .test_unified_speculator import SAMPLING, only_fast
+from .watches import Drafts
+from .without_torchvision import register_model
 
 TARGETS = {"llava": write_llava, "qwen-vl": write_qwen_vl}
 TAPPED = (1, 3, 5)
@@ -38,7 +41,7 @@ ENGINE = {
     "max_num_batched_tokens": 24,
     "limit_mm_per_prompt": {"image": 2, "video": 0},
 }
-SEEDED = 3  # index of the request that is sampled
+SEEDED, TEXT = 3, 1  # indices of the requests that are sampled, and without images
 
 
 @pytest.fixture(scope="module")
@@ -55,65 +58,68 @@ def heads(models: Path, tmp_path_factory) -> dict[str, Path]:
     return {name: write_mrope_head(models / name, folder / name) for name in names}
 
 
-@pytest.fixture(scope="module")
-def requests(make_prompt) -> dict[str, list[dict[str, Any]]]:
-    """Requests with one image, two images, or none."""
+Sides = list[tuple[int, int]]  # rows and columns of a prompt's images
+SIDES: dict[str, list[Sides]] = {
+    "llava": [[(4, 4)], [], [(4, 4), (4, 4)], [(4, 4)]],
+    "qwen-vl": [[(2, 3)], [], [(3, 3), (4, 2)], [(6, 6)]],
+}
 
-    def make(number: int, *sides: tuple[int, int]) -> dict[str, Any]:
-        text = make_prompt(24 + 9 * number, number)
+
+def images_of(name: str, number: int) -> list[Any]:
+    return [picture(*side, number + i) for i, side in enumerate(SIDES[name][number])]
+
+
+@pytest.fixture
+def requests_of(make_prompt) -> Callable[..., tuple[list[Request], list[Request]]]:
+    """Requests of a target with one image, two images, or none.
+
+    In the second list prompts have as many tokens for each image as it has cells.
+    """
+
+    def make(name: str, number: int, max_tokens: int, is_whole: bool) -> Request:
+        text, sides = make_prompt(24 + 9 * number, number), SIDES[name][number]
         prompt, each = [], len(text) // (len(sides) + 1)
-        for i, _ in enumerate(sides):
-            prompt += [*text[i * each : (i + 1) * each], START, IMAGE, END]
+        for i, (rows, columns) in enumerate(sides):
+            cells = rows * columns if is_whole else 1
+            prompt += [*text[i * each : (i + 1) * each], START, *[IMAGE] * cells, END]
         prompt += text[len(sides) * each :]
-        asked = {"prompt": prompt, "max_tokens": 20}
-        if sides:
-            asked["images"] = [(*side, number + i) for i, side in enumerate(sides)]
-        return asked | ({"sampling": SAMPLING} if number == SEEDED else {})
+        if sides and not is_whole:
+            shown = {"image": images_of(name, number)}
+            prompt = {"prompt_token_ids": prompt, "multi_modal_data": shown}
+        sampling = SAMPLING if number == SEEDED else {}
+        return Request(prompt, max_tokens, **sampling)
 
-    return {
-        "llava": [make(0, (4, 4)), make(1), make(2, (4, 4), (4, 4)), make(3, (4, 4))],
-        "qwen-vl": [make(0, (2, 3)), make(1), make(2, (3, 3), (4, 2)), make(3, (6, 6))],
-    }
+    def requests(
+        name: str, max_tokens: int = 20
+    ) -> tuple[list[Request], list[Request]]:
+        asked, whole = (
+            [make(name, i, max_tokens, is_whole) for i in range(len(SIDES[name]))]
+            for is_whole in (False, True)
+        )
+        return asked, whole
 
-
-def whole_prompt(request: dict[str, Any]) -> list[int]:
-    """The prompt with as many tokens for each image as it has cells."""
-    cells = (rows * columns for rows, columns, _ in request.get("images", ()))
-    one_by_one = (
-        [IMAGE] * next(cells) if t == IMAGE else [t] for t in request["prompt"]
-    )
-    return [token for tokens in one_by_one for token in tokens]
+    return requests
 
 
-def seen(target: nn.Module, request: dict[str, Any]) -> Seen:
-    return Seen(target, [picture(*image) for image in request.get("images", ())])
+def assert_each_matches(
+    name: str, target: nn.Module, whole: list[Request], served: Served
+) -> None:
+    for number, one in enumerate(whole):
+        alone = Served(served.outputs[number : number + 1], {})
+        assert_output_matches(Seen(target, images_of(name, number)), [one], alone)
 
 
-def assert_output_matches_target(
-    found: dict[str, Any], target: nn.Module, requests: list[dict[str, Any]]
-) -> list[list[int]]:
-    """Returns the token ids of the requests, prompt and output."""
-    texts = []
-    for request, answer in zip(requests, found["tokens"], strict=True):
-        prompt, alone = whole_prompt(request), seen(target, request)
-        text = prompt + answer
-        if "sampling" in request:
-            assert answer == seeded_choices(alone, text, len(prompt), **SAMPLING)
-        else:
-            assert answer == choices(alone, text)[len(prompt) - 1 : -1]
-        texts.append(text)
-    return texts
+@pytest.fixture
+def start(vllm_runner, target_of):
+    def start(name: str, **given: Any):
+        folder = target_of(name)
+        register = partial(register_model, str(folder))
+        llm = vllm_runner(folder, setup=[register], **ENGINE, **given)
+        assert llm.call(drafter_name).endswith("Drafter")
+        assert "Drafting falls back" not in llm.log
+        return llm
 
-
-def run(
-    run_engine: RunEngine, target: Path, requests: Any, **given: Any
-) -> dict[str, Any]:
-    scenarios = {"together": requests}
-    result = run_engine(scenarios, model=target, is_multimodal=True, **ENGINE, **given)
-    assert result["leaked_blocks"] == 0
-    assert result["drafter"].endswith("Drafter")
-    assert "Drafting falls back" not in result["log"]
-    return result
+    return start
 
 
 def load(folder: Path) -> nn.Module:
@@ -127,7 +133,7 @@ CASES = [f"{target}:{mode}" for target in TARGETS for mode in MODES]
 FAST = ("qwen-vl:eagle3",)
 
 
-def oracle_for(case: str, folder: Path, target: Seen, sides: list[tuple[int, int]]):
+def oracle_for(case: str, folder: Path, target: Seen, sides: Sides):
     name, mode = case.split(":")
     if mode == "pard2":
         return Pard2Oracle(folder, target, (-1, -3))
@@ -138,36 +144,41 @@ def oracle_for(case: str, folder: Path, target: Seen, sides: list[tuple[int, int
     return HeadOracle(folder, target, TAPPED)
 
 
-def assert_drafts_match_oracle(
-    run_engine: RunEngine,
-    folder: Path,
-    asked: Any,
-    spec: dict[str, Any],
-    oracle_of: Callable[[Seen, list[tuple[int, int]]], Any],
-    width: int,
-) -> None:
+@pytest.fixture
+def assert_drafts_match(start, target_of, requests_of):
     """
     Args:
-        folder: of the target.
         oracle_of: makes an oracle for a request, from the target with its images, and
             their sides.
         width: drafts per pass.
     """
-    recorded = {"record_drafts": True, "record_graphs": True}
-    result = run(run_engine, folder, asked, speculative_config=spec, **recorded)
-    assert result["replays"]
-    found, target = result["scenarios"]["together"], load(folder)
-    texts = assert_output_matches_target(found, target, asked)
-    for number, request in enumerate(asked):
-        sides = [image[:2] for image in request.get("images", ())]
-        own = [drafted for drafted in found["drafts"] if drafted[0] == str(number)]
-        oracle = oracle_of(seen(target, request), sides)
-        assert compare_drafts(own, texts, oracle, width, every=3) > 1
-    assert found["counters"]["num_accepted_tokens"][0] > 0
+
+    def check(
+        name: str,
+        spec: dict[str, Any],
+        oracle_of: Callable[[Seen, Sides], Any],
+        width: int,
+    ) -> None:
+        (asked, whole), target = requests_of(name), load(target_of(name))
+        with start(name, graphs=True, speculative_config=spec) as llm:
+            llm.watch(Drafts)
+            served = llm.generate(asked)
+            assert llm.found(Replays)["first"] > 0
+        assert_each_matches(name, target, whole, served)
+        texts = served.texts(whole)
+        for number in range(len(whole)):
+            oracle = oracle_of(
+                Seen(target, images_of(name, number)), SIDES[name][number]
+            )
+            drafts = [each for each in served.drafts if each[0] == number]
+            assert compare_drafts(drafts, texts, oracle, width, every=3) > 1
+        assert served.count("num_accepted_tokens") > 0
+
+    return check
 
 
 @pytest.mark.parametrize("case", only_fast(CASES, *FAST))
-def test_drafts_and_output(case, run_engine, models, target_of, heads, requests):
+def test_drafts_and_output(case, models, heads, assert_drafts_match):
     """Drafts equal those of plain PyTorch: heads have M-RoPE positions, and draft
     models process images as placeholder tokens at plain positions."""
     name, mode = case.split(":")
@@ -178,29 +189,18 @@ def test_drafts_and_output(case, run_engine, models, target_of, heads, requests)
         "method": "eagle3" if is_head else "draft_model",
         "num_speculative_tokens": 7,
     }
-    assert_drafts_match_oracle(
-        run_engine,
-        target_of(name),
-        requests[name],
-        spec,
-        lambda target, sides: oracle_for(case, folder, target, sides),
-        MODES[mode],
-    )
+    oracle_of = partial(oracle_for, case, folder)
+    assert_drafts_match(name, spec, oracle_of, MODES[mode])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TARGETS)
-def test_embeddings_of_images(name, run_engine, models, target_of, requests, tmp_path):
+def test_embeddings_of_images(name, models, tmp_path, assert_drafts_match):
     """A head that takes embeddings is fed the target's, shifted like the tokens."""
     folder = write_seeing_head(models, tmp_path / "head")
     spec = {"model": str(folder), "method": "eagle", "num_speculative_tokens": 3}
-    assert_drafts_match_oracle(
-        run_engine,
-        target_of(name),
-        requests[name],
-        spec,
-        lambda target, sides: SeeingEagleOracle(folder, target),
-        1,
+    assert_drafts_match(
+        name, spec, lambda target, sides: SeeingEagleOracle(folder, target), 1
     )
 
 
@@ -209,7 +209,7 @@ TREES = [f"{target}:{mode}" for target in TARGETS for mode in ("pard", "peagle")
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", TREES)
-def test_trees(case, run_engine, models, target_of, heads, requests):
+def test_trees(case, models, target_of, heads, start, requests_of):
     """Rows of the same depth share their M-RoPE positions."""
     name, mode = case.split(":")
     folder = heads[mode] if case == "qwen-vl:peagle" else models / mode
@@ -219,28 +219,24 @@ def test_trees(case, run_engine, models, target_of, heads, requests):
         "num_speculative_tokens": 4,
         "draft_tree": 15,
     }
-    result = run(run_engine, target_of(name), requests[name], speculative_config=spec)
-    assert "Draft trees are not used" not in result["log"]
-    found = result["scenarios"]["together"]
-    assert_output_matches_target(found, load(target_of(name)), requests[name])
-    assert found["counters"]["num_accepted_tree_nodes"][1] > 0
+    asked, whole = requests_of(name)
+    with start(name, speculative_config=spec) as llm:
+        assert "Draft trees are not used" not in llm.log
+        served = llm.generate(asked)
+    assert_each_matches(name, load(target_of(name)), whole, served)
+    assert served.counters["num_accepted_tree_nodes"][1] > 0
 
 
 @pytest.mark.slow
-def test_multimodal_draft_model(run_engine, target_of, requests):
+def test_multimodal_draft_model(target_of, start, requests_of):
     """As its own draft model the target gets only tokens, which suffice for text."""
-    target = str(target_of("qwen-vl"))
-    spec = {"model": target, "method": "draft_model", "num_speculative_tokens": 3}
+    name, folder = "qwen-vl", str(target_of("qwen-vl"))
+    spec = {"model": folder, "method": "draft_model", "num_speculative_tokens": 3}
     # The first token and five whole steps: no accepted draft is cut off at the end.
-    text = [
-        request | {"max_tokens": 21}
-        for request in requests["qwen-vl"]
-        if "images" not in request
-    ]
-    for asked in (text, requests["qwen-vl"]):
-        result = run(run_engine, target, asked, speculative_config=spec)
-        found = result["scenarios"]["together"]
-        assert_output_matches_target(found, load(target_of("qwen-vl")), asked)
-        accepted = found["counters"]["num_accepted_tokens"][0]
-        if asked is text:
-            assert accepted == found["counters"]["num_draft_tokens"][0]
+    asked, whole = requests_of(name, max_tokens=21)
+    with start(name, speculative_config=spec) as llm:
+        alone, served = llm.generate(asked[TEXT : TEXT + 1]), llm.generate(asked)
+    target = load(target_of(name))
+    assert_output_matches(Seen(target, []), whole[TEXT : TEXT + 1], alone)
+    assert_each_matches(name, target, whole, served)
+    assert alone.count("num_accepted_tokens") == alone.count("num_draft_tokens")

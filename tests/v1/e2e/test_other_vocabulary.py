@@ -6,13 +6,11 @@ from typing import Any
 
 import pytest
 
-from .conftest import RunEngine
-from .oracle import compare_drafts
-from .other_vocabulary import (
-    OtherVocabulary,
-    in_target_ids,
-    with_other_vocabulary,
-)
+from .made_up_times import make_up_times
+from .oracle import assert_output_matches, compare_drafts
+from .other_vocabulary import OtherVocabulary, in_target_ids, with_other_vocabulary
+from .recorded import Replays
+from .runner import Request, Served
 from .test_unified_speculator import (
     ENGINES,
     MAX_MODEL_LEN,
@@ -20,12 +18,12 @@ from .test_unified_speculator import (
     PARALLEL,
     TINY_WIDTH,
     assert_no_fallback,
-    assert_output_matches_target,
     only_fast,
     oracle_of,
     scenarios,  # noqa: F401  (a fixture)
     speculative,
 )
+from .watches import Drafts
 
 LACKS_EVERY = 5
 DRAFTS = 6
@@ -66,7 +64,7 @@ def speculative_of(models, mode: str, made: OtherVocabulary, **more: Any):
 @pytest.mark.parametrize("case", only_fast(CASES, *FAST))
 def test_drafts_are_common_tokens(
     case: str,
-    run_engine: RunEngine,
+    vllm_runner,
     models,
     target,
     other,
@@ -84,51 +82,50 @@ def test_drafts_are_common_tokens(
     if is_tiny:
         more["use_local_argmax_reduction"] = True
     made = other(mode, LACKS_EVERY)
-    wanted = {"lengths": scenarios["lengths"][:5], "aborts": scenarios["aborts"]}
-    result = run_engine(
-        wanted,
+    oracle = in_target_ids(oracle_of(mode, made.folder.parent, target), made)
+    with vllm_runner(
+        graphs=not is_tiny,
         speculative_config=speculative_of(models, mode, made, **more),
         max_model_len=MAX_MODEL_LEN,
-        record_drafts=True,
-        record_graphs=not is_tiny,
         **ENGINES[engine],
-    )
-    assert_output_matches_target(result, target, wanted)
-    assert result["log"].count("VocabMapping initialized") == 1
-    assert_no_fallback(result["log"], MODES[mode]["method"], DRAFTS, width)
-    assert is_tiny or result["replays"]["first"] > 0
-    oracle = in_target_ids(oracle_of(mode, made.folder.parent, target), made)
-    for name, found in result["scenarios"].items():
-        assert found["counters"]["num_accepted_tokens"][0] > 0
-        asked = zip(wanted[name], found["tokens"], strict=True)
-        texts = [request["prompt"] + tokens for request, tokens in asked]
-        assert compare_drafts(found["drafts"], texts, oracle, width, 8, MAX_MODEL_LEN)
+    ) as llm:
+        assert llm.log.count("VocabMapping initialized") == 1
+        assert_no_fallback(llm.log, MODES[mode]["method"], DRAFTS, width)
+        llm.watch(Drafts)
+        for asked in (scenarios["lengths"][:5], scenarios["aborts"]):
+            served = llm.generate(asked)
+            assert_output_matches(target, asked, served)
+            assert served.count("num_accepted_tokens") > 0
+            texts, every = served.texts(asked), 8
+            assert compare_drafts(
+                served.drafts, texts, oracle, width, every, MAX_MODEL_LEN
+            )
+        assert is_tiny or llm.found(Replays)["first"] > 0
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", RENUMBERED)
 def test_renumbered_tokens_change_nothing(
-    how: str, run_engine: RunEngine, models, other, make_prompt
+    how: str, vllm_runner, models, other, make_prompt
 ):
     """Neither the output nor the drafted and accepted tokens at each position."""
     mode, more = RENUMBERED[how]
     requests = [
-        {"prompt": make_prompt(30 + 7 * i, 60 + i), "max_tokens": 24, "sampling": one}
-        for i, one in enumerate(3 * SAMPLED)
+        Request(make_prompt(30 + 7 * i, 60 + i), 24, **sampling)
+        for i, sampling in enumerate(3 * SAMPLED)
     ]
 
-    def run(spec: dict[str, Any]) -> dict[str, Any]:
-        found = run_engine(
-            {"all": requests}, speculative_config=spec, made_up_times=True, **SIZES
-        )["scenarios"]["all"]
-        counts = found["counters"].items()
-        counters = {name: n for name, n in counts if not name.endswith("_seconds")}
-        return {"tokens": found["tokens"], "counters": counters}
+    def serve(spec: dict[str, Any]) -> Served:
+        with vllm_runner(
+            speculative_config=spec, setup=[make_up_times], **SIZES
+        ) as llm:
+            return llm.generate(requests)
 
-    wanted = run(speculative(models, mode, DRAFTS, **more))
-    assert wanted["counters"]["num_accepted_tokens"][0] > 50
-    found = run(speculative_of(models, mode, other(mode), **more))
-    assert found["tokens"] == wanted["tokens"]
-    for name, counts in wanted["counters"].items():
-        # Confidence is summed in the order of the drafter's own tokens.
-        assert found["counters"][name] == pytest.approx(counts, rel=1e-5), name
+    wanted = serve(speculative(models, mode, DRAFTS, **more))
+    assert wanted.count("num_accepted_tokens") > 50
+    found = serve(speculative_of(models, mode, other(mode), **more))
+    assert found.tokens == wanted.tokens
+    for name, counts in wanted.counters.items():
+        if not name.endswith("_seconds"):
+            # Confidence is summed in the order of the drafter's own tokens.
+            assert found.counters[name] == pytest.approx(counts, rel=1e-5), name

@@ -19,9 +19,12 @@ from typing import Any
 import pytest
 import torch
 
+from vllm.sampling_params import StructuredOutputsParams
+
 from .chi_square import Sequence, p_value, sequence_chances
-from .conftest import RunEngine
+from .made_up_times import make_up_times
 from .oracle import load_model
+from .runner import Request, Served
 from .test_unified_speculator import only_fast
 from .tiny_vocabulary import MODES, VOCAB, WORDS, write_models
 
@@ -53,7 +56,7 @@ METHODS = {
     },
     "tree": {"draft_tree": 8},
 }
-FAST = ("pard", "draft-small")
+FAST = ("draft-small",)
 ADAPTIVE = {"enable_adaptive_verification": True}
 METHODS |= {
     f"adaptive {name}": METHODS[name] | ADAPTIVE for name in ("probabilistic", "block")
@@ -94,16 +97,16 @@ def probabilities_of(
     return sequence_chances(asked, LENGTH, temperature, top_p)
 
 
-def requests(setting: dict[str, Any], count: int) -> Iterator[dict[str, Any]]:
+def requests(setting: dict[str, Any], count: int) -> Iterator[Request]:
     """`count` requests of a setting; its grammar becomes a regular expression."""
     sampling = {"detokenize": False} | setting
     if grammar := sampling.pop("grammar", None):
         places = ("".join(WORDS[token] for token in place) for place in grammar)
         regex = "".join(f"[{place}]" for place in places)
-        sampling["structured_outputs"] = {"regex": regex}
+        sampling["structured_outputs"] = StructuredOutputsParams(regex=regex)
     for number in range(count):
-        own = {"seed": number} if "seed" in setting else {}
-        yield {"prompt": PROMPT, "max_tokens": LENGTH, "sampling": sampling | own}
+        seed = {"seed": number} if "seed" in setting else {}
+        yield Request(PROMPT, LENGTH, **sampling | seed)
 
 
 @pytest.fixture(scope="module")
@@ -112,30 +115,32 @@ def count(on_cpu: bool) -> int:
 
 
 @pytest.fixture(scope="module")
-def draw(run_engine: RunEngine, folders, count: int):
-    """Outputs and counters of an engine with a drafter, by setting."""
+def draw(vllm_runner, folders, count: int):
+    """What an engine with a drafter answers, by setting."""
 
-    def drawn(mode: str, settings: dict[str, Any], **spec: Any) -> dict[str, Any]:
+    def drawn(mode: str, settings: dict[str, Any], **spec: Any) -> dict[str, Served]:
         spec |= {"model": str(folders[mode]), "num_speculative_tokens": NUM_DRAFTS}
         spec["method"] = "eagle3" if "eagle" in mode else "draft_model"
         if mode in ("draft-small", "pard-small"):
             spec["use_heterogeneous_vocab"] = True
-        result = run_engine(
-            {name: list(requests(one, count)) for name, one in settings.items()},
-            model=folders["target"],
+        with vllm_runner(
+            folders["target"],
             speculative_config=spec,
             max_model_len=32,
             max_num_seqs=min(count, 256),
             seed=0,
-            made_up_times=True,
-        )
-        return result["scenarios"]
+            setup=[make_up_times],
+        ) as llm:
+            return {
+                name: llm.generate(list(requests(one, count)))
+                for name, one in settings.items()
+            }
 
     return drawn
 
 
 def combinations() -> Iterator[Any]:
-    """Each mode with each method; all but two are slow."""
+    """Each mode with each method; all but one are slow."""
     for mode, method in product(MODES, METHODS):
         is_fast = mode in FAST and method == "probabilistic"
         yield pytest.param(mode, method, marks=() if is_fast else pytest.mark.slow)
@@ -153,14 +158,15 @@ def test_output_has_target_distribution(
         settings = {only: SETTINGS[only]}
     for name, found in draw(mode, settings, **METHODS[method]).items():
         chances = probabilities_of(SETTINGS[name], logprobs)
-        assert p_value(map(tuple, found["tokens"]), chances) > SIGNIFICANCE, name
-        counters = found["counters"]
-        (drafts,), (accepted,) = counters["num_drafts"], counters["num_accepted_tokens"]
-        if SETTINGS[name]["temperature"] <= WARMEST and "grammar" not in name:
+        assert p_value(map(tuple, found.tokens), chances) > SIGNIFICANCE, name
+        if "grammar" in name:
+            continue
+        drafts, accepted = map(found.count, ("num_drafts", "num_accepted_tokens"))
+        if SETTINGS[name]["temperature"] <= WARMEST:
             least = 1.0 if is_adaptive else LEAST_ACCEPTANCE_LENGTH
             assert 1 + accepted / drafts > least, name
-        if is_adaptive and "grammar" not in name:
-            assert counters["num_draft_tokens"][0] < 0.9 * NUM_DRAFTS * drafts, name
+        if is_adaptive:
+            assert found.count("num_draft_tokens") < 0.9 * NUM_DRAFTS * drafts, name
 
 
 @pytest.mark.parametrize("mode", only_fast(("draft", "pard", "eagle3"), "pard"))
@@ -168,4 +174,4 @@ def test_wrong_acceptance_rule_is_detected(draw, logprobs, mode: str):
     name = "T1.0 grammar"
     found = draw(mode, {name: SETTINGS[name]}, **WRONG_RULE)[name]
     chances = probabilities_of(SETTINGS[name], logprobs)
-    assert p_value(map(tuple, found["tokens"]), chances) < SIGNIFICANCE
+    assert p_value(map(tuple, found.tokens), chances) < SIGNIFICANCE

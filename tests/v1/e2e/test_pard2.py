@@ -12,13 +12,18 @@ import pytest
 
 from tests.checkpoints.families import write_drafter, write_target
 
-from .conftest import RunEngine
+from .hooks import drafter_name, run_dummy_every
 from .oracle import (
     Pard2Oracle,
-    assert_greedy_output_matches,
+    assert_output_matches,
+    choices,
     compare_drafts,
     load_model,
 )
+from .recorded import Replays
+from .runner import Request, VllmRunner
+from .sessions import Session, answer_sessions
+from .watches import Drafts
 
 DRAFTER, TARGET, LAYERS = "pard2-qwen3", "qwen3", (8, 6, 4, 2)
 BLOCK, MAX_MODEL_LEN = 32, 160
@@ -60,74 +65,68 @@ def oracle(folders) -> Pard2Oracle:
     return Pard2Oracle(drafter, load_model(target), LAYERS)
 
 
-def run(run_engine: RunEngine, folders, name: str, scenarios) -> dict[str, Any]:
+@pytest.fixture
+def start(vllm_runner, folders):
     drafter, target = folders
-    return run_engine(
-        scenarios,
-        model=target,
-        speculative_config={"model": str(drafter), **SPECULATIVE[name]},
-        max_model_len=MAX_MODEL_LEN,
-        block_size=BLOCK,
-        async_scheduling=name == "tight",
-        idle_every=5,
-        record_drafts=True,
-        record_graphs=name == "wide",
-        **ENGINES[name],
-    )
+
+    def start(name: str) -> VllmRunner:
+        llm = vllm_runner(
+            target,
+            graphs=name == "wide",
+            speculative_config={"model": str(drafter), **SPECULATIVE[name]},
+            max_model_len=MAX_MODEL_LEN,
+            block_size=BLOCK,
+            async_scheduling=name == "tight",
+            **ENGINES[name],
+        )
+        assert llm.call(drafter_name) == "Pard2Drafter"
+        llm.call(run_dummy_every, 5)
+        llm.watch(Drafts)
+        return llm
+
+    return start
 
 
 @pytest.mark.parametrize("name", ENGINES)
-def test_drafts_match_single_computation(name: str, folders, run_engine, oracle):
-    def requests(prompts: list[list[int]]) -> list[dict[str, Any]]:
-        tokens = 40 if prompts is GROWING else 12
-        return [{"prompt": prompt, "max_tokens": tokens} for prompt in prompts]
-
-    asked = {each: requests(PROMPTS[each]) for each in SCENARIOS[name]}
-    result = run(run_engine, folders, name, asked)
-    assert result["drafter"] == "Pard2Drafter"
-    assert result["idle_batches"] > 0 and result["touched_kv"] == 0
+def test_drafts_match_single_computation(name: str, start, oracle):
     spec, compared = SPECULATIVE[name], 0
     width = spec.get("parallel_drafting_width", spec["num_speculative_tokens"])
-    for scenario, found in result["scenarios"].items():
-        prompts = PROMPTS[scenario]
-        texts = [p + t for p, t in zip(prompts, found["tokens"], strict=True)]
-        assert_greedy_output_matches(oracle.target, prompts, found["tokens"])
-        compared += compare_drafts(found["drafts"], texts, oracle, width, every=2)
+    found = {}
+    with start(name) as llm:
+        for scenario in SCENARIOS[name]:
+            count = 40 if scenario == "growing" else 12
+            requests = [Request(prompt, count) for prompt in PROMPTS[scenario]]
+            served = found[scenario] = llm.generate(requests)
+            assert_output_matches(oracle.target, requests, served)
+            texts = served.texts(requests)
+            compared += compare_drafts(served.drafts, texts, oracle, width, every=2)
+        assert name == "tight" or llm.found(Replays)["first"] > 0
     assert compared > 40
-    counters = {each: found["counters"] for each, found in result["scenarios"].items()}
     if name == "wide":
-        assert result["replays"]["first"] > 0
         # The last token of a prompt is always computed.
-        assert counters["again"]["prefix_cache_hits"][0] == (2 + 3 + 1 + 1) * BLOCK
+        assert found["again"].count("prefix_cache_hits") == (2 + 3 + 1 + 1) * BLOCK
     else:
-        assert counters["growing"]["num_preemptions"][0] > 0
+        assert found["growing"].count("num_preemptions") > 0
 
 
-def test_drafts_of_a_session(folders, run_engine, oracle: Pard2Oracle):
+def test_drafts_of_a_session(start, oracle: Pard2Oracle):
     """Each new part of the prompt replaces the last sampled token.
 
     Nothing that was kept for that token is used, wherever it is in a block.
     """
-    sessions, count = ([[*range(100, 121)], [*range(200, 214)], [7]], [[5], [6, 7]]), 6
-    requests = [
-        {
-            "prompt": first,
-            "then": [{"prompt": part} for part in then],
-            "max_tokens": count,
-            "stream": True,
-        }
-        for first, *then in sessions
-    ]
-    result = run(run_engine, folders, "wide", {"sessions": requests})
-    found, texts, replaced = result["scenarios"]["sessions"], [], set()
-    for number, parts in enumerate(sessions):
-        tokens, text = found["tokens"][number], []
+    prompts, count = ([[*range(100, 121)], [*range(200, 214)], [7]], [[5], [6, 7]]), 6
+    sessions = [Session([Request(part, count) for part in parts]) for parts in prompts]
+    with start("wide") as llm:
+        served, *_ = llm.call(answer_sessions, sessions)
+    texts, replaced = [], set()
+    for number, parts in enumerate(prompts):
+        tokens, text = served.tokens[number], []
         assert len(tokens) == count * len(parts)
         for at, part in enumerate(parts):
             prompt, answer = text[:-1] + part, tokens[at * count : (at + 1) * count]
-            assert_greedy_output_matches(oracle.target, [prompt], [answer])
             text = prompt + answer
+            assert answer == choices(oracle.target, text)[len(prompt) - 1 : -1]
             replaced.add((number, len(text)))
         texts.append(text)
-    kept = [row for row in found["drafts"] if (int(row[0]), row[1]) not in replaced]
+    kept = [row for row in served.drafts if row[:2] not in replaced]
     assert compare_drafts(kept, texts, oracle, width=5) > 10

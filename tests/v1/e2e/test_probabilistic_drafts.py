@@ -9,8 +9,13 @@ from typing import Any
 
 import pytest
 
-from .conftest import RunEngine
+from vllm.outputs import CompletionOutput
+
+from .hooks import scheduler_name
+from .recorded import Replays
+from .runner import Request, Served
 from .test_unified_speculator import MODES, only_fast, speculative
+from .watches import KeptDrafts
 
 DRAFTS = 4
 AHEAD = ("pard", "eagle3")  # steps scheduled before the last one's tokens are known
@@ -37,7 +42,7 @@ SETTLED: list[dict[str, Any]] = [
     {"seed": 10, "temperature": 1.0, "top_p": 0.8, "n": 2},
     {"seed": 11, "temperature": 1.5, "min_p": 0.1},
     {"repetition_penalty": 1.3, "presence_penalty": 0.4, "logprobs": 2},
-    {"frequency_penalty": 1.0, "logit_bias": {"40": 4.0, "300": -8.0}},
+    {"frequency_penalty": 1.0, "logit_bias": {40: 4.0, 300: -8.0}},
     {"seed": 12, "temperature": 0.8, "frequency_penalty": 0.7},
 ]
 UNSETTLED = [{"temperature": 1.0}, {"temperature": 0.7, "top_p": 0.9}]
@@ -45,89 +50,84 @@ ALONE = 1  # index of the one of SETTLED that also runs alone
 
 
 @pytest.fixture(scope="module")
-def scenarios(make_prompt) -> dict[str, list[dict[str, Any]]]:
-    def request(number: int, sampling: dict[str, Any], length: int, tokens: int):
-        prompt = make_prompt(length, 200 + number)
-        return {"prompt": prompt, "max_tokens": tokens, "sampling": sampling}
+def scenarios(make_prompt) -> dict[str, list[Request]]:
+    def make(number: int, sampling: dict[str, Any], length: int, tokens: int):
+        return Request(make_prompt(length, 200 + number), tokens, **sampling)
 
     mixed = [
-        request(i, sampling, 12 + 9 * (i % 4), 10) for i, sampling in enumerate(SETTLED)
+        make(i, sampling, 12 + 9 * (i % 4), 10) for i, sampling in enumerate(SETTLED)
     ]
-    # Once they grow past three blocks, only two fit into the KV cache of TIGHT.
-    growing = [
-        request(20 + i, {"seed": i, "temperature": 0.6}, 92, 18) for i in range(3)
-    ]
-    crowded = [request(40 + i, {"seed": 40 + i}, 3, 5 + i) for i in range(8)]
-    unsettled = [
-        request(30 + i, sampling, 20, 10) for i, sampling in enumerate(UNSETTLED)
-    ]
+    unsettled = [make(30 + i, each, 20, 10) for i, each in enumerate(UNSETTLED)]
     return {
         "mixed": mixed + unsettled,
         "alone": mixed[ALONE : ALONE + 1],
-        "preempted": growing,
-        "crowded": crowded,
+        # Once they grow past three blocks, only two fit into the KV cache of TIGHT.
+        "preempted": [
+            make(20 + i, {"seed": i, "temperature": 0.6}, 92, 18) for i in range(3)
+        ],
+        "crowded": [make(40 + i, {"seed": 40 + i}, 3, 5 + i) for i in range(8)],
     }
 
 
 @pytest.fixture(scope="module")
-def expected(once, run_engine: RunEngine, scenarios) -> dict[str, dict[str, list[Any]]]:
+def expected(once, vllm_runner, scenarios) -> dict[str, Served]:
     """Output of the target without drafts."""
-    wanted = scenarios | {"mixed": scenarios["mixed"][: len(SETTLED)]}
-    del wanted["alone"]
-    found = once("sampled", lambda: run_engine(wanted, **ENGINE, **ROOMY)["scenarios"])
-    keys = ("all_tokens", "logprobs")
-    alone = {key: found["mixed"][key][ALONE : ALONE + 1] for key in keys}
-    return found | {"alone": alone}
+
+    def serve() -> dict[str, Served]:
+        with vllm_runner(**ENGINE, **ROOMY) as llm:
+            settled = scenarios | {"mixed": scenarios["mixed"][: len(SETTLED)]}
+            return {name: llm.generate(asked) for name, asked in settled.items()}
+
+    return once("sampled", serve)
 
 
 @pytest.mark.parametrize("mode", only_fast(MODES, "draft", "pard"))
 def test_greedy_and_seeded_output_matches_target(
-    mode: str, run_engine: RunEngine, models, scenarios, expected
+    mode: str, vllm_runner, models, scenarios, expected
 ):
     """Also checks that each draft is verified against its own distribution."""
-    spec = speculative(models, mode, DRAFTS, draft_sample_method="probabilistic")
     is_ahead, is_replayed = mode in AHEAD, mode in REPLAYED
-    result = run_engine(
-        scenarios,
-        speculative_config=spec,
+    with vllm_runner(
+        graphs=is_replayed,
+        speculative_config=speculative(
+            models, mode, DRAFTS, draft_sample_method="probabilistic"
+        ),
         async_scheduling=is_ahead,
-        record_graphs=is_replayed,
-        keep_drafts=True,
         **ENGINE,
         **TIGHT,
-    )
-    assert (result["scheduler"] == "AsyncScheduler") == is_ahead
-    assert not is_replayed or result["replays"]["first"] > 0
-    kept = result["kept"]
+    ) as llm:
+        assert (llm.call(scheduler_name) == "AsyncScheduler") == is_ahead
+        assert "Draft probabilities take" in llm.log
+        llm.watch(KeptDrafts)
+        found = {name: llm.generate(asked) for name, asked in scenarios.items()}
+        assert not is_replayed or llm.found(Replays)["first"] > 0
+        kept = llm.found(KeptDrafts)
     assert kept["verified"] > 100 and kept["waited"] > 0 and kept["moved"] > 0
-    assert kept["strange"] == kept["undrawn"] == 0
-    assert total(result, "num_preemptions") > 0
-    assert total(result, "num_accepted_tokens") > 10
-    assert "Draft probabilities take" in result["log"]
+    assert sum(one.count("num_preemptions") for one in found.values()) > 0
+    assert sum(one.count("num_accepted_tokens") for one in found.values()) > 10
     for name, wanted in expected.items():
-        count = len(wanted["all_tokens"])
-        assert result["scenarios"][name]["all_tokens"][:count] == wanted["all_tokens"]
-        found = result["scenarios"][name]["logprobs"]
-        for ours, target in zip(found, wanted["logprobs"], strict=False):
-            assert ours == [values and approximately(values) for values in target]
-    likeliest = result["scenarios"]["alone"]["logprobs"][0][0][0]
+        assert found[name].all_tokens[: len(wanted.outputs)] == wanted.all_tokens
+        for ours, alone in zip(found[name].outputs, wanted.outputs, strict=False):
+            for mine, other in zip(ours.outputs, alone.outputs, strict=True):
+                assert values_of(mine) == approximately(values_of(other))
+    likeliest = found["alone"].outputs[0].outputs[0].logprobs[0]
     assert 3 <= len(likeliest) <= 4  # the sampled token need not be one of them
 
 
-def total(result: dict[str, Any], counter: str) -> int:
-    return sum(found["counters"][counter][0] for found in result["scenarios"].values())
+def values_of(output: CompletionOutput) -> list[dict[int, float]]:
+    """Logprobs by token, at every position."""
+    rows = output.logprobs or []
+    return [{token: each.logprob for token, each in row.items()} for row in rows]
 
 
-def approximately(values: list[dict[str, float]]) -> list[Any]:
-    """The same ids, and nearly the same logprobs, at every position."""
+def approximately(values: list[dict[int, float]]) -> list[Any]:
     return [pytest.approx(of_place, abs=1e-3) for of_place in values]
 
 
 def test_seeded_output_does_not_depend_on_draft_length(
-    run_engine: RunEngine, models, scenarios, expected
+    vllm_runner, models, scenarios, expected
 ):
     """With greedy drafts, fewer for larger batches, and block verification."""
-    wanted = {"mixed": scenarios["mixed"]}
     spec = speculative(
         models,
         "pard",
@@ -135,7 +135,7 @@ def test_seeded_output_does_not_depend_on_draft_length(
         num_speculative_tokens_per_batch_size=[[1, 2, DRAFTS], [3, 4, 2], [5, 16, 1]],
         rejection_sample_method="block",
     )
-    result = run_engine(wanted, speculative_config=spec, **ENGINE, **ROOMY)
-    assert total(result, "num_accepted_tokens") > 0
-    found = result["scenarios"]["mixed"]["all_tokens"]
-    assert found[: len(SETTLED)] == expected["mixed"]["all_tokens"]
+    with vllm_runner(speculative_config=spec, **ENGINE, **ROOMY) as llm:
+        served = llm.generate(scenarios["mixed"])
+    assert served.count("num_accepted_tokens") > 0
+    assert served.all_tokens[: len(SETTLED)] == expected["mixed"].all_tokens

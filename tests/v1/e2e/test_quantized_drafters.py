@@ -17,9 +17,10 @@ from safetensors.torch import load_file, save_file
 from tests.checkpoints.quantized import quantize
 from tests.checkpoints.tensors import Tensors
 
-from .conftest import RunEngine
 from .oracle import HeadOracle, ModelOracle
+from .runner import Request
 from .test_unified_speculator import MODES, PARALLEL, only_fast, speculative
+from .watches import Drafts
 
 DRAFTS, TOKENS, LENGTHS = 4, 24, (30, 45, 60)
 EQUAL = 0.9  # least share of drafts
@@ -113,18 +114,12 @@ CASES |= {
     "eagle3, int8 W8A8, of_midlayer": ("eagle3", "int8 W8A8", of_midlayer),
     "eagle3, GPTQ, of_midlayer": ("eagle3", "GPTQ", of_midlayer),
 }
-FAST = (
-    "pard, int8 W8A8, by_name",
-    "draft, ModelOpt fp8, by_class",
-    "eagle3, fp8 W8A8, by_pattern",
-    "peagle, AWQ, by_name",
-    "eagle3, int8 W8A8, in_two_formats",
-)
+FAST = ("pard, int8 W8A8, by_name", "eagle3, int8 W8A8, in_two_formats")
 
 
 @pytest.mark.parametrize("case", only_fast(CASES, *FAST))
 def test_drafts_match_pytorch(
-    case: str, models, run_engine: RunEngine, target, make_prompt, tmp_path
+    case: str, models, vllm_runner, target, make_prompt, tmp_path
 ):
     mode, name, make = CASES[case]
     quantized, whole = tmp_path / "quantized", tmp_path / "whole"
@@ -132,31 +127,26 @@ def test_drafts_match_pytorch(
         shutil.copytree(models / mode, folder)
     weights = make(quantized, name)
     save_file({n: t.contiguous() for n, t in weights.items()}, whole / WEIGHTS)
-    prompts = [make_prompt(length, 0) for length in LENGTHS]
+    requests = [Request(make_prompt(length, 0), TOKENS) for length in LENGTHS]
     schedule = {"num_speculative_tokens_per_batch_size": [[1, 64, DRAFTS]]}
-    result = run_engine(
-        {"all": [{"prompt": prompt, "max_tokens": TOKENS} for prompt in prompts]},
-        speculative_config=speculative(models, mode, DRAFTS, **schedule)
-        | {"model": str(quantized)},
-        record_drafts=True,
-        dtype="bfloat16",
-        max_model_len=128,
-        max_num_seqs=4,
-    )
-    found = result["scenarios"]["all"]
-    texts = [p + t for p, t in zip(prompts, found["tokens"], strict=True)]
+    spec = speculative(models, mode, DRAFTS, **schedule) | {"model": str(quantized)}
+    with vllm_runner(
+        speculative_config=spec, dtype="bfloat16", max_model_len=128, max_num_seqs=4
+    ) as llm:
+        assert "is not used" not in llm.log
+        llm.watch(Drafts)
+        served = llm.generate(requests)
     is_head = MODES[mode]["method"] == "eagle3"
     oracle = (
         HeadOracle(whole, target, (1, 3, 5)) if is_head else ModelOracle(whole, target)
     )
-    width = DRAFTS if mode in PARALLEL else 1
+    width, texts = DRAFTS if mode in PARALLEL else 1, served.texts(requests)
     equal = total = 0
-    for request, known, drafted in found["drafts"]:
-        if known <= len(text := texts[int(request)]):
+    for number, known, drafted in served.drafts:
+        if known <= len(text := texts[number]):
             wanted = oracle.drafts(text[:known], len(drafted), width)
             # Drafts after one that differs have another context.
             same = [*takewhile(bool, map(operator.eq, drafted, wanted))]
             equal += len(same)
             total += min(len(same) + 1, len(drafted))
     assert equal > EQUAL * total > 20, f"{equal} of {total}"
-    assert "is not used" not in result["log"]

@@ -5,8 +5,9 @@ Each rank has a GPU, or else a core of the CPU.
 """
 
 import os
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from multiprocessing import active_children
 from typing import Any
 
 import pytest
@@ -14,11 +15,13 @@ import torch
 
 from vllm.utils.network_utils import get_open_port
 
-from .engine import Engines
-from .oracle import assert_greedy_output_matches, load_model
+from .hooks import take_defaults_of_a_gpu
+from .oracle import assert_output_matches, load_model
 from .other_vocabulary import with_other_vocabulary
 from .rank_models import as_mixture, with_even_heads
+from .runner import Request, Served
 from .test_unified_speculator import MODES
+from .watches import DummyBatches
 
 CORES = sorted(os.sched_getaffinity(0))
 NUM_DEVICES = torch.cuda.device_count() if torch.cuda.is_available() else len(CORES)
@@ -38,47 +41,29 @@ TENSOR_PARALLEL: dict[str, dict[str, Any]] = {
     },
 }
 SIZES = {"max_model_len": 512, "max_num_seqs": 4}
-MakeEngines = Callable[[dict[str, str]], Engines]
+# Only used on a CPU; without it each rank needs its own NUMA node.
+BOUND = {"VLLM_CPU_OMP_THREADS_BIND": f"{CORES[0]}|{CORES[-1]}"}
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(NUM_DEVICES < 2, reason="needs two GPUs, or two cores"),
 ]
 
 
-@pytest.fixture
-def make_engines(engine_env, tmp_path_factory) -> MakeEngines:
-    """Makes engines with an environment, each in a separate process."""
-
-    def make(env: dict[str, str]) -> Engines:
-        folder = tmp_path_factory.mktemp("rank")
-        return Engines(engine_env | env, folder, forks=False)
-
-    return make
+def requests_of(make_prompt, number: int, num_tokens: int) -> list[Request]:
+    return [Request(make_prompt(16 + 13 * i, i), num_tokens) for i in range(number)]
 
 
-def scenario(prompts: list[list[int]], num_tokens: int) -> dict[str, Any]:
-    return {"all": [{"prompt": each, "max_tokens": num_tokens} for each in prompts]}
-
-
-def acceptance(result: dict[str, Any]) -> float:
+def acceptance(served: Served) -> float:
     """Mean accepted tokens per draft."""
-    counters = result["scenarios"]["all"]["counters"]
-    return counters["num_accepted_tokens"][0] / counters["num_drafts"][0]
+    return served.count("num_accepted_tokens") / served.count("num_drafts")
 
 
 @pytest.mark.parametrize("how", TENSOR_PARALLEL)
 @pytest.mark.parametrize("mode", MODES)
 def test_tensor_parallel(
-    make_engines: MakeEngines,
-    models,
-    target,
-    make_prompt,
-    on_cpu,
-    tmp_path,
-    mode: str,
-    how: str,
+    vllm_runner, models, target, make_prompt, on_cpu, tmp_path, mode: str, how: str
 ):
-    prompts = [make_prompt(16 + 13 * i, i) for i in range(8)]
+    requests = requests_of(make_prompt, 8, 40)
     is_head = MODES[mode]["method"] != "draft_model"
     is_whole = how.startswith("whole") and not is_head
     # An odd number of heads cannot be split.
@@ -89,122 +74,108 @@ def test_tensor_parallel(
         folder = tmp_path / "other"
         drafter = with_other_vocabulary(drafter, models / "target", folder).folder
     spec = MODES[mode] | TENSOR_PARALLEL[how]
-    spec |= {"model": str(drafter), "num_speculative_tokens": 7}
-    # Only used on a CPU; without it each rank needs its own NUMA node.
-    env = {"VLLM_CPU_OMP_THREADS_BIND": f"{CORES[0]}|{CORES[-1]}"}
-    result = make_engines(env).run(
-        scenario(prompts, 40),
-        model=str(models / "target"),
-        speculative_config=spec,
+    with vllm_runner(
+        env=BOUND,
+        speculative_config=spec | {"model": str(drafter), "num_speculative_tokens": 7},
         tensor_parallel_size=2,
         async_scheduling=not on_cpu,
         **SIZES,
-    )
-    assert_greedy_output_matches(target, prompts, result["scenarios"]["all"]["tokens"])
-    assert acceptance(result) > 0.7
-    is_told = "split in 2, as the target is" in result["log"]
+    ) as llm:
+        served = llm.generate(requests)
+        is_told = "split in 2, as the target is" in llm.log
+    assert_output_matches(target, requests, served)
+    assert acceptance(served) > 0.7
     assert is_told is (how.startswith("whole") and is_head)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="CPUs gather no int64")
 def test_batch_sharded_sampling_returns_requested_logprobs(
-    make_engines: MakeEngines, models, make_prompt, tmp_path
+    vllm_runner, models, make_prompt, tmp_path
 ):
     """Each rank samples half of the requests; all but one ask for two ids' logprobs."""
     ids = [7, 300]
-    requests = scenario([make_prompt(16 + 13 * i, i) for i in range(4)], 20)
-    for request in requests["all"][1:]:
-        request["sampling"] = {"logprob_token_ids": ids}
-    env = {"VLLM_CPU_OMP_THREADS_BIND": f"{CORES[0]}|{CORES[-1]}"}
-    result = make_engines(env).run(
-        requests,
-        model=str(models / "target"),
-        speculative_config={
-            "model": str(with_even_heads(models / "pard", tmp_path)),
-            "num_speculative_tokens": 4,
-            **MODES["pard"],
-        },
+    first, *others = (make_prompt(16 + 13 * i, i) for i in range(4))
+    requests = [Request(first, 20)]
+    requests += [Request(prompt, 20, logprob_token_ids=ids) for prompt in others]
+    drafter = str(with_even_heads(models / "pard", tmp_path))
+    with vllm_runner(
+        env=BOUND,
+        speculative_config=MODES["pard"]
+        | {"model": drafter, "num_speculative_tokens": 4},
         tensor_parallel_size=2,
         enable_batch_sharded_sampling=True,
         **SIZES,
-    )
-    found = result["scenarios"]["all"]
-    for tokens, (rows,) in zip(found["tokens"][1:], found["logprobs"][1:], strict=True):
-        wanted = [{str(token) for token in (*ids, one)} for one in tokens]
-        assert [row.keys() for row in rows] == wanted
-    assert found["logprobs"][0] == [[]]
+    ) as llm:
+        served = llm.generate(requests)
+    plain, *found = (output.outputs[0] for output in served.outputs)
+    assert not plain.logprobs
+    for one in found:
+        wanted = [{*ids, token} for token in one.token_ids]
+        assert [set(row) for row in one.logprobs] == wanted
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_pipeline_stages(
-    make_engines: MakeEngines, models, target, make_prompt, on_cpu, mode: str
-):
+def test_pipeline_stages(vllm_runner, models, target, make_prompt, on_cpu, mode: str):
     """The last stage has the whole drafter.
 
     On a CPU stages with a drafter are refused: in vLLM they require async scheduling,
     which is off there. This test uses the defaults of a GPU.
     """
-    prompts = [make_prompt(16 + 13 * i, i) for i in range(8)]
-    spec = MODES[mode] | {"model": str(models / mode), "num_speculative_tokens": 7}
-    env = {"VLLM_CPU_OMP_THREADS_BIND": f"{CORES[0]}|{CORES[-1]}"}
-    result = make_engines(env).run(
-        scenario(prompts, 40),
-        model=str(models / "target"),
-        speculative_config=spec,
+    requests = requests_of(make_prompt, 8, 40)
+    with vllm_runner(
+        env=BOUND,
+        speculative_config=MODES[mode]
+        | {"model": str(models / mode), "num_speculative_tokens": 7},
         pipeline_parallel_size=2,
         async_scheduling=True,
-        defaults_of_a_gpu=on_cpu,
+        setup=[take_defaults_of_a_gpu] if on_cpu else [],
         **SIZES,
-    )
-    assert_greedy_output_matches(target, prompts, result["scenarios"]["all"]["tokens"])
-    assert acceptance(result) > 0.7
-    lacks_states = "drafts without the target's hidden states" in result["log"]
+    ) as llm:
+        served = llm.generate(requests)
+        lacks_states = "drafts without the target's hidden states" in llm.log
+    assert_output_matches(target, requests, served)
+    assert acceptance(served) > 0.7
     assert lacks_states is (mode == "pard2")
 
 
 @pytest.mark.parametrize("schedule", [None, "auto"])
 @pytest.mark.parametrize("mode", MODES)
 def test_data_parallel(
-    make_engines: MakeEngines,
-    models,
-    make_prompt,
-    on_cpu,
-    tmp_path,
-    mode: str,
-    schedule,
+    vllm_runner, models, make_prompt, on_cpu, tmp_path, mode: str, schedule
 ):
     """One rank has few requests, and then runs dummy batches.
 
     With "auto" the ranks agree on a draft length, which may be 0.
     """
     folder = as_mixture(models / "target", tmp_path / "mixture")
-    prompts = [make_prompt(16 + 13 * i, i) for i in range(12)]
+    requests = requests_of(make_prompt, 12, 48)
     spec = MODES[mode] | {"model": str(models / mode), "num_speculative_tokens": 5}
-    spec["num_speculative_tokens_per_batch_size"] = schedule
+    start = partial(
+        vllm_runner,
+        folder,
+        speculative_config=spec | {"num_speculative_tokens_per_batch_size": schedule},
+        async_scheduling=not on_cpu,
+        worker_extension_cls="tests.v1.e2e.exchange.Exchange",
+        **SIZES,  # so few that one rank runs long after the other has finished
+    )
     port = get_open_port()
-    ranks = [make_engines(rank_environment(rank, port)) for rank in range(2)]
 
-    def run(engines: Engines, part: list[list[int]]) -> dict[str, Any]:
-        return engines.run(
-            scenario(part, 48),
-            model=str(folder),
-            speculative_config=spec,
-            async_scheduling=not on_cpu,
-            worker_extension_cls="exchange.Exchange",
-            **SIZES,  # so few that one rank runs long after the other has finished
-        )
+    def serve(rank: int, part: list[Request]) -> tuple[Served, int]:
+        llm = start(env=rank_environment(rank, port))
+        llm.watch(DummyBatches)
+        return llm.generate(part), llm.found(DummyBatches)
 
+    parts = requests[1:], requests[:1]
     with ThreadPoolExecutor() as threads:
-        running = threads.map(run, ranks, (prompts[1:], prompts[:1]), timeout=900)
         try:
-            busy, idle = running
+            (busy, _), (idle, dummies) = threads.map(serve, (0, 1), parts, timeout=900)
         finally:  # a rank never ends without the other
-            for engines in ranks:
-                engines.process.kill()
-    answers = [result["scenarios"]["all"]["tokens"] for result in (idle, busy)]
-    assert_greedy_output_matches(load_model(folder), prompts, answers[0] + answers[1])
+            for process in active_children():
+                process.kill()
+    for part, served in zip(parts, (busy, idle), strict=True):
+        assert_output_matches(load_model(folder), part, served)
     assert schedule or acceptance(busy) > 0.1
-    assert idle["idle_batches"] >= 10
+    assert dummies >= 10
 
 
 def rank_environment(rank: int, port: int) -> dict[str, str]:

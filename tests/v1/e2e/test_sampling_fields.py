@@ -4,13 +4,20 @@
 All requests are in the same batches, so that drafts of others are verified beside each.
 """
 
-from collections.abc import Callable
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 
 from vllm import SamplingParams
+from vllm.outputs import RequestOutput
+from vllm.sampling_params import (
+    RepetitionDetectionParams,
+    RequestOutputKind,
+    StructuredOutputsParams,
+)
 
+from .runner import Request
 from .test_unified_speculator import only_fast, speculative
 
 SEEDED = {"seed": 5, "temperature": 0.8}
@@ -18,6 +25,13 @@ DRAWS: dict[str, dict[str, Any]] = {"greedy": {}, "seeded": SEEDED}
 IDS = [7, 300, 12]
 PROMPT = 24  # tokens
 STOPS = {"stop_token_ids": [*range(40, 400, 5)]}
+STREAMED = {"output_kind": RequestOutputKind.DELTA}
+
+
+def matching(regex: str) -> StructuredOutputsParams:
+    return StructuredOutputsParams(regex=regex)
+
+
 # By field: sampling parameters that let it have an effect.
 FIELDS: dict[str, dict[str, Any]] = {
     "n": {"n": 3, **SEEDED},
@@ -31,7 +45,7 @@ FIELDS: dict[str, dict[str, Any]] = {
     "seed": {"seed": -6},
     "stop": {"stop": ["e", "("]},
     "stop_token_ids": STOPS,
-    "ignore_eos": {"ignore_eos": False, "logit_bias": {"1": 20.0}},
+    "ignore_eos": {"ignore_eos": False, "logit_bias": {1: 20.0}},
     "max_tokens": {"max_tokens": 5},
     "min_tokens": {"min_tokens": 9, **STOPS},
     "logprobs": {"logprobs": 3},
@@ -46,37 +60,39 @@ FIELDS: dict[str, dict[str, Any]] = {
     "logprob_token_ids": {"logprob_token_ids": IDS},
     "flat_logprobs": {"flat_logprobs": True, "logprobs": 2},
     "detokenize": {"detokenize": False},
-    "skip_special_tokens": {"skip_special_tokens": False, "logit_bias": {"1": 20.0}},
+    "skip_special_tokens": {"skip_special_tokens": False, "logit_bias": {1: 20.0}},
     "spaces_between_special_tokens": {
         "skip_special_tokens": False,
         "spaces_between_special_tokens": False,
-        "logit_bias": {"1": 20.0},
+        "logit_bias": {1: 20.0},
     },
     "include_stop_str_in_output": {"stop": ["e"], "include_stop_str_in_output": True},
-    "output_kind": {"stream": True, "logprobs": 0},
-    "stream_interval": {"stream": True, "stream_interval": 3, "logprobs": 0},
+    "output_kind": {**STREAMED, "logprobs": 0},
+    "stream_interval": {**STREAMED, "stream_interval": 3, "logprobs": 0},
     "skip_clone": {"skip_clone": True},
-    "structured_outputs": {"structured_outputs": {"regex": "[a-z]{3}[.][a-z_]{2,9}"}},
-    "logit_bias": {"logit_bias": {"300": 20.0, "46": -20.0}},
+    "structured_outputs": {"structured_outputs": matching("[a-z]{3}[.][a-z_]{2,9}")},
+    "logit_bias": {"logit_bias": {300: 20.0, 46: -20.0}},
     "allowed_token_ids": {"allowed_token_ids": [*range(20, 900, 2)]},
     "extra_args": {"extra_args": {"disable_spec_decode": True}},
     "bad_words": {"bad_words": ["the", "self", "):"]},
     "skip_reading_prefix_cache": {"skip_reading_prefix_cache": True},
     "thinking_token_budget": {"thinking_token_budget": 4},
     "repetition_detection": {
-        "repetition_detection": {"max_pattern_size": 3, "min_count": 2}
+        "repetition_detection": RepetitionDetectionParams(
+            max_pattern_size=3, min_count=2
+        )
     },
 }
 # Beside the target's tokens, what a request's fields may ask for together.
 TOGETHER: dict[str, dict[str, Any]] = {
     "scoring": {"logprob_token_ids": IDS, "max_tokens": 1, "arrives": 5},
     "as many": {"logprob_token_ids": IDS, "logprobs": 3},
-    "streamed": {"logprob_token_ids": IDS, "stream": True},
+    "streamed": {"logprob_token_ids": IDS, **STREAMED},
     "flat": {"logprob_token_ids": IDS, "flat_logprobs": True},
     "chosen": {"logprob_token_ids": IDS, "n": 2, **SEEDED},
     "in a grammar": {
         "logprob_token_ids": IDS,
-        "structured_outputs": {"regex": "[a-z]{2,9}[(][)]"},
+        "structured_outputs": matching("[a-z]{2,9}[(][)]"),
     },
     "penalties": {"logprob_token_ids": IDS, "presence_penalty": 1.0},
     "opted out": {
@@ -89,14 +105,12 @@ ELSEWHERE = {
     "trace_decode_token_ids": "refused with drafts",
     "routed_experts_prompt_start": "the target has no experts",
 }
-OF_REQUEST = ("stream", "arrives", "max_tokens")  # keys of a request: see engine_job.py
 ENGINE: dict[str, Any] = {
     "max_model_len": 64,
     "max_num_seqs": 12,
     "max_num_batched_tokens": 256,
     "reasoning_config": {"reasoning_start_str": ' """', "reasoning_end_str": "pass"},
 }
-Case = dict[str, Any]
 
 
 def test_no_field_is_missing():
@@ -105,16 +119,14 @@ def test_no_field_is_missing():
 
 
 @pytest.fixture(scope="module")
-def requests(make_prompt) -> dict[str, Case]:
+def requests(make_prompt) -> dict[str, Request]:
     """Each case, greedy and seeded."""
-    prompt, asked = make_prompt(PROMPT, 61), {}
-    for name, given in ({"nothing": {}} | FIELDS | TOGETHER).items():
-        for draws, start in DRAWS.items():
-            request = {"prompt": prompt, "max_tokens": 16}
-            request |= {key: given[key] for key in OF_REQUEST if key in given}
-            rest = {key: given[key] for key in given if key not in OF_REQUEST}
-            asked[f"{name}, {draws}"] = request | {"sampling": start | rest}
-    return asked
+    prompt, asked = make_prompt(PROMPT, 61), {"nothing": {}} | FIELDS | TOGETHER
+    return {
+        f"{name}, {draws}": Request(prompt, **{"max_tokens": 16} | start | params)
+        for name, params in asked.items()
+        for draws, start in DRAWS.items()
+    }
 
 
 # By mode: drafter, and settings of the speculation.
@@ -132,7 +144,7 @@ MODES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "stepwise-tree": ("eagle3", {"draft_tree": 15}),
 }
-FAST = ("chain", "tree", "probabilistic")
+FAST = ("tree", "probabilistic")
 # Methods whose tokens are not the target's.
 LOSSY: dict[str, tuple[str, dict[str, Any]]] = {
     "synthetic": ("pard", {"synthetic_acceptance_length": 3.0}),
@@ -143,42 +155,50 @@ SAME_ANSWER = {"skip_clone", "extra_args", "skip_reading_prefix_cache"}
 
 
 @pytest.fixture(scope="module")
-def answers_of(once, run_engine, models, requests) -> Callable[[str], dict[str, Case]]:
-    """Answers by case, of a mode, or of the target alone ("alone")."""
+def outputs_of(vllm_runner, models, requests):
+    """Outputs by case, of a mode, or of the target alone ("alone")."""
 
-    def run(mode: str) -> dict[str, Case]:
+    def run(mode: str) -> dict[str, RequestOutput]:
         spec = None
-        if mode in LOSSY:
-            drafter, more = LOSSY[mode]
-            more = more | {"rejection_sample_method": mode}
-        elif mode in MODES:
-            drafter, more = MODES[mode]
         if mode != "alone":
+            drafter, more = (MODES | LOSSY)[mode]
+            more = more | ({"rejection_sample_method": mode} if mode in LOSSY else {})
             spec = speculative(models, drafter, 4, **more)
-        asked = {"fields": list(requests.values())}
         is_ahead = "block" in mode  # steps are scheduled before the last one's tokens
-        found = run_engine(
-            asked, speculative_config=spec, async_scheduling=is_ahead, **ENGINE
-        )["scenarios"]["fields"]
-        accepted = found["counters"].get("num_accepted_tokens", [0])[0]
+        with vllm_runner(
+            speculative_config=spec, async_scheduling=is_ahead, **ENGINE
+        ) as llm:
+            served = llm.generate(list(requests.values()))
+        accepted = served.counters.get("num_accepted_tokens", [0])[0]
         assert (accepted > 0) == (mode != "alone")
-        kinds = ("all_tokens", "logprobs", "prompt_logprobs", "texts", "ends")
-        rows = zip(*(found[kind] for kind in kinds), strict=True)
-        return {
-            name: dict(zip(kinds, row, strict=True))
-            for name, row in zip(requests, rows, strict=True)
-        }
+        return dict(zip(requests, served.outputs, strict=True))
 
-    return lambda mode: once(f"fields-{mode}", lambda: run(mode))
+    return run
 
 
-@pytest.mark.parametrize("case", [*FIELDS, *TOGETHER])
-@pytest.mark.parametrize("mode", only_fast(MODES, *FAST))
-def test_field_has_its_effect(mode: str, case: str, answers_of):
-    wanted, found = answers_of("alone"), answers_of(mode)
-    for draws in DRAWS:
-        name = f"{case}, {draws}"
-        assert rounded(found[name]) == rounded(wanted[name])
+def answer_of(output: RequestOutput) -> list[Any]:
+    """All that a request returns, in plain values."""
+    scores = output.prompt_token_id_logprobs
+    of_prompt = by_token(output.prompt_logprobs)
+    of_prompt += [] if scores is None else scores.tolist()
+    first = output.outputs[0]
+    return [of_prompt, first.text, first.finish_reason] + [
+        [list(one.token_ids), by_token(one.logprobs)] for one in output.outputs
+    ]
+
+
+def by_token(rows: Iterable[Any] | None) -> list[Any]:
+    """Logprobs by token id of each position; a prompt's first one has none."""
+    return [
+        row and {token: one.logprob for token, one in row.items()} for row in rows or ()
+    ]
+
+
+@pytest.fixture(scope="module")
+def alone(once, outputs_of) -> dict[str, Any]:
+    """Answers of the target alone."""
+    outputs = once("sampling fields", lambda: outputs_of("alone"))
+    return {case: answer_of(output) for case, output in outputs.items()}
 
 
 def rounded(answer: Any) -> Any:
@@ -190,11 +210,16 @@ def rounded(answer: Any) -> Any:
     return pytest.approx(answer, abs=1e-3) if isinstance(answer, float) else answer
 
 
-def test_fields_change_answers(answers_of, on_cpu: bool):
+@pytest.mark.parametrize("mode", only_fast(MODES, *FAST))
+def test_fields_have_their_effect(mode: str, outputs_of, alone):
+    for case, output in outputs_of(mode).items():
+        assert answer_of(output) == rounded(alone[case]), case
+
+
+def test_fields_change_answers(alone, on_cpu: bool):
     """Otherwise comparing them would show nothing."""
     if not on_cpu:
         pytest.skip("the values have an effect on the text that a CPU samples")
-    alone = answers_of("alone")
     unchanged = {
         case
         for case in FIELDS
@@ -205,13 +230,11 @@ def test_fields_change_answers(answers_of, on_cpu: bool):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", LOSSY)
-def test_each_token_has_logprobs_of_requested_ids(method: str, answers_of):
+def test_each_token_has_logprobs_of_requested_ids(method: str, outputs_of, requests):
     """Even if tokens are accepted that the target would not have chosen."""
-    for name, answer in answers_of(method).items():
-        if "logprob_token_ids" not in {**FIELDS, **TOGETHER}.get(
-            name.split(",")[0], {}
-        ):
+    for case, output in outputs_of(method).items():
+        if requests[case].params.logprob_token_ids is None:
             continue
-        for tokens, rows in zip(answer["all_tokens"], answer["logprobs"], strict=True):
-            wanted = [{str(token) for token in (*IDS, one)} for one in tokens]
-            assert [row.keys() for row in rows] == wanted
+        for one in output.outputs:
+            wanted = [{*IDS, token} for token in one.token_ids]
+            assert [set(row) for row in one.logprobs] == wanted

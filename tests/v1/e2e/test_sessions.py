@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 
-from .conftest import RunEngine
+from .hooks import pause_every, preempt_every
 from .oracle import choices, seeded_choices
+from .runner import Request
+from .sessions import Session, answer_sessions
 from .test_unified_speculator import (
     MAX_MODEL_LEN,
     SAMPLING,
@@ -36,48 +38,43 @@ ENGINES: dict[str, dict[str, Any]] = {
     "async": {
         "async_scheduling": True,
         "max_num_batched_tokens": 48,
-        "preempts_every": 7,
-        "pauses_every": 4,
     },
 }
 
 
-def make_sessions(make_prompt, depth: int) -> list[dict[str, Any]]:
+def make_sessions(make_prompt, depth: int) -> list[Session]:
     """Some are sampled with a seed; some parts have one token, some several blocks.
 
     The last part of the last two does not fit into the context.
     """
     draw, sessions = random.Random(0), []
     for number in range(SESSIONS):
-        first, *then = (
-            {
-                "prompt": make_prompt(draw.choice((1, 2, 9, 40)), PARTS * number + at),
-                "max_tokens": draw.randint(1, 2 * depth),
-                "sampling": {"stop_token_ids": draw.choice(([], STOPS))}
-                | (SAMPLING if number % 4 == 0 else {}),
-            }
-            for at in range(PARTS)
-        )
-        sessions.append(first | {"then": then, "stream": True, "is_late": number % 2})
+        parts = []
+        for at in range(PARTS):
+            length, count = draw.choice((1, 2, 9, 40)), draw.randint(1, 2 * depth)
+            sampling = {"stop_token_ids": draw.choice(([], STOPS))}
+            sampling |= SAMPLING if number % 4 == 0 else {}
+            prompt = make_prompt(length, PARTS * number + at)
+            parts.append(Request(prompt, count, **sampling))
+        sessions.append(Session(parts, is_late=number % 2 == 1))
     for session in sessions[-2:]:
-        session["then"][-1]["prompt"] = make_prompt(MAX_MODEL_LEN - 1, 0)
+        session.parts[-1].prompt = make_prompt(MAX_MODEL_LEN - 1, 0)
     return sessions
 
 
-def assert_answered_as_by_target(target, session, tokens, ends) -> int:
+def assert_answered_as_by_target(target, session: Session, tokens, ends) -> int:
     """Returns how many parts ended with a stop token before their last token."""
     text, begin, stopped = [], 0, 0
-    parts = [session, *session["then"]]
-    for part, end in zip(parts[: len(ends)], ends, strict=True):
-        prompt, answer = text[:-1] + part["prompt"], tokens[begin:end]
-        text, begin, sampling = prompt + answer, end, part["sampling"]
-        if "seed" in sampling:
+    for part, end in zip(session.parts[: len(ends)], ends, strict=True):
+        prompt, answer = text[:-1] + part.prompt, tokens[begin:end]
+        text, begin, params = prompt + answer, end, part.params
+        if params.seed is not None:
             wanted = seeded_choices(target, text, len(prompt), **SAMPLING)
         else:
             wanted = choices(target, text)[len(prompt) - 1 : -1]
         assert answer == wanted
-        if len(answer) < part["max_tokens"]:
-            assert answer[-1] in sampling["stop_token_ids"]
+        if len(answer) < params.max_tokens:
+            assert answer[-1] in params.stop_token_ids
             stopped += 1
     return stopped
 
@@ -87,28 +84,30 @@ def assert_answered_as_by_target(target, session, tokens, ends) -> int:
     only_fast(map("-".join, product(DRAFTERS, ENGINES)), "draft-async", "tree-sync"),
 )
 def test_sessions_are_answered_as_by_target(
-    case: str, run_engine: RunEngine, models, target, make_prompt
+    case: str, vllm_runner, models, target, make_prompt
 ):
     drafter, engine = case.split("-")
     mode, depth, more = DRAFTERS[drafter]
-    sessions = make_sessions(make_prompt, depth)
-    result = run_engine(
-        {"all": sessions},
+    sessions, stopped = make_sessions(make_prompt, depth), 0
+    with vllm_runner(
         speculative_config=speculative(models, mode, depth, **more),
         max_model_len=MAX_MODEL_LEN,
         max_num_seqs=8,
         **ENGINES[engine],
-    )
-    found, stopped = result["scenarios"]["all"], 0
-    assert found["ends"].count("error") == 2
+    ) as llm:
+        if engine == "async":
+            llm.call(preempt_every, 7)
+            llm.call(pause_every, 4)
+        served, all_ends, reasons = llm.call(answer_sessions, sessions)
+    assert reasons.count("error") == 2
     for number, session in enumerate(sessions):
-        tokens, ends = found["tokens"][number], found["parts"][number]
+        ends = all_ends[number]
         assert len(ends) == PARTS
         if number >= SESSIONS - 2:
             ends.pop()
-            assert found["ends"][number] == "error"
+            assert reasons[number] == "error"
+        tokens = served.tokens[number]
         stopped += assert_answered_as_by_target(target, session, tokens, ends)
     assert stopped > 0
-    assert found["counters"]["num_accepted_tokens"][0] > 0
-    assert found["counters"]["num_preemptions"][0] > 0 or engine == "sync"
-    assert result["leaked_blocks"] == 0
+    assert served.count("num_accepted_tokens") > 0
+    assert served.count("num_preemptions") > 0 or engine == "sync"

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """JSON schemas, regular expressions and choices, with every kind of drafter.
 
-Requests of scenario "valid" arrive one by one, and are preempted by ones of higher
+Requests of "valid" arrive one by one, and are preempted by ones of higher
 priority. Drafts are made without the grammar, and cut at the first invalid token.
 Output equals the target's, and a grammar that the target follows anyway does not reduce
 acceptance.
@@ -10,12 +10,14 @@ acceptance.
 import json
 import re
 from collections.abc import Callable
-from typing import Any
 
 import jsonschema
 import pytest
 
-from .conftest import RunEngine
+from vllm.sampling_params import StructuredOutputsParams
+
+from .hooks import drafter_name
+from .runner import Request
 from .test_published_drafters import acceptance
 from .test_unified_speculator import MODES, only_fast, speculative
 
@@ -47,66 +49,67 @@ SCHEMA = {
 }
 FUNCTION = r"def [a-z_]{1,12}\([a-z]{1,6}(, [a-z]{1,6}){0,2}\):\n    return [a-z]{1,9}"
 CHOICES = ["import os\nimport sys", "from typing import Any", "class Error(Exception):"]
-GRAMMARS: dict[str, dict[str, Any]] = {
-    "json": {"json": SCHEMA},
-    "regex": {"regex": FUNCTION},
-    "choice": {"choice": CHOICES},
-}
-LINES = {"regex": r"([ -~]*\n)*[ -~]*"}  # matches the target's unconstrained output
+GRAMMARS = [
+    StructuredOutputsParams(json=SCHEMA),
+    StructuredOutputsParams(regex=FUNCTION),
+    StructuredOutputsParams(choice=CHOICES),
+]
+# Matches the target's unconstrained output.
+LINES = StructuredOutputsParams(regex=r"([ -~]*\n)*[ -~]*")
 
 
 @pytest.fixture(scope="module")
-def scenarios(make_prompt: Callable[[int, int], list[int]]) -> dict[str, list]:
+def scenarios(
+    make_prompt: Callable[[int, int], list[int]],
+) -> dict[str, list[Request]]:
     """Constrained requests share batches with unconstrained ones."""
-    free = [{"prompt": make_prompt(48, 50 + i), "max_tokens": 24} for i in range(5)]
-    lines = [{**r, "sampling": {"structured_outputs": LINES}} for r in free]
-    constrained = [
-        {
-            "prompt": make_prompt(20 + i, i),
-            "max_tokens": 100,
-            "sampling": {"structured_outputs": grammar, "ignore_eos": False},
-        }
-        for i, grammar in enumerate(GRAMMARS.values())
-    ]
-    longer = [{**request, "max_tokens": 72} for request in free]
+    prompts = [make_prompt(48, 50 + i) for i in range(5)]
     valid = [
-        {**request, "arrives": i, "priority": -i}
-        for i, request in enumerate(constrained + longer)
+        (make_prompt(20 + i, i), 100, {"structured_outputs": each, "ignore_eos": False})
+        for i, each in enumerate(GRAMMARS)
     ]
-    return {"free": free, "lines": lines, "valid": valid}
+    valid += [(prompt, 72, {}) for prompt in prompts]
+    return {
+        "free": [Request(prompt, 24) for prompt in prompts],
+        "lines": [Request(prompt, 24, structured_outputs=LINES) for prompt in prompts],
+        "valid": [
+            Request(prompt, tokens, arrives=i, priority=-i, **sampling)
+            for i, (prompt, tokens, sampling) in enumerate(valid)
+        ],
+    }
 
 
 @pytest.fixture(scope="module")
-def expected(once, run_engine: RunEngine, scenarios) -> dict[str, Any]:
+def expected(once, vllm_runner, scenarios) -> dict[str, list[list[int]]]:
     """Output of the target without drafts."""
-    asked = {name: scenarios[name] for name in ("free", "valid")}
-    found = once("structured", lambda: run_engine(asked, **ENGINE)["scenarios"])
-    return found | {"lines": found["free"]}
+
+    def serve() -> dict[str, list[list[int]]]:
+        with vllm_runner(**ENGINE) as llm:
+            free, valid = (
+                llm.generate(scenarios[it]).tokens for it in ("free", "valid")
+            )
+            return {"free": free, "lines": free, "valid": valid}
+
+    return once("structured", serve)
 
 
 @pytest.mark.parametrize("mode", only_fast(MODES, "pard"))
-def test_structured_output(
-    mode: str, run_engine: RunEngine, models, scenarios, expected
-):
-    result = run_engine(
-        scenarios,
+def test_structured_output(mode: str, vllm_runner, models, scenarios, expected):
+    with vllm_runner(
         speculative_config=speculative(models, mode, DRAFTS),
         async_scheduling=mode in AHEAD,
         **ENGINE,
-    )
-    for name, found in result["scenarios"].items():
-        assert found["tokens"] == expected[name]["tokens"]
-    assert result["drafter"].endswith("Drafter") and result["leaked_blocks"] == 0
-    valid = result["scenarios"]["valid"]
-    assert valid["ends"][:3] == ["stop"] * 3
-    assert_valid(*valid["texts"][:3])
-    assert valid["counters"]["num_preemptions"][0] > 0
-    rates = {name: acceptance(found) for name, found in result["scenarios"].items()}
-    assert rates["lines"] == pytest.approx(rates["free"], abs=0.02)
-    assert rates["free"][0] > 0.3
-
-
-def assert_valid(text: str, function: str, choice: str) -> None:
-    jsonschema.validate(json.loads(text), SCHEMA)
+    ) as llm:
+        assert llm.call(drafter_name).endswith("Drafter")
+        found = {name: llm.generate(asked) for name, asked in scenarios.items()}
+    assert {name: served.tokens for name, served in found.items()} == expected
+    answers = [output.outputs[0] for output in found["valid"].outputs[:3]]
+    assert [answer.finish_reason for answer in answers] == ["stop"] * 3
+    written, function, choice = (answer.text for answer in answers)
+    jsonschema.validate(json.loads(written), SCHEMA)
     assert re.fullmatch(FUNCTION, function)
     assert choice in CHOICES
+    assert found["valid"].count("num_preemptions") > 0
+    free, lines = acceptance(found["free"]), acceptance(found["lines"])
+    assert lines == pytest.approx(free, abs=0.02)
+    assert free[0] > 0.3

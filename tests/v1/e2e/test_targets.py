@@ -7,7 +7,7 @@ construction, are accepted; or it is refused or restricted as the table says.
 
 import random
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,12 @@ import pytest
 import torch
 
 from tests.checkpoints.quantized import FORMATS, quantize
+from vllm.lora.request import LoRARequest
 
-from .conftest import RunEngine
-from .engine import EngineError
+from .hooks import update_weights
 from .image_targets import IMAGE_TARGETS, save_image_target
+from .images import picture
+from .runner import EngineError, Request, Served
 from .target_models import (
     TARGETS,
     TOKENS,
@@ -29,6 +31,8 @@ from .target_models import (
     save_pard2,
     save_target,
 )
+from .watches import Drafts
+from .without_torchvision import register_model
 
 TABLE = Path(__file__).parents[3] / "docs/targets.md"
 K, NODES = 4, 12
@@ -67,7 +71,6 @@ BESIDE: dict[str, dict[str, Any]] = {
 # Engine arguments of targets that take images. SHOWN: images of the requests with these
 # prompt lengths, as rows and columns of cells, before the text and within it.
 WITH_IMAGES: dict[str, Any] = {
-    "is_multimodal": True,
     "skip_tokenizer_init": False,
     "limit_mm_per_prompt": {"image": 2, "video": 0},
 }
@@ -83,7 +86,6 @@ ROUNDED_ON_CPU, ROUNDED_ON_GPU = {"fp8"}, ON_GPU.keys()
 if torch.cpu._is_amx_tile_supported():  # with its int8 kernel both are true of int8
     ON_CPU["int8 W8A8"] = "bfloat16"
     ROUNDED_ON_CPU.add("int8 W8A8")
-SAMPLED = {"temperature": 1.5}
 ACCEPTED = 0.95  # least share of drafts accepted at each position
 # The last step ends with the answer: tokens past it would not count as accepted.
 LENGTHS, NUM_TOKENS = (9, 20, 45, 70), 1 + 6 * (K + 1)
@@ -117,15 +119,16 @@ def read_table() -> dict[str, str]:
 CELLS = read_table()
 
 
-def engine(name: str, on_cpu: bool) -> dict[str, Any]:
-    """Engine arguments of a target."""
+def engine(name: str, folder: Path, on_cpu: bool) -> dict[str, Any]:
+    """Arguments of `vllm_runner` for a target."""
     dtypes = ON_CPU if on_cpu else ON_GPU
-    given = {"dtype": dtypes.get(name, "float32"), "env": {}}
+    given = ENGINE | {"model": folder, "dtype": dtypes.get(name, "float32")}
     if on_cpu and name == "DeepSeek-V2":
         # MLA takes minutes there, and its block size differs from the drafters'.
-        given["env"]["VLLM_MLA_DISABLE"] = "1"
-    more = WITH_IMAGES if name in IMAGE_TARGETS else BESIDE.get(name, {})
-    return ENGINE | given | more
+        given["env"] = {"VLLM_MLA_DISABLE": "1"}
+    if name in IMAGE_TARGETS:
+        return given | WITH_IMAGES | {"setup": [partial(register_model, str(folder))]}
+    return given | BESIDE.get(name, {})
 
 
 def prompt(length: int, step: int = 1) -> list[int]:
@@ -146,38 +149,29 @@ def lengths(name: str) -> tuple[int, ...]:
     return BEHIND_BLOCKS if name == CONNECTED else LENGTHS
 
 
-def asked_of(name: str, length: int) -> dict[str, Any]:
-    asked = {"prompt": prompt(length), "max_tokens": NUM_TOKENS}
-    if name not in IMAGE_TARGETS or length not in SHOWN:
-        return asked
-    text, image = asked["prompt"], IMAGE_TARGETS[name].image()
-    asked["prompt"] = image + text
-    if len(SHOWN[length]) > 1:
-        asked["prompt"] = image + text[: length // 2] + image + text[length // 2 :]
-    return asked | {"images": [(*sides, 0) for sides in SHOWN[length]]}
+def requests_of(
+    name: str, folders: dict[str, Path], images: int = 0, **params: Any
+) -> list[Request]:
+    """Requests for a target; with `images` each has other images, by that seed."""
+    requests = []
+    for number, length in enumerate(lengths(name)):
+        text: Any = prompt(length)
+        if name in IMAGE_TARGETS and length in SHOWN:
+            image, sides = IMAGE_TARGETS[name].image(), SHOWN[length]
+            middle = text[: length // 2] + image if len(sides) > 1 else []
+            tokens = image + middle + text[len(middle) and length // 2 :]
+            shown = {"image": [picture(*each, images) for each in sides]}
+            text = {"prompt_token_ids": tokens, "multi_modal_data": shown}
+        adapter = None
+        if name == "LoRA" and number % 2:
+            adapter = LoRARequest("adapter", 1, str(folders["adapter"]))
+        seed = {"seed": number} if params else {}
+        more = params | seed
+        requests.append(Request(text, NUM_TOKENS, lora_request=adapter, **more))
+    return requests
 
 
-def scenarios(name: str, folders: dict[str, Path]) -> dict[str, list[dict[str, Any]]]:
-    asked = [asked_of(name, length) for length in lengths(name)]
-    if name == "LoRA":
-        asked = [
-            one | {"lora": str(folders["adapter"])} if number % 2 else one
-            for number, one in enumerate(asked)
-        ]
-    drawn = [
-        one | {"sampling": SAMPLED | {"seed": seed}} for seed, one in enumerate(asked)
-    ]
-    return {"greedy": asked, "drawn": drawn}
-
-
-def with_other_images(asked: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The same requests with other images."""
-    return [
-        one | {"images": [(*sides, 1) for *sides, _ in one["images"]]}
-        if "images" in one
-        else one
-        for one in asked
-    ]
+DRAWN = {"temperature": 1.5}
 
 
 @pytest.fixture(scope="module")
@@ -218,26 +212,26 @@ def target_of(folders) -> Callable[[str], Path]:
 
 
 @pytest.fixture(scope="module")
-def alone(target_of, folders, run_engine: RunEngine, on_cpu: bool):
-    """Output of a target without drafts.
+def alone(target_of, folders, vllm_runner, on_cpu: bool):
+    """Output of a target without drafts, greedy and drawn.
 
     Greedy output counts on; sampled output differs, and depends on all layers.
     """
 
     @cache
-    def get(name: str) -> dict[str, Any]:
-        asked = scenarios(name, folders)
-        if name in IMAGE_TARGETS:
-            asked["unlike"] = with_other_images(asked["drawn"])
-        result = run_engine(asked, model=target_of(name), **engine(name, on_cpu))
-        said = {each: one["tokens"] for each, one in result["scenarios"].items()}
-        assert said["greedy"] == [greedy_output(length) for length in lengths(name)]
-        assert said["drawn"] != said["greedy"]
-        if name in IMAGE_TARGETS:
-            pairs = zip(said["drawn"], said["unlike"], strict=True)
-            is_same = [one == other for one, other in pairs]
-            assert is_same == ["images" not in one for one in asked["drawn"]]
-        return said
+    def get(name: str) -> tuple[list[list[int]], list[list[int]]]:
+        requests = requests_of(name, folders)
+        with vllm_runner(**engine(name, target_of(name), on_cpu)) as llm:
+            greedy = llm.generate(requests).tokens
+            drawn = llm.generate(requests_of(name, folders, **DRAWN)).tokens
+            if name in IMAGE_TARGETS:
+                asked = requests_of(name, folders, images=1, **DRAWN)
+                others = llm.generate(asked).tokens
+                is_same = [a == b for a, b in zip(drawn, others, strict=True)]
+                assert is_same == [isinstance(one.prompt, list) for one in asked]
+        assert greedy == [greedy_output(length) for length in lengths(name)]
+        assert drawn != greedy
+        return greedy, drawn
 
     return get
 
@@ -249,11 +243,10 @@ def connector(folder: Path) -> dict[str, Any]:
     return {"kv_transfer_config": named | {"kv_connector_extra_config": extra}}
 
 
-def acceptance(found: dict[str, Any], count: int = K) -> list[float]:
+def acceptance(served: Served, count: int = K) -> list[float]:
     """Share of the drafts at each position that was accepted."""
-    counted = found["counters"]
-    accepted = counted["num_accepted_tokens_per_pos"][:count]
-    return [count / counted["num_drafts"][0] for count in accepted]
+    accepted = served.counters["num_accepted_tokens_per_pos"][:count]
+    return [each / served.count("num_drafts") for each in accepted]
 
 
 @pytest.mark.parametrize(
@@ -265,7 +258,7 @@ def test_table_cell(
     target_of,
     alone,
     folders,
-    run_engine: RunEngine,
+    vllm_runner,
     on_cpu: bool,
     tmp_path: Path,
 ):
@@ -289,59 +282,67 @@ def test_table_cell(
         quantization = BESIDE.get(name, {}).get("quantization")  # as the target is
         spec |= {"method": "draft_model", "quantization": quantization}
 
-    def run() -> dict[str, Any]:
-        asked, given = scenarios(name, folders), engine(name, on_cpu)
-        if name == UPDATED:
-            asked = {"before": asked["drawn"]} | asked
-            given["updates"] = {"greedy": {"target": str(folder)}}
-        given |= {"model": served, "speculative_config": spec}
-        if name == CONNECTED:
-            given |= connector(tmp_path / "kv")
-            prompts = [one | {"max_tokens": 1} for one in asked["greedy"]]
-            run_engine({"prefill": prompts}, **given)
-        return run_engine(asked, **given)
-
+    given = engine(name, served, on_cpu) | {"speculative_config": spec}
+    if name == CONNECTED:
+        given |= connector(tmp_path / "kv")
     if expected == "refused":
         error = rf"ConfigError[\s\S]*({SAID[expected]})"  # before weights load
         with pytest.raises(EngineError, match=error):
-            run()
+            vllm_runner(**given)
         return
-    said, result = alone(name), run()
-    logged = {what for what, words in SAID.items() if words in result["log"]}
-    assert logged == {what for what in expected.split(", ") if what != "yes"}
-    found = result["scenarios"]
-    assert found["greedy"]["tokens"] == said["greedy"]
-    if name not in (ROUNDED_ON_CPU if on_cpu else ROUNDED_ON_GPU):
-        assert found["drawn"]["tokens"] == said["drawn"]
-    if name == UPDATED:
-        assert found["before"]["tokens"] != said["drawn"]
     if name == CONNECTED:
-        loaded = found["greedy"]["counters"]["external_prefix_cache_hits"]
-        assert loaded == [sum(length - 2 for length in BEHIND_BLOCKS)]
+        prefill(vllm_runner, given)
+    (wanted, wanted_drawn), is_rounded = (
+        alone(name),
+        name in (ROUNDED_ON_CPU if on_cpu else ROUNDED_ON_GPU),
+    )
+    with vllm_runner(**given) as llm:
+        if name == UPDATED:
+            before = llm.generate(requests_of(name, folders, **DRAWN))
+            assert before.tokens != wanted_drawn
+            llm.call(update_weights, target=str(folder))
+        greedy = llm.generate(requests_of(name, folders))
+        drawn = llm.generate(requests_of(name, folders, **DRAWN))
+        logged = {what for what, words in SAID.items() if words in llm.log}
+    assert logged == {what for what in expected.split(", ") if what != "yes"}
+    assert greedy.tokens == wanted
+    assert drawn.tokens == wanted_drawn or is_rounded
+    if name == CONNECTED:
+        loaded = greedy.count("external_prefix_cache_hits")
+        assert loaded == sum(length - 2 for length in BEHIND_BLOCKS)
     if "as PARD" not in logged:
-        assert min(acceptance(found["greedy"])) >= ACCEPTED
+        assert min(acceptance(greedy)) >= ACCEPTED
     # A draft model ignores adapters and images, and its weights are not updated.
     is_drawn = settings.get("draft_sample_method") == "probabilistic"
     if is_drawn and name not in ("LoRA", UPDATED, *IMAGE_TARGETS):
-        assert min(acceptance(found["drawn"])) >= ACCEPTED
+        assert min(acceptance(drawn)) >= ACCEPTED
+
+
+def prefill(vllm_runner, given: dict[str, Any]) -> None:
+    """Saves the prompts' KV, which the next engine with these arguments loads."""
+    with vllm_runner(**given) as llm:
+        llm.generate([Request(prompt(length), 1) for length in BEHIND_BLOCKS])
 
 
 @pytest.mark.slow
-def test_one_state_is_missing_after_loaded_kv(folders, target_of, run_engine, tmp_path):
+def test_one_state_is_missing_after_loaded_kv(
+    folders, target_of, vllm_runner, tmp_path
+):
     """After KV that was loaded, one slot of PARD-2 lacks the state it should be fed.
 
     Each draft of this drafter depends on the slot three before its own. Those that
     depend on the first slot that was not loaded may be wrong, all others are right.
     """
     spec = {"model": str(folders["single-pard2"]), "num_speculative_tokens": K}
-    given = engine(CONNECTED, on_cpu=True) | connector(tmp_path / "kv")
-    given |= {"model": target_of(CONNECTED), "speculative_config": spec}
-    asked = scenarios(CONNECTED, folders)["greedy"]
-    run_engine({"prefill": [one | {"max_tokens": 1} for one in asked]}, **given)
-    found = run_engine({"loaded": asked}, record_drafts=True, **given)
+    given = engine(CONNECTED, target_of(CONNECTED), on_cpu=True)
+    given |= connector(tmp_path / "kv") | {"speculative_config": spec}
+    prefill(vllm_runner, given)
+    with vllm_runner(**given) as llm:
+        llm.watch(Drafts)
+        loaded = llm.generate(requests_of(CONNECTED, folders))
     wrong = set()
-    for name, known, drafts in found["scenarios"]["loaded"]["drafts"]:
-        length = BEHIND_BLOCKS[int(name)]
+    for number, known, drafts in loaded.drafts:
+        length = BEHIND_BLOCKS[number]
         for position, draft in enumerate(drafts, known):
             if draft != (prompt(length)[-1] + position - length + 1) % TOKENS:
                 # The slot that it depends on, relative to the first one not loaded.

@@ -10,15 +10,17 @@ from typing import Any
 import pytest
 import torch
 
-from .conftest import RunEngine
+from .hooks import drafter_name, run_dummy_every, scheduler_name
 from .oracle import (
     HeadOracle,
     ModelOracle,
     Pard2Oracle,
-    choices,
+    assert_output_matches,
     compare_drafts,
-    seeded_choices,
 )
+from .recorded import Replays
+from .runner import Request
+from .watches import Drafts
 
 MAX_MODEL_LEN = 320
 MODES = {
@@ -58,9 +60,8 @@ DRAFTS = {"ahead": 7, "tiny": 15, "alone": 1}
 # Each mode once; the others are slow.
 FAST = ("draft-ahead", "pard-tiny", "pard2-tiny", "eagle3-tiny", "peagle-ahead")
 TINY_WIDTH = 4  # four passes, the last one narrower
-SEEDED = 1  # index of the request in "aborts" that is sampled; its drafts are greedy
 SAMPLING = {"seed": 3, "temperature": 0.8}
-Requests = list[dict[str, Any]]
+Scenarios = dict[str, list[Request]]
 
 
 def only_fast(names: Iterable[str], *fast: str) -> list[Any]:
@@ -72,20 +73,18 @@ def only_fast(names: Iterable[str], *fast: str) -> list[Any]:
 
 
 @pytest.fixture(scope="module")
-def scenarios(make_prompt) -> dict[str, Requests]:
+def scenarios(make_prompt) -> Scenarios:
+    """Requests that are served at the same time."""
     lengths = [
-        {"prompt": make_prompt(length, 0), "max_tokens": tokens}
-        for length, tokens in LENGTHS.items()
+        Request(make_prompt(length, 0), tokens) for length, tokens in LENGTHS.items()
     ]
-    aborted = [
-        {"prompt": make_prompt(40, seed), "max_tokens": 32, "abort_after": 3 + 4 * seed}
-        for seed in range(4)
-    ]
-    kept = [{"prompt": make_prompt(40, 9 + i), "max_tokens": 24} for i in range(4)]
-    mixed = [request for pair in zip(aborted, kept, strict=True) for request in pair]
-    mixed[SEEDED]["sampling"] = SAMPLING
+    mixed = []
+    for i in range(4):
+        cut = Request(make_prompt(40, i), 32, abort_after=3 + 4 * i)
+        sampling = {} if i else SAMPLING  # its drafts are greedy
+        mixed += [cut, Request(make_prompt(40, 9 + i), 24, **sampling)]
     # Two of them fit into the KV cache of "tiny" when they start, but not to their end.
-    growing = [{"prompt": make_prompt(120, 70 + i), "max_tokens": 60} for i in range(3)]
+    growing = [Request(make_prompt(120, 70 + i), 60) for i in range(3)]
     return {
         "lengths": lengths,
         "again": lengths,
@@ -101,24 +100,6 @@ def speculative(models, mode: str, drafts: int, **more: Any) -> dict[str, Any]:
         **MODES[mode],
         **more,
     }
-
-
-def assert_output_matches_target(
-    result: dict[str, Any], target: torch.nn.Module, scenarios: dict[str, Requests]
-) -> None:
-    """Asserts that output is that of the target in plain PyTorch, for aborted requests
-    up to the abort; that a unified drafter ran; and that no KV block leaked."""
-    assert result["drafter"].endswith("Drafter")
-    assert result["leaked_blocks"] == 0
-    for name, found in result["scenarios"].items():
-        asked = zip(scenarios[name], found["tokens"], found["aborted"], strict=True)
-        for request, answer, is_cut in asked:
-            assert is_cut or len(answer) == request["max_tokens"]
-            text, first = request["prompt"] + answer, len(request["prompt"])
-            if "sampling" in request:
-                assert answer == seeded_choices(target, text, first, **SAMPLING)
-            else:
-                assert answer == choices(target, text)[first - 1 : -1]
 
 
 def assert_no_fallback(log: str, method: str, drafts: int, width: int) -> None:
@@ -150,7 +131,7 @@ def assert_no_fallback(log: str, method: str, drafts: int, width: int) -> None:
     "case", only_fast(map("-".join, product(MODES, ENGINES)), *FAST)
 )
 def test_greedy_output_matches_target(
-    case: str, run_engine: RunEngine, models, target, scenarios
+    case: str, vllm_runner, models, target, scenarios: Scenarios
 ):
     """Ragged and chunked prompts, cache hits, aborts, and the context's end.
 
@@ -164,33 +145,35 @@ def test_greedy_output_matches_target(
     if is_parallel:
         width = TINY_WIDTH if is_tiny else drafts
         more = {"parallel_drafting_width": width} if is_tiny else {}
-    result = run_engine(
-        {name: scenarios[name] for name in SCENARIOS[engine]},
+    oracle = oracle_of(mode, models, target)
+    with vllm_runner(
+        graphs=not is_tiny,
         speculative_config=speculative(models, mode, drafts, **more),
         max_model_len=MAX_MODEL_LEN,
-        idle_every=7 if is_tiny else 0,
-        record_drafts=True,
-        record_graphs=not is_tiny,
         **ENGINES[engine],
-    )
-    assert (result["scheduler"] == "AsyncScheduler") == (engine == "ahead")
-    assert_output_matches_target(result, target, scenarios)
-    assert_no_fallback(result["log"], MODES[mode]["method"], drafts, width)
-    oracle = oracle_of(mode, models, target)
-    for name, found in result["scenarios"].items():
-        assert found["counters"]["num_accepted_tokens"][0] > 0
-        assert sum(found["aborted"]) == (4 if name == "aborts" else 0)
-        asked = zip(scenarios[name], found["tokens"], strict=True)
-        texts = [request["prompt"] + tokens for request, tokens in asked]
-        assert compare_drafts(found["drafts"], texts, oracle, width, 8, MAX_MODEL_LEN)
-    if is_tiny:
-        assert result["scenarios"]["preempted"]["counters"]["num_preemptions"][0] > 0
-        assert result["idle_batches"] > 15
-        assert result["touched_kv"] == 0
-    else:
-        assert result["replays"]["first"] > 0
-        has_later = not is_parallel and drafts > 1
-        assert (result["replays"]["later"] > 0) == has_later
+    ) as llm:
+        assert llm.call(drafter_name).endswith("Drafter")
+        is_ahead = llm.call(scheduler_name) == "AsyncScheduler"
+        assert is_ahead == (engine == "ahead")
+        assert_no_fallback(llm.log, MODES[mode]["method"], drafts, width)
+        llm.watch(Drafts)
+        if is_tiny:
+            llm.call(run_dummy_every, 7)
+        for name in SCENARIOS[engine]:
+            asked, served = scenarios[name], llm.generate(scenarios[name])
+            assert_output_matches(target, asked, served)
+            assert served.count("num_accepted_tokens") > 0
+            aborted = [one for one in served.outputs if not one.finished]
+            assert len(aborted) == (4 if name == "aborts" else 0)
+            texts, every = served.texts(asked), 8
+            assert compare_drafts(
+                served.drafts, texts, oracle, width, every, MAX_MODEL_LEN
+            )
+            if name == "preempted":
+                assert served.count("num_preemptions") > 0
+        if not is_tiny:
+            replays, has_later = llm.found(Replays), not is_parallel and drafts > 1
+            assert replays["first"] > 0 and (replays["later"] > 0) == has_later
 
 
 def oracle_of(
@@ -204,37 +187,30 @@ def oracle_of(
 
 
 @pytest.mark.parametrize("mode", only_fast(("pard", "peagle"), "pard"))
-def test_smallest_token_budget(
-    mode: str, run_engine: RunEngine, models, target, scenarios
-):
+def test_smallest_token_budget(mode: str, vllm_runner, models, target, scenarios):
     """All draft batches are wider than the target's token budget, the last one most."""
-    short = {"lengths": scenarios["lengths"][:4]}
-    result = run_engine(
-        short,
+    short = scenarios["lengths"][:4]
+    with vllm_runner(
         speculative_config=speculative(models, mode, 7),
         max_model_len=MAX_MODEL_LEN,
         max_num_seqs=4,
         max_num_batched_tokens=4,
-    )
-    assert_output_matches_target(result, target, short)
+    ) as llm:
+        assert_output_matches(target, short, llm.generate(short))
 
 
 @pytest.mark.parametrize("mode", only_fast(("draft", "pard"), "draft"))
 def test_draft_context_shorter_than_target(
-    mode: str, run_engine: RunEngine, models, target, scenarios
+    mode: str, vllm_runner, models, target, scenarios
 ):
     """Past the draft model's context the request continues without drafts."""
-    requests = {"lengths": scenarios["lengths"], "past": scenarios["lengths"][-2:]}
-    result = run_engine(
-        requests,
+    with vllm_runner(
         speculative_config=speculative(models, mode, 7, max_model_len=72),
         max_model_len=MAX_MODEL_LEN,
         max_num_seqs=8,
-    )
-    assert_output_matches_target(result, target, requests)
-    drafts = {
-        name: found["counters"]["num_draft_tokens"][0]
-        for name, found in result["scenarios"].items()
-    }
-    assert drafts["lengths"] > 0
-    assert drafts["past"] == 0
+    ) as llm:
+        lengths = scenarios["lengths"]
+        for asked, drafts_any in ((lengths, True), (lengths[-2:], False)):
+            served = llm.generate(asked)
+            assert_output_matches(target, asked, served)
+            assert (served.count("num_draft_tokens") > 0) == drafts_any

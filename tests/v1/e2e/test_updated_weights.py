@@ -12,7 +12,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from .conftest import RunEngine
+from .hooks import sleep, update_weights
+from .made_up_times import make_up_times
+from .runner import Engine, Request, VllmRunner
 from .target_models import (
     save_head,
     save_pard,
@@ -34,8 +36,8 @@ from .test_targets import (
 pytestmark = pytest.mark.slow
 
 
-def asked(step: int = 1) -> list[dict[str, Any]]:
-    return [{"prompt": prompt(n, step), "max_tokens": NUM_TOKENS} for n in LENGTHS]
+def requests(step: int = 1) -> list[Request]:
+    return [Request(prompt(length, step), NUM_TOKENS) for length in LENGTHS]
 
 
 def expected_output(step: int = 1) -> list[list[int]]:
@@ -49,7 +51,7 @@ def target(tmp_path_factory) -> Path:
 
 SENT = {
     "weight_transfer_config": {"backend": "files"},
-    "worker_extension_cls": "weight_files.Worker",
+    "worker_extension_cls": "tests.v1.e2e.weight_files.Worker",
 }
 
 
@@ -57,58 +59,49 @@ SENT = {
     "lm_head, how", [(None, "target"), ("fp8", "target"), ("fp8", "sent_target")]
 )
 def test_shared_embeddings_and_lm_head(
-    lm_head, how: str, run_engine: RunEngine, target: Path, tmp_path: Path
+    lm_head, how: str, vllm_runner, target: Path, tmp_path: Path
 ):
     """A head shares the target's embeddings and lm_head, which are updated."""
     head = save_sharing_head(tmp_path / "head")
     other = save_target("Llama", tmp_path / "two", seed=1, step=2)
-    result = run_engine(
-        {"before": asked(step=1), "after": asked(step=2)},
-        model=target,
-        speculative_config={
-            "model": str(head),
-            "num_speculative_tokens": K,
-            "draft_lm_head_quantization": lm_head,
-        },
-        updates={"after": {how: str(other)}},
-        **(SENT if how == "sent_target" else {}),
-        **ENGINE | {"dtype": "bfloat16" if lm_head else "float32"},
-    )
-    for step, found in enumerate(result["scenarios"].values(), 1):
-        assert found["tokens"] == expected_output(step)
-        assert min(acceptance(found)) >= ACCEPTED
+    spec = {
+        "model": str(head),
+        "num_speculative_tokens": K,
+        "draft_lm_head_quantization": lm_head,
+    }
+    sent = SENT if how == "sent_target" else {}
+    dtype = {"dtype": "bfloat16" if lm_head else "float32"}
+    with vllm_runner(target, speculative_config=spec, **sent, **ENGINE | dtype) as llm:
+        for step in (1, 2):
+            if step == 2:
+                llm.call(update_weights, **{how: str(other)})
+            served = llm.generate(requests(step))
+            assert served.tokens == expected_output(step)
+            assert min(acceptance(served)) >= ACCEPTED
 
 
 @pytest.mark.parametrize(
-    "drafts, width, lm_head", [(K, K, None), (6, 3, None), (K, K, "fp8")]
+    "drafts, width, lm_head", [(K, K, None), (5, 3, None), (K, K, "fp8")]
 )
 def test_updated_drafter(
-    drafts: int,
-    width: int,
-    lm_head,
-    run_engine: RunEngine,
-    target: Path,
-    tmp_path: Path,
+    drafts: int, width: int, lm_head, vllm_runner, target: Path, tmp_path: Path
 ):
     """Updates a P-EAGLE head, with the hidden state that masks are fed in each pass."""
     head = save_head(tmp_path / "head", is_parallel=True)
     wrong = save_head(tmp_path / "wrong", is_parallel=True)
     change(wrong / "model.safetensors")
-    result = run_engine(
-        {"before": asked(), "after": asked()},
-        model=target,
-        speculative_config={
-            "model": str(wrong),
-            "num_speculative_tokens": drafts,
-            "parallel_drafting_width": width,
-            "draft_lm_head_quantization": lm_head,
-        },
-        updates={"after": {"sent_drafter": str(head)}},
-        **SENT,
-        **ENGINE | {"dtype": "bfloat16" if lm_head else "float32"},
-    )
-    before, after = result["scenarios"].values()
-    assert before["tokens"] == after["tokens"] == expected_output()
+    spec = {
+        "model": str(wrong),
+        "num_speculative_tokens": drafts,
+        "parallel_drafting_width": width,
+        "draft_lm_head_quantization": lm_head,
+    }
+    dtype = {"dtype": "bfloat16" if lm_head else "float32"}
+    with vllm_runner(target, speculative_config=spec, **SENT, **ENGINE | dtype) as llm:
+        before = llm.generate(requests())
+        llm.call(update_weights, sent_drafter=str(head))
+        after = llm.generate(requests())
+    assert before.tokens == after.tokens == expected_output()
     assert min(acceptance(before, drafts)) < 0.5
     assert min(acceptance(after, drafts)) >= ACCEPTED
 
@@ -122,67 +115,70 @@ SAVE = {
 }
 
 
-@pytest.mark.parametrize("level", [1, 2])
-@pytest.mark.parametrize("drafter", SAVE)
-def test_sleep(
-    drafter: str,
-    level: int,
-    run_engine: RunEngine,
-    target: Path,
-    tmp_path: Path,
-    on_cpu: bool,
-):
-    """Buffers and graphs of the drafter work after waking up."""
+SLEEPS = {
+    "enable_sleep_mode": True,
+    "sleep_preserve_parameter_names": ["draft.*"],
+}
+
+
+@pytest.fixture
+def start_sleeper(vllm_runner, target: Path, tmp_path: Path, on_cpu: bool):
     if on_cpu:
         pytest.skip("needs a GPU: on a CPU vLLM does not sleep")
-    folder = SAVE[drafter](tmp_path / "drafter")
-    result = run_engine(
-        {"before": asked(), "after": asked()},
-        model=target,
-        speculative_config={"model": str(folder), "num_speculative_tokens": K},
-        dtype="float32",
-        enable_sleep_mode=True,
-        sleep_preserve_parameter_names=["draft.*"],
-        record_graphs=True,
-        sleeps={"after": level},
-        **ENGINE,
-    )
-    for found in result["scenarios"].values():
-        assert found["tokens"] == expected_output()
-        assert min(acceptance(found)) >= ACCEPTED
+
+    def start(drafter: str, spec: dict[str, Any], **given: Any) -> VllmRunner:
+        folder = SAVE[drafter](tmp_path / "drafter")
+        spec = {"model": str(folder), "num_speculative_tokens": K} | spec
+        return vllm_runner(
+            target,
+            graphs=True,
+            speculative_config=spec,
+            enable_sleep_mode=True,
+            sleep_preserve_parameter_names=["draft.*"],
+            **ENGINE | given,
+        )
+
+    return start
+
+
+@pytest.mark.parametrize("level", [1, 2])
+@pytest.mark.parametrize("drafter", SAVE)
+def test_sleep(drafter: str, level: int, start_sleeper, target: Path):
+    """Buffers and graphs of the drafter work after waking up."""
+    with start_sleeper(drafter, {}) as llm:
+        for is_awoken in (False, True):
+            if is_awoken:
+                llm.call(sleep, level, str(target))
+            served = llm.generate(requests())
+            assert served.tokens == expected_output()
+            assert min(acceptance(served)) >= ACCEPTED
+
+
+def estimates(engine: Engine) -> dict[str, torch.Tensor]:
+    """Copies of the acceptance estimator's tensors, after it has learned something."""
+    estimator = engine.speculator.acceptance_estimator
+    assert estimator._refits > 0
+    parts = vars(estimator).items()
+    return {name: each.cpu() for name, each in parts if torch.is_tensor(each)}
 
 
 @pytest.mark.parametrize("drafter", SAVE)
-def test_learned_estimates_outlast_sleep(
-    drafter: str, run_engine: RunEngine, target: Path, tmp_path: Path, on_cpu: bool
-):
-    """Nothing that the speculator keeps is discarded but the weights and the KV cache.
-
-    On a CPU vLLM does not sleep; what it would discard is known there, too.
-    """
-    folder = SAVE[drafter](tmp_path / "drafter")
-    spec = {"model": str(folder), "num_speculative_tokens": K}
-    asks = 3 * asked()  # enough to verify only part of the drafts
-    asleep = {
-        "enable_sleep_mode": True,
-        "sleep_preserve_parameter_names": ["draft.*"],
-        "sleeps": {"again": 1, "after": 2},
-    }
-    result = run_engine(
-        {"before": asks, "again": asks, "after": asks},
-        model=target,
-        speculative_config=spec | {"enable_adaptive_verification": True},
-        record_graphs=True,
-        made_up_times=True,
-        watch_loading=True,
-        **({} if on_cpu else asleep),
-        **ENGINE | {"max_num_seqs": len(asks), "max_num_batched_tokens": 96},
-    )
-    assert result["discarded"] == result["forgotten"] == []
-    for found in result["scenarios"].values():
-        assert found["tokens"] == 3 * expected_output()
-        counted = found["counters"]
-        assert 0 < counted["num_draft_tokens"][0] < K * counted["num_drafts"][0]
+def test_learned_estimates_outlast_sleep(drafter: str, start_sleeper, target: Path):
+    asked = 3 * requests()  # enough to verify only part of the drafts
+    sizes = {"max_num_seqs": len(asked), "max_num_batched_tokens": 96}
+    spec = {"enable_adaptive_verification": True}
+    with start_sleeper(drafter, spec, setup=[make_up_times], **sizes) as llm:
+        for level in (0, 1, 2):
+            if level:
+                learned = llm.call(estimates)
+                assert learned
+                llm.call(sleep, level, str(target))
+                for name, found in llm.call(estimates).items():
+                    assert torch.equal(found, learned[name]), name
+            served = llm.generate(asked)
+            assert served.tokens == 3 * expected_output()
+            drafts, verified = map(served.count, ("num_drafts", "num_draft_tokens"))
+            assert 0 < verified < K * drafts
 
 
 def change(file: Path) -> None:

@@ -1,21 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records and checks of an engine's steps; see `engine_job.py`.
+"""Records and checks of an engine's steps, for `VllmRunner.watch`.
 
-Each class takes the engine's worker, and wraps some of its methods.
+A check fails the call that runs the step.
 """
 
-import traceback
+from collections import Counter
 from collections.abc import Callable
-from functools import partial, wraps
+from functools import wraps
 from inspect import signature
 from typing import Any, NamedTuple
 
 import torch
-from noise import noised
+
+from .noise import noised
+from .runner import Engine
 
 # Tolerance between float32 on the device and float64 here.
 CLOSE = 1e-3
-WAIT = "called a synchronizing CUDA operation"
 Given = dict[str, Any]
 
 
@@ -56,27 +57,38 @@ def drafting(given: Given) -> list[tuple[int, str, int]]:
     return found
 
 
-class DraftRecord:
-    """Records drafts: request, number of known tokens before them, and tokens."""
+class Drafts:
+    """Records drafts, for `Served.drafts`."""
 
-    def __init__(self, worker: Any) -> None:
-        self.rows: list[tuple[str, int, list[int]]] = []
-        around(worker.model_runner.speculator, "propose", after=self._note)
+    def __init__(self, engine: Engine) -> None:
+        self.rows: list[tuple[int, int, list[int]]] = []
+        around(engine.speculator, "propose", after=self._note)
 
     def _note(self, given: Given, drafts: torch.Tensor) -> None:
-        # From 0.33.0 on it is 0 if no request can use drafts.
+        # It is 0 if no request can use drafts.
         asked = given.get("num_speculative_tokens")
         if given.get("dummy_run") or asked == 0:
             return
         made = drafts[:, :asked].tolist()
         self.rows += [
-            (name.partition("-")[0], known, made[row])
+            (int(name.partition("-")[0]), known, made[row])
             for row, name, known in drafting(given)
         ]
 
-    def take(self) -> list[tuple[str, int, list[int]]]:
+    def take(self) -> list[tuple[int, int, list[int]]]:
         taken, self.rows = self.rows, []
         return taken
+
+
+class DummyBatches:
+    """Counts dummy batches that the engine itself runs, as an idle rank."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.found = 0
+        around(engine.core, "execute_dummy_batch", before=self._count)
+
+    def _count(self, given: Given) -> None:
+        self.found += 1
 
 
 class Kept(NamedTuple):
@@ -90,22 +102,18 @@ class Kept(NamedTuple):
 class KeptDrafts:
     """Checks that drafts are verified with the logits they were sampled from.
 
-    Counts in `found`:
+    They must also follow from these logits and the noise. Counts in `found`:
         verified: verified drafts.
-        strange: verified requests whose drafts or logits had changed since.
-        undrawn: drafts that do not follow from their logits and noise.
         waited: verified requests that were not in some step since drafting.
         moved: verified requests whose row in the batch has changed.
     """
 
-    def __init__(self, worker: Any) -> None:
-        runner = worker.model_runner
+    def __init__(self, engine: Engine) -> None:
+        runner = engine.worker.model_runner
         self.speculator = runner.speculator
         self.drafted: dict[str, Kept] = {}
         self.left_out: set[str] = set()
-        self.found = dict.fromkeys(
-            ("verified", "strange", "undrawn", "waited", "moved"), 0
-        )
+        self.found = Counter()
         around(runner.speculator, "propose", after=self._keep)
         around(runner.rejection_sampler, "__call__", before=self._compare)
 
@@ -116,8 +124,8 @@ class KeptDrafts:
         self.left_out |= self.drafted.keys()
         self.left_out.difference_update(batch.req_ids)
         for row, name in enumerate(batch.req_ids):
-            own = logits[int(batch.idx_mapping[row])].clone()
-            self.drafted[name] = Kept(row, drafts[row].clone(), own)
+            scores = logits[int(batch.idx_mapping[row])].clone()
+            self.drafted[name] = Kept(row, drafts[row].clone(), scores)
         for row, name, known in drafting(given):
             self._check_draws(given, row, self.drafted[name], known)
 
@@ -129,7 +137,7 @@ class KeptDrafts:
             # The key of a draft is the position before it.
             position = known - 1 + column
             values = noised(kept.logits[column], temperature, int(seed), position)
-            self.found["undrawn"] += bool(values[token] < values.max() - CLOSE)
+            assert values[token] > values.max() - CLOSE, "a draft is not the one drawn"
 
     def _compare(self, given: Given) -> None:
         batch, logits = given["input_batch"], given["draft_logits"]
@@ -140,44 +148,33 @@ class KeptDrafts:
                 continue
             kept = self.drafted[name]
             drafts = batch.input_ids[ends[row] - count : ends[row]]
-            held = logits[int(batch.idx_mapping[row]), :count]
-            same = torch.equal(drafts.long(), kept.tokens[:count])
-            same = same and torch.equal(held, kept.logits[:count])
+            scores = logits[int(batch.idx_mapping[row]), :count]
+            assert torch.equal(drafts.long(), kept.tokens[:count]), "other drafts"
+            assert torch.equal(scores, kept.logits[:count]), "logits of other drafts"
             self.found["verified"] += count
-            self.found["strange"] += not same
             self.found["waited"] += name in self.left_out
             self.found["moved"] += row != kept.row
 
 
-class HostWaits:
-    """Records where drafting makes the host wait for the device; nothing on a CPU.
+def forbid_waits(engine: Engine) -> None:
+    """Makes operations raise with which drafting waits for the device, if it is one."""
+    speculator = engine.speculator
+    if speculator.device.type != "cuda":
+        return
 
-    `propose` runs in a mode in which synchronizing operations raise. If one does, its
-    place is recorded, and `propose` is called again without that mode.
-    """
+    def without_waits(call: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **more: Any) -> Any:
+            torch.cuda.set_sync_debug_mode("error")
+            try:
+                return call(*args, **more)
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
 
-    def __init__(self, worker: Any) -> None:
-        self.found: set[str] = set()  # files and lines
-        speculator = worker.model_runner.speculator
-        if speculator.device.type == "cuda":
-            self._check_that_waits_are_noticed()
-            propose = speculator.propose
-            speculator.propose = partial(self._call, propose)
+        return run
 
-    def _call(self, call: Callable[..., Any], *args: Any, **more: Any) -> Any:
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            return call(*args, **more)
-        except RuntimeError as error:
-            if WAIT not in str(error):
-                raise
-            frame = traceback.extract_tb(error.__traceback__)[-1]
-            self.found.add(f"{frame.filename}:{frame.lineno}")
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-        return call(*args, **more)
-
-    def _check_that_waits_are_noticed(self) -> None:
-        self._call(torch.ones((), device="cuda").item)
-        assert self.found, "torch.cuda.set_sync_debug_mode does not notice Tensor.item"
-        self.found.clear()
+    try:
+        without_waits(torch.ones((), device="cuda").item)()
+    except RuntimeError:
+        speculator.propose = without_waits(speculator.propose)
+    else:
+        raise AssertionError("Tensor.item is not noticed as a wait")

@@ -13,9 +13,10 @@ from types import ModuleType
 from typing import Any
 
 import transformers
-from images import QWEN_PROCESSOR
 
 from vllm import ModelRegistry
+
+from .images import QWEN_PROCESSOR
 
 # Modules of vLLM, and the packages of transformers that they need.
 MODELS = {

@@ -139,6 +139,7 @@ def test_wheel(built):
     assert "[vllm.general_plugins]\nplugin = vllm.cli:main\n" in points
 
 
+@pytest.mark.slow  # `make env` is an editable install, too
 def test_editable(tmp_path):
     install = prepare(tmp_path)
     before = install.files()

@@ -80,10 +80,6 @@ def drafter_name(engine: Engine) -> str:
     return type(getattr(engine.speculator, "drafter", engine.speculator)).__name__
 
 
-def scheduler_name(engine: Engine) -> str:
-    return type(engine.scheduler).__name__
-
-
 def update_weights(
     engine: Engine, target: str = "", sent_target: str = "", sent_drafter: str = ""
 ) -> None:

@@ -29,6 +29,7 @@ from vllm import LLM, SamplingParams
 from vllm.lora.request import LoRARequest
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.metrics.reader import Gauge
 
 COUNTERS = ("vllm:spec_decode_", "vllm:num_preemptions", "vllm:prefix_cache_hits")
@@ -186,6 +187,8 @@ class Engine:
         # The engine core runs in this process, as does its worker if there is only one.
         self.core = self.llm.llm_engine.engine_core.engine_core
         self.scheduler = self.core.scheduler
+        is_async = isinstance(self.scheduler, AsyncScheduler)
+        assert is_async == arguments["async_scheduling"]
         self.worker = getattr(self.core.model_executor, "driver_worker", None)
         self.watches: dict[type, Any] = {}
         self.after_step: list[Callable[[int], None]] = []

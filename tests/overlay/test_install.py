@@ -91,32 +91,25 @@ def prepare(folder: Path) -> Install:
     return Install(root, venv, wheel)
 
 
-@pytest.fixture(scope="module")
-def built(tmp_path_factory) -> tuple[Install, Path]:
-    """A wheel built from the source distribution."""
-    install = prepare(tmp_path_factory.mktemp("install"))
+def test_wheel_from_source_distribution(tmp_path):
+    install = prepare(tmp_path)
     command = ("setup.py", "--quiet", "sdist", "--dist-dir", "dist")
     done = install.run(sys.executable, *command)
     assert done.returncode == 0, done.stderr
     (sdist,) = (install.root / "dist").glob("*.tar.gz")
     install.pip("wheel", "--no-deps", "--wheel-dir", "dist", str(sdist))
     (wheel,) = (install.root / "dist").glob("*.whl")
-    return install, wheel
-
-
-def test_install_and_uninstall(built):
-    install, wheel = built
     before = install.files()
     install.pip("install", "--no-deps", str(wheel))
     assert install.output(*SAY) == "ours over upstream 1.0.0+fake.1.cpu"
     assert install.output("vllm") == "the command ran"
     install.pip("uninstall", "--yes", "vllm")
     assert install.files() == before
+    check_contents(wheel)
 
 
-def test_wheel(built):
-    """Has additions, edited files and native kernels: all readable, with one date."""
-    _, wheel = built
+def check_contents(wheel: Path) -> None:
+    """It has additions, edited files and native kernels: readable, with one date."""
     assert wheel.stem.endswith(PLATFORM)
     with ZipFile(wheel) as archive:
         entries = archive.infolist()

@@ -9,7 +9,6 @@ import json
 import re
 import time
 import urllib.error
-from collections.abc import Iterator
 from pathlib import Path
 
 import openai
@@ -37,7 +36,7 @@ def complete(client: openai.OpenAI) -> str:
     return client.completions.create(prompt=CODE, **GREEDY).choices[0].text
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def asks(models: Path) -> Asks:
     """Requests with prefixes of `CODE`, and the target's answers to them."""
     target = load_model(models / "target")
@@ -50,46 +49,37 @@ def asks(models: Path) -> Asks:
     return Asks(answers, tokenizer, leaving=0.4, seed=0)
 
 
-@pytest.fixture(scope="module")
-def expected(asks: Asks) -> str:
-    """The target's answer to `CODE`."""
-    return asks.expected(Ask(asks.answers[0], 24, ignore_eos=False, is_stream=False))[1]
-
-
-@pytest.fixture(scope="module")
-def server(serve, models) -> Iterator[Server]:
-    """The target with PARD."""
+def test_server(serve, models, asks: Asks):
+    """One test, since a server takes long to start, and the last check stops it."""
     config = {
         "model": str(models / "pard"),
         "method": "draft_model",
         "num_speculative_tokens": NUM_SPEC_TOKENS,
         "parallel_drafting": True,
     }
-    with serve("--speculative-config", json.dumps(config)) as running:
-        yield running
+    ask = Ask(asks.answers[0], 24, ignore_eos=False, is_stream=False)
+    expected = asks.expected(ask)[1]  # the target's answer to `CODE`
+    with serve("--speculative-config", json.dumps(config)) as server:
+        assert complete(server.client) == expected != ""
+        check_too_large_request_fails_alone(server)
+        assert complete(server.client) == expected
+        check_metrics_and_log(server)
+        check_documented_metrics_are_exported(server)
+        check_concurrent_clients_that_disconnect(server, asks)
+        check_sigterm_shuts_down_cleanly(server)
 
 
-def test_same_text_as_without_speculation(server, expected):
-    """`test_concurrent_clients_that_disconnect` tests streaming too."""
-    assert complete(server.client) == expected != ""
-
-
-@pytest.mark.parametrize(
-    "more",
-    [
+def check_too_large_request_fails_alone(server):
+    """Regression: it ended the engine for all requests."""
+    for more in (
         {"logit_bias": {str(token): 1 for token in range(1025)}},
         {"extra_body": {"bad_words": ["many words of a client " * 300]}},
-    ],
-    ids=["logit_bias", "bad_words"],
-)
-def test_too_large_request_fails_alone(server, expected, more: dict):
-    """Regression: it ended the engine for all requests."""
-    with pytest.raises(openai.BadRequestError, match="must be at most"):
-        server.client.completions.create(prompt=CODE, **GREEDY, **more)
-    assert complete(server.client) == expected
+    ):
+        with pytest.raises(openai.BadRequestError, match="must be at most"):
+            server.client.completions.create(prompt=CODE, **GREEDY, **more)
 
 
-def test_metrics_and_log(server):
+def check_metrics_and_log(server):
     """`tests/v1/metrics` tests what each counter counts."""
     deadline = time.monotonic() + 30
     while not (
@@ -114,16 +104,17 @@ def counted(server: Server, name: str) -> float:
     return server.metrics()[f"spec_decode_{name}_total"]
 
 
-@pytest.mark.parametrize("file", ["docs/observability.md", DASHBOARD])
-def test_documented_metrics_are_exported(server, file):
+def check_documented_metrics_are_exported(server):
     """Except those of trees, which `tests/v1/e2e/test_draft_trees.py` tests, and of
     draft lengths that the engine chooses."""
     exported = {sample.name for sample in server.samples()}
-    named = set(re.findall(r"vllm:(?!\w*(?:tree|gain))\w+", (ROOT / file).read_text()))
-    assert len(named) > 3 and named <= exported
+    for file in ("docs/observability.md", DASHBOARD):
+        text = (ROOT / file).read_text()
+        named = set(re.findall(r"vllm:(?!\w*(?:tree|gain))\w+", text))
+        assert len(named) > 3 and named <= exported
 
 
-def test_concurrent_clients_that_disconnect(server, asks: Asks):
+def check_concurrent_clients_that_disconnect(server, asks: Asks):
     traffic = Traffic(server.url, asks, tie=0.0)
     for all_leave in (False, True):
         asyncio.run(traffic.round(16, 3.0, all_leave))
@@ -132,8 +123,7 @@ def test_concurrent_clients_that_disconnect(server, asks: Asks):
     assert not any(server.wait_until_idle().values())
 
 
-def test_sigterm_shuts_down_cleanly(server):
-    """Last, since it stops the server that the other tests use."""
+def check_sigterm_shuts_down_cleanly(server):
     status, alive = server.terminate()
     assert status == 0, server.log.read_text()
     assert not alive

@@ -34,7 +34,7 @@ def layer(backend: str = "FLASH_ATTN", **given) -> SimpleNamespace:
     return SimpleNamespace(attn_backend=name, impl=SimpleNamespace(**impl | given))
 
 
-@pytest.mark.parametrize("backend", ["FLASH_ATTN", "TRITON_ATTN", "CPU_ATTN"])
+@pytest.mark.parametrize("backend", ["FLASH_ATTN", "TRITON_ATTN"])
 def test_supported_backends(backend: str):
     assert why_layer_cannot(layer(backend)) is None
 

@@ -29,6 +29,7 @@ from typing import Any
 
 import torch
 
+from vllm.platforms import current_platform
 from vllm.triton_utils import tl, triton
 from vllm.v1.attention.backend import AttentionType
 from vllm.v1.kv_cache_interface import is_quantized_kv_cache
@@ -111,17 +112,14 @@ def _attend_triton(impl, layer, query, key, value, kv_cache, metadata, output) -
     merge_tree(query, key, value, *prefix, output, *scores)
 
 
-def _attend_cpu(*args) -> None:
-    from .cpu import attend
-
-    attend(*args)
-
-
 ATTEND: dict[str, Callable[..., None]] = {
     "FLASH_ATTN": _attend_flash,
     "TRITON_ATTN": _attend_triton,
-    "CPU_ATTN": _attend_cpu,
 }
+if current_platform.is_cpu():
+    from . import cpu
+
+    ATTEND["CPU_ATTN"] = cpu.attend
 
 
 def why_layer_cannot(layer: Any) -> str | None:
@@ -131,6 +129,8 @@ def why_layer_cannot(layer: Any) -> str | None:
     name = backend.get_name() if backend else type(layer).__name__
     if name not in ATTEND or getattr(impl, "head_size_v", None):
         return f"attention by {name}"
+    if name == "CPU_ATTN" and (reason := cpu.why_not_loaded()):
+        return reason
     window = impl.sliding_window
     reasons = {
         "attention windows": window not in (None, -1, (-1, -1)),

@@ -32,7 +32,7 @@ def prepare_inputs_reference(
     vocab_size: int = 1 << 30,
     hidden: HiddenRows | None = None,
 ) -> None:
-    """See `DraftInputs.prepare`, which takes the same arguments."""
+    """See `DraftInputs.prepare`, and `DraftLimits`."""
     is_first, out = isinstance(source, VerifiedBatch), buffers.batch
     states = (source if is_first else out).idx_mapping.tolist()
     origins = out.first_positions.tolist()

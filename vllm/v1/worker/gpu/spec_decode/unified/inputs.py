@@ -6,8 +6,6 @@ from typing import NamedTuple, get_type_hints
 
 import torch
 
-from vllm.v1.worker.gpu.block_table import BlockTables
-
 from .input_kernel import (
     DraftBatch,
     FedStates,
@@ -28,38 +26,6 @@ _TENSORS: dict[str, tuple[torch.dtype, Size]] = {
     for name, hint in get_type_hints(DraftBatch, include_extras=True).items()
     if hint is not int
 }
-
-
-def allocate_batch(
-    max_num_reqs: int,
-    max_num_tokens: int,
-    width: int,
-    num_kv_groups: int,
-    device: torch.device,
-    rope_dims: int = 0,
-) -> DraftBatch:
-    """A draft batch that is all padding."""
-    sizes = {
-        "N": max_num_tokens,
-        "N + 1": max_num_tokens + 1,
-        "D": rope_dims,
-        "G": num_kv_groups,
-        "R": max_num_reqs,
-        "R + 1": max_num_reqs + 1,
-        "R * W": max_num_reqs * width,
-    }
-    tensors = {
-        name: torch.full(
-            [sizes[each] for each in size.shape],
-            size.padding or 0,
-            dtype=dtype,
-            device=device,
-        )
-        for name, (dtype, size) in _TENSORS.items()
-    }
-    return DraftBatch(
-        **tensors, max_num_reqs=max_num_reqs, max_num_tokens=max_num_tokens
-    )
 
 
 class PreviousPass(NamedTuple):
@@ -131,7 +97,7 @@ class DraftInputs:
         self.width, self.device = layout.parallel_width, device
         self.rope_dims = rope_dims
         num_tokens = layout.max_num_tokens(max_num_batched_tokens, max_num_reqs)
-        self.batch = self._batch(max_num_reqs, num_tokens, num_kv_groups=0)
+        self.batch = self._allocate(max_num_reqs, num_tokens, num_kv_groups=0)
         # [N, width of the target's hidden states]; allocated once that is known.
         self.fed: torch.Tensor | None = None
         # Later passes: [R * W, H], the drafter's output at the sampled slots of the
@@ -153,13 +119,33 @@ class DraftInputs:
     def allocate_kv_groups(self, num_kv_groups: int) -> None:
         """Reallocates the batch, once the number of KV groups is known."""
         sizes = self.batch.max_num_reqs, self.batch.max_num_tokens
-        self.batch = self._batch(*sizes, num_kv_groups)
+        self.batch = self._allocate(*sizes, num_kv_groups)
 
-    def _batch(
+    def _allocate(
         self, max_num_reqs: int, max_num_tokens: int, num_kv_groups: int
     ) -> DraftBatch:
-        sizes = max_num_reqs, max_num_tokens, self.width, num_kv_groups
-        return allocate_batch(*sizes, self.device, self.rope_dims)
+        """A draft batch that is all padding."""
+        sizes = {
+            "N": max_num_tokens,
+            "N + 1": max_num_tokens + 1,
+            "D": self.rope_dims,
+            "G": num_kv_groups,
+            "R": max_num_reqs,
+            "R + 1": max_num_reqs + 1,
+            "R * W": max_num_reqs * self.width,
+        }
+        tensors = {
+            name: torch.full(
+                [sizes[each] for each in size.shape],
+                size.padding or 0,
+                dtype=dtype,
+                device=self.device,
+            )
+            for name, (dtype, size) in _TENSORS.items()
+        }
+        return DraftBatch(
+            **tensors, max_num_reqs=max_num_reqs, max_num_tokens=max_num_tokens
+        )
 
     def positions(self, num_tokens: int) -> torch.Tensor:
         """The draft model's positions: [num_tokens], or [D, num_tokens] of M-RoPE."""
@@ -205,7 +191,7 @@ class DraftInputs:
         """
         # Even if the step drafts nothing, the next token has a slot.
         samples = max(plan.num_samples(0), 1)
-        self._prepare(verified, plan.layout, samples, num_tokens, hidden)
+        self.prepare(verified, plan.layout, samples, num_tokens, hidden)
         self.tables.update_for_pass(self.batch, is_first=True)
 
     def next(
@@ -228,10 +214,10 @@ class DraftInputs:
         if self.feedback is not None:
             hidden = feed(self.feedback[: len(drafts) * plan.layout.parallel_width])
         source, samples = PreviousPass(drafts, draft_pass), plan.num_samples(draft_pass)
-        self._prepare(source, plan.layout, samples, num_tokens, hidden)
+        self.prepare(source, plan.layout, samples, num_tokens, hidden)
         self.tables.update_for_pass(self.batch, is_first=False)
 
-    def _prepare(
+    def prepare(
         self,
         source: VerifiedBatch | PreviousPass,
         layout: DraftLayout,
@@ -239,75 +225,52 @@ class DraftInputs:
         num_tokens: int,
         hidden: HiddenRows | None,
     ) -> None:
-        self.prepare(
-            source,
-            layout,
-            self.tables.target,
-            num_samples=num_samples,
-            num_padded_tokens=num_tokens,
-            limit=self.limits.max_len(),
-            mask_token_id=self.limits.mask_token_id,
-            vocab_size=self.limits.vocab_size,
-            hidden=hidden,
-        )
-
-    def prepare(
-        self,
-        source: VerifiedBatch | PreviousPass,
-        layout: DraftLayout,
-        block_tables: BlockTables,
-        *,
-        num_samples: int,
-        num_padded_tokens: int,
-        limit: int,
-        mask_token_id: int = 0,
-        vocab_size: int = 1 << 30,
-        hidden: HiddenRows | None = None,
-    ) -> None:
         """Writes the next draft batch, in one launch.
 
         Args:
             source: the verified batch for the first pass, else the previous pass.
             layout: the mode's slots.
-            block_tables: the block tables of the target and the drafter.
             num_samples: drafts that this pass is to sample, from 1 to the layout's
                 width.
-            num_padded_tokens: rows of the batch, padding included.
-            limit, mask_token_id, vocab_size: see `DraftLimits`.
+            num_tokens: rows of the batch, padding included.
             hidden: the hidden states to feed; None for a drafter that takes none.
         """
-        is_first = isinstance(source, VerifiedBatch)
+        is_first, target = isinstance(source, VerifiedBatch), self.tables.target
         batch, sources = self.batch, () if hidden is None else hidden.sources
         assert 1 <= num_samples <= layout.parallel_width
-        assert num_padded_tokens <= batch.max_num_tokens
-        assert batch.slot_mappings.shape[0] == block_tables.num_kv_cache_groups
+        assert num_tokens <= batch.max_num_tokens
+        assert batch.slot_mappings.shape[0] == target.num_kv_cache_groups
+        fed = None if hidden is None else self._fed_states(hidden, layout, is_first)
         has_rope = is_first and self.rope_dims
         numbers = Numbers(
             draft_pass=0 if is_first else source.draft_pass,
             num_reqs=len(source.idx_mapping if is_first else source.draft_tokens),
             num_samples=num_samples,
-            num_padded_tokens=num_padded_tokens,
-            limit=limit,
-            mask_token_id=mask_token_id,
-            vocab_size=vocab_size,
+            num_padded_tokens=num_tokens,
+            limit=self.limits.max_len(),
+            mask_token_id=self.limits.mask_token_id,
+            vocab_size=self.limits.vocab_size,
             width=layout.parallel_width,
             rope_stride=source.rope_positions.stride(0) if has_rope else 0,
             SHIFT=layout.token_shift,
             IS_FIRST=is_first,
-            GROUPS=block_tables.num_kv_cache_groups,
+            GROUPS=target.num_kv_cache_groups,
             SOURCES=len(sources),
             SIZE=sources[0].shape[1] if sources else 0,
             DIMS=self.rope_dims,
         )
-        launch_input_kernel(
-            source if is_first else _previous_drafts(source),
-            _kv_tables(block_tables),
-            batch,
-            sources,
-            hidden and self._fed_states(hidden, layout, is_first),
-            numbers,
-            self.width,
+        if not is_first:
+            assert source.draft_pass > 0 and source.draft_tokens.stride(1) == 1
+            source = PreviousDrafts(source.draft_tokens, source.draft_tokens.stride(0))
+        num_blocks = target.num_blocks.gpu
+        tables = KVTables(
+            target.block_table_ptrs,
+            target.block_table_strides,
+            target.block_sizes_tensor,
+            num_blocks,
+            num_blocks.stride(0),
         )
+        launch_input_kernel(source, tables, batch, sources, fed, numbers, self.width)
 
     def _fed_states(
         self, hidden: HiddenRows, layout: DraftLayout, is_first: bool
@@ -353,20 +316,4 @@ def verified_batch(step: TargetStep) -> VerifiedBatch:
         requests.seeds,
         step.rope_positions,
         requests.rope_deltas,
-    )
-
-
-def _previous_drafts(source: PreviousPass) -> PreviousDrafts:
-    assert source.draft_pass > 0 and source.draft_tokens.stride(1) == 1
-    return PreviousDrafts(source.draft_tokens, source.draft_tokens.stride(0))
-
-
-def _kv_tables(tables: BlockTables) -> KVTables:
-    num_blocks = tables.num_blocks.gpu
-    return KVTables(
-        tables.block_table_ptrs,
-        tables.block_table_strides,
-        tables.block_sizes_tensor,
-        num_blocks,
-        num_blocks.stride(0),
     )

@@ -20,12 +20,16 @@ from .config import attention_config, draft_lengths, widened_config
 from .drafters import drafter_class
 from .drafters.base import Drafter
 from .graphs import DraftGraphs
-from .inputs import DraftInputs, DraftLimits
+from .inputs import (
+    DraftBlockTables,
+    DraftInputs,
+    DraftLimits,
+    WindowedBlockTables,
+)
 from .layout import DraftPlan, draft_plans
 from .runner import DraftRunner
 from .sampler import DraftSampler, SampledSlots
 from .step import RequestStates, TargetStep
-from .tables import DraftBlockTables, WindowedBlockTables
 from .tree.step import TreeStep, make_tree_step
 
 logger = init_logger(__name__)

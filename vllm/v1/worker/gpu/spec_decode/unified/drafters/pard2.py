@@ -42,6 +42,8 @@ class Pard2Drafter(DraftModelDrafter):
     than slots, and kept states are narrower. H is the drafter's hidden size.
     """
 
+    keeps_states = True
+
     def __init__(self, vllm_config: VllmConfig, device: torch.device):
         super().__init__(vllm_config, device)
         self.features = self.speculative_config.drafter.target_features
@@ -89,26 +91,10 @@ class Pard2Drafter(DraftModelDrafter):
         kept = self.kept
         return HiddenRows((rows,), kept.states, kept.positions, self.kv_group)
 
-    def feed(self, step: TargetStep, verified: VerifiedBatch) -> HiddenRows:
-        """Also keeps states that end blocks: another request of the step may continue
-        there."""
-        hidden = self.target_hidden(step.last_hidden, step.aux_hidden)
-        self._keep(step, verified, hidden, ends=True)
-        return hidden
-
-    def after_first_pass(
-        self, step: TargetStep, verified: VerifiedBatch, hidden: HiddenRows
+    def keep(
+        self, step: TargetStep, verified: VerifiedBatch, hidden: HiddenRows, ends: bool
     ) -> None:
-        self._keep(step, verified, hidden, ends=False)
-
-    def _keep(
-        self,
-        step: TargetStep,
-        verified: VerifiedBatch,
-        hidden: HiddenRows,
-        *,
-        ends: bool,
-    ) -> None:
+        """Keeps `target_hidden` of a step; see `KeptStates.keep`."""
         slots, states = step.slot_mappings[self.kv_group], hidden.sources[0]
         self.kept.keep(verified, slots, states, ends=ends)
 
@@ -129,12 +115,6 @@ class Pard2Drafter(DraftModelDrafter):
             "positions": inputs.positions(num_tokens),
             "inputs_embeds": embeds,
         }
-
-    def to_feed(
-        self, own: torch.Tensor, inputs: DraftInputs, num_tokens: int, is_first: bool
-    ) -> torch.Tensor:
-        """Passes on what was fed: the target has no hidden states of drafts yet."""
-        return inputs.hidden_states(num_tokens, is_first)
 
     def feed_back(self, rows: torch.Tensor) -> HiddenRows:
         return HiddenRows((rows,), self.kept.states)

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -35,10 +35,6 @@ from .layout import (
     same_first_passes,
     same_later_passes,
 )
-
-if TYPE_CHECKING:
-    pass
-
 
 logger = init_logger(__name__)
 
@@ -255,9 +251,7 @@ class DraftGraphs(CudaGraphManager):
         super().__init__(vllm_config, device, cudagraph_mode, decode_query_len=1)
 
     def record(
-        self,
-        model: nn.Module,
-        make: Callable[..., Callable[[CUDAGraphMode], Any]],
+        self, model: nn.Module, make: Callable[..., Callable[[CUDAGraphMode], Any]]
     ) -> None:
         """Captures every batch.
 

@@ -131,11 +131,7 @@ class Drafter(ABC):
 
     @abstractmethod
     def model_inputs(
-        self,
-        inputs: DraftInputs,
-        num_tokens: int,
-        is_first: bool,
-        mode: CUDAGraphMode,
+        self, inputs: DraftInputs, num_tokens: int, is_first: bool, mode: CUDAGraphMode
     ) -> ModelInputs:
         """The model's arguments, from the buffers."""
 

@@ -384,7 +384,7 @@ class StepShapes:
         has_drafts = batch.num_draft_tokens_per_req is not None
         is_trimmed = has_drafts and batch.max_query_len is not None
         starts = trimmed_starts(batch) if is_trimmed else batch.query_start_loc_np
-        starts = starts[: n + 1] + _arange(n + 1) * extra
+        starts = starts[: n + 1] + np.arange(n + 1, dtype=np.int32) * extra
         verified = get_uniform_decode_token_count(
             n,
             batch.num_tokens,
@@ -408,7 +408,7 @@ class StepShapes:
         slots = plan.layout.num_follow_slots
         shape = slots, plan.later_recorded_as, 1
         graph = self._find_full(num_reqs, shape, self.fits_graphs)
-        starts = _arange(num_reqs + 1) * slots
+        starts = np.arange(num_reqs + 1, dtype=np.int32) * slots
         return self._shape(graph, starts, slots, is_first=False)
 
     def _find_full(
@@ -456,7 +456,3 @@ def trimmed_starts(batch: InputBatch) -> np.ndarray:
     others = np.cumsum(batch.num_scheduled_tokens) - drafts
     ends = others + np.minimum(drafts, batch.num_draft_tokens)
     return np.concatenate([[0], ends]).astype(np.int32)
-
-
-def _arange(size: int) -> np.ndarray:
-    return np.arange(size, dtype=np.int32)

@@ -7,8 +7,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tools.overlay.base import ROOT
-from tools.overlay.native import compiler
 from vllm.platforms import current_platform
 
 if not current_platform.is_cpu():
@@ -33,13 +31,6 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 @pytest.fixture(autouse=True)
 def fresh():
     cpu._library.cache_clear()
-
-
-@pytest.mark.skipif(compiler() is None, reason="there is no C++ compiler")
-def test_library_is_built():
-    assert why_layer_cannot(layer("CPU_ATTN")) is None, "run `make env`"
-    header = (ROOT / "csrc/tree_structs.h").read_text()
-    assert f"STRUCTS_VERSION = {cpu.STRUCTS_VERSION};" in header
 
 
 @pytest.mark.parametrize(

@@ -312,8 +312,8 @@ void move_paths(const TreeCache& cache, const TreePaths& paths, int64_t kv_group
 
 extern "C" {
 
-// Which tree_structs.h it was built with, for Python to compare with its own.
-extern const uint32_t structs_id = STRUCTS_ID;
+// For Python to compare with its own.
+extern const uint32_t structs_version = STRUCTS_VERSION;
 
 void attend_float32(const TreeBatch* batch, const TreeCache* cache,
                     const TreeLayer* layer, float scale) {

@@ -1,20 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
-// Written by csrc/write_structs.py from tree/native.py, which says what fields hold.
+// The arguments of tree_attention.cpp, which `tree/cpu.py` makes: a 64-bit word per field.
 
 #include <cstdint>
 
+// The requests of a step with tree attention; see `TreeAttention`.
 struct TreeBatch {
-  int32_t* query_start_loc;
-  int64_t* masks;
-  int32_t* prefix_lens;
-  int32_t* num_leading;
+  int32_t* query_start_loc;  // [at least num_reqs + 1]
+  int64_t* masks;            // [max_num_tokens, 2]
+  int32_t* prefix_lens;      // [at least num_reqs]
+  int32_t* num_leading;      // [at least num_reqs]
   int64_t num_reqs;
   int64_t max_query_len;
 };
 
+// The KV cache of a layer.
 struct TreeCache {
-  char* kv_cache;
-  int32_t* places;
+  char* kv_cache;   // [blocks, kv_heads, block_size * 2 * size], of any dtype
+  int32_t* places;  // [2, block_size, size], places of a token's K and V in a block
+  // Whether K of a dimension is contiguous over tokens, V of a token over dimensions.
   int64_t has_key_runs;
   int64_t has_value_runs;
   int64_t block_stride;
@@ -24,26 +27,29 @@ struct TreeCache {
   int64_t block_size;
 };
 
+// What attention of a layer reads and writes besides its KV.
 struct TreeLayer {
-  char* query;
+  char* query;  // [T, heads, size]
   int64_t row_stride;
   int64_t head_stride;
-  char* out;
+  char* out;  // [T, heads, size]
   int64_t out_row_stride;
   int64_t out_head_stride;
   int64_t heads;
-  int32_t* block_table;
+  int32_t* block_table;  // [at least num_reqs, most blocks]
   int64_t table_stride;
 };
 
+// The accepted paths of a step; see `PathMover`.
 struct TreePaths {
-  int64_t* slot_mappings;
+  int64_t* slot_mappings;  // [G, T]
   int64_t slot_stride;
-  int32_t* path;
-  int32_t* num_sampled;
-  int32_t* first_rows;
+  int32_t* path;         // [num_reqs, depth + 1]
+  int32_t* num_sampled;  // [num_reqs]
+  int32_t* first_rows;   // [num_reqs]
   int64_t num_reqs;
   int64_t depth;
 };
 
-constexpr uint32_t STRUCTS_ID = 1237267477u;
+// To be raised with every change of a struct, here and in `tree/cpu.py`.
+constexpr uint32_t STRUCTS_VERSION = 1;

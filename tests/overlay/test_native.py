@@ -7,6 +7,7 @@ import pytest
 
 from tools.overlay import native
 from tools.overlay.base import ROOT
+from vllm.platforms import current_platform
 
 
 @pytest.mark.parametrize(
@@ -42,3 +43,13 @@ def test_sources_that_do_not_compile(tmp_path, capfd):
     line = native.build(tmp_path / "tree", root=tmp_path)
     assert "`cmake --build` failed: " in line and "error:" in line
     assert "\n" not in line and capfd.readouterr().err == f"{line}\n"
+
+
+@pytest.mark.skipif(native.compiler() is None, reason="there is no C++ compiler")
+def test_library_is_built():
+    """Otherwise the tests of its kernels would be skipped."""
+    cpu = pytest.importorskip("vllm.v1.worker.gpu.spec_decode.unified.tree.cpu")
+    if current_platform.is_cpu():
+        assert cpu.why_not_loaded() is None, "run `make env`"
+    header = (ROOT / "csrc/tree_structs.h").read_text()
+    assert f"STRUCTS_VERSION = {cpu.STRUCTS_VERSION};" in header

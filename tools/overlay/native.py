@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Builds the native kernels, `csrc/`, into a composed tree for CPUs.
 
-An install never fails because of them: without the libraries, slower Triton or PyTorch
-implementations run instead.
+An install never fails because of them: without the library, a CPU drafts chains.
 """
 
 import os
@@ -46,8 +45,8 @@ def build(tree: Path, root: Path = ROOT) -> str | None:
     if why is None:
         return None
     line = (
-        f"The native kernels were not built: {why}. On a CPU draft trees "
-        "will be slower; mend this and install again."
+        f"The native kernels were not built: {why}. On a CPU chains "
+        "are drafted instead of trees; repair this and install again."
     )
     print(line, file=sys.stderr)
     return line

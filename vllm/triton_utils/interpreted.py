@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Additions to Triton's interpreter, and fixes of what slows it down.
+"""Additions to Triton's interpreter, and fixes.
 
 The interpreter is plain Python, where functions of a GPU's device library are stubs
 that return None; functions made of Triton's own operations replace them.
 """
 
-import inspect
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
-from types import ModuleType
 
 import numpy as np
 import triton.language as tl
@@ -52,36 +50,10 @@ def _min_max(self, input, val_reduce_op, idx_reduce_op=None):
 _reduce_min_max = interpreter.ReduceOps.min_max
 
 
-class _Patched:
-    """Stands for patches that another caller will restore."""
-
-    def restore(self) -> None:
-        pass
-
-
 @cache
-def _languages(fn) -> list[ModuleType]:
-    """The modules of Triton's operations that a kernel refers to."""
-    seen = [value for value in fn.__globals__.values() if inspect.ismodule(value)]
-    return [lang for lang in (tl, tl.core) if lang in seen]
-
-
-def _patch_once(fn):
-    """Replaces the interpreter's own, which patches all operations again each time that
-    one kernel calls another: a third of the time of kernels that do."""
-    if all(not tl.core.is_builtin(lang.load) for lang in _languages(fn)):
-        return _Patched()
-    return _patch_lang(fn)
-
-
-_patch_lang = interpreter._patch_lang
-
-
-@cache
-def mend() -> None:
+def _fix() -> None:
     """Applies the fixes that concern only Triton's interpreter."""
     interpreter.ReduceOps.min_max = _min_max
-    interpreter._patch_lang = _patch_once
     # Turns off checks of integer overflow, whose results the interpreter never reads.
     builder = interpreter.interpreter_builder
     builder.options = replace(builder.options, sanitize_overflow=False)
@@ -95,9 +67,9 @@ def _call_interpreted(self: JITFunction, *args, **kwargs):
 
 def interpret(kernel: JITFunction, grid, args: tuple, kwargs: dict) -> None:
     """Interprets one kernel, though Triton is set to compile."""
-    mend()
+    _fix()
     # Patches all modules of operations; restored for kernels that are compiled.
-    patched = _patch_lang(log1p)
+    patched = interpreter._patch_lang(log1p)
     for name, function in FUNCTIONS.items():
         patched.set_attr(libdevice, name, function)
     try:
@@ -110,7 +82,7 @@ def interpret(kernel: JITFunction, grid, args: tuple, kwargs: dict) -> None:
 
 def install() -> None:
     """Prepares the interpreter to run all kernels, and logs that it does."""
-    mend()
+    _fix()
     for name, function in FUNCTIONS.items():
         setattr(libdevice, name, function)
     logger.info(

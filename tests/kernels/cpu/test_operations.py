@@ -16,10 +16,7 @@ SIZE = 64
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's
 SLOW = dict(
     deadline=None,
-    suppress_health_check=[
-        HealthCheck.function_scoped_fixture,
-        HealthCheck.too_slow,
-    ],
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 INTEGERS = (torch.int32, torch.int64, torch.uint8)
 FLOATS = (torch.float32, torch.float64, torch.float16)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes one function in LLVM assembly, https://llvm.org/docs/LangRef.html."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 FLOATS = {"f16": "half", "f32": "float", "f64": "double"}
@@ -68,8 +68,9 @@ class Builder:
         self.begin(behind)
 
     @contextmanager
-    def loop(self, count: int, start: int = 0) -> Iterator[str]:
-        """A loop from `start` to `count` - 1; yields the index's register, an i64."""
+    def loop(self, count: int | str, start: int = 0) -> Iterator[str]:
+        """A loop from `start` to `count` - 1, a number or register, at least once;
+        yields the index's register, an i64."""
         if count == start + 1:
             yield str(start)
             return
@@ -90,6 +91,3 @@ class Builder:
         """The text of the function, `head` being `void @name(...)`."""
         body = "\n".join(["entry:", *self.slots, *self.lines])
         return f"define internal {head} alwaysinline {{\n{body}\n}}\n"
-
-
-Emit = Callable[[Builder], str]

@@ -10,6 +10,8 @@ evaluate polynomials with the coefficients of the Cephes library (Moshier,
 netlib.org/cephes; expf.c and logf.c). Results are within 1 unit in the last place.
 """
 
+from functools import partialmethod
+
 from .arithmetic import Instruction, constant, function, in_float32
 from .builder import Builder
 from .ttir import Operation
@@ -56,14 +58,9 @@ class _Float32:
     def _binary(self, name: str, x: float | str, y: float | str) -> str:
         return self.b.let(f"{name} float {self.number(x)}, {self.number(y)}")
 
-    def add(self, x: float | str, y: float | str) -> str:
-        return self._binary("fadd", x, y)
-
-    def subtract(self, x: float | str, y: float | str) -> str:
-        return self._binary("fsub", x, y)
-
-    def multiply(self, x: float | str, y: float | str) -> str:
-        return self._binary("fmul", x, y)
+    add = partialmethod(_binary, "fadd")
+    subtract = partialmethod(_binary, "fsub")
+    multiply = partialmethod(_binary, "fmul")
 
     def polynomial(self, x: str, coefficients: tuple[float, ...]) -> str:
         """Horner's rule, from the coefficient of the highest power on."""

@@ -71,7 +71,8 @@ class CpuKernel:
         if (run := self.compiled[key]) is None:
             interpret(self.kernel, grid, tuple(values), {})
             return
-        run(words.buffer_info()[0], *grid, *(1,) * (3 - len(grid)))
+        if all(grid):
+            run(words.buffer_info()[0], *grid, *(1,) * (3 - len(grid)))
 
     def bind(self, args: tuple, kwargs: dict[str, Any]) -> list[Any]:
         """All arguments in order; ignores options of a GPU's compiler."""

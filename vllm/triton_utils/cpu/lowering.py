@@ -25,7 +25,7 @@ def lower(body: Region, functions: dict[str, Region]) -> str:
 
     Returns:
         A module. `launch(words, x, y, z)` takes the address of the arguments, 64 bits
-        each (a float is a double), and the size of the grid, three i32.
+        each (a float is a double), and the size of the grid, three i64 from 1 on.
 
     Raises:
         Unsupported: the kernel has an operation that cannot be compiled.
@@ -47,15 +47,12 @@ def _launch(kinds: list[str]) -> str:
     b = Builder()
     values = [_argument(b, i, kind) for i, kind in enumerate(kinds)]
     given = [f"{kind} {value}" for kind, value in zip(kinds, values, strict=True)]
-    given += [f"i32 %program.{axis}" for axis in AXES]
-    given += [f"i32 %{axis}" for axis in AXES]
-    for axis in AXES:
-        _begin(b, axis)
-    b.say(f"call void @kernel({', '.join(given)})")
-    for axis in reversed(AXES):
-        _end(b, axis)
+    with b.loop("%x") as x, b.loop("%y") as y, b.loop("%z") as z:
+        given += [f"i32 {b.let(f'trunc i64 {at} to i32')}" for at in (x, y, z)]
+        given += [f"i32 {b.let(f'trunc i64 %{axis} to i32')}" for axis in AXES]
+        b.say(f"call void @kernel({', '.join(given)})")
     b.say("ret void")
-    head = "define void @launch(ptr noalias readonly %words, i32 %x, i32 %y, i32 %z)"
+    head = "define void @launch(ptr noalias readonly %words, i64 %x, i64 %y, i64 %z)"
     return "\n".join([f"{head} {{", "entry:", *b.lines, "}", ""])
 
 
@@ -65,22 +62,3 @@ def _argument(b: Builder, position: int, kind: str) -> str:
     if kind != "float":
         return b.let(f"load {kind}, ptr {at}")
     return b.let(f"fptrunc double {b.let(f'load double, ptr {at}')} to float")
-
-
-def _begin(b: Builder, axis: str) -> None:
-    """Begins the loop over an axis of the grid, which may be empty."""
-    before, now = b.block, f"%program.{axis}"
-    b.jump(f"head.{axis}")
-    b.begin(f"head.{axis}")
-    b.say(f"{now} = phi i32 [0, %{before}], [%next.{axis}, %latch.{axis}]")
-    more = b.let(f"icmp ult i32 {now}, %{axis}")
-    b.branch(more, f"body.{axis}", f"behind.{axis}")
-    b.begin(f"body.{axis}")
-
-
-def _end(b: Builder, axis: str) -> None:
-    b.jump(f"latch.{axis}")
-    b.begin(f"latch.{axis}")
-    b.say(f"%next.{axis} = add nuw i32 %program.{axis}, 1")
-    b.jump(f"head.{axis}")
-    b.begin(f"behind.{axis}")

@@ -6,9 +6,7 @@ from functools import cache
 
 import llvmlite.binding as llvm
 
-Launch = ctypes.CFUNCTYPE(
-    None, ctypes.c_void_p, ctypes.c_uint32, ctypes.c_uint32, ctypes.c_uint32
-)
+Launch = ctypes.CFUNCTYPE(None, ctypes.c_void_p, *[ctypes.c_uint64] * 3)
 
 
 @cache

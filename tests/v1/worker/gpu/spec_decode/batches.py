@@ -1,13 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Small verified batches, and block tables for them."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 
 from vllm.v1.worker.gpu.block_table import BlockTables
 from vllm.v1.worker.gpu.spec_decode.unified.input_kernel import VerifiedBatch
-from vllm.v1.worker.gpu.spec_decode.unified.inputs import DraftInputs, PreviousPass
+from vllm.v1.worker.gpu.spec_decode.unified.inputs import (
+    DraftInputs,
+    DraftLimits,
+    HiddenRows,
+    PreviousPass,
+)
 from vllm.v1.worker.gpu.spec_decode.unified.layout import DraftLayout
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -27,10 +33,19 @@ def prepare_inputs(
     layout: DraftLayout,
     buffers: DraftInputs,
     block_tables: BlockTables,
-    **numbers: Any,
+    *,
+    num_samples: int,
+    num_padded_tokens: int,
+    limit: int,
+    mask_token_id: int = 0,
+    vocab_size: int = 1 << 30,
+    hidden: HiddenRows | None = None,
 ) -> None:
     """`DraftInputs.prepare` with the arguments of its reference."""
-    buffers.prepare(source, layout, block_tables, **numbers)
+    buffers.limits = DraftLimits(mask_token_id, vocab_size, lambda: limit)
+    buffers.tables = SimpleNamespace(target=block_tables)
+    buffers.prepare(source, layout, num_samples, num_padded_tokens, hidden)
+    del buffers.limits, buffers.tables
 
 
 def verified_batch(

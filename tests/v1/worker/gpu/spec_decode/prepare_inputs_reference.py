@@ -32,7 +32,7 @@ def prepare_inputs_reference(
     vocab_size: int = 1 << 30,
     hidden: HiddenRows | None = None,
 ) -> None:
-    """See `DraftInputs.prepare`, which takes the same arguments."""
+    """See `DraftInputs.prepare`, and `DraftLimits`."""
     is_first, out = isinstance(source, VerifiedBatch), buffers.batch
     states = (source if is_first else out).idx_mapping.tolist()
     origins = out.first_positions.tolist()
@@ -52,7 +52,7 @@ def prepare_inputs_reference(
         tokens += [None] * (num_samples - 1)
         sampled = len(tokens) - num_samples  # first sampled slot
         before = None
-        if hidden is not None and layout.hidden_offset < 0 and is_first:
+        if hidden is not None and layout.token_shift == 0 and is_first:
             before = _before(hidden, block_tables, state, held[:, req], start)
         for slot in range(count):
             position = start + slot
@@ -125,7 +125,7 @@ def _first_slots(
     tokens.append(int(after.flatten()[state]) if state >= 0 else 0)
     start = int(batch.positions[begin])
     count = end - begin + layout.num_extra_slots
-    return tokens[layout.token_shift :], start, count, begin + layout.hidden_offset
+    return tokens[layout.token_shift :], start, count, begin + layout.token_shift - 1
 
 
 def _later_slots(
@@ -159,11 +159,7 @@ def _rope_position(
 
 
 def _before(
-    hidden: HiddenRows,
-    tables: BlockTables,
-    state: int,
-    held: torch.Tensor,
-    start: int,
+    hidden: HiddenRows, tables: BlockTables, state: int, held: torch.Tensor, start: int
 ) -> torch.Tensor:
     """The hidden state of the token before slot 0, if its block keeps it.
 

@@ -6,7 +6,7 @@ import torch
 
 from vllm.v1.worker.block_table import get_block_table_width
 from vllm.v1.worker.gpu.block_table import BlockTables
-from vllm.v1.worker.gpu.spec_decode.unified.tables import DraftBlockTables
+from vllm.v1.worker.gpu.spec_decode.unified.inputs import DraftBlockTables
 
 CPU = torch.device("cpu")
 

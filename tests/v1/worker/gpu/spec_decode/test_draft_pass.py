@@ -10,12 +10,15 @@ import torch
 
 from vllm.v1.worker.gpu.spec_decode.unified import runner as runner_module
 from vllm.v1.worker.gpu.spec_decode.unified.drafters.base import Drafter
-from vllm.v1.worker.gpu.spec_decode.unified.inputs import DraftInputs, DraftLimits
+from vllm.v1.worker.gpu.spec_decode.unified.inputs import (
+    DraftBlockTables,
+    DraftInputs,
+    DraftLimits,
+)
 from vllm.v1.worker.gpu.spec_decode.unified.layout import DraftLayout, draft_plans
 from vllm.v1.worker.gpu.spec_decode.unified.runner import DraftRunner
 from vllm.v1.worker.gpu.spec_decode.unified.sampler import DraftSampler, SampledSlots
 from vllm.v1.worker.gpu.spec_decode.unified.step import RequestStates, TargetStep
-from vllm.v1.worker.gpu.spec_decode.unified.tables import DraftBlockTables
 from vllm.v1.worker.gpu.spec_decode.unified.vocabulary import Vocabulary
 
 from .batches import DEVICE, block_tables, int32, int64

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from vllm.platforms import current_platform
 from vllm.v1.worker.gpu.block_table import BlockTables
-from vllm.v1.worker.gpu.spec_decode.unified.tables import WindowedBlockTables
+from vllm.v1.worker.gpu.spec_decode.unified.inputs import WindowedBlockTables
 
 DEVICE = torch.device(current_platform.device_type)
 ROOM, MAX_LEN, SIZE = 6, 640, 8

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Target hidden states kept by KV cache block, in Triton and in plain PyTorch."""
+"""Target hidden states kept by KV cache block."""
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -32,19 +31,9 @@ class Step:
         self.states = rows[:, None].repeat(1, WIDTH)
 
 
-@pytest.fixture(scope="module", params=["triton", "native"])
-def keep(request):
-    """Keeps the states of a step, with each implementation."""
-    native = request.param == "native"
-    if native and DEVICE.type != "cpu":
-        pytest.skip("it is for tensors on a CPU")
-
-    def run(kept: KeptStates, step: Step) -> None:
-        for ends in (True, False):
-            given = step.verified, step.slots, step.states
-            kept.keep(*given, ends=ends, native=native)
-
-    return run
+def keep(kept: KeptStates, step: Step) -> None:
+    for ends in (True, False):
+        kept.keep(step.verified, step.slots, step.states, ends)
 
 
 def fresh() -> KeptStates:
@@ -64,7 +53,7 @@ def described(kept: KeptStates) -> dict[tuple[int, str], tuple[float, int]]:
 NOTHING = {(0, "end"): (-5.0, -1)}
 
 
-def test_rejected_end_of_block_is_not_kept(keep):
+def test_rejected_end_of_block_is_not_kept():
     kept = fresh()
     keep(kept, Step([(1, 3, 2)]))
     assert described(kept) == NOTHING | {(1, "last"): (1.0, 1)}
@@ -74,7 +63,7 @@ def test_rejected_end_of_block_is_not_kept(keep):
     assert described(kept) == NOTHING | both
 
 
-def test_preceding_state_is_available_while_preparing_inputs(keep):
+def test_preceding_state_is_available_while_preparing_inputs():
     """Also if the step fills the block of the preceding token."""
     kept, step = fresh(), Step([(2, 2, 0)])
     keep(kept, Step([(0, 2, 0)]))
@@ -83,7 +72,7 @@ def test_preceding_state_is_available_while_preparing_inputs(keep):
     assert described(kept) == NOTHING | both
 
 
-def test_padding_dummies_and_null_block_keep_nothing(keep):
+def test_padding_dummies_and_null_block_keep_nothing():
     """Warm-up runs while serving have slots in the null block."""
     for slots in (int64([-1] * 8), int64([0, 1, 2, 3] * 2)):
         kept, step = fresh(), Step([(0, 8, 0)])
@@ -101,7 +90,7 @@ steps = st.tuples(st.integers(0, 9), st.integers(1, 12), st.integers(0, 11))
 
 @settings(deadline=None, max_examples=50)
 @given(st.lists(steps, min_size=1, max_size=3), st.integers(0, 2))
-def test_matches_definition(keep, requests, num_padded: int):
+def test_matches_definition(requests, num_padded: int):
     requests = [(start, q, min(rejected, q - 1)) for start, q, rejected in requests]
     kept, wanted, row = fresh(), dict(NOTHING), 1.0
     keep(kept, Step(requests, num_padded))

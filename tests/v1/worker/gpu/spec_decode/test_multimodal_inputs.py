@@ -15,6 +15,7 @@ from vllm.v1.worker.gpu.spec_decode.unified.drafters.eagle import (
 from vllm.v1.worker.gpu.spec_decode.unified.inputs import DraftInputs
 from vllm.v1.worker.gpu.spec_decode.unified.layout import DraftLayout
 from vllm.v1.worker.gpu.spec_decode.unified.step import TargetStep
+from vllm.v1.worker.gpu.spec_decode.unified.tree.accept import at_rows
 from vllm.v1.worker.gpu.spec_decode.unified.tree.step import TreeStep
 
 CPU = torch.device("cpu")
@@ -111,5 +112,5 @@ def test_accepted_rows_keep_their_mrope_positions():
     states = torch.arange(4.0)[:, None]
     positions = torch.arange(4).repeat(3, 1)
     step = TargetStep(None, None, None, None, None, states, None, positions)
-    kept = step.at(torch.tensor([0, 2]))
+    kept = at_rows(step, torch.tensor([0, 2]))
     assert kept.rope_positions.tolist() == [[0, 2]] * 3

@@ -108,10 +108,6 @@ def test_runner_calls_clock_in_order():
     at = [source.index(call) for call in calls]
     assert at == sorted(at)
     begins = inspect.getsource(GPUModelRunner.execute_model)
-    calls = [
-        "if not dummy_run:",
-        "self.step_clock.begin(",
-        "self.update_requests(",
-    ]
+    calls = ["if not dummy_run:", "self.step_clock.begin(", "self.update_requests("]
     at = [begins.index(call) for call in calls]
     assert at == sorted(at)

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trees on the CPU attention backend, whose KV layout depends on dtype and head size.
-
-Tests the native implementation and its fallback in PyTorch.
-"""
+"""Trees on the CPU backend, whose KV layout depends on dtype and head size."""
 
 import itertools
 from types import SimpleNamespace
@@ -17,27 +14,42 @@ if not current_platform.is_cpu():
 
 from vllm import _custom_ops as ops
 from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
-from vllm.v1.worker.gpu.spec_decode.unified.tree import native as native_trees
-from vllm.v1.worker.gpu.spec_decode.unified.tree.cpu import (
-    CPUBlocks,
-    CPUPathMover,
-    attend,
-)
+from vllm.v1.worker.gpu.spec_decode.unified.tree import cpu
+from vllm.v1.worker.gpu.spec_decode.unified.tree.attend import why_layer_cannot
 from vllm.v1.worker.gpu.spec_decode.unified.tree.trees import TreeAttention
 
 from .test_kernels import Step
+from .test_support import layer
 
 BLOCK, KV_HEADS, SIZE = 32, 2, 64
+needs_library = pytest.mark.skipif(
+    cpu.why_not_loaded() is not None, reason="the library was not built"
+)
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
-@pytest.fixture(params=[True, False], ids=["native", "pytorch"])
-def native(request, monkeypatch) -> bool:
-    if not request.param:
-        monkeypatch.setattr(native_trees.NativeLibrary, "loaded", None)
-    elif native_trees.LIBRARY.loaded is None:
-        pytest.skip("the library was not built")
-    return request.param
+@pytest.fixture(autouse=True)
+def fresh():
+    cpu._library.cache_clear()
+
+
+@pytest.mark.parametrize(
+    "text, why",
+    [(None, "it was not built ("), ("for another machine", "file too short (")],
+)
+def test_library_cannot_be_loaded(monkeypatch, tmp_path, text: str | None, why: str):
+    monkeypatch.setattr(cpu, "LIBRARY", tmp_path / "_kernel.so")
+    if text is not None:
+        cpu.LIBRARY.write_text(text)
+    reason = why_layer_cannot(layer("CPU_ATTN"))
+    assert why in reason and "_kernel.so cannot be loaded: " in reason
+    assert "install a C++ compiler" in reason
+
+
+@needs_library
+def test_built_from_other_sources(monkeypatch):
+    monkeypatch.setattr(cpu, "STRUCTS_VERSION", 0)
+    assert "it was built from other sources (" in why_layer_cannot(layer("CPU_ATTN"))
 
 
 def store(kv_cache: torch.Tensor, isa: str, slots, keys, values) -> None:
@@ -46,14 +58,23 @@ def store(kv_cache: torch.Tensor, isa: str, slots, keys, values) -> None:
     ops.cpu_attn_reshape_and_cache(keys, values, *caches, slots, isa)
 
 
+def read(kv_cache: torch.Tensor, isa: str, slots: torch.Tensor) -> torch.Tensor:
+    """[2, n, kv_heads, size], K and V at slots [n]."""
+    places = cpu._places(isa, kv_cache.dtype, BLOCK, SIZE)[:, slots % BLOCK]
+    blocks = kv_cache.flatten(2)[slots // BLOCK]
+    places = places.long()[:, :, None].expand(-1, -1, KV_HEADS, -1)
+    return torch.stack([blocks.gather(2, at) for at in places])
+
+
 # Query heads, KV heads, head size, block size.
 SHAPES = [(4, 2, 64, 32), (3, 1, 80, 64), (40, 1, 32, 32), (2, 2, 128, 128)]
 
 
+@needs_library
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("num_nodes", [3, 20, 100])
-def test_rows_attend_to_prefix_and_ancestors(native, num_nodes, shape, dtype):
+def test_rows_attend_to_prefix_and_ancestors(num_nodes, shape, dtype):
     """One request has no prefix, one a prefix of whole blocks, one a long prompt."""
     heads, kv_heads, size, block = shape
     step = Step(num_nodes, num_nodes)
@@ -84,28 +105,25 @@ def test_rows_attend_to_prefix_and_ancestors(native, num_nodes, shape, dtype):
     )
     out = torch.zeros(len(query), heads * size, dtype=dtype)
     layer, impl = SimpleNamespace(isa=isa), SimpleNamespace(scale=0.3)
-    attend(impl, layer, query, *kv.unbind(1), kv_cache, metadata, out)
+    cpu.attend(impl, layer, query, *kv.unbind(1), kv_cache, metadata, out)
     wanted = step.attended(query.float(), kv.float(), prefixes, 0.3).flatten(1)
-    # Native code sums in float32 and rounds once: by half a unit in the last place.
-    units = 0.5 if native else 4
-    eps = torch.finfo(dtype).eps * units if dtype != torch.float32 else 0
-    within = {"atol": 1e-5 + (not native) * eps, "rtol": 1e-5 + eps}
-    torch.testing.assert_close(out.float(), wanted, **within)
+    # Sums are float32, rounded once: by half a unit in the last place.
+    eps = torch.finfo(dtype).eps / 2 if dtype != torch.float32 else 0
+    torch.testing.assert_close(out.float(), wanted, atol=1e-5, rtol=1e-5 + eps)
 
 
+@needs_library
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_kv_is_read_and_moved_in_layout_of_backend(native, dtype):
+def test_kv_is_moved_in_layout_of_backend(dtype):
     torch.manual_seed(0)
     isa = _get_attn_isa(dtype, BLOCK, SIZE)
     kv_cache = torch.zeros(5, KV_HEADS, BLOCK, 2 * SIZE, dtype=dtype)
     slots = torch.randperm(5 * BLOCK)[:24]
     kv = torch.randn(2, 24, KV_HEADS, SIZE).to(dtype)
     store(kv_cache, isa, slots, *kv)
-    found = CPUBlocks(kv_cache, isa).read(slots)
-    assert torch.equal(torch.stack(found), kv)
-
     both = ("a", "b")  # layers that share a cache
-    move = CPUPathMover(*(dict.fromkeys(both, x) for x in (kv_cache, 0, isa)))
+    layer = SimpleNamespace(kv_cache=kv_cache, isa=isa)
+    move = cpu.CPUPathMover(dict.fromkeys(both, layer), dict.fromkeys(both, 0))
     path = torch.tensor([[0, 2, 3, 6], [0, 1, 5, 9]], dtype=torch.int32)
     counts, first = torch.tensor([4, 3]), torch.tensor([0, 12])
     move(slots[None], path, counts.int(), first.int())
@@ -113,5 +131,4 @@ def test_kv_is_read_and_moved_in_layout_of_backend(native, dtype):
     for req, moves in enumerate([[(2, 1), (3, 2), (6, 3)], [(5, 2)]]):
         for source, to in moves:
             wanted[:, first[req] + to] = kv[:, first[req] + source]
-    found = CPUBlocks(kv_cache, isa).read(slots)
-    assert torch.equal(torch.stack(found), wanted)
+    assert torch.equal(read(kv_cache, isa, slots), wanted)

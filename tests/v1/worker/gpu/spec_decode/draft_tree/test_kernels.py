@@ -238,20 +238,14 @@ def test_walk_follows_sampled_tokens(num_nodes: int, has_trees: bool):
     invalid = rng.randrange(1, rows)
     nodes[invalid] = -1
     chain_only = [False, False, True, False]
-    num_sampled = tensor([0] * 4)
-    path, ranks = tensor([[[-1] * (step.depth + 1)] * 4] * 2)
-    sampled = tensor([[-1] * (step.depth + 1)] * 4, torch.int64)
-    walk_trees(
+    sampled, num_sampled, (path, ranks) = walk_trees(
         step.trees,
         tensor(drawn, torch.int64),
         tensor(nodes),
         step.cu_num_logits,
         step.idx_mapping,
         tensor(chain_only, torch.bool),
-        sampled,
-        num_sampled,
-        path,
-        ranks,
+        step.depth + 1,
         has_trees,
     )
     for req in range(len(step.drafts)):

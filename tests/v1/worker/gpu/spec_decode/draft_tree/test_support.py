@@ -34,7 +34,7 @@ def layer(backend: str = "FLASH_ATTN", **given) -> SimpleNamespace:
     return SimpleNamespace(attn_backend=name, impl=SimpleNamespace(**impl | given))
 
 
-@pytest.mark.parametrize("backend", ["FLASH_ATTN", "TRITON_ATTN", "CPU_ATTN"])
+@pytest.mark.parametrize("backend", ["FLASH_ATTN", "TRITON_ATTN"])
 def test_supported_backends(backend: str):
     assert why_layer_cannot(layer(backend)) is None
 
@@ -92,8 +92,7 @@ def executor(verifies: list[bool], schedule) -> SimpleNamespace:
     return SimpleNamespace(
         speculative_config=spec,
         vllm_config=SimpleNamespace(
-            speculative_config=spec,
-            scheduler_config=SimpleNamespace(max_num_seqs=64),
+            speculative_config=spec, scheduler_config=SimpleNamespace(max_num_seqs=64)
         ),
         collective_rpc=lambda method: list(map(method, workers)),
     )
@@ -101,10 +100,7 @@ def executor(verifies: list[bool], schedule) -> SimpleNamespace:
 
 @pytest.mark.parametrize(
     "schedule, chains",
-    [
-        (None, [(1, 64, 7)]),
-        ([(1, 2, 31), (3, 64, 5)], [(1, 2, 7), (3, 64, 5)]),
-    ],
+    [(None, [(1, 64, 7)]), ([(1, 2, 31), (3, 64, 5)], [(1, 2, 7), (3, 64, 5)])],
 )
 def test_engine_drafts_chains_if_a_worker_does_not_support_trees(schedule, chains):
     engine = executor([True, True], schedule)

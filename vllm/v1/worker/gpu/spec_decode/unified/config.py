@@ -5,8 +5,6 @@ A draft batch is wider than the target's. The drafter is therefore built with a 
 budget and a compile range for its own widest batch, while the target's stay unchanged.
 Both share one `static_forward_context`, where attention layers register.
 
-Draft models that each rank has all of, while ranks split the target.
-
 With pipeline parallelism the last stage drafts, and has the whole draft model: vLLM
 would split it like the target.
 

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -35,10 +35,6 @@ from .layout import (
     same_first_passes,
     same_later_passes,
 )
-
-if TYPE_CHECKING:
-    pass
-
 
 logger = init_logger(__name__)
 
@@ -255,9 +251,7 @@ class DraftGraphs(CudaGraphManager):
         super().__init__(vllm_config, device, cudagraph_mode, decode_query_len=1)
 
     def record(
-        self,
-        model: nn.Module,
-        make: Callable[..., Callable[[CUDAGraphMode], Any]],
+        self, model: nn.Module, make: Callable[..., Callable[[CUDAGraphMode], Any]]
     ) -> None:
         """Captures every batch.
 
@@ -390,7 +384,7 @@ class StepShapes:
         has_drafts = batch.num_draft_tokens_per_req is not None
         is_trimmed = has_drafts and batch.max_query_len is not None
         starts = trimmed_starts(batch) if is_trimmed else batch.query_start_loc_np
-        starts = starts[: n + 1] + _arange(n + 1) * extra
+        starts = starts[: n + 1] + np.arange(n + 1, dtype=np.int32) * extra
         verified = get_uniform_decode_token_count(
             n,
             batch.num_tokens,
@@ -414,7 +408,7 @@ class StepShapes:
         slots = plan.layout.num_follow_slots
         shape = slots, plan.later_recorded_as, 1
         graph = self._find_full(num_reqs, shape, self.fits_graphs)
-        starts = _arange(num_reqs + 1) * slots
+        starts = np.arange(num_reqs + 1, dtype=np.int32) * slots
         return self._shape(graph, starts, slots, is_first=False)
 
     def _find_full(
@@ -462,7 +456,3 @@ def trimmed_starts(batch: InputBatch) -> np.ndarray:
     others = np.cumsum(batch.num_scheduled_tokens) - drafts
     ends = others + np.minimum(drafts, batch.num_draft_tokens)
     return np.concatenate([[0], ends]).astype(np.int32)
-
-
-def _arange(size: int) -> np.ndarray:
-    return np.arange(size, dtype=np.int32)

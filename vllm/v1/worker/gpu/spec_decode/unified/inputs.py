@@ -1,11 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every tensor that a draft pass reads, at fixed addresses, and how it is written."""
+"""Every tensor that a draft pass reads, at fixed addresses, and how it is written.
 
-from collections.abc import Callable
+Block tables may be those of a drafter that attends to a window of its context, and to
+its start.
+
+Keys contain their positions (RoPE), so blocks can be left out of a row of the block
+table, and no attention kernel has to know. A draft step keeps the first block of a
+sequence, the attention sink (arXiv 2309.17453), and all blocks from the one that holds
+the token `window` - 1 before its first slot:
+
+    row of the cache    b0 b1 b2 b3 b4 b5    22 tokens in blocks of 4, slots from 20 on
+    window 6            b0 .. .. b3 b4 b5    tokens from 15 on, and the rest of b3
+    row of the drafter  b0 b3 b4 b5          14 tokens
+
+So a slot attends to at least `window` tokens, itself included. All slots of a step,
+those of later passes included, share one window.
+"""
+
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, get_type_hints
 
 import torch
 
+from vllm.triton_utils import tl, triton
+from vllm.utils.math_utils import cdiv
+from vllm.v1.worker.block_table import get_block_table_width
 from vllm.v1.worker.gpu.block_table import BlockTables
 
 from .input_kernel import (
@@ -20,7 +39,6 @@ from .input_kernel import (
 )
 from .layout import DraftLayout, DraftPlan
 from .step import TargetStep
-from .tables import DraftBlockTables
 
 # Name, dtype and size of each tensor of a draft batch.
 _TENSORS: dict[str, tuple[torch.dtype, Size]] = {
@@ -30,36 +48,166 @@ _TENSORS: dict[str, tuple[torch.dtype, Size]] = {
 }
 
 
-def allocate_batch(
-    max_num_reqs: int,
-    max_num_tokens: int,
-    width: int,
-    num_kv_groups: int,
-    device: torch.device,
-    rope_dims: int = 0,
-) -> DraftBatch:
-    """A draft batch that is all padding."""
-    sizes = {
-        "N": max_num_tokens,
-        "N + 1": max_num_tokens + 1,
-        "D": rope_dims,
-        "G": num_kv_groups,
-        "R": max_num_reqs,
-        "R + 1": max_num_reqs + 1,
-        "R * W": max_num_reqs * width,
-    }
-    tensors = {
-        name: torch.full(
-            [sizes[each] for each in size.shape],
-            size.padding or 0,
-            dtype=dtype,
-            device=device,
-        )
-        for name, (dtype, size) in _TENSORS.items()
-    }
-    return DraftBatch(
-        **tensors, max_num_reqs=max_num_reqs, max_num_tokens=max_num_tokens
-    )
+class DraftBlockTables:
+    """The target's block tables, with wider rows for padding slots if needed.
+
+    A draft batch counts its padding slots in `seq_lens`. In the last steps before
+    `max_model_len` attention may therefore read past the end of a row: only blocks of
+    padding, but the entries must exist. Rows are copied to wider ones for those steps.
+
+    Attributes:
+        target: the target's block tables, which the input kernel reads.
+        input_block_tables: G x [R, blocks] int32, the rows that attention reads.
+    """
+
+    def __init__(self, target: BlockTables, room: int, groups: Sequence[int]):
+        """
+        Args:
+            target: the target's; its blocks are shared.
+            room: positions past the longest sequence that padding may have.
+            groups: KV groups of the drafter's layers; the target may have others, whose
+                rows may hold only a few tokens of any sequence.
+        """
+        self.target, self.room = target, room
+        self.input_block_tables = self.narrow = target.input_block_tables
+        self.wide = [
+            _with_room(table, size, room)
+            for table, size in zip(self.narrow, target.block_sizes, strict=True)
+        ]
+        # Tokens of a sequence that the drafter's narrow rows hold.
+        sizes = target.block_sizes
+        self.capacity = min(self.narrow[g].shape[1] * sizes[g] for g in groups)
+
+    @property
+    def cp_size(self) -> int:
+        return self.target.cp_size
+
+    def fit(self, num_reqs: int, longest: int) -> bool:
+        """Chooses rows for a batch whose longest target sequence is `longest`.
+
+        Returns:
+            Whether they are the rows that CUDA graphs were captured with.
+        """
+        self.input_block_tables = self.narrow
+        if longest + self.room <= self.capacity:
+            return True
+        for narrow, wide in zip(self.narrow, self.wide, strict=True):
+            wide[:num_reqs, : narrow.shape[1]].copy_(narrow[:num_reqs])
+        self.input_block_tables = self.wide
+        return False
+
+    def update_for_pass(self, batch: DraftBatch, is_first: bool) -> None:
+        """Called once the inputs of a pass are written; attention sees all of them."""
+
+
+def _with_room(table: torch.Tensor, block_size: int, room: int) -> torch.Tensor:
+    """Rows for `room` more tokens, filled with 0, the null block.
+
+    They have the width that vLLM gives rows of that many tokens: kernels with another
+    block size than the cache's read all of it.
+    """
+    blocks = cdiv(table.shape[1] * block_size + room, block_size)
+    return table.new_zeros(len(table), get_block_table_width(blocks, block_size))
+
+
+class WindowedBlockTables(DraftBlockTables):
+    """Separate rows at fixed addresses, rebuilt in each step.
+
+    Attributes:
+        dropped: [R] int32, tokens of each request that the step leaves out.
+    """
+
+    def __init__(
+        self, target: BlockTables, room: int, groups: Sequence[int], window: int
+    ):
+        """
+        Args:
+            window: the fewest tokens that a slot attends to, if there are as many.
+
+        Raises:
+            ValueError: a block size of the drafter's layers does not divide the largest
+                one, so tokens cannot be left out in whole blocks.
+        """
+        super().__init__(target, room, groups)
+        self.groups, self.window = groups, window
+        self.input_block_tables = self.wide
+        sizes = [target.block_sizes[group] for group in groups]
+        self.unit = max(sizes)
+        if any(self.unit % size for size in sizes):
+            raise ValueError(
+                f"draft_window does not support layers with blocks of {sizes} tokens: "
+                "set block_size, or unset draft_window."
+            )
+        rows = len(target.input_block_tables[0])
+        self.dropped = torch.zeros(rows, dtype=torch.int32, device=target.device)
+
+    def fit(self, num_reqs: int, longest: int) -> bool:
+        """Always True: the same rows are used for all batches, and are wide enough."""
+        return True
+
+    def update_for_pass(self, batch: DraftBatch, is_first: bool) -> None:
+        """Builds the rows that a prepared pass attends to, and shortens `seq_lens`.
+
+        Only the first pass of a step builds rows: those of kernels with smaller blocks
+        are derived from them once per step, outside of graphs.
+        """
+        if is_first:
+            for group in self.groups:
+                rows, shown = self.narrow[group], self.wide[group]
+                _window_kernel[(len(self.dropped),)](
+                    batch.query_start_loc,
+                    batch.seq_lens,
+                    self.dropped,
+                    rows,
+                    rows.stride(0),
+                    rows.shape[1],
+                    shown,
+                    shown.stride(0),
+                    shown.shape[1],
+                    self.window,
+                    self.unit,
+                    self.room,
+                    self.target.block_sizes[group],
+                    BLOCK=256,
+                )
+        batch.seq_lens.sub_(self.dropped)
+
+
+@triton.jit
+def _window_kernel(
+    query_start_loc,  # [R + 1] int32
+    seq_lens,  # [R] int32
+    dropped,  # [R] int32
+    rows,  # [R, num_columns] int32
+    rows_stride,
+    num_columns,
+    shown,  # [R, num_shown_columns] int32
+    shown_stride,
+    num_shown_columns,
+    window,
+    unit,  # tokens kept at the start; a multiple of it is left out
+    room,  # tokens that later passes may add
+    block_size,  # of which the unit is a multiple
+    BLOCK: tl.constexpr,
+):
+    """Program r builds the row of request r; a padded request has no tokens."""
+    req = tl.program_id(0)
+    length = tl.load(seq_lens + req)
+    begin = tl.load(query_start_loc + req)
+    first = length - (tl.load(query_start_loc + req + 1) - begin)
+    before_window = tl.maximum(first + 1 - window, 0)
+    left_out = tl.maximum(before_window // unit - 1, 0) * unit
+    tl.store(dropped + req, left_out)
+    count = (length - left_out + room + block_size - 1) // block_size
+    for i in range(0, count, BLOCK):
+        column = i + tl.arange(0, BLOCK)
+        skipped = tl.where(column < unit // block_size, 0, left_out // block_size)
+        inside = (column < count) & (column < num_shown_columns)
+        at = column + skipped
+        # Past the end of a row there is only padding.
+        mask = inside & (at < num_columns)
+        block = tl.load(rows + req.to(tl.int64) * rows_stride + at, mask=mask, other=0)
+        tl.store(shown + req.to(tl.int64) * shown_stride + column, block, mask=inside)
 
 
 class PreviousPass(NamedTuple):
@@ -131,7 +279,7 @@ class DraftInputs:
         self.width, self.device = layout.parallel_width, device
         self.rope_dims = rope_dims
         num_tokens = layout.max_num_tokens(max_num_batched_tokens, max_num_reqs)
-        self.batch = self._batch(max_num_reqs, num_tokens, num_kv_groups=0)
+        self.batch = self._allocate(max_num_reqs, num_tokens, num_kv_groups=0)
         # [N, width of the target's hidden states]; allocated once that is known.
         self.fed: torch.Tensor | None = None
         # Later passes: [R * W, H], the drafter's output at the sampled slots of the
@@ -153,13 +301,33 @@ class DraftInputs:
     def allocate_kv_groups(self, num_kv_groups: int) -> None:
         """Reallocates the batch, once the number of KV groups is known."""
         sizes = self.batch.max_num_reqs, self.batch.max_num_tokens
-        self.batch = self._batch(*sizes, num_kv_groups)
+        self.batch = self._allocate(*sizes, num_kv_groups)
 
-    def _batch(
+    def _allocate(
         self, max_num_reqs: int, max_num_tokens: int, num_kv_groups: int
     ) -> DraftBatch:
-        sizes = max_num_reqs, max_num_tokens, self.width, num_kv_groups
-        return allocate_batch(*sizes, self.device, self.rope_dims)
+        """A draft batch that is all padding."""
+        sizes = {
+            "N": max_num_tokens,
+            "N + 1": max_num_tokens + 1,
+            "D": self.rope_dims,
+            "G": num_kv_groups,
+            "R": max_num_reqs,
+            "R + 1": max_num_reqs + 1,
+            "R * W": max_num_reqs * self.width,
+        }
+        tensors = {
+            name: torch.full(
+                [sizes[each] for each in size.shape],
+                size.padding or 0,
+                dtype=dtype,
+                device=self.device,
+            )
+            for name, (dtype, size) in _TENSORS.items()
+        }
+        return DraftBatch(
+            **tensors, max_num_reqs=max_num_reqs, max_num_tokens=max_num_tokens
+        )
 
     def positions(self, num_tokens: int) -> torch.Tensor:
         """The draft model's positions: [num_tokens], or [D, num_tokens] of M-RoPE."""
@@ -205,7 +373,7 @@ class DraftInputs:
         """
         # Even if the step drafts nothing, the next token has a slot.
         samples = max(plan.num_samples(0), 1)
-        self._prepare(verified, plan.layout, samples, num_tokens, hidden)
+        self.prepare(verified, plan.layout, samples, num_tokens, hidden)
         self.tables.update_for_pass(self.batch, is_first=True)
 
     def next(
@@ -228,10 +396,10 @@ class DraftInputs:
         if self.feedback is not None:
             hidden = feed(self.feedback[: len(drafts) * plan.layout.parallel_width])
         source, samples = PreviousPass(drafts, draft_pass), plan.num_samples(draft_pass)
-        self._prepare(source, plan.layout, samples, num_tokens, hidden)
+        self.prepare(source, plan.layout, samples, num_tokens, hidden)
         self.tables.update_for_pass(self.batch, is_first=False)
 
-    def _prepare(
+    def prepare(
         self,
         source: VerifiedBatch | PreviousPass,
         layout: DraftLayout,
@@ -239,75 +407,52 @@ class DraftInputs:
         num_tokens: int,
         hidden: HiddenRows | None,
     ) -> None:
-        self.prepare(
-            source,
-            layout,
-            self.tables.target,
-            num_samples=num_samples,
-            num_padded_tokens=num_tokens,
-            limit=self.limits.max_len(),
-            mask_token_id=self.limits.mask_token_id,
-            vocab_size=self.limits.vocab_size,
-            hidden=hidden,
-        )
-
-    def prepare(
-        self,
-        source: VerifiedBatch | PreviousPass,
-        layout: DraftLayout,
-        block_tables: BlockTables,
-        *,
-        num_samples: int,
-        num_padded_tokens: int,
-        limit: int,
-        mask_token_id: int = 0,
-        vocab_size: int = 1 << 30,
-        hidden: HiddenRows | None = None,
-    ) -> None:
         """Writes the next draft batch, in one launch.
 
         Args:
             source: the verified batch for the first pass, else the previous pass.
             layout: the mode's slots.
-            block_tables: the block tables of the target and the drafter.
             num_samples: drafts that this pass is to sample, from 1 to the layout's
                 width.
-            num_padded_tokens: rows of the batch, padding included.
-            limit, mask_token_id, vocab_size: see `DraftLimits`.
+            num_tokens: rows of the batch, padding included.
             hidden: the hidden states to feed; None for a drafter that takes none.
         """
-        is_first = isinstance(source, VerifiedBatch)
+        is_first, target = isinstance(source, VerifiedBatch), self.tables.target
         batch, sources = self.batch, () if hidden is None else hidden.sources
         assert 1 <= num_samples <= layout.parallel_width
-        assert num_padded_tokens <= batch.max_num_tokens
-        assert batch.slot_mappings.shape[0] == block_tables.num_kv_cache_groups
+        assert num_tokens <= batch.max_num_tokens
+        assert batch.slot_mappings.shape[0] == target.num_kv_cache_groups
+        fed = None if hidden is None else self._fed_states(hidden, layout, is_first)
         has_rope = is_first and self.rope_dims
         numbers = Numbers(
             draft_pass=0 if is_first else source.draft_pass,
             num_reqs=len(source.idx_mapping if is_first else source.draft_tokens),
             num_samples=num_samples,
-            num_padded_tokens=num_padded_tokens,
-            limit=limit,
-            mask_token_id=mask_token_id,
-            vocab_size=vocab_size,
+            num_padded_tokens=num_tokens,
+            limit=self.limits.max_len(),
+            mask_token_id=self.limits.mask_token_id,
+            vocab_size=self.limits.vocab_size,
             width=layout.parallel_width,
             rope_stride=source.rope_positions.stride(0) if has_rope else 0,
             SHIFT=layout.token_shift,
             IS_FIRST=is_first,
-            GROUPS=block_tables.num_kv_cache_groups,
+            GROUPS=target.num_kv_cache_groups,
             SOURCES=len(sources),
             SIZE=sources[0].shape[1] if sources else 0,
             DIMS=self.rope_dims,
         )
-        launch_input_kernel(
-            source if is_first else _previous_drafts(source),
-            _kv_tables(block_tables),
-            batch,
-            sources,
-            hidden and self._fed_states(hidden, layout, is_first),
-            numbers,
-            self.width,
+        if not is_first:
+            assert source.draft_pass > 0 and source.draft_tokens.stride(1) == 1
+            source = PreviousDrafts(source.draft_tokens, source.draft_tokens.stride(0))
+        num_blocks = target.num_blocks.gpu
+        tables = KVTables(
+            target.block_table_ptrs,
+            target.block_table_strides,
+            target.block_sizes_tensor,
+            num_blocks,
+            num_blocks.stride(0),
         )
+        launch_input_kernel(source, tables, batch, sources, fed, numbers, self.width)
 
     def _fed_states(
         self, hidden: HiddenRows, layout: DraftLayout, is_first: bool
@@ -353,20 +498,4 @@ def verified_batch(step: TargetStep) -> VerifiedBatch:
         requests.seeds,
         step.rope_positions,
         requests.rope_deltas,
-    )
-
-
-def _previous_drafts(source: PreviousPass) -> PreviousDrafts:
-    assert source.draft_pass > 0 and source.draft_tokens.stride(1) == 1
-    return PreviousDrafts(source.draft_tokens, source.draft_tokens.stride(0))
-
-
-def _kv_tables(tables: BlockTables) -> KVTables:
-    num_blocks = tables.num_blocks.gpu
-    return KVTables(
-        tables.block_table_ptrs,
-        tables.block_table_strides,
-        tables.block_sizes_tensor,
-        num_blocks,
-        num_blocks.stride(0),
     )

@@ -71,11 +71,6 @@ class DraftLayout:
         return replace(self, num_speculative_tokens=k, parallel_width=width)
 
     @property
-    def hidden_offset(self) -> int:
-        """Slot j's hidden state is row j + `hidden_offset` of its request."""
-        return self.token_shift - 1
-
-    @property
     def num_masks(self) -> int:
         """Mask slots of a request in each pass."""
         return self.parallel_width - 1

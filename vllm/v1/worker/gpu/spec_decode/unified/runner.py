@@ -76,11 +76,15 @@ class DraftRunner:
         """Runs all passes of a step; the sampler has its drafts then."""
         shapes = self._shapes(step, sync)
         verified = verified_batch(step)
-        hidden = self.drafter.feed(step, verified)
+        drafter = self.drafter
+        hidden = drafter.target_hidden(step.last_hidden, step.aux_hidden)
+        if drafter.keeps_states:
+            drafter.keep(step, verified, hidden, ends=True)
         first = shapes.first(step.batch, plan)
         self.inputs.first(verified, plan, first.num_tokens, hidden)
         self._run_passes(plan, range(1), step, first)
-        self.drafter.after_first_pass(step, verified, hidden)
+        if drafter.keeps_states:
+            drafter.keep(step, verified, hidden, ends=False)
         if plan.layout.num_passes > 1:
             later = shapes.later(step.batch.num_reqs, plan)
             self._run_passes(plan, range(1, plan.layout.num_passes), step, later)
@@ -171,8 +175,9 @@ class DraftRunner:
             rows = self._sampled_rows(output, plan, n, is_first)
             self.sampler.sample(rows[:, :samples], plan, draft_pass)
         if feedback is not None and draft_pass + 1 < plan.layout.num_passes:
-            num_tokens = context.num_tokens
-            states = self.drafter.to_feed(states, self.inputs, num_tokens, is_first)
+            if self.drafter.keeps_states:
+                # The target has no hidden states of drafts yet.
+                states = self.inputs.hidden_states(context.num_tokens, is_first)
             rows = self._sampled_rows(states, plan, n, is_first)
             feedback[: n * plan.layout.parallel_width].view_as(rows).copy_(rows)
 

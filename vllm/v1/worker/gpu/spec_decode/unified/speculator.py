@@ -20,12 +20,11 @@ from .config import attention_config, draft_lengths, widened_config
 from .drafters import drafter_class
 from .drafters.base import Drafter
 from .graphs import DraftGraphs
-from .inputs import DraftInputs, DraftLimits
+from .inputs import DraftBlockTables, DraftInputs, DraftLimits, WindowedBlockTables
 from .layout import DraftPlan, draft_plans
 from .runner import DraftRunner
 from .sampler import DraftSampler, SampledSlots
 from .step import RequestStates, TargetStep
-from .tables import DraftBlockTables, WindowedBlockTables
 from .tree.step import TreeStep, make_tree_step
 
 logger = init_logger(__name__)
@@ -259,7 +258,13 @@ class UnifiedSpeculator(DraftModelSpeculator):
             self.speculative_config.draft_sample_method,
         )
         if self.draft_logits is not None:
-            log_draft_logits(self.draft_logits)
+            logger.info(
+                "Draft probabilities take %.3f GiB: logits of %d requests x %d drafts "
+                "x %d tokens, %s. Lower max_num_seqs to save memory.",
+                self.draft_logits.nbytes / 2**30,
+                *self.draft_logits.shape,
+                self.draft_logits.dtype,
+            )
 
     @property
     def tapped_layers(self) -> tuple[int, ...]:
@@ -365,18 +370,3 @@ class UnifiedSpeculator(DraftModelSpeculator):
 
     def capture(self) -> None:
         self.runner.capture(self.plans)
-
-
-def log_draft_logits(logits: torch.Tensor) -> None:
-    """Logs the memory that probabilistic drafts take.
-
-    Args:
-        logits: [requests, drafts, vocabulary].
-    """
-    logger.info(
-        "Draft probabilities take %.3f GiB: logits of %d requests x %d drafts x %d "
-        "tokens, %s. Lower max_num_seqs to save memory.",
-        logits.nbytes / 2**30,
-        *logits.shape,
-        logits.dtype,
-    )

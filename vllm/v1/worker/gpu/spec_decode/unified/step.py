@@ -48,13 +48,3 @@ class TargetStep(NamedTuple):
     aux_hidden: list[torch.Tensor] | None
     rope_positions: torch.Tensor | None = None
     is_dummy: bool = False
-
-    def at(self, rows: torch.Tensor) -> "TargetStep":
-        """The same with the hidden states and M-RoPE positions of some rows."""
-        aux = self.aux_hidden and [states[rows] for states in self.aux_hidden]
-        rope = self.rope_positions
-        return self._replace(
-            last_hidden=self.last_hidden[rows],
-            aux_hidden=aux,
-            rope_positions=None if rope is None else rope[:, rows],
-        )

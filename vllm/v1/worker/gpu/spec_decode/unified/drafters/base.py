@@ -19,7 +19,6 @@ from vllm.v1.worker.gpu.block_table import BlockTables
 from vllm.v1.worker.gpu.input_batch import InputBatch
 
 from ..config import draft_layout
-from ..input_kernel import VerifiedBatch
 from ..inputs import DraftInputs, HiddenRows
 from ..layout import DraftLayout
 from ..step import TargetStep
@@ -45,6 +44,8 @@ class Drafter(ABC):
         takes_embeddings: whether it takes the target's multimodal embeddings; otherwise
             it gets the placeholder tokens.
         rope_dims: dimensions of its M-RoPE positions; 0 for plain positions.
+        keeps_states: whether the target's hidden states are kept for later steps, and
+            passed on to later passes in place of the model's own; see `Pard2Drafter`.
         ranks: makes the context in which the draft model is built and run.
     """
 
@@ -55,6 +56,7 @@ class Drafter(ABC):
     vocabulary: Vocabulary
     takes_embeddings: bool = False
     rope_dims: int = 0
+    keeps_states: bool = False
     ranks: Callable[[], AbstractContextManager] = nullcontext
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device):
@@ -112,20 +114,6 @@ class Drafter(ABC):
         """
         return None
 
-    def feed(self, step: TargetStep, verified: VerifiedBatch) -> HiddenRows | None:
-        """`target_hidden` of a step, before the first pass's inputs are written."""
-        return self.target_hidden(step.last_hidden, step.aux_hidden)
-
-    def after_first_pass(
-        self, step: TargetStep, verified: VerifiedBatch, hidden: HiddenRows | None
-    ) -> None:
-        """Called once the first pass is launched.
-
-        Args:
-            hidden: what `feed` returned.
-        """
-        return None
-
     def embeddings(
         self,
         mm_inputs: tuple[list[torch.Tensor], torch.Tensor] | None,
@@ -143,26 +131,12 @@ class Drafter(ABC):
 
     @abstractmethod
     def model_inputs(
-        self,
-        inputs: DraftInputs,
-        num_tokens: int,
-        is_first: bool,
-        mode: CUDAGraphMode,
+        self, inputs: DraftInputs, num_tokens: int, is_first: bool, mode: CUDAGraphMode
     ) -> ModelInputs:
         """The model's arguments, from the buffers."""
 
-    def to_feed(
-        self, own: torch.Tensor, inputs: DraftInputs, num_tokens: int, is_first: bool
-    ) -> torch.Tensor:
-        """[num_tokens, H], the hidden states that the next pass takes.
-
-        Args:
-            own: [num_tokens, H], what the model returned.
-        """
-        return own
-
     def feed_back(self, rows: torch.Tensor) -> HiddenRows | None:
-        """The hidden states of `to_feed` as a later pass takes them.
+        """The hidden states of a pass as the next one takes them.
 
         Args:
             rows: [num_reqs * W, H], those at the sampled slots.

@@ -3,11 +3,6 @@
 
 Autoregressive: speculative sampling, arXiv 2211.17192 and arXiv 2302.01318. Parallel,
 with masks in place of the drafts not yet known: PARD, arXiv 2504.18583.
-
-`draft_lm_head_quantization` for the lm_head that a drafter has of its own.
-
-vLLM quantizes a copy of the target's, for heads that share it. The copy, and how it
-follows new weights, is vLLM's here too: the original weight is kept.
 """
 
 import torch.nn as nn
@@ -37,11 +32,7 @@ class DraftModelDrafter(Drafter):
         return self.model
 
     def model_inputs(
-        self,
-        inputs: DraftInputs,
-        num_tokens: int,
-        is_first: bool,
-        mode: CUDAGraphMode,
+        self, inputs: DraftInputs, num_tokens: int, is_first: bool, mode: CUDAGraphMode
     ) -> ModelInputs:
         return {
             "input_ids": self.input_ids(inputs, num_tokens),
@@ -75,7 +66,8 @@ def load_draft_model(vllm_config: VllmConfig) -> tuple[nn.Module, VllmConfig]:
 
 
 def quantize_lm_head(model: nn.Module, spec: SpeculativeConfig) -> None:
-    """Replaces a drafter's lm_head by a quantized copy.
+    """Replaces a drafter's lm_head by a quantized copy, vLLM's own for heads that share
+    the target's: the original weight is kept.
 
     Raises:
         ValueError: it has none, or one that is not of plain bfloat16 or half weights;

@@ -4,8 +4,6 @@
 EAGLE: arXiv 2401.15077. EAGLE-3, from several of the target's layers: arXiv 2503.01840.
 P-EAGLE, parallel, with a learned hidden state at masks: vLLM's blog of 2026-03-13, vLLM
 PR #32887.
-
-The rows of multimodal embeddings (image, audio, video) in a draft batch.
 """
 
 from functools import cached_property
@@ -117,11 +115,7 @@ class EagleDrafter(Drafter):
         return rows_of_embeddings(mm_inputs, batch, step.batch, layout)
 
     def model_inputs(
-        self,
-        inputs: DraftInputs,
-        num_tokens: int,
-        is_first: bool,
-        mode: CUDAGraphMode,
+        self, inputs: DraftInputs, num_tokens: int, is_first: bool, mode: CUDAGraphMode
     ) -> ModelInputs:
         hidden_states = inputs.hidden_states(num_tokens, is_first)
         if is_first:

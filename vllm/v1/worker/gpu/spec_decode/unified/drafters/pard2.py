@@ -5,8 +5,6 @@ PARD-2: arXiv 2605.08632; masks as in PARD, arXiv 2504.18583. A token takes the 
 state of the preceding token, so that the one for the next token is already known;
 `layout.py` says how states and slots are paired.
 
-Hidden states of the target for later steps, kept by KV cache block.
-
 The first token of a step takes the hidden state of the preceding token, which an
 earlier step computed, perhaps for another request with the same prefix. KV cache blocks
 are what these steps share. Each block keeps two states: that of the token that ends it,
@@ -14,7 +12,6 @@ for any request that continues after it, and that of its last valid token so far
 the request that continues within it. A KV connector loads blocks without any.
 """
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 
@@ -41,6 +38,8 @@ class Pard2Drafter(DraftModelDrafter):
     States are projected before they are distributed to slots: there are fewer of them
     than slots, and kept states are narrower. H is the drafter's hidden size.
     """
+
+    keeps_states = True
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device):
         super().__init__(vllm_config, device)
@@ -89,35 +88,15 @@ class Pard2Drafter(DraftModelDrafter):
         kept = self.kept
         return HiddenRows((rows,), kept.states, kept.positions, self.kv_group)
 
-    def feed(self, step: TargetStep, verified: VerifiedBatch) -> HiddenRows:
-        """Also keeps states that end blocks: another request of the step may continue
-        there."""
-        hidden = self.target_hidden(step.last_hidden, step.aux_hidden)
-        self._keep(step, verified, hidden, ends=True)
-        return hidden
-
-    def after_first_pass(
-        self, step: TargetStep, verified: VerifiedBatch, hidden: HiddenRows
+    def keep(
+        self, step: TargetStep, verified: VerifiedBatch, hidden: HiddenRows, ends: bool
     ) -> None:
-        self._keep(step, verified, hidden, ends=False)
-
-    def _keep(
-        self,
-        step: TargetStep,
-        verified: VerifiedBatch,
-        hidden: HiddenRows,
-        *,
-        ends: bool,
-    ) -> None:
+        """Keeps `target_hidden` of a step; see `KeptStates.keep`."""
         slots, states = step.slot_mappings[self.kv_group], hidden.sources[0]
         self.kept.keep(verified, slots, states, ends=ends)
 
     def model_inputs(
-        self,
-        inputs: DraftInputs,
-        num_tokens: int,
-        is_first: bool,
-        mode: CUDAGraphMode,
+        self, inputs: DraftInputs, num_tokens: int, is_first: bool, mode: CUDAGraphMode
     ) -> ModelInputs:
         embeds = self.model.embed_input_ids(self.input_ids(inputs, num_tokens))
         fed = inputs.hidden_states(num_tokens, is_first)
@@ -129,12 +108,6 @@ class Pard2Drafter(DraftModelDrafter):
             "positions": inputs.positions(num_tokens),
             "inputs_embeds": embeds,
         }
-
-    def to_feed(
-        self, own: torch.Tensor, inputs: DraftInputs, num_tokens: int, is_first: bool
-    ) -> torch.Tensor:
-        """Passes on what was fed: the target has no hidden states of drafts yet."""
-        return inputs.hidden_states(num_tokens, is_first)
 
     def feed_back(self, rows: torch.Tensor) -> HiddenRows:
         return HiddenRows((rows,), self.kept.states)
@@ -175,9 +148,7 @@ class KeptStates:
         verified: VerifiedBatch,
         slots: torch.Tensor,
         states: torch.Tensor,
-        *,
         ends: bool,
-        native: bool = True,
     ) -> None:
         """Keeps the states of a step, in the blocks of its valid tokens.
 
@@ -190,11 +161,7 @@ class KeptStates:
                 block keep nothing: warm-up runs while serving have slots there.
             states: [at least T, H], of these tokens.
             ends: keep the states that end blocks; else those of last tokens.
-            native: on a CPU, run plain PyTorch instead of the kernel.
         """
-        if native and states.device.type == "cpu":
-            self._keep_on_cpu(verified, slots, states, ends)
-            return
         assert states.is_contiguous() and slots.is_contiguous()
         size = states.shape[1]
         _keep_states_kernel[(len(verified.idx_mapping), PROGRAMS if ends else 1)](
@@ -208,32 +175,6 @@ class KeptStates:
             SIZE=size,
             BLOCK=triton.next_power_of_2(size),
         )
-
-    def _keep_on_cpu(
-        self,
-        verified: VerifiedBatch,
-        slots: torch.Tensor,
-        states: torch.Tensor,
-        ends: bool,
-    ) -> None:
-        # NumPy's calls of a few elements take a tenth of PyTorch's.
-        starts, positions = verified.query_start_loc.numpy(), verified.positions.numpy()
-        first, lens = starts[:-1], np.diff(starts)
-        valid = lens - verified.num_rejected.numpy()
-        behind = first + np.where(verified.idx_mapping.numpy() >= 0, valid, 0)
-        kv_slots = slots.numpy()
-        if ends:
-            rows = np.flatnonzero((kv_slots[: starts[-1]] + 1) % self.block_size == 0)
-            rows = rows[rows < behind[np.searchsorted(first, rows, "right") - 1]]
-        else:
-            rows = behind[behind > first] - 1
-        blocks = kv_slots[rows] // self.block_size
-        rows, blocks = rows[blocks > 0], blocks[blocks > 0]
-        if len(rows):
-            to = 2 * blocks + (not ends)
-            self.positions.numpy()[to] = positions[rows]
-            kept = states.index_select(0, torch.from_numpy(rows))
-            self.states.index_copy_(0, torch.from_numpy(to), kept)
 
 
 @triton.jit

@@ -104,7 +104,18 @@ def accepted_rows(step: TargetStep, max_depth: int, path: torch.Tensor) -> Targe
         BLOCK=128,
     )
     kept = {"batch": shrunk, "num_rejected": num_rejected, "slot_mappings": kept_slots}
-    return step._replace(**kept).at(rows)
+    return at_rows(step._replace(**kept), rows)
+
+
+def at_rows(step: TargetStep, rows: torch.Tensor) -> TargetStep:
+    """The step with the hidden states and M-RoPE positions of some rows."""
+    aux = step.aux_hidden and [states[rows] for states in step.aux_hidden]
+    rope = step.rope_positions
+    return step._replace(
+        last_hidden=step.last_hidden[rows],
+        aux_hidden=aux,
+        rope_positions=None if rope is None else rope[:, rows],
+    )
 
 
 def dummy_rows(step: TargetStep, max_depth: int) -> TargetStep:
@@ -114,7 +125,7 @@ def dummy_rows(step: TargetStep, max_depth: int) -> TargetStep:
     rows = torch.arange(shrunk.num_tokens, device=batch.input_ids.device)
     shrunk.input_ids.zero_()
     shrunk.positions.zero_()
-    return step._replace(batch=shrunk).at(rows)
+    return at_rows(step._replace(batch=shrunk), rows)
 
 
 def shrunk_batch(

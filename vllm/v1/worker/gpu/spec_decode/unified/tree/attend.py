@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention backends that support trees, and what a layer needs for it.
-
-Attention of a step that verifies trees.
+"""Attention of a step that verifies trees, and which backends and layers support it.
 
 All rows of a request attend to the whole prefix, with the attention backend's own
 kernel: non-causal, over the keys before the rows, with the log-sum-exp of its scores.
@@ -15,12 +13,9 @@ which serves a request's other steps: for float32 that is TF32, unless
 TRITON_F32_DEFAULT is "ieee". A higher precision here would make output depend on which
 steps have trees.
 
-Attention of a step's rows to their prefix, for backends without a kernel for it.
-
-Every row of a request attends to all of its prefix, so nothing is masked.
-FlashAttention has a faster kernel that returns the same; this one serves other backends
-whose KV cache holds K and V of a token side by side, and dtypes that FlashAttention
-lacks. For its precision see `attention.py`.
+Attention to the prefix masks nothing. FlashAttention has a faster kernel that returns
+the same as the one here, which serves other backends whose KV cache holds K and V of a
+token side by side.
 """
 
 from collections.abc import Callable
@@ -29,6 +24,7 @@ from typing import Any
 
 import torch
 
+from vllm.platforms import current_platform
 from vllm.triton_utils import tl, triton
 from vllm.v1.attention.backend import AttentionType
 from vllm.v1.kv_cache_interface import is_quantized_kv_cache
@@ -89,18 +85,8 @@ def _attend_flash(impl, layer, query, key, value, kv_cache, metadata, output) ->
         return_softmax_lse=True,
         fa_version=impl.vllm_flash_attn_version,
     )
-    merge_tree(
-        query,
-        key,
-        value,
-        prefix_out,
-        prefix_lse,
-        output,
-        metadata.query_start_loc,
-        tree,
-        impl.scale,
-        impl.logits_soft_cap,
-    )
+    scores = (metadata.query_start_loc, tree, impl.scale, impl.logits_soft_cap)
+    merge_tree(query, key, value, prefix_out, prefix_lse, output, *scores)
 
 
 def _attend_triton(impl, layer, query, key, value, kv_cache, metadata, output) -> None:
@@ -111,17 +97,14 @@ def _attend_triton(impl, layer, query, key, value, kv_cache, metadata, output) -
     merge_tree(query, key, value, *prefix, output, *scores)
 
 
-def _attend_cpu(*args) -> None:
-    from .cpu import attend
-
-    attend(*args)
-
-
 ATTEND: dict[str, Callable[..., None]] = {
     "FLASH_ATTN": _attend_flash,
     "TRITON_ATTN": _attend_triton,
-    "CPU_ATTN": _attend_cpu,
 }
+if current_platform.is_cpu():
+    from . import cpu
+
+    ATTEND["CPU_ATTN"] = cpu.attend
 
 
 def why_layer_cannot(layer: Any) -> str | None:
@@ -131,6 +114,8 @@ def why_layer_cannot(layer: Any) -> str | None:
     name = backend.get_name() if backend else type(layer).__name__
     if name not in ATTEND or getattr(impl, "head_size_v", None):
         return f"attention by {name}"
+    if name == "CPU_ATTN" and (reason := cpu.why_not_loaded()):
+        return reason
     window = impl.sliding_window
     reasons = {
         "attention windows": window not in (None, -1, (-1, -1)),
@@ -157,6 +142,26 @@ def _sees(masks, row, key, leading, is_row):
         (node < 0)[:, None] | (other < 0)[None, :]
     )
     return is_before | ((node >= 0)[:, None] & (other >= 0)[None, :] & is_ancestor)
+
+
+@triton.jit
+def _scores(q, k, scale, softcap, SOFTCAP: tl.constexpr):
+    scores = tl.dot(q, tl.trans(k)) * scale
+    if SOFTCAP:
+        # tanh, which Triton lacks.
+        scores = softcap * (2 / (1 + tl.exp(-2 * scores / softcap)) - 1)
+    return scores
+
+
+@triton.jit
+def _add_keys(top, total, acc, scores, v):
+    """Adds keys to a softmax: its largest score, sum and weighted values."""
+    new_top = tl.maximum(top, tl.max(scores, 1))
+    shrink, p = tl.exp(top - new_top), tl.exp(scores - new_top[:, None])
+    total = total * shrink + tl.sum(p, 1)
+    acc = acc * shrink[:, None]
+    acc += tl.dot(p.to(v.dtype), v)
+    return new_top, total, acc
 
 
 @triton.jit
@@ -221,19 +226,10 @@ def _merge_tree_kernel(
         v_at = (to * strides[4] + head // GROUP * strides[5])[:, None] + dim[None, :]
         k = tl.load(key + k_at, mask=there, other=0.0)
         v = tl.load(value + v_at, mask=there, other=0.0)
-        scores = tl.dot(q, tl.trans(k)) * scale
-        if SOFTCAP:
-            # tanh, which Triton lacks.
-            scores = softcap * (2 / (1 + tl.exp(-2 * scores / softcap)) - 1)
+        scores = _scores(q, k, scale, softcap, SOFTCAP)
         seen = _sees(masks + (begin + leading) * 2, row, other, leading, is_row)
         scores = tl.where(seen & (other < queries)[None, :], scores, float("-inf"))
-        new_top = tl.maximum(top, tl.max(scores, 1))
-        shrink = tl.exp(top - new_top)
-        p = tl.exp(scores - new_top[:, None])
-        total = total * shrink + tl.sum(p, 1)
-        acc = acc * shrink[:, None]
-        acc += tl.dot(p.to(v.dtype), v)
-        top = new_top
+        top, total, acc = _add_keys(top, total, acc, scores, v)
     acc = acc / total[:, None]
     to = (at * strides[8] + head * strides[9])[:, None] + dim[None, :]
     tl.store(out + to, acc.to(out.dtype.element_ty), mask=inside)
@@ -346,16 +342,9 @@ def _attend_prefix_kernel(
         there = is_key[:, None] & (dim < D)[None, :]
         k = tl.load(cache + kv_at, mask=there, other=0.0)
         v = tl.load(cache + kv_at + D, mask=there, other=0.0)
-        scores = tl.dot(q, tl.trans(k)) * scale
-        if SOFTCAP:
-            scores = softcap * (2 / (1 + tl.exp(-2 * scores / softcap)) - 1)
+        scores = _scores(q, k, scale, softcap, SOFTCAP)
         scores = tl.where(is_key[None, :], scores, float("-inf"))
-        new_top = tl.maximum(top, tl.max(scores, 1))
-        shrink, p = tl.exp(top - new_top), tl.exp(scores - new_top[:, None])
-        total = total * shrink + tl.sum(p, 1)
-        acc = acc * shrink[:, None]
-        acc += tl.dot(p.to(v.dtype), v)
-        top = new_top
+        top, total, acc = _add_keys(top, total, acc, scores, v)
     some = tl.maximum(total, 1e-30)
     to = ((at * HEADS + head) * D)[:, None] + dim[None, :]
     tl.store(out + to, (acc / some[:, None]).to(out.dtype.element_ty), mask=inside)

@@ -1,24 +1,66 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trees on vLLM's CPU attention backend: in C++, or else in plain PyTorch.
+"""Trees on vLLM's CPU attention backend: `csrc/tree_attention.cpp`, called with ctypes.
 
 The backend's kernel returns no log-sum-exp, and keeps KV in its own order, which
 depends on the instruction set. The place of each element of a block is found once, by
 storing numbered tokens; then KV can be read and moved whatever the order is.
+
+Arguments are structs of `csrc/tree_structs.h`, where shapes and dtypes are, one 64-bit
+word per field: the address of a tensor's first element, or a number.
 """
 
+import ctypes
 from collections.abc import Mapping
 from functools import cache
+from pathlib import Path
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 
 from vllm import _custom_ops as ops
 
-from . import native
 from .trees import TreeAttention
 
+LIBRARY = Path(__file__).with_name("_tree_attention.so")
+STRUCTS_VERSION = 1  # as in csrc/tree_structs.h
 # Integers below this are exact in every dtype of a KV cache.
 DIGIT = 128
+KEYS = 32  # loaded at a time by attention
+
+
+@cache
+def _library() -> ctypes.CDLL:
+    """
+    Raises:
+        OSError: it cannot be loaded.
+    """
+    if not LIBRARY.exists():
+        raise OSError("it was not built")
+    library = ctypes.CDLL(str(LIBRARY))
+    if ctypes.c_uint32.in_dll(library, "structs_version").value != STRUCTS_VERSION:
+        raise OSError("it was built from other sources")
+    return library
+
+
+def why_not_loaded() -> str | None:
+    """Why there are no trees on a CPU, and what to do; None if there are."""
+    try:
+        _library()
+    except OSError as why:
+        return (
+            f"CPU_ATTN: {LIBRARY.name} cannot be loaded: {why} (install a C++ "
+            "compiler, g++ or clang++, then reinstall vLLM)"
+        )
+    return None
+
+
+def _struct(*values: torch.Tensor | int) -> ctypes.Array:
+    words = []
+    for value in values:
+        is_tensor = isinstance(value, torch.Tensor)
+        assert not is_tensor or (value.is_cpu and value.stride(-1) == 1)
+        words.append(value.data_ptr() if is_tensor else value)
+    return (ctypes.c_int64 * len(words))(*words)
 
 
 @cache
@@ -43,112 +85,65 @@ def _places(
     return places.int()
 
 
-class CPUBlocks:
-    """KV of a layer by slot, whatever the order within its blocks.
+@cache
+def _runs(places: torch.Tensor) -> tuple[bool, bool]:
+    """Whether K of a dimension is contiguous over tokens, V of a token over
+    dimensions."""
+    keys, values = places
+    key_runs = keys.view(-1, KEYS, keys.shape[1]).diff(dim=1)
+    return bool((key_runs == 1).all()), bool((values.diff(dim=1) == 1).all())
 
-    Args:
-        kv_cache: [blocks, HK, block_size, 2 * D].
-        isa: that of the layer.
-    """
 
-    def __init__(self, kv_cache: torch.Tensor, isa: str):
-        _, heads, self.block_size, width = kv_cache.shape
-        self.places = _places(isa, kv_cache.dtype, self.block_size, width // 2)
-        self.flat = kv_cache.view(-1, heads, self.block_size * width)
-
-    def _index(self, slots: torch.Tensor, part: int) -> tuple[torch.Tensor, ...]:
-        blocks = (slots // self.block_size)[:, None, None]
-        heads = torch.arange(self.flat.shape[1])[None, :, None]
-        return blocks, heads, self.places[part, slots % self.block_size][:, None]
-
-    def read(self, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """K and V at slots [n], each [n, HK, D]."""
-        return self.flat[self._index(slots, 0)], self.flat[self._index(slots, 1)]
-
-    def move(self, source: torch.Tensor, to: torch.Tensor) -> None:
-        """Copies K and V from slots [n] to slots [n]."""
-        for part in (0, 1):
-            self.flat[self._index(to, part)] = self.flat[self._index(source, part)]
+def _tree_cache(kv_cache: torch.Tensor, isa: str) -> ctypes.Array:
+    """The struct of a layer's KV cache, [blocks, HK, block_size, 2 * D]."""
+    _, heads, block_size, width = kv_cache.shape
+    places = _places(isa, kv_cache.dtype, block_size, width // 2)
+    flat = kv_cache.view(-1, heads, block_size * width)
+    sizes = heads, width // 2, block_size
+    return _struct(flat, places, *_runs(places), *flat.stride()[:2], *sizes)
 
 
 def attend(impl, layer, query, key, value, kv_cache, metadata, output) -> None:
     """Attention of the rows of trees; see `merge_tree` for shapes.
 
+    Sums are float32, whatever the dtype.
+
     Args:
-        key, value: the step's own, which are in the KV cache already.
+        key, value: not read: the step's own are in the KV cache already.
+        metadata: CPUAttentionMetadata of a step with trees.
     """
-    blocks = CPUBlocks(kv_cache, layer.isa)
-    if (library := native.LIBRARY.loaded) is not None:
-        native.attend(library, blocks, impl.scale, query, metadata, output)
-    else:
-        _attend(blocks, impl.scale, query, key, value, metadata, output)
-
-
-def _attend(blocks, scale, query, key, value, metadata, output) -> None:
-    """In PyTorch, request by request."""
     tree: TreeAttention = metadata.draft_tree
-    starts = metadata.query_start_loc.tolist()
-    for req in range(tree.num_reqs):
-        rows = slice(starts[req], starts[req + 1])
-        prefix = int(tree.rows.prefix_lens[req])
-        at = torch.arange(prefix)
-        table = metadata.block_table[req].long()
-        slots = table[at // blocks.block_size] * blocks.block_size
-        keys, values = blocks.read(slots + at % blocks.block_size)
-        seen = torch.cat(
-            [
-                torch.ones(rows.stop - rows.start, prefix, dtype=torch.bool),
-                rows_seen(tree, req, rows),
-            ],
-            dim=1,
-        )
-        # [1, heads, rows, D]
-        q, k, v = (
-            part.transpose(0, 1)[None]
-            for part in (
-                query[rows],
-                torch.cat([keys, key[rows]]),
-                torch.cat([values, value[rows]]),
-            )
-        )
-        out = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=seen, scale=scale, enable_gqa=True
-        )
-        output[rows] = out[0].transpose(0, 1).view_as(output[rows])
-
-
-def rows_seen(tree: TreeAttention, req: int, rows: slice) -> torch.Tensor:
-    """[rows, rows] bool, which queries of a request each of them attends to."""
-    leading = int(tree.rows.num_leading[req])
-    count = rows.stop - rows.start
-    seen = torch.ones(count, count, dtype=torch.bool).tril()
-    words = tree.rows.masks[rows.start + leading : rows.stop]
-    node = torch.arange(count - leading)
-    bits = words[:, (node // 64)] >> (node % 64)
-    seen[leading:, leading:] = (bits & 1).bool()
-    return seen
+    rows, table = tree.rows, metadata.block_table
+    out = output.view(-1, *query.shape[1:])
+    dtypes = {query.dtype, kv_cache.dtype, out.dtype}
+    assert len(dtypes) == 1, f"attention of several dtypes: {dtypes}"
+    batch = _struct(
+        metadata.query_start_loc,
+        rows.masks,
+        rows.prefix_lens,
+        rows.num_leading,
+        tree.num_reqs,
+        tree.max_query_len,
+    )
+    heads = query.shape[1]
+    of_query, of_out = query.stride()[:2], out.stride()[:2]
+    of_layer = _struct(query, *of_query, out, *of_out, heads, table, table.stride(0))
+    run = getattr(_library(), f"attend_{query.dtype}".replace("torch.", ""))
+    run(batch, _tree_cache(kv_cache, layer.isa), of_layer, ctypes.c_float(impl.scale))
 
 
 class CPUPathMover:
-    """Like `kv_move.PathMover`, for the CPU backend's order of KV.
+    """Like `PathMover`, for the CPU backend's order of KV.
 
     Args:
-        caches: the KV cache of each layer.
+        layers: by name; their KV caches must be allocated.
         groups: the KV group of each layer.
-        isas: the instruction set of each layer.
     """
 
-    def __init__(
-        self,
-        caches: Mapping[str, torch.Tensor],
-        groups: Mapping[str, int],
-        isas: Mapping[str, str],
-    ):
-        unique = {kv.data_ptr(): name for name, kv in caches.items()}
-        self.layers = [
-            (groups[name], CPUBlocks(caches[name], isas[name]))
-            for name in unique.values()
-        ]
+    def __init__(self, layers: Mapping[str, Any], groups: Mapping[str, int]):
+        # Layers that share a cache count once.
+        unique = {layer.kv_cache.data_ptr(): name for name, layer in layers.items()}
+        self.layers = [(layers[name], groups[name]) for name in unique.values()]
 
     def __call__(
         self,
@@ -158,20 +153,12 @@ class CPUPathMover:
         first_rows: torch.Tensor,
     ) -> None:
         """See `PathMover`."""
-        step = slot_mappings, path, num_sampled, first_rows
-        if (library := native.LIBRARY.loaded) is not None:
-            native.move_paths(library, self.layers, *step)
-        else:
-            self._move(*step)
-
-    def _move(self, slot_mappings, path, num_sampled, first_rows) -> None:
-        depth = torch.arange(path.shape[1])
-        moves = (depth < num_sampled[:, None]) & (path != depth)
-        req, to = moves.nonzero(as_tuple=True)
-        if not len(req):
-            return
-        first = first_rows[req].long()
-        for group, blocks in self.layers:
-            slots = slot_mappings[group]
-            # All reads precede all writes: a source may be another's destination.
-            blocks.move(slots[first + path[req, to]], slots[first + to])
+        (num_reqs, width), stride = path.shape, slot_mappings.stride(0)
+        assert path.is_contiguous()
+        rows = path, num_sampled, first_rows
+        paths = _struct(slot_mappings, stride, *rows, num_reqs, width - 1)
+        for layer, group in self.layers:
+            bits = 8 * layer.kv_cache.element_size()
+            run = getattr(_library(), f"move_paths_{bits}_bits")
+            kv = _tree_cache(layer.kv_cache, layer.isa)
+            run(kv, paths, ctypes.c_int64(group))

@@ -17,8 +17,6 @@ So only the best node of each depth has children: the tree is a chain with sibli
 Each node is either the next sibling of a node that was taken (the next best token of
 its depth) or the first child of one (the best token of the depth below).
 
-The most likely tokens of each drafted position, with their probabilities.
-
 The C best tokens of a row are in the C groups of adjacent tokens with the largest
 maximum logits: for a token of any other group there are C better ones. So the row is
 read once, for the maximum of each group, and the repeated searches cover a hundredth of
@@ -28,8 +26,6 @@ Probabilities are a softmax over the candidates only. A drafter that samples all
 positions at once is right more often than its probabilities say. With this softmax
 trees of the bundled drafters grow deeper, and accept 0.7 % more tokens per step at
 temperature 0.5, and 1.5 % more with greedy sampling, than with one over all tokens.
-
-Candidates of a tree that is drafted in several passes, one depth in each.
 """
 
 import torch
@@ -345,7 +341,8 @@ def _keep_kernel(
 
 
 class CandidateTable:
-    """Candidates by request of the batch and depth, at fixed addresses.
+    """Candidates of trees that are drafted in several passes, one depth in each: by
+    request of the batch and depth, at fixed addresses.
 
     Args:
         max_num_reqs: requests of the largest batch (R).

@@ -220,12 +220,11 @@ class TreeStep:
         return accepted_rows(step, depth, path)
 
     def _mover(self) -> PathMover:
-        caches = {name: layer.kv_cache for name, layer in self.layers.items()}
-        if self.trees.parents.device.type == "cpu":
+        if self.trees.parents.is_cpu:
             from .cpu import CPUPathMover
 
-            isas = {name: layer.isa for name, layer in self.layers.items()}
-            return CPUPathMover(caches, self.groups, isas)
+            return CPUPathMover(self.layers, self.groups)
+        caches = {name: layer.kv_cache for name, layer in self.layers.items()}
         return PathMover(caches, self.groups)
 
 

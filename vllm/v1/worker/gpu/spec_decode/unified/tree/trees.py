@@ -11,8 +11,8 @@ row i node i of the tree:
 
 Rows of the same depth share a position, so a row's KV slot follows its number instead.
 A row attends to all positions before p, to row 0 and to its ancestors; see
-`attention.py`. The KV of the accepted path is moved to the slots of its positions
-afterwards; see `kv_move.py`.
+`attend.py`. The KV of the accepted path is moved to the slots of its positions
+afterwards; see `accept.py`.
 """
 
 from dataclasses import dataclass
@@ -20,9 +20,8 @@ from typing import NamedTuple
 
 import torch
 
+from vllm.config.drafter import MAX_NODES
 from vllm.triton_utils import tl, triton
-
-MAX_NODES = 127  # with row 0 they fit two words of 64 bits
 
 
 class TreePointers(NamedTuple):

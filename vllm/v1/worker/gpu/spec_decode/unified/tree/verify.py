@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Verification of steps whose drafts are trees.
-
-Finds the accepted path of a tree.
+"""Verification of steps whose drafts are trees: finds the accepted path of each.
 
 The target's own token is sampled at every row: the most likely one, or the one given by
 the request's seed and the row's position (see `noise.py`). The walk starts at the last
@@ -122,24 +120,14 @@ class TreeRejectionSampler(RejectionSampler):
             expanded_local_pos,
         )
         first, n = sum(chunk.shape[1] for chunk in self._chunks), len(idx_mapping)
-        # Zeros: columns without a token are not read, but copied to the host.
-        sampled = drawn.new_zeros(n, self.num_speculative_steps + 1)
-        walked = expanded_local_pos.new_zeros(2, n, self.trees.max_depth + 1)
-        num_sampled = walked.new_empty(n)
-        walk_trees(
-            self.trees,
-            drawn,
-            verify_draft_sampled,
-            cu_num_logits,
-            idx_mapping,
-            self.rows.chain_only[first : first + n],
-            sampled,
-            num_sampled,
-            *walked,
-            self.has_trees,
+        chain_only = self.rows.chain_only[first : first + n]
+        batch = verify_draft_sampled, cu_num_logits, idx_mapping, chain_only
+        columns = self.num_speculative_steps + 1
+        sampled, num_sampled, walked = walk_trees(
+            self.trees, drawn, *batch, columns, self.has_trees
         )
         if self._any_chain_only:
-            walked[1, :, 0] = self.rows.chain_only[first : first + n]
+            walked[1, :, 0] = chain_only
         self._chunks.append(walked)
         return processed, sampled, num_sampled
 
@@ -271,12 +259,9 @@ def walk_trees(
     cu_num_logits: torch.Tensor,
     idx_mapping: torch.Tensor,
     chain_only: torch.Tensor,
-    sampled: torch.Tensor,
-    num_sampled: torch.Tensor,
-    path: torch.Tensor,
-    path_ranks: torch.Tensor,
+    num_columns: int,
     has_trees: bool = True,
-) -> None:
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Follows the target's tokens through each request's tree.
 
     Args:
@@ -285,13 +270,20 @@ def walk_trees(
         cu_num_logits: [n + 1] int32, a request's rows: row 0 and its nodes.
         idx_mapping: [n] int64, request state.
         chain_only: [n] bool, whether only the chain of best tokens may be accepted.
-        sampled: [n, at least K + 1] int64, written up to `num_sampled`: the tokens.
-        num_sampled: [n] int32, written: accepted nodes and the bonus token.
-        path: [n, K + 1] int32, written likewise: row of each accepted node, from row 0.
-        path_ranks: [n, K + 1] int32, written likewise: ranks of their tokens.
+        num_columns: of the sampled tokens, at least K + 1.
         has_trees: whether the rows are those of trees; else of chains.
+
+    Returns:
+        [n, num_columns] int64, the sampled tokens; [n] int32, how many they are:
+        accepted nodes and the bonus token; [2, n, K + 1] int32, see
+        `TreeRejectionSampler.walked`. What is past the last token is 0.
     """
-    _walk_kernel[(len(idx_mapping),)](
+    n = len(idx_mapping)
+    # Zeros: columns without a token are not read, but copied to the host.
+    sampled = drawn.new_zeros(n, num_columns)
+    walked = cu_num_logits.new_zeros(2, n, trees.max_depth + 1)
+    num_sampled = walked.new_empty(n)
+    _walk_kernel[(n,)](
         drawn,
         nodes,
         cu_num_logits,
@@ -302,10 +294,10 @@ def walk_trees(
         sampled,
         sampled.stride(0),
         num_sampled,
-        path,
-        path_ranks,
+        *walked,
         has_trees,
         DEPTH=trees.max_depth,
         BLOCK=triton.next_power_of_2(trees.max_num_nodes + 1),
         num_warps=1,
     )
+    return sampled, num_sampled, walked

@@ -109,10 +109,13 @@ class Times:
     def __init__(self, drafter: str):
         recorded = recorded_ms(drafter)
         chains = {n: r for n, r in recorded.items() if len(r) > 2}
-        trees = set.intersection(
-            *({k for k in r if k > DEPTH} for r in chains.values())
-        )
-        self.plans = [*CHAINS, *sorted(trees)]
+        # Where trees were recorded at two sizes, the others are on a line.
+        of_tree = {
+            k: [(n, row[k]) for n, row in sorted(chains.items()) if k in row]
+            for k in {k for row in chains.values() for k in row if k > DEPTH}
+        }
+        self._trees = {k: pts for k, pts in sorted(of_tree.items()) if len(pts) > 2}
+        self.plans = [*CHAINS, *self._trees]
         self._sizes = sorted(chains)
         self._chains = np.array(
             [
@@ -120,7 +123,6 @@ class Times:
                 for n in self._sizes
             ]
         )
-        self._trees = {k: [chains[n][k] for n in self._sizes] for k in trees}
 
     def _known(self, row: dict[int, float]) -> tuple[list[int], list[float]]:
         known = sorted(k for k in row if k <= DEPTH)
@@ -138,7 +140,10 @@ class Times:
     def seconds(self, n: int, plan: float) -> float:
         """Of a plan, or of a chain's mean number of verified drafts."""
         if plan in self._trees:
-            return float(np.interp(n, self._sizes, self._trees[plan])) / 1e3
+            sizes, times = zip(*self._trees[plan], strict=True)
+            slope = (times[-1] - times[-2]) / (sizes[-1] - sizes[-2])
+            beyond = max(0, n - sizes[-1]) * slope
+            return float(np.interp(n, sizes, times) + beyond) / 1e3
         low = min(int(plan), DEPTH - 1)
         first, second = (
             np.interp(n, self._sizes, self._chains[:, k]) for k in (low, low + 1)

@@ -17,7 +17,6 @@ from vllm.platforms import current_platform
 
 NUM_LOGPROBS = 20
 LARGEST_LOGIT = 32
-SHOWN_TOKENS = 12
 LEAST_TOLERANCE = 1e-3  # float32: sums of thousands
 TF32_EPS = 2**-10  # of what a GPU's attention multiplies in float32
 # In nats. If a target differs from itself by more, a comparison says nothing: a token
@@ -40,17 +39,21 @@ class Difference:
     Attributes:
         request: its number.
         at: number of tokens before it, which are the same.
-        before: the last of these.
         expected, found: tokens; None: the output has ended.
         gap: by how many nats the target prefers the expected one.
     """
 
     request: int
     at: int
-    before: list[int]
     expected: int | None
     found: int | None
     gap: float
+
+    def __str__(self) -> str:
+        return (
+            f"    prompt {self.request}, token {self.at}: no speculation has "
+            f"{self.expected}, this has {self.found}, {self.gap:.2f} nats less likely"
+        )
 
 
 @dataclass
@@ -106,6 +109,5 @@ def compare(request: int, expected: Answer, found: list[int]) -> Difference | No
         # A token without a logprob is no likelier than the least likely that has one.
         row = expected.logprobs[at]
         gap = row[tokens[at]] - row.get(found[at], min(row.values()))
-    before = tokens[max(0, at - SHOWN_TOKENS) : at]
     both = [side[at] if at < len(side) else None for side in (tokens, found)]
-    return Difference(request, at, before, *both, gap)
+    return Difference(request, at, *both, gap)

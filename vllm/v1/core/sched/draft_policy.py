@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.core.sched.step_drafts import VerifiedDraft
     from vllm.v1.outputs import ModelRunnerOutput
-    from vllm.v1.spec_decode.step_metrics import StepDrafting
 
 logger = init_logger(__name__)
 
@@ -185,14 +184,10 @@ class DraftPolicy:
                 )
         self._partial.end_step(step, output)
 
-    def add_to_stats(self, stats: "StepDrafting | None") -> None:
-        """Adds what is expected of the chosen draft length to a step's stats."""
-        if stats is None or (choice := self.chooser.choice) is None:
-            return
-        gain = self.chooser.gain
-        stats.gain = gain.mean if gain.weight else None
-        if stats.draft_length or not choice.plan:  # else it left drafting out
-            stats.expected = choice.tokens, choice.seconds
+    @property
+    def gain(self) -> float | None:
+        """Expected throughput of recent steps over that without drafts, if known."""
+        return self.chooser.gain.mean if self.chooser.gain.weight else None
 
     def load(self, batch_size: int) -> Load:
         """The load of the running requests, most of which are in the next step, too.

@@ -22,7 +22,7 @@ from vllm.config.drafter.length import depth_of
 from vllm.logger import init_logger
 from vllm.v1.core.sched.draft_policy import DraftPolicy
 from vllm.v1.metrics.stats import RequestSpecDecodeMetrics
-from vllm.v1.spec_decode.accepted_nodes import AcceptedNodes
+from vllm.v1.spec_decode.draft_trees import AcceptedNodes
 from vllm.v1.spec_decode.opt_out import refuses_drafts
 from vllm.v1.spec_decode.step_metrics import observe_tree, step_drafting
 
@@ -175,8 +175,8 @@ class StepDrafts:
         no drafter."""
         config = self._scheduler.vllm_config
         found = step_drafting(config, self._step, self._output)
-        if self.policy is not None:
-            self.policy.add_to_stats(found)
+        if found is not None and self.policy is not None:
+            found.gain = self.policy.gain
         return found
 
 

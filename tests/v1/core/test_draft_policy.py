@@ -20,7 +20,7 @@ from vllm.v1.core.sched.draft_policy import (
 )
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.step_drafts import VerifiedDraft
-from vllm.v1.spec_decode.auto.acceptance import ALL_GREEDY, FIRST_TOKENS
+from vllm.v1.spec_decode.auto.acceptance import ALL_GREEDY
 from vllm.v1.spec_decode.auto.chooser import Load
 from vllm.v1.spec_decode.draft_trees import AcceptedNodes
 
@@ -69,7 +69,7 @@ def make_request(**more) -> SimpleNamespace:
 
 def verify(policy, num_tokens: int, num_accepted: int, tree=None, **request) -> None:
     """Reports one request's draft as `StepDrafts` does."""
-    counts = num_accepted + 1, num_tokens, num_accepted
+    counts = num_tokens, num_accepted
     policy.observe(VerifiedDraft(make_request(**request), *counts, tree))
 
 
@@ -126,21 +126,19 @@ def requests(*lengths: int) -> list[SimpleNamespace]:
 def test_load_describes_running_requests():
     policy = make_policy()
     scheduler = policy._scheduler
-    assert policy.load(3) == Load(3, 3, 0.0, age=0.0)  # nothing is running yet
+    assert policy.load(3) == Load(3, 3, 0.0)  # nothing is running yet
     scheduler.running = requests(100, 200, DRAFTERS_LIMIT, 300)
-    assert policy.load(4) == Load(4, 3, 400.0, age=200.0)
+    assert policy.load(4) == Load(4, 3, 400.0)
     # Fewer than all running requests are scheduled in the step.
-    assert policy.load(2) == Load(2, 1, 400.0, age=200.0)
-    assert policy.load(1) == Load(1, 1, 400.0, age=200.0)
+    assert policy.load(2) == Load(2, 1, 400.0)
+    assert policy.load(1) == Load(1, 1, 400.0)
     first, second, *_ = scheduler.running
     first.sampling_params = REFUSING
-    assert policy.load(4) == Load(4, 2, 400.0, age=200.0)
+    assert policy.load(4) == Load(4, 2, 400.0)
     second.use_structured_output = True
-    assert policy.load(4) == Load(4, 2, 400.0, has_grammar=True, age=200.0)
+    assert policy.load(4) == Load(4, 2, 400.0, has_grammar=True)
     second.sampling_params = SamplingParams(temperature=0.5)
-    assert policy.load(4).shares == (0.5, 0.5, *[0.0] * 4)
-    second.num_output_tokens = FIRST_TOKENS - 1
-    assert policy.load(4).shares == (0.5, 0.0, 0.0, 0.0, 0.5, 0.0)
+    assert policy.load(4).shares == (0.5, 0.5, 0.0)
     second.sampling_params = REFUSING
     assert policy.load(4).shares == ALL_GREEDY
 

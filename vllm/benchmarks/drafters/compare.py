@@ -9,6 +9,7 @@ in a run without speculation tell a tie from an error.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 
@@ -32,27 +33,18 @@ def tolerance(dtype: str) -> float:
     return max(LEAST_TOLERANCE, LARGEST_LOGIT * eps)
 
 
-@dataclass(frozen=True)
-class Difference:
-    """Where an output first differs.
-
-    Attributes:
-        request: its number.
-        at: number of tokens before it, which are the same.
-        expected, found: tokens; None: the output has ended.
-        gap: by how many nats the target prefers the expected one.
-    """
+class Difference(NamedTuple):
+    """Where the output of a request first differs: after how many tokens, and by how
+    many nats the target prefers its own token."""
 
     request: int
     at: int
-    expected: int | None
-    found: int | None
     gap: float
 
     def __str__(self) -> str:
         return (
-            f"    prompt {self.request}, token {self.at}: no speculation has "
-            f"{self.expected}, this has {self.found}, {self.gap:.2f} nats less likely"
+            f"    prompt {self.request} differs after {self.at} tokens, by "
+            f"{self.gap:.2f} nats"
         )
 
 
@@ -61,7 +53,7 @@ class Comparison:
     """All outputs of a side, compared with those without speculation."""
 
     same: int = 0
-    ties: list[Difference] = field(default_factory=list)
+    ties: int = 0
     errors: list[Difference] = field(default_factory=list)
 
     def add(
@@ -77,19 +69,16 @@ class Comparison:
             difference = compare(request, expected[request], answer.tokens)
             if difference is None:
                 self.same += 1
+            elif abs(difference.gap) <= within:
+                self.ties += 1
             else:
-                is_tie = abs(difference.gap) <= within
-                (self.ties if is_tie else self.errors).append(difference)
+                self.errors.append(difference)
 
-    def __add__(self, other: "Comparison") -> "Comparison":
-        ties, errors = self.ties + other.ties, self.errors + other.errors
-        return Comparison(self.same + other.same, ties, errors)
-
-    def describe(self) -> str:
-        total = self.same + len(self.ties) + len(self.errors)
+    def __str__(self) -> str:
+        total = self.same + self.ties + len(self.errors)
         parts = [f"{self.same} of {total} the same"]
         if self.ties:
-            parts.append(f"{len(self.ties)} differ from where two tokens tie")
+            parts.append(f"{self.ties} differ from where two tokens tie")
         if self.errors:
             parts.append(f"{len(self.errors)} DIFFER")
         return ", ".join(parts)
@@ -109,5 +98,4 @@ def compare(request: int, expected: Answer, found: list[int]) -> Difference | No
         # A token without a logprob is no likelier than the least likely that has one.
         row = expected.logprobs[at]
         gap = row[tokens[at]] - row.get(found[at], min(row.values()))
-    both = [side[at] if at < len(side) else None for side in (tokens, found)]
-    return Difference(request, at, *both, gap)
+    return Difference(request, at, gap)

@@ -101,7 +101,7 @@ def observe_tree(
     if accepted is None or num_nodes <= accepted.max_depth:
         return
     # A tree that was cut may be deeper than others of as many nodes.
-    depth = max(depth_of(spec, num_nodes), len(accepted.numbers))
+    depth = max(depth_of(spec, num_nodes), len(accepted.ranks))
     for node in range(depth, num_nodes):
         stats.num_draft_tokens_per_pos[node] -= 1
     if stats.trees is None:

@@ -189,7 +189,7 @@ def report(folder: Path) -> str:
 def _is_measured(results: files.Results) -> bool:
     """Whether a file has points of the engine or the serving benchmark."""
     found = results.get("measurements", {}).values()
-    return any("repeats" in point or "completed" in point for point in found)
+    return any({"repeats", "output_throughput"} & point.keys() for point in found)
 
 
 def _runs(found: dict[str, files.Results]) -> Iterator[str]:

@@ -38,10 +38,6 @@ MAX_DRAFTS = 1024  # most drafts that count for a position, however many request
 # The prior, which counts as `PRIOR_DRAFTS` observed drafts or trees: acceptance rate of
 # the first draft, and that of each later one relative to the one before.
 PRIOR_ACCEPTANCE, PRIOR_DECLINE, PRIOR_DRAFTS = 0.7, 0.95, 4.0
-# Share of what chains are seen to accept within trees that they do not accept alone:
-# the next step of a chain begins right after its miss, where a tree has often accepted
-# another token.
-LOST_ALONE = 0.06
 # Highest temperatures of the first two kinds of requests; the third has all others.
 TEMPERATURES = (0.0, 0.6)
 NUM_KINDS = len(TEMPERATURES) + 1
@@ -199,7 +195,6 @@ class PlanAcceptance:
     ):
         self.num_speculative_tokens = num_speculative_tokens
         self.chains = ChainAcceptance(num_speculative_tokens)
-        self._of_trees = Faded(HALF_LIFE, MAX_DRAFTS, prior_weight=1.0)  # their share
         sizes, self._depths = sorted(trees), trees
         is_one_pass = min(trees.values(), default=0) == num_speculative_tokens
         totals = [0.0, *(tree_gain(nodes, is_one_pass) for nodes in sizes)]
@@ -214,7 +209,6 @@ class PlanAcceptance:
     def observe(self, drafts: Verified, run: int | None = 0) -> None:
         """Records a request's drafts; `run` as in `Outcome`."""
         depth, of_smaller = self.depth(drafts.num_drafts), 0
-        self._of_trees.add(float(drafts.num_drafts > self.num_speculative_tokens))
         num_best = min(drafts.num_best, depth)
         self.chains.observe(depth, num_best, drafts.unverified, run)
         for nodes, gain in self._gains.items():
@@ -238,23 +232,16 @@ class PlanAcceptance:
     def end_steps(self, num_steps: int = 1) -> None:
         """Takes in the observations since the last call, of `num_steps` steps."""
         self.chains.end_steps(num_steps)
-        self._of_trees.fade(num_steps)
         for nodes in self._seen:
             self._gains[nodes].fade(num_steps)
         self._seen.clear()
 
     def expected_tokens(self) -> dict[int, float]:
         """Acceptance length (accepted drafts + 1) by plan."""
-        observed, gained = self.chains.expected_tokens(), 0.0
-        if not self._gains:
-            return observed
-        # What was observed of chains alone and of chains within trees is between both.
-        alone = 1.0 - self._of_trees.mean
-        within = {k: (n - 1) / (1 - LOST_ALONE * alone) for k, n in observed.items()}
-        expected = {k: 1.0 + (1.0 - LOST_ALONE) * n for k, n in within.items()}
+        expected, gained = self.chains.expected_tokens(), 0.0
         for nodes, gain in self._gains.items():
             gained += gain.mean
-            expected[nodes] = 1.0 + within[self._depths[nodes]] + gained
+            expected[nodes] = expected[self._depths[nodes]] + gained
         return expected
 
 

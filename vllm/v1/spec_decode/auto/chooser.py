@@ -24,8 +24,8 @@ from .verify import PartialSteps, Verifier
 
 logger = init_logger(__name__)
 
-# Another plan is chosen only if it promises this much more throughput. Halved, plans
-# change with the noise of acceptance; doubled, up to 2 % are left.
+# Another plan is chosen only if it promises this much more throughput. Halved or
+# doubled, the replay changes by 0.2 %; without it, plans change with noise.
 HYSTERESIS = 0.01
 # Share of the best plan's throughput that another one must promise to be tried. The
 # replay is as good without such trials, by 0.1 %: they are for times that are wrong.

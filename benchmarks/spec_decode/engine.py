@@ -34,7 +34,6 @@ from vllm.benchmarks.drafters.processes import EngineProcess
 WORKER = "benchmarks.spec_decode.worker", "serve"
 WARM_UP_TOKENS = 24
 ANSWER_S = 180
-PROFILED_STEPS = 10
 # For Llama-3.1-8B and the largest of its drafters, in bf16.
 KV_BYTES_PER_TOKEN = 164 << 10
 Engines = dict[EngineKey, EngineProcess]
@@ -62,7 +61,7 @@ class EngineBenchmark(SideBySide):
         ]
         for engine in dict.fromkeys(choosing):  # several keys may share one
             engine.ask("time_steps", ANSWER_S)
-        for number, acceptance in enumerate(self.args.acceptance):
+        for acceptance in self.args.acceptance:
             rounds = product(range(self.args.repeats), self.loads(), list(engines))
             for repeat, (context, concurrency), key in rounds:
                 if self.run.is_over():
@@ -70,8 +69,6 @@ class EngineBenchmark(SideBySide):
                 if key in engines:
                     point = PointKey(key, acceptance, concurrency, context)
                     self.measure(point, engines, repeat)
-            if number == 0:
-                self.profile_all(engines)
 
     def loads(self) -> Iterator[tuple[int, int]]:
         """Contexts and concurrencies whose tokens fit into the KV cache."""
@@ -130,20 +127,6 @@ class EngineBenchmark(SideBySide):
         tokens = f"{found['tokens_per_s']:.1f} tokens/s"
         self.run.say(f"{point}: " + ", ".join([tokens, *shown]))
 
-    def profile_all(self, engines: Engines) -> None:
-        acceptance, context = self.args.acceptance[0], self.args.context[0]
-        for concurrency, key in product(self.args.profile, engines):
-            if self.run.is_over():
-                return
-            point = PointKey(key, acceptance, concurrency, context)
-            setup = self.round(point) | {"num_steps": PROFILED_STEPS}
-            try:
-                found = engines[key].ask("profile", ANSWER_S, **setup)
-                self.run.record("profiles", point, found)
-                self.run.say(f"{point}: profiled")
-            except RuntimeError as error:
-                self.run.fail(point, error)
-
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = make_parser("engine", __doc__)
@@ -155,8 +138,6 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--share-engines", action="store_true", help="engines of ours that differ "
         "only in how much they draft are one; needs --trace")  # fmt: skip
     add("--repeats", type=int, default=3)
-    add("--profile", type=int, nargs="+", default=[],
-        help="profile at these concurrencies too")  # fmt: skip
     args = parser.parse_args(arguments)
     check(parser, args)
     if args.share_engines and not args.trace:

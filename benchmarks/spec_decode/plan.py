@@ -4,6 +4,7 @@
 import os
 from argparse import Namespace
 from collections import defaultdict
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -26,20 +27,20 @@ def runs_mode(implementation: str, mode: str) -> bool:
 
 
 def peers(args: Namespace, mode: str, k: int) -> list[EngineKey]:
-    """The engines of a mode and K, which are measured together.
+    """The engines of a mode and K.
 
-    Only this tree has draft trees and fp8 drafters, and Runner V1 has no adaptive
-    verification. Trees and adaptive verification are measured with the largest K only.
+    Only this tree has draft trees, and Runner V1 has no adaptive verification. Both are
+    measured with the largest K only.
     """
     sides = [name for name in args.implementations if runs_mode(name, mode)]
     keys = [EngineKey(name, mode, k, shapes=args.shapes) for name in sides]
-    here = EngineKey(OURS, mode, k, shapes=args.shapes)
-    more = [here._replace(is_fp8=True)] if args.fp8 and OURS in sides else []
-    if k == max(args.num_speculative_tokens):
-        more += [here._replace(tree=nodes) for nodes in args.draft_tree if nodes >= k]
-        if args.adaptive:
-            able = [key for key in keys if key.implementation != BASE_V1]
-            more += [key._replace(is_adaptive=True) for key in able]
+    if k < max(args.num_speculative_tokens):
+        return keys
+    here, more = EngineKey(OURS, mode, k, shapes=args.shapes), []
+    more += [here._replace(tree=nodes) for nodes in args.draft_tree if nodes >= k]
+    if args.adaptive:
+        able = [key for key in keys if key.implementation != BASE_V1]
+        more += [key._replace(is_adaptive=True) for key in able]
     return keys + more
 
 
@@ -58,41 +59,33 @@ def auto_engines(args: Namespace, mode: str) -> list[EngineKey]:
 
 
 def plan_groups(args: Namespace, at_once: int) -> list[list[EngineKey]]:
-    """Groups of keys whose engines, at most `at_once`, are loaded together; peers share
-    a group if they fit.
+    """Groups of keys whose engines, at most `at_once`, are loaded together; those to
+    compare follow each other.
 
     Args:
         args: the flags of `side_by_side.py`.
     """
-    drafting, sets = [mode for mode in args.modes if mode != "none"], []
+    drafting, keys = [mode for mode in args.modes if mode != "none"], []
     if "none" in args.modes:
         none = EngineKey(OURS, "none", 0, shapes=args.shapes)
-        sets.append([none._replace(implementation=i) for i in args.implementations])
-    sets += [
-        peers(args, mode, k) for k in args.num_speculative_tokens for mode in drafting
-    ]
+        keys += [none._replace(implementation=i) for i in args.implementations]
+    for k in args.num_speculative_tokens:
+        keys += [key for mode in drafting for key in peers(args, mode, k)]
     if args.auto is not None:
-        sets += [auto_engines(args, mode) for mode in drafting]
+        keys += [key for mode in drafting for key in auto_engines(args, mode)]
     keys_of: dict[EngineKey, list[EngineKey]] = defaultdict(list)
-    groups: list[list[EngineKey]] = [[]]
-    for whole in sets:
-        new = dict.fromkeys(engine_of(key, args) for key in whole)
-        new = [engine for engine in new if engine not in keys_of]
-        for key in whole:
-            keys_of[engine_of(key, args)].append(key)
-        for begin in range(0, len(new), at_once):
-            part = new[begin : begin + at_once]
-            if len(groups[-1]) + len(part) > at_once:
-                groups.append([])
-            groups[-1] += part
-    return [[key for engine in group for key in keys_of[engine]] for group in groups]
+    for key in keys:
+        keys_of[engine_of(key, args)].append(key)
+    engines = iter(keys_of.values())
+    groups = iter(lambda: [*islice(engines, at_once)], [])
+    return [[*chain.from_iterable(group)] for group in groups]
 
 
 def is_shared(key: EngineKey, args: Namespace) -> bool:
     """Whether a shared engine serves this key: one that chooses how much to draft, on
     which that can also be set."""
     is_able = args.share_engines and key.implementation == OURS and key.mode != "none"
-    return is_able and not key.is_fp8 and key.num_tokens <= shared_depth(args)
+    return is_able and key.num_tokens <= shared_depth(args)
 
 
 def shared_depth(args: Namespace) -> int:
@@ -187,7 +180,4 @@ def speculative_config(key: EngineKey, args: Namespace) -> dict[str, Any] | None
         config["num_speculative_tokens_per_batch_size"] = "auto"
     if key.is_auto or key.is_adaptive:  # a part of "auto" by default
         config["enable_adaptive_verification"] = key.is_adaptive
-    if key.is_fp8:
-        config["quantization"] = "fp8_per_channel"
-        config["draft_lm_head_quantization"] = "fp8"
     return config | (args.spec_args if key.implementation == OURS else {})

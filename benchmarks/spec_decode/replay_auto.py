@@ -17,19 +17,33 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.spec_decode.traces import Trace, accepted_of_tree, among_candidates
+from benchmarks.spec_decode.traces import (
+    Trace,
+    accepted_of_tree,
+    among_candidates,
+    best_first,
+)
+from vllm.config.drafter import num_candidates
+from vllm.config.drafter.drafter import depth_with_passes
+from vllm.v1.core.sched.draft_policy import HELD, OBSERVED, REPORTED_EVERY
+from vllm.v1.spec_decode.auto.acceptance import NUM_KINDS, Verified, kind_of
+from vllm.v1.spec_decode.auto.chooser import Chooser, Load
+from vllm.v1.spec_decode.auto.verify import PartialSteps
+from vllm.v1.spec_decode.graph_sizes import trimmed_rows
 
 RESULTS = Path(__file__).parents[1] / "results" / "nvidia-h200"
 FILES = ("auto-all.json", "trimming.json", "auto.json")  # the last one counts
 CHAINS = (0, 1, 2, 3, 4, 5, 7, 8)
-DEPTH = 8
+ONE_PASS = ("pard", "peagle")
+DEPTH, CONTEXT, LEAST_TRIMMED, MOST_TREE_ROWS = 8, 256, 64, 256
 ROWS = 4096  # of each recording
 SWITCH = 0.3  # steps that a change of plan takes in addition
 PRICE_S = 2e-4  # of trimming a step
+TEMPERATURES = {"greedy": 0.0, "t0.5": 0.5, "t0.8": 0.8}
 
 
 class Phase(NamedTuple):
@@ -40,55 +54,44 @@ class Phase(NamedTuple):
     seconds: float
 
 
-HELD = 4  # steps, as in the scheduler
-TEMPERATURES = {"greedy": 0.0, "t0.5": 0.5, "t0.8": 0.8}
 STEADY = [[Phase(n, text, 8.0)] for n in (1, 8, 32, 64) for text in ("greedy", "t0.5")]
 CHANGING = [
     [Phase(n, "t0.5", 1.5) for n in (8, 16, 32, 64, 32, 16, 8, 4, 2, 1) * 3],
     [Phase(n, t, 1.5) for n in (1, 8, 32) for t in ("greedy", "t0.8", "t0.5") * 2],
+    [Phase(64, text, 1.5) for text in ("greedy", "t0.8") * 4],
 ]
-
-
-class Policy(Protocol):
-    """What is replayed."""
-
-    def choose(self, names: list[str], ages: list[int], text: str) -> int: ...
-
-    def budget(self, names: list[str], num_drafts: int) -> int | None: ...
-
-    def observe(self, step: "Step", probs: np.ndarray) -> None: ...
 
 
 class Step(NamedTuple):
     """A step whose outcome is known.
 
     Attributes:
-        plan: what it verified.
-        budget: drafts verified of all; None: all of them.
-        drafted: what it drafted.
+        plan, budget: what it verified, and drafts of all; None: each of them.
+        drafted: the plan that it drafted.
         seconds: that it took.
-        names, ages: [n], of its requests; tokens of output before it.
+        load: of its requests.
+        names: [n].
         verified: [n], drafts that were verified.
-        accepted: [n], numbers of the accepted nodes.
-        num_best: [n], see `Verified`.
-        text: recording.
+        accepted, num_best: [n], see `Verified`.
+        probs: [n, K], the drafter's confidence.
     """
 
     plan: int
     budget: int | None
     drafted: int
     seconds: float
+    load: Load
     names: list[str]
-    ages: list[int]
     verified: list[int]
     accepted: list[list[int]]
     num_best: list[int]
-    text: str
+    probs: np.ndarray
 
 
 @cache
 def recorded_ms(drafter: str) -> dict[int, dict[int, float]]:
-    """Milliseconds of a step by number of requests and plan, as recorded."""
+    """Milliseconds of a step by number of requests and plan, as recorded; of numbers of
+    requests for which several plans were."""
     found: dict[int, dict[int, float]] = {}
     for name in FILES:
         measured = json.loads((RESULTS / name).read_text())["measurements"]
@@ -100,7 +103,13 @@ def recorded_ms(drafter: str) -> dict[int, dict[int, float]]:
             drafts = int(plan.rpartition("tree")[2].removeprefix("K"))
             seconds = median(each["step_s"] for each in entry["repeats"])
             found.setdefault(int(load[1:]), {})[drafts] = 1e3 * seconds
-    return found
+    return {n: dict(sorted(r.items())) for n, r in sorted(found.items()) if len(r) > 2}
+
+
+def on_line(x: float, xs: list[float], ys: list[float]) -> float:
+    """Between points, and beyond the last on the last line."""
+    slope = (ys[-1] - ys[-2]) / (xs[-1] - xs[-2])
+    return float(np.interp(x, xs, ys) + max(0.0, x - xs[-1]) * slope)
 
 
 class Times:
@@ -108,42 +117,28 @@ class Times:
 
     def __init__(self, drafter: str):
         recorded = recorded_ms(drafter)
-        chains = {n: r for n, r in recorded.items() if len(r) > 2}
-        trees = set.intersection(
-            *({k for k in r if k > DEPTH} for r in chains.values())
-        )
-        self.plans = [*CHAINS, *sorted(trees)]
-        self._sizes = sorted(chains)
-        self._chains = np.array(
-            [
-                np.interp(np.arange(DEPTH + 1), *self._known(chains[n]))
-                for n in self._sizes
-            ]
-        )
-        self._trees = {k: [chains[n][k] for n in self._sizes] for k in trees}
-
-    def _known(self, row: dict[int, float]) -> tuple[list[int], list[float]]:
-        known = sorted(k for k in row if k <= DEPTH)
-        times = [row[k] for k in known]
-        if known[0]:  # drafting nothing takes as long as the target
-            known, times = [0, *known], [0.85 * times[0], *times]
-        if known[-1] < DEPTH:
-            slope = (times[-1] - times[-2]) / (known[-1] - known[-2])
-            known, times = (
-                [*known, DEPTH],
-                [*times, times[-1] + slope * (DEPTH - known[-1])],
-            )
-        return known, times
+        self.largest = max(recorded)
+        # By chain or tree: numbers of requests and milliseconds.
+        self._known: dict[int, list[tuple[int, float]]] = {}
+        for n, row in recorded.items():
+            chains = {0: 0.85 * min(row.values())} | {  # without drafts: the target
+                k: ms for k, ms in row.items() if k <= DEPTH
+            }
+            for k in range(DEPTH + 1):
+                ms = on_line(k, [*chains], [*chains.values()])
+                self._known.setdefault(k, []).append((n, ms))
+            for k in row.keys() - chains.keys():
+                self._known.setdefault(k, []).append((n, row[k]))
+        trees = sorted(k for k, pts in self._known.items() if k > DEPTH < 6 * len(pts))
+        self.plans = [*CHAINS, *trees]
 
     def seconds(self, n: int, plan: float) -> float:
         """Of a plan, or of a chain's mean number of verified drafts."""
-        if plan in self._trees:
-            return float(np.interp(n, self._sizes, self._trees[plan])) / 1e3
-        low = min(int(plan), DEPTH - 1)
-        first, second = (
-            np.interp(n, self._sizes, self._chains[:, k]) for k in (low, low + 1)
-        )
-        return float(first + (plan - low) * (second - first)) / 1e3
+        if plan > DEPTH or plan == int(plan):
+            return on_line(n, *zip(*self._known[int(plan)], strict=True)) / 1e3
+        low = int(plan)
+        first, second = self.seconds(n, low), self.seconds(n, low + 1)
+        return first + (plan - low) * (second - first)
 
     def trimmed(self, n: int, drafted: int, verified: float) -> float:
         per_draft = 1e-5 + 2e-7 * n
@@ -153,33 +148,34 @@ class Times:
         """Times at start, as `Table` and `Curves`."""
         noise = {plan: np.exp(rng.normal(0, 0.02)) for plan in self.plans}
         noise[self.plans[rng.integers(len(self.plans))]] *= 1.15
-        sizes = [n for n in (1, 2, 4, 8, 16, 32, 64, 128) if n <= self._sizes[-1]]
+        sizes = [n for n in (1, 2, 4, 8, 16, 32, 64, 128) if n <= self.largest]
         table = {
             n: {p: noise[p] * self.seconds(n, p) for p in self.plans} for n in sizes
         }
-        parts = [0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 7.0, 8.0]
+        parts = [0.5, *map(float, CHAINS[1:])]
         curves = {
             n: {m: self.trimmed(n, DEPTH, m) for m in parts} for n in sizes if n >= 32
         }
-        return {256: table}, curves
+        return {CONTEXT: table}, curves
+
+
+def depth_of(drafter: str, nodes: int) -> int:
+    """Trees of drafters with several passes are less deep if they are small."""
+    return DEPTH if drafter in ONE_PASS else depth_with_passes(nodes, DEPTH)
 
 
 @cache
 def outcomes(drafter: str, text: str, plan: int) -> list[list[int]]:
     """Accepted nodes of a tree, by row of the recording."""
-    from benchmarks.spec_decode.traces import best_first
-    from vllm.config.drafter import num_candidates
-
-    trace = Trace.load(f"{drafter}-{text}")
+    trace, depth = Trace.load(f"{drafter}-{text}"), depth_of(drafter, plan)
     is_ar = trace.continues_best
-    probs = among_candidates(
-        trace.probs[:ROWS, :DEPTH], num_candidates(plan, not is_ar)
-    )
+    width = num_candidates(plan, not is_ar)
+    probs = among_candidates(trace.probs[:ROWS, :depth], width)
     grown = (
         best_first(row, num_nodes=plan, continues_best=is_ar)
         for row in np.log(probs).tolist()
     )
-    ranks = trace.ranks[:ROWS, :DEPTH].tolist()
+    ranks = trace.ranks[:ROWS, :depth].tolist()
     return [accepted_of_tree(r, nodes) for r, nodes in zip(ranks, grown, strict=True)]
 
 
@@ -202,7 +198,9 @@ class Engine:
         self.ages: dict[str, int] = {}
         self.number, self.level = 0, 0.0
 
-    def _resize(self, n: int) -> list[str]:
+    def _load(self, phase: Phase) -> Load:
+        """Requests end and begin."""
+        n = phase.num_reqs
         for name in [name for name, age in self.ages.items() if age >= self.length]:
             del self.ages[name]
         while len(self.ages) > n:
@@ -211,179 +209,145 @@ class Engine:
             self.number += 1
             self.rows[f"{self.number}"] = int(self.text.integers(ROWS))
             self.ages[f"{self.number}"] = 0
-        return list(self.ages)
+        kind = kind_of(TEMPERATURES[phase.text])
+        shares = tuple(float(each == kind) for each in range(NUM_KINDS))
+        context = CONTEXT + sum(self.ages.values()) / n
+        return Load(n, n, context, shares=shares)
 
     def _noise(self) -> float:
         self.level = 0.98 * self.level + self.rng.normal(0, 0.01)
         pause = 1.2 if self.rng.random() < 0.1 else 1.0
         return float(np.exp(self.level + self.rng.normal(0, 0.02)) * pause)
 
-    def run(self, phases: list[Phase], policy: Policy | int) -> float:
+    def run(self, phases: list[Phase], policy: "Auto | int") -> float:
         """Tokens per second."""
         tokens = seconds = 0.0
         drafted, pending = 0, deque([None, None])
         for phase in phases:
             end = seconds + phase.seconds
             while seconds < end:
-                names = self._resize(phase.num_reqs)
-                plan, ages = drafted, [self.ages[name] for name in names]
+                load, plan, budget = self._load(phase), drafted, None
                 if isinstance(policy, int):
-                    drafted, budget = policy, None
+                    drafted = policy
                 else:
                     if (last := pending.popleft()) is not None:
-                        policy.observe(*last)
-                    drafted = policy.choose(names, ages, phase.text)
-                    budget = policy.budget(names, plan) if 0 < plan <= DEPTH else None
-                step, probs = self._step(phase, names, ages, plan, drafted, budget)
-                pending.append((step, probs))
+                        policy.observe(last)
+                    drafted = policy.choose([*self.ages], load)
+                    budget = policy.budget(load, plan) if 0 < plan <= DEPTH else None
+                step = self._step(phase.text, load, plan, drafted, budget)
+                pending.append(step)
                 seconds += step.seconds
                 tokens += sum(len(each) + 1 for each in step.accepted)
         return tokens / seconds
 
     def _step(
-        self, phase, names, ages, plan, drafted, budget
-    ) -> tuple[Step, np.ndarray]:
-        longest, confidence = chains(self.drafter, phase.text)
+        self, text: str, load: Load, plan: int, drafted: int, budget: int | None
+    ) -> Step:
+        longest, confidence = chains(self.drafter, text)
+        names, n = [*self.ages], load.num_reqs
         at = [(self.rows[name] + self.ages[name]) % len(longest) for name in names]
-        probs, n = confidence[at], len(names)
+        probs, verified = confidence[at], [plan] * n
         if plan > DEPTH:
-            found = outcomes(self.drafter, phase.text, plan)
-            accepted = [found[row] for row in at]
-            verified = [plan] * n
-            num_best = [min(int(longest[row]), len(found[row])) for row in at]
+            accepted = [outcomes(self.drafter, text, plan)[row] for row in at]
+            most = [len(each) for each in accepted]
+        elif budget is not None:
+            reached = probs[:, :plan].cumprod(axis=1)
+            least = np.sort(reached, axis=None)[-max(budget, 1)]
+            most = verified = (reached >= least).sum(axis=1).tolist()
         else:
-            verified = [plan] * n
-            if budget is not None:
-                reached = probs[:, :plan].cumprod(axis=1)
-                least = np.sort(reached, axis=None)[-max(budget, 1)]
-                verified = (reached >= least).sum(axis=1).tolist()
-            num_best = [
-                min(int(longest[r]), v) for r, v in zip(at, verified, strict=True)
-            ]
+            most = verified
+        num_best = [min(int(longest[r]), v) for r, v in zip(at, most, strict=True)]
+        if plan <= DEPTH:
             accepted = [[*range(1, number + 1)] for number in num_best]
-        if budget is None:
-            seconds = self.times.seconds(n, plan)
-        else:
+        seconds = self.times.seconds(n, plan)
+        if budget is not None:
             seconds = self.times.trimmed(n, plan, budget / n)
         seconds *= self._noise() * (1 + SWITCH * (drafted != plan))
         for name, nodes in zip(names, accepted, strict=True):
             self.ages[name] += len(nodes) + 1
-        counts = verified, accepted, num_best
-        return Step(
-            plan, budget, drafted, seconds, names, ages, *counts, phase.text
-        ), probs
+        of_each = names, verified, accepted, num_best, probs
+        return Step(plan, budget, drafted, seconds, load, *of_each)
 
 
 class Auto:
     """The engine's chooser, with what the scheduler does around it."""
 
-    def __init__(self, times: Times, measured: dict, trimmed: dict | None, trees: dict):
-        from vllm.v1.spec_decode.auto import chooser
-        from vllm.v1.spec_decode.auto.verify import PartialSteps
-        from vllm.v1.spec_decode.dynamic.graph_sizes import trimmed_rows
-
-        self.module, self.depths = chooser, trees
-        partial = trimmed and PartialSteps(trimmed, 64, trimmed_rows)
-        self.chooser = chooser.Chooser(DEPTH, measured, trees, 256, partial or None)
+    def __init__(self, drafter: str, times: Times, rng: np.random.Generator):
+        measured, trimmed = times.measured(rng)
+        partial = None
+        if drafter in ONE_PASS:
+            partial = PartialSteps(trimmed, LEAST_TRIMMED, trimmed_rows)
+        trees = {n: depth_of(drafter, n) for n in times.plans if n > DEPTH}
+        self.chooser = Chooser(DEPTH, measured, trees, MOST_TREE_ROWS, partial)
         self.load: Any = None
         self.batch: Any = None
         self.elapsed, self.steps, self.last = 0, 0, None
 
-    def _load(self, names: list[str], ages: list[int], text: str) -> Any:
-        from vllm.v1.spec_decode.auto.acceptance import NUM_KINDS, kind_of
-
-        n, shares = len(names), [0.0] * NUM_KINDS
-        for age in ages:
-            shares[kind_of(TEMPERATURES[text], age)] += 1 / n
-        age = sum(ages) / n
-        return self.module.Load(n, n, 256.0 + age, age=age, shares=tuple(shares))
-
-    def choose(self, names: list[str], ages: list[int], text: str) -> int:
+    def choose(self, names: list[str], load: Load) -> int:
         self.elapsed += 1
         batch, choice = (len(names), names[-1]), self.chooser.choice
         if choice and batch == self.batch and self.elapsed < HELD:
             return choice.plan
-        elapsed, self.elapsed = self.elapsed, 0
-        self.load = self._load(names, ages, text)
-        chosen = self.chooser.choose(self.load, elapsed)
+        elapsed, self.elapsed, self.load = self.elapsed, 0, load
+        chosen = self.chooser.choose(load, elapsed)
         self.batch = batch if self.chooser.may_hold else None
         return chosen
 
-    def budget(self, names: list[str], num_drafts: int) -> int | None:
-        if self.chooser.verifier is None or len(names) < 64:
+    def budget(self, load: Load, num_drafts: int) -> int | None:
+        if self.chooser.verifier is None or load.num_reqs < LEAST_TRIMMED:
             return None
         self.chooser.verifier.count(True)
-        return self.chooser.verify(len(names), num_drafts, self.load)
+        return self.chooser.verify(load.num_reqs, num_drafts, self.load)
 
-    def observe(self, step: Step, probs: np.ndarray) -> None:
-        from vllm.v1.spec_decode.auto.acceptance import Verified, kind_of
-
-        kind = step.plan, step.drafted, len(step.names), step.budget is not None
+    def observe(self, step: Step) -> None:
+        is_partial, load = step.budget is not None, step.load
+        verifier = self.chooser.verifier
+        kind = step.plan, step.drafted, load.num_reqs, is_partial
         if step.plan == step.drafted and kind == self.last:
-            load = len(step.names), 256.0 + sum(step.ages) / len(step.ages)
-            self.chooser.observe_seconds(*load, step.plan, step.seconds, step.budget)
+            how = step.plan, step.seconds, step.budget
+            self.chooser.observe_seconds(load.num_reqs, load.context, *how)
         self.last, self.steps = kind, self.steps + 1
-        is_report = self.steps % 4 == 0 and 0 < step.plan <= DEPTH
-        if is_report and self.chooser.verifier and len(step.names) >= 64:
+        is_report = self.steps % REPORTED_EVERY == 0 and 0 < step.plan <= DEPTH
+        if is_report and verifier and load.num_reqs >= LEAST_TRIMMED:
             tokens = np.array([len(each) + 1 for each in step.accepted])
-            drafts = np.full(len(tokens), step.plan)
-            self.chooser.verifier.report(probs, tokens, drafts)
-        if not step.plan or (step.budget is not None and not is_report):
+            verifier.report(step.probs, tokens, np.full(len(tokens), step.plan))
+        if not step.plan or (is_partial and not is_report):
             return
-        for i, name in enumerate(step.names[:32]):
-            verified, accepted = step.verified[i], step.accepted[i]
-            more = ()
-            if step.budget is not None and len(accepted) == verified:
-                more = tuple(probs[i, verified : min(len(accepted) + 2, step.plan)])
-            if not verified and not more:
-                continue
-            drafts = Verified(
-                verified, accepted, step.num_best[i], more, step.budget is not None
-            )
-            kind = kind_of(TEMPERATURES[step.text], step.ages[i])
-            self.chooser.observe(drafts, kind, name)
+        for i, name in enumerate(step.names[:OBSERVED]):
+            verified, accepted, more = step.verified[i], step.accepted[i], ()
+            if is_partial and len(accepted) == verified:
+                end = min(len(accepted) + 2, step.plan)
+                more = tuple(step.probs[i, verified:end])
+            if verified or more:
+                counts = verified, accepted, step.num_best[i]
+                drafts = Verified(*counts, more, is_partial)
+                self.chooser.observe(drafts, load.shares.index(1.0), name)
 
 
-def depths_of(drafter: str, trees: list[int]) -> dict[int, int]:
-    """Trees of drafters with several passes are less deep if they are small."""
-    is_one_pass = drafter in ("pard", "peagle")
-    return {n: DEPTH if is_one_pass else min(DEPTH, (n + 1) // 4) for n in trees}
-
-
-def replay(drafter: str, phases: list[Phase], seeds: int, make: Any) -> tuple:
+def replay(drafter: str, phases: list[Phase], seeds: int) -> tuple[float, float]:
     """Tokens per second of "auto", and of the best fixed plan of each phase."""
     times, found = Times(drafter), []
-    trees = depths_of(drafter, [p for p in times.plans if p > DEPTH])
     for seed in range(seeds):
-        table, curves = times.measured(np.random.default_rng(100 + seed))
-        policy = make(
-            times, table, curves if drafter in ("pard", "peagle") else None, trees
-        )
+        policy = Auto(drafter, times, np.random.default_rng(100 + seed))
         found.append(Engine(drafter, times, seed).run(phases, policy))
-    return float(np.mean(found)), best_fixed(drafter, tuple(phases))
+    best = [best_fixed(drafter, phase) * phase.seconds for phase in phases]
+    return float(np.mean(found)), sum(best) / sum(phase.seconds for phase in phases)
 
 
 @cache
-def best_fixed(drafter: str, phases: tuple[Phase, ...]) -> float:
-    times, tokens = Times(drafter), 0.0
-    best: dict[tuple[int, str], float] = {}
-    for phase in phases:
-        key = phase.num_reqs, phase.text
-        if key not in best:
-            best[key] = max(
-                Engine(drafter, times, 0).run([phase._replace(seconds=4.0)], plan)
-                for plan in times.plans
-                if plan <= DEPTH or phase.num_reqs * (plan + 1) <= 256
-            )
-        tokens += best[key] * phase.seconds
-    return tokens / sum(phase.seconds for phase in phases)
+def best_fixed(drafter: str, phase: Phase) -> float:
+    times = Times(drafter)
+    return max(
+        Engine(drafter, times, 0).run([phase._replace(seconds=4.0)], plan)
+        for plan in times.plans
+        if plan <= DEPTH or phase.num_reqs * (plan + 1) <= MOST_TREE_ROWS
+    )
 
 
 def cases() -> Iterator[tuple[str, list[Phase]]]:
     for drafter in ("peagle", "eagle3", "pard", "draft"):
-        largest = max(n for n, row in recorded_ms(drafter).items() if len(row) > 2)
         for phases in STEADY + CHANGING:
-            if max(phase.num_reqs for phase in phases) <= largest:
+            if max(phase.num_reqs for phase in phases) <= Times(drafter).largest:
                 yield drafter, phases
 
 
@@ -394,21 +358,20 @@ def described(phases: list[Phase]) -> str:
     return f"changing load, {'/'.join(texts)}"
 
 
-def main(make: Any = Auto) -> None:
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=4)
     parser.add_argument("--json", type=Path, help="writes the table")
     args = parser.parse_args()
     rows = []
     for drafter, phases in cases():
-        found, best = replay(drafter, phases, args.seeds, make)
+        found, best = replay(drafter, phases, args.seeds)
         rows.append([drafter, described(phases), found, best, found / best])
         numbers = f"{found:9.0f} {best:9.0f} {found / best:.3f}"
         print(f"{drafter:8} {described(phases):36} {numbers}", flush=True)
     shares = np.array([row[-1] for row in rows])
-    print(
-        f"geometric mean {np.exp(np.log(shares).mean()):.4f}, least {shares.min():.3f}"
-    )
+    mean = np.exp(np.log(shares).mean())
+    print(f"geometric mean {mean:.4f}, least {shares.min():.3f}")
     if args.json:
         args.json.write_text(json.dumps(rows, indent=1) + "\n")
 

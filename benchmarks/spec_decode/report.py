@@ -3,7 +3,6 @@
 
 import argparse
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -15,24 +14,10 @@ from benchmarks.spec_decode.models import MAIN, MODES
 from benchmarks.spec_decode.results import OURS, PointKey
 from benchmarks.spec_decode.traces import EQUAL
 
-NAMES = {
-    "none": "no speculation",
-    "draft": "draft model",
-    "pard": "PARD",
-    "pard2": "PARD-2",
-    "eagle3": "EAGLE-3",
-    "peagle": "P-EAGLE",
-}
 PLACE = ["shapes", "acceptance", "mode", "context", "requests"]
 VLLM = "vLLM"  # the faster of the release's runners at a point
-PROFILED = (
-    "device_kernels",
-    "kernel_launches",
-    "graph_launches",
-    "copies",
-    "device_to_host",
-    "synchronisations",
-)
+# Files in which trimmed steps are compared: their tokens are those of the rounds.
+DRAWN = ("adaptive", "trimming")
 
 
 def points(results: files.Results) -> pd.DataFrame:
@@ -112,31 +97,6 @@ def beside(found: pd.DataFrame, place: list[str]) -> pd.DataFrame:
     return shown.assign(ratio=shown[f"{OURS}: tokens/s"] / shown[f"{VLLM}: tokens/s"])
 
 
-def profiles(results: files.Results, found: pd.DataFrame) -> pd.DataFrame:
-    """What a step consists of. The profiler slows the host down, so the step time is
-    that of the same run without it."""
-    rows = []
-    steps = found.set_index("point")[["step", "run"]].to_dict("index")
-    for text, profile in sorted(results.get("profiles", {}).items()):
-        step, busy = steps.get(text, {}), profile.get("busy_share")
-        row = {"point": text, "kernels run": busy and busy * profile["step_s"] * 1e3}
-        if busy and step.get("run") == profile["run"][:16] and step["step"]:
-            row["step"] = step["step"]
-            row["GPU busy"] = row["kernels run"] / step["step"]
-        rows.append(row | {name: profile.get(name) for name in PROFILED})
-    return pd.DataFrame(rows).set_index("point") if rows else pd.DataFrame()
-
-
-def kernels(results: files.Results) -> pd.DataFrame:
-    """µs per step in each Triton kernel: the parts of drafting."""
-    rows = {
-        point: {n: s * 1e6 for n, s in profile["kernels"].items() if n[0] == "_"}
-        for point, profile in sorted(results.get("profiles", {}).items())
-        if "kernels" in profile
-    }
-    return pd.DataFrame.from_dict(rows, orient="index").rename_axis("point")
-
-
 def starts(results: files.Results) -> pd.DataFrame:
     """Start-up time and memory of engines, and the FULL CUDA graphs they captured."""
     rows = {
@@ -152,11 +112,9 @@ def starts(results: files.Results) -> pd.DataFrame:
     return found.dropna(axis=1, how="all")
 
 
-def settings(results: files.Results, value: str = "steady") -> pd.DataFrame:
-    """Steady tokens/s of settings side by side, by mode and requests.
-
-    Without adaptive verification, for which only `drawn` is known.
-    """
+def settings(results: files.Results, value: str) -> pd.DataFrame:
+    """Tokens/s of settings side by side, by mode and requests. Steady ones without
+    adaptive verification, for which only `drawn` is known."""
     found = points(results)
     if found.empty:
         return found
@@ -170,10 +128,8 @@ def settings(results: files.Results, value: str = "steady") -> pd.DataFrame:
 
 def serving(results: files.Results) -> pd.DataFrame:
     """Points of `vllm bench serve`, with ratios to vLLM at the same rate."""
-    found = pd.DataFrame.from_dict(results.get("measurements", {}), orient="index")
+    found = pd.DataFrame.from_dict(results["measurements"], orient="index")
     found = found.rename_axis("point").sort_index().drop(columns="run", errors="ignore")
-    if found.empty:
-        return found
     parts = found.index.str.extract(r"^(?P<side>[^/]+)/([^/]+)/[^/]+(/.*)$")
     parts.index = found.index
     side, *load = (parts[name] for name in parts)
@@ -183,13 +139,33 @@ def serving(results: files.Results) -> pd.DataFrame:
     return found
 
 
+def sections(name: str, results: files.Results) -> Iterator[tuple[str, pd.DataFrame]]:
+    """Titles and tables of a results file."""
+    if name == "serving":
+        yield "`vllm bench serve`", serving(results)
+    elif name == "engine":
+        found = points(results)
+        is_main = (found["shapes"] == MAIN) & (found["acceptance"] == EQUAL)
+        title = "each mode at its best K, tokens/s, equal acceptance length"
+        yield title, beside(found[is_main], PLACE[2:])
+        yield "what starting takes", starts(results)
+        order = [*PLACE[:3], "context", "requests", "setting", "runner"]
+        every = compare(found).set_index(order).sort_index()
+        shown = every.drop(columns=["point", "side", "drawn"])
+        yield "all points (tokens/s; times in ms)", shown
+    elif name == "start":
+        yield "what starting takes with `max_num_seqs` 1024", starts(results)
+    elif name in DRAWN:
+        yield "tokens/s, as rounds had drafts accepted", settings(results, "drawn")
+    else:
+        yield "tokens/s", settings(results, "steady")
+
+
 def markdown(table: pd.DataFrame) -> str:
     """A table with its index as the first columns; empty without rows."""
     if table.empty:
         return ""
     table = table.reset_index()
-    if "mode" in table:
-        table["mode"] = table["mode"].map(NAMES)
     for name in table.select_dtypes("number"):
         is_big = table[name].max() >= 100 and not name.startswith("±")
         shape = "{:.0f}" if is_big else "{:.3g}"
@@ -197,70 +173,33 @@ def markdown(table: pd.DataFrame) -> str:
     return table.astype(object).fillna("–").to_markdown(index=False)
 
 
-def engine_sections(results: files.Results) -> Iterator[tuple[str, str]]:
-    """Titles and tables of engine.json."""
-    found = points(results)
-    if found.empty:
-        return
-    is_main = (found["shapes"] == MAIN) & (found["acceptance"] == EQUAL)
-    best = beside(found[is_main], PLACE[2:])
-    yield "Each mode at its best K, tokens/s, equal acceptance length", markdown(best)
-    yield "Where the time of a step goes", markdown(profiles(results, found))
-    yield "Triton's kernels in a step (µs)", markdown(kernels(results))
-    yield "What starting takes", markdown(starts(results))
-    order = [*PLACE[:3], "context", "requests", "setting", "runner"]
-    every = compare(found).set_index(order).sort_index()
-    shown = every.drop(columns=["point", "side", "drawn"])
-    yield "All points (tokens/s; times in ms)", markdown(shown)
-
-
-drawn = partial(settings, value="drawn")
-OTHERS = {
-    "auto": ('"auto" beside what it chooses among, in one run (tokens/s)', settings),
-    "auto-all": ('"auto" with every drafter, in one run (tokens/s)', settings),
-    "trimming": (
-        "Verifying the likeliest drafts, as rounds had drafts accepted (tokens/s)",
-        drawn,
-    ),
-    "contexts": ("Chains and trees in long contexts (tokens/s)", settings),
-    "float32": ("In float32 (tokens/s)", settings),
-    "gpt-oss-20b": ("gpt-oss-20b (tokens/s)", settings),
-    "qwen3-8b": ("Qwen3-8B (tokens/s)", settings),
-    "qwen3-next": ("Qwen3-Next-80B, 8 of 48 layers (tokens/s)", settings),
-    "trees": (
-        "Trees and chains of autoregressive drafters, and vLLM's chains (tokens/s)",
-        settings,
-    ),
-    "adaptive": (
-        "Adaptive verification beside it, as rounds had drafts accepted (tokens/s)",
-        drawn,
-    ),
-    "fp8": ("Drafters in fp8 beside bfloat16, in one run (tokens/s)", settings),
-    "serving": ("`vllm bench serve`", serving),
-    "start": ("What starting takes with `max_num_seqs` 1024", starts),
-}
-
-
 def report(folder: Path) -> str:
     """The whole report of one device."""
-    sections = list(engine_sections(files.load(folder / "engine.json")))
-    for name, (title, table) in OTHERS.items():
-        sections.append((title, markdown(table(files.load(folder / f"{name}.json")))))
-    parts = [f"# {folder.name}", *_devices(folder)]
-    parts += [f"## {title}\n\n{text}" for title, text in sections if text]
+    found = {path.stem: files.load(path) for path in sorted(folder.glob("*.json"))}
+    parts = [f"# {folder.name}", "Last measured by:", *_runs(found)]
+    for name, results in found.items():
+        if name != "start" and not _is_measured(results):
+            continue  # of another program
+        for title, table in sections(name, results):
+            if text := markdown(table):
+                parts.append(f"## `{name}.json`: {title}\n\n{text}")
     return "\n\n".join(parts) + "\n"
 
 
-def _devices(folder: Path) -> Iterator[str]:
+def _is_measured(results: files.Results) -> bool:
+    """Whether a file has points of the engine or the serving benchmark."""
+    found = results.get("measurements", {}).values()
+    return any({"repeats", "output_throughput"} & point.keys() for point in found)
+
+
+def _runs(found: dict[str, files.Results]) -> Iterator[str]:
     """The command and date of each file's last run."""
-    yield "Last measured by:"
-    for path in sorted(folder.glob("*.json")):
-        found = files.load(path)
-        if about := found.get("about"):  # put together from several runs
-            yield f"- `{path.name}`: {about}"
-        elif runs := found.get("runs"):
+    for name, results in found.items():
+        if about := results.get("about"):  # put together from several runs
+            yield f"- `{name}.json`: {about}"
+        elif runs := results.get("runs"):
             last = max(runs)
-            yield f"- `{path.name}`, {last[:10]}: `{runs[last].get('command', '')}`"
+            yield f"- `{name}.json`, {last[:10]}: `{runs[last].get('command', '')}`"
 
 
 def main(arguments: list[str] | None = None) -> None:

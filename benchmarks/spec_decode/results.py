@@ -38,7 +38,7 @@ class EngineKey(NamedTuple):
         num_tokens: K, 0 without speculation.
         tree: nodes of a draft tree of depth K; 0: a chain.
         is_adaptive: adaptive verification trims drafts, up to K.
-        is_fp8: the drafter's matrices are quantized as they load.
+        is_fp8: the drafter's matrices were quantized; such points are stored only.
         is_auto: every step chooses its draft length, and K is the maximum.
         shapes: name of the set of models.
     """

@@ -85,8 +85,6 @@ def make_parser(benchmark: str, about: str) -> argparse.ArgumentParser:
     add("--adaptive", action="store_true", help="also engines with "
         "enable_adaptive_verification and the largest K, ours and Runner V2's; needs "
         "--trace, whose confidence it reads")  # fmt: skip
-    add("--fp8", action="store_true", help="also engines of ours with the drafter's "
-        "matrices in fp8")  # fmt: skip
     add("--shapes", choices=SETS, default=SETS[0], help="of the target and drafters")
     add("--max-num-seqs", type=int, default=64)
     add("--kv-cache-gib", type=float, default=5.0, help="KV cache of each engine")

@@ -1,20 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """An engine of this tree or of vLLM's release, in a process of its own: rounds whose
-steps are timed, replayed acceptance, profiles."""
+steps are timed, and replayed acceptance."""
 
 import random
 import time
 from collections import Counter
 from collections.abc import Iterator
 from importlib import import_module
-from itertools import islice, pairwise
+from itertools import pairwise
 from statistics import median
 from typing import Any, NamedTuple
 
 import torch
 
 import vllm.benchmarks
-from benchmarks.spec_decode.gpu_profile import profiled, summarise
 from benchmarks.spec_decode.models import ROOT, give_heads_their_own_lm_head
 from benchmarks.spec_decode.trace_acceptance import replay_in_every_runner
 from benchmarks.spec_decode.traces import Trace
@@ -25,7 +24,6 @@ vllm.benchmarks.__path__.append(str(ROOT / "vllm/benchmarks"))
 drafters = import_module("vllm.benchmarks.drafters.engine")
 # From this length on, prefill would take too much of a round: prompts are cached first.
 LONG_PROMPT = 1024
-SKIPPED_STEPS = 5  # between the last prefill and a profile
 
 
 class Step(NamedTuple):
@@ -211,23 +209,6 @@ class Worker(drafters.Engine):
             found["draft_s"], found["drafted"] = self.clock.read(*span)
         tokens = sum(sum(step.tokens.values()) for step in steps)
         return found | {"tokens_per_s": tokens / (steps[-1].time - begin)}
-
-    def profile(self, output_len: int, num_steps: int, **setup: Any) -> dict[str, Any]:
-        """Profiles `num_steps` steps in the middle of a round."""
-        prompts = self.set_up(0, **setup)
-        steps, seen = self.steps(prompts, output_len), set[str]()
-        while len(seen) < len(prompts):
-            seen |= next(steps).tokens.keys()
-        list(islice(steps, SKIPPED_STEPS))
-        with profiled() as trace:
-            taken = list(islice(steps, num_steps))
-        is_short = len(taken) < num_steps or any(step.finished for step in taken)
-        list(steps)
-        if self.clock:
-            self.clock.read(0.0, 0.0)
-        if is_short:
-            raise ValueError(f"no {num_steps} steady steps: raise --output-len")
-        return summarise(trace, num_steps)
 
     def set_up(
         self,

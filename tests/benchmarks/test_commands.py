@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from benchmarks.spec_decode import pictures
 from benchmarks.spec_decode import results as files
 from benchmarks.spec_decode.results import PointKey
 
@@ -47,7 +46,7 @@ def run(monkeypatch, on_cpu: bool, tmp_path: Path):
     ],
 )
 def test_engine(engine_env, run, flags: str, settings: set[str]):
-    more = "--concurrency 2 --repeats 1 --context 16 --output-len 64 --profile 2"
+    more = "--concurrency 2 --repeats 1 --context 16 --output-len 64"
     found = run("engine", f"{ENGINES} {more} --implementations {flags}")
     keys = {str(PointKey.parse(text).engine).replace("@tiny", "") for text in found}
     assert settings <= keys
@@ -71,8 +70,3 @@ def test_serving(engine_env, run, more: str, settings: list[str]):
     assert {f"ours/pard@tiny/{s}/rate2.0 {load}" for s in settings} <= found.keys()
     for point in found.values():
         assert point["completed"] == 4 and point["median_tpot_ms"] > 0
-
-
-def test_pictures(tmp_path: Path):
-    pictures.main(["--images", str(tmp_path)])
-    assert len(list(tmp_path.glob("*.png"))) == 3

@@ -28,7 +28,6 @@ def test_first_difference(found, at, is_tie):
         assert difference is None
     else:
         assert (difference.at, difference.gap <= WITHIN) == (at, is_tie)
-        assert difference.before == [1] * at
 
 
 def test_comparison():
@@ -36,10 +35,9 @@ def test_comparison():
     answers = [Answer([token]) for token in (1, 2, 3, 1)]  # prompts repeat
     comparison = Comparison()
     comparison.add(expected, answers, WITHIN)
-    (tie,), (error,) = comparison.ties, comparison.errors
-    assert (comparison.same, tie.request, error.request) == (2, 1, 0)
-    both = comparison + comparison
-    assert "4 of 8 the same" in both.describe() and "2 DIFFER" in both.describe()
+    (error,) = comparison.errors
+    assert (comparison.same, comparison.ties, error.request) == (2, 1, 0)
+    assert "2 of 4 the same" in str(comparison) and "1 DIFFER" in str(comparison)
 
 
 def test_tolerance():

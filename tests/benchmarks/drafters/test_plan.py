@@ -35,7 +35,7 @@ def resolve(spec: dict[str, Any] | None) -> SimpleNamespace:
 
 
 def flags(**given: Any) -> Namespace:
-    usual = {"num_speculative_tokens": None, "draft_tree": None, "quick": False}
+    usual = {"num_speculative_tokens": None, "draft_tree": None}
     return Namespace(**usual | given)
 
 
@@ -59,8 +59,6 @@ def test_sides(spec, given, settings):
         # The spec says how much to draft, unless the drafter does.
         length = side.spec.get("num_speculative_tokens")
         assert length in (None, side.depth)
-    quick = plan_sides([spec], flags(quick=True, **given), resolve)
-    assert len(quick) == 1 + len(sides)  # not without speculation again
 
 
 def test_synthetic_acceptance_is_not_compared():
@@ -71,8 +69,8 @@ def test_synthetic_acceptance_is_not_compared():
 def test_names():
     specs = [{"model": "a/b"}, {"method": "ngram"}, {"model": "c/b"}]
     specs.append({"model": "a/b", "draft_tree": 15})
-    names = [side.name for side in plan_sides(specs, flags(quick=True), resolve)]
-    assert names[1:] == ["b (1) auto", "ngram auto", "b (2) auto", "b tree of 15"]
+    names = [side.name for side in plan_sides(specs, flags(), resolve)]
+    assert names[1:-1] == ["b (1) auto", "ngram auto", "b (2) auto", "b tree of 15"]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from vllm.config.drafter import DrafterConfig
-from vllm.v1.core.sched.draft_limit import cut_drafts_past_limit
+from vllm.v1.core.sched.excluded_drafts import cut_drafts_past_limit
 
 CONTEXT, MAX_MODEL_LEN, K = 32, 64, 3
 WITHIN, NEXT_TO, PAST = CONTEXT - 9, CONTEXT - 1, CONTEXT

@@ -20,10 +20,9 @@ from vllm.v1.core.sched.draft_policy import (
 )
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.step_drafts import VerifiedDraft
-from vllm.v1.spec_decode.accepted_nodes import AcceptedNodes
-from vllm.v1.spec_decode.auto.acceptance import ALL_GREEDY, FIRST_TOKENS
+from vllm.v1.spec_decode.auto.acceptance import ALL_GREEDY
 from vllm.v1.spec_decode.auto.chooser import Load
-from vllm.v1.spec_decode.step_metrics import StepDrafting
+from vllm.v1.spec_decode.draft_trees import AcceptedNodes
 
 TIMES = {256: {1: {0: 1.0, 3: 1.1}, 8: {0: 1.0, 3: 9.0}}}
 DRAFTERS_LIMIT = 1000
@@ -70,7 +69,7 @@ def make_request(**more) -> SimpleNamespace:
 
 def verify(policy, num_tokens: int, num_accepted: int, tree=None, **request) -> None:
     """Reports one request's draft as `StepDrafts` does."""
-    counts = num_accepted + 1, num_tokens, num_accepted
+    counts = num_tokens, num_accepted
     policy.observe(VerifiedDraft(make_request(**request), *counts, tree))
 
 
@@ -127,21 +126,19 @@ def requests(*lengths: int) -> list[SimpleNamespace]:
 def test_load_describes_running_requests():
     policy = make_policy()
     scheduler = policy._scheduler
-    assert policy.load(3) == Load(3, 3, 0.0, age=0.0)  # nothing is running yet
+    assert policy.load(3) == Load(3, 3, 0.0)  # nothing is running yet
     scheduler.running = requests(100, 200, DRAFTERS_LIMIT, 300)
-    assert policy.load(4) == Load(4, 3, 400.0, age=200.0)
+    assert policy.load(4) == Load(4, 3, 400.0)
     # Fewer than all running requests are scheduled in the step.
-    assert policy.load(2) == Load(2, 1, 400.0, age=200.0)
-    assert policy.load(1) == Load(1, 1, 400.0, age=200.0)
+    assert policy.load(2) == Load(2, 1, 400.0)
+    assert policy.load(1) == Load(1, 1, 400.0)
     first, second, *_ = scheduler.running
     first.sampling_params = REFUSING
-    assert policy.load(4) == Load(4, 2, 400.0, age=200.0)
+    assert policy.load(4) == Load(4, 2, 400.0)
     second.use_structured_output = True
-    assert policy.load(4) == Load(4, 2, 400.0, has_grammar=True, age=200.0)
+    assert policy.load(4) == Load(4, 2, 400.0, has_grammar=True)
     second.sampling_params = SamplingParams(temperature=0.5)
-    assert policy.load(4).shares == (0.5, 0.5, *[0.0] * 4)
-    second.num_output_tokens = FIRST_TOKENS - 1
-    assert policy.load(4).shares == (0.5, 0.0, 0.0, 0.0, 0.5, 0.0)
+    assert policy.load(4).shares == (0.5, 0.5, 0.0)
     second.sampling_params = REFUSING
     assert policy.load(4).shares == ALL_GREEDY
 
@@ -220,16 +217,12 @@ def test_nothing_is_drafted_past_drafter_context(past, drafts):
     assert [choose(policy) for _ in range(20)] == [drafts] * 20
 
 
-def test_stats_have_expected_tokens_and_seconds():
-    policy, stats = make_policy(), StepDrafting("eagle3", "eagle3", 3)
-    policy.add_to_stats(stats)
-    assert stats.expected is stats.gain is None  # nothing is chosen yet
+def test_gain_is_known_once_a_step_was_chosen():
+    policy = make_policy()
+    assert policy.gain is None
     choose(policy), choose(policy)
-    policy.add_to_stats(stats)
     tokens = policy.chooser.acceptance.expected_tokens()[3]
-    assert stats.expected == (pytest.approx(tokens), 1.1)
-    assert stats.gain == pytest.approx(tokens / 1.1)
-    policy.add_to_stats(None)
+    assert policy.gain == pytest.approx(tokens / 1.1)
 
 
 def test_served_steps_are_timed(monkeypatch):

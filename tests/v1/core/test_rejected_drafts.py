@@ -8,6 +8,12 @@ import pytest
 from vllm.v1.core.sched.step_drafts import MAX_REJECTED, RejectedDrafts
 
 K = 4
+SPEC = {"method": "draft_model", "model": "a/drafter"}
+
+
+def make(**settings) -> RejectedDrafts:
+    usual = {"rejection_sample_method": "block"}
+    return RejectedDrafts(SimpleNamespace(**SPEC | usual | settings))
 
 
 def observe(rejected: RejectedDrafts, times: int, accepted: int = 0) -> None:
@@ -16,8 +22,9 @@ def observe(rejected: RejectedDrafts, times: int, accepted: int = 0) -> None:
 
 
 def test_one_warning_has_numbers(caplog_vllm):
-    rejected = RejectedDrafts("a/drafter")
+    rejected = make()
     observe(rejected, MAX_REJECTED - 1)
+    rejected.observe(0, 0)  # nothing was verified
     assert not caplog_vllm.records
     observe(rejected, 3 * MAX_REJECTED)
     (record,) = caplog_vllm.records
@@ -26,7 +33,7 @@ def test_one_warning_has_numbers(caplog_vllm):
 
 
 def test_one_accepted_token_is_enough(caplog_vllm):
-    rejected = RejectedDrafts("a/drafter")
+    rejected = make()
     for _ in range(3):
         observe(rejected, MAX_REJECTED - 1)
         observe(rejected, 1, accepted=1)
@@ -34,17 +41,9 @@ def test_one_accepted_token_is_enough(caplog_vllm):
 
 
 @pytest.mark.parametrize(
-    "settings, is_watched",
-    [
-        ({}, True),
-        ({"method": "ngram"}, False),
-        ({"rejection_sample_method": "synthetic"}, False),
-    ],
+    "settings", [{"method": "ngram"}, {"rejection_sample_method": "synthetic"}]
 )
-def test_other_methods_are_not_watched(settings: dict, is_watched: bool):
-    spec = {"method": "draft_model", "model": "a", "rejection_sample_method": "block"}
-    spec = SimpleNamespace(**spec | settings)
-    for found, expected in ((spec, is_watched), (None, False)):
-        config = SimpleNamespace(speculative_config=found)
-        watched = RejectedDrafts.of(SimpleNamespace(vllm_config=config))
-        assert (watched is not None) == expected
+def test_other_methods_cause_none(caplog_vllm, settings: dict):
+    for rejected in (make(**settings), RejectedDrafts(None)):
+        observe(rejected, 2 * MAX_REJECTED)
+    assert not caplog_vllm.records

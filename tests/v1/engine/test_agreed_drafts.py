@@ -12,7 +12,6 @@ from vllm.config.drafter.drafter import StepTimes
 from vllm.utils.network_utils import get_open_port
 from vllm.v1.core.sched.draft_policy import DraftPolicy
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.engine import core
 from vllm.v1.engine.agreed_drafts import (
     agree_on_drafts,
     draft_as_agreed,
@@ -121,29 +120,3 @@ def test_other_engines_have_nothing_to_agree_on(policy):
         engine.scheduler = SimpleNamespace()  # a custom scheduler class
         draft_as_agreed(engine)
         agree_on_drafts(engine)
-
-
-def test_engines_agree_when_they_sync_state(monkeypatch):
-    """At the first step of a wave, and then at every sync of unfinished requests."""
-    met = []
-    monkeypatch.setattr(core, "agree_on_drafts", met.append)
-    parallel = SimpleNamespace(sync_dp_state=lambda *_, **__: (True, False))
-    engine = core.DPEngineCoreProc.__new__(core.DPEngineCoreProc)
-    engine.vllm_config = SimpleNamespace(parallel_config=parallel)
-    engine.step_counter, engine.dp_sync_interval = 0, INTERVAL
-    engine.dp_group = engine.pending_pause = None
-    at = []
-    for step in range(1, 10):
-        before = len(met)
-        engine._has_global_unfinished_reqs(True)
-        at += [step] * (len(met) - before)
-    assert at == [1, 4, 8]
-
-
-def test_dummy_batch_drafts_as_agreed(monkeypatch):
-    calls = []
-    monkeypatch.setattr(core, "draft_as_agreed", calls.append)
-    engine = core.EngineCore.__new__(core.EngineCore)
-    engine.model_executor = SimpleNamespace(execute_dummy_batch=lambda: calls.append(0))
-    engine.execute_dummy_batch()
-    assert calls == [engine, 0]

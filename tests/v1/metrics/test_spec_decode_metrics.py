@@ -14,7 +14,7 @@ from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.metrics import reader
 from vllm.v1.metrics.stats import SchedulerStats
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
-from vllm.v1.spec_decode.accepted_nodes import AcceptedNodes
+from vllm.v1.spec_decode.draft_trees import AcceptedNodes
 from vllm.v1.spec_decode.metrics import (
     SpecDecodingLogging,
     SpecDecodingProm,
@@ -31,14 +31,14 @@ N = 9  # nodes of a tree
 LENGTH_UNKNOWN = {"acceptance_length": nan}
 
 
-def step(drafts=(), length=K, seconds=None, expected=None) -> SchedulerStats:
+def step(drafts=(), length=K, seconds=None) -> SchedulerStats:
     """Stats of a step that verified `drafts`, (drafted, accepted) for each request."""
     verified = SpecDecodingStats.new(K) if drafts else None
     for drafted, accepted in drafts:
         verified.observe_draft(drafted, accepted)
     return SchedulerStats(
         spec_decoding_stats=verified,
-        step_drafting=StepDrafting("draft_model", "pard", length, seconds, expected),
+        step_drafting=StepDrafting("draft_model", "pard", length, seconds),
     )
 
 
@@ -71,7 +71,7 @@ TREES = step_with_trees(([1, 2, 7], [0, 0, 2]), ([5], [1]), ([], []))
 
 
 WATCHED = replace(step([(3, 1)]).step_drafting, gain=1.8)
-TIMED = step([(3, 1)], length=2, seconds=(0.03, 0.01), expected=(9.5, 0.01))
+TIMED = step([(3, 1)], length=2, seconds=(0.03, 0.01))
 
 
 WATCHED_STEP = replace(step([(3, 1)]), step_drafting=WATCHED)
@@ -130,8 +130,7 @@ SHORT, ONE = step([(1, 1)], length=1), step([(3, 1)])
         ),
         (
             [TREES, OTHER_TREE],
-            ", Rank of accepted nodes: 0 (60%), 1 (20%), 2 (20%), "
-            "Draft length: tree of 9",
+            ", Mode: pard, Draft length: tree of 9",
         ),
         # Regression: nodes past the last depth were counted as drafted and rejected.
         (
@@ -223,9 +222,9 @@ class Prom:
 
 def test_counters():
     prom = Prom(PARD)
-    prom.observe(step([(3, 2), (3, 0)], seconds=(0.25, 0.5), expected=(9.5, 0.01)))
+    prom.observe(step([(3, 2), (3, 0)], seconds=(0.25, 0.5)))
     prom.observe(step([(1, 1)], length=0))
-    prom.observe(step(seconds=(0.5, 0.25), expected=(10.5, 0.03)))
+    prom.observe(step(seconds=(0.5, 0.25)))
     expected = {
         "num_draft_tokens_per_pos": [3, 2, 2],
         "num_accepted_tokens_per_pos": [2, 1, 0],
@@ -233,14 +232,11 @@ def test_counters():
         "num_timed_steps": [2],
         "target_seconds": [0.75],
         "draft_seconds": [0.75],
-        # Their quotient is the expected throughput; fixed lengths have none.
-        "expected_tokens": [20.0],
-        "expected_seconds": [0.04],
     }
     assert {name: prom.values(name) for name in expected} == expected
     assert not any(prom.values("num_steps", engine="0"))
     names = {s.name for s in prom.samples() if s.name.endswith("_total")}
-    assert len(names) == 11
+    assert len(names) == 9
     labels = [sample.labels for sample in prom.samples()]
     assert {(own["method"], own["mode"]) for own in labels} == {("draft_model", "pard")}
 
@@ -303,14 +299,14 @@ def test_acceptance_length_of_recent_drafts():
 def test_get_metrics_has_acceptance_length_and_fractions_of_seconds(monkeypatch):
     """Regression: the seconds of a short run were rounded to 0."""
     prom = Prom(PARD)
-    prom.observe(step([(3, 2), (3, 1)], seconds=(0.25, 0.5), expected=(9.5, 0.01)))
+    prom.observe(step([(3, 2), (3, 1)], seconds=(0.25, 0.5)))
     monkeypatch.setattr(reader, "REGISTRY", prom.registry)
     told = {
         metric.name.removeprefix("vllm:spec_decode_"): metric.value
         for metric in reader.get_metrics_snapshot()
         if metric.labels["engine"] == "1" and hasattr(metric, "value")
     }
-    assert (told["target_seconds"], told["expected_tokens"]) == (0.25, 9.5)
+    assert told["target_seconds"] == 0.25
     assert told["acceptance_length"] == 2.5
     assert isinstance(told["num_drafts"], int) and told["num_drafts"] == 2
 

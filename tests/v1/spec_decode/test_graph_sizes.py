@@ -17,7 +17,7 @@ from vllm.config.drafter.length import (
     covering_lookup,
 )
 from vllm.v1.attention.backend import AttentionCGSupport
-from vllm.v1.spec_decode.dynamic.graph_sizes import (
+from vllm.v1.spec_decode.graph_sizes import (
     ROWS_APART,
     choose_decode_batches,
     worth_recording,

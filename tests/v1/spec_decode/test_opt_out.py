@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A request turns speculation off: valid values, and what happens to its drafts."""
+"""Requests that turn drafting off, and those of which a drafter does not see all."""
 
 from types import SimpleNamespace
 
@@ -7,13 +7,17 @@ import numpy as np
 import pytest
 import torch
 
-import vllm.logger
-from vllm import SamplingParams
+from vllm import PoolingParams, SamplingParams
 from vllm.config.drafter import DrafterConfig
 from vllm.exceptions import VLLMValidationError
 from vllm.platforms import current_platform
 from vllm.v1.spec_decode import opt_out
-from vllm.v1.spec_decode.opt_out import KEY, check_opt_out, refuses_drafts
+from vllm.v1.spec_decode.opt_out import (
+    KEY,
+    check_opt_out,
+    refuses_drafts,
+    warn_of_unseen,
+)
 
 if current_platform.is_cpu():
     import vllm.v1.worker.cpu.shm  # noqa: F401  (Runner V2 needs it on a CPU)
@@ -52,40 +56,6 @@ def test_other_speculators_refuse_opt_out():
     assert not refuses_drafts(SamplingParams()) and not refuses_drafts(None)
 
 
-@pytest.mark.parametrize(
-    "given, is_told",
-    [
-        ({"disable_specdecode": True}, True),
-        ({1: 2, None: 3, ("a",): 4}, False),
-        ({5: 6, "disable_specdecode": True}, True),
-        ({"disable_speculative_decode": True}, True),
-        ({KEY: False, "disable_specdecode": True}, False),
-        ({"session_id": "a", "ngram_size": 3}, False),
-    ],
-)
-def test_similar_key_causes_warning(monkeypatch, given: dict, is_told: bool):
-    """Unknown keys are passed on all the same, as they may be for a plugin."""
-    told = []
-    monkeypatch.setattr(opt_out.logger, "warning_once", lambda *said: told.append(said))
-    asked = SamplingParams(extra_args=dict(given))
-    check_opt_out(asked, config())
-    check_opt_out(asked, None)  # nothing to turn off
-    assert len(told) == is_told and asked.extra_args == given
-
-
-@pytest.mark.parametrize(
-    "keys", [[f"disable_specdecode{i}" for i in range(9)], ["disable_spec\ndecode"]]
-)
-def test_clients_cannot_fill_the_log(keys: list[str], caplog_vllm, monkeypatch):
-    """One line for all requests, without their text."""
-    vllm.logger._print_warning_once.cache_clear()
-    for key in keys:
-        check_opt_out(SamplingParams(extra_args={key: True}), config())
-    (record,) = caplog_vllm.records
-    assert not any(key in record.getMessage() for key in keys)
-    assert "\n" not in record.getMessage()
-
-
 def test_engine_without_drafts_accepts_any_value():
     """Regression: an engine without drafts failed on every request."""
     for given in (SamplingParams(), params(True), params(False)):
@@ -107,3 +77,39 @@ def test_only_drafts_of_refusing_requests_are_replaced():
     assert drafts.tolist() == [*range(10, 17)]
     refuses[2] = False
     assert without_opted_out(sampler, drafts, batch) is drafts
+
+
+PLAIN, REFUSING = SamplingParams(), params(True)
+LORA = object()
+
+
+@pytest.mark.parametrize(
+    "drafter, kind, asked, lora, words",
+    [
+        ({}, "token", PLAIN, None, []),
+        ({}, "embeds", PLAIN, None, ["prompt embeddings"]),
+        ({}, "multimodal", PLAIN, None, ["images"]),
+        ({}, "embeds", PLAIN, LORA, ["prompt embeddings", "LoRA"]),
+        ({"method": "eagle3"}, "embeds", PLAIN, None, []),
+        ({"method": "eagle3"}, "token", PLAIN, LORA, ["LoRA"]),
+        ({"target_features": object()}, "embeds", PLAIN, None, []),
+        ({}, "embeds", REFUSING, LORA, []),
+        ({}, "embeds", PoolingParams(), None, []),
+        ({"method": "ngram"}, "embeds", PLAIN, LORA, []),
+        (None, "embeds", PLAIN, LORA, []),
+    ],
+)
+def test_what_is_unseen(monkeypatch, drafter, kind, asked, lora, words: list[str]):
+    logged = []
+    monkeypatch.setattr(
+        opt_out.logger, "warning_once", lambda *args: logged.append(args)
+    )
+    spec = None
+    if drafter is not None:
+        usual = {"method": "draft_model", "num_speculative_tokens": 3}
+        drafter = DrafterConfig(**usual | drafter)
+        spec = SimpleNamespace(method=drafter.method, drafter=drafter)
+    warn_of_unseen(spec, kind, asked, lora)
+    assert len(logged) == len(words)
+    for word, (line, *args) in zip(words, logged, strict=True):
+        assert word in line % tuple(args)

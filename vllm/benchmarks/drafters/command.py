@@ -42,7 +42,6 @@ def add_cli_args(parser: FlexibleArgumentParser) -> None:
     EngineArgs.add_cli_args(parser)
     # A cached prompt would be no load.
     parser.set_defaults(model=None, enable_prefix_caching=False)
-    parser.set_defaults(gpu_memory_utilization=None)  # `fill_in` does
 
 
 def add_drafter_args(parser: argparse.ArgumentParser) -> None:
@@ -79,11 +78,11 @@ def main(args: argparse.Namespace) -> None:
         check(args)
         # Configs are made several times; the engines' logs have all warnings.
         logging.getLogger("vllm").setLevel(logging.ERROR)
-        measured, tokenizer = prepare(args, bundle)
+        measured = prepare(args, bundle)
     except (ValueError, OSError, ImportError) as error:
         print(f"error: {in_one_line(error)}", file=sys.stderr)
         sys.exit(2)
-    sys.exit(run(measured, tokenizer, args, engine_flags(words)))
+    sys.exit(run(measured, args, engine_flags(words)))
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
@@ -92,9 +91,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
-def run(
-    measured: "Measurement", tokenizer: Any, args: argparse.Namespace, flags: list[str]
-) -> int:
+def run(measured: "Measurement", args: argparse.Namespace, flags: list[str]) -> int:
     """Measures, prints the report, also if it is cut off, and returns the exit status.
 
     Args:
@@ -103,7 +100,7 @@ def run(
     from vllm.benchmarks.drafters.processes import EngineError
     from vllm.benchmarks.drafters.report import Report
 
-    report, status = Report(measured, args.model, flags, tokenizer), 0
+    report, status = Report(measured, args.model, flags), 0
     if args.json:
         measured.save = lambda: write(args.json, report.as_json())
     print(f"Logs of the engines: {measured.logs}", file=sys.stderr)
@@ -160,15 +157,11 @@ def bundled_flags(bundle: Path) -> list[str]:
 
 def fill_in(args: argparse.Namespace) -> None:
     """Fills in unset flags."""
-    # Other load on a CPU comes and goes: there no speculation and drafters take turns.
-    args.in_turns = args.quick and current_platform.is_cpu()
+    is_small = args.quick and current_platform.is_cpu()
     usual = {
-        "concurrency": [1, 8] if args.in_turns else [1, 8, 32],
+        "concurrency": [1, 8] if is_small else [1, 8, 32],
         "num_prompts": 8 if args.quick else 32,
-        "output_len": 64 if args.in_turns else 128,
-        # On a CPU an engine takes this share of all memory, mostly for its KV cache.
-        "gpu_memory_utilization": EngineArgs.gpu_memory_utilization
-        / (1 + args.in_turns),
+        "output_len": 64 if is_small else 128,
     }
     for name, value in usual.items():
         if getattr(args, name) is None:
@@ -215,14 +208,11 @@ def check(args: argparse.Namespace) -> None:
     check_exists("--model", args.model, args.revision, args.hf_token)
 
 
-def prepare(args: argparse.Namespace, bundle: Path | None) -> tuple["Measurement", Any]:
+def prepare(args: argparse.Namespace, bundle: Path | None) -> "Measurement":
     """Reads all configs and prompts, before any weights load.
 
     Args:
         bundle: folder of the models, if they are the bundled ones.
-
-    Returns:
-        What to measure, and the target's tokenizer.
 
     Raises:
         ValueError, OSError: an engine could not start, or prompts are too long.
@@ -256,20 +246,16 @@ def prepare(args: argparse.Namespace, bundle: Path | None) -> tuple["Measurement
         )
     how = {"max_tokens": args.output_len, "ignore_eos": args.ignore_eos}
     # A round has two batches, and each prompt, or a few of them with --quick.
-    batches, fewest = 2, 4 if args.quick else len(prompts)
-    if args.in_turns:  # on a CPU even few requests take long
-        batches, fewest = 1, 2
-    measured = Measurement(
+    fewest = 4 if args.quick else len(prompts)
+    return Measurement(
         llm=vars(engine),
         sides=sides,
         prompts=prompts,
         sampling={"temperature": 0.0, **how},
-        loads={load: max(fewest, batches * load) for load in args.concurrency},
+        loads={load: max(fewest, 2 * load) for load in args.concurrency},
         repeats=args.repeats,
-        in_turns=args.in_turns,
         logs=Path(tempfile.mkdtemp(prefix="vllm_bench_drafters_")),
     )
-    return measured, tokenizer
 
 
 def engine_flags(words: Sequence[str]) -> list[str]:

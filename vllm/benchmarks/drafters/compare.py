@@ -9,6 +9,7 @@ in a run without speculation tell a tie from an error.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 
@@ -17,7 +18,6 @@ from vllm.platforms import current_platform
 
 NUM_LOGPROBS = 20
 LARGEST_LOGIT = 32
-SHOWN_TOKENS = 12
 LEAST_TOLERANCE = 1e-3  # float32: sums of thousands
 TF32_EPS = 2**-10  # of what a GPU's attention multiplies in float32
 # In nats. If a target differs from itself by more, a comparison says nothing: a token
@@ -33,24 +33,19 @@ def tolerance(dtype: str) -> float:
     return max(LEAST_TOLERANCE, LARGEST_LOGIT * eps)
 
 
-@dataclass(frozen=True)
-class Difference:
-    """Where an output first differs.
-
-    Attributes:
-        request: its number.
-        at: number of tokens before it, which are the same.
-        before: the last of these.
-        expected, found: tokens; None: the output has ended.
-        gap: by how many nats the target prefers the expected one.
-    """
+class Difference(NamedTuple):
+    """Where the output of a request first differs: after how many tokens, and by how
+    many nats the target prefers its own token."""
 
     request: int
     at: int
-    before: list[int]
-    expected: int | None
-    found: int | None
     gap: float
+
+    def __str__(self) -> str:
+        return (
+            f"    prompt {self.request} differs after {self.at} tokens, by "
+            f"{self.gap:.2f} nats"
+        )
 
 
 @dataclass
@@ -58,7 +53,7 @@ class Comparison:
     """All outputs of a side, compared with those without speculation."""
 
     same: int = 0
-    ties: list[Difference] = field(default_factory=list)
+    ties: int = 0
     errors: list[Difference] = field(default_factory=list)
 
     def add(
@@ -74,19 +69,16 @@ class Comparison:
             difference = compare(request, expected[request], answer.tokens)
             if difference is None:
                 self.same += 1
+            elif abs(difference.gap) <= within:
+                self.ties += 1
             else:
-                is_tie = abs(difference.gap) <= within
-                (self.ties if is_tie else self.errors).append(difference)
+                self.errors.append(difference)
 
-    def __add__(self, other: "Comparison") -> "Comparison":
-        ties, errors = self.ties + other.ties, self.errors + other.errors
-        return Comparison(self.same + other.same, ties, errors)
-
-    def describe(self) -> str:
-        total = self.same + len(self.ties) + len(self.errors)
+    def __str__(self) -> str:
+        total = self.same + self.ties + len(self.errors)
         parts = [f"{self.same} of {total} the same"]
         if self.ties:
-            parts.append(f"{len(self.ties)} differ from where two tokens tie")
+            parts.append(f"{self.ties} differ from where two tokens tie")
         if self.errors:
             parts.append(f"{len(self.errors)} DIFFER")
         return ", ".join(parts)
@@ -106,6 +98,4 @@ def compare(request: int, expected: Answer, found: list[int]) -> Difference | No
         # A token without a logprob is no likelier than the least likely that has one.
         row = expected.logprobs[at]
         gap = row[tokens[at]] - row.get(found[at], min(row.values()))
-    before = tokens[max(0, at - SHOWN_TOKENS) : at]
-    both = [side[at] if at < len(side) else None for side in (tokens, found)]
-    return Difference(request, at, before, *both, gap)
+    return Difference(request, at, gap)

@@ -30,7 +30,6 @@ class Side:
         depth: K, the most draft tokens that can be accepted.
         is_lossless: whether output has to be the target's.
         engine: see `Engine.describe`; empty until it has started.
-        beside: rounds without speculation that took turns with these, if any.
     """
 
     drafter: str
@@ -40,7 +39,6 @@ class Side:
     is_lossless: bool = True
     engine: dict[str, Any] = field(default_factory=dict)
     rounds: Rounds = field(default_factory=dict)
-    beside: Rounds = field(default_factory=dict)
     comparison: Comparison = field(default_factory=Comparison)
 
     @property
@@ -58,7 +56,7 @@ def plan_sides(
     args: Namespace,
     resolve: Callable[[Spec | None], VllmConfig],
 ) -> list[Side]:
-    """No speculation first, and again last except with `--quick`.
+    """No speculation first, and again last, which shows how steady the machine is.
 
     Args:
         drafters: speculative configs. One that says how much to draft is measured as
@@ -86,7 +84,7 @@ def plan_sides(
     for at, side in enumerate(sides):
         if names.count(names[at]) > 1:  # folders of the same name
             side.drafter += f" ({names[: at + 1].count(names[at])})"
-    return sides if args.quick else [*sides, Side(NONE, "again")]
+    return [*sides, Side(NONE, "again")]
 
 
 def name_setting(spec: Spec, resolved: SpeculativeConfig) -> str:

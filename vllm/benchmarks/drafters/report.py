@@ -10,11 +10,7 @@ from math import prod
 from statistics import median
 from typing import Any
 
-from vllm.benchmarks.drafters.compare import (
-    LARGEST_TOLERANCE,
-    Comparison,
-    Difference,
-)
+from vllm.benchmarks.drafters.compare import LARGEST_TOLERANCE
 from vllm.benchmarks.drafters.measure import Measurement
 from vllm.benchmarks.drafters.plan import AUTO, Side, speed
 
@@ -42,14 +38,11 @@ class Report:
     Args:
         model: the target, as `vllm serve` takes it.
         flags: further flags of `vllm serve`.
-        tokenizer: the target's; None: it has none.
     """
 
-    def __init__(
-        self, measured: Measurement, model: str, flags: Sequence[str], tokenizer: Any
-    ):
+    def __init__(self, measured: Measurement, model: str, flags: Sequence[str]):
         self.measured, self.model, self.flags = measured, model, flags
-        self.tokenizer, self.loads = tokenizer, list(measured.loads)
+        self.loads = list(measured.loads)
 
     @property
     def compared(self) -> list[Side]:
@@ -62,20 +55,20 @@ class Report:
     def ratio(self, side: Side, load: int) -> float | None:
         """Median tokens per second over that without speculation; None: not measured.
 
-        The latter is of the rounds that took turns with these, or of the fastest engine
-        if there were none, since other load may have slowed the others down.
+        The latter is of the faster run, since other load may have slowed the other.
         """
         if load not in side.rounds:
             return None
-        none = (s.rounds.get(load) for s in self.measured.sides if not s.spec)
-        beside = [side.beside[load]] if load in side.beside else filter(None, none)
-        return speed(side.rounds[load]) / max(map(speed, beside))
+        return speed(side.rounds[load]) / max(self._speeds_of_none(load))
+
+    def _speeds_of_none(self, load: int) -> list[float]:
+        none = (side.rounds for side in self.measured.sides if not side.spec)
+        return [speed(rounds[load]) for rounds in none if load in rounds]
 
     def unsteadiness(self) -> float:
         """By how much the speed without speculation varied, as a factor."""
-        every = [s.beside if s.spec else s.rounds for s in self.measured.sides]
-        at_loads = ([speed(r[n]) for r in every if n in r] for n in self.loads)
-        return max([1.0, *(max(found) / min(found) for found in at_loads if found)])
+        found = filter(None, map(self._speeds_of_none, self.loads))
+        return max([1.0, *(max(speeds) / min(speeds) for speeds in found)])
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """A row for each load and side, as --json has them."""
@@ -118,41 +111,23 @@ class Report:
 
     def verdict(self) -> str:
         """Whether output is the target's, and where it differs."""
-        total = sum((side.comparison for side in self.compared), Comparison())
-        what = total.describe() if self.compared else "none compared"
-        lines = [f"Answers beside those of no speculation: {what}"]
+        lines = ["Answers beside those of no speculation:"]
         for side in self.measured.sides:
             if side.rounds and not side.is_lossless:
                 lines.append(f"  {side.name}: not compared: synthetic acceptance")
-            elif side.comparison.ties or side.comparison.errors:
-                lines.append(f"  {side.name}: {side.comparison.describe()}")
+            elif side.rounds:
+                lines.append(f"  {side.name}: {side.comparison}")
             if side.spec is not None:
-                shown = side.comparison.errors[:SHOWN_DIFFERENCES]
-                lines += map(self._show, shown)
+                lines += map(str, side.comparison.errors[:SHOWN_DIFFERENCES])
         within = self.measured.within
         near = f"ties of two tokens whose logprobs are within {within:.2g}"
         if not self.is_lossless:
             lines.append(f"NOT LOSSLESS: differences above are no {near}.")
-        elif not self.compared:
+        elif not self.compared or within > LARGEST_TOLERANCE:
             lines.append("Nothing is known of losslessness.")
-        elif within > LARGEST_TOLERANCE:
-            why = f"no speculation differs from itself by {within:.2g} nats"
-            lines.append(f"Nothing is known of losslessness: {why}.")
         else:
             lines.append(f"Lossless: no difference, but for {near}.")
         return "\n".join(lines)
-
-    def _show(self, one: Difference) -> str:
-        def text(*tokens: int | None) -> str:
-            if tokens == (None,):
-                return "its end"
-            return repr(self.tokenizer.decode(tokens) if self.tokenizer else tokens)
-
-        return (
-            f"    prompt {one.request}, token {one.at}: after {text(*one.before)} no "
-            f"speculation has {text(one.expected)}, this has {text(one.found)}, "
-            f"{one.gap:.2f} nats less likely"
-        )
 
     def best(self) -> Side | None:
         """The fastest over all loads, by the geometric mean of its ratios; None: no

@@ -21,13 +21,14 @@ if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.metrics.stats import SchedulerStats
     from vllm.v1.outputs import ModelRunnerOutput
-    from vllm.v1.spec_decode.accepted_nodes import AcceptedNodes
+    from vllm.v1.spec_decode.draft_trees import AcceptedNodes
     from vllm.v1.spec_decode.metrics import SpecDecodingStats
 
 PREFIX = "vllm:spec_decode_"
 # Counters whose values are not integers.
-IN_PARTS = ("target_seconds", "draft_seconds", "expected_tokens", "expected_seconds")
-# A draft counts half in the acceptance length after so many others.
+IN_PARTS = ("target_seconds", "draft_seconds")
+# A draft counts half in the acceptance length after so many others. Not tuned: it sets
+# how smooth a gauge is.
 RECENT_DRAFTS = 4096
 
 
@@ -42,8 +43,6 @@ class StepDrafting:
             nodes.
         seconds: of the target and of drafting in a timed step, on most devices an
             earlier one; None in most steps.
-        expected: tokens and seconds expected of a step with the last chosen draft
-            length; None if the length is not chosen by the engine.
         gain: expected throughput of recent steps relative to no drafts; None if it is
             not known.
         is_tree: whether each request was to draft a tree.
@@ -53,7 +52,6 @@ class StepDrafting:
     mode: str
     draft_length: int
     seconds: tuple[float, float] | None = None
-    expected: tuple[float, float] | None = None
     gain: float | None = None
     is_tree: bool = False
 
@@ -103,7 +101,7 @@ def observe_tree(
     if accepted is None or num_nodes <= accepted.max_depth:
         return
     # A tree that was cut may be deeper than others of as many nodes.
-    depth = max(depth_of(spec, num_nodes), len(accepted.numbers))
+    depth = max(depth_of(spec, num_nodes), len(accepted.ranks))
     for node in range(depth, num_nodes):
         stats.num_draft_tokens_per_pos[node] -= 1
     if stats.trees is None:
@@ -125,7 +123,6 @@ class StepSummary:
         self.seconds = np.zeros(2)  # target, drafting
         # By position; scalars until the first step is observed.
         self.drafted = self.accepted = np.zeros(())
-        self.accepted_by_rank: Counter[int] = Counter()
         self.gain: float | None = None
 
     def observe(self, stats: "SchedulerStats") -> None:
@@ -137,15 +134,14 @@ class StepSummary:
         if (verified := stats.spec_decoding_stats) is not None:
             self.drafted = self.drafted + verified.num_draft_tokens_per_pos
             self.accepted = self.accepted + verified.num_accepted_tokens_per_pos
-            if verified.trees is not None:
-                self.accepted_by_rank.update(verified.trees.accepted_by_rank)
         if step.seconds is not None:
             self.seconds += step.seconds
 
     def added_to(self, log_fn: Callable[..., None]) -> Callable[..., None]:
         """A `log_fn` that appends the summary to its line, if there was a step."""
-        if not (summary := self.describe()):
+        if not self.steps_by_length:
             return log_fn
+        summary = ", ".join(self._parts())
         return lambda line, *args: log_fn(f"{line}, %s", *args, summary)
 
     def by_depth(self, accepted: np.ndarray) -> np.ndarray:
@@ -161,22 +157,20 @@ class StepSummary:
             self.added_to(log_fn)("SpecDecoding metrics: no drafts verified")
             self.__init__()
 
-    def describe(self) -> str:
-        """For a log line; empty if there was no step."""
-        return ", ".join(self._parts()) if self.steps_by_length else ""
-
     def _parts(self) -> Iterator[str]:
         yield f"Method: {self.method}, Mode: {self.mode}"
         if self.seconds.any():
             yield f"Draft time share: {self.seconds[1] / self.seconds.sum():.1%}"
         if self.gain is not None:
             yield f"Gain over no drafts: {self.gain:.2f}"
-        if self.accepted_by_rank:
-            yield f"Rank of accepted nodes: {_shares(self.accepted_by_rank)}"
         if len(self.steps_by_length) == 1:
             yield f"Draft length: {_length(next(iter(self.steps_by_length)))}"
             return
-        yield f"Draft length (of steps): {_shares(self.steps_by_length, _length)}"
+        counts, total = self.steps_by_length, self.steps_by_length.total()
+        shares = [
+            f"{_length(one)} ({counts[one] / total:.0%})" for one in sorted(counts)
+        ]
+        yield f"Draft length (of steps): {', '.join(shares)}"
         # vLLM's rates divide by all drafts: positions not drafted would look rejected.
         rates = self.accepted[self.drafted > 0] / self.drafted[self.drafted > 0]
         if rates.size:
@@ -187,12 +181,6 @@ class StepSummary:
 def _length(drafted: tuple[bool, int]) -> str:
     is_tree, length = drafted
     return f"tree of {length}" if is_tree else f"{length}"
-
-
-def _shares(counts: Counter, name: Callable[[Any], str] = str) -> str:
-    """The counted keys, each with its share of the total."""
-    shares = {key: counts[key] / counts.total() for key in sorted(counts)}
-    return ", ".join(f"{name(key)} ({share:.0%})" for key, share in shares.items())
 
 
 class StepCounters:
@@ -216,114 +204,96 @@ class StepCounters:
         labelnames: list[str],
         labelvalues: dict[int, list[object]],
     ):
-        self._made = counter_cls, labelnames, labelvalues
-        self.drafted = self._by_value(
+        def counter(name: str, about: str, label: str = "", num_values: int = 0) -> Any:
+            """By engine: one counter, or one for each value of another label."""
+            names = [*labelnames, label] if label else labelnames
+            made = counter_cls(PREFIX + name, about, names)
+            if not label:
+                return {each: made.labels(*own) for each, own in labelvalues.items()}
+            return {
+                each: [made.labels(*own, str(i)) for i in range(num_values)]
+                for each, own in labelvalues.items()
+            }
+
+        def gauge(name: str, about: str) -> dict[int, Any]:
+            how = {"multiprocess_mode": "mostrecent"}
+            made = gauge_cls(PREFIX + name, about, labelnames, **how)
+            found = {each: made.labels(*own) for each, own in labelvalues.items()}
+            for each in found.values():
+                each.set(nan)
+            return found
+
+        most, drafter = spec.num_speculative_tokens, spec.drafter
+        self.drafted = counter(
             "num_draft_tokens_per_pos",
             "Draft tokens that were verified, per draft position.",
             "position",
-            spec.num_speculative_tokens,
+            most,
         )
-        self.steps = self._by_value(
+        self.steps = counter(
             "num_steps",
             "Engine steps, by how many tokens each request was to draft, or how many "
             "nodes of a tree.",
             "draft_length",
-            spec.num_speculative_tokens + 1,
+            most + 1,
         )
-        if spec.drafter.num_nodes is not None:
-            self._count_trees(num_candidates(spec.drafter.num_nodes))
-        self.timed = self._counter("num_timed_steps", "Steps that were timed.")
-        self.target_seconds = self._counter(
-            "target_seconds",
-            "Seconds of timed steps up to the target's sampled tokens.",
+        if drafter.num_nodes is not None:
+            self.tree_nodes = counter(
+                "num_tree_nodes", "Nodes of draft trees that were verified."
+            )
+            self.accepted_nodes = counter(
+                "num_accepted_tree_nodes",
+                "Accepted nodes of draft trees, by the rank of their token at its "
+                "depth.",
+                "rank",
+                num_candidates(drafter.num_nodes),
+            )
+        self.timed = counter("num_timed_steps", "Steps that were timed.")
+        self.target_seconds = counter(
+            "target_seconds", "Seconds of timed steps until the target's are sampled."
         )
-        self.draft_seconds = self._counter(
+        self.draft_seconds = counter(
             "draft_seconds", "Seconds of timed steps spent drafting."
         )
-        self.expected_tokens = self._counter(
-            "expected_tokens", "Tokens expected of steps by the chosen draft length."
-        )
-        self.expected_seconds = self._counter(
-            "expected_seconds", "Seconds expected of steps by the chosen draft length."
-        )
-        self.acceptance_length = self._gauge(
-            gauge_cls, "acceptance_length", "Mean accepted tokens of recent drafts + 1."
+        self.acceptance_length = gauge(
+            "acceptance_length", "Mean accepted tokens of recent drafts + 1."
         )
         # Accepted tokens per draft, by engine.
         self.recent = {engine: Faded(RECENT_DRAFTS) for engine in labelvalues}
         self.gain: dict[int, Any] = {}
-        if spec.drafter.is_unified and is_auto(spec):
-            documentation = "Throughput over that without drafts, by step times."
-            self.gain = self._gauge(gauge_cls, "gain", documentation)
-
-    def _gauge(self, gauge_cls: Any, name: str, documentation: str) -> dict[int, Any]:
-        """By engine."""
-        _, names, values = self._made
-        gauge = gauge_cls(
-            PREFIX + name, documentation, names, multiprocess_mode="mostrecent"
-        )
-        gauges = {engine: gauge.labels(*own) for engine, own in values.items()}
-        for each in gauges.values():
-            each.set(nan)
-        return gauges
-
-    def _count_trees(self, num_ranks: int) -> None:
-        self.tree_nodes = self._counter(
-            "num_tree_nodes", "Nodes of draft trees that were verified."
-        )
-        self.accepted_nodes = self._by_value(
-            "num_accepted_tree_nodes",
-            "Accepted nodes of draft trees, by the rank of their token at its depth.",
-            "rank",
-            num_ranks,
-        )
-
-    def _counter(self, name: str, documentation: str) -> dict[int, Any]:
-        """By engine."""
-        counter_cls, names, values = self._made
-        counter = counter_cls(PREFIX + name, documentation, names)
-        return {engine: counter.labels(*own) for engine, own in values.items()}
-
-    def _by_value(
-        self, name: str, documentation: str, label: str, num_values: int
-    ) -> dict[int, list[Any]]:
-        """By engine, one for each value of another label: 0, 1, .."""
-        counter_cls, names, values = self._made
-        counter = counter_cls(PREFIX + name, documentation, [*names, label])
-        return {
-            engine: [counter.labels(*own, str(i)) for i in range(num_values)]
-            for engine, own in values.items()
-        }
+        if drafter.is_unified and is_auto(spec):
+            self.gain = gauge(
+                "gain", "Throughput over that without drafts, by step times."
+            )
 
     def observe(self, stats: "SchedulerStats", engine: int) -> None:
         if (step := stats.step_drafting) is None:
             return
         if (verified := stats.spec_decoding_stats) is not None:
-            drafted = verified.num_draft_tokens_per_pos
-            for counter, count in zip(self.drafted[engine], drafted, strict=True):
-                if count:
-                    counter.inc(count)
-            if verified.num_drafts:
-                drafts, recent = verified.num_drafts, self.recent[engine]
-                recent.fade(drafts)
-                recent.add(verified.num_accepted_tokens / drafts, drafts)
-                self.acceptance_length[engine].set(1.0 + recent.mean)
-            if verified.trees is not None:
-                self.tree_nodes[engine].inc(verified.trees.num_nodes)
-                for rank, count in verified.trees.accepted_by_rank.items():
-                    self.accepted_nodes[engine][rank].inc(count)
+            self._observe_drafts(verified, engine)
         self.steps[engine][step.draft_length].inc()
         if step.seconds is not None:
             target, draft = step.seconds
             self.timed[engine].inc()
             self.target_seconds[engine].inc(target)
             self.draft_seconds[engine].inc(draft)
-        if step.expected is not None:
-            tokens, seconds = step.expected
-            self.expected_tokens[engine].inc(tokens)
-            self.expected_seconds[engine].inc(seconds)
         if step.gain is not None and self.gain:
             self.gain[engine].set(step.gain)
+
+    def _observe_drafts(self, verified: "SpecDecodingStats", engine: int) -> None:
+        drafted = verified.num_draft_tokens_per_pos
+        for counter, count in zip(self.drafted[engine], drafted, strict=True):
+            if count:
+                counter.inc(count)
+        if verified.num_drafts:
+            drafts, recent = verified.num_drafts, self.recent[engine]
+            recent.fade(drafts)
+            recent.add(verified.num_accepted_tokens / drafts, drafts)
+            self.acceptance_length[engine].set(1.0 + recent.mean)
+        if verified.trees is not None:
+            self.tree_nodes[engine].inc(verified.trees.num_nodes)
+            for rank, count in verified.trees.accepted_by_rank.items():
+                self.accepted_nodes[engine][rank].inc(count)
 
 
 def counted(name: str, value: float) -> float:

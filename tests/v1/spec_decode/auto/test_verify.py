@@ -7,19 +7,22 @@ import numpy as np
 import pytest
 
 from vllm.config.drafter.length import candidate_lengths
-from vllm.v1.spec_decode.auto.acceptance import ALL_GREEDY, Acceptance, Verified
-from vllm.v1.spec_decode.auto.chooser import Chooser, Load, Offer
-from vllm.v1.spec_decode.auto.explore import TIMED_STEPS
-from vllm.v1.spec_decode.auto.times import TRIMMED, ServedTimes, StepTimes
+from vllm.v1.spec_decode.auto.acceptance import (
+    ALL_GREEDY,
+    HALF_LIFE,
+    Acceptance,
+    Verified,
+)
+from vllm.v1.spec_decode.auto.chooser import Chooser, Load
+from vllm.v1.spec_decode.auto.times import StepTimes
 from vllm.v1.spec_decode.auto.verify import (
     ALL,
     MIN_GAIN,
-    SHARE_STEPS,
     Budget,
     PartialSteps,
     Verifier,
 )
-from vllm.v1.spec_decode.dynamic.graph_sizes import ROWS_APART, trimmed_rows
+from vllm.v1.spec_decode.graph_sizes import ROWS_APART, trimmed_rows
 
 K = 7
 LENGTHS = (0, 1, 2, 3, 5, 7)
@@ -40,7 +43,6 @@ def make_verifier(
     lengths: tuple[int, ...],
     price: float,
     most_rows: float = float("inf"),
-    served: ServedTimes | None = None,
 ) -> Verifier:
     """A verifier with simulated step times.
 
@@ -49,7 +51,6 @@ def make_verifier(
         price: seconds that trimming adds to a step.
         most_rows: the largest number of rows with a CUDA graph; larger steps take three
             times as long.
-        served: corrections by served steps.
     """
 
     def verifying(n: int, k: float) -> float:
@@ -64,8 +65,7 @@ def make_verifier(
     parts = [0.5, *(k for k in candidate_lengths(K) if k)]
     curves = {n: {m: verifying(n, m) + seconds for m in parts} for n in SIZES}
     partial = PartialSteps(curves, 8, trimmed_rows)
-    served = served or ServedTimes()
-    return Verifier(StepTimes({256: times}, K), partial, served, Acceptance(K))
+    return Verifier(StepTimes({256: times}, K), partial, Acceptance(K))
 
 
 @pytest.fixture
@@ -165,22 +165,6 @@ def test_gain_is_over_what_is_expected_of_all(verifier: Verifier):
     assert 0.9 * (1.0 + gains[0]) == pytest.approx(1.0 + gains[1])
 
 
-@pytest.mark.parametrize("slower", [1.0, 1.3])
-def test_served_steps_correct_measured_times(slower: float):
-    """The gain falls if only trimmed steps take longer than measured."""
-    served, reached = ServedTimes(), some_reached(64)
-    verifier = make_verifier(LENGTHS, price=0.0, served=served)
-    before = best(verifier, K, reached)
-    for _ in range(40):
-        served.observe(64, 3, 1.0)
-        served.observe(64, TRIMMED, slower)
-    found = best(verifier, K, reached)
-    if slower == 1.0:
-        assert found == before
-    else:
-        assert 1.0 + found.gain < 0.9 * (1.0 + before.gain)
-
-
 def test_takes_far_less_than_a_step(verifier: Verifier):
     reached = some_reached(128)
     best(verifier, K, reached)
@@ -245,7 +229,7 @@ def test_gain_counts_only_steps_that_can_be_trimmed(chooser: Chooser, every: int
     steps were trimmed, and 10 % of throughput was lost."""
     report(chooser, some_probs(N))
     whole, share = gains(chooser)[K], (every - 1) / every
-    for number in range(8 * SHARE_STEPS):
+    for number in range(8 * HALF_LIFE):
         chooser.verifier.count(number % every > 0)
     # A step takes 1, or 1 / (1 + whole) if it is trimmed.
     seconds = 1 - share + share / (1 + whole)
@@ -275,37 +259,3 @@ def test_budget_holds_until_probabilities_are_reported(chooser: Chooser):
     assert chooser.verify(N, K, LOAD) == before
     report(chooser, np.full((N, K), 0.99))
     assert (chooser.verify(N, K, LOAD) or N * K) > before
-
-
-def test_trimmed_plan_is_now_and_then_timed_with_all_drafts(chooser: Chooser):
-    """Regression: where steps were timed at start while another engine started, all
-    were trimmed from then on, and 14 % of throughput was lost."""
-    report(chooser, some_probs(N))
-    steps = whole = 0
-    while whole < TIMED_STEPS and (steps := steps + 1) < 4000:
-        plan = chooser.choose(LOAD)
-        budget = chooser.verify(N, plan, LOAD) if 0 < plan <= K else None
-        if budget is not None:
-            seconds = chooser.verifier.seconds(N, 256.0, plan, budget)
-        else:
-            seconds = 0.6 * chooser.times.seconds(N, 256.0)[plan]
-            whole += plan == K
-        chooser.observe_seconds(N, 256.0, plan, seconds, budget)
-    found = chooser.served.correct(N, {TRIMMED: 1.0, K: 1.0})
-    assert found[K] < 0.8 * found[TRIMMED]
-
-
-def test_shortest_of_equally_good_trimmed_lengths_is_chosen():
-    """While long drafts are verified, shorter ones look worse than they are."""
-    tokens, seconds = {4: 90.0, 7: 100.0, 8: 100.5}, {4: 1.0, 7: 1.0, 8: 1.0}
-    chooser = Chooser(8, {256: {32: seconds}})
-
-    def choose(**gains: float) -> int:
-        named = {int(name[1:]): gain for name, gain in gains.items()}
-        return chooser._hold(32, Offer(tokens, seconds, named))
-
-    assert choose() == choose(k8=0.1) == choose(k4=0.1, k8=0.1) == 8
-    assert choose(k7=0.1, k8=0.1) == 7
-    assert choose() == choose(k8=0.1) == 7  # held
-    tokens[8] = 102.0
-    assert choose(k7=0.1, k8=0.1) == 8

@@ -25,7 +25,7 @@ from vllm.v1.spec_decode.auto.acceptance import NUM_KINDS, Verified, kind_of
 from vllm.v1.spec_decode.auto.chooser import Chooser, Load
 from vllm.v1.spec_decode.auto.times import Intervals
 from vllm.v1.spec_decode.auto.verify import PartialSteps
-from vllm.v1.spec_decode.dynamic.graph_sizes import trimmed_rows
+from vllm.v1.spec_decode.graph_sizes import trimmed_rows
 from vllm.v1.spec_decode.opt_out import refuses_drafts
 
 if TYPE_CHECKING:
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.core.sched.step_drafts import VerifiedDraft
     from vllm.v1.outputs import ModelRunnerOutput
-    from vllm.v1.spec_decode.step_metrics import StepDrafting
 
 logger = init_logger(__name__)
 
@@ -152,17 +151,12 @@ class DraftPolicy:
             unverified = partial.unverified.get(name, ())
         elif not draft.num_tokens:
             return
-        tree, accepted = draft.tree, draft.num_accepted
-        drafts = Verified(
-            draft.num_tokens,
-            tree.numbers if tree else range(1, accepted + 1),
-            tree.num_best if tree else accepted,
-            unverified,
-            partial.is_partial,
-        )
-        num_before = request.num_output_tokens - draft.num_new_tokens
-        kind = _kind_of(request.sampling_params, num_before)
-        self.chooser.observe(drafts, kind, name)
+        accepted, num_best = range(1, draft.num_accepted + 1), draft.num_accepted
+        if draft.tree is not None:
+            accepted, num_best = draft.tree.numbers, draft.tree.num_best
+        how = unverified, partial.is_partial
+        drafts = Verified(draft.num_tokens, accepted, num_best, *how)
+        self.chooser.observe(drafts, _kind_of(request.sampling_params), name)
 
     def _is_observed(self, request_id: str) -> bool:
         """Always the same requests of a batch: runs of accepted drafts are followed."""
@@ -185,14 +179,10 @@ class DraftPolicy:
                 )
         self._partial.end_step(step, output)
 
-    def add_to_stats(self, stats: "StepDrafting | None") -> None:
-        """Adds what is expected of the chosen draft length to a step's stats."""
-        if stats is None or (choice := self.chooser.choice) is None:
-            return
-        gain = self.chooser.gain
-        stats.gain = gain.mean if gain.weight else None
-        if stats.draft_length or not choice.plan:  # else it left drafting out
-            stats.expected = choice.tokens, choice.seconds
+    @property
+    def gain(self) -> float | None:
+        """Expected throughput of recent steps over that without drafts, if known."""
+        return self.chooser.gain.mean if self.chooser.gain.weight else None
 
     def load(self, batch_size: int) -> Load:
         """The load of the running requests, most of which are in the next step, too.
@@ -202,31 +192,26 @@ class DraftPolicy:
         """
         running = len(self._scheduler.running)
         if not running:
-            return Load(batch_size, batch_size, 0.0, age=0.0)
-        context = age = 0
-        has_grammar = False
-        of_kind = [0] * NUM_KINDS
+            return Load(batch_size, batch_size, 0.0)
+        context, has_grammar, of_kind = 0, False, [0] * NUM_KINDS
         for request in self._scheduler.running:
             known = request.num_tokens + request.num_output_placeholders
             context += known
-            output = request.num_output_tokens
-            age += output
             has_grammar |= request.use_structured_output
             params = request.sampling_params
             if known < self._limit and not refuses_drafts(params):
-                of_kind[_kind_of(params, output)] += 1
+                of_kind[_kind_of(params)] += 1
         drafting = sum(of_kind)
         # Scaled to the batch: some running requests may not be in it.
         num_drafting = max(1, drafting * batch_size // running)
-        mean = context / running, has_grammar, age / running
         if not drafting:
-            return Load(batch_size, 0, *mean)
+            return Load(batch_size, 0, context / running, has_grammar)
         shares = tuple(count / drafting for count in of_kind)
-        return Load(batch_size, num_drafting, *mean, shares)
+        return Load(batch_size, num_drafting, context / running, has_grammar, shares)
 
 
-def _kind_of(params: "SamplingParams | None", num_output_tokens: int) -> int:
-    return kind_of(params.temperature if params else 0.0, num_output_tokens)
+def _kind_of(params: "SamplingParams | None") -> int:
+    return kind_of(params.temperature if params else 0.0)
 
 
 def _kind_of_step(step: "SchedulerOutput") -> Hashable:
@@ -260,7 +245,7 @@ class PartialVerification:
         self._chooser = chooser
         self.unverified: dict[str, tuple[float, ...]] = {}
         self.is_partial, self.is_observable = False, True
-        self._until_report = 0  # steps
+        self._num_large = 0  # steps of large batches
         # Requests of the last step, if it drafted chains, and for enough of them that
         # workers know their probabilities.
         self._known: Set[str] = set()
@@ -275,7 +260,8 @@ class PartialVerification:
         drafts = step.scheduled_spec_decode_tokens
         if not is_large or not drafts:
             return
-        step.report_acceptance_probs = self._is_report_due()
+        self._num_large += 1
+        step.report_acceptance_probs = self._num_large % REPORTED_EVERY == 0
         num_drafts = max(map(len, drafts.values()))
         if num_drafts > depth:
             return
@@ -284,13 +270,6 @@ class PartialVerification:
         verifier.count(is_trimmable)
         if is_trimmable:
             step.verify_budget = self._chooser.verify(len(names), num_drafts, load)
-
-    def _is_report_due(self) -> bool:
-        self._until_report -= 1
-        if self._until_report > 0:
-            return False
-        self._until_report = REPORTED_EVERY
-        return True
 
     def end_step(self, step: "SchedulerOutput", output: "ModelRunnerOutput") -> None:
         """Records what workers report of a finished step.

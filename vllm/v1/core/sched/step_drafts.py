@@ -22,11 +22,12 @@ from vllm.config.drafter.length import depth_of
 from vllm.logger import init_logger
 from vllm.v1.core.sched.draft_policy import DraftPolicy
 from vllm.v1.metrics.stats import RequestSpecDecodeMetrics
-from vllm.v1.spec_decode.accepted_nodes import AcceptedNodes
+from vllm.v1.spec_decode.draft_trees import AcceptedNodes
 from vllm.v1.spec_decode.opt_out import refuses_drafts
 from vllm.v1.spec_decode.step_metrics import observe_tree, step_drafting
 
 if TYPE_CHECKING:
+    from vllm.config import SpeculativeConfig
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.outputs import ModelRunnerOutput
@@ -47,14 +48,12 @@ class VerifiedDraft(NamedTuple):
 
     Attributes:
         request: with the step's tokens.
-        num_new_tokens: tokens that it received in the step.
         num_tokens: draft tokens that were verified; of a tree, nodes.
         num_accepted: those of them that it received.
         tree: accepted nodes; None: a chain.
     """
 
     request: "Request"
-    num_new_tokens: int
     num_tokens: int
     num_accepted: int
     tree: AcceptedNodes | None = None
@@ -70,7 +69,7 @@ class StepDrafts:
     def __init__(self, scheduler: "Scheduler"):
         self._scheduler = scheduler
         self.policy = DraftPolicy.of(scheduler)
-        self._rejected = RejectedDrafts.of(scheduler)
+        self._rejected = RejectedDrafts(scheduler.vllm_config.speculative_config)
         self._step: SchedulerOutput | None = None
         self._output: ModelRunnerOutput | None = None
         self._num_sampled: list[int] = []
@@ -128,11 +127,10 @@ class StepDrafts:
         tree = AcceptedNodes.of(self._output, index, received)
         num_before = request.num_tokens - num_new_tokens
         verified = self._num_verified(name, num_before, accepted, tree)
-        draft = VerifiedDraft(request, num_new_tokens, verified, received, tree)
+        draft = VerifiedDraft(request, verified, received, tree)
         if self.policy is not None:
             self.policy.observe(draft)
-        if self._rejected is not None and verified:
-            self._rejected.observe(verified, accepted)
+        self._rejected.observe(verified, accepted)
         # A step that verifies part of its drafts counts even for a request without any.
         is_counted = verified or self._step.verify_budget is not None
         return self._count(stats, draft) if is_counted else stats
@@ -175,8 +173,8 @@ class StepDrafts:
         no drafter."""
         config = self._scheduler.vllm_config
         found = step_drafting(config, self._step, self._output)
-        if self.policy is not None:
-            self.policy.add_to_stats(found)
+        if found is not None and self.policy is not None:
+            found.gain = self.policy.gain
         return found
 
 
@@ -184,22 +182,14 @@ class RejectedDrafts:
     """Warns once if no draft is ever accepted, as of a drafter for another target.
 
     Args:
-        model: the drafter's name.
+        spec: None, or with a drafter that cannot be a wrong one: there is no warning.
     """
 
-    def __init__(self, model: str):
-        self.model = model
+    def __init__(self, spec: "SpeculativeConfig | None"):
+        self._spec = spec
         self.num_drafts = self.num_tokens = 0  # since the last accepted token
-        self._has_warned = False
-
-    @classmethod
-    def of(cls, scheduler: "Scheduler") -> "RejectedDrafts | None":
-        """The counter of an engine; None if its drafter cannot be a wrong one."""
-        spec = scheduler.vllm_config.speculative_config
-        if spec is None or spec.method not in METHODS:
-            return None
-        is_synthetic = spec.rejection_sample_method == "synthetic"
-        return None if is_synthetic else cls(spec.model)
+        is_fitted = spec is not None and spec.method in METHODS
+        self._may_warn = is_fitted and spec.rejection_sample_method != "synthetic"
 
     def observe(self, num_tokens: int, num_accepted: int) -> None:
         """Records the verified draft of one request.
@@ -209,12 +199,14 @@ class RejectedDrafts:
         """
         if num_accepted:
             self.num_drafts = self.num_tokens = 0
-            return
-        self.num_drafts += 1
-        self.num_tokens += num_tokens
-        if self.num_drafts < MAX_REJECTED or self._has_warned:
-            return
-        self._has_warned = True
+        elif num_tokens and self._may_warn:
+            self.num_drafts += 1
+            self.num_tokens += num_tokens
+            if self.num_drafts == MAX_REJECTED:
+                self._may_warn = False
+                self._warn()
+
+    def _warn(self) -> None:
         logger.warning(
             "None of the last %d drafts (%d tokens) by %s was accepted, so speculation "
             "only adds latency. Check that it was trained for this very target, with "
@@ -222,7 +214,7 @@ class RejectedDrafts:
             "start-up is what its authors say; or leave speculative_config unset.",
             self.num_drafts,
             self.num_tokens,
-            self.model,
+            self._spec.model,
         )
 
 

@@ -8,8 +8,7 @@ promises the most tokens per second:
     acceptance.py   what a plan yields: acceptance length, by what was accepted lately
     times.py        what a step of it takes: measured at start, corrected while serving
     verify.py       what verifying only the likeliest drafts of a large batch adds
-    explore.py      when another plan is followed, since nothing is learned otherwise
-    chooser.py      chooses by these four
+    chooser.py      chooses by these three, and tries other plans now and then
     measure.py      times the steps of all plans at start, on the workers
 
 Apart from `measure.py`, the package is pure Python and NumPy, and knows neither the

@@ -14,12 +14,9 @@
 - **Trees.** The first nodes of a tree are the trees of fewer nodes, and it contains the
   likely part of the chain of best tokens: a verified tree shows what smaller ones and
   chains would have accepted. What more nodes gain is estimated separately.
-- **Kinds of requests.** The higher the temperature, the fewer drafts are accepted, and
-  the first tokens of an output are the hardest to predict. Each kind has estimates of
-  its own; a batch has the mean of its requests.
-- **Change.** Observations fade by time and by number. A large change is followed at
-  once: if a block of drafts is far more likely under other rates, it replaces all
-  before it (CUSUM with a window, Page 1954).
+- **Change.** Observations fade by time and by number, as long as there are new ones.
+- **Kinds of requests.** The higher the temperature, the fewer drafts are accepted. Each
+  kind has estimates of its own; a batch has the mean of its requests.
 """
 
 from bisect import bisect_left, bisect_right
@@ -27,7 +24,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate, pairwise
-from math import log, log2
+from math import log2
 from operator import mul
 from random import Random
 from typing import NamedTuple
@@ -36,25 +33,19 @@ import numpy as np
 
 from . import Faded
 
-HALF_LIFE = 512  # steps
-MAX_DRAFTS = 1024  # most drafts that count for a position, however many requests run
-# The prior, which counts as `PRIOR_DRAFTS` observed drafts: acceptance rate of the
-# first draft, and that of each later one relative to the one before.
+# Steps. Halved or doubled, the replay (`benchmarks/spec_decode/replay_auto.py`) changes
+# by 0.1 %; doubled, a change of text is followed half as fast.
+HALF_LIFE = 64
+# Most drafts that count for a position, however many requests run. Halved or doubled,
+# the replay changes by 0.15 %.
+MAX_DRAFTS = 1024
+# The prior, which counts as `PRIOR_DRAFTS` observed drafts or trees: acceptance rate of
+# the first draft, and that of each later one relative to the one before.
 PRIOR_ACCEPTANCE, PRIOR_DECLINE, PRIOR_DRAFTS = 0.7, 0.95, 4.0
-# A block of so many drafts contradicts earlier ones if its outcomes are
-# exp(CONTRADICTION) times as likely under its own rates. The exponent grows by one per
-# position, since each adds a rate that is fitted to the block.
-BLOCK_DRAFTS, CONTRADICTION = 32, 6.0
-LEAST_TREES = 16.0  # verified trees that the initial guess of a tree's gain counts as
-# Share of what chains are seen to accept within trees that they do not accept alone:
-# the next step of a chain begins right after its miss, where a tree has often accepted
-# another token.
-LOST_ALONE = 0.06
-# Highest temperatures of the first two kinds of requests; the third has all others. The
-# next three are the same for requests with fewer than `FIRST_TOKENS` of output.
-TEMPERATURES, FIRST_TOKENS = (0.0, 0.6), 16
-NUM_KINDS = 2 * (len(TEMPERATURES) + 1)
-MOST_RUNS = 4096  # requests whose runs are followed
+# Highest temperatures of the first two kinds of requests; the third has all others.
+TEMPERATURES = (0.0, 0.6)
+NUM_KINDS = len(TEMPERATURES) + 1
+MOST_RUNS = 4096  # requests whose runs are followed: a bound of memory
 
 # Share of each kind among the requests that can use drafts: [NUM_KINDS], sum 1.
 Shares = tuple[float, ...]
@@ -63,10 +54,9 @@ NONE_DRAFT: Shares = (0.0,) * NUM_KINDS
 NO_TREES: Mapping[int, int] = {}
 
 
-def kind_of(temperature: float, num_output_tokens: int) -> int:
+def kind_of(temperature: float) -> int:
     """The kind of a request, from 0 to `NUM_KINDS` - 1."""
-    kind = bisect_left(TEMPERATURES, temperature)
-    return kind if num_output_tokens >= FIRST_TOKENS else kind + NUM_KINDS // 2
+    return bisect_left(TEMPERATURES, temperature)
 
 
 class Verified(NamedTuple):
@@ -124,16 +114,14 @@ class ChainAcceptance:
 
     def __init__(self, num_speculative_tokens: int):
         self.depth = num_speculative_tokens
-        self._known, self._block = self._nothing(), self._nothing()
+        self._known = Faded(HALF_LIFE, MAX_DRAFTS)
+        self._known.total, self._known.weight = self._nothing()
         self._new: Counter[Outcome] = Counter()
-        # Expected outcomes of unverified drafts, like `_counted`.
-        self._unverified = np.zeros((2, 2 * self.depth + 1))
+        self._unverified = self._nothing()  # expected outcomes, like `_counted`
         self._rates: list[float] | None = None  # cached until `_known` changes
 
-    def _nothing(self) -> Faded:
-        found = Faded(HALF_LIFE, MAX_DRAFTS)
-        found.total, found.weight = np.zeros((2, 2 * self.depth + 1))
-        return found
+    def _nothing(self) -> np.ndarray:
+        return np.zeros((2, 2 * self.depth + 1))
 
     def observe(
         self,
@@ -152,52 +140,22 @@ class ChainAcceptance:
 
     def end_steps(self, num_steps: int = 1) -> None:
         """Takes in the observations since the last call, of `num_steps` steps."""
-        self._known.fade(num_steps)
         total, weight = self._unverified
+        if not self._new and not weight.any():
+            return  # what is known does not fade while nothing is drafted
+        self._known.fade(num_steps)
         for outcome, number in self._new.items():
             more, reached = _counted(outcome, self.depth)
             total, weight = total + number * more, weight + number * reached
-        if self._block_is_full():
-            self.begin_block()
-        self._rates = None
-        _add(self._block, total, weight)
-        if self._block_is_full() and self._contradicts():
-            self.believe_block()
-        else:
-            _add(self._known, total, weight)
+        self._known.total = self._known.total + total
+        self._known.weight = self._known.weight + weight
         self._new.clear()
-        self._unverified = np.zeros_like(self._unverified)
-        self._rates = None
-
-    def _block_is_full(self) -> bool:
-        return self._block.weight[0] >= BLOCK_DRAFTS
+        self._unverified, self._rates = self._nothing(), None
 
     @property
     def is_known(self) -> bool:
         """Whether the observations outweigh the prior by far."""
-        return self._known.weight[0] >= BLOCK_DRAFTS
-
-    def begin_block(self) -> None:
-        """Starts a block, which is to be compared with all drafts before it."""
-        self._block = self._nothing()
-
-    def believe_block(self) -> None:
-        """Drops all observations from before the present block, if it has any."""
-        if self._block.weight[0]:
-            self._known, self._rates = self._block, None
-            self.begin_block()
-
-    def _contradicts(self) -> bool:
-        """Whether the block's outcomes are far more likely under other rates."""
-        gain, positions = 0.0, 0
-        counts = self._block.total[: self.depth], self._block.weight[: self.depth]
-        of_block = zip(*(each.tolist() for each in counts), strict=True)
-        for known, (accepted, reached) in zip(self.rates(), of_block, strict=True):
-            positions += reached > 0
-            for number, rate in ((accepted, known), (reached - accepted, 1 - known)):
-                if number > 0:
-                    gain += number * log(number / (reached * rate))
-        return gain > CONTRADICTION + positions
+        return self._known.weight[0] >= 8 * PRIOR_DRAFTS
 
     def rates(self) -> list[float]:
         """[K], probability that a draft is accepted if those before it are."""
@@ -228,10 +186,6 @@ class ChainAcceptance:
         return dict(enumerate(expected))
 
 
-def _add(counts: Faded, total: np.ndarray, weight: np.ndarray) -> None:
-    counts.total, counts.weight = counts.total + total, counts.weight + weight
-
-
 class PlanAcceptance:
     """Acceptance of chains by length, and of trees by number of nodes.
 
@@ -245,14 +199,13 @@ class PlanAcceptance:
     ):
         self.num_speculative_tokens = num_speculative_tokens
         self.chains = ChainAcceptance(num_speculative_tokens)
-        self._of_trees = Faded(HALF_LIFE, MAX_DRAFTS, prior_weight=1.0)  # their share
         sizes, self._depths = sorted(trees), trees
         is_one_pass = min(trees.values(), default=0) == num_speculative_tokens
         totals = [0.0, *(tree_gain(nodes, is_one_pass) for nodes in sizes)]
         # By nodes: what the tree has accepted beyond the chain of its depth, less what
         # the next smaller tree has beyond its own. Not faded while no trees are seen.
         self._gains = {
-            nodes: Faded(HALF_LIFE, MAX_DRAFTS, total - before, LEAST_TREES)
+            nodes: Faded(HALF_LIFE, MAX_DRAFTS, total - before, PRIOR_DRAFTS)
             for nodes, (before, total) in zip(sizes, pairwise(totals), strict=True)
         }
         self._seen: set[int] = set()  # the trees of the latest steps
@@ -260,7 +213,6 @@ class PlanAcceptance:
     def observe(self, drafts: Verified, run: int | None = 0) -> None:
         """Records a request's drafts; `run` as in `Outcome`."""
         depth, of_smaller = self.depth(drafts.num_drafts), 0
-        self._of_trees.add(float(drafts.num_drafts > self.num_speculative_tokens))
         num_best = min(drafts.num_best, depth)
         self.chains.observe(depth, num_best, drafts.unverified, run)
         for nodes, gain in self._gains.items():
@@ -284,23 +236,16 @@ class PlanAcceptance:
     def end_steps(self, num_steps: int = 1) -> None:
         """Takes in the observations since the last call, of `num_steps` steps."""
         self.chains.end_steps(num_steps)
-        self._of_trees.fade(num_steps)
         for nodes in self._seen:
             self._gains[nodes].fade(num_steps)
         self._seen.clear()
 
     def expected_tokens(self) -> dict[int, float]:
         """Acceptance length (accepted drafts + 1) by plan."""
-        observed, gained = self.chains.expected_tokens(), 0.0
-        if not self._gains:
-            return observed
-        # What was observed of chains alone and of chains within trees is between both.
-        alone = 1.0 - self._of_trees.mean
-        within = {k: (n - 1) / (1 - LOST_ALONE * alone) for k, n in observed.items()}
-        expected = {k: 1.0 + (1.0 - LOST_ALONE) * n for k, n in within.items()}
+        expected, gained = self.chains.expected_tokens(), 0.0
         for nodes, gain in self._gains.items():
             gained += gain.mean
-            expected[nodes] = 1.0 + within[self._depths[nodes]] + gained
+            expected[nodes] = expected[self._depths[nodes]] + gained
         return expected
 
 
@@ -336,12 +281,9 @@ class Acceptance:
     def observe(self, drafts: Verified, kind: int = 0, request_id: str = "") -> None:
         """Records a request's drafts."""
         run, of_kind = self._runs.pop(request_id, 0), self._of[kind]
-        if drafts.is_partial:
-            of_kind.observe(drafts, None)
-            return
-        of_kind.observe(drafts, run)
+        of_kind.observe(drafts, None if drafts.is_partial else run)
         num_best, depth = drafts.num_best, of_kind.depth(drafts.num_drafts)
-        if not num_best == len(drafts.accepted) == depth > 0:
+        if drafts.is_partial or not num_best == len(drafts.accepted) == depth > 0:
             return
         # The bonus token was not compared with a draft. The run goes on as often as one
         # more draft would have been accepted.
@@ -371,10 +313,8 @@ class Acceptance:
     def rates(self, shares: Shares) -> list[float]:
         """[K], probability that a draft is accepted if those before it are."""
         reached = [
-            [share * probability for probability in accumulate(chains.rates(), mul)]
-            for share, chains in zip(
-                filter(None, shares), self.chains(shares), strict=True
-            )
+            [share * each for each in accumulate(of_kind.chains.rates(), mul)]
+            for share, of_kind in self._present(shares)
         ]
         of_all = [1.0, *map(sum, zip(*reached, strict=True))]
         return [probability / before for before, probability in pairwise(of_all)]

@@ -1,40 +1,54 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chooses the plan that promises the most tokens per second.
+"""Chooses the plan that promises the most tokens per second, and tries others.
 
 A step of n requests, of which m can use drafts, yields m * E(p) + n - m tokens if it
 verifies plan p, and takes seconds[p].
+
+**Trials.** What is never drafted is never learned, and what never runs is never timed.
+So steps follow other plans now and then, within a share of all time. While nothing is
+drafted, a trial begins with one step, which shows much: if nothing is accepted it ends.
+It goes on only as long as its drafts pay. If drafts have paid they may pay again, so
+part of the time that they saved is credit for such trials.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from vllm.logger import init_logger
 
 from . import Faded
-from .acceptance import (
-    ALL_GREEDY,
-    NO_TREES,
-    NONE_DRAFT,
-    Acceptance,
-    ChainAcceptance,
-    Shares,
-    Verified,
-)
-from .explore import TIMED_STEPS, TRIAL_DRAFTS, Explorer
-from .times import TRIMMED, Row, ServedTimes, StepTimes, Table, plausible
+from .acceptance import ALL_GREEDY, NO_TREES, NONE_DRAFT, Acceptance, Shares, Verified
+from .times import LEAST_STEPS, Row, ServedTimes, StepTimes, Table, plausible
 from .verify import PartialSteps, Verifier
 
 logger = init_logger(__name__)
 
-# Another plan is chosen only if it promises this much more throughput.
+# Another plan is chosen only if it promises this much more throughput. Halved or
+# doubled, the replay changes by 0.2 %; without it, plans change with noise.
 HYSTERESIS = 0.01
-# A trial of drafting has the drafts that are best at this acceptance rate: in a step
-# that is compute-bound long drafts often pay, and short ones never do.
-GOOD_RATE = 0.85
-# Share of the best plan's throughput that another one must promise to be tried.
+# Share of the best plan's throughput that another one must promise to be tried. The
+# replay is as good without such trials, by 0.1 %: they are for times that are wrong.
 NEAR = 0.75
 GAIN_SECONDS = 10.0  # seconds of steps after which one counts half in the reported gain
-FIRST_TIMED = 2  # from this turn on, trials are to be timed
+# Share of all time that trials may cost. Halved, drafts that pay again are found later;
+# doubled, 1 % is lost where they never do.
+BUDGET = 0.005
+# Share of the time saved by drafts that is credit for trials while nothing is drafted,
+# and the most of it, and of the budget, in steps. As much credit is there at first.
+# Halved, requests whose drafts pay, among others, get half as many trials; doubled, the
+# others may lose a fifth of what these gain.
+CREDIT_SHARE, MOST_CREDIT = 0.1, 10.0
+# Steps between such trials, and until it is known what was accepted. Halved, outcomes
+# may come too late with async scheduling; doubled, drafts begin as much later.
+WAIT = 8
+# Drafts that a trial of a larger plan is to have verified. Halved, they are too few to
+# tell plans apart; doubled, such trials are half as many.
+TRIAL_DRAFTS = 16
+# Of a trial, in steps: there is no graph where plans change. Halved or doubled, trials
+# cost more or less than their share by as much.
+SWITCH_COST = 0.5
+TIMED_STEPS = LEAST_STEPS + 2  # `times.Intervals` cannot time the first two
 
 
 class Load(NamedTuple):
@@ -45,7 +59,6 @@ class Load(NamedTuple):
         num_drafting: those of them that can use drafts.
         context: mean tokens of a request so far.
         has_grammar: whether any request has one: then nothing is trimmed.
-        age: mean output tokens of a request so far.
         shares: of the kinds of requests that can use drafts.
     """
 
@@ -53,7 +66,6 @@ class Load(NamedTuple):
     num_drafting: int
     context: float
     has_grammar: bool = False
-    age: float = float("inf")
     shares: Shares = ALL_GREEDY
 
     def tokens(self, expected: float) -> float:
@@ -62,13 +74,12 @@ class Load(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """A plan, and the expected tokens and seconds of a step; those of the same step
-    without drafts, if that is a plan, too."""
+    """A plan, the expected seconds of a step, and its throughput over that of the same
+    step without drafts, if that is a plan, too."""
 
     plan: int
-    tokens: float
     seconds: float
-    undrafted: tuple[float, float] | None = None
+    gain: float | None
 
 
 class Offer(NamedTuple):
@@ -76,7 +87,6 @@ class Offer(NamedTuple):
 
     tokens: Mapping[float, float]
     seconds: Row
-    gains: Mapping[int, float]  # what trimming adds, as a share; `tokens` include it
 
     def per_second(self, plan: float) -> float:
         return self.tokens[plan] / self.seconds[plan]
@@ -90,18 +100,42 @@ class Offer(NamedTuple):
         """What a step of a plan saves, in steps without drafts."""
         return self.tokens[plan] / self.tokens[0] - self.seconds[plan] / self.seconds[0]
 
-    def is_more(self, plan: float, other: float) -> bool:
-        return self.per_second(plan) >= self.per_second(other) * (1 + HYSTERESIS)
-
     def best(self) -> int:
-        """The plan with the most tokens per second; if it is trimmed, the shortest
-        trimmed one that is about as good, since shorter ones are underestimated where
-        runs are not followed."""
-        best = max(self.seconds, key=self.per_second)
-        if not self.gains.get(best):
-            return int(best)
-        trimmed = (plan for plan in self.seconds if self.gains.get(plan))
-        return int(min(plan for plan in trimmed if not self.is_more(best, plan)))
+        return int(max(self.seconds, key=self.per_second))
+
+
+@dataclass
+class Trial:
+    """A trial that goes on.
+
+    Attributes:
+        plan: what it follows.
+        steps: left; of a trial of drafting, until it is known what was accepted.
+        needed: accepted drafts per verified draft of a request from which on drafting
+            pays; None: the trial runs all its steps.
+        hoped: the prior of that number, which counts as one outcome.
+        seen, accepted: verified drafts, one per request and step, and accepted tokens.
+    """
+
+    plan: int
+    steps: int
+    needed: float | None = None
+    hoped: float = 0.0
+    seen: int = 0
+    accepted: int = 0
+
+    @property
+    def next_plan(self) -> int:
+        """While it waits for its first outcomes, a trial of drafting drafts nothing."""
+        return self.plan if self.needed is None or self.seen else 0
+
+    def goes_on(self, elapsed: int) -> bool:
+        """Counts steps."""
+        self.steps -= elapsed
+        if self.needed is None or not self.seen:
+            return self.steps > 0
+        mean = (self.accepted + self.hoped) / (self.seen + 1)
+        return self.accepted > 0 and mean > self.needed
 
 
 class Chooser:
@@ -140,23 +174,18 @@ class Chooser:
         self.acceptance = Acceptance(num_speculative_tokens, trees)
         self.verifier: Verifier | None = None
         if partial is not None:
-            self.verifier = Verifier(self.times, partial, self.served, self.acceptance)
-        self.explorer = Explorer()
+            self.verifier = Verifier(self.times, partial, self.acceptance)
         self.choice: Choice | None = None
         self.may_hold = False
         self.fixed: int | None = None
         self.gain = Faded(GAIN_SECONDS)
         self._trees, self._most_rows, self._interval = trees, most_rows, interval
         self._hoped = self.acceptance.expected_tokens()  # by the prior alone
-        depths = {plan: trees.get(plan, plan) for plan in self._hoped}
-        self._if_good = {  # tokens of a step at `GOOD_RATE`
-            plan: (1.0 - GOOD_RATE ** (depth + 1)) / (1.0 - GOOD_RATE)
-            for plan, depth in depths.items()
-        }
         self._chosen: dict[int, int] = {}  # by number of requests
         self._shares = ALL_GREEDY  # of the last step
-        self._age = float("inf")
-        self._tried: list[ChainAcceptance] = []  # whose blocks the present trial began
+        self._trial: Trial | None = None
+        # For trials, in steps of the plan chosen else; and steps since the last one.
+        self._budget, self._credit, self._waited = 0.0, MOST_CREDIT, 0
         self._turn = 0
         self._log_initial()
 
@@ -165,7 +194,9 @@ class Chooser:
     def observe(self, drafts: Verified, kind: int = 0, request_id: str = "") -> None:
         """Records one request's verified drafts."""
         self.acceptance.observe(drafts, kind, request_id)
-        self.explorer.observe(len(drafts.accepted))
+        if self._trial is not None:
+            self._trial.seen += 1
+            self._trial.accepted += len(drafts.accepted)
 
     def observe_seconds(
         self,
@@ -181,8 +212,7 @@ class Chooser:
             return
         expected = self.times.seconds(num_reqs, context).get(plan)
         if budget is not None and self.verifier is not None:
-            load = num_reqs, context
-            expected, plan = self.verifier.seconds(*load, plan, budget), TRIMMED
+            expected = self.verifier.seconds(num_reqs, context, plan, budget)
         if expected is not None:
             self.served.observe(num_reqs, plan, seconds / expected)
 
@@ -209,15 +239,13 @@ class Chooser:
             chosen = self._explore(load, best, offer, elapsed)
             kinds = self.acceptance.chains(load.shares)
             is_known = all(chains.is_known for chains in kinds)
-            self.may_hold = is_known and self.explorer.trial is None
+            self.may_hold = is_known and self._trial is None
         else:  # no request can use drafts
             chosen, self.may_hold = int(min(offer.seconds)), True
-        undrafted = None
+        gain = None
         if 0 in offer.seconds:
-            undrafted = offer.tokens[0], offer.seconds[0]
-        self.choice = Choice(
-            chosen, offer.tokens[chosen], offer.seconds[chosen], undrafted
-        )
+            gain = offer.per_second(chosen) / offer.per_second(0)
+        self.choice = Choice(chosen, offer.seconds[chosen], gain)
         return chosen
 
     def verify(self, num_reqs: int, num_drafts: int, load: Load) -> int | None:
@@ -225,22 +253,17 @@ class Chooser:
         with known acceptance probabilities; None: all of them."""
         if self.verifier is None or not self.verifier.may_trim(load):
             return None
-        trial = self.explorer.trial
-        if trial is not None and trial.is_whole and trial.plan == num_drafts:
-            return None
         return self.verifier.best(num_reqs, num_drafts, load).num_drafts
 
     def _add_to_gain(self, elapsed: int) -> None:
         """Adds steps of the last choice to the reported gain."""
-        if self.choice is None or self.choice.undrafted is None:
-            return
-        tokens, seconds = self.choice.undrafted
-        spent, gained = self.choice.seconds, self.choice.tokens / tokens
-        self.gain.fade(elapsed * spent)
-        self.gain.add(gained * seconds / spent, elapsed * spent)
+        if self.choice is not None and self.choice.gain is not None:
+            spent = elapsed * self.choice.seconds
+            self.gain.fade(spent)
+            self.gain.add(self.choice.gain, spent)
 
     def _offer(self, load: Load) -> Offer:
-        """Without trees of too many rows to pay."""
+        """Without trees of too many rows to pay. Tokens include what trimming adds."""
         seconds = self.times.seconds(load.num_reqs, load.context)
         seconds = self.served.correct(load.num_reqs, seconds)
         seconds = plausible(seconds, self.num_speculative_tokens)
@@ -257,14 +280,15 @@ class Chooser:
             plan: load.tokens(expected[plan]) * (1.0 + gains.get(plan, 0.0))
             for plan in seconds
         }
-        return Offer(tokens, seconds, gains)
+        return Offer(tokens, seconds)
 
     def _hold(self, num_reqs: int, offer: Offer) -> int:
         """The best plan, or the one chosen before if it is about as good."""
         best, held = offer.best(), self._chosen.get(num_reqs)
-        is_shorter = offer.gains.get(best) and best < (held or 0)
-        if held in offer.seconds and not (is_shorter or offer.is_more(best, held)):
-            return held
+        if held in offer.seconds:
+            least = offer.per_second(held) * (1 + HYSTERESIS)
+            if offer.per_second(best) < least:
+                return held
         self._chosen[num_reqs] = best
         return best
 
@@ -272,94 +296,76 @@ class Chooser:
 
     def _explore(self, load: Load, best: int, offer: Offer, elapsed: int) -> int:
         """The plan of the present trial, or of one that begins, or the best plan."""
-        # Requests get older, and a new one in the place of another lowers the mean.
-        is_new, self._age = load.age < self._age, load.age
-        is_drafting = best > 0 and 0 in offer.seconds
-        self.explorer.elapse(elapsed, offer.saved(best) if is_drafting else None)
-        trial = self.explorer.trial
-        if trial is not None and (trial.needed is None) == (best == 0):
-            self.explorer.trial = None  # it began in the place of another plan
-        plan = self.explorer.go_on(elapsed)
-        if plan is None:
-            begin = self._try_another if best else self._try_drafts
-            return begin(load, best, offer, is_new)
-        if trial.needed is not None and trial.seen >= TRIAL_DRAFTS:
-            for chains in self._tried:
-                chains.believe_block()
-            self._tried = []
-        return plan if plan in offer.seconds else best
+        self._budget = min(self._budget + BUDGET * elapsed, MOST_CREDIT)
+        self._waited += elapsed
+        if best and 0 in offer.seconds:
+            credit = self._credit + CREDIT_SHARE * offer.saved(best) * elapsed
+            self._credit, self._waited = max(0.0, min(credit, MOST_CREDIT)), 0
+        trial = self._trial
+        # It ends early if it began in the place of another plan.
+        is_in_place = trial is not None and (trial.needed is None) == (best > 0)
+        if is_in_place and trial.goes_on(elapsed) and trial.plan in offer.seconds:
+            return trial.next_plan
+        begin = self._try_another if best else self._try_drafts
+        self._trial = begin(load, best, offer)
+        return best if self._trial is None else self._trial.plan
 
-    def _try_drafts(self, load: Load, _: int, offer: Offer, is_new: bool) -> int:
-        """If nothing is drafted, tries what is best if most drafts are accepted. Few
+    def _try_drafts(self, load: Load, _: int, offer: Offer) -> Trial | None:
+        """If nothing is drafted, tries what is best if all drafts are accepted. Few
         drafts take less time, but cannot show that many would pay."""
         plans = [plan for plan in offer.seconds if plan]
-        if not plans:
-            return 0
+        if not plans or self._waited < WAIT:
+            return None
         other = max(
-            plans, key=lambda p: load.tokens(self._if_good[p]) / offer.seconds[p]
+            plans,
+            key=lambda plan: load.tokens(1.0 + self._depth(plan)) / offer.seconds[plan],
         )
         loss = max(0.0, offer.seconds[other] / offer.seconds[0] - 1.0)
-        needed = loss * load.num_reqs / load.num_drafting
-        hoped = self._hoped[other] - 1.0
-        cost = loss * self._interval
-        if not self.explorer.begin_drafting(other, cost, needed, hoped, is_new):
-            return 0
-        # Only of kinds that are there now: the blocks of others would be older.
-        self._tried = self.acceptance.chains(load.shares)
-        for chains in self._tried:
-            chains.begin_block()
-        return other
-
-    def _try_another(self, load: Load, best: int, offer: Offer, _: bool) -> int:
-        """Tries another plan, by turns of what there is to learn."""
-        to_try = self._to_try(load, best, offer)
-        for turn in range(self._turn, self._turn + len(to_try)):
-            self._turn = turn % len(to_try)
-            if (other := to_try[self._turn]) is not None:
-                break
+        cost = SWITCH_COST + loss * self._interval
+        if self._credit >= cost:
+            self._credit -= cost
+        elif self._budget >= cost:
+            self._budget -= cost
         else:
-            return best
-        is_whole = other == best
-        loss = offer.gains[best] if is_whole else offer.loss(other, best)
-        steps = -(-TRIAL_DRAFTS // load.num_drafting)
-        if self._turn >= FIRST_TIMED:
-            steps = TIMED_STEPS
-        steps = max(steps, self._interval)
-        if not self.explorer.begin(other, steps, loss, is_whole):
-            return best
-        self._turn = (self._turn + 1) % len(to_try)
-        return other
+            return None
+        self._waited = 0
+        needed = loss * load.num_reqs / load.num_drafting
+        return Trial(other, WAIT, needed, self._hoped[other] - 1.0)
 
-    def _to_try(self, load: Load, best: int, offer: Offer) -> list[int | None]:
-        """A plan for each turn, of which something is to be learned, among those that
-        are nearly as good.
+    def _depth(self, plan: int) -> int:
+        return self._trees.get(plan, plan)
 
-        The next larger plan, and the next larger tree: acceptance of chains that are no
-        deeper needs no trial. Then those whose steps are to be timed: the best plan
-        that was not, the chosen plan with all drafts verified, and drafting nothing,
-        since times measured at start could be wrong.
-        """
+    def _try_another(self, load: Load, best: int, offer: Offer) -> Trial | None:
+        """Tries another plan, by turns, if the budget suffices."""
+        others = self._to_try(load, best, offer)
+        if not others:
+            return None
+        other = others[self._turn % len(others)]
+        drafts = TRIAL_DRAFTS if other > best else 0  # else acceptance is known
+        steps = max(-(-drafts // load.num_drafting), TIMED_STEPS, self._interval)
+        cost = SWITCH_COST + steps * offer.loss(other, best)
+        if self._budget < cost:
+            return None
+        self._budget -= cost
+        self._turn += 1
+        return Trial(other, steps)
+
+    def _to_try(self, load: Load, best: int, offer: Offer) -> list[int]:
+        """Plans of which something is to be learned: the next larger one, and the next
+        larger tree, since acceptance of chains that are no deeper needs no trial; the
+        best one that was not timed, since times measured at start could be wrong; and
+        drafting nothing, so that the gain is known."""
         least = NEAR * offer.per_second(best)
-        near = {plan for plan in offer.seconds if offer.per_second(plan) >= least}
-        larger = sorted(plan for plan in near if plan > best)
-        next_larger = next(iter(larger), None)
-        next_tree = next((plan for plan in larger if plan in self._trees), None)
-        found = [next_larger, None if next_tree == next_larger else next_tree]
-        seen, trimmed = self.served.seen(load.num_reqs), bool(offer.gains.get(best))
-        if not seen:  # nothing was timed yet, or steps cannot be timed
-            return [*found, None, None, None]
-        # A plan that would be trimmed is not timed as itself, see `TRIMMED`.
-        untimed = {plan for plan in offer.seconds if not offer.gains.get(plan)}
-        untimed -= {*seen, best}
-        found.append(max(untimed & near, key=offer.per_second, default=None))
-        found.append(best if trimmed and best not in seen else None)
-        found.append(0 if 0 in untimed and (trimmed or best in seen) else None)
-        return found
+        near = [p for p in offer.seconds if p != best and offer.per_second(p) >= least]
+        larger = [plan for plan in near if plan > best]
+        found = larger[:1] + [plan for plan in larger if plan in self._trees][:1]
+        if seen := self.served.seen(load.num_reqs):  # else steps cannot be timed
+            untimed = [plan for plan in near if plan not in seen]
+            found += sorted(untimed, key=offer.per_second)[-1:]
+            found += [0] * (0 in offer.seconds and 0 not in seen)
+        return list(dict.fromkeys(map(int, found)))
 
     # What is logged.
-
-    def _named(self, plan: int) -> str:
-        return f"tree of {plan}" if plan in self._trees else f"{plan}"
 
     def _log_initial(self) -> None:
         if not self.times:
@@ -377,11 +383,10 @@ class Chooser:
         )
 
     def _initial(self, row: Row) -> str:
-        best = Offer(self._hoped, row, {}).best()
+        best = Offer(self._hoped, row).best()
+        name = f"tree of {best}" if best in self._trees else f"{best}"
         if not best or 0 not in row:
-            return self._named(best)
+            return name
         with_drafts, without = 1e3 * row[best], 1e3 * row[0]
         ratio = with_drafts / without
-        return (
-            f"{self._named(best)} ({ratio:.2f}, {with_drafts:.2f} and {without:.2f} ms)"
-        )
+        return f"{name} ({ratio:.2f}, {with_drafts:.2f} and {without:.2f} ms)"

@@ -7,7 +7,7 @@ are dummies, and so is their cached context.
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import torch
@@ -38,12 +38,9 @@ logger = init_logger(__name__)
 
 MAX_REQUESTS = 256  # larger batches are extrapolated
 CONTEXT = 256  # tokens of each request before the step
-# Longer contexts, the most informative ones first, and numbers of requests there.
-LONG_CONTEXTS, LONG_SIZES = (16384, 65536, 4096), (1, 8, 64)
+# A longer context, and numbers of requests there.
+LONG_CONTEXT, LONG_SIZES = 16384, (1, 8, 64)
 TIMED_STEPS = 4
-# Up to this many verified drafts per request, trimmed steps are also timed at halves:
-# there a step turns from memory-bound to compute-bound.
-SHORT = 3
 # Time that measurements may take. A GPU needs about two seconds for one context and
 # three for the others; the rest is for a host that is busy with other engines. On a CPU
 # a step's time is proportional to its rows: few sizes tell the others.
@@ -76,15 +73,12 @@ def measure_pass_times(config: "VllmConfig", measure: Measure) -> Table:
     """Times steps that verify all their drafts.
 
     At a short context from one request on, twice as many each time, while the budget
-    lasts; then at sizes between them, and at longer contexts.
+    lasts; then at a longer one.
     """
     spec = config.speculative_config
     lengths, depth = chosen_lengths(spec), spec.drafter.num_speculative_tokens
-    chains = [length for length in lengths if length <= depth]
-    trees = [length for length in lengths if length > depth]
-    # The time that a longer context adds is nearly linear in the verified tokens, so a
-    # few lengths suffice.
-    few = {chains[0], chains[len(chains) // 2], depth, *trees[:1], lengths[-1]}
+    # The time that a longer context adds is nearly linear in the verified tokens.
+    few = sorted({lengths[0], depth, lengths[-1]})
     logger.info("Timing steps that draft %s tokens.", ", ".join(map(str, lengths)))
 
     def row(context: int, n: int, wanted: list[int]) -> Row:
@@ -97,10 +91,9 @@ def measure_pass_times(config: "VllmConfig", measure: Measure) -> Table:
     # Data-parallel ranks in lockstep must all measure the same.
     is_alone = config.parallel_config.data_parallel_size == 1
     budget = BUDGET_SECONDS if is_alone else float("inf")
-    sizes = sizes_to_measure(_most_requests(config))
     times: Table = {CONTEXT: {}}
-    steps = [(CONTEXT, n, lengths) for n in sizes]
-    steps += [(*point, sorted(few)) for point in long_contexts(config)]
+    steps = [(CONTEXT, n, lengths) for n in sizes_to_measure(_most_requests(config))]
+    steps += [(*point, few) for point in long_context(config)]
     longest = 0.0
     for context, n, wanted in steps:
         now = time.perf_counter()
@@ -127,13 +120,11 @@ def measure_trimmed_times(
     """
     spec = config.speculative_config
     depth = spec.drafter.num_speculative_tokens
-    sizes = sorted(n for n in passes[CONTEXT] if n >= least_trimmed(spec))
-    sizes = [n for n in sizes if n & (n - 1) == 0 or n == sizes[-1]]
-    parts = {float(length) for length in candidate_lengths(depth) if length}
-    parts |= {length + 0.5 for length in range(min(depth, SHORT))}
+    parts = [0.5, *(float(length) for length in candidate_lengths(depth) if length)]
     return {
-        n: {part: measure(n, depth, CONTEXT, part) for part in sorted(parts)}
-        for n in sizes
+        n: {part: measure(n, depth, CONTEXT, part) for part in parts}
+        for n in passes[CONTEXT]
+        if n >= least_trimmed(spec)
     }
 
 
@@ -149,15 +140,14 @@ def _most_requests(config: "VllmConfig") -> int:
 
 
 def sizes_to_measure(largest: int) -> list[int]:
-    """Numbers of requests to measure, in order: powers of two and the largest, then the
-    numbers halfway between, largest first, since the curve bends most there."""
-    powers = [1 << bits for bits in range(largest.bit_length())]
-    between = [n * 3 // 2 for n in reversed(powers[1:]) if n * 3 // 2 < largest]
-    return list(dict.fromkeys([*powers, largest, *between]))
+    """Numbers of requests to measure, in order: powers of two, and the largest."""
+    powers = (1 << bits for bits in range(largest.bit_length()))
+    return list(dict.fromkeys([*powers, largest]))
 
 
-def long_contexts(config: "VllmConfig") -> Iterator[tuple[int, int]]:
-    """Contexts and numbers of requests that fit, the most informative ones first."""
+def long_context(config: "VllmConfig") -> Iterator[tuple[int, int]]:
+    """The longer context with each number of requests that fits; none if `CONTEXT` is
+    about the longest."""
     cache, largest = config.cache_config, _most_requests(config)
     room = float((cache.num_gpu_blocks or 0) * cache.block_size)
     if config.parallel_config.data_parallel_size > 1:
@@ -165,15 +155,11 @@ def long_contexts(config: "VllmConfig") -> Iterator[tuple[int, int]]:
         largest, room = 1, float("inf")
     drafts = config.speculative_config.num_speculative_tokens
     longest = config.model_config.max_model_len - (2 + TIMED_STEPS) * (drafts + 1) - 2
-    seen = [CONTEXT]
-    for context in (min(context, longest) for context in LONG_CONTEXTS):
-        if any(2 * max(context, other) < 3 * min(context, other) for other in seen):
-            continue  # about as long as another
-        if context > CONTEXT:
-            seen.append(context)
-            for n in LONG_SIZES:
-                if n <= largest and n * context <= room:
-                    yield context, n
+    context = min(LONG_CONTEXT, longest)
+    if 2 * context >= 3 * CONTEXT:
+        for n in LONG_SIZES:
+            if n <= largest and n * context <= room:
+                yield context, n
 
 
 def _log(times: Table, trimmed: Curves, seconds: float) -> None:
@@ -182,18 +168,8 @@ def _log(times: Table, trimmed: Curves, seconds: float) -> None:
         for context, rows in times.items()
     )
     logger.info("Measured steps of %s in %.1f seconds.", sizes, seconds)
-    for context, rows in times.items():
-        _log_rows(f"at {context} tokens by requests and drafts", rows)
-    if trimmed:
-        _log_rows("that verifies a part, by requests and drafts verified", trimmed)
-
-
-def _log_rows(what: str, rows: Mapping[int, Row]) -> None:
-    lines = (
-        f"{n}: " + ", ".join(f"{plan} {1e3 * row[plan]:.2f}" for plan in row)
-        for n, row in sorted(rows.items())
-    )
-    logger.debug("Milliseconds of a step %s: %s.", what, "; ".join(lines))
+    logger.debug("Seconds of a step by context, requests and drafts: %s.", times)
+    logger.debug("That verifies a part, by requests and drafts verified: %s.", trimmed)
 
 
 # On the workers. What they import is imported where it is needed: the engine's process,

@@ -30,15 +30,14 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from . import Faded
-from .acceptance import ALL_GREEDY, Acceptance
-from .times import TRIMMED, Curves, ServedTimes, StepTimes
+from .acceptance import ALL_GREEDY, HALF_LIFE, Acceptance
+from .times import Curves, StepTimes
 
 if TYPE_CHECKING:
     from .chooser import Load
 
 # A trimmed step must promise this much more throughput: times are no more precise.
 MIN_GAIN = 0.02
-SHARE_STEPS = 32  # steps after which one counts half in the share that can be trimmed
 
 
 class PartialSteps(NamedTuple):
@@ -76,7 +75,6 @@ class Verifier:
     Args:
         times: of steps that verify all their drafts.
         partial: which steps can be trimmed.
-        served: corrections of these times.
         acceptance: as observed.
     """
 
@@ -84,14 +82,13 @@ class Verifier:
         self,
         times: StepTimes,
         partial: PartialSteps,
-        served: ServedTimes,
         acceptance: Acceptance,
     ):
-        self._times, self._served, self._acceptance = times, served, acceptance
+        self._times, self._acceptance = times, acceptance
         self._trimmed = StepTimes({0: partial.seconds}, times.depth)
         self.least, self._rows, self.depth = partial.least, partial.rows, times.depth
-        self._share = Faded(SHARE_STEPS)  # of steps that can be trimmed
-        self._share.add(1.0, SHARE_STEPS)
+        self._share = Faded(HALF_LIFE)  # of steps that can be trimmed
+        self._share.add(1.0, HALF_LIFE)
         # [requests, K], of the chains reported last; while trees are verified, what
         # trimming chains would gain follows from them.
         self._latest = np.empty((0, times.depth), dtype=np.float32)
@@ -169,10 +166,9 @@ class Verifier:
             return ALL
         tokens = n + np.sort(reached, axis=None)[::-1].cumsum()
         seconds = self._seconds(n, context, num_drafts, rows)
-        longer = self._served.correct(n, {TRIMMED: 1.0, num_drafts: 1.0})
-        worth = tokens[rows - n - 1] / (seconds * longer[TRIMMED])
+        worth = tokens[rows - n - 1] / seconds
         best = int(worth.argmax())
-        of_all = n * expected / (times[num_drafts] * longer[num_drafts])
+        of_all = n * expected / times[num_drafts]
         gain = float(worth[best]) / of_all - 1.0
         return Budget(int(rows[best]) - n, gain) if gain >= MIN_GAIN else ALL
 

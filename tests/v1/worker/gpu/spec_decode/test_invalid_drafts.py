@@ -7,8 +7,10 @@ import pytest
 import torch
 
 from vllm.config.drafter import DrafterConfig
-from vllm.v1.core.sched.invalid_drafts import keep_first_invalid
-from vllm.v1.worker.gpu.spec_decode.excluded_drafts import without_first_invalid
+from vllm.v1.core.sched.excluded_drafts import keep_first_invalid
+from vllm.v1.worker.gpu.spec_decode.excluded_drafts import (
+    without_first_invalid,
+)
 
 VOCAB, BANNED, NONE = 4, 3, -1
 

@@ -10,7 +10,7 @@ from vllm.config import CUDAGraphMode, ParallelConfig
 from vllm.config.drafter import DrafterConfig
 from vllm.config.drafter.length import AutoSchedule
 from vllm.v1.attention.backend import AttentionType
-from vllm.v1.spec_decode.tree_agreement import agree_on_trees
+from vllm.v1.spec_decode.draft_trees import agree_on_trees
 from vllm.v1.worker.gpu.model_states.default import DefaultModelState
 from vllm.v1.worker.gpu.spec_decode.unified.tree.attend import why_layer_cannot
 from vllm.v1.worker.gpu.spec_decode.unified.tree.step import (

@@ -19,7 +19,7 @@ from vllm.config.compilation import CUDAGraphMode
 from vllm.config.drafter.length import is_worth_trees, lengths_vary
 from vllm.logger import init_logger
 from vllm.v1.attention.backend import AttentionCGSupport
-from vllm.v1.spec_decode.dynamic.graph_sizes import trimmed_batches, worth_recording
+from vllm.v1.spec_decode.graph_sizes import trimmed_batches, worth_recording
 from vllm.v1.worker.gpu.cudagraph_utils import (
     BatchExecutionDescriptor,
     CudaGraphManager,

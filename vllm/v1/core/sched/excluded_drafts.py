@@ -1,8 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeps the first draft that a grammar invalidates, which must be verified.
+"""Drafts that are not scheduled, or scheduled though a grammar forbids them.
 
-`vllm/v1/worker/gpu/spec_decode/excluded_drafts.py` verifies it, and says why.
+Which of the scheduled ones are not accepted is up to the workers:
+`vllm/v1/worker/gpu/spec_decode/excluded_drafts.py`.
 """
+
+from vllm.config.drafter import METHODS
+
+
+def cut_drafts_past_limit(scheduler) -> None:
+    """Drops all drafts once no running request is within the drafter's context.
+
+    As long as one is, the others keep theirs, since FULL CUDA graphs need uniform query
+    lengths.
+    """
+    spec, longest = scheduler.vllm_config.speculative_config, scheduler.max_model_len
+    if spec is None or spec.method not in METHODS:
+        return
+    limit = spec.drafter.limit(longest)
+    if limit >= longest:
+        return
+    drafted = [request for request in scheduler.running if request.spec_token_ids]
+    for request in drafted:
+        if request.num_tokens + request.num_output_placeholders < limit:
+            return
+    for request in drafted:
+        request.spec_token_ids = []
 
 
 def keep_first_invalid(scheduler, drafted) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The front end refuses requests that Runner V2's sampling states have no room for."""
+"""The front end refuses what workers have no room for, and a session cannot follow."""
 
 from types import SimpleNamespace
 
@@ -9,8 +9,11 @@ import torch
 from vllm import SamplingParams
 from vllm.exceptions import VLLMValidationError
 from vllm.platforms import current_platform
+from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+from vllm.v1.engine import EngineCoreRequest
+from vllm.v1.engine.output_processor import OutputProcessor
 from vllm.v1.engine.parallel_sampling import ParentRequest
-from vllm.v1.engine.sampling_limits import check_sampling_limits
+from vllm.v1.engine.request_limits import check_sampling_limits
 
 if current_platform.is_cpu():
     import vllm.v1.worker.cpu.shm  # noqa: F401  (Runner V2 needs it on a CPU)
@@ -111,3 +114,45 @@ def add_outputs(params: SamplingParams) -> None:
     parent = ParentRequest(request)
     for index in range(params.n):
         Worker().add(parent.get_child_info(index)[1])
+
+
+# Parts of streamed input.
+
+GRAMMAR = StructuredOutputsParams(regex="[a-z]+")
+LATER_ONLY = {"logprobs": 2, "logprob_token_ids": [3], "prompt_logprobs": 0}
+
+
+def add_parts(*parts: dict, resumable: bool = True) -> None:
+    """Adds parts with these sampling parameters to a session."""
+    processor = OutputProcessor(tokenizer=None, log_stats=False)
+    for given in parts:
+        params = SamplingParams(output_kind=RequestOutputKind.DELTA, **given)
+        request = EngineCoreRequest(
+            request_id="a",
+            external_req_id="a",
+            prompt_token_ids=[1],
+            mm_features=None,
+            sampling_params=params,
+            pooling_params=None,
+            arrival_time=0.0,
+            lora_request=None,
+            cache_salt=None,
+            data_parallel_rank=None,
+            resumable=resumable,
+        )
+        processor.add_request(request, None)
+
+
+@pytest.mark.parametrize("name", LATER_ONLY)
+def test_logprobs_of_later_parts_only_are_refused(name: str):
+    asks = {name: LATER_ONLY[name]}
+    add_parts(asks, {}, asks)
+    with pytest.raises(VLLMValidationError, match="only if the first part"):
+        add_parts({}, asks)
+
+
+def test_grammars_of_sessions_are_refused():
+    add_parts({"structured_outputs": GRAMMAR}, resumable=False)
+    for before in ([], [{}]):
+        with pytest.raises(VLLMValidationError, match="structured_outputs"):
+            add_parts(*before, {"structured_outputs": GRAMMAR})

@@ -48,37 +48,6 @@ def worth_recording(counts: Iterable[int], query_len: int) -> set[int]:
     return set(kept)
 
 
-def thin_decode_batches(
-    vllm_config: "VllmConfig",
-    by_mode: dict[CUDAGraphMode, list["BatchExecutionDescriptor"]],
-) -> None:
-    """With "auto", removes batches of the target that are not worth a graph.
-
-    Args:
-        vllm_config: the engine's.
-        by_mode: batches to capture, changed in place: uniform ones are thinned.
-    """
-    if not lengths_vary(vllm_config.speculative_config):
-        return
-    depth = vllm_config.speculative_config.drafter.num_speculative_tokens
-    for batches in by_mode.values():
-        batches[:] = [b for b in batches if not _is_large_tree(b, depth)]
-        counts: dict[int, set[int]] = {}
-        for batch in batches:
-            if batch.uniform_token_count is not None:
-                same = counts.setdefault(batch.uniform_token_count, set())
-                same.add(batch.num_reqs)
-        kept = {
-            length: worth_recording(same, length) for length, same in counts.items()
-        }
-        batches[:] = [
-            batch
-            for batch in batches
-            if batch.uniform_token_count is None
-            or batch.num_reqs in kept[batch.uniform_token_count]
-        ]
-
-
 def _is_large_tree(batch: "BatchExecutionDescriptor", depth: int) -> bool:
     rows = batch.uniform_token_count or 0
     return rows > depth + 1 and batch.num_tokens > MAX_TREE_ROWS
@@ -138,8 +107,11 @@ def choose_decode_batches(
     """
     from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor
 
-    thin_decode_batches(vllm_config, by_mode)
-    spec, full = vllm_config.speculative_config, by_mode.get(CUDAGraphMode.FULL, [])
+    spec = vllm_config.speculative_config
+    if lengths_vary(spec):
+        for batches in by_mode.values():
+            _thin(batches, spec.drafter.num_speculative_tokens)
+    full = by_mode.get(CUDAGraphMode.FULL, [])
     # If there are none, graphs of mixed batches serve all batches.
     has_uniform = any(batch.uniform_token_count is not None for batch in full)
     if not has_uniform or not trims(spec):
@@ -150,6 +122,21 @@ def choose_decode_batches(
             CUDAGraphMode.FULL, num_tokens=m, num_reqs=n, max_query_len=query_len
         )
         for n, m in trimmed_batches(vllm_config, query_len)
+    ]
+
+
+def _thin(batches: list["BatchExecutionDescriptor"], depth: int) -> None:
+    """Removes uniform batches that are not worth a graph."""
+    batches[:] = [batch for batch in batches if not _is_large_tree(batch, depth)]
+    counts: dict[int | None, set[int]] = defaultdict(set)
+    for batch in batches:
+        counts[batch.uniform_token_count].add(batch.num_reqs)
+    kept = {q: worth_recording(same, q) for q, same in counts.items() if q is not None}
+    batches[:] = [
+        batch
+        for batch in batches
+        if batch.uniform_token_count is None
+        or batch.num_reqs in kept[batch.uniform_token_count]
     ]
 
 

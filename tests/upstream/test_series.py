@@ -18,7 +18,7 @@ THERE = "tests/v1/spec_decode/unified"
 # Some tests of the series: settings, layout, one kernel.
 FAST = [
     f"{THERE}/config/test_sampling_params.py",
-    f"{THERE}/config/test_speculative_keys.py",
+    f"{THERE}/config/test_speculators.py",
     f"{THERE}/kernels/test_interpreted.py",
     f"{THERE}/worker/gpu/spec_decode/test_unified_layout.py",
 ]

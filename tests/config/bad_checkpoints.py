@@ -126,7 +126,7 @@ FILES = [
     of_eagle3("fc.weight of", tensors({"fc.weight": (256, 512)})),
     of_eagle3("has no tensor d2t", tensors({"d2t": GONE})),
     of_eagle3(
-        "d2t of … must hold", tensors({"d2t": torch.zeros(100, dtype=torch.int64)})
+        "d2t of … has shape", tensors({"d2t": torch.zeros(100, dtype=torch.int64)})
     ),
     of_eagle3("d2t of … names tokens", tensors({"d2t": torch.full((1536,), 5000)})),
     of_eagle3(

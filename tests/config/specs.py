@@ -59,8 +59,8 @@ def cached(checkpoint: Path, repo: str, monkeypatch) -> str:
     snapshot.mkdir(parents=True)
     (home / "refs").mkdir()
     (home / "refs" / "main").write_text(commit)
-    for file in ("config.json", "model.safetensors"):
-        (checkpoint / file).rename(snapshot / file)
+    for name in ("config.json", "model.safetensors"):
+        (checkpoint / name).rename(snapshot / name)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     return repo

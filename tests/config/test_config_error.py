@@ -4,12 +4,15 @@
 import json
 import sys
 import traceback
+from argparse import ArgumentError
 
 import pytest
 from pydantic import ValidationError
 
 from vllm import LLM
+from vllm.engine.arg_utils import EngineArgs
 from vllm.entrypoints.cli.main import main
+from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 
 @pytest.fixture(autouse=True)
@@ -71,6 +74,19 @@ def test_traceback_ends_with_one_line_error(models, spec: dict, line: str):
     assert any("in create_engine_config" in each for each in told)
     (known,) = raised.value.errors()  # still pydantic's, for callers that catch it
     assert line.removeprefix("SpeculativeConfig.draft_tree: ") in known["msg"]
+
+
+def parsed(text: str):
+    parser = EngineArgs.add_cli_args(FlexibleArgumentParser(exit_on_error=False))
+    return parser.parse_args(["--speculative-config", text]).speculative_config
+
+
+def test_drafter_name_without_json():
+    assert parsed("models/pard") == {"model": "models/pard"}
+    assert parsed('{"method": "ngram"}') == {"method": "ngram"}
+    assert parsed("None") is None
+    with pytest.raises(ArgumentError, match="Expecting property name"):
+        parsed("{model: models/pard}")
 
 
 def test_other_errors_are_raised(monkeypatch):

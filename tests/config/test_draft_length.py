@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from vllm.config import SpeculativeConfig
+from vllm.config import ModelConfig, SpeculativeConfig
 from vllm.config.drafter import DrafterConfig, length
 from vllm.config.drafter.length import (
     MIN_REQUESTS_BY_DEFAULT,
@@ -28,7 +28,7 @@ from vllm.config.drafter.length import (
     tree_sizes,
     trims,
 )
-from vllm.config.drafter.support import check_others_choose
+from vllm.config.drafter.support import check_speculator
 from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
 
 from .specs import engine_config, unresolved
@@ -200,8 +200,8 @@ def test_explicit_auto_with_other_speculators(method, is_v2: bool, is_trimmed, w
     assert schedule.lengths == (0, 1, 2, 3) and found is is_trimmed
     refusal = f'"auto" does not support {why}.*: turn that'
     with pytest.raises(ValueError, match=refusal) if why else nullcontext():
-        check_others_choose(config, drafter, schedule, is_trimmed)
-    check_others_choose(config, replace(drafter, is_unified=True), schedule, is_trimmed)
+        check_speculator(config, drafter, schedule, is_trimmed)
+    check_speculator(config, replace(drafter, is_unified=True), schedule, is_trimmed)
 
 
 @pytest.mark.parametrize(
@@ -326,85 +326,23 @@ def test_adaptive_default_only_where_it_gains(
     assert trims(by_default(models, drafter, spec=asked, max_num_seqs=max_num_seqs))
 
 
-def engine_with(**changes: Any) -> SimpleNamespace:
-    """The parts of an engine's config that are read; `changes` updates each part."""
-    parts = {
-        "parallel_config": {
-            "data_parallel_size": 1,
-            "pipeline_parallel_size": 1,
-            "enable_batch_sharded_sampling": False,
-        },
-        "model_config": {
-            "return_sampling_mask": False,
-            "use_mla": False,
-            "has_inner_state": False,
-            "max_model_len": 4096,
-        },
-        "scheduler_config": {"max_num_batched_tokens": 4096, "max_num_seqs": 256},
-        "aux_output_config": {"enabled": False},
-        "speculative_config": {},
-        "lora_config": None,
-    }
-    for name, change in changes.items():
-        parts[name] = {**parts[name], **change} if parts[name] is not None else change
-    spec = settings(
-        is_auto_by_default=True,
-        enable_adaptive_verification=None,
-        **parts.pop("speculative_config"),
-    )
-    made = {k: v if v is None else SimpleNamespace(**v) for k, v in parts.items()}
-    return SimpleNamespace(speculative_config=spec, **made)
-
-
-UNIFIED = DrafterConfig("eagle3", 7, is_parallel=True, is_unified=True)
-
-
-@pytest.mark.parametrize(
-    "changes, what",
-    [
-        ({}, None),
-        ({"lora_config": {}}, "LoRA"),
-        ({"parallel_config": {"data_parallel_size": 2}}, "data parallelism"),
-        ({"parallel_config": {"pipeline_parallel_size": 2}}, "pipeline parallelism"),
-        (
-            {"parallel_config": {"enable_batch_sharded_sampling": True}},
-            "batch-sharded sampling",
-        ),
-        ({"model_config": {"return_sampling_mask": True}}, "returned sampling masks"),
-        ({"model_config": {"use_mla": True}}, "MLA"),
-        ({"aux_output_config": {"enabled": True}}, "returned routed experts"),
-        (
-            {"speculative_config": {"use_local_argmax_reduction": True}},
-            "use_local_argmax_reduction",
-        ),
-    ],
-)
-def test_unsupported_adaptive_default_is_logged(
-    changes: dict, what: str | None, on_gpu, caplog_vllm
-):
-    with caplog_vllm.at_level("INFO", logger="vllm"):
-        found = settle_lengths(engine_with(**changes), UNIFIED)
-    drafter, schedule, is_trimmed = found
-    assert schedule == "auto"
-    assert is_trimmed is drafter.is_trimmed_by_default is (what is None)
-    lines = [line for line in caplog_vllm.messages if "verifies all its dr" in line]
-    assert [line.endswith(f"support {what}.") for line in lines] == [True] * len(
-        changes
-    )
-
-
 @pytest.mark.parametrize("has_state, most", [(False, 27), (True, 7)])
-def test_targets_with_a_state_have_no_trees_by_default(has_state, most, on_gpu):
+def test_targets_with_a_state_have_no_trees_by_default(
+    has_state: bool, most: int, models, on_gpu, monkeypatch
+):
     """They would keep a state for each node, only to verify chains."""
-    config = engine_with(model_config={"has_inner_state": has_state})
-    _, schedule, _ = settle_lengths(config, replace(UNIFIED, is_parallel=False))
-    assert schedule.lengths[-1] == most
+    monkeypatch.setattr(ModelConfig, "has_inner_state", has_state)
+    assert chosen_lengths(by_default(models, "eagle3"))[-1] == most
 
 
-def test_adaptive_default_is_off_with_lora(models, on_gpu):
-    """vLLM refuses LoRA if adaptive verification is set explicitly."""
-    spec = by_default(models, enable_lora=True)
+def test_adaptive_default_is_off_with_lora(models, on_gpu, caplog_vllm):
+    """One log line says so. vLLM refuses LoRA if it is set explicitly."""
+    with caplog_vllm.at_level("INFO", logger="vllm"):
+        spec = by_default(models, enable_lora=True)
     assert is_auto(spec) and not trims(spec)
+    assert not spec.drafter.is_trimmed_by_default
+    (line,) = (line for line in caplog_vllm.messages if "all its drafts" in line)
+    assert line.endswith("support LoRA.")
     asked = {"enable_adaptive_verification": True}
     with pytest.raises(ValueError, match="not currently compatible with LoRA"):
         by_default(models, enable_lora=True, spec=asked)

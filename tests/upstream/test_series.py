@@ -21,7 +21,7 @@ THERE = "tests/v1/spec_decode/unified"
 # Some tests of the series: settings and layout.
 FAST = [
     f"{THERE}/config/test_sampling_params.py",
-    f"{THERE}/config/test_speculative_keys.py",
+    f"{THERE}/config/test_speculators.py",
     f"{THERE}/worker/gpu/spec_decode/test_unified_layout.py",
 ]
 MOST_LINES = 800  # of a patch without its tests: as much as a maintainer can review

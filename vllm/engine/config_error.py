@@ -54,9 +54,14 @@ class ConfigError(ValidationError):
 
     @classmethod
     def of(cls, error: ValidationError) -> "ConfigError":
-        return cls.from_exception_data(
-            error.title, [_details(**each) for each in error.errors()]
-        )
+        entries = []
+        for each in error.errors():
+            context = {**each.get("ctx", {}), "words": each["msg"]}
+            words = PydanticCustomError(each["type"], "{words}", context)
+            entries.append(
+                InitErrorDetails(type=words, loc=each["loc"], input=each["input"])
+            )
+        return cls.from_exception_data(error.title, entries)
 
     def __str__(self) -> str:
         return in_one_line(self)
@@ -64,16 +69,14 @@ class ConfigError(ValidationError):
 
 @contextmanager
 def says_in_one_line() -> Iterator[None]:
-    """Reduces pydantic errors that are raised within to their message.
-
-    Raises:
-        ConfigError: in the place of such an error; others are raised as they are.
-    """
+    """Reduces pydantic errors that are raised within to their message: they become a
+    `ConfigError`. Others are raised as they are."""
     try:
-        try:
-            yield
-        except ValidationError as error:
-            raise ConfigError.of(error).with_traceback(error.__traceback__) from None
+        yield
+    except ValidationError as error:
+        made = ConfigError.of(error).with_traceback(error.__traceback__)
+        setattr(made, ENDS_COMMAND, True)
+        raise made from None
     except ValueError as error:
         setattr(error, ENDS_COMMAND, True)
         raise
@@ -81,10 +84,8 @@ def says_in_one_line() -> Iterator[None]:
 
 @contextmanager
 def ends_in_one_line() -> Iterator[None]:
-    """Makes such an error end the process, with one line and status 1.
-
-    With VLLM_LOGGING_LEVEL=DEBUG it is raised, as it is for users of the Python API.
-    """
+    """Makes such an error end the process, with one line and status 1; with
+    VLLM_LOGGING_LEVEL=DEBUG it is raised, as it is for users of the Python API."""
     try:
         yield
     except ValueError as error:
@@ -102,14 +103,6 @@ def in_one_line(error: Exception) -> str:
     else:
         words = str(error)
     return " ".join(words.split())
-
-
-def _details(
-    type: str, loc: tuple, msg: str, input: Any, ctx: dict | None = None, **_
-) -> InitErrorDetails:
-    """One entry of a ValidationError, for use in a new one."""
-    words = PydanticCustomError(type, "{words}", {**(ctx or {}), "words": msg})
-    return InitErrorDetails(type=words, loc=loc, input=input)
 
 
 def _words(title: str, type: str, loc: tuple, msg: str, input: Any, **_) -> str:
@@ -139,10 +132,7 @@ def names_drafter(spec: Any) -> Iterator[None]:
 
 def parse_speculative_config(text: str) -> Any:
     """The value of --speculative-config: JSON, or a drafter's folder or hub id alone.
-
-    Raises:
-        ArgumentTypeError: it looks like JSON, but is not valid.
-    """
+    What looks like JSON and is not is an ArgumentTypeError."""
     try:
         return json.loads(text)
     except ValueError as error:
@@ -155,14 +145,11 @@ def parse_speculative_config(text: str) -> Any:
 
 
 def check_keys(settings: Any, config_class: type) -> None:
-    """Checks a speculative config as the user wrote it.
+    """Refuses, with a ValidationError, settings that are no mapping, or unknown keys.
 
     Args:
-        settings: the value of --speculative-config.
+        settings: the value of --speculative-config, as the user wrote it.
         config_class: SpeculativeConfig, whose fields are the keys.
-
-    Raises:
-        ValidationError: it is not a mapping, or has an unknown key.
     """
     if not isinstance(settings, Mapping):
         raise _invalid(
@@ -170,24 +157,20 @@ def check_keys(settings: Any, config_class: type) -> None:
             f"example {EXAMPLE}.",
             settings,
         )
-    names, results = {field.name for field in fields(config_class)}, set(RESULTS)
+    results = set(RESULTS)
     if settings.get("method") == "extract_hidden_states":
         results.remove("draft_model_config")
-    known = names - results
+    known = {field.name for field in fields(config_class)} - results
     for key, value in settings.items():
-        if is_dataclass(value):
-            continue  # vLLM's, in the arguments of an engine created before
         name = str(key).replace("-", "_")
+        if name in known or is_dataclass(value):
+            continue  # a dataclass is vLLM's, in an engine's arguments made before
         if name in results:
-            raise _invalid(
-                f'"{key}" of speculative_config is not a setting: leave it out.',
-                settings,
-            )
-        if name not in known:
-            near = get_close_matches(name, known, n=2)
-            named = " or ".join(f'"{each}"' for each in near)
-            remedy = f"did you mean {named}?" if near else "remove it."
-            raise _invalid(f'speculative_config has no key "{key}": {remedy}', settings)
+            said = f'"{key}" of speculative_config is not a setting: leave it out.'
+            raise _invalid(said, settings)
+        named = [f'"{each}"' for each in get_close_matches(name, known, n=2)]
+        remedy = f"did you mean {' or '.join(named)}?" if named else "remove it."
+        raise _invalid(f'speculative_config has no key "{key}": {remedy}', settings)
 
 
 def _invalid(words: str, settings: Any) -> ValidationError:

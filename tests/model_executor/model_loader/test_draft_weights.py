@@ -304,4 +304,3 @@ def test_target_weights_are_not_checked(monkeypatch):
     model = SimpleNamespace(load_weights=lambda weights: seen.extend(weights))
     loader.load_weights(model, target)
     assert seen == ["weight"]
-    assert not hasattr(loader, "draft_weights")

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a speculative config comes to: `DrafterConfig`, and later `StepTimes`."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -34,6 +35,11 @@ def num_candidates(num_nodes: int, is_one_pass: bool = True) -> int:
 def depth_with_passes(num_nodes: int, most: int) -> int:
     """Depth that "auto" gives a tree with one pass per depth, at most `most`."""
     return min(most, max(2, (num_nodes + 1) // ROWS_PER_PASS))
+
+
+def first_of(reasons: Mapping[str, bool]) -> str | None:
+    """The first reason that holds; None if none does."""
+    return next((what for what, holds in reasons.items() if holds), None)
 
 
 @dataclass(frozen=True)
@@ -134,20 +140,15 @@ class DrafterConfig:
         return None if self.is_unified else (self.unsupported or "Model Runner V1")
 
     def limit(self, target_limit: int) -> int:
-        """First position that it cannot draft at.
-
-        Args:
-            target_limit: the target's `max_model_len`; the engine may lower it to fit
-                its KV cache.
-        """
+        """First position that it cannot draft at; `target_limit` is the target's
+        `max_model_len`, which the engine may lower to fit its KV cache."""
         return min(target_limit, self.context or target_limit)
 
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Step times that an engine with "auto" measured after warm-up.
-
-    `speculative_config.step_times`, set once, in the process that schedules.
+    """`speculative_config.step_times`: those that an engine with "auto" measured after
+    warm-up; set once, in the process that schedules.
 
     Attributes:
         passes: seconds of a step by context, number of requests and draft length.

@@ -26,8 +26,6 @@ ARCHITECTURES = {
     "Qwen3DFlashDraftModel": "DFlashDraftModel",
     "Qwen3DFlash2DraftModel": "DFlash2DraftModel",
 }
-# Architectures that draft in parallel, whatever else their config says.
-PARALLEL_HEADS = ("PEagleDraftModel", "LlamaForCausalLMPeagle")
 EAGLE3_LAYER = r"midlayer\.|layers\.0\.hidden_norm\."
 EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight")
 TAPPED_LAYERS = "eagle_aux_hidden_state_layer_ids"
@@ -58,19 +56,27 @@ class DraftFiles:
     tensor_names: Callable[[], Collection[str]] = list
     file_names: Collection[str] = ()
 
-    def has(self, key: str) -> bool:
-        return self.config.get(key) is not None
+    def show(self, signs: str) -> bool:
+        """Whether they show one of the signs of a family, see `DraftFamily.signs`."""
+        return any(
+            all(map(self._shows, sign.split(" with "))) for sign in signs.split(" or ")
+        )
 
-    def has_architecture(self, name: str) -> bool:
-        return name in (self.config.get("architectures") or ())
-
-    def has_word(self, *words: str) -> bool:
-        """Whether the name of an architecture contains one of the words."""
-        names = self.config.get("architectures") or ()
-        return any(word in str(name) for name in names for word in words)
-
-    def has_tensor(self, name: str) -> bool:
-        return any(found.rpartition(".")[2] == name for found in self.tensor_names())
+    def _shows(self, sign: str) -> bool:
+        if sign.startswith("file "):
+            return sign.removeprefix("file ") in self.file_names
+        if sign.startswith("tensor "):
+            last = sign.removeprefix("tensor ")
+            return any(each.rpartition(".")[2] == last for each in self.tensor_names())
+        key, relation, words = re.fullmatch(r"(\w+)([=~]?)(.*)", sign).groups()
+        value = self.config.get(key)
+        if not relation:
+            return value is not None and value is not False
+        match = re.fullmatch if relation == "=" else re.search
+        return any(
+            match(words, str(each))
+            for each in (value if isinstance(value, list) else [value])
+        )
 
 
 @dataclass(frozen=True)
@@ -83,174 +89,80 @@ class DraftFamily:
         is_parallel: whether it drafts several tokens per pass.
         num_drafts: K if neither the user nor the checkpoint gives it: what its authors
             train or evaluate it with. None: vLLM has a default, or asks the user.
-        evidence: describes the keys that `matches` looks at.
-        matches: whether a checkpoint is of this family.
+        signs: by which it is told, joined by " or " and " with ": a config key that is
+            set, `key=value`, `key~word` for a word in a value, `tensor NAME`, `file
+            NAME`; `|` stands between alternatives.
     """
 
     name: str
     method: str
     is_parallel: bool
     num_drafts: int | None
-    evidence: str
-    matches: Callable[[DraftFiles], bool]
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return family_named, (self.name,)  # `matches` cannot be pickled
-
-
-def _is_pard2(files: DraftFiles) -> bool:
-    keys = ("pard2", "pard2_target_dim", "pard2_target_layers")
-    return (
-        files.config.get("spd_type") == "pard2"
-        or any(files.config.get(key) for key in keys)
-        or "warp_model.bin" in files.file_names
-    )
-
-
-def _is_speculators(*kinds: str) -> Callable[[DraftFiles], bool]:
-    return lambda files: files.config.get("speculators_model_type") in kinds
-
-
-def _is_dspark(files: DraftFiles) -> bool:
-    # DeepSeek's have the architecture of their target.
-    has_key = files.has_word("DSpark") or files.has("dspark_noise_token_id")
-    has_type = "dspark" in str(files.config.get("model_type")).lower()  # Muse Spark's
-    return has_key or has_type or _is_speculators("dspark")(files)
-
-
-def _is_dflash(files: DraftFiles) -> bool:
-    words = "DFlash", "LiLiCorr", "XPress", "MuseGlimmerAssistant"
-    kinds = "dflash", "dflash2"
-    has_key = files.has("dflash_config")
-    return has_key or files.has_word(*words) or _is_speculators(*kinds)(files)
-
-
-def _is_nemo_parallel(files: DraftFiles) -> bool:
-    return bool(files.config.get("parallel_drafting")) and files.has("mask_token_id")
-
-
-def _is_specforge_parallel(files: DraftFiles) -> bool:
-    return any(map(files.has_architecture, PARALLEL_HEADS)) or (
-        files.has("mask_token_id") and files.has_tensor("mask_hidden")
-    )
-
-
-def _is_eagle3(files: DraftFiles) -> bool:
-    return bool(files.config.get("eagle_config")) or files.has_word("Eagle3")
+    signs: str
 
 
 # The first one that matches is used. The first three have vLLM's own speculators; some
-# of their configs have keys of other families, too.
+# of their configs have keys of other families, too. DeepSeek's DSpark heads have the
+# architecture of their target, and Muse Spark's have none.
 FAMILIES = (
     DraftFamily(
         "DSpark",
         "dspark",
         True,
         None,
-        "`DSpark` in `architectures` or `model_type`, `dspark_noise_token_id`, or "
-        '`speculators_model_type: "dspark"`',
-        _is_dspark,
+        "architectures~DSpark or model_type~dspark or dspark_noise_token_id or "
+        "speculators_model_type=dspark",
     ),
     DraftFamily(
         "DFlash",
         "dflash",
         True,
         None,
-        "`dflash_config`, or `DFlash`, `LiLiCorr`, `XPress` or `MuseGlimmerAssistant` "
-        'in `architectures`, or `speculators_model_type: "dflash"` or `"dflash2"`',
-        _is_dflash,
+        "dflash_config or architectures~DFlash|LiLiCorr|XPress|MuseGlimmerAssistant or "
+        "speculators_model_type=dflash|dflash2",
     ),
-    DraftFamily(
-        "MTP",
-        "mtp",
-        False,
-        None,
-        "`MTP` in `architectures`",
-        lambda files: files.has_word("MTP"),
-    ),
+    DraftFamily("MTP", "mtp", False, None, "architectures~MTP"),
     DraftFamily(
         "PARD-2",
         "draft_model",
         True,
         15,
-        '`spd_type: "pard2"`, `pard2…`, or a file `warp_model.bin`',
-        _is_pard2,
+        "spd_type=pard2 or pard2 or pard2_target_dim or pard2_target_layers or "
+        "file warp_model.bin",
     ),
     DraftFamily(
-        "P-EAGLE, speculators",
-        "eagle3",
-        True,
-        7,
-        '`speculators_model_type: "peagle"`',
-        _is_speculators("peagle"),
+        "P-EAGLE, speculators", "eagle3", True, 7, "speculators_model_type=peagle"
     ),
     DraftFamily(
-        "EAGLE-3, speculators",
-        "eagle3",
-        False,
-        3,
-        '`speculators_model_type: "eagle3"`',
-        _is_speculators("eagle3"),
+        "EAGLE-3, speculators", "eagle3", False, 3, "speculators_model_type=eagle3"
     ),
+    DraftFamily("PARD", "draft_model", True, 8, "pard_token"),
+    DraftFamily("P-EAGLE, Amazon", "eagle3", True, 7, "ptd_token_id"),
     DraftFamily(
-        "PARD",
-        "draft_model",
-        True,
-        8,
-        "`pard_token`",
-        lambda files: files.has("pard_token"),
-    ),
-    DraftFamily(
-        "P-EAGLE, Amazon",
-        "eagle3",
-        True,
-        7,
-        "`ptd_token_id`",
-        lambda files: files.has("ptd_token_id"),
-    ),
-    DraftFamily(
-        "P-EAGLE, NeMo",
-        "eagle3",
-        True,
-        7,
-        "`parallel_drafting: true` with `mask_token_id`",
-        _is_nemo_parallel,
+        "P-EAGLE, NeMo", "eagle3", True, 7, "parallel_drafting=True with mask_token_id"
     ),
     DraftFamily(
         "P-EAGLE, SpecForge or verl-SpeCo",
         "eagle3",
         True,
         7,
-        "`PEagleDraftModel` or `LlamaForCausalLMPeagle` in `architectures`, or "
-        "`mask_token_id` with a tensor `mask_hidden`",
-        _is_specforge_parallel,
+        "architectures=PEagleDraftModel|LlamaForCausalLMPeagle or "
+        "mask_token_id with tensor mask_hidden",
     ),
     DraftFamily(
         "EAGLE-3, SpecForge or NVIDIA",
         "eagle3",
         False,
         3,
-        "`eagle_config`, or `Eagle3` in `architectures`",
-        _is_eagle3,
+        "eagle_config or architectures~Eagle3",
     ),
-    DraftFamily(
-        "EAGLE-3, SafeAILab",
-        "eagle3",
-        False,
-        3,
-        "`draft_vocab_size`",
-        lambda files: files.has("draft_vocab_size"),
-    ),
+    DraftFamily("EAGLE-3, SafeAILab", "eagle3", False, 3, "draft_vocab_size"),
 )
-
-
-def family_named(name: str) -> DraftFamily:
-    return next(family for family in FAMILIES if family.name == name)
 
 
 def find_family(files: DraftFiles) -> DraftFamily | None:
     """The family of a checkpoint; None for a language model."""
-    return next((family for family in FAMILIES if family.matches(files)), None)
+    return next((family for family in FAMILIES if files.show(family.signs)), None)
 
 
 def method_of_tensors(files: DraftFiles) -> str | None:
@@ -308,13 +220,9 @@ def read_checkpoint(
     file_names: Collection[str] = (),
     is_unclear: bool = False,
 ) -> DraftCheckpoint:
-    """Reads a draft model's raw config, as in its config.json.
+    """How a checkpoint was trained to draft, by the arguments of `DraftFiles`.
 
     Args:
-        config: the parsed config.json.
-        tensor_names: returns the names of the checkpoint's tensors; called only if the
-            config does not tell how it drafts.
-        file_names: of the files beside config.json, as far as they are known.
         is_unclear: whether its tensors have to tell a language model from a head.
     """
     files = DraftFiles(config, tensor_names, file_names)
@@ -335,22 +243,14 @@ def _trained_depth(config: Mapping[str, Any]) -> Any:
 
 
 def tapped_layers(config: Any) -> tuple[int, ...] | None:
-    """Ids of the target's layers whose inputs a head is fed; None: vLLM's defaults.
-
-    Args:
-        config: as for `listed_layers`.
-    """
+    """Ids of the target's layers whose inputs a head is fed; None: vLLM's defaults."""
     ids = listed_layers(config)
     return tuple(ids) if ids else None
 
 
 def listed_layers(config: Any) -> Any:
-    """The value of `tapped_layers` as it is in the file, valid or not.
-
-    Args:
-        config: a Hugging Face config or a mapping, with the ids at top level or in
-            `eagle_config`.
-    """
+    """The value of `tapped_layers` as it is in a config, a mapping or an object, valid
+    or not: at top level or in `eagle_config`."""
     get = config.get if isinstance(config, Mapping) else partial(getattr, config)
     nested = get("eagle_config", None) or {}
     return (
@@ -364,20 +264,14 @@ def default_layers(depth: int) -> tuple[int, ...]:
 
 
 def takes_aux_hidden_states(config: Any) -> bool:
-    """Whether an EAGLE-3 head is fed hidden states of several layers, not the last's.
-
-    Args:
-        config: a Hugging Face config.
-    """
+    """Whether an EAGLE-3 head is fed states of several layers, not the last's."""
     nested = getattr(config, "eagle_config", None) or {}
     return nested.get("use_aux_hidden_state", True)
 
 
 def adapt_config(config: Any) -> Any:
-    """Copies values of a draft model's config to where vLLM looks for them.
-
-    Changes `config`, a Hugging Face config, and returns it.
-    """
+    """Copies values of a draft model's config to where vLLM looks for them, and returns
+    it, a Hugging Face config."""
     names = getattr(config, "architectures", None) or ()
     if any(name in ARCHITECTURES for name in names):
         config.architectures = [ARCHITECTURES.get(name, name) for name in names]
@@ -394,10 +288,8 @@ def adapt_config(config: Any) -> Any:
 def overridden(
     config: Mapping[str, Any], overrides: Overrides | None
 ) -> Mapping[str, Any]:
-    """A parsed config.json with the user's overrides.
-
-    Functions are left out: they change the config class, which is made later.
-    """
+    """A parsed config.json with the user's overrides, except functions, which change
+    the config class that is made later."""
     if not overrides or callable(overrides):
         return config
     made = {**config, **overrides}
@@ -427,10 +319,7 @@ def _adapt(of_target: Overrides, config: Any) -> Any:
 
 
 def _override(of_user: Overrides, of_vllm: Overrides, config: Any) -> Any:
-    """As for a target: a function, or keys and values.
-
-    A mapping replaces the value, or keys of a nested config.
-    """
+    """As for a target: a function, or values by key, or keys of a nested config."""
     if callable(of_user):
         return of_vllm(of_user(config))
     rope = getattr(config, "rope_parameters", None) or {}
@@ -451,14 +340,8 @@ def _override(of_user: Overrides, of_vllm: Overrides, config: Any) -> Any:
 
 
 def check_values(model: str, config: Mapping[str, Any]) -> None:
-    """Checks values on which reading the config would fail, or drafts would be garbage.
-
-    Args:
-        config: the parsed config.json, with the user's overrides.
-
-    Raises:
-        ValueError: one of them is invalid.
-    """
+    """Refuses values of a config.json, with the user's overrides, that cannot be read,
+    or that make drafts garbage."""
     where = f"in {model}/config.json"
     for key in _not_numbers(config):
         raise ValueError(f"{key} {where} is NaN: correct it, or {AGAIN}.")
@@ -480,17 +363,18 @@ def _not_numbers(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def check_integers(what: str, value: Any) -> None:
-    """Raises ValueError unless a value, named by `what`, is a list of integers."""
-    if isinstance(value, list | tuple) and all(type(each) is int for each in value):
-        return
-    raise ValueError(f"{what} must be a list of integers, not {value!r}: correct it.")
+    """Refuses a value, named by `what`, that is no list of integers."""
+    is_list = isinstance(value, list | tuple)
+    if not is_list or any(type(each) is not int for each in value):
+        raise ValueError(
+            f"{what} must be a list of integers, not {value!r}: correct it."
+        )
 
 
 def check_finite(what: str, value: Any) -> None:
-    """Raises ValueError unless a value, named by `what`, is a finite number."""
-    if type(value) in (int, float) and math.isfinite(value):
-        return
-    raise ValueError(f"{what} must be a finite number, not {value!r}: correct it.")
+    """Refuses a value, named by `what`, that is no finite number."""
+    if type(value) not in (int, float) or not math.isfinite(value):
+        raise ValueError(f"{what} must be a finite number, not {value!r}: correct it.")
 
 
 def _check_speculators(where: str, config: Mapping[str, Any]) -> None:

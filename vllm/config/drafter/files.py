@@ -7,6 +7,7 @@ Several checks need them, so a file is read again only if it has changed.
 import json
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import lru_cache, partial, wraps
@@ -14,8 +15,16 @@ from pathlib import Path
 from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from huggingface_hub import HfApi
-from huggingface_hub.errors import HFValidationError
+import huggingface_hub
+import torch
+from huggingface_hub import HfApi, constants, file_download, hf_hub_url
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    RepositoryNotFoundError,
+)
+from huggingface_hub.file_download import repo_folder_name
 from huggingface_hub.utils import validate_repo_id
 
 import vllm.envs as envs
@@ -37,6 +46,7 @@ logger = init_logger(__name__)
 
 # Model types that transformers does not know, and the types to read them as.
 MODEL_TYPES = {"llama_peagle": "llama"}
+CONFIGS = ("config.json", "params.json")
 INDEX = "model.safetensors.index.json"
 LARGEST_HEADER = 100_000_000  # bytes; the format's own limit
 MODEL = '"model" of speculative_config'
@@ -51,13 +61,10 @@ T = TypeVar("T")
 
 
 def find_checkpoint(spec: "SpeculativeConfig") -> DraftCheckpoint | None:
-    """How a config's `model` drafts, by its files.
+    """How a config's `model` drafts, by its files; None if it has none that say it.
 
-    Returns:
-        None if it has none that say it: vLLM then goes by words in its path.
-
-    Raises:
-        ValueError: the files are missing, or cannot be a drafter's.
+    vLLM then goes by words in its path. Refuses missing files, and those that cannot be
+    a drafter's.
     """
     if not needs_model(spec):
         return None
@@ -75,19 +82,28 @@ def find_checkpoint(spec: "SpeculativeConfig") -> DraftCheckpoint | None:
         from transformers import CONFIG_MAPPING
 
         CONFIG_MAPPING.register(name, CONFIG_MAPPING[known], exist_ok=True)
-    folder = Path(spec.model)
-    is_folder = folder.is_dir()
+    is_folder = (folder := Path(spec.model)).is_dir()
     # A word in its path would make vLLM take a draft model for a head.
     is_misnamed = has_word(spec) and spec.method in (None, "draft_model")
     found = read_checkpoint(
         config,
-        partial(_tensor_names, spec),
+        partial(_named_tensors, spec),
         os.listdir(folder) if is_folder else (),
         is_unclear=is_misnamed or (spec.method is None and is_folder),
     )
     if found.family is None and found.method == "draft_model" and not is_misnamed:
         return replace(found, method=None)  # vLLM finds out whether it has MTP modules
     return found
+
+
+def _named_tensors(spec: "SpeculativeConfig") -> list[str]:
+    if not (names := tensor_names(spec.model, spec.revision)):
+        logger.warning(
+            "%s has no tensors whose names could be read to tell how it drafts: unless "
+            "its config.json says so, set method and parallel_drafting.",
+            spec.model,
+        )
+    return names
 
 
 def needs_model(spec: "SpeculativeConfig") -> bool:
@@ -111,8 +127,7 @@ def has_word(spec: "SpeculativeConfig") -> bool:
 def load_config(spec: "SpeculativeConfig") -> Mapping[str, Any] | None:
     """The parsed config.json; None if it is missing or cannot be read.
 
-    Raises:
-        ValueError: it is no JSON object.
+    Refuses a local file that holds no JSON object.
     """
     if (file := Path(spec.model) / "config.json").is_file():
         return read_config(file)
@@ -128,11 +143,7 @@ def load_config(spec: "SpeculativeConfig") -> Mapping[str, Any] | None:
 
 
 def check_name(model: str | None) -> None:
-    """Checks that a drafter's name can be that of a folder or of a model on the hub.
-
-    Raises:
-        ValueError: it is missing, or cannot, or the folder must not be read.
-    """
+    """Refuses a missing name, and one of a file or folder that cannot be opened."""
     if not (model or "").strip():
         raise ValueError(
             'speculative_config has no "model": name the folder or the hub id of a '
@@ -160,12 +171,8 @@ def names_a_path(model: str) -> bool:
 
 
 def check_folder(spec: "SpeculativeConfig") -> None:
-    """Checks that a local drafter is a folder with a config.
-
-    Raises:
-        ValueError: it is not.
-    """
-    folder = Path(spec.model)
+    """Refuses a local drafter that is no folder with a config."""
+    folder, target = Path(spec.model), spec.target_model_config
     if folder.suffix == ".gguf":
         return
     if not folder.is_dir():
@@ -174,10 +181,9 @@ def check_folder(spec: "SpeculativeConfig") -> None:
             f"{MODEL}: {folder} {what}: name the folder that holds the drafter's "
             "config.json and weights."
         )
-    target = spec.target_model_config
     if target is not None and target.config_format not in ("auto", "hf", "mistral"):
         return
-    if (folder / "config.json").is_file() or (folder / "params.json").is_file():
+    if any((folder / name).is_file() for name in CONFIGS):
         return
     if (folder / "adapter_config.json").is_file():
         raise ValueError(
@@ -201,23 +207,16 @@ def check_hub(spec: "SpeculativeConfig") -> None:
 
 
 def check_root(spec: "SpeculativeConfig") -> None:
-    """Checks that a drafter's repository on the hub has a config, in its root.
-
-    To be called if none could be read; vLLM reports other reasons.
-
-    Raises:
-        ValueError: it has some in subfolders only, which vLLM does not load.
-    """
+    """Refuses a repository on the hub whose configs are in subfolders, which vLLM does
+    not load; to be called if none could be read. vLLM reports other reasons."""
     if names_a_path(spec.model) or envs.VLLM_USE_MODELSCOPE:
         return
     try:
         files = HfApi().list_repo_files(spec.model, revision=spec.revision)
     except Exception:  # no answer, or no repository
         return
-    folders = sorted(
-        file.rpartition("/")[0] for file in files if "/config.json" in file
-    )
-    if folders and not {"config.json", "params.json"} & set(files):
+    folders = sorted(name.rpartition("/")[0] for name in files if "/config.j" in name)
+    if folders and not set(CONFIGS) & set(files):
         raise ValueError(
             f"{MODEL}: {spec.model} has its config.json only in {', '.join(folders)}: "
             "download it, and name one of these folders."
@@ -227,15 +226,7 @@ def check_root(spec: "SpeculativeConfig") -> None:
 def check_exists(
     what: str, model: str, revision: str | None, token: Any, is_local: bool = False
 ) -> None:
-    """Checks that a model is on the hub if its name may be that of a missing folder.
-
-    It may be if its parent folder exists, or `is_local`: the model beside it is local.
-    The hub is asked once; if it did not answer, vLLM and transformers would retry for
-    minutes.
-
-    Raises:
-        ValueError: it is not on the hub, or the hub does not answer.
-    """
+    """Refuses the name of a model, called `what`, that is missing, see `is_missing`."""
     if is_missing(model, revision, token, is_local):
         folder = Path(model)
         others = os.listdir(folder.parent) if folder.parent.is_dir() else []
@@ -250,16 +241,14 @@ def check_exists(
 def is_missing(model: str, revision: str | None, token: Any, is_local: bool) -> bool:
     """Whether a name may be that of a missing folder, and is not on the hub either.
 
-    Args:
-        is_local: as for `check_exists`.
+    It may be if its parent folder exists, or `is_local`: the model beside it is local.
+    The hub is asked once; if it did not answer, vLLM and transformers would retry for
+    minutes.
     """
     if Path(model).exists():
         return False
     if names_a_path(model):
         return True
-    from huggingface_hub import constants
-    from huggingface_hub.file_download import repo_folder_name
-
     cached = repo_folder_name(repo_id=model, repo_type="model")
     may_be_a_path = (
         (is_local or ("/" in model and Path(model).parent.is_dir()))
@@ -271,13 +260,6 @@ def is_missing(model: str, revision: str | None, token: Any, is_local: bool) -> 
 
 
 def _is_on_hub(model: str, revision: str | None, token: Any) -> bool:
-    from huggingface_hub import file_download, hf_hub_url
-    from huggingface_hub.errors import (
-        GatedRepoError,
-        HfHubHTTPError,
-        RepositoryNotFoundError,
-    )
-
     url = hf_hub_url(model, "config.json", revision=revision)
     try:
         file_download.get_hf_file_metadata(url, token=token)
@@ -295,10 +277,8 @@ def find_file(model: str, name: str, revision: str | None) -> Path | None:
     """A file of a checkpoint, local, cached or on the hub; None if it has none."""
     if (folder := Path(model)).exists():
         return folder / name if (folder / name).is_file() else None
-    from huggingface_hub import hf_hub_download
-
     try:
-        return Path(hf_hub_download(model, name, revision=revision))
+        return Path(huggingface_hub.hf_hub_download(model, name, revision=revision))
     except (OSError, ValueError):
         return None
 
@@ -309,19 +289,15 @@ def serve_head(
     """`vllm serve` with a speculators head in the place of a model.
 
     Args:
-        head: folder or hub id of the head.
-        config: its config.json.
+        head: folder or hub id of the head; `config` is its config.json.
         spec: the user's speculative config; None if there is none.
         token: for the hub.
 
     Returns:
         The target that the head names, its tokenizer, and the user's speculative config
         with the head as `model`, so that nothing in the head's file counts as set by
-        the user.
-
-    Raises:
-        ValueError: the head does not name a model on the hub. As in vLLM, no file
-            chooses a folder of this machine.
+        the user. A head that names no model on the hub is refused: as in vLLM, no file
+        chooses a folder of this machine.
     """
     settings = config["speculators_config"]
     verifier = settings.get("verifier") if isinstance(settings, Mapping) else None
@@ -342,8 +318,7 @@ def _is_hub_id(name: Any, token: Any, is_local: bool) -> bool:
         validate_repo_id(name or "")
     except HFValidationError:
         return False
-    path = Path(name)
-    is_path = path.exists() or path.is_symlink()
+    is_path = Path(name).exists() or Path(name).is_symlink()
     return not is_path and not is_missing(name, None, token, is_local)
 
 
@@ -355,10 +330,7 @@ def once(read: Callable[[Path], T]) -> Callable[[Path], T]:
 
     The returned value is shared: do not modify it.
     """
-
-    @lru_cache(maxsize=64)
-    def cached(file: Path, size: int, modified: int) -> T:
-        return read(file)
+    cached = lru_cache(maxsize=64)(lambda file, size, modified: read(file))
 
     @wraps(read)
     def read_if_changed(file: Path) -> T:
@@ -369,11 +341,7 @@ def once(read: Callable[[Path], T]) -> Callable[[Path], T]:
 
 
 def parse_json(file: Path) -> Mapping[str, Any]:
-    """The content of a JSON file, such as config.json.
-
-    Raises:
-        ValueError: it is not a JSON object.
-    """
+    """The content of a JSON file, such as config.json; refuses what is no object."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -398,11 +366,7 @@ class Tensor:
 
 @once
 def read_header(file: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file by name.
-
-    Raises:
-        ValueError: the file is cut short, or is not a safetensors file.
-    """
+    """The tensors of a safetensors file by name; refuses a broken file."""
     size = file.stat().st_size
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
@@ -432,14 +396,21 @@ def read_header(file: Path) -> dict[str, Tensor]:
 
 
 def read_headers(folder: Path) -> dict[str, Tensor]:
-    """The safetensors tensors that would be loaded from a folder, by name.
-
-    Raises:
-        ValueError: a file is broken, or missing although the index names it.
-    """
-    files = sorted(folder.glob("*.safetensors"))
-    if (folder / INDEX).is_file():
-        files = [folder / name for name in sorted(_shards(folder / INDEX))]
+    """The safetensors tensors that would be loaded from a folder, by name; refuses
+    broken files, and an index that names missing ones or those of another folder."""
+    files, index = sorted(folder.glob("*.safetensors")), folder / INDEX
+    if index.is_file():
+        try:
+            names = {*json.loads(index.read_text("utf-8"))["weight_map"].values()}
+            is_beside = all(name == Path(name).name for name in names)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise ValueError(f"{index} is not a safetensors index: {AGAIN}.") from None
+        if not is_beside:
+            raise ValueError(
+                f"{index} must name files of its own folder, but its weight_map names "
+                f"{sorted(names)}: {AGAIN}, from a source that you trust."
+            )
+        files = [folder / name for name in sorted(names)]
     for file in files:
         if not file.is_file():
             raise ValueError(f"{file} is missing, which {INDEX} names: {AGAIN}.")
@@ -448,61 +419,38 @@ def read_headers(folder: Path) -> dict[str, Tensor]:
     }
 
 
-def _shards(index: Path) -> set[str]:
-    """The files that an index names, which must be in its folder."""
-    try:
-        names = set(json.loads(index.read_text("utf-8"))["weight_map"].values())
-        is_beside = all(name == Path(name).name for name in names)
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise ValueError(f"{index} is not a safetensors index: {AGAIN}.") from None
-    if not is_beside:
-        raise ValueError(
-            f"{index} must name files of its own folder, but its weight_map names "
-            f"{sorted(names)}: {AGAIN}, from a source that you trust."
-        )
-    return names
+def find_tensors(model: str, revision: str | None) -> dict[str, Tensor]:
+    """Safetensors tensors of a checkpoint, local, cached or on the hub, by name.
 
-
-def tensor_names(folder: Path) -> list[str]:
-    """Names of the tensors in a folder; empty if no header can be read.
-
-    A broken file is no error here, since it may never be loaded.
+    Empty if their headers cannot be read: whatever loads the files reports that.
     """
+    if not (folder := Path(model)).is_dir():
+        return _hub_tensors(model, revision)
     try:
-        if found := read_headers(folder):
-            return list(found)
+        return read_headers(folder)
     except ValueError:
-        return []
-    return [name for file in folder.glob("*.bin") for name in _pickled_names(file)]
+        return {}
 
 
-def _pickled_names(file: Path) -> list[str]:
-    """Tensor names in a file of torch.save; no code is run and no data read."""
-    import torch
+@lru_cache(maxsize=1)
+def _hub_tensors(model: str, revision: str | None) -> dict[str, Tensor]:
+    from vllm.transformers_utils.config import get_safetensors_params_metadata
 
-    try:
-        tensors = torch.load(file, map_location="meta", mmap=True, weights_only=True)
-    except (UnpicklingError, RuntimeError, EOFError, ValueError, OSError):
-        return []
-    return list(tensors) if isinstance(tensors, Mapping) else []
+    found = get_safetensors_params_metadata(model, revision=revision)
+    return {
+        name: Tensor(name, Path(model), each["dtype"], tuple(each["shape"]))
+        for name, each in found.items()
+    }
 
 
-def _tensor_names(spec: "SpeculativeConfig") -> list[str]:
-    """Names of a checkpoint's tensors, local, cached or on the hub.
+def tensor_names(model: str, revision: str | None) -> list[str]:
+    """Names of a checkpoint's tensors; empty if none can be read.
 
-    Empty for a checkpoint on the hub without safetensors.
+    Of files of torch.save, which are read only in a folder, no code is run.
     """
-    if (folder := Path(spec.model)).is_dir():
-        names = tensor_names(folder)
-    else:
-        from vllm.transformers_utils.config import get_safetensors_params_metadata
-
-        found = get_safetensors_params_metadata(spec.model, revision=spec.revision)
-        names = list(found)
-    if not names:
-        logger.warning(
-            "%s has no tensors whose names could be read to tell how it drafts: unless "
-            "its config.json says so, set method and parallel_drafting.",
-            spec.model,
-        )
+    names = list(find_tensors(model, revision))
+    for file in [] if names else Path(model).glob("*.bin"):
+        with suppress(UnpicklingError, RuntimeError, EOFError, ValueError, OSError):
+            found = torch.load(file, map_location="meta", mmap=True, weights_only=True)
+            names += found if isinstance(found, Mapping) else ()
     return names

@@ -22,6 +22,7 @@ from .drafter import (
     ROWS_PER_PASS,
     DrafterConfig,
     depth_with_passes,
+    first_of,
 )
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 logger = init_logger(__name__)
 
 AUTO = "auto"
+# What draft trees need, as it is by default.
+TREE_SETTINGS = {"draft_sample_method": "greedy", "rejection_sample_method": "standard"}
 # Other methods whose draft length can change from step to step, with vLLM's own
 # speculators on Runner V2: MTP skips passes, the others have fewer drafts verified.
 OTHER_METHODS = ("mtp", "dflash", "dspark", "ngram", "ngram_gpu")
@@ -53,12 +56,8 @@ MIN_REQUESTS, MIN_REQUESTS_BY_DEFAULT = 8, 64
 
 
 class AutoSchedule(str):
-    """The string "auto", once the candidate lengths are known.
-
-    Attributes:
-        lengths: draft tokens of a request, ascending; those above the drafter's depth
-            are nodes of trees.
-    """
+    """The string "auto", once the candidate `lengths` are known: draft tokens of a
+    request, ascending; those above the drafter's depth are nodes of trees."""
 
     lengths: tuple[int, ...]
 
@@ -102,13 +101,8 @@ def least_trimmed(spec: Any) -> int:
 def candidate_lengths(
     depth: int, num_nodes: int | None = None, trees: Iterable[int] = TREES
 ) -> list[int]:
-    """The draft lengths to choose from, ascending, up to the longest allowed.
-
-    Args:
-        depth: K, the longest chain.
-        num_nodes: N, the most nodes of a tree; None if no trees are drafted.
-        trees: nodes of the trees to choose from, ascending.
-    """
+    """The draft lengths to choose from, ascending: chains up to K = `depth`, and trees
+    of up to `num_nodes` nodes, of those in `trees`; None: no trees."""
     chains = [k for k in CHAINS if k < depth] + [depth]
     if num_nodes is None or num_nodes <= depth:
         return chains
@@ -126,11 +120,9 @@ def tree_sizes(drafter: DrafterConfig) -> list[int]:
 
 
 def depth_of(spec: Any, num_drafts: int) -> int:
-    """The most drafts of a step that can be accepted, if it asks for `num_drafts`.
-
-    That is the length of a chain, and the depth of a tree: K, except that "auto" drafts
-    small trees in fewer passes.
-    """
+    """The most drafts of a step that can be accepted, if it asks for `num_drafts`: the
+    length of a chain, or a tree's depth: K, or less where "auto" drafts small trees in
+    fewer passes."""
     drafter = spec.drafter
     depth = drafter.num_speculative_tokens
     is_tree = drafter.is_tree(num_drafts)
@@ -147,9 +139,8 @@ def chosen_lengths(spec: "SpeculativeConfig") -> list[int]:
 
 def lengths_of(schedule: str, depth: int) -> list[int]:
     """The draft lengths of "auto"; chains up to `depth` before it is resolved."""
-    if isinstance(schedule, AutoSchedule):
-        return list(schedule.lengths)
-    return candidate_lengths(depth)
+    is_resolved = isinstance(schedule, AutoSchedule)
+    return list(schedule.lengths) if is_resolved else candidate_lengths(depth)
 
 
 def is_worth_trees(spec: Any, num_reqs: int, num_nodes: int) -> bool:
@@ -171,12 +162,11 @@ def covering_lookup(
     return [num_speculative_tokens] * rest + candidates
 
 
-def parse_schedule(value: Any) -> Any:
-    """The field's validator, whose error says which values are valid.
+# Settings.
 
-    Raises:
-        ValueError: a string other than "auto".
-    """
+
+def parse_schedule(value: Any) -> Any:
+    """The field's validator, whose error says which values are valid."""
     if isinstance(value, str) and value != AUTO:
         raise ValueError(
             f'num_speculative_tokens_per_batch_size must be "{AUTO}" or a list of '
@@ -201,74 +191,33 @@ DraftLengthSchedule = Annotated[
 ]
 
 
-def check_schedule(spec: "SpeculativeConfig", limit: int) -> None:
-    """Checks a schedule of draft lengths, if one is set.
+def fill_length(
+    spec: "SpeculativeConfig", trained: int | None = None, usual: int | None = None
+) -> None:
+    """Fills in K, and "auto" if the user sets neither K nor a schedule nor a tree.
 
     Args:
-        limit: most draft tokens that a step verifies.
-
-    Raises:
-        ValueError: its ranges are invalid, or it drafts nothing, or more than `limit`.
+        trained: K that the checkpoint names, valid or not.
+        usual: K of its family, else `DEFAULT_LONGEST`; "auto" chooses up to the larger.
     """
-    from vllm.v1.spec_decode.dynamic import utils
-
-    schedule = spec.num_speculative_tokens_per_batch_size
-    if schedule is None or schedule == AUTO:
+    schedule, drafts = spec.num_speculative_tokens_per_batch_size, None
+    is_ours = spec.method in METHODS
+    if spec.num_speculative_tokens is not None:
         return
-    try:
-        utils.validate_and_normalize_dynamic_sd_schedule(schedule)
-    except ValueError as error:
-        raise ValueError(
-            f"num_speculative_tokens_per_batch_size {schedule}: {error} Write [first "
-            "batch size, last batch size, draft length] for ranges from 1 on, such as "
-            "[[1, 8, 4], [9, 64, 2]]."
-        ) from None
-    longest = max(entry[2] for entry in schedule)
-    if longest == 0:
-        raise ValueError(
-            f"num_speculative_tokens_per_batch_size {schedule} has no drafts for any "
-            "batch: raise a draft length, or leave out the speculative config."
-        )
-    if longest > limit:
-        key = "draft_tree" if spec.draft_tree else "num_speculative_tokens"
-        raise ValueError(
-            f"num_speculative_tokens_per_batch_size {schedule} drafts {longest} "
-            f"tokens, but {key} is {limit}: lower that length, or raise {key}."
-        )
-
-
-def fill_schedule(spec: "SpeculativeConfig") -> None:
-    """Fills in "auto" if the user sets neither a draft length nor a schedule nor a
-    tree, and the longest draft of a schedule as K."""
-    settings = (
-        spec.num_speculative_tokens,
-        spec.num_speculative_tokens_per_batch_size,
-        spec.draft_tree,
-    )
-    if spec.method in METHODS and all(setting is None for setting in settings):
-        spec.num_speculative_tokens_per_batch_size = AUTO
+    if is_ours and schedule is None and spec.draft_tree is None:
+        spec.num_speculative_tokens_per_batch_size = schedule = AUTO
         spec.is_auto_by_default = True
-    schedule = spec.num_speculative_tokens_per_batch_size
-    if spec.num_speculative_tokens is None and schedule and schedule != AUTO:
-        longest = max(entry[2] for entry in schedule)
-        spec.num_speculative_tokens = longest if longest > 0 else None
-
-
-def fill_length(spec: "SpeculativeConfig") -> None:
-    """Fills in "auto", and `DEFAULT_LONGEST` as K, if nothing sets a draft length."""
-    fill_schedule(spec)
-    if spec.num_speculative_tokens is None and spec.method in METHODS:
-        spec.num_speculative_tokens = DEFAULT_LONGEST
+    if schedule and schedule != AUTO:
+        drafts = max(entry[2] for entry in schedule) or None
+    if usual and schedule == AUTO:
+        usual = max(usual, DEFAULT_LONGEST)  # not drafted in every step
+    choices = drafts, trained, usual, DEFAULT_LONGEST if is_ours else None
+    spec.num_speculative_tokens = next((k for k in choices if k is not None), None)
 
 
 def check_auto(spec: "SpeculativeConfig") -> None:
-    """Checks "auto" against the method and the target's parallelism.
-
-    If it is only the default, the length is fixed instead, and one log line says why.
-
-    Raises:
-        ValueError: it does not support them.
-    """
+    """Refuses "auto" where the method or the target's parallelism rule it out; if it is
+    only the default, the length is fixed instead, and one log line says why."""
     found = _why_not_auto(spec) if is_auto(spec) else None
     if found is None:
         return
@@ -321,14 +270,11 @@ def _why_not_auto(spec: "SpeculativeConfig") -> tuple[str, str] | None:
     return None
 
 
-def check_width(spec: "SpeculativeConfig") -> None:
-    """Checks `parallel_drafting_width`, once all else is filled in.
-
-    Raises:
-        ValueError: it is above K, or drafting is not parallel.
-    """
-    width, drafts = spec.parallel_drafting_width, spec.num_speculative_tokens
-    if width is not None and not (spec.parallel_drafting and spec.method in METHODS):
+def check_lengths(spec: "SpeculativeConfig", drafter: DrafterConfig) -> None:
+    """Refuses a width, tree or schedule of draft lengths that the drafter cannot draft,
+    or that contradicts another setting."""
+    width, drafts = spec.parallel_drafting_width, drafter.num_speculative_tokens
+    if width is not None and not (drafter.is_parallel and drafter.method in METHODS):
         raise ValueError(
             "parallel_drafting_width needs a drafter trained for parallel drafting, "
             "and parallel_drafting not set to false."
@@ -338,17 +284,14 @@ def check_width(spec: "SpeculativeConfig") -> None:
             f"parallel_drafting_width ({width}) must be at most "
             f"num_speculative_tokens ({drafts})."
         )
+    if spec.draft_tree is not None:
+        _check_tree(spec, drafter)
+    if not is_auto(spec) and spec.num_speculative_tokens_per_batch_size is not None:
+        _check_schedule(spec, drafter.num_verified)
 
 
-def check_tree(spec: "SpeculativeConfig", drafter: DrafterConfig) -> None:
-    """Checks `draft_tree`, once all else is filled in.
-
-    Raises:
-        ValueError: such a tree cannot be drafted, or cannot be verified.
-    """
+def _check_tree(spec: "SpeculativeConfig", drafter: DrafterConfig) -> None:
     nodes, depth = spec.draft_tree, drafter.num_speculative_tokens
-    if nodes is None:
-        return
     if drafter.method not in METHODS:
         raise ValueError(
             f"draft_tree does not support method {drafter.method}: use a draft model, "
@@ -365,8 +308,7 @@ def check_tree(spec: "SpeculativeConfig", drafter: DrafterConfig) -> None:
             f"draft_tree ({nodes}) must be from num_speculative_tokens ({depth}), the "
             f"chain that it begins with, to {MAX_NODES}: change one of the two."
         )
-    wanted = {"draft_sample_method": "greedy", "rejection_sample_method": "standard"}
-    for name, value in wanted.items():
+    for name, value in TREE_SETTINGS.items():
         if (found := getattr(spec, name)) != value:
             raise ValueError(
                 f'draft_tree does not support {name}="{found}": leave it unset. Output '
@@ -374,20 +316,49 @@ def check_tree(spec: "SpeculativeConfig", drafter: DrafterConfig) -> None:
             )
 
 
+def _check_schedule(spec: "SpeculativeConfig", limit: int) -> None:
+    from vllm.v1.spec_decode.dynamic import utils
+
+    schedule = spec.num_speculative_tokens_per_batch_size
+    named = f"num_speculative_tokens_per_batch_size {schedule}"
+    try:
+        utils.validate_and_normalize_dynamic_sd_schedule(schedule)
+    except ValueError as error:
+        raise ValueError(
+            f"{named}: {error} Write [first batch size, last batch size, draft length] "
+            "for ranges from 1 on, such as [[1, 8, 4], [9, 64, 2]]."
+        ) from None
+    longest = max(entry[2] for entry in schedule)
+    if longest == 0:
+        raise ValueError(
+            f"{named} has no drafts for any batch: raise a draft length, or leave out "
+            "the speculative config."
+        )
+    if longest > limit:
+        key = "draft_tree" if spec.draft_tree else "num_speculative_tokens"
+        raise ValueError(
+            f"{named} drafts {longest} tokens, but {key} is {limit}: lower that "
+            f"length, or raise {key}."
+        )
+
+
 def verify_whole_trees(spec: "SpeculativeConfig") -> None:
     """Turns adaptive verification off if every step verifies a tree, and logs it."""
-    if spec.draft_tree is None or is_auto(spec):
+    if (
+        spec.draft_tree is None
+        or is_auto(spec)
+        or not spec.enable_adaptive_verification
+    ):
         return
-    if spec.enable_adaptive_verification:
-        spec.enable_adaptive_verification = False
-        logger.warning(
-            "enable_adaptive_verification does nothing beside draft_tree=%d: every "
-            "step verifies whole trees, and chains alone are trimmed. Unset one of the "
-            'two, or add "num_speculative_tokens_per_batch_size": "%s" to have the '
-            "engine choose between trees and trimmed chains.",
-            spec.draft_tree,
-            AUTO,
-        )
+    spec.enable_adaptive_verification = False
+    logger.warning(
+        "enable_adaptive_verification does nothing beside draft_tree=%d: every step "
+        "verifies whole trees, and chains alone are trimmed. Unset one of the two, or "
+        'add "num_speculative_tokens_per_batch_size": "%s" to have the engine choose '
+        "between trees and trimmed chains.",
+        spec.draft_tree,
+        AUTO,
+    )
 
 
 # What the engine chooses while serving: how much is drafted, and how much verified.
@@ -396,15 +367,11 @@ def verify_whole_trees(spec: "SpeculativeConfig") -> None:
 def settle_lengths(
     vllm_config: "VllmConfig", drafter: DrafterConfig
 ) -> tuple[DrafterConfig, Any, bool]:
-    """Decides whether the engine chooses draft lengths, and which, and whether it
-    verifies only part of its drafts.
+    """The drafter with its largest tree, the schedule of draft lengths, and whether
+    adaptive verification is on.
 
     If "auto" is only the default and the unified speculator does not draft, the length
     is fixed, and one log line says why.
-
-    Returns:
-        The drafter with its largest tree, the schedule of draft lengths, and whether
-        adaptive verification is on.
     """
     spec, depth = vllm_config.speculative_config, drafter.num_speculative_tokens
     schedule = spec.num_speculative_tokens_per_batch_size
@@ -432,8 +399,7 @@ def _nodes_to_choose(vllm_config: "VllmConfig", drafter: DrafterConfig) -> int |
     # Trees are candidates only where the engine has fast kernels to verify them.
     possible = (
         drafter.is_unified
-        and spec.draft_sample_method == "greedy"
-        and spec.rejection_sample_method == "standard"
+        and all(getattr(spec, name) == value for name, value in TREE_SETTINGS.items())
         and vllm_config.parallel_config.data_parallel_size == 1
         and vllm_config.parallel_config.pipeline_parallel_size == 1
         and not current_platform.is_cpu()
@@ -455,33 +421,14 @@ def _is_trimmed_by_default(vllm_config: "VllmConfig", drafter: DrafterConfig) ->
     They do where this may gain something: not with few requests, nor with
     autoregressive drafting, where each draft token takes a pass, so that few are
     drafted where rows take time. If something in the engine does not support it, one
-    log line says what. What depends on the attention backend only workers know.
+    log line says what; vLLM refuses most of it with `enable_adaptive_verification`. On
+    a CPU it gains nothing at 8 requests, and attention like MLA does more in every
+    step. What depends on the attention backend only workers know.
     """
     max_num_seqs = vllm_config.scheduler_config.max_num_seqs
     may_gain = max_num_seqs >= MIN_REQUESTS_BY_DEFAULT and drafter.is_parallel
     if not (drafter.is_unified and may_gain):
         return False
-    unsupported = _why_not_trimmed(vllm_config)
-    if unsupported is not None:
-        log_all_verified(unsupported)
-    return unsupported is None
-
-
-def log_all_verified(why: str) -> None:
-    """Logs that every step verifies all its drafts, though part would by default."""
-    logger.info(
-        "Every step verifies all its drafts: verifying only the likeliest of large "
-        "batches does not support %s.",
-        why,
-    )
-
-
-def _why_not_trimmed(vllm_config: "VllmConfig") -> str | None:
-    """What in an engine does not support trimming; None if nothing.
-
-    vLLM refuses most of it with `enable_adaptive_verification`. On a CPU it gains
-    nothing at 8 requests, and attention like MLA does more in every step.
-    """
     spec, model = vllm_config.speculative_config, vllm_config.model_config
     parallel = vllm_config.parallel_config
     reasons = {
@@ -495,7 +442,19 @@ def _why_not_trimmed(vllm_config: "VllmConfig") -> str | None:
         "MLA": model.use_mla,
         "use_local_argmax_reduction": spec.use_local_argmax_reduction,
     }
-    return next((what for what, is_there in reasons.items() if is_there), None)
+    unsupported = first_of(reasons)
+    if unsupported is not None:
+        log_all_verified(unsupported)
+    return unsupported is None
+
+
+def log_all_verified(why: str) -> None:
+    """Logs that every step verifies all its drafts, though part would by default."""
+    logger.info(
+        "Every step verifies all its drafts: verifying only the likeliest of large "
+        "batches does not support %s.",
+        why,
+    )
 
 
 def described_length(spec: Any) -> str:

@@ -19,36 +19,32 @@ from .drafter import METHODS, NAMES, DrafterConfig
 from .families import DraftCheckpoint, default_layers
 from .files import find_checkpoint, has_word
 from .length import (
-    DEFAULT_LONGEST,
     check_auto,
-    check_schedule,
-    check_tree,
-    check_width,
+    check_lengths,
     fill_length,
-    fill_schedule,
     is_auto,
     settle_lengths,
     verify_whole_trees,
 )
 from .support import (
-    check_needs_unified,
-    check_others_choose,
+    check_blocks,
+    check_layers,
     check_parallelism,
+    check_speculator,
     find_unsupported,
     log_who_drafts,
     settle_ranks,
 )
 from .target import (
     check_architecture,
-    check_engine,
-    check_window,
     correct_depth,
     find_context,
     find_mask_token,
     find_tapped_layers,
     find_target_features,
+    map_vocabularies,
+    match_vocabularies,
 )
-from .vocabulary import map_vocabularies, match_vocabularies
 from .weights import check_weights
 
 if TYPE_CHECKING:
@@ -70,11 +66,7 @@ def fills_settings(
     post_init: Callable[["SpeculativeConfig"], None],
 ) -> Callable[["SpeculativeConfig"], None]:
     """Wraps `SpeculativeConfig.__post_init__`, where vLLM reads the draft model's
-    config: fills in settings from the checkpoint before it.
-
-    Raises:
-        ValueError: the config cannot draft; the error says what to change.
-    """
+    config: fills in settings from the checkpoint before it."""
 
     @wraps(post_init)
     def fill(self: "SpeculativeConfig") -> None:
@@ -88,15 +80,11 @@ def fills_settings(
 
 
 def read_files(spec: "SpeculativeConfig") -> DraftCheckpoint | None:
-    """Fills in unset settings from the checkpoint.
+    """Fills in unset settings from the checkpoint; refuses settings that contradict it.
 
     Returns:
         What its files say; None if they do not tell the method, for which vLLM then
         goes by words in its path, or if the method has one of vLLM's speculators.
-
-    Raises:
-        ValueError: the files are missing or cannot be a drafter's, or they contradict
-            what is set.
     """
     if spec.method in NAMES:
         spec.method = NAMES[spec.method]
@@ -111,7 +99,10 @@ def read_files(spec: "SpeculativeConfig") -> DraftCheckpoint | None:
         )
     checkpoint = find_checkpoint(spec)
     if checkpoint is not None:
-        fill_settings(spec, checkpoint)
+        _fill_method(spec, checkpoint)
+        if spec.method in (None, *METHODS):
+            _fill_parallel_drafting(spec, checkpoint)
+        _fill_num_drafts(spec, checkpoint)
     if checkpoint is None or spec.method not in METHODS:
         spec.parallel_drafting = bool(spec.parallel_drafting)
         return None
@@ -128,34 +119,16 @@ def is_settled(spec: "SpeculativeConfig") -> bool:
     return spec.draft_checkpoint is not None or spec.method in HEADS
 
 
-def fill_settings(spec: "SpeculativeConfig", checkpoint: DraftCheckpoint) -> None:
-    """Fills in method, parallel drafting and number of tokens where they are unset.
-
-    Raises:
-        ValueError: the checkpoint was not trained for what is set, or its number of
-            tokens is invalid.
-    """
-    _fill_method(spec, checkpoint)
-    if spec.method in (None, *METHODS):
-        _fill_parallel_drafting(spec, checkpoint)
-    fill_schedule(spec)
-    if spec.num_speculative_tokens is None:
-        _fill_num_drafts(spec, checkpoint)
-    elif checkpoint.is_parallel:
-        _log_if_far_beyond_training(spec, checkpoint)
-
-
 def _fill_method(spec: "SpeculativeConfig", checkpoint: DraftCheckpoint) -> None:
     found, family = checkpoint.method, checkpoint.family
     if found is not None and spec.method not in (None, found):
-        by = f"{family.name}: {family.evidence}" if family else "by its tensors"
         logger.warning(
             'method "%s" is set, but %s drafts with "%s" (%s), which is used: unset '
             "method.",
             spec.method,
             spec.model,
             found,
-            by,
+            f"{family.name}: {family.signs}" if family else "by its tensors",
         )
     spec.method = found or spec.method
 
@@ -181,34 +154,27 @@ def _fill_parallel_drafting(
 
 
 def _fill_num_drafts(spec: "SpeculativeConfig", checkpoint: DraftCheckpoint) -> None:
-    number, family = checkpoint.num_speculative_tokens, checkpoint.family
-    if number is not None and (type(number) is not int or number < 1):
-        raise ValueError(
-            f"num_depths or speculative_tokens in {spec.model}/config.json must be a "
-            f"positive integer, not {number!r}: correct it there, or add "
-            '"num_speculative_tokens" to the speculative config.'
-        )
-    usual = family and family.num_drafts
-    if usual and is_auto(spec):
-        usual = max(usual, DEFAULT_LONGEST)  # a maximum, not drafted in every step
-    spec.num_speculative_tokens = number or usual
-    fill_length(spec)
-
-
-def _log_if_far_beyond_training(
-    spec: "SpeculativeConfig", checkpoint: DraftCheckpoint
-) -> None:
-    """Warns if K is far above what the drafter was trained for, which is in vain.
+    """Fills in K; warns if it is far above what the drafter was trained for.
 
     Checkpoints of PARD and PARD-2 do not say what they were trained for.
     """
-    asked, trained = spec.num_speculative_tokens, checkpoint.num_speculative_tokens
-    if type(trained) is int and asked > FAR_BEYOND * trained > 0:
+    trained, family = checkpoint.num_speculative_tokens, checkpoint.family
+    fill_length(spec, trained, family and family.num_drafts)
+    drafts = spec.num_speculative_tokens
+    if drafts is not None and (type(drafts) is not int or drafts < 1):
+        raise ValueError(
+            f"num_depths or speculative_tokens in {spec.model}/config.json must be a "
+            f"positive integer, not {trained!r}: correct it there, or add "
+            '"num_speculative_tokens" to the speculative config.'
+        )
+    if not checkpoint.is_parallel or type(trained) is not int:
+        return
+    if drafts > FAR_BEYOND * trained > 0:
         logger.warning(
             "num_speculative_tokens is %d, but %s was trained to draft %d tokens at "
             "once: those far behind them are hardly accepted. Lower it, or leave it "
             "unset.",
-            asked,
+            drafts,
             spec.model,
             trained,
         )
@@ -222,34 +188,28 @@ def resolve_drafter(vllm_config: "VllmConfig") -> None:
 
     Sets `drafter` of the speculative config and, for vLLM's code to read, what follows
     from it: a step's most draft tokens, their schedule, adaptive verification. Does
-    nothing for a speculative config that is resolved.
-
-    Raises:
-        ValueError: the drafter's files are broken or do not fit the target, settings
-            contradict each other, or one needs the unified speculator, which cannot
-            run.
+    nothing for a speculative config that is resolved. Refuses files that are broken or
+    do not fit the target, and settings that contradict each other or the engine.
     """
     spec = vllm_config.speculative_config
     if spec is None or spec.drafter is not None:
         return
     drafter = _read_settings(vllm_config)
-    check_tree(spec, drafter)
+    check_lengths(spec, drafter)
     has_models = None not in (spec.target_model_config, spec.draft_model_config)
-    if spec.method in METHODS and has_models:
+    is_checked = spec.method in METHODS and has_models
+    if is_checked:
         drafter = _read_models(vllm_config, drafter)
-        _warn_of_target(spec)
-        logger.info("%s", describe(spec, drafter))
+        _log_models(spec, drafter)
     drafter, schedule, is_trimmed = settle_lengths(vllm_config, drafter)
-    check_schedule(spec, drafter.num_verified)
-    check_needs_unified(spec, drafter)
-    check_others_choose(vllm_config, drafter, schedule, is_trimmed)
-    if spec.method in METHODS and has_models:
+    check_speculator(vllm_config, drafter, schedule, is_trimmed)
+    if is_checked:
         check_parallelism(vllm_config, drafter.is_unified)
         settle_ranks(spec, drafter.is_unified)
-        check_engine(vllm_config, drafter)
+        check_layers(vllm_config, drafter)
+        check_blocks(vllm_config)
         check_weights(vllm_config, drafter)
-    if not drafter.is_unified:
-        log_who_drafts(vllm_config, drafter)
+    log_who_drafts(vllm_config, drafter)
     spec.drafter = drafter
     # vLLM's word for all draft tokens that a step verifies: of a tree, its nodes.
     spec.num_speculative_tokens = drafter.num_verified
@@ -260,11 +220,9 @@ def resolve_drafter(vllm_config: "VllmConfig") -> None:
 def _read_settings(vllm_config: "VllmConfig") -> DrafterConfig:
     """What the user's settings come to in the engine, without the models."""
     spec = vllm_config.speculative_config
-    check_width(spec)
     unsupported = find_unsupported(spec)
     if unsupported is None and getattr(vllm_config, "watermark_config", None):
         unsupported = "watermarking"
-    is_unified = unsupported is None and vllm_config.use_v2_model_runner
     width = spec.parallel_drafting_width or spec.num_speculative_tokens
     return DrafterConfig(
         method=spec.method,
@@ -273,7 +231,7 @@ def _read_settings(vllm_config: "VllmConfig") -> DrafterConfig:
         parallel_width=width if spec.parallel_drafting else 1,
         num_nodes=spec.draft_tree,
         unsupported=unsupported,
-        is_unified=is_unified,
+        is_unified=unsupported is None and vllm_config.use_v2_model_runner,
     )
 
 
@@ -283,7 +241,6 @@ def _read_models(vllm_config: "VllmConfig", drafter: DrafterConfig) -> DrafterCo
     found = spec.draft_checkpoint
     family = found.family.name if found and found.family else None
     check_architecture(spec)
-    check_window(spec)
     correct_depth(spec, family)
     drafter = replace(
         drafter,
@@ -301,35 +258,8 @@ def _read_models(vllm_config: "VllmConfig", drafter: DrafterConfig) -> DrafterCo
     return drafter
 
 
-def describe(spec: "SpeculativeConfig", drafter: DrafterConfig) -> str:
-    """How a checkpoint was resolved, for a log line."""
-    family = f"family {drafter.family!r}, " if drafter.family else ""
-    most = "up to " if is_auto(spec) else ""
-    tree = f"trees of {most}{drafter.num_nodes} nodes, " if drafter.num_nodes else ""
-    mask = f"mask token {drafter.mask_token_id}, " if drafter.is_parallel else ""
-    window = f", within a window of {spec.draft_window}" if spec.draft_window else ""
-    return (
-        f"Drafter {spec.model}: {family}method {drafter.method}, "
-        f"{drafter.num_speculative_tokens} tokens a step, {tree}"
-        f"{drafter.parallel_width} a pass, {mask}fed by {_fed_by(spec, drafter)}"
-        f"{window}."
-    )
-
-
-def _fed_by(spec: "SpeculativeConfig", drafter: DrafterConfig) -> str:
-    if drafter.target_features is not None:
-        return f"layers {drafter.target_features.layers}"
-    if drafter.method == "draft_model":
-        return "tokens alone"
-    if drafter.tapped_layers is None:
-        depth = spec.target_model_config.get_total_num_hidden_layers()
-        return f"layers {default_layers(depth)}, the target's defaults"
-    return (
-        f"layers {drafter.tapped_layers}" if drafter.tapped_layers else "the last layer"
-    )
-
-
-def _warn_of_target(spec: "SpeculativeConfig") -> None:
+def _log_models(spec: "SpeculativeConfig", drafter: DrafterConfig) -> None:
+    """Logs what a checkpoint comes to; warns of the target as its own drafter."""
     models = spec.model, spec.target_model_config.model
     if spec.method == "draft_model" and len(set(map(os.path.realpath, models))) == 1:
         logger.warning(
@@ -337,3 +267,26 @@ def _warn_of_target(spec: "SpeculativeConfig") -> None:
             "target, so nothing is gained. Name a smaller model of its vocabulary.",
             spec.model,
         )
+    layers = drafter.tapped_layers
+    if drafter.target_features is not None:
+        fed = f"layers {drafter.target_features.layers}"
+    elif drafter.method == "draft_model":
+        fed = "tokens alone"
+    elif layers is None:
+        depth = spec.target_model_config.get_total_num_hidden_layers()
+        fed = f"layers {default_layers(depth)}, the target's defaults"
+    else:
+        fed = f"layers {layers}" if layers else "the last layer"
+    most = "up to " if is_auto(spec) else ""
+    parts = {
+        f"family {drafter.family!r}": drafter.family,
+        f"method {drafter.method}": True,
+        f"{drafter.num_speculative_tokens} tokens a step": True,
+        f"trees of {most}{drafter.num_nodes} nodes": drafter.num_nodes,
+        f"{drafter.parallel_width} a pass": True,
+        f"mask token {drafter.mask_token_id}": drafter.is_parallel,
+        f"fed by {fed}": True,
+        f"within a window of {spec.draft_window}": spec.draft_window,
+    }
+    said = ", ".join(part for part, is_said in parts.items() if is_said)
+    logger.info("Drafter %s: %s.", spec.model, said)

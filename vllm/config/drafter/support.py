@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which speculator drafts: the unified one, or one of vLLM's own, and why."""
+"""Which speculator drafts, the unified one or one of vLLM's own, and what an engine
+supports with it."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 import vllm.envs as envs
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
 from vllm.triton_utils.interpreting import COMPILED
 
-from .drafter import METHODS, DrafterConfig
+from .drafter import METHODS, DrafterConfig, first_of
 from .length import AUTO
 
 if TYPE_CHECKING:
@@ -19,6 +22,9 @@ if TYPE_CHECKING:
 logger = init_logger(__name__)
 
 V1 = "Model Runner V1"
+
+
+# Which speculator drafts.
 
 
 def why_unsupported(spec: "SpeculativeConfig") -> str | None:
@@ -33,36 +39,32 @@ def find_unsupported(spec: "SpeculativeConfig") -> str | None:
     does not support; None if it supports all of it."""
     if spec.method not in METHODS:
         return f"method {spec.method}"
-    if getattr(spec, "draft_model_config", None) is None:
+    target, draft = spec.target_model_config, getattr(spec, "draft_model_config", None)
+    if draft is None:
         return "a drafter without a model config"
-    parallel = spec.target_parallel_config
-    if spec.enable_adaptive_verification:
-        schedule = spec.num_speculative_tokens_per_batch_size
-        beside = "enable_adaptive_verification beside"
-        if schedule is not None and schedule != AUTO:
-            return f"{beside} a schedule of draft lengths"
-        if parallel is not None and parallel.data_parallel_size > 1:
-            return f"{beside} data parallelism"
-    if dims := _other_rope_dims(spec):
-        return f"M-RoPE of {dims[0]} dimensions on a target of {dims[1]}"
-    if parallel is not None and parallel.decode_context_parallel_size > 1:
-        return "decode context parallelism"
-    if parallel is not None and parallel.prefill_context_parallel_size > 1:
-        return "prefill context parallelism"
-    return None
+    parallel, beside = (
+        spec.target_parallel_config,
+        "enable_adaptive_verification beside",
+    )
+    is_trimmed = spec.enable_adaptive_verification
+    has_schedule = spec.num_speculative_tokens_per_batch_size not in (None, AUTO)
 
+    def has_ranks(kind: str) -> bool:
+        return parallel is not None and getattr(parallel, f"{kind}_parallel_size") > 1
 
-def _other_rope_dims(spec: "SpeculativeConfig") -> tuple[int, int] | None:
-    """Dimensions of a head's M-RoPE positions and of its target's, if they differ.
-
-    All drafters but EAGLE-3 heads, and all drafters of a target without M-RoPE, are fed
-    plain positions.
-    """
-    target, draft = spec.target_model_config, spec.draft_model_config
-    if spec.method != "eagle3" or target is None or not target.uses_mrope:
-        return None
-    dims = draft.mrope_num_dims, target.mrope_num_dims
-    return dims if draft.uses_mrope and dims[0] != dims[1] else None
+    # Only EAGLE-3 heads are fed M-RoPE positions, and only if the target has them.
+    has_both = target is not None and target.uses_mrope and draft.uses_mrope
+    dims = (draft.mrope_num_dims, target.mrope_num_dims) if has_both else (0, 0)
+    reasons = {
+        f"{beside} a schedule of draft lengths": is_trimmed and has_schedule,
+        f"{beside} data parallelism": is_trimmed and has_ranks("data"),
+        f"M-RoPE of {dims[0]} dimensions on a target of {dims[1]}": (
+            spec.method == "eagle3" and dims[0] != dims[1]
+        ),
+        "decode context parallelism": has_ranks("decode_context"),
+        "prefill context parallelism": has_ranks("prefill_context"),
+    }
+    return first_of(reasons)
 
 
 def lacks_vocabulary_mapping(vllm_config: "VllmConfig") -> bool:
@@ -99,86 +101,100 @@ def keeps_token_budget(vllm_config: "VllmConfig") -> bool:
     return True
 
 
-def check_needs_unified(spec: "SpeculativeConfig", drafter: DrafterConfig) -> None:
-    """Checks settings that only the unified speculator supports.
-
-    Raises:
-        ValueError: one of them is set, and another speculator would draft.
-    """
-    setting = next(_unified_settings(spec), None)
-    if drafter.is_unified or setting is None:
-        return
-    raise ValueError(
-        f"{setting} does not support {drafter.unsupported or V1}: turn that off, or "
-        f"unset {setting.partition('=')[0]}."
-    )
+def may_quantize_lm_head(spec: "SpeculativeConfig") -> bool:
+    """Whether `draft_lm_head_quantization` can apply to the kind of drafter."""
+    if why_unsupported(spec) is None:
+        return True
+    return spec.method in ("eagle", "eagle3", "mtp") and not spec.use_gemma4_mtp()
 
 
-def check_others_choose(
+def check_speculator(
     vllm_config: "VllmConfig", drafter: DrafterConfig, schedule: Any, is_trimmed: bool
 ) -> None:
-    """Checks "auto" if one of vLLM's own speculators drafts.
+    """Refuses settings that only the unified speculator supports if another one drafts,
+    and "auto" if that one's steps are not timed, or adaptive verification also chooses.
 
     Args:
         schedule: of draft lengths.
         is_trimmed: whether adaptive verification is on.
-
-    Raises:
-        ValueError: its steps are not timed, or adaptive verification also chooses.
     """
-    found = None
-    if drafter.is_unified or schedule != AUTO:
+    if drafter.is_unified:
         return
-    if not vllm_config.use_v2_model_runner:
-        found = (drafter.method in METHODS and drafter.unsupported) or V1
-    elif is_trimmed:
-        found = "enable_adaptive_verification"
-    if found is not None:
+    found, spec = drafter.unsupported or V1, vllm_config.speculative_config
+    setting = next(_unified_settings(spec), None)
+    if setting is None and schedule == AUTO:
+        setting = f'num_speculative_tokens_per_batch_size="{AUTO}"'
+        if vllm_config.use_v2_model_runner:
+            found = "enable_adaptive_verification" if is_trimmed else ""
+        elif drafter.method not in METHODS:
+            found = V1
+    if setting and found:
         raise ValueError(
-            f'num_speculative_tokens_per_batch_size="{AUTO}" does not support {found}: '
-            "turn that off, or unset num_speculative_tokens_per_batch_size."
+            f"{setting} does not support {found}: turn that off, or unset "
+            f"{setting.partition('=')[0]}."
         )
 
 
 def _unified_settings(spec: "SpeculativeConfig") -> Iterator[str]:
-    if spec.parallel_drafting_width is not None:
-        yield "parallel_drafting_width"
-    if spec.draft_tree is not None:
-        yield "draft_tree"
+    for key in ("parallel_drafting_width", "draft_tree", "draft_window"):
+        if getattr(spec, key) is not None:
+            yield key
     if spec.use_heterogeneous_vocab and spec.draft_sample_method != "greedy":
         drawn = f"draft_sample_method={spec.draft_sample_method}"
         yield f"{drawn} with use_heterogeneous_vocab"
-    if spec.draft_window is not None:
-        yield "draft_window"
     is_head = spec.method in ("eagle", "eagle3", "mtp")  # vLLM's also quantize
     if spec.draft_lm_head_quantization is not None and not is_head:
         yield "draft_lm_head_quantization"
 
 
+def log_who_drafts(vllm_config: "VllmConfig", drafter: DrafterConfig) -> None:
+    """Logs one line if vLLM's own speculator drafts although nobody asked for it."""
+    asked_for_v1 = envs.VLLM_USE_V2_MODEL_RUNNER is False
+    if drafter.is_unified or drafter.method not in METHODS or asked_for_v1:
+        return
+    if drafter.unsupported is None and not vllm_config.use_v2_model_runner:
+        on_cpu = "On a CPU it needs the packages triton and llvmlite. "
+        logger.warning_once(
+            "Drafting falls back to Runner V1, without the unified speculator, because "
+            "Model Runner V2 cannot run this engine: see the line above. %s"
+            "VLLM_USE_V2_MODEL_RUNNER=1 tells what is in the way.",
+            on_cpu if current_platform.is_cpu() and not COMPILED else "",
+        )
+        return
+    is_v2 = vllm_config.use_v2_model_runner
+    logger.warning_once(
+        "Drafting falls back to %s: the unified one does not support %s. Turn that off "
+        "to use it.",
+        f"vLLM's own speculator{'' if is_v2 else ' on the deprecated Runner V1'}",
+        drafter.unsupported,
+    )
+
+
+# What the engine and the target support.
+
+
 def check_parallelism(vllm_config: "VllmConfig", is_unified: bool) -> None:
-    """Checks that there are no pipeline stages where drafting does not support them.
+    """Refuses pipeline stages where drafting does not support them.
 
     On a CPU neither of vLLM's runners drafts with several stages. Only the last stage
     knows the draft tree, and vLLM's own speculators would split a draft model into
     stages as the target is.
-
-    Raises:
-        ValueError: there are.
     """
     spec, parallel = vllm_config.speculative_config, vllm_config.parallel_config
     stages = parallel.pipeline_parallel_size
+    named = f"pipeline_parallel_size ({stages}) does not support"
     if stages == 1:
         return
     if spec.draft_tree is not None:
         raise ValueError(
-            f"pipeline_parallel_size ({stages}) does not support draft_tree "
-            f"({spec.draft_tree}): unset it, or use tensor_parallel_size."
+            f"{named} draft_tree ({spec.draft_tree}): unset it, or use "
+            "tensor_parallel_size."
         )
     if not is_unified and (spec.method == "draft_model" or spec.parallel_drafting):
         raise ValueError(
-            f"pipeline_parallel_size ({stages}) does not support draft models and "
-            "parallel drafting where vLLM's own speculators draft: use "
-            "tensor_parallel_size, or an EAGLE-3 head with parallel_drafting=false."
+            f"{named} draft models and parallel drafting where vLLM's own speculators "
+            "draft: use tensor_parallel_size, or an EAGLE-3 head with "
+            "parallel_drafting=false."
         )
     if current_platform.is_cpu():
         raise ValueError(
@@ -187,23 +203,67 @@ def check_parallelism(vllm_config: "VllmConfig", is_unified: bool) -> None:
         )
 
 
-def settle_ranks(spec: "SpeculativeConfig", is_unified: bool) -> None:
-    """Splits a drafter over the ranks if each of them cannot have the whole of it.
+def check_layers(vllm_config: "VllmConfig", drafter: DrafterConfig) -> None:
+    """Refuses heads fed hidden states that the target does not return, or that Model
+    Runner V1 orders otherwise."""
+    from vllm.model_executor.model_loader import get_model_cls
+    from vllm.model_executor.models.interfaces import supports_eagle3
 
-    Raises:
-        ValueError: it cannot be split as the target is.
+    spec, ids = vllm_config.speculative_config, list(drafter.tapped_layers or ())
+    if ids != sorted(ids) and not vllm_config.use_v2_model_runner:
+        raise ValueError(
+            f"eagle_aux_hidden_state_layer_ids of {spec.model} {ids} are not in "
+            "ascending order, in which Model Runner V1 feeds them: turn V1 off."
+        )
+    if spec.method != "eagle3" or drafter.tapped_layers == ():
+        return
+    target = get_model_cls(spec.target_model_config)
+    if not supports_eagle3(target):
+        raise ValueError(
+            f"EAGLE-3 does not support {target.__name__} as a target, which in vLLM "
+            f"does not return auxiliary hidden states: use a draft model or PARD "
+            f"in the place of {spec.model}."
+        )
+
+
+def check_blocks(vllm_config: "VllmConfig") -> None:
+    """Refuses, on a CPU, target and drafter of which only one has MLA.
+
+    There vLLM's MLA supports only KV blocks of 16 tokens, and its other attention only
+    multiples of 32. With AMX it has another MLA, which supports those.
     """
+    spec = vllm_config.speculative_config
+    target, draft = spec.target_model_config, spec.draft_model_config
+    if not current_platform.is_cpu() or target.use_mla == draft.use_mla:
+        return
+    backend = vllm_config.attention_config.backend
+    is_asked_for = backend is not None and backend.name == "CPU_MLA"
+    if torch.cpu._is_amx_tile_supported() and not is_asked_for:
+        return
+    has, lacks = (target.model, spec.model)[:: 1 if target.use_mla else -1]
+    raise ValueError(
+        f"{has} has MLA and {lacks} has not, which on a CPU need KV blocks of "
+        "different sizes: set VLLM_MLA_DISABLE=1, or use a drafter with the target's "
+        "attention."
+    )
+
+
+def settle_ranks(spec: "SpeculativeConfig", is_unified: bool) -> None:
+    """Splits a drafter over the ranks, as the target is, if each of them cannot have
+    the whole of it; refuses one that cannot be split so."""
     target, draft = spec.target_parallel_config, spec.draft_parallel_config
     size = target.tensor_parallel_size
     if draft is None or draft.tensor_parallel_size == size:
         return
-    if spec.method != "draft_model":
-        split = "heads, which take the target's embeddings and output layer"
-    elif spec.draft_model_config.is_moe:
-        split = "mixtures of experts"
-    elif not is_unified:
-        split = "vLLM's own speculators"
-    else:
+    reasons = {
+        "heads, which take the target's embeddings and output layer": (
+            spec.method != "draft_model"
+        ),
+        "mixtures of experts": spec.draft_model_config.is_moe,
+        "vLLM's own speculators": not is_unified,
+    }
+    split = first_of(reasons)
+    if split is None:
         return
     logger.warning(
         "draft_tensor_parallel_size=%d does not support %s: %s is split in %d, as the "
@@ -217,30 +277,3 @@ def settle_ranks(spec: "SpeculativeConfig", is_unified: bool) -> None:
     draft = spec.create_draft_parallel_config(target, size, spec.draft_model_config)
     spec.draft_model_config.verify_with_parallel_config(draft)
     spec.draft_parallel_config = draft
-
-
-def log_who_drafts(vllm_config: "VllmConfig", drafter: DrafterConfig) -> None:
-    """Logs one line if vLLM's own speculator drafts although nobody asked for it."""
-    asked_for_v1 = envs.VLLM_USE_V2_MODEL_RUNNER is False
-    if drafter.method not in METHODS or asked_for_v1:
-        return
-    if vllm_config.use_v2_model_runner:
-        logger.warning_once(
-            "Drafting falls back to vLLM's own speculator: the unified one does not "
-            "support %s. Turn that off to use it.",
-            drafter.unsupported,
-        )
-    elif drafter.unsupported is not None:
-        logger.warning_once(
-            "Drafting falls back to the deprecated Runner V1: the unified speculator "
-            "does not support %s. Turn that off to use it.",
-            drafter.unsupported,
-        )
-    else:
-        on_cpu = "On a CPU it needs the packages triton and llvmlite. "
-        logger.warning_once(
-            "Drafting falls back to Runner V1, without the unified speculator, because "
-            "Model Runner V2 cannot run this engine: see the line above. %s"
-            "VLLM_USE_V2_MODEL_RUNNER=1 tells what is in the way.",
-            on_cpu if current_platform.is_cpu() and not COMPILED else "",
-        )

@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks a drafter's config against the target's, and finds what it is fed of it.
+"""Checks a drafter beside its target: tokens, context, layers, and what it is fed.
+
+Vocabularies may be padded differently: Qwen2.5-0.5B has 151936 rows and Qwen2.5-7B
+152064, for the same 151665 tokens. Heads have no tokenizer, and may draft only some of
+the target's tokens. With `use_heterogeneous_vocab` a draft model has other tokens, and
+drafts only those that the target has too.
 
 PARD-2 is a language model that drafts like PARD. Its file `warp_model.bin` holds a
 projection of some of the target's hidden states, which are added to the embeddings.
@@ -7,17 +12,18 @@ Without them it can draft, too, but less well.
 """
 
 import re
+from collections.abc import Iterator, Mapping
+from filecmp import cmp
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from vllm.config.cache import KV_CACHE_DTYPES, is_known_kv_cache_dtype
 from vllm.logger import init_logger
-from vllm.platforms import current_platform
+from vllm.v1.spec_decode.vocab_mapping import VocabMapping
 
-from .drafter import DrafterConfig, TargetFeatures
+from .drafter import TargetFeatures
 from .families import (
     AGAIN,
     check_finite,
@@ -26,15 +32,30 @@ from .families import (
     takes_aux_hidden_states,
     tapped_layers,
 )
-from .files import find_file, tensor_names
-from .support import why_unsupported
+from .files import find_file, parse_json, tensor_names
 
 if TYPE_CHECKING:
-    from vllm.config import ModelConfig, VllmConfig
+    from transformers import PretrainedConfig
+
+    from vllm.config import VllmConfig
     from vllm.config.speculative import SpeculativeConfig
 
 logger = init_logger(__name__)
 
+Tokens = Mapping[str, int]
+TOKENIZER = "tokenizer.json"
+# Embedding tables are padded to multiples of at most this many rows: a vocabulary that
+# is smaller by less may be the same one.
+VOCAB_PADDING = 1024
+# Models of one family may name special tokens differently; other families share few.
+MAX_DIFFERENT = 0.5
+# As a share of the smaller vocabulary. With fewer tokens in common hardly any text can
+# be drafted; published families share half or more.
+LEAST_COMMON = 0.01
+# Config keys that give the ids of tokens of images, audio and video.
+MEDIA = re.compile(
+    r"(image|video|audio|media|vision|[be]o[ia])_(\w+_)?token_(id|index)$"
+)
 ONE_LAYER = "EAGLE-3, SafeAILab"  # a family whose heads have a single layer
 WARP = "warp_model.bin"
 WEIGHT, BIAS = "target_proj.weight", "target_proj.bias"
@@ -46,18 +67,198 @@ OLD_NAMES = {
     "pard2_proj_bias": ("proj_bias",),
     "pard2_ml": ("ml",),
 }
-# Why a PARD-2 drafter is not fed the target's hidden states, and what to do about it.
-NOT_UNIFIED = (
-    "the unified speculator does not run. Run Model Runner V2, and leave off what "
-    "keeps drafting from it"
-)
-LAST_STAGE = (
-    "the last pipeline stage, which drafts, lacks those of other stages. Use "
-    "tensor_parallel_size"
-)
 MANY_LAYERS = [-1, -8, -16, -24]
-# The value of `quantization` to recommend for a drafter's linear layers.
-EXAMPLE = "fp8_per_channel"
+
+
+# Vocabularies.
+
+
+def match_vocabularies(spec: "SpeculativeConfig") -> int | None:
+    """Gives a drafter the target's vocabulary size; refuses one with other tokens.
+
+    Sets `vocab_size` of the draft's config, and `draft_vocab_size` of a head that
+    drafts all tokens; loading pads or cuts the checkpoint's rows to it.
+
+    Returns:
+        The checkpoint's size if it was changed; else None.
+    """
+    target, draft = spec.target_model_config, spec.draft_model_config
+    target_size, draft_size = target.get_vocab_size(), draft.get_vocab_size()
+    if spec.use_heterogeneous_vocab:
+        return None
+    is_head = spec.method != "draft_model"
+    if is_head:
+        _check_head(spec, target_size, draft_size)
+    else:
+        check_tokens(spec, target_size, draft_size)
+    if target_size == draft_size:
+        return None
+    config = draft.hf_config
+    if is_head and getattr(config, "draft_vocab_size", None) in (None, draft_size):
+        config.draft_vocab_size = target_size
+    draft.hf_text_config.vocab_size = target_size
+    draft.model_arch_config = draft.get_model_arch_config()
+    return draft_size
+
+
+def _check_head(spec: "SpeculativeConfig", target_size: int, draft_size: int) -> None:
+    if draft_size < target_size - VOCAB_PADDING:
+        raise ValueError(
+            f"vocab_size of {spec.model} ({draft_size}) must be the target's "
+            f"({target_size}), or more: use a head that was trained for this target."
+        )
+    reduced = getattr(spec.draft_model_config.hf_config, "draft_vocab_size", None)
+    if reduced is not None and not 0 < reduced <= draft_size:
+        raise ValueError(
+            f"draft_vocab_size of {spec.model} ({reduced}) must be from 1 to its "
+            f"vocab_size ({draft_size}): correct it in config.json."
+        )
+
+
+def check_tokens(spec: "SpeculativeConfig", target_size: int, draft_size: int) -> None:
+    """Refuses a draft model whose tokens are not the target's.
+
+    If the sizes are equal, vLLM never reads the draft model's tokenizer, so that it may
+    be missing or broken; if only some tokens differ then, one log line says so.
+    """
+    target, is_same_size = spec.target_model_config, target_size == draft_size
+    # Not that of draft_model_config, which is the target's.
+    named = (target.tokenizer, target.tokenizer_revision), (spec.model, spec.revision)
+    files = [find_file(name, TOKENIZER, revision) for name, revision in named]
+    if is_same_size and (None in files or cmp(*files, shallow=False)):
+        return
+    try:
+        theirs, ours = (
+            _tokens(file, *at, target.trust_remote_code)
+            for file, at in zip(files, named, strict=True)
+        )
+    except ValueError as error:
+        if not is_same_size:
+            raise
+        logger.warning("The drafter's tokens are not compared: %s", error)
+        return
+    theirs = without_media(theirs, target.hf_config)
+    different = list(_different_tokens(theirs, ours))
+    reason = why_different(theirs, ours, min(target_size, draft_size))
+    if is_same_size and len(different) <= MAX_DIFFERENT * len(ours):
+        if different:
+            logger.warning(
+                "%s has %d tokens that are not the target's, such as %d, %r: drafts of "
+                "them are wrong.",
+                spec.model,
+                len(different),
+                *reversed(different[0]),
+            )
+    elif reason is not None:
+        raise ValueError(
+            f"{spec.model} has {draft_size} tokens and the target {target_size}, and "
+            f"{reason}: use a draft model of the target's own family, or set "
+            "use_heterogeneous_vocab."
+        )
+
+
+def map_vocabularies(spec: "SpeculativeConfig") -> VocabMapping | None:
+    """Maps a draft model's tokens to the target's tokens of the same spelling.
+
+    On the CPU; None if both have to have the same tokens. Refuses vocabularies that
+    share hardly any, and tokenizers that cannot be loaded.
+    """
+    from vllm.tokenizers import get_tokenizer
+
+    if not spec.use_heterogeneous_vocab or spec.method != "draft_model":
+        return None  # vLLM refuses it for heads
+    target, draft = spec.target_model_config, spec.draft_model_config
+    trust = {"trust_remote_code": target.trust_remote_code}
+    named = (target.tokenizer, target.tokenizer_revision), (spec.model, spec.revision)
+    sizes = target_size, draft_size = target.get_vocab_size(), draft.get_vocab_size()
+    try:
+        tokenizers = (get_tokenizer(name, revision=at, **trust) for name, at in named)
+        mapping = VocabMapping(*tokenizers, *sizes, torch.device("cpu"))
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"use_heterogeneous_vocab needs the tokenizers of {spec.model} and of the "
+            f"target, with an unk_token or an eos_token: {error}"
+        ) from None
+    if mapping.intersection_size < LEAST_COMMON * min(sizes):
+        raise ValueError(
+            f"{spec.model} has {mapping.intersection_size} of its {draft_size} tokens "
+            f"in common with the target, which has {target_size}, and "
+            "use_heterogeneous_vocab drafts no others: use a draft model whose "
+            "tokenizer is closer to the target's."
+        )
+    if mapping.draft_unk_token_id >= draft_size:
+        raise ValueError(
+            f"The unk_token or eos_token of {spec.model} is token "
+            f"{mapping.draft_unk_token_id}, but its vocab_size is {draft_size}: "
+            "correct its tokenizer_config.json."
+        )
+    return mapping
+
+
+def without_media(tokens: Tokens, config: "PretrainedConfig") -> Tokens:
+    """Leaves out tokens that stand for images, audio and video, or mark them.
+
+    A draft model never has to draft them, and may lack rows for them, as Gemma 3 1B
+    does, which drafts for 27B.
+    """
+    media = {number for name, number in vars(config).items() if MEDIA.match(name)}
+    return {token: number for token, number in tokens.items() if number not in media}
+
+
+def _tokens(
+    file: Path | None, model: str, revision: str | None, trust_remote_code: bool
+) -> Tokens:
+    """Ids of the tokens in a tokenizer.json, or of another tokenizer; empty if there is
+    none. Refuses a broken tokenizer.json."""
+    if file is None:
+        from transformers import AutoTokenizer
+
+        trust = {"trust_remote_code": trust_remote_code}
+        try:
+            return AutoTokenizer.from_pretrained(
+                model, revision=revision, **trust
+            ).get_vocab()
+        except (OSError, ValueError, ImportError):
+            return {}
+    tokenizer = parse_json(file)
+    try:
+        tokens = tokenizer["model"]["vocab"]
+        if isinstance(tokens, list):  # Unigram; BPE and WordPiece map tokens to ids
+            tokens = {token: number for number, (token, _) in enumerate(tokens)}
+        added = {token["content"]: token["id"] for token in tokenizer["added_tokens"]}
+    except (LookupError, TypeError, ValueError):
+        raise ValueError(f"{file} holds no tokenizer: {AGAIN}.") from None
+    return tokens | added
+
+
+def why_different(target: Tokens, draft: Tokens, num_common: int) -> str | None:
+    """Why two tokenizers do not have the same tokens, given the ids of each and the
+    number of rows that both models have; None if they do."""
+    if not draft:
+        return "it has no tokenizer to compare with the target's"
+    if not target:
+        return "the target's tokenizer cannot be loaded to compare its own with"
+    if max(target.values(), default=0) >= num_common:
+        return "it has no row for some of the target's tokens"
+    if different := next(_different_tokens(target, draft), None):
+        token, number = different
+        return f"its token {number}, {token!r}, is not the target's"
+    return None
+
+
+def _different_tokens(target: Tokens, draft: Tokens) -> Iterator[tuple[str, int]]:
+    """The draft's tokens, with their ids, that conflict with the target's.
+
+    A token that only one of them has, such as PARD's mask token, does not conflict if
+    the other has no token of that id.
+    """
+    names = {number: token for token, number in target.items()}
+    for token, number in draft.items():
+        if names.get(number, token) != token or target.get(token, number) != number:
+            yield token, number
+
+
+# Positions and layers.
 
 
 def find_context(spec: "SpeculativeConfig") -> int | None:
@@ -65,21 +266,16 @@ def find_context(spec: "SpeculativeConfig") -> int | None:
 
     A draft model has its own context. EAGLE heads share the target's positions,
     whatever their config says, and have fewer only if the user sets `max_model_len`.
-
-    Raises:
-        ValueError: no draft would ever fit.
+    Refuses drafts that would never fit.
     """
     drafts, target = spec.num_speculative_tokens, spec.target_model_config.max_model_len
-    if drafts >= target:
-        raise ValueError(
-            f"num_speculative_tokens ({drafts}) must be below the target's "
-            f"max_model_len ({target}): lower it, for example to 7."
-        )
-    if spec.draft_tree is not None and spec.draft_tree >= target:
-        raise ValueError(
-            f"draft_tree ({spec.draft_tree}) must be below the target's max_model_len "
-            f"({target}): lower it."
-        )
+    lengths = {"num_speculative_tokens": drafts, "draft_tree": spec.draft_tree or 0}
+    for key, length in lengths.items():
+        if length >= target:
+            raise ValueError(
+                f"{key} ({length}) must be below the target's max_model_len "
+                f"({target}): lower it."
+            )
     context = spec.max_model_len
     if spec.method == "draft_model":
         context = spec.draft_model_config.max_model_len
@@ -93,11 +289,7 @@ def find_context(spec: "SpeculativeConfig") -> int | None:
 
 
 def find_mask_token(spec: "SpeculativeConfig") -> int | None:
-    """The mask token's id; None for autoregressive drafting.
-
-    Raises:
-        ValueError: drafting is parallel, but the drafter has no valid mask.
-    """
+    """The mask token's id; None for autoregressive drafting. Refuses an invalid one."""
     if not spec.parallel_drafting:
         return None
     if spec.method == "eagle":
@@ -118,14 +310,8 @@ def find_mask_token(spec: "SpeculativeConfig") -> int | None:
 
 
 def find_tapped_layers(spec: "SpeculativeConfig") -> tuple[int, ...] | None:
-    """Ids of the target's layers whose inputs an EAGLE-3 head is fed.
-
-    Returns:
-        None for the target's defaults; empty for heads that are fed its output.
-
-    Raises:
-        ValueError: the head was trained for another target.
-    """
+    """Ids of the target's layers whose inputs an EAGLE-3 head is fed: None for the
+    target's defaults, empty for its output. Refuses heads for another target."""
     config, target = spec.draft_model_config.hf_config, spec.target_model_config
     if spec.method != "eagle3" or not takes_aux_hidden_states(config):
         return ()
@@ -147,71 +333,6 @@ def find_tapped_layers(spec: "SpeculativeConfig") -> tuple[int, ...] | None:
     return ids
 
 
-def check_engine(vllm_config: "VllmConfig", drafter: DrafterConfig) -> None:
-    """Checks what the engine and the target do for the drafter.
-
-    Raises:
-        ValueError: Model Runner V1 orders a head's layers otherwise, the target does
-            not return them, its KV blocks are of another size, or a setting that
-            quantizes the drafter does nothing.
-    """
-    spec = vllm_config.speculative_config
-    ids = list(drafter.tapped_layers or ())
-    if ids != sorted(ids) and not vllm_config.use_v2_model_runner:
-        raise ValueError(
-            f"eagle_aux_hidden_state_layer_ids of {spec.model} {ids} are not in "
-            "ascending order, in which Model Runner V1 feeds them: turn V1 off."
-        )
-    _check_aux_hidden_states(spec)
-    check_blocks(vllm_config)
-    check_quantization(spec)
-
-
-def _check_aux_hidden_states(spec: "SpeculativeConfig") -> None:
-    """Checks that the target returns the hidden states that an EAGLE-3 head is fed."""
-    from vllm.model_executor.model_loader import get_model_cls
-    from vllm.model_executor.models.interfaces import supports_eagle3
-
-    if spec.method != "eagle3":
-        return
-    if not takes_aux_hidden_states(spec.draft_model_config.hf_config):
-        return
-    target = get_model_cls(spec.target_model_config)
-    if not supports_eagle3(target):
-        raise ValueError(
-            f"EAGLE-3 does not support {target.__name__} as a target, which in vLLM "
-            f"does not return auxiliary hidden states: use a draft model or PARD "
-            f"in the place of {spec.model}."
-        )
-
-
-def check_blocks(vllm_config: "VllmConfig") -> None:
-    """Checks that target and drafter can have KV cache blocks of one size on a CPU.
-
-    There vLLM's MLA supports only blocks of 16 tokens, and its other attention only
-    multiples of 32. With AMX it has another MLA, which supports those.
-
-    Raises:
-        ValueError: they cannot: only one of them has MLA.
-    """
-    spec = vllm_config.speculative_config
-    target, draft = spec.target_model_config, spec.draft_model_config
-    if not current_platform.is_cpu():
-        return
-    if target.use_mla == draft.use_mla:
-        return
-    backend = vllm_config.attention_config.backend
-    is_asked_for = backend is not None and backend.name == "CPU_MLA"
-    if torch.cpu._is_amx_tile_supported() and not is_asked_for:
-        return
-    has, lacks = (target.model, spec.model)[:: 1 if target.use_mla else -1]
-    raise ValueError(
-        f"{has} has MLA and {lacks} has not, which on a CPU need KV blocks of "
-        "different sizes: set VLLM_MLA_DISABLE=1, or use a drafter with the target's "
-        "attention."
-    )
-
-
 def correct_depth(spec: "SpeculativeConfig", family: str | None) -> None:
     """Corrects `num_hidden_layers` of heads that give the target's number of layers.
 
@@ -220,8 +341,9 @@ def correct_depth(spec: "SpeculativeConfig", family: str | None) -> None:
     draft = spec.draft_model_config
     if family != ONE_LAYER or draft.hf_config.num_hidden_layers == 1:
         return
-    tensors = tensor_names(folder) if (folder := Path(spec.model)).is_dir() else ()
-    if any(re.search(r"\blayers\.[1-9]", name) for name in tensors):
+    is_folder = Path(spec.model).is_dir()
+    names = tensor_names(spec.model, None) if is_folder else ()
+    if any(re.search(r"\blayers\.[1-9]", name) for name in names):
         return
     logger.info(
         "%s names %d layers; a head of its kind has one, whatever it says.",
@@ -233,16 +355,12 @@ def correct_depth(spec: "SpeculativeConfig", family: str | None) -> None:
 
 
 def check_architecture(spec: "SpeculativeConfig") -> None:
-    """Checks the drafter's layers.
+    """Refuses layers that cannot draft, or not within `draft_window`.
 
     The state of a Mamba or linear-attention layer includes all tokens that it has
     processed, rejected drafts among them.
-
-    Raises:
-        ValueError: the number of KV heads does not divide that of all heads, or a draft
-            model has layers with a state.
     """
-    draft = spec.draft_model_config
+    draft, window = spec.draft_model_config, spec.draft_window
     heads = getattr(draft.hf_text_config, "num_attention_heads", None)
     shared = getattr(draft.hf_text_config, "num_key_value_heads", None) or 1
     # Some models have a list, with a number for each layer.
@@ -257,6 +375,36 @@ def check_architecture(spec: "SpeculativeConfig") -> None:
             "Mamba or linear attention have, which cannot be taken back to the last "
             "accepted token: use a draft model with attention alone."
         )
+    if window is None:
+        return
+    layer_window = draft.get_sliding_window() or 0
+    if layer_window > window:
+        raise ValueError(
+            f"draft_window ({window}) must be at least the window that layers of "
+            f"{spec.model} have of their own ({layer_window}): raise it, or unset it."
+        )
+    if draft.attention_chunk_size is not None:
+        raise ValueError(
+            f"draft_window does not support {spec.model}, some layers of which attend "
+            "to chunks in the place of all tokens: unset it."
+        )
+    drafts, longest = (
+        spec.num_speculative_tokens,
+        spec.target_model_config.max_model_len,
+    )
+    if not drafts < window < longest:
+        logger.warning(
+            "draft_window (%d) should be above num_speculative_tokens (%d) and below "
+            "the target's max_model_len (%d), since the drafter sees little but its "
+            "own drafts, or all: set it to the context that it was trained for, or "
+            "unset it.",
+            window,
+            drafts,
+            longest,
+        )
+
+
+# PARD-2's features of the target.
 
 
 class _IncompatibleTarget(Exception):
@@ -266,22 +414,21 @@ class _IncompatibleTarget(Exception):
 def find_target_features(
     vllm_config: "VllmConfig", is_unified: bool
 ) -> TargetFeatures | None:
-    """The target's hidden states that a PARD-2 drafter is fed.
-
-    Returns:
-        None if it has to draft without them, which is logged.
-
-    Raises:
-        ValueError: the projection's file is broken or contradicts the config.
-    """
+    """The target's hidden states that a PARD-2 drafter is fed; None if it has to draft
+    without them, which is logged. Refuses a projection that contradicts its config."""
     spec = vllm_config.speculative_config
-    stages = vllm_config.parallel_config.pipeline_parallel_size
     try:
         features = _read_features(spec)
         if not is_unified:
-            raise _IncompatibleTarget(NOT_UNIFIED)
-        if features.tapped and stages > 1:
-            raise _IncompatibleTarget(LAST_STAGE)
+            raise _IncompatibleTarget(
+                "the unified speculator does not run. Run Model Runner V2, and leave "
+                "off what keeps drafting from it"
+            )
+        if features.tapped and vllm_config.parallel_config.pipeline_parallel_size > 1:
+            raise _IncompatibleTarget(
+                "the last pipeline stage, which drafts, lacks those of other stages. "
+                "Use tensor_parallel_size"
+            )
     except _IncompatibleTarget as why:
         log_without_target(spec.model, str(why))
         return None
@@ -313,26 +460,25 @@ def _read_features(spec: "SpeculativeConfig") -> TargetFeatures:
             f"pard2_proj_bias {where} contradicts {warp}, which "
             f"has {'a' if has_bias else 'no'} {BIAS}: correct it, or {AGAIN}."
         )
-    scale = _get(config, "pard2_scale", 0.02)
+    scale, size = _get(config, "pard2_scale", 0.02), _get(config, "pard2_target_dim", 0)
     check_finite(f"pard2_scale {where}", scale)
-    size = _get(config, "pard2_target_dim", 4096)
     check_finite(f"pard2_target_dim {where}", size)
     has_many = _get(config, "pard2_ml", size > 10000)
     usual = MANY_LAYERS if has_many else MANY_LAYERS[:1]
     named = _get(config, "pard2_target_layers", usual)
     check_integers(f"pard2_target_layers {where}", named)
     depth, width = target.get_total_num_hidden_layers(), target.get_hidden_size()
+    other = "Use a drafter that was trained for this target"
     if not all(-depth - 1 <= layer <= depth for layer in named):
         raise _IncompatibleTarget(
-            f"it is fed layers {list(named)}, and the target has {depth}. Use a "
-            "drafter that was trained for this target"
+            f"it is fed layers {list(named)}, and the target has {depth}. {other}"
         )
     fed = tuple(tensors[WEIGHT].shape)
     wanted = (draft.get_hidden_size(), len(named) * width)
     if fed != wanted:
         raise _IncompatibleTarget(
             f"{WEIGHT} has shape {list(fed)}, and {len(named)} layers of this target "
-            f"need {list(wanted)}. Use a drafter that was trained for this target"
+            f"need {list(wanted)}. {other}"
         )
     # Indices into the depth + 1 hidden states that transformers returns.
     layers = tuple(layer % (depth + 1) for layer in named)
@@ -341,11 +487,8 @@ def _read_features(spec: "SpeculativeConfig") -> TargetFeatures:
 
 def _get(config: Any, key: str, default: Any) -> Any:
     """The value of a key, which may have another name."""
-    for name in (key, *OLD_NAMES.get(key, ())):
-        value = getattr(config, name, None)
-        if value is not None:
-            return value
-    return default
+    values = (getattr(config, name, None) for name in (key, *OLD_NAMES.get(key, ())))
+    return next((value for value in values if value is not None), default)
 
 
 def warp_here(spec: "SpeculativeConfig") -> Path:
@@ -360,11 +503,8 @@ def warp_here(spec: "SpeculativeConfig") -> Path:
 
 
 def load_warp(file: Path) -> dict[str, torch.Tensor]:
-    """The projection's tensors, on the CPU; no code in the file is run.
-
-    Raises:
-        ValueError: it is broken, or holds anything else.
-    """
+    """The projection's tensors, on the CPU; no code in the file is run. Refuses a file
+    that is broken or holds anything else."""
     try:
         tensors = torch.load(file, map_location="cpu", weights_only=True)
     except (UnpicklingError, RuntimeError, EOFError, ValueError) as error:
@@ -380,106 +520,3 @@ def load_warp(file: Path) -> dict[str, torch.Tensor]:
             f"{names or type(tensors).__name__}: {AGAIN}."
         )
     return tensors
-
-
-# Settings of the drafter's layers.
-
-
-def check_window(spec: "SpeculativeConfig") -> None:
-    """Checks `draft_window` against the drafter's layers.
-
-    Raises:
-        ValueError: some have a larger window of their own, or attend to chunks.
-    """
-    draft, window = spec.draft_model_config, spec.draft_window
-    if window is None:
-        return
-    layer_window = draft.get_sliding_window() or 0
-    if layer_window > window:
-        raise ValueError(
-            f"draft_window ({window}) must be at least the window that layers of "
-            f"{spec.model} have of their own ({layer_window}): raise it, or unset it."
-        )
-    if draft.attention_chunk_size is not None:
-        raise ValueError(
-            f"draft_window does not support {spec.model}, some layers of which attend "
-            "to chunks in the place of all tokens: unset it."
-        )
-    if window <= spec.num_speculative_tokens:
-        logger.warning(
-            "draft_window (%d) is not above num_speculative_tokens (%d): the drafter "
-            "sees little but its own drafts. Raise it to the context that it was "
-            "trained for, or unset it.",
-            window,
-            spec.num_speculative_tokens,
-        )
-    longest = spec.target_model_config.max_model_len
-    if window >= longest:
-        logger.warning(
-            "draft_window (%d) leaves out nothing of the target's max_model_len (%d): "
-            "lower it, or unset it.",
-            window,
-            longest,
-        )
-
-
-def is_quantized_in_files(draft: "ModelConfig") -> bool:
-    """Whether a checkpoint holds quantized weights; false for online quantization."""
-    return draft.quantization is not None and not _is_online(draft)
-
-
-def _is_online(draft: "ModelConfig") -> bool:
-    from vllm.config.quantization import ONLINE_QUANT_SHORTHAND_NAMES
-
-    names = (*ONLINE_QUANT_SHORTHAND_NAMES, "fp8")  # "fp8" is deprecated
-    is_in_files = draft.model_arch_config.quantization_config is not None
-    return draft.quantization in names and not is_in_files
-
-
-def check_quantization(spec: "SpeculativeConfig") -> None:
-    """Checks the settings that quantize a drafter while it loads.
-
-    Raises:
-        ValueError: they are not supported, or would quantize nothing.
-    """
-    draft, lm_head = spec.draft_model_config, spec.draft_lm_head_quantization
-    if not is_known_kv_cache_dtype(spec.kv_cache_dtype or "auto"):
-        raise ValueError(
-            f'kv_cache_dtype="{spec.kv_cache_dtype}" of speculative_config is not one '
-            f"of {', '.join(KV_CACHE_DTYPES)}: correct it, or leave it out."
-        )
-    if _is_online(draft) and _quantizes_nothing(draft):
-        raise ValueError(
-            f'quantization="{draft.quantization}" of speculative_config quantizes '
-            f'nothing of {draft.model}: write for example "{EXAMPLE}".'
-        )
-    settings = {f'quantization="{draft.quantization}"': _is_online(draft)}
-    settings["draft_lm_head_quantization"] = lm_head is not None
-    for setting, is_set in settings.items():
-        if is_set and draft.dtype not in (torch.bfloat16, torch.float16):
-            raise ValueError(
-                f"{setting} of speculative_config does not support {draft.dtype}: set "
-                "--dtype bfloat16, or unset it."
-            )
-    if lm_head == "nvfp4" and not current_platform.is_cuda():
-        raise ValueError(
-            'draft_lm_head_quantization="nvfp4" needs an NVIDIA GPU: use "fp8".'
-        )
-
-
-def _quantizes_nothing(draft: "ModelConfig") -> bool:
-    from vllm.config.quantization import resolve_quantization_config
-
-    name = "fp8_per_tensor" if draft.quantization == "fp8" else draft.quantization
-    found = resolve_quantization_config(name, None)
-    # None for names that are also checkpoint formats, which cannot be checked here.
-    is_of_experts = found is not None and found.linear is None and not draft.is_moe
-    return name == "online" or is_of_experts
-
-
-def may_quantize_lm_head(spec: "SpeculativeConfig") -> bool:
-    """Whether `draft_lm_head_quantization` can apply to the kind of drafter."""
-    if why_unsupported(spec) is None:
-        return True
-    has_head = spec.method in ("eagle", "eagle3", "mtp")
-    return has_head and not spec.use_gemma4_mtp()

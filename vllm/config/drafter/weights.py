@@ -10,17 +10,18 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 
+from vllm.config.cache import KV_CACHE_DTYPES, is_known_kv_cache_dtype
 from vllm.logger import init_logger
+from vllm.platforms import current_platform
 
 from .drafter import DrafterConfig
 from .families import AGAIN, takes_aux_hidden_states, tapped_layers
 from .files import INDEX, MODEL, Tensor, read_headers
-from .target import is_quantized_in_files
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig
@@ -47,17 +48,15 @@ WITH_SCALES = ("compressed-tensors", "modelopt", "gptq", "awq", "auto_", "fp8")
 WITH_SCALES += ("fbgemm_fp8", "quark", "inc")
 # Kinds of tensors that hold a layer's weights, and their scales.
 MATRICES = ("weight", "weight_packed", "qweight")
-MOST_NAMED = 8  # of the missing tensors, in an error
 SCALES = ("weight_scale", "weight_scale_inv", "scales", "qscale_weight")
+MOST_NAMED = 8  # of the missing tensors, in an error
+CORRECT = f"correct them, or {AGAIN}"
 
 
 def check_weights(vllm_config: "VllmConfig", drafter: DrafterConfig) -> None:
-    """Checks a drafter's files against its config and the target's.
-
-    Raises:
-        ValueError: they are broken, or do not fit the configs.
-    """
+    """Refuses files that are broken, or do not fit the drafter's or target's config."""
     spec = vllm_config.speculative_config
+    check_quantization(spec)
     _check_load_format(vllm_config, drafter.checkpoint_vocab_size)
     load = spec.draft_load_config or vllm_config.load_config
     if load.load_format not in FROM_FILES:
@@ -72,13 +71,9 @@ def check_weights(vllm_config: "VllmConfig", drafter: DrafterConfig) -> None:
             )
         return
     check_scales(spec.draft_model_config, tensors)
-    weights = _Weights(spec, tensors, drafter.checkpoint_vocab_size)
     arch = spec.draft_model_config.architectures[0]
-    is_head = spec.method == "eagle3" and arch in HEADS
-    if is_head:
-        weights.check_head()
-    if is_head or (spec.method == "draft_model" and arch in DENSE):
-        weights.check_model()
+    if arch in {"eagle3": HEADS, "draft_model": DENSE}.get(spec.method, ()):
+        _Weights(spec, tensors, drafter.checkpoint_vocab_size).check()
 
 
 def _check_load_format(vllm_config: "VllmConfig", vocab_size: int | None) -> None:
@@ -109,14 +104,22 @@ def _local_folder(spec: "SpeculativeConfig") -> Path | None:
     from huggingface_hub import snapshot_download
 
     try:
-        found = snapshot_download(
-            spec.model, revision=spec.revision, local_files_only=True
+        found = Path(
+            snapshot_download(spec.model, revision=spec.revision, local_files_only=True)
         )
     except (OSError, ValueError):
         return None
     # Only a complete checkpoint can be checked: shards may yet have to be downloaded.
-    has_weights = any(Path(found).glob("*.safetensors"))
-    return Path(found) if has_weights and not (Path(found) / INDEX).exists() else None
+    is_whole = any(found.glob("*.safetensors")) and not (found / INDEX).exists()
+    return found if is_whole else None
+
+
+# Quantization.
+
+
+def is_quantized_in_files(draft: "ModelConfig") -> bool:
+    """Whether a checkpoint holds quantized weights; false for online quantization."""
+    return draft.quantization is not None and not _is_online(draft)
 
 
 def stores_scales(draft: "ModelConfig") -> bool:
@@ -127,7 +130,52 @@ def stores_scales(draft: "ModelConfig") -> bool:
     return is_quantized_in_files(draft) and draft.quantization.startswith(WITH_SCALES)
 
 
-def check_scales(draft: "ModelConfig", tensors: dict[str, Tensor]) -> None:
+def _is_online(draft: "ModelConfig") -> bool:
+    from vllm.config.quantization import ONLINE_QUANT_SHORTHAND_NAMES
+
+    names = (*ONLINE_QUANT_SHORTHAND_NAMES, "fp8")  # "fp8" is deprecated
+    is_in_files = draft.model_arch_config.quantization_config is not None
+    return draft.quantization in names and not is_in_files
+
+
+def check_quantization(spec: "SpeculativeConfig") -> None:
+    """Refuses settings that cannot quantize a drafter, or nothing of it, at loading."""
+    draft, lm_head = spec.draft_model_config, spec.draft_lm_head_quantization
+    if not is_known_kv_cache_dtype(spec.kv_cache_dtype or "auto"):
+        raise ValueError(
+            f'kv_cache_dtype="{spec.kv_cache_dtype}" of speculative_config is not one '
+            f"of {', '.join(KV_CACHE_DTYPES)}: correct it, or leave it out."
+        )
+    is_online = _is_online(draft)
+    if is_online and _quantizes_nothing(draft):
+        raise ValueError(
+            f'quantization="{draft.quantization}" of speculative_config quantizes '
+            f'nothing of {draft.model}: write for example "fp8_per_channel".'
+        )
+    setting = f'quantization="{draft.quantization}"' if is_online else None
+    setting = setting or (lm_head and "draft_lm_head_quantization")
+    if setting and draft.dtype not in (torch.bfloat16, torch.float16):
+        raise ValueError(
+            f"{setting} of speculative_config does not support {draft.dtype}: set "
+            "--dtype bfloat16, or unset it."
+        )
+    if lm_head == "nvfp4" and not current_platform.is_cuda():
+        raise ValueError(
+            'draft_lm_head_quantization="nvfp4" needs an NVIDIA GPU: use "fp8".'
+        )
+
+
+def _quantizes_nothing(draft: "ModelConfig") -> bool:
+    from vllm.config.quantization import resolve_quantization_config
+
+    name = "fp8_per_tensor" if draft.quantization == "fp8" else draft.quantization
+    found = resolve_quantization_config(name, None)
+    # None for names that are also checkpoint formats, which cannot be checked here.
+    is_of_experts = found is not None and found.linear is None and not draft.is_moe
+    return name == "online" or is_of_experts
+
+
+def check_scales(draft: "ModelConfig", tensors: Mapping[str, Tensor]) -> None:
     """Refuses quantized weights without their scales, and the reverse."""
     if draft.quantization is not None and not stores_scales(draft):
         return
@@ -151,8 +199,29 @@ def check_scales(draft: "ModelConfig", tensors: dict[str, Tensor]) -> None:
             )
 
 
+# Tensors.
+
+
+class Expected(NamedTuple):
+    """A tensor that a drafter has by its config.
+
+    Attributes:
+        name: without "model.".
+        shape: a single number stands for as many values in any shape.
+        by: the config keys that it follows from.
+        why: why the drafter needs it; None: it may lack it.
+        remedy: for another shape.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    by: str
+    why: str | None = None
+    remedy: str = CORRECT
+
+
 class _Weights:
-    """A drafter's tensors, and checks of their shapes against its config.
+    """A drafter's tensors, and what its config says of them.
 
     Args:
         num_rows: of the embeddings, before they are padded or cut to the target's.
@@ -161,7 +230,7 @@ class _Weights:
     def __init__(
         self,
         spec: "SpeculativeConfig",
-        tensors: dict[str, Tensor],
+        tensors: Mapping[str, Tensor],
         num_rows: int | None,
     ) -> None:
         self.spec, self.model = spec, spec.model
@@ -173,84 +242,98 @@ class _Weights:
         self.num_target_tokens = target.get_vocab_size()
         # Packed quantized weights have other shapes.
         self.is_quantized = is_quantized_in_files(spec.draft_model_config)
-        number = getattr(self.config, "num_aux_hidden_states", None)
-        # Layers of the target that an EAGLE-3 head is fed.
-        self.num_layers_fed = number or len(tapped_layers(self.config) or ()) or 3
         reduced = getattr(self.config, "draft_vocab_size", None)
         self.num_drafted = reduced or self.config.vocab_size
         self.drafts_all = self.num_drafted == self.config.vocab_size
 
-    def check_model(self) -> None:
-        """Checks what a language model has: embeddings, layers, attention."""
-        self._check_shape(
-            "embed_tokens.weight",
-            ("vocab_size", self.num_rows),
-            ("hidden_size", self.config.hidden_size),
-        )
+    def check(self) -> None:
+        """Checks which tensors there are, their shapes, and the values of d2t."""
+        is_head = self.spec.method == "eagle3"
+        expected = [*(self._of_head() if is_head else ()), *self._of_model()]
+        whys = {each.name: each.why for each in expected if each.why}
+        missing = {n: why for n, why in whys.items() if n not in self.tensors}
+        refuse_missing(self.model, missing)
+        for each in expected:
+            self._check_tensor(each)
         self._check_layers()
-        self._check_attention()
 
-    def check_head(self) -> None:
-        """Checks what an EAGLE-3 head has besides."""
-        lacking = {n: w for n, w in self._needed() if n not in self.tensors}
-        refuse_missing(self.model, lacking)
+    def _of_head(self) -> Iterator[Expected]:
+        """What an EAGLE-3 head has besides."""
+        hidden, target = self.config.hidden_size, self.target_width
+        number = getattr(self.config, "num_aux_hidden_states", None)
+        number = number or len(tapped_layers(self.config) or ()) or 3
+        rows = self.num_rows if self.drafts_all else self.num_drafted
+        fed = f"{number} layers of the target's hidden size ({target})"
         if takes_aux_hidden_states(self.config) and not self.is_quantized:
-            self._check_fc()
-        if self.spec.parallel_drafting:
-            self._check_mask_hidden()
-        if "d2t" in self.tensors:
-            self._check_d2t(self.tensors["d2t"])
-        self._check_shape(
-            "lm_head.weight",
-            ("draft_vocab_size", self._num_head_rows),
-            ("hidden_size", self.config.hidden_size),
-        )
-
-    def _needed(self) -> Iterator[tuple[str, str]]:
-        """Names of the tensors that a head cannot do without, and why."""
-        hidden = self.config.hidden_size
-        if takes_aux_hidden_states(self.config) and not self.is_quantized:
-            yield (
+            yield Expected(
                 "fc.weight",
+                (hidden, number * target),
+                f"its hidden_size and {fed}",
                 "it is not an EAGLE-3 head; with a draft model of its own vocabulary "
                 'and embeddings set "method": "draft_model"',
+                "use a head that was trained for this target, or correct config.json",
             )
         if self.spec.parallel_drafting:
-            yield (
+            yield Expected(
                 "mask_hidden",
+                (number * target,),
+                fed,
                 "parallel drafting needs it; use a P-EAGLE checkpoint, or set "
                 "parallel_drafting=false",
+                f"{AGAIN}, or set parallel_drafting=false",
             )
-        if hidden != self.target_width:
-            yield (
-                "embed_tokens.weight",
-                f"it cannot use the target's, since its hidden_size ({hidden}) is not "
-                f"the target's ({self.target_width}); {AGAIN}",
-            )
+        key, in_file = "draft_vocab_size", "in its config.json"
+        why_table = why_rows = None
         if not self.drafts_all:
-            all_tokens = f"{self.num_drafted} of the target's {self.num_target_tokens}"
-            yield "d2t", f"it drafts {all_tokens} tokens; {AGAIN}"
+            share = f"{self.num_drafted} of the target's {self.num_target_tokens}"
+            why_table = f"it drafts {share} tokens; {AGAIN}"
             if not self.is_quantized:
-                yield (
-                    "lm_head.weight",
-                    f"its draft_vocab_size is {self.num_drafted}; {AGAIN}",
-                )
+                why_rows = f"its {key} is {self.num_drafted}; {AGAIN}"
+        yield Expected("d2t", (rows,), f"{key} {in_file}", why_table)
+        shape, keys = (rows, hidden), f"{key} and hidden_size {in_file}"
+        yield Expected("lm_head.weight", shape, keys, why_rows)
 
-    @property
-    def _num_head_rows(self) -> int:
-        return self.num_rows if self.drafts_all else self.num_drafted
+    def _of_model(self) -> Iterator[Expected]:
+        """What heads and language models have: embeddings and attention."""
+        draft, config = self.spec.draft_model_config, self.config
+        hidden, in_file, why = config.hidden_size, "in its config.json", None
+        if self.spec.method == "eagle3" and hidden != self.target_width:
+            why = (
+                f"it cannot use the target's, since its hidden_size ({hidden}) is not "
+                f"the target's ({self.target_width}); {AGAIN}"
+            )
+        shape, keys = (self.num_rows, hidden), f"vocab_size and hidden_size {in_file}"
+        yield Expected("embed_tokens.weight", shape, keys, why)
+        heads = {
+            "q": ("num_attention_heads", config.num_attention_heads),
+            "k": ("num_key_value_heads", draft.get_total_num_kv_heads()),
+        }
+        size = draft.get_head_size()
+        for name, tensor in self.tensors.items():
+            kind = name.removesuffix("_proj.weight").rpartition(".")[2]
+            if kind in heads:
+                key, number = heads[kind]
+                by = f"{key} ({number}) of head_dim {size} {in_file}"
+                yield Expected(name, (number * size, *tensor.shape[1:]), by)
 
-    def _check_shape(self, name: str, *sizes: tuple[str, int]) -> None:
-        """Compares a tensor's shape, if it exists, with sizes from config keys."""
+    def _check_tensor(self, expected: Expected) -> None:
+        name, shape = expected.name, expected.shape
         tensor = self.tensors.get(name)
-        expected = tuple(size for _, size in sizes)
-        if tensor is None or self.is_quantized or tensor.shape == expected:
+        if tensor is None or (self.is_quantized and len(shape) > 1):
             return
-        keys = " and ".join(key for key, _ in sizes)
-        raise ValueError(
-            f"{name} of {self.model} has shape {list(tensor.shape)}, but {keys} in its "
-            f"config.json make it {list(expected)}: correct them, or {AGAIN}."
-        )
+        found = tensor.shape if len(shape) > 1 else (math.prod(tensor.shape),)
+        if found != shape:
+            raise ValueError(
+                f"{name} of {self.model} has shape {list(tensor.shape)}, but by "
+                f"{expected.by} it is {list(shape)}: {expected.remedy}."
+            )
+        if name == "d2t":
+            from safetensors import safe_open
+
+            with safe_open(tensor.file, "pt") as file:
+                offsets = file.get_tensor(tensor.name)
+            target = self.num_target_tokens
+            check_token_offsets(offsets, self.model, target, self.drafts_all)
 
     def _check_layers(self) -> None:
         matches = filter(None, map(LAYER.match, self.tensors))
@@ -262,59 +345,6 @@ class _Weights:
                 f"in its config.json is {depth}: correct it, or {AGAIN}."
             )
 
-    def _check_attention(self) -> None:
-        """Compares the rows of q and k projections with the config's head counts."""
-        draft, config = self.spec.draft_model_config, self.config
-        head = draft.get_head_size()
-        rows = {
-            "q": ("num_attention_heads", config.num_attention_heads),
-            "k": ("num_key_value_heads", draft.get_total_num_kv_heads()),
-        }
-        for name, tensor in self.tensors.items():
-            kind = name.removesuffix("_proj.weight").rpartition(".")[2]
-            key, heads = rows.get(kind, ("", 0))
-            if heads and tensor.shape[0] != heads * head and not self.is_quantized:
-                raise ValueError(
-                    f"{name} of {self.model} has {tensor.shape[0]} rows, but {key} "
-                    f"({heads}) of head_dim {head} in its config.json make it "
-                    f"{heads * head}: correct them, or {AGAIN}."
-                )
-
-    def _check_fc(self) -> None:
-        hidden, number = self.config.hidden_size, self.num_layers_fed
-        shape = self.tensors["fc.weight"].shape
-        expected = (hidden, number * self.target_width)
-        if shape != expected:
-            raise ValueError(
-                f"fc.weight of {self.model} has shape {list(shape)}, but its "
-                f"hidden_size and {number} layers of the target's hidden size "
-                f"({self.target_width}) make it {list(expected)}: use a head that was "
-                "trained for this target, or correct config.json."
-            )
-
-    def _check_mask_hidden(self) -> None:
-        shape = self.tensors["mask_hidden"].shape
-        width = self.num_layers_fed * self.target_width
-        if math.prod(shape) != width:
-            raise ValueError(
-                f"mask_hidden of {self.model} has shape {list(shape)}, but fc takes "
-                f"{width} values: {AGAIN}, or set parallel_drafting=false."
-            )
-
-    def _check_d2t(self, table: Tensor) -> None:
-        rows = self._num_head_rows
-        if table.shape != (rows,):
-            raise ValueError(
-                f"d2t of {self.model} must hold {rows} integers (draft_vocab_size), "
-                f"but has shape {list(table.shape)}: {AGAIN}."
-            )
-        from safetensors import safe_open
-
-        with safe_open(table.file, "pt") as file:
-            offsets = file.get_tensor(table.name)
-        target = self.num_target_tokens
-        check_token_offsets(offsets, self.model, target, self.drafts_all)
-
 
 def refuse_missing(model: str, missing: Mapping[str, str | None]) -> None:
     """Refuses a checkpoint without some tensors, if there are any.
@@ -324,9 +354,6 @@ def refuse_missing(model: str, missing: Mapping[str, str | None]) -> None:
     Args:
         missing: names of the tensors, and why they are needed; None: the model that
             its config.json describes has them.
-
-    Raises:
-        ValueError: names the first one that is needed for a reason, or all.
     """
     for name, why in missing.items():
         if why is not None:
@@ -342,17 +369,14 @@ def refuse_missing(model: str, missing: Mapping[str, str | None]) -> None:
 def check_token_offsets(
     offsets: torch.Tensor, model: str, num_target_tokens: int, is_whole: bool
 ) -> None:
-    """Checks the table `d2t` of a head: its token i is the target's i + offsets[i].
+    """Refuses a table `d2t` that names tokens that the target lacks, or reorders the
+    whole vocabulary. The head's token i is the target's i + offsets[i].
 
     Args:
         offsets: [tokens of the head], of any integer dtype.
         model: name of the head, for errors.
         num_target_tokens: size of the target's vocabulary.
         is_whole: whether the head drafts every token, for which vLLM uses no table.
-
-    Raises:
-        ValueError: the table names tokens that the target lacks, or reorders the whole
-            vocabulary.
     """
     # In NumPy, since engines are forked from the process that checks this: had PyTorch
     # run a parallel loop in it, they would hang at their first one.

@@ -10,47 +10,23 @@ the target's, and projections are merged.
 import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from functools import lru_cache, wraps
-from pathlib import Path
+from functools import wraps
 
 import torch.nn as nn
 
 from vllm.config import VllmConfig
 from vllm.config.drafter import METHODS
-from vllm.config.drafter.files import Tensor, read_headers
+from vllm.config.drafter.files import Tensor, find_tensors
 from vllm.config.drafter.weights import PLAIN, stores_scales
 from vllm.model_executor.layers.quantization.base_config import (
     QuantizationConfig,
     QuantizeMethodBase,
 )
-from vllm.transformers_utils.config import get_safetensors_params_metadata
 
 from .draft_weights import head_name
 
 DRAFT_MODEL = "draft_model"  # the first part of the names in a draft model
 EMBEDDINGS = "embed_tokens"
-
-
-def find_tensors(model: str, revision: str | None) -> dict[str, Tensor]:
-    """Safetensors tensors of a checkpoint, local, cached or on the hub, by name.
-
-    Empty if their headers cannot be read: whatever loads the files reports that.
-    """
-    if not (folder := Path(model)).is_dir():
-        return _hub_tensors(model, revision)
-    try:
-        return read_headers(folder)
-    except ValueError:
-        return {}
-
-
-@lru_cache(maxsize=1)
-def _hub_tensors(model: str, revision: str | None) -> dict[str, Tensor]:
-    found = get_safetensors_params_metadata(model, revision=revision)
-    return {
-        name: Tensor(name, Path(model), each["dtype"], tuple(each["shape"]))
-        for name, each in found.items()
-    }
 
 
 class FileLayers:

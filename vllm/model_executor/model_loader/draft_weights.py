@@ -108,21 +108,8 @@ class DraftWeights:
                 "quantizes or ignores, or export the checkpoint again."
             )
 
-    def _whole(self, start: str) -> str:
-        """The first tensor of the checkpoint whose name starts with `start`."""
-        start = start.removeprefix("model.")
-        found = (n for n in self.seen if n.removeprefix("model.").startswith(start))
-        return min(found, default=start)
-
-    def _no_place_for(self, name: str) -> ValueError:
-        return ValueError(
-            f"{self.path} has a tensor {name}, for which the model that its "
-            "config.json describes has no place: correct config.json, or use a "
-            "checkpoint of another kind."
-        )
-
     def _with_target_rows(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """Pads or cuts a vocabulary to the target's, see `config.drafter.vocabulary`.
+        """Pads or cuts a vocabulary to the target's, see `config.drafter.target`.
 
         The last row is repeated: it is padding itself, and of equal logits the first
         wins, so this never changes what is drafted.
@@ -140,12 +127,8 @@ class DraftWeights:
 
     @contextmanager
     def checked(self) -> Iterator[None]:
-        """Checks that loading the model, done within, writes every parameter.
-
-        Raises:
-            ValueError: a tensor is missing from the checkpoint, or the model has no
-                place for one; the error names it.
-        """
+        """Refuses a checkpoint, loaded within, that lacks a tensor of the model, or has
+        one for which the model has no place."""
         if self.spec is None or self.spec.method not in METHODS:
             yield  # checkpoints of other methods omit what the target has
             return
@@ -154,9 +137,15 @@ class DraftWeights:
         try:
             yield
         except ValueError as error:
-            if unknown := UNKNOWN.match(str(error)):
-                raise self._no_place_for(self._whole(unknown[1])) from None
-            raise
+            if (unknown := UNKNOWN.match(str(error))) is None:
+                raise
+            start = unknown[1].removeprefix("model.")
+            names = {n for n in self.seen if n.removeprefix("model.").startswith(start)}
+            raise ValueError(
+                f"{self.path} has a tensor {min(names, default=start)}, for which the "
+                "model that its config.json describes has no place: correct "
+                "config.json, or use a checkpoint of another kind."
+            ) from None
         is_head = self.spec.method != "draft_model"
         refuse_missing(self.path, dict.fromkeys(sorted(self._missing(is_head))))
 
@@ -231,28 +220,19 @@ def _is_unwritten(parameter: torch.Tensor) -> bool:
 
 
 def checks_draft_weights(load_weights: Callable[..., None]) -> Callable[..., None]:
-    """Decorates a loader's `load_weights`: a draft model must be loaded completely."""
+    """Decorates a loader's `load_weights`: the tensors of a draft model are adapted to
+    vLLM, and all of them must be loaded."""
 
     @wraps(load_weights)
     def checked(loader: Any, model: nn.Module, model_config: ModelConfig) -> None:
         if model_config.runner_type != "draft":
             return load_weights(loader, model, model_config)
-        loader.draft_weights = DraftWeights(model, model_config)
-        with loader.draft_weights.checked():
-            load_weights(loader, model, model_config)
+        draft, get_weights = DraftWeights(model, model_config), loader.get_all_weights
+        loader.get_all_weights = lambda *args: draft.adapted(get_weights(*args))
+        try:
+            with draft.checked():
+                load_weights(loader, model, model_config)
+        finally:
+            del loader.get_all_weights
 
     return checked
-
-
-def adapts_draft_weights(
-    get_all_weights: Callable[..., Iterable[NamedTensor]],
-) -> Callable[..., Iterable[NamedTensor]]:
-    """Decorates a loader's `get_all_weights`: adapts those of a draft model to vLLM."""
-
-    @wraps(get_all_weights)
-    def adapted(loader: Any, *args: Any) -> Iterable[NamedTensor]:
-        weights = get_all_weights(loader, *args)
-        draft = getattr(loader, "draft_weights", None)
-        return weights if draft is None else draft.adapted(weights)
-
-    return adapted

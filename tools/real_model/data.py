@@ -27,6 +27,7 @@ STEMS = (
 # Shares of the texts; the others answer what the model asks from an empty turn on.
 GSM8K, STDLIB, RAW, STEM = 0.25, 0.12, 0.08, 0.1
 TEMPERATURES = 0.0, 0.0, 0.7, 1.0
+STDLIB_FILES, OTHERS = 500, {"site-packages", "dist-packages", "test", "tests"}
 QUESTION_TOKENS = 128
 MAX_MODEL_LEN = 1024
 AT_ONCE = 2048  # requests, between two looks at the clock
@@ -93,7 +94,7 @@ class Writer:
     def prompts(self, questions: Path, count: int) -> list[list[int]]:
         """About `count` prompts of all kinds, shuffled."""
         gsm8k = [row["question"] for row in rows(questions, "gsm8k_train")]
-        code = list(stdlib_functions())
+        code = list(stdlib_functions(self.random))
         raw = [self.encode(self._pick(code)) for _ in range(round(count * RAW))]
         asked = [self._pick(gsm8k) for _ in range(round(count * GSM8K))]
         asked += [COMPLETE.format(self._pick(code)) for _ in range(int(count * STDLIB))]
@@ -108,11 +109,11 @@ class Writer:
         return self.random.choice(texts)
 
 
-def stdlib_functions() -> Iterator[str]:
-    """Heads of the standard library's functions that have a docstring, and these."""
-    for path in sorted(Path(sysconfig.get_path("stdlib")).rglob("*.py")):
-        if "site-packages" in path.parts:
-            continue
+def stdlib_functions(chance: random.Random) -> Iterator[str]:
+    """Heads of functions with their docstrings, of some of the standard library."""
+    paths = sorted(Path(sysconfig.get_path("stdlib")).rglob("*.py"))
+    own = [path for path in paths if not OTHERS & set(path.parts)]
+    for path in chance.sample(own, min(len(own), STDLIB_FILES)):
         with suppress(SyntaxError, UnicodeDecodeError):
             text = path.read_text()
             lines = text.splitlines(keepends=True)

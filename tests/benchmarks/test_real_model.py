@@ -3,9 +3,9 @@
 
 import pytest
 
-from tools import real_model
 from tools.overlay.base import OverlayError
-from tools.real_model import NAME, PACKAGE
+from tools.real_model import model as real_model
+from tools.real_model.model import NAME, PACKAGE
 
 
 @pytest.fixture(autouse=True)

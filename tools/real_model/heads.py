@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The heads: how each is trained, and what of its file is the target's."""
+
+import json
+import shutil
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+# Hidden states that the heads read, as vLLM numbers them: 2, L // 2 and L - 3, which is
+# what both vLLM and speculators take by default for this model.
+LAYERS = (2, 15, 27)
+# A token of the vocabulary that occurs in no text: <empty_output>.
+MASK_TOKEN_ID = 16
+DRAFT_VOCAB_SIZE = 8192
+VOCAB_SIZE = 49152
+K = 7
+ANCHORS = {"max_anchors": 1024, "num_layers": 3, "block_size": 8}
+# Arguments of `speculators train`, those that differ from its defaults. Attention over
+# the whole text, and in both directions in a block: the same in each engine.
+HEADS: dict[str, dict[str, object]] = {
+    "eagle3": {"ttt_steps": 5, "full_attention_indices": [0]},
+    "peagle": {
+        "num_layers": 4,
+        "num_depths": 8,
+        "max_anchors": 1024,
+        "full_attention_indices": [0, 1, 2, 3],
+    },
+    "dflash": ANCHORS
+    | {"full_attention_indices": [0, 1, 2], "sliding_window_non_causal": True},
+    # Its candidates are of the whole vocabulary.
+    "dflash2": ANCHORS
+    | {
+        "full_attention_indices": [0, 1, 2],
+        "selector_rank": 64,
+        "draft_vocab_size": VOCAB_SIZE,
+    },
+    "dspark": ANCHORS | {"full_attention_indices": [0, 1, 2], "markov_rank": 64},
+}
+EMBED, LM_HEAD = "embed_tokens.weight", "lm_head.weight"
+SLIM = "slim.json"
+
+
+def slim(head: Path, model: Path, out: Path) -> None:
+    """Copies a head without the tensors that are rows of the target's embeddings.
+
+    The target's `lm_head` is its embeddings. `fill` restores the file.
+    """
+    table = load_file(model / "model.safetensors")["model." + EMBED]
+    tensors = load_file(head / "model.safetensors")
+    mine = {EMBED: table, LM_HEAD: table[tensors["t2d"]] if "t2d" in tensors else table}
+    left_out = [n for n, t in mine.items() if torch.equal(tensors.get(n, t[:0]), t)]
+    _copy(head, out, {n: t for n, t in tensors.items() if n not in left_out})
+    (out / SLIM).write_text(json.dumps(left_out))
+
+
+def fill(head: Path, model: Path, out: Path) -> None:
+    """Copies a slim head with the tensors that `slim` left out."""
+    table = load_file(model / "model.safetensors")["model." + EMBED]
+    tensors = load_file(head / "model.safetensors")
+    for name in json.loads((head / SLIM).read_text()):
+        reduced = name == LM_HEAD and "t2d" in tensors
+        tensors[name] = table[tensors["t2d"]] if reduced else table
+    _copy(head, out, tensors)
+    # The path of the machine that it was trained on.
+    config = json.loads((out / "config.json").read_text())
+    config["speculators_config"]["verifier"]["name_or_path"] = str(model)
+    (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+def _copy(head: Path, out: Path, tensors: dict[str, torch.Tensor]) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    shutil.copy(head / "config.json", out)
+    whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    save_file(whole, out / "model.safetensors", metadata={"format": "pt"})

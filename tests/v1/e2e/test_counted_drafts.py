@@ -96,7 +96,8 @@ def test_auto_drafts_no_more_than_short_answers_receive(
 def embeddings(engine: Engine, tokens: list[int]) -> torch.Tensor:
     """[tokens, hidden size], the target's."""
     model = engine.worker.model_runner.model
-    return model.embed_input_ids(torch.tensor(tokens)).clone()
+    device = next(model.parameters()).device
+    return model.embed_input_ids(torch.tensor(tokens, device=device)).cpu()
 
 
 @pytest.mark.parametrize("mode", only_fast(("pard", "eagle3"), "pard"))

@@ -34,7 +34,7 @@ NUM_DRAFTS = 3
 # With it about one in some hundred runs of all tests fails by chance.
 SIGNIFICANCE = 1e-4
 # Acceptance length that all drafters reach, up to this temperature.
-LEAST_ACCEPTANCE_LENGTH, WARMEST = 1.2, 1.0
+LEAST_ACCEPTANCE_LENGTH, WARMEST = 1.15, 1.0
 SETTINGS: dict[str, dict[str, Any]] = {
     **{f"T{t}": {"temperature": t} for t in (0.3, 0.7, 1.0, 1.5)},
     "T1.0 top-p 0.7": {"temperature": 1.0, "top_p": 0.7},

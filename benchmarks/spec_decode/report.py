@@ -14,6 +14,14 @@ from benchmarks.spec_decode.models import MAIN, MODES
 from benchmarks.spec_decode.results import OURS, PointKey
 from benchmarks.spec_decode.traces import EQUAL
 
+NAMES = {
+    "none": "no speculation",
+    "draft": "draft model",
+    "pard": "PARD",
+    "pard2": "PARD-2",
+    "eagle3": "EAGLE-3",
+    "peagle": "P-EAGLE",
+}
 PLACE = ["shapes", "acceptance", "mode", "context", "requests"]
 VLLM = "vLLM"  # the faster of the release's runners at a point
 # Files in which trimmed steps are compared: their tokens are those of the rounds.
@@ -166,6 +174,8 @@ def markdown(table: pd.DataFrame) -> str:
     if table.empty:
         return ""
     table = table.reset_index()
+    if "mode" in table:
+        table["mode"] = table["mode"].map(NAMES)
     for name in table.select_dtypes("number"):
         is_big = table[name].max() >= 100 and not name.startswith("±")
         shape = "{:.0f}" if is_big else "{:.3g}"

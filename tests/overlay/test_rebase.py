@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Changes of another release to members that we rely on are reported, no others."""
 
+import re
 from zipfile import ZipFile
 
 import pytest
@@ -120,10 +121,10 @@ def test_nothing_to_do(report):
     lines = report(new).splitlines()
     assert [line.rpartition(": ")[2] for line in lines if line[:3] == "## "] == [
         "0"
-    ] * 4
+    ] * 5
     assert lines[-1] == (
         "0 members changed, 0 hunks to place by hand, 0 modules to mend, "
-        "0 requirements changed."
+        "0 guesses to look at, 0 requirements changed."
     )
 
 
@@ -170,13 +171,60 @@ def test_requirements(report):
     assert found.endswith("2 requirements changed.\n")
 
 
-def test_gone_names_are_looked_up(report):
-    """In the report on members, and on imports."""
+def test_gone_names_are_looked_up(report, tmp_path):
+    """In the report on members, on imports, and in strings and imports of tests."""
     new = OLD | {"vllm/tools.py": "def helper(): return 1\nclass Box: pass\n"}
-    found = report(new | {"vllm/moved.py": "LIMIT = 1\ndef unused(): pass\n"})
+    new |= {"vllm/moved.py": "LIMIT = 1\ndef unused(): pass\n"}
+    files = {
+        "tests/test_it.py": "from vllm.tools import unused, helper\n",
+        "tools/it.py": 'NAMES = "vllm.tools", "vllm.tools.LIMIT", "vllm.none.at_all"\n',
+    }
+    for path, text in files.items():
+        (tmp_path / "repo" / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "repo" / path).write_text(text)
+    found = report(new)
     assert "`vllm/tools.py`, `LIMIT` is gone, now in `vllm/moved.py`" in found
     assert "- `vllm.added`: ImportError" in found
     assert "(vllm/tools.py), now in `vllm/moved.py`" in found
+    assert guesses_of(found) == [
+        "- `tests/test_it.py:1` names `vllm.tools.unused`, now in `vllm/moved.py`",
+        "- `tools/it.py:1` names `vllm.tools.LIMIT`, now in `vllm/moved.py`",
+    ]
+
+
+def guesses_of(report: str) -> list[str]:
+    return re.findall(r"(?m)^- `.* (?:names|sets) .*$", report)
+
+
+SETS = """
+from vllm.models import Child
+
+
+class Sets(Child):
+    length = 1
+
+    def run(self):
+        self.size, self.rest = 1, 2
+"""
+PROPERTY = "    @property\n    def {}(self): return 1\n"
+
+
+@pytest.mark.parametrize("setter", [False, True])
+def test_attributes_that_became_properties(report, setter, monkeypatch):
+    overlay = OVERLAY | {"vllm/added.py": addition(SETS)}
+    monkeypatch.setattr("tests.overlay.test_rebase.OVERLAY", overlay)
+    names = ("size", "length", "other")
+    body = "".join(map(PROPERTY.format, names))
+    if setter:
+        body += "    @size.setter\n    def size(self, value): pass\n"
+    found = guesses_of(
+        report(OLD | {"vllm/models/parent.py": f"class Parent:\n{body}"})
+    )
+    there = "which `Parent` in `vllm/models/parent.py` has as a property now"
+    wanted = [f"- `vllm/added.py:8` sets `length`, {there}"]
+    if not setter:
+        wanted += [f"- `vllm/added.py:11` sets `size`, {there}"]
+    assert found == wanted
 
 
 def test_hunks_are_moved_before_the_release_is_pinned(monkeypatch, capsys):

@@ -5,6 +5,7 @@ import argparse
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from difflib import unified_diff
 from pathlib import Path
 from zipfile import ZipFile
@@ -15,7 +16,6 @@ from .base import (
     OverlayError,
     fetch,
     find_wheel,
-    newest_version,
     pinned_base,
     pinned_wheel,
     run_command,
@@ -25,6 +25,7 @@ from .check import check
 from .compose import EDITABLE, compose_for
 from .edits import SUFFIX, composed
 from .lock import write_lock
+from .newest import is_newer, lateness, newest_version
 from .rebase import rebase
 from .refresh import refresh
 from .tree import Release, edit_files
@@ -86,13 +87,14 @@ def run_rebase(args: argparse.Namespace) -> None:
 def run_newest(args: argparse.Namespace) -> int:
     base = pinned_base(target_device())
     version = newest_version(base.project)
-    if version == base.version:
+    if not is_newer(version, base.version):
         print(f"vLLM {base.version} is the newest release.")
         return 0
     wheel = fetch(Base(base.project, version, base.device, sha256=None))
     print(rebase(find_wheel(base), wheel, kernels=base.kernels))
-    print(f"Move this tree from {base.version} to {version}: see docs/rebasing.md.")
-    return 1
+    late = lateness(version, wheel, base.version, datetime.now(UTC))
+    print(late or f"vLLM {version} is new: there is a day to move to it.")
+    return int(late is not None)
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
@@ -115,7 +117,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     other.add_argument("--wheel", type=Path, help="its wheel, at hand")
     other.add_argument("--device", choices=DEVICES, help="default: this machine's")
     other.add_argument("--write", action="store_true", help="move hunks to its lines")
-    add("newest", run_newest, "report on the newest release; 1 if it is not this one")
+    add("newest", run_newest, "report on the newest release; 1 if this tree is late")
     return parser.parse_args(argv)
 
 

@@ -11,7 +11,6 @@ import argparse
 import hashlib
 import os
 import platform
-import re
 import shutil
 import subprocess
 import sys
@@ -169,18 +168,6 @@ def fetch(base: Base, kind: str = "--only-binary=:all:", **variables: str) -> Pa
         kept.parent.mkdir(exist_ok=True)
         file.replace(kept)
     return kept
-
-
-def newest_version(project: str) -> str:
-    """The newest final release on pip's index; raises OverlayError."""
-    command = [sys.executable, "-m", "pip", "index", "versions", project]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if not (found := re.match(rf"{re.escape(project)} \((\S+)\)", done.stdout)):
-        raise OverlayError(
-            f"pip could not look up the releases of {project}:\n{done.stderr}"
-            "Check the network and pip's index."
-        )
-    return found[1]
 
 
 def run_command(args: argparse.Namespace) -> int:

@@ -17,6 +17,7 @@ from zipfile import ZipFile
 from .base import ROOT, Base, OverlayError
 from .compose import compose, edited, name_vllm
 from .edits import SUFFIX, EditFile, Hunk
+from .guesses import guesses, hint
 from .lock import Key, read_lock
 from .members import Source
 from .tree import Release, additions, edit_files
@@ -26,6 +27,7 @@ COUNTED = {
     "Members that changed": "members changed",
     "Hunks to place by hand": "hunks to place by hand",
     "Modules that cannot be imported": "modules to mend",
+    "Guesses": "guesses to look at",
     "Requirements": "requirements changed",
 }
 IMPORT_ALL = """
@@ -66,6 +68,7 @@ def rebase(
             "Members that changed": list(member_changes(old, new, read_lock(root))),
             "Hunks to place by hand": misplaced,
             "Modules that cannot be imported": [with_hint(new, f) for f in failed],
+            "Guesses": list(guesses(old, new, root)),
             "Requirements": list(requirement_changes(old, new)),
         }
     parts = [f"# {old_wheel.name} to {new_wheel.name}"]
@@ -79,16 +82,6 @@ def with_hint(new: Release, problem: str) -> str:
     """A problem of an import, with the place where the new release has the name."""
     name = re.search(r"cannot import name '(\w+)'|No module named '([\w.]+)'", problem)
     return problem + (hint(new, name[1] or name[2]) if name else "")
-
-
-def hint(new: Release, name: str) -> str:
-    """Where the new release defines what a dotted name ends with, as far as it does."""
-    word = name.rpartition(".")[2]
-    found = [p for p in sorted(new.names) if p.endswith(f"/{word}.py")]
-    defined = re.compile(rf"^(?:def|class) {word}\b|^{word}\b\s*[:=]", re.M)
-    sources = (p for p in sorted(new.names) if p.endswith(".py"))
-    found += [p for p in sources if defined.search(new.source(p).text)]
-    return f", now in {', '.join(f'`{p}`' for p in found[:3])}" if found else ""
 
 
 def member_changes(old: Release, new: Release, keys: dict[Key, str]) -> Iterator[str]:

@@ -30,14 +30,12 @@ COMMON = {
     "scheduler_type": "cosine",
     "scheduler_warmup_ratio": 0.03,
     "num_workers": 8,
-}
-# A CPU has no fused losses, and no backward pass of flex_attention.
-ON_CPU = {
-    "hidden_states_dtype": "float32",
+    # Nothing is compiled: that takes minutes, as long as all steps of so small a head,
+    # and fails for the fused losses with PyTorch 2.11.
     "loss_implementation": "eager",
     "draft_attn_impl": "sdpa",
-    "num_workers": 0,
 }
+ON_CPU = {"hidden_states_dtype": "float32", "num_workers": 0}
 
 
 class Clock(logging.Filter):
@@ -85,6 +83,7 @@ def train(
         options: more arguments of `speculators train`.
     """
     begin = time.monotonic()
+    torch.compiler.set_stance("force_eager")
     options = {"max_steps": steps} | options
     paths = {"verifier_name_or_path": model, "data_path": data}
     if not torch.cuda.is_available():

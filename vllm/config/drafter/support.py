@@ -39,13 +39,10 @@ def find_unsupported(spec: "SpeculativeConfig") -> str | None:
     does not support; None if it supports all of it."""
     if spec.method not in METHODS:
         return f"method {spec.method}"
-    target, draft = spec.target_model_config, getattr(spec, "draft_model_config", None)
-    if draft is None:
+    if (draft := getattr(spec, "draft_model_config", None)) is None:
         return "a drafter without a model config"
-    parallel, beside = (
-        spec.target_parallel_config,
-        "enable_adaptive_verification beside",
-    )
+    target, parallel = spec.target_model_config, spec.target_parallel_config
+    beside = "enable_adaptive_verification beside"
     is_trimmed = spec.enable_adaptive_verification
     has_schedule = spec.num_speculative_tokens_per_batch_size not in (None, AUTO)
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tools.real_model import heads
+from tools.real_model import heads, questions
 
 
 @pytest.mark.parametrize("reduced", [True, False])
@@ -39,6 +39,5 @@ def test_slim_and_fill(tmp_path, reduced):
 
 @pytest.mark.parametrize("length, shares", [(13, True), (12, False)])
 def test_shared_passage(length, shares):
-    questions = pytest.importorskip("tools.real_model.questions")
     held_out = questions.HeldOut([range(5), range(100, 200)])
     assert held_out.shares([7, 8, *range(150, 150 + length), 9]) is shares

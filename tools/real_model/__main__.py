@@ -62,6 +62,8 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("name", help="of the result; none: without a head")
     one.add_argument("--head", type=Path, help="folder")
     one.add_argument("--limit", type=int, help="questions of each set")
+    one.add_argument("--temperatures", type=float, nargs="+", default=[0.0])
+    one.add_argument("--spec", type=json.loads, default={}, help="more keys, JSON")
     command("report", "evaluate.report", "A table of all results.")
     for name in ("slim", "fill"):
         describe = f"{name.title()}s a head: without, or with, what is the target's."

@@ -17,6 +17,7 @@ from vllm.v1.spec_decode.auto.chooser import (
     Load,
     Trial,
 )
+from vllm.v1.spec_decode.auto.times import LEAST_STEPS
 
 CONTEXT, SIZES = 256, (1, 2, 4, 8, 16, 32, 64)
 # Additional time of a draft pass without a CUDA graph: there is none if a step verifies
@@ -142,7 +143,7 @@ def serve(simulation: Simulation, num_steps: int) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("num_drafts", [7, 15])
+@pytest.mark.parametrize("num_drafts", [7, pytest.param(15, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("curve", CURVES)
 def test_finds_best_fixed_length(curve, engine, num_drafts):
@@ -162,7 +163,15 @@ SAMPLED = [max(0.45 - 0.05 * i, 0.1) for i in range(7)]
 
 
 @pytest.mark.parametrize("engine", [*ENGINES, cpu_ms])
-@pytest.mark.parametrize("n", [1, 4, 8, 32])
+@pytest.mark.parametrize(
+    "n",
+    [
+        1,
+        pytest.param(4, marks=pytest.mark.slow),
+        pytest.param(8, marks=pytest.mark.slow),
+        32,
+    ],
+)
 def test_follows_a_change_of_text_within_seconds(n, engine):
     """On a GPU two hundred steps of a single request take a second."""
     simulation = Simulation(engine, 7)
@@ -180,7 +189,7 @@ def pard_ms(n: int, k: int) -> float:
     return 4.6 + 0.01 * n + (1.4 + 0.05 * k if k else 0.0) + 0.004 * n * k
 
 
-@pytest.mark.parametrize("n", [1, 4, 32])
+@pytest.mark.parametrize("n", [1, pytest.param(4, marks=pytest.mark.slow), 32])
 @pytest.mark.parametrize("engine", [pard_ms, autoregressive_ms])
 def test_drafts_again_soon_after_useless_drafts(engine, n):
     """Regression: it took thousands of steps, since trials were long and of one draft
@@ -214,7 +223,7 @@ def test_long_drafts_are_found_if_short_ones_do_not_pay():
     assert np.mean(shares) > 0.92
 
 
-@pytest.mark.parametrize("n", [1, 8, 32])
+@pytest.mark.parametrize("n", [1, pytest.param(8, marks=pytest.mark.slow), 32])
 @pytest.mark.parametrize("engine", [pard_ms, autoregressive_ms, cpu_ms])
 @pytest.mark.parametrize("rate", [0.0, 0.03])
 def test_cost_of_tries_if_drafts_are_useless(engine, n, rate):
@@ -416,9 +425,19 @@ def test_hysteresis_prevents_changes_by_noise():
     assert changes <= 20
 
 
+def serve_without_drafts(chooser: Chooser, *sizes: int) -> None:
+    for n in sizes:
+        for _ in range(LEAST_STEPS):
+            seconds = chooser.times.seconds(n, CONTEXT)[0]
+            chooser.observe_seconds(n, CONTEXT, 0, seconds)
+
+
 def test_gain_is_relative_to_fastest_step():
     """Regression: on a busy machine a step without drafts was measured as slower."""
     chooser = Chooser(3, {CONTEXT: {1: {0: 0.08, 1: 0.03, 3: 0.03}}})
+    chooser.choose(whole_load(1)), chooser.choose(whole_load(1))
+    assert not chooser.gain.weight  # before a step without drafts was served
+    serve_without_drafts(chooser, 1)
     assert [chooser.choose(whole_load(1)) for _ in range(2)] == [3, 3]
     tokens = chooser.acceptance.expected_tokens()[3]
     assert chooser.gain.mean == pytest.approx(tokens)
@@ -427,6 +446,7 @@ def test_gain_is_relative_to_fastest_step():
 def test_gain_is_time_saved_over_recent_steps():
     """Steps are weighted by their time; a choice that holds counts for each of them."""
     chooser = Chooser(3, {CONTEXT: {1: {0: 1.0, 3: 1.2}, 8: {0: 1.0, 3: 20.0}}})
+    serve_without_drafts(chooser, 1, 8)
     tokens = chooser.acceptance.expected_tokens()[3]
     assert chooser.choose(whole_load(1)) == 3
     chooser.choose(whole_load(8), elapsed=4)

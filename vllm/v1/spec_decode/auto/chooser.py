@@ -75,7 +75,7 @@ class Load(NamedTuple):
 
 class Choice(NamedTuple):
     """A plan, the expected seconds of a step, and its throughput over that of the same
-    step without drafts, if that is a plan, too."""
+    step without drafts, if such steps were served."""
 
     plan: int
     seconds: float
@@ -243,7 +243,8 @@ class Chooser:
         else:  # no request can use drafts
             chosen, self.may_hold = int(min(offer.seconds)), True
         gain = None
-        if 0 in offer.seconds:
+        # Until a step without drafts was served, its time is that measured at start.
+        if 0 in offer.seconds and 0 in {chosen, *self.served.seen(load.num_reqs)}:
             gain = offer.per_second(chosen) / offer.per_second(0)
         self.choice = Choice(chosen, offer.seconds[chosen], gain)
         return chosen

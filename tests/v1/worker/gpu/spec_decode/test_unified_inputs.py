@@ -37,7 +37,7 @@ from .batches import (
 from .prepare_inputs_reference import prepare_inputs_reference
 
 # Fewer if a tool such as compute-sanitizer makes the kernel slow.
-EXAMPLES = int(os.environ.get("VLLM_TEST_EXAMPLES", 100))
+EXAMPLES = int(os.environ.get("VLLM_TEST_EXAMPLES", 60))
 MAX_TOKENS, MAX_MODEL_LEN, HIDDEN = 96, 64, 24
 MASK = 999
 BLOCK_SIZES = {1: [16], 2: [16, 4]}

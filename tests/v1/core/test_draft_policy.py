@@ -22,6 +22,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.step_drafts import VerifiedDraft
 from vllm.v1.spec_decode.auto.acceptance import ALL_GREEDY
 from vllm.v1.spec_decode.auto.chooser import Load
+from vllm.v1.spec_decode.auto.times import LEAST_STEPS
 from vllm.v1.spec_decode.draft_trees import AcceptedNodes
 
 TIMES = {256: {1: {0: 1.0, 3: 1.1}, 8: {0: 1.0, 3: 9.0}}}
@@ -217,9 +218,12 @@ def test_nothing_is_drafted_past_drafter_context(past, drafts):
     assert [choose(policy) for _ in range(20)] == [drafts] * 20
 
 
-def test_gain_is_known_once_a_step_was_chosen():
+def test_gain_is_known_once_steps_without_drafts_were_served():
     policy = make_policy()
+    choose(policy), choose(policy)
     assert policy.gain is None
+    for _ in range(LEAST_STEPS):
+        policy.chooser.observe_seconds(1, 0.0, 0, 1.0)
     choose(policy), choose(policy)
     tokens = policy.chooser.acceptance.expected_tokens()[3]
     assert policy.gain == pytest.approx(tokens / 1.1)

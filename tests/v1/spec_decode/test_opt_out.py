@@ -48,6 +48,14 @@ def test_invalid_values_are_client_errors(value):
         params(value)._validate_spec_decode(config())
 
 
+@pytest.mark.parametrize("key", [7, "disable_spec_decoding", "a\nline", None])
+def test_other_arguments_are_left_alone(key, caplog_vllm):
+    """Regression: keys that are no text failed, and clients' text filled the log."""
+    given = SamplingParams(extra_args={key: True})
+    check_opt_out(given, config())
+    assert not refuses_drafts(given) and not caplog_vllm.text
+
+
 def test_other_speculators_refuse_opt_out():
     with pytest.raises(VLLMValidationError, match="not supported with Model Runner V1"):
         check_opt_out(params(True), config(is_unified=False))

@@ -11,7 +11,8 @@ a model and a drafter, on MT-Bench from the hub or on a file of questions:
         --draft-model amd/PARD-Llama-3.2-1B --dataset-name gsm8k \
         --dataset-path gsm8k_test.jsonl --num-prompts 200
 
-What drafters gain, and whether output is the target's, `vllm bench drafters` measures.
+`--help=all` explains all flags. What drafters gain, and whether output is the target's,
+`vllm bench drafters` measures.
 """
 
 import argparse

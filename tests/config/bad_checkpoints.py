@@ -128,6 +128,9 @@ FILES = [
     of_eagle3(
         "d2t of … has shape", tensors({"d2t": torch.zeros(100, dtype=torch.int64)})
     ),
+    of_eagle3(
+        "d2t of … has shape", tensors({"d2t": torch.zeros(1536, 1, dtype=torch.int64)})
+    ),
     of_eagle3("d2t of … names tokens", tensors({"d2t": torch.full((1536,), 5000)})),
     of_eagle3(
         "it must hold offsets",

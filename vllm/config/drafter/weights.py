@@ -321,8 +321,10 @@ class _Weights:
         tensor = self.tensors.get(name)
         if tensor is None or (self.is_quantized and len(shape) > 1):
             return
-        found = tensor.shape if len(shape) > 1 else (math.prod(tensor.shape),)
-        if found != shape:
+        found = tensor.shape
+        if name == "mask_hidden":  # published with leading dimensions of 1
+            found = (math.prod(found),)
+        if tuple(found) != shape:
             raise ValueError(
                 f"{name} of {self.model} has shape {list(tensor.shape)}, but by "
                 f"{expected.by} it is {list(shape)}: {expected.remedy}."

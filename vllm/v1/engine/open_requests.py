@@ -3,8 +3,6 @@
 
 from typing import TYPE_CHECKING
 
-from vllm.v1.engine import EngineCoreOutput, FinishReason
-
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
     from vllm.v1.engine.output_processor import OutputProcessor
@@ -24,8 +22,4 @@ def end_open_requests(engine: "AsyncLLM") -> None:
 
 
 def _abort_all(processor: "OutputProcessor") -> None:
-    aborted = [
-        EngineCoreOutput(name, [], finish_reason=FinishReason.ABORT)
-        for name in processor.request_states
-    ]
-    processor.process_outputs(aborted)
+    processor.abort_requests(list(processor.request_states), internal=True)

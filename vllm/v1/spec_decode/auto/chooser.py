@@ -244,7 +244,7 @@ class Chooser:
             chosen, self.may_hold = int(min(offer.seconds)), True
         gain = None
         # Until a step without drafts was served, its time is that measured at start.
-        if 0 in offer.seconds and 0 in {chosen, *self.served.seen(load.num_reqs)}:
+        if 0 in offer.seconds and 0 in self.served.seen(load.num_reqs):
             gain = offer.per_second(chosen) / offer.per_second(0)
         self.choice = Choice(chosen, offer.seconds[chosen], gain)
         return chosen
@@ -345,6 +345,8 @@ class Chooser:
         drafts = TRIAL_DRAFTS if other > best else 0  # else acceptance is known
         steps = max(-(-drafts // load.num_drafting), TIMED_STEPS, self._interval)
         cost = SWITCH_COST + steps * offer.loss(other, best)
+        if cost > MOST_CREDIT:  # never within the budget
+            self._turn += 1
         if self._budget < cost:
             return None
         self._budget -= cost

@@ -83,7 +83,7 @@ class StepTimes:
         if len(measured) > 1:
             longest = max(measured)
             self._slopes = [
-                (log(n), self._slope(longest, n)) for n in measured[longest]
+                (log(n), self._slope(longest, n)) for n in sorted(measured[longest])
             ]
 
     def __bool__(self) -> bool:

@@ -19,12 +19,12 @@ import argparse
 import json
 import sys
 from importlib.metadata import version
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from vllm import LLM, RequestOutput, SamplingParams
 from vllm.benchmarks.datasets import add_dataset_parser, get_samples
+from vllm.benchmarks.drafters.prompts import encode_chat
 from vllm.benchmarks.drafters.questions import FIELDS, read_questions
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
@@ -126,27 +126,17 @@ def make_llm(args: argparse.Namespace) -> LLM:
 
 def read_prompts(args: argparse.Namespace, tokenizer: Any) -> list[dict[str, Any]]:
     """Prompts of a dataset, or of --prompt; chat models get them as chat messages."""
-    if args.dataset_name is not None and args.dataset_name not in FIELDS:
+    texts = args.prompt or PROMPTS
+    if args.dataset_name in FIELDS:
+        questions = read_questions(args.dataset_name, Path(args.dataset_path or ""))
+        ids = [encode_chat(tokenizer, each) for each in questions[: args.num_prompts]]
+    elif args.dataset_name is not None:  # its samples come in the chat template
         samples = get_samples(args, tokenizer)
-        texts, is_chat = [sample.prompt for sample in samples], False
-    elif args.dataset_name is not None:
-        file = Path(args.dataset_path or "")
-        questions = read_questions(args.dataset_name, file)
-        texts, is_chat = list(islice(questions, args.num_prompts)), True
-    else:
-        texts, is_chat = list(args.prompt or PROMPTS), args.model_dir is not None
-    is_chat = is_chat and bool(tokenizer.chat_template)
-    if is_chat:
-        messages = [[{"role": "user", "content": text}] for text in texts]
-        texts = [
-            tokenizer.apply_chat_template(
-                message, tokenize=False, add_generation_prompt=True
-            )
-            for message in messages
-        ]
-    # Templates have the special tokens; samples of a dataset come in a template.
-    adds = not is_chat and args.dataset_name is None
-    ids = [tokenizer.encode(text, add_special_tokens=adds) for text in texts]
+        ids = [tokenizer.encode(s.prompt, add_special_tokens=False) for s in samples]
+    elif args.model_dir is not None:
+        ids = [encode_chat(tokenizer, text) for text in texts]
+    else:  # the bundled target continues text
+        ids = [tokenizer.encode(text) for text in texts]
     return [{"prompt_token_ids": prompt} for prompt in ids]
 
 

@@ -12,9 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from vllm.benchmarks.drafters.questions import read_questions
+
 SETS = "humaneval", "mt_bench", "gsm8k"
 COMPLETE = "Complete the following Python function:\n\n{}"
-MT_BENCH, GSM8K_TESTED = 80, 200
+GSM8K_TESTED = 200
 # Tokens of a passage that may not be shared, about ten words.
 SHARED = 13
 
@@ -24,8 +26,8 @@ def questions(folder: Path, name: str) -> list[str]:
     if name == "humaneval":
         return [COMPLETE.format(p["prompt"]) for p in read_problems().values()]
     if name == "mt_bench":
-        return [r["turns"][0] for r in rows(folder, "spec_bench")][:MT_BENCH]
-    return [row["question"] for row in rows(folder, "gsm8k_test")][:GSM8K_TESTED]
+        return read_questions("mt-bench", folder / "spec_bench.jsonl")
+    return read_questions("gsm8k", folder / "gsm8k_test.jsonl")[:GSM8K_TESTED]
 
 
 def read_problems() -> dict[str, dict[str, str]]:

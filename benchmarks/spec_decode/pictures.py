@@ -5,7 +5,6 @@ Comparisons use the best K of each side at each point, at equal acceptance lengt
 """
 
 import argparse
-from collections import Counter
 from pathlib import Path
 
 import pandas as pd
@@ -14,7 +13,6 @@ from matplotlib.figure import Figure
 from benchmarks.spec_decode import results as files
 from benchmarks.spec_decode.models import MAIN, ROOT
 from benchmarks.spec_decode.report import NAMES, VLLM, beside, points
-from benchmarks.spec_decode.results import PointKey
 from benchmarks.spec_decode.traces import EQUAL
 
 MODES = ("none", "draft", "pard", "eagle3", "peagle")
@@ -65,55 +63,14 @@ def draw_ratio(best: pd.DataFrame) -> Figure:
     return figure
 
 
-def chosen_shares(results: files.Results) -> pd.DataFrame:
-    """Share of steps by how much "auto" drafted in them, by mode and requests."""
-    rows = {}
-    for text, point in results["measurements"].items():
-        key, drafted = PointKey.parse(text), Counter()
-        for repeat in point["repeats"]:
-            drafted.update({int(n): c for n, c in repeat["drafted"].items()})
-        if key.engine.is_auto:
-            rows[key.engine.mode, key.concurrency] = drafted
-    found = pd.DataFrame.from_dict(rows, orient="index").sort_index().sort_index(axis=1)
-    return found.div(found.sum(axis=1), axis=0).fillna(0.0)
-
-
-def draw_chosen(shares: pd.DataFrame, depth: int) -> Figure:
-    """Bars of the share of steps by what was drafted, for each number of requests."""
-    figure = Figure(figsize=(8, 3.2), layout="constrained")
-    modes = shares.index.unique(0)
-    shown = shares.loc[:, (shares > 0.02).any()].rename(
-        columns=lambda n: f"tree of {n}" if n > depth else f"{n} drafts"
-    )
-    for axes, mode in zip(
-        figure.subplots(1, len(modes), sharey=True), modes, strict=True
-    ):
-        shown.loc[mode].plot.bar(
-            stacked=True, ax=axes, width=0.7, colormap="viridis_r", rot=0, legend=False
-        )
-        axes.set(
-            xlabel="concurrent requests", title=NAMES[mode], ylabel="share of steps"
-        )
-        axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, reverse=True)
-    return figure
-
-
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     results = files.RESULTS / "nvidia-h100-80gb-hbm3/engine.json"
     parser.add_argument("--results", type=Path, default=results)
-    chosen = files.RESULTS / "nvidia-h200/auto.json"
-    parser.add_argument("--chosen", type=Path, default=chosen, help='of "auto"')
     parser.add_argument("--images", type=Path, default=ROOT / "docs/images")
     args = parser.parse_args(arguments)
     best = best_speeds(files.load(args.results))
-    shares = chosen_shares(files.load(args.chosen))
-    figures = {
-        "one-request": draw_one_request(best),
-        "ratio": draw_ratio(best),
-        "chosen": draw_chosen(shares, depth=8),
-    }
+    figures = {"one-request": draw_one_request(best), "ratio": draw_ratio(best)}
     for name, figure in figures.items():
         file = args.images / f"{name}.png"
         # Without metadata, equal results give identical files.

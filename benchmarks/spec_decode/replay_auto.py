@@ -3,8 +3,9 @@
 
     python -m benchmarks.spec_decode.replay_auto
 
-Step times are those of fixed draft lengths in results/nvidia-h200/, acceptance is that
-of `traces/`: what "auto" chooses is compared with the best fixed plan of each load.
+Step times are those of fixed draft lengths on an H200 (`step_times.json`, in ms by
+drafter, requests and drafts), acceptance is that of `traces/`: what "auto" chooses is
+compared with the best fixed plan of each load.
 Times at start are off by some per cent and by more for one plan, and steps of the same
 plan differ as those of an engine do. Outcomes are known one step later, as with
 asynchronous scheduling.
@@ -16,7 +17,6 @@ from collections import deque
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,8 +35,7 @@ from vllm.v1.spec_decode.auto.chooser import Chooser, Load
 from vllm.v1.spec_decode.auto.verify import PartialSteps
 from vllm.v1.spec_decode.graph_sizes import trimmed_rows
 
-RESULTS = Path(__file__).parents[1] / "results" / "nvidia-h200"
-FILES = ("auto-all.json", "trimming.json", "auto.json")  # the last one counts
+STEP_TIMES = Path(__file__).with_name("step_times.json")
 CHAINS = (0, 1, 2, 3, 4, 5, 7, 8)
 ONE_PASS = ("pard", "peagle")
 DEPTH, CONTEXT, LEAST_TRIMMED, MOST_TREE_ROWS = 8, 256, 64, 256
@@ -88,22 +87,12 @@ class Step(NamedTuple):
     probs: np.ndarray
 
 
-@cache
 def recorded_ms(drafter: str) -> dict[int, dict[int, float]]:
-    """Milliseconds of a step by number of requests and plan, as recorded; of numbers of
-    requests for which several plans were."""
-    found: dict[int, dict[int, float]] = {}
-    for name in FILES:
-        measured = json.loads((RESULTS / name).read_text())["measurements"]
-        for key, entry in measured.items():
-            _, method, plan, _, load = key.split("/")
-            is_own = method == drafter or (method == "none" and plan == "K0")
-            if not is_own or "@" in load or "a" in plan:
-                continue
-            drafts = int(plan.rpartition("tree")[2].removeprefix("K"))
-            seconds = median(each["step_s"] for each in entry["repeats"])
-            found.setdefault(int(load[1:]), {})[drafts] = 1e3 * seconds
-    return {n: dict(sorted(r.items())) for n, r in sorted(found.items()) if len(r) > 2}
+    """Milliseconds of a step by number of requests and plan, as recorded."""
+    found = json.loads(STEP_TIMES.read_text())[drafter]
+    return {
+        int(n): {int(plan): ms for plan, ms in row.items()} for n, row in found.items()
+    }
 
 
 def on_line(x: float, xs: list[float], ys: list[float]) -> float:

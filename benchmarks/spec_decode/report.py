@@ -184,16 +184,19 @@ def markdown(table: pd.DataFrame) -> str:
 
 
 def report(folder: Path) -> str:
-    """The whole report of one device."""
+    """The whole report of one device; empty if no file has points."""
     found = {path.stem: files.load(path) for path in sorted(folder.glob("*.json"))}
-    parts = [f"# {folder.name}", "Last measured by:", *_runs(found)]
+    parts = []
     for name, results in found.items():
         if name != "start" and not _is_measured(results):
             continue  # of another program
         for title, table in sections(name, results):
             if text := markdown(table):
                 parts.append(f"## `{name}.json`: {title}\n\n{text}")
-    return "\n\n".join(parts) + "\n"
+    if not parts:
+        return ""
+    head = [f"# {folder.name}", "Last measured by:", *_runs(found)]
+    return "\n\n".join([*head, *parts]) + "\n"
 
 
 def _is_measured(results: files.Results) -> bool:
@@ -217,7 +220,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--results", type=Path, default=files.RESULTS)
     args = parser.parse_args(arguments)
     for folder in sorted(path for path in args.results.iterdir() if path.is_dir()):
-        (folder / "report.md").write_text(report(folder))
+        if text := report(folder):
+            (folder / "report.md").write_text(text)
 
 
 if __name__ == "__main__":

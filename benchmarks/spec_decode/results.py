@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Results files, which are merged by key, the keys, and runs that write them.
 
-A file holds `runs` (commands, by start time), and `measurements`, `profiles` and
-`engines` by the key of the point or engine.
+A file holds `runs` (commands, by start time), and `measurements` and `engines` by the
+key of the point or engine.
 """
 
 import datetime
@@ -23,11 +23,11 @@ OURS, BASE_V2, BASE_V1 = "ours", "base-v2", "base-v1"
 IMPLEMENTATIONS = (OURS, BASE_V2, BASE_V1)
 MAIN_CONTEXT = 128  # keys name neither this nor MAIN
 ENGINE = re.compile(
-    r"([^/]+)/([^/@]+)(?:@([^/]+))?/K(\d+)(?:tree(\d+))?(auto)?(adaptive)?(fp8)?"
+    r"([^/]+)/([^/@]+)(?:@([^/]+))?/K(\d+)(?:tree(\d+))?(auto)?(adaptive)?"
 )
 KEY = re.compile(r"(.+/.+/K[^/]+)/([^/]+)/c(\d+)(?:@(\d+))?")
 PLACES = ("--output", "--site")  # flags that say where files are
-SECTIONS = ("runs", "engines", "measurements", "profiles")
+SECTIONS = ("runs", "engines", "measurements")
 Results = dict[str, dict[str, Any]]
 
 
@@ -38,7 +38,6 @@ class EngineKey(NamedTuple):
         num_tokens: K, 0 without speculation.
         tree: nodes of a draft tree of depth K; 0: a chain.
         is_adaptive: adaptive verification trims drafts, up to K.
-        is_fp8: the drafter's matrices were quantized; such points are stored only.
         is_auto: every step chooses its draft length, and K is the maximum.
         shapes: name of the set of models.
     """
@@ -50,15 +49,12 @@ class EngineKey(NamedTuple):
     shapes: str = MAIN
     tree: int = 0
     is_adaptive: bool = False
-    is_fp8: bool = False
 
     @property
     def setting(self) -> str:
         """K and the other draft settings, such as "K7", "K7tree31", "K11auto"."""
         tree = f"tree{self.tree}" if self.tree else ""
-        how = (
-            "auto" * self.is_auto + "adaptive" * self.is_adaptive + "fp8" * self.is_fp8
-        )
+        how = "auto" * self.is_auto + "adaptive" * self.is_adaptive
         return f"K{self.num_tokens}{tree}{how}"
 
     def __str__(self) -> str:
@@ -87,9 +83,9 @@ class PointKey(NamedTuple):
     def parse(cls, text: str) -> "PointKey":
         engine, acceptance, load, context = KEY.fullmatch(text).group(1, 2, 3, 4)
         side, mode, shapes, k, tree, *flags = ENGINE.fullmatch(engine).groups()
-        auto, adaptive, fp8 = map(bool, flags)
+        auto, adaptive = map(bool, flags)
         shapes, tree = shapes or MAIN, int(tree or 0)
-        key = EngineKey(side, mode, int(k), auto, shapes, tree, adaptive, fp8)
+        key = EngineKey(side, mode, int(k), auto, shapes, tree, adaptive)
         return cls(key, acceptance, int(load), int(context or MAIN_CONTEXT))
 
 

@@ -24,8 +24,6 @@ NAMES = {
 }
 PLACE = ["shapes", "acceptance", "mode", "context", "requests"]
 VLLM = "vLLM"  # the faster of the release's runners at a point
-# Files in which trimmed steps are compared: their tokens are those of the rounds.
-DRAWN = ("adaptive", "trimming")
 
 
 def points(results: files.Results) -> pd.DataFrame:
@@ -120,20 +118,6 @@ def starts(results: files.Results) -> pd.DataFrame:
     return found.dropna(axis=1, how="all")
 
 
-def settings(results: files.Results, value: str) -> pd.DataFrame:
-    """Tokens/s of settings side by side, by mode and requests. Steady ones without
-    adaptive verification, for which only `drawn` is known."""
-    found = points(results)
-    if found.empty:
-        return found
-    if value == "steady":
-        found = found[~found["setting"].str.contains("adaptive")]
-    is_ours, setting = found["side"] == OURS, found["setting"]
-    found["setting"] = setting.where(is_ours, f"{VLLM} " + setting)
-    place = ["mode", "context", "requests"]
-    return found.pivot(index=place, columns="setting", values=value)
-
-
 def serving(results: files.Results) -> pd.DataFrame:
     """Points of `vllm bench serve`, with ratios to vLLM at the same rate."""
     found = pd.DataFrame.from_dict(results["measurements"], orient="index")
@@ -151,22 +135,17 @@ def sections(name: str, results: files.Results) -> Iterator[tuple[str, pd.DataFr
     """Titles and tables of a results file."""
     if name == "serving":
         yield "`vllm bench serve`", serving(results)
-    elif name == "engine":
-        found = points(results)
+        return
+    found = points(results)
+    if name == "engine":
         is_main = (found["shapes"] == MAIN) & (found["acceptance"] == EQUAL)
         title = "each mode at its best K, tokens/s, equal acceptance length"
         yield title, beside(found[is_main], PLACE[2:])
-        yield "what starting takes", starts(results)
+    yield "what starting takes", starts(results)
+    if not found.empty:
         order = [*PLACE[:3], "context", "requests", "setting", "runner"]
-        every = compare(found).set_index(order).sort_index()
-        shown = every.drop(columns=["point", "side", "drawn"])
-        yield "all points (tokens/s; times in ms)", shown
-    elif name == "start":
-        yield "what starting takes with `max_num_seqs` 1024", starts(results)
-    elif name in DRAWN:
-        yield "tokens/s, as rounds had drafts accepted", settings(results, "drawn")
-    else:
-        yield "tokens/s", settings(results, "steady")
+        every = compare(found).drop(columns=["point", "side"])
+        yield "all points (tokens/s; times in ms)", every.set_index(order).sort_index()
 
 
 def markdown(table: pd.DataFrame) -> str:

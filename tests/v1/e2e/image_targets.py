@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 from transformers.models.gemma3.image_processing_pil_gemma3 import (
@@ -21,7 +22,6 @@ from transformers.models.pixtral.image_processing_pil_pixtral import (
 )
 
 from .images import CELL, NORMAL, QWEN_PROCESSOR
-from .multimodal_models import lengthen_names
 from .target_models import SIZES, TOKENS, VOCAB, WINDOWS, plant
 
 PATCH, MERGED = CELL // 2, 2  # MERGED: patches per side of a cell
@@ -161,6 +161,17 @@ def save_image_target(name: str, folder: Path) -> Path:
     (folder / "processor_config.json").write_text(json.dumps(kind.processor))
     _tokenizer(kind.marks).save_pretrained(folder)
     return folder
+
+
+def lengthen_names(folder: Path) -> None:
+    """Renames a tower's weights as in published files, which vLLM expects.
+
+    Newer versions of transformers have shortened these names.
+    """
+    file = folder / "model.safetensors"
+    long = "vision_tower.vision_model."
+    tensors = {n.replace("vision_tower.", long): w for n, w in load_file(file).items()}
+    save_file(tensors, file, {"format": "pt"})
 
 
 def _tokenizer(marks: dict[str, str]) -> PreTrainedTokenizerFast:

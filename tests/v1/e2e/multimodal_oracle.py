@@ -7,10 +7,10 @@ from typing import Any
 import torch
 import torch.nn as nn
 from PIL import Image
-from transformers import BatchFeature, Qwen2_5_VLForConditionalGeneration
+from transformers import BatchFeature
 
 from .images import IMAGE, QWEN_PROCESSOR
-from .multimodal_models import LLAVA_PROCESSOR, SECTIONS
+from .multimodal_models import SECTIONS
 from .oracle import EagleOracle, HeadOracle
 
 
@@ -18,28 +18,23 @@ class Seen:
     """A target with the images of a prompt, used like a language model by oracles.
 
     Args:
-        target: a Llava or a Qwen2.5-VL of transformers.
+        target: a Qwen2.5-VL of transformers.
         images: in the order of their tokens.
     """
 
     def __init__(self, target: nn.Module, images: list[Image.Image]) -> None:
         self.target, self.config = target, target.config.get_text_config()
-        is_qwen = isinstance(target, Qwen2_5_VLForConditionalGeneration)
-        processor = QWEN_PROCESSOR if is_qwen else LLAVA_PROCESSOR
         self.seen = BatchFeature()
         if images:
-            self.seen = processor(images=images, return_tensors="pt")
+            self.seen = QWEN_PROCESSOR(images=images, return_tensors="pt")
         self.get_input_embeddings = target.get_input_embeddings
         self.get_output_embeddings = target.get_output_embeddings
 
     def __call__(self, tokens: torch.Tensor, **given: Any) -> Any:
-        return self.target(tokens, **self._images(tokens), **given)
-
-    def _images(self, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
-        given = dict(self.seen)
-        if "image_grid_thw" in given:
+        given |= dict(self.seen)
+        if self.seen:
             given["mm_token_type_ids"] = (tokens == IMAGE).int()
-        return given
+        return self.target(tokens, **given)
 
     def embeddings(self) -> torch.Tensor:
         """[cells, H], of all images."""

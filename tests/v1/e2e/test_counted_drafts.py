@@ -6,7 +6,6 @@ import torch
 
 from vllm.sampling_params import StructuredOutputsParams
 
-from .made_up_times import make_up_times
 from .oracle import assert_output_matches
 from .runner import Engine, Request
 from .test_unified_speculator import only_fast, speculative
@@ -67,30 +66,6 @@ def test_metrics_of_requests_add_up(
             # The prompt's step has no drafts.
             steps, accepted = one["num_spec_steps"], one["num_accepted_draft_tokens"]
             assert len(tokens) == 1 + steps + accepted
-
-
-@pytest.mark.parametrize(
-    "max_tokens, drafts", [pytest.param(2, 0, marks=pytest.mark.slow), (3, 1)]
-)
-def test_auto_drafts_no_more_than_short_answers_receive(
-    max_tokens: int, drafts: int, vllm_runner, models, make_prompt
-):
-    """Though all is accepted: the target is its own drafter."""
-    spec = {
-        "model": str(models / "target"),
-        "method": "draft_model",
-        "num_speculative_tokens": 8,
-        "num_speculative_tokens_per_batch_size": "auto",
-    }
-    requests = [
-        Request(make_prompt(16, n), max_tokens, arrives=n // 4 * 3) for n in range(80)
-    ]
-    with vllm_runner(
-        speculative_config=spec, setup=[make_up_times], max_num_seqs=4, max_model_len=64
-    ) as llm:
-        llm.generate(requests)  # learns
-        steps = llm.generate(requests).counters["num_steps"]
-    assert steps[drafts] > 0.7 * sum(steps)
 
 
 def embeddings(engine: Engine, tokens: list[int]) -> torch.Tensor:

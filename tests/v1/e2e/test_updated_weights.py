@@ -115,12 +115,6 @@ SAVE = {
 }
 
 
-SLEEPS = {
-    "enable_sleep_mode": True,
-    "sleep_preserve_parameter_names": ["draft.*"],
-}
-
-
 @pytest.fixture
 def start_sleeper(vllm_runner, target: Path, tmp_path: Path, on_cpu: bool):
     if on_cpu:

@@ -20,7 +20,6 @@ from .images import QWEN_PROCESSOR
 
 # Modules of vLLM, and the packages of transformers that they need.
 MODELS = {
-    "LlavaForConditionalGeneration": ("llava", "pixtral"),
     "Qwen2_5_VLForConditionalGeneration": ("qwen2_5_vl", "qwen2_vl"),
     "Qwen3VLForConditionalGeneration": ("qwen3_vl", "qwen2_vl"),
     "Gemma3ForConditionalGeneration": ("gemma3_mm", "gemma3"),

@@ -44,16 +44,6 @@ def test_results(shape: tuple[int, ...], dtype: torch.dtype):
     torch.testing.assert_close(normed.double(), exact(exact_sum, weight), **close)
 
 
-@pytest.mark.parametrize("size", [64, 256])
-def test_float32_equals_pytorch(size: int):
-    x, residual = torch.randn(2, 5, size)
-    weight = torch.randn(size)
-    for op, args in ((RMS, (x,)), (ADD, (x, residual))):
-        native = op.impls["native"].impl_fn(*args, weight, EPS)
-        own = op.impls[cpu.PROVIDER].impl_fn(*(a.clone() for a in args), weight, EPS)
-        torch.testing.assert_close(own, native, rtol=1e-6, atol=1e-7)
-
-
 ROWS = torch.randn(4, 64)
 WEIGHT = torch.randn(64)
 REFUSED = {
@@ -70,13 +60,9 @@ def test_dispatched_to_pytorch(args: tuple):
     x, *rest = args
     with RMS.set_priority([cpu.PROVIDER, "native"]):
         assert RMS.dispatch(*args).provider == "native"
+        assert RMS.dispatch(ROWS, WEIGHT, EPS).provider == cpu.PROVIDER
     with ADD.set_priority([cpu.PROVIDER, "native"]):
         assert ADD.dispatch(x, x.clone(), *rest).provider == "native"
-
-
-def test_dispatched_to_the_kernel():
-    with RMS.set_priority([cpu.PROVIDER, "native"]):
-        assert RMS.dispatch(ROWS, WEIGHT, EPS).provider == cpu.PROVIDER
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,11 @@ import pytest
 
 from vllm.config.drafter.drafter import StepTimes
 from vllm.v1.core.sched.draft_policy import DraftPolicy
+from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request
+from vllm.v1.spec_decode.step_metrics import StepDrafting
 
 K, N, STOP = 3, 5, 7
 REFUSES = {"extra_args": {"disable_spec_decode": True}}
@@ -23,6 +25,7 @@ def step(
     ranks=None,
     invalid: int = 0,
     verify_budget: int | None = None,
+    seconds: tuple[float, float] | None = None,
 ):
     """Outputs of a step of the only request.
 
@@ -35,7 +38,8 @@ def step(
     scheduled.num_invalid_spec_tokens = {"a": invalid}
     scheduled.verify_budget = verify_budget
     nodes = ranks and np.array([[[*range(K + 1)]], [ranks]])
-    output = ModelRunnerOutput(["a"], {"a": 0}, [sampled], accepted_nodes=nodes)
+    of_step = {"accepted_nodes": nodes, "step_seconds": seconds}
+    output = ModelRunnerOutput(["a"], {"a": 0}, [sampled], **of_step)
     return scheduler.update_from_output(scheduled, output)[0]
 
 
@@ -181,3 +185,40 @@ def test_drafts_that_nobody_can_use_are_not_made(make_scheduler, max_tokens, dra
     output = ModelRunnerOutput(["a"], {"a": 0}, [[5]])
     stats = scheduler.update_from_output(scheduled, output)[0].scheduler_stats
     assert stats.step_drafting.draft_length == drafts
+
+
+# Stats of a step have its draft length, whether or not drafts were verified.
+
+
+def test_step_without_verified_drafts(make_scheduler):
+    """`spec_decoding_stats` stays None if no drafts were verified."""
+    seconds = (0.2, 0.1)
+    stats = step(make_scheduler(), [7], seconds=seconds).scheduler_stats
+    assert stats.step_drafting == StepDrafting("draft_model", "pard", K, seconds)
+    assert stats.spec_decoding_stats is None
+
+
+def test_accepted_nodes_are_those_of_the_requests_own_row(make_scheduler):
+    scheduler = make_scheduler(**TREE)
+    step(scheduler, [7])
+    scheduler.update_draft_token_ids(DraftTokenIds(["a"], [[1, 2, 3, 4, 5]]))
+    scheduled = scheduler.schedule()
+    nodes = np.array([[[0, 1, 2, 3], [0, 1, 4, 0]], [[0, 0, 0, 0], [0, 0, 1, 0]]])
+    output = ModelRunnerOutput(
+        ["b", "a"], {"b": 0, "a": 1}, [[1], [1, 4, 9]], accepted_nodes=nodes
+    )
+    stats = scheduler.update_from_output(scheduled, output)[0].scheduler_stats
+    trees = stats.spec_decoding_stats.trees
+    assert (trees.num_nodes, trees.accepted_by_rank) == (N, {0: 1, 1: 1})
+
+
+@pytest.mark.parametrize("how", [{"drafter": None}, {"log_stats": False}])
+def test_step_without_drafter_or_stats(make_scheduler, how):
+    stats = step(make_scheduler(**how), [7]).scheduler_stats
+    assert stats is None or stats.step_drafting is None
+
+
+def test_step_without_scheduled_tokens(make_scheduler):
+    empty, output = SchedulerOutput.make_empty(), ModelRunnerOutput([], {})
+    outputs = make_scheduler().update_from_output(empty, output)
+    assert outputs[0].scheduler_stats.step_drafting is None

@@ -20,7 +20,6 @@ from vllm.v1.attention.backend import AttentionCGSupport
 from vllm.v1.spec_decode.graph_sizes import (
     ROWS_APART,
     choose_decode_batches,
-    worth_recording,
 )
 from vllm.v1.worker.gpu.cudagraph_utils import (
     BatchExecutionDescriptor,
@@ -172,13 +171,6 @@ def test_drafter_of_fixed_length_has_graphs_of_that_length_only(schedule):
     for n in range(1, 65):
         found = graphs.dispatch(n, n * (LONGEST + 1), LONGEST + 1, num_active_loras=0)
         assert found.cg_mode == FULL and found.num_reqs >= n
-
-
-def test_batch_sizes_within_a_tile_share_a_graph():
-    """Otherwise the lengths to choose from would have hundreds of graphs."""
-    assert worth_recording(range(1, 11), 8) == {10, 8, 6, 4, 2, 1}
-    assert worth_recording(range(1, 41), 1) == {40, 32, 16, 8, 4, 2, 1}
-    assert worth_recording([3], 5) == {3}
 
 
 # Trimmed batches: only a part of the drafts is verified.

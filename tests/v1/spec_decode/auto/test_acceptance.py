@@ -7,7 +7,7 @@ from operator import mul
 import numpy as np
 import pytest
 
-from vllm.v1.spec_decode.auto import Faded, acceptance
+from vllm.v1.spec_decode.auto import acceptance
 from vllm.v1.spec_decode.auto.acceptance import (
     ALL_GREEDY,
     NUM_KINDS,
@@ -17,18 +17,6 @@ from vllm.v1.spec_decode.auto.acceptance import (
     Verified,
     kind_of,
 )
-
-
-def test_older_observations_count_less():
-    found = Faded(half_life=10, most=4, prior=1.0, prior_weight=0.5)
-    assert found.mean == 1.0
-    found.add(3.0, weight=2)
-    assert found.mean == pytest.approx((2 * 3.0 + 0.5) / 2.5)
-    found.fade(10)
-    assert found.mean == pytest.approx((1 * 3.0 + 0.5) / 1.5)
-    found.add(0.0, weight=7)
-    found.fade(10)
-    assert found.weight == pytest.approx(4 / 2)  # of 8, `most` are left to fade
 
 
 def test_estimate_is_conditional_on_earlier_positions():
@@ -107,15 +95,6 @@ def test_lengths_are_estimated_by_rates_of_each_depth(monkeypatch):
         assert found == pytest.approx(expected, rel=0.06)
 
 
-def test_unseen_positions_decline_from_last_seen_one():
-    estimate = ChainAcceptance(4)
-    for _ in range(500):
-        estimate.observe(2, 1)
-    estimate.end_steps()
-    first, second, third, fourth = estimate.rates()
-    assert first > 0.98 > 0.02 > second > third > fourth > 0
-
-
 @pytest.mark.parametrize("has_cut_trees", [False, True])
 def test_tree_gives_acceptance_of_chains_and_smaller_trees(has_cut_trees):
     """Node 5 is not the best one of its depth, so the chain ends before it.
@@ -182,17 +161,6 @@ def test_observations_fade_as_long_as_there_are_new_ones():
         estimate.observe(1, 0)
         estimate.end_steps()
     assert estimate.rates()[0] < 0.05
-
-
-def test_slow_change_is_followed_within_half_lives():
-    estimate = ChainAcceptance(1)
-    rng = np.random.default_rng(0)
-    for rate, steps in ((0.7, 3000), (0.55, 3 * acceptance.HALF_LIFE)):
-        for _ in range(steps):
-            for accepted in rng.random(8) < rate:
-                estimate.observe(1, int(accepted))
-            estimate.end_steps()
-        assert estimate.rates()[0] == pytest.approx(rate, abs=0.06)
 
 
 # Kinds of requests.

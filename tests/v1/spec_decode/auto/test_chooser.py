@@ -12,10 +12,8 @@ from vllm.config.drafter.length import candidate_lengths
 from vllm.v1.spec_decode.auto.acceptance import Verified
 from vllm.v1.spec_decode.auto.chooser import (
     BUDGET,
-    WAIT,
     Chooser,
     Load,
-    Trial,
 )
 from vllm.v1.spec_decode.auto.times import LEAST_STEPS
 
@@ -207,22 +205,6 @@ def test_drafts_again_soon_after_useless_drafts(engine, n):
     assert np.mean(steps) < 300
 
 
-def large_drafter_ms(n: int, k: int) -> float:
-    """A drafter of half the target's size, on a CPU."""
-    return 4.0 + (4.6 + 1.2 * k if k else 0.0)
-
-
-def test_long_drafts_are_found_if_short_ones_do_not_pay():
-    """Regression: tries drafted two tokens, which showed that two do not pay, and the
-    engine went on without drafts although seven would have."""
-    shares = []
-    for seed in range(8):
-        simulation = Simulation(large_drafter_ms, 7, seed)
-        found = simulation.run(8, [0.86] * 7, 500)
-        shares.append(found / best_fixed(large_drafter_ms, 8, [0.86] * 7))
-    assert np.mean(shares) > 0.92
-
-
 @pytest.mark.parametrize("n", [1, pytest.param(8, marks=pytest.mark.slow), 32])
 @pytest.mark.parametrize("engine", [pard_ms, autoregressive_ms, cpu_ms])
 @pytest.mark.parametrize("rate", [0.0, 0.03])
@@ -252,21 +234,6 @@ def test_drafts_that_have_paid_are_tried_soon(has_paid: bool):
         assert good > 0.9 * 20 * 120
     else:
         assert bad < 0.03 * 40 * 120
-
-
-def test_trial_waits_for_its_first_drafts_and_goes_on_while_they_pay():
-    trial = Trial(3, WAIT, needed=0.4, hoped=1.8)
-    assert trial.goes_on(1) and trial.next_plan == 0
-    for accepted in (1, 0, 0, 0):
-        trial.seen, trial.accepted = trial.seen + 1, trial.accepted + accepted
-        assert trial.goes_on(1) and trial.next_plan == 3
-    trial.seen += 4
-    assert not trial.goes_on(1)
-
-
-def test_trial_ends_if_nothing_is_accepted_or_ever_verified():
-    assert not Trial(3, WAIT, needed=0.4, hoped=9.0, seen=1).goes_on(1)
-    assert not Trial(3, WAIT, needed=0.4, hoped=9.0).goes_on(WAIT)
 
 
 @pytest.mark.parametrize("interval", [1, 16])

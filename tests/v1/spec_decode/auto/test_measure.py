@@ -12,26 +12,11 @@ from vllm.v1.spec_decode.auto import measure
 from vllm.v1.spec_decode.auto.measure import (
     CONTEXT,
     TIMED_STEPS,
-    long_context,
     measure_pass_times,
     measure_steps,
     measure_trimmed_times,
     seconds_per_step,
-    sizes_to_measure,
 )
-
-
-@pytest.mark.parametrize(
-    "largest, sizes",
-    [
-        (1, [1]),
-        (3, [1, 2, 3]),
-        (20, [1, 2, 4, 8, 16, 20]),
-        (64, [1, 2, 4, 8, 16, 32, 64]),
-    ],
-)
-def test_sizes_are_doubled(largest: int, sizes: list[int]):
-    assert sizes_to_measure(largest) == sizes
 
 
 def make_config(
@@ -92,21 +77,6 @@ def test_slowest_worker_counts():
     assert executor.num_resets == 1
 
 
-def test_no_more_requests_are_timed_than_the_token_budget_has_tokens():
-    times = measure_pass_times(make_config(max_num_batched_tokens=4), seconds)
-    assert sorted(times[CONTEXT]) == [1, 2, 4]
-
-
-def test_long_contexts_are_timed_for_few_lengths():
-    config = make_config(max_model_len=20_000, num_gpu_blocks=9000)
-    times = measure_pass_times(config, seconds)
-    assert list(times) == [CONTEXT, 16384]
-    # Eight requests of 16384 tokens fit, 131072 of 144000 tokens.
-    assert sorted(times[16384]) == [1, 8]
-    assert sorted(times[16384][8]) == [0, 3]
-    assert times[16384][8][3] == seconds(8, 3, 16384)
-
-
 def test_trimmed_steps_are_timed_only_if_some_can_be_trimmed():
     executor = FakeExecutor(max_num_seqs=24)
     config = executor.vllm_config
@@ -122,18 +92,26 @@ def test_trimmed_steps_are_timed_only_if_some_can_be_trimmed():
 
 
 @pytest.mark.parametrize(
-    "max_model_len, num_gpu_blocks, points",
+    "how, times",
     [
-        (300, 1000, []),
-        (512, 1000, [(486, 1), (486, 8)]),
-        (1024, 1000, [(998, 1), (998, 8)]),
-        (131072, 10_000, [(16384, 1), (16384, 8)]),
+        ({"max_model_len": 300}, {CONTEXT: [1, 2, 4, 8, 16, 32]}),
+        ({"max_num_batched_tokens": 4}, {CONTEXT: [1, 2, 4], 486: [1]}),
+        ({"max_model_len": 512}, {CONTEXT: [1, 2, 4, 8, 16, 32], 486: [1, 8]}),
+        # The KV cache has room for 32000 tokens.
+        (
+            {"max_model_len": 20_000, "num_gpu_blocks": 2000},
+            {CONTEXT: [1, 2, 4, 8, 16, 32], 16384: [1]},
+        ),
     ],
 )
-def test_long_context_fit(max_model_len, num_gpu_blocks, points):
-    """Within `max_model_len`, and within the KV cache."""
-    how = {"max_model_len": max_model_len, "num_gpu_blocks": num_gpu_blocks}
-    assert list(long_context(make_config(max_num_seqs=32, **how))) == points
+def test_loads_that_are_timed(how, times):
+    """Within `max_model_len`, the token budget and the KV cache; of long contexts only
+    a few loads and lengths."""
+    found = measure_pass_times(make_config(max_num_seqs=32, **how), seconds)
+    assert {context: sorted(by_size) for context, by_size in found.items()} == times
+    for context, by_size in found.items():
+        lengths = candidate_lengths(3) if context == CONTEXT else [0, 3]
+        assert all(sorted(row) == lengths for row in by_size.values())
 
 
 @pytest.mark.parametrize(
@@ -209,18 +187,13 @@ class FakeWorker:
         return first.num_computed_tokens + sum(counts)
 
 
-def test_steps_are_timed_back_to_back():
-    worker = FakeWorker()
-    assert seconds_per_step(worker, 3, 7, CONTEXT) > 0
-    assert worker.waited_after == [2 + TIMED_STEPS]
-
-
 @pytest.mark.parametrize("drafts", [0, 1, 7])
 def test_steps_verify_drafts_of_previous_step(drafts: int):
     worker = FakeWorker()
     assert seconds_per_step(worker, 3, drafts, CONTEXT) > 0
     first, *decodes, last = worker.steps
     assert worker.connector == [True, False]
+    assert worker.waited_after == [2 + TIMED_STEPS]  # they are timed back to back
 
     assert len(first.scheduled_new_reqs) == 3
     computed = {r.req_id: r.num_computed_tokens for r in first.scheduled_new_reqs}

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from vllm.v1.spec_decode.auto.times import (
-    Intervals,
     ServedTimes,
     StepTimes,
     plausible,
@@ -89,11 +88,6 @@ def served(ratios: dict[int, float], num_steps: int = 20, num_reqs: int = 8):
     return times
 
 
-def test_single_plan_changes_nothing():
-    assert served({3: 2.0}).correct(8, MEASURED) == MEASURED
-    assert served({3: 2.0, 7: 1.0}, num_steps=2).correct(8, MEASURED) == MEASURED
-
-
 @pytest.mark.parametrize("other", [0, 7])
 def test_served_plans_keep_their_ratios(other: int):
     """Plans that were not served have the level that all have in common."""
@@ -129,10 +123,3 @@ def test_plans_of_bad_moments_do_not_seem_slow(seed: int):
         times.observe(8, plan, exp(of_plan + level + 0.03 * rng.normal()))
     found = times.correct(8, {3: 1.0, 7: 1.0})
     assert found[7] / found[3] == pytest.approx(1.1, rel=0.1)
-
-
-def test_intervals_are_between_equal_steps():
-    intervals = Intervals()
-    kinds = ["a", "a", "b", "a", "a", None, None, "a", "a"]
-    found = [intervals.end(kind, float(now)) for now, kind in enumerate(kinds)]
-    assert found == [None, 1, None, None, 1, None, None, None, 1]

@@ -105,18 +105,6 @@ def test_no_graph_is_found_before_capture():
     assert found.find_full(1, 15, 7, 0) is found.find_piecewise(1) is None
 
 
-@pytest.mark.parametrize(
-    "width, recorded",
-    [
-        (1, {0: 0, 1: 7, 3: 7, 7: 7}),
-        (3, {0: 0, 1: 1, 3: 7, 7: 7}),
-        (7, {0: 0, 1: 1, 3: 3, 7: 7}),
-    ],
-)
-def test_shared_first_passes(width: int, recorded: dict[int, int]):
-    assert same_first_passes(layouts_of(width, 1, [0, 1, 3, 7])) == recorded
-
-
 @pytest.mark.parametrize("shift", [0, 1])
 def test_autoregressive_lengths_may_change_between_steps(shift: int):
     """A step that verifies k drafts may ask for any other number of them."""

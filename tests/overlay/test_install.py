@@ -11,7 +11,6 @@ from email import message_from_bytes
 from pathlib import Path
 from zipfile import ZipFile
 
-import pytest
 from packaging.requirements import Requirement
 
 from tests.overlay.fakes import PLATFORM, addition, edit, write_overlay, write_wheel
@@ -130,23 +129,3 @@ def check_contents(wheel: Path) -> None:
     wanted = set(map(str, map(Requirement, headers.get_all("Requires-Dist"))))
     assert wanted == {"numpy", "torch==2.13.0", 'scipy; extra == "audio"'}
     assert "[vllm.general_plugins]\nplugin = vllm.cli:main\n" in points
-
-
-@pytest.mark.slow  # `make env` is an editable install, too
-def test_editable(tmp_path):
-    install = prepare(tmp_path)
-    before = install.files()
-    install.pip("install", "--no-deps", "--editable", str(install.root))
-    assert install.output(*SAY).startswith("ours over upstream 1.0.0")
-    source = install.root / NEW
-    source.write_text(source.read_text().replace("ours over", "live over"))
-    assert install.output(*SAY).startswith("live over upstream")
-    assert install.output("vllm") == "the command ran"
-    composed = install.root / "build/editable" / PART
-    composed.write_text(composed.read_text().replace("'upstream'", "'by hand'"))
-    said = install.pip("install", "--no-deps", "--editable", ".", fails=True)
-    assert "tools.overlay refresh" in said
-    assert install.output(*SAY).startswith("live over by hand")
-    install.pip("uninstall", "--yes", "vllm")
-    assert install.files() == before
-    assert not [path for path in install.root.glob("*.egg-info")]

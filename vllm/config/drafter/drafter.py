@@ -8,6 +8,8 @@ from typing import Any, Literal
 
 # Methods of the unified speculator.
 METHODS = ("draft_model", "eagle", "eagle3")
+# Methods whose drafters draft a block in one pass, by vLLM's own speculators.
+BLOCK_METHODS = ("dflash", "dspark")
 # Names in metrics of methods that draft several tokens per pass.
 PARALLEL_MODES = {"draft_model": "pard", "eagle3": "peagle"}
 # Names of drafters that are accepted as `method`, and the method that each means.
@@ -95,6 +97,9 @@ class DrafterConfig:
             that vLLM's own speculator drafts; None if it supports all of it.
         is_unified: whether the unified speculator drafts: it supports the config, and
             Model Runner V2 runs.
+        is_block: whether vLLM's speculator of a method in `BLOCK_METHODS` drafts, on
+            Model Runner V2.
+        no_lattice: why no trees can be grown from its block.
         is_trimmed_by_default: whether `enable_adaptive_verification` is on because the
             user did not set it.
     """
@@ -114,6 +119,8 @@ class DrafterConfig:
     vocabulary: Any = field(default=None, compare=False, repr=False)
     unsupported: str | None = None
     is_unified: bool = False
+    is_block: bool = False
+    no_lattice: str | None = None
     is_trimmed_by_default: bool = False
 
     @property
@@ -129,6 +136,15 @@ class DrafterConfig:
     def num_verified(self) -> int:
         """Draft tokens of a request that a step verifies: N with a tree, else K."""
         return self.num_nodes or self.num_speculative_tokens
+
+    @property
+    def can_draft_trees(self) -> bool:
+        return self.is_unified or (self.is_block and self.no_lattice is None)
+
+    @property
+    def is_fitted(self) -> bool:
+        """Whether its draft length is the engine's to choose by default."""
+        return self.is_unified or self.is_block
 
     def is_tree(self, num_drafts: int) -> bool:
         """Whether a step that asks for so many draft tokens drafts a tree."""

@@ -17,6 +17,7 @@ from vllm.logger import init_logger
 from vllm.platforms import current_platform
 
 from .drafter import (
+    BLOCK_METHODS,
     MAX_NODES,
     METHODS,
     ROWS_PER_PASS,
@@ -202,9 +203,10 @@ def fill_length(
     """
     schedule, drafts = spec.num_speculative_tokens_per_batch_size, None
     is_ours = spec.method in METHODS
+    is_fitted = is_ours or spec.method in BLOCK_METHODS
     if spec.num_speculative_tokens is not None:
         return
-    if is_ours and schedule is None and spec.draft_tree is None:
+    if is_fitted and schedule is None and spec.draft_tree is None:
         spec.num_speculative_tokens_per_batch_size = schedule = AUTO
         spec.is_auto_by_default = True
     if schedule and schedule != AUTO:
@@ -292,10 +294,16 @@ def check_lengths(spec: "SpeculativeConfig", drafter: DrafterConfig) -> None:
 
 def _check_tree(spec: "SpeculativeConfig", drafter: DrafterConfig) -> None:
     nodes, depth = spec.draft_tree, drafter.num_speculative_tokens
-    if drafter.method not in METHODS:
+    if drafter.method not in METHODS + BLOCK_METHODS:
         raise ValueError(
             f"draft_tree does not support method {drafter.method}: use a draft model, "
-            "EAGLE, EAGLE-3, PARD, PARD-2 or P-EAGLE, or unset draft_tree."
+            "EAGLE, EAGLE-3, PARD, PARD-2, P-EAGLE, DFlash or DSpark, or unset "
+            "draft_tree."
+        )
+    if drafter.is_block and drafter.no_lattice:
+        raise ValueError(
+            f"draft_tree does not support {drafter.no_lattice}: unset it, and chains "
+            "are drafted."
         )
     if 1 < drafter.parallel_width < depth:
         raise ValueError(
@@ -375,7 +383,7 @@ def settle_lengths(
     """
     spec, depth = vllm_config.speculative_config, drafter.num_speculative_tokens
     schedule = spec.num_speculative_tokens_per_batch_size
-    if is_auto(spec) and spec.is_auto_by_default and not drafter.is_unified:
+    if is_auto(spec) and spec.is_auto_by_default and not drafter.is_fitted:
         _log_fixed_length(spec, drafter.why_not_unified)
         schedule = None
     is_trimmed = spec.enable_adaptive_verification
@@ -398,7 +406,7 @@ def _nodes_to_choose(vllm_config: "VllmConfig", drafter: DrafterConfig) -> int |
     spec = vllm_config.speculative_config
     # Trees are candidates only where the engine has fast kernels to verify them.
     possible = (
-        drafter.is_unified
+        drafter.can_draft_trees
         and all(getattr(spec, name) == value for name, value in TREE_SETTINGS.items())
         and vllm_config.parallel_config.data_parallel_size == 1
         and vllm_config.parallel_config.pipeline_parallel_size == 1

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from vllm.engine.config_error import names_drafter
 from vllm.logger import init_logger
 
-from .drafter import METHODS, NAMES, DrafterConfig
+from .drafter import BLOCK_METHODS, METHODS, NAMES, DrafterConfig
 from .families import DraftCheckpoint, default_layers
 from .files import find_checkpoint, has_word
 from .length import (
@@ -31,6 +31,7 @@ from .support import (
     check_layers,
     check_parallelism,
     check_speculator,
+    find_no_lattice,
     find_unsupported,
     log_who_drafts,
     settle_ranks,
@@ -224,6 +225,7 @@ def _read_settings(vllm_config: "VllmConfig") -> DrafterConfig:
     if unsupported is None and getattr(vllm_config, "watermark_config", None):
         unsupported = "watermarking"
     width = spec.parallel_drafting_width or spec.num_speculative_tokens
+    is_block = spec.method in BLOCK_METHODS and vllm_config.use_v2_model_runner
     return DrafterConfig(
         method=spec.method,
         num_speculative_tokens=spec.num_speculative_tokens,
@@ -232,6 +234,8 @@ def _read_settings(vllm_config: "VllmConfig") -> DrafterConfig:
         num_nodes=spec.draft_tree,
         unsupported=unsupported,
         is_unified=unsupported is None and vllm_config.use_v2_model_runner,
+        is_block=is_block,
+        no_lattice=find_no_lattice(vllm_config) if is_block else None,
     )
 
 

@@ -12,7 +12,7 @@ from vllm.logger import init_logger
 from vllm.platforms import current_platform
 from vllm.triton_utils.interpreting import COMPILED
 
-from .drafter import METHODS, DrafterConfig, first_of
+from .drafter import BLOCK_METHODS, METHODS, DrafterConfig, first_of
 from .length import AUTO
 
 if TYPE_CHECKING:
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 logger = init_logger(__name__)
 
 V1 = "Model Runner V1"
+# DSpark drafters whose Markov head is a bias by the token before.
+DSPARK_LATTICES = ("Qwen3DSparkModel", "Qwen3OmniDSparkModel")
 
 
 # Which speculator drafts.
@@ -64,6 +66,27 @@ def find_unsupported(spec: "SpeculativeConfig") -> str | None:
     return first_of(reasons)
 
 
+def find_no_lattice(vllm_config: "VllmConfig") -> str | None:
+    """Why no trees can be grown from the block of a method in `BLOCK_METHODS`; None if
+    they can."""
+    from vllm.config.speculative import XPRESS_ARCHITECTURES
+
+    spec = vllm_config.speculative_config
+    if (draft := spec.draft_model_config) is None:
+        return "a drafter without a model config"
+    name = draft.architectures[0]
+    is_dspark = spec.method == "dspark"
+    reasons = {
+        # Their scores depend on the whole path, or on a head of another form.
+        f"{name}, whose scores depend on the whole path": name in XPRESS_ARCHITECTURES,
+        f"{name}": is_dspark and name not in DSPARK_LATTICES,
+        "dspark_draft_topk": is_dspark and spec.dspark_draft_topk is not None,
+        "a quantized Markov head": is_dspark and draft.quantization is not None,
+        "watermarking": getattr(vllm_config, "watermark_config", None) is not None,
+    }
+    return first_of(reasons)
+
+
 def lacks_vocabulary_mapping(vllm_config: "VllmConfig") -> bool:
     """Whether only Runner V1 can map the drafter's vocabulary to the target's."""
     spec = vllm_config.speculative_config
@@ -78,12 +101,14 @@ def runs_v2_on_cpu(vllm_config: "VllmConfig", by_default: bool = True) -> bool:
 
     Args:
         by_default: the user did not ask for V2. It then runs only if the unified
-            speculator drafts.
+            speculator drafts, or vLLM's own of the DFlash family.
     """
     if not COMPILED or getattr(vllm_config, "watermark_config", None) is not None:
         return False
     spec = getattr(vllm_config, "speculative_config", None)
-    return not by_default or (spec is not None and why_unsupported(spec) is None)
+    if not by_default or spec is None:
+        return not by_default
+    return spec.method in BLOCK_METHODS or why_unsupported(spec) is None
 
 
 def keeps_token_budget(vllm_config: "VllmConfig") -> bool:
@@ -118,7 +143,7 @@ def check_speculator(
     if drafter.is_unified:
         return
     found, spec = drafter.unsupported or V1, vllm_config.speculative_config
-    setting = next(_unified_settings(spec), None)
+    setting = next(_unified_settings(spec, drafter), None)
     if setting is None and schedule == AUTO:
         setting = f'num_speculative_tokens_per_batch_size="{AUTO}"'
         if vllm_config.use_v2_model_runner:
@@ -132,9 +157,13 @@ def check_speculator(
         )
 
 
-def _unified_settings(spec: "SpeculativeConfig") -> Iterator[str]:
-    for key in ("parallel_drafting_width", "draft_tree", "draft_window"):
-        if getattr(spec, key) is not None:
+def _unified_settings(
+    spec: "SpeculativeConfig", drafter: DrafterConfig
+) -> Iterator[str]:
+    keys = "parallel_drafting_width", "draft_tree", "draft_window"
+    for key in keys:
+        has_trees = key == "draft_tree" and drafter.can_draft_trees
+        if getattr(spec, key) is not None and not has_trees:
             yield key
     if spec.use_heterogeneous_vocab and spec.draft_sample_method != "greedy":
         drawn = f"draft_sample_method={spec.draft_sample_method}"

@@ -10,12 +10,15 @@ nodes are a tree too, if fewer are verified. A request that can only use a chain
 chain of best tokens as nodes 1 to K, whatever its probability; so has one near its last
 position, if not all K drafts fit.
 
+A lattice gives a distribution over the candidates of a position for each candidate of
+the position before (`lattice.py`): the probability of a path is the product of these.
+
 An autoregressive drafter gives a distribution for each position after its own drafts.
 So only the best node of each depth has children: the tree is a chain with siblings.
 (EAGLE-2 also continues less likely nodes, which takes a batch of rows in each pass.)
 
-Each node is either the next sibling of a node that was taken (the next best token of
-its depth) or the first child of one (the best token of the depth below).
+Each node is either the next sibling of a node that was taken (the next best token
+after their parent) or the first child of one (the best token after it).
 
 The C best tokens of a row are in the C groups of adjacent tokens with the largest
 maximum logits: for a token of any other group there are C better ones. So the row is
@@ -49,9 +52,16 @@ def _store_node(trees, draft, at, node, is_real, parent, depth, rank, token):
 
 
 @triton.jit
+def _candidate(order, place, rank, mask, CONDITIONAL: tl.constexpr):
+    """Which of its depth's candidates stands at a place of the table."""
+    return tl.load(order + place, mask=mask, other=0) if CONDITIONAL else rank
+
+
+@triton.jit
 def _grow_kernel(
-    log_probs,  # [n, K, C] float32, best first; n rows of `table_stride` depths
+    log_probs,  # [n, K, P, C] float32, best first; n rows of `table_stride` depths
     tokens,  # [n, K, C] int32
+    order,  # [n, K, P, C] int32, which candidate each log-probability is of
     sample_requests,  # [n, K] int64, -1 where a position must not be drafted
     table_stride,
     idx_mapping,  # [n] int64, request state, -1 for padding
@@ -63,6 +73,7 @@ def _grow_kernel(
     K: tl.constexpr,
     C: tl.constexpr,
     NODES: tl.constexpr,
+    CONDITIONAL: tl.constexpr,  # P = C: a row for each candidate of the depth above
     CONTINUES_BEST: tl.constexpr,
     BLOCK_K: tl.constexpr,
     FRONTIER: tl.constexpr,
@@ -73,6 +84,7 @@ def _grow_kernel(
         return
     at, draft = state * tree_stride, draft_tokens + req * draft_stride
     row = req * table_stride  # of depth 1
+    P: tl.constexpr = C if CONDITIONAL else 1
 
     # Position i is that of depth i + 1.
     i = tl.arange(0, BLOCK_K)
@@ -81,22 +93,31 @@ def _grow_kernel(
     depths = tl.sum(is_drafted.to(tl.int32), 0)
     needs_chain = (tl.load(chain_only + req) != 0) | (depths < K)
     given = tl.where(needs_chain, K, 0)  # nodes of the chain
-    chain = tl.load(tokens + (row + i) * C, mask=i < given, other=0)
-    tl.store(draft + i, chain.to(tl.int64), mask=i < given)
-    tl.store(trees.parents + at + i, i, mask=i < given)
-    tl.store(trees.depths + at + i, i + 1, mask=i < given)
-    tl.store(trees.ranks + at + i, 0, mask=i < given)
 
     # The frontier. Lane j holds the first child of node j (lane 0: of row 0), and once
     # that is taken its next sibling. Given nodes are taken: lanes hold their siblings.
     lane = tl.arange(0, FRONTIER)
+    node_candidate = tl.zeros([FRONTIER], tl.int32)  # of node j, among its depth's
+    chain_candidate = 0
+    for depth in range(given):
+        place = ((row + depth) * P + chain_candidate) * C
+        chain_candidate = _candidate(order, place, 0, needs_chain, CONDITIONAL)
+        token = tl.load(tokens + (row + depth) * C + chain_candidate)
+        _store_node(
+            trees, draft, at, depth + 1, needs_chain, depth, depth + 1, 0, token
+        )
+        if CONDITIONAL:
+            here = lane == depth + 1
+            node_candidate = tl.where(here, chain_candidate, node_candidate)
+
     is_taken = lane < given
     first_rank = is_taken.to(tl.int32)
     exists = (lane < depths) & (lane <= given) & (first_rank < C)
     # Log-probability of the path to the parent, and of the whole path.
-    above = tl.load(log_probs + (row + lane) * C, mask=lane < depths, other=0.0)
+    best = ((row + lane) * P + node_candidate) * C
+    above = tl.load(log_probs + best, mask=lane < tl.minimum(depths, given), other=0.0)
     above = tl.cumsum(above, 0) - above
-    own = tl.load(log_probs + (row + lane) * C + first_rank, mask=exists, other=0.0)
+    own = tl.load(log_probs + best + first_rank, mask=exists, other=0.0)
     score = tl.where(exists, above + own, float("-inf"))
     # Parent, depth and rank of each in one number, so that one sum reads the best lane.
     what = lane * 65536 + (lane + 1) * 256 + first_rank
@@ -107,8 +128,11 @@ def _grow_kernel(
         kind = tl.sum(tl.where(hit, what, 0), 0)
         before = tl.sum(tl.where(hit, above, 0.0), 0)
         parent, depth, rank = kind // 65536, kind // 256 % 256, kind % 256
-        place = (row + depth - 1) * C + rank
-        token = tl.load(tokens + place, mask=is_real, other=0)
+        of_parent = tl.sum(tl.where(hit, node_candidate, 0), 0) if CONDITIONAL else 0
+        place = ((row + depth - 1) * P + of_parent) * C + rank
+        candidate = _candidate(order, place, rank, is_real, CONDITIONAL)
+        token = (row + depth - 1) * C + candidate
+        token = tl.load(tokens + token, mask=is_real, other=0)
         _store_node(trees, draft, at, node, is_real, parent, depth, rank, token)
 
         more = is_real & (rank + 1 < C)
@@ -118,11 +142,14 @@ def _grow_kernel(
         deeper = is_real & (depth < depths)
         if CONTINUES_BEST:
             deeper &= rank == 0
-        child = tl.load(log_probs + (row + depth) * C, mask=deeper, other=float("-inf"))
+        child = ((row + depth) * P + (candidate if CONDITIONAL else 0)) * C
+        child = tl.load(log_probs + child, mask=deeper, other=float("-inf"))
         free = lane == node
         score = tl.where(free, taken + child, score)
         above = tl.where(free, taken, above)
         what = tl.where(free, node * 65536 + (depth + 1) * 256, what)
+        if CONDITIONAL:
+            node_candidate = tl.where(free, candidate, node_candidate)
 
 
 def grow_trees(
@@ -135,12 +162,14 @@ def grow_trees(
     draft_tokens: torch.Tensor,
     num_nodes: int,
     continues_best: bool = False,
+    order: torch.Tensor | None = None,
 ) -> None:
     """Builds the tree of each request, and writes its tokens.
 
     Args:
         log_probs: [n, K, C] float32, of the candidates of each position, best first.
-            Requests may be further apart than K positions, equally in all three.
+            Requests may be further apart than K positions, equally in all of these. Of
+            a lattice [n, K, C, C]: after each candidate of the position before.
         tokens: [n, K, C] int32.
         sample_requests: [n, K] int64, -1 where a position must not be drafted; these
             are the last positions of a request.
@@ -151,15 +180,22 @@ def grow_trees(
             that does not exist because there are not as many paths.
         num_nodes: nodes of a tree (N), from K to `trees.max_num_nodes`.
         continues_best: whether only the best node of a depth may have children.
+        order: of a lattice [n, K, C, C] int32, which candidate each of `log_probs` is
+            of; None: `tokens` has them in this order.
     """
-    num_reqs, depth, count = log_probs.shape
+    num_reqs, depth, count = tokens.shape
     stride = sample_requests.stride(0)
-    assert log_probs.stride() == tokens.stride() == (stride * count, count, 1)
+    width = count if order is not None else 1
+    assert tokens.stride() == (stride * count, count, 1)
+    for table in (log_probs, log_probs if order is None else order):
+        assert table[0].is_contiguous() and table[0].numel() == depth * width * count
+        assert table.stride(0) == stride * width * count
     assert len(idx_mapping) == num_reqs and depth <= trees.max_depth
     assert depth <= num_nodes <= trees.max_num_nodes
     _grow_kernel[(num_reqs,)](
         log_probs,
         tokens,
+        tokens if order is None else order,
         sample_requests,
         stride,
         idx_mapping,
@@ -171,6 +207,7 @@ def grow_trees(
         K=depth,
         C=count,
         NODES=num_nodes,
+        CONDITIONAL=order is not None,
         CONTINUES_BEST=continues_best,
         BLOCK_K=triton.next_power_of_2(depth),
         FRONTIER=triton.next_power_of_2(num_nodes),

@@ -1,0 +1,259 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Draft trees of the DFlash family: DFlash, JetSpec, DFlash2, LiLiCorr, DSpark.
+
+vLLM's speculators run the pass: context K/V of the verified rows, then a block of
+queries. They are driven here with steps that have the rows of accepted paths only.
+Sampling is replaced: the block's candidates are kept, and a tree, or the chain that
+vLLM's speculator would draft, is grown from them.
+"""
+
+from copy import copy
+from typing import Any
+
+import torch
+
+from vllm.config import VllmConfig
+from vllm.config.compilation import CUDAGraphMode
+from vllm.config.drafter import num_candidates
+from vllm.v1.worker.gpu.dp_utils import DPSyncState
+from vllm.v1.worker.gpu.input_batch import InputBatch
+from vllm.v1.worker.gpu.spec_decode.dflash2.speculator import DFlash2Speculator
+from vllm.v1.worker.gpu.spec_decode.dflash.speculator import DFlashSpeculator
+from vllm.v1.worker.gpu.spec_decode.dspark.speculator import DSparkSpeculator
+from vllm.v1.worker.gpu.spec_decode.lilicorr.speculator import LiLiCorrSpeculator
+
+from ..step import RequestStates, TargetStep
+from ..tree.grow import best_candidates
+from ..tree.lattice import Lattice, Scores, of_edges
+from ..tree.step import TreeStep, make_tree_step
+
+
+class TreeDFlash(DFlashSpeculator):
+    """DFlash with trees: the positions of its block are independent.
+
+    Attributes:
+        tree_step: the trees to verify; None if the target cannot: then vLLM's
+            speculator drafts its chains.
+        lattice: the candidates of the block.
+        drafts: [R, N] int64, the nodes of each request's tree.
+    """
+
+    is_conditional = False
+    tree_step: TreeStep | None
+
+    def __init__(self, vllm_config: VllmConfig, device: torch.device):
+        super().__init__(with_block_length(vllm_config), device)
+        depth, n = self.num_speculative_steps, self.max_num_reqs
+        nodes = vllm_config.speculative_config.num_speculative_tokens
+        self.tree_step = make_tree_step(vllm_config, depth, 1, device)
+        self.drafts = torch.zeros(n, nodes, dtype=torch.int64, device=device)
+        # Of the rows of accepted paths; CUDA graphs read it.
+        self._start_loc = torch.zeros(n + 1, dtype=torch.int32, device=device)
+        count = self._count_candidates(nodes)
+        self.lattice = Lattice(n, depth, count, self.is_conditional, device)
+
+    def draft_chains(self) -> None:
+        """Drafts chains instead of trees; the schedule has been changed to them."""
+        self.tree_step = None
+
+    def _count_candidates(self, num_nodes: int) -> int:
+        """Candidates of each position (C)."""
+        return min(num_candidates(num_nodes), self.vocab_size)
+
+    def _scores(self, rows: torch.Tensor) -> Scores:
+        """Candidates of the block.
+
+        Args:
+            rows: [n, K, H], the draft model's output at the sampled queries.
+        """
+        n, depth, _ = rows.shape
+        logits = self.compute_draft_logits(rows.flatten(0, 1), 0)
+        count = self.lattice.tokens.shape[2]
+        log_probs, tokens = best_candidates(logits, count)
+        return Scores(tokens.view(n, depth, -1), log_probs.view(n, depth, -1))
+
+    def _generate_draft(
+        self,
+        num_reqs: int,
+        num_tokens_padded: int,
+        attn_metadata: dict[str, Any] | None,
+        slot_mappings: dict[str, torch.Tensor] | None,
+        num_tokens_across_dp: torch.Tensor | None,
+        cudagraph_runtime_mode: CUDAGraphMode = CUDAGraphMode.NONE,
+    ) -> None:
+        batch = attn_metadata, slot_mappings, num_tokens_across_dp
+        run = num_tokens_padded, *batch, cudagraph_runtime_mode
+        if self.tree_step is None:
+            super()._generate_draft(num_reqs, *run)
+            return
+        hidden = self._run_model(*run)
+        rows = hidden[self.sample_indices[: num_reqs * self.num_speculative_steps]]
+        self.lattice.keep(self._scores(rows.view(num_reqs, -1, rows.shape[-1])))
+
+    def prepare_context_anchor(
+        self,
+        num_reqs: int,
+        query_start_loc: torch.Tensor,
+        num_rejected: torch.Tensor | None,
+    ) -> None:
+        # A graph would read the target's batch, which has the rows of whole trees.
+        super().prepare_context_anchor(num_reqs, self._start_loc, num_rejected)
+
+    @torch.inference_mode()
+    def propose(
+        self,
+        input_batch: InputBatch,
+        attn_metadata: dict[str, Any],
+        slot_mappings: dict[str, torch.Tensor],
+        last_hidden_states: torch.Tensor,
+        aux_hidden_states: list[torch.Tensor] | None,
+        num_sampled: torch.Tensor,
+        num_rejected: torch.Tensor,
+        last_sampled: torch.Tensor,
+        next_prefill_tokens: torch.Tensor,
+        temperature: torch.Tensor,
+        seeds: torch.Tensor,
+        dp_sync_state: DPSyncState | None = None,
+        dummy_run: bool = False,
+        skip_attn_for_dummy_run: bool = False,
+        mm_inputs: tuple[list[torch.Tensor], torch.Tensor] | None = None,
+        is_profile: bool = False,
+        num_speculative_tokens: int | None = None,
+    ) -> torch.Tensor:
+        """Drafts for every request of a verified batch; see BaseSpeculator.
+
+        Returns:
+            [num_reqs, N] int64 draft tokens; the first `num_speculative_tokens` are
+            valid.
+        """
+        states = last_sampled, next_prefill_tokens, temperature, seeds
+        step = TargetStep(
+            input_batch,
+            num_sampled,
+            num_rejected,
+            RequestStates(*states),
+            None if skip_attn_for_dummy_run else self.block_tables.slot_mappings,
+            last_hidden_states,
+            aux_hidden_states,
+            is_dummy=dummy_run,
+        )
+        if self.tree_step is not None and not skip_attn_for_dummy_run:
+            step = self.tree_step.accept(step)
+        n, batch = input_batch.num_reqs, step.batch
+        self._start_loc[: n + 1].copy_(batch.query_start_loc[: n + 1])
+        chains = super().propose(
+            batch,
+            attn_metadata,
+            slot_mappings,
+            step.last_hidden,
+            step.aux_hidden,
+            num_sampled,
+            step.num_rejected,
+            *states,
+            dp_sync_state,
+            dummy_run,
+            skip_attn_for_dummy_run,
+            mm_inputs,
+            is_profile,
+            num_speculative_tokens,
+        )
+        drafts = self.drafts[:n]
+        if self.tree_step is None:
+            drafts[:, : chains.shape[1]] = chains
+        elif num_speculative_tokens != 0 and not dummy_run:
+            self._grow(num_speculative_tokens or drafts.shape[1], batch.idx_mapping)
+        return drafts
+
+    def _grow(self, num_drafts: int, idx_mapping: torch.Tensor) -> None:
+        n, depth = len(idx_mapping), self.num_speculative_steps
+        requests = self.sample_idx_mapping[: n * depth]
+        fits = self.sample_pos[: n * depth] < self.max_model_len
+        requests = torch.where(fits, requests, -1).view(n, depth)
+        self.lattice.grow(
+            num_drafts, requests, idx_mapping, self.tree_step, self.drafts[:n]
+        )
+
+
+class TreeDFlash2(TreeDFlash, DFlash2Speculator):
+    """DFlash2: its selector scores pairs of candidates."""
+
+    is_conditional = True
+
+    def _count_candidates(self, num_nodes: int) -> int:
+        return self.top_k
+
+    def _scores(self, rows: torch.Tensor) -> Scores:
+        n, depth, _ = rows.shape
+        tokens, logits = self.model.compute_candidates(rows.flatten(0, 1))
+        tokens = tokens.view(n, depth, -1)
+        edges = self._score_candidates(tokens, logits.view_as(tokens), rows)
+        return of_edges(tokens, edges)
+
+
+class TreeLiLiCorr(TreeDFlash2, LiLiCorrSpeculator):
+    """LiLiCorr: as DFlash2, with another head."""
+
+
+class TreeDSpark(TreeDFlash, DSparkSpeculator):
+    """DSpark: the token before adds a bias to the logits of a position.
+
+    The candidates of a position are the best tokens after the chain so far, as vLLM's
+    speculator draws it.
+    """
+
+    is_conditional = True
+
+    def _scores(self, rows: torch.Tensor) -> Scores:
+        n, depth, _ = rows.shape
+        logits = self.model.compute_draft_logits(rows.flatten(0, 1)).view(n, depth, -1)
+        # [n, C], the tokens that a position is scored after.
+        before = self.input_buffers.input_ids[self._anchor_idx[:n], None]
+        before = before.expand(-1, self.lattice.tokens.shape[2])
+        tokens, edges = [], []
+        for i in range(depth):
+            best = self.model.markov_bias(self.model.markov_embed(before[:, 0]))
+            _, ids = best_candidates(logits[:, i] + best, before.shape[1])
+            edges.append(self._edges(logits[:, i], before, ids.long()))
+            before = self.model.map_draft_to_target(ids.long())
+            tokens.append(before)
+        return of_edges(torch.stack(tokens, 1), torch.stack(edges, 1))
+
+    def _edges(
+        self, logits: torch.Tensor, before: torch.Tensor, ids: torch.Tensor
+    ) -> torch.Tensor:
+        """[n, C, C] scores of candidates `ids` after each token of `before`.
+
+        Args:
+            logits: [n, V], of the position alone.
+            before: [n, C] int64, in the target's ids.
+            ids: [n, C] int64, in the drafter's.
+        """
+        weight = self.model.model.markov_head.markov_w2.weight[ids]
+        bias = self.model.markov_embed(before) @ weight.transpose(1, 2)
+        scale = self.model.logits_processor.scale
+        return logits.gather(1, ids)[:, None] + scale * bias
+
+
+def with_block_length(vllm_config: VllmConfig) -> VllmConfig:
+    """A copy whose K is the block's length, not the number of a tree's nodes."""
+    config, spec = copy(vllm_config), copy(vllm_config.speculative_config)
+    spec.num_speculative_tokens = spec.drafter.num_speculative_tokens
+    config.speculative_config = spec
+    return config
+
+
+def build_tree_speculator(
+    vllm_config: VllmConfig, device: torch.device
+) -> DFlashSpeculator:
+    """The speculator for a config whose drafter `is_block` and drafts trees."""
+    spec = vllm_config.speculative_config
+    names = set(spec.draft_model_config.architectures)
+    if spec.method == "dspark":
+        kind: type[TreeDFlash] = TreeDSpark
+    elif "LiLiCorrDraftModel" in names:
+        kind = TreeLiLiCorr
+    elif names & {"DFlash2DraftModel", "DFlash2BeamDraftModel"}:
+        kind = TreeDFlash2
+    else:
+        kind = TreeDFlash
+    return kind(vllm_config, device)

@@ -261,7 +261,7 @@ class StepCounters:
         # Accepted tokens per draft, by engine.
         self.recent = {engine: Faded(RECENT_DRAFTS) for engine in labelvalues}
         self.gain: dict[int, Any] = {}
-        if drafter.is_unified and is_auto(spec):
+        if drafter.is_fitted and is_auto(spec):
             self.gain = gauge(
                 "gain", "Throughput over that without drafts, by step times."
             )
@@ -293,7 +293,9 @@ class StepCounters:
         if verified.trees is not None:
             self.tree_nodes[engine].inc(verified.trees.num_nodes)
             for rank, count in verified.trees.accepted_by_rank.items():
-                self.accepted_nodes[engine][rank].inc(count)
+                # A head of the DFlash family may have more candidates.
+                by_rank = self.accepted_nodes[engine]
+                by_rank[min(rank, len(by_rank) - 1)].inc(count)
 
 
 def counted(name: str, value: float) -> float:

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Heads of the DFlash family whose drafts are right, for `target_models.py`'s targets.
+
+A query gets one part of its token from the target's states, and the other from the
+block's first token (DFlash), or from the token before (DFlash2, DSpark, by their small
+head). So a draft is right only if states, positions, slots, the block's first token and
+the conditional scores are.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.checkpoints.tensors import Tensors, write_checkpoint
+
+from .target_models import (
+    DRAFTER,
+    FILLER,
+    HEAD_DIM,
+    HEADS,
+    LAYERS,
+    MASK,
+    SIZE,
+    TOKENS,
+    VOCAB,
+    WIDTH,
+    A,
+    B,
+    _layer,
+    _tables,
+    directions,
+    parts,
+)
+
+K = 4
+NEAREST = 2  # slots before a query: its block's first token, or the last verified one
+RANK, GROUP, TAPS = A + B, 16, 2
+CANDIDATES = 16
+TAPPED = list(range(LAYERS - 1))
+
+
+def _backbone(is_anchor_first: bool) -> Tensors:
+    """A layer that counts on from the target's states, and the block's first token.
+
+    Args:
+        is_anchor_first: whether a query predicts the position after its own.
+    """
+    tokens = torch.arange(VOCAB)
+    embedded, said = parts(tokens), parts(tokens)
+    embedded[:, :A] = 0
+    if not is_anchor_first:
+        said[:TOKENS] = parts((tokens[:TOKENS] + 1) % TOKENS)
+    layer = _layer("layers.0", NEAREST, WIDTH)
+    for norm, weight in (("q_norm", 60.0), ("k_norm", 1.0)):
+        layer[f"layers.0.self_attn.{norm}.weight"] = torch.full((HEAD_DIM,), weight)
+    combine = torch.zeros(WIDTH, SIZE)
+    combine[: A + B], combine[FILLER] = directions()[: A + B], directions()[A + B]
+    made = _tables(embedded, said) | layer
+    made |= {name: torch.ones(WIDTH) for name in ("norm.weight", "hidden_norm.weight")}
+    made["fc.weight"] = combine.repeat(1, len(TAPPED))
+    return made
+
+
+def _successors() -> tuple[torch.Tensor, torch.Tensor]:
+    """[VOCAB, RANK] each, whose products are the larger the more a token follows."""
+    tokens = torch.arange(VOCAB)
+    after = parts(tokens)
+    after[:TOKENS] = parts((tokens[:TOKENS] + 1) % TOKENS)
+    return after, parts(tokens)
+
+
+def _only_first_part(made: Tensors) -> None:
+    made["lm_head.weight"][:, A : A + B] = 0
+
+
+def _dflash() -> tuple[dict[str, Any], Tensors]:
+    block = {"mask_token_id": MASK, "target_layer_ids": TAPPED}
+    config = {"architectures": ["DFlashDraftModel"], "block_size": K + 1}
+    return config | {"dflash_config": block}, _backbone(is_anchor_first=False)
+
+
+def _dflash2() -> tuple[dict[str, Any], Tensors]:
+    config, made = _dflash()
+    _only_first_part(made)
+    config["architectures"] = ["DFlash2DraftModel"]
+    config["dflash_config"] |= {
+        "block_size": config.pop("block_size"),
+        "conv_kernel_size": TAPS,
+        "conv_group_size": GROUP,
+        "selector_rank": RANK,
+        "selector_top_k": CANDIDATES,
+    }
+    identity = torch.zeros(2, TAPS, WIDTH)
+    identity[:, 0] = 1
+    for conv in ("attention_conv", "mlp_conv"):
+        made[f"layers.0.{conv}.base_kernel"] = identity.clone()
+        dynamic = torch.zeros(2 * TAPS * WIDTH // GROUP, WIDTH)
+        made[f"layers.0.{conv}.kernel_projection.weight"] = dynamic
+    before, after = _successors()
+    hidden = torch.zeros(RANK, WIDTH)
+    hidden[:, FILLER] = 400  # whatever a mask's query has gathered, it has this
+    selector = "candidate_selector."
+    made[selector + "predecessor_codebook"] = before
+    made[selector + "successor_codebook"] = after
+    made[selector + "hidden_projection.weight"] = hidden
+    return config, made
+
+
+def _dspark() -> tuple[dict[str, Any], Tensors]:
+    made = _backbone(is_anchor_first=True)
+    _only_first_part(made)
+    before, after = _successors()
+    before[:, :A] = 0
+    made["markov_head.markov_w1.weight"] = before * 30
+    made["markov_head.markov_w2.weight"] = after
+    config = {
+        "architectures": ["Qwen3DSparkModel"],
+        "block_size": K,
+        "mask_token_id": MASK,
+        "target_layer_ids": TAPPED,
+        "markov_rank": RANK,
+        "markov_head_type": "vanilla",
+        "enable_confidence_head": False,
+    }
+    return config, made
+
+
+KINDS = {"dflash": _dflash, "dflash2": _dflash2, "dspark": _dspark}
+
+
+def save_block_head(kind: str, folder: Path) -> Path:
+    """Saves a head of a kind in `KINDS`."""
+    config, tensors = KINDS[kind]()
+    config = DRAFTER | {"model_type": "qwen3", "target_hidden_size": SIZE} | config
+    return write_checkpoint(folder, config | {"num_attention_heads": HEADS}, tensors)

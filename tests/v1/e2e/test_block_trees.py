@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draft trees of the DFlash family: output equals the target's, and drafts are right."""
+"""Draft trees of the DFlash family: output is the target's, and drafts are right."""
 
 import pytest
 
@@ -54,17 +54,14 @@ def drawn(folder, vllm_runner):
 def test_output_matches_target(case: str, vllm_runner, folder, drawn):
     kind, setting = case.split("-")
     spec = {"model": str(folder / kind)} | SETTINGS[setting]
-    with vllm_runner(
-        model=folder / "target", speculative_config=spec, **ENGINE
-    ) as llm:
+    with vllm_runner(model=folder / "target", speculative_config=spec, **ENGINE) as llm:
         name = llm.call(drafter_name)
         greedy = llm.generate(requests_of("Llama", {}))
         sampled = llm.generate(requests_of("Llama", {}, **DRAWN))
     assert name.startswith("Tree") == (setting != "chain")
     assert greedy.tokens == [greedy_output(length) for length in LENGTHS]
     assert min(acceptance(greedy)) >= ACCEPTED
-    if setting == "chain":
-        return  # vLLM's own, whose seeded samples differ from the target's
     assert sampled.tokens == drawn
-    ranks = sampled.counters["num_accepted_tree_nodes"]
-    assert ranks[0] > 0 and (sum(ranks[1:]) > 0 or setting == "both")
+    if setting != "chain":
+        ranks = sampled.counters["num_accepted_tree_nodes"]
+        assert ranks[0] > 0 and (sum(ranks[1:]) > 0 or setting == "both")

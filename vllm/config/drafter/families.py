@@ -239,7 +239,16 @@ def _trained_depth(config: Mapping[str, Any]) -> Any:
     methods = settings.get("proposal_methods") if isinstance(settings, Mapping) else 0
     first = methods[0] if isinstance(methods, list) and methods else {}
     depth = first.get("speculative_tokens") if isinstance(first, Mapping) else first
-    return config.get("num_depths") if depth is None else depth
+    depth = config.get("num_depths") if depth is None else depth
+    return _block_depth(config) if depth is None else depth
+
+
+def _block_depth(config: Mapping[str, Any]) -> int | None:
+    """Drafts in a block of DFlash, whose first query is a known token."""
+    if not isinstance(block := config.get("dflash_config"), Mapping):
+        return None
+    size = block.get("block_size", config.get("block_size"))
+    return size - 1 if type(size) is int and size > 1 else None
 
 
 def tapped_layers(config: Any) -> tuple[int, ...] | None:

@@ -170,7 +170,9 @@ def _fill_num_drafts(spec: "SpeculativeConfig", checkpoint: DraftCheckpoint) -> 
         )
     if not checkpoint.is_parallel or type(trained) is not int:
         return
-    if drafts > FAR_BEYOND * trained > 0:
+    # A block has no rows behind its end that were trained.
+    most = trained if spec.method in BLOCK_METHODS else FAR_BEYOND * trained
+    if drafts > most > 0:
         logger.warning(
             "num_speculative_tokens is %d, but %s was trained to draft %d tokens at "
             "once: those far behind them are hardly accepted. Lower it, or leave it "

@@ -48,6 +48,40 @@ def best_first(
     return nodes
 
 
+def best_first_of_lattice(
+    edges: torch.Tensor, num_nodes: int, num_chain: int = 0
+) -> tuple[list[Node], list[int]]:
+    """As `best_first`, by scores after each candidate; and each node's candidate.
+
+    Args:
+        edges: [K, C, C], of each candidate (last) after each of the depth before.
+    """
+    ranked = edges.sort(dim=-1, descending=True, stable=True)
+    nodes, taken, frontier = [], [0], []
+
+    def offer(above: float, parent: int, depth: int, rank: int) -> None:
+        if depth <= len(edges) and rank < edges.shape[-1]:
+            score = above + float(ranked.values[depth - 1, taken[parent], rank])
+            heapq.heappush(frontier, (-score, parent, depth, rank, above))
+
+    def take(parent: int, depth: int, rank: int) -> None:
+        nodes.append(Node(parent, depth, rank))
+        taken.append(int(ranked.indices[depth - 1, taken[parent], rank]))
+
+    above = 0.0
+    for depth in range(num_chain):
+        take(depth, depth + 1, 0)
+        offer(above, depth, depth + 1, 1)
+        above += float(edges[depth, taken[depth], taken[depth + 1]])
+    offer(above, num_chain, num_chain + 1, 0)
+    while frontier and len(nodes) < num_nodes:
+        score, parent, depth, rank, above = heapq.heappop(frontier)
+        take(parent, depth, rank)
+        offer(above, parent, depth, rank + 1)
+        offer(-score, len(nodes), depth + 1, 0)
+    return nodes, taken[1:]
+
+
 def ancestors(nodes: list[Node], row: int) -> set[int]:
     """Rows that a row attends to: itself, its ancestors, and row 0."""
     seen = {0, row}

@@ -19,6 +19,7 @@ from vllm.config.drafter.families import (
     find_family,
     tapped_layers,
 )
+from vllm.config.drafter.length import is_auto
 from vllm.config.drafter.resolve import read_files
 from vllm.config.drafter.target import correct_depth, why_different, without_media
 from vllm.model_executor.models.interfaces import SupportsEagle3
@@ -203,6 +204,23 @@ def test_method_from_files_not_path(
     found = engine.speculative_config
     assert found.method == method
     assert found.draft_model_config.architectures == [used]
+
+
+@pytest.mark.parametrize("block", [None, 6])
+def test_length_of_dflash_follows_its_block(block, models, checkpoint, monkeypatch):
+    """The engine chooses up to the block's length, unless trees of it are asked for."""
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
+    config = json.loads((models / "target" / "config.json").read_text())
+    config |= {"architectures": ["DFlashDraftModel"], "model_type": "qwen3"}
+    config["dflash_config"] = {**DFLASH_KEYS["dflash_config"], "block_size": block}
+    spec = {"model": str(checkpoint(config | {"block_size": 5}, LANGUAGE_MODEL))}
+    made = engine_config(models / "target", spec, load_format="dummy")
+    drafter, k = made.speculative_config.drafter, (block or 5) - 1
+    assert drafter.num_speculative_tokens == k and drafter.is_block
+    assert is_auto(made.speculative_config)
+    made = engine_config(models / "target", spec | {"draft_tree": 15})
+    assert made.speculative_config.drafter.num_nodes == 15
+    assert not is_auto(made.speculative_config)
 
 
 def test_published_dflash_may_have_the_class_of_dspark(checkpoint):

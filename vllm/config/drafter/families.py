@@ -247,7 +247,7 @@ def _block_depth(config: Mapping[str, Any]) -> int | None:
     """Drafts in a block of DFlash, whose first query is a known token."""
     if not isinstance(block := config.get("dflash_config"), Mapping):
         return None
-    size = block.get("block_size", config.get("block_size"))
+    size = block.get("block_size") or config.get("block_size")
     return size - 1 if type(size) is int and size > 1 else None
 
 

@@ -12,13 +12,12 @@ from typing import Any
 
 import torch
 
-from tests.checkpoints.tensors import Tensors, write_checkpoint
+from tests.checkpoints.tensors import Tensors, random, shapes_of, write_checkpoint
 
 from .target_models import (
     DRAFTER,
     FILLER,
     HEAD_DIM,
-    HEADS,
     LAYERS,
     MASK,
     SIZE,
@@ -126,11 +125,71 @@ def _dspark() -> tuple[dict[str, Any], Tensors]:
     return config, made
 
 
-KINDS = {"dflash": _dflash, "dflash2": _dflash2, "dspark": _dspark}
+def _lilicorr() -> tuple[dict[str, Any], Tensors]:
+    """Random: its scores are not of tokens alone, so nothing can be planted."""
+    topk, factor, heads, linear = 4, 8, 2, ("weight", "bias")
+    config, _ = _dflash()
+    config |= {"architectures": ["LiLiCorrDraftModel"], "hidden_size": SIZE}
+    config["dflash_config"] |= {
+        "block_size": config.pop("block_size"),
+        "lilicorr_candidate_topk": topk,
+        "lilicorr_hidden_size": 0,
+        "lilicorr_num_layers": 1,
+        "lilicorr_num_heads": heads,
+        "lilicorr_mlp_ratio": 1.0,
+        "lilicorr_factor_dim": factor,
+        "lilicorr_vector_eps": 1e-6,
+        "lilicorr_logit_scale": 9.0,
+    }
+    one = shapes_of(DRAFTER | config | {"model_type": "qwen3"})
+    shapes = {
+        name.removeprefix("model."): shape
+        for name, shape in one.items()
+        if "embed" not in name and "lm_head" not in name
+    }
+    shapes |= {"fc.weight": (SIZE, len(TAPPED) * SIZE), "hidden_norm.weight": (SIZE,)}
+    widths = {
+        "pass_hidden_proj": (SIZE, SIZE),
+        "context_proj": (SIZE, SIZE),
+        "feature_norm": (5,),
+        "feature_mlp.up_proj": (SIZE, 5),
+        "feature_mlp.down_proj": (SIZE, SIZE),
+        "factor_input_proj": (SIZE, 3 * SIZE),
+        "layers.0.attn.out_proj": (SIZE, SIZE),
+        "layers.0.mlp.up_proj": (SIZE, SIZE),
+        "layers.0.mlp.down_proj": (SIZE, SIZE),
+        **{f"{name}_head": (factor, SIZE) for name in ("in", "out", "anchor_out")},
+    }
+    head = {
+        f"{n}.{part}": s if part == "weight" else s[:1]
+        for n, s in widths.items()
+        for part in linear
+    }
+    head |= {
+        "slot_embedding": (1, 1, K, 1, SIZE),
+        "rank_embedding": (1, 1, 1, topk, SIZE),
+        "relative_slot_bias": (heads, 2 * K + 1),
+        "same_slot_bias": (heads,),
+        "layers.0.attn.in_proj_weight": (3 * SIZE, SIZE),
+        "layers.0.attn.in_proj_bias": (3 * SIZE,),
+    }
+    norms = "layers.0.attn_norm", "layers.0.mlp_norm", "output_norm", "anchor_norm"
+    head |= {f"{norm}.weight": (SIZE,) for norm in norms}
+    shapes |= {f"lilicorr.{name}": shape for name, shape in head.items()}
+    return config, {name: random(name, *shape) for name, shape in shapes.items()}
+
+
+PLANTED = ("dflash", "dflash2", "dspark")
+KINDS = {
+    "dflash": _dflash,
+    "dflash2": _dflash2,
+    "dspark": _dspark,
+    "lilicorr": _lilicorr,
+}
 
 
 def save_block_head(kind: str, folder: Path) -> Path:
     """Saves a head of a kind in `KINDS`."""
     config, tensors = KINDS[kind]()
     config = DRAFTER | {"model_type": "qwen3", "target_hidden_size": SIZE} | config
-    return write_checkpoint(folder, config | {"num_attention_heads": HEADS}, tensors)
+    return write_checkpoint(folder, config, tensors)

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Draft trees of the DFlash family: output is the target's, and drafts are right."""
 
+import random
+
 import pytest
 
-from .block_heads import KINDS, K, save_block_head
+from .block_heads import KINDS, PLANTED, K, save_block_head
 from .hooks import drafter_name
-from .target_models import save_target
+from .runner import Request
+from .target_models import TOKENS, save_target
 from .test_targets import (
     ACCEPTED,
     DRAWN,
@@ -15,6 +18,7 @@ from .test_targets import (
     greedy_output,
     requests_of,
 )
+from .watches import Drafts
 
 NODES = 15
 SETTINGS = {
@@ -28,7 +32,7 @@ SETTINGS = {
     },
 }
 FAST = ("dflash2-tree", "dspark-both")
-CASES = [f"{kind}-{setting}" for kind in KINDS for setting in SETTINGS]
+CASES = [f"{kind}-{setting}" for kind in PLANTED for setting in SETTINGS]
 
 
 @pytest.fixture(scope="module")
@@ -65,3 +69,32 @@ def test_output_matches_target(case: str, vllm_runner, folder, drawn):
     if setting != "chain":
         ranks = sampled.counters["num_accepted_tree_nodes"]
         assert ranks[0] > 0 and (sum(ranks[1:]) > 0 or setting == "both")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_chains_are_those_of_vllm(kind: str, vllm_runner, folder):
+    """An engine that also has trees drafts the same chains, for any text."""
+    chains = [[1, 4, K]]
+    settings = {"draft_tree": NODES, "num_speculative_tokens_per_batch_size": chains}
+    rng, drafts = random.Random(kind), []
+    texts = [[rng.randrange(TOKENS) for _ in range(9 + 7 * i)] for i in range(4)]
+    for more in ({}, settings):
+        spec = {"model": str(folder / kind), "num_speculative_tokens": K} | more
+        target = folder / "target"
+        with vllm_runner(model=target, speculative_config=spec, **ENGINE) as llm:
+            assert llm.call(drafter_name).startswith("Tree") == bool(more)
+            llm.watch(Drafts)
+            served = llm.generate([Request(text, 24) for text in texts])
+        drafts.append(sorted(served.drafts))
+    assert drafts[0] == drafts[1]
+
+
+@pytest.mark.slow
+def test_trees_of_random_scores_are_verified(vllm_runner, folder):
+    """LiLiCorr, whose scores depend on the last accepted row of the target."""
+    spec = {"model": str(folder / "lilicorr")} | SETTINGS["tree"]
+    with vllm_runner(model=folder / "target", speculative_config=spec, **ENGINE) as llm:
+        assert llm.call(drafter_name) == "TreeLiLiCorr"
+        greedy = llm.generate(requests_of("Llama", {}))
+    assert greedy.tokens == [greedy_output(length) for length in LENGTHS]

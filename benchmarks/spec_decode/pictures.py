@@ -5,11 +5,13 @@ Comparisons use the best K of each side at each point, at equal acceptance lengt
 """
 
 import argparse
+import json
 from pathlib import Path
 
 import pandas as pd
 from matplotlib.figure import Figure
 
+from benchmarks.spec_decode import contract
 from benchmarks.spec_decode import results as files
 from benchmarks.spec_decode.models import MAIN, ROOT
 from benchmarks.spec_decode.report import NAMES, VLLM, beside, points
@@ -63,14 +65,47 @@ def draw_ratio(best: pd.DataFrame) -> Figure:
     return figure
 
 
+def draw_contract(shares: pd.DataFrame) -> Figure:
+    """What greedy steps accept by position, and tokens a step by temperature."""
+    figure = Figure(figsize=(8, 3.8), layout="constrained")
+    places, heats = figure.subplots(1, 2)
+    greedy = shares.xs((contract.GREEDY, "all"), level=contract.POINT[1:])
+    lengths = contract.by_temperature(shares).rename(columns=float)
+    drafters = list(dict.fromkeys(name.split(",")[0] for name in lengths.index))
+    for axes, table in (places, greedy), (heats, lengths):
+        for name, row in table.iterrows():
+            drafter, _, how = name.partition(", ")
+            style = "--" if "tree" in how else ":" if how else "-"
+            colour = f"C{drafters.index(drafter)}"
+            shown = row.dropna()
+            axes.plot(shown.index, shown, style, color=colour, marker=".", label=name)
+        axes.grid(alpha=0.3)
+    places.set(xlabel="position of the draft", ylabel="share of greedy steps")
+    heats.set(xlabel="temperature", ylabel="tokens a step")
+    lines = {
+        line.get_label(): line for axes in (places, heats) for line in axes.get_lines()
+    }
+    handles = [lines[name] for name in sorted(lines)]
+    figure.legend(
+        handles=handles, loc="outside right center", frameon=False, fontsize=8
+    )
+    return figure
+
+
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     results = files.RESULTS / "nvidia-h100-80gb-hbm3/engine.json"
     parser.add_argument("--results", type=Path, default=results)
     parser.add_argument("--images", type=Path, default=ROOT / "docs/images")
+    parser.add_argument("--contract", type=Path, default=contract.STORED)
     args = parser.parse_args(arguments)
     best = best_speeds(files.load(args.results))
-    figures = {"one-request": draw_one_request(best), "ratio": draw_ratio(best)}
+    points = json.loads(args.contract.read_text())["points"]
+    figures = {
+        "one-request": draw_one_request(best),
+        "ratio": draw_ratio(best),
+        "contract": draw_contract(contract.accepted(points)),
+    }
     for name, figure in figures.items():
         file = args.images / f"{name}.png"
         # Without metadata, equal results give identical files.

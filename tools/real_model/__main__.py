@@ -64,7 +64,6 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--limit", type=int, help="questions of each set")
     one.add_argument("--temperatures", type=float, nargs="+", default=[0.0])
     one.add_argument("--spec", type=json.loads, default={}, help="more keys, JSON")
-    command("report", "evaluate.report", "A table of all results.")
     for name in ("slim", "fill"):
         describe = f"{name.title()}s a head: without, or with, what is the target's."
         command(name, f"heads.{name}", describe).add_argument("head", type=Path)

@@ -69,6 +69,18 @@ class Trace:
             header = json.loads(str(data["header"]))
             return Trace(probs, data["ranks"], data["lengths"], header)
 
+    def save(self, path: Path) -> None:
+        nats = -np.log(np.maximum(self.probs, np.finfo(np.float32).tiny))
+        steps = np.diff(np.round(nats / NATS), axis=-1, prepend=0)
+        np.savez_compressed(
+            path,
+            # Of one rank and depth beside each other, they compress best.
+            steps=steps.clip(0, 255).astype(np.uint8).transpose(2, 1, 0),
+            ranks=self.ranks,
+            lengths=self.lengths.astype(np.int32),
+            header=np.array(json.dumps(self.header)),
+        )
+
 
 def among_candidates(probs: np.ndarray, width: int) -> np.ndarray:
     """Normalized over the `width` best tokens as in `best_candidates`.

@@ -29,6 +29,7 @@ def evaluate(
     tokens: int,
     temperatures: list[float],
     spec: dict[str, Any],
+    record: bool,
     engine: dict[str, Any],
 ) -> None:
     """Writes OUT/NAME.json: for each temperature and set the drafts' counts, and the
@@ -39,11 +40,18 @@ def evaluate(
         head: None: no speculation, which writes the answers to compare with.
         questions: folder.
         limit: questions of each set; None: all.
-        spec: more keys of the speculative config.
+        spec: more keys of the speculative config, `draft_tree` with `record`.
+        record: accept nothing, and also write OUT/NAME-TEXT.npz for each temperature:
+            what is drafted after every token (see `benchmarks.spec_decode.traces`).
         engine: arguments of `LLM`.
     """
     if head is not None:
         spec = {"model": str(head), "num_speculative_tokens": K} | spec
+    recorder = None
+    if record:
+        from benchmarks.spec_decode.record import Recorder  # it needs the unified parts
+
+        recorder = Recorder()
     served = Engine(
         model=str(model),
         speculative_config=None if head is None else spec,
@@ -71,4 +79,10 @@ def evaluate(
         if head is None or not temperature:
             row["answers"] = [answer.tokens for answer in got.answers]
         (out / f"{name}.json").write_text(json.dumps(result))
+        if recorder is not None:
+            recorder.add(prompts, [answer.tokens for answer in got.answers])
+            if each == SETS[-1]:
+                header = {key: result[key] for key in ("date", "device", "limit")}
+                text = f"t{temperature:g}" if temperature else "greedy"
+                recorder.take(header).save(out / f"{name}-{text}.npz")
     served.end()

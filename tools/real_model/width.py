@@ -29,6 +29,7 @@ WIDTHS, NODES, DEPTHS = (1, 2, 4, 8), (15, 31, 63), (4, 5, 6, 7, 8)
 CANDIDATES = 8  # of a row, among which its probabilities are normalized: as the engine
 WALKS = 8  # of each answer, which begin at its first tokens
 CHAIN = "chain"
+ABOUT = "Steps, and what they accept: python -m tools.real_model width"
 PLACE, SETTING = ["temperature", "questions"], ["beams", "depth", "nodes"]
 FLAGS = ("norm_before_residual", "norm_before_fc", "norm_output")
 Past = tuple[torch.Tensor, torch.Tensor]  # KV, [texts, rows, heads, head size]
@@ -234,7 +235,8 @@ def measure(model: Path, questions: Path, head: Path, text: Path, out: Path) -> 
         kept = states.of([ids])[0, :, : len(LAYERS)]
         rows += [place | row for row in settings(drafter, ids, kept, len(prompt))]
     found = pd.DataFrame(rows).groupby([*PLACE, *SETTING], as_index=False).sum()
-    out.write_text(found.to_json(orient="records").replace("},", "},\n") + "\n")
+    stored = {"about": ABOUT, "points": found.to_dict("records")}
+    out.write_text(json.dumps(stored).replace("},", "},\n") + "\n")
     return tokens_a_step(found).round(2).reset_index().to_markdown(index=False)
 
 

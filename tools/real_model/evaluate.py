@@ -83,6 +83,7 @@ def evaluate(
             recorder.add(prompts, [answer.tokens for answer in got.answers])
             if each == SETS[-1]:
                 header = {key: result[key] for key in ("date", "device", "limit")}
+                header |= {"drafter": name, "temperature": temperature}
                 text = f"t{temperature:g}" if temperature else "greedy"
                 recorder.take(header).save(out / f"{name}-{text}.npz")
     served.end()

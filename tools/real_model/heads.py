@@ -52,7 +52,8 @@ def slim(head: Path, model: Path, out: Path) -> None:
     mine = {EMBED: table, LM_HEAD: table[tensors["t2d"]] if "t2d" in tensors else table}
     left_out = [n for n, t in mine.items() if torch.equal(tensors.get(n, t[:0]), t)]
     _copy(head, out, {n: t for n, t in tensors.items() if n not in left_out})
-    (out / SLIM).write_text(json.dumps(left_out))
+    (out / SLIM).write_text(json.dumps(left_out) + "\n")
+    _name_target(out, model.name)
 
 
 def fill(head: Path, model: Path, out: Path) -> None:
@@ -63,10 +64,14 @@ def fill(head: Path, model: Path, out: Path) -> None:
         reduced = name == LM_HEAD and "t2d" in tensors
         tensors[name] = table[tensors["t2d"]] if reduced else table
     _copy(head, out, tensors)
-    # The path of the machine that it was trained on.
-    config = json.loads((out / "config.json").read_text())
-    config["speculators_config"]["verifier"]["name_or_path"] = str(model)
-    (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    _name_target(out, str(model))
+
+
+def _name_target(head: Path, name: str) -> None:
+    """In place of its path on the machine that the head was trained on."""
+    config = json.loads((head / "config.json").read_text())
+    config["speculators_config"]["verifier"]["name_or_path"] = name
+    (head / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
 def _copy(head: Path, out: Path, tensors: dict[str, torch.Tensor]) -> None:

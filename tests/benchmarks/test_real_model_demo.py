@@ -82,5 +82,5 @@ def test_toy_runs_without_network(tmp_path):
 
 
 def test_columns():
-    found = columns(["one two\n\n    three", "four"], 8)
-    assert list(found) == ["one two  | four", "         |", "    three |"]
+    found = columns(["one two\n\n  three", "four"], 7)
+    assert list(found) == ["one two | four", "        |", "  three |"]

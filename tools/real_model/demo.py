@@ -23,6 +23,7 @@ from vllm.benchmarks.drafters.measure import Measurement
 from vllm.benchmarks.drafters.processes import EngineError
 from vllm.benchmarks.drafters.prompts import encode_chat
 from vllm.benchmarks.drafters.report import Report
+from vllm.logger import configure_logging_from_args
 from vllm.platforms import current_platform
 
 from .heads import fill
@@ -67,6 +68,7 @@ def demo() -> int:
     words += ["--drafter", *map(json.dumps, fill_bundled(model))]
     args = command.parse(words)
     command.fill_in(args)
+    configure_logging_from_args(args)  # else an engine config does, and logs
     logging.getLogger("vllm").setLevel(logging.ERROR)
     tokenizer = AutoTokenizer.from_pretrained(model)
     measured = command.prepare(args, None)

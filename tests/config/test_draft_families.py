@@ -221,6 +221,10 @@ def test_length_of_dflash_follows_its_block(block, models, checkpoint, monkeypat
     made = engine_config(models / "target", spec | {"draft_tree": 15})
     assert made.speculative_config.drafter.num_nodes == 15
     assert not is_auto(made.speculative_config)
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
+    assert not is_auto(engine_config(models / "target", spec).speculative_config)
+    with pytest.raises(ValueError, match="draft_tree does not support Model Runner V1"):
+        engine_config(models / "target", spec | {"draft_tree": 15})
 
 
 def test_published_dflash_may_have_the_class_of_dspark(checkpoint):

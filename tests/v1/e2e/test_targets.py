@@ -17,6 +17,7 @@ import torch
 from tests.checkpoints.quantized import FORMATS, quantize
 from vllm.lora.request import LoRARequest
 
+from .block_heads import save_block_head
 from .hooks import update_weights
 from .image_targets import IMAGE_TARGETS, save_image_target
 from .images import picture
@@ -44,11 +45,13 @@ COLUMNS: dict[str, tuple[str, dict[str, Any]]] = {
     "PARD-2": ("pard2", {}),
     "EAGLE-3": ("eagle3", {}),
     "P-EAGLE": ("peagle", {}),
+    "DFlash": ("dflash", {}),
     "draft model's trees": ("", {"draft_tree": NODES}),
     "PARD's trees": ("pard", {"draft_tree": NODES}),
     "PARD-2's trees": ("pard2", {"draft_tree": NODES}),
     "EAGLE-3's trees": ("eagle3", {"draft_tree": NODES}),
     "P-EAGLE's trees": ("peagle", {"draft_tree": NODES}),
+    "DFlash's trees": ("dflash", {"draft_tree": NODES}),
 }
 ENGINE = {
     "max_model_len": 160,
@@ -185,6 +188,7 @@ def folders(tmp_path_factory) -> dict[str, Path]:
         "pard2": save_pard2(folder / "pard2"),
         "eagle3": save_head(folder / "eagle3", is_parallel=False),
         "peagle": save_head(folder / "peagle", is_parallel=True),
+        "dflash": save_block_head("dflash", folder / "dflash"),
         # These depend on slots whose KV is loaded.
         "far-pard": save_pard(folder / "far-pard", nearest=3),
         "far-pard2": save_far_pard2(folder / "far-pard2"),

@@ -13,7 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedConfig
 
+from .drafter import first_of
+
 if TYPE_CHECKING:
+    from vllm.config import VllmConfig
     from vllm.config.speculative import SpeculativeConfig
 
 AGAIN = "download or export the checkpoint again"
@@ -40,6 +43,8 @@ KINDS = {
 }
 Overrides = Callable[[Any], Any] | Mapping[str, Any]
 NESTED = "transformer_layer_config"  # of speculators; vLLM flattens it
+# DSpark drafters whose Markov head is a bias by the token before.
+DSPARK_LATTICES = ("Qwen3DSparkModel", "Qwen3OmniDSparkModel")
 
 
 @dataclass(frozen=True)
@@ -289,6 +294,27 @@ def adapt_config(config: Any) -> Any:
     if ids and getattr(config, "num_aux_hidden_states", None) is None:
         config.num_aux_hidden_states = len(ids)
     return config
+
+
+def find_no_lattice(vllm_config: "VllmConfig") -> str | None:
+    """Why no trees can be grown from the block of a method in `BLOCK_METHODS`; None if
+    they can."""
+    from vllm.config.speculative import XPRESS_ARCHITECTURES
+
+    spec = vllm_config.speculative_config
+    if (draft := spec.draft_model_config) is None:
+        return "a drafter without a model config"
+    name = draft.architectures[0]
+    is_dspark = spec.method == "dspark"
+    reasons = {
+        # Their scores depend on the whole path, or on a head of another form.
+        f"{name}, whose scores depend on the whole path": name in XPRESS_ARCHITECTURES,
+        f"{name}": is_dspark and name not in DSPARK_LATTICES,
+        "dspark_draft_topk": is_dspark and spec.dspark_draft_topk is not None,
+        "a quantized Markov head": is_dspark and draft.quantization is not None,
+        "watermarking": getattr(vllm_config, "watermark_config", None) is not None,
+    }
+    return first_of(reasons)
 
 
 # Overrides of keys, by the user and by vLLM.

@@ -384,7 +384,8 @@ def settle_lengths(
     spec, depth = vllm_config.speculative_config, drafter.num_speculative_tokens
     schedule = spec.num_speculative_tokens_per_batch_size
     if is_auto(spec) and spec.is_auto_by_default and not drafter.is_fitted:
-        _log_fixed_length(spec, drafter.why_not_unified)
+        is_v1 = spec.method in BLOCK_METHODS
+        _log_fixed_length(spec, "Model Runner V1" if is_v1 else drafter.why_not_unified)
         schedule = None
     is_trimmed = spec.enable_adaptive_verification
     if is_trimmed is None:

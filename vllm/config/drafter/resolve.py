@@ -16,7 +16,7 @@ from vllm.engine.config_error import names_drafter
 from vllm.logger import init_logger
 
 from .drafter import BLOCK_METHODS, METHODS, NAMES, DrafterConfig
-from .families import DraftCheckpoint, default_layers
+from .families import DraftCheckpoint, default_layers, find_no_lattice
 from .files import find_checkpoint, has_word
 from .length import (
     check_auto,
@@ -31,7 +31,6 @@ from .support import (
     check_layers,
     check_parallelism,
     check_speculator,
-    find_no_lattice,
     find_unsupported,
     log_who_drafts,
     settle_ranks,

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 logger = init_logger(__name__)
 
 V1 = "Model Runner V1"
-# DSpark drafters whose Markov head is a bias by the token before.
-DSPARK_LATTICES = ("Qwen3DSparkModel", "Qwen3OmniDSparkModel")
 
 
 # Which speculator drafts.
@@ -62,27 +60,6 @@ def find_unsupported(spec: "SpeculativeConfig") -> str | None:
         ),
         "decode context parallelism": has_ranks("decode_context"),
         "prefill context parallelism": has_ranks("prefill_context"),
-    }
-    return first_of(reasons)
-
-
-def find_no_lattice(vllm_config: "VllmConfig") -> str | None:
-    """Why no trees can be grown from the block of a method in `BLOCK_METHODS`; None if
-    they can."""
-    from vllm.config.speculative import XPRESS_ARCHITECTURES
-
-    spec = vllm_config.speculative_config
-    if (draft := spec.draft_model_config) is None:
-        return "a drafter without a model config"
-    name = draft.architectures[0]
-    is_dspark = spec.method == "dspark"
-    reasons = {
-        # Their scores depend on the whole path, or on a head of another form.
-        f"{name}, whose scores depend on the whole path": name in XPRESS_ARCHITECTURES,
-        f"{name}": is_dspark and name not in DSPARK_LATTICES,
-        "dspark_draft_topk": is_dspark and spec.dspark_draft_topk is not None,
-        "a quantized Markov head": is_dspark and draft.quantization is not None,
-        "watermarking": getattr(vllm_config, "watermark_config", None) is not None,
     }
     return first_of(reasons)
 
@@ -143,6 +120,8 @@ def check_speculator(
     if drafter.is_unified:
         return
     found, spec = drafter.unsupported or V1, vllm_config.speculative_config
+    if drafter.method in BLOCK_METHODS and not drafter.is_block:
+        found = V1
     setting = next(_unified_settings(spec, drafter), None)
     if setting is None and schedule == AUTO:
         setting = f'num_speculative_tokens_per_batch_size="{AUTO}"'

@@ -75,6 +75,7 @@ def test_seeded_drafts_from_target_distribution_are_accepted(
     states_np = np.arange(num_reqs)
     sampler = object.__new__(RejectionSampler)
     sampler.drafter = DrafterConfig("eagle3", MOST, is_unified=is_unified)
+    sampler.keeps_seeds = is_unified
     sampler.num_speculative_steps = MOST
     sampler.synthetic_conditional_rates = sampler.watermark_key = None
     sampler.use_block_verification = False
@@ -103,7 +104,7 @@ def test_seeded_drafts_from_target_distribution_are_accepted(
 def test_lossy_verification_stays_lossy_for_seeded_requests():
     """`fly` accepts what the target would not sample."""
     sampler = SimpleNamespace(
-        drafter=DrafterConfig("eagle3", MOST, is_unified=True),
+        keeps_seeds=True,
         synthetic_conditional_rates=None,
         watermark_key=None,
         fly_window_size=2,

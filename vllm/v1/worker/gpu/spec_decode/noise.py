@@ -26,6 +26,7 @@ from vllm.utils.torch_utils import async_tensor_h2d
 from vllm.v1.worker.gpu.sample.gumbel import _DRAFT_NOISE_SALT, gumbel_sample
 
 if TYPE_CHECKING:
+    from vllm.config.speculative import SpeculativeConfig
     from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler
 
 # vLLM's sampler adds this to a draft's key. Without Triton it is a plain number.
@@ -94,6 +95,14 @@ def rejection_keys(
     return positions + VERIFY_SALT
 
 
+def keeps_seeds(spec: "SpeculativeConfig") -> bool:
+    """Whether requests with a seed get what the target samples alone."""
+    if (drafter := spec.drafter) is None:
+        return False
+    is_greedy = spec.draft_sample_method == "greedy"
+    return drafter.is_unified or (drafter.is_block and is_greedy)
+
+
 def _is_unified(sampler: "RejectionSampler") -> bool:
     """Whether drafts were sampled with these keys."""
     return sampler.drafter is not None and sampler.drafter.is_unified
@@ -118,7 +127,7 @@ def draw_seeded_alone(
         sampled: [requests, K + 1] int64.
         num_sampled: [requests] int32.
     """
-    if not _is_unified(sampler):
+    if not sampler.keeps_seeds:
         return sampled, num_sampled
     known, target = sampler.sampler.sampling_states, sampler.sampler
     # Not with synthetic or lossy acceptance, or if a watermark determines the sample.

@@ -270,6 +270,8 @@ def test_table_cell(
     (drafter, settings), expected = COLUMNS[column], CELLS[cell]
     if on_cpu and name == "DeepSeek-V2" and "draft_tree" in settings:
         pytest.skip("needs a GPU: on a CPU it runs without MLA")
+    if expected == "–":
+        pytest.skip("the connector does not save the drafter's K/V")
     if expected.endswith(NOT_ON_CPU):
         rest = expected.removesuffix(NOT_ON_CPU).removesuffix(", ") or "yes"
         expected = "refused" if on_cpu else rest

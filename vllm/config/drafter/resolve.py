@@ -205,8 +205,9 @@ def resolve_drafter(vllm_config: "VllmConfig") -> None:
         _log_models(spec, drafter)
     drafter, schedule, is_trimmed = settle_lengths(vllm_config, drafter)
     check_speculator(vllm_config, drafter, schedule, is_trimmed)
+    if is_checked or drafter.is_block:
+        check_parallelism(vllm_config, drafter.is_fitted)
     if is_checked:
-        check_parallelism(vllm_config, drafter.is_unified)
         settle_ranks(spec, drafter.is_unified)
         check_layers(vllm_config, drafter)
         check_blocks(vllm_config)

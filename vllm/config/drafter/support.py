@@ -178,7 +178,7 @@ def log_who_drafts(vllm_config: "VllmConfig", drafter: DrafterConfig) -> None:
 # What the engine and the target support.
 
 
-def check_parallelism(vllm_config: "VllmConfig", is_unified: bool) -> None:
+def check_parallelism(vllm_config: "VllmConfig", is_fitted: bool) -> None:
     """Refuses pipeline stages where drafting does not support them.
 
     On a CPU neither of vLLM's runners drafts with several stages. Only the last stage
@@ -195,7 +195,7 @@ def check_parallelism(vllm_config: "VllmConfig", is_unified: bool) -> None:
             f"{named} draft_tree ({spec.draft_tree}): unset it, or use "
             "tensor_parallel_size."
         )
-    if not is_unified and (spec.method == "draft_model" or spec.parallel_drafting):
+    if not is_fitted and (spec.method == "draft_model" or spec.parallel_drafting):
         raise ValueError(
             f"{named} draft models and parallel drafting where vLLM's own speculators "
             "draft: use tensor_parallel_size, or an EAGLE-3 head with "

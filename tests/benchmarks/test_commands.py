@@ -75,4 +75,4 @@ def test_serving(engine_env, run, more: str, settings: list[str]):
 
 def test_pictures(tmp_path: Path):
     pictures.main(["--images", str(tmp_path)])
-    assert len(list(tmp_path.glob("*.png"))) == 2
+    assert len(list(tmp_path.glob("*.png"))) == 3

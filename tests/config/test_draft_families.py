@@ -221,10 +221,27 @@ def test_length_of_dflash_follows_its_block(block, models, checkpoint, monkeypat
     made = engine_config(models / "target", spec | {"draft_tree": 15})
     assert made.speculative_config.drafter.num_nodes == 15
     assert not is_auto(made.speculative_config)
+    assert made.num_lookahead_tokens == k + 1  # its queries, whatever the tree's nodes
+    schedule = {"num_speculative_tokens_per_batch_size": [[1, 8, 15], [9, 64, 2]]}
+    made = engine_config(models / "target", spec | {"draft_tree": 15} | schedule)
+    assert made.speculative_config.drafter.num_speculative_tokens == k
     monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
     assert not is_auto(engine_config(models / "target", spec).speculative_config)
     with pytest.raises(ValueError, match="draft_tree does not support Model Runner V1"):
         engine_config(models / "target", spec | {"draft_tree": 15})
+
+
+@pytest.mark.parametrize("keys", [{}, {"dspark_draft_topk": 8}])
+def test_length_of_dspark_is_vllms(keys: dict, models, checkpoint, monkeypatch):
+    """Its first query is a draft, also if its config has the keys of DFlash."""
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
+    config = json.loads((models / "target" / "config.json").read_text())
+    config |= {"architectures": ["Qwen3DSparkModel"], "model_type": "qwen3"}
+    config |= DFLASH_KEYS | {"block_size": 5, "markov_rank": 4} | keys
+    spec = {"model": str(checkpoint(config, LANGUAGE_MODEL))}
+    made = engine_config(models / "target", spec, load_format="dummy")
+    assert made.speculative_config.num_speculative_tokens == 5
+    assert is_auto(made.speculative_config) == (not keys)
 
 
 def test_published_dflash_may_have_the_class_of_dspark(checkpoint):

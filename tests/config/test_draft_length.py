@@ -229,6 +229,26 @@ def test_default_auto_needs_unified_speculator(changes, is_auto_here, is_unified
     assert (schedule == "auto") == (is_unified or is_auto_here)
 
 
+@pytest.mark.parametrize(
+    "settled, is_trimmed, chooses",
+    [
+        ({"is_block": True}, None, True),
+        ({"is_block": True}, True, False),
+        ({"is_block": True, "no_lattice": "its head"}, None, False),
+        ({}, None, False),  # Runner V1
+    ],
+)
+def test_default_auto_of_dspark(settled: dict, is_trimmed, chooses: bool):
+    """Its own adaptive verification chooses how much to verify of a fixed length."""
+    spec = settings(method="dspark", is_auto_by_default=True)
+    spec.enable_adaptive_verification = is_trimmed
+    parallel = SimpleNamespace(data_parallel_size=2)
+    config = SimpleNamespace(speculative_config=spec, parallel_config=parallel)
+    config.scheduler_config = SimpleNamespace(max_num_seqs=8)
+    schedule = settle_lengths(config, DrafterConfig("dspark", 7, **settled))[1]
+    assert (schedule == "auto") == chooses
+
+
 # Which trees it chooses from.
 
 

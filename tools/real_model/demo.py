@@ -74,6 +74,7 @@ def demo() -> int:
     measured = command.prepare(args, None)
     measured.prompts = [encode_chat(tokenizer, text) for text in QUESTIONS]
     measured.loads = {1: len(QUESTIONS)}
+    measured.sides.pop()  # no speculation again: how steady the machine is
     try:
         measured.run()
     except EngineError as error:
@@ -99,7 +100,7 @@ def fill_bundled(model: Path) -> list[dict[str, Any]]:
 
 def answers(measured: Measurement, tokenizer: Any) -> Iterator[str]:
     """Lines: each question, and below it the answers, a column for each side."""
-    sides = [side for side in measured.sides[:-1] if side.rounds]
+    sides = [side for side in measured.sides if side.rounds]
     width = (shutil.get_terminal_size().columns + 3) // len(sides) - 3
     for number, question in enumerate(QUESTIONS):
         found = [side.rounds[1][0].answers[number].tokens for side in sides]

@@ -43,6 +43,8 @@ KINDS = {
 }
 Overrides = Callable[[Any], Any] | Mapping[str, Any]
 NESTED = "transformer_layer_config"  # of speculators; vLLM flattens it
+# Of a position, in a lattice: its edges are the square of it.
+MAX_CANDIDATES = 64
 # DSpark drafters whose Markov head is a bias by the token before.
 DSPARK_LATTICES = ("Qwen3DSparkModel", "Qwen3OmniDSparkModel")
 
@@ -236,6 +238,8 @@ def read_checkpoint(
     if family is None and is_unclear:
         method = method_of_tensors(files)
     depth = _trained_depth(config)
+    if depth is None and method == "dflash":
+        depth = _block_depth(config)
     return DraftCheckpoint(family, method, get_mask_token_id(config), depth)
 
 
@@ -244,8 +248,7 @@ def _trained_depth(config: Mapping[str, Any]) -> Any:
     methods = settings.get("proposal_methods") if isinstance(settings, Mapping) else 0
     first = methods[0] if isinstance(methods, list) and methods else {}
     depth = first.get("speculative_tokens") if isinstance(first, Mapping) else first
-    depth = config.get("num_depths") if depth is None else depth
-    return _block_depth(config) if depth is None else depth
+    return config.get("num_depths") if depth is None else depth
 
 
 def _block_depth(config: Mapping[str, Any]) -> int | None:
@@ -306,11 +309,17 @@ def find_no_lattice(vllm_config: "VllmConfig") -> str | None:
         return "a drafter without a model config"
     name = draft.architectures[0]
     is_dspark = spec.method == "dspark"
+    block = getattr(draft.hf_config, "dflash_config", None) or {}
     reasons = {
         # Their scores depend on the whole path, or on a head of another form.
         f"{name}, whose scores depend on the whole path": name in XPRESS_ARCHITECTURES,
         f"{name}": is_dspark and name not in DSPARK_LATTICES,
-        "dspark_draft_topk": is_dspark and spec.dspark_draft_topk is not None,
+        "dspark_draft_topk": is_dspark
+        and getattr(draft.hf_config, "dspark_draft_topk", None) is not None,
+        f"a selector_top_k above {MAX_CANDIDATES}": (
+            block.get("selector_top_k", 0) > MAX_CANDIDATES
+        ),
+        "use_local_argmax_reduction": spec.use_local_argmax_reduction,
         "a quantized Markov head": is_dspark and draft.quantization is not None,
         "watermarking": getattr(vllm_config, "watermark_config", None) is not None,
     }

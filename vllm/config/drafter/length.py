@@ -209,7 +209,7 @@ def fill_length(
     if is_fitted and schedule is None and spec.draft_tree is None:
         spec.num_speculative_tokens_per_batch_size = schedule = AUTO
         spec.is_auto_by_default = True
-    if schedule and schedule != AUTO:
+    if schedule and schedule != AUTO and spec.draft_tree is None:
         drafts = max(entry[2] for entry in schedule) or None
     if usual and schedule == AUTO:
         usual = max(usual, DEFAULT_LONGEST)  # not drafted in every step
@@ -383,10 +383,11 @@ def settle_lengths(
     """
     spec, depth = vllm_config.speculative_config, drafter.num_speculative_tokens
     schedule = spec.num_speculative_tokens_per_batch_size
-    if is_auto(spec) and spec.is_auto_by_default and not drafter.is_fitted:
-        is_v1 = spec.method in BLOCK_METHODS
-        _log_fixed_length(spec, "Model Runner V1" if is_v1 else drafter.why_not_unified)
-        schedule = None
+    if is_auto(spec) and spec.is_auto_by_default:
+        why = _why_not_by_default(spec, drafter)
+        if why is not None:
+            _log_fixed_length(spec, why)
+            schedule = None
     is_trimmed = spec.enable_adaptive_verification
     if is_trimmed is None:
         is_trimmed = schedule == AUTO and _is_trimmed_by_default(vllm_config, drafter)
@@ -402,15 +403,37 @@ def settle_lengths(
     return drafter, schedule, is_trimmed
 
 
+def _why_not_by_default(
+    spec: "SpeculativeConfig", drafter: DrafterConfig
+) -> str | None:
+    """Why the draft length is fixed although nobody set it; None if the engine
+    chooses."""
+    if spec.method not in BLOCK_METHODS:
+        return drafter.why_not_unified
+    reasons = {
+        "Model Runner V1": not drafter.is_block,
+        "enable_adaptive_verification": spec.enable_adaptive_verification,
+        # Some of these have kernels for a fixed length alone.
+        str(drafter.no_lattice): spec.method == "dspark" and drafter.no_lattice,
+    }
+    return first_of(reasons)
+
+
 def _nodes_to_choose(vllm_config: "VllmConfig", drafter: DrafterConfig) -> int | None:
     """The most nodes of a tree that "auto" may choose; None if it chooses no trees."""
-    spec = vllm_config.speculative_config
+    if not drafter.can_draft_trees:
+        return None
+    spec, parallel = vllm_config.speculative_config, vllm_config.parallel_config
     # Trees are candidates only where the engine has fast kernels to verify them.
     possible = (
-        drafter.can_draft_trees
-        and all(getattr(spec, name) == value for name, value in TREE_SETTINGS.items())
-        and vllm_config.parallel_config.data_parallel_size == 1
-        and vllm_config.parallel_config.pipeline_parallel_size == 1
+        all(getattr(spec, name) == value for name, value in TREE_SETTINGS.items())
+        and parallel.data_parallel_size == 1
+        and parallel.pipeline_parallel_size == 1
+        and parallel.decode_context_parallel_size == 1
+        and parallel.prefill_context_parallel_size == 1
+        and not (parallel.use_ubatching or parallel.enable_batch_sharded_sampling)
+        and vllm_config.kv_transfer_config is None
+        and not vllm_config.model_config.return_sampling_mask
         and not current_platform.is_cpu()
         # Recurrent layers would keep a state for each node, to verify chains alone.
         and not vllm_config.model_config.has_inner_state

@@ -25,6 +25,7 @@ def make_config(
     max_model_len: int = 512,
     num_gpu_blocks: int = 1000,
     ranks: int = 1,
+    max_num_active_seqs: int | None = None,
 ) -> SimpleNamespace:
     return SimpleNamespace(
         speculative_config=SimpleNamespace(
@@ -37,7 +38,9 @@ def make_config(
         model_config=SimpleNamespace(max_model_len=max_model_len),
         parallel_config=SimpleNamespace(data_parallel_size=ranks),
         scheduler_config=SimpleNamespace(
-            max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_num_active_seqs=max_num_active_seqs,
         ),
     )
 
@@ -97,6 +100,8 @@ def test_trimmed_steps_are_timed_only_if_some_can_be_trimmed():
         ({"max_model_len": 300}, {CONTEXT: [1, 2, 4, 8, 16, 32]}),
         ({"max_num_batched_tokens": 4}, {CONTEXT: [1, 2, 4], 486: [1]}),
         ({"max_model_len": 512}, {CONTEXT: [1, 2, 4, 8, 16, 32], 486: [1, 8]}),
+        # The drafter's queries fill its buffers.
+        ({"max_num_active_seqs": 4}, {CONTEXT: [1, 2, 4], 486: [1]}),
         # The KV cache has room for 32000 tokens.
         (
             {"max_model_len": 20_000, "num_gpu_blocks": 2000},

@@ -135,7 +135,9 @@ def _is_trimming(worker: "WorkerBase") -> bool:
 
 def _most_requests(config: "VllmConfig") -> int:
     scheduler = config.scheduler_config
-    most = min(scheduler.max_num_seqs, scheduler.max_num_batched_tokens)
+    # A drafter's queries may leave buffers for fewer requests than can be scheduled.
+    active = scheduler.max_num_active_seqs or scheduler.max_num_seqs
+    most = min(active, scheduler.max_num_batched_tokens)
     return min(most, MAX_REQUESTS)
 
 

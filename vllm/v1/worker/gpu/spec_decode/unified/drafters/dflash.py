@@ -212,8 +212,11 @@ class TreeDSpark(TreeDFlash, DSparkSpeculator):
         tokens, edges = [], []
         for i in range(depth):
             best = self.model.markov_bias(self.model.markov_embed(before[:, 0]))
-            _, ids = best_candidates(logits[:, i] + best, before.shape[1])
-            edges.append(self._edges(logits[:, i], before, ids.long()))
+            log_probs, ids = best_candidates(logits[:, i] + best, before.shape[1])
+            found = self._edges(logits[:, i], before, ids.long())
+            # As they were ranked: rounding must not change the chain.
+            found[:, 0] = log_probs
+            edges.append(found)
             before = self.model.map_draft_to_target(ids.long())
             tokens.append(before)
         return of_edges(torch.stack(tokens, 1), torch.stack(edges, 1))
@@ -231,7 +234,7 @@ class TreeDSpark(TreeDFlash, DSparkSpeculator):
         weight = self.model.model.markov_head.markov_w2.weight[ids]
         bias = self.model.markov_embed(before) @ weight.transpose(1, 2)
         scale = self.model.logits_processor.scale
-        return logits.gather(1, ids)[:, None] + scale * bias
+        return logits.gather(1, ids)[:, None].float() + scale * bias.float()
 
 
 def with_block_length(vllm_config: VllmConfig) -> VllmConfig:

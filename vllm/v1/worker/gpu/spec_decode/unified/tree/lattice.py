@@ -68,15 +68,16 @@ class Lattice:
         self.depth = depth
         self.tokens = torch.zeros(shape, dtype=torch.int32, device=device)
         self.log_probs = torch.zeros(rows, dtype=torch.float32, device=device)
-        self.order = torch.zeros_like(self.log_probs, dtype=torch.int32)
-        self.is_conditional = is_conditional
+        self.order = None
+        if is_conditional:
+            self.order = torch.zeros(rows, dtype=torch.int32, device=device)
         self._chain = torch.ones(max_num_reqs, dtype=torch.bool, device=device)
 
     def keep(self, scores: Scores) -> None:
         n = len(scores.tokens)
         self.tokens[:n].copy_(scores.tokens)
         self.log_probs[:n].copy_(scores.log_probs)
-        if scores.order is not None:
+        if self.order is not None:
             self.order[:n].copy_(scores.order)
 
     def grow(
@@ -107,5 +108,5 @@ class Lattice:
             step.trees,
             drafts,
             max(num_drafts, self.depth),
-            order=self.order[:n] if self.is_conditional else None,
+            order=None if self.order is None else self.order[:n],
         )

@@ -197,13 +197,15 @@ def test_report_of_a_run_that_is_cut_off(measured, monkeypatch, capsys, tmp_path
             signal.raise_signal(sign)
 
     monkeypatch.setattr(command, "write", write)
-    before = signal.getsignal(signal.SIGTERM)
+    before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's job ignores it
     found = measured(sides("d"), sides("e"), is_run=False)
     args = Namespace(model="m", json=file)
     try:
         assert command.run(found, args, []) == 130
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for each, handler in before.items():
+            signal.signal(each, handler)
     assert saved == [1, 1, 2, 2, 2, 3, 3]
     assert "Not measured: d auto, d K=2, e auto, e K=2, none again" in (
         capsys.readouterr().out

@@ -419,24 +419,36 @@ def _why_not_by_default(
     return first_of(reasons)
 
 
+def why_no_trees_beside(vllm_config: "VllmConfig") -> str | None:
+    """What in an engine's config rules out that trees are verified; None if nothing
+    does. What depends on the attention backend only workers know."""
+    parallel, model = vllm_config.parallel_config, vllm_config.model_config
+    reasons = {
+        "pipeline parallelism": parallel.pipeline_parallel_size > 1,
+        "context parallelism": parallel.decode_context_parallel_size > 1
+        or parallel.prefill_context_parallel_size > 1,
+        "batch-sharded sampling": parallel.enable_batch_sharded_sampling,
+        "dual batch overlap": parallel.use_ubatching,
+        "a KV connector": vllm_config.kv_transfer_config is not None,
+        "returned sampling masks": model.return_sampling_mask,
+        "returned routed experts": vllm_config.aux_output_config.enabled,
+        # They would keep a state for each node, to verify chains alone.
+        "Mamba or linear-attention layers": model.has_inner_state,
+    }
+    return first_of(reasons)
+
+
 def _nodes_to_choose(vllm_config: "VllmConfig", drafter: DrafterConfig) -> int | None:
     """The most nodes of a tree that "auto" may choose; None if it chooses no trees."""
     if not drafter.can_draft_trees:
         return None
-    spec, parallel = vllm_config.speculative_config, vllm_config.parallel_config
+    spec = vllm_config.speculative_config
     # Trees are candidates only where the engine has fast kernels to verify them.
     possible = (
         all(getattr(spec, name) == value for name, value in TREE_SETTINGS.items())
-        and parallel.data_parallel_size == 1
-        and parallel.pipeline_parallel_size == 1
-        and parallel.decode_context_parallel_size == 1
-        and parallel.prefill_context_parallel_size == 1
-        and not (parallel.use_ubatching or parallel.enable_batch_sharded_sampling)
-        and vllm_config.kv_transfer_config is None
-        and not vllm_config.model_config.return_sampling_mask
+        and vllm_config.parallel_config.data_parallel_size == 1
         and not current_platform.is_cpu()
-        # Recurrent layers would keep a state for each node, to verify chains alone.
-        and not vllm_config.model_config.has_inner_state
+        and why_no_trees_beside(vllm_config) is None
     )
     if not possible:
         return None

@@ -9,6 +9,8 @@ import torch
 
 from vllm.config import VllmConfig, get_layers_from_vllm_config
 from vllm.config.compilation import CUDAGraphMode
+from vllm.config.drafter.drafter import first_of
+from vllm.config.drafter.length import why_no_trees_beside
 from vllm.logger import init_logger
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.v1.spec_decode.draft_trees import use_chains
@@ -270,23 +272,14 @@ def why_no_trees(runner: "GPUModelRunner", layers: dict[str, Any]) -> str | None
     from vllm.v1.worker.gpu.model_states.default import DefaultModelState
 
     config: VllmConfig = runner.vllm_config
-    parallel, model = config.parallel_config, config.model_config
+    if (found := why_no_trees_beside(config)) is not None:
+        return found
     mixed = config.compilation_config.cudagraph_mode.mixed_mode()
     reasons = {
-        "pipeline parallelism": parallel.pipeline_parallel_size > 1,
-        "context parallelism": parallel.decode_context_parallel_size > 1
-        or parallel.prefill_context_parallel_size > 1,
-        "batch-sharded sampling": parallel.enable_batch_sharded_sampling,
-        "dual batch overlap": parallel.use_ubatching,
-        "a KV connector": config.kv_transfer_config is not None,
-        "returned sampling masks": model.return_sampling_mask,
-        "returned routed experts": config.aux_output_config.enabled,
         "FULL CUDA graphs of mixed batches": mixed == CUDAGraphMode.FULL,
-        "Mamba or linear-attention layers": model.has_inner_state,
         f"{type(runner.model_state).__name__}": type(runner.model_state)
         is not DefaultModelState,
     }
-    found = next((reason for reason, holds in reasons.items() if holds), None)
-    if found is not None:
+    if (found := first_of(reasons)) is not None:
         return found
     return next(filter(None, map(why_layer_cannot, layers.values())), None)

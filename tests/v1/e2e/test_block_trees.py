@@ -33,6 +33,8 @@ SETTINGS = {
 }
 FAST = ("dflash2-tree", "dspark-both")
 CASES = [f"{kind}-{setting}" for kind in PLANTED for setting in SETTINGS]
+GRAPHS = pytest.param(False, marks=[pytest.mark.gpu, pytest.mark.slow], id="graphs")
+EAGER = [pytest.param(True, id="eager"), GRAPHS]
 
 
 @pytest.fixture(scope="module")
@@ -51,14 +53,20 @@ def drawn(folder, vllm_runner):
         return llm.generate(requests_of("Llama", {}, **DRAWN)).tokens
 
 
+@pytest.mark.parametrize("eager", EAGER)
 @pytest.mark.parametrize(
     "case",
     [c if c in FAST else pytest.param(c, marks=pytest.mark.slow) for c in CASES],
 )
-def test_output_matches_target(case: str, vllm_runner, folder, drawn):
+def test_output_matches_target(
+    case: str, eager: bool, vllm_runner, folder, drawn, on_cpu
+):
+    if on_cpu and not eager:
+        pytest.skip("needs a GPU")
     kind, setting = case.split("-")
     spec = {"model": str(folder / kind)} | SETTINGS[setting]
-    with vllm_runner(model=folder / "target", speculative_config=spec, **ENGINE) as llm:
+    engine = ENGINE | {"enforce_eager": eager, "speculative_config": spec}
+    with vllm_runner(model=folder / "target", **engine) as llm:
         name = llm.call(drafter_name)
         greedy = llm.generate(requests_of("Llama", {}))
         sampled = llm.generate(requests_of("Llama", {}, **DRAWN))

@@ -134,12 +134,14 @@ const TileKernels& kernels_of_this_cpu() {
 
 struct Request {
   int64_t req, begin, queries, prefix, leading;
+  int64_t keys;  // of its own step, those of earlier passes included
 };
 
 Request locate(const TreeBatch& batch, int64_t req) {
   const int64_t begin = batch.query_start_loc[req];
-  return {req, begin, batch.query_start_loc[req + 1] - begin, batch.prefix_lens[req],
-          batch.num_leading[req]};
+  const int64_t queries = batch.query_start_loc[req + 1] - begin;
+  return {req, begin, queries, batch.prefix_lens[req], batch.num_leading[req],
+          batch.num_before + queries};
 }
 
 // Whether a query sees a key of its own step.
@@ -202,7 +204,7 @@ struct Attention {
   void hide_keys(Tile& tile, const Request& r, int64_t first, int64_t count,
                  int64_t position) const {
     const int64_t begin = std::max<int64_t>(r.prefix - position, 0);
-    const int64_t end = std::min(KEYS, r.prefix + r.queries - position);
+    const int64_t end = std::min(KEYS, r.prefix + r.keys - position);
     for (int64_t i = 0; i < count; ++i) {
       const int64_t query = (first + i) / group;
       for (int64_t j = begin; j < end; ++j) {
@@ -234,7 +236,7 @@ struct Attention {
     std::fill_n(tile.out, tile.size * ROWS, 0.0f);
     std::fill_n(tile.top, ROWS, LOWEST);
     std::fill_n(tile.total, ROWS, 0.0f);
-    const int64_t end = r.prefix + r.queries;
+    const int64_t end = r.prefix + r.keys;
     for (int64_t position = 0; position < end; position += KEYS) {
       load_keys(tile, r, head, position);
       kernels.score(tile);

@@ -11,6 +11,7 @@ struct TreeBatch {
   int32_t* num_leading;      // [at least num_reqs]
   int64_t num_reqs;
   int64_t max_query_len;
+  int64_t num_before;
 };
 
 // The KV cache of a layer.
@@ -52,4 +53,4 @@ struct TreePaths {
 };
 
 // To be raised with every change of a struct, here and in `tree/cpu.py`.
-constexpr uint32_t STRUCTS_VERSION = 1;
+constexpr uint32_t STRUCTS_VERSION = 2;

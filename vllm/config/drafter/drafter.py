@@ -18,9 +18,12 @@ NAMES |= {"peagle": "eagle3", "p-eagle": "eagle3"}
 DrafterName = Literal["pard", "pard2", "pard-2", "peagle", "p-eagle"]
 MAX_NODES = 127  # with the last token, a node's attention mask has 128 bits
 
-# With one pass per depth, rows of a tree for each: the chain's and three siblings. With
-# EAGLE-3 and a draft model more siblings gain less than a further pass costs.
+# With one pass per depth, nodes of a tree for each.
 ROWS_PER_PASS = 4
+# Open nodes that each of these passes continues. Of an EAGLE-3 head of a real model, 4
+# instead of 1 give 2 to 6 % more tokens a step in trees of 15 nodes, 11 to 14 % in those
+# of 31; 8 give 1 to 2 % more (`benchmarks/results/cpu/width.json`).
+BEAMS = 4
 # Candidate tokens of a depth that is drafted in a pass of its own.
 CANDIDATES_OF_PASS = 8
 
@@ -136,6 +139,19 @@ class DrafterConfig:
     def num_verified(self) -> int:
         """Draft tokens of a request that a step verifies: N with a tree, else K."""
         return self.num_nodes or self.num_speculative_tokens
+
+    @property
+    def num_beams(self) -> int:
+        """Open nodes that each later pass of a tree continues."""
+        rows = (self.num_speculative_tokens - 1) * BEAMS
+        in_passes = self.is_unified and self.parallel_width == 1
+        has_beams = self.num_nodes is not None and in_passes and rows <= MAX_NODES
+        return BEAMS if has_beams else 1
+
+    @property
+    def num_lookahead_tokens(self) -> int:
+        """Positions past a step's tokens whose KV drafting may write."""
+        return (self.num_speculative_tokens - 1) * self.num_beams + 1
 
     @property
     def can_draft_trees(self) -> bool:

@@ -34,6 +34,7 @@ def draft_layout(vllm_config: VllmConfig) -> DraftLayout:
         num_speculative_tokens=drafter.num_speculative_tokens,
         token_shift=0 if drafter.method == "draft_model" else 1,
         parallel_width=drafter.parallel_width,
+        num_beams=drafter.num_beams,
     )
 
 

@@ -8,8 +8,8 @@ declaration. The specification is `prepare_inputs_reference.py` among the tests,
 same function in plain PyTorch.
 
 R is the maximum number of requests, N the slots of the widest draft batch, G the number
-of KV groups, W the layout's parallel width, D the number of M-RoPE dimensions (0 if the
-drafter takes plain positions).
+of KV groups, W the layout's parallel width, B its beams, D the number of M-RoPE
+dimensions (0 if the drafter takes plain positions).
 """
 
 from typing import Annotated, NamedTuple
@@ -62,8 +62,10 @@ class VerifiedBatch(NamedTuple):
 class PreviousDrafts(NamedTuple):
     """The drafts that a later pass continues from."""
 
-    draft_tokens: Int64  # [n, K]
+    draft_tokens: Int64  # [n, K], or [n, B] if the layout has beams
     stride: int
+    # [n, B], the slot among those of the previous pass that each beam continues.
+    parents: Int32 | None = None
 
 
 class KVTables(NamedTuple):
@@ -135,6 +137,7 @@ class Numbers(NamedTuple):
     SOURCES: int  # concatenated in a row of hidden states
     SIZE: int  # elements of a row of one source
     DIMS: int  # D
+    BEAMS: int = 1  # B
 
 
 _PAD_SLOT = tl.constexpr(PAD_SLOT_ID)
@@ -190,16 +193,26 @@ def _verified_requests(src, req, num_reqs, extra):
 
 
 @triton.jit
-def _later_requests(out, req, num_reqs, draft_pass, width, SHIFT: tl.constexpr):
-    """Like `_verified_requests`, for the previous pass: its W rows are all valid."""
-    slots = 2 * width - 1
+def _later_requests(
+    out, req, num_reqs, draft_pass, width, SHIFT: tl.constexpr, BEAMS: tl.constexpr
+):
+    """Like `_verified_requests`, for the previous pass: its W rows are all valid, of
+    beams those that are continued."""
+    slots = (2 * width - 1) * BEAMS
+    rows = tl.where(draft_pass > 1, width * BEAMS, width)
     origin = tl.load(out.first_positions + req, mask=req < num_reqs, other=-1)
     is_real = origin >= 0
     state = tl.load(out.idx_mapping + req, mask=is_real, other=-1)
     start = origin + (draft_pass - 1) * width + 1
     # Chosen so that the last draft is the token after the valid ones.
     valid = width - 1 + SHIFT + 0 * req
-    return state, req * width, req * slots, slots + 0 * req, valid, start, is_real
+    return state, req * rows, req * slots, slots + 0 * req, valid, start, is_real
+
+
+@triton.jit
+def _kv_slots_before(draft_pass, BEAMS: tl.constexpr):
+    """How far the KV slot of a pass's first beam is ahead of its position."""
+    return (draft_pass - 1) * (BEAMS - 1)
 
 
 @triton.jit
@@ -375,6 +388,7 @@ def _store_requests(
     IS_FIRST: tl.constexpr,
     GROUPS: tl.constexpr,
     DIMS: tl.constexpr,
+    BEAMS: tl.constexpr,
     BLOCK_W: tl.constexpr,
     BLOCK_R: tl.constexpr,
 ):
@@ -386,15 +400,17 @@ def _store_requests(
         requests = _verified_requests(src, req, num_reqs, extra)
         batch_end = tl.load(src.query_start_loc + num_reqs) + num_real * extra
     else:
-        requests = _later_requests(out, req, num_reqs, draft_pass, width, SHIFT)
-        batch_end = num_real * (2 * width - 1)
+        requests = _later_requests(out, req, num_reqs, draft_pass, width, SHIFT, BEAMS)
+        batch_end = num_real * (2 * width - 1) * BEAMS
     state, _, first, count, valid, start, is_real = requests
     end = tl.where(is_real, first + count, batch_end)
     tl.store(out.query_start_loc + 1 + req, end, mask=inside)
     tl.store(out.query_start_loc + req, 0, mask=req == 0)
     # Padding slots count too: the last query aligns with the last key, so that causal
     # attention gives every valid slot exactly the keys before it.
-    length = tl.where(is_real, start + count, 0).to(tl.int32)
+    # KV of beams lies one after another, that of earlier passes before it.
+    end_slot = start + count + _kv_slots_before(draft_pass, BEAMS)
+    length = tl.where(is_real, end_slot, 0).to(tl.int32)
     tl.store(out.seq_lens + req, length, mask=inside)
 
     draft = tl.arange(0, BLOCK_W)[None, :]
@@ -403,6 +419,8 @@ def _store_requests(
     to = req[:, None] * width + draft
     each = inside[:, None] & (draft < width)
     is_sampled = is_real[:, None] & (draft < num_samples) & (position < limit)
+    if BEAMS > 1:
+        is_sampled &= (length <= limit)[:, None]
     row = tl.where(is_real[:, None], first[:, None] + slot, 0)
     tl.store(out.sample_rows + to, row, mask=each)
     position = tl.where(is_real[:, None], position + SHIFT, 0)
@@ -450,6 +468,7 @@ def _prepare_inputs_kernel(
     SOURCES: tl.constexpr,
     SIZE: tl.constexpr,
     DIMS: tl.constexpr,
+    BEAMS: tl.constexpr,
     BLOCK: tl.constexpr,  # rows, or requests, of a program
     BLOCK_W: tl.constexpr,
     BLOCK_R: tl.constexpr,
@@ -465,7 +484,7 @@ def _prepare_inputs_kernel(
             _store_requests(
                 src, tables, out, tl.program_id(0) * BLOCK + tl.arange(0, BLOCK),
                 draft_pass, num_reqs, num_samples, limit, width,
-                SHIFT, IS_FIRST, GROUPS, DIMS, BLOCK_W, BLOCK_R,
+                SHIFT, IS_FIRST, GROUPS, DIMS, BEAMS, BLOCK_W, BLOCK_R,
             )  # fmt: skip
         return
 
@@ -476,10 +495,13 @@ def _prepare_inputs_kernel(
         req = _request_of(src, row, block * BLOCK, num_reqs, extra, BLOCK, BLOCK_R)
         requests = _verified_requests(src, req, num_reqs, extra)
     else:
-        req = row // (2 * width - 1)
-        requests = _later_requests(out, req, num_reqs, draft_pass, width, SHIFT)
+        req = row // ((2 * width - 1) * BEAMS)
+        requests = _later_requests(out, req, num_reqs, draft_pass, width, SHIFT, BEAMS)
     state, begin, first, _, valid, start, is_real = requests
     slot = row - first
+    beam = 0 * slot
+    if BEAMS > 1:
+        slot, beam = beam, slot
     at = slot + SHIFT  # index of the slot's token in the request
     position = start + slot
     live = inside & is_real & (at < valid + num_samples) & (position < limit)
@@ -501,6 +523,9 @@ def _prepare_inputs_kernel(
                 source_row = _verified_row(begin, tl.minimum(at, valid) - 1)
             else:
                 source_row = begin + tl.minimum(slot, width - 1)
+                if BEAMS > 1:
+                    parent = src.parents + req * BEAMS + beam
+                    source_row = begin + tl.load(parent, mask=live, other=0)
             _store_hidden(
                 sources, hidden, row, source_row, fallback, has_none, live, chunk,
                 SOURCES, SIZE, BLOCK_H,
@@ -510,9 +535,13 @@ def _prepare_inputs_kernel(
     if IS_FIRST:
         token = _verified_token(src, req, state, begin, valid, at, live)
     else:
-        drafts = src.draft_tokens + req * src.stride + (draft_pass - 1) * width
+        drafts = src.draft_tokens + req * src.stride
+        if BEAMS > 1:
+            drafts += beam
+        else:
+            drafts += (draft_pass - 1) * width + slot
         known = live & (slot < width)
-        token = tl.load(drafts + slot, mask=known, other=0).to(tl.int32)
+        token = tl.load(drafts, mask=known, other=0).to(tl.int32)
     token = tl.where(is_mask, mask_token_id, tl.where(token < vocab_size, token, 0))
     tl.store(out.input_ids + row, tl.where(live, token, 0), mask=inside)
     tl.store(out.positions + row, tl.where(live, position, 0), mask=inside)
@@ -521,7 +550,8 @@ def _prepare_inputs_kernel(
             src, out, req, state, row, _verified_row(begin, slot), slot < valid,
             position, inside, live, rope_stride, DIMS, IS_FIRST,
         )  # fmt: skip
-    _store_slots(tables, out, req, state, row, position, inside, live, GROUPS, IS_FIRST)
+    kv_slot = position + beam + _kv_slots_before(draft_pass, BEAMS)
+    _store_slots(tables, out, req, state, row, kv_slot, inside, live, GROUPS, IS_FIRST)
 
 
 def launch_input_kernel(

@@ -211,10 +211,11 @@ def _window_kernel(
 
 
 class PreviousPass(NamedTuple):
-    """What a later pass continues from, besides the buffers."""
+    """What a later pass continues from, besides the buffers; see `PreviousDrafts`."""
 
-    draft_tokens: torch.Tensor  # [n, K] int64, the drafts so far
+    draft_tokens: torch.Tensor  # [n, K] int64, the drafts so far, or of beams [n, B]
     draft_pass: int  # the pass to prepare, from 1 on (0 is the first pass)
+    parents: torch.Tensor | None = None  # [n, B] int32, of beams
 
 
 class HiddenRows(NamedTuple):
@@ -282,8 +283,8 @@ class DraftInputs:
         self.batch = self._allocate(max_num_reqs, num_tokens, num_kv_groups=0)
         # [N, width of the target's hidden states]; allocated once that is known.
         self.fed: torch.Tensor | None = None
-        # Later passes: [R * W, H], the drafter's output at the sampled slots of the
-        # previous pass, and [R * (2W - 1), H], the same distributed to the slots.
+        # Later passes: [R * W * B, H], the drafter's output at the sampled slots of the
+        # previous pass, and [R * (2W - 1) * B, H], the same distributed to the slots.
         self.feedback: torch.Tensor | None = None
         self.own_rows: torch.Tensor | None = None
         # By name, [largest piecewise graph, ...], the inputs of piecewise graphs.
@@ -292,10 +293,10 @@ class DraftInputs:
         # CPU; None if there are none.
         self.multimodal: tuple[list[torch.Tensor], torch.Tensor] | None = None
         if hidden_size is not None and layout.num_passes > 1:
-            counts = max_num_reqs * self.width, max_num_reqs * layout.num_follow_slots
+            counts = layout.num_follow_samples, layout.num_follow_slots
             self.feedback, self.own_rows = (
-                torch.zeros(rows, hidden_size, dtype=dtype, device=device)
-                for rows in counts
+                torch.zeros(max_num_reqs * n, hidden_size, dtype=dtype, device=device)
+                for n in counts
             )
 
     def allocate_kv_groups(self, num_kv_groups: int) -> None:
@@ -378,25 +379,25 @@ class DraftInputs:
 
     def next(
         self,
-        drafts: torch.Tensor,
+        previous: PreviousPass,
         plan: DraftPlan,
-        draft_pass: int,
         num_tokens: int,
         feed: Callable[[torch.Tensor], HiddenRows | None],
     ) -> None:
         """Writes a later pass: drafts of the one before, masks.
 
         Args:
-            drafts: [n, K] int64, the drafts so far.
-            draft_pass: the pass to write, from 1 on.
             num_tokens: rows of the pass, padding included.
             feed: makes of `feedback` rows what the drafter takes.
         """
+        layout, draft_pass = plan.layout, previous.draft_pass
         hidden = None
         if self.feedback is not None:
-            hidden = feed(self.feedback[: len(drafts) * plan.layout.parallel_width])
-        source, samples = PreviousPass(drafts, draft_pass), plan.num_samples(draft_pass)
-        self.prepare(source, plan.layout, samples, num_tokens, hidden)
+            samples = layout.num_follow_samples
+            samples = layout.parallel_width if draft_pass == 1 else samples
+            hidden = feed(self.feedback[: len(previous.draft_tokens) * samples])
+        samples = plan.num_samples(draft_pass)
+        self.prepare(previous, layout, samples, num_tokens, hidden)
         self.tables.update_for_pass(self.batch, is_first=False)
 
     def prepare(
@@ -440,10 +441,12 @@ class DraftInputs:
             SOURCES=len(sources),
             SIZE=sources[0].shape[1] if sources else 0,
             DIMS=self.rope_dims,
+            BEAMS=1 if is_first else layout.num_beams,
         )
         if not is_first:
             assert source.draft_pass > 0 and source.draft_tokens.stride(1) == 1
-            source = PreviousDrafts(source.draft_tokens, source.draft_tokens.stride(0))
+            drafts = source.draft_tokens
+            source = PreviousDrafts(drafts, drafts.stride(0), source.parents)
         num_blocks = target.num_blocks.gpu
         tables = KVTables(
             target.block_table_ptrs,

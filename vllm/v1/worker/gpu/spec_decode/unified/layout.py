@@ -25,6 +25,9 @@ and W - 1 masks after them; it samples the next W drafts:
 
     later pass      d(i+1) .. d(i+W)  mask x (W-1)                  2W - 1 slots
 
+In a step that drafts trees with W = 1, later passes continue B nodes of the depth above:
+B slots that share a position (`tree/beams.py`).
+
 W = 1 is autoregressive drafting (arXiv 2211.17192; EAGLE, arXiv 2401.15077), W = K
 drafts all tokens at once (PARD, arXiv 2504.18583; P-EAGLE, vLLM PR #32887; PARD-2,
 arXiv 2605.08632, which takes the target's hidden states unshifted).
@@ -46,6 +49,8 @@ class DraftLayout:
         token_shift: 1 if hidden state i is paired with token i + 1 (EAGLE), 0 if
             slots hold the tokens themselves (draft models).
         parallel_width: drafts sampled per pass (W), from 1 to K.
+        num_beams: nodes that each later pass continues (B); more than 1 only with
+            trees, and with W = 1.
 
     Raises:
         ValueError: a number is out of its range.
@@ -54,6 +59,7 @@ class DraftLayout:
     num_speculative_tokens: int
     token_shift: int
     parallel_width: int = 1
+    num_beams: int = 1
 
     def __post_init__(self) -> None:
         if self.token_shift not in (0, 1):
@@ -83,7 +89,12 @@ class DraftLayout:
     @property
     def num_follow_slots(self) -> int:
         """Slots of a request in each later pass."""
-        return 2 * self.parallel_width - 1
+        return (2 * self.parallel_width - 1) * self.num_beams
+
+    @property
+    def num_follow_samples(self) -> int:
+        """Sampled slots of a request in each later pass, its last ones."""
+        return self.parallel_width * self.num_beams
 
     @property
     def num_passes(self) -> int:
@@ -96,7 +107,8 @@ class DraftLayout:
         `seq_lens` counts padding slots too, so that causal attention aligns the valid
         ones.
         """
-        return self.num_extra_slots + self.num_passes * self.parallel_width
+        later = self.num_passes * self.num_follow_samples
+        return self.num_extra_slots + later
 
     def samples_per_pass(self, num_drafts: int) -> list[int]:
         """Drafts that each pass samples in a step with `num_drafts` (at most K)."""
@@ -110,7 +122,8 @@ class DraftLayout:
         The last slot written is the one that draft K is sampled from; masks after it
         are padding.
         """
-        return self.num_speculative_tokens - self.token_shift
+        later = (self.num_speculative_tokens - 1) * self.num_beams
+        return later + 1 - self.token_shift
 
     def max_num_tokens(self, max_num_batched_tokens: int, max_num_reqs: int) -> int:
         """Slots of the widest draft batch, which buffers and compile range cover."""
@@ -162,6 +175,9 @@ def draft_plans(
         depths: by number of drafts, the most that can be accepted.
     """
     layouts = {k: widest.for_drafts(depth) for k, depth in depths.items()}
+    for k, layout in layouts.items():
+        if not is_tree(k, layout):
+            layouts[k] = replace(layout, num_beams=1)
     first, later = same_first_passes(layouts), same_later_passes(layouts)
     return {
         k: DraftPlan(

@@ -131,8 +131,8 @@ class DraftRunner:
     def _write_next(
         self, plan: DraftPlan, draft_pass: int, num_reqs: int, num_tokens: int
     ) -> None:
-        drafts, feed = self.sampler.drafts[:num_reqs], self.drafter.feed_back
-        self.inputs.next(drafts, plan, draft_pass, num_tokens, feed)
+        previous = self.sampler.previous(plan, draft_pass, num_reqs)
+        self.inputs.next(previous, plan, num_tokens, self.drafter.feed_back)
 
     def _metadata(
         self, plan: DraftPlan, draft_pass: int, step: TargetStep, shape: DraftShape
@@ -144,7 +144,7 @@ class DraftRunner:
             shape.graph,
             shape.query_start_loc,
             step.batch.seq_lens_cpu_upper_bound,
-            step=layout.num_extra_slots + draft_pass * layout.parallel_width,
+            step=layout.num_extra_slots + draft_pass * layout.num_follow_samples,
             slot_mappings=slots if shape.is_full else slots[:, :num_tokens],
         )
 
@@ -168,18 +168,21 @@ class DraftRunner:
         is this too."""
         is_first, n = draft_pass == 0, context.num_reqs
         samples, feedback = plan.num_samples(draft_pass), self.inputs.feedback
+        if plan.layout.num_beams > 1 and not is_first and context.attn_metadata:
+            lengths = self.inputs.batch.seq_lens[:n]
+            self.sampler.trees.beams.attach(context.attn_metadata, draft_pass, lengths)
         with self._entered(context):
             output, states = self._forward(context, is_first)
             if samples == 0:
                 return
             rows = self._sampled_rows(output, plan, n, is_first)
-            self.sampler.sample(rows[:, :samples], plan, draft_pass)
+            self.sampler.sample(rows, plan, draft_pass)
         if feedback is not None and draft_pass + 1 < plan.layout.num_passes:
             if self.drafter.keeps_states:
                 # The target has no hidden states of drafts yet.
                 states = self.inputs.hidden_states(context.num_tokens, is_first)
             rows = self._sampled_rows(states, plan, n, is_first)
-            feedback[: n * plan.layout.parallel_width].view_as(rows).copy_(rows)
+            feedback[: n * rows.shape[1]].view_as(rows).copy_(rows)
 
     def _forward(
         self, context: PassContext, is_first: bool
@@ -213,13 +216,14 @@ class DraftRunner:
     def _sampled_rows(
         self, states: torch.Tensor, plan: DraftPlan, num_reqs: int, is_first: bool
     ) -> torch.Tensor:
-        """[num_reqs, W, H], the rows at the sampled slots."""
+        """[num_reqs, W, H], or of beams [num_reqs, B, H], the rows at the sampled
+        slots."""
         width = plan.layout.parallel_width
         if is_first:
             rows = self.inputs.batch.sample_rows[: num_reqs * width]
             return states.index_select(0, rows).view(num_reqs, width, -1)
         # In a later pass all requests have the same slots, so a view suffices.
-        slots = plan.layout.num_follow_slots
+        slots, width = plan.layout.num_follow_slots, plan.layout.num_follow_samples
         return states[: num_reqs * slots].view(num_reqs, slots, -1)[:, -width:]
 
     # Setup.

@@ -20,7 +20,7 @@ import torch.nn as nn
 
 from vllm.config.drafter import num_candidates
 
-from .inputs import DraftInputs
+from .inputs import DraftInputs, PreviousPass
 from .layout import DraftPlan
 from .tree.grow import best_candidates, grow_trees
 from .tree.step import TreeStep
@@ -82,10 +82,13 @@ class DraftSampler:
         """Samples the drafts of a pass.
 
         Args:
-            rows: [num_reqs, samples, H], the model's output at sampled slots.
+            rows: [num_reqs, W, H], or of beams [num_reqs, B, H], the model's output at
+                sampled slots.
             draft_pass: the pass, from 0.
         """
         self.num_reqs = len(rows)
+        if plan.layout.num_beams == 1:
+            rows = rows[:, : plan.num_samples(draft_pass)]
         if plan.is_tree:
             self.sample_tree(rows, plan, draft_pass)
         else:
@@ -98,18 +101,26 @@ class DraftSampler:
         """
         if not plan.is_tree or plan.layout.num_passes == 1:
             return
-        table, depth = self.trees.candidates, plan.layout.num_speculative_tokens
+        beams, depth = self.trees.beams, plan.layout.num_speculative_tokens
         grow_trees(
-            table.log_probs[:num_reqs, :depth],
-            table.tokens[:num_reqs, :depth],
-            table.sample_requests[:num_reqs, :depth],
+            beams.log_probs[:num_reqs, :depth],
+            beams.tokens[:num_reqs, :depth],
+            beams.sample_requests[:num_reqs, :depth],
             self.inputs.batch.idx_mapping[:num_reqs],
             self.trees.rows.chain_only,
             self.trees.trees,
             self.drafts[:num_reqs],
             plan.num_drafts,
-            continues_best=True,
+            beams.next_rows[:num_reqs, :depth],
         )
+
+    def previous(
+        self, plan: DraftPlan, draft_pass: int, num_reqs: int
+    ) -> PreviousPass:
+        """What a later pass continues from."""
+        if plan.layout.num_beams > 1:
+            return self.trees.beams.previous(draft_pass, num_reqs)
+        return PreviousPass(self.drafts[:num_reqs], draft_pass)
 
     def sample_chain(
         self, rows: torch.Tensor, plan: DraftPlan, draft_pass: int
@@ -142,12 +153,13 @@ class DraftSampler:
         batch, trees = self.inputs.batch, self.trees
         log_probs, tokens = self.rank_candidates(rows, plan)
         requests, drafts = batch.sample_requests[: n * samples], self.drafts[:n]
+        log_probs, tokens = (x.view(n, samples, 1, -1) for x in (log_probs, tokens))
         if plan.layout.num_passes > 1:
-            trees.candidates.keep(draft_pass, log_probs, tokens, requests, drafts)
+            trees.beams.extend(draft_pass, log_probs, tokens, requests[:n], drafts)
             return
         grow_trees(
-            log_probs.view(n, samples, -1),
-            tokens.view(n, samples, -1),
+            log_probs,
+            tokens,
             requests.view(n, samples),
             batch.idx_mapping[:n],
             trees.rows.chain_only,

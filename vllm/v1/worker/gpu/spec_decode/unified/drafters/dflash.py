@@ -68,9 +68,9 @@ class TreeDFlash(DFlashSpeculator):
         """
         n, depth, _ = rows.shape
         logits = self.compute_draft_logits(rows.flatten(0, 1), 0)
-        count = self.lattice.tokens.shape[2]
+        count = self.lattice.tokens.shape[3]
         log_probs, tokens = best_candidates(logits, count)
-        return Scores(tokens.view(n, depth, -1), log_probs.view(n, depth, -1))
+        return Scores(tokens.view(n, depth, 1, -1), log_probs.view(n, depth, 1, -1))
 
     def _generate_draft(
         self,
@@ -208,7 +208,7 @@ class TreeDSpark(TreeDFlash, DSparkSpeculator):
         logits = self.model.compute_draft_logits(rows.flatten(0, 1)).view(n, depth, -1)
         # [n, C], the tokens that a position is scored after.
         before = self.input_buffers.input_ids[self._anchor_idx[:n], None]
-        before = before.expand(-1, self.lattice.tokens.shape[2])
+        before = before.expand(-1, self.lattice.tokens.shape[3])
         tokens, edges = [], []
         for i in range(depth):
             best = self.model.markov_bias(self.model.markov_embed(before[:, 0]))

@@ -5,7 +5,8 @@ All rows of a request attend to the whole prefix, with the attention backend's o
 kernel: non-causal, over the keys before the rows, with the log-sum-exp of its scores.
 Among themselves rows attend to their ancestors. One kernel computes that part from the
 step's own keys and values, which are still at hand, and merges the two softmaxes as
-Flash-Decoding does. The masks are those of SpecInfer, arXiv 2305.09781, and Medusa,
+Flash-Decoding does. Draft passes that continue beams have ancestors in earlier passes:
+there it reads all of these keys from the KV cache, behind the prefix. The masks are those of SpecInfer, arXiv 2305.09781, and Medusa,
 arXiv 2401.10774.
 
 Matrix products have Triton's default precision, like those of vLLM's Triton attention,
@@ -86,7 +87,8 @@ def _attend_flash(impl, layer, query, key, value, kv_cache, metadata, output) ->
         fa_version=impl.vllm_flash_attn_version,
     )
     scores = (metadata.query_start_loc, tree, impl.scale, impl.logits_soft_cap)
-    merge_tree(query, key, value, prefix_out, prefix_lse, output, *scores)
+    cache = kv_cache, metadata.block_table
+    merge_tree(query, key, value, prefix_out, prefix_lse, output, *scores, *cache)
 
 
 def _attend_triton(impl, layer, query, key, value, kv_cache, metadata, output) -> None:
@@ -94,7 +96,8 @@ def _attend_triton(impl, layer, query, key, value, kv_cache, metadata, output) -
     query = query[: tree.num_tokens]
     scores = (metadata.query_start_loc, tree, impl.scale, impl.logits_soft_cap)
     prefix = attend_prefix(query, kv_cache, metadata.block_table, *scores)
-    merge_tree(query, key, value, *prefix, output, *scores)
+    cache = kv_cache, metadata.block_table
+    merge_tree(query, key, value, *prefix, output, *scores, *cache)
 
 
 ATTEND: dict[str, Callable[..., None]] = {
@@ -165,10 +168,19 @@ def _add_keys(top, total, acc, scores, v):
 
 
 @triton.jit
+def _cache_slots(table, strides, block_size, position, mask):
+    """Offsets of positions of a request in its KV cache, without those of heads."""
+    page = tl.load(table + position // block_size, mask=mask, other=0).to(tl.int64)
+    return page * strides[0] + position % block_size * strides[2]
+
+
+@triton.jit
 def _merge_tree_kernel(
     query,  # [T, HQ, D]
     key,  # [T, HK, D]
     value,  # [T, HK, D]
+    kv_cache,  # [blocks, HK, block_size, 2 * D], for rows of earlier passes
+    block_table,  # [n, most blocks] int32
     prefix_out,  # [T, HQ, D], attention to the prefix
     prefix_lse,  # [HQ, T] float32, log-sum-exp of its scores
     out,  # [T, HQ, D]
@@ -177,8 +189,11 @@ def _merge_tree_kernel(
     prefix_lens,
     num_leading,
     strides,  # of rows and heads of query, key, value, prefix_out, out; of lse
+    cache_strides,  # of blocks, heads and slots; and of block_table
+    block_size,
     scale,
     softcap,
+    BEFORE: tl.constexpr,  # rows of earlier passes
     GROUP: tl.constexpr,  # query heads per KV head
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -218,17 +233,28 @@ def _merge_tree_kernel(
         other=0.0,
     )
     acc = kept.to(tl.float32) * weight[:, None]
-    for first in range(0, queries, BLOCK_N):
+    keys = queries + BEFORE
+    prefix = tl.load(prefix_lens + req)
+    for first in range(0, keys, BLOCK_N):
         other = first + tl.arange(0, BLOCK_N)
-        to = (begin + other).to(tl.int64)
-        there = (other < queries)[:, None] & (dim < D)[None, :]
-        k_at = (to * strides[2] + head // GROUP * strides[3])[:, None] + dim[None, :]
-        v_at = (to * strides[4] + head // GROUP * strides[5])[:, None] + dim[None, :]
-        k = tl.load(key + k_at, mask=there, other=0.0)
-        v = tl.load(value + v_at, mask=there, other=0.0)
+        to, is_key = (begin + other).to(tl.int64), other < keys
+        there = is_key[:, None] & (dim < D)[None, :]
+        if BEFORE > 0:
+            table = block_table + req * cache_strides[3]
+            slot = _cache_slots(table, cache_strides, block_size, prefix + other, is_key)
+            kv_at = (slot + head // GROUP * cache_strides[1])[:, None] + dim[None, :]
+            k = tl.load(kv_cache + kv_at, mask=there, other=0.0)
+            v = tl.load(kv_cache + kv_at + D, mask=there, other=0.0)
+        else:
+            of_head = head // GROUP * strides[3]
+            k_at = (to * strides[2] + of_head)[:, None] + dim[None, :]
+            of_head = head // GROUP * strides[5]
+            v_at = (to * strides[4] + of_head)[:, None] + dim[None, :]
+            k = tl.load(key + k_at, mask=there, other=0.0)
+            v = tl.load(value + v_at, mask=there, other=0.0)
         scores = _scores(q, k, scale, softcap, SOFTCAP)
         seen = _sees(masks + (begin + leading) * 2, row, other, leading, is_row)
-        scores = tl.where(seen & (other < queries)[None, :], scores, float("-inf"))
+        scores = tl.where(seen & is_key[None, :], scores, float("-inf"))
         top, total, acc = _add_keys(top, total, acc, scores, v)
     acc = acc / total[:, None]
     to = (at * strides[8] + head * strides[9])[:, None] + dim[None, :]
@@ -246,6 +272,8 @@ def merge_tree(
     tree: TreeAttention,
     scale: float,
     softcap: float = 0.0,
+    kv_cache: torch.Tensor | None = None,
+    block_table: torch.Tensor | None = None,
 ) -> None:
     """Merges attention over prefixes with attention among the rows of the step.
 
@@ -257,6 +285,8 @@ def merge_tree(
         out: [at least T, HQ, D], written.
         query_start_loc: [at least R + 1] int32.
         scale, softcap: of the scores; 0.0 leaves them uncapped.
+        kv_cache, block_table: as of `attend_prefix`; needed if there are rows of
+            earlier passes.
     """
     heads, size = query.shape[1:]
     row_strides = [
@@ -265,12 +295,19 @@ def merge_tree(
         for stride in tensor.stride()[:2]
     ]
     block_m = 16 if tree.max_query_len <= 16 else 32
+    most = tree.num_before + tree.max_query_len
+    if tree.num_before == 0:
+        kv_cache, block_table = key, query_start_loc  # not read
+    cache_strides = (*kv_cache.stride()[:3], block_table.stride(0))
+    block_size = kv_cache.shape[2]
     _merge_tree_kernel[
         (tree.num_reqs, heads, triton.cdiv(tree.max_query_len, block_m))
     ](
         query,
         key,
         value,
+        kv_cache,
+        block_table,
         prefix_out,
         prefix_lse,
         out,
@@ -279,13 +316,16 @@ def merge_tree(
         tree.rows.prefix_lens,
         tree.rows.num_leading,
         (*row_strides, *prefix_lse.stride()),
+        cache_strides,
+        block_size,
         scale,
         softcap,
+        BEFORE=tree.num_before,
         GROUP=heads // key.shape[1],
         D=size,
         BLOCK_D=triton.next_power_of_2(size),
         BLOCK_M=block_m,
-        BLOCK_N=min(64, max(16, triton.next_power_of_2(tree.max_query_len))),
+        BLOCK_N=min(64, max(16, triton.next_power_of_2(most))),
         SOFTCAP=softcap > 0,
         num_warps=4,
     )
@@ -335,9 +375,8 @@ def _attend_prefix_kernel(
     for first in range(0, prefix, BLOCK_N):
         pos = first + tl.arange(0, BLOCK_N)
         is_key = pos < prefix
-        page = block_table + req * table_stride + pos // block_size
-        page = tl.load(page, mask=is_key, other=0).to(tl.int64)
-        slot = page * cache_strides[0] + pos % block_size * cache_strides[2]
+        table = block_table + req * table_stride
+        slot = _cache_slots(table, cache_strides, block_size, pos, is_key)
         kv_at = slot[:, None] + dim[None, :]
         there = is_key[:, None] & (dim < D)[None, :]
         k = tl.load(cache + kv_at, mask=there, other=0.0)

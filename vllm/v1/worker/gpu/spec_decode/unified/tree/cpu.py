@@ -22,7 +22,7 @@ from vllm import _custom_ops as ops
 from .trees import TreeAttention
 
 LIBRARY = Path(__file__).with_name("_tree_attention.so")
-STRUCTS_VERSION = 1  # as in csrc/tree_structs.h
+STRUCTS_VERSION = 2  # as in csrc/tree_structs.h
 # Integers below this are exact in every dtype of a KV cache.
 DIGIT = 128
 KEYS = 32  # loaded at a time by attention
@@ -124,6 +124,7 @@ def attend(impl, layer, query, key, value, kv_cache, metadata, output) -> None:
         rows.num_leading,
         tree.num_reqs,
         tree.max_query_len,
+        tree.num_before,
     )
     heads = query.shape[1]
     of_query, of_out = query.stride()[:2], out.stride()[:2]

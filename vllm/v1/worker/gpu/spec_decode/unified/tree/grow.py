@@ -10,11 +10,10 @@ nodes are a tree too, if fewer are verified. A request that can only use a chain
 chain of best tokens as nodes 1 to K, whatever its probability; so has one near its last
 position, if not all K drafts fit.
 
-A lattice (`lattice.py`) gives one after each candidate of the position before.
-
-An autoregressive drafter gives a distribution for each position after its own drafts.
-So only the best node of each depth has children: the tree is a chain with siblings.
-(EAGLE-2 also continues less likely nodes, which takes a batch of rows in each pass.)
+A lattice (`lattice.py`) gives one after each candidate of the position before, and an
+autoregressive drafter one after each node that its passes continue (`beams.py`): there
+a position has several rows of candidates, and each candidate names the row of those
+after it.
 
 Each node is either the next sibling of a node that was taken (the next best token
 after their parent) or the first child of one (the best token after it).
@@ -31,7 +30,6 @@ its trees grow deeper.
 
 import torch
 
-from vllm.config.drafter.drafter import CANDIDATES_OF_PASS
 from vllm.triton_utils import tl, triton
 from vllm.v1.worker.gpu.spec_decode.argmax import id_of_key, make_keys
 
@@ -52,8 +50,8 @@ def _store_node(trees, draft, at, node, is_real, parent, depth, rank, token):
 @triton.jit
 def _grow_kernel(
     log_probs,  # [n, K, P, C] float32, best first; n rows of `table_stride` depths
-    tokens,  # [n, K, C] int32
-    order,  # [n, K, P, C] int32, which candidate each log-probability is of
+    tokens,  # [n, K, P, C] int32
+    next_rows,  # [n, K, P, C] int32, row of those after each candidate, -1 if none
     sample_requests,  # [n, K] int64, -1 where a position must not be drafted
     table_stride,
     idx_mapping,  # [n] int64, request state, -1 for padding
@@ -63,10 +61,10 @@ def _grow_kernel(
     draft_tokens,  # [n, N] int64
     draft_stride,
     K: tl.constexpr,
+    P: tl.constexpr,
     C: tl.constexpr,
     NODES: tl.constexpr,
-    CONDITIONAL: tl.constexpr,  # P = C: a row for each candidate of the depth above
-    CONTINUES_BEST: tl.constexpr,
+    NAMES_ROWS: tl.constexpr,  # else the only one
     BLOCK_K: tl.constexpr,
     FRONTIER: tl.constexpr,
 ):
@@ -76,7 +74,6 @@ def _grow_kernel(
         return
     at, draft = state * tree_stride, draft_tokens + req * draft_stride
     row = req * table_stride  # of depth 1
-    P: tl.constexpr = C if CONDITIONAL else 1
 
     # Position i is that of depth i + 1.
     i = tl.arange(0, BLOCK_K)
@@ -89,23 +86,23 @@ def _grow_kernel(
     # The frontier. Lane j holds the first child of node j (lane 0: of row 0), and once
     # that is taken its next sibling. Given nodes are taken: lanes hold their siblings.
     lane = tl.arange(0, FRONTIER)
-    node_candidate = tl.zeros([FRONTIER], tl.int32)  # of node j, among its depth's
-    chain_candidate = 0
+    row_after = tl.zeros([FRONTIER], tl.int32)  # of the candidates after node j
+    chain_row = 0
     for depth in range(given):
-        place = ((row + depth) * P + chain_candidate) * C
-        if CONDITIONAL:
-            chain_candidate = tl.load(order + place)
-        token = tl.load(tokens + (row + depth) * C + chain_candidate)
+        place = ((row + depth) * P + chain_row) * C
+        token = tl.load(tokens + place)
         _store_node(
             trees, draft, at, depth + 1, needs_chain, depth, depth + 1, 0, token
         )
-        node_candidate = tl.where(lane == depth + 1, chain_candidate, node_candidate)
+        if P > 1:
+            chain_row = tl.maximum(tl.load(next_rows + place), 0)
+            row_after = tl.where(lane == depth + 1, chain_row, row_after)
 
     is_taken = lane < given
     first_rank = is_taken.to(tl.int32)
     exists = (lane < depths) & (lane <= given) & (first_rank < C)
     # Log-probability of the path to the parent, and of the whole path.
-    best = ((row + lane) * P + node_candidate) * C
+    best = ((row + lane) * P + row_after) * C
     above = tl.load(log_probs + best, mask=lane < tl.minimum(depths, given), other=0.0)
     above = tl.cumsum(above, 0) - above
     own = tl.load(log_probs + best + first_rank, mask=exists, other=0.0)
@@ -119,30 +116,27 @@ def _grow_kernel(
         kind = tl.sum(tl.where(hit, what, 0), 0)
         before = tl.sum(tl.where(hit, above, 0.0), 0)
         parent, depth, rank = kind // 65536, kind // 256 % 256, kind % 256
-        of_parent = tl.sum(tl.where(hit, node_candidate, 0), 0) if CONDITIONAL else 0
+        of_parent = tl.sum(tl.where(hit, row_after, 0), 0) if P > 1 else 0
         place = ((row + depth - 1) * P + of_parent) * C + rank
-        candidate = rank
-        if CONDITIONAL:
-            candidate = tl.load(order + place, mask=is_real, other=0)
-        token = (row + depth - 1) * C + candidate
-        token = tl.load(tokens + token, mask=is_real, other=0)
+        token = tl.load(tokens + place, mask=is_real, other=0)
         _store_node(trees, draft, at, node, is_real, parent, depth, rank, token)
 
         more = is_real & (rank + 1 < C)
         sibling = tl.load(log_probs + place + 1, mask=more, other=float("-inf"))
         score = tl.where(hit, before + sibling, score)
         what = tl.where(hit, kind + 1, what)
-        deeper = is_real & (depth < depths)
-        if CONTINUES_BEST:
-            deeper &= rank == 0
-        child = ((row + depth) * P + (candidate if CONDITIONAL else 0)) * C
+        deeper, after = is_real & (depth < depths), 0
+        if NAMES_ROWS:
+            after = tl.load(next_rows + place, mask=deeper, other=-1)
+            deeper &= after >= 0
+        child = ((row + depth) * P + after) * C
         child = tl.load(log_probs + child, mask=deeper, other=float("-inf"))
         free = lane == node
         score = tl.where(free, taken + child, score)
         above = tl.where(free, taken, above)
         what = tl.where(free, node * 65536 + (depth + 1) * 256, what)
-        if CONDITIONAL:
-            node_candidate = tl.where(free, candidate, node_candidate)
+        if P > 1:
+            row_after = tl.where(free, after, row_after)
 
 
 def grow_trees(
@@ -154,16 +148,15 @@ def grow_trees(
     trees: DraftTrees,
     draft_tokens: torch.Tensor,
     num_nodes: int,
-    continues_best: bool = False,
-    order: torch.Tensor | None = None,
+    next_rows: torch.Tensor | None = None,
 ) -> None:
     """Builds the tree of each request, and writes its tokens.
 
     Args:
-        log_probs: [n, K, C] float32, of the candidates of each position, best first.
-            Requests may be further apart than K positions, equally in all of these. Of
-            a lattice [n, K, C, C]: after each candidate of the position before.
-        tokens: [n, K, C] int32.
+        log_probs: [n, K, P, C] float32, of the candidates of each position, best first,
+            in P rows. Requests may be further apart than K positions, equally in all of
+            these.
+        tokens: [n, K, P, C] int32.
         sample_requests: [n, K] int64, -1 where a position must not be drafted; these
             are the last positions of a request.
         idx_mapping: [n] int64, request state; -1 for padding, which is left alone.
@@ -172,23 +165,23 @@ def grow_trees(
         draft_tokens: [n, at least N] int64, written: the nodes' tokens; 0 for a node
             that does not exist because there are not as many paths.
         num_nodes: nodes of a tree (N), from K to `trees.max_num_nodes`.
-        continues_best: whether only the best node of a depth may have children.
-        order: of a lattice [n, K, C, C] int32, which candidate each of `log_probs` is
-            of; None: `tokens` has them in this order.
+        next_rows: [n, K, P, C] int32, the row of the candidates after each one, -1 if
+            there are none. Of the first position only row 0 is read, and the best
+            candidate of each row of a chain names a row. None: there is one row.
     """
-    num_reqs, depth, count = tokens.shape
+    num_reqs, depth, num_rows, count = tokens.shape
     stride = sample_requests.stride(0)
-    width = count if order is not None else 1
-    assert tokens.stride() == (stride * count, count, 1)
-    for table in (log_probs, log_probs if order is None else order):
-        assert table[0].is_contiguous() and table[0].numel() == depth * width * count
-        assert table.stride(0) == stride * width * count
+    tables = [log_probs, tokens] + ([] if next_rows is None else [next_rows])
+    for table in tables:
+        assert table[0].is_contiguous() and table.shape == tokens.shape
+        assert table.stride(0) == stride * num_rows * count
+    assert next_rows is not None or num_rows == 1
     assert len(idx_mapping) == num_reqs and depth <= trees.max_depth
     assert depth <= num_nodes <= trees.max_num_nodes
     _grow_kernel[(num_reqs,)](
         log_probs,
         tokens,
-        tokens if order is None else order,
+        tables[-1],
         sample_requests,
         stride,
         idx_mapping,
@@ -198,10 +191,10 @@ def grow_trees(
         draft_tokens,
         draft_tokens.stride(0),
         K=depth,
+        P=num_rows,
         C=count,
         NODES=num_nodes,
-        CONDITIONAL=order is not None,
-        CONTINUES_BEST=continues_best,
+        NAMES_ROWS=next_rows is not None,
         BLOCK_K=triton.next_power_of_2(depth),
         FRONTIER=triton.next_power_of_2(num_nodes),
         num_warps=1,
@@ -340,90 +333,3 @@ def best_candidates(
         num_warps=SECOND_WARPS,
     )
     return log_probs, tokens
-
-
-@triton.jit(do_not_specialize=["depth"])
-def _keep_kernel(
-    log_probs,  # [n, COUNT] float32
-    tokens,  # [n, COUNT]
-    sample_requests,  # [n] int64
-    kept_log_probs,  # [R, K, C] float32
-    kept_tokens,  # [R, K, C] int32
-    kept_requests,  # [R, K] int64
-    draft_tokens,  # [n, >= K] int64
-    draft_stride,
-    depth,
-    K: tl.constexpr,
-    C: tl.constexpr,  # a power of two
-    COUNT: tl.constexpr,
-):
-    req, lane = tl.program_id(0), tl.arange(0, C)
-    inside, place = lane < COUNT, req * K + depth
-    found = req * COUNT + lane
-    log_prob = tl.load(log_probs + found, mask=inside, other=float("-inf"))
-    token = tl.load(tokens + found, mask=inside, other=0)
-    tl.store(kept_log_probs + place * C + lane, log_prob)
-    tl.store(kept_tokens + place * C + lane, token.to(tl.int32))
-    tl.store(kept_requests + place, tl.load(sample_requests + req))
-    best = tl.load(tokens + req * COUNT)
-    tl.store(draft_tokens + req * draft_stride + depth, best.to(tl.int64))
-
-
-class CandidateTable:
-    """Candidates of trees that are drafted in several passes, one depth in each: by
-    request of the batch and depth, at fixed addresses.
-
-    Args:
-        max_num_reqs: requests of the largest batch (R).
-        max_depth: of trees (K).
-
-    Attributes:
-        log_probs: [R, K, C] float32, best first.
-        tokens: [R, K, C] int32.
-        sample_requests: [R, K] int64, -1 where a depth must not be drafted.
-    """
-
-    def __init__(self, max_num_reqs: int, max_depth: int, device: torch.device):
-        shape = (max_num_reqs, max_depth, CANDIDATES_OF_PASS)
-        self.log_probs = torch.zeros(shape, dtype=torch.float32, device=device)
-        self.tokens = torch.zeros(shape, dtype=torch.int32, device=device)
-        self.sample_requests = torch.full(
-            shape[:2], -1, dtype=torch.int64, device=device
-        )
-
-    def keep(
-        self,
-        depth: int,
-        log_probs: torch.Tensor,
-        tokens: torch.Tensor,
-        sample_requests: torch.Tensor,
-        draft_tokens: torch.Tensor,
-    ) -> None:
-        """Keeps the candidates of a pass, and drafts the best of them.
-
-        Args:
-            depth: of the pass, from 0.
-            log_probs: [n, at most C] float32, best first.
-            tokens: [n, as many], any integer dtype.
-            sample_requests: [n] int64.
-            draft_tokens: [n, at least K] int64, column `depth` is written.
-        """
-        num_reqs, count = log_probs.shape
-        _, max_depth, num_candidates = self.tokens.shape
-        assert count <= num_candidates and log_probs.is_contiguous()
-        assert tokens.is_contiguous() and len(sample_requests) == num_reqs
-        _keep_kernel[(num_reqs,)](
-            log_probs,
-            tokens,
-            sample_requests,
-            self.log_probs,
-            self.tokens,
-            self.sample_requests,
-            draft_tokens,
-            draft_tokens.stride(0),
-            depth,
-            K=max_depth,
-            C=num_candidates,
-            COUNT=count,
-            num_warps=1,
-        )

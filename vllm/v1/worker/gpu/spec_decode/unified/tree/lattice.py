@@ -18,12 +18,12 @@ class Scores(NamedTuple):
     """Scores of a block's candidates, of n requests.
 
     Attributes:
-        tokens: [n, K, C], the candidates, in the target's ids.
-        log_probs: [n, K, C] float32, best first; of a lattice [n, K, C, C], in the
-            order of `order`: after each candidate of the position before. At the first
-            position all C rows are equal.
-        order: [n, K, C, C], which candidate each log-probability is of; None if
-            positions are independent.
+        tokens: [n, K, P, C], the candidates, in the target's ids. P is 1 if positions
+            are independent, else C: after each candidate of the position before. At
+            the first position all C rows are equal.
+        log_probs: [n, K, P, C] float32, best first.
+        order: [n, K, C, C], the number of each candidate, which is the row of those
+            after it; None if positions are independent.
     """
 
     tokens: torch.Tensor
@@ -41,6 +41,7 @@ def of_edges(tokens: torch.Tensor, edges: torch.Tensor) -> Scores:
     """
     # Ties go to the first candidate, as in the chain.
     edges, order = edges.float().sort(dim=-1, descending=True, stable=True)
+    tokens = tokens[:, :, None].expand(order.shape).gather(-1, order)
     return Scores(tokens, edges.log_softmax(-1), order)
 
 
@@ -63,14 +64,14 @@ class Lattice:
         is_conditional: bool,
         device: torch.device,
     ):
-        shape = max_num_reqs, depth, num_candidates
-        rows = (*shape, num_candidates) if is_conditional else shape
+        rows = num_candidates if is_conditional else 1
+        shape = max_num_reqs, depth, rows, num_candidates
         self.depth = depth
         self.tokens = torch.zeros(shape, dtype=torch.int32, device=device)
-        self.log_probs = torch.zeros(rows, dtype=torch.float32, device=device)
+        self.log_probs = torch.zeros(shape, dtype=torch.float32, device=device)
         self.order = None
         if is_conditional:
-            self.order = torch.zeros(rows, dtype=torch.int32, device=device)
+            self.order = torch.zeros(shape, dtype=torch.int32, device=device)
         self._chain = torch.ones(max_num_reqs, dtype=torch.bool, device=device)
 
     def keep(self, scores: Scores) -> None:
@@ -108,5 +109,5 @@ class Lattice:
             step.trees,
             drafts,
             max(num_drafts, self.depth),
-            order=None if self.order is None else self.order[:n],
+            None if self.order is None else self.order[:n],
         )

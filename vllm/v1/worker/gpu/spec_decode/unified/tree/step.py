@@ -23,7 +23,7 @@ from vllm.v1.worker.gpu.sample.sampler import Sampler
 from ..step import TargetStep
 from .accept import PathMover, accepted_rows, dummy_rows
 from .attend import why_layer_cannot
-from .grow import CandidateTable
+from .beams import Beams
 from .trees import DraftTrees, TreeAttention, TreeRows, lay_out_rows
 from .verify import TreeRejectionSampler
 
@@ -70,10 +70,11 @@ def make_tree_step(
         return None
     scheduler = vllm_config.scheduler_config
     trees = DraftTrees(scheduler.max_num_seqs, depth, num_nodes, device)
-    candidates = None
+    beams = None
     if num_passes > 1:
-        candidates = CandidateTable(scheduler.max_num_seqs, depth, device)
-    return TreeStep(trees, scheduler.max_num_batched_tokens, candidates)
+        width = vllm_config.speculative_config.drafter.num_beams
+        beams = Beams(scheduler.max_num_seqs, depth, width, device)
+    return TreeStep(trees, scheduler.max_num_batched_tokens, beams)
 
 
 class TreeStep:
@@ -85,18 +86,18 @@ class TreeStep:
     Args:
         trees: the drafted trees.
         max_num_tokens: the most rows of a step.
-        candidates: of trees that are drafted in several passes; None if all are drafted
-            in one.
+        beams: of trees that are drafted in several passes; None if all are drafted in
+            one.
     """
 
     def __init__(
         self,
         trees: DraftTrees,
         max_num_tokens: int,
-        candidates: CandidateTable | None = None,
+        beams: Beams | None = None,
     ):
         device = trees.parents.device
-        self.trees, self.candidates = trees, candidates
+        self.trees, self.beams = trees, beams
         self.rows = TreeRows(len(trees.parents), max_num_tokens, device)
         self.has_trees = self.has_rope = False
         self.sampler: TreeRejectionSampler | None = None

@@ -99,6 +99,8 @@ class TreeAttention:
         num_tokens: rows of these requests.
         covers_batch: whether the batch has no other requests.
         max_query_len: the most rows of one of these requests.
+        num_before: rows of each request from earlier passes, which are in the KV cache
+            behind the prefix; then all requests have as many rows as each other.
     """
 
     rows: TreeRows
@@ -106,6 +108,7 @@ class TreeAttention:
     num_tokens: int
     covers_batch: bool
     max_query_len: int
+    num_before: int = 0
 
 
 @triton.jit(do_not_specialize=["num_reqs"])

@@ -20,9 +20,9 @@ MAX_NODES = 127  # with the last token, a node's attention mask has 128 bits
 
 # With one pass per depth, nodes of a tree for each.
 ROWS_PER_PASS = 4
-# Open nodes that each of these passes continues. Of an EAGLE-3 head of a real model, 4
-# instead of 1 give 2 to 6 % more tokens a step in trees of 15 nodes, 11 to 14 % in those
-# of 31; 8 give 1 to 2 % more (`benchmarks/results/cpu/width.json`).
+# Open nodes that each of these passes continues. With an EAGLE-3 head of a real model,
+# 4 instead of 1 give 5 to 8 % more tokens a step in trees of 15 nodes, 10 to 14 % in
+# those of 31; 8 give 1 to 2 % more (`benchmarks/results/cpu/width.json`).
 BEAMS = 4
 # Candidate tokens of a depth that is drafted in a pass of its own.
 CANDIDATES_OF_PASS = 8

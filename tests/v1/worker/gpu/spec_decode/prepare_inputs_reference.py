@@ -51,11 +51,17 @@ def prepare_inputs_reference(
         last = len(tokens) - 1
         tokens += [None] * (num_samples - 1)
         sampled = len(tokens) - num_samples  # first sampled slot
+        beams = 1 if is_first else layout.num_beams
+        # Beams share a position, and those of earlier passes take KV slots too.
+        kv_start, end = start, start + count
+        if beams > 1:
+            sampled, kv_start = 0, start + (source.draft_pass - 1) * (beams - 1)
+            end = kv_start + beams
         before = None
         if hidden is not None and layout.token_shift == 0 and is_first:
             before = _before(hidden, block_tables, state, held[:, req], start)
         for slot in range(count):
-            position = start + slot
+            position = start + slot if beams == 1 else start
             if slot >= len(tokens) or position >= limit:
                 continue
             token = tokens[slot]
@@ -67,7 +73,7 @@ def prepare_inputs_reference(
                 rope = _rope_position(source, out, req, slot, position)
                 out.rope_positions[:, at] = rope
             out.slot_mappings[:, at] = _kv_slots(
-                block_tables, state, held[:, req], position
+                block_tables, state, held[:, req], kv_start + slot
             )
             if hidden is not None:
                 if slot == 0 and before is not None:
@@ -76,12 +82,15 @@ def prepare_inputs_reference(
                     fed = hidden.fallback
                 else:
                     row_of = begin + min(slot, last)
+                    if beams > 1:
+                        row_of = begin + int(source.parents[req, slot])
                     fed = torch.cat([rows[row_of] for rows in hidden.sources])
                 rows = buffers.fed_rows(fed) if is_first else buffers.own_rows
                 rows[at] = fed
         for draft in range(layout.parallel_width):
             to, position = req * layout.parallel_width + draft, start + sampled + draft
             may = draft < num_samples and position < limit
+            may &= beams == 1 or end <= limit
             out.sample_rows[to] = row + sampled + draft
             out.sample_positions[to] = position + layout.token_shift
             out.sample_requests[to] = state if may else -1
@@ -96,7 +105,7 @@ def prepare_inputs_reference(
             out.seeds[state] = source.seeds[state]
         row += count
         out.query_start_loc[req + 1 :] = row
-        out.seq_lens[req] = start + count
+        out.seq_lens[req] = end
 
 
 def _pad_everything(buffers: DraftInputs, num_padded_tokens: int) -> None:
@@ -133,7 +142,11 @@ def _later_slots(
 ) -> _Slots | None:
     if origin < 0:
         return None
-    width = layout.parallel_width
+    width, beams = layout.parallel_width, layout.num_beams
+    if beams > 1:
+        begin = req * (beams if source.draft_pass > 1 else 1)
+        tokens = source.draft_tokens[req].tolist()
+        return tokens, origin + source.draft_pass, beams, begin
     done = (source.draft_pass - 1) * width
     tokens = source.draft_tokens[req, done : done + width].tolist()
     return tokens, origin + done + 1, layout.num_follow_slots, req * width

@@ -41,11 +41,18 @@ def test_extra_slots_match_vllm(drafts: int, shift: int, parallel: bool):
 @pytest.mark.parametrize("shift", [0, 1])
 @pytest.mark.parametrize("drafts", K)
 def test_vllm_reserves_all_written_positions(drafts: int, shift: int):
+    """Past the target's tokens: the next token of a draft model, and all drafts but the
+    last, of which there are as many as beams at each depth."""
+    config = engine_config(drafts, shift, parallel=False)
+    config.speculative_config.drafter = drafter = DrafterConfig(
+        "eagle3" if shift else "draft_model", drafts, num_nodes=31, is_unified=True
+    )
+    written = (drafts - 1) * drafter.num_beams + 1 - shift
+    assert drafter.num_beams == 4 and drafter.num_lookahead_tokens >= written
+    assert VllmConfig.num_lookahead_tokens.fget(config) == drafter.num_lookahead_tokens
     for width in range(1, drafts + 1):
-        layout = DraftLayout(drafts, shift, width)
-        config = engine_config(drafts, shift, width > 1)
-        reserved = VllmConfig.num_lookahead_tokens.fget(config)
-        assert layout.num_lookahead_tokens <= reserved
+        reserved = engine_config(drafts, shift, width > 1)
+        assert drafts - shift <= VllmConfig.num_lookahead_tokens.fget(reserved)
 
 
 @pytest.mark.parametrize(

@@ -14,72 +14,51 @@ class Node(NamedTuple):
 
 
 def best_first(
-    log_probs: list[list[float]],
+    log_probs: list[list[list[float]]],
     num_nodes: int,
     num_chain: int = 0,
-    continues_best: bool = False,
-) -> list[Node]:
+    next_rows: list[list[list[int]]] | None = None,
+) -> tuple[list[Node], list[int]]:
     """Nodes of a tree, from node 1 on: the chain, then the likeliest remaining paths.
 
     Args:
-        log_probs: of the candidates of each drafted depth, best first.
+        log_probs: of the candidates of each depth, best first, in rows: [K][P][C].
         num_chain: nodes of the chain, which come first whatever their probability.
-        continues_best: whether only the best node of a depth may have children.
+        next_rows: [K][P][C], the row of those after each candidate, -1 if there are
+            none; None: the first one.
+
+    Returns:
+        The nodes, and the row that each one's candidate is in.
     """
-    chain = [Node(depth, depth + 1, 0) for depth in range(num_chain)]
-    nodes, frontier = list(chain), []
+    nodes: list[Node] = []
+    rows, after, frontier = [], [0], []  # after: of each row of the tree
 
     def offer(above: float, parent: int, depth: int, rank: int) -> None:
-        if depth <= len(log_probs) and rank < len(log_probs[depth - 1]):
-            score = above + log_probs[depth - 1][rank]
-            heapq.heappush(frontier, (-score, parent, depth, rank, above))
-
-    above = 0.0
-    for node in chain:
-        offer(above, node.parent, node.depth, 1)
-        above += log_probs[node.depth - 1][0]
-    offer(above, num_chain, num_chain + 1, 0)
-    while frontier and len(nodes) < num_nodes:
-        score, parent, depth, rank, above = heapq.heappop(frontier)
-        nodes.append(Node(parent, depth, rank))
-        offer(above, parent, depth, rank + 1)
-        if rank == 0 or not continues_best:
-            offer(-score, len(nodes), depth + 1, 0)
-    return nodes
-
-
-def best_first_of_lattice(
-    edges: torch.Tensor, num_nodes: int, num_chain: int = 0
-) -> tuple[list[Node], list[int]]:
-    """As `best_first`, by scores after each candidate; and each node's candidate.
-
-    Args:
-        edges: [K, C, C], of each candidate (last) after each of the depth before.
-    """
-    ranked = edges.sort(dim=-1, descending=True, stable=True)
-    nodes, taken, frontier = [], [0], []
-
-    def offer(above: float, parent: int, depth: int, rank: int) -> None:
-        if depth <= len(edges) and rank < edges.shape[-1]:
-            score = above + float(ranked.values[depth - 1, taken[parent], rank])
-            heapq.heappush(frontier, (-score, parent, depth, rank, above))
+        row = after[parent]
+        if depth <= len(log_probs) and row >= 0:
+            found = log_probs[depth - 1][row]
+            if rank < len(found):
+                score = above + found[rank]
+                heapq.heappush(frontier, (-score, parent, depth, rank, above))
 
     def take(parent: int, depth: int, rank: int) -> None:
+        row = after[parent]
         nodes.append(Node(parent, depth, rank))
-        taken.append(int(ranked.indices[depth - 1, taken[parent], rank]))
+        rows.append(row)
+        after.append(next_rows[depth - 1][row][rank] if next_rows else 0)
 
     above = 0.0
     for depth in range(num_chain):
-        take(depth, depth + 1, 0)
         offer(above, depth, depth + 1, 1)
-        above += float(edges[depth, taken[depth], taken[depth + 1]])
+        above += log_probs[depth][after[depth]][0]
+        take(depth, depth + 1, 0)
     offer(above, num_chain, num_chain + 1, 0)
     while frontier and len(nodes) < num_nodes:
         score, parent, depth, rank, above = heapq.heappop(frontier)
         take(parent, depth, rank)
         offer(above, parent, depth, rank + 1)
         offer(-score, len(nodes), depth + 1, 0)
-    return nodes, taken[1:]
+    return nodes, rows
 
 
 def ancestors(nodes: list[Node], row: int) -> set[int]:

@@ -6,7 +6,6 @@ import random
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from vllm.platforms import current_platform
 from vllm.v1.worker.gpu.spec_decode.unified.tree.accept import PathMover
@@ -42,7 +41,8 @@ def random_tree(
     table = [
         sorted((rng.random() for _ in range(6)), reverse=True) for _ in range(depth)
     ]
-    return best_first([[p - 1 for p in row] for row in table], num_nodes, num_chain)
+    table = [[[p - 1 for p in row]] for row in table]
+    return best_first(table, num_nodes, num_chain)[0]
 
 
 def stored(trees: DraftTrees, state: int, nodes: list[Node]) -> None:
@@ -85,10 +85,7 @@ def test_nan_row_has_valid_candidates(vocab_size: int, sign: float):
 
 @pytest.mark.parametrize("num_nodes", [4, 7, 15, 31, 64, 127])
 @pytest.mark.parametrize("candidates", [1, 4, 16])
-@pytest.mark.parametrize("continues_best", [False, True])
-def test_trees_contain_likeliest_paths(
-    num_nodes: int, candidates: int, continues_best: bool
-):
+def test_trees_contain_likeliest_paths(num_nodes: int, candidates: int):
     depth, states = 4, [5, -1, 0, 2, 7]
     torch.manual_seed(num_nodes * 17 + candidates)
     logits = torch.randn(len(states) * depth, 50, device=DEVICE) * 2
@@ -100,26 +97,25 @@ def test_trees_contain_likeliest_paths(
         sample_requests[req, :count] = states[req]
     trees = DraftTrees(R, depth, num_nodes, DEVICE)
     draft_tokens = torch.full((len(states), num_nodes), -7, device=DEVICE)
-    room = 2 * continues_best  # tables may have room for more depths
-    shape = len(states), depth, candidates
+    shape = len(states), depth, 1, candidates
     grow_trees(
-        F.pad(log_probs.view(shape), (0, 0, 0, room))[:, :depth],
-        F.pad(tokens.int().view(shape), (0, 0, 0, room))[:, :depth],
-        F.pad(sample_requests, (0, room))[:, :depth],
+        log_probs.view(shape),
+        tokens.int().view(shape),
+        sample_requests,
         tensor(states, torch.int64),
         tensor(chain_only, torch.bool),
         trees,
         draft_tokens,
         num_nodes,
-        continues_best,
     )
     assert (draft_tokens[1] == -7).all()
     for req in (0, 2, 3, 4):
         rows = slice(req * depth, req * depth + drafted[req])
         # Past the drafter's context there are only nodes of the chain.
-        table = log_probs[rows].tolist() + [[-1e9]] * (depth - drafted[req])
+        table = [[row] for row in log_probs[rows].tolist()]
+        table += [[[-1e9]]] * (depth - drafted[req])
         num_chain = depth if chain_only[req] or drafted[req] < depth else 0
-        wanted = best_first(table, num_nodes, num_chain, continues_best)
+        wanted, _ = best_first(table, num_nodes, num_chain)
         chain, rest = wanted[:num_chain], wanted[num_chain:]
         wanted = chain + [node for node in rest if node.depth <= drafted[req]]
         of_state = (trees.parents, trees.depths, trees.ranks)

@@ -8,7 +8,7 @@ from vllm.v1.worker.gpu.spec_decode.unified.tree.grow import grow_trees
 from vllm.v1.worker.gpu.spec_decode.unified.tree.lattice import of_edges
 from vllm.v1.worker.gpu.spec_decode.unified.tree.trees import DraftTrees
 
-from .reference import Node, best_first_of_lattice
+from .reference import Node, best_first
 from .test_kernels import DEVICE, R, tensor
 
 
@@ -25,24 +25,25 @@ def test_lattices_hold_likeliest_paths(num_nodes: int, candidates: int):
     drafts = torch.zeros(len(states), num_nodes, dtype=torch.int64, device=DEVICE)
     grow_trees(
         found.log_probs,
-        tokens.int(),
+        found.tokens.int(),
         tensor([[state] * depth for state in states], torch.int64),
         tensor(states, torch.int64),
         tensor(chain_only, torch.bool),
         trees,
         drafts,
         num_nodes,
-        order=found.order.int(),
+        found.order.int(),
     )
-    edges = scores.log_softmax(-1).cpu()
+    edges = found.log_probs.tolist(), found.order.tolist()
     for req, state in enumerate(states):
         num_chain = depth if chain_only[req] else 0
-        nodes, taken = best_first_of_lattice(edges[req], num_nodes, num_chain)
+        log_probs, order = (each[req] for each in edges)
+        nodes, taken = best_first(log_probs, num_nodes, num_chain, order)
         columns = (trees.parents[state], trees.depths[state], trees.ranks[state])
         rows = zip(*(column.tolist() for column in columns), strict=True)
         assert [Node(*row) for row in rows] == nodes
         wanted = [
-            int(tokens[req, node.depth - 1, number])
-            for node, number in zip(nodes, taken, strict=True)
+            int(tokens[req, node.depth - 1, order[node.depth - 1][row][node.rank]])
+            for node, row in zip(nodes, taken, strict=True)
         ]
         assert drafts[req].tolist() == wanted

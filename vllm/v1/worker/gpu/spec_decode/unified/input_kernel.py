@@ -24,8 +24,7 @@ Int32 = Annotated[torch.Tensor, torch.int32]
 Int64 = Annotated[torch.Tensor, torch.int64]
 Float32 = Annotated[torch.Tensor, torch.float32]
 Addresses = Annotated[torch.Tensor, torch.uint64]
-# Hidden states, of any dtype.
-States = Annotated[torch.Tensor, None]
+States = Annotated[torch.Tensor, None]  # hidden states, of any dtype
 
 
 class Size(NamedTuple):
@@ -64,8 +63,7 @@ class PreviousDrafts(NamedTuple):
 
     draft_tokens: Int64  # [n, K], or [n, B] if the layout has beams
     stride: int
-    # [n, B], the slot among those of the previous pass that each beam continues.
-    parents: Int32 | None = None
+    parents: Int32 | None = None  # [n, B], sampled slot that each beam continues
 
 
 class KVTables(NamedTuple):
@@ -144,12 +142,6 @@ _PAD_SLOT = tl.constexpr(PAD_SLOT_ID)
 
 
 @triton.jit
-def _verified_row(begin, at):
-    """Row of the verified batch that holds token `at` of a request's valid tokens."""
-    return begin + at
-
-
-@triton.jit
 def _first_row(src, req, num_reqs, extra):
     """Row where a request's slots begin; a large number past the last request."""
     begin = tl.load(src.query_start_loc + req, mask=req < num_reqs, other=1 << 30)
@@ -196,8 +188,7 @@ def _verified_requests(src, req, num_reqs, extra):
 def _later_requests(
     out, req, num_reqs, draft_pass, width, SHIFT: tl.constexpr, BEAMS: tl.constexpr
 ):
-    """Like `_verified_requests`, for the previous pass: its W rows are all valid, of
-    beams those that are continued."""
+    """Like `_verified_requests`, for the previous pass: its W rows are all valid."""
     slots = (2 * width - 1) * BEAMS
     rows = tl.where(draft_pass > 1, width * BEAMS, width)
     origin = tl.load(out.first_positions + req, mask=req < num_reqs, other=-1)
@@ -218,8 +209,7 @@ def _kv_slots_before(draft_pass, BEAMS: tl.constexpr):
 @triton.jit
 def _verified_token(src, req, state, begin, valid, at, live):
     """Token `at` of a request's valid tokens; at == valid is the one after them."""
-    row = _verified_row(begin, at)
-    token = tl.load(src.input_ids + row, mask=live & (at < valid), other=0)
+    token = tl.load(src.input_ids + begin + at, mask=live & (at < valid), other=0)
     is_next = live & (at == valid) & (state >= 0)
     sampled = is_next & (tl.load(src.num_sampled + req, mask=is_next, other=0) > 0)
     last = tl.load(src.last_sampled + state, mask=sampled, other=0).to(tl.int32)
@@ -408,9 +398,8 @@ def _store_requests(
     tl.store(out.query_start_loc + req, 0, mask=req == 0)
     # Padding slots count too: the last query aligns with the last key, so that causal
     # attention gives every valid slot exactly the keys before it.
-    # KV of beams lies one after another, that of earlier passes before it.
-    end_slot = start + count + _kv_slots_before(draft_pass, BEAMS)
-    length = tl.where(is_real, end_slot, 0).to(tl.int32)
+    length = start + count + _kv_slots_before(draft_pass, BEAMS)
+    length = tl.where(is_real, length, 0).to(tl.int32)
     tl.store(out.seq_lens + req, length, mask=inside)
 
     draft = tl.arange(0, BLOCK_W)[None, :]
@@ -499,9 +488,8 @@ def _prepare_inputs_kernel(
         requests = _later_requests(out, req, num_reqs, draft_pass, width, SHIFT, BEAMS)
     state, begin, first, _, valid, start, is_real = requests
     slot = row - first
-    beam = 0 * slot
-    if BEAMS > 1:
-        slot, beam = beam, slot
+    beam = slot * (BEAMS > 1)
+    slot -= beam
     at = slot + SHIFT  # index of the slot's token in the request
     position = start + slot
     live = inside & is_real & (at < valid + num_samples) & (position < limit)
@@ -520,7 +508,7 @@ def _prepare_inputs_kernel(
     if chunk >= 0:
         if SOURCES > 0:
             if IS_FIRST:
-                source_row = _verified_row(begin, tl.minimum(at, valid) - 1)
+                source_row = begin + tl.minimum(at, valid) - 1
             else:
                 source_row = begin + tl.minimum(slot, width - 1)
                 if BEAMS > 1:
@@ -535,11 +523,8 @@ def _prepare_inputs_kernel(
     if IS_FIRST:
         token = _verified_token(src, req, state, begin, valid, at, live)
     else:
-        drafts = src.draft_tokens + req * src.stride
-        if BEAMS > 1:
-            drafts += beam
-        else:
-            drafts += (draft_pass - 1) * width + slot
+        at_pass = 0 if BEAMS > 1 else (draft_pass - 1) * width
+        drafts = src.draft_tokens + req * src.stride + at_pass + slot + beam
         known = live & (slot < width)
         token = tl.load(drafts, mask=known, other=0).to(tl.int32)
     token = tl.where(is_mask, mask_token_id, tl.where(token < vocab_size, token, 0))
@@ -547,7 +532,7 @@ def _prepare_inputs_kernel(
     tl.store(out.positions + row, tl.where(live, position, 0), mask=inside)
     if DIMS > 0:
         _store_rope_positions(
-            src, out, req, state, row, _verified_row(begin, slot), slot < valid,
+            src, out, req, state, row, begin + slot, slot < valid,
             position, inside, live, rope_stride, DIMS, IS_FIRST,
         )  # fmt: skip
     kv_slot = position + beam + _kv_slots_before(draft_pass, BEAMS)

@@ -25,8 +25,8 @@ and W - 1 masks after them; it samples the next W drafts:
 
     later pass      d(i+1) .. d(i+W)  mask x (W-1)                  2W - 1 slots
 
-In a step that drafts trees with W = 1, later passes continue B nodes of the depth above:
-B slots that share a position (`tree/beams.py`).
+In a step that drafts trees with W = 1, later passes continue B nodes of the depth
+above: B slots that share a position (`tree/beams.py`).
 
 W = 1 is autoregressive drafting (arXiv 2211.17192; EAGLE, arXiv 2401.15077), W = K
 drafts all tokens at once (PARD, arXiv 2504.18583; P-EAGLE, vLLM PR #32887; PARD-2,
@@ -102,11 +102,8 @@ class DraftLayout:
 
     @property
     def num_room_tokens(self) -> int:
-        """Positions past the longest sequence that `seq_lens` may reach.
-
-        `seq_lens` counts padding slots too, so that causal attention aligns the valid
-        ones.
-        """
+        """Positions past the longest sequence that `seq_lens` may reach: it counts
+        padding slots too, so that causal attention aligns the valid ones."""
         later = self.num_passes * self.num_follow_samples
         return self.num_extra_slots + later
 
@@ -114,16 +111,6 @@ class DraftLayout:
         """Drafts that each pass samples in a step with `num_drafts` (at most K)."""
         width = self.parallel_width
         return [min(width, num_drafts - at) for at in range(0, num_drafts, width)]
-
-    @property
-    def num_lookahead_tokens(self) -> int:
-        """Positions past a step's target tokens whose KV drafting may write.
-
-        The last slot written is the one that draft K is sampled from; masks after it
-        are padding.
-        """
-        later = (self.num_speculative_tokens - 1) * self.num_beams
-        return later + 1 - self.token_shift
 
     def max_num_tokens(self, max_num_batched_tokens: int, max_num_reqs: int) -> int:
         """Slots of the widest draft batch, which buffers and compile range cover."""

@@ -170,7 +170,7 @@ class DraftRunner:
         samples, feedback = plan.num_samples(draft_pass), self.inputs.feedback
         if plan.layout.num_beams > 1 and not is_first and context.attn_metadata:
             lengths = self.inputs.batch.seq_lens[:n]
-            self.sampler.trees.beams.attach(context.attn_metadata, draft_pass, lengths)
+            self.sampler.beams.attach(context.attn_metadata, draft_pass, lengths)
         with self._entered(context):
             output, states = self._forward(context, is_first)
             if samples == 0:

@@ -22,6 +22,7 @@ from vllm.config.drafter import num_candidates
 
 from .inputs import DraftInputs, PreviousPass
 from .layout import DraftPlan
+from .tree.beams import Beams
 from .tree.grow import best_candidates, grow_trees
 from .tree.step import TreeStep
 from .vocabulary import Vocabulary
@@ -59,11 +60,13 @@ class DraftSampler:
 
     Attributes:
         trees: the draft trees to verify; None if chains are drafted.
+        beams: of trees that take several passes.
         vocabulary: of the draft model; set with `model` once that is loaded.
         num_reqs: of the last pass, padded ones included.
     """
 
     trees: TreeStep | None = None
+    beams: Beams
     model: nn.Module
     vocabulary: Vocabulary
     num_reqs = 0
@@ -101,7 +104,7 @@ class DraftSampler:
         """
         if not plan.is_tree or plan.layout.num_passes == 1:
             return
-        beams, depth = self.trees.beams, plan.layout.num_speculative_tokens
+        beams, depth = self.beams, plan.layout.num_speculative_tokens
         grow_trees(
             beams.log_probs[:num_reqs, :depth],
             beams.tokens[:num_reqs, :depth],
@@ -114,12 +117,10 @@ class DraftSampler:
             beams.next_rows[:num_reqs, :depth],
         )
 
-    def previous(
-        self, plan: DraftPlan, draft_pass: int, num_reqs: int
-    ) -> PreviousPass:
+    def previous(self, plan: DraftPlan, draft_pass: int, num_reqs: int) -> PreviousPass:
         """What a later pass continues from."""
         if plan.layout.num_beams > 1:
-            return self.trees.beams.previous(draft_pass, num_reqs)
+            return self.beams.previous(draft_pass, num_reqs)
         return PreviousPass(self.drafts[:num_reqs], draft_pass)
 
     def sample_chain(
@@ -155,7 +156,7 @@ class DraftSampler:
         requests, drafts = batch.sample_requests[: n * samples], self.drafts[:n]
         log_probs, tokens = (x.view(n, samples, 1, -1) for x in (log_probs, tokens))
         if plan.layout.num_passes > 1:
-            trees.beams.extend(draft_pass, log_probs, tokens, requests[:n], drafts)
+            self.beams.extend(draft_pass, log_probs, tokens, requests[:n], drafts)
             return
         grow_trees(
             log_probs,

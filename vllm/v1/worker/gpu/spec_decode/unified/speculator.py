@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """The draft step, shared by all kinds of drafters: `UnifiedSpeculator.propose`."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.nn as nn
 
-from vllm.config import VllmConfig
+from vllm.config import VllmConfig, get_layers_from_vllm_config
 from vllm.config.compilation import CUDAGraphMode
 from vllm.config.drafter.length import MIN_REQUESTS, depth_of, least_trimmed
 from vllm.logger import init_logger
+from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.v1.worker.gpu.block_table import BlockTables
 from vllm.v1.worker.gpu.dp_utils import DPSyncState
 from vllm.v1.worker.gpu.input_batch import InputBatch
@@ -25,6 +27,8 @@ from .layout import DraftPlan, draft_plans
 from .runner import DraftRunner
 from .sampler import DraftSampler, SampledSlots
 from .step import RequestStates, TargetStep
+from .tree.attend import why_layer_cannot
+from .tree.beams import Beams
 from .tree.step import TreeStep, make_tree_step
 
 logger = init_logger(__name__)
@@ -97,9 +101,16 @@ class UnifiedSpeculator(DraftModelSpeculator):
         self.sampler = DraftSampler(
             self.draft_tokens, self.inputs, self._sample, logit_bytes
         )
-        depth, passes = self.layout.num_speculative_tokens, self.layout.num_passes
-        self.sampler.trees = make_tree_step(config, depth, passes, self.device)
+        depth = self.layout.num_speculative_tokens
+        self.sampler.trees = make_tree_step(config, depth, self.device)
+        self._make_beams()
         self.runner = DraftRunner(self, drafter, self.inputs, self.sampler)
+
+    def _make_beams(self) -> None:
+        depth, width = self.layout.num_speculative_tokens, self.layout.num_beams
+        sizes = self.max_num_reqs, depth, width
+        if self.sampler.trees is not None and self.layout.num_passes > 1:
+            self.sampler.beams = Beams(*sizes, self.device)
 
     # A draft step.
 
@@ -306,6 +317,7 @@ class UnifiedSpeculator(DraftModelSpeculator):
         self.sampler.model = self.model
         self.sampler.vocabulary = self.drafter.vocabulary
         self.supports_mm_inputs = self.drafter.takes_embeddings
+        self._check_beams()
         if self.use_acceptance_estimator:
             # vLLM's has a column per tree node, but trees have no estimates.
             depth = self.layout.num_speculative_tokens
@@ -314,6 +326,26 @@ class UnifiedSpeculator(DraftModelSpeculator):
             self._least_predicted = least_trimmed(self.speculative_config)
         else:
             self.predict_nothing()
+
+    def _check_beams(self) -> None:
+        """Continues one node a pass if the draft model cannot attend to several."""
+        if self.layout.num_beams == 1:
+            return
+        names = self.draft_attn_layer_names
+        layers = get_layers_from_vllm_config(
+            self.vllm_config, AttentionLayerBase, names
+        )
+        found = next(filter(None, map(why_layer_cannot, layers.values())), None)
+        if found is not None:
+            logger.warning(
+                "Each pass of a draft tree continues one node instead of %d, which "
+                "gives smaller trees: the draft model has %s.",
+                self.layout.num_beams,
+                found,
+            )
+            self.layout = replace(self.layout, num_beams=1)
+            self._make_beams()
+            self.plans = self._make_plans()
 
     def predict_nothing(self) -> None:
         """Turns acceptance estimation off; to be called before graph capture."""

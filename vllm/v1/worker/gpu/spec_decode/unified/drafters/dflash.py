@@ -45,7 +45,7 @@ class TreeDFlash(DFlashSpeculator):
         super().__init__(with_block_length(vllm_config), device)
         depth, n = self.num_speculative_steps, self.max_num_reqs
         nodes = vllm_config.speculative_config.num_speculative_tokens
-        self.tree_step = make_tree_step(vllm_config, depth, 1, device)
+        self.tree_step = make_tree_step(vllm_config, depth, device)
         self.drafts = torch.zeros(n, nodes, dtype=torch.int64, device=device)
         # Of the rows of accepted paths; CUDA graphs read it.
         self._start_loc = torch.zeros(n + 1, dtype=torch.int32, device=device)

@@ -6,8 +6,8 @@ kernel: non-causal, over the keys before the rows, with the log-sum-exp of its s
 Among themselves rows attend to their ancestors. One kernel computes that part from the
 step's own keys and values, which are still at hand, and merges the two softmaxes as
 Flash-Decoding does. Draft passes that continue beams have ancestors in earlier passes:
-there it reads all of these keys from the KV cache, behind the prefix. The masks are those of SpecInfer, arXiv 2305.09781, and Medusa,
-arXiv 2401.10774.
+there it reads all of these keys from the KV cache, behind the prefix. The masks are
+those of SpecInfer, arXiv 2305.09781, and Medusa, arXiv 2401.10774.
 
 Matrix products have Triton's default precision, like those of vLLM's Triton attention,
 which serves a request's other steps: for float32 that is TF32, unless
@@ -241,7 +241,9 @@ def _merge_tree_kernel(
         there = is_key[:, None] & (dim < D)[None, :]
         if BEFORE > 0:
             table = block_table + req * cache_strides[3]
-            slot = _cache_slots(table, cache_strides, block_size, prefix + other, is_key)
+            slot = _cache_slots(
+                table, cache_strides, block_size, prefix + other, is_key
+            )
             kv_at = (slot + head // GROUP * cache_strides[1])[:, None] + dim[None, :]
             k = tl.load(kv_cache + kv_at, mask=there, other=0.0)
             v = tl.load(kv_cache + kv_at + D, mask=there, other=0.0)

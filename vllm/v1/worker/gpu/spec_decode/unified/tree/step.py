@@ -23,7 +23,6 @@ from vllm.v1.worker.gpu.sample.sampler import Sampler
 from ..step import TargetStep
 from .accept import PathMover, accepted_rows, dummy_rows
 from .attend import why_layer_cannot
-from .beams import Beams
 from .trees import DraftTrees, TreeAttention, TreeRows, lay_out_rows
 from .verify import TreeRejectionSampler
 
@@ -57,24 +56,19 @@ def depends_on_tokens(sampler: Sampler, states: np.ndarray) -> np.ndarray:
 
 
 def make_tree_step(
-    vllm_config: VllmConfig, depth: int, num_passes: int, device: torch.device
+    vllm_config: VllmConfig, depth: int, device: torch.device
 ) -> "TreeStep | None":
     """The `TreeStep` of an engine that drafts trees; None for others.
 
     Args:
         depth: of the trees (K).
-        num_passes: in which they are drafted.
     """
     num_nodes = vllm_config.speculative_config.drafter.num_nodes
     if num_nodes is None:
         return None
     scheduler = vllm_config.scheduler_config
     trees = DraftTrees(scheduler.max_num_seqs, depth, num_nodes, device)
-    beams = None
-    if num_passes > 1:
-        width = vllm_config.speculative_config.drafter.num_beams
-        beams = Beams(scheduler.max_num_seqs, depth, width, device)
-    return TreeStep(trees, scheduler.max_num_batched_tokens, beams)
+    return TreeStep(trees, scheduler.max_num_batched_tokens)
 
 
 class TreeStep:
@@ -86,18 +80,10 @@ class TreeStep:
     Args:
         trees: the drafted trees.
         max_num_tokens: the most rows of a step.
-        beams: of trees that are drafted in several passes; None if all are drafted in
-            one.
     """
 
-    def __init__(
-        self,
-        trees: DraftTrees,
-        max_num_tokens: int,
-        beams: Beams | None = None,
-    ):
-        device = trees.parents.device
-        self.trees, self.beams = trees, beams
+    def __init__(self, trees: DraftTrees, max_num_tokens: int):
+        device, self.trees = trees.parents.device, trees
         self.rows = TreeRows(len(trees.parents), max_num_tokens, device)
         self.has_trees = self.has_rope = False
         self.sampler: TreeRejectionSampler | None = None

@@ -11,8 +11,8 @@ draft.
 """
 
 import os
-from collections.abc import Iterator
-from itertools import product
+from collections.abc import Iterable, Iterator
+from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
@@ -123,20 +123,36 @@ def draw(vllm_runner, folders, count: int):
         spec["method"] = "eagle3" if "eagle" in mode else "draft_model"
         if mode in ("draft-small", "pard-small"):
             spec["use_heterogeneous_vocab"] = True
+        most = min(count, 256)
+        # Only steps without prompts are trimmed: there are some in each wave.
+        wave = most if "enable_adaptive_verification" in spec else count
         with vllm_runner(
             folders["target"],
             speculative_config=spec,
             max_model_len=32,
-            max_num_seqs=min(count, 256),
+            max_num_seqs=most,
             seed=0,
             setup=[make_up_times],
         ) as llm:
             return {
-                name: llm.generate(list(requests(one, count)))
+                name: together(map(llm.generate, batched(requests(one, count), wave)))
                 for name, one in settings.items()
             }
 
     return drawn
+
+
+def together(waves: Iterable[Served]) -> Served:
+    waves, names = list(waves), ("num_drafts", "num_draft_tokens")
+    names += ("num_accepted_tokens",)
+    outputs = [output for wave in waves for output in wave.outputs]
+    counters = {name: [sum(wave.count(name) for wave in waves)] for name in names}
+    return Served(outputs, counters)
+
+
+def batched(requests: Iterator[Request], size: int) -> Iterator[list[Request]]:
+    while found := list(islice(requests, size)):
+        yield found
 
 
 def combinations() -> Iterator[Any]:

@@ -60,9 +60,10 @@ def scenarios(make_prompt) -> dict[str, list[Request]]:
     return {
         "mixed": mixed + unsettled,
         "alone": mixed[ALONE : ALONE + 1],
-        # Once they grow past three blocks, only two fit into the KV cache of TIGHT.
+        # Once they grow past three blocks, only two fit into the KV cache of TIGHT;
+        # they go on for long, however many drafts are accepted.
         "preempted": [
-            make(20 + i, {"seed": i, "temperature": 0.6}, 92, 18) for i in range(3)
+            make(20 + i, {"seed": i, "temperature": 0.6}, 92, 40) for i in range(3)
         ],
         "crowded": [make(40 + i, {"seed": 40 + i}, 3, 5 + i) for i in range(8)],
     }

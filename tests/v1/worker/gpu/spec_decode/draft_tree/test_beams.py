@@ -136,7 +136,9 @@ def test_beams_attend_to_prefix_and_ancestors(num_passes: int):
     table = torch.randperm(16, device=DEVICE).int()[:12].view(3, 4)
     seq_lens = tensor([p + num_rows for p in prefix])
     layer = SimpleNamespace()
-    made.beams.attach({"layer": layer}, num_passes, seq_lens)
+    for number in range(1, num_passes + 1):
+        lengths = seq_lens - (num_passes - number) * B
+        made.beams.attach({"layer": layer}, number, lengths)
     tree, bounds, scores = layer.draft_tree, tensor(range(0, N * B + 1, B)), (0.3, 0.0)
     query = torch.randn(N * B, heads, size, device=DEVICE)
     cache = pool.transpose(1, 2)

@@ -190,8 +190,8 @@ class Beams:
             seq_lens: [n] int32, KV of the verified tokens and of all beams so far.
         """
         n, b = len(seq_lens), self.num_beams
-        prefix = self.rows.prefix_lens[:n]
-        torch.sub(seq_lens, draft_pass * b, out=prefix).clamp_(min=0)
+        if draft_pass == 1:  # the others have the same
+            torch.clamp(seq_lens - b, min=0, out=self.rows.prefix_lens[:n])
         before = (draft_pass - 1) * b
         tree = TreeAttention(self.rows, n, n * b, True, b, before)
         for metadata in attn_metadata.values():

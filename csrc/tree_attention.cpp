@@ -151,6 +151,13 @@ bool sees(const TreeBatch& batch, const Request& r, int64_t query, int64_t key) 
   return batch.masks[(r.begin + query) * 2 + node / 64] >> (node % 64) & 1;
 }
 
+// How many tokens after the prefix one of its own step's rows or keys is.
+int64_t place(const TreeBatch& batch, const Request& r, int64_t index) {
+  if (batch.num_before > 0) return index / r.queries;  // as many in each pass
+  if (index < r.leading) return index;
+  return r.leading + batch.depths[r.begin + index];
+}
+
 template <class Element>
 struct Attention {
   const TreeBatch& batch;
@@ -207,8 +214,12 @@ struct Attention {
     const int64_t end = std::min(KEYS, r.prefix + r.keys - position);
     for (int64_t i = 0; i < count; ++i) {
       const int64_t query = (first + i) / group;
-      for (int64_t j = begin; j < end; ++j) {
-        const bool is_seen = sees(batch, r, query, position + j - r.prefix);
+      const int64_t at = place(batch, r, r.keys - r.queries + query);
+      for (int64_t j = layer.window ? 0 : begin; j < end; ++j) {
+        const int64_t key = position + j - r.prefix;
+        const int64_t key_at = key < 0 ? key : place(batch, r, key);
+        const bool is_in_window = !layer.window || key_at > at - layer.window;
+        const bool is_seen = is_in_window && (key < 0 || sees(batch, r, query, key));
         if (!is_seen) tile.scores[j * ROWS + i] = LOWEST;
       }
     }
@@ -236,11 +247,17 @@ struct Attention {
     std::fill_n(tile.out, tile.size * ROWS, 0.0f);
     std::fill_n(tile.top, ROWS, LOWEST);
     std::fill_n(tile.total, ROWS, 0.0f);
-    const int64_t end = r.prefix + r.keys;
-    for (int64_t position = 0; position < end; position += KEYS) {
+    for (int64_t i = 0; i < count && layer.sinks != nullptr; ++i) {
+      tile.top[i] = layer.sinks[head * group + (first + i) % group];
+      tile.total[i] = 1.0f;
+    }
+    const int64_t end = r.prefix + r.keys, window = layer.window;
+    int64_t position = window ? std::max<int64_t>(r.prefix - window + 1, 0) : 0;
+    for (position -= position % KEYS; position < end; position += KEYS) {
       load_keys(tile, r, head, position);
       kernels.score(tile);
-      if (position + KEYS > r.prefix) hide_keys(tile, r, first, count, position);
+      const bool hides = window || position + KEYS > r.prefix;
+      if (hides) hide_keys(tile, r, first, count, position);
       kernels.add_values(tile);
     }
     store(tile, r, head, first, count);

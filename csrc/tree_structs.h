@@ -7,6 +7,7 @@
 struct TreeBatch {
   int32_t* query_start_loc;  // [at least num_reqs + 1]
   int64_t* masks;            // [max_num_tokens, 2]
+  int32_t* depths;           // [max_num_tokens]
   int32_t* prefix_lens;      // [at least num_reqs]
   int32_t* num_leading;      // [at least num_reqs]
   int64_t num_reqs;
@@ -39,6 +40,8 @@ struct TreeLayer {
   int64_t heads;
   int32_t* block_table;  // [at least num_reqs, most blocks]
   int64_t table_stride;
+  float* sinks;    // [heads], or null
+  int64_t window;  // tokens that a row attends to, itself included; 0: all
 };
 
 // The accepted paths of a step; see `PathMover`.
@@ -53,4 +56,4 @@ struct TreePaths {
 };
 
 // To be raised with every change of a struct, here and in `tree/cpu.py`.
-constexpr uint32_t STRUCTS_VERSION = 2;
+constexpr uint32_t STRUCTS_VERSION = 3;

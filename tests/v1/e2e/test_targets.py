@@ -102,7 +102,7 @@ SAID = {
 }
 NOT_ON_CPU = "refused on a CPU"
 # A chain instead of a tree of fixed size, and adapters applied to all rows of logits.
-FAST = ("gpt-oss, PARD's trees", "LoRA, EAGLE-3")
+FAST = ("fp8 KV cache, PARD's trees", "LoRA, EAGLE-3")
 
 
 def read_table() -> dict[str, str]:

@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 import torch
 
+from vllm.v1.worker.gpu.spec_decode.unified.tree.attend import Scores
+
 
 class Node(NamedTuple):
     parent: int  # row of the parent, 0 for the last token
@@ -97,9 +99,9 @@ def attend(
     query: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,
-    scale: float,
-    softcap: float,
+    weighing: Scores,
     seen: torch.Tensor,
+    places: torch.Tensor,
 ) -> torch.Tensor:
     """Attention of one request: [q, heads, size] float32.
 
@@ -108,12 +110,23 @@ def attend(
         keys: [k, kv_heads, size], as `values`.
         seen: [q, n] bool, which of the last n keys a query attends to. It attends to
             all keys before these.
+        places: [n], of these keys, of which the queries' are the last: how many tokens
+            they are after the others. A window goes by them.
     """
+    prefix, window = len(keys) - len(places), weighing.window
+    if window:
+        at = torch.cat([torch.arange(-prefix, 0), places])
+        seen = torch.cat([torch.ones(len(seen), prefix, dtype=torch.bool), seen], 1)
+        seen = seen & (at > places[-len(seen) :, None] - window)
     groups = query.shape[1] // keys.shape[1]
     keys, values = (x.repeat_interleave(groups, 1) for x in (keys, values))
-    scores = torch.einsum("qhd,khd->hqk", query, keys) * scale
-    if softcap:
+    scores = torch.einsum("qhd,khd->hqk", query, keys) * weighing.scale
+    if softcap := weighing.softcap:
         scores = softcap * (scores / softcap).tanh()
     own = scores[..., len(keys) - seen.shape[1] :]
     own.masked_fill_(~seen.to(own.device), -torch.inf)
-    return torch.einsum("hqk,khd->qhd", scores.softmax(-1), values)
+    if (sinks := weighing.sinks) is not None:
+        sinks = sinks[:, None, None].expand(-1, len(query), 1)
+        scores = torch.cat([scores, sinks.to(scores.dtype)], -1)
+    weights = scores.softmax(-1)[..., : len(keys)]
+    return torch.einsum("hqk,khd->qhd", weights, values)

@@ -7,7 +7,11 @@ import pytest
 import torch
 
 from vllm.config.drafter.drafter import CANDIDATES_OF_PASS
-from vllm.v1.worker.gpu.spec_decode.unified.tree.attend import attend_prefix, merge_tree
+from vllm.v1.worker.gpu.spec_decode.unified.tree.attend import (
+    Scores,
+    attend_prefix,
+    merge_tree,
+)
 from vllm.v1.worker.gpu.spec_decode.unified.tree.beams import Beams
 from vllm.v1.worker.gpu.spec_decode.unified.tree.grow import grow_trees
 from vllm.v1.worker.gpu.spec_decode.unified.tree.trees import DraftTrees
@@ -127,8 +131,9 @@ def test_trees_hold_likeliest_of_all_nodes(num_nodes: int):
         assert drafts[req].tolist() == wanted
 
 
+@pytest.mark.parametrize("window", [0, 3, 20])
 @pytest.mark.parametrize("num_passes", [1, 2, K])
-def test_beams_attend_to_prefix_and_ancestors(num_passes: int):
+def test_beams_attend_to_prefix_and_ancestors(num_passes: int, window: int):
     """Ancestors are in the KV cache, behind the prefix; one request has none."""
     made, prefix = Passes(num_passes), [17, 0, 32]
     heads, kv_heads, size, block, num_rows = 4, 2, 24, 16, num_passes * B
@@ -139,20 +144,21 @@ def test_beams_attend_to_prefix_and_ancestors(num_passes: int):
     for number in range(1, num_passes + 1):
         lengths = seq_lens - (num_passes - number) * B
         made.beams.attach({"layer": layer}, number, lengths)
-    tree, bounds, scores = layer.draft_tree, tensor(range(0, N * B + 1, B)), (0.3, 0.0)
+    scores, bounds = Scores(0.3, window=window), tensor(range(0, N * B + 1, B))
     query = torch.randn(N * B, heads, size, device=DEVICE)
-    cache = pool.transpose(1, 2)
-    found, lse = attend_prefix(query, cache, table, bounds, tree, *scores)
+    cache = bounds, layer.draft_tree, scores, pool.transpose(1, 2), table
+    found, lse = attend_prefix(query, *cache)
     out, wanted = torch.zeros_like(query), []
     keys = [
         pool[table[req].long()].flatten(0, 1)[: prefix[req] + num_rows]
         for req in range(N)
     ]
     own = torch.cat([rows[-B:] for rows in keys]).unflatten(-1, (2, size))
-    given = bounds, tree, *scores, cache, table
-    merge_tree(query, *own.unbind(2), found, lse, out, *given)
+    merge_tree(query, *own.unbind(2), found, lse, out, *cache)
+    places = torch.arange(num_rows) // B
     for req in range(N):
         each = keys[req].unflatten(-1, (2, size)).unbind(2)
         rows = query[req * B : (req + 1) * B]
-        wanted.append(attend(rows, *each, *scores, made.seen(req, num_rows)))
+        seen = made.seen(req, num_rows)
+        wanted.append(attend(rows, *each, scores, seen, places))
     torch.testing.assert_close(out, torch.cat(wanted), atol=1e-4, rtol=1e-4)

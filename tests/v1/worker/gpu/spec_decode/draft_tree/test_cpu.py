@@ -15,7 +15,10 @@ if not current_platform.is_cpu():
 from vllm import _custom_ops as ops
 from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
 from vllm.v1.worker.gpu.spec_decode.unified.tree import cpu
-from vllm.v1.worker.gpu.spec_decode.unified.tree.attend import why_layer_cannot
+from vllm.v1.worker.gpu.spec_decode.unified.tree.attend import (
+    Scores,
+    why_layer_cannot,
+)
 from vllm.v1.worker.gpu.spec_decode.unified.tree.trees import TreeAttention
 
 from .test_kernels import Step
@@ -73,8 +76,8 @@ SHAPES = [(4, 2, 64, 32), (3, 1, 80, 64), (40, 1, 32, 32), (2, 2, 128, 128)]
 @needs_library
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("num_nodes", [3, 20, 100])
-def test_rows_attend_to_prefix_and_ancestors(num_nodes, shape, dtype):
+@pytest.mark.parametrize("num_nodes, window", [(3, 9), (20, 0), (20, 70), (100, 0)])
+def test_rows_attend_to_prefix_and_ancestors(num_nodes, window, shape, dtype):
     """One request has no prefix, one a prefix of whole blocks, one a long prompt."""
     heads, kv_heads, size, block = shape
     step = Step(num_nodes, num_nodes)
@@ -104,9 +107,13 @@ def test_rows_attend_to_prefix_and_ancestors(num_nodes, shape, dtype):
         draft_tree=TreeAttention(step.rows, 4, step.starts[-1], True, longest),
     )
     out = torch.zeros(len(query), heads * size, dtype=dtype)
-    layer, impl = SimpleNamespace(isa=isa), SimpleNamespace(scale=0.3)
+    scores = Scores(0.3, 0.0, window, torch.randn(heads).to(dtype) if window else None)
+    impl = SimpleNamespace(
+        scale=scores.scale, sliding_window=window or -1, sinks=scores.sinks
+    )
+    layer = SimpleNamespace(isa=isa)
     cpu.attend(impl, layer, query, *kv.unbind(1), kv_cache, metadata, out)
-    wanted = step.attended(query.float(), kv.float(), prefixes, 0.3).flatten(1)
+    wanted = step.attended(query.float(), kv.float(), prefixes, scores).flatten(1)
     # Sums are float32, rounded once: by half a unit in the last place.
     eps = torch.finfo(dtype).eps / 2 if dtype != torch.float32 else 0
     torch.testing.assert_close(out.float(), wanted, atol=1e-5, rtol=1e-5 + eps)

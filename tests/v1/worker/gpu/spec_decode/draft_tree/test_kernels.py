@@ -9,7 +9,11 @@ import torch
 
 from vllm.platforms import current_platform
 from vllm.v1.worker.gpu.spec_decode.unified.tree.accept import PathMover
-from vllm.v1.worker.gpu.spec_decode.unified.tree.attend import attend_prefix, merge_tree
+from vllm.v1.worker.gpu.spec_decode.unified.tree.attend import (
+    Scores,
+    attend_prefix,
+    merge_tree,
+)
 from vllm.v1.worker.gpu.spec_decode.unified.tree.grow import best_candidates, grow_trees
 from vllm.v1.worker.gpu.spec_decode.unified.tree.trees import (
     DraftTrees,
@@ -29,6 +33,8 @@ from .reference import (
 
 DEVICE = torch.device("cpu" if current_platform.is_cpu() else "cuda")
 R = 8  # request states
+# Softcap, window, and whether there are sinks.
+WEIGHINGS = [(0.0, 0, False), (5.0, 0, False), (0.0, 5, True), (0.0, 40, False)]
 
 
 def tensor(values, dtype=torch.int32) -> torch.Tensor:
@@ -183,8 +189,7 @@ class Step:
         query: torch.Tensor,
         kv: torch.Tensor,
         prefixes: list[torch.Tensor],
-        scale: float,
-        softcap: float = 0.0,
+        scores: Scores,
     ) -> torch.Tensor:
         """[q, heads, size], reference attention of the requests given by `prefixes`.
 
@@ -197,8 +202,11 @@ class Step:
         for req, prefix in enumerate(prefixes):
             rows = slice(self.starts[req], self.starts[req + 1])
             keys, values = torch.cat([prefix, kv[rows]]).unbind(1)
-            seen = self.seen(req)
-            found.append(attend(query[rows], keys, values, scale, softcap, seen))
+            seen, first = self.seen(req), self.leading[req]
+            nodes = self.nodes[req][: self.drafts[req]]
+            places = [*range(first), first, *(first + node.depth for node in nodes)]
+            own = query[rows], keys, values, scores, seen, torch.tensor(places)
+            found.append(attend(*own))
         return torch.cat(found)
 
 
@@ -262,17 +270,18 @@ def test_walk_follows_sampled_tokens(num_nodes: int, has_trees: bool):
 
 
 @pytest.mark.parametrize("with_prompt", [False, True])
-@pytest.mark.parametrize("softcap", [0.0, 5.0])
+@pytest.mark.parametrize("softcap, window, has_sinks", WEIGHINGS)
 @pytest.mark.parametrize("num_nodes", [3, 20, 100])
 def test_rows_attend_to_prefix_and_ancestors(
-    num_nodes: int, softcap: float, with_prompt: bool
+    num_nodes: int, softcap: float, window: int, has_sinks: bool, with_prompt: bool
 ):
     """The prefix is in KV cache blocks; one request has none."""
     step = Step(num_nodes, num_nodes)
     step.prefix[1], step.seq_lens[1] = 0, step.drafts[1] + 1
     step.lay_out()
     torch.manual_seed(0)
-    heads, kv_heads, size, block, scale = 4, 2, 24, 16, 0.3
+    heads, kv_heads, size, block = 4, 2, 24, 16
+    sinks = torch.randn(heads, device=DEVICE) if has_sinks else None
     # In memory, heads come after slots.
     pool = torch.randn(16, block, kv_heads, 2 * size, device=DEVICE)
     table = torch.randperm(16, device=DEVICE).int()[:12].view(4, 3)
@@ -283,19 +292,18 @@ def test_rows_attend_to_prefix_and_ancestors(
     query = torch.randn(end, heads, size, device=DEVICE)
     # As a model's fused projection gives them: not contiguous.
     kv = torch.randn(end, 2, kv_heads, size, device=DEVICE)
-    bounds, scores = step.query_start_loc, (scale, softcap)
-    found, lse = attend_prefix(
-        query[:total], pool.transpose(1, 2), table, bounds, tree, *scores
-    )
+    scores = Scores(0.3, softcap, window, sinks)
+    cache = step.query_start_loc, tree, scores, pool.transpose(1, 2), table
+    found, lse = attend_prefix(query[:total], *cache)
     lse[:, step.starts[1] : step.starts[2]] = torch.inf  # as FlashAttention returns it
     out = torch.full_like(query, 9.0)
     wanted = out.clone()
-    merge_tree(query[:total], *kv.unbind(1), found, lse, out, bounds, tree, *scores)
+    merge_tree(query[:total], *kv.unbind(1), found, lse, out, *cache)
     prefixes = [
         pool[table[req].long()].flatten(0, 1)[: step.prefix[req]] for req in range(n)
     ]
     prefixes = [rows.unflatten(-1, (2, size)).transpose(1, 2) for rows in prefixes]
-    wanted[:total] = step.attended(query, kv, prefixes, *scores)
+    wanted[:total] = step.attended(query, kv, prefixes, scores)
     torch.testing.assert_close(out, wanted, atol=1e-4, rtol=1e-4)
 
 

@@ -43,8 +43,6 @@ def test_supported_backends(backend: str):
     "given, reason",
     [
         ({"backend": "FLASHINFER"}, "attention by FLASHINFER"),
-        ({"sliding_window": (127, 0)}, "attention windows"),
-        ({"sinks": object()}, "attention sinks"),
         ({"alibi_slopes": object()}, "ALiBi"),
         ({"kv_cache_dtype": "fp8"}, "a quantized KV cache"),
         ({"attn_type": AttentionType.ENCODER}, "encoder attention"),
@@ -132,7 +130,8 @@ def test_only_long_prompts_use_separate_attention(prompt: int, with_prompt: int)
         num_scheduled_tokens=rows,
         query_start_loc_np=np.array([0, *rows.cumsum()]),
     )
-    tree = TreeStep._of_step(SimpleNamespace(rows=None), batch)
+    step = SimpleNamespace(rows=None, long_prompt=LONG_PROMPT)
+    tree = TreeStep._of_step(step, batch)
     assert tree.num_reqs == with_prompt
     assert tree.num_tokens == rows[:with_prompt].sum()
     assert tree.covers_batch == (with_prompt == 3)

@@ -14,14 +14,16 @@ which serves a request's other steps: for float32 that is TF32, unless
 TRITON_F32_DEFAULT is "ieee". A higher precision here would make output depend on which
 steps have trees.
 
-Attention to the prefix masks nothing. FlashAttention has a faster kernel that returns
-the same as the one here, which serves other backends whose KV cache holds K and V of a
-token side by side.
+Attention to the prefix masks nothing but what is outside of a sliding window.
+FlashAttention has a faster kernel that returns the same as the one here, which serves
+layers with windows, where a row's is given by the depth of its node, and other backends
+whose KV cache holds K and V of a token side by side. Sinks are counted when the two
+parts are merged.
 """
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -67,6 +69,9 @@ def attend_with_tree(
 def _attend_flash(impl, layer, query, key, value, kv_cache, metadata, output) -> None:
     from vllm.v1.attention.backends.fa_utils import flash_attn_varlen_func
 
+    if window_of(impl):
+        _attend_triton(impl, layer, query, key, value, kv_cache, metadata, output)
+        return
     tree: TreeAttention = metadata.draft_tree
     n, num_tokens = tree.num_reqs, tree.num_tokens
     keys, values = kv_cache.transpose(1, 2).split(impl.head_size, dim=-1)
@@ -86,18 +91,42 @@ def _attend_flash(impl, layer, query, key, value, kv_cache, metadata, output) ->
         return_softmax_lse=True,
         fa_version=impl.vllm_flash_attn_version,
     )
-    scores = (metadata.query_start_loc, tree, impl.scale, impl.logits_soft_cap)
-    cache = kv_cache, metadata.block_table
-    merge_tree(query, key, value, prefix_out, prefix_lse, output, *scores, *cache)
+    scores = Scores(impl.scale, impl.logits_soft_cap, 0, impl.sinks)
+    cache = metadata.query_start_loc, tree, scores, kv_cache, metadata.block_table
+    merge_tree(query, key, value, prefix_out, prefix_lse, output, *cache)
 
 
 def _attend_triton(impl, layer, query, key, value, kv_cache, metadata, output) -> None:
     tree: TreeAttention = metadata.draft_tree
     query = query[: tree.num_tokens]
-    scores = (metadata.query_start_loc, tree, impl.scale, impl.logits_soft_cap)
-    prefix = attend_prefix(query, kv_cache, metadata.block_table, *scores)
-    cache = kv_cache, metadata.block_table
-    merge_tree(query, key, value, *prefix, output, *scores, *cache)
+    scores = Scores(impl.scale, impl.logits_soft_cap, window_of(impl), impl.sinks)
+    cache = metadata.query_start_loc, tree, scores, kv_cache, metadata.block_table
+    prefix = attend_prefix(query, *cache)
+    merge_tree(query, key, value, *prefix, output, *cache)
+
+
+class Scores(NamedTuple):
+    """How a layer weighs keys.
+
+    Attributes:
+        scale: of the products of queries and keys.
+        softcap: of the scores; 0.0 leaves them uncapped.
+        window: how many tokens a row attends to, itself included; 0: all before it.
+        sinks: [HQ], of each head a score without a value; None: none.
+    """
+
+    scale: float
+    softcap: float = 0.0
+    window: int = 0
+    sinks: torch.Tensor | None = None
+
+
+def window_of(impl: Any) -> int:
+    """See `Scores.window`."""
+    window = impl.sliding_window
+    if isinstance(window, tuple):  # tokens before the row
+        return window[0] + 1
+    return max(window or 0, 0)
 
 
 ATTEND: dict[str, Callable[..., None]] = {
@@ -119,10 +148,7 @@ def why_layer_cannot(layer: Any) -> str | None:
         return f"attention by {name}"
     if name == "CPU_ATTN" and (reason := cpu.why_not_loaded()):
         return reason
-    window = impl.sliding_window
     reasons = {
-        "attention windows": window not in (None, -1, (-1, -1)),
-        "attention sinks": getattr(impl, "sinks", None) is not None,
         "ALiBi": impl.alibi_slopes is not None,
         "logits soft cap on a CPU": name == "CPU_ATTN" and impl.logits_soft_cap,
         "a quantized KV cache": is_quantized_kv_cache(impl.kv_cache_dtype),
@@ -145,6 +171,13 @@ def _sees(masks, row, key, leading, is_row):
         (node < 0)[:, None] | (other < 0)[None, :]
     )
     return is_before | ((node >= 0)[:, None] & (other >= 0)[None, :] & is_ancestor)
+
+
+@triton.jit
+def _place(depths, at, index, leading, mask):
+    """How many tokens after the prefix a row of a request is, `index` of its rows."""
+    depth = tl.load(depths + at, mask=mask & (index >= leading), other=0)
+    return tl.where(index < leading, index, leading + depth)
 
 
 @triton.jit
@@ -184,8 +217,10 @@ def _merge_tree_kernel(
     prefix_out,  # [T, HQ, D], attention to the prefix
     prefix_lse,  # [HQ, T] float32, log-sum-exp of its scores
     out,  # [T, HQ, D]
+    sinks,  # [HQ]
     query_start_loc,
     masks,
+    depths,
     prefix_lens,
     num_leading,
     strides,  # of rows and heads of query, key, value, prefix_out, out; of lse
@@ -193,6 +228,8 @@ def _merge_tree_kernel(
     block_size,
     scale,
     softcap,
+    WINDOW: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
     BEFORE: tl.constexpr,  # rows of earlier passes
     GROUP: tl.constexpr,  # query heads per KV head
     D: tl.constexpr,
@@ -225,8 +262,13 @@ def _merge_tree_kernel(
         other=float("-inf"),
     )
     top = tl.maximum(lse, -1e30)
+    if HAS_SINKS:
+        sink = tl.load(sinks + head).to(tl.float32)
+        top = tl.maximum(top, sink)
     weight = tl.exp(lse - top)
     total = weight
+    if HAS_SINKS:
+        total += tl.exp(sink - top)
     kept = tl.load(
         prefix_out + (at * strides[6] + head * strides[7])[:, None] + dim[None, :],
         mask=inside & has_prefix,
@@ -235,6 +277,7 @@ def _merge_tree_kernel(
     acc = kept.to(tl.float32) * weight[:, None]
     keys = queries + BEFORE
     prefix = tl.load(prefix_lens + req)
+    place = _place(depths, at, row, leading, is_row)
     for first in range(0, keys, BLOCK_N):
         other = first + tl.arange(0, BLOCK_N)
         to, is_key = (begin + other).to(tl.int64), other < keys
@@ -256,6 +299,12 @@ def _merge_tree_kernel(
             v = tl.load(value + v_at, mask=there, other=0.0)
         scores = _scores(q, k, scale, softcap, SOFTCAP)
         seen = _sees(masks + (begin + leading) * 2, row, other, leading, is_row)
+        if WINDOW > 0:
+            if BEFORE > 0:
+                key_place = other // queries
+            else:
+                key_place = _place(depths, to, other, leading, is_key)
+            seen &= key_place[None, :] > place[:, None] - WINDOW
         scores = tl.where(seen & is_key[None, :], scores, float("-inf"))
         top, total, acc = _add_keys(top, total, acc, scores, v)
     acc = acc / total[:, None]
@@ -272,10 +321,9 @@ def merge_tree(
     out: torch.Tensor,
     query_start_loc: torch.Tensor,
     tree: TreeAttention,
-    scale: float,
-    softcap: float = 0.0,
-    kv_cache: torch.Tensor | None = None,
-    block_table: torch.Tensor | None = None,
+    scores: Scores,
+    kv_cache: torch.Tensor,
+    block_table: torch.Tensor,
 ) -> None:
     """Merges attention over prefixes with attention among the rows of the step.
 
@@ -286,9 +334,8 @@ def merge_tree(
         prefix_lse: [HQ, T] float32, log-sum-exp of the scores of that.
         out: [at least T, HQ, D], written.
         query_start_loc: [at least R + 1] int32.
-        scale, softcap: of the scores; 0.0 leaves them uncapped.
-        kv_cache, block_table: as of `attend_prefix`; needed if there are rows of
-            earlier passes.
+        kv_cache, block_table: as of `attend_prefix`; read if there are rows of earlier
+            passes.
     """
     heads, size = query.shape[1:]
     row_strides = [
@@ -298,8 +345,6 @@ def merge_tree(
     ]
     block_m = 16 if tree.max_query_len <= 16 else 32
     most = tree.num_before + tree.max_query_len
-    if tree.num_before == 0:
-        kv_cache, block_table = key, query_start_loc  # not read
     cache_strides = (*kv_cache.stride()[:3], block_table.stride(0))
     block_size = kv_cache.shape[2]
     _merge_tree_kernel[
@@ -313,22 +358,26 @@ def merge_tree(
         prefix_out,
         prefix_lse,
         out,
+        query if scores.sinks is None else scores.sinks,
         query_start_loc,
         tree.rows.masks,
+        tree.rows.depths,
         tree.rows.prefix_lens,
         tree.rows.num_leading,
         (*row_strides, *prefix_lse.stride()),
         cache_strides,
         block_size,
-        scale,
-        softcap,
+        scores.scale,
+        scores.softcap,
+        WINDOW=scores.window,
+        HAS_SINKS=scores.sinks is not None,
         BEFORE=tree.num_before,
         GROUP=heads // key.shape[1],
         D=size,
         BLOCK_D=triton.next_power_of_2(size),
         BLOCK_M=block_m,
         BLOCK_N=min(64, max(16, triton.next_power_of_2(most))),
-        SOFTCAP=softcap > 0,
+        SOFTCAP=scores.softcap > 0,
         num_warps=4,
     )
 
@@ -341,7 +390,9 @@ def _attend_prefix_kernel(
     out,  # [T, HQ, D] contiguous
     lse,  # [HQ, T] float32
     query_start_loc,
+    depths,
     prefix_lens,
+    num_leading,
     query_strides,  # of rows and heads
     cache_strides,  # of blocks, heads and slots
     table_stride,
@@ -356,6 +407,7 @@ def _attend_prefix_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     SOFTCAP: tl.constexpr,
+    WINDOW: tl.constexpr,
 ):
     req, head, block = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     begin = tl.load(query_start_loc + req)
@@ -374,7 +426,13 @@ def _attend_prefix_kernel(
     total = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     cache = kv_cache + head // GROUP * cache_strides[1]
-    for first in range(0, prefix, BLOCK_N):
+    start = 0
+    if WINDOW > 0:
+        # The first key that a row sees. Those of blocks before it may be freed.
+        place = _place(depths, at, row, tl.load(num_leading + req), is_row)
+        oldest = prefix + place - WINDOW + 1
+        start = tl.maximum(tl.min(tl.where(is_row, oldest, prefix), 0), 0)
+    for first in range(start, prefix, BLOCK_N):
         pos = first + tl.arange(0, BLOCK_N)
         is_key = pos < prefix
         table = block_table + req * table_stride
@@ -384,7 +442,10 @@ def _attend_prefix_kernel(
         k = tl.load(cache + kv_at, mask=there, other=0.0)
         v = tl.load(cache + kv_at + D, mask=there, other=0.0)
         scores = _scores(q, k, scale, softcap, SOFTCAP)
-        scores = tl.where(is_key[None, :], scores, float("-inf"))
+        seen = is_key[None, :]
+        if WINDOW > 0:
+            seen &= pos[None, :] >= oldest[:, None]
+        scores = tl.where(seen, scores, float("-inf"))
         top, total, acc = _add_keys(top, total, acc, scores, v)
     some = tl.maximum(total, 1e-30)
     to = ((at * HEADS + head) * D)[:, None] + dim[None, :]
@@ -394,21 +455,20 @@ def _attend_prefix_kernel(
 
 def attend_prefix(
     query: torch.Tensor,
-    kv_cache: torch.Tensor,
-    block_table: torch.Tensor,
     query_start_loc: torch.Tensor,
     tree: TreeAttention,
-    scale: float,
-    softcap: float = 0.0,
+    scores: Scores,
+    kv_cache: torch.Tensor,
+    block_table: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention of rows to their prefixes, and its log-sum-exp.
 
     Args:
         query: [T, HQ, D], rows of the requests with trees.
+        query_start_loc: [at least n + 1] int32.
+        scores: without their sinks.
         kv_cache: [blocks, HK, block_size, 2 * D], K before V.
         block_table: [at least n, most blocks] int32.
-        query_start_loc: [at least n + 1] int32.
-        scale, softcap: of the scores; 0.0 leaves them uncapped.
 
     Returns:
         [T, HQ, D] in the dtype of the query, and [HQ, T] float32, the log-sum-exp of
@@ -427,21 +487,24 @@ def attend_prefix(
         out,
         lse,
         query_start_loc,
+        tree.rows.depths,
         tree.rows.prefix_lens,
+        tree.rows.num_leading,
         query.stride()[:2],
         kv_cache.stride()[:3],
         block_table.stride(0),
         lse.stride(0),
         kv_cache.shape[2],
-        scale,
-        softcap,
+        scores.scale,
+        scores.softcap,
         HEADS=heads,
         GROUP=heads // kv_cache.shape[1],
         D=size,
         BLOCK_D=triton.next_power_of_2(size),
         BLOCK_M=block_m,
         BLOCK_N=32,
-        SOFTCAP=softcap > 0,
+        SOFTCAP=scores.softcap > 0,
+        WINDOW=scores.window,
         num_warps=4,
     )
     return out, lse

@@ -36,6 +36,7 @@ def _extend_kernel(
     parents,  # [R, B] int32
     beam_tokens,  # [R, B] int64
     masks,  # [R * B, 2] int64
+    depths,  # [R * B] int32
     draft_tokens,  # [n, >= K] int64
     draft_stride,
     depth: tl.constexpr,
@@ -81,6 +82,7 @@ def _extend_kernel(
     tl.store(scores + req * B + beam, new_score)
     tl.store(parents + req * B + beam, parent)
     tl.store(beam_tokens + req * B + beam, new_token.to(tl.int64))
+    tl.store(depths + req * B + beam, tl.full([B], depth, tl.int32))
 
     to = (req * B + beam) * 2
     number = depth * B + beam
@@ -164,6 +166,7 @@ class Beams:
             self._parents,
             self._tokens,
             self.rows.masks,
+            self.rows.depths,
             drafts,
             drafts.stride(0),
             depth=depth,

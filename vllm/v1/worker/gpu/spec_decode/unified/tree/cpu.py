@@ -22,7 +22,7 @@ from vllm import _custom_ops as ops
 from .trees import TreeAttention
 
 LIBRARY = Path(__file__).with_name("_tree_attention.so")
-STRUCTS_VERSION = 2  # as in csrc/tree_structs.h
+STRUCTS_VERSION = 3  # as in csrc/tree_structs.h
 # Integers below this are exact in every dtype of a KV cache.
 DIGIT = 128
 KEYS = 32  # loaded at a time by attention
@@ -120,6 +120,7 @@ def attend(impl, layer, query, key, value, kv_cache, metadata, output) -> None:
     batch = _struct(
         metadata.query_start_loc,
         rows.masks,
+        rows.depths,
         rows.prefix_lens,
         rows.num_leading,
         tree.num_reqs,
@@ -128,7 +129,10 @@ def attend(impl, layer, query, key, value, kv_cache, metadata, output) -> None:
     )
     heads = query.shape[1]
     of_query, of_out = query.stride()[:2], out.stride()[:2]
-    of_layer = _struct(query, *of_query, out, *of_out, heads, table, table.stride(0))
+    sinks = None if impl.sinks is None else impl.sinks.float()
+    keys = table, table.stride(0), 0 if sinks is None else sinks
+    window = max(impl.sliding_window, 0)
+    of_layer = _struct(query, *of_query, out, *of_out, heads, *keys, window)
     run = getattr(_library(), f"attend_{query.dtype}".replace("torch.", ""))
     run(batch, _tree_cache(kv_cache, layer.isa), of_layer, ctypes.c_float(impl.scale))
 

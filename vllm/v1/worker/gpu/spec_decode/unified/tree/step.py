@@ -87,6 +87,7 @@ class TreeStep:
         self.rows = TreeRows(len(trees.parents), max_num_tokens, device)
         self.has_trees = self.has_rope = False
         self.sampler: TreeRejectionSampler | None = None
+        self.long_prompt = LONG_PROMPT
         self._move: PathMover | None = None
         # [rows of the step] int64, by how much `lay_out` changed each row's position.
         self._moved_by: torch.Tensor | None = None
@@ -105,6 +106,9 @@ class TreeStep:
             if name in layers
         }
         runner.model_state.draft_tree = self
+        if runner.model_config.is_mm_prefix_lm:
+            # Tokens of an image attend to later ones, too.
+            self.long_prompt = 0
         self.has_rope = runner.model_state.rope_state is not None
         runner.rejection_sampler = self.sampler = TreeRejectionSampler(
             runner.sampler, runner.speculative_config, self.trees, self.rows
@@ -171,7 +175,7 @@ class TreeStep:
 
     def _of_step(self, batch: InputBatch) -> TreeAttention:
         n = batch.num_reqs
-        if int(batch.num_scheduled_tokens.max()) > LONG_PROMPT:
+        if int(batch.num_scheduled_tokens.max()) > self.long_prompt:
             n = int(np.count_nonzero(batch.num_draft_tokens_per_req))
         num_tokens = int(batch.query_start_loc_np[n])
         longest = int(batch.num_scheduled_tokens[:n].max())

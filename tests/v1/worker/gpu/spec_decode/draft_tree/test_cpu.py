@@ -125,17 +125,18 @@ def test_kv_is_moved_in_layout_of_backend(dtype):
     torch.manual_seed(0)
     isa = _get_attn_isa(dtype, BLOCK, SIZE)
     kv_cache = torch.zeros(5, KV_HEADS, BLOCK, 2 * SIZE, dtype=dtype)
-    slots = torch.randperm(5 * BLOCK)[:24]
-    kv = torch.randn(2, 24, KV_HEADS, SIZE).to(dtype)
+    # Layers that share KV, and one of another group with other blocks of the memory.
+    slots, groups = torch.randperm(5 * BLOCK)[:48], {"a": 0, "b": 0, "other": 1}
+    kv = torch.randn(2, 48, KV_HEADS, SIZE).to(dtype)
     store(kv_cache, isa, slots, *kv)
-    both = ("a", "b")  # layers that share a cache
     layer = SimpleNamespace(kv_cache=kv_cache, isa=isa)
-    move = cpu.CPUPathMover(dict.fromkeys(both, layer), dict.fromkeys(both, 0))
+    move = cpu.CPUPathMover(dict.fromkeys(groups, layer), groups)
     path = torch.tensor([[0, 2, 3, 6], [0, 1, 5, 9]], dtype=torch.int32)
     counts, first = torch.tensor([4, 3]), torch.tensor([0, 12])
-    move(slots[None], path, counts.int(), first.int())
+    move(slots.view(2, 24), path, counts.int(), first.int())
     wanted = kv.clone()
     for req, moves in enumerate([[(2, 1), (3, 2), (6, 3)], [(5, 2)]]):
         for source, to in moves:
-            wanted[:, first[req] + to] = kv[:, first[req] + source]
+            for row in (first[req], 24 + first[req]):
+                wanted[:, row + to] = kv[:, row + source]
     assert torch.equal(read(kv_cache, isa, slots), wanted)

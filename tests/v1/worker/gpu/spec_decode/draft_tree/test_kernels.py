@@ -316,8 +316,12 @@ def test_accepted_kv_is_moved_to_its_positions(dtype: torch.dtype):
     caches = {str(i): base[i].transpose(1, 2) for i in range(2)}
     caches["shared"] = caches["0"]
     groups = {"0": 0, "1": 1, "shared": 0}
-    slot_mappings = torch.stack([torch.randperm(blocks * size)[:16] for _ in range(2)])
-    slot_mappings = slot_mappings.to(DEVICE)
+    # A layer of another group has other blocks of the same memory.
+    caches["other"], groups["other"] = caches["0"], 2
+    slots = torch.randperm(blocks * size)
+    slot_mappings = torch.stack(
+        [slots[:16], torch.randperm(blocks * size)[:16], slots[16:32]]
+    ).to(DEVICE)
     path = tensor([[0, 2, 3, 6], [0, 1, 2, 3], [0, 4, 99, 99]])
     num_sampled, first_rows = tensor([4, 4, 2]), tensor([0, 7, 11])
     wanted = base.clone()
@@ -325,8 +329,8 @@ def test_accepted_kv_is_moved_to_its_positions(dtype: torch.dtype):
     before = flat.clone()
     for req, moves in enumerate([[(2, 1), (3, 2), (6, 3)], [], [(4, 1)]]):
         for source, to in moves:
-            for layer in range(2):
-                slots = slot_mappings[layer, int(first_rows[req]) :]
+            for group, layer in enumerate([0, 1, 0]):
+                slots = slot_mappings[group, int(first_rows[req]) :]
                 flat[layer, slots[to]] = before[layer, slots[source]]
     PathMover(caches, groups)(slot_mappings, path, num_sampled, first_rows)
     assert torch.equal(base, wanted)

@@ -203,9 +203,10 @@ class PathMover:
     """
 
     def __init__(self, caches: Mapping[str, torch.Tensor], groups: Mapping[str, int]):
-        # Layers that share a cache count once.
-        unique = {cache.data_ptr(): name for name, cache in caches.items()}
-        rows = [self._row(caches[name], groups[name]) for name in unique.values()]
+        # Layers that share KV count once. Those of other groups have other blocks of
+        # the same memory.
+        unique = {(cache.data_ptr(), groups[n]): cache for n, cache in caches.items()}
+        rows = [self._row(cache, group) for (_, group), cache in unique.items()]
         device = next(iter(caches.values())).device
         self.layers = torch.tensor(rows, dtype=torch.int64, device=device)
         self.max_heads = max(row[6] for row in rows)

@@ -146,9 +146,9 @@ class CPUPathMover:
     """
 
     def __init__(self, layers: Mapping[str, Any], groups: Mapping[str, int]):
-        # Layers that share a cache count once.
-        unique = {layer.kv_cache.data_ptr(): name for name, layer in layers.items()}
-        self.layers = [(layers[name], groups[name]) for name in unique.values()]
+        # As there.
+        unique = {(at.kv_cache.data_ptr(), groups[n]): at for n, at in layers.items()}
+        self.layers = [(layer, group) for (_, group), layer in unique.items()]
 
     def __call__(
         self,

@@ -22,8 +22,12 @@ MODES: dict[str, dict[str, Any]] = {
     "pard2": {"method": "draft_model", "parallel_drafting": True},
     "eagle3": {"method": "eagle3"},
     "peagle": {"method": "eagle3", "parallel_drafting": True},
+    "dflash": {"method": "dflash"},
+    "dflash2": {"method": "dflash"},
+    "dspark": {"method": "dspark"},
 }
 PARALLEL = ("pard", "pard2", "peagle")
+BLOCK = ("dflash", "dflash2", "dspark")
 
 
 def folder_of(shapes: str) -> Path:

@@ -8,7 +8,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from benchmarks.spec_decode.models import MODES, PARALLEL
+from benchmarks.spec_decode.models import BLOCK, MODES, PARALLEL
 from benchmarks.spec_decode.results import BASE_V1, BASE_V2, OURS, EngineKey
 from benchmarks.spec_decode.traces import equal_length
 
@@ -20,10 +20,12 @@ ENGINE_GIB = 22
 
 
 def runs_mode(implementation: str, mode: str) -> bool:
-    """False for vLLM with PARD-2, and for its Runner V2 with parallel drafting."""
+    """False for vLLM with PARD-2, for its Runner V2 with parallel drafting, and for its
+    Runner V1 with the DFlash family, of which it has one only, and slower."""
     if mode == "pard2":
         return implementation == OURS
-    return implementation != BASE_V2 or mode not in PARALLEL
+    is_lacking = {BASE_V1: BLOCK, BASE_V2: PARALLEL}
+    return mode not in is_lacking.get(implementation, ())
 
 
 def peers(args: Namespace, mode: str, k: int) -> list[EngineKey]:

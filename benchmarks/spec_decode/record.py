@@ -1,121 +1,143 @@
 # SPDX-License-Identifier: Apache-2.0
 """Records what a drafter drafts after every token of the target's text.
 
-An engine that drafts trees writes the answers, and no draft is ever accepted, so that a
-step makes one token, the target's own. What the drafter's passes rank is kept: every
-family that the unified speculator drafts trees for is recorded in this way.
+An engine that drafts trees writes the answers, and verifies no draft, so that a step
+makes one token, the target's own. The trees are kept: every family that trees are grown
+for is recorded in this way.
 """
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any
+from itertools import takewhile
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from benchmarks.spec_decode.trace_acceptance import DEPTH
-from benchmarks.spec_decode.traces import NO_RANK, Trace
+from benchmarks.spec_decode.traces import NO_NODE, Trace
+from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
-from vllm.v1.worker.gpu.spec_decode.unified.sampler import DraftSampler
-from vllm.v1.worker.gpu.spec_decode.unified.tree.verify import TreeRejectionSampler
+from vllm.v1.worker.gpu.spec_decode.unified import sampler
+from vllm.v1.worker.gpu.spec_decode.unified.tree import lattice
 
-Drafts = dict[int, tuple[torch.Tensor, torch.Tensor]]
+
+class Drafts(NamedTuple):
+    """What is drafted after a token; in a batch all have a first dimension more.
+
+    Attributes:
+        parents: [nodes], of the tree; -1 where there is no node.
+        nodes: [nodes], their tokens.
+        confidence: [K], in the tokens of the chain.
+        chain: [K], these tokens.
+    """
+
+    parents: torch.Tensor
+    nodes: torch.Tensor
+    confidence: torch.Tensor
+    chain: torch.Tensor
+
+
+def best_chain(
+    log_probs: torch.Tensor, tokens: torch.Tensor, next_rows: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Probabilities and tokens, [n, K] each; arguments as of `grow_trees`."""
+    if next_rows is None:
+        return log_probs[:, :, 0, 0].exp(), tokens[:, :, 0, 0]
+    requests, row, found = torch.arange(len(tokens)), 0, []
+    for depth in range(tokens.shape[1]):
+        at = requests, depth, row, 0
+        found.append((log_probs[at].exp(), tokens[at]))
+        row = next_rows[at].clamp(min=0).long()
+    probs, chain = zip(*found, strict=True)
+    return torch.stack(probs, 1), torch.stack(chain, 1)
 
 
 class Recorder:
     """Patches the engine of this process: make it before the engine, which must run
-    without CUDA graphs.
+    on a CPU or without CUDA graphs, and not schedule asynchronously.
 
     Attributes:
-        is_autoregressive: whether passes continue their best drafts.
-        drafts: since the last `add`, by request and newest position: log-probabilities
-            and tokens of the candidates, by depth.
+        drafts: since the last `add`, by request and the position of its newest token.
     """
 
     def __init__(self) -> None:
-        self.is_autoregressive = False
-        self.drafts: dict[str, dict[int, Drafts]] = {}
-        self._names: dict[int, str] = {}  # by request state
-        self._pass = 0
-        self._rows: list[tuple[np.ndarray, np.ndarray]] = []
+        self.drafts: dict[str, dict[int, Drafts]] = defaultdict(dict)
+        self._has_passes = False
+        self._grown: Drafts | None = None
+        self._rows: list[tuple[list[int], int, int, list[float]]] = []
         self._lengths: list[int] = []
-        runner, sampler, verifier = GPUModelRunner, DraftSampler, TreeRejectionSampler
-        runner.add_requests = self._naming(runner.add_requests)
-        sampler.sample_tree = self._counting(sampler.sample_tree)
-        sampler.rank_candidates = self._keeping(sampler.rank_candidates)
-        verifier._verify = _refusing(verifier._verify)
+        for module in (sampler, lattice):
+            module.grow_trees = self._keeping(module)
+        GPUModelRunner.load_model = self._loading(GPUModelRunner.load_model)
+        Scheduler.update_draft_token_ids = lambda self, drafts: None
 
-    def _naming(self, add_requests: Any) -> Any:
-        def named(runner, scheduled):
-            add_requests(runner, scheduled)
-            for new in scheduled.scheduled_new_reqs:
-                slot = runner.req_states.req_id_to_index[new.req_id]
-                self._names[slot] = new.req_id
-                self.drafts[new.req_id] = defaultdict(dict)
+    def _loading(self, load_model: Any) -> Any:
+        def loading(runner, *args, **kwargs):
+            load_model(runner, *args, **kwargs)
+            runner.speculator.propose = self._placing(runner.speculator.propose)
 
-        return named
+        return loading
 
-    def _counting(self, sample_tree: Any) -> Any:
-        def counted(sampler, rows, plan, draft_pass):
-            self._pass = draft_pass
-            self.is_autoregressive = plan.layout.num_passes > 1
-            sample_tree(sampler, rows, plan, draft_pass)
+    def _keeping(self, module: Any) -> Any:
+        grow_trees = module.grow_trees
 
-        return counted
-
-    def _keeping(self, rank_candidates: Any) -> Any:
-        def kept(sampler, rows, plan):
-            ranked = rank_candidates(sampler, rows, plan)
-            n, samples = rows.shape[:2]
-            batch, first = sampler.inputs.batch, self._pass * samples
-            newest = batch.sample_positions[: n * samples : samples] - first
-            log_probs, tokens = (each.view(n, samples, -1).cpu() for each in ranked)
-            slots = batch.idx_mapping[:n].tolist()
-            for at, (slot, position) in enumerate(
-                zip(slots, newest.tolist(), strict=True)
-            ):
-                if slot in self._names:
-                    found = zip(log_probs[at], tokens[at], strict=True)
-                    self.drafts[self._names[slot]][position] |= enumerate(found, first)
-            return ranked
+        def kept(log_probs, tokens, requests, states, *args):
+            grow_trees(log_probs, tokens, requests, states, *args)
+            _, trees, drafts, nodes, *next_rows = args
+            self._has_passes = bool(next_rows) and module is sampler
+            chain = best_chain(log_probs, tokens, next_rows[0] if next_rows else None)
+            found = trees.parents[states, :nodes], drafts[:, :nodes], *chain
+            self._grown = Drafts(*(each.cpu().clone() for each in found))
 
         return kept
+
+    def _placing(self, propose: Any) -> Any:
+        def placed(batch, *args, **kwargs):
+            self._grown = None
+            drafts = propose(batch, *args, **kwargs)
+            if self._grown is not None and not kwargs.get("dummy_run"):
+                newest = batch.seq_lens[: batch.num_reqs].tolist()
+                found = zip(batch.req_ids, newest, *self._grown, strict=False)
+                for name, position, *each in found:
+                    self.drafts[name][position] = Drafts(*each)
+            return drafts
+
+        return placed
 
     def add(self, prompts: Sequence[list[int]], answers: Sequence[list[int]]) -> None:
         """Adds the texts of all requests since the last time, in their order."""
         names = sorted(self.drafts, key=lambda name: int(name.partition("-")[0]))
         for name, prompt, answer in zip(names, prompts, answers, strict=True):
-            steps = range(max(0, len(answer) - DEPTH))
+            found = self.drafts[name]
+            depth = len(next(iter(found.values())).chain)
+            steps = range(max(0, len(answer) - depth))
             self._lengths.append(len(steps))
             self._rows += [
-                self._row(self.drafts[name][len(prompt) + step], answer[step + 1 :])
-                for step in steps
+                _row(found[len(prompt) + step], answer[step + 1 :]) for step in steps
             ]
         self.drafts.clear()
 
-    def _row(self, drafts: Drafts, text: list[int]) -> tuple[np.ndarray, np.ndarray]:
-        """Probabilities [DEPTH, candidates] and ranks [DEPTH] of one step."""
-        probs = np.zeros((DEPTH, len(drafts[0][0])), np.float32)
-        ranks = np.full(DEPTH, NO_RANK, np.uint8)
-        for depth, (log_probs, tokens) in sorted(drafts.items()):
-            probs[depth] = log_probs.exp()
-            found = (tokens == text[depth]).nonzero()
-            if len(found) and not (self.is_autoregressive and ranks[:depth].any()):
-                ranks[depth] = int(found[0])
-        return probs, ranks
-
     def take(self, header: dict[str, Any]) -> Trace:
         """The recording of all texts that were added; then there are none."""
-        header |= {"is_autoregressive": self.is_autoregressive}
-        probs, ranks = (np.stack(part) for part in zip(*self._rows, strict=True))
-        trace = Trace(probs, ranks, np.array(self._lengths), header)
+        header |= {"is_autoregressive": self._has_passes}
+        parents, reached, chain, confidence = zip(*self._rows, strict=True)
+        ints = (np.array(each, np.uint8) for each in (parents, reached, chain))
+        probs = np.array(confidence, np.float32)
+        trace = Trace(*ints, probs, np.array(self._lengths), header)
         self._rows, self._lengths = [], []
         return trace
 
 
-def _refusing(verify: Any) -> Any:
-    def refused(self, *args):
-        *others, nodes = args
-        return verify(self, *others, torch.full_like(nodes, -1))
-
-    return refused
+def _row(drafts: Drafts, text: list[int]) -> tuple[list[int], int, int, list[float]]:
+    """A row of a recording, if `text` follows the newest token."""
+    parents, nodes, confidence, chain = (each.tolist() for each in drafts)
+    numbers = {pair: n for n, pair in enumerate(zip(parents, nodes, strict=True), 1)}
+    reached = 0
+    for token in text[: len(chain)]:
+        child = numbers.get((reached, token))
+        if child is None:
+            break
+        reached = child
+    same = takewhile(lambda pair: pair[0] == pair[1], zip(chain, text, strict=False))
+    parents = [NO_NODE if parent < 0 else parent for parent in parents]
+    return parents, reached, len(list(same)), confidence

@@ -21,13 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.spec_decode.traces import (
-    Trace,
-    accepted_of_tree,
-    among_candidates,
-    best_first,
-)
-from vllm.config.drafter import num_candidates
+from benchmarks.spec_decode.traces import Trace
 from vllm.config.drafter.drafter import depth_with_passes
 from vllm.v1.core.sched.draft_policy import HELD, OBSERVED, REPORTED_EVERY
 from vllm.v1.spec_decode.auto.acceptance import NUM_KINDS, Verified, kind_of
@@ -156,24 +150,15 @@ def depth_of(drafter: str, nodes: int) -> int:
 @cache
 def outcomes(drafter: str, text: str, plan: int) -> list[list[int]]:
     """Accepted nodes of a tree, by row of the recording."""
-    trace, depth = Trace.load(f"{drafter}-{text}"), depth_of(drafter, plan)
-    is_ar = trace.continues_best
-    width = num_candidates(plan, not is_ar)
-    probs = among_candidates(trace.probs[:ROWS, :depth], width)
-    grown = (
-        best_first(row, num_nodes=plan, continues_best=is_ar)
-        for row in np.log(probs).tolist()
-    )
-    ranks = trace.ranks[:ROWS, :depth].tolist()
-    return [accepted_of_tree(r, nodes) for r, nodes in zip(ranks, grown, strict=True)]
+    trace = Trace.load(f"{drafter}-{text}").within(depth_of(drafter, plan))
+    return [row[row <= plan].tolist() for row in trace.path[:ROWS]]
 
 
 @cache
 def chains(drafter: str, text: str) -> tuple[np.ndarray, np.ndarray]:
     """[rows], accepted drafts of the longest chain, and [rows, K], their confidence."""
     trace = Trace.load(f"{drafter}-{text}")
-    accepted = (trace.ranks[:ROWS, :DEPTH] == 0).cumprod(1).sum(1)
-    return accepted, trace.probs[:ROWS, :DEPTH, 0]
+    return trace.accepted(DEPTH)[:ROWS], trace.confidence[:ROWS, :DEPTH]
 
 
 class Engine:

@@ -21,6 +21,9 @@ NAMES = {
     "pard2": "PARD-2",
     "eagle3": "EAGLE-3",
     "peagle": "P-EAGLE",
+    "dflash": "DFlash",
+    "dflash2": "DFlash2",
+    "dspark": "DSpark",
 }
 PLACE = ["shapes", "acceptance", "mode", "context", "requests"]
 VLLM = "vLLM"  # the faster of the release's runners at a point

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replays a recording inside an engine: draft probabilities, and what is accepted.
+"""Replays a recording inside an engine: what is drafted, and what is accepted.
 
 All implementations have the recording in tensors on their device, and look it up by
 
@@ -9,17 +9,19 @@ A request's `start` is derived from the first tokens of its prompt, so that it a
 the same on every implementation. `position` is that of its newest token, which is the
 first row of a step that verifies drafts. The recorded texts are concatenated: a request
 that reaches the end of a text continues with the next one.
-Nothing here synchronizes with the device, and all buffers keep their addresses, so the
-lookups can be part of CUDA graphs.
+
+The recorded tree is planted where the drafter's own was grown, so any drafter does all
+of its work. Its nodes, and what the target draws at each of them, are tokens that tell
+which node is meant. Nothing here synchronizes with the device.
 """
 
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from benchmarks.spec_decode.traces import NO_RANK, Trace
+from benchmarks.spec_decode.traces import NO_NODE, Trace
 
 # Runner V2, Runner V1, and Runner V1 for a CPU, which overrides load_model.
 RUNNERS = (
@@ -27,46 +29,123 @@ RUNNERS = (
     ("vllm.v1.worker.gpu_model_runner", "GPUModelRunner"),
     ("vllm.v1.worker.cpu_model_runner", "CPUModelRunner"),
 )
-CAPACITY = 1 << 14
-DEPTH, WIDTH = 8, 16
+CAPACITY, DEPTH, MAX_NODES = 1 << 14, 8, 63
 # Prompt tokens that determine a request's start, and the distance between the starts of
 # prompts whose token sums differ by one.
 KEY_TOKENS, SPREAD = 8, 613
-# With trees, candidates and sampled tokens are replaced by FIRST_TOKEN + rank, so that
-# no draft is accepted by chance.
+# The token of node n is FIRST_TOKEN + n; FIRST_TOKEN is drawn where none is accepted.
 FIRST_TOKEN = 16
 SMALL_VOCAB = 128
+
+
+class Plants(NamedTuple):
+    """Recorded trees, on a device.
+
+    Attributes:
+        drawn: [rows, nodes + 1] int64, the target's tokens at the newest token and at
+            each node.
+        topology: parents, depths and ranks, [rows, nodes] int32 each, of `DraftTrees`;
+            none for chains.
+    """
+
+    drawn: torch.Tensor
+    topology: tuple[torch.Tensor, ...] = ()
+
+
+def plant_chains(trace: Trace, depth: int) -> Plants:
+    before = np.arange(depth + 1)
+    after = np.where(before < trace.chain[:, None], before + 1, 0)
+    after[:, depth] = 0
+    return Plants(torch.from_numpy(FIRST_TOKEN + after))
+
+
+def plant_trees(trace: Trace, depth: int) -> Plants:
+    trace = trace.within(depth)
+    rows, path = np.arange(len(trace.parents)), trace.path
+    after, at = np.zeros(trace.depths.shape, np.int64), np.zeros_like(rows)
+    for child in path.T:
+        goes_on = child != NO_NODE
+        after[rows[goes_on], at[goes_on]] = child[goes_on]
+        at = np.where(goes_on, child, at)
+    parents = np.where(trace.parents == NO_NODE, -1, trace.parents.astype(int))
+    topology = parents, np.maximum(trace.depths[:, 1:], 1), trace.ranks
+    return Plants(
+        torch.from_numpy(FIRST_TOKEN + after),
+        tuple(torch.from_numpy(each.astype(np.int32)) for each in topology),
+    )
 
 
 class Replay:
     """A recording's tables on a device.
 
     Attributes:
-        probs: [CAPACITY, DEPTH, WIDTH] float32, of the most likely tokens by depth.
-        ranks: [CAPACITY, DEPTH] int32, rank of the target's token among them, or
-            NO_RANK.
+        trace: the recording; None: what is drafted is left alone.
+        kinds: arguments of `plants` that steps have; made when a recording is loaded.
+        confidence: [CAPACITY, DEPTH] float32, in the drafts of a chain.
         chain: [CAPACITY] int64, accepted drafts of a chain of DEPTH.
         num_rows: [1] int64, rows of the tables that are in use.
         starts: [slots] int64, by a request's index in Runner V2's state.
+        drawn: [slots, MAX_NODES + 1] int64, `Plants.drawn` of each request's drafts.
+        CUDA graphs read all but the last.
     """
 
+    trace: Trace | None = None
+
     def __init__(self, device: torch.device | str, num_slots: int) -> None:
-        shape = CAPACITY, DEPTH, WIDTH
-        self.probs = torch.zeros(shape, device=device)
-        self.ranks = torch.zeros(shape[:2], dtype=torch.int32, device=device)
+        self.confidence = torch.zeros(CAPACITY, DEPTH, device=device)
         self.chain = torch.zeros(CAPACITY, dtype=torch.int64, device=device)
         self.num_rows = torch.ones(1, dtype=torch.int64, device=device)
         self.starts = torch.zeros(num_slots, dtype=torch.int64, device=device)
+        self.drawn = self.starts.new_full((num_slots, MAX_NODES + 1), FIRST_TOKEN)
+        self._tokens = FIRST_TOKEN + 1 + torch.arange(MAX_NODES, device=device)
+        self.kinds: set[tuple[int, bool]] = set()
+        self._plants: dict[tuple[int, bool], Plants] = {}
 
     def load(self, trace: Trace) -> None:
-        rows, depth, width = trace.probs.shape
-        assert rows <= CAPACITY and depth == DEPTH and width <= WIDTH
-        ranks = torch.from_numpy(trace.ranks.astype("int32"))
-        self.probs.zero_()
-        self.probs[:rows, :, :width].copy_(torch.from_numpy(trace.probs))
-        self.ranks[:rows].copy_(ranks)
-        self.chain[:rows].copy_((ranks == 0).cumprod(1).sum(1))
+        rows, depth = trace.confidence.shape
+        assert rows <= CAPACITY and depth <= DEPTH
+        self.trace, self._plants = trace, {}
+        self.confidence.zero_()
+        self.confidence[:rows, :depth].copy_(torch.from_numpy(trace.confidence))
+        self.chain[:rows].copy_(torch.from_numpy(trace.chain.astype(np.int64)))
         self.num_rows.fill_(rows)
+        for kind in self.kinds:
+            self.plants(*kind)
+
+    def plants(self, depth: int, is_tree: bool) -> Plants:
+        """Trees of this depth, or chains of this length."""
+        key = depth, is_tree
+        if key not in self._plants:
+            made = (plant_trees if is_tree else plant_chains)(self.trace, depth)
+            drawn, topology = made.drawn, made.topology
+            device = self.starts.device
+            moved = tuple(each.to(device) for each in topology)
+            self._plants[key] = Plants(drawn.to(device), moved)
+        return self._plants[key]
+
+    def plant(
+        self,
+        slots: torch.Tensor,
+        newest: torch.Tensor,
+        drafts: torch.Tensor,
+        trees: Any,
+        depth: int,
+    ) -> None:
+        """Replaces what requests draft.
+
+        Args:
+            slots, newest: [n], of each request, and the position of its newest token.
+            drafts: [n, nodes, or length of a chain], written.
+            trees: `DraftTrees`, written if there are more nodes than `depth`.
+            depth: the most drafts that can be accepted.
+        """
+        size = drafts.shape[1]
+        plants, rows = self.plants(depth, size > depth), self.rows(slots, newest)
+        drafts.copy_(self._tokens[:size])
+        self.drawn[slots, : size + 1] = plants.drawn[rows, : size + 1]
+        own = trees.parents, trees.depths, trees.ranks
+        for table, planted in zip(own, plants.topology, strict=False):
+            table[slots, :size] = planted[rows, :size]
 
     def rows(self, slots: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Table rows, [n] int64, of requests by slot and their newest position."""
@@ -85,7 +164,7 @@ class Replay:
             rows: [n].
             depths: [n] of the draft, from 0 on; from DEPTH on no token is likely.
         """
-        known = self.probs[rows, depths.clamp(max=DEPTH - 1), 0]
+        known = self.confidence[rows, depths.clamp(max=DEPTH - 1)]
         likely = torch.where(depths < DEPTH, known, 0.0)
         likely = likely.clamp(1.5 / SMALL_VOCAB, 1 - 1e-6)
         logits = likely.new_zeros(len(rows), SMALL_VOCAB)
@@ -126,7 +205,7 @@ def _loading(load_model: Any, name: str | None, made: list[Replay]) -> Any:
         if hasattr(runner, "req_states"):
             runner.add_requests = _starting(runner.add_requests, runner, replay)
         if getattr(config.speculative_config, "draft_tree", None):
-            replay_trees(replay)
+            replay_trees(runner.speculator, replay)
         else:
             replay_chains(runner, replay)
         if getattr(config.speculative_config, "enable_adaptive_verification", False):
@@ -241,74 +320,40 @@ def _confident(predict: Any, replay: Replay) -> Any:
     return replayed
 
 
-def replay_trees(replay: Replay) -> None:
-    """Makes engines of this process draft and accept trees as recorded.
+def replay_trees(speculator: Any, replay: Replay) -> None:
+    """Makes an engine draft and accept trees, and chains, as recorded.
 
-    Call it before an engine captures CUDA graphs. Candidates are still ranked, and
-    tokens sampled, so that a step does all of its work; the results are then replaced.
+    Its own are still grown, and the target's tokens drawn, so that a step does all of
+    its work; the results are then replaced.
     """
-    from vllm.v1.worker.gpu.spec_decode.unified.sampler import DraftSampler
+    from vllm.config.drafter.length import chosen_lengths, depth_of, is_auto
     from vllm.v1.worker.gpu.spec_decode.unified.tree.verify import TreeRejectionSampler
 
-    sampler, tree_sampler = DraftSampler, TreeRejectionSampler
-    sampler.sample_chain = _sampled(sampler.sample_chain)
-    sampler.sample_tree = _in_pass(sampler.sample_tree)
-    sampler.rank_candidates = _ranked(sampler.rank_candidates, replay)
-    tree_sampler._draw = _drawn(tree_sampler._draw, replay)
+    propose, config = speculator.propose, speculator.speculative_config
+    sizes = chosen_lengths(config) if is_auto(config) else [config.draft_tree]
+    depths = {size: depth_of(config, size) for size in sizes if size}
+    replay.kinds = {(depth, size > depth) for size, depth in depths.items()}
 
+    def planted(batch, attn, slot_mappings, last, aux, num_sampled, *args, **kwargs):
+        first = batch.logits_indices[batch.cu_num_logits[: batch.num_reqs]]
+        newest = batch.positions[first] + num_sampled[: batch.num_reqs]
+        given = batch, attn, slot_mappings, last, aux, num_sampled, *args
+        drafts = propose(*given, **kwargs)
+        size = kwargs.get("num_speculative_tokens")
+        size = drafts.shape[1] if size is None else size
+        if replay.trace and size and not kwargs.get("dummy_run"):
+            slots, trees = batch.idx_mapping[: batch.num_reqs], speculator.tree_step
+            depth = depth_of(config, size)
+            replay.plant(slots, newest, drafts[:, :size], trees.trees, depth)
+        return drafts
 
-def _sampled(sample_chain: Any) -> Any:
-    def replayed(sampler, hidden, plan, draft_pass):
-        sample_chain(sampler, hidden, plan, draft_pass)
-        # The best candidate of each position.
-        sampler.drafts[: len(hidden), : plan.num_drafts] = FIRST_TOKEN
-
-    return replayed
-
-
-def _in_pass(sample_tree: Any) -> Any:
-    def replayed(sampler, hidden, plan, draft_pass):
-        sampler.recorded_pass = draft_pass
-        sample_tree(sampler, hidden, plan, draft_pass)
-
-    return replayed
-
-
-def _ranked(rank_candidates: Any, replay: Replay) -> Any:
-    def replayed(sampler, hidden, plan):
-        log_probs, tokens = rank_candidates(sampler, hidden, plan)
-        n, samples = hidden.shape[:2]
-        first = sampler.recorded_pass * samples
-        batch, width = sampler.inputs.batch, log_probs.shape[1]
-        if first + samples > DEPTH or width > WIDTH:
-            raise ValueError(
-                f"{width} candidates at {first + samples} depths, but recordings hold "
-                f"{WIDTH} at {DEPTH}: draft at most {DEPTH} tokens deep"
-            )
-        newest = batch.sample_positions[: n * samples : samples] - first
-        rows = replay.rows(batch.idx_mapping[:n].clamp(min=0), newest.clamp(min=0))
-        # As in `best_candidates`.
-        probs = replay.probs[rows, first : first + samples, :width]
-        probs = probs / probs.sum(-1, keepdim=True)
-        log_probs.copy_(probs.log().view(-1, width))
-        ranks = torch.arange(width, device=tokens.device)
-        tokens.copy_((FIRST_TOKEN + ranks).expand_as(tokens))
-        return log_probs, tokens
-
-    return replayed
+    speculator.propose = planted
+    TreeRejectionSampler._draw = _drawn(TreeRejectionSampler._draw, replay)
 
 
 def _drawn(draw: Any, replay: Replay) -> Any:
     def replayed(self, logits, nodes, pos, states, local_pos):
         own = draw(self, logits, nodes, pos, states, local_pos)
-        depths = local_pos
-        if self.has_trees:
-            node = (local_pos - 1).clamp(min=0).long()
-            depths = torch.where(local_pos > 0, self.trees.depths[states, node], 0)
-        rows = replay.rows(states, pos - depths)
-        # The token of the recorded rank, or a token that is no candidate.
-        ranks = replay.ranks[rows, depths.clamp(max=DEPTH - 1)]
-        ranks = torch.where(depths < DEPTH, ranks, NO_RANK)
-        return (FIRST_TOKEN + ranks).to(own.dtype)
+        return replay.drawn[states, local_pos].to(own.dtype)
 
     return replayed

@@ -8,22 +8,19 @@ then varies by request, position and confidence as it did for real models. The f
 """
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cache, partial
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks.spec_decode.results import EngineKey
-from tests.v1.worker.gpu.spec_decode.draft_tree.reference import Node, best_first
 
 FOLDER = Path(__file__).parent / "traces"
 TEXTS = ("greedy", "t0.5", "t0.8")
-# Instead of a rank: the target's token is none of the recorded candidates.
-NO_RANK = 255
-# Files hold -log(probability) in units of this, as differences between ranks.
+NO_NODE = 255  # instead of a parent
+# Files hold -log(probability) in units of this.
 NATS = 1 / 8
 # Tokens that each draft adds to a step, the same for every mode: 2.5 tokens on average
 # with K=3, 3.0 with 5, 3.5 with 7, 4.0 with 11. vLLM's synthetic acceptance gives these
@@ -38,122 +35,141 @@ RECORDED = "recorded-"
 class Trace:
     """One row for each position of the recorded texts, text after text.
 
-    Row p of a text has the drafts that are made when its token p is the newest one. A
-    step at row p continues at row p + accepted + 1, with any method.
+    Row p of a text has the tree that is drafted when its token p is the newest one, its
+    nodes best first: the first N are the tree of N nodes. A step at row p continues at
+    row p + accepted + 1, with any method.
 
     Attributes:
-        probs: [rows, depth, width] float32, of the most likely tokens at each depth.
-        ranks: [rows, depth] uint8, rank among them of the token that the target wrote.
-            Autoregressive drafters continue their own drafts: after the first one that
-            is not the best token all ranks are NO_RANK.
+        parents: [rows, nodes] uint8, the parent of each node, from node 1 on: 0 is the
+            newest token, NO_NODE means that the node does not exist.
+        reached: [rows] uint8, the last of the nodes that the text goes on with, 0 if it
+            goes on with none.
+        chain: [rows] uint8, drafts of the longest chain that the text goes on with.
+        confidence: [rows, K] float32, the drafter's, in the drafts of that chain.
         lengths: [texts] rows of each text.
         header: what was recorded, with what, and when.
     """
 
-    probs: np.ndarray
-    ranks: np.ndarray
+    parents: np.ndarray
+    reached: np.ndarray
+    chain: np.ndarray
+    confidence: np.ndarray
     lengths: np.ndarray
     header: dict[str, Any]
-
-    @property
-    def continues_best(self) -> bool:
-        """Whether only the best node of a depth has children in trees."""
-        return self.header.get("is_autoregressive", False)
 
     @staticmethod
     def load(name: str, folder: Path = FOLDER) -> "Trace":
         """Loads a recording by name, such as "pard-t0.5"."""
         with np.load(folder / f"{name}.npz") as data:
-            steps = data["steps"].transpose(2, 1, 0).astype(np.float32)
-            probs = np.exp(-NATS * steps.cumsum(axis=-1)).astype(np.float32)
-            header = json.loads(str(data["header"]))
-            return Trace(probs, data["ranks"], data["lengths"], header)
+            nats = NATS * data["nats"].T.astype(np.float32)
+            return Trace(
+                data["parents"].T,
+                data["reached"],
+                data["chain"],
+                np.exp(-nats),
+                data["lengths"],
+                json.loads(str(data["header"])),
+            )
 
     def save(self, path: Path) -> None:
-        nats = -np.log(np.maximum(self.probs, np.finfo(np.float32).tiny))
-        steps = np.diff(np.round(nats / NATS), axis=-1, prepend=0)
+        nats = -np.log(np.maximum(self.confidence, np.finfo(np.float32).tiny)) / NATS
         np.savez_compressed(
             path,
-            # Of one rank and depth beside each other, they compress best.
-            steps=steps.clip(0, 255).astype(np.uint8).transpose(2, 1, 0),
-            ranks=self.ranks,
+            # What is of one node or depth compresses best beside each other.
+            parents=self.parents.T,
+            reached=self.reached,
+            chain=self.chain,
+            nats=nats.round().clip(0, 255).astype(np.uint8).T,
             lengths=self.lengths.astype(np.int32),
             header=np.array(json.dumps(self.header)),
         )
 
+    @property
+    def depth(self) -> int:
+        """Drafts of the longest chain (K), and of a path in the tree."""
+        return self.confidence.shape[1]
 
-def among_candidates(probs: np.ndarray, width: int) -> np.ndarray:
-    """Normalized over the `width` best tokens as in `best_candidates`.
+    @property
+    def has_passes(self) -> bool:
+        """Whether each depth of a tree took a pass of the drafter."""
+        return self.header.get("is_autoregressive", False)
 
-    Returns:
-        [..., depth, width].
-    """
-    kept = probs[..., :width]
-    return kept / kept.sum(-1, keepdims=True)
+    @cached_property
+    def depths(self) -> np.ndarray:
+        """[rows, nodes + 1], of the newest token and the nodes; 0 for NO_NODE."""
+        depths = np.zeros((len(self.parents), self.parents.shape[1] + 1), np.uint8)
+        for node, parents in enumerate(self.parents.T, start=1):
+            above = np.where(parents == NO_NODE, 0, parents)[:, None]
+            below = np.take_along_axis(depths, above, 1)[:, 0] + 1
+            depths[:, node] = np.where(parents == NO_NODE, 0, below)
+        return depths
 
+    @cached_property
+    def ranks(self) -> np.ndarray:
+        """[rows, nodes] uint8, of each node among the children of its parent."""
+        ranks = np.zeros_like(self.parents)
+        for node, parents in enumerate(self.parents.T):
+            ranks[:, node] = (self.parents[:, :node] == parents[:, None]).sum(1)
+        return ranks
 
-def accepted_of_chain(ranks: Sequence[int], num_drafts: int) -> int:
-    """Number of drafts accepted: the leading ones that the target wrote too."""
-    most = min(num_drafts, len(ranks))
-    return next((d for d in range(most) if ranks[d] != 0), most)
+    @cached_property
+    def path(self) -> np.ndarray:
+        """[rows, K], the nodes that the text goes on with by depth; else NO_NODE."""
+        path = np.full((len(self.parents), self.depth), NO_NODE)
+        at, rows = self.reached.astype(int), np.arange(len(self.parents))
+        while at.any():
+            rows, at = rows[at > 0], at[at > 0]
+            path[rows, self.depths[rows, at] - 1] = at
+            at = self.parents[rows, at - 1].astype(int)
+        return path
 
+    def within(self, depth: int) -> "Trace":
+        """Without what is deeper; the other nodes keep their order."""
+        if depth >= self.depth:
+            return self
+        kept = (self.depths > 0) & (self.depths <= depth)
+        kept[:, 0] = True
+        order = np.argsort(~kept, axis=1, kind="stable")
+        number = np.argsort(order, axis=1).astype(np.uint8)  # of each node from now on
+        number = np.where(kept, number, NO_NODE).astype(np.uint8)
+        above = np.where(self.parents == NO_NODE, 0, self.parents)
+        parents = np.take_along_axis(number, above, 1)
+        parents = np.where(kept[:, 1:], parents, NO_NODE).astype(np.uint8)
+        path = np.where(self.path == NO_NODE, 0, self.path)[:, :depth].max(1)
+        return replace(
+            self,
+            parents=np.take_along_axis(parents, order[:, 1:] - 1, 1),
+            reached=np.take_along_axis(number, path[:, None], 1)[:, 0],
+            chain=np.minimum(self.chain, depth),
+            confidence=self.confidence[:, :depth],
+        )
 
-def accepted_of_tree(ranks: Sequence[int], nodes: list[Node]) -> list[int]:
-    """Nodes accepted: at each node, the child whose token the target wrote."""
-    children = {(node.parent, node.rank): at for at, node in enumerate(nodes, start=1)}
-    path = [0]
-    for rank in ranks:
-        child = children.get((path[-1], rank))
-        if child is None:
-            break
-        path.append(child)
-    return path[1:]
+    def accepted(self, num_drafts: int, num_nodes: int | None = None) -> np.ndarray:
+        """[rows], drafts that steps accept of a chain, or of a tree.
 
-
-def walk(trace: Trace, accepted: Sequence[int]) -> list[list[int]]:
-    """Number of drafts accepted in each step, by text.
-
-    Args:
-        accepted: [rows] drafts accepted by a step that begins at the row.
-    """
-    texts, start = [], 0
-    for length in trace.lengths.tolist():
-        steps, at = [], 0
-        while at < length:
-            steps.append(int(accepted[start + at]))
-            at += steps[-1] + 1
-        texts.append(steps)
-        start += length
-    return texts
+        Args:
+            num_drafts: length of the chain, or depth of the tree.
+            num_nodes: nodes of the tree; None for a chain.
+        """
+        if num_nodes is None:
+            return np.minimum(self.chain, num_drafts)
+        return (self.within(num_drafts).path <= num_nodes).sum(1)
 
 
 def tokens_per_step(
     trace: Trace, num_drafts: int, num_nodes: int | None = None
 ) -> float:
-    """Mean tokens of a step that drafts a chain, or a best-first tree.
-
-    Args:
-        num_drafts: length of the chain, or depth of the tree.
-        num_nodes: nodes of the tree; None for a chain.
-    """
-    if num_nodes is None:
-        counts = [accepted_of_chain(row, num_drafts) for row in trace.ranks.tolist()]
-    else:
-        from vllm.config.drafter import num_candidates  # not in vLLM's release
-
-        only_best = trace.continues_best
-        width = num_candidates(num_nodes, not only_best)
-        grow = partial(best_first, num_nodes=num_nodes, continues_best=only_best)
-        counts = [
-            len(accepted_of_tree(ranks, grow(log_probs)))
-            for log_probs, ranks in zip(
-                np.log(among_candidates(trace.probs[:, :num_drafts], width)).tolist(),
-                trace.ranks[:, :num_drafts].tolist(),
-                strict=True,
-            )
-        ]
-    steps = [count for text in walk(trace, counts) for count in text]
-    return 1 + sum(steps) / len(steps)
+    """Mean tokens of a step; arguments as of `Trace.accepted`."""
+    accepted = trace.accepted(num_drafts, num_nodes).tolist()
+    tokens, steps, start = 0, 0, 0
+    for length in trace.lengths.tolist():
+        at = start
+        while at < start + length:
+            at += accepted[at] + 1
+            steps += 1
+        tokens += at - start
+        start += length
+    return tokens / steps
 
 
 def equal_length(num_drafts: int) -> float:
@@ -182,7 +198,7 @@ def _recorded_of_auto(name: str, depth: int, num_drafts: int) -> float:
     # Not in vLLM's release.
     from vllm.config.drafter.drafter import depth_with_passes
 
-    if Trace.load(name).continues_best:
+    if Trace.load(name).has_passes:
         depth = depth_with_passes(num_drafts, depth)
     return recorded_length(name, depth, num_drafts)
 

@@ -134,7 +134,7 @@ class Worker(drafters.Engine):
         super().__init__(**engine)
         # In-process, so this returns the runner object itself.
         self.runner = self.llm.collective_rpc(lambda worker: worker.model_runner)[0]
-        self.replay = replays[0] if replays else None
+        self.replay, self.replayed = replays[0] if replays else None, None
         # Runner V2's speculator, Runner V1's drafter.
         self.drafter = getattr(self.runner, "speculator", None)
         self.drafter = self.drafter or getattr(self.runner, "drafter", None)
@@ -227,8 +227,9 @@ class Worker(drafters.Engine):
         """
         if shared is not None:
             self.draft(*shared)
-        if self.replay is not None:
+        if self.replay is not None and recording != self.replayed:
             self.replay.load(Trace.load(recording))
+            self.replayed = recording
         rng, vocab = random.Random(number), self.llm.llm_engine.model_config
         prompts = [
             [rng.randrange(5, vocab.get_vocab_size()) for _ in range(prompt_len)]

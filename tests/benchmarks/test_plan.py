@@ -9,7 +9,13 @@ from pathlib import Path
 import pytest
 
 from benchmarks.spec_decode.engine import parse
-from benchmarks.spec_decode.models import MODES, SETS, modes_of, write_models
+from benchmarks.spec_decode.models import (
+    BLOCK,
+    PARALLEL,
+    SETS,
+    modes_of,
+    write_models,
+)
 from benchmarks.spec_decode.plan import (
     engine_of,
     llm_args,
@@ -41,6 +47,8 @@ def test_engines_are_unique(at_once: int):
     assert max(map(len, groups)) <= at_once
     assert EngineKey("base-v2", "pard", 7) not in keys
     assert EngineKey("base-v1", "pard2", 7) not in keys
+    (group,) = planned("--shapes qwen3-8b --modes dflash dspark")
+    assert {key.implementation for key in group} == {OURS, "base-v2"}
 
 
 def test_engines_besides_fixed_chains():
@@ -116,4 +124,4 @@ def test_models_accept_arguments_of_every_mode(name: str, tmp_path: Path):
         if mode != "none":
             config = json.loads((models / mode / "config.json").read_text())
             drafter = read_checkpoint(config, models / mode)
-            assert drafter.is_parallel == ("parallel_drafting" in MODES[mode])
+            assert drafter.is_parallel == (mode in PARALLEL + BLOCK)

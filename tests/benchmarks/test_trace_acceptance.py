@@ -8,27 +8,59 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.spec_decode import traces
 from benchmarks.spec_decode.trace_acceptance import (
+    FIRST_TOKEN,
     RUNNERS,
     Replay,
     replay_chains,
     replay_confidence,
     replay_in_every_runner,
-    replay_trees,
     start_of,
 )
-from benchmarks.spec_decode.traces import NO_RANK, Trace
-from tests.v1.worker.gpu.spec_decode.draft_tree.reference import best_first, walk
+from benchmarks.spec_decode.traces import NO_NODE, Trace
+from tests.v1.worker.gpu.spec_decode.draft_tree.reference import Node, walk
+from vllm.v1.worker.gpu.spec_decode.unified.tree.trees import DraftTrees
 
 PROMPTS = np.random.default_rng(0).integers(0, 1000, (4, 20))
 
 
-def random_trace(rows: int = 60, width: int = 16, seed: int = 0) -> Trace:
-    rng = np.random.default_rng(seed)
-    probs = -np.sort(-rng.dirichlet(np.full(2 * width, 0.2), (rows, 8)))[..., :width]
-    ranks = rng.choice([0, 0, 0, 1, 2, NO_RANK], size=(rows, 8)).astype(np.uint8)
-    return Trace(probs.astype(np.float32), ranks, np.array([rows - 9, 9]), {})
+DEPTH, NODES = 8, 63
+
+
+def random_trace(rows: int = 60) -> Trace:
+    """Random trees, some with fewer nodes, and random paths in them."""
+    rng = np.random.default_rng(0)
+    parents = np.full((rows, NODES), NO_NODE, np.uint8)
+    depths = np.zeros((rows, NODES + 1), int)
+    for row, node in np.ndindex(rows, NODES - 3):
+        above = np.flatnonzero(depths[row, : node + 1] < DEPTH)
+        parents[row, node] = parent = rng.choice(above[-6:])
+        depths[row, node + 1] = depths[row, parent] + 1
+    return Trace(
+        parents,
+        rng.integers(0, NODES - 2, rows).astype(np.uint8),
+        rng.integers(0, DEPTH + 1, rows).astype(np.uint8),
+        rng.uniform(size=(rows, DEPTH)).astype(np.float32),
+        np.array([rows - 9, 9]),
+        {},
+    )
+
+
+def smaller(parents: list[int], reached: int, depth: int, num_nodes: int):
+    """The first nodes that are not too deep, and those of the path, from row 0 on."""
+    nodes, number = [Node(0, 0, 0)], {0: 0}  # of each node in the smaller tree
+    for node, parent in enumerate(parents, 1):
+        if parent in number and nodes[number[parent]].depth < depth:
+            above = number[parent]
+            rank = sum(each.parent == above for each in nodes[1:])
+            number[node] = len(nodes)
+            nodes.append(Node(above, nodes[above].depth + 1, rank))
+    path = []
+    while reached:
+        path.append(number.get(reached, NO_NODE))
+        reached = parents[reached - 1]
+    kept = [node for node in reversed(path) if node <= num_nodes]
+    return nodes[1 : num_nodes + 1], [0, *kept]
 
 
 def make_replay() -> Replay:
@@ -76,60 +108,45 @@ def test_every_runner_replays(monkeypatch, module: str, kind: str):
     assert made[0].starts.tolist() == ([0, second, 0, first] if is_v2 else [0] * 4)
 
 
-@pytest.mark.parametrize("depth,width", [(8, 16), (7, 8), (3, 2)])
-def test_trees_are_drafted_and_accepted_as_recorded(monkeypatch, depth, width):
-    from vllm.v1.worker.gpu.spec_decode.unified.sampler import DraftSampler
-    from vllm.v1.worker.gpu.spec_decode.unified.tree.verify import TreeRejectionSampler
-
+@pytest.mark.parametrize("depth, num_nodes", [(8, 63), (8, 20), (6, 31), (2, 9)])
+def test_trees_are_planted_as_recorded(depth, num_nodes):
+    """The first nodes of a recorded tree are the smaller tree, less deep ones too."""
     trace, replay = random_trace(), Replay("cpu", 60)
-    for name in ("sample_chain", "sample_tree"):
-        monkeypatch.setattr(DraftSampler, name, lambda *_: None)
     replay.load(trace)
     replay.starts.copy_(torch.arange(60))
-    shape = 60 * depth, width
-    own = torch.zeros(shape), torch.zeros(shape, dtype=torch.int32)
-    monkeypatch.setattr(DraftSampler, "rank_candidates", lambda *args: own)
-    drawn = lambda self, logits, *args: torch.zeros(len(logits), dtype=torch.int64)  # noqa: E731
-    monkeypatch.setattr(TreeRejectionSampler, "_draw", drawn)
-    replay_trees(replay)
+    trees = DraftTrees(60, DEPTH, NODES, torch.device("cpu"))
+    drafts = torch.zeros(60, num_nodes, dtype=torch.int64)
+    newest = torch.full((60,), 120)
+    replay.plant(torch.arange(60), newest, drafts, trees, depth)
+    for row, parents in enumerate(trace.parents.tolist()):
+        reached = int(trace.reached[row])
+        nodes, expected = smaller(parents, reached, depth, num_nodes)
+        topology = trees.parents, trees.depths, trees.ranks
+        found = [each[row, :num_nodes].tolist() for each in topology]
+        assert list(zip(*found, strict=True))[: len(nodes)] == nodes
+        assert set(found[0][len(nodes) :]) <= {-1}
+        held, drawn = [-1, *drafts[row].tolist()], replay.drawn[row].tolist()
+        _, path = walk(nodes, held, drawn, chain_only=False)
+        assert path == expected
+        assert trace.accepted(depth, num_nodes)[row] == len(path) - 1
 
-    positions = torch.arange(depth) + 120 + torch.zeros(60, 1, dtype=torch.int64)
-    batch = SimpleNamespace(
-        idx_mapping=torch.arange(60), sample_positions=positions.flatten()
-    )
-    sampler = SimpleNamespace(inputs=SimpleNamespace(batch=batch), recorded_pass=0)
-    hidden = torch.zeros(60, depth, 4)
-    log_probs, tokens = DraftSampler.rank_candidates(sampler, hidden, None)
-    tokens = tokens.view(60, depth, width)
-    probs = traces.among_candidates(trace.probs[:, :depth], width)
-    expected = torch.from_numpy(probs)
-    torch.testing.assert_close(log_probs.exp().view(60, depth, width), expected)
 
-    for row, log_probs in enumerate(np.log(probs).tolist()):
-        nodes = best_first(log_probs, 20)
-        depths = torch.tensor([node.depth for node in nodes])
-        local = torch.arange(len(nodes) + 1)
-        trees = SimpleNamespace(depths=depths.int().expand(60, -1))
-        found = TreeRejectionSampler._draw(
-            SimpleNamespace(trees=trees, has_trees=True),
-            torch.zeros(len(local), 1),
-            None,
-            torch.cat([torch.tensor([120]), 120 + depths]),
-            torch.full_like(local, row),
-            local.int(),
-        )
-        held = [int(tokens[row, node.depth - 1, node.rank]) for node in nodes]
-        _, path = walk(nodes, [-1, *held], found.tolist(), chain_only=False)
-        ranks = trace.ranks[row, :depth].tolist()
-        assert path[1:] == traces.accepted_of_tree(ranks, nodes)
+@pytest.mark.parametrize("k", [1, 5, 8])
+def test_chains_of_engines_with_trees(k):
+    trace, replay = random_trace(), Replay("cpu", 60)
+    replay.load(trace)
+    drafts = torch.zeros(60, k, dtype=torch.int64)
+    trees = DraftTrees(60, DEPTH, NODES, torch.device("cpu"))
+    replay.plant(torch.arange(60), torch.arange(60), drafts, trees, k)
+    same = (replay.drawn[:, :k] == drafts).int().cumprod(1).sum(1)
+    assert same.tolist() == np.minimum(trace.chain, k).tolist()
+    assert (replay.drawn[:, k] == FIRST_TOKEN).all()
 
 
 def accepted(replay: Replay, slots: list[int], drafts: list[int]) -> list[int]:
     """Tokens per step by the reference, for requests at positions 100, 108 and 109."""
-    rows = replay.rows(torch.tensor(slots), torch.tensor([100, 108, 109])).tolist()
-    ranks = random_trace().ranks.tolist()
-    counts = zip(rows, drafts, strict=True)
-    return [traces.accepted_of_chain(ranks[row], n) + 1 for row, n in counts]
+    rows = replay.rows(torch.tensor(slots), torch.tensor([100, 108, 109]))
+    return (1 + np.minimum(random_trace().chain[rows], drafts)).tolist()
 
 
 def test_runner_v2_accepts_chains_as_recorded():
@@ -204,5 +221,5 @@ def test_adaptive_verification_reads_recorded_confidence(monkeypatch, is_one_pas
     is_real = slots >= 0
     found = seen[1].softmax(-1).max(-1).values[is_real]
     rows = replay.rows(slots[is_real], torch.tensor(120))
-    expected = random_trace().probs[rows, steps[is_real], 0]
+    expected = random_trace().confidence[rows, steps[is_real]]
     np.testing.assert_allclose(found, np.clip(expected, 1.5 / 128, 1), atol=1e-5)

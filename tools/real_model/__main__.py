@@ -70,12 +70,6 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--temperatures", type=float, nargs="+", default=[0.0])
     one.add_argument("--spec", type=json.loads, default={}, help="more keys, JSON")
     one.add_argument("--record", action="store_true", help="drafts, to replay them")
-    one = command("width", "width.measure", "What trees of several beams would accept.")
-    one.add_argument("--questions", type=Path, required=True, help="folder")
-    one.add_argument(
-        "--head", type=Path, required=True, help="folder of an EAGLE-3 head"
-    )
-    one.add_argument("--text", type=Path, required=True, help="a result without a head")
     for name in ("slim", "fill"):
         describe = f"{name.title()}s a head: without, or with, what is the target's."
         command(name, f"heads.{name}", describe).add_argument("head", type=Path)

@@ -52,6 +52,7 @@ def evaluate(
         from benchmarks.spec_decode.record import Recorder  # it needs the unified parts
 
         recorder = Recorder()
+        engine = {"async_scheduling": False} | engine
     served = Engine(
         model=str(model),
         speculative_config=None if head is None else spec,

@@ -18,7 +18,7 @@ from benchmarks.spec_decode.report import NAMES, VLLM, beside, points
 from benchmarks.spec_decode.traces import EQUAL
 
 MODES = ("none", "draft", "pard", "eagle3", "peagle")
-SIDES = {VLLM: ("vLLM 0.33.0", "#b5bdc8"), "ours": ("this tree", "#2f6fd0")}
+SIDES = {VLLM: ("vLLM 0.33.0", "#b5bdc8"), "ours": ("AnyDraft", "#2f6fd0")}
 
 
 def best_speeds(results: files.Results) -> pd.DataFrame:

@@ -58,6 +58,7 @@ def quantized(name: str = "int8 W8A8"):
     return lambda folder: quantize(folder, name) and None
 
 
+MODEL = '"model" of speculative_config: …'
 UP = "layers.1.mlp.up_proj"
 OTHER_WORDS = {"use_heterogeneous_vocab": True}
 of_draft = partial(Row, drafter="draft")
@@ -66,16 +67,22 @@ of_peagle = partial(Row, drafter="peagle")
 
 FILES = [
     Row("does not exist: name", removed()),
-    Row("is a file", model=Path(WEIGHTS)),
-    *(Row("cannot be opened", model=name) for name in ("x" * 5000, "a\0b")),
-    Row("has no config.json", moved("full")),
-    Row("has no config.json", removed(CONFIG)),
-    Row("LoRA adapter", removed(CONFIG), file("adapter_config.json", b"{}")),
-    Row("config.json is not valid JSON", truncated(CONFIG, 200)),
-    Row("config.json is not valid JSON", file(CONFIG, b"\xff\xfe\x00")),
-    Row("config.json must hold", file(CONFIG, b"[1]")),
-    of_eagle3("transformer_layer_config in", config(transformer_layer_config=GONE)),
-    of_peagle("which P-EAGLE needs", config(mask_token_id=GONE)),
+    Row(f"{MODEL} is a file", model=Path(WEIGHTS)),
+    *(Row(f"{MODEL} cannot be opened", model=name) for name in ("x" * 5000, "a\0b")),
+    Row(f"{MODEL} has no config.json", moved("full")),
+    Row(f"{MODEL} has no config.json", removed(CONFIG)),
+    Row(
+        f"{MODEL} is a LoRA adapter",
+        removed(CONFIG),
+        file("adapter_config.json", b"{}"),
+    ),
+    Row("config.json is not valid …: download", truncated(CONFIG, 200)),
+    Row("config.json is not valid …: download", file(CONFIG, b"\xff\xfe\x00")),
+    Row("config.json must hold …: download", file(CONFIG, b"[1]")),
+    of_eagle3(
+        "layer_config in …/config.json must", config(transformer_layer_config=GONE)
+    ),
+    of_peagle("in …/config.json is missing, which P", config(mask_token_id=GONE)),
     # Vocabularies.
     of_draft("the target's own family", config(vocab_size=4096), rotated(300, 302)),
     of_draft("the target's own family", rotated(300, NUM_TOKENS)),
@@ -83,48 +90,56 @@ FILES = [
     of_draft("needs the tokenizers", removed("tokenizer.json"), **OTHER_WORDS),
     of_draft("The unk_token or", config(vocab_size=1), **OTHER_WORDS),
     of_draft(
-        "tokenizer.json is not valid JSON",
+        "tokenizer.json is not valid JSON (…): download",
         config(vocab_size=4096),
         truncated("tokenizer.json", 200),
     ),
     of_draft(
-        "tokenizer.json holds no tokenizer",
+        "tokenizer.json holds no tokenizer: download",
         config(vocab_size=4096),
         file("tokenizer.json", b"{}"),
     ),
     # Weights.
-    Row("holds no weights", removed(WEIGHTS)),
-    Row("is not a safetensors file", truncated(WEIGHTS, 0)),
-    Row("is not a safetensors file", file(WEIGHTS, HTML)),
-    Row("header promises", truncated(WEIGHTS, -1000)),
+    Row(f"{MODEL} holds no weights: download", removed(WEIGHTS)),
+    Row("is not a safetensors file, …: download", truncated(WEIGHTS, 0)),
+    Row("is not a safetensors file, …: download", file(WEIGHTS, HTML)),
+    Row("header promises …: download", truncated(WEIGHTS, -1000)),
     Row(
-        "corrupt safetensors header",
+        "corrupt safetensors header: download",
         file(WEIGHTS, (16).to_bytes(8, "little") + b"{" * 16),
     ),
-    of_eagle3("json names", index("model-2-of-2.safetensors")),
-    of_eagle3("files of its own folder", index("../target/model.safetensors")),
-    Row("not a safetensors index", file(INDEX, b"{")),
+    of_eagle3("json names: download", index("model-2-of-2.safetensors")),
+    of_eagle3(
+        "files of its own folder, …: download", index("../target/model.safetensors")
+    ),
+    Row("not a safetensors index: download", file(INDEX, b"{")),
     # PARD-2's projection.
-    Row("holds more than tensors", file(WARP, HTML)),
-    Row("holds more than tensors", SAVED, truncated(WARP, -1000)),
+    Row("holds more than tensors, …: download", file(WARP, HTML)),
+    Row("holds more than tensors, …: download", SAVED, truncated(WARP, -1000)),
     Row("must hold target_proj.weight", saved(WARP, [1, 2])),
     Row(
         "must hold target_proj.weight",
         saved(WARP, PROJECTION | {"fc.weight": torch.zeros(2)}),
     ),
-    Row("contradicts", SAVED, config(pard2_proj_bias=True)),
+    Row("in …/config.json contradicts", SAVED, config(pard2_proj_bias=True)),
     *(
-        Row("must be a finite number", SAVED, config(pard2_scale=value))
+        Row(
+            "in …/config.json must be a finite",
+            SAVED,
+            config(pard2_scale=value),
+        )
         for value in (float("inf"), "large", True)
     ),
-    Row("must be a finite number", SAVED, config(pard2_target_dim=[256])),
-    Row("must be a list of integers", SAVED, config(pard2_target_layers=-1)),
+    Row("in …/config.json must be a finite", SAVED, config(pard2_target_dim=[256])),
+    Row(
+        "in …/config.json must be a list of int", SAVED, config(pard2_target_layers=-1)
+    ),
     # Heads.
-    of_peagle("has no tensor mask_hidden", tensors({"mask_hidden": GONE})),
-    of_peagle("mask_hidden of", tensors({"mask_hidden": (1, 1, 256)})),
-    of_eagle3("fc.weight: it is not an EAGLE-3 head", tensors({"fc.weight": GONE})),
-    of_eagle3("fc.weight of", tensors({"fc.weight": (256, 512)})),
-    of_eagle3("has no tensor d2t", tensors({"d2t": GONE})),
+    of_peagle("has no tensor mask_hidden: para", tensors({"mask_hidden": GONE})),
+    of_peagle("mask_hidden of … has shape", tensors({"mask_hidden": (1, 1, 256)})),
+    of_eagle3("has no tensor fc.weight: it is not an", tensors({"fc.weight": GONE})),
+    of_eagle3("fc.weight of … has shape", tensors({"fc.weight": (256, 512)})),
+    of_eagle3("has no tensor d2t: it", tensors({"d2t": GONE})),
     of_eagle3(
         "d2t of … has shape", tensors({"d2t": torch.zeros(100, dtype=torch.int64)})
     ),
@@ -133,21 +148,29 @@ FILES = [
     ),
     of_eagle3("d2t of … names tokens", tensors({"d2t": torch.full((1536,), 5000)})),
     of_eagle3(
-        "it must hold offsets",
+        "d2t of … names all tokens",
         config(draft_vocab_size=NUM_TOKENS),
         tensors({"d2t": torch.tensor([1, -1] + [0] * (NUM_TOKENS - 2))}),
     ),
-    of_eagle3("lm_head.weight of", tensors({"lm_head.weight": (NUM_TOKENS, 256)})),
-    of_eagle3("has no tensor lm_head", tensors({"lm_head.weight": GONE})),
     of_eagle3(
-        "has no tensor embed_tokens",
+        "lm_head.weight of … has shape", tensors({"lm_head.weight": (NUM_TOKENS, 256)})
+    ),
+    of_eagle3("has no tensor lm_head.weight: it", tensors({"lm_head.weight": GONE})),
+    of_eagle3(
+        "has no tensor embed_tokens.weight: it",
         config(target_hidden_size=256),
         config(transformer_layer_config__hidden_size=512),
         tensors({"fc.weight": (512, 768)}),
     ),
     # Layers and embeddings.
-    Row("embed_tokens.weight of", tensors({"model.embed_tokens.weight": (2048, 192)})),
-    of_peagle("embed_tokens.weight of", tensors({"embed_tokens.weight": (2560, 128)})),
+    Row(
+        "embed_tokens.weight of … has shape",
+        tensors({"model.embed_tokens.weight": (2048, 192)}),
+    ),
+    of_peagle(
+        "embed_tokens.weight of … has shape",
+        tensors({"embed_tokens.weight": (2560, 128)}),
+    ),
     of_peagle(
         "num_hidden_layers",
         edited_weights(
@@ -156,10 +179,20 @@ FILES = [
     ),
     # Quantized weights.
     of_peagle(
-        "has no quantization_config", quantized(), config(quantization_config=GONE)
+        "has quantized weights, but its config.json",
+        quantized(),
+        config(quantization_config=GONE),
     ),
-    of_peagle("but no scale", quantized(), tensors({f"{UP}.weight_scale": GONE})),
+    of_peagle(
+        "has quantized weights, but no scale",
+        quantized(),
+        tensors({f"{UP}.weight_scale": GONE}),
+    ),
     of_peagle("but no quantized weights", quantized(), tensors({f"{UP}.weight": GONE})),
     of_peagle("but no quantized weights", quantized(), tensors({f"{UP}.weight": (1,)})),
-    Row("but no scale", quantized("GPTQ"), tensors({f"model.{UP}.scales": GONE})),
+    Row(
+        "has quantized weights, but no scale",
+        quantized("GPTQ"),
+        tensors({f"model.{UP}.scales": GONE}),
+    ),
 ]

@@ -24,8 +24,8 @@ class Row:
     """One row.
 
     Attributes:
-        says: words that occur in exactly one error of `docs/troubleshooting.md`, the
-            expected one; for an accepted config, a description.
+        says: words of the error, which `docs/troubleshooting.md` lists by itself or as
+            one of a kind; for an accepted config, a description.
         breaks: changes to the copy of the drafter, in order.
         drafter: name of the bundled drafter that is copied.
         spec: changes to the speculative config; a string or list replaces it.

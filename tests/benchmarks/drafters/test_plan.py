@@ -120,7 +120,7 @@ def test_help_has_the_flags_of_the_command_first():
     parser = FlexibleArgumentParser(description="Compare drafters.")
     command.add_cli_args(parser)
     text = parser.format_help()
-    assert text.index("--drafter DRAFTER") < text.index("--json") < text.index("Config")
+    assert text.index("folder, hub id") < text.index("Config Groups")
 
 
 def test_engine_flags():

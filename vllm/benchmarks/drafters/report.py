@@ -52,13 +52,9 @@ class Report:
     def is_lossless(self) -> bool:
         return not any(side.comparison.errors for side in self.compared)
 
-    def ratio(self, side: Side, load: int) -> float | None:
-        """Median tokens per second over that without speculation; None: not measured.
-
-        The latter is of the faster run, since other load may have slowed the other.
-        """
-        if load not in side.rounds:
-            return None
+    def ratio(self, side: Side, load: int) -> float:
+        """Median tokens per second over that without speculation, of the faster run,
+        since other load may have slowed the other."""
         return speed(side.rounds[load]) / max(self._speeds_of_none(load))
 
     def _speeds_of_none(self, load: int) -> list[float]:
@@ -131,8 +127,8 @@ class Report:
 
     def best(self) -> Side | None:
         """The fastest over all loads, by the geometric mean of its ratios; None: no
-        drafter was measured, or the machine was too unsteady to tell."""
-        measured = [side for side in self.measured.sides if side.rounds]
+        drafter was measured at each, or the machine was too unsteady to tell."""
+        measured = [s for s in self.measured.sides if s.rounds.keys() >= {*self.loads}]
         sides = [s for s in measured if not (s.spec and s.comparison.errors)]
         if not any(s.spec for s in measured) or self.unsteadiness() > USELESS:
             return None
@@ -141,10 +137,9 @@ class Report:
         return max(near, key=lambda side: (side.setting == AUTO, self._gain(side)))
 
     def _gain(self, side: Side) -> float:
-        ratios = [self.ratio(side, load) for load in self.loads]
-        if not side.spec or None in ratios:
-            return float(not side.spec)
-        return prod(ratios) ** (1 / len(ratios))
+        if not side.spec:
+            return 1.0
+        return prod(self.ratio(side, n) for n in self.loads) ** (1 / len(self.loads))
 
     def command(self, side: Side) -> str:
         """The command that serves with a side's setting."""
@@ -161,9 +156,10 @@ class Report:
             gain = (
                 ", ".join(gains) + " at a time, over" if best.spec else "no gain over"
             )
-            lines += [f"Best: {gain} no speculation", self.command(best)]
+            what = "Best so far" if self.measured.not_reached else "Best"
+            lines += [f"{what}: {gain} no speculation", self.command(best)]
         elif unsteady <= USELESS:
-            lines.append("Nothing is known of any drafter: none could be measured.")
+            lines.append("Nothing is known of any drafter: none is fully measured.")
         if unsteady > UNSTEADY:
             lines.append(
                 f"Unsteady: no speculation differs by {unsteady:.1f}× between its "

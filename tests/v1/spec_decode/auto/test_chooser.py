@@ -408,6 +408,10 @@ def test_gain_is_relative_to_fastest_step():
     assert [chooser.choose(whole_load(1)) for _ in range(2)] == [3, 3]
     tokens = chooser.acceptance.expected_tokens()[3]
     assert chooser.gain.mean == pytest.approx(tokens)
+    for plan, seconds in [(3, 0.03), (0, 0.045)] * 20:  # nor while serving
+        chooser.observe_seconds(1, CONTEXT, plan, seconds)
+    chooser.choose(whole_load(1)), chooser.choose(whole_load(1), elapsed=1000)
+    assert chooser.gain.mean == pytest.approx(tokens)
 
 
 def test_gain_is_time_saved_over_recent_steps():

@@ -29,8 +29,8 @@ def test_times_between_and_beyond_measured_sizes():
 
 
 def test_a_step_takes_no_longer_than_one_that_does_more():
-    row = {0: 3.0, 1: 1.0, 3: 1.5, 7: 1.2, 15: 4.0, 31: 2.0}
-    assert plausible(row, K) == {0: 1.0, 1: 1.0, 3: 1.2, 7: 1.2, 15: 2.0, 31: 2.0}
+    row = {0: 3.0, 1: 1.0, 3: 1.5, 7: 1.2, 15: 4.0, 31: 0.9}
+    assert plausible(row, K) == {0: 0.9, 1: 1.0, 3: 1.2, 7: 1.2, 15: 0.9, 31: 0.9}
     times = step_times({1: {0: 1.0, 3: 9.0}, 2: {0: 2.0, 3: 3.0}, 4: {0: 1.0, 3: 4.0}})
     assert times.measured[SHORT] == {
         1: {0: 1.0, 3: 3.0},

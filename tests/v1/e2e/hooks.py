@@ -110,3 +110,10 @@ def sleep(engine: Engine, level: int, target: str) -> None:
     engine.llm.wake_up()
     if level == 2:
         update_weights(engine, target)
+
+
+def attend_to_one_beam() -> None:
+    """Setup: draft models cannot attend by the masks of several beams."""
+    from vllm.v1.worker.gpu.spec_decode.unified import speculator
+
+    speculator.why_layer_cannot = lambda layer: "attention by masks of no kind"

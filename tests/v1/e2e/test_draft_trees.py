@@ -5,7 +5,7 @@ import pytest
 
 from vllm.sampling_params import StructuredOutputsParams
 
-from .hooks import run_dummy_every
+from .hooks import attend_to_one_beam, run_dummy_every
 from .oracle import assert_output_matches
 from .runner import Request, Served
 from .test_unified_speculator import (
@@ -61,6 +61,24 @@ def test_output_matches_target(case, vllm_runner, models, target, scenarios):  #
     assert num_second_best > 0
     if is_tiny and nodes < 31:  # with room for 31 each, fewer requests run at once
         assert served.count("num_preemptions") > 0
+
+
+@pytest.mark.parametrize("mode", only_fast(("eagle3", "draft")))
+def test_one_beam_where_the_drafter_cannot_attend_to_more(
+    vllm_runner, models, target, make_prompt, mode: str
+):
+    requests = [Request(make_prompt(30 + i, i), 40) for i in range(6)]
+    found = []
+    for setup in ([], [attend_to_one_beam]):
+        spec = speculative(models, mode, 6, draft_tree=31)
+        with vllm_runner(
+            speculative_config=spec, max_model_len=128, max_num_seqs=4, setup=setup
+        ) as llm:
+            assert ("one node instead of 4" in llm.log) == bool(setup)
+            served = llm.generate(requests)
+        assert_output_matches(target, requests, served)
+        found.append(served.count("num_accepted_tokens") / served.count("num_drafts"))
+    assert found[0] > 1.02 * found[1]
 
 
 # Requests whose logits processing depends on preceding tokens verify a chain.

@@ -6,6 +6,7 @@ makes one token, the target's own. The trees are kept: every family that trees a
 for is recorded in this way.
 """
 
+import inspect
 from collections import defaultdict
 from collections.abc import Sequence
 from itertools import takewhile
@@ -92,10 +93,14 @@ class Recorder:
         return kept
 
     def _placing(self, propose: Any) -> Any:
-        def placed(batch, *args, **kwargs):
+        signature = inspect.signature(propose)
+
+        def placed(*args, **kwargs):
             self._grown = None
-            drafts = propose(batch, *args, **kwargs)
-            if self._grown is not None and not kwargs.get("dummy_run"):
+            drafts = propose(*args, **kwargs)
+            given = signature.bind(*args, **kwargs).arguments
+            if self._grown is not None and not given.get("dummy_run"):
+                batch = given["input_batch"]
                 newest = batch.seq_lens[: batch.num_reqs].tolist()
                 found = zip(batch.req_ids, newest, *self._grown, strict=False)
                 for name, position, *each in found:

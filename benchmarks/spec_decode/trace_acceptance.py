@@ -15,6 +15,7 @@ of its work. Its nodes, and what the target draws at each of them, are tokens th
 which node is meant. Nothing here synchronizes with the device.
 """
 
+import inspect
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -330,21 +331,23 @@ def replay_trees(speculator: Any, replay: Replay) -> None:
     from vllm.v1.worker.gpu.spec_decode.unified.tree.verify import TreeRejectionSampler
 
     propose, config = speculator.propose, speculator.speculative_config
+    signature = inspect.signature(propose)
     sizes = chosen_lengths(config) if is_auto(config) else [config.draft_tree]
     depths = {size: depth_of(config, size) for size in sizes if size}
     replay.kinds = {(depth, size > depth) for size, depth in depths.items()}
 
-    def planted(batch, attn, slot_mappings, last, aux, num_sampled, *args, **kwargs):
+    def planted(*args, **kwargs):
+        given = signature.bind(*args, **kwargs).arguments
+        batch, size = given["input_batch"], given.get("num_speculative_tokens")
+        if replay.trace is None or size == 0 or given.get("dummy_run"):
+            return propose(*args, **kwargs)
         first = batch.logits_indices[batch.cu_num_logits[: batch.num_reqs]]
-        newest = batch.positions[first] + num_sampled[: batch.num_reqs]
-        given = batch, attn, slot_mappings, last, aux, num_sampled, *args
-        drafts = propose(*given, **kwargs)
-        size = kwargs.get("num_speculative_tokens")
+        newest = batch.positions[first] + given["num_sampled"][: batch.num_reqs]
+        drafts = propose(*args, **kwargs)
         size = drafts.shape[1] if size is None else size
-        if replay.trace and size and not kwargs.get("dummy_run"):
-            slots, trees = batch.idx_mapping[: batch.num_reqs], speculator.tree_step
-            depth = depth_of(config, size)
-            replay.plant(slots, newest, drafts[:, :size], trees.trees, depth)
+        slots, trees = batch.idx_mapping[: batch.num_reqs], speculator.tree_step
+        depth = depth_of(config, size)
+        replay.plant(slots, newest, drafts[:, :size], trees.trees, depth)
         return drafts
 
     speculator.propose = planted

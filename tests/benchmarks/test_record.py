@@ -29,8 +29,8 @@ def engine(monkeypatch):
         trees = SimpleNamespace(parents=torch.full((4, 5), -1))
         trees.parents[SLOT] = PARENTS
 
-        def propose(batch, **_):
-            step = int(batch.seq_lens[0]) - len(PROMPT)
+        def propose(input_batch, **_):
+            step = int(input_batch.seq_lens[0]) - len(PROMPT)
             tokens = TOKENS[step % 3][None]
             states, drafts = torch.tensor([SLOT]), tokens.flatten()[None, CANDIDATES]
             tokens = tokens[:, :, None].expand(1, 2, 2 if next_rows else 1, 2)

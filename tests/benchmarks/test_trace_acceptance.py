@@ -15,11 +15,14 @@ from benchmarks.spec_decode.trace_acceptance import (
     replay_chains,
     replay_confidence,
     replay_in_every_runner,
+    replay_trees,
     start_of,
 )
 from benchmarks.spec_decode.traces import NO_NODE, Trace
 from tests.v1.worker.gpu.spec_decode.draft_tree.reference import Node, walk
+from vllm.config.drafter import DrafterConfig
 from vllm.v1.worker.gpu.spec_decode.unified.tree.trees import DraftTrees
+from vllm.v1.worker.gpu.spec_decode.unified.tree.verify import TreeRejectionSampler
 
 PROMPTS = np.random.default_rng(0).integers(0, 1000, (4, 20))
 
@@ -141,6 +144,41 @@ def test_chains_of_engines_with_trees(k):
     same = (replay.drawn[:, :k] == drafts).int().cumprod(1).sum(1)
     assert same.tolist() == np.minimum(trace.chain, k).tolist()
     assert (replay.drawn[:, k] == FIRST_TOKEN).all()
+
+
+def test_engines_with_trees_are_planted_in_their_steps(monkeypatch):
+    """Steps call `propose` by position, dummy runs by keyword."""
+    monkeypatch.setattr(TreeRejectionSampler, "_draw", None)
+    replay, n = Replay("cpu", 60), 3
+    replay.load(random_trace())
+    drafts = torch.zeros(n, 15, dtype=torch.int64)
+
+    def propose(input_batch, attn, slots, last, aux, num_sampled, dummy_run=False,
+                num_speculative_tokens=None):  # fmt: skip
+        return drafts
+
+    speculator = SimpleNamespace(
+        propose=propose,
+        speculative_config=SimpleNamespace(
+            draft_tree=15,
+            num_speculative_tokens_per_batch_size=None,
+            drafter=DrafterConfig("eagle3", DEPTH, num_nodes=15),
+        ),
+        tree_step=SimpleNamespace(trees=DraftTrees(60, DEPTH, 15, torch.device("cpu"))),
+    )
+    replay_trees(speculator, replay)
+    batch = SimpleNamespace(
+        num_reqs=n,
+        idx_mapping=torch.arange(n),
+        logits_indices=torch.arange(n),
+        cu_num_logits=torch.arange(n + 1),
+        positions=torch.full((n,), 100),
+    )
+    given = dict.fromkeys(("attn", "slots", "last", "aux", "num_sampled"))
+    speculator.propose(input_batch=batch, **given, dummy_run=True)
+    assert not drafts.any()
+    speculator.propose(batch, None, None, None, None, torch.ones(n, dtype=torch.int32))
+    assert (drafts == FIRST_TOKEN + 1 + torch.arange(15)).all()
 
 
 def accepted(replay: Replay, slots: list[int], drafts: list[int]) -> list[int]:

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.checkpoints.families import PUBLISHED, write_drafter, write_target
-from vllm.config.drafter import METHODS
+from vllm.config.drafter import OWN_CHECKPOINTS
 from vllm.config.drafter.families import (
     FAMILIES,
     DraftFiles,
@@ -45,7 +45,7 @@ def test_published(name: str, models, tmp_path):
 
 def test_every_family_is_published():
     tested = {made.family for made in PUBLISHED.values()}
-    ours = {family.name for family in FAMILIES if family.method in METHODS}
+    ours = {family.name for family in FAMILIES if family.method in OWN_CHECKPOINTS}
     assert tested == ours
 
 
@@ -152,7 +152,7 @@ def test_method_from_tensor_names(
     spec = unresolved(folder, num_speculative_tokens=4)
     found = read_files(spec)
     assert spec.method == method
-    assert (found and found.method) == (method if method in METHODS else None)
+    assert (found and found.method) == (method if method in OWN_CHECKPOINTS else None)
 
 
 def test_method_from_path_if_no_file_decides(models, tmp_path):

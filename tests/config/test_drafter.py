@@ -101,7 +101,7 @@ def test_mask_hidden_enables_parallel_drafting(
         (LLAMA | {"draft_vocab_size": 32}, {}, 7),
         (TRAINED_FOR_8, {"num_speculative_tokens_per_batch_size": [(1, 8, 3)]}, 3),
         (TRAINED_FOR_8, {"draft_tree": 31}, 8),
-        (TRAINED_FOR_8, {"method": "mtp"}, None),
+        (TRAINED_FOR_8, {"method": "mtp"}, 7),  # the file is the target's
     ],
 )
 def test_num_drafts_and_auto_by_default(
@@ -113,7 +113,7 @@ def test_num_drafts_and_auto_by_default(
     read_files(spec)
     assert spec.num_speculative_tokens == num_drafts
     assert spec.parallel_drafting is False
-    is_auto = set(settings) <= {"method"} and spec.method != "mtp"
+    is_auto = set(settings) <= {"method"}
     schedule = spec.num_speculative_tokens_per_batch_size
     assert (schedule == "auto") == spec.is_auto_by_default == is_auto
 

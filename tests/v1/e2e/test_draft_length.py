@@ -102,7 +102,7 @@ def test_requests_that_refuse_drafts(mode: str, schedule, start, target, request
 
 @pytest.mark.parametrize("drafts_right", [False, pytest.param(True, marks=SLOW)])
 def test_auto_with_mtp(drafts_right: bool, vllm_runner, tmp_path):
-    """vLLM's own speculator skips passes if they do not pay."""
+    """Passes are skipped if they do not pay."""
     spec = {
         "method": "mtp",
         "num_speculative_tokens": 3,
@@ -117,7 +117,7 @@ def test_auto_with_mtp(drafts_right: bool, vllm_runner, tmp_path):
     with vllm_runner(**how) as llm:
         wanted = llm.generate(requests).tokens
     with vllm_runner(speculative_config=spec, setup=[make_up_times], **how) as llm:
-        assert llm.call(drafter_name) == "MTPSpeculator"
+        assert llm.call(drafter_name) == "EagleDrafter"
         sizes = llm.call(timed_requests)
         assert sizes[0] == 1 and len(sizes) > 1
         llm.watch(Drafts)

@@ -15,6 +15,20 @@ the engine measures later is a second value, `StepTimes`. Imports go down this l
 To refuse is to raise a ValueError that says what to change: every `check_…` does.
 """
 
-from .drafter import MAX_NODES, METHODS, DrafterConfig, DrafterName, num_candidates
+from .drafter import (
+    MAX_NODES,
+    METHODS,
+    OWN_CHECKPOINTS,
+    DrafterConfig,
+    DrafterName,
+    num_candidates,
+)
 
-__all__ = ["MAX_NODES", "METHODS", "DrafterConfig", "DrafterName", "num_candidates"]
+__all__ = [
+    "MAX_NODES",
+    "METHODS",
+    "OWN_CHECKPOINTS",
+    "DrafterConfig",
+    "DrafterName",
+    "num_candidates",
+]

@@ -6,8 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-# Methods of the unified speculator.
-METHODS = ("draft_model", "eagle", "eagle3")
+# Methods whose drafters have a checkpoint of their own, and those of the unified
+# speculator. An MTP module is a part of the target's checkpoint.
+OWN_CHECKPOINTS = ("draft_model", "eagle", "eagle3")
+METHODS = (*OWN_CHECKPOINTS, "mtp")
 # Methods whose drafters draft a block in one pass, by vLLM's own speculators.
 BLOCK_METHODS = ("dflash", "dspark")
 # Names in metrics of methods that draft several tokens per pass.

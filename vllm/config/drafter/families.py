@@ -45,6 +45,20 @@ Overrides = Callable[[Any], Any] | Mapping[str, Any]
 NESTED = "transformer_layer_config"  # of speculators; vLLM flattens it
 # Of a position, in a lattice: its edges are the square of it.
 MAX_CANDIDATES = 64
+# MTP modules that are fed the target's last hidden states and attend to all tokens.
+# Others are fed other states, share KV or indices, or need kernels of their own.
+MTP_MODULES = (
+    "DeepSeekMTPModel",
+    "ErnieMTPModel",
+    "ExaoneMoeMTP",
+    "Glm4MoeLiteMTPModel",
+    "Glm4MoeMTPModel",
+    "MiMoMTPModel",
+    "NemotronHMTPModel",
+    "Qwen3NextMTP",
+    "Qwen3_5MTP",
+    "Qwen3_5MoeMTP",
+)
 # DSpark drafters whose Markov head is a bias by the token before.
 DSPARK_LATTICES = ("Qwen3DSparkModel", "Qwen3OmniDSparkModel")
 
@@ -322,6 +336,24 @@ def find_no_lattice(vllm_config: "VllmConfig") -> str | None:
         "use_local_argmax_reduction": spec.use_local_argmax_reduction,
         "a quantized Markov head": is_dspark and draft.quantization is not None,
         "watermarking": getattr(vllm_config, "watermark_config", None) is not None,
+    }
+    return first_of(reasons)
+
+
+def find_unsupported_module(spec: "SpeculativeConfig") -> str | None:
+    """Why vLLM's own speculators run an MTP module; None if the unified one does."""
+    config = spec.draft_model_config.hf_config
+    name = spec.draft_model_config.architectures[0]
+    has_several = (getattr(config, "n_predict", None) or 1) > 1
+    is_alone = spec.num_speculative_tokens == 1 and spec.draft_tree is None
+    shares_indices = getattr(config, "index_share_for_mtp_iteration", False)
+    reasons = {
+        "several MTP modules": has_several and not is_alone,
+        f"the MTP modules of {name}": name not in MTP_MODULES,
+        "MTP modules with sparse attention": (
+            hasattr(config, "index_topk")
+            or bool(spec.index_share_for_mtp_iteration or shares_indices)
+        ),
     }
     return first_of(reasons)
 

@@ -30,7 +30,7 @@ from huggingface_hub.utils import validate_repo_id
 import vllm.envs as envs
 from vllm.logger import init_logger
 
-from .drafter import METHODS
+from .drafter import OWN_CHECKPOINTS
 from .families import (
     AGAIN,
     DraftCheckpoint,
@@ -114,7 +114,7 @@ def needs_model(spec: "SpeculativeConfig") -> bool:
     if spec.method in ("dflash", "dspark"):
         return spec.model is not None
     if spec.method is not None:
-        return spec.method in METHODS
+        return spec.method in OWN_CHECKPOINTS
     is_class = type(spec)._is_custom_proposer_path(spec.model)
     return not is_class and spec.model not in ("ngram", "[ngram]")
 

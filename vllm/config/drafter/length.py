@@ -36,8 +36,8 @@ AUTO = "auto"
 # What draft trees need, as it is by default.
 TREE_SETTINGS = {"draft_sample_method": "greedy", "rejection_sample_method": "standard"}
 # Other methods whose draft length can change from step to step, with vLLM's own
-# speculators on Runner V2: MTP skips passes, the others have fewer drafts verified.
-OTHER_METHODS = ("mtp", "dflash", "dspark", "ngram", "ngram_gpu")
+# speculators on Runner V2, by which fewer drafts are verified.
+OTHER_METHODS = ("dflash", "dspark", "ngram", "ngram_gpu")
 # The maximum K of a drafter that does not say what it was trained for.
 DEFAULT_LONGEST = 7
 # The best throughput of neighbours differs by little; each length costs CUDA graphs.
@@ -297,7 +297,7 @@ def _check_tree(spec: "SpeculativeConfig", drafter: DrafterConfig) -> None:
     if drafter.method not in METHODS + BLOCK_METHODS:
         raise ValueError(
             f"draft_tree does not support method {drafter.method}: use a draft model, "
-            "EAGLE, EAGLE-3, PARD, PARD-2, P-EAGLE, DFlash or DSpark, or unset "
+            "EAGLE, EAGLE-3, PARD, PARD-2, P-EAGLE, MTP, DFlash or DSpark, or unset "
             "draft_tree."
         )
     if drafter.is_block and drafter.no_lattice:

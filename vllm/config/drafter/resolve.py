@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from vllm.engine.config_error import names_drafter
 from vllm.logger import init_logger
 
-from .drafter import BLOCK_METHODS, METHODS, NAMES, DrafterConfig
+from .drafter import BLOCK_METHODS, NAMES, OWN_CHECKPOINTS, DrafterConfig
 from .families import DraftCheckpoint, default_layers, find_no_lattice
 from .files import find_checkpoint, has_word
 from .length import (
@@ -100,10 +100,12 @@ def read_files(spec: "SpeculativeConfig") -> DraftCheckpoint | None:
     checkpoint = find_checkpoint(spec)
     if checkpoint is not None:
         _fill_method(spec, checkpoint)
-        if spec.method in (None, *METHODS):
+        if spec.method in (None, *OWN_CHECKPOINTS):
             _fill_parallel_drafting(spec, checkpoint)
         _fill_num_drafts(spec, checkpoint)
-    if checkpoint is None or spec.method not in METHODS:
+    elif spec.method == "mtp":
+        fill_length(spec)  # vLLM names the target as the model only if K is known
+    if checkpoint is None or spec.method not in OWN_CHECKPOINTS:
         spec.parallel_drafting = bool(spec.parallel_drafting)
         return None
     return checkpoint
@@ -117,6 +119,13 @@ def is_settled(spec: "SpeculativeConfig") -> bool:
     if spec.method == "mtp":
         return has_word(spec)
     return spec.draft_checkpoint is not None or spec.method in HEADS
+
+
+def fit_modules(spec: "SpeculativeConfig", num_modules: int | None) -> None:
+    """Drafts a token with each MTP module, if nobody set K, and vLLM's own speculators
+    run them."""
+    if spec.is_auto_by_default and num_modules and find_unsupported(spec) is not None:
+        spec.num_speculative_tokens = num_modules
 
 
 def _fill_method(spec: "SpeculativeConfig", checkpoint: DraftCheckpoint) -> None:
@@ -199,7 +208,8 @@ def resolve_drafter(vllm_config: "VllmConfig") -> None:
     drafter = _read_settings(vllm_config)
     check_lengths(spec, drafter)
     has_models = None not in (spec.target_model_config, spec.draft_model_config)
-    is_checked = spec.method in METHODS and has_models
+    has_own = spec.method in OWN_CHECKPOINTS
+    is_checked = (has_own or drafter.is_unified) and has_models
     if is_checked:
         drafter = _read_models(vllm_config, drafter)
         _log_models(spec, drafter)
@@ -211,6 +221,7 @@ def resolve_drafter(vllm_config: "VllmConfig") -> None:
         settle_ranks(spec, drafter.is_unified)
         check_layers(vllm_config, drafter)
         check_blocks(vllm_config)
+    if is_checked and has_own:
         check_weights(vllm_config, drafter)
     log_who_drafts(vllm_config, drafter)
     spec.drafter = drafter

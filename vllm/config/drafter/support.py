@@ -13,6 +13,7 @@ from vllm.platforms import current_platform
 from vllm.triton_utils.interpreting import COMPILED
 
 from .drafter import BLOCK_METHODS, METHODS, DrafterConfig, first_of
+from .families import find_unsupported_module
 from .length import AUTO
 
 if TYPE_CHECKING:
@@ -61,7 +62,8 @@ def find_unsupported(spec: "SpeculativeConfig") -> str | None:
         "decode context parallelism": has_ranks("decode_context"),
         "prefill context parallelism": has_ranks("prefill_context"),
     }
-    return first_of(reasons)
+    found = first_of(reasons)
+    return found if found or spec.method != "mtp" else find_unsupported_module(spec)
 
 
 def lacks_vocabulary_mapping(vllm_config: "VllmConfig") -> bool:
@@ -168,10 +170,10 @@ def log_who_drafts(vllm_config: "VllmConfig", drafter: DrafterConfig) -> None:
         return
     is_v2 = vllm_config.use_v2_model_runner
     logger.warning_once(
-        "Drafting falls back to %s: the unified one does not support %s. Turn that off "
-        "to use it.",
+        "Drafting falls back to %s: the unified one does not support %s.%s",
         f"vLLM's own speculator{'' if is_v2 else ' on the deprecated Runner V1'}",
         drafter.unsupported,
+        "" if "MTP modules" in drafter.unsupported else " Turn that off to use it.",
     )
 
 

@@ -292,11 +292,11 @@ def find_mask_token(spec: "SpeculativeConfig") -> int | None:
     """The mask token's id; None for autoregressive drafting. Refuses an invalid one."""
     if not spec.parallel_drafting:
         return None
-    if spec.method == "eagle":
+    if spec.method in ("eagle", "mtp"):
         raise ValueError(
             "parallel_drafting needs a drafter with a learned mask_hidden, which "
-            'method "eagle" lacks: use an EAGLE-3 style checkpoint (P-EAGLE) with '
-            'method "eagle3".'
+            f'method "{spec.method}" lacks: use an EAGLE-3 style checkpoint '
+            '(P-EAGLE) with method "eagle3".'
         )
     mask = get_mask_token_id(spec.draft_model_config.hf_config)
     vocab = spec.draft_model_config.get_vocab_size()

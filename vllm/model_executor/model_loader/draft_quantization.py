@@ -15,7 +15,7 @@ from functools import wraps
 import torch.nn as nn
 
 from vllm.config import VllmConfig
-from vllm.config.drafter import METHODS
+from vllm.config.drafter import OWN_CHECKPOINTS
 from vllm.config.drafter.files import Tensor, find_tensors
 from vllm.config.drafter.weights import PLAIN, stores_scales
 from vllm.model_executor.layers.quantization.base_config import (
@@ -117,7 +117,7 @@ def reads_draft_files(
         config, spec = get_config(vllm_config), vllm_config.speculative_config
         if (
             config is not None
-            and spec.method in METHODS
+            and spec.method in OWN_CHECKPOINTS
             and stores_scales(spec.draft_model_config)
         ):
             _look_into_file(config, vllm_config)

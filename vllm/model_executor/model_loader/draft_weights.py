@@ -12,7 +12,7 @@ import torch
 import torch.nn as nn
 
 from vllm.config import ModelConfig, get_current_vllm_config_or_none
-from vllm.config.drafter import METHODS
+from vllm.config.drafter import OWN_CHECKPOINTS
 from vllm.config.drafter.weights import check_token_offsets, refuse_missing
 from vllm.logger import init_logger
 from vllm.model_executor.layers.linear import LinearBase
@@ -129,7 +129,7 @@ class DraftWeights:
     def checked(self) -> Iterator[None]:
         """Refuses a checkpoint, loaded within, that lacks a tensor of the model, or has
         one for which the model has no place."""
-        if self.spec is None or self.spec.method not in METHODS:
+        if self.spec is None or self.spec.method not in OWN_CHECKPOINTS:
             yield  # checkpoints of other methods omit what the target has
             return
         for _, parameter in self._parameters():

@@ -17,7 +17,7 @@ request, since FULL CUDA graphs need uniform query lengths. Placeholders do not 
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from vllm.config.drafter import METHODS
+from vllm.config.drafter import OWN_CHECKPOINTS
 from vllm.config.drafter.length import depth_of
 from vllm.logger import init_logger
 from vllm.v1.core.sched.draft_policy import DraftPolicy
@@ -188,7 +188,7 @@ class RejectedDrafts:
     def __init__(self, spec: "SpeculativeConfig | None"):
         self._spec = spec
         self.num_drafts = self.num_tokens = 0  # since the last accepted token
-        is_fitted = spec is not None and spec.method in METHODS
+        is_fitted = spec is not None and spec.method in OWN_CHECKPOINTS
         self._may_warn = is_fitted and spec.rejection_sample_method != "synthetic"
 
     def observe(self, num_tokens: int, num_accepted: int) -> None:

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drafting from the target's hidden states: EAGLE, EAGLE-3 and P-EAGLE.
+"""Drafting from the target's hidden states: EAGLE, EAGLE-3, P-EAGLE, MTP modules.
 
 EAGLE: arXiv 2401.15077. EAGLE-3, from several of the target's layers: arXiv 2503.01840.
 P-EAGLE, parallel, with a learned hidden state at masks: vLLM's blog of 2026-03-13, vLLM
-PR #32887.
+PR #32887. A single MTP module is run as an EAGLE head: arXiv 2412.19437.
 """
 
+from copy import copy
 from functools import cached_property
 
 import numpy as np
@@ -16,6 +17,7 @@ from vllm.config import VllmConfig
 from vllm.config.compilation import CUDAGraphMode
 from vllm.config.drafter.families import takes_aux_hidden_states
 from vllm.model_executor.models import supports_multimodal_embeddings
+from vllm.model_executor.models.utils import get_draft_quant_config
 from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.spec_decode.eagle.utils import load_eagle_model
 
@@ -47,7 +49,7 @@ class EagleDrafter(Drafter):
         )
 
     def load(self, target_model: nn.Module, vllm_config: VllmConfig) -> nn.Module:
-        self.model = load_eagle_model(target_model, vllm_config)
+        self.model = load_eagle_model(target_model, _quantized(vllm_config))
         self.cache_config_owner = vllm_config
         self.takes_embeddings = (
             supports_multimodal_embeddings(self.model)
@@ -150,6 +152,17 @@ class EagleDrafter(Drafter):
         return self.model.embed_input_ids(
             ids, multimodal_embeddings=embeds, is_multimodal=is_multimodal
         )
+
+
+def _quantized(vllm_config: VllmConfig) -> VllmConfig:
+    """The config with the quantization that the user sets for an MTP module. vLLM
+    quantizes one as the target is."""
+    spec, target = vllm_config.speculative_config, vllm_config.model_config
+    if spec.method != "mtp" or spec.quantization in (None, target.quantization):
+        return vllm_config
+    own = copy(vllm_config)
+    own.quant_config = get_draft_quant_config(vllm_config)
+    return own
 
 
 def rows_of_embeddings(

@@ -5,10 +5,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch.nn as nn
 
 from vllm.config import CUDAGraphMode, ParallelConfig
 from vllm.config.drafter import DrafterConfig
 from vllm.config.drafter.length import AutoSchedule
+from vllm.model_executor.layers.attention import Attention
 from vllm.v1.attention.backend import AttentionType
 from vllm.v1.spec_decode.draft_trees import agree_on_trees
 from vllm.v1.worker.gpu.model_states.default import DefaultModelState
@@ -44,6 +46,8 @@ def test_supported_backends(backend: str):
     [
         ({"backend": "FLASHINFER"}, "attention by FLASHINFER"),
         ({"alibi_slopes": object()}, "ALiBi"),
+        ({"chunk_lookback": 1}, "chunked attention"),
+        ({"kv_sharing_target_layer_name": "model.layers.1"}, "the KV of other layers"),
         ({"kv_cache_dtype": "fp8"}, "a quantized KV cache"),
         ({"attn_type": AttentionType.ENCODER}, "encoder attention"),
         ({"vllm_flash_attn_version": 4}, "FlashAttention 4"),
@@ -51,6 +55,16 @@ def test_supported_backends(backend: str):
 )
 def test_unsupported_attention(given: dict, reason: str):
     assert why_layer_cannot(layer(**given)) == reason
+
+
+class ChunkedAttention(Attention):
+    def __init__(self) -> None:
+        nn.Module.__init__(self)
+        self.__dict__ |= vars(layer())
+
+
+def test_attention_of_another_kind():
+    assert why_layer_cannot(ChunkedAttention()) == "attention by ChunkedAttention"
 
 
 def runner(masks: bool = False, experts: bool = False) -> SimpleNamespace:

@@ -329,7 +329,7 @@ class UnifiedSpeculator(DraftModelSpeculator):
 
     def _check_beams(self) -> None:
         """Continues one node a pass if the draft model cannot attend to several."""
-        if self.layout.num_beams == 1:
+        if self.layout.num_beams == 1 or self.layout.num_passes == 1:
             return
         names = self.draft_attn_layer_names
         layers = get_layers_from_vllm_config(

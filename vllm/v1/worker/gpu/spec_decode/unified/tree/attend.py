@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from vllm.model_executor.layers.attention import Attention
 from vllm.platforms import current_platform
 from vllm.triton_utils import tl, triton
 from vllm.v1.attention.backend import AttentionType
@@ -146,10 +147,17 @@ def why_layer_cannot(layer: Any) -> str | None:
     name = backend.get_name() if backend else type(layer).__name__
     if name not in ATTEND or getattr(impl, "head_size_v", None):
         return f"attention by {name}"
+    if isinstance(layer, Attention) and type(layer) is not Attention:
+        # Its metadata may be of other requests and rows than the step's.
+        return f"attention by {type(layer).__name__}"
     if name == "CPU_ATTN" and (reason := cpu.why_not_loaded()):
         return reason
     reasons = {
         "ALiBi": impl.alibi_slopes is not None,
+        "chunked attention": getattr(impl, "chunk_lookback", -1) > -1,
+        # It gets no keys of the step's rows, which the kernels for GPUs read.
+        "the KV of other layers": name != "CPU_ATTN"
+        and getattr(impl, "kv_sharing_target_layer_name", None) is not None,
         "logits soft cap on a CPU": name == "CPU_ATTN" and impl.logits_soft_cap,
         "a quantized KV cache": is_quantized_kv_cache(impl.kv_cache_dtype),
         "encoder attention": impl.attn_type != AttentionType.DECODER,
@@ -207,7 +215,7 @@ def _cache_slots(table, strides, block_size, position, mask):
     return page * strides[0] + position % block_size * strides[2]
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["before"])
 def _merge_tree_kernel(
     query,  # [T, HQ, D]
     key,  # [T, HK, D]
@@ -226,11 +234,12 @@ def _merge_tree_kernel(
     strides,  # of rows and heads of query, key, value, prefix_out, out; of lse
     cache_strides,  # of blocks, heads and slots; and of block_table
     block_size,
+    before,  # rows of earlier passes
     scale,
     softcap,
     WINDOW: tl.constexpr,
     HAS_SINKS: tl.constexpr,
-    BEFORE: tl.constexpr,  # rows of earlier passes
+    FROM_CACHE: tl.constexpr,  # all keys, as there are rows of earlier passes
     GROUP: tl.constexpr,  # query heads per KV head
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -275,14 +284,14 @@ def _merge_tree_kernel(
         other=0.0,
     )
     acc = kept.to(tl.float32) * weight[:, None]
-    keys = queries + BEFORE
+    keys = queries + before
     prefix = tl.load(prefix_lens + req)
     place = _place(depths, at, row, leading, is_row)
     for first in range(0, keys, BLOCK_N):
         other = first + tl.arange(0, BLOCK_N)
         to, is_key = (begin + other).to(tl.int64), other < keys
         there = is_key[:, None] & (dim < D)[None, :]
-        if BEFORE > 0:
+        if FROM_CACHE:
             table = block_table + req * cache_strides[3]
             slot = _cache_slots(
                 table, cache_strides, block_size, prefix + other, is_key
@@ -300,7 +309,7 @@ def _merge_tree_kernel(
         scores = _scores(q, k, scale, softcap, SOFTCAP)
         seen = _sees(masks + (begin + leading) * 2, row, other, leading, is_row)
         if WINDOW > 0:
-            if BEFORE > 0:
+            if FROM_CACHE:
                 key_place = other // queries
             else:
                 key_place = _place(depths, to, other, leading, is_key)
@@ -344,7 +353,7 @@ def merge_tree(
         for stride in tensor.stride()[:2]
     ]
     block_m = 16 if tree.max_query_len <= 16 else 32
-    most = tree.num_before + tree.max_query_len
+    rows = triton.next_power_of_2(tree.max_query_len)
     cache_strides = (*kv_cache.stride()[:3], block_table.stride(0))
     block_size = kv_cache.shape[2]
     _merge_tree_kernel[
@@ -367,16 +376,17 @@ def merge_tree(
         (*row_strides, *prefix_lse.stride()),
         cache_strides,
         block_size,
+        tree.num_before,
         scores.scale,
         scores.softcap,
         WINDOW=scores.window,
         HAS_SINKS=scores.sinks is not None,
-        BEFORE=tree.num_before,
+        FROM_CACHE=tree.num_before > 0,
         GROUP=heads // key.shape[1],
         D=size,
         BLOCK_D=triton.next_power_of_2(size),
         BLOCK_M=block_m,
-        BLOCK_N=min(64, max(16, triton.next_power_of_2(most))),
+        BLOCK_N=32 if tree.num_before else min(64, max(16, rows)),
         SOFTCAP=scores.softcap > 0,
         num_warps=4,
     )

@@ -23,7 +23,7 @@ from ..inputs import PreviousPass
 from .trees import TreeAttention, TreeRows
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["depth"])
 def _extend_kernel(
     log_probs,  # [n, ROWS, COUNT] float32
     tokens,  # [n, ROWS, COUNT] int
@@ -39,8 +39,9 @@ def _extend_kernel(
     depths,  # [R * B] int32
     draft_tokens,  # [n, >= K] int64
     draft_stride,
-    depth: tl.constexpr,
-    ROWS: tl.constexpr,
+    depth,
+    ROWS: tl.constexpr,  # 1 at the first depth, else B
+    IS_FIRST: tl.constexpr,
     COUNT: tl.constexpr,
     K: tl.constexpr,
     B: tl.constexpr,  # a power of two, as C
@@ -60,7 +61,7 @@ def _extend_kernel(
 
     beam = tl.arange(0, B)
     score = log_prob
-    if depth > 0:
+    if not IS_FIRST:
         score += tl.load(scores + req * B + row)
     next_row = tl.full([B * C], -1, tl.int32)
     parent = tl.zeros([B], tl.int32)
@@ -82,13 +83,13 @@ def _extend_kernel(
     tl.store(scores + req * B + beam, new_score)
     tl.store(parents + req * B + beam, parent)
     tl.store(beam_tokens + req * B + beam, new_token.to(tl.int64))
-    tl.store(depths + req * B + beam, tl.full([B], depth, tl.int32))
+    tl.store(depths + req * B + beam, depth + 0 * beam)
 
     to = (req * B + beam) * 2
     number = depth * B + beam
     bit = tl.full([B], 1, tl.int64) << (number % 64).to(tl.int64)
     low, high = tl.where(number < 64, bit, 0), tl.where(number < 64, 0, bit)
-    if depth > 0:
+    if not IS_FIRST:
         above = (req * B + parent) * 2
         low |= tl.load(masks + above)
         high |= tl.load(masks + above + 1)
@@ -169,8 +170,9 @@ class Beams:
             self.rows.depths,
             drafts,
             drafts.stride(0),
-            depth=depth,
+            depth,
             ROWS=num_rows,
+            IS_FIRST=depth == 0,
             COUNT=count,
             K=self.max_depth,
             B=self.num_beams,

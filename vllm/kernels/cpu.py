@@ -25,6 +25,11 @@ LANES = 16  # the kernels take rows of whole vectors only; the widest have as ma
 
 current_platform.import_kernels()
 _has_kernels = current_platform.is_cpu() and hasattr(torch.ops._C, "rms_norm")
+if current_platform.is_cpu():
+    # Linux grants AMX to processes that ask for it. oneDNN does with its first product
+    # that is large enough, and vLLM's attention uses it in any case: a step of few rows
+    # of a small model would be an illegal instruction.
+    torch.cpu._init_amx()
 
 
 def op_priority(vllm_config: "VllmConfig") -> IrOpPriorityConfig:

@@ -11,6 +11,7 @@ from .oracle import assert_output_matches, compare_drafts
 from .other_drafters import SIZE, save_counting_model, save_random_dflash
 from .recorded import Replays
 from .runner import Request, VllmRunner
+from .target_models import save_target
 from .test_unified_speculator import (
     MODES,
     PARALLEL,
@@ -98,6 +99,24 @@ def test_requests_that_refuse_drafts(mode: str, schedule, start, target, request
         assert shrinking.count("num_accepted_tokens") > 0
     else:  # no step with the longest drafts, as no request could use them
         assert alone.counters["num_steps"][3] == 0
+
+
+@pytest.mark.slow
+def test_auto_in_bfloat16(vllm_runner, tmp_path):
+    """The first step that is timed has one row: on a CPU only attention uses AMX."""
+    save_target("Llama", tmp_path)
+    spec = {"model": str(tmp_path), "num_speculative_tokens": 4}
+    spec |= {"method": "draft_model", "num_speculative_tokens_per_batch_size": "auto"}
+    engine = {"skip_tokenizer_init": True, "max_num_batched_tokens": 48}
+    with vllm_runner(
+        tmp_path,
+        speculative_config=spec,
+        dtype="bfloat16",
+        max_model_len=160,
+        max_num_seqs=4,
+        **engine,
+    ) as llm:
+        assert llm.generate([Request([1, 2, 3], 8)]).tokens
 
 
 @pytest.mark.parametrize("drafts_right", [False, pytest.param(True, marks=SLOW)])

@@ -6,7 +6,7 @@ import logging
 import os
 import pickle
 import sysconfig
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -93,6 +93,21 @@ def engine_env(on_cpu: bool) -> dict[str, str]:
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     }
     return env | (on_cpu_only if on_cpu else {})
+
+
+@pytest.fixture
+def single_rank(tmp_path: Path) -> Iterator[None]:
+    """What layers of a model need of vLLM's process groups, in a test's own process."""
+    from vllm.config import VllmConfig, set_current_vllm_config
+    from vllm.distributed import parallel_state as groups
+
+    with set_current_vllm_config(VllmConfig()):
+        file = f"file://{tmp_path / 'ranks'}"
+        groups.init_distributed_environment(1, 0, file, 0, "gloo")
+        groups.ensure_model_parallel_initialized(1, 1)
+        yield
+    groups.destroy_model_parallel()
+    groups.destroy_distributed_environment()
 
 
 @pytest.fixture

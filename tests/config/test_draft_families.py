@@ -73,7 +73,7 @@ PARD = {"pard_token": 5, "spd_type": "pard"}
         ({"mask_token_id": 103, "architectures": ["BertForMaskedLM"]}, (), None),
         ({"architectures": ["DFlashDraftModel"], "draft_vocab_size": 9}, (), "DFlash"),
         (
-            {"dflash_config": {}, "mask_token_id": 3, "draft_vocab_size": 9},
+            {"dflash_config": {"causal": True}, "draft_vocab_size": 9},
             (),
             "DFlash",
         ),
@@ -86,6 +86,13 @@ PARD = {"pard_token": 5, "spd_type": "pard"}
         ({"model_type": "muse_spark_dspark", "dflash_config": {}}, (), "DSpark"),
         (PARD | {"architectures": ["Qwen3NextMTP"]}, (), "MTP"),
         ({"eagle_config": None, "pard_token": None}, (), None),
+        # What is there, but empty or written in another way.
+        ({"eagle_config": {}, "dflash_config": {}}, (), None),
+        ({"eagle_config": {}, "draft_vocab_size": 9}, (), "EAGLE-3, SafeAILab"),
+        (PARD | {"pard2_target_dim": 0, "pard2_target_layers": []}, (), "PARD"),
+        ({"pard_token": 0}, (), "PARD"),
+        ({"parallel_drafting": 1, "mask_token_id": 0}, (), "P-EAGLE, NeMo"),
+        ({"model_type": "Muse_Spark_DSpark"}, (), "DSpark"),
     ],
 )
 def test_find_family(config: dict, files: tuple[str, ...], family: str | None):
@@ -166,12 +173,13 @@ def test_method_from_path_if_no_file_decides(models, tmp_path):
 
 
 DFLASH_KEYS = {"dflash_config": {"mask_token_id": 2, "target_layer_ids": [1, 3, 5]}}
+XPRESS_KEYS = DFLASH_KEYS | {"xpress_block_size": 5}
 NAMED = [
     ("DFlashDraftModel", DFLASH_KEYS, "dflash", "DFlashDraftModel"),
     ("Qwen3DFlashDraftModel", DFLASH_KEYS, "dflash", "DFlashDraftModel"),
     ("Qwen3DFlash2DraftModel", DFLASH_KEYS, "dflash", "DFlash2DraftModel"),
     ("LiLiCorrDraftModel", DFLASH_KEYS, "dflash", "LiLiCorrDraftModel"),
-    ("Qwen3XPressModel", DFLASH_KEYS, "dflash", "DFlashQwen3XPressModel"),
+    ("Qwen3XPressModel", XPRESS_KEYS, "dflash", "DFlashQwen3XPressModel"),
     ("Qwen3DSparkModel", {"markov_rank": 0}, "dspark", "Qwen3DSparkModel"),
     ("DSparkDraftModel", DFLASH_KEYS, "dspark", "Qwen3DSparkModel"),
     ("Qwen3ForCausalLM", {}, "draft_model", "Qwen3ForCausalLM"),

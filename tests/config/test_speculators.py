@@ -23,7 +23,7 @@ def test_norms_of_a_head_are_kept(kind: str, key: str, said: bool | None):
 
 
 @pytest.mark.parametrize("flag, causal", [(False, [True, False]), (True, [False] * 2)])
-@pytest.mark.parametrize("kind", ["dflash", "dflash2"])
+@pytest.mark.parametrize("kind", ["dflash", "dflash2", "dspark"])
 def test_only_sliding_layers_are_causal(kind: str, flag: bool, causal: list[bool]):
     """The trainer's flag is not of layers with full attention."""
     config = {"mask_token_id": 2, "aux_hidden_state_layer_ids": [1, 2]}

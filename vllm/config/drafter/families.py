@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedConfig
 
-from .drafter import first_of
+from .drafter import BLOCK_METHODS, first_of
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -92,7 +92,7 @@ class DraftFiles:
         key, relation, words = re.fullmatch(r"(\w+)([=~]?)(.*)", sign).groups()
         value = self.config.get(key)
         if not relation:
-            return value is not None and value is not False
+            return value is not False and value not in (None, {}, [])
         match = re.fullmatch if relation == "=" else re.search
         return any(
             match(words, str(each))
@@ -131,7 +131,7 @@ FAMILIES = (
         "dspark",
         True,
         None,
-        "architectures~DSpark or model_type~dspark or dspark_noise_token_id or "
+        "architectures~DSpark or model_type~(?i)dspark or dspark_noise_token_id or "
         "speculators_model_type=dspark",
     ),
     DraftFamily(
@@ -148,7 +148,7 @@ FAMILIES = (
         "draft_model",
         True,
         15,
-        "spd_type=pard2 or pard2 or pard2_target_dim or pard2_target_layers or "
+        "spd_type=pard2 or pard2 or pard2_target_dim=[1-9].* or pard2_target_layers or "
         "file warp_model.bin",
     ),
     DraftFamily(
@@ -160,7 +160,11 @@ FAMILIES = (
     DraftFamily("PARD", "draft_model", True, 8, "pard_token"),
     DraftFamily("P-EAGLE, Amazon", "eagle3", True, 7, "ptd_token_id"),
     DraftFamily(
-        "P-EAGLE, NeMo", "eagle3", True, 7, "parallel_drafting=True with mask_token_id"
+        "P-EAGLE, NeMo",
+        "eagle3",
+        True,
+        7,
+        "parallel_drafting=True|1 with mask_token_id",
     ),
     DraftFamily(
         "P-EAGLE, SpecForge or verl-SpeCo",
@@ -252,8 +256,8 @@ def read_checkpoint(
     if family is None and is_unclear:
         method = method_of_tensors(files)
     depth = _trained_depth(config)
-    if depth is None and method == "dflash":
-        depth = _block_depth(config)
+    if method in BLOCK_METHODS and (most := _block_depth(config, method)):
+        depth = min(depth, most) if type(depth) is int else depth or most
     return DraftCheckpoint(family, method, get_mask_token_id(config), depth)
 
 
@@ -265,12 +269,21 @@ def _trained_depth(config: Mapping[str, Any]) -> Any:
     return config.get("num_depths") if depth is None else depth
 
 
-def _block_depth(config: Mapping[str, Any]) -> int | None:
-    """Drafts in a block of DFlash, whose first query is a known token."""
-    if not isinstance(block := config.get("dflash_config"), Mapping):
+def _block_depth(config: Mapping[str, Any], method: str) -> int | None:
+    """Drafts in a block; None if its size is unknown.
+
+    The first row is a known token's. With DFlash, a row predicts the token at its own
+    place; with DSpark the next one, except where `sample_from_anchor` is false.
+    """
+    nested = config.get("dflash_config") or {}
+    keys = "xpress_block_size", "block_size", "dspark_block_size"
+    sizes = (each.get(key) for key in keys for each in (nested, config))
+    size = next(filter(None, sizes), None)
+    if type(size) is not int or size < 2:
         return None
-    size = block.get("block_size") or config.get("block_size")
-    return size - 1 if type(size) is int and size > 1 else None
+    usual = method == "dspark" and "speculators_model_type" not in config
+    is_first = {**nested, **config}.get("sample_from_anchor", usual)
+    return size if is_first else size - 1
 
 
 def tapped_layers(config: Any) -> tuple[int, ...] | None:
@@ -306,6 +319,11 @@ def adapt_config(config: Any) -> Any:
     names = getattr(config, "architectures", None) or ()
     if any(name in ARCHITECTURES for name in names):
         config.architectures = [ARCHITECTURES.get(name, name) for name in names]
+    if any("DSpark" in name for name in names):
+        # SpecForge nests what vLLM reads at the top level.
+        for key, value in (getattr(config, "dflash_config", None) or {}).items():
+            if getattr(config, key, None) is None:
+                setattr(config, key, value)
     ids = tapped_layers(config)
     # vLLM's Llama heads count only ids in `eagle_config`, and otherwise assume three.
     if ids and getattr(config, "num_aux_hidden_states", None) is None:

@@ -37,6 +37,7 @@ from .support import (
 )
 from .target import (
     check_architecture,
+    check_block,
     correct_depth,
     find_context,
     find_mask_token,
@@ -163,7 +164,7 @@ def _fill_parallel_drafting(
 
 
 def _fill_num_drafts(spec: "SpeculativeConfig", checkpoint: DraftCheckpoint) -> None:
-    """Fills in K; warns if it is far above what the drafter was trained for.
+    """Fills in K; warns if it is far above the trained one. A block has no more.
 
     Checkpoints of PARD and PARD-2 do not say what they were trained for.
     """
@@ -179,16 +180,18 @@ def _fill_num_drafts(spec: "SpeculativeConfig", checkpoint: DraftCheckpoint) -> 
     if not checkpoint.is_parallel or type(trained) is not int:
         return
     # A block has no rows behind its end that were trained.
-    most = trained if spec.method in BLOCK_METHODS else FAR_BEYOND * trained
+    is_block = spec.method in BLOCK_METHODS
+    most = trained if is_block else FAR_BEYOND * trained
     if drafts > most > 0:
         logger.warning(
             "num_speculative_tokens is %d, but %s was trained to draft %d tokens at "
-            "once: those far behind them are hardly accepted. Lower it, or leave it "
-            "unset.",
+            "once: those far behind them are %s. Lower it, or leave it unset.",
             drafts,
             spec.model,
             trained,
+            "not drafted" if is_block else "hardly accepted",
         )
+        spec.num_speculative_tokens = most if is_block else drafts
 
 
 # With the engine's config: the drafter.
@@ -210,6 +213,10 @@ def resolve_drafter(vllm_config: "VllmConfig") -> None:
     has_models = None not in (spec.target_model_config, spec.draft_model_config)
     has_own = spec.method in OWN_CHECKPOINTS
     is_checked = (has_own or drafter.is_unified) and has_models
+    if spec.method in BLOCK_METHODS and has_models:
+        check_block(spec)
+        drafter = replace(drafter, tapped_layers=find_tapped_layers(spec))
+        check_layers(vllm_config, drafter)
     if is_checked:
         drafter = _read_models(vllm_config, drafter)
         _log_models(spec, drafter)

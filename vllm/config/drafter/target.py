@@ -23,14 +23,14 @@ import torch
 from vllm.logger import init_logger
 from vllm.v1.spec_decode.vocab_mapping import VocabMapping
 
-from .drafter import TargetFeatures
+from .drafter import BLOCK_METHODS, TargetFeatures
 from .families import (
     AGAIN,
+    TAPPED_LAYERS,
     check_finite,
     check_integers,
     get_mask_token_id,
     takes_aux_hidden_states,
-    tapped_layers,
 )
 from .files import find_file, parse_json, tensor_names
 
@@ -56,6 +56,11 @@ LEAST_COMMON = 0.01
 MEDIA = re.compile(
     r"(image|video|audio|media|vision|[be]o[ia])_(\w+_)?token_(id|index)$"
 )
+# By method, values of config keys that vLLM's speculators do not look at.
+UNKNOWN_BLOCKS = {
+    "dflash": {"projector_type": ("domino", "dspark"), "sample_from_anchor": (True,)},
+    "dspark": {"projector_type": ("domino",), "markov_head_type": ("gated", "rnn")},
+}
 ONE_LAYER = "EAGLE-3, SafeAILab"  # a family whose heads have a single layer
 WARP = "warp_model.bin"
 WEIGHT, BIAS = "target_proj.weight", "target_proj.bias"
@@ -310,10 +315,14 @@ def find_mask_token(spec: "SpeculativeConfig") -> int | None:
 
 
 def find_tapped_layers(spec: "SpeculativeConfig") -> tuple[int, ...] | None:
-    """Ids of the target's layers whose inputs an EAGLE-3 head is fed: None for the
-    target's defaults, empty for its output. Refuses heads for another target."""
+    """Ids of the target's layers whose inputs a head is fed: None for the target's
+    defaults, empty for its output. Refuses heads for another target."""
+    from vllm.v1.worker.gpu.spec_decode.eagle import eagle3_utils
+
     config, target = spec.draft_model_config.hf_config, spec.target_model_config
-    if spec.method != "eagle3" or not takes_aux_hidden_states(config):
+    is_block = spec.method in BLOCK_METHODS
+    is_fed = spec.method == "eagle3" and takes_aux_hidden_states(config)
+    if not (is_block or is_fed):
         return ()
     width = getattr(config, "target_hidden_size", None)
     if width is not None and width != target.get_hidden_size():
@@ -322,15 +331,41 @@ def find_tapped_layers(spec: "SpeculativeConfig") -> tuple[int, ...] | None:
             f"hidden size ({target.get_hidden_size()}): use a head that was trained "
             "for this target."
         )
-    ids, depth = tapped_layers(config), target.get_total_num_hidden_layers()
-    named = ids or ()
+    ids = eagle3_utils.get_eagle3_aux_layers_from_config(spec)
+    depth, named = target.get_total_num_hidden_layers(), ids or ()
     if len(set(named)) < len(named) or not all(0 <= i <= depth for i in named):
+        key = "target_layer_ids + 1" if is_block else TAPPED_LAYERS
         raise ValueError(
-            f"eagle_aux_hidden_state_layer_ids of {spec.model} {list(named)} must be "
-            f"different layers from 0 to {depth} of the target: use a head that was "
-            "trained for this target, or correct them in config.json."
+            f"{key} of {spec.model} {list(named)} must be different layers from 0 to "
+            f"{depth} of the target: use a head that was trained for this target, or "
+            "correct them in config.json."
         )
     return ids
+
+
+def check_block(spec: "SpeculativeConfig") -> None:
+    """Refuses a DFlash or DSpark drafter that would not be run as it was trained."""
+    config = spec.draft_model_config.hf_config
+    nested = getattr(config, "dflash_config", None) or {}
+    for key, refused in UNKNOWN_BLOCKS[spec.method].items():
+        if (value := nested.get(key, getattr(config, key, None))) in refused:
+            raise ValueError(
+                f"{key} in {spec.model}/config.json is {value!r}, which vLLM's "
+                f"{spec.method} does not draft with: use another checkpoint."
+            )
+    if not spec.is_xpress():
+        return
+    steps = getattr(config, "num_speculative_steps", 15)
+    longest = (getattr(config, "xpress_block_size", None) or steps + 1) - 1
+    if spec.num_speculative_tokens != longest:
+        raise ValueError(
+            f"num_speculative_tokens ({spec.num_speculative_tokens}) must be {longest} "
+            f"with {spec.model}, which mixes whole blocks: leave it out."
+        )
+    if (drawn := spec.draft_sample_method) != "greedy":
+        raise ValueError(
+            f'XPress does not support draft_sample_method="{drawn}": leave it unset.'
+        )
 
 
 def correct_depth(spec: "SpeculativeConfig", family: str | None) -> None:

@@ -31,9 +31,12 @@ from .base import Drafter, ModelInputs
 class EagleDrafter(Drafter):
     """Pairs the target's hidden state of a token with the token after it."""
 
+    is_mtp = False
+
     def __init__(self, vllm_config: VllmConfig, device: torch.device):
         super().__init__(vllm_config, device)
         self.is_eagle3 = self.speculative_config.method == "eagle3"
+        self.is_mtp = self.speculative_config.method == "mtp"
         self.fed_hidden_size = self.draft_model_config.get_hidden_size()
         # A head that was trained on M-RoPE positions needs a target that has them. vLLM
         # compiles EAGLE-1 heads for plain positions.
@@ -49,7 +52,8 @@ class EagleDrafter(Drafter):
         )
 
     def load(self, target_model: nn.Module, vllm_config: VllmConfig) -> nn.Module:
-        self.model = load_eagle_model(target_model, _quantized(vllm_config))
+        config = _quantized(vllm_config) if self.is_mtp else vllm_config
+        self.model = load_eagle_model(target_model, config)
         self.cache_config_owner = vllm_config
         self.takes_embeddings = (
             supports_multimodal_embeddings(self.model)
@@ -158,7 +162,7 @@ def _quantized(vllm_config: VllmConfig) -> VllmConfig:
     """The config with the quantization that the user sets for an MTP module. vLLM
     quantizes one as the target is."""
     spec, target = vllm_config.speculative_config, vllm_config.model_config
-    if spec.method != "mtp" or spec.quantization in (None, target.quantization):
+    if spec.quantization in (None, target.quantization):
         return vllm_config
     own = copy(vllm_config)
     own.quant_config = get_draft_quant_config(vllm_config)

@@ -393,9 +393,9 @@ class DraftInputs:
         layout, draft_pass = plan.layout, previous.draft_pass
         hidden = None
         if self.feedback is not None:
-            samples = layout.num_follow_samples
-            samples = layout.parallel_width if draft_pass == 1 else samples
-            hidden = feed(self.feedback[: len(previous.draft_tokens) * samples])
+            is_second = draft_pass == 1
+            fed = layout.parallel_width if is_second else layout.num_follow_samples
+            hidden = feed(self.feedback[: len(previous.draft_tokens) * fed])
         samples = plan.num_samples(draft_pass)
         self.prepare(previous, layout, samples, num_tokens, hidden)
         self.tables.update_for_pass(self.batch, is_first=False)

@@ -182,8 +182,8 @@ class Beams:
 
     def previous(self, draft_pass: int, num_reqs: int) -> PreviousPass:
         """What a later pass continues from."""
-        beams = self._tokens[:num_reqs], self._parents[:num_reqs]
-        return PreviousPass(beams[0], draft_pass, beams[1])
+        tokens, parents = self._tokens[:num_reqs], self._parents[:num_reqs]
+        return PreviousPass(tokens, draft_pass, parents)
 
     def attach(
         self, attn_metadata: dict[str, Any], draft_pass: int, seq_lens: torch.Tensor

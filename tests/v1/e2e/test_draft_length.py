@@ -155,7 +155,7 @@ def test_auto_with_mtp(drafts_right: bool, vllm_runner, tmp_path):
 
 @SLOW
 @pytest.mark.parametrize(
-    "method, drafter", [("dflash", "DFlashSpeculator"), ("ngram", "NgramGPUSpeculator")]
+    "method, drafter", [("dflash", "DFlash"), ("ngram", "NgramGPUSpeculator")]
 )
 def test_auto_with_methods_that_always_draft_all(
     method: str, drafter: str, vllm_runner, models, tmp_path, target, requests, on_cpu
@@ -173,7 +173,7 @@ def test_auto_with_methods_that_always_draft_all(
     else:
         spec["prompt_lookup_max"] = 2
     with vllm_runner(speculative_config=spec, setup=[make_up_times], **ENGINE) as llm:
-        assert llm.call(drafter_name) == drafter
+        assert drafter in llm.call(drafter_name)  # with trees on a GPU
         served = llm.generate(requests)
     assert_output_matches(target, requests, served)
     verified = served.count("num_drafts")

@@ -92,7 +92,9 @@ def test_sessions_are_answered_as_by_target(
     with vllm_runner(
         speculative_config=speculative(models, mode, depth, **more),
         max_model_len=MAX_MODEL_LEN,
-        max_num_seqs=8,
+        # vLLM keeps a state for a session that waits for its next part, and admits
+        # another request in its place: with fewer, there may be no state left.
+        max_num_seqs=SESSIONS,
         **ENGINES[engine],
     ) as llm:
         if engine == "async":

@@ -3,47 +3,66 @@
 
 vLLM's speculators run the pass: context K/V of the verified rows, then a block of
 queries. They are driven here with steps that have the rows of accepted paths only.
-Sampling is replaced: the block's candidates are kept, and a tree, or the chain that
-vLLM's speculator would draft, is grown from them.
+For trees sampling is replaced: the block's candidates are kept, and trees are grown
+from them. Chains are drafted by vLLM's speculator as it is, in a block that is no
+longer than they need: at many requests the rows of a block cost time.
 """
 
 from copy import copy
 from typing import Any
 
 import torch
+import torch.nn as nn
 
 from vllm.config import VllmConfig
 from vllm.config.compilation import CUDAGraphMode
 from vllm.config.drafter import num_candidates
+from vllm.v1.kv_cache_interface import KVCacheConfig
+from vllm.v1.worker.gpu.block_table import BlockTables
 from vllm.v1.worker.gpu.dp_utils import DPSyncState
-from vllm.v1.worker.gpu.input_batch import InputBatch
+from vllm.v1.worker.gpu.input_batch import InputBatch, InputBuffers
+from vllm.v1.worker.gpu.model_states.interface import ModelState
 from vllm.v1.worker.gpu.spec_decode.dflash.speculator import DFlashSpeculator
 from vllm.v1.worker.gpu.spec_decode.dflash2.speculator import DFlash2Speculator
 from vllm.v1.worker.gpu.spec_decode.dspark.speculator import DSparkSpeculator
 from vllm.v1.worker.gpu.spec_decode.lilicorr.speculator import LiLiCorrSpeculator
+from vllm.v1.worker.utils import AttentionGroup
 
+from ..config import draft_lengths
 from ..step import RequestStates, TargetStep
 from ..tree.grow import best_candidates
 from ..tree.lattice import Lattice, Scores, of_edges
 from ..tree.step import TreeStep, make_tree_step
+
+# Positions of the shortest block: rows of a shorter one cost as much.
+SHORTEST_BLOCK = 2
 
 
 class TreeDFlash(DFlashSpeculator):
     """DFlash with trees: the positions of its block are independent.
 
     Attributes:
-        tree_step: the trees to verify; None if the target cannot: then vLLM's
-            speculator drafts its chains.
+        tree_step: the trees to verify; None if the target cannot: then chains are
+            drafted.
+        chains: vLLM's speculator for each length of block that chains are drafted in.
         lattice: the candidates of the block.
-        drafts: [R, N] int64, the nodes of each request's tree.
+        drafts: [R, N] int64, the nodes of each request's tree, or its chain.
     """
 
     is_conditional = False
+    chain_class = DFlashSpeculator
     tree_step: TreeStep | None
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device):
         super().__init__(with_block_length(vllm_config), device)
         depth, n = self.num_speculative_steps, self.max_num_reqs
+        self.chains = {
+            length: self.chain_class(with_block_length(vllm_config, length), device)
+            for length in block_lengths(depth, draft_lengths(vllm_config))
+        }
+        for chain in self.chains.values():  # one of them runs at a time
+            chain.hidden_states = self.hidden_states
+            chain._aux_staging = self._aux_staging
         nodes = vllm_config.speculative_config.num_speculative_tokens
         self.tree_step = make_tree_step(vllm_config, depth, device)
         self.drafts = torch.zeros(n, nodes, dtype=torch.int64, device=device)
@@ -90,14 +109,41 @@ class TreeDFlash(DFlashSpeculator):
         rows = hidden[self.sample_indices[: num_reqs * self.num_speculative_steps]]
         self.lattice.keep(self._scores(rows.view(num_reqs, -1, rows.shape[-1])))
 
-    def prepare_context_anchor(
+    # The chains' speculators share the draft model, and follow this one.
+
+    def load_model(self, target_model: nn.Module) -> None:
+        before = set(vars(self))
+        super().load_model(target_model)
+        for name in vars(self).keys() - before:
+            for chain in self.chains.values():
+                setattr(chain, name, getattr(self, name))
+
+    def set_attn(
         self,
-        num_reqs: int,
-        query_start_loc: torch.Tensor,
-        num_rejected: torch.Tensor | None,
+        model_state: ModelState,
+        kv_cache_config: KVCacheConfig,
+        block_tables: BlockTables,
+        target_input_buffers: InputBuffers,
+        target_attn_groups: list[list[AttentionGroup]],
     ) -> None:
         # A graph would read the target's batch, which has the rows of whole trees.
-        super().prepare_context_anchor(num_reqs, self._start_loc, num_rejected)
+        buffers = copy(target_input_buffers)
+        buffers.query_start_loc = self._start_loc
+        step = model_state, kv_cache_config, block_tables, buffers, target_attn_groups
+        super().set_attn(*step)
+        for chain in self.chains.values():
+            chain.eplb_state, chain.pcp_manager = self.eplb_state, self.pcp_manager
+            chain.set_attn(*step)
+
+    def init_cudagraph_manager(self, cudagraph_mode: CUDAGraphMode) -> None:
+        super().init_cudagraph_manager(cudagraph_mode)
+        for chain in self.chains.values():
+            chain.init_cudagraph_manager(cudagraph_mode)
+
+    def capture(self) -> None:
+        super().capture()
+        for chain in self.chains.values():
+            chain.capture()
 
     @torch.inference_mode()
     def propose(
@@ -141,7 +187,7 @@ class TreeDFlash(DFlashSpeculator):
             step = self.tree_step.accept(step)
         n, batch = input_batch.num_reqs, step.batch
         self._start_loc[: n + 1].copy_(batch.query_start_loc[: n + 1])
-        chains = super().propose(
+        rest = (
             batch,
             attn_metadata,
             slot_mappings,
@@ -157,11 +203,18 @@ class TreeDFlash(DFlashSpeculator):
             is_profile,
             num_speculative_tokens,
         )
-        drafts = self.drafts[:n]
+        drafts, count = self.drafts[:n], num_speculative_tokens
+        if count is None:
+            count = drafts.shape[1]
+        block = next((k for k in self.chains if 0 < count <= k), None)
+        if block is not None:
+            drafts[:, :block] = self.chains[block].propose(*rest)
+            return drafts
+        chains = super().propose(*rest)
         if self.tree_step is None:
             drafts[:, : chains.shape[1]] = chains
-        elif num_speculative_tokens != 0 and not dummy_run:
-            self._grow(num_speculative_tokens or drafts.shape[1], batch.idx_mapping)
+        elif count and not dummy_run:
+            self._grow(count, batch.idx_mapping)
         return drafts
 
     def _grow(self, num_drafts: int, idx_mapping: torch.Tensor) -> None:
@@ -178,6 +231,7 @@ class TreeDFlash2(TreeDFlash, DFlash2Speculator):
     """DFlash2: its selector scores pairs of candidates."""
 
     is_conditional = True
+    chain_class = DFlash2Speculator
 
     def _count_candidates(self, num_nodes: int) -> int:
         return self.top_k
@@ -193,6 +247,8 @@ class TreeDFlash2(TreeDFlash, DFlash2Speculator):
 class TreeLiLiCorr(TreeDFlash2, LiLiCorrSpeculator):
     """LiLiCorr: as DFlash2, with another head."""
 
+    chain_class = LiLiCorrSpeculator
+
 
 class TreeDSpark(TreeDFlash, DSparkSpeculator):
     """DSpark: the token before adds a bias to the logits of a position.
@@ -202,6 +258,7 @@ class TreeDSpark(TreeDFlash, DSparkSpeculator):
     """
 
     is_conditional = True
+    chain_class = DSparkSpeculator
 
     def _scores(self, rows: torch.Tensor) -> Scores:
         n, depth, _ = rows.shape
@@ -237,10 +294,20 @@ class TreeDSpark(TreeDFlash, DSparkSpeculator):
         return logits.gather(1, ids)[:, None].float() + scale * bias.float()
 
 
-def with_block_length(vllm_config: VllmConfig) -> VllmConfig:
-    """A copy whose K is the block's length, not the number of a tree's nodes."""
+def block_lengths(depth: int, lengths: list[int]) -> list[int]:
+    """Lengths of blocks for chains of `lengths`, ascending: the whole block (K), and
+    its halves down to `SHORTEST_BLOCK`, since each has its CUDA graphs."""
+    blocks = [depth]
+    while blocks[-1] // 2 >= SHORTEST_BLOCK:
+        blocks.append(blocks[-1] // 2)
+    chains = [k for k in lengths if 0 < k <= depth]
+    return sorted({min(b for b in blocks if b >= k) for k in chains})
+
+
+def with_block_length(vllm_config: VllmConfig, length: int = 0) -> VllmConfig:
+    """A copy whose K is `length`, or that of a whole block; not a tree's nodes."""
     config, spec = copy(vllm_config), copy(vllm_config.speculative_config)
-    spec.num_speculative_tokens = spec.drafter.num_speculative_tokens
+    spec.num_speculative_tokens = length or spec.drafter.num_speculative_tokens
     config.speculative_config = spec
     return config
 

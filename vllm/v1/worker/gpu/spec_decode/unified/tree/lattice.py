@@ -47,7 +47,7 @@ def of_edges(tokens: torch.Tensor, edges: torch.Tensor) -> Scores:
 
 class Lattice:
     """Scores at fixed addresses: a CUDA graph of any batch writes them, and trees of
-    all sizes, and chains, are grown from them after it.
+    all sizes are grown from them after it.
 
     Args:
         max_num_reqs: requests of the largest batch (R).
@@ -66,13 +66,11 @@ class Lattice:
     ):
         rows = num_candidates if is_conditional else 1
         shape = max_num_reqs, depth, rows, num_candidates
-        self.depth = depth
         self.tokens = torch.zeros(shape, dtype=torch.int32, device=device)
         self.log_probs = torch.zeros(shape, dtype=torch.float32, device=device)
         self.order = None
         if is_conditional:
             self.order = torch.zeros(shape, dtype=torch.int32, device=device)
-        self._chain = torch.ones(max_num_reqs, dtype=torch.bool, device=device)
 
     def keep(self, scores: Scores) -> None:
         n = len(scores.tokens)
@@ -89,25 +87,23 @@ class Lattice:
         step: TreeStep,
         drafts: torch.Tensor,
     ) -> None:
-        """Drafts the tree of each request, or the chain of the best tokens if
-        `num_drafts` are no more than K.
+        """Drafts the tree of each request.
 
         Args:
             sample_requests: [n, K] int64, -1 where a position must not be drafted.
             idx_mapping: [n] int64, request state.
             step: its trees are written.
-            drafts: [n, at least num_drafts and K] int64, written.
+            drafts: [n, at least num_drafts] int64, written.
         """
         n = len(idx_mapping)
-        is_chain = num_drafts <= self.depth
         grow_trees(
             self.log_probs[:n],
             self.tokens[:n],
             sample_requests,
             idx_mapping,
-            self._chain if is_chain else step.rows.chain_only,
+            step.rows.chain_only,
             step.trees,
             drafts,
-            max(num_drafts, self.depth),
+            num_drafts,
             None if self.order is None else self.order[:n],
         )

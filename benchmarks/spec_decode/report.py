@@ -24,6 +24,7 @@ NAMES = {
     "dflash": "DFlash",
     "dflash2": "DFlash2",
     "dspark": "DSpark",
+    "mtp": "MTP",
 }
 PLACE = ["shapes", "acceptance", "mode", "context", "requests"]
 VLLM = "vLLM"  # the faster of the release's runners at a point

@@ -50,7 +50,6 @@ def write_models(shapes: str, folder: Path) -> Path:
         return folder_of(shapes)
     models = folder / shapes
     shutil.copytree(folder_of(shapes), models)
-    write_tokenizer(models / "target")
     if (models / "pard2").is_dir():
         write_projection(models / "pard2")
     return models
@@ -68,18 +67,6 @@ def write_projection(folder: Path) -> None:
     shape = config["hidden_size"], config["pard2_target_dim"]
     weight = torch.empty(shape, dtype=torch.bfloat16).normal_(std=0.02)
     torch.save({"target_proj.weight": weight}, folder / "warp_model.bin")
-
-
-def write_tokenizer(folder: Path) -> None:
-    """Writes a tokenizer for servers: token i is the word "t<i>", split at spaces."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    vocab = {f"t{token}": token for token in range(read_config(folder)["vocab_size"])}
-    words = Tokenizer(models.WordLevel(vocab, unk_token="t0"))
-    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="t0")
-    tokenizer.save_pretrained(folder)
 
 
 def give_heads_their_own_lm_head() -> None:

@@ -65,7 +65,7 @@ def plan_groups(args: Namespace, at_once: int) -> list[list[EngineKey]]:
     compare follow each other.
 
     Args:
-        args: the flags of `side_by_side.py`.
+        args: the flags, see `flags.py`.
     """
     drafting, keys = [mode for mode in args.modes if mode != "none"], []
     if "none" in args.modes:

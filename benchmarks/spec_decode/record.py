@@ -6,7 +6,6 @@ makes one token, the target's own. The trees are kept: every family that trees a
 for is recorded in this way.
 """
 
-import inspect
 from collections import defaultdict
 from collections.abc import Sequence
 from itertools import takewhile
@@ -15,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from benchmarks.spec_decode.trace_acceptance import after_propose
 from benchmarks.spec_decode.traces import NO_NODE, Trace
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
@@ -75,7 +75,7 @@ class Recorder:
     def _loading(self, load_model: Any) -> Any:
         def loading(runner, *args, **kwargs):
             load_model(runner, *args, **kwargs)
-            runner.speculator.propose = self._placing(runner.speculator.propose)
+            after_propose(runner.speculator, self._place)
 
         return loading
 
@@ -92,22 +92,15 @@ class Recorder:
 
         return kept
 
-    def _placing(self, propose: Any) -> Any:
-        signature = inspect.signature(propose)
-
-        def placed(*args, **kwargs):
-            self._grown = None
-            drafts = propose(*args, **kwargs)
-            given = signature.bind(*args, **kwargs).arguments
-            if self._grown is not None and not given.get("dummy_run"):
-                batch = given["input_batch"]
-                newest = batch.seq_lens[: batch.num_reqs].tolist()
-                found = zip(batch.req_ids, newest, *self._grown, strict=False)
-                for name, position, *each in found:
-                    self.drafts[name][position] = Drafts(*each)
-            return drafts
-
-        return placed
+    def _place(self, given: dict[str, Any], drafts: torch.Tensor) -> None:
+        grown, self._grown = self._grown, None
+        if grown is not None and not given.get("dummy_run"):
+            batch = given["input_batch"]
+            newest = batch.seq_lens[: batch.num_reqs].tolist()
+            for name, position, *each in zip(
+                batch.req_ids, newest, *grown, strict=False
+            ):
+                self.drafts[name][position] = Drafts(*each)
 
     def add(self, prompts: Sequence[list[int]], answers: Sequence[list[int]]) -> None:
         """Adds the texts of all requests since the last time, in their order."""

@@ -16,6 +16,7 @@ which node is meant. Nothing here synchronizes with the device.
 """
 
 import inspect
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -178,13 +179,10 @@ def start_of(prompts: np.ndarray) -> np.ndarray:
     return prompts[:, :KEY_TOKENS].sum(1, dtype=np.int64) * SPREAD
 
 
-def replay_in_every_runner(name: str | None = None) -> list[Replay]:
-    """Patches the model runners of this process to replay a recording.
+def replay_in_every_runner() -> list[Replay]:
+    """Patches the model runners of this process to replay recordings.
 
     Call it before the engine is created. It works for this tree and vLLM's release.
-
-    Args:
-        name: of the recording; None loads none yet.
 
     Returns:
         A list that gets the tables of each runner when it loads its model.
@@ -192,11 +190,11 @@ def replay_in_every_runner(name: str | None = None) -> list[Replay]:
     made: list[Replay] = []
     for module, kind in RUNNERS:
         runner = getattr(import_module(module), kind)
-        runner.load_model = _loading(runner.load_model, name, made)
+        runner.load_model = _loading(runner.load_model, made)
     return made
 
 
-def _loading(load_model: Any, name: str | None, made: list[Replay]) -> Any:
+def _loading(load_model: Any, made: list[Replay]) -> Any:
     def loading(runner, *args, **kwargs):
         load_model(runner, *args, **kwargs)
         config = runner.vllm_config
@@ -211,8 +209,6 @@ def _loading(load_model: Any, name: str | None, made: list[Replay]) -> Any:
             replay_chains(runner, replay)
         if getattr(config.speculative_config, "enable_adaptive_verification", False):
             replay_confidence(replay)
-        if name is not None:
-            replay.load(Trace.load(name))
         made.append(replay)
 
     return loading
@@ -330,28 +326,39 @@ def replay_trees(speculator: Any, replay: Replay) -> None:
     from vllm.config.drafter.length import chosen_lengths, depth_of, is_auto
     from vllm.v1.worker.gpu.spec_decode.unified.tree.verify import TreeRejectionSampler
 
-    propose, config = speculator.propose, speculator.speculative_config
-    signature = inspect.signature(propose)
+    config = speculator.speculative_config
     sizes = chosen_lengths(config) if is_auto(config) else [config.draft_tree]
     depths = {size: depth_of(config, size) for size in sizes if size}
     replay.kinds = {(depth, size > depth) for size, depth in depths.items()}
 
-    def planted(*args, **kwargs):
-        given = signature.bind(*args, **kwargs).arguments
+    def plant(given: dict[str, Any], drafts: torch.Tensor) -> None:
         batch, size = given["input_batch"], given.get("num_speculative_tokens")
         if replay.trace is None or size == 0 or given.get("dummy_run"):
-            return propose(*args, **kwargs)
+            return
         first = batch.logits_indices[batch.cu_num_logits[: batch.num_reqs]]
         newest = batch.positions[first] + given["num_sampled"][: batch.num_reqs]
-        drafts = propose(*args, **kwargs)
         size = drafts.shape[1] if size is None else size
         slots, trees = batch.idx_mapping[: batch.num_reqs], speculator.tree_step
         depth = depth_of(config, size)
         replay.plant(slots, newest, drafts[:, :size], trees.trees, depth)
+
+    after_propose(speculator, plant)
+    TreeRejectionSampler._draw = _drawn(TreeRejectionSampler._draw, replay)
+
+
+def after_propose(
+    speculator: Any, act: Callable[[dict[str, Any], torch.Tensor], None]
+) -> None:
+    """Calls `act` with the arguments of each `propose` by name, and its drafts."""
+    propose = speculator.propose
+    signature = inspect.signature(propose)
+
+    def followed(*args, **kwargs):
+        drafts = propose(*args, **kwargs)
+        act(signature.bind(*args, **kwargs).arguments, drafts)
         return drafts
 
-    speculator.propose = planted
-    TreeRejectionSampler._draw = _drawn(TreeRejectionSampler._draw, replay)
+    speculator.propose = followed
 
 
 def _drawn(draw: Any, replay: Replay) -> Any:

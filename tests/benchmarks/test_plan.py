@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.spec_decode.engine import parse
+from benchmarks.spec_decode.flags import parse
 from benchmarks.spec_decode.models import (
     BLOCK,
     PARALLEL,
@@ -22,7 +22,6 @@ from benchmarks.spec_decode.plan import (
     plan_groups,
 )
 from benchmarks.spec_decode.results import OURS, EngineKey
-from benchmarks.spec_decode.serving import as_flags
 
 HERE = f"--site=ours={Path(__file__).parent}"
 
@@ -111,18 +110,14 @@ def test_shared_engine_starts_once(at_once: int):
 
 @pytest.mark.parametrize("name", SETS)
 def test_models_accept_arguments_of_every_mode(name: str, tmp_path: Path):
+    from vllm import EngineArgs
     from vllm.config.drafter.families import read_checkpoint
-    from vllm.entrypoints.common.cli_args import make_arg_parser
-    from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     models = write_models(name, tmp_path)
     run = args_for(models, '--engine-args {"gpu_memory_utilization":0.5}')
     for mode in modes_of(name):
         args = llm_args(EngineKey("ours", mode, 7 * (mode != "none")), run)
-        # Also as flags of a server.
-        found = make_arg_parser(FlexibleArgumentParser()).parse_args(as_flags(args))
-        assert found.load_format == "dummy" and found.gpu_memory_utilization == 0.5
-        assert found.speculative_config == args["speculative_config"]
+        assert EngineArgs(**args).gpu_memory_utilization == 0.5
         if (models / mode).is_dir():
             config = json.loads((models / mode / "config.json").read_text())
             drafter = read_checkpoint(config, models / mode)

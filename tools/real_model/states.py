@@ -85,23 +85,18 @@ def batches(texts: Texts, numbers: range) -> list[list[int]]:
 
 def write_dataset(texts: Texts, out: Path) -> None:
     """Writes what `speculators prepare-data` would: texts, and counts of tokens."""
-    ids = torch.cat([text for text, _ in texts])
-    lengths = torch.tensor([len(text) for text, _ in texts])
-    ends = lengths.cumsum(0)
-    offsets = pa.array(torch.cat([torch.zeros(1), ends]).int().numpy())
-    starts = torch.tensor([asked for _, asked in texts])
-    places = torch.arange(len(ids)) - (ends - lengths).repeat_interleave(lengths)
-    mask = (places >= starts.repeat_interleave(lengths)).long()
+    masks = [(torch.arange(len(ids)) >= asked).long() for ids, asked in texts]
     columns = {
-        "input_ids": pa.ListArray.from_arrays(offsets, pa.array(ids.numpy())),
-        "loss_mask": pa.ListArray.from_arrays(offsets, pa.array(mask.numpy())),
-        "seq_len": pa.array(lengths.numpy()),
+        "input_ids": [ids.numpy() for ids, _ in texts],
+        "loss_mask": [mask.numpy() for mask in masks],
+        "seq_len": [len(ids) for ids, _ in texts],
     }
     table = InMemoryTable(pa.table(columns))
-    dataset = Dataset(table, fingerprint=f"{len(texts)}-{len(ids)}")
-    dataset.set_format("torch", columns=["input_ids", "loss_mask", "seq_len"])
+    dataset = Dataset(table, fingerprint=str(len(texts)))
+    dataset.set_format("torch", columns=[*columns])
     dataset.save_to_disk(out)
-    torch.save(dict(Counter(ids[mask.bool()].tolist())), out / "token_freq.pt")
+    answered = torch.cat([ids[asked:] for ids, asked in texts])
+    torch.save(dict(Counter(answered.tolist())), out / "token_freq.pt")
 
 
 def read_text(folder: Path) -> list[tuple[torch.Tensor, int]]:

@@ -5,7 +5,7 @@ import pytest
 
 from benchmarks.spec_decode.results import EngineKey
 from benchmarks.spec_decode.traces import equal_length, expected_length
-from benchmarks.spec_decode.worker import Step, find_steady
+from benchmarks.spec_decode.worker import Step, steady_part, summary
 
 ROUND = [
     Step(0.0, {"a": 1}, False),  # b is still being prefilled
@@ -20,13 +20,16 @@ ROUND = [
 
 
 def test_steady_part_excludes_prefill_and_tail():
-    steady = find_steady(ROUND, 2)
-    assert (steady.begin, steady.end, steady.steady_steps) == (6.0, 9.5, 3)
-    assert steady.step_s == 1.0
-    assert steady.mean_step_s == pytest.approx(3.5 / 3)
-    assert steady.tokens_per_step == pytest.approx((3 + 6 + 4) / 3 / 2)
-    assert find_steady(ROUND[:4], 2) is None
-    assert find_steady(ROUND, 3) is None
+    steady = steady_part(ROUND, 2)
+    assert [step.time for step in steady] == [6.0, 7.0, 8.0, 9.5]
+    assert summary(steady, 2) == {
+        "step_s": 1.0,
+        "mean_step_s": pytest.approx(3.5 / 3),
+        "tokens_per_step": pytest.approx((3 + 6 + 4) / 3 / 2),
+        "steady_steps": 3,
+    }
+    assert steady_part(ROUND[:4], 2) == steady_part(ROUND, 3) == []
+    assert set(summary([], 2).values()) == {None, 0}
 
 
 @pytest.mark.parametrize(

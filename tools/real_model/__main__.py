@@ -52,8 +52,6 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--part", type=int, default=0, help="number, and seed")
     one = command("states", "states.write_states", "Hidden states of the text.")
     one.add_argument("--text", type=Path, required=True)
-    one.add_argument("--part", type=int, default=0)
-    one.add_argument("--parts", type=int, default=1)
     one.add_argument("--device", default="cuda")
     one = command("train", "train.train", "Trains a head with speculators.")
     one.add_argument("head", choices=HEADS)

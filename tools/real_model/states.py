@@ -46,37 +46,28 @@ class States:
         return torch.stack(self.kept, dim=2).cpu()
 
 
-def write_states(
-    model: Path, text: Path, out: Path, part: int, parts: int, device: str
-) -> None:
-    """Writes the states of every `parts`-th text; part 0 also writes the dataset."""
+def write_states(model: Path, text: Path, out: Path, device: str) -> None:
+    """Writes the dataset, and the states of its texts."""
     texts = read_text(text)
-    if part == 0:
-        write_dataset(texts, out)
+    write_dataset(texts, out)
     folder = out / "hidden_states"
     folder.mkdir(parents=True, exist_ok=True)
     states = States(model, device)
     with ThreadPoolExecutor(WRITERS) as pool:
-        for numbers in batches(texts, range(part, len(texts), parts)):
+        for numbers in batches(texts):
             ids = [texts[number][0] for number in numbers]
-            made = states.of(ids)
-            saved = [
-                pool.submit(_save, folder / f"hs_{number}.safetensors", tokens, rows)
-                for number, tokens, rows in zip(numbers, ids, made, strict=True)
-            ]
-            for each in saved:
-                each.result()
-    print(f"part {part}: states written", flush=True)
+            paths = [folder / f"hs_{number}.safetensors" for number in numbers]
+            list(pool.map(_save, paths, ids, states.of(ids)))
 
 
 def _save(path: Path, ids: torch.Tensor, rows: torch.Tensor) -> None:
     save_file({"token_ids": ids, "hidden_states": rows[: len(ids)].contiguous()}, path)
 
 
-def batches(texts: Texts, numbers: range) -> list[list[int]]:
+def batches(texts: Texts) -> list[list[int]]:
     """Texts of similar length, together at most TOKENS_AT_ONCE tokens with padding."""
     found: list[list[int]] = [[]]
-    for number in sorted(numbers, key=lambda n: len(texts[n][0])):
+    for number in sorted(range(len(texts)), key=lambda n: len(texts[n][0])):
         if (len(found[-1]) + 1) * len(texts[number][0]) > TOKENS_AT_ONCE:
             found.append([])
         found[-1].append(number)

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from datasets import load_from_disk
-from speculators.train import trainer
 from speculators.train.cli import main as speculators_train
 from speculators.train.config import TrainConfig
 
@@ -29,7 +28,6 @@ COMMON = {
     "loss_implementation": "eager",
     "draft_attn_impl": "sdpa",
 }
-ON_CPU = {"hidden_states_dtype": "float32", "num_workers": 0}
 
 
 def arguments(head: str, **options: Any) -> list[str]:
@@ -53,10 +51,6 @@ def train(
     begin = time.monotonic()
     torch.compiler.set_stance("force_eager")
     options = {"max_steps": steps} | options
-    if not torch.cuda.is_available():
-        options = ON_CPU | options
-        trainer.get_local_rank = lambda: torch.device("cpu")
-        torch.accelerator.synchronize = lambda: None
     epochs = epochs_of(data, options)
     options |= {"verifier_name_or_path": model, "data_path": data, "save_path": out}
     speculators_train(TrainConfig.resolve(arguments(head, **options, epochs=epochs)))

@@ -14,6 +14,7 @@ from typing import Any
 
 import pandas as pd
 
+from benchmarks.spec_decode.report import NAMES
 from benchmarks.spec_decode.results import RESULTS
 
 STORED = RESULTS / "nvidia-h100-80gb-hbm3/contract.json"
@@ -22,15 +23,7 @@ SETS = {"humaneval": "HumanEval", "mt_bench": "MT-Bench", "gsm8k": "GSM8K"}
 ABOUT = "python -m tools.real_model evaluate NAME --head HEAD ..."
 POINT = ["drafter", "temperature", "questions"]
 FLOAT32 = "-float32"
-WORDS = {
-    "eagle3": "EAGLE-3",
-    "peagle": "P-EAGLE",
-    "dflash": "DFlash",
-    "dflash2": "DFlash2",
-    "dspark": "DSpark",
-    "probabilistic": "draft probabilities",
-    "tree": "tree of",
-}
+WORDS = NAMES | {"probabilistic": "draft probabilities", "tree": "tree of"}
 
 
 def condense(folder: Path) -> dict[str, Any]:

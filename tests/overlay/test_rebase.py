@@ -119,7 +119,7 @@ def test_nothing_to_do(report):
     new = OLD | {PART: "import os\n\n\n" + OLD_PART.replace("n 1", "n 2")}
     new["vllm/tools.py"] = OLD["vllm/tools.py"].replace("unused", "renamed")
     assert report(new).splitlines()[-1] == (
-        "0 members changed, 0 hunks to place by hand, 0 modules to mend, "
+        "0 members that changed, 0 hunks to place by hand, 0 modules to mend, "
         "0 guesses to look at, 0 requirements changed."
     )
 

@@ -9,6 +9,7 @@ from .edits import SUFFIX, EditFile, parse
 from .members import Source
 
 PACKAGE = "vllm"
+FOLDERS = (PACKAGE, "tools", "tests", "examples", "benchmarks")
 
 
 def overlay_files(root: Path = ROOT) -> list[str]:
@@ -31,6 +32,13 @@ def edit_files(root: Path = ROOT) -> list[EditFile]:
         for path in overlay_files(root)
         if path.endswith(SUFFIX)
     ]
+
+
+def python_files(root: Path = ROOT) -> list[str]:
+    """Sorted paths of all our Python files, relative to the root."""
+    found = (file for name in FOLDERS for file in (root / name).rglob("*.py"))
+    found = [*root.glob("*.py"), *found]
+    return sorted(str(file.relative_to(root)) for file in found)
 
 
 class Release:

@@ -2,6 +2,7 @@
 """The real model is the pinned one, or nothing; its heads travel slim."""
 
 import json
+import shutil
 import subprocess
 import sys
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from benchmarks.spec_decode.models import FOLDER
 from tests.config.specs import engine_config
 from tests.conftest import ROOT
 from tools.overlay.base import OverlayError
@@ -18,17 +20,6 @@ from tools.real_model.demo import HEADS, columns
 from tools.real_model.model import NAME, PACKAGE
 
 WIDTH, VOCAB, REDUCED = 576, heads.VOCAB_SIZE, heads.DRAFT_VOCAB_SIZE
-TARGET = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": WIDTH,
-    "intermediate_size": 1536,
-    "num_hidden_layers": 30,
-    "num_attention_heads": 9,
-    "num_key_value_heads": 3,
-    "vocab_size": VOCAB,
-    "tie_word_embeddings": True,
-}
 METHODS = {"smollm2-eagle3": "eagle3", "smollm2-dflash": "dflash"}
 
 
@@ -36,7 +27,7 @@ METHODS = {"smollm2-eagle3": "eagle3", "smollm2-dflash": "dflash"}
 def target(tmp_path_factory):
     """Embeddings in place of the model, which tests do not fetch."""
     folder = tmp_path_factory.mktemp("target")
-    (folder / "config.json").write_text(json.dumps(TARGET))
+    shutil.copy(FOLDER / "smollm2-135m/target/config.json", folder)
     table = torch.arange(VOCAB * WIDTH).view(VOCAB, WIDTH).bfloat16()
     save_file({f"model.{heads.EMBED}": table}, folder / "model.safetensors")
     return folder

@@ -15,7 +15,7 @@ import torch
 
 import vllm.benchmarks
 from benchmarks.spec_decode.models import ROOT, give_heads_their_own_lm_head
-from benchmarks.spec_decode.trace_acceptance import replay_in_every_runner
+from benchmarks.spec_decode.trace_acceptance import replacing, replay_in_every_runner
 from benchmarks.spec_decode.traces import Trace
 from vllm.sampling_params import RequestOutputKind
 
@@ -73,15 +73,14 @@ class DraftClock:
     def __init__(self, drafter: Any):
         self.is_cuda = torch.cuda.is_available()
         self.calls: list[tuple[float, int | None, Any, Any]] = []
-        self.propose = drafter.propose
-        drafter.propose = self._timed
 
-    def _timed(self, *args, **kwargs):
-        called, begin = time.perf_counter(), self._mark()
-        drafts = self.propose(*args, **kwargs)
-        length = kwargs.get("num_speculative_tokens")
-        self.calls.append((called, length, begin, self._mark()))
-        return drafts
+        @replacing(drafter, "propose")
+        def timed(propose, *args, **kwargs):
+            called, begin = time.perf_counter(), self._mark()
+            drafts = propose(*args, **kwargs)
+            length = kwargs.get("num_speculative_tokens")
+            self.calls.append((called, length, begin, self._mark()))
+            return drafts
 
     def _mark(self) -> Any:
         if not self.is_cuda:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pandas as pd
 
+from benchmarks.spec_decode.report import NAMES
 from benchmarks.spec_decode.results import RESULTS
 
 STORED = RESULTS / "nvidia-h100-80gb-hbm3/contract.json"
@@ -22,15 +23,7 @@ SETS = {"humaneval": "HumanEval", "mt_bench": "MT-Bench", "gsm8k": "GSM8K"}
 ABOUT = "python -m tools.real_model evaluate NAME --head HEAD ..."
 POINT = ["drafter", "temperature", "questions"]
 FLOAT32 = "-float32"
-WORDS = {
-    "eagle3": "EAGLE-3",
-    "peagle": "P-EAGLE",
-    "dflash": "DFlash",
-    "dflash2": "DFlash2",
-    "dspark": "DSpark",
-    "probabilistic": "draft probabilities",
-    "tree": "tree of",
-}
+WORDS = NAMES | {"probabilistic": "draft probabilities", "tree": "tree of"}
 
 
 def condense(folder: Path) -> dict[str, Any]:
@@ -41,9 +34,11 @@ def condense(folder: Path) -> dict[str, Any]:
     """
     found = {path.stem: json.loads(path.read_text()) for path in folder.glob("*.json")}
     about = {"date", "device", "limit", "vllm"} & next(iter(found.values())).keys()
+    names = NONE, NONE + FLOAT32  # of the target's answers
+    target = [found.get(n, found[NONE])["temperatures"][GREEDY] for n in names]
     points = [
         dict(zip(POINT, (name, temperature, each), strict=True))
-        | _counts(sets[each], _target(name, found), each)
+        | _counts(sets[each], target[name.endswith(FLOAT32)][each])
         for name, result in sorted(found.items())
         for temperature, sets in sorted(result["temperatures"].items())
         for each in SETS
@@ -53,19 +48,12 @@ def condense(folder: Path) -> dict[str, Any]:
     return {"about": ABOUT} | made | {"points": points}
 
 
-def _target(name: str, results: dict[str, Any]) -> dict[str, Any]:
-    """The target's greedy answers, of a name with the same dtype."""
-    targets = [n for n in results if n.startswith(NONE)]
-    same = (n for n in targets if name.endswith(n.removeprefix(NONE)))
-    return results[max(same, key=len)]["temperatures"][GREEDY]
-
-
 def _counts(
-    found: dict[str, Any], target: dict[str, Any], each: str
+    found: dict[str, Any], target: dict[str, Any]
 ) -> dict[str, int | list[int]]:
     counts, answers = found["counts"], found.get("answers", [])
     depth = sum(n > 0 for n in counts["draft_tokens_per_pos"])
-    same = map(list.__eq__, answers, target[each]["answers"])
+    same = map(list.__eq__, answers, target["answers"])
     return {
         "drafts": counts["drafts"][0],
         "accepted": counts["accepted_tokens_per_pos"][:depth],

@@ -1,57 +1,137 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compares engines of this tree and of vLLM's release on one device; see README.md."""
+"""Compares engines of this tree and of vLLM's release on one device; see README.md.
+
+Several engines are loaded at once and measured strictly one at a time, in turns, so
+that changes of the device over time affect all of them equally.
+"""
 
 import argparse
+import json
+import signal
+import subprocess
+import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+from benchmarks.spec_decode.flags import parse
+from benchmarks.spec_decode.models import write_models
 from benchmarks.spec_decode.plan import (
+    ENGINE_GIB,
     GIB,
+    MIN_MODEL_LEN,
+    engine_of,
     is_shared,
     llm_args,
+    plan_groups,
     python_for,
+    python_of,
     shared_depth,
 )
-from benchmarks.spec_decode.results import (
-    MAIN_CONTEXT,
-    OURS,
-    ROOT,
-    EngineKey,
-    PointKey,
-)
-from benchmarks.spec_decode.side_by_side import SideBySide, check, make_parser
-from benchmarks.spec_decode.traces import (
-    EQUAL,
-    RECORDED,
-    expected_length,
-    recording,
-)
-from vllm.benchmarks.drafters.processes import EngineProcess
+from benchmarks.spec_decode.results import OURS, ROOT, EngineKey, PointKey, Run
+from benchmarks.spec_decode.traces import RECORDED, expected_length, recording
+from vllm.benchmarks.drafters.processes import EngineProcess, last_error
 
 WORKER = "benchmarks.spec_decode.worker", "serve"
 WARM_UP_TOKENS = 24
-ANSWER_S = 180
+START_S, ANSWER_S = 400, 180  # an engine takes longer only if something hangs
 # For Llama-3.1-8B and the largest of its drafters, in bf16.
 KV_BYTES_PER_TOKEN = 164 << 10
+PROBE = """
+import json, torch, vllm
+found = {"torch": torch.__version__, "vllm": vllm.__version__}
+if torch.cuda.is_available():
+    gpu = torch.cuda.get_device_properties(0)
+    found |= {"name": gpu.name, "memory_bytes": gpu.total_memory}
+else:
+    found |= {"name": "cpu", "memory_bytes": 0}
+print(json.dumps(found))
+"""
 Engines = dict[EngineKey, EngineProcess]
 
 
-class EngineBenchmark(SideBySide):
-    """Rounds of requests that arrive together, on in-process LLM engines."""
+def probe_device(python: list[str], env: dict[str, str]) -> dict[str, Any]:
+    """Name and memory of the GPU, "cpu" without one, and the software's versions; in
+    another process, so that this one does not use the device."""
+    command = [*python, "-c", PROBE]
+    done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"The device could not be probed: {last_error(done.stderr)}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+class EngineBenchmark:
+    """Rounds of requests that arrive together, on groups of in-process LLM engines.
+
+    Args:
+        folder: where the models are written.
+    """
+
+    def __init__(self, args: argparse.Namespace, folder: Path):
+        self.args = args
+        device = probe_device(*python_of(next(iter(args.site.values()))))
+        longest = max(args.context) + args.output_len + 128
+        args.models = write_models(args.shapes, folder)
+        args.on_cpu = device["name"] == "cpu"
+        args.max_model_len = max(MIN_MODEL_LEN, longest)
+        self.run = Run("engine", device, args.output, args.time_limit)
+        self.logs = Path(tempfile.mkdtemp(prefix="spec_decode_logs_"))
+        self.run.say(f"logs: {self.logs}")
+        fit = device["memory_bytes"] / GIB // (ENGINE_GIB + args.kv_cache_gib)
+        self.at_once = args.engines_at_once or max(1, int(fit))
+
+    def measure_groups(self) -> None:
+        # So that `timeout` ends the engines too: each has a session of its own.
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
+        groups, longest_s = plan_groups(self.args, self.at_once), 0.0
+        for number, keys in enumerate(groups):
+            if self.run.is_over(longest_s):
+                left = ", ".join(str(key) for group in groups[number:] for key in group)
+                self.run.say(f"time limit reached, not measured: {left}")
+                break
+            longest_s = max(longest_s, self.measure_group(keys))
+
+    def measure_group(self, keys: list[EngineKey]) -> float:
+        """Measures engines that are loaded together; returns seconds to start them."""
+        begin = time.monotonic()
+        self.run.say("starting " + ", ".join(map(str, keys)))
+        engines = {key: engine_of(key, self.args) for key in keys}
+        started: Engines = {}
+        try:
+            for engine in dict.fromkeys(engines.values()):
+                lane = sum(other[:2] == engine[:2] for other in started)
+                started[engine] = self.start(engine, lane)
+            for text, key in product(self.args.trace, keys):
+                expected_length(RECORDED + text, key, {})  # slow, so do it now
+            ready = {k: e for k, e in started.items() if self.is_ready(k, e)}
+            took = time.monotonic() - begin
+            self.measure_all({k: ready[e] for k, e in engines.items() if e in ready})
+        finally:
+            for engine in started.values():
+                engine.stop()
+        return took
 
     def start(self, key: EngineKey, lane: int) -> EngineProcess:
         is_replayed = bool(self.args.trace) and key.mode != "none"
         job = {"engine": llm_args(key, self.args), "is_replayed": is_replayed}
         python, env = python_for(key, self.args, lane)
-        process = EngineProcess(python, WORKER, job, env, self.log(key), cwd=ROOT)
+        log = self.logs / (str(key).replace("/", "_") + ".log")
+        process = EngineProcess(python, WORKER, job, env, log, cwd=ROOT)
         process.send(("describe", {}))
         return process
 
-    def await_ready(self, engine: EngineProcess, timeout_s: float) -> dict[str, Any]:
-        return engine.answer(timeout_s)
+    def is_ready(self, key: EngineKey, engine: EngineProcess) -> bool:
+        try:
+            found = engine.answer(START_S)
+        except RuntimeError as error:
+            self.run.fail(key, error)
+            return False
+        self.run.record("engines", key, found)
+        self.run.say(f"{key} is up")
+        return True
 
     def measure_all(self, engines: Engines) -> None:
         choosing = [
@@ -84,14 +164,13 @@ class EngineBenchmark(SideBySide):
         """The arguments of a worker's round."""
         key = point.engine
         num_drafts = None if key.is_auto else key.tree or key.num_tokens
+        shared = (num_drafts, key.is_adaptive) if is_shared(key, self.args) else None
         return {
             "concurrency": point.concurrency,
             "prompt_len": point.context,
             "output_len": self.args.output_len,
             "recording": recording(point.acceptance, key),
-            "shared": (num_drafts, key.is_adaptive)
-            if is_shared(key, self.args)
-            else None,
+            "shared": shared,
         }
 
     def measure(self, point: PointKey, engines: Engines, repeat: int) -> None:
@@ -128,28 +207,10 @@ class EngineBenchmark(SideBySide):
         self.run.say(f"{point}: " + ", ".join([tokens, *shown]))
 
 
-def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    parser = make_parser("engine", __doc__)
-    add = parser.add_argument
-    add("--concurrency", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64])
-    add("--context", type=int, nargs="+", default=[MAIN_CONTEXT], metavar="L",
-        help="tokens of a prompt")  # fmt: skip
-    add("--output-len", type=int, default=256)
-    add("--share-engines", action="store_true", help="engines of ours that differ "
-        "only in how much they draft are one; needs --trace")  # fmt: skip
-    add("--repeats", type=int, default=3)
-    args = parser.parse_args(arguments)
-    check(parser, args)
-    if args.share_engines and not args.trace:
-        parser.error("--share-engines needs --trace")
-    args.acceptance = [RECORDED + text for text in args.trace] or [EQUAL]
-    return args
-
-
 def main() -> None:
     args = parse()
     with tempfile.TemporaryDirectory() as folder:
-        EngineBenchmark("engine", args, Path(folder)).measure_groups()
+        EngineBenchmark(args, Path(folder)).measure_groups()
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 """Models to benchmark: published config.json files, loaded with dummy weights.
 
 Speed depends on shapes, not on the values of weights, so nothing is downloaded. A set
-is a folder of `models/`, with a target and a drafter for each supported mode.
+is a folder of `models/`, with a target and a drafter for each supported mode; an MTP
+module is a part of the target.
 """
 
 import json
@@ -25,6 +26,7 @@ MODES: dict[str, dict[str, Any]] = {
     "dflash": {"method": "dflash"},
     "dflash2": {"method": "dflash"},
     "dspark": {"method": "dspark"},
+    "mtp": {"method": "mtp"},
 }
 PARALLEL = ("pard", "pard2", "peagle")
 BLOCK = ("dflash", "dflash2", "dspark")
@@ -37,7 +39,9 @@ def folder_of(shapes: str) -> Path:
 def modes_of(shapes: str) -> list[str]:
     """The modes that a set has a drafter for, and "none"."""
     folder = folder_of(shapes)
-    return [mode for mode in MODES if mode == "none" or (folder / mode).is_dir()]
+    has_mtp = "num_nextn_predict_layers" in read_config(folder / "target")
+    of_target = ("none", "mtp")[: 1 + has_mtp]
+    return [mode for mode in MODES if mode in of_target or (folder / mode).is_dir()]
 
 
 def write_models(shapes: str, folder: Path) -> Path:
@@ -46,7 +50,6 @@ def write_models(shapes: str, folder: Path) -> Path:
         return folder_of(shapes)
     models = folder / shapes
     shutil.copytree(folder_of(shapes), models)
-    write_tokenizer(models / "target")
     if (models / "pard2").is_dir():
         write_projection(models / "pard2")
     return models
@@ -64,18 +67,6 @@ def write_projection(folder: Path) -> None:
     shape = config["hidden_size"], config["pard2_target_dim"]
     weight = torch.empty(shape, dtype=torch.bfloat16).normal_(std=0.02)
     torch.save({"target_proj.weight": weight}, folder / "warp_model.bin")
-
-
-def write_tokenizer(folder: Path) -> None:
-    """Writes a tokenizer for servers: token i is the word "t<i>", split at spaces."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    vocab = {f"t{token}": token for token in range(read_config(folder)["vocab_size"])}
-    words = Tokenizer(models.WordLevel(vocab, unk_token="t0"))
-    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="t0")
-    tokenizer.save_pretrained(folder)
 
 
 def give_heads_their_own_lm_head() -> None:

@@ -21,17 +21,12 @@ MODES = ("none", "draft", "pard", "eagle3", "peagle")
 SIDES = {VLLM: ("vLLM 0.33.0", "#b5bdc8"), "ours": ("AnyDraft", "#2f6fd0")}
 
 
-def best_speeds(results: files.Results) -> pd.DataFrame:
-    """Tokens per second of this tree and vLLM, and the ratio, by mode and requests."""
-    found = points(results)
-    main = found[(found["shapes"] == MAIN) & (found["acceptance"] == EQUAL)]
-    return beside(main, ["mode", "requests"])
-
-
-def draw_one_request(best: pd.DataFrame) -> Figure:
+def draw_one_request(results: files.Results) -> Figure:
     """Bars for each mode: vLLM's faster runner, and this tree."""
     figure = Figure(figsize=(8, 3.2), layout="constrained")
-    axes = figure.subplots()
+    axes, found = figure.subplots(), points(results)
+    main = found[(found["shapes"] == MAIN) & (found["acceptance"] == EQUAL)]
+    best = beside(main, ["mode", "requests"])
     alone = best.xs(1, level="requests").loc[list(MODES)]
     plain = alone.loc["none", "ours: tokens/s"]
     for at, (side, (label, colour)) in enumerate(SIDES.items()):
@@ -45,23 +40,6 @@ def draw_one_request(best: pd.DataFrame) -> Figure:
     axes.margins(y=0.2)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(loc="upper left", frameon=False)
-    return figure
-
-
-def draw_ratio(best: pd.DataFrame) -> Figure:
-    """Tokens per second over vLLM's faster runner, by requests."""
-    figure = Figure(figsize=(8, 3.6), layout="constrained")
-    axes = figure.subplots()
-    for mode in MODES[1:]:
-        ratio = best.loc[mode, "ratio"].dropna()
-        axes.plot(ratio.index, ratio, marker="o", label=NAMES[mode])
-    loads = sorted(best.index.unique("requests"))
-    axes.axhline(1, color="black", linewidth=0.8)
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(loads, map(str, loads))
-    axes.set(xlabel="concurrent requests", ylabel="tokens/s over vLLM 0.33.0's")
-    axes.grid(alpha=0.3)
-    axes.legend()
     return figure
 
 
@@ -99,11 +77,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--images", type=Path, default=ROOT / "docs/images")
     parser.add_argument("--contract", type=Path, default=contract.STORED)
     args = parser.parse_args(arguments)
-    best = best_speeds(files.load(args.results))
     points = json.loads(args.contract.read_text())["points"]
     figures = {
-        "one-request": draw_one_request(best),
-        "ratio": draw_ratio(best),
+        "one-request": draw_one_request(files.load(args.results)),
         "contract": draw_contract(contract.accepted(points)),
     }
     for name, figure in figures.items():

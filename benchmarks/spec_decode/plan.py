@@ -65,7 +65,7 @@ def plan_groups(args: Namespace, at_once: int) -> list[list[EngineKey]]:
     compare follow each other.
 
     Args:
-        args: the flags of `side_by_side.py`.
+        args: the flags, see `flags.py`.
     """
     drafting, keys = [mode for mode in args.modes if mode != "none"], []
     if "none" in args.modes:
@@ -166,11 +166,9 @@ def llm_args(key: EngineKey, args: Namespace) -> dict[str, Any]:
 def speculative_config(key: EngineKey, args: Namespace) -> dict[str, Any] | None:
     if key.mode == "none":
         return None
-    config: dict[str, Any] = {
-        **MODES[key.mode],
-        "model": str(args.models / key.mode),
-        "num_speculative_tokens": key.num_tokens,
-    }
+    config = MODES[key.mode] | {"num_speculative_tokens": key.num_tokens}
+    if (drafter := args.models / key.mode).is_dir():  # else a part of the target
+        config["model"] = str(drafter)
     if key.tree:
         config["draft_tree"] = key.tree  # acceptance is replayed
     elif not args.on_cpu or key.implementation != BASE_V1:

@@ -6,15 +6,16 @@ makes one token, the target's own. The trees are kept: every family that trees a
 for is recorded in this way.
 """
 
-import inspect
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import partial
 from itertools import takewhile
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
+from benchmarks.spec_decode.trace_acceptance import after_propose, replacing
 from benchmarks.spec_decode.traces import NO_NODE, Trace
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
@@ -67,47 +68,34 @@ class Recorder:
         self._grown: Drafts | None = None
         self._rows: list[tuple[list[int], int, int, list[float]]] = []
         self._lengths: list[int] = []
-        for module in (sampler, lattice):
-            module.grow_trees = self._keeping(module)
-        GPUModelRunner.load_model = self._loading(GPUModelRunner.load_model)
         Scheduler.update_draft_token_ids = lambda self, drafts: None
+        for module in (sampler, lattice):
+            replacing(module, "grow_trees")(partial(self._keep, module is sampler))
 
-    def _loading(self, load_model: Any) -> Any:
-        def loading(runner, *args, **kwargs):
+        @replacing(GPUModelRunner, "load_model")
+        def loading(load_model, runner, *args, **kwargs):
             load_model(runner, *args, **kwargs)
-            runner.speculator.propose = self._placing(runner.speculator.propose)
+            after_propose(runner.speculator, self._place)
 
-        return loading
+    def _keep(
+        self, has_passes, grow_trees, log_probs, tokens, requests, states, *args
+    ) -> None:
+        grow_trees(log_probs, tokens, requests, states, *args)
+        _, trees, drafts, nodes, *next_rows = args
+        self._has_passes = bool(next_rows) and has_passes
+        chain = best_chain(log_probs, tokens, next_rows[0] if next_rows else None)
+        found = trees.parents[states, :nodes], drafts[:, :nodes], *chain
+        self._grown = Drafts(*(each.cpu().clone() for each in found))
 
-    def _keeping(self, module: Any) -> Any:
-        grow_trees = module.grow_trees
-
-        def kept(log_probs, tokens, requests, states, *args):
-            grow_trees(log_probs, tokens, requests, states, *args)
-            _, trees, drafts, nodes, *next_rows = args
-            self._has_passes = bool(next_rows) and module is sampler
-            chain = best_chain(log_probs, tokens, next_rows[0] if next_rows else None)
-            found = trees.parents[states, :nodes], drafts[:, :nodes], *chain
-            self._grown = Drafts(*(each.cpu().clone() for each in found))
-
-        return kept
-
-    def _placing(self, propose: Any) -> Any:
-        signature = inspect.signature(propose)
-
-        def placed(*args, **kwargs):
-            self._grown = None
-            drafts = propose(*args, **kwargs)
-            given = signature.bind(*args, **kwargs).arguments
-            if self._grown is not None and not given.get("dummy_run"):
-                batch = given["input_batch"]
-                newest = batch.seq_lens[: batch.num_reqs].tolist()
-                found = zip(batch.req_ids, newest, *self._grown, strict=False)
-                for name, position, *each in found:
-                    self.drafts[name][position] = Drafts(*each)
-            return drafts
-
-        return placed
+    def _place(self, given: dict[str, Any], drafts: torch.Tensor) -> None:
+        grown, self._grown = self._grown, None
+        if grown is not None and not given.get("dummy_run"):
+            batch = given["input_batch"]
+            newest = batch.seq_lens[: batch.num_reqs].tolist()
+            for name, position, *each in zip(
+                batch.req_ids, newest, *grown, strict=False
+            ):
+                self.drafts[name][position] = Drafts(*each)
 
     def add(self, prompts: Sequence[list[int]], answers: Sequence[list[int]]) -> None:
         """Adds the texts of all requests since the last time, in their order."""

@@ -13,7 +13,7 @@ asynchronous scheduling.
 
 import argparse
 import json
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -81,14 +81,6 @@ class Step(NamedTuple):
     probs: np.ndarray
 
 
-def recorded_ms(drafter: str) -> dict[int, dict[int, float]]:
-    """Milliseconds of a step by number of requests and plan, as recorded."""
-    found = json.loads(STEP_TIMES.read_text())[drafter]
-    return {
-        int(n): {int(plan): ms for plan, ms in row.items()} for n, row in found.items()
-    }
-
-
 def on_line(x: float, xs: list[float], ys: list[float]) -> float:
     """Between points, and beyond the last on the last line."""
     slope = (ys[-1] - ys[-2]) / (xs[-1] - xs[-2])
@@ -99,20 +91,19 @@ class Times:
     """Seconds of a step for any load and plan, on lines through what was recorded."""
 
     def __init__(self, drafter: str):
-        recorded = recorded_ms(drafter)
-        self.largest = max(recorded)
+        recorded = json.loads(STEP_TIMES.read_text())[drafter]
+        self.largest = max(map(int, recorded))
         # By chain or tree: numbers of requests and milliseconds.
-        self._known: dict[int, list[tuple[int, float]]] = {}
+        self._known: dict[int, list[tuple[int, float]]] = defaultdict(list)
         for n, row in recorded.items():
-            chains = {0: 0.85 * min(row.values())} | {  # without drafts: the target
-                k: ms for k, ms in row.items() if k <= DEPTH
-            }
+            # Without drafts: the target.
+            ms = {0: 0.85 * min(row.values())} | {int(k): row[k] for k in row}
+            chain = {k: ms[k] for k in ms if k <= DEPTH}
             for k in range(DEPTH + 1):
-                ms = on_line(k, [*chains], [*chains.values()])
-                self._known.setdefault(k, []).append((n, ms))
-            for k in row.keys() - chains.keys():
-                self._known.setdefault(k, []).append((n, row[k]))
-        trees = sorted(k for k, pts in self._known.items() if k > DEPTH < 6 * len(pts))
+                ms[k] = on_line(k, [*chain], [*chain.values()])
+            for k in ms:
+                self._known[k].append((int(n), ms[k]))
+        trees = sorted(k for k in self._known if k > DEPTH and len(self._known[k]) > 1)
         self.plans = [*CHAINS, *trees]
 
     def seconds(self, n: int, plan: float) -> float:

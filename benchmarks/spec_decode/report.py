@@ -24,6 +24,7 @@ NAMES = {
     "dflash": "DFlash",
     "dflash2": "DFlash2",
     "dspark": "DSpark",
+    "mtp": "MTP",
 }
 PLACE = ["shapes", "acceptance", "mode", "context", "requests"]
 VLLM = "vLLM"  # the faster of the release's runners at a point
@@ -121,24 +122,8 @@ def starts(results: files.Results) -> pd.DataFrame:
     return found.dropna(axis=1, how="all")
 
 
-def serving(results: files.Results) -> pd.DataFrame:
-    """Points of `vllm bench serve`, with ratios to vLLM at the same rate."""
-    found = pd.DataFrame.from_dict(results["measurements"], orient="index")
-    found = found.rename_axis("point").sort_index().drop(columns="run", errors="ignore")
-    parts = found.index.str.extract(r"^(?P<side>[^/]+)/([^/]+)/[^/]+(/.*)$")
-    parts.index = found.index
-    side, *load = (parts[name] for name in parts)
-    for name, best in (("output_throughput", "max"), ("median_tpot_ms", "min")):
-        other = found[name].where(side != OURS).groupby(load).transform(best)
-        found[f"{name} to vLLM's"] = (found[name] / other).mask(side != OURS)
-    return found
-
-
 def sections(name: str, results: files.Results) -> Iterator[tuple[str, pd.DataFrame]]:
     """Titles and tables of a results file."""
-    if name == "serving":
-        yield "`vllm bench serve`", serving(results)
-        return
     found = points(results)
     if name == "engine":
         is_main = (found["shapes"] == MAIN) & (found["acceptance"] == EQUAL)
@@ -168,13 +153,13 @@ def markdown(table: pd.DataFrame) -> str:
 def report(folder: Path) -> str:
     """The whole report of one device; empty if no file has points."""
     found = {path.stem: files.load(path) for path in sorted(folder.glob("*.json"))}
-    parts = []
-    for name, results in found.items():
-        if name != "start" and not _is_measured(results):
-            continue  # of another program
-        for title, table in sections(name, results):
-            if text := markdown(table):
-                parts.append(f"## `{name}.json`: {title}\n\n{text}")
+    parts = [
+        f"## `{name}.json`: {title}\n\n{text}"
+        for name, results in found.items()
+        if name == "start" or _is_measured(results)  # else of another program
+        for title, table in sections(name, results)
+        if (text := markdown(table))
+    ]
     if not parts:
         return ""
     head = [f"# {folder.name}", "Last measured by:", *_runs(found)]
@@ -182,9 +167,8 @@ def report(folder: Path) -> str:
 
 
 def _is_measured(results: files.Results) -> bool:
-    """Whether a file has points of the engine or the serving benchmark."""
-    found = results.get("measurements", {}).values()
-    return any({"repeats", "output_throughput"} & point.keys() for point in found)
+    """Whether a file has points of the engine benchmark."""
+    return any("repeats" in each for each in results.get("measurements", {}).values())
 
 
 def _runs(found: dict[str, files.Results]) -> Iterator[str]:

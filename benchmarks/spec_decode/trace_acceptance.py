@@ -16,6 +16,7 @@ which node is meant. Nothing here synchronizes with the device.
 """
 
 import inspect
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -178,60 +179,66 @@ def start_of(prompts: np.ndarray) -> np.ndarray:
     return prompts[:, :KEY_TOKENS].sum(1, dtype=np.int64) * SPREAD
 
 
-def replay_in_every_runner(name: str | None = None) -> list[Replay]:
-    """Patches the model runners of this process to replay a recording.
+def replacing(owner: Any, name: str) -> Callable[[Callable[..., Any]], None]:
+    """Puts the function that follows in place of a function or method, which it gets as
+    its first argument."""
+
+    def put(function: Callable[..., Any]) -> None:
+        original = getattr(owner, name)
+
+        def replaced(*args, **kwargs):
+            return function(original, *args, **kwargs)
+
+        setattr(owner, name, replaced)
+
+    return put
+
+
+def replay_in_every_runner() -> list[Replay]:
+    """Patches the model runners of this process to replay recordings.
 
     Call it before the engine is created. It works for this tree and vLLM's release.
-
-    Args:
-        name: of the recording; None loads none yet.
 
     Returns:
         A list that gets the tables of each runner when it loads its model.
     """
     made: list[Replay] = []
-    for module, kind in RUNNERS:
-        runner = getattr(import_module(module), kind)
-        runner.load_model = _loading(runner.load_model, name, made)
-    return made
 
-
-def _loading(load_model: Any, name: str | None, made: list[Replay]) -> Any:
-    def loading(runner, *args, **kwargs):
+    def loading(load_model, runner, *args, **kwargs):
         load_model(runner, *args, **kwargs)
-        config = runner.vllm_config
-        if config.speculative_config is None:
+        spec = runner.vllm_config.speculative_config
+        if spec is None:
             return
-        replay = Replay(runner.device, config.scheduler_config.max_num_seqs)
+        most = runner.vllm_config.scheduler_config.max_num_seqs
+        replay = Replay(runner.device, most)
         if hasattr(runner, "req_states"):
-            runner.add_requests = _starting(runner.add_requests, runner, replay)
-        if getattr(config.speculative_config, "draft_tree", None):
+            store_starts(runner, replay)
+        if getattr(spec, "draft_tree", None):
             replay_trees(runner.speculator, replay)
         else:
             replay_chains(runner, replay)
-        if getattr(config.speculative_config, "enable_adaptive_verification", False):
+        if getattr(spec, "enable_adaptive_verification", False):
             replay_confidence(replay)
-        if name is not None:
-            replay.load(Trace.load(name))
         made.append(replay)
 
-    return loading
+    for module, kind in RUNNERS:
+        replacing(getattr(import_module(module), kind), "load_model")(loading)
+    return made
 
 
-def _starting(add_requests: Any, runner: Any, replay: Replay) -> Any:
+def store_starts(runner: Any, replay: Replay) -> None:
     """Stores the start of new requests on Runner V2, where requests keep their index.
 
     On Runner V1 they move, and starts are computed in every step.
     """
 
-    def starting(scheduler_output):
+    @replacing(runner, "add_requests")
+    def starting(add_requests, scheduler_output):
         add_requests(scheduler_output)
         for new in scheduler_output.scheduled_new_reqs:
             slot = runner.req_states.req_id_to_index[new.req_id]
             start = start_of(np.array([new.prompt_token_ids]))
             replay.starts[slot].fill_(int(start[0]))
-
-    return starting
 
 
 def replay_chains(runner: Any, replay: Replay) -> None:
@@ -243,16 +250,14 @@ def replay_chains(runner: Any, replay: Replay) -> None:
     """
     sampler = runner.rejection_sampler
     if not hasattr(sampler, "_verify"):
-        sampler.forward = _v1_forward(sampler.forward, runner, replay)
+        replay_on_v1(runner, replay)
         return
     if sampler.synthetic_conditional_rates is None:
         raise ValueError('start the engine with rejection_sample_method="synthetic"')
     sampler.synthetic_conditional_rates.fill_(1.0)
-    sampler._verify = _v2_verify(sampler._verify, replay)
 
-
-def _v2_verify(verify: Any, replay: Replay) -> Any:
-    def replayed(logits, draft_logits, drafts, positions, starts, slots, *args):
+    @replacing(sampler, "_verify")
+    def replayed(verify, logits, draft_logits, drafts, positions, starts, slots, *args):
         processed, sampled, num_sampled = verify(
             logits, draft_logits, drafts, positions, starts, slots, *args
         )
@@ -262,11 +267,10 @@ def _v2_verify(verify: Any, replay: Replay) -> Any:
         cut = torch.minimum(num_sampled, accepted + 1).to(num_sampled.dtype)
         return processed, sampled, cut
 
-    return replayed
 
-
-def _v1_forward(forward: Any, runner: Any, replay: Replay) -> Any:
-    def replayed(metadata, draft_probs, logits, sampling_metadata):
+def replay_on_v1(runner: Any, replay: Replay) -> None:
+    @replacing(runner.rejection_sampler, "forward")
+    def replayed(forward, metadata, draft_probs, logits, sampling_metadata):
         output = forward(metadata, draft_probs, logits, sampling_metadata)
         tokens = output.sampled_token_ids  # [n, max drafts + 1], -1 after the last
         ends, drafts = metadata.cu_num_sampled_tokens, metadata.draft_token_ids
@@ -285,8 +289,6 @@ def _v1_forward(forward: Any, runner: Any, replay: Replay) -> Any:
         tokens.masked_fill_(places > accepted[:, None], -1)
         return output
 
-    return replayed
-
 
 def replay_confidence(replay: Replay) -> None:
     """Makes adaptive verification use the confidence of the recorded drafter.
@@ -297,28 +299,18 @@ def replay_confidence(replay: Replay) -> None:
     """
     from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
 
-    base = DraftModelSpeculator
-    base.sample_draft = _placed(base.sample_draft)
-    base._maybe_predict_acceptance = _confident(base._maybe_predict_acceptance, replay)
-
-
-def _placed(sample_draft: Any) -> Any:
-    def placed(self, hidden_states, positions, *args, **kwargs):
+    @replacing(DraftModelSpeculator, "sample_draft")
+    def placed(sample_draft, self, hidden_states, positions, *args, **kwargs):
         self.recorded_positions = positions  # one before the draft's own
         return sample_draft(self, hidden_states, positions, *args, **kwargs)
 
-    return placed
-
-
-def _confident(predict: Any, replay: Replay) -> Any:
-    def replayed(self, logits, slots, draft_step):
+    @replacing(DraftModelSpeculator, "_maybe_predict_acceptance")
+    def replayed(predict, self, logits, slots, draft_step):
         predict(self, logits, slots, draft_step)
         newest = (self.recorded_positions - draft_step).clamp(min=0)
         rows = replay.rows(slots.clamp(min=0).long(), newest)
         recorded = replay.confident_logits(rows, draft_step.expand(len(rows)))
         predict(self, recorded, slots, draft_step)
-
-    return replayed
 
 
 def replay_trees(speculator: Any, replay: Replay) -> None:
@@ -330,33 +322,38 @@ def replay_trees(speculator: Any, replay: Replay) -> None:
     from vllm.config.drafter.length import chosen_lengths, depth_of, is_auto
     from vllm.v1.worker.gpu.spec_decode.unified.tree.verify import TreeRejectionSampler
 
-    propose, config = speculator.propose, speculator.speculative_config
-    signature = inspect.signature(propose)
+    config = speculator.speculative_config
     sizes = chosen_lengths(config) if is_auto(config) else [config.draft_tree]
     depths = {size: depth_of(config, size) for size in sizes if size}
     replay.kinds = {(depth, size > depth) for size, depth in depths.items()}
 
-    def planted(*args, **kwargs):
-        given = signature.bind(*args, **kwargs).arguments
+    def plant(given: dict[str, Any], drafts: torch.Tensor) -> None:
         batch, size = given["input_batch"], given.get("num_speculative_tokens")
         if replay.trace is None or size == 0 or given.get("dummy_run"):
-            return propose(*args, **kwargs)
+            return
         first = batch.logits_indices[batch.cu_num_logits[: batch.num_reqs]]
         newest = batch.positions[first] + given["num_sampled"][: batch.num_reqs]
-        drafts = propose(*args, **kwargs)
         size = drafts.shape[1] if size is None else size
         slots, trees = batch.idx_mapping[: batch.num_reqs], speculator.tree_step
         depth = depth_of(config, size)
         replay.plant(slots, newest, drafts[:, :size], trees.trees, depth)
-        return drafts
 
-    speculator.propose = planted
-    TreeRejectionSampler._draw = _drawn(TreeRejectionSampler._draw, replay)
+    after_propose(speculator, plant)
 
-
-def _drawn(draw: Any, replay: Replay) -> Any:
-    def replayed(self, logits, nodes, pos, states, local_pos):
+    @replacing(TreeRejectionSampler, "_draw")
+    def drawn(draw, self, logits, nodes, pos, states, local_pos):
         own = draw(self, logits, nodes, pos, states, local_pos)
         return replay.drawn[states, local_pos].to(own.dtype)
 
-    return replayed
+
+def after_propose(
+    speculator: Any, act: Callable[[dict[str, Any], torch.Tensor], None]
+) -> None:
+    """Calls `act` with the arguments of each `propose` by name, and its drafts."""
+    signature = inspect.signature(speculator.propose)
+
+    @replacing(speculator, "propose")
+    def followed(propose, *args, **kwargs):
+        drafts = propose(*args, **kwargs)
+        act(signature.bind(*args, **kwargs).arguments, drafts)
+        return drafts

@@ -29,6 +29,8 @@ NATS = 1 / 8
 GAIN = (0.7, 0.45, 0.35, 0.25, 0.25, 0.25, 0.25, 0.125, 0.125, 0.125, 0.125)
 EQUAL = "equal"
 RECORDED = "recorded-"
+# Modes without recordings of their own, and whose they replay.
+LENT = {"pard2": "pard", "mtp": "eagle3"}
 
 
 @dataclass(frozen=True)
@@ -181,8 +183,7 @@ def recording(label: str, key: EngineKey) -> str | None:
     """Name of the recording that an engine replays for a label; None if it has none."""
     if not label.startswith(RECORDED) or key.mode == "none":
         return None
-    mode = "pard" if key.mode == "pard2" else key.mode  # no recordings of its own
-    return f"{mode}-{label.removeprefix(RECORDED)}"
+    return f"{LENT.get(key.mode, key.mode)}-{label.removeprefix(RECORDED)}"
 
 
 @cache

@@ -8,14 +8,14 @@ from collections import Counter
 from collections.abc import Iterator
 from importlib import import_module
 from itertools import pairwise
-from statistics import median
+from statistics import mean, median
 from typing import Any, NamedTuple
 
 import torch
 
 import vllm.benchmarks
 from benchmarks.spec_decode.models import ROOT, give_heads_their_own_lm_head
-from benchmarks.spec_decode.trace_acceptance import replay_in_every_runner
+from benchmarks.spec_decode.trace_acceptance import replacing, replay_in_every_runner
 from benchmarks.spec_decode.traces import Trace
 from vllm.sampling_params import RequestOutputKind
 
@@ -40,26 +40,9 @@ class Step(NamedTuple):
     finished: bool
 
 
-class Steady(NamedTuple):
-    """The part of a round in which every request decodes, first step excluded.
-
-    Attributes:
-        begin, end: when it began and ended, in seconds.
-        step_s: median duration of a step; `mean_step_s` is the mean.
-        tokens_per_step: mean tokens per request and step, the acceptance length.
-        steady_steps: number of its steps.
-    """
-
-    begin: float
-    end: float
-    step_s: float | None = None
-    mean_step_s: float | None = None
-    tokens_per_step: float | None = None
-    steady_steps: int = 0
-
-
-def find_steady(steps: list[Step], concurrency: int) -> Steady | None:
-    """None if there were no three steps in a row in which all requests decode."""
+def steady_part(steps: list[Step], concurrency: int) -> list[Step]:
+    """The steps in a row in which all requests decode and none finishes; none if they
+    are fewer than three."""
     seen: set[str] = set()
     run: list[Step] = []
     for step in steps:
@@ -69,13 +52,19 @@ def find_steady(steps: list[Step], concurrency: int) -> Steady | None:
             run.append(step)
         elif run:
             break
-    if len(run) < 3:
-        return None
-    begin, end, num_steps = run[0].time, run[-1].time, len(run) - 1
+    return run if len(run) > 2 else []
+
+
+def summary(run: list[Step], concurrency: int) -> dict[str, Any]:
+    """What README.md says of a steady part, whose first step is left out."""
     durations = [after.time - before.time for before, after in pairwise(run)]
     tokens = sum(sum(step.tokens.values()) for step in run[1:])
-    length, mean_s = tokens / num_steps / concurrency, (end - begin) / num_steps
-    return Steady(begin, end, median(durations), mean_s, length, num_steps)
+    return {
+        "step_s": median(durations) if run else None,
+        "mean_step_s": mean(durations) if run else None,
+        "tokens_per_step": tokens / len(durations) / concurrency if run else None,
+        "steady_steps": len(durations),
+    }
 
 
 class DraftClock:
@@ -84,15 +73,14 @@ class DraftClock:
     def __init__(self, drafter: Any):
         self.is_cuda = torch.cuda.is_available()
         self.calls: list[tuple[float, int | None, Any, Any]] = []
-        self.propose = drafter.propose
-        drafter.propose = self._timed
 
-    def _timed(self, *args, **kwargs):
-        called, begin = time.perf_counter(), self._mark()
-        drafts = self.propose(*args, **kwargs)
-        length = kwargs.get("num_speculative_tokens")
-        self.calls.append((called, length, begin, self._mark()))
-        return drafts
+        @replacing(drafter, "propose")
+        def timed(propose, *args, **kwargs):
+            called, begin = time.perf_counter(), self._mark()
+            drafts = propose(*args, **kwargs)
+            length = kwargs.get("num_speculative_tokens")
+            self.calls.append((called, length, begin, self._mark()))
+            return drafts
 
     def _mark(self) -> Any:
         if not self.is_cuda:
@@ -201,11 +189,10 @@ class Worker(drafters.Engine):
         prompts = self.set_up(number, **setup)
         begin = time.perf_counter()
         steps = list(self.steps(prompts, output_len))
-        whole = Steady(begin, steps[-1].time)  # for short rounds without a steady part
-        found = (find_steady(steps, len(prompts)) or whole)._asdict()
-        span = found.pop("begin"), found.pop("end")
-        found["draft_s"], found["drafted"] = None, {}
+        run = steady_part(steps, len(prompts))
+        found = summary(run, len(prompts)) | {"draft_s": None, "drafted": {}}
         if self.clock:
+            span = (run[0].time if run else begin), (run or steps)[-1].time
             found["draft_s"], found["drafted"] = self.clock.read(*span)
         tokens = sum(sum(step.tokens.values()) for step in steps)
         return found | {"tokens_per_s": tokens / (steps[-1].time - begin)}

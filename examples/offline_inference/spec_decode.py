@@ -11,18 +11,17 @@ a model and a drafter, on MT-Bench from the hub or on a file of questions:
         --draft-model amd/PARD-Llama-3.2-1B --dataset-name gsm8k \
         --dataset-path gsm8k_test.jsonl --num-prompts 200
 
-`--help=all` explains all flags. What drafters gain, and whether output is the target's,
-`vllm bench drafters` measures.
+The engine's flags are those of `vllm serve`; `--help=all` explains all. What drafters
+gain, and whether output is the target's, `vllm bench drafters` measures.
 """
 
 import argparse
-import json
 import sys
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from vllm import LLM, RequestOutput, SamplingParams
+from vllm import LLM, EngineArgs, RequestOutput, SamplingParams
 from vllm.benchmarks.datasets import add_dataset_parser, get_samples
 from vllm.benchmarks.drafters.prompts import encode_chat
 from vllm.benchmarks.drafters.questions import FIELDS, read_questions
@@ -43,12 +42,19 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = FlexibleArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.conflict_handler = "resolve"  # the engine's flags take precedence
     add_dataset_parser(parser)
     names = next(a for a in parser._actions if a.dest == "dataset_name")
     names.choices = [*names.choices, *FIELDS]
-    parser.set_defaults(dataset_name=None, num_prompts=80, backend="openai-chat")
+    EngineArgs.add_cli_args(parser)
+    usual = {"model": None, "dataset_name": None, "num_prompts": 80}
+    parser.set_defaults(**usual, backend="openai-chat", disable_log_stats=False)
+    if "cpu" in version("vllm"):
+        # Compiling takes longer than this; two bfloat16 logits are often equal.
+        parser.set_defaults(dtype="float32", compilation_config={"mode": 0})
+        parser.set_defaults(gpu_memory_utilization=0.3, max_num_seqs=8)
     add = parser.add_argument
-    add("--model-dir", "--model", help="target; unset, the bundled one")
+    add("--model-dir", dest="model", help="target; unset, the bundled one")
     add("--draft-model", "--eagle-dir", dest="drafter")
     add("--method", help="unset, the drafter's files decide")
     add("--num-spec-tokens", "--num-speculative-tokens", type=int,
@@ -57,15 +63,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--prompt-lookup-min", type=int, help="of the method ngram")
     add("--parallel-drafting", action="store_true")
     add("--use-heterogeneous-vocab", action="store_true")
-    add("--speculative-config", type=json.loads, default={}, metavar="JSON",
-        help="more keys, which take precedence over the flags")  # fmt: skip
-    add("--tp", type=int, help="tensor parallel size")
-    add("--enforce-eager", action="store_true")
-    add("--max-model-len", type=int)
-    add("--max-num-seqs", type=int)
-    add("--gpu-memory-utilization", type=float)
-    add("--engine-args", type=json.loads, default={}, metavar="JSON",
-        help="more arguments of LLM")  # fmt: skip
+    add("--tp", dest="tensor_parallel_size", type=int)
     add("--prompt", nargs="+", help="instead of a dataset")
     add("--output-len", type=int, default=256, help="most tokens of an output")
     add("--temp", "--temperature", type=float, default=0.0, help="0 is greedy")
@@ -76,52 +74,32 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def given(**values: Any) -> dict[str, Any]:
-    """Those that are set."""
-    return {key: value for key, value in values.items() if value not in (None, False)}
-
-
 def speculative_config(args: argparse.Namespace) -> dict[str, Any]:
+    """--speculative-config takes precedence over the flags."""
     drafter = args.drafter
-    if drafter is None and args.model_dir in (None, TARGET):
+    if drafter is None and args.model in (None, TARGET):
         drafter = HEADS.get(args.method)
-    if drafter is None and args.method is None and args.model_dir is None:
+    if drafter is None and args.method is None and args.model is None:
         drafter = str(MODELS / "pard")
-    return (
-        given(
-            model=drafter,
-            method=args.method,
-            num_speculative_tokens=args.num_spec_tokens,
-            parallel_drafting=args.parallel_drafting,
-            use_heterogeneous_vocab=args.use_heterogeneous_vocab,
-            prompt_lookup_max=args.prompt_lookup_max,
-            prompt_lookup_min=args.prompt_lookup_min,
-        )
-        | args.speculative_config
-    )
+    given = {
+        "model": drafter,
+        "method": args.method,
+        "num_speculative_tokens": args.num_spec_tokens,
+        "parallel_drafting": args.parallel_drafting,
+        "use_heterogeneous_vocab": args.use_heterogeneous_vocab,
+        "prompt_lookup_max": args.prompt_lookup_max,
+        "prompt_lookup_min": args.prompt_lookup_min,
+    }
+    given = {key: value for key, value in given.items() if value not in (None, False)}
+    return given | (args.speculative_config or {})
 
 
 def make_llm(args: argparse.Namespace) -> LLM:
     is_head = args.drafter is None and args.method in HEADS
-    target = args.model_dir or (TARGET if is_head else str(MODELS / "target"))
-    engine = given(
-        tensor_parallel_size=args.tp,
-        enforce_eager=args.enforce_eager,
-        max_model_len=args.max_model_len,
-        max_num_seqs=args.max_num_seqs,
-        gpu_memory_utilization=args.gpu_memory_utilization,
-        trust_remote_code=args.trust_remote_code,
-    )
-    if "cpu" in version("vllm"):
-        # Compiling takes longer than this; two bfloat16 logits are often equal.
-        on_cpu = {"dtype": "float32", "compilation_config": {"mode": 0}}
-        engine = on_cpu | {"gpu_memory_utilization": 0.3, "max_num_seqs": 8} | engine
-    return LLM(
-        target,
-        speculative_config=speculative_config(args),
-        disable_log_stats=False,  # acceptance is counted in the stats
-        **(engine | args.engine_args),
-    )
+    target = args.model or (TARGET if is_head else str(MODELS / "target"))
+    own = {"model": target, "speculative_config": speculative_config(args)}
+    engine = EngineArgs.from_cli_args(argparse.Namespace(**vars(args) | own))
+    return LLM(**vars(engine))
 
 
 def read_prompts(args: argparse.Namespace, tokenizer: Any) -> list[dict[str, Any]]:
@@ -133,7 +111,7 @@ def read_prompts(args: argparse.Namespace, tokenizer: Any) -> list[dict[str, Any
     elif args.dataset_name is not None:  # its samples come in the chat template
         samples = get_samples(args, tokenizer)
         ids = [tokenizer.encode(s.prompt, add_special_tokens=False) for s in samples]
-    elif args.model_dir is not None:
+    elif args.model is not None:
         ids = [encode_chat(tokenizer, text) for text in texts]
     else:  # the bundled target continues text
         ids = [tokenizer.encode(text) for text in texts]

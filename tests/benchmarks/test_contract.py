@@ -42,23 +42,20 @@ def stored(tmp_path: Path) -> Path:
     return file
 
 
-def cells(line: str) -> list[str]:
-    return [cell.strip() for cell in line.strip("|").split("|")]
-
-
 def test_tables(stored: Path):
     found = json.loads(stored.read_text())
     assert found["vllm"] == "0.33.0"
-    lengths, heats, same = (t.splitlines() for t in contract.report(found))
-    assert [cells(line) for line in lengths[2:]] == [
+    lengths, heats, same = (
+        [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+        for lines in map(str.splitlines, contract.report(found))
+    )
+    assert lengths[2:] == [
         ["EAGLE-3", "1.80", *["2.20"] * 4],
         ["EAGLE-3, tree of 3", "–", *["2.20"] * 4],
     ]
-    assert cells(heats[0]) == ["drafter", "0", "0.3", "1.5"]
-    probabilities = ["EAGLE-3, draft probabilities", "–", "2.20", "2.20"]
-    assert cells(heats[3]) == probabilities
-    assert cells(same[-1])[0] == "eagle3-tree-3-float32"
-    assert cells(same[-1])[1:] == ["1 of 2"] * 3
+    assert heats[0] == ["drafter", "0", "0.3", "1.5"]
+    assert heats[3] == ["EAGLE-3, draft probabilities", "–", "2.20", "2.20"]
+    assert same[-1] == ["eagle3-tree-3-float32", *["1 of 2"] * 3]
 
 
 def test_picture(stored: Path):

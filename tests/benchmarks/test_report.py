@@ -65,14 +65,6 @@ def test_report_per_device(results: files.Results, tmp_path: Path):
     folder = tmp_path / "some-gpu"
     folder.mkdir()
     (folder / "engine.json").write_text(json.dumps(results))
-    speeds = {"ours/pard/K7": 30.6, "base-v1/pard/K7": 20.4}
-    found = {
-        f"{key}/rateinf": {"output_throughput": speed, "median_tpot_ms": 60 / speed}
-        for key, speed in speeds.items()
-    }
-    (folder / "serving.json").write_text(json.dumps({"measurements": found}))
     report.main(["--results", str(tmp_path)])
     text = (folder / "report.md").read_text()
-    (row,) = [row for row in text.splitlines() if "ours/pard/K7/rateinf" in row]
-    assert [float(cell) for cell in row.split("|")[2:-1]] == [30.6, 1.96, 1.5, 0.667]
     assert "| qwen3-8b " in text and "nan" not in text.lower()

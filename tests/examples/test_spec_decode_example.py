@@ -15,41 +15,25 @@ from tests.conftest import ROOT
 from vllm.benchmarks.drafters.questions import read_questions
 
 EXAMPLE = ROOT / "examples" / "offline_inference" / "spec_decode.py"
-HUB = ["--dataset-name", "hf", "--dataset-path", "philschmid/mt-bench"]
-# As in vllm-project/vllm#24322 and #20459: how drafters were measured there.
+HUB = "--dataset-name hf --dataset-path philschmid/mt-bench"
+# As in vllm-project/vllm#24322 and #20459: how drafters were measured there. The model
+# and the number of drafts that they come to.
 LINES = {
-    "draft model": [
-        *("--model-dir", "Qwen/Qwen3-32B", "--draft-model", "Qwen/Qwen3-1.7B"),
-        *("--method", "draft_model", "--num_spec_tokens", "3", *HUB),
-        *("--num_prompts", "100", "--temp", "1.0", "--gpu-memory-utilization", "0.9"),
-    ],
-    "eagle3": [
-        *("--model-dir", "meta-llama/Llama-3.1-8B-Instruct"),
-        *("--eagle-dir", "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B", "--method", "eagle3"),
-        *("--num_spec_tokens", "7", *HUB, "--num_prompts", "80", "--temp", "0.0"),
-        *("--gpu-memory-utilization", "0.9"),
-    ],
-    "head by method": [
-        *("--method", "eagle", "--num_spec_tokens", "4", *HUB),
-        *("--num_prompts", "100", "--temp", "0.7"),
-    ],
-}
-CONFIGS = {
-    "draft model": {
-        "model": "Qwen/Qwen3-1.7B",
-        "method": "draft_model",
-        "num_speculative_tokens": 3,
-    },
-    "eagle3": {
-        "model": "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B",
-        "method": "eagle3",
-        "num_speculative_tokens": 7,
-    },
-    "head by method": {
-        "model": "yuhuili/EAGLE-LLaMA3.1-Instruct-8B",
-        "method": "eagle",
-        "num_speculative_tokens": 4,
-    },
+    "draft_model": (
+        f"--model-dir Qwen/Qwen3-32B --draft-model Qwen/Qwen3-1.7B {HUB} "
+        "--num_spec_tokens 3 --num_prompts 100 --temp 1.0 --gpu-memory-utilization 0.9",
+        ("Qwen/Qwen3-1.7B", 3),
+    ),
+    "eagle3": (
+        "--model-dir meta-llama/Llama-3.1-8B-Instruct --eagle-dir "
+        f"yuhuili/EAGLE3-LLaMA3.1-Instruct-8B {HUB} --num_spec_tokens 7 "
+        "--num_prompts 80 --temp 0.0 --gpu-memory-utilization 0.9",
+        ("yuhuili/EAGLE3-LLaMA3.1-Instruct-8B", 7),
+    ),
+    "eagle": (
+        f"{HUB} --num_spec_tokens 4 --num_prompts 100 --temp 0.7",
+        ("yuhuili/EAGLE-LLaMA3.1-Instruct-8B", 4),
+    ),
 }
 # Small models in their place; there is no EAGLE head of the first generation.
 SMALL = {
@@ -73,11 +57,13 @@ def example():
     return module
 
 
-@pytest.mark.parametrize("line", LINES)
-def test_published_command_lines_are_understood(example, line: str):
-    args = example.parse(LINES[line])
-    assert example.speculative_config(args) == CONFIGS[line]
-    assert args.num_prompts == int(LINES[line][LINES[line].index("--num_prompts") + 1])
+@pytest.mark.parametrize("method", LINES)
+def test_published_command_lines_are_understood(example, method: str):
+    words, (model, length) = LINES[method]
+    args = example.parse([*words.split(), "--method", method])
+    config = {"model": model, "method": method, "num_speculative_tokens": length}
+    assert example.speculative_config(args) == config
+    assert args.num_prompts in (80, 100) and args.dataset_name == "hf"
 
 
 def test_flags_of_vllms_example_are_understood(example):
@@ -92,7 +78,7 @@ def test_flags_of_vllms_example_are_understood(example):
         "parallel_drafting": True,
         "use_heterogeneous_vocab": True,
     }
-    assert (args.tp, args.top_p, args.top_k, args.output_len) == (2, 0.9, 20, 32)
+    assert (args.tensor_parallel_size, args.top_p, args.output_len) == (2, 0.9, 32)
 
 
 @pytest.mark.parametrize("name", QUESTIONS)
@@ -119,15 +105,16 @@ def write_questions(name: str, folder: Path) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("line", ["bundled", "draft model", "eagle3"])
-def test_runs(line: str, engine_env, models, tmp_path: Path):
-    words = ["--output-len=16"]
-    if line != "bundled":
-        file = write_questions("mt-bench", tmp_path)
+@pytest.mark.parametrize("method", ["bundled", "draft_model", "eagle3"])
+def test_runs(method: str, engine_env, models, tmp_path: Path):
+    words = ["--output-len=16", "--test", "--print-output"]
+    if method != "bundled":
         small = {name: str(models / folder) for name, folder in SMALL.items()}
-        small |= {"hf": "mt-bench", HUB[-1]: str(file), "0.9": "0.3"}
-        words += [small.get(word, word) for word in LINES[line]]
-    command = [sys.executable, str(EXAMPLE), *words, "--test", "--print-output"]
+        file = write_questions("mt-bench", tmp_path)
+        small |= {"hf": "mt-bench", "philschmid/mt-bench": str(file), "0.9": "0.3"}
+        words += ["--method", method]
+        words += [small.get(word, word) for word in LINES[method][0].split()]
+    command = [sys.executable, str(EXAMPLE), *words]
     done = subprocess.run(command, env=engine_env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-6000:]
     assert "def add(a, b):" in done.stdout

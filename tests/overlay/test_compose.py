@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Composing: what lands in the tree, and when it is refused."""
 
-from importlib.util import cache_from_source
-from pathlib import Path
-
 import pytest
 
 from tests.overlay.fakes import addition, composed, edit, write_wheel
@@ -38,12 +35,6 @@ def test_additions_are_live_in_editable_tree(tmp_path):
     tree.compose(allow_changed=True, link=True)
     assert not (tree.folder / "vllm/new").exists()
     assert tree.run(SAY).startswith("1 ")
-
-
-def test_editable_tree_has_bytecode(tmp_path):
-    tree = composed(tmp_path, RELEASE, OVERLAY, link=True)
-    for path in (PART, NEW):
-        assert Path(cache_from_source(tree.folder / path)).exists()
 
 
 def test_lock_has_touched_members_only(tmp_path, monkeypatch):

@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Installing with pip, from a source distribution and editable, and uninstalling."""
+"""Installing with pip from a source distribution, and uninstalling."""
 
-import os
 import shutil
 import stat
 import subprocess
 import sys
-from dataclasses import dataclass
 from email import message_from_bytes
 from pathlib import Path
 from zipfile import ZipFile
@@ -24,86 +22,56 @@ OVERLAY = {
     f"{PART}.edit": edit(EDIT),
     NEW: addition("def ours(say):\n    return lambda: 'ours over ' + say()\n"),
 }
-SAY = (
-    "python",
-    "-P",
-    "-c",
-    "import vllm.part; print(vllm.part.say(), vllm.__version__)",
-)
+SAY = "import vllm.part; print(vllm.part.say(), vllm.__version__)"
 INFO = "vllm-1.0.0+fake.1.cpu.dist-info"
 
 
-@dataclass
-class Install:
-    """A repository over a small release, and an environment to install it to."""
-
-    root: Path
-    venv: Path
-    wheel: Path
-
-    def run(self, *command: str) -> subprocess.CompletedProcess:
-        environment = os.environ | {
-            "VLLM_TARGET_DEVICE": "cpu",
-            "VLLM_BASE_WHEEL": str(self.wheel),
-            "SOURCE_DATE_EPOCH": "1580601600",
-        }
-        environment.pop("PYTHONPATH", None)
-        return subprocess.run(
-            command,
-            env=environment,
-            cwd=self.root,
-            umask=0o077,  # must not affect file modes
-            capture_output=True,
-            text=True,
-        )
-
-    def pip(self, *args: str, fails: bool = False) -> str:
-        """Runs pip for the environment; returns its messages."""
-        python = str(self.venv / "bin/python")
-        pip = (sys.executable, "-m", "pip", "--python", python)
-        done = self.run(*pip, *args, "--quiet")
-        assert bool(done.returncode) == fails, done.stderr
-        return done.stderr
-
-    def files(self) -> set[Path]:
-        found = (path for path in self.venv.rglob("*") if path.is_file())
-        return {path for path in found if path.parent.name != "__pycache__"}
-
-    def output(self, *command: str) -> str:
-        done = self.run(str(self.venv / "bin" / command[0]), *command[1:])
-        assert done.returncode == 0, done.stderr
-        return done.stdout.strip()
-
-
-def prepare(folder: Path) -> Install:
-    """A copy of the files that a build needs, over a small release; an empty venv."""
-    wheel = write_wheel(folder, RELEASE)
-    root = folder / "repo"
+def prepare(folder: Path, wheel: Path) -> tuple[Path, Path]:
+    """A copy of the files that a build needs, over a release; an empty environment."""
+    root, venv = folder / "repo", folder / "venv"
     for name in ("tools/overlay", "requirements", "csrc"):
         shutil.copytree(ROOT / name, root / name)
     for path in ROOT.iterdir():
         if path.is_file() and path.name not in ("base.toml", "edits.lock"):
             shutil.copy(path, root)
     write_overlay(root, OVERLAY, wheel)
-    venv = folder / "venv"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
-    return Install(root, venv, wheel)
+    return root, venv
 
 
-def test_wheel_from_source_distribution(tmp_path):
-    install = prepare(tmp_path)
-    command = ("setup.py", "--quiet", "sdist", "--dist-dir", "dist")
-    done = install.run(sys.executable, *command)
-    assert done.returncode == 0, done.stderr
-    (sdist,) = (install.root / "dist").glob("*.tar.gz")
-    install.pip("wheel", "--no-deps", "--wheel-dir", "dist", str(sdist))
-    (wheel,) = (install.root / "dist").glob("*.whl")
-    before = install.files()
-    install.pip("install", "--no-deps", str(wheel))
-    assert install.output(*SAY) == "ours over upstream 1.0.0+fake.1.cpu"
-    assert install.output("vllm") == "the command ran"
-    install.pip("uninstall", "--yes", "vllm")
-    assert install.files() == before
+def files_of(venv: Path) -> set[Path]:
+    found = (path for path in venv.rglob("*") if path.is_file())
+    return {path for path in found if path.parent.name != "__pycache__"}
+
+
+def test_wheel_from_source_distribution(tmp_path, monkeypatch):
+    release = write_wheel(tmp_path, RELEASE)
+    root, venv = prepare(tmp_path, release)
+    monkeypatch.setenv("VLLM_TARGET_DEVICE", "cpu")
+    monkeypatch.setenv("VLLM_BASE_WHEEL", str(release))
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1580601600")
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+
+    def run(*command: str | Path) -> str:
+        how = {"cwd": root, "umask": 0o077}  # which must not affect file modes
+        done = subprocess.run(command, **how, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    def pip(*words: str | Path) -> None:
+        run(sys.executable, "-m", "pip", "--python", venv / "bin/python", *words, "-q")
+
+    run(sys.executable, "setup.py", "--quiet", "sdist", "--dist-dir", "dist")
+    (sdist,) = (root / "dist").glob("*.tar.gz")
+    pip("wheel", "--no-deps", "--wheel-dir", "dist", sdist)
+    (wheel,) = (root / "dist").glob("*.whl")
+    before = files_of(venv)
+    pip("install", "--no-deps", wheel)
+    said = run(venv / "bin/python", "-P", "-c", SAY)
+    assert said == "ours over upstream 1.0.0+fake.1.cpu"
+    assert run(venv / "bin/vllm") == "the command ran"
+    pip("uninstall", "--yes", "vllm")
+    assert files_of(venv) == before
     check_contents(wheel)
 
 

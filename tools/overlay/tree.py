@@ -9,28 +9,36 @@ from .edits import SUFFIX, EditFile, parse
 from .members import Source
 
 PACKAGE = "vllm"
+FOLDERS = (PACKAGE, "tools", "tests", "examples", "benchmarks")
 
 
-def overlay_files(root: Path = ROOT) -> list[str]:
-    """Sorted paths of all files in this repository's vllm/, relative to the root."""
+def files_in(folder: str, root: Path = ROOT) -> list[str]:
+    """Sorted paths of all files in a folder of the repository, relative to the root."""
     return sorted(
         str(file.relative_to(root))
-        for file in (root / PACKAGE).rglob("*")
+        for file in (root / folder).rglob("*")
         if file.is_file() and "__pycache__" not in file.parts
     )
 
 
 def additions(root: Path = ROOT) -> list[str]:
-    return [path for path in overlay_files(root) if not path.endswith(SUFFIX)]
+    return [path for path in files_in(PACKAGE, root) if not path.endswith(SUFFIX)]
 
 
 def edit_files(root: Path = ROOT) -> list[EditFile]:
     """Raises OverlayError if one cannot be parsed."""
     return [
         parse(path.removesuffix(SUFFIX), (root / path).read_text())
-        for path in overlay_files(root)
+        for path in files_in(PACKAGE, root)
         if path.endswith(SUFFIX)
     ]
+
+
+def python_files(root: Path = ROOT) -> list[str]:
+    """Sorted paths of all our Python files, relative to the root."""
+    found = (file for name in FOLDERS for file in (root / name).rglob("*.py"))
+    found = [*root.glob("*.py"), *found]
+    return sorted(str(file.relative_to(root)) for file in found)
 
 
 class Release:

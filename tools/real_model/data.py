@@ -4,11 +4,11 @@
 import ast
 import random
 import sysconfig
-import time
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -30,14 +30,6 @@ TEMPERATURES = 0.0, 0.0, 0.7, 1.0
 STDLIB_FILES, OTHERS = 500, {"site-packages", "dist-packages", "test", "tests"}
 QUESTION_TOKENS = 128
 MAX_MODEL_LEN = 1024
-AT_ONCE = 2048  # requests, between two looks at the clock
-
-
-class Text(NamedTuple):
-    """Tokens of a text, of which the first `asked` are not the model's answer."""
-
-    ids: list[int]
-    asked: int
 
 
 class Writer:
@@ -45,11 +37,9 @@ class Writer:
 
     Args:
         engine: arguments of `LLM`.
-        seconds: after these, nothing new is begun.
     """
 
-    def __init__(self, model: Path, engine: dict[str, Any], seed: int, seconds: float):
-        self.ends = time.monotonic() + seconds
+    def __init__(self, model: Path, engine: dict[str, Any], seed: int):
         self.random = random.Random(seed)
         self.tokenizer = AutoTokenizer.from_pretrained(model)
         self.llm = LLM(str(model), max_model_len=MAX_MODEL_LEN, seed=seed, **engine)
@@ -69,20 +59,16 @@ class Writer:
     def write(
         self, prompts: list[list[int]], temperatures: list[float], tokens: int
     ) -> Iterator[tuple[list[int], list[int], bool]]:
-        """Yields prompt, answer and whether the model ended it, until time is over."""
-        for start in range(0, len(prompts), AT_ONCE):
-            if time.monotonic() > self.ends:
-                return
-            some = prompts[start : start + AT_ONCE]
-            sampling = [
-                SamplingParams(temperature=t, max_tokens=tokens, detokenize=False)
-                for t in temperatures[start : start + AT_ONCE]
-            ]
-            inputs = [{"prompt_token_ids": ids} for ids in some]
-            answers = self.llm.generate(inputs, sampling, use_tqdm=False)
-            for prompt, answer in zip(some, answers, strict=True):
-                (output,) = answer.outputs
-                yield prompt, list(output.token_ids), output.finish_reason == "stop"
+        """Yields prompt, answer and whether the model ended it."""
+        sampling = [
+            SamplingParams(temperature=t, max_tokens=tokens, detokenize=False)
+            for t in temperatures
+        ]
+        inputs = [{"prompt_token_ids": ids} for ids in prompts]
+        answers = self.llm.generate(inputs, sampling, use_tqdm=False)
+        for prompt, answer in zip(prompts, answers, strict=True):
+            (output,) = answer.outputs
+            yield prompt, list(output.token_ids), output.finish_reason == "stop"
 
     def own_questions(self, count: int, stems: tuple[str, ...]) -> list[list[int]]:
         """Prompts: the model continues user turns that begin with a stem."""
@@ -128,36 +114,27 @@ def write_text(
     out: Path,
     samples: int,
     part: int,
-    seconds: float,
     tokens: int,
     engine: dict[str, Any],
 ) -> None:
     """Writes `text-PART.safetensors`: ids of all texts, lengths, and what was asked."""
-    writer = Writer(model, engine, seed=part, seconds=seconds)
+    writer = Writer(model, engine, seed=part)
     unseen = HeldOut(map(writer.encode, held_out(questions)))
-    begin = time.monotonic()
     prompts = writer.prompts(questions, samples)
-    texts, shared = [], 0
     temperatures = writer.random.choices(TEMPERATURES, k=len(prompts))
-    for prompt, answer, _ in writer.write(prompts, temperatures, tokens):
-        text = Text(prompt + answer, len(prompt))
-        if unseen.shares(text.ids):
-            shared += 1
-        else:
-            texts.append(text)
-    total = sum(len(text.ids) for text in texts)
-    taken = time.monotonic() - begin
+    written = writer.write(prompts, temperatures, tokens)
+    texts = [
+        (prompt + answer, len(prompt))
+        for prompt, answer, _ in written
+        if not unseen.shares(prompt + answer)
+    ]
+    ids, asked = zip(*texts, strict=True)
+    arrays = {"ids": list(chain(*ids)), "lengths": list(map(len, ids)), "asked": asked}
     print(
-        f"part {part}: {len(texts)} texts of {len(prompts)} prompts, {total} tokens, "
-        f"{shared} left out that share a passage with a question to test on, "
-        f"{taken:.0f} s",
-        flush=True,
+        f"part {part}: {len(texts)} texts, {len(arrays['ids'])} tokens, "
+        f"{len(prompts) - len(texts)} left out that share a passage with a question "
+        "to test on"
     )
     out.mkdir(parents=True, exist_ok=True)
-    arrays = {
-        "ids": [token for text in texts for token in text.ids],
-        "lengths": [len(text.ids) for text in texts],
-        "asked": [text.asked for text in texts],
-    }
     tensors = {name: torch.tensor(v, dtype=torch.int32) for name, v in arrays.items()}
     save_file(tensors, out / f"text-{part}.safetensors")

@@ -16,9 +16,14 @@ MASK_TOKEN_ID = 16
 DRAFT_VOCAB_SIZE = 8192
 VOCAB_SIZE = 49152
 K = 7
-ANCHORS = {"max_anchors": 1024, "num_layers": 3, "block_size": 8}
 # Arguments of `speculators train`, those that differ from its defaults. Attention over
 # the whole text, and in both directions in a block: the same in each engine.
+BLOCKS = {
+    "max_anchors": 1024,
+    "num_layers": 3,
+    "block_size": 8,
+    "full_attention_indices": [0, 1, 2],
+}
 HEADS: dict[str, dict[str, object]] = {
     "eagle3": {"ttt_steps": 5, "full_attention_indices": [0]},
     "peagle": {
@@ -27,16 +32,10 @@ HEADS: dict[str, dict[str, object]] = {
         "max_anchors": 1024,
         "full_attention_indices": [0, 1, 2, 3],
     },
-    "dflash": ANCHORS
-    | {"full_attention_indices": [0, 1, 2], "sliding_window_non_causal": True},
+    "dflash": BLOCKS | {"sliding_window_non_causal": True},
     # Its candidates are of the whole vocabulary.
-    "dflash2": ANCHORS
-    | {
-        "full_attention_indices": [0, 1, 2],
-        "selector_rank": 64,
-        "draft_vocab_size": VOCAB_SIZE,
-    },
-    "dspark": ANCHORS | {"full_attention_indices": [0, 1, 2], "markov_rank": 64},
+    "dflash2": BLOCKS | {"selector_rank": 64, "draft_vocab_size": VOCAB_SIZE},
+    "dspark": BLOCKS | {"markov_rank": 64},
 }
 EMBED, LM_HEAD = "embed_tokens.weight", "lm_head.weight"
 SLIM = "slim.json"

@@ -6,11 +6,9 @@ begins with MT-Bench's 80, `gsm8k_train.jsonl` and `gsm8k_test.jsonl`.
 """
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from vllm.benchmarks.drafters.questions import read_questions
 
@@ -52,15 +50,9 @@ def held_out(folder: Path) -> Iterator[str]:
         yield from (row["question"], row["answer"])
 
 
-def passages(ids: Iterable[int]) -> np.ndarray:
-    """A hash of each SHARED tokens in a row."""
-    tokens = np.asarray(list(ids), dtype=np.uint64) + np.uint64(1)
-    count = max(0, len(tokens) - SHARED + 1)
-    hashes = np.zeros(count, dtype=np.uint64)
-    for offset in range(SHARED):
-        hashes = hashes * np.uint64(0x9E3779B97F4A7C15)
-        hashes += tokens[offset : offset + count]
-    return hashes
+def passages(ids: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """Each SHARED tokens in a row."""
+    return zip(*(ids[offset:] for offset in range(SHARED)), strict=False)
 
 
 class HeldOut:
@@ -70,10 +62,8 @@ class HeldOut:
         texts: token ids of those.
     """
 
-    def __init__(self, texts: Iterable[Iterable[int]]):
-        self.passages = np.unique(np.concatenate([passages(ids) for ids in texts]))
+    def __init__(self, texts: Iterable[Sequence[int]]):
+        self.passages = {passage for ids in texts for passage in passages(ids)}
 
-    def shares(self, ids: Iterable[int]) -> bool:
-        hashes = passages(ids)
-        places = np.searchsorted(self.passages[:-1], hashes)
-        return bool((self.passages[places] == hashes).any())
+    def shares(self, ids: Sequence[int]) -> bool:
+        return not self.passages.isdisjoint(passages(ids))

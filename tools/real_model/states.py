@@ -46,37 +46,28 @@ class States:
         return torch.stack(self.kept, dim=2).cpu()
 
 
-def write_states(
-    model: Path, text: Path, out: Path, part: int, parts: int, device: str
-) -> None:
-    """Writes the states of every `parts`-th text; part 0 also writes the dataset."""
+def write_states(model: Path, text: Path, out: Path, device: str) -> None:
+    """Writes the dataset, and the states of its texts."""
     texts = read_text(text)
-    if part == 0:
-        write_dataset(texts, out)
+    write_dataset(texts, out)
     folder = out / "hidden_states"
     folder.mkdir(parents=True, exist_ok=True)
     states = States(model, device)
     with ThreadPoolExecutor(WRITERS) as pool:
-        for numbers in batches(texts, range(part, len(texts), parts)):
+        for numbers in batches(texts):
             ids = [texts[number][0] for number in numbers]
-            made = states.of(ids)
-            saved = [
-                pool.submit(_save, folder / f"hs_{number}.safetensors", tokens, rows)
-                for number, tokens, rows in zip(numbers, ids, made, strict=True)
-            ]
-            for each in saved:
-                each.result()
-    print(f"part {part}: states written", flush=True)
+            paths = [folder / f"hs_{number}.safetensors" for number in numbers]
+            list(pool.map(_save, paths, ids, states.of(ids)))
 
 
 def _save(path: Path, ids: torch.Tensor, rows: torch.Tensor) -> None:
     save_file({"token_ids": ids, "hidden_states": rows[: len(ids)].contiguous()}, path)
 
 
-def batches(texts: Texts, numbers: range) -> list[list[int]]:
+def batches(texts: Texts) -> list[list[int]]:
     """Texts of similar length, together at most TOKENS_AT_ONCE tokens with padding."""
     found: list[list[int]] = [[]]
-    for number in sorted(numbers, key=lambda n: len(texts[n][0])):
+    for number in sorted(range(len(texts)), key=lambda n: len(texts[n][0])):
         if (len(found[-1]) + 1) * len(texts[number][0]) > TOKENS_AT_ONCE:
             found.append([])
         found[-1].append(number)
@@ -85,23 +76,18 @@ def batches(texts: Texts, numbers: range) -> list[list[int]]:
 
 def write_dataset(texts: Texts, out: Path) -> None:
     """Writes what `speculators prepare-data` would: texts, and counts of tokens."""
-    ids = torch.cat([text for text, _ in texts])
-    lengths = torch.tensor([len(text) for text, _ in texts])
-    ends = lengths.cumsum(0)
-    offsets = pa.array(torch.cat([torch.zeros(1), ends]).int().numpy())
-    starts = torch.tensor([asked for _, asked in texts])
-    places = torch.arange(len(ids)) - (ends - lengths).repeat_interleave(lengths)
-    mask = (places >= starts.repeat_interleave(lengths)).long()
+    masks = [(torch.arange(len(ids)) >= asked).long() for ids, asked in texts]
     columns = {
-        "input_ids": pa.ListArray.from_arrays(offsets, pa.array(ids.numpy())),
-        "loss_mask": pa.ListArray.from_arrays(offsets, pa.array(mask.numpy())),
-        "seq_len": pa.array(lengths.numpy()),
+        "input_ids": [ids.numpy() for ids, _ in texts],
+        "loss_mask": [mask.numpy() for mask in masks],
+        "seq_len": [len(ids) for ids, _ in texts],
     }
     table = InMemoryTable(pa.table(columns))
-    dataset = Dataset(table, fingerprint=f"{len(texts)}-{len(ids)}")
-    dataset.set_format("torch", columns=["input_ids", "loss_mask", "seq_len"])
+    dataset = Dataset(table, fingerprint=str(len(texts)))
+    dataset.set_format("torch", columns=[*columns])
     dataset.save_to_disk(out)
-    torch.save(dict(Counter(ids[mask.bool()].tolist())), out / "token_freq.pt")
+    answered = torch.cat([ids[asked:] for ids, asked in texts])
+    torch.save(dict(Counter(answered.tolist())), out / "token_freq.pt")
 
 
 def read_text(folder: Path) -> list[tuple[torch.Tensor, int]]:

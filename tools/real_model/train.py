@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains a head with the speculators library's own trainer."""
 
-import logging
 import math
 import time
 from pathlib import Path
@@ -9,16 +8,11 @@ from typing import Any
 
 import torch
 from datasets import load_from_disk
-from speculators.train import trainer
 from speculators.train.cli import main as speculators_train
 from speculators.train.config import TrainConfig
 
 from .heads import DRAFT_VOCAB_SIZE, HEADS, LAYERS, MASK_TOKEN_ID
 
-PROBE_STEPS, PROBE_FROM = 60, 30
-# Of the time that is left, what is planned for: steps are not all alike, and the last
-# epoch ends with a validation.
-PLANNED = 0.93
 RATIO = 0.98  # of the text; the rest is for validation
 COMMON = {
     "target_layer_ids": list(LAYERS),
@@ -26,7 +20,6 @@ COMMON = {
     "draft_vocab_size": DRAFT_VOCAB_SIZE,
     "on_missing": "raise",
     "train_data_ratio": RATIO,
-    "log_freq": 10,
     "scheduler_type": "cosine",
     "scheduler_warmup_ratio": 0.03,
     "num_workers": 8,
@@ -35,25 +28,6 @@ COMMON = {
     "loss_implementation": "eager",
     "draft_attn_impl": "sdpa",
 }
-ON_CPU = {"hidden_states_dtype": "float32", "num_workers": 0}
-
-
-class Clock(logging.Filter):
-    """Times the steps by what the trainer logs: it replaces handlers, not filters."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.steps: dict[int, float] = {}
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        if isinstance(record.msg, dict) and "train" in record.msg:
-            self.steps[record.msg["global_step"]] = time.monotonic()
-        return True
-
-    def step_s(self) -> float:
-        late = {step: at for step, at in self.steps.items() if step >= PROBE_FROM}
-        first, last = min(late, default=0), max(late, default=0)
-        return (late[last] - late[first]) / (last - first) if last > first else 0.0
 
 
 def arguments(head: str, **options: Any) -> list[str]:
@@ -67,45 +41,21 @@ def arguments(head: str, **options: Any) -> list[str]:
 
 
 def train(
-    head: str,
-    model: Path,
-    data: Path,
-    out: Path,
-    steps: int,
-    seconds: float,
-    options: dict[str, Any],
+    head: str, model: Path, data: Path, out: Path, steps: int, options: dict[str, Any]
 ) -> None:
     """Trains a head; its last epoch's folder in `out` is a checkpoint that vLLM serves.
 
     Args:
-        seconds: if not 0, what all is to take: the number of steps comes from the time
-            of some steps.
         options: more arguments of `speculators train`.
     """
     begin = time.monotonic()
     torch.compiler.set_stance("force_eager")
     options = {"max_steps": steps} | options
-    paths = {"verifier_name_or_path": model, "data_path": data}
-    if not torch.cuda.is_available():
-        options = ON_CPU | options
-        trainer.get_local_rank = lambda: torch.device("cpu")
-        torch.accelerator.synchronize = lambda: None
-    clock = Clock()
-    logging.getLogger("speculators.metrics").addFilter(clock)
-    if seconds:
-        probe = {"max_steps": PROBE_STEPS, "epochs": 1, "save_path": out / "probe"}
-        _run(head, **paths, **options | probe)
-        left = seconds - (time.monotonic() - begin)
-        options["max_steps"] = int(left * PLANNED / clock.step_s())
-        clock.steps.clear()
     epochs = epochs_of(data, options)
-    _run(head, **paths, **options, epochs=epochs, save_path=out)
+    options |= {"verifier_name_or_path": model, "data_path": data, "save_path": out}
+    speculators_train(TrainConfig.resolve(arguments(head, **options, epochs=epochs)))
     taken = time.monotonic() - begin
-    print(
-        f"{head}: {options['max_steps']} steps in {epochs} epochs, "
-        f"{clock.step_s() * 1e3:.1f} ms a step, {taken:.0f} s in all",
-        flush=True,
-    )
+    print(f"{head}: {steps} steps in {epochs} epochs, {taken:.0f} s", flush=True)
 
 
 def epochs_of(data: Path, options: dict[str, Any]) -> int:
@@ -114,7 +64,3 @@ def epochs_of(data: Path, options: dict[str, Any]) -> int:
     length = options.get("total_seq_len", TrainConfig().data.total_seq_len)
     least = math.ceil(tokens * options.get("train_data_ratio", RATIO) / length)
     return math.ceil(options["max_steps"] / least)
-
-
-def _run(head: str, **options: Any) -> None:
-    speculators_train(TrainConfig.resolve(arguments(head, **options)))

@@ -12,11 +12,11 @@ from zipfile import ZipFile
 
 from tools.overlay.base import ROOT, OverlayError, load_config
 from tools.overlay.edits import composed
+from tools.overlay.kernels import is_library
 from tools.overlay.tree import Release, edit_files
 
 from .series import DOWNSTREAM, Series, load
 
-LIBRARY = ".so"
 ISORT = 'lint.isort.known-first-party=["vllm", "tests"]'
 
 
@@ -33,7 +33,9 @@ def export(output: Path, wheel_path: Path, root: Path = ROOT) -> list[Path]:
         old.unlink()
     with ZipFile(wheel_path) as wheel, tempfile.TemporaryDirectory() as folder:
         tree = Path(folder) / "vllm"
-        make_repository(wheel, tree, who)
+        names = [name for name in wheel.namelist() if name.startswith("vllm/")]
+        wheel.extractall(tree, [name for name in names if not is_library(name)])
+        make_repository(tree, who)
         states = files_by_patch(series, Release(wheel), root)
         for patch, files in zip(series.patches, states, strict=True):
             for path, text in files.items():
@@ -115,16 +117,14 @@ def identity(root: Path = ROOT) -> dict[str, str]:
     }
 
 
-def make_repository(wheel: ZipFile, folder: Path, who: dict[str, str]) -> None:
-    """Makes a repository with one commit: the release's package, without libraries."""
-    folder.mkdir(parents=True)
-    names = [name for name in wheel.namelist() if name.startswith("vllm/")]
-    wheel.extractall(folder, [name for name in names if not name.endswith(LIBRARY)])
+def make_repository(folder: Path, who: dict[str, str]) -> None:
+    """Makes a repository with one commit: a release's package, without libraries."""
     git(folder, "init", "--quiet", "--initial-branch=main")
     git(folder, "config", "core.autocrlf", "false")
+    (folder / ".git/info/exclude").write_text("*.so*\n*.libs\n*.dist-info\n")
     commit(folder, f"vLLM {load_config()['version']}", who)
 
 
 def commit(folder: Path, message: str, who: dict[str, str]) -> None:
-    git(folder, "add", "--all", "--force")
+    git(folder, "-c", "core.excludesFile=", "add", "--all")
     git(folder, "commit", "--quiet", "--message", message, **who)

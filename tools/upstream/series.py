@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from tools.overlay.base import ROOT, OverlayError
-from tools.overlay.tree import additions
+from tools.overlay.tree import additions, files_in
 
 SERIES = Path(__file__).with_name("series.toml")
 DOWNSTREAM = -1  # instead of a patch's number: not for upstream
@@ -97,6 +97,4 @@ def load(path: Path = SERIES) -> Series:
 
 def our_files(root: Path = ROOT) -> list[str]:
     """Sorted paths of all files that the series has to cover: additions and tests."""
-    tests = (file for file in (root / "tests").rglob("*") if file.is_file())
-    found = [str(f.relative_to(root)) for f in tests if "__pycache__" not in f.parts]
-    return sorted([*additions(root), *found])
+    return sorted([*additions(root), *files_in("tests", root)])

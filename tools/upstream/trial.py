@@ -8,13 +8,12 @@ import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from zipfile import ZipFile
 
-from tools.overlay.base import ROOT, Base, find_wheel
-from tools.overlay.compose import name_vllm
+from tools.overlay.base import ROOT, Base
+from tools.overlay.compose import unpack_install
 from tools.overlay.rebase import import_errors, module_names
 
-from .export import LIBRARY, git, identity, make_repository
+from .export import git, identity, make_repository
 
 NO_TESTS = 5  # exit status of pytest
 
@@ -23,17 +22,9 @@ def apply(patches: Iterable[Path], base: Base, tree: Path) -> None:
     """Makes a repository of the release's files, with the patches on top (`git am`)."""
     shutil.rmtree(tree, ignore_errors=True)
     who = identity()
-    with ZipFile(find_wheel(base)) as wheel:
-        make_repository(wheel, tree, who)
-        git(tree, "am", "--quiet", "--keep-non-patch", *map(str, patches), **who)
-        # Files that git does not track: compiled libraries and package metadata.
-        (tree / ".git/info/exclude").write_text(f"*{LIBRARY}\n*.dist-info\n")
-        wheel.extractall(tree, [n for n in wheel.namelist() if ".dist-info/" in n])
-    with ZipFile(find_wheel(base.kernels or base)) as libraries:
-        names = libraries.namelist()
-        libraries.extractall(tree, [n for n in names if n.endswith(LIBRARY)])
-    (info,) = tree.glob("*.dist-info")
-    name_vllm(info, base.version + ("+cpu" if base.device == "cpu" else ""))
+    unpack_install(base, tree)
+    make_repository(tree, who)
+    git(tree, "am", "--quiet", "--keep-non-patch", *map(str, patches), **who)
 
 
 def try_each(tree: Path, *options: str) -> bool:

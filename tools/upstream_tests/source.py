@@ -6,19 +6,16 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from zipfile import ZipFile
 
 from tools.overlay.base import (
     Base,
     cached,
     fetch,
-    find_wheel,
     load_config,
     pinned_base,
     target_device,
 )
-from tools.overlay.compose import name_vllm
-from tools.overlay.kernels import unpack
+from tools.overlay.compose import unpack_install
 
 # pip asks the build backend of a source distribution for metadata even if it only
 # downloads it. Upstream's needs torch; this one, before it on the path, needs nothing.
@@ -67,11 +64,8 @@ def unpack_release(build: Path) -> Path:
     base = pinned_base(target_device())
     folder = build / base.sha256[:16]
     if not folder.exists():
-        with ZipFile(find_wheel(base)) as wheel, _new_folder(folder) as new:
-            kernels = base.kernels and find_wheel(base.kernels)
-            unpack(wheel, kernels, new)
-            (info,) = new.glob("*.dist-info")
-            name_vllm(info, base.version + ("+cpu" if base.device == "cpu" else ""))
+        with _new_folder(folder) as new:
+            unpack_install(base, new)
     return folder
 
 

@@ -11,16 +11,7 @@ import pytest
 from tests.conftest import ROOT
 
 COMMAND = [sys.executable, "-m", "vllm.entrypoints.cli.main", "bench", "drafters"]
-FAST = [
-    "--quick",
-    "--num-prompts",
-    "4",
-    "--output-len",
-    "24",
-    "--concurrency",
-    "1",
-    "2",
-]
+FAST = "--quick --num-prompts 4 --output-len 24 --concurrency 1 2"
 # Emits a rejected draft in place of the target's own token.
 LOSSY = """
 from vllm.v1.worker.gpu.spec_decode import rejection_sampler
@@ -45,7 +36,7 @@ def plant():
 
 
 def run(env: dict[str, str], *flags: str) -> subprocess.CompletedProcess:
-    command = [*COMMAND, *FAST, *flags]
+    command = [*COMMAND, *FAST.split(), *flags]
     return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
 
 

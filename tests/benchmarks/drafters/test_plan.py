@@ -61,16 +61,14 @@ def test_sides(spec, given, settings):
         assert length in (None, side.depth)
 
 
-def test_synthetic_acceptance_is_not_compared():
-    spec = {"model": "a", "rejection_sample_method": "synthetic"}
-    assert not plan_sides([spec], flags(), resolve)[1].is_lossless
-
-
-def test_names():
+def test_names_and_synthetic_acceptance():
     specs = [{"model": "a/b"}, {"method": "ngram"}, {"model": "c/b"}]
     specs.append({"model": "a/b", "draft_tree": 15})
-    names = [side.name for side in plan_sides(specs, flags(), resolve)]
-    assert names[1:-1] == ["b (1) auto", "ngram auto", "b (2) auto", "b tree of 15"]
+    specs.append({"model": "a", "rejection_sample_method": "synthetic"})
+    sides = plan_sides(specs, flags(), resolve)[1:-1]
+    names = ["b (1) auto", "ngram auto", "b (2) auto", "b tree of 15", "a auto"]
+    assert [side.name for side in sides] == names
+    assert [side.is_lossless for side in sides] == [True] * 4 + [False]
 
 
 @pytest.mark.parametrize(
@@ -106,14 +104,6 @@ def test_bad_input(models, monkeypatch, capsys, given, error):
     assert ended.value.code == 2
     (line,) = (s for s in capsys.readouterr().err.splitlines() if "error: " in s)
     assert error.format(models=models) in line
-
-
-def test_missing_package_is_one_line(models, monkeypatch, capsys):
-    def prepare(*args):
-        raise ImportError("Please install vllm[bench]")
-
-    monkeypatch.setattr(command, "prepare", prepare)
-    test_bad_input(models, monkeypatch, capsys, "--quick", "Please install vllm[bench]")
 
 
 def test_help_has_the_flags_of_the_command_first():

@@ -49,13 +49,10 @@ def start(tmp_path):
     started = []
 
     def start() -> EngineProcess:
-        log, env = tmp_path / f"{len(started)}.log", {**os.environ}
-        env["PYTHONPATH"] = os.pathsep.join(sys.path)
-        python = [sys.executable, "-P"]
-        engine = {"size": 3}
-        process = EngineProcess(python, (__name__, "serve"), engine, env, log)
-        started.append(process)
-        return process
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        how = [sys.executable, "-P"], (__name__, "serve"), {"size": 3}, env
+        started.append(EngineProcess(*how, tmp_path / f"{len(started)}.log"))
+        return started[-1]
 
     yield start
     for engine in started:

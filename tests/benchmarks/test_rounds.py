@@ -1,10 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Acceptance lengths that benchmarks assume or expect."""
+"""What a round of requests comes to: its steady part, and the acceptance expected."""
 
 import pytest
 
 from benchmarks.spec_decode.results import EngineKey
 from benchmarks.spec_decode.traces import equal_length, expected_length
+from benchmarks.spec_decode.worker import Step, steady_part, summary
+
+ROUND = [
+    Step(0.0, {"a": 1}, False),  # b is still being prefilled
+    Step(5.0, {"a": 3, "b": 1}, False),
+    Step(6.0, {"a": 3, "b": 2}, False),
+    Step(7.0, {"a": 1, "b": 2}, False),
+    Step(8.0, {"a": 3, "b": 3}, False),
+    Step(9.5, {"a": 1, "b": 3}, False),
+    Step(99.0, {"a": 1, "b": 3}, True),
+    Step(100.0, {"b": 3}, True),
+]
+
+
+def test_steady_part_excludes_prefill_and_tail():
+    steady = steady_part(ROUND, 2)
+    assert [step.time for step in steady] == [6.0, 7.0, 8.0, 9.5]
+    assert summary(steady, 2) == {
+        "step_s": 1.0,
+        "mean_step_s": pytest.approx(3.5 / 3),
+        "tokens_per_step": pytest.approx((3 + 6 + 4) / 3 / 2),
+        "steady_steps": 3,
+    }
+    assert steady_part(ROUND[:4], 2) == steady_part(ROUND, 3) == []
+    assert set(summary([], 2).values()) == {None, 0}
 
 
 @pytest.mark.parametrize(

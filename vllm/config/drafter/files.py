@@ -99,12 +99,8 @@ def read_files(spec: "SpeculativeConfig") -> DraftCheckpoint | None:
         spec.method = NAMES[spec.method]
         if spec.parallel_drafting is None:
             spec.parallel_drafting = True
-    checkpoint = find_checkpoint(spec)
-    if checkpoint is not None:
-        _fill_method(spec, checkpoint)
-        if spec.method in (None, *OWN_CHECKPOINTS):
-            _fill_parallel_drafting(spec, checkpoint)
-        _fill_num_drafts(spec, checkpoint)
+    if (checkpoint := find_checkpoint(spec)) is not None:
+        _fill_from(spec, checkpoint)
     elif spec.method == "mtp":
         fill_length(spec)  # vLLM names the target as the model only if K is known
     if checkpoint is None or spec.method not in OWN_CHECKPOINTS:
@@ -123,7 +119,8 @@ def is_settled(spec: "SpeculativeConfig") -> bool:
     return spec.draft_checkpoint is not None or spec.method in HEADS
 
 
-def _fill_method(spec: "SpeculativeConfig", checkpoint: DraftCheckpoint) -> None:
+def _fill_from(spec: "SpeculativeConfig", checkpoint: DraftCheckpoint) -> None:
+    """Fills in method, parallel drafting and K; warns of what contradicts the files."""
     found, family = checkpoint.method, checkpoint.family
     if found is not None and spec.method not in (None, found):
         logger.warning(
@@ -135,27 +132,17 @@ def _fill_method(spec: "SpeculativeConfig", checkpoint: DraftCheckpoint) -> None
             f"family {family.name!r}" if family else "by its tensors",
         )
     spec.method = found or spec.method
-
-
-def _fill_parallel_drafting(
-    spec: "SpeculativeConfig", checkpoint: DraftCheckpoint
-) -> None:
-    if spec.parallel_drafting is None:
+    has_choice = spec.method in (None, *OWN_CHECKPOINTS)
+    if has_choice and spec.parallel_drafting is None:
         spec.parallel_drafting = checkpoint.is_parallel
-    elif not spec.parallel_drafting and checkpoint.is_parallel:
+    if has_choice and checkpoint.is_parallel and not spec.parallel_drafting:
         logger.warning(
             "%s was trained for parallel drafting, but parallel_drafting=false makes "
             "it draft one token per pass: unset parallel_drafting to use it as meant.",
             spec.model,
         )
-
-
-def _fill_num_drafts(spec: "SpeculativeConfig", checkpoint: DraftCheckpoint) -> None:
-    """Fills in K; warns if it is far above the trained one. A block has no more.
-
-    Checkpoints of PARD and PARD-2 do not say what they were trained for.
-    """
-    trained, family = checkpoint.num_speculative_tokens, checkpoint.family
+    # Checkpoints of PARD and PARD-2 do not say what they were trained for.
+    trained = checkpoint.num_speculative_tokens
     fill_length(spec, trained, family and family.num_drafts)
     drafts = spec.num_speculative_tokens
     if drafts is not None and (type(drafts) is not int or drafts < 1):
@@ -164,8 +151,13 @@ def _fill_num_drafts(spec: "SpeculativeConfig", checkpoint: DraftCheckpoint) -> 
             f"positive integer, not {trained!r}: correct it there, or add "
             '"num_speculative_tokens" to the speculative config.'
         )
-    if not checkpoint.is_parallel or type(trained) is not int:
-        return
+    if checkpoint.is_parallel and type(trained) is int:
+        _fit_length(spec, trained)
+
+
+def _fit_length(spec: "SpeculativeConfig", trained: int) -> None:
+    """Warns if K is far above the trained one, and lowers it to the rows of a block."""
+    drafts = spec.num_speculative_tokens
     # A block has no rows behind its end that were trained.
     is_block = spec.method in BLOCK_METHODS
     most = trained if is_block else FAR_BEYOND * trained

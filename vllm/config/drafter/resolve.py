@@ -223,25 +223,18 @@ def find_unsupported(spec: "SpeculativeConfig") -> str | None:
         "decode context parallelism": has_ranks("decode_context"),
         "prefill context parallelism": has_ranks("prefill_context"),
     }
-    found = first_of(reasons)
-    return found if found or spec.method != "mtp" else _find_unsupported_module(spec)
-
-
-def _find_unsupported_module(spec: "SpeculativeConfig") -> str | None:
-    """Why vLLM's own speculators run an MTP module; None if the unified one does."""
-    config = spec.draft_model_config.hf_config
-    name = spec.draft_model_config.architectures[0]
-    has_several = (getattr(config, "n_predict", None) or 1) > 1
-    is_alone = spec.num_speculative_tokens == 1 and spec.draft_tree is None
-    shares_indices = getattr(config, "index_share_for_mtp_iteration", False)
-    reasons = {
-        "several MTP modules": has_several and not is_alone,
-        f"the MTP modules of {name}": name not in MTP_MODULES,
-        "MTP modules with sparse attention": (
-            hasattr(config, "index_topk")
-            or bool(spec.index_share_for_mtp_iteration or shares_indices)
-        ),
-    }
+    if spec.method == "mtp":
+        config, name = draft.hf_config, draft.architectures[0]
+        has_several = (getattr(config, "n_predict", None) or 1) > 1
+        is_alone = spec.num_speculative_tokens == 1 and spec.draft_tree is None
+        shares_indices = getattr(config, "index_share_for_mtp_iteration", False)
+        reasons |= {
+            "several MTP modules": has_several and not is_alone,
+            f"the MTP modules of {name}": name not in MTP_MODULES,
+            "MTP modules with sparse attention": hasattr(config, "index_topk")
+            or spec.index_share_for_mtp_iteration
+            or shares_indices,
+        }
     return first_of(reasons)
 
 

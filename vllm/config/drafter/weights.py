@@ -249,8 +249,12 @@ def check_tensors(
                 f"it is {list(shape)}: correct config.json, {AGAIN}, or use a drafter "
                 "that was trained for this target."
             )
-    if spec.method == "eagle3" and "d2t" in tensors:
-        _check_offsets(spec, tensors["d2t"])
+    if spec.method == "eagle3" and (table := tensors.get("d2t")):
+        with safe_open(table.file, "pt") as file:
+            offsets = file.get_tensor(table.name)
+        is_whole = _drafts_all(draft.hf_text_config)
+        num_tokens = spec.target_model_config.get_vocab_size()
+        check_token_offsets(offsets, spec.model, num_tokens, is_whole)
     matches = filter(None, map(LAYER.match, tensors))
     layers = {int(match[1] or 0) for match in matches}
     if layers != set(range(depth := draft.hf_text_config.num_hidden_layers)):
@@ -323,14 +327,6 @@ def _of_model(
 def _drafts_all(config: Any) -> bool:
     """Whether a head drafts every token of its vocabulary."""
     return getattr(config, "draft_vocab_size", None) in (None, config.vocab_size)
-
-
-def _check_offsets(spec: "SpeculativeConfig", table: Tensor) -> None:
-    with safe_open(table.file, "pt") as file:
-        offsets = file.get_tensor(table.name)
-    is_whole = _drafts_all(spec.draft_model_config.hf_text_config)
-    num_tokens = spec.target_model_config.get_vocab_size()
-    check_token_offsets(offsets, spec.model, num_tokens, is_whole)
 
 
 def check_token_offsets(

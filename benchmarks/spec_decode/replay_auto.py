@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.spec_decode.traces import Trace
-from vllm.config.drafter.drafter import depth_with_passes
+from vllm.config.drafter import depth_with_passes
 from vllm.v1.core.sched.draft_policy import HELD, OBSERVED, REPORTED_EVERY
 from vllm.v1.spec_decode.auto.acceptance import NUM_KINDS, Verified, kind_of
 from vllm.v1.spec_decode.auto.chooser import Chooser, Load

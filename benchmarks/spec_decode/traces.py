@@ -197,7 +197,7 @@ def _recorded_of_auto(name: str, depth: int, num_drafts: int) -> float:
     if num_drafts <= depth:
         return recorded_length(name, num_drafts)
     # Not in vLLM's release.
-    from vllm.config.drafter.drafter import depth_with_passes
+    from vllm.config.drafter import depth_with_passes
 
     if Trace.load(name).has_passes:
         depth = depth_with_passes(num_drafts, depth)

@@ -121,13 +121,16 @@ def edited_weights(change: Callable[[Tensors], Tensors]) -> Break:
 
 
 def tensors(changes: dict[str, Any]) -> Break:
-    """Removes tensors, or replaces them by others or by zeros of a shape."""
+    """Replaces tensors by others, by zeros of a shape or by `fill` in a `shape`, or
+    removes them."""
 
     def change(weights: Tensors) -> Tensors:
         for name, value in changes.items():
-            if isinstance(value, tuple):
-                value = torch.zeros(value, dtype=torch.bfloat16)
-            put(weights, name, value)
+            if isinstance(value, Mapping):
+                value = torch.full(tuple(value["shape"]), value["fill"])
+            elif isinstance(value, tuple | list):
+                value = torch.zeros(tuple(value), dtype=torch.bfloat16)
+            put(weights, name, GONE if value is None else value)
         return weights
 
     return edited_weights(change)
@@ -162,3 +165,19 @@ def truncated(name: str, size: int) -> Break:
         path.write_bytes(path.read_bytes()[:size])
 
     return apply
+
+
+# Keys of a row that change the copy of the drafter.
+BREAKS: Mapping[str, Callable[[Any], Break]] = {
+    "config": lambda changes: config(**changes),
+    "tensors": tensors,
+    "removed": lambda names: removed(*names),
+    "truncated": lambda cut: truncated(*cut),
+    "file": lambda written: file(written[0], written[1].encode("latin-1")),
+}
+
+
+def row_of(told: dict[str, Any]) -> Row:
+    """A row of `speculative_configs.yaml`."""
+    breaks = [BREAKS[key](told.pop(key)) for key in [*told] if key in BREAKS]
+    return Row(told.pop("says"), *breaks, **told)

@@ -4,25 +4,21 @@
 import re
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import yaml
 
-from .bad_checkpoints import FILES, NUM_TOKENS
+from .bad_checkpoints import FILES
 from .bad_row import (
     GONE,
-    WEIGHTS,
     Row,
     Tensors,
     config,
     edited_weights,
-    file,
-    removed,
     rotated,
+    row_of,
     tensors,
-    truncated,
 )
 from .specs import cached, engine_config
 
@@ -35,10 +31,6 @@ DOCS = Path(__file__).resolve().parents[2] / "docs" / "troubleshooting.md"
 SECTIONS = DOCS.read_text().partition("\n## Settings\n")[2]
 CONFIGURED = SECTIONS.partition("## While the drafter loads")[0]
 LISTED = re.findall(r"^\| `(.*?)` \| .+ \|$", CONFIGURED, re.MULTILINE)
-
-
-def row_of(told: dict[str, Any]) -> Row:
-    return Row(told.pop("says"), config(**told.pop("config", {})), **told)
 
 
 ROWS = [*map(row_of, CONFIGS["refused"]), *FILES]
@@ -119,24 +111,10 @@ def fused(weights: Tensors) -> Tensors:
 
 GOOD = [
     *map(row_of, CONFIGS["taken"]),
-    # Files that are not read may be broken.
-    Row("no use of tokens", file("tokenizer.json", b"{"), drafter="draft"),
-    *(
-        Row("weights made up", broken, engine={"load_format": "dummy"})
-        for broken in (truncated(WEIGHTS, 100), removed(WEIGHTS))
-    ),
-    # Tensors and tokens as in some checkpoints.
     Row("several tensors in one", edited_weights(fused), drafter="draft"),
-    Row("d2t of floats", tensors({"d2t": (1536,)}), drafter="eagle3"),
     Row(
         "d2t names a token twice",
         tensors({"d2t": torch.tensor([1] + [0] * 1535)}),
-        drafter="eagle3",
-    ),
-    Row(
-        "no draft_vocab_size",
-        config(draft_vocab_size=GONE),
-        tensors({"lm_head.weight": (NUM_TOKENS, 256), "d2t": GONE}),
         drafter="eagle3",
     ),
     Row("some other tokens", rotated(300, 302), drafter="draft"),

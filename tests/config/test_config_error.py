@@ -35,8 +35,6 @@ def bench(models, monkeypatch, level: str = "INFO", **spec) -> None:
     "spec, line",
     [
         ({"metod": "a"}, 'speculative_config has no key "metod": did you mean "meth'),
-        ({"num_speculative_tokens": 0}, "num_speculative_tokens is 0, which drafts "),
-        ({"num_speculative_tokens": -1}, "num_speculative_tokens is -1, which drafts "),
         ({"draft_tree": 0}, "SpeculativeConfig.draft_tree: Input should be greater "),
         ({"draft_tree": 3}, "draft_tree (3) must be from num_speculative_tokens (8),"),
     ],

@@ -10,6 +10,7 @@ import torch
 from tests.checkpoints.blocks import BLOCKS, REDUCED, block_shapes, read
 from tests.checkpoints.families import MASK, VOCAB, write_target
 from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.config.drafter.length import is_auto
 from vllm.model_executor.model_loader import get_model_cls
 from vllm.model_executor.models.qwen3_dflash import _dflash_layer_causal
 from vllm.v1.worker.gpu.spec_decode.tapped_layers import in_listed_order
@@ -77,22 +78,13 @@ REFUSED = [
     ("domino-specforge", {}, {}, r"\['DominoDraftModel'\] are not supported"),
     ("domino-specforge", AS_DFLASH, {}, "projector_type in .* is 'domino', which"),
     ("dspark-specforge", AS_DFLASH, {}, "projector_type in .* is 'dspark', which"),
-    ("dspark-deepseek", {"markov_head_type": "gated"}, {}, "is 'gated', which"),
-    (
-        "dspark-specforge",
-        {"dflash_config__markov_head_type": "rnn"},
-        {},
-        "'rnn', which",
-    ),
+    ("dspark-specforge", {"dflash_config__markov_head_type": "rnn"}, {}, "'rnn', whi"),
     ("dspark-deepseek", {"architectures": ["KimiK3DSparkModel"]}, {}, "not supported"),
     # Rows of DSpark: without an error, about 1.06 tokens a step.
     ("dflash-zlab", {"sample_from_anchor": True}, {}, "is True, which"),
-    ("dflash-zlab", {"dflash_config__sample_from_anchor": True}, {}, "is True, which"),
-    ("speculators-dflash", {"sample_from_anchor": True}, {}, "is True, which"),
     # XPress: vLLM's kernel reads the mixer of a block of another length wrongly, and
     # drawn drafts would be verified as if from no distribution.
     ("xpress-uiuc", {}, {"num_speculative_tokens": 5}, r"\(5\) must be 15 with"),
-    ("xpress-uiuc", {"xpress_block_size": 8}, {"num_speculative_tokens": 4}, "be 7 wi"),
     (
         "xpress-uiuc",
         {},
@@ -150,6 +142,24 @@ def test_rows_can_be_overridden(configure):
     engine = configure("dspark-deepseek", **said)
     assert engine.speculative_config.drafter.num_speculative_tokens == 6
     assert engine.num_lookahead_tokens == 7
+
+
+def test_trees_and_lengths_of_a_block(configure, monkeypatch):
+    """The engine chooses up to the block's length, unless trees are asked for."""
+    assert is_auto(configure("dflash-zlab").speculative_config)
+    fixed = configure("dspark-deepseek", {"dspark_draft_topk": 8})
+    assert not is_auto(fixed.speculative_config)
+    schedule = [[1, 8, 31], [9, 64, 2]]
+    for more in ({}, {"num_speculative_tokens_per_batch_size": schedule}):
+        tree = configure("dflash-zlab", draft_tree=31, **more)
+        drafter = tree.speculative_config.drafter
+        assert (drafter.num_speculative_tokens, drafter.num_nodes) == (15, 31)
+        assert not is_auto(tree.speculative_config)
+        assert tree.num_lookahead_tokens == 16  # its queries, whatever the tree's nodes
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
+    assert not is_auto(configure("dflash-zlab").speculative_config)
+    with pytest.raises(ValueError, match="draft_tree does not support Model Runner V1"):
+        configure("dflash-zlab", draft_tree=31)
 
 
 @pytest.mark.parametrize("name", ["dflash-zlab", "dspark-deepseek", "xpress-uiuc"])

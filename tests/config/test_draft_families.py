@@ -13,14 +13,12 @@ from tests.checkpoints.families import PUBLISHED, write_drafter, write_target
 from vllm.config.drafter import OWN_CHECKPOINTS
 from vllm.config.drafter.families import (
     FAMILIES,
-    DraftFiles,
     adapt_config,
     default_layers,
     find_family,
     tapped_layers,
 )
-from vllm.config.drafter.length import is_auto
-from vllm.config.drafter.resolve import read_files
+from vllm.config.drafter.files import read_files
 from vllm.config.drafter.target import correct_depth, why_different, without_media
 from vllm.model_executor.models.interfaces import SupportsEagle3
 
@@ -36,6 +34,10 @@ def test_published(name: str, models, tmp_path):
     folder = write_drafter(name, tmp_path / "drafter", target)
     drafter = engine_config(target, {"model": str(folder)}).speculative_config.drafter
     assert (drafter.family, drafter.method) == (made.family, made.method)
+    names = {"PARD": "pard", "PARD-2": "pard2"}  # in metrics
+    assert drafter.mode == names.get(
+        made.family, "peagle" if made.width > 1 else "eagle3"
+    )
     assert drafter.num_speculative_tokens == made.num_drafts
     assert (drafter.parallel_width, drafter.mask_token_id) == (made.width, made.mask)
     features = drafter.target_features
@@ -49,55 +51,49 @@ def test_every_family_is_published():
     assert tested == ours
 
 
-AMAZON, SPECFORGE = "P-EAGLE, Amazon", "P-EAGLE, SpecForge or verl-SpeCo"
-PARD = {"pard_token": 5, "spd_type": "pard"}
+PARD, SPECFORGE = {"pard_token": 5}, "P-EAGLE, SpecForge or verl-SpeCo"
+
+
+def named(name: str, **keys) -> dict:
+    return {"architectures": [name], **keys}
 
 
 @pytest.mark.parametrize(
-    "config, files, family",
+    "config, family",
     [
-        (PARD, (), "PARD"),
-        # A config key or warp_model.bin distinguishes PARD-2 from PARD.
-        (PARD | {"spd_type": "pard2"}, (), "PARD-2"),
-        (PARD | {"pard2": True}, (), "PARD-2"),
-        (PARD | {"pard2_target_dim": 4096}, (), "PARD-2"),
-        (PARD, ("warp_model.bin",), "PARD-2"),
+        ({"pard_token": 0, "spd_type": "pard"}, "PARD"),
+        # A config key, or warp_model.bin, distinguishes PARD-2 from PARD.
+        (PARD | {"spd_type": "pard2"}, "PARD-2"),
+        (PARD | {"pard2": True}, "PARD-2"),
+        (PARD | {"pard2_target_dim": 4096}, "PARD-2"),
+        (PARD | {"pard2_target_dim": 0, "pard2_target_layers": []}, "PARD"),
         # Their weights may be pickled, without a header that lists `mask_hidden`.
-        *(
-            ({"architectures": [name], "mask_token_id": 5}, (), SPECFORGE)
-            for name in ("PEagleDraftModel", "LlamaForCausalLMPeagle")
-        ),
-        ({"architectures": ["PEagleDraftModel"], "ptd_token_id": 5}, (), AMAZON),
-        # Other models are left to vLLM.
-        ({"architectures": ["LlamaForCausalLM"], "model_type": "llama"}, (), None),
-        ({"mask_token_id": 103, "architectures": ["BertForMaskedLM"]}, (), None),
-        ({"architectures": ["DFlashDraftModel"], "draft_vocab_size": 9}, (), "DFlash"),
-        (
-            {"dflash_config": {"causal": True}, "draft_vocab_size": 9},
-            (),
-            "DFlash",
-        ),
-        ({"speculators_model_type": "dflash", "mask_token_id": 5}, (), "DFlash"),
-        ({"speculators_model_type": "dspark", "mask_token_id": 5}, (), "DSpark"),
-        # DeepSpec's DFlash has DSpark's architecture, SpecForge's DSpark a DFlash key.
-        ({"architectures": ["Qwen3DSparkModel"], "markov_rank": 0}, (), "DSpark"),
-        ({"architectures": ["DSparkDraftModel"], "dflash_config": {}}, (), "DSpark"),
+        (named("PEagleDraftModel", mask_token_id=5), SPECFORGE),
+        (named("LlamaForCausalLMPeagle", mask_token_id=5), SPECFORGE),
+        (named("PEagleDraftModel", ptd_token_id=5), "P-EAGLE, Amazon"),
+        ({"parallel_drafting": 1, "mask_token_id": 0}, "P-EAGLE, NeMo"),
+        # Other models are left to vLLM, and so are empty values.
+        (named("LlamaForCausalLM", model_type="llama"), None),
+        (named("BertForMaskedLM", mask_token_id=103), None),
+        ({"eagle_config": {}, "dflash_config": {}, "pard_token": None}, None),
+        ({"eagle_config": None, "draft_vocab_size": 9}, "EAGLE-3, SafeAILab"),
+        (named("Qwen3NextMTP", pard_token=5), "MTP"),
+        (named("DFlashDraftModel", draft_vocab_size=9), "DFlash"),
+        ({"dflash_config": {"causal": True}, "draft_vocab_size": 9}, "DFlash"),
+        # DeepSpec's DFlash has DSpark's architecture, SpecForge's DSpark a DFlash key;
         # Muse Spark's names no architecture.
-        ({"model_type": "muse_spark_dspark", "dflash_config": {}}, (), "DSpark"),
-        (PARD | {"architectures": ["Qwen3NextMTP"]}, (), "MTP"),
-        ({"eagle_config": None, "pard_token": None}, (), None),
-        # What is there, but empty or written in another way.
-        ({"eagle_config": {}, "dflash_config": {}}, (), None),
-        ({"eagle_config": {}, "draft_vocab_size": 9}, (), "EAGLE-3, SafeAILab"),
-        (PARD | {"pard2_target_dim": 0, "pard2_target_layers": []}, (), "PARD"),
-        ({"pard_token": 0}, (), "PARD"),
-        ({"parallel_drafting": 1, "mask_token_id": 0}, (), "P-EAGLE, NeMo"),
-        ({"model_type": "Muse_Spark_DSpark"}, (), "DSpark"),
+        (named("Qwen3DSparkModel", markov_rank=0), "DSpark"),
+        (named("DSparkDraftModel", dflash_config={"causal": True}), "DSpark"),
+        ({"model_type": "Muse_Spark_DSpark", "dflash_config": {"a": 1}}, "DSpark"),
     ],
 )
-def test_find_family(config: dict, files: tuple[str, ...], family: str | None):
-    found = find_family(DraftFiles(config, list, files))
+def test_find_family(config: dict, family: str | None):
+    found = find_family(config)
     assert (found and found.name) == family
+
+
+def test_file_tells_a_family():
+    assert find_family(PARD, file_names=["warp_model.bin"]).name == "PARD-2"
 
 
 @pytest.mark.parametrize(
@@ -174,33 +170,24 @@ def test_method_from_path_if_no_file_decides(models, tmp_path):
 
 DFLASH_KEYS = {"dflash_config": {"mask_token_id": 2, "target_layer_ids": [1, 3, 5]}}
 XPRESS_KEYS = DFLASH_KEYS | {"xpress_block_size": 5}
-NAMED = [
-    ("DFlashDraftModel", DFLASH_KEYS, "dflash", "DFlashDraftModel"),
-    ("Qwen3DFlashDraftModel", DFLASH_KEYS, "dflash", "DFlashDraftModel"),
-    ("Qwen3DFlash2DraftModel", DFLASH_KEYS, "dflash", "DFlash2DraftModel"),
-    ("LiLiCorrDraftModel", DFLASH_KEYS, "dflash", "LiLiCorrDraftModel"),
-    ("Qwen3XPressModel", XPRESS_KEYS, "dflash", "DFlashQwen3XPressModel"),
-    ("Qwen3DSparkModel", {"markov_rank": 0}, "dspark", "Qwen3DSparkModel"),
-    ("DSparkDraftModel", DFLASH_KEYS, "dspark", "Qwen3DSparkModel"),
-    ("Qwen3ForCausalLM", {}, "draft_model", "Qwen3ForCausalLM"),
-]
 
 
-@pytest.mark.parametrize("architecture, keys, method, used", NAMED)
 @pytest.mark.parametrize(
-    "name, asked",
-    [("drafter", None), ("eagle3-8b", None), ("dflash-8b", "draft_model")],
+    "architecture, keys, method, used",
+    [
+        ("DFlashDraftModel", DFLASH_KEYS, "dflash", "DFlashDraftModel"),
+        ("Qwen3DFlash2DraftModel", DFLASH_KEYS, "dflash", "DFlash2DraftModel"),
+        ("LiLiCorrDraftModel", DFLASH_KEYS, "dflash", "LiLiCorrDraftModel"),
+        ("Qwen3XPressModel", XPRESS_KEYS, "dflash", "DFlashQwen3XPressModel"),
+        ("DSparkDraftModel", DFLASH_KEYS, "dspark", "Qwen3DSparkModel"),
+        ("Qwen3ForCausalLM", {}, "draft_model", "Qwen3ForCausalLM"),
+    ],
+)
+@pytest.mark.parametrize(
+    "name, asked", [("eagle3-8b", None), ("dflash-8b", "draft_model")]
 )
 def test_method_from_files_not_path(
-    architecture: str,
-    keys: dict,
-    method: str,
-    used: str,
-    name: str,
-    asked: str | None,
-    models,
-    checkpoint,
-    monkeypatch,
+    architecture, keys, method, used, name, asked, models, checkpoint, monkeypatch
 ):
     """vLLM itself goes by words in the path."""
     monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
@@ -214,52 +201,6 @@ def test_method_from_files_not_path(
     assert found.draft_model_config.architectures == [used]
 
 
-@pytest.mark.parametrize("block", [None, 6])
-def test_length_of_dflash_follows_its_block(block, models, checkpoint, monkeypatch):
-    """The engine chooses up to the block's length, unless trees of it are asked for."""
-    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
-    config = json.loads((models / "target" / "config.json").read_text())
-    config |= {"architectures": ["DFlashDraftModel"], "model_type": "qwen3"}
-    config["dflash_config"] = {**DFLASH_KEYS["dflash_config"], "block_size": block}
-    spec = {"model": str(checkpoint(config | {"block_size": 5}, LANGUAGE_MODEL))}
-    made = engine_config(models / "target", spec, load_format="dummy")
-    drafter, k = made.speculative_config.drafter, (block or 5) - 1
-    assert drafter.num_speculative_tokens == k and drafter.is_block
-    assert is_auto(made.speculative_config)
-    made = engine_config(models / "target", spec | {"draft_tree": 15})
-    assert made.speculative_config.drafter.num_nodes == 15
-    assert not is_auto(made.speculative_config)
-    assert made.num_lookahead_tokens == k + 1  # its queries, whatever the tree's nodes
-    schedule = {"num_speculative_tokens_per_batch_size": [[1, 8, 15], [9, 64, 2]]}
-    made = engine_config(models / "target", spec | {"draft_tree": 15} | schedule)
-    assert made.speculative_config.drafter.num_speculative_tokens == k
-    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
-    assert not is_auto(engine_config(models / "target", spec).speculative_config)
-    with pytest.raises(ValueError, match="draft_tree does not support Model Runner V1"):
-        engine_config(models / "target", spec | {"draft_tree": 15})
-
-
-@pytest.mark.parametrize("keys", [{}, {"dspark_draft_topk": 8}])
-def test_length_of_dspark_is_vllms(keys: dict, models, checkpoint, monkeypatch):
-    """Its first query is a draft, also if its config has the keys of DFlash."""
-    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
-    config = json.loads((models / "target" / "config.json").read_text())
-    config |= {"architectures": ["Qwen3DSparkModel"], "model_type": "qwen3"}
-    config |= DFLASH_KEYS | {"block_size": 5, "markov_rank": 4} | keys
-    spec = {"model": str(checkpoint(config, LANGUAGE_MODEL))}
-    made = engine_config(models / "target", spec, load_format="dummy")
-    assert made.speculative_config.num_speculative_tokens == 5
-    assert is_auto(made.speculative_config) == (not keys)
-
-
-def test_published_dflash_may_have_the_class_of_dspark(checkpoint):
-    """DeepSpec's: for "dflash" vLLM itself looks for a class that does not exist."""
-    folder = checkpoint({"architectures": ["Qwen3DSparkModel"]}, name="dflash_qwen3_8b")
-    spec = unresolved(folder, method="dflash", num_speculative_tokens=4)
-    assert read_files(spec) is None
-    assert spec.method == "dspark"
-
-
 @pytest.mark.parametrize("name", ["target", "dflash-target", "my-eagle-8b"])
 def test_method_mtp_does_not_depend_on_path(name: str, models, checkpoint):
     """Regression: vLLM itself takes the last two for other methods."""
@@ -269,19 +210,6 @@ def test_method_mtp_does_not_depend_on_path(name: str, models, checkpoint):
     spec = {"method": "mtp", "num_speculative_tokens": 1}
     engine = engine_config(target, spec, load_format="dummy")
     assert engine.speculative_config.method == "mtp"
-
-
-def test_length_of_speculators_dflash_is_in_its_file(checkpoint):
-    """vLLM itself reads it only if the head is served alone."""
-    methods = [{"speculative_tokens": 5}]
-    config = {
-        "speculators_model_type": "dflash",
-        "transformer_layer_config": {},
-        "speculators_config": {"proposal_methods": methods},
-    }
-    spec = unresolved(checkpoint(config))
-    assert read_files(spec) is None
-    assert (spec.method, spec.num_speculative_tokens) == ("dflash", 5)
 
 
 @pytest.mark.parametrize(

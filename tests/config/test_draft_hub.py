@@ -12,7 +12,7 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
 )
 
-from vllm.config.drafter.files import check_folder, check_hub, check_root
+from vllm.config.drafter.files import check_folder, check_model, check_root
 
 from .specs import cached, unresolved
 
@@ -57,10 +57,10 @@ def test_hub_is_asked_once_if_name_may_be_a_folder(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(file_download, "get_hf_file_metadata", ask)
     if error is None or answer not in (NOWHERE, NO_ANSWER):
-        check_hub(spec)
+        check_model(spec)
     else:
         with pytest.raises(ValueError, match=error):
-            check_hub(spec)
+            check_model(spec)
     assert len(asked) == (error is not None)
 
 
@@ -109,4 +109,4 @@ def test_hub_is_not_asked_for_cached_models(models, tmp_path, monkeypatch):
     spec = unresolved(cached(folder, "someone/head", monkeypatch))
     monkeypatch.chdir(tmp_path)
     monkeypatch.delattr(file_download, "get_hf_file_metadata")
-    check_hub(spec)
+    check_model(spec)

@@ -18,7 +18,6 @@ from vllm.config.drafter.length import (
     TREES,
     AutoSchedule,
     candidate_lengths,
-    check_auto,
     chosen_lengths,
     covering_lookup,
     depth_of,
@@ -28,7 +27,6 @@ from vllm.config.drafter.length import (
     tree_sizes,
     trims,
 )
-from vllm.config.drafter.support import check_speculator
 from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
 
 from .specs import engine_config, unresolved
@@ -107,9 +105,7 @@ def test_auto_schedule_keeps_its_lengths():
 
 def test_explicit_schedule_is_left_to_vllm():
     schedule = [(1, 2, 3), (3, 4, 0)]
-    spec = settings(method="medusa", num_speculative_tokens_per_batch_size=schedule)
-    assert not is_auto(spec)
-    check_auto(spec)  # checks "auto" only
+    assert not is_auto(settings(num_speculative_tokens_per_batch_size=schedule))
     assert build_dynamic_sd_schedule_lookup(schedule, 5, 3) == [0, 3, 3, 0, 0, 0]
     with pytest.raises(ValueError):
         build_dynamic_sd_schedule_lookup("automatic", 5, 3)
@@ -128,125 +124,66 @@ def test_schedule_sets_k(drafter: str, models):
 
 # What "auto" does not support.
 
-
-def parallel(**changes) -> dict[str, Any]:
-    values = {
-        "data_parallel_size": 1,
-        "enable_elastic_ep": False,
-        "pipeline_parallel_size": 1,
-        "distributed_executor_backend": None,
-    }
-    return {"target_parallel_config": SimpleNamespace(**values | changes)}
-
-
 MODULES = SimpleNamespace(hf_config=SimpleNamespace(num_nextn_predict_layers=3))
+OURS, BLOCK = {"is_unified": True}, {"is_block": True}
+ADAPTIVE = {"enable_adaptive_verification": True}
 
 
 @pytest.mark.parametrize(
-    "changes, refusal, stays_default",
+    "method, drafter, changes, engine, refusal, fixes",
     [
-        ({}, None, True),
-        (parallel(data_parallel_size=2), None, True),
-        # Several steps in flight: only if set explicitly.
-        (parallel(pipeline_parallel_size=2), None, False),
+        # What is refused if the user asks for it, and why it is not the default.
+        ("eagle3", OURS, {}, {}, None, None),
+        ("eagle3", OURS, {}, {"pipeline_parallel_size": 2}, None, "pipeline paral"),
+        ("eagle3", OURS, {}, {"enable_elastic_ep": True}, "enable_elastic_ep", ...),
         (
-            parallel(data_parallel_size=2, enable_elastic_ep=True),
-            "enable_elastic_ep",
-            False,
-        ),
-        (
-            parallel(distributed_executor_backend="external_launcher"),
+            "eagle3",
+            OURS,
+            {},
+            {"distributed_executor_backend": "external_launcher"},
             "choose by its own clock",
-            False,
+            ...,
         ),
-        ({"method": "medusa"}, "method medusa: give num_spec", False),
-        (
-            {"method": "mtp", "draft_model_config": MODULES},
-            "method mtp of several modules",
-            False,
-        ),
+        ("medusa", {"unsupported": "method medusa"}, {}, {}, "method medusa", ...),
+        ("mtp", {}, {"draft_model_config": MODULES}, {}, "mtp of several modules", ...),
+        # vLLM's own speculators: its adaptive verification chooses, too.
+        ("eagle3", {"unsupported": "LoRA"}, {}, {}, None, "support LoRA"),
+        ("eagle3", {}, ADAPTIVE, {}, "enable_adaptive_verification", ...),
+        ("eagle3", {}, {}, {"is_v2": False}, "Model Runner V1", ...),
+        ("ngram", {}, {}, {}, None, None),
+        ("ngram", {}, {}, {"is_v2": False}, "Model Runner V1", ...),
+        ("dspark", BLOCK, {}, {}, None, None),
+        ("dspark", BLOCK, ADAPTIVE, {}, "enable_adaptive_verification", ...),
+        ("dspark", BLOCK | {"no_lattice": "its head"}, {}, {}, None, "its head"),
+        ("dspark", {}, {}, {"is_v2": False}, "Model Runner V1", ...),
     ],
 )
-def test_unsupported_auto_is_refused_or_falls_back(
-    changes: dict, refusal: str | None, stays_default: bool, caplog_vllm
+def test_auto_is_refused_or_not_the_default(
+    method: str, drafter, changes, engine, refusal, fixes, caplog_vllm
 ):
-    spec = settings(**changes)
-    with pytest.raises(ValueError, match=refusal) if refusal else nullcontext():
-        check_auto(spec)
-    assert is_auto(spec)
-    spec.is_auto_by_default = True
-    with caplog_vllm.at_level("INFO", logger="vllm"):
-        check_auto(spec)
-    assert is_auto(spec) is stays_default
-    lines = [] if stays_default else ["Every draft has 7 tokens: "]
-    assert [line[:26] for line in caplog_vllm.messages] == lines
-
-
-@pytest.mark.parametrize("method", ["mtp", "dflash", "dspark", "ngram", "eagle3"])
-@pytest.mark.parametrize(
-    "is_v2, is_trimmed, why",
-    [
-        (True, False, None),
-        (False, False, "Model Runner V1"),
-        (True, True, "enable_adaptive_verification"),
-    ],
-)
-def test_explicit_auto_with_other_speculators(method, is_v2: bool, is_trimmed, why):
-    """One-pass drafters too, without trees: those need the unified speculator."""
-    drafter = DrafterConfig(method, 3, is_parallel=True, parallel_width=3)
-    spec = settings(method=method, enable_adaptive_verification=is_trimmed)
-    config = SimpleNamespace(speculative_config=spec, use_v2_model_runner=is_v2)
-    drafter, schedule, found = settle_lengths(config, drafter)
-    assert schedule.lengths == (0, 1, 2, 3) and found is is_trimmed
-    refusal = f'"auto" does not support {why}.*: turn that'
-    with pytest.raises(ValueError, match=refusal) if why else nullcontext():
-        check_speculator(config, drafter, schedule, is_trimmed)
-    check_speculator(config, replace(drafter, is_unified=True), schedule, is_trimmed)
-
-
-@pytest.mark.parametrize(
-    "changes, is_auto_here",
-    [
-        ({"is_auto_by_default": True}, False),
-        ({}, True),  # if set explicitly, another check refuses it
-        (
-            {
-                "num_speculative_tokens_per_batch_size": None,
-                "enable_adaptive_verification": True,
-            },
-            False,
-        ),
-    ],
-)
-@pytest.mark.parametrize("is_unified", [True, False])
-def test_default_auto_needs_unified_speculator(changes, is_auto_here, is_unified):
-    drafter = DrafterConfig("draft_model", 7, is_unified=is_unified)
-    spec = settings(**{"enable_adaptive_verification": False} | changes)
+    engine = {"is_v2": True, "enable_elastic_ep": False} | engine
+    values = {"data_parallel_size": 2, "pipeline_parallel_size": 1}
+    values |= {"distributed_executor_backend": None} | engine
     config = SimpleNamespace(
-        speculative_config=spec, parallel_config=SimpleNamespace(data_parallel_size=2)
+        speculative_config=settings(method=method, **changes),
+        use_v2_model_runner=values.pop("is_v2"),
+        parallel_config=SimpleNamespace(**values),
+        scheduler_config=SimpleNamespace(max_num_seqs=8),
     )
-    schedule = settle_lengths(config, drafter)[1]
-    assert (schedule == "auto") == (is_unified or is_auto_here)
-
-
-@pytest.mark.parametrize(
-    "settled, is_trimmed, chooses",
-    [
-        ({"is_block": True}, None, True),
-        ({"is_block": True}, True, False),
-        ({"is_block": True, "no_lattice": "its head"}, None, False),
-        ({}, None, False),  # Runner V1
-    ],
-)
-def test_default_auto_of_dspark(settled: dict, is_trimmed, chooses: bool):
-    """Its own adaptive verification chooses how much to verify of a fixed length."""
-    spec = settings(method="dspark", is_auto_by_default=True)
-    spec.enable_adaptive_verification = is_trimmed
-    parallel = SimpleNamespace(data_parallel_size=2)
-    config = SimpleNamespace(speculative_config=spec, parallel_config=parallel)
-    config.scheduler_config = SimpleNamespace(max_num_seqs=8)
-    schedule = settle_lengths(config, DrafterConfig("dspark", 7, **settled))[1]
-    assert (schedule == "auto") == chooses
+    resolved = DrafterConfig(method, 7, **drafter)
+    refuses = pytest.raises(ValueError, match=f"does not support .*{refusal}")
+    with refuses if refusal else nullcontext():
+        assert settle_lengths(config, resolved)[1].lengths == (0, 1, 2, 3, 4, 5, 7)
+    config.speculative_config.is_auto_by_default = True
+    with caplog_vllm.at_level("INFO", logger="vllm"):
+        schedule = settle_lengths(config, resolved)[1]
+    if fixes is None:
+        assert schedule == "auto"
+        return
+    assert schedule is None
+    (line,) = caplog_vllm.messages
+    assert line.startswith("Every draft has 7 tokens: ")
+    assert (refusal if fixes is ... else fixes).partition(":")[0] in line
 
 
 # Which trees it chooses from.
@@ -277,20 +214,6 @@ def by_default(models, drafter: str = "pard", **engine: Any) -> SpeculativeConfi
 
 
 @pytest.mark.parametrize("schedule", [None, "auto"])
-@pytest.mark.parametrize("drafter", ["pard", "eagle3"])
-def test_adaptive_verification_with_auto(drafter: str, schedule, models, on_gpu):
-    """Together with trees. A number set by the user keeps its meaning."""
-    spec = {"num_speculative_tokens": 7, "enable_adaptive_verification": True}
-    spec["num_speculative_tokens_per_batch_size"] = schedule
-    found = by_default(models, drafter, spec=spec)
-    trees = tree_sizes(found.drafter)
-    expected = [7] if schedule is None else candidate_lengths(7, trees[-1], trees)
-    assert chosen_lengths(found) == expected
-    assert lengths_vary(found) == (schedule is not None)
-    assert trims(found) and not found.drafter.is_trimmed_by_default
-
-
-@pytest.mark.parametrize("schedule", [None, "auto"])
 def test_fixed_trees_are_not_trimmed(schedule, models, on_gpu, caplog_vllm):
     """With a tree in every step there is nothing to trim, and one log line says so."""
     spec = {"draft_tree": 31, "enable_adaptive_verification": True}
@@ -303,47 +226,43 @@ def test_fixed_trees_are_not_trimmed(schedule, models, on_gpu, caplog_vllm):
     assert len(lines) == (schedule is None)
 
 
+OFF, SEVEN = {"enable_adaptive_verification": False}, {"num_speculative_tokens": 7}
+BY_LOAD = {"num_speculative_tokens_per_batch_size": "auto"}
+FEW = MIN_REQUESTS_BY_DEFAULT - 1
+
+
 @pytest.mark.parametrize(
-    "spec, is_trimmed",
+    "drafter, spec, max_num_seqs, is_trimmed, longest",
     [
-        ({}, True),
-        ({"enable_adaptive_verification": False}, False),
-        ({"enable_adaptive_verification": True}, True),
+        ("pard", {}, FEW + 1, True, 63),
+        ("pard", OFF, FEW + 1, False, 63),
+        ("pard", ADAPTIVE, FEW, True, 63),
+        ("pard", BY_LOAD, FEW + 1, True, 63),
         # A number set by the user keeps its meaning.
-        ({"num_speculative_tokens": 7}, False),
-        ({"num_speculative_tokens_per_batch_size": "auto"}, True),
+        ("pard", SEVEN, FEW + 1, False, None),
+        ("pard", SEVEN | ADAPTIVE, FEW, True, 7),
+        ("eagle3", SEVEN | ADAPTIVE, FEW, True, 7),
+        ("eagle3", SEVEN | ADAPTIVE | BY_LOAD, FEW, True, 27),
+        # By default only where it gains something.
+        ("pard", {}, FEW, False, 63),
+        ("peagle", {}, FEW + 1, True, 63),
+        ("eagle3", {}, FEW + 1, False, 27),
+        ("draft", {}, FEW + 1, False, 27),
     ],
 )
-def test_adaptive_verification_is_default(spec: dict, is_trimmed, models, on_gpu):
-    """With trees and chains to choose from, too."""
-    found = by_default(models, spec=spec)
+def test_adaptive_verification(
+    drafter, spec: dict, max_num_seqs, is_trimmed, longest, models, on_gpu, caplog_vllm
+):
+    """Beside trees and chains to choose from, too. Where it is off, nothing is said."""
+    with caplog_vllm.at_level("INFO", logger="vllm"):
+        found = by_default(models, drafter, spec=spec, max_num_seqs=max_num_seqs)
+    assert "verifies all its drafts" not in caplog_vllm.text
     assert trims(found) is is_trimmed
     is_default = "enable_adaptive_verification" not in spec
     assert found.drafter.is_trimmed_by_default is (is_trimmed and is_default)
-    assert is_auto(found) is (spec != {"num_speculative_tokens": 7})
-    assert not is_auto(found) or chosen_lengths(found)[-1] == max(TREES)
-
-
-@pytest.mark.parametrize(
-    "drafter, max_num_seqs, is_trimmed",
-    [
-        ("pard", MIN_REQUESTS_BY_DEFAULT, True),
-        ("pard", MIN_REQUESTS_BY_DEFAULT - 1, False),
-        ("peagle", MIN_REQUESTS_BY_DEFAULT, True),
-        ("eagle3", MIN_REQUESTS_BY_DEFAULT, False),
-        ("draft", MIN_REQUESTS_BY_DEFAULT, False),
-    ],
-)
-def test_adaptive_default_only_where_it_gains(
-    drafter: str, max_num_seqs: int, is_trimmed: bool, models, on_gpu, caplog_vllm
-):
-    """Elsewhere nothing is logged. If set explicitly, it is always enabled."""
-    with caplog_vllm.at_level("INFO", logger="vllm"):
-        spec = by_default(models, drafter, max_num_seqs=max_num_seqs)
-    assert is_auto(spec) and trims(spec) is is_trimmed
-    assert "verifies all its drafts" not in caplog_vllm.text
-    asked = {"enable_adaptive_verification": True}
-    assert trims(by_default(models, drafter, spec=asked, max_num_seqs=max_num_seqs))
+    assert is_auto(found) is (longest is not None)
+    assert not is_auto(found) or chosen_lengths(found)[-1] == longest
+    assert lengths_vary(found) == (longest not in (None, 7))
 
 
 @pytest.mark.parametrize("has_state, most", [(False, 27), (True, 7)])
@@ -363,9 +282,8 @@ def test_adaptive_default_is_off_with_lora(models, on_gpu, caplog_vllm):
     assert not spec.drafter.is_trimmed_by_default
     (line,) = (line for line in caplog_vllm.messages if "all its drafts" in line)
     assert line.endswith("support LoRA.")
-    asked = {"enable_adaptive_verification": True}
     with pytest.raises(ValueError, match="not currently compatible with LoRA"):
-        by_default(models, enable_lora=True, spec=asked)
+        by_default(models, enable_lora=True, spec=ADAPTIVE)
 
 
 def test_adaptive_default_is_off_on_cpu(models, on_cpu, caplog_vllm):

@@ -3,18 +3,28 @@
 
 import json
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from vllm.config.drafter import support
+from vllm.config.drafter import resolve
 from vllm.config.drafter.length import is_auto
-from vllm.config.drafter.support import find_unsupported
+from vllm.config.drafter.resolve import find_unsupported
 
 from .specs import checkpoint, engine_config  # noqa: F401
 
 METHOD = {"method": "mtp"}
 SEVERAL = "several MTP modules"
+
+
+@pytest.fixture
+def target(models, checkpoint, monkeypatch):  # noqa: F811
+    """Makes a target with so many MTP modules."""
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
+    config = json.loads((models / "target" / "config.json").read_text())
+    config |= {"architectures": ["MiMoForCausalLM"], "model_type": "qwen2"}
+    return lambda modules: checkpoint(
+        config | {"num_nextn_predict_layers": modules}, name="target"
+    )
 
 
 @pytest.mark.parametrize(
@@ -32,22 +42,13 @@ SEVERAL = "several MTP modules"
     ],
 )
 def test_drafter_of_a_target(
-    modules: int,
-    settings: dict[str, Any],
-    num_drafts: int,
-    chooses: bool,
-    why: str | None,
-    models,
-    checkpoint,  # noqa: F811
-    monkeypatch,
+    modules: int, settings: dict, num_drafts: int, chooses, why, target, monkeypatch
 ):
     said: list[str] = []
     line = SimpleNamespace(warning_once=lambda text, *args: said.append(text % args))
-    monkeypatch.setattr(support, "logger", line)
-    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
-    config = json.loads((models / "target" / "config.json").read_text())
-    config |= {"architectures": ["MiMoForCausalLM"], "model_type": "qwen2"}
-    folder = checkpoint(config | {"num_nextn_predict_layers": modules}, name="target")
+    line.info = print
+    monkeypatch.setattr(resolve, "logger", line)
+    folder = target(modules)
     made = engine_config(folder, METHOD | settings, load_format="dummy")
     spec, drafter = made.speculative_config, made.speculative_config.drafter
     assert spec.model == str(folder) and drafter.mode == "mtp"
@@ -65,14 +66,11 @@ def test_drafter_of_a_target(
     [
         ({"draft_tree": 12}, f"draft_tree does not support {SEVERAL}"),
         ({"draft_window": 64}, f"draft_window does not support {SEVERAL}"),
-        ({"parallel_drafting": True}, 'method "mtp" lacks'),
+        ({"parallel_drafting": True}, 'method "mtp"'),
     ],
 )
-def test_refused_settings(settings: dict, refusal: str, models, checkpoint):  # noqa: F811
-    config = json.loads((models / "target" / "config.json").read_text())
-    config |= {"architectures": ["MiMoForCausalLM"], "model_type": "qwen2"}
-    config["num_nextn_predict_layers"] = 1 if "parallel_drafting" in settings else 3
-    folder = checkpoint(config, name="target")
+def test_refused_settings(settings: dict, refusal: str, target):
+    folder = target(1 if "parallel_drafting" in settings else 3)
     spec = METHOD | {"num_speculative_tokens": 3} | settings
     with pytest.raises(ValueError, match=refusal):
         engine_config(folder, spec, load_format="dummy")

@@ -13,16 +13,18 @@ import pytest
 
 from vllm.config import SpeculativeConfig, replace
 from vllm.config.drafter import DrafterConfig, files
-from vllm.config.drafter.families import get_mask_token_id, read_checkpoint
-from vllm.config.drafter.resolve import read_files, resolve_drafter
-from vllm.config.drafter.support import (
+from vllm.config.drafter.families import read_checkpoint
+from vllm.config.drafter.files import read_files
+from vllm.config.drafter.resolve import (
+    find_unsupported,
+    log_who_drafts,
+    resolve_drafter,
+)
+from vllm.config.drafter.target import (
     check_blocks,
     check_parallelism,
-    find_unsupported,
-    lacks_vocabulary_mapping,
-    log_who_drafts,
+    find_context,
 )
-from vllm.config.drafter.target import find_context
 from vllm.triton_utils import HAS_TRITON
 from vllm.triton_utils.interpreting import COMPILED
 
@@ -44,33 +46,16 @@ def runner(monkeypatch) -> None:
 # Reading checkpoints.
 
 
-@pytest.mark.parametrize(
-    "config, mask, is_parallel",
-    [
-        ({"architectures": ["LlamaForCausalLM"]}, None, False),
-        # A masked language model has a mask token too; it is no parallel drafter.
-        ({"mask_token_id": 103}, 103, False),
-        # The first key that is set is used.
-        ({"mask_token_id": None, "pard_token": 0}, 0, True),
-        ({"mask_token_id": 1, "pard_token": 2, "ptd_token_id": 3}, 1, True),
-        ({"ptd_token_id": 0}, 0, True),
-        ({"pard_token": "<mask>", "speculators_config": [1]}, "<mask>", True),
-    ],
-)
-def test_read_checkpoint(config: dict, mask: Any, is_parallel: bool):
-    found = read_checkpoint(config)
-    assert (found.mask_token_id, found.is_parallel) == (mask, is_parallel)
-    assert found.num_speculative_tokens is None
-    assert get_mask_token_id(SimpleNamespace(**config)) == mask
-    assert pickle.loads(pickle.dumps(found)) == found
-
-
-def test_tensors_are_not_read_if_config_suffices():
+def test_read_checkpoint():
     def never() -> list[str]:
         raise AssertionError("a header was read for nothing")
 
-    assert read_checkpoint({"pard_token": 3}, never, is_unclear=True).is_parallel
-    assert not read_checkpoint(LLAMA, never).is_parallel
+    config = {"pard_token": 0, "ptd_token_id": 3, "speculators_config": [1]}
+    found = read_checkpoint(config, never, (), is_unclear=True)
+    assert found.is_parallel and found.num_speculative_tokens is None
+    assert pickle.loads(pickle.dumps(found)) == found
+    # A masked language model has a mask token too; it is no parallel drafter.
+    assert not read_checkpoint({"mask_token_id": 103}).is_parallel
 
 
 # Settings that are filled in.
@@ -217,23 +202,6 @@ def test_drafter_is_frozen_and_set_once(models: Path):
     assert pickle.loads(pickle.dumps(spec)).drafter == spec.drafter
 
 
-@pytest.mark.parametrize(
-    "method, parallel, family, mode",
-    [
-        ("draft_model", False, None, "draft_model"),
-        ("draft_model", True, "PARD", "pard"),
-        ("draft_model", True, "PARD-2", "pard2"),
-        ("eagle", False, None, "eagle"),
-        ("eagle3", False, "EAGLE-3, SafeAILab", "eagle3"),
-        ("eagle3", True, "P-EAGLE, Amazon", "peagle"),
-        ("dflash", True, None, "dflash"),
-    ],
-)
-def test_mode(method: str, parallel: bool, family: str | None, mode: str):
-    drafter = DrafterConfig(method, 4, family=family, is_parallel=parallel)
-    assert drafter.mode == mode
-
-
 def test_other_methods_are_unchanged(models: Path):
     spec = {"method": "ngram", "num_speculative_tokens": 2}
     spec = engine_config(models / "target", spec).speculative_config
@@ -344,84 +312,55 @@ def test_find_unsupported(reason: str | None, changes: dict):
     assert find_unsupported(spec) == reason
 
 
-DRAFTS = {"method": "draft_model", "parallel_drafting": False, "draft_tree": None}
-HEAD = DRAFTS | {"method": "eagle3"}
-PEAGLE = HEAD | {"parallel_drafting": True}
-
-
 @pytest.mark.parametrize(
-    "spec, stages, on_cpu, is_unified, refusal",
+    "spec, on_cpu, is_unified, refusal",
     [
-        (HEAD, 1, True, True, None),
-        (HEAD, 2, True, True, r"stages on a CPU \(2\)"),
-        (HEAD, 2, False, False, None),
-        (DRAFTS, 2, False, True, None),
-        (DRAFTS, 2, False, False, "vLLM's own speculators"),
-        (PEAGLE, 2, False, True, None),
-        (PEAGLE, 2, False, False, "vLLM's own speculators"),
-        (PEAGLE | {"draft_tree": 15}, 2, False, True, "draft_tree"),
+        ({}, True, True, r"stages on a CPU \(2\)"),
+        ({}, False, False, None),
+        ({"method": "draft_model"}, False, True, None),
+        ({"method": "draft_model"}, False, False, "vLLM's own speculators"),
+        ({"parallel_drafting": True}, False, True, None),
+        ({"parallel_drafting": True}, False, False, "vLLM's own speculators"),
+        ({"draft_tree": 15}, False, True, "draft_tree"),
     ],
 )
-def test_pipeline_stages(spec, stages, on_cpu, is_unified, refusal, monkeypatch):
+def test_pipeline_stages(spec, on_cpu, is_unified, refusal, monkeypatch):
     platform = SimpleNamespace(is_cpu=lambda: on_cpu)
-    monkeypatch.setattr("vllm.config.drafter.support.current_platform", platform)
+    monkeypatch.setattr("vllm.config.drafter.target.current_platform", platform)
     config = SimpleNamespace(
-        speculative_config=SimpleNamespace(**spec),
-        parallel_config=SimpleNamespace(pipeline_parallel_size=stages),
+        speculative_config=unresolved("a/head", **{"method": "eagle3"} | spec),
+        parallel_config=SimpleNamespace(pipeline_parallel_size=2),
     )
     with pytest.raises(ValueError, match=refusal) if refusal else nullcontext():
         check_parallelism(config, is_unified)
 
 
-@pytest.mark.parametrize("target_has", [True, False])
 @pytest.mark.parametrize(
-    "is_alike, on_cpu, has_amx, backend, is_refused",
+    "target_has, draft_has, on_cpu, has_amx, backend, is_refused",
     [
-        (False, True, False, None, True),
-        (False, True, True, "CPU_MLA", True),
-        (False, True, True, None, False),
-        (False, False, False, None, False),
-        (True, True, False, None, False),
+        (True, False, True, False, None, True),
+        (False, True, True, False, None, True),
+        (True, False, True, True, SimpleNamespace(name="CPU_MLA"), True),
+        (True, False, True, True, None, False),
+        (True, False, False, False, None, False),
+        (True, True, True, False, None, False),
     ],
 )
 def test_kv_block_sizes_with_mla(
-    is_alike, target_has, on_cpu, has_amx, backend, is_refused, monkeypatch
+    target_has, draft_has, on_cpu, has_amx, backend, is_refused, monkeypatch
 ):
     platform = SimpleNamespace(is_cpu=lambda: on_cpu)
-    monkeypatch.setattr("vllm.config.drafter.support.current_platform", platform)
+    monkeypatch.setattr("vllm.config.drafter.target.current_platform", platform)
     monkeypatch.setattr("torch.cpu._is_amx_tile_supported", lambda: has_amx)
-    config = SimpleNamespace(
-        speculative_config=SimpleNamespace(
-            model="head",
-            target_model_config=SimpleNamespace(use_mla=target_has, model="target"),
-            draft_model_config=SimpleNamespace(use_mla=target_has == is_alike),
-        ),
-        attention_config=SimpleNamespace(
-            backend=backend and SimpleNamespace(name=backend)
-        ),
-    )
+    spec = unresolved("head")
+    spec.target_model_config = SimpleNamespace(use_mla=target_has, model="target")
+    spec.draft_model_config = SimpleNamespace(use_mla=draft_has)
+    attention = SimpleNamespace(backend=backend)
+    config = SimpleNamespace(speculative_config=spec, attention_config=attention)
     pair = ("target", "head") if target_has else ("head", "target")
     refusal = pytest.raises(ValueError, match="{} has MLA and {} has not".format(*pair))
     with refusal if is_refused else nullcontext():
         check_blocks(config)
-
-
-@pytest.mark.parametrize(
-    "unsupported, watermark, runs_on_v1",
-    [
-        (None, None, False),
-        (None, "a watermark", True),
-        ("data parallelism", None, True),
-    ],
-)
-def test_heterogeneous_vocab_support(unsupported, watermark, runs_on_v1: bool):
-    """The unified speculator and Runner V1 have it; others on Runner V2 do not."""
-    drafter = DrafterConfig("draft_model", 7, unsupported=unsupported)
-    spec = unresolved("m", drafter=drafter, use_heterogeneous_vocab=True)
-    config = SimpleNamespace(speculative_config=spec, watermark_config=watermark)
-    assert lacks_vocabulary_mapping(config) is runs_on_v1
-    spec.use_heterogeneous_vocab = False
-    assert not lacks_vocabulary_mapping(config)
 
 
 @pytest.mark.parametrize(
@@ -441,7 +380,7 @@ def test_fallback_is_logged(
     if asked is not None:
         monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", asked)
     logger = SimpleNamespace(warning_once=logging.getLogger("vllm").warning)
-    monkeypatch.setattr("vllm.config.drafter.support.logger", logger)
+    monkeypatch.setattr("vllm.config.drafter.resolve.logger", logger)
     drafter = DrafterConfig(method, 7, unsupported=unsupported)
     log_who_drafts(SimpleNamespace(use_v2_model_runner=is_v2), drafter)
     assert len(caplog_vllm.messages) == (line is not None)

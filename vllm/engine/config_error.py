@@ -12,41 +12,12 @@ from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from typing import Any
 
-from huggingface_hub.errors import StrictDataclassError
-from pydantic import ValidationError
-from pydantic_core import InitErrorDetails, PydanticCustomError
+from pydantic import SkipValidation, ValidationError
 
 import vllm.envs as envs
 
 ENDS_COMMAND = "_is_of_vllm_config"  # set on errors that end one with a single line
 EXAMPLE = '{"model": "amd/PARD-Llama-3.2-1B", "num_speculative_tokens": 7}'
-# Fields of SpeculativeConfig that are results, not settings. The method
-# "extract_hidden_states" has a setting of the name `draft_model_config`.
-RESULTS = {"drafter", "draft_checkpoint", "is_auto_by_default", "step_times"}
-RESULTS |= {"target_model_config", "target_parallel_config"}
-RESULTS |= {"draft_model_config", "draft_parallel_config"}
-# vLLM's errors for a draft model's config that it cannot read (the part to quote), and
-# what to change. Its errors for the target read the same, so ours name the drafter.
-REMEDIES = {
-    r"Model architectures \[.*?\] are not supported": (
-        'correct "architectures" in its config.json, or name another drafter'
-    ),
-    r"model type `.*?` but Transformers does not recognize this architecture": (
-        'correct "model_type" in its config.json, or update transformers'
-    ),
-    r"Unsupported model_type .*? for \w+ speculator": (
-        'correct "model_type" in transformer_layer_config of its config.json, or name '
-        "another drafter"
-    ),
-    r"Unknown quantization method: .*?\]": (
-        'correct "quantization" of speculative_config, or leave it unset; the '
-        "checkpoint's own is quant_method in its config.json"
-    ),
-    r"Quantization method specified in the model config .*? argument \(.*?\)": (
-        'leave "quantization" of speculative_config unset'
-    ),
-    r"Validation error for field .*": "correct it in its config.json",
-}
 
 
 class ConfigError(ValidationError):
@@ -54,14 +25,7 @@ class ConfigError(ValidationError):
 
     @classmethod
     def of(cls, error: ValidationError) -> "ConfigError":
-        entries = []
-        for each in error.errors():
-            context = {**each.get("ctx", {}), "words": each["msg"]}
-            words = PydanticCustomError(each["type"], "{words}", context)
-            entries.append(
-                InitErrorDetails(type=words, loc=each["loc"], input=each["input"])
-            )
-        return cls.from_exception_data(error.title, entries)
+        return cls.from_exception_data(error.title, error.errors())
 
     def __str__(self) -> str:
         return in_one_line(self)
@@ -115,21 +79,6 @@ def _words(title: str, type: str, loc: tuple, msg: str, input: Any, **_) -> str:
     return f"{'.'.join(map(str, (title, *loc)))}: {msg}{hint}"
 
 
-@contextmanager
-def names_drafter(spec: Any) -> Iterator[None]:
-    """Names the `model` of a speculative config in errors that vLLM raises while it
-    reads its config."""
-    try:
-        yield
-    except (ValueError, StrictDataclassError) as error:
-        words = " ".join(str(error).split())
-        for pattern, remedy in REMEDIES.items():
-            if found := re.search(pattern, words):
-                named = f'"model" of speculative_config: {spec.model}: {found[0]}'
-                raise ValueError(f"{named}: {remedy}.") from None
-        raise
-
-
 def parse_speculative_config(text: str) -> Any:
     """The value of --speculative-config: JSON, or a drafter's folder or hub id alone.
     What looks like JSON and is not is an ArgumentTypeError."""
@@ -157,25 +106,34 @@ def check_keys(settings: Any, config_class: type) -> None:
             f"example {EXAMPLE}.",
             settings,
         )
-    results = set(RESULTS)
+    known = settable(config_class)
     if settings.get("method") == "extract_hidden_states":
-        results.remove("draft_model_config")
-    known = {field.name for field in fields(config_class)} - results
+        known.add("draft_model_config")  # a setting of that name
     for key, value in settings.items():
         name = str(key).replace("-", "_")
         if name in known or is_dataclass(value):
             continue  # a dataclass is vLLM's, in an engine's arguments made before
-        if name in results:
-            said = f'"{key}" of speculative_config is not a setting: leave it out.'
-            raise _invalid(said, settings)
         named = [f'"{each}"' for each in get_close_matches(name, known, n=2)]
         remedy = f"did you mean {' or '.join(named)}?" if named else "remove it."
         raise _invalid(f'speculative_config has no key "{key}": {remedy}', settings)
 
 
+def settable(config_class: type) -> set[str]:
+    """A config's fields, but those that are not validated: the engine sets them."""
+    return {
+        field.name
+        for field in fields(config_class)
+        if not any(
+            isinstance(note, SkipValidation)
+            for note in getattr(field.type, "__metadata__", ())
+        )
+    }
+
+
 def _invalid(words: str, settings: Any) -> ValidationError:
     """An error of the type that vLLM raises for an invalid config."""
-    error = PydanticCustomError("value_error", "{words}", {"words": words})
+    context = {"error": ValueError(words)}
     return ValidationError.from_exception_data(
-        "SpeculativeConfig", [{"type": error, "input": settings}]
+        "SpeculativeConfig",
+        [{"type": "value_error", "ctx": context, "input": settings}],
     )

@@ -10,7 +10,7 @@ import pytest
 
 from vllm.benchmarks.drafters import command
 from vllm.benchmarks.drafters.plan import plan_sides
-from vllm.config.drafter.drafter import DrafterConfig
+from vllm.config.drafter import DrafterConfig
 from vllm.config.drafter.length import AutoSchedule, candidate_lengths
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 

@@ -18,9 +18,8 @@ from transformers import AutoTokenizer
 from tests.conftest import ROOT
 from tests.v1.e2e.oracle import load_model
 
-from .asks import Ask, Asks, answer_alone
+from .clients import Asks, Traffic, answer_alone
 from .server import Server
-from .traffic import Traffic
 
 NUM_SPEC_TOKENS = 7
 LINE = re.compile(
@@ -46,7 +45,7 @@ def asks(models: Path) -> Asks:
         answer_alone(target, tokenizer(prompt)["input_ids"], {"temperature": 0}, 24)
         for prompt in prompts
     ]
-    return Asks(answers, tokenizer, leaving=0.4, seed=0)
+    return Asks(answers, tokenizer, leaving=0.4)
 
 
 def test_server(serve, models, asks: Asks):
@@ -57,8 +56,7 @@ def test_server(serve, models, asks: Asks):
         "num_speculative_tokens": NUM_SPEC_TOKENS,
         "parallel_drafting": True,
     }
-    ask = Ask(asks.answers[0], 24, ignore_eos=False, is_stream=False)
-    expected = asks.expected(ask)[1]  # the target's answer to `CODE`
+    expected = asks.text_of(asks.answers[0])  # the target's answer to `CODE`
     with serve("--speculative-config", json.dumps(config)) as server:
         assert complete(server.client) == expected != ""
         check_too_large_request_fails_alone(server)

@@ -22,9 +22,8 @@ from transformers import AutoTokenizer
 
 from tests.v1.e2e.oracle import load_model
 
-from .asks import Answer, Asks, answer_alone
+from .clients import Answer, Asks, Traffic, answer_alone
 from .server import Server
-from .traffic import Traffic
 
 SECONDS = float(os.environ.get("VLLM_TEST_SOAK_SECONDS", 30))
 ROUNDS, CLIENTS, LEAVING = 4, 64, 0.5
@@ -91,7 +90,7 @@ def test_soak(serve, models: Path, answers: list[Answer], name: str):
     """No wrong tokens, leaked KV cache blocks, stuck requests or growing memory."""
     spec = DRAFTERS[name] | {"model": str(models / name.partition("-")[0])}
     tokenizer = AutoTokenizer.from_pretrained(models / "target")
-    asks = Asks(answers, tokenizer, LEAVING, seed=0)
+    asks = Asks(answers, tokenizer, LEAVING)
     with serve(*PRESSED, f"--speculative-config={json.dumps(spec)}") as server:
         traffic = Traffic(server.url, asks, TIE)
         moments, found = soak(server, traffic), server.metrics()

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from vllm import SamplingParams
-from vllm.config.drafter import DrafterConfig
-from vllm.config.drafter.drafter import StepTimes
+from vllm.config.drafter import DrafterConfig, StepTimes
 from vllm.config.drafter.length import AutoSchedule
 from vllm.v1.core.sched import draft_policy
 from vllm.v1.core.sched.draft_policy import (

@@ -6,7 +6,7 @@ from statistics import mode
 import numpy as np
 import pytest
 
-from vllm.config.drafter.drafter import StepTimes
+from vllm.config.drafter import StepTimes
 from vllm.v1.core.sched.draft_policy import DraftPolicy
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler

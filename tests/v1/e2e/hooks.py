@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import torch
 
-from vllm.config.drafter import length, support
+from vllm.config.drafter import length, target
 from vllm.v1.core.sched.interface import PauseState
 
 from .runner import Engine
@@ -17,7 +17,7 @@ from .runner import Engine
 
 def take_defaults_of_a_gpu() -> None:
     """Trees are on by default, and trimming may be."""
-    for module in (length, support):
+    for module in (length, target):
         module.current_platform = SimpleNamespace(is_cpu=lambda: False)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from vllm.config.drafter import families
+from vllm.config.drafter import resolve
 
 from .hooks import drafter_name
 from .mtp_targets import MTP_TARGETS, save_mtp_target
@@ -67,7 +67,7 @@ def target_of(tmp_path_factory) -> Callable[[str], Path]:
 
 
 def leave_to_vllm() -> None:
-    families.MTP_MODULES = ()
+    resolve.MTP_MODULES = ()
 
 
 @pytest.mark.parametrize(

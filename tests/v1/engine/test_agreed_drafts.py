@@ -7,8 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch.distributed as dist
 
-from vllm.config.drafter import DrafterConfig
-from vllm.config.drafter.drafter import StepTimes
+from vllm.config.drafter import DrafterConfig, StepTimes
 from vllm.utils.network_utils import get_open_port
 from vllm.v1.core.sched.draft_policy import DraftPolicy
 from vllm.v1.core.sched.output import SchedulerOutput

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedConfig
 
-from .drafter import BLOCK_METHODS, first_of
+from . import BLOCK_METHODS
 
 if TYPE_CHECKING:
-    from vllm.config import VllmConfig
     from vllm.config.speculative import SpeculativeConfig
 
 AGAIN = "download or export the checkpoint again"
@@ -32,72 +31,15 @@ ARCHITECTURES = {
 EAGLE3_LAYER = r"midlayer\.|layers\.0\.hidden_norm\."
 EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight")
 TAPPED_LAYERS = "eagle_aux_hidden_state_layer_ids"
-# Config keys of the mask token's id: of speculators and NeMo, of PARD, of Amazon's
-# P-EAGLE. The first one found is used.
-MASK_TOKEN_KEYS = ("mask_token_id", "pard_token", "ptd_token_id")
 # Types of values that are looked into.
 KINDS = {
     "architectures": (list, "a list of names"),
     "eagle_config": (dict, "a JSON object"),
     "dflash_config": (dict, "a JSON object"),
 }
+SET = r"(?!(False|None|\{\})$).*"  # a value that counts as set
 Overrides = Callable[[Any], Any] | Mapping[str, Any]
 NESTED = "transformer_layer_config"  # of speculators; vLLM flattens it
-# Of a position, in a lattice: its edges are the square of it.
-MAX_CANDIDATES = 64
-# MTP modules that are fed the target's last hidden states and attend to all tokens.
-# Others are fed other states, share KV or indices, or need kernels of their own.
-MTP_MODULES = (
-    "DeepSeekMTPModel",
-    "ErnieMTPModel",
-    "ExaoneMoeMTP",
-    "Glm4MoeLiteMTPModel",
-    "Glm4MoeMTPModel",
-    "MiMoMTPModel",
-    "NemotronHMTPModel",
-    "Qwen3NextMTP",
-    "Qwen3_5MTP",
-    "Qwen3_5MoeMTP",
-)
-# DSpark drafters whose Markov head is a bias by the token before.
-DSPARK_LATTICES = ("Qwen3DSparkModel", "Qwen3OmniDSparkModel")
-
-
-@dataclass(frozen=True)
-class DraftFiles:
-    """The parts of a checkpoint that tell its family.
-
-    Attributes:
-        config: the parsed config.json.
-        tensor_names: its tensors' names, read only when called.
-        file_names: names of files beside config.json, if it is a local folder.
-    """
-
-    config: Mapping[str, Any]
-    tensor_names: Callable[[], Collection[str]] = list
-    file_names: Collection[str] = ()
-
-    def show(self, signs: str) -> bool:
-        """Whether they show one of the signs of a family, see `DraftFamily.signs`."""
-        return any(
-            all(map(self._shows, sign.split(" with "))) for sign in signs.split(" or ")
-        )
-
-    def _shows(self, sign: str) -> bool:
-        if sign.startswith("file "):
-            return sign.removeprefix("file ") in self.file_names
-        if sign.startswith("tensor "):
-            last = sign.removeprefix("tensor ")
-            return any(each.rpartition(".")[2] == last for each in self.tensor_names())
-        key, relation, words = re.fullmatch(r"(\w+)([=~]?)(.*)", sign).groups()
-        value = self.config.get(key)
-        if not relation:
-            return value is not False and value not in (None, {}, [])
-        match = re.fullmatch if relation == "=" else re.search
-        return any(
-            match(words, str(each))
-            for each in (value if isinstance(value, list) else [value])
-        )
 
 
 @dataclass(frozen=True)
@@ -111,8 +53,9 @@ class DraftFamily:
         num_drafts: K if neither the user nor the checkpoint gives it: what its authors
             train or evaluate it with. None: vLLM has a default, or asks the user.
         signs: by which it is told, joined by " or " and " with ": a config key that is
-            set, `key=value`, `key~word` for a word in a value, `tensor NAME`, `file
-            NAME`; `|` stands between alternatives.
+            set, or `key=pattern`, which its value or an item of it matches. The key
+            "tensor" stands for the last part of the tensors' names, and "file" for the
+            files of a local folder.
     """
 
     name: str
@@ -131,25 +74,25 @@ FAMILIES = (
         "dspark",
         True,
         None,
-        "architectures~DSpark or model_type~(?i)dspark or dspark_noise_token_id or "
-        "speculators_model_type=dspark",
+        "architectures=.*DSpark.* or model_type=(?i).*dspark.* or "
+        "dspark_noise_token_id or speculators_model_type=dspark",
     ),
     DraftFamily(
         "DFlash",
         "dflash",
         True,
         None,
-        "dflash_config or architectures~DFlash|LiLiCorr|XPress|MuseGlimmerAssistant or "
-        "speculators_model_type=dflash|dflash2",
+        "dflash_config or speculators_model_type=dflash|dflash2 or "
+        "architectures=.*(DFlash|LiLiCorr|XPress|MuseGlimmerAssistant).*",
     ),
-    DraftFamily("MTP", "mtp", False, None, "architectures~MTP"),
+    DraftFamily("MTP", "mtp", False, None, "architectures=.*MTP.*"),
     DraftFamily(
         "PARD-2",
         "draft_model",
         True,
         15,
         "spd_type=pard2 or pard2 or pard2_target_dim=[1-9].* or pard2_target_layers or "
-        "file warp_model.bin",
+        "file=warp_model.bin",
     ),
     DraftFamily(
         "P-EAGLE, speculators", "eagle3", True, 7, "speculators_model_type=peagle"
@@ -172,32 +115,58 @@ FAMILIES = (
         True,
         7,
         "architectures=PEagleDraftModel|LlamaForCausalLMPeagle or "
-        "mask_token_id with tensor mask_hidden",
+        "mask_token_id with tensor=mask_hidden",
     ),
     DraftFamily(
         "EAGLE-3, SpecForge or NVIDIA",
         "eagle3",
         False,
         3,
-        "eagle_config or architectures~Eagle3",
+        "eagle_config or architectures=.*Eagle3.*",
     ),
     DraftFamily("EAGLE-3, SafeAILab", "eagle3", False, 3, "draft_vocab_size"),
 )
 
 
-def find_family(files: DraftFiles) -> DraftFamily | None:
-    """The family of a checkpoint; None for a language model."""
-    return next((family for family in FAMILIES if files.show(family.signs)), None)
+def find_family(
+    config: Mapping[str, Any],
+    tensor_names: Callable[[], Collection[str]] = list,
+    file_names: Collection[str] = (),
+) -> DraftFamily | None:
+    """The family of a checkpoint; None for a language model.
+
+    Args:
+        config: the parsed config.json.
+        tensor_names: its tensors' names, read only when called.
+        file_names: names of files beside config.json, if it is a local folder.
+    """
+
+    def shows(sign: str) -> bool:
+        key, _, pattern = sign.partition("=")
+        if key == "tensor":
+            values = [name.rpartition(".")[2] for name in tensor_names()]
+        elif key == "file":
+            values = [*file_names]
+        else:
+            value = config.get(key)
+            values = value if isinstance(value, list) else [value]
+        return any(re.fullmatch(pattern or SET, str(each)) for each in values)
+
+    for family in FAMILIES:
+        for signs in family.signs.split(" or "):
+            if all(map(shows, signs.split(" with "))):
+                return family
+    return None
 
 
-def method_of_tensors(files: DraftFiles) -> str | None:
+def method_of_tensors(tensor_names: Collection[str]) -> str | None:
     """The method of a checkpoint of no family, by its tensors' names; None: unclear.
 
     Heads of the first EAGLE have a language model's config, and a layer `fc` in front.
     EAGLE-3 heads normalize the target's hidden states in their first layer, DFlash and
     DSpark before it.
     """
-    names = [name.removeprefix("model.") for name in files.tensor_names()]
+    names = [name.removeprefix("model.") for name in tensor_names]
     if any(name.startswith("markov_head.") for name in names):
         return "dspark"
     if "hidden_norm.weight" in names:
@@ -216,14 +185,12 @@ class DraftCheckpoint:
     Attributes:
         family: None for a language model.
         method: None if neither config nor tensors say it.
-        mask_token_id: as in its config, valid or not; None if it names none.
         num_speculative_tokens: draft tokens that it was trained for, as in its config,
             valid or not; None if it does not say.
     """
 
     family: DraftFamily | None
     method: str | None
-    mask_token_id: Any = None
     num_speculative_tokens: Any = None
 
     @property
@@ -232,11 +199,11 @@ class DraftCheckpoint:
         return self.family is not None and self.family.is_parallel
 
 
-def get_mask_token_id(config: Any) -> Any:
-    """The mask token id that a draft model's config, a mapping or an object, names."""
+def first_set(config: Any, *keys: str, default: Any = None) -> Any:
+    """The first value that is set of some keys of a config, a mapping or an object."""
     get = config.get if isinstance(config, Mapping) else partial(getattr, config)
-    values = (get(key, None) for key in MASK_TOKEN_KEYS)
-    return next((value for value in values if value is not None), None)
+    values = (get(key, None) for key in keys)
+    return next((value for value in values if value is not None), default)
 
 
 def read_checkpoint(
@@ -245,20 +212,19 @@ def read_checkpoint(
     file_names: Collection[str] = (),
     is_unclear: bool = False,
 ) -> DraftCheckpoint:
-    """How a checkpoint was trained to draft, by the arguments of `DraftFiles`.
+    """How a checkpoint was trained to draft, by the arguments of `find_family`.
 
     Args:
         is_unclear: whether its tensors have to tell a language model from a head.
     """
-    files = DraftFiles(config, tensor_names, file_names)
-    family = find_family(files)
+    family = find_family(config, tensor_names, file_names)
     method = family.method if family else None
     if family is None and is_unclear:
-        method = method_of_tensors(files)
+        method = method_of_tensors(tensor_names())
     depth = _trained_depth(config)
     if method in BLOCK_METHODS and (most := _block_depth(config, method)):
         depth = min(depth, most) if type(depth) is int else depth or most
-    return DraftCheckpoint(family, method, get_mask_token_id(config), depth)
+    return DraftCheckpoint(family, method, depth)
 
 
 def _trained_depth(config: Mapping[str, Any]) -> Any:
@@ -295,10 +261,9 @@ def tapped_layers(config: Any) -> tuple[int, ...] | None:
 def listed_layers(config: Any) -> Any:
     """The value of `tapped_layers` as it is in a config, a mapping or an object, valid
     or not: at top level or in `eagle_config`."""
-    get = config.get if isinstance(config, Mapping) else partial(getattr, config)
-    nested = get("eagle_config", None) or {}
-    return (
-        get(TAPPED_LAYERS, None) or nested.get(TAPPED_LAYERS) or nested.get("layer_ids")
+    nested = first_set(config, "eagle_config", default={})
+    return first_set(config, TAPPED_LAYERS) or first_set(
+        nested, TAPPED_LAYERS, "layer_ids"
     )
 
 
@@ -309,7 +274,7 @@ def default_layers(depth: int) -> tuple[int, ...]:
 
 def takes_aux_hidden_states(config: Any) -> bool:
     """Whether an EAGLE-3 head is fed states of several layers, not the last's."""
-    nested = getattr(config, "eagle_config", None) or {}
+    nested = first_set(config, "eagle_config", default={})
     return nested.get("use_aux_hidden_state", True)
 
 
@@ -329,51 +294,6 @@ def adapt_config(config: Any) -> Any:
     if ids and getattr(config, "num_aux_hidden_states", None) is None:
         config.num_aux_hidden_states = len(ids)
     return config
-
-
-def find_no_lattice(vllm_config: "VllmConfig") -> str | None:
-    """Why no trees can be grown from the block of a method in `BLOCK_METHODS`; None if
-    they can."""
-    from vllm.config.speculative import XPRESS_ARCHITECTURES
-
-    spec = vllm_config.speculative_config
-    if (draft := spec.draft_model_config) is None:
-        return "a drafter without a model config"
-    name = draft.architectures[0]
-    is_dspark = spec.method == "dspark"
-    block = getattr(draft.hf_config, "dflash_config", None) or {}
-    reasons = {
-        # Their scores depend on the whole path, or on a head of another form.
-        f"{name}, whose scores depend on the whole path": name in XPRESS_ARCHITECTURES,
-        f"{name}": is_dspark and name not in DSPARK_LATTICES,
-        "dspark_draft_topk": is_dspark
-        and getattr(draft.hf_config, "dspark_draft_topk", None) is not None,
-        f"a selector_top_k above {MAX_CANDIDATES}": (
-            block.get("selector_top_k", 0) > MAX_CANDIDATES
-        ),
-        "use_local_argmax_reduction": spec.use_local_argmax_reduction,
-        "a quantized Markov head": is_dspark and draft.quantization is not None,
-        "watermarking": getattr(vllm_config, "watermark_config", None) is not None,
-    }
-    return first_of(reasons)
-
-
-def find_unsupported_module(spec: "SpeculativeConfig") -> str | None:
-    """Why vLLM's own speculators run an MTP module; None if the unified one does."""
-    config = spec.draft_model_config.hf_config
-    name = spec.draft_model_config.architectures[0]
-    has_several = (getattr(config, "n_predict", None) or 1) > 1
-    is_alone = spec.num_speculative_tokens == 1 and spec.draft_tree is None
-    shares_indices = getattr(config, "index_share_for_mtp_iteration", False)
-    reasons = {
-        "several MTP modules": has_several and not is_alone,
-        f"the MTP modules of {name}": name not in MTP_MODULES,
-        "MTP modules with sparse attention": (
-            hasattr(config, "index_topk")
-            or bool(spec.index_share_for_mtp_iteration or shares_indices)
-        ),
-    }
-    return first_of(reasons)
 
 
 # Overrides of keys, by the user and by vLLM.

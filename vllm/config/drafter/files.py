@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds and reads a drafter's files: its folder, config.json, headers of weight files.
+"""Finds and reads a drafter's files, and takes from them the settings that are unset.
 
-Several checks need them, so a file is read again only if it has changed.
+`fills_settings` wraps `SpeculativeConfig.__post_init__`.
 """
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import lru_cache, partial, wraps
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import huggingface_hub
 import torch
@@ -23,14 +23,16 @@ from huggingface_hub.errors import (
     HfHubHTTPError,
     HFValidationError,
     RepositoryNotFoundError,
+    StrictDataclassError,
 )
-from huggingface_hub.file_download import repo_folder_name
 from huggingface_hub.utils import validate_repo_id
+from safetensors import SafetensorError, safe_open
 
 import vllm.envs as envs
+from vllm.engine.config_error import in_one_line
 from vllm.logger import init_logger
 
-from .drafter import OWN_CHECKPOINTS
+from . import BLOCK_METHODS, NAMES, OWN_CHECKPOINTS
 from .families import (
     AGAIN,
     DraftCheckpoint,
@@ -38,6 +40,7 @@ from .families import (
     overridden,
     read_checkpoint,
 )
+from .length import fill_length, verify_whole_trees
 
 if TYPE_CHECKING:
     from vllm.config.speculative import SpeculativeConfig
@@ -48,13 +51,126 @@ logger = init_logger(__name__)
 MODEL_TYPES = {"llama_peagle": "llama"}
 CONFIGS = ("config.json", "params.json")
 INDEX = "model.safetensors.index.json"
-LARGEST_HEADER = 100_000_000  # bytes; the format's own limit
 MODEL = '"model" of speculative_config'
+# A drafter may do well up to this multiple of the tokens that it was trained for.
+FAR_BEYOND = 2
+# Methods that an explicit setting decides, whatever the path.
+HEADS = ("eagle", "eagle3", "dflash", "dspark")
 # Words in a path from which vLLM derives the method of a drafter.
 WORDS = ("eagle-", "eagle3", "dflash", "dspark")
-SHOWN = 100  # characters of an invalid name that an error quotes
 
-T = TypeVar("T")
+# With the speculative config: settings that are unset.
+
+
+def fills_settings(
+    post_init: Callable[["SpeculativeConfig"], None],
+) -> Callable[["SpeculativeConfig"], None]:
+    """Wraps `SpeculativeConfig.__post_init__`, where vLLM reads the draft model's
+    config: fills in settings from the checkpoint before it, and names the drafter in
+    errors about its config, which read the same as those about the target's."""
+
+    @wraps(post_init)
+    def fill(self: "SpeculativeConfig") -> None:
+        self.draft_checkpoint = read_files(self)
+        try:
+            post_init(self)
+        except (ValueError, StrictDataclassError) as error:
+            has_own = self.method in OWN_CHECKPOINTS + BLOCK_METHODS
+            if not has_own or self.draft_model_config is not None:
+                raise
+            words = in_one_line(error).partition(". ")[0].rstrip(".")
+            raise ValueError(
+                f"{MODEL}: {self.model}: {words}: correct that in speculative_config "
+                "or the drafter's config.json, or name another drafter."
+            ) from None
+        verify_whole_trees(self)
+
+    return fill
+
+
+def read_files(spec: "SpeculativeConfig") -> DraftCheckpoint | None:
+    """Fills in unset settings from the checkpoint; refuses settings that contradict it.
+
+    Returns:
+        What its files say; None if they do not tell the method, for which vLLM then
+        goes by words in its path, or if the method has one of vLLM's speculators.
+    """
+    if spec.method in NAMES:
+        spec.method = NAMES[spec.method]
+        if spec.parallel_drafting is None:
+            spec.parallel_drafting = True
+    if (checkpoint := find_checkpoint(spec)) is not None:
+        _fill_from(spec, checkpoint)
+    elif spec.method == "mtp":
+        fill_length(spec)  # vLLM names the target as the model only if K is known
+    if checkpoint is None or spec.method not in OWN_CHECKPOINTS:
+        spec.parallel_drafting = bool(spec.parallel_drafting)
+        return None
+    return checkpoint
+
+
+def is_settled(spec: "SpeculativeConfig") -> bool:
+    """Whether words in the path must not decide a config's method.
+
+    Its files, or the user, have decided. With "mtp" vLLM looks for other reasons.
+    """
+    if spec.method == "mtp":
+        return has_word(spec)
+    return spec.draft_checkpoint is not None or spec.method in HEADS
+
+
+def _fill_from(spec: "SpeculativeConfig", checkpoint: DraftCheckpoint) -> None:
+    """Fills in method, parallel drafting and K; warns of what contradicts the files."""
+    found, family = checkpoint.method, checkpoint.family
+    if found is not None and spec.method not in (None, found):
+        logger.warning(
+            'method "%s" is set, but %s drafts with "%s" (%s), which is used: unset '
+            "method.",
+            spec.method,
+            spec.model,
+            found,
+            f"family {family.name!r}" if family else "by its tensors",
+        )
+    spec.method = found or spec.method
+    has_choice = spec.method in (None, *OWN_CHECKPOINTS)
+    if has_choice and spec.parallel_drafting is None:
+        spec.parallel_drafting = checkpoint.is_parallel
+    if has_choice and checkpoint.is_parallel and not spec.parallel_drafting:
+        logger.warning(
+            "%s was trained for parallel drafting, but parallel_drafting=false makes "
+            "it draft one token per pass: unset parallel_drafting to use it as meant.",
+            spec.model,
+        )
+    # Checkpoints of PARD and PARD-2 do not say what they were trained for.
+    trained = checkpoint.num_speculative_tokens
+    fill_length(spec, trained, family and family.num_drafts)
+    drafts = spec.num_speculative_tokens
+    if drafts is not None and (type(drafts) is not int or drafts < 1):
+        raise ValueError(
+            f"num_depths or speculative_tokens in {spec.model}/config.json must be a "
+            f"positive integer, not {trained!r}: correct it there, or add "
+            '"num_speculative_tokens" to the speculative config.'
+        )
+    if checkpoint.is_parallel and type(trained) is int:
+        _fit_length(spec, trained)
+
+
+def _fit_length(spec: "SpeculativeConfig", trained: int) -> None:
+    """Warns if K is far above the trained one, and lowers it to the rows of a block."""
+    drafts = spec.num_speculative_tokens
+    # A block has no rows behind its end that were trained.
+    is_block = spec.method in BLOCK_METHODS
+    most = trained if is_block else FAR_BEYOND * trained
+    if drafts > most > 0:
+        logger.warning(
+            "num_speculative_tokens is %d, but %s was trained to draft %d tokens at "
+            "once: those far behind them are %s. Lower it, or leave it unset.",
+            drafts,
+            spec.model,
+            trained,
+            "not drafted" if is_block else "hardly accepted",
+        )
+        spec.num_speculative_tokens = most if is_block else drafts
 
 
 # A drafter's checkpoint as a whole.
@@ -68,13 +184,8 @@ def find_checkpoint(spec: "SpeculativeConfig") -> DraftCheckpoint | None:
     """
     if not needs_model(spec):
         return None
-    check_name(spec.model)
-    if names_a_path(spec.model):
-        check_folder(spec)
-    else:
-        check_hub(spec)
+    check_model(spec)
     if (config := load_config(spec)) is None:
-        check_root(spec)
         return None
     config = overridden(config, spec.hf_overrides)
     check_values(spec.model, config)
@@ -129,37 +240,35 @@ def load_config(spec: "SpeculativeConfig") -> Mapping[str, Any] | None:
 
     Refuses a local file that holds no JSON object.
     """
-    if (file := Path(spec.model) / "config.json").is_file():
-        return read_config(file)
+    if os.path.isfile(file := os.path.join(spec.model, "config.json")):
+        return parse_json(Path(file))
     from transformers import PretrainedConfig
 
     try:
         return PretrainedConfig.get_config_dict(spec.model, revision=spec.revision)[0]
     except (OSError, ValueError):
+        check_root(spec)
         return None  # vLLM reports what is wrong with it
 
 
 # Names of drafters: folders, and models on the hub.
 
 
-def check_name(model: str | None) -> None:
-    """Refuses a missing name, and one of a file or folder that cannot be opened."""
+def check_model(spec: "SpeculativeConfig") -> None:
+    """Refuses a missing name, a folder that holds no drafter, and one that is not
+    there."""
+    model, target = spec.model, spec.target_model_config
     if not (model or "").strip():
         raise ValueError(
             'speculative_config has no "model": name the folder or the hub id of a '
             'drafter, or a "method" that needs none, such as "ngram".'
         )
-    try:
-        os.stat(model)
-    except (FileNotFoundError, NotADirectoryError):
-        return
-    except (OSError, ValueError) as error:  # too long, not permitted, a null character
-        why = error.strerror if isinstance(error, OSError) else error
-        shown = model if len(model) < SHOWN else f"{model[:SHOWN]}…"
-        raise ValueError(
-            f"{MODEL}: {shown!r} cannot be opened ({why}): name a folder or the hub id "
-            "of a drafter."
-        ) from None
+    if names_a_path(model):
+        check_folder(spec)
+    else:
+        is_local = os.path.isdir(getattr(target, "model", None) or "")
+        token = getattr(target, "hf_token", None)
+        check_exists(MODEL, model, spec.revision, token, is_local)
 
 
 def names_a_path(model: str) -> bool:
@@ -167,7 +276,7 @@ def names_a_path(model: str) -> bool:
     if "://" in model:
         return False
     is_path = model.startswith(("/", "./", "../")) or model.count("/") > 1
-    return is_path or Path(model).exists()
+    return is_path or os.path.exists(model)
 
 
 def check_folder(spec: "SpeculativeConfig") -> None:
@@ -175,35 +284,24 @@ def check_folder(spec: "SpeculativeConfig") -> None:
     folder, target = Path(spec.model), spec.target_model_config
     if folder.suffix == ".gguf":
         return
-    if not folder.is_dir():
-        what = "is a file" if folder.exists() else "does not exist"
+    if not os.path.isdir(folder):
+        what = "is a file" if os.path.exists(folder) else "does not exist"
         raise ValueError(
             f"{MODEL}: {folder} {what}: name the folder that holds the drafter's "
             "config.json and weights."
         )
-    if target is not None and target.config_format not in ("auto", "hf", "mistral"):
+    is_custom = target and target.config_format not in ("auto", "hf", "mistral")
+    if is_custom or any((folder / name).is_file() for name in CONFIGS):
         return
-    if any((folder / name).is_file() for name in CONFIGS):
-        return
-    if (folder / "adapter_config.json").is_file():
-        raise ValueError(
-            f"{MODEL}: {folder} is a LoRA adapter, which cannot draft: merge it into "
-            "its base model, and name the merged model."
-        )
     inside = sorted(str(file.parent) for file in folder.glob("*/config.json"))
     such = f", such as {' or '.join(inside[:5])}" if inside else ""
-    raise ValueError(
-        f"{MODEL}: {folder} has no config.json: name a drafter's folder{such}, or "
-        f"{AGAIN}."
-    )
-
-
-def check_hub(spec: "SpeculativeConfig") -> None:
-    """`check_exists` of a drafter that is not a local path."""
-    target = spec.target_model_config
-    is_local = os.path.isdir(getattr(target, "model", None) or "")
-    known = spec.revision, getattr(target, "hf_token", None)
-    check_exists(MODEL, spec.model, *known, is_local)
+    why = f"has no config.json: name a drafter's folder{such}, or {AGAIN}"
+    if (folder / "adapter_config.json").is_file():
+        why = (
+            "is a LoRA adapter, which cannot draft: merge it into its base model, and "
+            "name the merged model"
+        )
+    raise ValueError(f"{MODEL}: {folder} {why}.")
 
 
 def check_root(spec: "SpeculativeConfig") -> None:
@@ -245,30 +343,30 @@ def is_missing(model: str, revision: str | None, token: Any, is_local: bool) -> 
     The hub is asked once; if it did not answer, vLLM and transformers would retry for
     minutes.
     """
-    if Path(model).exists():
+    if os.path.exists(model):
         return False
     if names_a_path(model):
         return True
-    cached = repo_folder_name(repo_id=model, repo_type="model")
+    cached = os.path.join(constants.HF_HUB_CACHE, f"models--{model.replace('/', '--')}")
     may_be_a_path = (
         (is_local or ("/" in model and Path(model).parent.is_dir()))
         and ":" not in model  # a URL, or a file of a repository
-        and not Path(constants.HF_HUB_CACHE, cached).is_dir()
+        and not os.path.isdir(cached)
         and not envs.VLLM_USE_MODELSCOPE
     )
     return may_be_a_path and not _is_on_hub(model, revision, token)
 
 
 def _is_on_hub(model: str, revision: str | None, token: Any) -> bool:
-    url = hf_hub_url(model, "config.json", revision=revision)
     try:
+        url = hf_hub_url(model, "config.json", revision=revision)
         file_download.get_hf_file_metadata(url, token=token)
     except GatedRepoError:  # a subclass of RepositoryNotFoundError
         return True
     except HfHubHTTPError as error:
         # With any other status the repository exists, and vLLM may be able to read it.
         return not isinstance(error, RepositoryNotFoundError)
-    except Exception:  # no answer; its type depends on the HTTP library
+    except Exception:  # no name, or no answer: its type depends on the HTTP library
         return False
     return True
 
@@ -325,21 +423,6 @@ def _is_hub_id(name: Any, token: Any, is_local: bool) -> bool:
 # Single files.
 
 
-def once(read: Callable[[Path], T]) -> Callable[[Path], T]:
-    """Caches what `read` returns for a file until the file changes; but no errors.
-
-    The returned value is shared: do not modify it.
-    """
-    cached = lru_cache(maxsize=64)(lambda file, size, modified: read(file))
-
-    @wraps(read)
-    def read_if_changed(file: Path) -> T:
-        status = file.stat()
-        return cached(file, status.st_size, status.st_mtime_ns)
-
-    return read_if_changed
-
-
 def parse_json(file: Path) -> Mapping[str, Any]:
     """The content of a JSON file, such as config.json; refuses what is no object."""
     try:
@@ -349,9 +432,6 @@ def parse_json(file: Path) -> Mapping[str, Any]:
     if not isinstance(content, Mapping):
         raise ValueError(f"{file} must hold a JSON object: {AGAIN}.")
     return content
-
-
-read_config = once(parse_json)
 
 
 @dataclass(frozen=True)
@@ -364,59 +444,35 @@ class Tensor:
     shape: tuple[int, ...]
 
 
-@once
-def read_header(file: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file by name; refuses a broken file."""
-    size = file.stat().st_size
-    with file.open("rb") as stream:
-        length = int.from_bytes(stream.read(8), "little")
-        if size < 8 or length > min(size - 8, LARGEST_HEADER):
-            raise ValueError(
-                f"{file} is not a safetensors file, or is cut short ({size} bytes; its "
-                f"header would take {length}): {AGAIN}."
-            )
-        try:
-            header = json.loads(stream.read(length))
-            header.pop("__metadata__", None)
-            end = max((int(t["data_offsets"][1]) for t in header.values()), default=0)
-            found = {
-                name: Tensor(name, file, t["dtype"], tuple(t["shape"]))
-                for name, t in header.items()
-            }
-        except (ValueError, LookupError, TypeError, AttributeError):
-            raise ValueError(
-                f"{file} has a corrupt safetensors header: {AGAIN}."
-            ) from None
-    if size != 8 + length + end:
+def read_header(file: Path) -> Iterator[Tensor]:
+    """The tensors of a safetensors file; refuses a broken file."""
+    try:
+        with safe_open(file, "pt") as opened:
+            for name in opened.keys():  # noqa: SIM118  (it is no mapping)
+                part = opened.get_slice(name)
+                yield Tensor(name, file, part.get_dtype(), tuple(part.get_shape()))
+    except SafetensorError as error:
         raise ValueError(
-            f"{file} is cut short or corrupt: its header promises {8 + length + end} "
-            f"bytes, it has {size}: {AGAIN}."
-        )
-    return found
+            f"{file} is cut short, or is no safetensors file ({error}): {AGAIN}."
+        ) from None
 
 
 def read_headers(folder: Path) -> dict[str, Tensor]:
     """The safetensors tensors that would be loaded from a folder, by name; refuses
-    broken files, and an index that names missing ones or those of another folder."""
-    files, index = sorted(folder.glob("*.safetensors")), folder / INDEX
-    if index.is_file():
+    broken files, and an index that names other files than those of its folder."""
+    files = {file.name: file for file in sorted(folder.glob("*.safetensors"))}
+    if (index := folder / INDEX).is_file():
         try:
-            names = {*json.loads(index.read_text("utf-8"))["weight_map"].values()}
-            is_beside = all(name == Path(name).name for name in names)
-        except (ValueError, KeyError, TypeError, AttributeError):
+            names = {*parse_json(index)["weight_map"].values()}
+        except (LookupError, TypeError, AttributeError):
             raise ValueError(f"{index} is not a safetensors index: {AGAIN}.") from None
-        if not is_beside:
+        if lacks := names - files.keys():
             raise ValueError(
-                f"{index} must name files of its own folder, but its weight_map names "
-                f"{sorted(names)}: {AGAIN}, from a source that you trust."
+                f"{INDEX} of {folder} names {', '.join(map(repr, lacks))}, which is "
+                f"missing there: {AGAIN}."
             )
-        files = [folder / name for name in sorted(names)]
-    for file in files:
-        if not file.is_file():
-            raise ValueError(f"{file} is missing, which {INDEX} names: {AGAIN}.")
-    return {
-        name: tensor for file in files for name, tensor in read_header(file).items()
-    }
+        files = {name: files[name] for name in sorted(names)}
+    return {each.name: each for file in files.values() for each in read_header(file)}
 
 
 def find_tensors(model: str, revision: str | None) -> dict[str, Tensor]:

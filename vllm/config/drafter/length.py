@@ -9,14 +9,12 @@ has its CUDA graphs; the scheduler then replaces the result with a live lookup.
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal
-
-from pydantic import BeforeValidator
+from typing import TYPE_CHECKING, Any
 
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
 
-from .drafter import (
+from . import (
     BLOCK_METHODS,
     MAX_NODES,
     METHODS,
@@ -33,6 +31,7 @@ if TYPE_CHECKING:
 logger = init_logger(__name__)
 
 AUTO = "auto"
+V1 = "Model Runner V1"
 # What draft trees need, as it is by default.
 TREE_SETTINGS = {"draft_sample_method": "greedy", "rejection_sample_method": "standard"}
 # Other methods whose draft length can change from step to step, with vLLM's own
@@ -124,10 +123,8 @@ def depth_of(spec: Any, num_drafts: int) -> int:
     """The most drafts of a step that can be accepted, if it asks for `num_drafts`: the
     length of a chain, or a tree's depth: K, or less where "auto" drafts small trees in
     fewer passes."""
-    drafter = spec.drafter
-    depth = drafter.num_speculative_tokens
-    is_tree = drafter.is_tree(num_drafts)
-    if is_tree and drafter.parallel_width == 1 and is_auto(spec):
+    drafter, depth = spec.drafter, spec.drafter.num_speculative_tokens
+    if num_drafts > depth and drafter.parallel_width == 1 and is_auto(spec):
         return depth_with_passes(num_drafts, depth)
     return min(depth, num_drafts)
 
@@ -166,32 +163,6 @@ def covering_lookup(
 # Settings.
 
 
-def parse_schedule(value: Any) -> Any:
-    """The field's validator, whose error says which values are valid."""
-    if isinstance(value, str) and value != AUTO:
-        raise ValueError(
-            f'num_speculative_tokens_per_batch_size must be "{AUTO}" or a list of '
-            f"[first batch size, last batch size, draft length], not {value!r}."
-        )
-    return value
-
-
-def refuse_none(value: Any) -> Any:
-    """A pydantic validator, which returns the value."""
-    if isinstance(value, int) and value <= 0:
-        raise ValueError(
-            f"num_speculative_tokens is {value}, which drafts nothing: leave it out, "
-            "and the engine chooses; or leave out the speculative config."
-        )
-    return value
-
-
-NumDrafts = Annotated[int, BeforeValidator(refuse_none)]
-DraftLengthSchedule = Annotated[
-    list[tuple[int, int, int]] | Literal["auto"] | None, BeforeValidator(parse_schedule)
-]
-
-
 def fill_length(
     spec: "SpeculativeConfig", trained: int | None = None, usual: int | None = None
 ) -> None:
@@ -217,74 +188,16 @@ def fill_length(
     spec.num_speculative_tokens = next((k for k in choices if k is not None), None)
 
 
-def check_auto(spec: "SpeculativeConfig") -> None:
-    """Refuses "auto" where the method or the target's parallelism rule it out; if it is
-    only the default, the length is fixed instead, and one log line says why."""
-    found = _why_not_auto(spec) if is_auto(spec) else None
-    if found is None:
-        return
-    what, remedy = found
-    if not spec.is_auto_by_default:
-        raise ValueError(
-            f'num_speculative_tokens_per_batch_size="{AUTO}" does not support {what}: '
-            f"{remedy}."
-        )
-    spec.num_speculative_tokens_per_batch_size = None
-    _log_fixed_length(spec, what)
-
-
-def _log_fixed_length(spec: "SpeculativeConfig", why: str) -> None:
-    logger.info(
-        "Every draft has %d tokens: choosing by load and acceptance does not support "
-        "%s. Set num_speculative_tokens for another number.",
-        spec.num_speculative_tokens,
-        why,
-    )
-
-
-def _why_not_auto(spec: "SpeculativeConfig") -> tuple[str, str] | None:
-    """What in a speculative config "auto" does not support, and what to do."""
-    remedy = "give num_speculative_tokens alone"
-    if spec.method not in METHODS + OTHER_METHODS:
-        return f"method {spec.method}", remedy
-    if spec.use_multi_module_mtp():
-        # Later modules also write KV of draft tokens. The K rows of the next step
-        # overwrite it; after a shorter draft there are fewer rows.
-        return "method mtp of several modules, which all run in every step", remedy
-    parallel = spec.target_parallel_config
-    if parallel is None:
-        return None
-    if parallel.distributed_executor_backend == "external_launcher":
-        return (
-            'distributed_executor_backend="external_launcher", where each rank would '
-            "choose by its own clock",
-            "give a schedule, or use another backend",
-        )
-    if parallel.data_parallel_size > 1 and parallel.enable_elastic_ep:
-        return (
-            "enable_elastic_ep, where a rank that joins does not know what the others "
-            "agreed to draft",
-            "give a number alone, or turn it off",
-        )
-    if parallel.pipeline_parallel_size > 1 and spec.is_auto_by_default:
-        # If the user sets it, it goes by the time of a single step.
-        return "pipeline parallelism, where several steps run at once", "unset it"
-    return None
-
-
 def check_lengths(spec: "SpeculativeConfig", drafter: DrafterConfig) -> None:
     """Refuses a width, tree or schedule of draft lengths that the drafter cannot draft,
     or that contradicts another setting."""
-    width, drafts = spec.parallel_drafting_width, drafter.num_speculative_tokens
-    if width is not None and not (drafter.is_parallel and drafter.method in METHODS):
+    width, is_ours = spec.parallel_drafting_width, drafter.method in METHODS
+    is_parallel = drafter.is_parallel and is_ours
+    most = drafter.num_speculative_tokens if is_parallel else 1
+    if width is not None and width > most:
         raise ValueError(
-            "parallel_drafting_width needs a drafter trained for parallel drafting, "
-            "and parallel_drafting not set to false."
-        )
-    if width is not None and width > drafts:
-        raise ValueError(
-            f"parallel_drafting_width ({width}) must be at most "
-            f"num_speculative_tokens ({drafts})."
+            f"parallel_drafting_width ({width}) must be at most {most}: "
+            "num_speculative_tokens with parallel drafting, else 1."
         )
     if spec.draft_tree is not None:
         _check_tree(spec, drafter)
@@ -294,34 +207,30 @@ def check_lengths(spec: "SpeculativeConfig", drafter: DrafterConfig) -> None:
 
 def _check_tree(spec: "SpeculativeConfig", drafter: DrafterConfig) -> None:
     nodes, depth = spec.draft_tree, drafter.num_speculative_tokens
-    if drafter.method not in METHODS + BLOCK_METHODS:
+    width = drafter.parallel_width
+    found = first_of(
+        {
+            f"method {drafter.method}": drafter.method not in METHODS + BLOCK_METHODS,
+            str(drafter.no_lattice): drafter.is_block and drafter.no_lattice,
+            f"parallel_drafting_width={width}, neither 1 nor {depth}": (
+                1 < width < depth
+            ),
+        }
+        | {
+            f'{name}="{getattr(spec, name)}"': getattr(spec, name) != value
+            for name, value in TREE_SETTINGS.items()
+        }
+    )
+    if found is not None:
         raise ValueError(
-            f"draft_tree does not support method {drafter.method}: use a draft model, "
-            "EAGLE, EAGLE-3, PARD, PARD-2, P-EAGLE, MTP, DFlash or DSpark, or unset "
-            "draft_tree."
-        )
-    if drafter.is_block and drafter.no_lattice:
-        raise ValueError(
-            f"draft_tree does not support {drafter.no_lattice}: unset it, and chains "
-            "are drafted."
-        )
-    if 1 < drafter.parallel_width < depth:
-        raise ValueError(
-            f"draft_tree needs one token drafted in each pass or all {depth} in one, "
-            f"not {drafter.parallel_width}: unset draft_tree, or "
-            "parallel_drafting_width."
+            f"draft_tree does not support {found}: unset one of the two. Without "
+            "draft_tree, chains are drafted."
         )
     if nodes < depth:  # its field refuses more than MAX_NODES
         raise ValueError(
             f"draft_tree ({nodes}) must be from num_speculative_tokens ({depth}), the "
             f"chain that it begins with, to {MAX_NODES}: change one of the two."
         )
-    for name, value in TREE_SETTINGS.items():
-        if (found := getattr(spec, name)) != value:
-            raise ValueError(
-                f'draft_tree does not support {name}="{found}": leave it unset. Output '
-                "has the target's distribution all the same."
-            )
 
 
 def _check_schedule(spec: "SpeculativeConfig", limit: int) -> None:
@@ -337,33 +246,27 @@ def _check_schedule(spec: "SpeculativeConfig", limit: int) -> None:
             "for ranges from 1 on, such as [[1, 8, 4], [9, 64, 2]]."
         ) from None
     longest = max(entry[2] for entry in schedule)
-    if longest == 0:
-        raise ValueError(
-            f"{named} has no drafts for any batch: raise a draft length, or leave out "
-            "the speculative config."
-        )
-    if longest > limit:
+    if not 0 < longest <= limit:
         key = "draft_tree" if spec.draft_tree else "num_speculative_tokens"
         raise ValueError(
-            f"{named} drafts {longest} tokens, but {key} is {limit}: lower that "
-            f"length, or raise {key}."
+            f"{named} drafts at most {longest} tokens, which must be from 1 to {key} "
+            f"({limit}): change one of the two."
         )
 
 
 def verify_whole_trees(spec: "SpeculativeConfig") -> None:
     """Turns adaptive verification off if every step verifies a tree, and logs it."""
     if (
-        spec.draft_tree is None
+        not spec.enable_adaptive_verification
+        or spec.draft_tree is None
         or is_auto(spec)
-        or not spec.enable_adaptive_verification
     ):
         return
     spec.enable_adaptive_verification = False
     logger.warning(
         "enable_adaptive_verification does nothing beside draft_tree=%d: every step "
-        "verifies whole trees, and chains alone are trimmed. Unset one of the two, or "
-        'add "num_speculative_tokens_per_batch_size": "%s" to have the engine choose '
-        "between trees and trimmed chains.",
+        "verifies whole trees. Unset one of the two, or have the engine choose between "
+        'trees and trimmed chains: "num_speculative_tokens_per_batch_size": "%s".',
         spec.draft_tree,
         AUTO,
     )
@@ -378,16 +281,25 @@ def settle_lengths(
     """The drafter with its largest tree, the schedule of draft lengths, and whether
     adaptive verification is on.
 
-    If "auto" is only the default and the unified speculator does not draft, the length
-    is fixed, and one log line says why.
+    Refuses "auto" where the engine cannot choose; if it is only the default, the length
+    is fixed instead, and one log line says why.
     """
     spec, depth = vllm_config.speculative_config, drafter.num_speculative_tokens
     schedule = spec.num_speculative_tokens_per_batch_size
-    if is_auto(spec) and spec.is_auto_by_default:
-        why = _why_not_by_default(spec, drafter)
-        if why is not None:
-            _log_fixed_length(spec, why)
-            schedule = None
+    why = _why_fixed(vllm_config, drafter) if schedule == AUTO else None
+    if why is not None and not spec.is_auto_by_default:
+        raise ValueError(
+            f'num_speculative_tokens_per_batch_size="{AUTO}" does not support {why}: '
+            "give num_speculative_tokens alone, or turn that off."
+        )
+    if why is not None:
+        logger.info(
+            "Every draft has %d tokens: choosing by load and acceptance does not "
+            "support %s. Set num_speculative_tokens for another number.",
+            depth,
+            why,
+        )
+        schedule = None
     is_trimmed = spec.enable_adaptive_verification
     if is_trimmed is None:
         is_trimmed = schedule == AUTO and _is_trimmed_by_default(vllm_config, drafter)
@@ -403,18 +315,36 @@ def settle_lengths(
     return drafter, schedule, is_trimmed
 
 
-def _why_not_by_default(
-    spec: "SpeculativeConfig", drafter: DrafterConfig
-) -> str | None:
-    """Why the draft length is fixed although nobody set it; None if the engine
-    chooses."""
-    if spec.method not in BLOCK_METHODS:
-        return drafter.why_not_unified
+def _why_fixed(vllm_config: "VllmConfig", drafter: DrafterConfig) -> str | None:
+    """Why the engine cannot choose the draft length; None if it can. What others than
+    the unified speculator may gain from it is left to the user."""
+    spec, parallel = vllm_config.speculative_config, vllm_config.parallel_config
+    is_v2, is_default = vllm_config.use_v2_model_runner, spec.is_auto_by_default
+    is_ours, is_other = spec.method in METHODS, not drafter.is_unified
+    no_lattice = drafter.no_lattice if spec.method == "dspark" else None
+    is_excluded = spec.method not in METHODS + OTHER_METHODS
+    may_not = is_excluded or (is_ours and (is_default or not is_v2))
     reasons = {
-        "Model Runner V1": not drafter.is_block,
-        "enable_adaptive_verification": spec.enable_adaptive_verification,
+        str(drafter.unsupported): drafter.unsupported and may_not,
+        # Later modules also write KV of draft tokens. The K rows of the next step
+        # overwrite it; after a shorter draft there are fewer rows.
+        "method mtp of several modules, which all run in every step": (
+            spec.use_multi_module_mtp()
+        ),
+        'distributed_executor_backend="external_launcher", where each rank would '
+        "choose by its own clock": (
+            parallel.distributed_executor_backend == "external_launcher"
+        ),
+        "enable_elastic_ep, where a rank that joins does not know what the others "
+        "agreed to draft": parallel.data_parallel_size > 1
+        and parallel.enable_elastic_ep,
+        # If the user sets it, it goes by the time of a single step.
+        "pipeline parallelism, where several steps run at once": is_default
+        and parallel.pipeline_parallel_size > 1,
+        V1: is_other and not is_v2,
+        "enable_adaptive_verification": is_other and spec.enable_adaptive_verification,
         # Some of these have kernels for a fixed length alone.
-        str(drafter.no_lattice): spec.method == "dspark" and drafter.no_lattice,
+        str(no_lattice): is_default and no_lattice,
     }
     return first_of(reasons)
 

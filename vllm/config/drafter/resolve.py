@@ -1,43 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Resolves the user's settings and a drafter's files: two steps, each done once.
+"""Resolves a speculative config, once the engine's config is complete, and says which
+speculator drafts: the unified one, or one of vLLM's own.
 
-`fills_settings` wraps `SpeculativeConfig.__post_init__`: settings that are unset are
-taken from the drafter's files. `resolve_drafter` sets `drafter` and what vLLM itself
-reads of it, once the engine's config is complete; nothing assigns them afterwards.
+`resolve_drafter` sets `drafter` and what vLLM itself reads of it; nothing assigns them
+afterwards.
 """
 
 import os
-from collections.abc import Callable
 from dataclasses import replace
-from functools import wraps
 from typing import TYPE_CHECKING
 
-from vllm.engine.config_error import names_drafter
+import vllm.envs as envs
 from vllm.logger import init_logger
+from vllm.platforms import current_platform
+from vllm.triton_utils.interpreting import COMPILED
 
-from .drafter import BLOCK_METHODS, NAMES, OWN_CHECKPOINTS, DrafterConfig
-from .families import DraftCheckpoint, default_layers, find_no_lattice
-from .files import find_checkpoint, has_word
+from . import BLOCK_METHODS, METHODS, OWN_CHECKPOINTS, DrafterConfig, first_of
+from .families import default_layers
 from .length import (
-    check_auto,
+    AUTO,
+    V1,
     check_lengths,
-    fill_length,
+    drafts_unified,
     is_auto,
     settle_lengths,
-    verify_whole_trees,
-)
-from .support import (
-    check_blocks,
-    check_layers,
-    check_parallelism,
-    check_speculator,
-    find_unsupported,
-    log_who_drafts,
-    settle_ranks,
 )
 from .target import (
     check_architecture,
     check_block,
+    check_blocks,
+    check_layers,
+    check_parallelism,
     correct_depth,
     find_context,
     find_mask_token,
@@ -45,6 +38,7 @@ from .target import (
     find_target_features,
     map_vocabularies,
     match_vocabularies,
+    settle_ranks,
 )
 from .weights import check_weights
 
@@ -54,147 +48,24 @@ if TYPE_CHECKING:
 
 logger = init_logger(__name__)
 
-# A drafter may do well up to this multiple of the tokens that it was trained for.
-FAR_BEYOND = 2
-# Methods that an explicit setting decides, whatever the path.
-HEADS = ("eagle", "eagle3", "dflash", "dspark")
-
-
-# With the speculative config: settings that are unset.
-
-
-def fills_settings(
-    post_init: Callable[["SpeculativeConfig"], None],
-) -> Callable[["SpeculativeConfig"], None]:
-    """Wraps `SpeculativeConfig.__post_init__`, where vLLM reads the draft model's
-    config: fills in settings from the checkpoint before it."""
-
-    @wraps(post_init)
-    def fill(self: "SpeculativeConfig") -> None:
-        self.draft_checkpoint = read_files(self)
-        with names_drafter(self):
-            post_init(self)
-        check_auto(self)
-        verify_whole_trees(self)
-
-    return fill
-
-
-def read_files(spec: "SpeculativeConfig") -> DraftCheckpoint | None:
-    """Fills in unset settings from the checkpoint; refuses settings that contradict it.
-
-    Returns:
-        What its files say; None if they do not tell the method, for which vLLM then
-        goes by words in its path, or if the method has one of vLLM's speculators.
-    """
-    if spec.method in NAMES:
-        spec.method = NAMES[spec.method]
-        if spec.parallel_drafting is None:
-            spec.parallel_drafting = True
-    target = spec.target_model_config
-    limit = None if target is None else target.max_model_len
-    if limit and spec.max_model_len and spec.max_model_len > limit:
-        raise ValueError(
-            f"max_model_len of speculative_config ({spec.max_model_len}) must be at "
-            f"most the target's ({limit}): lower it, or leave it unset."
-        )
-    checkpoint = find_checkpoint(spec)
-    if checkpoint is not None:
-        _fill_method(spec, checkpoint)
-        if spec.method in (None, *OWN_CHECKPOINTS):
-            _fill_parallel_drafting(spec, checkpoint)
-        _fill_num_drafts(spec, checkpoint)
-    elif spec.method == "mtp":
-        fill_length(spec)  # vLLM names the target as the model only if K is known
-    if checkpoint is None or spec.method not in OWN_CHECKPOINTS:
-        spec.parallel_drafting = bool(spec.parallel_drafting)
-        return None
-    return checkpoint
-
-
-def is_settled(spec: "SpeculativeConfig") -> bool:
-    """Whether words in the path must not decide a config's method.
-
-    Its files, or the user, have decided. With "mtp" vLLM looks for other reasons.
-    """
-    if spec.method == "mtp":
-        return has_word(spec)
-    return spec.draft_checkpoint is not None or spec.method in HEADS
-
-
-def fit_modules(spec: "SpeculativeConfig", num_modules: int | None) -> None:
-    """Drafts a token with each MTP module, if nobody set K, and vLLM's own speculators
-    run them."""
-    if spec.is_auto_by_default and num_modules and find_unsupported(spec) is not None:
-        spec.num_speculative_tokens = num_modules
-
-
-def _fill_method(spec: "SpeculativeConfig", checkpoint: DraftCheckpoint) -> None:
-    found, family = checkpoint.method, checkpoint.family
-    if found is not None and spec.method not in (None, found):
-        logger.warning(
-            'method "%s" is set, but %s drafts with "%s" (%s), which is used: unset '
-            "method.",
-            spec.method,
-            spec.model,
-            found,
-            f"{family.name}: {family.signs}" if family else "by its tensors",
-        )
-    spec.method = found or spec.method
-
-
-def _fill_parallel_drafting(
-    spec: "SpeculativeConfig", checkpoint: DraftCheckpoint
-) -> None:
-    if spec.parallel_drafting is None:
-        spec.parallel_drafting = checkpoint.is_parallel
-    elif spec.parallel_drafting and checkpoint.mask_token_id is None:
-        raise ValueError(
-            f"parallel_drafting is set, but {spec.model} was not trained for it: its "
-            "config names no mask_token_id, pard_token or ptd_token_id. Unset "
-            'parallel_drafting, or a method that means it such as "pard", or use a '
-            "PARD or P-EAGLE checkpoint."
-        )
-    elif not spec.parallel_drafting and checkpoint.is_parallel:
-        logger.warning(
-            "%s was trained for parallel drafting, but parallel_drafting=false makes "
-            "it draft one token per pass: unset parallel_drafting to use it as meant.",
-            spec.model,
-        )
-
-
-def _fill_num_drafts(spec: "SpeculativeConfig", checkpoint: DraftCheckpoint) -> None:
-    """Fills in K; warns if it is far above the trained one. A block has no more.
-
-    Checkpoints of PARD and PARD-2 do not say what they were trained for.
-    """
-    trained, family = checkpoint.num_speculative_tokens, checkpoint.family
-    fill_length(spec, trained, family and family.num_drafts)
-    drafts = spec.num_speculative_tokens
-    if drafts is not None and (type(drafts) is not int or drafts < 1):
-        raise ValueError(
-            f"num_depths or speculative_tokens in {spec.model}/config.json must be a "
-            f"positive integer, not {trained!r}: correct it there, or add "
-            '"num_speculative_tokens" to the speculative config.'
-        )
-    if not checkpoint.is_parallel or type(trained) is not int:
-        return
-    # A block has no rows behind its end that were trained.
-    is_block = spec.method in BLOCK_METHODS
-    most = trained if is_block else FAR_BEYOND * trained
-    if drafts > most > 0:
-        logger.warning(
-            "num_speculative_tokens is %d, but %s was trained to draft %d tokens at "
-            "once: those far behind them are %s. Lower it, or leave it unset.",
-            drafts,
-            spec.model,
-            trained,
-            "not drafted" if is_block else "hardly accepted",
-        )
-        spec.num_speculative_tokens = most if is_block else drafts
-
-
-# With the engine's config: the drafter.
+# Of a position, in a lattice: its edges are the square of it.
+MAX_CANDIDATES = 64
+# MTP modules that are fed the target's last hidden states and attend to all tokens.
+# Others are fed other states, share KV or indices, or need kernels of their own.
+MTP_MODULES = (
+    "DeepSeekMTPModel",
+    "ErnieMTPModel",
+    "ExaoneMoeMTP",
+    "Glm4MoeLiteMTPModel",
+    "Glm4MoeMTPModel",
+    "MiMoMTPModel",
+    "NemotronHMTPModel",
+    "Qwen3NextMTP",
+    "Qwen3_5MTP",
+    "Qwen3_5MoeMTP",
+)
+# DSpark drafters whose Markov head is a bias by the token before.
+DSPARK_LATTICES = ("Qwen3DSparkModel", "Qwen3OmniDSparkModel")
 
 
 def resolve_drafter(vllm_config: "VllmConfig") -> None:
@@ -216,17 +87,16 @@ def resolve_drafter(vllm_config: "VllmConfig") -> None:
     if spec.method in BLOCK_METHODS and has_models:
         check_block(spec)
         drafter = replace(drafter, tapped_layers=find_tapped_layers(spec))
-        check_layers(vllm_config, drafter)
     if is_checked:
         drafter = _read_models(vllm_config, drafter)
         _log_models(spec, drafter)
     drafter, schedule, is_trimmed = settle_lengths(vllm_config, drafter)
-    check_speculator(vllm_config, drafter, schedule, is_trimmed)
+    check_speculator(vllm_config, drafter)
+    check_layers(vllm_config, drafter)
     if is_checked or drafter.is_block:
         check_parallelism(vllm_config, drafter.is_fitted)
     if is_checked:
         settle_ranks(spec, drafter.is_unified)
-        check_layers(vllm_config, drafter)
         check_blocks(vllm_config)
     if is_checked and has_own:
         check_weights(vllm_config, drafter)
@@ -314,3 +184,162 @@ def _log_models(spec: "SpeculativeConfig", drafter: DrafterConfig) -> None:
     }
     said = ", ".join(part for part, is_said in parts.items() if is_said)
     logger.info("Drafter %s: %s.", spec.model, said)
+
+
+# Which speculator drafts.
+
+
+def fit_modules(spec: "SpeculativeConfig", num_modules: int | None) -> None:
+    """Drafts a token with each MTP module, if nobody set K, and vLLM's own speculators
+    run them."""
+    if spec.is_auto_by_default and num_modules and find_unsupported(spec) is not None:
+        spec.num_speculative_tokens = num_modules
+
+
+def find_unsupported(spec: "SpeculativeConfig") -> str | None:
+    """What in a speculative config, or in its target's config, the unified speculator
+    does not support; None if it supports all of it."""
+    if spec.method not in METHODS:
+        return f"method {spec.method}"
+    if (draft := getattr(spec, "draft_model_config", None)) is None:
+        return "a drafter without a model config"
+    target, parallel = spec.target_model_config, spec.target_parallel_config
+    beside = "enable_adaptive_verification beside"
+    is_trimmed = spec.enable_adaptive_verification
+    has_schedule = spec.num_speculative_tokens_per_batch_size not in (None, AUTO)
+
+    def has_ranks(kind: str) -> bool:
+        return parallel is not None and getattr(parallel, f"{kind}_parallel_size") > 1
+
+    # Only EAGLE-3 heads are fed M-RoPE positions, and only if the target has them.
+    has_both = target is not None and target.uses_mrope and draft.uses_mrope
+    dims = (draft.mrope_num_dims, target.mrope_num_dims) if has_both else (0, 0)
+    reasons = {
+        f"{beside} a schedule of draft lengths": is_trimmed and has_schedule,
+        f"{beside} data parallelism": is_trimmed and has_ranks("data"),
+        f"M-RoPE of {dims[0]} dimensions on a target of {dims[1]}": (
+            spec.method == "eagle3" and dims[0] != dims[1]
+        ),
+        "decode context parallelism": has_ranks("decode_context"),
+        "prefill context parallelism": has_ranks("prefill_context"),
+    }
+    if spec.method == "mtp":
+        config, name = draft.hf_config, draft.architectures[0]
+        has_several = (getattr(config, "n_predict", None) or 1) > 1
+        is_alone = spec.num_speculative_tokens == 1 and spec.draft_tree is None
+        shares_indices = getattr(config, "index_share_for_mtp_iteration", False)
+        reasons |= {
+            "several MTP modules": has_several and not is_alone,
+            f"the MTP modules of {name}": name not in MTP_MODULES,
+            "MTP modules with sparse attention": hasattr(config, "index_topk")
+            or spec.index_share_for_mtp_iteration
+            or shares_indices,
+        }
+    return first_of(reasons)
+
+
+def find_no_lattice(vllm_config: "VllmConfig") -> str | None:
+    """Why no trees can be grown from the block of a method in `BLOCK_METHODS`; None if
+    they can."""
+    from vllm.config.speculative import XPRESS_ARCHITECTURES
+
+    spec = vllm_config.speculative_config
+    if (draft := spec.draft_model_config) is None:
+        return "a drafter without a model config"
+    name = draft.architectures[0]
+    is_dspark = spec.method == "dspark"
+    block = getattr(draft.hf_config, "dflash_config", None) or {}
+    reasons = {
+        # Their scores depend on the whole path, or on a head of another form.
+        f"{name}, whose scores depend on the whole path": name in XPRESS_ARCHITECTURES,
+        f"{name}": is_dspark and name not in DSPARK_LATTICES,
+        "dspark_draft_topk": is_dspark
+        and getattr(draft.hf_config, "dspark_draft_topk", None) is not None,
+        f"a selector_top_k above {MAX_CANDIDATES}": (
+            block.get("selector_top_k", 0) > MAX_CANDIDATES
+        ),
+        "use_local_argmax_reduction": spec.use_local_argmax_reduction,
+        "a quantized Markov head": is_dspark and draft.quantization is not None,
+        "watermarking": getattr(vllm_config, "watermark_config", None) is not None,
+    }
+    return first_of(reasons)
+
+
+def runs_v2_on_cpu(vllm_config: "VllmConfig", by_default: bool = True) -> bool:
+    """Whether a CPU without Triton runs Model Runner V2, its kernels compiled for it.
+
+    Args:
+        by_default: the user did not ask for V2. It then runs only if the unified
+            speculator drafts, or vLLM's own of the DFlash family.
+    """
+    if not COMPILED or getattr(vllm_config, "watermark_config", None) is not None:
+        return False
+    spec = getattr(vllm_config, "speculative_config", None)
+    if not by_default or spec is None:
+        return not by_default
+    return spec.method in BLOCK_METHODS or find_unsupported(spec) is None
+
+
+def keeps_token_budget(vllm_config: "VllmConfig") -> bool:
+    """Whether the target keeps its whole token budget, which is set here: the unified
+    speculator has its own buffers."""
+    if not drafts_unified(vllm_config.speculative_config):
+        return False
+    scheduler = vllm_config.scheduler_config
+    if scheduler.max_num_scheduled_tokens is None:
+        scheduler.max_num_scheduled_tokens = scheduler.max_num_batched_tokens
+    return True
+
+
+def may_quantize_lm_head(spec: "SpeculativeConfig") -> bool:
+    """Whether `draft_lm_head_quantization` can apply to the kind of drafter."""
+    if find_unsupported(spec) is None:
+        return True
+    return spec.method in ("eagle", "eagle3", "mtp") and not spec.use_gemma4_mtp()
+
+
+def check_speculator(vllm_config: "VllmConfig", drafter: DrafterConfig) -> None:
+    """Refuses settings that only the unified speculator supports if another drafts."""
+    spec = vllm_config.speculative_config
+    is_own_v1 = drafter.method in BLOCK_METHODS and not drafter.is_block
+    found = V1 if is_own_v1 else drafter.unsupported or V1
+    drawn = f"draft_sample_method={spec.draft_sample_method} with"
+    is_head = spec.method in ("eagle", "eagle3", "mtp")  # vLLM's also quantize
+    asked = {
+        "parallel_drafting_width": spec.parallel_drafting_width is not None,
+        "draft_tree": spec.draft_tree is not None and not drafter.can_draft_trees,
+        "draft_window": spec.draft_window is not None,
+        f"{drawn} use_heterogeneous_vocab": spec.use_heterogeneous_vocab
+        and spec.draft_sample_method != "greedy",
+        "draft_lm_head_quantization": spec.draft_lm_head_quantization is not None
+        and not is_head,
+    }
+    setting = first_of(asked)
+    if setting is not None and not drafter.is_unified:
+        raise ValueError(
+            f"{setting} does not support {found}: turn that off, or unset "
+            f"{setting.partition('=')[0]}."
+        )
+
+
+def log_who_drafts(vllm_config: "VllmConfig", drafter: DrafterConfig) -> None:
+    """Logs one line if vLLM's own speculator drafts although nobody asked for it."""
+    asked_for_v1 = envs.VLLM_USE_V2_MODEL_RUNNER is False
+    if drafter.is_unified or drafter.method not in METHODS or asked_for_v1:
+        return
+    if drafter.unsupported is None and not vllm_config.use_v2_model_runner:
+        on_cpu = "On a CPU it needs the packages triton and llvmlite. "
+        logger.warning_once(
+            "Drafting falls back to Runner V1, without the unified speculator, because "
+            "Model Runner V2 cannot run this engine: see the line above. %s"
+            "VLLM_USE_V2_MODEL_RUNNER=1 tells what is in the way.",
+            on_cpu if current_platform.is_cpu() and not COMPILED else "",
+        )
+        return
+    is_v2 = vllm_config.use_v2_model_runner
+    logger.warning_once(
+        "Drafting falls back to %s: the unified one does not support %s.%s",
+        f"vLLM's own speculator{'' if is_v2 else ' on the deprecated Runner V1'}",
+        drafter.unsupported,
+        "" if "MTP modules" in drafter.unsupported else " Turn that off to use it.",
+    )

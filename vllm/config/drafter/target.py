@@ -12,27 +12,29 @@ Without them it can draft, too, but less well.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from filecmp import cmp
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any
 
 import torch
+from tokenizers import Tokenizer
 
 from vllm.logger import init_logger
+from vllm.platforms import current_platform
 from vllm.v1.spec_decode.vocab_mapping import VocabMapping
 
-from .drafter import BLOCK_METHODS, TargetFeatures
+from . import BLOCK_METHODS, DrafterConfig, TargetFeatures, first_of
 from .families import (
     AGAIN,
     TAPPED_LAYERS,
     check_finite,
     check_integers,
-    get_mask_token_id,
+    first_set,
     takes_aux_hidden_states,
 )
-from .files import find_file, parse_json, tensor_names
+from .files import find_file, tensor_names
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -56,6 +58,9 @@ LEAST_COMMON = 0.01
 MEDIA = re.compile(
     r"(image|video|audio|media|vision|[be]o[ia])_(\w+_)?token_(id|index)$"
 )
+# Config keys of the mask token's id: of speculators and NeMo, of PARD, of Amazon's
+# P-EAGLE. The first one found is used.
+MASK_TOKEN_KEYS = ("mask_token_id", "pard_token", "ptd_token_id")
 # By method, values of config keys that vLLM's speculators do not look at.
 UNKNOWN_BLOCKS = {
     "dflash": {"projector_type": ("domino", "dspark"), "sample_from_anchor": (True,)},
@@ -91,33 +96,27 @@ def match_vocabularies(spec: "SpeculativeConfig") -> int | None:
     target_size, draft_size = target.get_vocab_size(), draft.get_vocab_size()
     if spec.use_heterogeneous_vocab:
         return None
-    is_head = spec.method != "draft_model"
-    if is_head:
-        _check_head(spec, target_size, draft_size)
-    else:
+    if spec.method == "draft_model":
         check_tokens(spec, target_size, draft_size)
-    if target_size == draft_size:
-        return None
-    config = draft.hf_config
-    if is_head and getattr(config, "draft_vocab_size", None) in (None, draft_size):
-        config.draft_vocab_size = target_size
-    draft.hf_text_config.vocab_size = target_size
-    draft.model_arch_config = draft.get_model_arch_config()
-    return draft_size
-
-
-def _check_head(spec: "SpeculativeConfig", target_size: int, draft_size: int) -> None:
-    if draft_size < target_size - VOCAB_PADDING:
+    elif draft_size < target_size - VOCAB_PADDING:
         raise ValueError(
             f"vocab_size of {spec.model} ({draft_size}) must be the target's "
             f"({target_size}), or more: use a head that was trained for this target."
         )
-    reduced = getattr(spec.draft_model_config.hf_config, "draft_vocab_size", None)
+    config = draft.hf_config
+    reduced = getattr(config, "draft_vocab_size", None)
     if reduced is not None and not 0 < reduced <= draft_size:
         raise ValueError(
             f"draft_vocab_size of {spec.model} ({reduced}) must be from 1 to its "
             f"vocab_size ({draft_size}): correct it in config.json."
         )
+    if target_size == draft_size:
+        return None
+    if spec.method != "draft_model" and reduced in (None, draft_size):
+        config.draft_vocab_size = target_size
+    draft.hf_text_config.vocab_size = target_size
+    draft.model_arch_config = draft.get_model_arch_config()
+    return draft_size
 
 
 def check_tokens(spec: "SpeculativeConfig", target_size: int, draft_size: int) -> None:
@@ -144,7 +143,6 @@ def check_tokens(spec: "SpeculativeConfig", target_size: int, draft_size: int) -
         return
     theirs = without_media(theirs, target.hf_config)
     different = list(_different_tokens(theirs, ours))
-    reason = why_different(theirs, ours, min(target_size, draft_size))
     if is_same_size and len(different) <= MAX_DIFFERENT * len(ours):
         if different:
             logger.warning(
@@ -154,7 +152,9 @@ def check_tokens(spec: "SpeculativeConfig", target_size: int, draft_size: int) -
                 len(different),
                 *reversed(different[0]),
             )
-    elif reason is not None:
+        return
+    reason = why_different(theirs, ours, min(target_size, draft_size))
+    if reason is not None:
         raise ValueError(
             f"{spec.model} has {draft_size} tokens and the target {target_size}, and "
             f"{reason}: use a draft model of the target's own family, or set "
@@ -179,6 +179,8 @@ def map_vocabularies(spec: "SpeculativeConfig") -> VocabMapping | None:
     try:
         tokenizers = (get_tokenizer(name, revision=at, **trust) for name, at in named)
         mapping = VocabMapping(*tokenizers, *sizes, torch.device("cpu"))
+        if (unknown := mapping.draft_unk_token_id) >= draft_size:
+            raise ValueError(f"token {unknown}, of vocab_size {draft_size}, is none.")
     except (OSError, ValueError) as error:
         raise ValueError(
             f"use_heterogeneous_vocab needs the tokenizers of {spec.model} and of the "
@@ -190,12 +192,6 @@ def map_vocabularies(spec: "SpeculativeConfig") -> VocabMapping | None:
             f"in common with the target, which has {target_size}, and "
             "use_heterogeneous_vocab drafts no others: use a draft model whose "
             "tokenizer is closer to the target's."
-        )
-    if mapping.draft_unk_token_id >= draft_size:
-        raise ValueError(
-            f"The unk_token or eos_token of {spec.model} is token "
-            f"{mapping.draft_unk_token_id}, but its vocab_size is {draft_size}: "
-            "correct its tokenizer_config.json."
         )
     return mapping
 
@@ -215,25 +211,20 @@ def _tokens(
 ) -> Tokens:
     """Ids of the tokens in a tokenizer.json, or of another tokenizer; empty if there is
     none. Refuses a broken tokenizer.json."""
-    if file is None:
-        from transformers import AutoTokenizer
-
-        trust = {"trust_remote_code": trust_remote_code}
+    if file is not None:
         try:
-            return AutoTokenizer.from_pretrained(
-                model, revision=revision, **trust
-            ).get_vocab()
-        except (OSError, ValueError, ImportError):
-            return {}
-    tokenizer = parse_json(file)
+            return Tokenizer.from_file(str(file)).get_vocab()
+        except Exception as error:  # its only type
+            raise ValueError(f"{file} holds no tokenizer ({error}): {AGAIN}.") from None
+    from transformers import AutoTokenizer
+
+    trust = {"trust_remote_code": trust_remote_code}
     try:
-        tokens = tokenizer["model"]["vocab"]
-        if isinstance(tokens, list):  # Unigram; BPE and WordPiece map tokens to ids
-            tokens = {token: number for number, (token, _) in enumerate(tokens)}
-        added = {token["content"]: token["id"] for token in tokenizer["added_tokens"]}
-    except (LookupError, TypeError, ValueError):
-        raise ValueError(f"{file} holds no tokenizer: {AGAIN}.") from None
-    return tokens | added
+        return AutoTokenizer.from_pretrained(
+            model, revision=revision, **trust
+        ).get_vocab()
+    except (OSError, ValueError, ImportError):
+        return {}
 
 
 def why_different(target: Tokens, draft: Tokens, num_common: int) -> str | None:
@@ -273,43 +264,39 @@ def find_context(spec: "SpeculativeConfig") -> int | None:
     whatever their config says, and have fewer only if the user sets `max_model_len`.
     Refuses drafts that would never fit.
     """
-    drafts, target = spec.num_speculative_tokens, spec.target_model_config.max_model_len
-    lengths = {"num_speculative_tokens": drafts, "draft_tree": spec.draft_tree or 0}
-    for key, length in lengths.items():
-        if length >= target:
-            raise ValueError(
-                f"{key} ({length}) must be below the target's max_model_len "
-                f"({target}): lower it."
-            )
-    context = spec.max_model_len
+    target = spec.target_model_config.max_model_len
+    context = spec.max_model_len or target
     if spec.method == "draft_model":
         context = spec.draft_model_config.max_model_len
-    if context is not None and drafts >= context:
-        raise ValueError(
-            f"num_speculative_tokens ({drafts}) must be below the drafter's context "
-            f"({context}): lower it, or raise max_model_len of speculative_config or "
-            "max_position_embeddings of the drafter."
-        )
-    return context if context is not None and context < target else None
+    drafts = "num_speculative_tokens", spec.num_speculative_tokens
+    for (key, length), whose, limit in (
+        (drafts, "the target's max_model_len", target),
+        (("draft_tree", spec.draft_tree or 0), "the target's max_model_len", target),
+        (drafts, "the drafter's context", context),
+    ):
+        if length >= limit:
+            raise ValueError(
+                f"{key} ({length}) must be below {whose} ({limit}): lower it, or raise "
+                "max_model_len."
+            )
+    return context if context < target else None
 
 
 def find_mask_token(spec: "SpeculativeConfig") -> int | None:
     """The mask token's id; None for autoregressive drafting. Refuses an invalid one."""
     if not spec.parallel_drafting:
         return None
-    if spec.method in ("eagle", "mtp"):
-        raise ValueError(
-            "parallel_drafting needs a drafter with a learned mask_hidden, which "
-            f'method "{spec.method}" lacks: use an EAGLE-3 style checkpoint '
-            '(P-EAGLE) with method "eagle3".'
-        )
-    mask = get_mask_token_id(spec.draft_model_config.hf_config)
+    mask = first_set(spec.draft_model_config.hf_config, *MASK_TOKEN_KEYS)
     vocab = spec.draft_model_config.get_vocab_size()
-    if type(mask) is not int or not 0 <= mask < vocab:
+    named = f"a config that names {mask!r}"
+    if has_none := spec.method in ("eagle", "mtp"):
+        named = f'a drafter of method "{spec.method}"'
+    if has_none or type(mask) is not int or not 0 <= mask < vocab:
         raise ValueError(
-            f"parallel_drafting needs a mask token of the draft model's {vocab} "
-            f"tokens, but its config names {mask!r}: correct mask_token_id, "
-            "pard_token or ptd_token_id in config.json, or unset parallel_drafting."
+            f"parallel_drafting needs a drafter trained for it, with a mask token of "
+            f"its {vocab} tokens, not {named}: unset parallel_drafting, or a method "
+            'that means it such as "pard", or correct mask_token_id, pard_token or '
+            "ptd_token_id in config.json."
         )
     return mask
 
@@ -423,10 +410,8 @@ def check_architecture(spec: "SpeculativeConfig") -> None:
             f"draft_window does not support {spec.model}, some layers of which attend "
             "to chunks in the place of all tokens: unset it."
         )
-    drafts, longest = (
-        spec.num_speculative_tokens,
-        spec.target_model_config.max_model_len,
-    )
+    drafts = spec.num_speculative_tokens
+    longest = spec.target_model_config.max_model_len
     if not drafts < window < longest:
         logger.warning(
             "draft_window (%d) should be above num_speculative_tokens (%d) and below "
@@ -439,11 +424,114 @@ def check_architecture(spec: "SpeculativeConfig") -> None:
         )
 
 
+# What the engine and the target's layers support.
+
+
+def check_parallelism(vllm_config: "VllmConfig", is_fitted: bool) -> None:
+    """Refuses pipeline stages where drafting does not support them.
+
+    On a CPU neither of vLLM's runners drafts with several stages. Only the last stage
+    knows the draft tree, and vLLM's own speculators would split a draft model into
+    stages as the target is.
+    """
+    spec, parallel = vllm_config.speculative_config, vllm_config.parallel_config
+    stages = parallel.pipeline_parallel_size
+    named = f"pipeline_parallel_size ({stages}) does not support"
+    if stages == 1:
+        return
+    if spec.draft_tree is not None:
+        raise ValueError(
+            f"{named} draft_tree ({spec.draft_tree}): unset it, or use "
+            "tensor_parallel_size."
+        )
+    if not is_fitted and (spec.method == "draft_model" or spec.parallel_drafting):
+        raise ValueError(
+            f"{named} draft models and parallel drafting where vLLM's own speculators "
+            "draft: use tensor_parallel_size, or an EAGLE-3 head with "
+            "parallel_drafting=false."
+        )
+    if current_platform.is_cpu():
+        raise ValueError(
+            f"Pipeline stages on a CPU ({stages}) do not support drafters: use "
+            "tensor_parallel_size."
+        )
+
+
+def check_layers(vllm_config: "VllmConfig", drafter: DrafterConfig) -> None:
+    """Refuses heads fed hidden states that the target does not return, or that Model
+    Runner V1 orders otherwise."""
+    from vllm.model_executor.model_loader import get_model_cls
+    from vllm.model_executor.models.interfaces import supports_eagle3
+
+    spec, ids = vllm_config.speculative_config, list(drafter.tapped_layers or ())
+    if ids != sorted(ids) and not vllm_config.use_v2_model_runner:
+        raise ValueError(
+            f"eagle_aux_hidden_state_layer_ids of {spec.model} {ids} are not in "
+            "ascending order, in which Model Runner V1 feeds them: turn V1 off."
+        )
+    if spec.method != "eagle3" or drafter.tapped_layers == ():
+        return
+    target = get_model_cls(spec.target_model_config)
+    if not supports_eagle3(target):
+        raise ValueError(
+            f"EAGLE-3 does not support {target.__name__} as a target, which in vLLM "
+            f"does not return auxiliary hidden states: use a draft model or PARD "
+            f"in the place of {spec.model}."
+        )
+
+
+def check_blocks(vllm_config: "VllmConfig") -> None:
+    """Refuses, on a CPU, target and drafter of which only one has MLA.
+
+    There vLLM's MLA supports only KV blocks of 16 tokens, and its other attention only
+    multiples of 32. With AMX it has another MLA, which supports those.
+    """
+    spec, backend = vllm_config.speculative_config, vllm_config.attention_config.backend
+    target, draft = spec.target_model_config, spec.draft_model_config
+    is_asked_for = backend is not None and backend.name == "CPU_MLA"
+    has_other = torch.cpu._is_amx_tile_supported() and not is_asked_for
+    if not current_platform.is_cpu() or target.use_mla == draft.use_mla or has_other:
+        return
+    has, lacks = (target.model, spec.model)[:: 1 if target.use_mla else -1]
+    raise ValueError(
+        f"{has} has MLA and {lacks} has not, which on a CPU need KV blocks of "
+        "different sizes: set VLLM_MLA_DISABLE=1, or use a drafter with the target's "
+        "attention."
+    )
+
+
+def settle_ranks(spec: "SpeculativeConfig", is_unified: bool) -> None:
+    """Splits a drafter over the ranks, as the target is, if each of them cannot have
+    the whole of it; refuses one that cannot be split so."""
+    target, draft = spec.target_parallel_config, spec.draft_parallel_config
+    size = target.tensor_parallel_size
+    if draft is None or draft.tensor_parallel_size == size:
+        return
+    reasons = {
+        "heads, which take the target's embeddings and output layer": (
+            spec.method != "draft_model"
+        ),
+        "mixtures of experts": spec.draft_model_config.is_moe,
+        "vLLM's own speculators": not is_unified,
+    }
+    split = first_of(reasons)
+    if split is None:
+        return
+    logger.warning(
+        "draft_tensor_parallel_size=%d does not support %s: %s is split in %d, as the "
+        "target is. Leave it unset.",
+        draft.tensor_parallel_size,
+        split,
+        spec.model,
+        size,
+    )
+    spec.draft_tensor_parallel_size = size
+    draft = spec.create_draft_parallel_config(target, size, spec.draft_model_config)
+    spec.draft_model_config.verify_with_parallel_config(draft)
+    spec.draft_parallel_config = draft
+
+
 # PARD-2's features of the target.
-
-
-class _IncompatibleTarget(Exception):
-    """Why a drafter cannot be fed the target's hidden states, and what to do."""
 
 
 def find_target_features(
@@ -452,24 +540,37 @@ def find_target_features(
     """The target's hidden states that a PARD-2 drafter is fed; None if it has to draft
     without them, which is logged. Refuses a projection that contradicts its config."""
     spec = vllm_config.speculative_config
-    try:
-        features = _read_features(spec)
-        if not is_unified:
-            raise _IncompatibleTarget(
-                "the unified speculator does not run. Run Model Runner V2, and leave "
-                "off what keeps drafting from it"
-            )
-        if features.tapped and vllm_config.parallel_config.pipeline_parallel_size > 1:
-            raise _IncompatibleTarget(
-                "the last pipeline stage, which drafts, lacks those of other stages. "
-                "Use tensor_parallel_size"
-            )
-    except _IncompatibleTarget as why:
-        log_without_target(spec.model, str(why))
+    draft, target = spec.draft_model_config, spec.target_model_config
+    warp = find_file(spec.model, WARP, spec.revision)
+    if warp is None:
+        log_without_target(spec.model, f"it has no {WARP}. Download that file too")
+        return None
+    tensors = load_warp(warp)
+    named, scale = _read_features(spec, has_bias=BIAS in tensors)
+    depth, width = target.get_total_num_hidden_layers(), target.get_hidden_size()
+    # Indices into the depth + 1 hidden states that transformers returns.
+    layers = tuple(layer % (depth + 1) for layer in named)
+    features = TargetFeatures(layers, depth, float(scale), warp)
+    is_split = vllm_config.parallel_config.pipeline_parallel_size > 1
+    fed = list(tensors[WEIGHT].shape)
+    wanted = [draft.get_hidden_size(), len(named) * width]
+    other = "Use a drafter that was trained for this target"
+    reasons = {
+        f"it is fed layers {[*named]}, and the target has {depth}. {other}": not all(
+            -depth - 1 <= layer <= depth for layer in named
+        ),
+        f"{WEIGHT} has shape {fed}, and {len(named)} layers of this target need "
+        f"{wanted}. {other}": fed != wanted,
+        "the unified speculator does not run. Run Model Runner V2, and leave off what "
+        "keeps drafting from it": not is_unified,
+        "the last pipeline stage, which drafts, lacks those of other stages. Use "
+        "tensor_parallel_size": is_split and features.tapped,
+    }
+    if (why := first_of(reasons)) is not None:
+        log_without_target(spec.model, why)
         return None
     # vLLM reads from here which layers' hidden states the target returns.
-    config = spec.draft_model_config.hf_config
-    config.eagle_aux_hidden_state_layer_ids = list(features.tapped)
+    draft.hf_config.eagle_aux_hidden_state_layer_ids = list(features.tapped)
     return features
 
 
@@ -482,48 +583,28 @@ def log_without_target(model: str, why: str) -> None:
     )
 
 
-def _read_features(spec: "SpeculativeConfig") -> TargetFeatures:
-    draft, target = spec.draft_model_config, spec.target_model_config
-    warp = find_file(spec.model, WARP, spec.revision)
-    if warp is None:
-        raise _IncompatibleTarget(f"it has no {WARP}. Download that file too")
-    tensors = load_warp(warp)
-    config, where = draft.hf_config, f"in {spec.model}/config.json"
-    has_bias = BIAS in tensors
-    if _get(config, "pard2_proj_bias", has_bias) != has_bias:
+def _read_features(
+    spec: "SpeculativeConfig", has_bias: bool
+) -> tuple[Sequence[int], float]:
+    """The layers in a PARD-2 drafter's config, and the scale."""
+    where = f"in {spec.model}/config.json"
+
+    def get(key: str, default: Any) -> Any:
+        config = spec.draft_model_config.hf_config
+        return first_set(config, key, *OLD_NAMES[key], default=default)
+
+    if get("pard2_proj_bias", has_bias) != has_bias:
         raise ValueError(
-            f"pard2_proj_bias {where} contradicts {warp}, which "
+            f"pard2_proj_bias {where} contradicts {WARP}, which "
             f"has {'a' if has_bias else 'no'} {BIAS}: correct it, or {AGAIN}."
         )
-    scale, size = _get(config, "pard2_scale", 0.02), _get(config, "pard2_target_dim", 0)
+    scale, size = get("pard2_scale", 0.02), get("pard2_target_dim", 0)
     check_finite(f"pard2_scale {where}", scale)
     check_finite(f"pard2_target_dim {where}", size)
-    has_many = _get(config, "pard2_ml", size > 10000)
-    usual = MANY_LAYERS if has_many else MANY_LAYERS[:1]
-    named = _get(config, "pard2_target_layers", usual)
+    usual = MANY_LAYERS if get("pard2_ml", size > 10000) else MANY_LAYERS[:1]
+    named = get("pard2_target_layers", usual)
     check_integers(f"pard2_target_layers {where}", named)
-    depth, width = target.get_total_num_hidden_layers(), target.get_hidden_size()
-    other = "Use a drafter that was trained for this target"
-    if not all(-depth - 1 <= layer <= depth for layer in named):
-        raise _IncompatibleTarget(
-            f"it is fed layers {list(named)}, and the target has {depth}. {other}"
-        )
-    fed = tuple(tensors[WEIGHT].shape)
-    wanted = (draft.get_hidden_size(), len(named) * width)
-    if fed != wanted:
-        raise _IncompatibleTarget(
-            f"{WEIGHT} has shape {list(fed)}, and {len(named)} layers of this target "
-            f"need {list(wanted)}. {other}"
-        )
-    # Indices into the depth + 1 hidden states that transformers returns.
-    layers = tuple(layer % (depth + 1) for layer in named)
-    return TargetFeatures(layers, depth, float(scale), warp)
-
-
-def _get(config: Any, key: str, default: Any) -> Any:
-    """The value of a key, which may have another name."""
-    values = (getattr(config, name, None) for name in (key, *OLD_NAMES.get(key, ())))
-    return next((value for value in values if value is not None), default)
+    return named, scale
 
 
 def warp_here(spec: "SpeculativeConfig") -> Path:

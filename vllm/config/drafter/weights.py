@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
+from safetensors import safe_open
 
 from vllm.config.cache import KV_CACHE_DTYPES, is_known_kv_cache_dtype
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
 
-from .drafter import DrafterConfig
+from . import DrafterConfig
 from .families import AGAIN, takes_aux_hidden_states, tapped_layers
 from .files import INDEX, MODEL, Tensor, read_headers
 
@@ -49,8 +50,6 @@ WITH_SCALES += ("fbgemm_fp8", "quark", "inc")
 # Kinds of tensors that hold a layer's weights, and their scales.
 MATRICES = ("weight", "weight_packed", "qweight")
 SCALES = ("weight_scale", "weight_scale_inv", "scales", "qscale_weight")
-MOST_NAMED = 8  # of the missing tensors, in an error
-CORRECT = f"correct them, or {AGAIN}"
 
 
 def check_weights(vllm_config: "VllmConfig", drafter: DrafterConfig) -> None:
@@ -73,7 +72,7 @@ def check_weights(vllm_config: "VllmConfig", drafter: DrafterConfig) -> None:
     check_scales(spec.draft_model_config, tensors)
     arch = spec.draft_model_config.architectures[0]
     if arch in {"eagle3": HEADS, "draft_model": DENSE}.get(spec.method, ()):
-        _Weights(spec, tensors, drafter.checkpoint_vocab_size).check()
+        check_tensors(spec, tensors, drafter.checkpoint_vocab_size)
 
 
 def _check_load_format(vllm_config: "VllmConfig", vocab_size: int | None) -> None:
@@ -210,162 +209,124 @@ class Expected(NamedTuple):
         shape: a single number stands for as many values in any shape.
         by: the config keys that it follows from.
         why: why the drafter needs it; None: it may lack it.
-        remedy: for another shape.
     """
 
     name: str
     shape: tuple[int, ...]
     by: str
     why: str | None = None
-    remedy: str = CORRECT
 
 
-class _Weights:
-    """A drafter's tensors, and what its config says of them.
+def check_tensors(
+    spec: "SpeculativeConfig", tensors: Mapping[str, Tensor], num_rows: int | None
+) -> None:
+    """Refuses tensors of other shapes or layers than its config says, or of another
+    kind of drafter; and checks the values of d2t.
 
     Args:
         num_rows: of the embeddings, before they are padded or cut to the target's.
     """
-
-    def __init__(
-        self,
-        spec: "SpeculativeConfig",
-        tensors: Mapping[str, Tensor],
-        num_rows: int | None,
-    ) -> None:
-        self.spec, self.model = spec, spec.model
-        self.tensors = {name.removeprefix("model."): t for name, t in tensors.items()}
-        self.config: Any = spec.draft_model_config.hf_text_config
-        self.num_rows = num_rows or self.config.vocab_size
-        target = spec.target_model_config
-        self.target_width = target.get_hidden_size()
-        self.num_target_tokens = target.get_vocab_size()
+    tensors = {name.removeprefix("model."): t for name, t in tensors.items()}
+    draft = spec.draft_model_config
+    rows = num_rows or draft.hf_text_config.vocab_size
+    expected = [*_of_model(spec, tensors, rows)]
+    if spec.method == "eagle3":
+        expected += _of_head(spec, rows)
+    for each in expected:
+        if each.why is not None and each.name not in tensors:
+            raise ValueError(f"{spec.model} has no tensor {each.name}: {each.why}.")
+    for name, shape, by, _ in expected:
         # Packed quantized weights have other shapes.
-        self.is_quantized = is_quantized_in_files(spec.draft_model_config)
-        reduced = getattr(self.config, "draft_vocab_size", None)
-        self.num_drafted = reduced or self.config.vocab_size
-        self.drafts_all = self.num_drafted == self.config.vocab_size
-
-    def check(self) -> None:
-        """Checks which tensors there are, their shapes, and the values of d2t."""
-        is_head = self.spec.method == "eagle3"
-        expected = [*(self._of_head() if is_head else ()), *self._of_model()]
-        whys = {each.name: each.why for each in expected if each.why}
-        missing = {n: why for n, why in whys.items() if n not in self.tensors}
-        refuse_missing(self.model, missing)
-        for each in expected:
-            self._check_tensor(each)
-        self._check_layers()
-
-    def _of_head(self) -> Iterator[Expected]:
-        """What an EAGLE-3 head has besides."""
-        hidden, target = self.config.hidden_size, self.target_width
-        number = getattr(self.config, "num_aux_hidden_states", None)
-        number = number or len(tapped_layers(self.config) or ()) or 3
-        rows = self.num_rows if self.drafts_all else self.num_drafted
-        fed = f"{number} layers of the target's hidden size ({target})"
-        if takes_aux_hidden_states(self.config) and not self.is_quantized:
-            yield Expected(
-                "fc.weight",
-                (hidden, number * target),
-                f"its hidden_size and {fed}",
-                "it is not an EAGLE-3 head; with a draft model of its own vocabulary "
-                'and embeddings set "method": "draft_model"',
-                "use a head that was trained for this target, or correct config.json",
-            )
-        if self.spec.parallel_drafting:
-            yield Expected(
-                "mask_hidden",
-                (number * target,),
-                fed,
-                "parallel drafting needs it; use a P-EAGLE checkpoint, or set "
-                "parallel_drafting=false",
-                f"{AGAIN}, or set parallel_drafting=false",
-            )
-        key, in_file = "draft_vocab_size", "in its config.json"
-        why_table = why_rows = None
-        if not self.drafts_all:
-            share = f"{self.num_drafted} of the target's {self.num_target_tokens}"
-            why_table = f"it drafts {share} tokens; {AGAIN}"
-            if not self.is_quantized:
-                why_rows = f"its {key} is {self.num_drafted}; {AGAIN}"
-        yield Expected("d2t", (rows,), f"{key} {in_file}", why_table)
-        shape, keys = (rows, hidden), f"{key} and hidden_size {in_file}"
-        yield Expected("lm_head.weight", shape, keys, why_rows)
-
-    def _of_model(self) -> Iterator[Expected]:
-        """What heads and language models have: embeddings and attention."""
-        draft, config = self.spec.draft_model_config, self.config
-        hidden, in_file, why = config.hidden_size, "in its config.json", None
-        if self.spec.method == "eagle3" and hidden != self.target_width:
-            why = (
-                f"it cannot use the target's, since its hidden_size ({hidden}) is not "
-                f"the target's ({self.target_width}); {AGAIN}"
-            )
-        shape, keys = (self.num_rows, hidden), f"vocab_size and hidden_size {in_file}"
-        yield Expected("embed_tokens.weight", shape, keys, why)
-        heads = {
-            "q": ("num_attention_heads", config.num_attention_heads),
-            "k": ("num_key_value_heads", draft.get_total_num_kv_heads()),
-        }
-        size = draft.get_head_size()
-        for name, tensor in self.tensors.items():
-            kind = name.removesuffix("_proj.weight").rpartition(".")[2]
-            if kind in heads:
-                key, number = heads[kind]
-                by = f"{key} ({number}) of head_dim {size} {in_file}"
-                yield Expected(name, (number * size, *tensor.shape[1:]), by)
-
-    def _check_tensor(self, expected: Expected) -> None:
-        name, shape = expected.name, expected.shape
-        tensor = self.tensors.get(name)
-        if tensor is None or (self.is_quantized and len(shape) > 1):
-            return
+        is_packed = len(shape) > 1 and is_quantized_in_files(draft)
+        if (tensor := tensors.get(name)) is None or is_packed:
+            continue
         found = tensor.shape
         if name == "mask_hidden":  # published with leading dimensions of 1
             found = (math.prod(found),)
-        if tuple(found) != shape:
+        if found != shape:
             raise ValueError(
-                f"{name} of {self.model} has shape {list(tensor.shape)}, but by "
-                f"{expected.by} it is {list(shape)}: {expected.remedy}."
+                f"{name} of {spec.model} has shape {list(tensor.shape)}, but by {by} "
+                f"it is {list(shape)}: correct config.json, {AGAIN}, or use a drafter "
+                "that was trained for this target."
             )
-        if name == "d2t":
-            from safetensors import safe_open
-
-            with safe_open(tensor.file, "pt") as file:
-                offsets = file.get_tensor(tensor.name)
-            target = self.num_target_tokens
-            check_token_offsets(offsets, self.model, target, self.drafts_all)
-
-    def _check_layers(self) -> None:
-        matches = filter(None, map(LAYER.match, self.tensors))
-        layers = {int(match[1] or 0) for match in matches}
-        depth = self.config.num_hidden_layers
-        if layers != set(range(depth)):
-            raise ValueError(
-                f"{self.model} has the layers {sorted(layers)}, but num_hidden_layers "
-                f"in its config.json is {depth}: correct it, or {AGAIN}."
-            )
-
-
-def refuse_missing(model: str, missing: Mapping[str, str | None]) -> None:
-    """Refuses a checkpoint without some tensors, if there are any.
-
-    Both its headers, before weights load, and what was loaded are checked with this.
-
-    Args:
-        missing: names of the tensors, and why they are needed; None: the model that
-            its config.json describes has them.
-    """
-    for name, why in missing.items():
-        if why is not None:
-            raise ValueError(f"{model} has no tensor {name}: {why}.")
-    if missing:
-        more = " and more" if len(missing) > MOST_NAMED else ""
+    if spec.method == "eagle3" and (table := tensors.get("d2t")):
+        with safe_open(table.file, "pt") as file:
+            offsets = file.get_tensor(table.name)
+        is_whole = _drafts_all(draft.hf_text_config)
+        num_tokens = spec.target_model_config.get_vocab_size()
+        check_token_offsets(offsets, spec.model, num_tokens, is_whole)
+    matches = filter(None, map(LAYER.match, tensors))
+    layers = {int(match[1] or 0) for match in matches}
+    if layers != set(range(depth := draft.hf_text_config.num_hidden_layers)):
         raise ValueError(
-            f"{model} lacks {', '.join([*missing][:MOST_NAMED])}{more}: the checkpoint "
-            "is incomplete, or its config.json is of another one."
+            f"{spec.model} has the layers {sorted(layers)}, but num_hidden_layers in "
+            f"its config.json is {depth}: correct it, or {AGAIN}."
         )
+
+
+def _of_head(spec: "SpeculativeConfig", num_rows: int) -> Iterator[Expected]:
+    """What an EAGLE-3 head has besides."""
+    draft, target = spec.draft_model_config, spec.target_model_config
+    config, width = draft.hf_text_config, target.get_hidden_size()
+    is_quantized = is_quantized_in_files(draft)
+    number = getattr(config, "num_aux_hidden_states", None)
+    number = number or len(tapped_layers(config) or ()) or 3
+    fed = f"{number} layers of the target's hidden size ({width})"
+    hidden, why = config.hidden_size, None
+    if takes_aux_hidden_states(config) and not is_quantized:
+        yield Expected(
+            "fc.weight",
+            (hidden, number * width),
+            f"its hidden_size and {fed}",
+            "it is not an EAGLE-3 head; with a draft model of its own vocabulary and "
+            'embeddings set "method": "draft_model"',
+        )
+    if spec.parallel_drafting:
+        yield Expected(
+            "mask_hidden",
+            (number * width,),
+            fed,
+            "parallel drafting needs it; use a P-EAGLE checkpoint, or set "
+            "parallel_drafting=false",
+        )
+    if not _drafts_all(config):
+        num_rows, num_tokens = config.draft_vocab_size, target.get_vocab_size()
+        why = f"it drafts {num_rows} of the target's {num_tokens} tokens; {AGAIN}"
+    by = "draft_vocab_size and hidden_size in its config.json"
+    yield Expected("d2t", (num_rows,), by, why)
+    why_rows = None if is_quantized else why
+    yield Expected("lm_head.weight", (num_rows, hidden), by, why_rows)
+
+
+def _of_model(
+    spec: "SpeculativeConfig", tensors: Mapping[str, Tensor], num_rows: int
+) -> Iterator[Expected]:
+    """What heads and language models have: embeddings and attention."""
+    draft, width = spec.draft_model_config, spec.target_model_config.get_hidden_size()
+    config, why = draft.hf_text_config, None
+    if spec.method == "eagle3" and config.hidden_size != width:
+        why = (
+            f"it cannot use the target's, since its hidden_size ({config.hidden_size}) "
+            f"is not the target's ({width}); {AGAIN}"
+        )
+    by = "vocab_size and hidden_size in its config.json"
+    yield Expected("embed_tokens.weight", (num_rows, config.hidden_size), by, why)
+    heads = {
+        "q": ("num_attention_heads", config.num_attention_heads),
+        "k": ("num_key_value_heads", draft.get_total_num_kv_heads()),
+    }
+    size = draft.get_head_size()
+    for name, tensor in tensors.items():
+        kind = name.removesuffix("_proj.weight").rpartition(".")[2]
+        if kind in heads:
+            key, number = heads[kind]
+            by = f"{key} ({number}) of head_dim {size} in its config.json"
+            yield Expected(name, (number * size, *tensor.shape[1:]), by)
+
+
+def _drafts_all(config: Any) -> bool:
+    """Whether a head drafts every token of its vocabulary."""
+    return getattr(config, "draft_vocab_size", None) in (None, config.vocab_size)
 
 
 def check_token_offsets(

@@ -13,7 +13,7 @@ import torch.nn as nn
 
 from vllm.config import ModelConfig, get_current_vllm_config_or_none
 from vllm.config.drafter import OWN_CHECKPOINTS
-from vllm.config.drafter.weights import check_token_offsets, refuse_missing
+from vllm.config.drafter.weights import check_token_offsets
 from vllm.logger import init_logger
 from vllm.model_executor.layers.linear import LinearBase
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
@@ -22,6 +22,7 @@ logger = init_logger(__name__)
 
 # vLLM's error for a tensor without a place in the model: its name, or the first part.
 UNKNOWN = re.compile(r"There is no module or parameter named '(.*?)' in ")
+MOST_NAMED = 8  # of the missing tensors, in an error
 NamedTensor = tuple[str, torch.Tensor]
 
 
@@ -147,7 +148,12 @@ class DraftWeights:
                 "config.json, or use a checkpoint of another kind."
             ) from None
         is_head = self.spec.method != "draft_model"
-        refuse_missing(self.path, dict.fromkeys(sorted(self._missing(is_head))))
+        if missing := sorted({*self._missing(is_head)}):
+            more = " and more" if len(missing) > MOST_NAMED else ""
+            raise ValueError(
+                f"{self.path} lacks {', '.join(missing[:MOST_NAMED])}{more}: the "
+                "checkpoint is incomplete, or its config.json is of another one."
+            )
 
     def _parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Parameters that only a checkpoint fills; not those of quantized modules, some

@@ -11,7 +11,7 @@ from zlib import crc32
 
 import numpy as np
 
-from vllm.config.drafter.drafter import StepTimes
+from vllm.config.drafter import StepTimes
 from vllm.config.drafter.length import (
     MAX_TREE_ROWS,
     chosen_lengths,

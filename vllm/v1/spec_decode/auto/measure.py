@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from vllm.config.drafter.drafter import StepTimes
+from vllm.config.drafter import StepTimes
 from vllm.config.drafter.length import (
     MAX_TREE_ROWS,
     candidate_lengths,

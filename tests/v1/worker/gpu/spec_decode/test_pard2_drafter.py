@@ -7,8 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch.nn as nn
 
-from vllm.config.drafter import DrafterConfig
-from vllm.config.drafter.drafter import TargetFeatures
+from vllm.config.drafter import DrafterConfig, TargetFeatures
 from vllm.v1.worker.gpu.spec_decode.unified import drafters
 
 

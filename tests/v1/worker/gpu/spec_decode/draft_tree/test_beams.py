@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from vllm.config.drafter.drafter import CANDIDATES_OF_PASS
+from vllm.config.drafter import CANDIDATES_OF_PASS
 from vllm.v1.worker.gpu.spec_decode.unified.tree.attend import (
     Scores,
     attend_prefix,

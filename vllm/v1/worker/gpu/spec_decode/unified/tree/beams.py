@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from vllm.config.drafter.drafter import CANDIDATES_OF_PASS
+from vllm.config.drafter import CANDIDATES_OF_PASS
 from vllm.triton_utils import tl, triton
 
 from ..inputs import PreviousPass

@@ -9,7 +9,7 @@ import torch
 
 from vllm.config import VllmConfig, get_layers_from_vllm_config
 from vllm.config.compilation import CUDAGraphMode
-from vllm.config.drafter.drafter import first_of
+from vllm.config.drafter import first_of
 from vllm.config.drafter.length import why_no_trees_beside
 from vllm.logger import init_logger
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase

@@ -331,7 +331,7 @@ def test_table_cell(
             in_trees = llm.generate(requests_of(name, folders, **DRAWN)[:2])
         logged = {what for what, words in SAID.items() if words in llm.log}
         assert drafter != "mtp" or llm.call(drafter_name) == "EagleDrafter"
-        assert "Each pass of a draft tree continues one node" not in llm.log
+        is_narrow = "Each pass of a draft tree continues one node" in llm.log
     assert logged == {what for what in expected.split(", ") if what != "yes"}
     assert greedy.tokens == wanted
     assert drawn.tokens == wanted_drawn or is_rounded
@@ -349,7 +349,7 @@ def test_table_cell(
     is_tree = "draft_tree" in settings and "chains" not in logged
     if is_tree and drafter != "lilicorr":
         ranks = in_trees.counters["num_accepted_tree_nodes"]
-        assert ranks[0] > 0
+        assert ranks[0] > 0 and not (is_narrow and drafter == "mtp")
         # Of other drafters the second best is hardly likelier than any other.
         if column in ("DFlash2's trees", "DSpark's trees", "trees"):
             assert sum(ranks[1:]) > 0
@@ -416,7 +416,7 @@ def weight_dtype(made: Any) -> str:
     return str(layer.mtp_block.self_attn.qkv_proj.weight.dtype)
 
 
-def test_tables_are_complete():
+def test_table_is_complete():
     rows = (*TARGETS.keys() - MTP_TARGETS.keys(), *IMAGE_TARGETS, *BESIDE)
     wanted = {f"{row}, {column}" for row in rows if row != GRAPHS for column in COLUMNS}
     wanted |= {f"{row}, {column}" for row in MTP_TARGETS for column in MTP_COLUMNS}

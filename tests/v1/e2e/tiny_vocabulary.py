@@ -98,7 +98,7 @@ def write_models(folder: Path) -> dict[str, Path]:
     return folders
 
 
-def reduced(config: dict[str, Any], weights: Tensors) -> tuple[dict[str, Any], Tensors]:
+def reduced(config: dict[str, Any], weights: Tensors) -> Any:
     """A head that drafts only `KNOWN_TOKENS`; d2t has the offsets of their ids."""
     known = torch.tensor(KNOWN_TOKENS)
     rows = {"lm_head.weight": weights["lm_head.weight"][known].clone()}
@@ -106,9 +106,7 @@ def reduced(config: dict[str, Any], weights: Tensors) -> tuple[dict[str, Any], T
     return config | {"draft_vocab_size": len(known)}, weights | rows | offsets
 
 
-def with_small_words(
-    config: dict[str, Any], weights: Tensors
-) -> tuple[dict[str, Any], Tensors]:
+def with_small_words(config: dict[str, Any], weights: Tensors) -> Any:
     """A draft model of `SMALL_WORDS`; words that the target lacks copy known ones."""
     alike = {"x": "c", "y": "d"}
     rows = [WORDS.index(alike.get(word, word)) for word in SMALL_WORDS]

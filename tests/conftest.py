@@ -4,15 +4,12 @@
 import json
 import logging
 import os
-import pickle
 import sysconfig
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import pytest
-from filelock import FileLock
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -28,23 +25,6 @@ else:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Runs tests with engines first: they take longest, and should not finish last."""
     items.sort(key=lambda item: "engine_env" not in getattr(item, "fixturenames", ()))
-
-
-@pytest.fixture(scope="session")
-def once(tmp_path_factory) -> Callable[[str, Callable[[], Any]], Any]:
-    """`once(name, make)`: the result of `make()`, shared by test workers."""
-    folder = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        folder = folder.parent
-
-    def get(name: str, make: Callable[[], Any]) -> Any:
-        file = folder / f"{name}.pickle"
-        with FileLock(f"{file}.lock"):
-            if not file.is_file():
-                file.write_bytes(pickle.dumps(make()))
-        return pickle.loads(file.read_bytes())
-
-    return get
 
 
 @pytest.fixture(scope="session")

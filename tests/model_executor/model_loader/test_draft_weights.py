@@ -12,7 +12,6 @@ import torch.nn as nn
 from vllm.config.drafter import DrafterConfig
 from vllm.model_executor.layers.linear import LinearBase
 from vllm.model_executor.model_loader import draft_weights
-from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 from vllm.model_executor.model_loader.draft_weights import DraftWeights
 from vllm.model_executor.models.utils import AutoWeightsLoader
 
@@ -288,19 +287,3 @@ def test_embeddings_get_as_many_rows_as_target(own: int, load):
     common = min(own, VOCAB)
     assert torch.equal(loaded[:common], rows[:common])
     assert (loaded[common:] == rows[-1]).all()
-
-
-def test_target_weights_are_not_checked(monkeypatch):
-    """The target's weights go to the model directly."""
-    loader = DefaultModelLoader.__new__(DefaultModelLoader)
-    for name in ("_init_ep_weight_filter", "_init_mm_encoder_only_weight_filter"):
-        monkeypatch.setattr(DefaultModelLoader, name, lambda *args: None)
-    monkeypatch.setattr(loader, "_get_weights_iterator", lambda source: ["weight"])
-    loader.counter_before_loading_weights, loader.enable_weights_track = 0.0, False
-    target = SimpleNamespace(
-        runner_type="generate", quantization=None, model="target", revision=None
-    )
-    seen = []
-    model = SimpleNamespace(load_weights=lambda weights: seen.extend(weights))
-    loader.load_weights(model, target)
-    assert seen == ["weight"]

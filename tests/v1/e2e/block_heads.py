@@ -26,13 +26,13 @@ from .target_models import (
     WIDTH,
     A,
     B,
+    K,
     _layer,
     _tables,
     directions,
     parts,
 )
 
-K = 4
 NEAREST = 2  # slots before a query: its block's first token, or the last verified one
 RANK, GROUP, TAPS = A + B, 16, 2
 CANDIDATES = 16
@@ -127,7 +127,7 @@ def _dspark() -> tuple[dict[str, Any], Tensors]:
 
 def _lilicorr() -> tuple[dict[str, Any], Tensors]:
     """Random: its scores are not of tokens alone, so nothing can be planted."""
-    topk, factor, heads, linear = 4, 8, 2, ("weight", "bias")
+    topk, factor, heads = 4, 8, 2
     config, _ = _dflash()
     config |= {"architectures": ["LiLiCorrDraftModel"], "hidden_size": SIZE}
     config["dflash_config"] |= {
@@ -141,31 +141,25 @@ def _lilicorr() -> tuple[dict[str, Any], Tensors]:
         "lilicorr_vector_eps": 1e-6,
         "lilicorr_logit_scale": 9.0,
     }
-    one = shapes_of(DRAFTER | config | {"model_type": "qwen3"})
     shapes = {
         name.removeprefix("model."): shape
-        for name, shape in one.items()
+        for name, shape in shapes_of(DRAFTER | config | {"model_type": "qwen3"}).items()
         if "embed" not in name and "lm_head" not in name
     }
     shapes |= {"fc.weight": (SIZE, len(TAPPED) * SIZE), "hidden_norm.weight": (SIZE,)}
-    widths = {
-        "pass_hidden_proj": (SIZE, SIZE),
-        "context_proj": (SIZE, SIZE),
-        "feature_norm": (5,),
-        "feature_mlp.up_proj": (SIZE, 5),
-        "feature_mlp.down_proj": (SIZE, SIZE),
-        "factor_input_proj": (SIZE, 3 * SIZE),
-        "layers.0.attn.out_proj": (SIZE, SIZE),
-        "layers.0.mlp.up_proj": (SIZE, SIZE),
-        "layers.0.mlp.down_proj": (SIZE, SIZE),
-        **{f"{name}_head": (factor, SIZE) for name in ("in", "out", "anchor_out")},
-    }
-    head = {
-        f"{n}.{part}": s if part == "weight" else s[:1]
-        for n, s in widths.items()
-        for part in linear
-    }
-    head |= {
+    square = "pass_hidden_proj", "context_proj", "feature_mlp.down_proj"
+    square += tuple(f"layers.0.{n}" for n in ("attn.out_proj", "mlp.up_proj"))
+    square += ("layers.0.mlp.down_proj",)
+    outputs = "in_head", "out_head", "anchor_out_head"
+    linear = dict.fromkeys(square, (SIZE, SIZE)) | dict.fromkeys(
+        outputs, (factor, SIZE)
+    )
+    linear |= {"feature_norm": (5,), "feature_mlp.up_proj": (SIZE, 5)}
+    linear |= {"factor_input_proj": (SIZE, 3 * SIZE)}
+    norms = "layers.0.attn_norm", "layers.0.mlp_norm", "output_norm", "anchor_norm"
+    head = {f"{name}.weight": shape for name, shape in linear.items()}
+    head |= {f"{name}.bias": shape[:1] for name, shape in linear.items()}
+    head |= {f"{norm}.weight": (SIZE,) for norm in norms} | {
         "slot_embedding": (1, 1, K, 1, SIZE),
         "rank_embedding": (1, 1, 1, topk, SIZE),
         "relative_slot_bias": (heads, 2 * K + 1),
@@ -173,13 +167,10 @@ def _lilicorr() -> tuple[dict[str, Any], Tensors]:
         "layers.0.attn.in_proj_weight": (3 * SIZE, SIZE),
         "layers.0.attn.in_proj_bias": (3 * SIZE,),
     }
-    norms = "layers.0.attn_norm", "layers.0.mlp_norm", "output_norm", "anchor_norm"
-    head |= {f"{norm}.weight": (SIZE,) for norm in norms}
     shapes |= {f"lilicorr.{name}": shape for name, shape in head.items()}
     return config, {name: random(name, *shape) for name, shape in shapes.items()}
 
 
-PLANTED = ("dflash", "dflash2", "dspark")
 KINDS = {
     "dflash": _dflash,
     "dflash2": _dflash2,

@@ -141,8 +141,7 @@ IMAGE_TARGETS = {
 }
 
 
-def save_image_target(name: str, folder: Path) -> Path:
-    kind = IMAGE_TARGETS[name]
+def save_image_target(kind: Kind, folder: Path) -> Path:
     made = getattr(transformers, kind.config)(**kind.more, tie_word_embeddings=False)
     torch.manual_seed(0)
     model = transformers.AutoModelForImageTextToText.from_config(

@@ -8,60 +8,42 @@ add a little to them.
 
 import json
 from pathlib import Path
-from typing import Any
 
 import torch
-import transformers
 from safetensors.torch import load_file, save_file
 
 from tests.checkpoints.tensors import Tensors
 
 from .target_models import (
-    EXPERTS,
     HEAD_DIM,
     HEADS,
-    LATENT,
     LAYERS,
     NEAREST,
-    ROPE_THETA,
     SIZE,
     SIZES,
-    TARGETS,
     A,
     B,
     directions,
     later,
     looking_back,
-    plant,
+    save_target,
 )
 
 KV_HEADS = SIZES["num_key_value_heads"]
-ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": ROPE_THETA}}
-SIGMOID = {"scoring_func": "sigmoid", "topk_method": "noaux_tc"}
-# Config class, and its keys besides SIZES.
-MTP_TARGETS: dict[str, tuple[str, dict[str, Any]]] = {
-    "MiMo": ("Qwen2Config", ROPE),
-    "Qwen3-Next": TARGETS["Qwen3-Next"],
-    "DeepSeek-V3": ("DeepseekV3Config", EXPERTS | LATENT | SIGMOID),
-}
 
 
 def save_mtp_target(name: str, folder: Path) -> Path:
-    kind, more = MTP_TARGETS[name]
-    config = getattr(transformers, kind)(**SIZES | more)
-    torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    plant(model, step=1)
-    model.save_pretrained(folder)
-    made = {"MiMo": _mimo, "Qwen3-Next": _qwen, "DeepSeek-V3": _deepseek}[name]
+    """Saves one of MTP_TARGETS."""
+    save_target(name, folder)
     weights = load_file(folder / "model.safetensors")
-    weights |= {n: tensor.contiguous() for n, tensor in made(weights).items()}
+    made = MTP_TARGETS[name](weights)
+    weights |= {n: tensor.contiguous() for n, tensor in made.items()}
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
-    keys = json.loads((folder / "config.json").read_text())
-    keys |= {"num_nextn_predict_layers": 1}
-    if name == "MiMo":
-        keys |= {"architectures": ["MiMoForCausalLM"]}
-    (folder / "config.json").write_text(json.dumps(keys))
+    config = json.loads((folder / "config.json").read_text())
+    config["num_nextn_predict_layers"] = 1
+    if name == "MiMo's":
+        config["architectures"] = ["MiMoForCausalLM"]
+    (folder / "config.json").write_text(json.dumps(config))
     return folder
 
 
@@ -130,3 +112,6 @@ def _deepseek(weights: Tensors) -> Tensors:
     made[f"{layer}embed_tokens.weight"] = weights["model.embed_tokens.weight"].clone()
     made[f"{layer}shared_head.head.weight"] = weights["lm_head.weight"].clone()
     return made | _copied(weights, layer)
+
+
+MTP_TARGETS = {"MiMo's": _mimo, "Qwen3-Next's": _qwen, "DeepSeek-V3's": _deepseek}

@@ -8,13 +8,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-import torch.nn as nn
 from safetensors.torch import load_file
 
-from tests.checkpoints.tensors import write_checkpoint
+from tests.checkpoints.tensors import EMBED, write_checkpoint
 from tests.checkpoints.words import save_words
-
-from .oracle import ModelOracle, load_model
 
 # Tokens that the target lacks. They have the largest logits, but must not be drafted.
 NUM_OWN, OWN_GAIN = 40, 8.0
@@ -24,7 +21,6 @@ EOS = "<|eos|>"
 class OtherVocabulary(NamedTuple):
     folder: Path
     ids: list[int | None]  # by token of the target; None: the drafter lacks it
-    eos: int  # fed in the place of tokens that the drafter lacks
 
 
 def with_other_vocabulary(
@@ -55,7 +51,7 @@ def with_other_vocabulary(
         shutil.copy(warp, folder)
     save_words(words, EOS, folder)
     told = [None if token in lacked else new for token, new in enumerate(ids)]
-    return OtherVocabulary(folder, told, words[EOS])
+    return OtherVocabulary(folder, told)
 
 
 def spelt_tokens(model: Path) -> dict[str, int]:
@@ -79,19 +75,17 @@ def renumbered(
     return tensors
 
 
-def in_target_ids(oracle: ModelOracle, other: OtherVocabulary) -> ModelOracle:
-    """The oracle of such a drafter with the target's ids, and the mask after them.
+def in_target_ids(drafter: Path, other: OtherVocabulary, folder: Path) -> Path:
+    """The bundled draft model, such that it drafts as the other one.
 
-    Tokens of the target that it lacks are fed as its EOS, and never drafted.
+    Tokens that the other lacks are fed as its EOS, and never drafted.
     """
-    ids = [*(other.eos if own is None else own for own in other.ids), oracle.mask or 0]
-    model, size = load_model(other.folder), len(other.ids)
-    embed = model.get_input_embeddings().weight.data[ids]
-    head = nn.Linear(embed.shape[1], len(ids))
-    head.weight.data = model.get_output_embeddings().weight.data[ids]
-    never = [own is None for own in other.ids] + [True]
-    head.bias.data = torch.tensor(never) * -1e9
-    model.set_input_embeddings(nn.Embedding.from_pretrained(embed))
-    model.set_output_embeddings(head)
-    oracle.model, oracle.mask = model, size
-    return oracle
+    shutil.copytree(drafter, folder)
+    config, tensors = json.loads((drafter / "config.json").read_text()), {}
+    for file in drafter.glob("*.safetensors"):
+        tensors |= load_file(file)
+    lacked = [token for token, own in enumerate(other.ids) if own is None]
+    tensors.setdefault("lm_head.weight", tensors[EMBED].clone())
+    tensors["lm_head.weight"][lacked] = 0  # the best logit is above 0
+    tensors[EMBED][lacked] = tensors[EMBED][config["eos_token_id"]].clone()
+    return write_checkpoint(folder, config | {"tie_word_embeddings": False}, tensors)

@@ -66,13 +66,12 @@ class Request:
         max_tokens: int,
         arrives: int = 0,
         abort_after: int = sys.maxsize,
-        priority: int = 0,
         lora_request: LoRARequest | None = None,
         **params: Any,
     ) -> None:
         params = {"temperature": 0, "ignore_eos": True} | params
         self.prompt, self.arrives, self.abort_after = prompt, arrives, abort_after
-        self.priority, self.lora_request = priority, lora_request
+        self.lora_request = lora_request
         self.params = SamplingParams(max_tokens=max_tokens, **params)
 
 
@@ -96,11 +95,6 @@ class Served:
     def tokens(self) -> list[list[int]]:
         """Of each request's first output."""
         return [list(one.outputs[0].token_ids) for one in self.outputs]
-
-    @property
-    def all_tokens(self) -> list[list[list[int]]]:
-        """Of each request's outputs."""
-        return [[list(each.token_ids) for each in one.outputs] for one in self.outputs]
 
     def count(self, name: str) -> int:
         """A counter without labels."""
@@ -255,7 +249,6 @@ class Engine:
                         else {"prompt_token_ids": each.prompt},
                         each.params,
                         lora_request=each.lora_request,
-                        priority=each.priority,
                     )
             for output in self.step():
                 asked = requests[int(output.request_id)]

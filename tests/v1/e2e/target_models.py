@@ -13,6 +13,7 @@ a draft is right only if the token, hidden state, position and KV cache slot are
 """
 
 import json
+import random
 import re
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,12 @@ NEMOTRON = {
     "n_groups": 1,
     "ssm_state_size": 32,
 }
+K = 4  # drafts
+# The last step ends with the answer: tokens past it would not count as accepted.
+NUM_TOKENS = 1 + 6 * (K + 1)
+HEADS, HEAD_DIM, ROPE_THETA = 4, 32, 10.0  # of drafters, and of MiMo
+ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": ROPE_THETA}}
+SIGMOID = {"scoring_func": "sigmoid", "topk_method": "noaux_tc"}
 # Named as in `docs/targets.md`: config class, and its keys besides SIZES.
 TARGETS: dict[str, tuple[str, dict[str, Any]]] = {
     "Llama": ("LlamaConfig", {}),
@@ -87,7 +94,25 @@ TARGETS: dict[str, tuple[str, dict[str, Any]]] = {
     "DeepSeek-V2": ("DeepseekV2Config", EXPERTS | LATENT),
     "Qwen3-Next": ("Qwen3NextConfig", EXPERTS | DELTA_NET),
     "Nemotron-H": ("NemotronHConfig", NEMOTRON),
+    # For an MTP module: see `mtp_targets.py`.
+    "MiMo's": ("Qwen2Config", ROPE),
+    "Qwen3-Next's": ("Qwen3NextConfig", EXPERTS | DELTA_NET),
+    "DeepSeek-V3's": ("DeepseekV3Config", EXPERTS | LATENT | SIGMOID),
 }
+
+
+def prompt(length: int, step: int = 1) -> list[int]:
+    """A random prompt that ends with tokens to count on from."""
+    rng = random.Random(length)
+    first = rng.randrange(TOKENS)
+    tail = [(first + step * i) % TOKENS for i in range(8)]
+    return [rng.randrange(TOKENS) for _ in range(length - len(tail))] + tail
+
+
+def greedy_output(length: int, step: int = 1) -> list[int]:
+    """The expected greedy output for a prompt."""
+    last = prompt(length, step)[-1]
+    return [(last + step * i) % TOKENS for i in range(1, NUM_TOKENS + 1)]
 
 
 def directions() -> torch.Tensor:
@@ -162,7 +187,6 @@ def save_adapter(folder: Path) -> Path:
 # Drafters.
 
 WIDTH = 64  # hidden size
-HEADS, HEAD_DIM, ROPE_THETA = 4, 32, 10.0
 DRAFTER = {
     "vocab_size": VOCAB,
     "draft_vocab_size": VOCAB,
@@ -185,6 +209,7 @@ DRAFTER = {
 }
 # Columns of a drafter's hidden states: both parts, whether a token is known, a filler.
 KNOWN, FILLER = A + B, WIDTH - 1
+REDUCED = 112  # tokens of an EAGLE-3 head
 NEAREST = 3.0  # ratio of a slot's weight to that of the slot before it
 SURE = 16.0  # scale of logits; high, so that trees contain the likeliest chain
 
@@ -259,30 +284,63 @@ def save_pard(folder: Path, nearest: int = 0) -> Path:
     Args:
         nearest: counts on from the token that many slots before it instead.
     """
-    tokens = torch.arange(VOCAB)
-    tables = _tables(parts(tokens) / 2**0.5, parts(tokens))
-    made = {"norm.weight": torch.ones(WIDTH)} | _layer("layers.0", nearest, WIDTH)
+    known = parts(torch.arange(VOCAB))
+    layer = _layer("layers.0", nearest, WIDTH)
+    return _save_model(folder, _tables(known / 2**0.5, known), layer)
+
+
+def _save_model(folder: Path, tables: Tensors, layer: Tensors, **more: Any) -> Path:
+    made = layer | {"norm.weight": torch.ones(WIDTH)}
     made["embed_tokens.weight"] = tables.pop("embed_tokens.weight")
-    config = DRAFTER | {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "pard_token": MASK,
-    }
-    return write_checkpoint(
-        folder, config, {f"model.{n}": t for n, t in made.items()} | tables
+    tensors = {f"model.{name}": tensor for name, tensor in made.items()} | tables
+    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+    config |= {"pard_token": MASK}
+    return write_checkpoint(folder, DRAFTER | config | more, tensors)
+
+
+def save_pard2(folder: Path, nearest: int = 3) -> Path:
+    """A PARD-2 that counts on from a slot at least three before its own.
+
+    It gets one part from that slot's token, the other from the state the slot is fed.
+    """
+    by_token = parts(torch.arange(VOCAB))
+    tables = _tables(by_token, by_token.clone())
+    tables["embed_tokens.weight"][:, :A] = 0
+    layer = _layer("layers.0", nearest, WIDTH)
+    out = layer["layers.0.self_attn.o_proj.weight"].view(WIDTH, HEADS, HEAD_DIM)
+    for head in range(HEADS):  # a slot is fed the state of the token before its own
+        out[:A, head, :A] = later(nearest + head + 2)[:A, :A] * 8 * NEAREST**-head
+    _save_model(
+        folder,
+        tables,
+        layer,
+        spd_type="pard2",
+        pard2_proj_bias=False,
+        pard2_scale=0.5,
+        pard2_target_dim=2 * SIZE,
+        pard2_target_layers=[-1, -2],
     )
+    warp = torch.zeros(WIDTH, 2 * SIZE)
+    warp[:A] = directions()[:A].repeat(1, 2) / (SIZE / 2) ** 0.5
+    torch.save({"target_proj.weight": warp}, folder / "warp_model.bin")
+    return folder
 
 
 def save_head(folder: Path, is_parallel: bool, nearest: int = 1) -> Path:
     """An EAGLE-3 or P-EAGLE head that gets one part from states, the other from tokens.
 
     Its own hidden state contains the first part of its slot's token, so that later
-    passes can be fed it instead of the target's states.
+    passes can be fed it instead of the target's states. It has only some of the tokens,
+    in reverse order.
 
     Args:
         nearest: how many slots before its own the nearest slot is that it uses.
     """
-    return write_checkpoint(folder, *_head(is_parallel, nearest))
+    config, tensors = _head(is_parallel, nearest)
+    kept = torch.arange(REDUCED).flip(0)
+    tensors["lm_head.weight"] = tensors["lm_head.weight"][kept]
+    tensors["d2t"] = kept - torch.arange(REDUCED)
+    return write_checkpoint(folder, config | {"draft_vocab_size": REDUCED}, tensors)
 
 
 def _head(is_parallel: bool, nearest: int = 1) -> tuple[dict[str, Any], Tensors]:
@@ -340,84 +398,3 @@ def save_sharing_head(folder: Path) -> Path:
         if name not in ("embed_tokens.weight", "lm_head.weight"):
             made[name] = tensor
     return write_checkpoint(folder, config | {"hidden_size": SIZE}, made)
-
-
-# Columns of PARD-2's hidden states: which slots are known, and the first part.
-FLAGS, FOUND = 32, 40
-
-
-def save_pard2(folder: Path) -> Path:
-    """A PARD-2 that gets one part from tokens, and the other from the state it is fed.
-
-    All masks are fed the last token's state. How far to count on from it is determined
-    by attention: the distance of the nearest slot with a known token.
-    """
-    tokens = torch.arange(VOCAB)
-    by_token = parts(tokens)
-    by_token[:, :A] = 0
-    layer = _layer("layers.0", 0, WIDTH)
-    prefix = "layers.0."
-    out = layer[prefix + "self_attn.o_proj.weight"].view(WIDTH, HEADS, HEAD_DIM)
-    out[:A] = 0
-    gate = layer[prefix + "mlp.gate_proj.weight"].view(HEADS, A, WIDTH)
-    up = layer[prefix + "mlp.up_proj.weight"].view(HEADS, A, WIDTH)
-    down = layer[prefix + "mlp.down_proj.weight"].view(WIDTH, HEADS, A)
-    for head in range(HEADS):
-        out[FLAGS + head, head, KNOWN] = 8
-        gate[head, :, FLAGS + head] = 20
-        gate[head, :, FLAGS : FLAGS + head] = -40
-        up[head, range(A), range(A)] = 1
-        down[FOUND : FOUND + A, head] = later(head + 2)[:A, :A]
-    made = _tables(by_token, by_token)
-    table, rows = made.pop("embed_tokens.weight"), made["lm_head.weight"]
-    table[:TOKENS, KNOWN] = 1
-    table[TOKENS:, FILLER] = 2**0.5
-    rows[:, FOUND : FOUND + A] = parts(tokens)[:, :A] * SURE
-    return _write_pard2(folder, table, rows, layer)
-
-
-def save_far_pard2(folder: Path, heads: int = HEADS) -> Path:
-    """A PARD-2 that counts on from a slot at least three before its own.
-
-    It gets one part from that slot's token, the other from the state the slot is fed.
-
-    Args:
-        heads: that look back, to 3, 4 ... slots before. With one, each draft depends on
-            a single slot.
-    """
-    tokens, nearest = torch.arange(VOCAB), 3
-    by_token = parts(tokens)
-    by_token[:, :A] = 0
-    layer = _layer("layers.0", nearest, WIDTH)
-    out = layer["layers.0.self_attn.o_proj.weight"].view(WIDTH, HEADS, HEAD_DIM)
-    for head in range(HEADS):  # a slot is fed the state of the token before its own
-        out[:A, head, :A] = later(nearest + head + 2)[:A, :A] * 8 * NEAREST**-head
-    out[:, heads:] = 0
-    made = _tables(by_token, parts(tokens))
-    return _write_pard2(
-        folder, made["embed_tokens.weight"], made["lm_head.weight"], layer
-    )
-
-
-def _write_pard2(
-    folder: Path, table: torch.Tensor, rows: torch.Tensor, layer: Tensors
-) -> Path:
-    made = {"lm_head.weight": rows, "model.embed_tokens.weight": table} | {
-        f"model.{name}": tensor for name, tensor in layer.items()
-    }
-    made["model.norm.weight"] = torch.ones(WIDTH)
-    config = DRAFTER | {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "pard_token": MASK,
-        "spd_type": "pard2",
-        "pard2_proj_bias": False,
-        "pard2_scale": 0.5,
-        "pard2_target_dim": 2 * SIZE,
-        "pard2_target_layers": [-1, -2],
-    }
-    write_checkpoint(folder, config, made)
-    warp = torch.zeros(WIDTH, 2 * SIZE)
-    warp[:A] = directions()[:A].repeat(1, 2) / (SIZE / 2) ** 0.5
-    torch.save({"target_proj.weight": warp}, folder / "warp_model.bin")
-    return folder

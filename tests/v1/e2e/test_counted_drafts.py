@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Counters and metrics of requests agree, and count the tokens that were received."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -66,6 +68,29 @@ def test_metrics_of_requests_add_up(
             # The prompt's step has no drafts.
             steps, accepted = one["num_spec_steps"], one["num_accepted_draft_tokens"]
             assert len(tokens) == 1 + steps + accepted
+
+
+# Matches the target's unconstrained output.
+LINES = StructuredOutputsParams(regex=r"([ -~]*\n)*[ -~]*")
+
+
+@pytest.mark.parametrize("mode", only_fast(("pard", "eagle3"), "pard"))
+def test_grammar_that_the_target_follows_costs_no_acceptance(
+    mode: str, vllm_runner, models, make_prompt
+):
+    def requests(**more: Any) -> list[Request]:
+        return [Request(make_prompt(48, 50 + i), 24, **more) for i in range(5)]
+
+    spec, found = speculative(models, mode, K), []
+    with vllm_runner(speculative_config=spec, **ENGINE) as llm:
+        free = llm.generate(requests())
+        lines = llm.generate(requests(structured_outputs=LINES))
+    assert lines.tokens == free.tokens
+    for served in (free, lines):
+        accepted, drafts = served.counters["num_accepted_tokens_per_pos"], "num_drafts"
+        found.append([count / served.count(drafts) for count in accepted])
+    assert found[1] == pytest.approx(found[0], abs=0.02)
+    assert found[0][0] > 0.3
 
 
 def embeddings(engine: Engine, tokens: list[int]) -> torch.Tensor:

@@ -1,20 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """Output equals the target's while the draft length changes from step to step."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
+from .block_heads import save_block_head
 from .hooks import drafter_name, timed_requests
 from .made_up_times import make_up_times
+from .mtp_targets import save_mtp_target
 from .oracle import assert_output_matches, compare_drafts
-from .other_drafters import SIZE, save_counting_model, save_random_dflash
 from .recorded import Replays
 from .runner import Request, VllmRunner
-from .target_models import save_target
+from .target_models import TOKENS, save_target
 from .test_unified_speculator import (
     MODES,
     PARALLEL,
+    SAMPLING,
     only_fast,
     oracle_of,
     speculative,
@@ -22,15 +26,19 @@ from .test_unified_speculator import (
 from .watches import Drafts
 
 # Batches of 8 shrink to 1, with sizes in between that draft nothing.
-SLOW = pytest.mark.slow
 SCHEDULE = [[1, 2, 3], [3, 4, 0], [5, 8, 7]]
 ENGINE = {"max_num_seqs": 8, "max_num_batched_tokens": 256, "max_model_len": 320}
 
 
 @pytest.fixture(scope="module")
 def requests(make_prompt) -> list[Request]:
-    """A batch that shrinks to one request."""
-    return [Request(make_prompt(24 + 9 * i, 70 + i), 8 + 8 * i) for i in range(8)]
+    """A batch that shrinks to one request; one has a seed."""
+    return [
+        Request(
+            make_prompt(24 + 9 * i, 70 + i), 8 + 8 * i, **SAMPLING if i == 5 else {}
+        )
+        for i in range(8)
+    ]
 
 
 @pytest.fixture
@@ -79,7 +87,9 @@ def test_auto(mode: str, start, target, requests):
     assert served.count("num_drafts") > 0
 
 
-@pytest.mark.parametrize("schedule", [None, pytest.param("auto", marks=SLOW)])
+@pytest.mark.parametrize(
+    "schedule", [None, pytest.param("auto", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("mode", only_fast(("eagle3", "pard"), "pard"))
 def test_requests_that_refuse_drafts(mode: str, schedule, start, target, requests):
     """Alone, and in batches with others, which keep their drafts and graphs."""
@@ -101,82 +111,59 @@ def test_requests_that_refuse_drafts(mode: str, schedule, start, target, request
         assert alone.counters["num_steps"][3] == 0
 
 
-@pytest.mark.slow
-def test_auto_in_bfloat16(vllm_runner, tmp_path):
-    """The first step that is timed has one row: on a CPU only attention uses AMX."""
-    save_target("Llama", tmp_path)
-    spec = {"model": str(tmp_path), "num_speculative_tokens": 4}
-    spec |= {"method": "draft_model", "num_speculative_tokens_per_batch_size": "auto"}
-    engine = {"skip_tokenizer_init": True, "max_num_batched_tokens": 48}
-    with vllm_runner(
-        tmp_path,
-        speculative_config=spec,
-        dtype="bfloat16",
-        max_model_len=160,
-        max_num_seqs=4,
-        **engine,
-    ) as llm:
-        assert llm.generate([Request([1, 2, 3], 8)]).tokens
+# Drafter, and whether drafts pay.
+WITH_AUTO = {
+    "mtp": ("EagleDrafter", True),
+    "wrong mtp": ("EagleDrafter", False),
+    "dflash": ("LiLiCorr", False),  # vLLM's own always draft all
+    "ngram": ("NgramGPUSpeculator", True),
+}
 
 
-@pytest.mark.parametrize("drafts_right", [False, pytest.param(True, marks=SLOW)])
-def test_auto_with_mtp(drafts_right: bool, vllm_runner, tmp_path):
-    """Passes are skipped if they do not pay."""
-    spec = {
-        "method": "mtp",
-        "num_speculative_tokens": 3,
-        "num_speculative_tokens_per_batch_size": "auto",
-    }
-    prompts = [[(31 * i + 17 * n) % SIZE for n in range(9 + i)] for i in range(6)]
-    requests = [Request(prompt, 60) for prompt in prompts]
-    how = ENGINE | {
-        "model": save_counting_model(tmp_path / "model", drafts_right),
-        "skip_tokenizer_init": True,
-    }
-    with vllm_runner(**how) as llm:
-        wanted = llm.generate(requests).tokens
-    with vllm_runner(speculative_config=spec, setup=[make_up_times], **how) as llm:
-        assert llm.call(drafter_name) == "EagleDrafter"
-        sizes = llm.call(timed_requests)
-        assert sizes[0] == 1 and len(sizes) > 1
-        llm.watch(Drafts)
-        served = llm.generate(requests)
-    assert served.tokens == wanted
-    drafts, accepted = map(served.count, ("num_drafts", "num_accepted_tokens"))
-    lengths = [len(tokens) for _, _, tokens in served.drafts]
-    if drafts_right:
-        assert accepted > drafts
-        assert set(lengths[-20:]) == {3}
-    else:
-        assert lengths[0] > 0 and accepted < drafts / 10
-        # One entry per request and step with drafts: some steps at first, then none.
-        assert len(lengths) < 6 * 60 / 3
-
-
-@SLOW
-@pytest.mark.parametrize(
-    "method, drafter", [("dflash", "DFlash"), ("ngram", "NgramGPUSpeculator")]
-)
-def test_auto_with_methods_that_always_draft_all(
-    method: str, drafter: str, vllm_runner, models, tmp_path, target, requests, on_cpu
-):
-    """Only drafts that pay are verified: next to none with a random drafter."""
+@pytest.mark.parametrize("case", only_fast(WITH_AUTO, "wrong mtp"))
+def test_auto_of_other_methods(case: str, vllm_runner, tmp_path, on_cpu: bool):
+    """With auto, only drafts that pay are made, or at least verified."""
+    method, (drafter, pays) = case.removeprefix("wrong "), WITH_AUTO[case]
     if method == "ngram" and on_cpu:
         pytest.skip("vLLM's n-gram drafts need a backend of Triton's own.")
-    spec = {
-        "method": method,
-        "num_speculative_tokens": 3,
-        "num_speculative_tokens_per_batch_size": "auto",
-    }
-    if method == "dflash":
-        spec["model"] = str(save_random_dflash(models / "target", tmp_path / "drafter"))
+    spec: dict[str, Any] = {"method": method, "num_speculative_tokens": 3}
+    spec["num_speculative_tokens_per_batch_size"] = "auto"
+    target = tmp_path / "target"
+    if method == "mtp":
+        save_mtp_target("MiMo's", target)
+        if not pays:
+            spoil(target / "model.safetensors")
     else:
+        save_target("Llama", target)
+    if method == "dflash":  # random
+        spec["model"] = str(save_block_head("lilicorr", tmp_path / "drafter"))
+    elif method == "ngram":
         spec["prompt_lookup_max"] = 2
-    with vllm_runner(speculative_config=spec, setup=[make_up_times], **ENGINE) as llm:
+    # They count through the vocabulary once, so that n-grams occur again.
+    prompts = [[(n + i) % TOKENS for i in range(TOKENS + 9)] for n in range(6)]
+    with vllm_runner(
+        target,
+        speculative_config=spec,
+        setup=[make_up_times],
+        skip_tokenizer_init=True,
+        **ENGINE,
+    ) as llm:
         assert drafter in llm.call(drafter_name)  # with trees on a GPU
-        served = llm.generate(requests)
-    assert_output_matches(target, requests, served)
-    verified = served.count("num_drafts")
-    assert verified > 0
-    if method == "dflash":
-        assert verified < sum(one.params.max_tokens for one in requests) / 3
+        sizes = llm.call(timed_requests)
+        assert sizes[0] == 1 and len(sizes) > 1
+        served = llm.generate([Request(prompt, 60) for prompt in prompts])
+    for prompt, tokens in zip(prompts, served.tokens, strict=True):
+        assert tokens == [(prompt[-1] + i) % TOKENS for i in range(1, 61)]
+    drafts, accepted = map(served.count, ("num_drafts", "num_accepted_tokens"))
+    if pays:
+        assert accepted > drafts
+    else:  # some steps at first, then none
+        assert 0 < drafts < 6 * 60 / 3 and accepted < drafts / 4
+
+
+def spoil(file: Path) -> None:
+    """Makes the drafts of an MTP module wrong."""
+    tensors = load_file(file)
+    name = "model.mtp_layers.0.input_proj.weight"
+    tensors[name] = tensors[name].roll(7, 0)
+    save_file(tensors, file, {"format": "pt"})

@@ -3,8 +3,6 @@
 
 import pytest
 
-from vllm.sampling_params import StructuredOutputsParams
-
 from .hooks import attend_to_one_beam, run_dummy_every
 from .oracle import assert_output_matches
 from .runner import Request, Served
@@ -79,39 +77,3 @@ def test_one_beam_where_the_drafter_cannot_attend_to_more(
         assert_output_matches(target, requests, served)
         found.append(served.count("num_accepted_tokens") / served.count("num_drafts"))
     assert found[0] > 1.02 * found[1]
-
-
-# Requests whose logits processing depends on preceding tokens verify a chain.
-REGEX = "(self|cls)[.]([a-z_]{2,9})[(][)]"
-DEPENDENT = {
-    "penalties": {"repetition_penalty": 1.3, "presence_penalty": 0.5},
-    "bad words": {"bad_words": ["self", "def"]},
-    "grammar": {"structured_outputs": StructuredOutputsParams(regex=REGEX)},
-    "sampled": {"temperature": 0.8, "top_p": 0.9, "seed": 5, "logprobs": 2},
-    "least tokens": {"min_tokens": 12, "stop_token_ids": [5]},
-}
-
-
-def test_output_that_depends_on_preceding_tokens_matches_target(
-    vllm_runner, models, make_prompt
-):
-    """In batches with trees, compared with the same engine without drafts."""
-    requests = [
-        Request(make_prompt(24, 30 + i), 20, **sampling)
-        for i, sampling in enumerate(DEPENDENT.values())
-    ]
-    requests += [Request(make_prompt(24, 40 + i), 20) for i in (0, 1)]
-    # Fewer tokens a step than 8 trees have nodes, so fewer rows of grammar masks.
-    engine = {"max_num_seqs": 8, "max_num_batched_tokens": 96, "max_model_len": 128}
-
-    def answers(speculative_config) -> list[Served]:
-        with vllm_runner(speculative_config=speculative_config, **engine) as llm:
-            return [llm.generate(asked) for asked in (requests, requests[:2])]
-
-    tree = speculative(models, "pard", 4, draft_tree=15)
-    (found, chains), (wanted, alone) = answers(tree), answers(None)
-    assert found.tokens == wanted.tokens and chains.tokens == alone.tokens
-    # A verified chain does not count as nodes of a tree.
-    drafts, tokens = chains.count("num_drafts"), chains.count("num_draft_tokens")
-    assert drafts < tokens <= 4 * drafts and chains.count("num_tree_nodes") == 0
-    assert found.count("num_tree_nodes") > 0

@@ -1,23 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drafts for a multimodal target with M-RoPE, with images in the prompt or text only.
+"""Random drafters for a target with M-RoPE, with images in the prompt or text only.
 
-`test_targets.py` has more such targets.
+`test_targets.py` has more such targets, with drafters whose drafts are right.
 """
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import torch.nn as nn
-from transformers import AutoModelForImageTextToText
+from PIL import Image
+from transformers import AutoModelForImageTextToText, BatchFeature
+
+from tests.checkpoints.tensors import (
+    head,
+    language_model,
+    random,
+    shapes_of,
+    write_checkpoint,
+)
 
 from .hooks import drafter_name
-from .images import END, IMAGE, START, picture
-from .multimodal_models import write_mrope_head, write_qwen_vl, write_seeing_head
-from .multimodal_oracle import MRopeHeadOracle, SeeingEagleOracle, Seen
+from .image_targets import IMAGE_TARGETS, MROPE, save_image_target
+from .images import QWEN_PROCESSOR, picture, register_model
 from .oracle import (
+    EagleOracle,
+    HeadOracle,
     ModelOracle,
     Pard2Oracle,
     assert_output_matches,
@@ -25,11 +35,14 @@ from .oracle import (
 )
 from .recorded import Replays
 from .runner import Request, Served
+from .target_models import DRAFTER, MASK, SIZE, VOCAB, prompt
 from .test_unified_speculator import SAMPLING, only_fast
 from .watches import Drafts
-from .without_torchvision import register_model
 
-TAPPED = (1, 3, 5)
+# Without deepstack, so that a cell's embedding is that of a token.
+QWEN = IMAGE_TARGETS["Qwen3-VL"]
+# EAGLE-3 heads are fed the input of the last layer.
+HEAD_TAPS, PARD2_TAPS, SCALE = [3], [-1, -2], 0.02
 # Prompts are chunked; chunks end within images and between them.
 ENGINE = {
     "max_model_len": 256,
@@ -37,12 +50,150 @@ ENGINE = {
     "max_num_batched_tokens": 24,
     "limit_mm_per_prompt": {"image": 2, "video": 0},
 }
+SIDES = [[(2, 3)], [], [(3, 3), (4, 2)], [(6, 6)]]  # of images by request, in cells
 SEEDED = 3  # index of the request that is sampled
+MODEL = {k: v for k, v in DRAFTER.items() if k != "draft_vocab_size"} | {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": SIZE,
+    "attention_bias": False,
+}
+EAGLE3 = MODEL | {
+    "architectures": ["LlamaForCausalLMEagle3"],
+    "draft_vocab_size": VOCAB,
+    "rope_parameters": MROPE,
+    "eagle_config": {
+        "use_aux_hidden_state": True,
+        "eagle_aux_hidden_state_layer_ids": HEAD_TAPS,
+    },
+}
+PARD2 = MODEL | {
+    "pard_token": MASK,
+    "spd_type": "pard2",
+    "pard2_proj_bias": False,
+    "pard2_scale": SCALE,
+    "pard2_target_dim": 2 * SIZE,
+    "pard2_target_layers": PARD2_TAPS,
+}
+
+
+def save_eagle(folder: Path, kind: str) -> Path:
+    """An EAGLE head: a Llama's has no norms, a Mistral's is fed images."""
+    config = MODEL | {"architectures": [f"{kind}ForCausalLM"]}
+    config |= {"model_type": kind.lower()}
+    shapes = {n: s for n, s in shapes_of(config).items() if n.startswith("model.l")}
+    if kind == "Mistral":
+        shapes["model.norm.weight"] = (SIZE,)
+    else:
+        del shapes["model.layers.0.input_layernorm.weight"]
+    shapes["model.fc.weight"] = (SIZE, 2 * SIZE)
+    tensors = {name: random(name, *shape) for name, shape in shapes.items()}
+    if kind == "Llama":
+        tensors = {n.removeprefix("model."): t for n, t in tensors.items()}
+    return write_checkpoint(folder, config, tensors)
+
+
+def save_drafter(mode: str, folder: Path) -> Path:
+    if mode.startswith("eagle-"):
+        return save_eagle(folder, mode.removeprefix("eagle-"))
+    if mode in ("eagle3", "peagle"):
+        tensors, config = head(EAGLE3, len(HEAD_TAPS)), EAGLE3
+        if mode == "peagle":
+            config = config | {"mask_token_id": MASK, "num_speculative_tokens": 7}
+            tensors["mask_hidden"] = random("mask_hidden", 1, SIZE)
+        return write_checkpoint(folder, config, tensors)
+    config = {"draft": MODEL, "pard": MODEL | {"pard_token": MASK}, "pard2": PARD2}
+    write_checkpoint(folder, config[mode], language_model(config[mode]))
+    if mode == "pard2":
+        warp = random("target_proj", SIZE, 2 * SIZE) / SCALE
+        torch.save({"target_proj.weight": warp}, folder / "warp_model.bin")
+    return folder
+
+
+class Seen:
+    """A target with the images of a prompt, used like a language model by oracles.
+
+    Args:
+        target: a Qwen3-VL of transformers.
+        images: in the order of their tokens.
+    """
+
+    def __init__(self, target: nn.Module, images: list[Image.Image]) -> None:
+        self.target, self.config = target, target.config.get_text_config()
+        self.seen = BatchFeature()
+        if images:
+            self.seen = QWEN_PROCESSOR(images=images, return_tensors="pt")
+        self.get_input_embeddings = target.get_input_embeddings
+        self.get_output_embeddings = target.get_output_embeddings
+
+    def __call__(self, tokens: torch.Tensor, **given: Any) -> Any:
+        given |= dict(self.seen)
+        if self.seen:
+            given["mm_token_type_ids"] = self.is_image(tokens).int()
+        return self.target(tokens, **given)
+
+    def is_image(self, tokens: torch.Tensor) -> torch.Tensor:
+        return tokens == self.target.config.image_token_id
+
+    def embeddings(self) -> torch.Tensor:
+        """[cells, H], of all images."""
+        found = self.target.model.get_image_features(**self.seen).pooler_output
+        return torch.cat([rows.view(-1, rows.shape[-1]) for rows in found])
+
+    def places(self, tokens: list[int]) -> torch.Tensor:
+        """[3, 1, n], M-RoPE positions of time, height and width."""
+        if not self.seen:
+            return torch.arange(len(tokens)).expand(3, 1, -1)
+        ids, grids = torch.tensor([tokens]), self.seen["image_grid_thw"]
+        is_image = self.is_image(ids).int()
+        return self.target.model.get_rope_index(ids, is_image, grids)[0]
+
+
+class MRopeHeadOracle(HeadOracle):
+    """An EAGLE-3 head that was trained on M-RoPE positions."""
+
+    def drafts(self, known: list[int], count: int, width: int) -> list[int]:
+        # Drafts and masks have positions of text.
+        places = self.target.places(known + [0] * count)
+        rope = self.target.target.model.language_model.rotary_emb
+        self.rope = lambda hidden, _: rope(hidden, places[..., : len(hidden)])
+        return super().drafts(known, count, width)
+
+
+class SeeingEagleOracle(EagleOracle):
+    """An EAGLE head like Mistral's: with norms, and fed embeddings of images."""
+
+    def _embeddings(self, tokens: list[int]) -> torch.Tensor:
+        found = super()._embeddings(tokens).clone()
+        is_image = self.target.is_image(torch.tensor(tokens))
+        if is_image.any():
+            found[is_image] = self.target.embeddings()
+        return found
+
+    def _forward(self, tokens: list[int], hidden: torch.Tensor) -> torch.Tensor:
+        mixed = torch.cat([self._embeddings(tokens), hidden], dim=-1)
+        mixed = self._linear(mixed, "fc")
+        normed = self._norm(mixed, "layers.0.input_layernorm")
+        return self._norm(self._layer(0, mixed, normed), "norm")
+
+
+# Drafts per pass, method, and oracle.
+MODES: dict[str, tuple[int, str, Any]] = {
+    "draft": (1, "draft_model", ModelOracle),
+    "pard": (7, "draft_model", ModelOracle),
+    "pard2": (7, "draft_model", partial(Pard2Oracle, layers=PARD2_TAPS)),
+    "eagle3": (1, "eagle3", partial(MRopeHeadOracle, layers=HEAD_TAPS)),
+    "peagle": (7, "eagle3", partial(MRopeHeadOracle, layers=HEAD_TAPS)),
+    "eagle-Llama": (1, "eagle", EagleOracle),
+    "eagle-Mistral": (1, "eagle", SeeingEagleOracle),
+}
 
 
 @pytest.fixture(scope="module")
-def folder(models: Path, tmp_path_factory) -> Path:
-    return write_qwen_vl(models, tmp_path_factory.mktemp("multimodal") / "target")
+def folder(tmp_path_factory) -> Path:
+    tower = QWEN.more["vision_config"] | {"deepstack_visual_indexes": []}
+    flat = QWEN._replace(more=QWEN.more | {"vision_config": tower})
+    return save_image_target(flat, tmp_path_factory.mktemp("vl") / "target")
 
 
 @pytest.fixture(scope="module")
@@ -52,125 +203,55 @@ def target(folder: Path) -> nn.Module:
     )
 
 
-@pytest.fixture(scope="module")
-def heads(models: Path, tmp_path_factory) -> dict[str, Path]:
-    """The bundled heads, with configs for M-RoPE positions."""
-    folder = tmp_path_factory.mktemp("heads")
-    names = ("eagle3", "peagle")
-    return {name: write_mrope_head(models / name, folder / name) for name in names}
-
-
-Sides = list[tuple[int, int]]  # rows and columns of a prompt's images
-SIDES: list[Sides] = [[(2, 3)], [], [(3, 3), (4, 2)], [(6, 6)]]  # by request
-
-
 def images_of(number: int) -> list[Any]:
     return [picture(*side, number + i) for i, side in enumerate(SIDES[number])]
 
 
-@pytest.fixture
-def requests(make_prompt) -> tuple[list[Request], list[Request]]:
-    """Requests with one image, two images, or none.
-
-    In the second list prompts have as many tokens for each image as it has cells.
-    """
-
-    def make(number: int, is_whole: bool) -> Request:
-        text, sides = make_prompt(24 + 9 * number, number), SIDES[number]
-        prompt, each = [], len(text) // (len(sides) + 1)
-        for i, (rows, columns) in enumerate(sides):
-            cells = rows * columns if is_whole else 1
-            prompt += [*text[i * each : (i + 1) * each], START, *[IMAGE] * cells, END]
-        prompt += text[len(sides) * each :]
-        if sides and not is_whole:
-            shown = {"image": images_of(number)}
-            prompt = {"prompt_token_ids": prompt, "multi_modal_data": shown}
-        return Request(prompt, 20, **SAMPLING if number == SEEDED else {})
-
-    asked, whole = (
-        [make(number, is_whole) for number in range(len(SIDES))]
-        for is_whole in (False, True)
-    )
-    return asked, whole
-
-
-MODES = {"draft": 1, "pard": 7, "pard2": 7, "eagle3": 1, "peagle": 7}  # drafts per pass
-
-
-def spec_of(mode: str, models: Path, heads: dict[str, Path], **more: Any) -> dict:
-    method = "eagle3" if mode in heads else "draft_model"
-    drafter = heads.get(mode, models / mode)
-    return {"model": str(drafter), "method": method, "num_speculative_tokens": 7} | more
-
-
-def oracle_for(mode: str, drafter: Path, target: Seen, sides: Sides):
-    if mode == "pard2":
-        return Pard2Oracle(drafter, target, (-1, -3))
-    if mode not in ("eagle3", "peagle"):
-        return ModelOracle(drafter, target)
-    return MRopeHeadOracle(drafter, target, TAPPED, sides=sides)
-
-
-@pytest.fixture
-def serve(vllm_runner, folder: Path, target, requests):
-    """Answers the requests, and compares with the target alone.
+def request(number: int, is_whole: bool) -> Request:
+    """With one image, two images, or none.
 
     Args:
-        oracle_of: makes an oracle for a request, from the target with its images, and
-            their sides; each draft must be the oracle's.
-        width: drafts per pass.
+        is_whole: whether the prompt has a token for each cell of an image.
     """
-
-    def run(
-        spec: dict[str, Any],
-        oracle_of: Callable[[Seen, Sides], Any] | None = None,
-        width: int = 1,
-    ) -> Served:
-        asked, whole = requests
-        register = partial(register_model, str(folder))
-        given = {"graphs": oracle_of is not None, "speculative_config": spec}
-        with vllm_runner(folder, setup=[register], **ENGINE, **given) as llm:
-            assert llm.call(drafter_name).endswith("Drafter")
-            assert "Drafting falls back" not in llm.log
-            assert "Draft trees are not used" not in llm.log
-            if oracle_of:
-                llm.watch(Drafts)
-            served = llm.generate(asked)
-            assert not oracle_of or llm.found(Replays)["first"] > 0
-        texts = served.texts(whole)
-        for number, one in enumerate(whole):
-            seen = Seen(target, images_of(number))
-            alone = Served(served.outputs[number : number + 1], {})
-            assert_output_matches(seen, [one], alone)
-            if oracle_of:
-                drafts = [each for each in served.drafts if each[0] == number]
-                oracle = oracle_of(seen, SIDES[number])
-                assert compare_drafts(drafts, texts, oracle, width, every=3) > 1
-        assert served.count("num_accepted_tokens") > 0
-        return served
-
-    return run
+    text, sides = prompt(24 + 9 * number), SIDES[number]
+    start, image, end = QWEN.image()
+    tokens, each = [], len(text) // (len(sides) + 1)
+    for i, (rows, columns) in enumerate(sides):
+        cells = rows * columns if is_whole else 1
+        tokens += [*text[i * each : (i + 1) * each], start, *[image] * cells, end]
+    tokens += text[len(sides) * each :]
+    asked: Any = tokens
+    if sides and not is_whole:
+        shown = {"image": images_of(number)}
+        asked = {"prompt_token_ids": tokens, "multi_modal_data": shown}
+    return Request(asked, 20, **SAMPLING if number == SEEDED else {})
 
 
-@pytest.mark.parametrize("mode", only_fast(MODES, "eagle3"))
-def test_drafts_and_output(mode: str, models: Path, heads, serve):
-    """Drafts equal those of plain PyTorch: heads have M-RoPE positions, and draft
+@pytest.mark.parametrize("mode", only_fast(MODES, "eagle3", "eagle-Llama"))
+def test_drafts_and_output(mode: str, vllm_runner, folder: Path, target, tmp_path):
+    """Drafts equal those of plain PyTorch: EAGLE-3 heads have M-RoPE positions, draft
     models process images as placeholder tokens at plain positions."""
-    spec = spec_of(mode, models, heads)
-    serve(spec, partial(oracle_for, mode, Path(spec["model"])), MODES[mode])
-
-
-@pytest.mark.slow
-def test_embeddings_of_images(models: Path, tmp_path: Path, serve):
-    """A head that takes embeddings is fed the target's, shifted like the tokens."""
-    head = write_seeing_head(models, tmp_path / "head")
-    spec = {"model": str(head), "method": "eagle", "num_speculative_tokens": 3}
-    serve(spec, lambda target, sides: SeeingEagleOracle(head, target))
-
-
-@pytest.mark.slow
-def test_tree_of_a_head(models: Path, heads, serve):
-    """Rows of the same depth share their M-RoPE positions."""
-    tree = {"num_speculative_tokens": 4, "draft_tree": 15}
-    served = serve(spec_of("peagle", models, heads, **tree))
-    assert served.counters["num_accepted_tree_nodes"][1] > 0
+    width, method, oracle = MODES[mode]
+    drafter = save_drafter(mode, tmp_path / mode)
+    spec = {"model": str(drafter), "method": method, "num_speculative_tokens": 7}
+    setup = [partial(register_model, str(folder))]
+    numbers = range(len(SIDES))
+    with vllm_runner(
+        folder, graphs=True, speculative_config=spec, setup=setup, **ENGINE
+    ) as llm:
+        assert llm.call(drafter_name).endswith("Drafter")
+        assert "Drafting falls back" not in llm.log
+        llm.watch(Drafts)
+        served = llm.generate([request(number, False) for number in numbers])
+        assert llm.found(Replays)["first"] > 0
+    whole = [request(number, True) for number in numbers]
+    texts = served.texts(whole)
+    for number in numbers:
+        seen = Seen(target, images_of(number))
+        alone = Served(served.outputs[number : number + 1], {})
+        assert_output_matches(seen, whole[number : number + 1], alone)
+        drafts = [each for each in served.drafts if each[0] == number]
+        found = compare_drafts(drafts, texts, oracle(drafter, seen), width, every=3)
+        assert found > 1
+    # A drafter that always drafts the same tokens would prove nothing.
+    assert len({token for *_, drafted in served.drafts for token in drafted}) > 20

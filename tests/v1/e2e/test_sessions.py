@@ -6,21 +6,27 @@ kept, without the last of them, whose KV is not computed yet.
 """
 
 import random
+from copy import deepcopy
+from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
 import pytest
 
+from vllm.outputs import RequestOutput
+from vllm.sampling_params import RequestOutputKind
+
 from .hooks import pause_every, preempt_every
-from .oracle import choices, seeded_choices
-from .runner import Request
-from .sessions import Session, answer_sessions
+from .oracle import choices, compare_drafts, seeded_choices
+from .runner import Engine, Request, Served, keep
 from .test_unified_speculator import (
     MAX_MODEL_LEN,
     SAMPLING,
     only_fast,
+    oracle_of,
     speculative,
 )
+from .watches import Drafts
 
 # By name: mode, depth, and other keys of the speculative config.
 DRAFTERS: dict[str, tuple[str, int, dict[str, Any]]] = {
@@ -40,6 +46,68 @@ ENGINES: dict[str, dict[str, Any]] = {
         "max_num_batched_tokens": 48,
     },
 }
+
+
+@dataclass
+class Session:
+    """Parts of a prompt, each of which continues after the one before was answered.
+
+    Attributes:
+        is_late: whether each part arrives only then, instead of all at once.
+    """
+
+    parts: list[Request]
+    is_late: bool = False
+
+    def add(self, engine: Engine, name: str, number: int) -> None:
+        """Adds a part; the last one also ends the session."""
+        llm, part = engine.llm.llm_engine, self.parts[number]
+        part.params.output_kind = RequestOutputKind.DELTA
+        prompts = [part.prompt] + [[0]] * (number + 1 == len(self.parts))
+        for prompt in prompts:
+            one = llm.input_processor.process_inputs(
+                f"{name}-session",
+                {"prompt_token_ids": prompt},
+                part.params,
+                supported_tasks=llm.get_supported_tasks(),
+                resumable=prompt is part.prompt,
+            )
+            one.external_req_id = name
+            llm.output_processor.add_request(one, None, None, 0)
+            # Both append to it later, as in separate processes.
+            llm.engine_core.add_request(deepcopy(one))
+
+
+def answer_sessions(
+    engine: Engine, sessions: list[Session]
+) -> tuple[Served, list[list[int]], list[str | None]]:
+    """Answers, each session's number of tokens after each part, and why it finished."""
+    outputs: dict[str, RequestOutput] = {}
+    ends: list[list[int]] = [[] for _ in sessions]
+    reasons: dict[str, str | None] = {}
+
+    def take(output: RequestOutput) -> None:
+        name = output.request_id
+        session, number = sessions[int(name)], int(name)
+        (new,) = output.outputs
+        keep(outputs, output, session.parts[0].params)
+        if new.finished():
+            ends[number].append(len(outputs[name].outputs[0].token_ids))
+            reasons[name] = new.finish_reason
+            if session.is_late and len(ends[number]) < len(session.parts):
+                session.add(engine, name, len(ends[number]))
+
+    def answer() -> list[RequestOutput]:
+        for number, session in enumerate(sessions):
+            for part in range(1 if session.is_late else len(session.parts)):
+                session.add(engine, str(number), part)
+        while engine.llm.llm_engine.has_unfinished_requests():
+            for output in engine.step():
+                take(output)
+        return [outputs[str(number)] for number in range(len(sessions))]
+
+    served = engine.served(answer)
+    return served, ends, [reasons[str(number)] for number in range(len(sessions))]
 
 
 def make_sessions(make_prompt, depth: int) -> list[Session]:
@@ -113,3 +181,30 @@ def test_sessions_are_answered_as_by_target(
     assert stopped > 0
     assert served.count("num_accepted_tokens") > 0
     assert served.count("num_preemptions") > 0 or engine == "sync"
+
+
+@pytest.mark.slow
+def test_drafts_after_a_replaced_token(vllm_runner, models, target):
+    """Each new part replaces the last sampled token. PARD-2 uses no state that was kept
+    for it, wherever it is in a block."""
+    prompts = [[*range(100, 121)], [*range(200, 214)], [7] * 9], [[5], [6, 7] * 5]
+    count = drafts = 5
+    sessions = [Session([Request(part, count) for part in parts]) for parts in prompts]
+    with vllm_runner(
+        speculative_config=speculative(models, "pard2", drafts),
+        max_model_len=160,
+        block_size=32,
+    ) as llm:
+        llm.watch(Drafts)
+        served, *_ = llm.call(answer_sessions, sessions)
+    texts, replaced = [], set()
+    for number, parts in enumerate(prompts):
+        text: list[int] = []
+        for at, part in enumerate(parts):
+            tokens = served.tokens[number][count * at : count * (at + 1)]
+            text = text[:-1] + part + tokens
+            replaced |= {(number, len(text) + past) for past in range(drafts + 1)}
+        texts.append(text)
+    kept = [row for row in served.drafts if row[:2] not in replaced]
+    oracle = oracle_of("pard2", models, target)
+    assert compare_drafts(kept, texts, oracle, width=drafts) > 5

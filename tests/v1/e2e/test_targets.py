@@ -15,44 +15,63 @@ import pytest
 import torch
 
 from tests.checkpoints.quantized import FORMATS, quantize
+from vllm.config.drafter import resolve
 from vllm.lora.request import LoRARequest
 
-from .block_heads import save_block_head
-from .hooks import update_weights
+from .block_heads import KINDS, save_block_head
+from .hooks import drafter_name, update_weights
 from .image_targets import IMAGE_TARGETS, save_image_target
-from .images import picture
+from .images import picture, register_model
+from .mtp_targets import MTP_TARGETS, save_mtp_target
 from .runner import EngineError, Request, Served
 from .target_models import (
+    NUM_TOKENS,
     TARGETS,
     TOKENS,
+    K,
+    greedy_output,
+    prompt,
     save_adapter,
-    save_far_pard2,
     save_head,
     save_pard,
     save_pard2,
     save_target,
 )
 from .watches import Drafts
-from .without_torchvision import register_model
 
 TABLE = Path(__file__).parents[3] / "docs/targets.md"
-K, NODES = 4, 12
-# Drafter and settings of each column. The draft model is the target itself, in chains
-# with probabilistic drafts, so that drafts of sampled requests are right, too.
-COLUMNS: dict[str, tuple[str, dict[str, Any]]] = {
-    "draft model": ("", {"draft_sample_method": "probabilistic"}),
-    "PARD": ("pard", {}),
-    "PARD-2": ("pard2", {}),
-    "EAGLE-3": ("eagle3", {}),
-    "P-EAGLE": ("peagle", {}),
-    "DFlash": ("dflash", {}),
-    "draft model's trees": ("", {"draft_tree": NODES}),
-    "PARD's trees": ("pard", {"draft_tree": NODES}),
-    "PARD-2's trees": ("pard2", {"draft_tree": NODES}),
-    "EAGLE-3's trees": ("eagle3", {"draft_tree": NODES}),
-    "P-EAGLE's trees": ("peagle", {"draft_tree": NODES}),
-    "DFlash's trees": ("dflash", {"draft_tree": NODES}),
+NODES, SHORT = 12, 2
+TREE = {"draft_tree": NODES}
+# Trees and chains by turns: the chains are shorter, and so are their blocks.
+TURNS = TREE | {"num_speculative_tokens_per_batch_size": [[1, 2, NODES], [3, 4, SHORT]]}
+DRAFTERS = {
+    "draft model": "",  # the target itself
+    "PARD": "pard",
+    "PARD-2": "pard2",
+    "EAGLE-3": "eagle3",
+    "P-EAGLE": "peagle",
+    "DFlash": "dflash",
 }
+# Drafter and settings of each column.
+COLUMNS: dict[str, tuple[str, dict[str, Any]]] = {
+    **{name: (drafter, {}) for name, drafter in DRAFTERS.items()},
+    **{f"{name}'s trees": (drafter, TREE) for name, drafter in DRAFTERS.items()},
+    # Probabilistic, so that drafts of sampled requests are right, too.
+    "draft model": ("", {"draft_sample_method": "probabilistic"}),
+}
+MTP_COLUMNS = {"chains": ("mtp", {}), "trees": ("mtp", TREE)}
+# Cells of drafters that are not in the tables: all are "yes".
+MORE = {
+    f"{name}{how}": (kind, settings)
+    for name, kind in {"DFlash2": "dflash2", "DSpark": "dspark"}.items()
+    for how, settings in {"": {}, "'s trees": TREE, " by turns": TURNS}.items()
+}
+MORE |= {
+    "DFlash by turns": ("dflash", TURNS),
+    "LiLiCorr's trees": ("lilicorr", TREE),
+}
+GRAPHS = "CUDA graphs"
+WITH_GRAPHS = ("DFlash's trees", "DFlash2's trees", "DSpark's trees", "DSpark by turns")
 ENGINE = {
     "max_model_len": 160,
     "max_num_seqs": 4,
@@ -70,6 +89,7 @@ BESIDE: dict[str, dict[str, Any]] = {
     UPDATED: {},
     CONNECTED: {"block_size": 32, "max_num_batched_tokens": 512},
     "PP 2": {"pipeline_parallel_size": 2, "async_scheduling": True},
+    GRAPHS: {"enforce_eager": False},
 }
 # Engine arguments of targets that take images. SHOWN: images of the requests with these
 # prompt lengths, as rows and columns of cells, before the text and within it.
@@ -79,19 +99,18 @@ WITH_IMAGES: dict[str, Any] = {
 }
 SHOWN: dict[int, list[tuple[int, int]]] = {20: [(3, 4)], 70: [(2, 3), (4, 4)]}
 # Targets for whose layers vLLM has no float32 kernels, on a CPU and on a GPU.
-NO_FLOAT32 = dict.fromkeys(("fp8", "GPTQ", "AWQ"), "bfloat16")
+NO_FLOAT32 = dict.fromkeys(("fp8", "GPTQ", "AWQ", "Qwen3-Next's"), "bfloat16")
 ON_CPU = NO_FLOAT32 | {"Qwen3-Next": "bfloat16"}
-OTHERS = "DeepSeek-V2", "LoRA", "int8 W8A8"
+OTHERS = "DeepSeek-V2", "DeepSeek-V3's", "LoRA", "int8 W8A8"
 ON_GPU = NO_FLOAT32 | dict.fromkeys(OTHERS, "bfloat16")
 # Targets whose rounding, and so sampled output, depends on the batch: a sixteenth in
 # fp8.
-ROUNDED_ON_CPU, ROUNDED_ON_GPU = {"fp8"}, ON_GPU.keys()
+ROUNDED_ON_CPU, ROUNDED_ON_GPU = {"fp8"}, ON_GPU.keys() - MTP_TARGETS.keys()
 if torch.cpu._is_amx_tile_supported():  # with its int8 kernel both are true of int8
     ON_CPU["int8 W8A8"] = "bfloat16"
     ROUNDED_ON_CPU.add("int8 W8A8")
 ACCEPTED = 0.95  # least share of drafts accepted at each position
-# The last step ends with the answer: tokens past it would not count as accepted.
-LENGTHS, NUM_TOKENS = (9, 20, 45, 70), 1 + 6 * (K + 1)
+LENGTHS = (9, 20, 45, 70)
 BEHIND_BLOCKS = (34, 66, 98)  # all tokens but the last two are loaded
 # Log line or error of a cell's content; "yes" has none of them.
 SAID = {
@@ -101,51 +120,42 @@ SAID = {
     "one state missing": "PARD-2 drafts without that of its last token",
 }
 NOT_ON_CPU = "refused on a CPU"
-# A chain instead of a tree of fixed size, and adapters applied to all rows of logits.
-FAST = ("fp8 KV cache, PARD's trees", "LoRA, EAGLE-3")
+# A chain instead of a tree of fixed size, adapters applied to all rows of logits, a
+# pairwise and a Markov head, an MTP module.
+FAST = ("fp8 KV cache, PARD's trees", "LoRA, EAGLE-3", "MiMo's, trees")
+FAST += ("Llama, DFlash2's trees", "Llama, DSpark by turns")
 
 
-def read_table() -> dict[str, str]:
-    """Cells of the page's tables, by "target, drafter"."""
-    lines = [line for line in TABLE.read_text().splitlines() if line.startswith("| ")]
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    # Both tables have the same header.
-    head = next(row for row in rows if row[0] == "target")
-    return {
-        f"{row[0]}, {column}": cell
-        for row in rows
-        if row[0] in (*TARGETS, *IMAGE_TARGETS, *BESIDE)
-        for column, cell in zip(head[1:], row[1:], strict=True)
-    }
+def read_tables() -> dict[str, str]:
+    """Cells of the page's tables, by "row, column"."""
+    cells, head = {}, []
+    for line in TABLE.read_text().splitlines():
+        name, *row = (cell.strip() for cell in line.strip("|").split("|"))
+        if name in ("target", "MTP module"):
+            head = row
+        elif name in (*TARGETS, *IMAGE_TARGETS, *BESIDE) and row:
+            rows = zip(head, row, strict=True)
+            cells |= {f"{name}, {column}": cell for column, cell in rows}
+    return cells
 
 
-CELLS = read_table()
+TABLES = read_tables()
+# The connector of the test does not save DFlash's K/V.
+CELLS = {cell: content for cell, content in TABLES.items() if content != "–"}
+CELLS |= {f"Llama, {column}": "yes" for column in MORE}
+CELLS |= {f"{GRAPHS}, {column}": "yes" for column in WITH_GRAPHS}
 
 
 def engine(name: str, folder: Path, on_cpu: bool) -> dict[str, Any]:
     """Arguments of `vllm_runner` for a target."""
     dtypes = ON_CPU if on_cpu else ON_GPU
     given = ENGINE | {"model": folder, "dtype": dtypes.get(name, "float32")}
-    if on_cpu and name == "DeepSeek-V2":
+    if on_cpu and name.startswith("DeepSeek"):
         # MLA takes minutes there, and its block size differs from the drafters'.
         given["env"] = {"VLLM_MLA_DISABLE": "1"}
     if name in IMAGE_TARGETS:
         return given | WITH_IMAGES | {"setup": [partial(register_model, str(folder))]}
     return given | BESIDE.get(name, {})
-
-
-def prompt(length: int, step: int = 1) -> list[int]:
-    """A random prompt that ends with tokens to count on from."""
-    rng = random.Random(length)
-    first = rng.randrange(TOKENS)
-    tail = [(first + step * i) % TOKENS for i in range(8)]
-    return [rng.randrange(TOKENS) for _ in range(length - len(tail))] + tail
-
-
-def greedy_output(length: int, step: int = 1) -> list[int]:
-    """The expected greedy output for a prompt."""
-    last = prompt(length, step)[-1]
-    return [(last + step * i) % TOKENS for i in range(1, NUM_TOKENS + 1)]
 
 
 def lengths(name: str) -> tuple[int, ...]:
@@ -188,11 +198,9 @@ def folders(tmp_path_factory) -> dict[str, Path]:
         "pard2": save_pard2(folder / "pard2"),
         "eagle3": save_head(folder / "eagle3", is_parallel=False),
         "peagle": save_head(folder / "peagle", is_parallel=True),
-        "dflash": save_block_head("dflash", folder / "dflash"),
-        # These depend on slots whose KV is loaded.
+        **{kind: save_block_head(kind, folder / kind) for kind in KINDS},
+        # These, and PARD-2, depend on slots whose KV is loaded.
         "far-pard": save_pard(folder / "far-pard", nearest=3),
-        "far-pard2": save_far_pard2(folder / "far-pard2"),
-        "single-pard2": save_far_pard2(folder / "single-pard2", heads=1),
         "far-eagle3": save_head(folder / "far-eagle3", is_parallel=False, nearest=4),
         "far-peagle": save_head(folder / "far-peagle", is_parallel=True, nearest=4),
     }
@@ -206,7 +214,9 @@ def target_of(folders) -> Callable[[str], Path]:
     def get(name: str) -> Path:
         folder = folders["targets"] / name
         if name in IMAGE_TARGETS:
-            return save_image_target(name, folder)
+            return save_image_target(IMAGE_TARGETS[name], folder)
+        if name in MTP_TARGETS:
+            return save_mtp_target(name, folder)
         save_target("Llama" if name in BESIDE else name, folder)
         if name in FORMATS:
             quantize(folder, name)
@@ -253,10 +263,27 @@ def acceptance(served: Served, count: int = K) -> list[float]:
     return [each / served.count("num_drafts") for each in accepted]
 
 
-@pytest.mark.parametrize(
-    "cell",
-    [c if c in FAST else pytest.param(c, marks=pytest.mark.slow) for c in CELLS],
-)
+def marked(cell: str) -> Any:
+    marks = [] if cell in FAST else [pytest.mark.slow]
+    marks += [pytest.mark.gpu] if cell.startswith(GRAPHS) else []
+    return pytest.param(cell, marks=marks)
+
+
+def content(cell: str, settings: dict[str, Any], on_cpu: bool) -> str:
+    """What a cell says of this machine; skips if it says nothing of it."""
+    name, expected = cell.split(", ")[0], CELLS[cell]
+    is_tree = "draft_tree" in settings
+    if on_cpu and (name == GRAPHS or (name.startswith("DeepSeek") and is_tree)):
+        pytest.skip("needs a GPU: on a CPU it runs without graphs, and without MLA")
+    if expected.endswith(NOT_ON_CPU):
+        rest = expected.removesuffix(NOT_ON_CPU).removesuffix(", ") or "yes"
+        expected = "refused" if on_cpu else rest
+    if name == "PP 2" and expected != "refused" and torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    return expected
+
+
+@pytest.mark.parametrize("cell", [*map(marked, CELLS)])
 def test_table_cell(
     cell: str,
     target_of,
@@ -267,23 +294,15 @@ def test_table_cell(
     tmp_path: Path,
 ):
     name, column = cell.split(", ")
-    (drafter, settings), expected = COLUMNS[column], CELLS[cell]
-    if on_cpu and name == "DeepSeek-V2" and "draft_tree" in settings:
-        pytest.skip("needs a GPU: on a CPU it runs without MLA")
-    if expected == "–":
-        pytest.skip("the connector does not save the drafter's K/V")
-    if expected.endswith(NOT_ON_CPU):
-        rest = expected.removesuffix(NOT_ON_CPU).removesuffix(", ") or "yes"
-        expected = "refused" if on_cpu else rest
-    if name == "PP 2" and expected != "refused" and torch.cuda.device_count() < 2:
-        pytest.skip("needs two GPUs")
+    drafter, settings = (COLUMNS | MTP_COLUMNS | MORE)[column]
+    expected = content(cell, settings, on_cpu)
     folder = target_of(name)
     served = folders["before"] if name == UPDATED else folder
     own = folders.get(drafter, served)
     if name == CONNECTED:
         own = folders.get(f"far-{drafter}", own)
-    spec = {"model": str(own), "num_speculative_tokens": K}
-    spec |= settings
+    spec = {"num_speculative_tokens": K} | settings
+    spec |= {"method": "mtp"} if drafter == "mtp" else {"model": str(own)}
     if not drafter:
         quantization = BESIDE.get(name, {}).get("quantization")  # as the target is
         spec |= {"method": "draft_model", "quantization": quantization}
@@ -298,10 +317,8 @@ def test_table_cell(
         return
     if name == CONNECTED:
         prefill(vllm_runner, given)
-    (wanted, wanted_drawn), is_rounded = (
-        alone(name),
-        name in (ROUNDED_ON_CPU if on_cpu else ROUNDED_ON_GPU),
-    )
+    wanted, wanted_drawn = alone("Llama" if name == GRAPHS else name)
+    is_rounded = name in (ROUNDED_ON_CPU if on_cpu else ROUNDED_ON_GPU)
     with vllm_runner(**given) as llm:
         if name == UPDATED:
             before = llm.generate(requests_of(name, folders, **DRAWN))
@@ -309,19 +326,33 @@ def test_table_cell(
             llm.call(update_weights, target=str(folder))
         greedy = llm.generate(requests_of(name, folders))
         drawn = llm.generate(requests_of(name, folders, **DRAWN))
+        in_trees = drawn
+        if settings is TURNS:  # few requests have trees
+            in_trees = llm.generate(requests_of(name, folders, **DRAWN)[:2])
         logged = {what for what, words in SAID.items() if words in llm.log}
+        assert drafter != "mtp" or llm.call(drafter_name) == "EagleDrafter"
+        is_narrow = "Each pass of a draft tree continues one node" in llm.log
     assert logged == {what for what in expected.split(", ") if what != "yes"}
     assert greedy.tokens == wanted
     assert drawn.tokens == wanted_drawn or is_rounded
+    assert in_trees.tokens == drawn.tokens[: len(in_trees.tokens)]
     if name == CONNECTED:
         loaded = greedy.count("external_prefix_cache_hits")
         assert loaded == sum(length - 2 for length in BEHIND_BLOCKS)
-    if "as PARD" not in logged:
-        assert min(acceptance(greedy)) >= ACCEPTED
+    if "as PARD" not in logged and drafter != "lilicorr":
+        longest = SHORT if settings is TURNS else K
+        assert min(acceptance(greedy, longest)) >= ACCEPTED
     # A draft model ignores adapters and images, and its weights are not updated.
     is_drawn = settings.get("draft_sample_method") == "probabilistic"
     if is_drawn and name not in ("LoRA", UPDATED, *IMAGE_TARGETS):
         assert min(acceptance(drawn)) >= ACCEPTED
+    is_tree = "draft_tree" in settings and "chains" not in logged
+    if is_tree and drafter != "lilicorr":
+        ranks = in_trees.counters["num_accepted_tree_nodes"]
+        assert ranks[0] > 0 and not (is_narrow and drafter == "mtp")
+        # Of other drafters the second best is hardly likelier than any other.
+        if column in ("DFlash2's trees", "DSpark's trees", "trees"):
+            assert sum(ranks[1:]) > 0
 
 
 def prefill(vllm_runner, given: dict[str, Any]) -> None:
@@ -330,33 +361,63 @@ def prefill(vllm_runner, given: dict[str, Any]) -> None:
         llm.generate([Request(prompt(length), 1) for length in BEHIND_BLOCKS])
 
 
-@pytest.mark.slow
-def test_one_state_is_missing_after_loaded_kv(
-    folders, target_of, vllm_runner, tmp_path
-):
-    """After KV that was loaded, one slot of PARD-2 lacks the state it should be fed.
+def leave_mtp_to_vllm() -> None:
+    resolve.MTP_MODULES = ()
 
-    Each draft of this drafter depends on the slot three before its own. Those that
-    depend on the first slot that was not loaded may be wrong, all others are right.
-    """
-    spec = {"model": str(folders["single-pard2"]), "num_speculative_tokens": K}
-    given = engine(CONNECTED, target_of(CONNECTED), on_cpu=True)
-    given |= connector(tmp_path / "kv") | {"speculative_config": spec}
-    prefill(vllm_runner, given)
-    with vllm_runner(**given) as llm:
-        llm.watch(Drafts)
-        loaded = llm.generate(requests_of(CONNECTED, folders))
-    wrong = set()
-    for number, known, drafts in loaded.drafts:
-        length = BEHIND_BLOCKS[number]
-        for position, draft in enumerate(drafts, known):
-            if draft != (prompt(length)[-1] + position - length + 1) % TOKENS:
-                # The slot that it depends on, relative to the first one not loaded.
-                wrong.add(position - 1 - 3 - (length - 2))
-    assert wrong == {0}
+
+@pytest.mark.slow
+@pytest.mark.parametrize("length", (K, SHORT))
+@pytest.mark.parametrize("kind", [*KINDS, *MTP_TARGETS])
+def test_chains_are_those_of_vllm(
+    kind: str, length: int, target_of, folders, vllm_runner, on_cpu: bool
+):
+    """For any text. Of the DFlash family only engines with trees are this tree's."""
+    spec: dict[str, Any] = {"num_speculative_tokens": length}
+    if kind in KINDS:
+        name, ours, setup = "Llama", TREE | {"num_speculative_tokens": K}, []
+        ours["num_speculative_tokens_per_batch_size"] = [[1, 4, length]]
+        spec["model"] = str(folders[kind])
+    else:
+        name, ours, setup = kind, {}, [leave_mtp_to_vllm]
+        spec["method"] = "mtp"
+    rng, drafts, names = random.Random(kind), [], []
+    texts = [[rng.randrange(TOKENS) for _ in range(9 + 7 * i)] for i in range(4)]
+    given = engine(name, target_of(name), on_cpu)
+    for more, first in ((ours, []), ({}, setup)):
+        start = {"speculative_config": spec | more, "setup": first}
+        with vllm_runner(**given | start) as llm:
+            names.append(llm.call(drafter_name))
+            llm.watch(Drafts)
+            served = llm.generate([Request(text, 24) for text in texts])
+        drafts.append(sorted(served.drafts))
+    assert names[0].startswith("Tree") == (kind in KINDS)
+    assert names[1].endswith("Speculator") and not names[0].endswith("Speculator")
+    assert drafts[0] == drafts[1]
+
+
+@pytest.mark.slow
+def test_mtp_module_in_fp8_within_a_window(target_of, vllm_runner):
+    """With "auto", whose first timed step in bfloat16 is one row on AMX."""
+    spec: dict[str, Any] = {"method": "mtp", "draft_window": 64}
+    spec |= {"quantization": "fp8_per_channel", "draft_lm_head_quantization": "fp8"}
+    given = ENGINE | {"model": target_of("MiMo's"), "dtype": "bfloat16"}
+    with vllm_runner(**given, speculative_config=spec) as llm:
+        served = llm.generate(requests_of("MiMo's", {}))
+        assert "a fp8 copy of the lm_head" in llm.log
+        assert llm.call(weight_dtype) == "torch.float8_e4m3fn"
+    assert served.tokens == [greedy_output(length) for length in LENGTHS]
+    drafted, accepted = map(served.count, ("num_draft_tokens", "num_accepted_tokens"))
+    assert accepted > 0.8 * drafted > 0  # the last steps draft more than is asked for
+
+
+def weight_dtype(made: Any) -> str:
+    """Of the module's first projection."""
+    (layer,) = made.speculator.model.model.mtp_layers.values()
+    return str(layer.mtp_block.self_attn.qkv_proj.weight.dtype)
 
 
 def test_table_is_complete():
-    rows = (*TARGETS, *IMAGE_TARGETS, *BESIDE)
-    wanted = {f"{name}, {column}" for name in rows for column in COLUMNS}
-    assert CELLS.keys() == wanted
+    rows = (*TARGETS.keys() - MTP_TARGETS.keys(), *IMAGE_TARGETS, *BESIDE)
+    wanted = {f"{row}, {column}" for row in rows if row != GRAPHS for column in COLUMNS}
+    wanted |= {f"{row}, {column}" for row in MTP_TARGETS for column in MTP_COLUMNS}
+    assert TABLES.keys() == wanted

@@ -9,48 +9,14 @@ from .made_up_times import make_up_times
 from .oracle import assert_output_matches
 from .recorded import Replays
 from .runner import Request
-from .test_unified_speculator import MODES, SAMPLING, only_fast, speculative
+from .test_unified_speculator import SAMPLING, only_fast
 
-DRAFTS = 7
-ADAPTIVE = {"enable_adaptive_verification": True}
-# With one draft for each there are more rows than the knee of the made-up times.
-NUM_REQUESTS = 14
 ENGINE = {
-    "max_num_seqs": NUM_REQUESTS,
+    "max_num_seqs": 8,
     "max_num_batched_tokens": 256,
     "max_model_len": 320,
+    "block_size": 32,
 }
-
-
-@pytest.fixture(scope="module")
-def requests(make_prompt) -> list[Request]:
-    """Enough requests for trimming, one of them with a seed."""
-    return [
-        Request(make_prompt(20 + i, i), 40, **(SAMPLING if i == 3 else {}))
-        for i in range(NUM_REQUESTS)
-    ]
-
-
-@pytest.mark.parametrize("mode", only_fast(MODES, "pard"))
-def test_fixed_length(mode: str, vllm_runner, models, target, requests):
-    with vllm_runner(
-        graphs=True,
-        speculative_config=speculative(models, mode, DRAFTS, **ADAPTIVE),
-        setup=[make_up_times],
-        async_scheduling=mode == "pard",
-        **ENGINE,
-    ) as llm:
-        full, few = llm.generate(requests), llm.generate(requests[:2])
-        replays = llm.found(Replays)
-    assert min(replays["first"], replays["ragged"]) > 0
-    assert_output_matches(target, requests, full)
-    assert_output_matches(target, requests[:2], few)
-    drafts, verified = map(full.count, ("num_drafts", "num_draft_tokens"))
-    assert 0 < verified < 0.9 * DRAFTS * drafts
-    assert full.count("num_accepted_tokens") > 0
-    assert few.count("num_draft_tokens") == DRAFTS * few.count("num_drafts")
-
-
 # Steps with trees, between steps with chains, which are trimmed. Requests are preempted
 # sometimes, so that the remaining ones are too few to trim.
 TREES = {"pard": (11, 15), "pard2": (23, 31), "peagle": (11, 15)}
@@ -71,15 +37,19 @@ def test_alternating_trees_and_trimmed_chains(
     ]
     with vllm_runner(
         graphs=True,
-        speculative_config={"model": str(models / mode), **ADAPTIVE},
+        speculative_config={
+            "model": str(models / mode),
+            "enable_adaptive_verification": True,
+        },
         setup=[take_defaults_of_a_gpu, make_up_times],
         async_scheduling=mode == "pard",
         num_gpu_blocks_override=CROWDED[mode],
-        **ENGINE | {"max_num_seqs": 8, "block_size": 32},
+        **ENGINE,
     ) as llm:
         llm.call(draft_by_turns, [7, 7, 7, *TREES[mode], 7, 2])
         served = llm.generate(requests)
-        assert llm.found(Replays)["ragged"] > 0
+        replays = llm.found(Replays)
+    assert min(replays["first"], replays["ragged"]) > 0  # the latter is of trimmed ones
     assert_output_matches(target, requests, served)
     text = requests[5].prompt + served.tokens[5]
     with torch.inference_mode():

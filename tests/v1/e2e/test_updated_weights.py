@@ -6,7 +6,6 @@
 
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,24 +13,19 @@ from safetensors.torch import load_file, save_file
 
 from .hooks import sleep, update_weights
 from .made_up_times import make_up_times
-from .runner import Engine, Request, VllmRunner
+from .runner import Engine, Request
 from .target_models import (
+    NUM_TOKENS,
+    K,
+    greedy_output,
+    prompt,
     save_head,
     save_pard,
     save_pard2,
     save_sharing_head,
     save_target,
 )
-from .test_targets import (
-    ACCEPTED,
-    ENGINE,
-    LENGTHS,
-    NUM_TOKENS,
-    K,
-    acceptance,
-    greedy_output,
-    prompt,
-)
+from .test_targets import ACCEPTED, ENGINE, LENGTHS, acceptance
 
 pytestmark = pytest.mark.slow
 
@@ -109,43 +103,9 @@ def test_updated_drafter(
 SAVE = {
     "pard": save_pard,
     "pard2": save_pard2,
-    "eagle3": partial(save_head, is_parallel=False),
     "peagle": partial(save_head, is_parallel=True),
     "sharing head": save_sharing_head,
 }
-
-
-@pytest.fixture
-def start_sleeper(vllm_runner, target: Path, tmp_path: Path, on_cpu: bool):
-    if on_cpu:
-        pytest.skip("needs a GPU: on a CPU vLLM does not sleep")
-
-    def start(drafter: str, spec: dict[str, Any], **given: Any) -> VllmRunner:
-        folder = SAVE[drafter](tmp_path / "drafter")
-        spec = {"model": str(folder), "num_speculative_tokens": K} | spec
-        return vllm_runner(
-            target,
-            graphs=True,
-            speculative_config=spec,
-            enable_sleep_mode=True,
-            sleep_preserve_parameter_names=["draft.*"],
-            **ENGINE | given,
-        )
-
-    return start
-
-
-@pytest.mark.parametrize("level", [1, 2])
-@pytest.mark.parametrize("drafter", SAVE)
-def test_sleep(drafter: str, level: int, start_sleeper, target: Path):
-    """Buffers and graphs of the drafter work after waking up."""
-    with start_sleeper(drafter, {}) as llm:
-        for is_awoken in (False, True):
-            if is_awoken:
-                llm.call(sleep, level, str(target))
-            served = llm.generate(requests())
-            assert served.tokens == expected_output()
-            assert min(acceptance(served)) >= ACCEPTED
 
 
 def estimates(engine: Engine) -> dict[str, torch.Tensor]:
@@ -157,11 +117,22 @@ def estimates(engine: Engine) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("drafter", SAVE)
-def test_learned_estimates_outlast_sleep(drafter: str, start_sleeper, target: Path):
+def test_sleep(drafter: str, vllm_runner, target: Path, tmp_path: Path, on_cpu: bool):
+    """Buffers, graphs and learned estimates of the drafter outlast sleep."""
+    if on_cpu:
+        pytest.skip("needs a GPU: on a CPU vLLM does not sleep")
     asked = 3 * requests()  # enough to verify only part of the drafts
-    sizes = {"max_num_seqs": len(asked), "max_num_batched_tokens": 96}
-    spec = {"enable_adaptive_verification": True}
-    with start_sleeper(drafter, spec, setup=[make_up_times], **sizes) as llm:
+    spec = {"model": str(SAVE[drafter](tmp_path / "drafter"))}
+    spec |= {"num_speculative_tokens": K, "enable_adaptive_verification": True}
+    with vllm_runner(
+        target,
+        graphs=True,
+        setup=[make_up_times],
+        speculative_config=spec,
+        enable_sleep_mode=True,
+        sleep_preserve_parameter_names=["draft.*"],
+        **ENGINE | {"max_num_seqs": len(asked), "max_num_batched_tokens": 96},
+    ) as llm:
         for level in (0, 1, 2):
             if level:
                 learned = llm.call(estimates)
@@ -169,9 +140,11 @@ def test_learned_estimates_outlast_sleep(drafter: str, start_sleeper, target: Pa
                 llm.call(sleep, level, str(target))
                 for name, found in llm.call(estimates).items():
                     assert torch.equal(found, learned[name]), name
-            served = llm.generate(asked)
-            assert served.tokens == 3 * expected_output()
-            drafts, verified = map(served.count, ("num_drafts", "num_draft_tokens"))
+            few, many = llm.generate(requests()), llm.generate(asked)
+            assert few.tokens == expected_output()
+            assert many.tokens == 3 * expected_output()
+            assert min(acceptance(few)) >= ACCEPTED
+            drafts, verified = map(many.count, ("num_drafts", "num_draft_tokens"))
             assert 0 < verified < K * drafts
 
 

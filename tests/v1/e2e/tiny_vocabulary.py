@@ -10,7 +10,13 @@ from typing import Any
 
 import torch
 
-from tests.checkpoints.tensors import EMBED, LM_HEAD, shapes_of, write_checkpoint
+from tests.checkpoints.tensors import (
+    EMBED,
+    LM_HEAD,
+    Tensors,
+    shapes_of,
+    write_checkpoint,
+)
 from tests.checkpoints.words import save_words
 
 # Words for grammars; token 0 ends a text.
@@ -21,11 +27,10 @@ LAYERS = 4
 AUX_LAYERS = [1, 2, 3]
 MASK = VOCAB - 1
 # Those with "-small" know only some of the tokens, with ids of their own.
-MODES = ("draft", "pard", "pard2", "eagle3", "peagle")
-MODES += ("draft-small", "pard-small", "eagle3-small", "peagle-small")
+MODES = ("draft", "pard", "pard2", "eagle3", "peagle", "draft-small", "eagle3-small")
 KNOWN_TOKENS = (0, 1, 3, 4)
 # Vocabulary of small draft models: these tokens, and words that the target lacks.
-SMALL_WORDS = ("x", "c", "</s>", "y", "d", "a", "<mask>")
+SMALL_WORDS = ("x", "c", "</s>", "y", "d", "a")
 # Weight of a layer's output beside the embedding, and of hidden states in a head.
 LAYERS_SHARE = 0.3
 # Noise in the drafters' weights, and scale of what PARD-2 adds to its embeddings.
@@ -79,26 +84,21 @@ def write_models(folder: Path) -> dict[str, Path]:
         "eagle3": (LLAMA | HEAD, head_weights(target)),
         "peagle": (LLAMA | HEAD | {"ptd_token_id": MASK}, head_weights(target) | mask),
     }
-    for name in ("eagle3", "peagle"):
-        checkpoints[f"{name}-small"] = reduced(*checkpoints[name])
-    for name in ("draft", "pard"):
-        checkpoints[f"{name}-small"] = with_small_words(*checkpoints[name])
+    checkpoints["eagle3-small"] = reduced(*checkpoints["eagle3"])
+    checkpoints["draft-small"] = with_small_words(*checkpoints["draft"])
     folders = {
         name: write_checkpoint(folder / name, *made)
         for name, made in checkpoints.items()
     }
-    words = {"target": WORDS, "draft-small": SMALL_WORDS, "pard-small": SMALL_WORDS}
-    for name, known in words.items():
-        numbered = {word: token for token, word in enumerate(known)}
+    for name, words in (("target", WORDS), ("draft-small", SMALL_WORDS)):
+        numbered = {word: token for token, word in enumerate(words)}
         save_words(numbered, WORDS[0], folders[name])
     projection = matrix(HIDDEN, 2 * HIDDEN, gain=NOISE / PARD2_SCALE)
     torch.save({"target_proj.weight": projection}, folders["pard2"] / "warp_model.bin")
     return folders
 
 
-def reduced(
-    config: dict[str, Any], weights: dict[str, torch.Tensor]
-) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+def reduced(config: dict[str, Any], weights: Tensors) -> Any:
     """A head that drafts only `KNOWN_TOKENS`; d2t has the offsets of their ids."""
     known = torch.tensor(KNOWN_TOKENS)
     rows = {"lm_head.weight": weights["lm_head.weight"][known].clone()}
@@ -106,16 +106,12 @@ def reduced(
     return config | {"draft_vocab_size": len(known)}, weights | rows | offsets
 
 
-def with_small_words(
-    config: dict[str, Any], weights: dict[str, torch.Tensor]
-) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+def with_small_words(config: dict[str, Any], weights: Tensors) -> Any:
     """A draft model of `SMALL_WORDS`; words that the target lacks copy known ones."""
-    alike = {"x": "c", "y": "d", "<mask>": WORDS[MASK]}
+    alike = {"x": "c", "y": "d"}
     rows = [WORDS.index(alike.get(word, word)) for word in SMALL_WORDS]
     tables = {name: weights[name][rows].clone() for name in (EMBED, LM_HEAD)}
     ids = {"vocab_size": len(rows), "eos_token_id": SMALL_WORDS.index(WORDS[0])}
-    if "pard_token" in config:
-        ids["pard_token"] = SMALL_WORDS.index("<mask>")
     return config | ids, weights | tables
 
 
@@ -127,12 +123,12 @@ def matrix(rows: int, columns: int, gain: float = 1.0) -> torch.Tensor:
     return normal(rows, columns, std=gain * columns**-0.5)
 
 
-def llama_weights() -> dict[str, torch.Tensor]:
+def llama_weights() -> Tensors:
     embed, lm_head = normal(VOCAB, HIDDEN), matrix(VOCAB, HIDDEN, gain=1.5)
     return {EMBED: embed, LM_HEAD: lm_head} | layer_weights()
 
 
-def layer_weights(prefix: str = "model.") -> dict[str, torch.Tensor]:
+def layer_weights(prefix: str = "model.") -> Tensors:
     """Weights of the layers, and of norms, which are ones."""
     weights = {}
     for name, shape in shapes_of(LLAMA).items():
@@ -144,7 +140,7 @@ def layer_weights(prefix: str = "model.") -> dict[str, torch.Tensor]:
     return weights
 
 
-def head_weights(target: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def head_weights(target: Tensors) -> Tensors:
     """An EAGLE-3 head that predicts the target's next token from the last one alone.
 
     Attention only reads the embedding, which is concatenated with the hidden state, and
@@ -165,7 +161,7 @@ def head_weights(target: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: tensor.clone() for name, tensor in weights.items()}
 
 
-def noisy(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def noisy(weights: Tensors) -> Tensors:
     return {
         name: tensor + normal(*tensor.shape, std=NOISE * float(tensor.std()))
         if tensor.dim() == 2

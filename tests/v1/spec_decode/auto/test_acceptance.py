@@ -129,7 +129,6 @@ def test_batch_gets_mean_of_its_requests():
         assert expected[K] == pytest.approx(1 + accepted, abs=0.1)
     # Only greedy requests have their first draft accepted.
     assert found.rates(MIXED) == pytest.approx([0.5, 1, 1], abs=0.05)
-    assert found.is_known(MIXED) and not found.is_known((0.0, 1.0, 0.0))
 
 
 def test_unseen_kind_uses_prior():

@@ -175,7 +175,7 @@ def test_useless_drafts_cost_little_and_good_ones_are_found_soon(n, engine):
         simulation.run(n, GREEDY, 300 * engine(n, 7))
         simulation.run(n, USELESS, 500 * engine(n, 7))
         found = simulation.run(n, USELESS, 3000 * engine(n, 0))
-        assert found >= 0.985 * best_fixed(engine, n, USELESS)
+        assert found >= 0.99 * best_fixed(engine, n, USELESS)
         drafted: list[int] = []
         while sum(map(bool, drafted[-20:])) < 18 and len(drafted) < 1000:
             simulation.step(n, GREEDY)
@@ -276,27 +276,30 @@ def test_tree_or_chain_is_chosen_by_what_it_accepts(accepted: list[int], best: i
     assert chooser.choose(whole_load(32)) <= 7
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_no_step_that_does_less_counts_as_the_longer_one(seed: int):
+    """Whatever was measured, at start or while serving."""
+    chance = np.random.default_rng(seed).uniform
+    plans = {CONTEXT: (0, 3, 7, 15), 4096: (0, 7, 15)}
+    times = {
+        c: {n: {k: chance(1, 2) for k in of} for n in (1, 8)} for c, of in plans.items()
+    }
+    chooser = Chooser(7, times, {15: 7})
+    for _ in range(50):
+        for plan in plans[CONTEXT]:
+            chooser.observe_seconds(8, CONTEXT, plan, chance(1, 2))
+    for context in (0, 9000):
+        row = chooser._offer(whole_load(8, context)).seconds
+        assert row[0] == min(row.values()) and row[3] <= row[7]
+    rows = [chooser.times.seconds(n) for n in range(1, 12)]
+    assert all(few[k] <= more[k] for few, more in pairwise(rows) for k in few)
+
+
 def test_initial_lengths_are_logged(caplog_vllm):
     with caplog_vllm.at_level("INFO", logger="vllm"):
         Chooser(3, {CONTEXT: {n: {0: 0.005, 3: 0.006 * n} for n in (1, 8)}})
     (line,) = caplog_vllm.messages
     assert line.endswith(": 1: 3 (1.20, 6.00 and 5.00 ms), 8: 0.")
-
-
-def test_hysteresis_prevents_changes_by_noise():
-    """With two equally good lengths, hysteresis keeps one of them."""
-    seconds = {1: {1: 1.0, 2: (1 + 0.5 + 0.25) / 1.5}}
-    chooser = Chooser(2, {CONTEXT: seconds})
-    rng = np.random.default_rng(0)
-    chosen = []
-    for _ in range(4000):
-        chooser.choose(whole_load(1))
-        chosen.append(chooser._chosen[1])
-        for _ in range(32):
-            accepted = int(rng.random() < 0.5) * (1 + int(rng.random() < 0.5))
-            observe(chooser, 2, accepted)
-    changes = sum(a != b for a, b in pairwise(chosen[500:]))
-    assert changes <= 20
 
 
 def serve_without_drafts(chooser: Chooser, *sizes: int) -> None:

@@ -25,7 +25,8 @@ import numpy as np
 # by 0.1 %; doubled, a change of text is followed half as fast.
 HALF_LIFE = 64
 # Most drafts that count for a position, however many requests run. Halved or doubled,
-# the replay changes by 0.15 %.
+# the replay changes by 0.15 %; doubled, a change of text in large batches is followed
+# half as fast.
 MAX_DRAFTS = 1024
 # The prior, which counts as `PRIOR_DRAFTS` observed drafts or trees: acceptance rate of
 # the first draft, and that of each later one relative to the one before.
@@ -177,11 +178,6 @@ class PlanAcceptance:
             self._gains[nodes].fade(num_steps)
         self._seen.clear()
 
-    @property
-    def is_known(self) -> bool:
-        """Whether the observations outweigh the prior by far."""
-        return bool(self._chains.weight[0] >= 8 * PRIOR_DRAFTS)
-
     def rates(self) -> list[float]:
         """[K], probability that a draft is accepted if those before it are."""
         if self._rates is None:
@@ -224,10 +220,6 @@ class Acceptance:
     def _present(self, shares: Shares) -> Iterator[tuple[float, PlanAcceptance]]:
         pairs = zip(shares, self._of, strict=True)
         return ((share, of_kind) for share, of_kind in pairs if share)
-
-    def is_known(self, shares: Shares) -> bool:
-        """Whether enough was observed of all kinds in a batch."""
-        return all(of_kind.is_known for _, of_kind in self._present(shares))
 
     def observe(self, drafts: Verified, kind: int = 0) -> None:
         """Records a request's drafts."""

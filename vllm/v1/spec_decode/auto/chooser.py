@@ -31,12 +31,6 @@ from .verify import PartialSteps, Verifier
 
 logger = init_logger(__name__)
 
-# Another plan is chosen only if it promises this much more throughput. Halved or
-# doubled, the replay changes by 0.2 %; without it, plans change with noise.
-HYSTERESIS = 0.01
-# Share of the best plan's throughput that another one must promise to be tried. The
-# replay is as good without such trials, by 0.1 %: they are for times that are wrong.
-NEAR = 0.75
 GAIN_SECONDS = 10.0  # seconds of steps after which one counts half in the reported gain
 # Share of all time that trials may cost. Halved, drafts that pay again are found later;
 # doubled, 1 % is lost where they never do.
@@ -49,9 +43,6 @@ CREDIT_SHARE, MOST_CREDIT = 0.1, 10.0
 # Steps between such trials, and until it is known what was accepted. Halved, outcomes
 # may come too late with async scheduling; doubled, drafts begin as much later.
 WAIT = 8
-# Drafts that a trial of a larger plan is to have verified. Halved, they are too few to
-# tell plans apart; doubled, such trials are half as many.
-TRIAL_DRAFTS = 16
 # Of a trial, in steps: there is no graph where plans change. Halved or doubled, trials
 # cost more or less than their share by as much.
 SWITCH_COST = 0.5
@@ -156,8 +147,6 @@ class Chooser:
 
     Attributes:
         choice: the last one; None before the first, or without times.
-        may_hold: whether it is good for some more steps: it is not part of a trial, and
-            enough is known of the requests.
         gain: expected throughput of recent steps over that without drafts, as a mean
             over seconds.
         fixed: what every step drafts instead, for measurements; None: what is best.
@@ -178,17 +167,20 @@ class Chooser:
         self.acceptance = Acceptance(num_speculative_tokens, trees)
         self.verifier = partial and Verifier(self.times, partial, self.acceptance)
         self.choice: Choice | None = None
-        self.may_hold = False
         self.fixed: int | None = None
         self.gain = Faded(GAIN_SECONDS)
         self._trees, self._most_rows, self._interval = trees, most_rows, interval
-        self._chosen: dict[int, int] = {}  # by number of requests
         self._shares = ALL_GREEDY  # of the last step
         self._trial: Trial | None = None
         # For trials, in steps of the plan chosen else; and steps since the last one.
         self._budget, self._credit, self._waited = 0.0, MOST_CREDIT, 0
         self._turn = 0
         self._log_initial()
+
+    @property
+    def may_hold(self) -> bool:
+        """Whether the choice is good for some more steps: it is not part of a trial."""
+        return self._trial is None
 
     # What is learned.
 
@@ -236,12 +228,9 @@ class Chooser:
         self._add_to_gain(elapsed)
         offer = self._offer(load)
         if load.num_drafting:
-            best = self._hold(load.num_reqs, offer)
-            chosen = self._explore(load, best, offer, elapsed)
-            is_known = self.acceptance.is_known(load.shares)
-            self.may_hold = is_known and self._trial is None
+            chosen = self._explore(load, offer.best(), offer, elapsed)
         else:  # no request can use drafts
-            chosen, self.may_hold = int(min(offer.seconds)), True
+            chosen, self._trial = int(min(offer.seconds)), None
         gain = None
         # Until a step without drafts was served, its time is that measured at start.
         if 0 in offer.seconds and 0 in self.served.seen(load.num_reqs):
@@ -273,16 +262,6 @@ class Chooser:
             for plan in seconds
         }
         return Offer(tokens, seconds)
-
-    def _hold(self, num_reqs: int, offer: Offer) -> int:
-        """The best plan, or the one chosen before if it is about as good."""
-        best, held = offer.best(), self._chosen.get(num_reqs)
-        if held in offer.seconds:
-            least = offer.per_second(held) * (1 + HYSTERESIS)
-            if offer.per_second(best) < least:
-                return held
-        self._chosen[num_reqs] = best
-        return best
 
     # What is tried.
 
@@ -329,8 +308,7 @@ class Chooser:
         if not others:
             return None
         other = others[self._turn % len(others)]
-        drafts = TRIAL_DRAFTS if other > best else 0  # else acceptance is known
-        steps = max(-(-drafts // load.num_drafting), TIMED_STEPS, self._interval)
+        steps = max(TIMED_STEPS, self._interval)
         cost = SWITCH_COST + steps * offer.loss(other, best)
         if cost > MOST_CREDIT:  # never within the budget
             self._turn += 1
@@ -344,8 +322,7 @@ class Chooser:
         """Plans of which something is to be learned: the next larger one, and the next
         larger tree, since acceptance of chains that are no deeper needs no trial; and
         drafting nothing, so that the gain is known."""
-        least = NEAR * offer.per_second(best)
-        larger = [p for p in offer.seconds if p > best and offer.per_second(p) >= least]
+        larger = [plan for plan in offer.seconds if plan > best]
         found = larger[:1] + [plan for plan in larger if plan in self._trees][:1]
         if seen := self.served.seen(load.num_reqs):  # else steps cannot be timed
             found += [0] * (0 in offer.seconds and 0 not in seen)

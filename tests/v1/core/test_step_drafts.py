@@ -81,8 +81,6 @@ def test_tokens_past_the_end_of_a_request_count_as_rejected(
     make_scheduler, sampling: dict, is_tree: bool
 ):
     scheduler = make_scheduler(sampling=sampling, **(TREE if is_tree else {}))
-    seen = []
-    scheduler.step_drafts._rejected.observe = lambda *counts: seen.append(counts)
     step(scheduler, [1])
     ranks = [0, 0, 1, 0] if is_tree else None
     drafts = N if is_tree else K
@@ -92,7 +90,6 @@ def test_tokens_past_the_end_of_a_request_count_as_rejected(
     if is_tree:
         trees = outputs.scheduler_stats.spec_decoding_stats.trees
         assert trees.accepted_by_rank == {0: 1}
-    assert seen == [(drafts, K)]  # nothing is wrong with such a drafter
 
 
 PLACEHOLDERS = {

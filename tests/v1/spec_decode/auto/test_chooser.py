@@ -295,13 +295,6 @@ def test_no_step_that_does_less_counts_as_the_longer_one(seed: int):
     assert all(few[k] <= more[k] for few, more in pairwise(rows) for k in few)
 
 
-def test_initial_lengths_are_logged(caplog_vllm):
-    with caplog_vllm.at_level("INFO", logger="vllm"):
-        Chooser(3, {CONTEXT: {n: {0: 0.005, 3: 0.006 * n} for n in (1, 8)}})
-    (line,) = caplog_vllm.messages
-    assert line.endswith(": 1: 3 (1.20, 6.00 and 5.00 ms), 8: 0.")
-
-
 def serve_without_drafts(chooser: Chooser, *sizes: int) -> None:
     for n in sizes:
         for _ in range(LEAST_STEPS):

@@ -172,10 +172,15 @@ class Chooser:
         self._trees, self._most_rows, self._interval = trees, most_rows, interval
         self._shares = ALL_GREEDY  # of the last step
         self._trial: Trial | None = None
-        # For trials, in steps of the plan chosen else; and steps since the last one.
+        # For trials, in steps of the plan chosen else: of other plans, and of drafts
+        # while nothing is drafted; and steps since the last one of these.
         self._budget, self._credit, self._waited = 0.0, MOST_CREDIT, 0
         self._turn = 0
-        self._log_initial()
+        if not measured:
+            logger.warning(
+                "Every draft has %d tokens: no step times were measured to choose by.",
+                num_speculative_tokens,
+            )
 
     @property
     def may_hold(self) -> bool:
@@ -267,11 +272,12 @@ class Chooser:
 
     def _explore(self, load: Load, best: int, offer: Offer, elapsed: int) -> int:
         """The plan of the present trial, or of one that begins, or the best plan."""
-        self._budget = min(self._budget + BUDGET * elapsed, MOST_CREDIT)
-        self._waited += elapsed
+        earned = BUDGET * elapsed
+        self._budget = min(self._budget + earned, MOST_CREDIT)
         if best and 0 in offer.seconds:
-            credit = self._credit + CREDIT_SHARE * offer.saved(best) * elapsed
-            self._credit, self._waited = max(0.0, min(credit, MOST_CREDIT)), 0
+            earned += CREDIT_SHARE * offer.saved(best) * elapsed
+        self._credit = min(self._credit + earned, MOST_CREDIT)
+        self._waited = 0 if best else self._waited + elapsed
         trial = self._trial
         # It ends early if it began in the place of another plan.
         is_in_place = trial is not None and (trial.needed is None) == (best > 0)
@@ -292,13 +298,9 @@ class Chooser:
         other = Offer(most, {plan: offer.seconds[plan] for plan in plans}).best()
         loss = max(0.0, offer.seconds[other] / offer.seconds[0] - 1.0)
         cost = SWITCH_COST + loss * self._interval
-        if self._credit >= cost:
-            self._credit -= cost
-        elif self._budget >= cost:
-            self._budget -= cost
-        else:
+        if self._credit < cost:
             return None
-        self._waited = 0
+        self._credit, self._waited = self._credit - cost, 0
         needed = loss * load.num_reqs / load.num_drafting
         return Trial(other, WAIT, needed)
 
@@ -327,24 +329,3 @@ class Chooser:
         if seen := self.served.seen(load.num_reqs):  # else steps cannot be timed
             found += [0] * (0 in offer.seconds and 0 not in seen)
         return list(dict.fromkeys(map(int, found)))
-
-    def _log_initial(self) -> None:
-        if not self.times:
-            logger.warning(
-                "Every draft has %d tokens: no step times were measured to choose by.",
-                self.num_speculative_tokens,
-            )
-            return
-        rows, lengths = next(iter(self.times.measured.values())), []
-        for n, row in rows.items():
-            best = Offer(self.acceptance.expected_tokens(), row).best()
-            lengths.append(f"{n}: {'tree of ' * (best in self._trees)}{best}")
-            if best and 0 in row:
-                drafted, undrafted = 1e3 * row[best], 1e3 * row[0]
-                ratio = f"{drafted / undrafted:.2f}"
-                lengths[-1] += f" ({ratio}, {drafted:.2f} and {undrafted:.2f} ms)"
-        logger.info(
-            "Initial draft lengths (batch size: K, break-even acceptance length, step "
-            "with and without drafts): %s.",
-            ", ".join(lengths),
-        )

@@ -59,9 +59,8 @@ def step_with_trees(
 
 def test_small_trees_of_several_passes_count_as_deep_as_they_are():
     """ "auto" drafts a tree of 11 nodes in three passes, whatever K is."""
-    eagle = DrafterConfig("eagle3", 7)
-    spec = SimpleNamespace(drafter=eagle, num_speculative_tokens_per_batch_size="auto")
-    verified = SpecDecodingStats.new(27)
+    spec = SimpleNamespace(num_speculative_tokens_per_batch_size="auto")
+    spec.drafter, verified = DrafterConfig("eagle3", 7), SpecDecodingStats.new(27)
     verified.observe_draft(11, 2)
     observe_tree(verified, 11, AcceptedNodes([1, 4], [0, 1], 7), spec)
     assert verified.num_draft_tokens_per_pos == [1] * 3 + [0] * 24
@@ -205,19 +204,16 @@ class Prom:
 
     def gauges(self, engine: str = "1") -> dict[str, float]:
         return {
-            s.name.removeprefix("vllm:spec_decode_"): s.value
-            for metric in self.registry.collect()
-            for s in metric.samples
-            if metric.type == "gauge" and s.labels["engine"] == engine
+            sample.name.removeprefix("vllm:spec_decode_"): sample.value
+            for sample in self.samples()
+            if not sample.name.endswith(("_total", "_created"))
+            and sample.labels["engine"] == engine
         }
 
     def values(self, name: str, engine: str = "1") -> list[float]:
         name = f"vllm:spec_decode_{name}_total"
-        return [
-            sample.value
-            for sample in self.samples()
-            if sample.name == name and sample.labels["engine"] == engine
-        ]
+        samples = (one for one in self.samples() if one.name == name)
+        return [one.value for one in samples if one.labels["engine"] == engine]
 
 
 def test_counters():

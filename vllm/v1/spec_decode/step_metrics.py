@@ -95,21 +95,18 @@ class StepSummary:
     """Sums over the steps of one logging interval."""
 
     def __init__(self) -> None:
-        self.method: str | None = None
-        self.mode: str | None = None
+        self.last: StepDrafting | None = None
         # By (whether they drafted trees, draft length).
         self.steps_by_length: Counter[tuple[bool, int]] = Counter()
         self.seconds = np.zeros(2)  # target, drafting
         # By position; scalars until the first step is observed.
         self.drafted = self.accepted = np.zeros(())
-        self.gain: float | None = None
 
     def observe(self, stats: "SchedulerStats") -> None:
         if (step := stats.step_drafting) is None:
             return
-        self.method, self.mode = step.method, step.mode
+        self.last = step
         self.steps_by_length[step.is_tree, step.draft_length] += 1
-        self.gain = step.gain
         if (verified := stats.spec_decoding_stats) is not None:
             self.drafted = self.drafted + verified.num_draft_tokens_per_pos
             self.accepted = self.accepted + verified.num_accepted_tokens_per_pos
@@ -118,9 +115,9 @@ class StepSummary:
 
     def added_to(self, log_fn: Callable[..., None]) -> Callable[..., None]:
         """A `log_fn` that appends the summary to its line, if there was a step."""
-        if not self.steps_by_length:
+        if self.last is None:
             return log_fn
-        summary = ", ".join(self._parts())
+        summary = ", ".join(self._parts(self.last))
         return lambda line, *args: log_fn(f"{line}, %s", *args, summary)
 
     def by_depth(self, accepted: np.ndarray) -> np.ndarray:
@@ -132,16 +129,16 @@ class StepSummary:
 
     def log_alone(self, log_fn: Callable[..., None]) -> None:
         """Logs an interval in which no drafts were verified, if any step ran."""
-        if self.steps_by_length:
+        if self.last is not None:
             self.added_to(log_fn)("SpecDecoding metrics: no drafts verified")
             self.__init__()
 
-    def _parts(self) -> Iterator[str]:
-        yield f"Method: {self.method}, Mode: {self.mode}"
+    def _parts(self, last: StepDrafting) -> Iterator[str]:
+        yield f"Method: {last.method}, Mode: {last.mode}"
         if self.seconds.any():
             yield f"Draft time share: {self.seconds[1] / self.seconds.sum():.1%}"
-        if self.gain is not None:
-            yield f"Gain over no drafts: {self.gain:.2f}"
+        if last.gain is not None:
+            yield f"Gain over no drafts: {last.gain:.2f}"
         if len(self.steps_by_length) == 1:
             yield f"Draft length: {_length(next(iter(self.steps_by_length)))}"
             return

@@ -50,12 +50,10 @@ GREEDY = [0.93] * 7
 SAMPLED = [max(0.45 - 0.05 * i, 0.1) for i in range(7)]
 USELESS = [0.03] * 7
 CURVES = {
-    "good": [0.85] * 7,
     "published": PUBLISHED,
     "useless": USELESS,
     "perfect": [0.98] * 7,
     "cliff": [0.9] * 3 + [0.15] * 4,
-    "rising": [min(0.5 + 0.06 * i, 0.9) for i in range(7)],
 }
 
 
@@ -137,19 +135,7 @@ def test_finds_best_fixed_length(curve, engine):
     for n in (8, 64, 1, 16):
         simulation.run(n, rates, 4_000)
         found = simulation.run(n, rates, 4_000)
-        # In text, rates rise with depth because accepted drafts come in runs. Here they
-        # rise without runs, so shorter drafts seem better than they are.
-        least = 0.94 if curve == "rising" else 0.97
-        assert found >= least * best_fixed(engine, n, rates), f"{n} requests"
-
-
-def test_follows_load_at_once():
-    """Acceptance that is learned at one batch size is used for all others."""
-    simulation = Simulation(parallel_ms)
-    simulation.run(8, PUBLISHED, 10_000)
-    for n in (64, 1, 32, 3, 48, 6):
-        found = simulation.run(n, PUBLISHED, 1_000)
-        assert found >= 0.97 * best_fixed(parallel_ms, n, PUBLISHED), f"{n} requests"
+        assert found >= 0.97 * best_fixed(engine, n, rates), f"{n} requests"
 
 
 @pytest.mark.parametrize("engine", [parallel_ms, autoregressive_ms])
@@ -245,18 +231,6 @@ def test_nothing_is_drafted_nor_forgotten_if_no_request_can_use_drafts():
     for _ in range(1000):
         chooser.choose(none)
     assert chooser.acceptance.expected_tokens() == known
-
-
-def test_long_contexts_use_their_own_times():
-    """If each verified token reads the whole context again, few drafts pay."""
-    times = measured(parallel_ms)
-    reread = {
-        n: {k: times[CONTEXT][n][k] + 1e-6 * 65536 * n * (k + 1) for k in (0, 4, 7)}
-        for n in (1, 8)
-    }
-    chooser = Chooser(7, {**times, 65536: reread})
-    assert chooser.choose(whole_load(1)) == 7
-    assert chooser.choose(whole_load(1, 65536)) == 0
 
 
 @pytest.mark.parametrize(

@@ -5,13 +5,8 @@ import numpy as np
 import pytest
 
 from vllm.config.drafter.length import candidate_lengths
-from vllm.v1.spec_decode.auto.acceptance import (
-    ALL_GREEDY,
-    HALF_LIFE,
-    Acceptance,
-    Verified,
-)
-from vllm.v1.spec_decode.auto.chooser import Chooser, Load
+from vllm.v1.spec_decode.auto.acceptance import ALL_GREEDY, HALF_LIFE, Acceptance
+from vllm.v1.spec_decode.auto.chooser import Load
 from vllm.v1.spec_decode.auto.times import StepTimes
 from vllm.v1.spec_decode.auto.verify import (
     ALL,
@@ -41,6 +36,7 @@ def make_verifier(
     lengths: tuple[int, ...] = LENGTHS,
     price: float = 0.0,
     most_rows: float = float("inf"),
+    least: int = 8,
 ) -> Verifier:
     """A verifier with simulated step times.
 
@@ -49,6 +45,7 @@ def make_verifier(
         price: seconds that trimming adds to a step.
         most_rows: the largest number of rows with a CUDA graph; larger steps take three
             times as long.
+        least: requests of the smallest batch that is trimmed.
     """
 
     def verifying(n: int, k: float) -> float:
@@ -62,7 +59,7 @@ def make_verifier(
     seconds = drafting_seconds(K) + price
     parts = [0.5, *(k for k in candidate_lengths(K) if k)]
     curves = {n: {m: verifying(n, m) + seconds for m in parts} for n in SIZES}
-    partial = PartialSteps(curves, 8, trimmed_rows)
+    partial = PartialSteps(curves, least, trimmed_rows)
     return Verifier(StepTimes({256: times}, K), partial, Acceptance(K))
 
 
@@ -157,39 +154,31 @@ def test_gain_is_over_what_is_expected_of_all():
     assert 0.9 * (1.0 + gains[0]) == pytest.approx(1.0 + gains[1])
 
 
-# What the chooser makes of it.
+# What is reported.
 
 N = 64
 LOAD = Load(N, N, 256.0)
 
 
 @pytest.fixture
-def chooser() -> Chooser:
-    """Of trimmed chains of 3 or 7 drafts, and trees of 15 nodes."""
-    seconds = {k: target_seconds(N * (k + 1)) + 0.001 for k in (0, 3, K, 15)}
-    parts = {m: target_seconds(N * (m + 1)) + 0.001 for m in (0.5, 1, 2, 3, 5, 7)}
-    times = {256: {1: seconds, N: seconds}}
-    return Chooser(K, times, {15: K}, 4096, PartialSteps({N: parts}, N, trimmed_rows))
+def verifier() -> Verifier:
+    return make_verifier(least=N)
 
 
-def report(chooser: Chooser, probs: np.ndarray, num_tokens: int = K + 1) -> None:
-    sampled, drafts = np.full(len(probs), num_tokens), np.full(len(probs), K)
-    chooser.verifier.report(probs, sampled, drafts)
+def report(verifier: Verifier, probs: np.ndarray, num_tokens: int = K + 1) -> None:
+    verifier.report(probs, np.full(N, num_tokens), np.full(N, K))
 
 
-def verify(chooser: Chooser) -> int | None:
-    return chooser.verifier.best(N, K, LOAD).num_drafts
+def gains(verifier: Verifier, load: Load = LOAD) -> dict[int, float]:
+    """Of chains of 3 or 7 drafts, and trees of 15 nodes."""
+    return verifier.gains(load, [0, 3, K, 15])
 
 
-def gains(chooser: Chooser, load: Load = LOAD) -> dict[int, float]:
-    return chooser.verifier.gains(load, [0, 3, K, 15])
-
-
-def test_only_chains_gain_by_trimming(chooser: Chooser):
+def test_only_chains_gain_by_trimming(verifier: Verifier):
     """By average acceptance, and more if requests are unlike each other."""
-    average = gains(chooser)
-    report(chooser, some_probs(N))
-    found = gains(chooser)
+    average = gains(verifier)
+    report(verifier, some_probs(N))
+    found = gains(verifier)
     assert set(found) == {3, K}
     assert found[K] > average[K] and found[K] > found[3]
 
@@ -203,46 +192,43 @@ def test_only_chains_gain_by_trimming(chooser: Chooser):
     ],
     ids=["few requests", "a request without drafts", "a grammar"],
 )
-def test_nothing_is_trimmed_with(chooser: Chooser, load: Load):
-    report(chooser, some_probs(N))
-    assert gains(chooser, load) == {}
-    assert not chooser.verifier.may_trim(load)
-    assert 0 < verify(chooser) < N * K
+def test_nothing_is_trimmed_with(verifier: Verifier, load: Load):
+    report(verifier, some_probs(N))
+    assert gains(verifier, load) == {} and not verifier.may_trim(load)
+    assert verifier.may_trim(LOAD)
 
 
 @pytest.mark.parametrize("every", [2, 4])
-def test_gain_counts_only_steps_that_can_be_trimmed(chooser: Chooser, every: int):
+def test_gain_counts_only_steps_that_can_be_trimmed(verifier: Verifier, every: int):
     """Regression: with a prompt in every other step, drafts were as long as if all
     steps were trimmed, and 10 % of throughput was lost."""
-    report(chooser, some_probs(N))
-    whole, share = gains(chooser)[K], (every - 1) / every
+    report(verifier, some_probs(N))
+    whole, share = gains(verifier)[K], (every - 1) / every
     for number in range(8 * HALF_LIFE):
-        chooser.verifier.count(number % every > 0)
+        verifier.count(number % every > 0)
     # A step takes 1, or 1 / (1 + whole) if it is trimmed.
     seconds = 1 - share + share / (1 + whole)
-    assert gains(chooser)[K] == pytest.approx(1 / seconds - 1, rel=0.05)
+    assert gains(verifier)[K] == pytest.approx(1 / seconds - 1, rel=0.05)
 
 
 @pytest.mark.parametrize("num_tokens, known", [(1, 2), (2, 3), (K + 1, K)])
 def test_only_probabilities_that_depend_on_text_are_used(
-    chooser: Chooser, num_tokens: int, known: int
+    verifier: Verifier, num_tokens: int, known: int
 ):
     """Of rejected drafts only the first and the next one: later ones are sampled again
     with the same noise."""
-    report(chooser, np.full((N, K), 0.123), num_tokens)
-    rates = np.array(chooser.acceptance.rates(ALL_GREEDY))
+    report(verifier, np.full((N, K), 0.123), num_tokens)
+    rates = np.array(Acceptance(K).rates(ALL_GREEDY))
     rates[:known] = 0.123
-    found = chooser.verifier._reached(N, K, LOAD)
+    found = verifier._reached(N, K, LOAD)
     assert found == pytest.approx(np.tile(rates.cumprod(), (N, 1)))
 
 
-def test_budget_holds_until_probabilities_are_reported(chooser: Chooser):
+def test_budget_holds_until_probabilities_are_reported(verifier: Verifier):
     """Computing it takes host time, for which a trimmed step would wait."""
-    report(chooser, some_probs(N))
-    before = verify(chooser)
-    for _ in range(200):
-        chooser.acceptance.observe(Verified(K, range(1, K + 1), K))
-    chooser.acceptance.end_steps(ALL_GREEDY)
-    assert verify(chooser) == before
-    report(chooser, np.full((N, K), 0.99))
-    assert (verify(chooser) or N * K) > before
+    report(verifier, some_probs(N))
+    before = verifier.best(N, K, LOAD)
+    assert 0 < before.num_drafts < N * K
+    assert verifier.best(N, K, LOAD) is before
+    report(verifier, np.full((N, K), 0.99))
+    assert (verifier.best(N, K, LOAD).num_drafts or N * K) > before.num_drafts

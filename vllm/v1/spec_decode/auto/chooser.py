@@ -230,7 +230,10 @@ class Chooser:
         if not self.times:
             return self.num_speculative_tokens
         self._shares = load.shares if load.num_drafting else NONE_DRAFT
-        self._add_to_gain(elapsed)
+        if self.choice is not None and self.choice.gain is not None:
+            spent = elapsed * self.choice.seconds
+            self.gain.fade(spent)
+            self.gain.add(self.choice.gain * spent, spent)
         offer = self._offer(load)
         if load.num_drafting:
             chosen = self._explore(load, offer.best(), offer, elapsed)
@@ -242,13 +245,6 @@ class Chooser:
             gain = offer.per_second(chosen) / offer.per_second(0)
         self.choice = Choice(chosen, offer.seconds[chosen], gain)
         return chosen
-
-    def _add_to_gain(self, elapsed: int) -> None:
-        """Adds steps of the last choice to the reported gain."""
-        if self.choice is not None and self.choice.gain is not None:
-            spent = elapsed * self.choice.seconds
-            self.gain.fade(spent)
-            self.gain.add(self.choice.gain * spent, spent)
 
     def _offer(self, load: Load) -> Offer:
         """Without trees of too many rows to pay. Tokens include what trimming adds."""

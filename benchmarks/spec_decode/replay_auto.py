@@ -63,7 +63,6 @@ class Step(NamedTuple):
         drafted: the plan that it drafted.
         seconds: that it took.
         load: of its requests.
-        names: [n].
         verified: [n], drafts that were verified.
         accepted, num_best: [n], see `Verified`.
         probs: [n, K], the drafter's confidence.
@@ -74,7 +73,6 @@ class Step(NamedTuple):
     drafted: int
     seconds: float
     load: Load
-    names: list[str]
     verified: list[int]
     accepted: list[list[int]]
     num_best: list[int]
@@ -230,7 +228,7 @@ class Engine:
         seconds *= self._noise() * (1 + SWITCH * (drafted != plan))
         for name, nodes in zip(names, accepted, strict=True):
             self.ages[name] += len(nodes) + 1
-        of_each = names, verified, accepted, num_best, probs
+        of_each = verified, accepted, num_best, probs
         return Step(plan, budget, drafted, seconds, load, *of_each)
 
 
@@ -259,10 +257,11 @@ class Auto:
         return chosen
 
     def budget(self, load: Load, num_drafts: int) -> int | None:
-        if self.chooser.verifier is None or load.num_reqs < LEAST_TRIMMED:
+        verifier = self.chooser.verifier
+        if verifier is None or load.num_reqs < LEAST_TRIMMED:
             return None
-        self.chooser.verifier.count(True)
-        return self.chooser.verify(load.num_reqs, num_drafts, self.load)
+        verifier.count(True)
+        return verifier.best(load.num_reqs, num_drafts, self.load).num_drafts
 
     def observe(self, step: Step) -> None:
         is_partial, load = step.budget is not None, step.load
@@ -278,15 +277,15 @@ class Auto:
             verifier.report(step.probs, tokens, np.full(len(tokens), step.plan))
         if not step.plan or (is_partial and not is_report):
             return
-        for i, name in enumerate(step.names[:OBSERVED]):
+        for i in range(min(len(step.verified), OBSERVED)):
             verified, accepted, more = step.verified[i], step.accepted[i], ()
             if is_partial and len(accepted) == verified:
                 end = min(len(accepted) + 2, step.plan)
                 more = tuple(step.probs[i, verified:end])
             if verified or more:
                 counts = verified, accepted, step.num_best[i]
-                drafts = Verified(*counts, more, is_partial)
-                self.chooser.observe(drafts, load.shares.index(1.0), name)
+                drafts = Verified(*counts, more)
+                self.chooser.observe(drafts, load.shares.index(1.0))
 
 
 def replay(drafter: str, phases: list[Phase], seeds: int) -> tuple[float, float]:

@@ -5,20 +5,18 @@ PyTorch runs a norm of a few rows as six to eight operations, which take ten tim
 long as the kernel: a tenth of a decode step of a small model.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from vllm import ir
-from vllm.config import get_current_vllm_config_or_none
 from vllm.config.compilation import CompilationMode
 from vllm.config.kernel import IrOpPriorityConfig
 from vllm.platforms import current_platform
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
-    from vllm.model_executor.layers.layernorm import RMSNorm
 
 PROVIDER = "cpu_c"
 LANES = 16  # the kernels take rows of whole vectors only; the widest have as many
@@ -95,48 +93,3 @@ def fused_add_rms_norm(
     """[..., N] each; returns the normalized sum and the sum, in place of both."""
     torch.ops._C.fused_add_rms_norm(x, x_residual, weight, epsilon)
     return x, x_residual
-
-
-def call_directly(norm: "RMSNorm") -> None:
-    """Lets a new norm call its kernel without asking the IR op which implementation to
-    use, if it would use the kernel: asking takes longer than a few rows."""
-    if not _is_plain(norm):
-        return
-    normalize = torch.ops._C.rms_norm.default
-    add_and_normalize = torch.ops._C.fused_add_rms_norm.default
-    usual, parameters = norm._forward_method, norm._parameters
-    epsilon = norm.variance_epsilon
-
-    def forward(x: Tensor, residual: Tensor | None = None) -> Any:
-        weight = parameters["weight"]
-        if weight.dtype != x.dtype or not x.is_contiguous():
-            return usual(x, residual)
-        if residual is None:
-            output = torch.empty_like(x)
-            normalize(output, x, weight, epsilon)
-            return output
-        if residual.dtype != x.dtype or not residual.is_contiguous():
-            return usual(x, residual)
-        add_and_normalize(x, residual, weight, epsilon)
-        return x, residual
-
-    norm._forward_method = forward
-
-
-def _is_plain(norm: "RMSNorm") -> bool:
-    config = get_current_vllm_config_or_none()
-    if config is None or not norm.has_weight or norm.hidden_size % LANES:
-        return False
-    # Not there in a config that stands in for vLLM's, as in tests of a model's layers.
-    priority = getattr(config.kernel_config, "ir_op_priority", None)
-    if priority is None:
-        return False
-    first = {*priority.rms_norm[:1], *priority.fused_add_rms_norm[:1]}
-    kind = type(norm)
-    # A subclass or a patch may do something else.
-    return (
-        first == {PROVIDER}
-        and norm.variance_size_override is None
-        and kind.forward_native.__module__ == "vllm.model_executor.layers.layernorm"
-        and kind.forward_cpu.__module__ == "vllm.model_executor.custom_op"
-    )

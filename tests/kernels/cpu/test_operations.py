@@ -21,19 +21,8 @@ SLOW = dict(
 INTEGERS = (torch.int32, torch.int64, torch.uint8)
 FLOATS = (torch.float32, torch.float64, torch.float16)
 # Special cases of arithmetic and comparisons, and values near them.
-SPECIAL = [
-    0.0,
-    -0.0,
-    1.0,
-    -1.0,
-    0.5,
-    3.0,
-    1e-30,
-    -1e30,
-    torch.inf,
-    -torch.inf,
-    torch.nan,
-]
+SPECIAL = [0.0, -0.0, 1.0, -1.0, 0.5, 3.0, 1e-30, -1e30, *map(float, ("inf", "-inf"))]
+SPECIAL += [float("nan")]
 
 
 class Pairs(NamedTuple):
@@ -101,12 +90,11 @@ def _functions_kernel(x, out, N: tl.constexpr):
     tl.store(out + N + i, tl.log(a))
     tl.store(out + 2 * N + i, tl.exp2(tl.log2(a)))
     tl.store(out + 3 * N + i, tldevice.log1p(a))
-    tl.store(out + 4 * N + i, tl.sqrt(a) + tl.rsqrt(a) + tl.floor(a))
+    tl.store(out + 4 * N + i, tl.sqrt(a) + tl.floor(a))
     tl.store(out + 5 * N + i, tl.rand(7, i))
 
 
-@settings(max_examples=10, **SLOW)
-@given(st.floats(1e-3, 50.0), st.floats(0.1, 2.0))
+@pytest.mark.parametrize("low, step", [(1e-3, 0.1), (50.0, 2.0), (0.7, 0.013)])
 def test_functions(twice: Twice, low: float, step: float):
     x = torch.arange(SIZE) * step + low
     _functions_kernel[(1,)](x, torch.zeros(6 * SIZE), N=SIZE)
@@ -167,38 +155,24 @@ def test_reductions(twice: Twice, rows: int, size: int, seed: int):
 
 
 @triton.jit
-def _product_kernel(x, y, out, N: tl.constexpr, M: tl.constexpr):
+def _product_kernel(x, y, out, count, N: tl.constexpr, M: tl.constexpr):
     i, j = tl.arange(0, N), tl.arange(0, M)
-    left = tl.load(x + i[:, None] * M + j[None, :])
+    left = tl.load(x + i[:, None] * M + j[None, :]) + 1
     right = tl.load(y + j[:, None] * N + i[None, :])
     at = out + i[:, None] * N + i[None, :]
-    tl.store(at, tl.dot(left, right, acc=tl.load(at), input_precision="ieee"))
-
-
-@settings(max_examples=5, **SLOW)
-@given(seed=st.integers(0, 2**31))
-def test_products(twice: Twice, seed: int):
-    chance = torch.Generator().manual_seed(seed)
-    x, y = torch.randint(-9, 9, (2, 512), generator=chance).float()
-    _product_kernel[(1,)](x, y, torch.ones(16, 16), N=16, M=32)
-
-
-@triton.jit
-def _repeated_product_kernel(x, out, count, N: tl.constexpr):
-    i = tl.arange(0, N)
-    at = i[:, None] * N + i[None, :]
-    left = tl.load(x + at) + 1
-    total = tl.zeros((N, N), tl.float32)
+    total = tl.load(at)
     for _ in range(count):
-        total = tl.dot(left, left, acc=total, input_precision="ieee")
-    tl.store(out + at, total + left)
+        total = tl.dot(left, right, acc=total, input_precision="ieee")
+    tl.store(at, total + tl.sum(left, axis=1)[:, None])
 
 
-@pytest.mark.parametrize("count", [0, 2])
-def test_operand_of_a_product_is_used_after_its_loop(twice: Twice, count: int):
-    """Regression: it was stored in the loop, and read from there even if none ran."""
-    x = torch.arange(256).view(16, 16) % 7 * 1.0
-    _repeated_product_kernel[(1,)](x, torch.zeros(16, 16), count, N=16)
+@pytest.mark.parametrize("count", [0, 1, 2])
+def test_products(twice: Twice, count: int):
+    """Regression: an operand was stored in the loop, and read from there behind it even
+    if none ran."""
+    chance = torch.Generator().manual_seed(count)
+    x, y = torch.randint(-9, 9, (2, 512), generator=chance).float()
+    _product_kernel[(1,)](x, y, torch.ones(16, 16), count, N=16, M=32)
 
 
 @triton.jit

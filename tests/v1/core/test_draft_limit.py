@@ -12,67 +12,43 @@ CONTEXT, MAX_MODEL_LEN, K = 32, 64, 3
 WITHIN, NEXT_TO, PAST = CONTEXT - 9, CONTEXT - 1, CONTEXT
 
 
-def scheduler_of(
-    tokens: list[int], context: int | None = CONTEXT, placeholders: int = 0
-) -> SimpleNamespace:
-    """Running requests with these numbers of known tokens, and K drafts each."""
+def kept(requests: list[tuple[int, int]], context: int | None = CONTEXT) -> list[int]:
+    """Drafts that requests keep, of known tokens and drafts of each; half of the known
+    tokens are placeholders."""
     running = [
         SimpleNamespace(
-            num_tokens=known - placeholders,
-            num_output_placeholders=placeholders,
-            spec_token_ids=[-1] * K,
+            num_tokens=known - known // 2,
+            num_output_placeholders=known // 2,
+            spec_token_ids=[-1] * drafts,
         )
-        for known in tokens
+        for known, drafts in requests
     ]
     drafter = DrafterConfig("draft_model", K, context=context)
     spec = SimpleNamespace(method="draft_model", drafter=drafter)
-    return SimpleNamespace(
-        vllm_config=SimpleNamespace(speculative_config=spec),
-        max_model_len=MAX_MODEL_LEN,
-        running=running,
-    )
+    # Diffusion models have no drafter, and schedule their canvas as drafts.
+    config = SimpleNamespace(speculative_config=spec if context != 0 else None)
+    longest = {"max_model_len": MAX_MODEL_LEN}
+    scheduler = SimpleNamespace(vllm_config=config, running=running, **longest)
+    cut_drafts_past_limit(scheduler)
+    return [len(request.spec_token_ids) for request in running]
 
 
-@pytest.mark.parametrize("placeholders", [0, 4])
 @pytest.mark.parametrize(
-    ("tokens", "kept"),
+    ("tokens", "is_kept"),
     [
-        ([WITHIN, WITHIN], True),
-        # One request is within the context: all keep their drafts, so that the
-        # batch's query lengths stay equal.
+        # As long as one request is within the context, all keep their drafts, so that
+        # the batch's query lengths stay equal.
         ([WITHIN, PAST], True),
         ([NEXT_TO, PAST + 20], True),
         ([PAST, PAST + 20], False),
-        ([PAST], False),
     ],
 )
-def test_drafts_are_dropped_once_all_requests_are_past_context(
-    tokens: list[int], kept: bool, placeholders: int
-):
-    scheduler = scheduler_of(tokens, placeholders=placeholders)
-    cut_drafts_past_limit(scheduler)
-    lengths = [len(request.spec_token_ids) for request in scheduler.running]
-    assert lengths == [K if kept else 0] * len(tokens)
+def test_drafts_are_dropped_once_all_requests_are_past_context(tokens, is_kept):
+    assert kept([(known, K) for known in tokens]) == [K * is_kept] * 2
+    # One in chunked prefill has no drafts.
+    assert kept([(WITHIN, 0), (PAST, K)]) == [0, 0]
 
 
-def test_request_without_drafts_does_not_keep_drafts_of_others():
-    """A request in chunked prefill is within the context, but has no drafts."""
-    scheduler = scheduler_of([WITHIN, PAST])
-    scheduler.running[0].spec_token_ids = []
-    cut_drafts_past_limit(scheduler)
-    assert scheduler.running[1].spec_token_ids == []
-
-
-@pytest.mark.parametrize("context", [None, MAX_MODEL_LEN, MAX_MODEL_LEN + 1])
-def test_drafter_with_context_of_target_keeps_all_drafts(context: int | None):
-    scheduler = scheduler_of([MAX_MODEL_LEN - 1], context)
-    cut_drafts_past_limit(scheduler)
-    assert len(scheduler.running[0].spec_token_ids) == K
-
-
-def test_drafts_are_kept_without_drafter():
-    """Diffusion models schedule their canvas as drafts."""
-    scheduler = scheduler_of([PAST])
-    scheduler.vllm_config.speculative_config = None
-    cut_drafts_past_limit(scheduler)
-    assert scheduler.running[0].spec_token_ids == [-1] * K
+@pytest.mark.parametrize("context", [0, None, MAX_MODEL_LEN, MAX_MODEL_LEN + 1])
+def test_drafters_with_the_context_of_the_target_keep_all_drafts(context: int | None):
+    assert kept([(MAX_MODEL_LEN - 1, K)], context) == [K]

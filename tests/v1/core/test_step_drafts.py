@@ -81,8 +81,6 @@ def test_tokens_past_the_end_of_a_request_count_as_rejected(
     make_scheduler, sampling: dict, is_tree: bool
 ):
     scheduler = make_scheduler(sampling=sampling, **(TREE if is_tree else {}))
-    seen = []
-    scheduler.step_drafts._rejected.observe = lambda *counts: seen.append(counts)
     step(scheduler, [1])
     ranks = [0, 0, 1, 0] if is_tree else None
     drafts = N if is_tree else K
@@ -92,7 +90,6 @@ def test_tokens_past_the_end_of_a_request_count_as_rejected(
     if is_tree:
         trees = outputs.scheduler_stats.spec_decoding_stats.trees
         assert trees.accepted_by_rank == {0: 1}
-    assert seen == [(drafts, K)]  # nothing is wrong with such a drafter
 
 
 PLACEHOLDERS = {
@@ -212,13 +209,13 @@ def test_accepted_nodes_are_those_of_the_requests_own_row(make_scheduler):
     assert (trees.num_nodes, trees.accepted_by_rank) == (N, {0: 1, 1: 1})
 
 
-@pytest.mark.parametrize("how", [{"drafter": None}, {"log_stats": False}])
-def test_step_without_drafter_or_stats(make_scheduler, how):
-    stats = step(make_scheduler(**how), [7]).scheduler_stats
+@pytest.mark.parametrize("how", [{"drafter": None}, {"log_stats": False}, {}])
+def test_step_without_drafter_or_stats_or_tokens(make_scheduler, how):
+    scheduler = make_scheduler(**how)
+    if not how:
+        empty, output = SchedulerOutput.make_empty(), ModelRunnerOutput([], {})
+        outputs = scheduler.update_from_output(empty, output)[0]
+    else:
+        outputs = step(scheduler, [7])
+    stats = outputs.scheduler_stats
     assert stats is None or stats.step_drafting is None
-
-
-def test_step_without_scheduled_tokens(make_scheduler):
-    empty, output = SchedulerOutput.make_empty(), ModelRunnerOutput([], {})
-    outputs = make_scheduler().update_from_output(empty, output)
-    assert outputs[0].scheduler_stats.step_drafting is None

@@ -148,12 +148,6 @@ def external(b: Builder, op: Operation, x: list[str], kind: str, to: str) -> str
 
 
 @in_float32
-def reciprocal_root(b: Builder, op: Operation, x: list[str], kind: str, to: str) -> str:
-    root = intrinsic("sqrt")(b, op, x, kind, to)
-    return b.let(f"fdiv {llvm_type(kind)} {constant('1.0', kind)}, {root}")
-
-
-@in_float32
 def negate(b: Builder, op: Operation, x: list[str], kind: str, to: str) -> str:
     return b.let(f"fneg {llvm_type(kind)} {x[0]}")
 

@@ -4,8 +4,6 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-FLOATS = {"f16": "half", "f32": "float", "f64": "double"}
-
 
 class Builder:
     """Registers and labels are numbered; `block` is the label of the current block."""
@@ -38,7 +36,6 @@ class Builder:
 
     def call(self, function: str, returns: str, kind: str, given: list[str]) -> str:
         """Calls a function whose arguments are all of one type, except booleans."""
-        kind = FLOATS.get(kind, kind)
         types = ["i1" if value in ("true", "false") else kind for value in given]
         self.declared.add(f"declare {returns} @{function}({', '.join(types)})")
         pairs = ", ".join(f"{t} {value}" for t, value in zip(types, given, strict=True))

@@ -12,26 +12,19 @@ INTEGERS = {
     "addi": "add", "subi": "sub", "muli": "mul", "andi": "and", "ori": "or",
     "xori": "xor", "shli": "shl", "shrsi": "ashr", "shrui": "lshr",
 }  # fmt: skip
-FLOATS = {
-    "addf": "fadd",
-    "subf": "fsub",
-    "mulf": "fmul",
-    "divf": "fdiv",
-    "remf": "frem",
-}
+FLOATS = {"addf": "fadd", "subf": "fsub", "mulf": "fmul", "divf": "fdiv"}
 DIVISIONS = {"divsi": "sdiv", "remsi": "srem", "divui": "udiv", "remui": "urem"}
 CONVERSIONS = {
     "extsi": "sext", "extui": "zext", "trunci": "trunc", "sitofp": "sitofp",
-    "uitofp": "uitofp", "fptosi": "fptosi", "fptoui": "fptoui", "bitcast": "bitcast",
+    "uitofp": "uitofp", "fptosi": "fptosi", "bitcast": "bitcast",
 }  # fmt: skip
 INTRINSICS = {
     "arith.maxsi": "smax", "arith.minsi": "smin", "arith.maxui": "umax",
     "arith.minui": "umin", "arith.maxnumf": "maxnum", "arith.minnumf": "minnum",
     "arith.maximumf": "maximum", "arith.minimumf": "minimum", "math.absf": "fabs",
-    "math.floor": "floor", "math.ceil": "ceil", "math.sqrt": "sqrt", "math.fma": "fma",
-    "tt.precise_sqrt": "sqrt",
+    "math.floor": "floor", "math.sqrt": "sqrt", "tt.precise_sqrt": "sqrt",
 }  # fmt: skip
-FUNCTIONS = ("exp", "exp2", "log", "log2", "log1p", "erf", "sin", "cos", "tanh")
+FUNCTIONS = ("exp", "exp2", "log", "log2")
 
 INSTRUCTIONS: dict[str, a.Instruction] = {
     **{f"arith.{name}": a.binary(to) for name, to in (INTEGERS | FLOATS).items()},
@@ -47,15 +40,12 @@ INSTRUCTIONS: dict[str, a.Instruction] = {
     "arith.select": a.select,
     "arith.truncf": a.convert_float,
     "math.absi": a.intrinsic("abs", "false"),
-    "math.rsqrt": a.reciprocal_root,
     "tt.addptr": a.advance,
     "tt.bitcast": a.convert("bitcast"),
     "tt.extern_elementwise": a.external,
-    "tt.fp_to_fp": a.convert_float,
     "tt.int_to_ptr": a.convert("inttoptr"),
     "tt.mulhiui": a.high_product,
     "tt.precise_divf": a.binary("fdiv"),
-    "tt.ptr_to_int": a.convert("ptrtoint"),
 }
 # Too expensive to be repeated at each use of the result.
 DEAR = {f"math.{name}" for name in FUNCTIONS} | {"tt.extern_elementwise"}

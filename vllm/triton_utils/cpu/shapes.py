@@ -37,10 +37,6 @@ def _constant(k: Kernel, op: Operation) -> None:
     k.define(op.results[0], kind, constant(number.group(1), kind.element))
 
 
-def _poison(k: Kernel, op: Operation) -> None:
-    k.define(op.results[0], op.result_types[0], "poison")
-
-
 def _program(register: str) -> Callable[[Kernel, Operation], None]:
     def say(k: Kernel, op: Operation) -> None:
         k.define(op.results[0], Type("i32"), f"%{register}.{op.text.strip()}")
@@ -59,10 +55,6 @@ def _range(k: Kernel, op: Operation) -> None:
 
 def _splat(k: Kernel, op: Operation) -> None:
     k.define(op.results[0], op.result_types[0], k.values[op.operands[0]])
-
-
-def _unsplat(k: Kernel, op: Operation) -> None:
-    k.define(op.results[0], op.result_types[0], k.element(op.operands[0], "0"))
 
 
 def _moved(k: Kernel, op: Operation, index_of: Callable[[str], str]) -> None:
@@ -108,6 +100,4 @@ SHAPES = {
     "tt.reshape": _same,
     "tt.splat": _splat,
     "tt.trans": _transpose,
-    "tt.unsplat": _unsplat,
-    "ub.poison": _poison,
 }

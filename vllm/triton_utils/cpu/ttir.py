@@ -9,6 +9,7 @@ MLIR text: https://mlir.llvm.org/docs/LangRef.
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from math import prod
 from typing import NamedTuple
 
 NAME = r"%[\w$.\-]+(?:#\d+)?"
@@ -32,10 +33,7 @@ class Type(NamedTuple):
 
     @property
     def size(self) -> int:
-        size = 1
-        for length in self.shape:
-            size *= length
-        return size
+        return prod(self.shape)
 
     @property
     def num_bytes(self) -> int:

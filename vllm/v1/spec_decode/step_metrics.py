@@ -14,13 +14,11 @@ import numpy as np
 
 from vllm.config.drafter import num_candidates
 from vllm.config.drafter.length import depth_of, is_auto
-from vllm.v1.spec_decode.auto import Faded
+from vllm.v1.spec_decode.auto.acceptance import Faded
 
 if TYPE_CHECKING:
-    from vllm.config import SpeculativeConfig, VllmConfig
-    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.config import SpeculativeConfig
     from vllm.v1.metrics.stats import SchedulerStats
-    from vllm.v1.outputs import ModelRunnerOutput
     from vllm.v1.spec_decode.draft_trees import AcceptedNodes
     from vllm.v1.spec_decode.metrics import SpecDecodingStats
 
@@ -54,25 +52,6 @@ class StepDrafting:
     seconds: tuple[float, float] | None = None
     gain: float | None = None
     is_tree: bool = False
-
-
-def step_drafting(
-    vllm_config: "VllmConfig",
-    scheduler_output: "SchedulerOutput",
-    output: "ModelRunnerOutput",
-) -> StepDrafting | None:
-    """How a finished step drafted; None if it ran nothing, or there is no drafter."""
-    spec = vllm_config.speculative_config
-    if spec is None or not scheduler_output.total_num_scheduled_tokens:
-        return None
-    length = scheduler_output.num_spec_tokens_to_schedule
-    return StepDrafting(
-        spec.method,
-        spec.drafter.mode,
-        length,
-        output.step_seconds,
-        is_tree=spec.drafter.is_tree(length),
-    )
 
 
 @dataclass
@@ -116,21 +95,18 @@ class StepSummary:
     """Sums over the steps of one logging interval."""
 
     def __init__(self) -> None:
-        self.method: str | None = None
-        self.mode: str | None = None
+        self.last: StepDrafting | None = None
         # By (whether they drafted trees, draft length).
         self.steps_by_length: Counter[tuple[bool, int]] = Counter()
         self.seconds = np.zeros(2)  # target, drafting
         # By position; scalars until the first step is observed.
         self.drafted = self.accepted = np.zeros(())
-        self.gain: float | None = None
 
     def observe(self, stats: "SchedulerStats") -> None:
         if (step := stats.step_drafting) is None:
             return
-        self.method, self.mode = step.method, step.mode
+        self.last = step
         self.steps_by_length[step.is_tree, step.draft_length] += 1
-        self.gain = step.gain
         if (verified := stats.spec_decoding_stats) is not None:
             self.drafted = self.drafted + verified.num_draft_tokens_per_pos
             self.accepted = self.accepted + verified.num_accepted_tokens_per_pos
@@ -139,9 +115,9 @@ class StepSummary:
 
     def added_to(self, log_fn: Callable[..., None]) -> Callable[..., None]:
         """A `log_fn` that appends the summary to its line, if there was a step."""
-        if not self.steps_by_length:
+        if self.last is None:
             return log_fn
-        summary = ", ".join(self._parts())
+        summary = ", ".join(self._parts(self.last))
         return lambda line, *args: log_fn(f"{line}, %s", *args, summary)
 
     def by_depth(self, accepted: np.ndarray) -> np.ndarray:
@@ -153,16 +129,16 @@ class StepSummary:
 
     def log_alone(self, log_fn: Callable[..., None]) -> None:
         """Logs an interval in which no drafts were verified, if any step ran."""
-        if self.steps_by_length:
+        if self.last is not None:
             self.added_to(log_fn)("SpecDecoding metrics: no drafts verified")
             self.__init__()
 
-    def _parts(self) -> Iterator[str]:
-        yield f"Method: {self.method}, Mode: {self.mode}"
+    def _parts(self, last: StepDrafting) -> Iterator[str]:
+        yield f"Method: {last.method}, Mode: {last.mode}"
         if self.seconds.any():
             yield f"Draft time share: {self.seconds[1] / self.seconds.sum():.1%}"
-        if self.gain is not None:
-            yield f"Gain over no drafts: {self.gain:.2f}"
+        if last.gain is not None:
+            yield f"Gain over no drafts: {last.gain:.2f}"
         if len(self.steps_by_length) == 1:
             yield f"Draft length: {_length(next(iter(self.steps_by_length)))}"
             return
@@ -184,7 +160,7 @@ def _length(drafted: tuple[bool, int]) -> str:
 
 
 class StepCounters:
-    """The Prometheus counters and gauges.
+    """The Prometheus counters and gauges, each by engine.
 
     A gauge is NaN until it has a value.
 
@@ -204,14 +180,15 @@ class StepCounters:
         labelnames: list[str],
         labelvalues: dict[int, list[object]],
     ):
-        def counter(name: str, about: str, label: str = "", num_values: int = 0) -> Any:
-            """By engine: one counter, or one for each value of another label."""
-            names = [*labelnames, label] if label else labelnames
-            made = counter_cls(PREFIX + name, about, names)
-            if not label:
-                return {each: made.labels(*own) for each, own in labelvalues.items()}
+        def counter(name: str, about: str) -> dict[int, Any]:
+            made = counter_cls(PREFIX + name, about, labelnames)
+            return {each: made.labels(*own) for each, own in labelvalues.items()}
+
+        def counters(name: str, about: str, label: str, number: int) -> dict[int, Any]:
+            """One for each value of another label, from 0 on."""
+            made = counter_cls(PREFIX + name, about, [*labelnames, label])
             return {
-                each: [made.labels(*own, str(i)) for i in range(num_values)]
+                each: [made.labels(*own, str(i)) for i in range(number)]
                 for each, own in labelvalues.items()
             }
 
@@ -224,13 +201,13 @@ class StepCounters:
             return found
 
         most, drafter = spec.num_speculative_tokens, spec.drafter
-        self.drafted = counter(
+        self.drafted = counters(
             "num_draft_tokens_per_pos",
             "Draft tokens that were verified, per draft position.",
             "position",
             most,
         )
-        self.steps = counter(
+        self.steps = counters(
             "num_steps",
             "Engine steps, by how many tokens each request was to draft, or how many "
             "nodes of a tree.",
@@ -238,10 +215,9 @@ class StepCounters:
             most + 1,
         )
         if drafter.num_nodes is not None:
-            self.tree_nodes = counter(
-                "num_tree_nodes", "Nodes of draft trees that were verified."
-            )
-            self.accepted_nodes = counter(
+            about = "Nodes of draft trees that were verified."
+            self.tree_nodes = counter("num_tree_nodes", about)
+            self.accepted_nodes = counters(
                 "num_accepted_tree_nodes",
                 "Accepted nodes of draft trees, by the rank of their token at its "
                 "depth.",
@@ -249,22 +225,21 @@ class StepCounters:
                 num_candidates(drafter.num_nodes),
             )
         self.timed = counter("num_timed_steps", "Steps that were timed.")
-        self.target_seconds = counter(
-            "target_seconds", "Seconds of timed steps until the target's are sampled."
-        )
-        self.draft_seconds = counter(
-            "draft_seconds", "Seconds of timed steps spent drafting."
-        )
-        self.acceptance_length = gauge(
-            "acceptance_length", "Mean accepted tokens of recent drafts + 1."
-        )
+        self.seconds = [
+            counter(
+                "target_seconds",
+                "Seconds of timed steps until the target's are sampled.",
+            ),
+            counter("draft_seconds", "Seconds of timed steps spent drafting."),
+        ]
+        about = "Mean accepted tokens of recent drafts + 1."
+        self.acceptance_length = gauge("acceptance_length", about)
         # Accepted tokens per draft, by engine.
         self.recent = {engine: Faded(RECENT_DRAFTS) for engine in labelvalues}
         self.gain: dict[int, Any] = {}
         if drafter.is_fitted and is_auto(spec):
-            self.gain = gauge(
-                "gain", "Throughput over that without drafts, by step times."
-            )
+            about = "Throughput over that without drafts, by step times."
+            self.gain = gauge("gain", about)
 
     def observe(self, stats: "SchedulerStats", engine: int) -> None:
         if (step := stats.step_drafting) is None:
@@ -273,28 +248,26 @@ class StepCounters:
             self._observe_drafts(verified, engine)
         self.steps[engine][step.draft_length].inc()
         if step.seconds is not None:
-            target, draft = step.seconds
             self.timed[engine].inc()
-            self.target_seconds[engine].inc(target)
-            self.draft_seconds[engine].inc(draft)
+            for counter, seconds in zip(self.seconds, step.seconds, strict=True):
+                counter[engine].inc(seconds)
         if step.gain is not None and self.gain:
             self.gain[engine].set(step.gain)
 
     def _observe_drafts(self, verified: "SpecDecodingStats", engine: int) -> None:
         drafted = verified.num_draft_tokens_per_pos
         for counter, count in zip(self.drafted[engine], drafted, strict=True):
-            if count:
-                counter.inc(count)
-        if verified.num_drafts:
-            drafts, recent = verified.num_drafts, self.recent[engine]
+            counter.inc(count)
+        if drafts := verified.num_drafts:
+            recent = self.recent[engine]
             recent.fade(drafts)
-            recent.add(verified.num_accepted_tokens / drafts, drafts)
+            recent.add(verified.num_accepted_tokens, drafts)
             self.acceptance_length[engine].set(1.0 + recent.mean)
         if verified.trees is not None:
             self.tree_nodes[engine].inc(verified.trees.num_nodes)
+            by_rank = self.accepted_nodes[engine]
             for rank, count in verified.trees.accepted_by_rank.items():
                 # A head of the DFlash family may have more candidates.
-                by_rank = self.accepted_nodes[engine]
                 by_rank[min(rank, len(by_rank) - 1)].inc(count)
 
 

@@ -7,7 +7,6 @@
 import time
 from collections.abc import Hashable, Set
 from typing import TYPE_CHECKING
-from zlib import crc32
 
 import numpy as np
 
@@ -32,19 +31,22 @@ if TYPE_CHECKING:
     from vllm.sampling_params import SamplingParams
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.core.sched.scheduler import Scheduler
-    from vllm.v1.core.sched.step_drafts import VerifiedDraft
     from vllm.v1.outputs import ModelRunnerOutput
+    from vllm.v1.request import Request
+    from vllm.v1.spec_decode.draft_trees import AcceptedNodes
 
 logger = init_logger(__name__)
 
 # Steps for which a choice holds, until a request comes or goes: choosing takes host
-# time, for which short steps have to wait.
+# time, for which short steps have to wait. Halved, it takes twice that time; halved or
+# doubled, the replay changes by less than 0.2 %.
 HELD = 4
 # Acceptance is learned from about so many requests of a step: it is the same for the
-# others of a large batch, and learning takes host time for each of them.
+# others of a large batch, and learning takes host time for each of them. Halved or
+# doubled, the replay changes by 0.1 %.
 OBSERVED = 32
 # Acceptance probabilities are reported in one of so many steps: computing with them
-# takes host time.
+# takes host time. Halved, the replay gains 0.2 %, for twice that time.
 REPORTED_EVERY = 4
 
 
@@ -63,8 +65,7 @@ class DraftPolicy:
     def __init__(self, scheduler: "Scheduler", times: StepTimes):
         config = scheduler.vllm_config
         spec, parallel = config.speculative_config, config.parallel_config
-        longest = spec.drafter.num_speculative_tokens
-        trees = [n for n in chosen_lengths(spec) if spec.drafter.is_tree(n)]
+        longest, least = spec.drafter.num_speculative_tokens, least_trimmed(spec)
         # For ranks that share nothing, the size is 1 by now.
         in_step = parallel.data_parallel_size > 1
         self._interval = parallel.dp_sync_interval if in_step else 1  # of choices
@@ -72,9 +73,9 @@ class DraftPolicy:
         self.idle_drafts: int | None = None
         partial = None
         if times.trimmed:
-            sizes = least_trimmed(spec), trimmed_rows
-            partial = PartialSteps(times.trimmed, *sizes)
-        depths = {n: depth_of(spec, n) for n in trees}
+            partial = PartialSteps(times.trimmed, least, trimmed_rows)
+        lengths = chosen_lengths(spec)
+        depths = {n: depth_of(spec, n) for n in lengths if spec.drafter.is_tree(n)}
         self.chooser = Chooser(
             longest, times.passes, depths, MAX_TREE_ROWS, partial, self._interval
         )
@@ -84,13 +85,13 @@ class DraftPolicy:
                 "Every step verifies all its drafts: steps of %d requests or more, "
                 "which enable_adaptive_verification needs, could not be timed at "
                 "start. Raise max_num_seqs; on a CPU they take too long.",
-                least_trimmed(spec),
+                least,
             )
         self._scheduler = scheduler
         self._limit = spec.drafter.limit(scheduler.max_model_len)
         self._load: Load | None = None
         self._chosen_for: Hashable = None  # the batch of the last choice
-        self._elapsed = 0  # steps since then
+        self._elapsed = self._seen = 0  # steps since then; verified drafts
         # With ranks in lockstep or pipeline stages, outputs do not time a single step.
         is_alone = not in_step and parallel.pipeline_parallel_size == 1
         self._intervals = Intervals() if is_alone else None
@@ -139,31 +140,32 @@ class DraftPolicy:
             return 0, 0
         return load.num_reqs, self.chooser.choose(load, self._interval)
 
-    def observe(self, draft: "VerifiedDraft") -> None:
-        """Records one request's verified draft."""
-        request, name = draft.request, draft.request.request_id
-        partial = self._partial
-        if not partial.is_observable or not self._is_observed(name):
-            self.chooser.acceptance.end_run(name)
-            return
-        unverified: tuple[float, ...] = ()
-        if partial.is_partial and not request.is_finished():
-            unverified = partial.unverified.get(name, ())
-        elif not draft.num_tokens:
-            return
-        accepted, num_best = range(1, draft.num_accepted + 1), draft.num_accepted
-        if draft.tree is not None:
-            accepted, num_best = draft.tree.numbers, draft.tree.num_best
-        how = unverified, partial.is_partial
-        drafts = Verified(draft.num_tokens, accepted, num_best, *how)
-        self.chooser.observe(drafts, _kind_of(request.sampling_params), name)
+    def observe(
+        self,
+        request: "Request",
+        num_tokens: int,
+        num_accepted: int,
+        tree: "AcceptedNodes | None" = None,
+    ) -> None:
+        """Records the verified draft of a request, which has the step's tokens.
 
-    def _is_observed(self, request_id: str) -> bool:
-        """Always the same requests of a batch: runs of accepted drafts are followed."""
-        running = len(self._scheduler.running)
-        if running <= OBSERVED:
-            return True
-        return crc32(request_id.encode()) % -(-running // OBSERVED) == 0
+        Args:
+            num_tokens: draft tokens that were verified; of a tree, nodes.
+            num_accepted: those of them that it received.
+            tree: accepted nodes; None: a chain.
+        """
+        unverified, self._seen = self._partial.unverified, self._seen + 1
+        one_of = max(1, -(-len(self._scheduler.running) // OBSERVED))
+        if unverified is None or self._seen % one_of:
+            return
+        more = () if request.is_finished() else unverified.get(request.request_id, ())
+        if not (num_tokens or more):
+            return
+        accepted, num_best = range(1, num_accepted + 1), num_accepted
+        if tree is not None:
+            accepted, num_best = tree.numbers, tree.num_best
+        drafts = Verified(num_tokens, accepted, num_best, more)
+        self.chooser.observe(drafts, _kind_of(request.sampling_params))
 
     def end_step(self, step: "SchedulerOutput", output: "ModelRunnerOutput") -> None:
         """To be called for each step's output, before its drafts are observed."""
@@ -190,24 +192,24 @@ class DraftPolicy:
         Args:
             batch_size: requests of the present step.
         """
-        running = len(self._scheduler.running)
+        running = self._scheduler.running
         if not running:
             return Load(batch_size, batch_size, 0.0)
-        context, has_grammar, of_kind = 0, False, [0] * NUM_KINDS
-        for request in self._scheduler.running:
+        context, of_kind = 0, [0] * NUM_KINDS
+        for request in running:
             known = request.num_tokens + request.num_output_placeholders
             context += known
-            has_grammar |= request.use_structured_output
             params = request.sampling_params
             if known < self._limit and not refuses_drafts(params):
                 of_kind[_kind_of(params)] += 1
-        drafting = sum(of_kind)
+        has_grammar = any(request.use_structured_output for request in running)
+        load = Load(batch_size, 0, context / len(running), has_grammar)
+        if not (drafting := sum(of_kind)):
+            return load
         # Scaled to the batch: some running requests may not be in it.
-        num_drafting = max(1, drafting * batch_size // running)
-        if not drafting:
-            return Load(batch_size, 0, context / running, has_grammar)
+        num_drafting = max(1, drafting * batch_size // len(running))
         shares = tuple(count / drafting for count in of_kind)
-        return Load(batch_size, num_drafting, context / running, has_grammar, shares)
+        return load._replace(num_drafting=num_drafting, shares=shares)
 
 
 def _kind_of(params: "SamplingParams | None") -> int:
@@ -235,16 +237,13 @@ class PartialVerification:
     Attributes:
         unverified: of the last output, for requests of which only part of the drafts
             were verified, and all of these accepted: acceptance probabilities of the
-            drafts after them.
-        is_partial: whether the step of the last output was trimmed.
-        is_observable: whether acceptance can be estimated from the last output: its
-            step was not trimmed, or probabilities were reported.
+            drafts after them. None: acceptance cannot be estimated, since the step was
+            trimmed, and no probabilities were reported.
     """
 
     def __init__(self, chooser: Chooser):
         self._chooser = chooser
-        self.unverified: dict[str, tuple[float, ...]] = {}
-        self.is_partial, self.is_observable = False, True
+        self.unverified: dict[str, tuple[float, ...]] | None = {}
         self._num_large = 0  # steps of large batches
         # Requests of the last step, if it drafted chains, and for enough of them that
         # workers know their probabilities.
@@ -269,7 +268,7 @@ class PartialVerification:
         is_trimmable &= verifier.may_trim(load)
         verifier.count(is_trimmable)
         if is_trimmable:
-            step.verify_budget = self._chooser.verify(len(names), num_drafts, load)
+            step.verify_budget = verifier.best(len(names), num_drafts, load).num_drafts
 
     def end_step(self, step: "SchedulerOutput", output: "ModelRunnerOutput") -> None:
         """Records what workers report of a finished step.
@@ -277,39 +276,26 @@ class PartialVerification:
         Drafts that were not verified are left out of vLLM's counts of drafts in the
         same way as those that a grammar invalidated: `num_invalid_spec_tokens`.
         """
-        self.unverified, verified = {}, None
-        self.is_partial = step.verify_budget is not None
-        self.is_observable = not self.is_partial or output.acceptance_probs is not None
-        drafts = step.scheduled_spec_decode_tokens
-        if self.is_partial:
-            sampled = [len(tokens) for tokens in output.sampled_token_ids]
-            verified = np.array(sampled) - 1 + output.num_rejected
-            step.num_invalid_spec_tokens = {
-                name: len(drafts[name]) - count
-                for name, count in zip(output.req_ids, verified.tolist(), strict=True)
-            }
-        if output.acceptance_probs is not None:
-            self._report(drafts, output, verified)
-
-    def _report(
-        self,
-        drafts: dict[str, list[int]],
-        output: "ModelRunnerOutput",
-        verified: np.ndarray | None,
-    ) -> None:
-        rows = [i for i, name in enumerate(output.req_ids) if name in drafts]
-        if not rows:
+        is_partial = step.verify_budget is not None
+        is_reported = output.acceptance_probs is not None
+        self.unverified = {} if is_reported or not is_partial else None
+        if not (is_partial or is_reported):
             return
-        names = [output.req_ids[i] for i in rows]
-        probs = output.acceptance_probs[rows]
-        tokens = np.array([len(output.sampled_token_ids[i]) for i in rows])
-        lengths = np.array([len(drafts[name]) for name in names])
+        drafts, names = step.scheduled_spec_decode_tokens, output.req_ids
+        tokens = np.array([*map(len, output.sampled_token_ids)])
+        lengths = np.array([len(drafts.get(name, ())) for name in names])
+        verified = lengths
+        if is_partial:
+            verified = tokens - 1 + output.num_rejected
+            unverified = (lengths - verified).tolist()
+            step.num_invalid_spec_tokens = dict(zip(names, unverified, strict=True))
+        if not is_reported or not lengths.any():
+            return
+        probs, has = output.acceptance_probs, lengths > 0
         if self._chooser.verifier is not None:
-            self._chooser.verifier.report(probs, tokens, lengths)
-        if verified is None:
-            return
+            self._chooser.verifier.report(probs[has], tokens[has], lengths[has])
         # Only of text that is final, see `auto/verify.py`.
-        known, verified = np.minimum(tokens + 1, lengths), verified[rows]
+        known = np.minimum(tokens + 1, lengths)
         for i in np.flatnonzero((tokens > verified) & (known > verified)):
             more = probs[i, verified[i] : known[i]]
             self.unverified[names[i]] = tuple(more.tolist())

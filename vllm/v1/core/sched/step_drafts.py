@@ -15,48 +15,21 @@ request, since FULL CUDA graphs need uniform query lengths. Placeholders do not 
 - nodes of a tree, if a chain is verified in its place.
 """
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from vllm.config.drafter import OWN_CHECKPOINTS
 from vllm.config.drafter.length import depth_of
-from vllm.logger import init_logger
 from vllm.v1.core.sched.draft_policy import DraftPolicy
 from vllm.v1.metrics.stats import RequestSpecDecodeMetrics
 from vllm.v1.spec_decode.draft_trees import AcceptedNodes
 from vllm.v1.spec_decode.opt_out import refuses_drafts
-from vllm.v1.spec_decode.step_metrics import observe_tree, step_drafting
+from vllm.v1.spec_decode.step_metrics import StepDrafting, observe_tree
 
 if TYPE_CHECKING:
-    from vllm.config import SpeculativeConfig
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.outputs import ModelRunnerOutput
     from vllm.v1.request import Request
     from vllm.v1.spec_decode.metrics import SpecDecodingStats
-    from vllm.v1.spec_decode.step_metrics import StepDrafting
-
-logger = init_logger(__name__)
-
-# Consecutive rejected drafts, one per request and step, before the warning. With a
-# first token that is right once in fifty times, this happens by chance once in four
-# hundred.
-MAX_REJECTED = 300
-
-
-class VerifiedDraft(NamedTuple):
-    """What one request drafted for a step.
-
-    Attributes:
-        request: with the step's tokens.
-        num_tokens: draft tokens that were verified; of a tree, nodes.
-        num_accepted: those of them that it received.
-        tree: accepted nodes; None: a chain.
-    """
-
-    request: "Request"
-    num_tokens: int
-    num_accepted: int
-    tree: AcceptedNodes | None = None
 
 
 class StepDrafts:
@@ -69,7 +42,6 @@ class StepDrafts:
     def __init__(self, scheduler: "Scheduler"):
         self._scheduler = scheduler
         self.policy = DraftPolicy.of(scheduler)
-        self._rejected = RejectedDrafts(scheduler.vllm_config.speculative_config)
         self._step: SchedulerOutput | None = None
         self._output: ModelRunnerOutput | None = None
         self._num_sampled: list[int] = []
@@ -127,13 +99,12 @@ class StepDrafts:
         tree = AcceptedNodes.of(self._output, index, received)
         num_before = request.num_tokens - num_new_tokens
         verified = self._num_verified(name, num_before, accepted, tree)
-        draft = VerifiedDraft(request, verified, received, tree)
         if self.policy is not None:
-            self.policy.observe(draft)
-        self._rejected.observe(verified, accepted)
+            self.policy.observe(request, verified, received, tree)
         # A step that verifies part of its drafts counts even for a request without any.
-        is_counted = verified or self._step.verify_budget is not None
-        return self._count(stats, draft) if is_counted else stats
+        if not verified and self._step.verify_budget is None:
+            return stats
+        return self._count(stats, request, verified, received, tree)
 
     def _num_verified(
         self, name: str, num_before: int, num_accepted: int, tree: AcceptedNodes | None
@@ -152,70 +123,35 @@ class StepDrafts:
         return valid
 
     def _count(
-        self, stats: "SpecDecodingStats | None", draft: VerifiedDraft
+        self,
+        stats: "SpecDecodingStats | None",
+        request: "Request",
+        verified: int,
+        received: int,
+        tree: AcceptedNodes | None,
     ) -> "SpecDecodingStats | None":
-        scheduler, request = self._scheduler, draft.request
-        name, verified = request.request_id, draft.num_tokens
+        scheduler, name = self._scheduler, request.request_id
         if request.spec_decode_metrics is not None:
             is_detailed = scheduler.spec_decode_metrics_level == "detailed"
-            counts = verified, draft.num_accepted
-            request.spec_decode_metrics.observe(*counts, is_detailed)
+            request.spec_decode_metrics.observe(verified, received, is_detailed)
         scheduled = len(self._step.scheduled_spec_decode_tokens[name])
-        counts = scheduled, draft.num_accepted, {name: scheduled - verified}
+        counts = scheduled, received, {name: scheduled - verified}
         stats = scheduler.make_spec_decoding_stats(stats, *counts, name)
         if stats is not None:
             spec = scheduler.vllm_config.speculative_config
-            observe_tree(stats, verified, draft.tree, spec)
+            observe_tree(stats, verified, tree, spec)
         return stats
 
-    def stats(self) -> "StepDrafting | None":
+    def stats(self) -> StepDrafting | None:
         """How the step of the last output drafted; None if it ran nothing, or there is
         no drafter."""
-        config = self._scheduler.vllm_config
-        found = step_drafting(config, self._step, self._output)
-        if found is not None and self.policy is not None:
-            found.gain = self.policy.gain
-        return found
-
-
-class RejectedDrafts:
-    """Warns once if no draft is ever accepted, as of a drafter for another target.
-
-    Args:
-        spec: None, or with a drafter that cannot be a wrong one: there is no warning.
-    """
-
-    def __init__(self, spec: "SpeculativeConfig | None"):
-        self._spec = spec
-        self.num_drafts = self.num_tokens = 0  # since the last accepted token
-        is_fitted = spec is not None and spec.method in OWN_CHECKPOINTS
-        self._may_warn = is_fitted and spec.rejection_sample_method != "synthetic"
-
-    def observe(self, num_tokens: int, num_accepted: int) -> None:
-        """Records the verified draft of one request.
-
-        Args:
-            num_accepted: by the target, whether or not the request received them.
-        """
-        if num_accepted:
-            self.num_drafts = self.num_tokens = 0
-        elif num_tokens and self._may_warn:
-            self.num_drafts += 1
-            self.num_tokens += num_tokens
-            if self.num_drafts == MAX_REJECTED:
-                self._may_warn = False
-                self._warn()
-
-    def _warn(self) -> None:
-        logger.warning(
-            "None of the last %d drafts (%d tokens) by %s was accepted, so speculation "
-            "only adds latency. Check that it was trained for this very target, with "
-            'its tokenizer and from these weights, and that the line "Drafter …" at '
-            "start-up is what its authors say; or leave speculative_config unset.",
-            self.num_drafts,
-            self.num_tokens,
-            self._spec.model,
-        )
+        step, spec = self._step, self._scheduler.vllm_config.speculative_config
+        if spec is None or not step.total_num_scheduled_tokens:
+            return None
+        length = step.num_spec_tokens_to_schedule
+        how = spec.method, spec.drafter.mode, length, self._output.step_seconds
+        gain = self.policy and self.policy.gain
+        return StepDrafting(*how, gain, is_tree=spec.drafter.is_tree(length))
 
 
 def request_metrics(scheduler: "Scheduler") -> RequestSpecDecodeMetrics:
@@ -224,8 +160,7 @@ def request_metrics(scheduler: "Scheduler") -> RequestSpecDecodeMetrics:
     The scheduler's `num_spec_tokens` are the nodes of a tree, of which K are accepted
     at most.
     """
-    spec = scheduler.vllm_config.speculative_config
-    most = scheduler.num_spec_tokens
-    if spec is not None:
-        most = spec.drafter.num_speculative_tokens
-    return RequestSpecDecodeMetrics.new(most)
+    spec, most = scheduler.vllm_config.speculative_config, scheduler.num_spec_tokens
+    return RequestSpecDecodeMetrics.new(
+        most if spec is None else spec.drafter.num_speculative_tokens
+    )

@@ -17,19 +17,20 @@ from typing import NamedTuple
 
 from vllm.logger import init_logger
 
-from . import Faded
-from .acceptance import ALL_GREEDY, NO_TREES, NONE_DRAFT, Acceptance, Shares, Verified
+from .acceptance import (
+    ALL_GREEDY,
+    NO_TREES,
+    NONE_DRAFT,
+    Acceptance,
+    Faded,
+    Shares,
+    Verified,
+)
 from .times import LEAST_STEPS, Row, ServedTimes, StepTimes, Table, plausible
 from .verify import PartialSteps, Verifier
 
 logger = init_logger(__name__)
 
-# Another plan is chosen only if it promises this much more throughput. Halved or
-# doubled, the replay changes by 0.2 %; without it, plans change with noise.
-HYSTERESIS = 0.01
-# Share of the best plan's throughput that another one must promise to be tried. The
-# replay is as good without such trials, by 0.1 %: they are for times that are wrong.
-NEAR = 0.75
 GAIN_SECONDS = 10.0  # seconds of steps after which one counts half in the reported gain
 # Share of all time that trials may cost. Halved, drafts that pay again are found later;
 # doubled, 1 % is lost where they never do.
@@ -42,9 +43,6 @@ CREDIT_SHARE, MOST_CREDIT = 0.1, 10.0
 # Steps between such trials, and until it is known what was accepted. Halved, outcomes
 # may come too late with async scheduling; doubled, drafts begin as much later.
 WAIT = 8
-# Drafts that a trial of a larger plan is to have verified. Halved, they are too few to
-# tell plans apart; doubled, such trials are half as many.
-TRIAL_DRAFTS = 16
 # Of a trial, in steps: there is no graph where plans change. Halved or doubled, trials
 # cost more or less than their share by as much.
 SWITCH_COST = 0.5
@@ -113,14 +111,12 @@ class Trial:
         steps: left; of a trial of drafting, until it is known what was accepted.
         needed: accepted drafts per verified draft of a request from which on drafting
             pays; None: the trial runs all its steps.
-        hoped: the prior of that number, which counts as one outcome.
         seen, accepted: verified drafts, one per request and step, and accepted tokens.
     """
 
     plan: int
     steps: int
     needed: float | None = None
-    hoped: float = 0.0
     seen: int = 0
     accepted: int = 0
 
@@ -134,8 +130,7 @@ class Trial:
         self.steps -= elapsed
         if self.needed is None or not self.seen:
             return self.steps > 0
-        mean = (self.accepted + self.hoped) / (self.seen + 1)
-        return self.accepted > 0 and mean > self.needed
+        return self.accepted > self.needed * self.seen
 
 
 class Chooser:
@@ -152,8 +147,6 @@ class Chooser:
 
     Attributes:
         choice: the last one; None before the first, or without times.
-        may_hold: whether it is good for some more steps: it is not part of a trial, and
-            enough is known of the requests.
         gain: expected throughput of recent steps over that without drafts, as a mean
             over seconds.
         fixed: what every step drafts instead, for measurements; None: what is best.
@@ -172,28 +165,33 @@ class Chooser:
         self.times = StepTimes(measured, num_speculative_tokens)
         self.served = ServedTimes()
         self.acceptance = Acceptance(num_speculative_tokens, trees)
-        self.verifier: Verifier | None = None
-        if partial is not None:
-            self.verifier = Verifier(self.times, partial, self.acceptance)
+        self.verifier = partial and Verifier(self.times, partial, self.acceptance)
         self.choice: Choice | None = None
-        self.may_hold = False
         self.fixed: int | None = None
         self.gain = Faded(GAIN_SECONDS)
         self._trees, self._most_rows, self._interval = trees, most_rows, interval
-        self._hoped = self.acceptance.expected_tokens()  # by the prior alone
-        self._chosen: dict[int, int] = {}  # by number of requests
         self._shares = ALL_GREEDY  # of the last step
         self._trial: Trial | None = None
-        # For trials, in steps of the plan chosen else; and steps since the last one.
+        # For trials, in steps of the plan chosen else: of other plans, and of drafts
+        # while nothing is drafted; and steps since the last one of these.
         self._budget, self._credit, self._waited = 0.0, MOST_CREDIT, 0
         self._turn = 0
-        self._log_initial()
+        if not measured:
+            logger.warning(
+                "Every draft has %d tokens: no step times were measured to choose by.",
+                num_speculative_tokens,
+            )
+
+    @property
+    def may_hold(self) -> bool:
+        """Whether the choice is good for some more steps: it is not part of a trial."""
+        return self._trial is None
 
     # What is learned.
 
-    def observe(self, drafts: Verified, kind: int = 0, request_id: str = "") -> None:
+    def observe(self, drafts: Verified, kind: int = 0) -> None:
         """Records one request's verified drafts."""
-        self.acceptance.observe(drafts, kind, request_id)
+        self.acceptance.observe(drafts, kind)
         if self._trial is not None:
             self._trial.seen += 1
             self._trial.accepted += len(drafts.accepted)
@@ -208,13 +206,13 @@ class Chooser:
     ) -> None:
         """Records the time of a step that drafted as many as it verified; for `budget`
         see `verify`."""
-        if not self.times:
+        row = self.times.seconds(num_reqs, context) if self.times else {}
+        if (expected := row.get(plan)) is None:
             return
-        expected = self.times.seconds(num_reqs, context).get(plan)
         if budget is not None and self.verifier is not None:
-            expected = self.verifier.seconds(num_reqs, context, plan, budget)
-        if expected is not None:
-            self.served.observe(num_reqs, plan, seconds / expected)
+            rows = num_reqs + budget
+            expected = float(self.verifier.seconds(num_reqs, context, plan, rows))
+        self.served.observe(num_reqs, plan, seconds / expected)
 
     # What is chosen.
 
@@ -232,36 +230,21 @@ class Chooser:
         if not self.times:
             return self.num_speculative_tokens
         self._shares = load.shares if load.num_drafting else NONE_DRAFT
-        self._add_to_gain(elapsed)
+        if self.choice is not None and self.choice.gain is not None:
+            spent = elapsed * self.choice.seconds
+            self.gain.fade(spent)
+            self.gain.add(self.choice.gain * spent, spent)
         offer = self._offer(load)
         if load.num_drafting:
-            best = self._hold(load.num_reqs, offer)
-            chosen = self._explore(load, best, offer, elapsed)
-            kinds = self.acceptance.chains(load.shares)
-            is_known = all(chains.is_known for chains in kinds)
-            self.may_hold = is_known and self._trial is None
+            chosen = self._explore(load, offer.best(), offer, elapsed)
         else:  # no request can use drafts
-            chosen, self.may_hold = int(min(offer.seconds)), True
+            chosen, self._trial = int(min(offer.seconds)), None
         gain = None
         # Until a step without drafts was served, its time is that measured at start.
         if 0 in offer.seconds and 0 in self.served.seen(load.num_reqs):
             gain = offer.per_second(chosen) / offer.per_second(0)
         self.choice = Choice(chosen, offer.seconds[chosen], gain)
         return chosen
-
-    def verify(self, num_reqs: int, num_drafts: int, load: Load) -> int | None:
-        """Drafts to verify in a step whose requests all have a chain of `num_drafts`
-        with known acceptance probabilities; None: all of them."""
-        if self.verifier is None or not self.verifier.may_trim(load):
-            return None
-        return self.verifier.best(num_reqs, num_drafts, load).num_drafts
-
-    def _add_to_gain(self, elapsed: int) -> None:
-        """Adds steps of the last choice to the reported gain."""
-        if self.choice is not None and self.choice.gain is not None:
-            spent = elapsed * self.choice.seconds
-            self.gain.fade(spent)
-            self.gain.add(self.choice.gain, spent)
 
     def _offer(self, load: Load) -> Offer:
         """Without trees of too many rows to pay. Tokens include what trimming adds."""
@@ -274,34 +257,23 @@ class Chooser:
             if plan not in self._trees or load.num_reqs * (plan + 1) <= self._most_rows
         }
         expected = self.acceptance.expected_tokens(load.shares)
-        gains: Mapping[int, float] = {}
-        if self.verifier is not None:
-            gains = self.verifier.gains(load, seconds)
+        gains = self.verifier.gains(load, seconds) if self.verifier else {}
         tokens = {
             plan: load.tokens(expected[plan]) * (1.0 + gains.get(plan, 0.0))
             for plan in seconds
         }
         return Offer(tokens, seconds)
 
-    def _hold(self, num_reqs: int, offer: Offer) -> int:
-        """The best plan, or the one chosen before if it is about as good."""
-        best, held = offer.best(), self._chosen.get(num_reqs)
-        if held in offer.seconds:
-            least = offer.per_second(held) * (1 + HYSTERESIS)
-            if offer.per_second(best) < least:
-                return held
-        self._chosen[num_reqs] = best
-        return best
-
     # What is tried.
 
     def _explore(self, load: Load, best: int, offer: Offer, elapsed: int) -> int:
         """The plan of the present trial, or of one that begins, or the best plan."""
-        self._budget = min(self._budget + BUDGET * elapsed, MOST_CREDIT)
-        self._waited += elapsed
+        earned = BUDGET * elapsed
+        self._budget = min(self._budget + earned, MOST_CREDIT)
         if best and 0 in offer.seconds:
-            credit = self._credit + CREDIT_SHARE * offer.saved(best) * elapsed
-            self._credit, self._waited = max(0.0, min(credit, MOST_CREDIT)), 0
+            earned += CREDIT_SHARE * offer.saved(best) * elapsed
+        self._credit = min(self._credit + earned, MOST_CREDIT)
+        self._waited = 0 if best else self._waited + elapsed
         trial = self._trial
         # It ends early if it began in the place of another plan.
         is_in_place = trial is not None and (trial.needed is None) == (best > 0)
@@ -317,24 +289,16 @@ class Chooser:
         plans = [plan for plan in offer.seconds if plan]
         if not plans or self._waited < WAIT:
             return None
-        other = max(
-            plans,
-            key=lambda plan: load.tokens(1.0 + self._depth(plan)) / offer.seconds[plan],
-        )
+        depths = {plan: self._trees.get(plan, plan) for plan in plans}
+        most = {plan: load.tokens(1.0 + depth) for plan, depth in depths.items()}
+        other = Offer(most, {plan: offer.seconds[plan] for plan in plans}).best()
         loss = max(0.0, offer.seconds[other] / offer.seconds[0] - 1.0)
         cost = SWITCH_COST + loss * self._interval
-        if self._credit >= cost:
-            self._credit -= cost
-        elif self._budget >= cost:
-            self._budget -= cost
-        else:
+        if self._credit < cost:
             return None
-        self._waited = 0
+        self._credit, self._waited = self._credit - cost, 0
         needed = loss * load.num_reqs / load.num_drafting
-        return Trial(other, WAIT, needed, self._hoped[other] - 1.0)
-
-    def _depth(self, plan: int) -> int:
-        return self._trees.get(plan, plan)
+        return Trial(other, WAIT, needed)
 
     def _try_another(self, load: Load, best: int, offer: Offer) -> Trial | None:
         """Tries another plan, by turns, if the budget suffices."""
@@ -342,8 +306,7 @@ class Chooser:
         if not others:
             return None
         other = others[self._turn % len(others)]
-        drafts = TRIAL_DRAFTS if other > best else 0  # else acceptance is known
-        steps = max(-(-drafts // load.num_drafting), TIMED_STEPS, self._interval)
+        steps = max(TIMED_STEPS, self._interval)
         cost = SWITCH_COST + steps * offer.loss(other, best)
         if cost > MOST_CREDIT:  # never within the budget
             self._turn += 1
@@ -355,41 +318,10 @@ class Chooser:
 
     def _to_try(self, load: Load, best: int, offer: Offer) -> list[int]:
         """Plans of which something is to be learned: the next larger one, and the next
-        larger tree, since acceptance of chains that are no deeper needs no trial; the
-        best one that was not timed, since times measured at start could be wrong; and
+        larger tree, since acceptance of chains that are no deeper needs no trial; and
         drafting nothing, so that the gain is known."""
-        least = NEAR * offer.per_second(best)
-        near = [p for p in offer.seconds if p != best and offer.per_second(p) >= least]
-        larger = [plan for plan in near if plan > best]
+        larger = [plan for plan in offer.seconds if plan > best]
         found = larger[:1] + [plan for plan in larger if plan in self._trees][:1]
         if seen := self.served.seen(load.num_reqs):  # else steps cannot be timed
-            untimed = [plan for plan in near if plan not in seen]
-            found += sorted(untimed, key=offer.per_second)[-1:]
             found += [0] * (0 in offer.seconds and 0 not in seen)
         return list(dict.fromkeys(map(int, found)))
-
-    # What is logged.
-
-    def _log_initial(self) -> None:
-        if not self.times:
-            logger.warning(
-                "Every draft has %d tokens: no step times were measured to choose by.",
-                self.num_speculative_tokens,
-            )
-            return
-        first = next(iter(self.times.measured.values()))
-        lengths = (f"{n}: {self._initial(row)}" for n, row in first.items())
-        logger.info(
-            "Initial draft lengths (batch size: K, break-even acceptance length, step "
-            "with and without drafts): %s.",
-            ", ".join(lengths),
-        )
-
-    def _initial(self, row: Row) -> str:
-        best = Offer(self._hoped, row).best()
-        name = f"tree of {best}" if best in self._trees else f"{best}"
-        if not best or 0 not in row:
-            return name
-        with_drafts, without = 1e3 * row[best], 1e3 * row[0]
-        ratio = with_drafts / without
-        return f"{name} ({ratio:.2f}, {with_drafts:.2f} and {without:.2f} ms)"

@@ -17,30 +17,17 @@ from vllm.v1.worker.gpu.spec_decode.trimming import Trimming, make_trimming
 from .batches import DEVICE, int64
 
 K, N = 3, 8
-NAMES = [str(i) for i in range(N)]
-
-
-def make_step(names=NAMES, num_drafts: int = K, **more) -> SchedulerOutput:
-    step = SchedulerOutput.make_empty()
-    step.num_scheduled_tokens = dict.fromkeys(names, num_drafts + 1)
-    drafts = [-1] * num_drafts
-    step.scheduled_spec_decode_tokens = dict.fromkeys(names, drafts) if drafts else {}
-    step.num_spec_tokens_to_schedule = num_drafts
-    for name, value in more.items():
-        setattr(step, name, value)
-    return step
 
 
 class Worker(Trimming):
     """Worker-side trimming of N requests.
 
     Attributes:
-        reported: the steps whose probabilities were reported.
         learnt: an entry for each step that the estimator learned from.
     """
 
     def __init__(self) -> None:
-        self.num_speculative_steps, self.reported, self.learnt = K, [], []
+        self.num_speculative_steps, self.learnt = K, []
         self._sampler = SimpleNamespace()
         self._estimator = SimpleNamespace(
             step=lambda *_: self.learnt.append(True), forget=self.learnt.clear
@@ -54,10 +41,15 @@ class Worker(Trimming):
         ).unbind()
 
     def run(
-        self, name: str, num_next: int, drafts: int, num_reqs: int = N, **more
+        self, drafts: int = K, num_next: int = K, num_reqs: int = N, **more
     ) -> SimpleNamespace:
-        more = {"report_acceptance_probs": True} | more
-        self.for_step(make_step(num_spec_tokens_to_schedule=num_next, **more))
+        """The output of a step that verifies `drafts` of each request, and drafts
+        `num_next`."""
+        step = SchedulerOutput.make_empty()
+        step.num_spec_tokens_to_schedule = num_next
+        for name, value in ({"report_acceptance_probs": True} | more).items():
+            setattr(step, name, value)
+        self.for_step(step)
         batch = SimpleNamespace(
             num_reqs=num_reqs,
             idx_mapping=torch.arange(num_reqs),
@@ -67,71 +59,63 @@ class Worker(Trimming):
         )
         output = SimpleNamespace(acceptance_probs=None, num_rejected=None)
         self.end_step(output, batch, None, torch.zeros(num_reqs))
-        if output.acceptance_probs is not None:
-            self.reported.append(name)
         return output
 
+    def reports(self, *args, **more) -> bool:
+        return self.run(*args, **more).acceptance_probs is not None
 
-def test_workers_report_chains_with_probabilities():
+
+@pytest.fixture
+def worker() -> Worker:
+    """Has drafted chains for all requests."""
+    worker = Worker()
+    assert not worker.reports(drafts=0)
+    return worker
+
+
+def test_workers_report_chains_with_probabilities(worker: Worker):
     """Neither trees nor the chains that are left of them at the end of a context."""
-    worker = Worker()
-    for step in (
-        ("nothing drafted", K, 0),
-        ("chain", 2 * K, K),
-        ("tree", 2 * K, 2 * K),
-        ("cut tree", K, K),
-        ("shorter chain", K, 2),
-        ("chain again", K, K, N - 1),
-        ("one of a small batch", K, K),
-    ):
-        worker.run(*step)
-    assert worker.reported == ["chain", "shorter chain"]
-    assert len(worker.learnt) == 2
-    worker.run("all of a large one", 0, K)
-    worker.run("drafts that were not made", K, K)
-    assert worker.reported[2:] == ["all of a large one"]
+    assert worker.reports(K, 2 * K)
+    assert not worker.reports(2 * K, 2 * K)  # a tree
+    assert not worker.reports(K, K)  # what is left of one
+    assert worker.reports(2, K)
+    assert not worker.reports(K, K, N - 1)  # some of them
+    assert not worker.reports(K, K)  # one was drafted in a small batch
+    assert worker.reports(K, 0)
+    assert not worker.reports(K, K)  # these were not drafted
+    assert len(worker.learnt) == 3
 
 
-def test_workers_report_what_was_asked_for():
-    worker = Worker()
-    worker.run("nothing drafted", K, 0)
-    assert (
-        worker.run("not asked", K, K, report_acceptance_probs=False).acceptance_probs
-        is None
-    )
-    assert not worker.reported and not worker.learnt
-    assert worker.run("whole", K, K).num_rejected is None
-    trimmed = worker.run(
-        "trimmed", K, K, verify_budget=N, report_acceptance_probs=False
-    )
+def test_workers_report_what_was_asked_for(worker: Worker):
+    assert not worker.reports(report_acceptance_probs=False)
+    assert not worker.learnt
+    assert worker.run().num_rejected is None
+    trimmed = worker.run(verify_budget=N, report_acceptance_probs=False)
     assert trimmed.acceptance_probs is None and len(trimmed.num_rejected) == N
 
 
-def test_estimator_ignores_drafts_that_could_not_be_accepted():
+def test_estimator_ignores_drafts_that_could_not_be_accepted(worker: Worker):
     """Regression: while a third of the requests refused drafts, the estimates of all
     were a third too low for some hundred steps."""
-    worker = Worker()
-    worker.run("nothing drafted", K, 0)
-    worker.run("a grammar", K, K, has_structured_output_requests=True)
+    assert worker.reports(has_structured_output_requests=True)
     worker._refuses[3] = True
-    worker.run("a request without drafts", K, K)
-    worker._refuses[3], worker._context = False, N - 2
-    worker.run("a request past the drafter's context", K, K)
-    assert len(worker.reported) == 3 and not worker.learnt
+    assert worker.reports()
+    worker._refuses[3], worker._context = False, N - 2  # of the drafter
+    assert worker.reports() and not worker.learnt
     worker._context = N - 1
-    worker.run("all can use drafts", K, K)
-    assert worker.learnt
+    assert worker.reports() and worker.learnt
 
 
 @pytest.mark.parametrize("budget", [1, 10, N * K - 1])
-def test_likeliest_drafts_of_batch_are_verified(budget: int):
-    rng, worker, step = np.random.default_rng(0), Worker(), make_step()
+def test_likeliest_drafts_of_batch_are_verified(worker: Worker, budget: int):
+    rng, step = np.random.default_rng(0), SchedulerOutput.make_empty()
     probs, states = rng.random((N, K), dtype=np.float32), rng.permutation(N)
     worker._probs, step.verify_budget = torch.tensor(probs, device=DEVICE), budget
     assert worker.for_step(step) is worker
-    drafts = step.scheduled_spec_decode_tokens
-    assert worker.get_num_tokens(step.num_scheduled_tokens, drafts) == N + budget
-    found = worker.reallocate_drafts(NAMES, int64(states))
+    names = [*map(str, range(N))]
+    scheduled, drafts = dict.fromkeys(names, K + 1), dict.fromkeys(names, [-1] * K)
+    assert worker.get_num_tokens(scheduled, drafts) == N + budget
+    found = worker.reallocate_drafts(names, int64(states))
     cu_num_logits, starts, num_drafts, _ = found
     reached = probs.cumprod(axis=1)
     least = np.sort(reached, axis=None)[-budget]
@@ -141,24 +125,17 @@ def test_likeliest_drafts_of_batch_are_verified(budget: int):
     assert starts.tolist() == cu_num_logits.tolist()
 
 
-def test_synthetic_steps_leave_no_state():
+def test_synthetic_steps_leave_no_state(worker: Worker):
     """Regression: the estimator learned from the random drafts of steps that were
     timed at start."""
-    worker = Worker()
-    runner = SimpleNamespace(
-        trimming=worker,
-        vllm_config=SimpleNamespace(
-            model_config=SimpleNamespace(seed=0),
-            parallel_config=SimpleNamespace(data_parallel_index=0),
-        ),
+    config = SimpleNamespace(
+        model_config=SimpleNamespace(seed=0),
+        parallel_config=SimpleNamespace(data_parallel_index=0),
     )
-    worker.run("nothing drafted", K, 0)
-    worker.run("chain", K, K)
-    assert worker.learnt
+    runner = SimpleNamespace(trimming=worker, vllm_config=config)
+    assert worker.reports() and worker.learnt
     reset_after_timing(SimpleNamespace(model_runner=runner))
-    assert not worker.learnt
-    worker.run("drafts that were not made", K, K)
-    assert worker.reported == ["chain"]
+    assert not worker.learnt and not worker.reports()
 
 
 # Where trimming is not supported.

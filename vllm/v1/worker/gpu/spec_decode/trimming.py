@@ -57,20 +57,14 @@ class Trimming(AdaptiveVerificationManager):
         self.num_speculative_steps = self._probs.shape[1]
         # [R], whether they are of a request's latest drafts.
         self._is_known = np.zeros(len(self._probs), dtype=bool)
-        self._num_drafts, self._budget = 0, None
-        # For requests that cannot use drafts, probability and outcome are unrelated.
+        self._step: SchedulerOutput | None = None
         self._refuses = runner.sampler.refuses_drafts
         spec = runner.vllm_config.speculative_config
         self._context, self._least = spec.drafter.context, least_trimmed(spec)
-        self._has_grammar = self._reports = False
 
     def for_step(self, step: "SchedulerOutput") -> "Trimming | None":
         """The runner's manager in a step; None if all drafts are verified."""
-        self._budget = step.verify_budget
-        is_trimmed = self._budget is not None
-        self._num_drafts = step.num_spec_tokens_to_schedule
-        self._has_grammar = step.has_structured_output_requests
-        self._reports = step.report_acceptance_probs
+        self._step, is_trimmed = step, step.verify_budget is not None
         # Without trimming, logits may be processed in more than one chunk.
         self._sampler.enable_adaptive_verification = is_trimmed
         return self if is_trimmed else None
@@ -82,7 +76,7 @@ class Trimming(AdaptiveVerificationManager):
         num_reqs, num_others = len(num_tokens_per_req), self.num_bonus_tokens
         num_drafts = len(next(iter(draft_tokens.values())))
         room = self._max_total_logits - num_reqs * num_others
-        budget = max(0, min(self._budget, room, num_reqs * num_drafts))
+        budget = max(0, min(self._step.verify_budget, room, num_reqs * num_drafts))
         self._batch_budget = num_drafts, num_others, budget  # as vLLM's, for all alike
         return num_reqs * num_others + budget
 
@@ -108,22 +102,23 @@ class Trimming(AdaptiveVerificationManager):
         to the host begins: what is added are tensors, which are copied with it.
         """
         states, drafts = batch.idx_mapping_np, batch.num_draft_tokens_per_req
+        step: SchedulerOutput = self._step
         is_large = batch.num_reqs >= self._least
-        if self._budget is not None:
+        if step.verify_budget is not None:
             output.num_rejected = num_rejected
-        reports = self._reports and is_large and drafts is not None
+        reports = step.report_acceptance_probs and is_large and drafts is not None
         if reports and self._is_known[states[drafts > 0]].all():
             output.acceptance_probs = self._probs[batch.idx_mapping]
-            if self._all_can_use_drafts(batch):
+            # Of requests that cannot use drafts, nothing can be learned.
+            if not (
+                step.has_structured_output_requests
+                or self._refuses[states].any()
+                or reaches_past(self._context, batch)
+            ):
                 self._estimator.step(batch.idx_mapping, num_sampled, num_rejected)
         # Of what is drafted next, for the same requests.
-        is_chain = 0 < self._num_drafts <= self.num_speculative_steps
+        is_chain = 0 < step.num_spec_tokens_to_schedule <= self.num_speculative_steps
         self._is_known[states] = is_large and is_chain
-
-    def _all_can_use_drafts(self, batch: InputBatch) -> bool:
-        if self._has_grammar or self._refuses[batch.idx_mapping_np].any():
-            return False
-        return not reaches_past(self._context, batch)
 
     def forget(self) -> None:
         """Forgets the probabilities of all requests, and what the estimator learned."""

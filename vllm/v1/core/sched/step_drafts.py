@@ -17,7 +17,9 @@ request, since FULL CUDA graphs need uniform query lengths. Placeholders do not 
 
 from typing import TYPE_CHECKING
 
+from vllm.config.drafter import OWN_CHECKPOINTS
 from vllm.config.drafter.length import depth_of
+from vllm.logger import init_logger
 from vllm.v1.core.sched.draft_policy import DraftPolicy
 from vllm.v1.metrics.stats import RequestSpecDecodeMetrics
 from vllm.v1.spec_decode.draft_trees import AcceptedNodes
@@ -25,11 +27,19 @@ from vllm.v1.spec_decode.opt_out import refuses_drafts
 from vllm.v1.spec_decode.step_metrics import StepDrafting, observe_tree
 
 if TYPE_CHECKING:
+    from vllm.config import SpeculativeConfig
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.outputs import ModelRunnerOutput
     from vllm.v1.request import Request
     from vllm.v1.spec_decode.metrics import SpecDecodingStats
+
+logger = init_logger(__name__)
+
+# Consecutive rejected drafts, one per request and step, before the warning. With a
+# first token that is right once in fifty times, this happens by chance once in four
+# hundred.
+MAX_REJECTED = 300
 
 
 class StepDrafts:
@@ -42,6 +52,7 @@ class StepDrafts:
     def __init__(self, scheduler: "Scheduler"):
         self._scheduler = scheduler
         self.policy = DraftPolicy.of(scheduler)
+        self._rejected = RejectedDrafts(scheduler.vllm_config.speculative_config)
         self._step: SchedulerOutput | None = None
         self._output: ModelRunnerOutput | None = None
         self._num_sampled: list[int] = []
@@ -101,6 +112,7 @@ class StepDrafts:
         verified = self._num_verified(name, num_before, accepted, tree)
         if self.policy is not None:
             self.policy.observe(request, verified, received, tree)
+        self._rejected.observe(verified, accepted)
         # A step that verifies part of its drafts counts even for a request without any.
         if not verified and self._step.verify_budget is None:
             return stats
@@ -152,6 +164,38 @@ class StepDrafts:
         how = spec.method, spec.drafter.mode, length, self._output.step_seconds
         gain = self.policy and self.policy.gain
         return StepDrafting(*how, gain, is_tree=spec.drafter.is_tree(length))
+
+
+class RejectedDrafts:
+    """Warns once if no draft is ever accepted, as of a drafter for another target; not
+    without a drafter, nor with one that cannot be a wrong one."""
+
+    def __init__(self, spec: "SpeculativeConfig | None"):
+        self._spec, self._in_a_row = spec, 0
+        is_fitted = spec is not None and spec.method in OWN_CHECKPOINTS
+        self._may_warn = is_fitted and spec.rejection_sample_method != "synthetic"
+
+    def observe(self, num_tokens: int, num_accepted: int) -> None:
+        """Records the verified draft of one request.
+
+        Args:
+            num_accepted: by the target, whether or not the request received them.
+        """
+        if num_accepted:
+            self._in_a_row = 0
+        elif num_tokens and self._may_warn:
+            self._in_a_row += 1
+            if self._in_a_row == MAX_REJECTED:
+                self._may_warn = False
+                logger.warning(
+                    "None of the last %d drafts by %s was accepted, so speculation "
+                    "only adds latency. Check that it was trained for this very "
+                    "target, with its tokenizer and from these weights, and that the "
+                    'line "Drafter …" at start-up is what its authors say; or leave '
+                    "speculative_config unset.",
+                    MAX_REJECTED,
+                    self._spec.model,
+                )
 
 
 def request_metrics(scheduler: "Scheduler") -> RequestSpecDecodeMetrics:

@@ -14,8 +14,6 @@
 #include <cstring>
 #include <vector>
 
-// The arguments from Python: tuples of tree/native.py, each field one word of 64
-// bits.
 #include "tree_structs.h"
 
 // OpenMP's function, from the library that PyTorch uses, so that both have the same
@@ -56,6 +54,14 @@ float to_float(Half value) {
   const bool is_finite = size < 0x1p16f;
   return as<float>(sign | (is_finite ? as<uint32_t>(size) : rest | 0x7f800000u));
 }
+
+// An element of a KV cache. That of a byte, in fp8, is looked up.
+template <class Stored>
+float read(Stored element, const float*) {
+  return to_float(element);
+}
+
+float read(uint8_t element, const float* values) { return values[element]; }
 
 void from_float(float value, float* to) { *to = value; }
 
@@ -158,7 +164,7 @@ int64_t place(const TreeBatch& batch, const Request& r, int64_t index) {
   return r.leading + batch.depths[r.begin + index];
 }
 
-template <class Element>
+template <class Element, class Stored>
 struct Attention {
   const TreeBatch& batch;
   const TreeCache& cache;
@@ -185,25 +191,26 @@ struct Attention {
     const int64_t slot = position % cache.block_size, size = tile.size;
     const int64_t block =
         layer.block_table[r.req * layer.table_stride + position / cache.block_size];
-    const auto* from = reinterpret_cast<const Element*>(cache.kv_cache) +
+    const auto* from = reinterpret_cast<const Stored*>(cache.kv_cache) +
                        block * cache.block_stride + head * cache.head_stride;
     const int32_t* keys = cache.places + slot * size;
     const int32_t* values = keys + cache.block_size * size;
     for (int64_t d = 0; d < size; ++d) {
-      load(&tile.keys[d * KEYS], KEYS, from, keys + d, size, cache.has_key_runs);
+      load(&tile.keys[d * KEYS], KEYS, from, keys + d, size, 0);
     }
     for (int64_t j = 0; j < KEYS; ++j) {
-      const int32_t* row = values + j * size;
-      load(&tile.values[j * size], size, from, row, 1, cache.has_value_runs);
+      load(&tile.values[j * size], size, from, values + j * size, 1, 1);
     }
   }
 
-  static void load(float* to, int64_t count, const Element* from, const int32_t* places,
-                   int64_t step, bool is_run) {
-    if (is_run) {
-      for (int64_t i = 0; i < count; ++i) to[i] = to_float(from[places[0] + i]);
+  // `part`: 0 for K, 1 for V.
+  void load(float* to, int64_t count, const Stored* from, const int32_t* places,
+            int64_t step, int part) const {
+    const float* values = cache.values[part];
+    if (cache.has_runs[part]) {
+      for (int64_t i = 0; i < count; ++i) to[i] = read(from[places[0] + i], values);
     } else {
-      for (int64_t i = 0; i < count; ++i) to[i] = to_float(from[places[i * step]]);
+      for (int64_t i = 0; i < count; ++i) to[i] = read(from[places[i * step]], values);
     }
   }
 
@@ -266,9 +273,9 @@ struct Attention {
 
 // ---- all tiles, distributed over threads ----
 
-template <class Element>
+template <class Element, class Stored>
 struct Work {
-  Attention<Element> attention;
+  Attention<Element, Stored> attention;
   std::atomic<int64_t> next{0};
 
   static void run(void* self) {
@@ -284,15 +291,15 @@ struct Work {
   }
 };
 
-template <class Element>
-void attend(const TreeBatch& batch, const TreeCache& cache, const TreeLayer& layer,
-            float scale) {
-  Work<Element> work{{batch, cache, layer, scale, layer.heads / cache.kv_heads}};
-  if (GOMP_parallel != nullptr) {
-    GOMP_parallel(Work<Element>::run, &work, 0, 0);
-  } else {
-    Work<Element>::run(&work);
+template <class Element, class Stored = Element>
+void attend_rows(const TreeBatch& batch, const TreeCache& cache, const TreeLayer& layer,
+                 float scale) {
+  if (cache.values[0] != nullptr && sizeof(Stored) > 1) {
+    return attend_rows<Element, uint8_t>(batch, cache, layer, scale);
   }
+  Work<Element, Stored> work{{batch, cache, layer, scale, layer.heads / cache.kv_heads}};
+  if (GOMP_parallel != nullptr) return GOMP_parallel(work.run, &work, 0, 0);
+  work.run(&work);
 }
 
 // ---- accepted paths, to the slots of their positions ----
@@ -314,7 +321,7 @@ void move(const TreeCache& cache, int64_t from, int64_t to) {
 }
 
 template <class Element>
-void move_paths(const TreeCache& cache, const TreePaths& paths, int64_t kv_group) {
+void move_all(const TreeCache& cache, const TreePaths& paths, int64_t kv_group) {
   for (int64_t req = 0; req < paths.num_reqs; ++req) {
     const int64_t* slots =
         paths.slot_mappings + kv_group * paths.slot_stride + paths.first_rows[req];
@@ -334,27 +341,19 @@ extern "C" {
 // For Python to compare with its own.
 extern const uint32_t structs_version = STRUCTS_VERSION;
 
-void attend_float32(const TreeBatch* batch, const TreeCache* cache,
-                    const TreeLayer* layer, float scale) {
-  attend<float>(*batch, *cache, *layer, scale);
+// `dtype`: of queries and output, its place in DTYPES of cpu.py.
+void attend(const TreeBatch* batch, const TreeCache* cache, const TreeLayer* layer,
+            float scale, int64_t dtype) {
+  if (dtype == 0) return attend_rows<float>(*batch, *cache, *layer, scale);
+  if (dtype == 1) return attend_rows<BFloat16>(*batch, *cache, *layer, scale);
+  attend_rows<Half>(*batch, *cache, *layer, scale);
 }
 
-void attend_bfloat16(const TreeBatch* batch, const TreeCache* cache,
-                     const TreeLayer* layer, float scale) {
-  attend<BFloat16>(*batch, *cache, *layer, scale);
-}
-
-void attend_float16(const TreeBatch* batch, const TreeCache* cache,
-                    const TreeLayer* layer, float scale) {
-  attend<Half>(*batch, *cache, *layer, scale);
-}
-
-void move_paths_16_bits(const TreeCache* cache, const TreePaths* paths, int64_t kv_group) {
-  move_paths<uint16_t>(*cache, *paths, kv_group);
-}
-
-void move_paths_32_bits(const TreeCache* cache, const TreePaths* paths, int64_t kv_group) {
-  move_paths<uint32_t>(*cache, *paths, kv_group);
+void move_paths(const TreeCache* cache, const TreePaths* paths, int64_t kv_group,
+                int64_t bytes) {
+  if (bytes == 1) return move_all<uint8_t>(*cache, *paths, kv_group);
+  if (bytes == 2) return move_all<uint16_t>(*cache, *paths, kv_group);
+  move_all<uint32_t>(*cache, *paths, kv_group);
 }
 
 }  // extern "C"

@@ -19,9 +19,9 @@ struct TreeBatch {
 struct TreeCache {
   char* kv_cache;   // [blocks, kv_heads, block_size * 2 * size], of any dtype
   int32_t* places;  // [2, block_size, size], places of a token's K and V in a block
+  float* values[2];  // [256] each, what bytes of K and V in fp8 stand for; or null
   // Whether K of a dimension is contiguous over tokens, V of a token over dimensions.
-  int64_t has_key_runs;
-  int64_t has_value_runs;
+  int64_t has_runs[2];
   int64_t block_stride;
   int64_t head_stride;
   int64_t kv_heads;
@@ -56,4 +56,4 @@ struct TreePaths {
 };
 
 // To be raised with every change of a struct, here and in `tree/cpu.py`.
-constexpr uint32_t STRUCTS_VERSION = 3;
+constexpr uint32_t STRUCTS_VERSION = 4;

@@ -9,7 +9,9 @@ from types import SimpleNamespace
 
 import torch
 
+from vllm.config import get_layers_from_vllm_config
 from vllm.config.drafter import length, target
+from vllm.model_executor.layers.attention import Attention
 from vllm.v1.core.sched.interface import PauseState
 
 from .runner import Engine
@@ -78,6 +80,16 @@ def timed_requests(engine: Engine) -> list[int]:
 
 def drafter_name(engine: Engine) -> str:
     return type(getattr(engine.speculator, "drafter", engine.speculator)).__name__
+
+
+def scale_kv_caches(engine: Engine) -> None:
+    """Scales as checkpoints have them for fp8, of all layers; q's is for GPUs."""
+    config = engine.worker.model_runner.vllm_config
+    for layer in get_layers_from_vllm_config(config, Attention).values():
+        layer._q_scale.fill_(0.03)
+        layer._k_scale.fill_(0.06)
+        layer._v_scale.fill_(0.02)
+        layer._k_scale_float, layer._v_scale_float = 0.06, 0.02
 
 
 def update_weights(

@@ -19,7 +19,7 @@ from vllm.config.drafter import resolve
 from vllm.lora.request import LoRARequest
 
 from .block_heads import KINDS, save_block_head
-from .hooks import drafter_name, update_weights
+from .hooks import drafter_name, scale_kv_caches, update_weights
 from .image_targets import IMAGE_TARGETS, save_image_target
 from .images import picture, register_model
 from .mtp_targets import MTP_TARGETS, save_mtp_target
@@ -105,10 +105,14 @@ OTHERS = "DeepSeek-V2", "DeepSeek-V3's", "LoRA", "int8 W8A8"
 ON_GPU = NO_FLOAT32 | dict.fromkeys(OTHERS, "bfloat16")
 # Targets whose rounding, and so sampled output, depends on the batch: a sixteenth in
 # fp8.
-ROUNDED_ON_CPU, ROUNDED_ON_GPU = {"fp8"}, ON_GPU.keys() - MTP_TARGETS.keys()
+ROUNDED_ON_CPU = {"fp8"}
+ROUNDED_ON_GPU = {*ON_GPU, "fp8 KV cache"} - MTP_TARGETS.keys()
 if torch.cpu._is_amx_tile_supported():  # with its int8 kernel both are true of int8
     ON_CPU["int8 W8A8"] = "bfloat16"
     ROUNDED_ON_CPU.add("int8 W8A8")
+GPU_BACKENDS = [
+    pytest.param(name, marks=pytest.mark.gpu) for name in ("TRITON_ATTN", "FLASH_ATTN")
+]
 ACCEPTED = 0.95  # least share of drafts accepted at each position
 LENGTHS = (9, 20, 45, 70)
 BEHIND_BLOCKS = (34, 66, 98)  # all tokens but the last two are loaded
@@ -122,7 +126,7 @@ SAID = {
 NOT_ON_CPU = "refused on a CPU"
 # A chain instead of a tree of fixed size, adapters applied to all rows of logits, a
 # pairwise and a Markov head, an MTP module.
-FAST = ("fp8 KV cache, PARD's trees", "LoRA, EAGLE-3", "MiMo's, trees")
+FAST = ("Nemotron-H, PARD's trees", "LoRA, EAGLE-3", "MiMo's, trees")
 FAST += ("Llama, DFlash2's trees", "Llama, DSpark by turns")
 
 
@@ -353,6 +357,29 @@ def test_table_cell(
         # Of other drafters the second best is hardly likelier than any other.
         if column in ("DFlash2's trees", "DSpark's trees", "trees"):
             assert sum(ranks[1:]) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("column", ["PARD", "PARD's trees", "EAGLE-3's trees"])
+@pytest.mark.parametrize("backend", ["CPU_ATTN", *GPU_BACKENDS])
+def test_scales_of_fp8_kv_cache(
+    backend: str, column: str, target_of, folders, vllm_runner, on_cpu: bool
+):
+    """A tree's output is a chain's, with all attention that reads such a KV cache."""
+    if on_cpu != (backend == "CPU_ATTN"):
+        pytest.skip("an attention backend of other devices")
+    if not on_cpu and torch.cuda.get_device_capability()[0] != 9:
+        pytest.skip("needs a GPU with FlashAttention 3")
+    (drafter, settings), name = COLUMNS[column], "fp8 KV cache"
+    spec = {"model": str(folders[drafter]), "num_speculative_tokens": K} | settings
+    given = engine(name, target_of(name), on_cpu) | {"speculative_config": spec}
+    given |= {"dtype": "bfloat16", "attention_backend": None if on_cpu else backend}
+    with vllm_runner(**given, enforce_eager=on_cpu) as llm:
+        llm.call(scale_kv_caches)
+        served = llm.generate(requests_of(name, folders))
+        assert SAID["chains"] not in llm.log
+    assert served.tokens == [greedy_output(length) for length in LENGTHS]
+    assert min(acceptance(served)) >= ACCEPTED
 
 
 def prefill(vllm_runner, given: dict[str, Any]) -> None:

@@ -118,15 +118,22 @@ def attend(
         at = torch.cat([torch.arange(-prefix, 0), places])
         seen = torch.cat([torch.ones(len(seen), prefix, dtype=torch.bool), seen], 1)
         seen = seen & (at > places[-len(seen) :, None] - window)
-    groups = query.shape[1] // keys.shape[1]
-    keys, values = (x.repeat_interleave(groups, 1) for x in (keys, values))
-    scores = torch.einsum("qhd,khd->hqk", query, keys) * weighing.scale
-    if softcap := weighing.softcap:
-        scores = softcap * (scores / softcap).tanh()
+    scores = scores_of(query, keys, weighing)
     own = scores[..., len(keys) - seen.shape[1] :]
     own.masked_fill_(~seen.to(own.device), -torch.inf)
     if (sinks := weighing.sinks) is not None:
         sinks = sinks[:, None, None].expand(-1, len(query), 1)
         scores = torch.cat([scores, sinks.to(scores.dtype)], -1)
     weights = scores.softmax(-1)[..., : len(keys)]
-    return torch.einsum("hqk,khd->qhd", weights, values)
+    groups = query.shape[1] // keys.shape[1]
+    return torch.einsum("hqk,khd->qhd", weights, values.repeat_interleave(groups, 1))
+
+
+def scores_of(
+    query: torch.Tensor, keys: torch.Tensor, weighing: Scores
+) -> torch.Tensor:
+    """[heads, q, k]."""
+    keys = keys.repeat_interleave(query.shape[1] // keys.shape[1], 1)
+    scores = torch.einsum("qhd,khd->hqk", query, keys) * weighing.scale
+    softcap = weighing.softcap
+    return softcap * (scores / softcap).tanh() if softcap else scores

@@ -7,11 +7,7 @@ import pytest
 import torch
 
 from vllm.config.drafter import CANDIDATES_OF_PASS
-from vllm.v1.worker.gpu.spec_decode.unified.tree.attend import (
-    Scores,
-    attend_prefix,
-    merge_tree,
-)
+from vllm.v1.worker.gpu.spec_decode.unified.tree.attend import Scores, attend_rows
 from vllm.v1.worker.gpu.spec_decode.unified.tree.beams import Beams
 from vllm.v1.worker.gpu.spec_decode.unified.tree.grow import grow_trees
 from vllm.v1.worker.gpu.spec_decode.unified.tree.trees import DraftTrees
@@ -146,15 +142,15 @@ def test_beams_attend_to_prefix_and_ancestors(num_passes: int, window: int):
         made.beams.attach({"layer": layer}, number, lengths)
     scores, bounds = Scores(0.3, window=window), tensor(range(0, N * B + 1, B))
     query = torch.randn(N * B, heads, size, device=DEVICE)
-    cache = bounds, layer.draft_tree, scores, pool.transpose(1, 2), table
-    found, lse = attend_prefix(query, *cache)
+    metadata = SimpleNamespace(
+        query_start_loc=bounds, block_table=table, draft_tree=layer.draft_tree
+    )
     out, wanted = torch.zeros_like(query), []
     keys = [
         pool[table[req].long()].flatten(0, 1)[: prefix[req] + num_rows]
         for req in range(N)
     ]
-    own = torch.cat([rows[-B:] for rows in keys]).unflatten(-1, (2, size))
-    merge_tree(query, *own.unbind(2), found, lse, out, *cache)
+    attend_rows(query, pool.transpose(1, 2), metadata, scores, out)
     places = torch.arange(num_rows) // B
     for req in range(N):
         each = keys[req].unflatten(-1, (2, size)).unbind(2)

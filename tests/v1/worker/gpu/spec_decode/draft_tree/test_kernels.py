@@ -3,17 +3,15 @@
 
 import itertools
 import random
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from vllm.platforms import current_platform
+from vllm.triton_utils.interpreting import COMPILED
 from vllm.v1.worker.gpu.spec_decode.unified.tree.accept import PathMover
-from vllm.v1.worker.gpu.spec_decode.unified.tree.attend import (
-    Scores,
-    attend_prefix,
-    merge_tree,
-)
+from vllm.v1.worker.gpu.spec_decode.unified.tree.attend import Scores, attend_rows
 from vllm.v1.worker.gpu.spec_decode.unified.tree.grow import best_candidates, grow_trees
 from vllm.v1.worker.gpu.spec_decode.unified.tree.trees import (
     DraftTrees,
@@ -28,13 +26,16 @@ from .reference import (
     ancestors,
     attend,
     best_first,
+    scores_of,
     walk,
 )
 
 DEVICE = torch.device("cpu" if current_platform.is_cpu() else "cuda")
 R = 8  # request states
-# Softcap, window, and whether there are sinks.
-WEIGHINGS = [(0.0, 0, False), (5.0, 0, False), (0.0, 5, True), (0.0, 40, False)]
+# Softcap, window, whether there are sinks, and whether the prefix is another kernel's.
+WEIGHINGS = [(0.0, 0, False, True), (5.0, 0, True, True), (5.0, 0, False, False)]
+WEIGHINGS += [(0.0, 5, True, False), (0.0, 40, False, False)]
+needs_fp8 = pytest.mark.skipif(COMPILED, reason="Triton on a CPU has no fp8")
 
 
 def tensor(values, dtype=torch.int32) -> torch.Tensor:
@@ -185,29 +186,40 @@ class Step:
         return seen
 
     def attended(
-        self,
-        query: torch.Tensor,
-        kv: torch.Tensor,
-        prefixes: list[torch.Tensor],
-        scores: Scores,
+        self, query: torch.Tensor, kv: list[torch.Tensor], scores: Scores
     ) -> torch.Tensor:
-        """[q, heads, size], reference attention of the requests given by `prefixes`.
+        """[q, heads, size], reference attention of the first requests.
 
         Args:
             query: [T, heads, size].
-            kv: [T, 2, kv_heads, size], the step's own.
-            prefixes: [n, 2, kv_heads, size] each.
+            kv: of these requests: [prefix and queries, 2, kv_heads, size] each.
         """
         found = []
-        for req, prefix in enumerate(prefixes):
+        for req, (keys, values) in enumerate(rows.unbind(1) for rows in kv):
             rows = slice(self.starts[req], self.starts[req + 1])
-            keys, values = torch.cat([prefix, kv[rows]]).unbind(1)
             seen, first = self.seen(req), self.leading[req]
             nodes = self.nodes[req][: self.drafts[req]]
             places = [*range(first), first, *(first + node.depth for node in nodes)]
             own = query[rows], keys, values, scores, seen, torch.tensor(places)
             found.append(attend(*own))
         return torch.cat(found)
+
+    def attended_prefix(
+        self, query: torch.Tensor, kv: list[torch.Tensor], scores: Scores
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As FlashAttention returns it: [q, heads, size], and [heads, q] float32, the
+        log-sum-exp of the scores. It is infinite for rows without a prefix."""
+        found, alone = [], scores._replace(sinks=None)
+        for req, all_rows in enumerate(kv):
+            rows = query[self.starts[req] : self.starts[req + 1]]
+            keys, values = all_rows[: self.prefix[req]].unbind(1)
+            lse = scores_of(rows, keys, scores).logsumexp(-1)
+            seen = torch.ones(len(rows), 0, dtype=torch.bool)
+            out = attend(rows, keys, values, alone, seen, torch.zeros(0))
+            found.append((out, lse if len(keys) else -lse))
+        return torch.cat([out for out, _ in found]), torch.cat(
+            [lse for _, lse in found], 1
+        )
 
 
 @pytest.mark.parametrize("num_nodes", [3, 9, 40, 100])
@@ -269,50 +281,57 @@ def test_walk_follows_sampled_tokens(num_nodes: int, has_trees: bool):
         assert ranks[req, :number].tolist() == of_path
 
 
+@pytest.mark.parametrize("is_fp8", [False, pytest.param(True, marks=needs_fp8)])
 @pytest.mark.parametrize("with_prompt", [False, True])
-@pytest.mark.parametrize("softcap, window, has_sinks", WEIGHINGS)
+@pytest.mark.parametrize("softcap, window, has_sinks, has_prefix", WEIGHINGS)
 @pytest.mark.parametrize("num_nodes", [3, 20, 100])
 def test_rows_attend_to_prefix_and_ancestors(
-    num_nodes: int, softcap: float, window: int, has_sinks: bool, with_prompt: bool
+    num_nodes, softcap, window, has_sinks, has_prefix, with_prompt, is_fp8
 ):
-    """The prefix is in KV cache blocks; one request has none."""
+    """All keys are in KV cache blocks; one request has no prefix."""
     step = Step(num_nodes, num_nodes)
     step.prefix[1], step.seq_lens[1] = 0, step.drafts[1] + 1
     step.lay_out()
     torch.manual_seed(0)
-    heads, kv_heads, size, block = 4, 2, 24, 16
-    sinks = torch.randn(heads, device=DEVICE) if has_sinks else None
+    heads, kv_heads, size = 4, 2, 24
     # In memory, heads come after slots.
-    pool = torch.randn(16, block, kv_heads, 2 * size, device=DEVICE)
-    table = torch.randperm(16, device=DEVICE).int()[:12].view(4, 3)
-    longest = max(b - a for a, b in itertools.pairwise(step.starts))
-    end, n = step.starts[-1], 3 + with_prompt
-    total = step.starts[n]
-    tree = TreeAttention(step.rows, n, total, with_prompt, longest)
-    query = torch.randn(end, heads, size, device=DEVICE)
-    # As a model's fused projection gives them: not contiguous.
-    kv = torch.randn(end, 2, kv_heads, size, device=DEVICE)
-    scores = Scores(0.3, softcap, window, sinks)
-    cache = step.query_start_loc, tree, scores, pool.transpose(1, 2), table
-    found, lse = attend_prefix(query[:total], *cache)
-    lse[:, step.starts[1] : step.starts[2]] = torch.inf  # as FlashAttention returns it
-    out = torch.full_like(query, 9.0)
-    wanted = out.clone()
-    merge_tree(query[:total], *kv.unbind(1), found, lse, out, *cache)
-    prefixes = [
-        pool[table[req].long()].flatten(0, 1)[: step.prefix[req]] for req in range(n)
+    pool = torch.randn(40, 16, kv_heads, 2 * size, device=DEVICE)
+    table = torch.randperm(40, device=DEVICE).int().view(4, 10)
+    query = torch.randn(step.starts[-1], heads, size, device=DEVICE)
+    out, scales, whole, stored = torch.full_like(query, 9.0), None, query, pool
+    if is_fp8:
+        query, pool = (x.to(torch.float8_e4m3fn) for x in (query, pool))
+        # A scale of all heads, one by head, and as checkpoints have one of all heads.
+        scales = [tensor(x, torch.float32) for x in (0.5, [0.7, 1.3], [1.7])]
+        whole = query.float() * scales[0]
+        of_kv = [x.expand(kv_heads)[:, None].expand(-1, size) for x in scales[1:]]
+        stored = pool.float() * torch.cat(of_kv, 1)
+    sinks = torch.randn(heads, device=DEVICE) if has_sinks else None
+    scores = Scores(0.3, softcap, window, sinks, scales)
+    n, longest = 3 + with_prompt, max(b - a for a, b in itertools.pairwise(step.starts))
+    tree = TreeAttention(step.rows, n, step.starts[n], with_prompt, longest)
+    metadata = SimpleNamespace(
+        query_start_loc=step.query_start_loc, block_table=table, draft_tree=tree
+    )
+    kv = [stored[blocks.long()].flatten(0, 1) for blocks in table[:n]]
+    kv = [
+        rows[:length].unflatten(-1, (2, size)).transpose(1, 2)
+        for rows, length in zip(kv, step.seq_lens.tolist(), strict=False)
     ]
-    prefixes = [rows.unflatten(-1, (2, size)).transpose(1, 2) for rows in prefixes]
-    wanted[:total] = step.attended(query, kv, prefixes, scores)
+    wanted = out.clone()
+    wanted[: step.starts[n]] = step.attended(whole, kv, scores)
+    prefix = step.attended_prefix(whole, kv, scores) if has_prefix else None
+    rows = query[: step.starts[n]]
+    attend_rows(rows, pool.transpose(1, 2), metadata, scores, out, prefix)
     torch.testing.assert_close(out, wanted, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8])
 def test_accepted_kv_is_moved_to_its_positions(dtype: torch.dtype):
     torch.manual_seed(0)
     blocks, heads, size, width = 10, 3, 4, 12
     # In memory, heads come after slots: strides differ from the order of dimensions.
-    base = torch.randn(2, blocks, size, heads, 2 * width).to(DEVICE, dtype)
+    base = torch.rand(2, blocks, size, heads, 2 * width).mul(255).to(DEVICE, dtype)
     caches = {str(i): base[i].transpose(1, 2) for i in range(2)}
     caches["shared"] = caches["0"]
     groups = {"0": 0, "1": 1, "shared": 0}

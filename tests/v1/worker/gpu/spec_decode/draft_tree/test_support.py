@@ -36,9 +36,10 @@ def layer(backend: str = "FLASH_ATTN", **given) -> SimpleNamespace:
     return SimpleNamespace(attn_backend=name, impl=SimpleNamespace(**impl | given))
 
 
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "fp8", "fp8_e4m3"])
 @pytest.mark.parametrize("backend", ["FLASH_ATTN", "TRITON_ATTN"])
-def test_supported_backends(backend: str):
-    assert why_layer_cannot(layer(backend)) is None
+def test_supported_backends(backend: str, kv_cache_dtype: str):
+    assert why_layer_cannot(layer(backend, kv_cache_dtype=kv_cache_dtype)) is None
 
 
 @pytest.mark.parametrize(
@@ -47,8 +48,10 @@ def test_supported_backends(backend: str):
         ({"backend": "FLASHINFER"}, "attention by FLASHINFER"),
         ({"alibi_slopes": object()}, "ALiBi"),
         ({"chunk_lookback": 1}, "chunked attention"),
-        ({"kv_sharing_target_layer_name": "model.layers.1"}, "the KV of other layers"),
-        ({"kv_cache_dtype": "fp8"}, "a quantized KV cache"),
+        (
+            {"kv_cache_dtype": "int8_per_token_head"},
+            "a KV cache in int8_per_token_head",
+        ),
         ({"attn_type": AttentionType.ENCODER}, "encoder attention"),
         ({"vllm_flash_attn_version": 4}, "FlashAttention 4"),
     ],
@@ -67,13 +70,14 @@ def test_attention_of_another_kind():
     assert why_layer_cannot(ChunkedAttention()) == "attention by ChunkedAttention"
 
 
-def runner(masks: bool = False, experts: bool = False) -> SimpleNamespace:
+def runner(masks=False, experts=False, fast_prefill=False) -> SimpleNamespace:
     config = SimpleNamespace(
         parallel_config=ParallelConfig(),
         model_config=SimpleNamespace(return_sampling_mask=masks, has_inner_state=False),
         aux_output_config=SimpleNamespace(enabled=experts),
         compilation_config=SimpleNamespace(cudagraph_mode=CUDAGraphMode.NONE),
         kv_transfer_config=None,
+        cache_config=SimpleNamespace(kv_sharing_fast_prefill=fast_prefill),
     )
     state = object.__new__(DefaultModelState)
     return SimpleNamespace(vllm_config=config, model_state=state)
@@ -85,6 +89,7 @@ def runner(masks: bool = False, experts: bool = False) -> SimpleNamespace:
         ({}, None),
         ({"masks": True}, "returned sampling masks"),
         ({"experts": True}, "returned routed experts"),
+        ({"fast_prefill": True}, "kv_sharing_fast_prefill"),
     ],
 )
 def test_outputs_that_are_taken_by_row_number(given: dict, reason: str | None):

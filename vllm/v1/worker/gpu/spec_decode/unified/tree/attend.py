@@ -1,27 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention of a step that verifies trees, and which backends and layers support it.
 
-All rows of a request attend to the whole prefix, with the attention backend's own
-kernel: non-causal, over the keys before the rows, with the log-sum-exp of its scores.
-Among themselves rows attend to their ancestors. One kernel computes that part from the
-step's own keys and values, which are still at hand, and merges the two softmaxes as
-Flash-Decoding does. Draft passes that continue beams have ancestors in earlier passes:
-there it reads all of these keys from the KV cache, behind the prefix. The masks are
-those of SpecInfer, arXiv 2305.09781, and Medusa, arXiv 2401.10774.
+All rows of a request attend to the whole prefix, the keys before the rows. Among
+themselves rows attend to their ancestors, by the masks of SpecInfer, arXiv 2305.09781,
+and Medusa, arXiv 2401.10774. Draft passes that continue beams have ancestors in earlier
+passes. All keys are read from the KV cache, where the step's own follow the prefix: as
+later steps will read them, also in fp8.
+
+One kernel attends to all of them, and serves every backend whose KV cache holds K and V
+of a token side by side. FlashAttention is faster over a prefix, except in a layer with
+a window, where a row's is given by the depth of its node. Then the kernel continues its
+softmax, by the log-sum-exp of its scores, as Flash-Decoding does.
 
 Matrix products have Triton's default precision, like those of vLLM's Triton attention,
 which serves a request's other steps: for float32 that is TF32, unless
 TRITON_F32_DEFAULT is "ieee". A higher precision here would make output depend on which
-steps have trees.
-
-Attention to the prefix masks nothing but what is outside of a sliding window.
-FlashAttention has a faster kernel that returns the same as the one here, which serves
-layers with windows, where a row's is given by the depth of its node, and other backends
-whose KV cache holds K and V of a token side by side. Sinks are counted when the two
-parts are merged.
+steps have trees. What is in fp8 is multiplied in the dtype of the output, which holds
+it exactly.
 """
 
-from collections.abc import Callable
+import itertools
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -30,10 +28,18 @@ import torch
 from vllm.model_executor.layers.attention import Attention
 from vllm.platforms import current_platform
 from vllm.triton_utils import tl, triton
+from vllm.utils.torch_utils import canonicalize_singleton_dim_strides
 from vllm.v1.attention.backend import AttentionType
-from vllm.v1.kv_cache_interface import is_quantized_kv_cache
+from vllm.v1.kv_cache_interface import KVQuantMode, get_kv_quant_mode
 
 from .trees import TreeAttention
+
+if current_platform.is_cpu():
+    from . import cpu
+
+BACKENDS = ("FLASH_ATTN", "TRITON_ATTN", "CPU_ATTN")
+# Of KV caches: as they are, and fp8 with the scales of a layer.
+FORMATS = (KVQuantMode.NONE, KVQuantMode.FP8_PER_TENSOR)
 
 
 def attend_with_tree(
@@ -61,49 +67,17 @@ def attend_with_tree(
     if not tree.covers_batch:
         causal = replace(metadata, draft_tree=None)
         impl.forward(layer, query, key, value, kv_cache, causal, output)
-    ATTEND[layer.attn_backend.get_name()](
-        impl, layer, query, key, value, kv_cache, metadata, output
-    )
+    scores, query = Scores.of(impl, layer), query[: tree.num_tokens]
+    if current_platform.is_cpu():
+        cpu.attend(layer, query, kv_cache, metadata, scores, output)
+        return output
+    if scores.scales is not None:
+        kv_cache = kv_cache.view(current_platform.fp8_dtype())
+    prefix, name = None, layer.attn_backend.get_name()
+    if name == "FLASH_ATTN" and not scores.window:
+        prefix = _flash_prefix(impl, query, kv_cache, metadata, scores)
+    attend_rows(query, kv_cache, metadata, scores, output, prefix)
     return output
-
-
-def _attend_flash(impl, layer, query, key, value, kv_cache, metadata, output) -> None:
-    from vllm.v1.attention.backends.fa_utils import flash_attn_varlen_func
-
-    if window_of(impl):
-        _attend_triton(impl, layer, query, key, value, kv_cache, metadata, output)
-        return
-    tree: TreeAttention = metadata.draft_tree
-    n, num_tokens = tree.num_reqs, tree.num_tokens
-    keys, values = kv_cache.transpose(1, 2).split(impl.head_size, dim=-1)
-    query = query[:num_tokens]
-    prefix_out, prefix_lse = flash_attn_varlen_func(
-        q=query,
-        k=keys,
-        v=values,
-        cu_seqlens_q=metadata.query_start_loc[: n + 1],
-        max_seqlen_q=tree.max_query_len,
-        seqused_k=tree.rows.prefix_lens[:n],
-        max_seqlen_k=metadata.max_seq_len,
-        softmax_scale=impl.scale,
-        causal=False,
-        block_table=metadata.block_table[:n],
-        softcap=impl.logits_soft_cap,
-        return_softmax_lse=True,
-        fa_version=impl.vllm_flash_attn_version,
-    )
-    scores = Scores(impl.scale, impl.logits_soft_cap, 0, impl.sinks)
-    cache = metadata.query_start_loc, tree, scores, kv_cache, metadata.block_table
-    merge_tree(query, key, value, prefix_out, prefix_lse, output, *cache)
-
-
-def _attend_triton(impl, layer, query, key, value, kv_cache, metadata, output) -> None:
-    tree: TreeAttention = metadata.draft_tree
-    query = query[: tree.num_tokens]
-    scores = Scores(impl.scale, impl.logits_soft_cap, window_of(impl), impl.sinks)
-    cache = metadata.query_start_loc, tree, scores, kv_cache, metadata.block_table
-    prefix = attend_prefix(query, *cache)
-    merge_tree(query, key, value, *prefix, output, *cache)
 
 
 class Scores(NamedTuple):
@@ -114,30 +88,67 @@ class Scores(NamedTuple):
         softcap: of the scores; 0.0 leaves them uncapped.
         window: how many tokens a row attends to, itself included; 0: all before it.
         sinks: [HQ], of each head a score without a value; None: none.
+        scales: what queries, if they are in fp8, and the K and V of an fp8 KV cache are
+            to be multiplied by: [HK] or one for all heads, float32. None: nothing.
     """
 
     scale: float
     softcap: float = 0.0
     window: int = 0
     sinks: torch.Tensor | None = None
+    scales: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
+
+    @classmethod
+    def of(cls, impl: Any, layer: Any) -> "Scores":
+        """Those of a layer and its backend's implementation."""
+        window, scales = impl.sliding_window, None
+        if isinstance(window, tuple):  # tokens before the row
+            window = window[0] + 1
+        if get_kv_quant_mode(impl.kv_cache_dtype) != KVQuantMode.NONE:
+            scales = layer._q_scale, layer._k_scale, layer._v_scale
+        softcap, sinks = impl.logits_soft_cap, impl.sinks
+        return cls(impl.scale, softcap, max(window or 0, 0), sinks, scales)
 
 
-def window_of(impl: Any) -> int:
-    """See `Scores.window`."""
-    window = impl.sliding_window
-    if isinstance(window, tuple):  # tokens before the row
-        return window[0] + 1
-    return max(window or 0, 0)
+def _flash_prefix(
+    impl: Any,
+    query: torch.Tensor,
+    kv_cache: torch.Tensor,
+    metadata: Any,
+    scores: Scores,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """FlashAttention of rows to their prefixes; see `attend_rows`."""
+    from vllm.v1.attention.backends.fa_utils import flash_attn_varlen_func
 
-
-ATTEND: dict[str, Callable[..., None]] = {
-    "FLASH_ATTN": _attend_flash,
-    "TRITON_ATTN": _attend_triton,
-}
-if current_platform.is_cpu():
-    from . import cpu
-
-    ATTEND["CPU_ATTN"] = cpu.attend
+    tree: TreeAttention = metadata.draft_tree
+    n, heads = tree.num_reqs, kv_cache.shape[1]
+    # Hopper's loads do not support some strides of a single head.
+    keys, values = map(
+        canonicalize_singleton_dim_strides,
+        kv_cache.transpose(1, 2).split(query.shape[2], dim=-1),
+    )
+    q_descale, k_descale, v_descale = (
+        None if scale is None else scale.expand(n, heads)
+        for scale in scores.scales or (None, None, None)
+    )
+    return flash_attn_varlen_func(
+        q=query,
+        k=keys,
+        v=values,
+        cu_seqlens_q=metadata.query_start_loc[: n + 1],
+        max_seqlen_q=tree.max_query_len,
+        seqused_k=tree.rows.prefix_lens[:n],
+        max_seqlen_k=metadata.max_seq_len,
+        softmax_scale=scores.scale,
+        causal=False,
+        block_table=metadata.block_table[:n],
+        softcap=scores.softcap,
+        return_softmax_lse=True,
+        fa_version=impl.vllm_flash_attn_version,
+        q_descale=q_descale,
+        k_descale=k_descale,
+        v_descale=v_descale,
+    )
 
 
 def why_layer_cannot(layer: Any) -> str | None:
@@ -145,7 +156,7 @@ def why_layer_cannot(layer: Any) -> str | None:
     impl = getattr(layer, "impl", None)
     backend = getattr(layer, "attn_backend", None)
     name = backend.get_name() if backend else type(layer).__name__
-    if name not in ATTEND or getattr(impl, "head_size_v", None):
+    if name not in BACKENDS or getattr(impl, "head_size_v", None):
         return f"attention by {name}"
     if isinstance(layer, Attention) and type(layer) is not Attention:
         # Its metadata may be of other requests and rows than the step's.
@@ -155,11 +166,9 @@ def why_layer_cannot(layer: Any) -> str | None:
     reasons = {
         "ALiBi": impl.alibi_slopes is not None,
         "chunked attention": getattr(impl, "chunk_lookback", -1) > -1,
-        # It gets no keys of the step's rows, which the kernels for GPUs read.
-        "the KV of other layers": name != "CPU_ATTN"
-        and getattr(impl, "kv_sharing_target_layer_name", None) is not None,
         "logits soft cap on a CPU": name == "CPU_ATTN" and impl.logits_soft_cap,
-        "a quantized KV cache": is_quantized_kv_cache(impl.kv_cache_dtype),
+        f"a KV cache in {impl.kv_cache_dtype}": get_kv_quant_mode(impl.kv_cache_dtype)
+        not in FORMATS,
         "encoder attention": impl.attn_type != AttentionType.DECODER,
         "FlashAttention 4": getattr(impl, "vllm_flash_attn_version", 0) == 4,
     }
@@ -209,37 +218,43 @@ def _add_keys(top, total, acc, scores, v):
 
 
 @triton.jit
-def _cache_slots(table, strides, block_size, position, mask):
-    """Offsets of positions of a request in its KV cache, without those of heads."""
-    page = tl.load(table + position // block_size, mask=mask, other=0).to(tl.int64)
-    return page * strides[0] + position % block_size * strides[2]
+def _keys_at(cache, table, strides, block_size, position, is_key, q, D: tl.constexpr):
+    """[N, BLOCK_D] each, in the dtype of `q`: K and V at positions of a request."""
+    page = tl.load(table + position // block_size, mask=is_key, other=0).to(tl.int64)
+    slot = page * strides[0] + position % block_size * strides[2]
+    dim = tl.arange(0, q.shape[1])
+    at = cache + slot[:, None] + dim[None, :]
+    there = is_key[:, None] & (dim < D)[None, :]
+    k = tl.load(at, mask=there, other=0.0).to(q.dtype)
+    return k, tl.load(at + D, mask=there, other=0.0).to(q.dtype)
 
 
 @triton.jit(do_not_specialize=["before"])
-def _merge_tree_kernel(
+def _attend_rows_kernel(
     query,  # [T, HQ, D]
-    key,  # [T, HK, D]
-    value,  # [T, HK, D]
-    kv_cache,  # [blocks, HK, block_size, 2 * D], for rows of earlier passes
+    kv_cache,  # [blocks, HK, block_size, 2 * D]
     block_table,  # [n, most blocks] int32
     prefix_out,  # [T, HQ, D], attention to the prefix
     prefix_lse,  # [HQ, T] float32, log-sum-exp of its scores
     out,  # [T, HQ, D]
     sinks,  # [HQ]
+    scales,  # of queries, keys and values: [HK] float32 each
     query_start_loc,
     masks,
     depths,
     prefix_lens,
     num_leading,
-    strides,  # of rows and heads of query, key, value, prefix_out, out; of lse
-    cache_strides,  # of blocks, heads and slots; and of block_table
+    strides,  # of rows and heads of query, prefix_out and out; of prefix_lse
+    cache_strides,  # of blocks, heads and slots; of block_table
+    scale_strides,
     block_size,
     before,  # rows of earlier passes
     scale,
     softcap,
     WINDOW: tl.constexpr,
     HAS_SINKS: tl.constexpr,
-    FROM_CACHE: tl.constexpr,  # all keys, as there are rows of earlier passes
+    HAS_SCALES: tl.constexpr,
+    HAS_PREFIX: tl.constexpr,  # attention to it is given
     GROUP: tl.constexpr,  # query heads per KV head
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -252,269 +267,136 @@ def _merge_tree_kernel(
     queries = tl.load(query_start_loc + req + 1) - begin
     if block * BLOCK_M >= queries:
         return
-    leading = tl.load(num_leading + req)
+    leading, prefix = tl.load(num_leading + req), tl.load(prefix_lens + req)
     row = block * BLOCK_M + tl.arange(0, BLOCK_M)
-    is_row = row < queries
-    at = (begin + row).to(tl.int64)
+    is_row, at = row < queries, (begin + row).to(tl.int64)
     dim = tl.arange(0, BLOCK_D)
     inside = is_row[:, None] & (dim < D)[None, :]
-    q = tl.load(
-        query + (at * strides[0] + head * strides[1])[:, None] + dim[None, :],
-        mask=inside,
-        other=0.0,
-    )
-
-    has_prefix = tl.load(prefix_lens + req) > 0
-    lse = tl.load(
-        prefix_lse + head * strides[10] + at * strides[11],
-        mask=is_row & has_prefix,
-        other=float("-inf"),
-    )
-    top = tl.maximum(lse, -1e30)
-    if HAS_SINKS:
-        sink = tl.load(sinks + head).to(tl.float32)
-        top = tl.maximum(top, sink)
-    weight = tl.exp(lse - top)
-    total = weight
-    if HAS_SINKS:
-        total += tl.exp(sink - top)
-    kept = tl.load(
-        prefix_out + (at * strides[6] + head * strides[7])[:, None] + dim[None, :],
-        mask=inside & has_prefix,
-        other=0.0,
-    )
-    acc = kept.to(tl.float32) * weight[:, None]
-    keys = queries + before
-    prefix = tl.load(prefix_lens + req)
+    q_at = (at * strides[0] + head * strides[1])[:, None] + dim[None, :]
+    q = tl.load(query + q_at, mask=inside, other=0.0).to(out.dtype.element_ty)
     place = _place(depths, at, row, leading, is_row)
+    kv_head, of_values = head // GROUP, 1.0
+    if HAS_SCALES:
+        scale *= tl.load(scales[1] + kv_head * scale_strides[1])
+        of_values = tl.load(scales[2] + kv_head * scale_strides[2])
+        if query.dtype.element_ty.is_fp8():
+            scale *= tl.load(scales[0] + kv_head * scale_strides[0])
+    cache = kv_cache + kv_head * cache_strides[1]
+    table = block_table + req * cache_strides[3]
+
+    top = tl.full([BLOCK_M], -1e30, tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    if HAS_SINKS:
+        top = tl.zeros([BLOCK_M], tl.float32) + tl.load(sinks + head).to(tl.float32)
+        total += 1.0
+    if HAS_PREFIX:
+        lse_at = prefix_lse + head * strides[6] + at * strides[7]
+        there = is_row & (prefix > 0)
+        lse = tl.load(lse_at, mask=there, other=float("-inf"))
+        new_top = tl.maximum(top, lse)
+        weight = tl.exp(lse - new_top)
+        total, top = total * tl.exp(top - new_top) + weight, new_top
+        kept_at = (at * strides[2] + head * strides[3])[:, None] + dim[None, :]
+        kept = tl.load(prefix_out + kept_at, mask=inside & (prefix > 0), other=0.0)
+        acc += kept.to(tl.float32) * (weight / of_values)[:, None]
+    else:
+        start = 0
+        if WINDOW > 0:
+            # The first key that a row sees. Those of blocks before it may be freed.
+            oldest = prefix + place - WINDOW + 1
+            start = tl.maximum(tl.min(tl.where(is_row, oldest, prefix), 0), 0)
+        for first in range(start, prefix, BLOCK_N):
+            pos = first + tl.arange(0, BLOCK_N)
+            is_key = pos < prefix
+            k, v = _keys_at(cache, table, cache_strides, block_size, pos, is_key, q, D)
+            scores = _scores(q, k, scale, softcap, SOFTCAP)
+            seen = is_key[None, :]
+            if WINDOW > 0:
+                seen &= pos[None, :] >= oldest[:, None]
+            scores = tl.where(seen, scores, float("-inf"))
+            top, total, acc = _add_keys(top, total, acc, scores, v)
+    keys = queries + before
     for first in range(0, keys, BLOCK_N):
         other = first + tl.arange(0, BLOCK_N)
-        to, is_key = (begin + other).to(tl.int64), other < keys
-        there = is_key[:, None] & (dim < D)[None, :]
-        if FROM_CACHE:
-            table = block_table + req * cache_strides[3]
-            slot = _cache_slots(
-                table, cache_strides, block_size, prefix + other, is_key
-            )
-            kv_at = (slot + head // GROUP * cache_strides[1])[:, None] + dim[None, :]
-            k = tl.load(kv_cache + kv_at, mask=there, other=0.0)
-            v = tl.load(kv_cache + kv_at + D, mask=there, other=0.0)
-        else:
-            of_head = head // GROUP * strides[3]
-            k_at = (to * strides[2] + of_head)[:, None] + dim[None, :]
-            of_head = head // GROUP * strides[5]
-            v_at = (to * strides[4] + of_head)[:, None] + dim[None, :]
-            k = tl.load(key + k_at, mask=there, other=0.0)
-            v = tl.load(value + v_at, mask=there, other=0.0)
+        is_key, pos = other < keys, prefix + other
+        k, v = _keys_at(cache, table, cache_strides, block_size, pos, is_key, q, D)
         scores = _scores(q, k, scale, softcap, SOFTCAP)
         seen = _sees(masks + (begin + leading) * 2, row, other, leading, is_row)
         if WINDOW > 0:
-            if FROM_CACHE:
-                key_place = other // queries
-            else:
-                key_place = _place(depths, to, other, leading, is_key)
-            seen &= key_place[None, :] > place[:, None] - WINDOW
+            of_node = is_key & (before == 0)
+            of_key = _place(depths, begin + other, other, leading, of_node)
+            of_key = tl.where(before > 0, other // queries, of_key)  # of its pass
+            seen &= of_key[None, :] > place[:, None] - WINDOW
         scores = tl.where(seen & is_key[None, :], scores, float("-inf"))
         top, total, acc = _add_keys(top, total, acc, scores, v)
-    acc = acc / total[:, None]
-    to = (at * strides[8] + head * strides[9])[:, None] + dim[None, :]
+    acc = acc * of_values / total[:, None]
+    to = (at * strides[4] + head * strides[5])[:, None] + dim[None, :]
     tl.store(out + to, acc.to(out.dtype.element_ty), mask=inside)
 
 
-def merge_tree(
+def attend_rows(
     query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    prefix_out: torch.Tensor,
-    prefix_lse: torch.Tensor,
-    out: torch.Tensor,
-    query_start_loc: torch.Tensor,
-    tree: TreeAttention,
-    scores: Scores,
     kv_cache: torch.Tensor,
-    block_table: torch.Tensor,
+    metadata: Any,
+    scores: Scores,
+    out: torch.Tensor,
+    prefix: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> None:
-    """Merges attention over prefixes with attention among the rows of the step.
+    """Attention of the rows of the requests with trees.
 
     Args:
-        query: [T, HQ, D]; T rows of the requests with trees.
-        key, value: [at least T, HK, D], of this step.
-        prefix_out: [T, HQ, D], attention of each row to its prefix alone.
-        prefix_lse: [HQ, T] float32, log-sum-exp of the scores of that.
+        query: [T, HQ, D], these rows.
+        kv_cache: [blocks, HK, block_size, 2 * D], K before V; the step's written.
+        metadata: the backend's, with query_start_loc [at least n + 1] int32,
+            block_table [at least n, most blocks] int32, and draft_tree.
         out: [at least T, HQ, D], written.
-        query_start_loc: [at least R + 1] int32.
-        kv_cache, block_table: as of `attend_prefix`; read if there are rows of earlier
-            passes.
+        prefix: attention of each row to its prefix alone, without sinks, [T, HQ, D],
+            and the log-sum-exp of its scores, [HQ, T] float32; what they are for rows
+            without a prefix does not matter. None: to be computed.
     """
-    heads, size = query.shape[1:]
-    row_strides = [
-        stride
-        for tensor in (query, key, value, prefix_out, out)
-        for stride in tensor.stride()[:2]
-    ]
+    tree: TreeAttention = metadata.draft_tree
+    (_, heads, size), kv_heads = query.shape, kv_cache.shape[1]
+    assert kv_cache.stride(3) == 1 and kv_cache.shape[3] == 2 * size
+    prefix_out, prefix_lse = prefix or (out, out[0])
+    of_rows = (tensor.stride()[:2] for tensor in (query, prefix_out, out))
+    strides = (*itertools.chain(*of_rows), *prefix_lse.stride())
+    scales = [s.expand(kv_heads) for s in scores.scales or (out[0, 0, :1],) * 3]
     block_m = 16 if tree.max_query_len <= 16 else 32
-    rows = triton.next_power_of_2(tree.max_query_len)
-    cache_strides = (*kv_cache.stride()[:3], block_table.stride(0))
-    block_size = kv_cache.shape[2]
-    _merge_tree_kernel[
-        (tree.num_reqs, heads, triton.cdiv(tree.max_query_len, block_m))
-    ](
+    block_n = 32
+    if prefix is not None and not tree.num_before:
+        block_n = min(64, max(16, triton.next_power_of_2(tree.max_query_len)))
+    blocks = triton.cdiv(tree.max_query_len, block_m)
+    _attend_rows_kernel[(tree.num_reqs, heads, blocks)](
         query,
-        key,
-        value,
         kv_cache,
-        block_table,
+        metadata.block_table,
         prefix_out,
         prefix_lse,
         out,
         query if scores.sinks is None else scores.sinks,
-        query_start_loc,
+        tuple(scales),
+        metadata.query_start_loc,
         tree.rows.masks,
         tree.rows.depths,
         tree.rows.prefix_lens,
         tree.rows.num_leading,
-        (*row_strides, *prefix_lse.stride()),
-        cache_strides,
-        block_size,
+        strides,
+        (*kv_cache.stride()[:3], metadata.block_table.stride(0)),
+        tuple(s.stride(0) for s in scales),
+        kv_cache.shape[2],
         tree.num_before,
         scores.scale,
         scores.softcap,
         WINDOW=scores.window,
         HAS_SINKS=scores.sinks is not None,
-        FROM_CACHE=tree.num_before > 0,
-        GROUP=heads // key.shape[1],
+        HAS_SCALES=scores.scales is not None,
+        HAS_PREFIX=prefix is not None,
+        GROUP=heads // kv_heads,
         D=size,
         BLOCK_D=triton.next_power_of_2(size),
         BLOCK_M=block_m,
-        BLOCK_N=32 if tree.num_before else min(64, max(16, rows)),
+        BLOCK_N=block_n,
         SOFTCAP=scores.softcap > 0,
         num_warps=4,
     )
-
-
-@triton.jit
-def _attend_prefix_kernel(
-    query,  # [T, HQ, D]
-    kv_cache,  # [blocks, HK, block_size, 2 * D]
-    block_table,  # [n, most blocks] int32
-    out,  # [T, HQ, D] contiguous
-    lse,  # [HQ, T] float32
-    query_start_loc,
-    depths,
-    prefix_lens,
-    num_leading,
-    query_strides,  # of rows and heads
-    cache_strides,  # of blocks, heads and slots
-    table_stride,
-    lse_stride,
-    block_size,
-    scale,
-    softcap,
-    HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    D: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    SOFTCAP: tl.constexpr,
-    WINDOW: tl.constexpr,
-):
-    req, head, block = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    begin = tl.load(query_start_loc + req)
-    queries = tl.load(query_start_loc + req + 1) - begin
-    if block * BLOCK_M >= queries:
-        return
-    prefix = tl.load(prefix_lens + req)
-    row = block * BLOCK_M + tl.arange(0, BLOCK_M)
-    is_row, at = row < queries, (begin + row).to(tl.int64)
-    dim = tl.arange(0, BLOCK_D)
-    inside = is_row[:, None] & (dim < D)[None, :]
-    q_at = (at * query_strides[0] + head * query_strides[1])[:, None] + dim[None, :]
-    q = tl.load(query + q_at, mask=inside, other=0.0)
-
-    top = tl.full([BLOCK_M], -1e30, tl.float32)
-    total = tl.zeros([BLOCK_M], tl.float32)
-    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    cache = kv_cache + head // GROUP * cache_strides[1]
-    start = 0
-    if WINDOW > 0:
-        # The first key that a row sees. Those of blocks before it may be freed.
-        place = _place(depths, at, row, tl.load(num_leading + req), is_row)
-        oldest = prefix + place - WINDOW + 1
-        start = tl.maximum(tl.min(tl.where(is_row, oldest, prefix), 0), 0)
-    for first in range(start, prefix, BLOCK_N):
-        pos = first + tl.arange(0, BLOCK_N)
-        is_key = pos < prefix
-        table = block_table + req * table_stride
-        slot = _cache_slots(table, cache_strides, block_size, pos, is_key)
-        kv_at = slot[:, None] + dim[None, :]
-        there = is_key[:, None] & (dim < D)[None, :]
-        k = tl.load(cache + kv_at, mask=there, other=0.0)
-        v = tl.load(cache + kv_at + D, mask=there, other=0.0)
-        scores = _scores(q, k, scale, softcap, SOFTCAP)
-        seen = is_key[None, :]
-        if WINDOW > 0:
-            seen &= pos[None, :] >= oldest[:, None]
-        scores = tl.where(seen, scores, float("-inf"))
-        top, total, acc = _add_keys(top, total, acc, scores, v)
-    some = tl.maximum(total, 1e-30)
-    to = ((at * HEADS + head) * D)[:, None] + dim[None, :]
-    tl.store(out + to, (acc / some[:, None]).to(out.dtype.element_ty), mask=inside)
-    tl.store(lse + head * lse_stride + at, top + tl.log(some), mask=is_row)
-
-
-def attend_prefix(
-    query: torch.Tensor,
-    query_start_loc: torch.Tensor,
-    tree: TreeAttention,
-    scores: Scores,
-    kv_cache: torch.Tensor,
-    block_table: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention of rows to their prefixes, and its log-sum-exp.
-
-    Args:
-        query: [T, HQ, D], rows of the requests with trees.
-        query_start_loc: [at least n + 1] int32.
-        scores: without their sinks.
-        kv_cache: [blocks, HK, block_size, 2 * D], K before V.
-        block_table: [at least n, most blocks] int32.
-
-    Returns:
-        [T, HQ, D] in the dtype of the query, and [HQ, T] float32, the log-sum-exp of
-        the scores. Rows without a prefix are zeros, and not used.
-    """
-    rows, heads, size = query.shape
-    assert kv_cache.stride(3) == 1 and kv_cache.shape[3] == 2 * size
-    out = torch.empty(rows, heads, size, dtype=query.dtype, device=query.device)
-    lse = torch.empty(heads, rows, dtype=torch.float32, device=query.device)
-    block_m = 16 if tree.max_query_len <= 16 else 32
-    blocks = triton.cdiv(tree.max_query_len, block_m)
-    _attend_prefix_kernel[(tree.num_reqs, heads, blocks)](
-        query,
-        kv_cache,
-        block_table,
-        out,
-        lse,
-        query_start_loc,
-        tree.rows.depths,
-        tree.rows.prefix_lens,
-        tree.rows.num_leading,
-        query.stride()[:2],
-        kv_cache.stride()[:3],
-        block_table.stride(0),
-        lse.stride(0),
-        kv_cache.shape[2],
-        scores.scale,
-        scores.softcap,
-        HEADS=heads,
-        GROUP=heads // kv_cache.shape[1],
-        D=size,
-        BLOCK_D=triton.next_power_of_2(size),
-        BLOCK_M=block_m,
-        BLOCK_N=32,
-        SOFTCAP=scores.softcap > 0,
-        WINDOW=scores.window,
-        num_warps=4,
-    )
-    return out, lse

@@ -22,9 +22,10 @@ from vllm import _custom_ops as ops
 from .trees import TreeAttention
 
 LIBRARY = Path(__file__).with_name("_tree_attention.so")
-STRUCTS_VERSION = 3  # as in csrc/tree_structs.h
+STRUCTS_VERSION = 4  # as in csrc/tree_structs.h
 # Integers below this are exact in every dtype of a KV cache.
-DIGIT = 128
+DIGIT = 16
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 KEYS = 32  # loaded at a time by attention
 
 
@@ -68,17 +69,19 @@ def _places(
     isa: str, dtype: torch.dtype, block_size: int, head_size: int
 ) -> torch.Tensor:
     """[2, block_size, head_size] int32: places of a token's K and V in a block."""
-    count = block_size * head_size
+    count, is_fp8 = block_size * head_size, dtype == torch.uint8
     numbers = torch.arange(count).view(block_size, 1, head_size)
     found = torch.zeros(2, count, dtype=torch.int64)
     weight = 1
     while weight < count:
-        digits = (numbers // weight % DIGIT).to(dtype)
+        digits = (numbers // weight % DIGIT).to(torch.bfloat16 if is_fp8 else dtype)
         stored = torch.zeros(1, 1, 2 * block_size, head_size, dtype=dtype)
         ops.cpu_attn_reshape_and_cache(
-            digits, digits, *stored.chunk(2, dim=2), torch.arange(block_size), isa
+            *(digits, digits, *stored.chunk(2, dim=2), torch.arange(block_size), isa),
+            kv_cache_dtype="fp8" if is_fp8 else "auto",
         )
-        found += stored.view(2, count).long() * weight
+        read = stored.view(torch.float8_e4m3fn).float() if is_fp8 else stored
+        found += read.view(2, count).long() * weight
         weight *= DIGIT
     places = found.argsort(1).view(2, block_size, head_size)
     places[1] += count
@@ -94,28 +97,45 @@ def _runs(places: torch.Tensor) -> tuple[bool, bool]:
     return bool((key_runs == 1).all()), bool((values.diff(dim=1) == 1).all())
 
 
-def _tree_cache(kv_cache: torch.Tensor, isa: str) -> ctypes.Array:
-    """The struct of a layer's KV cache, [blocks, HK, block_size, 2 * D]."""
+@cache
+def _values(dtype: torch.dtype, *scales: float) -> torch.Tensor:
+    """[len(scales), 256] float32: what each byte of an fp8 dtype stands for."""
+    values = torch.arange(256, dtype=torch.uint8).view(dtype).float()
+    return torch.stack([values * scale for scale in scales])
+
+
+def _tree_cache(kv_cache: torch.Tensor, isa: str, values=(0, 0)) -> ctypes.Array:
+    """The struct of a layer's KV cache, [blocks, HK, block_size, 2 * D].
+
+    Args:
+        values: of the bytes of K and V, if it is in fp8 and to be attended to.
+    """
     _, heads, block_size, width = kv_cache.shape
     places = _places(isa, kv_cache.dtype, block_size, width // 2)
     flat = kv_cache.view(-1, heads, block_size * width)
     sizes = heads, width // 2, block_size
-    return _struct(flat, places, *_runs(places), *flat.stride()[:2], *sizes)
+    runs, strides = _runs(places), flat.stride()[:2]
+    return _struct(flat, places, *values, *runs, *strides, *sizes)
 
 
-def attend(impl, layer, query, key, value, kv_cache, metadata, output) -> None:
-    """Attention of the rows of trees; see `merge_tree` for shapes.
+def attend(layer, query, kv_cache, metadata, scores, out) -> None:
+    """Attention of the rows of trees; see `attend_rows`.
 
     Sums are float32, whatever the dtype.
 
     Args:
-        key, value: not read: the step's own are in the KV cache already.
+        layer: whose KV cache it is.
         metadata: CPUAttentionMetadata of a step with trees.
+        out: [at least T, HQ * D], written.
     """
     tree: TreeAttention = metadata.draft_tree
-    rows, table = tree.rows, metadata.block_table
-    out = output.view(-1, *query.shape[1:])
-    dtypes = {query.dtype, kv_cache.dtype, out.dtype}
+    rows, table, values = tree.rows, metadata.block_table, (0, 0)
+    out = out.view(-1, *query.shape[1:])
+    if scores.scales is not None:
+        is_e5m2 = layer.impl.kv_cache_dtype == "fp8_e5m2"
+        dtype = torch.float8_e5m2 if is_e5m2 else torch.float8_e4m3fn
+        values = _values(dtype, layer._k_scale_float, layer._v_scale_float)
+    dtypes = {query.dtype, out.dtype} | {kv_cache.dtype} - {torch.uint8}
     assert len(dtypes) == 1, f"attention of several dtypes: {dtypes}"
     batch = _struct(
         metadata.query_start_loc,
@@ -129,12 +149,12 @@ def attend(impl, layer, query, key, value, kv_cache, metadata, output) -> None:
     )
     heads = query.shape[1]
     of_query, of_out = query.stride()[:2], out.stride()[:2]
-    sinks = None if impl.sinks is None else impl.sinks.float()
-    keys = table, table.stride(0), 0 if sinks is None else sinks
-    window = max(impl.sliding_window, 0)
-    of_layer = _struct(query, *of_query, out, *of_out, heads, *keys, window)
-    run = getattr(_library(), f"attend_{query.dtype}".replace("torch.", ""))
-    run(batch, _tree_cache(kv_cache, layer.isa), of_layer, ctypes.c_float(impl.scale))
+    sinks = 0 if scores.sinks is None else scores.sinks.float()
+    keys = table, table.stride(0), sinks, scores.window
+    of_layer = _struct(query, *of_query, out, *of_out, heads, *keys)
+    kv, scale = _tree_cache(kv_cache, layer.isa, values), ctypes.c_float(scores.scale)
+    dtype = ctypes.c_int64(DTYPES.index(query.dtype))
+    _library().attend(batch, kv, of_layer, scale, dtype)
 
 
 class CPUPathMover:
@@ -163,7 +183,6 @@ class CPUPathMover:
         rows = path, num_sampled, first_rows
         paths = _struct(slot_mappings, stride, *rows, num_reqs, width - 1)
         for layer, group in self.layers:
-            bits = 8 * layer.kv_cache.element_size()
-            run = getattr(_library(), f"move_paths_{bits}_bits")
             kv = _tree_cache(layer.kv_cache, layer.isa)
-            run(kv, paths, ctypes.c_int64(group))
+            numbers = map(ctypes.c_int64, (group, layer.kv_cache.element_size()))
+            _library().move_paths(kv, paths, *numbers)

@@ -268,6 +268,8 @@ def why_no_trees(runner: "GPUModelRunner", layers: dict[str, Any]) -> str | None
     mixed = config.compilation_config.cudagraph_mode.mixed_mode()
     reasons = {
         "FULL CUDA graphs of mixed batches": mixed == CUDAGraphMode.FULL,
+        # Layers that share KV get the rows that are sampled from alone.
+        "kv_sharing_fast_prefill": config.cache_config.kv_sharing_fast_prefill,
         f"{type(runner.model_state).__name__}": type(runner.model_state)
         is not DefaultModelState,
     }

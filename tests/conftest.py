@@ -71,6 +71,8 @@ def engine_env(on_cpu: bool) -> dict[str, str]:
         "OMP_NUM_THREADS": "1",
         # Otherwise the workers of all servers are bound to the same core.
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        # "auto" measures step times in every engine.
+        "VLLM_DISABLE_COMPILE_CACHE": "1",
     }
     return env | (on_cpu_only if on_cpu else {})
 

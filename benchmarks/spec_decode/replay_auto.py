@@ -27,7 +27,7 @@ from vllm.v1.core.sched.draft_policy import HELD, OBSERVED, REPORTED_EVERY
 from vllm.v1.spec_decode.auto.acceptance import NUM_KINDS, Verified, kind_of
 from vllm.v1.spec_decode.auto.chooser import Chooser, Load
 from vllm.v1.spec_decode.auto.verify import PartialSteps
-from vllm.v1.spec_decode.graph_sizes import trimmed_rows
+from vllm.v1.spec_decode.graph_sizes import graph_rows
 
 STEP_TIMES = Path(__file__).with_name("step_times.json")
 CHAINS = (0, 1, 2, 3, 4, 5, 7, 8)
@@ -239,7 +239,7 @@ class Auto:
         measured, trimmed = times.measured(rng)
         partial = None
         if drafter in ONE_PASS:
-            partial = PartialSteps(trimmed, LEAST_TRIMMED, trimmed_rows)
+            partial = PartialSteps(trimmed, LEAST_TRIMMED, graph_rows)
         trees = {n: depth_of(drafter, n) for n in times.plans if n > DEPTH}
         self.chooser = Chooser(DEPTH, measured, trees, MOST_TREE_ROWS, partial)
         self.load: Any = None

@@ -160,7 +160,7 @@ class Worker(drafters.Engine):
         from vllm.v1.spec_decode.auto.measure import measure_steps
 
         core = self.llm.llm_engine.engine_core.engine_core
-        measure_steps(core.model_executor)
+        measure_steps(core.model_executor, reuse=False)
         self.policy = DraftPolicy.of(self.scheduler)
         self.verifier = self.policy.chooser.verifier
         self.draft(None, trims=True)

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Step times with which "auto" chooses, and trims large batches, on any machine."""
 
+import os
+
 from vllm.config import VllmConfig
 from vllm.config.drafter.length import (
     MIN_REQUESTS,
@@ -40,5 +42,6 @@ def make_up_times() -> None:
     """Replaces the measurements of engines that start from now on."""
     measure.measure_pass_times = all_verified
     measure.measure_trimmed_times = part_verified
+    os.environ["VLLM_DISABLE_COMPILE_CACHE"] = "1"  # keep none
     # No corrections by times of served steps, and so no steps only to be timed.
     Intervals.end = lambda *_: None

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Output equals the target's while the draft length changes from step to step."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,21 @@ def test_auto(mode: str, start, target, requests):
     # One request, and at least one larger batch, depending on the machine's speed.
     assert sizes[0] == 1 and len(sizes) > 1
     assert served.count("num_drafts") > 0
+
+
+def test_later_start_reuses_step_times(start, tmp_path):
+    """If its settings are the same: then no step is timed."""
+    env = {"VLLM_CACHE_ROOT": str(tmp_path), "VLLM_DISABLE_COMPILE_CACHE": "0"}
+    with start("pard", 3, "auto", env=env) as llm:
+        measured = llm.call(timed_requests)
+    (path,) = (tmp_path / "step_times").iterdir()
+    times = json.loads(path.read_text())
+    times["passes"]["256"] = {"77": times["passes"]["256"]["1"]}
+    path.write_text(json.dumps(times))
+    with start("pard", 3, "auto", env=env) as llm:
+        assert 77 in llm.call(timed_requests) and 77 not in measured
+    with start("pard", 2, "auto", env=env) as llm:
+        assert 77 not in llm.call(timed_requests)
 
 
 @pytest.mark.parametrize(

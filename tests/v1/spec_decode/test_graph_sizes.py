@@ -2,6 +2,7 @@
 """How many CUDA graphs "auto" captures, and that padding of batches is limited."""
 
 from dataclasses import replace
+from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -20,17 +21,28 @@ from vllm.v1.attention.backend import AttentionCGSupport
 from vllm.v1.spec_decode.graph_sizes import (
     ROWS_APART,
     choose_decode_batches,
+    graph_rows,
+    shares_graphs,
+    worth_recording,
 )
 from vllm.v1.worker.gpu.cudagraph_utils import (
     BatchExecutionDescriptor,
     CudaGraphManager,
 )
 from vllm.v1.worker.gpu.spec_decode.dflash.cudagraph import DFlashCudaGraphManager
-from vllm.v1.worker.gpu.spec_decode.unified.graphs import batches_to_record
-from vllm.v1.worker.gpu.spec_decode.unified.layout import DraftLayout
+from vllm.v1.worker.gpu.spec_decode.unified.graphs import (
+    DraftGraphs,
+    batches_to_record,
+)
+from vllm.v1.worker.gpu.spec_decode.unified.layout import (
+    DraftLayout,
+    same_first_passes,
+)
 
 LONGEST, LARGEST = 7, 512
 FULL = CUDAGraphMode.FULL
+# Of attention: one graph serves chains of all lengths, or each has its own.
+SHARED, UNIFORM = AttentionCGSupport.ALWAYS, AttentionCGSupport.UNIFORM_BATCH
 
 
 def capture_sizes(max_num_seqs: int, query_lens: list[int]) -> list[int]:
@@ -67,11 +79,18 @@ def engine_config(
         speculative_config=spec,
         scheduler_config=SimpleNamespace(max_num_seqs=max_num_seqs),
         cache_config=SimpleNamespace(use_kda_recoverssm=False),
+        lora_config=None,
+        parallel_config=SimpleNamespace(
+            data_parallel_size=1,
+            decode_context_parallel_size=1,
+            prefill_context_parallel_size=1,
+            use_ubatching=False,
+        ),
         num_speculative_tokens=most,
     )
 
 
-def target_graphs(config, kind=CudaGraphManager) -> CudaGraphManager:
+def target_graphs(config, kind=CudaGraphManager, support=SHARED) -> CudaGraphManager:
     """The manager of the target's graphs, as if they had been captured."""
     manager = kind.__new__(kind)
     manager.vllm_config = config
@@ -79,7 +98,9 @@ def target_graphs(config, kind=CudaGraphManager) -> CudaGraphManager:
     manager.max_num_reqs = config.scheduler_config.max_num_seqs
     manager.decode_query_len = config.num_speculative_tokens + 1
     manager.cudagraph_mode = CUDAGraphMode.FULL_AND_PIECEWISE
-    manager.varlen_decode, manager.ubatch_runner = False, None
+    is_target = kind is CudaGraphManager
+    manager.varlen_decode = is_target and shares_graphs(config, support)
+    manager.ubatch_runner = None
     manager.lora_capture_cases = [0]
     manager._candidates, manager._capture_descs = {}, {}
     manager._lora_dispatch_map, manager._graphs_captured = {}, True
@@ -87,11 +108,11 @@ def target_graphs(config, kind=CudaGraphManager) -> CudaGraphManager:
     return manager
 
 
-def target_batches(config) -> list:
-    return target_graphs(config)._capture_descs[FULL]
+def target_batches(config, support=SHARED) -> list:
+    return target_graphs(config, support=support)._capture_descs[FULL]
 
 
-def draft_batches(config, width: int) -> list:
+def draft_batches(config, width: int, support=SHARED) -> list:
     widest = DraftLayout(LONGEST, 0, width)
     spec, lengths = config.speculative_config, [LONGEST]
     if spec.num_speculative_tokens_per_batch_size == "auto":
@@ -100,55 +121,107 @@ def draft_batches(config, width: int) -> list:
         config,
         CUDAGraphMode.FULL_DECODE_ONLY,
         {k: widest.for_drafts(k) for k in lengths},
-        AttentionCGSupport.ALWAYS,
+        support,
         piecewise=False,
         fused=True,
     )
 
 
-@pytest.mark.parametrize("trims, most", [(False, 500), (True, 720)])
-@pytest.mark.parametrize("width", [1, LONGEST])
-def test_number_of_graphs_of_large_engine_is_bounded(
-    width: int, trims: bool, most: int
-):
-    """Limits how many more graphs, and passes in graphs, "auto" has than a fixed
-    length."""
-    graphs, passes = {}, {}
-    for schedule in (None, "auto"):
-        config = engine_config(1024, schedule, trims and schedule == "auto")
-        target, draft = target_batches(config), draft_batches(config, width)
-        graphs[schedule] = len(target) + len(draft)
-        draft_passes = sum(batch.end_pass - batch.first_pass for batch in draft)
-        passes[schedule] = len(target) + draft_passes
-    assert graphs["auto"] - graphs[None] <= most
-    assert passes["auto"] - passes[None] <= most
+def draft_graphs(batches: list) -> DraftGraphs:
+    """The manager of the drafter's graphs, as if they had been captured."""
+    manager = DraftGraphs.__new__(DraftGraphs)
+    manager._batches, manager._graphs_captured = batches, True
+    manager._init_candidates()
+    return manager
 
 
-@pytest.mark.parametrize("schedule", ["auto", AutoSchedule([LONGEST])])
+# One rule: batches between two recorded ones are padded, by few rows.
+
+
+@pytest.mark.parametrize("query_len", [1, 3, 8])
+@pytest.mark.parametrize("share", [4, 8, 16])
+def test_padding_is_bounded(share: int, query_len: int):
+    most = LARGEST // query_len
+    kept = worth_recording(range(1, most + 1), query_len, share)
+    assert kept[-1] == most and {1, 2, 4, 8, 16, 32} <= set(kept)
+    for n in range(1, most + 1):
+        padded = min(m for m in kept if m >= n)
+        assert (padded - n) * query_len * share <= max(256, padded * query_len)
+    assert worth_recording([3, 40]) == [3, 40] and worth_recording([]) == []
+
+
+def test_rows_of_shared_graphs_are_a_sixteenth_apart():
+    rows = graph_rows(2000)
+    assert rows[:6] == [1, 2, 4, 8, 16, 32] and graph_rows(100) == rows[:10]
+    for below, m in pairwise(rows):
+        assert m - below <= max(ROWS_APART, below / 8)
+
+
+@pytest.mark.parametrize("max_num_seqs", [64, 256, 1024])
+@pytest.mark.parametrize(
+    "width, support, most",
+    [(1, SHARED, 200), (7, SHARED, 300), (1, UNIFORM, 480), (7, UNIFORM, 380)],
+)
+def test_number_of_graphs_is_bounded(max_num_seqs, width, support, most):
+    """With a fixed length there are about a hundred FULL ones."""
+    config = engine_config(max_num_seqs, "auto", trims=width == LONGEST)
+    draft = draft_batches(config, width, support)
+    passes = sum(batch.end_pass - batch.first_pass for batch in draft)
+    assert len(target_batches(config, support)) + passes <= most
+
+
+@pytest.mark.parametrize("support", [SHARED, UNIFORM])
 @pytest.mark.parametrize("width", [1, LONGEST])
-def test_drafter_has_a_graph_where_target_has_one(width: int, schedule):
-    """Also for trimmed batches, with at most `max_query_len` rows per request."""
-    config = engine_config(256, schedule, trims=True)
-    widest, found = DraftLayout(LONGEST, 0, width), set()
-    for batch in draft_batches(config, width):
-        extra = widest.for_drafts(batch.num_drafts).num_extra_slots
-        rows, most = batch.num_tokens - batch.num_reqs * extra, batch.max_query_len
-        if batch.first_pass == 0:
-            found.add((batch.num_reqs, rows, most and most - extra))
-    target = {
-        (b.num_reqs, b.num_tokens, b.max_query_len) for b in target_batches(config)
+def test_steps_of_all_lengths_have_graphs(width: int, support):
+    """The target's are padded by few rows; and the drafter has one, too."""
+    config = engine_config(256, "auto")
+    graphs, widest = target_graphs(config, support=support), DraftLayout(7, 0, width)
+    drafter = draft_graphs(draft_batches(config, width, support))
+    lengths = {
+        k: widest.for_drafts(k) for k in chosen_lengths(config.speculative_config)
     }
-    assert target <= found
-    assert len({most for _, _, most in target}) == 2
+    recorded_as = same_first_passes(lengths)
+    for k, layout in lengths.items():
+        for n in range(1, min(256, LARGEST // (k + 1)) + 1):
+            rows, extra = n * (k + 1), layout.num_extra_slots
+            found = graphs.dispatch(n, rows, k + 1, 0, max_query_len=k + 1)
+            if support == UNIFORM and found.cg_mode != FULL:
+                continue  # more than its largest
+            assert found.cg_mode == FULL and found.num_reqs >= n
+            assert found.num_tokens - rows <= max(ROWS_APART, rows / 8)
+            shape = recorded_as[k], 0
+            first = drafter.find_full(n, k + 1 + extra, *shape)
+            first = first or drafter.find_ragged(n, rows + n * extra, shape[0])
+            assert first is not None, (n, k)
 
 
-@pytest.mark.parametrize("schedule", ["auto", [(1, 128, 3), (129, 256, 7)]])
-def test_each_batch_uses_smallest_graph_of_its_length(schedule):
+def test_batches_of_unequal_lengths_share_the_graphs():
+    """Decode batches alone: a prompt's has no `max_query_len`."""
+    graphs = target_graphs(engine_config(256, "auto"))
+    found = graphs.dispatch(3, 11, None, 0, max_query_len=5)
+    assert (found.cg_mode, found.num_tokens, found.max_query_len) == (FULL, 16, 8)
+    assert graphs.dispatch(3, 11, None, 0).cg_mode == CUDAGraphMode.PIECEWISE
+    longer = graphs.dispatch(3, 11, None, 0, max_query_len=LONGEST + 2)
+    assert longer.cg_mode == CUDAGraphMode.PIECEWISE
+
+
+@pytest.mark.parametrize("how", ["data_parallel_size", "use_ubatching", "lora"])
+def test_graphs_are_not_shared(how: str):
+    config = engine_config(256, "auto")
+    assert shares_graphs(config, SHARED) and not shares_graphs(config, UNIFORM)
+    if how == "lora":
+        config.lora_config = object()
+    else:
+        setattr(config.parallel_config, how, 2)
+    assert not shares_graphs(config, SHARED)
+    assert not shares_graphs(engine_config(256, None), SHARED)
+
+
+def test_each_batch_uses_smallest_graph_of_its_length():
     """Regression: the graph with the next larger number of tokens may only be of other
     query lengths."""
-    lengths = candidate_lengths(LONGEST) if schedule == "auto" else [3, 7]
-    graphs = target_graphs(engine_config(256, schedule))
-    for query_len in (k + 1 for k in lengths):
+    graphs = target_graphs(engine_config(256, [(1, 128, 3), (129, 256, 7)]))
+    for query_len in (4, 8):
         recorded = [
             batch.num_reqs
             for batch in graphs._capture_descs[FULL]
@@ -176,61 +249,42 @@ def test_drafter_of_fixed_length_has_graphs_of_that_length_only(schedule):
 # Trimmed batches: only a part of the drafts is verified.
 
 
+@pytest.mark.parametrize("support", [SHARED, UNIFORM])
 @pytest.mark.parametrize("schedule", ["auto", AutoSchedule([LONGEST])])
-@pytest.mark.parametrize("max_num_seqs", [4, 100, 1024])
-def test_trimmed_batches_are_captured_in_addition(max_num_seqs: int, schedule):
-    trimmed = target_batches(engine_config(max_num_seqs, schedule, trims=True))
-    others = [batch for batch in trimmed if batch.max_query_len is None]
-    assert others == target_batches(engine_config(max_num_seqs, schedule))
-    ragged = [batch for batch in trimmed if batch.max_query_len is not None]
-    assert len(ragged) <= 60 and bool(ragged) == (max_num_seqs >= MIN_REQUESTS)
-    # vLLM captures them with the tokens spread as evenly as possible over requests.
-    assert all(b.num_reqs < b.num_tokens <= b.num_reqs * (LONGEST + 1) for b in ragged)
-
-
-@pytest.mark.parametrize("max_num_seqs", [64, 100, 1024])
-def test_only_large_batches_are_trimmed_by_default(max_num_seqs: int):
-    config = engine_config(max_num_seqs, "auto", trims=True)
-    explicit = {b for b in target_batches(config) if b.max_query_len is not None}
-    spec = config.speculative_config
-    spec.drafter = replace(spec.drafter, is_trimmed_by_default=True)
-    found = {b for b in target_batches(config) if b.max_query_len is not None}
-    large = {b for b in explicit if b.num_reqs >= MIN_REQUESTS_BY_DEFAULT}
-    assert found == large and found < explicit
-
-
-@pytest.mark.parametrize("schedule", ["auto", AutoSchedule([LONGEST])])
-def test_trimmed_and_other_batches_use_their_own_graphs(schedule):
-    config = engine_config(64, schedule, trims=True)
-    graphs = target_graphs(config)
+def test_trimmed_batches_have_graphs_of_their_rows(schedule, support):
+    graphs = target_graphs(engine_config(64, schedule, trims=True), support=support)
     for n in range(MIN_REQUESTS, 65):
         for rows in range(n + 1, n * (LONGEST + 1)):
             found = graphs.dispatch(n, rows, None, 0, max_query_len=LONGEST + 1)
             assert (found.cg_mode, found.uniform_token_count) == (FULL, None)
-            assert n <= found.num_reqs < 2 * n
-            assert found.num_tokens < max(rows, found.num_reqs) * 1.25 + ROWS_APART
-        uniform = n * (LONGEST + 1), LONGEST + 1
-        found = graphs.dispatch(n, *uniform, 0, max_query_len=None)
-        assert found == target_graphs(engine_config(64, schedule)).dispatch(
-            n, *uniform, 0
-        )
-        # A batch without a budget uses none of them, whatever its query lengths.
-        assert graphs.dispatch(n, n + 3, None, 0).cg_mode == CUDAGraphMode.PIECEWISE
+            assert found.num_reqs >= n and found.num_tokens in {*graph_rows(512), 512}
+            assert found.num_tokens - rows <= max(ROWS_APART, rows / 8)
+
+
+@pytest.mark.parametrize("max_num_seqs", [64, 100, 1024])
+def test_only_large_batches_are_trimmed_by_default(max_num_seqs: int):
+    config = engine_config(max_num_seqs, AutoSchedule([LONGEST]), trims=True)
+    explicit = {b for b in target_batches(config) if b.max_query_len is not None}
+    spec = config.speculative_config
+    spec.drafter = replace(spec.drafter, is_trimmed_by_default=True)
+    found = {b for b in target_batches(config) if b.max_query_len is not None}
+    large = {b for b in explicit if b.num_tokens > MIN_REQUESTS_BY_DEFAULT}
+    assert found == large and found < explicit
 
 
 @pytest.mark.parametrize("max_num_seqs", [20, 64, 300])
-def test_trees_and_trimmed_chains_have_their_own_graphs(max_num_seqs: int):
+def test_trees_and_chains_have_their_own_graphs(max_num_seqs: int):
     """Trees have graphs up to 256 rows; chains have the same ones as without trees."""
     nodes = 31
     schedule = AutoSchedule(candidate_lengths(LONGEST, nodes))
     config = engine_config(max_num_seqs, schedule, True, nodes)
     graphs = target_graphs(config)
     found = {b for b in graphs._capture_descs[FULL] if b.max_query_len is not None}
-    chains = target_batches(engine_config(max_num_seqs, "auto", trims=True))
-    assert found == {b for b in chains if b.max_query_len is not None}
-    for n in (1, 8):
-        tree = graphs.dispatch(n, n * (nodes + 1), nodes + 1, 0, max_query_len=None)
-        assert (tree.cg_mode, tree.uniform_token_count) == (FULL, nodes + 1)
+    assert found == set(target_batches(engine_config(max_num_seqs, "auto", True)))
+    for n in range(1, 9):
+        tree = n * (nodes + 1), nodes + 1
+        batch = graphs.dispatch(n, *tree, 0, max_query_len=nodes + 1)
+        assert (batch.cg_mode, batch.uniform_token_count) == (FULL, nodes + 1)
     drafted = {
         b.num_reqs for b in draft_batches(config, LONGEST) if b.num_drafts == nodes
     }
@@ -242,12 +296,13 @@ def test_trees_and_trimmed_chains_have_their_own_graphs(max_num_seqs: int):
             assert chain in found, (n, rows)
 
 
-def test_full_graphs_of_mixed_batches_serve_trimmed_ones():
-    """Trimmed batches get no graphs of their own if mixed batches have FULL ones."""
+def test_full_graphs_of_mixed_batches_serve_all():
+    """Then decode batches get no graphs of their own."""
     batches = {FULL: [BatchExecutionDescriptor(FULL, 64, 64)]}
-    config = engine_config(64, AutoSchedule([LONGEST]), trims=True)
-    choose_decode_batches(config, batches)
-    assert len(batches[FULL]) == 1
+    for schedule in ("auto", AutoSchedule([LONGEST])):
+        config = engine_config(64, schedule, trims=True)
+        choose_decode_batches(target_graphs(config), batches)
+        assert len(batches[FULL]) == 1
 
 
 def test_single_length_keeps_all_graphs():

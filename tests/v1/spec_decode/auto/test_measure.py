@@ -8,7 +8,7 @@ import torch
 
 from vllm.config.drafter import DrafterConfig
 from vllm.config.drafter.length import candidate_lengths
-from vllm.v1.spec_decode.auto import measure
+from vllm.v1.spec_decode.auto import kept, measure
 from vllm.v1.spec_decode.auto.measure import (
     CONTEXT,
     TIMED_STEPS,
@@ -49,6 +49,14 @@ def seconds(n: int, k: int, context: int, verified: float = 0.0) -> float:
     return n + k + context + verified
 
 
+@pytest.fixture(autouse=True)
+def kept_times(monkeypatch, tmp_path):
+    """The file that keeps the times of a start."""
+    path = tmp_path / "times.json"
+    monkeypatch.setattr(kept, "file_of", lambda *_: path)
+    return path
+
+
 class FakeExecutor:
     """Two workers, the first one faster; the time of a step is known."""
 
@@ -78,6 +86,11 @@ def test_slowest_worker_counts():
     expected = {part: seconds(8, 3, CONTEXT, part) for part in parts}
     assert spec.step_times.trimmed == {8: expected}
     assert executor.num_resets == 1
+    # The next start reuses them all, whatever the number of workers.
+    measured, spec.step_times = spec.step_times, None
+    executor.collective_rpc = lambda method, **_: [method is not seconds_per_step]
+    measure_steps(executor)
+    assert spec.step_times == measured
 
 
 def test_trimmed_steps_are_timed_only_if_some_can_be_trimmed():
@@ -89,7 +102,7 @@ def test_trimmed_steps_are_timed_only_if_some_can_be_trimmed():
     passes = {CONTEXT: {1: {3: 1.0}, 4: {3: 1.0}}}
     assert measure_trimmed_times(config, seconds, passes) == {}
     executor.trimming = ["some", None]  # unsupported by one worker's attention backend
-    measure_steps(executor)
+    measure_steps(executor, reuse=False)
     # Otherwise the scheduler would warn that too few requests were timed.
     assert spec.step_times.trimmed is None
 

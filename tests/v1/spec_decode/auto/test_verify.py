@@ -15,7 +15,7 @@ from vllm.v1.spec_decode.auto.verify import (
     PartialSteps,
     Verifier,
 )
-from vllm.v1.spec_decode.graph_sizes import ROWS_APART, trimmed_rows
+from vllm.v1.spec_decode.graph_sizes import ROWS_APART, graph_rows
 
 K = 7
 LENGTHS = (0, 1, 2, 3, 5, 7)
@@ -59,7 +59,7 @@ def make_verifier(
     seconds = drafting_seconds(K) + price
     parts = [0.5, *(k for k in candidate_lengths(K) if k)]
     curves = {n: {m: verifying(n, m) + seconds for m in parts} for n in SIZES}
-    partial = PartialSteps(curves, least, trimmed_rows)
+    partial = PartialSteps(curves, least, graph_rows)
     return Verifier(StepTimes({256: times}, K), partial, Acceptance(K))
 
 

@@ -24,7 +24,7 @@ from vllm.v1.spec_decode.auto.acceptance import NUM_KINDS, Verified, kind_of
 from vllm.v1.spec_decode.auto.chooser import Chooser, Load
 from vllm.v1.spec_decode.auto.times import Intervals
 from vllm.v1.spec_decode.auto.verify import PartialSteps
-from vllm.v1.spec_decode.graph_sizes import trimmed_rows
+from vllm.v1.spec_decode.graph_sizes import graph_rows
 from vllm.v1.spec_decode.opt_out import refuses_drafts
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class DraftPolicy:
         self.idle_drafts: int | None = None
         partial = None
         if times.trimmed:
-            partial = PartialSteps(times.trimmed, least, trimmed_rows)
+            partial = PartialSteps(times.trimmed, least, graph_rows)
         lengths = chosen_lengths(spec)
         depths = {n: depth_of(spec, n) for n in lengths if spec.drafter.is_tree(n)}
         self.chooser = Chooser(

@@ -10,7 +10,8 @@ promises the most tokens per second:
     verify.py       what verifying only the likeliest drafts of a large batch adds
     chooser.py      chooses by these three, and tries other plans now and then
     measure.py      times the steps of all plans at start, on the workers
+    kept.py         keeps these times for later starts
 
-Apart from `measure.py`, the package is pure Python and NumPy, and knows neither the
+Apart from these two, the package is pure Python and NumPy, and knows neither the
 scheduler nor its types: `vllm/v1/core/sched/draft_policy.py` translates.
 """

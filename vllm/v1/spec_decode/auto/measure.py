@@ -26,6 +26,7 @@ from vllm.sampling_params import SamplingParams
 from vllm.utils.torch_utils import set_random_seed
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
 
+from . import kept
 from .times import Curves, Row, Table
 
 if TYPE_CHECKING:
@@ -49,24 +50,40 @@ BUDGET_SECONDS = 2.0 if current_platform.is_cpu() else 10.0
 Measure = Callable[..., float]
 
 
-def measure_steps(executor: "Executor") -> None:
+def measure_steps(executor: "Executor", reuse: bool = True) -> None:
     """Times all plans of "auto", and stores the times in the speculative config for the
-    scheduler."""
-    spec = executor.vllm_config.speculative_config
+    scheduler.
+
+    Args:
+        executor: decides for all its workers; times their steps.
+        reuse: takes the times of an earlier start, if there are any.
+    """
+    config = executor.vllm_config
+    spec = config.speculative_config
     # If the workers do not trim, they have logged why.
     is_trimmed = trims(spec) and all(executor.collective_rpc(_is_trimming))
+    path = kept.file_of(config, is_trimmed)
+    spec.step_times = kept.load(path, chosen_lengths(spec)) if reuse else None
+    if spec.step_times is not None:
+        return
 
     def measure(*step: float | None) -> float:
         """Seconds on the slowest worker; see `seconds_per_step`."""
         return max(executor.collective_rpc(seconds_per_step, args=step))
 
     started = time.perf_counter()
-    passes, trimmed = measure_pass_times(executor.vllm_config, measure), None
+    passes, trimmed = measure_pass_times(config, measure), None
     if is_trimmed:
-        trimmed = measure_trimmed_times(executor.vllm_config, measure, passes)
+        trimmed = measure_trimmed_times(config, measure, passes)
     executor.collective_rpc(reset_after_timing)
     spec.step_times = StepTimes(passes, trimmed)
-    _log(passes, trimmed or {}, time.perf_counter() - started)
+    kept.save(path, spec.step_times)
+    sizes = ", ".join(
+        f"{'/'.join(map(str, sorted(rows)))} requests of {context} tokens"
+        for context, rows in passes.items()
+    )
+    seconds = time.perf_counter() - started
+    logger.info("Measured steps of %s in %.1f seconds.", sizes, seconds)
 
 
 def measure_pass_times(config: "VllmConfig", measure: Measure) -> Table:
@@ -162,16 +179,6 @@ def long_context(config: "VllmConfig") -> Iterator[tuple[int, int]]:
         for n in LONG_SIZES:
             if n <= largest and n * context <= room:
                 yield context, n
-
-
-def _log(times: Table, trimmed: Curves, seconds: float) -> None:
-    sizes = ", ".join(
-        f"{'/'.join(map(str, sorted(rows)))} requests of {context} tokens"
-        for context, rows in times.items()
-    )
-    logger.info("Measured steps of %s in %.1f seconds.", sizes, seconds)
-    logger.debug("Seconds of a step by context, requests and drafts: %s.", times)
-    logger.debug("That verifies a part, by requests and drafts verified: %s.", trimmed)
 
 
 # On the workers. What they import is imported where it is needed: the engine's process,

@@ -11,6 +11,7 @@ from vllm.config.compilation import CUDAGraphMode
 from vllm.config.drafter import DrafterConfig
 from vllm.v1.attention.backend import AttentionCGSupport
 from vllm.v1.worker.gpu.spec_decode.unified.graphs import (
+    FREE_ROWS,
     DraftBatchDescriptor,
     DraftGraphs,
     StepShapes,
@@ -25,6 +26,7 @@ from vllm.v1.worker.gpu.spec_decode.unified.layout import (
 )
 
 SIZES = [1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64]
+SHARED = AttentionCGSupport.ALWAYS  # of first passes, with "auto"
 FULL, PIECEWISE = CUDAGraphMode.FULL, CUDAGraphMode.PIECEWISE
 
 
@@ -46,6 +48,23 @@ def config(
     )
 
 
+def auto_config(num_drafts: int):
+    """Of an engine that chooses up to `num_drafts`, for 256 requests."""
+    made = config(256)
+    made.speculative_config.num_speculative_tokens_per_batch_size = "auto"
+    made.speculative_config.num_speculative_tokens = num_drafts
+    made.compilation_config.cudagraph_capture_sizes = [*SIZES, *range(80, 513, 16)]
+    made.compilation_config.max_cudagraph_capture_size = 512
+    made.lora_config = None
+    made.parallel_config = SimpleNamespace(
+        data_parallel_size=1,
+        decode_context_parallel_size=1,
+        prefill_context_parallel_size=1,
+        use_ubatching=False,
+    )
+    return made
+
+
 def layouts_of(width: int, shift: int, lengths: list[int]) -> dict[int, DraftLayout]:
     widest = DraftLayout(max(lengths), shift, width)
     return {k: widest.for_drafts(k) for k in lengths}
@@ -54,7 +73,7 @@ def layouts_of(width: int, shift: int, lengths: list[int]) -> dict[int, DraftLay
 def record(layouts, vllm_config=None, **more) -> list[DraftBatchDescriptor]:
     how = {
         "cudagraph_mode": CUDAGraphMode.FULL_AND_PIECEWISE,
-        "support": AttentionCGSupport.ALWAYS,
+        "support": SHARED,
         "piecewise": True,
         "fused": True,
     } | more
@@ -192,7 +211,7 @@ def test_trimmed_batches_have_graphs(width: int, lengths: list[int]):
         for num_tokens in range(9 + 8 * extra, (64 + 8 * extra) if num_drafts else 0):
             graph = found.find_ragged(8, num_tokens, recorded_as)
             assert (graph.num_reqs, graph.max_query_len) == (8, 8 + extra)
-            assert 0 <= graph.num_tokens - num_tokens < 16
+            assert graph.num_tokens == 64 + 8 * extra  # fewer would not be faster
             assert (graph.first_pass, graph.end_pass) == (0, 1)
     assert found.find_ragged(8, 60, 0) is None
     assert found.find_ragged(17, 64, 7) is None  # too many requests
@@ -218,7 +237,8 @@ def test_trees_have_no_graphs_of_trimmed_batches():
     assert ragged == {(3, 8 + 3), (7, 8 + 7)}
 
 
-def test_trees_of_several_passes_share_graphs_up_to_the_rows_that_pay():
+@pytest.mark.parametrize("support", [SHARED, AttentionCGSupport.UNIFORM_BATCH])
+def test_trees_of_several_passes_share_graphs_up_to_the_rows_that_pay(support):
     """Regression: with 0 among the lengths, first passes of trees had no limit."""
     widest = DraftLayout(7, 1, 1)
     depths = {0: 0, 3: 3, 7: 7, 11: 3, 15: 4, 27: 7}
@@ -227,18 +247,32 @@ def test_trees_of_several_passes_share_graphs_up_to_the_rows_that_pay():
     later = {0: 7, 3: 7, 7: 7, 11: 27, 15: 27, 27: 27}
     assert same_first_passes(layouts) == first
     assert same_later_passes(layouts) == later
-    engine = config(256)
-    engine.speculative_config.num_speculative_tokens_per_batch_size = "auto"
-    engine.speculative_config.num_speculative_tokens = 27
-    sizes = [*SIZES, *range(80, 513, 16)]
-    engine.compilation_config.cudagraph_capture_sizes = sizes
-    engine.compilation_config.max_cudagraph_capture_size = 512
-    batches = [b for b in record(layouts, engine) if b.num_drafts == 27]
-    # Eight rows after a tree, one after a step without drafts; one in later passes.
+    made = record(layouts, auto_config(27), support=support)
+    batches = [b for b in made if b.num_drafts == 27]
+    # Eight rows after a tree, one after a step without drafts, or any number up to
+    # eight; one in later passes.
     slots = {(b.uniform_token_count, b.first_pass) for b in batches}
-    assert slots == {(8, 0), (1, 0), (1, 1), (1, 3), (1, 4)}
+    firsts = {(None, 0)} if support == SHARED else {(8, 0), (1, 0)}
+    assert slots == firsts | {(1, 1), (1, 3), (1, 4)}
     # 21 requests have 252 rows of trees of 11 nodes; they may be padded.
     assert 21 <= max(b.num_reqs for b in batches) <= 32
+
+
+@pytest.mark.parametrize("shift", [0, 1])
+def test_first_pass_serves_all_numbers_of_verified_rows(shift: int):
+    """With one token per pass; also if some requests have drafts and others none."""
+    layouts = layouts_of(1, shift, [0, 1, 3, 7])
+    found = graphs(record(layouts, auto_config(7)))
+    for n in (1, 9, 64, 200):
+        for rows in range(n, min(8 * n, 512) + 1):
+            extra = n * (1 - shift)
+            graph = found.find_ragged(n, rows + extra, 7)
+            assert n <= graph.num_reqs < 2 * n or graph.num_reqs == 256
+            padded = graph.num_tokens - graph.num_reqs * (1 - shift)
+            assert padded <= max(rows * 1.5, 8 * graph.num_reqs, FREE_ROWS)
+    # One without drafts has few rows, and its own.
+    assert found.find_full(100, 2 - shift, 0, 0).num_reqs <= 128
+    assert found.find_ragged(9, 18, 0) is None
 
 
 def trimmed_batch(extra_drafts: int) -> SimpleNamespace:
@@ -277,4 +311,4 @@ def test_trimmed_batch_uses_its_graph(fits: bool, has_embeddings: bool):
     assert shape.num_unpadded_tokens == 8 + 20 + 8 * 7
     assert shape.is_full == fits
     if fits:
-        assert (shape.graph.num_reqs, shape.num_tokens) == (8, 32 + 8 * 7)
+        assert (shape.graph.num_reqs, shape.num_tokens) == (8, 64 + 8 * 7)

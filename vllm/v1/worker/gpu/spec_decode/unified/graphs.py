@@ -3,9 +3,8 @@
 batch replays."""
 
 import time
-from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -16,10 +15,19 @@ import torch.nn as nn
 
 from vllm.config import VllmConfig
 from vllm.config.compilation import CUDAGraphMode
-from vllm.config.drafter.length import is_worth_trees, lengths_vary
+from vllm.config.drafter.length import (
+    is_worth_trees,
+    least_trimmed,
+    lengths_vary,
+    trims,
+)
 from vllm.logger import init_logger
 from vllm.v1.attention.backend import AttentionCGSupport
-from vllm.v1.spec_decode.graph_sizes import trimmed_batches, worth_recording
+from vllm.v1.spec_decode.graph_sizes import (
+    ROWS_APART,
+    shares_graphs,
+    worth_recording,
+)
 from vllm.v1.worker.gpu.cudagraph_utils import (
     BatchExecutionDescriptor,
     CudaGraphManager,
@@ -37,6 +45,9 @@ from .layout import (
 )
 
 logger = init_logger(__name__)
+
+# Fewer rows would not make a draft pass shorter.
+FREE_ROWS = 128
 
 
 @dataclass(frozen=True)
@@ -81,8 +92,8 @@ def batches_to_record(
         else:
             logger.info("Batches with prompts draft eagerly: no compiled draft model.")
     if cudagraph_mode.decode_mode() == CUDAGraphMode.FULL:
-        batches += uniform_batches(vllm_config, layouts)
-        batches += ragged_batches(vllm_config, layouts)
+        shared = shares_graphs(vllm_config, support)
+        batches += first_batches(vllm_config, layouts, shared)
         batches += later_batches(vllm_config, layouts, fused)
     usable = [batch for batch in batches if _is_supported(batch, support)]
     if len(usable) < len(batches):
@@ -106,62 +117,70 @@ def _is_supported(batch: DraftBatchDescriptor, support: AttentionCGSupport) -> b
     return support.value >= needed.value
 
 
-def uniform_batches(
-    vllm_config: VllmConfig, layouts: dict[int, DraftLayout]
+def first_batches(
+    vllm_config: VllmConfig, layouts: dict[int, DraftLayout], shared: bool
 ) -> Iterator[DraftBatchDescriptor]:
-    """The first passes of decode batches: those the target has FULL graphs for.
+    """The first passes of decode batches.
 
-    A request with k drafts verifies k + 1 tokens, and the next step usually asks for as
-    many drafts again. If several numbers of drafts share the first pass, changes from
-    one to another are covered too. Of a tree's rows the drafter processes at most
-    K + 1, where K is the depth of the deepest.
+    With one token per pass they are ragged if `shared`, for any number of drafts
+    before: rows cost such a pass little. A step without drafts has few, so it has
+    graphs for each number of rows of a request, as all others have. The next step
+    usually asks for as many drafts as are verified; if several numbers of drafts share
+    the first pass, changes from one to another are covered too.
+
+    Steps whose drafts were trimmed, if any are, may draft any number next except 0 or
+    a tree: changes from chains to trees are rare. If fewer drafts can be chosen, they
+    have at most three times the target's rows: most of more would not be verified, and
+    the largest batch decides how much memory graphs take.
     """
-    recorded_as, spec = same_first_passes(layouts), vllm_config.speculative_config
-    most = _deepest(layouts)
-    for num_drafts in sorted(set(recorded_as.values())):
-        layout = layouts[num_drafts]
-        before = {k for k, other in recorded_as.items() if other == num_drafts}
-        smallest = min(before)
+    spec = vllm_config.speculative_config
+    most = 3 * (vllm_config.compilation_config.max_cudagraph_capture_size or 0)
+    shared = shared and layouts[max(layouts)].parallel_width == 1
+    longest = max(layout.num_speculative_tokens for layout in layouts.values())
+    for num_drafts, before in _members(same_first_passes(layouts)).items():
+        layout, is_ragged = layouts[num_drafts], shared and num_drafts > 0
+        nodes = min(before) if is_tree(num_drafts, layout) else None
+        if is_ragged or (trims(spec) and 0 < num_drafts <= longest):
+            least = 1 if is_ragged else least_trimmed(spec)
+            extra = layout.num_extra_slots
+            for n, rows in _ragged_sizes(vllm_config, least, longest + 1, nodes):
+                num_tokens = rows + n * extra
+                if len(layouts) > 1 and num_tokens > most:
+                    continue
+                yield DraftBatchDescriptor(
+                    CUDAGraphMode.FULL,
+                    num_tokens=num_tokens,
+                    num_reqs=n,
+                    max_query_len=longest + 1 + extra,
+                    num_drafts=num_drafts,
+                )
         if layout.parallel_width == 1 and num_drafts and 0 in layouts:
-            before.add(0)
-        for verified in sorted({min(k, most) + 1 for k in before}):
+            before = [0, *before]
+        for verified in {min(k, longest) + 1 for k in before if not is_ragged}:
             slots = verified + layout.num_extra_slots
-            counts = _request_counts(vllm_config, verified)
-            if is_tree(num_drafts, layout):
-                counts = _worth_trees(spec, counts, smallest)
-            for num_reqs in counts:
+            for num_reqs in _request_counts(vllm_config, verified, nodes):
                 yield _full(num_reqs, slots, num_drafts, 0, 1)
 
 
-def ragged_batches(
-    vllm_config: VllmConfig, layouts: dict[int, DraftLayout]
-) -> Iterator[DraftBatchDescriptor]:
-    """The first passes of batches whose drafts were trimmed, if any are.
+def _ragged_sizes(
+    vllm_config: VllmConfig, least: int, verified: int, nodes: int | None
+) -> Iterator[tuple[int, int]]:
+    """Requests, powers of two, and verified rows of ragged batches.
 
-    They cover any number of drafts before, and any number to draft next except 0. Steps
-    that draft a tree next, changing from chains, are rare and not covered. Nor are
-    batches with more than three times the target's rows if fewer drafts can be chosen
-    instead: most of so many would not be verified, and the largest batch decides how
-    much memory graphs take.
+    Args:
+        least: requests of the smallest batch.
+        verified: the most rows of a request.
+        nodes: of the smallest tree that is drafted; None: chains are.
     """
-    longest = _deepest(layouts)
-    verified = longest + 1
-    most = 3 * (vllm_config.compilation_config.max_cudagraph_capture_size or 0)
-    recorded = set(same_first_passes(layouts).values())
-    lengths = sorted(k for k in recorded if 0 < k <= longest)
-    for num_drafts in lengths:
-        extra = layouts[num_drafts].num_extra_slots
-        for num_reqs, num_rows in trimmed_batches(vllm_config, verified):
-            num_tokens = num_rows + num_reqs * extra
-            if num_tokens > most and num_drafts > lengths[0]:
-                continue
-            yield DraftBatchDescriptor(
-                CUDAGraphMode.FULL,
-                num_tokens=num_tokens,
-                num_reqs=num_reqs,
-                max_query_len=verified + extra,
-                num_drafts=num_drafts,
-            )
+    largest = vllm_config.compilation_config.max_cudagraph_capture_size or 0
+    levels = worth_recording(range(ROWS_APART, largest + 1, ROWS_APART), share=4)
+    most = vllm_config.scheduler_config.max_num_seqs
+    counts = {least << bits for bits in range(most.bit_length())} | {most}
+    counts = sorted(n for n in counts if least <= n <= min(most, largest - 1))
+    for n in _worth(vllm_config, counts, nodes):
+        top = min(n * verified, largest)
+        fewer = (m for m in levels if max(n, FREE_ROWS) <= m < top)
+        yield from ((n, m) for m in [*fewer, top])
 
 
 def later_batches(
@@ -172,37 +191,29 @@ def later_batches(
     If several numbers of drafts share their passes, a graph ends after the last pass of
     each, and a step replays graphs up to its own last pass.
     """
-    shared = defaultdict(list)
-    for num_drafts, recorded_as in same_later_passes(layouts).items():
-        shared[recorded_as].append(num_drafts)
-    for num_drafts, members in shared.items():
-        stops = {layouts[k].num_passes for k in members}
+    for num_drafts, members in _members(same_later_passes(layouts)).items():
+        layout, stops = layouts[num_drafts], {layouts[k].num_passes for k in members}
         starts = sorted(stops | {1}) if fused else range(1, max(stops) + 1)
-        layout, counts = layouts[num_drafts], _request_counts(vllm_config, 1)
-        if is_tree(num_drafts, layout):
-            spec = vllm_config.speculative_config
-            counts = _worth_trees(spec, counts, min(members))
-        slots = layout.num_follow_slots
-        for num_reqs in counts:
+        nodes = min(members) if is_tree(num_drafts, layout) else None
+        for num_reqs in _request_counts(vllm_config, 1, nodes):
             for first, end in pairwise(starts):
-                yield _full(num_reqs, slots, num_drafts, first, end)
+                yield _full(num_reqs, layout.num_follow_slots, num_drafts, first, end)
 
 
-def _deepest(layouts: dict[int, DraftLayout]) -> int:
-    return max(layout.num_speculative_tokens for layout in layouts.values())
-
-
-def _worth_trees(spec: Any, counts: Iterable[int], num_nodes: int) -> list[int]:
-    """Those of some numbers of requests to which batches are padded that may verify
-    trees of `num_nodes` nodes."""
-    least = (below + 1 for below in [0, *counts])
-    pairs = zip(counts, least, strict=False)
-    return [n for n, smallest in pairs if is_worth_trees(spec, smallest, num_nodes)]
+def _members(recorded_as: dict[int, int]) -> dict[int, list[int]]:
+    """The numbers of drafts that are recorded as each."""
+    members = defaultdict(list)
+    for num_drafts, other in recorded_as.items():
+        members[other].append(num_drafts)
+    return members
 
 
 def mixed_batches(vllm_config: VllmConfig) -> Iterator[DraftBatchDescriptor]:
     """First passes with prompts, in the target's piecewise capture sizes."""
-    for num_tokens in vllm_config.compilation_config.cudagraph_capture_sizes or ():
+    sizes = vllm_config.compilation_config.cudagraph_capture_sizes or ()
+    if lengths_vary(vllm_config.speculative_config):
+        sizes = worth_recording(sizes)
+    for num_tokens in sizes:
         yield DraftBatchDescriptor(CUDAGraphMode.PIECEWISE, num_tokens, None)
 
 
@@ -220,21 +231,36 @@ def _full(
     )
 
 
-def _request_counts(vllm_config: VllmConfig, query_len: int) -> list[int]:
-    """Numbers of requests to capture: those of the capture sizes, and max_num_seqs.
+def _request_counts(
+    vllm_config: VllmConfig, query_len: int, nodes: int | None
+) -> list[int]:
+    """Numbers of requests to capture: those of the capture sizes, and the largest.
 
     Args:
         query_len: tokens per request.
+        nodes: of the smallest tree that is drafted; None: chains are.
     """
     compilation = vllm_config.compilation_config
     sizes = compilation.cudagraph_capture_sizes or ()
     largest = compilation.max_cudagraph_capture_size or 0
     most = vllm_config.scheduler_config.max_num_seqs
-    counts = {-(-size // query_len) for size in sizes} | {most}
-    counts = {n for n in counts if n <= most and n * query_len <= largest}
+    counts = {-(-size // query_len) for size in sizes}
+    counts.add(min(most, largest // query_len))
+    counts = {n for n in counts if 0 < n <= most and n * query_len <= largest}
     if lengths_vary(vllm_config.speculative_config):
         counts = worth_recording(counts, query_len)
-    return sorted(counts)
+    return _worth(vllm_config, sorted(counts), nodes)
+
+
+def _worth(vllm_config: VllmConfig, counts: list[int], nodes: int | None) -> list[int]:
+    """Those of some numbers of requests to which batches are padded that may verify
+    trees of `nodes` nodes; all of them if None."""
+    spec = vllm_config.speculative_config
+    return [
+        n
+        for below, n in pairwise([0, *counts])
+        if nodes is None or is_worth_trees(spec, below + 1, nodes)
+    ]
 
 
 class DraftGraphs(CudaGraphManager):
@@ -293,15 +319,19 @@ class DraftGraphs(CudaGraphManager):
         # Largest first, so that the smaller ones reuse their memory.
         for desc in sorted(self._batches, key=lambda d: d.num_tokens, reverse=True):
             by_mode[desc.cg_mode].append(desc)
-            by_shape[_shape(desc)].insert(0, desc)
+        for desc in sorted(
+            self._batches, key=lambda d: (d.num_reqs or 0, d.num_tokens)
+        ):
+            slots = desc.uniform_token_count
+            shape = desc.cg_mode, slots, desc.num_drafts, desc.first_pass
+            by_shape[shape].append(desc)
         self._capture_descs, self._by_shape = by_mode, by_shape
 
     def find_full(
         self, num_reqs: int, slots: int, num_drafts: int, first_pass: int
     ) -> DraftBatchDescriptor | None:
         """The smallest captured batch of `slots` slots per request; None if none."""
-        shape = (CUDAGraphMode.FULL, slots, num_drafts, first_pass)
-        return self._find(shape, num_reqs, lambda desc: desc.num_reqs)
+        return self._find((CUDAGraphMode.FULL, slots, num_drafts, first_pass), num_reqs)
 
     def find_ragged(
         self, num_reqs: int, num_tokens: int, num_drafts: int
@@ -311,28 +341,20 @@ class DraftGraphs(CudaGraphManager):
         Prefers the fewest requests: padded ones are sampled too.
         """
         shape = (CUDAGraphMode.FULL, None, num_drafts, 0)
-        found = self._by_shape.get(shape, ()) if self._graphs_captured else ()
-        fits = (
-            desc
-            for desc in found
-            if desc.num_reqs >= num_reqs and desc.num_tokens >= num_tokens
-        )
-        return min(fits, key=lambda d: (d.num_reqs, d.num_tokens), default=None)
+        return self._find(shape, num_reqs, num_tokens)
 
     def find_piecewise(self, num_tokens: int) -> DraftBatchDescriptor | None:
         """The smallest captured size that holds a mixed batch; None if none."""
-        shape = (CUDAGraphMode.PIECEWISE, None, 0, 0)
-        return self._find(shape, num_tokens, lambda desc: desc.num_tokens)
+        return self._find((CUDAGraphMode.PIECEWISE, None, 0, 0), 0, num_tokens)
 
-    def _find(self, shape, size, size_of) -> DraftBatchDescriptor | None:
+    def _find(
+        self, shape: tuple, num_reqs: int, num_tokens: int = 0
+    ) -> DraftBatchDescriptor | None:
         found = self._by_shape.get(shape, ()) if self._graphs_captured else ()
-        at = bisect_left(found, size, key=size_of)
-        return found[at] if at < len(found) else None
-
-
-def _shape(desc: DraftBatchDescriptor) -> tuple:
-    slots = desc.uniform_token_count
-    return desc.cg_mode, slots, desc.num_drafts, desc.first_pass
+        for desc in found:
+            if (desc.num_reqs or 0) >= num_reqs and desc.num_tokens >= num_tokens:
+                return desc
+        return None
 
 
 class DraftShape(NamedTuple):
@@ -385,22 +407,22 @@ class StepShapes:
         is_trimmed = has_drafts and batch.max_query_len is not None
         starts = trimmed_starts(batch) if is_trimmed else batch.query_start_loc_np
         starts = starts[: n + 1] + np.arange(n + 1, dtype=np.int32) * extra
+        longest = int(batch.num_scheduled_tokens.max())
+        is_decode = batch.decode_graph_eligible
         verified = get_uniform_decode_token_count(
-            n,
-            batch.num_tokens,
-            int(batch.num_scheduled_tokens.max()),
-            batch.decode_graph_eligible,
+            n, batch.num_tokens, longest, is_decode
         )
         if self.sync is not None:
             verified = self.sync.uniform_token_count
         graph, may_replay = None, self.fits_graphs and not self.has_embeddings
         if verified is not None:
-            verified = min(verified, self.max_verified)
-            shape = verified + extra, plan.recorded_as, 0
+            shape = min(verified, self.max_verified) + extra, plan.recorded_as, 0
             graph = self._find_full(n, shape, may_replay)
-        elif is_trimmed and self.graphs is not None and may_replay:
+        is_alone = self.sync is None and self.graphs is not None
+        may_replay &= is_alone and is_decode and longest <= self.max_verified
+        if graph is None and may_replay:
             graph = self.graphs.find_ragged(n, int(starts[-1]), plan.recorded_as)
-        if graph is None and self.sync is None and self.graphs is not None:
+        if graph is None and is_alone:
             graph = self.graphs.find_piecewise(int(starts[-1]))
         return self._shape(graph, starts, extra, is_first=True)
 

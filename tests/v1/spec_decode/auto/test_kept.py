@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Step times of an earlier start are used only if they are this engine's."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from vllm.config.drafter import DrafterConfig, StepTimes
+from vllm.config.drafter.length import AutoSchedule
+from vllm.v1.spec_decode.auto import kept
+from vllm.v1.spec_decode.auto.kept import file_of, load, save
+
+TIMES = StepTimes({256: {1: {0: 1.0, 2: 2.0}}, 999: {1: {2: 9.0}}}, {4: {0.5: 1.75}})
+
+
+@pytest.fixture
+def config(monkeypatch, tmp_path):
+    """Some settings of an engine that chooses up to two drafts."""
+    monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path))
+    monkeypatch.setenv("VLLM_DISABLE_COMPILE_CACHE", "0")
+    monkeypatch.setattr(kept, "compute_plan_fingerprint", lambda *_: "models, device")
+    return SimpleNamespace(
+        speculative_config=SimpleNamespace(
+            num_speculative_tokens=2,
+            num_speculative_tokens_per_batch_size=AutoSchedule([0, 2]),
+            drafter=DrafterConfig("draft_model", 2),
+        ),
+        parallel_config=SimpleNamespace(data_parallel_size=1, world_size=1),
+        scheduler_config=SimpleNamespace(max_num_seqs=8),
+        model_config=SimpleNamespace(max_model_len=512),
+        compilation_config=SimpleNamespace(
+            cudagraph_mode=None, cudagraph_capture_sizes=[1, 2]
+        ),
+    )
+
+
+def test_later_start_finds_what_was_kept(config, caplog_vllm):
+    path = file_of(config, True)
+    assert load(path, [0, 2]) is None and not caplog_vllm.text
+    for times in (TIMES, StepTimes(TIMES.passes)):
+        save(path, times)
+        with caplog_vllm.at_level("INFO", logger="vllm"):
+            assert load(path, [2, 0]) == times
+        assert [*path.parent.iterdir()] == [path]
+    assert f"{path}. To measure anew, delete" in caplog_vllm.text
+
+
+@pytest.mark.parametrize(
+    "part, name, value",
+    [
+        (
+            "speculative",
+            "num_speculative_tokens_per_batch_size",
+            AutoSchedule([0, 1, 2]),
+        ),
+        ("speculative", "draft_sample_method", "greedy"),
+        ("speculative", "drafter", DrafterConfig("eagle3", 2)),
+        ("scheduler", "max_num_seqs", 9),
+        ("model", "max_model_len", 513),
+        ("compilation", "cudagraph_capture_sizes", [1]),
+    ],
+)
+def test_other_settings_have_another_file(part: str, name: str, value, config):
+    path = file_of(config, True)
+    assert path == file_of(config, True) != file_of(config, False)
+    setattr(getattr(config, f"{part}_config"), name, value)
+    assert file_of(config, True) != path
+
+
+def test_other_environments_have_another_file(config, monkeypatch):
+    path = file_of(config, True)
+    monkeypatch.setattr(kept, "compute_plan_fingerprint", lambda *_: "other device")
+    other = file_of(config, True)
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
+    assert len({path, other, file_of(config, True)}) == 3
+    monkeypatch.setenv("VLLM_DISABLE_COMPILE_CACHE", "1")
+    assert file_of(config, True) is None
+    save(None, TIMES)
+    assert load(None, [0, 2]) is None
+
+
+def test_data_parallel_ranks_keep_none(config):
+    """Some might find a file, and the others wait for them."""
+    config.parallel_config.data_parallel_size = 2
+    assert file_of(config, True) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        '{"passes": {}}',
+        '{"passes": {"256": {"1": {"0": 1.0}}}}',  # of fewer lengths
+        '{"passes": {"256": {"1": {"0": 1.0, "2": null}}}}',
+        '{"passes": {"256": {"1": {"0": 1.0, "2": 2.0}}}, "trimmed": [1]}',
+    ],
+)
+def test_corrupt_file_is_replaced(text: str, tmp_path, caplog_vllm):
+    path = tmp_path / "times.json"
+    path.write_text(text)
+    assert load(path, [0, 2]) is None
+    assert caplog_vllm.text.count("timed anew") == 1
+    save(path, TIMES)
+    assert load(path, [0, 2]) == TIMES
+
+
+def test_full_disk_is_no_error(tmp_path, caplog_vllm):
+    (tmp_path / "folder").write_text("")
+    save(tmp_path / "folder" / "times.json", TIMES)
+    assert "time steps again" in caplog_vllm.text

@@ -5,11 +5,7 @@ import pytest
 import torch
 
 from vllm.v1.worker.gpu.spec_decode.unified.drafters.dflash import of_edges
-from vllm.v1.worker.gpu.spec_decode.unified.tree.grow import (
-    Candidates,
-    best_candidates,
-    grow_trees,
-)
+from vllm.v1.worker.gpu.spec_decode.unified.tree.grow import Candidates, grow_trees
 from vllm.v1.worker.gpu.spec_decode.unified.tree.trees import DraftTrees
 
 from ..batches import DEVICE
@@ -17,38 +13,6 @@ from .reference import Node, best_first
 from .test_beams import Passes
 
 R, K = 8, 4  # request states, and depth
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("vocab_size", [97, 5000, 12288])
-@pytest.mark.parametrize("candidates", [1, 8, 16])
-def test_candidates_are_the_best_tokens(candidates, vocab_size, dtype):
-    """Ties go to the lowest token; some rows have adjacent best tokens, or -inf."""
-    torch.manual_seed(candidates)
-    logits = torch.randint(-3, 3, (5, vocab_size)).to(dtype)
-    logits[0] = torch.randperm(vocab_size) / 64.0
-    logits[1] = 0.0
-    logits[2] = -torch.inf
-    logits[2, 17:24] = 1.0  # fewer than asked for
-    logits[3, 64:96] += 10.0
-    logits[4, ::3] = -torch.inf
-    log_probs, tokens = best_candidates(logits.to(DEVICE), candidates)
-    wanted = logits.sort(dim=-1, descending=True, stable=True)
-    assert tokens.tolist() == wanted.indices[:, :candidates].tolist()
-    found = logits.float().gather(1, tokens.cpu().long()).log_softmax(-1)
-    torch.testing.assert_close(log_probs.cpu(), found, atol=1e-4, rtol=1e-4)
-
-
-@pytest.mark.parametrize("count", [1, 8])
-@pytest.mark.parametrize("sign", [1.0, -1.0])  # of NaN's bits
-@pytest.mark.parametrize("vocab_size", [17, 1536, 5000])
-def test_nan_row_has_valid_candidates(vocab_size: int, sign: float, count: int):
-    """Regression: a padding row of NaN got a token far outside the vocabulary."""
-    logits = torch.randn(2, vocab_size, device=DEVICE)
-    logits[1] = torch.tensor(torch.nan).copysign(torch.tensor(sign))
-    _, tokens = best_candidates(logits, count)
-    assert tokens.min() >= 0 and tokens.max() < vocab_size
-    assert tokens[0].tolist() == logits[0].topk(count).indices.tolist()
 
 
 def assert_likeliest(

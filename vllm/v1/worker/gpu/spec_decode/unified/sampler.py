@@ -18,12 +18,13 @@ import torch
 import torch.nn as nn
 
 from vllm.config.drafter import num_candidates
+from vllm.v1.worker.gpu.spec_decode.argmax import best_candidates
 
 from .input_kernel import PreviousDrafts
 from .inputs import DraftInputs
 from .layout import DraftPlan
 from .tree.beams import Beams
-from .tree.grow import Candidates, best_candidates, grow_trees
+from .tree.grow import Candidates, grow_trees
 from .tree.step import TreeStep
 from .vocabulary import Vocabulary
 

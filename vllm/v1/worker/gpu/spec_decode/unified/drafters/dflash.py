@@ -25,6 +25,7 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.worker.gpu.block_table import BlockTables
 from vllm.v1.worker.gpu.input_batch import InputBatch, InputBuffers
 from vllm.v1.worker.gpu.model_states.interface import ModelState
+from vllm.v1.worker.gpu.spec_decode.argmax import best_candidates
 from vllm.v1.worker.gpu.spec_decode.dflash.speculator import DFlashSpeculator
 from vllm.v1.worker.gpu.spec_decode.dflash2.speculator import DFlash2Speculator
 from vllm.v1.worker.gpu.spec_decode.dspark.speculator import DSparkSpeculator
@@ -33,7 +34,7 @@ from vllm.v1.worker.utils import AttentionGroup
 
 from ..config import draft_lengths
 from ..inputs import TargetStep
-from ..tree.grow import Candidates, best_candidates, grow_trees
+from ..tree.grow import Candidates, grow_trees
 from ..tree.step import TreeStep, make_tree_step
 
 # Positions of the shortest block: rows of a shorter one cost as much.

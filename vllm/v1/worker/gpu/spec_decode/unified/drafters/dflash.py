@@ -21,16 +21,12 @@ import torch.nn as nn
 from vllm.config import VllmConfig
 from vllm.config.compilation import CUDAGraphMode
 from vllm.config.drafter import num_candidates
-from vllm.v1.kv_cache_interface import KVCacheConfig
-from vllm.v1.worker.gpu.block_table import BlockTables
-from vllm.v1.worker.gpu.input_batch import InputBatch, InputBuffers
-from vllm.v1.worker.gpu.model_states.interface import ModelState
+from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.spec_decode.argmax import best_candidates
 from vllm.v1.worker.gpu.spec_decode.dflash.speculator import DFlashSpeculator
 from vllm.v1.worker.gpu.spec_decode.dflash2.speculator import DFlash2Speculator
 from vllm.v1.worker.gpu.spec_decode.dspark.speculator import DSparkSpeculator
 from vllm.v1.worker.gpu.spec_decode.lilicorr.speculator import LiLiCorrSpeculator
-from vllm.v1.worker.utils import AttentionGroup
 
 from ..config import draft_lengths
 from ..inputs import TargetStep
@@ -132,18 +128,12 @@ class TreeDFlash(DFlashSpeculator):
             for chain in self.chains.values():
                 setattr(chain, name, getattr(self, name))
 
-    def set_attn(
-        self,
-        model_state: ModelState,
-        kv_cache_config: KVCacheConfig,
-        block_tables: BlockTables,
-        target_input_buffers: InputBuffers,
-        target_attn_groups: list[list[AttentionGroup]],
-    ) -> None:
+    def set_attn(self, *args: Any) -> None:
+        *known, buffers, groups = args
         # A graph would read the target's batch, which has the rows of whole trees.
-        buffers = copy(target_input_buffers)
+        buffers = copy(buffers)
         buffers.query_start_loc = self._start_loc
-        step = model_state, kv_cache_config, block_tables, buffers, target_attn_groups
+        step = *known, buffers, groups
         super().set_attn(*step)
         for chain in self.chains.values():
             chain.eplb_state, chain.pcp_manager = self.eplb_state, self.pcp_manager

@@ -20,7 +20,7 @@ from benchmarks.spec_decode.traces import NO_NODE, Trace
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 from vllm.v1.worker.gpu.spec_decode.unified import sampler
-from vllm.v1.worker.gpu.spec_decode.unified.tree import lattice
+from vllm.v1.worker.gpu.spec_decode.unified.drafters import dflash
 
 
 class Drafts(NamedTuple):
@@ -42,7 +42,7 @@ class Drafts(NamedTuple):
 def best_chain(
     log_probs: torch.Tensor, tokens: torch.Tensor, next_rows: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Probabilities and tokens, [n, K] each; arguments as of `grow_trees`."""
+    """Probabilities and tokens, [n, K] each; arguments are `Candidates`."""
     if next_rows is None:
         return log_probs[:, :, 0, 0].exp(), tokens[:, :, 0, 0]
     requests, row, found = torch.arange(len(tokens)), 0, []
@@ -69,7 +69,7 @@ class Recorder:
         self._rows: list[tuple[list[int], int, int, list[float]]] = []
         self._lengths: list[int] = []
         Scheduler.update_draft_token_ids = lambda self, drafts: None
-        for module in (sampler, lattice):
+        for module in (sampler, dflash):
             replacing(module, "grow_trees")(partial(self._keep, module is sampler))
 
         @replacing(GPUModelRunner, "load_model")
@@ -78,12 +78,12 @@ class Recorder:
             after_propose(runner.speculator, self._place)
 
     def _keep(
-        self, has_passes, grow_trees, log_probs, tokens, requests, states, *args
+        self, has_passes, grow_trees, candidates, requests, states, *args
     ) -> None:
-        grow_trees(log_probs, tokens, requests, states, *args)
-        _, trees, drafts, nodes, *next_rows = args
-        self._has_passes = bool(next_rows) and has_passes
-        chain = best_chain(log_probs, tokens, next_rows[0] if next_rows else None)
+        grow_trees(candidates, requests, states, *args)
+        _, trees, drafts, nodes = args
+        self._has_passes = candidates.next_rows is not None and has_passes
+        chain = best_chain(*candidates)
         found = trees.parents[states, :nodes], drafts[:, :nodes], *chain
         self._grown = Drafts(*(each.cpu().clone() for each in found))
 

@@ -6,17 +6,17 @@ from typing import Any
 
 import torch
 
+from vllm.platforms import current_platform
 from vllm.v1.worker.gpu.block_table import BlockTables
-from vllm.v1.worker.gpu.spec_decode.unified.input_kernel import VerifiedBatch
-from vllm.v1.worker.gpu.spec_decode.unified.inputs import (
-    DraftInputs,
-    DraftLimits,
+from vllm.v1.worker.gpu.spec_decode.unified.input_kernel import (
     HiddenRows,
-    PreviousPass,
+    PreviousDrafts,
+    VerifiedBatch,
 )
-from vllm.v1.worker.gpu.spec_decode.unified.layout import DraftLayout
+from vllm.v1.worker.gpu.spec_decode.unified.inputs import DraftInputs, DraftLimits
+from vllm.v1.worker.gpu.spec_decode.unified.layout import DraftLayout, DraftPlan
 
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+DEVICE = torch.device(current_platform.device_type)
 SAMPLED, PREFILL = 55, 66  # the next tokens
 
 
@@ -29,23 +29,27 @@ def int64(values: Any) -> torch.Tensor:
 
 
 def prepare_inputs(
-    source: VerifiedBatch | PreviousPass,
-    layout: DraftLayout,
+    source: VerifiedBatch | PreviousDrafts,
+    plan: DraftPlan,
+    draft_pass: int,
+    num_tokens: int,
     buffers: DraftInputs,
     block_tables: BlockTables,
-    *,
-    num_samples: int,
-    num_padded_tokens: int,
-    limit: int,
-    mask_token_id: int = 0,
-    vocab_size: int = 1 << 30,
+    limits: DraftLimits,
     hidden: HiddenRows | None = None,
 ) -> None:
     """`DraftInputs.prepare` with the arguments of its reference."""
-    buffers.limits = DraftLimits(mask_token_id, vocab_size, lambda: limit)
-    buffers.tables = SimpleNamespace(target=block_tables)
-    buffers.prepare(source, layout, num_samples, num_padded_tokens, hidden)
+    buffers.limits = limits
+    tables = SimpleNamespace(target=block_tables, update_for_pass=lambda *_: None)
+    buffers.tables = tables
+    buffers.prepare(source, plan, draft_pass, num_tokens, hidden)
     del buffers.limits, buffers.tables
+
+
+def plan_of(layout: DraftLayout, num_drafts: int | None = None) -> DraftPlan:
+    """Of a step without graphs; by default it drafts K tokens."""
+    k = layout.num_speculative_tokens if num_drafts is None else num_drafts
+    return DraftPlan(k, layout, k, k)
 
 
 def verified_batch(

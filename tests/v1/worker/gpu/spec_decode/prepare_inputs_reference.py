@@ -5,14 +5,14 @@ import torch
 
 from vllm.v1.attention.backends.utils import PAD_SLOT_ID
 from vllm.v1.worker.gpu.block_table import BlockTables
-from vllm.v1.worker.gpu.spec_decode.unified.input_kernel import DraftBatch
-from vllm.v1.worker.gpu.spec_decode.unified.inputs import (
-    DraftInputs,
+from vllm.v1.worker.gpu.spec_decode.unified.input_kernel import (
+    DraftBatch,
     HiddenRows,
-    PreviousPass,
+    PreviousDrafts,
     VerifiedBatch,
 )
-from vllm.v1.worker.gpu.spec_decode.unified.layout import DraftLayout
+from vllm.v1.worker.gpu.spec_decode.unified.inputs import DraftInputs, DraftLimits
+from vllm.v1.worker.gpu.spec_decode.unified.layout import DraftLayout, DraftPlan
 
 # One request's slots: their tokens (None for a mask), the first one's position, their
 # number with padding, and the first one's row of `HiddenRows.sources`.
@@ -20,31 +20,30 @@ _Slots = tuple[list[int | None], int, int, int]
 
 
 def prepare_inputs_reference(
-    source: VerifiedBatch | PreviousPass,
-    layout: DraftLayout,
+    source: VerifiedBatch | PreviousDrafts,
+    plan: DraftPlan,
+    draft_pass: int,
+    num_tokens: int,
     buffers: DraftInputs,
     block_tables: BlockTables,
-    *,
-    num_samples: int,
-    num_padded_tokens: int,
-    limit: int,
-    mask_token_id: int = 0,
-    vocab_size: int = 1 << 30,
+    limits: DraftLimits,
     hidden: HiddenRows | None = None,
 ) -> None:
-    """See `DraftInputs.prepare`, and `DraftLimits`."""
-    is_first, out = isinstance(source, VerifiedBatch), buffers.batch
+    """See `DraftInputs.prepare`."""
+    layout, num_samples = plan.layout, max(plan.num_samples(draft_pass), 1)
+    mask_token_id, vocab_size, limit = limits
+    is_first, out = draft_pass == 0, buffers.batch
     states = (source if is_first else out).idx_mapping.tolist()
     origins = out.first_positions.tolist()
     held = block_tables.num_blocks.gpu[:, states] if is_first else out.num_blocks
     held = held.clone()
-    _pad_everything(buffers, num_padded_tokens)
+    _pad_everything(buffers, num_tokens)
     row = 0
     for req, state in enumerate(states):
         if is_first:
             slots = _first_slots(source, layout, req, state)
         else:
-            slots = _later_slots(source, layout, req, origins[req])
+            slots = _later_slots(source, layout, req, origins[req], draft_pass)
         if slots is None:
             continue
         tokens, start, count, begin = slots
@@ -55,7 +54,7 @@ def prepare_inputs_reference(
         # Beams share a position, and those of earlier passes take KV slots too.
         kv_start, end = start, start + count
         if beams > 1:
-            sampled, kv_start = 0, start + (source.draft_pass - 1) * (beams - 1)
+            sampled, kv_start = 0, start + (draft_pass - 1) * (beams - 1)
             end = kv_start + beams
         before = None
         if hidden is not None and layout.token_shift == 0 and is_first:
@@ -138,29 +137,29 @@ def _first_slots(
 
 
 def _later_slots(
-    source: PreviousPass, layout: DraftLayout, req: int, origin: int
+    source: PreviousDrafts, layout: DraftLayout, req: int, origin: int, draft_pass: int
 ) -> _Slots | None:
     if origin < 0:
         return None
     width, beams = layout.parallel_width, layout.num_beams
     if beams > 1:
-        begin = req * (beams if source.draft_pass > 1 else 1)
+        begin = req * (beams if draft_pass > 1 else 1)
         tokens = source.draft_tokens[req].tolist()
-        return tokens, origin + source.draft_pass, beams, begin
-    done = (source.draft_pass - 1) * width
+        return tokens, origin + draft_pass, beams, begin
+    done = (draft_pass - 1) * width
     tokens = source.draft_tokens[req, done : done + width].tolist()
     return tokens, origin + done + 1, layout.num_follow_slots, req * width
 
 
 def _rope_position(
-    source: VerifiedBatch | PreviousPass,
+    source: VerifiedBatch | PreviousDrafts,
     out: DraftBatch,
     req: int,
     slot: int,
     position: int,
 ) -> torch.Tensor:
     """[D], the target's own; for text after its tokens, the same in all dimensions."""
-    if isinstance(source, PreviousPass):
+    if isinstance(source, PreviousDrafts):
         return position + out.rope_deltas[req]
     state, begin = int(source.idx_mapping[req]), int(source.query_start_loc[req])
     end = int(source.query_start_loc[req + 1]) - int(source.num_rejected[req])

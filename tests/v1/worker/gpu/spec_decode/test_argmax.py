@@ -1,36 +1,59 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Triton kernels that find the most likely token of each of a few rows."""
+"""The most likely token, or tokens, of each of a few rows."""
 
 import pytest
 import torch
 
 from vllm.platforms import current_platform
-from vllm.v1.worker.gpu.spec_decode.argmax import best_tokens, find_best_tokens
+from vllm.v1.worker.gpu.spec_decode.argmax import best_candidates, best_tokens
 
-DEVICE = torch.device("cpu" if current_platform.is_cpu() else "cuda")
+DEVICE = torch.device(current_platform.device_type)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("vocab_size", [97, 5000, 12288])
+@pytest.mark.parametrize("candidates", [1, 8, 16])
+def test_candidates_are_the_best_tokens(candidates, vocab_size, dtype):
+    """Ties go to the lowest token; some rows have adjacent best tokens, or -inf."""
+    torch.manual_seed(candidates)
+    logits = torch.randint(-3, 3, (5, vocab_size)).to(dtype)
+    logits[0] = torch.randperm(vocab_size) / 64.0
+    logits[1] = 0.0
+    logits[2] = -torch.inf
+    logits[2, 17:24] = 1.0  # fewer than asked for
+    logits[3, 64:96] += 10.0
+    logits[4, ::3] = -torch.inf
+    log_probs, tokens = best_candidates(logits.to(DEVICE), candidates)
+    wanted = logits.sort(dim=-1, descending=True, stable=True)
+    assert tokens.tolist() == wanted.indices[:, :candidates].tolist()
+    found = logits.float().gather(1, tokens.cpu().long()).log_softmax(-1)
+    torch.testing.assert_close(log_probs.cpu(), found, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("count", [1, 8])
+@pytest.mark.parametrize("sign", [1.0, -1.0])  # of NaN's bits
+@pytest.mark.parametrize("vocab_size", [17, 1536, 5000])
+def test_nan_row_has_valid_candidates(vocab_size: int, sign: float, count: int):
+    """Regression: a padding row of NaN got a token far outside the vocabulary."""
+    logits = torch.randn(2, vocab_size, device=DEVICE)
+    logits[1] = torch.tensor(torch.nan).copysign(torch.tensor(sign))
+    _, tokens = best_candidates(logits, count)
+    assert tokens.min() >= 0 and tokens.max() < vocab_size
+    assert tokens[0].tolist() == logits[0].topk(count).indices.tolist()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("vocab_size", [1, 97, 4096, 12289])
 def test_ties_go_to_lowest_token(vocab_size: int, dtype: torch.dtype):
+    """On a CPU the best token is not found by a kernel."""
     torch.manual_seed(vocab_size)
-    logits = torch.randint(-20, 20, (5, vocab_size)).to(DEVICE, dtype) / 4
+    logits = torch.randint(-20, 20, (5, 2 * vocab_size)).to(DEVICE, dtype) / 4
+    logits = logits[:, :vocab_size]  # not contiguous
     logits[1] = -torch.inf
     logits[2] = -0.0
     logits[3] -= 100.0
     logits[4, vocab_size // 2 :: 7] = torch.inf
     wanted = [row.index(max(row)) for row in logits.tolist()]
-    assert find_best_tokens(logits).tolist() == wanted
-    assert best_tokens(logits).tolist() == wanted
-
-
-def test_non_contiguous_rows():
-    logits = torch.randn(6, 5000, device=DEVICE)[:, :4097]
-    assert torch.equal(find_best_tokens(logits), logits.argmax(dim=-1))
-
-
-@pytest.mark.parametrize("sign", [1.0, -1.0])  # of NaN's bits
-def test_nan_row_gives_a_valid_token(sign: float):
-    logits = torch.full((2, 5000), torch.nan, device=DEVICE)
-    logits = logits.copysign(torch.tensor(sign, device=DEVICE))
-    assert (find_best_tokens(logits) < 5000).all()
+    assert best_candidates(logits, 1)[1][:, 0].tolist() == wanted
+    found = best_tokens(logits)
+    assert found.tolist() == wanted and found.dtype == torch.int64

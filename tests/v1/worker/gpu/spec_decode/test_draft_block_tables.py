@@ -8,52 +8,39 @@ from vllm.v1.worker.block_table import get_block_table_width
 from vllm.v1.worker.gpu.block_table import BlockTables
 from vllm.v1.worker.gpu.spec_decode.unified.inputs import DraftBlockTables
 
-CPU = torch.device("cpu")
-
 
 def width(num_tokens: int, block_size: int) -> int:
     """Row width as in vLLM, also for kernels with smaller blocks."""
     return get_block_table_width(-(-num_tokens // block_size), block_size)
 
 
-def tables(max_model_len: int, sizes: list[int]) -> BlockTables:
-    widths = [width(max_model_len, size) for size in sizes]
-    made = BlockTables(sizes, 3, 8, widths, CPU)
+def tables(sizes: list[int], widths: list[int]) -> BlockTables:
+    made = BlockTables(sizes, 3, 8, widths, torch.device("cpu"))
     for table in made.input_block_tables:
         table.fill_(5)
     return made
 
 
 @pytest.mark.parametrize("room", [1, 14, 30])
-@pytest.mark.parametrize("max_model_len", [64, 127, 128, 250, 256, 1000])
-@pytest.mark.parametrize("block_size", [16, 32, 48, 128, 256])
-def test_wide_rows_match_width_in_vllm(block_size: int, max_model_len: int, room: int):
-    base = tables(max_model_len, [block_size])
-    view = DraftBlockTables(base, room, [0])
-    view.fit(3, max_model_len)
-    (rows,) = view.input_block_tables
-    # A kernel's own table is exactly that wide.
-    assert rows.shape[1] == width(max_model_len + room, block_size)
-
-
-def test_only_long_sequences_need_wide_rows():
-    base = tables(128, [16, 64])
-    view = DraftBlockTables(base, 14, [0, 1])
-    view.fit(3, 128 - 14)
+@pytest.mark.parametrize("longest", [64, 127, 128, 250, 256, 1000])
+@pytest.mark.parametrize("size", [16, 32, 48, 128, 256])
+def test_only_long_sequences_need_wide_rows(size: int, longest: int, room: int):
+    """A kernel's own table is exactly as wide as those that vLLM makes."""
+    base = tables([size, 1], [width(longest, size), longest])
+    view, (narrow, _) = DraftBlockTables(base, room, [0]), base.input_block_tables
+    most = narrow.shape[1] * size
+    assert view.fit(3, most - room)
     assert view.input_block_tables is base.input_block_tables
-    view.fit(2, 128 - 13)
-    for rows, narrow in zip(
-        view.input_block_tables, base.input_block_tables, strict=True
-    ):
-        held = narrow.shape[1]
-        assert torch.equal(rows[:2, :held], narrow[:2])
-        assert rows[:, held:].eq(0).all() and rows[2].eq(0).all()
-    view.fit(3, 20)
-    assert view.input_block_tables is base.input_block_tables
+    assert not view.fit(2, most - room + 1)
+    rows, held = view.input_block_tables[0], narrow.shape[1]
+    assert rows.shape[1] == width(most + room, size)
+    assert rows[:2, :held].equal(narrow[:2])
+    assert rows[:, held:].eq(0).all() and rows[2].eq(0).all()
+    assert view.fit(3, 20) is (20 + room <= most)
 
 
 def test_only_kv_cache_groups_of_drafter_count():
     """Another group may have a single block per sequence, whatever its length."""
-    base = BlockTables([16, 8], 3, 8, [width(1024, 16), 1], CPU)
+    base = tables([16, 8], [width(1024, 16), 1])
     assert DraftBlockTables(base, 14, [0]).fit(3, 500)
     assert not DraftBlockTables(base, 14, [0, 1]).fit(3, 500)

@@ -2,9 +2,8 @@
 """The drafter is built for its widest batch; the target's range is unchanged."""
 
 from types import SimpleNamespace
-from typing import NamedTuple
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vllm.v1.worker.gpu.spec_decode.unified.config import (
@@ -37,60 +36,44 @@ def engine_config(
     )
 
 
-class Engine(NamedTuple):
-    layout: DraftLayout
-    max_num_seqs: int
-    budget: int  # max_num_batched_tokens, at least one for each request
-
-    @property
-    def widest(self) -> int:
-        return self.layout.max_num_tokens(self.budget, self.max_num_seqs)
-
-    def widest_pass(self, query_lens: list[int]) -> int:
-        """Slots of the widest pass, counted by the table in `layout.py`."""
-        k, w = self.layout.num_speculative_tokens, self.layout.parallel_width
-        n, later = len(query_lens), -(-k // w) - 1
-        first = sum(query_lens) + n * (w - self.layout.token_shift)
-        return max([first] + [n * (2 * w - 1)] * later)
-
-
 @st.composite
-def engines(draw) -> Engine:
+def engines(draw) -> tuple[DraftLayout, int, int]:
+    """A layout, max_num_seqs, and a token budget of at least one for each request."""
     k = draw(st.integers(1, 20))
     layout = DraftLayout(k, draw(st.integers(0, 1)), draw(st.integers(1, k)))
-    max_num_seqs = draw(st.integers(1, 64))
-    spare = draw(st.sampled_from([0, 1, 7, 512]))
-    return Engine(layout, max_num_seqs, max_num_seqs + spare)
+    n = draw(st.integers(1, 64))
+    return layout, n, n + draw(st.sampled_from([0, 1, 7, 512]))
 
 
-@given(engines(), st.data())
-def test_max_num_tokens_is_widest_batch_that_can_be_scheduled(
-    engine: Engine, data: st.DataObject
+def widest_pass(layout: DraftLayout, query_lens: list[int]) -> int:
+    """Slots of the widest pass, counted by the table in `layout.py`."""
+    k, w, n = layout.num_speculative_tokens, layout.parallel_width, len(query_lens)
+    first = sum(query_lens) + n * (w - layout.token_shift)
+    return max([first] + [n * (2 * w - 1)] * (-(-k // w) - 1))
+
+
+@settings(deadline=None)
+@given(engines(), st.booleans(), st.booleans(), st.data())
+def test_budget_and_compile_range_include_widest_batch(
+    engine, has_smaller: bool, has_budget: bool, data: st.DataObject
 ):
     """Queries of a step have at least 1 token each, and at most the budget in total."""
-    rest = engine.budget - engine.max_num_seqs
-    full = [1 + rest] + [1] * (engine.max_num_seqs - 1)
-    assert engine.widest_pass(full) == engine.widest
-    n = data.draw(st.integers(1, engine.max_num_seqs))
-    left, query_lens = engine.budget - n, []
+    layout, most, budget = engine
+    kept = [budget - 1] if has_smaller else []
+    endpoints = kept + ([budget] if has_budget else []) or None
+    config = engine_config(endpoints, budget, most)
+    draft = widened_config(config, layout)
+    widest = draft.scheduler_config.max_num_batched_tokens
+    assert widest == widest_pass(layout, [1 + budget - most] + [1] * (most - 1))
+    n = data.draw(st.integers(1, most))
+    left, query_lens = budget - n, []
     for _ in range(n):
         query_lens.append(1 + data.draw(st.integers(0, left)))
         left -= query_lens[-1] - 1
-    assert engine.widest_pass(query_lens) <= engine.widest
-
-
-@given(engines(), st.booleans(), st.booleans())
-def test_budget_and_compile_range_include_widest_batch(
-    engine: Engine, has_smaller: bool, has_budget: bool
-):
-    kept = [engine.budget - 1] if has_smaller else []
-    endpoints = kept + ([engine.budget] if has_budget else []) or None
-    config = engine_config(endpoints, engine.budget, engine.max_num_seqs)
-    draft = widened_config(config, engine.layout)
-    assert draft.scheduler_config.max_num_batched_tokens == engine.widest
-    assert draft.compilation_config.compile_ranges_endpoints == [*kept, engine.widest]
+    assert widest_pass(layout, query_lens) <= widest
+    assert draft.compilation_config.compile_ranges_endpoints == [*kept, widest]
     # The target's config is unchanged, and both share one forward context.
-    assert config.scheduler_config.max_num_batched_tokens == engine.budget
+    assert config.scheduler_config.max_num_batched_tokens == budget
     assert config.compilation_config.compile_ranges_endpoints == endpoints
     shared = config.compilation_config.static_forward_context
     assert draft.compilation_config.static_forward_context is shared

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Past the drafter's context drafts are not accepted, and passes are skipped."""
 
+from functools import partial
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -34,70 +36,59 @@ def test_drafts_past_context_are_not_verified(by_grammar: list[int] | None):
         assert with_past_context(drafter, invalid, batch) is invalid
 
 
-def is_past_limit(
-    starts: list[int], context: int | None = CONTEXT, dp_size: int = 1
-) -> bool:
-    """`_is_past_limit` of a step of requests with K + 1 tokens each.
+FAR = CONTEXT + 2 * (K + 1)  # past it even if all drafts in flight are rejected
 
-    Args:
-        starts: the position of each one's first token.
-    """
+
+@pytest.mark.parametrize(
+    "starts, context, dp_size, is_past",
+    [
+        ([FAR], CONTEXT, 1, True),
+        ([FAR, FAR + 50], CONTEXT, 1, True),
+        ([FAR - 1], CONTEXT, 1, False),
+        ([FAR, 3], CONTEXT, 1, False),
+        ([FAR], CONTEXT, 2, False),  # the other rank may run a pass
+        ([FAR], None, 1, False),
+    ],
+)
+@torch.inference_mode()
+def test_no_pass_if_no_request_can_use_drafts(
+    starts: list[int], context: int | None, dp_size: int, is_past: bool
+):
+    """Of requests with K + 1 tokens each, which start at these positions. Regression:
+    after shorter drafts, the embedding of -1 was looked up."""
     limit = DrafterConfig("draft_model", K, context=context).limit(MAX_MODEL_LEN)
     config = SimpleNamespace(
         model_config=SimpleNamespace(max_model_len=MAX_MODEL_LEN),
         parallel_config=SimpleNamespace(pipeline_parallel_size=1),
     )
-    speculator = SimpleNamespace(
+    made = Mock(
+        spec=UnifiedSpeculator,
         target_config=config,
         vllm_config=config,
         limit=limit,
         dp_size=dp_size,
         num_speculative_steps=K,
+        draft_tokens=torch.full((4, K), 7),
+        tree_step=None,
+        plans={0: Mock(), K: Mock()},
+        drafter=Mock(rope_dims=0),
+        block_tables=Mock(),
+        inputs=Mock(),
+        runner=Mock(),
     )
+    made._is_past_limit = partial(UnifiedSpeculator._is_past_limit, made)
     batch = SimpleNamespace(
         num_reqs=len(starts),
         num_scheduled_tokens=np.full(len(starts), K + 1),
         seq_lens_cpu_upper_bound=torch.tensor(starts, dtype=torch.int32) + K + 1,
     )
-    return UnifiedSpeculator._is_past_limit(speculator, batch)
-
-
-FAR = CONTEXT + 2 * (K + 1)  # past it even if all drafts in flight are rejected
-
-
-@pytest.mark.parametrize("starts", [[FAR], [FAR, FAR + 50]])
-def test_no_pass_if_no_request_can_use_drafts(starts: list[int]):
-    assert is_past_limit(starts)
-
-
-@pytest.mark.parametrize(
-    "case",
-    [
-        {"starts": [FAR - 1]},
-        {"starts": [FAR, 3]},
-        {"starts": [FAR], "dp_size": 2},  # the other rank may run a pass
-        {"starts": [FAR], "context": None},
-    ],
-)
-def test_other_steps_run_passes(case: dict):
-    assert not is_past_limit(**case)
-
-
-@torch.inference_mode()
-def test_placeholder_drafts_are_valid_tokens():
-    """Regression: if shorter drafts had been timed before, the embedding of -1 was
-    looked up."""
-    speculator = SimpleNamespace(
-        block_tables=SimpleNamespace(target=SimpleNamespace(slot_mappings=None)),
-        tree_step=None,
-        plans={0: None, K: None},
-        _request_states=lambda *_: None,
-        _rope_positions=lambda: None,
-        _is_past_limit=lambda batch: True,
-        draft_tokens=torch.full((4, K), 7),
-    )
-    batch, others = SimpleNamespace(num_reqs=2), [None] * 10
     for num_drafts in (0, K):
-        found = UnifiedSpeculator.propose(speculator, batch, *others)
-        found[:, num_drafts:] = -1  # as the model runner does
-    assert found.shape == (2, K) and (found >= 0).all()
+        states = [Mock() for _ in range(6)]
+        found = UnifiedSpeculator.propose(
+            made, batch, {}, {}, Mock(), None, *states[:3], [None], *states[:2],
+            num_speculative_tokens=num_drafts,
+        )  # fmt: skip
+        assert made.runner.run.called is not is_past
+        if is_past:
+            found[:, num_drafts:] = -1  # as the model runner does
+    assert found.shape == (len(starts), K) and (found >= 0).all()

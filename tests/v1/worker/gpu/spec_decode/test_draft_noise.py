@@ -8,54 +8,42 @@ import pytest
 import torch
 
 from vllm.config.drafter import DrafterConfig
+from vllm.platforms import current_platform
 from vllm.v1.worker.gpu.sample.gumbel import gumbel_sample
 from vllm.v1.worker.gpu.spec_decode.noise import (
-    draw_alone,
     draw_seeded_alone,
+    follow_chains,
     rejection_keys,
 )
 from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler
 
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+DEVICE = torch.device(current_platform.device_type)
+
 MOST = 5
 
 
 @pytest.fixture
-def where_kernels_run():
+def on_device():
     """Creates tensors on the device on which kernels run."""
     with DEVICE:
         yield
 
 
-def test_samples_are_those_of_target_up_to_first_wrong_draft(where_kernels_run):
+def test_samples_are_those_of_target_up_to_first_wrong_draft():
     """Four requests: all drafts right, second wrong, first invalid, and no drafts."""
-    torch.manual_seed(0)
-    lengths, vocab = [4, 4, 3, 1], 11
-    ends = torch.tensor([0, *lengths]).cumsum(0).int()
-    rows = int(ends[-1])
-    logits = torch.randn(rows, vocab)
-    states = torch.repeat_interleave(torch.tensor([2, 0, 3, 1]), torch.tensor(lengths))
-    positions = torch.arange(rows)
-    temperature = torch.tensor([1.0, 0.0, 0.7, 1.0])
-    seeds = torch.tensor([5, 6, 7, 8])
-    alone = gumbel_sample(
-        logits, states, temperature, seeds, positions, False, is_drafting=False
-    )
-    drafts = alone.roll(1).int()
-    drafts[4 + 2] = (drafts[4 + 2] + 1) % vocab
-    drafts[8 + 1] = -1
-    tokens, count = draw_alone(
-        logits, drafts, positions, ends, states, temperature, seeds, 5, False
-    )
+    ends = torch.tensor([0, 4, 8, 11, 12], dtype=torch.int32, device=DEVICE)
+    drawn = torch.arange(12, device=DEVICE)
+    drafts = drawn.roll(1).int()
+    drafts[4 + 2], drafts[8 + 1] = 99, -1
+    tokens, count = follow_chains(drawn, drafts, ends, MOST)
     assert count.tolist() == [4, 2, 1, 1]
     for begin, found, number in zip(ends, tokens, count, strict=False):
-        assert torch.equal(found[:number], alone[begin : begin + number])
+        assert torch.equal(found[:number], drawn[begin : begin + number])
 
 
 @pytest.mark.parametrize("is_unified", [True, False])
-def test_seeded_drafts_from_target_distribution_are_accepted(
-    where_kernels_run, is_unified: bool
-):
+@pytest.mark.usefixtures("on_device")
+def test_seeded_drafts_from_target_distribution_are_accepted(is_unified: bool):
     """With the keys of each speculator, which differ."""
     torch.manual_seed(0)
     num_reqs, vocab, rows = 3, 40, MOST + 1

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A draft step, from the verified batch to its drafts, in plain tensors."""
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,14 +15,14 @@ from vllm.v1.worker.gpu.spec_decode.unified.inputs import (
     DraftBlockTables,
     DraftInputs,
     DraftLimits,
+    TargetStep,
 )
-from vllm.v1.worker.gpu.spec_decode.unified.layout import DraftLayout, draft_plans
+from vllm.v1.worker.gpu.spec_decode.unified.layout import DraftLayout
 from vllm.v1.worker.gpu.spec_decode.unified.runner import DraftRunner
-from vllm.v1.worker.gpu.spec_decode.unified.sampler import DraftSampler, SampledSlots
-from vllm.v1.worker.gpu.spec_decode.unified.step import RequestStates, TargetStep
+from vllm.v1.worker.gpu.spec_decode.unified.sampler import DraftSampler
 from vllm.v1.worker.gpu.spec_decode.unified.vocabulary import Vocabulary
 
-from .batches import DEVICE, block_tables, int32, int64
+from .batches import DEVICE, block_tables, int32, int64, plan_of
 
 MAX_MODEL_LEN, MASK, VOCAB = 64, 99, 100
 
@@ -38,61 +39,58 @@ class Counter(Drafter):
 
     def load(self, *_: Any) -> None: ...
 
-    def input_ids(self, inputs: DraftInputs, num_tokens: int) -> torch.Tensor:
-        return inputs.batch.input_ids[:num_tokens]
-
     def model_inputs(self, inputs, num_tokens, is_first, mode) -> dict[str, Any]:
-        return {
-            "input_ids": self.input_ids(inputs, num_tokens),
-            "positions": inputs.positions(num_tokens),
-        }
+        ids = inputs.batch.input_ids[:num_tokens]
+        return {"input_ids": ids, "positions": inputs.positions(num_tokens)}
 
 
 class Base:
-    """vLLM's side of a speculator: records what it is asked for."""
+    """vLLM's side of a speculator: records what it is asked for, and what the device
+    knows then."""
 
     dp_rank, dp_size, supports_decode_metadata_update = 0, 1, False
     kv_cache_config = vllm_config = None
 
-    def __init__(self) -> None:
-        self.metadata: list[dict[str, Any]] = []
-        self.eplb: list[int] = []
+    def __init__(self, inputs: DraftInputs) -> None:
+        self.batch, self.eplb = inputs.batch, []
+        self.rows: list[int] = []
+        # [query_start_loc, upper bounds of lengths] of each pass: of host and device.
+        self.told: list[tuple[list[torch.Tensor], list[torch.Tensor]]] = []
         self._prepare_eplb_forward = self.eplb.append
 
-    def _build_attn_metadata(self, num_reqs, graph, starts, seq_lens, **more) -> None:
-        more |= {"seq_lens": seq_lens, "starts": starts, "rows": graph.num_tokens}
-        self.metadata.append(more)
+    def _build_attn_metadata(
+        self, n, graph, starts, seq_lens, *, step, slot_mappings
+    ) -> None:
+        self.rows.append(graph.num_tokens)
+        known = self.batch.query_start_loc[: n + 1], self.batch.seq_lens[:n]
+        told = torch.from_numpy(starts.copy()), seq_lens + step
+        self.told.append((told, [each.cpu().clone() for each in known]))
 
 
 class Parts:
     """The parts of a draft step of up to four requests."""
 
-    def __init__(self, monkeypatch, width: int, num_drafts: int = 7) -> None:
-        layout = DraftLayout(num_drafts, 0, width)
-        self.plan = draft_plans(layout, {num_drafts: num_drafts}, 4, DEVICE)[num_drafts]
-        self.inputs = DraftInputs(layout, 64, 4, DEVICE)
-        self.inputs.allocate_kv_groups(1)
-        self.inputs.limits = DraftLimits(MASK, VOCAB, lambda: MAX_MODEL_LEN)
-        self.inputs.tables = DraftBlockTables(
-            block_tables([0] * 8, 4), layout.num_room_tokens, [0]
-        )
+    def __init__(
+        self, monkeypatch, width: int, num_drafts: int = 7, shift: int = 0
+    ) -> None:
+        layout = DraftLayout(num_drafts, shift, width)
+        self.plan = plan_of(layout)
+        inputs = DraftInputs(layout, 64, 4, DEVICE)
+        inputs.allocate_kv_groups(1)
+        inputs.limits = DraftLimits(MASK, VOCAB, MAX_MODEL_LEN)
+        tables = block_tables([0] * 8, 4)
+        inputs.tables = DraftBlockTables(tables, layout.num_room_tokens, [0])
+        self.base = Base(inputs)
         drafts = torch.zeros(4, num_drafts, dtype=torch.int64, device=DEVICE)
-        self.sampler = DraftSampler(drafts, self.inputs, self.sample, 4)
+        self.sampler = DraftSampler(drafts, inputs, self.sample, 4)
         self.sampler.vocabulary = Vocabulary(VOCAB)
-        self.base = Base()
-        self.runner = DraftRunner(self.base, Counter(layout), self.inputs, self.sampler)
+        self.runner = DraftRunner(self.base, Counter(layout), inputs, self.sampler)
         for name in ("build_slot_mappings_by_layer", "set_forward_context"):
-            monkeypatch.setattr(runner_module, name, lambda *_, **__: Nothing())
+            monkeypatch.setattr(runner_module, name, lambda *_, **__: nullcontext())
 
     @staticmethod
-    def sample(slots: SampledSlots) -> torch.Tensor:
-        return slots.hidden_states.sum(1).long() % VOCAB
-
-
-class Nothing(dict):
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, *_: Any) -> None: ...
+    def sample(hidden_states: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
+        return hidden_states.sum(1).long() % VOCAB
 
 
 def step_of(
@@ -115,20 +113,17 @@ def step_of(
         positions=int64(positions),
         idx_mapping=int64(range(n)),
     )
-    states = RequestStates(
-        int64([50, 51, 52, 53]),
-        int32([0] * 4),
-        torch.zeros(4, device=DEVICE),
-        int64([0] * 4),
-    )
     return TargetStep(
         batch,
         num_sampled=int32([1] * n),
         num_rejected=int32(rejected),
-        requests=states,
-        slot_mappings=int64([[0] * len(positions)]),
+        slot_mappings=None,
         last_hidden=torch.zeros(len(positions), 1, device=DEVICE),
         aux_hidden=None,
+        last_sampled=int64([50, 51, 52, 53]),
+        next_prefill_tokens=int32([0] * 4),
+        temperature=torch.zeros(4, device=DEVICE),
+        seeds=int64([0] * 4),
     )
 
 
@@ -144,28 +139,24 @@ def test_drafts_of_two_requests(monkeypatch, width: int):
         while len(drafts) < 3:
             # Each pass samples at the last known token and at the masks after it.
             known = drafts[-1] if drafts else token
-            for i, fed in enumerate([known] + [MASK] * (width - 1)):
-                drafts.append(
-                    (fed + position + len(drafts)) % VOCAB if i < width else 0
-                )
+            for fed in [known] + [MASK] * (width - 1):
+                drafts.append((fed + position + len(drafts)) % VOCAB)
         expected.append(drafts[:3])
     assert parts.sampler.drafts[:2].tolist() == expected
 
 
-@pytest.mark.parametrize("width", [1, 4, 7])
-def test_host_has_upper_bounds_of_sequence_lengths(monkeypatch, width: int):
+@pytest.mark.parametrize("start", [20, MAX_MODEL_LEN - 8])
+@pytest.mark.parametrize("shift, width", [(0, 1), (0, 3), (0, 7), (1, 1), (1, 4)])
+def test_host_knows_starts_and_bounds_of_lengths(
+    monkeypatch, shift: int, width: int, start: int
+):
     """Also near max_model_len, where padding slots extend past it."""
-    parts = Parts(monkeypatch, width)
-    layout = parts.plan.layout
-    parts.runner.run(step_of([8], [MAX_MODEL_LEN - 8], [0]), parts.plan, None)
-    assert len(parts.base.metadata) == layout.num_passes
-    for draft_pass, asked in enumerate(parts.base.metadata):
-        # As the input kernel computes them if nothing is rejected.
-        longest = MAX_MODEL_LEN + layout.num_extra_slots
-        if draft_pass:
-            start = MAX_MODEL_LEN + 1 + (draft_pass - 1) * width
-            longest = start + layout.num_follow_slots
-        assert int(asked["seq_lens"][0]) + asked["step"] >= longest
+    parts = Parts(monkeypatch, width, shift=shift)
+    parts.runner.run(step_of([8, 1, 5], [start, 0, 3], [5, 0, 0]), parts.plan, None)
+    assert len(parts.base.told) == parts.plan.layout.num_passes
+    for (starts, bounds), (known_starts, lengths) in parts.base.told:
+        assert starts.tolist() == known_starts.tolist()
+        assert (bounds >= lengths).all()
 
 
 def test_eplb_counts_only_real_tokens(monkeypatch):
@@ -178,5 +169,5 @@ def test_eplb_counts_only_real_tokens(monkeypatch):
     )
     parts.runner.run(step_of([8], [9], [0]), parts.plan, sync)
     real = 8 + parts.plan.layout.num_extra_slots
-    assert parts.base.metadata[0]["rows"] > real  # padded for the other rank
+    assert parts.base.rows[0] > real  # padded for the other rank
     assert parts.base.eplb == [real]

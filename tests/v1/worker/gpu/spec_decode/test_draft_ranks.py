@@ -2,6 +2,7 @@
 """Which process groups a draft model is built and run in."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -25,45 +26,37 @@ def groups(monkeypatch) -> None:
         monkeypatch.setattr(parallel_state, name, group)
 
 
-def engine(tensor: int, pipeline: int, own: int) -> SimpleNamespace:
-    """A config with the target's group sizes and the drafter's tensor-parallel size."""
-
-    def sizes(tensor: int, pipeline: int) -> SimpleNamespace:
-        return SimpleNamespace(
-            tensor_parallel_size=tensor, pipeline_parallel_size=pipeline
-        )
-
-    spec = SimpleNamespace(draft_parallel_config=sizes(own, 1))
-    return SimpleNamespace(
-        parallel_config=sizes(tensor, pipeline), speculative_config=spec
-    )
+def ranks_of(tensor: int, pipeline: int, own: int) -> Any:
+    """`draft_ranks` with the target's group sizes and the drafter's tensor-parallel
+    size."""
+    sizes = [
+        SimpleNamespace(tensor_parallel_size=one, pipeline_parallel_size=other)
+        for one, other in ((tensor, pipeline), (own, 1))
+    ]
+    spec = SimpleNamespace(draft_parallel_config=sizes[1])
+    config = SimpleNamespace(parallel_config=sizes[0], speculative_config=spec)
+    return draft_ranks(config)()
 
 
 @pytest.mark.parametrize(
-    "config, ranks, stages",
+    "sizes, ranks, stages",
     [
-        (engine(2, 2, own=1), 1, 1),
-        (engine(2, 2, own=2), 2, 1),
-        (engine(2, 1, own=1), 1, 2),  # with one stage its group is kept
-        (engine(1, 1, own=1), 2, 2),
+        ((2, 2, 1), 1, 1),
+        ((2, 2, 2), 2, 1),
+        ((2, 1, 1), 1, 2),  # with one stage its group is kept
+        ((1, 1, 1), 2, 2),
     ],
 )
-def test_groups(config: SimpleNamespace, ranks: int, stages: int):
-    with draft_ranks(config)():
+def test_groups(sizes: tuple[int, int, int], ranks: int, stages: int):
+    logits = torch.ones(2, 3)
+    with pytest.raises(ZeroDivisionError), ranks_of(*sizes):
         assert get_tensor_model_parallel_world_size() == ranks
         assert get_tensor_model_parallel_rank() == ranks - 1
         assert get_pp_group().world_size == stages
         assert get_pp_group().is_first_rank is (stages == 1)
         assert get_pp_group().is_last_rank
-
-
-def test_no_communication_with_one_rank():
-    logits = torch.ones(2, 3)
-    with draft_ranks(engine(2, 1, own=1))():
-        assert tensor_model_parallel_all_gather(logits) is logits
-
-
-def test_groups_are_restored_after_errors():
-    with pytest.raises(ZeroDivisionError), draft_ranks(engine(2, 2, own=1))():
+        if ranks == 1:  # nothing is communicated
+            assert tensor_model_parallel_all_gather(logits) is logits
         raise ZeroDivisionError
+    # The groups are restored, after errors too.
     assert get_tensor_model_parallel_world_size() == get_pp_group().world_size == 2

@@ -8,16 +8,18 @@ import pytest
 import torch
 
 from vllm.config.compilation import CUDAGraphMode
+from vllm.config.drafter import DrafterConfig
 from vllm.v1.spec_decode.vocab_mapping import VocabMapping
 from vllm.v1.worker.gpu.spec_decode.unified.drafters.draft_model import (
     DraftModelDrafter,
 )
 from vllm.v1.worker.gpu.spec_decode.unified.inputs import DraftInputs
-from vllm.v1.worker.gpu.spec_decode.unified.layout import DraftLayout
 from vllm.v1.worker.gpu.spec_decode.unified.vocabulary import (
     MappedVocabulary,
     SpreadVocabulary,
 )
+
+from .test_drafters import engine_config
 
 # Most tokens after the first are spelled alike in both.
 TARGET = ["</s>", *string.ascii_lowercase, "only the target's"]
@@ -59,31 +61,28 @@ def test_input_ids_match_runner_v1(mapping, vocabulary):
     fed = vocabulary.input_ids(ids, len(ids))
     assert fed.dtype == torch.int32
     assert fed.tolist() == mapping.map_target_to_draft_ids(ids).tolist()
-    b, absent = TARGET.index("b"), len(TARGET) - 1
-    assert fed[[0, b, absent]].tolist() == [
-        DRAFT.index("</s>"),
-        DRAFT.index("b"),
-        DRAFT.index("</s>"),
-    ]
-
-
-def test_mask_token_is_fed_without_one_in_target(mapping, vocabulary):
+    b, end = TARGET.index("b"), DRAFT.index("</s>")
+    absent = len(TARGET) - 1
+    assert fed[[0, b, absent]].tolist() == [end, DRAFT.index("b"), end]
+    # The target needs no mask token.
     assert vocabulary.mask_token_id == mapping.target_vocab_size
     mask = torch.tensor([vocabulary.mask_token_id], dtype=torch.int32)
     assert vocabulary.input_ids(mask, 1).tolist() == [MASK]
 
 
-def test_pass_does_not_change_its_batch(vocabulary):
+def test_pass_does_not_change_its_batch(mapping):
     """Graph capture runs a pass several times. Piecewise graphs read one address."""
-    drafter = DraftModelDrafter.__new__(DraftModelDrafter)
-    drafter.vocabulary = vocabulary
-    buffers = DraftInputs(DraftLayout(3, 0), 8, 2, torch.device("cpu"))
+    resolved = DrafterConfig("draft_model", 3, vocabulary=mapping, mask_token_id=MASK)
+    config = engine_config("draft_model", resolved)
+    cpu = torch.device("cpu")
+    drafter = DraftModelDrafter(config, cpu)
+    buffers = DraftInputs(drafter.layout, 8, 2, cpu)
     laid_out = torch.arange(6, dtype=torch.int32)
     buffers.batch.input_ids[:6] = laid_out
     addresses = set()
     for count in (3, 6, 6):
         fed = drafter.model_inputs(buffers, count, True, CUDAGraphMode.PIECEWISE)
-        assert fed["input_ids"].tolist() == vocabulary.to_draft[:count].tolist()
+        assert fed["input_ids"].tolist() == drafter.vocabulary.to_draft[:count].tolist()
         addresses.add(fed["input_ids"].data_ptr())
     assert len(addresses) == 1
     assert torch.equal(buffers.batch.input_ids[:6], laid_out)
@@ -106,30 +105,23 @@ def test_best_tokens_of_tensor_parallel_ranks(mapping, vocabulary, logits, ranks
     """The vocabulary is padded so that all ranks have equally many rows."""
     size = mapping.draft_vocab_size
     shard = -(-size // 8 // ranks) * 8
-    wanted = mapping.constrain_draft_logits(logits).argmax(-1)
-    best = torch.full((ROWS,), float("-inf"))
-    tokens = torch.full((ROWS,), -1)
+    found = []
     for start in range(0, size, shard):
         vocabulary.bias, end = None, min(start + shard, size)
 
         def top(head, states, bias, start=start, end=end):
             assert len(bias) == shard
-            values = logits[:, start:end] + bias[: end - start]
-            best_here, at = values.max(-1)
-            is_better = best_here > best
-            best[is_better] = best_here[is_better]
-            return torch.where(is_better, start + at, 0)
+            found.append((logits[:, start:end] + bias[: end - start]).max(-1))
+            return found[-1].indices + start
 
-        model = SimpleNamespace(
-            lm_head=SimpleNamespace(
-                num_embeddings_per_partition=shard,
-                shard_indices=SimpleNamespace(
-                    org_vocab_start_index=start, org_vocab_end_index=end
-                ),
-            ),
-            logits_processor=SimpleNamespace(get_top_tokens=top),
-        )
-        before = best.clone()
-        found = vocabulary.best_tokens(model, torch.zeros(ROWS, 4))
-        tokens = torch.where(best > before, found, tokens)
-    assert torch.equal(tokens, wanted)
+        rows = SimpleNamespace(org_vocab_start_index=start, org_vocab_end_index=end)
+        head = SimpleNamespace(num_embeddings_per_partition=shard, shard_indices=rows)
+        processor = SimpleNamespace(get_top_tokens=top)
+        model = SimpleNamespace(lm_head=head, logits_processor=processor)
+        vocabulary.best_tokens(model, torch.zeros(ROWS, 4))
+    values = torch.stack([of_rank.values for of_rank in found])
+    tokens = torch.stack(
+        [of_rank.indices + at * shard for at, of_rank in enumerate(found)]
+    )
+    best = tokens.gather(0, values.argmax(0)[None])[0]
+    assert best.equal(mapping.constrain_draft_logits(logits).argmax(-1))

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layer ids of heads are read from all config keys of real checkpoints.
-
-Each layer's states reach the columns of `fc` that the file lists for it.
-"""
+"""Each layer's states reach the columns of `fc` that a head's file lists for it."""
 
 from types import SimpleNamespace
 
@@ -11,40 +8,12 @@ import torch
 from torch import nn
 
 from vllm.model_executor.models.interfaces import EagleModelMixin
-from vllm.v1.worker.gpu.spec_decode.eagle import eagle3_utils
 from vllm.v1.worker.gpu.spec_decode.tapped_layers import check_tapped, in_listed_order
 
 
 def spec_config(**hf_config):
     draft = SimpleNamespace(hf_config=SimpleNamespace(**hf_config))
     return SimpleNamespace(draft_model_config=draft, method="eagle3", model="head")
-
-
-@pytest.mark.parametrize(
-    "hf_config, expected",
-    [
-        ({"eagle_aux_hidden_state_layer_ids": [2, 5, 9]}, (2, 5, 9)),
-        (
-            {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 17, 33]}},
-            (1, 17, 33),
-        ),
-        ({"eagle_config": {"layer_ids": [3, 4]}}, (3, 4)),
-        (
-            {
-                "eagle_aux_hidden_state_layer_ids": [2],
-                "eagle_config": {"eagle_aux_hidden_state_layer_ids": [7]},
-            },
-            (2,),
-        ),
-        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": None}}, None),
-        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": []}}, None),
-        ({"eagle_config": None}, None),
-        ({}, None),
-    ],
-)
-def test_aux_layer_ids(hf_config: dict, expected: tuple | None):
-    ids = eagle3_utils.get_eagle3_aux_layers_from_config(spec_config(**hf_config))
-    assert ids == expected
 
 
 STATES = [torch.full((2, 4), layer) for layer in (0, 3, 5)]  # as the target returns

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from vllm.v1.spec_decode.vocab_mapping import VocabMapping
+from vllm.v1.worker.gpu.spec_decode.unified.drafters import eagle
 from vllm.v1.worker.gpu.spec_decode.unified.drafters.eagle import EagleDrafter
-from vllm.v1.worker.gpu.spec_decode.unified.layout import DraftLayout
 from vllm.v1.worker.gpu.spec_decode.unified.vocabulary import (
     MappedVocabulary,
     OwnVocabulary,
@@ -18,9 +18,10 @@ from vllm.v1.worker.gpu.spec_decode.unified.vocabulary import (
     Vocabulary,
 )
 
+from .batches import DEVICE
 from .test_draft_vocabulary import tokenizer
+from .test_drafters import engine_config
 from .test_logits_slices import (
-    DEVICE,
     DRAFTS,
     HIDDEN,
     VOCAB,
@@ -131,22 +132,19 @@ def test_head_with_fewer_tokens_than_candidates():
 
 
 @pytest.mark.parametrize(
-    "is_probabilistic, lm_head_size, is_own",
-    [(False, OWN, True), (True, OWN, False), (False, VOCAB, False)],
+    "sampling, lm_head_size, is_own",
+    [("greedy", OWN, True), ("probabilistic", OWN, False), ("greedy", VOCAB, False)],
 )
 def test_which_heads_use_own_vocabulary(
-    is_probabilistic: bool, lm_head_size: int, is_own: bool, monkeypatch
+    sampling: str, lm_head_size: int, is_own: bool, monkeypatch
 ):
     """Probabilistic drafts need logits of the target's vocabulary for verification."""
     model = Head()
     model.lm_head.org_vocab_size = lm_head_size
-    monkeypatch.setattr(f"{EagleDrafter.__module__}.load_eagle_model", lambda *_: model)
-    drafter = EagleDrafter.__new__(EagleDrafter)
-    drafter.layout, drafter.is_probabilistic = DraftLayout(1, 1), is_probabilistic
-    targets = drafter.vocabulary = Vocabulary(VOCAB)
-    config = SimpleNamespace(
-        model_config=SimpleNamespace(supports_multimodal_inputs=False)
-    )
+    monkeypatch.setattr(eagle, "load_eagle_model", lambda *_: model)
+    config = engine_config("eagle", sampling=sampling, vocab_size=VOCAB)
+    drafter = EagleDrafter(config, DEVICE)
+    targets = drafter.vocabulary
     drafter.load(None, config)
     assert isinstance(drafter.vocabulary, OwnVocabulary) == is_own
     assert (drafter.vocabulary is targets) != is_own

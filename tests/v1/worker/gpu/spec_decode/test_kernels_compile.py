@@ -17,10 +17,9 @@ from tests.conftest import ROOT
 
 HERE = Path(__file__).parent
 PLUGIN = f"{HERE.relative_to(ROOT)}/compile_only".replace("/", ".")
-TESTS = ("draft_tree/test_kernels.py", "draft_tree/test_accepted.py")
-TESTS += ("draft_tree/test_beams.py",)
-TESTS += ("test_argmax.py", "test_draft_window.py", "test_kept_states.py")
-TESTS += ("test_split_budget.py", "test_unified_inputs.py")
+TESTS = [f"draft_tree/test_{name}.py" for name in ("accepted", "beams", "grow")]
+TESTS += ["draft_tree/test_kernels.py", "test_argmax.py", "test_draft_window.py"]
+TESTS += ["test_kept_states.py", "test_split_budget.py", "test_unified_inputs.py"]
 
 
 def test_every_kernel_compiles(on_cpu: bool, tmp_path: Path):

@@ -2,32 +2,21 @@
 """A drafter's quantized lm_head is a copy: the original weight is not changed."""
 
 import copy
-import gc
 from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.nn as nn
 
-from vllm.config import (
-    ModelConfig,
-    VllmConfig,
-    get_current_vllm_config,
-    set_current_vllm_config,
-)
+from vllm.config import ModelConfig, VllmConfig, set_current_vllm_config
 from vllm.distributed import parallel_state
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.layers.quantization.online.fp8 import Fp8PtpcOnlineLinearMethod
-from vllm.model_executor.layers.quantization.online.lm_head import (
-    restore_quantized_lm_heads,
-    share_source_lm_heads,
-)
 from vllm.model_executor.layers.vocab_parallel_embedding import (
     ParallelLMHead,
     VocabParallelEmbedding,
 )
 from vllm.platforms import current_platform
-from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 from vllm.v1.worker.gpu.spec_decode.unified.drafters.draft_model import quantize_lm_head
 from vllm.v1.worker.gpu.spec_decode.unified.vocabulary import MappedVocabulary
 
@@ -110,49 +99,6 @@ def test_best_tokens_of_mapped_vocabulary(make_model):
     found = MappedVocabulary(mapping, None, hidden.device).best_tokens(model, hidden)
     exact = model.compute_logits(hidden).masked_fill(~is_common, float("-inf"))
     assert torch.equal(found, exact.argmax(-1))
-
-
-@pytest.mark.parametrize("of", ["target", "embeddings"])
-def test_copy_is_refreshed_on_weight_reload(of: str, make_model):
-    """Weights are reloaded while serving; addresses stay the same for CUDA graphs."""
-    target, model = make_model(False), make_model(is_tied=of == "embeddings")
-    source = model.embed_tokens
-    if of == "target":
-        source = model.lm_head = target.lm_head
-    quantize_lm_head(model, FP8)
-    gc.collect()
-    copied = [tensor.data_ptr() for tensor in model.lm_head.parameters()]
-    runner = GPUModelRunner.__new__(GPUModelRunner)
-    runner.vllm_config, runner.lora_config = get_current_vllm_config(), None
-    runner.get_draft_model = lambda: model
-    hidden = torch.randn(8, HIDDEN)
-    source.weight.data.normal_(std=2)
-    runner.reset_lora_state()  # called whenever the target's weights are replaced
-    assert_uses_weight(model, hidden, source.weight)
-    assert copied == [tensor.data_ptr() for tensor in model.lm_head.parameters()]
-
-
-def test_own_head_follows_weight_update(make_model):
-    """As vLLM's worker updates a draft model: through the original head."""
-    model, hidden = make_model(False), torch.randn(8, HIDDEN)
-    quantize_lm_head(model, FP8)
-    head, sent = model.lm_head, torch.randn(VOCAB, HIDDEN) * 2
-    copied = [tensor.data_ptr() for tensor in head.parameters()]
-    share_source_lm_heads(model)
-    assert model.lm_head is not head
-    model.lm_head.weight.weight_loader(model.lm_head.weight, sent)
-    restore_quantized_lm_heads(model)
-    assert model.lm_head is head
-    assert_uses_weight(model, hidden, sent)
-    assert copied == [tensor.data_ptr() for tensor in head.parameters()]
-
-
-def assert_uses_weight(
-    model: Model, hidden: torch.Tensor, weight: torch.Tensor
-) -> None:
-    exact = (hidden.float() @ weight.float().T)[:, :VOCAB]
-    found = model.compute_logits(hidden).float()
-    assert (found - exact).norm() < 0.05 * exact.norm()
 
 
 def test_unsupported_heads_are_refused(make_model):

@@ -6,16 +6,16 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from vllm.platforms import current_platform
 from vllm.v1.worker.gpu.sample.gumbel import gumbel_sample
 from vllm.v1.worker.gpu.spec_decode.unified import sampler
 from vllm.v1.worker.gpu.spec_decode.unified.inputs import DraftInputs
-from vllm.v1.worker.gpu.spec_decode.unified.layout import DraftLayout, draft_plans
-from vllm.v1.worker.gpu.spec_decode.unified.sampler import DraftSampler, SampledSlots
+from vllm.v1.worker.gpu.spec_decode.unified.layout import DraftLayout
+from vllm.v1.worker.gpu.spec_decode.unified.sampler import DraftSampler
 from vllm.v1.worker.gpu.spec_decode.unified.vocabulary import Vocabulary
 
+from .batches import DEVICE, plan_of
+
 VOCAB, HIDDEN, REQUESTS, DRAFTS = 300, 8, 11, 5
-DEVICE = torch.device(current_platform.device_type)
 ROW = VOCAB * 4  # bytes of a row of logits
 
 
@@ -27,25 +27,21 @@ def on_device():
 
 def slices(num_reqs: int, samples: int = 1, vocab: int = 7) -> list[slice]:
     """Of logits of one byte each."""
-    made = DraftSampler(None, None, None, logit_bytes=1)
+    made = DraftSampler(torch.zeros(1, 1), None, None, logit_bytes=1)
     made.vocabulary = Vocabulary(vocab)
     return list(made.slices(num_reqs, samples))
 
 
-@pytest.mark.parametrize("most", [1, 3, 10, 11, 100])
+@pytest.mark.parametrize("most", [0, 1, 3, 10, 11, 100])
 @pytest.mark.parametrize("num_reqs", [1, 10, 11, 1024])
 def test_slices_cover_each_request_once(num_reqs: int, most: int, monkeypatch):
+    """A slice has at least one request, however few bytes there may be."""
     monkeypatch.setattr(sampler, "MAX_LOGITS_BYTES", most * 7 + 6)
-    found = slices(num_reqs)
+    found, most = slices(num_reqs), max(most, 1)
     assert [n for part in found for n in range(num_reqs)[part]] == [*range(num_reqs)]
     sizes = [part.stop - part.start for part in found]
     assert max(sizes) <= most and max(sizes) - min(sizes) <= 1
     assert len(found) == -(-num_reqs // most)
-
-
-def test_requests_are_not_split(monkeypatch):
-    monkeypatch.setattr(sampler, "MAX_LOGITS_BYTES", 1)
-    assert slices(2) == [slice(0, 1), slice(1, 2)]
 
 
 def whole_numbers(*shape: int) -> torch.Tensor:
@@ -61,7 +57,7 @@ class Drafting:
         self.rows: list[int] = []
         weight = whole_numbers(HIDDEN, VOCAB)
         layout = DraftLayout(DRAFTS, 0, width)
-        self.plan = draft_plans(layout, {DRAFTS: DRAFTS}, REQUESTS, DEVICE)[DRAFTS]
+        self.plan = plan_of(layout)
         inputs = DraftInputs(layout, 64, REQUESTS, DEVICE)
         inputs.batch.sample_positions.copy_(torch.arange(REQUESTS * width) * 3)
         requests = torch.arange(REQUESTS).flip(0).repeat_interleave(width)
@@ -83,26 +79,19 @@ class Drafting:
         self.rows.append(len(rows))
         return rows
 
-    def sample(self, slots: SampledSlots) -> torch.Tensor:
+    def sample(self, states, positions, requests, columns) -> torch.Tensor:
         model, vocabulary = self.sampler.model, self.sampler.vocabulary
         if self.exchanges_best:
-            return vocabulary.best_tokens(model, slots.hidden_states)
-        logits = vocabulary.logits(model, slots.hidden_states)
-        confidence = logits.softmax(-1).amax(-1)
-        self.confidence[slots.requests, slots.columns.long()] = confidence
+            return vocabulary.best_tokens(model, states)
+        logits = vocabulary.logits(model, states)
+        self.confidence[requests, columns.long()] = logits.softmax(-1).amax(-1)
         if self.logits is None:
             return logits.argmax(-1)
         return gumbel_sample(
-            logits,
-            slots.requests,
-            self.temperature,
-            self.seeds,
-            slots.positions,
-            apply_temperature=True,
-            is_drafting=False,
-            logits_cache=self.logits,
-            logits_cache_col=slots.columns,
-        )
+            logits, requests, self.temperature, self.seeds, positions,
+            apply_temperature=True, is_drafting=False, logits_cache=self.logits,
+            logits_cache_col=columns,
+        )  # fmt: skip
 
     def chain(self) -> list[torch.Tensor]:
         layout = self.plan.layout

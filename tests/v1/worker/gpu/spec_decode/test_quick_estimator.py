@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """How soon the estimator adapts to a drafter that is better than its confidence."""
 
+from unittest.mock import Mock
+
 import pytest
 import torch
 
+from vllm.v1.worker.gpu.spec_decode import speculator
 from vllm.v1.worker.gpu.spec_decode.acceptance_estimator import (
     OnlineAcceptanceEstimator,
 )
 from vllm.v1.worker.gpu.spec_decode.quick_estimator import QuickEstimator
 
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+from .batches import DEVICE
+
 N, K = 16, 3
 ACCEPTED = 0.85
 
@@ -69,3 +73,25 @@ def test_forget_restores_initial_state(estimator):
         assert torch.equal(getattr(estimator, name), getattr(fresh, name))
     assert [getattr(estimator, name).data_ptr() for name in tensors] == places
     assert estimator._refits == 0
+
+
+def test_estimator_outlasts_memory_of_weights(estimator, monkeypatch):
+    """`set_attn` is called while the KV cache is initialized.
+
+    Other objects refer to the estimator's tensors before that.
+    """
+    estimator.slope.fill_(0.75)
+    found = vars(estimator).items()
+    tensors = {name: one for name, one in found if isinstance(one, torch.Tensor)}
+    assert len(tensors) == 7
+    loaded = [tensor.detach() for tensor in tensors.values()]  # their memory
+    before = {name: tensor.clone() for name, tensor in tensors.items()}
+    groups = Mock(return_value=([], None, None))
+    monkeypatch.setattr(speculator, "init_attn_backend", groups)
+    owner = Mock(acceptance_estimator=estimator)
+    speculator.DraftModelSpeculator.set_attn(owner, *[Mock()] * 5)
+    for tensor in loaded:  # as sleep of level 2 does
+        tensor.fill_(float("nan"))
+    for name, tensor in tensors.items():
+        assert getattr(estimator, name) is tensor
+        assert torch.equal(tensor, before[name])

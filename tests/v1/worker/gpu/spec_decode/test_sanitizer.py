@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from tests.conftest import ROOT
-from vllm.v1.worker.gpu.spec_decode.unified.input_kernel import _prepare_inputs_kernel
+from vllm.v1.worker.gpu.spec_decode.unified.input_kernel import prepare_inputs_kernel
 
 HERE = Path(__file__).parent
-KERNEL = _prepare_inputs_kernel.fn.__name__  # with a wrong name nothing is checked
+KERNEL = prepare_inputs_kernel.fn.__name__  # with a wrong name nothing is checked
 SANITIZER = shutil.which("compute-sanitizer")
 pytestmark = [
     pytest.mark.gpu,

@@ -7,7 +7,7 @@ import pytest
 
 from vllm.config import SpeculativeConfig, VllmConfig
 from vllm.config.drafter import DrafterConfig
-from vllm.v1.worker.gpu.spec_decode.unified.layout import DraftLayout
+from vllm.v1.worker.gpu.spec_decode.unified.layout import DraftLayout, draft_plans
 
 METHODS = {0: "draft_model", 1: "eagle3"}
 K = [1, 2, 3, 5, 7, 8, 15]
@@ -63,20 +63,13 @@ def test_vllm_reserves_all_written_positions(drafts: int, shift: int):
         (5, 5, 5, [5]),
         (3, 1, 3, [1, 1, 1]),
         (8, 4, 5, [4, 1]),
-        (8, 4, 0, []),
+        (8, 4, 0, [0]),
     ],
 )
-def test_samples_per_pass(most: int, width: int, drafts: int, samples: list[int]):
-    layout = DraftLayout(most, 0, width)
-    assert layout.samples_per_pass(drafts) == samples
-    if drafts == most:
-        assert layout.num_passes == len(samples)
-
-
-@pytest.mark.parametrize("shift, width", [(0, 0), (0, 8), (2, 1)])
-def test_numbers_out_of_range_are_refused(shift: int, width: int):
-    with pytest.raises(ValueError):
-        DraftLayout(7, shift, width)
+def test_samples_of_passes(most: int, width: int, drafts: int, samples: list[int]):
+    (plan,) = draft_plans(DraftLayout(most, 0, width), {drafts: drafts}).values()
+    passes = range(plan.layout.num_passes)
+    assert [plan.num_samples(draft_pass) for draft_pass in passes] == samples
 
 
 @pytest.mark.parametrize("width, narrower", [(1, 1), (4, 2), (8, 2)])

@@ -65,15 +65,6 @@ def without_first_invalid(
     return torch.cat([invalid[:1], invalid[1:] & ~firsts])
 
 
-def reaches_past(context: int | None, input_batch: InputBatch) -> bool:
-    """Whether a request of the batch may be past the drafter's context; None: it has
-    no limit of its own."""
-    if context is None:
-        return False
-    ends = input_batch.seq_lens_cpu_upper_bound[: input_batch.num_reqs].numpy()
-    return bool(ends.max(initial=0) > context)
-
-
 def with_past_context(
     drafter: "DrafterConfig | None",
     invalid: torch.Tensor | None,
@@ -85,6 +76,15 @@ def with_past_context(
     positions = input_batch.positions[input_batch.logits_indices]
     past = (positions >= drafter.context) & (input_batch.expanded_local_pos > 0)
     return past if invalid is None else invalid | past
+
+
+def reaches_past(context: int | None, input_batch: InputBatch) -> bool:
+    """Whether a request of the batch may be past the drafter's context; None: it has
+    no limit of its own."""
+    if context is None:
+        return False
+    ends = input_batch.seq_lens_cpu_upper_bound[: input_batch.num_reqs].numpy()
+    return bool(ends.max(initial=0) > context)
 
 
 def without_opted_out(

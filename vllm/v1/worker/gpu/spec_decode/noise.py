@@ -27,6 +27,7 @@ from vllm.v1.worker.gpu.sample.gumbel import _DRAFT_NOISE_SALT, gumbel_sample
 
 if TYPE_CHECKING:
     from vllm.config.speculative import SpeculativeConfig
+    from vllm.v1.worker.gpu.sample.sampler import Sampler
     from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler
 
 # vLLM's sampler adds this to a draft's key. Without Triton it is a plain number.
@@ -35,41 +36,49 @@ VERIFY_SALT = DRAFT_SALT // 2  # positions stay far below it
 
 
 def draw_alone(
+    sampler: "Sampler",
     logits: torch.Tensor,
-    drafts: torch.Tensor,
-    positions: torch.Tensor,
-    cu_num_logits: torch.Tensor,
     states: torch.Tensor,
-    temperature: torch.Tensor,
-    seeds: torch.Tensor,
-    num_drafts: int,
-    use_fp64: bool,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The tokens that the target samples without drafts, as far as drafts match them.
+    positions: torch.Tensor,
+) -> torch.Tensor:
+    """[rows] int64, the tokens that the target samples without drafts.
 
     Args:
-        logits: [rows, V], processed, temperature included; a row before each draft of
-            a request and one after the last.
-        drafts: [rows], the token that led to each row; negative is never accepted.
-        positions: [rows] int64.
-        cu_num_logits: [requests + 1] int32.
+        logits: [rows, V], processed, temperature included.
         states: [rows], request state of each row.
-        temperature, seeds: [R], by request state.
+        positions: [rows] int64.
+    """
+    known = sampler.sampling_states
+    return gumbel_sample(
+        logits,
+        states,
+        known.temperature.gpu,
+        known.seeds.gpu,
+        positions,
+        apply_temperature=False,
+        is_drafting=False,
+        use_fp64=sampler.use_fp64_gumbel,
+    )
+
+
+def follow_chains(
+    drawn: torch.Tensor,
+    drafts: torch.Tensor,
+    cu_num_logits: torch.Tensor,
+    num_drafts: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The drawn tokens of each request, as far as its drafts match them.
+
+    Args:
+        drawn: [rows] int64; a row before each draft of a request and one after the
+            last.
+        drafts: [rows], the token that led to each row; negative is never accepted.
+        cu_num_logits: [requests + 1] int32.
         num_drafts: the most of a step (K).
 
     Returns:
         [requests, K + 1] int64 tokens, and [requests] int32, how many of them count.
     """
-    drawn = gumbel_sample(
-        logits,
-        states,
-        temperature,
-        seeds,
-        positions,
-        apply_temperature=False,
-        is_drafting=False,
-        use_fp64=use_fp64,
-    )
     steps = torch.arange(num_drafts + 1, device=drawn.device)
     last = cu_num_logits[1:, None] - 1
     rows = torch.minimum(cu_num_logits[:-1, None] + steps, last)
@@ -89,8 +98,9 @@ def rejection_keys(
         draft_logits: None if drafts are greedy.
         positions: [n] int64, of each row.
     """
-    block = sampler.use_block_verification
-    if not _is_unified(sampler) or draft_logits is None or block:
+    # Drafts of other speculators were sampled with other keys.
+    is_unified = sampler.drafter is not None and sampler.drafter.is_unified
+    if not is_unified or draft_logits is None or sampler.use_block_verification:
         return positions
     return positions + VERIFY_SALT
 
@@ -101,11 +111,6 @@ def keeps_seeds(spec: "SpeculativeConfig") -> bool:
         return False
     is_greedy = spec.draft_sample_method == "greedy"
     return drafter.is_unified or (drafter.is_block and is_greedy)
-
-
-def _is_unified(sampler: "RejectionSampler") -> bool:
-    """Whether drafts were sampled with these keys."""
-    return sampler.drafter is not None and sampler.drafter.is_unified
 
 
 def draw_seeded_alone(
@@ -122,14 +127,15 @@ def draw_seeded_alone(
     """The sampled tokens; for requests with a seed, what the target samples alone.
 
     Args:
-        logits, drafts, positions, cu_num_logits, states: as `draw_alone` takes them.
+        logits, drafts, positions, cu_num_logits, states: as `draw_alone` and
+            `follow_chains` take them.
         states_np: [requests] request states.
         sampled: [requests, K + 1] int64.
         num_sampled: [requests] int32.
     """
     if not sampler.keeps_seeds:
         return sampled, num_sampled
-    known, target = sampler.sampler.sampling_states, sampler.sampler
+    known = sampler.sampler.sampling_states
     # Not with synthetic or lossy acceptance, or if a watermark determines the sample.
     is_free = (
         sampler.synthetic_conditional_rates is None
@@ -138,9 +144,9 @@ def draw_seeded_alone(
     )
     if not is_free or not known.any_explicit_seed(states_np):
         return sampled, num_sampled
-    stream = (states, known.temperature.gpu, known.seeds.gpu)
-    rest = (sampler.num_speculative_steps, target.use_fp64_gumbel)
-    tokens, count = draw_alone(logits, drafts, positions, cu_num_logits, *stream, *rest)
+    drawn = draw_alone(sampler.sampler, logits, states, positions)
+    most = sampler.num_speculative_steps
+    tokens, count = follow_chains(drawn, drafts, cu_num_logits, most)
     seeded = async_tensor_h2d(known.seeds_set[states_np], device=positions.device)
     sampled = torch.where(seeded[:, None], tokens, sampled)
     return sampled, torch.where(seeded, count, num_sampled)

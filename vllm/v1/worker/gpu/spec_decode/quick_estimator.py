@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM's acceptance estimator (pull request #52228), fitted sooner and more stable."""
+"""vLLM's acceptance estimator (pull request #52228), fitted sooner and more stable, and
+kept while an engine sleeps."""
 
 import torch
 
@@ -53,3 +54,16 @@ class QuickEstimator(OnlineAcceptanceEstimator):
         for tensor in seen:
             tensor.zero_()
         self._refits = self._steps_since_refit = 0
+
+
+def outlast_weights(owner: object) -> None:
+    """Allocates memory anew for an object's tensors, which remain the same tensors.
+
+    Sleep of level 2 discards memory that was allocated while weights were loaded; when
+    the engine wakes up it has any contents. What is allocated while the KV cache is
+    initialized is kept, except for the cache itself. To be called then, before CUDA
+    graphs are captured.
+    """
+    for tensor in vars(owner).values():
+        if isinstance(tensor, torch.Tensor):
+            tensor.data = tensor.clone()

@@ -4,17 +4,14 @@
 import numpy as np
 import torch
 
-from vllm.platforms import current_platform
 from vllm.v1.worker.gpu.input_batch import InputBatch, InputBuffers
-from vllm.v1.worker.gpu.spec_decode.unified.step import TargetStep
+from vllm.v1.worker.gpu.spec_decode.unified.inputs import TargetStep
 from vllm.v1.worker.gpu.spec_decode.unified.tree.accept import accepted_rows
 
-DEVICE = torch.device("cpu" if current_platform.is_cpu() else "cuda")
+from ..batches import DEVICE
+from .test_kernels import tensor
+
 K, N = 3, 6
-
-
-def tensor(values, dtype=torch.int32) -> torch.Tensor:
-    return torch.tensor(values, dtype=dtype, device=DEVICE)
 
 
 def test_tree_shrinks_to_accepted_rows():
@@ -34,7 +31,9 @@ def test_tree_shrinks_to_accepted_rows():
     rejected = tensor([N + 1 - 3, 3 - 2, N + 1 - 4, 0])
 
     hidden = torch.arange(starts[-1], device=DEVICE)[:, None] * 1.0
-    step = TargetStep(batch, None, rejected, None, slots, hidden, [hidden + 1])
+    rope = torch.arange(starts[-1], device=DEVICE).repeat(3, 1)
+    given = rejected, slots, hidden, [hidden + 1]
+    step = TargetStep(batch, None, *given, rope_positions=rope)
     found = accepted_rows(step, K, path)
 
     kept = [K + 1, 3, 2 + K + 1, 5]
@@ -52,6 +51,7 @@ def test_tree_shrinks_to_accepted_rows():
         begin += kept[req]
         at = [starts[req] + row for row in wanted]
         assert found.last_hidden[own, 0].tolist() == at
+        assert found.rope_positions[:, own].tolist() == [at] * 3
         assert found.aux_hidden[0][own, 0].tolist() == [row + 1 for row in at]
         assert found.batch.input_ids[own].tolist() == [100 + row for row in at]
         assert found.batch.positions[own].tolist() == [500 + row for row in at]

@@ -9,11 +9,10 @@ import torch
 from vllm.config.drafter import CANDIDATES_OF_PASS
 from vllm.v1.worker.gpu.spec_decode.unified.tree.attend import Scores, attend_rows
 from vllm.v1.worker.gpu.spec_decode.unified.tree.beams import Beams
-from vllm.v1.worker.gpu.spec_decode.unified.tree.grow import grow_trees
-from vllm.v1.worker.gpu.spec_decode.unified.tree.trees import DraftTrees
 
-from .reference import attend, best_first
-from .test_kernels import DEVICE, tensor
+from ..batches import DEVICE
+from .reference import attend
+from .test_kernels import tensor
 
 R, N, K, B = 6, 3, 4, 4
 
@@ -79,11 +78,11 @@ class Passes:
 def test_passes_continue_likeliest_nodes(count: int, beams: int):
     """A small vocabulary has fewer candidates: the others are impossible."""
     made = Passes(K, count, beams)
-    previous = made.beams.previous(K, N)
+    previous = made.beams.previous(N)
     assert previous.draft_tokens.tolist() == made.tokens
     assert previous.parents.tolist() == made.parents
     assert made.beams.sample_requests[:N, -1].equal(made.requests)
-    assert made.beams.log_probs[..., count:][:N, 1:].eq(-torch.inf).all()
+    assert made.beams.candidates.log_probs[..., count:][:N, 1:].eq(-torch.inf).all()
     masks = made.beams.rows.masks.view(R, beams, 2)
     for req in range(N):
         bits = [sum(1 << number for number in row[1]) for row in made.rows[req]]
@@ -91,40 +90,6 @@ def test_passes_continue_likeliest_nodes(count: int, beams: int):
     # Other requests are left alone.
     assert made.beams.sample_requests[N:].eq(-1).all()
     assert made.drafts[N:].eq(-7).all()
-
-
-@pytest.mark.parametrize("num_nodes", [4, 15, 60])
-def test_trees_hold_likeliest_of_all_nodes(num_nodes: int):
-    beams, chain_only = Passes(K).beams, [False, True, False]
-    trees = DraftTrees(R, K, num_nodes, DEVICE)
-    drafts = torch.zeros(N, num_nodes, dtype=torch.int64, device=DEVICE)
-    states = [5, 0, 2]
-    grow_trees(
-        beams.log_probs[:N],
-        beams.tokens[:N],
-        tensor([[state] * K for state in states], torch.int64),
-        tensor(states, torch.int64),
-        tensor(chain_only, torch.bool),
-        trees,
-        drafts,
-        num_nodes,
-        beams.next_rows[:N],
-    )
-    tables = (
-        each.tolist() for each in (beams.log_probs, beams.tokens, beams.next_rows)
-    )
-    log_probs, tokens, next_rows = tables
-    for req, state in enumerate(states):
-        given = num_nodes, K * chain_only[req], next_rows[req]
-        nodes, rows = best_first(log_probs[req], *given)
-        columns = (trees.parents[state], trees.depths[state], trees.ranks[state])
-        found = zip(*(column.tolist() for column in columns), strict=True)
-        assert list(found) == nodes
-        wanted = [
-            tokens[req][node.depth - 1][row][node.rank]
-            for node, row in zip(nodes, rows, strict=True)
-        ]
-        assert drafts[req].tolist() == wanted
 
 
 @pytest.mark.parametrize("window", [0, 3, 20])

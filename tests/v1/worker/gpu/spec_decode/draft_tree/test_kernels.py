@@ -8,11 +8,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from vllm.platforms import current_platform
 from vllm.triton_utils.interpreting import COMPILED
 from vllm.v1.worker.gpu.spec_decode.unified.tree.accept import PathMover
 from vllm.v1.worker.gpu.spec_decode.unified.tree.attend import Scores, attend_rows
-from vllm.v1.worker.gpu.spec_decode.unified.tree.grow import best_candidates, grow_trees
 from vllm.v1.worker.gpu.spec_decode.unified.tree.trees import (
     DraftTrees,
     TreeAttention,
@@ -21,16 +19,9 @@ from vllm.v1.worker.gpu.spec_decode.unified.tree.trees import (
 )
 from vllm.v1.worker.gpu.spec_decode.unified.tree.verify import walk_trees
 
-from .reference import (
-    Node,
-    ancestors,
-    attend,
-    best_first,
-    scores_of,
-    walk,
-)
+from ..batches import DEVICE
+from .reference import Node, ancestors, attend, best_first, scores_of, walk
 
-DEVICE = torch.device("cpu" if current_platform.is_cpu() else "cuda")
 R = 8  # request states
 # Softcap, window, whether there are sinks, and whether the prefix is another kernel's.
 WEIGHINGS = [(0.0, 0, False, True), (5.0, 0, True, True), (5.0, 0, False, False)]
@@ -59,90 +50,13 @@ def stored(trees: DraftTrees, state: int, nodes: list[Node]) -> None:
         trees.ranks[state, column] = node.rank
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("vocab_size", [97, 5000, 12288])
-@pytest.mark.parametrize("candidates", [1, 8, 16])
-def test_candidates_are_the_best_tokens(candidates, vocab_size, dtype):
-    """Ties go to the lowest token; some rows have adjacent best tokens, or -inf."""
-    torch.manual_seed(candidates)
-    logits = torch.randint(-3, 3, (5, vocab_size)).to(dtype)
-    logits[0] = torch.randperm(vocab_size) / 64.0
-    logits[1] = 0.0
-    logits[2] = -torch.inf
-    logits[2, 17:24] = 1.0  # fewer than asked for
-    logits[3, 64:96] += 10.0
-    logits[4, ::3] = -torch.inf
-    log_probs, tokens = best_candidates(logits.to(DEVICE), candidates)
-    wanted = logits.sort(dim=-1, descending=True, stable=True)
-    assert tokens.tolist() == wanted.indices[:, :candidates].tolist()
-    found = logits.float().gather(1, tokens.cpu().long()).log_softmax(-1)
-    torch.testing.assert_close(log_probs.cpu(), found, atol=1e-4, rtol=1e-4)
-
-
-@pytest.mark.parametrize("sign", [1.0, -1.0])  # of NaN's bits
-@pytest.mark.parametrize("vocab_size", [17, 1536, 5000])
-def test_nan_row_has_valid_candidates(vocab_size: int, sign: float):
-    """Regression: a padding row of NaN got a token far outside the vocabulary."""
-    logits = torch.randn(2, vocab_size, device=DEVICE)
-    logits[1] = torch.tensor(torch.nan).copysign(torch.tensor(sign))
-    _, tokens = best_candidates(logits, 8)
-    assert tokens.min() >= 0 and tokens.max() < vocab_size
-    assert tokens[0].tolist() == logits[0].topk(8).indices.tolist()
-
-
-@pytest.mark.parametrize("num_nodes", [4, 7, 15, 31, 64, 127])
-@pytest.mark.parametrize("candidates", [1, 4, 16])
-def test_trees_contain_likeliest_paths(num_nodes: int, candidates: int):
-    depth, states = 4, [5, -1, 0, 2, 7]
-    torch.manual_seed(num_nodes * 17 + candidates)
-    logits = torch.randn(len(states) * depth, 50, device=DEVICE) * 2
-    log_probs, tokens = logits.log_softmax(-1).topk(candidates)
-    # The last positions of the third request are past the drafter's context.
-    drafted, chain_only = [4, 4, 2, 4, 4], [False, False, False, True, False]
-    sample_requests = torch.full((len(states), depth), -1, device=DEVICE)
-    for req, count in enumerate(drafted):
-        sample_requests[req, :count] = states[req]
-    trees = DraftTrees(R, depth, num_nodes, DEVICE)
-    draft_tokens = torch.full((len(states), num_nodes), -7, device=DEVICE)
-    shape = len(states), depth, 1, candidates
-    grow_trees(
-        log_probs.view(shape),
-        tokens.int().view(shape),
-        sample_requests,
-        tensor(states, torch.int64),
-        tensor(chain_only, torch.bool),
-        trees,
-        draft_tokens,
-        num_nodes,
-    )
-    assert (draft_tokens[1] == -7).all()
-    for req in (0, 2, 3, 4):
-        rows = slice(req * depth, req * depth + drafted[req])
-        # Past the drafter's context there are only nodes of the chain.
-        table = [[row] for row in log_probs[rows].tolist()]
-        table += [[[-1e9]]] * (depth - drafted[req])
-        num_chain = depth if chain_only[req] or drafted[req] < depth else 0
-        wanted, _ = best_first(table, num_nodes, num_chain)
-        chain, rest = wanted[:num_chain], wanted[num_chain:]
-        wanted = chain + [node for node in rest if node.depth <= drafted[req]]
-        of_state = (trees.parents, trees.depths, trees.ranks)
-        columns = (column[states[req]].tolist() for column in of_state)
-        found = [Node(*node) for node in zip(*columns, strict=True)]
-        assert found[: len(wanted)] == wanted
-        assert all(node.parent == -1 for node in found[len(wanted) :])
-        of_depth = tokens[req * depth : (req + 1) * depth].tolist()
-        for node, token in zip(found, draft_tokens[req].tolist(), strict=True):
-            real = node.parent >= 0
-            assert token == (of_depth[node.depth - 1][node.rank] if real else 0)
-
-
 class Step:
     """A step of four requests: three with all or some nodes of trees, and a prompt."""
 
     def __init__(self, seed: int, num_nodes: int, depth: int = 3):
         rng = random.Random(seed)
         self.num_nodes, self.depth = num_nodes, depth
-        self.trees = DraftTrees(R, depth, num_nodes, DEVICE)
+        self.trees = DraftTrees.chains(R, depth, num_nodes, DEVICE)
         self.states = rng.sample(range(R), 4)
         chains = [0, 0, min(depth, num_nodes), 0]
         self.nodes = [random_tree(rng, depth, num_nodes, chain) for chain in chains]
@@ -161,19 +75,12 @@ class Step:
         self.seq_lens = tensor([p + q for p, q in spans])
         self.idx_mapping = tensor(self.states, torch.int64)
         positions = [at for p, q in spans for at in range(p, p + q)]
-        self.positions = tensor(positions, torch.int64)
+        self.positions, self.num_reqs = tensor(positions, torch.int64), 4
         self.rows = TreeRows(R, 512, DEVICE)
 
     def lay_out(self) -> None:
-        lay_out_rows(
-            self.trees,
-            self.rows,
-            self.idx_mapping,
-            self.query_start_loc,
-            self.cu_num_logits,
-            self.seq_lens,
-            self.positions,
-        )
+        """The step has the fields of a batch that are read."""
+        lay_out_rows(self.trees, self.rows, self)
 
     def seen(self, req: int) -> torch.Tensor:
         """[queries, queries] bool, which rows of its step each query attends to."""

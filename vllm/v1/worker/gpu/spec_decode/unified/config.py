@@ -28,16 +28,6 @@ from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
 from .layout import DraftLayout
 
 
-def draft_layout(vllm_config: VllmConfig) -> DraftLayout:
-    drafter = vllm_config.speculative_config.drafter
-    return DraftLayout(
-        num_speculative_tokens=drafter.num_speculative_tokens,
-        token_shift=0 if drafter.method == "draft_model" else 1,
-        parallel_width=drafter.parallel_width,
-        num_beams=drafter.num_beams,
-    )
-
-
 def draft_lengths(vllm_config: VllmConfig) -> list[int]:
     """The numbers of drafts that a step may ask for, in ascending order."""
     spec = vllm_config.speculative_config

@@ -4,8 +4,8 @@
 It is made of the verified batch, or of the previous pass. `layout.py` defines the
 slots; the kernel's inputs and outputs are the tuples declared here, and only here: the
 kernel takes them as they are, and `inputs.py` allocates the draft batch from its
-declaration. The specification is `prepare_inputs_reference.py` among the tests, the
-same function in plain PyTorch.
+declaration, and launches the kernel. The specification is `prepare_inputs_reference.py`
+among the tests, the same function in plain PyTorch.
 
 R is the maximum number of requests, N the slots of the widest draft batch, G the number
 of KV groups, W the layout's parallel width, B its beams, D the number of M-RoPE
@@ -61,8 +61,7 @@ class VerifiedBatch(NamedTuple):
 class PreviousDrafts(NamedTuple):
     """The drafts that a later pass continues from."""
 
-    draft_tokens: Int64  # [n, K], or [n, B] if the layout has beams
-    stride: int
+    draft_tokens: Int64  # [n, K], the drafts so far, or [n, B] if the layout has beams
     parents: Int32 | None = None  # [n, B], sampled slot that each beam continues
 
 
@@ -107,35 +106,22 @@ class DraftBatch(NamedTuple):
     max_num_tokens: int  # N
 
 
-class FedStates(NamedTuple):
-    """The fallback and the destination of the slots' hidden states."""
+class HiddenRows(NamedTuple):
+    """Where the draft batch's hidden states come from.
 
-    # See HiddenRows.
+    The S sources are concatenated in a row of the draft batch, S * H wide.
+    """
+
+    # S x [num_tokens, H], the target's rows, or one [n * W, H], the drafter's own at
+    # the slots that the previous pass sampled. The kernel takes them separately.
+    sources: tuple[torch.Tensor, ...] | None
+    # For slots without a source row. With token_shift 1: [S * H], for masks. With
+    # token_shift 0: [2 * blocks, S * H], `KeptStates.states`, for slot 0.
     fallback: States
-    positions: Int64 | None
-    kv_group: int
-    out: States  # [N, SOURCES * SIZE]
-
-
-class Numbers(NamedTuple):
-    """Numbers of one pass. Upper-case names are constexprs of the kernel."""
-
-    draft_pass: int
-    num_reqs: int  # padded ones included
-    num_samples: int  # drafts to sample in this pass, at most the width
-    num_padded_tokens: int  # rows up to which the batch is padded
-    limit: int  # first position that must not be drafted
-    mask_token_id: int
-    vocab_size: int  # the drafter's; tokens past it, such as images', become 0
-    width: int  # the layout's parallel_width
-    rope_stride: int  # of the first dimension of rope_positions
-    SHIFT: int  # the layout's token_shift
-    IS_FIRST: bool
-    GROUPS: int
-    SOURCES: int  # concatenated in a row of hidden states
-    SIZE: int  # elements of a row of one source
-    DIMS: int  # D
-    BEAMS: int = 1  # B
+    # With token_shift 0: [2 * blocks], positions of the tokens of these states, and the
+    # KV group of the blocks.
+    positions: Int64 | None = None
+    kv_group: int = 0
 
 
 _PAD_SLOT = tl.constexpr(PAD_SLOT_ID)
@@ -323,6 +309,7 @@ def _store_rope_positions(
 def _store_hidden(
     sources,
     hidden,
+    fed,
     row,
     source_row,
     fallback,  # row of the fallback, for slots without a source row
@@ -346,7 +333,7 @@ def _store_hidden(
     for s in tl.static_range(SOURCES):
         value = tl.load(sources[s] + at, mask=copied & (which == s), other=value)
     to = (row.to(tl.int64)[:, None] * SOURCES + which) * SIZE + col[None, :]
-    tl.store(hidden.out + to, value, mask=live[:, None] & inside)
+    tl.store(fed + to, value, mask=live[:, None] & inside)
 
 
 @triton.jit
@@ -434,30 +421,35 @@ def _store_requests(
 
 
 # Numbers that vary while serving are not specialized: new values would recompile.
-@triton.jit(do_not_specialize=[name for name in Numbers._fields if name.islower()])
-def _prepare_inputs_kernel(
+_VARYING = "draft_pass num_reqs num_samples num_padded_tokens limit mask_token_id "
+_VARYING += "vocab_size width rope_stride draft_stride"
+
+
+@triton.jit(do_not_specialize=_VARYING.split())
+def prepare_inputs_kernel(
     src,  # VerifiedBatch or PreviousDrafts
     tables,  # KVTables
     out,  # DraftBatch
     sources,  # HiddenRows.sources or ()
-    hidden,  # FedStates or None
-    # Numbers
+    hidden,  # HiddenRows without them, or None
+    fed,  # [N, SOURCES * SIZE], where hidden states are written, or None
     draft_pass,
-    num_reqs,
-    num_samples,
-    num_padded_tokens,
-    limit,
+    num_reqs,  # padded ones included
+    num_samples,  # drafts to sample in this pass, at most the width
+    num_padded_tokens,  # rows up to which the batch is padded
+    limit,  # first position that must not be drafted
     mask_token_id,
-    vocab_size,
-    width,
-    rope_stride,
-    SHIFT: tl.constexpr,
+    vocab_size,  # the drafter's; tokens past it, such as images', become 0
+    width,  # the layout's parallel_width
+    rope_stride,  # of the first dimension of rope_positions
+    draft_stride,  # of the first dimension of draft_tokens
+    SHIFT: tl.constexpr,  # the layout's token_shift
     IS_FIRST: tl.constexpr,
     GROUPS: tl.constexpr,
-    SOURCES: tl.constexpr,
-    SIZE: tl.constexpr,
-    DIMS: tl.constexpr,
-    BEAMS: tl.constexpr,
+    SOURCES: tl.constexpr,  # concatenated in a row of hidden states
+    SIZE: tl.constexpr,  # elements of a row of one source
+    DIMS: tl.constexpr,  # D
+    BEAMS: tl.constexpr,  # B; 1 in a first pass
     BLOCK: tl.constexpr,  # rows, or requests, of a program
     BLOCK_W: tl.constexpr,
     BLOCK_R: tl.constexpr,
@@ -515,7 +507,7 @@ def _prepare_inputs_kernel(
                     parent = src.parents + req * BEAMS + beam
                     source_row = begin + tl.load(parent, mask=live, other=0)
             _store_hidden(
-                sources, hidden, row, source_row, fallback, has_none, live, chunk,
+                sources, hidden, fed, row, source_row, fallback, has_none, live, chunk,
                 SOURCES, SIZE, BLOCK_H,
             )  # fmt: skip
         return
@@ -524,7 +516,7 @@ def _prepare_inputs_kernel(
         token = _verified_token(src, req, state, begin, valid, at, live)
     else:
         at_pass = 0 if BEAMS > 1 else (draft_pass - 1) * width
-        drafts = src.draft_tokens + req * src.stride + at_pass + slot + beam
+        drafts = src.draft_tokens + req * draft_stride + at_pass + slot + beam
         known = live & (slot < width)
         token = tl.load(drafts, mask=known, other=0).to(tl.int32)
     token = tl.where(is_mask, mask_token_id, tl.where(token < vocab_size, token, 0))
@@ -537,39 +529,3 @@ def _prepare_inputs_kernel(
         )  # fmt: skip
     kv_slot = position + beam + _kv_slots_before(draft_pass, BEAMS)
     _store_slots(tables, out, req, state, row, kv_slot, inside, live, GROUPS, IS_FIRST)
-
-
-def launch_input_kernel(
-    source: VerifiedBatch | PreviousDrafts,
-    tables: KVTables,
-    batch: DraftBatch,
-    sources: tuple[torch.Tensor, ...],
-    fed: FedStates | None,
-    numbers: Numbers,
-    max_width: int,
-) -> None:
-    """Writes a draft batch; see `DraftInputs.prepare`.
-
-    Args:
-        sources: see `HiddenRows`.
-        max_width: W of the widest layout.
-    """
-    # Rows with hidden states are long: fewer per program keep more programs busy. Block
-    # sizes are the same for every batch, so that none compiles the kernel again.
-    block = 16 if sources else 32
-    block_h = min(triton.next_power_of_2(numbers.SIZE), 512) if sources else 1
-    chunks = len(sources) * triton.cdiv(numbers.SIZE, block_h)
-    blocks = triton.cdiv(batch.max_num_reqs, block)
-    blocks += triton.cdiv(numbers.num_padded_tokens, block)
-    _prepare_inputs_kernel[(blocks, 1 + chunks)](
-        source,
-        tables,
-        batch,
-        sources,
-        fed,
-        **numbers._asdict(),
-        BLOCK=block,
-        BLOCK_W=triton.next_power_of_2(max_width),
-        BLOCK_R=triton.next_power_of_2(batch.max_num_reqs),
-        BLOCK_H=block_h,
-    )

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every tensor that a draft pass reads, at fixed addresses, and how it is written.
+"""What a draft step receives, and every tensor that its passes read, at fixed
+addresses.
 
 Block tables may be those of a drafter that attends to a window of its context, and to
 its start.
@@ -17,28 +18,69 @@ So a slot attends to at least `window` tokens, itself included. All slots of a s
 those of later passes included, share one window.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple, get_type_hints
 
+import numpy as np
 import torch
 
 from vllm.triton_utils import tl, triton
 from vllm.utils.math_utils import cdiv
 from vllm.v1.worker.block_table import get_block_table_width
 from vllm.v1.worker.gpu.block_table import BlockTables
+from vllm.v1.worker.gpu.input_batch import InputBatch
 
 from .input_kernel import (
     DraftBatch,
-    FedStates,
+    HiddenRows,
     KVTables,
-    Numbers,
     PreviousDrafts,
     Size,
     VerifiedBatch,
-    launch_input_kernel,
+    prepare_inputs_kernel,
 )
 from .layout import DraftLayout, DraftPlan
-from .step import TargetStep
+
+
+class TargetStep(NamedTuple):
+    """A step of the target, of n requests and T rows, after verification.
+
+    With draft trees, `accept` reduces it to the rows of accepted paths.
+
+    Attributes:
+        batch: the target's batch.
+        num_rejected: [n] int32, rows at each request's end that were not accepted.
+        slot_mappings: [G, at least T] int64, KV slots by KV group.
+        last_hidden: [at least T, H], the target's output.
+        aux_hidden: [at least T, H] each, of the target's auxiliary layers.
+        is_dummy: whether its requests have no state and no KV.
+        num_sampled, and those after is_dummy: see `VerifiedBatch`.
+    """
+
+    batch: InputBatch
+    num_sampled: torch.Tensor
+    num_rejected: torch.Tensor
+    slot_mappings: torch.Tensor | None
+    last_hidden: torch.Tensor
+    aux_hidden: list[torch.Tensor] | None
+    is_dummy: bool = False
+    last_sampled: torch.Tensor | None = None
+    next_prefill_tokens: torch.Tensor | None = None
+    temperature: torch.Tensor | None = None
+    seeds: torch.Tensor | None = None
+    rope_positions: torch.Tensor | None = None
+    rope_deltas: torch.Tensor | None = None
+
+    def verified(self) -> VerifiedBatch:
+        """As the input kernel takes it. Requests of a dummy batch have no state."""
+        batch, n = self.batch, self.batch.num_reqs
+        states = batch.idx_mapping[:n]
+        if self.is_dummy:
+            states = torch.full_like(states, -1)
+        tokens = batch.input_ids, batch.positions, batch.query_start_loc[: n + 1]
+        same = VerifiedBatch._fields[4:]
+        return VerifiedBatch(*tokens, states, *(getattr(self, name) for name in same))
+
 
 # Name, dtype and size of each tensor of a draft batch.
 _TENSORS: dict[str, tuple[torch.dtype, Size]] = {
@@ -210,32 +252,6 @@ def _window_kernel(
         tl.store(shown + req.to(tl.int64) * shown_stride + column, block, mask=inside)
 
 
-class PreviousPass(NamedTuple):
-    """What a later pass continues from, besides the buffers; see `PreviousDrafts`."""
-
-    draft_tokens: torch.Tensor  # [n, K] int64, the drafts so far, or of beams [n, B]
-    draft_pass: int  # the pass to prepare, from 1 on (0 is the first pass)
-    parents: torch.Tensor | None = None  # [n, B] int32, of beams
-
-
-class HiddenRows(NamedTuple):
-    """Where the draft batch's hidden states come from.
-
-    The S sources are concatenated in a row of the draft batch, S * H wide.
-    """
-
-    # S x [num_tokens, H], the target's rows, or one [n * W, H], the drafter's own at
-    # the slots that the previous pass sampled.
-    sources: tuple[torch.Tensor, ...]
-    # For slots without a source row. With token_shift 1: [S * H], for masks. With
-    # token_shift 0: [2 * blocks, S * H], `KeptStates.states`, for slot 0.
-    fallback: torch.Tensor
-    # With token_shift 0: [2 * blocks] int64, positions of the tokens of these states,
-    # and the KV group of the blocks.
-    positions: torch.Tensor | None = None
-    kv_group: int = 0
-
-
 class DraftLimits(NamedTuple):
     """What of a drafter's tokens and positions is valid.
 
@@ -243,13 +259,12 @@ class DraftLimits(NamedTuple):
         mask_token_id: the token of mask slots.
         vocab_size: a target may have placeholder tokens for images past it; the drafter
             gets token 0 for them.
-        max_len: first position that must be neither drafted nor written. Read in each
-            step: the engine may lower max_model_len to fit its KV cache.
+        max_len: first position that must be neither drafted nor written.
     """
 
     mask_token_id: int
     vocab_size: int
-    max_len: Callable[[], int]
+    max_len: int
 
 
 class DraftInputs:
@@ -260,8 +275,7 @@ class DraftInputs:
 
     Attributes:
         batch: what the input kernel writes, and a pass reads.
-        tables: the block tables that passes read; set with the KV cache.
-        limits: of the drafter.
+        tables: the block tables that passes read; set with the KV cache, as `limits`.
     """
 
     tables: DraftBlockTables
@@ -359,113 +373,80 @@ class DraftInputs:
             self.lasting[name] = torch.empty_like(rows)
         return self.lasting[name][: len(rows)].copy_(rows)
 
-    def first(
-        self,
-        verified: VerifiedBatch,
-        plan: DraftPlan,
-        num_tokens: int,
-        hidden: HiddenRows | None,
-    ) -> None:
-        """Writes the first pass: verified tokens, the next token, masks.
-
-        Args:
-            num_tokens: rows of the pass, padding included.
-            hidden: the hidden states to feed; None for a drafter that takes none.
-        """
-        # Even if the step drafts nothing, the next token has a slot.
-        samples = max(plan.num_samples(0), 1)
-        self.prepare(verified, plan.layout, samples, num_tokens, hidden)
-        self.tables.update_for_pass(self.batch, is_first=True)
-
-    def next(
-        self,
-        previous: PreviousPass,
-        plan: DraftPlan,
-        num_tokens: int,
-        feed: Callable[[torch.Tensor], HiddenRows | None],
-    ) -> None:
-        """Writes a later pass: drafts of the one before, masks.
-
-        Args:
-            num_tokens: rows of the pass, padding included.
-            feed: makes of `feedback` rows what the drafter takes.
-        """
-        layout, draft_pass = plan.layout, previous.draft_pass
-        hidden = None
-        if self.feedback is not None:
-            is_second = draft_pass == 1
-            fed = layout.parallel_width if is_second else layout.num_follow_samples
-            hidden = feed(self.feedback[: len(previous.draft_tokens) * fed])
-        samples = plan.num_samples(draft_pass)
-        self.prepare(previous, layout, samples, num_tokens, hidden)
-        self.tables.update_for_pass(self.batch, is_first=False)
-
     def prepare(
         self,
-        source: VerifiedBatch | PreviousPass,
-        layout: DraftLayout,
-        num_samples: int,
+        source: VerifiedBatch | PreviousDrafts,
+        plan: DraftPlan,
+        draft_pass: int,
         num_tokens: int,
         hidden: HiddenRows | None,
     ) -> None:
-        """Writes the next draft batch, in one launch.
+        """Writes the batch of a pass, in one launch.
 
         Args:
-            source: the verified batch for the first pass, else the previous pass.
-            layout: the mode's slots.
-            num_samples: drafts that this pass is to sample, from 1 to the layout's
-                width.
+            source: the verified batch for the first pass: its tokens, the next token
+                and masks are written. Later, the drafts of the pass before.
+            draft_pass: the pass, from 0.
             num_tokens: rows of the batch, padding included.
             hidden: the hidden states to feed; None for a drafter that takes none.
         """
-        is_first, target = isinstance(source, VerifiedBatch), self.tables.target
-        batch, sources = self.batch, () if hidden is None else hidden.sources
-        assert 1 <= num_samples <= layout.parallel_width
+        layout, target = plan.layout, self.tables.target
+        is_first = draft_pass == 0
+        batch, fed, sources, size = self.batch, None, (), 0
+        if hidden is not None:
+            fed, sources = self._fed(hidden, layout, is_first), hidden.sources
+            size, hidden = sources[0].shape[1], hidden._replace(sources=None)
         assert num_tokens <= batch.max_num_tokens
         assert batch.slot_mappings.shape[0] == target.num_kv_cache_groups
-        fed = None if hidden is None else self._fed_states(hidden, layout, is_first)
+        # Rows with hidden states are long: fewer per program keep more programs busy.
+        # Block sizes are the same for every batch, so that none compiles the kernel
+        # again.
+        block = 16 if sources else 32
+        block_h = min(triton.next_power_of_2(size), 512) if sources else 1
+        blocks = cdiv(batch.max_num_reqs, block) + cdiv(num_tokens, block)
         has_rope = is_first and self.rope_dims
-        numbers = Numbers(
-            draft_pass=0 if is_first else source.draft_pass,
+        prepare_inputs_kernel[(blocks, 1 + len(sources) * cdiv(size, block_h))](
+            source,
+            _kv_tables(target),
+            batch,
+            sources,
+            hidden,
+            fed,
+            draft_pass=draft_pass,
             num_reqs=len(source.idx_mapping if is_first else source.draft_tokens),
-            num_samples=num_samples,
+            # Even if the step drafts nothing, the next token has a slot.
+            num_samples=max(plan.num_samples(draft_pass), 1),
             num_padded_tokens=num_tokens,
-            limit=self.limits.max_len(),
+            limit=self.limits.max_len,
             mask_token_id=self.limits.mask_token_id,
             vocab_size=self.limits.vocab_size,
             width=layout.parallel_width,
             rope_stride=source.rope_positions.stride(0) if has_rope else 0,
+            draft_stride=0 if is_first else source.draft_tokens.stride(0),
             SHIFT=layout.token_shift,
             IS_FIRST=is_first,
             GROUPS=target.num_kv_cache_groups,
             SOURCES=len(sources),
-            SIZE=sources[0].shape[1] if sources else 0,
+            SIZE=size,
             DIMS=self.rope_dims,
             BEAMS=1 if is_first else layout.num_beams,
+            BLOCK=block,
+            BLOCK_W=triton.next_power_of_2(self.width),
+            BLOCK_R=triton.next_power_of_2(batch.max_num_reqs),
+            BLOCK_H=block_h,
         )
-        if not is_first:
-            assert source.draft_pass > 0 and source.draft_tokens.stride(1) == 1
-            drafts = source.draft_tokens
-            source = PreviousDrafts(drafts, drafts.stride(0), source.parents)
-        num_blocks = target.num_blocks.gpu
-        tables = KVTables(
-            target.block_table_ptrs,
-            target.block_table_strides,
-            target.block_sizes_tensor,
-            num_blocks,
-            num_blocks.stride(0),
-        )
-        launch_input_kernel(source, tables, batch, sources, fed, numbers, self.width)
+        self.tables.update_for_pass(batch, is_first)
 
-    def _fed_states(
+    def _fed(
         self, hidden: HiddenRows, layout: DraftLayout, is_first: bool
-    ) -> FedStates:
+    ) -> torch.Tensor:
+        """Where the hidden states of a pass are written."""
         assert layout.token_shift or not is_first or hidden.positions is not None
-        out = self.fed_rows(hidden.fallback) if is_first else self.own_rows
+        fed = self.fed_rows(hidden.fallback) if is_first else self.own_rows
         size = sum(source.shape[1] for source in hidden.sources)
         assert all(rows.is_contiguous() for rows in (*hidden.sources, hidden.fallback))
-        assert size == hidden.fallback.shape[-1] == out.shape[1]
-        return FedStates(hidden.fallback, hidden.positions, hidden.kv_group, out)
+        assert size == hidden.fallback.shape[-1] == fed.shape[1]
+        return fed
 
     def lay_out_evenly(self, num_reqs: int, num_tokens: int) -> None:
         """Writes dummy requests that share the rows evenly, to capture a graph on."""
@@ -484,21 +465,46 @@ class DraftInputs:
                 getattr(self.batch, name).fill_(size.padding)
 
 
-def verified_batch(step: TargetStep) -> VerifiedBatch:
-    """The kernel's view of a step. Requests of a dummy batch have no state."""
-    batch, requests, n = step.batch, step.requests, step.batch.num_reqs
-    states = batch.idx_mapping[:n]
-    return VerifiedBatch(
-        batch.input_ids,
-        batch.positions,
-        batch.query_start_loc[: n + 1],
-        torch.full_like(states, -1) if step.is_dummy else states,
-        step.num_sampled,
-        step.num_rejected,
-        requests.last_sampled,
-        requests.next_prefill_tokens,
-        requests.temperature,
-        requests.seeds,
-        step.rope_positions,
-        requests.rope_deltas,
+def _kv_tables(target: BlockTables) -> KVTables:
+    num_blocks = target.num_blocks.gpu
+    return KVTables(
+        target.block_table_ptrs,
+        target.block_table_strides,
+        target.block_sizes_tensor,
+        num_blocks,
+        num_blocks.stride(0),
     )
+
+
+def rows_of_embeddings(
+    mm_inputs: tuple[list[torch.Tensor], torch.Tensor] | None,
+    batch: InputBatch,
+    drafted: InputBatch,
+    layout: DraftLayout,
+) -> tuple[list[torch.Tensor], torch.Tensor] | None:
+    """The target's multimodal embeddings that a head takes, and the rows for them.
+
+    vLLM has shifted `mm_inputs` by one token, as in a head's batch: a row of the step
+    is marked if the token after its own is multimodal.
+
+    Args:
+        mm_inputs: embeddings, each [any, H], and [num_tokens] bool on the CPU, True for
+            the rows that they are for, in order; None for heads that take tokens only.
+        batch: the target's step.
+        drafted: the same, with trees reduced to their accepted paths.
+        layout: of the draft batch.
+
+    Returns:
+        The embeddings, and [rows] int64 on the CPU, rows of the draft batch; None if
+        the step has none.
+    """
+    if mm_inputs is None or not mm_inputs[0]:
+        return None
+    embeds, is_multimodal = mm_inputs
+    # In a trimmed batch the host knows where prompts begin: after all drafts.
+    n = batch.num_reqs
+    starts = batch.query_start_loc_np[: n + 1]
+    first = drafted.query_start_loc_np[:n] + np.arange(n) * layout.num_extra_slots
+    moved_by = np.repeat(first - starts[:n], np.diff(starts))
+    rows = np.flatnonzero(is_multimodal.numpy())
+    return embeds, torch.from_numpy(rows + moved_by[rows])

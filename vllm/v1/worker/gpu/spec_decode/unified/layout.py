@@ -37,8 +37,6 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-import torch
-
 
 @dataclass(frozen=True)
 class DraftLayout:
@@ -51,24 +49,12 @@ class DraftLayout:
         parallel_width: drafts sampled per pass (W), from 1 to K.
         num_beams: nodes that each later pass continues (B); more than 1 only with
             trees, and with W = 1.
-
-    Raises:
-        ValueError: a number is out of its range.
     """
 
     num_speculative_tokens: int
     token_shift: int
     parallel_width: int = 1
     num_beams: int = 1
-
-    def __post_init__(self) -> None:
-        if self.token_shift not in (0, 1):
-            raise ValueError(f"token_shift must be 0 or 1, not {self.token_shift}.")
-        if not 1 <= self.parallel_width <= self.num_speculative_tokens:
-            raise ValueError(
-                f"parallel_width must be from 1 to num_speculative_tokens "
-                f"({self.num_speculative_tokens}), not {self.parallel_width}."
-            )
 
     def for_drafts(self, num_drafts: int) -> "DraftLayout":
         """The layout of a step whose drafts are `num_drafts` deep; 0 counts as 1."""
@@ -98,7 +84,7 @@ class DraftLayout:
 
     @property
     def num_passes(self) -> int:
-        return len(self.samples_per_pass(self.num_speculative_tokens))
+        return -(-self.num_speculative_tokens // self.parallel_width)
 
     @property
     def num_room_tokens(self) -> int:
@@ -106,11 +92,6 @@ class DraftLayout:
         padding slots too, so that causal attention aligns the valid ones."""
         later = self.num_passes * self.num_follow_samples
         return self.num_extra_slots + later
-
-    def samples_per_pass(self, num_drafts: int) -> list[int]:
-        """Drafts that each pass samples in a step with `num_drafts` (at most K)."""
-        width = self.parallel_width
-        return [min(width, num_drafts - at) for at in range(0, num_drafts, width)]
 
     def max_num_tokens(self, max_num_batched_tokens: int, max_num_reqs: int) -> int:
         """Slots of the widest draft batch, which buffers and compile range cover."""
@@ -128,8 +109,6 @@ class DraftPlan(NamedTuple):
 
     num_drafts: int
     layout: DraftLayout
-    # [passes, R, W] int32, column of `draft_logits` for each sampled slot
-    columns: torch.Tensor
     # The numbers of drafts whose graphs it replays, in the first and in later passes.
     recorded_as: int
     later_recorded_as: int
@@ -150,12 +129,7 @@ def is_tree(num_drafts: int, layout: DraftLayout) -> bool:
     return num_drafts > layout.num_speculative_tokens
 
 
-def draft_plans(
-    widest: DraftLayout,
-    depths: Mapping[int, int],
-    max_num_reqs: int,
-    device: torch.device,
-) -> dict[int, DraftPlan]:
+def draft_plans(widest: DraftLayout, depths: Mapping[int, int]) -> dict[int, DraftPlan]:
     """A plan for each number of drafts that a step may ask for.
 
     Args:
@@ -166,20 +140,7 @@ def draft_plans(
         if not is_tree(k, layout):
             layouts[k] = replace(layout, num_beams=1)
     first, later = same_first_passes(layouts), same_later_passes(layouts)
-    return {
-        k: DraftPlan(
-            k, layout, _columns(layout, max_num_reqs, device), first[k], later[k]
-        )
-        for k, layout in layouts.items()
-    }
-
-
-def _columns(
-    layout: DraftLayout, max_num_reqs: int, device: torch.device
-) -> torch.Tensor:
-    passes, width = layout.num_passes, layout.parallel_width
-    columns = torch.arange(passes * width, dtype=torch.int32, device=device)
-    return columns.view(passes, 1, width).repeat(1, max_num_reqs, 1)
+    return {k: DraftPlan(k, each, first[k], later[k]) for k, each in layouts.items()}
 
 
 def same_first_passes(layouts: dict[int, DraftLayout]) -> dict[int, int]:

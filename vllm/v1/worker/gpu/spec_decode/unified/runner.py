@@ -17,6 +17,7 @@ from vllm.v1.worker.gpu.attn_utils import (
 )
 from vllm.v1.worker.gpu.cudagraph_utils import has_compiled_submodule
 from vllm.v1.worker.gpu.dp_utils import DPSyncState
+from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
 
 from .drafters.base import Drafter
@@ -27,10 +28,9 @@ from .graphs import (
     StepShapes,
     batches_to_record,
 )
-from .inputs import DraftInputs, HiddenRows, verified_batch
+from .inputs import DraftInputs, TargetStep
 from .layout import DraftPlan
 from .sampler import DraftSampler
-from .step import TargetStep
 
 
 class PassContext(NamedTuple):
@@ -74,14 +74,13 @@ class DraftRunner:
 
     def run(self, step: TargetStep, plan: DraftPlan, sync: DPSyncState | None) -> None:
         """Runs all passes of a step; the sampler has its drafts then."""
-        shapes = self._shapes(step, sync)
-        verified = verified_batch(step)
-        drafter = self.drafter
+        shapes, drafter = self._shapes(step, sync), self.drafter
+        verified = step.verified()
         hidden = drafter.target_hidden(step.last_hidden, step.aux_hidden)
         if drafter.keeps_states:
             drafter.keep(step, verified, hidden, ends=True)
         first = shapes.first(step.batch, plan)
-        self.inputs.first(verified, plan, first.num_tokens, hidden)
+        self.inputs.prepare(verified, plan, 0, first.num_tokens, hidden)
         self._run_passes(plan, range(1), step, first)
         if drafter.keeps_states:
             drafter.keep(step, verified, hidden, ends=False)
@@ -112,11 +111,11 @@ class DraftRunner:
             if draft_pass > 0:
                 self._write_next(plan, draft_pass, n, shape.num_tokens)
             base._prepare_eplb_forward(shape.num_unpadded_tokens)
-            metadata = self._metadata(plan, draft_pass, step, shape)
+            context = self._context(plan, draft_pass, step, shape)
             if shape.is_full:
                 self.graphs.run_pass(shape.graph, draft_pass)
             else:
-                self.run_pass(plan, draft_pass, self._context(n, shape, metadata))
+                self.run_pass(plan, draft_pass, context)
 
     def _replay(self, shape: DraftShape, end_pass: int) -> None:
         """Replays a graph that refreshes its attention metadata and, for later passes,
@@ -131,32 +130,33 @@ class DraftRunner:
     def _write_next(
         self, plan: DraftPlan, draft_pass: int, num_reqs: int, num_tokens: int
     ) -> None:
-        previous = self.sampler.previous(plan, draft_pass, num_reqs)
-        self.inputs.next(previous, plan, num_tokens, self.drafter.feed_back)
+        """The inputs of a later pass: drafts of the one before, masks."""
+        previous, hidden = self.sampler.previous(plan, num_reqs), None
+        if (feedback := self.inputs.feedback) is not None:
+            layout, is_second = plan.layout, draft_pass == 1
+            fed = layout.parallel_width if is_second else layout.num_follow_samples
+            hidden = self.drafter.feed_back(feedback[: num_reqs * fed])
+        self.inputs.prepare(previous, plan, draft_pass, num_tokens, hidden)
 
-    def _metadata(
+    def _context(
         self, plan: DraftPlan, draft_pass: int, step: TargetStep, shape: DraftShape
-    ) -> dict[str, Any]:
-        layout, num_tokens = plan.layout, shape.num_unpadded_tokens
+    ) -> PassContext:
+        layout, n, base = plan.layout, step.batch.num_reqs, self.base
         slots = self.inputs.batch.slot_mappings[:, : shape.num_tokens]
-        return self.base._build_attn_metadata(
-            step.batch.num_reqs,
+        real = shape.num_tokens if shape.is_full else shape.num_unpadded_tokens
+        metadata = base._build_attn_metadata(
+            n,
             shape.graph,
             shape.query_start_loc,
             step.batch.seq_lens_cpu_upper_bound,
             step=layout.num_extra_slots + draft_pass * layout.num_follow_samples,
-            slot_mappings=slots if shape.is_full else slots[:, :num_tokens],
+            slot_mappings=slots[:, :real],
         )
-
-    def _context(
-        self, num_reqs: int, shape: DraftShape, metadata: dict[str, Any]
-    ) -> PassContext:
-        slots = self.inputs.batch.slot_mappings[:, : shape.num_tokens]
         return PassContext(
-            num_reqs,
+            n,
             shape.num_tokens,
             metadata,
-            build_slot_mappings_by_layer(slots, self.base.kv_cache_config),
+            build_slot_mappings_by_layer(slots, base.kv_cache_config),
             shape.num_tokens_across_dp,
             shape.graph.cg_mode,
         )
@@ -229,14 +229,20 @@ class DraftRunner:
     # Setup.
 
     def profile(
-        self, num_reqs: int, num_tokens: int, plan: DraftPlan, hidden: HiddenRows | None
+        self,
+        batch: InputBatch,
+        last: torch.Tensor,
+        aux: list[torch.Tensor] | None,
+        plan: DraftPlan,
     ) -> None:
-        """Runs a pass over so many slots, before there is a KV cache."""
+        """Runs the widest possible pass, before there is a KV cache."""
+        n, layout = batch.num_reqs, self.drafter.layout
+        num_tokens = layout.max_num_tokens(batch.num_tokens, n)
         self.inputs.reset()
-        if hidden is not None:
+        if (hidden := self.drafter.target_hidden(last, aux)) is not None:
             self.inputs.fed_rows(hidden.fallback)
         self.base._prepare_eplb_forward(num_tokens)
-        self.run_pass(plan, 0, PassContext(num_reqs, num_tokens))
+        self.run_pass(plan, 0, PassContext(n, num_tokens))
 
     def init_graphs(
         self,
@@ -281,49 +287,36 @@ class DraftRunner:
             self.inputs.reset()
             mixed = PassContext(0, desc.num_tokens, num_tokens_across_dp=across)
             return lambda mode: self._run_mixed(mixed._replace(mode=mode))
-        context = self._dummy_batch(desc, across)
-        plan = plans[desc.num_drafts]
-        if not self.base.supports_decode_metadata_update:
-            return lambda _: self.run_pass(plan, desc.first_pass, context)
+        context, plan = self._dummy_batch(desc, across), plans[desc.num_drafts]
         passes = range(desc.first_pass, desc.end_pass)
-        return lambda _: self._run_refreshed(plan, passes, context)
+        return lambda _: self._run_captured(plan, passes, context)
 
     def _run_mixed(self, context: PassContext) -> None:
         with self._entered(context):
             self._forward(context, is_first=True)
 
-    def _run_refreshed(
+    def _run_captured(
         self, plan: DraftPlan, passes: range, context: PassContext
     ) -> None:
-        """Passes whose attention metadata is refreshed in place, each with its inputs
-        but the first."""
-        n = context.num_reqs
+        """One pass; or several whose attention metadata is refreshed in place, each
+        with its inputs but the first."""
+        base, n = self.base, context.num_reqs
         for draft_pass in passes:
-            if draft_pass > 0:
-                self._write_next(plan, draft_pass, n, context.num_tokens)
-            self.base._update_draft_decode_metadata(context.attn_metadata, n)
+            if base.supports_decode_metadata_update:
+                if draft_pass > 0:
+                    self._write_next(plan, draft_pass, n, context.num_tokens)
+                base._update_draft_decode_metadata(context.attn_metadata, n)
             self.run_pass(plan, draft_pass, context)
 
     def _dummy_batch(
         self, desc: DraftBatchDescriptor, num_tokens_across_dp: torch.Tensor | None
     ) -> PassContext:
-        self.inputs.tables.fit(desc.num_reqs, longest=0)
-        self.inputs.lay_out_evenly(desc.num_reqs, desc.num_tokens)
-        slots = self.inputs.batch.slot_mappings[:, : desc.num_tokens]
-        return PassContext(
-            desc.num_reqs,
-            desc.num_tokens,
-            self._metadata_to_capture(desc, slots),
-            build_slot_mappings_by_layer(slots, self.base.kv_cache_config),
-            num_tokens_across_dp,
-        )
-
-    def _metadata_to_capture(
-        self, desc: DraftBatchDescriptor, slots: torch.Tensor
-    ) -> dict[str, Any]:
         n, batch, base = desc.num_reqs, self.inputs.batch, self.base
+        self.inputs.tables.fit(n, longest=0)
+        self.inputs.lay_out_evenly(n, desc.num_tokens)
+        slots = batch.slot_mappings[:, : desc.num_tokens]
         starts = torch.arange(n + 1, dtype=torch.int32) * desc.num_tokens // n
-        return build_attn_metadata(
+        metadata = build_attn_metadata(
             attn_groups=base.attn_groups,
             num_reqs=n,
             num_tokens=desc.num_tokens,
@@ -339,3 +332,5 @@ class DraftRunner:
             is_prefilling=base.draft_is_prefilling[:n],
             for_cudagraph_capture=True,
         )
+        by_layer = build_slot_mappings_by_layer(slots, base.kv_cache_config)
+        return PassContext(n, desc.num_tokens, metadata, by_layer, num_tokens_across_dp)

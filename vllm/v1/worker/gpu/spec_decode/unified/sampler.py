@@ -13,17 +13,18 @@ in slices.
 """
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
 
 import torch
 import torch.nn as nn
 
 from vllm.config.drafter import num_candidates
+from vllm.v1.worker.gpu.spec_decode.argmax import best_candidates
 
-from .inputs import DraftInputs, PreviousPass
+from .input_kernel import PreviousDrafts
+from .inputs import DraftInputs
 from .layout import DraftPlan
 from .tree.beams import Beams
-from .tree.grow import best_candidates, grow_trees
+from .tree.grow import Candidates, grow_trees
 from .tree.step import TreeStep
 from .vocabulary import Vocabulary
 
@@ -33,29 +34,16 @@ from .vocabulary import Vocabulary
 MAX_LOGITS_BYTES = 512 << 20
 
 
-class SampledSlots(NamedTuple):
-    """Slots that a pass samples, S of some of its requests.
-
-    Attributes:
-        hidden_states: [S, H], the draft model's output.
-        positions: [S] int64, the position before each draft.
-        requests: [S] int64, the request state; -1 where nothing may be sampled.
-        columns: [S] int32, of the draft logits that are kept.
-    """
-
-    hidden_states: torch.Tensor
-    positions: torch.Tensor
-    requests: torch.Tensor
-    columns: torch.Tensor
-
-
 class DraftSampler:
     """Samples drafts at the sampled slots of a pass.
 
     Args:
         drafts: [R, most drafts] int64, written.
         inputs: of the pass.
-        sample: the token at each slot, [S], in the vocabulary of the logits.
+        sample: samples S slots. Takes [S, H], the model's output; [S] int64, the
+            position before each draft; [S] int64, request states, -1 where nothing may
+            be sampled; and [S] int32, columns of the draft logits that are kept.
+            Returns [S] tokens, by the ids of the logits.
         logit_bytes: of one logit.
 
     Attributes:
@@ -75,11 +63,15 @@ class DraftSampler:
         self,
         drafts: torch.Tensor,
         inputs: DraftInputs,
-        sample: Callable[[SampledSlots], torch.Tensor],
+        sample: Callable[..., torch.Tensor],
         logit_bytes: int,
     ):
         self.drafts, self.inputs = drafts, inputs
         self._sample, self._logit_bytes = sample, logit_bytes
+        # [most drafts, R] int32, the column of each draft. Graphs read it.
+        num_reqs, most = drafts.shape
+        columns = torch.arange(most, dtype=torch.int32, device=drafts.device)
+        self._columns = columns[:, None].repeat(1, num_reqs)
 
     def sample(self, rows: torch.Tensor, plan: DraftPlan, draft_pass: int) -> None:
         """Samples the drafts of a pass.
@@ -106,22 +98,20 @@ class DraftSampler:
             return
         beams, depth = self.beams, plan.layout.num_speculative_tokens
         grow_trees(
-            beams.log_probs[:num_reqs, :depth],
-            beams.tokens[:num_reqs, :depth],
+            beams.candidates.of_first(num_reqs, depth),
             beams.sample_requests[:num_reqs, :depth],
             self.inputs.batch.idx_mapping[:num_reqs],
             self.trees.rows.chain_only,
             self.trees.trees,
             self.drafts[:num_reqs],
             plan.num_drafts,
-            beams.next_rows[:num_reqs, :depth],
         )
 
-    def previous(self, plan: DraftPlan, draft_pass: int, num_reqs: int) -> PreviousPass:
+    def previous(self, plan: DraftPlan, num_reqs: int) -> PreviousDrafts:
         """What a later pass continues from."""
         if plan.layout.num_beams > 1:
-            return self.beams.previous(draft_pass, num_reqs)
-        return PreviousPass(self.drafts[:num_reqs], draft_pass)
+            return self.beams.previous(num_reqs)
+        return PreviousDrafts(self.drafts[:num_reqs])
 
     def sample_chain(
         self, rows: torch.Tensor, plan: DraftPlan, draft_pass: int
@@ -137,12 +127,10 @@ class DraftSampler:
                 return by_request[part, :samples].flatten()
 
             tokens = self._sample(
-                SampledSlots(
-                    rows[part].reshape(-1, size),
-                    of_slots(batch.sample_positions),
-                    of_slots(batch.sample_requests),
-                    plan.columns[draft_pass, part, :samples].flatten(),
-                )
+                rows[part].reshape(-1, size),
+                of_slots(batch.sample_positions),
+                of_slots(batch.sample_requests),
+                self._columns[done : done + samples, part].T.flatten(),
             )
             ids = self.vocabulary.target_ids(tokens).view(-1, samples)
             self.drafts[part, done : done + samples] = ids
@@ -159,8 +147,7 @@ class DraftSampler:
             self.beams.extend(draft_pass, log_probs, tokens, requests[:n], drafts)
             return
         grow_trees(
-            log_probs,
-            tokens,
+            Candidates(log_probs, tokens),
             requests.view(n, samples),
             batch.idx_mapping[:n],
             trees.rows.chain_only,

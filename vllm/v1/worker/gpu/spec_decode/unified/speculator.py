@@ -12,7 +12,6 @@ from vllm.config.compilation import CUDAGraphMode
 from vllm.config.drafter.length import MIN_REQUESTS, depth_of, least_trimmed
 from vllm.logger import init_logger
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
-from vllm.v1.worker.gpu.block_table import BlockTables
 from vllm.v1.worker.gpu.dp_utils import DPSyncState
 from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.spec_decode.quick_estimator import QuickEstimator
@@ -20,26 +19,23 @@ from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
 
 from .config import attention_config, draft_lengths, widened_config
 from .drafters import drafter_class
-from .drafters.base import Drafter
 from .graphs import DraftGraphs
-from .inputs import DraftBlockTables, DraftInputs, DraftLimits, WindowedBlockTables
+from .inputs import (
+    DraftBlockTables,
+    DraftInputs,
+    DraftLimits,
+    TargetStep,
+    WindowedBlockTables,
+    rows_of_embeddings,
+)
 from .layout import DraftPlan, draft_plans
 from .runner import DraftRunner
-from .sampler import DraftSampler, SampledSlots
-from .step import RequestStates, TargetStep
+from .sampler import DraftSampler
 from .tree.attend import why_layer_cannot
 from .tree.beams import Beams
 from .tree.step import TreeStep, make_tree_step
 
 logger = init_logger(__name__)
-
-
-def build_speculator(
-    vllm_config: VllmConfig, device: torch.device
-) -> "UnifiedSpeculator":
-    """The speculator for a config whose drafter `is_unified`."""
-    drafter = drafter_class(vllm_config)(vllm_config, device)
-    return UnifiedSpeculator(vllm_config, device, drafter)
 
 
 class UnifiedSpeculator(DraftModelSpeculator):
@@ -56,15 +52,15 @@ class UnifiedSpeculator(DraftModelSpeculator):
         runner: runs the passes.
     """
 
-    # The drafter has its own token budget: the extra slots take none of the target's.
-    num_query_per_req = 1
-    num_extra_query_per_req = 0
+    plans: dict[int, DraftPlan]
     _least_predicted = MIN_REQUESTS  # requests of a batch with acceptance estimates
 
     num_room_tokens = 0
 
-    def __init__(self, vllm_config: VllmConfig, device: torch.device, drafter: Drafter):
-        self.drafter, self.layout = drafter, drafter.layout
+    def __init__(self, vllm_config: VllmConfig, device: torch.device):
+        self.drafter = drafter = drafter_class(vllm_config)(vllm_config, device)
+        self.layout = drafter.layout
+        self.tapped_layers = drafter.tapped_layers
         # The engine's own config, not a copy: its capture sizes are set later.
         self.target_config = vllm_config
         super().__init__(widened_config(vllm_config, self.layout), device)
@@ -78,39 +74,25 @@ class UnifiedSpeculator(DraftModelSpeculator):
         spec = self.speculative_config
         # With block verification, vLLM's keys of noise: see noise.py.
         self.has_draft_noise = spec.rejection_sample_method == "block"
-        self._make_parts()
-        self.plans = self._make_plans()
-        self._log_sizes()
-
-    def _make_parts(self) -> None:
-        drafter, config = self.drafter, self.target_config
         self.inputs = DraftInputs(
             self.layout,
-            config.scheduler_config.max_num_batched_tokens,
+            vllm_config.scheduler_config.max_num_batched_tokens,
             self.max_num_reqs,
-            self.device,
+            device,
             drafter.fed_hidden_size,
             self.dtype,
             drafter.rope_dims,
         )
-        self.inputs.limits = DraftLimits(
-            drafter.mask_token_id, self.vocab_size, lambda: self.limit
-        )
         self._use_batch()
-        logit_bytes = config.model_config.head_dtype.itemsize
+        logit_bytes = vllm_config.model_config.head_dtype.itemsize
         self.sampler = DraftSampler(
             self.draft_tokens, self.inputs, self._sample, logit_bytes
         )
         depth = self.layout.num_speculative_tokens
-        self.sampler.trees = make_tree_step(config, depth, self.device)
-        self._make_beams()
+        self.sampler.trees = make_tree_step(vllm_config, depth, device)
         self.runner = DraftRunner(self, drafter, self.inputs, self.sampler)
-
-    def _make_beams(self) -> None:
-        depth, width = self.layout.num_speculative_tokens, self.layout.num_beams
-        sizes = self.max_num_reqs, depth, width
-        if self.sampler.trees is not None and self.layout.num_passes > 1:
-            self.sampler.beams = Beams(*sizes, self.device)
+        self._make_plans()
+        self._log_sizes()
 
     # A draft step.
 
@@ -144,18 +126,25 @@ class UnifiedSpeculator(DraftModelSpeculator):
         n, k = input_batch.num_reqs, num_speculative_tokens
         plan = self.plans[max(self.plans) if k is None else k]
         if dummy_run and skip_attn_for_dummy_run:
-            self._profile(input_batch, last_hidden_states, aux_hidden_states)
+            self.runner.profile(
+                input_batch, last_hidden_states, aux_hidden_states, plan
+            )
             return self.draft_tokens[:n]
+        rope = self.model_state.rope_state if self.drafter.rope_dims else None
         step = TargetStep(
             input_batch,
             num_sampled,
             num_rejected,
-            self._request_states(last_sampled, next_prefill_tokens, temperature, seeds),
             self.block_tables.target.slot_mappings,
             last_hidden_states,
             aux_hidden_states,
-            self._rope_positions(),
             dummy_run,
+            last_sampled,
+            next_prefill_tokens[0],
+            temperature,
+            seeds,
+            rope and rope.positions,
+            rope and rope.prefill_delta.gpu,
         )
         if self.tree_step is not None:
             # Keeps only the accepted path of each tree.
@@ -163,28 +152,11 @@ class UnifiedSpeculator(DraftModelSpeculator):
         if not dummy_run and self._is_past_limit(input_batch):
             # The runner writes -1 over drafts that a shorter step did not ask for.
             return self.draft_tokens[:n].clamp(min=0)
-        self.inputs.multimodal = self.drafter.embeddings(
-            mm_inputs, input_batch, step, plan.layout
+        self.inputs.multimodal = rows_of_embeddings(
+            mm_inputs, input_batch, step.batch, plan.layout
         )
         self.runner.run(step, plan, dp_sync_state)
         return self.draft_tokens[:n]
-
-    def _request_states(
-        self,
-        last_sampled: torch.Tensor,
-        next_prefill_tokens: torch.Tensor,
-        temperature: torch.Tensor,
-        seeds: torch.Tensor,
-    ) -> RequestStates:
-        rope = self.model_state.rope_state if self.drafter.rope_dims else None
-        deltas = rope and rope.prefill_delta.gpu
-        return RequestStates(
-            last_sampled, next_prefill_tokens[0], temperature, seeds, deltas
-        )
-
-    def _rope_positions(self) -> torch.Tensor | None:
-        """[D, at least num_tokens], the target's M-RoPE positions, if it is fed any."""
-        return self.model_state.rope_state.positions if self.drafter.rope_dims else None
 
     @property
     def tree_step(self) -> TreeStep | None:
@@ -197,16 +169,15 @@ class UnifiedSpeculator(DraftModelSpeculator):
 
     # Sampling, by vLLM's own method: with its noise, watermarks, acceptance estimates.
 
-    def _sample(self, slots: SampledSlots) -> torch.Tensor:
-        return self.sample_draft(
-            slots.hidden_states,
-            slots.positions,
-            slots.requests,
-            self.temperature,
-            self.seeds,
-            slots.columns,
-            self.draft_logits,
-        )
+    def _sample(
+        self,
+        hidden_states: torch.Tensor,
+        positions: torch.Tensor,
+        requests: torch.Tensor,
+        columns: torch.Tensor,
+    ) -> torch.Tensor:
+        keys = self.temperature, self.seeds, columns, self.draft_logits
+        return self.sample_draft(hidden_states, positions, requests, *keys)
 
     def compute_draft_logits(
         self, hidden_states: torch.Tensor, spec_step_idx: int
@@ -231,28 +202,17 @@ class UnifiedSpeculator(DraftModelSpeculator):
     def draft_chains(self) -> None:
         """Drafts chains instead of trees; the schedule has been changed to them."""
         self.sampler.trees = None
-        self.plans = self._make_plans()
+        self._make_plans()
 
-    def _make_plans(self) -> dict[int, DraftPlan]:
-        most = self.layout.num_speculative_tokens
-        spec = self.target_config.speculative_config
-        depths = {
-            k: depth_of(spec, k)
-            for k in draft_lengths(self.target_config)
-            if self.tree_step is not None or k <= most
-        }
-        return draft_plans(self.layout, depths, self.max_num_reqs, self.device)
-
-    def _profile(
-        self, batch: InputBatch, last: torch.Tensor, aux: list[torch.Tensor] | None
-    ) -> None:
-        """Runs the widest possible batch, before there is a KV cache."""
-        num_tokens = self.layout.max_num_tokens(batch.num_tokens, batch.num_reqs)
-        plan, hidden = (
-            self.plans[max(self.plans)],
-            self.drafter.target_hidden(last, aux),
-        )
-        self.runner.profile(batch.num_reqs, num_tokens, plan, hidden)
+    def _make_plans(self) -> None:
+        most, spec = self.layout.num_speculative_tokens, self.speculative_config
+        has_trees = self.tree_step is not None
+        lengths = draft_lengths(self.target_config)
+        depths = {k: depth_of(spec, k) for k in lengths if has_trees or k <= most}
+        self.plans = draft_plans(self.layout, depths)
+        if has_trees and self.layout.num_passes > 1:
+            sizes = self.max_num_reqs, most, self.layout.num_beams
+            self.sampler.beams = Beams(*sizes, self.device)
 
     def _use_batch(self) -> None:
         """Exposes the tensors of the draft batch under vLLM's attribute names."""
@@ -278,16 +238,9 @@ class UnifiedSpeculator(DraftModelSpeculator):
             )
 
     @property
-    def tapped_layers(self) -> tuple[int, ...]:
-        """Target layers whose hidden states are needed besides its output."""
-        return self.drafter.tapped_layers
-
-    @property
     def limit(self) -> int:
-        """First position that must be neither drafted nor written.
-
-        Read in each step: the engine may lower max_model_len to fit its KV cache.
-        """
+        """First position that must be neither drafted nor written; the engine may lower
+        max_model_len to fit its KV cache, until it allocates that."""
         limit = self.vllm_config.model_config.max_model_len
         return self.speculative_config.drafter.limit(limit)
 
@@ -344,21 +297,18 @@ class UnifiedSpeculator(DraftModelSpeculator):
                 found,
             )
             self.layout = replace(self.layout, num_beams=1)
-            self._make_beams()
-            self.plans = self._make_plans()
+            self._make_plans()
 
     def predict_nothing(self) -> None:
         """Turns acceptance estimation off; to be called before graph capture."""
         self.use_acceptance_estimator, self.acceptance_estimator = False, None
-        if self.draft_logits is None and self._ranks_exchange_best():
-            self.use_local_argmax_reduction = True
-
-    def _ranks_exchange_best(self) -> bool:
-        """Whether tensor-parallel ranks can exchange their best tokens instead of
-        logits, which gives the same token."""
+        # Tensor-parallel ranks can exchange their best tokens instead of logits, which
+        # gives the same token.
         ranks = self.speculative_config.draft_parallel_config.tensor_parallel_size
         can = ranks > 1 and hasattr(self.model, "get_top_tokens")
-        return can and self.model.logits_processor.scale > 0
+        if self.draft_logits is None and can:
+            is_same = self.model.logits_processor.scale > 0
+            self.use_local_argmax_reduction |= is_same
 
     @property
     def max_model_len(self) -> int:
@@ -370,20 +320,19 @@ class UnifiedSpeculator(DraftModelSpeculator):
         self._use_batch()
         room = self.layout.num_room_tokens
         own = [number for number, found in enumerate(self.attn_groups) if found]
-        self.block_tables = self._tables(block_tables, room, own)
+        window = self.speculative_config.draft_window
+        if window is None:
+            self.block_tables = DraftBlockTables(block_tables, room, own)
+        else:
+            self.block_tables = WindowedBlockTables(block_tables, room, own, window)
         self.inputs.tables = self.block_tables
+        self.inputs.limits = DraftLimits(
+            self.drafter.mask_token_id, self.vocab_size, self.limit
+        )
         # The longest sequence that attention sees: padding slots count too.
         self.num_room_tokens = room
         self.draft_max_seq_len = self.max_model_len
         self.drafter.set_kv_cache(kv_cache_config, block_tables, own[0])
-
-    def _tables(
-        self, target: BlockTables, room: int, own: list[int]
-    ) -> DraftBlockTables:
-        window = self.speculative_config.draft_window
-        if window is None:
-            return DraftBlockTables(target, room, own)
-        return WindowedBlockTables(target, room, own, window)
 
     @property
     def attn_vllm_config(self) -> VllmConfig:

@@ -16,12 +16,10 @@ from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.config.compilation import CUDAGraphMode
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.worker.gpu.block_table import BlockTables
-from vllm.v1.worker.gpu.input_batch import InputBatch
 
-from ..config import draft_layout
-from ..inputs import DraftInputs, HiddenRows
+from ..input_kernel import HiddenRows
+from ..inputs import DraftInputs
 from ..layout import DraftLayout
-from ..step import TargetStep
 from ..vocabulary import MappedVocabulary, SpreadVocabulary, Vocabulary
 
 ModelInputs = dict[str, torch.Tensor | None]
@@ -60,12 +58,16 @@ class Drafter(ABC):
     ranks: Callable[[], AbstractContextManager] = nullcontext
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device):
-        self.device = device
         self.dtype = vllm_config.model_config.dtype
         self.speculative_config = vllm_config.speculative_config
         self.draft_model_config = self.speculative_config.draft_model_config
-        self.layout = draft_layout(vllm_config)
         drafter = self.speculative_config.drafter
+        self.layout = DraftLayout(
+            num_speculative_tokens=drafter.num_speculative_tokens,
+            token_shift=0 if drafter.method == "draft_model" else 1,
+            parallel_width=drafter.parallel_width,
+            num_beams=drafter.num_beams,
+        )
         method = self.speculative_config.draft_sample_method
         self.is_probabilistic = method == "probabilistic"
         self.mask_token_id = drafter.mask_token_id or 0
@@ -113,21 +115,6 @@ class Drafter(ABC):
             aux: [num_tokens, H] each, of the tapped layers, by ascending layer.
         """
         return None
-
-    def embeddings(
-        self,
-        mm_inputs: tuple[list[torch.Tensor], torch.Tensor] | None,
-        batch: InputBatch,
-        step: TargetStep,
-        layout: DraftLayout,
-    ) -> tuple[list[torch.Tensor], torch.Tensor] | None:
-        """The target's multimodal embeddings and the rows of the first pass that take
-        them; None for a drafter that takes tokens only. See `EagleDrafter`."""
-        return None
-
-    def input_ids(self, inputs: DraftInputs, num_tokens: int) -> torch.Tensor:
-        """[num_tokens] int32, the tokens of a pass in the drafter's own ids."""
-        return self.vocabulary.input_ids(inputs.batch.input_ids, num_tokens)
 
     @abstractmethod
     def model_inputs(

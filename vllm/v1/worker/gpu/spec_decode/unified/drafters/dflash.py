@@ -6,6 +6,10 @@ queries. They are driven here with steps that have the rows of accepted paths on
 For trees sampling is replaced: the block's candidates are kept, and trees are grown
 from them. Chains are drafted by vLLM's speculator as it is, in a block that is no
 longer than they need: at many requests the rows of a block cost time.
+
+A block's positions are independent (DFlash, arXiv 2602.06036), or a small head scores
+each candidate after each one of the position before (DFlash2, LiLiCorr, DSpark): a
+lattice of C x C edges a depth, without another pass of the draft model.
 """
 
 from copy import copy
@@ -17,25 +21,35 @@ import torch.nn as nn
 from vllm.config import VllmConfig
 from vllm.config.compilation import CUDAGraphMode
 from vllm.config.drafter import num_candidates
-from vllm.v1.kv_cache_interface import KVCacheConfig
-from vllm.v1.worker.gpu.block_table import BlockTables
-from vllm.v1.worker.gpu.dp_utils import DPSyncState
-from vllm.v1.worker.gpu.input_batch import InputBatch, InputBuffers
-from vllm.v1.worker.gpu.model_states.interface import ModelState
+from vllm.v1.worker.gpu.input_batch import InputBatch
+from vllm.v1.worker.gpu.spec_decode.argmax import best_candidates
 from vllm.v1.worker.gpu.spec_decode.dflash.speculator import DFlashSpeculator
 from vllm.v1.worker.gpu.spec_decode.dflash2.speculator import DFlash2Speculator
 from vllm.v1.worker.gpu.spec_decode.dspark.speculator import DSparkSpeculator
 from vllm.v1.worker.gpu.spec_decode.lilicorr.speculator import LiLiCorrSpeculator
-from vllm.v1.worker.utils import AttentionGroup
 
 from ..config import draft_lengths
-from ..step import RequestStates, TargetStep
-from ..tree.grow import best_candidates
-from ..tree.lattice import Lattice, Scores, of_edges
+from ..inputs import TargetStep
+from ..tree.grow import Candidates, grow_trees
 from ..tree.step import TreeStep, make_tree_step
 
 # Positions of the shortest block: rows of a shorter one cost as much.
 SHORTEST_BLOCK = 2
+
+
+def of_edges(tokens: torch.Tensor, edges: torch.Tensor) -> Candidates:
+    """The candidates of a lattice.
+
+    Args:
+        tokens: [n, K, C], candidates.
+        edges: [n, K, C, C], score of each (last) after each of the position before, up
+            to a constant of each row. At the first position all C rows are equal.
+    """
+    # Ties go to the first candidate, as in the chain.
+    edges, order = edges.float().sort(dim=-1, descending=True, stable=True)
+    tokens = tokens[:, :, None].expand(order.shape).gather(-1, order)
+    # The number of each candidate is the row of those after it.
+    return Candidates(edges.log_softmax(-1), tokens, order)
 
 
 class TreeDFlash(DFlashSpeculator):
@@ -45,7 +59,8 @@ class TreeDFlash(DFlashSpeculator):
         tree_step: the trees to verify; None if the target cannot: then chains are
             drafted.
         chains: vLLM's speculator for each length of block that chains are drafted in.
-        lattice: the candidates of the block.
+        candidates: of the block, [R, K, 1 or C, C]. A CUDA graph of any batch writes
+            them, and trees of all sizes are grown from them after it.
         drafts: [R, N] int64, the nodes of each request's tree, or its chain.
     """
 
@@ -68,8 +83,9 @@ class TreeDFlash(DFlashSpeculator):
         self.drafts = torch.zeros(n, nodes, dtype=torch.int64, device=device)
         # Of the rows of accepted paths; CUDA graphs read it.
         self._start_loc = torch.zeros(n + 1, dtype=torch.int32, device=device)
-        count = self._count_candidates(nodes)
-        self.lattice = Lattice(n, depth, count, self.is_conditional, device)
+        count, is_conditional = self._count_candidates(nodes), self.is_conditional
+        shape = n, depth, count if is_conditional else 1, count
+        self.candidates = Candidates.zeros(shape, is_conditional, device)
 
     def draft_chains(self) -> None:
         """Drafts chains instead of trees; the schedule has been changed to them."""
@@ -79,35 +95,29 @@ class TreeDFlash(DFlashSpeculator):
         """Candidates of each position (C)."""
         return min(num_candidates(num_nodes), self.vocab_size)
 
-    def _scores(self, rows: torch.Tensor) -> Scores:
-        """Candidates of the block.
+    def _ranked(self, rows: torch.Tensor) -> Candidates:
+        """Candidates of the block, with tokens of any integer dtype.
 
         Args:
             rows: [n, K, H], the draft model's output at the sampled queries.
         """
         n, depth, _ = rows.shape
         logits = self.compute_draft_logits(rows.flatten(0, 1), 0)
-        count = self.lattice.tokens.shape[3]
-        log_probs, tokens = best_candidates(logits, count)
-        return Scores(tokens.view(n, depth, 1, -1), log_probs.view(n, depth, 1, -1))
+        found = best_candidates(logits, self.candidates.tokens.shape[3])
+        return Candidates(*(table.view(n, depth, 1, -1) for table in found))
 
     def _generate_draft(
-        self,
-        num_reqs: int,
-        num_tokens_padded: int,
-        attn_metadata: dict[str, Any] | None,
-        slot_mappings: dict[str, torch.Tensor] | None,
-        num_tokens_across_dp: torch.Tensor | None,
-        cudagraph_runtime_mode: CUDAGraphMode = CUDAGraphMode.NONE,
+        self, num_reqs: int, num_tokens_padded: int, *args: Any, **kwargs: Any
     ) -> None:
-        batch = attn_metadata, slot_mappings, num_tokens_across_dp
-        run = num_tokens_padded, *batch, cudagraph_runtime_mode
         if self.tree_step is None:
-            super()._generate_draft(num_reqs, *run)
+            super()._generate_draft(num_reqs, num_tokens_padded, *args, **kwargs)
             return
-        hidden = self._run_model(*run)
+        hidden = self._run_model(num_tokens_padded, *args, **kwargs)
         rows = hidden[self.sample_indices[: num_reqs * self.num_speculative_steps]]
-        self.lattice.keep(self._scores(rows.view(num_reqs, -1, rows.shape[-1])))
+        found = self._ranked(rows.view(num_reqs, -1, rows.shape[-1]))
+        for kept, table in zip(self.candidates, found, strict=True):
+            if kept is not None:
+                kept[:num_reqs].copy_(table)
 
     # The chains' speculators share the draft model, and follow this one.
 
@@ -118,18 +128,12 @@ class TreeDFlash(DFlashSpeculator):
             for chain in self.chains.values():
                 setattr(chain, name, getattr(self, name))
 
-    def set_attn(
-        self,
-        model_state: ModelState,
-        kv_cache_config: KVCacheConfig,
-        block_tables: BlockTables,
-        target_input_buffers: InputBuffers,
-        target_attn_groups: list[list[AttentionGroup]],
-    ) -> None:
+    def set_attn(self, *args: Any) -> None:
+        *known, buffers, groups = args
         # A graph would read the target's batch, which has the rows of whole trees.
-        buffers = copy(target_input_buffers)
+        buffers = copy(buffers)
         buffers.query_start_loc = self._start_loc
-        step = model_state, kv_cache_config, block_tables, buffers, target_attn_groups
+        step = *known, buffers, groups
         super().set_attn(*step)
         for chain in self.chains.values():
             chain.eplb_state, chain.pcp_manager = self.eplb_state, self.pcp_manager
@@ -155,16 +159,11 @@ class TreeDFlash(DFlashSpeculator):
         aux_hidden_states: list[torch.Tensor] | None,
         num_sampled: torch.Tensor,
         num_rejected: torch.Tensor,
-        last_sampled: torch.Tensor,
-        next_prefill_tokens: torch.Tensor,
-        temperature: torch.Tensor,
-        seeds: torch.Tensor,
-        dp_sync_state: DPSyncState | None = None,
+        *states: torch.Tensor,
         dummy_run: bool = False,
         skip_attn_for_dummy_run: bool = False,
-        mm_inputs: tuple[list[torch.Tensor], torch.Tensor] | None = None,
-        is_profile: bool = False,
         num_speculative_tokens: int | None = None,
+        **others: Any,
     ) -> torch.Tensor:
         """Drafts for every request of a verified batch; see BaseSpeculator.
 
@@ -172,18 +171,17 @@ class TreeDFlash(DFlashSpeculator):
             [num_reqs, N] int64 draft tokens; the first `num_speculative_tokens` are
             valid.
         """
-        states = last_sampled, next_prefill_tokens, temperature, seeds
+        has_kv = not skip_attn_for_dummy_run
         step = TargetStep(
             input_batch,
             num_sampled,
             num_rejected,
-            RequestStates(*states),
-            None if skip_attn_for_dummy_run else self.block_tables.slot_mappings,
+            self.block_tables.slot_mappings if has_kv else None,
             last_hidden_states,
             aux_hidden_states,
-            is_dummy=dummy_run,
+            dummy_run,
         )
-        if self.tree_step is not None and not skip_attn_for_dummy_run:
+        if self.tree_step is not None and has_kv:
             step = self.tree_step.accept(step)
         n, batch = input_batch.num_reqs, step.batch
         self._start_loc[: n + 1].copy_(batch.query_start_loc[: n + 1])
@@ -196,21 +194,20 @@ class TreeDFlash(DFlashSpeculator):
             num_sampled,
             step.num_rejected,
             *states,
-            dp_sync_state,
-            dummy_run,
-            skip_attn_for_dummy_run,
-            mm_inputs,
-            is_profile,
-            num_speculative_tokens,
         )
+        others |= {
+            "dummy_run": dummy_run,
+            "skip_attn_for_dummy_run": skip_attn_for_dummy_run,
+            "num_speculative_tokens": num_speculative_tokens,
+        }
         drafts, count = self.drafts[:n], num_speculative_tokens
         if count is None:
             count = drafts.shape[1]
         block = next((k for k in self.chains if 0 < count <= k), None)
         if block is not None:
-            drafts[:, :block] = self.chains[block].propose(*rest)
+            drafts[:, :block] = self.chains[block].propose(*rest, **others)
             return drafts
-        chains = super().propose(*rest)
+        chains = super().propose(*rest, **others)
         if self.tree_step is None:
             drafts[:, : chains.shape[1]] = chains
         elif count and not dummy_run:
@@ -222,8 +219,14 @@ class TreeDFlash(DFlashSpeculator):
         requests = self.sample_idx_mapping[: n * depth]
         fits = self.sample_pos[: n * depth] < self.max_model_len
         requests = torch.where(fits, requests, -1).view(n, depth)
-        self.lattice.grow(
-            num_drafts, requests, idx_mapping, self.tree_step, self.drafts[:n]
+        grow_trees(
+            self.candidates.of_first(n, depth),
+            requests,
+            idx_mapping,
+            self.tree_step.rows.chain_only,
+            self.tree_step.trees,
+            self.drafts[:n],
+            num_drafts,
         )
 
 
@@ -236,7 +239,7 @@ class TreeDFlash2(TreeDFlash, DFlash2Speculator):
     def _count_candidates(self, num_nodes: int) -> int:
         return self.top_k
 
-    def _scores(self, rows: torch.Tensor) -> Scores:
+    def _ranked(self, rows: torch.Tensor) -> Candidates:
         n, depth, _ = rows.shape
         tokens, logits = self.model.compute_candidates(rows.flatten(0, 1))
         tokens = tokens.view(n, depth, -1)
@@ -260,12 +263,12 @@ class TreeDSpark(TreeDFlash, DSparkSpeculator):
     is_conditional = True
     chain_class = DSparkSpeculator
 
-    def _scores(self, rows: torch.Tensor) -> Scores:
+    def _ranked(self, rows: torch.Tensor) -> Candidates:
         n, depth, _ = rows.shape
         logits = self.model.compute_draft_logits(rows.flatten(0, 1)).view(n, depth, -1)
         # [n, C], the tokens that a position is scored after.
         before = self.input_buffers.input_ids[self._anchor_idx[:n], None]
-        before = before.expand(-1, self.lattice.tokens.shape[3])
+        before = before.expand(-1, self.candidates.tokens.shape[3])
         tokens, edges = [], []
         for i in range(depth):
             best = self.model.markov_bias(self.model.markov_embed(before[:, 0]))
@@ -312,18 +315,20 @@ def with_block_length(vllm_config: VllmConfig, length: int = 0) -> VllmConfig:
     return config
 
 
+KINDS: dict[str, type[TreeDFlash]] = {  # by architecture
+    "DFlash2DraftModel": TreeDFlash2,
+    "DFlash2BeamDraftModel": TreeDFlash2,
+    "LiLiCorrDraftModel": TreeLiLiCorr,
+}
+
+
 def build_tree_speculator(
     vllm_config: VllmConfig, device: torch.device
 ) -> DFlashSpeculator:
     """The speculator for a config whose drafter `is_block` and drafts trees."""
     spec = vllm_config.speculative_config
-    names = set(spec.draft_model_config.architectures)
-    if spec.method == "dspark":
-        kind: type[TreeDFlash] = TreeDSpark
-    elif "LiLiCorrDraftModel" in names:
-        kind = TreeLiLiCorr
-    elif names & {"DFlash2DraftModel", "DFlash2BeamDraftModel"}:
-        kind = TreeDFlash2
-    else:
-        kind = TreeDFlash
+    found = (KINDS.get(name) for name in spec.draft_model_config.architectures)
+    kind = (
+        TreeDSpark if spec.method == "dspark" else next(filter(None, found), TreeDFlash)
+    )
     return kind(vllm_config, device)

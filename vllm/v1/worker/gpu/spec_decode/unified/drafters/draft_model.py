@@ -34,8 +34,9 @@ class DraftModelDrafter(Drafter):
     def model_inputs(
         self, inputs: DraftInputs, num_tokens: int, is_first: bool, mode: CUDAGraphMode
     ) -> ModelInputs:
+        ids = self.vocabulary.input_ids(inputs.batch.input_ids, num_tokens)
         return {
-            "input_ids": self.input_ids(inputs, num_tokens),
+            "input_ids": ids,
             "positions": inputs.positions(num_tokens),
         }
 

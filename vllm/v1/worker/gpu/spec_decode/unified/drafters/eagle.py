@@ -7,9 +7,7 @@ PR #32887. A single MTP module is run as an EAGLE head: arXiv 2412.19437.
 """
 
 from copy import copy
-from functools import cached_property
 
-import numpy as np
 import torch
 import torch.nn as nn
 
@@ -18,12 +16,10 @@ from vllm.config.compilation import CUDAGraphMode
 from vllm.config.drafter.families import takes_aux_hidden_states
 from vllm.model_executor.models import supports_multimodal_embeddings
 from vllm.model_executor.models.utils import get_draft_quant_config
-from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.spec_decode.eagle.utils import load_eagle_model
 
-from ..inputs import DraftInputs, HiddenRows
-from ..layout import DraftLayout
-from ..step import TargetStep
+from ..input_kernel import HiddenRows
+from ..inputs import DraftInputs
 from ..vocabulary import OwnVocabulary
 from .base import Drafter, ModelInputs
 
@@ -31,12 +27,15 @@ from .base import Drafter, ModelInputs
 class EagleDrafter(Drafter):
     """Pairs the target's hidden state of a token with the token after it."""
 
-    is_mtp = False
-
     def __init__(self, vllm_config: VllmConfig, device: torch.device):
         super().__init__(vllm_config, device)
         self.is_eagle3 = self.speculative_config.method == "eagle3"
         self.is_mtp = self.speculative_config.method == "mtp"
+        # The runner collects states of layers for every EAGLE-3 head, even for one that
+        # takes the last one's.
+        self.takes_aux_hidden_states = self.is_eagle3 and takes_aux_hidden_states(
+            self.draft_model_config.hf_config
+        )
         self.fed_hidden_size = self.draft_model_config.get_hidden_size()
         # A head that was trained on M-RoPE positions needs a target that has them. vLLM
         # compiles EAGLE-1 heads for plain positions.
@@ -66,16 +65,10 @@ class EagleDrafter(Drafter):
             )
         if not self.is_probabilistic:
             self.vocabulary = OwnVocabulary.of_head(self.model) or self.vocabulary
-        self._project_mask()
+        self.refresh()
         return self.model
 
-    def set_kv_cache(self, *args) -> None:
-        self._project_mask()
-
     def refresh(self) -> None:
-        self._project_mask()
-
-    def _project_mask(self) -> None:
         """Projects the learned hidden state of a mask, once for all steps."""
         if self.layout.num_masks and self.layout.num_passes > 1:
             learned = self.model.mask_hidden.view(1, -1)
@@ -85,15 +78,6 @@ class EagleDrafter(Drafter):
         if not self.is_eagle3:
             return hidden_states
         return self.model.combine_hidden_states(hidden_states)
-
-    @cached_property
-    def takes_aux_hidden_states(self) -> bool:
-        """Whether the head takes hidden states of several layers, not the last one's.
-
-        The runner collects them for every EAGLE-3 head, even one that does not.
-        """
-        config = self.draft_model_config.hf_config
-        return self.is_eagle3 and takes_aux_hidden_states(config)
 
     def target_hidden(
         self, last: torch.Tensor, aux: list[torch.Tensor] | None
@@ -111,15 +95,6 @@ class EagleDrafter(Drafter):
     def feed_back(self, rows: torch.Tensor) -> HiddenRows:
         return HiddenRows((rows,), self.own_mask)
 
-    def embeddings(
-        self,
-        mm_inputs: tuple[list[torch.Tensor], torch.Tensor] | None,
-        batch: InputBatch,
-        step: TargetStep,
-        layout: DraftLayout,
-    ) -> tuple[list[torch.Tensor], torch.Tensor] | None:
-        return rows_of_embeddings(mm_inputs, batch, step.batch, layout)
-
     def model_inputs(
         self, inputs: DraftInputs, num_tokens: int, is_first: bool, mode: CUDAGraphMode
     ) -> ModelInputs:
@@ -128,9 +103,8 @@ class EagleDrafter(Drafter):
             # Combined only now: the input kernel reads the target's rows in place, and
             # writes them once.
             hidden_states = self._combined(hidden_states)
-        embeds = None
-        if self.takes_embeddings:
-            embeds = self._embeddings(inputs, num_tokens, is_first)
+        takes = self.takes_embeddings
+        embeds = self._embeddings(inputs, num_tokens, is_first) if takes else None
         if mode == CUDAGraphMode.PIECEWISE:
             lasting = inputs.at_lasting_address
             hidden_states = lasting("hidden_states", hidden_states)
@@ -167,37 +141,3 @@ def _quantized(vllm_config: VllmConfig) -> VllmConfig:
     own = copy(vllm_config)
     own.quant_config = get_draft_quant_config(vllm_config)
     return own
-
-
-def rows_of_embeddings(
-    mm_inputs: tuple[list[torch.Tensor], torch.Tensor] | None,
-    batch: InputBatch,
-    drafted: InputBatch,
-    layout: DraftLayout,
-) -> tuple[list[torch.Tensor], torch.Tensor] | None:
-    """The target's embeddings that a head takes, and the rows that take them.
-
-    vLLM has shifted `mm_inputs` by one token, as in a head's batch: a row of the step
-    is marked if the token after its own is multimodal.
-
-    Args:
-        mm_inputs: embeddings, each [any, H], and [num_tokens] bool on the CPU, True for
-            the rows that they are for, in order; None for heads that take tokens only.
-        batch: the target's step.
-        drafted: the same, with trees reduced to their accepted paths.
-        layout: of the draft batch.
-
-    Returns:
-        The embeddings, and [rows] int64 on the CPU, rows of the draft batch; None if
-        the step has none.
-    """
-    if mm_inputs is None or not mm_inputs[0]:
-        return None
-    embeds, is_multimodal = mm_inputs
-    # In a trimmed batch the host knows where prompts begin: after all drafts.
-    n = batch.num_reqs
-    starts = batch.query_start_loc_np[: n + 1]
-    first = drafted.query_start_loc_np[:n] + np.arange(n) * layout.num_extra_slots
-    moved_by = np.repeat(first - starts[:n], np.diff(starts))
-    rows = np.flatnonzero(is_multimodal.numpy())
-    return embeds, torch.from_numpy(rows + moved_by[rows])

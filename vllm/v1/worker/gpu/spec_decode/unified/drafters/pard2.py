@@ -23,9 +23,8 @@ from vllm.triton_utils import tl, triton
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.worker.gpu.block_table import BlockTables
 
-from ..input_kernel import VerifiedBatch
-from ..inputs import DraftInputs, HiddenRows
-from ..step import TargetStep
+from ..input_kernel import HiddenRows, VerifiedBatch
+from ..inputs import DraftInputs, TargetStep
 from .base import ModelInputs
 from .draft_model import DraftModelDrafter
 
@@ -70,7 +69,7 @@ class Pard2Drafter(DraftModelDrafter):
         self.kept = KeptStates(kv_cache_config.num_blocks, size, no_state)
         logger.info(
             "States of the target kept for PARD-2 take %.3f GiB, beside the KV cache.",
-            self.kept.nbytes / 2**30,
+            (self.kept.states.nbytes + self.kept.positions.nbytes) / 2**30,
         )
 
     def _projected(self, states: torch.Tensor) -> torch.Tensor:
@@ -98,7 +97,8 @@ class Pard2Drafter(DraftModelDrafter):
     def model_inputs(
         self, inputs: DraftInputs, num_tokens: int, is_first: bool, mode: CUDAGraphMode
     ) -> ModelInputs:
-        embeds = self.model.embed_input_ids(self.input_ids(inputs, num_tokens))
+        ids = self.vocabulary.input_ids(inputs.batch.input_ids, num_tokens)
+        embeds = self.model.embed_input_ids(ids)
         fed = inputs.hidden_states(num_tokens, is_first)
         embeds = torch.add(embeds, fed, alpha=self.features.scale)
         if mode == CUDAGraphMode.PIECEWISE:
@@ -138,10 +138,6 @@ class KeptStates:
         self.positions = torch.full(
             (2 * num_blocks,), -1, dtype=torch.int64, device=no_state.device
         )
-
-    @property
-    def nbytes(self) -> int:
-        return self.states.nbytes + self.positions.nbytes
 
     def keep(
         self,

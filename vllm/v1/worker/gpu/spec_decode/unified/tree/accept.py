@@ -19,7 +19,7 @@ from vllm.triton_utils import tl, triton
 from vllm.utils.torch_utils import async_tensor_h2d
 from vllm.v1.worker.gpu.input_batch import InputBatch
 
-from ..step import TargetStep
+from ..inputs import TargetStep
 
 
 @triton.jit(do_not_specialize=["num_slots", "step_stride"])

@@ -19,7 +19,8 @@ import torch
 from vllm.config.drafter import CANDIDATES_OF_PASS
 from vllm.triton_utils import tl, triton
 
-from ..inputs import PreviousPass
+from ..input_kernel import PreviousDrafts
+from .grow import Candidates
 from .trees import TreeAttention, TreeRows
 
 
@@ -28,10 +29,8 @@ def _extend_kernel(
     log_probs,  # [n, ROWS, COUNT] float32
     tokens,  # [n, ROWS, COUNT] int
     sample_requests,  # [n] int64
-    kept_log_probs,  # [R, K, B, C] float32
-    kept_tokens,  # [R, K, B, C] int32
+    kept,  # Candidates
     kept_requests,  # [R, K] int64
-    next_rows,  # [R, K, B, C] int32
     scores,  # [R, B] float32
     parents,  # [R, B] int32
     beam_tokens,  # [R, B] int64
@@ -53,8 +52,8 @@ def _extend_kernel(
     log_prob = tl.load(log_probs + found, mask=inside, other=float("-inf"))
     token = tl.load(tokens + found, mask=inside, other=0).to(tl.int32)
     place = req * K + depth
-    tl.store(kept_log_probs + place * B * C + lane, log_prob)
-    tl.store(kept_tokens + place * B * C + lane, token)
+    tl.store(kept.log_probs + place * B * C + lane, log_prob)
+    tl.store(kept.tokens + place * B * C + lane, token)
     tl.store(kept_requests + place, tl.load(sample_requests + req))
     best = tl.load(tokens + req * ROWS * COUNT)
     tl.store(draft_tokens + req * draft_stride + depth, best.to(tl.int64))
@@ -79,7 +78,7 @@ def _extend_kernel(
         picked = tl.sum(tl.where(hit, token, 0), 0)
         new_token = tl.where(beam == j, picked, new_token)
         score = tl.where(hit, float("-inf"), score)
-    tl.store(next_rows + place * B * C + lane, next_row)
+    tl.store(kept.next_rows + place * B * C + lane, next_row)
     tl.store(scores + req * B + beam, new_score)
     tl.store(parents + req * B + beam, parent)
     tl.store(beam_tokens + req * B + beam, new_token.to(tl.int64))
@@ -108,10 +107,8 @@ class Beams:
         num_beams: nodes that a pass continues (B), a power of two.
 
     Attributes:
-        log_probs: [R, K, B, C] float32, candidates after each beam, best first; at the
-            first depth those of row 0 alone.
-        tokens: [R, K, B, C] int32, in the target's ids.
-        next_rows: [R, K, B, C] int32, the beam that continues each, -1 if none does.
+        candidates: [R, K, B, C], after each beam; at the first depth those of row 0
+            alone. Rows are beams.
         sample_requests: [R, K] int64, -1 where a depth must not be drafted.
         rows: which rows the beams attend to.
     """
@@ -123,9 +120,8 @@ class Beams:
             return torch.zeros(max_num_reqs, *shape, dtype=dtype, device=device)
 
         self.max_depth, self.num_beams = max_depth, num_beams
-        candidates = max_depth, num_beams, CANDIDATES_OF_PASS
-        self.log_probs = new(*candidates, dtype=torch.float32)
-        self.tokens, self.next_rows = new(*candidates), new(*candidates)
+        shape = max_num_reqs, max_depth, num_beams, CANDIDATES_OF_PASS
+        self.candidates = Candidates.zeros(shape, True, device)
         self.sample_requests = new(max_depth, dtype=torch.int64).fill_(-1)
         self.rows = TreeRows(max_num_reqs, max_num_reqs * num_beams, device)
         self._scores = new(num_beams, dtype=torch.float32)
@@ -159,10 +155,8 @@ class Beams:
             log_probs,
             tokens,
             sample_requests,
-            self.log_probs,
-            self.tokens,
+            self.candidates,
             self.sample_requests,
-            self.next_rows,
             self._scores,
             self._parents,
             self._tokens,
@@ -180,10 +174,9 @@ class Beams:
             num_warps=1,
         )
 
-    def previous(self, draft_pass: int, num_reqs: int) -> PreviousPass:
+    def previous(self, num_reqs: int) -> PreviousDrafts:
         """What a later pass continues from."""
-        tokens, parents = self._tokens[:num_reqs], self._parents[:num_reqs]
-        return PreviousPass(tokens, draft_pass, parents)
+        return PreviousDrafts(self._tokens[:num_reqs], self._parents[:num_reqs])
 
     def attach(
         self, attn_metadata: dict[str, Any], draft_pass: int, seq_lens: torch.Tensor

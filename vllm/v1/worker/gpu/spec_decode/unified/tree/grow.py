@@ -10,32 +10,56 @@ nodes are a tree too, if fewer are verified. A request that can only use a chain
 chain of best tokens as nodes 1 to K, whatever its probability; so has one near its last
 position, if not all K drafts fit.
 
-A lattice (`lattice.py`) gives one after each candidate of the position before, and an
-autoregressive drafter one after each node that its passes continue (`beams.py`): there
-a position has several rows of candidates, and each candidate names the row of those
-after it.
+A lattice (`drafters/dflash.py`) gives one after each candidate of the position before,
+and an autoregressive drafter one after each node that its passes continue (`beams.py`):
+there a position has several rows of candidates, and each candidate names the row of
+those after it.
 
 Each node is either the next sibling of a node that was taken (the next best token
 after their parent) or the first child of one (the best token after it).
 
-The C best tokens of a row are in the C groups of adjacent tokens with the largest
-maximum logits: for a token of any other group there are C better ones. So the row is
-read once, for the maximum of each group, and the repeated searches cover a hundredth of
-it: the groups, then the tokens of C of them.
-
-Probabilities are a softmax over the candidates only: a drafter that samples all
-positions at once is right more often than its probabilities say, and with this softmax
-its trees grow deeper.
+Probabilities are a softmax over the candidates only (`argmax.py`): a drafter that
+samples all positions at once is right more often than its probabilities say, and with
+this softmax its trees grow deeper.
 """
+
+from typing import NamedTuple
 
 import torch
 
 from vllm.triton_utils import tl, triton
-from vllm.v1.worker.gpu.spec_decode.argmax import id_of_key, make_keys
 
 from .trees import DraftTrees
 
 NO_PARENT = tl.constexpr(-1)
+
+
+class Candidates(NamedTuple):
+    """Candidates of each position, best first, of n requests.
+
+    Attributes:
+        log_probs: [n, K, P, C] float32, in P rows.
+        tokens: [n, K, P, C] int32, in the target's ids.
+        next_rows: [n, K, P, C] int32, the row of the candidates after each one, -1 if
+            there are none. Of the first position only row 0 is read, and the best
+            candidate of each row of a chain names a row. None: there is one row.
+    """
+
+    log_probs: torch.Tensor
+    tokens: torch.Tensor
+    next_rows: torch.Tensor | None = None
+
+    @classmethod
+    def zeros(
+        cls, shape: tuple[int, ...], names_rows: bool, device: torch.device
+    ) -> "Candidates":
+        ints = [torch.zeros(shape, dtype=torch.int32, device=device) for _ in range(2)]
+        return cls(torch.zeros(shape, device=device), *ints[: 1 + names_rows])
+
+    def of_first(self, num_reqs: int, depth: int) -> "Candidates":
+        """The first positions of the first requests."""
+        tables = (table for table in self if table is not None)
+        return Candidates(*(table[:num_reqs, :depth] for table in tables))
 
 
 @triton.jit
@@ -49,15 +73,12 @@ def _store_node(trees, draft, at, node, is_real, parent, depth, rank, token):
 
 @triton.jit
 def _grow_kernel(
-    log_probs,  # [n, K, P, C] float32, best first; n rows of `table_stride` depths
-    tokens,  # [n, K, P, C] int32
-    next_rows,  # [n, K, P, C] int32, row of those after each candidate, -1 if none
+    candidates,  # Candidates; n rows of `table_stride` depths
     sample_requests,  # [n, K] int64, -1 where a position must not be drafted
     table_stride,
     idx_mapping,  # [n] int64, request state, -1 for padding
     chain_only,  # [n] bool
-    trees,  # TreePointers
-    tree_stride,
+    trees,  # DraftTrees
     draft_tokens,  # [n, N] int64
     draft_stride,
     K: tl.constexpr,
@@ -72,7 +93,8 @@ def _grow_kernel(
     state = tl.load(idx_mapping + req)
     if state < 0:
         return
-    at, draft = state * tree_stride, draft_tokens + req * draft_stride
+    log_probs, tokens = candidates.log_probs, candidates.tokens
+    at, draft = state * trees.max_num_nodes, draft_tokens + req * draft_stride
     row = req * table_stride  # of depth 1
 
     # Position i is that of depth i + 1.
@@ -95,7 +117,7 @@ def _grow_kernel(
             trees, draft, at, depth + 1, needs_chain, depth, depth + 1, 0, token
         )
         if P > 1:
-            chain_row = tl.maximum(tl.load(next_rows + place), 0)
+            chain_row = tl.maximum(tl.load(candidates.next_rows + place), 0)
             row_after = tl.where(lane == depth + 1, chain_row, row_after)
 
     is_taken = lane < given
@@ -127,7 +149,7 @@ def _grow_kernel(
         what = tl.where(hit, kind + 1, what)
         deeper, after = is_real & (depth < depths), 0
         if NAMES_ROWS:
-            after = tl.load(next_rows + place, mask=deeper, other=-1)
+            after = tl.load(candidates.next_rows + place, mask=deeper, other=-1)
             deeper &= after >= 0
         child = ((row + depth) * P + after) * C
         child = tl.load(log_probs + child, mask=deeper, other=float("-inf"))
@@ -140,23 +162,19 @@ def _grow_kernel(
 
 
 def grow_trees(
-    log_probs: torch.Tensor,
-    tokens: torch.Tensor,
+    candidates: Candidates,
     sample_requests: torch.Tensor,
     idx_mapping: torch.Tensor,
     chain_only: torch.Tensor,
     trees: DraftTrees,
     draft_tokens: torch.Tensor,
     num_nodes: int,
-    next_rows: torch.Tensor | None = None,
 ) -> None:
     """Builds the tree of each request, and writes its tokens.
 
     Args:
-        log_probs: [n, K, P, C] float32, of the candidates of each position, best first,
-            in P rows. Requests may be further apart than K positions, equally in all of
-            these.
-        tokens: [n, K, P, C] int32.
+        candidates: requests may be further apart than K positions, equally in all of
+            these and in `sample_requests`.
         sample_requests: [n, K] int64, -1 where a position must not be drafted; these
             are the last positions of a request.
         idx_mapping: [n] int64, request state; -1 for padding, which is left alone.
@@ -165,171 +183,30 @@ def grow_trees(
         draft_tokens: [n, at least N] int64, written: the nodes' tokens; 0 for a node
             that does not exist because there are not as many paths.
         num_nodes: nodes of a tree (N), from K to `trees.max_num_nodes`.
-        next_rows: [n, K, P, C] int32, the row of the candidates after each one, -1 if
-            there are none. Of the first position only row 0 is read, and the best
-            candidate of each row of a chain names a row. None: there is one row.
     """
-    num_reqs, depth, num_rows, count = tokens.shape
-    stride = sample_requests.stride(0)
-    tables = [log_probs, tokens] + ([] if next_rows is None else [next_rows])
-    for table in tables:
-        assert table[0].is_contiguous() and table.shape == tokens.shape
+    num_reqs, depth, num_rows, count = candidates.tokens.shape
+    stride, names_rows = sample_requests.stride(0), candidates.next_rows is not None
+    for table in candidates[: 2 + names_rows]:
+        assert table[0].is_contiguous() and table.shape == candidates.tokens.shape
         assert table.stride(0) == stride * num_rows * count
-    assert next_rows is not None or num_rows == 1
+    assert names_rows or num_rows == 1
     assert len(idx_mapping) == num_reqs and depth <= trees.max_depth
     assert depth <= num_nodes <= trees.max_num_nodes
     _grow_kernel[(num_reqs,)](
-        log_probs,
-        tokens,
-        tables[-1],
+        candidates,
         sample_requests,
         stride,
         idx_mapping,
         chain_only,
-        trees.pointers,
-        trees.parents.stride(0),
+        trees,
         draft_tokens,
         draft_tokens.stride(0),
         K=depth,
         P=num_rows,
         C=count,
         NODES=num_nodes,
-        NAMES_ROWS=next_rows is not None,
+        NAMES_ROWS=names_rows,
         BLOCK_K=triton.next_power_of_2(depth),
         FRONTIER=triton.next_power_of_2(num_nodes),
         num_warps=1,
     )
-
-
-# Tokens of a group.
-GROUP = 64
-# Groups that one program of the first stage reads, and its warps. Eight threads load a
-# group, 16 bytes each, so no warp waits for another.
-BLOCK_GROUPS = 64
-FIRST_WARPS = 4
-# Of the second stage, one program per row.
-SECOND_WARPS = 4
-
-EMPTY = tl.constexpr(-(2**63))  # below every key
-
-
-@triton.jit
-def _pop_best(keys):
-    """Value and id of the largest key, and the keys without it."""
-    best = tl.max(keys, 0)
-    order = (best >> 32).to(tl.int32)
-    bits = tl.where(order < 0, order ^ 0x7FFFFFFF, order)
-    value = bits.to(tl.float32, bitcast=True)
-    return value, id_of_key(best), tl.where(keys == best, EMPTY, keys)
-
-
-@triton.jit
-def _tokens_of(logits, stride, row, groups, vocab_size, GROUP: tl.constexpr):
-    """[N, GROUP] ids of the tokens of a row's groups, and their logits as float32."""
-    col = groups[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
-    at = logits + row.to(tl.int64) * stride + col
-    values = tl.load(at, mask=col < vocab_size, other=float("-inf"))
-    return col, values.to(tl.float32)
-
-
-@triton.jit
-def _groups_kernel(
-    logits,  # [S, V]
-    logits_stride,
-    largest,  # [S, groups] float32
-    vocab_size,
-    num_groups,  # a multiple of BLOCK; those past the vocabulary have -inf
-    GROUP: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    row = tl.program_id(0)
-    group = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    _, values = _tokens_of(logits, logits_stride, row, group, vocab_size, GROUP)
-    tl.store(largest + row * num_groups + group, tl.max(values, 1))
-
-
-@triton.jit
-def _best_of_row_kernel(
-    logits,
-    logits_stride,
-    largest,
-    log_probs,  # [S, C] float32
-    tokens,  # [S, C] int32
-    vocab_size,
-    num_groups,
-    C: tl.constexpr,
-    GROUP: tl.constexpr,
-    BLOCK: tl.constexpr,
-    BLOCK_C: tl.constexpr,
-):
-    row = tl.program_id(0)
-    group = tl.arange(0, BLOCK)
-    at = largest + row * num_groups + group
-    tops = tl.load(at, mask=group < num_groups, other=float("-inf"))
-    keys = make_keys(tops, group)
-    lane = tl.arange(0, BLOCK_C)
-    best_groups = tl.full([BLOCK_C], BLOCK, tl.int32)  # none has this number
-    for c in tl.static_range(C):
-        _, found, keys = _pop_best(keys)
-        best_groups = tl.where(lane == c, found, best_groups)
-
-    col, values = _tokens_of(logits, logits_stride, row, best_groups, vocab_size, GROUP)
-    keys = tl.where(col < vocab_size, make_keys(values, col), EMPTY)
-    keys = tl.reshape(keys, [BLOCK_C * GROUP])
-    best = tl.full([BLOCK_C], float("-inf"), tl.float32)
-    for c in tl.static_range(C):
-        value, token, keys = _pop_best(keys)
-        best = tl.where(lane == c, value, best)
-        tl.store(tokens + row * C + c, token)
-    # Logits of tokens that must not be drafted are -inf, perhaps those of a whole row.
-    best -= tl.maximum(tl.max(best, 0), -1e30)
-    log_probs_of_row = best - tl.log(tl.sum(tl.exp(best), 0))
-    tl.store(log_probs + row * C + lane, log_probs_of_row, mask=lane < C)
-
-
-def best_candidates(
-    logits: torch.Tensor, num_candidates: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The best tokens of each row, best first; ties go to the lowest id.
-
-    Args:
-        logits: [S, V], any floating dtype; -inf for tokens that cannot be drafted.
-        num_candidates: tokens per row (C), at most V and BLOCK_GROUPS.
-
-    Returns:
-        [S, C] float32 log-probabilities of the softmax over the candidates alone, and
-        [S, C] int32 token ids.
-    """
-    assert logits.stride(1) == 1 and num_candidates <= BLOCK_GROUPS
-    rows, vocab_size = logits.shape
-    blocks = triton.cdiv(vocab_size, GROUP * BLOCK_GROUPS)
-    groups = blocks * BLOCK_GROUPS
-    new = logits.new_empty
-    largest = new(rows, groups, dtype=torch.float32)
-    log_probs = new(rows, num_candidates, dtype=torch.float32)
-    tokens = new(rows, num_candidates, dtype=torch.int32)
-    _groups_kernel[(rows, blocks)](
-        logits,
-        logits.stride(0),
-        largest,
-        vocab_size,
-        groups,
-        GROUP=GROUP,
-        BLOCK=BLOCK_GROUPS,
-        num_warps=FIRST_WARPS,
-    )
-    _best_of_row_kernel[(rows,)](
-        logits,
-        logits.stride(0),
-        largest,
-        log_probs,
-        tokens,
-        vocab_size,
-        groups,
-        C=num_candidates,
-        GROUP=GROUP,
-        BLOCK=triton.next_power_of_2(groups),
-        BLOCK_C=triton.next_power_of_2(num_candidates),
-        num_warps=SECOND_WARPS,
-    )
-    return log_probs, tokens

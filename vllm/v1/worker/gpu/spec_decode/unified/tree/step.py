@@ -13,6 +13,7 @@ from vllm.config.drafter import first_of
 from vllm.config.drafter.length import why_no_trees_beside
 from vllm.logger import init_logger
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
+from vllm.utils.torch_utils import async_tensor_h2d
 from vllm.v1.spec_decode.draft_trees import use_chains
 from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.sample.bad_words import BadWordsState
@@ -20,7 +21,7 @@ from vllm.v1.worker.gpu.sample.logit_bias import LogitBiasState
 from vllm.v1.worker.gpu.sample.penalties import PenaltiesState
 from vllm.v1.worker.gpu.sample.sampler import Sampler
 
-from ..step import TargetStep
+from ..inputs import TargetStep
 from .accept import PathMover, accepted_rows, dummy_rows
 from .attend import why_layer_cannot
 from .trees import DraftTrees, TreeAttention, TreeRows, lay_out_rows
@@ -67,7 +68,7 @@ def make_tree_step(
     if num_nodes is None:
         return None
     scheduler = vllm_config.scheduler_config
-    trees = DraftTrees(scheduler.max_num_seqs, depth, num_nodes, device)
+    trees = DraftTrees.chains(scheduler.max_num_seqs, depth, num_nodes, device)
     return TreeStep(trees, scheduler.max_num_batched_tokens)
 
 
@@ -80,12 +81,16 @@ class TreeStep:
     Args:
         trees: the drafted trees.
         max_num_tokens: the most rows of a step.
+
+    Attributes:
+        has_trees: whether the step has trees, not only chains.
+        any_chain_only: whether some request drafts a chain, and can accept only that.
     """
 
     def __init__(self, trees: DraftTrees, max_num_tokens: int):
         device, self.trees = trees.parents.device, trees
         self.rows = TreeRows(len(trees.parents), max_num_tokens, device)
-        self.has_trees = self.has_rope = False
+        self.has_trees = self.has_rope = self.any_chain_only = False
         self.sampler: TreeRejectionSampler | None = None
         self.long_prompt = LONG_PROMPT
         self._move: PathMover | None = None
@@ -111,7 +116,7 @@ class TreeStep:
             self.long_prompt = 0
         self.has_rope = runner.model_state.rope_state is not None
         runner.rejection_sampler = self.sampler = TreeRejectionSampler(
-            runner.sampler, runner.speculative_config, self.trees, self.rows
+            runner.sampler, runner.speculative_config, self
         )
         self._move = None  # KV caches are allocated after this
 
@@ -125,19 +130,10 @@ class TreeStep:
         drafts = batch.num_draft_tokens_per_req
         depth = self.trees.max_depth
         self.has_trees = drafts is not None and int(drafts.max()) > depth
-        self.sampler.has_trees = self.has_trees
         if not self.has_trees:
             return
         by_number = batch.positions.clone() if self.has_rope else None
-        lay_out_rows(
-            self.trees,
-            self.rows,
-            batch.idx_mapping,
-            batch.query_start_loc,
-            batch.cu_num_logits,
-            batch.seq_lens,
-            batch.positions,
-        )
+        lay_out_rows(self.trees, self.rows, batch)
         if self.has_rope:
             self._moved_by = batch.positions - by_number
 
@@ -195,7 +191,12 @@ class TreeStep:
         if grammar_output is not None:
             ids = set(grammar_output.structured_output_request_ids)
             chain_only |= np.array([req_id in ids for req_id in batch.req_ids])
-        self.sampler.set_chain_only(chain_only)
+        needed = bool(chain_only.any())
+        if needed:
+            async_tensor_h2d(chain_only, out=self.rows.chain_only[: len(chain_only)])
+        elif self.any_chain_only:
+            self.rows.chain_only.zero_()
+        self.any_chain_only = needed
 
     def accept(self, step: TargetStep) -> TargetStep:
         """Moves the KV of accepted paths; returns the step with their rows only."""

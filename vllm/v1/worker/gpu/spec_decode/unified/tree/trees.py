@@ -22,15 +22,10 @@ import torch
 
 from vllm.config.drafter import MAX_NODES
 from vllm.triton_utils import tl, triton
+from vllm.v1.worker.gpu.input_batch import InputBatch
 
 
-class TreePointers(NamedTuple):
-    parents: torch.Tensor
-    depths: torch.Tensor
-    ranks: torch.Tensor
-
-
-class DraftTrees:
+class DraftTrees(NamedTuple):
     """Topology of each request's tree, by request state.
 
     Attributes:
@@ -38,29 +33,28 @@ class DraftTrees:
             means that the node does not exist, and is never accepted.
         depths: [R, N] int32, from 1 to K.
         ranks: [R, N] int32, rank of the node's token at its depth; 0 is the best.
-        Until a tree is grown, the first K columns are a chain.
     """
 
-    def __init__(
-        self,
+    parents: torch.Tensor
+    depths: torch.Tensor
+    ranks: torch.Tensor
+    max_depth: int
+    max_num_nodes: int
+
+    @classmethod
+    def chains(
+        cls,
         max_num_reqs: int,
         max_depth: int,
         max_num_nodes: int,
         device: torch.device,
-    ):
+    ) -> "DraftTrees":
+        """Until a tree is grown, the first K columns are a chain."""
         assert max_depth <= max_num_nodes <= MAX_NODES
-        self.max_depth, self.max_num_nodes = max_depth, max_num_nodes
-        shape = (max_num_reqs, max_num_nodes)
-        self.parents = torch.full(shape, -1, dtype=torch.int32, device=device)
-        self.depths = torch.ones(shape, dtype=torch.int32, device=device)
-        self.ranks = torch.zeros(shape, dtype=torch.int32, device=device)
-        chain = torch.arange(max_depth, dtype=torch.int32, device=device)
-        self.parents[:, :max_depth] = chain
-        self.depths[:, :max_depth] = chain + 1
-
-    @property
-    def pointers(self) -> TreePointers:
-        return TreePointers(self.parents, self.depths, self.ranks)
+        column = torch.arange(max_num_nodes, dtype=torch.int32, device=device)
+        parents = column.masked_fill(column >= max_depth, -1).repeat(max_num_reqs, 1)
+        depths = (parents + 1).clamp(min=1)
+        return cls(parents, depths, torch.zeros_like(depths), max_depth, max_num_nodes)
 
 
 class TreeRows:
@@ -115,11 +109,9 @@ class TreeAttention:
 def _lay_out_rows_kernel(
     idx_mapping,  # [n] int64
     query_start_loc,  # [n + 1] int32
-    cu_num_logits,  # [n + 1] int32
+    cu_num_logits,  # [n + 1] int32: row 0 and the nodes are a request's last queries
     seq_lens,  # [n] int32
-    parents,
-    depths,
-    tree_stride,
+    trees,  # DraftTrees
     positions,  # [num_tokens] int64, p + row; in place
     masks,
     row_depths,
@@ -147,8 +139,8 @@ def _lay_out_rows_kernel(
 
     row = tl.arange(0, BLOCK)
     inside, is_node = row < rows, (row > 0) & (row < rows)
-    tree = state * tree_stride - 1
-    depth = tl.load(depths + tree + row, mask=is_node, other=0)
+    tree = state * trees.max_num_nodes - 1
+    depth = tl.load(trees.depths + tree + row, mask=is_node, other=0)
     first = tl.load(positions + begin)
     tl.store(positions + begin + row, first + depth, mask=inside)
     tl.store(row_depths + begin + row, depth, mask=inside)
@@ -159,7 +151,7 @@ def _lay_out_rows_kernel(
     at = row
     for _ in tl.static_range(DEPTH - 1):
         up = is_node & (at > 0)
-        at = tl.maximum(tl.load(parents + tree + at, mask=up, other=0), 0)
+        at = tl.maximum(tl.load(trees.parents + tree + at, mask=up, other=0), 0)
         bit = one << (at % 64).to(tl.int64)
         low |= tl.where(at < 64, bit, 0)
         high |= tl.where(at >= 64, bit, 0)
@@ -167,38 +159,23 @@ def _lay_out_rows_kernel(
     tl.store(masks + (begin + row) * 2 + 1, high, mask=inside)
 
 
-def lay_out_rows(
-    trees: DraftTrees,
-    rows: TreeRows,
-    idx_mapping: torch.Tensor,
-    query_start_loc: torch.Tensor,
-    cu_num_logits: torch.Tensor,
-    seq_lens: torch.Tensor,
-    positions: torch.Tensor,
-) -> None:
+def lay_out_rows(trees: DraftTrees, rows: TreeRows, batch: InputBatch) -> None:
     """Writes the positions and attention masks of the rows of a step's trees.
 
     A request whose drafts were cut has the first nodes of its tree, which are a tree
     too. One without drafts keeps its positions.
 
     Args:
-        idx_mapping: [n] int64, request state.
-        query_start_loc: [at least n + 1] int32.
-        cu_num_logits: [n + 1] int32, rows that are sampled from: row 0 and the nodes,
-            which are the last queries of a request.
-        seq_lens: [at least n] int32, queries included.
-        positions: [num_tokens] int64, in place: p + row before, p + depth afterwards.
+        batch: of p + row, its positions become p + depth.
     """
-    num_reqs = len(idx_mapping)
+    num_reqs = batch.num_reqs
     _lay_out_rows_kernel[(num_reqs + 1,)](
-        idx_mapping,
-        query_start_loc,
-        cu_num_logits,
-        seq_lens,
-        trees.parents,
-        trees.depths,
-        trees.parents.stride(0),
-        positions,
+        batch.idx_mapping,
+        batch.query_start_loc,
+        batch.cu_num_logits,
+        batch.seq_lens,
+        trees,
+        batch.positions,
         rows.masks,
         rows.depths,
         rows.prefix_lens,

@@ -16,19 +16,20 @@ import numpy as np
 import torch
 
 from vllm.triton_utils import tl, triton
-from vllm.utils.torch_utils import async_tensor_h2d
 from vllm.v1.outputs import LogprobsTensors
 from vllm.v1.worker.gpu.input_batch import InputBatch
-from vllm.v1.worker.gpu.sample.gumbel import gumbel_sample
 from vllm.v1.worker.gpu.sample.output import SamplerOutput
 from vllm.v1.worker.gpu.sample.sampler import Sampler
 from vllm.v1.worker.gpu.sample.states import NO_LOGPROBS
+from vllm.v1.worker.gpu.spec_decode.noise import draw_alone
 from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler
 
-from .trees import DraftTrees, TreeRows
+from .trees import DraftTrees
 
 if TYPE_CHECKING:
     from vllm.config import SpeculativeConfig
+
+    from .step import TreeStep
 
 
 class TreeRejectionSampler(RejectionSampler):
@@ -36,43 +37,25 @@ class TreeRejectionSampler(RejectionSampler):
 
     Chains are verified by the same walk.
 
+    Args:
+        step: has the trees of a step, and its rows.
+
     Attributes:
-        has_trees: whether the step has trees, not only chains.
         walked: [2, n, K + 1] int32 of the latest step, from row 0 on: the row of each
             accepted node, and the rank of its token. Row 0 has no rank: its entry is
             whether the request could only use a chain.
     """
 
     def __init__(
-        self,
-        sampler: Sampler,
-        spec_config: "SpeculativeConfig",
-        trees: DraftTrees,
-        rows: TreeRows,
+        self, sampler: Sampler, spec_config: "SpeculativeConfig", step: "TreeStep"
     ):
-        device = trees.parents.device
-        super().__init__(sampler, spec_config, device)
-        self.trees, self.rows = trees, rows
-        self.has_trees = False
-        self._any_chain_only = False
+        super().__init__(sampler, spec_config, step.rows.masks.device)
+        self.step = step
         self._chunks: list[torch.Tensor] = []
 
     @property
     def walked(self) -> torch.Tensor:
         return self._chunks[0] if len(self._chunks) == 1 else torch.cat(self._chunks, 1)
-
-    def set_chain_only(self, chain_only: np.ndarray) -> None:
-        """Sets which requests of the batch draft a chain, and can accept only that.
-
-        Args:
-            chain_only: [n] bool, on the host.
-        """
-        needed = bool(chain_only.any())
-        if needed:
-            async_tensor_h2d(chain_only, out=self.rows.chain_only[: len(chain_only)])
-        elif self._any_chain_only:
-            self.rows.chain_only.zero_()
-        self._any_chain_only = needed
 
     def __call__(
         self,
@@ -83,15 +66,15 @@ class TreeRejectionSampler(RejectionSampler):
     ) -> SamplerOutput:
         self._chunks = []
         output = super().__call__(logits, input_batch, draft_logits, invalid_drafts)
-        if self.has_trees:
+        if self.step.has_trees:
             output.accepted_nodes = self.walked
         return output
 
     def draft_depths(self, input_batch: InputBatch) -> torch.Tensor:
         """[rows] int32, a row's position minus that of its request's first row."""
-        if not self.has_trees:
+        if not self.step.has_trees:
             return input_batch.expanded_local_pos
-        return self.rows.depths[input_batch.logits_indices]
+        return self.step.rows.depths[input_batch.logits_indices]
 
     def _verify(
         self,
@@ -112,21 +95,16 @@ class TreeRejectionSampler(RejectionSampler):
         processed = self.sampler.apply_sampling_params(
             logits, expanded_idx_mapping, *requests, *rows, seq_lens_upper_bound_np
         )
-        drawn = self._draw(
-            processed,
-            verify_draft_sampled,
-            pos,
-            expanded_idx_mapping,
-            expanded_local_pos,
-        )
+        of_row = pos, expanded_idx_mapping, expanded_local_pos
+        drawn = self._draw(processed, verify_draft_sampled, *of_row)
         first, n = sum(chunk.shape[1] for chunk in self._chunks), len(idx_mapping)
-        chain_only = self.rows.chain_only[first : first + n]
+        chain_only = self.step.rows.chain_only[first : first + n]
         batch = verify_draft_sampled, cu_num_logits, idx_mapping, chain_only
         columns = self.num_speculative_steps + 1
         sampled, num_sampled, walked = walk_trees(
-            self.trees, drawn, *batch, columns, self.has_trees
+            self.step.trees, drawn, *batch, columns, self.step.has_trees
         )
-        if self._any_chain_only:
+        if self.step.any_chain_only:
             walked[1, :, 0] = chain_only
         self._chunks.append(walked)
         return processed, sampled, num_sampled
@@ -139,29 +117,12 @@ class TreeRejectionSampler(RejectionSampler):
         states: torch.Tensor,
         local_pos: torch.Tensor,
     ) -> torch.Tensor:
-        """The target's own token after each row, whatever the tree is.
+        """[rows] int64, the target's own token after each row, whatever the tree is.
 
         Args:
-            logits: [rows, V], processed.
-            nodes: [rows], the token that each row holds; unused, like `local_pos`:
-                benchmarks with synthetic acceptance need them.
-            pos: [rows] int64, position of each row.
-            states: [rows], request state of each row.
-            local_pos: [rows] int32, number of each row in its request.
-
-        Returns:
-            [rows] int64.
+            nodes, local_pos: unused; benchmarks with synthetic acceptance need them.
         """
-        return gumbel_sample(
-            logits,
-            states,
-            self.sampler.sampling_states.temperature.gpu,
-            self.sampler.sampling_states.seeds.gpu,
-            pos,
-            apply_temperature=False,
-            is_drafting=False,
-            use_fp64=self.sampler.use_fp64_gumbel,
-        )
+        return draw_alone(self.sampler, logits, states, pos)
 
     def _get_logprobs_tensors(
         self,
@@ -171,20 +132,13 @@ class TreeRejectionSampler(RejectionSampler):
         cu_num_logits: torch.Tensor,
         cu_num_logits_np: np.ndarray,
         max_num_logprobs: int,
-        expanded_idx_mapping: torch.Tensor | None = None,
+        *others: torch.Tensor,
     ) -> LogprobsTensors | None:
         """Takes the logprobs of a request's tokens from the rows of its path."""
         if max_num_logprobs != NO_LOGPROBS:
             logits = self._along_paths(logits, cu_num_logits)
-        return super()._get_logprobs_tensors(
-            sampled,
-            num_sampled,
-            logits,
-            cu_num_logits,
-            cu_num_logits_np,
-            max_num_logprobs,
-            expanded_idx_mapping,
-        )
+        rows = cu_num_logits, cu_num_logits_np, max_num_logprobs, *others
+        return super()._get_logprobs_tensors(sampled, num_sampled, logits, *rows)
 
     def _along_paths(
         self, logits: torch.Tensor, cu_num_logits: torch.Tensor
@@ -212,8 +166,7 @@ def _walk_kernel(
     cu_num_logits,  # [n + 1] int32
     idx_mapping,  # [n] int64
     chain_only,  # [n] bool
-    trees,  # TreePointers
-    tree_stride,
+    trees,  # DraftTrees
     sampled,  # [n, >= K + 1] int64
     sampled_stride,
     num_sampled,  # [n] int32
@@ -228,7 +181,7 @@ def _walk_kernel(
     rows = tl.load(cu_num_logits + req + 1) - begin
     row = tl.arange(0, BLOCK)
     is_node = (row > 0) & (row < rows)
-    of_row = tl.load(idx_mapping + req) * tree_stride + row - 1
+    of_row = tl.load(idx_mapping + req) * trees.max_num_nodes + row - 1
     of_tree = is_node & has_trees
     parent = tl.load(trees.parents + of_row, mask=of_tree, other=row - 1)
     rank = tl.load(trees.ranks + of_row, mask=of_tree, other=0)
@@ -289,8 +242,7 @@ def walk_trees(
         cu_num_logits,
         idx_mapping,
         chain_only,
-        trees.pointers,
-        trees.parents.stride(0),
+        trees,
         sampled,
         sampled.stride(0),
         num_sampled,

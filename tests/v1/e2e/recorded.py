@@ -29,21 +29,17 @@ CAPTURE_SIZES = [1, 2, 4, 8, 16, 24, 32, 64]
 
 
 class Replays:
-    """Counts replays of graphs: of first and later passes, and piecewise ones.
-
-    First passes of batches with unequal query lengths are counted as "ragged".
-    """
+    """Counts replays of graphs: of first and later passes, and piecewise ones."""
 
     def __init__(self, engine: Engine) -> None:
-        self.found = {"first": 0, "ragged": 0, "later": 0, "piecewise": 0}
+        self.found = {"first": 0, "later": 0, "piecewise": 0}
         if graphs := getattr(engine.speculator, "graphs", None):
             self.full, self.piecewise = graphs.run_fullgraph, graphs.run_pw_graph
             graphs.run_fullgraph = self._full
             graphs.run_pw_graph = self._piecewise
 
     def _full(self, desc: DraftBatchDescriptor) -> Any:
-        first = "first" if desc.uniform_token_count else "ragged"
-        self.found["later" if desc.first_pass else first] += 1
+        self.found["later" if desc.first_pass else "first"] += 1
         return self.full(desc)
 
     def _piecewise(self, *args: Any, **more: Any) -> Any:

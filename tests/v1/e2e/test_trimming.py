@@ -10,6 +10,7 @@ from .oracle import assert_output_matches
 from .recorded import Replays
 from .runner import Request
 from .test_unified_speculator import SAMPLING, only_fast
+from .watches import TrimmedSteps
 
 ENGINE = {
     "max_num_seqs": 8,
@@ -47,9 +48,9 @@ def test_alternating_trees_and_trimmed_chains(
         **ENGINE,
     ) as llm:
         llm.call(draft_by_turns, [7, 7, 7, *TREES[mode], 7, 2])
+        llm.watch(TrimmedSteps)
         served = llm.generate(requests)
-        replays = llm.found(Replays)
-    assert min(replays["first"], replays["ragged"]) > 0  # the latter is of trimmed ones
+        assert llm.found(TrimmedSteps) > 0 and llm.found(Replays)["first"] > 0
     assert_output_matches(target, requests, served)
     text = requests[5].prompt + served.tokens[5]
     with torch.inference_mode():

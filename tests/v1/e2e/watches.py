@@ -80,6 +80,17 @@ class Drafts:
         return taken
 
 
+class TrimmedSteps:
+    """Counts steps that verify only a part of their drafts."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.found = 0
+        around(engine.scheduler, "schedule", after=self._note)
+
+    def _note(self, _: Given, output: Any) -> None:
+        self.found += output.verify_budget is not None
+
+
 class DummyBatches:
     """Counts dummy batches that the engine itself runs, as an idle rank."""
 

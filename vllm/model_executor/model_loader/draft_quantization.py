@@ -115,8 +115,11 @@ def reads_draft_files(
     @wraps(get_config)
     def get_by_files(vllm_config: VllmConfig) -> QuantizationConfig | None:
         config, spec = get_config(vllm_config), vllm_config.speculative_config
-        is_own = spec.method in OWN_CHECKPOINTS
-        if config is not None and is_own and stores_scales(spec.draft_model_config):
+        if (
+            config is not None
+            and spec.method in OWN_CHECKPOINTS
+            and stores_scales(spec.draft_model_config)
+        ):
             _look_into_file(config, vllm_config)
         return config
 

@@ -91,7 +91,9 @@ def shares_graphs(config: "VllmConfig", support: AttentionCGSupport) -> bool:
         parallel.prefill_context_parallel_size,
     )
     is_split = parallel.use_ubatching or config.lora_config is not None
-    return max(ranks) == 1 and not is_split
+    # Cross-attention is captured with queries of the mean length.
+    is_decoder = not config.model_config.is_encoder_decoder
+    return max(ranks) == 1 and is_decoder and not is_split
 
 
 def keep_own_length(manager: "CudaGraphManager") -> None:
@@ -165,6 +167,9 @@ def _chains(
             yield BatchExecutionDescriptor(
                 CUDAGraphMode.FULL, m, n, max_query_len=query_len
             )
+        # Attention kernels are faster for the single rows of steps without drafts.
+        if not least and m <= manager.max_num_reqs:
+            yield BatchExecutionDescriptor(CUDAGraphMode.FULL, m, m, max_query_len=1)
 
 
 def _trees(manager: "CudaGraphManager") -> Iterator["BatchExecutionDescriptor"]:
@@ -192,7 +197,9 @@ def offer_every_length(manager: "CudaGraphManager") -> None:
     if spec is None or not spec.uses_dynamic_speculative_decoding():
         return
     full = manager._capture_descs.get(CUDAGraphMode.FULL, ())
-    ascending = sorted(full, key=lambda batch: (batch.num_tokens, batch.num_reqs))
+    ascending = sorted(
+        full, key=lambda b: (b.num_tokens, b.num_reqs, b.max_query_len or 0)
+    )
     for (num_tokens, num_loras), others in manager._candidates.items():
         own, ragged = {}, []
         for batch in ascending:

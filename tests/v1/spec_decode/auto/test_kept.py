@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Step times of an earlier start are used only if they are this engine's."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from vllm.config.drafter import DrafterConfig, StepTimes
 from vllm.config.drafter.length import AutoSchedule
+from vllm.v1.attention.backends.registry import AttentionBackendEnum
 from vllm.v1.spec_decode.auto import kept
 from vllm.v1.spec_decode.auto.kept import file_of, load, save
 
@@ -24,8 +26,15 @@ def config(monkeypatch, tmp_path):
             num_speculative_tokens=2,
             num_speculative_tokens_per_batch_size=AutoSchedule([0, 2]),
             drafter=DrafterConfig("draft_model", 2),
+            attention_backend=None,
         ),
-        parallel_config=SimpleNamespace(data_parallel_size=1, world_size=1),
+        parallel_config=SimpleNamespace(
+            data_parallel_size=1,
+            world_size=1,
+            disable_custom_all_reduce=False,
+            distributed_executor_backend=None,
+            nnodes=1,
+        ),
         scheduler_config=SimpleNamespace(max_num_seqs=8),
         model_config=SimpleNamespace(max_model_len=512),
         compilation_config=SimpleNamespace(
@@ -54,6 +63,7 @@ def test_later_start_finds_what_was_kept(config, caplog_vllm):
             AutoSchedule([0, 1, 2]),
         ),
         ("speculative", "draft_sample_method", "greedy"),
+        ("speculative", "attention_backend", AttentionBackendEnum.FLASH_ATTN),
         ("speculative", "drafter", DrafterConfig("eagle3", 2)),
         ("scheduler", "max_num_seqs", 9),
         ("model", "max_model_len", 513),
@@ -102,6 +112,16 @@ def test_corrupt_file_is_replaced(text: str, tmp_path, caplog_vllm):
     assert caplog_vllm.text.count("timed anew") == 1
     save(path, TIMES)
     assert load(path, [0, 2]) == TIMES
+
+
+def test_forbidden_folder_is_no_error(tmp_path, monkeypatch, caplog_vllm):
+    def refuse(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    for name in ("exists", "read_bytes"):
+        monkeypatch.setattr(Path, name, refuse)
+    assert load(tmp_path / "times.json", [0, 2]) is None
+    assert "Permission denied" in caplog_vllm.text
 
 
 def test_full_disk_is_no_error(tmp_path, caplog_vllm):

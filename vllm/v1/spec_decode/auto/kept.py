@@ -48,6 +48,8 @@ def file_of(config: "VllmConfig", is_trimmed: bool) -> Path | None:
         (os.cpu_count(), torch.backends.cpu.get_cpu_capability()),
         [(k, v) for k, v in vars(spec).items() if isinstance(v, str | int | float)],
         config.scheduler_config,
+        (spec.attention_backend, parallel.disable_custom_all_reduce),
+        (parallel.distributed_executor_backend, parallel.nnodes),
         (spec.drafter, chosen_lengths(spec), is_trimmed),
         config.model_config.max_model_len,
         compilation.cudagraph_mode,
@@ -59,13 +61,15 @@ def file_of(config: "VllmConfig", is_trimmed: bool) -> Path | None:
 
 def load(path: Path | None, lengths: Iterable[int]) -> StepTimes | None:
     """The times of an earlier start, if its file has those of all draft lengths."""
-    if path is None or not path.exists():
+    if path is None:
         return None
     try:
         times = TIMES.validate_json(path.read_bytes())
         rows = times.passes[min(times.passes)].values()
         if any(set(row) != set(lengths) for row in rows):
             raise ValueError("other draft lengths")
+    except FileNotFoundError:
+        return None
     except (OSError, ValueError) as error:
         logger.warning("Steps are timed anew: %s is not valid (%r).", path, error)
         return None

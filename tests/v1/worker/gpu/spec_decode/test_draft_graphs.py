@@ -55,6 +55,7 @@ def auto_config(num_drafts: int):
     made.compilation_config.cudagraph_capture_sizes = [*SIZES, *range(80, 513, 16)]
     made.compilation_config.max_cudagraph_capture_size = 512
     made.lora_config = None
+    made.model_config = SimpleNamespace(is_encoder_decoder=False)
     made.parallel_config = SimpleNamespace(
         data_parallel_size=1,
         decode_context_parallel_size=1,

@@ -4,7 +4,10 @@
 import pytest
 import torch
 
-from vllm.v1.worker.gpu.spec_decode.unified.drafters.dflash import of_edges
+from vllm.v1.worker.gpu.spec_decode.unified.drafters.dflash import (
+    block_lengths,
+    of_edges,
+)
 from vllm.v1.worker.gpu.spec_decode.unified.tree.grow import Candidates, grow_trees
 from vllm.v1.worker.gpu.spec_decode.unified.tree.trees import DraftTrees
 
@@ -93,3 +96,17 @@ def test_trees_of_beams_hold_likeliest_paths(num_nodes: int):
     beams = Passes(K).beams
     candidates = beams.candidates.of_first(3, K)
     assert_likeliest(candidates, num_nodes, [5, 0, 2], [False, True, False])
+
+
+@pytest.mark.parametrize(
+    "depth, lengths, blocks",
+    [
+        (7, [0, 1, 2, 3, 4, 5, 7, 31, 63], [3, 7]),
+        (12, [0, 1, 2, 3, 4, 5, 7, 9, 12], [3, 7, 12]),  # 6 has no graphs
+        (7, [1, 7, 63], [1, 7]),
+        (4, [2, 15], [2]),
+        (7, [0, 63], []),
+    ],
+)
+def test_chains_have_a_block_of_a_length_that_steps_have(depth, lengths, blocks):
+    assert block_lengths(depth, lengths) == blocks

@@ -298,13 +298,13 @@ class TreeDSpark(TreeDFlash, DSparkSpeculator):
 
 
 def block_lengths(depth: int, lengths: list[int]) -> list[int]:
-    """Lengths of blocks for chains of `lengths`, ascending: the whole block (K), and
-    its halves down to `SHORTEST_BLOCK`, since each has its CUDA graphs."""
-    blocks = [depth]
-    while blocks[-1] // 2 >= SHORTEST_BLOCK:
-        blocks.append(blocks[-1] // 2)
-    chains = [k for k in lengths if 0 < k <= depth]
-    return sorted({min(b for b in blocks if b >= k) for k in chains})
+    """Lengths of blocks for chains of `lengths`, ascending: of these the nearest to the
+    whole block (K) and its halves down to `SHORTEST_BLOCK`; each has CUDA graphs."""
+    chains, blocks, half = [k for k in lengths if 0 < k <= depth], set(), depth
+    while chains and half >= SHORTEST_BLOCK:
+        blocks.add(min(chains, key=lambda k: (abs(k - half), -k)))
+        half //= 2
+    return sorted(blocks)
 
 
 def with_block_length(vllm_config: VllmConfig, length: int = 0) -> VllmConfig:

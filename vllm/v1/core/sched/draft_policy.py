@@ -195,14 +195,14 @@ class DraftPolicy:
         running = self._scheduler.running
         if not running:
             return Load(batch_size, batch_size, 0.0)
-        context, of_kind = 0, [0] * NUM_KINDS
+        context, has_grammar, of_kind = 0, False, [0] * NUM_KINDS
         for request in running:
             known = request.num_tokens + request.num_output_placeholders
             context += known
+            has_grammar |= request.use_structured_output
             params = request.sampling_params
             if known < self._limit and not refuses_drafts(params):
                 of_kind[_kind_of(params)] += 1
-        has_grammar = any(request.use_structured_output for request in running)
         load = Load(batch_size, 0, context / len(running), has_grammar)
         if not (drafting := sum(of_kind)):
             return load

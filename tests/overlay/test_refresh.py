@@ -6,7 +6,7 @@ from zipfile import ZipFile
 import pytest
 
 from tests.overlay.fakes import HEAD, composed, edit
-from tests.overlay.test_edits import PATH, TEXT
+from tests.overlay.test_edits import PATH, PLACES, TEXT
 from tools.overlay.base import OverlayError, find_wheel, pinned_base
 from tools.overlay.edits import NOTE, parse
 from tools.overlay.edits import composed as composed_text
@@ -25,31 +25,19 @@ def hunks_of(old: str, new: str, before: str = "") -> str:
     assert text.count(old) == 1
     changed = text.replace(old, new)
     found = refreshed(SOURCE, known, changed + NOTE.format(path=PATH))
-    if "import ours" not in new:
-        assert composed_text(SOURCE, found.hunks()) == changed
+    assert composed_text(SOURCE, found.hunks()) == changed
     return found.text().partition("\n")[2]
 
 
-FIRST, LAST, LIMIT = "    first = 1\n", "    return first\n", "    @property\n"
+FIRST = "    first = 1\n"
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "where", "lines"),
-    [
-        (FIRST, "    a\n", "make, replacing line 3", "    a\n"),
-        (FIRST, "", "make, removing line 3", ""),
-        (FIRST, f"    a\n{FIRST}", "make, after line 2", "    a\n"),
-        (LAST, f"{LAST}    a\n", "make, at the end", "    a\n"),
-        (LAST, f"{LAST}A = 1\n", "module, at the end", "A = 1\n"),
-        (LIMIT, f"    @a\n{LIMIT}", "Config.limit, before line 1", "    @a\n"),
-        ("value\n\n", "value\n\n    a\n\n", "Config, at the end", "\n    a\n"),
-        ("class Config:", "class C:", "Config, replacing line 1", "class C:\n"),
-        ('= 1\n    "', '= 1\n    a\n    "', "Config.size, after line 1", "    a\n"),
-        ("import os\n", "import os\nimport ours\n", "imports", "import ours\n"),
-    ],
-)
-def test_new_hunk(old, new, where, lines):
-    assert hunks_of(old, new) == f"{ASK}@@ {where}\n{lines}"
+@pytest.mark.parametrize(("header", "lines", "_"), PLACES)
+def test_new_hunk(header, lines, _):
+    hunk = f"@@ {header}\n{lines}"
+    text = composed_text(SOURCE, parse(PATH, HEAD + hunk).hunks())
+    found = refreshed(SOURCE, parse(PATH, ""), text + NOTE.format(path=PATH))
+    assert found.text().endswith(f"{ASK}{hunk}")
 
 
 def test_reverted_change_leaves_no_hunk():

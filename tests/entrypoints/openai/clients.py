@@ -18,6 +18,7 @@ from tests.v1.e2e.noise import noised
 
 from .server import MODEL
 
+LONGEST_PROMPT, LONGEST_OUTPUT = 120, 24
 DRAIN_S = 300  # for the requests in flight when a round ends
 
 

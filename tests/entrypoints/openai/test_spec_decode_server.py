@@ -9,46 +9,34 @@ import json
 import re
 import time
 import urllib.error
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor, wait
+from threading import Semaphore
 
 import openai
 import pytest
 from transformers import AutoTokenizer
 
 from tests.conftest import ROOT
-from tests.v1.e2e.oracle import load_model
 
-from .clients import Asks, Traffic, answer_alone
-from .server import Server
+from .clients import Answer, Asks, Traffic
+from .server import MODEL, Server
 
 NUM_SPEC_TOKENS = 7
 LINE = re.compile(
     r"SpecDecoding metrics: Mean acceptance length: .*Per-position acceptance.*, "
     r"Method: draft_model, Mode: pard, Draft time share: \d+\.\d%, Draft length: 7\n"
 )
-CODE = "import os\nimport sys\n\n\ndef main(argv):\n    "
 DASHBOARD = "examples/observability/dashboards/grafana/vllm_drafting.json"
-GREEDY = {"model": "target", "temperature": 0, "max_tokens": 24}
+NUM_RUNNING, NUM_STREAMS, STOP_SECONDS = 8, 12, 5
 
 
-def complete(client: openai.OpenAI) -> str:
-    return client.completions.create(prompt=CODE, **GREEDY).choices[0].text
+def complete(server: Server, answer: Answer) -> str:
+    body = {"prompt": answer.prompt, "max_tokens": len(answer.tokens)}
+    made = server.client.completions.create(model=MODEL, **body, **answer.sampling)
+    return made.choices[0].text
 
 
-@pytest.fixture
-def asks(models: Path) -> Asks:
-    """Requests with prefixes of `CODE`, and the target's answers to them."""
-    target = load_model(models / "target")
-    tokenizer = AutoTokenizer.from_pretrained(models / "target")
-    prompts = [CODE[:n] for n in range(len(CODE), 3, -7)]
-    answers = [
-        answer_alone(target, tokenizer(prompt)["input_ids"], {"temperature": 0}, 24)
-        for prompt in prompts
-    ]
-    return Asks(answers, tokenizer, leaving=0.4)
-
-
-def test_server(serve, models, asks: Asks):
+def test_server(serve, models, answers: list[Answer]):
     """One test, since a server takes long to start, and the last check stops it."""
     config = {
         "model": str(models / "pard"),
@@ -56,15 +44,17 @@ def test_server(serve, models, asks: Asks):
         "num_speculative_tokens": NUM_SPEC_TOKENS,
         "parallel_drafting": True,
     }
-    expected = asks.text_of(asks.answers[0])  # the target's answer to `CODE`
+    tokenizer = AutoTokenizer.from_pretrained(models / "target")
+    asks, (first, *_) = Asks(answers, tokenizer, leaving=0.4), answers
+    expected = asks.text_of(first)
     with serve("--speculative-config", json.dumps(config)) as server:
-        assert complete(server.client) == expected != ""
+        assert complete(server, first) == expected != ""
         check_too_large_request_fails_alone(server)
-        assert complete(server.client) == expected
-        check_metrics_and_log(server)
+        assert complete(server, first) == expected
+        check_metrics_and_log(server, first)
         check_documented_metrics_are_exported(server)
         check_concurrent_clients_that_disconnect(server, asks)
-        check_sigterm_shuts_down_cleanly(server)
+        check_sigterm_ends_open_requests(server)
 
 
 def check_too_large_request_fails_alone(server):
@@ -74,17 +64,17 @@ def check_too_large_request_fails_alone(server):
         {"extra_body": {"bad_words": ["many words of a client " * 300]}},
     ):
         with pytest.raises(openai.BadRequestError, match="must be at most"):
-            server.client.completions.create(prompt=CODE, **GREEDY, **more)
+            server.client.completions.create(model=MODEL, prompt=[1], **more)
 
 
-def check_metrics_and_log(server):
+def check_metrics_and_log(server, answer: Answer):
     """`tests/v1/metrics` tests what each counter counts."""
     deadline = time.monotonic() + 30
     while not (
         counted(server, "num_timed_steps") and LINE.search(server.log.read_text())
     ):
         assert time.monotonic() < deadline
-        complete(server.client)
+        complete(server, answer)
     drafts, drafted = counted(server, "num_drafts"), counted(server, "num_draft_tokens")
     assert 0 < drafted <= drafts * NUM_SPEC_TOKENS
     assert counted(server, "num_draft_tokens_per_pos") == drafted
@@ -121,9 +111,37 @@ def check_concurrent_clients_that_disconnect(server, asks: Asks):
     assert not any(server.wait_until_idle().values())
 
 
-def check_sigterm_shuts_down_cleanly(server):
-    status, alive = server.terminate()
+def check_sigterm_ends_open_requests(server):
+    """Regression: it waited until clients gave up if a step was running. Requests that
+    wait for others end, too."""
+    started = Semaphore(0)
+    with ThreadPoolExecutor(NUM_STREAMS) as pool:
+        streams = [
+            pool.submit(read_stream, server, started) for _ in range(NUM_STREAMS)
+        ]
+        for _ in range(NUM_RUNNING):
+            assert started.acquire(timeout=60)
+        begin = time.monotonic()
+        status, alive = server.terminate()
+        assert time.monotonic() - begin < STOP_SECONDS
+        assert not wait(streams, timeout=STOP_SECONDS).not_done
+    assert {stream.result() for stream in streams} == {"abort"}
     assert status == 0, server.log.read_text()
     assert not alive
     with pytest.raises(urllib.error.URLError):
         server.get("/health")
+
+
+def read_stream(server: Server, started: Semaphore) -> str | None:
+    """The finish reason of a long answer, or what the server says instead."""
+    body = {"prompt": [1], "max_tokens": 1900, "stream": True}
+    body["extra_body"] = {"ignore_eos": True}
+    try:
+        chunks = server.client.completions.create(model=MODEL, **body)
+        for number, chunk in enumerate(chunks):
+            if number == 0:
+                started.release()
+            reason = chunk.choices[0].finish_reason
+        return reason
+    except openai.APIError as error:
+        return error.message

@@ -13,21 +13,17 @@ block free, and its memory is recorded.
 import asyncio
 import json
 import os
-import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 from transformers import AutoTokenizer
 
-from tests.v1.e2e.oracle import load_model
-
-from .clients import Answer, Asks, Traffic, answer_alone
+from .clients import LONGEST_OUTPUT, LONGEST_PROMPT, Answer, Asks, Traffic
 from .server import Server
 
 SECONDS = float(os.environ.get("VLLM_TEST_SOAK_SECONDS", 30))
 ROUNDS, CLIENTS, LEAVING = 4, 64, 0.5
-PROMPTS, LONGEST_PROMPT, LONGEST_OUTPUT = 12, 120, 24
 # The KV cache holds only some of the running requests.
 PRESSED = [
     f"--max-model-len={LONGEST_PROMPT + LONGEST_OUTPUT}",
@@ -49,27 +45,6 @@ DRAFTERS = {
         "draft_tree": 15,
     },
 }
-# Of prompts in turn. With a penalty, logits depend on the draft tokens before them.
-SAMPLING: list[dict[str, Any]] = [
-    {"temperature": 0},
-    {"temperature": 0, "repetition_penalty": 1.3},
-    {"temperature": 0},
-    {"temperature": 0.5, "seed": 3},
-    {"temperature": 0},
-]
-
-
-@pytest.fixture(scope="module")
-def answers(models: Path, held_out_tokens: list[int]) -> list[Answer]:
-    target, draw = load_model(models / "target"), random.Random(0)
-    starts = [draw.randrange(len(held_out_tokens) - LONGEST_PROMPT) for _ in range(4)]
-    found = []
-    for number in range(PROMPTS):  # some share a prefix, for the prefix cache
-        start = starts[number % len(starts)]
-        prompt = held_out_tokens[start : start + draw.randint(1, LONGEST_PROMPT)]
-        sampling = SAMPLING[number % len(SAMPLING)]
-        found.append(answer_alone(target, prompt, sampling, LONGEST_OUTPUT))
-    return found
 
 
 def soak(server: Server, traffic: Traffic) -> list[dict[str, Any]]:

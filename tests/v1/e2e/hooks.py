@@ -99,7 +99,7 @@ def update_weights(
 
     Args:
         target: folder of the weights that the target loads.
-        sent_target, sent_drafter: folders of weights that are sent: `weight_files.py`.
+        sent_target, sent_drafter: folders of weights that are sent.
     """
     llm = engine.llm
     if target:

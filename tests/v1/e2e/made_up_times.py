@@ -4,11 +4,7 @@
 import os
 
 from vllm.config import VllmConfig
-from vllm.config.drafter.length import (
-    MIN_REQUESTS,
-    candidate_lengths,
-    chosen_lengths,
-)
+from vllm.config.drafter.length import MIN_REQUESTS, candidate_lengths, chosen_lengths
 from vllm.v1.spec_decode.auto import measure
 from vllm.v1.spec_decode.auto.times import Curves, Intervals, Table
 

@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 from tests.checkpoints.families import Published
+from vllm import SamplingParams
 
 from .noise import noised
 from .runner import Request, Served
@@ -35,10 +36,20 @@ def read_config(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "config.json").read_text())
 
 
-def choices(target: nn.Module, tokens: list[int]) -> list[int]:
-    """The target's own greedy choice after each of these tokens."""
-    with torch.inference_mode():
-        return target(torch.tensor([tokens])).logits[0].argmax(-1).tolist()
+@torch.inference_mode()
+def own_tokens(
+    target: nn.Module, text: list[int], first: int, params: SamplingParams
+) -> list[int]:
+    """The target's own token at each index from `first` on, greedy or with a seed."""
+    rows = target(torch.tensor([text])).logits[0, first - 1 : -1]
+    if params.seed is None:
+        return rows.argmax(-1).tolist()
+    sampling = {"seed": params.seed, "temperature": params.temperature}
+    drawn = (
+        noised(row, position=position, **sampling).argmax()
+        for position, row in enumerate(rows, first - 1)
+    )
+    return [int(token) for token in drawn]
 
 
 def assert_output_matches(
@@ -49,31 +60,10 @@ def assert_output_matches(
     An aborted request must have its tokens up to the abort, every other one all.
     """
     for request, output in zip(requests, served.outputs, strict=True):
-        params, answer = request.params, list(output.outputs[0].token_ids)
-        assert not output.finished or len(answer) == params.max_tokens
+        answer = list(output.outputs[0].token_ids)
+        assert not output.finished or len(answer) == request.params.max_tokens
         text, first = request.prompt + answer, len(request.prompt)
-        if params.seed is None:
-            assert answer == choices(target, text)[first - 1 : -1]
-        else:
-            sampling = {"seed": params.seed, "temperature": params.temperature}
-            assert answer == seeded_choices(target, text, first, **sampling)
-
-
-@torch.inference_mode()
-def seeded_choices(
-    target: nn.Module, text: list[int], first: int, **sampling: Any
-) -> list[int]:
-    """Tokens that the target samples from index `first` on, with noise by position.
-
-    Args:
-        sampling: seed and temperature.
-    """
-    logits = target(torch.tensor([text])).logits[0]
-    drawn = (
-        noised(logits[position], position=position, **sampling).argmax()
-        for position in range(first - 1, len(text) - 1)
-    )
-    return [int(token) for token in drawn]
+        assert answer == own_tokens(target, text, first, request.params)
 
 
 def compare_drafts(

@@ -18,6 +18,7 @@ from vllm.v1.worker.gpu.spec_decode.unified.graphs import (
 from vllm.v1.worker.gpu.spec_decode.unified.speculator import UnifiedSpeculator
 
 from .runner import Engine
+from .watches import Given, around
 
 # Draft passes with prompts would need a compiled model, so they run eagerly, as on a
 # CPU.
@@ -34,17 +35,14 @@ class Replays:
     def __init__(self, engine: Engine) -> None:
         self.found = {"first": 0, "later": 0, "piecewise": 0}
         if graphs := getattr(engine.speculator, "graphs", None):
-            self.full, self.piecewise = graphs.run_fullgraph, graphs.run_pw_graph
-            graphs.run_fullgraph = self._full
-            graphs.run_pw_graph = self._piecewise
+            around(graphs, "run_fullgraph", before=self._full)
+            around(graphs, "run_pw_graph", before=self._piecewise)
 
-    def _full(self, desc: DraftBatchDescriptor) -> Any:
-        self.found["later" if desc.first_pass else "first"] += 1
-        return self.full(desc)
+    def _full(self, given: Given) -> None:
+        self.found["later" if given["desc"].first_pass else "first"] += 1
 
-    def _piecewise(self, *args: Any, **more: Any) -> Any:
+    def _piecewise(self, given: Given) -> None:
         self.found["piecewise"] += 1
-        return self.piecewise(*args, **more)
 
 
 class RecordedCalls(DraftGraphs):

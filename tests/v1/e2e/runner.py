@@ -17,13 +17,16 @@ import threading
 import traceback
 from collections import defaultdict
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection
 from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any
 from unittest import mock
+
+import torch
 
 from vllm import LLM, SamplingParams
 from vllm.lora.request import LoRARequest
@@ -42,6 +45,11 @@ ENGINE = {
     "use_tqdm_on_load": False,
     "async_scheduling": False,
 }
+# For engines with two ranks: each has a GPU, or else a core of the CPU.
+CORES = sorted(os.sched_getaffinity(0))
+NUM_DEVICES = torch.cuda.device_count() if torch.cuda.is_available() else len(CORES)
+# Only used on a CPU; without it each rank needs its own NUMA node.
+BOUND = {"VLLM_CPU_OMP_THREADS_BIND": f"{CORES[0]}|{CORES[-1]}"}
 Setup = Callable[[], Any]
 START = threading.Lock()  # the environment belongs to all threads
 
@@ -51,11 +59,10 @@ class EngineError(Exception):
 
 
 class Request:
-    """A request, and when it comes and goes.
+    """A request, and when it is aborted.
 
     Args:
         prompt: token ids, or another of vLLM's prompts.
-        arrives: step of `generate` before which it is added.
         abort_after: number of its tokens after which it is aborted.
         params: sampling parameters; by default it is greedy.
     """
@@ -64,13 +71,12 @@ class Request:
         self,
         prompt: Any,
         max_tokens: int,
-        arrives: int = 0,
         abort_after: int = sys.maxsize,
         lora_request: LoRARequest | None = None,
         **params: Any,
     ) -> None:
         params = {"temperature": 0, "ignore_eos": True} | params
-        self.prompt, self.arrives, self.abort_after = prompt, arrives, abort_after
+        self.prompt, self.abort_after = prompt, abort_after
         self.lora_request = lora_request
         self.params = SamplingParams(max_tokens=max_tokens, **params)
 
@@ -121,41 +127,41 @@ class VllmRunner(AbstractContextManager):
         arguments: dict[str, Any],
     ) -> None:
         self._log = log
-        self._connection, remote = context.Pipe()
-        given = (remote, log, env, setup, ENGINE | arguments)
-        self.process = context.Process(target=run_engine, args=given)
+        self._process = ProcessPoolExecutor(1, context)
         with START, mock.patch.dict(os.environ, env):
-            self.process.start()
-        remote.close()
-        self._result()
+            started = self._submit(start_engine, log, env, setup, ENGINE | arguments)
+        try:
+            self._result(started)
+        except BaseException:
+            self.__exit__()
+            raise
         assert "Using V2 Model Runner" in self.log
 
     def __exit__(self, *_: Any) -> None:
-        self._connection.close()
-        self.process.join(30)
-        self.process.kill()
+        with suppress(BrokenProcessPool):
+            self._submit(end_process)
+        self._process.shutdown()
 
     @property
     def log(self) -> str:
         return self._log.read_text()
 
-    def _result(self) -> Any:
+    def _submit(self, *call: Any, **given: Any) -> Future:
+        return self._process.submit(run_in_engine, *call, **given)
+
+    def _result(self, future: Future) -> Any:
         try:
-            error, result = self._connection.recv()
-        except EOFError:
-            error, result = "the engine's process ended", None
-        if error:
+            return future.result()
+        except Exception:
             print(self.log[-6000:])
-            raise EngineError(error)
-        return result
+            raise
 
     def call(self, function: Callable[..., Any], *args: Any, **given: Any) -> Any:
         """Result of `function(engine, *args, **given)`, called in its process.
 
         The first argument is the `Engine`; all others, and the result, are pickled.
         """
-        self._connection.send((function, args, given))
-        return self._result()
+        return self._result(self._submit(function, *args, **given))
 
     def watch(self, kind: type, *args: Any) -> None:
         """Makes a `kind(engine, *args)`, which `found` reads."""
@@ -172,6 +178,8 @@ class VllmRunner(AbstractContextManager):
 
 class Engine:
     """An engine, as seen from its own process."""
+
+    running: "Engine | None" = None
 
     def __init__(self, setup: list[Setup], arguments: dict[str, Any]) -> None:
         if arguments["async_scheduling"]:
@@ -235,21 +243,13 @@ class Engine:
         return self.served(lambda: self._answer(requests))
 
     def _answer(self, requests: list[Request]) -> list[RequestOutput]:
-        engine, first = self.llm.llm_engine, self.steps
-        waiting = {str(number): each for number, each in enumerate(requests)}
-        outputs: dict[str, RequestOutput] = {}
-        while waiting or engine.has_unfinished_requests():
-            for name, each in list(waiting.items()):
-                if each.arrives <= self.steps - first:
-                    del waiting[name]
-                    engine.add_request(
-                        name,
-                        each.prompt
-                        if isinstance(each.prompt, dict)
-                        else {"prompt_token_ids": each.prompt},
-                        each.params,
-                        lora_request=each.lora_request,
-                    )
+        engine, outputs = self.llm.llm_engine, {}
+        for number, each in enumerate(requests):
+            is_plain = isinstance(each.prompt, list)
+            prompt = {"prompt_token_ids": each.prompt} if is_plain else each.prompt
+            lora = each.lora_request
+            engine.add_request(str(number), prompt, each.params, lora_request=lora)
+        while engine.has_unfinished_requests():
             for output in self.step():
                 asked = requests[int(output.request_id)]
                 keep(outputs, output, asked.params)
@@ -285,43 +285,29 @@ def force_async_scheduling() -> None:
     platform.check_and_update_config = staticmethod(check_async)
 
 
-def run_engine(
-    connection: Connection,
-    log: Path,
-    env: dict[str, str],
-    setup: list[Setup],
-    arguments: dict[str, Any],
+def run_in_engine(function: Callable[..., Any], *args: Any, **given: Any) -> Any:
+    try:
+        return function(Engine.running, *args, **given)
+    except Exception as error:
+        traceback.print_exc()
+        # Not all errors can be pickled.
+        raise EngineError(f"{type(error).__name__}: {error}") from None
+
+
+def start_engine(
+    _: None, log: Path, env: dict[str, str], setup: list[Setup], arguments: Any
 ) -> None:
-    """Main function of an engine's process: runs what `VllmRunner.call` sends."""
     with log.open("w") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
+    sys.stdout.reconfigure(line_buffering=True)
     os.environ |= env
     gc.freeze()  # otherwise the engine's GC traverses all imported modules
-    engine = None
+    Engine.running = Engine(setup, arguments)
 
-    def send(call: Callable[[], Any]) -> bool:
-        try:
-            answer = None, call()
-        except Exception as error:
-            traceback.print_exc()
-            answer = f"{type(error).__name__}: {error}", None
-        sys.stdout.flush()
-        sys.stderr.flush()
-        connection.send(answer)
-        return answer[0] is None
 
-    def start() -> None:
-        nonlocal engine
-        engine = Engine(setup, arguments)
-
-    is_running = send(start)
-    while is_running:
-        try:
-            function, args, given = connection.recv()
-        except EOFError:
-            break
-        send(lambda: function(engine, *args, **given))  # noqa: B023
+def end_process(engine: Engine | None) -> None:
+    """Ends the process without waiting for the engine's threads."""
     if engine and engine.worker is None:
         engine.core.shutdown()
-    os._exit(0)  # without waiting for the engine's threads
+    os._exit(0)

@@ -15,6 +15,7 @@ a draft is right only if the token, hidden state, position and KV cache slot are
 import json
 import random
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -398,3 +399,11 @@ def save_sharing_head(folder: Path) -> Path:
         if name not in ("embed_tokens.weight", "lm_head.weight"):
             made[name] = tensor
     return write_checkpoint(folder, config | {"hidden_size": SIZE}, made)
+
+
+SAVE = {
+    "pard": save_pard,
+    "pard2": save_pard2,
+    "eagle3": partial(save_head, is_parallel=False),
+    "peagle": partial(save_head, is_parallel=True),
+}

@@ -9,6 +9,7 @@ import torch
 from vllm.sampling_params import StructuredOutputsParams
 
 from .oracle import assert_output_matches
+from .recorded import Replays
 from .runner import Engine, Request
 from .test_unified_speculator import only_fast, speculative
 
@@ -18,13 +19,16 @@ WORDS = StructuredOutputsParams(regex="[a-z ]{1,30}")
 GRAMMAR = {"structured_outputs": WORDS, "ignore_eos": False}
 # A request that penalizes tokens verifies the chain of its tree.
 PENALTY = {"presence_penalty": 0.5}
-WAYS = {
-    "chains": {},
-    "async": {"async_scheduling": True},
-    "trees": {"draft_tree": N},
-    "async trees": {"draft_tree": N, "async_scheduling": True},
-    "changing": {"num_speculative_tokens_per_batch_size": [[1, 4, K], [5, 8, 2]]},
-    "sampled": {"draft_sample_method": "probabilistic"},
+TREE, ASYNC = {"draft_tree": N}, {"async_scheduling": True}
+# Speculative config, and arguments of the engine. With graphs all requests replay them,
+# beside one that refuses drafts.
+WAYS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "chains": ({}, {"graphs": True}),
+    "async": ({}, ASYNC),
+    "trees": (TREE, {}),
+    "async trees": (TREE, ASYNC),
+    "changing": ({"num_speculative_tokens_per_batch_size": [[1, 4, K], [5, 8, 2]]}, {}),
+    "sampled": ({"draft_sample_method": "probabilistic"}, {}),
 }
 ENGINE = {
     "max_num_seqs": 8,
@@ -35,7 +39,7 @@ ENGINE = {
 }
 
 
-@pytest.mark.parametrize("way", only_fast(WAYS, "async trees"))
+@pytest.mark.parametrize("way", only_fast(WAYS, "chains", "async trees"))
 @pytest.mark.parametrize("mode", only_fast(("pard", "eagle3"), "pard"))
 def test_metrics_of_requests_add_up(
     mode: str, way: str, vllm_runner, models, make_prompt
@@ -44,13 +48,11 @@ def test_metrics_of_requests_add_up(
     requests = [
         Request(make_prompt(20 + n, n), n, **params) for n, params in lengths.items()
     ]
-    how = dict(WAYS[way])
-    is_async = how.pop("async_scheduling", False)
-    spec = speculative(models, mode, K, **how)
-    with vllm_runner(
-        speculative_config=spec, async_scheduling=is_async, **ENGINE
-    ) as llm:
+    spec, how = WAYS[way]
+    spec = speculative(models, mode, K, **spec)
+    with vllm_runner(speculative_config=spec, **ENGINE, **how) as llm:
         served = llm.generate(requests)
+        assert "graphs" not in how or llm.found(Replays)["first"] > 0
     metrics = [one.outputs[0].spec_decode_metrics.to_dict() for one in served.outputs]
     assert {one["num_spec_tokens"] for one in metrics} == {K}
     sums = {

@@ -78,53 +78,22 @@ def test_schedule(mode: str, start, models, target, requests):
 
 
 @pytest.mark.parametrize("mode", only_fast(("eagle3", "pard"), "pard"))
-def test_auto(mode: str, start, target, requests):
-    with start(mode, 3, "auto") as llm:
-        served = llm.generate(requests)
+def test_auto(mode: str, start, target, requests, tmp_path):
+    """A later start with the same settings times no step: see `test_kept.py`."""
+    env = {"VLLM_CACHE_ROOT": str(tmp_path), "VLLM_DISABLE_COMPILE_CACHE": "0"}
+    with start(mode, 3, "auto", env=env) as llm:
         sizes = llm.call(timed_requests)
+        served = llm.generate(requests)
     assert_output_matches(target, requests, served)
     # One request, and at least one larger batch, depending on the machine's speed.
     assert sizes[0] == 1 and len(sizes) > 1
     assert served.count("num_drafts") > 0
-
-
-def test_later_start_reuses_step_times(start, tmp_path):
-    """If its settings are the same: then no step is timed."""
-    env = {"VLLM_CACHE_ROOT": str(tmp_path), "VLLM_DISABLE_COMPILE_CACHE": "0"}
-    with start("pard", 3, "auto", env=env) as llm:
-        measured = llm.call(timed_requests)
     (path,) = (tmp_path / "step_times").iterdir()
     times = json.loads(path.read_text())
     times["passes"]["256"] = {"77": times["passes"]["256"]["1"]}
     path.write_text(json.dumps(times))
-    with start("pard", 3, "auto", env=env) as llm:
-        assert 77 in llm.call(timed_requests) and 77 not in measured
-    with start("pard", 2, "auto", env=env) as llm:
-        assert 77 not in llm.call(timed_requests)
-
-
-@pytest.mark.parametrize(
-    "schedule", [None, pytest.param("auto", marks=pytest.mark.slow)]
-)
-@pytest.mark.parametrize("mode", only_fast(("eagle3", "pard"), "pard"))
-def test_requests_that_refuse_drafts(mode: str, schedule, start, target, requests):
-    """Alone, and in batches with others, which keep their drafts and graphs."""
-    refuses = {"extra_args": {"disable_spec_decode": True}}
-    asked = [
-        Request(one.prompt, one.params.max_tokens, **(refuses if i % 2 else {}))
-        for i, one in enumerate(requests)
-    ]
-    is_fixed = schedule is None
-    with start(mode, 3, schedule, graphs=is_fixed) as llm:
-        shrinking, alone = llm.generate(asked), llm.generate(asked[-1:])
-        assert not is_fixed or llm.found(Replays)["first"] > 0
-    assert_output_matches(target, asked, shrinking)
-    assert_output_matches(target, asked[-1:], alone)
-    assert alone.count("num_drafts") == 0
-    if is_fixed:
-        assert shrinking.count("num_accepted_tokens") > 0
-    else:  # no step with the longest drafts, as no request could use them
-        assert alone.counters["num_steps"][3] == 0
+    with start(mode, 3, "auto", env=env) as llm:
+        assert 77 in llm.call(timed_requests) and 77 not in sizes
 
 
 # Drafter, and whether drafts pay.

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random drafters for a target with M-RoPE, with images in the prompt or text only.
 
-`test_targets.py` has more such targets, with drafters whose drafts are right.
+`test_targets.py` has more such targets, with drafters whose drafts are right: PARD and
+PARD-2 among them, which process images as the draft model here does.
 """
 
 from functools import partial
@@ -23,13 +24,18 @@ from tests.checkpoints.tensors import (
 )
 
 from .hooks import drafter_name
-from .image_targets import IMAGE_TARGETS, MROPE, save_image_target
-from .images import QWEN_PROCESSOR, picture, register_model
+from .image_targets import (
+    IMAGE_TARGETS,
+    MROPE,
+    QWEN_PROCESSOR,
+    picture,
+    register_model,
+    save_image_target,
+)
 from .oracle import (
     EagleOracle,
     HeadOracle,
     ModelOracle,
-    Pard2Oracle,
     assert_output_matches,
     compare_drafts,
 )
@@ -42,7 +48,7 @@ from .watches import Drafts
 # Without deepstack, so that a cell's embedding is that of a token.
 QWEN = IMAGE_TARGETS["Qwen3-VL"]
 # EAGLE-3 heads are fed the input of the last layer.
-HEAD_TAPS, PARD2_TAPS, SCALE = [3], [-1, -2], 0.02
+HEAD_TAPS = [3]
 # Prompts are chunked; chunks end within images and between them.
 ENGINE = {
     "max_model_len": 256,
@@ -66,14 +72,6 @@ EAGLE3 = MODEL | {
         "use_aux_hidden_state": True,
         "eagle_aux_hidden_state_layer_ids": HEAD_TAPS,
     },
-}
-PARD2 = MODEL | {
-    "pard_token": MASK,
-    "spd_type": "pard2",
-    "pard2_proj_bias": False,
-    "pard2_scale": SCALE,
-    "pard2_target_dim": 2 * SIZE,
-    "pard2_target_layers": PARD2_TAPS,
 }
 
 
@@ -102,12 +100,7 @@ def save_drafter(mode: str, folder: Path) -> Path:
             config = config | {"mask_token_id": MASK, "num_speculative_tokens": 7}
             tensors["mask_hidden"] = random("mask_hidden", 1, SIZE)
         return write_checkpoint(folder, config, tensors)
-    config = {"draft": MODEL, "pard": MODEL | {"pard_token": MASK}, "pard2": PARD2}
-    write_checkpoint(folder, config[mode], language_model(config[mode]))
-    if mode == "pard2":
-        warp = random("target_proj", SIZE, 2 * SIZE) / SCALE
-        torch.save({"target_proj.weight": warp}, folder / "warp_model.bin")
-    return folder
+    return write_checkpoint(folder, MODEL, language_model(MODEL))
 
 
 class Seen:
@@ -180,8 +173,6 @@ class SeeingEagleOracle(EagleOracle):
 # Drafts per pass, method, and oracle.
 MODES: dict[str, tuple[int, str, Any]] = {
     "draft": (1, "draft_model", ModelOracle),
-    "pard": (7, "draft_model", ModelOracle),
-    "pard2": (7, "draft_model", partial(Pard2Oracle, layers=PARD2_TAPS)),
     "eagle3": (1, "eagle3", partial(MRopeHeadOracle, layers=HEAD_TAPS)),
     "peagle": (7, "eagle3", partial(MRopeHeadOracle, layers=HEAD_TAPS)),
     "eagle-Llama": (1, "eagle", EagleOracle),

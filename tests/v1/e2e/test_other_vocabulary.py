@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Draft models of other vocabularies draft as the one in the target's vocabulary."""
 
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 from .made_up_times import make_up_times
 from .other_vocabulary import in_target_ids, with_other_vocabulary
 from .recorded import Replays
-from .runner import Request, Served
+from .runner import BOUND, NUM_DEVICES, Request, Served
 from .test_unified_speculator import only_fast, speculative
 
 DRAFTS = 6
@@ -19,34 +18,22 @@ IN_PASSES = {"parallel_drafting_width": 4, "use_local_argmax_reduction": True}
 SAMPLED = ({}, {"seed": 7, "temperature": 1.0}, {"seed": 8, "temperature": 0.5})
 
 
-@dataclass(frozen=True)
-class Case:
-    """A drafter, with other ids for the same tokens.
-
-    Attributes:
-        spec: further keys of the speculative config.
-        lacks_every: it lacks one in so many tokens of the target.
-        engine: further arguments.
-    """
-
-    mode: str
-    spec: dict[str, Any] = field(default_factory=dict)
-    lacks_every: int | None = None
-    engine: dict[str, Any] = field(default_factory=dict)
-
-
 TINY = {"max_num_batched_tokens": 32, "max_num_seqs": 3}
-CASES = {
-    "draft": Case("draft"),
-    "local argmax": Case("draft", {"use_local_argmax_reduction": True}),
-    "probabilistic": Case("draft", PROBABILISTIC),
-    "probabilistic masks": Case("pard", PROBABILISTIC),
-    "states": Case("pard2"),
-    "tree": Case("pard", {"draft_tree": 15}),
-    "trimmed": Case("pard", {"enable_adaptive_verification": True}),
-    "lacking": Case("draft", {}, 5, {"async_scheduling": True, "graphs": True}),
-    "lacking masks": Case("pard", IN_PASSES, 5, TINY),
-    "lacking states": Case("pard2", {}, 5, {"graphs": True}),
+# Drafter, keys of the speculative config, one in how many of the target's tokens it
+# lacks, and arguments of the engine.
+CASES: dict[str, tuple[str, dict[str, Any], int | None, dict[str, Any]]] = {
+    "draft": ("draft", {}, None, {}),
+    "local argmax": ("draft", {"use_local_argmax_reduction": True}, None, {}),
+    "probabilistic": ("draft", PROBABILISTIC, None, {}),
+    "probabilistic masks": ("pard", PROBABILISTIC, None, {}),
+    "states": ("pard2", {}, None, {}),
+    "tree": ("pard", {"draft_tree": 15}, None, {}),
+    "trimmed": ("pard", {"enable_adaptive_verification": True}, None, {}),
+    "lacking": ("draft", {}, 5, {"async_scheduling": True, "graphs": True}),
+    "lacking masks": ("pard", IN_PASSES, 5, TINY),
+    "lacking states": ("pard2", {}, 5, {"graphs": True}),
+    # Each has a part of both vocabularies.
+    "two ranks": ("draft", {}, None, {"tensor_parallel_size": 2, "env": BOUND}),
 }
 
 
@@ -58,19 +45,20 @@ def test_drafts_are_common_tokens(
 
     The other drafter also has likelier tokens of its own.
     """
-    case, target = CASES[name], models / "target"
-    other = with_other_vocabulary(
-        models / case.mode, target, tmp_path / "other", case.lacks_every
-    )
-    same = in_target_ids(models / case.mode, other, tmp_path / "same")
+    mode, keys, lacks_every, engine = CASES[name]
+    if "tensor_parallel_size" in engine and NUM_DEVICES < 2:
+        pytest.skip("needs two GPUs, or two cores")
+    drafter, target = models / mode, models / "target"
+    other = with_other_vocabulary(drafter, target, tmp_path / "other", lacks_every)
+    same = in_target_ids(drafter, other, tmp_path / "same")
     requests = [
         Request(make_prompt(30 + 7 * i, 60 + i), 24, **sampling)
         for i, sampling in enumerate(3 * SAMPLED)
     ]
 
     def serve(folder: Path, **more: Any) -> Served:
-        spec = speculative(models, case.mode, DRAFTS, **case.spec, **more)
-        sizes = {"max_model_len": 160, "max_num_seqs": 16} | case.engine
+        spec = speculative(models, mode, DRAFTS, **keys, **more)
+        sizes = {"max_model_len": 160, "max_num_seqs": 16} | engine
         with vllm_runner(
             speculative_config=spec | {"model": str(folder)},
             setup=[make_up_times],

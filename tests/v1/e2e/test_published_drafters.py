@@ -13,19 +13,10 @@ from typing import Any
 import pytest
 import torch
 
-from tests.checkpoints.families import (
-    PUBLISHED,
-    write_drafter,
-    write_target,
-)
+from tests.checkpoints.families import PUBLISHED, write_drafter, write_target
 
 from .hooks import drafter_name
-from .oracle import (
-    assert_output_matches,
-    compare_drafts,
-    load_model,
-    oracle_for,
-)
+from .oracle import assert_output_matches, compare_drafts, load_model, oracle_for
 from .runner import Request
 from .test_unified_speculator import only_fast
 from .watches import Drafts

@@ -19,9 +19,8 @@ from safetensors.torch import load_file, save_file
 from tests.checkpoints.quantized import quantize
 from tests.checkpoints.tensors import Tensors
 
-from .oracle import HeadOracle, ModelOracle
 from .runner import Request, Served
-from .test_unified_speculator import MODES, PARALLEL, only_fast, speculative
+from .test_unified_speculator import MODES, PARALLEL, only_fast, oracle_of, speculative
 from .watches import Drafts
 
 DRAFTS, TOKENS, LENGTHS = 4, 24, (30, 45, 60)
@@ -96,24 +95,21 @@ def test_drafts_match_pytorch(
     case: str, models, vllm_runner, target, make_prompt, tmp_path
 ):
     mode, name, make = CASES[case]
-    quantized, whole = tmp_path / "quantized", tmp_path / "whole"
+    quantized, whole = tmp_path / "quantized" / mode, tmp_path / "whole" / mode
     for folder in (quantized, whole):
         shutil.copytree(models / mode, folder)
     weights = make(quantized, name)
     save_file({n: t.contiguous() for n, t in weights.items()}, whole / WEIGHTS)
     requests = [Request(make_prompt(length, 0), TOKENS) for length in LENGTHS]
     schedule = {"num_speculative_tokens_per_batch_size": [[1, 64, DRAFTS]]}
-    spec = speculative(models, mode, DRAFTS, **schedule) | {"model": str(quantized)}
+    spec = speculative(quantized.parent, mode, DRAFTS, **schedule)
     with vllm_runner(
         speculative_config=spec, dtype="bfloat16", max_model_len=128, max_num_seqs=4
     ) as llm:
         assert "is not used" not in llm.log
         llm.watch(Drafts)
         served = llm.generate(requests)
-    is_head = MODES[mode]["method"] == "eagle3"
-    oracle = (
-        HeadOracle(whole, target, (1, 3, 5)) if is_head else ModelOracle(whole, target)
-    )
+    oracle = oracle_of(mode, whole.parent, target)
     width, texts = DRAFTS if mode in PARALLEL else 1, served.texts(requests)
     equal = total = 0
     for number, known, drafted in served.drafts:

@@ -90,7 +90,7 @@ FIELDS: dict[str, dict[str, Any]] = {
 }
 # Beside the target's tokens, what a request's fields may ask for together.
 TOGETHER: dict[str, dict[str, Any]] = {
-    "scoring": {"logprob_token_ids": IDS, "max_tokens": 1, "arrives": 5},
+    "scoring": {"logprob_token_ids": IDS, "max_tokens": 1},
     "as many": {"logprob_token_ids": IDS, "logprobs": 3},
     "streamed": {"logprob_token_ids": IDS, **STREAMED},
     "flat": {"logprob_token_ids": IDS, "flat_logprobs": True},
@@ -146,10 +146,7 @@ MODES: dict[str, tuple[str, dict[str, Any]]] = {
     "block": ("pard", {"rejection_sample_method": "block"}),
     "probabilistic-block": (
         "eagle3",
-        {
-            "draft_sample_method": "probabilistic",
-            "rejection_sample_method": "block",
-        },
+        {"draft_sample_method": "probabilistic", "rejection_sample_method": "block"},
     ),
     "stepwise-tree": ("eagle3", {"draft_tree": 15}),
 }

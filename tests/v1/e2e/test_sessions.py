@@ -17,7 +17,7 @@ from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind
 
 from .hooks import pause_every, preempt_every
-from .oracle import choices, compare_drafts, seeded_choices
+from .oracle import compare_drafts, own_tokens
 from .runner import Engine, Request, Served, keep
 from .test_unified_speculator import (
     MAX_MODEL_LEN,
@@ -41,10 +41,7 @@ STOPS = [201, 16, 10, 266, 260]  # of the target's most frequent tokens
 # Asynchronous engines also preempt and pause.
 ENGINES: dict[str, dict[str, Any]] = {
     "sync": {"max_num_batched_tokens": 128},
-    "async": {
-        "async_scheduling": True,
-        "max_num_batched_tokens": 48,
-    },
+    "async": {"async_scheduling": True, "max_num_batched_tokens": 48},
 }
 
 
@@ -136,11 +133,7 @@ def assert_answered_as_by_target(target, session: Session, tokens, ends) -> int:
     for part, end in zip(session.parts[: len(ends)], ends, strict=True):
         prompt, answer = text[:-1] + part.prompt, tokens[begin:end]
         text, begin, params = prompt + answer, end, part.params
-        if params.seed is not None:
-            wanted = seeded_choices(target, text, len(prompt), **SAMPLING)
-        else:
-            wanted = choices(target, text)[len(prompt) - 1 : -1]
-        assert answer == wanted
+        assert answer == own_tokens(target, text, len(prompt), params)
         if len(answer) < params.max_tokens:
             assert answer[-1] in params.stop_token_ids
             stopped += 1

@@ -19,22 +19,19 @@ from vllm.config.drafter import resolve
 from vllm.lora.request import LoRARequest
 
 from .block_heads import KINDS, save_block_head
-from .hooks import drafter_name, scale_kv_caches, update_weights
-from .image_targets import IMAGE_TARGETS, save_image_target
-from .images import picture, register_model
+from .hooks import drafter_name, scale_kv_caches, take_defaults_of_a_gpu, update_weights
+from .image_targets import IMAGE_TARGETS, picture, register_model, save_image_target
 from .mtp_targets import MTP_TARGETS, save_mtp_target
-from .runner import EngineError, Request, Served
+from .runner import BOUND, NUM_DEVICES, EngineError, Request, Served
 from .target_models import (
     NUM_TOKENS,
+    SAVE,
     TARGETS,
     TOKENS,
     K,
     greedy_output,
     prompt,
     save_adapter,
-    save_head,
-    save_pard,
-    save_pard2,
     save_target,
 )
 from .watches import Drafts
@@ -52,28 +49,48 @@ DRAFTERS = {
     "P-EAGLE": "peagle",
     "DFlash": "dflash",
 }
+PROBABILISTIC = {"draft_sample_method": "probabilistic"}
 # Drafter and settings of each column.
 COLUMNS: dict[str, tuple[str, dict[str, Any]]] = {
     **{name: (drafter, {}) for name, drafter in DRAFTERS.items()},
     **{f"{name}'s trees": (drafter, TREE) for name, drafter in DRAFTERS.items()},
-    # Probabilistic, so that drafts of sampled requests are right, too.
-    "draft model": ("", {"draft_sample_method": "probabilistic"}),
+    # So that drafts of sampled requests are right, too.
+    "draft model": ("", PROBABILISTIC),
 }
 MTP_COLUMNS = {"chains": ("mtp", {}), "trees": ("mtp", TREE)}
-# Cells of drafters that are not in the tables: all are "yes".
-MORE = {
+BY_ARGMAX = {"use_local_argmax_reduction": True}  # ranks exchange their best tokens
+WHOLE = {"draft_tensor_parallel_size": 1}
+RANKS, GRAPHS = "TP 2", "CUDA graphs"
+FAMILY = {
     f"{name}{how}": (kind, settings)
     for name, kind in {"DFlash2": "dflash2", "DSpark": "dspark"}.items()
     for how, settings in {"": {}, "'s trees": TREE, " by turns": TURNS}.items()
+} | {"DFlash by turns": ("dflash", TURNS), "LiLiCorr by turns": ("lilicorr", TURNS)}
+# Cells that are not in the tables, by row: all but one are "yes".
+MORE: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
+    "Llama": FAMILY,
+    RANKS: {
+        "draft model by argmax": ("", BY_ARGMAX),
+        "PARD by argmax": ("pard", BY_ARGMAX),
+        "EAGLE-3 by argmax": ("eagle3", BY_ARGMAX),
+        "PARD probabilistic": ("pard", PROBABILISTIC),
+        "EAGLE-3 probabilistic": ("eagle3", PROBABILISTIC),
+        "whole draft model": ("", WHOLE),
+        "whole draft model's trees": ("", WHOLE | TREE),
+        "whole PARD's trees": ("pard", WHOLE | TREE),
+        "whole PARD-2": ("pard2", WHOLE),
+        "whole PARD-2 probabilistic": ("pard2", WHOLE | PROBABILISTIC),
+        "whole EAGLE-3": ("eagle3", WHOLE),
+    },
+    # Heads of DFlash2 and LiLiCorr are compiled for one length of block.
+    GRAPHS: {
+        column: (COLUMNS | FAMILY)[column]
+        for column in (
+            *("DFlash's trees", "DSpark's trees"),
+            *(f"{name} by turns" for name in ("DSpark", "DFlash2", "LiLiCorr")),
+        )
+    },
 }
-MORE |= {
-    "DFlash by turns": ("dflash", TURNS),
-    "LiLiCorr by turns": ("lilicorr", TURNS),
-}
-GRAPHS = "CUDA graphs"
-WITH_GRAPHS = ("DFlash's trees", "DSpark's trees", "DSpark by turns")
-# Their heads are compiled for one length of block.
-WITH_GRAPHS += ("DFlash2 by turns", "LiLiCorr by turns")
 ENGINE = {
     "max_model_len": 160,
     "max_num_seqs": 4,
@@ -90,7 +107,14 @@ BESIDE: dict[str, dict[str, Any]] = {
     **{name: {} for name in FORMATS},
     UPDATED: {},
     CONNECTED: {"block_size": 32, "max_num_batched_tokens": 512},
-    "PP 2": {"pipeline_parallel_size": 2, "async_scheduling": True},
+    # Without the defaults of a GPU a CPU refuses it: `tests/config/test_drafter.py`.
+    "PP 2": {
+        "pipeline_parallel_size": 2,
+        "async_scheduling": True,
+        "setup": [take_defaults_of_a_gpu],
+        "env": BOUND,
+    },
+    RANKS: {"tensor_parallel_size": 2, "env": BOUND},
     GRAPHS: {"enforce_eager": False, "compilation_config": {"mode": 3}},
 }
 # Engine arguments of targets that take images. SHOWN: images of the requests with these
@@ -124,6 +148,7 @@ SAID = {
     "as PARD": "drafts without the target's hidden states",
     "chains": "Draft trees are not used",
     "one state missing": "PARD-2 drafts without that of its last token",
+    "split": "split in 2, as the target is",
 }
 NOT_ON_CPU = "refused on a CPU"
 # A chain instead of a tree of fixed size, adapters applied to all rows of logits, a
@@ -148,8 +173,8 @@ def read_tables() -> dict[str, str]:
 TABLES = read_tables()
 # The connector of the test does not save DFlash's K/V.
 CELLS = {cell: content for cell, content in TABLES.items() if content != "–"}
-CELLS |= {f"Llama, {column}": "yes" for column in MORE}
-CELLS |= {f"{GRAPHS}, {column}": "yes" for column in WITH_GRAPHS}
+CELLS |= {f"{row}, {column}": "yes" for row in MORE for column in MORE[row]}
+CELLS[f"{RANKS}, whole EAGLE-3"] = "split"
 
 
 def engine(name: str, folder: Path, on_cpu: bool) -> dict[str, Any]:
@@ -200,15 +225,13 @@ def folders(tmp_path_factory) -> dict[str, Path]:
         "targets": folder,
         "before": save_target("Llama", folder / "before", seed=1),
         "adapter": save_adapter(folder / "adapter"),
-        "pard": save_pard(folder / "pard"),
-        "pard2": save_pard2(folder / "pard2"),
-        "eagle3": save_head(folder / "eagle3", is_parallel=False),
-        "peagle": save_head(folder / "peagle", is_parallel=True),
+        **{kind: save(folder / kind) for kind, save in SAVE.items()},
         **{kind: save_block_head(kind, folder / kind) for kind in KINDS},
         # These, and PARD-2, depend on slots whose KV is loaded.
-        "far-pard": save_pard(folder / "far-pard", nearest=3),
-        "far-eagle3": save_head(folder / "far-eagle3", is_parallel=False, nearest=4),
-        "far-peagle": save_head(folder / "far-peagle", is_parallel=True, nearest=4),
+        **{
+            f"far-{kind}": SAVE[kind](folder / f"far-{kind}", nearest=nearest)
+            for kind, nearest in {"pard": 3, "eagle3": 4, "peagle": 4}.items()
+        },
     }
 
 
@@ -280,26 +303,17 @@ def content(cell: str, settings: dict[str, Any], on_cpu: bool) -> str:
     is_tree = "draft_tree" in settings
     if on_cpu and name.startswith("DeepSeek") and is_tree:
         pytest.skip("needs a GPU: on a CPU it runs without MLA")
-    if expected.endswith(NOT_ON_CPU):
-        rest = expected.removesuffix(NOT_ON_CPU).removesuffix(", ") or "yes"
-        expected = "refused" if on_cpu else rest
-    if name == "PP 2" and expected != "refused" and torch.cuda.device_count() < 2:
-        pytest.skip("needs two GPUs")
-    return expected
+    if name in (RANKS, "PP 2") and NUM_DEVICES < 2:
+        pytest.skip("needs two GPUs, or two cores")
+    return expected.removesuffix(NOT_ON_CPU).removesuffix(", ") or "yes"
 
 
 @pytest.mark.parametrize("cell", [*map(marked, CELLS)])
 def test_table_cell(
-    cell: str,
-    target_of,
-    alone,
-    folders,
-    vllm_runner,
-    on_cpu: bool,
-    tmp_path: Path,
+    cell: str, target_of, alone, folders, vllm_runner, on_cpu: bool, tmp_path: Path
 ):
     name, column = cell.split(", ")
-    drafter, settings = (COLUMNS | MTP_COLUMNS | MORE)[column]
+    drafter, settings = (COLUMNS | MTP_COLUMNS | MORE.get(name, {}))[column]
     expected = content(cell, settings, on_cpu)
     folder = target_of(name)
     served = folders["before"] if name == UPDATED else folder
@@ -348,7 +362,7 @@ def test_table_cell(
         longest = SHORT if settings is TURNS else K
         assert min(acceptance(greedy, longest)) >= ACCEPTED
     # A draft model ignores adapters and images, and its weights are not updated.
-    is_drawn = settings.get("draft_sample_method") == "probabilistic"
+    is_drawn = settings == PROBABILISTIC and not drafter
     if is_drawn and name not in ("LoRA", UPDATED, *IMAGE_TARGETS):
         assert min(acceptance(drawn)) >= ACCEPTED
     is_tree = "draft_tree" in settings and "chains" not in logged
@@ -445,7 +459,7 @@ def weight_dtype(made: Any) -> str:
 
 
 def test_table_is_complete():
-    rows = (*TARGETS.keys() - MTP_TARGETS.keys(), *IMAGE_TARGETS, *BESIDE)
-    wanted = {f"{row}, {column}" for row in rows if row != GRAPHS for column in COLUMNS}
+    rows = {*TARGETS, *IMAGE_TARGETS, *BESIDE} - {*MTP_TARGETS, GRAPHS}
+    wanted = {f"{row}, {column}" for row in rows for column in COLUMNS}
     wanted |= {f"{row}, {column}" for row in MTP_TARGETS for column in MTP_COLUMNS}
     assert TABLES.keys() == wanted

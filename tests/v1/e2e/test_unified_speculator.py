@@ -19,10 +19,10 @@ from .oracle import (
     compare_drafts,
 )
 from .recorded import Replays
-from .runner import Request, Served
+from .runner import Request
 from .watches import Drafts
 
-MAX_MODEL_LEN = 320
+MAX_MODEL_LEN, BLOCK = 320, 32
 MODES = {
     "draft": {"method": "draft_model"},
     "pard": {"method": "draft_model"},
@@ -35,27 +35,39 @@ PARALLEL = ("pard", "pard2", "peagle")
 LENGTHS = {1: 20, 2: 20, 3: 20, 16: 20, 17: 20, 63: 20, 128: 20, 300: 20}
 # Arguments by engine. "ahead" has async scheduling, so drafts are placeholders, some of
 # them for drafts that were not made. The token budget of "tiny" leads to chunked
-# prompts, and its KV cache holds one request of max_model_len.
+# prompts, and is smaller than a draft batch; its KV cache holds one request of
+# max_model_len. "alone" has a window for drafters.
 ENGINES: dict[str, dict[str, Any]] = {
     "ahead": {
         "max_num_seqs": 8,
         "max_num_batched_tokens": 128,
         "async_scheduling": True,
+        "block_size": BLOCK,
     },
     "tiny": {
         "max_num_seqs": 3,
         "max_num_batched_tokens": 32,
         "enable_prefix_caching": False,
-        "block_size": 32,
-        "num_gpu_blocks_override": 1 + MAX_MODEL_LEN // 32,
+        "block_size": BLOCK,
+        "num_gpu_blocks_override": 1 + MAX_MODEL_LEN // BLOCK,
     },
-    "alone": {"max_num_seqs": 1, "max_num_batched_tokens": 320},
+    "alone": {
+        "max_num_seqs": 1,
+        "max_num_batched_tokens": 320,
+        "enable_prefix_caching": False,
+        "block_size": BLOCK,
+    },
 }
 SCENARIOS = {
     "ahead": ("lengths", "again", "aborts"),
     "tiny": ("lengths", "aborts", "preempted"),
     "alone": ("lengths",),
 }
+# Of "ahead", one after the other: a prompt of more than three blocks, then it with
+# another token after these, then the same again; and prompts with a shared prefix,
+# computed in the same step, that end at a block boundary or after it. Heads are fed the
+# next token with each hidden state, so they do not reuse a block before another token.
+HITS = ("blocks", "other blocks", "blocks again", "shared")
 DRAFTS = {"ahead": 7, "tiny": 15, "alone": 1}
 # Each mode once; the others are slow.
 FAST = ("draft-ahead", "pard-tiny", "pard2-tiny", "eagle3-tiny", "peagle-ahead")
@@ -85,7 +97,13 @@ def scenarios(make_prompt) -> Scenarios:
         mixed += [cut, Request(make_prompt(40, 9 + i), 24, **sampling)]
     # Two of them fit into the KV cache of "tiny" when they start, but not to their end.
     growing = [Request(make_prompt(120, 70 + i), 60) for i in range(3)]
+    text, shared = make_prompt(3 * BLOCK + 1, 5), make_prompt(BLOCK, 6)
+    other = [*text[:-1], (text[-1] + 1) % 512]
+    alone = [[prompt + text[:8]] for prompt in (text, other, text)]
+    same_step = [shared + text[:more] for more in (3, 0, 1)]
+    hits = zip(HITS, [*alone, same_step], strict=True)
     return {
+        **{name: [Request(prompt, 12) for prompt in each] for name, each in hits},
         "lengths": lengths,
         "again": lengths,
         "aborts": mixed,
@@ -132,11 +150,16 @@ def test_greedy_output_matches_target(
     """
     mode, engine = case.split("-")
     is_tiny, is_parallel = engine == "tiny", mode in PARALLEL
-    drafts, width, more = DRAFTS[engine], 1, {}
+    drafts, width = DRAFTS[engine], 1
+    # A window of the whole context changes no draft.
+    more = {"draft_window": MAX_MODEL_LEN} if engine == "alone" else {}
     if is_parallel:
         width = TINY_WIDTH if is_tiny else drafts
-        more = {"parallel_drafting_width": width} if is_tiny else {}
+        more |= {"parallel_drafting_width": width} if is_tiny else {}
     oracle = oracle_of(mode, models, target)
+    names, method = SCENARIOS[engine], MODES[mode]["method"]
+    reused = 2 * BLOCK if method == "eagle3" else 3 * BLOCK
+    expected_hits = {"blocks": 0, "other blocks": reused, "blocks again": 3 * BLOCK}
     with vllm_runner(
         graphs=not is_tiny,
         speculative_config=speculative(models, mode, drafts, **more),
@@ -144,20 +167,24 @@ def test_greedy_output_matches_target(
         **ENGINES[engine],
     ) as llm:
         assert llm.call(drafter_name).endswith("Drafter")
-        assert_no_fallback(llm.log, MODES[mode]["method"], drafts, width)
+        assert_no_fallback(llm.log, method, drafts, width)
         llm.watch(Drafts)
         if is_tiny:
             llm.call(run_dummy_every, 7)
-        for name in SCENARIOS[engine]:
+        for name in names + (HITS if engine == "ahead" else ()):
             asked, served = scenarios[name], llm.generate(scenarios[name])
             assert_output_matches(target, asked, served)
             assert served.count("num_accepted_tokens") > 0
             aborted = [one for one in served.outputs if not one.finished]
             assert len(aborted) == (4 if name == "aborts" else 0)
-            texts, every = served.texts(asked), 8
+            every = 1 if name in HITS or engine == "alone" else 8
+            texts = served.texts(asked)
             assert compare_drafts(
                 served.drafts, texts, oracle, width, every, MAX_MODEL_LEN
             )
+            hits = served.count("prefix_cache_hits")
+            assert hits == expected_hits.get(name, hits)
+            assert hits > 0 or name not in ("again", "shared")
             if name == "preempted":
                 assert served.count("num_preemptions") > 0
         if not is_tiny:
@@ -175,19 +202,6 @@ def oracle_of(
     return HeadOracle(models / mode, target, (1, 3, 5))
 
 
-@pytest.mark.parametrize("mode", only_fast(("pard", "peagle"), "pard"))
-def test_smallest_token_budget(mode: str, vllm_runner, models, target, scenarios):
-    """All draft batches are wider than the target's token budget, the last one most."""
-    short = scenarios["lengths"][:4]
-    with vllm_runner(
-        speculative_config=speculative(models, mode, 7),
-        max_model_len=MAX_MODEL_LEN,
-        max_num_seqs=4,
-        max_num_batched_tokens=4,
-    ) as llm:
-        assert_output_matches(target, short, llm.generate(short))
-
-
 @pytest.mark.parametrize("mode", only_fast(("draft", "pard"), "draft"))
 def test_draft_context_shorter_than_target(
     mode: str, vllm_runner, models, target, scenarios
@@ -203,33 +217,3 @@ def test_draft_context_shorter_than_target(
             served = llm.generate(asked)
             assert_output_matches(target, asked, served)
             assert (served.count("num_draft_tokens") > 0) == drafts_any
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("mode", MODES)
-def test_window_of_whole_context_changes_nothing(
-    mode: str, vllm_runner, models, target, make_prompt
-):
-    """`tests/v1/worker/gpu/spec_decode/test_draft_window.py` tests what drafters with a
-    narrower window attend to."""
-    requests = [Request(make_prompt(length, 5), 64) for length in (20, 150, 600)]
-
-    def serve(**window: Any) -> Served:
-        with vllm_runner(
-            graphs=True,
-            speculative_config=speculative(models, mode, 5, **window),
-            max_model_len=768,
-            max_num_seqs=4,
-            block_size=32,
-            enable_prefix_caching=False,
-        ) as llm:
-            llm.watch(Drafts)
-            served = llm.generate(requests)
-            assert llm.found(Replays)["first"] > 0
-        assert_output_matches(target, requests, served)
-        return served
-
-    whole, same, narrow = serve(), serve(draft_window=768), serve(draft_window=64)
-    assert whole.drafts == same.drafts != narrow.drafts
-    wanted = whole.count("num_accepted_tokens")
-    assert narrow.count("num_accepted_tokens") > 0.5 * wanted > 0

@@ -4,24 +4,35 @@
 `test_targets.py` tests every kind of drafter with a target that is updated.
 """
 
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+
+from vllm.distributed.weight_transfer import WeightTransferEngineFactory
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+from vllm.model_executor.model_loader.reload import (
+    finalize_layerwise_reload,
+    initialize_layerwise_reload,
+)
 
 from .hooks import sleep, update_weights
 from .made_up_times import make_up_times
 from .runner import Engine, Request
 from .target_models import (
     NUM_TOKENS,
+    SAVE,
     K,
     greedy_output,
     prompt,
     save_head,
-    save_pard,
-    save_pard2,
     save_sharing_head,
     save_target,
 )
@@ -43,10 +54,45 @@ def target(tmp_path_factory) -> Path:
     return save_target("Llama", tmp_path_factory.mktemp("targets") / "one")
 
 
-SENT = {
-    "weight_transfer_config": {"backend": "files"},
-    "worker_extension_cls": "tests.v1.e2e.weight_files.Worker",
-}
+@dataclass
+class Folder(WeightTransferUpdateInfo):
+    folder: str
+
+
+class WeightFiles(WeightTransferEngine[WeightTransferInitInfo, Folder]):
+    """A weight transfer backend of vLLM that loads the tensors of a checkpoint."""
+
+    init_info_cls, update_info_cls = WeightTransferInitInfo, Folder
+
+    def init_transfer_engine(self, init_info: WeightTransferInitInfo) -> None:
+        """No connection is needed."""
+
+    def start_weight_update(self) -> None:
+        initialize_layerwise_reload(self.model)
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        """Unlike vLLM's method this also works on a CPU, without synchronizing."""
+        self.receive_weights(self.parse_update_info(update_info))
+
+    def receive_weights(self, update_info: Folder) -> None:
+        files = Path(update_info.folder).glob("*.safetensors")
+        self.model.load_weights(
+            pair for file in files for pair in load_file(file).items()
+        )
+
+    def finish_weight_update(self) -> None:
+        finalize_layerwise_reload(self.model, self.model_config)
+
+    def shutdown(self) -> None:
+        """No resources to release."""
+
+
+def register() -> None:
+    """Setup: the backend "files"."""
+    WeightTransferEngineFactory.register_engine("files", WeightFiles)
+
+
+SENT = {"weight_transfer_config": {"backend": "files"}, "setup": [register]}
 
 
 @pytest.mark.parametrize(
@@ -100,14 +146,6 @@ def test_updated_drafter(
     assert min(acceptance(after, drafts)) >= ACCEPTED
 
 
-SAVE = {
-    "pard": save_pard,
-    "pard2": save_pard2,
-    "peagle": partial(save_head, is_parallel=True),
-    "sharing head": save_sharing_head,
-}
-
-
 def estimates(engine: Engine) -> dict[str, torch.Tensor]:
     """Copies of the acceptance estimator's tensors, after it has learned something."""
     estimator = engine.speculator.acceptance_estimator
@@ -116,13 +154,14 @@ def estimates(engine: Engine) -> dict[str, torch.Tensor]:
     return {name: each.cpu() for name, each in parts if torch.is_tensor(each)}
 
 
-@pytest.mark.parametrize("drafter", SAVE)
+@pytest.mark.parametrize("drafter", ["pard", "pard2", "peagle", "sharing head"])
 def test_sleep(drafter: str, vllm_runner, target: Path, tmp_path: Path, on_cpu: bool):
     """Buffers, graphs and learned estimates of the drafter outlast sleep."""
     if on_cpu:
         pytest.skip("needs a GPU: on a CPU vLLM does not sleep")
     asked = 3 * requests()  # enough to verify only part of the drafts
-    spec = {"model": str(SAVE[drafter](tmp_path / "drafter"))}
+    save = SAVE.get(drafter, save_sharing_head)
+    spec = {"model": str(save(tmp_path / "drafter"))}
     spec |= {"num_speculative_tokens": K, "enable_adaptive_verification": True}
     with vllm_runner(
         target,

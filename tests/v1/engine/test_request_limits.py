@@ -58,10 +58,7 @@ SIZES = {
     "seed": (lambda size: SamplingParams(seed=size), 2**63 - 1),
     "seed of three": (lambda size: SamplingParams(seed=size, n=3), 2**63 - 3),
     "negative seed": (lambda size: SamplingParams(seed=-size - 1), 2**63 - 1),
-    "max_tokens": (
-        lambda size: SamplingParams(max_tokens=size),
-        2**31 - 1 - LONGEST,
-    ),
+    "max_tokens": (lambda size: SamplingParams(max_tokens=size), 2**31 - 1 - LONGEST),
 }
 
 

@@ -106,9 +106,10 @@ class EngineBenchmark:
                 started[engine] = self.start(engine, lane)
             for text, key in product(self.args.trace, keys):
                 expected_length(RECORDED + text, key, {})  # slow, so do it now
-            ready = {k: e for k, e in started.items() if self.is_ready(k, e)}
+            failed = {key for key in started if not self.is_ready(key, started[key])}
             took = time.monotonic() - begin
-            self.measure_all({k: ready[e] for k, e in engines.items() if e in ready})
+            up = {key: started[e] for key, e in engines.items() if e not in failed}
+            self.measure_all(up)
         finally:
             for engine in started.values():
                 engine.stop()
@@ -134,11 +135,8 @@ class EngineBenchmark:
         return True
 
     def measure_all(self, engines: Engines) -> None:
-        choosing = [
-            engine
-            for key, engine in engines.items()
-            if key.implementation == OURS and (key.is_auto or key.is_adaptive)
-        ]
+        ours = [key for key in engines if key.implementation == OURS]
+        choosing = (engines[key] for key in ours if key.is_auto or key.is_adaptive)
         for engine in dict.fromkeys(choosing):  # several keys may share one
             engine.ask("time_steps", ANSWER_S)
         for acceptance in self.args.acceptance:
@@ -160,27 +158,24 @@ class EngineBenchmark:
                 what = f"{concurrency} requests of {context} tokens"
                 self.run.say(f"{what} do not fit: raise --kv-cache-gib")
 
-    def round(self, point: PointKey) -> dict[str, Any]:
-        """The arguments of a worker's round."""
-        key = point.engine
+    def measure(self, point: PointKey, engines: Engines, repeat: int) -> None:
+        key, engine = point.engine, engines[point.engine]
         num_drafts = None if key.is_auto else key.tree or key.num_tokens
-        shared = (num_drafts, key.is_adaptive) if is_shared(key, self.args) else None
-        return {
+        setup = {
+            "number": repeat,
             "concurrency": point.concurrency,
             "prompt_len": point.context,
-            "output_len": self.args.output_len,
             "recording": recording(point.acceptance, key),
-            "shared": shared,
+            "shared": is_shared(key, self.args) and (num_drafts, key.is_adaptive),
         }
 
-    def measure(self, point: PointKey, engines: Engines, repeat: int) -> None:
-        engine = engines[point.engine]
-        setup = self.round(point) | {"number": repeat}
+        def ask(output_len: int) -> dict[str, Any]:
+            return engine.ask("measure", ANSWER_S, output_len=output_len, **setup)
+
         try:
             if repeat == 0:  # compiles and autotunes for this batch size
-                short = setup | {"output_len": WARM_UP_TOKENS}
-                engine.ask("measure", ANSWER_S, **short)
-            self.record(point, engine.ask("measure", ANSWER_S, **setup))
+                ask(WARM_UP_TOKENS)
+            self.record(point, ask(self.args.output_len))
         except RuntimeError as error:
             self.run.fail(point, error)
             engine.stop()

@@ -4,7 +4,9 @@
 import os
 from argparse import Namespace
 from collections import defaultdict
-from itertools import chain, islice
+from collections.abc import Iterator
+from functools import partial
+from itertools import chain, islice, product
 from pathlib import Path
 from typing import Any
 
@@ -22,42 +24,34 @@ ENGINE_GIB = 22
 def runs_mode(implementation: str, mode: str) -> bool:
     """False for vLLM with PARD-2, for its Runner V2 with parallel drafting, and for its
     Runner V1 with the DFlash family, of which it has one only, and slower."""
-    if mode == "pard2":
-        return implementation == OURS
-    is_lacking = {BASE_V1: BLOCK, BASE_V2: PARALLEL}
-    return mode not in is_lacking.get(implementation, ())
+    lacking = {OURS: (), BASE_V1: ("pard2", *BLOCK), BASE_V2: PARALLEL}
+    return mode not in lacking[implementation]
 
 
-def peers(args: Namespace, mode: str, k: int) -> list[EngineKey]:
-    """The engines of a mode and K.
+def keys_of(args: Namespace) -> Iterator[EngineKey]:
+    """All engines to measure, those of a mode and K one after the other.
 
     Only this tree has draft trees, and Runner V1 has no adaptive verification. Both are
-    measured with the largest K only.
+    measured with the largest K only. "auto" is measured with up to the largest
+    --draft-tree, and also without trees if 0 was given.
     """
-    sides = [name for name in args.implementations if runs_mode(name, mode)]
-    keys = [EngineKey(name, mode, k, shapes=args.shapes) for name in sides]
-    if k < max(args.num_speculative_tokens):
-        return keys
-    here, more = EngineKey(OURS, mode, k, shapes=args.shapes), []
-    more += [here._replace(tree=nodes) for nodes in args.draft_tree if nodes >= k]
-    if args.adaptive:
-        able = [key for key in keys if key.implementation != BASE_V1]
-        more += [key._replace(is_adaptive=True) for key in able]
-    return keys + more
-
-
-def auto_engines(args: Namespace, mode: str) -> list[EngineKey]:
-    """The engines that choose how much to draft ("auto").
-
-    With up to the largest --draft-tree, and also without trees if 0 was given; each of
-    them also with adaptive verification if --adaptive is set.
-    """
-    sizes = sorted({max(args.draft_tree, default=0), *({0} & {*args.draft_tree})})
-    return [
-        EngineKey(OURS, mode, args.auto, True, args.shapes, nodes, is_adaptive)
-        for nodes in sizes
-        for is_adaptive in (False, True)[: 1 + args.adaptive]
-    ]
+    key_of, trees = partial(EngineKey, shapes=args.shapes), args.draft_tree
+    drafting = [mode for mode in args.modes if mode != "none"]
+    adaptive = (False, True)[: 1 + args.adaptive]
+    if "none" in args.modes:
+        yield from (key_of(side, "none", 0) for side in args.implementations)
+    for k, mode in product(args.num_speculative_tokens, drafting):
+        sides = [side for side in args.implementations if runs_mode(side, mode)]
+        yield from (key_of(side, mode, k) for side in sides)
+        if k == max(args.num_speculative_tokens):
+            yield from (key_of(OURS, mode, k, tree=n) for n in trees if n >= k)
+            able = [side for side in sides if side != BASE_V1 and args.adaptive]
+            yield from (key_of(side, mode, k, is_adaptive=True) for side in able)
+    if args.auto is not None:
+        sizes = sorted({max(trees, default=0), *({0} & {*trees})})
+        for mode, nodes, trims in product(drafting, sizes, adaptive):
+            how = {"is_auto": True, "tree": nodes, "is_adaptive": trims}
+            yield key_of(OURS, mode, args.auto, **how)
 
 
 def plan_groups(args: Namespace, at_once: int) -> list[list[EngineKey]]:
@@ -67,18 +61,10 @@ def plan_groups(args: Namespace, at_once: int) -> list[list[EngineKey]]:
     Args:
         args: the flags, see `flags.py`.
     """
-    drafting, keys = [mode for mode in args.modes if mode != "none"], []
-    if "none" in args.modes:
-        none = EngineKey(OURS, "none", 0, shapes=args.shapes)
-        keys += [none._replace(implementation=i) for i in args.implementations]
-    for k in args.num_speculative_tokens:
-        keys += [key for mode in drafting for key in peers(args, mode, k)]
-    if args.auto is not None:
-        keys += [key for mode in drafting for key in auto_engines(args, mode)]
-    keys_of: dict[EngineKey, list[EngineKey]] = defaultdict(list)
-    for key in keys:
-        keys_of[engine_of(key, args)].append(key)
-    engines = iter(keys_of.values())
+    keys: dict[EngineKey, list[EngineKey]] = defaultdict(list)
+    for key in keys_of(args):
+        keys[engine_of(key, args)].append(key)
+    engines = iter(keys.values())
     groups = iter(lambda: [*islice(engines, at_once)], [])
     return [[*chain.from_iterable(group)] for group in groups]
 

@@ -4,7 +4,6 @@
 import argparse
 from collections.abc import Iterator
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import pandas as pd
@@ -28,6 +27,14 @@ NAMES = {
 }
 PLACE = ["shapes", "acceptance", "mode", "context", "requests"]
 VLLM = "vLLM"  # the faster of the release's runners at a point
+MEASURED = ["tokens_per_s", "expected_tokens_per_s", "tokens_per_step"]
+MEASURED += ["step_s", "mean_step_s", "draft_s"]
+STARTS = {
+    "start_s": "start, s",
+    "reserved_bytes": "reserved, GiB",
+    "target_full_graphs": "target's graphs",
+    "draft_full_graphs": "drafter's graphs",
+}
 
 
 def points(results: files.Results) -> pd.DataFrame:
@@ -37,25 +44,18 @@ def points(results: files.Results) -> pd.DataFrame:
     does not vary with the acceptance of a round; `drawn` is tokens/s at the round's own
     acceptance. Where the expected length is unknown, `steady` is `drawn`.
     """
-    rows = [_point(*item) for item in results.get("measurements", {}).items()]
+    rows = [_point(*item) for item in results["measurements"].items()]
     found = pd.DataFrame(rows)
-    if rows:
-        found["mode"] = pd.Categorical(found["mode"], list(MODES), ordered=True)
+    found["mode"] = pd.Categorical(found["mode"], list(MODES), ordered=True)
     return found
 
 
 def _point(text: str, point: dict[str, Any]) -> dict[str, Any]:
-    key, repeats = PointKey.parse(text), point["repeats"]
-
-    def value(name: str, scale: float = 1.0) -> float | None:
-        known = [r[name] for r in repeats if r.get(name) is not None]
-        return median(known) * scale if known else None
-
-    speeds = [repeat["tokens_per_s"] for repeat in repeats]
-    engine, steady = key.engine, value("expected_tokens_per_s")
-    known = [r for r in repeats if r.get("mean_step_s")]
-    of_rounds = [r["tokens_per_step"] / r["mean_step_s"] for r in known]
-    drawn = key.concurrency * median(of_rounds) if known else None
+    key, rounds = PointKey.parse(text), pd.DataFrame(point["repeats"], columns=MEASURED)
+    engine, middle = key.engine, rounds.astype(float).median()
+    speeds = rounds["tokens_per_s"]
+    steps = (rounds["tokens_per_step"] / rounds["mean_step_s"]).astype(float)
+    drawn, steady = key.concurrency * steps.median(), middle["expected_tokens_per_s"]
     return {
         "point": text,
         "side": OURS if engine.implementation == OURS else VLLM,
@@ -66,12 +66,12 @@ def _point(text: str, point: dict[str, Any]) -> dict[str, Any]:
         "context": key.context,
         "requests": key.concurrency,
         "setting": engine.setting,
-        "tokens/s": median(speeds),
-        "± %": 50 * (max(speeds) - min(speeds)) / median(speeds),
-        "steady": drawn if steady is None else steady,
+        "tokens/s": middle["tokens_per_s"],
+        "± %": 50 * (speeds.max() - speeds.min()) / speeds.median(),
+        "steady": drawn if pd.isna(steady) else steady,
         "drawn": drawn,
-        "step": value("step_s", 1e3),
-        "draft": value("draft_s", 1e3),
+        "step": 1e3 * middle["step_s"],
+        "draft": 1e3 * middle["draft_s"],
         "run": point["run"][:16],
     }
 
@@ -96,50 +96,35 @@ def compare(found: pd.DataFrame) -> pd.DataFrame:
 
 def beside(found: pd.DataFrame, place: list[str]) -> pd.DataFrame:
     """This tree and vLLM's faster runner at their best settings, and their ratio."""
-    fastest = found.groupby(["side", *place], observed=True)["tokens/s"].idxmax()
-    best = found.loc[fastest].set_index(place)
-    columns = {
-        f"{side}: {name}": best.loc[best["side"] == side, name]
-        for name in ("tokens/s", "setting")
-        for side in (OURS, VLLM)
-    }
-    shown = pd.DataFrame(columns).sort_index()
-    return shown.assign(ratio=shown[f"{OURS}: tokens/s"] / shown[f"{VLLM}: tokens/s"])
+    ordered = found.sort_values("tokens/s").groupby(["side", *place], observed=True)
+    best = ordered[["tokens/s", "setting"]].last().unstack("side")
+    best.columns = [f"{side}: {name}" for name, side in best.columns]
+    return best.assign(ratio=best[f"{OURS}: tokens/s"] / best[f"{VLLM}: tokens/s"])
 
 
 def starts(results: files.Results) -> pd.DataFrame:
     """Start-up time and memory of engines, and the FULL CUDA graphs they captured."""
-    rows = {
-        name: {
-            "start, s": engine.get("start_s"),
-            "reserved, GiB": engine.get("reserved_bytes", float("nan")) / (1 << 30),
-            "target's graphs": engine.get("target_full_graphs"),
-            "drafter's graphs": engine.get("draft_full_graphs"),
-        }
-        for name, engine in sorted(results.get("engines", {}).items())
-    }
-    found = pd.DataFrame.from_dict(rows, orient="index").rename_axis("engine")
-    return found.dropna(axis=1, how="all")
+    engines = pd.DataFrame.from_dict(results.get("engines", {}), orient="index")
+    found = engines.reindex(columns=[*STARTS]).rename(columns=STARTS)
+    found["reserved, GiB"] /= 1 << 30
+    return found.rename_axis("engine").sort_index().dropna(axis=1, how="all")
 
 
-def sections(name: str, results: files.Results) -> Iterator[tuple[str, pd.DataFrame]]:
+def sections(results: files.Results) -> Iterator[tuple[str, pd.DataFrame]]:
     """Titles and tables of a results file."""
     found = points(results)
-    if name == "engine":
-        is_main = (found["shapes"] == MAIN) & (found["acceptance"] == EQUAL)
+    is_main = (found["shapes"] == MAIN) & (found["acceptance"] == EQUAL)
+    if found[is_main]["side"].nunique() == 2:
         title = "each mode at its best K, tokens/s, equal acceptance length"
         yield title, beside(found[is_main], PLACE[2:])
     yield "what starting takes", starts(results)
-    if not found.empty:
-        order = [*PLACE[:3], "context", "requests", "setting", "runner"]
-        every = compare(found).drop(columns=["point", "side"])
-        yield "all points (tokens/s; times in ms)", every.set_index(order).sort_index()
+    order = [*PLACE[:3], "context", "requests", "setting", "runner"]
+    every = compare(found).drop(columns=["point", "side"])
+    yield "all points (tokens/s; times in ms)", every.set_index(order).sort_index()
 
 
 def markdown(table: pd.DataFrame) -> str:
-    """A table with its index as the first columns; empty without rows."""
-    if table.empty:
-        return ""
+    """A table with its index as the first columns."""
     table = table.reset_index()
     if "mode" in table:
         table["mode"] = table["mode"].map(NAMES)
@@ -154,31 +139,23 @@ def report(folder: Path) -> str:
     """The whole report of one device; empty if no file has points."""
     found = {path.stem: files.load(path) for path in sorted(folder.glob("*.json"))}
     parts = [
-        f"## `{name}.json`: {title}\n\n{text}"
+        f"## `{name}.json`: {title}\n\n{markdown(table)}"
         for name, results in found.items()
-        if name == "start" or _is_measured(results)  # else of another program
-        for title, table in sections(name, results)
-        if (text := markdown(table))
+        # Else it is of another program.
+        if any("repeats" in p for p in results.get("measurements", {}).values())
+        for title, table in sections(results)
     ]
     if not parts:
         return ""
-    head = [f"# {folder.name}", "Last measured by:", *_runs(found)]
-    return "\n\n".join([*head, *parts]) + "\n"
-
-
-def _is_measured(results: files.Results) -> bool:
-    """Whether a file has points of the engine benchmark."""
-    return any("repeats" in each for each in results.get("measurements", {}).values())
-
-
-def _runs(found: dict[str, files.Results]) -> Iterator[str]:
-    """The command and date of each file's last run."""
+    head = [f"# {folder.name}", "Last measured by:"]
     for name, results in found.items():
         if about := results.get("about"):  # put together from several runs
-            yield f"- `{name}.json`: {about}"
+            head.append(f"- `{name}.json`: {about}")
         elif runs := results.get("runs"):
             last = max(runs)
-            yield f"- `{name}.json`, {last[:10]}: `{runs[last].get('command', '')}`"
+            command = runs[last].get("command", "")
+            head.append(f"- `{name}.json`, {last[:10]}: `{command}`")
+    return "\n\n".join([*head, *parts]) + "\n"
 
 
 def main(arguments: list[str] | None = None) -> None:

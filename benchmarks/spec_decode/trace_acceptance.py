@@ -54,27 +54,27 @@ class Plants(NamedTuple):
     topology: tuple[torch.Tensor, ...] = ()
 
 
-def plant_chains(trace: Trace, depth: int) -> Plants:
-    before = np.arange(depth + 1)
-    after = np.where(before < trace.chain[:, None], before + 1, 0)
-    after[:, depth] = 0
-    return Plants(torch.from_numpy(FIRST_TOKEN + after))
-
-
-def plant_trees(trace: Trace, depth: int) -> Plants:
-    trace = trace.within(depth)
-    rows, path = np.arange(len(trace.parents)), trace.path
-    after, at = np.zeros(trace.depths.shape, np.int64), np.zeros_like(rows)
+def plants_of(trace: Trace, depth: int, is_tree: bool) -> Plants:
+    """Trees of this depth, or chains of this length."""
+    if is_tree:
+        trace = trace.within(depth)
+        path, num_nodes = trace.path, trace.parents.shape[1]
+    else:
+        steps, num_nodes = np.arange(1, depth + 1), depth
+        path = np.where(steps <= trace.chain[:, None], steps, NO_NODE)
+    rows = np.arange(len(path))
+    after, at = np.zeros((len(path), num_nodes + 1), np.int64), np.zeros_like(rows)
     for child in path.T:
         goes_on = child != NO_NODE
         after[rows[goes_on], at[goes_on]] = child[goes_on]
         at = np.where(goes_on, child, at)
+    drawn = torch.from_numpy(FIRST_TOKEN + after)
+    if not is_tree:
+        return Plants(drawn)
     parents = np.where(trace.parents == NO_NODE, -1, trace.parents.astype(int))
     topology = parents, np.maximum(trace.depths[:, 1:], 1), trace.ranks
-    return Plants(
-        torch.from_numpy(FIRST_TOKEN + after),
-        tuple(torch.from_numpy(each.astype(np.int32)) for each in topology),
-    )
+    tables = (torch.from_numpy(each.astype(np.int32)) for each in topology)
+    return Plants(drawn, tuple(tables))
 
 
 class Replay:
@@ -114,16 +114,14 @@ class Replay:
         for kind in self.kinds:
             self.plants(*kind)
 
-    def plants(self, depth: int, is_tree: bool) -> Plants:
-        """Trees of this depth, or chains of this length."""
-        key = depth, is_tree
-        if key not in self._plants:
-            made = (plant_trees if is_tree else plant_chains)(self.trace, depth)
-            drawn, topology = made.drawn, made.topology
+    def plants(self, *kind: Any) -> Plants:
+        """`plants_of` of the recording, on the device."""
+        if kind not in self._plants:
+            drawn, topology = plants_of(self.trace, *kind)
             device = self.starts.device
             moved = tuple(each.to(device) for each in topology)
-            self._plants[key] = Plants(drawn.to(device), moved)
-        return self._plants[key]
+            self._plants[kind] = Plants(drawn.to(device), moved)
+        return self._plants[kind]
 
     def plant(
         self,
@@ -142,19 +140,16 @@ class Replay:
             depth: the most drafts that can be accepted.
         """
         size = drafts.shape[1]
-        plants, rows = self.plants(depth, size > depth), self.rows(slots, newest)
+        plants = self.plants(depth, size > depth)
+        rows = self.rows(self.starts[slots], newest)
         drafts.copy_(self._tokens[:size])
         self.drawn[slots, : size + 1] = plants.drawn[rows, : size + 1]
         own = trees.parents, trees.depths, trees.ranks
         for table, planted in zip(own, plants.topology, strict=False):
             table[slots, :size] = planted[rows, :size]
 
-    def rows(self, slots: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Table rows, [n] int64, of requests by slot and their newest position."""
-        return self.rows_from(self.starts[slots], positions)
-
-    def rows_from(self, starts: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """The same for requests that begin at `starts`, [n] int64."""
+    def rows(self, starts: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Table rows, [n] int64, of requests by their start and newest position."""
         return (starts + positions) % self.num_rows
 
     def confident_logits(
@@ -262,7 +257,7 @@ def replay_chains(runner: Any, replay: Replay) -> None:
             logits, draft_logits, drafts, positions, starts, slots, *args
         )
         begin, end = starts[:-1], starts[1:]
-        rows = replay.rows(slots, positions[begin])
+        rows = replay.rows(replay.starts[slots], positions[begin])
         accepted = torch.minimum(replay.chain[rows], end - begin - 1)
         cut = torch.minimum(num_sampled, accepted + 1).to(num_sampled.dtype)
         return processed, sampled, cut
@@ -278,7 +273,7 @@ def replay_on_v1(runner: Any, replay: Replay) -> None:
         positions = runner.positions[metadata.logits_indices[begins]]
         prompts = runner.input_batch.token_ids_cpu[: len(tokens)]
         starts = torch.from_numpy(start_of(prompts)).to(tokens.device)
-        recorded = replay.chain[replay.rows_from(starts, positions)]
+        recorded = replay.chain[replay.rows(starts, positions)]
         accepted = torch.minimum(recorded, ends - begins - 1)
         requests = torch.arange(len(tokens), device=tokens.device)
         places = torch.arange(tokens.shape[1], device=tokens.device)
@@ -308,7 +303,7 @@ def replay_confidence(replay: Replay) -> None:
     def replayed(predict, self, logits, slots, draft_step):
         predict(self, logits, slots, draft_step)
         newest = (self.recorded_positions - draft_step).clamp(min=0)
-        rows = replay.rows(slots.clamp(min=0).long(), newest)
+        rows = replay.rows(replay.starts[slots.clamp(min=0).long()], newest)
         recorded = replay.confident_logits(rows, draft_step.expand(len(rows)))
         predict(self, recorded, slots, draft_step)
 

@@ -187,21 +187,21 @@ def recording(label: str, key: EngineKey) -> str | None:
 
 
 @cache
-def recorded_length(name: str, num_drafts: int, tree: int = 0) -> float:
-    """Mean tokens of a step over a whole recording, not just what a round replays."""
-    return tokens_per_step(Trace.load(name), num_drafts, tree or None)
+def recorded_length(name: str, depth: int, num_drafts: int, is_auto: bool) -> float:
+    """Mean tokens of a step over a whole recording, not just what a round replays.
 
-
-def _recorded_of_auto(name: str, depth: int, num_drafts: int) -> float:
-    """`recorded_length` of a choice of "auto": nodes of a tree if above `depth`."""
+    Args:
+        num_drafts: of a chain, or above `depth` nodes of a tree.
+        is_auto: the engine chose it: trees that take passes are less deep if small.
+    """
+    trace = Trace.load(name)
     if num_drafts <= depth:
-        return recorded_length(name, num_drafts)
-    # Not in vLLM's release.
-    from vllm.config.drafter import depth_with_passes
+        return tokens_per_step(trace, num_drafts)
+    if is_auto and trace.has_passes:
+        from vllm.config.drafter import depth_with_passes  # not in vLLM's release
 
-    if Trace.load(name).has_passes:
         depth = depth_with_passes(num_drafts, depth)
-    return recorded_length(name, depth, num_drafts)
+    return tokens_per_step(trace, depth, num_drafts)
 
 
 def expected_length(
@@ -223,7 +223,7 @@ def expected_length(
     if key.is_adaptive:
         return None
     if not key.is_auto:
-        return recorded_length(name, k, key.tree)
-    lengths = {n: _recorded_of_auto(name, k, n) for n in drafted}
+        return recorded_length(name, k, key.tree or k, False)
+    lengths = {n: recorded_length(name, k, n, True) for n in drafted}
     steps = sum(drafted.values())
     return sum(n * lengths[d] for d, n in drafted.items()) / steps if steps else None

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from importlib import import_module
 from itertools import pairwise
 from statistics import mean, median
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -184,35 +184,23 @@ class Worker(drafters.Engine):
             most = self.scheduler.max_num_running_reqs
             self.scheduler.dynamic_sd_lookup = [num_drafts] * (most + 1)
 
-    def measure(self, output_len: int, number: int, **setup: Any) -> dict[str, Any]:
-        """Measures one round; `number` seeds its prompts. README.md has the results."""
-        prompts = self.set_up(number, **setup)
-        begin = time.perf_counter()
-        steps = list(self.steps(prompts, output_len))
-        run = steady_part(steps, len(prompts))
-        found = summary(run, len(prompts)) | {"draft_s": None, "drafted": {}}
-        if self.clock:
-            span = (run[0].time if run else begin), (run or steps)[-1].time
-            found["draft_s"], found["drafted"] = self.clock.read(*span)
-        tokens = sum(sum(step.tokens.values()) for step in steps)
-        return found | {"tokens_per_s": tokens / (steps[-1].time - begin)}
-
-    def set_up(
+    def measure(
         self,
         number: int,
         concurrency: int,
         prompt_len: int,
+        output_len: int,
         recording: str | None,
-        shared: tuple[int | None, bool] | None,
-    ) -> list[list[int]]:
-        """Sets how much a round drafts and accepts, and makes its prompts, which are
-        the same for all engines; long ones are in the prefix cache then.
+        shared: tuple[int | None, bool] | Literal[False],
+    ) -> dict[str, Any]:
+        """Measures one round of requests; README.md has the results.
 
         Args:
+            number: seeds the prompts, which are the same for all engines.
             recording: to replay; unused if the engine replays none.
-            shared: the arguments of `draft` for a shared engine; None changes nothing.
+            shared: the arguments of `draft` for a shared engine.
         """
-        if shared is not None:
+        if shared:
             self.draft(*shared)
         if self.replay is not None and recording != self.replayed:
             self.replay.load(Trace.load(recording))
@@ -222,9 +210,17 @@ class Worker(drafters.Engine):
             [rng.randrange(5, vocab.get_vocab_size()) for _ in range(prompt_len)]
             for _ in range(concurrency)
         ]
-        if prompt_len >= LONG_PROMPT:
+        if prompt_len >= LONG_PROMPT:  # then they are in the prefix cache
             list(self.steps(prompts, 1))
-        return prompts
+        begin = time.perf_counter()
+        steps = list(self.steps(prompts, output_len))
+        run = steady_part(steps, len(prompts))
+        found = summary(run, len(prompts)) | {"draft_s": None, "drafted": {}}
+        if self.clock:
+            span = (run[0].time if run else begin), (run or steps)[-1].time
+            found["draft_s"], found["drafted"] = self.clock.read(*span)
+        tokens = sum(sum(step.tokens.values()) for step in steps)
+        return found | {"tokens_per_s": tokens / (steps[-1].time - begin)}
 
     def steps(self, prompts: list[list[int]], output_len: int) -> Iterator[Step]:
         """Runs requests that arrive together, and yields their steps."""

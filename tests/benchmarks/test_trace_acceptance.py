@@ -68,7 +68,7 @@ def make_replay() -> Replay:
 
 def test_rows_wrap_and_differ_by_prompt():
     replay = make_replay()
-    rows = replay.rows(torch.arange(4), torch.full((4,), 59))
+    rows = replay.rows(replay.starts, torch.full((4,), 59))
     assert rows.tolist() == ((replay.starts + 59) % 60).tolist()
     assert len(set(rows.tolist())) == 4
 
@@ -132,6 +132,6 @@ def test_adaptive_verification_reads_recorded_confidence(monkeypatch, is_one_pas
     assert seen[0] is own  # so that a step does all of its work
     is_real = slots >= 0
     found = seen[1].softmax(-1).max(-1).values[is_real]
-    rows = replay.rows(slots[is_real], torch.tensor(120))
+    rows = replay.rows(replay.starts[slots[is_real]], torch.tensor(120))
     expected = random_trace().confidence[rows, steps[is_real]]
     np.testing.assert_allclose(found, np.clip(expected, 1.5 / 128, 1), atol=1e-5)

@@ -25,14 +25,15 @@ def test_tree(tmp_path):
     assert (tree.folder / "info/METADATA").exists()
 
 
-def test_additions_are_live_in_editable_tree(tmp_path):
+def test_additions_are_live_in_editable_tree(tmp_path, monkeypatch):
+    monkeypatch.setenv("VLLM_ALLOW_CHANGED_MEMBERS", "1")
     tree = composed(tmp_path, RELEASE, OVERLAY, link=True)
     # Of another length: Python compares bytecode's seconds and lengths.
     (tree.root / NEW).write_text(ADDITION.replace("+ 1", "+ 10"))
     assert tree.run(SAY).startswith("11 ")
     (tree.root / NEW).unlink()
     (tree.root / f"{PART}.edit").write_text("")
-    tree.compose(allow_changed=True, link=True)
+    tree.compose(link=True)
     assert not (tree.folder / "vllm/new").exists()
     assert tree.run(SAY).startswith("1 ")
 
@@ -55,10 +56,11 @@ def test_lock_has_touched_members_only(tmp_path, monkeypatch):
     assert tree.run(SAY).startswith("3 ")
 
 
-def test_failed_compose_keeps_tree(tmp_path):
+def test_failed_compose_keeps_tree(tmp_path, monkeypatch):
+    monkeypatch.setenv("VLLM_ALLOW_CHANGED_MEMBERS", "1")
     tree = composed(tmp_path, RELEASE, OVERLAY)
     before = (tree.folder / PART).read_text()
     tree.wheel = write_wheel(tmp_path, {}, "2.0.0")
     with pytest.raises(OverlayError, match=f"{PART}.edit:1: vLLM has no {PART}"):
-        tree.compose(allow_changed=True)
+        tree.compose()
     assert (tree.folder / PART).read_text() == before

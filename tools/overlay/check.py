@@ -4,7 +4,6 @@
 import re
 import tomllib
 from collections.abc import Iterator
-from difflib import SequenceMatcher
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -37,7 +36,7 @@ def problems(release: Release, root: Path) -> Iterator[str]:
         yield f"{line}, review it and run `lock`"
     if read_lock(root).keys() != to_lock(release, root):
         yield f"{NAME}:1: is not of these files, run `lock`"
-    yield from repeats(root, edits, release.wheel)
+    yield from repeats(root, edits, release)
 
 
 def patches(root: Path) -> set[str]:
@@ -90,7 +89,7 @@ def hunk_problems(source: Source, hunk: Hunk) -> Iterator[str]:
         yield str(hunk.error(source.path, what))
     start, end = hunk.place(source)
     sides = ("".join(source.lines[start:end]), "".join(hunk.lines))
-    theirs, ours = ([key for _, key in telling_lines(side)] for side in sides)
-    if SequenceMatcher(None, theirs, ours, autojunk=False).find_longest_match().size:
+    theirs, ours = ({key for _, key in telling_lines(side)} for side in sides)
+    if theirs & ours:
         what = "repeats a line of vLLM's, replace fewer lines"
         yield str(hunk.error(source.path, what))

@@ -39,11 +39,12 @@ def compose(
     version: str | None = None,
     link: bool = False,
     kernels: Base | None = None,
-    allow_changed: bool = False,
     root: Path = ROOT,
-    edits: list[EditFile] | None = None,
 ) -> None:
     """Writes the package to `tree`/vllm, the release's metadata to `tree`/info.
+
+    With VLLM_ALLOW_CHANGED_MEMBERS=1 in the environment members may differ from
+    edits.lock.
 
     Args:
         wheel_path: the release's wheel; the caller checks its hash.
@@ -51,10 +52,7 @@ def compose(
         version: value of `vllm.__version__`; None keeps the release's.
         link: link additions instead of copying them, so that changes are live.
         kernels: another wheel, whose libraries take the place of the release's.
-        allow_changed: compose even if members differ from edits.lock, as with
-            VLLM_ALLOW_CHANGED_MEMBERS=1 in the environment.
         root: the repository.
-        edits: used instead of the repository's.
 
     Raises:
         OverlayError: the overlay does not fit the release, or the tree has manual
@@ -62,18 +60,19 @@ def compose(
     """
     with ZipFile(wheel_path) as wheel:
         release = Release(wheel)
-        if not allow_changed and os.environ.get("VLLM_ALLOW_CHANGED_MEMBERS") != "1":
+        if os.environ.get("VLLM_ALLOW_CHANGED_MEMBERS") != "1":
             require_lock(release, root)
-        edits = edit_files(root) if edits is None else edits
-        texts = {edit.path: edited(release, edit) for edit in edits}
+        texts = {edit.path: edited(release, edit) for edit in edit_files(root)}
         _require_refreshed(release, tree, texts)
         libraries = checked_kernels(kernels, release) if kernels else None
         shutil.rmtree(tree, ignore_errors=True)
         unpack(wheel, libraries, tree)
     (info,) = tree.glob("*.dist-info")
     info.rename(tree / "info")
+    place = os.symlink if link else shutil.copyfile
     for path in additions(root):
-        _place(root / path, tree / path, link)
+        (tree / path).parent.mkdir(parents=True, exist_ok=True)
+        place((root / path).resolve(), tree / path)
     for path, text in texts.items():
         (tree / path).write_text(text)
     if version:
@@ -128,32 +127,20 @@ def _require_refreshed(release: Release, tree: Path, texts: dict[str, str]) -> N
 
 
 def unpack_install(base: Base, folder: Path) -> None:
-    """Unpacks a release to a folder that works like an install if on the path."""
+    """Unpacks a release to a folder that works like an install if on the path.
+
+    vLLM reads the version in its metadata, and selects the CPU platform if it contains
+    `cpu`.
+    """
     with ZipFile(find_wheel(base)) as wheel:
         unpack(wheel, base.kernels and find_wheel(base.kernels), folder)
+    version = base.version + ("+cpu" if base.device == "cpu" else "")
     (info,) = folder.glob("*.dist-info")
-    name_vllm(info, base.version + ("+cpu" if base.device == "cpu" else ""))
-
-
-def name_vllm(info: Path, version: str) -> None:
-    """Turns a wheel's metadata into those of an installed `vllm` of a version.
-
-    vLLM reads this version, and selects the CPU platform if it contains `cpu`.
-    """
-    info = info.rename(info.parent / f"vllm-{version}.dist-info")
+    info = info.rename(folder / f"vllm-{version}.dist-info")
     headers = (info / "METADATA").read_text()
     for key, value in (("Name", "vllm"), ("Version", version)):
         headers = re.sub(rf"(?m)^{key}: .*", f"{key}: {value}", headers, count=1)
     (info / "METADATA").write_text(headers)
-
-
-def _place(source: Path, target: Path, link: bool) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    if link:
-        target.unlink(missing_ok=True)
-        target.symlink_to(source.resolve())
-    else:
-        shutil.copyfile(source, target)
 
 
 def _write_version(path: Path, version: str) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from .base import ROOT, OverlayError
 from .edits import EditFile
 from .members import IMPORTS
-from .relied import Key, relied_on
+from .relied import Key, Reader
 from .tree import Release, edit_files
 
 NAME = "edits.lock"
@@ -29,7 +29,7 @@ def read_lock(root: Path = ROOT) -> dict[Key, str]:
 
 
 def to_lock(release: Release, root: Path = ROOT) -> set[Key]:
-    return touched(edit_files(root)) | relied_on(release, root)
+    return touched(edit_files(root)) | Reader(release, root).relied_on()
 
 
 def write_lock(release: Release, root: Path = ROOT) -> int:

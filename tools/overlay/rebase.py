@@ -1,46 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reports what another release changes for this overlay, member by member."""
 
-import json
-import os
 import re
-import subprocess
-import sys
-import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from difflib import SequenceMatcher, unified_diff
-from email import message_from_string
+from importlib.metadata import distributions
 from pathlib import Path
 from zipfile import ZipFile
 
-from .base import ROOT, Base, OverlayError
-from .compose import compose, edited, name_vllm
+from .base import ROOT, OverlayError
+from .compose import edited
 from .edits import SUFFIX, EditFile, Hunk
-from .guesses import guesses, hint
-from .lock import Key, read_lock
+from .lock import read_lock
 from .members import Source
-from .tree import Release, additions, edit_files
-
-TIMEOUT = 600  # seconds
-IMPORT_ALL = """
-import importlib, json, sys
-for name in sys.argv[1:]:
-    try:
-        importlib.import_module(name)
-        error = None
-    except BaseException as reason:
-        error = f"{type(reason).__name__}: {reason}"
-    print(json.dumps([name, error]), flush=True)
-"""
+from .relied import Reader
+from .tree import Release, edit_files
 
 
 def rebase(
-    old_wheel: Path,
-    new_wheel: Path,
-    root: Path = ROOT,
-    write: bool = False,
-    kernels: Base | None = None,
+    old_wheel: Path, new_wheel: Path, root: Path = ROOT, write: bool = False
 ) -> str:
     """A report in Markdown; what it does not name needs no review.
 
@@ -48,7 +27,6 @@ def rebase(
         old_wheel: the release that the overlay was written for.
         new_wheel: the other release.
         write: update the edit files to the line numbers of the other release.
-        kernels: the wheel with a CPU's kernels, if it is another one.
     """
     with ZipFile(old_wheel) as before, ZipFile(new_wheel) as after:
         old, new = Release(before), Release(after)
@@ -56,13 +34,10 @@ def rebase(
         if write:
             for edit in moved:
                 (root / f"{edit.path}{SUFFIX}").write_text(edit.text())
-        failed = import_problems(new_wheel, moved, root, kernels)
         sections = {
-            "Members that changed": list(member_changes(old, new, read_lock(root))),
+            "Members that changed": list(member_changes(old, new, root)),
             "Hunks to place by hand": misplaced,
-            "Modules to mend": [with_hint(new, problem) for problem in failed],
-            "Guesses to look at": list(guesses(old, new, root)),
-            "Requirements changed": list(requirement_changes(old, new)),
+            "Requirements changed": list(requirement_changes(old_wheel, new_wheel)),
         }
     parts = [f"# {old_wheel.name} to {new_wheel.name}"]
     for title, found in sections.items():
@@ -71,20 +46,26 @@ def rebase(
     return "\n".join([*parts, f"\n{', '.join(counts)}."]) + "\n"
 
 
-def with_hint(new: Release, problem: str) -> str:
-    """A problem of an import, with the place where the new release has the name."""
-    name = re.search(r"cannot import name '(\w+)'|No module named '([\w.]+)'", problem)
-    return problem + (hint(new, name[1] or name[2]) if name else "")
-
-
-def member_changes(old: Release, new: Release, keys: dict[Key, str]) -> Iterator[str]:
-    for path, name in sorted(keys):
+def member_changes(old: Release, new: Release, root: Path) -> Iterator[str]:
+    """Diffs of members that our lines were written for, and new ones with a name that
+    we use: a property in place of an attribute that we set, a field that we add."""
+    for path, name in sorted(read_lock(root).keys() | Reader(new, root).relied_on()):
         was, now = (side.source(path).own_lines(name) for side in (old, new))
         if was != now:
             diff = "".join([*unified_diff(was, now, n=3)][2:])
-            is_there = new.source(path).span(name)
-            gone = "" if is_there else f" is gone{hint(new, name)}"
-            yield f"### `{path}`, `{name}`{gone}\n\n```diff\n{diff}```\n"
+            what = "" if was else " is new"
+            if not new.source(path).span(name):
+                what = f" is gone{hint(new, name)}"
+            yield f"### `{path}`, `{name}`{what}\n\n```diff\n{diff}```\n"
+
+
+def hint(new: Release, name: str) -> str:
+    """Where the new release defines what a dotted name ends with, as far as it does."""
+    word = name.rpartition(".")[2]
+    found = [p for p in sorted(new.names) if p.endswith(f"/{word}.py")]
+    defined = re.compile(rf"^(?:def|class) {word}\b|^{word}\b\s*[:=]", re.M)
+    found += [p for p in new.modules() if defined.search(new.source(p).text)]
+    return f", now in {', '.join(f'`{p}`' for p in found[:3])}" if found else ""
 
 
 def moved_edits(
@@ -130,58 +111,14 @@ def moved(old: Source, new: Source, hunk: Hunk) -> Hunk:
     raise hunk.error(new.path, "the lines that it stands at are gone")
 
 
-def import_problems(
-    wheel: Path, edits: list[EditFile], root: Path, kernels: Base | None
-) -> list[str]:
-    """Modules that cannot be imported with the overlay on top of a release."""
-    names = module_names([*additions(root), *(edit.path for edit in edits)])
-    with tempfile.TemporaryDirectory() as folder:
-        tree = Path(folder)
-        parts = {"edits": edits, "kernels": kernels, "root": root}
-        compose(wheel, tree, allow_changed=True, **parts)
-        # On the CPU platform importing needs no GPU.
-        name_vllm(tree / "info", f"{wheel.name.split('-')[1]}+cpu")
-        errors = import_errors(names, tree)
-    lines = (f"- `{name}`: {error}" for name, error in errors.items())
-    return [line.replace(f"{tree}/", "") for line in lines]
-
-
-def module_names(paths: Iterable[str]) -> list[str]:
-    files = (path.removesuffix(".py") for path in paths if path.endswith(".py"))
-    return [file.removesuffix("/__init__").replace("/", ".") for file in files]
-
-
-def import_errors(
-    modules: list[str], tree: Path | None = None, **variables: str
-) -> dict[str, str]:
-    """Imports modules one after the other in a subprocess; returns errors by module.
-
-    Args:
-        tree: folder to import from; None uses what is installed.
-        variables: additional environment variables.
-    """
-    environment = os.environ | variables | ({"PYTHONPATH": str(tree)} if tree else {})
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", IMPORT_ALL, *modules],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        timeout=TIMEOUT,
-    )
-    lines = [line for line in done.stdout.splitlines() if line.startswith('["')]
-    found = dict.fromkeys(modules, "not reached: Python died at the first of these")
-    found |= map(json.loads, lines)
-    return {name: error for name, error in found.items() if error}
-
-
-def requirement_changes(old: Release, new: Release) -> Iterator[str]:
+def requirement_changes(old_wheel: Path, new_wheel: Path) -> Iterator[str]:
     """Differences in requirements and entry points of the releases' metadata."""
     sides = []
-    for side in (old, new):
-        headers = message_from_string(side.info("METADATA"))
+    for wheel in (old_wheel, new_wheel):
+        (release,) = distributions(path=[str(wheel)])
         names = ("Requires-Python", "Requires-Dist")
-        lines = {f"{n}: {v}" for n in names for v in headers.get_all(n, [])}
-        sides.append(lines | set(side.info("entry_points.txt").splitlines()))
+        lines = {f"{n}: {v}" for n in names for v in release.metadata.get_all(n, [])}
+        points = {f"{each.name} = {each.value}" for each in release.entry_points}
+        sides.append(lines | points)
     yield from (f"- gone: `{line}`" for line in sorted(sides[0] - sides[1]))
     yield from (f"- new: `{line}`" for line in sorted(sides[1] - sides[0]))

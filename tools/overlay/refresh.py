@@ -8,8 +8,10 @@ already, or a new hunk.
 
 import ast
 import shutil
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from difflib import SequenceMatcher
+from itertools import pairwise
 from pathlib import Path
 
 from .base import ROOT
@@ -31,9 +33,6 @@ def refresh(release: Release, tree: Path, root: Path = ROOT) -> list[str]:
 
     Returns:
         Paths in the repository that were written or removed.
-
-    Raises:
-        OverlayError: a change joins hunks of two sections.
     """
     written = []
     for path in changed_by_hand(tree):
@@ -116,29 +115,23 @@ def _gaps(lines: Iterator[Line], count: int) -> Iterator[Gap]:
 def _hunks(
     source: Source, edit: EditFile, gap: Gap
 ) -> Iterator[tuple[Hunk | None, Hunk]]:
-    """The hunks of a gap, each with the old hunk that it replaces."""
+    """The hunks of a gap, each with the old hunk that it replaces. New and removed
+    lines belong to the old hunk before them, or else to the first one."""
     start, end, lines = gap
-    text = [line for line, _ in lines]
     places = placed(source, edit.hunks())
     known = [place for place in places if start <= place[0] and place[1] <= end]
-    hunks = [hunk for *_, hunk in known]
-    if sum(b - a for a, b, _ in known) == end - start and known:
-        last = next((h for _, h in lines if isinstance(h, Hunk)), hunks[0])
-        bodies: dict[int, list[str]] = {id(hunk): [] for hunk in hunks}
-        for line, owner in lines:  # new lines belong to the hunk before them
-            last = owner if isinstance(owner, Hunk) else last
-            bodies[id(last)].append(line)
-        for a, b, hunk in known:
-            body = bodies[id(hunk)]
-            if body != source.lines[a:b]:  # else it was reverted
-                yield hunk, Hunk(hunk.member, hunk.start, hunk.end, body)
-    elif len([s for s in edit.sections if any(h in s.hunks for h in hunks)]) > 1:
-        what = "the change joins hunks of two sections, write it by hand"
-        raise hunks[0].error(source.path, what)
-    else:
-        yield from (
-            (next(iter(hunks), None), hunk) for hunk in _new(source, start, end, text)
-        )
+    known = known or [(start, end, None)]
+    owner, bodies = known[0][2], defaultdict(list)
+    for line, origin in lines:
+        owner = origin if isinstance(origin, Hunk) else owner
+        bodies[id(owner)].append(line)
+    bounds = [start, *(a for a, _, _ in known[1:]), end]
+    for (a, b, hunk), span in zip(known, pairwise(bounds), strict=True):
+        body = bodies[id(hunk)]
+        if hunk is None or (a, b) != span:
+            yield from ((hunk, new) for new in _new(source, *span, body))
+        elif body != source.lines[a:b]:  # else it was reverted
+            yield hunk, Hunk(hunk.member, hunk.start, hunk.end, body)
 
 
 def _new(source: Source, start: int, end: int, lines: list[str]) -> Iterator[Hunk]:

@@ -1,114 +1,87 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the members of the release that our additions rely on, by syntax trees.
+"""Finds the members of the release that our lines rely on, by syntax trees.
 
-These are what they import, and members of the release's classes that they call, read or
-override: by the class's name, on `self` in a subclass, or on a parameter with the class
-as its annotation. Types of other variables are unknown, so their members are left out.
+These are what additions and edits import, or name in a string; and of these modules,
+these classes and their base classes the members with a name that the addition uses or
+defines anywhere. Types are unknown: if the name is that of another object, there is one
+member more to review.
 """
 
 import ast
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterator
 from functools import cache
 from importlib.util import resolve_name
+from itertools import chain
 from pathlib import Path
 
 from .base import ROOT
-from .members import Source
-from .tree import Release, additions
+from .edits import SUFFIX
+from .members import IMPORTS, Source
+from .tree import PACKAGE, Release, additions, edit_files, module_paths
 
+NAMED = re.compile(rf"{PACKAGE}(\.\w+)+")
 Key = tuple[str, str]  # path, member
-
-
-def relied_on(release: Release, root: Path = ROOT) -> set[Key]:
-    reader = Reader(release, root)
-    found = (key for source in reader.ours.values() for key in reader.uses(source))
-    return {key for key in found if key[0] not in reader.ours}
 
 
 class Reader:
     """Resolves names in our files and in the release's."""
 
-    def __init__(self, release: Release, root: Path) -> None:
+    def __init__(self, release: Release, root: Path = ROOT) -> None:
         self.release = release
         self.ours = {
             path: Source(path, (root / path).read_text())
             for path in additions(root)
             if path.endswith(".py")
         }
+        for edit in edit_files(root):
+            imports = (hunk.lines for hunk in edit.hunks() if hunk.member == IMPORTS)
+            path = edit.path + SUFFIX
+            self.ours[path] = Source(path, "".join(chain(*imports)))
         self.imports = cache(self._imports)
 
-    # What a file of ours relies on.
+    def relied_on(self) -> set[Key]:
+        found = (key for source in self.ours.values() for key in self.uses(source))
+        return {key for key in found if key[0] not in self.ours}
 
     def uses(self, source: Source) -> Iterator[Key]:
-        for name, member in source.members.items():
-            if isinstance(member.node, ast.ClassDef):
-                read = read_of(member.node, "self", "super()") | {"__init__"}
-                defined = (n.rpartition(".") for n in source.members)
-                read |= {own for owner, _, own in defined if owner == name}
-                yield from self.having((source.path, name), read)
-        for node in ast.walk(source.tree):
-            if isinstance(node, ast.ImportFrom):
-                names = (alias.asname or alias.name for alias in node.names)
-                yield from filter(None, (self.find(source, name) for name in names))
-            elif isinstance(node, ast.Attribute):
-                yield from self.having(self.meaning(source, node.value), [node.attr])
-                yield from filter(None, [self.meaning(source, node)])
-            elif isinstance(node, ast.Call):
-                names = [k.arg for k in node.keywords]
-                yield from self.having(
-                    self.meaning(source, node.func), ["__init__", *names]
-                )
-            elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                for argument in [*node.args.args, *node.args.kwonlyargs]:
-                    owner = self.annotated(source, argument.annotation)
-                    yield from self.having(owner, read_of(node, argument.arg))
-
-    def annotated(self, source: Source, node: ast.expr | None) -> Key | None:
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            node = ast.parse(node.value, mode="eval").body
-        node = node.left if isinstance(node, ast.BinOp) else node  # X | None
-        return self.meaning(source, node) if node else None
-
-    def having(self, owner: Key | None, names: Iterable[str | None]) -> Iterator[Key]:
-        """Members with these names, of a class and its base classes."""
-        for path, name in self.lineage(owner) if owner else ():
-            wanted = (f"{name}.{n}" for n in names)
-            yield from ((path, n) for n in wanted if n in self.source(path).members)
+        names, made = names_of(source)
+        for module, name in self.imports(source).values():
+            if path := self.path_of(f"{module}.{name}"):
+                found = [self.find(self.source(path), each) for each in names]
+            else:
+                path = self.path_of(module)
+                found = [self.find(self.source(path), name)] if path else []
+            for key in filter(None, found):
+                yield key
+                for owner, cls in self.lineage(key):
+                    wanted = names | {"__init__"} if key[1] in made else names
+                    members = {f"{cls}.{each}" for each in wanted}
+                    members &= self.source(owner).members.keys()
+                    yield from ((owner, member) for member in members)
 
     def lineage(self, owner: Key) -> Iterator[Key]:
+        """A class and its base classes, as far as they are known; else nothing."""
         path, name = owner
         node = self.source(path).members[name].node
         if isinstance(node, ast.ClassDef):
             yield owner
-            for base in node.bases:
-                above = self.meaning(self.source(path), base)
+            for base in map(ast.unparse, node.bases):
+                above = self.find(self.source(path), base)
                 yield from self.lineage(above) if above and above != owner else ()
-
-    # Resolution of names.
 
     def source(self, path: str) -> Source:
         return self.ours.get(path) or self.release.source(path)
 
-    def meaning(self, source: Source, node: ast.expr) -> Key | None:
-        """The member that `name` or `module.name` refers to, wherever it is defined."""
-        if isinstance(node, ast.Name):
-            return self.find(source, node.id)
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-            module, name = self.imports(source).get(node.value.id, ("", ""))
-            path = self.path_of(f"{module}.{name}")
-            return self.find(self.source(path), node.attr) if path else None
-        return None
-
     def find(self, source: Source, name: str, depth: int = 0) -> Key | None:
+        """The member that a name refers to, wherever it is defined."""
         if name in source.members:
             return source.path, name
         module, there = self.imports(source).get(name, ("", ""))
         path = self.path_of(module)
-        return (
-            self.find(self.source(path), there, depth + 1)
-            if path and depth < 9
-            else None
-        )
+        if path is None or depth == 9:
+            return None
+        return self.find(self.source(path), there, depth + 1)
 
     def path_of(self, module: str) -> str | None:
         paths = module_paths(module)
@@ -117,29 +90,29 @@ class Reader:
         )
 
     def _imports(self, source: Source) -> dict[str, tuple[str, str]]:
-        """From-imports by local name: the module, and the name in it."""
-        package = source.path.rpartition("/")[0].replace("/", ".")
-        return {
-            alias.asname or alias.name: (
-                resolve_name("." * node.level + (node.module or ""), package),
-                alias.name,
-            )
-            for node in ast.walk(source.tree)
-            if isinstance(node, ast.ImportFrom)
-            for alias in node.names
-        }
+        """The module, and the name in it, of from-imports by local name, and of dotted
+        names in strings."""
+        package, found = source.path.rpartition("/")[0].replace("/", "."), {}
+        for node in ast.walk(source.tree):
+            if isinstance(node, ast.ImportFrom):
+                module = resolve_name("." * node.level + (node.module or ""), package)
+                for alias in node.names:
+                    found[alias.asname or alias.name] = module, alias.name
+            elif NAMED.fullmatch(text := str(getattr(node, "value", ""))):
+                module, _, name = text.rpartition(".")
+                found[text] = module, name
+        return found
 
 
-def module_paths(module: str) -> tuple[str, str]:
-    """The files that a module or a package of this name may be."""
-    stem = module.replace(".", "/")
-    return f"{stem}.py", f"{stem}/__init__.py"
-
-
-def read_of(node: ast.AST, *receivers: str) -> set[str]:
-    """Names of the attributes that are read or set on these expressions."""
-    return {
-        part.attr
-        for part in ast.walk(node)
-        if isinstance(part, ast.Attribute) and ast.unparse(part.value) in receivers
-    }
+def names_of(source: Source) -> tuple[set[str], set[str]]:
+    """Attributes, keywords and members of a file; what it calls or derives from."""
+    names, made = {name.rpartition(".")[2] for name in source.members}, list[ast.expr]()
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Attribute):
+            names.add(node.attr)
+        elif isinstance(node, ast.Call):
+            names.update(keyword.arg for keyword in node.keywords if keyword.arg)
+            made.append(node.func)
+        elif isinstance(node, ast.ClassDef):
+            made += node.bases
+    return names - {"__init__"}, {ast.unparse(node).rpartition(".")[2] for node in made}

@@ -4,10 +4,9 @@
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from zipfile import ZipFile
 
 from .edits import SUFFIX, EditFile
-from .tree import python_files
+from .tree import Release, python_files
 
 WINDOW = 6  # this many lines in a row are a copy, not a coincidence
 # Imports and signatures: an interface leaves no other way to write them.
@@ -44,14 +43,13 @@ def windows(lines: Lines) -> Iterator[tuple[int, tuple[str, ...]]]:
         yield start, tuple(texts[start : start + WINDOW])
 
 
-def repeats(root: Path, edits: Iterable[EditFile], wheel: ZipFile) -> list[str]:
-    """One line for each run of our lines that a file of the wheel has too."""
+def repeats(root: Path, edits: Iterable[EditFile], release: Release) -> list[str]:
+    """One line for each run of our lines that a file of the release has too."""
     ours = {path: (root / path).read_text() for path in python_files(root)}
     for edit in edits:
         lines = (line for hunk in edit.hunks() for line in hunk.lines)
         ours[edit.path + SUFFIX] = "".join(lines)
-    names = (name for name in wheel.namelist() if name.endswith(".py"))
-    return shared(ours, ((n, wheel.read(n).decode(errors="replace")) for n in names))
+    return shared(ours, ((n, release.source(n).text) for n in release.modules()))
 
 
 def shared(ours: dict[str, str], theirs: Iterable[tuple[str, str]]) -> list[str]:

@@ -34,6 +34,12 @@ def edit_files(root: Path = ROOT) -> list[EditFile]:
     ]
 
 
+def module_paths(module: str) -> tuple[str, str]:
+    """The files that a module or a package of this name may be."""
+    stem = module.replace(".", "/")
+    return f"{stem}.py", f"{stem}/__init__.py"
+
+
 def python_files(root: Path = ROOT) -> list[str]:
     """Sorted paths of all our Python files, relative to the root."""
     found = (file for name in FOLDERS for file in (root / name).rglob("*.py"))
@@ -55,11 +61,10 @@ class Release:
             self._sources[path] = Source(path, text)
         return self._sources[path]
 
+    def modules(self) -> list[str]:
+        """Sorted paths of its Python files."""
+        return sorted(name for name in self.names if name.endswith(".py"))
+
     @property
     def name(self) -> str:
         return Path(self.wheel.filename).name
-
-    def info(self, name: str) -> str:
-        """A file of the wheel's dist-info; empty if there is none."""
-        (path,) = [n for n in self.names if n.endswith(f".dist-info/{name}")] or [""]
-        return self.wheel.read(path).decode() if path else ""

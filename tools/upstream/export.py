@@ -15,7 +15,7 @@ from tools.overlay.edits import composed
 from tools.overlay.kernels import is_library
 from tools.overlay.tree import Release, edit_files
 
-from .series import DOWNSTREAM, Series, load
+from .series import DOWNSTREAM, Series, load, moved, place
 
 ISORT = 'lint.isort.known-first-party=["vllm", "tests"]'
 
@@ -62,7 +62,6 @@ def files_by_patch(
     """For each patch, the paths and texts of the files that it adds or changes."""
     homes, edits = series.homes(root), edit_files(root)
     taken = [file for file, home in homes.items() if home != DOWNSTREAM]
-    moves = {f: series.place(f) for f in taken if series.place(f) != f}
     slugs: set[str] = set()
     for number, patch in enumerate(series.patches):
         slugs.add(patch.slug)
@@ -72,8 +71,7 @@ def files_by_patch(
                 source = release.source(edit.path)
                 files[edit.path] = composed(source, edit.hunks(slugs))
         for file in (file for file in taken if homes[file] == number):
-            text = (root / file).read_text()
-            files[series.place(file)] = series.moved(text, file, moves)
+            files[place(file)] = moved((root / file).read_text(), file, taken)
         yield files
 
 

@@ -7,6 +7,7 @@ Sections of edit files name their patch themselves.
 
 import re
 import tomllib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -16,6 +17,8 @@ from tools.overlay.tree import additions, files_in
 
 SERIES = Path(__file__).with_name("series.toml")
 DOWNSTREAM = -1  # instead of a patch's number: not for upstream
+# Our tests' folder upstream, which has a tests/conftest.py of its own.
+TESTS = "tests/v1/spec_decode/unified/"
 
 
 @dataclass(frozen=True)
@@ -34,16 +37,10 @@ class Patch:
 
 @dataclass(frozen=True)
 class Series:
-    """All patches, and how files differ upstream.
-
-    Attributes:
-        downstream: globs of files that are not for upstream, with the reason.
-        places: folders here, to folders upstream.
-    """
+    """All patches, and globs of files that are not for upstream, with the reason."""
 
     patches: list[Patch]
     downstream: dict[str, str]
-    places: dict[str, str]
 
     def homes(self, root: Path = ROOT) -> dict[str, int]:
         """For each file, the number of its patch, or DOWNSTREAM.
@@ -67,26 +64,27 @@ class Series:
             raise OverlayError("tools/upstream/series.toml: " + "\n  ".join(lost))
         return homes
 
-    def place(self, path: str) -> str:
-        """The path of a file upstream, by the longest folder in `places`."""
-        for prefix in sorted(self.places, key=len, reverse=True):
-            if path.startswith(f"{prefix}/"):
-                return self.places[prefix] + path.removeprefix(prefix)
+
+def place(path: str) -> str:
+    """The path of a file upstream."""
+    if not path.startswith("tests/"):
         return path
+    return TESTS + path.removeprefix("tests/").removeprefix("v1/")
 
-    def moved(self, text: str, path: str, moves: dict[str, str]) -> str:
-        """A file's text upstream: with new paths and module names of moved files, and
-        with `parents[...]` adapted.
 
-        Args:
-            moves: path here to path upstream, of all files that move.
-        """
-        for old, new in sorted(moves.items(), reverse=True):
-            text = re.sub(rf"(?<![\w/]){re.escape(old)}\b", new, text)
-            names = [p.removesuffix(".py").replace("/", ".") for p in (old, new)]
-            text = re.sub(rf"(?<![\w.]){re.escape(names[0])}\b", names[1], text)
-        up, further = path.count("/"), moves.get(path, path).count("/")
-        return text.replace(f"parents[{up}]", f"parents[{further}]")
+def moved(text: str, path: str, files: Iterable[str]) -> str:
+    """A file's text upstream: with the new paths and module names of files that move,
+    and with `parents[...]` adapted.
+
+    Args:
+        files: of the series, with their paths here.
+    """
+    for old in sorted((file for file in files if place(file) != file), reverse=True):
+        text = re.sub(rf"(?<![\w/]){re.escape(old)}\b", place(old), text)
+        names = [p.removesuffix(".py").replace("/", ".") for p in (old, place(old))]
+        text = re.sub(rf"(?<![\w.]){re.escape(names[0])}\b", names[1], text)
+    up, further = path.count("/"), place(path).count("/")
+    return text.replace(f"parents[{up}]", f"parents[{further}]")
 
 
 def load(path: Path = SERIES) -> Series:

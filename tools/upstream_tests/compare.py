@@ -37,21 +37,6 @@ def differences(release: Outcomes, ours: Outcomes) -> Outcomes:
     return found
 
 
-def summary(half: str, release: Outcomes, found: Outcomes, lines: list[str]) -> str:
-    """The counts of a half.
-
-    Args:
-        release: outcomes there.
-        found: differences of this tree, accepted or not.
-        lines: of the report.
-    """
-    passed = sum("::" in test and why == "passed" for test, why in release.items())
-    return (
-        f"{half}: {passed} of vLLM's tests pass on the release, {passed - len(found)} "
-        f"of these here; {len(found)} differ, {len(lines)} lines to look at"
-    )
-
-
 def report(found: Outcomes, accepted: Iterable[str], files: Iterable[str]) -> list[str]:
     """A line for each difference that is not accepted by a prefix of its name, and for
     each accepted name in `files` that is no longer needed."""

@@ -3,8 +3,8 @@
 
 import shutil
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from tools.overlay.base import (
@@ -30,10 +30,19 @@ def prepare_metadata_for_build_wheel(folder, settings=None):
 """
 
 
-def source_pin() -> Base:
-    """The pinned source distribution."""
+def unpack_source(build: Path) -> Path:
+    """Unpacks all but the package and its metadata, which the tree under test has."""
     config = load_config()
-    return Base(version=config["version"], device="any", **config["source"])
+    base = Base(version=config["version"], device="any", **config["source"])
+    name = f"{base.project}-{base.version}"
+
+    def fill(folder: Path) -> None:
+        archive = cached(base) or fetch_source(base, name)
+        shutil.unpack_archive(archive, folder, "gztar", filter="data")
+        for path in (folder / name).glob("vllm*"):
+            shutil.rmtree(path)
+
+    return filled(build / base.sha256[:16], fill) / name
 
 
 def fetch_source(base: Base, name: str) -> Path:
@@ -46,34 +55,17 @@ def fetch_source(base: Base, name: str) -> Path:
         return fetch(base, "--no-binary=:all:", PYTHONPATH=folder)
 
 
-def unpack_source(build: Path) -> Path:
-    """Unpacks all but the package and its metadata, which the tree under test has."""
-    base = source_pin()
-    folder, name = build / base.sha256[:16], f"{base.project}-{base.version}"
-    if not folder.exists():
-        archive = cached(base) or fetch_source(base, name)
-        with _new_folder(folder) as new:
-            shutil.unpack_archive(archive, new, "gztar", filter="data")
-            for path in (new / name).glob("vllm*"):
-                shutil.rmtree(path)
-    return folder / name
-
-
 def unpack_release(build: Path) -> Path:
     """Unpacks the wheel to a folder that works like an install if on the path."""
     base = pinned_base(target_device())
-    folder = build / base.sha256[:16]
+    return filled(build / base.sha256[:16], partial(unpack_install, base))
+
+
+def filled(folder: Path, fill: Callable[[Path], None]) -> Path:
+    """The folder, which `fill` makes if there is none; all of it or nothing."""
     if not folder.exists():
-        with _new_folder(folder) as new:
-            unpack_install(base, new)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent) as whole:
+            fill(new := Path(whole, "new"))
+            new.rename(folder)
     return folder
-
-
-@contextmanager
-def _new_folder(folder: Path) -> Iterator[Path]:
-    """A temporary folder, which is renamed to `folder` when complete."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent) as whole:
-        new = Path(whole, "new")
-        yield new
-        new.rename(folder)

@@ -12,7 +12,6 @@
 """
 
 from bisect import bisect_left, bisect_right
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
 from math import inf, log2
@@ -124,9 +123,8 @@ class PlanAcceptance:
         # By position: accepted drafts, of those whose predecessors were accepted.
         self._chains = Faded(HALF_LIFE, MAX_DRAFTS)
         self._chains.total, self._chains.weight = np.zeros((2, num_speculative_tokens))
-        self._new: Counter[tuple[int, int]] = Counter()  # drafts, and accepted ones
-        self._expected = np.zeros((2, num_speculative_tokens))  # of unverified drafts
-        self._rates: list[float] | None = None  # cached until `_chains` changes
+        # The same of the latest steps, as lists, which are faster in small pieces.
+        self._new = [[0.0] * num_speculative_tokens for _ in range(2)]
         sizes, self._depths = sorted(trees), trees
         totals = [0.0, *map(tree_gain, sizes)]
         # By nodes: what the tree has accepted beyond the chain of its depth, less what
@@ -141,12 +139,15 @@ class PlanAcceptance:
         """Records a request's drafts."""
         depth, of_smaller = self._depth(drafts.num_drafts), 0
         num_best = min(drafts.num_best, depth)
-        self._new[depth, num_best] += 1
+        accepted, reached = self._new
+        for position in range(min(num_best + 1, depth)):
+            accepted[position] += position < num_best
+            reached[position] += 1.0
         probability = 1.0  # that a draft is reached
         for position, rate in enumerate(drafts.unverified, depth):
-            self._expected[1, position] += probability
+            reached[position] += probability
             probability *= rate
-            self._expected[0, position] += probability
+            accepted[position] += probability
         for nodes, gain in self._gains.items():
             if nodes > drafts.num_drafts:
                 break
@@ -167,28 +168,23 @@ class PlanAcceptance:
 
     def end_steps(self, num_steps: int = 1) -> None:
         """Takes in the observations since the last call, of `num_steps` steps."""
-        accepted, reached = self._expected
-        if self._new or reached.any():  # else nothing is drafted, and nothing fades
-            for (depth, num_best), number in self._new.items():
-                accepted[:num_best] += number
-                reached[: min(num_best + 1, depth)] += number
+        accepted, reached = self._new
+        if any(reached):  # else nothing is drafted, and nothing fades
             self._chains.fade(num_steps)
             self._chains.add(accepted, reached)
-            self._expected[:], self._rates = 0.0, None
-            self._new.clear()
+            self._new = [[0.0] * len(reached) for _ in range(2)]
         for nodes in self._seen:
             self._gains[nodes].fade(num_steps)
         self._seen.clear()
 
     def rates(self) -> list[float]:
         """[K], probability that a draft is accepted if those before it are."""
-        if self._rates is None:
-            self._rates, rate = [], PRIOR_ACCEPTANCE
-            counts = self._chains.total.tolist(), self._chains.weight.tolist()
-            for accepted, reached in zip(*counts, strict=True):
-                rate = (accepted + PRIOR_DRAFTS * rate) / (reached + PRIOR_DRAFTS)
-                self._rates.append(rate)
-        return self._rates
+        rates, rate = [], PRIOR_ACCEPTANCE
+        counts = self._chains.total.tolist(), self._chains.weight.tolist()
+        for accepted, reached in zip(*counts, strict=True):
+            rate = (accepted + PRIOR_DRAFTS * rate) / (reached + PRIOR_DRAFTS)
+            rates.append(rate)
+        return rates
 
     def expected_tokens(self) -> dict[int, float]:
         """Acceptance length (accepted drafts + 1) by plan."""

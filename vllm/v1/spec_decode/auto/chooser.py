@@ -56,7 +56,7 @@ WAIT = 8
 # Of a trial, in steps: there is no graph where plans change. Halved or doubled, trials
 # cost more or less than their share by as much.
 SWITCH_COST = 0.5
-TIMED_STEPS = LEAST_STEPS + 2  # `times.Intervals` cannot time the first two
+TIMED_STEPS = LEAST_STEPS + 2  # the first two cannot be timed
 
 
 class Load(NamedTuple):

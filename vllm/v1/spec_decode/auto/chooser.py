@@ -233,10 +233,9 @@ class Chooser:
         """Without trees of too many rows to pay. Tokens include what trimming adds."""
         measured = self.times.seconds(load.num_reqs, load.context)
         corrected = self.served[size_of(load.num_reqs)].correct(measured)
-        seconds = plausible(corrected, self.times.depth)
         seconds = {
             plan: each
-            for plan, each in seconds.items()
+            for plan, each in plausible(corrected, self.times.depth).items()
             if plan not in self._trees or load.num_reqs * (plan + 1) <= MAX_TREE_ROWS
         }
         expected = self.acceptance.expected_tokens(load.shares)
@@ -287,11 +286,18 @@ class Chooser:
         return Trial(other, WAIT, needed)
 
     def _try_another(self, load: Load, best: int, offer: Offer) -> Trial | None:
-        """Tries another plan, by turns, if the budget suffices."""
-        others = self._to_try(load, best, offer)
+        """Tries another plan, by turns, if the budget suffices: the next larger one,
+        and the next larger tree, since acceptance of chains that are no deeper needs no
+        trial; and drafting nothing, so that the gain is known."""
+        larger = [plan for plan in offer.seconds if plan > best]
+        trees = [plan for plan in larger if plan in self._trees]
+        others = [*larger[:1], *(plan for plan in trees[:1] if plan != larger[0])]
+        seen = self.served[size_of(load.num_reqs)].seen()
+        if seen and 0 in offer.seconds and 0 not in seen:  # without any, none is timed
+            others.append(0)
         if not others:
             return None
-        other = others[self._turn % len(others)]
+        other = int(others[self._turn % len(others)])
         steps = max(TIMED_STEPS, self._interval)
         cost = SWITCH_COST + steps * max(0.0, -offer.saved(other, best))
         if cost > MOST_CREDIT:  # never within the budget
@@ -301,14 +307,3 @@ class Chooser:
         self._budget -= cost
         self._turn += 1
         return Trial(other, steps)
-
-    def _to_try(self, load: Load, best: int, offer: Offer) -> list[int]:
-        """Plans of which something is to be learned: the next larger one, and the next
-        larger tree, since acceptance of chains that are no deeper needs no trial; and
-        drafting nothing, so that the gain is known."""
-        larger = [plan for plan in offer.seconds if plan > best]
-        found = larger[:1] + [plan for plan in larger if plan in self._trees][:1]
-        seen = self.served[size_of(load.num_reqs)].seen()
-        if seen:  # else steps cannot be timed
-            found += [0] * (0 in offer.seconds and 0 not in seen)
-        return list(dict.fromkeys(map(int, found)))

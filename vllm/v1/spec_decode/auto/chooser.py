@@ -256,20 +256,17 @@ class Chooser:
             earned += CREDIT_SHARE * offer.saved(best, 0) * elapsed
         self._credit = min(self._credit + earned, MOST_CREDIT)
         self._waited = 0 if best else self._waited + elapsed
-        trial = self.trial
         # It ends early if it began in the place of another plan.
+        trial = self.trial
         is_in_place = trial is not None and (trial.needed is None) == (best > 0)
         if is_in_place and trial.goes_on(elapsed) and trial.plan in offer.seconds:
             # While it waits for its first outcomes, a trial of drafting drafts nothing.
             return trial.plan if trial.needed is None or trial.seen else 0
-        self.trial = (
-            self._try_another(load, best, offer)
-            if best
-            else self._try_drafts(load, offer)
-        )
+        begin = self._try_another if best else self._try_drafts
+        self.trial = begin(load, best, offer)
         return best if self.trial is None else self.trial.plan
 
-    def _try_drafts(self, load: Load, offer: Offer) -> Trial | None:
+    def _try_drafts(self, load: Load, _: int, offer: Offer) -> Trial | None:
         """If nothing is drafted, tries what is best if all drafts are accepted. Few
         drafts take less time, but cannot show that many would pay."""
         plans = [plan for plan in offer.seconds if plan]

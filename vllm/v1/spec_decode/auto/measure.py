@@ -63,8 +63,9 @@ def measure_steps(executor: "Executor", reuse: bool = True) -> None:
         reuse: takes the times of an earlier start, if there are any that hold.
     """
     config, rpc = executor.vllm_config, executor.collective_rpc
-    # If the workers do not trim, they have logged why.
-    is_trimmed = trims(config.speculative_config) and all(rpc(_is_trimming))
+    # A worker may not trim, depending on its attention backend, and has logged why.
+    trimming = rpc(lambda worker: worker.model_runner.trimming is not None)
+    is_trimmed = trims(config.speculative_config) and all(trimming)
     path = kept.file_of(config, is_trimmed, rpc(kept.fingerprint))
 
     def measure(*step: float | None) -> float:
@@ -164,11 +165,6 @@ def loads(config: "VllmConfig") -> Iterator[tuple[int, int]]:
     if 2 * context >= 3 * CONTEXT:
         sizes = (n for n in LONG_SIZES if n <= largest and n * context <= room)
         yield from ((context, n) for n in sizes)
-
-
-def _is_trimming(worker: "WorkerBase") -> bool:
-    """Whether a worker trims: it may not, depending on its attention backend."""
-    return worker.model_runner.trimming is not None
 
 
 # On the workers. What they import is imported where it is needed: the engine's process,

@@ -241,19 +241,19 @@ class Auto:
         if drafter in ONE_PASS:
             partial = PartialSteps(trimmed, LEAST_TRIMMED, graph_rows)
         trees = {n: depth_of(drafter, n) for n in times.plans if n > DEPTH}
-        self.chooser = Chooser(DEPTH, measured, trees, MOST_TREE_ROWS, partial)
+        self.chooser = Chooser(DEPTH, measured, trees, partial)
         self.load: Any = None
         self.batch: Any = None
         self.elapsed, self.steps, self.last = 0, 0, None
 
     def choose(self, names: list[str], load: Load) -> int:
         self.elapsed += 1
-        batch, choice = (len(names), names[-1]), self.chooser.choice
-        if choice and batch == self.batch and self.elapsed < HELD:
-            return choice.plan
+        batch, plan = (len(names), names[-1]), self.chooser.plan
+        if plan is not None and batch == self.batch and self.elapsed < HELD:
+            return plan
         elapsed, self.elapsed, self.load = self.elapsed, 0, load
         chosen = self.chooser.choose(load, elapsed)
-        self.batch = batch if self.chooser.may_hold else None
+        self.batch = batch if self.chooser.trial is None else None
         return chosen
 
     def budget(self, load: Load, num_drafts: int) -> int | None:

@@ -167,7 +167,7 @@ def test_auto_learns_what_requests_receive(
     asked, chosen = scheduler.requests["a"].sampling_params, []
     for _ in range(60):
         step(scheduler, [1])
-        chosen.append(policy.chooser.choice.plan)
+        chosen.append(policy.chooser.plan)
         verify(scheduler, K, [1] * (K + 1))
         scheduler.add_request(Request("a", [1, 2, 3], asked, None))
     assert mode(chosen[20:]) == drafts

@@ -4,9 +4,11 @@
 import os
 
 from vllm.config import VllmConfig
+from vllm.config.drafter import StepTimes
 from vllm.config.drafter.length import MIN_REQUESTS, candidate_lengths, chosen_lengths
 from vllm.v1.spec_decode.auto import measure
-from vllm.v1.spec_decode.auto.times import Curves, Intervals, Table
+from vllm.v1.spec_decode.auto.chooser import Chooser
+from vllm.v1.spec_decode.auto.times import Rows
 
 SIZES = (1, 4, 6, 8, 16)
 KNEE = 24
@@ -17,27 +19,25 @@ def seconds(rows: float) -> float:
     return 1.0 + 0.03 * rows + 0.2 * max(0.0, rows - KNEE)
 
 
-def all_verified(config: VllmConfig, run: measure.Measure) -> Table:
-    spec = config.speculative_config
-    # A real measurement, whose result is not used.
-    assert run(SIZES[0], spec.num_speculative_tokens, 1) > 0
-    lengths = chosen_lengths(spec)
-    return {1: {n: {k: seconds(n * (k + 1)) for k in lengths} for n in SIZES}}
-
-
-def part_verified(config: VllmConfig, run: measure.Measure, _: Table) -> Curves:
+def made_up(config: VllmConfig, run: measure.Measure, is_trimmed: bool) -> StepTimes:
     spec = config.speculative_config
     depth = spec.drafter.num_speculative_tokens
-    assert run(MIN_REQUESTS, depth, 1, 1) > 0
-    lengths = [length for length in candidate_lengths(depth) if length]
-    sizes = [n for n in SIZES if n >= MIN_REQUESTS]
-    return {n: {k: seconds(n * (k + 1)) for k in lengths} for n in sizes}
+    # Real measurements, whose results are not used.
+    assert run(SIZES[0], spec.num_speculative_tokens, 1) > 0
+    assert not is_trimmed or run(MIN_REQUESTS, depth, 1, 1) > 0
+
+    def rows(lengths: list[int], least: int = 1) -> Rows:
+        sizes = [n for n in SIZES if n >= least]
+        return {n: {k: seconds(n * (k + 1)) for k in lengths} for n in sizes}
+
+    parts = [length for length in candidate_lengths(depth) if length]
+    trimmed = rows(parts, MIN_REQUESTS) if is_trimmed else None
+    return StepTimes({1: rows(chosen_lengths(spec))}, trimmed)
 
 
 def make_up_times() -> None:
     """Replaces the measurements of engines that start from now on."""
-    measure.measure_pass_times = all_verified
-    measure.measure_trimmed_times = part_verified
+    measure.measure_all = made_up
     os.environ["VLLM_DISABLE_COMPILE_CACHE"] = "1"  # keep none
     # No corrections by times of served steps, and so no steps only to be timed.
-    Intervals.end = lambda *_: None
+    Chooser.observe_seconds = lambda *_: None

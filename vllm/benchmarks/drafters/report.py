@@ -5,12 +5,13 @@ import json
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from math import prod
 from statistics import median
 from typing import Any
 
 from vllm.benchmarks.drafters.compare import LARGEST_TOLERANCE
+from vllm.benchmarks.drafters.engine import Round
 from vllm.benchmarks.drafters.measure import Measurement
 from vllm.benchmarks.drafters.plan import AUTO, Side, speed
 
@@ -55,16 +56,20 @@ class Report:
     def ratio(self, side: Side, load: int) -> float:
         """Median tokens per second over that without speculation, of the faster run,
         since other load may have slowed the other."""
-        return speed(side.rounds[load]) / max(self._speeds_of_none(load))
+        return speed(side.rounds[load]) / max(map(speed, self._rounds_of_none(load)))
 
-    def _speeds_of_none(self, load: int) -> list[float]:
+    def _rounds_of_none(self, load: int) -> list[list[Round]]:
         none = (side.rounds for side in self.measured.sides if not side.spec)
-        return [speed(rounds[load]) for rounds in none if load in rounds]
+        return [rounds[load] for rounds in none if load in rounds]
 
     def unsteadiness(self) -> float:
-        """By how much the speed without speculation varied, as a factor."""
-        found = filter(None, map(self._speeds_of_none, self.loads))
-        return max([1.0, *(max(speeds) / min(speeds) for speeds in found)])
+        """By how much the speed of rounds without speculation varied, as a factor."""
+        found = [1.0]
+        for load in self.loads:
+            rounds = chain.from_iterable(self._rounds_of_none(load))
+            if speeds := [each.tokens_per_s for each in rounds]:
+                found.append(max(speeds) / min(speeds))
+        return max(found)
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """A row for each load and side, as --json has them."""
@@ -163,7 +168,7 @@ class Report:
         if unsteady > UNSTEADY:
             lines.append(
                 f"Unsteady: no speculation differs by {unsteady:.1f}× between its "
-                "turns. Something else ran on this machine: run again, alone."
+                "rounds. Something else ran on this machine: run again, alone."
             )
         lines += [f"Failed: {n}: {why}" for n, why in self.measured.failed.items()]
         if self.measured.not_reached:

@@ -20,7 +20,6 @@ def config(monkeypatch, tmp_path):
     """Some settings of an engine that chooses up to two drafts."""
     monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path))
     monkeypatch.setenv("VLLM_DISABLE_COMPILE_CACHE", "0")
-    monkeypatch.setattr(kept, "compute_plan_fingerprint", lambda *_: "models, device")
     return SimpleNamespace(
         speculative_config=SimpleNamespace(
             num_speculative_tokens=2,
@@ -43,13 +42,16 @@ def config(monkeypatch, tmp_path):
     )
 
 
+WORKERS = [("models, device", "driver"), ("the same", "driver")]
+
+
 def test_later_start_finds_what_was_kept(config, caplog_vllm):
-    path = file_of(config, True)
-    assert load(path, [0, 2]) is None and not caplog_vllm.text
+    path = file_of(config, True, WORKERS)
+    assert load(path) is None and not caplog_vllm.text
     for times in (TIMES, StepTimes(TIMES.passes)):
         save(path, times)
         with caplog_vllm.at_level("INFO", logger="vllm"):
-            assert load(path, [2, 0]) == times
+            assert load(path) == times
         assert [*path.parent.iterdir()] == [path]
     assert f"{path}. To measure anew, delete" in caplog_vllm.text
 
@@ -71,36 +73,40 @@ def test_later_start_finds_what_was_kept(config, caplog_vllm):
     ],
 )
 def test_other_settings_have_another_file(part: str, name: str, value, config):
-    path = file_of(config, True)
-    assert path == file_of(config, True) != file_of(config, False)
+    path = file_of(config, True, WORKERS)
+    assert path == file_of(config, True, WORKERS) != file_of(config, False, WORKERS)
     setattr(getattr(config, f"{part}_config"), name, value)
-    assert file_of(config, True) != path
+    assert file_of(config, True, WORKERS) != path
 
 
 def test_other_environments_have_another_file(config, monkeypatch):
-    path = file_of(config, True)
-    monkeypatch.setattr(kept, "compute_plan_fingerprint", lambda *_: "other device")
-    other = file_of(config, True)
+    path, other = file_of(config, True, WORKERS), file_of(config, True, WORKERS[:1])
     monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
-    assert len({path, other, file_of(config, True)}) == 3
+    assert len({path, other, file_of(config, True, WORKERS)}) == 3
     monkeypatch.setenv("VLLM_DISABLE_COMPILE_CACHE", "1")
-    assert file_of(config, True) is None
+    assert file_of(config, True, WORKERS) is None
     save(None, TIMES)
-    assert load(None, [0, 2]) is None
+    assert load(None) is None
+
+
+def test_fingerprint_is_the_worker_s_own(monkeypatch):
+    """Regression: the engine's own process may have no device, as with Ray."""
+    config = SimpleNamespace(parallel_config=SimpleNamespace(world_size=2))
+    monkeypatch.setattr(kept, "compute_plan_fingerprint", lambda *of: of)
+    found, *_ = kept.fingerprint(SimpleNamespace(vllm_config=config))
+    assert found == (config, 0, 2)
 
 
 def test_data_parallel_ranks_keep_none(config):
     """Some might find a file, and the others wait for them."""
     config.parallel_config.data_parallel_size = 2
-    assert file_of(config, True) is None
+    assert file_of(config, True, WORKERS) is None
 
 
 @pytest.mark.parametrize(
     "text",
     [
         "",
-        '{"passes": {}}',
-        '{"passes": {"256": {"1": {"0": 1.0}}}}',  # of fewer lengths
         '{"passes": {"256": {"1": {"0": 1.0, "2": null}}}}',
         '{"passes": {"256": {"1": {"0": 1.0, "2": 2.0}}}, "trimmed": [1]}',
     ],
@@ -108,10 +114,10 @@ def test_data_parallel_ranks_keep_none(config):
 def test_corrupt_file_is_replaced(text: str, tmp_path, caplog_vllm):
     path = tmp_path / "times.json"
     path.write_text(text)
-    assert load(path, [0, 2]) is None
+    assert load(path) is None
     assert caplog_vllm.text.count("timed anew") == 1
     save(path, TIMES)
-    assert load(path, [0, 2]) == TIMES
+    assert load(path) == TIMES
 
 
 def test_forbidden_folder_is_no_error(tmp_path, monkeypatch, caplog_vllm):
@@ -120,7 +126,7 @@ def test_forbidden_folder_is_no_error(tmp_path, monkeypatch, caplog_vllm):
 
     for name in ("exists", "read_bytes"):
         monkeypatch.setattr(Path, name, refuse)
-    assert load(tmp_path / "times.json", [0, 2]) is None
+    assert load(tmp_path / "times.json") is None
     assert "Permission denied" in caplog_vllm.text
 
 

@@ -12,9 +12,8 @@ from vllm.v1.spec_decode.auto import kept, measure
 from vllm.v1.spec_decode.auto.measure import (
     CONTEXT,
     TIMED_STEPS,
-    measure_pass_times,
+    measure_all,
     measure_steps,
-    measure_trimmed_times,
     seconds_per_step,
 )
 
@@ -45,8 +44,10 @@ def make_config(
     )
 
 
-def seconds(n: int, k: int, context: int, verified: float = 0.0) -> float:
-    return n + k + context + verified
+def seconds(
+    n: int, k: int, context: int, verified: float | None = None, timed_steps: int = 4
+) -> float:
+    return n + k + context + (verified or 0.0)
 
 
 @pytest.fixture(autouse=True)
@@ -54,15 +55,16 @@ def kept_times(monkeypatch, tmp_path):
     """The file that keeps the times of a start."""
     path = tmp_path / "times.json"
     monkeypatch.setattr(kept, "file_of", lambda *_: path)
+    monkeypatch.setattr(kept, "fingerprint", lambda worker: "machine")
     return path
 
 
 class FakeExecutor:
     """Two workers, the first one faster; the time of a step is known."""
 
-    def __init__(self, **how: int):
-        self.vllm_config = make_config(**how)
-        self.trimming, self.num_resets = ["some", "some"], 0
+    def __init__(self, load: float = 1.0, **how: int):
+        self.vllm_config, self.load = make_config(**how), load
+        self.trimming, self.num_resets, self.timed = ["some", "some"], 0, []
 
     def collective_rpc(self, method, args=()):
         if method is measure.reset_after_timing:
@@ -71,7 +73,8 @@ class FakeExecutor:
             runners = (SimpleNamespace(trimming=found) for found in self.trimming)
             return [method(SimpleNamespace(model_runner=each)) for each in runners]
         else:
-            return [0.5 * seconds(*args), seconds(*args)]
+            self.timed.append(args)
+            return [0.5 * seconds(*args), self.load * seconds(*args)]
 
 
 def test_slowest_worker_counts():
@@ -86,25 +89,35 @@ def test_slowest_worker_counts():
     expected = {part: seconds(8, 3, CONTEXT, part) for part in parts}
     assert spec.step_times.trimmed == {8: expected}
     assert executor.num_resets == 1
-    # The next start reuses them all, whatever the number of workers.
-    measured, spec.step_times = spec.step_times, None
-    executor.collective_rpc = lambda method, **_: [method is not seconds_per_step]
+
+
+@pytest.mark.parametrize(
+    "first, later, kept_of", [(1.0, 1.2, 1.0), (1.2, 1.0, 1.2), (1.3, 1.0, 1.0)]
+)
+def test_later_start_runs_each_kind_of_step_once(first, later, kept_of, caplog_vllm):
+    """Which compiles its kernels. If the machine was busy at the first start, and is
+    not now, all are measured anew."""
+    measure_steps(FakeExecutor(load=first))
+    executor = FakeExecutor(load=later)
     measure_steps(executor)
-    assert spec.step_times == measured
+    passes = executor.vllm_config.speculative_config.step_times.passes
+    assert passes[CONTEXT][4][3] == kept_of * seconds(4, 3, CONTEXT)
+    assert ("other load" in caplog_vllm.text) == (kept_of < first)
+    assert executor.num_resets == 1
+    if kept_of == first:
+        whole = [(n, k, CONTEXT, None, 1) for n in (1, 2) for k in range(4)]
+        assert executor.timed == [*whole, (8, 3, CONTEXT, 0.5, 1)]
 
 
 def test_trimmed_steps_are_timed_only_if_some_can_be_trimmed():
+    for most, sizes in ((24, [8, 16, 24]), (4, [])):
+        found = measure_all(make_config(max_num_seqs=most), seconds, True)
+        assert list(found.trimmed) == sizes
     executor = FakeExecutor(max_num_seqs=24)
-    config = executor.vllm_config
-    spec = config.speculative_config
-    passes = {CONTEXT: {n: {3: 1.0} for n in (1, 4, 8, 16, 24)}}
-    assert list(measure_trimmed_times(config, seconds, passes)) == [8, 16, 24]
-    passes = {CONTEXT: {1: {3: 1.0}, 4: {3: 1.0}}}
-    assert measure_trimmed_times(config, seconds, passes) == {}
     executor.trimming = ["some", None]  # unsupported by one worker's attention backend
     measure_steps(executor, reuse=False)
     # Otherwise the scheduler would warn that too few requests were timed.
-    assert spec.step_times.trimmed is None
+    assert executor.vllm_config.speculative_config.step_times.trimmed is None
 
 
 @pytest.mark.parametrize(
@@ -125,7 +138,7 @@ def test_trimmed_steps_are_timed_only_if_some_can_be_trimmed():
 def test_loads_that_are_timed(how, times):
     """Within `max_model_len`, the token budget and the KV cache; of long contexts only
     a few loads and lengths."""
-    found = measure_pass_times(make_config(max_num_seqs=32, **how), seconds)
+    found = measure_all(make_config(max_num_seqs=32, **how), seconds, False).passes
     assert {context: sorted(by_size) for context, by_size in found.items()} == times
     for context, by_size in found.items():
         lengths = candidate_lengths(3) if context == CONTEXT else [0, 3]
@@ -146,16 +159,16 @@ def test_measuring_ends_before_the_budget_is_exceeded(monkeypatch, budget, sizes
         now[0] += n / 4  # of four draft lengths
         return 1.0
 
-    assert sorted(measure_pass_times(make_config(), timed)[CONTEXT]) == sizes
+    assert sorted(measure_all(make_config(), timed, False).passes[CONTEXT]) == sizes
 
 
 def test_data_parallel_ranks_measure_the_same_steps(monkeypatch):
     """However long it takes, and whatever the size of each rank's KV cache."""
     monkeypatch.setattr(measure, "BUDGET_SECONDS", -1.0)
     first, second = (
-        measure_pass_times(
-            make_config(max_model_len=4096, num_gpu_blocks=n, ranks=2), seconds
-        )
+        measure_all(
+            make_config(max_model_len=4096, num_gpu_blocks=n, ranks=2), seconds, False
+        ).passes
         for n in (10, 10_000)
     )
     assert first == second and max(first[CONTEXT]) == 8 and len(first) == 2

@@ -10,6 +10,7 @@ from vllm.v1.spec_decode.auto.times import (
     ServedTimes,
     StepTimes,
     plausible,
+    size_of,
 )
 
 SHORT, K = 256, 7
@@ -71,20 +72,20 @@ def test_noise_does_not_make_long_contexts_faster():
     assert longer.seconds(1, 65536) == short[1]
 
 
-def test_empty_times_are_false_and_one_time_serves_shorter_contexts():
-    assert not StepTimes({}, K)
+def test_one_time_serves_shorter_contexts_and_none_are_no_plans():
     times = step_times({1: {0: 1.0}})
-    assert times and times.seconds(1, 0) == times.seconds(1, 10) == {0: 1.0}
+    assert times.seconds(1, 0) == times.seconds(1, 10) == {0: 1.0}
+    assert StepTimes({}, K).seconds(1, 10) == {}
 
 
 MEASURED = {0: 1.0, 3: 2.0, 7: 4.0}
 
 
-def served(ratios: dict[int, float], num_steps: int = 20, num_reqs: int = 8):
+def served(ratios: dict[int, float], num_steps: int = 20):
     times = ServedTimes()
     for plan, ratio in ratios.items():
         for _ in range(num_steps):
-            times.observe(num_reqs, plan, ratio)
+            times.observe(plan, ratio)
     return times
 
 
@@ -92,22 +93,21 @@ def served(ratios: dict[int, float], num_steps: int = 20, num_reqs: int = 8):
 def test_served_plans_keep_their_ratios(other: int):
     """Plans that were not served have the level that all have in common."""
     times = served({3: 1.1, other: 1.3})
-    found = times.correct(8, {3: 1.0, other: 1.0, 5: 1.0})
+    found = times.correct({3: 1.0, other: 1.0, 5: 1.0})
     assert found[other] / found[3] == pytest.approx(1.3 / 1.1, rel=0.05)
     assert found[5] == pytest.approx(1.1, rel=0.1)
 
 
-def test_batch_sizes_are_corrected_separately():
-    times = served({3: 0.8, 7: 1.0}, num_reqs=8)
-    assert times.correct(9, MEASURED) != MEASURED
-    assert times.correct(16, MEASURED) == MEASURED
+def test_batch_sizes_differ_if_they_are_further_apart():
+    assert size_of(8) == size_of(9) != size_of(11) != size_of(16)
+    assert served({3: 0.8}).correct(MEASURED) == MEASURED  # to compare it with
 
 
 def test_pauses_hardly_count():
     times = served({3: 1.0, 7: 1.0})
     for _ in range(3):
-        times.observe(8, 7, 50.0)
-    found = times.correct(8, MEASURED)
+        times.observe(7, 50.0)
+    found = times.correct(MEASURED)
     assert found[7] / found[3] == pytest.approx(2.0, rel=0.05)
 
 
@@ -120,6 +120,6 @@ def test_plans_of_bad_moments_do_not_seem_slow(seed: int):
         plan = 3 if step % 100 < 80 else 7
         level = 0.99 * level + 0.035 * rng.normal()
         of_plan = log(1.1) if plan == 7 else 0.0
-        times.observe(8, plan, exp(of_plan + level + 0.03 * rng.normal()))
-    found = times.correct(8, {3: 1.0, 7: 1.0})
+        times.observe(plan, exp(of_plan + level + 0.03 * rng.normal()))
+    found = times.correct({3: 1.0, 7: 1.0})
     assert found[7] / found[3] == pytest.approx(1.1, rel=0.1)

@@ -12,7 +12,6 @@ import numpy as np
 
 from vllm.config.drafter import StepTimes
 from vllm.config.drafter.length import (
-    MAX_TREE_ROWS,
     chosen_lengths,
     depth_of,
     is_auto,
@@ -22,7 +21,6 @@ from vllm.config.drafter.length import (
 from vllm.logger import init_logger
 from vllm.v1.spec_decode.auto.acceptance import NUM_KINDS, Verified, kind_of
 from vllm.v1.spec_decode.auto.chooser import Chooser, Load
-from vllm.v1.spec_decode.auto.times import Intervals
 from vllm.v1.spec_decode.auto.verify import PartialSteps
 from vllm.v1.spec_decode.graph_sizes import graph_rows
 from vllm.v1.spec_decode.opt_out import refuses_drafts
@@ -76,9 +74,7 @@ class DraftPolicy:
             partial = PartialSteps(times.trimmed, least, graph_rows)
         lengths = chosen_lengths(spec)
         depths = {n: depth_of(spec, n) for n in lengths if spec.drafter.is_tree(n)}
-        self.chooser = Chooser(
-            longest, times.passes, depths, MAX_TREE_ROWS, partial, self._interval
-        )
+        self.chooser = Chooser(longest, times.passes, depths, partial, self._interval)
         self._partial = PartialVerification(self.chooser)
         if partial is None and times.trimmed is not None and trims(spec):
             logger.warning(
@@ -93,8 +89,8 @@ class DraftPolicy:
         self._chosen_for: Hashable = None  # the batch of the last choice
         self._elapsed = self._seen = 0  # steps since then; verified drafts
         # With ranks in lockstep or pipeline stages, outputs do not time a single step.
-        is_alone = not in_step and parallel.pipeline_parallel_size == 1
-        self._intervals = Intervals() if is_alone else None
+        self._is_timed = not in_step and parallel.pipeline_parallel_size == 1
+        self._last: tuple[Hashable, float] = None, 0.0  # output: kind of step, time
 
     @classmethod
     def of(cls, scheduler: "Scheduler") -> "DraftPolicy | None":
@@ -123,13 +119,13 @@ class DraftPolicy:
         if self.agreed is not None:
             self._load = self.load(num_reqs)
             return self.agreed
-        choice, is_same = self.chooser.choice, batch == self._chosen_for
-        if choice is not None and batch and is_same and self._elapsed < HELD:
-            return choice.plan
+        plan, is_same = self.chooser.plan, batch == self._chosen_for
+        if plan is not None and batch and is_same and self._elapsed < HELD:
+            return plan
         elapsed, self._elapsed = self._elapsed, 0
         self._load = self.load(num_reqs)
         chosen = self.chooser.choose(self._load, elapsed)
-        self._chosen_for = batch if self.chooser.may_hold else None
+        self._chosen_for = batch if self.chooser.trial is None else None
         return chosen
 
     def proposed_length(self) -> tuple[int, int]:
@@ -169,16 +165,18 @@ class DraftPolicy:
 
     def end_step(self, step: "SchedulerOutput", output: "ModelRunnerOutput") -> None:
         """To be called for each step's output, before its drafts are observed."""
-        if self._intervals is not None:
-            seconds = self._intervals.end(_kind_of_step(step), time.perf_counter())
-            if seconds is not None and self._load is not None:
-                self.chooser.observe_seconds(
-                    len(step.num_scheduled_tokens),
-                    self._load.context,
-                    step.num_spec_tokens_to_schedule,
-                    seconds,
-                    step.verify_budget,
-                )
+        (last, ended), kind = self._last, _kind_of_step(step)
+        self._last = kind, time.perf_counter()
+        # Equal decode steps run back to back, with or without async scheduling, so this
+        # is the time of one, with all of the host's work.
+        if self._is_timed and self._load is not None and kind and kind == last:
+            self.chooser.observe_seconds(
+                len(step.num_scheduled_tokens),
+                self._load.context,
+                step.num_spec_tokens_to_schedule,
+                self._last[1] - ended,
+                step.verify_budget,
+            )
         self._partial.end_step(step, output)
 
     @property

@@ -12,10 +12,9 @@
 """
 
 from bisect import bisect_left, bisect_right
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
-from math import inf, log2
+from math import log2
 from operator import mul
 from typing import Any, NamedTuple
 
@@ -24,10 +23,9 @@ import numpy as np
 # Steps. Halved or doubled, the replay (`benchmarks/spec_decode/replay_auto.py`) changes
 # by 0.1 %; doubled, a change of text is followed half as fast.
 HALF_LIFE = 64
-# Most drafts that count for a position, however many requests run. Halved or doubled,
-# the replay changes by 0.15 %; doubled, a change of text in large batches is followed
-# half as fast.
-MAX_DRAFTS = 1024
+# So many drafts of a position, or more, fade earlier ones as a step does. Doubled, a
+# change of text in large batches is followed half as fast.
+DRAFTS_PER_STEP = 10
 # The prior, which counts as `PRIOR_DRAFTS` observed drafts or trees: acceptance rate of
 # the first draft; that of a later one is as of the one before. Each halved or doubled,
 # or at most 0.9, the replay changes by less than 0.2 %.
@@ -59,26 +57,17 @@ class Faded:
     Args:
         half_life: amount of `fade` (steps, drafts, seconds) after which an observation
             counts half.
-        most: largest weight of all earlier observations together.
         prior: the mean without observations, which counts as `prior_weight` of them.
     """
 
-    def __init__(
-        self,
-        half_life: float,
-        most: float = inf,
-        prior: float = 0.0,
-        prior_weight: float = 0.0,
-    ):
-        self.half_life, self.most = half_life, most
+    def __init__(self, half_life: float, prior: float = 0.0, prior_weight: float = 0.0):
+        self.half_life = half_life
         self.prior, self.prior_weight = prior, prior_weight
         self.total: Any = 0.0
         self.weight: Any = 0.0
 
     def fade(self, amount: float = 1.0) -> None:
         kept = 0.5 ** (amount / self.half_life)
-        if self.most < inf:
-            kept = kept * self.most / np.maximum(self.weight, self.most)
         self.total, self.weight = self.total * kept, self.weight * kept
 
     def add(self, total: Any, weight: Any = 1.0) -> None:
@@ -122,17 +111,16 @@ class PlanAcceptance:
     ):
         self.num_speculative_tokens = num_speculative_tokens
         # By position: accepted drafts, of those whose predecessors were accepted.
-        self._chains = Faded(HALF_LIFE, MAX_DRAFTS)
-        self._chains.total, self._chains.weight = np.zeros((2, num_speculative_tokens))
-        self._new: Counter[tuple[int, int]] = Counter()  # drafts, and accepted ones
-        self._expected = np.zeros((2, num_speculative_tokens))  # of unverified drafts
-        self._rates: list[float] | None = None  # cached until `_chains` changes
+        self._chains = Faded(HALF_LIFE)
+        self._chains.add(*np.zeros((2, num_speculative_tokens)))
+        # The same of the latest steps, as lists, which are faster in small pieces.
+        self._new = [[0.0] * num_speculative_tokens for _ in range(2)]
         sizes, self._depths = sorted(trees), trees
         totals = [0.0, *map(tree_gain, sizes)]
         # By nodes: what the tree has accepted beyond the chain of its depth, less what
         # the next smaller tree has beyond its own. Not faded while no trees are seen.
         self._gains = {
-            nodes: Faded(HALF_LIFE, MAX_DRAFTS, total - before, PRIOR_DRAFTS)
+            nodes: Faded(HALF_LIFE, total - before, PRIOR_DRAFTS)
             for nodes, (before, total) in zip(sizes, pairwise(totals), strict=True)
         }
         self._seen: set[int] = set()  # the trees of the latest steps
@@ -141,12 +129,15 @@ class PlanAcceptance:
         """Records a request's drafts."""
         depth, of_smaller = self._depth(drafts.num_drafts), 0
         num_best = min(drafts.num_best, depth)
-        self._new[depth, num_best] += 1
+        accepted, reached = self._new
+        for position in range(min(num_best + 1, depth)):
+            accepted[position] += position < num_best
+            reached[position] += 1.0
         probability = 1.0  # that a draft is reached
         for position, rate in enumerate(drafts.unverified, depth):
-            self._expected[1, position] += probability
+            reached[position] += probability
             probability *= rate
-            self._expected[0, position] += probability
+            accepted[position] += probability
         for nodes, gain in self._gains.items():
             if nodes > drafts.num_drafts:
                 break
@@ -167,28 +158,23 @@ class PlanAcceptance:
 
     def end_steps(self, num_steps: int = 1) -> None:
         """Takes in the observations since the last call, of `num_steps` steps."""
-        accepted, reached = self._expected
-        if self._new or reached.any():  # else nothing is drafted, and nothing fades
-            for (depth, num_best), number in self._new.items():
-                accepted[:num_best] += number
-                reached[: min(num_best + 1, depth)] += number
-            self._chains.fade(num_steps)
+        accepted, reached = self._new
+        if any(reached):  # else nothing is drafted, and nothing fades
+            self._chains.fade(max(num_steps, reached[0] / DRAFTS_PER_STEP))
             self._chains.add(accepted, reached)
-            self._expected[:], self._rates = 0.0, None
-            self._new.clear()
+            self._new = [[0.0] * len(reached) for _ in range(2)]
         for nodes in self._seen:
             self._gains[nodes].fade(num_steps)
         self._seen.clear()
 
     def rates(self) -> list[float]:
         """[K], probability that a draft is accepted if those before it are."""
-        if self._rates is None:
-            self._rates, rate = [], PRIOR_ACCEPTANCE
-            counts = self._chains.total.tolist(), self._chains.weight.tolist()
-            for accepted, reached in zip(*counts, strict=True):
-                rate = (accepted + PRIOR_DRAFTS * rate) / (reached + PRIOR_DRAFTS)
-                self._rates.append(rate)
-        return self._rates
+        rates, rate = [], PRIOR_ACCEPTANCE
+        counts = self._chains.total.tolist(), self._chains.weight.tolist()
+        for accepted, reached in zip(*counts, strict=True):
+            rate = (accepted + PRIOR_DRAFTS * rate) / (reached + PRIOR_DRAFTS)
+            rates.append(rate)
+        return rates
 
     def expected_tokens(self) -> dict[int, float]:
         """Acceptance length (accepted drafts + 1) by plan."""

@@ -11,10 +11,12 @@ It goes on only as long as its drafts pay. If drafts have paid they may pay agai
 part of the time that they saved is credit for such trials.
 """
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from vllm.config.drafter.length import MAX_TREE_ROWS
 from vllm.logger import init_logger
 
 from .acceptance import (
@@ -26,7 +28,15 @@ from .acceptance import (
     Shares,
     Verified,
 )
-from .times import LEAST_STEPS, Row, ServedTimes, StepTimes, Table, plausible
+from .times import (
+    LEAST_STEPS,
+    Row,
+    ServedTimes,
+    StepTimes,
+    Table,
+    plausible,
+    size_of,
+)
 from .verify import PartialSteps, Verifier
 
 logger = init_logger(__name__)
@@ -46,7 +56,7 @@ WAIT = 8
 # Of a trial, in steps: there is no graph where plans change. Halved or doubled, trials
 # cost more or less than their share by as much.
 SWITCH_COST = 0.5
-TIMED_STEPS = LEAST_STEPS + 2  # `times.Intervals` cannot time the first two
+TIMED_STEPS = LEAST_STEPS + 2  # the first two cannot be timed
 
 
 class Load(NamedTuple):
@@ -71,15 +81,6 @@ class Load(NamedTuple):
         return self.num_reqs + self.num_drafting * (expected - 1.0)
 
 
-class Choice(NamedTuple):
-    """A plan, the expected seconds of a step, and its throughput over that of the same
-    step without drafts, if such steps were served."""
-
-    plan: int
-    seconds: float
-    gain: float | None
-
-
 class Offer(NamedTuple):
     """Expected tokens and seconds of a step, by plan."""
 
@@ -89,14 +90,10 @@ class Offer(NamedTuple):
     def per_second(self, plan: float) -> float:
         return self.tokens[plan] / self.seconds[plan]
 
-    def loss(self, other: int, chosen: int) -> float:
-        """What a step of another plan costs, in steps of the chosen one."""
-        value = self.tokens[other] / self.tokens[chosen]
-        return max(0.0, self.seconds[other] / self.seconds[chosen] - value)
-
-    def saved(self, plan: int) -> float:
-        """What a step of a plan saves, in steps without drafts."""
-        return self.tokens[plan] / self.tokens[0] - self.seconds[plan] / self.seconds[0]
+    def saved(self, plan: int, other: int) -> float:
+        """What a step of a plan saves, in steps of another one."""
+        value = self.tokens[plan] / self.tokens[other]
+        return value - self.seconds[plan] / self.seconds[other]
 
     def best(self) -> int:
         return int(max(self.seconds, key=self.per_second))
@@ -120,11 +117,6 @@ class Trial:
     seen: int = 0
     accepted: int = 0
 
-    @property
-    def next_plan(self) -> int:
-        """While it waits for its first outcomes, a trial of drafting drafts nothing."""
-        return self.plan if self.needed is None or self.seen else 0
-
     def goes_on(self, elapsed: int) -> bool:
         """Counts steps."""
         self.steps -= elapsed
@@ -141,15 +133,16 @@ class Chooser:
         measured: step times of each plan to choose from; if empty, every step drafts
             the longest chain.
         trees: nodes of the trees to choose from, and their depths.
-        most_rows: the most rows of a step with trees.
         partial: steps that verify part of their drafts; None: none does.
         interval: steps for which each choice holds, at least.
 
     Attributes:
-        choice: the last one; None before the first, or without times.
+        plan: the last one that was chosen; None before the first, or if it is fixed.
         gain: expected throughput of recent steps over that without drafts, as a mean
             over seconds.
-        fixed: what every step drafts instead, for measurements; None: what is best.
+        fixed: what every step drafts instead, without times, and for measurements;
+            None: what is best.
+        trial: the one that goes on; None: the choice is good for some more steps.
     """
 
     def __init__(
@@ -157,21 +150,20 @@ class Chooser:
         num_speculative_tokens: int,
         measured: Table,
         trees: Mapping[int, int] = NO_TREES,
-        most_rows: int = 256,
         partial: PartialSteps | None = None,
         interval: int = 1,
     ):
-        self.num_speculative_tokens = num_speculative_tokens
         self.times = StepTimes(measured, num_speculative_tokens)
-        self.served = ServedTimes()
+        self.served = defaultdict[int, ServedTimes](ServedTimes)  # by batch size
         self.acceptance = Acceptance(num_speculative_tokens, trees)
         self.verifier = partial and Verifier(self.times, partial, self.acceptance)
-        self.choice: Choice | None = None
-        self.fixed: int | None = None
+        self.plan: int | None = None
+        self.fixed = None if measured else num_speculative_tokens
+        self.trial: Trial | None = None
         self.gain = Faded(GAIN_SECONDS)
-        self._trees, self._most_rows, self._interval = trees, most_rows, interval
+        self._trees, self._interval = trees, interval
         self._shares = ALL_GREEDY  # of the last step
-        self._trial: Trial | None = None
+        self._last = 0.0, 0.0  # its seconds, and its gain; zeros: not known
         # For trials, in steps of the plan chosen else: of other plans, and of drafts
         # while nothing is drafted; and steps since the last one of these.
         self._budget, self._credit, self._waited = 0.0, MOST_CREDIT, 0
@@ -182,19 +174,14 @@ class Chooser:
                 num_speculative_tokens,
             )
 
-    @property
-    def may_hold(self) -> bool:
-        """Whether the choice is good for some more steps: it is not part of a trial."""
-        return self._trial is None
-
     # What is learned.
 
     def observe(self, drafts: Verified, kind: int = 0) -> None:
         """Records one request's verified drafts."""
         self.acceptance.observe(drafts, kind)
-        if self._trial is not None:
-            self._trial.seen += 1
-            self._trial.accepted += len(drafts.accepted)
+        if self.trial is not None:
+            self.trial.seen += 1
+            self.trial.accepted += len(drafts.accepted)
 
     def observe_seconds(
         self,
@@ -206,13 +193,13 @@ class Chooser:
     ) -> None:
         """Records the time of a step that drafted as many as it verified; for `budget`
         see `verify`."""
-        row = self.times.seconds(num_reqs, context) if self.times else {}
-        if (expected := row.get(plan)) is None:
+        expected = self.times.seconds(num_reqs, context).get(plan)
+        if expected is None:
             return
         if budget is not None and self.verifier is not None:
             rows = num_reqs + budget
             expected = float(self.verifier.seconds(num_reqs, context, plan, rows))
-        self.served.observe(num_reqs, plan, seconds / expected)
+        self.served[size_of(num_reqs)].observe(plan, seconds / expected)
 
     # What is chosen.
 
@@ -224,37 +211,32 @@ class Chooser:
             elapsed: steps since the last call, which followed its choice.
         """
         self.acceptance.end_steps(self._shares, elapsed)
+        (seconds, gain), self._last = self._last, (0.0, 0.0)
+        self.gain.fade(elapsed * seconds)
+        self.gain.add(elapsed * seconds * gain, elapsed * seconds)
         if self.fixed is not None:
-            self.choice = None
+            self.plan = None
             return self.fixed
-        if not self.times:
-            return self.num_speculative_tokens
         self._shares = load.shares if load.num_drafting else NONE_DRAFT
-        if self.choice is not None and self.choice.gain is not None:
-            spent = elapsed * self.choice.seconds
-            self.gain.fade(spent)
-            self.gain.add(self.choice.gain * spent, spent)
         offer = self._offer(load)
         if load.num_drafting:
-            chosen = self._explore(load, offer.best(), offer, elapsed)
+            self.plan = self._explore(load, offer.best(), offer, elapsed)
         else:  # no request can use drafts
-            chosen, self._trial = int(min(offer.seconds)), None
-        gain = None
+            self.plan, self.trial = int(min(offer.seconds)), None
         # Until a step without drafts was served, its time is that measured at start.
-        if 0 in offer.seconds and 0 in self.served.seen(load.num_reqs):
-            gain = offer.per_second(chosen) / offer.per_second(0)
-        self.choice = Choice(chosen, offer.seconds[chosen], gain)
-        return chosen
+        if 0 in offer.seconds and 0 in self.served[size_of(load.num_reqs)].seen():
+            gain = offer.per_second(self.plan) / offer.per_second(0)
+            self._last = offer.seconds[self.plan], gain
+        return self.plan
 
     def _offer(self, load: Load) -> Offer:
         """Without trees of too many rows to pay. Tokens include what trimming adds."""
-        seconds = self.times.seconds(load.num_reqs, load.context)
-        seconds = self.served.correct(load.num_reqs, seconds)
-        seconds = plausible(seconds, self.num_speculative_tokens)
+        measured = self.times.seconds(load.num_reqs, load.context)
+        corrected = self.served[size_of(load.num_reqs)].correct(measured)
         seconds = {
             plan: each
-            for plan, each in seconds.items()
-            if plan not in self._trees or load.num_reqs * (plan + 1) <= self._most_rows
+            for plan, each in plausible(corrected, self.times.depth).items()
+            if plan not in self._trees or load.num_reqs * (plan + 1) <= MAX_TREE_ROWS
         }
         expected = self.acceptance.expected_tokens(load.shares)
         gains = self.verifier.gains(load, seconds) if self.verifier else {}
@@ -271,17 +253,18 @@ class Chooser:
         earned = BUDGET * elapsed
         self._budget = min(self._budget + earned, MOST_CREDIT)
         if best and 0 in offer.seconds:
-            earned += CREDIT_SHARE * offer.saved(best) * elapsed
+            earned += CREDIT_SHARE * offer.saved(best, 0) * elapsed
         self._credit = min(self._credit + earned, MOST_CREDIT)
         self._waited = 0 if best else self._waited + elapsed
-        trial = self._trial
         # It ends early if it began in the place of another plan.
+        trial = self.trial
         is_in_place = trial is not None and (trial.needed is None) == (best > 0)
         if is_in_place and trial.goes_on(elapsed) and trial.plan in offer.seconds:
-            return trial.next_plan
+            # While it waits for its first outcomes, a trial of drafting drafts nothing.
+            return trial.plan if trial.needed is None or trial.seen else 0
         begin = self._try_another if best else self._try_drafts
-        self._trial = begin(load, best, offer)
-        return best if self._trial is None else self._trial.plan
+        self.trial = begin(load, best, offer)
+        return best if self.trial is None else self.trial.plan
 
     def _try_drafts(self, load: Load, _: int, offer: Offer) -> Trial | None:
         """If nothing is drafted, tries what is best if all drafts are accepted. Few
@@ -289,9 +272,8 @@ class Chooser:
         plans = [plan for plan in offer.seconds if plan]
         if not plans or self._waited < WAIT:
             return None
-        depths = {plan: self._trees.get(plan, plan) for plan in plans}
-        most = {plan: load.tokens(1.0 + depth) for plan, depth in depths.items()}
-        other = Offer(most, {plan: offer.seconds[plan] for plan in plans}).best()
+        most = {plan: load.tokens(1.0 + self._trees.get(plan, plan)) for plan in plans}
+        other = int(max(plans, key=lambda plan: most[plan] / offer.seconds[plan]))
         loss = max(0.0, offer.seconds[other] / offer.seconds[0] - 1.0)
         cost = SWITCH_COST + loss * self._interval
         if self._credit < cost:
@@ -301,13 +283,20 @@ class Chooser:
         return Trial(other, WAIT, needed)
 
     def _try_another(self, load: Load, best: int, offer: Offer) -> Trial | None:
-        """Tries another plan, by turns, if the budget suffices."""
-        others = self._to_try(load, best, offer)
+        """Tries another plan, by turns, if the budget suffices: the next larger one,
+        and the next larger tree, since acceptance of chains that are no deeper needs no
+        trial; and drafting nothing, so that the gain is known."""
+        larger = [plan for plan in offer.seconds if plan > best]
+        trees = [plan for plan in larger if plan in self._trees]
+        others = [*larger[:1], *(plan for plan in trees[:1] if plan != larger[0])]
+        seen = self.served[size_of(load.num_reqs)].seen()
+        if seen and 0 in offer.seconds and 0 not in seen:  # without any, none is timed
+            others.append(0)
         if not others:
             return None
-        other = others[self._turn % len(others)]
+        other = int(others[self._turn % len(others)])
         steps = max(TIMED_STEPS, self._interval)
-        cost = SWITCH_COST + steps * offer.loss(other, best)
+        cost = SWITCH_COST + steps * max(0.0, -offer.saved(other, best))
         if cost > MOST_CREDIT:  # never within the budget
             self._turn += 1
         if self._budget < cost:
@@ -315,13 +304,3 @@ class Chooser:
         self._budget -= cost
         self._turn += 1
         return Trial(other, steps)
-
-    def _to_try(self, load: Load, best: int, offer: Offer) -> list[int]:
-        """Plans of which something is to be learned: the next larger one, and the next
-        larger tree, since acceptance of chains that are no deeper needs no trial; and
-        drafting nothing, so that the gain is known."""
-        larger = [plan for plan in offer.seconds if plan > best]
-        found = larger[:1] + [plan for plan in larger if plan in self._trees][:1]
-        if seen := self.served.seen(load.num_reqs):  # else steps cannot be timed
-            found += [0] * (0 in offer.seconds and 0 not in seen)
-        return list(dict.fromkeys(map(int, found)))

@@ -3,9 +3,9 @@
 
 import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from pydantic import TypeAdapter
@@ -18,6 +18,7 @@ from vllm.v1.worker.startup_plan import compute_plan_fingerprint
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+    from vllm.v1.worker.worker_base import WorkerBase
 
 logger = init_logger(__name__)
 
@@ -25,7 +26,21 @@ TIMES = TypeAdapter(StepTimes)
 DRIVER = Path("/proc/driver/nvidia/version")
 
 
-def file_of(config: "VllmConfig", is_trimmed: bool) -> Path | None:
+def fingerprint(worker: "WorkerBase") -> tuple[Any, ...]:
+    """What a worker's machine, versions and models are. The engine's own process may
+    have no device."""
+    config = worker.vllm_config
+    return (
+        # vLLM's key for a memory profile: versions, models, device, what is compiled.
+        compute_plan_fingerprint(config, 0, config.parallel_config.world_size),
+        DRIVER.read_text() if DRIVER.exists() else None,
+        (os.cpu_count(), torch.backends.cpu.get_cpu_capability()),
+    )
+
+
+def file_of(
+    config: "VllmConfig", is_trimmed: bool, workers: Sequence[tuple[Any, ...]]
+) -> Path | None:
     """The file of an engine's step times, named by a hash of what decides them: models,
     device, versions, settings.
 
@@ -33,19 +48,16 @@ def file_of(config: "VllmConfig", is_trimmed: bool) -> Path | None:
     in lockstep: they might not all find a file.
 
     Args:
-        config: of an engine whose workers are ready.
         is_trimmed: whether some steps verify only part of their drafts.
+        workers: the fingerprint of each.
     """
     spec, compilation = config.speculative_config, config.compilation_config
     parallel = config.parallel_config
     if envs.VLLM_DISABLE_COMPILE_CACHE or parallel.data_parallel_size > 1:
         return None
     factors = (
-        # vLLM's key for a memory profile: versions, models, device, what is compiled.
-        compute_plan_fingerprint(config, 0, parallel.world_size),
+        workers,
         sorted(envs.compile_factors().items()),
-        DRIVER.read_text() if DRIVER.exists() else None,
-        (os.cpu_count(), torch.backends.cpu.get_cpu_capability()),
         [(k, v) for k, v in vars(spec).items() if isinstance(v, str | int | float)],
         config.scheduler_config,
         (spec.attention_backend, parallel.disable_custom_all_reduce),
@@ -59,15 +71,12 @@ def file_of(config: "VllmConfig", is_trimmed: bool) -> Path | None:
     return Path(envs.VLLM_CACHE_ROOT, "step_times", f"{key}.json")
 
 
-def load(path: Path | None, lengths: Iterable[int]) -> StepTimes | None:
-    """The times of an earlier start, if its file has those of all draft lengths."""
+def load(path: Path | None) -> StepTimes | None:
+    """The times of an earlier start, if there are any."""
     if path is None:
         return None
     try:
         times = TIMES.validate_json(path.read_bytes())
-        rows = times.passes[min(times.passes)].values()
-        if any(set(row) != set(lengths) for row in rows):
-            raise ValueError("other draft lengths")
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:

@@ -8,6 +8,7 @@ are dummies, and so is their cached context.
 
 import time
 from collections.abc import Callable, Iterator
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 import torch
@@ -27,7 +28,7 @@ from vllm.utils.torch_utils import set_random_seed
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
 
 from . import kept
-from .times import Curves, Row, Table
+from .times import Row, Table
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -46,6 +47,9 @@ TIMED_STEPS = 4
 # three for the others; the rest is for a host that is busy with other engines. On a CPU
 # a step's time is proportional to its rows: few sizes tell the others.
 BUDGET_SECONDS = 2.0 if current_platform.is_cpu() else 10.0
+# Of kept times, those that are compared with today's: for other numbers of requests no
+# more kernels are compiled. From the factor on, all are measured anew.
+CHECKED, TOO_LONG = (1, 2, 16), 1.25
 
 Measure = Callable[..., float]
 
@@ -56,38 +60,51 @@ def measure_steps(executor: "Executor", reuse: bool = True) -> None:
 
     Args:
         executor: decides for all its workers; times their steps.
-        reuse: takes the times of an earlier start, if there are any.
+        reuse: takes the times of an earlier start, if there are any that hold.
     """
-    config = executor.vllm_config
-    spec = config.speculative_config
-    # If the workers do not trim, they have logged why.
-    is_trimmed = trims(spec) and all(executor.collective_rpc(_is_trimming))
-    path = kept.file_of(config, is_trimmed)
-    spec.step_times = kept.load(path, chosen_lengths(spec)) if reuse else None
-    if spec.step_times is not None:
-        return
+    config, rpc = executor.vllm_config, executor.collective_rpc
+    # A worker may not trim, depending on its attention backend, and has logged why.
+    trimming = rpc(lambda worker: worker.model_runner.trimming is not None)
+    is_trimmed = trims(config.speculative_config) and all(trimming)
+    path = kept.file_of(config, is_trimmed, rpc(kept.fingerprint))
 
     def measure(*step: float | None) -> float:
         """Seconds on the slowest worker; see `seconds_per_step`."""
-        return max(executor.collective_rpc(seconds_per_step, args=step))
+        return max(rpc(seconds_per_step, args=step))
 
-    started = time.perf_counter()
-    passes, trimmed = measure_pass_times(config, measure), None
-    if is_trimmed:
-        trimmed = measure_trimmed_times(config, measure, passes)
-    executor.collective_rpc(reset_after_timing)
-    spec.step_times = StepTimes(passes, trimmed)
-    kept.save(path, spec.step_times)
-    sizes = ", ".join(
-        f"{'/'.join(map(str, sorted(rows)))} requests of {context} tokens"
-        for context, rows in passes.items()
-    )
-    seconds = time.perf_counter() - started
-    logger.info("Measured steps of %s in %.1f seconds.", sizes, seconds)
+    times = kept.load(path) if reuse else None
+    if times is None or not still_hold(times, measure):
+        times = measure_all(config, measure, is_trimmed)
+        kept.save(path, times)
+    rpc(reset_after_timing)
+    config.speculative_config.step_times = times
 
 
-def measure_pass_times(config: "VllmConfig", measure: Measure) -> Table:
-    """Times steps that verify all their drafts.
+def still_hold(times: StepTimes, measure: Measure) -> bool:
+    """Whether no step of a few requests takes much less time than was kept: other load
+    makes steps seem longer, and none shorter.
+
+    What is run also compiles and loads the kernels of all plans, for which the first
+    requests would wait.
+    """
+    rows, trimmed = times.passes.get(CONTEXT, {}), times.trimmed or {}
+    steps = {
+        (n, k, CONTEXT, None): seconds
+        for n in CHECKED
+        for k, seconds in rows.get(n, {}).items()
+        if n * (k + 1) <= MAX_TREE_ROWS
+    }
+    for n, row in [*trimmed.items()][:1]:
+        steps[n, int(max(row)), CONTEXT, min(row)] = row[min(row)]
+    too_long = (s > TOO_LONG * measure(*step, 1) for step, s in steps.items())
+    if is_wrong := any(too_long):
+        logger.warning("Steps are timed anew: other load made those kept longer.")
+    return not is_wrong
+
+
+def measure_all(config: "VllmConfig", measure: Measure, is_trimmed: bool) -> StepTimes:
+    """Times steps that verify all their drafts and, of large batches, part of the
+    longest chains, which also compiles and loads the kernels of trimmed steps.
 
     At a short context from one request on, twice as many each time, while the budget
     lasts; then at a longer one.
@@ -97,77 +114,47 @@ def measure_pass_times(config: "VllmConfig", measure: Measure) -> Table:
     # The time that a longer context adds is nearly linear in the verified tokens.
     few = sorted({lengths[0], depth, lengths[-1]})
     logger.info("Timing steps that draft %s tokens.", ", ".join(map(str, lengths)))
-
-    def row(context: int, n: int, wanted: list[int]) -> Row:
-        # Trees of too many rows to pay have no CUDA graph: estimated, not measured.
-        small = [k for k in wanted if k <= depth or n * (k + 1) <= MAX_TREE_ROWS]
-        found: Row = {k: measure(n, k, context) for k in small}
-        return {k: found.get(k, found[depth] * (k + 1) / (depth + 1)) for k in wanted}
-
-    begin = time.perf_counter()
     # Data-parallel ranks in lockstep must all measure the same.
     is_alone = config.parallel_config.data_parallel_size == 1
     budget = BUDGET_SECONDS if is_alone else float("inf")
     times: Table = {CONTEXT: {}}
-    steps = [(CONTEXT, n, lengths) for n in sizes_to_measure(_most_requests(config))]
-    steps += [(*point, few) for point in long_context(config)]
-    longest = 0.0
-    for context, n, wanted in steps:
+    begin, longest = time.perf_counter(), 0.0
+    for context, n in loads(config):
         now = time.perf_counter()
         # A step takes at most twice as long with twice as many requests.
         if now - begin + 2 * longest > budget and times[CONTEXT]:
             break
-        times.setdefault(context, {})[n] = row(context, n, wanted)
+        wanted = lengths if context == CONTEXT else few
+        # Trees of too many rows to pay have no CUDA graph: estimated, not measured.
+        small = [k for k in wanted if k <= depth or n * (k + 1) <= MAX_TREE_ROWS]
+        found: Row = {k: measure(n, k, context) for k in small}
+        row = {k: found.get(k, found[depth] * (k + 1) / (depth + 1)) for k in wanted}
+        times.setdefault(context, {})[n] = row
         # The first steps compile.
         longest = time.perf_counter() - now if n > 1 else 0.0
-    return times
+    trimmed = None
+    if is_trimmed:
+        large = [n for n in times[CONTEXT] if n >= least_trimmed(spec)]
+        parts = [0.5, *(float(length) for length in candidate_lengths(depth) if length)]
+        trimmed = {n: {p: measure(n, depth, CONTEXT, p) for p in parts} for n in large}
+    sizes = ", ".join(
+        f"{'/'.join(map(str, rows))} requests of {context} tokens"
+        for context, rows in times.items()
+    )
+    seconds = time.perf_counter() - begin
+    logger.info("Measured steps of %s in %.1f seconds.", sizes, seconds)
+    return StepTimes(times, trimmed)
 
 
-def measure_trimmed_times(
-    config: "VllmConfig", measure: Measure, passes: Table
-) -> Curves:
-    """Times steps that verify part of the longest chains. This also compiles and loads
-    the kernels of trimmed steps.
-
-    Args:
-        passes: what `measure_pass_times` returned.
-
-    Returns:
-        Seconds; empty if no batch that large was measured.
-    """
-    spec = config.speculative_config
-    depth = spec.drafter.num_speculative_tokens
-    parts = [0.5, *(float(length) for length in candidate_lengths(depth) if length)]
-    return {
-        n: {part: measure(n, depth, CONTEXT, part) for part in parts}
-        for n in passes[CONTEXT]
-        if n >= least_trimmed(spec)
-    }
-
-
-def _is_trimming(worker: "WorkerBase") -> bool:
-    """Whether a worker trims: it may not, depending on its attention backend."""
-    return worker.model_runner.trimming is not None
-
-
-def _most_requests(config: "VllmConfig") -> int:
-    scheduler = config.scheduler_config
+def loads(config: "VllmConfig") -> Iterator[tuple[int, int]]:
+    """Contexts and numbers of requests to measure, in order: at a short context powers
+    of two, and the largest; then at a longer one what fits, if it is much longer."""
+    cache, scheduler = config.cache_config, config.scheduler_config
     # A drafter's queries may leave buffers for fewer requests than can be scheduled.
     active = scheduler.max_num_active_seqs or scheduler.max_num_seqs
-    most = min(active, scheduler.max_num_batched_tokens)
-    return min(most, MAX_REQUESTS)
-
-
-def sizes_to_measure(largest: int) -> list[int]:
-    """Numbers of requests to measure, in order: powers of two, and the largest."""
+    largest = min(active, scheduler.max_num_batched_tokens, MAX_REQUESTS)
     powers = (1 << bits for bits in range(largest.bit_length()))
-    return list(dict.fromkeys([*powers, largest]))
-
-
-def long_context(config: "VllmConfig") -> Iterator[tuple[int, int]]:
-    """The longer context with each number of requests that fits; none if `CONTEXT` is
-    about the longest."""
-    cache, largest = config.cache_config, _most_requests(config)
+    yield from ((CONTEXT, n) for n in dict.fromkeys([*powers, largest]))
     room = float((cache.num_gpu_blocks or 0) * cache.block_size)
     if config.parallel_config.data_parallel_size > 1:
         # Cache sizes of other ranks are not known here; requests may share blocks.
@@ -176,9 +163,8 @@ def long_context(config: "VllmConfig") -> Iterator[tuple[int, int]]:
     longest = config.model_config.max_model_len - (2 + TIMED_STEPS) * (drafts + 1) - 2
     context = min(LONG_CONTEXT, longest)
     if 2 * context >= 3 * CONTEXT:
-        for n in LONG_SIZES:
-            if n <= largest and n * context <= room:
-                yield context, n
+        sizes = (n for n in LONG_SIZES if n <= largest and n * context <= room)
+        yield from ((context, n) for n in sizes)
 
 
 # On the workers. What they import is imported where it is needed: the engine's process,
@@ -191,6 +177,7 @@ def seconds_per_step(
     num_drafts: int,
     context: int,
     num_verified: float | None = None,
+    timed_steps: int = TIMED_STEPS,
 ) -> float:
     """Seconds of a decode step that verifies and drafts, of several run back to back:
     the host prepares a step while the one before runs, as while serving.
@@ -204,7 +191,7 @@ def seconds_per_step(
     from vllm.v1.worker.gpu.spec_decode.step_clock import make_mark
 
     runner = worker.model_runner
-    requests = _Requests(runner, num_reqs, num_drafts, context)
+    requests = _Requests(runner, num_reqs, num_drafts, context, timed_steps)
     if num_verified is not None:
         drafts = (requests.query_len - 1) * num_reqs
         requests.verify_budget = min(round(num_reqs * num_verified), drafts - 1)
@@ -223,7 +210,9 @@ def seconds_per_step(
             run(requests.next_step())
         end.record()
         worker.synchronize_device()
-        worker.execute_model(requests.finish())
+        done = SchedulerOutput.make_empty()
+        done.finished_req_ids = set(requests.req_ids)
+        worker.execute_model(done)
     finally:
         runner.kv_connector.set_disabled(False)
     return begin.elapsed_time(end) / 1e3 / requests.timed_steps
@@ -233,10 +222,8 @@ def reset_after_timing(worker: "WorkerBase") -> None:
     """Restores the state after warm-up: sampling and verification must not depend on
     the measurements, and the memory of the largest steps is freed."""
     runner = worker.model_runner
-    config = runner.vllm_config
-    set_random_seed(
-        config.model_config.seed, config.parallel_config.data_parallel_index
-    )
+    index = runner.vllm_config.parallel_config.data_parallel_index
+    set_random_seed(runner.vllm_config.model_config.seed, index)
     if runner.trimming is not None:
         runner.trimming.forget()
     if torch.accelerator.is_available():
@@ -247,7 +234,12 @@ class _Requests:
     """Dummy requests in the middle of their output, and their next steps."""
 
     def __init__(
-        self, runner: "GPUModelRunner", num_reqs: int, num_drafts: int, context: int
+        self,
+        runner: "GPUModelRunner",
+        num_reqs: int,
+        num_drafts: int,
+        context: int,
+        timed_steps: int,
     ):
         self.runner, self.num_drafts = runner, num_drafts
         self.verify_budget: int | None = None
@@ -255,7 +247,7 @@ class _Requests:
         budget = runner.vllm_config.scheduler_config.max_num_batched_tokens
         self.query_len = min(num_drafts, budget // num_reqs - 1) + 1
         room = runner.max_model_len - 2
-        self.timed_steps = max(1, min(TIMED_STEPS, room // self.query_len - 1))
+        self.timed_steps = max(1, min(timed_steps, room // self.query_len - 1))
         num_new = (1 + self.timed_steps) * self.query_len
         self.num_computed = max(1, min(context, room - num_new))
         self.num_tokens = self.num_computed + 1 + num_new
@@ -283,11 +275,6 @@ class _Requests:
             step.verify_budget = self.verify_budget
             step.report_acceptance_probs = report_acceptance_probs
         self.num_computed += self.query_len
-        return step
-
-    def finish(self) -> SchedulerOutput:
-        step = SchedulerOutput.make_empty()
-        step.finished_req_ids = set(self.req_ids)
         return step
 
     def _step(self, query_len: int) -> SchedulerOutput:
@@ -321,10 +308,9 @@ class _Requests:
             block_count(self.num_tokens, group.kv_cache_spec)
             for group in config.kv_cache_groups
         ]
-        ids, start = [], index * sum(counts)
-        for count in counts:
-            # Block 0 is the null block.
-            numbers = range(start, start + count)
-            ids.append([1 + number % (config.num_blocks - 1) for number in numbers])
-            start += count
-        return tuple(ids)
+        ends = [*accumulate(counts, initial=index * sum(counts))]
+        # Block 0 is the null block.
+        return tuple(
+            [1 + number % (config.num_blocks - 1) for number in range(*of)]
+            for of in pairwise(ends)
+        )

@@ -165,16 +165,13 @@ class Verifier:
     def seconds(self, n: int, context: float, num_drafts: int, rows: Any) -> Any:
         """Seconds of a step that verifies `rows`, a number or an array, not corrected.
 
-        The curve is that of the longest chains at a short context. Compared with steps
-        that verify all drafts it tells what trimming costs, and so what fewer drafts
-        save; a longer context adds what it adds to those.
+        They are those of a step that verifies all of `num_drafts`, what trimming costs
+        the longest chains, and, on the curve, less what the rows left out would take.
         """
-        curve, short = self._trimmed.seconds(n), self._times.seconds(n)
+        curve, whole = self._trimmed.seconds(n), self._times.seconds(n, context)
 
         def at(drafts: Any) -> Any:
             return np.interp(drafts, [*curve], [*curve.values()])
 
-        price = at(self.depth) - short[self.depth]
-        saved = max(0.0, at(num_drafts) - price - short[num_drafts])
-        longer = self._times.seconds(n, context)[num_drafts] - short[num_drafts]
-        return at(rows / n - 1) - saved + longer
+        price = at(self.depth) - self._times.seconds(n)[self.depth]
+        return whole[num_drafts] + price + at(rows / n - 1) - at(num_drafts)

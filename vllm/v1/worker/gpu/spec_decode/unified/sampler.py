@@ -24,7 +24,7 @@ from .input_kernel import PreviousDrafts
 from .inputs import DraftInputs
 from .layout import DraftPlan
 from .tree.beams import Beams
-from .tree.grow import Candidates, grow_trees
+from .tree.grow import Candidates
 from .tree.step import TreeStep
 from .vocabulary import Vocabulary
 
@@ -97,12 +97,10 @@ class DraftSampler:
         if not plan.is_tree or plan.layout.num_passes == 1:
             return
         beams, depth = self.beams, plan.layout.num_speculative_tokens
-        grow_trees(
+        self.trees.grow(
             beams.candidates.of_first(num_reqs, depth),
             beams.sample_requests[:num_reqs, :depth],
             self.inputs.batch.idx_mapping[:num_reqs],
-            self.trees.rows.chain_only,
-            self.trees.trees,
             self.drafts[:num_reqs],
             plan.num_drafts,
         )
@@ -139,19 +137,17 @@ class DraftSampler:
         """Each request's tree, or the candidates of one of several passes; arguments as
         of `sample`."""
         n, samples = rows.shape[:2]
-        batch, trees = self.inputs.batch, self.trees
+        batch = self.inputs.batch
         log_probs, tokens = self.rank_candidates(rows, plan)
         requests, drafts = batch.sample_requests[: n * samples], self.drafts[:n]
         log_probs, tokens = (x.view(n, samples, 1, -1) for x in (log_probs, tokens))
         if plan.layout.num_passes > 1:
             self.beams.extend(draft_pass, log_probs, tokens, requests[:n], drafts)
             return
-        grow_trees(
+        self.trees.grow(
             Candidates(log_probs, tokens),
             requests.view(n, samples),
             batch.idx_mapping[:n],
-            trees.rows.chain_only,
-            trees.trees,
             drafts,
             plan.num_drafts,
         )

@@ -24,6 +24,7 @@ from vllm.v1.worker.gpu.sample.sampler import Sampler
 from ..inputs import TargetStep
 from .accept import PathMover, accepted_rows, dummy_rows
 from .attend import why_layer_cannot
+from .grow import Candidates, grow_trees
 from .trees import DraftTrees, TreeAttention, TreeRows, lay_out_rows
 from .verify import TreeRejectionSampler
 
@@ -75,8 +76,9 @@ def make_tree_step(
 class TreeStep:
     """Positions, attention, verification and accepted rows of a step's draft trees.
 
-    A step calls, in this order, `lay_out`, `attach`, `constrain`, `accept`. A step in
-    which no request has more drafts than a chain is not treated as one with trees.
+    A step calls, in this order, `lay_out`, `attach`, `constrain`, `accept`, and `grow`
+    for the next step. A step in which no request has more drafts than a chain is not
+    treated as one with trees.
 
     Args:
         trees: the drafted trees.
@@ -212,6 +214,18 @@ class TreeStep:
         path = self.sampler.walked[0]
         self._move(step.slot_mappings, path, step.num_sampled, first_rows)
         return accepted_rows(step, depth, path)
+
+    def grow(
+        self,
+        candidates: Candidates,
+        sample_requests: torch.Tensor,
+        idx_mapping: torch.Tensor,
+        drafts: torch.Tensor,
+        num_nodes: int,
+    ) -> None:
+        """Builds the next step's trees, and writes their tokens; see `grow_trees`."""
+        requests = sample_requests, idx_mapping, self.rows.chain_only
+        grow_trees(candidates, *requests, self.trees, drafts, num_nodes)
 
     def _mover(self) -> PathMover:
         if self.trees.parents.is_cpu:

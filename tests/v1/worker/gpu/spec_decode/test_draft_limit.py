@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from vllm.config.drafter import DrafterConfig
-from vllm.v1.worker.gpu.spec_decode.excluded_drafts import with_past_context
 from vllm.v1.worker.gpu.spec_decode.unified.speculator import UnifiedSpeculator
+from vllm.v1.worker.gpu.spec_decode.verification import with_past_context
 
 CONTEXT, MAX_MODEL_LEN, K = 32, 200, 3
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from vllm.v1.worker.gpu.spec_decode.unified import runner as runner_module
-from vllm.v1.worker.gpu.spec_decode.unified.drafters.base import Drafter
+from vllm.v1.worker.gpu.spec_decode.unified.drafters.draft_model import Drafter
 from vllm.v1.worker.gpu.spec_decode.unified.inputs import (
     DraftBlockTables,
     DraftInputs,
@@ -19,8 +19,7 @@ from vllm.v1.worker.gpu.spec_decode.unified.inputs import (
 )
 from vllm.v1.worker.gpu.spec_decode.unified.layout import DraftLayout
 from vllm.v1.worker.gpu.spec_decode.unified.runner import DraftRunner
-from vllm.v1.worker.gpu.spec_decode.unified.sampler import DraftSampler
-from vllm.v1.worker.gpu.spec_decode.unified.vocabulary import Vocabulary
+from vllm.v1.worker.gpu.spec_decode.unified.sampler import DraftSampler, Vocabulary
 
 from .batches import DEVICE, block_tables, int32, int64, plan_of
 

@@ -20,7 +20,7 @@ from vllm.v1.worker.gpu.dp_utils import DPSyncState
 from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
 
-from .drafters.base import Drafter
+from .drafters.draft_model import Drafter
 from .graphs import (
     DraftBatchDescriptor,
     DraftGraphs,

@@ -32,7 +32,7 @@ from .layout import DraftPlan, draft_plans
 from .runner import DraftRunner
 from .sampler import DraftSampler
 from .tree.attend import why_layer_cannot
-from .tree.beams import Beams
+from .tree.grow import Beams
 from .tree.step import TreeStep, make_tree_step
 
 logger = init_logger(__name__)
@@ -72,7 +72,7 @@ class UnifiedSpeculator(DraftModelSpeculator):
         if kept is not None and kept.shape[2] != self.vocab_size:
             self.draft_logits = kept.new_zeros(*kept.shape[:2], self.vocab_size)
         spec = self.speculative_config
-        # With block verification, vLLM's keys of noise: see noise.py.
+        # With block verification, vLLM's keys of noise: see verification.py.
         self.has_draft_noise = spec.rejection_sample_method == "block"
         self.inputs = DraftInputs(
             self.layout,

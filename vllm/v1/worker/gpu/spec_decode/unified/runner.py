@@ -260,7 +260,7 @@ class DraftRunner:
         batches = batches_to_record(
             vllm_config,
             cudagraph_mode,
-            {k: plan.layout for k, plan in plans.items()},
+            plans,
             base.attn_cg_support.min_cg_support,
             piecewise=is_breakable_cudagraph_enabled()
             or has_compiled_submodule(self.drafter.model),

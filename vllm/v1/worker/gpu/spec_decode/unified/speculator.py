@@ -55,8 +55,6 @@ class UnifiedSpeculator(DraftModelSpeculator):
     plans: dict[int, DraftPlan]
     _least_predicted = MIN_REQUESTS  # requests of a batch with acceptance estimates
 
-    num_room_tokens = 0
-
     def __init__(self, vllm_config: VllmConfig, device: torch.device):
         self.drafter = drafter = drafter_class(vllm_config)(vllm_config, device)
         self.layout = drafter.layout
@@ -312,7 +310,9 @@ class UnifiedSpeculator(DraftModelSpeculator):
 
     @property
     def max_model_len(self) -> int:
-        return self.vllm_config.model_config.max_model_len + self.num_room_tokens
+        """The longest sequence that attention sees: padding slots count too."""
+        room = self.layout.num_room_tokens
+        return self.vllm_config.model_config.max_model_len + room
 
     def set_attn(self, model_state, kv_cache_config, block_tables, *args) -> None:
         super().set_attn(model_state, kv_cache_config, block_tables, *args)
@@ -329,8 +329,6 @@ class UnifiedSpeculator(DraftModelSpeculator):
         self.inputs.limits = DraftLimits(
             self.drafter.mask_token_id, self.vocab_size, self.limit
         )
-        # The longest sequence that attention sees: padding slots count too.
-        self.num_room_tokens = room
         self.draft_max_seq_len = self.max_model_len
         self.drafter.set_kv_cache(kv_cache_config, block_tables, own[0])
 

@@ -139,26 +139,27 @@ class TreeStep:
         if self.has_rope:
             self._moved_by = batch.positions - by_number
 
+    def _verifies_trees(self, batch: InputBatch) -> bool:
+        """A dummy batch has no trees, whatever the previous step had."""
+        return self.has_trees and batch.num_draft_tokens_per_req is not None
+
     def move_rope(self, positions: torch.Tensor, batch: InputBatch) -> None:
         """Changes M-RoPE positions of tree rows by as much as their plain ones.
 
         Args:
             positions: [D, at least rows] int64, by row number; in place.
         """
-        # A dummy batch has no trees, whatever the previous step had.
-        if self.has_trees and batch.num_draft_tokens_per_req is not None:
+        if self._verifies_trees(batch):
             positions[:, : len(self._moved_by)] += self._moved_by
 
     def attach(
         self, attn_metadata: dict[str, Any], batch: InputBatch, for_capture: bool
     ) -> None:
         """Makes the target's layers use tree attention, if the step has trees."""
-        # A dummy batch has no trees, whatever the previous step had.
-        is_dummy = batch.num_draft_tokens_per_req is None
         if for_capture:
             tree = self._to_record(batch)
         else:
-            tree = self._of_step(batch) if self.has_trees and not is_dummy else None
+            tree = self._of_step(batch) if self._verifies_trees(batch) else None
         for name in self.layers if tree else ():
             attn_metadata[name].draft_tree = tree
 

@@ -235,13 +235,6 @@ class UnifiedSpeculator(DraftModelSpeculator):
                 self.draft_logits.dtype,
             )
 
-    @property
-    def limit(self) -> int:
-        """First position that must be neither drafted nor written; the engine may lower
-        max_model_len to fit its KV cache, until it allocates that."""
-        limit = self.vllm_config.model_config.max_model_len
-        return self.speculative_config.drafter.limit(limit)
-
     def _is_past_limit(self, batch: InputBatch) -> bool:
         """Whether all requests are past the drafter's limit, so drafting is useless.
 
@@ -249,7 +242,7 @@ class UnifiedSpeculator(DraftModelSpeculator):
         may yet be rejected. Data-parallel ranks run in lockstep, so they never skip.
         """
         parallel = self.target_config.parallel_config
-        limit = self.limit
+        limit = self.inputs.limits.max_len
         if limit >= self.vllm_config.model_config.max_model_len or self.dp_size > 1:
             return False
         num_steps = parallel.pipeline_parallel_size + 1
@@ -326,9 +319,11 @@ class UnifiedSpeculator(DraftModelSpeculator):
         else:
             self.block_tables = WindowedBlockTables(block_tables, room, own, window)
         self.inputs.tables = self.block_tables
-        self.inputs.limits = DraftLimits(
-            self.drafter.mask_token_id, self.vocab_size, self.limit
-        )
+        # The engine may have lowered max_model_len, to fit this KV cache.
+        most = self.vllm_config.model_config.max_model_len
+        limit = self.speculative_config.drafter.limit(most)
+        tokens = self.drafter.mask_token_id, self.vocab_size
+        self.inputs.limits = DraftLimits(*tokens, limit)
         self.draft_max_seq_len = self.max_model_len
         self.drafter.set_kv_cache(kv_cache_config, block_tables, own[0])
 

@@ -26,7 +26,7 @@ and W - 1 masks after them; it samples the next W drafts:
     later pass      d(i+1) .. d(i+W)  mask x (W-1)                  2W - 1 slots
 
 In a step that drafts trees with W = 1, later passes continue B nodes of the depth
-above: B slots that share a position (`tree/beams.py`).
+above: B slots that share a position (`tree/grow.py`).
 
 W = 1 is autoregressive drafting (arXiv 2211.17192; EAGLE, arXiv 2401.15077), W = K
 drafts all tokens at once (PARD, arXiv 2504.18583; P-EAGLE, vLLM PR #32887; PARD-2,

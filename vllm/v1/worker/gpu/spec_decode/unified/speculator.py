@@ -9,12 +9,11 @@ import torch.nn as nn
 
 from vllm.config import VllmConfig, get_layers_from_vllm_config
 from vllm.config.compilation import CUDAGraphMode
-from vllm.config.drafter.length import MIN_REQUESTS, depth_of, least_trimmed
+from vllm.config.drafter.length import MIN_REQUESTS, depth_of
 from vllm.logger import init_logger
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.v1.worker.gpu.dp_utils import DPSyncState
 from vllm.v1.worker.gpu.input_batch import InputBatch
-from vllm.v1.worker.gpu.spec_decode.quick_estimator import QuickEstimator
 from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
 
 from .config import attention_config, draft_lengths, widened_config
@@ -53,7 +52,7 @@ class UnifiedSpeculator(DraftModelSpeculator):
     """
 
     plans: dict[int, DraftPlan]
-    _least_predicted = MIN_REQUESTS  # requests of a batch with acceptance estimates
+    least_predicted = MIN_REQUESTS  # requests of a batch with acceptance estimates
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device):
         self.drafter = drafter = drafter_class(vllm_config)(vllm_config, device)
@@ -189,7 +188,7 @@ class UnifiedSpeculator(DraftModelSpeculator):
 
     def _maybe_predict_acceptance(self, *args) -> None:
         """Only of large batches, of which only some drafts are verified."""
-        if self.sampler.num_reqs >= self._least_predicted:
+        if self.sampler.num_reqs >= self.least_predicted:
             super()._maybe_predict_acceptance(*args)
 
     def observe_verification(self, *args) -> None:
@@ -262,13 +261,7 @@ class UnifiedSpeculator(DraftModelSpeculator):
         self.sampler.vocabulary = self.drafter.vocabulary
         self.supports_mm_inputs = self.drafter.takes_embeddings
         self._check_beams()
-        if self.use_acceptance_estimator:
-            # vLLM's has a column per tree node, but trees have no estimates.
-            depth = self.layout.num_speculative_tokens
-            sizes = self.max_num_reqs, depth, self.device
-            self.acceptance_estimator = QuickEstimator(*sizes)
-            self._least_predicted = least_trimmed(self.speculative_config)
-        else:
+        if not self.use_acceptance_estimator:
             self.predict_nothing()
 
     def _check_beams(self) -> None:

@@ -8,7 +8,6 @@ for is recorded in this way.
 
 from collections import defaultdict
 from collections.abc import Sequence
-from functools import partial
 from itertools import takewhile
 from typing import Any, NamedTuple
 
@@ -19,8 +18,8 @@ from benchmarks.spec_decode.trace_acceptance import after_propose, replacing
 from benchmarks.spec_decode.traces import NO_NODE, Trace
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
-from vllm.v1.worker.gpu.spec_decode.unified import sampler
-from vllm.v1.worker.gpu.spec_decode.unified.drafters import dflash
+from vllm.v1.worker.gpu.spec_decode.unified.speculator import UnifiedSpeculator
+from vllm.v1.worker.gpu.spec_decode.unified.tree.step import TreeStep
 
 
 class Drafts(NamedTuple):
@@ -64,25 +63,23 @@ class Recorder:
 
     def __init__(self) -> None:
         self.drafts: dict[str, dict[int, Drafts]] = defaultdict(dict)
-        self._has_passes = False
+        self._has_passes = self._is_unified = False
         self._grown: Drafts | None = None
         self._rows: list[tuple[list[int], int, int, list[float]]] = []
         self._lengths: list[int] = []
         Scheduler.update_draft_token_ids = lambda self, drafts: None
-        for module in (sampler, dflash):
-            replacing(module, "grow_trees")(partial(self._keep, module is sampler))
+        replacing(TreeStep, "grow")(self._keep)
 
         @replacing(GPUModelRunner, "load_model")
         def loading(load_model, runner, *args, **kwargs):
             load_model(runner, *args, **kwargs)
+            self._is_unified = isinstance(runner.speculator, UnifiedSpeculator)
             after_propose(runner.speculator, self._place)
 
-    def _keep(
-        self, has_passes, grow_trees, candidates, requests, states, *args
-    ) -> None:
-        grow_trees(candidates, requests, states, *args)
-        _, trees, drafts, nodes = args
-        self._has_passes = candidates.next_rows is not None and has_passes
+    def _keep(self, grow, step, candidates, requests, states, drafts, nodes) -> None:
+        grow(step, candidates, requests, states, drafts, nodes)
+        trees, self._has_passes = step.trees, self._is_unified
+        self._has_passes &= candidates.next_rows is not None
         chain = best_chain(*candidates)
         found = trees.parents[states, :nodes], drafts[:, :nodes], *chain
         self._grown = Drafts(*(each.cpu().clone() for each in found))

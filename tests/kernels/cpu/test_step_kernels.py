@@ -19,7 +19,7 @@ from .twice import Twice
 
 ROOT = Path(vllm.__file__).parent
 STEP = sorted((ROOT / "v1/worker/gpu").rglob("*.py"))
-OURS = ("/unified/", "/draft_tree/", "/argmax.py", "/split_budget.py")
+OURS = ("/unified/", "/draft_tree/", "/argmax.py", "/trimming.py")
 GRID = (3, 2)
 # Files that a step imports for something else: their kernels are launched elsewhere.
 ELSEWHERE = {

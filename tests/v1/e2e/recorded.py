@@ -93,7 +93,7 @@ def record_calls(engine: Engine) -> None:
     batches = batches_to_record(
         config,
         CUDAGraphMode.FULL_DECODE_ONLY,
-        {k: plan.layout for k, plan in speculator.plans.items()},
+        speculator.plans,
         AttentionCGSupport.ALWAYS,
         piecewise=False,
         fused=True,

@@ -34,10 +34,7 @@ from vllm.v1.worker.gpu.spec_decode.unified.graphs import (
     DraftGraphs,
     batches_to_record,
 )
-from vllm.v1.worker.gpu.spec_decode.unified.layout import (
-    DraftLayout,
-    same_first_passes,
-)
+from vllm.v1.worker.gpu.spec_decode.unified.layout import DraftLayout, draft_plans
 
 LONGEST, LARGEST = 7, 512
 FULL = CUDAGraphMode.FULL
@@ -121,7 +118,7 @@ def draft_batches(config, width: int, support=SHARED) -> list:
     return batches_to_record(
         config,
         CUDAGraphMode.FULL_DECODE_ONLY,
-        {k: widest.for_drafts(k) for k in lengths},
+        draft_plans(widest, {k: min(k, LONGEST) for k in lengths}),
         support,
         piecewise=False,
         fused=True,
@@ -178,19 +175,16 @@ def test_steps_of_all_lengths_have_graphs(width: int, support):
     config = engine_config(256, "auto")
     graphs, widest = target_graphs(config, support=support), DraftLayout(7, 0, width)
     drafter = draft_graphs(draft_batches(config, width, support))
-    lengths = {
-        k: widest.for_drafts(k) for k in chosen_lengths(config.speculative_config)
-    }
-    recorded_as = same_first_passes(lengths)
-    for k, layout in lengths.items():
+    lengths = chosen_lengths(config.speculative_config)
+    for k, plan in draft_plans(widest, {k: k for k in lengths}).items():
         for n in range(1, min(256, LARGEST // (k + 1)) + 1):
-            rows, extra = n * (k + 1), layout.num_extra_slots
+            rows, extra = n * (k + 1), plan.layout.num_extra_slots
             found = graphs.dispatch(n, rows, k + 1, 0, max_query_len=k + 1)
             if support == UNIFORM and found.cg_mode != FULL:
                 continue  # more than its largest
             assert found.cg_mode == FULL and found.num_reqs >= n
             assert found.num_tokens - rows <= max(ROWS_APART, rows / 8)
-            shape = recorded_as[k], 0
+            shape = plan.recorded_as, 0
             first = drafter.find_full(n, k + 1 + extra, *shape)
             first = first or drafter.find_ragged(n, rows + n * extra, shape[0])
             assert first is not None, (n, k)

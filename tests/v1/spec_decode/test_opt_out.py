@@ -22,7 +22,7 @@ from vllm.v1.spec_decode.opt_out import (
 if current_platform.is_cpu():
     import vllm.v1.worker.cpu.shm  # noqa: F401  (Runner V2 needs it on a CPU)
 
-from vllm.v1.worker.gpu.spec_decode.excluded_drafts import without_opted_out
+from vllm.v1.worker.gpu.spec_decode.verification import without_opted_out
 
 
 def params(value) -> SamplingParams:

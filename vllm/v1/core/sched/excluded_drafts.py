@@ -2,7 +2,7 @@
 """Drafts that are not scheduled, or scheduled though a grammar forbids them.
 
 Which of the scheduled ones are not accepted is up to the workers:
-`vllm/v1/worker/gpu/spec_decode/excluded_drafts.py`.
+`vllm/v1/worker/gpu/spec_decode/verification.py`.
 """
 
 from vllm.config.drafter import METHODS

@@ -19,9 +19,8 @@ from vllm.v1.worker.gpu.spec_decode.unified.graphs import (
 )
 from vllm.v1.worker.gpu.spec_decode.unified.layout import (
     DraftLayout,
+    DraftPlan,
     draft_plans,
-    same_first_passes,
-    same_later_passes,
 )
 
 SIZES = [1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64]
@@ -65,12 +64,12 @@ def auto_config(num_drafts: int):
     return made
 
 
-def layouts_of(width: int, shift: int, lengths: list[int]) -> dict[int, DraftLayout]:
+def plans_of(width: int, shift: int, lengths: list[int]) -> dict[int, DraftPlan]:
     widest = DraftLayout(max(lengths), shift, width)
-    return {k: widest.for_drafts(k) for k in lengths}
+    return draft_plans(widest, {k: k for k in lengths})
 
 
-def record(layouts, vllm_config=None, **more) -> list[DraftBatchDescriptor]:
+def record(plans, vllm_config=None, **more) -> list[DraftBatchDescriptor]:
     how = {
         "cudagraph_mode": CUDAGraphMode.FULL_AND_PIECEWISE,
         "support": SHARED,
@@ -78,7 +77,7 @@ def record(layouts, vllm_config=None, **more) -> list[DraftBatchDescriptor]:
         "fused": True,
     } | more
     mode, support = how.pop("cudagraph_mode"), how.pop("support")
-    made = batches_to_record(vllm_config or config(), mode, layouts, support, **how)
+    made = batches_to_record(vllm_config or config(), mode, plans, support, **how)
     assert len(made) == len(set(made))
     return made
 
@@ -94,9 +93,8 @@ def graphs(batches, is_recorded: bool = True) -> DraftGraphs:
 @pytest.mark.parametrize("shift", [0, 1])
 @pytest.mark.parametrize("width", [1, 3, 7])
 def test_every_decode_batch_has_graphs(width: int, shift: int):
-    layouts = layouts_of(width, shift, [7])
-    found = graphs(record(layouts))
-    layout = layouts[7]
+    plans = plans_of(width, shift, [7])
+    found, layout = graphs(record(plans)), plans[7].layout
     for num_reqs in range(1, 9):
         first = found.find_full(num_reqs, 8 + layout.num_extra_slots, 7, 0)
         assert first.num_reqs == num_reqs
@@ -113,7 +111,7 @@ def test_every_decode_batch_has_graphs(width: int, shift: int):
 
 def test_largest_batches_are_captured_first():
     """Smaller graphs then reuse the memory of larger ones. None is found before."""
-    found = graphs(record(layouts_of(1, 1, [3])), is_recorded=False)
+    found = graphs(record(plans_of(1, 1, [3])), is_recorded=False)
     for mode in (FULL, PIECEWISE):
         tokens = [desc.num_tokens for desc in found._capture_descs[mode]]
         assert tokens == sorted(tokens, reverse=True)
@@ -124,39 +122,39 @@ def test_largest_batches_are_captured_first():
 def test_autoregressive_lengths_may_change_between_steps(shift: int):
     """A step that verifies k drafts may ask for any other number of them."""
     lengths = [0, 1, 3, 7]
-    layouts = layouts_of(1, shift, lengths)
-    found, recorded = graphs(record(layouts)), same_first_passes(layouts)
+    plans = plans_of(1, shift, lengths)
+    found = graphs(record(plans))
     for before in lengths:
         for after in (1, 3, 7):
-            slots = before + 1 + layouts[after].num_extra_slots
-            assert found.find_full(2, slots, recorded[after], 0) is not None
+            slots = before + 1 + plans[after].layout.num_extra_slots
+            assert found.find_full(2, slots, plans[after].recorded_as, 0) is not None
 
 
 def test_autoregressive_lengths_share_later_passes():
     """Each pass is captured once, and every length ends at the end of a graph."""
-    layouts = layouts_of(1, 0, [0, 1, 3, 4, 7])
-    found, later = graphs(record(layouts)), same_later_passes(layouts)
+    plans = plans_of(1, 0, [0, 1, 3, 4, 7])
+    found = graphs(record(plans))
     spans = {(b.first_pass, b.end_pass) for b in found._batches if b.first_pass}
     assert spans == {(1, 3), (3, 4), (4, 7)}
     replayed = []
     found.run_fullgraph = lambda desc: replayed.append((desc.first_pass, desc.end_pass))
     for length, expected in ((3, 1), (4, 2), (7, 3)):
         replayed.clear()
-        graph = found.find_full(5, 1, later[length], 1)
-        found.run_until(graph, layouts[length].num_passes)
+        graph = found.find_full(5, 1, plans[length].later_recorded_as, 1)
+        found.run_until(graph, plans[length].layout.num_passes)
         assert len(replayed) == expected
         assert replayed[0][0] == 1 and replayed[-1][1] == length
 
 
 def test_semi_parallel_lengths_have_their_own_later_passes():
-    layouts = layouts_of(3, 1, [0, 3, 5, 7])
-    assert same_later_passes(layouts) == {0: 0, 3: 3, 5: 5, 7: 7}
-    later = [b for b in record(layouts) if b.first_pass]
+    plans = plans_of(3, 1, [0, 3, 5, 7])
+    assert all(plan.later_recorded_as == k for k, plan in plans.items())
+    later = [b for b in record(plans) if b.first_pass]
     assert {(b.num_drafts, b.end_pass) for b in later} == {(5, 2), (7, 3)}
 
 
 def test_one_graph_per_pass_if_metadata_is_built_on_host():
-    batches = record(layouts_of(1, 1, [4]), fused=False)
+    batches = record(plans_of(1, 1, [4]), fused=False)
     spans = {(b.first_pass, b.end_pass) for b in batches if b.cg_mode == FULL}
     assert spans == {(0, 1), (1, 2), (2, 3), (3, 4)}
 
@@ -172,8 +170,8 @@ def test_one_graph_per_pass_if_metadata_is_built_on_host():
     ],
 )
 def test_graphs_follow_cudagraph_mode_of_target(mode, enforce_eager, kinds: set):
-    layouts, eager = layouts_of(1, 0, [4]), config(enforce_eager=enforce_eager)
-    batches = record(layouts, eager, cudagraph_mode=mode)
+    eager = config(enforce_eager=enforce_eager)
+    batches = record(plans_of(1, 0, [4]), eager, cudagraph_mode=mode)
     assert {batch.cg_mode for batch in batches} == kinds
 
 
@@ -187,7 +185,7 @@ def test_graphs_follow_cudagraph_mode_of_target(mode, enforce_eager, kinds: set)
 )
 def test_graphs_follow_support_of_attention(support, recorded: set, caplog_vllm):
     made = config(trims=True)
-    batches = record(layouts_of(1, 0, [4]), made, support=support, piecewise=False)
+    batches = record(plans_of(1, 0, [4]), made, support=support, piecewise=False)
     assert {(b.uniform_token_count, b.max_query_len) for b in batches} == recorded
     is_all = support == AttentionCGSupport.ALWAYS
     assert ("attention_backend" in caplog_vllm.text) is not is_all
@@ -200,35 +198,35 @@ def test_graphs_follow_support_of_attention(support, recorded: set, caplog_vllm)
 @pytest.mark.parametrize("width", [1, 3, 7])
 def test_trimmed_batches_have_graphs(width: int, lengths: list[int]):
     """Whatever the number of drafts."""
-    layouts = layouts_of(width, 0, lengths)
-    found = graphs(record(layouts, config(16, trims=True)))
-    for num_drafts, recorded_as in same_first_passes(layouts).items():
-        extra = layouts[num_drafts].num_extra_slots
+    plans = plans_of(width, 0, lengths)
+    found = graphs(record(plans, config(16, trims=True)))
+    for num_drafts, plan in plans.items():
+        extra = plan.layout.num_extra_slots
         for num_tokens in range(9 + 8 * extra, (64 + 8 * extra) if num_drafts else 0):
-            graph = found.find_ragged(8, num_tokens, recorded_as)
+            graph = found.find_ragged(8, num_tokens, plan.recorded_as)
             assert (graph.num_reqs, graph.max_query_len) == (8, 8 + extra)
             assert graph.num_tokens == 64 + 8 * extra  # fewer would not be faster
             assert (graph.first_pass, graph.end_pass) == (0, 1)
     assert found.find_ragged(8, 60, 0) is None
     assert found.find_ragged(17, 64, 7) is None  # too many requests
-    assert graphs(record(layouts)).find_ragged(8, 20 + 8 * width, 7) is None
+    assert graphs(record(plans)).find_ragged(8, 20 + 8 * width, 7) is None
 
 
 def test_trimmed_batches_that_draft_far_more_than_they_verify_have_no_graphs():
     """Memory is reserved for the rows of the largest batch."""
-    layouts = layouts_of(15, 0, [1, 3, 7, 15])
-    batches = record(layouts, config(16, trims=True))
+    plans = plans_of(15, 0, [1, 3, 7, 15])
+    batches = record(plans, config(16, trims=True))
     assert max(batch.num_tokens for batch in batches) <= 3 * SIZES[-1]
     found = graphs(batches)
-    assert found.find_ragged(16, 64 + 16 * layouts[7].num_extra_slots, 7) is not None
-    assert found.find_ragged(16, 64 + 16 * layouts[15].num_extra_slots, 15) is None
+    extra = {k: 16 * plan.layout.num_extra_slots for k, plan in plans.items()}
+    assert found.find_ragged(16, 64 + extra[7], 7) is not None
+    assert found.find_ragged(16, 64 + extra[15], 15) is None
 
 
 def test_trees_have_no_graphs_of_trimmed_batches():
     """Their query lengths are those of chains: trees seldom follow trimmed chains."""
-    widest = DraftLayout(7, 0, 7)
-    layouts = {k: widest.for_drafts(k) for k in (0, 3, 7, 15)}
-    batches = record(layouts, config(16, trims=True))
+    plans = draft_plans(DraftLayout(7, 0, 7), {0: 0, 3: 3, 7: 7, 15: 7})
+    batches = record(plans, config(16, trims=True))
     ragged = {(b.num_drafts, b.max_query_len) for b in batches if b.max_query_len}
     assert ragged == {(3, 8 + 3), (7, 8 + 7)}
 
@@ -236,14 +234,13 @@ def test_trees_have_no_graphs_of_trimmed_batches():
 @pytest.mark.parametrize("support", [SHARED, AttentionCGSupport.UNIFORM_BATCH])
 def test_trees_of_several_passes_share_graphs_up_to_the_rows_that_pay(support):
     """Regression: with 0 among the lengths, first passes of trees had no limit."""
-    widest = DraftLayout(7, 1, 1)
     depths = {0: 0, 3: 3, 7: 7, 11: 3, 15: 4, 27: 7}
-    layouts = {k: widest.for_drafts(depth) for k, depth in depths.items()}
+    plans = draft_plans(DraftLayout(7, 1, 1), depths)
     first = {0: 0, 3: 7, 7: 7, 11: 27, 15: 27, 27: 27}
     later = {0: 7, 3: 7, 7: 7, 11: 27, 15: 27, 27: 27}
-    assert same_first_passes(layouts) == first
-    assert same_later_passes(layouts) == later
-    made = record(layouts, auto_config(27), support=support)
+    assert {k: plan.recorded_as for k, plan in plans.items()} == first
+    assert {k: plan.later_recorded_as for k, plan in plans.items()} == later
+    made = record(plans, auto_config(27), support=support)
     batches = [b for b in made if b.num_drafts == 27]
     # Eight rows after a tree, one after a step without drafts, or any number up to
     # eight; one in later passes.
@@ -257,8 +254,7 @@ def test_trees_of_several_passes_share_graphs_up_to_the_rows_that_pay(support):
 @pytest.mark.parametrize("shift", [0, 1])
 def test_first_pass_serves_all_numbers_of_verified_rows(shift: int):
     """With one token per pass; also if some requests have drafts and others none."""
-    layouts = layouts_of(1, shift, [0, 1, 3, 7])
-    found = graphs(record(layouts, auto_config(7)))
+    found = graphs(record(plans_of(1, shift, [0, 1, 3, 7]), auto_config(7)))
     for n in (1, 9, 64, 200):
         for rows in range(n, min(8 * n, 512) + 1):
             extra = n * (1 - shift)
@@ -298,12 +294,11 @@ def test_longest_query_of_trimmed_batch_is_upper_bound(verified: int, longest: i
 @pytest.mark.parametrize("has_embeddings", [True, False])
 def test_trimmed_batch_uses_its_graph(fits: bool, has_embeddings: bool):
     """Unless it contains multimodal embeddings: graphs take token ids only."""
-    layouts = layouts_of(7, 0, [7])
-    recorded = graphs(record(layouts, config(8, trims=True)))
+    plans = plans_of(7, 0, [7])
+    recorded = graphs(record(plans, config(8, trims=True)))
     shapes = StepShapes(recorded, 0, None, fits, 8, has_embeddings)
     fits = fits and not has_embeddings
-    (plan,) = draft_plans(layouts[7], {7: 7}).values()
-    shape = shapes.first(trimmed_batch(20), plan)
+    shape = shapes.first(trimmed_batch(20), plans[7])
     assert shape.num_unpadded_tokens == 8 + 20 + 8 * 7
     assert shape.is_full == fits
     if fits:

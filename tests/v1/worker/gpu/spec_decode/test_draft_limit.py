@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from vllm.config.drafter import DrafterConfig
-from vllm.v1.worker.gpu.spec_decode.excluded_drafts import with_past_context
+from vllm.v1.worker.gpu.spec_decode.unified.inputs import DraftLimits
 from vllm.v1.worker.gpu.spec_decode.unified.speculator import UnifiedSpeculator
+from vllm.v1.worker.gpu.spec_decode.verification import with_past_context
 
 CONTEXT, MAX_MODEL_LEN, K = 32, 200, 3
 
@@ -65,7 +66,6 @@ def test_no_pass_if_no_request_can_use_drafts(
         spec=UnifiedSpeculator,
         target_config=config,
         vllm_config=config,
-        limit=limit,
         dp_size=dp_size,
         num_speculative_steps=K,
         draft_tokens=torch.full((4, K), 7),
@@ -73,7 +73,7 @@ def test_no_pass_if_no_request_can_use_drafts(
         plans={0: Mock(), K: Mock()},
         drafter=Mock(rope_dims=0),
         block_tables=Mock(),
-        inputs=Mock(),
+        inputs=Mock(limits=DraftLimits(0, 99, limit)),
         runner=Mock(),
     )
     made._is_past_limit = partial(UnifiedSpeculator._is_past_limit, made)

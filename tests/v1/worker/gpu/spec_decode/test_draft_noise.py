@@ -10,12 +10,12 @@ import torch
 from vllm.config.drafter import DrafterConfig
 from vllm.platforms import current_platform
 from vllm.v1.worker.gpu.sample.gumbel import gumbel_sample
-from vllm.v1.worker.gpu.spec_decode.noise import (
+from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler
+from vllm.v1.worker.gpu.spec_decode.verification import (
     draw_seeded_alone,
     follow_chains,
     rejection_keys,
 )
-from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler
 
 DEVICE = torch.device(current_platform.device_type)
 

@@ -3,14 +3,13 @@
 
 from contextlib import nullcontext
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from vllm.v1.worker.gpu.spec_decode.unified import runner as runner_module
-from vllm.v1.worker.gpu.spec_decode.unified.drafters.base import Drafter
+from vllm.v1.worker.gpu.spec_decode.unified.drafters.draft_model import Drafter
 from vllm.v1.worker.gpu.spec_decode.unified.inputs import (
     DraftBlockTables,
     DraftInputs,
@@ -19,8 +18,7 @@ from vllm.v1.worker.gpu.spec_decode.unified.inputs import (
 )
 from vllm.v1.worker.gpu.spec_decode.unified.layout import DraftLayout
 from vllm.v1.worker.gpu.spec_decode.unified.runner import DraftRunner
-from vllm.v1.worker.gpu.spec_decode.unified.sampler import DraftSampler
-from vllm.v1.worker.gpu.spec_decode.unified.vocabulary import Vocabulary
+from vllm.v1.worker.gpu.spec_decode.unified.sampler import DraftSampler, Vocabulary
 
 from .batches import DEVICE, block_tables, int32, int64, plan_of
 
@@ -35,13 +33,7 @@ class Counter(Drafter):
     )
 
     def __init__(self, layout: DraftLayout) -> None:
-        self.layout = layout
-
-    def load(self, *_: Any) -> None: ...
-
-    def model_inputs(self, inputs, num_tokens, is_first, mode) -> dict[str, Any]:
-        ids = inputs.batch.input_ids[:num_tokens]
-        return {"input_ids": ids, "positions": inputs.positions(num_tokens)}
+        self.layout, self.vocabulary = layout, Vocabulary(VOCAB)
 
 
 class Base:
@@ -83,8 +75,9 @@ class Parts:
         self.base = Base(inputs)
         drafts = torch.zeros(4, num_drafts, dtype=torch.int64, device=DEVICE)
         self.sampler = DraftSampler(drafts, inputs, self.sample, 4)
-        self.sampler.vocabulary = Vocabulary(VOCAB)
-        self.runner = DraftRunner(self.base, Counter(layout), inputs, self.sampler)
+        drafter = Counter(layout)
+        self.sampler.vocabulary = drafter.vocabulary
+        self.runner = DraftRunner(self.base, drafter, inputs, self.sampler)
         for name in ("build_slot_mappings_by_layer", "set_forward_context"):
             monkeypatch.setattr(runner_module, name, lambda *_, **__: nullcontext())
 

@@ -11,10 +11,10 @@ from vllm.config.compilation import CUDAGraphMode
 from vllm.config.drafter import DrafterConfig
 from vllm.v1.spec_decode.vocab_mapping import VocabMapping
 from vllm.v1.worker.gpu.spec_decode.unified.drafters.draft_model import (
-    DraftModelDrafter,
+    Drafter,
 )
 from vllm.v1.worker.gpu.spec_decode.unified.inputs import DraftInputs
-from vllm.v1.worker.gpu.spec_decode.unified.vocabulary import (
+from vllm.v1.worker.gpu.spec_decode.unified.sampler import (
     MappedVocabulary,
     SpreadVocabulary,
 )
@@ -75,7 +75,7 @@ def test_pass_does_not_change_its_batch(mapping):
     resolved = DrafterConfig("draft_model", 3, vocabulary=mapping, mask_token_id=MASK)
     config = engine_config("draft_model", resolved)
     cpu = torch.device("cpu")
-    drafter = DraftModelDrafter(config, cpu)
+    drafter = Drafter(config, cpu)
     buffers = DraftInputs(drafter.layout, 8, 2, cpu)
     laid_out = torch.arange(6, dtype=torch.int32)
     buffers.batch.input_ids[:6] = laid_out

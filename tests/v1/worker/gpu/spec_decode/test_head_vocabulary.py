@@ -11,7 +11,7 @@ import torch
 from vllm.v1.spec_decode.vocab_mapping import VocabMapping
 from vllm.v1.worker.gpu.spec_decode.unified.drafters import eagle
 from vllm.v1.worker.gpu.spec_decode.unified.drafters.eagle import EagleDrafter
-from vllm.v1.worker.gpu.spec_decode.unified.vocabulary import (
+from vllm.v1.worker.gpu.spec_decode.unified.sampler import (
     MappedVocabulary,
     OwnVocabulary,
     SpreadVocabulary,

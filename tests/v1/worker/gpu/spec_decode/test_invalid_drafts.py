@@ -8,7 +8,7 @@ import torch
 
 from vllm.config.drafter import DrafterConfig
 from vllm.v1.core.sched.excluded_drafts import keep_first_invalid
-from vllm.v1.worker.gpu.spec_decode.excluded_drafts import (
+from vllm.v1.worker.gpu.spec_decode.verification import (
     without_first_invalid,
 )
 

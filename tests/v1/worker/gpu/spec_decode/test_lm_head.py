@@ -18,7 +18,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
 )
 from vllm.platforms import current_platform
 from vllm.v1.worker.gpu.spec_decode.unified.drafters.draft_model import quantize_lm_head
-from vllm.v1.worker.gpu.spec_decode.unified.vocabulary import MappedVocabulary
+from vllm.v1.worker.gpu.spec_decode.unified.sampler import MappedVocabulary
 
 FP8 = SimpleNamespace(method="eagle3", draft_lm_head_quantization="fp8")
 VOCAB, HIDDEN = 500, 64  # the last 12 of 512 rows are padding

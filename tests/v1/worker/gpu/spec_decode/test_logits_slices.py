@@ -10,8 +10,7 @@ from vllm.v1.worker.gpu.sample.gumbel import gumbel_sample
 from vllm.v1.worker.gpu.spec_decode.unified import sampler
 from vllm.v1.worker.gpu.spec_decode.unified.inputs import DraftInputs
 from vllm.v1.worker.gpu.spec_decode.unified.layout import DraftLayout
-from vllm.v1.worker.gpu.spec_decode.unified.sampler import DraftSampler
-from vllm.v1.worker.gpu.spec_decode.unified.vocabulary import Vocabulary
+from vllm.v1.worker.gpu.spec_decode.unified.sampler import DraftSampler, Vocabulary
 
 from .batches import DEVICE, plan_of
 

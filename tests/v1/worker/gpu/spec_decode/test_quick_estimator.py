@@ -10,7 +10,7 @@ from vllm.v1.worker.gpu.spec_decode import speculator
 from vllm.v1.worker.gpu.spec_decode.acceptance_estimator import (
     OnlineAcceptanceEstimator,
 )
-from vllm.v1.worker.gpu.spec_decode.quick_estimator import QuickEstimator
+from vllm.v1.worker.gpu.spec_decode.trimming import QuickEstimator
 
 from .batches import DEVICE
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from vllm.platforms import current_platform
-from vllm.v1.worker.gpu.spec_decode.split_budget import split_budget
+from vllm.v1.worker.gpu.spec_decode.trimming import split_budget
 
 DEVICE = torch.device("cpu" if current_platform.is_cpu() else "cuda")
 STATES, BEHIND = 40, 3

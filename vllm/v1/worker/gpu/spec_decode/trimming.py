@@ -2,13 +2,20 @@
 """Verifies only the most likely drafts of a batch, if the scheduler gives a budget.
 
 vLLM's adaptive verification is used only in steps that have a budget; all others run
-the same kernels as without it. One kernel finds the drafts to verify
-(`split_budget.py`). The scheduler chooses the budget together with how much to draft;
-`v1/spec_decode/auto/verify.py` says why output keeps the target's distribution.
+the same kernels as without it. The scheduler chooses the budget together with how much
+to draft; `v1/spec_decode/auto/verify.py` says why output keeps the target's
+distribution.
 
-Acceptance probabilities are known for chains that were drafted in batches large enough
-to be trimmed. A tree has none: it is verified whole, and the probabilities of its
-request's last chain are neither reported nor learned from.
+One kernel ranks all drafts of a batch and writes the offsets of its requests. vLLM's
+adaptive verification takes some fifteen PyTorch operations and two copies for this, one
+after the other before the target runs, in every trimmed step. That also works for
+requests with unlike numbers of drafts; here they have the same number.
+
+Acceptance probabilities are estimated by vLLM's estimator (pull request #52228), fitted
+sooner and more stable, and kept while an engine sleeps. They are known for chains that
+were drafted in batches large enough to be trimmed. A tree has none: it is verified
+whole, and the probabilities of its request's last chain are neither reported nor
+learned from.
 """
 
 from typing import TYPE_CHECKING
@@ -17,17 +24,20 @@ import numpy as np
 import torch
 
 from vllm.config.drafter.length import least_trimmed, log_all_verified, trims
+from vllm.triton_utils import tl, triton
 from vllm.v1.worker.gpu.attn_utils import (
     get_query_lens_mismatch_unsupported_backend,
     get_varlen_cudagraph_unsupported_backend,
 )
 from vllm.v1.worker.gpu.input_batch import InputBatch
+from vllm.v1.worker.gpu.spec_decode.acceptance_estimator import (
+    OnlineAcceptanceEstimator,
+)
 from vllm.v1.worker.gpu.spec_decode.adaptive_verification import (
     AdaptiveVerificationManager,
 )
-from vllm.v1.worker.gpu.spec_decode.excluded_drafts import reaches_past
 from vllm.v1.worker.gpu.spec_decode.rejection_sampler import get_max_chunk_logits
-from vllm.v1.worker.gpu.spec_decode.split_budget import split_budget
+from vllm.v1.worker.gpu.spec_decode.verification import reaches_past
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -147,6 +157,11 @@ def make_trimming(runner: "GPUModelRunner") -> Trimming | None:
         return None
     backend = find_unsupported_attention(runner)
     if backend is None:
+        speculator, depth = runner.speculator, spec.drafter.num_speculative_tokens
+        # vLLM's has a column per tree node, but trees have no estimates.
+        sizes = speculator.max_num_reqs, depth, speculator.device
+        speculator.acceptance_estimator = QuickEstimator(*sizes)
+        speculator.least_predicted = least_trimmed(spec)
         return Trimming(runner)
     if not spec.drafter.is_trimmed_by_default:
         raise ValueError(
@@ -175,3 +190,171 @@ def find_unsupported_attention(runner: "GPUModelRunner") -> str | None:
         groups, runner.vllm_config, depth + 1, checked_layer_names=target
     )
     return found and found[0]
+
+
+FIRST_REFIT = 2  # reported steps; each refit doubles them
+# Bounds of a refit's moves, and of the parameters, in logits: 6.0 is that of 0.9975.
+LARGEST_MOVE, LARGEST_INTERCEPT, LARGEST_SLOPE = 1.5, 6.0, 3.0
+
+
+class QuickEstimator(OnlineAcceptanceEstimator):
+    """Refits after 2 steps, 4 more, 8 more, until it does so as often as vLLM's.
+
+    Only steps count whose estimates are reported, see `v1/core/sched/draft_policy.py`.
+
+    If only some drafts of a batch are verified, the estimates determine how many: with
+    vLLM's initial guess too few are, if the drafter is right more often than its
+    confidence says. A step of a large batch has some hundred drafts to learn from.
+
+    A refit is one Newton step. If all drafts were accepted for a while, the curvature
+    is almost zero: the first rejection then moved intercepts by hundreds of thousands.
+    So moves are bounded, as in a trust region.
+    """
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self._first = self.slope.item(), self.intercepts[0].item()
+
+    def step(self, *args) -> None:
+        often = OnlineAcceptanceEstimator.REFIT_INTERVAL
+        self.REFIT_INTERVAL = min(FIRST_REFIT << min(self._refits, 16), often)
+        if self._steps_since_refit + 1 < self.REFIT_INTERVAL:
+            super().step(*args)
+            return
+        known = [(value, value.clone()) for value in (self.slope, self.intercepts)]
+        super().step(*args)
+        for value, before in known:
+            move = (value - before).clamp(-LARGEST_MOVE, LARGEST_MOVE)
+            torch.add(before, move, out=value)
+        self.slope.clamp_(0.0, LARGEST_SLOPE)
+        self.intercepts.clamp_(-LARGEST_INTERCEPT, LARGEST_INTERCEPT)
+
+    def forget(self) -> None:
+        """Resets to the initial state, in place: CUDA graphs read these tensors."""
+        slope, intercept = self._first
+        self.slope.fill_(slope)
+        self.intercepts.fill_(intercept)
+        seen = self.info, self.grad, self.counts, self.features, self.predictions
+        for tensor in seen:
+            tensor.zero_()
+        self._refits = self._steps_since_refit = 0
+
+
+def outlast_weights(owner: object) -> None:
+    """Allocates memory anew for an object's tensors, which remain the same tensors.
+
+    Sleep of level 2 discards memory that was allocated while weights were loaded; when
+    the engine wakes up it has any contents. What is allocated while the KV cache is
+    initialized is kept, except for the cache itself. To be called then, before CUDA
+    graphs are captured.
+    """
+    for tensor in vars(owner).values():
+        if isinstance(tensor, torch.Tensor):
+            tensor.data = tensor.clone()
+
+
+# More than any probability, as bits of a float32.
+ABOVE_ONE = tl.constexpr(0x3F800001)
+# With a probability of 1 a draft would rank equal to the previous one, and which of the
+# two is left out could depend on that one. The margin exceeds the rounding of products.
+LARGEST_PROB = tl.constexpr(1 - 2**-16)
+
+
+@triton.jit
+def _least_verified(bits, budget):
+    """The least of the `budget` largest, by bisection: floats from 0 on are ordered
+    like their bits, and there are fewer than 2**30 up to 1."""
+    least, above = 0, ABOVE_ONE
+    for _ in range(30):
+        middle = (least + above) // 2
+        is_enough = tl.sum((bits >= middle).to(tl.int32), 0) >= budget
+        least = tl.where(is_enough, middle, least)
+        above = tl.where(is_enough, above, middle)
+    return least
+
+
+@triton.jit(do_not_specialize=["n", "num_drafts", "budget", "num_starts"])
+def _split_budget_kernel(
+    probs,  # [R, K] float32, by request state
+    probs_stride,
+    idx_mapping,  # [n] request states
+    query_start_loc,  # [num_starts] int32
+    cu_num_logits,  # [n + 1] int32
+    n,
+    num_drafts,
+    budget,
+    num_others,
+    num_starts,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_STARTS: tl.constexpr,
+):
+    req, draft = tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)
+    is_req = req < n
+    state = tl.load(idx_mapping + req, mask=is_req, other=0).to(tl.int64)
+
+    is_draft = is_req[:, None] & (draft < num_drafts)[None, :]
+    at = probs + state[:, None] * probs_stride + draft[None, :]
+    prob = tl.load(at, mask=is_draft, other=0.0)
+    reached = tl.cumprod(tl.minimum(prob, LARGEST_PROB), 1)
+    bits = tl.where(is_draft, reached.to(tl.int32, bitcast=True), -1)
+
+    # Products fall from draft to draft, so a request's drafts above a bound are its
+    # first ones. Drafts at the bound follow, as many as fit, in the order of requests.
+    least = _least_verified(tl.ravel(bits), budget)
+    larger = tl.sum((bits > least).to(tl.int32), 1)
+    equal = tl.sum((bits == least).to(tl.int32), 1)
+    left = budget - tl.sum(larger, 0) - (tl.cumsum(equal, 0) - equal)
+    verified = larger + tl.minimum(equal, tl.maximum(left, 0))
+
+    ends = tl.cumsum(tl.where(is_req, verified + num_others, 0), 0)
+    tl.store(cu_num_logits + 1 + req, ends, mask=is_req)
+    tl.store(query_start_loc + 1 + req, ends, mask=is_req)
+    tl.store(cu_num_logits, 0)
+    tl.store(query_start_loc, 0)
+    num_tokens, place = tl.max(ends, 0), tl.arange(0, BLOCK_STARTS)
+    is_behind = (place > n) & (place < num_starts)
+    tl.store(query_start_loc + place, num_tokens, mask=is_behind)
+
+
+def split_budget(
+    probs: torch.Tensor,
+    idx_mapping: torch.Tensor,
+    num_drafts: int,
+    budget: int,
+    query_start_loc: torch.Tensor,
+    cu_num_logits: torch.Tensor,
+    num_others: int = 1,
+) -> None:
+    """Writes the offsets of a batch of which only the most likely drafts are verified.
+
+    Args:
+        probs: [R, K] float32, how likely each draft is accepted if those before it
+            are, by request state.
+        idx_mapping: [n], request states.
+        num_drafts: of each request; at most K.
+        budget: drafts to verify, of all requests; at most all.
+        query_start_loc: [most requests of a batch + 1] int32, written: where requests
+            begin, and after them the number of tokens.
+        cu_num_logits: [at least n + 1] int32, written: where their logits begin.
+        num_others: tokens of each request that are not drafts; each has logits, too.
+    """
+    # Sized for the largest batch, so that nothing is compiled while serving.
+    block_n = triton.next_power_of_2(len(query_start_loc) - 1)
+    block_k = triton.next_power_of_2(probs.shape[1])
+    _split_budget_kernel[(1,)](
+        probs,
+        probs.stride(0),
+        idx_mapping,
+        query_start_loc,
+        cu_num_logits,
+        len(idx_mapping),
+        num_drafts,
+        budget,
+        num_others,
+        len(query_start_loc),
+        BLOCK_N=block_n,
+        BLOCK_K=block_k,
+        BLOCK_STARTS=triton.next_power_of_2(len(query_start_loc)),
+        num_warps=min(max(4, block_n * block_k // 1024), 16),
+    )

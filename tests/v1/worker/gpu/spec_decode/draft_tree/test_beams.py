@@ -8,7 +8,7 @@ import torch
 
 from vllm.config.drafter import CANDIDATES_OF_PASS
 from vllm.v1.worker.gpu.spec_decode.unified.tree.attend import Scores, attend_rows
-from vllm.v1.worker.gpu.spec_decode.unified.tree.beams import Beams
+from vllm.v1.worker.gpu.spec_decode.unified.tree.grow import Beams
 
 from ..batches import DEVICE
 from .reference import attend

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -36,13 +37,7 @@ from vllm.v1.worker.gpu.dp_utils import DPSyncState
 from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.utils import get_uniform_decode_token_count
 
-from .layout import (
-    DraftLayout,
-    DraftPlan,
-    is_tree,
-    same_first_passes,
-    same_later_passes,
-)
+from .layout import DraftPlan
 
 logger = init_logger(__name__)
 
@@ -67,7 +62,7 @@ class DraftBatchDescriptor(BatchExecutionDescriptor):
 def batches_to_record(
     vllm_config: VllmConfig,
     cudagraph_mode: CUDAGraphMode,
-    layouts: dict[int, DraftLayout],
+    plans: dict[int, DraftPlan],
     support: AttentionCGSupport,
     *,
     piecewise: bool,
@@ -78,7 +73,7 @@ def batches_to_record(
     Args:
         vllm_config: the engine's.
         cudagraph_mode: what the target runs with.
-        layouts: the layout of each number of drafts that a step may ask for.
+        plans: by the number of drafts that a step may ask for.
         support: what graphs the drafter's attention backends support.
         piecewise: whether the draft model can run piecewise graphs.
         fused: whether attention metadata can be refreshed inside a graph.
@@ -93,8 +88,8 @@ def batches_to_record(
             logger.info("Batches with prompts draft eagerly: no compiled draft model.")
     if cudagraph_mode.decode_mode() == CUDAGraphMode.FULL:
         shared = shares_graphs(vllm_config, support)
-        batches += first_batches(vllm_config, layouts, shared)
-        batches += later_batches(vllm_config, layouts, fused)
+        batches += first_batches(vllm_config, plans, shared)
+        batches += later_batches(vllm_config, plans, fused)
     usable = [batch for batch in batches if _is_supported(batch, support)]
     if len(usable) < len(batches):
         logger.warning(
@@ -118,7 +113,7 @@ def _is_supported(batch: DraftBatchDescriptor, support: AttentionCGSupport) -> b
 
 
 def first_batches(
-    vllm_config: VllmConfig, layouts: dict[int, DraftLayout], shared: bool
+    vllm_config: VllmConfig, plans: dict[int, DraftPlan], shared: bool
 ) -> Iterator[DraftBatchDescriptor]:
     """The first passes of decode batches.
 
@@ -135,17 +130,18 @@ def first_batches(
     """
     spec = vllm_config.speculative_config
     most = 3 * (vllm_config.compilation_config.max_cudagraph_capture_size or 0)
-    shared = shared and layouts[max(layouts)].parallel_width == 1
-    longest = max(layout.num_speculative_tokens for layout in layouts.values())
-    for num_drafts, before in _members(same_first_passes(layouts)).items():
-        layout, is_ragged = layouts[num_drafts], shared and num_drafts > 0
-        nodes = min(before) if is_tree(num_drafts, layout) else None
+    shared = shared and plans[max(plans)].layout.parallel_width == 1
+    longest = max(plan.layout.num_speculative_tokens for plan in plans.values())
+    for plan, before in _recorded(plans, attrgetter("recorded_as")):
+        num_drafts, layout = plan.num_drafts, plan.layout
+        is_ragged = shared and num_drafts > 0
+        nodes = min(before) if plan.is_tree else None
         if is_ragged or (trims(spec) and 0 < num_drafts <= longest):
             least = 1 if is_ragged else least_trimmed(spec)
             extra = layout.num_extra_slots
             for n, rows in _ragged_sizes(vllm_config, least, longest + 1, nodes):
                 num_tokens = rows + n * extra
-                if len(layouts) > 1 and num_tokens > most:
+                if len(plans) > 1 and num_tokens > most:
                     continue
                 yield DraftBatchDescriptor(
                     CUDAGraphMode.FULL,
@@ -154,7 +150,7 @@ def first_batches(
                     max_query_len=longest + 1 + extra,
                     num_drafts=num_drafts,
                 )
-        if layout.parallel_width == 1 and num_drafts and 0 in layouts:
+        if layout.parallel_width == 1 and num_drafts and 0 in plans:
             before = [0, *before]
         for verified in {min(k, longest) + 1 for k in before if not is_ragged}:
             slots = verified + layout.num_extra_slots
@@ -184,28 +180,31 @@ def _ragged_sizes(
 
 
 def later_batches(
-    vllm_config: VllmConfig, layouts: dict[int, DraftLayout], fused: bool
+    vllm_config: VllmConfig, plans: dict[int, DraftPlan], fused: bool
 ) -> Iterator[DraftBatchDescriptor]:
     """Passes 2 and on: one graph for all of them if `fused`, else one each.
 
     If several numbers of drafts share their passes, a graph ends after the last pass of
     each, and a step replays graphs up to its own last pass.
     """
-    for num_drafts, members in _members(same_later_passes(layouts)).items():
-        layout, stops = layouts[num_drafts], {layouts[k].num_passes for k in members}
+    for plan, members in _recorded(plans, attrgetter("later_recorded_as")):
+        stops = {plans[k].layout.num_passes for k in members}
         starts = sorted(stops | {1}) if fused else range(1, max(stops) + 1)
-        nodes = min(members) if is_tree(num_drafts, layout) else None
+        nodes = min(members) if plan.is_tree else None
+        slots = plan.layout.num_follow_slots
         for num_reqs in _request_counts(vllm_config, 1, nodes):
             for first, end in pairwise(starts):
-                yield _full(num_reqs, layout.num_follow_slots, num_drafts, first, end)
+                yield _full(num_reqs, slots, plan.num_drafts, first, end)
 
 
-def _members(recorded_as: dict[int, int]) -> dict[int, list[int]]:
-    """The numbers of drafts that are recorded as each."""
+def _recorded(
+    plans: dict[int, DraftPlan], recorded_as: Callable[[DraftPlan], int]
+) -> Iterator[tuple[DraftPlan, list[int]]]:
+    """Each plan whose passes are recorded, and the numbers of drafts that have them."""
     members = defaultdict(list)
-    for num_drafts, other in recorded_as.items():
-        members[other].append(num_drafts)
-    return members
+    for num_drafts, plan in plans.items():
+        members[recorded_as(plan)].append(num_drafts)
+    return ((plans[k], members[k]) for k in members)
 
 
 def mixed_batches(vllm_config: VllmConfig) -> Iterator[DraftBatchDescriptor]:

@@ -26,14 +26,14 @@ and W - 1 masks after them; it samples the next W drafts:
     later pass      d(i+1) .. d(i+W)  mask x (W-1)                  2W - 1 slots
 
 In a step that drafts trees with W = 1, later passes continue B nodes of the depth
-above: B slots that share a position (`tree/beams.py`).
+above: B slots that share a position (`tree/grow.py`).
 
 W = 1 is autoregressive drafting (arXiv 2211.17192; EAGLE, arXiv 2401.15077), W = K
 drafts all tokens at once (PARD, arXiv 2504.18583; P-EAGLE, vLLM PR #32887; PARD-2,
 arXiv 2605.08632, which takes the target's hidden states unshifted).
 """
 
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -115,7 +115,7 @@ class DraftPlan(NamedTuple):
 
     @property
     def is_tree(self) -> bool:
-        return is_tree(self.num_drafts, self.layout)
+        return self.num_drafts > self.layout.num_speculative_tokens
 
     def num_samples(self, draft_pass: int) -> int:
         """Drafts sampled in a pass. Without drafts the first pass still runs: it
@@ -124,61 +124,46 @@ class DraftPlan(NamedTuple):
         return min(left, self.layout.parallel_width)
 
 
-def is_tree(num_drafts: int, layout: DraftLayout) -> bool:
-    """Whether so many drafts are nodes of a tree, whose depth is the layout's K."""
-    return num_drafts > layout.num_speculative_tokens
-
-
 def draft_plans(widest: DraftLayout, depths: Mapping[int, int]) -> dict[int, DraftPlan]:
     """A plan for each number of drafts that a step may ask for.
 
     Args:
         depths: by number of drafts, the most that can be accepted.
     """
-    layouts = {k: widest.for_drafts(depth) for k, depth in depths.items()}
-    for k, layout in layouts.items():
-        if not is_tree(k, layout):
-            layouts[k] = replace(layout, num_beams=1)
-    first, later = same_first_passes(layouts), same_later_passes(layouts)
-    return {k: DraftPlan(k, each, first[k], later[k]) for k, each in layouts.items()}
+    plans = {}
+    for k, depth in sorted(depths.items()):
+        plan = DraftPlan(k, widest.for_drafts(depth), k, k)
+        if not plan.is_tree:
+            plan = plan._replace(layout=replace(plan.layout, num_beams=1))
+        plans[k] = plan
+
+    # The largest number of drafts whose passes are the same.
+    first = {_first_pass(plan): k for k, plan in plans.items()}
+    later = {_later_passes(plan, widest): k for k, plan in plans.items()}
+    return {
+        k: plan._replace(
+            recorded_as=first[_first_pass(plan)],
+            later_recorded_as=later[_later_passes(plan, widest)],
+        )
+        for k, plan in plans.items()
+    }
 
 
-def same_first_passes(layouts: dict[int, DraftLayout]) -> dict[int, int]:
-    """For each number of drafts, the largest one whose first pass is the same.
+def _first_pass(plan: DraftPlan) -> Hashable:
+    """Equal for plans with the same first pass.
 
     A step without drafts samples nothing in it, and a tree drafted in one pass is built
     in it, so these two share it with no other. Trees of several passes share theirs.
     """
-
-    def kind(num_drafts: int) -> Hashable:
-        layout = layouts[num_drafts]
-        of_tree = is_tree(num_drafts, layout)
-        if not num_drafts or (of_tree and layout.num_passes == 1):
-            return num_drafts, of_tree
-        return layout.parallel_width, of_tree, "shared"
-
-    return _largest_of_kind(layouts, kind)
+    if not plan.num_drafts or (plan.is_tree and plan.layout.num_passes == 1):
+        return plan.num_drafts
+    return plan.layout.parallel_width, plan.is_tree
 
 
-def same_later_passes(layouts: dict[int, DraftLayout]) -> dict[int, int]:
-    """For each number of drafts, the largest one that has all its later passes.
+def _later_passes(plan: DraftPlan, widest: DraftLayout) -> Hashable:
+    """Equal for plans whose later passes are the same, as far as each has them.
 
     With one token per pass, pass p is the same however many follow. With several, the
     last pass may sample fewer. Passes of trees keep several candidates.
     """
-
-    def kind(num_drafts: int) -> Hashable:
-        if layouts[max(layouts)].parallel_width > 1:
-            return num_drafts
-        return is_tree(num_drafts, layouts[num_drafts])
-
-    return _largest_of_kind(layouts, kind)
-
-
-def _largest_of_kind(
-    numbers: Iterable[int], kind: Callable[[int], Hashable]
-) -> dict[int, int]:
-    largest: dict[Hashable, int] = {}
-    for number in sorted(numbers):
-        largest[kind(number)] = number
-    return {number: largest[kind(number)] for number in numbers}
+    return plan.num_drafts if widest.parallel_width > 1 else plan.is_tree

@@ -20,7 +20,7 @@ from vllm.v1.worker.gpu.dp_utils import DPSyncState
 from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
 
-from .drafters.base import Drafter
+from .drafters.draft_model import Drafter
 from .graphs import (
     DraftBatchDescriptor,
     DraftGraphs,
@@ -260,7 +260,7 @@ class DraftRunner:
         batches = batches_to_record(
             vllm_config,
             cudagraph_mode,
-            {k: plan.layout for k, plan in plans.items()},
+            plans,
             base.attn_cg_support.min_cg_support,
             piecewise=is_breakable_cudagraph_enabled()
             or has_compiled_submodule(self.drafter.model),

@@ -9,12 +9,11 @@ import torch.nn as nn
 
 from vllm.config import VllmConfig, get_layers_from_vllm_config
 from vllm.config.compilation import CUDAGraphMode
-from vllm.config.drafter.length import MIN_REQUESTS, depth_of, least_trimmed
+from vllm.config.drafter.length import MIN_REQUESTS, depth_of
 from vllm.logger import init_logger
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.v1.worker.gpu.dp_utils import DPSyncState
 from vllm.v1.worker.gpu.input_batch import InputBatch
-from vllm.v1.worker.gpu.spec_decode.quick_estimator import QuickEstimator
 from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
 
 from .config import attention_config, draft_lengths, widened_config
@@ -32,7 +31,7 @@ from .layout import DraftPlan, draft_plans
 from .runner import DraftRunner
 from .sampler import DraftSampler
 from .tree.attend import why_layer_cannot
-from .tree.beams import Beams
+from .tree.grow import Beams
 from .tree.step import TreeStep, make_tree_step
 
 logger = init_logger(__name__)
@@ -53,9 +52,7 @@ class UnifiedSpeculator(DraftModelSpeculator):
     """
 
     plans: dict[int, DraftPlan]
-    _least_predicted = MIN_REQUESTS  # requests of a batch with acceptance estimates
-
-    num_room_tokens = 0
+    least_predicted = MIN_REQUESTS  # requests of a batch with acceptance estimates
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device):
         self.drafter = drafter = drafter_class(vllm_config)(vllm_config, device)
@@ -72,7 +69,7 @@ class UnifiedSpeculator(DraftModelSpeculator):
         if kept is not None and kept.shape[2] != self.vocab_size:
             self.draft_logits = kept.new_zeros(*kept.shape[:2], self.vocab_size)
         spec = self.speculative_config
-        # With block verification, vLLM's keys of noise: see noise.py.
+        # With block verification, vLLM's keys of noise: see verification.py.
         self.has_draft_noise = spec.rejection_sample_method == "block"
         self.inputs = DraftInputs(
             self.layout,
@@ -191,7 +188,7 @@ class UnifiedSpeculator(DraftModelSpeculator):
 
     def _maybe_predict_acceptance(self, *args) -> None:
         """Only of large batches, of which only some drafts are verified."""
-        if self.sampler.num_reqs >= self._least_predicted:
+        if self.sampler.num_reqs >= self.least_predicted:
             super()._maybe_predict_acceptance(*args)
 
     def observe_verification(self, *args) -> None:
@@ -237,13 +234,6 @@ class UnifiedSpeculator(DraftModelSpeculator):
                 self.draft_logits.dtype,
             )
 
-    @property
-    def limit(self) -> int:
-        """First position that must be neither drafted nor written; the engine may lower
-        max_model_len to fit its KV cache, until it allocates that."""
-        limit = self.vllm_config.model_config.max_model_len
-        return self.speculative_config.drafter.limit(limit)
-
     def _is_past_limit(self, batch: InputBatch) -> bool:
         """Whether all requests are past the drafter's limit, so drafting is useless.
 
@@ -251,7 +241,7 @@ class UnifiedSpeculator(DraftModelSpeculator):
         may yet be rejected. Data-parallel ranks run in lockstep, so they never skip.
         """
         parallel = self.target_config.parallel_config
-        limit = self.limit
+        limit = self.inputs.limits.max_len
         if limit >= self.vllm_config.model_config.max_model_len or self.dp_size > 1:
             return False
         num_steps = parallel.pipeline_parallel_size + 1
@@ -271,13 +261,7 @@ class UnifiedSpeculator(DraftModelSpeculator):
         self.sampler.vocabulary = self.drafter.vocabulary
         self.supports_mm_inputs = self.drafter.takes_embeddings
         self._check_beams()
-        if self.use_acceptance_estimator:
-            # vLLM's has a column per tree node, but trees have no estimates.
-            depth = self.layout.num_speculative_tokens
-            sizes = self.max_num_reqs, depth, self.device
-            self.acceptance_estimator = QuickEstimator(*sizes)
-            self._least_predicted = least_trimmed(self.speculative_config)
-        else:
+        if not self.use_acceptance_estimator:
             self.predict_nothing()
 
     def _check_beams(self) -> None:
@@ -312,7 +296,9 @@ class UnifiedSpeculator(DraftModelSpeculator):
 
     @property
     def max_model_len(self) -> int:
-        return self.vllm_config.model_config.max_model_len + self.num_room_tokens
+        """The longest sequence that attention sees: padding slots count too."""
+        room = self.layout.num_room_tokens
+        return self.vllm_config.model_config.max_model_len + room
 
     def set_attn(self, model_state, kv_cache_config, block_tables, *args) -> None:
         super().set_attn(model_state, kv_cache_config, block_tables, *args)
@@ -326,11 +312,11 @@ class UnifiedSpeculator(DraftModelSpeculator):
         else:
             self.block_tables = WindowedBlockTables(block_tables, room, own, window)
         self.inputs.tables = self.block_tables
-        self.inputs.limits = DraftLimits(
-            self.drafter.mask_token_id, self.vocab_size, self.limit
-        )
-        # The longest sequence that attention sees: padding slots count too.
-        self.num_room_tokens = room
+        # The engine may have lowered max_model_len, to fit this KV cache.
+        most = self.vllm_config.model_config.max_model_len
+        limit = self.speculative_config.drafter.limit(most)
+        tokens = self.drafter.mask_token_id, self.vocab_size
+        self.inputs.limits = DraftLimits(*tokens, limit)
         self.draft_max_seq_len = self.max_model_len
         self.drafter.set_kv_cache(kv_cache_config, block_tables, own[0])
 

@@ -7,8 +7,7 @@ from vllm.config.drafter.target import log_without_target
 from vllm.model_executor.model_loader import get_model_cls
 from vllm.model_executor.models.interfaces import supports_eagle3
 
-from .base import Drafter
-from .draft_model import DraftModelDrafter
+from .draft_model import Drafter
 from .eagle import EagleDrafter
 from .pard2 import Pard2Drafter
 
@@ -17,9 +16,8 @@ def drafter_class(vllm_config: VllmConfig) -> type[Drafter]:
     """The family of a config whose drafter `is_unified`."""
     if _uses_target_features(vllm_config):
         return Pard2Drafter
-    if vllm_config.speculative_config.uses_draft_model():
-        return DraftModelDrafter
-    return EagleDrafter
+    is_model = vllm_config.speculative_config.uses_draft_model()
+    return Drafter if is_model else EagleDrafter
 
 
 def _uses_target_features(vllm_config: VllmConfig) -> bool:

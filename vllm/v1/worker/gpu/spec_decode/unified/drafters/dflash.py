@@ -4,19 +4,19 @@
 vLLM's speculators run the pass: context K/V of the verified rows, then a block of
 queries. They are driven here with steps that have the rows of accepted paths only.
 For trees sampling is replaced: the block's candidates are kept, and trees are grown
-from them. Chains are drafted by vLLM's speculator as it is, in a block that is no
-longer than they need: at many requests the rows of a block cost time.
+from them. Chains are sampled as vLLM does, in a block that is no longer than they need:
+at many requests the rows of a block cost time.
 
 A block's positions are independent (DFlash, arXiv 2602.06036), or a small head scores
 each candidate after each one of the position before (DFlash2, LiLiCorr, DSpark): a
 lattice of C x C edges a depth, without another pass of the draft model.
 """
 
+from collections.abc import Iterator
 from copy import copy
 from typing import Any
 
 import torch
-import torch.nn as nn
 
 from vllm.config import VllmConfig
 from vllm.config.compilation import CUDAGraphMode
@@ -24,17 +24,21 @@ from vllm.config.drafter import num_candidates
 from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.spec_decode.argmax import best_candidates
 from vllm.v1.worker.gpu.spec_decode.dflash.speculator import DFlashSpeculator
-from vllm.v1.worker.gpu.spec_decode.dflash2.speculator import DFlash2Speculator
+from vllm.v1.worker.gpu.spec_decode.dflash2.speculator import (
+    CandidateSampler,
+    DFlash2Speculator,
+)
 from vllm.v1.worker.gpu.spec_decode.dspark.speculator import DSparkSpeculator
 from vllm.v1.worker.gpu.spec_decode.lilicorr.speculator import LiLiCorrSpeculator
 
 from ..config import draft_lengths
 from ..inputs import TargetStep
-from ..tree.grow import Candidates, grow_trees
+from ..tree.grow import Candidates
 from ..tree.step import TreeStep, make_tree_step
 
 # Positions of the shortest block: rows of a shorter one cost as much.
 SHORTEST_BLOCK = 2
+WHOLE = 0  # in place of the length of a block: the whole one
 
 
 def of_edges(tokens: torch.Tensor, edges: torch.Tensor) -> Candidates:
@@ -58,26 +62,22 @@ class TreeDFlash(DFlashSpeculator):
     Attributes:
         tree_step: the trees to verify; None if the target cannot: then chains are
             drafted.
-        chains: vLLM's speculator for each length of block that chains are drafted in.
+        block: length of the block that is run, shorter for chains, or `WHOLE`.
         candidates: of the block, [R, K, 1 or C, C]. A CUDA graph of any batch writes
             them, and trees of all sizes are grown from them after it.
         drafts: [R, N] int64, the nodes of each request's tree, or its chain.
     """
 
     is_conditional = False
-    chain_class = DFlashSpeculator
+    block = WHOLE
     tree_step: TreeStep | None
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device):
-        super().__init__(with_block_length(vllm_config), device)
+        super().__init__(with_whole_block(vllm_config), device)
         depth, n = self.num_speculative_steps, self.max_num_reqs
-        self.chains = {
-            length: self.chain_class(with_block_length(vllm_config, length), device)
-            for length in block_lengths(depth, draft_lengths(vllm_config))
-        }
-        for chain in self.chains.values():  # one of them runs at a time
-            chain.hidden_states = self.hidden_states
-            chain._aux_staging = self._aux_staging
+        lengths = block_lengths(depth, draft_lengths(vllm_config))
+        # By length of a block, the attributes that depend on it.
+        self._of_block = {k: self._sized(k or depth) for k in (WHOLE, *lengths)}
         nodes = vllm_config.speculative_config.num_speculative_tokens
         self.tree_step = make_tree_step(vllm_config, depth, device)
         self.drafts = torch.zeros(n, nodes, dtype=torch.int64, device=device)
@@ -90,6 +90,35 @@ class TreeDFlash(DFlashSpeculator):
     def draft_chains(self) -> None:
         """Drafts chains instead of trees; the schedule has been changed to them."""
         self.tree_step = None
+
+    @property
+    def _is_chain(self) -> bool:
+        return self.block != WHOLE or self.tree_step is None
+
+    def _sized(self, length: int) -> dict[str, Any]:
+        """Attributes of vLLM's speculator that depend on the length of the block."""
+        n = self.max_num_reqs
+        extra = self.num_query_per_req - self.num_speculative_steps
+        columns = torch.arange(length, dtype=torch.int32, device=self.device)
+        return {
+            "num_speculative_steps": length,
+            "num_query_per_req": length + extra,
+            "draft_tokens": self.draft_tokens.new_zeros(n, length),
+            "sample_col": columns.repeat(n),
+        }
+
+    def _use_block(self, length: int) -> None:
+        """Has vLLM's speculator run blocks of this length."""
+        self.block = length
+        self.query_cudagraph_manager = getattr(self, _graphs_of(length), None)
+        vars(self).update(self._of_block[length])
+
+    def _each_block(self) -> Iterator[int]:
+        """Uses each length in turn, the whole block first and at the end."""
+        for length in self._of_block:
+            self._use_block(length)
+            yield length
+        self._use_block(WHOLE)
 
     def _count_candidates(self, num_nodes: int) -> int:
         """Candidates of each position (C)."""
@@ -109,7 +138,7 @@ class TreeDFlash(DFlashSpeculator):
     def _generate_draft(
         self, num_reqs: int, num_tokens_padded: int, *args: Any, **kwargs: Any
     ) -> None:
-        if self.tree_step is None:
+        if self._is_chain:
             super()._generate_draft(num_reqs, num_tokens_padded, *args, **kwargs)
             return
         hidden = self._run_model(num_tokens_padded, *args, **kwargs)
@@ -119,35 +148,22 @@ class TreeDFlash(DFlashSpeculator):
             if kept is not None:
                 kept[:num_reqs].copy_(table)
 
-    # The chains' speculators share the draft model, and follow this one.
-
-    def load_model(self, target_model: nn.Module) -> None:
-        before = set(vars(self))
-        super().load_model(target_model)
-        for name in vars(self).keys() - before:
-            for chain in self.chains.values():
-                setattr(chain, name, getattr(self, name))
-
     def set_attn(self, *args: Any) -> None:
         *known, buffers, groups = args
         # A graph would read the target's batch, which has the rows of whole trees.
         buffers = copy(buffers)
         buffers.query_start_loc = self._start_loc
-        step = *known, buffers, groups
-        super().set_attn(*step)
-        for chain in self.chains.values():
-            chain.eplb_state, chain.pcp_manager = self.eplb_state, self.pcp_manager
-            chain.set_attn(*step)
+        super().set_attn(*known, buffers, groups)
 
     def init_cudagraph_manager(self, cudagraph_mode: CUDAGraphMode) -> None:
-        super().init_cudagraph_manager(cudagraph_mode)
-        for chain in self.chains.values():
-            chain.init_cudagraph_manager(cudagraph_mode)
+        for length in self._each_block():
+            super().init_cudagraph_manager(cudagraph_mode)
+            # An attribute for each length, as vLLM finds graphs of a profiling run.
+            setattr(self, _graphs_of(length), self.query_cudagraph_manager)
 
     def capture(self) -> None:
-        super().capture()
-        for chain in self.chains.values():
-            chain.capture()
+        for _ in self._each_block():
+            super().capture()
 
     @torch.inference_mode()
     def propose(
@@ -203,12 +219,11 @@ class TreeDFlash(DFlashSpeculator):
         drafts, count = self.drafts[:n], num_speculative_tokens
         if count is None:
             count = drafts.shape[1]
-        block = next((k for k in self.chains if 0 < count <= k), None)
-        if block is not None:
-            drafts[:, :block] = self.chains[block].propose(*rest, **others)
-            return drafts
-        chains = super().propose(*rest, **others)
-        if self.tree_step is None:
+        block = next((k for k in self._of_block if 0 < count <= k), WHOLE)
+        self._use_block(block)
+        is_chain, chains = self._is_chain, super().propose(*rest, **others)
+        self._use_block(WHOLE)
+        if is_chain:
             drafts[:, : chains.shape[1]] = chains
         elif count and not dummy_run:
             self._grow(count, batch.idx_mapping)
@@ -219,24 +234,23 @@ class TreeDFlash(DFlashSpeculator):
         requests = self.sample_idx_mapping[: n * depth]
         fits = self.sample_pos[: n * depth] < self.max_model_len
         requests = torch.where(fits, requests, -1).view(n, depth)
-        grow_trees(
-            self.candidates.of_first(n, depth),
-            requests,
-            idx_mapping,
-            self.tree_step.rows.chain_only,
-            self.tree_step.trees,
-            self.drafts[:n],
-            num_drafts,
-        )
+        candidates, drafts = self.candidates.of_first(n, depth), self.drafts[:n]
+        self.tree_step.grow(candidates, requests, idx_mapping, drafts, num_drafts)
 
 
-class DFlash2Chain(DFlash2Speculator):
-    """Chains of DFlash2. vLLM compiles its selector for the length of a whole block,
-    and does not check it: for shorter blocks it runs as it is."""
+class TreeDFlash2(TreeDFlash, DFlash2Speculator):
+    """DFlash2: its selector scores pairs of candidates."""
 
+    is_conditional = True
     scorer = "candidate_selector"
 
+    def _sized(self, length: int) -> dict[str, Any]:
+        sampler = CandidateSampler(self.max_num_reqs, length, self.top_k, self.device)
+        return super()._sized(length) | {"candidate_sampler": sampler}
+
     def _score_candidates(self, *args: torch.Tensor) -> torch.Tensor:
+        """vLLM compiles the scorer for the block that it meets first, a whole one, and
+        does not check that: in shorter ones it runs as it is."""
         whole = self.speculative_config.drafter.num_speculative_tokens
         if self.num_speculative_steps == whole:
             return super()._score_candidates(*args)
@@ -245,19 +259,6 @@ class DFlash2Chain(DFlash2Speculator):
         scores = super()._score_candidates(*args)
         scorer.do_not_compile = was
         return scores
-
-
-class LiLiCorrChain(DFlash2Chain, LiLiCorrSpeculator):
-    """Chains of LiLiCorr, with another head."""
-
-    scorer = "lilicorr"
-
-
-class TreeDFlash2(TreeDFlash, DFlash2Speculator):
-    """DFlash2: its selector scores pairs of candidates."""
-
-    is_conditional = True
-    chain_class = DFlash2Chain
 
     def _count_candidates(self, num_nodes: int) -> int:
         return self.top_k
@@ -273,7 +274,7 @@ class TreeDFlash2(TreeDFlash, DFlash2Speculator):
 class TreeLiLiCorr(TreeDFlash2, LiLiCorrSpeculator):
     """LiLiCorr: as DFlash2, with another head."""
 
-    chain_class = LiLiCorrChain
+    scorer = "lilicorr"
 
 
 class TreeDSpark(TreeDFlash, DSparkSpeculator):
@@ -284,7 +285,11 @@ class TreeDSpark(TreeDFlash, DSparkSpeculator):
     """
 
     is_conditional = True
-    chain_class = DSparkSpeculator
+
+    def _sized(self, length: int) -> dict[str, Any]:
+        sized, anchors = super()._sized(length), torch.arange(self.max_num_reqs)
+        anchors = anchors.to(self.device) * sized["num_query_per_req"]
+        return sized | {"_anchor_idx": anchors}
 
     def _ranked(self, rows: torch.Tensor) -> Candidates:
         n, depth, _ = rows.shape
@@ -330,10 +335,14 @@ def block_lengths(depth: int, lengths: list[int]) -> list[int]:
     return sorted(blocks)
 
 
-def with_block_length(vllm_config: VllmConfig, length: int = 0) -> VllmConfig:
-    """A copy whose K is `length`, or that of a whole block; not a tree's nodes."""
+def _graphs_of(length: int) -> str:
+    return f"graphs_of_{length}"
+
+
+def with_whole_block(vllm_config: VllmConfig) -> VllmConfig:
+    """A copy whose K is that of a whole block; not a tree's nodes."""
     config, spec = copy(vllm_config), copy(vllm_config.speculative_config)
-    spec.num_speculative_tokens = length or spec.drafter.num_speculative_tokens
+    spec.num_speculative_tokens = spec.drafter.num_speculative_tokens
     config.speculative_config = spec
     return config
 

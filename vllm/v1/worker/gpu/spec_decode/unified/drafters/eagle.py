@@ -20,8 +20,8 @@ from vllm.v1.worker.gpu.spec_decode.eagle.utils import load_eagle_model
 
 from ..input_kernel import HiddenRows
 from ..inputs import DraftInputs
-from ..vocabulary import OwnVocabulary
-from .base import Drafter, ModelInputs
+from ..sampler import OwnVocabulary
+from .draft_model import Drafter, ModelInputs
 
 
 class EagleDrafter(Drafter):

@@ -25,13 +25,12 @@ from vllm.v1.worker.gpu.block_table import BlockTables
 
 from ..input_kernel import HiddenRows, VerifiedBatch
 from ..inputs import DraftInputs, TargetStep
-from .base import ModelInputs
-from .draft_model import DraftModelDrafter
+from .draft_model import Drafter, ModelInputs
 
 logger = init_logger(__name__)
 
 
-class Pard2Drafter(DraftModelDrafter):
+class Pard2Drafter(Drafter):
     """Feeds tokens, and the target's hidden states that `features` names, projected.
 
     States are projected before they are distributed to slots: there are fewer of them

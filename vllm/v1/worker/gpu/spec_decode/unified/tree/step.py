@@ -24,6 +24,7 @@ from vllm.v1.worker.gpu.sample.sampler import Sampler
 from ..inputs import TargetStep
 from .accept import PathMover, accepted_rows, dummy_rows
 from .attend import why_layer_cannot
+from .grow import Candidates, grow_trees
 from .trees import DraftTrees, TreeAttention, TreeRows, lay_out_rows
 from .verify import TreeRejectionSampler
 
@@ -75,8 +76,9 @@ def make_tree_step(
 class TreeStep:
     """Positions, attention, verification and accepted rows of a step's draft trees.
 
-    A step calls, in this order, `lay_out`, `attach`, `constrain`, `accept`. A step in
-    which no request has more drafts than a chain is not treated as one with trees.
+    A step calls, in this order, `lay_out`, `attach`, `constrain`, `accept`, and `grow`
+    for the next step. A step in which no request has more drafts than a chain is not
+    treated as one with trees.
 
     Args:
         trees: the drafted trees.
@@ -137,26 +139,27 @@ class TreeStep:
         if self.has_rope:
             self._moved_by = batch.positions - by_number
 
+    def _verifies_trees(self, batch: InputBatch) -> bool:
+        """A dummy batch has no trees, whatever the previous step had."""
+        return self.has_trees and batch.num_draft_tokens_per_req is not None
+
     def move_rope(self, positions: torch.Tensor, batch: InputBatch) -> None:
         """Changes M-RoPE positions of tree rows by as much as their plain ones.
 
         Args:
             positions: [D, at least rows] int64, by row number; in place.
         """
-        # A dummy batch has no trees, whatever the previous step had.
-        if self.has_trees and batch.num_draft_tokens_per_req is not None:
+        if self._verifies_trees(batch):
             positions[:, : len(self._moved_by)] += self._moved_by
 
     def attach(
         self, attn_metadata: dict[str, Any], batch: InputBatch, for_capture: bool
     ) -> None:
         """Makes the target's layers use tree attention, if the step has trees."""
-        # A dummy batch has no trees, whatever the previous step had.
-        is_dummy = batch.num_draft_tokens_per_req is None
         if for_capture:
             tree = self._to_record(batch)
         else:
-            tree = self._of_step(batch) if self.has_trees and not is_dummy else None
+            tree = self._of_step(batch) if self._verifies_trees(batch) else None
         for name in self.layers if tree else ():
             attn_metadata[name].draft_tree = tree
 
@@ -212,6 +215,18 @@ class TreeStep:
         path = self.sampler.walked[0]
         self._move(step.slot_mappings, path, step.num_sampled, first_rows)
         return accepted_rows(step, depth, path)
+
+    def grow(
+        self,
+        candidates: Candidates,
+        sample_requests: torch.Tensor,
+        idx_mapping: torch.Tensor,
+        drafts: torch.Tensor,
+        num_nodes: int,
+    ) -> None:
+        """Builds the next step's trees, and writes their tokens; see `grow_trees`."""
+        requests = sample_requests, idx_mapping, self.rows.chain_only
+        grow_trees(candidates, *requests, self.trees, drafts, num_nodes)
 
     def _mover(self) -> PathMover:
         if self.trees.parents.is_cpu:

@@ -2,12 +2,12 @@
 """Verification of steps whose drafts are trees: finds the accepted path of each.
 
 The target's own token is sampled at every row: the most likely one, or the one given by
-the request's seed and the row's position (see `noise.py`). The walk starts at the last
-token and goes to the child that holds the token sampled at the current row, until there
-is none; the token sampled there is the bonus token. So the output is, token for token,
-what the target samples without drafts, whatever the tree: it is built before anything
-is sampled. The walk continues at a node with the total probability of its children
-under the target (SpecInfer, arXiv 2305.09781, calls this naive sampling).
+the request's seed and the row's position (see `verification.py`). The walk starts at
+the last token and goes to the child that holds the token sampled at the current row,
+until there is none; the token sampled there is the bonus token. So the output is, token
+for token, what the target samples without drafts, whatever the tree: it is built before
+anything is sampled. The walk continues at a node with the total probability of its
+children under the target (SpecInfer, arXiv 2305.09781, calls this naive sampling).
 """
 
 from typing import TYPE_CHECKING
@@ -21,8 +21,8 @@ from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.sample.output import SamplerOutput
 from vllm.v1.worker.gpu.sample.sampler import Sampler
 from vllm.v1.worker.gpu.sample.states import NO_LOGPROBS
-from vllm.v1.worker.gpu.spec_decode.noise import draw_alone
 from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler
+from vllm.v1.worker.gpu.spec_decode.verification import draw_alone
 
 from .trees import DraftTrees
 

@@ -13,20 +13,18 @@ import pytest
 
 from vllm.config import SpeculativeConfig, replace
 from vllm.config.drafter import DrafterConfig, files
-from vllm.config.drafter.families import read_checkpoint
-from vllm.config.drafter.files import read_files
+from vllm.config.drafter.files import read_checkpoint, read_files
 from vllm.config.drafter.resolve import (
     find_unsupported,
     log_who_drafts,
     resolve_drafter,
 )
 from vllm.config.drafter.target import (
-    check_blocks,
     check_parallelism,
     find_context,
 )
 from vllm.triton_utils import HAS_TRITON
-from vllm.triton_utils.interpreting import COMPILED
+from vllm.triton_utils.compiled import COMPILED
 
 from .specs import Checkpoint, cached, checkpoint, engine_config, unresolved
 
@@ -333,34 +331,6 @@ def test_pipeline_stages(spec, on_cpu, is_unified, refusal, monkeypatch):
     )
     with pytest.raises(ValueError, match=refusal) if refusal else nullcontext():
         check_parallelism(config, is_unified)
-
-
-@pytest.mark.parametrize(
-    "target_has, draft_has, on_cpu, has_amx, backend, is_refused",
-    [
-        (True, False, True, False, None, True),
-        (False, True, True, False, None, True),
-        (True, False, True, True, SimpleNamespace(name="CPU_MLA"), True),
-        (True, False, True, True, None, False),
-        (True, False, False, False, None, False),
-        (True, True, True, False, None, False),
-    ],
-)
-def test_kv_block_sizes_with_mla(
-    target_has, draft_has, on_cpu, has_amx, backend, is_refused, monkeypatch
-):
-    platform = SimpleNamespace(is_cpu=lambda: on_cpu)
-    monkeypatch.setattr("vllm.config.drafter.target.current_platform", platform)
-    monkeypatch.setattr("torch.cpu._is_amx_tile_supported", lambda: has_amx)
-    spec = unresolved("head")
-    spec.target_model_config = SimpleNamespace(use_mla=target_has, model="target")
-    spec.draft_model_config = SimpleNamespace(use_mla=draft_has)
-    attention = SimpleNamespace(backend=backend)
-    config = SimpleNamespace(speculative_config=spec, attention_config=attention)
-    pair = ("target", "head") if target_has else ("head", "target")
-    refusal = pytest.raises(ValueError, match="{} has MLA and {} has not".format(*pair))
-    with refusal if is_refused else nullcontext():
-        check_blocks(config)
 
 
 @pytest.mark.parametrize(

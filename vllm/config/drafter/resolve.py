@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 import vllm.envs as envs
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
-from vllm.triton_utils.interpreting import COMPILED
+from vllm.triton_utils.compiled import COMPILED
 
 from . import BLOCK_METHODS, METHODS, OWN_CHECKPOINTS, DrafterConfig, first_of
-from .families import default_layers
+from .files import default_layers
 from .length import (
     AUTO,
     V1,
@@ -28,7 +28,6 @@ from .length import (
 from .target import (
     check_architecture,
     check_block,
-    check_blocks,
     check_layers,
     check_parallelism,
     correct_depth,
@@ -97,7 +96,6 @@ def resolve_drafter(vllm_config: "VllmConfig") -> None:
         check_parallelism(vllm_config, drafter.is_fitted)
     if is_checked:
         settle_ranks(spec, drafter.is_unified)
-        check_blocks(vllm_config)
     if is_checked and has_own:
         check_weights(vllm_config, drafter)
     log_who_drafts(vllm_config, drafter)

@@ -21,8 +21,7 @@ from vllm.logger import init_logger
 from vllm.platforms import current_platform
 
 from . import DrafterConfig
-from .families import AGAIN, takes_aux_hidden_states, tapped_layers
-from .files import INDEX, MODEL, Tensor, read_headers
+from .files import AGAIN, INDEX, MODEL, Tensor, read_headers, takes_aux_hidden_states
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig
@@ -138,20 +137,14 @@ def _is_online(draft: "ModelConfig") -> bool:
 
 
 def check_quantization(spec: "SpeculativeConfig") -> None:
-    """Refuses settings that cannot quantize a drafter, or nothing of it, at loading."""
+    """Refuses settings that cannot quantize a drafter at loading."""
     draft, lm_head = spec.draft_model_config, spec.draft_lm_head_quantization
     if not is_known_kv_cache_dtype(spec.kv_cache_dtype or "auto"):
         raise ValueError(
             f'kv_cache_dtype="{spec.kv_cache_dtype}" of speculative_config is not one '
             f"of {', '.join(KV_CACHE_DTYPES)}: correct it, or leave it out."
         )
-    is_online = _is_online(draft)
-    if is_online and _quantizes_nothing(draft):
-        raise ValueError(
-            f'quantization="{draft.quantization}" of speculative_config quantizes '
-            f'nothing of {draft.model}: write for example "fp8_per_channel".'
-        )
-    setting = f'quantization="{draft.quantization}"' if is_online else None
+    setting = f'quantization="{draft.quantization}"' if _is_online(draft) else None
     setting = setting or (lm_head and "draft_lm_head_quantization")
     if setting and draft.dtype not in (torch.bfloat16, torch.float16):
         raise ValueError(
@@ -162,16 +155,6 @@ def check_quantization(spec: "SpeculativeConfig") -> None:
         raise ValueError(
             'draft_lm_head_quantization="nvfp4" needs an NVIDIA GPU: use "fp8".'
         )
-
-
-def _quantizes_nothing(draft: "ModelConfig") -> bool:
-    from vllm.config.quantization import resolve_quantization_config
-
-    name = "fp8_per_tensor" if draft.quantization == "fp8" else draft.quantization
-    found = resolve_quantization_config(name, None)
-    # None for names that are also checkpoint formats, which cannot be checked here.
-    is_of_experts = found is not None and found.linear is None and not draft.is_moe
-    return name == "online" or is_of_experts
 
 
 def check_scales(draft: "ModelConfig", tensors: Mapping[str, Tensor]) -> None:
@@ -269,8 +252,7 @@ def _of_head(spec: "SpeculativeConfig", num_rows: int) -> Iterator[Expected]:
     draft, target = spec.draft_model_config, spec.target_model_config
     config, width = draft.hf_text_config, target.get_hidden_size()
     is_quantized = is_quantized_in_files(draft)
-    number = getattr(config, "num_aux_hidden_states", None)
-    number = number or len(tapped_layers(config) or ()) or 3
+    number = getattr(config, "num_aux_hidden_states", None) or 3
     fed = f"{number} layers of the target's hidden size ({width})"
     hidden, why = config.hidden_size, None
     if takes_aux_hidden_states(config) and not is_quantized:

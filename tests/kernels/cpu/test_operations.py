@@ -83,24 +83,6 @@ def test_floats(twice: Twice, dtype: torch.dtype, x: list[float]):
 
 
 @triton.jit
-def _functions_kernel(x, out, N: tl.constexpr):
-    i = tl.arange(0, N)
-    a = tl.load(x + i)
-    tl.store(out + i, tl.exp(-a))
-    tl.store(out + N + i, tl.log(a))
-    tl.store(out + 2 * N + i, tl.exp2(tl.log2(a)))
-    tl.store(out + 3 * N + i, tldevice.log1p(a))
-    tl.store(out + 4 * N + i, tl.sqrt(a) + tl.floor(a))
-    tl.store(out + 5 * N + i, tl.rand(7, i))
-
-
-@pytest.mark.parametrize("low, step", [(1e-3, 0.1), (50.0, 2.0), (0.7, 0.013)])
-def test_functions(twice: Twice, low: float, step: float):
-    x = torch.arange(SIZE) * step + low
-    _functions_kernel[(1,)](x, torch.zeros(6 * SIZE), N=SIZE)
-
-
-@triton.jit
 def _exp_log_kernel(x, out, size, N: tl.constexpr):
     i = tl.program_id(0) * N + tl.arange(0, N)
     a = tl.load(x + i)

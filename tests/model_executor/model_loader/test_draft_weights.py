@@ -109,17 +109,6 @@ def test_missing_tensor_of_a_draft_model_is_named(name: str, quantization, load)
         load(model, given, "draft_model", quantization)
 
 
-@pytest.mark.parametrize("quantization", [None, "gptq"])
-def test_used_fc_does_not_warn(quantization: str | None, load, caplog_vllm):
-    """vLLM ignores the `g_idx` of a layer that it has."""
-    model = Dropping(is_reduced=True)
-    model.dropped = ".g_idx"
-    model.put("model.fc.weight", HIDDEN, HIDDEN)
-    given = head_tensors(True) | {"fc.weight": torch.ones(HIDDEN, HIDDEN)}
-    load(model, given | {"fc.g_idx": torch.ones(HIDDEN)}, quantization=quantization)
-    assert not caplog_vllm.records
-
-
 @pytest.mark.parametrize("reduced", [True, False])
 @pytest.mark.parametrize("name", head_tensors(True))
 def test_missing_tensor_of_a_head(name: str, reduced: bool, load):
@@ -146,33 +135,6 @@ def test_unexpected_tensor_is_named(name: str, load):
     given = {f"{name}.weight": torch.ones(HIDDEN)}
     with pytest.raises(ValueError, match=f"a/drafter has a tensor {name}.weight, for"):
         load(Loaded(), given, "draft_model")
-
-
-class Dropping(Model):
-    """Ignores some tensors silently."""
-
-    def fill(self, weights) -> None:
-        super().fill((n, w) for n, w in weights if not n.endswith(self.dropped))
-
-
-@pytest.mark.parametrize(
-    "name", ["layers.0.hidden_norm.bias", "fc.weight", "input_norm.weight"]
-)
-def test_ignored_tensor_warns(name: str, load, caplog_vllm):
-    given = head_tensors(True) | {name: torch.ones(HIDDEN)}
-    model = Dropping(is_reduced=True)
-    model.dropped = name
-    load(model, given)
-    (record,) = caplog_vllm.records
-    assert f"{name} of a/drafter is not used" in record.getMessage()
-
-
-def test_unused_zeros_are_ignored(load):
-    """Some quantized and converted checkpoints have such biases."""
-    given = tensors() | {"model.layers.0.q_proj.bias": torch.zeros(2)}
-    model = Dropping()
-    model.dropped = ".bias"
-    load(model, given, "draft_model")
 
 
 def test_other_methods_are_not_checked(load):

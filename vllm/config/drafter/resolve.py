@@ -6,7 +6,6 @@ speculator drafts: the unified one, or one of vLLM's own.
 afterwards.
 """
 
-import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -151,14 +150,7 @@ def _read_models(vllm_config: "VllmConfig", drafter: DrafterConfig) -> DrafterCo
 
 
 def _log_models(spec: "SpeculativeConfig", drafter: DrafterConfig) -> None:
-    """Logs what a checkpoint comes to; warns of the target as its own drafter."""
-    models = spec.model, spec.target_model_config.model
-    if spec.method == "draft_model" and len(set(map(os.path.realpath, models))) == 1:
-        logger.warning(
-            "%s is its own draft model: a draft takes as long as a token of the "
-            "target, so nothing is gained. Name a smaller model of its vocabulary.",
-            spec.model,
-        )
+    """Logs what a checkpoint comes to."""
     layers = drafter.tapped_layers
     if drafter.target_features is not None:
         fed = f"layers {drafter.target_features.layers}"

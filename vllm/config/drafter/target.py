@@ -402,18 +402,6 @@ def check_architecture(spec: "SpeculativeConfig") -> None:
             f"draft_window does not support {spec.model}, some layers of which attend "
             "to chunks in the place of all tokens: unset it."
         )
-    drafts = spec.num_speculative_tokens
-    longest = spec.target_model_config.max_model_len
-    if not drafts < window < longest:
-        logger.warning(
-            "draft_window (%d) should be above num_speculative_tokens (%d) and below "
-            "the target's max_model_len (%d), since the drafter sees little but its "
-            "own drafts, or all: set it to the context that it was trained for, or "
-            "unset it.",
-            window,
-            drafts,
-            longest,
-        )
 
 
 # What the engine and the target's layers support.

@@ -55,8 +55,14 @@ def check_weights(vllm_config: "VllmConfig", drafter: DrafterConfig) -> None:
     """Refuses files that are broken, or do not fit the drafter's or target's config."""
     spec = vllm_config.speculative_config
     check_quantization(spec)
-    _check_load_format(vllm_config, drafter.checkpoint_vocab_size)
     load = spec.draft_load_config or vllm_config.load_config
+    num_rows = drafter.checkpoint_vocab_size
+    if num_rows is not None and load.load_format == STREAMED:
+        raise ValueError(
+            f"{spec.model} has {num_rows} tokens and the target another number, and "
+            f'load_format="{STREAMED}" cannot pad or cut it: set draft_load_config of '
+            'speculative_config to {"load_format": "auto"}.'
+        )
     if load.load_format not in FROM_FILES:
         return
     folder = _local_folder(spec)
@@ -71,28 +77,7 @@ def check_weights(vllm_config: "VllmConfig", drafter: DrafterConfig) -> None:
     check_scales(spec.draft_model_config, tensors)
     arch = spec.draft_model_config.architectures[0]
     if arch in {"eagle3": HEADS, "draft_model": DENSE}.get(spec.method, ()):
-        check_tensors(spec, tensors, drafter.checkpoint_vocab_size)
-
-
-def _check_load_format(vllm_config: "VllmConfig", vocab_size: int | None) -> None:
-    from vllm.model_executor.model_loader import get_model_loader
-
-    spec = vllm_config.speculative_config
-    try:
-        if spec.draft_load_config is not None:
-            get_model_loader(spec.draft_load_config)
-    except ValueError as error:
-        raise ValueError(
-            f'draft_load_config: {error}: set "load_format" to "auto", or leave '
-            "draft_load_config unset."
-        ) from None
-    load = spec.draft_load_config or vllm_config.load_config
-    if vocab_size is not None and load.load_format == STREAMED:
-        raise ValueError(
-            f"{spec.model} has {vocab_size} tokens and the target another number, and "
-            f'load_format="{STREAMED}" cannot pad or cut it: set draft_load_config of '
-            'speculative_config to {"load_format": "auto"}.'
-        )
+        check_tensors(spec, tensors, num_rows)
 
 
 def _local_folder(spec: "SpeculativeConfig") -> Path | None:
@@ -212,7 +197,7 @@ def check_tensors(
     tensors = {name.removeprefix("model."): t for name, t in tensors.items()}
     draft = spec.draft_model_config
     rows = num_rows or draft.hf_text_config.vocab_size
-    expected = [*_of_model(spec, tensors, rows)]
+    expected = [*_of_model(spec, rows)]
     if spec.method == "eagle3":
         expected += _of_head(spec, rows)
     for each in expected:
@@ -280,12 +265,10 @@ def _of_head(spec: "SpeculativeConfig", num_rows: int) -> Iterator[Expected]:
     yield Expected("lm_head.weight", (num_rows, hidden), by, why_rows)
 
 
-def _of_model(
-    spec: "SpeculativeConfig", tensors: Mapping[str, Tensor], num_rows: int
-) -> Iterator[Expected]:
-    """What heads and language models have: embeddings and attention."""
-    draft, width = spec.draft_model_config, spec.target_model_config.get_hidden_size()
-    config, why = draft.hf_text_config, None
+def _of_model(spec: "SpeculativeConfig", num_rows: int) -> Iterator[Expected]:
+    """What heads and language models have: embeddings."""
+    width = spec.target_model_config.get_hidden_size()
+    config, why = spec.draft_model_config.hf_text_config, None
     if spec.method == "eagle3" and config.hidden_size != width:
         why = (
             f"it cannot use the target's, since its hidden_size ({config.hidden_size}) "
@@ -293,17 +276,6 @@ def _of_model(
         )
     by = "vocab_size and hidden_size in its config.json"
     yield Expected("embed_tokens.weight", (num_rows, config.hidden_size), by, why)
-    heads = {
-        "q": ("num_attention_heads", config.num_attention_heads),
-        "k": ("num_key_value_heads", draft.get_total_num_kv_heads()),
-    }
-    size = draft.get_head_size()
-    for name, tensor in tensors.items():
-        kind = name.removesuffix("_proj.weight").rpartition(".")[2]
-        if kind in heads:
-            key, number = heads[kind]
-            by = f"{key} ({number}) of head_dim {size} in its config.json"
-            yield Expected(name, (number * size, *tensor.shape[1:]), by)
 
 
 def _drafts_all(config: Any) -> bool:

@@ -30,7 +30,6 @@ class DraftWeights:
         has_ids: whether the model is an EAGLE-3 head, which may have `d2t`.
         seen: names of the tensors so far, as in the checkpoint except for what
             `head_name` unifies.
-        known: names of the tensors that the model takes.
     """
 
     def __init__(self, model: nn.Module, model_config: ModelConfig):
@@ -40,11 +39,6 @@ class DraftWeights:
         self.spec = config.speculative_config if config else None
         self.has_ids = hasattr(model, "draft_id_to_target_id")
         self.seen: set[str] = set()
-        self.known = {
-            part
-            for name, _ in model.named_parameters(remove_duplicate=False)
-            for part in self._parts(name)
-        }
 
     # Names and shapes.
 
@@ -59,27 +53,8 @@ class DraftWeights:
                     check_token_offsets(tensor, self.path, vocab_size, is_whole)
                     if is_whole:
                         continue  # ids are the target's: vLLM has no table
-            self._say_ignored(name, tensor)
             self.seen.add(name)
             yield name, self._with_target_rows(name, tensor)
-
-    def _say_ignored(self, name: str, tensor: torch.Tensor) -> None:
-        """Warns of a tensor that the model silently ignores though drafts depend on it.
-
-        Not of biases that are all zero, which some checkpoints have.
-        """
-        module, _, kind = name.rpartition(".")
-        has_layer = module in {known.rpartition(".")[0] for known in self.known}
-        is_ignored = (kind == "bias" and has_layer) or (
-            self.has_ids and not has_layer and module in ("fc", "input_norm")
-        )
-        if is_ignored and name not in self.known and tensor.any():
-            logger.warning(
-                "%s of %s is not used, and drafts are worse for it: the model that its "
-                "config.json describes has no place for it. Correct config.json.",
-                name,
-                self.path,
-            )
 
     def _with_target_rows(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """Pads or cuts a vocabulary to the target's, see `config.drafter.target`.

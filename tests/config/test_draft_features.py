@@ -5,12 +5,11 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-import huggingface_hub
 import pytest
 import torch
 
 from vllm.config import SpeculativeConfig
-from vllm.config.drafter.target import WARP, load_warp, warp_here
+from vllm.config.drafter.target import WARP, load_warp
 
 from .bad_row import config
 from .specs import engine_config
@@ -95,22 +94,6 @@ def test_drafts_without_target_states(
     said = [r.getMessage() for r in caplog_vllm.records if "PARD-2" in r.getMessage()]
     assert len(said) == 1 and why in said[0]
     assert "drafts without the target's hidden states" in said[0]
-
-
-def test_projection_is_fetched_on_another_machine(configure, tmp_path, monkeypatch):
-    """The engine resolves the config; its workers, maybe elsewhere, load weights."""
-    spec = configure(projection(HIDDEN, WIDTH))
-    assert warp_here(spec) == spec.drafter.target_features.warp
-    here = shutil.move(spec.drafter.target_features.warp, tmp_path / WARP)
-    fetched = []
-    monkeypatch.setattr(
-        huggingface_hub,
-        "hf_hub_download",
-        lambda *args, revision: fetched.append(args) or here,
-    )
-    spec.model = "a-hub/pard2"
-    assert warp_here(spec) == tmp_path / WARP
-    assert fetched == [("a-hub/pard2", WARP)]
 
 
 def test_pickled_code_is_not_run(tmp_path: Path):

@@ -137,27 +137,6 @@ def test_reductions(twice: Twice, rows: int, size: int, seed: int):
 
 
 @triton.jit
-def _product_kernel(x, y, out, count, N: tl.constexpr, M: tl.constexpr):
-    i, j = tl.arange(0, N), tl.arange(0, M)
-    left = tl.load(x + i[:, None] * M + j[None, :]) + 1
-    right = tl.load(y + j[:, None] * N + i[None, :])
-    at = out + i[:, None] * N + i[None, :]
-    total = tl.load(at)
-    for _ in range(count):
-        total = tl.dot(left, right, acc=total, input_precision="ieee")
-    tl.store(at, total + tl.sum(left, axis=1)[:, None])
-
-
-@pytest.mark.parametrize("count", [0, 1, 2])
-def test_products(twice: Twice, count: int):
-    """Regression: an operand was stored in the loop, and read from there behind it even
-    if none ran."""
-    chance = torch.Generator().manual_seed(count)
-    x, y = torch.randint(-9, 9, (2, 512), generator=chance).float()
-    _product_kernel[(1,)](x, y, torch.ones(16, 16), count, N=16, M=32)
-
-
-@triton.jit
 def _with_early_return(x, y, step, limit):
     if step < limit:
         return x + step, limit

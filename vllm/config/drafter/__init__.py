@@ -17,7 +17,6 @@ To refuse is to raise a ValueError that says what to change: every `check_…` d
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 # Methods whose drafters have a checkpoint of their own, and those of the unified
@@ -217,13 +216,11 @@ class TargetFeatures:
             the target's layer i; `depth` is the output of its final norm.
         depth: number of the target's layers.
         scale: of the projected states, when they are added to the embeddings.
-        warp: file with the projection.
     """
 
     layers: tuple[int, ...]
     depth: int
     scale: float
-    warp: Path
 
     @property
     def tapped(self) -> tuple[int, ...]:

@@ -501,8 +501,7 @@ def find_target_features(
     without them, which is logged. Refuses a projection that contradicts its config."""
     spec = vllm_config.speculative_config
     draft, target = spec.draft_model_config, spec.target_model_config
-    warp = find_file(spec.model, WARP, spec.revision)
-    if warp is None:
+    if (warp := warp_here(spec)) is None:
         log_without_target(spec.model, f"it has no {WARP}. Download that file too")
         return None
     tensors = load_warp(warp)
@@ -510,7 +509,7 @@ def find_target_features(
     depth, width = target.get_total_num_hidden_layers(), target.get_hidden_size()
     # Indices into the depth + 1 hidden states that transformers returns.
     layers = tuple(layer % (depth + 1) for layer in named)
-    features = TargetFeatures(layers, depth, float(scale), warp)
+    features = TargetFeatures(layers, depth, float(scale))
     is_split = vllm_config.parallel_config.pipeline_parallel_size > 1
     fed = list(tensors[WEIGHT].shape)
     wanted = [draft.get_hidden_size(), len(named) * width]
@@ -567,15 +566,9 @@ def _read_features(
     return named, scale
 
 
-def warp_here(spec: "SpeculativeConfig") -> Path:
-    """The projection's file on this machine.
-
-    A model on the hub may have been resolved on another machine, with another cache.
-    """
-    warp = spec.drafter.target_features.warp
-    if not warp.is_file():
-        warp = find_file(spec.model, WARP, spec.revision) or warp
-    return warp
+def warp_here(spec: "SpeculativeConfig") -> Path | None:
+    """The projection's file on this machine, maybe not the one that resolved it."""
+    return find_file(spec.model, WARP, spec.revision)
 
 
 def load_warp(file: Path) -> dict[str, torch.Tensor]:

@@ -91,7 +91,7 @@ def test_each_engine_starts_once(at_once: int):
 @pytest.mark.parametrize("name", SETS)
 def test_models_accept_arguments_of_every_mode(name: str, tmp_path: Path):
     from vllm import EngineArgs
-    from vllm.config.drafter.families import read_checkpoint
+    from vllm.config.drafter.files import read_checkpoint
 
     models = write_models(name, tmp_path)
     run = args_of('--engine-args {"gpu_memory_utilization":0.5}')

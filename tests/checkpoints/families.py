@@ -40,7 +40,7 @@ class Published:
     """A published drafter, and how it must be detected.
 
     Attributes:
-        family: name of its entry in `vllm.config.drafter.families.FAMILIES`.
+        family: name of its entry in `vllm.config.drafter.FAMILIES`.
         tensors: makes its tensors by name, float32 unless they are integers.
         num_drafts, layers: expected values; layers None means the target's defaults.
         target: name of a file in `targets/`.

@@ -10,15 +10,13 @@ import torch
 from safetensors.torch import load_file
 
 from tests.checkpoints.families import PUBLISHED, write_drafter, write_target
-from vllm.config.drafter import OWN_CHECKPOINTS
-from vllm.config.drafter.families import (
-    FAMILIES,
+from vllm.config.drafter import FAMILIES, OWN_CHECKPOINTS, find_family
+from vllm.config.drafter.files import (
     adapt_config,
     default_layers,
-    find_family,
+    read_files,
     tapped_layers,
 )
-from vllm.config.drafter.files import read_files
 from vllm.config.drafter.target import correct_depth, why_different, without_media
 from vllm.model_executor.models.interfaces import SupportsEagle3
 

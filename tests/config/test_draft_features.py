@@ -5,12 +5,11 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-import huggingface_hub
 import pytest
 import torch
 
 from vllm.config import SpeculativeConfig
-from vllm.config.drafter.target import WARP, load_warp, warp_here
+from vllm.config.drafter.target import WARP, load_warp
 
 from .bad_row import config
 from .specs import engine_config
@@ -81,38 +80,20 @@ def test_layers(configure, keys: dict, layers: tuple, tapped: tuple):
             {"pard2_ml": True},
             "it is fed layers [-1, -8, -16, -24], and the target has 6.",
         ),
+        (projection(HIDDEN, WIDTH), {}, "the unified speculator does not run"),
     ],
 )
-def test_drafts_without_target_states(configure, caplog_vllm, tensors, keys, why: str):
+def test_drafts_without_target_states(
+    configure, caplog_vllm, monkeypatch, tensors, keys, why: str
+):
+    if "does not run" in why:
+        monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
     spec = configure(tensors, **keys)
     assert spec.drafter.target_features is None
     assert spec.parallel_drafting and spec.method == "draft_model"
     said = [r.getMessage() for r in caplog_vllm.records if "PARD-2" in r.getMessage()]
     assert len(said) == 1 and why in said[0]
     assert "drafts without the target's hidden states" in said[0]
-
-
-def test_drafts_without_target_states_on_runner_v1(configure, caplog_vllm, monkeypatch):
-    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
-    spec = configure(projection(HIDDEN, WIDTH))
-    assert spec.drafter.target_features is None
-    assert "the unified speculator does not run" in caplog_vllm.text
-
-
-def test_projection_is_fetched_on_another_machine(configure, tmp_path, monkeypatch):
-    """The engine resolves the config; its workers, maybe elsewhere, load weights."""
-    spec = configure(projection(HIDDEN, WIDTH))
-    assert warp_here(spec) == spec.drafter.target_features.warp
-    here = shutil.move(spec.drafter.target_features.warp, tmp_path / WARP)
-    fetched = []
-    monkeypatch.setattr(
-        huggingface_hub,
-        "hf_hub_download",
-        lambda *args, revision: fetched.append(args) or here,
-    )
-    spec.model = "a-hub/pard2"
-    assert warp_here(spec) == tmp_path / WARP
-    assert fetched == [("a-hub/pard2", WARP)]
 
 
 def test_pickled_code_is_not_run(tmp_path: Path):

@@ -5,14 +5,14 @@ import shutil
 from types import SimpleNamespace
 
 import pytest
-from huggingface_hub import HfApi, file_download
+from huggingface_hub import file_download
 from huggingface_hub.errors import (
     GatedRepoError,
     RemoteEntryNotFoundError,
     RepositoryNotFoundError,
 )
 
-from vllm.config.drafter.files import check_folder, check_model, check_root
+from vllm.config.drafter.files import check_folder, check_model
 
 from .specs import cached, unresolved
 
@@ -36,13 +36,7 @@ NOT_FOUND = r"not exist, nor was it found on the hub: .* weights"
 )
 @pytest.mark.parametrize("answer", [None, NO_CONFIG, GATED, NOWHERE, NO_ANSWER])
 def test_hub_is_asked_once_if_name_may_be_a_folder(
-    models,
-    tmp_path,
-    monkeypatch,
-    name: str,
-    has_folder_target: bool,
-    error: str | None,
-    answer: Exception | None,
+    models, tmp_path, monkeypatch, name, has_folder_target, error, answer
 ):
     """If its parent folder exists or the target is a folder; others can only be ids."""
 
@@ -72,36 +66,6 @@ def test_subfolders_of_a_folder_are_named(tmp_path):
     said = f"such as {tmp_path}/compressed or {tmp_path}/full, or download"
     with pytest.raises(ValueError, match=said):
         check_folder(unresolved(tmp_path))
-
-
-@pytest.mark.parametrize(
-    "files, said",
-    [
-        (
-            ["full/config.json", "a/config.json", "b/x.json"],
-            "only in a, full: download it",
-        ),
-        (["config.json", "a/config.json"], None),
-        (["params.json", "a/config.json"], None),
-        (["model.gguf"], None),
-        (NOWHERE, None),
-    ],
-)
-def test_subfolders_of_a_repository_are_named(files, said: str | None, monkeypatch):
-    """vLLM loads none; it reports what else is wrong with a repository."""
-
-    def listed(*args, **options):
-        if isinstance(files, Exception):
-            raise files
-        return files
-
-    monkeypatch.setattr(HfApi, "list_repo_files", listed)
-    spec = unresolved("someone/drafter")
-    if said is None:
-        check_root(spec)
-    else:
-        with pytest.raises(ValueError, match=said):
-            check_root(spec)
 
 
 def test_hub_is_not_asked_for_cached_models(models, tmp_path, monkeypatch):

@@ -77,17 +77,6 @@ def test_rope_theta_is_overridden(drafter: str, configure):
     assert made.rope_parameters == ROPE
 
 
-def shortened(hf_config: Any) -> Any:
-    hf_config.update({"max_position_embeddings": 64})
-    return hf_config
-
-
-def test_overrides_may_be_a_function(configure):
-    spec = configure("draft", shortened)
-    assert spec.drafter.context == 64
-    assert spec.target_model_config.max_model_len == 2048
-
-
 def test_overrides_must_be_a_mapping(configure):
     with pytest.raises(ValueError, match="hf_overrides"):
         configure("draft", "rope_theta")

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""RMS norms of CPUs in C++: results, and which arguments the kernels take."""
+"""C++ kernels of CPUs: RMS norms, and models that older kernels cannot run."""
+
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from tools.overlay.base import load_config
 from vllm import ir
 from vllm.config import CompilationConfig, VllmConfig
 from vllm.config.compilation import CompilationMode
@@ -73,3 +76,31 @@ def test_default(mode: CompilationMode, first: str):
     config = VllmConfig(compilation_config=CompilationConfig(mode=mode))
     for op in ("rms_norm", "fused_add_rms_norm"):
         assert getattr(config.kernel_config.ir_op_priority, op)[0] == first
+
+
+@pytest.mark.parametrize("is_draft", [False, True])
+@pytest.mark.parametrize("is_old", [False, True])
+def test_old_kernels_refuse_quantized_experts(is_draft, is_old, monkeypatch):
+    """Before weights load, whether target or drafter has them."""
+    names = ["out", "w1", *(["act_method"] * (not is_old))]
+    schema = SimpleNamespace(arguments=[SimpleNamespace(name=n) for n in names])
+    op = SimpleNamespace(default=SimpleNamespace(_schema=schema))
+    monkeypatch.setattr(torch.ops._C, "fused_experts_cpu", op, raising=False)
+    models = [
+        SimpleNamespace(model="a/model", quantization=quantization, is_moe=is_moe)
+        for quantization, is_moe in (("mxfp4", True), ("mxfp4", False), (None, True))
+    ]
+    for model in models:
+        pair = (models[1], model) if is_draft else (model, models[1])
+        spec = SimpleNamespace(draft_model_config=pair[1])
+        config = SimpleNamespace(model_config=pair[0], speculative_config=spec)
+        if is_old and model is models[0]:
+            with pytest.raises(ValueError, match="a/model is a quantized mixture"):
+                cpu.check_kernels(config)
+        else:
+            cpu.check_kernels(config)
+
+
+def test_only_what_is_refused_is_outdated():
+    outdated = load_config()["cpu"].get("kernels", {}).get("outdated", [])
+    assert set(outdated) <= {"fused_experts_cpu"}

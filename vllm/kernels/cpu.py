@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""IR ops for CPUs: vLLM's C++ kernels where nothing is compiled.
+"""vLLM's C++ kernels of a CPU: as IR ops where nothing is compiled; and what they
+cannot run if they are of an older release than the Python.
 
 PyTorch runs a norm of a few rows as six to eight operations, which take ten times as
 long as the kernel: a tenth of a decode step of a small model.
@@ -16,7 +17,7 @@ from vllm.config.kernel import IrOpPriorityConfig
 from vllm.platforms import current_platform
 
 if TYPE_CHECKING:
-    from vllm.config import VllmConfig
+    from vllm.config import ModelConfig, VllmConfig
 
 PROVIDER = "cpu_c"
 LANES = 16  # the kernels take rows of whole vectors only; the widest have as many
@@ -28,6 +29,29 @@ if current_platform.is_cpu():
     # that is large enough, and vLLM's attention uses it in any case: a step of few rows
     # of a small model would be an illegal instruction.
     torch.cpu._init_amx()
+
+
+def check_kernels(vllm_config: "VllmConfig") -> None:
+    """Raises ValueError for models that need newer kernels; `[cpu.kernels]` in
+    base.toml lists the outdated ops."""
+    spec = vllm_config.speculative_config
+    for config in (vllm_config.model_config, spec and spec.draft_model_config):
+        if config is not None:
+            _check_quantized_experts(config)
+
+
+def _check_quantized_experts(config: "ModelConfig") -> None:
+    """vLLM 0.33.0 passes the activation to this op; older kernels do not take it."""
+    if not (config.quantization and config.is_moe):
+        return
+    op = getattr(torch.ops._C, "fused_experts_cpu", None)
+    schema = op and op.default._schema
+    if schema and all(argument.name != "act_method" for argument in schema.arguments):
+        raise ValueError(
+            f"{config.model} is a quantized mixture-of-experts model "
+            f"({config.quantization}), which the CPU kernels of this build cannot run: "
+            "they are of an older vLLM release. Serve it unquantized, or on a GPU."
+        )
 
 
 def op_priority(vllm_config: "VllmConfig") -> IrOpPriorityConfig:

@@ -62,7 +62,6 @@ def start(tmp_path):
 def test_each_engine_ends_when_its_pipe_is_closed(start):
     """Though others were started while that was open."""
     first, second = start(), start()
-    first.wait_for_imports()
     assert first.ask("add_up", more=1) == second.ask("add_up", more=1) == 4
     for engine in (first, second):
         begin = time.monotonic()
@@ -74,7 +73,7 @@ def test_each_engine_ends_when_its_pipe_is_closed(start):
 
 def test_a_busy_engine_is_killed(start):
     engine = start()
-    engine.wait_for_imports()
+    assert engine.ask("add_up", more=1) == 4
     with pytest.raises(EngineError, match=r"no answer within 0 s"):
         engine.ask("sleep", timeout_s=0.1)
     engine.stop(wait_s=0)

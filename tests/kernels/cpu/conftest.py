@@ -5,7 +5,7 @@ import pytest
 from triton.runtime.jit import JITFunction
 
 from vllm.platforms import current_platform
-from vllm.triton_utils.interpreting import COMPILED
+from vllm.triton_utils.compiled import COMPILED
 
 from .twice import Twice
 

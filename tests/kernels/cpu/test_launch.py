@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Launches on a CPU: arguments, compilation, and the fallback to the interpreter."""
+"""Launches on a CPU: arguments and compilation."""
 
 import sys
 import warnings
@@ -11,9 +11,10 @@ import torch
 from triton import knobs
 
 from vllm.triton_utils import tl, triton
-from vllm.triton_utils.cpu import compiler, kernels
+from vllm.triton_utils.cpu import compiler
 from vllm.triton_utils.cpu.kernels import CpuKernel
 from vllm.triton_utils.cpu.lowering import OPERATIONS
+from vllm.triton_utils.cpu.values import Unsupported
 from vllm.triton_utils.dispatcher import _rebind_kernels
 
 
@@ -68,16 +69,10 @@ def test_compiled_kernel_is_cached(kernel, monkeypatch):
     assert launch(CpuKernel(_sum_kernel)) == 56
 
 
-def test_unsupported_operation_is_interpreted(kernel, monkeypatch):
-    lines: list[str] = []
-    monkeypatch.setattr(
-        kernels.logger, "warning", lambda text, *args: lines.append(text % args)
-    )
+def test_unsupported_operation_is_named(kernel, monkeypatch):
     monkeypatch.delitem(OPERATIONS, "tt.reduce")
-    assert launch(kernel) == launch(kernel, count=8) == 56
-    (line,) = lines
-    assert "kernel _sum_kernel is interpreted on the CPU" in line
-    assert "tt.reduce is not compiled there" in line
+    with pytest.raises(Unsupported, match="_sum_kernel cannot be compiled"):
+        launch(kernel)
 
 
 def test_rebind_kernels_with_llvmlite_loaded():

@@ -83,24 +83,6 @@ def test_floats(twice: Twice, dtype: torch.dtype, x: list[float]):
 
 
 @triton.jit
-def _functions_kernel(x, out, N: tl.constexpr):
-    i = tl.arange(0, N)
-    a = tl.load(x + i)
-    tl.store(out + i, tl.exp(-a))
-    tl.store(out + N + i, tl.log(a))
-    tl.store(out + 2 * N + i, tl.exp2(tl.log2(a)))
-    tl.store(out + 3 * N + i, tldevice.log1p(a))
-    tl.store(out + 4 * N + i, tl.sqrt(a) + tl.floor(a))
-    tl.store(out + 5 * N + i, tl.rand(7, i))
-
-
-@pytest.mark.parametrize("low, step", [(1e-3, 0.1), (50.0, 2.0), (0.7, 0.013)])
-def test_functions(twice: Twice, low: float, step: float):
-    x = torch.arange(SIZE) * step + low
-    _functions_kernel[(1,)](x, torch.zeros(6 * SIZE), N=SIZE)
-
-
-@triton.jit
 def _exp_log_kernel(x, out, size, N: tl.constexpr):
     i = tl.program_id(0) * N + tl.arange(0, N)
     a = tl.load(x + i)
@@ -152,27 +134,6 @@ def test_reductions(twice: Twice, rows: int, size: int, seed: int):
     out = torch.zeros(rows + 5 * size + 1)
     index = torch.zeros(rows + size, dtype=torch.int32)
     _reductions_kernel[(1,)](x, out, index, ROWS=rows, N=size)
-
-
-@triton.jit
-def _product_kernel(x, y, out, count, N: tl.constexpr, M: tl.constexpr):
-    i, j = tl.arange(0, N), tl.arange(0, M)
-    left = tl.load(x + i[:, None] * M + j[None, :]) + 1
-    right = tl.load(y + j[:, None] * N + i[None, :])
-    at = out + i[:, None] * N + i[None, :]
-    total = tl.load(at)
-    for _ in range(count):
-        total = tl.dot(left, right, acc=total, input_precision="ieee")
-    tl.store(at, total + tl.sum(left, axis=1)[:, None])
-
-
-@pytest.mark.parametrize("count", [0, 1, 2])
-def test_products(twice: Twice, count: int):
-    """Regression: an operand was stored in the loop, and read from there behind it even
-    if none ran."""
-    chance = torch.Generator().manual_seed(count)
-    x, y = torch.randint(-9, 9, (2, 512), generator=chance).float()
-    _product_kernel[(1,)](x, y, torch.ones(16, 16), count, N=16, M=32)
 
 
 @triton.jit

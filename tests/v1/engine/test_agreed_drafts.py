@@ -4,7 +4,6 @@
 import multiprocessing
 from types import SimpleNamespace
 
-import pytest
 import torch.distributed as dist
 
 from vllm.config.drafter import DrafterConfig, StepTimes
@@ -106,16 +105,8 @@ def test_idle_drafts_are_sent_to_workers_once():
     assert worker.model_runner.idle_drafts == 2
 
 
-ALONE = SimpleNamespace(agreed=None, idle_drafts=None)
-
-
-@pytest.mark.parametrize("policy", [None, ALONE])
-def test_other_engines_have_nothing_to_agree_on(policy):
-    step_drafts = SimpleNamespace(policy=policy)
-    engine = SimpleNamespace(scheduler=SimpleNamespace(step_drafts=step_drafts))
-    draft_as_agreed(engine)
-    if policy is None:
-        agree_on_drafts(engine)
-        engine.scheduler = SimpleNamespace()  # a custom scheduler class
+def test_a_scheduler_that_does_not_choose_has_nothing_to_agree_on():
+    for scheduler in (SimpleNamespace(), SimpleNamespace(step_drafts=None)):
+        engine = SimpleNamespace(scheduler=scheduler)
         draft_as_agreed(engine)
         agree_on_drafts(engine)

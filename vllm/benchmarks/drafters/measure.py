@@ -13,7 +13,7 @@ from typing import Any
 from vllm.benchmarks.drafters.compare import NUM_LOGPROBS, tolerance
 from vllm.benchmarks.drafters.engine import Answer, Round
 from vllm.benchmarks.drafters.plan import Side
-from vllm.benchmarks.drafters.processes import EngineError, EngineProcess
+from vllm.benchmarks.drafters.processes import STOP_S, EngineError, EngineProcess
 
 PYTHON = [sys.executable, "-P"]
 SERVE = "vllm.benchmarks.drafters.engine", "serve"
@@ -61,21 +61,20 @@ class Measurement:
         self.expected: list[Answer] = []
         self.begin = time.monotonic()
         self.not_reached = [side.name for side in self.sides]
-        processes = [self._start_process(0)]
-        try:
-            for number, side in enumerate(self.sides):
-                try:
-                    self._run_engine(number, processes)
-                except EngineError as error:
-                    if not number:
-                        raise
-                    self.failed[side.name] = str(error)
-                processes.pop(0).stop()
-                self.not_reached.pop(0)
-                self.save()
-        finally:
-            for process in processes:
-                process.stop(wait_s=0)
+        for number, side in enumerate(self.sides):
+            self._say(side, "starting")
+            process, wait_s = self._start_process(number), 0.0
+            try:
+                self._measure_engine(process, side)
+                wait_s = STOP_S
+            except EngineError as error:
+                if not number:
+                    raise
+                self.failed[side.name] = str(error)
+            finally:
+                process.stop(wait_s)
+            self.not_reached.pop(0)
+            self.save()
 
     def _start_process(self, number: int) -> EngineProcess:
         engine = self.llm | {"speculative_config": self.sides[number].spec}
@@ -83,18 +82,8 @@ class Measurement:
         log = self.logs / f"engine-{number}.log"
         return EngineProcess(PYTHON, SERVE, engine, env, log)
 
-    def _run_engine(self, number: int, processes: list[EngineProcess]) -> None:
-        side, process = self.sides[number], processes[0]
-        self._say(side, "starting")
-        if number + 1 < len(self.sides):
-            # It imports while this engine starts, and nothing is measured.
-            processes.append(self._start_process(number + 1))
-        side.engine = process.ask("describe")
-        for later in processes[1:]:
-            later.wait_for_imports()
-        self._measure_engine(process, side)
-
     def _measure_engine(self, process: EngineProcess, side: Side) -> None:
+        side.engine = process.ask("describe")
         self.within = max(self.within, tolerance(side.engine["dtype"]))
         is_first = not self.expected
         if is_first:

@@ -61,8 +61,7 @@ def last_error(log: str) -> str:
 
 
 class EngineProcess:
-    """An engine in a process of its own, which begins to import at once. The engine is
-    made by the first command.
+    """An engine in a process of its own, made by the first command.
 
     Args:
         python: the interpreter, and its options.
@@ -82,7 +81,7 @@ class EngineProcess:
         log: Path,
         **more: Any,
     ):
-        self.log, self.has_imported = log, False
+        self.log = log
         self.pipe, other = Pipe()
         with other:
             number = other.fileno()
@@ -106,15 +105,6 @@ class EngineProcess:
 
     def answer(self, timeout_s: float | None = None) -> Any:
         """The engine's next answer; raises as `ask` does."""
-        self.wait_for_imports(timeout_s)
-        return self._receive(timeout_s)
-
-    def wait_for_imports(self, timeout_s: float | None = None) -> None:
-        if not self.has_imported:
-            self._receive(timeout_s)
-            self.has_imported = True
-
-    def _receive(self, timeout_s: float | None) -> Any:
         try:
             if not self.pipe.poll(timeout_s):
                 raise EngineError(f"no answer within {timeout_s:.0f} s, see {self.log}")
@@ -142,7 +132,6 @@ def serve_engine(number: int, make: Callable[..., Any]) -> None:
     os.set_inheritable(number, False)
     pipe, engine = Connection(number), None
     with contextlib.suppress(EOFError, ConnectionError):
-        pipe.send("imported")
         args = pipe.recv()
         while True:
             command, given = pipe.recv()

@@ -6,17 +6,17 @@ the engine measures later is a second value, `StepTimes`. Imports go down this l
 
 - `resolve.py`: the steps to the result, and which speculator drafts.
 - `weights.py`, `target.py`: check the drafter against the target.
-- `files.py`: finds and reads the drafter's files, and fills in settings from them;
-  `families.py`: interprets its config.json, by the families of published drafters.
+- `files.py`: finds, reads and interprets the drafter's files, and fills in settings
+  from them.
 - `length.py`: how much is drafted and verified.
-- this file: the two values.
+- this file: the families of published drafters, and the two values.
 
 To refuse is to raise a ValueError that says what to change: every `check_…` does.
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 # Methods whose drafters have a checkpoint of their own, and those of the unified
@@ -62,6 +62,151 @@ def first_of(reasons: Mapping[str, bool]) -> str | None:
     return next((what for what, holds in reasons.items() if holds), None)
 
 
+# Families of published drafters; `docs/checkpoints.md` shows the table.
+SET = r"(?!(False|None|\{\})$).*"  # a value that counts as set
+
+
+@dataclass(frozen=True)
+class DraftFamily:
+    """Drafters that are published in one format.
+
+    Attributes:
+        name: in logs and docs.
+        method: of the speculative config.
+        is_parallel: whether it drafts several tokens per pass.
+        num_drafts: K if neither the user nor the checkpoint gives it: what its authors
+            train or evaluate it with. None: vLLM has a default, or asks the user.
+        signs: by which it is told, joined by " or " and " with ": a config key that is
+            set, or `key=pattern`, which its value or an item of it matches. The key
+            "tensor" stands for the last part of the tensors' names, and "file" for the
+            files of a local folder.
+    """
+
+    name: str
+    method: str
+    is_parallel: bool
+    num_drafts: int | None
+    signs: str
+
+
+# The first one that matches is used. The first three have vLLM's own speculators; some
+# of their configs have keys of other families, too. DeepSeek's DSpark heads have the
+# architecture of their target, and Muse Spark's have none.
+FAMILIES = (
+    DraftFamily(
+        "DSpark",
+        "dspark",
+        True,
+        None,
+        "architectures=.*DSpark.* or model_type=(?i).*dspark.* or "
+        "dspark_noise_token_id or speculators_model_type=dspark",
+    ),
+    DraftFamily(
+        "DFlash",
+        "dflash",
+        True,
+        None,
+        "dflash_config or speculators_model_type=dflash|dflash2 or "
+        "architectures=.*(DFlash|LiLiCorr|XPress|MuseGlimmerAssistant).*",
+    ),
+    DraftFamily("MTP", "mtp", False, None, "architectures=.*MTP.*"),
+    DraftFamily(
+        "PARD-2",
+        "draft_model",
+        True,
+        15,
+        "spd_type=pard2 or pard2 or pard2_target_dim=[1-9].* or pard2_target_layers or "
+        "file=warp_model.bin",
+    ),
+    DraftFamily(
+        "P-EAGLE, speculators", "eagle3", True, 7, "speculators_model_type=peagle"
+    ),
+    DraftFamily(
+        "EAGLE-3, speculators", "eagle3", False, 3, "speculators_model_type=eagle3"
+    ),
+    DraftFamily("PARD", "draft_model", True, 8, "pard_token"),
+    DraftFamily("P-EAGLE, Amazon", "eagle3", True, 7, "ptd_token_id"),
+    DraftFamily(
+        "P-EAGLE, NeMo",
+        "eagle3",
+        True,
+        7,
+        "parallel_drafting=True|1 with mask_token_id",
+    ),
+    DraftFamily(
+        "P-EAGLE, SpecForge or verl-SpeCo",
+        "eagle3",
+        True,
+        7,
+        "architectures=PEagleDraftModel|LlamaForCausalLMPeagle or "
+        "mask_token_id with tensor=mask_hidden",
+    ),
+    DraftFamily(
+        "EAGLE-3, SpecForge or NVIDIA",
+        "eagle3",
+        False,
+        3,
+        "eagle_config or architectures=.*Eagle3.*",
+    ),
+    DraftFamily("EAGLE-3, SafeAILab", "eagle3", False, 3, "draft_vocab_size"),
+)
+
+
+def find_family(
+    config: Mapping[str, Any],
+    tensor_names: Callable[[], Collection[str]] = list,
+    file_names: Collection[str] = (),
+) -> DraftFamily | None:
+    """The family of a checkpoint; None for a language model.
+
+    Args:
+        config: the parsed config.json.
+        tensor_names: its tensors' names, read only when called.
+        file_names: names of files beside config.json, if it is a local folder.
+    """
+
+    def shows(sign: str) -> bool:
+        key, _, pattern = sign.partition("=")
+        if key == "tensor":
+            values = [name.rpartition(".")[2] for name in tensor_names()]
+        elif key == "file":
+            values = [*file_names]
+        else:
+            value = config.get(key)
+            values = value if isinstance(value, list) else [value]
+        return any(re.fullmatch(pattern or SET, str(each)) for each in values)
+
+    for family in FAMILIES:
+        for signs in family.signs.split(" or "):
+            if all(map(shows, signs.split(" with "))):
+                return family
+    return None
+
+
+@dataclass(frozen=True)
+class DraftCheckpoint:
+    """How a checkpoint was trained to draft.
+
+    Attributes:
+        family: None for a language model.
+        method: None if neither config nor tensors say it.
+        num_speculative_tokens: draft tokens that it was trained for, as in its config,
+            valid or not; None if it does not say.
+    """
+
+    family: DraftFamily | None
+    method: str | None
+    num_speculative_tokens: Any = None
+
+    @property
+    def is_parallel(self) -> bool:
+        """Whether it was trained to draft several tokens per pass."""
+        return self.family is not None and self.family.is_parallel
+
+
+# What a speculative config comes to.
+
+
 @dataclass(frozen=True)
 class TargetFeatures:
     """The target's hidden states that a PARD-2 drafter is fed.
@@ -71,13 +216,11 @@ class TargetFeatures:
             the target's layer i; `depth` is the output of its final norm.
         depth: number of the target's layers.
         scale: of the projected states, when they are added to the embeddings.
-        warp: file with the projection.
     """
 
     layers: tuple[int, ...]
     depth: int
     scale: float
-    warp: Path
 
     @property
     def tapped(self) -> tuple[int, ...]:
@@ -95,7 +238,7 @@ class DrafterConfig:
         method: of the speculative config, as resolved.
         num_speculative_tokens: K, the depth of drafts: the most draft tokens of a
             request that can be accepted in a step.
-        family: name of its family in `families.FAMILIES`; None for a language model,
+        family: name of its family in `FAMILIES`; None for a language model,
             and for methods of vLLM's own speculators.
         is_parallel: whether it drafts several tokens per pass.
         parallel_width: tokens per pass, from 1 to K; 1 for autoregressive drafting.

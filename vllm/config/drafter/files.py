@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds and reads a drafter's files, and takes from them the settings that are unset.
+"""Finds, reads and interprets a drafter's files, and takes from them the settings that
+are unset.
 
 `fills_settings` wraps `SpeculativeConfig.__post_init__`.
 """
 
 import json
+import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -17,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import huggingface_hub
 import torch
-from huggingface_hub import HfApi, constants, file_download, hf_hub_url
+from huggingface_hub import constants, file_download, hf_hub_url
 from huggingface_hub.errors import (
     GatedRepoError,
     HfHubHTTPError,
@@ -27,19 +30,13 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils import validate_repo_id
 from safetensors import SafetensorError, safe_open
+from transformers import PreTrainedConfig
 
 import vllm.envs as envs
 from vllm.engine.config_error import in_one_line
 from vllm.logger import init_logger
 
-from . import BLOCK_METHODS, NAMES, OWN_CHECKPOINTS
-from .families import (
-    AGAIN,
-    DraftCheckpoint,
-    check_values,
-    overridden,
-    read_checkpoint,
-)
+from . import BLOCK_METHODS, NAMES, OWN_CHECKPOINTS, DraftCheckpoint, find_family
 from .length import fill_length, verify_whole_trees
 
 if TYPE_CHECKING:
@@ -47,6 +44,27 @@ if TYPE_CHECKING:
 
 logger = init_logger(__name__)
 
+AGAIN = "download or export the checkpoint again"
+
+# Architectures that vLLM has under another name. The last two are NeMo's.
+ARCHITECTURES = {
+    "LlamaEagle3DraftModel": "LlamaForCausalLMEagle3",
+    "PEagleDraftModel": "LlamaForCausalLMEagle3",
+    "LlamaForCausalLMPeagle": "LlamaForCausalLMEagle3",
+    "Qwen3DFlashDraftModel": "DFlashDraftModel",
+    "Qwen3DFlash2DraftModel": "DFlash2DraftModel",
+}
+EAGLE3_LAYER = r"midlayer\.|layers\.0\.hidden_norm\."
+EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight")
+TAPPED_LAYERS = "eagle_aux_hidden_state_layer_ids"
+# Types of values that are looked into.
+KINDS = {
+    "architectures": (list, "a list of names"),
+    "eagle_config": (dict, "a JSON object"),
+    "dflash_config": (dict, "a JSON object"),
+}
+Override = Callable[[Any], Any]  # changes a config, and returns it
+NESTED = "transformer_layer_config"  # of speculators; vLLM flattens it
 # Model types that transformers does not know, and the types to read them as.
 MODEL_TYPES = {"llama_peagle": "llama"}
 CONFIGS = ("config.json", "params.json")
@@ -247,7 +265,6 @@ def load_config(spec: "SpeculativeConfig") -> Mapping[str, Any] | None:
     try:
         return PretrainedConfig.get_config_dict(spec.model, revision=spec.revision)[0]
     except (OSError, ValueError):
-        check_root(spec)
         return None  # vLLM reports what is wrong with it
 
 
@@ -295,30 +312,10 @@ def check_folder(spec: "SpeculativeConfig") -> None:
         return
     inside = sorted(str(file.parent) for file in folder.glob("*/config.json"))
     such = f", such as {' or '.join(inside[:5])}" if inside else ""
-    why = f"has no config.json: name a drafter's folder{such}, or {AGAIN}"
-    if (folder / "adapter_config.json").is_file():
-        why = (
-            "is a LoRA adapter, which cannot draft: merge it into its base model, and "
-            "name the merged model"
-        )
-    raise ValueError(f"{MODEL}: {folder} {why}.")
-
-
-def check_root(spec: "SpeculativeConfig") -> None:
-    """Refuses a repository on the hub whose configs are in subfolders, which vLLM does
-    not load; to be called if none could be read. vLLM reports other reasons."""
-    if names_a_path(spec.model) or envs.VLLM_USE_MODELSCOPE:
-        return
-    try:
-        files = HfApi().list_repo_files(spec.model, revision=spec.revision)
-    except Exception:  # no answer, or no repository
-        return
-    folders = sorted(name.rpartition("/")[0] for name in files if "/config.j" in name)
-    if folders and not set(CONFIGS) & set(files):
-        raise ValueError(
-            f"{MODEL}: {spec.model} has its config.json only in {', '.join(folders)}: "
-            "download it, and name one of these folders."
-        )
+    raise ValueError(
+        f"{MODEL}: {folder} has no config.json: name a drafter's folder{such}, or "
+        f"{AGAIN}."
+    )
 
 
 def check_exists(
@@ -418,6 +415,227 @@ def _is_hub_id(name: Any, token: Any, is_local: bool) -> bool:
         return False
     is_path = Path(name).exists() or Path(name).is_symlink()
     return not is_path and not is_missing(name, None, token, is_local)
+
+
+# What config.json says.
+
+
+def method_of_tensors(tensor_names: Collection[str]) -> str | None:
+    """The method of a checkpoint of no family, by its tensors' names; None: unclear.
+
+    Heads of the first EAGLE have a language model's config, and a layer `fc` in front.
+    EAGLE-3 heads normalize the target's hidden states in their first layer, DFlash and
+    DSpark before it.
+    """
+    names = [name.removeprefix("model.") for name in tensor_names]
+    if any(name.startswith("markov_head.") for name in names):
+        return "dspark"
+    if "hidden_norm.weight" in names:
+        return "dflash"
+    if "fc.weight" in names:
+        is_eagle3 = any(re.match(EAGLE3_LAYER, name) for name in names)
+        return "eagle3" if is_eagle3 else "eagle"
+    is_language_model = any(name.endswith(EMBEDDINGS) for name in names)
+    return "draft_model" if is_language_model else None
+
+
+def first_set(config: Any, *keys: str, default: Any = None) -> Any:
+    """The first value that is set of some keys of a config, a mapping or an object."""
+    get = config.get if isinstance(config, Mapping) else partial(getattr, config)
+    values = (get(key, None) for key in keys)
+    return next((value for value in values if value is not None), default)
+
+
+def read_checkpoint(
+    config: Mapping[str, Any],
+    tensor_names: Callable[[], Collection[str]] = list,
+    file_names: Collection[str] = (),
+    is_unclear: bool = False,
+) -> DraftCheckpoint:
+    """How a checkpoint was trained to draft, by the arguments of `find_family`.
+
+    Args:
+        is_unclear: whether its tensors have to tell a language model from a head.
+    """
+    family = find_family(config, tensor_names, file_names)
+    method = family.method if family else None
+    if family is None and is_unclear:
+        method = method_of_tensors(tensor_names())
+    depth = _trained_depth(config)
+    if method in BLOCK_METHODS and (most := _block_depth(config, method)):
+        depth = min(depth, most) if type(depth) is int else depth or most
+    return DraftCheckpoint(family, method, depth)
+
+
+def _trained_depth(config: Mapping[str, Any]) -> Any:
+    settings = config.get("speculators_config")
+    methods = settings.get("proposal_methods") if isinstance(settings, Mapping) else 0
+    first = methods[0] if isinstance(methods, list) and methods else {}
+    depth = first.get("speculative_tokens") if isinstance(first, Mapping) else first
+    return config.get("num_depths") if depth is None else depth
+
+
+def _block_depth(config: Mapping[str, Any], method: str) -> int | None:
+    """Drafts in a block; None if its size is unknown.
+
+    The first row is a known token's. With DFlash, a row predicts the token at its own
+    place; with DSpark the next one, except where `sample_from_anchor` is false.
+    """
+    nested = config.get("dflash_config") or {}
+    keys = "xpress_block_size", "block_size", "dspark_block_size"
+    sizes = (each.get(key) for key in keys for each in (nested, config))
+    size = next(filter(None, sizes), None)
+    if type(size) is not int or size < 2:
+        return None
+    usual = method == "dspark" and "speculators_model_type" not in config
+    is_first = {**nested, **config}.get("sample_from_anchor", usual)
+    return size if is_first else size - 1
+
+
+def tapped_layers(config: Any) -> tuple[int, ...] | None:
+    """Ids of the target's layers whose inputs a head is fed; None: vLLM's defaults."""
+    ids = listed_layers(config)
+    return tuple(ids) if ids else None
+
+
+def listed_layers(config: Any) -> Any:
+    """The value of `tapped_layers` as it is in a config, a mapping or an object, valid
+    or not: at top level or in `eagle_config`."""
+    nested = first_set(config, "eagle_config", default={})
+    return first_set(config, TAPPED_LAYERS) or first_set(
+        nested, TAPPED_LAYERS, "layer_ids"
+    )
+
+
+def default_layers(depth: int) -> tuple[int, ...]:
+    """Layers that vLLM taps in a target of `depth` layers if the head names none."""
+    return 2, depth // 2, depth - 3
+
+
+def takes_aux_hidden_states(config: Any) -> bool:
+    """Whether an EAGLE-3 head is fed states of several layers, not the last's."""
+    nested = first_set(config, "eagle_config", default={})
+    return nested.get("use_aux_hidden_state", True)
+
+
+def adapt_config(config: Any) -> Any:
+    """Copies values of a draft model's config to where vLLM looks for them, and returns
+    it, a Hugging Face config."""
+    names = getattr(config, "architectures", None) or ()
+    if any(name in ARCHITECTURES for name in names):
+        config.architectures = [ARCHITECTURES.get(name, name) for name in names]
+    if any("DSpark" in name for name in names):
+        # SpecForge nests what vLLM reads at the top level.
+        for key, value in (getattr(config, "dflash_config", None) or {}).items():
+            if getattr(config, key, None) is None:
+                setattr(config, key, value)
+    ids = tapped_layers(config)
+    # vLLM's Llama heads count only ids in `eagle_config`, and otherwise assume three.
+    if ids and getattr(config, "num_aux_hidden_states", None) is None:
+        config.num_aux_hidden_states = len(ids)
+    return config
+
+
+# Overrides of keys, by the user and by vLLM.
+
+
+def overridden(
+    config: Mapping[str, Any], overrides: Mapping[str, Any] | None
+) -> Mapping[str, Any]:
+    """A parsed config.json with the user's overrides."""
+    if not overrides:
+        return config
+    made = {**config, **overrides}
+    if NESTED in overrides:
+        if not isinstance(overrides[NESTED], Mapping):
+            raise ValueError(f"{NESTED} in hf_overrides must be keys and values.")
+        made[NESTED] = {**(config.get(NESTED) or {}), **overrides[NESTED]}
+    return made
+
+
+def overrides_of(spec: "SpeculativeConfig", of_vllm: Override) -> Override:
+    """The `hf_overrides` for a drafter's config: the user's, and then vLLM's.
+
+    vLLM's turn every model that may have an MTP module, such as Qwen3.5 or DeepSeek-V3,
+    into that module; a draft model is the model itself.
+    """
+    if spec.method == "draft_model":
+        of_vllm = partial(_adapt, spec.target_model_config.hf_overrides)
+    if not spec.hf_overrides:
+        return of_vllm
+    return partial(_override, spec.hf_overrides, of_vllm)
+
+
+def _adapt(of_target: Override | Mapping[str, Any], config: Any) -> Any:
+    config = adapt_config(config)
+    return of_target(config) if callable(of_target) else config
+
+
+def _override(of_user: Mapping[str, Any], of_vllm: Override, config: Any) -> Any:
+    """As for a target: values by key, or keys of a nested config."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    flat = {**of_user, **of_user.get(NESTED, {})}
+    flat.pop(NESTED, None)
+    for key, value in flat.items():
+        nested = getattr(config, key, None)
+        if isinstance(nested, PreTrainedConfig) and isinstance(value, Mapping):
+            nested.update(value)
+        elif key in rope:  # moved there from the top level, where vLLM ignores it
+            rope[key] = value
+        else:
+            config.update({key: value})
+    return of_vllm(config)
+
+
+# Checks of single values, as soon as config.json has been read.
+
+
+def check_values(model: str, config: Mapping[str, Any]) -> None:
+    """Refuses values of a config.json, with the user's overrides, that cannot be
+    read."""
+    where = f"in {model}/config.json"
+    for key, (kind, named) in KINDS.items():
+        if not isinstance(config.get(key), kind | None):
+            raise ValueError(f"{key} {where} must be {named}: correct it, or {AGAIN}.")
+    if layers := listed_layers(config):
+        check_integers(f"{TAPPED_LAYERS} {where}", layers)
+    _check_speculators(where, config)
+
+
+def check_integers(what: str, value: Any) -> None:
+    """Refuses a value, named by `what`, that is no list of integers."""
+    is_list = isinstance(value, list | tuple)
+    if not is_list or any(type(each) is not int for each in value):
+        raise ValueError(
+            f"{what} must be a list of integers, not {value!r}: correct it."
+        )
+
+
+def check_finite(what: str, value: Any) -> None:
+    """Refuses a value, named by `what`, that is no finite number."""
+    if type(value) not in (int, float) or not math.isfinite(value):
+        raise ValueError(f"{what} must be a finite number, not {value!r}: correct it.")
+
+
+def _check_speculators(where: str, config: Mapping[str, Any]) -> None:
+    """Checks the keys that vLLM reads in a checkpoint of the `speculators` library."""
+    kind = config.get("speculators_model_type")
+    if kind is None:
+        return
+    from vllm.transformers_utils.configs.speculators import algos
+
+    if not isinstance(config.get(NESTED), Mapping):
+        raise ValueError(f"{NESTED} {where} must be a JSON object: {AGAIN}.")
+    if kind not in (known := sorted(algos.SUPPORTED_SPECULATORS_TYPES)):
+        raise ValueError(
+            f"speculators_model_type {where} is {kind!r}, which is not supported: use "
+            f"a checkpoint of type {', '.join(known)}."
+        )
+    if kind == "peagle" and config.get("mask_token_id") is None:
+        raise ValueError(
+            f"mask_token_id {where} is missing, which P-EAGLE needs: add the id of the "
+            "token that it was trained with."
+        )
 
 
 # Single files.

@@ -147,17 +147,20 @@ def is_worth_trees(spec: Any, num_reqs: int, num_nodes: int) -> bool:
 
 
 def covering_lookup(
-    max_batch_size: int, num_speculative_tokens: int, schedule: str = AUTO
+    max_batch_size: int, num_verified: int, schedule: str = AUTO
 ) -> list[int]:
     """A lookup by batch size that contains every candidate.
 
     The candidates are at the largest batch sizes, since graphs of a length are captured
     up to the largest batch size that has it. With more candidates than batch sizes, the
     lookup has entries for larger batches, too.
+
+    Args:
+        num_verified: the most drafts of a request in a step; of trees, their nodes.
     """
-    candidates = lengths_of(schedule, num_speculative_tokens)
+    candidates = lengths_of(schedule, num_verified)
     rest = max(1, max_batch_size + 1 - len(candidates))  # entry 0 is unused
-    return [num_speculative_tokens] * rest + candidates
+    return [num_verified] * rest + candidates
 
 
 # Settings.

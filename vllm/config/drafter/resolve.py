@@ -6,17 +6,16 @@ speculator drafts: the unified one, or one of vLLM's own.
 afterwards.
 """
 
-import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import vllm.envs as envs
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
-from vllm.triton_utils.interpreting import COMPILED
+from vllm.triton_utils.compiled import COMPILED
 
 from . import BLOCK_METHODS, METHODS, OWN_CHECKPOINTS, DrafterConfig, first_of
-from .families import default_layers
+from .files import default_layers
 from .length import (
     AUTO,
     V1,
@@ -28,7 +27,6 @@ from .length import (
 from .target import (
     check_architecture,
     check_block,
-    check_blocks,
     check_layers,
     check_parallelism,
     correct_depth,
@@ -97,7 +95,6 @@ def resolve_drafter(vllm_config: "VllmConfig") -> None:
         check_parallelism(vllm_config, drafter.is_fitted)
     if is_checked:
         settle_ranks(spec, drafter.is_unified)
-        check_blocks(vllm_config)
     if is_checked and has_own:
         check_weights(vllm_config, drafter)
     log_who_drafts(vllm_config, drafter)
@@ -153,14 +150,7 @@ def _read_models(vllm_config: "VllmConfig", drafter: DrafterConfig) -> DrafterCo
 
 
 def _log_models(spec: "SpeculativeConfig", drafter: DrafterConfig) -> None:
-    """Logs what a checkpoint comes to; warns of the target as its own drafter."""
-    models = spec.model, spec.target_model_config.model
-    if spec.method == "draft_model" and len(set(map(os.path.realpath, models))) == 1:
-        logger.warning(
-            "%s is its own draft model: a draft takes as long as a token of the "
-            "target, so nothing is gained. Name a smaller model of its vocabulary.",
-            spec.model,
-        )
+    """Logs what a checkpoint comes to."""
     layers = drafter.tapped_layers
     if drafter.target_features is not None:
         fed = f"layers {drafter.target_features.layers}"

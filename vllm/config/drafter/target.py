@@ -13,6 +13,7 @@ Without them it can draft, too, but less well.
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from filecmp import cmp
 from pathlib import Path
 from pickle import UnpicklingError
@@ -26,15 +27,16 @@ from vllm.platforms import current_platform
 from vllm.v1.spec_decode.vocab_mapping import VocabMapping
 
 from . import BLOCK_METHODS, DrafterConfig, TargetFeatures, first_of
-from .families import (
+from .files import (
     AGAIN,
     TAPPED_LAYERS,
     check_finite,
     check_integers,
+    find_file,
     first_set,
     takes_aux_hidden_states,
+    tensor_names,
 )
-from .files import find_file, tensor_names
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -131,16 +133,10 @@ def check_tokens(spec: "SpeculativeConfig", target_size: int, draft_size: int) -
     files = [find_file(name, TOKENIZER, revision) for name, revision in named]
     if is_same_size and (None in files or cmp(*files, shallow=False)):
         return
-    try:
-        theirs, ours = (
-            _tokens(file, *at, target.trust_remote_code)
-            for file, at in zip(files, named, strict=True)
-        )
-    except ValueError as error:
-        if not is_same_size:
-            raise
-        logger.warning("The drafter's tokens are not compared: %s", error)
-        return
+    theirs, ours = (
+        _tokens(file, *at, target.trust_remote_code)
+        for file, at in zip(files, named, strict=True)
+    )
     theirs = without_media(theirs, target.hf_config)
     different = list(_different_tokens(theirs, ours))
     if is_same_size and len(different) <= MAX_DIFFERENT * len(ours):
@@ -210,21 +206,17 @@ def _tokens(
     file: Path | None, model: str, revision: str | None, trust_remote_code: bool
 ) -> Tokens:
     """Ids of the tokens in a tokenizer.json, or of another tokenizer; empty if there is
-    none. Refuses a broken tokenizer.json."""
+    none, or it is broken."""
     if file is not None:
-        try:
+        with suppress(Exception):  # its only type
             return Tokenizer.from_file(str(file)).get_vocab()
-        except Exception as error:  # its only type
-            raise ValueError(f"{file} holds no tokenizer ({error}): {AGAIN}.") from None
+        return {}
     from transformers import AutoTokenizer
 
-    trust = {"trust_remote_code": trust_remote_code}
-    try:
-        return AutoTokenizer.from_pretrained(
-            model, revision=revision, **trust
-        ).get_vocab()
-    except (OSError, ValueError, ImportError):
-        return {}
+    how = {"revision": revision, "trust_remote_code": trust_remote_code}
+    with suppress(OSError, ValueError, ImportError):
+        return AutoTokenizer.from_pretrained(model, **how).get_vocab()
+    return {}
 
 
 def why_different(target: Tokens, draft: Tokens, num_common: int) -> str | None:
@@ -410,18 +402,6 @@ def check_architecture(spec: "SpeculativeConfig") -> None:
             f"draft_window does not support {spec.model}, some layers of which attend "
             "to chunks in the place of all tokens: unset it."
         )
-    drafts = spec.num_speculative_tokens
-    longest = spec.target_model_config.max_model_len
-    if not drafts < window < longest:
-        logger.warning(
-            "draft_window (%d) should be above num_speculative_tokens (%d) and below "
-            "the target's max_model_len (%d), since the drafter sees little but its "
-            "own drafts, or all: set it to the context that it was trained for, or "
-            "unset it.",
-            window,
-            drafts,
-            longest,
-        )
 
 
 # What the engine and the target's layers support.
@@ -480,26 +460,6 @@ def check_layers(vllm_config: "VllmConfig", drafter: DrafterConfig) -> None:
         )
 
 
-def check_blocks(vllm_config: "VllmConfig") -> None:
-    """Refuses, on a CPU, target and drafter of which only one has MLA.
-
-    There vLLM's MLA supports only KV blocks of 16 tokens, and its other attention only
-    multiples of 32. With AMX it has another MLA, which supports those.
-    """
-    spec, backend = vllm_config.speculative_config, vllm_config.attention_config.backend
-    target, draft = spec.target_model_config, spec.draft_model_config
-    is_asked_for = backend is not None and backend.name == "CPU_MLA"
-    has_other = torch.cpu._is_amx_tile_supported() and not is_asked_for
-    if not current_platform.is_cpu() or target.use_mla == draft.use_mla or has_other:
-        return
-    has, lacks = (target.model, spec.model)[:: 1 if target.use_mla else -1]
-    raise ValueError(
-        f"{has} has MLA and {lacks} has not, which on a CPU need KV blocks of "
-        "different sizes: set VLLM_MLA_DISABLE=1, or use a drafter with the target's "
-        "attention."
-    )
-
-
 def settle_ranks(spec: "SpeculativeConfig", is_unified: bool) -> None:
     """Splits a drafter over the ranks, as the target is, if each of them cannot have
     the whole of it; refuses one that cannot be split so."""
@@ -541,8 +501,7 @@ def find_target_features(
     without them, which is logged. Refuses a projection that contradicts its config."""
     spec = vllm_config.speculative_config
     draft, target = spec.draft_model_config, spec.target_model_config
-    warp = find_file(spec.model, WARP, spec.revision)
-    if warp is None:
+    if (warp := warp_here(spec)) is None:
         log_without_target(spec.model, f"it has no {WARP}. Download that file too")
         return None
     tensors = load_warp(warp)
@@ -550,7 +509,7 @@ def find_target_features(
     depth, width = target.get_total_num_hidden_layers(), target.get_hidden_size()
     # Indices into the depth + 1 hidden states that transformers returns.
     layers = tuple(layer % (depth + 1) for layer in named)
-    features = TargetFeatures(layers, depth, float(scale), warp)
+    features = TargetFeatures(layers, depth, float(scale))
     is_split = vllm_config.parallel_config.pipeline_parallel_size > 1
     fed = list(tensors[WEIGHT].shape)
     wanted = [draft.get_hidden_size(), len(named) * width]
@@ -607,15 +566,9 @@ def _read_features(
     return named, scale
 
 
-def warp_here(spec: "SpeculativeConfig") -> Path:
-    """The projection's file on this machine.
-
-    A model on the hub may have been resolved on another machine, with another cache.
-    """
-    warp = spec.drafter.target_features.warp
-    if not warp.is_file():
-        warp = find_file(spec.model, WARP, spec.revision) or warp
-    return warp
+def warp_here(spec: "SpeculativeConfig") -> Path | None:
+    """The projection's file on this machine, maybe not the one that resolved it."""
+    return find_file(spec.model, WARP, spec.revision)
 
 
 def load_warp(file: Path) -> dict[str, torch.Tensor]:

@@ -21,8 +21,7 @@ from vllm.logger import init_logger
 from vllm.platforms import current_platform
 
 from . import DrafterConfig
-from .families import AGAIN, takes_aux_hidden_states, tapped_layers
-from .files import INDEX, MODEL, Tensor, read_headers
+from .files import AGAIN, INDEX, MODEL, Tensor, read_headers, takes_aux_hidden_states
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig
@@ -56,8 +55,14 @@ def check_weights(vllm_config: "VllmConfig", drafter: DrafterConfig) -> None:
     """Refuses files that are broken, or do not fit the drafter's or target's config."""
     spec = vllm_config.speculative_config
     check_quantization(spec)
-    _check_load_format(vllm_config, drafter.checkpoint_vocab_size)
     load = spec.draft_load_config or vllm_config.load_config
+    num_rows = drafter.checkpoint_vocab_size
+    if num_rows is not None and load.load_format == STREAMED:
+        raise ValueError(
+            f"{spec.model} has {num_rows} tokens and the target another number, and "
+            f'load_format="{STREAMED}" cannot pad or cut it: set draft_load_config of '
+            'speculative_config to {"load_format": "auto"}.'
+        )
     if load.load_format not in FROM_FILES:
         return
     folder = _local_folder(spec)
@@ -72,28 +77,7 @@ def check_weights(vllm_config: "VllmConfig", drafter: DrafterConfig) -> None:
     check_scales(spec.draft_model_config, tensors)
     arch = spec.draft_model_config.architectures[0]
     if arch in {"eagle3": HEADS, "draft_model": DENSE}.get(spec.method, ()):
-        check_tensors(spec, tensors, drafter.checkpoint_vocab_size)
-
-
-def _check_load_format(vllm_config: "VllmConfig", vocab_size: int | None) -> None:
-    from vllm.model_executor.model_loader import get_model_loader
-
-    spec = vllm_config.speculative_config
-    try:
-        if spec.draft_load_config is not None:
-            get_model_loader(spec.draft_load_config)
-    except ValueError as error:
-        raise ValueError(
-            f'draft_load_config: {error}: set "load_format" to "auto", or leave '
-            "draft_load_config unset."
-        ) from None
-    load = spec.draft_load_config or vllm_config.load_config
-    if vocab_size is not None and load.load_format == STREAMED:
-        raise ValueError(
-            f"{spec.model} has {vocab_size} tokens and the target another number, and "
-            f'load_format="{STREAMED}" cannot pad or cut it: set draft_load_config of '
-            'speculative_config to {"load_format": "auto"}.'
-        )
+        check_tensors(spec, tensors, num_rows)
 
 
 def _local_folder(spec: "SpeculativeConfig") -> Path | None:
@@ -138,20 +122,14 @@ def _is_online(draft: "ModelConfig") -> bool:
 
 
 def check_quantization(spec: "SpeculativeConfig") -> None:
-    """Refuses settings that cannot quantize a drafter, or nothing of it, at loading."""
+    """Refuses settings that cannot quantize a drafter at loading."""
     draft, lm_head = spec.draft_model_config, spec.draft_lm_head_quantization
     if not is_known_kv_cache_dtype(spec.kv_cache_dtype or "auto"):
         raise ValueError(
             f'kv_cache_dtype="{spec.kv_cache_dtype}" of speculative_config is not one '
             f"of {', '.join(KV_CACHE_DTYPES)}: correct it, or leave it out."
         )
-    is_online = _is_online(draft)
-    if is_online and _quantizes_nothing(draft):
-        raise ValueError(
-            f'quantization="{draft.quantization}" of speculative_config quantizes '
-            f'nothing of {draft.model}: write for example "fp8_per_channel".'
-        )
-    setting = f'quantization="{draft.quantization}"' if is_online else None
+    setting = f'quantization="{draft.quantization}"' if _is_online(draft) else None
     setting = setting or (lm_head and "draft_lm_head_quantization")
     if setting and draft.dtype not in (torch.bfloat16, torch.float16):
         raise ValueError(
@@ -162,16 +140,6 @@ def check_quantization(spec: "SpeculativeConfig") -> None:
         raise ValueError(
             'draft_lm_head_quantization="nvfp4" needs an NVIDIA GPU: use "fp8".'
         )
-
-
-def _quantizes_nothing(draft: "ModelConfig") -> bool:
-    from vllm.config.quantization import resolve_quantization_config
-
-    name = "fp8_per_tensor" if draft.quantization == "fp8" else draft.quantization
-    found = resolve_quantization_config(name, None)
-    # None for names that are also checkpoint formats, which cannot be checked here.
-    is_of_experts = found is not None and found.linear is None and not draft.is_moe
-    return name == "online" or is_of_experts
 
 
 def check_scales(draft: "ModelConfig", tensors: Mapping[str, Tensor]) -> None:
@@ -229,7 +197,7 @@ def check_tensors(
     tensors = {name.removeprefix("model."): t for name, t in tensors.items()}
     draft = spec.draft_model_config
     rows = num_rows or draft.hf_text_config.vocab_size
-    expected = [*_of_model(spec, tensors, rows)]
+    expected = [*_of_model(spec, rows)]
     if spec.method == "eagle3":
         expected += _of_head(spec, rows)
     for each in expected:
@@ -269,8 +237,7 @@ def _of_head(spec: "SpeculativeConfig", num_rows: int) -> Iterator[Expected]:
     draft, target = spec.draft_model_config, spec.target_model_config
     config, width = draft.hf_text_config, target.get_hidden_size()
     is_quantized = is_quantized_in_files(draft)
-    number = getattr(config, "num_aux_hidden_states", None)
-    number = number or len(tapped_layers(config) or ()) or 3
+    number = getattr(config, "num_aux_hidden_states", None) or 3
     fed = f"{number} layers of the target's hidden size ({width})"
     hidden, why = config.hidden_size, None
     if takes_aux_hidden_states(config) and not is_quantized:
@@ -298,12 +265,10 @@ def _of_head(spec: "SpeculativeConfig", num_rows: int) -> Iterator[Expected]:
     yield Expected("lm_head.weight", (num_rows, hidden), by, why_rows)
 
 
-def _of_model(
-    spec: "SpeculativeConfig", tensors: Mapping[str, Tensor], num_rows: int
-) -> Iterator[Expected]:
-    """What heads and language models have: embeddings and attention."""
-    draft, width = spec.draft_model_config, spec.target_model_config.get_hidden_size()
-    config, why = draft.hf_text_config, None
+def _of_model(spec: "SpeculativeConfig", num_rows: int) -> Iterator[Expected]:
+    """What heads and language models have: embeddings."""
+    width = spec.target_model_config.get_hidden_size()
+    config, why = spec.draft_model_config.hf_text_config, None
     if spec.method == "eagle3" and config.hidden_size != width:
         why = (
             f"it cannot use the target's, since its hidden_size ({config.hidden_size}) "
@@ -311,17 +276,6 @@ def _of_model(
         )
     by = "vocab_size and hidden_size in its config.json"
     yield Expected("embed_tokens.weight", (num_rows, config.hidden_size), by, why)
-    heads = {
-        "q": ("num_attention_heads", config.num_attention_heads),
-        "k": ("num_key_value_heads", draft.get_total_num_kv_heads()),
-    }
-    size = draft.get_head_size()
-    for name, tensor in tensors.items():
-        kind = name.removesuffix("_proj.weight").rpartition(".")[2]
-        if kind in heads:
-            key, number = heads[kind]
-            by = f"{key} ({number}) of head_dim {size} in its config.json"
-            yield Expected(name, (number * size, *tensor.shape[1:]), by)
 
 
 def _drafts_all(config: Any) -> bool:

@@ -5,7 +5,6 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import wraps
-from itertools import chain
 from typing import Any
 
 import torch
@@ -15,8 +14,6 @@ from vllm.config import ModelConfig, get_current_vllm_config_or_none
 from vllm.config.drafter import OWN_CHECKPOINTS
 from vllm.config.drafter.weights import check_token_offsets
 from vllm.logger import init_logger
-from vllm.model_executor.layers.linear import LinearBase
-from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 
 logger = init_logger(__name__)
 
@@ -33,8 +30,6 @@ class DraftWeights:
         has_ids: whether the model is an EAGLE-3 head, which may have `d2t`.
         seen: names of the tensors so far, as in the checkpoint except for what
             `head_name` unifies.
-        known: by name, the dtypes of the tensors that the model takes.
-        quantized: by parameter of a quantized layer, the tensors that fill it.
     """
 
     def __init__(self, model: nn.Module, model_config: ModelConfig):
@@ -44,20 +39,6 @@ class DraftWeights:
         self.spec = config.speculative_config if config else None
         self.has_ids = hasattr(model, "draft_id_to_target_id")
         self.seen: set[str] = set()
-        self.known = {
-            part: parameter.dtype
-            for name, parameter in model.named_parameters(remove_duplicate=False)
-            for part in self._parts(name)
-        }
-        # Now, since some are replaced while the weights are processed.
-        self.quantized = {
-            f"{path}.{kind}": self._parts(f"{path}.{kind}")
-            for path, module in model.named_modules()
-            if isinstance(module, LinearBase | ParallelLMHead)
-            and not self._is_plain(module)
-            for kind, parameter in module.named_parameters(recurse=False)
-            if hasattr(parameter, "weight_loader")  # others have values of the config
-        }
 
     # Names and shapes.
 
@@ -72,42 +53,8 @@ class DraftWeights:
                     check_token_offsets(tensor, self.path, vocab_size, is_whole)
                     if is_whole:
                         continue  # ids are the target's: vLLM has no table
-            self._say_ignored(name, tensor)
-            self._check_dtype(name, tensor.dtype)
             self.seen.add(name)
             yield name, self._with_target_rows(name, tensor)
-
-    def _say_ignored(self, name: str, tensor: torch.Tensor) -> None:
-        """Warns of a tensor that the model silently ignores though drafts depend on it.
-
-        Not of biases that are all zero, which some checkpoints have.
-        """
-        module, _, kind = name.rpartition(".")
-        has_layer = module in {known.rpartition(".")[0] for known in self.known}
-        is_ignored = (kind == "bias" and has_layer) or (
-            self.has_ids and not has_layer and module in ("fc", "input_norm")
-        )
-        if is_ignored and name not in self.known and tensor.any():
-            logger.warning(
-                "%s of %s is not used, and drafts are worse for it: the model that its "
-                "config.json describes has no place for it. Correct config.json.",
-                name,
-                self.path,
-            )
-
-    def _check_dtype(self, name: str, dtype: torch.dtype) -> None:
-        """Refuses weights for a layer that is quantized otherwise, or not at all.
-
-        Copied into it they would be rounded to noise, or lack a scale.
-        """
-        expected = self.known.get(name, dtype)
-        is_quantized = _is_quantized(dtype) or _is_quantized(expected)
-        if name.endswith("weight") and is_quantized and dtype != expected:
-            raise ValueError(
-                f"{name} of {self.path} is {dtype}, but by quantization_config in its "
-                f"config.json the layer is {expected}: correct what that config "
-                "quantizes or ignores, or export the checkpoint again."
-            )
 
     def _with_target_rows(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """Pads or cuts a vocabulary to the target's, see `config.drafter.target`.
@@ -167,22 +114,13 @@ class DraftWeights:
         return not self.is_quantized or method.startswith(("NoneType", "Unquantized"))
 
     def _missing(self, is_head: bool) -> Iterator[str]:
-        """Names of the tensors that were not loaded; a head may lack some."""
+        """Names of the tensors that were not loaded; a head may lack some. Those of
+        quantized layers are checked before, see `weights.check_scales`."""
         for name, parameter in self._parameters():
             if _is_unwritten(parameter) and not (is_head and self._may_lack(name)):
                 # Other models may have other names: then the parameter's is given.
-                yield from self._absent(name, self._parts(name)) or [name]
-        # Any value of a quantized parameter is valid, so names tell what is missing, in
-        # models that have the file's.
-        if not self.seen.isdisjoint(chain(*self.quantized.values())):
-            for name, parts in self.quantized.items():
-                if not (is_head and self._may_lack(name)):
-                    yield from self._absent(name, parts)
-
-    def _absent(self, name: str, parts: list[str]) -> list[str]:
-        """The parts of a parameter that the file lacks; it may have the whole."""
-        whole = head_name(name) if self.has_ids else name
-        return [part for part in parts if not {part, whole} & self.seen]
+                lacks = [part for part in self._parts(name) if part not in self.seen]
+                yield from lacks or [name]
 
     def _may_lack(self, name: str) -> bool:
         """Whether a head shares the parameter with the target, or does not use it."""
@@ -211,10 +149,6 @@ def head_name(name: str) -> str:
 
 def _mark(dtype: torch.dtype) -> float | int:
     return float("nan") if dtype.is_floating_point else torch.iinfo(dtype).min
-
-
-def _is_quantized(dtype: torch.dtype) -> bool:
-    return dtype.itemsize == 1 and dtype != torch.bool
 
 
 def _is_unwritten(parameter: torch.Tensor) -> bool:

@@ -6,8 +6,9 @@ elements' types of its first operand and of its result; it returns a register.
 """
 
 import re
-import struct
 from collections.abc import Callable
+
+import torch
 
 from .builder import Builder
 from .ttir import Operation
@@ -18,7 +19,12 @@ Instruction = Callable[[Builder, Operation, list[str], str, str], str]
 # process has.
 LLVM_TYPES = {"bf16": "i16", "f16": "half", "f32": "float", "f64": "double"}
 BITS = {"bf16": 16, "f16": 16, "f32": 32, "f64": 64}
-FORMATS = {"f16": ("H", "e"), "f32": ("I", "f"), "f64": ("Q", "d")}
+DTYPES = {
+    "bf16": (torch.bfloat16, torch.int16),
+    "f16": (torch.float16, torch.int16),
+    "f32": (torch.float32, torch.int32),
+    "f64": (torch.float64, torch.int64),
+}
 
 
 def llvm_type(element: str) -> str:
@@ -170,22 +176,11 @@ def advance(b: Builder, op: Operation, x: list[str], kind: str, to: str) -> str:
 
 def constant(text: str, kind: str) -> str:
     """A constant as LLVM writes it; `text` is MLIR's, decimal or hexadecimal bits."""
-    if kind not in BITS:
+    if kind not in DTYPES:
         return {"true": "1", "false": "0"}.get(text, text)
+    of, whole = DTYPES[kind]
+    is_bits = text.startswith("0x")
+    bits = int(text, 16) if is_bits else torch.tensor(float(text), dtype=of).view(whole)
     if kind == "bf16":
-        return str(int(text, 16) if text.startswith("0x") else _bf16_bits(float(text)))
-    bits, number = FORMATS[kind]
-    value = (
-        float(text)
-        if "x" not in text
-        else struct.unpack(number, struct.pack(bits, int(text, 16)))[0]
-    )
-    if kind == "f16":
-        return f"0xH{struct.unpack('H', struct.pack('e', value))[0]:04X}"
-    value = struct.unpack(number, struct.pack(number, value))[0]
-    return f"0x{struct.unpack('Q', struct.pack('d', value))[0]:016X}"
-
-
-def _bf16_bits(value: float) -> int:
-    (bits,) = struct.unpack("I", struct.pack("f", value))
-    return (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
+        return f"{int(bits)}"
+    return f"bitcast (i{BITS[kind]} {int(bits)} to {llvm_type(kind)})"

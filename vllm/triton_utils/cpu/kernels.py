@@ -16,7 +16,6 @@ import torch
 from triton.runtime.jit import JITFunction
 
 from vllm.logger import init_logger
-from vllm.triton_utils.interpreted import interpret
 
 from .compiler import compile_kernel
 from .values import Unsupported
@@ -45,7 +44,7 @@ class CpuKernel:
         self.constant = [parameter.is_constexpr for parameter in kernel.params]
         with_default = [one for one in kernel.params if one.has_default]
         self.defaults = {one.name: one.default for one in with_default}
-        self.compiled: dict[Key, Callable[..., None] | None] = {}
+        self.compiled: dict[Key, Callable[..., None]] = {}
 
     def launch(self, grid: Any, args: tuple, kwargs: dict[str, Any]) -> None:
         """Runs all programs of a grid, one after the other."""
@@ -68,11 +67,8 @@ class CpuKernel:
         key = tuple(kinds)
         if key not in self.compiled:
             self.compiled[key] = self.compile(values)
-        if (run := self.compiled[key]) is None:
-            interpret(self.kernel, grid, tuple(values), {})
-            return
         if all(grid):
-            run(words.buffer_info()[0], *grid, *(1,) * (3 - len(grid)))
+            self.compiled[key](words.buffer_info()[0], *grid, *(1,) * (3 - len(grid)))
 
     def bind(self, args: tuple, kwargs: dict[str, Any]) -> list[Any]:
         """All arguments in order; ignores options of a GPU's compiler."""
@@ -81,8 +77,12 @@ class CpuKernel:
         named = [kwargs[name] if name in kwargs else defaults[name] for name in rest]
         return [*args, *named]
 
-    def compile(self, values: list[Any]) -> Callable[..., None] | None:
-        """Machine code for such values; None: it can only be interpreted."""
+    def compile(self, values: list[Any]) -> Callable[..., None]:
+        """Machine code for such values.
+
+        Raises:
+            Unsupported: the kernel has an operation that cannot be compiled.
+        """
         logger.info_once("Triton kernels are compiled for this CPU.")
         signature, constants = {}, {}
         for at, (name, value) in enumerate(zip(self.names, values, strict=True)):
@@ -94,13 +94,11 @@ class CpuKernel:
         try:
             return compile_kernel(self.kernel, signature, constants)
         except Unsupported as operation:
-            logger.warning(
-                "The Triton kernel %s is interpreted on the CPU, which is slow: %s is "
-                "not compiled there. Please report it.",
-                self.kernel.__name__,
-                operation,
-            )
-            return None
+            raise Unsupported(
+                f"{operation} in the Triton kernel {self.kernel.__name__} cannot be "
+                "compiled for a CPU: please report it. VLLM_USE_V2_MODEL_RUNNER=0 runs "
+                "none."
+            ) from None
 
 
 def _read(value: Any, words: array) -> Any:

@@ -200,7 +200,7 @@ class StepCounters:
                 each.set(nan)
             return found
 
-        most, drafter = spec.num_speculative_tokens, spec.drafter
+        drafter, most = spec.drafter, spec.drafter.num_verified
         self.drafted = counters(
             "num_draft_tokens_per_pos",
             "Draft tokens that were verified, per draft position.",

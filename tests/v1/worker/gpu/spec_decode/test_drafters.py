@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which speculator and drafter serve a config, and what a drafter is fed."""
 
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -73,7 +72,7 @@ def test_target_without_aux_hidden_states(
 ):
     """A PARD-2 drafter can only use its last hidden states."""
     monkeypatch.setattr(drafters, "get_model_cls", lambda config: torch.nn.Linear)
-    features = TargetFeatures(layers, 6, 1.0, Path())
+    features = TargetFeatures(layers, 6, 1.0)
     drafter = DrafterConfig("draft_model", 1, target_features=features)
     assert drafters._uses_target_features(engine_config(drafter=drafter)) is is_fed
     assert ("Linear does not return" in caplog_vllm.text) is not is_fed

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from vllm.triton_utils.interpreting import COMPILED
+from vllm.triton_utils.compiled import COMPILED
 from vllm.v1.worker.gpu.spec_decode.unified.tree.accept import PathMover
 from vllm.v1.worker.gpu.spec_decode.unified.tree.attend import Scores, attend_rows
 from vllm.v1.worker.gpu.spec_decode.unified.tree.trees import (

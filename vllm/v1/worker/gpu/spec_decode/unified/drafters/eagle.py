@@ -13,7 +13,7 @@ import torch.nn as nn
 
 from vllm.config import VllmConfig
 from vllm.config.compilation import CUDAGraphMode
-from vllm.config.drafter.families import takes_aux_hidden_states
+from vllm.config.drafter.files import takes_aux_hidden_states
 from vllm.model_executor.models import supports_multimodal_embeddings
 from vllm.model_executor.models.utils import get_draft_quant_config
 from vllm.v1.worker.gpu.spec_decode.eagle.utils import load_eagle_model

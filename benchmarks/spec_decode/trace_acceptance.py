@@ -336,8 +336,8 @@ def replay_trees(speculator: Any, replay: Replay) -> None:
     after_propose(speculator, plant)
 
     @replacing(TreeRejectionSampler, "_draw")
-    def drawn(draw, self, logits, nodes, pos, states, local_pos):
-        own = draw(self, logits, nodes, pos, states, local_pos)
+    def drawn(draw, self, logits, nodes, pos, states, local_pos, states_np):
+        own = draw(self, logits, nodes, pos, states, local_pos, states_np)
         return replay.drawn[states, local_pos].to(own.dtype)
 
 

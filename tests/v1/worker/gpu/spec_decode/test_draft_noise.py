@@ -12,6 +12,7 @@ from vllm.platforms import current_platform
 from vllm.v1.worker.gpu.sample.gumbel import gumbel_sample
 from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler
 from vllm.v1.worker.gpu.spec_decode.verification import (
+    draw_alone,
     draw_seeded_alone,
     follow_chains,
     rejection_keys,
@@ -73,7 +74,7 @@ def test_seeded_drafts_from_target_distribution_are_accepted(is_unified: bool):
         apply_sampling_params=lambda logits, *_: logits,
         use_fp64_gumbel=False,
         sampling_states=SimpleNamespace(
-            temperature=SimpleNamespace(gpu=temperature),
+            temperature=SimpleNamespace(gpu=temperature, np=temperature.cpu().numpy()),
             seeds=SimpleNamespace(gpu=seeds),
             seeds_set=np.ones(num_reqs, dtype=bool),
             any_explicit_seed=lambda _: True,
@@ -87,6 +88,25 @@ def test_seeded_drafts_from_target_distribution_are_accepted(is_unified: bool):
     )  # fmt: skip
     assert count.tolist() == [rows] * num_reqs
     assert torch.equal(sampled[:, :MOST], drafts[:, 1:])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_greedy_batch_draws_as_in_a_mixed_one(dtype: torch.dtype):
+    """Without noise, ties included."""
+    logits = torch.randint(-3, 3, (6, 3000), device=DEVICE).to(dtype)
+    states = torch.tensor([0, 0, 0, 2, 2, 2], device=DEVICE)
+    temperature = torch.tensor([0.0, 1.0, 0.0])
+    known = SimpleNamespace(
+        temperature=SimpleNamespace(gpu=temperature.to(DEVICE), np=temperature.numpy()),
+        seeds=SimpleNamespace(gpu=torch.arange(3, device=DEVICE)),
+    )
+    sampler = SimpleNamespace(sampling_states=known, use_fp64_gumbel=False)
+    positions = torch.arange(6, device=DEVICE)
+    greedy, mixed = (
+        draw_alone(sampler, logits, states, np.array(batch), positions)
+        for batch in ([0, 2], [0, 1, 2])
+    )
+    assert greedy.tolist() == mixed.tolist() == logits.argmax(-1).tolist()
 
 
 def test_lossy_verification_stays_lossy_for_seeded_requests():

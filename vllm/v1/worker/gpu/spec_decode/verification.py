@@ -38,6 +38,7 @@ import torch
 from vllm.utils.torch_utils import async_tensor_h2d
 from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.sample.gumbel import _DRAFT_NOISE_SALT, gumbel_sample
+from vllm.v1.worker.gpu.spec_decode.argmax import best_tokens
 
 if TYPE_CHECKING:
     from vllm.config.drafter import DrafterConfig
@@ -54,6 +55,7 @@ def draw_alone(
     sampler: "Sampler",
     logits: torch.Tensor,
     states: torch.Tensor,
+    states_np: np.ndarray,
     positions: torch.Tensor,
 ) -> torch.Tensor:
     """[rows] int64, the tokens that the target samples without drafts.
@@ -61,9 +63,12 @@ def draw_alone(
     Args:
         logits: [rows, V], processed, temperature included.
         states: [rows], request state of each row.
+        states_np: [requests] request states.
         positions: [rows] int64.
     """
     known = sampler.sampling_states
+    if not known.temperature.np[states_np].any():
+        return best_tokens(logits)
     return gumbel_sample(
         logits,
         states,
@@ -142,9 +147,8 @@ def draw_seeded_alone(
     """The sampled tokens; for requests with a seed, what the target samples alone.
 
     Args:
-        logits, drafts, positions, cu_num_logits, states: as `draw_alone` and
+        logits, drafts, positions, cu_num_logits, states, states_np: as `draw_alone` and
             `follow_chains` take them.
-        states_np: [requests] request states.
         sampled: [requests, K + 1] int64.
         num_sampled: [requests] int32.
     """
@@ -159,7 +163,7 @@ def draw_seeded_alone(
     )
     if not is_free or not known.any_explicit_seed(states_np):
         return sampled, num_sampled
-    drawn = draw_alone(sampler.sampler, logits, states, positions)
+    drawn = draw_alone(sampler.sampler, logits, states, states_np, positions)
     most = sampler.num_speculative_steps
     tokens, count = follow_chains(drawn, drafts, cu_num_logits, most)
     seeded = async_tensor_h2d(known.seeds_set[states_np], device=positions.device)

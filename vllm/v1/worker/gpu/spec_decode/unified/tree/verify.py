@@ -96,7 +96,7 @@ class TreeRejectionSampler(RejectionSampler):
             logits, expanded_idx_mapping, *requests, *rows, seq_lens_upper_bound_np
         )
         of_row = pos, expanded_idx_mapping, expanded_local_pos
-        drawn = self._draw(processed, verify_draft_sampled, *of_row)
+        drawn = self._draw(processed, verify_draft_sampled, *of_row, idx_mapping_np)
         first, n = sum(chunk.shape[1] for chunk in self._chunks), len(idx_mapping)
         chain_only = self.step.rows.chain_only[first : first + n]
         batch = verify_draft_sampled, cu_num_logits, idx_mapping, chain_only
@@ -116,13 +116,14 @@ class TreeRejectionSampler(RejectionSampler):
         pos: torch.Tensor,
         states: torch.Tensor,
         local_pos: torch.Tensor,
+        states_np: np.ndarray,
     ) -> torch.Tensor:
         """[rows] int64, the target's own token after each row, whatever the tree is.
 
         Args:
             nodes, local_pos: unused; benchmarks with synthetic acceptance need them.
         """
-        return draw_alone(self.sampler, logits, states, pos)
+        return draw_alone(self.sampler, logits, states, states_np, pos)
 
     def _get_logprobs_tensors(
         self,

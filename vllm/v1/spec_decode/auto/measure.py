@@ -47,8 +47,10 @@ TIMED_STEPS = 4
 # three for the others; the rest is for a host that is busy with other engines. On a CPU
 # a step's time is proportional to its rows: few sizes tell the others.
 BUDGET_SECONDS = 2.0 if current_platform.is_cpu() else 10.0
-# Of kept times, those that are compared with today's: for other numbers of requests no
-# more kernels are compiled. From the factor on, all are measured anew.
+# Of kept times, those that are compared with today's: of one request all, of the others
+# the shortest draft and the longest. Kernels are compiled for a number that is 1, a
+# multiple of 16, or another, and for a draft length, but none for a pair of the two.
+# From the factor on, all are measured anew.
 CHECKED, TOO_LONG = (1, 2, 16), 1.25
 
 Measure = Callable[..., float]
@@ -88,12 +90,12 @@ def still_hold(times: StepTimes, measure: Measure) -> bool:
     requests would wait.
     """
     rows, trimmed = times.passes.get(CONTEXT, {}), times.trimmed or {}
-    steps = {
-        (n, k, CONTEXT, None): seconds
-        for n in CHECKED
-        for k, seconds in rows.get(n, {}).items()
-        if n * (k + 1) <= MAX_TREE_ROWS
-    }
+    steps = {}
+    for n in CHECKED:
+        row = rows.get(n, {})
+        fit = [k for k in row if n * (k + 1) <= MAX_TREE_ROWS]
+        some = fit if n == 1 else fit[1:2] + fit[-1:]
+        steps |= {(n, k, CONTEXT, None): row[k] for k in some}
     for n, row in [*trimmed.items()][:1]:
         steps[n, int(max(row)), CONTEXT, min(row)] = row[min(row)]
     too_long = (s > TOO_LONG * measure(*step, 1) for step, s in steps.items())

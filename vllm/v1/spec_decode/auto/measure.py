@@ -222,7 +222,8 @@ def seconds_per_step(
 
 def reset_after_timing(worker: "WorkerBase") -> None:
     """Restores the state after warm-up: sampling and verification must not depend on
-    the measurements, and the memory of the largest steps is freed."""
+    the measurements, and the memory of the largest steps is freed. From now on, vLLM's
+    monitor reports what is compiled."""
     runner = worker.model_runner
     index = runner.vllm_config.parallel_config.data_parallel_index
     set_random_seed(runner.vllm_config.model_config.seed, index)
@@ -230,6 +231,7 @@ def reset_after_timing(worker: "WorkerBase") -> None:
         runner.trimming.forget()
     if torch.accelerator.is_available():
         torch.accelerator.empty_cache()
+        worker._maybe_activate_jit_monitor(is_timed=True)
 
 
 class _Requests:

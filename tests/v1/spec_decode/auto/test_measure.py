@@ -13,6 +13,7 @@ from vllm.utils import jit_monitor
 from vllm.v1.spec_decode.auto import kept, measure
 from vllm.v1.spec_decode.auto.measure import (
     CONTEXT,
+    LARGE_STEPS,
     TIMED_STEPS,
     measure_all,
     measure_steps,
@@ -261,6 +262,12 @@ def test_steps_verify_drafts_of_previous_step(drafts: int):
         before = step
     assert last.finished_req_ids == set(computed)
     assert last.total_num_scheduled_tokens == 0
+
+
+def test_fewer_steps_of_many_rows_are_timed():
+    worker = FakeWorker()
+    seconds_per_step(worker, 64, 7, CONTEXT)
+    assert worker.waited_after == [2 + LARGE_STEPS]
 
 
 @pytest.mark.parametrize("num_blocks", [30, 1000])

@@ -42,7 +42,9 @@ MAX_REQUESTS = 256  # larger batches are extrapolated
 CONTEXT = 256  # tokens of each request before the step
 # A longer context, and numbers of requests there.
 LONG_CONTEXT, LONG_SIZES = 16384, (1, 8, 64)
-TIMED_STEPS = 4
+# Steps that are timed: of few rows, and of many, which take longer than what disturbs
+# them.
+TIMED_STEPS, LARGE_STEPS = 4, 2
 # Time that measurements may take. A GPU needs about two seconds for one context and
 # three for the others; the rest is for a host that is busy with other engines. On a CPU
 # a step's time is proportional to its rows: few sizes tell the others.
@@ -250,6 +252,8 @@ class _Requests:
         # A small token budget limits the verified drafts, as when scheduling.
         budget = runner.vllm_config.scheduler_config.max_num_batched_tokens
         self.query_len = min(num_drafts, budget // num_reqs - 1) + 1
+        if num_reqs * self.query_len > MAX_TREE_ROWS:
+            timed_steps = min(timed_steps, LARGE_STEPS)
         room = runner.max_model_len - 2
         self.timed_steps = max(1, min(timed_steps, room // self.query_len - 1))
         num_new = (1 + self.timed_steps) * self.query_len

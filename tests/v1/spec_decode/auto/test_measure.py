@@ -6,16 +6,20 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from vllm.config import ObservabilityConfig
 from vllm.config.drafter import DrafterConfig
 from vllm.config.drafter.length import candidate_lengths
+from vllm.utils import jit_monitor
 from vllm.v1.spec_decode.auto import kept, measure
 from vllm.v1.spec_decode.auto.measure import (
     CONTEXT,
+    LARGE_STEPS,
     TIMED_STEPS,
     measure_all,
     measure_steps,
     seconds_per_step,
 )
+from vllm.v1.worker.gpu_worker import Worker
 
 
 def make_config(
@@ -105,7 +109,8 @@ def test_later_start_runs_each_kind_of_step_once(first, later, kept_of, caplog_v
     assert ("other load" in caplog_vllm.text) == (kept_of < first)
     assert executor.num_resets == 1
     if kept_of == first:
-        whole = [(n, k, CONTEXT, None, 1) for n in (1, 2) for k in range(4)]
+        some = {1: range(4), 2: (1, 3)}  # each length, and each class of numbers
+        whole = [(n, k, CONTEXT, None, 1) for n in some for k in some[n]]
         assert executor.timed == [*whole, (8, 3, CONTEXT, 0.5, 1)]
 
 
@@ -192,10 +197,12 @@ class FakeWorker:
                     max_num_batched_tokens=max_num_batched_tokens
                 ),
                 num_lookahead_tokens=0,
+                kernel_config=SimpleNamespace(enable_jit_warmup=True),
                 model_config=SimpleNamespace(seed=0),
                 parallel_config=SimpleNamespace(data_parallel_index=0),
             ),
             model_state=SimpleNamespace(),
+            trimming=None,
         )
         self.steps, self.waited_after, self.connector = [], [], []
 
@@ -216,6 +223,17 @@ class FakeWorker:
         first = self.steps[0].scheduled_new_reqs[0]
         counts = (step.num_scheduled_tokens.get(first.req_id, 0) for step in self.steps)
         return first.num_computed_tokens + sum(counts)
+
+
+class FakeGPUWorker(FakeWorker):
+    """With vLLM's own way to switch its monitor on."""
+
+    _maybe_activate_jit_monitor = Worker._maybe_activate_jit_monitor
+    observability_config = ObservabilityConfig()
+
+    @property
+    def vllm_config(self) -> SimpleNamespace:
+        return self.model_runner.vllm_config
 
 
 @pytest.mark.parametrize("drafts", [0, 1, 7])
@@ -244,6 +262,12 @@ def test_steps_verify_drafts_of_previous_step(drafts: int):
         before = step
     assert last.finished_req_ids == set(computed)
     assert last.total_num_scheduled_tokens == 0
+
+
+def test_fewer_steps_of_many_rows_are_timed():
+    worker = FakeWorker()
+    seconds_per_step(worker, 64, 7, CONTEXT)
+    assert worker.waited_after == [2 + LARGE_STEPS]
 
 
 @pytest.mark.parametrize("num_blocks", [30, 1000])
@@ -280,3 +304,20 @@ def test_verified_part_is_budget_of_each_step(verified, budget):
     first, *decodes, last = worker.steps
     assert {step.verify_budget for step in decodes} == {budget}
     assert first.verify_budget is last.verify_budget is None
+
+
+@pytest.mark.parametrize("schedule", ["auto", None])
+def test_compiling_counts_as_warm_up_until_steps_are_timed(schedule, monkeypatch):
+    """Regression: `--jit-monitor-mode=error` ended a first start."""
+    armed: list[bool] = []
+    monkeypatch.setattr(jit_monitor, "activate", lambda **_: armed.append(True))
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "empty_cache", lambda: None)
+    worker = FakeGPUWorker()
+    spec = SimpleNamespace(num_speculative_tokens_per_batch_size=schedule)
+    worker.vllm_config.speculative_config = spec
+    worker._maybe_activate_jit_monitor()  # at the end of vLLM's warm-up
+    assert armed == ([] if schedule else [True])
+    if schedule:
+        measure.reset_after_timing(worker)
+        assert armed == [True]

@@ -42,13 +42,17 @@ MAX_REQUESTS = 256  # larger batches are extrapolated
 CONTEXT = 256  # tokens of each request before the step
 # A longer context, and numbers of requests there.
 LONG_CONTEXT, LONG_SIZES = 16384, (1, 8, 64)
-TIMED_STEPS = 4
+# Steps that are timed: of few rows, and of many, which take longer than what disturbs
+# them.
+TIMED_STEPS, LARGE_STEPS = 4, 2
 # Time that measurements may take. A GPU needs about two seconds for one context and
 # three for the others; the rest is for a host that is busy with other engines. On a CPU
 # a step's time is proportional to its rows: few sizes tell the others.
 BUDGET_SECONDS = 2.0 if current_platform.is_cpu() else 10.0
-# Of kept times, those that are compared with today's: for other numbers of requests no
-# more kernels are compiled. From the factor on, all are measured anew.
+# Of kept times, those that are compared with today's: of one request all, of the others
+# the shortest draft and the longest. Kernels are compiled for a number that is 1, a
+# multiple of 16, or another, and for a draft length, but none for a pair of the two.
+# From the factor on, all are measured anew.
 CHECKED, TOO_LONG = (1, 2, 16), 1.25
 
 Measure = Callable[..., float]
@@ -88,12 +92,12 @@ def still_hold(times: StepTimes, measure: Measure) -> bool:
     requests would wait.
     """
     rows, trimmed = times.passes.get(CONTEXT, {}), times.trimmed or {}
-    steps = {
-        (n, k, CONTEXT, None): seconds
-        for n in CHECKED
-        for k, seconds in rows.get(n, {}).items()
-        if n * (k + 1) <= MAX_TREE_ROWS
-    }
+    steps = {}
+    for n in CHECKED:
+        row = rows.get(n, {})
+        fit = [k for k in row if n * (k + 1) <= MAX_TREE_ROWS]
+        some = fit if n == 1 else fit[1:2] + fit[-1:]
+        steps |= {(n, k, CONTEXT, None): row[k] for k in some}
     for n, row in [*trimmed.items()][:1]:
         steps[n, int(max(row)), CONTEXT, min(row)] = row[min(row)]
     too_long = (s > TOO_LONG * measure(*step, 1) for step, s in steps.items())
@@ -220,7 +224,8 @@ def seconds_per_step(
 
 def reset_after_timing(worker: "WorkerBase") -> None:
     """Restores the state after warm-up: sampling and verification must not depend on
-    the measurements, and the memory of the largest steps is freed."""
+    the measurements, and the memory of the largest steps is freed. From now on, vLLM's
+    monitor reports what is compiled."""
     runner = worker.model_runner
     index = runner.vllm_config.parallel_config.data_parallel_index
     set_random_seed(runner.vllm_config.model_config.seed, index)
@@ -228,6 +233,7 @@ def reset_after_timing(worker: "WorkerBase") -> None:
         runner.trimming.forget()
     if torch.accelerator.is_available():
         torch.accelerator.empty_cache()
+        worker._maybe_activate_jit_monitor(is_timed=True)
 
 
 class _Requests:
@@ -246,6 +252,8 @@ class _Requests:
         # A small token budget limits the verified drafts, as when scheduling.
         budget = runner.vllm_config.scheduler_config.max_num_batched_tokens
         self.query_len = min(num_drafts, budget // num_reqs - 1) + 1
+        if num_reqs * self.query_len > MAX_TREE_ROWS:
+            timed_steps = min(timed_steps, LARGE_STEPS)
         room = runner.max_model_len - 2
         self.timed_steps = max(1, min(timed_steps, room // self.query_len - 1))
         num_new = (1 + self.timed_steps) * self.query_len

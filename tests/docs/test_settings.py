@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The reference of keys has each, with the config class's default and limits."""
+"""The reference of keys has each, with the config class's default and limits, and since
+when those of this tree are there."""
 
 import dataclasses
 import re
@@ -37,3 +38,14 @@ def test_each_key_is_described():
     # The target's, and refused.
     names = settable(SpeculativeConfig) - {"tensor_parallel_size"}
     assert found == {name: expected(fields[name]) for name in names}
+
+
+def test_since_when_is_a_version_of_the_changelog():
+    found, known = (
+        set(re.findall(pattern, (ROOT / page).read_text(), re.MULTILINE))
+        for page, pattern in (
+            ("docs/settings.md", r"since\s(\d[\w.+]*\w)"),
+            ("CHANGELOG.md", r"^## \[(\S+)\]"),
+        )
+    )
+    assert found and found <= known

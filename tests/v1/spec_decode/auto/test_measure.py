@@ -29,12 +29,15 @@ def make_config(
     num_gpu_blocks: int = 1000,
     ranks: int = 1,
     max_num_active_seqs: int | None = None,
+    num_nodes: int | None = None,
 ) -> SimpleNamespace:
     return SimpleNamespace(
         speculative_config=SimpleNamespace(
             num_speculative_tokens=3,
             num_speculative_tokens_per_batch_size="auto",
-            drafter=DrafterConfig("draft_model", 3, is_unified=True),
+            drafter=DrafterConfig(
+                "draft_model", 3, num_nodes=num_nodes, is_unified=True
+            ),
             enable_adaptive_verification=True,
         ),
         cache_config=SimpleNamespace(num_gpu_blocks=num_gpu_blocks, block_size=16),
@@ -131,6 +134,11 @@ def test_trimmed_steps_are_timed_only_if_some_can_be_trimmed():
         ({"max_model_len": 300}, {CONTEXT: [1, 2, 4, 8, 16, 32]}),
         ({"max_num_batched_tokens": 4}, {CONTEXT: [1, 2, 4], 486: [1]}),
         ({"max_model_len": 512}, {CONTEXT: [1, 2, 4, 8, 16, 32], 486: [1, 8]}),
+        # A tree's nodes are verified too.
+        (
+            {"max_model_len": 1024, "num_nodes": 31},
+            {CONTEXT: [1, 2, 4, 8, 16, 32], 830: [1, 8]},
+        ),
         # The drafter's queries fill its buffers.
         ({"max_num_active_seqs": 4}, {CONTEXT: [1, 2, 4], 486: [1]}),
         # The KV cache has room for 32000 tokens.

@@ -163,8 +163,8 @@ def loads(config: "VllmConfig") -> Iterator[tuple[int, int]]:
     if config.parallel_config.data_parallel_size > 1:
         # Cache sizes of other ranks are not known here; requests may share blocks.
         largest, room = 1, float("inf")
-    drafts = config.speculative_config.num_speculative_tokens
-    longest = config.model_config.max_model_len - (2 + TIMED_STEPS) * (drafts + 1) - 2
+    rows = 1 + config.speculative_config.drafter.num_verified
+    longest = config.model_config.max_model_len - (2 + TIMED_STEPS) * rows - 2
     context = min(LONG_CONTEXT, longest)
     if 2 * context >= 3 * CONTEXT:
         sizes = (n for n in LONG_SIZES if n <= largest and n * context <= room)

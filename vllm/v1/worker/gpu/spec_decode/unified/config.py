@@ -31,13 +31,13 @@ from .layout import DraftLayout
 def draft_lengths(vllm_config: VllmConfig) -> list[int]:
     """The numbers of drafts that a step may ask for, in ascending order."""
     spec = vllm_config.speculative_config
-    # 0: of a step that has no request which can use drafts.
-    lengths = {0, spec.num_speculative_tokens}
+    most = spec.drafter.num_verified
+    lengths = {0, most}  # 0: of a step that has no request which can use drafts
     if spec.uses_dynamic_speculative_decoding():
         by_batch_size = build_dynamic_sd_schedule_lookup(
             spec.num_speculative_tokens_per_batch_size,
             vllm_config.scheduler_config.max_num_seqs,
-            spec.num_speculative_tokens,
+            most,
         )
         lengths.update(by_batch_size[1:])
     return sorted(lengths)

@@ -78,12 +78,12 @@ class TreeDFlash(DFlashSpeculator):
         lengths = block_lengths(depth, draft_lengths(vllm_config))
         # By length of a block, the attributes that depend on it.
         self._of_block = {k: self._sized(k or depth) for k in (WHOLE, *lengths)}
-        nodes = vllm_config.speculative_config.num_speculative_tokens
+        verified = vllm_config.speculative_config.drafter.num_verified
         self.tree_step = make_tree_step(vllm_config, depth, device)
-        self.drafts = torch.zeros(n, nodes, dtype=torch.int64, device=device)
+        self.drafts = torch.zeros(n, verified, dtype=torch.int64, device=device)
         # Of the rows of accepted paths; CUDA graphs read it.
         self._start_loc = torch.zeros(n + 1, dtype=torch.int32, device=device)
-        count, is_conditional = self._count_candidates(nodes), self.is_conditional
+        count, is_conditional = self._count_candidates(verified), self.is_conditional
         shape = n, depth, count if is_conditional else 1, count
         self.candidates = Candidates.zeros(shape, is_conditional, device)
 

@@ -257,7 +257,8 @@ class StepCounters:
     def _observe_drafts(self, verified: "SpecDecodingStats", engine: int) -> None:
         drafted = verified.num_draft_tokens_per_pos
         for counter, count in zip(self.drafted[engine], drafted, strict=True):
-            counter.inc(count)
+            if count:
+                counter.inc(count)
         if drafts := verified.num_drafts:
             recent = self.recent[engine]
             recent.fade(drafts)

@@ -15,6 +15,7 @@ request, since FULL CUDA graphs need uniform query lengths. Placeholders do not 
 - nodes of a tree, if a chain is verified in its place.
 """
 
+from math import inf
 from typing import TYPE_CHECKING
 
 from vllm.config.drafter import OWN_CHECKPOINTS
@@ -52,7 +53,11 @@ class StepDrafts:
     def __init__(self, scheduler: "Scheduler"):
         self._scheduler = scheduler
         self.policy = DraftPolicy.of(scheduler)
-        self._rejected = RejectedDrafts(scheduler.vllm_config.speculative_config)
+        spec = scheduler.vllm_config.speculative_config
+        self._rejected = RejectedDrafts(spec)
+        # Without a drafter, drafts are a diffusion model's canvas.
+        limit = scheduler.max_model_len
+        self._limit = inf if spec is None else spec.drafter.limit(limit)
         self._step: SchedulerOutput | None = None
         self._output: ModelRunnerOutput | None = None
         self._num_sampled: list[int] = []
@@ -124,15 +129,15 @@ class StepDrafts:
         """Verified draft tokens of a request that had `num_before` tokens."""
         number = len(self._step.scheduled_spec_decode_tokens[name])
         valid = number - (self._step.num_invalid_spec_tokens or {}).get(name, 0)
-        spec = self._scheduler.vllm_config.speculative_config
-        if spec is None:  # a diffusion model's canvas
+        room, is_chain = self._limit - num_before, tree is not None and tree.is_chain
+        if room >= number and not is_chain:
             return valid
         # A tree that was cut may be deeper than others of as many nodes.
+        spec = self._scheduler.vllm_config.speculative_config
         depth = max(depth_of(spec, number), num_accepted)
-        room = spec.drafter.limit(self._scheduler.max_model_len) - num_before
-        if room < depth or (tree is not None and tree.is_chain):
-            return max(min(valid, depth, room), 0)
-        return valid
+        if room >= depth and not is_chain:
+            return valid
+        return max(min(valid, depth, room), 0)
 
     def _count(
         self,

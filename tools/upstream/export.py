@@ -3,16 +3,22 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from zipfile import ZipFile
 
-from tools.overlay.base import ROOT, OverlayError, load_config
+from tools.overlay.base import (
+    ROOT,
+    OverlayError,
+    find_wheel,
+    pinned_base,
+    target_device,
+)
+from tools.overlay.compose import unpack_install
 from tools.overlay.edits import composed
-from tools.overlay.kernels import is_library
 from tools.overlay.tree import Release, edit_files
 
 from .series import DOWNSTREAM, Series, load, moved, place
@@ -20,22 +26,26 @@ from .series import DOWNSTREAM, Series, load, moved, place
 ISORT = 'lint.isort.known-first-party=["vllm", "tests"]'
 
 
-def export(output: Path, wheel_path: Path, root: Path = ROOT) -> list[Path]:
+def export(output: Path, root: Path = ROOT) -> list[Path]:
     """Writes the patches, each with its pull-request text; returns them in order.
+
+    They are the commits of a repository, `output`/tree, whose first one has the files
+    of the release. With the tree on the path it works like an install.
 
     Raises:
         OverlayError: a file of ours is missing in the series, or an edit does not fit
             without later patches.
     """
-    series, who = load(), identity(root)
-    output.mkdir(parents=True, exist_ok=True)
+    series, who, tree = load(), identity(root), output.resolve() / "tree"
     for old in output.glob("[0-9][0-9][0-9][0-9]-*"):
         old.unlink()
-    with ZipFile(wheel_path) as wheel, tempfile.TemporaryDirectory() as folder:
-        tree = Path(folder) / "vllm"
-        names = [name for name in wheel.namelist() if name.startswith("vllm/")]
-        wheel.extractall(tree, [name for name in names if not is_library(name)])
-        make_repository(tree, who)
+    shutil.rmtree(tree, ignore_errors=True)
+    unpack_install(base := pinned_base(target_device()), tree)
+    git(tree, "init", "--quiet", "--initial-branch=main")
+    git(tree, "config", "core.autocrlf", "false")
+    (tree / ".git/info/exclude").write_text("*.so*\n*.libs\n*.dist-info\n")
+    commit(tree, f"vLLM {base.version}", who)
+    with ZipFile(find_wheel(base)) as wheel:
         states = files_by_patch(series, Release(wheel), root)
         for patch, files in zip(series.patches, states, strict=True):
             for path, text in files.items():
@@ -47,9 +57,9 @@ def export(output: Path, wheel_path: Path, root: Path = ROOT) -> list[Path]:
             sign = "{GIT_AUTHOR_NAME} <{GIT_AUTHOR_EMAIL}>".format(**who)
             message = f"{patch.title}\n\n{purpose}\n\nSigned-off-by: {sign}"
             commit(tree, message, who)
-        first = git(tree, "rev-list", "--max-parents=0", "HEAD")
-        options = ["--quiet", "--full-index", "--no-signature", "--zero-commit"]
-        git(tree, "format-patch", *options, "-o", str(output.resolve()), first)
+    first = git(tree, "rev-list", "--max-parents=0", "HEAD")
+    options = ["--quiet", "--full-index", "--no-signature", "--zero-commit"]
+    git(tree, "format-patch", *options, "-o", "..", first)
     patches = sorted(output.glob("*.patch"))
     for file, patch in zip(patches, series.patches, strict=True):
         file.with_suffix(".md").write_text((root / patch.text).read_text())
@@ -90,7 +100,7 @@ def section(text: str, title: str) -> str:
     return found.group(1).strip() if found else ""
 
 
-# The Git repository in which patches are made and applied.
+# The Git repository in which patches are made.
 
 
 def git(folder: Path, *arguments: str, **variables: str) -> str:
@@ -113,14 +123,6 @@ def identity(root: Path = ROOT) -> dict[str, str]:
         for who in ("AUTHOR", "COMMITTER")
         for what, value in (("NAME", name), ("EMAIL", mail), ("DATE", date))
     }
-
-
-def make_repository(folder: Path, who: dict[str, str]) -> None:
-    """Makes a repository with one commit: a release's package, without libraries."""
-    git(folder, "init", "--quiet", "--initial-branch=main")
-    git(folder, "config", "core.autocrlf", "false")
-    (folder / ".git/info/exclude").write_text("*.so*\n*.libs\n*.dist-info\n")
-    commit(folder, f"vLLM {load_config()['version']}", who)
 
 
 def commit(folder: Path, message: str, who: dict[str, str]) -> None:

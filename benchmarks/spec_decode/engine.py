@@ -122,7 +122,7 @@ class EngineBenchmark:
 
     def measure_all(self, engines: Engines) -> None:
         ours = [key for key in engines if key.implementation == OURS]
-        choosing = (engines[key] for key in ours if key.is_auto or key.is_adaptive)
+        choosing = (engines[key] for key in ours if key.is_auto)
         for engine in dict.fromkeys(choosing):  # several keys may share one
             engine.ask("time_steps", ANSWER_S)
         for acceptance in self.args.acceptance:
@@ -146,13 +146,13 @@ class EngineBenchmark:
 
     def measure(self, point: PointKey, engines: Engines, repeat: int) -> None:
         key, engine = point.engine, engines[point.engine]
-        num_drafts = None if key.is_auto else key.tree or key.num_tokens
         setup = {
             "number": repeat,
             "concurrency": point.concurrency,
             "prompt_len": point.context,
             "recording": recording(point.acceptance, key),
-            "shared": is_shared(key, self.args) and (num_drafts, key.is_adaptive),
+            "is_shared": is_shared(key, self.args),
+            "num_drafts": None if key.is_auto else key.tree or key.num_tokens,
         }
 
         def ask(output_len: int) -> dict[str, Any]:

@@ -33,9 +33,6 @@ def make_parser() -> argparse.ArgumentParser:
     add("--draft-tree", type=int, nargs="+", default=[], metavar="N",
         help="also engines of ours with draft trees of so many nodes, and with 0 "
         "--auto without trees, too; needs --trace")  # fmt: skip
-    add("--adaptive", action="store_true", help="also engines with "
-        "enable_adaptive_verification and the largest K, ours and Runner V2's; needs "
-        "--trace, whose confidence it reads")  # fmt: skip
     add("--shapes", choices=SETS, default=SETS[0], help="of the target and drafters")
     add("--max-num-seqs", type=int, default=64)
     add("--kv-cache-gib", type=float, default=5.0, help="KV cache of each engine")
@@ -67,11 +64,10 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     for name in args.implementations:
         if (site := OURS if name == OURS else "base") not in args.site:
             parser.error(f"{name} needs --site {site}=PATH")
-    recorded = args.auto, args.draft_tree, args.adaptive, args.share_engines
-    if any(recorded) and not args.trace:
+    if (args.auto or args.draft_tree or args.share_engines) and not args.trace:
         parser.error(
-            "--auto, --draft-tree, --adaptive and --share-engines need --trace: what "
-            "they go by is recorded"
+            "--auto, --draft-tree and --share-engines need --trace: what they go by is "
+            "recorded"
         )
     known = modes_of(args.shapes)
     args.modes = args.modes or known

@@ -22,9 +22,7 @@ RESULTS = ROOT / "benchmarks/results"
 OURS, BASE_V2, BASE_V1 = "ours", "base-v2", "base-v1"
 IMPLEMENTATIONS = (OURS, BASE_V2, BASE_V1)
 MAIN_CONTEXT = 128  # keys name neither this nor MAIN
-ENGINE = re.compile(
-    r"([^/]+)/([^/@]+)(?:@([^/]+))?/K(\d+)(?:tree(\d+))?(auto)?(adaptive)?"
-)
+ENGINE = re.compile(r"([^/]+)/([^/@]+)(?:@([^/]+))?/K(\d+)(?:tree(\d+))?(auto)?")
 KEY = re.compile(r"(.+/.+/K[^/]+)/([^/]+)/c(\d+)(?:@(\d+))?")
 PLACES = ("--output", "--site")  # flags that say where files are
 SECTIONS = ("runs", "engines", "measurements")
@@ -37,7 +35,6 @@ class EngineKey(NamedTuple):
     Attributes:
         num_tokens: K, 0 without speculation.
         tree: nodes of a draft tree of depth K; 0: a chain.
-        is_adaptive: adaptive verification trims drafts, up to K.
         is_auto: every step chooses its draft length, and K is the maximum.
         shapes: name of the set of models.
     """
@@ -48,14 +45,12 @@ class EngineKey(NamedTuple):
     is_auto: bool = False
     shapes: str = MAIN
     tree: int = 0
-    is_adaptive: bool = False
 
     @property
     def setting(self) -> str:
         """K and the other draft settings, such as "K7", "K7tree31", "K11auto"."""
         tree = f"tree{self.tree}" if self.tree else ""
-        how = "auto" * self.is_auto + "adaptive" * self.is_adaptive
-        return f"K{self.num_tokens}{tree}{how}"
+        return f"K{self.num_tokens}{tree}{'auto' * self.is_auto}"
 
     def __str__(self) -> str:
         where = "" if self.shapes == MAIN else f"@{self.shapes}"
@@ -82,10 +77,9 @@ class PointKey(NamedTuple):
     @classmethod
     def parse(cls, text: str) -> "PointKey":
         engine, acceptance, load, context = KEY.fullmatch(text).group(1, 2, 3, 4)
-        side, mode, shapes, k, tree, *flags = ENGINE.fullmatch(engine).groups()
-        auto, adaptive = map(bool, flags)
-        shapes, tree = shapes or MAIN, int(tree or 0)
-        key = EngineKey(side, mode, int(k), auto, shapes, tree, adaptive)
+        side, mode, shapes, k, tree, auto = ENGINE.fullmatch(engine).groups()
+        tree = int(tree or 0)
+        key = EngineKey(side, mode, int(k), bool(auto), shapes or MAIN, tree)
         return cls(key, acceptance, int(load), int(context or MAIN_CONTEXT))
 
 

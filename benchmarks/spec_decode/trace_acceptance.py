@@ -31,13 +31,12 @@ RUNNERS = (
     ("vllm.v1.worker.gpu_model_runner", "GPUModelRunner"),
     ("vllm.v1.worker.cpu_model_runner", "CPUModelRunner"),
 )
-CAPACITY, DEPTH, MAX_NODES = 1 << 14, 8, 63
+CAPACITY, MAX_NODES = 1 << 14, 63
 # Prompt tokens that determine a request's start, and the distance between the starts of
 # prompts whose token sums differ by one.
 KEY_TOKENS, SPREAD = 8, 613
 # The token of node n is FIRST_TOKEN + n; FIRST_TOKEN is drawn where none is accepted.
 FIRST_TOKEN = 16
-SMALL_VOCAB = 128
 
 
 class Plants(NamedTuple):
@@ -83,8 +82,7 @@ class Replay:
     Attributes:
         trace: the recording; None: what is drafted is left alone.
         kinds: arguments of `plants` that steps have; made when a recording is loaded.
-        confidence: [CAPACITY, DEPTH] float32, in the drafts of a chain.
-        chain: [CAPACITY] int64, accepted drafts of a chain of DEPTH.
+        chain: [CAPACITY] int64, accepted drafts of the longest chain.
         num_rows: [1] int64, rows of the tables that are in use.
         starts: [slots] int64, by a request's index in Runner V2's state.
         drawn: [slots, MAX_NODES + 1] int64, `Plants.drawn` of each request's drafts.
@@ -94,7 +92,6 @@ class Replay:
     trace: Trace | None = None
 
     def __init__(self, device: torch.device | str, num_slots: int) -> None:
-        self.confidence = torch.zeros(CAPACITY, DEPTH, device=device)
         self.chain = torch.zeros(CAPACITY, dtype=torch.int64, device=device)
         self.num_rows = torch.ones(1, dtype=torch.int64, device=device)
         self.starts = torch.zeros(num_slots, dtype=torch.int64, device=device)
@@ -104,11 +101,9 @@ class Replay:
         self._plants: dict[tuple[int, bool], Plants] = {}
 
     def load(self, trace: Trace) -> None:
-        rows, depth = trace.confidence.shape
-        assert rows <= CAPACITY and depth <= DEPTH
+        rows = len(trace.chain)
+        assert rows <= CAPACITY
         self.trace, self._plants = trace, {}
-        self.confidence.zero_()
-        self.confidence[:rows, :depth].copy_(torch.from_numpy(trace.confidence))
         self.chain[:rows].copy_(torch.from_numpy(trace.chain.astype(np.int64)))
         self.num_rows.fill_(rows)
         for kind in self.kinds:
@@ -151,22 +146,6 @@ class Replay:
     def rows(self, starts: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Table rows, [n] int64, of requests by their start and newest position."""
         return (starts + positions) % self.num_rows
-
-    def confident_logits(
-        self, rows: torch.Tensor, depths: torch.Tensor
-    ) -> torch.Tensor:
-        """[n, SMALL_VOCAB] logits whose best token is as likely as the recorded one.
-
-        Args:
-            rows: [n].
-            depths: [n] of the draft, from 0 on; from DEPTH on no token is likely.
-        """
-        known = self.confidence[rows, depths.clamp(max=DEPTH - 1)]
-        likely = torch.where(depths < DEPTH, known, 0.0)
-        likely = likely.clamp(1.5 / SMALL_VOCAB, 1 - 1e-6)
-        logits = likely.new_zeros(len(rows), SMALL_VOCAB)
-        logits[:, 0] = (likely / (1 - likely) * (SMALL_VOCAB - 1)).log()
-        return logits
 
 
 def start_of(prompts: np.ndarray) -> np.ndarray:
@@ -212,8 +191,6 @@ def replay_in_every_runner() -> list[Replay]:
             replay_trees(runner.speculator, replay)
         else:
             replay_chains(runner, replay)
-        if getattr(spec, "enable_adaptive_verification", False):
-            replay_confidence(replay)
         made.append(replay)
 
     for module, kind in RUNNERS:
@@ -283,29 +260,6 @@ def replay_on_v1(runner: Any, replay: Replay) -> None:
             tokens.copy_(torch.where(tokens < 0, drafted, tokens))
         tokens.masked_fill_(places > accepted[:, None], -1)
         return output
-
-
-def replay_confidence(replay: Replay) -> None:
-    """Makes adaptive verification use the confidence of the recorded drafter.
-
-    Call it before an engine captures CUDA graphs. The estimator still processes the
-    logits of each draft, so that a step does all of its work, and then the recorded
-    ones.
-    """
-    from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
-
-    @replacing(DraftModelSpeculator, "sample_draft")
-    def placed(sample_draft, self, hidden_states, positions, *args, **kwargs):
-        self.recorded_positions = positions  # one before the draft's own
-        return sample_draft(self, hidden_states, positions, *args, **kwargs)
-
-    @replacing(DraftModelSpeculator, "_maybe_predict_acceptance")
-    def replayed(predict, self, logits, slots, draft_step):
-        predict(self, logits, slots, draft_step)
-        newest = (self.recorded_positions - draft_step).clamp(min=0)
-        rows = replay.rows(replay.starts[slots.clamp(min=0).long()], newest)
-        recorded = replay.confident_logits(rows, draft_step.expand(len(rows)))
-        predict(self, recorded, slots, draft_step)
 
 
 def replay_trees(speculator: Any, replay: Replay) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from importlib import import_module
 from itertools import pairwise
 from statistics import mean, median
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -131,7 +131,6 @@ class Worker(drafters.Engine):
         # What chooses draft lengths; None: the engine does not, or is of the release.
         steps = getattr(self.scheduler, "step_drafts", None)
         self.policy = steps and steps.policy
-        self.verifier = self.policy and self.policy.chooser.verifier
 
     def describe(self) -> dict[str, Any]:
         """Versions, settings, start-up time, and FULL CUDA graphs if known."""
@@ -162,25 +161,13 @@ class Worker(drafters.Engine):
         core = self.llm.llm_engine.engine_core.engine_core
         measure_steps(core.model_executor, reuse=False)
         self.policy = DraftPolicy.of(self.scheduler)
-        self.verifier = self.policy.chooser.verifier
-        self.draft(None, trims=True)
+        self.draft(None)
 
-    def draft(self, num_drafts: int | None, trims: bool) -> None:
-        """Sets how much is drafted from now on.
-
-        Args:
-            num_drafts: draft length, or nodes of a tree; None: what the engine chooses.
-            trims: whether steps may verify only part of that, if the engine can.
-        """
-        if self.policy is None and num_drafts is None:
-            return
-        policy = self.policy if trims or num_drafts is None else None
-        if hasattr(self.scheduler, "step_drafts"):  # not in vLLM's release
-            self.scheduler.step_drafts.policy = policy
-        if policy is not None:
-            policy.chooser.fixed = num_drafts
-            policy.chooser.verifier = self.verifier if trims else None
-        else:
+    def draft(self, num_drafts: int | None) -> None:
+        """Sets how much is drafted from now on: a chain's length, or a tree's nodes;
+        None: what the engine chooses."""
+        self.scheduler.step_drafts.policy = self.policy if num_drafts is None else None
+        if num_drafts is not None:
             most = self.scheduler.max_num_running_reqs
             self.scheduler.dynamic_sd_lookup = [num_drafts] * (most + 1)
 
@@ -191,17 +178,18 @@ class Worker(drafters.Engine):
         prompt_len: int,
         output_len: int,
         recording: str | None,
-        shared: tuple[int | None, bool] | Literal[False],
+        is_shared: bool,
+        num_drafts: int | None,
     ) -> dict[str, Any]:
         """Measures one round of requests; README.md has the results.
 
         Args:
             number: seeds the prompts, which are the same for all engines.
             recording: to replay; unused if the engine replays none.
-            shared: the arguments of `draft` for a shared engine.
+            is_shared: then `num_drafts` is drafted, see `draft`.
         """
-        if shared:
-            self.draft(*shared)
+        if is_shared:
+            self.draft(num_drafts)
         if self.replay is not None and recording != self.replayed:
             self.replay.load(Trace.load(recording))
             self.replayed = recording

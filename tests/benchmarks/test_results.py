@@ -13,9 +13,7 @@ from benchmarks.spec_decode.results import EngineKey, PointKey, Run
 
 
 @pytest.mark.parametrize("shapes", SETS)
-@pytest.mark.parametrize(
-    "setting", [{}, {"is_auto": True}, {"tree": 31}, {"is_adaptive": True}]
-)
+@pytest.mark.parametrize("setting", [{}, {"is_auto": True}, {"tree": 31}])
 def test_point_key_round_trip(setting: dict, shapes: str):
     engine = EngineKey("ours", "peagle", 11, shapes=shapes, **setting)
     for context in (128, 16384):

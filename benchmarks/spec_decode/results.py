@@ -22,8 +22,10 @@ RESULTS = ROOT / "benchmarks/results"
 OURS, BASE_V2, BASE_V1 = "ours", "base-v2", "base-v1"
 IMPLEMENTATIONS = (OURS, BASE_V2, BASE_V1)
 MAIN_CONTEXT = 128  # keys name neither this nor MAIN
-ENGINE = re.compile(r"([^/]+)/([^/@]+)(?:@([^/]+))?/K(\d+)(?:tree(\d+))?(auto)?")
-KEY = re.compile(r"(.+/.+/K[^/]+)/([^/]+)/c(\d+)(?:@(\d+))?")
+KEY = re.compile(  # of a point
+    r"(?P<runner>[^/]+)/(?P<mode>[^/@]+)(?:@(?P<shapes>[^/]+))?/(?P<setting>K[^/]+)/"
+    r"(?P<acceptance>[^/]+)/c(?P<requests>\d+)(?:@(?P<context>\d+))?"
+)
 PLACES = ("--output", "--site")  # flags that say where files are
 SECTIONS = ("runs", "engines", "measurements")
 Results = dict[str, dict[str, Any]]
@@ -73,14 +75,6 @@ class PointKey(NamedTuple):
     def __str__(self) -> str:
         context = "" if self.context == MAIN_CONTEXT else f"@{self.context}"
         return f"{self.engine}/{self.acceptance}/c{self.concurrency}{context}"
-
-    @classmethod
-    def parse(cls, text: str) -> "PointKey":
-        engine, acceptance, load, context = KEY.fullmatch(text).group(1, 2, 3, 4)
-        side, mode, shapes, k, tree, auto = ENGINE.fullmatch(engine).groups()
-        tree = int(tree or 0)
-        key = EngineKey(side, mode, int(k), bool(auto), shapes or MAIN, tree)
-        return cls(key, acceptance, int(load), int(context or MAIN_CONTEXT))
 
 
 def merge(old: Results, new: Results) -> Results:

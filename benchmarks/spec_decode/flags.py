@@ -47,8 +47,6 @@ def make_parser() -> argparse.ArgumentParser:
     add("--context", type=int, nargs="+", default=[MAIN_CONTEXT], metavar="L",
         help="tokens of a prompt")  # fmt: skip
     add("--output-len", type=int, default=256)
-    add("--share-engines", action="store_true", help="engines of ours that differ "
-        "only in how much they draft are one; needs --trace")  # fmt: skip
     add("--repeats", type=int, default=3)
     return parser
 
@@ -64,11 +62,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     for name in args.implementations:
         if (site := OURS if name == OURS else "base") not in args.site:
             parser.error(f"{name} needs --site {site}=PATH")
-    if (args.auto or args.draft_tree or args.share_engines) and not args.trace:
-        parser.error(
-            "--auto, --draft-tree and --share-engines need --trace: what they go by is "
-            "recorded"
-        )
+    if (args.auto or args.draft_tree) and not args.trace:
+        parser.error("--auto and --draft-tree need --trace: what is accepted")
     known = modes_of(args.shapes)
     args.modes = args.modes or known
     if missing := set(args.modes) - set(known):

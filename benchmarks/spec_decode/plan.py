@@ -65,10 +65,10 @@ def plan_groups(args: Namespace, at_once: int) -> list[list[EngineKey]]:
 
 
 def is_shared(key: EngineKey, args: Namespace) -> bool:
-    """Whether a shared engine serves this key: one that chooses how much to draft, on
-    which that can also be set."""
-    is_able = args.share_engines and key.implementation == OURS and key.mode != "none"
-    return is_able and key.num_tokens <= shared_depth(args)
+    """Whether a shared engine serves this key: one of ours that chooses how much to
+    draft, on which that can also be set. Synthetic acceptance is of one length."""
+    drafts = bool(args.trace) and key.implementation == OURS and key.mode != "none"
+    return drafts and key.num_tokens <= shared_depth(args)
 
 
 def shared_depth(args: Namespace) -> int:

@@ -48,15 +48,11 @@ class EngineKey(NamedTuple):
     shapes: str = MAIN
     tree: int = 0
 
-    @property
-    def setting(self) -> str:
-        """K and the other draft settings, such as "K7", "K7tree31", "K11auto"."""
-        tree = f"tree{self.tree}" if self.tree else ""
-        return f"K{self.num_tokens}{tree}{'auto' * self.is_auto}"
-
     def __str__(self) -> str:
         where = "" if self.shapes == MAIN else f"@{self.shapes}"
-        return f"{self.implementation}/{self.mode}{where}/{self.setting}"
+        tree = f"tree{self.tree}" if self.tree else ""
+        setting = f"K{self.num_tokens}{tree}{'auto' * self.is_auto}"
+        return f"{self.implementation}/{self.mode}{where}/{setting}"
 
 
 class PointKey(NamedTuple):

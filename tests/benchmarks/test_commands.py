@@ -27,7 +27,7 @@ SMALL |= {"intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 512}
             {"ours/none/K0", "ours/draft/K3", "base-v1/draft/K3"},
         ),
         (
-            "ours --modes pard --trace t0.5 --draft-tree 7 --share-engines --auto 3",
+            "ours --modes pard --trace t0.5 --draft-tree 7 --auto 3",
             {f"ours/pard/K3{how}" for how in ("", "tree7", "tree7auto")},
         ),
         (

@@ -16,7 +16,7 @@ from benchmarks.spec_decode.results import OURS, EngineKey
 SITES = [f"--site={name}={Path(__file__).parent}" for name in ("ours", "base")]
 SHARING = (
     "--implementations ours base-v1 --modes draft pard --trace t0.5 "
-    "--num-speculative-tokens 3 8 --draft-tree 0 15 --share-engines "
+    "--num-speculative-tokens 3 8 --draft-tree 0 15 "
 )
 
 

@@ -18,7 +18,7 @@ which node is meant. Nothing here synchronizes with the device.
 import inspect
 from collections.abc import Callable
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,7 +31,7 @@ RUNNERS = (
     ("vllm.v1.worker.gpu_model_runner", "GPUModelRunner"),
     ("vllm.v1.worker.cpu_model_runner", "CPUModelRunner"),
 )
-CAPACITY, MAX_NODES = 1 << 14, 63
+MAX_NODES = 63
 # Prompt tokens that determine a request's start, and the distance between the starts of
 # prompts whose token sums differ by one.
 KEY_TOKENS, SPREAD = 8, 613
@@ -39,22 +39,16 @@ KEY_TOKENS, SPREAD = 8, 613
 FIRST_TOKEN = 16
 
 
-class Plants(NamedTuple):
-    """Recorded trees, on a device.
+def plants_of(
+    trace: Trace, depth: int, is_tree: bool, device: torch.device | str
+) -> list[torch.Tensor]:
+    """Recorded trees of this depth, or chains of this length, on a device.
 
-    Attributes:
-        drawn: [rows, nodes + 1] int64, the target's tokens at the newest token and at
-            each node.
-        topology: parents, depths and ranks, [rows, nodes] int32 each, of `DraftTrees`;
-            none for chains.
+    Returns:
+        [rows, nodes + 1] int64, the target's tokens at the newest token and at each
+        node; of trees also parents, depths and ranks, [rows, nodes] int32 each, of
+        `DraftTrees`.
     """
-
-    drawn: torch.Tensor
-    topology: tuple[torch.Tensor, ...] = ()
-
-
-def plants_of(trace: Trace, depth: int, is_tree: bool) -> Plants:
-    """Trees of this depth, or chains of this length."""
     if is_tree:
         trace = trace.within(depth)
         path, num_nodes = trace.path, trace.parents.shape[1]
@@ -67,13 +61,12 @@ def plants_of(trace: Trace, depth: int, is_tree: bool) -> Plants:
         goes_on = child != NO_NODE
         after[rows[goes_on], at[goes_on]] = child[goes_on]
         at = np.where(goes_on, child, at)
-    drawn = torch.from_numpy(FIRST_TOKEN + after)
-    if not is_tree:
-        return Plants(drawn)
-    parents = np.where(trace.parents == NO_NODE, -1, trace.parents.astype(int))
-    topology = parents, np.maximum(trace.depths[:, 1:], 1), trace.ranks
-    tables = (torch.from_numpy(each.astype(np.int32)) for each in topology)
-    return Plants(drawn, tuple(tables))
+    tables = [FIRST_TOKEN + after]
+    if is_tree:
+        parents = np.where(trace.parents == NO_NODE, -1, trace.parents.astype(int))
+        topology = parents, np.maximum(trace.depths[:, 1:], 1), trace.ranks
+        tables += [each.astype(np.int32) for each in topology]
+    return [torch.from_numpy(each).to(device) for each in tables]
 
 
 class Replay:
@@ -81,42 +74,25 @@ class Replay:
 
     Attributes:
         trace: the recording; None: what is drafted is left alone.
-        kinds: arguments of `plants` that steps have; made when a recording is loaded.
-        chain: [CAPACITY] int64, accepted drafts of the longest chain.
-        num_rows: [1] int64, rows of the tables that are in use.
+        kinds: of steps, arguments of `plants_of`; made when a recording is loaded.
+        chain: [rows] int64, accepted drafts of the longest chain.
         starts: [slots] int64, by a request's index in Runner V2's state.
-        drawn: [slots, MAX_NODES + 1] int64, `Plants.drawn` of each request's drafts.
-        CUDA graphs read all but the last.
+        drawn: [slots, MAX_NODES + 1] int64, the target's tokens at a request's drafts.
     """
 
     trace: Trace | None = None
 
     def __init__(self, device: torch.device | str, num_slots: int) -> None:
-        self.chain = torch.zeros(CAPACITY, dtype=torch.int64, device=device)
-        self.num_rows = torch.ones(1, dtype=torch.int64, device=device)
+        self.chain = torch.zeros(1, dtype=torch.int64, device=device)
         self.starts = torch.zeros(num_slots, dtype=torch.int64, device=device)
         self.drawn = self.starts.new_full((num_slots, MAX_NODES + 1), FIRST_TOKEN)
         self._tokens = FIRST_TOKEN + 1 + torch.arange(MAX_NODES, device=device)
         self.kinds: set[tuple[int, bool]] = set()
-        self._plants: dict[tuple[int, bool], Plants] = {}
 
     def load(self, trace: Trace) -> None:
-        rows = len(trace.chain)
-        assert rows <= CAPACITY
-        self.trace, self._plants = trace, {}
-        self.chain[:rows].copy_(torch.from_numpy(trace.chain.astype(np.int64)))
-        self.num_rows.fill_(rows)
-        for kind in self.kinds:
-            self.plants(*kind)
-
-    def plants(self, *kind: Any) -> Plants:
-        """`plants_of` of the recording, on the device."""
-        if kind not in self._plants:
-            drawn, topology = plants_of(self.trace, *kind)
-            device = self.starts.device
-            moved = tuple(each.to(device) for each in topology)
-            self._plants[kind] = Plants(drawn.to(device), moved)
-        return self._plants[kind]
+        self.trace, device = trace, self.starts.device
+        self.chain = torch.from_numpy(trace.chain.astype(np.int64)).to(device)
+        self._plants = {kind: plants_of(trace, *kind, device) for kind in self.kinds}
 
     def plant(
         self,
@@ -135,17 +111,19 @@ class Replay:
             depth: the most drafts that can be accepted.
         """
         size = drafts.shape[1]
-        plants = self.plants(depth, size > depth)
+        if (kind := (depth, size > depth)) not in self._plants:
+            self._plants[kind] = plants_of(self.trace, *kind, drafts.device)
+        planted, *topology = self._plants[kind]
         rows = self.rows(self.starts[slots], newest)
         drafts.copy_(self._tokens[:size])
-        self.drawn[slots, : size + 1] = plants.drawn[rows, : size + 1]
+        self.drawn[slots, : size + 1] = planted[rows, : size + 1]
         own = trees.parents, trees.depths, trees.ranks
-        for table, planted in zip(own, plants.topology, strict=False):
+        for table, planted in zip(own, topology, strict=False):
             table[slots, :size] = planted[rows, :size]
 
     def rows(self, starts: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Table rows, [n] int64, of requests by their start and newest position."""
-        return (starts + positions) % self.num_rows
+        return (starts + positions) % len(self.chain)
 
 
 def start_of(prompts: np.ndarray) -> np.ndarray:

@@ -177,11 +177,8 @@ class EngineBenchmark:
             steps_per_s = point.concurrency / found["mean_step_s"]
             found["expected_tokens_per_s"] = steps_per_s * length
         before = self.run.results.get("measurements", {}).get(str(point), {})
-        entry = {
-            "acceptance_length": length or found["tokens_per_step"],
-            "repeats": [*before.get("repeats", []), found],
-        }
-        self.run.record("measurements", point, entry)
+        repeats = [*before.get("repeats", []), found]
+        self.run.record("measurements", point, {"repeats": repeats})
         times = {name: found[name] for name in ("step_s", "draft_s") if found[name]}
         shown = [f"{name[:-2]} {s * 1e3:.2f} ms" for name, s in times.items()]
         tokens = f"{found['tokens_per_s']:.1f} tokens/s"

@@ -87,11 +87,9 @@ def load(path: Path) -> Results:
 
 
 def save(path: Path, results: Results) -> None:
-    """Merges into a file and replaces it atomically; number lists are on one line."""
+    """Merges into a file and replaces it atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps(merge(load(path), results), indent=1, sort_keys=True)
-    numbers = re.compile(r"\[\s+([\d\s.,e-]+?)\s+\]")
-    text = numbers.sub(lambda found: f"[{' '.join(found[1].split())}]", text)
     part = path.with_suffix(".part")
     part.write_text(text + "\n")
     os.replace(part, path)

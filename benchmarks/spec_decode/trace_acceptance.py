@@ -17,7 +17,6 @@ which node is meant. Nothing here synchronizes with the device.
 
 import inspect
 from collections.abc import Callable
-from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -25,12 +24,6 @@ import torch
 
 from benchmarks.spec_decode.traces import NO_NODE, Trace
 
-# Runner V2, Runner V1, and Runner V1 for a CPU, which overrides load_model.
-RUNNERS = (
-    ("vllm.v1.worker.gpu.model_runner", "GPUModelRunner"),
-    ("vllm.v1.worker.gpu_model_runner", "GPUModelRunner"),
-    ("vllm.v1.worker.cpu_model_runner", "CPUModelRunner"),
-)
 MAX_NODES = 63
 # Prompt tokens that determine a request's start, and the distance between the starts of
 # prompts whose token sums differ by one.
@@ -146,34 +139,17 @@ def replacing(owner: Any, name: str) -> Callable[[Callable[..., Any]], None]:
     return put
 
 
-def replay_in_every_runner() -> list[Replay]:
-    """Patches the model runners of this process to replay recordings.
-
-    Call it before the engine is created. It works for this tree and vLLM's release.
-
-    Returns:
-        A list that gets the tables of each runner when it loads its model.
-    """
-    made: list[Replay] = []
-
-    def loading(load_model, runner, *args, **kwargs):
-        load_model(runner, *args, **kwargs)
-        spec = runner.vllm_config.speculative_config
-        if spec is None:
-            return
-        most = runner.vllm_config.scheduler_config.max_num_seqs
-        replay = Replay(runner.device, most)
-        if hasattr(runner, "req_states"):
-            store_starts(runner, replay)
-        if getattr(spec, "draft_tree", None):
-            replay_trees(runner.speculator, replay)
-        else:
-            replay_chains(runner, replay)
-        made.append(replay)
-
-    for module, kind in RUNNERS:
-        replacing(getattr(import_module(module), kind), "load_model")(loading)
-    return made
+def replay_in(runner: Any) -> Replay:
+    """Makes a model runner replay recordings, of this tree or of vLLM's release."""
+    config = runner.vllm_config
+    replay = Replay(runner.device, config.scheduler_config.max_num_seqs)
+    if hasattr(runner, "req_states"):
+        store_starts(runner, replay)
+    if getattr(config.speculative_config, "draft_tree", None):
+        replay_trees(runner.speculator, replay)
+    else:
+        replay_chains(runner, replay)
+    return replay
 
 
 def store_starts(runner: Any, replay: Replay) -> None:

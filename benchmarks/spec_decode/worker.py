@@ -15,7 +15,7 @@ import torch
 
 import vllm.benchmarks
 from benchmarks.spec_decode.models import ROOT, give_heads_their_own_lm_head
-from benchmarks.spec_decode.trace_acceptance import replacing, replay_in_every_runner
+from benchmarks.spec_decode.trace_acceptance import replacing, replay_in
 from benchmarks.spec_decode.traces import Trace
 from vllm.sampling_params import RequestOutputKind
 
@@ -118,11 +118,11 @@ class Worker(drafters.Engine):
 
     def __init__(self, engine: dict[str, Any], is_replayed: bool):
         give_heads_their_own_lm_head()
-        replays = replay_in_every_runner() if is_replayed else []
         super().__init__(**engine)
         # In-process, so this returns the runner object itself.
         self.runner = self.llm.collective_rpc(lambda worker: worker.model_runner)[0]
-        self.replay, self.replayed = replays[0] if replays else None, None
+        self.replay = replay_in(self.runner) if is_replayed else None
+        self.replayed: str | None = None
         # Runner V2's speculator, Runner V1's drafter.
         self.drafter = getattr(self.runner, "speculator", None)
         self.drafter = self.drafter or getattr(self.runner, "drafter", None)

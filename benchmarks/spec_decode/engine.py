@@ -25,11 +25,9 @@ from benchmarks.spec_decode.plan import (
     GIB,
     MIN_MODEL_LEN,
     engine_of,
-    is_shared,
     llm_args,
     plan_groups,
     python_for,
-    shared_depth,
 )
 from benchmarks.spec_decode.results import OURS, ROOT, EngineKey, PointKey, Run
 from benchmarks.spec_decode.traces import RECORDED, expected_length, recording
@@ -151,7 +149,6 @@ class EngineBenchmark:
             "concurrency": point.concurrency,
             "prompt_len": point.context,
             "recording": recording(point.acceptance, key),
-            "is_shared": is_shared(key, self.args),
             "num_drafts": None if key.is_auto else key.tree or key.num_tokens,
         }
 
@@ -169,9 +166,8 @@ class EngineBenchmark:
                 del engines[key]
 
     def record(self, point: PointKey, found: dict[str, Any]) -> None:
-        key = point.engine
-        if is_shared(key, self.args):  # depths of its trees are those of its engine
-            key = key._replace(is_auto=True, num_tokens=shared_depth(self.args))
+        # Depths of trees are those of the engine.
+        key = engine_of(point.engine, self.args)
         length = expected_length(point.acceptance, key, found["drafted"])
         if length and found["mean_step_s"]:
             steps_per_s = point.concurrency / found["mean_step_s"]

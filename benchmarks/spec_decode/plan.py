@@ -64,23 +64,15 @@ def plan_groups(args: Namespace, at_once: int) -> list[list[EngineKey]]:
     return [[*chain.from_iterable(group)] for group in groups]
 
 
-def is_shared(key: EngineKey, args: Namespace) -> bool:
-    """Whether a shared engine serves this key: one of ours that chooses how much to
-    draft, on which that can also be set. Synthetic acceptance is of one length."""
-    drafts = bool(args.trace) and key.implementation == OURS and key.mode != "none"
-    return drafts and key.num_tokens <= shared_depth(args)
-
-
-def shared_depth(args: Namespace) -> int:
-    return args.auto or max(args.num_speculative_tokens, default=0)
-
-
 def engine_of(key: EngineKey, args: Namespace) -> EngineKey:
-    """The engine that a point is measured on: its own, or the shared one."""
-    if not is_shared(key, args):
+    """The engine that a point is measured on: its own, or where acceptance is replayed
+    one of ours that chooses how much to draft, on which that can also be set."""
+    depth = args.auto or max(args.num_speculative_tokens, default=0)
+    drafts = key.implementation == OURS and key.mode != "none"
+    if not args.trace or not drafts or key.num_tokens > depth:
         return key
     nodes = key.tree if key.is_auto else max(args.draft_tree, default=0)
-    return EngineKey(OURS, key.mode, shared_depth(args), True, key.shapes, nodes)
+    return EngineKey(OURS, key.mode, depth, True, key.shapes, nodes)
 
 
 def python_of(site: str, **env: str) -> tuple[list[str], dict[str, str]]:

@@ -178,7 +178,6 @@ class Worker(drafters.Engine):
         prompt_len: int,
         output_len: int,
         recording: str | None,
-        is_shared: bool,
         num_drafts: int | None,
     ) -> dict[str, Any]:
         """Measures one round of requests; README.md has the results.
@@ -186,9 +185,9 @@ class Worker(drafters.Engine):
         Args:
             number: seeds the prompts, which are the same for all engines.
             recording: to replay; unused if the engine replays none.
-            is_shared: then `num_drafts` is drafted, see `draft`.
+            num_drafts: see `draft`; unused if the engine does not choose.
         """
-        if is_shared:
+        if self.policy is not None:
             self.draft(num_drafts)
         if self.replay is not None and recording != self.replayed:
             self.replay.load(Trace.load(recording))

@@ -8,7 +8,7 @@ BIN    := $(VENV)/bin
 PYTEST_ARGS ?= -n 2 --dist worksteal
 # A change of an addition is live; what else goes into the install is listed here.
 INSTALL_INPUTS := $(wildcard requirements/*.txt) base.toml edits.lock setup.py \
-    pyproject.toml CMakeLists.txt $(wildcard csrc/* tools/overlay/*.py) \
+    pyproject.toml $(wildcard csrc/* tools/overlay/*.py) \
     $(shell find vllm -name '*.edit' -o -type d -not -name __pycache__)
 
 .DELETE_ON_ERROR:

@@ -27,7 +27,6 @@ sys.path.insert(0, str(ROOT / "tools"))
 
 from overlay import base  # noqa: E402
 from overlay.compose import EDITABLE, compose_for  # noqa: E402
-from overlay.native import build_requirements  # noqa: E402
 
 LICENCES = ROOT / "build" / "vllm-base"  # see license-files in pyproject.toml
 
@@ -108,7 +107,6 @@ try:
     setup(
         version=base.local_version(base.pinned_base(device)),
         install_requires=requirements(device),
-        setup_requires=build_requirements() if device == "cpu" else [],
         distclass=Composed,
         cmdclass={
             "build_py": Compose,

@@ -6,9 +6,7 @@ that changes of the device over time affect all of them equally.
 """
 
 import argparse
-import json
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -17,6 +15,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import torch
+
+import vllm
 from benchmarks.spec_decode.flags import parse
 from benchmarks.spec_decode.models import write_models
 from benchmarks.spec_decode.plan import (
@@ -24,43 +25,21 @@ from benchmarks.spec_decode.plan import (
     GIB,
     MIN_MODEL_LEN,
     engine_of,
-    is_shared,
     llm_args,
     plan_groups,
     python_for,
-    python_of,
-    shared_depth,
 )
 from benchmarks.spec_decode.results import OURS, ROOT, EngineKey, PointKey, Run
 from benchmarks.spec_decode.traces import RECORDED, expected_length, recording
-from vllm.benchmarks.drafters.processes import EngineProcess, last_error
+from vllm.benchmarks.drafters.processes import EngineProcess
+from vllm.platforms import current_platform
 
 WORKER = "benchmarks.spec_decode.worker", "serve"
 WARM_UP_TOKENS = 24
 START_S, ANSWER_S = 400, 180  # an engine takes longer only if something hangs
 # For Llama-3.1-8B and the largest of its drafters, in bf16.
 KV_BYTES_PER_TOKEN = 164 << 10
-PROBE = """
-import json, torch, vllm
-found = {"torch": torch.__version__, "vllm": vllm.__version__}
-if torch.cuda.is_available():
-    gpu = torch.cuda.get_device_properties(0)
-    found |= {"name": gpu.name, "memory_bytes": gpu.total_memory}
-else:
-    found |= {"name": "cpu", "memory_bytes": 0}
-print(json.dumps(found))
-"""
 Engines = dict[EngineKey, EngineProcess]
-
-
-def probe_device(python: list[str], env: dict[str, str]) -> dict[str, Any]:
-    """Name and memory of the GPU, "cpu" without one, and the software's versions; in
-    another process, so that this one does not use the device."""
-    command = [*python, "-c", PROBE]
-    done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True)
-    if done.returncode:
-        sys.exit(f"The device could not be probed: {last_error(done.stderr)}")
-    return json.loads(done.stdout.splitlines()[-1])
 
 
 class EngineBenchmark:
@@ -72,10 +51,15 @@ class EngineBenchmark:
 
     def __init__(self, args: argparse.Namespace, folder: Path):
         self.args = args
-        device = probe_device(*python_of(next(iter(args.site.values()))))
+        device = {
+            "name": current_platform.get_device_name(),
+            "memory_bytes": current_platform.get_device_total_memory(),
+            "torch": torch.__version__,
+            "vllm": vllm.__version__,
+        }
         longest = max(args.context) + args.output_len + 128
         args.models = write_models(args.shapes, folder)
-        args.on_cpu = device["name"] == "cpu"
+        args.on_cpu = current_platform.is_cpu()
         args.max_model_len = max(MIN_MODEL_LEN, longest)
         self.run = Run("engine", device, args.output, args.time_limit)
         self.logs = Path(tempfile.mkdtemp(prefix="spec_decode_logs_"))
@@ -136,7 +120,7 @@ class EngineBenchmark:
 
     def measure_all(self, engines: Engines) -> None:
         ours = [key for key in engines if key.implementation == OURS]
-        choosing = (engines[key] for key in ours if key.is_auto or key.is_adaptive)
+        choosing = (engines[key] for key in ours if key.is_auto)
         for engine in dict.fromkeys(choosing):  # several keys may share one
             engine.ask("time_steps", ANSWER_S)
         for acceptance in self.args.acceptance:
@@ -160,13 +144,12 @@ class EngineBenchmark:
 
     def measure(self, point: PointKey, engines: Engines, repeat: int) -> None:
         key, engine = point.engine, engines[point.engine]
-        num_drafts = None if key.is_auto else key.tree or key.num_tokens
         setup = {
             "number": repeat,
             "concurrency": point.concurrency,
             "prompt_len": point.context,
             "recording": recording(point.acceptance, key),
-            "shared": is_shared(key, self.args) and (num_drafts, key.is_adaptive),
+            "num_drafts": None if key.is_auto else key.tree or key.num_tokens,
         }
 
         def ask(output_len: int) -> dict[str, Any]:
@@ -183,19 +166,15 @@ class EngineBenchmark:
                 del engines[key]
 
     def record(self, point: PointKey, found: dict[str, Any]) -> None:
-        key = point.engine
-        if is_shared(key, self.args):  # depths of its trees are those of its engine
-            key = key._replace(is_auto=True, num_tokens=shared_depth(self.args))
+        # Depths of trees are those of the engine.
+        key = engine_of(point.engine, self.args)
         length = expected_length(point.acceptance, key, found["drafted"])
         if length and found["mean_step_s"]:
             steps_per_s = point.concurrency / found["mean_step_s"]
             found["expected_tokens_per_s"] = steps_per_s * length
         before = self.run.results.get("measurements", {}).get(str(point), {})
-        entry = {
-            "acceptance_length": length or found["tokens_per_step"],
-            "repeats": [*before.get("repeats", []), found],
-        }
-        self.run.record("measurements", point, entry)
+        repeats = [*before.get("repeats", []), found]
+        self.run.record("measurements", point, {"repeats": repeats})
         times = {name: found[name] for name in ("step_s", "draft_s") if found[name]}
         shown = [f"{name[:-2]} {s * 1e3:.2f} ms" for name, s in times.items()]
         tokens = f"{found['tokens_per_s']:.1f} tokens/s"

@@ -33,9 +33,6 @@ def make_parser() -> argparse.ArgumentParser:
     add("--draft-tree", type=int, nargs="+", default=[], metavar="N",
         help="also engines of ours with draft trees of so many nodes, and with 0 "
         "--auto without trees, too; needs --trace")  # fmt: skip
-    add("--adaptive", action="store_true", help="also engines with "
-        "enable_adaptive_verification and the largest K, ours and Runner V2's; needs "
-        "--trace, whose confidence it reads")  # fmt: skip
     add("--shapes", choices=SETS, default=SETS[0], help="of the target and drafters")
     add("--max-num-seqs", type=int, default=64)
     add("--kv-cache-gib", type=float, default=5.0, help="KV cache of each engine")
@@ -50,8 +47,6 @@ def make_parser() -> argparse.ArgumentParser:
     add("--context", type=int, nargs="+", default=[MAIN_CONTEXT], metavar="L",
         help="tokens of a prompt")  # fmt: skip
     add("--output-len", type=int, default=256)
-    add("--share-engines", action="store_true", help="engines of ours that differ "
-        "only in how much they draft are one; needs --trace")  # fmt: skip
     add("--repeats", type=int, default=3)
     return parser
 
@@ -67,12 +62,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     for name in args.implementations:
         if (site := OURS if name == OURS else "base") not in args.site:
             parser.error(f"{name} needs --site {site}=PATH")
-    recorded = args.auto, args.draft_tree, args.adaptive, args.share_engines
-    if any(recorded) and not args.trace:
-        parser.error(
-            "--auto, --draft-tree, --adaptive and --share-engines need --trace: what "
-            "they go by is recorded"
-        )
+    if (args.auto or args.draft_tree) and not args.trace:
+        parser.error("--auto and --draft-tree need --trace: what is accepted")
     known = modes_of(args.shapes)
     args.modes = args.modes or known
     if missing := set(args.modes) - set(known):

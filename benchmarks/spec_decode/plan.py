@@ -31,13 +31,11 @@ def runs_mode(implementation: str, mode: str) -> bool:
 def keys_of(args: Namespace) -> Iterator[EngineKey]:
     """All engines to measure, those of a mode and K one after the other.
 
-    Only this tree has draft trees, and Runner V1 has no adaptive verification. Both are
-    measured with the largest K only. "auto" is measured with up to the largest
-    --draft-tree, and also without trees if 0 was given.
+    Only this tree has draft trees, measured with the largest K only. "auto" is measured
+    with up to the largest --draft-tree, and also without trees if 0 was given.
     """
     key_of, trees = partial(EngineKey, shapes=args.shapes), args.draft_tree
     drafting = [mode for mode in args.modes if mode != "none"]
-    adaptive = (False, True)[: 1 + args.adaptive]
     if "none" in args.modes:
         yield from (key_of(side, "none", 0) for side in args.implementations)
     for k, mode in product(args.num_speculative_tokens, drafting):
@@ -45,13 +43,10 @@ def keys_of(args: Namespace) -> Iterator[EngineKey]:
         yield from (key_of(side, mode, k) for side in sides)
         if k == max(args.num_speculative_tokens):
             yield from (key_of(OURS, mode, k, tree=n) for n in trees if n >= k)
-            able = [side for side in sides if side != BASE_V1 and args.adaptive]
-            yield from (key_of(side, mode, k, is_adaptive=True) for side in able)
     if args.auto is not None:
         sizes = sorted({max(trees, default=0), *({0} & {*trees})})
-        for mode, nodes, trims in product(drafting, sizes, adaptive):
-            how = {"is_auto": True, "tree": nodes, "is_adaptive": trims}
-            yield key_of(OURS, mode, args.auto, **how)
+        for mode, nodes in product(drafting, sizes):
+            yield key_of(OURS, mode, args.auto, is_auto=True, tree=nodes)
 
 
 def plan_groups(args: Namespace, at_once: int) -> list[list[EngineKey]]:
@@ -69,24 +64,15 @@ def plan_groups(args: Namespace, at_once: int) -> list[list[EngineKey]]:
     return [[*chain.from_iterable(group)] for group in groups]
 
 
-def is_shared(key: EngineKey, args: Namespace) -> bool:
-    """Whether a shared engine serves this key: one that chooses how much to draft, on
-    which that can also be set."""
-    is_able = args.share_engines and key.implementation == OURS and key.mode != "none"
-    return is_able and key.num_tokens <= shared_depth(args)
-
-
-def shared_depth(args: Namespace) -> int:
-    return args.auto or max(args.num_speculative_tokens, default=0)
-
-
 def engine_of(key: EngineKey, args: Namespace) -> EngineKey:
-    """The engine that a point is measured on: its own, or the shared one."""
-    if not is_shared(key, args):
+    """The engine that a point is measured on: its own, or where acceptance is replayed
+    one of ours that chooses how much to draft, on which that can also be set."""
+    depth = args.auto or max(args.num_speculative_tokens, default=0)
+    drafts = key.implementation == OURS and key.mode != "none"
+    if not args.trace or not drafts or key.num_tokens > depth:
         return key
     nodes = key.tree if key.is_auto else max(args.draft_tree, default=0)
-    depth, adaptive = shared_depth(args), args.adaptive
-    return EngineKey(OURS, key.mode, depth, True, key.shapes, nodes, adaptive)
+    return EngineKey(OURS, key.mode, depth, True, key.shapes, nodes)
 
 
 def python_of(site: str, **env: str) -> tuple[list[str], dict[str, str]]:
@@ -164,6 +150,6 @@ def speculative_config(key: EngineKey, args: Namespace) -> dict[str, Any] | None
         config["synthetic_acceptance_length"] = equal_length(key.num_tokens)
     if key.is_auto:
         config["num_speculative_tokens_per_batch_size"] = "auto"
-    if key.is_auto or key.is_adaptive:  # a part of "auto" by default
-        config["enable_adaptive_verification"] = key.is_adaptive
+        # A part of "auto" by default: it goes by the confidence of random weights.
+        config["enable_adaptive_verification"] = False
     return config | (args.spec_args if key.implementation == OURS else {})

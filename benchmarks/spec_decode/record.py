@@ -16,8 +16,8 @@ import torch
 
 from benchmarks.spec_decode.trace_acceptance import after_propose, replacing
 from benchmarks.spec_decode.traces import NO_NODE, Trace
+from vllm import LLM
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 from vllm.v1.worker.gpu.spec_decode.unified.speculator import UnifiedSpeculator
 from vllm.v1.worker.gpu.spec_decode.unified.tree.step import TreeStep
 
@@ -54,34 +54,30 @@ def best_chain(
 
 
 class Recorder:
-    """Patches the engine of this process: make it before the engine, which must run
-    on a CPU or without CUDA graphs, and not schedule asynchronously.
+    """Patches an engine in this process, which must run on a CPU or without CUDA
+    graphs, and not schedule asynchronously.
 
     Attributes:
         drafts: since the last `add`, by request and the position of its newest token.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, llm: LLM) -> None:
         self.drafts: dict[str, dict[int, Drafts]] = defaultdict(dict)
-        self._has_passes = self._is_unified = False
+        (runner,) = llm.collective_rpc(lambda worker: worker.model_runner)
+        self._is_unified = isinstance(runner.speculator, UnifiedSpeculator)
+        self._has_passes = False
         self._grown: Drafts | None = None
         self._rows: list[tuple[list[int], int, int, list[float]]] = []
         self._lengths: list[int] = []
         Scheduler.update_draft_token_ids = lambda self, drafts: None
         replacing(TreeStep, "grow")(self._keep)
-
-        @replacing(GPUModelRunner, "load_model")
-        def loading(load_model, runner, *args, **kwargs):
-            load_model(runner, *args, **kwargs)
-            self._is_unified = isinstance(runner.speculator, UnifiedSpeculator)
-            after_propose(runner.speculator, self._place)
+        after_propose(runner.speculator, self._place)
 
     def _keep(self, grow, step, candidates, requests, states, drafts, nodes) -> None:
         grow(step, candidates, requests, states, drafts, nodes)
-        trees, self._has_passes = step.trees, self._is_unified
-        self._has_passes &= candidates.next_rows is not None
+        self._has_passes = self._is_unified and candidates.next_rows is not None
         chain = best_chain(*candidates)
-        found = trees.parents[states, :nodes], drafts[:, :nodes], *chain
+        found = step.trees.parents[states, :nodes], drafts[:, :nodes], *chain
         self._grown = Drafts(*(each.cpu().clone() for each in found))
 
     def _place(self, given: dict[str, Any], drafts: torch.Tensor) -> None:

@@ -16,7 +16,9 @@ import json
 from collections import defaultdict, deque
 from collections.abc import Iterator
 from functools import cache
+from itertools import islice, product
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -47,8 +49,8 @@ class Phase(NamedTuple):
     seconds: float
 
 
-STEADY = [[Phase(n, text, 8.0)] for n in (1, 8, 32, 64) for text in ("greedy", "t0.5")]
-CHANGING = [
+LOADS = [
+    *([Phase(n, text, 8.0)] for n in (1, 8, 32, 64) for text in ("greedy", "t0.5")),
     [Phase(n, "t0.5", 1.5) for n in (8, 16, 32, 64, 32, 16, 8, 4, 2, 1) * 3],
     [Phase(n, t, 1.5) for n in (1, 8, 32) for t in ("greedy", "t0.8", "t0.5") * 2],
     [Phase(64, text, 1.5) for text in ("greedy", "t0.8") * 4],
@@ -63,8 +65,7 @@ class Step(NamedTuple):
         drafted: the plan that it drafted.
         seconds: that it took.
         load: of its requests.
-        verified: [n], drafts that were verified.
-        accepted, num_best: [n], see `Verified`.
+        verified: what came of each request's drafts.
         probs: [n, K], the drafter's confidence.
     """
 
@@ -73,9 +74,7 @@ class Step(NamedTuple):
     drafted: int
     seconds: float
     load: Load
-    verified: list[int]
-    accepted: list[list[int]]
-    num_best: list[int]
+    verified: list[Verified]
     probs: np.ndarray
 
 
@@ -136,30 +135,31 @@ def depth_of(drafter: str, nodes: int) -> int:
     return DEPTH if drafter in ONE_PASS else depth_with_passes(nodes, DEPTH)
 
 
+recording = cache(Trace.load)
+
+
 @cache
-def outcomes(drafter: str, text: str, plan: int) -> list[list[int]]:
+def paths(drafter: str, text: str, plan: int) -> list[list[int]]:
     """Accepted nodes of a tree, by row of the recording."""
-    trace = Trace.load(f"{drafter}-{text}").within(depth_of(drafter, plan))
+    trace = recording(f"{drafter}-{text}").within(depth_of(drafter, plan))
     return [row[row <= plan].tolist() for row in trace.path[:ROWS]]
 
 
-@cache
-def chains(drafter: str, text: str) -> tuple[np.ndarray, np.ndarray]:
-    """[rows], accepted drafts of the longest chain, and [rows, K], their confidence."""
-    trace = Trace.load(f"{drafter}-{text}")
-    return trace.accepted(DEPTH)[:ROWS], trace.confidence[:ROWS, :DEPTH]
-
-
 class Engine:
-    """Serves requests of `length` tokens, by a policy or by one plan."""
+    """Serves phases of load, and counts tokens; every request has the same text,
+    whatever is drafted for it.
+
+    Attributes:
+        rows: of the recording, at which requests begin, by their number.
+        ages: tokens of the running requests, by number.
+    """
 
     def __init__(self, drafter: str, times: Times, seed: int, length: int = 256):
         self.drafter, self.times, self.length = drafter, times, length
-        # Requests have the same text, whatever is drafted for them.
         self.rng, self.text = (np.random.default_rng(each) for each in (seed, 0))
-        self.rows: dict[str, int] = {}
-        self.ages: dict[str, int] = {}
-        self.number, self.level = 0, 0.0
+        self.rows: list[int] = []
+        self.ages: dict[int, int] = {}
+        self.level = 0.0
 
     def _load(self, phase: Phase) -> Load:
         """Requests end and begin."""
@@ -169,13 +169,11 @@ class Engine:
         while len(self.ages) > n:
             self.ages.popitem()
         while len(self.ages) < n:
-            self.number += 1
-            self.rows[f"{self.number}"] = int(self.text.integers(ROWS))
-            self.ages[f"{self.number}"] = 0
+            self.ages[len(self.rows)] = 0
+            self.rows.append(int(self.text.integers(ROWS)))
         kind = kind_of(TEMPERATURES[phase.text])
         shares = tuple(float(each == kind) for each in range(NUM_KINDS))
-        context = CONTEXT + sum(self.ages.values()) / n
-        return Load(n, n, context, shares=shares)
+        return Load(n, n, CONTEXT + sum(self.ages.values()) / n, shares=shares)
 
     def _noise(self) -> float:
         self.level = 0.98 * self.level + self.rng.normal(0, 0.01)
@@ -195,41 +193,38 @@ class Engine:
                 else:
                     if (last := pending.popleft()) is not None:
                         policy.observe(last)
-                    drafted = policy.choose([*self.ages], load)
+                    drafted = policy.choose([*self.ages][-1], load)
                     budget = policy.budget(load, plan) if 0 < plan <= DEPTH else None
                 step = self._step(phase.text, load, plan, drafted, budget)
                 pending.append(step)
                 seconds += step.seconds
-                tokens += sum(len(each) + 1 for each in step.accepted)
+                tokens += sum(len(each.accepted) + 1 for each in step.verified)
         return tokens / seconds
 
     def _step(
         self, text: str, load: Load, plan: int, drafted: int, budget: int | None
     ) -> Step:
-        longest, confidence = chains(self.drafter, text)
-        names, n = [*self.ages], load.num_reqs
-        at = [(self.rows[name] + self.ages[name]) % len(longest) for name in names]
-        probs, verified = confidence[at], [plan] * n
-        if plan > DEPTH:
-            accepted = [outcomes(self.drafter, text, plan)[row] for row in at]
-            most = [len(each) for each in accepted]
-        elif budget is not None:
-            reached = probs[:, :plan].cumprod(axis=1)
-            least = np.sort(reached, axis=None)[-max(budget, 1)]
-            most = verified = (reached >= least).sum(axis=1).tolist()
-        else:
-            most = verified
-        num_best = [min(int(longest[r]), v) for r, v in zip(at, most, strict=True)]
-        if plan <= DEPTH:
-            accepted = [[*range(1, number + 1)] for number in num_best]
+        trace, n = recording(f"{self.drafter}-{text}"), load.num_reqs
+        longest, confidence = trace.chain[:ROWS], trace.confidence[:ROWS]
+        at = [(self.rows[name] + age) % len(longest) for name, age in self.ages.items()]
+        probs, sizes = confidence[at], [plan] * n
         seconds = self.times.seconds(n, plan)
         if budget is not None:
+            reached = probs[:, :plan].cumprod(axis=1)
+            least = np.sort(reached, axis=None)[-max(budget, 1)]
+            sizes = (reached >= least).sum(axis=1).tolist()
             seconds = self.times.trimmed(n, plan, budget / n)
-        seconds *= self._noise() * (1 + SWITCH * (drafted != plan))
-        for name, nodes in zip(names, accepted, strict=True):
+        verified = []
+        for name, row, size in zip(self.ages, at, sizes, strict=True):
+            nodes = [*range(1, min(int(longest[row]), size) + 1)]
+            num_best = len(nodes)
+            if plan > DEPTH:
+                nodes = paths(self.drafter, text, plan)[row]
+                num_best = min(num_best, len(nodes))
+            verified.append(Verified(size, nodes, num_best))
             self.ages[name] += len(nodes) + 1
-        of_each = verified, accepted, num_best, probs
-        return Step(plan, budget, drafted, seconds, load, *of_each)
+        seconds *= self._noise() * (1 + SWITCH * (drafted != plan))
+        return Step(plan, budget, drafted, seconds, load, verified, probs)
 
 
 class Auto:
@@ -246,9 +241,9 @@ class Auto:
         self.batch: Any = None
         self.elapsed, self.steps, self.last = 0, 0, None
 
-    def choose(self, names: list[str], load: Load) -> int:
+    def choose(self, newest: int, load: Load) -> int:
         self.elapsed += 1
-        batch, plan = (len(names), names[-1]), self.chooser.plan
+        batch, plan = (load.num_reqs, newest), self.chooser.plan
         if plan is not None and batch == self.batch and self.elapsed < HELD:
             return plan
         elapsed, self.elapsed, self.load = self.elapsed, 0, load
@@ -273,18 +268,17 @@ class Auto:
         self.last, self.steps = kind, self.steps + 1
         is_report = self.steps % REPORTED_EVERY == 0 and 0 < step.plan <= DEPTH
         if is_report and verifier and load.num_reqs >= LEAST_TRIMMED:
-            tokens = np.array([len(each) + 1 for each in step.accepted])
+            tokens = np.array([len(each.accepted) + 1 for each in step.verified])
             verifier.report(step.probs, tokens, np.full(len(tokens), step.plan))
-        if not step.plan or (is_partial and not is_report):
+        if is_partial and not is_report:
             return
-        for i in range(min(len(step.verified), OBSERVED)):
-            verified, accepted, more = step.verified[i], step.accepted[i], ()
-            if is_partial and len(accepted) == verified:
-                end = min(len(accepted) + 2, step.plan)
-                more = tuple(step.probs[i, verified:end])
-            if verified or more:
-                counts = verified, accepted, step.num_best[i]
-                drafts = Verified(*counts, more)
+        pairs = zip(step.verified, step.probs, strict=True)
+        for drafts, probs in islice(pairs, OBSERVED):
+            size, num_accepted = drafts.num_drafts, len(drafts.accepted)
+            if is_partial and num_accepted == size:
+                more = tuple(probs[size : min(num_accepted + 2, step.plan)])
+                drafts = drafts._replace(unverified=more)
+            if size or drafts.unverified:
                 self.chooser.observe(drafts, load.shares.index(1.0))
 
 
@@ -308,36 +302,25 @@ def best_fixed(drafter: str, phase: Phase) -> float:
     )
 
 
-def cases() -> Iterator[tuple[str, list[Phase]]]:
-    for drafter in ("peagle", "eagle3", "pard", "draft"):
-        for phases in STEADY + CHANGING:
-            if max(phase.num_reqs for phase in phases) <= Times(drafter).largest:
-                yield drafter, phases
-
-
-def described(phases: list[Phase]) -> str:
-    if len(phases) == 1:
-        return f"{phases[0].num_reqs} requests, {phases[0].text}"
-    texts = sorted({phase.text for phase in phases})
-    return f"changing load, {'/'.join(texts)}"
+def cases() -> Iterator[tuple[str, str, list[Phase]]]:
+    """Drafters, names of loads, and their phases."""
+    for drafter, phases in product(("peagle", "eagle3", "pard", "draft"), LOADS):
+        if max(phase.num_reqs for phase in phases) <= Times(drafter).largest:
+            texts = "/".join(sorted({phase.text for phase in phases}))
+            load = f"{phases[0].num_reqs} requests" if len(phases) == 1 else "changing"
+            yield drafter, f"{load}, {texts}", phases
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=4)
-    parser.add_argument("--json", type=Path, help="writes the table")
-    args = parser.parse_args()
-    rows = []
-    for drafter, phases in cases():
+    args, shares = parser.parse_args(), []
+    for drafter, name, phases in cases():
         found, best = replay(drafter, phases, args.seeds)
-        rows.append([drafter, described(phases), found, best, found / best])
+        shares.append(found / best)
         numbers = f"{found:9.0f} {best:9.0f} {found / best:.3f}"
-        print(f"{drafter:8} {described(phases):36} {numbers}", flush=True)
-    shares = np.array([row[-1] for row in rows])
-    mean = np.exp(np.log(shares).mean())
-    print(f"geometric mean {mean:.4f}, least {shares.min():.3f}")
-    if args.json:
-        args.json.write_text(json.dumps(rows, indent=1) + "\n")
+        print(f"{drafter:8} {name:28} {numbers}", flush=True)
+    print(f"geometric mean {geometric_mean(shares):.4f}, least {min(shares):.3f}")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import pandas as pd
 
 from benchmarks.spec_decode import results as files
 from benchmarks.spec_decode.models import MAIN, MODES
-from benchmarks.spec_decode.results import OURS, PointKey
+from benchmarks.spec_decode.results import KEY, MAIN_CONTEXT, OURS
 from benchmarks.spec_decode.traces import EQUAL
 
 NAMES = {
@@ -44,32 +44,27 @@ def points(results: files.Results) -> pd.DataFrame:
     does not vary with the acceptance of a round; `drawn` is tokens/s at the round's own
     acceptance. Where the expected length is unknown, `steady` is `drawn`.
     """
-    rows = [_point(*item) for item in results["measurements"].items()]
-    found = pd.DataFrame(rows)
+    keys = pd.Series([*results["measurements"]], name="point")
+    measured = pd.DataFrame(map(_measured, results["measurements"].values()))
+    usual = {"shapes": MAIN, "context": str(MAIN_CONTEXT)}
+    found = keys.str.extract(KEY).fillna(usual).join(keys).join(measured)
+    found = found.astype({"requests": int, "context": int})
+    found["drawn"] *= found["requests"]
+    found["steady"] = found["steady"].fillna(found["drawn"])
+    found["side"] = found["runner"].where(found["runner"] == OURS, VLLM)
     found["mode"] = pd.Categorical(found["mode"], list(MODES), ordered=True)
     return found
 
 
-def _point(text: str, point: dict[str, Any]) -> dict[str, Any]:
-    key, rounds = PointKey.parse(text), pd.DataFrame(point["repeats"], columns=MEASURED)
-    engine, middle = key.engine, rounds.astype(float).median()
-    speeds = rounds["tokens_per_s"]
+def _measured(point: dict[str, Any]) -> dict[str, Any]:
+    rounds = pd.DataFrame(point["repeats"], columns=MEASURED)
+    middle, speeds = rounds.astype(float).median(), rounds["tokens_per_s"]
     steps = (rounds["tokens_per_step"] / rounds["mean_step_s"]).astype(float)
-    drawn, steady = key.concurrency * steps.median(), middle["expected_tokens_per_s"]
     return {
-        "point": text,
-        "side": OURS if engine.implementation == OURS else VLLM,
-        "runner": engine.implementation,
-        "shapes": engine.shapes,
-        "acceptance": key.acceptance,
-        "mode": engine.mode,
-        "context": key.context,
-        "requests": key.concurrency,
-        "setting": engine.setting,
         "tokens/s": middle["tokens_per_s"],
         "± %": 50 * (speeds.max() - speeds.min()) / speeds.median(),
-        "steady": drawn if pd.isna(steady) else steady,
-        "drawn": drawn,
+        "steady": middle["expected_tokens_per_s"],
+        "drawn": steps.median(),
         "step": 1e3 * middle["step_s"],
         "draft": 1e3 * middle["draft_s"],
         "run": point["run"][:16],

@@ -22,10 +22,10 @@ RESULTS = ROOT / "benchmarks/results"
 OURS, BASE_V2, BASE_V1 = "ours", "base-v2", "base-v1"
 IMPLEMENTATIONS = (OURS, BASE_V2, BASE_V1)
 MAIN_CONTEXT = 128  # keys name neither this nor MAIN
-ENGINE = re.compile(
-    r"([^/]+)/([^/@]+)(?:@([^/]+))?/K(\d+)(?:tree(\d+))?(auto)?(adaptive)?"
+KEY = re.compile(  # of a point
+    r"(?P<runner>[^/]+)/(?P<mode>[^/@]+)(?:@(?P<shapes>[^/]+))?/(?P<setting>K[^/]+)/"
+    r"(?P<acceptance>[^/]+)/c(?P<requests>\d+)(?:@(?P<context>\d+))?"
 )
-KEY = re.compile(r"(.+/.+/K[^/]+)/([^/]+)/c(\d+)(?:@(\d+))?")
 PLACES = ("--output", "--site")  # flags that say where files are
 SECTIONS = ("runs", "engines", "measurements")
 Results = dict[str, dict[str, Any]]
@@ -37,7 +37,6 @@ class EngineKey(NamedTuple):
     Attributes:
         num_tokens: K, 0 without speculation.
         tree: nodes of a draft tree of depth K; 0: a chain.
-        is_adaptive: adaptive verification trims drafts, up to K.
         is_auto: every step chooses its draft length, and K is the maximum.
         shapes: name of the set of models.
     """
@@ -48,18 +47,12 @@ class EngineKey(NamedTuple):
     is_auto: bool = False
     shapes: str = MAIN
     tree: int = 0
-    is_adaptive: bool = False
-
-    @property
-    def setting(self) -> str:
-        """K and the other draft settings, such as "K7", "K7tree31", "K11auto"."""
-        tree = f"tree{self.tree}" if self.tree else ""
-        how = "auto" * self.is_auto + "adaptive" * self.is_adaptive
-        return f"K{self.num_tokens}{tree}{how}"
 
     def __str__(self) -> str:
         where = "" if self.shapes == MAIN else f"@{self.shapes}"
-        return f"{self.implementation}/{self.mode}{where}/{self.setting}"
+        tree = f"tree{self.tree}" if self.tree else ""
+        setting = f"K{self.num_tokens}{tree}{'auto' * self.is_auto}"
+        return f"{self.implementation}/{self.mode}{where}/{setting}"
 
 
 class PointKey(NamedTuple):
@@ -79,15 +72,6 @@ class PointKey(NamedTuple):
         context = "" if self.context == MAIN_CONTEXT else f"@{self.context}"
         return f"{self.engine}/{self.acceptance}/c{self.concurrency}{context}"
 
-    @classmethod
-    def parse(cls, text: str) -> "PointKey":
-        engine, acceptance, load, context = KEY.fullmatch(text).group(1, 2, 3, 4)
-        side, mode, shapes, k, tree, *flags = ENGINE.fullmatch(engine).groups()
-        auto, adaptive = map(bool, flags)
-        shapes, tree = shapes or MAIN, int(tree or 0)
-        key = EngineKey(side, mode, int(k), auto, shapes, tree, adaptive)
-        return cls(key, acceptance, int(load), int(context or MAIN_CONTEXT))
-
 
 def merge(old: Results, new: Results) -> Results:
     """`new` over `old`, key by key; old runs without any entry left are dropped."""
@@ -103,11 +87,9 @@ def load(path: Path) -> Results:
 
 
 def save(path: Path, results: Results) -> None:
-    """Merges into a file and replaces it atomically; number lists are on one line."""
+    """Merges into a file and replaces it atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps(merge(load(path), results), indent=1, sort_keys=True)
-    numbers = re.compile(r"\[\s+([\d\s.,e-]+?)\s+\]")
-    text = numbers.sub(lambda found: f"[{' '.join(found[1].split())}]", text)
     part = path.with_suffix(".part")
     part.write_text(text + "\n")
     os.replace(part, path)

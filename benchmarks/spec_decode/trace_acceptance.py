@@ -17,45 +17,31 @@ which node is meant. Nothing here synchronizes with the device.
 
 import inspect
 from collections.abc import Callable
-from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 
 from benchmarks.spec_decode.traces import NO_NODE, Trace
 
-# Runner V2, Runner V1, and Runner V1 for a CPU, which overrides load_model.
-RUNNERS = (
-    ("vllm.v1.worker.gpu.model_runner", "GPUModelRunner"),
-    ("vllm.v1.worker.gpu_model_runner", "GPUModelRunner"),
-    ("vllm.v1.worker.cpu_model_runner", "CPUModelRunner"),
-)
-CAPACITY, DEPTH, MAX_NODES = 1 << 14, 8, 63
+MAX_NODES = 63
 # Prompt tokens that determine a request's start, and the distance between the starts of
 # prompts whose token sums differ by one.
 KEY_TOKENS, SPREAD = 8, 613
 # The token of node n is FIRST_TOKEN + n; FIRST_TOKEN is drawn where none is accepted.
 FIRST_TOKEN = 16
-SMALL_VOCAB = 128
 
 
-class Plants(NamedTuple):
-    """Recorded trees, on a device.
+def plants_of(
+    trace: Trace, depth: int, is_tree: bool, device: torch.device | str
+) -> list[torch.Tensor]:
+    """Recorded trees of this depth, or chains of this length, on a device.
 
-    Attributes:
-        drawn: [rows, nodes + 1] int64, the target's tokens at the newest token and at
-            each node.
-        topology: parents, depths and ranks, [rows, nodes] int32 each, of `DraftTrees`;
-            none for chains.
+    Returns:
+        [rows, nodes + 1] int64, the target's tokens at the newest token and at each
+        node; of trees also parents, depths and ranks, [rows, nodes] int32 each, of
+        `DraftTrees`.
     """
-
-    drawn: torch.Tensor
-    topology: tuple[torch.Tensor, ...] = ()
-
-
-def plants_of(trace: Trace, depth: int, is_tree: bool) -> Plants:
-    """Trees of this depth, or chains of this length."""
     if is_tree:
         trace = trace.within(depth)
         path, num_nodes = trace.path, trace.parents.shape[1]
@@ -68,13 +54,12 @@ def plants_of(trace: Trace, depth: int, is_tree: bool) -> Plants:
         goes_on = child != NO_NODE
         after[rows[goes_on], at[goes_on]] = child[goes_on]
         at = np.where(goes_on, child, at)
-    drawn = torch.from_numpy(FIRST_TOKEN + after)
-    if not is_tree:
-        return Plants(drawn)
-    parents = np.where(trace.parents == NO_NODE, -1, trace.parents.astype(int))
-    topology = parents, np.maximum(trace.depths[:, 1:], 1), trace.ranks
-    tables = (torch.from_numpy(each.astype(np.int32)) for each in topology)
-    return Plants(drawn, tuple(tables))
+    tables = [FIRST_TOKEN + after]
+    if is_tree:
+        parents = np.where(trace.parents == NO_NODE, -1, trace.parents.astype(int))
+        topology = parents, np.maximum(trace.depths[:, 1:], 1), trace.ranks
+        tables += [each.astype(np.int32) for each in topology]
+    return [torch.from_numpy(each).to(device) for each in tables]
 
 
 class Replay:
@@ -82,46 +67,25 @@ class Replay:
 
     Attributes:
         trace: the recording; None: what is drafted is left alone.
-        kinds: arguments of `plants` that steps have; made when a recording is loaded.
-        confidence: [CAPACITY, DEPTH] float32, in the drafts of a chain.
-        chain: [CAPACITY] int64, accepted drafts of a chain of DEPTH.
-        num_rows: [1] int64, rows of the tables that are in use.
+        kinds: of steps, arguments of `plants_of`; made when a recording is loaded.
+        chain: [rows] int64, accepted drafts of the longest chain.
         starts: [slots] int64, by a request's index in Runner V2's state.
-        drawn: [slots, MAX_NODES + 1] int64, `Plants.drawn` of each request's drafts.
-        CUDA graphs read all but the last.
+        drawn: [slots, MAX_NODES + 1] int64, the target's tokens at a request's drafts.
     """
 
     trace: Trace | None = None
 
     def __init__(self, device: torch.device | str, num_slots: int) -> None:
-        self.confidence = torch.zeros(CAPACITY, DEPTH, device=device)
-        self.chain = torch.zeros(CAPACITY, dtype=torch.int64, device=device)
-        self.num_rows = torch.ones(1, dtype=torch.int64, device=device)
+        self.chain = torch.zeros(1, dtype=torch.int64, device=device)
         self.starts = torch.zeros(num_slots, dtype=torch.int64, device=device)
         self.drawn = self.starts.new_full((num_slots, MAX_NODES + 1), FIRST_TOKEN)
         self._tokens = FIRST_TOKEN + 1 + torch.arange(MAX_NODES, device=device)
         self.kinds: set[tuple[int, bool]] = set()
-        self._plants: dict[tuple[int, bool], Plants] = {}
 
     def load(self, trace: Trace) -> None:
-        rows, depth = trace.confidence.shape
-        assert rows <= CAPACITY and depth <= DEPTH
-        self.trace, self._plants = trace, {}
-        self.confidence.zero_()
-        self.confidence[:rows, :depth].copy_(torch.from_numpy(trace.confidence))
-        self.chain[:rows].copy_(torch.from_numpy(trace.chain.astype(np.int64)))
-        self.num_rows.fill_(rows)
-        for kind in self.kinds:
-            self.plants(*kind)
-
-    def plants(self, *kind: Any) -> Plants:
-        """`plants_of` of the recording, on the device."""
-        if kind not in self._plants:
-            drawn, topology = plants_of(self.trace, *kind)
-            device = self.starts.device
-            moved = tuple(each.to(device) for each in topology)
-            self._plants[kind] = Plants(drawn.to(device), moved)
-        return self._plants[kind]
+        self.trace, device = trace, self.starts.device
+        self.chain = torch.from_numpy(trace.chain.astype(np.int64)).to(device)
+        self._plants = {kind: plants_of(trace, *kind, device) for kind in self.kinds}
 
     def plant(
         self,
@@ -140,33 +104,19 @@ class Replay:
             depth: the most drafts that can be accepted.
         """
         size = drafts.shape[1]
-        plants = self.plants(depth, size > depth)
+        if (kind := (depth, size > depth)) not in self._plants:
+            self._plants[kind] = plants_of(self.trace, *kind, drafts.device)
+        planted, *topology = self._plants[kind]
         rows = self.rows(self.starts[slots], newest)
         drafts.copy_(self._tokens[:size])
-        self.drawn[slots, : size + 1] = plants.drawn[rows, : size + 1]
+        self.drawn[slots, : size + 1] = planted[rows, : size + 1]
         own = trees.parents, trees.depths, trees.ranks
-        for table, planted in zip(own, plants.topology, strict=False):
+        for table, planted in zip(own, topology, strict=False):
             table[slots, :size] = planted[rows, :size]
 
     def rows(self, starts: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Table rows, [n] int64, of requests by their start and newest position."""
-        return (starts + positions) % self.num_rows
-
-    def confident_logits(
-        self, rows: torch.Tensor, depths: torch.Tensor
-    ) -> torch.Tensor:
-        """[n, SMALL_VOCAB] logits whose best token is as likely as the recorded one.
-
-        Args:
-            rows: [n].
-            depths: [n] of the draft, from 0 on; from DEPTH on no token is likely.
-        """
-        known = self.confidence[rows, depths.clamp(max=DEPTH - 1)]
-        likely = torch.where(depths < DEPTH, known, 0.0)
-        likely = likely.clamp(1.5 / SMALL_VOCAB, 1 - 1e-6)
-        logits = likely.new_zeros(len(rows), SMALL_VOCAB)
-        logits[:, 0] = (likely / (1 - likely) * (SMALL_VOCAB - 1)).log()
-        return logits
+        return (starts + positions) % len(self.chain)
 
 
 def start_of(prompts: np.ndarray) -> np.ndarray:
@@ -189,36 +139,17 @@ def replacing(owner: Any, name: str) -> Callable[[Callable[..., Any]], None]:
     return put
 
 
-def replay_in_every_runner() -> list[Replay]:
-    """Patches the model runners of this process to replay recordings.
-
-    Call it before the engine is created. It works for this tree and vLLM's release.
-
-    Returns:
-        A list that gets the tables of each runner when it loads its model.
-    """
-    made: list[Replay] = []
-
-    def loading(load_model, runner, *args, **kwargs):
-        load_model(runner, *args, **kwargs)
-        spec = runner.vllm_config.speculative_config
-        if spec is None:
-            return
-        most = runner.vllm_config.scheduler_config.max_num_seqs
-        replay = Replay(runner.device, most)
-        if hasattr(runner, "req_states"):
-            store_starts(runner, replay)
-        if getattr(spec, "draft_tree", None):
-            replay_trees(runner.speculator, replay)
-        else:
-            replay_chains(runner, replay)
-        if getattr(spec, "enable_adaptive_verification", False):
-            replay_confidence(replay)
-        made.append(replay)
-
-    for module, kind in RUNNERS:
-        replacing(getattr(import_module(module), kind), "load_model")(loading)
-    return made
+def replay_in(runner: Any) -> Replay:
+    """Makes a model runner replay recordings, of this tree or of vLLM's release."""
+    config = runner.vllm_config
+    replay = Replay(runner.device, config.scheduler_config.max_num_seqs)
+    if hasattr(runner, "req_states"):
+        store_starts(runner, replay)
+    if getattr(config.speculative_config, "draft_tree", None):
+        replay_trees(runner.speculator, replay)
+    else:
+        replay_chains(runner, replay)
+    return replay
 
 
 def store_starts(runner: Any, replay: Replay) -> None:
@@ -283,29 +214,6 @@ def replay_on_v1(runner: Any, replay: Replay) -> None:
             tokens.copy_(torch.where(tokens < 0, drafted, tokens))
         tokens.masked_fill_(places > accepted[:, None], -1)
         return output
-
-
-def replay_confidence(replay: Replay) -> None:
-    """Makes adaptive verification use the confidence of the recorded drafter.
-
-    Call it before an engine captures CUDA graphs. The estimator still processes the
-    logits of each draft, so that a step does all of its work, and then the recorded
-    ones.
-    """
-    from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
-
-    @replacing(DraftModelSpeculator, "sample_draft")
-    def placed(sample_draft, self, hidden_states, positions, *args, **kwargs):
-        self.recorded_positions = positions  # one before the draft's own
-        return sample_draft(self, hidden_states, positions, *args, **kwargs)
-
-    @replacing(DraftModelSpeculator, "_maybe_predict_acceptance")
-    def replayed(predict, self, logits, slots, draft_step):
-        predict(self, logits, slots, draft_step)
-        newest = (self.recorded_positions - draft_step).clamp(min=0)
-        rows = replay.rows(replay.starts[slots.clamp(min=0).long()], newest)
-        recorded = replay.confident_logits(rows, draft_step.expand(len(rows)))
-        predict(self, recorded, slots, draft_step)
 
 
 def replay_trees(speculator: Any, replay: Replay) -> None:

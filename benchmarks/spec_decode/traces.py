@@ -210,8 +210,7 @@ def expected_length(
     """Expected tokens per step of a round, by its label's mean acceptance.
 
     The acceptance of a single round varies more than the differences to be measured;
-    its step time does not. None with adaptive verification, since only the round itself
-    tells how many drafts its steps verified.
+    its step time does not.
 
     Args:
         drafted: if the engine chooses, number of steps by how much they drafted: a
@@ -220,8 +219,6 @@ def expected_length(
     name, k = recording(label, key), key.num_tokens
     if name is None:
         return equal_length(k)
-    if key.is_adaptive:
-        return None
     if not key.is_auto:
         return recorded_length(name, k, key.tree or k, False)
     lengths = {n: recorded_length(name, k, n, True) for n in drafted}

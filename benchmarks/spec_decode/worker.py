@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from importlib import import_module
 from itertools import pairwise
 from statistics import mean, median
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 import vllm.benchmarks
 from benchmarks.spec_decode.models import ROOT, give_heads_their_own_lm_head
-from benchmarks.spec_decode.trace_acceptance import replacing, replay_in_every_runner
+from benchmarks.spec_decode.trace_acceptance import replacing, replay_in
 from benchmarks.spec_decode.traces import Trace
 from vllm.sampling_params import RequestOutputKind
 
@@ -118,11 +118,11 @@ class Worker(drafters.Engine):
 
     def __init__(self, engine: dict[str, Any], is_replayed: bool):
         give_heads_their_own_lm_head()
-        replays = replay_in_every_runner() if is_replayed else []
         super().__init__(**engine)
         # In-process, so this returns the runner object itself.
         self.runner = self.llm.collective_rpc(lambda worker: worker.model_runner)[0]
-        self.replay, self.replayed = replays[0] if replays else None, None
+        self.replay = replay_in(self.runner) if is_replayed else None
+        self.replayed: str | None = None
         # Runner V2's speculator, Runner V1's drafter.
         self.drafter = getattr(self.runner, "speculator", None)
         self.drafter = self.drafter or getattr(self.runner, "drafter", None)
@@ -131,7 +131,6 @@ class Worker(drafters.Engine):
         # What chooses draft lengths; None: the engine does not, or is of the release.
         steps = getattr(self.scheduler, "step_drafts", None)
         self.policy = steps and steps.policy
-        self.verifier = self.policy and self.policy.chooser.verifier
 
     def describe(self) -> dict[str, Any]:
         """Versions, settings, start-up time, and FULL CUDA graphs if known."""
@@ -162,25 +161,13 @@ class Worker(drafters.Engine):
         core = self.llm.llm_engine.engine_core.engine_core
         measure_steps(core.model_executor, reuse=False)
         self.policy = DraftPolicy.of(self.scheduler)
-        self.verifier = self.policy.chooser.verifier
-        self.draft(None, trims=True)
+        self.draft(None)
 
-    def draft(self, num_drafts: int | None, trims: bool) -> None:
-        """Sets how much is drafted from now on.
-
-        Args:
-            num_drafts: draft length, or nodes of a tree; None: what the engine chooses.
-            trims: whether steps may verify only part of that, if the engine can.
-        """
-        if self.policy is None and num_drafts is None:
-            return
-        policy = self.policy if trims or num_drafts is None else None
-        if hasattr(self.scheduler, "step_drafts"):  # not in vLLM's release
-            self.scheduler.step_drafts.policy = policy
-        if policy is not None:
-            policy.chooser.fixed = num_drafts
-            policy.chooser.verifier = self.verifier if trims else None
-        else:
+    def draft(self, num_drafts: int | None) -> None:
+        """Sets how much is drafted from now on: a chain's length, or a tree's nodes;
+        None: what the engine chooses."""
+        self.scheduler.step_drafts.policy = self.policy if num_drafts is None else None
+        if num_drafts is not None:
             most = self.scheduler.max_num_running_reqs
             self.scheduler.dynamic_sd_lookup = [num_drafts] * (most + 1)
 
@@ -191,17 +178,17 @@ class Worker(drafters.Engine):
         prompt_len: int,
         output_len: int,
         recording: str | None,
-        shared: tuple[int | None, bool] | Literal[False],
+        num_drafts: int | None,
     ) -> dict[str, Any]:
         """Measures one round of requests; README.md has the results.
 
         Args:
             number: seeds the prompts, which are the same for all engines.
             recording: to replay; unused if the engine replays none.
-            shared: the arguments of `draft` for a shared engine.
+            num_drafts: see `draft`; unused if the engine does not choose.
         """
-        if shared:
-            self.draft(*shared)
+        if self.policy is not None:
+            self.draft(num_drafts)
         if self.replay is not None and recording != self.replayed:
             self.replay.load(Trace.load(recording))
             self.replayed = recording

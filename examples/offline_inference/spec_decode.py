@@ -29,6 +29,9 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 MODELS = Path(__file__).resolve().parents[2] / "models"
 PROMPTS = ("def add(a, b):", "class Stack:\n    def push(self, item):")
+# Flags that are keys of the speculative config.
+KEYS = ("method", "num_speculative_tokens", "parallel_drafting")
+KEYS += ("use_heterogeneous_vocab", "prompt_lookup_max", "prompt_lookup_min")
 COUNTERS = "vllm:spec_decode_num_"
 # If only --method is given: a public target and its head.
 TARGET = "meta-llama/Llama-3.1-8B-Instruct"
@@ -57,7 +60,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--model-dir", dest="model", help="target; unset, the bundled one")
     add("--draft-model", "--eagle-dir", dest="drafter")
     add("--method", help="unset, the drafter's files decide")
-    add("--num-spec-tokens", "--num-speculative-tokens", type=int,
+    add("--num-speculative-tokens", "--num-spec-tokens", type=int,
         help="unset, the engine chooses")  # fmt: skip
     add("--prompt-lookup-max", type=int, help="of the method ngram")
     add("--prompt-lookup-min", type=int, help="of the method ngram")
@@ -81,15 +84,7 @@ def speculative_config(args: argparse.Namespace) -> dict[str, Any]:
         drafter = HEADS.get(args.method)
     if drafter is None and args.method is None and args.model is None:
         drafter = str(MODELS / "pard")
-    given = {
-        "model": drafter,
-        "method": args.method,
-        "num_speculative_tokens": args.num_spec_tokens,
-        "parallel_drafting": args.parallel_drafting,
-        "use_heterogeneous_vocab": args.use_heterogeneous_vocab,
-        "prompt_lookup_max": args.prompt_lookup_max,
-        "prompt_lookup_min": args.prompt_lookup_min,
-    }
+    given = {"model": drafter} | {key: getattr(args, key) for key in KEYS}
     given = {key: value for key, value in given.items() if value not in (None, False)}
     return given | (args.speculative_config or {})
 

@@ -16,7 +16,7 @@ from benchmarks.spec_decode.results import OURS, EngineKey
 SITES = [f"--site={name}={Path(__file__).parent}" for name in ("ours", "base")]
 SHARING = (
     "--implementations ours base-v1 --modes draft pard --trace t0.5 "
-    "--num-speculative-tokens 3 8 --draft-tree 0 15 --share-engines "
+    "--num-speculative-tokens 3 8 --draft-tree 0 15 "
 )
 
 
@@ -41,37 +41,25 @@ def test_which_side_runs_which_mode():
 
 def test_engines_besides_fixed_chains():
     flags = "--modes none draft pard --num-speculative-tokens 7 11 --trace t0.5 "
-    more = keys_of(flags + "--auto 11 --draft-tree 8 15 --adaptive") - keys_of(flags)
-    assert more == {
-        *(
-            f"ours/{mode}/K11tree15{auto}"
-            for mode, auto in product(("draft", "pard"), ("", "auto", "autoadaptive"))
-        ),
-        "ours/draft/K11adaptive",
-        "ours/pard/K11adaptive",
-        "base-v2/draft/K11adaptive",
-    }
+    more = keys_of(flags + "--auto 11 --draft-tree 8 15") - keys_of(flags)
+    modes = product(("draft", "pard"), ("", "auto"))
+    assert more == {f"ours/{mode}/K11tree15{auto}" for mode, auto in modes}
 
 
 def test_auto_with_chains_and_with_trees():
-    flags = "--modes pard --trace t0.5 --auto 8 --draft-tree 0 15 31 --adaptive "
+    flags = "--modes pard --trace t0.5 --auto 8 --draft-tree 0 15 31 "
     found = keys_of(flags + "--num-speculative-tokens --implementations ours")
-    assert found == {
-        f"ours/pard/K8{tree}auto{adaptive}"
-        for tree, adaptive in product(("", "tree31"), ("", "adaptive"))
-    }
+    assert found == {"ours/pard/K8auto", "ours/pard/K8tree31auto"}
 
 
-@pytest.mark.parametrize("adaptive", ["", "adaptive"])
 @pytest.mark.parametrize("auto", ["", "--auto 8"])
-def test_engine_that_chooses_is_shared_with_fixed_lengths(auto: str, adaptive: str):
-    args = args_of(SHARING + auto + adaptive.replace("adaptive", " --adaptive"))
+def test_engine_that_chooses_is_shared_with_fixed_lengths(auto: str):
+    args = args_of(SHARING + auto)
     (keys,) = plan.plan_groups(args, 99)
     shared = [key for key in keys if key.implementation == OURS]
     trees = ("", "tree15") if auto else ("tree15",)  # it is measured without, too
     assert {str(plan.engine_of(key, args)) for key in shared} == {
-        f"ours/{mode}/K8{tree}auto{adaptive}"
-        for mode, tree in product(("draft", "pard"), trees)
+        f"ours/{mode}/K8{tree}auto" for mode, tree in product(("draft", "pard"), trees)
     }
 
 

@@ -15,13 +15,13 @@ from benchmarks.spec_decode.record import Recorder
 from vllm.benchmarks.drafters.engine import Engine
 
 models, name, out = sys.argv[1:]
-recorder = Recorder()
 spec = {"model": f"{models}/{name}", "num_speculative_tokens": 4, "draft_tree": 15}
 small = {"max_model_len": 256, "max_num_seqs": 4, "gpu_memory_utilization": 0.2}
 engine = Engine(
     model=f"{models}/target", speculative_config=spec, dtype="float32", **small,
     enforce_eager=True, async_scheduling=False, disable_log_stats=False,
 )
+recorder = Recorder(engine.llm)
 prompts = [[0, *range(300 + 40 * n, 310 + 40 * n)] for n in range(3)]
 sampling = {"temperature": 0.0, "max_tokens": 40, "ignore_eos": True}
 found = engine.run(prompts, sampling, 3)

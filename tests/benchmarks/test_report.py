@@ -16,7 +16,7 @@ def point(*speeds: float, step_s: float = 0.01) -> dict:
         {"tokens_per_s": speed, "step_s": step_s, "expected_tokens_per_s": speed}
         for speed in speeds
     ]
-    return {"run": "r", "acceptance_length": 3.5, "repeats": repeats}
+    return {"run": "r", "repeats": repeats}
 
 
 @pytest.fixture

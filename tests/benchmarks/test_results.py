@@ -8,21 +8,18 @@ from pathlib import Path
 import pytest
 
 from benchmarks.spec_decode import results as files
-from benchmarks.spec_decode.models import SETS
 from benchmarks.spec_decode.results import EngineKey, PointKey, Run
 
 
-@pytest.mark.parametrize("shapes", SETS)
-@pytest.mark.parametrize(
-    "setting", [{}, {"is_auto": True}, {"tree": 31}, {"is_adaptive": True}]
-)
-def test_point_key_round_trip(setting: dict, shapes: str):
-    engine = EngineKey("ours", "peagle", 11, shapes=shapes, **setting)
-    for context in (128, 16384):
-        key = PointKey(engine, "recorded-t0.5", 64, context)
-        assert PointKey.parse(str(key)) == key
-    key = PointKey(EngineKey("ours", "peagle", 11, tree=31), "equal", 64)
+def test_keys():
+    engine = EngineKey("ours", "peagle", 11, tree=31)
+    key = PointKey(engine, "equal", 64)
     assert str(key) == "ours/peagle/K11tree31/equal/c64"
+    engine = EngineKey("ours", "peagle", 11, is_auto=True, shapes="tiny")
+    key = PointKey(engine, "recorded-t0.5", 8, 16384)
+    assert str(key) == "ours/peagle@tiny/K11auto/recorded-t0.5/c8@16384"
+    parts = ["ours", "peagle", "tiny", "K11auto", "recorded-t0.5", "8", "16384"]
+    assert [*files.KEY.fullmatch(str(key)).groups()] == parts
 
 
 def test_saving_merges_by_key(tmp_path: Path):

@@ -60,4 +60,3 @@ def test_expected_length_of_drafted_tokens():
     assert length({31: 2, 8: 2}, "pard", 8, True) == pytest.approx((tree + chain) / 2)
     assert length({}, "none", 0) == 1.0
     assert length({}, "pard", 8, True) is None  # unknown what it drafted
-    assert length({}, "pard", 8, False, "tiny", 0, True) is None

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Replay of recorded acceptance on a device, compared with a reference."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
@@ -10,7 +8,6 @@ import torch
 from benchmarks.spec_decode.trace_acceptance import (
     FIRST_TOKEN,
     Replay,
-    replay_confidence,
     start_of,
 )
 from benchmarks.spec_decode.traces import NO_NODE, Trace
@@ -18,8 +15,6 @@ from tests.v1.worker.gpu.spec_decode.draft_tree.reference import Node, walk
 from vllm.v1.worker.gpu.spec_decode.unified.tree.trees import DraftTrees
 
 PROMPTS = np.random.default_rng(0).integers(0, 1000, (4, 20))
-
-
 DEPTH, NODES = 8, 63
 
 
@@ -106,32 +101,3 @@ def test_chains_of_engines_with_trees(k):
     same = (replay.drawn[:, :k] == drafts).int().cumprod(1).sum(1)
     assert same.tolist() == np.minimum(trace.chain, k).tolist()
     assert (replay.drawn[:, k] == FIRST_TOKEN).all()
-
-
-@pytest.mark.parametrize("is_one_pass", [True, False])
-def test_adaptive_verification_reads_recorded_confidence(monkeypatch, is_one_pass):
-    from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator as Base
-
-    replay, seen = make_replay(), []
-
-    def sample_draft(self, hidden_states, positions, slots, draft_step):
-        Base._maybe_predict_acceptance(self, hidden_states, slots, draft_step)
-
-    monkeypatch.setattr(Base, "sample_draft", sample_draft)
-    monkeypatch.setattr(
-        Base,
-        "_maybe_predict_acceptance",
-        lambda self, logits, *args: seen.append(logits),
-    )
-    replay_confidence(replay)
-    slots, step = torch.tensor([1, -1, 3]), torch.tensor(3)
-    if is_one_pass:
-        slots, step = slots.repeat_interleave(2), torch.tensor([3, 4]).repeat(3)
-    own, steps = torch.zeros(len(slots), 9), step.expand(len(slots))
-    Base.sample_draft(SimpleNamespace(), own, 120 + steps, slots, step)
-    assert seen[0] is own  # so that a step does all of its work
-    is_real = slots >= 0
-    found = seen[1].softmax(-1).max(-1).values[is_real]
-    rows = replay.rows(replay.starts[slots[is_real]], torch.tensor(120))
-    expected = random_trace().confidence[rows, steps[is_real]]
-    np.testing.assert_allclose(found, np.clip(expected, 1.5 / 128, 1), atol=1e-5)

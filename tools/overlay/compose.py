@@ -147,8 +147,6 @@ def _write_version(path: Path, version: str) -> None:
     release, _, local = version.partition("+")
     parts = (*map(int, release.split(".")), *([local] if local else []))
     path.write_text(
-        "# Generated when the tree was composed.\n"
         f"__version__ = version = {version!r}\n"
         f"__version_tuple__ = version_tuple = {parts!r}\n"
-        "__commit_id__ = commit_id = None\n"
     )

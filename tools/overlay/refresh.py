@@ -9,7 +9,7 @@ already, or a new hunk.
 import ast
 import shutil
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from difflib import SequenceMatcher
 from itertools import pairwise
 from pathlib import Path
@@ -59,17 +59,14 @@ def _write(release: Release, tree: Path, path: str, file: Path) -> None:
         (tree / path).write_text(source.text)
 
 
-def refreshed(
-    source: Source, edit: EditFile, text: str, say: Callable[[str], None] = print
-) -> EditFile:
-    """The edit file that composes to `text`, with its sections kept if possible.
+def refreshed(source: Source, edit: EditFile, text: str) -> EditFile:
+    """The edit file that composes to `text`, with its sections kept if possible. Tells
+    of each new hunk in an existing section, whose reason may not apply to it.
 
     Args:
         source: the release's file.
         edit: the current edit file.
         text: the composed file with manual changes.
-        say: is called with a message for each new hunk in an existing section, whose
-            reason may not apply to it.
     """
     text = text.removesuffix(NOTE.format(path=source.path))
     before = list(tagged(source, edit.hunks()))
@@ -85,7 +82,7 @@ def refreshed(
         section = _put(source, sections, hunk)
         if section.head != UNKNOWN:
             at, why = hunk.place(source)[0] + 1, "".join(section.head).strip()
-            say(f"{source.path}:{at} is new below this reason, or move it:\n{why}")
+            print(f"{source.path}:{at} is new below this reason, or move it:\n{why}")
     return EditFile(source.path, [s for s in sections if s.hunks])
 
 

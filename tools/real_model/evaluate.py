@@ -47,11 +47,7 @@ def evaluate(
     """
     if head is not None:
         spec = {"model": str(head), "num_speculative_tokens": K} | spec
-    recorder = None
     if record:
-        from benchmarks.spec_decode.record import Recorder  # it needs the unified parts
-
-        recorder = Recorder()
         engine = {"async_scheduling": False} | engine
     served = Engine(
         model=str(model),
@@ -59,6 +55,11 @@ def evaluate(
         disable_log_stats=False,
         **engine,
     )
+    recorder = None
+    if record:
+        from benchmarks.spec_decode.record import Recorder  # it needs the unified parts
+
+        recorder = Recorder(served.llm)
     tokenizer = AutoTokenizer.from_pretrained(model)
     load = served.llm.llm_engine.vllm_config.scheduler_config.max_num_seqs
     found: dict[str, dict[str, Any]] = {}

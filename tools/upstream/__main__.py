@@ -5,23 +5,21 @@ import argparse
 import sys
 from pathlib import Path
 
-from tools.overlay.base import pinned_base, pinned_wheel, run_command, target_device
+from tools.overlay.base import run_command
 
 from .export import export
-from .trial import apply, try_each
+from .trial import try_each
 
 
 def run_export(args: argparse.Namespace) -> int:
-    for patch in export(args.output, pinned_wheel()):
-        print(patch)
+    print(*export(args.output), sep="\n")
     return 0
 
 
 def run_try(args: argparse.Namespace) -> int:
+    export(args.output)
     # Git and pytest run in the tree, where a relative path would be wrong.
-    output, base = args.output.resolve(), pinned_base(target_device())
-    apply(export(output / "patches", pinned_wheel()), base, output / "tree")
-    return int(not try_each(output / "tree", *args.pytest))
+    return int(not try_each(args.output.resolve() / "tree", *args.pytest))
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:

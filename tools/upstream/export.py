@@ -1,41 +1,60 @@
 # SPDX-License-Identifier: Apache-2.0
 """Exports the series: a commit and a patch file per patch, pull-request texts."""
 
-import os
 import re
+import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from zipfile import ZipFile
 
-from tools.overlay.base import ROOT, OverlayError, load_config
+from tools.overlay.base import (
+    ROOT,
+    OverlayError,
+    find_wheel,
+    pinned_base,
+    target_device,
+)
+from tools.overlay.compose import unpack_install
 from tools.overlay.edits import composed
-from tools.overlay.kernels import is_library
 from tools.overlay.tree import Release, edit_files
 
 from .series import DOWNSTREAM, Series, load, moved, place
 
+PURPOSE = re.compile(r"(?ms)^## Purpose\n+(.*?)\s*(?=^## |\Z)")
+SETTINGS = {
+    "commit.gpgsign": "false",
+    "core.autocrlf": "false",
+    "core.excludesFile": "",
+    "gc.auto": "0",
+}
 ISORT = 'lint.isort.known-first-party=["vllm", "tests"]'
 
 
-def export(output: Path, wheel_path: Path, root: Path = ROOT) -> list[Path]:
+def export(output: Path, root: Path = ROOT) -> list[Path]:
     """Writes the patches, each with its pull-request text; returns them in order.
+
+    They are the commits of a repository, `output`/tree, whose first one has the files
+    of the release. With the tree on the path it works like an install.
 
     Raises:
         OverlayError: a file of ours is missing in the series, or an edit does not fit
             without later patches.
     """
-    series, who = load(), identity(root)
-    output.mkdir(parents=True, exist_ok=True)
+    series, tree = load(), output.resolve() / "tree"
     for old in output.glob("[0-9][0-9][0-9][0-9]-*"):
         old.unlink()
-    with ZipFile(wheel_path) as wheel, tempfile.TemporaryDirectory() as folder:
-        tree = Path(folder) / "vllm"
-        names = [name for name in wheel.namelist() if name.startswith("vllm/")]
-        wheel.extractall(tree, [name for name in names if not is_library(name)])
-        make_repository(tree, who)
+    shutil.rmtree(tree, ignore_errors=True)
+    unpack_install(base := pinned_base(target_device()), tree)
+    # As of the last commit here, so that exports are reproducible.
+    name, mail, date = git(root, "log", "-1", "--format=%an%n%ae%n%cI").splitlines()
+    git(tree, "init", "--quiet", "--initial-branch=main")
+    for key, value in (SETTINGS | {"user.name": name, "user.email": mail}).items():
+        git(tree, "config", key, value)
+    (tree / ".git/info/exclude").write_text("*.so*\n*.libs\n*.dist-info\n")
+    commit(tree, f"vLLM {base.version}", date)
+    with ZipFile(find_wheel(base)) as wheel:
         states = files_by_patch(series, Release(wheel), root)
         for patch, files in zip(series.patches, states, strict=True):
             for path, text in files.items():
@@ -43,13 +62,11 @@ def export(output: Path, wheel_path: Path, root: Path = ROOT) -> list[Path]:
                 (tree / path).write_text(text)
             if modules := [path for path in files if path.endswith(".py")]:
                 sort_imports(tree, modules)
-            purpose = section((root / patch.text).read_text(), "Purpose")
-            sign = "{GIT_AUTHOR_NAME} <{GIT_AUTHOR_EMAIL}>".format(**who)
-            message = f"{patch.title}\n\n{purpose}\n\nSigned-off-by: {sign}"
-            commit(tree, message, who)
-        first = git(tree, "rev-list", "--max-parents=0", "HEAD")
-        options = ["--quiet", "--full-index", "--no-signature", "--zero-commit"]
-        git(tree, "format-patch", *options, "-o", str(output.resolve()), first)
+            purpose = PURPOSE.search((root / patch.text).read_text())[1]
+            commit(tree, f"{patch.title}\n\n{purpose}", date)
+    first = git(tree, "rev-list", "--max-parents=0", "HEAD")
+    options = ["--quiet", "--full-index", "--no-signature", "--zero-commit"]
+    git(tree, "format-patch", *options, "-o", "..", first)
     patches = sorted(output.glob("*.patch"))
     for file, patch in zip(patches, series.patches, strict=True):
         file.with_suffix(".md").write_text((root / patch.text).read_text())
@@ -84,45 +101,15 @@ def sort_imports(tree: Path, files: list[str]) -> None:
         raise OverlayError(f"ruff, of requirements/test.txt: {done.stderr.strip()}")
 
 
-def section(text: str, title: str) -> str:
-    """The text under a heading of a pull-request text."""
-    found = re.search(rf"(?ms)^## {title}\n+(.*?)(?=^## |\Z)", text)
-    return found.group(1).strip() if found else ""
-
-
-# The Git repository in which patches are made and applied.
-
-
-def git(folder: Path, *arguments: str, **variables: str) -> str:
+def git(folder: Path, *arguments: str) -> str:
     """Runs a git command; returns its output, or raises OverlayError with its error."""
-    command = ["git", "-c", "commit.gpgsign=false", "-c", "gc.auto=0", *arguments]
-    environment = os.environ | variables
-    done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True
-    )
+    command = ["git", *arguments]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     if done.returncode:
         raise OverlayError(f"git {arguments[0]}: {done.stderr.strip() or done.stdout}")
     return done.stdout.strip()
 
 
-def identity(root: Path = ROOT) -> dict[str, str]:
-    """Author and date of the last commit here, so that exports are reproducible."""
-    name, mail, date = git(root, "log", "-1", "--format=%an%n%ae%n%cI").splitlines()
-    return {
-        f"GIT_{who}_{what}": value
-        for who in ("AUTHOR", "COMMITTER")
-        for what, value in (("NAME", name), ("EMAIL", mail), ("DATE", date))
-    }
-
-
-def make_repository(folder: Path, who: dict[str, str]) -> None:
-    """Makes a repository with one commit: a release's package, without libraries."""
-    git(folder, "init", "--quiet", "--initial-branch=main")
-    git(folder, "config", "core.autocrlf", "false")
-    (folder / ".git/info/exclude").write_text("*.so*\n*.libs\n*.dist-info\n")
-    commit(folder, f"vLLM {load_config()['version']}", who)
-
-
-def commit(folder: Path, message: str, who: dict[str, str]) -> None:
-    git(folder, "-c", "core.excludesFile=", "add", "--all")
-    git(folder, "commit", "--quiet", "--message", message, **who)
+def commit(tree: Path, message: str, date: str) -> None:
+    git(tree, "add", "--all")
+    git(tree, "commit", "--quiet", "--signoff", "--date", date, "--message", message)

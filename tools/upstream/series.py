@@ -50,7 +50,8 @@ class Series:
         """
         wanted = {glob: n for n, p in enumerate(self.patches) for glob in p.files}
         wanted |= dict.fromkeys(self.downstream, DOWNSTREAM)
-        files = {*our_files(root), *(n for n in wanted if (root / n).is_file())}
+        files = {*additions(root), *files_in("tests", root)}
+        files.update(name for name in wanted if (root / name).is_file())
         homes, used, lost = {}, set(), []
         for file in sorted(files):
             found = [glob for glob in wanted if fnmatchcase(file, glob)]
@@ -91,8 +92,3 @@ def load(path: Path = SERIES) -> Series:
     content = tomllib.loads(path.read_text())
     patches = [Patch(**patch) for patch in content.pop("patch")]
     return Series(patches, **content)
-
-
-def our_files(root: Path = ROOT) -> list[str]:
-    """Sorted paths of all files that the series has to cover: additions and tests."""
-    return sorted([*additions(root), *files_in("tests", root)])

@@ -24,6 +24,7 @@ from vllm.v1.spec_decode.draft_trees import AcceptedNodes
 
 TIMES = {256: {1: {0: 1.0, 3: 1.1}, 8: {0: 1.0, 3: 9.0}}}
 DRAFTERS_LIMIT = 1000
+RANKS_AGREE_EVERY = 4
 
 
 def make_policy(schedule="auto", times=TIMES, trimmed=None, ranks: int = 1):
@@ -35,7 +36,9 @@ def make_policy(schedule="auto", times=TIMES, trimmed=None, ranks: int = 1):
         step_times=StepTimes(times or {}, trimmed),
     )
     parallel = SimpleNamespace(
-        data_parallel_size=ranks, dp_sync_interval=16, pipeline_parallel_size=1
+        data_parallel_size=ranks,
+        dp_sync_interval=RANKS_AGREE_EVERY,
+        pipeline_parallel_size=1,
     )
     config = SimpleNamespace(speculative_config=spec, parallel_config=parallel)
     scheduler = SimpleNamespace(vllm_config=config, max_model_len=4096, running=[])

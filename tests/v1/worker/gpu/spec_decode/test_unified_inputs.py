@@ -25,7 +25,6 @@ from vllm.v1.worker.gpu.spec_decode.unified.layout import DraftLayout
 
 from .batches import (
     DEVICE,
-    SAMPLED,
     block_tables,
     int32,
     int64,
@@ -268,40 +267,6 @@ def assert_only_owned_slots_are_written(buffers: DraftInputs, case: Case) -> Non
 
 
 LIMITS = DraftLimits(MASK, 1 << 30, 64)
-
-
-@pytest.mark.parametrize("shift", [0, 1])
-@pytest.mark.parametrize("width", [1, 3, 7])
-def test_layout_of_a_decode_step(shift: int, width: int):
-    """The table in the layout's docstring, for one request."""
-    layout = DraftLayout(7, shift, width)
-    batch = verified_batch(
-        [8], [20], num_sampled=int32([3]), num_rejected=int32([5]),
-        temperature=torch.full((1,), 0.5, device=DEVICE), seeds=int64([7]),
-    )  # fmt: skip
-    rows = torch.arange(8.0, device=DEVICE)[:, None].repeat(1, 2)
-    hidden = HiddenRows((rows,), -torch.ones(2, device=DEVICE)) if shift else None
-    buffers = DraftInputs(layout, 8, 1, DEVICE, 2 if shift else None, torch.float32)
-    buffers.allocate_kv_groups(1)
-    tables, rows = block_tables([1, 2, 3, 4]), 8 + layout.num_extra_slots
-    prepare_inputs(batch, plan_of(layout), 0, rows, buffers, tables, LIMITS, hidden)
-    found = buffers.batch
-    tokens = [100, 101, 102, SAMPLED, *[MASK] * (width - 1)][shift:]
-    count = 8 + width - shift
-    live = len(tokens)
-    assert found.query_start_loc.tolist() == [0, count]
-    assert found.seq_lens.tolist() == [20 + count]
-    assert found.input_ids[:count].tolist() == tokens + [0] * (count - live)
-    positions = list(range(20, 20 + live))
-    assert found.positions[:count].tolist() == positions + [0] * (count - live)
-    slots = [16 + p for p in positions]
-    assert found.slot_mappings[0, :count].tolist() == slots + [-1] * (count - live)
-    assert found.sample_rows.tolist() == [live - width + i for i in range(width)]
-    assert (found.temperature.tolist(), found.seeds.tolist()) == ([0.5], [7])
-    # The first draft follows the next token, which is at position 23.
-    assert found.sample_positions.tolist() == [23 + i for i in range(width)]
-    if shift:
-        assert buffers.fed[:live, 0].tolist() == [0, 1, 2, *[-1] * (width - 1)]
 
 
 @pytest.mark.parametrize("width", [1, 3])

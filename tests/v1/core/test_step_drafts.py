@@ -12,7 +12,6 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request
-from vllm.v1.spec_decode.step_metrics import StepDrafting
 
 K, N, STOP = 3, 5, 7
 REFUSES = {"extra_args": {"disable_spec_decode": True}}
@@ -185,14 +184,6 @@ def test_drafts_that_nobody_can_use_are_not_made(make_scheduler, max_tokens, dra
 
 
 # Stats of a step have its draft length, whether or not drafts were verified.
-
-
-def test_step_without_verified_drafts(make_scheduler):
-    """`spec_decoding_stats` stays None if no drafts were verified."""
-    seconds = (0.2, 0.1)
-    stats = step(make_scheduler(), [7], seconds=seconds).scheduler_stats
-    assert stats.step_drafting == StepDrafting("draft_model", "pard", K, seconds)
-    assert stats.spec_decoding_stats is None
 
 
 def test_accepted_nodes_are_those_of_the_requests_own_row(make_scheduler):

@@ -57,15 +57,6 @@ def step_with_trees(
     )
 
 
-def test_small_trees_of_several_passes_count_as_deep_as_they_are():
-    """ "auto" drafts a tree of 11 nodes in three passes, whatever K is."""
-    spec = SimpleNamespace(num_speculative_tokens_per_batch_size="auto")
-    spec.drafter, verified = DrafterConfig("eagle3", 7), SpecDecodingStats.new(27)
-    verified.observe_draft(11, 2)
-    observe_tree(verified, 11, AcceptedNodes([1, 4], [0, 1], 7), spec)
-    assert verified.num_draft_tokens_per_pos == [1] * 3 + [0] * 24
-
-
 TREES = step_with_trees(([1, 2, 7], [0, 0, 2]), ([5], [1]), ([], []))
 
 

@@ -235,24 +235,6 @@ def test_bundled_drafters(models: Path, name: str, settings: dict, wanted: dict)
     )
 
 
-@pytest.fixture
-def log(caplog, monkeypatch):
-    """What resolving logs; vLLM's logger is reconfigured meanwhile."""
-    logger = logging.getLogger("drafters")
-    for module in ("resolve", "target"):
-        monkeypatch.setattr(f"vllm.config.drafter.{module}.logger", logger)
-    with caplog.at_level("INFO"):
-        yield caplog
-
-
-def test_what_was_found_is_logged(models: Path, log):
-    configured(models, "pard", draft_window=512)
-    assert "fed by tokens alone, within a window of 512." in log.text
-    # A plain language model has no family and no mask token to log.
-    configured(models, "draft")
-    assert "draft: method draft_model, 7 tokens a step, 1 a pass, fed " in log.text
-
-
 # Which speculator drafts.
 
 PARD = DrafterConfig("draft_model", 7, is_parallel=True, parallel_width=7)

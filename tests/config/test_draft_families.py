@@ -88,10 +88,6 @@ def test_find_family(config: dict, family: str | None):
     assert (found and found.name) == family
 
 
-def test_file_tells_a_family():
-    assert find_family(PARD, file_names=["warp_model.bin"]).name == "PARD-2"
-
-
 @pytest.mark.parametrize(
     "config, method, used",
     [

@@ -13,7 +13,7 @@ import pytest
 
 from vllm.config import SpeculativeConfig, replace
 from vllm.config.drafter import DrafterConfig, files
-from vllm.config.drafter.files import read_checkpoint, read_files
+from vllm.config.drafter.files import read_files
 from vllm.config.drafter.resolve import (
     find_unsupported,
     log_who_drafts,
@@ -42,18 +42,6 @@ def runner(monkeypatch) -> None:
 
 
 # Reading checkpoints.
-
-
-def test_read_checkpoint():
-    def never() -> list[str]:
-        raise AssertionError("a header was read for nothing")
-
-    config = {"pard_token": 0, "ptd_token_id": 3, "speculators_config": [1]}
-    found = read_checkpoint(config, never, (), is_unclear=True)
-    assert found.is_parallel and found.num_speculative_tokens is None
-    assert pickle.loads(pickle.dumps(found)) == found
-    # A masked language model has a mask token too; it is no parallel drafter.
-    assert not read_checkpoint({"mask_token_id": 103}).is_parallel
 
 
 # Settings that are filled in.
@@ -198,14 +186,6 @@ def test_drafter_is_frozen_and_set_once(models: Path):
     resolve_drafter(config)
     assert vars(spec) == resolved and spec.drafter is resolved["drafter"]
     assert pickle.loads(pickle.dumps(spec)).drafter == spec.drafter
-
-
-def test_other_methods_are_unchanged(models: Path):
-    spec = {"method": "ngram", "num_speculative_tokens": 2}
-    spec = engine_config(models / "target", spec).speculative_config
-    assert spec.parallel_drafting is False
-    assert spec.max_num_new_slots_for_drafting == 0
-    assert spec.drafter.why_not_unified == "method ngram"
 
 
 @pytest.mark.parametrize(

@@ -101,11 +101,6 @@ def test_auto_learns_from_verified_drafts(useless: tuple, good: tuple):
         assert last == drafts
 
 
-def test_explicit_schedules_are_kept_and_engines_without_times_draft_the_most():
-    assert make_policy([(1, 1, 1), (2, 2, 2)]) is None
-    assert choose(make_policy(times=None)) == 3
-
-
 ids = count(1)
 
 

@@ -66,12 +66,6 @@ def test_context_time_is_proportional_to_requests_and_length():
             assert found[k] == pytest.approx(seconds(n, context, k), rel=0.03)
 
 
-def test_one_time_serves_shorter_contexts_and_none_are_no_plans():
-    times = step_times({1: {0: 1.0}})
-    assert times.seconds(1, 0) == times.seconds(1, 10) == {0: 1.0}
-    assert StepTimes({}, K).seconds(1, 10) == {}
-
-
 MEASURED = {0: 1.0, 3: 2.0, 7: 4.0}
 
 

@@ -161,21 +161,6 @@ def test_only_chains_gain_by_trimming(verifier: Verifier):
     assert found[K] > average[K] and found[K] > found[3]
 
 
-@pytest.mark.parametrize(
-    "load",
-    [
-        LOAD._replace(num_reqs=N - 1, num_drafting=N - 1),
-        LOAD._replace(num_drafting=N - 1),
-        LOAD._replace(has_grammar=True),
-    ],
-    ids=["few requests", "a request without drafts", "a grammar"],
-)
-def test_nothing_is_trimmed_with(verifier: Verifier, load: Load):
-    report(verifier, some_probs(N))
-    assert gains(verifier, load) == {} and not verifier.may_trim(load)
-    assert verifier.may_trim(LOAD)
-
-
 @pytest.mark.parametrize("every", [2, 4])
 def test_gain_counts_only_steps_that_can_be_trimmed(verifier: Verifier, every: int):
     """Regression: with a prompt in every other step, drafts were as long as if all

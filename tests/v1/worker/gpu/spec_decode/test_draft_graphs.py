@@ -210,24 +210,6 @@ def test_graphs_follow_support_of_attention(support, recorded: set, caplog_vllm)
 # First passes of trimmed batches.
 
 
-@pytest.mark.parametrize("lengths", [[7], [0, 3, 7]])
-@pytest.mark.parametrize("width", [1, 3, 7])
-def test_trimmed_batches_have_graphs(width: int, lengths: list[int]):
-    """Whatever the number of drafts."""
-    plans = plans_of(width, 0, lengths)
-    found = graphs(record(plans, config(16, trims=True)))
-    for num_drafts, plan in plans.items():
-        extra = plan.layout.num_extra_slots
-        for num_tokens in range(9 + 8 * extra, (64 + 8 * extra) if num_drafts else 0):
-            graph = found.find_ragged(8, num_tokens, plan.recorded_as)
-            assert (graph.num_reqs, graph.max_query_len) == (8, 8 + extra)
-            assert graph.num_tokens == 64 + 8 * extra  # fewer would not be faster
-            assert (graph.first_pass, graph.end_pass) == (0, 1)
-    assert found.find_ragged(8, 60, 0) is None
-    assert found.find_ragged(17, 64, 7) is None  # too many requests
-    assert graphs(record(plans)).find_ragged(8, 20 + 8 * width, 7) is None
-
-
 def test_trimmed_batches_that_draft_far_more_than_they_verify_have_no_graphs():
     """Memory is reserved for the rows of the largest batch."""
     plans = plans_of(15, 0, [1, 3, 7, 15])

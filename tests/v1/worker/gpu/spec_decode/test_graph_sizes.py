@@ -171,18 +171,6 @@ def test_drafter_of_fixed_length_has_graphs_of_that_length_only(schedule):
 # Trimmed batches: only a part of the drafts is verified.
 
 
-@pytest.mark.parametrize("support", [SHARED, UNIFORM])
-@pytest.mark.parametrize("schedule", ["auto", AutoSchedule([LONGEST])])
-def test_trimmed_batches_have_graphs_of_their_rows(schedule, support):
-    graphs = target_graphs(engine_config(64, schedule, trims=True), support=support)
-    for n in range(MIN_REQUESTS, 65):
-        for rows in range(n + 1, n * (LONGEST + 1)):
-            found = graphs.dispatch(n, rows, None, 0, max_query_len=LONGEST + 1)
-            assert (found.cg_mode, found.uniform_token_count) == (FULL, None)
-            assert found.num_reqs >= n and found.num_tokens in {*graph_rows(512), 512}
-            assert found.num_tokens - rows <= max(ROWS_APART, rows / 8)
-
-
 @pytest.mark.parametrize("max_num_seqs", [64, 100, 1024])
 def test_only_large_batches_are_trimmed_by_default(max_num_seqs: int):
     config = engine_config(max_num_seqs, AutoSchedule([LONGEST]), trims=True)

@@ -137,6 +137,36 @@ def test_reductions(twice: Twice, rows: int, size: int, seed: int):
 
 
 @triton.jit
+def _with_early_return(x, y, step, limit):
+    if step < limit:
+        return x + step, limit
+    for i in range(step):
+        if i == 2:
+            y += x
+    return y - x, step
+
+
+@triton.jit
+def _calls_kernel(x, out, limit, N: tl.constexpr):
+    """Triton inlines none of these calls, two of which are of the same function."""
+    i = tl.arange(0, N)
+    a = tl.load(x + i)
+    b = a * 2
+    for step in range(6):
+        a, last = _with_early_return(a, b, step, limit)
+        if last > limit:
+            b, _ = _with_early_return(b, i, step, last)
+        tl.store(out + N + step, last)
+    tl.store(out + i, a)
+
+
+@pytest.mark.parametrize("limit", [0, 3, 9])
+def test_calls_in_loops_and_branches(twice: Twice, limit: int):
+    x = torch.arange(16, dtype=torch.int32)
+    _calls_kernel[(1,)](x, torch.zeros(32, dtype=torch.int32), limit, N=16)
+
+
+@triton.jit
 def _next_collatz(number):
     return tl.where(number % 2 == 0, number // 2, 3 * number + 1)
 

@@ -41,9 +41,6 @@ def runner(monkeypatch) -> None:
     monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
 
 
-# Reading checkpoints.
-
-
 # Settings that are filled in.
 
 

@@ -33,7 +33,7 @@ def make_policy(schedule="auto", times=TIMES, trimmed=None, ranks: int = 1):
         num_speculative_tokens=3,
         num_speculative_tokens_per_batch_size=schedule,
         drafter=DrafterConfig("draft_model", 3, context=DRAFTERS_LIMIT),
-        step_times=StepTimes(times or {}, trimmed),
+        step_times=StepTimes(times, trimmed),
     )
     parallel = SimpleNamespace(
         data_parallel_size=ranks,

@@ -12,6 +12,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request
+from vllm.v1.spec_decode.step_metrics import StepDrafting
 
 K, N, STOP = 3, 5, 7
 REFUSES = {"extra_args": {"disable_spec_decode": True}}
@@ -24,7 +25,6 @@ def step(
     ranks=None,
     invalid: int = 0,
     verify_budget: int | None = None,
-    seconds: tuple[float, float] | None = None,
 ):
     """Outputs of a step of the only request.
 
@@ -37,8 +37,7 @@ def step(
     scheduled.num_invalid_spec_tokens = {"a": invalid}
     scheduled.verify_budget = verify_budget
     nodes = ranks and np.array([[[*range(K + 1)]], [ranks]])
-    of_step = {"accepted_nodes": nodes, "step_seconds": seconds}
-    output = ModelRunnerOutput(["a"], {"a": 0}, [sampled], **of_step)
+    output = ModelRunnerOutput(["a"], {"a": 0}, [sampled], accepted_nodes=nodes)
     return scheduler.update_from_output(scheduled, output)[0]
 
 
@@ -178,12 +177,11 @@ def test_drafts_that_nobody_can_use_are_not_made(make_scheduler, max_tokens, dra
     scheduled = scheduler.schedule()
     assert scheduled.skip_drafts == (not drafts)
     assert scheduled.num_spec_tokens_to_schedule == drafts
-    output = ModelRunnerOutput(["a"], {"a": 0}, [[5]])
+    seconds = (0.2, 0.1)
+    output = ModelRunnerOutput(["a"], {"a": 0}, [[5]], step_seconds=seconds)
     stats = scheduler.update_from_output(scheduled, output)[0].scheduler_stats
-    assert stats.step_drafting.draft_length == drafts
-
-
-# Stats of a step have its draft length, whether or not drafts were verified.
+    assert stats.step_drafting == StepDrafting("draft_model", "pard", drafts, seconds)
+    assert stats.spec_decoding_stats is None
 
 
 def test_accepted_nodes_are_those_of_the_requests_own_row(make_scheduler):

@@ -147,9 +147,9 @@ def report(verifier: Verifier, probs: np.ndarray, num_tokens: int = K + 1) -> No
     verifier.report(probs, np.full(N, num_tokens), np.full(N, K))
 
 
-def gains(verifier: Verifier, load: Load = LOAD) -> dict[int, float]:
+def gains(verifier: Verifier) -> dict[int, float]:
     """Of chains of 3 or 7 drafts, and trees of 15 nodes."""
-    return verifier.gains(load, [0, 3, K, 15])
+    return verifier.gains(LOAD, [0, 3, K, 15])
 
 
 def test_only_chains_gain_by_trimming(verifier: Verifier):

@@ -227,6 +227,15 @@ def step(policy: DraftPolicy, names=NAMES, num_drafts: int = 3, **more):
     return made
 
 
+def test_drafts_without_probabilities_are_verified(partial):
+    """Otherwise they would be ranked by the probabilities of earlier drafts."""
+    assert 0 < step(partial).verify_budget < 3 * N
+    assert step(partial, NAMES[:-1]).verify_budget is None
+    assert step(partial).verify_budget is None
+    assert step(partial).verify_budget is not None
+    assert step(partial, [*NAMES, "new"]).verify_budget is None
+
+
 def test_trees_are_verified_whole_and_chains_left_of_them_too(partial):
     """A chain that is left of a tree has no probabilities, whatever its length."""
     partial.chooser.fixed = 6

@@ -119,3 +119,13 @@ def test_batch_gets_mean_of_its_requests():
         assert expected[K] == pytest.approx(1 + accepted, abs=0.1)
     # Only greedy requests have their first draft accepted.
     assert found.rates(MIXED) == pytest.approx([0.5, 1, 1], abs=0.05)
+
+
+def test_acceptance_of_absent_kinds_does_not_fade():
+    found = known()
+    before = found.expected_tokens(ALL_GREEDY), found.expected_tokens(ALL_HOT)
+    for _ in range(500):
+        found.observe(Verified(7, [1], 1), kind=GREEDY)
+        found.end_steps(ALL_GREEDY)
+    assert found.expected_tokens(ALL_HOT) == before[1]
+    assert found.expected_tokens(ALL_GREEDY) != before[0]

@@ -66,6 +66,12 @@ def test_context_time_is_proportional_to_requests_and_length():
             assert found[k] == pytest.approx(seconds(n, context, k), rel=0.03)
 
 
+def test_noise_does_not_make_long_contexts_faster():
+    short = {1: {0: 5.0, 7: 7.0}}
+    longer = StepTimes({SHORT: short, 4096: {1: {0: 4.9, 7: 6.9}}}, K)
+    assert longer.seconds(1, 65536) == short[1]
+
+
 MEASURED = {0: 1.0, 3: 2.0, 7: 4.0}
 
 

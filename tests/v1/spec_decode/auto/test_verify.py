@@ -132,6 +132,17 @@ def test_cost_of_trimming_is_counted():
     assert 0.5 * free.gain < cheap.gain < free.gain
 
 
+def test_gain_is_over_what_is_expected_of_all():
+    """Not over what is reported, of drafts whose probabilities are not known."""
+    verifier, reached = make_verifier(), some_reached(64)
+    expected = 1.0 + reached.sum() / 64
+    gains = [
+        verifier._compute(K, reached, share * expected, 256).gain
+        for share in (0.9, 1.0)
+    ]
+    assert 0.9 * (1.0 + gains[0]) == pytest.approx(1.0 + gains[1])
+
+
 # What is reported.
 
 N = 64
@@ -147,9 +158,9 @@ def report(verifier: Verifier, probs: np.ndarray, num_tokens: int = K + 1) -> No
     verifier.report(probs, np.full(N, num_tokens), np.full(N, K))
 
 
-def gains(verifier: Verifier) -> dict[int, float]:
+def gains(verifier: Verifier, load: Load = LOAD) -> dict[int, float]:
     """Of chains of 3 or 7 drafts, and trees of 15 nodes."""
-    return verifier.gains(LOAD, [0, 3, K, 15])
+    return verifier.gains(load, [0, 3, K, 15])
 
 
 def test_only_chains_gain_by_trimming(verifier: Verifier):
@@ -159,6 +170,21 @@ def test_only_chains_gain_by_trimming(verifier: Verifier):
     found = gains(verifier)
     assert set(found) == {3, K}
     assert found[K] > average[K] and found[K] > found[3]
+
+
+@pytest.mark.parametrize(
+    "load",
+    [
+        LOAD._replace(num_reqs=N - 1, num_drafting=N - 1),
+        LOAD._replace(num_drafting=N - 1),
+        LOAD._replace(has_grammar=True),
+    ],
+    ids=["few requests", "a request without drafts", "a grammar"],
+)
+def test_nothing_is_trimmed_with(verifier: Verifier, load: Load):
+    report(verifier, some_probs(N))
+    assert gains(verifier, load) == {} and not verifier.may_trim(load)
+    assert verifier.may_trim(LOAD)
 
 
 @pytest.mark.parametrize("every", [2, 4])

@@ -133,6 +133,7 @@ def test_every_decode_batch_has_graphs(width: int, shift: int):
             assert (later.first_pass, later.end_pass) == (1, layout.num_passes)
     assert found.find_full(9, 8 + layout.num_extra_slots, 7, 0) is None
     assert found.find_full(1, 5, 7, 0) is None
+    assert found.find_ragged(8, 20 + 8 * width, 7) is None  # nothing is trimmed
     assert found.find_piecewise(17).num_tokens == 24
     assert found.find_piecewise(65) is None
 
